@@ -90,11 +90,19 @@ void SweepCheckpoints(Front& front, absl::Time now) {
     const auto path = ParseCheckpointPath(fields.value("path", ""));
     const Caller caller = CallerFromJson(fields.value("caller", Json()));
     if (!path.ok()) continue;
-    const absl::Status deleted =
-        DeleteRunCheckpoint(front, {.caller = caller}, *path,
-                            [](const absl::StatusOr<bool>& /*result*/) {});
-    if (!deleted.ok() && !absl::IsNotFound(deleted)) continue;
-    Drop(front, KeyOf(caller, *path));
+    const auto end = [&front, key = KeyOf(caller, *path),
+                      fields](const absl::Status& deleted) {
+      if (!deleted.ok() && !absl::IsNotFound(deleted)) return;
+      const auto found = front.extras.find(key);
+      // A new checkpoint of this name may have other extras by now.
+      if (found != front.extras.end() && found->second == fields) {
+        Drop(front, key);
+      }
+    };
+    const absl::Status refused = DeleteRunCheckpoint(
+        front, {.caller = caller}, *path,
+        [end](const absl::StatusOr<bool>& deleted) { end(deleted.status()); });
+    if (!refused.ok()) end(refused);
   }
 }
 

@@ -27,7 +27,14 @@ bool Futures::Open(const std::string& id, const std::string& owner) {
 
 bool Futures::Has(const std::string& id) const { return futures_.contains(id); }
 
-void Futures::Drop(const std::string& id) { futures_.erase(id); }
+void Futures::Drop(const std::string& id) {
+  const auto dropped = futures_.extract(id);
+  if (dropped.empty()) return;
+  for (const auto& [number, waiter] : dropped.mapped().waiters) {
+    waiter.respond(ErrorReply(
+        absl::AbortedError("the request was refused: send it again")));
+  }
+}
 
 void Futures::Finish(const std::string& id, FutureResult result) {
   const auto found = futures_.find(id);

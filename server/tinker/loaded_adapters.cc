@@ -75,7 +75,12 @@ void UseAdapter(Front& front, const CallOrigin& origin,
     return done(absl::OkStatus());
   }
   loaded.waiting.push_back(std::move(done));
-  if (loaded.state == State::kLeaving && loaded.waiting.size() == 1) {
+  // A load that failed may have left an adapter that is yet to be deleted.
+  const bool leaves =
+      added ? IsOrphan(front, *origin.caller, adapter)
+            : loaded.state == State::kLeaving && loaded.waiting.size() == 1;
+  if (leaves) {
+    loaded.state = State::kLeaving;
     // When the adapter is gone, the first session that waits loads it for all.
     Reap(front, *origin.caller, adapter, [&front, key, origin, adapter, info] {
       front.loaded.at(key).state = State::kLoading;

@@ -86,11 +86,12 @@ absl::Status StartCreation(Front& front, const CallPtr& call,
         engine.CreateAdapter(std::move(plain), std::move(then));
       },
       [&front, id = model.id, caller = model.caller, adapter = model.adapter,
-       done](const absl::StatusOr<AdapterInfo>& info) {
+       kept = call->kept, done](const absl::StatusOr<AdapterInfo>& info) {
         // If the session has ended meanwhile, nobody else deletes the adapter.
         if (!front.models.contains(id)) Reap(front, caller, adapter);
+        // Without its adapter, steps that were kept fail by name.
+        if (info.ok() || kept) OpenLine(front, id);
         if (!info.ok()) return done(info.status());
-        OpenLine(front, id);
         done(FutureResult::Of({{"type", "create_model"}, {"model_id", id}}));
       });
 }
@@ -198,7 +199,12 @@ absl::Status CreateModel(Front& front, const CallPtr& call,
               if (model == front.models.end()) {
                 return absl::NotFoundError("the session has ended");
               }
-              return StartCreation(front, call, model->second, std::move(done));
+              // After a restart, too, the model's steps wait for this one.
+              if (call->kept) model->second.line.loading = kCreateSeq;
+              absl::Status refused =
+                  StartCreation(front, call, model->second, std::move(done));
+              if (!refused.ok() && call->kept) OpenLine(front, id);
+              return refused;
             },
             respond);
       });

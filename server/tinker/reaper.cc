@@ -68,6 +68,11 @@ void Reap(Front& front, const Caller& caller, const std::string& adapter,
   Try(front, key);
 }
 
+bool IsOrphan(const Front& front, const Caller& caller,
+              const std::string& adapter) {
+  return front.orphans.contains(KeyOf(caller, adapter));
+}
+
 void Doubt(Front& front, const Caller& caller, const std::string& adapter) {
   Put(front, caller, adapter);
 }

@@ -21,6 +21,10 @@ namespace weft::tinker {
 void Reap(Front& front, const Caller& caller, const std::string& adapter,
           std::function<void()> gone = nullptr);
 
+// Returns whether the adapter is yet to be deleted.
+[[nodiscard]] bool IsOrphan(const Front& front, const Caller& caller,
+                            const std::string& adapter);
+
 // Writes to the ledger that the next process must delete the adapter, unless
 // Spare comes first.
 void Doubt(Front& front, const Caller& caller, const std::string& adapter);

@@ -79,7 +79,7 @@ constexpr Route kRoutes[] = {
     {"GET", "samplers/*", kRead, GetSampler},
     {"POST", "asample", Rpc::kSample, RunSample, kClosed, kLarge},
     {"POST", "retrieve_future", kRead, RetrieveFuture},
-    {"POST", "cancel_future", kRead, CancelFuture},
+    {"POST", "cancel_future", Rpc::kSample, CancelFuture},
     {"GET", "training_runs", Rpc::kListCheckpoints, ListRuns},
     {"GET", "training_runs/*", Rpc::kListCheckpoints, GetRun},
     {"GET", "training_runs/*/checkpoints", Rpc::kListCheckpoints,
@@ -157,8 +157,10 @@ absl::StatusOr<const Route*> Judge(const Front& front, Call* call) {
   WEFT_ASSIGN_OR_RETURN(const Route* const route, FindRoute(call));
   const std::string key = std::exchange(call->http.api_key, "");
   if (!route->open) {
-    WEFT_ASSIGN_OR_RETURN(call->caller,
-                          FindCaller(*front.port.core(), route->scope, key));
+    const ServiceCore& core = *front.port.core();
+    WEFT_ASSIGN_OR_RETURN(call->caller, FindCaller(core, route->scope, key));
+    call->may_delete = route->handler == FinishSession &&
+                       FindCaller(core, Rpc::kDeleteAdapter, key).ok();
   }
   return route;
 }

@@ -21,7 +21,8 @@ void RespondSampler(const std::string& id, const Respond& respond) {
       {{"type", "create_sampling_session"}, {"sampling_session_id", id}}));
 }
 
-// Writes the sampler to the ledger, and then adds it to front.samplers.
+// Writes the sampler to the ledger, and then adds it to front.samplers. `done`
+// gets ALREADY_EXISTS if an equal call has added it meanwhile.
 void Keep(Front& front, const Sampler& sampler,
           const std::function<void(absl::Status)>& done) {
   front.ledger->Put(
@@ -37,20 +38,22 @@ void Keep(Front& front, const Sampler& sampler,
           front.ledger->Erase(EntryKind::kSampler, sampler.id);
           put = absl::NotFoundError("the session has ended");
         }
-        if (put.ok()) {
-          TouchSampler(front, front.samplers[sampler.id] = sampler);
-        }
-        done(put);
+        if (!put.ok()) return done(put);
+        const auto [entry, added] =
+            front.samplers.try_emplace(sampler.id, sampler);
+        TouchSampler(front, entry->second);
+        done(added ? absl::OkStatus()
+                   : absl::AlreadyExistsError("the session is there"));
       });
 }
 
 void KeepAndRespond(Front& front, const Sampler& sampler,
                     const Respond& respond,
-                    const std::function<void()>& failed) {
+                    const std::function<void()>& unused) {
   Keep(front, sampler,
-       [id = sampler.id, respond, failed](const absl::Status& kept) {
-         if (!kept.ok()) {
-           failed();
+       [id = sampler.id, respond, unused](const absl::Status& kept) {
+         if (!kept.ok()) unused();
+         if (!kept.ok() && !absl::IsAlreadyExists(kept)) {
            return respond(ErrorReply(kept));
          }
          RespondSampler(id, respond);
@@ -110,7 +113,9 @@ absl::Status StartPublish(Front& front, const CallOrigin& origin,
         if (!reply.ok()) return done(reply.status());
         Keep(front, sampler,
              [&front, origin, sampler, done](const absl::Status& kept) {
-               if (!kept.ok()) return done(kept);
+               if (!kept.ok() && !absl::IsAlreadyExists(kept)) {
+                 return done(kept);
+               }
                ReleaseOldest(front, origin, sampler);
                done(FutureResult::Of({{"type", "save_weights_for_sampler"},
                                       {"path", nullptr},

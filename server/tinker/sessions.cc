@@ -140,9 +140,18 @@ absl::Status BeatSession(Front& front, const CallPtr& call,
 
 absl::Status FinishSession(Front& front, const CallPtr& call,
                            const Respond& respond) {
+  const std::string& id = call->args[0];
+  const bool has_models = std::ranges::any_of(
+      front.models,
+      [&](const auto& model) { return model.second.session == id; });
   // The client also hears of success if the session has ended already.
-  if (front.FindSession(*call, call->args[0]).ok()) {
-    EndSession(front, call->args[0]);
+  if (front.FindSession(*call, id).ok()) {
+    if (has_models && !call->may_delete) {
+      return absl::PermissionDeniedError(
+          "the session has models, which its end deletes: the token lacks the "
+          "scope train");
+    }
+    EndSession(front, id);
   }
   respond(JsonReply(Json::object()));
   return absl::OkStatus();

@@ -104,7 +104,6 @@ std::string PromiseId::ToString() const {
 absl::Status Promise(Front& front, const CallPtr& call, const PromiseId& id,
                      const Task& task, const Respond& respond) {
   if (!Open(front, call, id, respond)) return absl::OkStatus();
-  absl::Status again;
   const auto begin = [&front, id, task](const absl::Status& kept) {
     const auto finish = [&front, id](absl::StatusOr<FutureResult> result) {
       // Otherwise a restart would make the model again, after it has trained.

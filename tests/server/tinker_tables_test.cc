@@ -71,6 +71,16 @@ TEST_F(TinkerFuturesTest, ALongPollEndsAndMayBeMadeAgain) {
   EXPECT_EQ(replies_.back().body, R"({"a":1})");
 }
 
+TEST_F(TinkerFuturesTest, AFutureThatIsDroppedAnswersAllWhoWait) {
+  futures_.Open("f", "me");
+  Retrieve("f");
+  futures_.Drop("f");
+  futures_.Drop("f");
+  ASSERT_EQ(replies_.size(), 1u);
+  EXPECT_EQ(replies_[0].status, 410);
+  EXPECT_TRUE(futures_.Open("f", "me"));
+}
+
 TEST_F(TinkerFuturesTest, AnotherOwnersFutureIsNotThere) {
   ASSERT_TRUE(futures_.Open("f", "me"));
   futures_.Finish("f", FutureResult::Of({{"secret", 1}}));

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,25 @@ def test_a_checkpoint_is_sampled_from_while_its_last_session_ends(
         tokens.append(sampled["sequences"][0]["tokens"])
         client.must(f"sessions/{session}/finish")
     assert tokens == [tokens[0]] * 4
+    wait_for(lambda: not any("sampler" in name for name in adapters(daemon)))
+
+
+def test_a_sampling_session_that_is_asked_for_twice_is_one(
+    daemon: TinkerDaemon,
+) -> None:
+    """A client that repeats the call while the first one loads the checkpoint."""
+    client = RawClient(daemon)
+    model, _ = trained(client)
+    saved = client.must(
+        "save_weights_for_sampler", model_id=model, seq_id=4, path="twice"
+    )
+    path = client.result(saved)["path"]
+    session = client.session()
+    with ThreadPoolExecutor(8) as pool:
+        replies = list(pool.map(lambda _: client.sampler(session, 0, path), range(8)))
+    assert {status for status, _ in replies} == {200}
+    assert len({reply["sampling_session_id"] for _, reply in replies}) == 1
+    client.must(f"sessions/{session}/finish")
     wait_for(lambda: not any("sampler" in name for name in adapters(daemon)))
 
 
