@@ -406,12 +406,14 @@ def test_failed_export_leaves_nothing(
     server: FakeWeftd, client: weft.Client, tmp_path: Path
 ) -> None:
     adapter = client.create_adapter("a")
-    server.next_export({"../evil": "x"})
-    with pytest.raises(weft.DataLoss):
-        adapter.export(tmp_path / "out")
-    server.next_export({"adapter_config.json": "{}"})
-    with pytest.raises(weft.DataLoss, match="ended"):
-        adapter.export(tmp_path / "out")
+    for name in ("../evil", ".."):
+        server.next_export({name: "x"})
+        with pytest.raises(weft.DataLoss, match="file name"):
+            adapter.export(tmp_path / "out")
+    for files in ({}, {"another": "x"}):
+        server.next_export({"adapter_config.json": "{}", **files})
+        with pytest.raises(weft.DataLoss, match="ended"):
+            adapter.export(tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(weft.InvalidArgument, match=r"adapter_config\.json"):
         client.import_adapter("b", tmp_path)

@@ -81,7 +81,7 @@ class FolderWriter:
     def add(self, chunk: adapters_pb2.FileChunk) -> None:
         """Appends a chunk. Raises DataLoss if its name is not a plain file name."""
         if chunk.name != self._name:
-            if not chunk.name or Path(chunk.name).name != chunk.name:
+            if chunk.name in ("", "..") or Path(chunk.name).name != chunk.name:
                 raise DataLoss(f"the server sent the file name {chunk.name!r}")
             self._close()
             self._name = chunk.name
@@ -97,7 +97,7 @@ class FolderWriter:
         """
         self._close()
         made = sorted(Path(self._scratch.name).iterdir())
-        if {path.name for path in made} < set(FILES):
+        if not {path.name for path in made} >= set(FILES):
             raise DataLoss("the server's export ended before its last file")
         self._folder.mkdir(exist_ok=True)
         for path in made:
