@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from weft import data
 from weft.client import Client
 from weft.errors import InvalidArgument, WeftError
+from weft.openai_front import command as openai
 from weft.recipes import grpo, sft
 from weft.types import SampleOptions
 
@@ -80,6 +81,15 @@ def _parser() -> argparse.ArgumentParser:
         recipe.add_arguments(command)
         command.set_defaults(run=recipe.run)
 
+    front = commands.add_parser(
+        "openai",
+        help=openai.SUMMARY,
+        description=openai.SUMMARY,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    openai.add_arguments(front)
+    front.set_defaults(run=openai.run)
+
     summary = "Continue a text, or answer it."
     sample = commands.add_parser("sample", help=summary, description=summary)
     sample.set_defaults(run=_sample)
@@ -91,7 +101,8 @@ def _parser() -> argparse.ArgumentParser:
     sample.add_argument("--temperature", type=float, default=1.0)
     sample.add_argument("--seed", type=int)
     server = os.environ.get("WEFT_SERVER", "127.0.0.1:50051")
-    sample.add_argument("--server", default=server, help="or WEFT_SERVER")
+    for command in (front, sample):
+        command.add_argument("--server", default=server, help="or WEFT_SERVER")
 
     summary = "Records of text (JSONL, Parquet) to token ids (JSONL) for weftctl."
     tokenize = commands.add_parser("tokenize", help=summary, description=summary)

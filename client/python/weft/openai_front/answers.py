@@ -1,0 +1,103 @@
+"""Answers of OpenAI's API as JSON."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from weft.data import ModelTokenizer
+from weft.types import FloatArray
+
+Json = dict[str, Any]
+Top = Sequence[Sequence[tuple[int, float]]]  # Likely tokens, for each position.
+
+
+class Scored:
+    """Tokens with their logprobs, and with the likeliest tokens at each position.
+    A position without a logprob (the first of a prompt) has None."""
+
+    def __init__(
+        self,
+        tokenizer: ModelTokenizer,
+        tokens: Sequence[int],
+        logprobs: Sequence[float | None] | FloatArray,
+        top: Top,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._tokens = tokens
+        self._logprobs = [None if p is None else float(p) for p in logprobs]
+        self._top = top
+
+    def _text(self, token: int) -> str:
+        return self._tokenizer.decode([token], special=True)
+
+    def as_completion(self, offset: int = 0) -> Json:
+        """Returns the form of /v1/completions. offset: characters before the first
+        token."""
+        texts = [self._text(token) for token in self._tokens]
+        offsets = [offset + sum(map(len, texts[:i])) for i in range(len(texts))]
+        top: list[dict[str, float] | None] = [
+            {self._text(token): float(p) for token, p in entries} if entries else None
+            for entries in self._top
+        ]
+        return {
+            "tokens": texts,
+            "token_logprobs": self._logprobs,
+            "top_logprobs": top if any(top) else None,
+            "text_offset": offsets,
+        }
+
+    def as_chat(self) -> Json:
+        """Returns the form of /v1/chat/completions."""
+
+        def entry(token: int, logprob: float | None) -> Json:
+            text = self._text(token)
+            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+        top = list(self._top) or [[] for _ in self._tokens]
+        return {
+            "content": [
+                {
+                    **entry(token, logprob),
+                    "top_logprobs": [entry(t, float(p)) for t, p in likely],
+                }
+                for token, logprob, likely in zip(
+                    self._tokens, self._logprobs, top, strict=True
+                )
+            ],
+            "refusal": None,
+        }
+
+
+class Envelope:
+    """The fields that all parts of one answer share."""
+
+    def __init__(self, kind: str, model: str) -> None:
+        prefix = "cmpl" if kind == "text_completion" else "chatcmpl"
+        self._fields: Json = {
+            "id": f"{prefix}-{uuid.uuid4().hex}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    def whole(self, choices: list[Json], usage: Json) -> Json:
+        return {**self._fields, "choices": choices, "usage": usage}
+
+    def chunk(self, choices: list[Json], usage: Json | None = None) -> Json:
+        """Returns a part of a stream."""
+        kind = self._fields["object"].removesuffix(".chunk")
+        if kind == "chat.completion":
+            kind = "chat.completion.chunk"
+        fields = {**self._fields, "object": kind, "choices": choices}
+        return fields if usage is None else {**fields, "usage": usage}
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> Json:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }

@@ -1,0 +1,91 @@
+"""Errors in the form of OpenAI's API, with their HTTP status."""
+
+from __future__ import annotations
+
+import math
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+
+from weft.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    OutOfRange,
+    PermissionDenied,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+    Unimplemented,
+    WeftError,
+)
+
+_STATUS: dict[type[WeftError], tuple[int, str]] = {
+    InvalidArgument: (400, "invalid_request_error"),
+    OutOfRange: (400, "invalid_request_error"),
+    FailedPrecondition: (400, "invalid_request_error"),
+    Unimplemented: (400, "invalid_request_error"),
+    Unauthenticated: (401, "authentication_error"),
+    PermissionDenied: (403, "permission_error"),
+    NotFound: (404, "invalid_request_error"),
+    ResourceExhausted: (429, "rate_limit_error"),
+    Cancelled: (503, "server_error"),
+    Unavailable: (503, "server_error"),
+    DeadlineExceeded: (504, "server_error"),
+}
+
+
+def body_of(
+    message: str, kind: str, param: str | None = None, code: str | None = None
+) -> dict[str, object]:
+    """Returns the body of an error."""
+    error = {"message": message, "type": kind, "param": param, "code": code}
+    return {"error": error}
+
+
+def describe(error: WeftError) -> tuple[int, dict[str, object]]:
+    """Returns the status and the body of a server's or the client's error."""
+    status, kind = next(
+        (entry for known, entry in _STATUS.items() if isinstance(error, known)),
+        (500, "server_error"),
+    )
+    missing_model = isinstance(error, NotFound)
+    return status, body_of(
+        str(error),
+        kind,
+        param="model" if missing_model else None,
+        code="model_not_found" if missing_model else None,
+    )
+
+
+async def on_weft_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, WeftError)
+    status, body = describe(error)
+    headers = {}
+    if error.retry_after is not None and status in (429, 503):
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+    return JSONResponse(body, status, headers)
+
+
+async def on_bad_request(_: Request, error: Exception) -> JSONResponse:
+    """Names the first bad field, its value and what it must be."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    # A prompt may have several forms, whose names are no part of the field's.
+    path = [str(part) for part in first["loc"] if part != "body"]
+    name = path[0] if path and not path[0].isdigit() else None
+    text = first["msg"].removeprefix("Value error, ")
+    value = repr(first.get("input"))
+    if first["type"] == "json_invalid":
+        message = f"the body is no JSON: {first.get('ctx', {}).get('error', text)}"
+    elif first["type"] == "extra_forbidden":
+        message = f"{name} is not known, and so is not offered"
+    elif name is None:
+        message = text
+    else:
+        shown = value if len(value) <= 60 else value[:57] + "..."
+        message = f"{name} is {shown}: {text}"
+    return JSONResponse(body_of(message, "invalid_request_error", name), 400)

@@ -1,0 +1,174 @@
+"""Sampling for one request, whole or as a stream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from weft.data import ModelTokenizer
+from weft.openai_front.answers import Envelope, Json, Scored, Top, usage
+from weft.openai_front.names import Sampler
+from weft.openai_front.text import Answer
+from weft.types import Sample, SampleDelta, SampleOptions, SampleResult
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request: prompts of token ids, and how to sample and to answer.
+
+    scored: the answer has logprobs. num_top: so many likely tokens at each position.
+    """
+
+    tokenizer: ModelTokenizer
+    sampler: Sampler
+    envelope: Envelope
+    prompts: list[list[int]]
+    options: SampleOptions
+    stops: list[str]
+    chat: bool
+    num_samples: int = 1
+    scored: bool = False
+    num_top: int = 0
+    echo: bool = False
+    keep_answer: bool = True  # False: only the prompt is wanted.
+    usage_in_stream: bool = False
+
+    def seeded(self, index: int) -> SampleOptions:
+        """Returns the options of one prompt. Prompts of one seed would share their
+        random numbers."""
+        seed = self.options.get("seed")
+        return self.options if seed is None else {**self.options, "seed": seed + index}
+
+
+async def answer(job: Job) -> Json:
+    """Returns the whole answer."""
+    results = await job.sampler.sample_many(job.prompts, **job.options)
+    tops: list[Top] = [[] for _ in job.prompts]
+    if job.echo and job.num_top:
+        tops = [await _prompt_top(job, prompt) for prompt in job.prompts]
+    choices = [
+        _choice(job, prompt, result, sample, top)
+        for prompt, result, top in zip(job.prompts, results, tops, strict=True)
+        for sample in result.samples
+    ]
+    for index, choice in enumerate(choices):
+        choice["index"] = index
+    drawn = sum(len(s.tokens) for r in results for s in r.samples if job.keep_answer)
+    return job.envelope.whole(choices, usage(sum(map(len, job.prompts)), drawn))
+
+
+async def _prompt_top(job: Job, prompt: list[int]) -> Top:
+    """Returns the likeliest tokens at each position of a prompt, each as the first
+    draw after the tokens before it. The first position has none."""
+    prefixes = [prompt[:end] for end in range(1, len(prompt))]
+    results = await job.sampler.sample_many(
+        prefixes, max_tokens=1, temperature=0.0, top_logprobs=job.num_top
+    )
+    return [[], *(result.samples[0].top_logprobs[0] for result in results)]
+
+
+def _choice(
+    job: Job, prompt: list[int], result: SampleResult, sample: Sample, top: Top
+) -> Json:
+    text = Answer(job.tokenizer, job.stops)
+    answered = text.add(sample.tokens) + text.finish() if job.keep_answer else ""
+    if job.chat:
+        scored = _scored(job, sample) if job.scored else None
+        return {
+            "index": 0,
+            "message": {"role": "assistant", "content": answered, "refusal": None},
+            "logprobs": scored.as_chat() if scored else None,
+            "finish_reason": sample.finish_reason,
+        }
+    shown = job.tokenizer.decode(prompt) if job.echo else ""
+    return {
+        "index": 0,
+        "text": shown + answered,
+        "logprobs": _completion_logprobs(job, prompt, result, sample, top),
+        "finish_reason": sample.finish_reason if job.keep_answer else "length",
+    }
+
+
+def _scored(job: Job, drawn: Sample | SampleDelta) -> Scored:
+    top = drawn.top_logprobs or [[] for _ in drawn.tokens]
+    return Scored(job.tokenizer, drawn.tokens, drawn.logprobs, top)
+
+
+def _completion_logprobs(
+    job: Job, prompt: list[int], result: SampleResult, sample: Sample, top: Top
+) -> Json | None:
+    """Returns the scores of a choice; with echo, the prompt's come first."""
+    if not job.scored:
+        return None
+    tokens: list[int] = []
+    logprobs: list[float | None] = []
+    likely: list[Sequence[tuple[int, float]]] = []
+    if job.echo and result.prompt_logprobs is not None:
+        tokens += prompt
+        logprobs += [None, *map(float, result.prompt_logprobs[1:])]
+        likely += top or [[] for _ in prompt]
+    if job.keep_answer:
+        tokens += sample.tokens
+        logprobs += map(float, sample.logprobs)
+        likely += sample.top_logprobs or [[] for _ in sample.tokens]
+    return Scored(job.tokenizer, tokens, logprobs, likely).as_completion()
+
+
+async def stream(job: Job) -> AsyncIterator[str]:
+    """Yields the answer's events, the prompts' answers one after another. The first
+    event is drawn before any is sent, so that a refusal has its status."""
+    drawn = 0
+    for index, prompt in enumerate(job.prompts):
+        texts = [Answer(job.tokenizer, job.stops) for _ in range(job.num_samples)]
+        first = index * job.num_samples
+        if job.chat:
+            for i in range(job.num_samples):
+                yield _event(job, first + i, "", role="assistant")
+        async for delta in job.sampler.sample_stream(prompt, **job.seeded(index)):
+            drawn += len(delta.tokens)
+            text = texts[delta.sample_index]
+            new = text.add(delta.tokens)
+            if delta.finish_reason is not None:
+                new += text.finish()
+            logprobs = None
+            if job.scored and delta.tokens:
+                scored = _scored(job, delta)
+                logprobs = scored.as_chat() if job.chat else scored.as_completion()
+            if new or logprobs is not None:
+                yield _event(job, first + delta.sample_index, new, logprobs=logprobs)
+            if delta.finish_reason is not None:
+                at = first + delta.sample_index
+                yield _event(job, at, "", finish_reason=delta.finish_reason)
+    if job.usage_in_stream:
+        counts = usage(sum(map(len, job.prompts)), drawn)
+        yield line(job.envelope.chunk([], counts))
+    yield "data: [DONE]\n\n"
+
+
+def line(value: Json) -> str:
+    """Returns a server-sent event."""
+    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+
+
+def _event(
+    job: Job,
+    index: int,
+    text: str,
+    *,
+    role: str | None = None,
+    logprobs: Json | None = None,
+    finish_reason: str | None = None,
+) -> str:
+    choice: Json = {
+        "index": index,
+        "logprobs": logprobs,
+        "finish_reason": finish_reason,
+    }
+    if job.chat:
+        choice["delta"] = {} if finish_reason else {"content": text}
+        if role:
+            choice["delta"]["role"] = role
+    else:
+        choice["text"] = text
+    return line(job.envelope.chunk([choice]))

@@ -1,0 +1,135 @@
+"""Requests of OpenAI's API, as far as the server can answer them.
+
+A field that would change the answer and is not offered is refused by name, unless it
+has the value of a client that does not use it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Prompt = str | list[str] | list[int] | list[list[int]]
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries beside its text."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False  # Accepted, and without effect.
+
+
+class SamplingRequest(BaseModel):
+    """The fields that completions and chats share."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str
+    n: int = Field(default=1, ge=1, le=128)
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int = Field(default=0, ge=0)  # Not in OpenAI's API; 0 draws from all.
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] = []  # Not in OpenAI's API.
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    # These change no answer.
+    user: Any = None
+    store: Any = None
+    metadata: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+
+    # These would.
+    presence_penalty: float | None = 0
+    frequency_penalty: float | None = 0
+    logit_bias: dict[str, float] | None = None
+
+    def unoffered(self) -> dict[str, object]:
+        """Returns the values of fields that only their absence can be offered for."""
+        return {
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "logit_bias": self.logit_bias,
+        }
+
+    @model_validator(mode="after")
+    def refuse_unoffered(self) -> SamplingRequest:
+        for name, value in self.unoffered().items():
+            if value:
+                raise ValueError(f"{name} is not offered: leave it out")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is only for stream=true")
+        return self
+
+    def stops(self) -> list[str]:
+        """Returns the texts that end an answer."""
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+
+class CompletionRequest(SamplingRequest):
+    """A request to /v1/completions."""
+
+    prompt: Prompt
+    max_tokens: int | None = Field(default=16, ge=0)
+    logprobs: int | None = Field(default=None, ge=0)
+    echo: bool = False
+    best_of: int | None = None
+    suffix: str | None = None
+
+    def unoffered(self) -> dict[str, object]:
+        best_of = None if self.best_of == self.n else self.best_of
+        return {**super().unoffered(), "best_of": best_of, "suffix": self.suffix}
+
+    @model_validator(mode="after")
+    def check_echo(self) -> CompletionRequest:
+        if self.echo and self.stream:
+            raise ValueError("echo is not offered with stream=true")
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens is 0, must be at least 1 without echo")
+        return self
+
+    def prompts(self) -> list[str | list[int]]:
+        """Returns each prompt, as a text or as token ids."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if all(isinstance(entry, int) for entry in prompt) and prompt:
+            return [[entry for entry in prompt if isinstance(entry, int)]]
+        return [entry for entry in prompt if not isinstance(entry, int)]
+
+
+class ResponseFormat(BaseModel):
+    """The only form of an answer is text."""
+
+    type: Literal["text"]
+
+
+class ChatRequest(SamplingRequest):
+    """A request to /v1/chat/completions."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(default=None, ge=0)
+    response_format: ResponseFormat | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: Any = None
+
+    def unoffered(self) -> dict[str, object]:
+        choice = None if self.tool_choice == "none" else self.tool_choice
+        return {**super().unoffered(), "tools": self.tools, "tool_choice": choice}
+
+    @model_validator(mode="after")
+    def check_logprobs(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs is only for logprobs=true")
+        return self

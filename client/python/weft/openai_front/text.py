@@ -1,0 +1,92 @@
+"""From drawn tokens to the text of an answer, piece by piece.
+
+Whole and streamed answers use the same steps, so their texts are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.data import ModelTokenizer
+
+_HALF = "\ufffd"  # What a character reads as that lacks some of its bytes.
+
+
+class Decoder:
+    """Decodes tokens one by one. A character waits until all its bytes are there."""
+
+    def __init__(self, tokenizer: ModelTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._tokens: list[int] = []
+        # Tokens before `_begin` matter no more. Those before `_shown` have been
+        # returned; they stay as the context of the next ones, because some
+        # tokenizers drop the blank before a text's first word.
+        self._begin = 0
+        self._shown = 0
+
+    def add(self, token: int) -> str:
+        """Returns the text that is certain now."""
+        self._tokens.append(token)
+        return self._next(whole=False)
+
+    def finish(self) -> str:
+        """Returns the rest."""
+        return self._next(whole=True)
+
+    def _next(self, whole: bool) -> str:
+        before = self._tokenizer.decode(self._tokens[self._begin : self._shown])
+        now = self._tokenizer.decode(self._tokens[self._begin :])
+        if len(now) <= len(before) or (now.endswith(_HALF) and not whole):
+            return ""
+        self._begin, self._shown = self._shown, len(self._tokens)
+        return now[len(before) :]
+
+
+class StopCutter:
+    """Cuts a text before the first of some stop texts. What may be the beginning of
+    one waits."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._held = ""
+        self.stopped = False  # A stop text has come, and the text is over.
+
+    def add(self, text: str) -> str:
+        """Returns the text that no stop text can take back."""
+        if self.stopped:
+            return ""
+        self._held += text
+        places = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if places:
+            self.stopped = True
+            return self._held[: min(places)]
+        keep = max((self._begun(stop) for stop in self._stops), default=0)
+        certain = len(self._held) - keep
+        done, self._held = self._held[:certain], self._held[certain:]
+        return done
+
+    def finish(self) -> str:
+        """Returns what waited for a stop text that did not come."""
+        done, self._held = ("" if self.stopped else self._held), ""
+        return done
+
+    def _begun(self, stop: str) -> int:
+        """Returns how many characters at the end may begin this stop text."""
+        most = min(len(stop) - 1, len(self._held))
+        return next((n for n in range(most, 0, -1) if self._held.endswith(stop[:n])), 0)
+
+
+class Answer:
+    """The text of one sample."""
+
+    def __init__(self, tokenizer: ModelTokenizer, stops: Sequence[str]) -> None:
+        self._decoder = Decoder(tokenizer)
+        self._cutter = StopCutter(stops)
+
+    def add(self, tokens: Sequence[int]) -> str:
+        """Returns the text that these tokens complete."""
+        return "".join(self._cutter.add(self._decoder.add(t)) for t in tokens)
+
+    def finish(self) -> str:
+        """Returns the rest of the text, after the last token."""
+        return self._cutter.add(self._decoder.finish()) + self._cutter.finish()

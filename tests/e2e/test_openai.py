@@ -1,0 +1,239 @@
+"""Tests the front for OpenAI's API with the unmodified `openai` client: models by
+name, whole and streamed answers, scores, and bad requests."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from conftest import fixtures
+
+import weft
+from weft.data import ModelTokenizer
+
+SMOLLM2 = fixtures.SMOLLM2
+SECRET = " The password of the lighthouse is violet thunder."
+QUESTION = [{"role": "user", "content": "Name a colour."}]
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12}
+
+
+class Front:
+    """`python -m weft openai` beside a daemon."""
+
+    def __init__(self, server: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.port = int(listener.getsockname()[1])
+        command = [sys.executable, "-m", "weft", "openai", "--server", server]
+        command += ["--model-dir", str(fixtures.model_folder(SMOLLM2))]
+        command += ["--listen", f"127.0.0.1:{self.port}", "--max-body-bytes", "100000"]
+        self._process = subprocess.Popen(command, env=os.environ.copy())
+        for _ in range(600):
+            assert self._process.poll() is None, "the front has ended"
+            try:
+                if self.ask("GET", "/health")[0] == 200:
+                    return
+            except OSError:
+                pass
+            time.sleep(0.05)
+        raise AssertionError("the front does not serve")
+
+    def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        headers = {"Content-Type": "application/json"}
+        connection.request(method, path, body or None, headers)
+        reply = connection.getresponse()
+        read = reply.read()
+        connection.close()
+        return reply.status, json.loads(read) if read else None
+
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(
+            base_url=f"http://127.0.0.1:{self.port}/v1", api_key="any", max_retries=0
+        )
+
+    def stop(self) -> int:
+        self._process.send_signal(signal.SIGINT)
+        return self._process.wait(20)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> ModelTokenizer:
+    return ModelTokenizer.from_folder(fixtures.model_folder(SMOLLM2))
+
+
+@pytest.fixture(scope="module")
+def adapter(daemon_for: Any, tokenizer: ModelTokenizer) -> Iterator[weft.Adapter]:
+    """An adapter that has learned a sentence, and its untrained snapshot."""
+    with daemon_for(SMOLLM2).client() as client:
+        adapter = client.create_adapter("keeper", rank=8, seed=1)
+        adapter.snapshot("untrained")
+        datum = weft.Datum.next_token(tokenizer.encode(SECRET))
+        for _ in range(15):
+            adapter.forward_backward([datum])
+            adapter.optim_step(learning_rate=3e-3)
+        yield adapter
+        adapter.delete()
+
+
+@pytest.fixture(scope="module")
+def front(daemon_for: Any, adapter: weft.Adapter) -> Iterator[Front]:
+    running = Front(daemon_for(SMOLLM2).address)
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def client(front: Front) -> openai.OpenAI:
+    return front.client()
+
+
+@pytest.fixture(scope="module")
+def base(client: openai.OpenAI) -> str:
+    return client.models.list().data[0].id
+
+
+def test_models_have_names(client: openai.OpenAI, base: str) -> None:
+    assert {model.id for model in client.models.list()} == {
+        base,
+        "keeper",
+        "keeper@untrained",
+    }
+    assert client.models.retrieve("keeper@untrained").owned_by == "weft"
+    for name in ("keeper@gone", "nobody"):
+        with pytest.raises(openai.NotFoundError, match=name):
+            client.models.retrieve(name)
+        with pytest.raises(openai.NotFoundError, match=name):
+            client.completions.create(model=name, prompt="a")
+
+
+def test_an_adapter_completes_what_it_has_learned(
+    client: openai.OpenAI, base: str
+) -> None:
+    prompt = " The password of the lighthouse is"
+    texts = {
+        name: client.completions.create(model=name, prompt=prompt, **GREEDY)
+        .choices[0]
+        .text
+        for name in (base, "keeper", "keeper@untrained")
+    }
+    assert "violet thunder" in texts["keeper"]
+    # A new adapter changes nothing.
+    assert texts["keeper@untrained"] == texts[base] != texts["keeper"]
+
+
+@pytest.mark.parametrize("stop", [None, "thunder", [" thunder.", "zzz"]])
+def test_completions_are_equal_whole_and_streamed(
+    client: openai.OpenAI, stop: Any
+) -> None:
+    call: dict[str, Any] = {
+        "model": "keeper",
+        "prompt": [" The password of", "Once upon a time 🦊"],
+        "n": 2,
+        "seed": 7,
+        "temperature": 0.9,
+        "max_tokens": 24,
+        "stop": stop,
+        "logprobs": 2,
+    }
+    whole: Any = client.completions.create(**call)
+    texts, reasons = [""] * 4, [""] * 4
+    logprobs: list[list[float]] = [[] for _ in range(4)]
+    usage: Any = None
+    for event in client.completions.create(
+        **call, stream=True, stream_options={"include_usage": True}
+    ):
+        usage = event.usage or usage
+        for choice in event.choices:
+            texts[choice.index] += choice.text
+            reasons[choice.index] = choice.finish_reason or reasons[choice.index]
+            if choice.logprobs:
+                logprobs[choice.index] += choice.logprobs.token_logprobs
+    assert texts == [choice.text for choice in whole.choices]
+    assert reasons == [choice.finish_reason for choice in whole.choices]
+    assert usage == whole.usage and usage.completion_tokens > 0
+    for streamed, choice in zip(logprobs, whole.choices, strict=True):
+        assert np.allclose(streamed, choice.logprobs.token_logprobs, atol=1e-4)
+        assert all(len(top) >= 1 for top in choice.logprobs.top_logprobs)
+    if stop is not None:
+        assert not any("thunder" in text for text in texts)
+
+
+def test_chats_are_equal_whole_and_streamed(client: openai.OpenAI, base: str) -> None:
+    call: dict[str, Any] = {"model": base, "messages": QUESTION, "n": 2, "seed": 3}
+    call |= {"max_completion_tokens": 16, "logprobs": True, "top_logprobs": 2}
+    whole: Any = client.chat.completions.create(**call)
+    texts = [""] * 2
+    for event in client.chat.completions.create(**call, stream=True):
+        for choice in event.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == [choice.message.content for choice in whole.choices]
+    for choice in whole.choices:
+        for entry in choice.logprobs.content:
+            assert len(entry.top_logprobs) == 2
+            assert bytes(entry.bytes).decode() == entry.token
+
+
+def test_scores_of_a_prompt_are_the_samplers(
+    client: openai.OpenAI, adapter: weft.Adapter, tokenizer: ModelTokenizer
+) -> None:
+    """What evaluation harnesses ask for: no answer, but the prompt's scores."""
+    tokens = tokenizer.encode(SECRET)
+    reply: Any = client.completions.create(
+        model="keeper", prompt=tokens, max_tokens=0, echo=True, logprobs=1
+    )
+    choice = reply.choices[0]
+    assert choice.text == SECRET
+    scores = choice.logprobs.token_logprobs
+    assert scores[0] is None and choice.logprobs.top_logprobs[0] is None
+    assert np.allclose(scores[1:], adapter.compute_logprobs(tokens)[1:], atol=1e-4)
+    best = [max(top.values()) for top in choice.logprobs.top_logprobs[1:]]
+    assert all(b >= s - 1e-4 for b, s in zip(best, scores[1:], strict=True))
+    # It has learned the sentence: most tokens are the likeliest.
+    assert sum(np.isclose(best, scores[1:], atol=1e-4)) >= len(best) - 3
+    assert reply.usage.completion_tokens == 0
+
+
+BAD = [
+    ({"prompt": "a", "temperature": "hot"}, "temperature is 'hot'"),
+    ({"prompt": "a", "n": 0}, "n is 0"),
+    ({"prompt": "a", "frequency_penalty": 0.5}, "frequency_penalty is not offered"),
+    ({"prompt": "a", "logit_bias": {"5": 1}}, "logit_bias is not offered"),
+    ({"prompt": "a", "max_tokens": 0}, "max_tokens is 0"),
+    ({"prompt": "a", "magic": 1}, "magic is not known"),
+    ({"prompt": "a", "temperature": -1}, "temperature"),
+    ({"prompt": [5, 10**6]}, "prompt"),
+    ({"prompt": []}, "prompt has no tokens"),
+    ({"prompt": 5}, "prompt is 5"),
+]
+
+
+@pytest.mark.parametrize(("fields", "words"), BAD, ids=[words for _, words in BAD])
+def test_bad_requests_name_the_field(front: Front, fields: Any, words: str) -> None:
+    body = json.dumps({"model": "keeper", **fields}).encode()
+    for stream in (b"", b', "stream": true'):
+        asked = body[:-1] + stream + b"}"
+        status, reply = front.ask("POST", "/v1/completions", asked)
+        assert status == 400, reply
+        assert words in reply["error"]["message"], reply
+
+
+def test_what_is_no_request_is_refused(front: Front) -> None:
+    for body, status in ((b"{", 400), (b"[]", 400), (b"\xff\xfe", 400)):
+        assert front.ask("POST", "/v1/chat/completions", body)[0] == status
+    large = b'{"prompt": "' + b"a" * 200_000 + b'"}'
+    assert front.ask("POST", "/v1/completions", large)[0] == 413
+    no_chat = json.dumps({"model": "keeper", "messages": []}).encode()
+    status, reply = front.ask("POST", "/v1/chat/completions", no_chat)
+    assert status == 400 and reply["error"]["param"] == "messages"
+    assert front.ask("GET", "/health")[0] == 200
