@@ -25,6 +25,7 @@ from weft.data import ModelTokenizer
 SMOLLM2 = fixtures.SMOLLM2
 SECRET = " The password of the lighthouse is violet thunder."
 QUESTION = [{"role": "user", "content": "Name a colour."}]
+DRAWN = "weft_sampled_tokens_total"
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12}
 
 
@@ -237,3 +238,41 @@ def test_what_is_no_request_is_refused(front: Front) -> None:
     status, reply = front.ask("POST", "/v1/chat/completions", no_chat)
     assert status == 400 and reply["error"]["param"] == "messages"
     assert front.ask("GET", "/health")[0] == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_ends_its_sampling(
+    daemon_for: Any, front: Front, stream: bool
+) -> None:
+    fields = {"model": "keeper", "prompt": "a", "n": 8, "max_tokens": 4000}
+    body = json.dumps({**fields, "stop_token_ids": [], "stream": stream}).encode()
+    daemon = daemon_for(SMOLLM2)
+    before = drawn(daemon)
+    with socket.create_connection(("127.0.0.1", front.port)) as connection:
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}"
+        )
+        head += "\r\nContent-Type: application/json\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        wait_for(lambda: drawn(daemon) > before)
+    wait_for(lambda: rests(daemon))
+
+
+def drawn(daemon: Any) -> float:
+    """Returns how many tokens the daemon has drawn."""
+    rows = daemon.scrape().splitlines()
+    return sum(float(r.split()[-1]) for r in rows if r.startswith(DRAWN))
+
+
+def rests(daemon: Any) -> bool:
+    """Returns whether the daemon draws no tokens for a while."""
+    before = drawn(daemon)
+    time.sleep(0.5)
+    return drawn(daemon) == before
+
+
+def wait_for(condition: Any) -> None:
+    limit = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.05)

@@ -18,7 +18,8 @@ class BodyLimit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return await self._app(scope, receive, send)
+            await self._app(scope, receive, send)
+            return
         messages: list[Message] = []
         count = 0
         more = True
@@ -30,7 +31,8 @@ class BodyLimit:
             if count > self._max_bytes:
                 text = f"the body has more than {self._max_bytes} bytes"
                 refusal = JSONResponse(body_of(text, "invalid_request_error"), 413)
-                return await refusal(scope, receive, send)
+                await refusal(scope, receive, send)
+                return
 
         async def again() -> Message:
             return messages.pop(0) if messages else await receive()

@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> None:
         from weft.openai_front.app import Front, make_app
     except ImportError as error:
         raise InvalidArgument(
-            f"the front needs the package {error.name}: pip install 'weftd[openai]'"
+            f"the front needs the package {error.name}: pip install fastapi uvicorn"
         ) from None
     host, _, port = options.listen.rpartition(":")
     if not port.isdecimal():
