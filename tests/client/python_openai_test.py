@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from weft.data import ModelTokenizer
 from weft.openai_front.schema import ChatRequest, CompletionRequest
@@ -106,3 +107,20 @@ def test_fields_that_change_nothing_are_taken() -> None:
         {**common, "prompt": "a", "n": 2, "best_of": 2, "stop": "x"}
     )
     assert whole.stops() == ["x"]
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"prompt": [None] * 10_000},
+        {"prompt": [[None]] * 10_000},
+        {"prompt": "a", "stop": [1] * 10_000},
+        {"prompt": "a", "stop_token_ids": [""] * 10_000},
+        {"prompt": "a", **{f"a{n}": 1 for n in range(10_000)}},
+    ],
+)
+def test_a_request_has_few_errors(field: Any) -> None:
+    """Each costs a thousand times the bytes that cause it."""
+    with pytest.raises(ValidationError) as caught:
+        CompletionRequest.model_validate({"model": "m", **field})
+    assert caught.value.error_count() <= 4

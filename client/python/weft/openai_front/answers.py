@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from weft.data import ModelTokenizer
@@ -37,9 +38,10 @@ class Scored:
         """Returns the form of /v1/completions. offset: characters before the first
         token."""
         texts = [self._text(token) for token in self._tokens]
-        offsets = [offset + sum(map(len, texts[:i])) for i in range(len(texts))]
+        offsets = [*accumulate(map(len, texts), initial=offset)][:-1]
+        # Tokens that are parts of characters share a text. The likeliest has it.
         top: list[dict[str, float] | None] = [
-            {self._text(token): float(p) for token, p in entries} if entries else None
+            {self._text(token): float(p) for token, p in reversed(entries)} or None
             for entries in self._top
         ]
         return {

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Awaitable
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
 
 from weft.aio import AsyncClient
 from weft.channel import Security
@@ -19,10 +20,17 @@ from weft.errors import InvalidArgument, NotFound, WeftError
 from weft.openai_front import sampling
 from weft.openai_front.answers import Envelope, Json
 from weft.openai_front.body_limit import BodyLimit
-from weft.openai_front.errors import describe, on_bad_request, on_weft_error
+from weft.openai_front.errors import (
+    describe,
+    on_bad_request,
+    on_http_error,
+    on_weft_error,
+)
 from weft.openai_front.names import find_sampler, model_ids
 from weft.openai_front.schema import ChatRequest, CompletionRequest, SamplingRequest
 from weft.types import SampleOptions, ServerInfo
+
+T = TypeVar("T")
 
 MAX_CLIENTS = 64  # Connections to the server, one for each key.
 _TOKEN_PREFIX = "weft_"  # Keys that are tokens of the server.
@@ -58,7 +66,8 @@ class Front:
             client = AsyncClient(self._target, security=security)
         self._clients[token] = client  # The last one is that of the latest call.
         if len(self._clients) > MAX_CLIENTS:
-            await self._clients.pop(next(iter(self._clients))).close()
+            # Calls in flight keep the connection, which ends with the last of them.
+            del self._clients[next(iter(self._clients))]
         return client
 
     async def info(self, client: AsyncClient) -> ServerInfo:
@@ -80,10 +89,12 @@ def make_app(front: Front, max_body_bytes: int) -> FastAPI:
         yield
         await front.close()
 
-    app = FastAPI(title="Weft", lifespan=lifespan)
+    # Pages about the API would load scripts from elsewhere.
+    app = FastAPI(title="Weft", lifespan=lifespan, openapi_url=None)
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
     app.add_exception_handler(WeftError, on_weft_error)
     app.add_exception_handler(RequestValidationError, on_bad_request)
+    app.add_exception_handler(HTTPException, on_http_error)
 
     @app.get("/health")
     async def health(request: Request) -> Response:
@@ -197,8 +208,8 @@ async def _serve(
         return JSONResponse(await _while_connected(request, sampling.answer(job)))
     events = sampling.stream(job)
     # A refusal comes with the first draw, which is after a chat's first events.
-    early = [await anext(events) for _ in range(job.num_samples if job.chat else 0)]
-    early.append(await anext(events))
+    count = (job.num_samples if job.chat else 0) + 1
+    early = await _while_connected(request, _first(events, count))
 
     async def rest() -> AsyncIterator[str]:
         for event in early:
@@ -212,7 +223,11 @@ async def _serve(
     return StreamingResponse(rest(), media_type="text/event-stream")
 
 
-async def _while_connected(request: Request, work: Awaitable[Json]) -> Json:
+async def _first(events: AsyncIterator[str], count: int) -> list[str]:
+    return [await anext(events) for _ in range(count)]
+
+
+async def _while_connected(request: Request, work: Awaitable[T]) -> T:
     """Returns the result; ends the work if the client leaves."""
     task = asyncio.ensure_future(work)
     try:

@@ -7,6 +7,7 @@ import math
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 
 from weft.errors import (
     Cancelled,
@@ -70,6 +71,14 @@ async def on_weft_error(_: Request, error: Exception) -> JSONResponse:
     return JSONResponse(body, status, headers)
 
 
+async def on_http_error(request: Request, error: Exception) -> JSONResponse:
+    """Answers unknown paths, other methods, and bodies that cannot be parsed."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    body = body_of(message, "invalid_request_error")
+    return JSONResponse(body, error.status_code, error.headers)
+
+
 async def on_bad_request(_: Request, error: Exception) -> JSONResponse:
     """Names the first bad field, its value and what it must be."""
     assert isinstance(error, RequestValidationError)
@@ -81,8 +90,6 @@ async def on_bad_request(_: Request, error: Exception) -> JSONResponse:
     value = repr(first.get("input"))
     if first["type"] == "json_invalid":
         message = f"the body is no JSON: {first.get('ctx', {}).get('error', text)}"
-    elif first["type"] == "extra_forbidden":
-        message = f"{name} is not known, and so is not offered"
     elif name is None:
         message = text
     else:

@@ -107,12 +107,22 @@ def _completion_logprobs(
     if job.echo and result.prompt_logprobs is not None:
         tokens += prompt
         logprobs += [None, *map(float, result.prompt_logprobs[1:])]
-        likely += top or [[] for _ in prompt]
+        likely += _agreeing(prompt, logprobs, top) if top else [[] for _ in prompt]
     if job.keep_answer:
         tokens += sample.tokens
         logprobs += map(float, sample.logprobs)
         likely += sample.top_logprobs or [[] for _ in sample.tokens]
     return Scored(job.tokenizer, tokens, logprobs, likely).as_completion()
+
+
+def _agreeing(prompt: Sequence[int], logprobs: Sequence[float | None], top: Top) -> Top:
+    """Returns the likely tokens with the prompt's own scores where they have a token
+    of the prompt. Both come from calls whose rounding differs, and harnesses test by
+    equality whether a token is the likeliest."""
+    return [
+        [(t, p if t != token or own is None else own) for t, p in entries]
+        for token, own, entries in zip(prompt, logprobs, top, strict=True)
+    ]
 
 
 async def stream(job: Job) -> AsyncIterator[str]:
@@ -121,6 +131,7 @@ async def stream(job: Job) -> AsyncIterator[str]:
     drawn = 0
     for index, prompt in enumerate(job.prompts):
         texts = [Answer(job.tokenizer, job.stops) for _ in range(job.num_samples)]
+        offsets = [0] * job.num_samples
         first = index * job.num_samples
         if job.chat:
             for i in range(job.num_samples):
@@ -134,7 +145,11 @@ async def stream(job: Job) -> AsyncIterator[str]:
             logprobs = None
             if job.scored and delta.tokens:
                 scored = _scored(job, delta)
-                logprobs = scored.as_chat() if job.chat else scored.as_completion()
+                at = delta.sample_index
+                logprobs = (
+                    scored.as_chat() if job.chat else scored.as_completion(offsets[at])
+                )
+                offsets[at] += sum(map(len, logprobs.get("tokens", ())))
             if new or logprobs is not None:
                 yield _event(job, first + delta.sample_index, new, logprobs=logprobs)
             if delta.finish_reason is not None:

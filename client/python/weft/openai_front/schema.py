@@ -6,11 +6,15 @@ has the value of a client that does not use it.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Prompt = str | list[str] | list[int] | list[list[int]]
+T = TypeVar("T")
+
+# Reports its first bad entry. An error for each would cost far more than the request.
+Several = Annotated[list[T], Field(fail_fast=True)]
+Prompt = str | Several[str] | Several[int] | Several[Several[int]]
 
 
 class StreamOptions(BaseModel):
@@ -29,10 +33,11 @@ class SamplingRequest(BaseModel):
     n: int = Field(default=1, ge=1, le=128)
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int = Field(default=0, ge=0)  # Not in OpenAI's API; 0 draws from all.
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] = []  # Not in OpenAI's API.
+    # Not in OpenAI's API; 0 draws from all.
+    top_k: int = Field(default=0, ge=0, lt=2**32)
+    seed: int | None = Field(default=None, ge=0, lt=2**64)
+    stop: str | Several[str] | None = None
+    stop_token_ids: Several[int] = []  # Not in OpenAI's API.
     stream: bool = False
     stream_options: StreamOptions | None = None
 
@@ -47,7 +52,7 @@ class SamplingRequest(BaseModel):
     # These would.
     presence_penalty: float | None = 0
     frequency_penalty: float | None = 0
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Any] | None = None
 
     def unoffered(self) -> dict[str, object]:
         """Returns the values of fields that only their absence can be offered for."""
@@ -56,6 +61,18 @@ class SamplingRequest(BaseModel):
             "frequency_penalty": self.frequency_penalty,
             "logit_bias": self.logit_bias,
         }
+
+    @model_validator(mode="before")
+    @classmethod
+    def known_fields(cls, data: object) -> object:
+        """Leaves out fields that are null, which are those that a client does not
+        set, and refuses the first that is not known."""
+        if not isinstance(data, dict):
+            return data
+        for name in data:
+            if name not in cls.model_fields:
+                raise ValueError(f"{str(name)[:60]!r} is not known, and so not offered")
+        return {name: value for name, value in data.items() if value is not None}
 
     @model_validator(mode="after")
     def refuse_unoffered(self) -> SamplingRequest:
@@ -114,19 +131,33 @@ class ResponseFormat(BaseModel):
 class ChatRequest(SamplingRequest):
     """A request to /v1/chat/completions."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Several[dict[str, Any]] = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = False
     top_logprobs: int | None = Field(default=None, ge=0)
     response_format: ResponseFormat | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Several[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: Any = None
 
     def unoffered(self) -> dict[str, object]:
         choice = None if self.tool_choice == "none" else self.tool_choice
         return {**super().unoffered(), "tools": self.tools, "tool_choice": choice}
+
+    @model_validator(mode="after")
+    def join_texts(self) -> ChatRequest:
+        """Replaces contents that are lists of texts by the texts, as templates read
+        them."""
+        for message in self.messages:
+            parts = message.get("content")
+            if not isinstance(parts, list):
+                continue
+            texts = [p.get("text") for p in parts if isinstance(p, dict)]
+            if len(texts) != len(parts) or not all(isinstance(t, str) for t in texts):
+                raise ValueError("messages have content that is no text")
+            message["content"] = "\n".join(map(str, texts))
+        return self
 
     @model_validator(mode="after")
     def check_logprobs(self) -> ChatRequest:
