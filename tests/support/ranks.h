@@ -5,8 +5,10 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <barrier>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -20,19 +22,29 @@ inline void RunRanks(int size,
                      const std::function<void(parallel::Communicator&)>& body) {
   const std::shared_ptr<parallel::Rendezvous> meeting =
       parallel::Rendezvous::InProcess();
+  // A rank whose body ends at once would close connections that the others are
+  // still making.
+  std::barrier joined(size);
+  const auto run = [&](int rank) {
+    bool waits = true;
+    try {
+      const auto group = parallel::Communicator::Join(
+          meeting, {.name = "test",
+                    .shard = {.rank = rank, .size = size},
+                    .timeout = absl::Seconds(60)});
+      joined.arrive_and_wait();
+      waits = false;
+      body(*group);
+    } catch (const std::exception& error) {
+      if (waits) joined.arrive_and_drop();
+      ADD_FAILURE() << "rank " << rank << ": " << error.what();
+    }
+  };
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
+    threads.emplace_back([&run, rank] {
       at::set_num_threads(1);
-      try {
-        const auto group = parallel::Communicator::Join(
-            meeting, {.name = "test",
-                      .shard = {.rank = rank, .size = size},
-                      .timeout = absl::Seconds(60)});
-        body(*group);
-      } catch (const std::exception& error) {
-        ADD_FAILURE() << "rank " << rank << ": " << error.what();
-      }
+      run(rank);
     });
   }
   for (std::thread& thread : threads) thread.join();
