@@ -55,6 +55,29 @@ size_t AdapterDesk::Count() const {
   return s_.keys.size();
 }
 
+Activity AdapterDesk::Watch(const ActivityQuery& query) const {
+  Activity activity;
+  for (const std::string& id : query.adapter_ids) {
+    MutexLock lock(&s_.mu);
+    const auto key = s_.keys.find(id);
+    const AdapterRecord* const record =
+        key == s_.keys.end() ? nullptr : s_.Find(key->second);
+    activity.adapters.push_back(record == nullptr
+                                    ? AdapterActivity()
+                                    : record->history.Latest(query.max_points));
+  }
+  for (const std::string& tenant : query.tenants) {
+    MutexLock lock(&s_.mu);
+    const auto held = s_.tenants.find(tenant);
+    TenantLoad& load = activity.tenants.emplace_back();
+    load.queued_requests = s_.scheduler.room().LoadOf(tenant).requests;
+    if (held == s_.tenants.end()) continue;
+    load.num_adapters = held->second.count;
+    load.adapter_bytes = held->second.bytes;
+  }
+  return activity;
+}
+
 std::optional<AdapterKey> AdapterDesk::KeyOf(const std::string& id) const {
   MutexLock lock(&s_.mu);
   return s_.KeyOf(id);

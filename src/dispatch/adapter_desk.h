@@ -27,6 +27,8 @@ class AdapterDesk {
   // adapters.
   [[nodiscard]] AdapterPage List(const ListAdaptersRequest& request) const;
   [[nodiscard]] size_t Count() const;
+  // Holds the lock for one adapter or tenant at a time.
+  [[nodiscard]] Activity Watch(const ActivityQuery& query) const;
   [[nodiscard]] std::optional<AdapterKey> KeyOf(const std::string& id) const;
   // Returns the adapter's id, for messages; empty if the adapter no longer
   // exists.

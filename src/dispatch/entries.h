@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "src/dispatch/replay_table.h"
+#include "src/dispatch/train_history.h"
 #include "src/dispatch/work.h"
 #include "src/request/reply.h"
 
@@ -73,6 +74,7 @@ struct AdapterRecord {
   AdapterInfo info;  // All but last_step, which the scheduler knows.
   uint64_t image_bytes = 0;
   ReplayTable replays;
+  TrainHistory history;
   std::optional<LoadOrigin> origin;
   std::optional<absl::Time> wanted_at;  // Since when work has waited for the
                                         // adapter to be on the device.

@@ -8,8 +8,8 @@
 namespace weft::dispatch {
 namespace {
 
-int64_t TokensOf(const SampleRequest& request, const SampleResult& result) {
-  auto tokens = static_cast<int64_t>(request.prompt.size());
+int64_t DrawnTokens(const SampleResult& result) {
+  int64_t tokens = 0;
   for (const Sample& sample : result.samples) {
     tokens += static_cast<int64_t>(sample.tokens.size());
   }
@@ -112,8 +112,12 @@ void SampleDesk::Finish(uint64_t id, absl::StatusOr<SampleResult> result) {
   if (node.empty()) return;
   SampleWork& work = *node.mapped();
   if (result.ok()) {
-    s_.env.metrics->CountTenantSample(work.tenant,
-                                      TokensOf(work.request, *result));
+    const auto prompt = static_cast<int64_t>(work.request.prompt.size());
+    const int64_t drawn = DrawnTokens(*result);
+    s_.env.metrics->CountTenantSample(work.tenant, prompt + drawn);
+    if (AdapterRecord* record = s_.Find(work.adapter)) {
+      record->history.CountSampled(drawn);
+    }
   }
   s_.env.post_reply(
       [done = std::move(work.done), result = std::move(result)]() mutable {

@@ -181,6 +181,10 @@ StepDesk::StepNode StepDesk::End(uint64_t id,
       if (work.again && work.step > 0) {
         s_.scheduler.SetLastStep(work.adapter, work.step);
       }
+      if (const auto* trained = std::get_if<TrainResult>(result->get())) {
+        record->history.Add(std::get<TrainRequest>(work.request), *trained,
+                            s_.env.clock->Now());
+      }
       s_.StoreReply(*record, work.adapter, work.step, *result);
     } else {
       record->replays.Fail(work.step);
@@ -278,8 +282,12 @@ void StepDesk::CountTokens(const RunTrain& train) {
     for (int64_t d = 0; d < slice.num_data; ++d) {
       num_tokens += request.data[slice.first_datum + d].num_tokens();
     }
-    s_.env.metrics->CountTenantTrain(
-        s_.scheduler.TenantOf(train.steps[i].adapter), num_tokens);
+    const AdapterKey adapter = train.steps[i].adapter;
+    s_.env.metrics->CountTenantTrain(s_.scheduler.TenantOf(adapter),
+                                     num_tokens);
+    if (AdapterRecord* record = s_.Find(adapter)) {
+      record->history.CountTrained(num_tokens);
+    }
   }
 }
 

@@ -44,7 +44,7 @@ class StepDesk {
   // have one. Waiting work and the replay table continue from `last_step`.
   void CompleteLoad(const StepTask& load, uint64_t last_step,
                     const AdapterFacts& facts);
-  // Counts the micro-batch's tokens for each tenant.
+  // Counts the micro-batch's tokens for each tenant and adapter.
   void CountTokens(const RunTrain& train);
 
  private:

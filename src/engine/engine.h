@@ -20,6 +20,7 @@
 #include "absl/time/time.h"
 #include "src/config/options.h"
 #include "src/config/world.h"
+#include "src/request/activity.h"
 #include "src/request/adapter.h"
 #include "src/request/profile.h"
 #include "src/request/reply.h"
@@ -110,6 +111,10 @@ class Engine {
 
   // Returns the number of adapters. Any thread may call it.
   [[nodiscard]] virtual size_t num_adapters() const = 0;
+
+  // Returns what adapters did lately and what tenants hold. Any thread may call
+  // it.
+  [[nodiscard]] virtual Activity activity(const ActivityQuery& query) const = 0;
 
   // Records what the engine thread does. `done` gets a Chrome trace (JSON).
   // Errors: FAILED_PRECONDITION while another profile runs, UNAVAILABLE.

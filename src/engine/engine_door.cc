@@ -138,6 +138,10 @@ size_t EngineImpl::num_adapters() const {
   return dispatcher_.adapters().Count();
 }
 
+Activity EngineImpl::activity(const ActivityQuery& query) const {
+  return dispatcher_.adapters().Watch(query);
+}
+
 void EngineImpl::DeleteAdapter(std::string adapter_id, Callback<bool> done) {
   if (Admit(done)) manager_.Delete(std::move(adapter_id), std::move(done));
 }

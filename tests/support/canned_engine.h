@@ -95,6 +95,7 @@ class CannedEngine final : public Engine {
   void ListAdapters(ListAdaptersRequest request,
                     Callback<AdapterPage> done) override;
   [[nodiscard]] size_t num_adapters() const override;
+  [[nodiscard]] Activity activity(const ActivityQuery& query) const override;
   void DeleteAdapter(std::string adapter_id, Callback<bool> done) override;
   CancelHandle SaveCheckpoint(
       SaveCheckpointRequest request,

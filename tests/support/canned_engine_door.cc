@@ -113,6 +113,10 @@ size_t CannedEngine::num_adapters() const {
   return dispatcher_.adapters().Count();
 }
 
+Activity CannedEngine::activity(const ActivityQuery& query) const {
+  return dispatcher_.adapters().Watch(query);
+}
+
 void CannedEngine::DeleteAdapter(std::string adapter_id, Callback<bool> done) {
   if (!Admit("DeleteAdapter", 0, done) || !CheckOpen(done)) return;
   adapters_.Delete(std::move(adapter_id), std::move(done));

@@ -1,0 +1,55 @@
+// What adapters did lately and what tenants hold, for people who watch the
+// server. Proto-free.
+#ifndef WEFT_SRC_REQUEST_ACTIVITY_H_
+#define WEFT_SRC_REQUEST_ACTIVITY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+
+namespace weft {
+
+// One ForwardBackward that has ended.
+struct TrainPoint {
+  uint64_t step = 0;
+  absl::Time ended_at;
+  // The sum of the losses, divided by the sum of the weights' magnitudes. May
+  // be infinite or NaN.
+  float loss = 0;
+  uint32_t num_tokens = 0;
+};
+
+struct AdapterActivity {
+  // Totals since the adapter came into this process: tokens of ForwardBackward
+  // and Forward, and tokens that were drawn.
+  uint64_t train_tokens = 0;
+  uint64_t sampled_tokens = 0;
+  std::vector<TrainPoint> points;  // The latest, in the order of their ends.
+};
+
+struct TenantLoad {
+  int num_adapters = 0;
+  uint64_t adapter_bytes = 0;   // Bytes of the tensors when off the device.
+  int64_t queued_requests = 0;  // Requests that have not started.
+};
+
+// Names adapters and tenants, and how many points of an adapter are wanted.
+struct ActivityQuery {
+  std::vector<std::string> adapter_ids;
+  std::vector<std::string> tenants;
+  size_t max_points = 0;
+};
+
+// The entries are in the order of the query. The entry of an unknown name is
+// empty.
+struct Activity {
+  std::vector<AdapterActivity> adapters;
+  std::vector<TenantLoad> tenants;
+};
+
+}  // namespace weft
+
+#endif  // WEFT_SRC_REQUEST_ACTIVITY_H_
