@@ -1,6 +1,7 @@
 #include "server/call.h"
 
 #include <chrono>
+#include <optional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -8,6 +9,7 @@
 #include "server/rpc_policy.h"
 #include "server/status_conversion.h"
 #include "src/base/log.h"
+#include "src/base/reason.h"
 
 namespace weft {
 namespace {
@@ -112,6 +114,19 @@ void CallRecord::CountRefusal(const absl::Status& status) {
   core_->metrics.Rejected(reason);
 }
 
+void CallRecord::NoteError(const absl::Status& status) {
+  // A cancelled call is what its client asked for.
+  if (absl::IsCancelled(status)) return;
+  const std::string rpc = RpcName(rpc_);
+  const std::optional<Reason> reason = FindReason(status);
+  core_->errors.Add(caller().ok() ? *caller() : Caller(),
+                    {.rpc = rpc.substr(rpc.find('/') + 1),
+                     .code = status.code(),
+                     .reason = reason ? reason->name : "",
+                     .adapter_id = object_.substr(0, object_.find('/')),
+                     .at = absl::Now()});
+}
+
 void CallRecord::Audit(const absl::Status& status) const {
   const bool removes = rpc_ == Rpc::kDrain || rpc_ == Rpc::kDeleteAdapter ||
                        rpc_ == Rpc::kDeleteCheckpoint;
@@ -133,6 +148,7 @@ absl::Status CallRecord::Settle(const absl::Status& status) {
   core_->metrics.Handled(rpc_, status, elapsed);
   if (!status.ok()) {
     CountRefusal(status);
+    NoteError(status);
     if (status.GetPayload(kReplayedPayload)) MarkReplayed();
   }
   // No request caused this failure, so the operator must see it.

@@ -138,6 +138,8 @@ class CallRecord {
     return caller().ok() && !caller()->tenant().empty();
   }
   void CountRefusal(const absl::Status& status);
+  // Keeps the failure for people who watch.
+  void NoteError(const absl::Status& status);
   // Logs what an operator may want to look up later: deletions, drains, and all
   // changes by an admin's token.
   void Audit(const absl::Status& status) const;

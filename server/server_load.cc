@@ -1,42 +1,15 @@
 #include "server/server_load.h"
 
-#include <map>
-#include <string>
-#include <vector>
-
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
-#include "src/metrics/process_collector.h"
+#include "server/metric_values.h"
 
 namespace weft {
-namespace {
-
-// Adds the values of each family of counters and gauges to its sum.
-void AddSums(const std::vector<prometheus::MetricFamily>& families,
-             std::map<std::string, double>* sums) {
-  for (const prometheus::MetricFamily& family : families) {
-    double& sum = (*sums)[family.name];
-    const bool counts = family.type == prometheus::MetricType::Counter;
-    for (const prometheus::ClientMetric& metric : family.metric) {
-      sum += counts ? metric.counter.value : metric.gauge.value;
-    }
-  }
-}
-
-}  // namespace
 
 void FillLoad(const prometheus::Registry& registry, v1::ServerLoad* load) {
-  std::map<std::string, double> sums;
-  AddSums(registry.Collect(), &sums);
-  AddSums(ProcessCollector().Collect(), &sums);
-  const auto count = [&sums](const char* name) {
-    return static_cast<uint64_t>(sums[name]);
+  const MetricValues values(registry);
+  const auto count = [&values](const char* name) {
+    return static_cast<uint64_t>(values.Sum(name));
   };
-  const double start = sums["process_start_time_seconds"];
-  if (start > 0) {
-    load->set_uptime_seconds(absl::ToDoubleSeconds(
-        absl::Now() - absl::UnixEpoch() - absl::Seconds(start)));
-  }
+  load->set_uptime_seconds(values.UptimeSeconds());
   load->set_calls_in_flight(count("weft_requests_inflight"));
   load->set_queued_requests(count("weft_queue_depth"));
   load->set_train_tokens(count("weft_train_tokens_total"));

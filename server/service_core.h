@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "server/authenticator.h"
+#include "server/call_errors.h"
 #include "server/engine_holder.h"
 #include "server/rpc_metrics.h"
 #include "server/tenant_quota.h"
@@ -33,6 +34,7 @@ struct ServiceCore {
   std::unique_ptr<Authenticator> authenticator;  // Null without
                                                  // --auth-tokens-file.
   RpcMetrics metrics;
+  CallErrors errors;
   TenantQuota quota;
   EngineHolder engine;
   // Counts the calls of weft.v1 whose status has not been sent.

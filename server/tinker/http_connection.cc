@@ -135,10 +135,13 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     };
     // A request with two keys is treated as one without a key, because it is
     // not clear which one counts.
-    const bool one_key = message.count("X-API-Key") == 1;
+    const auto key = [&message, &field](const auto& name) {
+      return message.count(name) == 1 ? field(name) : "";
+    };
     return {.method = std::string(message.method_string()),
             .target = std::string(message.target()),
-            .api_key = one_key ? field("X-API-Key") : "",
+            .api_key = key("X-API-Key"),
+            .authorization = key(http::field::authorization),
             .content_type = field(http::field::content_type),
             .content_encoding = field(http::field::content_encoding),
             .accept = field(http::field::accept),
@@ -183,6 +186,9 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     response_->version(11);
     response_->result(static_cast<unsigned>(reply.status));
     response_->set(http::field::content_type, reply.content_type);
+    for (const auto& [name, value] : reply.headers) {
+      response_->set(name, value);
+    }
     if (reply.retry_after_seconds > 0) {
       response_->set(http::field::retry_after,
                      std::to_string(reply.retry_after_seconds));

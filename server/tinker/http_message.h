@@ -7,6 +7,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace weft::tinker {
 
@@ -19,6 +21,7 @@ struct HttpRequest {
   std::string target;  // Path and query, as the client sent them.
   // Header fields; a field that the client did not send is empty.
   std::string api_key;
+  std::string authorization;
   std::string content_type;
   std::string content_encoding;
   std::string accept;
@@ -44,6 +47,8 @@ struct HttpReply {
   int status = 200;
   std::string content_type = kJsonType;
   std::string body;
+  // Further header fields.
+  std::vector<std::pair<std::string, std::string>> headers = {};
   // The value of Retry-After in seconds; 0 sends no such header.
   int retry_after_seconds = 0;
   // If present, it is sent in place of `body`.

@@ -156,6 +156,7 @@ absl::Status ReadBody(const Front& front, Call* call) {
 absl::StatusOr<const Route*> Judge(const Front& front, Call* call) {
   WEFT_ASSIGN_OR_RETURN(const Route* const route, FindRoute(call));
   const std::string key = std::exchange(call->http.api_key, "");
+  call->http.authorization.clear();
   if (!route->open) {
     const ServiceCore& core = *front.port.core();
     WEFT_ASSIGN_OR_RETURN(call->caller, FindCaller(core, route->scope, key));

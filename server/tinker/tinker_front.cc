@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "server/console/console.h"
 #include "server/status_conversion.h"
 #include "server/tinker/checkpoint_extras.h"
 #include "server/tinker/loaded_adapters.h"
@@ -70,8 +72,10 @@ class TinkerFront::Impl {
   ~Impl() { server_->Stop(); }
 
   void Start() {
-    server_->Start(
-        [this](const HttpRequest& header) { return Admit(front_, header); });
+    server_->Start([this](const HttpRequest& header) {
+      std::optional<Admission> page = console::Admit(front_, header);
+      return page ? *std::move(page) : Admit(front_, header);
+    });
     Sweep();
     SweepAgain();
   }

@@ -34,11 +34,11 @@ absl::StatusOr<std::string> Unescape(absl::string_view text) {
 
 }  // namespace
 
-absl::StatusOr<Url> ParseUrl(absl::string_view target) {
+absl::StatusOr<Url> ParseUrl(absl::string_view target, absl::string_view root) {
   const std::pair<absl::string_view, absl::string_view> halves =
       absl::StrSplit(target, absl::MaxSplits('?', 1));
   absl::string_view path = halves.first;
-  if (!absl::ConsumePrefix(&path, "/api/v1/")) {
+  if (!absl::ConsumePrefix(&path, root)) {
     return absl::NotFoundError("there is no such path");
   }
   Url url;

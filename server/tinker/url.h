@@ -12,16 +12,17 @@
 namespace weft::tinker {
 
 struct Url {
-  std::vector<std::string> parts;  // The parts of the path behind /api/v1/.
+  std::vector<std::string> parts;  // The parts of the path behind the root.
   std::map<std::string, std::string> query;
 };
 
 // Parses a target and decodes %XX in the parts of the path and in the values of
 // the query. A part may then hold any byte except NUL and '/'.
-// Errors: NOT_FOUND if the path does not begin with /api/v1/; INVALID_ARGUMENT
+// Errors: NOT_FOUND if the path does not begin with `root`; INVALID_ARGUMENT
 // for an escape that is malformed or stands for NUL or '/'.
 // Threads: any.
-[[nodiscard]] absl::StatusOr<Url> ParseUrl(absl::string_view target);
+[[nodiscard]] absl::StatusOr<Url> ParseUrl(absl::string_view target,
+                                           absl::string_view root = "/api/v1/");
 
 }  // namespace weft::tinker
 

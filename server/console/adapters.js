@@ -1,0 +1,239 @@
+// The table of adapters, and the loss and facts of the selected one.
+import { draw, smooth, sparkline } from "./charts.js";
+import {
+  NONE, ago, byId, bytes, count, duration, el, fillPairs, loss, rate, setText, svg, table,
+} from "./dom.js";
+
+const last = (values) => values[values.length - 1];
+
+// A column: title, class, text of an adapter, what rows are sorted by.
+// Narrow pages leave out "mid" and "wide" columns.
+const COLUMNS = [
+  ["Adapter", "name", (a) => a.id, (a) => a.id],
+  ["Tenant", "name wide tenant", (a) => a.tenant, (a) => a.tenant],
+  ["Rank", "num wide", (a) => count(a.rank), (a) => a.rank],
+  ["Step", "num", (a) => count(a.step), (a) => a.step],
+  ["Durable", "num wide", (a) => count(a.durable_step), (a) => a.durable_step],
+  ["Updates", "num mid", (a) => count(a.optim_steps), (a) => a.optim_steps],
+  ["Loss", "num", (a) => loss(last(a.losses)), (a) => last(a.losses) ?? Infinity],
+  ["Trend", "trend", null, null],
+  ["Train/s", "num mid", (a) => rate(a.train_rate), (a) => -(a.train_rate ?? 0)],
+  ["Sample/s", "num mid", (a) => rate(a.sample_rate), (a) => -(a.sample_rate ?? 0)],
+  ["At", "name wide", (a) => a.location, (a) => a.location],
+  ["Used", "num mid", (a, now) => ago(a.last_used_at, now), (a) => -a.last_used_at],
+];
+
+export class Adapters {
+  // `changed` runs when the user selects another adapter.
+  constructor(changed) {
+    this.changed = changed;
+    this.selected = "";
+    this.sorted = 0; // The column's index.
+    this.down = false;
+    this.rows = new Map(); // Rows by adapter.
+    this.body = el("tbody");
+    this.head = COLUMNS.map((column, i) => this.header(column, i));
+    this.grid = el(
+      "table",
+      { role: "grid", "aria-labelledby": "adapters-title", class: "adapters" },
+      el("thead", {}, el("tr", {}, ...this.head)),
+      this.body,
+    );
+    this.body.addEventListener("keydown", (event) => this.key(event));
+    this.note = el("p", { class: "note empty" });
+    byId("adapters").replaceChildren(this.grid, this.note);
+  }
+
+  header([title, kind, , order], i) {
+    const cell = el("th", { scope: "col", class: kind });
+    if (!order) {
+      cell.textContent = title;
+      return cell;
+    }
+    const button = el("button", { type: "button", class: "sort", text: title });
+    button.addEventListener("click", () => {
+      this.down = this.sorted === i && !this.down;
+      this.sorted = i;
+      this.show(this.state);
+    });
+    cell.append(button);
+    return cell;
+  }
+
+  // Moves the focus among the rows, or selects the focused one.
+  key(event) {
+    const rows = [...this.body.rows];
+    const at = rows.indexOf(event.target);
+    const to = { ArrowUp: at - 1, ArrowDown: at + 1, Home: 0, End: rows.length - 1 }[event.key];
+    if (at < 0) return;
+    if (event.key === "Enter" || event.key === " ") this.select(event.target.dataset.id);
+    else if (to !== undefined) rows[Math.min(Math.max(to, 0), rows.length - 1)].focus();
+    else return;
+    event.preventDefault();
+  }
+
+  select(id) {
+    this.selected = id;
+    this.show(this.state);
+    this.changed();
+  }
+
+  makeRow(id) {
+    const cells = COLUMNS.map(([, kind]) => el("td", { class: kind, role: "gridcell" }));
+    const trend = svg("svg", { class: "spark", "aria-hidden": "true" });
+    cells[COLUMNS.findIndex((column) => column[1] === "trend")].append(trend);
+    const row = el("tr", { role: "row" }, ...cells);
+    row.dataset.id = id;
+    row.addEventListener("click", () => this.select(id));
+    row.addEventListener("focus", () => this.rove(row));
+    return { row, cells, trend };
+  }
+
+  // Makes one row the table's stop for the tab key.
+  rove(row) {
+    for (const other of this.body.rows) other.tabIndex = other === row ? 0 : -1;
+  }
+
+  ordered(adapters) {
+    const order = COLUMNS[this.sorted][3];
+    const sign = this.down ? -1 : 1;
+    return [...adapters].sort((a, b) => {
+      const [x, y] = [order(a), order(b)];
+      return sign * (x < y ? -1 : x > y ? 1 : 0) || (a.id < b.id ? -1 : 1);
+    });
+  }
+
+  show(state) {
+    if (!state?.adapters) return;
+    this.state = state;
+    this.choose(state.adapters);
+    const tenants = state.adapters.some((a) => a.tenant !== a.id) && state.caller.sees_all;
+    this.grid.classList.toggle("no-tenants", !tenants);
+    this.head.forEach((cell, i) => {
+      const sort = this.down ? "descending" : "ascending";
+      cell.setAttribute("aria-sort", i === this.sorted ? sort : "none");
+    });
+    const kept = new Map();
+    for (const adapter of this.ordered(state.adapters)) {
+      const entry = this.rows.get(adapter.id) ?? this.makeRow(adapter.id);
+      kept.set(adapter.id, entry);
+      this.fill(entry, adapter, state.now);
+    }
+    this.place([...kept.values()].map((entry) => entry.row));
+    this.rows = kept;
+    this.describe(state);
+  }
+
+  // Selects the adapter that was used last, until the user selects one.
+  choose(adapters) {
+    if (this.selected || adapters.length === 0) return;
+    this.selected = adapters.reduce((a, b) => (b.last_used_at > a.last_used_at ? b : a)).id;
+    this.changed();
+  }
+
+  fill({ row, cells, trend }, adapter, now) {
+    COLUMNS.forEach(([, , text], i) => {
+      if (text) setText(cells[i], text(adapter, now));
+    });
+    cells[0].title = adapter.id;
+    sparkline(trend, adapter.losses);
+    row.setAttribute("aria-selected", String(adapter.id === this.selected));
+  }
+
+  // Puts the rows into the body in this order; touches it only where it
+  // differs, so that the focus stays.
+  place(rows) {
+    const focused = document.activeElement;
+    const same =
+      rows.length === this.body.rows.length && rows.every((row, i) => row === this.body.rows[i]);
+    if (!same) this.body.replaceChildren(...rows);
+    if (rows.includes(focused) && document.activeElement !== focused) focused.focus();
+    if (!rows.some((row) => row.tabIndex === 0)) {
+      this.rove(this.rows.get(this.selected)?.row ?? rows[0]);
+    }
+  }
+
+  describe(state) {
+    const [listed, matching] = [state.adapters.length, state.num_matching];
+    const all = state.num_adapters;
+    let text = `${count(all)}`;
+    if (matching < all) text = `${count(matching)} of ${count(all)}`;
+    if (listed < matching) text += `, the ${listed} used last are listed`;
+    setText(byId("shown"), text);
+    this.grid.hidden = listed === 0;
+    this.note.hidden = listed > 0;
+    setText(this.note, all === 0 ? "There are no adapters." : "No adapter matches.");
+  }
+}
+
+// Draws the loss of the selected adapter.
+export function showLoss(state, wanted) {
+  const selected = state.selected ?? { id: wanted, steps: [], losses: [] };
+  const adapter = state.adapters?.find((a) => a.id === selected.id);
+  setText(byId("loss-title"), selected.id ? `Loss of ${selected.id}` : "Loss");
+  const { steps, losses } = selected;
+  const smoothed = smooth(losses, 0.8);
+  draw(byId("loss"), {
+    xs: steps.map((_, i) => i),
+    series: [
+      { name: "each step", ys: losses, kind: "raw" },
+      { name: "smoothed", ys: smoothed, kind: "one" },
+    ],
+    fromZero: false,
+    xText: (i) => (Number.isInteger(i) && i in steps ? String(steps[i]) : ""),
+    yText: (value) => String(Number(value.toPrecision(6))),
+    readout: (i) =>
+      `step ${steps[i]}: ${loss(losses[i])}, ${count(selected.tokens[i])} tokens, ` +
+      ago(selected.ended_at[i], state.now),
+    label: `Loss of the last ${steps.length} training steps of ${selected.id}, ` +
+      `from ${loss(smoothed[0])} to ${loss(last(smoothed))}. Arrow keys read values.`,
+    empty: wanted ? "No training step has ended since the server started." : "",
+  });
+  setText(
+    byId("loss-note"),
+    steps.length ? "By step: the sum of the losses divided by the sum of the weights, per ForwardBackward." : "",
+  );
+  showFacts(state, selected, adapter);
+}
+
+function showFacts(state, selected, adapter) {
+  if (!adapter || !state.selected) {
+    byId("selected").replaceChildren();
+    byId("checkpoints").replaceChildren();
+    return;
+  }
+  fillPairs(byId("selected"), [
+    ["Step", `${count(adapter.step)}, durable ${count(adapter.durable_step)}`],
+    ["Updates", count(adapter.optim_steps)],
+    ["LoRA", `rank ${adapter.rank}, alpha ${selected.alpha}`],
+    ["Parameters", count(selected.parameters)],
+    ["Targets", selected.targets.map((t) => t.replace("_proj", "")).join(" ")],
+    ["Version", count(adapter.version), `epoch ${adapter.epoch}`],
+    ["Epoch", new Date(adapter.epoch / 1000).toISOString().slice(0, 19).replace("T", " ")],
+    ["At", `${adapter.location}, ${bytes(adapter.bytes)}`],
+    ["Created", `${duration(state.now - selected.created_at)} ago`],
+    ["Tokens", `${count(adapter.train_tokens)} trained, ${count(adapter.sampled_tokens)} sampled`],
+    ["Snapshots", selected.num_snapshots ? selected.snapshots.join(", ") : NONE],
+  ]);
+}
+
+// Lists the checkpoints of the selected adapter.
+export function showCheckpoints(checkpoints, now) {
+  const place = byId("checkpoints");
+  if (!checkpoints) return place.replaceChildren();
+  if (checkpoints.length === 0) {
+    return place.replaceChildren(el("p", { class: "note", text: "It has no checkpoints." }));
+  }
+  place.replaceChildren(
+    table(
+      "Checkpoints",
+      [
+        ["Checkpoint", (c) => c.name, "name"],
+        ["Step", (c) => count(c.step), "num"],
+        ["Size", (c) => bytes(c.bytes), "num"],
+        ["Saved", (c) => ago(c.created_at, now), "num"],
+      ],
+      checkpoints,
+    ),
+  );
+}

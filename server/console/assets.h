@@ -1,0 +1,21 @@
+// The files of the console's page, which the build puts into the program
+// (embed.cmake).
+#ifndef WEFT_SERVER_CONSOLE_ASSETS_H_
+#define WEFT_SERVER_CONSOLE_ASSETS_H_
+
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace weft::console {
+
+struct Asset {
+  absl::string_view name;  // "console.css".
+  absl::string_view body;
+};
+
+// Threads: any.
+[[nodiscard]] absl::Span<const Asset> Assets();
+
+}  // namespace weft::console
+
+#endif  // WEFT_SERVER_CONSOLE_ASSETS_H_

@@ -1,0 +1,130 @@
+#include "server/console/console.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "server/console/assets.h"
+#include "server/console/state.h"
+#include "server/tinker/errors.h"
+#include "server/tinker/url.h"
+#include "weft/v1/adapters.pb.h"
+
+namespace weft::console {
+namespace {
+
+using tinker::Admission;
+using tinker::Front;
+using tinker::HttpReply;
+using tinker::HttpRequest;
+using tinker::Json;
+using tinker::Respond;
+
+constexpr char kFolder[] = "/console/v1/";
+constexpr char kPage[] = "index.html";
+
+// The page runs only its own script, talks only to this server, and no other
+// page may show it in a frame. With the last rule, the browser refuses to turn
+// a string into markup or script.
+constexpr char kPolicy[] =
+    "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; require-trusted-types-for 'script'; "
+    "trusted-types 'none'";
+
+HttpReply Guarded(HttpReply reply) {
+  reply.headers = {{"Content-Security-Policy", kPolicy},
+                   {"X-Content-Type-Options", "nosniff"},
+                   {"Referrer-Policy", "no-referrer"},
+                   {"Cross-Origin-Resource-Policy", "same-origin"},
+                   {"Cache-Control", "no-store"}};
+  return reply;
+}
+
+const char* TypeOf(absl::string_view name) {
+  if (absl::EndsWith(name, ".html")) return "text/html; charset=utf-8";
+  if (absl::EndsWith(name, ".css")) return "text/css; charset=utf-8";
+  return "text/javascript; charset=utf-8";
+}
+
+Admission ServeAsset(const Asset& asset) {
+  return {.serve = [&asset](const HttpRequest&, const Respond& respond) {
+    respond(Guarded(
+        {.content_type = TypeOf(asset.name), .body = std::string(asset.body)}));
+  }};
+}
+
+// Returns the caller of a request. Errors: those of Authenticator::Check.
+absl::StatusOr<Caller> FindCaller(const ServiceCore& core,
+                                  const HttpRequest& header) {
+  if (core.authenticator == nullptr) return Caller();
+  return core.authenticator->Check(absl::StrCat("/", RpcName(Rpc::kGetInfo)),
+                                   header.authorization);
+}
+
+// Adds the selected adapter's checkpoints to the state and responds.
+void WithCheckpoints(Front& front, const CallOrigin& origin, Json state,
+                     const Respond& respond) {
+  v1::ListCheckpointsRequest request;
+  request.set_adapter_id(state["selected"].value("id", ""));
+  const auto shared = std::make_shared<Json>(std::move(state));
+  const absl::Status refused = front.port.Call<std::vector<CheckpointInfo>>(
+      origin, Rpc::kListCheckpoints, request,
+      [](Engine& engine, std::string id, auto then) {
+        engine.ListCheckpoints(std::move(id), std::move(then));
+      },
+      [shared,
+       respond](const absl::StatusOr<std::vector<CheckpointInfo>>& found) {
+        if (found.ok()) {
+          (*shared)["selected"]["checkpoints"] = CheckpointsJson(*found);
+        }
+        respond(Guarded(tinker::JsonReply(*shared)));
+      });
+  // A server that drains lists none; the rest of its state is still shown.
+  if (!refused.ok()) respond(Guarded(tinker::JsonReply(*shared)));
+}
+
+Admission ServeState(Front& front, const HttpRequest& header,
+                     std::map<std::string, std::string> query) {
+  const ServiceCore& core = *front.port.core();
+  const absl::StatusOr<Caller> caller = FindCaller(core, header);
+  if (!caller.ok()) {
+    return {.refusal = Guarded(tinker::ErrorReply(caller.status()))};
+  }
+  return {.holder = tinker::OwnerKey(*caller),
+          .serve = [&front, caller = *caller, peer = header.peer,
+                    query = std::move(query)](const HttpRequest&,
+                                              const Respond& respond) mutable {
+            Json state =
+                MakeState(*front.port.core(), caller,
+                          {.search = query["q"], .selected = query["adapter"]});
+            if (query["checkpoints"] == "1" && state.contains("selected")) {
+              return WithCheckpoints(front, {.caller = caller, .peer = peer},
+                                     std::move(state), respond);
+            }
+            respond(Guarded(tinker::JsonReply(state)));
+          }};
+}
+
+}  // namespace
+
+std::optional<Admission> Admit(Front& front, const HttpRequest& header) {
+  if (header.method != "GET") return std::nullopt;
+  const bool is_page =
+      header.target == "/" || absl::StartsWith(header.target, "/?");
+  absl::StatusOr<tinker::Url> url = tinker::ParseUrl(
+      is_page ? absl::StrCat(kFolder, kPage) : header.target, kFolder);
+  if (!url.ok() || url->parts.size() != 1) return std::nullopt;
+  const std::string& name = url->parts.front();
+  if (name == "state") return ServeState(front, header, std::move(url->query));
+  const auto assets = Assets();
+  const auto asset = std::ranges::find(assets, name, &Asset::name);
+  if (asset == assets.end() || (name == kPage) != is_page) return std::nullopt;
+  return ServeAsset(*asset);
+}
+
+}  // namespace weft::console

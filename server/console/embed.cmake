@@ -1,0 +1,18 @@
+# Writes a C++ source with the console's files as raw strings:
+#   cmake -DOUTPUT=FILE -DFOLDER=DIR -DNAMES=a.html,b.js -P embed.cmake
+set(text "// Made by embed.cmake.\n#include \"server/console/assets.h\"\n\n")
+string(APPEND text "namespace weft::console {\nnamespace {\n\n")
+string(APPEND text "constexpr Asset kAssets[] = {\n")
+string(REPLACE "," ";" names "${NAMES}")
+foreach(name IN LISTS names)
+  file(READ ${FOLDER}/${name} body)
+  string(FIND "${body}" ")weft\"" closes)
+  if(NOT closes EQUAL -1)
+    message(FATAL_ERROR "${name} has the mark that ends a raw string")
+  endif()
+  string(APPEND text "    {\"${name}\",\n     R\"weft(${body})weft\"},\n")
+endforeach()
+string(APPEND text "};\n\n}  // namespace\n\n")
+string(APPEND text "absl::Span<const Asset> Assets() { return kAssets; }\n\n")
+string(APPEND text "}  // namespace weft::console\n")
+file(WRITE ${OUTPUT} "${text}")

@@ -1,0 +1,164 @@
+// The header, the numbers of now, and the panels beside the adapters.
+import { draw } from "./charts.js";
+import {
+  ago, breakable, byId, bytes, count, duration, el, fillPairs, rate, setText, svg, table,
+} from "./dom.js";
+
+// The parts of a device's memory, in the order in which they are drawn.
+const PARTS = ["model", "adapters", "kv_cache", "activations", "decode_graphs", "reserve"];
+
+export function showServer(state) {
+  const { server, caller, load } = state;
+  document.title = server.model ? `${server.model} – Weft` : "Weft";
+  setText(byId("model"), server.model);
+  const phase = byId("phase");
+  phase.hidden = false;
+  phase.dataset.phase = server.phase;
+  setText(phase, server.phase);
+  const facts = [];
+  if (server.device) {
+    facts.push(`${count(server.parameters)} parameters`, `${server.dtype} on ${server.device}`);
+    facts.push(`context ${count(server.context_length)}`);
+  }
+  if (load) facts.push(`up ${duration(load.uptime_seconds)}`);
+  facts.push(`version ${server.version} (${server.git})`);
+  setText(byId("facts"), facts.join(" · "));
+  byId("who").hidden = !caller.token;
+  const view = caller.sees_all ? "sees everything" : `tenant ${caller.tenant}`;
+  setText(byId("caller"), `${caller.token}, ${view}`);
+}
+
+export function showTiles(state, speed) {
+  const queued = Object.values(state.queued ?? {}).reduce((a, b) => a + b, 0);
+  const kinds = Object.entries(state.queued ?? {})
+    .filter(([kind, n]) => n > 0 && kind !== "all")
+    .map(([kind, n]) => `${count(n)} ${kind}`);
+  const tiles = [
+    ["Train tokens/s", rate(speed.train)],
+    ["Sample tokens/s", rate(speed.sampled)],
+    ["Waiting", count(queued), kinds.join(", ") || "requests that have not started"],
+    ["Adapters", count(state.num_adapters)],
+  ];
+  if (state.load) {
+    tiles.push(["Calls open", count(state.load.calls_in_flight)]);
+    tiles.push(["Updates", count(state.load.optim_steps), "optimizer steps since the start"]);
+  }
+  fillPairs(byId("tiles"), tiles);
+}
+
+export function showSpeed(history, now) {
+  const xs = history.map((point) => point.at - now);
+  const back = (seconds) => (seconds > -1 ? "now" : `−${duration(-seconds)}`);
+  const latest = history[history.length - 1];
+  draw(byId("speed"), {
+    xs,
+    xRange: [Math.min(-60, xs[0] ?? -60), 0],
+    series: [
+      { name: "train", ys: history.map((point) => point.train), kind: "one" },
+      { name: "sample", ys: history.map((point) => point.sampled), kind: "two" },
+    ],
+    fromZero: true,
+    xText: back,
+    yText: (value) => count(value),
+    readout: (i) =>
+      `${back(xs[i])}: train ${rate(history[i].train)}, sample ${rate(history[i].sampled)}`,
+    label: `Tokens per second: train ${rate(latest?.train)}, sample ${rate(latest?.sampled)}. ` +
+      "Arrow keys read values.",
+    empty: "Two readings make the first point.",
+  });
+  setText(byId("speed-note"), "Since this page was opened, at most ten minutes.");
+}
+
+// Makes a bar whose parts are [class, share].
+function bar(parts) {
+  let from = 0;
+  const rects = parts.map(([kind, share]) => {
+    const rect = svg("rect", {
+      class: kind,
+      x: `${(from * 100).toFixed(2)}%`,
+      width: `${(share * 100).toFixed(2)}%`,
+      height: "100%",
+    });
+    from += share;
+    return rect;
+  });
+  return svg("svg", { class: "bar", "aria-hidden": "true" }, ...rects);
+}
+
+function legend(entries) {
+  return el(
+    "ul",
+    { class: "legend list" },
+    ...entries.map(([kind, text]) => el("li", { class: `key ${kind}`, text })),
+  );
+}
+
+export function showMemory(state) {
+  const load = state.load;
+  byId("memory-card").hidden = !load;
+  if (!load) return;
+  const blocks = [];
+  const parts = PARTS.filter((name) => load.parts[name] > 0);
+  const total = parts.reduce((sum, name) => sum + load.parts[name], 0);
+  if (total > 0) {
+    const kind = (name) => `part-${PARTS.indexOf(name)}`;
+    blocks.push(
+      el("h3", { text: `Device, ${bytes(load.device_bytes)}, as divided at the start` }),
+      bar(parts.map((name) => [kind(name), load.parts[name] / total])),
+      legend(parts.map((name) => [
+        kind(name), `${name.replaceAll("_", " ")} ${bytes(load.parts[name])}`,
+      ])),
+    );
+  }
+  const used = load.kv_bytes > 0 ? load.kv_used_bytes / load.kv_bytes : 0;
+  if (load.kv_bytes > 0) {
+    blocks.push(
+      el("h3", { text: `Keys and values, ${bytes(load.kv_used_bytes)} of ${bytes(load.kv_bytes)}` }),
+      bar([["part-2", used]]),
+    );
+  }
+  const places = el("dl", { class: "pairs" });
+  const at = load.adapters_at;
+  fillPairs(places, [
+    ["Process", bytes(load.process_bytes)],
+    ["Adapters on the device", bytes(load.adapter_bytes)],
+    ["Adapters at", `${count(at.device ?? 0)} device, ${count(at.host ?? 0)} host, ${count(at.disk ?? 0)} disk`],
+  ]);
+  byId("memory").replaceChildren(...blocks, places);
+}
+
+export function showTenants(state) {
+  const tenants = state.tenants ?? [];
+  byId("tenants-card").hidden = tenants.length === 0;
+  if (tenants.length === 0) return;
+  byId("tenants").replaceChildren(
+    table(
+      "Tenants",
+      [
+        ["Tenant", (t) => t.tenant, "name"],
+        ["Adapters", (t) => count(t.adapters), "num"],
+        ["State", (t) => bytes(t.bytes), "num"],
+        ["Waiting", (t) => count(t.queued), "num"],
+        ["Trained", (t) => count(t.train_tokens), "num"],
+        ["Sampled", (t) => count(t.sampled_tokens), "num"],
+      ],
+      tenants,
+    ),
+  );
+}
+
+export function showErrors(state) {
+  const place = byId("errors");
+  if (state.errors.length === 0) {
+    place.replaceChildren(el("p", { class: "note", text: "No call has failed." }));
+    return;
+  }
+  const columns = [
+    ["When", (e) => ago(e.at, state.now), "when"],
+    ["Call", (e) => e.rpc, "call"],
+    ["Error", (e) => breakable(e.reason || e.code), "code"],
+    ["Adapter", (e) => e.adapter, "call"],
+    ["Times", (e) => count(e.count), "num"],
+  ];
+  place.replaceChildren(table("Recent errors", columns, state.errors));
+}

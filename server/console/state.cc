@@ -1,0 +1,319 @@
+#include "server/console/state.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/time/clock.h"
+#include "server/metric_values.h"
+#include "server/version.h"
+
+namespace weft::console {
+namespace {
+
+using tinker::Json;
+
+// How many adapters are read at a time, because the dispatcher's lock is held
+// meanwhile.
+constexpr size_t kPage = 100;
+// The points of a listed adapter and of the selected one.
+constexpr size_t kListedPoints = 32;
+constexpr size_t kSelectedPoints = 256;
+constexpr size_t kMaxSnapshots = 50;
+
+// An adapter with its totals.
+struct Entry {
+  AdapterInfo info;
+  std::string engine_name;
+  AdapterActivity totals;  // Without points.
+};
+
+double Seconds(absl::Time time) {
+  return static_cast<double>(absl::ToUnixMillis(time)) / 1000;
+}
+
+// Returns a loss with about five digits, which are enough to draw it.
+Json Loss(float loss) {
+  if (!std::isfinite(loss)) return nullptr;
+  if (loss == 0) return 0;
+  const double scale =
+      std::pow(10.0, 4 - std::floor(std::log10(std::abs(double{loss}))));
+  return std::isfinite(scale) ? std::round(loss * scale) / scale : 0;
+}
+
+std::vector<Entry> AllAdapters(Engine& engine, const Caller& caller) {
+  std::vector<Entry> entries;
+  ActivityQuery query;
+  bool more = true;
+  while (more) {
+    ListAdaptersRequest request{.size = kPage};
+    if (!entries.empty()) request.after = entries.back().info.adapter_id;
+    (void)caller.Qualify(&request);
+    // The callback runs before ListAdapters returns.
+    engine.ListAdapters(request, [&](absl::StatusOr<AdapterPage> page) {
+      more = page.ok() && page->more;
+      if (!page.ok()) return;
+      caller.Reveal(&*page);
+      more = page->more && !page->adapters.empty();
+      for (AdapterInfo& info : page->adapters) {
+        std::string name = info.adapter_id;
+        (void)caller.Qualify(&name);
+        query.adapter_ids.push_back(name);
+        entries.push_back({.info = std::move(info), .engine_name = name});
+      }
+    });
+  }
+  const Activity activity = engine.activity(query);
+  for (size_t i = 0; i < entries.size(); ++i) {
+    entries[i].totals = activity.adapters[i];
+  }
+  return entries;
+}
+
+Json ServerJson(const ServiceCore& core, const Engine* engine) {
+  const char* const phase = core.engine.draining() ? "draining"
+                            : engine == nullptr    ? "loading"
+                                                   : "serving";
+  Json out = {{"version", std::string(kVersion)},
+              {"git", std::string(kGitRevision)},
+              {"model", core.options.model_name},
+              {"phase", phase}};
+  if (engine == nullptr) return out;
+  const EngineInfo& info = engine->info();
+  out["device"] = info.device;
+  out["dtype"] = info.dtype;
+  out["architecture"] = info.architecture;
+  out["parameters"] = info.num_parameters;
+  out["context_length"] = info.context_length;
+  return out;
+}
+
+// Returns the load of the whole server.
+Json LoadJson(const MetricValues& values) {
+  return {{"uptime_seconds", std::round(values.UptimeSeconds())},
+          {"calls_in_flight", values.Sum("weft_requests_inflight")},
+          {"optim_steps", values.Sum("weft_optim_steps_total")},
+          {"process_bytes", values.Sum("process_resident_memory_bytes")},
+          {"device_bytes", values.Sum("weft_device_memory_bytes")},
+          {"device_used_bytes", values.Sum("weft_device_allocated_bytes")},
+          {"parts", values.ByLabel("weft_memory_part_bytes")},
+          {"kv_bytes", values.Sum("weft_kv_cache_capacity_bytes")},
+          {"kv_used_bytes", values.Sum("weft_kv_cache_used_bytes")},
+          {"adapter_bytes", values.Sum("weft_adapter_bytes")},
+          {"adapters_at", values.ByLabel("weft_adapters")}};
+}
+
+// Returns the tenants that have a name of their own. On a server without tokens
+// an adapter may be its own tenant.
+Json TenantsJson(const Engine& engine, const std::vector<Entry>& entries) {
+  std::map<std::string, AdapterActivity> totals;
+  for (const Entry& entry : entries) {
+    if (entry.info.tenant == entry.info.adapter_id) continue;
+    AdapterActivity& sum = totals[entry.info.tenant];
+    sum.train_tokens += entry.totals.train_tokens;
+    sum.sampled_tokens += entry.totals.sampled_tokens;
+  }
+  ActivityQuery query;
+  for (const auto& [tenant, sum] : totals) {
+    if (query.tenants.size() < kMaxTenants) query.tenants.push_back(tenant);
+  }
+  const Activity activity = engine.activity(query);
+  Json out = Json::array();
+  for (size_t i = 0; i < query.tenants.size(); ++i) {
+    const AdapterActivity& sum = totals[query.tenants[i]];
+    out.push_back({{"tenant", query.tenants[i]},
+                   {"adapters", activity.tenants[i].num_adapters},
+                   {"bytes", activity.tenants[i].adapter_bytes},
+                   {"queued", activity.tenants[i].queued_requests},
+                   {"train_tokens", sum.train_tokens},
+                   {"sampled_tokens", sum.sampled_tokens}});
+  }
+  return out;
+}
+
+// Sets what differs between a caller that sees everything and a tenant.
+void FillTotals(const ServiceCore& core, const Engine& engine,
+                const Caller& caller, const std::vector<Entry>& entries,
+                Json* out) {
+  if (caller.sees_all()) {
+    const MetricValues values(*core.registry);
+    (*out)["tokens"] = {{"train", values.Sum("weft_train_tokens_total")},
+                        {"sampled", values.Sum("weft_sampled_tokens_total")}};
+    (*out)["queued"] = values.ByLabel("weft_queue_depth");
+    (*out)["load"] = LoadJson(values);
+    (*out)["tenants"] = TenantsJson(engine, entries);
+    return;
+  }
+  AdapterActivity sum;
+  for (const Entry& entry : entries) {
+    sum.train_tokens += entry.totals.train_tokens;
+    sum.sampled_tokens += entry.totals.sampled_tokens;
+  }
+  const Activity own = engine.activity({.tenants = {caller.tenant()}});
+  (*out)["tokens"] = {{"train", sum.train_tokens},
+                      {"sampled", sum.sampled_tokens}};
+  (*out)["queued"] = {{"all", own.tenants[0].queued_requests}};
+}
+
+bool Matches(const AdapterInfo& info, const std::string& search) {
+  const auto has = [&search](const std::string& text) {
+    return absl::StrContains(absl::AsciiStrToLower(text), search);
+  };
+  return search.empty() || has(info.adapter_id) || has(info.tenant);
+}
+
+Json AdapterJson(const Entry& entry, const AdapterActivity& latest) {
+  constexpr const char* kLocations[] = {"device", "host", "disk"};
+  const AdapterInfo& info = entry.info;
+  Json losses = Json::array();
+  for (const TrainPoint& point : latest.points) {
+    losses.push_back(Loss(point.loss));
+  }
+  return {{"id", info.adapter_id},
+          {"tenant", info.tenant},
+          {"rank", info.config.rank},
+          {"step", info.last_step},
+          {"durable_step", info.durable_step},
+          {"epoch", info.epoch},
+          {"optim_steps", info.optim_steps},
+          {"version", info.version},
+          {"bytes", info.resident_bytes},
+          {"location", kLocations[static_cast<size_t>(info.location)]},
+          {"last_used_at", Seconds(info.last_used_at)},
+          {"train_tokens", entry.totals.train_tokens},
+          {"sampled_tokens", entry.totals.sampled_tokens},
+          {"losses", std::move(losses)}};
+}
+
+Json SelectedJson(const Engine& engine, const Entry& entry) {
+  const Activity activity = engine.activity({.adapter_ids = {entry.engine_name},
+                                             .tenants = {},
+                                             .max_points = kSelectedPoints});
+  const AdapterInfo& info = entry.info;
+  Json out = {{"id", info.adapter_id},
+              {"alpha", info.config.alpha},
+              {"parameters", info.num_parameters},
+              {"created_at", Seconds(info.created_at)},
+              {"num_snapshots", info.snapshots.size()},
+              {"snapshots", Json::array()},
+              {"targets", Json::array()},
+              {"steps", Json::array()},
+              {"losses", Json::array()},
+              {"tokens", Json::array()},
+              {"ended_at", Json::array()}};
+  for (const std::string& name : info.snapshots) {
+    if (out["snapshots"].size() < kMaxSnapshots) {
+      out["snapshots"].push_back(name);
+    }
+  }
+  for (const TargetModule module : info.config.target_modules) {
+    out["targets"].push_back(TargetModuleName(module));
+  }
+  for (const TrainPoint& point : activity.adapters[0].points) {
+    out["steps"].push_back(point.step);
+    out["losses"].push_back(Loss(point.loss));
+    out["tokens"].push_back(point.num_tokens);
+    out["ended_at"].push_back(Seconds(point.ended_at));
+  }
+  return out;
+}
+
+// Returns the adapters that match, those used last if they are too many, in the
+// order of ids.
+std::vector<const Entry*> Listed(const std::vector<Entry>& entries,
+                                 const std::string& search, size_t* matching) {
+  std::vector<const Entry*> found;
+  for (const Entry& entry : entries) {
+    if (Matches(entry.info, search)) found.push_back(&entry);
+  }
+  *matching = found.size();
+  if (found.size() > kMaxAdapters) {
+    const auto used = [](const Entry* entry) {
+      return entry->info.last_used_at;
+    };
+    std::ranges::nth_element(found, found.begin() + kMaxAdapters,
+                             std::greater(), used);
+    found.resize(kMaxAdapters);
+    std::ranges::sort(found, std::less(), [](const Entry* entry) {
+      return entry->info.adapter_id;
+    });
+  }
+  return found;
+}
+
+void FillAdapters(const Engine& engine, const std::vector<Entry>& entries,
+                  const StateQuery& query, Json* out) {
+  size_t matching = 0;
+  const std::vector<const Entry*> listed =
+      Listed(entries, absl::AsciiStrToLower(query.search), &matching);
+  ActivityQuery points{.max_points = kListedPoints};
+  for (const Entry* entry : listed) {
+    points.adapter_ids.push_back(entry->engine_name);
+  }
+  const Activity activity = engine.activity(points);
+  Json rows = Json::array();
+  for (size_t i = 0; i < listed.size(); ++i) {
+    rows.push_back(AdapterJson(*listed[i], activity.adapters[i]));
+  }
+  (*out)["num_adapters"] = entries.size();
+  (*out)["num_matching"] = matching;
+  (*out)["adapters"] = std::move(rows);
+  for (const Entry& entry : entries) {
+    if (entry.info.adapter_id == query.selected) {
+      (*out)["selected"] = SelectedJson(engine, entry);
+    }
+  }
+}
+
+Json ErrorsJson(const ServiceCore& core, const Caller& caller) {
+  Json out = Json::array();
+  for (const CallError& error : core.errors.Latest(caller, kMaxErrors)) {
+    out.push_back({{"rpc", error.rpc},
+                   {"code", absl::StatusCodeToString(error.code)},
+                   {"reason", error.reason},
+                   {"adapter", error.adapter_id},
+                   {"tenant", error.tenant},
+                   {"at", Seconds(error.at)},
+                   {"count", error.count}});
+  }
+  return out;
+}
+
+}  // namespace
+
+Json MakeState(const ServiceCore& core, const Caller& caller,
+               const StateQuery& query) {
+  Engine* const engine = core.engine.Peek();
+  Json out = {{"now", Seconds(absl::Now())},
+              {"server", ServerJson(core, engine)},
+              {"caller",
+               {{"token", caller.token_id()},
+                {"tenant", caller.tenant()},
+                {"sees_all", caller.sees_all()}}},
+              {"errors", ErrorsJson(core, caller)}};
+  if (engine == nullptr) return out;
+  const std::vector<Entry> entries = AllAdapters(*engine, caller);
+  FillTotals(core, *engine, caller, entries, &out);
+  FillAdapters(*engine, entries, query, &out);
+  return out;
+}
+
+Json CheckpointsJson(std::vector<CheckpointInfo> checkpoints) {
+  std::ranges::sort(checkpoints, std::greater(), &CheckpointInfo::created_at);
+  if (checkpoints.size() > kMaxCheckpoints) checkpoints.resize(kMaxCheckpoints);
+  Json out = Json::array();
+  for (const CheckpointInfo& info : checkpoints) {
+    out.push_back({{"name", info.name},
+                   {"step", info.last_step},
+                   {"optim_steps", info.optim_steps},
+                   {"bytes", info.size_bytes},
+                   {"created_at", Seconds(info.created_at)}});
+  }
+  return out;
+}
+
+}  // namespace weft::console

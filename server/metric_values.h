@@ -1,0 +1,38 @@
+// The values of a registry's counters and gauges at one moment.
+#ifndef WEFT_SERVER_METRIC_VALUES_H_
+#define WEFT_SERVER_METRIC_VALUES_H_
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "prometheus/metric_family.h"
+#include "prometheus/registry.h"
+
+namespace weft {
+
+// A plain value. The constructor takes about a millisecond.
+// Threads: any may make one; the methods are not thread-safe.
+class MetricValues {
+ public:
+  // Reads the registry's metrics and those of the process.
+  explicit MetricValues(const prometheus::Registry& registry);
+
+  // Returns the sum over a family's labels; 0 if there is no such family.
+  [[nodiscard]] double Sum(const std::string& name) const;
+  // Returns a family with one label: the values by the label's values.
+  [[nodiscard]] std::map<std::string, double> ByLabel(
+      const std::string& name) const;
+  // Returns the seconds since the start of the process; 0 if unknown.
+  [[nodiscard]] double UptimeSeconds() const;
+
+ private:
+  void Add(const std::vector<prometheus::MetricFamily>& families);
+
+  // Values by the family's name and the value of its first label.
+  std::map<std::string, std::map<std::string, double>> values_;
+};
+
+}  // namespace weft
+
+#endif  // WEFT_SERVER_METRIC_VALUES_H_
