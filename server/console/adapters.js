@@ -119,8 +119,8 @@ export class Adapters {
       kept.set(adapter.id, entry);
       this.fill(entry, adapter, state.now);
     }
-    this.place([...kept.values()].map((entry) => entry.row));
     this.rows = kept;
+    this.place([...kept.values()].map((entry) => entry.row));
     this.describe(state);
   }
 
@@ -189,10 +189,9 @@ export function showLoss(state, wanted) {
       `from ${loss(smoothed[0])} to ${loss(last(smoothed))}. Arrow keys read values.`,
     empty: wanted ? "No training step has ended since the server started." : "",
   });
-  setText(
-    byId("loss-note"),
-    steps.length ? "By step: the sum of the losses divided by the sum of the weights, per ForwardBackward." : "",
-  );
+  const what =
+    "By step: the sum of the losses divided by the sum of the weights, per ForwardBackward.";
+  setText(byId("loss-note"), steps.length ? what : "");
   showFacts(state, selected, adapter);
 }
 

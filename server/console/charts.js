@@ -3,11 +3,14 @@ import { el, svg } from "./dom.js";
 
 const MARGIN = { top: 10, right: 12, bottom: 24, left: 52 };
 
+const SECONDS = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600];
+
 // Returns about `wanted` round values within [low, high].
-export function ticks(low, high, wanted) {
+export function ticks(low, high, wanted, isTime = false) {
   const rough = (high - low) / Math.max(1, wanted);
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough);
+  const steps = isTime ? SECONDS : [1, 2, 5, 10].map((m) => m * power);
+  const step = steps.find((s) => s >= rough) ?? steps.at(-1);
   const found = [];
   for (let i = Math.ceil(low / step); i * step <= high + step * 1e-9; i += 1) {
     found.push(i * step);
@@ -70,7 +73,7 @@ function axes(box, x, y, chart) {
       }),
     );
   }
-  for (const value of ticks(...x.range, (box.right - box.left) / 110)) {
+  for (const value of ticks(...x.range, (box.right - box.left) / 110, chart.isTime)) {
     parts.push(
       svg("text", {
         class: "tick middle",
@@ -92,7 +95,7 @@ function scale(range, from, to) {
 
 // Draws `chart` into a figure:
 //   xs: the common positions, ascending; series: [{name, ys, kind}], where kind
-//   is the line's class; fromZero; xText, yText: the text of a tick;
+//   is the line's class; fromZero; isTime: xs are seconds; xText, yText: the text of a tick;
 //   readout(i): the text of the position i; label: for screen readers;
 //   empty: the text if there is nothing to draw.
 export function draw(figure, chart) {
@@ -113,7 +116,8 @@ export function draw(figure, chart) {
     height,
   };
   const ends = [chart.xs[0], chart.xs[chart.xs.length - 1]];
-  const x = scale(chart.xRange ?? (ends[0] < ends[1] ? ends : [ends[0] - 1, ends[1] + 1]), box.left, box.right);
+  const wide = ends[0] < ends[1] ? ends : [ends[0] - 1, ends[1] + 1];
+  const x = scale(chart.xRange ?? wide, box.left, box.right);
   const y = scale(rangeOf(chart.series, chart.fromZero), box.bottom, MARGIN.top);
   const lines = chart.series.map((line) =>
     chart.xs.length === 1
@@ -151,11 +155,11 @@ function point(figure, i) {
   view.readout.textContent = view.at === null ? "" : chart.readout(view.at);
   if (view.at === null) return view.cursor.replaceChildren();
   const at = x(chart.xs[view.at]).toFixed(1);
-  const dots = chart.series
-    .filter((line) => line.ys[view.at] !== null)
-    .map((line) =>
-      svg("circle", { class: `dot ${line.kind}`, r: 3.5, cx: at, cy: y(line.ys[view.at]).toFixed(1) }),
-    );
+  const known = chart.series.filter((line) => line.ys[view.at] !== null);
+  const dots = known.map((line) => {
+    const cy = y(line.ys[view.at]).toFixed(1);
+    return svg("circle", { class: `dot ${line.kind}`, r: 3.5, cx: at, cy });
+  });
   view.cursor.replaceChildren(
     svg("line", { class: "hair", x1: at, x2: at, y1: MARGIN.top, y2: box.bottom }),
     ...dots,

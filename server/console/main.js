@@ -18,7 +18,7 @@ const TOKEN = "weft-token";
 let timer = 0;
 let request = null;
 let polls = 0;
-let state = null;
+let state = null; // The latest answer.
 let checkpoints = { id: "", list: null };
 // Readings of the totals of tokens, by adapter; "" is the whole view.
 const readings = new Map();
@@ -53,26 +53,23 @@ async function poll() {
   const mine = new AbortController();
   request = mine;
   const limit = setTimeout(() => mine.abort(), TIMEOUT_MS);
+  let answer = {};
+  let failure = "";
   try {
-    const answer = await ask(mine.signal);
-    if (request !== mine) return;
-    setText(byId("status"), "");
-    if (answer.refused !== undefined) return askForToken(answer.refused);
-    polls += 1;
-    take(answer.state);
+    answer = await ask(mine.signal);
   } catch (error) {
-    if (request !== mine) return;
-    const late = error.name === "AbortError" || error.name === "TypeError";
-    setText(byId("status"), `No answer${late ? "" : `: ${error.message}`}. Trying again.`);
-  } finally {
-    clearTimeout(limit);
+    failure = `No answer (${error.message}). Trying again.`;
   }
-  // The answer may have made a newer call, which goes on.
-  if (!document.hidden && request === mine) timer = setTimeout(poll, INTERVAL_MS);
+  clearTimeout(limit);
+  if (request !== mine) return;
+  setText(byId("status"), failure);
+  if (answer.refused !== undefined) return askForToken(answer.refused);
+  if (!document.hidden) timer = setTimeout(poll, INTERVAL_MS);
+  polls += 1;
+  if (answer.state) take(answer.state);
 }
 
 function askForToken(why) {
-  clearTimeout(timer);
   byId("main").hidden = true;
   byId("who").hidden = true;
   byId("token-form").hidden = false;

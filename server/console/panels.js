@@ -46,12 +46,20 @@ export function showTiles(state, speed) {
   fillPairs(byId("tiles"), tiles);
 }
 
+// Returns a time before now, as seconds or as minutes:seconds.
+function back(seconds) {
+  const s = Math.round(-seconds);
+  if (s < 1) return "now";
+  if (s < 60) return `−${s} s`;
+  return `−${Math.floor(s / 60)}:${String(s % 60).padStart(2, "0")}`;
+}
+
 export function showSpeed(history, now) {
   const xs = history.map((point) => point.at - now);
-  const back = (seconds) => (seconds > -1 ? "now" : `−${duration(-seconds)}`);
   const latest = history[history.length - 1];
   draw(byId("speed"), {
     xs,
+    isTime: true,
     xRange: [Math.min(-60, xs[0] ?? -60), 0],
     series: [
       { name: "train", ys: history.map((point) => point.train), kind: "one" },
@@ -112,17 +120,15 @@ export function showMemory(state) {
   }
   const used = load.kv_bytes > 0 ? load.kv_used_bytes / load.kv_bytes : 0;
   if (load.kv_bytes > 0) {
-    blocks.push(
-      el("h3", { text: `Keys and values, ${bytes(load.kv_used_bytes)} of ${bytes(load.kv_bytes)}` }),
-      bar([["part-2", used]]),
-    );
+    const text = `Keys and values, ${bytes(load.kv_used_bytes)} of ${bytes(load.kv_bytes)}`;
+    blocks.push(el("h3", { text }), bar([["part-2", used]]));
   }
   const places = el("dl", { class: "pairs" });
-  const at = load.adapters_at;
+  const at = { device: 0, host: 0, disk: 0, ...load.adapters_at };
   fillPairs(places, [
     ["Process", bytes(load.process_bytes)],
     ["Adapters on the device", bytes(load.adapter_bytes)],
-    ["Adapters at", `${count(at.device ?? 0)} device, ${count(at.host ?? 0)} host, ${count(at.disk ?? 0)} disk`],
+    ["Adapters at", `${count(at.device)} device, ${count(at.host)} host, ${count(at.disk)} disk`],
   ]);
   byId("memory").replaceChildren(...blocks, places);
 }

@@ -72,7 +72,9 @@ class FakeWeftd:
         )
         limit = time.monotonic() + START_SECONDS
         self._wait_until(port_file.exists, limit)
-        self.target, self.metrics = port_file.read_text().split("\n")[:2]
+        # With --tinker-listen the file has a third line.
+        addresses = [*port_file.read_text().splitlines(), ""]
+        self.target, self.metrics, self.http = addresses[:3]
         with weft.Client(self.target, retry=weft.NO_RETRY, security=security) as client:
             self._wait_until(client.healthy, limit)
 

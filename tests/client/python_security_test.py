@@ -3,7 +3,6 @@ when connections or descriptors run out."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import socket
 import threading
@@ -11,7 +10,6 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import grpc
 import pytest
 from certificates import Pair, make_authority, make_identity
 from fake_weftd import FakeWeftd
+from token_file import Tokens
 
 import weft
 from weft import channel, methods
@@ -27,35 +26,6 @@ from weft._proto import adapters_pb2, sampling_pb2, server_pb2, training_pb2
 DATA = [weft.Datum.next_token([1, 2, 3])]
 # The server checks files every half second, and gRPC every second.
 RELOAD_SECONDS = 2.5
-
-
-@dataclass
-class Tokens:
-    """Writes a file for --auth-tokens-file."""
-
-    path: Path
-    lines: dict[str, str] = field(default_factory=dict)
-
-    def add(self, name: str, tenant: str, *scopes: str) -> str:
-        token = f"weft_{name}-{'x' * 40}"
-        record = {
-            "id": name,
-            "sha256": hashlib.sha256(token.encode()).hexdigest(),
-            "tenant": tenant,
-            "scopes": scopes,
-        }
-        self.lines[name] = json.dumps(record)
-        self.write()
-        return token
-
-    def revoke(self, name: str) -> None:
-        del self.lines[name]
-        self.write()
-
-    def write(self) -> None:
-        draft = self.path.with_suffix(".new")
-        draft.write_text("".join(line + "\n" for line in self.lines.values()))
-        draft.replace(self.path)
 
 
 @pytest.fixture

@@ -1,0 +1,250 @@
+"""Tests the console's page in a headless Chromium."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from console_server import ConsoleServer
+from token_file import Tokens
+
+import weft
+
+CHROMIUM = shutil.which("chromium")
+playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright")
+if CHROMIUM is None:
+    pytest.skip("no Chromium: deploy/setup.sh --tests", allow_module_level=True)
+
+HOSTILE = "<img src=x onerror=window.hit=1>"
+WIDTHS = (400, 900, 1600)
+ROWS = "table.adapters tbody tr"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ConsoleServer]:
+    """Has two adapters: "first" with a curve, and "second", which was used last."""
+    with ConsoleServer() as running:
+        with running.client() as client:
+            for name, steps in (("first", 12), ("second", 3)):
+                adapter = client.create_adapter(name, rank=4)
+                for i in range(steps):
+                    data = [weft.Datum.next_token([1, 2, 40 - i])]
+                    adapter.forward_backward(data)
+                adapter.save(f"{name}-saved")
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as library:
+        # Chromium's own sandbox does not run as root.
+        chromium = library.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"]
+        )
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Opens pages. At the end none of them may have had an error: of the script,
+    or of the Content-Security-Policy."""
+    contexts, errors = [], []
+
+    def note(message: Any) -> None:
+        lost = message.text.startswith("Failed to load resource")
+        if message.type == "error" and not lost:
+            errors.append(message.text)
+
+    def open_one(url: str, width: int = 900, **options: Any) -> Any:
+        context = browser.new_context(
+            viewport={"width": width, "height": 800}, **options
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(5_000)
+        page.on("console", note)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(url)
+        return page
+
+    yield open_one
+    for context in contexts:
+        context.close()
+    assert not errors
+
+
+def rows(page: Any) -> list[str]:
+    cells = page.locator(f"{ROWS} td:first-child")
+    return [str(text) for text in cells.all_inner_texts()]
+
+
+def focused(page: Any) -> str:
+    return str(page.evaluate("document.activeElement.dataset.id ?? ''"))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_shows_losses_and_fits_its_width(
+    server: ConsoleServer, open_page: Callable[..., Any], width: int
+) -> None:
+    page = open_page(server.url, width)
+    page.wait_for_selector("#loss path.line")
+    assert rows(page) == ["first", "second"]
+    assert page.inner_text("#loss-title") == "Loss of second"
+    assert "second-saved" in page.inner_text("#checkpoints")
+    points = page.get_attribute("#loss path.raw", "d")
+    assert len(re.findall("[ML]", points)) == 3
+    wider = "document.documentElement.scrollWidth > innerWidth"
+    assert not page.evaluate(wider)
+    outside = page.evaluate(
+        "[...document.querySelectorAll('.card, .tiles > div, svg')].filter("
+        "(e) => e.getBoundingClientRect().right > innerWidth).length"
+    )
+    assert outside == 0
+
+
+def test_the_page_works_from_the_keyboard(
+    server: ConsoleServer, open_page: Callable[..., Any]
+) -> None:
+    page = open_page(server.url)
+    page.wait_for_selector("#loss path.line")
+    page.keyboard.press("/")
+    page.keyboard.type("FIR")
+    playwright.expect(page.locator(ROWS)).to_have_count(1)
+    assert rows(page) == ["first"]
+    assert page.inner_text("#shown") == "1 of 2"
+    page.keyboard.press("Escape")
+    playwright.expect(page.locator(ROWS)).to_have_count(2)
+
+    assert page.locator("tbody tr[tabindex='0']").count() == 1
+    page.focus("tbody tr[tabindex='0']")
+    page.keyboard.press("ArrowDown")
+    assert focused(page) == "second"
+    page.keyboard.press("ArrowUp")
+    assert focused(page) == "first"
+    outline = "getComputedStyle(document.activeElement).outlineStyle"
+    assert page.evaluate(outline) == "solid"
+    page.keyboard.press("Enter")
+    playwright.expect(page.locator("#loss-title")).to_have_text("Loss of first")
+    assert page.get_attribute("tr[data-id=first]", "aria-selected") == "true"
+    # A poll leaves the focus where it is.
+    with page.expect_response(re.compile("/console/v1/state")):
+        pass
+    assert focused(page) == "first"
+    page.focus("#loss")
+    page.keyboard.press("End")
+    # Its targets 2 and 29 have the canned losses 3/8 and 30/8.
+    playwright.expect(page.locator("#loss .readout")).to_contain_text(
+        "step 12: 2.062, 2 tokens"
+    )
+
+
+def test_a_column_sorts_the_rows(
+    server: ConsoleServer, open_page: Callable[..., Any]
+) -> None:
+    page = open_page(server.url)
+    page.wait_for_selector("#loss path.line")
+    step = page.get_by_role("button", name="Step")
+    step.click()
+    assert rows(page) == ["second", "first"]
+    step.click()
+    assert rows(page) == ["first", "second"]
+    assert page.locator("th", has=step).get_attribute("aria-sort") == "descending"
+
+
+def test_a_hostile_name_is_text(
+    server: ConsoleServer, open_page: Callable[..., Any]
+) -> None:
+    page = open_page("about:blank")
+
+    def answer(route: Any) -> None:
+        """Puts markup into every text of the state."""
+        state = server.state(adapter="first", checkpoints="1")
+        text = json.dumps(state).replace('"first"', json.dumps(HOSTILE))
+        state = json.loads(text)
+        for group in ("adapters", "errors"):
+            for entry in state[group]:
+                entry.update(dict.fromkeys(("tenant", "rpc", "reason"), HOSTILE))
+        state["tenants"] = [{"tenant": HOSTILE, "bytes": 1}]
+        state["server"].update(model=HOSTILE, phase=HOSTILE, version=HOSTILE)
+        state["caller"].update(token=HOSTILE)
+        state["selected"].update(snapshots=[HOSTILE], targets=[HOSTILE])
+        state["selected"]["num_snapshots"] = 1
+        state["selected"]["checkpoints"] = [{"name": HOSTILE, "bytes": 1}]
+        route.fulfill(json=state)
+
+    page.route("**/console/v1/state*", answer)
+    page.goto(server.url)
+    page.wait_for_selector("#checkpoints td")
+    assert HOSTILE in rows(page)
+    assert HOSTILE in page.inner_text("#checkpoints")
+    assert HOSTILE in page.inner_text("#tenants")
+    assert page.locator("img").count() == 0
+    assert page.evaluate("window.hit") is None
+
+
+def test_the_browser_refuses_markup_from_a_script(
+    server: ConsoleServer, browser: Any
+) -> None:
+    page = browser.new_page()
+    page.goto(server.url)
+    with pytest.raises(playwright.Error, match="TrustedHTML"):
+        page.evaluate("document.body.innerHTML = '<p>x</p>'")
+    page.close()
+
+
+def test_a_token_opens_the_page_and_stays_in_its_tab(
+    open_page: Callable[..., Any], tmp_path: Path
+) -> None:
+    tokens = Tokens(tmp_path / "tokens")
+    owner = tokens.add("owner", "acme", "train")
+    other = tokens.add("other", "birch", "read")
+    with ConsoleServer(f"--auth-tokens-file={tokens.path}") as server:
+        with server.client(owner) as client:
+            client.create_adapter("mine", rank=4)
+        page = open_page(server.url)
+        page.wait_for_selector("#token-form", state="visible")
+        assert not page.is_visible("#main")
+        assert page.inner_text("#token-error") == ""
+        page.fill("#token", "weft_guess")
+        page.press("#token", "Enter")
+        playwright.expect(page.locator("#token-error")).not_to_be_empty()
+        # A key of the Tinker API is a token, too.
+        page.fill("#token", f"tml-{owner}")
+        page.press("#token", "Enter")
+        page.wait_for_selector("tr[data-id=mine]")
+        assert "owner, tenant acme" in page.inner_text("#who")
+        assert not page.is_visible("#memory-card")
+        page.reload()
+        page.wait_for_selector("tr[data-id=mine]")
+        assert page.evaluate("localStorage.length + document.cookie.length") == 0
+        assert owner not in page.url and owner not in page.content()
+
+        page.click("#forget")
+        page.wait_for_selector("#token-form", state="visible")
+        page.fill("#token", other)
+        page.press("#token", "Enter")
+        page.wait_for_selector("text=There are no adapters.")
+        assert "mine" not in page.inner_text("#main")
+
+
+def test_the_page_follows_the_colour_scheme_and_a_lost_server(
+    browser: Any, open_page: Callable[..., Any]
+) -> None:
+    server = ConsoleServer()
+    paper = "getComputedStyle(document.documentElement).backgroundColor"
+    with server:
+        light = open_page(server.url, color_scheme="light")
+        dark = open_page(server.url, color_scheme="dark")
+        dark.wait_for_selector("text=There are no adapters.")
+        assert light.evaluate(paper) != dark.evaluate(paper)
+        dark.context.set_offline(True)
+        status = playwright.expect(dark.locator("#status"))
+        status.to_contain_text("Trying again")
+        dark.context.set_offline(False)
+        status.to_be_empty()

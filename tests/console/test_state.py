@@ -1,0 +1,152 @@
+"""Tests what the console's endpoint gives to whom, and how much of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from console_server import DATA, ConsoleServer
+from token_file import Tokens
+
+import weft
+
+NUM_TOKENS = len(DATA[0].tokens)
+MAX_BYTES = 256 << 10
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ConsoleServer]:
+    with ConsoleServer() as running:
+        yield running
+
+
+def ids(state: Any) -> list[str]:
+    return [adapter["id"] for adapter in state["adapters"]]
+
+
+def test_an_adapter_has_its_steps_and_losses(server: ConsoleServer) -> None:
+    with server.client() as client:
+        adapter = client.create_adapter("steps", rank=4)
+        for _ in range(3):
+            adapter.forward_backward(DATA)
+        adapter.optim_step(learning_rate=1e-3)
+        adapter.forward(DATA)
+        adapter.sample([1, 2], max_tokens=5)
+        adapter.save("one")
+    state = server.state(adapter="steps", checkpoints="1")
+    (row,) = [a for a in state["adapters"] if a["id"] == "steps"]
+    # Three losses of canned results: targets 2 and 3 give 3/8 and 4/8.
+    assert row["losses"] == [0.4375] * 3
+    assert (row["rank"], row["step"]) == (4, 6)
+    assert row["train_tokens"] == 4 * NUM_TOKENS
+    assert row["sampled_tokens"] == 5
+    selected = state["selected"]
+    assert (selected["steps"], selected["losses"]) == ([1, 2, 3], [0.4375] * 3)
+    assert selected["tokens"] == [NUM_TOKENS] * 3
+    assert [c["name"] for c in selected["checkpoints"]] == ["one"]
+    assert "checkpoints" not in server.state(adapter="steps")["selected"]
+    assert "selected" not in server.state(adapter="nobody", checkpoints="1")
+
+
+def test_errors_have_a_code_and_no_text(server: ConsoleServer) -> None:
+    with server.client() as client:
+        for _ in range(2):
+            with pytest.raises(weft.NotFound):
+                client.adapter("secret-word").info()
+        with pytest.raises(weft.InvalidArgument):
+            client.create_adapter("bad name: secret-text")
+    errors = server.state()["errors"]
+    newest, older = errors[:2]
+    assert (newest["rpc"], newest["code"]) == ("CreateAdapter", "INVALID_ARGUMENT")
+    assert newest["adapter"] == ""
+    assert older["rpc"] == "GetAdapter"
+    assert (older["reason"], older["count"]) == ("NO_SUCH_ADAPTER", 2)
+    assert older["adapter"] == "secret-word"
+    assert "secret-text" not in json.dumps(errors)
+
+
+def test_a_tenant_sees_its_own_and_an_admin_everything(tmp_path: Path) -> None:
+    tokens = Tokens(tmp_path / "tokens")
+    owner = tokens.add("owner", "acme", "train", "sample")
+    reader = tokens.add("reader", "acme", "read")
+    other = tokens.add("other", "birch", "train", "sample")
+    admin = tokens.add("ops", "acme", "admin")
+    with ConsoleServer(f"--auth-tokens-file={tokens.path}") as server:
+        with server.client(owner) as client:
+            client.create_adapter("hidden", rank=4).forward_backward(DATA)
+            with pytest.raises(weft.NotFound):
+                client.adapter("unknown").info()
+        with server.client(admin) as client, pytest.raises(weft.NotFound):
+            client.adapter("birch~unknown").info()
+        own, theirs = server.state(reader), server.state(other, adapter="hidden")
+        every = server.state(admin, adapter="acme~hidden")
+    assert ids(own) == ["hidden"]
+    assert own["tokens"]["train"] == NUM_TOKENS
+    assert own["queued"] == {"all": 0}
+    assert [(e["adapter"], e["tenant"]) for e in own["errors"]] == [("unknown", "acme")]
+    assert "load" not in own and "tenants" not in own
+    assert own["caller"] == {"token": "reader", "tenant": "acme", "sees_all": False}
+
+    assert (theirs["adapters"], theirs["num_adapters"]) == ([], 0)
+    assert (theirs["errors"], theirs["tokens"]["train"]) == ([], 0)
+    assert "selected" not in theirs
+    assert not {"hidden", "acme"} & set(json.dumps(theirs).split('"'))
+
+    assert ids(every) == ["acme~hidden"]
+    assert every["selected"]["steps"] == [1]
+    assert [t["tenant"] for t in every["tenants"]] == ["acme"]
+    assert every["tenants"][0]["train_tokens"] == NUM_TOKENS
+    assert {e["adapter"] for e in every["errors"]} == {"acme~unknown", "birch~unknown"}
+    assert "load" in every
+
+
+def test_a_bad_token_gets_no_data(tmp_path: Path) -> None:
+    tokens = Tokens(tmp_path / "tokens")
+    good = tokens.add("reader", "acme", "read")
+    with ConsoleServer(f"--auth-tokens-file={tokens.path}") as server:
+        for token in (None, "", "weft_guess", good + "x", f"tml-{good}"):
+            status, headers, body = server.get("/console/v1/state", token)
+            assert (status, list(json.loads(body))) == (401, ["detail"]), token
+            assert good not in body.decode()
+            assert headers["Cache-Control"] == "no-store"
+        assert server.get("/console/v1/state", good)[0] == 200
+
+
+def test_the_page_needs_no_token_and_holds_no_data(tmp_path: Path) -> None:
+    tokens = Tokens(tmp_path / "tokens")
+    owner = tokens.add("owner", "acme", "train")
+    with ConsoleServer(f"--auth-tokens-file={tokens.path}") as server:
+        with server.client(owner) as client:
+            client.create_adapter("hidden", rank=4)
+        files = ["/", *(f"/console/v1/{name}" for name in ("main.js", "console.css"))]
+        for path in files:
+            status, headers, body = server.get(path)
+            assert status == 200 and b"hidden\"" not in body and b"acme" not in body
+            policy = headers["Content-Security-Policy"]
+            assert policy.startswith("default-src 'none'; script-src 'self';")
+            assert "unsafe" not in policy and "frame-ancestors 'none'" in policy
+            assert headers["X-Content-Type-Options"] == "nosniff"
+        for path in ("/x", "/console/v1/", "/console/v1/index.html", "/console/v1/.."):
+            assert server.get(path)[0] == 404, path
+
+
+def test_a_thousand_adapters_give_a_bounded_answer() -> None:
+    with ConsoleServer("--max-adapters=1001") as server:
+        with server.client() as client:
+            for i in range(1000):
+                client.create_adapter(f"{i:04d}-{'n' * 60}", rank=4)
+            for i in range(300, 540):
+                for _ in range(3):
+                    client.adapter(f"{i:04d}-{'n' * 60}").forward_backward(DATA)
+        status, _, body = server.get("/console/v1/state")
+        assert status == 200 and len(body) < MAX_BYTES
+        state = json.loads(body)
+        assert (state["num_adapters"], state["num_matching"]) == (1000, 1000)
+        # Those used last are listed, in the order of ids.
+        assert [name[:4] for name in ids(state)] == [f"{i:04d}" for i in range(340, 540)]
+        found = server.state(q="0007-N")
+        assert (found["num_adapters"], found["num_matching"]) == (1000, 1)
+        assert [name[:4] for name in ids(found)] == ["0007"]
