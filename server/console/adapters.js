@@ -184,7 +184,7 @@ export function showLoss(state, wanted) {
     yText: (value) => String(Number(value.toPrecision(6))),
     readout: (i) =>
       `step ${steps[i]}: ${loss(losses[i])}, ${count(selected.tokens[i])} tokens, ` +
-      ago(selected.ended_at[i], state.now),
+      new Date(selected.ended_at[i] * 1000).toLocaleTimeString("en-GB"),
     label: `Loss of the last ${steps.length} training steps of ${selected.id}, ` +
       `from ${loss(smoothed[0])} to ${loss(last(smoothed))}. Arrow keys read values.`,
     empty: wanted ? "No training step has ended since the server started." : "",
@@ -196,11 +196,9 @@ export function showLoss(state, wanted) {
 }
 
 function showFacts(state, selected, adapter) {
-  if (!adapter || !state.selected) {
-    byId("selected").replaceChildren();
-    byId("checkpoints").replaceChildren();
-    return;
-  }
+  byId("selected-card").hidden = !adapter || !state.selected;
+  if (!adapter || !state.selected) return;
+  setText(byId("selected-title"), selected.id);
   fillPairs(byId("selected"), [
     ["Step", `${count(adapter.step)}, durable ${count(adapter.durable_step)}`],
     ["Updates", count(adapter.optim_steps)],

@@ -75,8 +75,9 @@ export function ago(then, now) {
   return now - then < 1.5 ? "now" : `${duration(now - then)} ago`;
 }
 
-// Lets a long name in capitals break after its underscores.
-export const breakable = (name) => name.replaceAll("_", "_\u200b");
+// Lets a name break between its words: INVALID_ARGUMENT, CreateAdapter.
+export const breakable = (name) =>
+  name.replaceAll("_", "_\u200b").replace(/([a-z])([A-Z])/g, "$1\u200b$2");
 
 // Fills a list of terms and values.
 export function fillPairs(list, pairs) {

@@ -161,10 +161,10 @@ export function showErrors(state) {
   }
   const columns = [
     ["When", (e) => ago(e.at, state.now), "when"],
-    ["Call", (e) => e.rpc, "call"],
-    ["Error", (e) => breakable(e.reason || e.code), "code"],
-    ["Adapter", (e) => e.adapter, "call"],
-    ["Times", (e) => count(e.count), "num"],
+    ["Call", (e) => breakable(e.rpc), "word"],
+    ["Error", (e) => breakable(e.reason || e.code), "word"],
+    ["Adapter", (e) => e.adapter, "any"],
+    ["Times", (e) => count(e.count), "num mid"],
   ];
   place.replaceChildren(table("Recent errors", columns, state.errors));
 }

@@ -140,7 +140,7 @@ def test_the_page_works_from_the_keyboard(
     page.keyboard.press("End")
     # Its targets 2 and 29 have the canned losses 3/8 and 30/8.
     playwright.expect(page.locator("#loss .readout")).to_contain_text(
-        "step 12: 2.062, 2 tokens"
+        "step 12: 2.063, 2 tokens"
     )
 
 
