@@ -25,7 +25,7 @@ struct CallError {
   std::string reason;      // The name of its Reason; empty if it has none.
   std::string adapter_id;  // Empty if the call named none that is valid.
   std::string tenant;      // The caller's.
-  absl::Time at;           // Of the latest one.
+  absl::Time at;           // When the latest of them ended.
   int64_t count = 1;       // Calls that failed in this way.
 };
 

@@ -124,7 +124,7 @@ def test_the_page_needs_no_token_and_holds_no_data(tmp_path: Path) -> None:
         files = ["/", *(f"/console/v1/{name}" for name in ("main.js", "console.css"))]
         for path in files:
             status, headers, body = server.get(path)
-            assert status == 200 and b"hidden\"" not in body and b"acme" not in body
+            assert status == 200 and b'hidden"' not in body and b"acme" not in body
             policy = headers["Content-Security-Policy"]
             assert policy.startswith("default-src 'none'; script-src 'self';")
             assert "unsafe" not in policy and "frame-ancestors 'none'" in policy
@@ -146,7 +146,9 @@ def test_a_thousand_adapters_give_a_bounded_answer() -> None:
         state = json.loads(body)
         assert (state["num_adapters"], state["num_matching"]) == (1000, 1000)
         # Those used last are listed, in the order of ids.
-        assert [name[:4] for name in ids(state)] == [f"{i:04d}" for i in range(340, 540)]
+        assert [name[:4] for name in ids(state)] == [
+            f"{i:04d}" for i in range(340, 540)
+        ]
         found = server.state(q="0007-N")
         assert (found["num_adapters"], found["num_matching"]) == (1000, 1)
         assert [name[:4] for name in ids(found)] == ["0007"]
