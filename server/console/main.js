@@ -11,6 +11,8 @@ const TIMEOUT_MS = 10000;
 const HISTORY_SECONDS = 600;
 // Rates are means over this time, because steps end in bursts.
 const RATE_SECONDS = 10;
+// Over less than this a rate says nothing: a selection polls at once.
+const SHORT_SECONDS = 1;
 // Every so many polls the checkpoints are asked for, too: they are on disk.
 const CHECKPOINT_POLLS = 15;
 const TOKEN = "weft-token";
@@ -78,20 +80,23 @@ function askForToken(why) {
 }
 
 // Adds a reading and returns the rates since the oldest one that is kept; null
-// before the second one.
+// before the second one. A reading that comes too soon is left out.
 function rates(key, now, train, sampled) {
   let kept = readings.get(key) ?? [];
-  const last = kept[kept.length - 1];
+  const last = kept.at(-1);
   // After a restart the totals begin again.
   if (last && (train < last.train || sampled < last.sampled)) kept = [];
-  kept.push({ at: now, train, sampled });
+  const newest = kept.at(-1);
+  const soon = newest && now - newest.at < SHORT_SECONDS;
+  const latest = soon ? newest : { at: now, train, sampled };
+  if (!soon) kept.push(latest);
   while (kept.length > 2 && kept[0].at < now - RATE_SECONDS) kept.shift();
   readings.set(key, kept);
-  const seconds = now - kept[0].at;
+  const seconds = latest.at - kept[0].at;
   if (seconds <= 0) return { train: null, sampled: null };
   return {
-    train: (train - kept[0].train) / seconds,
-    sampled: (sampled - kept[0].sampled) / seconds,
+    train: (latest.train - kept[0].train) / seconds,
+    sampled: (latest.sampled - kept[0].sampled) / seconds,
   };
 }
 
@@ -106,7 +111,8 @@ function takeRates() {
     if (!listed.has(key)) readings.delete(key);
   }
   const all = rates("", state.now, state.tokens.train, state.tokens.sampled);
-  if (all.train !== null) speed.push({ at: state.now, ...all });
+  const recent = speed.length > 0 && state.now - speed.at(-1).at < SHORT_SECONDS;
+  if (all.train !== null && !recent) speed.push({ at: state.now, ...all });
   while (speed.length > 0 && speed[0].at < state.now - HISTORY_SECONDS) speed.shift();
   return all;
 }

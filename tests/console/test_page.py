@@ -163,6 +163,29 @@ def test_a_column_sorts_the_rows(
     assert page.locator("th", has=step).get_attribute("aria-sort") == "descending"
 
 
+def test_a_poll_that_comes_at_once_makes_no_peak(
+    server: ConsoleServer, open_page: Callable[..., Any]
+) -> None:
+    page = open_page("about:blank")
+    # The page polls again at once when it selects an adapter.
+    readings = [(0.0, 0), (0.03, 1000), (2.0, 1000)]
+
+    def answer(route: Any) -> None:
+        state = server.state()
+        seconds, state["tokens"]["train"] = (
+            readings.pop(0) if len(readings) > 1 else readings[0]
+        )
+        state["now"] = 1_000_000 + seconds
+        route.fulfill(json=state)
+
+    page.route("**/console/v1/state*", answer)
+    page.goto(server.url)
+    rate = page.locator("#tiles dd").first
+    playwright.expect(rate).to_have_text("500")
+    assert page.locator("#speed circle.one").count() == 1
+    assert page.locator("#speed path.one").count() == 0
+
+
 def test_a_hostile_name_is_text(
     server: ConsoleServer, open_page: Callable[..., Any]
 ) -> None:
