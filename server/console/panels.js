@@ -126,7 +126,7 @@ export function showMemory(state) {
   const places = el("dl", { class: "pairs" });
   const at = { device: 0, host: 0, disk: 0, ...load.adapters_at };
   fillPairs(places, [
-    ["Process", bytes(load.process_bytes)],
+    ["Process", bytes(load.resident_bytes)],
     ["Adapters on the device", bytes(load.adapter_bytes)],
     ["Adapters at", `${count(at.device)} device, ${count(at.host)} host, ${count(at.disk)} disk`],
   ]);

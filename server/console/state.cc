@@ -97,7 +97,7 @@ Json LoadJson(const MetricValues& values) {
   return {{"uptime_seconds", std::round(values.UptimeSeconds())},
           {"calls_in_flight", values.Sum("weft_requests_inflight")},
           {"optim_steps", values.Sum("weft_optim_steps_total")},
-          {"process_bytes", values.Sum("process_resident_memory_bytes")},
+          {"resident_bytes", values.Sum("process_resident_memory_bytes")},
           {"device_bytes", values.Sum("weft_device_memory_bytes")},
           {"device_used_bytes", values.Sum("weft_device_allocated_bytes")},
           {"parts", values.ByLabel("weft_memory_part_bytes")},
