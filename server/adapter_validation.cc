@@ -64,6 +64,9 @@ absl::StatusOr<LoraConfig> ReadLoraConfig(const v1::LoraConfig& in,
   if (in.has_alpha()) out.alpha = in.alpha();
   WEFT_RETURN_IF_ERROR(CheckReal("config.alpha", out.alpha,
                                  {.low = 0, .high = 1e6, .low_open = true}));
+  WEFT_RETURN_IF_ERROR(CheckCount("config.expert_rank", in.expert_rank(), 0,
+                                  static_cast<uint64_t>(limits.max_rank)));
+  out.expert_rank = static_cast<int>(in.expert_rank());
   out.seed = in.has_seed() ? in.seed() : SeedOf(adapter_id);
   if (in.target_modules().empty()) return out;
   out.target_modules.clear();

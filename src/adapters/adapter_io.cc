@@ -37,15 +37,17 @@ bool SameState(const lora::AdapterState& a, const lora::AdapterState& b) {
          SameBits(a.moment2, b.moment2);
 }
 
-// Describes the base model's shape. A checkpoint loads only into a model of the
-// same shape.
+// A checkpoint loads only into a model of the same shape.
 json Fingerprint(const lora::ModelShape& shape) {
-  return {{"num_layers", shape.num_layers},
-          {"hidden", shape.hidden},
-          {"q_width", shape.q_width},
-          {"kv_width", shape.kv_width},
-          {"ffn", shape.ffn},
-          {"vocab", shape.vocab}};
+  json fingerprint = {{"num_layers", shape.num_layers},
+                      {"hidden", shape.hidden},
+                      {"q_width", shape.q_width},
+                      {"kv_width", shape.kv_width},
+                      {"ffn", shape.ffn},
+                      {"vocab", shape.vocab}};
+  const lora::ExpertShape& e = shape.experts;
+  if (e.count > 0) fingerprint["experts"] = {e.count, e.ffn, e.shared_ffn};
+  return fingerprint;
 }
 
 json ConfigToJson(const LoraConfig& config) {

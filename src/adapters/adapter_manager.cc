@@ -7,6 +7,7 @@
 #include "src/adapters/state_image.h"
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
+#include "src/peft/expert_rank.h"
 #include "src/peft/peft_format.h"
 #include "src/request/digest.h"
 
@@ -16,6 +17,16 @@ using dispatch::NoSuchAdapter;
 
 void AdapterManager::Create(CreateAdapterRequest request,
                             Callback<AdapterInfo> done) {
+  const lora::ModelShape& shape = context_.adapters.shape();
+  absl::StatusOr<LoraConfig> config =
+      lora::WithExpertRank(request.config, shape);
+  const absl::Status status =
+      config.ok() ? CheckRanks(*config) : config.status();
+  if (!status.ok()) {
+    Reply<AdapterInfo>(done, status);
+    return;
+  }
+  request.config = *std::move(config);
   const Callback<AdapterInfo> reply =
       context_.dispatcher.adapters().AnswerRepeats(request, std::move(done));
   Post(reply, [this, request = std::move(request), reply] {
@@ -53,8 +64,10 @@ void AdapterManager::Remove(AdapterKey key) {
   mover_.RemoveFile(file);
 }
 
-int AdapterManager::MaxRank(const LoraConfig& config) const {
-  return lora::AdapterLayout(context_.adapters.shape(), config).max_rank();
+absl::Status AdapterManager::CheckRanks(const LoraConfig& config) const {
+  const lora::ModelShape& shape = context_.adapters.shape();
+  return lora::CheckRanks(lora::AdapterLayout(shape, config), shape.experts,
+                          context_.options.max_rank);
 }
 
 void AdapterManager::LoadNew(LoadCheckpointRequest request,
@@ -63,12 +76,11 @@ void AdapterManager::LoadNew(LoadCheckpointRequest request,
     const absl::StatusOr<CheckpointInfo> info =
         context_.files.Describe(request.source_adapter_id, request.name);
     absl::Status refused = info.status();
-    const int rank = info.ok() ? MaxRank(info->config) : 0;
-    const int limit = context_.options.max_rank;
-    if (rank > limit) {
-      refused = absl::FailedPreconditionError(
-          absl::StrCat("name: checkpoint '", request.name, "' has rank ", rank,
-                       ", the limit is ", limit, " (--max-rank)"));
+    if (info.ok()) {
+      if (const absl::Status ranks = CheckRanks(info->config); !ranks.ok()) {
+        refused = absl::FailedPreconditionError(absl::StrCat(
+            "name: checkpoint '", request.name, "': ", ranks.message()));
+      }
     }
     if (!refused.ok()) {
       Reply<AdapterInfo>(done, refused);
@@ -134,12 +146,9 @@ absl::StatusOr<AdapterManager::NewAdapter> AdapterManager::ReadImport(
   WEFT_ASSIGN_OR_RETURN(
       lora::PeftAdapter peft,
       lora::ReadPeft(request.files, context_.adapters.shape()));
-  const int rank = MaxRank(peft.config);
-  const int limit = context_.options.max_rank;
-  if (rank > limit) {
-    return absl::InvalidArgumentError(absl::StrCat("adapter_config.json: rank ",
-                                                   rank, " is above the limit ",
-                                                   limit, " (--max-rank)"));
+  if (const absl::Status ranks = CheckRanks(peft.config); !ranks.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("adapter_config.json: ", ranks.message()));
   }
   // Refuses before it writes files for an adapter that cannot be created.
   WEFT_RETURN_IF_ERROR(context_.dispatcher.adapters().CheckNew(

@@ -81,8 +81,8 @@ class AdapterManager {
         });
   }
 
-  // Returns the largest rank that an adapter of this config would have.
-  [[nodiscard]] int MaxRank(const LoraConfig& config) const;
+  // Refuses ranks above the limits of --max-rank.
+  [[nodiscard]] absl::Status CheckRanks(const LoraConfig& config) const;
 
   // The I/O thread calls the next two. They read the state that a new adapter
   // begins with and keep a copy of the state for the log.

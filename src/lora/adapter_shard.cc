@@ -11,8 +11,12 @@ struct Begin {
   int64_t out = 0;
 };
 
-Begin BeginOf(TargetModule module, const ShapeRanges& ranges) {
-  switch (module) {
+Begin BeginOf(const LoraFactor& factor, const ShapeRanges& ranges) {
+  const parallel::Range& ffn = factor.expert == kNoExpert ? ranges.ffn
+                               : factor.expert < ranges.num_experts
+                                   ? ranges.expert_ffn
+                                   : ranges.shared_ffn;
+  switch (factor.module) {
     case TargetModule::kQProj:
       return {.out = ranges.q.begin};
     case TargetModule::kKProj:
@@ -22,9 +26,9 @@ Begin BeginOf(TargetModule module, const ShapeRanges& ranges) {
       return {.in = ranges.q.begin};
     case TargetModule::kGateProj:
     case TargetModule::kUpProj:
-      return {.out = ranges.ffn.begin};
+      return {.out = ffn.begin};
     case TargetModule::kDownProj:
-      return {.in = ranges.ffn.begin};
+      return {.in = ffn.begin};
     case TargetModule::kLmHead:
       return {.out = ranges.vocab.begin};
     case TargetModule::kEmbedTokens:
@@ -45,7 +49,7 @@ AdapterShard::AdapterShard(const AdapterLayout& whole,
   for (size_t i = 0; i < whole.factors().size(); ++i) {
     const LoraFactor& of = whole.factors()[i];
     const LoraFactor& part = local.factors()[i];
-    const Begin begin = BeginOf(of.module, ranges);
+    const Begin begin = BeginOf(of, ranges);
     pieces_.push_back({.whole_offset = of.a_offset,
                        .whole_rows = of.rank,
                        .whole_columns = of.in,

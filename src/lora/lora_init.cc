@@ -32,7 +32,8 @@ std::vector<float> InitialWeights(const AdapterLayout& layout, uint64_t seed) {
   std::vector<float> weights(layout.num_parameters(), 0.0f);
   for (const LoraFactor& factor : layout.factors()) {
     const uint64_t stream =
-        Mix(Mix(seed) ^ (static_cast<uint64_t>(factor.layer) << 8 |
+        Mix(Mix(seed) ^ (static_cast<uint64_t>(factor.expert + 1) << 32 |
+                         static_cast<uint64_t>(factor.layer) << 8 |
                          static_cast<uint64_t>(factor.module)));
     if (factor.module == TargetModule::kEmbedTokens) {
       for (int64_t i = 0; i < factor.out * factor.rank; ++i) {

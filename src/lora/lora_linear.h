@@ -41,6 +41,8 @@ struct BaseLinear {
 struct LoraSite {
   int layer = 0;
   ProjectionGroup group = ProjectionGroup::kQkv;
+  int expert = kNoExpert;
+  // `shape` is that of the expert if there is one (ModelShape::OfExpert).
   // Returns the column of y where the output of `module` starts.
   [[nodiscard]] static int64_t ColumnOf(TargetModule module,
                                         const ModelShape& shape);
@@ -48,7 +50,7 @@ struct LoraSite {
 
 [[nodiscard]] inline const GroupLayout& GroupOf(const LoraSegment& segment,
                                                 const LoraSite& site) {
-  return segment.version->layout->group(site.layer, site.group);
+  return segment.version->layout->group(site.layer, site.group, site.expert);
 }
 
 namespace cuda {

@@ -7,6 +7,7 @@
 
 #include "src/base/profile.h"
 #include "src/lora/lora_embedding.h"
+#include "src/model_config/model_shard.h"
 #include "src/ops/gated_product.h"
 #include "src/ops/paged_attention.h"
 #include "src/ops/rms_norm.h"
@@ -95,13 +96,9 @@ at::Tensor Decoder::Gated(const at::Tensor& gate_up_T2F) const {
   return product_TF;
 }
 
-Decoder::VocabRows Decoder::RowsOfTokens(const at::Tensor& tokens_T) const {
+TokenRows Decoder::RowsOf(const at::Tensor& tokens_T) const {
   if (tensor_group_ == nullptr) return {.rows_T = tokens_T};
-  const parallel::Range own = ShardOf(config_, tensor_group_->shard()).vocab;
-  const at::Tensor foreign_T =
-      tokens_T.lt(own.begin).logical_or_(tokens_T.ge(own.end));
-  return {.rows_T = (tokens_T - own.begin).masked_fill_(foreign_T, 0),
-          .foreign_T1 = foreign_T.unsqueeze(1)};
+  return RowsOfTokens(tokens_T, ShardOf(config_, tensor_group_->shard()).vocab);
 }
 
 void Decoder::SumOverRanks(at::Tensor& partial_TH) const {
@@ -109,7 +106,7 @@ void Decoder::SumOverRanks(at::Tensor& partial_TH) const {
 }
 
 at::Tensor Decoder::Embed(const PackedBatch& batch) const {
-  const VocabRows own = RowsOfTokens(batch.tokens_T);
+  const TokenRows own = RowsOf(batch.tokens_T);
   at::Tensor x_TH =
       weights_.embedding_VH.index_select(0, own.rows_T).to(dtype_);
   if (config_.scaled_embeddings) x_TH.mul_(embedding_scale_);
@@ -161,7 +158,9 @@ at::Tensor Decoder::ForwardLayers(Mode mode, const PackedBatch& batch,
   stream.normed_TH = Norm(stream.x_TH, weights_.layers[0].input_norm_H);
   if (mode == Mode::kEval) {
     for (int layer = 0; layer < config_.num_layers; ++layer) {
-      stream = RunLayer(layer, std::move(stream), pass, /*tape=*/nullptr, kv);
+      at::Tensor experts_TK;
+      stream = RunLayer(layer, std::move(stream), pass, /*tape=*/nullptr,
+                        experts_TK, kv);
     }
     return stream.x_TH;
   }
@@ -171,28 +170,46 @@ at::Tensor Decoder::ForwardLayers(Mode mode, const PackedBatch& batch,
     layer_tape.x_in_TH = stream.x_TH;
     stream = RunLayer(layer, std::move(stream), pass,
                       layer < num_recomputed ? nullptr : &layer_tape,
-                      /*kv=*/nullptr);
+                      layer_tape.experts_TK, /*kv=*/nullptr);
   }
   return stream.x_TH;
 }
 
 Decoder::Stream Decoder::RunLayer(int layer, Stream stream, const Pass& pass,
-                                  LayerTape* tape, KvAccess* kv) const {
+                                  LayerTape* tape, at::Tensor& experts_TK,
+                                  KvAccess* kv) const {
   const profile::Span span("layer forward", "layer", layer);
   Stream mid = RunAttention(layer, std::move(stream), pass, tape, kv);
-  at::Tensor gate_up_T2F =
-      RunGateUp(layer, std::move(mid.normed_TH), pass, tape);
   const bool is_last = layer + 1 == config_.num_layers;
   Stream out = AddOutput(
-      mid.x_TH, RunDown(layer, gate_up_T2F, pass, tape),
+      mid.x_TH, RunMlp(layer, std::move(mid.normed_TH), pass, tape, experts_TK),
       weights_.layers[layer].mlp_out_norm_H,
       is_last ? at::Tensor() : weights_.layers[layer + 1].input_norm_H,
       tape != nullptr ? &tape->mlp_raw_TH : nullptr);
-  if (tape != nullptr) {
-    tape->x_mid_TH = std::move(mid.x_TH);
-    tape->gate_up_T2F = std::move(gate_up_T2F);
-  }
+  if (tape != nullptr) tape->x_mid_TH = std::move(mid.x_TH);
   return out;
+}
+
+moe::ExpertLayer Decoder::ExpertsOf(int layer) const {
+  return {.layer = layer,
+          .weights = weights_.layers[layer].experts,
+          .config = local_config_,
+          .shape = shape_};
+}
+
+at::Tensor Decoder::RunMlp(int layer, at::Tensor normed_TH, const Pass& pass,
+                           LayerTape* tape, at::Tensor& experts_TK) const {
+  if (shape_.experts.InLayer(layer)) {
+    at::Tensor y_TH = moe::ForwardExperts(
+        ExpertsOf(layer), normed_TH, pass.lora.routing, experts_TK,
+        tape != nullptr ? &tape->experts : nullptr);
+    SumOverRanks(y_TH);
+    return y_TH;
+  }
+  at::Tensor gate_up_T2F = RunGateUp(layer, std::move(normed_TH), pass, tape);
+  at::Tensor y_TH = RunDown(layer, gate_up_T2F, pass, tape);
+  if (tape != nullptr) tape->gate_up_T2F = std::move(gate_up_T2F);
+  return y_TH;
 }
 
 void Decoder::RecomputeLayer(int layer, const Pass& pass,
@@ -204,6 +221,11 @@ void Decoder::RecomputeLayer(int layer, const Pass& pass,
       layer, {.x_TH = tape.x_in_TH, .normed_TH = std::move(normed_TH)}, pass,
       &tape, /*kv=*/nullptr);
   tape.x_mid_TH = std::move(mid.x_TH);
+  if (shape_.experts.InLayer(layer)) {
+    moe::RecomputeExperts(ExpertsOf(layer), mid.normed_TH, pass.lora.routing,
+                          tape.experts_TK, tape.experts);
+    return;
+  }
   tape.gate_up_T2F = RunGateUp(layer, std::move(mid.normed_TH), pass, &tape);
   if (config_.output_norms) {
     tape.mlp_raw_TH = RunDown(layer, tape.gate_up_T2F, pass, &tape);

@@ -23,8 +23,8 @@
 #include "src/model/decoder_weights.h"
 #include "src/model/packed_batch.h"
 #include "src/model/tape.h"
+#include "src/model/token_rows.h"
 #include "src/model_config/model_config.h"
-#include "src/model_config/model_shard.h"
 #include "src/ops/rotary.h"
 #include "src/parallel/communicator.h"
 
@@ -97,8 +97,9 @@ class Decoder {
   };
   // Takes the stream with the norm that this layer reads. Returns it with the
   // norm that the next layer reads, or without a norm after the last layer.
+  // `experts_TK` receives the experts of a layer of experts.
   Stream RunLayer(int layer, Stream stream, const Pass& pass, LayerTape* tape,
-                  KvAccess* kv) const;
+                  at::Tensor& experts_TK, KvAccess* kv) const;
   // Fills the tape of a checkpointed layer from its input.
   void RecomputeLayer(int layer, const Pass& pass, LayerTape& tape) const;
   // The parts of RunLayer. RunAttention returns the norm that RunGateUp reads.
@@ -106,6 +107,10 @@ class Decoder {
                       LayerTape* tape, KvAccess* kv) const;
   at::Tensor RunGateUp(int layer, at::Tensor normed_TH, const Pass& pass,
                        LayerTape* tape) const;
+  [[nodiscard]] moe::ExpertLayer ExpertsOf(int layer) const;
+  // Returns the output of the MLP or of the experts, summed over ranks.
+  at::Tensor RunMlp(int layer, at::Tensor normed_TH, const Pass& pass,
+                    LayerTape* tape, at::Tensor& experts_TK) const;
   at::Tensor RunDown(int layer, const at::Tensor& gate_up_T2F, const Pass& pass,
                      LayerTape* tape) const;
   // Returns x + y, or x + norm(y) if the model norms outputs (`raw` then gets
@@ -123,6 +128,8 @@ class Decoder {
   // stream.
   void BackwardMlp(int layer, const BackwardPass& pass, LayerTape& tape,
                    at::Tensor& d_TH) const;
+  at::Tensor BackwardDense(int layer, const BackwardPass& pass, LayerTape& tape,
+                           const at::Tensor& dy_TH) const;
   void BackwardAttention(int layer, const BackwardPass& pass, LayerTape& tape,
                          at::Tensor& d_TH) const;
 
@@ -133,14 +140,7 @@ class Decoder {
   // Adds the gradients of the adapters' embeddings, given the gradient of the
   // rows.
   void EmbedBackward(const BackwardPass& pass, const at::Tensor& d_TH) const;
-  // Tokens as rows of this rank's embedding. `foreign_T1` marks rows of the
-  // batch whose tokens belong to other ranks. They point to row 0 and do not
-  // count. It is undefined if the rank has the whole vocabulary.
-  struct VocabRows {
-    at::Tensor rows_T;
-    at::Tensor foreign_T1;
-  };
-  [[nodiscard]] VocabRows RowsOfTokens(const at::Tensor& tokens_T) const;
+  [[nodiscard]] TokenRows RowsOf(const at::Tensor& tokens_T) const;
   // Sums over the tensor group's ranks, in place.
   void SumOverRanks(at::Tensor& partial_TH) const;
   [[nodiscard]] const ops::RotaryTable& RotaryOf(int layer) const;

@@ -47,7 +47,7 @@ void Decoder::BackwardLayers(const PackedBatch& batch, Tape& tape,
 
 void Decoder::EmbedBackward(const BackwardPass& pass,
                             const at::Tensor& d_TH) const {
-  const VocabRows own = RowsOfTokens(pass.batch.tokens_T);
+  const TokenRows own = RowsOf(pass.batch.tokens_T);
   lora::LoraEmbeddingBackward(
       own.foreign_T1.defined() ? d_TH.masked_fill(own.foreign_T1, 0) : d_TH,
       own.rows_T, pass.batch.routing, pass.gradients, embedding_scale_);
@@ -66,22 +66,35 @@ at::Tensor Decoder::AddOutputBackward(const at::Tensor& d_TH,
 void Decoder::BackwardMlp(int layer, const BackwardPass& pass, LayerTape& tape,
                           at::Tensor& d_TH) const {
   const LayerWeights& w = weights_.layers[layer];
+  const at::Tensor dy_TH =
+      AddOutputBackward(d_TH, w.mlp_out_norm_H, tape.mlp_raw_TH);
+  at::Tensor d_normed_TH =
+      shape_.experts.InLayer(layer)
+          ? moe::BackwardExperts(
+                ExpertsOf(layer), dy_TH, Norm(tape.x_mid_TH, w.mlp_norm_H),
+                pass.lora.routing, pass.gradients, tape.experts)
+          : BackwardDense(layer, pass, tape, dy_TH);
+  SumOverRanks(d_normed_TH);
+  ops::RmsNormBackward(d_normed_TH, tape.x_mid_TH, w.mlp_norm_H,
+                       config_.rms_norm_eps, d_TH);
+}
+
+at::Tensor Decoder::BackwardDense(int layer, const BackwardPass& pass,
+                                  LayerTape& tape,
+                                  const at::Tensor& dy_TH) const {
+  const LayerWeights& w = weights_.layers[layer];
   at::Tensor product_TF = Gated(tape.gate_up_T2F);
   const at::Tensor d_product_TF = LoraLinearBackward(
-      AddOutputBackward(d_TH, w.mlp_out_norm_H, tape.mlp_raw_TH), product_TF,
-      w.down, pass.lora, {layer, ProjectionGroup::kDown}, tape.shrunk_down,
-      pass.gradients,
+      dy_TH, product_TF, w.down, pass.lora, {layer, ProjectionGroup::kDown},
+      tape.shrunk_down, pass.gradients,
       /*want_input_gradient=*/true);
   product_TF.reset();
   // This replaces gate_up_T2F by its own gradient.
   ops::GatedProductBackward(config_.activation, d_product_TF, tape.gate_up_T2F);
-  at::Tensor d_normed_TH = LoraLinearBackward(
+  return LoraLinearBackward(
       tape.gate_up_T2F, Norm(tape.x_mid_TH, w.mlp_norm_H), w.gate_up, pass.lora,
       {layer, ProjectionGroup::kGateUp}, tape.shrunk_gate_up, pass.gradients,
       /*want_input_gradient=*/true);
-  SumOverRanks(d_normed_TH);
-  ops::RmsNormBackward(d_normed_TH, tape.x_mid_TH, w.mlp_norm_H,
-                       config_.rms_norm_eps, d_TH);
 }
 
 void Decoder::BackwardAttention(int layer, const BackwardPass& pass,

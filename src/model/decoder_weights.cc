@@ -50,6 +50,18 @@ at::Tensor& FieldOf(LayerWeights& w, WeightSlot slot) {
       return w.down.weight_OI;
     case WeightSlot::kDownBias:
       return w.down.bias_O;
+    case WeightSlot::kRouter:
+      return w.experts.router_EH;
+    case WeightSlot::kExpertGateUp:
+      return w.experts.gate_up_GH;
+    case WeightSlot::kExpertDown:
+      return w.experts.down_DF;
+    case WeightSlot::kSharedGateUp:
+      return w.experts.shared_gate_up_S2H;
+    case WeightSlot::kSharedDown:
+      return w.experts.shared_down_HS;
+    case WeightSlot::kSharedGate:
+      return w.experts.shared_gate_1H;
     default:
       return w.mlp_out_norm_H;
   }

@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "src/lora/lora_linear.h"
 #include "src/model_config/model_config.h"
+#include "src/moe/experts.h"
 #include "src/parallel/shard.h"
 #include "src/weights/checkpoint.h"
 
@@ -32,6 +33,7 @@ struct LayerWeights {
   at::Tensor mlp_norm_H;            // Before the MLP.
   lora::BaseLinear gate_up;         // [2F, H], rows gate | up.
   lora::BaseLinear down;            // [H, F].
+  moe::ExpertWeights experts;       // In place of gate_up and down.
   at::Tensor mlp_out_norm_H;        // Undefined without output_norms.
 };
 

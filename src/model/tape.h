@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "src/lora/lora_linear.h"
+#include "src/moe/experts.h"
 #include "src/ops/tree_attention.h"
 
 namespace weft::model {
@@ -19,7 +20,8 @@ namespace weft::model {
 enum class Mode { kTrain, kEval };
 
 // What one layer keeps for its backward pass. A recomputed (checkpointed) layer
-// keeps only x_in_TH.
+// keeps only x_in_TH and, in a layer of experts, experts_TK: a token must not
+// change its experts because its hidden state is rounded in another way.
 struct LayerTape {
   at::Tensor x_in_TH;
   at::Tensor qkv_TW;     // [T, (Q + 2K) C] after rotary.
@@ -27,6 +29,8 @@ struct LayerTape {
   ops::AttentionOutput attention;
   at::Tensor x_mid_TH;  // Residual stream after attention.
   at::Tensor gate_up_T2F;
+  at::Tensor experts_TK;  // The experts of every token.
+  moe::ExpertTape experts;
   // The outputs of attention and MLP before their output norms, if the model
   // has output norms.
   at::Tensor attention_raw_TH, mlp_raw_TH;

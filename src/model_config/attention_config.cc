@@ -22,9 +22,11 @@ constexpr int64_t kFirstLateLayer = 28;  // If max_window_layers is absent.
 // Returns 0 if no layer has a window.
 absl::StatusOr<int64_t> ReadWindow(JsonFields& fields, const Family& family) {
   const bool off = fields.IsNull("sliding_window");
-  WEFT_ASSIGN_OR_RETURN(
-      const int64_t window,
-      fields.IntOr("sliding_window", 1, kMaxWindow, off ? 0 : family.window));
+  // transformers 5 writes 0 for a Qwen2-MoE without windows.
+  const int64_t least = family.windows == WindowScheme::kLateLayers ? 0 : 1;
+  WEFT_ASSIGN_OR_RETURN(const int64_t window,
+                        fields.IntOr("sliding_window", least, kMaxWindow,
+                                     off ? 0 : family.window));
   // Some files of Gemma 2 use this other name.
   WEFT_ASSIGN_OR_RETURN(
       const int64_t same,

@@ -6,6 +6,7 @@
 #include "absl/strings/string_view.h"
 #include "src/base/status_macros.h"
 #include "src/model_config/attention_config.h"
+#include "src/model_config/moe_config.h"
 #include "src/model_config/rope_config.h"
 
 namespace weft::model {
@@ -182,6 +183,7 @@ absl::StatusOr<ModelConfig> ReadDecoder(JsonFields& fields,
   WEFT_RETURN_IF_ERROR(ReadActivation(fields, family, config));
   WEFT_RETURN_IF_ERROR(ReadAttention(fields, family, config));
   WEFT_RETURN_IF_ERROR(ReadHead(fields, family, config));
+  WEFT_RETURN_IF_ERROR(ReadMoe(fields, family, config));
   WEFT_RETURN_IF_ERROR(CheckInertFields(fields));
   WEFT_ASSIGN_OR_RETURN(config.rope_tables,
                         ReadRopeTables(fields, family, config.head_dim));

@@ -25,6 +25,13 @@ enum class AttentionBias {
   kQkv,    // Always on q, k and v.
 };
 
+// Which fields describe a mixture of experts.
+enum class ExpertFields {
+  kNone,
+  kQwen,     // moe_intermediate_size, decoder_sparse_step, mlp_only_layers.
+  kMixtral,  // intermediate_size is that of an expert; every layer has experts.
+};
+
 // Defaults of absent fields. 0: the file must have the field.
 struct DefaultSizes {
   int64_t layers = 0;
@@ -35,6 +42,10 @@ struct DefaultSizes {
   int64_t heads = 0;
   int64_t kv_heads = 0;  // 0: equal to the number of query heads.
   int64_t head_dim = 0;  // 0: hidden / heads.
+  int64_t experts = 0;
+  int64_t experts_per_token = 0;
+  int64_t expert_ffn = 0;
+  int64_t shared_ffn = 0;  // 0: the family has no shared expert.
 };
 
 struct Family {
@@ -43,6 +54,7 @@ struct Family {
   AttentionBias attention_bias = AttentionBias::kField;
   bool mlp_bias_field = false;
   bool qk_norm = false;
+  ExpertFields experts = ExpertFields::kNone;
   WindowScheme windows = WindowScheme::kNone;
   int64_t window = 0;   // Used if sliding_window is absent.
   int64_t pattern = 0;  // kPattern: every nth layer has no window.

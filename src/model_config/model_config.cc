@@ -150,7 +150,8 @@ lora::ModelShape ModelConfig::shape() const {
           .q_width = int64_t{num_heads} * head_dim,
           .kv_width = int64_t{num_kv_heads} * head_dim,
           .ffn = ffn,
-          .vocab = vocab};
+          .vocab = vocab,
+          .experts = moe.shape};
 }
 
 uint64_t ModelConfig::num_parameters() const {

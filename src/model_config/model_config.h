@@ -21,6 +21,13 @@ struct LayerAttention {
   int rope_table = 0;  // Index into ModelConfig::rope_tables.
 };
 
+// A mixture of experts in place of a layer's MLP.
+struct MoeConfig {
+  lora::ExpertShape shape;
+  // The weights of a token's experts sum to one.
+  bool normalizes_weights = false;
+};
+
 struct ModelConfig {
   std::string model_type;  // Such as "llama" or "qwen3".
   int num_layers = 0;
@@ -45,6 +52,7 @@ struct ModelConfig {
                                    // dtype.
   double final_softcap = 0;        // Caps the logits; 0: no cap.
   std::vector<LayerAttention> attention;  // One per layer.
+  MoeConfig moe;
   // Rotary frequencies [head_dim / 2] of each table, with all scaling applied.
   std::vector<std::vector<double>> rope_tables;
   // The eos_token_id of config.json and of generation_config.json, joined.

@@ -70,6 +70,15 @@ class HeadParts {
   std::vector<Range> parts_;
 };
 
+// Returns the feed-forward features of the smallest MLP or expert.
+int64_t SmallestFfn(const ModelConfig& config) {
+  const lora::ExpertShape& experts = config.moe.shape;
+  int64_t least = config.ffn;
+  if (experts.count > 0) least = std::min(least, experts.ffn);
+  if (experts.shared_ffn > 0) least = std::min(least, experts.shared_ffn);
+  return least;
+}
+
 }  // namespace
 
 absl::Status CheckTensorParallelSize(const ModelConfig& config, int size) {
@@ -84,7 +93,7 @@ absl::Status CheckTensorParallelSize(const ModelConfig& config, int size) {
   }
   for (const absl::Status& status :
        {at_most(config.num_heads, "query heads"),
-        at_most(config.ffn, "feed-forward features"),
+        at_most(SmallestFfn(config), "feed-forward features"),
         at_most(config.vocab, "vocabulary entries")}) {
     if (!status.ok()) return status;
   }
@@ -101,7 +110,11 @@ absl::Status CheckTensorParallelSize(const ModelConfig& config, int size) {
 }
 
 ModelShard ShardOf(const ModelConfig& config, const Shard& shard) {
-  ModelShard part{.ffn = shard.Of(config.ffn), .vocab = shard.Of(config.vocab)};
+  const lora::ExpertShape& experts = config.moe.shape;
+  ModelShard part{.ffn = shard.Of(config.ffn),
+                  .vocab = shard.Of(config.vocab),
+                  .expert_ffn = shard.Of(experts.ffn),
+                  .shared_ffn = shard.Of(experts.shared_ffn)};
   const int64_t group = config.num_heads / config.num_kv_heads;
   if (shard.size <= config.num_kv_heads) {
     part.kv_heads = shard.Of(config.num_kv_heads);
@@ -124,6 +137,8 @@ ModelConfig LocalConfig(const ModelConfig& config, const Shard& shard) {
   local.num_kv_heads = static_cast<int>(part.kv_heads.size());
   local.ffn = part.ffn.size();
   local.vocab = part.vocab.size();
+  local.moe.shape.ffn = part.expert_ffn.size();
+  local.moe.shape.shared_ffn = part.shared_ffn.size();
   return local;
 }
 
@@ -135,6 +150,10 @@ ModelConfig LargestConfig(const ModelConfig& config, int size) {
     largest.num_kv_heads = std::max(largest.num_kv_heads, local.num_kv_heads);
     largest.ffn = std::max(largest.ffn, local.ffn);
     largest.vocab = std::max(largest.vocab, local.vocab);
+    lora::ExpertShape& experts = largest.moe.shape;
+    experts.ffn = std::max(experts.ffn, local.moe.shape.ffn);
+    experts.shared_ffn =
+        std::max(experts.shared_ffn, local.moe.shape.shared_ffn);
   }
   return largest;
 }
@@ -148,7 +167,10 @@ lora::ShapeRanges LocalRanges(const ModelConfig& config, const Shard& shard) {
   return {.q = features(part.heads),
           .kv = features(part.kv_heads),
           .ffn = part.ffn,
-          .vocab = part.vocab};
+          .vocab = part.vocab,
+          .expert_ffn = part.expert_ffn,
+          .shared_ffn = part.shared_ffn,
+          .num_experts = config.moe.shape.count};
 }
 
 }  // namespace weft::model

@@ -24,6 +24,8 @@ struct ModelShard {
   parallel::Range kv_heads;
   parallel::Range ffn;
   parallel::Range vocab;
+  parallel::Range expert_ffn;
+  parallel::Range shared_ffn;
 };
 
 // Returns INVALID_ARGUMENT, naming --tensor-parallel-size, its value and the

@@ -24,7 +24,7 @@ Range Whole(int64_t count) { return {.begin = 0, .end = count}; }
 
 // A projection inside a slot: its rows, and the rows that this rank keeps.
 struct Projection {
-  absl::string_view name;
+  std::string name;
   int64_t rows;
   Range part;
 };
@@ -92,13 +92,11 @@ class LayerList {
     AddVector(config_.output_norms ? "pre_feedforward_layernorm"
                                    : "post_attention_layernorm",
               WeightSlot::kMlpNorm, config_.hidden);
-    const std::vector<Projection> gate_up = {
-        {"mlp.gate_proj", config_.ffn, ranges_.ffn},
-        {"mlp.up_proj", config_.ffn, ranges_.ffn}};
-    AddStack(gate_up, WeightSlot::kGateUp, Hidden());
-    if (config_.mlp_bias) AddBiases(gate_up, WeightSlot::kGateUpBias);
-    AddSummed("mlp.down_proj", {config_.ffn, ranges_.ffn}, WeightSlot::kDown,
-              config_.mlp_bias, WeightSlot::kDownBias);
+    if (config_.moe.shape.InLayer(layer_)) {
+      AddExperts();
+    } else {
+      AddDenseMlp();
+    }
     if (config_.output_norms) {
       AddVector("post_feedforward_layernorm", WeightSlot::kMlpOutNorm,
                 config_.hidden);
@@ -106,10 +104,59 @@ class LayerList {
   }
 
  private:
+  void AddDenseMlp() {
+    const std::vector<Projection> gate_up = {
+        {"mlp.gate_proj", config_.ffn, ranges_.ffn},
+        {"mlp.up_proj", config_.ffn, ranges_.ffn}};
+    AddStack(gate_up, WeightSlot::kGateUp, Hidden());
+    if (config_.mlp_bias) AddBiases(gate_up, WeightSlot::kGateUpBias);
+    AddSummed("mlp.down_proj", {config_.ffn, ranges_.ffn}, WeightSlot::kDown,
+              config_.mlp_bias, WeightSlot::kDownBias);
+  }
+
+  void AddExperts() {
+    const lora::ExpertShape& experts = config_.moe.shape;
+    const std::string block =
+        experts.names == lora::ExpertNames::kMlp ? "mlp." : "block_sparse_moe.";
+    AddStack({{block + "gate", experts.count, Whole(experts.count)}},
+             WeightSlot::kRouter, Hidden());
+    AddExpertRange(0, experts.count, {experts.ffn, ranges_.expert_ffn},
+                   WeightSlot::kExpertGateUp, WeightSlot::kExpertDown);
+    if (experts.shared_ffn == 0) return;
+    AddExpertRange(experts.count, experts.total(),
+                   {experts.shared_ffn, ranges_.shared_ffn},
+                   WeightSlot::kSharedGateUp, WeightSlot::kSharedDown);
+    AddStack({{block + "shared_expert_gate", 1, Whole(1)}},
+             WeightSlot::kSharedGate, Hidden());
+  }
+
+  // Adds the matrices of the experts [begin, end), which have `features`.
+  void AddExpertRange(int begin, int end, const Columns& features,
+                      WeightSlot gate_up_slot, WeightSlot down_slot) {
+    std::vector<Projection> gate_up;
+    std::vector<Projection> down;
+    for (int expert = begin; expert < end; ++expert) {
+      const auto name = [&](TargetModule module) {
+        return absl::StrCat(ExpertPath(layer_, expert, config_.moe.shape)
+                                .substr(prefix_.size()),
+                            ".",
+                            ExpertModuleName(module, config_.moe.shape.names));
+      };
+      for (const auto module :
+           {TargetModule::kGateProj, TargetModule::kUpProj}) {
+        gate_up.push_back({name(module), features.count, features.part});
+      }
+      down.push_back({name(TargetModule::kDownProj), config_.hidden,
+                      Whole(config_.hidden)});
+    }
+    AddStack(gate_up, gate_up_slot, Hidden());
+    AddStack(down, down_slot, features);
+  }
+
   [[nodiscard]] Columns Hidden() const {
     return {config_.hidden, Whole(config_.hidden)};
   }
-  void AddVector(absl::string_view name, WeightSlot slot, int64_t size) {
+  void AddVector(const std::string& name, WeightSlot slot, int64_t size) {
     AddRows({{name, size, Whole(size)}}, ".weight", slot, {});
   }
   void AddStack(const std::vector<Projection>& projections, WeightSlot slot,
@@ -121,7 +168,7 @@ class LayerList {
   }
   // Adds a projection that writes to the residual stream. Its results are
   // summed over ranks.
-  void AddSummed(absl::string_view name, const Columns& columns,
+  void AddSummed(const std::string& name, const Columns& columns,
                  WeightSlot slot, bool has_bias, WeightSlot bias_slot) {
     const std::vector<Projection> rows = {
         {name, config_.hidden, Whole(config_.hidden)}};

@@ -32,6 +32,12 @@ enum class WeightSlot : uint8_t {
   kGateUpBias,
   kDown,
   kDownBias,
+  kRouter,
+  kExpertGateUp,  // All experts, each with its rows gate | up.
+  kExpertDown,
+  kSharedGateUp,
+  kSharedDown,
+  kSharedGate,
   kMlpOutNorm,
   kFinalNorm,
   kHead,

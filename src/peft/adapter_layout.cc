@@ -59,23 +59,35 @@ int64_t OutWidth(const ModelShape& shape, TargetModule module) {
   return 0;
 }
 
+ModelShape ModelShape::OfExpert(int expert) const {
+  ModelShape shape = *this;
+  shape.ffn = experts.FfnOf(expert);
+  return shape;
+}
+
 AdapterLayout::AdapterLayout(const ModelShape& shape, const LoraConfig& config)
     : config_(config) {
   groups_.reserve(shape.num_layers * kGroupsPerLayer + 2);
   for (int layer = 0; layer < shape.num_layers; ++layer) {
-    for (const ProjectionGroup group :
-         {ProjectionGroup::kQkv, ProjectionGroup::kO, ProjectionGroup::kGateUp,
-          ProjectionGroup::kDown}) {
-      AddGroup(shape, config, layer, group);
+    layer_groups_.push_back(groups_.size());
+    AddGroup(shape, config, layer, ProjectionGroup::kQkv);
+    AddGroup(shape, config, layer, ProjectionGroup::kO);
+    const bool dense = !shape.experts.InLayer(layer);
+    const int last = dense ? kNoExpert : shape.experts.total() - 1;
+    for (int expert = dense ? kNoExpert : 0; expert <= last; ++expert) {
+      const ModelShape of = dense ? shape : shape.OfExpert(expert);
+      AddGroup(of, config, layer, ProjectionGroup::kGateUp, expert);
+      AddGroup(of, config, layer, ProjectionGroup::kDown, expert);
     }
   }
+  layer_groups_.push_back(groups_.size());
   AddGroup(shape, config, shape.num_layers, ProjectionGroup::kLmHead);
   AddGroup(shape, config, shape.num_layers, ProjectionGroup::kEmbedTokens);
 }
 
 void AdapterLayout::AddGroup(const ModelShape& shape, const LoraConfig& config,
-                             int layer, ProjectionGroup group) {
-  GroupLayout layout;
+                             int layer, ProjectionGroup group, int expert) {
+  GroupLayout layout{.expert = expert};
   for (const TargetModule module : ModulesOf(group)) {
     const LoraShape lora = config.ShapeOf(layer, module);
     if (lora.rank == 0) continue;
@@ -83,6 +95,7 @@ void AdapterLayout::AddGroup(const ModelShape& shape, const LoraConfig& config,
     layout.total_rank += lora.rank;
     layout.factors.push_back({.layer = layer,
                               .module = module,
+                              .expert = expert,
                               .rank = lora.rank,
                               .scale = lora.scale(),
                               .in = InWidth(shape, module),
@@ -100,14 +113,45 @@ void AdapterLayout::AddGroup(const ModelShape& shape, const LoraConfig& config,
   groups_.push_back(std::move(layout));
 }
 
-const GroupLayout& AdapterLayout::group(int layer,
-                                        ProjectionGroup group) const {
+const GroupLayout& AdapterLayout::group(int layer, ProjectionGroup group,
+                                        int expert) const {
   if (group == ProjectionGroup::kEmbedTokens) return groups_.back();
   if (group == ProjectionGroup::kLmHead) return groups_[groups_.size() - 2];
-  return groups_[layer * kGroupsPerLayer + static_cast<int>(group)];
+  const size_t first = layer_groups_[layer];
+  const auto index = first + static_cast<size_t>(group);
+  if (expert != kNoExpert) return groups_[index + 2 * expert];
+  const bool is_mlp =
+      group == ProjectionGroup::kGateUp || group == ProjectionGroup::kDown;
+  static const GroupLayout kEmpty;
+  const bool is_dense = groups_[first + 2].expert == kNoExpert;
+  return is_mlp && !is_dense ? kEmpty : groups_[index];
 }
 
-std::string ModulePath(const LoraFactor& factor) {
+const char* ExpertModuleName(TargetModule module, ExpertNames names) {
+  if (names == ExpertNames::kMlp) return TargetModuleName(module);
+  switch (module) {
+    case TargetModule::kGateProj:
+      return "w1";
+    case TargetModule::kUpProj:
+      return "w3";
+    default:
+      return "w2";
+  }
+}
+
+std::string ExpertPath(int layer, int expert, const ExpertShape& experts) {
+  const std::string mlp = absl::StrCat(
+      "model.layers.", layer,
+      experts.names == ExpertNames::kMlp ? ".mlp" : ".block_sparse_moe");
+  if (expert == experts.count) return absl::StrCat(mlp, ".shared_expert");
+  return absl::StrCat(mlp, ".experts.", expert);
+}
+
+std::string ModulePath(const LoraFactor& factor, const ExpertShape& experts) {
+  if (factor.expert != kNoExpert) {
+    return absl::StrCat(ExpertPath(factor.layer, factor.expert, experts), ".",
+                        ExpertModuleName(factor.module, experts.names));
+  }
   const char* name = TargetModuleName(factor.module);
   switch (factor.module) {
     case TargetModule::kLmHead:

@@ -6,6 +6,7 @@
 // adjacent, so that their product with the input is one GEMM:
 //   layer 0: A_q A_k A_v B_q B_k B_v | A_o B_o | A_gate A_up B_gate B_up |
 //   A_down B_down, layer 1: ..., A_lm_head B_lm_head, A_embed B_embed
+// In a layer of experts each expert has its own gate, up and down.
 // A is [rank, in], B is [out, rank], both row-major; each linear layer has a
 // rank and a scale of its own. Layers that the adapter does not target take no
 // room. Torch-free.
@@ -23,6 +24,33 @@
 
 namespace weft::lora {
 
+// How checkpoints spell the modules of experts.
+enum class ExpertNames : uint8_t {
+  kMlp,      // mlp.experts.0.gate_proj
+  kMixtral,  // block_sparse_moe.experts.0.w1
+};
+
+// The experts of a mixture. A layer has them in place of gate, up and down.
+struct ExpertShape {
+  int count = 0;      // 0: the model has no experts.
+  int per_token = 0;  // Experts that a token passes through.
+  int64_t ffn = 0;
+  // Features of the shared expert, which sees every token; 0: there is none.
+  // It is the expert number `count`.
+  int64_t shared_ffn = 0;
+  ExpertNames names = ExpertNames::kMlp;
+  std::vector<bool> layers;  // Says for every layer whether it has experts.
+
+  [[nodiscard]] bool InLayer(int layer) const {
+    return count > 0 && layers[layer];
+  }
+  // Counts the shared expert too.
+  [[nodiscard]] int total() const { return count + (shared_ffn > 0 ? 1 : 0); }
+  [[nodiscard]] int64_t FfnOf(int expert) const {
+    return expert < count ? ffn : shared_ffn;
+  }
+};
+
 // The widths of the base model's linear layers.
 struct ModelShape {
   int num_layers = 0;
@@ -31,6 +59,10 @@ struct ModelShape {
   int64_t kv_width = 0;  // key/value heads * head features
   int64_t ffn = 0;
   int64_t vocab = 0;
+  ExpertShape experts;
+
+  // Returns the widths that the linear layers of one expert have.
+  [[nodiscard]] ModelShape OfExpert(int expert) const;
 };
 
 // The part of these widths that one of several ranks has. Every rank has the
@@ -40,12 +72,19 @@ struct ShapeRanges {
   parallel::Range kv;
   parallel::Range ffn;
   parallel::Range vocab;
+  parallel::Range expert_ffn;
+  parallel::Range shared_ffn;
+  int num_experts = 0;  // ExpertShape::count.
 };
+
+// The expert of a layer that has none.
+inline constexpr int kNoExpert = -1;
 
 // One adapted linear layer.
 struct LoraFactor {
   int layer = 0;  // num_layers for head and embedding.
   TargetModule module = TargetModule::kQProj;
+  int expert = kNoExpert;
   int64_t rank = 0;
   double scale = 1;  // The layer adds scale (x A^T) B^T to its output y.
   int64_t in = 0;
@@ -76,6 +115,7 @@ inline constexpr int kGroupsPerLayer = 4;
 // The adapted projections of one group. Their A matrices start at a_offset and
 // are adjacent, in the order of `factors`.
 struct GroupLayout {
+  int expert = kNoExpert;
   std::vector<LoraFactor> factors;
   int64_t total_rank = 0;  // Number of rows of the stacked A.
 };
@@ -93,27 +133,38 @@ class AdapterLayout {
   [[nodiscard]] const std::vector<LoraFactor>& factors() const {
     return factors_;
   }
-  // REQUIRES: `layer` is in [0, num_layers). kLmHead and kEmbedTokens ignore
-  // it.
-  [[nodiscard]] const GroupLayout& group(int layer,
-                                         ProjectionGroup group) const;
+  // Returns an empty group if there is none, as kGateUp without an expert in a
+  // layer of experts. REQUIRES: `layer` is in [0, num_layers), and `expert` is
+  // one of the layer's. kLmHead and kEmbedTokens ignore both.
+  [[nodiscard]] const GroupLayout& group(int layer, ProjectionGroup group,
+                                         int expert = kNoExpert) const;
 
  private:
   void AddGroup(const ModelShape& shape, const LoraConfig& config, int layer,
-                ProjectionGroup group);
+                ProjectionGroup group, int expert = kNoExpert);
 
   LoraConfig config_;
   int max_rank_ = 0;
   int64_t num_parameters_ = 0;
   std::vector<LoraFactor> factors_;
   std::vector<GroupLayout> groups_;
+  // The index of every layer's first group.
+  std::vector<size_t> layer_groups_;
 };
 
 // Returns Hugging Face's path of the module, such as
-// "model.layers.0.mlp.up_proj" or "lm_head". PEFT adds the prefix
+// "model.layers.0.mlp.up_proj", "model.layers.0.mlp.experts.3.up_proj" or
+// "lm_head". `experts` says how the model spells experts. PEFT adds the prefix
 // "base_model.model." and the suffix ".lora_A.weight" or ".lora_B.weight". For
 // the embedding the suffix is ".lora_embedding_A" or ".lora_embedding_B".
-[[nodiscard]] std::string ModulePath(const LoraFactor& factor);
+[[nodiscard]] std::string ModulePath(const LoraFactor& factor,
+                                     const ExpertShape& experts = {});
+// Returns a path such as "model.layers.0.mlp.experts.3".
+[[nodiscard]] std::string ExpertPath(int layer, int expert,
+                                     const ExpertShape& experts);
+// Returns the last part of the path of an expert's module, such as "w1".
+[[nodiscard]] const char* ExpertModuleName(TargetModule module,
+                                           ExpertNames names);
 
 }  // namespace weft::lora
 

@@ -115,13 +115,14 @@ absl::StatusOr<LoraConfig> ParsePeftConfig(absl::string_view json,
 
 std::string WritePeftConfig(const LoraConfig& config, const ModelShape& shape,
                             const std::string& base_model_name) {
+  const LoraShape lora = FileShape(config, shape);
   nlohmann::json root = {
       {"peft_type", "LORA"},
       {"task_type", "CAUSAL_LM"},
       {"base_model_name_or_path", base_model_name},
       {"inference_mode", true},
-      {"r", config.rank},
-      {"lora_alpha", AlphaToJson(config.alpha)},
+      {"r", lora.rank},
+      {"lora_alpha", AlphaToJson(lora.alpha)},
       {"lora_dropout", 0.0},
       {"bias", "none"},
       {"fan_in_fan_out", false},

@@ -37,11 +37,13 @@ struct Matrix {
 
 // Returns all matrices, in the order of the layout's factors.
 std::vector<Matrix> MatricesOf(const AdapterLayout& layout,
+                               const ExpertShape& experts,
                                absl::string_view prefix) {
   std::vector<Matrix> matrices;
   matrices.reserve(layout.factors().size() * 2);
   for (const LoraFactor& factor : layout.factors()) {
-    const std::string path = absl::StrCat(prefix, ".", ModulePath(factor));
+    const std::string path =
+        absl::StrCat(prefix, ".", ModulePath(factor, experts));
     const bool embeds = factor.module == TargetModule::kEmbedTokens;
     matrices.push_back({.name = absl::StrCat(path, embeds ? ".lora_embedding_A"
                                                           : ".lora_A.weight"),
@@ -126,7 +128,7 @@ absl::flat_hash_map<std::string, std::vector<int64_t>> BaseCopies(
   }
   for (const LoraFactor& factor : layout.factors()) {
     const bool embeds = factor.module == TargetModule::kEmbedTokens;
-    copies[absl::StrCat(kPeftPrefix, ".", ModulePath(factor),
+    copies[absl::StrCat(kPeftPrefix, ".", ModulePath(factor, shape.experts),
                         ".base_layer.weight")] =
         embeds ? vocabulary : std::vector<int64_t>{factor.out, factor.in};
   }
@@ -184,7 +186,8 @@ absl::StatusOr<std::vector<float>> ReadPeftTensors(const std::string& contents,
   WEFT_ASSIGN_OR_RETURN(const TensorMap tensors,
                         weights::ParseSafetensors(contents));
   const AdapterLayout layout(shape, config);
-  const std::vector<Matrix> matrices = MatricesOf(layout, kPeftPrefix);
+  const std::vector<Matrix> matrices =
+      MatricesOf(layout, shape.experts, kPeftPrefix);
   WEFT_RETURN_IF_ERROR(CheckNothingElse(tensors, layout, shape, matrices));
   WEFT_ASSIGN_OR_RETURN(std::vector<float> buffer,
                         Gather(tensors, layout, matrices));
@@ -234,7 +237,8 @@ PeftFiles WritePeft(const LoraConfig& config, const ModelShape& shape,
                     const std::string& base_model_name) {
   const AdapterLayout layout(shape, config);
   std::vector<NamedTensor> tensors;
-  AppendTensors(MatricesOf(layout, kPeftPrefix), weights, tensors);
+  AppendTensors(MatricesOf(layout, shape.experts, kPeftPrefix), weights,
+                tensors);
   return {{std::string(kPeftConfigFile),
            WritePeftConfig(config, shape, base_model_name)},
           {std::string(kTensorFile), weft::weights::WriteSafetensors(tensors)}};
@@ -245,7 +249,8 @@ std::string WriteBuffers(const LoraConfig& config, const ModelShape& shape,
   const AdapterLayout layout(shape, config);
   std::vector<NamedTensor> tensors;
   for (const NamedBuffer& buffer : buffers) {
-    AppendTensors(MatricesOf(layout, buffer.name), buffer.values, tensors);
+    AppendTensors(MatricesOf(layout, shape.experts, buffer.name), buffer.values,
+                  tensors);
   }
   return weights::WriteSafetensors(tensors);
 }
@@ -257,7 +262,8 @@ absl::StatusOr<std::vector<float>> ReadBuffer(const std::string& safetensors,
   WEFT_ASSIGN_OR_RETURN(const TensorMap tensors,
                         weights::ParseSafetensors(safetensors));
   const AdapterLayout layout(shape, config);
-  return Gather(tensors, layout, MatricesOf(layout, buffer_name));
+  return Gather(tensors, layout,
+                MatricesOf(layout, shape.experts, buffer_name));
 }
 
 }  // namespace weft::lora

@@ -24,8 +24,15 @@ namespace weft::lora {
                                        bool rank_stabilised,
                                        LoraConfig& config);
 
-// Writes target_modules, rank_pattern and alpha_pattern from which ReadTargets
-// restores `config`.
+// Returns the r and lora_alpha that a file gets: those of the experts if the
+// adapter has any, because PEFT's patterns cannot name single experts once
+// transformers has fused them; otherwise those of `config`.
+[[nodiscard]] LoraShape FileShape(const LoraConfig& config,
+                                  const ModelShape& shape);
+
+// Writes target_modules, rank_pattern and alpha_pattern. With FileShape,
+// ReadTargets makes of them a config of the same layout as `config`. Without
+// experts it is `config` itself.
 void WriteTargets(const LoraConfig& config, const ModelShape& shape,
                   nlohmann::json& root);
 

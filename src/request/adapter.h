@@ -67,6 +67,9 @@ struct LoraConfig {
   double alpha = 32;
   std::vector<TargetModule> target_modules = DefaultTargetModules();
   uint64_t seed = 0;
+  // In a request to create an adapter: the rank of experts; 0: `rank` divided
+  // by the experts per token. A made adapter has overrides instead, and 0 here.
+  int expert_rank = 0;
   // Ordered by layer and module. target_modules has all their modules.
   std::vector<LoraOverride> overrides;
 

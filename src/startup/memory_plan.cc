@@ -11,6 +11,7 @@
 #include "src/loss/fused_head.h"
 #include "src/model_config/model_shard.h"
 #include "src/peft/adapter_layout.h"
+#include "src/peft/expert_rank.h"
 
 namespace weft::engine {
 namespace {
@@ -90,7 +91,9 @@ int64_t LargestAdapterBytes(const ModelSizes& sizes, int max_rank) {
   LoraConfig config{.rank = max_rank};
   config.target_modules.assign(kAllTargetModules.begin(),
                                kAllTargetModules.end());
-  const lora::AdapterLayout layout(sizes.config.shape(), config);
+  const lora::ModelShape shape = sizes.config.shape();
+  const auto shared = lora::WithExpertRank(config, shape);
+  const lora::AdapterLayout layout(shape, shared.ok() ? *shared : config);
   int64_t bytes = kMasterCopies * kFloatBytes;
   if (sizes.element_bytes < kFloatBytes) bytes += sizes.element_bytes;
   // Adds rank 0's part of the compute copy and of the running gradient.
@@ -118,6 +121,8 @@ int64_t DecodeGraphBytes(const ModelSizes& sizes,
                          const EngineOptions& options) {
   // Ranks that share every layer have no decode graphs.
   if (!options.decode_graphs || sizes.tensor_size > 1) return 0;
+  // The rows of experts depend on their inputs, and no graph can hold them.
+  if (sizes.config.moe.shape.count > 0) return 0;
   const lora::ModelShape shape = sizes.config.shape();
   // The logits, and a copy of them for the sampler.
   const int64_t logits = 2 * shape.vocab * kFloatBytes;

@@ -17,8 +17,9 @@ namespace {
 constexpr int64_t kFloatBytes = 4;
 // Host memory of one target in packing, loss and coefficients.
 constexpr int64_t kEntryBytes = 128;
-// Number of projections that have a LoRA: q, k, v, o, gate, up, down.
-constexpr int64_t kProjections = 7;
+// Numbers of projections that have a LoRA: q, k, v, o, and gate, up, down.
+constexpr int64_t kAttentionProjections = 4;
+constexpr int64_t kMlpProjections = 3;
 // Flash attention's backward pass pads each sequence by up to this many f32
 // rows.
 constexpr int64_t kFlashPadRows = 128;
@@ -52,6 +53,29 @@ int64_t AttentionBackwardBytes(const model::ModelConfig& config,
          (batch.rows + kFlashPadRows * batch.nodes) * sums_row;
 }
 
+// Elements that the larger kind of MLP has for each token: those that the tape
+// keeps, and those that only pass.
+struct MlpWidths {
+  int64_t kept = 0;
+  int64_t passing = 0;
+};
+
+// A token's experts have a row each, with a copy of its input and output.
+MlpWidths WidthsOfMlp(const lora::ModelShape& shape, int max_rank) {
+  const lora::ExpertShape& experts = shape.experts;
+  if (experts.count == 0) {
+    return {.kept = 2 * shape.ffn + kMlpProjections * max_rank,
+            .passing = 3 * shape.ffn};
+  }
+  const int64_t features = experts.per_token * experts.ffn + experts.shared_ffn;
+  const int64_t rows = experts.per_token + (experts.shared_ffn > 0 ? 1 : 0);
+  return {.kept = std::max(2 * features + kMlpProjections * rows * max_rank +
+                               2 * experts.count,
+                           2 * shape.ffn + kMlpProjections * max_rank),
+          .passing =
+              std::max(3 * features, 3 * shape.ffn) + 3 * rows * shape.hidden};
+}
+
 }  // namespace
 
 ActivationBytes ActivationsOf(const model::ModelConfig& config,
@@ -59,8 +83,9 @@ ActivationBytes ActivationsOf(const model::ModelConfig& config,
                               const BatchRows& batch) {
   const lora::ModelShape shape = config.shape();
   const int64_t qkv = shape.q_width + 2 * shape.kv_width;
-  int64_t kept = 2 * shape.hidden + qkv + shape.q_width + 2 * shape.ffn +
-                 kProjections * max_rank;
+  const MlpWidths mlp = WidthsOfMlp(shape, max_rank);
+  int64_t kept = 2 * shape.hidden + qkv + shape.q_width + mlp.kept +
+                 kAttentionProjections * max_rank;
   if (config.qk_norm) kept += shape.q_width + shape.kv_width;
   if (config.output_norms) kept += 2 * shape.hidden;
   const int64_t log_sum_exp = config.num_heads * kFloatBytes;
@@ -74,7 +99,7 @@ ActivationBytes ActivationsOf(const model::ModelConfig& config,
   // layer.
   const int64_t passing =
       4 * batch.rows * shape.hidden * element_bytes +
-      std::max(3 * batch.rows * shape.ffn * element_bytes,
+      std::max(batch.rows * mlp.passing * element_bytes,
                AttentionBackwardBytes(config, element_bytes, batch));
   // In bf16 the head's second product needs a copy of the softmax.
   const int64_t narrow_bytes = element_bytes < kFloatBytes ? element_bytes : 0;

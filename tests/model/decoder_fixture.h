@@ -41,6 +41,13 @@ inline void MakeGemma(model::ModelConfig& config) {
   for (model::LayerAttention& layer : config.attention) layer.rule.scale = 0.25;
 }
 
+inline void AddExperts(model::ModelConfig& config, lora::ExpertShape shape,
+                       int per_token) {
+  shape.layers.assign(config.num_layers, true);
+  shape.per_token = per_token;
+  config.moe.shape = std::move(shape);
+}
+
 inline std::vector<Family> Families() {
   return {{"llama", [](model::ModelConfig&) {}},
           {"llama with biases",
@@ -61,11 +68,29 @@ inline std::vector<Family> Families() {
                layer.rule.softcap = 2;
              }
            }},
-          {"gemma3", [](model::ModelConfig& config) {
+          {"gemma3",
+           [](model::ModelConfig& config) {
              MakeGemma(config);
              config.qk_norm = true;
              SlideEvenLayers(config, 3);
              config.attention.front().rope_table = 1;
+           }},
+          {"qwen3 with experts in every second layer",
+           [](model::ModelConfig& config) {
+             config.qk_norm = true;
+             AddExperts(config, {.count = 5, .ffn = 12}, 2);
+             config.moe.normalizes_weights = true;
+             for (int i = 0; i < config.num_layers; i += 2) {
+               config.moe.shape.layers[i] = false;
+             }
+           }},
+          {"qwen2 with a shared expert",
+           [](model::ModelConfig& config) {
+             config.qkv_bias = true;
+             AddExperts(config, {.count = 7, .ffn = 9, .shared_ffn = 20}, 3);
+           }},
+          {"one expert per token", [](model::ModelConfig& config) {
+             AddExperts(config, {.count = 30, .ffn = 12}, 1);
            }}};
 }
 

@@ -74,15 +74,19 @@ class Reference {
     return config_.output_norms ? Norm(x, weight) : x;
   }
 
-  static int64_t ColumnOf(TargetModule module, const lora::ModelShape& shape) {
-    if (module == TargetModule::kKProj) return shape.q_width;
-    if (module == TargetModule::kVProj) return shape.q_width + shape.kv_width;
-    return module == TargetModule::kUpProj ? shape.ffn : 0;
+  static int64_t ColumnOf(const lora::LoraFactor& factor,
+                          const lora::ModelShape& shape) {
+    if (factor.module == TargetModule::kKProj) return shape.q_width;
+    if (factor.module == TargetModule::kVProj) {
+      return shape.q_width + shape.kv_width;
+    }
+    return factor.module == TargetModule::kUpProj ? factor.out : 0;
   }
 
   [[nodiscard]] at::Tensor Linear(const at::Tensor& x,
                                   const lora::BaseLinear& base, int layer,
-                                  ProjectionGroup group) const {
+                                  ProjectionGroup group,
+                                  int expert = lora::kNoExpert) const {
     at::Tensor y = at::mm(x, F64(base.weight_OI).t());
     if (base.bias_O.defined()) y = y + F64(base.bias_O);
     for (size_t i = 0; i < batch_.routing.size(); ++i) {
@@ -90,14 +94,14 @@ class Reference {
       const lora::AdapterVersion& version = *segment.version;
       const at::Tensor rows = x.slice(0, segment.begin, segment.end);
       for (const lora::LoraFactor& f :
-           version.layout->group(layer, group).factors) {
+           version.layout->group(layer, group, expert).factors) {
         const at::Tensor a =
             flats_[i].narrow(0, f.a_offset, f.rank * f.in).view({f.rank, f.in});
         const at::Tensor b = flats_[i]
                                  .narrow(0, f.b_offset, f.out * f.rank)
                                  .view({f.out, f.rank});
         const at::Tensor delta = at::mm(at::mm(rows, a.t()), b.t()) * f.scale;
-        const int64_t column = ColumnOf(f.module, config_.shape());
+        const int64_t column = ColumnOf(f, config_.shape());
         y = y + at::constant_pad_nd(
                     delta, {column, y.size(1) - column - f.out, segment.begin,
                             y.size(0) - segment.end});
@@ -172,12 +176,45 @@ class Reference {
 
   [[nodiscard]] at::Tensor Mlp(int layer, const at::Tensor& x) const {
     const model::LayerWeights& w = weights_.layers[layer];
+    if (config_.moe.shape.InLayer(layer)) return Mixture(layer, x);
+    return Gated(x, w.gate_up, w.down, layer, lora::kNoExpert);
+  }
+
+  [[nodiscard]] at::Tensor Gated(const at::Tensor& x,
+                                 const lora::BaseLinear& gate_up,
+                                 const lora::BaseLinear& down, int layer,
+                                 int expert) const {
     const std::vector<at::Tensor> parts =
-        Linear(x, w.gate_up, layer, ProjectionGroup::kGateUp).chunk(2, 1);
+        Linear(x, gate_up, layer, ProjectionGroup::kGateUp, expert).chunk(2, 1);
     const at::Tensor gate = config_.activation == ops::Activation::kSilu
                                 ? at::silu(parts[0])
                                 : at::gelu(parts[0], "tanh");
-    return Linear(gate * parts[1], w.down, layer, ProjectionGroup::kDown);
+    return Linear(gate * parts[1], down, layer, ProjectionGroup::kDown, expert);
+  }
+
+  // Runs every expert on every row; the experts that a row does not have get
+  // weight 0.
+  [[nodiscard]] at::Tensor Mixture(int layer, const at::Tensor& x) const {
+    const moe::ExpertWeights& w = weights_.layers[layer].experts;
+    const lora::ExpertShape& experts = config_.moe.shape;
+    const at::Tensor probs = at::mm(x, F64(w.router_EH).t()).softmax(1);
+    const at::Tensor chosen =
+        std::get<1>(probs.topk(config_.moe.shape.per_token, 1));
+    at::Tensor weights = probs * at::zeros_like(probs).scatter(1, chosen, 1.0);
+    if (config_.moe.normalizes_weights) {
+      weights = weights / weights.sum(1, /*keepdim=*/true);
+    }
+    at::Tensor y = at::zeros_like(x);
+    for (int i = 0; i < experts.count; ++i) {
+      const lora::BaseLinear gate_up = {w.gate_up_GH.chunk(experts.count)[i],
+                                        {}};
+      const lora::BaseLinear down = {w.down_DF.chunk(experts.count)[i], {}};
+      y = y + weights.narrow(1, i, 1) * Gated(x, gate_up, down, layer, i);
+    }
+    if (experts.shared_ffn == 0) return y;
+    const at::Tensor gate = at::mm(x, F64(w.shared_gate_1H).t()).sigmoid();
+    return y + gate * Gated(x, {w.shared_gate_up_S2H, {}},
+                            {w.shared_down_HS, {}}, layer, experts.count);
   }
 
   const model::ModelConfig& config_;

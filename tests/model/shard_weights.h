@@ -25,11 +25,34 @@ inline at::Tensor RowsOf(
   return at::cat(rows);
 }
 
+inline at::Tensor ColumnsOf(const at::Tensor& matrix,
+                            const parallel::Range& range) {
+  if (!matrix.defined()) return matrix;
+  return matrix.slice(1, range.begin, range.end).contiguous();
+}
+
 inline lora::BaseLinear ColumnsOf(const lora::BaseLinear& linear,
                                   const parallel::Range& range, int rank) {
-  return {.weight_OI =
-              linear.weight_OI.slice(1, range.begin, range.end).contiguous(),
+  return {.weight_OI = ColumnsOf(linear.weight_OI, range),
           .bias_O = rank == 0 ? linear.bias_O : at::Tensor()};
+}
+
+// Returns the rank's features of every expert.
+inline moe::ExpertWeights ExpertsOf(const moe::ExpertWeights& whole,
+                                    const lora::ExpertShape& shape,
+                                    const lora::ShapeRanges& part) {
+  moe::ExpertWeights w = whole;
+  std::vector<std::pair<int64_t, parallel::Range>> rows;
+  for (int64_t i = 0; i < 2 * shape.count; ++i) {
+    rows.emplace_back(i * shape.ffn, part.expert_ffn);
+  }
+  w.gate_up_GH = RowsOf(whole.gate_up_GH, rows);
+  w.down_DF = ColumnsOf(whole.down_DF, part.expert_ffn);
+  w.shared_gate_up_S2H =
+      RowsOf(whole.shared_gate_up_S2H,
+             {{0, part.shared_ffn}, {shape.shared_ffn, part.shared_ffn}});
+  w.shared_down_HS = ColumnsOf(whole.shared_down_HS, part.shared_ffn);
+  return w;
 }
 
 inline model::DecoderWeights ShardWeights(const model::DecoderWeights& whole,
@@ -52,6 +75,7 @@ inline model::DecoderWeights ShardWeights(const model::DecoderWeights& whole,
     }
     layer.o = ColumnsOf(layer.o, part.q, shard.rank);
     layer.down = ColumnsOf(layer.down, part.ffn, shard.rank);
+    layer.experts = ExpertsOf(layer.experts, shape.experts, part);
   }
   return w;
 }

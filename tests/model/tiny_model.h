@@ -48,6 +48,27 @@ inline at::Tensor RandomTensor(const std::vector<int64_t>& sizes, double scale,
   return (at::randn(sizes, at::kDouble) * scale).to(dtype);
 }
 
+inline moe::ExpertWeights TinyExperts(const model::ModelConfig& config,
+                                      at::ScalarType dtype) {
+  const lora::ExpertShape& experts = config.moe.shape;
+  const int64_t hidden = config.hidden;
+  const auto matrix = [&](int64_t out, int64_t in) {
+    return RandomTensor({out, in}, 1 / std::sqrt(static_cast<double>(in)),
+                        dtype);
+  };
+  moe::ExpertWeights w;
+  // Distinct logits, so that rounding does not change a token's experts.
+  w.router_EH = matrix(experts.count, hidden) * 4;
+  w.gate_up_GH = matrix(experts.count * 2 * experts.ffn, hidden);
+  w.down_DF = matrix(experts.count * hidden, experts.ffn);
+  if (experts.shared_ffn > 0) {
+    w.shared_gate_up_S2H = matrix(2 * experts.shared_ffn, hidden);
+    w.shared_down_HS = matrix(hidden, experts.shared_ffn);
+    w.shared_gate_1H = matrix(1, hidden);
+  }
+  return w;
+}
+
 inline model::DecoderWeights TinyWeights(const model::ModelConfig& config,
                                          at::ScalarType dtype) {
   const lora::ModelShape shape = config.shape();
@@ -77,8 +98,12 @@ inline model::DecoderWeights TinyWeights(const model::ModelConfig& config,
       l.attention_out_norm_H = norm(config.hidden);
       l.mlp_out_norm_H = norm(config.hidden);
     }
-    l.gate_up = linear(2 * config.ffn, config.hidden, config.mlp_bias);
-    l.down = linear(config.hidden, config.ffn, config.mlp_bias);
+    if (config.moe.shape.InLayer(layer)) {
+      l.experts = TinyExperts(config, dtype);
+    } else {
+      l.gate_up = linear(2 * config.ffn, config.hidden, config.mlp_bias);
+      l.down = linear(config.hidden, config.ffn, config.mlp_bias);
+    }
     w.layers.push_back(std::move(l));
   }
   w.final_norm_H = norm(config.hidden);

@@ -127,6 +127,32 @@ TINY: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 2.0,
     },
     "gemma3": _GEMMA3,
+    "qwen3-moe": {
+        "architecture": "qwen3_moe",
+        "head_dim": 16,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "norm_topk_prob": True,
+    },
+    # A dense layer stands between two layers of experts.
+    "qwen2-moe": {
+        "architecture": "qwen2_moe",
+        "mlp_only_layers": [1],
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 56,
+        "tie_word_embeddings": False,
+        "shard": SMALL_SHARD,
+    },
+    "mixtral": {
+        "architecture": "mixtral",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+    },
     "gemma3-wrapped": {**_GEMMA3, "wrapper": "gemma3"},
 }
 
@@ -201,4 +227,4 @@ def _draw(name: str, parameter: Any, norm_center: float, generator: Any) -> None
     elif name.endswith("bias"):
         parameter.normal_(0.0, 0.2, generator=generator)
     else:
-        parameter.normal_(0.0, parameter.shape[1] ** -0.5, generator=generator)
+        parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import daemon
+import experts
 import numpy as np
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -50,12 +51,38 @@ MIXED = (
 )
 
 
+# peft fuses gate and up of experts, so an adapter has both or neither.
+MIXED_EXPERTS = (
+    MIXED[0],
+    AdapterShape(8, 32.0, ("k_proj", "o_proj", "down_proj", "lm_head")),
+    MIXED[2],
+)
+# peft's conversion takes gate_proj, up_proj and down_proj for those of experts
+# alone, so an adapter of a shared expert has no form that it reads.
+MIXED_SHARED = (
+    MIXED[0],
+    AdapterShape(8, 32.0, ("k_proj", "o_proj", "lm_head")),
+    AdapterShape(16, 16.0, ("q_proj", "k_proj", "v_proj", "o_proj")),
+)
+
+
+def mixed_shapes(kind: str) -> tuple[AdapterShape, ...]:
+    """Returns three adapters for a model of this kind."""
+    if kind == "qwen2-moe":
+        return MIXED_SHARED
+    return MIXED_EXPERTS if kind in ("qwen3-moe", "mixtral") else MIXED
+
+
 class Reference:
     """A base model in transformers."""
 
     def __init__(self, folder: Path):
         model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=DTYPES[daemon.DTYPE], attn_implementation="eager"
+            folder,
+            dtype=DTYPES[daemon.DTYPE],
+            attn_implementation="eager",
+            # The other implementations have no f64.
+            experts_implementation="eager",
         )
         self.model = _decoder_of(model).eval().double()
         self.vocab = int(self.model.config.vocab_size)
@@ -64,6 +91,8 @@ class Reference:
 
     def make_adapter(self, folder: Path, shape: AdapterShape, seed: int) -> Path:
         """Makes a PEFT folder with random A and B, neither of them zero."""
+        if experts.has_experts(self.model.config):
+            return experts.write_adapter(self.model, folder, shape, seed)
         torch.manual_seed(seed)
         peft_model = get_peft_model(
             self.model,
@@ -138,6 +167,7 @@ class Adapted:
             for name, parameter in peft_model.named_parameters()
             if parameter.requires_grad
         }
+        experts.keep_halves_apart(self.parameters)
 
     def logprobs(
         self, tokens: Sequence[int], targets: Sequence[int], temperature: float = 1.0
@@ -150,17 +180,19 @@ class Adapted:
         return torch.log_softmax(_logits(self.model, tokens), dim=-1)
 
     def gradients(self) -> dict[str, np.ndarray]:
-        return {
+        gradients = {
             name: np.asarray(parameter.grad.numpy()).copy()
             for name, parameter in self.parameters.items()
             if parameter.grad is not None
         }
+        return experts.of_single_experts(gradients, self.model.config)
 
     def weights(self) -> dict[str, np.ndarray]:
-        return {
+        weights = {
             name: parameter.detach().numpy().copy()
             for name, parameter in self.parameters.items()
         }
+        return experts.of_single_experts(weights, self.model.config)
 
     def save(self, folder: Path) -> None:
         """Writes a PEFT folder in f32 and continues with the rounded weights."""

@@ -14,7 +14,7 @@ from batching import together
 from conftest import SMOLLM2, model_folder
 from daemon import DTYPE
 from models import TINY
-from reference import MIXED, Adapted, AdapterShape
+from reference import MIXED, Adapted, AdapterShape, mixed_shapes
 from texts import next_token, random_tokens, sequences
 
 
@@ -37,11 +37,11 @@ def test_three_ranks_in_one_mixed_batch(
     tokens = sequences(kind, model_folder(kind), reference.vocab)
     folders = [
         reference.make_adapter(tmp_path / str(i), shape, seed=50 + i)
-        for i, shape in enumerate(MIXED)
+        for i, shape in enumerate(mixed_shapes(kind))
     ]
     data = [
         [next_token(t, weights=_weights(len(t) - 1, i)) for t in tokens[i::2]]
-        for i in range(len(MIXED))
+        for i in range(len(folders))
     ]
     with daemon.client() as client:
         adapters = [client.import_adapter(unique("grad"), f) for f in folders]

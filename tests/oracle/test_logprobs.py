@@ -13,7 +13,7 @@ from batching import together
 from conftest import SMOLLM2, model_folder
 from daemon import DTYPE
 from models import TINY
-from reference import MIXED
+from reference import mixed_shapes
 from texts import next_token, sequences
 
 import weft
@@ -47,7 +47,7 @@ def test_adapters_mixed_in_one_batch(
     tokens = sequences(kind, model_folder(kind), reference.vocab)
     folders = [
         reference.make_adapter(tmp_path / str(i), shape, seed=40 + i)
-        for i, shape in enumerate(MIXED)
+        for i, shape in enumerate(mixed_shapes(kind))
     ]
     with daemon_for(kind).client() as client:
         adapters = [client.import_adapter(unique("mixed"), f) for f in folders]

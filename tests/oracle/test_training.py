@@ -12,7 +12,7 @@ import tolerance
 import torch
 from batching import together
 from conftest import SMOLLM2, model_folder
-from reference import MIXED, read_weights
+from reference import mixed_shapes, read_weights
 from texts import next_token, sequences
 
 STEPS = 10
@@ -47,7 +47,7 @@ DECAYED = Optimizer(learning_rate=2e-3, weight_decay=0.1)
 CLIPPED = Optimizer(beta2=0.999, weight_decay=0.05, max_grad_norm=0.5)
 
 
-@pytest.mark.parametrize("kind", (SMOLLM2, "qwen3", "llama3-rope"))
+@pytest.mark.parametrize("kind", (SMOLLM2, "qwen3", "llama3-rope", "qwen3-moe"))
 def test_weights_after_ten_steps_of_three_adapters(
     kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
 ) -> None:
@@ -57,11 +57,11 @@ def test_weights_after_ten_steps_of_three_adapters(
     values = (PLAIN, DECAYED, CLIPPED)
     folders = [
         reference.make_adapter(tmp_path / str(i), shape, seed=60 + i)
-        for i, shape in enumerate(MIXED)
+        for i, shape in enumerate(mixed_shapes(kind))
     ]
     batches = [
         [[next_token(tokens[(i + s) % len(tokens)])] for s in range(STEPS)]
-        for i in range(len(MIXED))
+        for i in range(len(folders))
     ]
     with daemon_for(kind).client() as client:
         adapters = [client.import_adapter(unique("adamw"), f) for f in folders]

@@ -120,19 +120,21 @@ class AsyncClient:
         alpha: float = 32.0,
         target_modules: Iterable[str] | None = None,
         seed: int | None = None,
+        expert_rank: int | None = None,
         tenant: str | None = None,
     ) -> AsyncAdapter:
         """Makes a new adapter and returns it.
 
         target_modules: the layers that get LoRA weights, "q_proj", ... "down_proj",
         "lm_head", "embed_tokens"; None means the server's default. seed: seed of the
-        initial weights; None lets the server derive it from the name. tenant: the
-        adapter shares queue and slots with this tenant's other adapters; None means
-        the token's tenant or, on a server without tokens, a tenant of its own. Raises
-        AlreadyExists if the name is taken.
+        initial weights; None lets the server derive it from the name. expert_rank:
+        rank of the experts of a mixture; None means rank divided by the experts per
+        token. tenant: the adapter shares queue and slots with this tenant's other
+        adapters; None means the token's tenant or, on a server without tokens, a
+        tenant of its own. Raises AlreadyExists if the name is taken.
         """
         operation = self._core.create_adapter(
-            adapter_id, rank, alpha, target_modules, seed, tenant
+            adapter_id, rank, alpha, target_modules, seed, expert_rank, tenant
         )
         return AsyncAdapter(await self._driver.run(operation), self._driver)
 
@@ -144,17 +146,18 @@ class AsyncClient:
         alpha: float = 32.0,
         target_modules: Iterable[str] | None = None,
         seed: int | None = None,
+        expert_rank: int | None = None,
         tenant: str | None = None,
     ) -> AsyncAdapter:
         """Returns the adapter of that name, and makes it if there is none.
 
         A program that starts a second time so finds its adapter, which goes on after
-        its last step. seed and tenant matter only for a new adapter. Raises
-        FailedPrecondition if the adapter exists with another rank, alpha or
+        its last step. seed, expert_rank and tenant matter only for a new adapter.
+        Raises FailedPrecondition if the adapter exists with another rank, alpha or
         target_modules.
         """
         operation = self._core.get_or_create(
-            adapter_id, rank, alpha, target_modules, seed, tenant
+            adapter_id, rank, alpha, target_modules, seed, expert_rank, tenant
         )
         return AsyncAdapter(await self._driver.run(operation), self._driver)
 

@@ -91,6 +91,7 @@ def lora_config(
     alpha: float,
     target_modules: Iterable[str] | None,
     seed: int | None,
+    expert_rank: int | None,
 ) -> adapters_pb2.LoraConfig:
     """Returns an adapter's configuration. None means the server's default."""
     modules = [
@@ -99,7 +100,11 @@ def lora_config(
     ]
     with _sendable():
         return adapters_pb2.LoraConfig(
-            rank=rank, alpha=alpha, seed=seed, target_modules=modules
+            rank=rank,
+            alpha=alpha,
+            seed=seed,
+            target_modules=modules,
+            expert_rank=expert_rank or 0,
         )
 
 

@@ -249,11 +249,12 @@ class ClientCore:
         alpha: float,
         target_modules: Iterable[str] | None,
         seed: int | None,
+        expert_rank: int | None,
         tenant: str | None,
     ) -> Operation[AdapterCore]:
         request = adapters_pb2.CreateAdapterRequest(
             adapter_id=adapter_id,
-            config=convert.lora_config(rank, alpha, target_modules, seed),
+            config=convert.lora_config(rank, alpha, target_modules, seed, expert_rank),
             tenant=tenant or "",
         )
         reply = yield from self.caller.call(methods.CREATE_ADAPTER, request)
@@ -271,6 +272,7 @@ class ClientCore:
         alpha: float,
         target_modules: Iterable[str] | None,
         seed: int | None,
+        expert_rank: int | None,
         tenant: str | None,
     ) -> Operation[AdapterCore]:
         """Gets the adapter, or creates it if there is none. If another client creates
@@ -283,7 +285,7 @@ class ClientCore:
             try:
                 return (
                     yield from self.create_adapter(
-                        adapter_id, rank, alpha, modules, seed, tenant
+                        adapter_id, rank, alpha, modules, seed, expert_rank, tenant
                     )
                 )
             except AlreadyExists:

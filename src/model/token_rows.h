@@ -1,0 +1,26 @@
+// Tokens as rows of a rank's part of the embedding.
+//
+// Legend: T packed tokens.
+#ifndef WEFT_SRC_MODEL_TOKEN_ROWS_H_
+#define WEFT_SRC_MODEL_TOKEN_ROWS_H_
+
+#include <ATen/core/Tensor.h>
+
+#include "src/parallel/shard.h"
+
+namespace weft::model {
+
+// `foreign_T1` marks the tokens of other ranks, which point to row 0 and do not
+// count. It is undefined if the rank has the whole vocabulary.
+struct TokenRows {
+  at::Tensor rows_T;
+  at::Tensor foreign_T1;
+};
+
+// `own` is the rank's part of the vocabulary.
+[[nodiscard]] TokenRows RowsOfTokens(const at::Tensor& tokens_T,
+                                     const parallel::Range& own);
+
+}  // namespace weft::model
+
+#endif  // WEFT_SRC_MODEL_TOKEN_ROWS_H_

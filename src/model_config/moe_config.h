@@ -1,0 +1,20 @@
+// The fields of config.json that describe a mixture of experts. Private to
+// src/model_config.
+#ifndef WEFT_SRC_MODEL_CONFIG_MOE_CONFIG_H_
+#define WEFT_SRC_MODEL_CONFIG_MOE_CONFIG_H_
+
+#include "absl/status/status.h"
+#include "src/model_config/family_config.h"
+#include "src/model_config/json_fields.h"
+#include "src/model_config/model_config.h"
+
+namespace weft::model {
+
+// Fills config.moe; does nothing for a family without experts. REQUIRES: the
+// sizes of `config` are read. Errors: those of ParseModelConfig.
+[[nodiscard]] absl::Status ReadMoe(JsonFields& fields, const Family& family,
+                                   ModelConfig& config);
+
+}  // namespace weft::model
+
+#endif  // WEFT_SRC_MODEL_CONFIG_MOE_CONFIG_H_

@@ -1,0 +1,50 @@
+// The rows of a batch sorted by expert. A token has one row for each of its
+// experts; there is no padding and no row is dropped.
+//
+// Worked example, 3 tokens with 2 of 3 experts each:
+//   experts_TK  {2, 0} {0, 1} {2, 0}
+//   tokens_N    0 1 2 | 1 | 0 2      (expert 0 | expert 1 | expert 2)
+//   pairs_N     1 2 5 | 3 | 0 4      (index into the flat experts_TK)
+//   places_TK   {4, 0} {1, 3} {5, 2} (the inverse of pairs_N)
+//
+// Legend: T tokens, K experts per token, N = T K rows.
+#ifndef WEFT_SRC_MOE_EXPERT_ROWS_H_
+#define WEFT_SRC_MOE_EXPERT_ROWS_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "src/lora/lora_linear.h"
+
+namespace weft::moe {
+
+// The rows [begin, end) of one expert. `routing` counts from `begin`. An
+// expert's rows keep the tokens' order, so an adapter's rows are contiguous.
+struct ExpertPart {
+  int expert = 0;
+  int64_t begin = 0;
+  int64_t end = 0;
+  lora::LoraRouting routing;
+};
+
+struct ExpertRows {
+  at::Tensor tokens_N;            // i64
+  at::Tensor pairs_N;             // i64
+  at::Tensor places_TK;           // i64
+  std::vector<ExpertPart> parts;  // Experts with rows, in ascending order.
+};
+
+// Sorts the rows. The work on the host is O(T K). On CUDA it waits for
+// experts_TK.
+// Shapes:  experts_TK [T, K] i64 contiguous, each in [0, num_experts).
+// Errors:  throws c10::Error.
+// Threads: engine thread only.
+[[nodiscard]] ExpertRows SortByExpert(const at::Tensor& experts_TK,
+                                      int num_experts,
+                                      const lora::LoraRouting& routing);
+
+}  // namespace weft::moe
+
+#endif  // WEFT_SRC_MOE_EXPERT_ROWS_H_

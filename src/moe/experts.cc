@@ -1,0 +1,245 @@
+#include "src/moe/experts.h"
+
+#include <ATen/ATen.h>
+
+#include <utility>
+
+#include "src/ops/gated_product.h"
+
+namespace weft::moe {
+namespace {
+
+using lora::BaseLinear;
+using lora::LoraSite;
+using lora::ProjectionGroup;
+
+// One expert of a layer on its rows. n counts the rows.
+class Expert {
+ public:
+  // `routing` counts from the first row and outlives the object.
+  Expert(const ExpertLayer& layer, int expert, const lora::LoraRouting& routing)
+      : layer_(layer),
+        expert_(expert),
+        shape_(layer.shape.OfExpert(expert)),
+        pass_{routing, shape_} {
+    const ExpertWeights& w = layer.weights;
+    if (expert == layer.shape.experts.count) {
+      gate_up_.weight_OI = w.shared_gate_up_S2H;
+      down_.weight_OI = w.shared_down_HS;
+      return;
+    }
+    const int64_t wide = 2 * shape_.ffn;
+    gate_up_.weight_OI = w.gate_up_GH.narrow(0, expert * wide, wide);
+    down_.weight_OI =
+        w.down_DF.narrow(0, expert * shape_.hidden, shape_.hidden);
+  }
+  Expert(const Expert&) = delete;
+  Expert& operator=(const Expert&) = delete;
+
+  // Returns the expert's output [n, H], multiplied by the weights.
+  [[nodiscard]] at::Tensor Forward(const at::Tensor& x_nH,
+                                   const at::Tensor& weight_n1,
+                                   PartTape* tape) const {
+    at::Tensor gate_up_n2F = GateUp(x_nH, tape);
+    at::Tensor y_nH =
+        LoraLinear(Activated(gate_up_n2F).mul_(weight_n1), down_, pass_,
+                   Site(ProjectionGroup::kDown),
+                   tape != nullptr ? &tape->shrunk_down : nullptr);
+    if (tape != nullptr) tape->gate_up_n2F = std::move(gate_up_n2F);
+    return y_nH;
+  }
+
+  void Recompute(const at::Tensor& x_nH, const at::Tensor& weight_n1,
+                 PartTape& tape) const {
+    tape.gate_up_n2F = GateUp(x_nH, &tape);
+    tape.shrunk_down =
+        lora::LoraShrink(Activated(tape.gate_up_n2F).mul_(weight_n1), pass_,
+                         Site(ProjectionGroup::kDown));
+  }
+
+  struct InputGradients {
+    at::Tensor x_nH;
+    at::Tensor weight_n;
+  };
+  [[nodiscard]] InputGradients Backward(const at::Tensor& dy_nH,
+                                        const at::Tensor& x_nH,
+                                        const at::Tensor& weight_n1,
+                                        const lora::LoraGradients& gradients,
+                                        PartTape tape) const {
+    const at::Tensor activated_nF = Activated(tape.gate_up_n2F);
+    at::Tensor d_nF = lora::LoraLinearBackward(
+        dy_nH, activated_nF * weight_n1, down_, pass_,
+        Site(ProjectionGroup::kDown), tape.shrunk_down, gradients,
+        /*want_input_gradient=*/true);
+    InputGradients result{.weight_n = (d_nF * activated_nF).sum(1)};
+    d_nF.mul_(weight_n1);
+    // This replaces gate_up_n2F by its own gradient.
+    ops::GatedProductBackward(layer_.config.activation, d_nF, tape.gate_up_n2F);
+    result.x_nH = lora::LoraLinearBackward(
+        tape.gate_up_n2F, x_nH, gate_up_, pass_, Site(ProjectionGroup::kGateUp),
+        tape.shrunk_gate_up, gradients,
+        /*want_input_gradient=*/true);
+    return result;
+  }
+
+ private:
+  [[nodiscard]] LoraSite Site(ProjectionGroup group) const {
+    return {.layer = layer_.layer, .group = group, .expert = expert_};
+  }
+
+  [[nodiscard]] at::Tensor GateUp(const at::Tensor& x_nH,
+                                  PartTape* tape) const {
+    return LoraLinear(x_nH, gate_up_, pass_, Site(ProjectionGroup::kGateUp),
+                      tape != nullptr ? &tape->shrunk_gate_up : nullptr);
+  }
+
+  [[nodiscard]] at::Tensor Activated(const at::Tensor& gate_up_n2F) const {
+    at::Tensor product_nF =
+        at::empty({gate_up_n2F.size(0), shape_.ffn}, gate_up_n2F.options());
+    ops::GatedProduct(layer_.config.activation, gate_up_n2F, product_nF);
+    return product_nF;
+  }
+
+  const ExpertLayer& layer_;
+  const int expert_;
+  const lora::ModelShape shape_;
+  // Experts have few rows, and their segments run one after another.
+  const lora::LoraPass pass_;
+  BaseLinear gate_up_;
+  BaseLinear down_;
+};
+
+at::Tensor RowsOf(const at::Tensor& tensor, const ExpertPart& part) {
+  return tensor.narrow(0, part.begin, part.end - part.begin);
+}
+
+// Returns the weights of the sorted rows, [N, 1].
+at::Tensor WeightsOf(const Routing& routing, const ExpertRows& rows) {
+  return routing.weights_TK.flatten()
+      .index_select(0, rows.pairs_N)
+      .unsqueeze(1);
+}
+
+// Returns the sum [T, H] of every token's rows, in the order of its experts. So
+// it does not depend on other tokens.
+at::Tensor SumOfRows(const at::Tensor& rows_NH, const at::Tensor& places_TK) {
+  at::Tensor sum_TH = rows_NH.index_select(0, places_TK.select(1, 0));
+  for (int64_t k = 1; k < places_TK.size(1); ++k) {
+    sum_TH.add_(rows_NH.index_select(0, places_TK.select(1, k)));
+  }
+  return sum_TH;
+}
+
+bool HasShared(const ExpertLayer& layer) {
+  return layer.shape.experts.shared_ffn > 0;
+}
+
+at::Tensor SharedWeight(const ExpertLayer& layer, const at::Tensor& x_TH) {
+  return at::mm(x_TH, layer.weights.shared_gate_1H.to(x_TH.scalar_type()).t())
+      .sigmoid_();
+}
+
+// Routes and sorts the tokens.
+void Dispatch(const ExpertLayer& layer, const at::Tensor& x_TH,
+              const lora::LoraRouting& routing, const at::Tensor& experts_TK,
+              ExpertTape& tape) {
+  tape.routing =
+      Route(x_TH, layer.weights.router_EH, layer.config.moe, experts_TK);
+  tape.rows =
+      SortByExpert(tape.routing.experts_TK, layer.shape.experts.count, routing);
+  if (HasShared(layer)) tape.shared_weight_T1 = SharedWeight(layer, x_TH);
+}
+
+}  // namespace
+
+at::Tensor ForwardExperts(const ExpertLayer& layer, const at::Tensor& x_TH,
+                          const lora::LoraRouting& routing,
+                          at::Tensor& experts_TK, ExpertTape* tape) {
+  ExpertTape passing;
+  ExpertTape& own = tape != nullptr ? *tape : passing;
+  Dispatch(layer, x_TH, routing, experts_TK, own);
+  experts_TK = own.routing.experts_TK;
+  const ExpertRows& rows = own.rows;
+  if (tape != nullptr) tape->parts.resize(rows.parts.size());
+  const at::Tensor x_NH = x_TH.index_select(0, rows.tokens_N);
+  const at::Tensor weights_N1 = WeightsOf(own.routing, rows);
+  const at::Tensor y_NH = at::empty_like(x_NH);
+  for (size_t i = 0; i < rows.parts.size(); ++i) {
+    const ExpertPart& part = rows.parts[i];
+    RowsOf(y_NH, part)
+        .copy_(Expert(layer, part.expert, part.routing)
+                   .Forward(RowsOf(x_NH, part), RowsOf(weights_N1, part),
+                            tape != nullptr ? &tape->parts[i] : nullptr));
+  }
+  at::Tensor y_TH = SumOfRows(y_NH, rows.places_TK);
+  if (HasShared(layer)) {
+    y_TH.add_(Expert(layer, layer.shape.experts.count, routing)
+                  .Forward(x_TH, own.shared_weight_T1,
+                           tape != nullptr ? &tape->shared : nullptr));
+  }
+  return y_TH;
+}
+
+void RecomputeExperts(const ExpertLayer& layer, const at::Tensor& x_TH,
+                      const lora::LoraRouting& routing,
+                      const at::Tensor& experts_TK, ExpertTape& tape) {
+  Dispatch(layer, x_TH, routing, experts_TK, tape);
+  const ExpertRows& rows = tape.rows;
+  tape.parts.resize(rows.parts.size());
+  const at::Tensor x_NH = x_TH.index_select(0, rows.tokens_N);
+  const at::Tensor weights_N1 = WeightsOf(tape.routing, rows);
+  for (size_t i = 0; i < rows.parts.size(); ++i) {
+    const ExpertPart& part = rows.parts[i];
+    Expert(layer, part.expert, part.routing)
+        .Recompute(RowsOf(x_NH, part), RowsOf(weights_N1, part), tape.parts[i]);
+  }
+  if (HasShared(layer)) {
+    Expert(layer, layer.shape.experts.count, routing)
+        .Recompute(x_TH, tape.shared_weight_T1, tape.shared);
+  }
+}
+
+at::Tensor BackwardExperts(const ExpertLayer& layer, const at::Tensor& dy_TH,
+                           const at::Tensor& x_TH,
+                           const lora::LoraRouting& routing,
+                           const lora::LoraGradients& gradients,
+                           ExpertTape& tape) {
+  const ExpertRows& rows = tape.rows;
+  const at::Tensor x_NH = x_TH.index_select(0, rows.tokens_N);
+  const at::Tensor dy_NH = dy_TH.index_select(0, rows.tokens_N);
+  const at::Tensor weights_N1 = WeightsOf(tape.routing, rows);
+  const at::Tensor dx_NH = at::empty_like(x_NH);
+  const at::Tensor d_weights_N =
+      at::empty({x_NH.size(0)}, weights_N1.options());
+  for (size_t i = 0; i < rows.parts.size(); ++i) {
+    const ExpertPart& part = rows.parts[i];
+    const Expert::InputGradients d =
+        Expert(layer, part.expert, part.routing)
+            .Backward(RowsOf(dy_NH, part), RowsOf(x_NH, part),
+                      RowsOf(weights_N1, part), gradients,
+                      std::move(tape.parts[i]));
+    RowsOf(dx_NH, part).copy_(d.x_nH);
+    RowsOf(d_weights_N, part).copy_(d.weight_n);
+  }
+  at::Tensor dx_TH = SumOfRows(dx_NH, rows.places_TK);
+  const at::Tensor d_weights_TK =
+      d_weights_N.index_select(0, rows.places_TK.flatten())
+          .view_as(rows.places_TK);
+  dx_TH.add_(RouteBackward(d_weights_TK, tape.routing, layer.weights.router_EH,
+                           layer.config.moe));
+  if (HasShared(layer)) {
+    const at::Tensor& weight_T1 = tape.shared_weight_T1;
+    const Expert::InputGradients d =
+        Expert(layer, layer.shape.experts.count, routing)
+            .Backward(dy_TH, x_TH, weight_T1, gradients,
+                      std::move(tape.shared));
+    const at::Tensor d_gate_T1 =
+        at::sigmoid_backward(d.weight_n.unsqueeze(1), weight_T1);
+    dx_TH.add_(d.x_nH).add_(
+        at::mm(d_gate_T1, layer.weights.shared_gate_1H.to(x_TH.scalar_type())));
+  }
+  tape = ExpertTape();
+  return dx_TH;
+}
+
+}  // namespace weft::moe

@@ -1,0 +1,34 @@
+// Selects linear layers by the target_modules, exclude_modules and layer fields
+// of an adapter_config.json. Private to src/peft.
+#ifndef WEFT_SRC_PEFT_PEFT_SELECTION_H_
+#define WEFT_SRC_PEFT_PEFT_SELECTION_H_
+
+#include <cstddef>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "src/peft/adapter_layout.h"
+#include "src/peft/peft_fields.h"
+#include "src/request/adapter.h"
+
+namespace weft::lora {
+
+// Returns every module that LoRA can adapt, in the order of the buffers.
+[[nodiscard]] std::vector<LoraFactor> EverySite(const ModelShape& shape);
+
+// Returns the name by which a list selects the module in every layer.
+[[nodiscard]] const char* NameOf(TargetModule module, const ModelShape& shape);
+
+// Returns the number of module names that a list may have.
+[[nodiscard]] size_t MaxEntries(const ModelShape& shape);
+
+// Returns, for every site, whether LoRA adapts it. Errors: INVALID_ARGUMENT,
+// which names the field, its value and what is accepted. Regular expressions
+// count against `instructions_left` (path_expression.h).
+[[nodiscard]] absl::StatusOr<std::vector<bool>> SelectSites(
+    const PeftJson& root, const ModelShape& shape,
+    const std::vector<LoraFactor>& sites, int& instructions_left);
+
+}  // namespace weft::lora
+
+#endif  // WEFT_SRC_PEFT_PEFT_SELECTION_H_

@@ -1,0 +1,162 @@
+// Tests what config.json says of experts, and which tensors follow from it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "src/model_config/model_config.h"
+#include "src/model_config/weight_list.h"
+#include "tests/support/status_matchers.h"
+
+namespace weft::model {
+namespace {
+
+using Json = nlohmann::json;
+using ::testing::ElementsAre;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+constexpr auto kUnsupported = absl::StatusCode::kUnimplemented;
+
+// Qwen3-30B-A3B.
+Json Qwen3Moe() {
+  return Json::parse(R"({
+    "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false,
+    "attention_dropout": 0.0, "bos_token_id": 151643,
+    "decoder_sparse_step": 1, "eos_token_id": 151645, "head_dim": 128,
+    "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
+    "intermediate_size": 6144, "max_position_embeddings": 40960,
+    "max_window_layers": 48, "mlp_only_layers": [],
+    "model_type": "qwen3_moe", "moe_intermediate_size": 768,
+    "norm_topk_prob": true, "num_attention_heads": 32, "num_experts": 128,
+    "num_experts_per_tok": 8, "num_hidden_layers": 48,
+    "num_key_value_heads": 4, "output_router_logits": false,
+    "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.001, "sliding_window": null,
+    "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+    "transformers_version": "4.51.0", "use_cache": true,
+    "use_sliding_window": false, "vocab_size": 151936})");
+}
+
+// Mixtral-8x7B-v0.1.
+Json Mixtral() {
+  return Json::parse(R"({
+    "architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0,
+    "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+    "hidden_size": 4096, "initializer_range": 0.02,
+    "intermediate_size": 14336, "max_position_embeddings": 32768,
+    "model_type": "mixtral", "num_attention_heads": 32,
+    "num_experts_per_tok": 2, "num_hidden_layers": 32,
+    "num_key_value_heads": 8, "num_local_experts": 8,
+    "output_router_logits": false, "rms_norm_eps": 1e-05,
+    "rope_theta": 1000000.0, "router_aux_loss_coef": 0.02,
+    "sliding_window": null, "tie_word_embeddings": false,
+    "torch_dtype": "bfloat16", "transformers_version": "4.36.0.dev0",
+    "use_cache": true, "vocab_size": 32000})");
+}
+
+absl::StatusOr<ModelConfig> With(Json json, const Json& changes) {
+  json.update(changes);
+  return ParseModelConfig(json.dump());
+}
+
+TEST(MoeConfig, ReadsQwen3Moe) {
+  const auto config = With(Qwen3Moe(), Json::object());
+  ASSERT_THAT(config, IsOk());
+  const lora::ExpertShape& experts = config->moe.shape;
+  EXPECT_EQ(experts.count, 128);
+  EXPECT_EQ(experts.per_token, 8);
+  EXPECT_EQ(experts.ffn, 768);
+  EXPECT_EQ(experts.shared_ffn, 0);
+  EXPECT_TRUE(config->moe.normalizes_weights);
+  EXPECT_TRUE(config->qk_norm);
+  // The number on the model's page.
+  EXPECT_EQ(config->num_parameters(), 30532122624u);
+}
+
+TEST(MoeConfig, ReadsMixtral) {
+  const auto config = With(Mixtral(), Json::object());
+  ASSERT_THAT(config, IsOk());
+  const lora::ExpertShape& experts = config->moe.shape;
+  EXPECT_EQ(experts.count, 8);
+  EXPECT_EQ(experts.per_token, 2);
+  EXPECT_EQ(experts.ffn, 14336);
+  EXPECT_TRUE(config->moe.normalizes_weights);
+  EXPECT_EQ(config->num_parameters(), 46702792704u);
+}
+
+TEST(MoeConfig, ChoosesTheLayersOfExperts) {
+  const auto layers = [](const Json& changes) {
+    Json small = changes;
+    small["num_hidden_layers"] = 4;
+    return With(Qwen3Moe(), small)->moe.shape.layers;
+  };
+  EXPECT_THAT(layers(Json::object()), ElementsAre(true, true, true, true));
+  EXPECT_THAT(layers({{"decoder_sparse_step", 2}}),
+              ElementsAre(false, true, false, true));
+  EXPECT_THAT(layers({{"decoder_sparse_step", 2}, {"mlp_only_layers", {3}}}),
+              ElementsAre(false, true, false, false));
+}
+
+TEST(MoeConfig, ListsTheTensorsOfExperts) {
+  const auto config = With(Mixtral(), {{"num_hidden_layers", 1}});
+  std::vector<std::string> names;
+  for (const WeightEntry& entry : ListWeights(*config)) {
+    if (entry.name.find("sparse") != std::string::npos) {
+      names.push_back(entry.name);
+    }
+  }
+  const std::string block = "model.layers.0.block_sparse_moe.";
+  ASSERT_EQ(names.size(), 1u + 3 * 8);
+  EXPECT_EQ(names[0], block + "gate.weight");
+  EXPECT_EQ(names[1], block + "experts.0.w1.weight");
+  EXPECT_EQ(names[2], block + "experts.0.w3.weight");
+  EXPECT_EQ(names[17], block + "experts.0.w2.weight");
+}
+
+// Two ranks have half of each expert's features and the whole router.
+TEST(MoeConfig, SplitsTheFeaturesOfExperts) {
+  const auto config = With(Mixtral(), {{"num_hidden_layers", 1}});
+  for (const WeightEntry& entry :
+       ListWeights(*config, {.rank = 1, .size = 2})) {
+    if (entry.slot == WeightSlot::kRouter) {
+      EXPECT_THAT(entry.part_shape, ElementsAre(8, 4096));
+    } else if (entry.slot == WeightSlot::kExpertGateUp) {
+      EXPECT_THAT(entry.part_shape, ElementsAre(7168, 4096));
+      EXPECT_EQ(entry.part_row, 7168);
+    } else if (entry.slot == WeightSlot::kExpertDown) {
+      EXPECT_THAT(entry.part_shape, ElementsAre(4096, 7168));
+      EXPECT_EQ(entry.part_column, 7168);
+    }
+  }
+}
+
+TEST(MoeConfig, RefusesByName) {
+  const struct {
+    Json changes;
+    absl::StatusCode code;
+    const char* message;
+  } kCases[] = {
+      {{{"num_experts_per_tok", 129}},
+       kInvalid,
+       "num_experts_per_tok is 129; accepted: at most num_experts = 128"},
+      {{{"num_experts", 0}}, kInvalid, "num_experts is 0"},
+      {{{"num_local_experts", 64}}, kInvalid, "num_local_experts is 64"},
+      {{{"mlp_only_layers", {48}}}, kInvalid, "mlp_only_layers entry is 48"},
+      {{{"mlp_only_layers", 3}}, kInvalid, "mlp_only_layers is 3"},
+      {{{"decoder_sparse_step", 0}}, kInvalid, "decoder_sparse_step is 0"},
+      {{{"shared_expert_intermediate_size", 8}},
+       kUnsupported,
+       "shared_expert_intermediate_size"},
+  };
+  for (const auto& test : kCases) {
+    EXPECT_THAT(With(Qwen3Moe(), test.changes),
+                IsStatus(test.code, test.message));
+  }
+  EXPECT_THAT(With(Mixtral(), {{"router_jitter_noise", 0.1}}),
+              IsStatus(kUnsupported, "router_jitter_noise"));
+}
+
+}  // namespace
+}  // namespace weft::model

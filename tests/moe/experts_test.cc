@@ -1,0 +1,111 @@
+// Compares a layer of experts with its parts. tests/model compares it with
+// autograd.
+#include "src/moe/experts.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "src/ops/gated_product.h"
+#include "tests/support/tolerance.h"
+
+namespace weft::moe {
+namespace {
+
+constexpr int64_t kHidden = 48;
+constexpr int64_t kFfn = 20;
+constexpr int kExperts = 6;
+
+class ExpertsTest : public ::testing::Test {
+ protected:
+  ExpertsTest() {
+    at::manual_seed(7);
+    config_.num_layers = 1;
+    config_.hidden = kHidden;
+    config_.moe.shape = {
+        .count = kExperts, .per_token = 2, .ffn = kFfn, .layers = {true}};
+    config_.moe.normalizes_weights = true;
+    shape_ = config_.shape();
+    weights_.router_EH = at::randn({kExperts, kHidden});
+    weights_.gate_up_GH = at::randn({kExperts * 2 * kFfn, kHidden}) * 0.2;
+    weights_.down_DF = at::randn({kExperts * kHidden, kFfn}) * 0.2;
+    version_ = std::make_shared<lora::AdapterVersion>();
+    version_->layout = std::make_shared<lora::AdapterLayout>(
+        shape_, LoraConfig{.rank = 3, .alpha = 6});
+    version_->compute_N = at::randn({version_->layout->num_parameters()}) * 0.2;
+  }
+
+  [[nodiscard]] at::Tensor Forward(const at::Tensor& x_TH,
+                                   at::Tensor experts_TK = {}) const {
+    return ForwardExperts(
+        {.weights = weights_, .config = config_, .shape = shape_}, x_TH,
+        {{0, x_TH.size(0), version_}}, experts_TK,
+        /*tape=*/nullptr);
+  }
+
+  // Returns the output of one expert for all rows.
+  [[nodiscard]] at::Tensor One(const at::Tensor& x_TH, int expert) const {
+    const lora::LoraRouting routing = {{0, x_TH.size(0), version_}};
+    const lora::ModelShape shape = shape_.OfExpert(expert);
+    const at::Tensor gate_up = LoraLinear(
+        x_TH, {weights_.gate_up_GH.narrow(0, expert * 2 * kFfn, 2 * kFfn), {}},
+        {routing, shape}, {0, lora::ProjectionGroup::kGateUp, expert}, nullptr);
+    at::Tensor activated = at::empty({x_TH.size(0), kFfn});
+    ops::GatedProduct(ops::Activation::kSilu, gate_up, activated);
+    return LoraLinear(
+        activated, {weights_.down_DF.narrow(0, expert * kHidden, kHidden), {}},
+        {routing, shape}, {0, lora::ProjectionGroup::kDown, expert}, nullptr);
+  }
+
+  model::ModelConfig config_;
+  lora::ModelShape shape_;
+  ExpertWeights weights_;
+  std::shared_ptr<lora::AdapterVersion> version_;
+};
+
+TEST_F(ExpertsTest, AllTokensMayGoToTheSameExperts) {
+  const at::Tensor x_TH = at::randn({40, kHidden});
+  const at::Tensor experts_TK =
+      at::tensor(std::vector<int64_t>{4, 1}).repeat({40, 1});
+  const Routing routing =
+      Route(x_TH, weights_.router_EH, config_.moe, experts_TK);
+  const at::Tensor expected =
+      One(x_TH, 4) * routing.weights_TK.narrow(1, 0, 1) +
+      One(x_TH, 1) * routing.weights_TK.narrow(1, 1, 1);
+  const double bound = testing::Tolerance(testing::kEpsilonF32, kHidden + kFfn,
+                                          expected.abs().max().item<double>());
+  EXPECT_LE((Forward(x_TH, experts_TK) - expected).abs().max().item<double>(),
+            bound);
+}
+
+// The number of rows of an expert chooses the product's code, so results differ
+// by its rounding and by no more.
+TEST_F(ExpertsTest, ATokenDoesNotDependOnTheOthersBeyondRounding) {
+  const at::Tensor x_TH = at::randn({300, kHidden});
+  const at::Tensor all_TH = Forward(x_TH);
+  const double bound = testing::Tolerance(testing::kEpsilonF32, kHidden + kFfn,
+                                          all_TH.abs().max().item<double>());
+  for (const int64_t begin : {0, 17, 120}) {
+    const at::Tensor few_TH = x_TH.narrow(0, begin, 9).contiguous();
+    EXPECT_LE((Forward(few_TH) - all_TH.narrow(0, begin, 9))
+                  .abs()
+                  .max()
+                  .item<double>(),
+              bound);
+  }
+}
+
+// With few rows of every expert, one kernel computes all products, row by row.
+TEST_F(ExpertsTest, AmongFewRowsATokenHasTheSameBitsInEveryBatch) {
+  const at::Tensor x_TH = at::randn({12, kHidden});
+  const at::Tensor all_TH = Forward(x_TH);
+  for (int64_t row = 0; row < 12; ++row) {
+    EXPECT_TRUE(at::equal(Forward(x_TH.narrow(0, row, 1).contiguous())[0],
+                          all_TH[row]));
+  }
+}
+
+}  // namespace
+}  // namespace weft::moe

@@ -1,0 +1,131 @@
+"""LoRA on experts, between two forms: single experts, as checkpoints and adapters
+name them, and the fused parameters that transformers 5 and peft compute with.
+
+peft itself converts a folder of single experts when it loads one, so that the
+reference gets its weights from peft's code. The way back, for gradients, is here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from peft import LoraConfig
+from safetensors.torch import save_file
+
+# The names of gate, up and down, and the block that has them.
+_QWEN = (("gate_proj", "up_proj", "down_proj"), "mlp")
+_MIXTRAL = (("w1", "w3", "w2"), "block_sparse_moe")
+
+
+def has_experts(config: Any) -> bool:
+    return getattr(config, "num_experts_per_tok", None) is not None
+
+
+def _spelling(config: Any) -> tuple[tuple[str, str, str], str]:
+    return _MIXTRAL if config.model_type == "mixtral" else _QWEN
+
+
+def target_names(config: Any, targets: tuple[str, ...]) -> list[str]:
+    """Returns the names that select `targets` in the model's checkpoints."""
+    renamed = dict(zip(_QWEN[0], _spelling(config)[0], strict=True))
+    return [renamed.get(name, name) for name in targets]
+
+
+def write_adapter(model: Any, folder: Path, shape: Any, seed: int) -> Path:
+    """Writes a PEFT folder with random A and B, in the form of single experts."""
+    config = model.config
+    torch.manual_seed(seed)
+    names = target_names(config, shape.targets)
+    LoraConfig(
+        r=shape.rank,
+        lora_alpha=shape.alpha,
+        target_modules=names,
+        task_type="CAUSAL_LM",
+    ).save_pretrained(folder)
+    tensors = {}
+    for path, (rows, columns) in _linear_layers(model).items():
+        if path.rsplit(".", 1)[-1] not in names:
+            continue
+        prefix = f"base_model.model.{path}"
+        a = torch.randn(shape.rank, columns) / columns**0.5
+        tensors[f"{prefix}.lora_A.weight"] = a
+        tensors[f"{prefix}.lora_B.weight"] = torch.randn(rows, shape.rank) * 0.02
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+def _linear_layers(model: Any) -> dict[str, tuple[int, int]]:
+    """Returns the shapes of all linear layers, with single experts, by path."""
+    (gate, up, down), block = _spelling(model.config)
+    layers: dict[str, tuple[int, int]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        path = name.removesuffix(".weight")
+        if parameter.ndim == 2 and name.endswith(".weight"):
+            layers[path] = (parameter.shape[0], parameter.shape[1])
+        if parameter.ndim != 3:
+            continue
+        experts = path.replace(".mlp.", f".{block}.").rsplit(".", 1)[0]
+        count, rows, columns = parameter.shape
+        for expert in range(count):
+            if path.endswith("gate_up_proj"):
+                layers[f"{experts}.{expert}.{gate}"] = (rows // 2, columns)
+                layers[f"{experts}.{expert}.{up}"] = (rows // 2, columns)
+            else:
+                layers[f"{experts}.{expert}.{down}"] = (rows, columns)
+    return layers
+
+
+def of_single_experts(
+    fused: dict[str, np.ndarray], config: Any
+) -> dict[str, np.ndarray]:
+    """Returns tensors of single experts, given those of fused parameters: A is
+    [E R, in], expert by expert; B is [out, R E], with the experts innermost; gate
+    and up have the two halves of R and of B's rows."""
+    (gate, up, down), block = _spelling(config)
+    count = getattr(config, "num_local_experts", None) or config.num_experts
+    single: dict[str, np.ndarray] = {}
+    for name, value in fused.items():
+        if ".mlp.experts." not in name:
+            single[name] = value
+            continue
+        path, _, factor = name.rpartition(".lora_")
+        path = path.replace(".mlp.", f".{block}.")
+        inner = path.endswith(".base_layer")
+        path = path.removesuffix(".base_layer")
+        for expert in range(count):
+            if factor.startswith("A"):
+                part = value.reshape(count, -1, value.shape[1])[expert]
+            else:
+                part = value.reshape(value.shape[0], -1, count)[:, :, expert]
+            for module, piece in _pieces(part, factor, (gate, up), down, inner):
+                single[f"{path}.{expert}.{module}.lora_{factor}"] = piece
+    return single
+
+
+def keep_halves_apart(parameters: dict[str, Any]) -> None:
+    """Makes the gradient zero outside the diagonal blocks of gate and up in fused B
+    matrices [2 F, R E], so that peft trains what single experts can express."""
+    for name, parameter in parameters.items():
+        if ".mlp.experts.base_layer.lora_B" not in name:
+            continue
+        mask = torch.zeros_like(parameter)
+        rows, columns = mask.shape[0] // 2, mask.shape[1] // 2
+        mask[:rows, :columns] = 1.0
+        mask[rows:, columns:] = 1.0
+        parameter.register_hook(lambda grad, mask=mask: grad * mask)
+
+
+def _pieces(
+    part: np.ndarray, factor: str, gate_up: tuple[str, str], down: str, inner: bool
+) -> list[tuple[str, np.ndarray]]:
+    if not inner:
+        return [(down, part)]
+    if factor.startswith("A"):
+        return list(zip(gate_up, np.split(part, 2), strict=True))
+    halves = [np.split(rows, 2, axis=1) for rows in np.split(part, 2)]
+    # peft's fused B has blocks outside the diagonal. They are zero, and single
+    # experts do not have them.
+    return [(gate_up[0], halves[0][0]), (gate_up[1], halves[1][1])]
