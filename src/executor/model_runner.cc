@@ -11,6 +11,7 @@
 #include "src/base/huge_pages.h"
 #include "src/base/profile.h"
 #include "src/loss/logits.h"
+#include "src/model_config/model_shard.h"
 #include "src/ops/host_copy.h"
 
 namespace weft::executor {

@@ -69,6 +69,9 @@ absl::Status ReadQwen(JsonFields& fields, const Family& family,
                                        kMaxExpertFfn, family.sizes.shared_ffn));
     WEFT_ASSIGN_OR_RETURN(config.qkv_bias, fields.BoolOr("qkv_bias", true));
   }
+  // It matters only to windows, and ReadAttention reads use_sliding_window.
+  WEFT_RETURN_IF_ERROR(
+      fields.IntOr("max_window_layers", 0, kMaxExpertFfn, 0).status());
   WEFT_ASSIGN_OR_RETURN(moe.normalizes_weights,
                         fields.BoolOr("norm_topk_prob", false));
   WEFT_ASSIGN_OR_RETURN(moe.shape.layers,

@@ -20,10 +20,11 @@ constexpr weights::JsonLimits kConfigLimits = {
 
 // Fields that the functions below read.
 constexpr absl::string_view kHonouredFields[] = {
-    "peft_type",      "task_type",           "r",
-    "lora_alpha",     "use_rslora",          "lora_dropout",
-    "target_modules", "exclude_modules",     "rank_pattern",
-    "alpha_pattern",  "layers_to_transform", "layers_pattern"};
+    "peft_type",        "task_type",           "r",
+    "lora_alpha",       "use_rslora",          "lora_dropout",
+    "target_modules",   "exclude_modules",     "rank_pattern",
+    "alpha_pattern",    "layers_to_transform", "layers_pattern",
+    "target_parameters"};
 
 // Fields about an adapter's origin, which do not change what the adapter
 // computes.

@@ -13,7 +13,7 @@
 #include "src/base/status_macros.h"
 #include "src/peft/peft_config.h"
 #include "src/peft/peft_fields.h"
-#include "src/weights/float_convert.h"
+#include "src/peft/peft_matrices.h"
 #include "src/weights/safetensors.h"
 
 namespace weft::lora {
@@ -27,83 +27,10 @@ using weights::TensorView;
 constexpr absl::string_view kTensorFile = "adapter_model.safetensors";
 constexpr absl::string_view kPeftPrefix = "base_model.model";
 
-// One matrix of the layout and its name in a file.
-struct Matrix {
-  std::string name;
-  int64_t rows;
-  int64_t columns;
-  int64_t offset;  // Offset in floats from the start of the buffer.
-};
-
-// Returns all matrices, in the order of the layout's factors.
-std::vector<Matrix> MatricesOf(const AdapterLayout& layout,
-                               const ExpertShape& experts,
-                               absl::string_view prefix) {
-  std::vector<Matrix> matrices;
-  matrices.reserve(layout.factors().size() * 2);
-  for (const LoraFactor& factor : layout.factors()) {
-    const std::string path =
-        absl::StrCat(prefix, ".", ModulePath(factor, experts));
-    const bool embeds = factor.module == TargetModule::kEmbedTokens;
-    matrices.push_back({.name = absl::StrCat(path, embeds ? ".lora_embedding_A"
-                                                          : ".lora_A.weight"),
-                        .rows = factor.rank,
-                        .columns = factor.in,
-                        .offset = factor.a_offset});
-    matrices.push_back({.name = absl::StrCat(path, embeds ? ".lora_embedding_B"
-                                                          : ".lora_B.weight"),
-                        .rows = factor.out,
-                        .columns = factor.rank,
-                        .offset = factor.b_offset});
-  }
-  return matrices;
-}
-
-absl::StatusOr<const TensorView*> FindMatrix(const TensorMap& tensors,
-                                             const Matrix& matrix) {
-  const auto found = tensors.find(matrix.name);
-  if (found == tensors.end()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("tensor '", matrix.name, "' is missing"));
-  }
-  const TensorView& view = found->second;
-  const std::vector<int64_t> expected = {matrix.rows, matrix.columns};
-  if (view.shape != expected) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("tensor '", matrix.name, "' has shape ",
-                     weights::ShapeString(view.shape), "; expected ",
-                     weights::ShapeString(expected)));
-  }
-  if (view.dtype != ScalarType::kF32 && view.dtype != ScalarType::kF16 &&
-      view.dtype != ScalarType::kBf16) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "tensor '", matrix.name, "' has dtype ",
-        weights::ScalarTypeName(view.dtype), "; accepted: F32, F16, BF16"));
-  }
-  return &view;
-}
-
-// Gathers the matrices into one buffer. Checks all shapes before it allocates
-// memory, so that a small file cannot request a large buffer.
-absl::StatusOr<std::vector<float>> Gather(const TensorMap& tensors,
-                                          const AdapterLayout& layout,
-                                          const std::vector<Matrix>& matrices) {
-  for (const Matrix& matrix : matrices) {
-    WEFT_RETURN_IF_ERROR(FindMatrix(tensors, matrix).status());
-  }
-  std::vector<float> buffer(layout.num_parameters());
-  for (const Matrix& matrix : matrices) {
-    const absl::Span<float> place = absl::MakeSpan(buffer).subspan(
-        matrix.offset, matrix.rows * matrix.columns);
-    WEFT_RETURN_IF_ERROR(weights::CopyToFloats(tensors.at(matrix.name), place));
-  }
-  return buffer;
-}
-
 // Refuses an adapter with NaN or infinity, which would waste its owner's steps.
 absl::Status CheckFinite(absl::Span<const float> buffer,
-                         const std::vector<Matrix>& matrices) {
-  for (const Matrix& matrix : matrices) {
+                         const std::vector<PeftMatrix>& matrices) {
+  for (const PeftMatrix& matrix : matrices) {
     for (const float value :
          buffer.subspan(matrix.offset, matrix.rows * matrix.columns)) {
       if (std::isfinite(value)) continue;
@@ -141,9 +68,9 @@ absl::flat_hash_map<std::string, std::vector<int64_t>> BaseCopies(
 absl::Status CheckNothingElse(const TensorMap& tensors,
                               const AdapterLayout& layout,
                               const ModelShape& shape,
-                              const std::vector<Matrix>& matrices) {
+                              const std::vector<PeftMatrix>& matrices) {
   absl::flat_hash_set<absl::string_view> known;
-  for (const Matrix& matrix : matrices) known.insert(matrix.name);
+  for (const PeftMatrix& matrix : matrices) known.insert(matrix.name);
   const auto copies = BaseCopies(layout, shape);
   for (const auto& [name, view] : tensors) {
     if (known.contains(name)) continue;
@@ -186,19 +113,19 @@ absl::StatusOr<std::vector<float>> ReadPeftTensors(const std::string& contents,
   WEFT_ASSIGN_OR_RETURN(const TensorMap tensors,
                         weights::ParseSafetensors(contents));
   const AdapterLayout layout(shape, config);
-  const std::vector<Matrix> matrices =
-      MatricesOf(layout, shape.experts, kPeftPrefix);
+  const std::vector<PeftMatrix> matrices =
+      MatricesOf(layout, shape.experts, kPeftPrefix, &tensors);
   WEFT_RETURN_IF_ERROR(CheckNothingElse(tensors, layout, shape, matrices));
   WEFT_ASSIGN_OR_RETURN(std::vector<float> buffer,
-                        Gather(tensors, layout, matrices));
+                        Gather(tensors, layout.num_parameters(), matrices));
   WEFT_RETURN_IF_ERROR(CheckFinite(buffer, matrices));
   return buffer;
 }
 
-void AppendTensors(const std::vector<Matrix>& matrices,
+void AppendTensors(const std::vector<PeftMatrix>& matrices,
                    absl::Span<const float> values,
                    std::vector<NamedTensor>& tensors) {
-  for (const Matrix& matrix : matrices) {
+  for (const PeftMatrix& matrix : matrices) {
     const absl::Span<const float> part =
         values.subspan(matrix.offset, matrix.rows * matrix.columns);
     tensors.push_back(
@@ -262,7 +189,7 @@ absl::StatusOr<std::vector<float>> ReadBuffer(const std::string& safetensors,
   WEFT_ASSIGN_OR_RETURN(const TensorMap tensors,
                         weights::ParseSafetensors(safetensors));
   const AdapterLayout layout(shape, config);
-  return Gather(tensors, layout,
+  return Gather(tensors, layout.num_parameters(),
                 MatricesOf(layout, shape.experts, buffer_name));
 }
 

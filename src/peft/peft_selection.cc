@@ -202,10 +202,46 @@ size_t MaxEntries(const ModelShape& shape) {
   return kAllTargetModules.size() * (shape.num_layers + 1);
 }
 
+std::string FusedPath(const LoraFactor& site) {
+  return absl::StrCat(
+      "model.layers.", site.layer, ".mlp.experts.",
+      site.module == TargetModule::kDownProj ? "down_proj" : "gate_up_proj");
+}
+
+absl::StatusOr<std::vector<bool>> SelectFused(
+    const PeftJson& root, const ModelShape& shape,
+    const std::vector<LoraFactor>& sites) {
+  std::vector<bool> selected(sites.size());
+  const PeftJson& value = FieldOf(root, "target_parameters");
+  if (value.is_null()) return selected;
+  if (!value.is_array() || value.size() > MaxEntries(shape)) {
+    return Refused("target_parameters", value,
+                   absl::StrCat("null, or a list of at most ",
+                                MaxEntries(shape), " names"));
+  }
+  for (const PeftJson& entry : value) {
+    const auto* name = entry.get_ptr<const std::string*>();
+    bool is_there = false;
+    for (size_t i = 0; name != nullptr && i < sites.size(); ++i) {
+      const int expert = sites[i].expert;
+      if (expert == kNoExpert || expert == shape.experts.count) continue;
+      if (!IsSuffix(*name, FusedPath(sites[i]))) continue;
+      is_there = selected[i] = true;
+    }
+    if (is_there) continue;
+    return Refused("target_parameters entry", entry,
+                   "mlp.experts.gate_up_proj and mlp.experts.down_proj of a "
+                   "model with experts, or their full paths");
+  }
+  return selected;
+}
+
 absl::StatusOr<std::vector<bool>> SelectSites(
     const PeftJson& root, const ModelShape& shape,
-    const std::vector<LoraFactor>& sites, int& instructions_left) {
+    const std::vector<LoraFactor>& sites, bool may_be_none,
+    int& instructions_left) {
   const PeftJson& field = FieldOf(root, "target_modules");
+  if (may_be_none && field.is_null()) return std::vector<bool>(sites.size());
   WEFT_ASSIGN_OR_RETURN(const ModuleNames targets,
                         ReadTargetNames(root, shape, instructions_left));
   WEFT_RETURN_IF_ERROR(CheckEveryNameIsThere(targets, sites, shape));
@@ -229,7 +265,9 @@ absl::StatusOr<std::vector<bool>> SelectSites(
     WEFT_ASSIGN_OR_RETURN(selected[i],
                           IsKept(layers, sites[i], path, targets, shape));
   }
-  if (std::ranges::find(selected, true) != selected.end()) return selected;
+  if (may_be_none || std::ranges::find(selected, true) != selected.end()) {
+    return selected;
+  }
   return Refused("target_modules", field, "what names a module to adapt");
 }
 

@@ -4,6 +4,7 @@
 #define WEFT_SRC_PEFT_PEFT_SELECTION_H_
 
 #include <cstddef>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -22,12 +23,25 @@ namespace weft::lora {
 // Returns the number of module names that a list may have.
 [[nodiscard]] size_t MaxEntries(const ModelShape& shape);
 
-// Returns, for every site, whether LoRA adapts it. Errors: INVALID_ARGUMENT,
+// Returns, for every site, whether target_parameters selects it: LoRA of the
+// fused parameters of experts, mlp.experts.gate_up_proj and
+// mlp.experts.down_proj. Errors: those of SelectSites.
+[[nodiscard]] absl::StatusOr<std::vector<bool>> SelectFused(
+    const PeftJson& root, const ModelShape& shape,
+    const std::vector<LoraFactor>& sites);
+
+// Returns the path of the fused parameter of an expert's site, such as
+// "model.layers.0.mlp.experts.gate_up_proj".
+[[nodiscard]] std::string FusedPath(const LoraFactor& site);
+
+// Returns, for every site, whether LoRA adapts it as a module. Errors: INVALID_ARGUMENT,
 // which names the field, its value and what is accepted. Regular expressions
-// count against `instructions_left` (path_expression.h).
+// count against `instructions_left` (path_expression.h). A file that selects
+// nothing is refused unless `may_be_none`.
 [[nodiscard]] absl::StatusOr<std::vector<bool>> SelectSites(
     const PeftJson& root, const ModelShape& shape,
-    const std::vector<LoraFactor>& sites, int& instructions_left);
+    const std::vector<LoraFactor>& sites, bool may_be_none,
+    int& instructions_left);
 
 }  // namespace weft::lora
 

@@ -65,8 +65,12 @@ absl::StatusOr<std::vector<LoraShape>> ShapesOf(
     const std::vector<LoraFactor>& sites, const PeftJson& root,
     const ModelShape& shape, bool rank_stabilised, const LoraConfig& config) {
   int instructions_left = kMaxInstructions;
-  WEFT_ASSIGN_OR_RETURN(const std::vector<bool> selected,
-                        SelectSites(root, shape, sites, instructions_left));
+  WEFT_ASSIGN_OR_RETURN(const std::vector<bool> fused,
+                        SelectFused(root, shape, sites));
+  const bool any_fused = std::ranges::find(fused, true) != fused.end();
+  WEFT_ASSIGN_OR_RETURN(
+      const std::vector<bool> selected,
+      SelectSites(root, shape, sites, any_fused, instructions_left));
   WEFT_ASSIGN_OR_RETURN(const Pattern<int> ranks,
                         ReadPattern(root, "rank_pattern", MaxEntries(shape),
                                     &ReadRank, instructions_left));
@@ -75,8 +79,9 @@ absl::StatusOr<std::vector<LoraShape>> ShapesOf(
                                     &ReadAlpha, instructions_left));
   std::vector<LoraShape> loras(sites.size());
   for (size_t i = 0; i < sites.size(); ++i) {
-    if (!selected[i]) continue;
-    const std::string path = ModulePath(sites[i], shape.experts);
+    if (!selected[i] && !fused[i]) continue;
+    const std::string path =
+        fused[i] ? FusedPath(sites[i]) : ModulePath(sites[i], shape.experts);
     loras[i] = Stabilised({.rank = Lookup(ranks, path, config.rank),
                            .alpha = Lookup(alphas, path, config.alpha)},
                           rank_stabilised);

@@ -8,6 +8,7 @@
 
 #include "src/base/profile.h"
 #include "src/base/status_macros.h"
+#include "src/model_config/model_shard.h"
 #include "src/train/activation_budget.h"
 #include "src/train/piece_split.h"
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+ATTENTION_LAYERS = 4  # q, k, v and o.
+
 
 @dataclass(frozen=True)
 class Run:
@@ -31,7 +33,7 @@ def step(
     """
     layers, heads, head, shapes = _shapes(config)
     base = sum(a * b for a, b in shapes)
-    lora = rank * sum(a + b for a, b in shapes)
+    lora = sum(_lora_rank(config, i, rank) * sum(s) for i, s in enumerate(shapes))
     rows = sum(run.rows for run in runs)
     pairs = sum(run.rows * (run.before + run.rows / 2) for run in runs)
     per_layer = rows * (4 * base + 6 * lora) + 14 * pairs * heads * head
@@ -82,11 +84,25 @@ def head_flops(rows: int, hidden: int, vocab: int) -> float:
 
 def _shapes(config: dict[str, Any]) -> tuple[int, int, int, list[tuple[int, int]]]:
     """Returns the number of layers, of query heads and of a head's features, and
-    the inputs and outputs of a layer's linear layers."""
+    the inputs and outputs of the linear layers of one layer that a token passes:
+    q, k, v, o, then those of the MLP or of its experts. A router counts as nothing."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     head = config.get("head_dim") or hidden // heads
     kv = config.get("num_key_value_heads", heads) * head
     ffn = config["intermediate_size"]
     shapes = [(hidden, heads * head), (hidden, kv), (hidden, kv)]
-    shapes += [(heads * head, hidden), (hidden, ffn), (hidden, ffn), (ffn, hidden)]
-    return config["num_hidden_layers"], heads, head, shapes
+    shapes += [(heads * head, hidden)]
+    mlp = [(hidden, ffn), (hidden, ffn), (ffn, hidden)]
+    if "num_experts_per_tok" in config:
+        ffn = config["moe_intermediate_size"]
+        mlp = [(hidden, ffn), (hidden, ffn), (ffn, hidden)]
+        mlp *= config["num_experts_per_tok"]
+    return config["num_hidden_layers"], heads, head, shapes + mlp
+
+
+def _lora_rank(config: dict[str, Any], index: int, rank: int) -> int:
+    """Returns the rank of a linear layer of _shapes. The experts of a token share
+    the rank."""
+    if index < ATTENTION_LAYERS:
+        return rank
+    return max(1, rank // int(config.get("num_experts_per_tok", 1)))

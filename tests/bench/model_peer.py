@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "oracle"))
+
+import experts
 import numpy as np
 import peer_options
 import peft
@@ -38,6 +43,7 @@ def _parse() -> argparse.Namespace:
     parser = peer_options.parser()
     parser.add_argument("--prompt", type=int, required=True, help="tokens not learnt")
     parser.add_argument("--slice", type=int, default=0, help="sequences; 0: all")
+    parser.add_argument("--experts", help="implementation of experts")
     parser.add_argument("--checkpoint", action="store_true", help="all layers")
     parser.add_argument("--chunk", type=int, default=0, help="rows of logits; 0: all")
     return parser.parse_args()
@@ -45,11 +51,12 @@ def _parse() -> argparse.Namespace:
 
 def _load(options: argparse.Namespace) -> Any:
     model = peft.PeftModel.from_pretrained(
-        torch_peer.load_base(options),
+        torch_peer.load_base(options, experts_implementation=options.experts),
         options.work / "adapter",
         is_trainable=True,
         autocast_adapter_dtype=False,
     )
+    experts.keep_halves_apart(dict(model.named_parameters()))
     if options.checkpoint:
         model.enable_input_require_grads()
         model.gradient_checkpointing_enable({"use_reentrant": False})

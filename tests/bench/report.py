@@ -83,13 +83,15 @@ def parse_with_device(
     options_parser.add_argument(
         "--shape",
         choices=shapes.SHAPES,
+        default=options_parser.get_default("shape"),
         help="instead of --model: a published model's sizes with random weights",
     )
     options_parser.add_argument("--model", type=Path, help="model folder")
     options = options_parser.parse_args(arguments)
-    if options.shape is not None:
-        if options.model is not None:
+    if options.model is not None and options.shape is not None:
+        if options.shape != options_parser.get_default("shape"):
             options_parser.error("--shape and --model exclude each other")
+    elif options.shape is not None:
         options.model = shapes.folder(options.shape, options.device)
     options.model = options.model or models.demo_model()
     return options

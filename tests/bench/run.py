@@ -26,6 +26,7 @@ import load  # noqa: E402
 import logprobs  # noqa: E402
 import memory  # noqa: E402
 import mixed_load  # noqa: E402
+import moe  # noqa: E402
 import multi_adapter  # noqa: E402
 import residency  # noqa: E402
 import restart  # noqa: E402
@@ -45,6 +46,7 @@ BENCHES = {
     "logprobs": logprobs.main,
     "memory": memory.main,
     "mixed_load": mixed_load.main,
+    "moe": moe.main,
     "multi_adapter": multi_adapter.main,
     "residency": residency.main,
     "restart": restart.main,

@@ -72,7 +72,16 @@ def tensors(config: dict[str, Any]) -> Iterator[tuple[str, Sizes]]:
         "mlp.up_proj": (ffn, hidden),
         "mlp.down_proj": (hidden, ffn),
     }
-    if config["model_type"] == "qwen3":
+    if config["model_type"] == "qwen3_moe":
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            del layer[f"mlp.{name}"]
+        ffn, count = config["moe_intermediate_size"], config["num_experts"]
+        layer["mlp.gate"] = (count, hidden)
+        for expert in range(count):
+            layer[f"mlp.experts.{expert}.gate_proj"] = (ffn, hidden)
+            layer[f"mlp.experts.{expert}.up_proj"] = (ffn, hidden)
+            layer[f"mlp.experts.{expert}.down_proj"] = (hidden, ffn)
+    if config["model_type"] in ("qwen3", "qwen3_moe"):
         layer |= {"self_attn.q_norm": (head,), "self_attn.k_norm": (head,)}
     yield "model.embed_tokens.weight", (vocab, hidden)
     for number in range(config["num_hidden_layers"]):

@@ -23,6 +23,24 @@ _LLAMA: dict[str, Any] = {
     "torch_dtype": "bfloat16",
 }
 
+_QWEN3_MOE: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "max_position_embeddings": 40960,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "use_sliding_window": False,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
 # The fields of config.json that determine what is computed.
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": {
@@ -82,7 +100,44 @@ SHAPES: dict[str, dict[str, Any]] = {
         "bos_token_id": 0,
         "eos_token_id": 0,
     },
-    # For tests. No published model has this shape.
+    "qwen3-30b-a3b": {
+        **_QWEN3_MOE,
+        "head_dim": 128,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "num_experts": 128,
+        "vocab_size": 151936,
+    },
+    # No published model has the shapes below. This one fits a small machine.
+    "moe-64": {
+        **_QWEN3_MOE,
+        "head_dim": 64,
+        "hidden_size": 1024,
+        "intermediate_size": 1024,
+        "moe_intermediate_size": 256,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "num_experts": 64,
+        "vocab_size": 32000,
+    },
+    # For tests.
+    "tiny-moe": {
+        **_QWEN3_MOE,
+        "head_dim": 16,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "moe_intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_experts": 16,
+        "vocab_size": 320,
+    },
     "tiny": {
         **_LLAMA,
         "hidden_size": 64,

@@ -97,6 +97,12 @@ def test_train_step(capsys: Any) -> None:
     assert (result["config"]["rank"], result["config"]["device"]) == (8, "cpu")
 
 
+def test_moe(capsys: Any) -> None:
+    size = ("--shape", "tiny-moe", "--batch", "2", "--length", "16")
+    result = compared("moe", capsys, *size)
+    assert result["peer"].keys() == {"eager", "grouped_mm"}
+
+
 def test_memory(capsys: Any, tiny: tuple[str, str]) -> None:
     size = ("--batch", "4", "--length", "32", "--chunk", "16")
     result = compared("memory", capsys, *tiny, *size)

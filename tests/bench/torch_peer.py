@@ -25,9 +25,10 @@ def dtype_on(device: str) -> torch.dtype:
     return TORCH_DTYPES[DTYPES[device]]
 
 
-def load_base(options: argparse.Namespace) -> Any:
+def load_base(options: argparse.Namespace, **extra: Any) -> Any:
     """Returns transformers' model for the options of peer_options.py. Its adapters
-    will have the model's dtype, which is the fastest that peft offers."""
+    will have the model's dtype, which is the fastest that peft offers. `extra` are
+    further arguments of from_pretrained."""
     import transformers
 
     return transformers.AutoModelForCausalLM.from_pretrained(
@@ -35,6 +36,7 @@ def load_base(options: argparse.Namespace) -> Any:
         dtype=dtype_on(options.device),
         attn_implementation="sdpa",
         device_map=options.device,
+        **extra,
     )
 
 

@@ -10,6 +10,7 @@
 
 #include "src/lora/adapter_shard.h"
 #include "src/model/decoder.h"
+#include "src/model_config/model_shard.h"
 #include "tests/model/decoder_fixture.h"
 #include "tests/model/shard_weights.h"
 #include "tests/support/ranks.h"

@@ -49,12 +49,12 @@ class ExpertsTest : public ::testing::Test {
   [[nodiscard]] at::Tensor One(const at::Tensor& x_TH, int expert) const {
     const lora::LoraRouting routing = {{0, x_TH.size(0), version_}};
     const lora::ModelShape shape = shape_.OfExpert(expert);
-    const at::Tensor gate_up = LoraLinear(
+    const at::Tensor gate_up = lora::LoraLinear(
         x_TH, {weights_.gate_up_GH.narrow(0, expert * 2 * kFfn, 2 * kFfn), {}},
         {routing, shape}, {0, lora::ProjectionGroup::kGateUp, expert}, nullptr);
     at::Tensor activated = at::empty({x_TH.size(0), kFfn});
     ops::GatedProduct(ops::Activation::kSilu, gate_up, activated);
-    return LoraLinear(
+    return lora::LoraLinear(
         activated, {weights_.down_DF.narrow(0, expert * kHidden, kHidden), {}},
         {routing, shape}, {0, lora::ProjectionGroup::kDown, expert}, nullptr);
   }

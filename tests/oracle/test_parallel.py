@@ -17,7 +17,7 @@ import tolerance
 from batching import together
 from conftest import SMOLLM2, model_folder
 from parallel import SIZES, need_devices
-from reference import MIXED
+from reference import mixed_shapes
 from test_gradients import assert_gradients
 from texts import next_token, sequences
 
@@ -35,7 +35,7 @@ class Group(NamedTuple):
 # and has the cores for itself.
 @pytest.fixture(
     scope="module",
-    params=list(itertools.product(KINDS, SIZES)),
+    params=[*itertools.product(KINDS, SIZES), ("qwen3-moe", "tensor 2")],
     ids=lambda group: f"{group[0]}-{group[1]}",
 )
 def group(
@@ -83,9 +83,9 @@ def test_losses_and_gradients_of_a_mixed_batch(
     tokens = sequences(kind, model_folder(kind), reference.vocab)
     folders = [
         reference.make_adapter(tmp_path / str(i), shape, seed=50 + i)
-        for i, shape in enumerate(MIXED)
+        for i, shape in enumerate(mixed_shapes(kind))
     ]
-    data = [[next_token(t) for t in tokens[i::2]] for i in range(len(MIXED))]
+    data = [[next_token(t) for t in tokens[i::2]] for i in range(len(folders))]
     with daemon.client() as client:
         adapters = [client.import_adapter(unique("ranks"), f) for f in folders]
         for step in range(2):
@@ -131,7 +131,7 @@ def test_sampling_is_that_of_one_rank(
     kind = group.kind
     reference = reference_for(kind)
     prompt = sequences(kind, model_folder(kind), reference.vocab)[3]
-    folder = reference.make_adapter(tmp_path / "a", MIXED[1], seed=5)
+    folder = reference.make_adapter(tmp_path / "a", mixed_shapes(kind)[1], seed=5)
     options = {
         "max_tokens": 6,
         "temperature": 0.0,

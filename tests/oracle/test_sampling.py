@@ -12,7 +12,7 @@ import pytest
 import tolerance
 from batching import together
 from conftest import SMOLLM2, model_folder
-from reference import MIXED
+from reference import MIXED, mixed_shapes
 from texts import passages, random_tokens
 
 PROMPT_TOKENS = 12
@@ -24,6 +24,7 @@ FAMILIES = (
     "mistral",
     "gemma2",
     "gemma3",
+    "qwen3-moe",
 )
 
 
@@ -118,7 +119,7 @@ def test_sampled_logprobs_equal_forwards(
 ) -> None:
     reference = reference_for(kind)
     prompt = prompts_of(kind, reference.vocab)[3]
-    folder = reference.make_adapter(tmp_path / "a", MIXED[1], seed=22)
+    folder = reference.make_adapter(tmp_path / "a", mixed_shapes(kind)[1], seed=22)
     with daemon_for(kind).client() as client:
         adapter = client.import_adapter(unique("consistent"), folder)
         for source in (client, adapter):
@@ -141,7 +142,7 @@ def test_a_prefix_from_the_cache_changes_no_logprob(
     # The prompt has two whole pages and a few tokens, and is longer than the
     # windows of the tiny models.
     prompt = random_tokens(reference.vocab, 45, 31)
-    folder = reference.make_adapter(tmp_path / "a", MIXED[1], seed=24)
+    folder = reference.make_adapter(tmp_path / "a", mixed_shapes(kind)[1], seed=24)
     with daemon_for(kind).client() as client:
         adapter = client.import_adapter(unique("cached"), folder)
 

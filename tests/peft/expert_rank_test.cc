@@ -35,7 +35,8 @@ ModelShape Shape(ExpertNames names = ExpertNames::kMlp) {
 
 std::set<int> RanksOf(const LoraConfig& config, bool of_experts) {
   std::set<int> ranks;
-  for (const LoraFactor& factor : AdapterLayout(Shape(), config).factors()) {
+  const AdapterLayout layout(Shape(), config);
+  for (const LoraFactor& factor : layout.factors()) {
     if ((factor.expert != kNoExpert) == of_experts) ranks.insert(factor.rank);
   }
   return ranks;
