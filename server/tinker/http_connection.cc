@@ -133,19 +133,20 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     const auto field = [&message](const auto& name) {
       return std::string(message[name]);
     };
-    // A request with two keys is treated as one without a key, because it is
-    // not clear which one counts.
-    const auto key = [&message, &field](const auto& name) {
+    // A field that comes twice is treated as absent, because it is not clear
+    // which one counts.
+    const auto only = [&message, &field](const auto& name) {
       return message.count(name) == 1 ? field(name) : "";
     };
     return {.method = std::string(message.method_string()),
             .target = std::string(message.target()),
-            .api_key = key("X-API-Key"),
-            .authorization = key(http::field::authorization),
+            .api_key = only("X-API-Key"),
+            .authorization = only(http::field::authorization),
             .content_type = field(http::field::content_type),
             .content_encoding = field(http::field::content_encoding),
             .accept = field(http::field::accept),
             .host = field(http::field::host),
+            .forwarded_proto = only("X-Forwarded-Proto"),
             .body = "",
             .peer = peer_,
             .reserved = nullptr};
