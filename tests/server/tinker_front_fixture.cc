@@ -36,11 +36,12 @@ TinkerFrontTest::~TinkerFrontTest() {
 }
 
 std::string TinkerFrontTest::AddKey(const std::string& id,
-                                    std::set<Scope> scopes) {
+                                    std::set<Scope> scopes,
+                                    const std::string& tenant) {
   const std::string token = NewToken();
   records_.push_back({.id = id,
                       .sha256 = HashToken(token),
-                      .tenant = "acme",
+                      .tenant = tenant,
                       .scopes = std::move(scopes)});
   return absl::StrCat(kKeyPrefix, token);
 }
@@ -181,6 +182,7 @@ Json TinkerFrontTest::CreateModel(const std::string& session, int number) {
   return Post("create_model", {{"session_id", session},
                                {"model_seq_id", number},
                                {"base_model", "toy"},
+                               {"user_metadata", {{"of", key_}}},
                                {"lora_config", {{"rank", 4}, {"seed", 3}}}});
 }
 

@@ -23,9 +23,9 @@ class TinkerFrontTest : public ::testing::Test {
   TinkerFrontTest();
   ~TinkerFrontTest() override;
 
-  // Makes a token of tenant "acme" and returns its API key. Call it before
-  // Start.
-  std::string AddKey(const std::string& id, std::set<Scope> scopes);
+  // Makes a token and returns its API key. Call it before Start.
+  std::string AddKey(const std::string& id, std::set<Scope> scopes,
+                     const std::string& tenant = "acme");
   // Starts a front with an engine. With tokens if AddKey has made some.
   void Start(ServerOptions options = {});
   // Ends the front and starts the next one with what the ledger has. Work that

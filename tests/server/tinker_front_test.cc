@@ -180,6 +180,28 @@ TEST_F(TinkerFrontTest, AModelWhoseAdapterAClientDeletesFailsByNameAndEnds) {
   }));
 }
 
+TEST_F(TinkerFrontTest, AnotherTenantsAdapterOfTheSameNameHasNoMetadata) {
+  const std::string other = AddKey("b", {Scope::kTrain}, "birch");
+  key_ = AddKey("a", {Scope::kTrain});
+  Start();
+  const std::string model = Result(CreateModel(NewSession()))["model_id"];
+  std::promise<absl::Status> made;
+  CreateAdapterRequest request;
+  request.adapter_id =
+      absl::StrCat("birch~", absl::StrReplaceAll(model, {{":", "."}}));
+  request.tenant = "birch";
+  engine_->CreateAdapter(request, [&](const absl::StatusOr<AdapterInfo>& info) {
+    made.set_value(info.status());
+  });
+  ASSERT_THAT(made.get_future().get(), IsOk());
+  for (const bool own : {true, false}) {
+    if (!own) key_ = other;
+    const HttpReply reply = Ask("GET", "training_runs/" + model);
+    ASSERT_EQ(reply.status, 200) << reply.body;
+    EXPECT_EQ(Json::parse(reply.body).contains("user_metadata"), own);
+  }
+}
+
 TEST_F(TinkerFrontTest, ALoadWaitsForAnAdapterThatIsYetToBeDeleted) {
   Start();
   const std::string session = NewSession();
