@@ -126,8 +126,8 @@ absl::Status StartLoad(Front& front, const CallPtr& call, const std::string& id,
     run.done(Loaded(id, load.path));
     return absl::OkStatus();
   }
-  // No step of a new model has run, though the adapter may have the steps of the
-  // checkpoint, from a load of the process before this one.
+  // No step of a new model has run, though the adapter may have the steps of
+  // the checkpoint, from a load of the process before this one.
   if (seq == 0) model->second.line.next = 1;
   v1::LoadCheckpointRequest request;
   request.set_adapter_id(model->second.adapter);
