@@ -57,8 +57,9 @@ class Authenticator::Processor final : public grpc::AuthMetadataProcessor {
     const auto names = context->FindPropertyValues("x509_subject");
     authenticator_.Note(
         verdict, path,
-        names.empty() ? ""
-                      : absl::string_view(names[0].data(), names[0].size()));
+        {"certificate", names.empty()
+                            ? std::string()
+                            : std::string(names[0].data(), names[0].size())});
     return ToGrpcStatus(verdict.status);
   }
 
@@ -152,18 +153,31 @@ absl::StatusOr<Caller> Authenticator::Check(
   return Caller(*verdict.record);
 }
 
-void Authenticator::Note(const Verdict& verdict, absl::string_view path,
-                         absl::string_view certificate) {
+absl::StatusOr<Caller> Authenticator::CheckHttp(absl::string_view path,
+                                                absl::string_view authorization,
+                                                const std::string& what,
+                                                const std::string& peer) {
+  const Verdict verdict = Judge(path, authorization);
+  if (!verdict.status.ok()) {
+    Note(verdict, what, {"peer", peer});
+    return verdict.status;
+  }
+  if (verdict.record == nullptr) return Caller();
+  return Caller(*verdict.record);
+}
+
+void Authenticator::Note(const Verdict& verdict, absl::string_view method,
+                         const LogField& asker) {
   failures_[verdict.refusal].Increment();
   if (!MayLog()) return;
   const TokenRecord* const record = verdict.record;
   Log(LogLevel::kWarning, "audit",
       {{"outcome", absl::StatusCodeToString(verdict.status.code())},
        {"reason", std::string(verdict.status.message())},
-       {"method", path.substr(0, 128)},
+       {"method", method.substr(0, 128)},
        {"token", record == nullptr ? "" : record->id},
        {"tenant", record == nullptr ? "" : record->tenant},
-       {"certificate", certificate}});
+       asker});
 }
 
 bool Authenticator::MayLog() {

@@ -21,6 +21,7 @@
 #include "server/caller.h"
 #include "server/file_poller.h"
 #include "src/auth/tokens.h"
+#include "src/base/log.h"
 #include "src/base/mutex.h"
 #include "src/metrics/metrics.h"
 
@@ -43,6 +44,13 @@ class Authenticator {
   // method's scope; UNIMPLEMENTED for a method without a policy.
   [[nodiscard]] absl::StatusOr<Caller> Check(
       absl::string_view path, absl::string_view authorization) const
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Like Check, for an HTTP request, about which gRPC does not ask: counts and
+  // logs a refusal. `what` is the request's method and path without its query.
+  [[nodiscard]] absl::StatusOr<Caller> CheckHttp(
+      absl::string_view path, absl::string_view authorization,
+      const std::string& what, const std::string& peer)
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // Returns gRPC's processor, which refuses the calls that Check refuses, and
@@ -70,9 +78,10 @@ class Authenticator {
                               absl::string_view authorization) const
       ABSL_LOCKS_EXCLUDED(mu_);
   // Counts a refusal. Logs at most kLinesPerSecond refusals per second, so that
-  // a flood of calls does not flood the log.
-  void Note(const Verdict& verdict, absl::string_view path,
-            absl::string_view certificate) ABSL_LOCKS_EXCLUDED(mu_);
+  // a flood of calls does not flood the log. `asker` is what the line says of
+  // the client.
+  void Note(const Verdict& verdict, absl::string_view method,
+            const LogField& asker) ABSL_LOCKS_EXCLUDED(mu_);
   [[nodiscard]] bool MayLog() ABSL_LOCKS_EXCLUDED(mu_);
 
   const std::string tokens_file_;

@@ -62,8 +62,9 @@ Admission ServeAsset(const Asset& asset) {
 absl::StatusOr<Caller> FindCaller(const ServiceCore& core,
                                   const HttpRequest& header) {
   if (core.authenticator == nullptr) return Caller();
-  return core.authenticator->Check(absl::StrCat("/", RpcName(Rpc::kGetInfo)),
-                                   header.authorization);
+  return core.authenticator->CheckHttp(
+      absl::StrCat("/", RpcName(Rpc::kGetInfo)), header.authorization,
+      "GET /console/v1/state", header.peer);
 }
 
 // Adds the selected adapter's checkpoints to the state and responds.

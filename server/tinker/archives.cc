@@ -65,6 +65,12 @@ absl::StatusOr<std::string> Sign(const Ticket& ticket) {
       absl::string_view(reinterpret_cast<const char*>(digest), size));
 }
 
+// Returns the scheme with which the client has reached the server. This port
+// speaks plaintext. A proxy in front that ends TLS says so in the header.
+const char* SchemeOf(const HttpRequest& request) {
+  return request.forwarded_proto == "https" ? "https" : "http";
+}
+
 // Returns the signed URLs of a checkpoint's files.
 absl::StatusOr<Json> UrlsOf(const Call& call, const CheckpointPath& path) {
   std::string adapter = AdapterOfModel(path.run);
@@ -77,8 +83,8 @@ absl::StatusOr<Json> UrlsOf(const Call& call, const CheckpointPath& path) {
                         .checkpoint = path.WeftName(),
                         .file = file};
     WEFT_ASSIGN_OR_RETURN(const std::string signature, Sign(ticket));
-    urls[file] = absl::StrCat("http://", call.http.host, "/api/v1/files/",
-                              ticket.Path(), "/", signature);
+    urls[file] = absl::StrCat(SchemeOf(call.http), "://", call.http.host,
+                              "/api/v1/files/", ticket.Path(), "/", signature);
   }
   return Json{{"urls", urls},
               {"expires", absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", expires,

@@ -96,8 +96,10 @@ struct Call {
   std::map<std::string, std::string> query;
   Json body;  // A JSON object; empty if the body is protobuf.
   Caller caller;
-  // The caller may delete adapters. Only set for a session that finishes.
+  // The caller may delete adapters, and sample. Only set for the requests that
+  // may end a session.
   bool may_delete = false;
+  bool may_sample = false;
   bool kept = false;  // The ledger had it; no client waits for it.
 
   [[nodiscard]] std::string owner() const { return OwnerKey(caller); }

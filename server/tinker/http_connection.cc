@@ -1,5 +1,6 @@
 #include "server/tinker/http_connection.h"
 
+#include <algorithm>
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
 #include <limits>
@@ -96,6 +97,10 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   }
 
   void ReadBody() {
+    // Beast reads as much at once as the buffer has room for, and the header
+    // leaves it with 512 bytes.
+    const auto bytes = parser_->content_length().value_or(0);
+    buffer_.reserve(static_cast<size_t>(std::min(bytes, kBodyPiece)));
     http::async_read(
         stream_, buffer_, *parser_,
         [self = shared_from_this()](beast::error_code error, size_t) {
@@ -121,6 +126,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     keep_alive_ = parser_->get().keep_alive();
     header_.body = std::move(parser_->get().body());
     parser_.reset();
+    buffer_.shrink_to_fit();
     const auto serve = std::exchange(admission_, {}).serve;
     serve(std::exchange(header_, {}),
           [self = shared_from_this()](HttpReply reply) {
@@ -133,19 +139,20 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     const auto field = [&message](const auto& name) {
       return std::string(message[name]);
     };
-    // A request with two keys is treated as one without a key, because it is
-    // not clear which one counts.
-    const auto key = [&message, &field](const auto& name) {
+    // A field that comes twice is treated as absent, because it is not clear
+    // which one counts.
+    const auto only = [&message, &field](const auto& name) {
       return message.count(name) == 1 ? field(name) : "";
     };
     return {.method = std::string(message.method_string()),
             .target = std::string(message.target()),
-            .api_key = key("X-API-Key"),
-            .authorization = key(http::field::authorization),
+            .api_key = only("X-API-Key"),
+            .authorization = only(http::field::authorization),
             .content_type = field(http::field::content_type),
             .content_encoding = field(http::field::content_encoding),
             .accept = field(http::field::accept),
             .host = field(http::field::host),
+            .forwarded_proto = only("X-Forwarded-Proto"),
             .body = "",
             .peer = peer_,
             .reserved = nullptr};
@@ -250,6 +257,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   }
 
   static constexpr size_t kDiscardedPiece = size_t{64} << 10;
+  static constexpr uint64_t kBodyPiece = 64 << 10;
 
   const HttpLimits limits_;
   const HttpHandler* const handler_;

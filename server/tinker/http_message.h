@@ -26,6 +26,7 @@ struct HttpRequest {
   std::string content_encoding;
   std::string accept;
   std::string host;
+  std::string forwarded_proto;
 
   std::string body;
   // The client's address as HOST:PORT.

@@ -25,7 +25,7 @@ void EndLoad(Front& front, const CallOrigin& origin, const std::string& adapter,
   const auto waiting = std::exchange(entry.waiting, {});
   if (loaded.ok()) {
     entry.state = State::kReady;
-    entry.users = static_cast<int>(waiting.size());
+    entry.users += static_cast<int>(waiting.size());
     Spare(front, *origin.caller, adapter);
   } else {
     front.loaded.erase(key);
@@ -54,6 +54,36 @@ void StartLoad(Front& front, const CallOrigin& origin,
   if (!refused.ok()) EndLoad(front, origin, adapter, refused);
 }
 
+// Counts a user of an adapter that is loaded. If a client has deleted the
+// adapter over gRPC, loads it again.
+void UseReady(Front& front, const CallOrigin& origin,
+              const std::string& adapter, const CheckpointInfo& info,
+              const std::function<void(const absl::Status&)>& done) {
+  const auto end = [&front, origin, adapter, info,
+                    done](const absl::Status& found) {
+    const auto entry =
+        front.loaded.find(LoadedKey(OwnerKey(*origin.caller), adapter));
+    // It may have left meanwhile.
+    if (entry == front.loaded.end() || entry->second.state != State::kReady) {
+      return UseAdapter(front, origin, info, done);
+    }
+    if (found.ok()) ++entry->second.users;
+    if (!absl::IsNotFound(found)) return done(found);
+    entry->second.state = State::kLoading;
+    entry->second.waiting.push_back(done);
+    StartLoad(front, origin, adapter, info);
+  };
+  v1::GetAdapterRequest request;
+  request.set_adapter_id(adapter);
+  const absl::Status refused = front.port.Call<AdapterInfo>(
+      origin, Rpc::kGetAdapter, request,
+      [](Engine& engine, std::string id, auto then) {
+        engine.GetAdapter(std::move(id), std::move(then));
+      },
+      [end](const absl::StatusOr<AdapterInfo>& got) { end(got.status()); });
+  if (!refused.ok()) end(refused);
+}
+
 }  // namespace
 
 std::string AdapterOfCheckpoint(const CheckpointInfo& info) {
@@ -71,8 +101,7 @@ void UseAdapter(Front& front, const CallOrigin& origin,
   const auto [entry, added] = front.loaded.try_emplace(key);
   LoadedAdapter& loaded = entry->second;
   if (loaded.state == State::kReady) {
-    ++loaded.users;
-    return done(absl::OkStatus());
+    return UseReady(front, origin, adapter, info, done);
   }
   loaded.waiting.push_back(std::move(done));
   // A load that failed may have left an adapter that is yet to be deleted.

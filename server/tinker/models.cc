@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "server/field_checks.h"
+#include "server/status_conversion.h"
 #include "server/tinker/reaper.h"
 #include "server/tinker/samplers.h"
 #include "server/tinker/step_order.h"
@@ -70,7 +71,7 @@ absl::Status ReadLora(const Json& body, v1::LoraConfig* out) {
   return BadField("lora_config", "trains nothing");
 }
 
-// Creates the adapter of a model that has an entry in front.models.
+// Creates the model's adapter.
 absl::Status StartCreation(Front& front, const CallPtr& call,
                            const Model& model, Callback<FutureResult> done) {
   WEFT_ASSIGN_OR_RETURN(const std::string base,
@@ -86,14 +87,64 @@ absl::Status StartCreation(Front& front, const CallPtr& call,
         engine.CreateAdapter(std::move(plain), std::move(then));
       },
       [&front, id = model.id, caller = model.caller, adapter = model.adapter,
-       kept = call->kept, done](const absl::StatusOr<AdapterInfo>& info) {
+       done](const absl::StatusOr<AdapterInfo>& info) {
         // If the session has ended meanwhile, nobody else deletes the adapter.
         if (!front.models.contains(id)) Reap(front, caller, adapter);
-        // Without its adapter, steps that were kept fail by name.
-        if (info.ok() || kept) OpenLine(front, id);
         if (!info.ok()) return done(info.status());
         done(FutureResult::Of({{"type", "create_model"}, {"model_id", id}}));
       });
+}
+
+// Makes the entry of the model that the body names, writes it to the ledger,
+// and calls `then` with the model's id. If the model exists, it calls `then` at
+// once. An error of `then` is the response.
+absl::Status OpenModel(
+    Front& front, const CallPtr& call, const Respond& respond,
+    std::function<absl::Status(const std::string& id)> then) {
+  WEFT_ASSIGN_OR_RETURN(const std::string session,
+                        StringField(call->body, "session_id"));
+  WEFT_RETURN_IF_ERROR(front.FindSession(*call, session).status());
+  WEFT_ASSIGN_OR_RETURN(const int64_t number,
+                        IntField(call->body, "model_seq_id"));
+  if (number < 0) return BadField("model_seq_id", "must not be negative");
+  const std::string id = absl::StrCat(session, ":train:", number);
+  if (front.models.contains(id)) return then(id);
+  WEFT_RETURN_IF_ERROR(CheckModelCount(front, call->owner()));
+  Model& model = front.models[id];
+  model.id = id;
+  model.caller = call->caller;
+  model.owner = call->owner();
+  model.session = session;
+  model.adapter = AdapterOfModel(id);
+  model.line.loading = 0;
+  const Json* const metadata = Find(call->body, "user_metadata");
+  if (metadata != nullptr) model.user_metadata = *metadata;
+  KeepModel(front, model, [&front, id, respond, then](absl::Status status) {
+    if (!status.ok()) front.models.erase(id);
+    if (status.ok()) status = then(id);
+    if (!status.ok()) respond(ErrorReply(status));
+  });
+  return absl::OkStatus();
+}
+
+// Begins to make the adapter of the model `id`, and holds the model's steps
+// until the end.
+absl::Status StartModel(Front& front, const std::string& id,
+                        const ModelStart& start,
+                        const Callback<FutureResult>& done) {
+  const auto model = front.models.find(id);
+  if (model == front.models.end()) {
+    return absl::NotFoundError("the session has ended");
+  }
+  model->second.line.loading = kCreateSeq;
+  absl::Status refused =
+      start(model->second,
+            [&front, id, done](const absl::StatusOr<FutureResult>& result) {
+              OpenLine(front, id);
+              done(result);
+            });
+  if (!refused.ok() && !RetryMillis(refused)) OpenLine(front, id);
+  return refused;
 }
 
 Json InfoOf(const Front& front, const Engine& engine, const std::string& model,
@@ -159,54 +210,28 @@ void KeepModel(Front& front, const Model& model,
                     std::move(done));
 }
 
-absl::Status OpenModel(
-    Front& front, const CallPtr& call, const Respond& respond,
-    std::function<absl::Status(const std::string& id)> then) {
-  WEFT_ASSIGN_OR_RETURN(const std::string session,
-                        StringField(call->body, "session_id"));
-  WEFT_RETURN_IF_ERROR(front.FindSession(*call, session).status());
-  WEFT_ASSIGN_OR_RETURN(const int64_t number,
-                        IntField(call->body, "model_seq_id"));
-  if (number < 0) return BadField("model_seq_id", "must not be negative");
-  const std::string id = absl::StrCat(session, ":train:", number);
-  if (front.models.contains(id)) return then(id);
-  WEFT_RETURN_IF_ERROR(CheckModelCount(front, call->owner()));
-  Model& model = front.models[id];
-  model.id = id;
-  model.caller = call->caller;
-  model.owner = call->owner();
-  model.session = session;
-  model.adapter = AdapterOfModel(id);
-  model.line.loading = 0;
-  const Json* const metadata = Find(call->body, "user_metadata");
-  if (metadata != nullptr) model.user_metadata = *metadata;
-  KeepModel(front, model, [&front, id, respond, then](absl::Status status) {
-    if (!status.ok()) front.models.erase(id);
-    if (status.ok()) status = then(id);
-    if (!status.ok()) respond(ErrorReply(status));
-  });
-  return absl::OkStatus();
+absl::Status MakeModel(Front& front, const CallPtr& call,
+                       const Respond& respond, const ModelStart& start) {
+  // Keeps the body, which the ledger gets only when the model is on disk.
+  const CallPtr whole = std::make_shared<const Call>(*call);
+  return OpenModel(
+      front, call, respond,
+      [&front, whole, respond, start](const std::string& id) {
+        return Promise(
+            front, whole, {.model = id, .seq = kCreateSeq},
+            [&front, id, start](const Callback<FutureResult>& done) {
+              return StartModel(front, id, start, done);
+            },
+            respond);
+      });
 }
 
 absl::Status CreateModel(Front& front, const CallPtr& call,
                          const Respond& respond) {
-  return OpenModel(
-      front, call, respond, [&front, call, respond](const std::string& id) {
-        return Promise(
-            front, call, {.model = id, .seq = kCreateSeq},
-            [&front, call, id](Callback<FutureResult> done) -> absl::Status {
-              const auto model = front.models.find(id);
-              if (model == front.models.end()) {
-                return absl::NotFoundError("the session has ended");
-              }
-              // After a restart, too, the model's steps wait for this one.
-              if (call->kept) model->second.line.loading = kCreateSeq;
-              absl::Status refused =
-                  StartCreation(front, call, model->second, std::move(done));
-              if (!refused.ok() && call->kept) OpenLine(front, id);
-              return refused;
-            },
-            respond);
+  return MakeModel(
+      front, call, respond,
+      [&front, call](const Model& model, const Callback<FutureResult>& done) {
+        return StartCreation(front, call, model, done);
       });
 }
 

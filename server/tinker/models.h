@@ -26,14 +26,19 @@ namespace weft::tinker {
 // INVALID_ARGUMENT if the field is malformed.
 [[nodiscard]] absl::Status CheckOptimizer(const Json& body);
 
+// Begins to make a model's adapter. If it returns an error, nothing has begun
+// and `done` does not run.
+using ModelStart = std::function<absl::Status(const Model& model,
+                                              Callback<FutureResult> done)>;
 // Makes the entry of the model that `session_id` and `model_seq_id` of the body
-// name, writes it to the ledger, and calls `then` with the model's id. If the
-// model exists, it calls `then` at once. An error of `then` is the response.
-// Errors: INVALID_ARGUMENT; NOT_FOUND if there is no such session;
-// FAILED_PRECONDITION if the caller has too many models.
-[[nodiscard]] absl::Status OpenModel(
-    Front& front, const CallPtr& call, const Respond& respond,
-    std::function<absl::Status(const std::string& id)> then);
+// name, writes it to the ledger, promises a future, and runs `start`. The
+// model's steps wait for its end, also after a restart. If it fails, they fail,
+// too, because there is no adapter. Errors: INVALID_ARGUMENT; NOT_FOUND if
+// there is no such session; FAILED_PRECONDITION if the caller has too many
+// models.
+[[nodiscard]] absl::Status MakeModel(Front& front, const CallPtr& call,
+                                     const Respond& respond,
+                                     const ModelStart& start);
 // Writes the model to the ledger. `done` runs when it is on disk, or with the
 // error.
 void KeepModel(Front& front, const Model& model,

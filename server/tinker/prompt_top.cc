@@ -1,5 +1,6 @@
 #include "server/tinker/prompt_top.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -9,15 +10,17 @@ namespace {
 // The prefixes of one prompt, on their way through the engine.
 class Walk : public std::enable_shared_from_this<Walk> {
  public:
-  Walk(WaitingSample sample, int count, std::function<void(WaitingSample)> add,
+  Walk(WaitingSample sample, const SampleFormat& format,
+       std::function<void(WaitingSample)> add,
        std::function<void(const absl::StatusOr<SampleResult>&,
                           const std::vector<TopLogprobs>&)>
            finish)
       : sample_(std::move(sample)),
-        count_(count),
+        count_(static_cast<uint32_t>(format.prompt_top)),
         add_(std::move(add)),
         finish_(std::move(finish)),
-        rows_(1) {}
+        rows_(static_cast<size_t>(std::max<int64_t>(
+            1, sample_.request.prompt_size() - format.last_n))) {}
 
   void Begin(const absl::StatusOr<SampleResult>& result) {
     if (!result.ok()) return finish_(result, {});
@@ -43,7 +46,7 @@ class Walk : public std::enable_shared_from_this<Walk> {
     const auto& prompt = sample_.request.prompt();
     prefix.request.mutable_prompt()->Add(prompt.begin(),
                                          prompt.begin() + length);
-    prefix.request.set_top_logprobs(static_cast<uint32_t>(count_));
+    prefix.request.set_top_logprobs(count_);
     prefix.request.mutable_config()->set_max_tokens(1);
     add_(std::move(prefix));
   }
@@ -55,7 +58,7 @@ class Walk : public std::enable_shared_from_this<Walk> {
   }
 
   const WaitingSample sample_;
-  const int count_;
+  const uint32_t count_;
   const std::function<void(WaitingSample)> add_;
   const std::function<void(const absl::StatusOr<SampleResult>&,
                            const std::vector<TopLogprobs>&)>
@@ -67,13 +70,13 @@ class Walk : public std::enable_shared_from_this<Walk> {
 }  // namespace
 
 Callback<SampleResult> TopOfPrompt(
-    const WaitingSample& sample, int count,
+    const WaitingSample& sample, const SampleFormat& format,
     std::function<void(WaitingSample)> add,
     std::function<void(const absl::StatusOr<SampleResult>&,
                        const std::vector<TopLogprobs>&)>
         finish) {
   const auto walk =
-      std::make_shared<Walk>(sample, count, std::move(add), std::move(finish));
+      std::make_shared<Walk>(sample, format, std::move(add), std::move(finish));
   return [walk](const absl::StatusOr<SampleResult>& result) {
     walk->Begin(result);
   };

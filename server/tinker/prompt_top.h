@@ -10,15 +10,17 @@
 #include <vector>
 
 #include "server/tinker/sample_queue.h"
+#include "server/tinker/sample_wire.h"
 
 namespace weft::tinker {
 
 // Returns a `done` for `sample`. It runs the prefixes one after the other by
-// `add`, and then calls `finish` with the sample's own result and a row of
-// `count` tokens for each token of the prompt; the first row is empty. After an
-// error it calls `finish` at once with that error.
+// `add`, and then calls `finish` with the sample's own result and a row for
+// each token of the prompt. The rows of the last `format.last_n` tokens, but
+// never the first row, have `format.prompt_top` tokens; the others are empty.
+// After an error it calls `finish` at once with that error.
 [[nodiscard]] Callback<SampleResult> TopOfPrompt(
-    const WaitingSample& sample, int count,
+    const WaitingSample& sample, const SampleFormat& format,
     std::function<void(WaitingSample)> add,
     std::function<void(const absl::StatusOr<SampleResult>&,
                        const std::vector<TopLogprobs>&)>

@@ -7,96 +7,18 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "server/tinker/archives.h"
 #include "server/tinker/body.h"
-#include "server/tinker/models.h"
-#include "server/tinker/runs.h"
-#include "server/tinker/samplers.h"
-#include "server/tinker/sampling.h"
+#include "server/tinker/route_table.h"
 #include "server/tinker/sessions.h"
-#include "server/tinker/steps.h"
-#include "server/tinker/training.h"
 #include "server/tinker/url.h"
-#include "server/tinker/weights.h"
 #include "src/base/status_macros.h"
 
 namespace weft::tinker {
 namespace {
 
-// A route. An asterisk in `path` stands for any one part. The token must have
-// the scope of the RPC `scope`. This is the only check of scopes: the calls
-// that the handler makes to the engine check none.
-struct Route {
-  const char* method;
-  const char* path;
-  Rpc scope;
-  Handler handler;
-  bool open = false;   // Callers need no key.
-  bool large = false;  // The body may have --max-message-bytes.
-};
-
 // The largest body of a route that is not `large`. Such bodies have names and
 // metadata, which the front keeps.
 constexpr uint64_t kMaxSmallBody = 256 << 10;
-
-constexpr Rpc kRead = Rpc::kGetInfo;
-constexpr bool kClosed = false;
-constexpr bool kLarge = true;
-constexpr Route kRoutes[] = {
-    {"GET", "healthz", kRead, GetHealth},
-    {"GET", "get_server_capabilities", kRead, GetCapabilities},
-    {"POST", "client/config", kRead, GetClientConfig},
-    {"POST", "client/dynamic_config", kRead, GetDynamicConfig},
-    {"POST", "telemetry", kRead, TakeTelemetry, kClosed, kLarge},
-    {"POST", "create_session", kRead, CreateSession},
-    {"POST", "session_heartbeat", kRead, BeatSession},
-    {"POST", "sessions/*/finish", kRead, FinishSession},
-    {"GET", "sessions", kRead, ListSessions},
-    {"GET", "sessions/*", kRead, GetSession},
-    {"POST", "sessions/search", kRead, RefuseAccounts},
-    {"PUT", "sessions/*/project", kRead, RefuseAccounts},
-    {"GET", "sessions/*/trace_export", kRead, RefuseAccounts},
-    {"GET", "audit", kRead, RefuseAccounts},
-    {"GET", "billing/usage/events", kRead, RefuseAccounts},
-    {"POST", "billing/usage/events", kRead, RefuseAccounts},
-    {"GET", "billing/usage/checkpoints/current", kRead, RefuseAccounts},
-    {"POST", "billing/usage/checkpoints/current", kRead, RefuseAccounts},
-    {"POST", "create_custom_loss", kRead, RefuseCustomLoss},
-    {"POST", "create_model", Rpc::kCreateAdapter, CreateModel},
-    {"POST", "get_info", Rpc::kGetAdapter, GetModelInfo},
-    {"POST", "unload_model", Rpc::kDeleteAdapter, UnloadModel},
-    {"POST", "forward_backward", Rpc::kForwardBackward, RunForwardBackward,
-     kClosed, kLarge},
-    {"POST", "forward", Rpc::kForward, RunForwardBackward, kClosed, kLarge},
-    {"POST", "optim_step", Rpc::kOptimStep, RunOptimStep},
-    {"POST", "save_weights", Rpc::kSaveCheckpoint, SaveWeights},
-    {"POST", "save_weights_for_sampler", Rpc::kPublishSnapshot,
-     SaveWeightsForSampler},
-    {"POST", "save_weights_external", Rpc::kSaveCheckpoint,
-     SaveWeightsExternal},
-    {"POST", "load_weights", Rpc::kLoadCheckpoint, LoadWeights},
-    {"POST", "create_sampling_session", Rpc::kSample, CreateSampler},
-    {"GET", "samplers/*", kRead, GetSampler},
-    {"POST", "asample", Rpc::kSample, RunSample, kClosed, kLarge},
-    {"POST", "retrieve_future", kRead, RetrieveFuture},
-    {"POST", "cancel_future", Rpc::kSample, CancelFuture},
-    {"GET", "training_runs", Rpc::kListCheckpoints, ListRuns},
-    {"GET", "training_runs/*", Rpc::kListCheckpoints, GetRun},
-    {"GET", "training_runs/*/checkpoints", Rpc::kListCheckpoints,
-     ListRunCheckpoints},
-    {"DELETE", "training_runs/*/checkpoints/*/*", Rpc::kDeleteCheckpoint,
-     DeleteCheckpoint},
-    {"PUT", "training_runs/*/checkpoints/*/*/ttl", Rpc::kDeleteCheckpoint,
-     SetCheckpointTtl},
-    {"POST", "training_runs/*/checkpoints/*/*/publish", kRead, RefuseSharing},
-    {"DELETE", "training_runs/*/checkpoints/*/*/publish", kRead, RefuseSharing},
-    {"GET", "training_runs/*/checkpoints/*/*/external_weights_urls",
-     Rpc::kExportAdapter, GetArchive},
-    {"GET", "files/*/*/*/*/*", kRead, DownloadFile, true},
-    {"GET", "checkpoints", Rpc::kListCheckpoints, ListAllCheckpoints},
-    {"POST", "weights_info", Rpc::kListCheckpoints, GetWeightsInfo},
-    {"POST", "copy_weights", kRead, RefuseSharing},
-};
 
 bool Matches(const Route& route, const Call& call,
              const std::vector<std::string>& parts,
@@ -120,23 +42,43 @@ bool Matches(const Route& route, const Call& call,
 absl::StatusOr<const Route*> FindRoute(Call* call) {
   WEFT_ASSIGN_OR_RETURN(Url url, ParseUrl(call->http.target));
   call->query = std::move(url.query);
-  for (const Route& route : kRoutes) {
+  for (const Route& route : Routes()) {
     if (Matches(route, *call, url.parts, &call->args)) return &route;
   }
   return absl::NotFoundError("there is no such path");
 }
 
-// Returns the caller that the API key names. Errors: UNAUTHENTICATED and
-// PERMISSION_DENIED; those of Authenticator::Check.
-absl::StatusOr<Caller> FindCaller(const ServiceCore& core, Rpc scope,
-                                  const std::string& key) {
-  absl::string_view token = key;
-  if (!absl::ConsumePrefix(&token, kKeyPrefix)) {
-    return absl::UnauthenticatedError("an API key begins with tml-");
+// Returns what the authenticator takes for an API key: an Authorization header,
+// or nothing if the key has no prefix.
+std::string AuthorizationOf(absl::string_view key) {
+  const bool has_prefix = absl::ConsumePrefix(&key, kKeyPrefix);
+  return has_prefix ? absl::StrCat("Bearer ", key) : "";
+}
+
+std::string PathOf(Rpc scope) { return absl::StrCat("/", RpcName(scope)); }
+
+// Returns the caller that the API key names. A refusal is counted and logged.
+// Errors: UNAUTHENTICATED, also without tokens if the key has no prefix; those
+// of Authenticator::Check.
+absl::StatusOr<Caller> FindCaller(const ServiceCore& core, const Route& route,
+                                  const HttpRequest& http) {
+  const std::string authorization = AuthorizationOf(http.api_key);
+  absl::StatusOr<Caller> caller = Caller();
+  if (core.authenticator != nullptr) {
+    const absl::string_view target = http.target;
+    caller = core.authenticator->CheckHttp(
+        PathOf(route.scope), authorization,
+        absl::StrCat(http.method, " ", target.substr(0, target.find('?'))),
+        http.peer);
   }
-  if (core.authenticator == nullptr) return Caller();
-  return core.authenticator->Check(absl::StrCat("/", RpcName(scope)),
-                                   absl::StrCat("Bearer ", token));
+  if (!authorization.empty()) return caller;
+  return absl::UnauthenticatedError("an API key begins with tml-");
+}
+
+// Returns whether the key's token has the scope.
+bool HasScope(const ServiceCore& core, Rpc scope, const std::string& key) {
+  return core.authenticator == nullptr ||
+         core.authenticator->Check(PathOf(scope), AuthorizationOf(key)).ok();
 }
 
 absl::Status ReadBody(const Front& front, Call* call) {
@@ -155,14 +97,18 @@ absl::Status ReadBody(const Front& front, Call* call) {
 // Returns the route of a request, and sets `call->caller` from its API key.
 absl::StatusOr<const Route*> Judge(const Front& front, Call* call) {
   WEFT_ASSIGN_OR_RETURN(const Route* const route, FindRoute(call));
-  const std::string key = std::exchange(call->http.api_key, "");
-  call->http.authorization.clear();
   if (!route->open) {
     const ServiceCore& core = *front.port.core();
-    WEFT_ASSIGN_OR_RETURN(call->caller, FindCaller(core, route->scope, key));
-    call->may_delete = route->handler == FinishSession &&
-                       FindCaller(core, Rpc::kDeleteAdapter, key).ok();
+    WEFT_ASSIGN_OR_RETURN(call->caller, FindCaller(core, *route, call->http));
+    const std::string& key = call->http.api_key;
+    const bool ends_sessions =
+        route->handler == FinishSession || route->handler == CreateSession;
+    call->may_delete =
+        ends_sessions && HasScope(core, Rpc::kDeleteAdapter, key);
+    call->may_sample = ends_sessions && HasScope(core, Rpc::kSample, key);
   }
+  call->http.api_key.clear();
+  call->http.authorization.clear();
   return route;
 }
 

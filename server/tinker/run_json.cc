@@ -86,7 +86,9 @@ Json RunJson(const Front& front, const Caller& caller, const Run& run) {
               {"lora_rank", run.config.rank},
               {"last_request_time", TimeText(run.last_used_at)}};
   const auto model = front.models.find(id);
-  if (model != front.models.end() && model->second.user_metadata.is_object()) {
+  // Another tenant's adapter may have the same name.
+  if (model != front.models.end() && model->second.owner == OwnerKey(caller) &&
+      model->second.user_metadata.is_object()) {
     out["user_metadata"] = model->second.user_metadata;
   }
   for (const CheckpointInfo& info : run.checkpoints) {

@@ -58,6 +58,23 @@ Json LogprobsJson(const std::string& raw) {
   return out;
 }
 
+// Converts a table to JSON as the SDK does: a list of pairs (token, logprob)
+// for each row without its empty cells, and null for a row that has none.
+Json TopJson(const TopkLogprobs& top) {
+  const auto ids = GetRaw<int32_t>(top.token_ids());
+  const auto logprobs = GetRaw<float>(top.logprobs());
+  Json rows = Json::array();
+  for (size_t row = 0; row < top.length(); ++row) {
+    Json pairs = Json::array();
+    for (size_t i = row * top.k(); i < (row + 1) * top.k(); ++i) {
+      if (logprobs[i] == kEmptyCell) break;
+      pairs.push_back({ids[i], logprobs[i]});
+    }
+    rows.push_back(pairs.empty() ? Json() : std::move(pairs));
+  }
+  return rows;
+}
+
 }  // namespace
 
 std::string SampleOutput(const SampleResult& result, const SampleFormat& format,
@@ -96,15 +113,22 @@ std::string SampleOutputJson(const std::string& serialized) {
   output.ParseFromString(serialized);
   Json sequences = Json::array();
   for (const SampledSequence& sequence : output.sequences()) {
-    sequences.push_back(
-        {{"stop_reason",
-          sequence.stop_reason() == STOP_REASON_STOP ? "stop" : "length"},
-         {"tokens", GetRaw<int32_t>(sequence.tokens())},
-         {"logprobs", LogprobsJson(sequence.logprobs())}});
+    Json entry = {
+        {"stop_reason",
+         sequence.stop_reason() == STOP_REASON_STOP ? "stop" : "length"},
+        {"tokens", GetRaw<int32_t>(sequence.tokens())},
+        {"logprobs", LogprobsJson(sequence.logprobs())}};
+    if (sequence.has_topk_sampled_logprobs()) {
+      entry["topk_logprobs"] = TopJson(sequence.topk_sampled_logprobs());
+    }
+    sequences.push_back(std::move(entry));
   }
   Json reply = {{"type", "sample"}, {"sequences", std::move(sequences)}};
   if (output.has_prompt_logprobs()) {
     reply["prompt_logprobs"] = LogprobsJson(output.prompt_logprobs());
+  }
+  if (output.has_topk_prompt_logprobs()) {
+    reply["topk_prompt_logprobs"] = TopJson(output.topk_prompt_logprobs());
   }
   return JsonReply(reply).body;
 }

@@ -18,7 +18,8 @@ namespace weft::tinker {
 
 // What the caller wants to have in the result.
 struct SampleFormat {
-  // How many tokens at the end of the prompt get log-probabilities.
+  // How many tokens at the end of the prompt get log-probabilities and lists of
+  // the most likely tokens.
   int64_t last_n = 0;
   // How many of the most likely tokens are listed at each position of the
   // prompt; 0 lists none.
@@ -35,12 +36,13 @@ struct TranslatedSample {
     const Json& body, int context_length);
 
 // Returns a serialized SampleResponse. If format.prompt_top is set,
-// `prompt_top` has a row for each token of the prompt; the first row is empty.
+// `prompt_top` has a row for each token of the prompt. Rows of tokens that are
+// not scored are empty.
 [[nodiscard]] std::string SampleOutput(
     const SampleResult& result, const SampleFormat& format,
     const std::vector<weft::TopLogprobs>& prompt_top);
-// Converts the result of SampleOutput to JSON text, without the tables of most
-// likely tokens.
+// Converts the result of SampleOutput to JSON text with the same values. The
+// fields have the names of the SDK's types.
 [[nodiscard]] std::string SampleOutputJson(const std::string& serialized);
 
 }  // namespace weft::tinker

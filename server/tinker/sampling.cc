@@ -123,7 +123,7 @@ absl::Status Enqueue(Front& front, const CallPtr& call, const Sampler& sampler,
                      ? [finish](const absl::StatusOr<SampleResult>&
                                     result) { finish(result, {}); }
                      : TopOfPrompt(
-                           waiting, static_cast<int>(sample.format.prompt_top),
+                           waiting, sample.format,
                            [&front, owner = call->owner()](WaitingSample next) {
                              front.samples.Add(owner, std::move(next));
                            },

@@ -23,24 +23,48 @@ void EndSession(Front& front, const std::string& id) {
   front.sessions.erase(id);
 }
 
-// Makes room for one more session of the owner. If there are too many, it ends
-// the one that has been silent for longest, if its client must be gone.
-absl::Status MakeRoom(Front& front, const std::string& owner, absl::Time now) {
+// Returns PERMISSION_DENIED if the caller may not end the session, because the
+// end takes from other callers what this caller could not have made.
+absl::Status CheckEnd(const Front& front, const Call& call,
+                      const std::string& id) {
+  const auto belongs = [&id](const auto& entry) {
+    return entry.second.session == id;
+  };
+  if (call.may_delete) return absl::OkStatus();
+  if (std::ranges::any_of(front.models, belongs)) {
+    return absl::PermissionDeniedError(
+        "the session has models, which its end deletes: the token lacks the "
+        "scope train");
+  }
+  if (!call.may_sample && std::ranges::any_of(front.samplers, belongs)) {
+    return absl::PermissionDeniedError(
+        "the session has sampling sessions, which its end ends: the token "
+        "lacks the scope sample");
+  }
+  return absl::OkStatus();
+}
+
+// Makes room for one more session of the caller's owner. If there are too many,
+// it ends the one that has been silent for longest, of those whose clients must
+// be gone and that the caller may end.
+absl::Status MakeRoom(Front& front, const Call& call, absl::Time now) {
   size_t count = 0;
-  const Session* oldest = nullptr;
+  std::vector<const Session*> silent;
   for (const auto& [id, session] : front.sessions) {
-    if (session.owner != owner) continue;
+    if (session.owner != call.owner()) continue;
     ++count;
-    if (oldest == nullptr || session.last_beat < oldest->last_beat) {
-      oldest = &session;
-    }
+    if (now - session.last_beat >= kSilence) silent.push_back(&session);
   }
   if (count < kMaxSessions) return absl::OkStatus();
-  if (now - oldest->last_beat < kSilence) {
+  std::ranges::sort(silent, {}, &Session::last_beat);
+  const auto oldest = std::ranges::find_if(silent, [&](const Session* session) {
+    return CheckEnd(front, call, session->id).ok();
+  });
+  if (oldest == silent.end()) {
     return absl::ResourceExhaustedError(
         absl::StrCat("there are ", count, " sessions: finish some first"));
   }
-  EndSession(front, std::string(oldest->id));
+  EndSession(front, std::string((*oldest)->id));
   return absl::OkStatus();
 }
 
@@ -106,7 +130,7 @@ absl::Status TakeTelemetry(Front& /*front*/, const CallPtr& /*call*/,
 
 absl::Status CreateSession(Front& front, const CallPtr& call,
                            const Respond& respond) {
-  WEFT_RETURN_IF_ERROR(MakeRoom(front, call->owner(), absl::Now()));
+  WEFT_RETURN_IF_ERROR(MakeRoom(front, *call, absl::Now()));
   WEFT_ASSIGN_OR_RETURN(const std::string id, NewId());
   const Session session{.id = id,
                         .caller = call->caller,
@@ -141,16 +165,9 @@ absl::Status BeatSession(Front& front, const CallPtr& call,
 absl::Status FinishSession(Front& front, const CallPtr& call,
                            const Respond& respond) {
   const std::string& id = call->args[0];
-  const bool has_models = std::ranges::any_of(
-      front.models,
-      [&](const auto& model) { return model.second.session == id; });
   // The client also hears of success if the session has ended already.
   if (front.FindSession(*call, id).ok()) {
-    if (has_models && !call->may_delete) {
-      return absl::PermissionDeniedError(
-          "the session has models, which its end deletes: the token lacks the "
-          "scope train");
-    }
+    WEFT_RETURN_IF_ERROR(CheckEnd(front, *call, id));
     EndSession(front, id);
   }
   respond(JsonReply(Json::object()));

@@ -15,7 +15,8 @@ namespace weft::tinker {
 inline constexpr absl::Duration kSessionTimeout = absl::Hours(1);
 // The most sessions of one owner. One more ends the session that has been
 // silent for longest, if its silence is at least kSilence, in which a client
-// sends thirty heartbeats. Otherwise the new one is refused.
+// sends thirty heartbeats, and if the caller may end it. Otherwise the new one
+// is refused.
 inline constexpr size_t kMaxSessions = 1000;
 inline constexpr absl::Duration kSilence = absl::Minutes(5);
 
@@ -34,14 +35,17 @@ inline constexpr absl::Duration kSilence = absl::Minutes(5);
                                          const Respond& respond);
 
 // Makes a session and responds with its id when it is in the ledger. Errors:
-// RESOURCE_EXHAUSTED if the owner has too many sessions.
+// RESOURCE_EXHAUSTED if the owner has too many sessions, and none that the
+// caller may end is silent.
 [[nodiscard]] absl::Status CreateSession(Front& front, const CallPtr& call,
                                          const Respond& respond);
 // Takes a heartbeat. An unknown session is 410, which ends the heartbeats of
 // the client.
 [[nodiscard]] absl::Status BeatSession(Front& front, const CallPtr& call,
                                        const Respond& respond);
-// Ends a session with its models and sampling sessions.
+// Ends a session with its models and sampling sessions. Errors:
+// PERMISSION_DENIED if it has models and the token lacks the scope train, or if
+// it has sampling sessions and the token lacks the scopes sample and train.
 [[nodiscard]] absl::Status FinishSession(Front& front, const CallPtr& call,
                                          const Respond& respond);
 // Responds with a page of the ids of the caller's sessions.

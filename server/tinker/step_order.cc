@@ -258,7 +258,6 @@ void NoteLoad(Front& front, Model& model, int64_t seq, uint64_t last_step,
   // Steps from before the last load but one can no longer run.
   if (model.offsets.size() > 2) model.offsets.erase(model.offsets.begin());
   model.begun_load = 0;
-  if (seq == 0) model.line.next = 1;
   KeepModel(front, model, done);
 }
 

@@ -27,12 +27,13 @@ void PlaceLine(Front& front, Model& model) {
       [](Engine& engine, std::string id, auto then) {
         engine.GetAdapter(std::move(id), std::move(then));
       },
-      [&model](const absl::StatusOr<AdapterInfo>& info) {
+      [&front, id = model.id](const absl::StatusOr<AdapterInfo>& info) {
+        const auto found = front.models.find(id);
+        if (!info.ok() || found == front.models.end()) return;
+        Model& placed = found->second;
         const int64_t offset =
-            model.offsets.empty() ? 0 : model.offsets.back().second;
-        if (info.ok()) {
-          model.line.next = static_cast<int64_t>(info->last_step) - offset + 1;
-        }
+            placed.offsets.empty() ? 0 : placed.offsets.back().second;
+        placed.line.next = static_cast<int64_t>(info->last_step) - offset + 1;
       });
   // A model has no adapter if the process ended while it was being made.
   if (asked.ok() || absl::IsNotFound(asked)) return;

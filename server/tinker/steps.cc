@@ -106,6 +106,12 @@ absl::Status Promise(Front& front, const CallPtr& call, const PromiseId& id,
   if (!Open(front, call, id, respond)) return absl::OkStatus();
   const auto begin = [&front, id, task](const absl::Status& kept) {
     const auto finish = [&front, id](absl::StatusOr<FutureResult> result) {
+      // A server that stops gives no answer, because the next process runs the
+      // request.
+      if (id.seq && front.ledger->keeps() &&
+          absl::IsUnavailable(result.status())) {
+        return;
+      }
       // Otherwise a restart would make the model again, after it has trained.
       if (id.seq) front.ledger->Erase(EntryKind::kStep, id.ToString());
       front.futures.Finish(id.ToString(),

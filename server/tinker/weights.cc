@@ -126,6 +126,9 @@ absl::Status StartLoad(Front& front, const CallPtr& call, const std::string& id,
     run.done(Loaded(id, load.path));
     return absl::OkStatus();
   }
+  // No step of a new model has run, though the adapter may have the steps of
+  // the checkpoint, from a load of the process before this one.
+  if (seq == 0) model->second.line.next = 1;
   v1::LoadCheckpointRequest request;
   request.set_adapter_id(model->second.adapter);
   request.set_source_adapter_id(AdapterOfModel(load.path.run));
@@ -148,34 +151,18 @@ absl::Status StartLoad(Front& front, const CallPtr& call, const std::string& id,
       run.cancel);
 }
 
-// Loads a checkpoint into a new model, which has an entry in front.models.
-absl::Status StartNewModel(Front& front, const CallPtr& call,
-                           const std::string& id, const Done& done) {
-  WEFT_ASSIGN_OR_RETURN(
-      const std::string base,
-      StringOr(call->body, "base_model", front.model_name().c_str()));
-  WEFT_RETURN_IF_ERROR(CheckBaseModel(front, base));
-  WEFT_RETURN_IF_ERROR(CheckOptimizer(call->body));
-  return StartLoad(
-      front, call, id, 0,
-      {.number = 0,
-       .done = [&front, id, done](const absl::StatusOr<FutureResult>& result) {
-         if (result.ok()) OpenLine(front, id);
-         done(result);
-       }});
-}
-
 absl::Status LoadNewModel(Front& front, const CallPtr& call,
                           const Respond& respond) {
-  return OpenModel(front, call, respond,
-                   [&front, call, respond](const std::string& id) {
-                     return Promise(
-                         front, call, {.model = id, .seq = 0},
-                         [&front, call, id](const Done& done) {
-                           return StartNewModel(front, call, id, done);
-                         },
-                         respond);
-                   });
+  return MakeModel(
+      front, call, respond,
+      [&front, call](const Model& model, const Done& done) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(
+            const std::string base,
+            StringOr(call->body, "base_model", front.model_name().c_str()));
+        WEFT_RETURN_IF_ERROR(CheckBaseModel(front, base));
+        WEFT_RETURN_IF_ERROR(CheckOptimizer(call->body));
+        return StartLoad(front, call, model.id, 0, {.number = 0, .done = done});
+      });
 }
 
 }  // namespace

@@ -98,6 +98,9 @@ class TinkerHttpTest : public ::testing::Test {
 
   void Serve(HttpRequest request, const Respond& respond) {
     if (request.target == "/stream") return respond(Pieces());
+    if (request.target == "/proto") {
+      return respond({.body = "proto=" + request.forwarded_proto + "."});
+    }
     if (request.target != "/held") return respond({.body = "served"});
     held_ = std::move(request);
     respond_ = respond;
@@ -158,6 +161,16 @@ TEST_F(TinkerHttpTest, RequestsFollowEachOtherOnAConnection) {
   }
   ASSERT_TRUE(client.Send(Post("/a", 801)));
   EXPECT_THAT(client.Receive(), StartsWith("HTTP/1.1 413 "));
+}
+
+TEST_F(TinkerHttpTest, AFieldThatComesTwiceCountsAsAbsent) {
+  const Client client(server_->port());
+  const std::string once = "X-Forwarded-Proto: https\r\n";
+  const std::string start = "GET /proto HTTP/1.1\r\nHost: x\r\n";
+  ASSERT_TRUE(client.Send(start + once + "\r\n"));
+  EXPECT_THAT(client.Receive(), HasSubstr("proto=https."));
+  ASSERT_TRUE(client.Send(start + once + once + "\r\n"));
+  EXPECT_THAT(client.Receive(), HasSubstr("proto=."));
 }
 
 TEST_F(TinkerHttpTest, AStreamIsSentPieceByPiece) {

@@ -10,8 +10,10 @@
 #include "gtest/gtest.h"
 #include "server/tinker/body.h"
 #include "server/tinker/checkpoint_path.h"
+#include "server/tinker/sample_wire.h"
 #include "server/tinker/tensor.h"
 #include "server/tinker/url.h"
+#include "server/tinker/wire.pb.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::tinker {
@@ -143,6 +145,63 @@ TEST(TinkerTensorTest, AnIdThatIsNoneBecomesOneThatNoVocabularyHas) {
     EXPECT_THAT(TensorFromJson("t", Json::parse(text)), IsStatus(kInvalid, "t"))
         << text;
   }
+}
+
+template <typename T>
+std::vector<T> Values(const std::string& raw) {
+  std::vector<T> values(raw.size() / sizeof(T));
+  if (!raw.empty()) std::memcpy(values.data(), raw.data(), raw.size());
+  return values;
+}
+
+// Expects that the JSON rows have the values of the table's cells: null for a
+// row of empty cells, and pairs up to the first empty cell otherwise.
+void ExpectSame(const TopkLogprobs& table, const Json& rows) {
+  const auto ids = Values<int32_t>(table.token_ids());
+  const auto logprobs = Values<float>(table.logprobs());
+  ASSERT_EQ(rows.size(), table.length());
+  ASSERT_EQ(ids.size(), table.length() * table.k());
+  for (size_t row = 0; row < rows.size(); ++row) {
+    for (size_t column = 0; column < table.k(); ++column) {
+      const size_t cell = row * table.k() + column;
+      if (column >= rows[row].size()) {
+        EXPECT_EQ(ids[cell], 0);
+        EXPECT_EQ(logprobs[cell], -99999.0F);
+      } else {
+        EXPECT_EQ(rows[row][column][0], ids[cell]);
+        EXPECT_EQ(rows[row][column][1].get<float>(), logprobs[cell]);
+      }
+    }
+  }
+}
+
+TEST(TinkerSampleOutputTest, BothFormsHaveTheSameValues) {
+  SampleResult result;
+  result.samples = {{.tokens = {5, 0},
+                     .logprobs = {-0.1F, -1e-7F},
+                     .top_logprobs = {{{5, -0.1F}, {0, -3.25F}}, {{0, -1e-7F}}},
+                     .finish_reason = FinishReason::kStop},
+                    {.tokens = {7}, .logprobs = {-2.5F}}};
+  result.prompt_logprobs = {0, -1, -2};
+  const std::string bytes =
+      SampleOutput(result, {.last_n = 3, .prompt_top = 3},
+                   {{}, {{0, -0.5F}, {9, -1.0F / 3}}, {{1, -0.25F}}});
+  SampleResponse proto;
+  ASSERT_TRUE(proto.ParseFromString(bytes));
+  const Json json = Json::parse(SampleOutputJson(bytes));
+  ASSERT_EQ(json["sequences"].size(), 2u);
+  const Json& first = json["sequences"][0];
+  EXPECT_EQ(first["stop_reason"], "stop");
+  EXPECT_EQ(first["tokens"], Json({5, 0}));
+  EXPECT_EQ(first["logprobs"][0].get<float>(), -0.1F);
+  ExpectSame(proto.sequences(0).topk_sampled_logprobs(),
+             first["topk_logprobs"]);
+  EXPECT_EQ(json["sequences"][1]["stop_reason"], "length");
+  EXPECT_FALSE(json["sequences"][1].contains("topk_logprobs"));
+  EXPECT_EQ(json["prompt_logprobs"], Json({nullptr, -1, -2}));
+  ExpectSame(proto.topk_prompt_logprobs(), json["topk_prompt_logprobs"]);
+  EXPECT_TRUE(json["topk_prompt_logprobs"][0].is_null());
+  EXPECT_EQ(json["topk_prompt_logprobs"][1].size(), 2u);
 }
 
 TEST(TinkerCheckpointPathTest, NamesAndWeftNamesAreOneToOne) {

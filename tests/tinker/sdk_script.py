@@ -9,6 +9,7 @@ Usage: sdk_script.py BASE_MODEL
 from __future__ import annotations
 
 import json
+import os
 import sys
 import urllib.request
 from collections.abc import Callable
@@ -130,6 +131,39 @@ def custom(base: str) -> dict[str, Any]:
     }
 
 
+def as_json(result: types.SampleResponse) -> dict[str, Any]:
+    """The values that the SDK has read from the protobuf form."""
+    return {
+        "sequences": [
+            {
+                "stop_reason": sequence.stop_reason,
+                "tokens": sequence.tokens,
+                "logprobs": sequence.logprobs,
+                "topk_logprobs": sequence.topk_logprobs,
+            }
+            for sequence in result.sequences
+        ],
+        "prompt_logprobs": result.prompt_logprobs,
+        "topk_prompt_logprobs": result.topk_prompt_logprobs,
+        "type": "sample",
+    }
+
+
+def retrieve_json(result: types.SampleResponse) -> Any:
+    """Asks for the JSON form of the same result."""
+    future = result.sequences[0].sequence_id.rsplit(":", 1)[0]
+    request = urllib.request.Request(
+        os.environ["TINKER_BASE_URL"] + "/api/v1/retrieve_future",
+        json.dumps({"request_id": future}).encode(),
+        {
+            "X-API-Key": os.environ["TINKER_API_KEY"],
+            "Content-Type": "application/json",
+        },
+    )
+    with urllib.request.urlopen(request, timeout=10) as reply:
+        return json.loads(reply.read())
+
+
 def sample(base: str) -> dict[str, Any]:
     """Returns samples of a snapshot before and after ten further steps."""
     service, client = new_client(base)
@@ -161,7 +195,20 @@ def sample(base: str) -> dict[str, Any]:
         topk_sample_logprobs=2,
     ).result()
     top = base_client.sample(
-        prompt(TOKENS), 1, GREEDY, include_prompt_logprobs=True, topk_prompt_logprobs=4
+        prompt(TOKENS),
+        1,
+        GREEDY,
+        include_prompt_logprobs=True,
+        topk_prompt_logprobs=4,
+        topk_sample_logprobs=2,
+    ).result()
+    last = base_client.sample(
+        prompt(TOKENS),
+        1,
+        GREEDY,
+        include_prompt_logprobs=True,
+        topk_prompt_logprobs=4,
+        prompt_logprobs_last_n=2,
     ).result()
     scored = base_client.compute_logprobs(prompt(TOKENS)).result()
     first = greedy(base_client)[0]
@@ -178,6 +225,9 @@ def sample(base: str) -> dict[str, Any]:
         "drawn_logprobs": [list(map(float, s.logprobs)) for s in drawn.sequences],
         "prompt_logprobs": scored,
         "top": top.topk_prompt_logprobs,
+        "top_forms": [as_json(top), retrieve_json(top)],
+        "last_top": last.topk_prompt_logprobs,
+        "last_logprobs": last.prompt_logprobs,
         "both": list(drawn.prompt_logprobs or []) == list(scored),
         "stopped": [list(map(int, stopped.sequences[0].tokens)), first],
         "stop_reason": stopped.sequences[0].stop_reason,

@@ -83,6 +83,15 @@ def test_snapshots_stay_frozen(server: TinkerDaemon) -> None:
         # The prompt's own token is among them, or below them all.
         assert own <= values[-1] or min(abs(own - v) for v in values) < 1e-4
     assert not out["top"][0] and len(out["top"]) == len(TOKENS)
+    # The rows of a prompt's end are those of the whole prompt.
+    assert out["last_top"] == [None] * (len(TOKENS) - 2) + out["top"][-2:]
+    assert [value is None for value in out["last_logprobs"]] == [
+        value is None for value in out["last_top"]
+    ]
+    proto, text = out["top_forms"]
+    assert proto["topk_prompt_logprobs"] == out["top"]
+    assert len(proto["sequences"][0]["topk_logprobs"][0]) == 2
+    assert text == proto
     assert out["stopped"][0] == [out["stopped"][1]]
     assert out["stop_reason"] == "stop"
 

@@ -1,0 +1,79 @@
+#include "server/tinker/route_table.h"
+
+#include "server/tinker/archives.h"
+#include "server/tinker/models.h"
+#include "server/tinker/runs.h"
+#include "server/tinker/samplers.h"
+#include "server/tinker/sampling.h"
+#include "server/tinker/sessions.h"
+#include "server/tinker/steps.h"
+#include "server/tinker/training.h"
+#include "server/tinker/weights.h"
+
+namespace weft::tinker {
+namespace {
+
+constexpr Rpc kRead = Rpc::kGetInfo;
+constexpr bool kClosed = false;
+constexpr bool kLarge = true;
+constexpr Route kRoutes[] = {
+    {"GET", "healthz", kRead, GetHealth},
+    {"GET", "get_server_capabilities", kRead, GetCapabilities},
+    {"POST", "client/config", kRead, GetClientConfig},
+    {"POST", "client/dynamic_config", kRead, GetDynamicConfig},
+    {"POST", "telemetry", kRead, TakeTelemetry, kClosed, kLarge},
+    {"POST", "create_session", kRead, CreateSession},
+    {"POST", "session_heartbeat", kRead, BeatSession},
+    {"POST", "sessions/*/finish", kRead, FinishSession},
+    {"GET", "sessions", kRead, ListSessions},
+    {"GET", "sessions/*", kRead, GetSession},
+    {"POST", "sessions/search", kRead, RefuseAccounts},
+    {"PUT", "sessions/*/project", kRead, RefuseAccounts},
+    {"GET", "sessions/*/trace_export", kRead, RefuseAccounts},
+    {"GET", "audit", kRead, RefuseAccounts},
+    {"GET", "billing/usage/events", kRead, RefuseAccounts},
+    {"POST", "billing/usage/events", kRead, RefuseAccounts},
+    {"GET", "billing/usage/checkpoints/current", kRead, RefuseAccounts},
+    {"POST", "billing/usage/checkpoints/current", kRead, RefuseAccounts},
+    {"POST", "create_custom_loss", kRead, RefuseCustomLoss},
+    {"POST", "create_model", Rpc::kCreateAdapter, CreateModel},
+    {"POST", "get_info", Rpc::kGetAdapter, GetModelInfo},
+    {"POST", "unload_model", Rpc::kDeleteAdapter, UnloadModel},
+    {"POST", "forward_backward", Rpc::kForwardBackward, RunForwardBackward,
+     kClosed, kLarge},
+    {"POST", "forward", Rpc::kForward, RunForwardBackward, kClosed, kLarge},
+    {"POST", "optim_step", Rpc::kOptimStep, RunOptimStep},
+    {"POST", "save_weights", Rpc::kSaveCheckpoint, SaveWeights},
+    {"POST", "save_weights_for_sampler", Rpc::kPublishSnapshot,
+     SaveWeightsForSampler},
+    {"POST", "save_weights_external", Rpc::kSaveCheckpoint,
+     SaveWeightsExternal},
+    {"POST", "load_weights", Rpc::kLoadCheckpoint, LoadWeights},
+    {"POST", "create_sampling_session", Rpc::kSample, CreateSampler},
+    {"GET", "samplers/*", kRead, GetSampler},
+    {"POST", "asample", Rpc::kSample, RunSample, kClosed, kLarge},
+    {"POST", "retrieve_future", kRead, RetrieveFuture},
+    {"POST", "cancel_future", Rpc::kSample, CancelFuture},
+    {"GET", "training_runs", Rpc::kListCheckpoints, ListRuns},
+    {"GET", "training_runs/*", Rpc::kListCheckpoints, GetRun},
+    {"GET", "training_runs/*/checkpoints", Rpc::kListCheckpoints,
+     ListRunCheckpoints},
+    {"DELETE", "training_runs/*/checkpoints/*/*", Rpc::kDeleteCheckpoint,
+     DeleteCheckpoint},
+    {"PUT", "training_runs/*/checkpoints/*/*/ttl", Rpc::kDeleteCheckpoint,
+     SetCheckpointTtl},
+    {"POST", "training_runs/*/checkpoints/*/*/publish", kRead, RefuseSharing},
+    {"DELETE", "training_runs/*/checkpoints/*/*/publish", kRead, RefuseSharing},
+    {"GET", "training_runs/*/checkpoints/*/*/external_weights_urls",
+     Rpc::kExportAdapter, GetArchive},
+    {"GET", "files/*/*/*/*/*", kRead, DownloadFile, true},
+    {"GET", "checkpoints", Rpc::kListCheckpoints, ListAllCheckpoints},
+    {"POST", "weights_info", Rpc::kListCheckpoints, GetWeightsInfo},
+    {"POST", "copy_weights", kRead, RefuseSharing},
+};
+
+}  // namespace
+
+std::span<const Route> Routes() { return kRoutes; }
+
+}  // namespace weft::tinker

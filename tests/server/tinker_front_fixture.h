@@ -1,0 +1,81 @@
+// The handlers of the Tinker front over a canned engine, without sockets.
+#ifndef WEFT_TESTS_SERVER_TINKER_FRONT_FIXTURE_H_
+#define WEFT_TESTS_SERVER_TINKER_FRONT_FIXTURE_H_
+
+#include <functional>
+#include <future>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "prometheus/registry.h"
+#include "server/service_core.h"
+#include "server/tinker/front.h"
+#include "src/auth/tokens.h"
+#include "tests/support/canned_engine.h"
+
+namespace weft::tinker {
+
+class TinkerFrontTest : public ::testing::Test {
+ protected:
+  TinkerFrontTest();
+  ~TinkerFrontTest() override;
+
+  // Makes a token and returns its API key. Call it before Start.
+  std::string AddKey(const std::string& id, std::set<Scope> scopes,
+                     const std::string& tenant = "acme");
+  // Starts a front with an engine. With tokens if AddKey has made some.
+  void Start(ServerOptions options = {});
+  // Ends the front and starts the next one with what the ledger has. Work that
+  // the engine holds runs meanwhile.
+  void Restart();
+  // Like Restart, with a new engine, which is empty.
+  void RestartAll();
+
+  // Runs `work` on the front's thread and waits for its end.
+  void OnFront(const std::function<void(Front&)>& work);
+  // Sends a request with the key `key_` and `forwarded_proto_`.
+  std::future<HttpReply> AskLater(const std::string& method,
+                                  const std::string& path,
+                                  const Json& body = Json::object());
+  HttpReply Ask(const std::string& method, const std::string& path,
+                const Json& body = Json::object());
+  // The answer must be good.
+  Json Post(const std::string& path, const Json& body = Json::object());
+  // Waits for the result of a promise.
+  Json Result(const Json& promise);
+
+  std::string NewSession();
+  Json CreateModel(const std::string& session, int number = 0);
+  Json Train(const std::string& model, int seq);
+  // Makes a model and saves its weights for sampling; returns the path.
+  std::string SaveSampler(const std::string& session);
+  HttpReply SampleFrom(const std::string& session, const std::string& path,
+                       int number = 0);
+  // Returns the number of calls of the RPC that the engine has had.
+  int Calls(const std::string& rpc) const;
+  // Waits up to 5 s.
+  static bool Eventually(const std::function<bool()>& condition);
+
+  std::string key_ = "tml-any";
+  std::string forwarded_proto_;
+  std::unique_ptr<CannedEngine> engine_;
+  std::unique_ptr<prometheus::Registry> registry_;
+
+ private:
+  void StartFront();
+  void StopFront();
+
+  const std::string folder_;
+  std::vector<TokenRecord> records_;
+  ServerOptions options_;
+  std::unique_ptr<ServiceCore> core_;
+  std::shared_ptr<HttpServer> server_;
+  std::unique_ptr<Front> front_;
+};
+
+}  // namespace weft::tinker
+
+#endif  // WEFT_TESTS_SERVER_TINKER_FRONT_FIXTURE_H_

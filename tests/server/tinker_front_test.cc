@@ -1,0 +1,369 @@
+// Tests the handlers of the Tinker front where the SDK does not lead them:
+// refused and repeated deletions, restarts, drains, quotas.
+#include <future>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/tinker/reaper.h"
+#include "server/tinker/sessions.h"
+#include "server/tinker/steps.h"
+#include "tests/server/tinker_front_fixture.h"
+#include "tests/support/status_matchers.h"
+
+namespace weft::tinker {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr char kDelete[] = "DeleteAdapter";
+constexpr char kLoad[] = "LoadCheckpoint";
+
+// Returns the number of adapters that are yet to be deleted, while the engine
+// deletes none.
+size_t NumOrphans(Front& front) {
+  size_t count = 0;
+  for (const auto& [key, orphan] : front.orphans) count += !orphan.running;
+  return count;
+}
+
+class TinkerEndsTest : public TinkerFrontTest {
+ protected:
+  // Fills the owner's sessions with silent ones. The oldest ones have these
+  // ids.
+  void FillSessions(const std::vector<std::string>& oldest) {
+    OnFront([&oldest](Front& front) {
+      const Session some = front.sessions.at(oldest.front());
+      for (size_t i = front.sessions.size(); i < kMaxSessions; ++i) {
+        Session session = some;
+        session.id = absl::StrCat("other", i);
+        session.last_beat = absl::Now() - kSilence;
+        front.sessions.emplace(session.id, session);
+      }
+      for (size_t i = 0; i < oldest.size(); ++i) {
+        front.sessions.at(oldest[i]).last_beat =
+            absl::Now() - 2 * kSilence + absl::Seconds(i);
+      }
+    });
+  }
+  bool Has(const std::string& session) {
+    return Ask("GET", "sessions/" + session).status == 200;
+  }
+};
+
+TEST_F(TinkerEndsTest, ATokenEndsNoSessionThatItCouldNotHaveMade) {
+  const std::string reader = AddKey("r", {Scope::kRead});
+  const std::string sampler = AddKey("s", {Scope::kSample});
+  const std::string trainer = key_ = AddKey("t", {Scope::kTrain});
+  const std::string both = AddKey("b", {Scope::kTrain, Scope::kSample});
+  Start();
+  const std::string training = NewSession();
+  const std::string path = SaveSampler(training);
+  const std::string sampling = NewSession();
+  key_ = sampler;
+  ASSERT_EQ(SampleFrom(sampling, path).status, 200);
+  FillSessions({training, sampling});
+
+  key_ = reader;
+  EXPECT_THAT(Ask("POST", absl::StrCat("sessions/", training, "/finish")).body,
+              HasSubstr("lacks the scope train"));
+  EXPECT_THAT(Ask("POST", absl::StrCat("sessions/", sampling, "/finish")).body,
+              HasSubstr("lacks the scope sample"));
+  // One more session ends the oldest of those that the token may end.
+  EXPECT_EQ(Ask("POST", "create_session").status, 200);
+  EXPECT_TRUE(Has(training));
+  EXPECT_TRUE(Has(sampling));
+  key_ = sampler;
+  EXPECT_EQ(Ask("POST", "create_session").status, 200);
+  EXPECT_TRUE(Has(training));
+  EXPECT_FALSE(Has(sampling));
+  key_ = both;
+  EXPECT_EQ(Ask("POST", "create_session").status, 200);
+  EXPECT_FALSE(Has(training));
+}
+
+TEST_F(TinkerEndsTest, WithoutASessionThatItMayEndATokenGetsNoOther) {
+  const std::string reader = AddKey("r", {Scope::kRead});
+  key_ = AddKey("t", {Scope::kTrain});
+  Start();
+  const std::string session = NewSession();
+  Result(CreateModel(session));
+  FillSessions({session});
+  OnFront([&session](Front& front) {
+    for (auto& [id, other] : front.sessions) {
+      if (id != session) other.last_beat = absl::Now();
+    }
+  });
+  key_ = reader;
+  EXPECT_EQ(Ask("POST", "create_session").status, 429);
+  EXPECT_TRUE(Has(session));
+}
+
+TEST_F(TinkerFrontTest, ASamplersTokenSamplesFromACheckpointAndChangesNone) {
+  const std::string trainer = AddKey("t", {Scope::kTrain});
+  const std::string sampler = AddKey("s", {Scope::kSample});
+  key_ = trainer;
+  Start();
+  const std::string path = SaveSampler(NewSession());
+  key_ = sampler;
+  const std::string session = NewSession();
+  const HttpReply made = SampleFrom(session, path);
+  ASSERT_EQ(made.status, 200) << made.body;
+  const Json drawn = Result(Post(
+      "asample",
+      {{"sampling_session_id", Json::parse(made.body)["sampling_session_id"]},
+       {"seq_id", 1},
+       {"prompt",
+        {{"chunks", Json::array({{{"type", "encoded_text"},
+                                  {"tokens", Json::array({3})}}})}}},
+       {"sampling_params", {{"max_tokens", 1}}}}));
+  EXPECT_EQ(drawn["sequences"].size(), 1u) << drawn;
+  EXPECT_EQ(engine_->num_adapters(), 2u);
+  const std::string run = absl::StrReplaceAll(
+      path,
+      {{"tinker://", "training_runs/"}, {"/sampler", "/checkpoints/sampler"}});
+  EXPECT_EQ(Ask("DELETE", run).status, 403);
+  Post(absl::StrCat("sessions/", session, "/finish"));
+  EXPECT_TRUE(Eventually([this] { return engine_->num_adapters() == 1; }));
+}
+
+TEST_F(TinkerFrontTest, AnAdapterThatAClientDeletesIsLoadedAgain) {
+  Start();
+  const std::string session = NewSession();
+  const std::string path = SaveSampler(session);
+  ASSERT_EQ(SampleFrom(session, path, 0).status, 200);
+  std::string adapter;
+  OnFront([&adapter](Front& front) {
+    adapter = front.loaded.begin()->first.substr(1);
+  });
+  std::promise<absl::Status> deleted;
+  engine_->DeleteAdapter(adapter, [&](const absl::StatusOr<bool>& done) {
+    deleted.set_value(done.status());
+  });
+  ASSERT_THAT(deleted.get_future().get(), IsOk());
+  const int loads = Calls(kLoad);
+  EXPECT_EQ(SampleFrom(session, path, 1).status, 200);
+  EXPECT_EQ(SampleFrom(session, path, 2).status, 200);
+  EXPECT_EQ(Calls(kLoad), loads + 1);
+  EXPECT_EQ(engine_->num_adapters(), 2u);
+  Post(absl::StrCat("sessions/", session, "/finish"));
+  EXPECT_TRUE(Eventually([this] { return engine_->num_adapters() == 0; }));
+}
+
+TEST_F(TinkerFrontTest, AModelWhoseAdapterAClientDeletesFailsByNameAndEnds) {
+  Start();
+  const std::string session = NewSession();
+  const std::string model = Result(CreateModel(session))["model_id"];
+  std::promise<void> deleted;
+  engine_->DeleteAdapter(absl::StrReplaceAll(model, {{":", "."}}),
+                         [&](const auto&) { deleted.set_value(); });
+  deleted.get_future().wait();
+  for (int seq = 1; seq < 4; ++seq) {
+    const Json result = Result(Train(model, seq));
+    EXPECT_EQ(result["category"], "user") << result;
+  }
+  EXPECT_EQ(Ask("POST", "get_info", {{"model_id", model}}).status, 404);
+  Post(absl::StrCat("sessions/", session, "/finish"));
+  EXPECT_TRUE(Eventually([this] {
+    bool clean = false;
+    OnFront([&clean](Front& front) {
+      clean = front.orphans.empty() && front.models.empty();
+    });
+    return clean;
+  }));
+}
+
+TEST_F(TinkerFrontTest, AnotherTenantsAdapterOfTheSameNameHasNoMetadata) {
+  const std::string other = AddKey("b", {Scope::kTrain}, "birch");
+  key_ = AddKey("a", {Scope::kTrain});
+  Start();
+  const std::string model = Result(CreateModel(NewSession()))["model_id"];
+  std::promise<absl::Status> made;
+  CreateAdapterRequest request;
+  request.adapter_id =
+      absl::StrCat("birch~", absl::StrReplaceAll(model, {{":", "."}}));
+  request.tenant = "birch";
+  engine_->CreateAdapter(request, [&](const absl::StatusOr<AdapterInfo>& info) {
+    made.set_value(info.status());
+  });
+  ASSERT_THAT(made.get_future().get(), IsOk());
+  for (const bool own : {true, false}) {
+    if (!own) key_ = other;
+    const HttpReply reply = Ask("GET", "training_runs/" + model);
+    ASSERT_EQ(reply.status, 200) << reply.body;
+    EXPECT_EQ(Json::parse(reply.body).contains("user_metadata"), own);
+  }
+}
+
+TEST_F(TinkerFrontTest, ALoadWaitsForAnAdapterThatIsYetToBeDeleted) {
+  Start();
+  const std::string session = NewSession();
+  const std::string path = SaveSampler(session);
+  engine_->FailNext(absl::InternalError("the disk failed"), kLoad);
+  engine_->FailNext(absl::InternalError("no"), kDelete);
+  engine_->FailNext(absl::InternalError("no"), kDelete);
+  EXPECT_EQ(SampleFrom(session, path).status, 500);
+  const int loads = Calls(kLoad);
+  auto waiting = AskLater("POST", "create_sampling_session",
+                          {{"session_id", session},
+                           {"sampling_session_seq_id", 0},
+                           {"model_path", path}});
+  EXPECT_TRUE(Eventually([this] { return Calls(kDelete) == 2; }));
+  OnFront([](Front& front) { EXPECT_EQ(NumOrphans(front), 1u); });
+  EXPECT_EQ(Calls(kLoad), loads);
+  OnFront([](Front& front) { SweepOrphans(front); });
+  EXPECT_EQ(waiting.get().status, 200);
+  EXPECT_EQ(Calls(kLoad), loads + 1);
+  OnFront([](Front& front) { EXPECT_TRUE(front.orphans.empty()); });
+}
+
+TEST_F(TinkerFrontTest, ADeletionThatADrainRefusesHappensAfterTheRestart) {
+  Start();
+  const std::string session = NewSession();
+  Result(CreateModel(session));
+  OnFront([](Front& front) { front.port.core()->engine.StartDraining(); });
+  Post(absl::StrCat("sessions/", session, "/finish"));
+  OnFront([](Front& front) {
+    SweepOrphans(front);
+    EXPECT_EQ(NumOrphans(front), 1u);
+  });
+  EXPECT_EQ(engine_->num_adapters(), 1u);
+  Restart();
+  EXPECT_TRUE(Eventually([this] { return engine_->num_adapters() == 0; }));
+  EXPECT_TRUE(Eventually([this] {
+    bool clean = false;
+    OnFront([&clean](Front& front) { clean = front.orphans.empty(); });
+    return clean;
+  }));
+}
+
+TEST_F(TinkerFrontTest, AModelThatWasBeingMadeIsMadeAfterTheRestart) {
+  Start();
+  const std::string session = NewSession();
+  engine_->Hold();
+  const Json making = CreateModel(session);
+  const std::string model = making["model_id"];
+  const Json step = Train(model, 1);
+  RestartAll();
+  EXPECT_EQ(Result(making)["model_id"], model);
+  EXPECT_TRUE(Result(step).contains("metrics"));
+  EXPECT_TRUE(Result(Train(model, 2)).contains("metrics"));
+}
+
+TEST_F(TinkerFrontTest, AServerThatStopsLeavesAModelToTheNextProcess) {
+  Start();
+  Callback<FutureResult> done;
+  std::promise<void> promised;
+  OnFront([&](Front& front) {
+    EXPECT_THAT(Promise(
+                    front, std::make_shared<Call>(), {.model = "m", .seq = 0},
+                    [&done](Callback<FutureResult> task) {
+                      done = std::move(task);
+                      return absl::OkStatus();
+                    },
+                    [&promised](const HttpReply&) { promised.set_value(); }),
+                IsOk());
+  });
+  promised.get_future().wait();
+  OnFront([&](Front&) { done(absl::UnavailableError("the server stopped")); });
+  auto result = AskLater("POST", "retrieve_future", {{"request_id", "m:0"}});
+  OnFront([&](Front&) { done(FutureResult::Of({{"made", true}})); });
+  EXPECT_THAT(result.get().body, HasSubstr("made"));
+}
+
+class TinkerLoadTest : public TinkerFrontTest {
+ protected:
+  // Begins to make a model from a checkpoint, which the engine holds.
+  void LoadHeld() {
+    Start();
+    const std::string session = NewSession();
+    const std::string path = SaveSampler(session);
+    model_ = absl::StrCat(session, ":train:1");
+    engine_->Hold();
+    making_ = Post("load_weights", {{"session_id", session},
+                                    {"model_seq_id", 1},
+                                    {"path", path},
+                                    {"optimizer", true}});
+    step_ = Train(model_, 1);
+  }
+
+  std::string model_;
+  Json making_;
+  Json step_;
+};
+
+TEST_F(TinkerLoadTest, AModelThatWasBeingLoadedHoldsItsStepsAfterTheRestart) {
+  LoadHeld();
+  Restart();
+  EXPECT_EQ(Result(making_)["model_id"], model_);
+  EXPECT_TRUE(Result(step_).contains("metrics"));
+}
+
+TEST_F(TinkerLoadTest, StepsFailIfTheRestartHasLostTheCheckpoint) {
+  LoadHeld();
+  RestartAll();
+  EXPECT_EQ(Result(making_)["category"], "user");
+  EXPECT_EQ(Result(step_)["category"], "user");
+}
+
+TEST_F(TinkerFrontTest, StepsOfAModelThatCannotBeMadeFail) {
+  Start();
+  const std::string session = NewSession();
+  engine_->FailNext(absl::InvalidArgumentError("no"), "CreateAdapter");
+  EXPECT_EQ(Result(CreateModel(session))["category"], "user");
+  const Json result = Result(Train(absl::StrCat(session, ":train:0"), 1));
+  EXPECT_EQ(result["category"], "user") << result;
+}
+
+TEST_F(TinkerFrontTest, WorkBeyondATenantsQuotaWaitsAndIsDone) {
+  key_ = AddKey("t", {Scope::kTrain, Scope::kSample});
+  ServerOptions options;
+  options.max_calls_per_tenant = 1;
+  options.max_tokens_per_second_per_tenant = 20;
+  Start(std::move(options));
+  const std::string model = Result(CreateModel(NewSession()))["model_id"];
+  std::vector<Json> steps;
+  for (int seq = 1; seq <= 20; ++seq) steps.push_back(Train(model, seq));
+  for (const Json& step : steps) {
+    const Json result = Result(step);
+    EXPECT_TRUE(result.contains("metrics")) << result;
+  }
+}
+
+TEST_F(TinkerFrontTest, UrlsHaveTheSchemeThatTheProxyNames) {
+  Start();
+  const std::string model = Result(CreateModel(NewSession()))["model_id"];
+  const std::string path = Result(
+      Post("save_weights_external",
+           {{"model_id", model}, {"seq_id", 1}, {"path", "out"}}))["path"];
+  const std::string route =
+      absl::StrCat("training_runs/", model,
+                   "/checkpoints/external_weights/out/external_weights_urls");
+  for (const auto& [proto, url] :
+       std::vector<std::pair<std::string, std::string>>{
+           {"", "http://front:80/api/v1/files/"},
+           {"http", "http://front:80/api/v1/files/"},
+           {"https", "https://front:80/api/v1/files/"},
+           {"HTTPS", "http://front:80/api/v1/files/"},
+           {"https,http", "http://front:80/api/v1/files/"},
+           {"javascript", "http://front:80/api/v1/files/"}}) {
+    forwarded_proto_ = proto;
+    const HttpReply reply = Ask("GET", route);
+    ASSERT_EQ(reply.status, 200) << reply.body;
+    const Json urls = Json::parse(reply.body)["urls"];
+    EXPECT_EQ(urls.size(), 2u);
+    for (const auto& [name, text] : urls.items()) {
+      EXPECT_THAT(text.get<std::string>(), StartsWith(url)) << proto;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weft::tinker
