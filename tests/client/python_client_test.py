@@ -212,6 +212,18 @@ def test_queue_full_is_retried_only_with_a_hint(
     assert adapter.optim_step().step == 2
 
 
+def test_a_negative_hint_forbids_repetition(
+    server: FakeWeftd, client: weft.Client
+) -> None:
+    adapter = client.create_adapter("a")
+    server.retry_hint(-1)
+    server.refuse("OptimStep", Code.UNAVAILABLE, "never")
+    with pytest.raises(weft.Unavailable) as caught:
+        adapter.optim_step()
+    assert caught.value.retry_after is None and not caught.value.repeatable
+    assert [rpc for rpc, _ in server.arrived()].count("OptimStep") == 1
+
+
 def test_hint_longer_than_the_deadline_is_reported(server: FakeWeftd) -> None:
     with weft.Client(server.target, timeout=1.0) as client:
         server.retry_hint(60_000)

@@ -7,7 +7,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -413,6 +413,24 @@ def test_a_folder_of_records_is_a_dataset_of_hugging_face(
     ]
     with pytest.raises(weft.InvalidArgument, match=r"hf:.*none"):
         data.read(f"hf:{folder}:none")
+    (folder / "train.jsonl").write_text('{"text": "one"}\n{"text": ')
+    with pytest.raises(weft.InvalidArgument, match=f"hf:{folder}:1: "):
+        list(data.read(f"hf:{folder}"))
+
+
+def test_a_stream_that_breaks_names_the_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def load_dataset(*_: Any, **__: Any) -> Iterator[dict[str, str]]:
+        yield {"text": "one"}
+        raise ConnectionError("the network is gone")
+
+    fake = SimpleNamespace(load_dataset=load_dataset)
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    found = data.read("hf:owner/name")
+    assert next(found).record == {"text": "one"}
+    with pytest.raises(weft.InvalidArgument, match="hf:owner/name:2: the network"):
+        next(found)
 
 
 @pytest.mark.parametrize(

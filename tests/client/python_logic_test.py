@@ -9,7 +9,7 @@ import pytest
 
 import weft
 from weft._proto import adapters_pb2, sampling_pb2
-from weft.errors import make_error
+from weft.errors import make_error, retry_hint
 from weft.operations import Sleep
 from weft.retry import next_delay
 from weft.routing import adapter_metadata
@@ -38,6 +38,26 @@ def test_hints_are_followed_until_the_deadline() -> None:
     # Even if the server asks the client to come again at once, the client
     # waits.
     assert next_delay(POLICY, 0, make_error("UNAVAILABLE", "", 0), 9) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        (None, (None, True)),
+        ("0", (0.0, True)),
+        ("1500", (1.5, True)),
+        ("-1", (None, False)),
+        ("soon", (None, False)),
+    ],
+)
+def test_hints_follow_grpcs_rule(
+    text: str | None, hint: tuple[float | None, bool]
+) -> None:
+    trailers = {} if text is None else {"grpc-retry-pushback-ms": text}
+    assert retry_hint(trailers) == hint
+    error = make_error("UNAVAILABLE", "", hint[0])
+    error.repeatable = hint[1]
+    assert (next_delay(POLICY, 1, error, 100) is not None) == hint[1]
 
 
 @pytest.mark.parametrize("code", ["INTERNAL", "ABORTED", "DEADLINE_EXCEEDED"])

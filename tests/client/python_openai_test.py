@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from fake_weftd import FakeWeftd
+from fastapi.testclient import TestClient
+from grpc import StatusCode
 from pydantic import ValidationError
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from weft.channel import Security
 from weft.data import ModelTokenizer
+from weft.openai_front.answers import Scored
+from weft.openai_front.app import Front, make_app
 from weft.openai_front.schema import ChatRequest, CompletionRequest
 from weft.openai_front.text import Answer, Decoder, StopCutter
 
@@ -25,6 +32,26 @@ class Bytes:
 
     def decode(self, tokens: Sequence[int], **_: Any) -> str:
         return bytes(tokens).decode(errors="replace")
+
+
+def byte_level() -> Tokenizer:
+    """A tokenizer of the GPT-2 kind, with a token for each byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {character: index for index, character in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    return tokenizer
+
+
+def byte_fallback() -> Tokenizer:
+    """A tokenizer of the SentencePiece kind, with two words."""
+    pieces = [f"<0x{byte:02X}>" for byte in range(256)] + ["a", "b"]
+    vocabulary = {piece: index for index, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer
 
 
 @pytest.fixture
@@ -47,6 +74,26 @@ def test_a_character_without_its_last_byte_comes_at_the_end(
     assert [decoder.add(byte) for byte in "🦊".encode()[:3]] == ["", "", ""]
     assert "\ufffd" in decoder.finish()
     assert decoder.finish() == ""
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback])
+def test_tokens_of_a_character_have_their_own_bytes(
+    make: Callable[[], Tokenizer],
+) -> None:
+    tokenizer = ModelTokenizer(make())
+    text = "a🦊b \ufffd漢"
+    tokens = tokenizer.encode(text)
+    found = [tokenizer.token_bytes(token) for token in tokens]
+    assert b"".join(found) == text.encode()
+    assert b"\xf0" in found and b"a" in found
+    entries = Scored(tokenizer, tokens, [0.0] * len(tokens), []).as_chat()["content"]
+    assert [bytes(entry["bytes"]) for entry in entries] == found
+
+
+def test_special_tokens_have_the_bytes_of_their_text() -> None:
+    tokenizer = ModelTokenizer(byte_level())
+    (end,) = tokenizer.encode("<end>")
+    assert tokenizer.token_bytes(end) == b"<end>"
 
 
 @pytest.mark.parametrize("sizes", [(1,), (2, 3), (7,), (1000,)])
@@ -82,6 +129,27 @@ def test_what_may_be_a_stop_waits() -> None:
         *("a", "", "</ex", "", "")
     ]
     assert cutter.stopped and cutter.add("more") == cutter.finish() == ""
+
+
+def test_a_full_queue_delays_answers_and_refuses_streams(
+    tokenizer: ModelTokenizer,
+) -> None:
+    body = {"model": "toy", "prompt": [5, 6], "max_tokens": 2}
+    with (
+        FakeWeftd() as server,
+        TestClient(
+            make_app(Front(server.target, tokenizer, Security()), 9999)
+        ) as front,
+    ):
+        assert front.post("/v1/completions", json=body).status_code == 200
+        server.retry_hint(1500)
+        for rpc in ("Sample", "SampleStream"):
+            server.refuse(rpc, StatusCode.RESOURCE_EXHAUSTED, "the queue is full")
+        refused = front.post("/v1/completions", json={**body, "stream": True})
+        assert refused.status_code == 429 and refused.headers["Retry-After"] == "2"
+        assert "the queue is full" in refused.json()["error"]["message"]
+        assert front.post("/v1/completions", json=body).status_code == 200
+        assert [rpc for rpc, _ in server.arrived()].count("Sample") == 3
 
 
 def test_forms_of_a_prompt() -> None:

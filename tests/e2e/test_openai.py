@@ -6,6 +6,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,14 +16,19 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import daemon as daemon_module
 import numpy as np
 import openai
 import pytest
 from conftest import fixtures
+from fastapi.testclient import TestClient
+from models import tiny_model
 
 import weft
+from weft.channel import Security
 from weft.data import ModelTokenizer
-from weft.openai_front.app import MAX_CLIENTS
+from weft.openai_front.app import MAX_CLIENTS, make_app
+from weft.openai_front.app import Front as InProcess
 
 SMOLLM2 = fixtures.SMOLLM2
 SECRET = " The password of the lighthouse is violet thunder."
@@ -116,11 +122,13 @@ def test_models_have_names(client: openai.OpenAI, base: str) -> None:
         "keeper@untrained",
     }
     assert client.models.retrieve("keeper@untrained").owned_by == "weft"
-    for name in ("keeper@gone", "nobody"):
+    for name in ("keeper@gone", "keeper@", "nobody", "no/body", "@gone"):
         with pytest.raises(openai.NotFoundError, match=name):
             client.models.retrieve(name)
         with pytest.raises(openai.NotFoundError, match=name):
             client.completions.create(model=name, prompt="a")
+        with pytest.raises(openai.NotFoundError, match=name):
+            client.completions.create(model=name, prompt="a", stream=True)
 
 
 def test_an_adapter_completes_what_it_has_learned(
@@ -194,6 +202,93 @@ def test_chats_are_equal_whole_and_streamed(client: openai.OpenAI, base: str) ->
         for entry in choice.logprobs.content:
             assert len(entry.top_logprobs) == 2
             assert bytes(entry.bytes).decode() == entry.token
+
+
+class Guarded:
+    """A small daemon that asks for tokens, one for each scope, with a front in this
+    process."""
+
+    def __init__(self, daemon: Any, front: TestClient, keys: dict[str, str]) -> None:
+        self.daemon = daemon
+        self.front = front
+        self.keys = keys
+        headers = {"Authorization": f"Bearer {keys['read']}"}
+        models = front.get("/v1/models", headers=headers).json()["data"]
+        self.base = models[0]["id"]
+
+    def ask(self, key: str, **fields: Any) -> Any:
+        body = {"model": self.base, "prompt": [5, 6], "max_tokens": 2, **fields}
+        headers = {"Authorization": f"Bearer {self.keys.get(key, key)}"}
+        return self.front.post("/v1/completions", json=body, headers=headers)
+
+    def client(self, key: str) -> Any:
+        return self.daemon.client(security=Security(token=self.keys[key]))
+
+    def calls(self) -> dict[str, float]:
+        """Returns how often each method of the server was called."""
+        pattern = r'^grpc_server_handled_total\{.*grpc_method="(\w+)".* (\S+)$'
+        found: dict[str, float] = {}
+        for method, count in re.findall(pattern, self.daemon.scrape(), re.MULTILINE):
+            found[method] = found.get(method, 0.0) + float(count)
+        return found
+
+
+@pytest.fixture(scope="module")
+def guarded(
+    tmp_path_factory: pytest.TempPathFactory, tokenizer: ModelTokenizer
+) -> Iterator[Guarded]:
+    folder = tmp_path_factory.mktemp("weftd-guarded")
+    keys = {}
+    weftctl = daemon_module.BUILD_DIR / "client" / "weftctl" / "weftctl"
+    for scope in ("admin", "train", "sample", "read"):
+        command = [str(weftctl), "token", "create", scope, "--tenant", "acme"]
+        command += ["--scopes", scope, "--file", str(folder / "tokens")]
+        made = subprocess.run(command, check=True, capture_output=True, text=True)
+        keys[scope] = re.findall(r"weft_\S+", made.stdout)[0]
+    keys["unknown"] = keys["read"][:-4] + "0000"
+    flags = ("--auth-tokens-file", str(folder / "tokens"))
+    with daemon_module.running(tiny_model("llama-tied"), folder, *flags) as daemon:
+        app = make_app(InProcess(daemon.address, tokenizer, Security()), 10_000)
+        with TestClient(app) as front:
+            yield Guarded(daemon, front, keys)
+
+
+def test_a_request_lists_no_adapters(guarded: Guarded) -> None:
+    """Counts the calls for each kind of name."""
+    with guarded.client("train") as owner:
+        owner.create_adapter("mine", rank=4).snapshot("kept")
+    assert guarded.ask("sample").status_code == 200  # The front asks for the model.
+    for name, handles in ((guarded.base, 0), ("mine", 1), ("mine@kept", 1)):
+        before = guarded.calls()
+        assert guarded.ask("sample", model=name).status_code == 200
+        moved = {m: n - before.get(m, 0.0) for m, n in guarded.calls().items()}
+        assert moved.pop("Sample") == 1.0, name
+        assert moved.pop("GetAdapter", 0.0) == handles, name
+        assert not any(moved.values()), moved
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_refusals_of_the_server_have_their_status(
+    guarded: Guarded, stream: bool
+) -> None:
+    assert guarded.ask("sample", stream=stream).status_code == 200
+    for key in ("", "unknown", "sk-other"):
+        refused = guarded.ask(key, stream=stream)
+        assert refused.status_code == 401, refused.text
+        assert refused.json()["error"]["type"] == "authentication_error"
+    refused = guarded.ask("read", stream=stream)
+    assert refused.status_code == 403, refused.text
+    assert refused.json()["error"]["type"] == "permission_error"
+
+
+def test_a_stream_does_not_wait_for_a_server_that_drains(guarded: Guarded) -> None:
+    assert guarded.ask("sample").status_code == 200
+    with guarded.client("admin") as admin:
+        admin.drain()
+    refused = guarded.ask("sample", stream=True)
+    assert refused.status_code == 503, refused.text
+    assert int(refused.headers["Retry-After"]) >= 1
+    assert "drain" in refused.json()["error"]["message"]
 
 
 def test_scores_of_a_prompt_are_the_samplers(

@@ -113,7 +113,9 @@ def _parser() -> argparse.ArgumentParser:
     tokenize.add_argument("--input", default="-", help="- = standard input")
     tokenize.add_argument("--output", default="-", help="- = standard output")
     tokenize.add_argument(
-        "--no-eos", action="store_true", help="texts do not end: teach no end"
+        "--no-eos",
+        action="store_true",
+        help="add no end-of-sequence token after each record",
     )
     return parser
 

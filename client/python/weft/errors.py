@@ -15,6 +15,7 @@ class WeftError(Exception):
     """A call failed. `code` is the name of the gRPC status code.
 
     retry_after: the seconds after which the server suggests a repetition, or None.
+    repeatable: False if the server asks not to repeat the call at all.
     step_done: the step ran and failed, so its number is used.
     reason, values: details for programs, listed in weft/v1/errors.proto; "" and {}
     if the server sends none.
@@ -22,6 +23,7 @@ class WeftError(Exception):
 
     code = "UNKNOWN"
     retry_after: float | None = None
+    repeatable: bool = True
     step_done: bool = False
     reason: str = ""
 
@@ -151,14 +153,21 @@ def metadata_dict(
     return {key: value for key, value in pairs if isinstance(value, str)}
 
 
-def retry_hint(trailers: dict[str, str]) -> float | None:
-    """Returns the trailer `grpc-retry-pushback-ms` in seconds, or None if it is
-    absent, negative or no number."""
+def retry_hint(trailers: dict[str, str]) -> tuple[float | None, bool]:
+    """Reads the trailer `grpc-retry-pushback-ms`: its seconds, or None, and whether
+    the call may be repeated.
+
+    By gRPC's rule (proposal A6) a negative number, or a text that is no number,
+    forbids a repetition. Without the trailer the client decides.
+    """
+    text = trailers.get("grpc-retry-pushback-ms")
+    if text is None:
+        return None, True
     try:
-        milliseconds = int(trailers.get("grpc-retry-pushback-ms", ""))
+        milliseconds = int(text)
     except ValueError:
-        return None
-    return milliseconds / 1000 if milliseconds >= 0 else None
+        return None, False
+    return (milliseconds / 1000, True) if milliseconds >= 0 else (None, False)
 
 
 def from_rpc_error(error: grpc.RpcError) -> WeftError:
@@ -166,7 +175,9 @@ def from_rpc_error(error: grpc.RpcError) -> WeftError:
     # grpc's type stubs name a class for the entries, but they are pairs.
     metadata: Iterable[Any] = error.trailing_metadata()
     trailers = metadata_dict(metadata)
-    made = make_error(error.code().name, error.details() or "", retry_hint(trailers))
+    hint, repeatable = retry_hint(trailers)
+    made = make_error(error.code().name, error.details() or "", hint)
+    made.repeatable = repeatable
     made.step_done = "weft-step-done" in trailers
     for key, value in metadata or ():
         if key == "grpc-status-details-bin":

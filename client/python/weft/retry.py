@@ -38,12 +38,12 @@ def next_delay(
     """Returns the seconds to wait after a failed call, or None to give up.
 
     attempt: the number of consecutive calls that failed without a hint of the
-    server, including this one. None means that the error allows no repetition, that
-    the attempts are used up, or that the wait would take `remaining` seconds or
-    more. RESOURCE_EXHAUSTED is repeated only with a hint, and then without a limit
-    of attempts, because the server sets the pace.
+    server, including this one. None means that the error or the server allows no
+    repetition, that the attempts are used up, or that the wait would take `remaining`
+    seconds or more. RESOURCE_EXHAUSTED is repeated only with a hint, and then without
+    a limit of attempts, because the server sets the pace.
     """
-    if policy.max_attempts == 1:
+    if policy.max_attempts == 1 or not error.repeatable:
         return None
     hint = error.retry_after
     if isinstance(error, (Unavailable, ResourceExhausted)) and hint is not None:

@@ -95,7 +95,19 @@ def _hub(source: str) -> Iterator[Located]:
         records = datasets.load_dataset(name, split=split or "train", streaming=True)
     except Exception as error:  # No such name, split or format, or no network.
         raise InvalidArgument(f"{source}: {error}") from error
-    return _numbered(map(_present, records), f"{source}:")
+    return _numbered(map(_present, _streamed(records, source)), f"{source}:")
+
+
+def _streamed(records: Iterable[object], source: str) -> Iterator[object]:
+    """Yields the records of a stream. Raises InvalidArgument with the place where it
+    breaks, because the file there cannot be read or the network is gone."""
+    number = 0
+    try:
+        for record in records:
+            number += 1
+            yield record
+    except Exception as error:  # Each format and file system has its own.
+        raise InvalidArgument(f"{source}:{number + 1}: {error}") from error
 
 
 def _present(value: object) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,26 @@ from weft.folders import StrPath
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
+
+HALF = "\ufffd"  # What a character reads as that lacks some of its bytes.
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Returns the bytes that the characters of a byte-level vocabulary stand for.
+
+    Bytes that are printable in Latin-1 stand for themselves. The others are numbered
+    from U+0100 in order. Source: the byte encoder of GPT-2.
+    """
+    alphabet: dict[str, int] = {}
+    for byte in range(256):
+        if 0x21 <= byte <= 0x7E or (byte >= 0xA1 and byte != 0xAD):
+            alphabet[chr(byte)] = byte
+    others = sorted(set(range(256)) - set(alphabet.values()))
+    alphabet |= {chr(0x100 + place): byte for place, byte in enumerate(others)}
+    return alphabet
+
+
+_BYTE_OF = _byte_alphabet()
 
 
 class ModelTokenizer:
@@ -88,6 +109,19 @@ class ModelTokenizer:
             list(tokens), skip_special_tokens=not special
         )
         return text
+
+    def token_bytes(self, token: int) -> bytes:
+        """Returns the bytes that a token adds to an answer. They may be a part of a
+        character, which its text cannot show."""
+        text = self.decode([token], special=True)
+        if HALF not in text:
+            return text.encode()
+        name = self._tokenizer.id_to_token(token) or text
+        if fallback := re.fullmatch("<0x([0-9A-F]{2})>", name):
+            return bytes.fromhex(fallback[1])
+        if all(character in _BYTE_OF for character in name):
+            return bytes(_BYTE_OF[character] for character in name)
+        return text.encode()
 
     def chat(
         self,

@@ -55,8 +55,11 @@ class Scored:
         """Returns the form of /v1/chat/completions."""
 
         def entry(token: int, logprob: float | None) -> Json:
-            text = self._text(token)
-            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+            return {
+                "token": self._text(token),
+                "logprob": logprob,
+                "bytes": list(self._tokenizer.token_bytes(token)),
+            }
 
         top = list(self._top) or [[] for _ in self._tokens]
         return {

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from weft.aio import AsyncClient
 from weft.channel import Security
 from weft.data import ModelTokenizer
-from weft.errors import InvalidArgument, NotFound, WeftError
+from weft.errors import InvalidArgument, WeftError
 from weft.openai_front import sampling
 from weft.openai_front.answers import Envelope, Json
 from weft.openai_front.body_limit import BodyLimit
@@ -26,7 +26,7 @@ from weft.openai_front.errors import (
     on_http_error,
     on_weft_error,
 )
-from weft.openai_front.names import find_sampler, model_ids
+from weft.openai_front.names import find_created, find_sampler, model_ids
 from weft.openai_front.schema import ChatRequest, CompletionRequest, SamplingRequest
 from weft.types import SampleOptions, ServerInfo
 
@@ -109,10 +109,9 @@ def make_app(front: Front, max_body_bytes: int) -> FastAPI:
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str, request: Request) -> Json:
-        names = await model_ids(await front.client(request))
-        if name not in names:
-            raise NotFound(f"the model {name!r} does not exist")
-        return _model(name, names[name])
+        client = await front.client(request)
+        base = (await front.info(client)).model.name
+        return _model(name, await find_created(client, base, name))
 
     @app.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:

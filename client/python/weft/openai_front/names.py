@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Protocol, Unpack
 
 from weft.aio import AsyncClient
-from weft.errors import NotFound
+from weft.aio_adapter import AsyncAdapter
+from weft.errors import InvalidArgument, NotFound
 from weft.types import ArrayLike, SampleDelta, SampleOptions, SampleResult
+
+
+def _missing(model: str) -> NotFound:
+    return NotFound(f"the model {model!r} does not exist: GET /v1/models lists all")
+
+
+@contextlib.contextmanager
+def _named(model: str) -> Iterator[None]:
+    """Says which model it is that the server does not find."""
+    try:
+        yield
+    except NotFound as error:
+        raise _missing(model) from error
 
 
 class Sampler(Protocol):
     """What a name of a model stands for."""
-
-    async def sample(
-        self, prompt: ArrayLike, **options: Unpack[SampleOptions]
-    ) -> SampleResult: ...
 
     async def sample_many(
         self, prompts: Iterable[ArrayLike], **options: Unpack[SampleOptions]
@@ -26,34 +37,33 @@ class Sampler(Protocol):
     ) -> AsyncIterator[SampleDelta]: ...
 
 
-class Snapshot:
-    """An adapter's weights under a name, or the latest ones (None)."""
+class AdapterWeights:
+    """An adapter's latest weights, or those of a snapshot.
 
-    def __init__(self, client: AsyncClient, adapter: str, name: str | None) -> None:
-        self._client = client
+    The server looks for the snapshot when it samples, so a request lists nothing.
+    """
+
+    def __init__(self, adapter: AsyncAdapter, snapshot: str | None, model: str) -> None:
         self._adapter = adapter
-        self._name = name
-
-    async def sample(
-        self, prompt: ArrayLike, **options: Unpack[SampleOptions]
-    ) -> SampleResult:
-        adapter = await self._client.adapter(self._adapter)
-        return await adapter.sample(prompt, snapshot=self._name, **options)
+        self._snapshot = snapshot
+        self._model = model
 
     async def sample_many(
         self, prompts: Iterable[ArrayLike], **options: Unpack[SampleOptions]
     ) -> list[SampleResult]:
-        adapter = await self._client.adapter(self._adapter)
-        return await adapter.sample_many(prompts, snapshot=self._name, **options)
+        with _named(self._model):
+            return await self._adapter.sample_many(
+                prompts, snapshot=self._snapshot, **options
+            )
 
     async def sample_stream(
         self, prompt: ArrayLike, **options: Unpack[SampleOptions]
     ) -> AsyncIterator[SampleDelta]:
-        adapter = await self._client.adapter(self._adapter)
-        async for delta in adapter.sample_stream(
-            prompt, snapshot=self._name, **options
-        ):
-            yield delta
+        with _named(self._model):
+            async for delta in self._adapter.sample_stream(
+                prompt, snapshot=self._snapshot, **options
+            ):
+                yield delta
 
 
 async def model_ids(client: AsyncClient) -> dict[str, int]:
@@ -69,11 +79,42 @@ async def model_ids(client: AsyncClient) -> dict[str, int]:
 
 
 async def find_sampler(client: AsyncClient, base: str, model: str) -> Sampler:
-    """Returns the sampler of a name. Raises NotFound if there is no such model."""
+    """Returns the sampler of a name, by at most one call, whatever the number of
+    adapters.
+
+    Raises NotFound if there is no such adapter. If there is no such snapshot, the
+    sampler's methods raise it.
+    """
     if model == base:
         return client
+    adapter, snapshot = _split(model)
+    return AdapterWeights(await _adapter(client, adapter, model), snapshot, model)
+
+
+async def find_created(client: AsyncClient, base: str, model: str) -> int:
+    """Returns the Unix time at which a model was made; 0 for the base model. Raises
+    NotFound if there is no such model."""
+    if model == base:
+        return 0
+    adapter, snapshot = _split(model)
+    handle = await _adapter(client, adapter, model)
+    with _named(model):
+        info = await handle.info()
+    if snapshot is not None and snapshot not in info.snapshots:
+        raise _missing(model)
+    return int(info.created_at)
+
+
+def _split(model: str) -> tuple[str, str | None]:
     adapter, at, snapshot = model.partition("@")
-    known = {entry.adapter_id: entry for entry in await client.adapters()}
-    if adapter not in known or (at and snapshot not in known[adapter].snapshots):
-        raise NotFound(f"the model {model!r} does not exist: GET /v1/models lists all")
-    return Snapshot(client, adapter, snapshot if at else None)
+    if at and not snapshot:
+        raise _missing(model)
+    return adapter, snapshot if at else None
+
+
+async def _adapter(client: AsyncClient, adapter: str, model: str) -> AsyncAdapter:
+    with _named(model):
+        try:
+            return await client.adapter(adapter)
+        except InvalidArgument as error:  # No adapter can have this name.
+            raise _missing(model) from error

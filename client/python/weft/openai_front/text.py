@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.data import ModelTokenizer
-
-_HALF = "\ufffd"  # What a character reads as that lacks some of its bytes.
+from weft.data.tokenizer import HALF
 
 
 class Decoder:
@@ -36,7 +35,7 @@ class Decoder:
     def _next(self, whole: bool) -> str:
         before = self._tokenizer.decode(self._tokens[self._begin : self._shown])
         now = self._tokenizer.decode(self._tokens[self._begin :])
-        if len(now) <= len(before) or (now.endswith(_HALF) and not whole):
+        if len(now) <= len(before) or (now.endswith(HALF) and not whole):
             return ""
         self._begin, self._shown = self._shown, len(self._tokens)
         return now[len(before) :]

@@ -52,10 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--timeout", type=float, default=3600.0, help="seconds of a call and its wait")
     add("--model-dir", required=True, help="folder with tokenizer.json")
     add("--adapter", required=True, help="its name on the server")
-    add("--tenant", help="of a new adapter; one of its own")
-    add("--rank", type=positive, default=16, help="of a new adapter")
-    add("--alpha", type=float, default=32.0, help="of a new adapter")
-    add("--resume", action="store_true", help="go on where the adapter is, if it is")
+    add(
+        "--tenant", help="owner of a new adapter; default: its own name, or the token's"
+    )
+    add("--rank", type=positive, default=16, help="LoRA rank of a new adapter")
+    alpha = "LoRA alpha of a new adapter: its output counts alpha / rank times"
+    add("--alpha", type=float, default=32.0, help=alpha)
+    resume = "go on with an adapter that was trained before; otherwise it is refused"
+    add("--resume", action="store_true", help=resume)
     add("--lr", type=float, default=2e-4, help="learning rate at its highest")
     add("--schedule", choices=SCHEDULES, default="cosine")
     add("--warmup", type=natural, default=0, help="steps until the rate is full")
