@@ -2,8 +2,8 @@
 // to src/peft.
 //
 // LoRA of experts has two forms in files. One has a module for each expert, as
-// checkpoints do. The other one, target_parameters, has one pair of matrices for
-// the experts' fused parameter [E, out, in], where gate and up are one:
+// checkpoints do. The other one, target_parameters, has one pair of matrices
+// for the experts' fused parameter [E, out, in], where gate and up are one:
 //   A [E R, in]   expert by expert
 //   B [out, R E]  with the experts innermost
 // Gate and up then have the same A, and one half of B's rows each.

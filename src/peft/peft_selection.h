@@ -34,10 +34,10 @@ namespace weft::lora {
 // "model.layers.0.mlp.experts.gate_up_proj".
 [[nodiscard]] std::string FusedPath(const LoraFactor& site);
 
-// Returns, for every site, whether LoRA adapts it as a module. Errors: INVALID_ARGUMENT,
-// which names the field, its value and what is accepted. Regular expressions
-// count against `instructions_left` (path_expression.h). A file that selects
-// nothing is refused unless `may_be_none`.
+// Returns, for every site, whether LoRA adapts it as a module. A file that
+// selects nothing is refused unless `may_be_none`. Regular expressions count
+// against `instructions_left` (path_expression.h). Errors: INVALID_ARGUMENT,
+// which names the field, its value and what is accepted.
 [[nodiscard]] absl::StatusOr<std::vector<bool>> SelectSites(
     const PeftJson& root, const ModelShape& shape,
     const std::vector<LoraFactor>& sites, bool may_be_none,
