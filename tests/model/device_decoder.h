@@ -35,11 +35,26 @@ inline model::DecoderWeights WeightsTo(model::DecoderWeights weights,
     if (tensor.defined()) tensor = tensor.to(options);
   };
   for (model::LayerWeights& w : weights.layers) {
-    for (at::Tensor* tensor :
-         {&w.input_norm_H, &w.q_norm_C, &w.k_norm_C, &w.attention_out_norm_H,
-          &w.mlp_norm_H, &w.mlp_out_norm_H, &w.qkv.weight_OI, &w.qkv.bias_O,
-          &w.o.weight_OI, &w.o.bias_O, &w.gate_up.weight_OI, &w.gate_up.bias_O,
-          &w.down.weight_OI, &w.down.bias_O}) {
+    for (at::Tensor* tensor : {&w.input_norm_H,
+                               &w.q_norm_C,
+                               &w.k_norm_C,
+                               &w.attention_out_norm_H,
+                               &w.mlp_norm_H,
+                               &w.mlp_out_norm_H,
+                               &w.qkv.weight_OI,
+                               &w.qkv.bias_O,
+                               &w.o.weight_OI,
+                               &w.o.bias_O,
+                               &w.gate_up.weight_OI,
+                               &w.gate_up.bias_O,
+                               &w.down.weight_OI,
+                               &w.down.bias_O,
+                               &w.experts.router_EH,
+                               &w.experts.gate_up_GH,
+                               &w.experts.down_DF,
+                               &w.experts.shared_gate_up_S2H,
+                               &w.experts.shared_down_HS,
+                               &w.experts.shared_gate_1H}) {
       move(*tensor);
     }
   }

@@ -84,6 +84,8 @@ def of_single_experts(
     """Returns tensors of single experts, given those of fused parameters: A is
     [E R, in], expert by expert; B is [out, R E], with the experts innermost; gate
     and up have the two halves of R and of B's rows."""
+    if not has_experts(config):
+        return fused
     (gate, up, down), block = _spelling(config)
     count = getattr(config, "num_local_experts", None) or config.num_experts
     single: dict[str, np.ndarray] = {}
