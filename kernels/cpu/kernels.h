@@ -125,6 +125,10 @@ struct KernelTable {
   void (*skinny_product_f32)(const SkinnyProduct& item, const float* weight);
   void (*skinny_product_bf16)(const SkinnyProduct& item,
                               const uint16_t* weight);
+  // Computes y = x W for few rows of x and the item's range of columns of an
+  // f32 W [I, O]. y does not overlap other operands. The bits of an element of
+  // y do not depend on other rows or on the range.
+  void (*row_product)(const RowProduct& item);
   // Makes one pass over [N]: updates the moments in place. weights_out may be
   // weights.
   void (*adamw)(const AdamWScalars& scalars, int64_t count,

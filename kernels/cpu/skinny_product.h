@@ -1,4 +1,4 @@
-// Arguments of the skinny product kernels; see kernels.h.
+// Arguments of the products of few rows; see kernels.h.
 #ifndef WEFT_KERNELS_CPU_SKINNY_PRODUCT_H_
 #define WEFT_KERNELS_CPU_SKINNY_PRODUCT_H_
 
@@ -19,6 +19,21 @@ struct SkinnyProduct {
   float scale = 1;                // A factor of the product without bias.
   bool adds = false;              // If true, adds to y; otherwise overwrites
                                   // it.
+  float* y_BO = nullptr;
+  int64_t y_stride = 0;
+  int64_t begin = 0;  // Only outputs [begin, end) are written.
+  int64_t end = 0;
+};
+
+// A product of few rows with a range of the columns of a matrix [I, O]. Strides
+// count elements from row to row. Elements of a row are adjacent.
+struct RowProduct {
+  const float* x_BI = nullptr;
+  int64_t x_stride = 0;
+  int64_t num_rows = 1;    // B >= 1.
+  int64_t num_inputs = 0;  // I.
+  const float* weight_IO = nullptr;
+  int64_t weight_stride = 0;
   float* y_BO = nullptr;
   int64_t y_stride = 0;
   int64_t begin = 0;  // Only outputs [begin, end) are written.

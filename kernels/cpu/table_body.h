@@ -7,6 +7,7 @@
 #include "kernels/cpu/lse_merge_body.h"
 #include "kernels/cpu/paged_attention_body.h"
 #include "kernels/cpu/rms_norm_body.h"
+#include "kernels/cpu/row_product_body.h"
 #include "kernels/cpu/skinny_product_body.h"
 #include "kernels/cpu/tables.h"
 #include "kernels/cpu/vocab_rows_body.h"
@@ -31,6 +32,7 @@ constexpr KernelTable MakeTable(Isa isa, const char* name) {
           .lse_merge_rows = LseMergeRows,
           .skinny_product_f32 = RunSkinnyProduct<float>,
           .skinny_product_bf16 = RunSkinnyProduct<uint16_t>,
+          .row_product = RunRowProduct,
           .adamw = AdamW,
           .sum_of_squares = SumOfSquares,
           .exp = ExpAll};

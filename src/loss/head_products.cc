@@ -78,8 +78,8 @@ void ComputeProjection(const at::Tensor& p_RV, const at::Tensor& weight_VH,
   for (int64_t v = 0; v < vocab; v += block) {
     const int64_t count = std::min(block, vocab - v);
     // addmm could take a matrix-vector kernel, which sums number by number.
-    out_RH.add_(at::mm(p_RV.narrow(1, v, count),
-                       weight_VH.narrow(0, v, count).to(p_RV.scalar_type())));
+    out_RH.add_(ops::MatMul(p_RV.narrow(1, v, count).contiguous(),
+                            weight_VH.narrow(0, v, count)));
   }
 }
 
@@ -98,8 +98,7 @@ void ComputeFilteredProjection(const at::Tensor& p_RV,
     const at::Tensor rows_nV = block_RV.index_select(0, kept);
     const at::Tensor weight = weight_VH.narrow(0, v, count);
     if (p_RV.is_cpu()) {
-      out_RH.index_add_(0, kept,
-                        at::mm(rows_nV, weight.to(p_RV.scalar_type())));
+      out_RH.index_add_(0, kept, ops::MatMul(rows_nV, weight));
     } else {
       out_RH.index_add_(0, kept,
                         at::mm(rows_nV.to(weight.scalar_type()), weight,

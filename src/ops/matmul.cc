@@ -116,6 +116,39 @@ at::Tensor SkinnyMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
   return y_MN;
 }
 
+// Returns whether b is stored row by row and a has few rows.
+bool IsRowProduct(const at::Tensor& a_MK, const at::Tensor& b_KN) {
+  return b_KN.stride(1) == 1 && HasCpuKernel(a_MK) && a_MK.numel() > 0 &&
+         b_KN.numel() > 0 && a_MK.size(0) <= kernels::cpu::kSkinnyRows &&
+         a_MK.stride(1) == 1 && b_KN.scalar_type() == at::kFloat;
+}
+
+at::Tensor RowMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
+                     const at::Tensor& bias_N) {
+  const int64_t outputs = b_KN.size(1);
+  at::Tensor y_MN = at::empty({a_MK.size(0), outputs}, a_MK.options());
+  const kernels::cpu::RowProduct whole{
+      .x_BI = a_MK.const_data_ptr<float>(),
+      .x_stride = a_MK.stride(0),
+      .num_rows = a_MK.size(0),
+      .num_inputs = a_MK.size(1),
+      .weight_IO = b_KN.const_data_ptr<float>(),
+      .weight_stride = b_KN.stride(0),
+      .y_BO = y_MN.mutable_data_ptr<float>(),
+      .y_stride = outputs};
+  constexpr int64_t kGroup = 64;  // A multiple of each kernel's block.
+  at::parallel_for(0, (outputs + kGroup - 1) / kGroup,
+                   RowGrain(kGroup * a_MK.size(1)),
+                   [&](int64_t begin, int64_t end) {
+                     kernels::cpu::RowProduct part = whole;
+                     part.begin = begin * kGroup;
+                     part.end = std::min(end * kGroup, outputs);
+                     kernels::cpu::Kernels().row_product(part);
+                   });
+  if (bias_N.defined()) y_MN.add_(bias_N);
+  return y_MN;
+}
+
 // Returns a b. Widens b to the dtype of a, one part at a time.
 at::Tensor WidenedMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
                          const at::Tensor& bias_N) {
@@ -147,6 +180,7 @@ at::Tensor MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
   if (b_KN.scalar_type() != a_MK.scalar_type()) {
     return WidenedMatMul(a_MK, b_KN, bias_N);
   }
+  if (IsRowProduct(a_MK, b_KN)) return RowMatMul(a_MK, b_KN, bias_N);
   if (!PrefersOneDnn(a_MK)) {
     return bias_N.defined() ? at::addmm(bias_N, a_MK, b_KN)
                             : at::mm(a_MK, b_KN);

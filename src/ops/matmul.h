@@ -9,10 +9,11 @@ namespace weft::ops {
 // Returns a b. On a CPU, b may be bf16 with an f32 a, so that weights may be
 // stored in bf16 while everything is computed in f32.
 //
-// If b is a transposed view of a weight and a has few rows, a kernel of
-// kernels/cpu computes the product. Few are up to 32 rows, or up to 128 if the
-// weight is bf16. The kernel reads the stored weight once for every 32 rows,
-// and a row of the result has the same bits in every batch.
+// If a has few rows, a kernel of kernels/cpu computes the product, and a row of
+// the result has the same bits in every batch. Few are up to 32 rows, or up to
+// 128 if b is a transposed view of a bf16 weight. Such a view is read once for
+// every 32 rows. Libraries choose their code by the number of rows, and on some
+// processors its bits differ.
 //
 // With more rows, b is widened first, one part at a time. In f32 on an AMD
 // processor, oneDNN computes the product, because MKL, LibTorch's default,

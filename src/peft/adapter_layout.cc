@@ -119,7 +119,9 @@ const GroupLayout& AdapterLayout::group(int layer, ProjectionGroup group,
   if (group == ProjectionGroup::kLmHead) return groups_[groups_.size() - 2];
   const size_t first = layer_groups_[layer];
   const auto index = first + static_cast<size_t>(group);
-  if (expert != kNoExpert) return groups_[index + 2 * expert];
+  if (expert != kNoExpert) {
+    return groups_[index + 2 * static_cast<size_t>(expert)];
+  }
   const bool is_mlp =
       group == ProjectionGroup::kGateUp || group == ProjectionGroup::kDown;
   static const GroupLayout kEmpty;

@@ -66,10 +66,11 @@ std::string ShapeName(
 
 INSTANTIATE_TEST_SUITE_P(
     Shapes, MatMulTest,
-    ::testing::Combine(
-        ::testing::Values(Shape{1, 1, 1}, Shape{1, 37, 50}, Shape{3, 64, 1},
-                          Shape{65, 48, 96}, Shape{0, 8, 8}),
-        ::testing::Values(at::kFloat, at::kDouble, at::kBFloat16)),
+    ::testing::Combine(::testing::Values(Shape{1, 1, 1}, Shape{1, 37, 50},
+                                         Shape{3, 64, 1}, Shape{32, 1300, 145},
+                                         Shape{65, 48, 96}, Shape{0, 8, 8}),
+                       ::testing::Values(at::kFloat, at::kDouble,
+                                         at::kBFloat16)),
     ShapeName);
 
 // A weight in the dtype in which models store it, with f32 activations.
@@ -116,11 +117,18 @@ TEST(MatMulOfLargeBf16WeightTest, WidensALargeOneInParts) {
 
 TEST(MatMulFewRowsTest, ARowIsTheSameToTheBitInEveryBatch) {
   at::manual_seed(5);
-  const at::Tensor a = at::randn({32, 70}), b = at::randn({45, 70}).t();
-  const at::Tensor all = MatMul(a, b);
-  for (int64_t rows = 1; rows < 32; ++rows) {
-    EXPECT_TRUE(
-        at::equal(MatMul(a.narrow(0, 0, rows), b), all.narrow(0, 0, rows)));
+  const at::Tensor a = at::randn({32, 70});
+  // A weight as the forward pass and as the backward pass reads it.
+  for (const at::Tensor& b :
+       {at::randn({145, 70}).t(), at::randn({70, 145}), at::randn({70, 3})}) {
+    const at::Tensor all = MatMul(a, b);
+    for (int64_t rows = 1; rows < 32; ++rows) {
+      const int64_t begin = 32 - rows;
+      EXPECT_TRUE(
+          at::equal(MatMul(a.narrow(0, 0, rows), b), all.narrow(0, 0, rows)));
+      EXPECT_TRUE(at::equal(MatMul(a.narrow(0, begin, rows), b),
+                            all.narrow(0, begin, rows)));
+    }
   }
 }
 

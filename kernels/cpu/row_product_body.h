@@ -1,0 +1,95 @@
+// Body of the row product; see kernels.h. Part of table_*.cc.
+//
+// A tile has a few rows of y and a block of its outputs, whose sums stay in
+// registers while the inputs pass in order. The sum of an element of y has the
+// same order in all tiles, so its bits do not depend on the tile.
+#ifndef WEFT_KERNELS_CPU_ROW_PRODUCT_BODY_H_
+#define WEFT_KERNELS_CPU_ROW_PRODUCT_BODY_H_
+
+#include "kernels/cpu/simd.h"
+#include "kernels/cpu/skinny_product.h"
+
+namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
+namespace {
+
+// The sums, one block of the weight and one x fit the registers: 32, or 16
+// before AVX-512.
+inline constexpr int64_t kBlockVectors = kWidth == 16 ? 4 : 2;
+inline constexpr int64_t kBlockRows = kWidth == 16 ? 6 : 4;
+
+// So many inputs are summed one after another. The sums of such parts are then
+// added, which keeps rounding errors small for any number of inputs.
+inline constexpr int64_t kPartInputs = 512;
+
+// Adds the products of the inputs [begin, end) to kRows rows of y for kVectors
+// vectors of outputs from `output` on; overwrites y if `begin` is 0. If `count`
+// < kWidth, only so many outputs of a single vector exist.
+template <int64_t kRows, int64_t kVectors>
+WEFT_INLINE void RowPart(const RowProduct& p, int64_t row, int64_t output,
+                         int64_t count, int64_t begin, int64_t end) {
+  Vec sums[kRows][kVectors] = {};
+  const float* x = p.x_BI + row * p.x_stride;
+  const float* weight = p.weight_IO + begin * p.weight_stride + output;
+  for (int64_t i = begin; i < end; ++i) {
+    Vec w[kVectors];
+    for (int64_t v = 0; v < kVectors; ++v) {
+      w[v] = count < kWidth ? LoadPart(weight, count, 0)
+                            : Load(weight + v * kWidth);
+    }
+    for (int64_t r = 0; r < kRows; ++r) {
+      const Vec x_vec = Fill(x[r * p.x_stride + i]);
+      for (int64_t v = 0; v < kVectors; ++v) sums[r][v] += x_vec * w[v];
+    }
+    weight += p.weight_stride;
+  }
+  for (int64_t r = 0; r < kRows; ++r) {
+    float* y = p.y_BO + (row + r) * p.y_stride + output;
+    for (int64_t v = 0; v < kVectors; ++v, y += kWidth) {
+      if (count < kWidth) {
+        const Vec before = begin == 0 ? Vec{} : LoadPart(y, count, 0);
+        StorePart(y, before + sums[r][v], count);
+      } else {
+        Store(y, begin == 0 ? sums[r][v] : Load(y) + sums[r][v]);
+      }
+    }
+  }
+}
+
+template <int64_t kRows, int64_t kVectors>
+void RowTile(const RowProduct& p, int64_t row, int64_t output, int64_t count) {
+  int64_t begin = 0;
+  do {
+    const int64_t left = p.num_inputs - begin;
+    const int64_t end = begin + (left < kPartInputs ? left : kPartInputs);
+    RowPart<kRows, kVectors>(p, row, output, count, begin, end);
+    begin = end;
+  } while (begin < p.num_inputs);
+}
+
+// Cuts the rows into tiles.
+template <int64_t kVectors>
+void RowTiles(const RowProduct& p, int64_t output, int64_t count) {
+  int64_t row = 0;
+  for (; row + kBlockRows <= p.num_rows; row += kBlockRows) {
+    RowTile<kBlockRows, kVectors>(p, row, output, count);
+  }
+  for (; row + 2 <= p.num_rows; row += 2) {
+    RowTile<2, kVectors>(p, row, output, count);
+  }
+  if (row < p.num_rows) RowTile<1, kVectors>(p, row, output, count);
+}
+
+void RunRowProduct(const RowProduct& p) {
+  constexpr int64_t kBlock = kBlockVectors * kWidth;
+  int64_t o = p.begin;
+  for (; o + kBlock <= p.end; o += kBlock) {
+    RowTiles<kBlockVectors>(p, o, kWidth);
+  }
+  for (; o + kWidth <= p.end; o += kWidth) RowTiles<1>(p, o, kWidth);
+  if (o < p.end) RowTiles<1>(p, o, p.end - o);
+}
+
+}  // namespace
+}  // namespace weft::kernels::cpu::WEFT_KERNEL_ISA
+
+#endif  // WEFT_KERNELS_CPU_ROW_PRODUCT_BODY_H_
