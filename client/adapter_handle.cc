@@ -17,12 +17,11 @@ v1::ForwardRequest ForwardRequestOf(std::vector<v1::Datum> data,
 
 }  // namespace
 
-AdapterHandle::AdapterHandle(std::shared_ptr<grpc::Channel> channel,
+AdapterHandle::AdapterHandle(std::shared_ptr<Connection> connection,
                              CallOptions options, const v1::Adapter& adapter)
     : adapter_id_(adapter.adapter_id()),
       options_(std::move(options)),
-      adapters_(v1::AdapterService::NewStub(channel)),
-      training_(v1::TrainingService::NewStub(channel)),
+      connection_(std::move(connection)),
       counter_(std::make_shared<StepCounter>(adapter.last_step())) {}
 
 template <typename Request, typename Response>
@@ -41,10 +40,11 @@ Future<Reply<Response>> AdapterHandle::Submit(
   }
   request.set_adapter_id(adapter_id_);
   request.set_step(*step);
-  auto start = [stub = training_, method](
+  auto start = [connection = connection_, method](
                    grpc::ClientContext* context, const Request* sent,
                    Response* response, std::function<void(grpc::Status)> done) {
-    (stub->async()->*method)(context, sent, response, std::move(done));
+    (connection->training().async()->*method)(context, sent, response,
+                                              std::move(done));
   };
   auto finish = [promise, counter = counter_,
                  number = *step](absl::StatusOr<Reply<Response>> reply) {
@@ -83,11 +83,12 @@ Future<ForwardReply> AdapterHandle::Score(std::vector<v1::Datum> data,
   request.set_unnumbered(true);
   request.set_snapshot(std::string(snapshot));
   auto promise = std::make_shared<std::promise<absl::StatusOr<ForwardReply>>>();
-  auto start = [stub = training_](grpc::ClientContext* context,
-                                  const v1::ForwardRequest* sent,
-                                  v1::ForwardResponse* response,
-                                  std::function<void(grpc::Status)> done) {
-    stub->async()->Forward(context, sent, response, std::move(done));
+  auto start = [connection = connection_](
+                   grpc::ClientContext* context, const v1::ForwardRequest* sent,
+                   v1::ForwardResponse* response,
+                   std::function<void(grpc::Status)> done) {
+    connection->training().async()->Forward(context, sent, response,
+                                            std::move(done));
   };
   auto finish = [promise](absl::StatusOr<ForwardReply> reply) {
     promise->set_value(std::move(reply));
@@ -115,7 +116,7 @@ absl::Status AdapterHandle::Resync() {
   request.set_adapter_id(adapter_id_);
   v1::GetAdapterResponse response;
   const grpc::Status status =
-      adapters_->GetAdapter(&context, request, &response);
+      connection_->adapters().GetAdapter(&context, request, &response);
   if (!status.ok()) return FromGrpcStatus(status);
   counter_->Reset(response.adapter().last_step());
   return absl::OkStatus();

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "client/connection.h"
 #include "client/step_counter.h"
 #include "client/unary_call.h"
 #include "weft/v1/adapters.grpc.pb.h"
@@ -31,7 +32,7 @@ using Future = std::future<absl::StatusOr<T>>;
 // Threads: any. Ownership: futures may outlive the handle.
 class AdapterHandle {
  public:
-  AdapterHandle(std::shared_ptr<grpc::Channel> channel, CallOptions options,
+  AdapterHandle(std::shared_ptr<Connection> connection, CallOptions options,
                 const v1::Adapter& adapter);
 
   [[nodiscard]] const std::string& id() const { return adapter_id_; }
@@ -63,9 +64,8 @@ class AdapterHandle {
 
   const std::string adapter_id_;
   const CallOptions options_;
-  const std::unique_ptr<v1::AdapterService::Stub> adapters_;
   // Calls in flight keep these two alive, because they may outlive the handle.
-  const std::shared_ptr<v1::TrainingService::Stub> training_;
+  const std::shared_ptr<Connection> connection_;
   const std::shared_ptr<StepCounter> counter_;
 };
 

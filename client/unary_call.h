@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/call_metadata.h"
+#include "client/connection.h"
 #include "client/retry.h"
 #include "grpcpp/alarm.h"
 #include "grpcpp/grpcpp.h"
@@ -49,7 +50,8 @@ template <typename Request, typename Response>
 class UnaryCall final
     : public std::enable_shared_from_this<UnaryCall<Request, Response>> {
  public:
-  // A method of the stub's async() interface, which starts one attempt.
+  // A method of the stub's async() interface, which starts one attempt. It
+  // holds the connection.
   using Method =
       std::function<void(grpc::ClientContext*, const Request*, Response*,
                          std::function<void(grpc::Status)>)>;
@@ -72,10 +74,15 @@ class UnaryCall final
     }
     context->set_deadline(absl::ToChronoTime(deadline_));
     AddCallMetadata(*context, options_.token, AdapterOf(request_));
-    method_(context, &request_, &response_,
-            [self = this->shared_from_this()](const grpc::Status& status) {
-              self->OnAttempt(status);
-            });
+    // A copy, because the call may end before the method returns.
+    const Method method = method_;
+    method(
+        context, &request_, &response_,
+        [self = this->shared_from_this()](const grpc::Status& status) mutable {
+          const CallbackScope scope;
+          const auto call = std::move(self);
+          call->OnAttempt(status);
+        });
   }
 
   // Ends the call with CANCELLED unless it has already ended.
@@ -91,7 +98,7 @@ class UnaryCall final
     if (status.ok()) {
       const bool replayed =
           context_->GetServerTrailingMetadata().count("weft-replayed") > 0;
-      done_(Reply<Response>{std::move(response_), replayed});
+      End(Reply<Response>{std::move(response_), replayed});
       return;
     }
     const Failure failure = ReadFailure(status, *context_);
@@ -104,14 +111,29 @@ class UnaryCall final
         // Clears parts that a failed attempt may have left.
         response_ = Response();
         alarm_.Set(absl::ToChronoTime(absl::Now() + *delay),
-                   [self = this->shared_from_this()](bool) { self->Start(); });
+                   [self = this->shared_from_this()](bool) mutable {
+                     const CallbackScope scope;
+                     const auto call = std::move(self);
+                     call->Start();
+                   });
         return;
       }
     }
-    done_(failure.status);
+    End(failure.status);
   }
 
-  const Method method_;
+  // Lets go of the connection before the caller learns the result, so that a
+  // caller who then ends its client also closes the channel.
+  void End(absl::StatusOr<Reply<Response>> result) ABSL_LOCKS_EXCLUDED(mu_) {
+    {
+      absl::MutexLock lock(&mu_);
+      context_ = nullptr;
+    }
+    method_ = nullptr;
+    done_(std::move(result));
+  }
+
+  Method method_;  // Null after the last attempt.
   const Request request_;
   const CallOptions options_;
   const absl::Time deadline_;
@@ -122,7 +144,8 @@ class UnaryCall final
 
   absl::Mutex mu_;
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
-  // Changes only between attempts, because an attempt's callbacks may read it.
+  // Changes only between attempts and after the last one, because an attempt's
+  // callbacks may read it.
   std::unique_ptr<grpc::ClientContext> context_;
   grpc::Alarm alarm_ ABSL_GUARDED_BY(mu_);
 };

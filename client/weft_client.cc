@@ -60,10 +60,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(ClientOptions options) {
 
 Client::Client(ClientOptions options, std::shared_ptr<grpc::Channel> channel)
     : options_(std::move(options)),
-      channel_(std::move(channel)),
-      adapters_(v1::AdapterService::NewStub(channel_)),
-      sampling_(v1::SamplingService::NewStub(channel_)),
-      server_(v1::ServerService::NewStub(channel_)) {}
+      connection_(std::make_shared<Connection>(std::move(channel))) {}
 
 CallOptions Client::call_options(bool repeat) const {
   CallOptions options{options_.timeout, options_.retry,
@@ -84,27 +81,30 @@ absl::StatusOr<Response> Client::Wait(
     void (Async::*method)(grpc::ClientContext*, const Request*, Response*,
                           std::function<void(grpc::Status)>),
     Request request, bool repeat) {
-  std::promise<absl::StatusOr<Reply<Response>>> promise;
-  auto start = [async, method](grpc::ClientContext* context,
-                               const Request* sent, Response* response,
-                               std::function<void(grpc::Status)> done) {
+  // The callback shares the promise, because the future may be ready before
+  // set_value returns.
+  const auto promise =
+      std::make_shared<std::promise<absl::StatusOr<Reply<Response>>>>();
+  auto start = [connection = connection_, async, method](
+                   grpc::ClientContext* context, const Request* sent,
+                   Response* response, std::function<void(grpc::Status)> done) {
     (async->*method)(context, sent, response, std::move(done));
   };
   const auto call = std::make_shared<UnaryCall<Request, Response>>(
       std::move(start), std::move(request), call_options(repeat),
-      [&promise](absl::StatusOr<Reply<Response>> reply) {
-        promise.set_value(std::move(reply));
+      [promise](absl::StatusOr<Reply<Response>> reply) {
+        promise->set_value(std::move(reply));
       });
   call->Start();
-  absl::StatusOr<Reply<Response>> reply = promise.get_future().get();
+  absl::StatusOr<Reply<Response>> reply = promise->get_future().get();
   if (!reply.ok()) return reply.status();
   return std::move(reply->message);
 }
 
 absl::StatusOr<v1::ServerInfo> Client::GetInfo() {
   auto response =
-      Wait(server_->async(), &v1::ServerService::Stub::async::GetInfo,
-           v1::GetInfoRequest());
+      Wait(connection_->server().async(),
+           &v1::ServerService::Stub::async::GetInfo, v1::GetInfoRequest());
   if (!response.ok()) return response.status();
   return std::move(*response->mutable_info());
 }
@@ -123,15 +123,15 @@ absl::StatusOr<bool> Client::IsHealthy(absl::string_view service) {
   }
   grpc::ClientContext context;
   Prepare(context);
-  grpc::GenericStub stub(channel_);
+  grpc::GenericStub stub(connection_->channel());
   const grpc::Slice sent(message);
   const grpc::ByteBuffer request(&sent, 1);
   grpc::ByteBuffer response;
-  std::promise<grpc::Status> done;
+  const auto done = std::make_shared<std::promise<grpc::Status>>();
   stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(),
                  &request, &response,
-                 [&done](grpc::Status status) { done.set_value(status); });
-  const grpc::Status status = done.get_future().get();
+                 [done](grpc::Status status) { done->set_value(status); });
+  const grpc::Status status = done->get_future().get();
   if (!status.ok()) return FromGrpcStatus(status);
   std::vector<grpc::Slice> slices;
   std::string reply;
@@ -144,8 +144,9 @@ absl::StatusOr<bool> Client::IsHealthy(absl::string_view service) {
 }
 
 absl::Status Client::Drain() {
-  return Wait(server_->async(), &v1::ServerService::Stub::async::Drain,
-              v1::DrainRequest(), /*repeat=*/false)
+  return Wait(connection_->server().async(),
+              &v1::ServerService::Stub::async::Drain, v1::DrainRequest(),
+              /*repeat=*/false)
       .status();
 }
 
@@ -156,7 +157,7 @@ absl::StatusOr<std::string> Client::Profile(uint32_t steps,
   v1::ProfileRequest request;
   request.set_steps(steps);
   request.set_seconds(absl::ToDoubleSeconds(time));
-  const auto reader = server_->Profile(&context, request);
+  const auto reader = connection_->server().Profile(&context, request);
   std::string trace;
   v1::ProfileResponse response;
   while (reader->Read(&response)) trace += response.trace();
@@ -173,10 +174,10 @@ absl::StatusOr<std::unique_ptr<AdapterHandle>> Client::CreateAdapter(
   *request.mutable_config() = std::move(config);
   request.set_tenant(std::string(tenant));
   const auto response =
-      Wait(adapters_->async(), &v1::AdapterService::Stub::async::CreateAdapter,
-           std::move(request));
+      Wait(connection_->adapters().async(),
+           &v1::AdapterService::Stub::async::CreateAdapter, std::move(request));
   if (!response.ok()) return response.status();
-  return std::make_unique<AdapterHandle>(channel_, call_options(),
+  return std::make_unique<AdapterHandle>(connection_, call_options(),
                                          response->adapter());
 }
 
@@ -184,7 +185,7 @@ absl::StatusOr<std::unique_ptr<AdapterHandle>> Client::OpenAdapter(
     absl::string_view adapter_id) {
   const absl::StatusOr<v1::Adapter> adapter = GetAdapter(adapter_id);
   if (!adapter.ok()) return adapter.status();
-  return std::make_unique<AdapterHandle>(channel_, call_options(), *adapter);
+  return std::make_unique<AdapterHandle>(connection_, call_options(), *adapter);
 }
 
 absl::StatusOr<v1::Adapter> Client::ImportAdapter(absl::string_view adapter_id,
@@ -193,7 +194,8 @@ absl::StatusOr<v1::Adapter> Client::ImportAdapter(absl::string_view adapter_id,
   grpc::ClientContext context;
   Prepare(context, adapter_id);
   v1::ImportAdapterResponse response;
-  const auto writer = adapters_->ImportAdapter(&context, &response);
+  const auto writer =
+      connection_->adapters().ImportAdapter(&context, &response);
   v1::ImportAdapterRequest request;
   request.mutable_options()->set_adapter_id(std::string(adapter_id));
   request.mutable_options()->set_tenant(std::string(tenant));
@@ -219,7 +221,7 @@ absl::Status Client::ExportAdapter(absl::string_view adapter_id,
   v1::ExportAdapterRequest request;
   request.set_adapter_id(std::string(adapter_id));
   request.set_snapshot(std::string(snapshot));
-  const auto reader = adapters_->ExportAdapter(&context, request);
+  const auto reader = connection_->adapters().ExportAdapter(&context, request);
   PeftFolderWriter writer(folder);
   v1::ExportAdapterResponse response;
   absl::Status written;
@@ -237,8 +239,8 @@ absl::StatusOr<v1::Adapter> Client::GetAdapter(absl::string_view adapter_id) {
   v1::GetAdapterRequest request;
   request.set_adapter_id(std::string(adapter_id));
   auto response =
-      Wait(adapters_->async(), &v1::AdapterService::Stub::async::GetAdapter,
-           std::move(request));
+      Wait(connection_->adapters().async(),
+           &v1::AdapterService::Stub::async::GetAdapter, std::move(request));
   if (!response.ok()) return response.status();
   return std::move(*response->mutable_adapter());
 }
@@ -247,7 +249,7 @@ absl::StatusOr<v1::ListAdaptersResponse> Client::ListAdapters() {
   v1::ListAdaptersResponse all;
   v1::ListAdaptersRequest request;
   do {
-    auto page = Wait(adapters_->async(),
+    auto page = Wait(connection_->adapters().async(),
                      &v1::AdapterService::Stub::async::ListAdapters, request);
     if (!page.ok()) return page.status();
     request.set_page_token(page->next_page_token());
@@ -259,7 +261,7 @@ absl::StatusOr<v1::ListAdaptersResponse> Client::ListAdapters() {
 absl::Status Client::DeleteAdapter(absl::string_view adapter_id) {
   v1::DeleteAdapterRequest request;
   request.set_adapter_id(std::string(adapter_id));
-  return Wait(adapters_->async(),
+  return Wait(connection_->adapters().async(),
               &v1::AdapterService::Stub::async::DeleteAdapter,
               std::move(request))
       .status();
@@ -267,18 +269,18 @@ absl::Status Client::DeleteAdapter(absl::string_view adapter_id) {
 
 absl::StatusOr<v1::Checkpoint> Client::SaveCheckpoint(
     const v1::SaveCheckpointRequest& request) {
-  auto response =
-      Wait(adapters_->async(), &v1::AdapterService::Stub::async::SaveCheckpoint,
-           request, /*repeat=*/request.step() != 0);
+  auto response = Wait(connection_->adapters().async(),
+                       &v1::AdapterService::Stub::async::SaveCheckpoint,
+                       request, /*repeat=*/request.step() != 0);
   if (!response.ok()) return response.status();
   return std::move(*response->mutable_checkpoint());
 }
 
 absl::StatusOr<v1::Adapter> Client::LoadCheckpoint(
     const v1::LoadCheckpointRequest& request) {
-  auto response =
-      Wait(adapters_->async(), &v1::AdapterService::Stub::async::LoadCheckpoint,
-           request, /*repeat=*/false);
+  auto response = Wait(connection_->adapters().async(),
+                       &v1::AdapterService::Stub::async::LoadCheckpoint,
+                       request, /*repeat=*/false);
   if (!response.ok()) return response.status();
   return std::move(*response->mutable_adapter());
 }
@@ -287,7 +289,7 @@ absl::StatusOr<v1::ListCheckpointsResponse> Client::ListCheckpoints(
     absl::string_view adapter_id) {
   v1::ListCheckpointsRequest request;
   request.set_adapter_id(std::string(adapter_id));
-  return Wait(adapters_->async(),
+  return Wait(connection_->adapters().async(),
               &v1::AdapterService::Stub::async::ListCheckpoints,
               std::move(request));
 }
@@ -297,7 +299,7 @@ absl::Status Client::DeleteCheckpoint(absl::string_view adapter_id,
   v1::DeleteCheckpointRequest request;
   request.set_adapter_id(std::string(adapter_id));
   request.set_name(std::string(name));
-  return Wait(adapters_->async(),
+  return Wait(connection_->adapters().async(),
               &v1::AdapterService::Stub::async::DeleteCheckpoint,
               std::move(request))
       .status();
@@ -306,7 +308,7 @@ absl::Status Client::DeleteCheckpoint(absl::string_view adapter_id,
 absl::StatusOr<uint64_t> Client::PublishSnapshot(
     const v1::PublishSnapshotRequest& request) {
   const auto response =
-      Wait(adapters_->async(),
+      Wait(connection_->adapters().async(),
            &v1::AdapterService::Stub::async::PublishSnapshot, request,
            /*repeat=*/request.step() != 0);
   if (!response.ok()) return response.status();
@@ -318,7 +320,7 @@ absl::Status Client::ReleaseSnapshot(absl::string_view adapter_id,
   v1::ReleaseSnapshotRequest request;
   request.set_adapter_id(std::string(adapter_id));
   request.set_name(std::string(name));
-  return Wait(adapters_->async(),
+  return Wait(connection_->adapters().async(),
               &v1::AdapterService::Stub::async::ReleaseSnapshot,
               std::move(request))
       .status();
@@ -326,8 +328,8 @@ absl::Status Client::ReleaseSnapshot(absl::string_view adapter_id,
 
 absl::StatusOr<v1::SampleResponse> Client::Sample(
     const v1::SampleRequest& request) {
-  return Wait(sampling_->async(), &v1::SamplingService::Stub::async::Sample,
-              request);
+  return Wait(connection_->sampling().async(),
+              &v1::SamplingService::Stub::async::Sample, request);
 }
 
 absl::Status Client::SampleStream(
@@ -337,7 +339,7 @@ absl::Status Client::SampleStream(
   Prepare(context, request.adapter_id());
   v1::SampleStreamRequest outer;
   *outer.mutable_request() = request;
-  const auto reader = sampling_->SampleStream(&context, outer);
+  const auto reader = connection_->sampling().SampleStream(&context, outer);
   v1::SampleStreamResponse delta;
   while (reader->Read(&delta)) {
     if (!on_delta(delta)) context.TryCancel();

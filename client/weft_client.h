@@ -25,6 +25,7 @@
 #include "absl/time/time.h"
 #include "client/adapter_handle.h"
 #include "client/channel.h"
+#include "client/connection.h"
 #include "client/retry.h"
 #include "client/unary_call.h"
 #include "weft/v1/adapters.grpc.pb.h"
@@ -131,7 +132,7 @@ class Client {
   void Prepare(grpc::ClientContext& context,
                absl::string_view adapter_id = "") const;
 
-  // Waits for the call of one of the stubs' async methods.
+  // Waits for the call of one of the async methods of a stub of connection_.
   template <typename Async, typename Request, typename Response>
   absl::StatusOr<Response> Wait(
       Async* async,
@@ -140,10 +141,7 @@ class Client {
       Request request, bool repeat = true);
 
   const ClientOptions options_;
-  const std::shared_ptr<grpc::Channel> channel_;  // The handles share it.
-  const std::unique_ptr<v1::AdapterService::Stub> adapters_;
-  const std::unique_ptr<v1::SamplingService::Stub> sampling_;
-  const std::unique_ptr<v1::ServerService::Stub> server_;
+  const std::shared_ptr<Connection> connection_;
 };
 
 }  // namespace weft::client

@@ -1,0 +1,35 @@
+#include "client/connection.h"
+
+#include <thread>
+#include <utility>
+
+namespace weft::client {
+namespace {
+
+thread_local bool in_callback = false;
+
+}  // namespace
+
+CallbackScope::CallbackScope() : outer_(std::exchange(in_callback, true)) {}
+
+CallbackScope::~CallbackScope() { in_callback = outer_; }
+
+Connection::Connection(std::shared_ptr<grpc::Channel> channel)
+    : channel_(std::move(channel)),
+      adapters_(v1::AdapterService::NewStub(channel_)),
+      sampling_(v1::SamplingService::NewStub(channel_)),
+      server_(v1::ServerService::NewStub(channel_)),
+      training_(v1::TrainingService::NewStub(channel_)) {}
+
+Connection::~Connection() {
+  adapters_.reset();
+  sampling_.reset();
+  server_.reset();
+  training_.reset();
+  if (!in_callback) return;
+  std::thread([channel = std::move(channel_)]() mutable {
+    channel.reset();
+  }).detach();
+}
+
+}  // namespace weft::client

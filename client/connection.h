@@ -1,0 +1,57 @@
+// The connection that a client, its handles and their calls share.
+#ifndef WEFT_CLIENT_CONNECTION_H_
+#define WEFT_CLIENT_CONNECTION_H_
+
+#include <memory>
+
+#include "grpcpp/grpcpp.h"
+#include "weft/v1/adapters.grpc.pb.h"
+#include "weft/v1/sampling.grpc.pb.h"
+#include "weft/v1/server.grpc.pb.h"
+#include "weft/v1/training.grpc.pb.h"
+
+namespace weft::client {
+
+// Holds a channel and its stubs. Closing a channel waits for the threads that
+// run gRPC's callbacks, so a callback must not close it. If a callback lets go
+// of the last reference, the destructor closes the channel on another thread.
+// Threads: any.
+class Connection {
+ public:
+  explicit Connection(std::shared_ptr<grpc::Channel> channel);
+  ~Connection();
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+
+  [[nodiscard]] const std::shared_ptr<grpc::Channel>& channel() const {
+    return channel_;
+  }
+  [[nodiscard]] v1::AdapterService::Stub& adapters() { return *adapters_; }
+  [[nodiscard]] v1::SamplingService::Stub& sampling() { return *sampling_; }
+  [[nodiscard]] v1::ServerService::Stub& server() { return *server_; }
+  [[nodiscard]] v1::TrainingService::Stub& training() { return *training_; }
+
+ private:
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::AdapterService::Stub> adapters_;
+  std::unique_ptr<v1::SamplingService::Stub> sampling_;
+  std::unique_ptr<v1::ServerService::Stub> server_;
+  std::unique_ptr<v1::TrainingService::Stub> training_;
+};
+
+// Marks this thread as one that runs a callback of gRPC. Declare it before what
+// the callback lets go.
+class CallbackScope {
+ public:
+  CallbackScope();
+  ~CallbackScope();
+  CallbackScope(const CallbackScope&) = delete;
+  CallbackScope& operator=(const CallbackScope&) = delete;
+
+ private:
+  const bool outer_;
+};
+
+}  // namespace weft::client
+
+#endif  // WEFT_CLIENT_CONNECTION_H_

@@ -1,0 +1,81 @@
+#include "client/connection.h"
+
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <future>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/channel.h"
+#include "client/unary_call.h"
+#include "gtest/gtest.h"
+
+namespace weft::client {
+namespace {
+
+using Call = UnaryCall<v1::GetInfoRequest, v1::GetInfoResponse>;
+
+// Listens, and never answers.
+class SilentServer {
+ public:
+  SilentServer() : socket_(socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    auto* const plain = reinterpret_cast<sockaddr*>(&address);
+    socklen_t size = sizeof(address);
+    EXPECT_EQ(bind(socket_, plain, size), 0);
+    EXPECT_EQ(listen(socket_, 1), 0);
+    EXPECT_EQ(getsockname(socket_, plain, &size), 0);
+    target_ = absl::StrCat("127.0.0.1:", ntohs(address.sin_port));
+  }
+  ~SilentServer() { close(socket_); }
+  SilentServer(const SilentServer&) = delete;
+  SilentServer& operator=(const SilentServer&) = delete;
+
+  [[nodiscard]] const std::string& target() const { return target_; }
+
+ private:
+  const int socket_;
+  std::string target_;
+};
+
+// This process has no server, so the channel's end is also the end of gRPC's
+// callback threads. If such a thread waits for its own end, gRPC frees what the
+// thread still uses and may abort the process.
+TEST(ConnectionTest, ACallbackMayLetGoOfTheLastReference) {
+  const SilentServer server;
+  for (int round = 0; round < 20; ++round) {
+    auto connection =
+        std::make_shared<Connection>(OpenChannel(server.target(), {}).value());
+    const std::weak_ptr<Connection> observed = connection;
+    Call::Method method = [connection](grpc::ClientContext* context,
+                                       const v1::GetInfoRequest* request,
+                                       v1::GetInfoResponse* response,
+                                       auto done) {
+      connection->server().async()->GetInfo(context, request, response, done);
+    };
+    std::promise<absl::StatusCode> ended;
+    auto future = ended.get_future();
+    std::make_shared<Call>(
+        std::move(method), v1::GetInfoRequest(),
+        CallOptions{.timeout = absl::Milliseconds(40),
+                    .retry = {.max_attempts = 1}},
+        [&observed, ended = std::make_shared<decltype(ended)>(
+                        std::move(ended))](const auto& reply) {
+          EXPECT_TRUE(observed.expired());
+          ended->set_value(reply.status().code());
+        })
+        ->Start();
+    method = nullptr;
+    connection.reset();
+    EXPECT_EQ(future.get(), absl::StatusCode::kDeadlineExceeded);
+  }
+}
+
+}  // namespace
+}  // namespace weft::client
