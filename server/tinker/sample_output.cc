@@ -60,8 +60,8 @@ Json LogprobsJson(const std::string& raw) {
 
 }  // namespace
 
-std::string SampleOutput(const SampleResult& result, const SampleFormat& format,
-                         const std::vector<weft::TopLogprobs>& prompt_top) {
+std::string SampleOutput(const SampleResult& result,
+                         const SampleFormat& format) {
   SampleResponse out;
   for (const Sample& sample : result.samples) {
     SampledSequence* const sequence = out.add_sequences();
@@ -85,7 +85,7 @@ std::string SampleOutput(const SampleResult& result, const SampleFormat& format,
     SetRaw(logprobs, out.mutable_prompt_logprobs());
   }
   if (format.prompt_top > 0) {
-    FillTop(prompt_top, static_cast<size_t>(format.prompt_top),
+    FillTop(result.prompt_top_logprobs, static_cast<size_t>(format.prompt_top),
             out.mutable_topk_prompt_logprobs());
   }
   return out.SerializeAsString();
