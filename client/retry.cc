@@ -16,7 +16,9 @@ std::optional<absl::Duration> NextDelay(const RetryPolicy& policy, int attempt,
   const bool repeatable =
       absl::IsUnavailable(failure.status) ||
       (absl::IsResourceExhausted(failure.status) && failure.retry_after);
-  if (!repeatable || policy.max_attempts == 1) return std::nullopt;
+  if (!repeatable || !failure.repeatable || policy.max_attempts == 1) {
+    return std::nullopt;
+  }
   absl::Duration delay;
   if (failure.retry_after) {
     // The jitter only adds time, so that no call comes before the hint and many
@@ -54,11 +56,12 @@ Failure ReadFailure(const grpc::Status& status,
   }
   const auto hint = trailers.find("grpc-retry-pushback-ms");
   int milliseconds = 0;
-  if (hint != trailers.end() &&
-      absl::SimpleAtoi(
-          absl::string_view(hint->second.data(), hint->second.size()),
-          &milliseconds) &&
-      milliseconds >= 0) {
+  if (hint == trailers.end()) return failure;
+  failure.repeatable = absl::SimpleAtoi(absl::string_view(hint->second.data(),
+                                                          hint->second.size()),
+                                        &milliseconds) &&
+                       milliseconds >= 0;
+  if (failure.repeatable) {
     failure.retry_after = absl::Milliseconds(milliseconds);
   }
   return failure;

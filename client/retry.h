@@ -26,12 +26,14 @@ struct RetryPolicy {
 struct Failure {
   absl::Status status;
   std::optional<absl::Duration> retry_after;  // The server's hint, if any.
+  bool repeatable = true;  // False: the server asks not to repeat the call.
 };
 
 // Returns how long to wait after a call failed, or nullopt to give up.
 // `attempt` counts the consecutive calls that failed without a hint, including
-// this one. Repeats only UNAVAILABLE, and RESOURCE_EXHAUSTED with a hint, and
-// never waits beyond `remaining`. `draw` in [0, 1) sets the jitter.
+// this one. Repeats only UNAVAILABLE, and RESOURCE_EXHAUSTED with a hint, but
+// neither if the server asks not to. Never waits beyond `remaining`. `draw` in
+// [0, 1) sets the jitter.
 [[nodiscard]] std::optional<absl::Duration> NextDelay(const RetryPolicy& policy,
                                                       int attempt,
                                                       const Failure& failure,
@@ -45,7 +47,8 @@ struct Failure {
 [[nodiscard]] absl::Status FromGrpcStatus(const grpc::Status& status);
 
 // Returns the status of a finished call, with the hint of its trailer
-// `grpc-retry-pushback-ms`.
+// `grpc-retry-pushback-ms`. By gRPC's rule (proposal A6) a negative number, or
+// a text that is no number, asks not to repeat the call.
 [[nodiscard]] Failure ReadFailure(const grpc::Status& status,
                                   const grpc::ClientContext& context);
 

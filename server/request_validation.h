@@ -30,7 +30,8 @@
 
 namespace weft {
 
-// The most targets of a token, entries of a StopRule, and top_logprobs.
+// The most targets of a token, entries of a StopRule, and top_logprobs or
+// prompt_top_logprobs.
 inline constexpr uint32_t kMaxTargetsPerToken = 1024;
 inline constexpr size_t kMaxStopEntries = 64;
 inline constexpr uint32_t kMaxTopLogprobs = 20;

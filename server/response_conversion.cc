@@ -42,19 +42,33 @@ v1::FinishReason ToProto(FinishReason reason) {
   return v1::FINISH_REASON_UNSPECIFIED;
 }
 
+void FillTop(const std::vector<TopLogprobs>& rows,
+             google::protobuf::RepeatedPtrField<v1::TopLogprobs>* out) {
+  for (const TopLogprobs& row : rows) {
+    v1::TopLogprobs* const to = out->Add();
+    for (const auto& [token, logprob] : row) {
+      to->add_tokens(static_cast<uint32_t>(token));
+      to->add_logprobs(logprob);
+    }
+  }
+}
+
 // v1::Sample and v1::SampleStreamResponse both have these fields.
 template <typename Message>
 void FillSample(const Sample& sample, Message* out) {
   out->mutable_tokens()->Add(sample.tokens.begin(), sample.tokens.end());
   out->mutable_logprobs()->Add(sample.logprobs.begin(), sample.logprobs.end());
   out->set_finish_reason(ToProto(sample.finish_reason));
-  for (const TopLogprobs& top : sample.top_logprobs) {
-    v1::TopLogprobs* const to = out->add_top_logprobs();
-    for (const auto& [token, logprob] : top) {
-      to->add_tokens(static_cast<uint32_t>(token));
-      to->add_logprobs(logprob);
-    }
-  }
+  FillTop(sample.top_logprobs, out->mutable_top_logprobs());
+}
+
+// v1::SampleResponse and v1::SampleStreamResponse both have these fields.
+template <typename Result, typename Message>
+void FillPrompt(const Result& result, Message* out) {
+  out->mutable_prompt_logprobs()->Add(result.prompt_logprobs.begin(),
+                                      result.prompt_logprobs.end());
+  FillTop(result.prompt_top_logprobs, out->mutable_prompt_top_logprobs());
+  out->set_version(result.version);
 }
 
 v1::TargetModule ToProto(TargetModule module) {
@@ -105,17 +119,13 @@ void ToProto(const SampleResult& result, v1::SampleResponse* out) {
   for (const Sample& sample : result.samples) {
     FillSample(sample, out->add_samples());
   }
-  out->mutable_prompt_logprobs()->Add(result.prompt_logprobs.begin(),
-                                      result.prompt_logprobs.end());
-  out->set_version(result.version);
+  FillPrompt(result, out);
 }
 
 void ToProto(const SampleDelta& delta, v1::SampleStreamResponse* out) {
   out->set_sample_index(static_cast<uint32_t>(delta.sample_index));
   FillSample(delta.piece, out);
-  out->mutable_prompt_logprobs()->Add(delta.prompt_logprobs.begin(),
-                                      delta.prompt_logprobs.end());
-  out->set_version(delta.version);
+  FillPrompt(delta, out);
 }
 
 void ToProto(const LoraConfig& config, v1::LoraConfig* out) {

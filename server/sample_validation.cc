@@ -155,6 +155,10 @@ absl::StatusOr<SampleRequest> Validate(const v1::SampleRequest& request,
       CheckCount("top_logprobs", request.top_logprobs(), 0, kMaxTopLogprobs));
   out.top_logprobs = static_cast<int>(request.top_logprobs());
   out.prompt_logprobs = request.prompt_logprobs();
+  WEFT_RETURN_IF_ERROR(CheckCount("prompt_top_logprobs",
+                                  request.prompt_top_logprobs(), 0,
+                                  kMaxTopLogprobs));
+  out.prompt_top_logprobs = static_cast<int>(request.prompt_top_logprobs());
   WEFT_ASSIGN_OR_RETURN(
       out.config, ReadConfig(request.config(), out.prompt.size(), limits));
   return out;

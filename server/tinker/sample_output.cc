@@ -77,8 +77,8 @@ Json TopJson(const TopkLogprobs& top) {
 
 }  // namespace
 
-std::string SampleOutput(const SampleResult& result, const SampleFormat& format,
-                         const std::vector<weft::TopLogprobs>& prompt_top) {
+std::string SampleOutput(const SampleResult& result,
+                         const SampleFormat& format) {
   SampleResponse out;
   for (const Sample& sample : result.samples) {
     SampledSequence* const sequence = out.add_sequences();
@@ -92,17 +92,21 @@ std::string SampleOutput(const SampleResult& result, const SampleFormat& format,
               sequence->mutable_topk_sampled_logprobs());
     }
   }
+  // The first token never has a score, because nothing predicts it.
+  const auto unscored = [&format](size_t size) {
+    const auto count = static_cast<int64_t>(size);
+    return std::min(count, std::max<int64_t>(1, count - format.last_n));
+  };
   if (!result.prompt_logprobs.empty()) {
     std::vector<float> logprobs = result.prompt_logprobs;
-    // The first token never has a log-probability, because nothing predicts it.
-    const auto count = static_cast<int64_t>(logprobs.size());
-    const int64_t unscored = std::max<int64_t>(1, count - format.last_n);
-    std::fill_n(logprobs.begin(), unscored,
+    std::fill_n(logprobs.begin(), unscored(logprobs.size()),
                 std::numeric_limits<float>::quiet_NaN());
     SetRaw(logprobs, out.mutable_prompt_logprobs());
   }
   if (format.prompt_top > 0) {
-    FillTop(prompt_top, static_cast<size_t>(format.prompt_top),
+    std::vector<weft::TopLogprobs> top = result.prompt_top_logprobs;
+    std::fill_n(top.begin(), unscored(top.size()), weft::TopLogprobs());
+    FillTop(top, static_cast<size_t>(format.prompt_top),
             out.mutable_topk_prompt_logprobs());
   }
   return out.SerializeAsString();

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/field_checks.h"
+#include "server/request_validation.h"
 #include "server/tinker/model_input.h"
 #include "src/base/status_macros.h"
 
@@ -116,7 +117,9 @@ absl::StatusOr<TranslatedSample> TranslateSample(const Json& body,
                         IntOr(body, "topk_prompt_logprobs", 0));
   WEFT_RETURN_IF_ERROR(CheckReal("topk_prompt_logprobs",
                                  static_cast<double>(out.format.prompt_top),
-                                 {.high = 20}));
+                                 {.high = kMaxTopLogprobs}));
+  out.request.set_prompt_top_logprobs(
+      static_cast<uint32_t>(out.format.prompt_top));
   WEFT_ASSIGN_OR_RETURN(const Json* const params,
                         ObjectField(body, "sampling_params"));
   WEFT_RETURN_IF_ERROR(ReadParams(*params, context_length - prompt_tokens,

@@ -21,8 +21,8 @@ struct SampleFormat {
   // How many tokens at the end of the prompt get log-probabilities and lists of
   // the most likely tokens.
   int64_t last_n = 0;
-  // How many of the most likely tokens are listed at each position of the
-  // prompt; 0 lists none.
+  // How many columns the table of the prompt's most likely tokens has; 0: there
+  // is no table.
   int64_t prompt_top = 0;
 };
 
@@ -30,17 +30,15 @@ struct TranslatedSample {
   v1::SampleRequest request;  // The adapter and the snapshot are not set.
   SampleFormat format;
 };
+
 // Converts a request. If max_tokens is absent, the sample may fill the context:
 // `context_length` less the prompt's tokens.
 [[nodiscard]] absl::StatusOr<TranslatedSample> TranslateSample(
     const Json& body, int context_length);
 
-// Returns a serialized SampleResponse. If format.prompt_top is set,
-// `prompt_top` has a row for each token of the prompt. Rows of tokens that are
-// not scored are empty.
-[[nodiscard]] std::string SampleOutput(
-    const SampleResult& result, const SampleFormat& format,
-    const std::vector<weft::TopLogprobs>& prompt_top);
+// Returns a serialized SampleResponse.
+[[nodiscard]] std::string SampleOutput(const SampleResult& result,
+                                       const SampleFormat& format);
 // Converts the result of SampleOutput to JSON text with the same values. The
 // fields have the names of the SDK's types.
 [[nodiscard]] std::string SampleOutputJson(const std::string& serialized);

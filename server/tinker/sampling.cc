@@ -5,7 +5,6 @@
 #include "absl/strings/str_cat.h"
 #include "server/status_conversion.h"
 #include "server/tinker/models.h"
-#include "server/tinker/prompt_top.h"
 #include "server/tinker/sample_wire.h"
 #include "server/tinker/samplers.h"
 #include "server/tinker/sessions.h"
@@ -106,29 +105,17 @@ absl::Status Enqueue(Front& front, const CallPtr& call, const Sampler& sampler,
                       {.name = "QUEUE_FULL", .values = {}});
   }
   const auto finish = [&front, id, format = sample.format](
-                          const absl::StatusOr<SampleResult>& result,
-                          const std::vector<TopLogprobs>& prompt_top) {
+                          const absl::StatusOr<SampleResult>& result) {
     front.futures.Finish(
         id, result.ok()
-                ? FutureResult{SampleOutput(*result, format, prompt_top),
-                               SampleOutputJson}
+                ? FutureResult{SampleOutput(*result, format), SampleOutputJson}
                 : FutureResult::Failed(result.status()));
   };
-  WaitingSample waiting{.id = id,
-                        .origin = call->origin(),
-                        .request = sample.request,
-                        .done = nullptr,
-                        .reserved = *std::move(reserved)};
-  waiting.done = sample.format.prompt_top == 0
-                     ? [finish](const absl::StatusOr<SampleResult>&
-                                    result) { finish(result, {}); }
-                     : TopOfPrompt(
-                           waiting, sample.format,
-                           [&front, owner = call->owner()](WaitingSample next) {
-                             front.samples.Add(owner, std::move(next));
-                           },
-                           finish);
-  front.samples.Add(call->owner(), std::move(waiting));
+  front.samples.Add(call->owner(), {.id = id,
+                                    .origin = call->origin(),
+                                    .request = std::move(sample.request),
+                                    .done = finish,
+                                    .reserved = *std::move(reserved)});
   AdvanceSamples(front);
   return absl::OkStatus();
 }

@@ -58,6 +58,9 @@ void SampleLoop::Admit(uint64_t work_id, const SampleRequest* request,
   job.result.samples.resize(request->num_samples);
   // The prompt's first token has no log-probability.
   if (request->prompt_logprobs) job.result.prompt_logprobs = {0.0f};
+  if (request->prompt_top_logprobs > 0) {
+    job.result.prompt_top_logprobs.resize(1);
+  }
   SampleSequence prompt{.job = &job,
                         .sample_index = kPrompt,
                         .pages = std::nullopt,
@@ -206,9 +209,7 @@ void SampleLoop::Decode() {
       sequences_.erase(AgeOf(s));
     }
   }
-  for (const SampleJob& job : jobs_) {
-    if (job.failed) EraseSequences(job);
-  }
+  EraseFailed();
   probe_->ObserveDecode(count, by_graph, absl::Now() - start);
   const executor::DecodeGraphStats graphs = executor_.decode_graphs();
   probe_->SetDecodeGraphs(graphs.graphs, graphs.bytes);
@@ -255,9 +256,9 @@ bool SampleLoop::Accept(SampleJob& job, int sample_index,
     if (job.request->top_logprobs > 0) {
       delta.piece.top_logprobs.push_back(drawn.top_logprobs);
     }
-    if (!job.sent_prompt_logprobs) {
+    if (!std::exchange(job.sent_prompt_scores, true)) {
       delta.prompt_logprobs = job.result.prompt_logprobs;
-      job.sent_prompt_logprobs = true;
+      delta.prompt_top_logprobs = job.result.prompt_top_logprobs;
     }
     job.deltas.push_back(std::move(delta));
   }

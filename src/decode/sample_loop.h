@@ -96,8 +96,8 @@ class SampleLoop {
   [[nodiscard]] std::vector<SamplePiece> PlanPrefill();
   // Gives pages to a waiting sequence, and reuses a cached prefix.
   [[nodiscard]] bool TakePages(SampleSequence& sequence);
-  // Returns the prompt tokens whose log-probabilities this piece computes. The
-  // first of them follows the token at `begin`.
+  // Returns the prompt tokens whose scores this piece computes. The first of
+  // them follows the token at `begin`.
   [[nodiscard]] absl::Span<const int32_t> UnscoredPrompt(
       const SamplePiece& piece, int64_t* begin) const;
   void RunPieces(const std::vector<SamplePiece>& pieces);
@@ -120,6 +120,7 @@ class SampleLoop {
   void ForgetDeadVersions();
   void ReportPages();
   void EraseSequences(const SampleJob& job);
+  void EraseFailed();
   [[nodiscard]] int64_t SequenceTokens(const SampleRequest& request) const;
 
   void StartSamples();

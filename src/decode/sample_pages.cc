@@ -133,4 +133,10 @@ void SampleLoop::EraseSequences(const SampleJob& job) {
   });
 }
 
+void SampleLoop::EraseFailed() {
+  for (const SampleJob& job : jobs_) {
+    if (job.failed) EraseSequences(job);
+  }
+}
+
 }  // namespace weft::engine

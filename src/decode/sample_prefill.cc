@@ -30,6 +30,9 @@ class PrefillRows {
   // Scores the tokens `targets` with rows [begin, begin + targets.size()).
   void Score(int64_t begin, absl::Span<const int32_t> targets,
              const lora::AdapterVersionPtr& version);
+  // Asks for the `count` likeliest tokens after each of `size` rows.
+  void List(int64_t begin, size_t size, int count,
+            const lora::AdapterVersionPtr& version);
   // Asks for the logits of a row. Returns the row's index in the logits.
   int64_t WantLogits(int64_t row, const lora::AdapterVersionPtr& version);
   void Draw(const sampling::DrawRule& rule) { plan_.draws.push_back(rule); }
@@ -85,6 +88,15 @@ void PrefillRows::Score(int64_t begin, absl::Span<const int32_t> targets,
   }
 }
 
+void PrefillRows::List(int64_t begin, size_t size, int count,
+                       const lora::AdapterVersionPtr& version) {
+  for (size_t i = 0; i < size; ++i) {
+    const int64_t logit = WantLogits(begin++, version);
+    Draw({.config = {.temperature = 0, .top_logprobs = count},
+          .row = static_cast<int32_t>(logit)});
+  }
+}
+
 int64_t PrefillRows::WantLogits(int64_t row,
                                 const lora::AdapterVersionPtr& version) {
   const auto logit = static_cast<int64_t>(plan_.logit_rows.size());
@@ -102,6 +114,22 @@ executor::CachePlan PrefillRows::Plan() && {
     plan_.kv.key_slots_S = at::tensor(key_slots_, at::kLong);
   }
   return std::move(plan_);
+}
+
+// Adds the likeliest tokens at the next position of a prompt, which has
+// `token` there.
+void AddTop(SampleJob& job, int32_t token,
+            std::optional<sampling::DrawResult> drawn) {
+  job.failed |= !drawn.has_value();
+  std::vector<TopLogprobs>& rows = job.result.prompt_top_logprobs;
+  TopLogprobs& row = rows.emplace_back();
+  if (drawn.has_value()) row = std::move(drawn->top_logprobs);
+  if (!job.request->prompt_logprobs) return;
+  // The score comes from another product, whose rounding differs. Clients
+  // compare the two to find out whether the token is the likeliest.
+  for (auto& [id, logprob] : row) {
+    if (id == token) logprob = job.result.prompt_logprobs[rows.size() - 1];
+  }
 }
 
 }  // namespace
@@ -137,8 +165,14 @@ std::vector<SamplePiece> SampleLoop::PlanPrefill() {
     // pages that an older large one waits for. If a sequence waits, all younger
     // ones have no pages, so no sequence stops halfway here.
     if (!sequence.pages.has_value() && !TakePages(sequence)) break;
-    const int64_t size = std::min(budget, sequence.target() - sequence.length);
+    int64_t size = std::min(budget, sequence.target() - sequence.length);
     if (size == 0) continue;  // All tokens are cached.
+    if (sequence.lists_prompt()) {
+      // Its rows have logits, as those that draw.
+      if (draw_budget <= 0) break;
+      size = std::min(size, draw_budget);
+      draw_budget -= size;
+    }
     key_budget -= sequence.length + size;
     if (key_budget < 0 && !pieces.empty()) break;
     const SamplePiece piece = {.sequence = &sequence,
@@ -161,9 +195,7 @@ bool SampleLoop::TakePages(SampleSequence& sequence) {
   // again, and always the last row of a prompt.
   int64_t reusable = target;
   if (sequence.sample_index == kPrompt && job.first_draws.empty()) {
-    reusable = job.request->prompt_logprobs
-                   ? static_cast<int64_t>(job.result.prompt_logprobs.size()) - 1
-                   : target - 1;
+    reusable = (job.scores_prompt() ? job.num_scored() : target) - 1;
   }
   kv::SequencePages pages =
       pool_.Begin(job.weights_id(), sequence.Tokens(reusable));
@@ -182,30 +214,35 @@ absl::Span<const int32_t> SampleLoop::UnscoredPrompt(const SamplePiece& piece,
                                                      int64_t* begin) const {
   const SampleJob& job = *piece.sequence->job;
   const std::vector<int32_t>& prompt = job.request->prompt;
+  if (!job.scores_prompt()) return {};
   // Row i scores token i + 1. A preempted prompt already has some scores.
-  *begin = std::max(
-      piece.begin, static_cast<int64_t>(job.result.prompt_logprobs.size()) - 1);
+  *begin = std::max(piece.begin, job.num_scored() - 1);
   const int64_t end =
       std::min(piece.end, static_cast<int64_t>(prompt.size()) - 1);
-  if (!job.request->prompt_logprobs || *begin >= end) return {};
+  if (*begin >= end) return {};
   return absl::MakeConstSpan(prompt).subspan(*begin + 1, end - *begin);
 }
 
 void SampleLoop::RunPieces(const std::vector<SamplePiece>& pieces) {
   PrefillRows rows;
-  std::vector<size_t> num_scored;
+  std::vector<absl::Span<const int32_t>> scored;
   for (const SamplePiece& piece : pieces) {
-    const lora::AdapterVersionPtr& version = piece.sequence->job->version;
+    const SampleJob& job = *piece.sequence->job;
+    const lora::AdapterVersionPtr& version = job.version;
     const int64_t first_row = rows.size();
     rows.Add(piece.sequence->Tokens(piece.end), piece.begin,
              *piece.sequence->pages, version);
     int64_t begin = 0;
     const absl::Span<const int32_t> targets = UnscoredPrompt(piece, &begin);
-    rows.Score(first_row + begin - piece.begin, targets, version);
-    num_scored.push_back(targets.size());
+    begin += first_row - piece.begin;
+    if (job.request->prompt_logprobs) rows.Score(begin, targets, version);
+    if (job.request->prompt_top_logprobs > 0) {
+      rows.List(begin, targets.size(), job.request->prompt_top_logprobs,
+                version);
+    }
+    scored.push_back(targets);
     if (!piece.ends_prompt()) continue;
     const int64_t logit = rows.WantLogits(rows.size() - 1, version);
-    const SampleJob& job = *piece.sequence->job;
     for (int i = 0; i < job.request->num_samples; ++i) {
       rows.Draw(DrawRuleOf(job, i, logit));
     }
@@ -217,18 +254,23 @@ void SampleLoop::RunPieces(const std::vector<SamplePiece>& pieces) {
   auto drawn = std::make_move_iterator(output.drawn.begin());
   for (size_t i = 0; i < pieces.size(); ++i) {
     SampleSequence& sequence = *pieces[i].sequence;
-    std::vector<float>& logprobs = sequence.job->result.prompt_logprobs;
-    if (num_scored[i] > 0) {
-      logprobs.insert(logprobs.end(), score, score + num_scored[i]);
-      score += num_scored[i];
+    SampleJob& job = *sequence.job;
+    if (job.request->prompt_logprobs && !scored[i].empty()) {
+      std::vector<float>& logprobs = job.result.prompt_logprobs;
+      logprobs.insert(logprobs.end(), score, score + scored[i].size());
+      score += scored[i].size();
+    }
+    if (job.request->prompt_top_logprobs > 0) {
+      for (const int32_t token : scored[i]) AddTop(job, token, *drawn++);
     }
     if (pieces[i].ends_prompt()) {
-      const auto end = drawn + sequence.job->request->num_samples;
-      sequence.job->first_draws.assign(std::exchange(drawn, end), end);
+      const auto end = drawn + job.request->num_samples;
+      job.first_draws.assign(std::exchange(drawn, end), end);
     }
     sequence.length = pieces[i].end;
     CachePrefix(sequence);
   }
+  EraseFailed();
 }
 
 }  // namespace weft::engine

@@ -31,11 +31,21 @@ struct SampleJob {
   int num_started = 0;
   int num_finished = 0;
   bool failed = false;
-  bool sent_prompt_logprobs = false;
+  bool sent_prompt_scores = false;
   std::vector<SampleDelta> deltas;
 
   [[nodiscard]] bool HasMoreToStart() const {
     return !failed && num_started < request->num_samples;
+  }
+  [[nodiscard]] bool scores_prompt() const {
+    return request->prompt_logprobs || request->prompt_top_logprobs > 0;
+  }
+  // Returns the number of prompt tokens that have their scores. The first token
+  // has none to get. REQUIRES: scores_prompt().
+  [[nodiscard]] int64_t num_scored() const {
+    return static_cast<int64_t>(request->prompt_logprobs
+                                    ? result.prompt_logprobs.size()
+                                    : result.prompt_top_logprobs.size());
   }
   [[nodiscard]] int num_running() const { return num_started - num_finished; }
   // Returns 0 for the base model.
@@ -61,6 +71,11 @@ struct SampleSequence {
   [[nodiscard]] int64_t target() const;
   [[nodiscard]] bool ready() const {
     return pages.has_value() && length == target();
+  }
+  // Returns whether this is a prompt whose rows still give logits.
+  [[nodiscard]] bool lists_prompt() const {
+    return sample_index == kPrompt && job->first_draws.empty() &&
+           job->request->prompt_top_logprobs > 0;
   }
   // Returns the first `count` tokens.
   [[nodiscard]] std::vector<int32_t> Tokens(int64_t count) const;

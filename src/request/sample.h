@@ -37,6 +37,7 @@ struct SampleRequest {
   SamplingConfig config;
   bool prompt_logprobs = false;
   int top_logprobs = 0;
+  int prompt_top_logprobs = 0;
   absl::Time deadline = absl::InfiniteFuture();
 };
 
@@ -56,6 +57,7 @@ struct Sample {
 struct SampleResult {
   std::vector<Sample> samples;
   std::vector<float> prompt_logprobs;
+  std::vector<TopLogprobs> prompt_top_logprobs;  // The first is empty.
   uint64_t version = 0;
 };
 
@@ -63,7 +65,9 @@ struct SampleResult {
 struct SampleDelta {
   int sample_index = 0;
   Sample piece;
-  std::vector<float> prompt_logprobs;  // In the first delta, if requested.
+  // In the first delta, if requested.
+  std::vector<float> prompt_logprobs;
+  std::vector<TopLogprobs> prompt_top_logprobs;
   uint64_t version = 0;
 };
 

@@ -53,6 +53,8 @@ TEST(NextDelayTest, DoesNotRepeatOtherErrors) {
   EXPECT_EQ(Delay(1, {absl::ResourceExhaustedError(""), {}}), std::nullopt);
   EXPECT_EQ(Delay(1, {absl::InternalError(""), absl::Seconds(1)}),
             std::nullopt);
+  EXPECT_EQ(Delay(1, {absl::UnavailableError(""), {}, /*repeatable=*/false}),
+            std::nullopt);
   EXPECT_EQ(Delay(1, {absl::InvalidArgumentError(""), {}}), std::nullopt);
   EXPECT_EQ(Delay(1, {absl::DeadlineExceededError(""), {}}), std::nullopt);
 }

@@ -19,6 +19,14 @@ using ::testing::SizeIs;
 
 constexpr int64_t kFewPages = 9;
 
+std::vector<float> ScoresOf(const std::vector<TopLogprobs>& rows) {
+  std::vector<float> scores;
+  for (const TopLogprobs& row : rows) {
+    for (const auto& [token, logprob] : row) scores.push_back(logprob);
+  }
+  return scores;
+}
+
 class PreemptionTest : public SampleLoopTest {
  protected:
   void RestartWithFewPages(int64_t max_prefill_tokens = 2048) {
@@ -178,6 +186,7 @@ TEST_F(PreemptionTest, AnyOrderOfEventsGivesTheSameResults) {
                                1 + static_cast<int>(random() % 60), random()));
     requests.back().num_samples = 1 + static_cast<int>(random() % 4);
     requests.back().prompt_logprobs = random() % 4 == 0;
+    requests.back().prompt_top_logprobs = i % 3 == 0 ? 2 : 0;
     expected.push_back(Alone(requests[i], i % 2 == 0 ? nullptr : adapter_));
   }
   for (int round = 0; round < 4; ++round) {
@@ -208,6 +217,8 @@ TEST_F(PreemptionTest, AnyOrderOfEventsGivesTheSameResults) {
       SCOPED_TRACE(id);
       ExpectSameDraws(result, expected[id]);
       ExpectSameScores(result.prompt_logprobs, expected[id].prompt_logprobs);
+      ExpectSameScores(ScoresOf(result.prompt_top_logprobs),
+                       ScoresOf(expected[id].prompt_top_logprobs));
     }
     EXPECT_TRUE(AllPagesFree(kFewPages));
   }

@@ -150,6 +150,9 @@ TEST_F(PrefixReuseTest, PrefixesGoWithTheirWeights) {
 TEST_F(PrefixReuseTest, ScoredPromptsAreComputed) {
   SampleRequest request = Request(3, 40, 1, 7);
   (void)Alone(request, adapter_);
+  request.prompt_top_logprobs = 1;
+  (void)Alone(request, adapter_);
+  EXPECT_EQ(NewHits(), 0);
   request.prompt_logprobs = true;
   const SampleResult after_hit = Alone(request, adapter_);
   EXPECT_EQ(NewHits(), 0);

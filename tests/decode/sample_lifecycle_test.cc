@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -17,6 +18,7 @@
 namespace weft::engine {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -29,6 +31,32 @@ class SampleLifecycleTest : public SampleLoopTest {
   std::vector<SampleEvent> Step() {
     const at::InferenceMode no_autograd;
     return loop_->Step();
+  }
+
+  // Compares the likeliest tokens at each position of the prompt with those of
+  // a pass over the tokens before it.
+  void ExpectListed(const SampleRequest& request,
+                    const lora::AdapterVersionPtr& version,
+                    const SampleResult& result) {
+    const std::vector<TopLogprobs>& rows = result.prompt_top_logprobs;
+    ASSERT_EQ(rows.size(), request.prompt.size());
+    EXPECT_THAT(rows[0], IsEmpty());
+    for (size_t i = 1; i < rows.size(); ++i) {
+      const at::Tensor logprobs = NextLogprobs(
+          decoder_,
+          {request.prompt.begin(),
+           request.prompt.begin() + static_cast<std::ptrdiff_t>(i)},
+          version);
+      const at::Tensor best = std::get<0>(logprobs.sort(0, true));
+      ASSERT_THAT(rows[i], SizeIs(request.prompt_top_logprobs));
+      for (size_t k = 0; k < rows[i].size(); ++k) {
+        const auto [token, logprob] = rows[i][k];
+        const double bound = Tolerance(kEpsilonF32, 1000, 10);
+        EXPECT_NEAR(logprob, best[static_cast<int64_t>(k)].item<float>(),
+                    bound);
+        EXPECT_NEAR(logprob, logprobs[token].item<float>(), bound);
+      }
+    }
   }
 };
 
@@ -133,11 +161,13 @@ TEST_F(SampleLifecycleTest, StreamsEveryTokenInOrder) {
   SampleRequest request = Request(1, 9, 6, 7);
   request.num_samples = 2;
   request.prompt_logprobs = true;
+  request.prompt_top_logprobs = 2;
   request.top_logprobs = 2;
   Admit(1, request, adapter_, /*streams=*/true);
   std::vector<Sample> streamed(2);
   SampleResult result;
   int num_prompt_logprobs = 0;
+  std::vector<TopLogprobs> prompt_top;
   while (loop_->active() > 0) {
     for (SampleEvent& event : Step()) {
       for (const SampleDelta& delta : event.deltas) {
@@ -149,11 +179,15 @@ TEST_F(SampleLifecycleTest, StreamsEveryTokenInOrder) {
         sample.top_logprobs.push_back(delta.piece.top_logprobs.at(0));
         sample.finish_reason = delta.piece.finish_reason;
         if (!delta.prompt_logprobs.empty()) ++num_prompt_logprobs;
+        prompt_top.insert(prompt_top.end(), delta.prompt_top_logprobs.begin(),
+                          delta.prompt_top_logprobs.end());
       }
       if (event.finished) result = std::move(event.result).value();
     }
   }
   EXPECT_EQ(num_prompt_logprobs, 1);
+  EXPECT_THAT(prompt_top, SizeIs(9));
+  EXPECT_EQ(prompt_top, result.prompt_top_logprobs);
   ASSERT_THAT(result.samples, SizeIs(2));
   for (int s = 0; s < 2; ++s) {
     EXPECT_EQ(streamed[s].tokens, result.samples[s].tokens);
@@ -196,6 +230,66 @@ TEST_F(SampleLifecycleTest, ScoresThePromptOnDemand) {
     EXPECT_NEAR(scores[i], logprobs[request.prompt[i]].item<float>(),
                 Tolerance(kEpsilonF32, 1000, 10));
   }
+}
+
+// The prompts are listed in pieces of at most max_decode_sequences rows, alone,
+// together, and beside a prompt that is not listed.
+TEST_F(SampleLifecycleTest, ListsTheLikeliestTokensOfThePrompt) {
+  Restart({.kv_cache_bytes = BytesOfPages(decoder_, kPages),
+           .max_decode_sequences = 4});
+  SampleRequest both = Request(1, 9, 1, 7);
+  both.prompt_logprobs = true;
+  both.prompt_top_logprobs = 3;
+  SampleRequest only = Request(4, 12, 3, 7);
+  only.prompt_top_logprobs = 1;
+  only.num_samples = 2;
+  SampleRequest shortest = Request(5, 1, 1, 7);
+  shortest.prompt_top_logprobs = 5;
+  const SampleRequest silent = Request(6, 30, 1, 7);
+  Admit(1, both, adapter_);
+  Admit(2, silent);
+  Admit(3, only);
+  Admit(4, shortest);
+  const std::map<uint64_t, SampleResult> results = Finish();
+  EXPECT_THAT(results.at(2).prompt_top_logprobs, IsEmpty());
+  EXPECT_THAT(results.at(4).prompt_top_logprobs, ElementsAre(IsEmpty()));
+  EXPECT_THAT(results.at(3).prompt_logprobs, IsEmpty());
+  EXPECT_THAT(results.at(3).samples[1].tokens, SizeIs(3));
+  ExpectListed(both, adapter_, results.at(1));
+  ExpectListed(only, nullptr, results.at(3));
+  EXPECT_TRUE(AllPagesFree());
+}
+
+// The score and the list come from different products.
+TEST_F(SampleLifecycleTest, AListedPromptTokenHasItsScore) {
+  SampleRequest request = Request(1, 9, 1, 7);
+  request.config.temperature = 0;
+  for (int i = 0; i < 8; ++i) {
+    request.prompt.push_back(Alone(request, adapter_).samples[0].tokens[0]);
+  }
+  request.prompt_logprobs = true;
+  request.prompt_top_logprobs = 2;
+  const SampleResult result = Alone(request, adapter_);
+  for (size_t i = 9; i < request.prompt.size(); ++i) {
+    EXPECT_THAT(
+        result.prompt_top_logprobs[i],
+        Contains(std::pair(request.prompt[i], result.prompt_logprobs[i])));
+  }
+}
+
+TEST_F(SampleLifecycleTest, ADivergedAdapterFailsWhileItsPromptIsListed) {
+  auto bad = std::make_shared<lora::AdapterVersion>(*adapter_);
+  bad->compute_N = at::full_like(adapter_->compute_N, NAN);
+  Restart({.kv_cache_bytes = BytesOfPages(decoder_, kPages),
+           .max_decode_sequences = 4});
+  SampleRequest failing = Request(2, 20, 1, 7);
+  failing.prompt_top_logprobs = 1;
+  Admit(1, failing, bad);
+  const std::vector<SampleEvent> events = Step();
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].result.status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(AllPagesFree());
 }
 
 // The adapter diverges at the first token of two samples, and in the middle of

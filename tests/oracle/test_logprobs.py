@@ -195,14 +195,22 @@ def test_most_likely_tokens_have_the_references_logprobs(
             ignore_eos=True,
             prompt_logprobs=True,
             top_logprobs=20,
+            prompt_top_logprobs=20,
         )
     expected = reference.logprobs(prompt[:-1], prompt[1:])
+    assert result.prompt_logprobs is not None
     measured = np.asarray(result.prompt_logprobs)[1:]
     assert tolerance.max_difference(measured, expected) <= tolerance.LOGPROBS
     sample = result.samples[0]
-    logits = reference.logits([*prompt, *sample.tokens[:-1]])[len(prompt) - 1 :]
+    logits = reference.logits([*prompt, *sample.tokens[:-1]])
     assert len(sample.top_logprobs) == len(sample.tokens) == 4
-    for row, top in zip(logits.astype(np.float64), sample.top_logprobs, strict=True):
+    listed = result.prompt_top_logprobs
+    assert len(listed) == len(prompt) and not listed[0]
+    for token, own, top in zip(prompt, result.prompt_logprobs, listed, strict=True):
+        assert dict(top).get(token, own) == own
+    tops = [[*sorted(top, key=lambda t: -t[1])] for top in listed[1:]]
+    tops += sample.top_logprobs
+    for row, top in zip(logits.astype(np.float64), tops, strict=True):
         logprobs = row - row.max() - np.log(np.exp(row - row.max()).sum())
         tokens = np.asarray([token for token, _ in top])
         values = np.asarray([logprob for _, logprob in top])

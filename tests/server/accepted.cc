@@ -141,6 +141,8 @@ void ExpectUsable(const SampleRequest& request, const RequestLimits& limits) {
   EXPECT_TRUE(request.num_samples >= 1 &&
               request.num_samples <= limits.max_samples);
   EXPECT_TRUE(request.top_logprobs >= 0 && request.top_logprobs <= 20);
+  EXPECT_TRUE(request.prompt_top_logprobs >= 0 &&
+              request.prompt_top_logprobs <= 20);
   EXPECT_TRUE(config.top_k >= 0 && config.top_k <= limits.vocab_size);
   EXPECT_TRUE(config.top_p > 0 && config.top_p <= 1) << config.top_p;
   EXPECT_TRUE(config.temperature == 0 ||

@@ -41,6 +41,8 @@ TEST(RefusalTest, Sample) {
         "num_samples is 1000000"},
        {"top_logprobs 21", [](Ask& r) { r.set_top_logprobs(21); },
         "top_logprobs is 21, must be in [0, 20]"},
+       {"prompt_top_logprobs 21", [](Ask& r) { r.set_prompt_top_logprobs(21); },
+        "prompt_top_logprobs is 21, must be in [0, 20]"},
        {"max_tokens > room", [=](Ask& r) { config(r)->set_max_tokens(30); },
         "config.max_tokens is 30, must be in [1, 29]"},
        {"max_tokens -1", [=](Ask& r) { config(r)->set_max_tokens(UINT32_MAX); },

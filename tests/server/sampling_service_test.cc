@@ -11,6 +11,7 @@ namespace weft {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 v1::SampleRequest GoodPrompt() {
@@ -31,6 +32,7 @@ TEST_F(SamplingServiceTest, SampleReturnsEverySample) {
   v1::SampleRequest request = GoodPrompt();
   request.set_num_samples(2);
   request.set_prompt_logprobs(true);
+  request.set_prompt_top_logprobs(1);
   request.set_top_logprobs(2);
   grpc::ClientContext context;
   v1::SampleResponse response;
@@ -44,6 +46,11 @@ TEST_F(SamplingServiceTest, SampleReturnsEverySample) {
   EXPECT_THAT(response.samples(0).top_logprobs(0).tokens(), ElementsAre(4, 4));
   EXPECT_EQ(response.samples(0).finish_reason(), v1::FINISH_REASON_LENGTH);
   EXPECT_THAT(response.prompt_logprobs(), ElementsAre(0, -1, -1));
+  ASSERT_THAT(response.prompt_top_logprobs(), SizeIs(3));
+  EXPECT_THAT(response.prompt_top_logprobs(0).tokens(), IsEmpty());
+  EXPECT_THAT(response.prompt_top_logprobs(1).tokens(), ElementsAre(2));
+  EXPECT_THAT(response.prompt_top_logprobs(2).tokens(), ElementsAre(3));
+  EXPECT_THAT(response.prompt_top_logprobs(2).logprobs(), ElementsAre(-1));
   EXPECT_EQ(response.version(), 1u);
 }
 
@@ -102,12 +109,14 @@ TEST_F(SamplingServiceTest, StreamAddsUpToTheSamples) {
   *request.mutable_request() = GoodPrompt();
   request.mutable_request()->set_num_samples(3);
   request.mutable_request()->set_prompt_logprobs(true);
+  request.mutable_request()->set_prompt_top_logprobs(1);
   request.mutable_request()->set_top_logprobs(1);
   grpc::ClientContext context;
   const auto stream = sampling_->SampleStream(&context, request);
   std::map<uint32_t, std::vector<uint32_t>> tokens;
   std::map<uint32_t, v1::FinishReason> reasons;
   size_t prompt_logprobs = 0;
+  int prompt_top = 0;
   v1::SampleStreamResponse message;
   while (stream->Read(&message)) {
     EXPECT_EQ(message.tokens_size(), message.logprobs_size());
@@ -116,10 +125,12 @@ TEST_F(SamplingServiceTest, StreamAddsUpToTheSamples) {
     all.insert(all.end(), message.tokens().begin(), message.tokens().end());
     reasons[message.sample_index()] = message.finish_reason();
     prompt_logprobs += static_cast<size_t>(message.prompt_logprobs_size());
+    prompt_top += message.prompt_top_logprobs_size();
     EXPECT_EQ(message.version(), 1u);
   }
   EXPECT_TRUE(stream->Finish().ok());
   EXPECT_EQ(prompt_logprobs, 3u);
+  EXPECT_EQ(prompt_top, 3);
   ASSERT_THAT(tokens, SizeIs(3));
   for (uint32_t i = 0; i < 3; ++i) {
     EXPECT_THAT(tokens[i], ElementsAre(4 + i, 5 + i, 6 + i));

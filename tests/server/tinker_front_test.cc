@@ -9,8 +9,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/tinker/checkpoint_extras.h"
 #include "server/tinker/reaper.h"
 #include "server/tinker/sessions.h"
 #include "server/tinker/steps.h"
@@ -24,6 +26,7 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 constexpr char kDelete[] = "DeleteAdapter";
+constexpr char kDeleteCheckpoint[] = "DeleteCheckpoint";
 constexpr char kLoad[] = "LoadCheckpoint";
 
 // Returns the number of adapters that are yet to be deleted, while the engine
@@ -222,6 +225,28 @@ TEST_F(TinkerFrontTest, ALoadWaitsForAnAdapterThatIsYetToBeDeleted) {
   EXPECT_EQ(waiting.get().status, 200);
   EXPECT_EQ(Calls(kLoad), loads + 1);
   OnFront([](Front& front) { EXPECT_TRUE(front.orphans.empty()); });
+}
+
+TEST_F(TinkerFrontTest, ACheckpointWhoseDeletionFailsStillExpires) {
+  Start();
+  const std::string path = SaveSampler(NewSession());
+  const std::string run = absl::StrReplaceAll(
+      path,
+      {{"tinker://", "training_runs/"}, {"/sampler", "/checkpoints/sampler"}});
+  const HttpReply set =
+      Ask("PUT", absl::StrCat(run, "/ttl"), {{"ttl_seconds", 3600}});
+  ASSERT_EQ(set.status, 200) << set.body;
+  engine_->FailNext(absl::InternalError("the disk failed"), kDeleteCheckpoint);
+  EXPECT_TRUE(Eventually([this] {
+    bool clean = false;
+    OnFront([&clean](Front& front) {
+      SweepCheckpoints(front, absl::Now() + absl::Hours(2));
+      clean = front.extras.empty();
+    });
+    return clean;
+  }));
+  EXPECT_GE(Calls(kDeleteCheckpoint), 2);
+  EXPECT_EQ(Ask("DELETE", run).status, 404);
 }
 
 TEST_F(TinkerFrontTest, ADeletionThatADrainRefusesHappensAfterTheRestart) {

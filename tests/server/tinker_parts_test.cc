@@ -183,9 +183,10 @@ TEST(TinkerSampleOutputTest, BothFormsHaveTheSameValues) {
                      .finish_reason = FinishReason::kStop},
                     {.tokens = {7}, .logprobs = {-2.5F}}};
   result.prompt_logprobs = {0, -1, -2};
+  result.prompt_top_logprobs = {
+      {}, {{0, -0.5F}, {9, -1.0F / 3}}, {{1, -0.25F}}};
   const std::string bytes =
-      SampleOutput(result, {.last_n = 3, .prompt_top = 3},
-                   {{}, {{0, -0.5F}, {9, -1.0F / 3}}, {{1, -0.25F}}});
+      SampleOutput(result, {.last_n = 3, .prompt_top = 3});
   SampleResponse proto;
   ASSERT_TRUE(proto.ParseFromString(bytes));
   const Json json = Json::parse(SampleOutputJson(bytes));
@@ -202,6 +203,17 @@ TEST(TinkerSampleOutputTest, BothFormsHaveTheSameValues) {
   ExpectSame(proto.topk_prompt_logprobs(), json["topk_prompt_logprobs"]);
   EXPECT_TRUE(json["topk_prompt_logprobs"][0].is_null());
   EXPECT_EQ(json["topk_prompt_logprobs"][1].size(), 2u);
+}
+
+TEST(TinkerSampleOutputTest, OnlyTheLastTokensOfAPromptHaveScores) {
+  SampleResult result;
+  result.prompt_logprobs = {0, -1, -2};
+  result.prompt_top_logprobs = {{}, {{0, -0.5F}}, {{1, -0.25F}}};
+  const Json json = Json::parse(
+      SampleOutputJson(SampleOutput(result, {.last_n = 1, .prompt_top = 1})));
+  EXPECT_EQ(json["prompt_logprobs"], Json({nullptr, nullptr, -2}));
+  EXPECT_EQ(json["topk_prompt_logprobs"],
+            Json::parse("[null, null, [[1, -0.25]]]"));
 }
 
 TEST(TinkerCheckpointPathTest, NamesAndWeftNamesAreOneToOne) {

@@ -63,6 +63,7 @@ TEST(ValidationTest, AcceptsTheEdgesOfEveryRange) {
   for (const uint32_t token : {0, 9, 9}) request.add_prompt(token);
   request.set_num_samples(2);
   request.set_top_logprobs(20);
+  request.set_prompt_top_logprobs(20);
   request.mutable_config()->set_max_tokens(1);
   request.mutable_config()->set_top_p(1);
   request.mutable_config()->set_temperature(1e-8);

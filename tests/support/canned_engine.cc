@@ -241,6 +241,7 @@ void CannedEngine::Decode() {
     running.task = *task;
     running.result.samples.resize(task->request->num_samples);
     running.result.prompt_logprobs = CannedPromptLogprobs(*task->request);
+    running.result.prompt_top_logprobs = CannedPromptTop(*task->request);
     running.result.version = *version;
     desk.Start(*task);
   }
@@ -286,6 +287,7 @@ void CannedEngine::Draw(Running& running) {
   }
   if (running.position == 0) {
     deltas.front().prompt_logprobs = running.result.prompt_logprobs;
+    deltas.front().prompt_top_logprobs = running.result.prompt_top_logprobs;
   }
   ++running.position;
   if (running.task.streams) {

@@ -62,6 +62,16 @@ std::vector<float> CannedPromptLogprobs(const SampleRequest& request) {
   return logprobs;
 }
 
+std::vector<TopLogprobs> CannedPromptTop(const SampleRequest& request) {
+  if (request.prompt_top_logprobs == 0) return {};
+  std::vector<TopLogprobs> rows(1);
+  for (size_t i = 1; i < request.prompt.size(); ++i) {
+    rows.emplace_back(request.prompt_top_logprobs,
+                      std::pair(request.prompt[i], -1.0F));
+  }
+  return rows;
+}
+
 Sample CannedToken(const SampleRequest& request, int vocab_size,
                    int sample_index, int position) {
   const int32_t token =

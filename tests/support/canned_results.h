@@ -28,6 +28,10 @@ inline constexpr double kCannedGradNorm = 2.5;
 // Returns 0 for the prompt's first token and -1 for all others.
 [[nodiscard]] std::vector<float> CannedPromptLogprobs(
     const SampleRequest& request);
+// Returns nothing for the prompt's first token. For each other token it returns
+// as many entries as requested, all of them that token with -1.
+[[nodiscard]] std::vector<TopLogprobs> CannedPromptTop(
+    const SampleRequest& request);
 
 // Draws one token. Sample i counts up from the token i + 1 after the prompt's
 // last one, modulo the vocabulary. The log-probability is -0.25.

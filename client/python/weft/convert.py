@@ -308,6 +308,7 @@ def sample_request(
             config=config,
             prompt_logprobs=options.get("prompt_logprobs", False),
             top_logprobs=options.get("top_logprobs", 0),
+            prompt_top_logprobs=options.get("prompt_top_logprobs", 0),
         )
 
 
@@ -339,6 +340,7 @@ def to_sample_result(
     return SampleResult(
         samples=samples,
         prompt_logprobs=_floats(scores) if scores else None,
+        prompt_top_logprobs=_top(message.prompt_top_logprobs),
         version=message.version,
     )
 
@@ -352,5 +354,6 @@ def to_sample_delta(message: sampling_pb2.SampleStreamResponse) -> SampleDelta:
         finish_reason=_FINISH.get(int(message.finish_reason)),
         top_logprobs=_top(message.top_logprobs),
         prompt_logprobs=_floats(prompt) if prompt else None,
+        prompt_top_logprobs=_top(message.prompt_top_logprobs),
         version=message.version,
     )

@@ -60,6 +60,8 @@ class SampleOptions(TypedDict, total=False):
     ignore_eos: bool  # The end of sequence does not end a sample; default False.
     prompt_logprobs: bool  # Also returns the prompt's logprobs; default False.
     top_logprobs: int  # Also returns so many likely tokens per position; default 0.
+    # Also returns so many likely tokens at each position of the prompt; default 0.
+    prompt_top_logprobs: int
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class ServerInfo:
     replay_window: int  # How many of an adapter's latest replies the server keeps.
     max_targets_per_token: int
     max_stop_entries: int
-    max_top_logprobs: int
+    max_top_logprobs: int  # And the largest prompt_top_logprobs.
 
 
 @dataclass(frozen=True)
@@ -202,6 +204,8 @@ class SampleResult:
 
     samples: list[Sample]
     prompt_logprobs: FloatArray | None  # [P]; the first is 0 and has no meaning.
+    # [P]; the first is empty. Without a request for it the whole list is.
+    prompt_top_logprobs: list[list[tuple[int, float]]]
     version: int  # The version of the weights; 0 for the base model.
 
 
@@ -214,5 +218,7 @@ class SampleDelta:
     logprobs: FloatArray
     finish_reason: FinishReason | None  # Set in the sample's last delta.
     top_logprobs: list[list[tuple[int, float]]]
-    prompt_logprobs: FloatArray | None  # Set in the first delta, if requested.
+    # Set in the first delta, if requested.
+    prompt_logprobs: FloatArray | None
+    prompt_top_logprobs: list[list[tuple[int, float]]]
     version: int

@@ -167,7 +167,9 @@ async def _completion(
     options = _options(body, top=body.logprobs or 0)
     # Without an answer, one token is drawn and dropped.
     options["max_tokens"] = max(1, body.max_tokens or 16)
-    options["prompt_logprobs"] = body.echo and body.logprobs is not None
+    if body.echo and body.logprobs is not None:
+        options["prompt_logprobs"] = True
+        options["prompt_top_logprobs"] = body.logprobs
     return sampling.Job(
         **await _job(front, body, request),
         envelope=Envelope("text_completion", body.model),
@@ -175,7 +177,6 @@ async def _completion(
         options=options,
         chat=False,
         scored=body.logprobs is not None,
-        num_top=body.logprobs or 0,
         echo=body.echo,
         keep_answer=body.max_tokens != 0,
     )
@@ -196,7 +197,6 @@ async def _chat(front: Front, body: ChatRequest, request: Request) -> sampling.J
         options=options,
         chat=True,
         scored=bool(body.logprobs),
-        num_top=body.top_logprobs or 0,
     )
 
 

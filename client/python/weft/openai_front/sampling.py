@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from weft.data import ModelTokenizer
-from weft.openai_front.answers import Envelope, Json, Scored, Top, usage
+from weft.openai_front.answers import Envelope, Json, Scored, usage
 from weft.openai_front.names import Sampler
 from weft.openai_front.text import Answer
 from weft.types import Sample, SampleDelta, SampleOptions, SampleResult
@@ -17,7 +17,7 @@ from weft.types import Sample, SampleDelta, SampleOptions, SampleResult
 class Job:
     """One request: prompts of token ids, and how to sample and to answer.
 
-    scored: the answer has logprobs. num_top: so many likely tokens at each position.
+    scored: the answer has logprobs.
     """
 
     tokenizer: ModelTokenizer
@@ -29,7 +29,6 @@ class Job:
     chat: bool
     num_samples: int = 1
     scored: bool = False
-    num_top: int = 0
     echo: bool = False
     keep_answer: bool = True  # False: only the prompt is wanted.
     usage_in_stream: bool = False
@@ -44,12 +43,9 @@ class Job:
 async def answer(job: Job) -> Json:
     """Returns the whole answer."""
     results = await job.sampler.sample_many(job.prompts, **job.options)
-    tops: list[Top] = [[] for _ in job.prompts]
-    if job.echo and job.num_top:
-        tops = [await _prompt_top(job, prompt) for prompt in job.prompts]
     choices = [
-        _choice(job, prompt, result, sample, top)
-        for prompt, result, top in zip(job.prompts, results, tops, strict=True)
+        _choice(job, prompt, result, sample)
+        for prompt, result in zip(job.prompts, results, strict=True)
         for sample in result.samples
     ]
     for index, choice in enumerate(choices):
@@ -58,19 +54,7 @@ async def answer(job: Job) -> Json:
     return job.envelope.whole(choices, usage(sum(map(len, job.prompts)), drawn))
 
 
-async def _prompt_top(job: Job, prompt: list[int]) -> Top:
-    """Returns the likeliest tokens at each position of a prompt, each as the first
-    draw after the tokens before it. The first position has none."""
-    prefixes = [prompt[:end] for end in range(1, len(prompt))]
-    results = await job.sampler.sample_many(
-        prefixes, max_tokens=1, temperature=0.0, top_logprobs=job.num_top
-    )
-    return [[], *(result.samples[0].top_logprobs[0] for result in results)]
-
-
-def _choice(
-    job: Job, prompt: list[int], result: SampleResult, sample: Sample, top: Top
-) -> Json:
+def _choice(job: Job, prompt: list[int], result: SampleResult, sample: Sample) -> Json:
     text = Answer(job.tokenizer, job.stops)
     answered = text.add(sample.tokens) + text.finish() if job.keep_answer else ""
     if job.chat:
@@ -85,7 +69,7 @@ def _choice(
     return {
         "index": 0,
         "text": shown + answered,
-        "logprobs": _completion_logprobs(job, prompt, result, sample, top),
+        "logprobs": _completion_logprobs(job, prompt, result, sample),
         "finish_reason": sample.finish_reason if job.keep_answer else "length",
     }
 
@@ -96,7 +80,7 @@ def _scored(job: Job, drawn: Sample | SampleDelta) -> Scored:
 
 
 def _completion_logprobs(
-    job: Job, prompt: list[int], result: SampleResult, sample: Sample, top: Top
+    job: Job, prompt: list[int], result: SampleResult, sample: Sample
 ) -> Json | None:
     """Returns the scores of a choice; with echo, the prompt's come first."""
     if not job.scored:
@@ -107,22 +91,12 @@ def _completion_logprobs(
     if job.echo and result.prompt_logprobs is not None:
         tokens += prompt
         logprobs += [None, *map(float, result.prompt_logprobs[1:])]
-        likely += _agreeing(prompt, logprobs, top) if top else [[] for _ in prompt]
+        likely += result.prompt_top_logprobs or [[] for _ in prompt]
     if job.keep_answer:
         tokens += sample.tokens
         logprobs += map(float, sample.logprobs)
         likely += sample.top_logprobs or [[] for _ in sample.tokens]
     return Scored(job.tokenizer, tokens, logprobs, likely).as_completion()
-
-
-def _agreeing(prompt: Sequence[int], logprobs: Sequence[float | None], top: Top) -> Top:
-    """Returns the likely tokens with the prompt's own scores where they have a token
-    of the prompt. Both come from calls whose rounding differs, and harnesses test by
-    equality whether a token is the likeliest."""
-    return [
-        [(t, p if t != token or own is None else own) for t, p in entries]
-        for token, own, entries in zip(prompt, logprobs, top, strict=True)
-    ]
 
 
 async def stream(job: Job) -> AsyncIterator[str]:
