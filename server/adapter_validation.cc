@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "server/adapter_fields.h"
 #include "server/field_checks.h"
 #include "server/request_validation.h"
 #include "src/base/status_macros.h"
@@ -86,32 +87,6 @@ absl::StatusOr<LoraConfig> ReadLoraConfig(const v1::LoraConfig& in,
   return out;
 }
 
-template <typename Message>
-absl::StatusOr<std::string> ReadAdapterId(const Message& request,
-                                          const RequestLimits& limits) {
-  WEFT_RETURN_IF_ERROR(
-      CheckAdapterId("adapter_id", request.adapter_id(), limits.engine_names));
-  return request.adapter_id();
-}
-
-// Returns an empty tenant if the message has none. Caller::Qualify then sets
-// the caller's.
-template <typename Message>
-absl::StatusOr<std::string> ReadTenant(absl::string_view field,
-                                       const Message& request) {
-  if (request.tenant().empty()) return std::string();
-  WEFT_RETURN_IF_ERROR(CheckName(field, request.tenant()));
-  return request.tenant();
-}
-
-// Checks the names of messages that name something of an adapter.
-template <typename Message>
-absl::Status CheckNames(const Message& request, const RequestLimits& limits) {
-  WEFT_RETURN_IF_ERROR(
-      CheckAdapterId("adapter_id", request.adapter_id(), limits.engine_names));
-  return CheckName("name", request.name());
-}
-
 }  // namespace
 
 RequestLimits MakeLimits(const EngineInfo& info, const ServerOptions& options) {
@@ -154,46 +129,6 @@ absl::StatusOr<std::string> Validate(const v1::GetAdapterRequest& request,
 absl::StatusOr<std::string> Validate(const v1::DeleteAdapterRequest& request,
                                      const RequestLimits& limits) {
   return ReadAdapterId(request, limits);
-}
-
-absl::StatusOr<std::string> Validate(const v1::ListCheckpointsRequest& request,
-                                     const RequestLimits& limits) {
-  if (request.adapter_id().empty()) return std::string();
-  return ReadAdapterId(request, limits);
-}
-
-absl::StatusOr<SaveCheckpointRequest> Validate(
-    const v1::SaveCheckpointRequest& request, const RequestLimits& limits) {
-  WEFT_RETURN_IF_ERROR(CheckNames(request, limits));
-  return SaveCheckpointRequest{.adapter_id = request.adapter_id(),
-                               .name = request.name(),
-                               .overwrite = request.overwrite(),
-                               .step = request.step(),
-                               .epoch = request.epoch()};
-}
-
-absl::StatusOr<LoadCheckpointRequest> Validate(
-    const v1::LoadCheckpointRequest& request, const RequestLimits& limits) {
-  WEFT_RETURN_IF_ERROR(CheckNames(request, limits));
-  const std::string& source = request.source_adapter_id().empty()
-                                  ? request.adapter_id()
-                                  : request.source_adapter_id();
-  WEFT_RETURN_IF_ERROR(
-      CheckAdapterId("source_adapter_id", source, limits.engine_names));
-  WEFT_ASSIGN_OR_RETURN(std::string tenant, ReadTenant("tenant", request));
-  return LoadCheckpointRequest{.adapter_id = request.adapter_id(),
-                               .source_adapter_id = source,
-                               .name = request.name(),
-                               .weights_only = request.weights_only(),
-                               .tenant = std::move(tenant),
-                               .step = request.step(),
-                               .epoch = request.epoch()};
-}
-
-absl::StatusOr<std::pair<std::string, std::string>> Validate(
-    const v1::DeleteCheckpointRequest& request, const RequestLimits& limits) {
-  WEFT_RETURN_IF_ERROR(CheckNames(request, limits));
-  return std::make_pair(request.adapter_id(), request.name());
 }
 
 absl::StatusOr<PublishSnapshotRequest> Validate(

@@ -20,6 +20,7 @@
 #include "src/config/options.h"
 #include "src/engine/engine.h"
 #include "src/request/adapter.h"
+#include "src/request/checkpoint.h"
 #include "src/request/profile.h"
 #include "src/request/sample.h"
 #include "src/request/train.h"

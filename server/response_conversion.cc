@@ -174,6 +174,16 @@ void ToProto(const CheckpointInfo& info, v1::Checkpoint* out) {
   out->set_size_bytes(info.size_bytes);
   out->set_created_at(UnixSecondsOf(info.created_at));
   ToProto(info.config, out->mutable_config());
+  out->set_kind(info.kind == CheckpointKind::kSampler
+                    ? v1::CHECKPOINT_KIND_SAMPLER
+                    : v1::CHECKPOINT_KIND_TRAIN);
+  out->mutable_metadata()->insert(info.metadata.begin(), info.metadata.end());
+  if (info.expires_at != absl::InfiniteFuture()) {
+    out->set_expires_at(UnixSecondsOf(info.expires_at));
+  }
+  out->set_tenant(info.tenant);
+  out->set_base_model(info.base_model);
+  out->set_base_fingerprint(info.base_fingerprint);
 }
 
 }  // namespace weft

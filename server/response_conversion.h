@@ -6,6 +6,7 @@
 #define WEFT_SERVER_RESPONSE_CONVERSION_H_
 
 #include "src/request/adapter.h"
+#include "src/request/checkpoint.h"
 #include "src/request/sample.h"
 #include "src/request/train.h"
 #include "weft/v1/adapters.pb.h"

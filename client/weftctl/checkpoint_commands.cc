@@ -1,9 +1,22 @@
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "client/weftctl/commands.h"
 #include "client/weftctl/output.h"
 
 namespace weft::weftctl {
 namespace {
+
+const char* KindName(v1::CheckpointKind kind) {
+  return kind == v1::CHECKPOINT_KIND_SAMPLER ? "sampler" : "train";
+}
 
 void PrintCheckpoints(const Session& session,
                       const v1::ListCheckpointsResponse& found) {
@@ -11,14 +24,57 @@ void PrintCheckpoints(const Session& session,
     PrintJson(found, session.out);
     return;
   }
-  std::vector<Row> rows = {{"ADAPTER", "NAME", "STEP", "SIZE", "CREATED"}};
+  std::vector<Row> rows = {{"ADAPTER", "NAME", "KIND", "STEP", "SIZE",
+                            "CREATED", "EXPIRES", "BASE MODEL"}};
   for (const v1::Checkpoint& checkpoint : found.checkpoints()) {
-    rows.push_back({checkpoint.adapter_id(), checkpoint.name(),
-                    absl::StrCat(checkpoint.last_step()),
-                    FormatBytes(checkpoint.size_bytes()),
-                    FormatTime(checkpoint.created_at())});
+    rows.push_back(
+        {checkpoint.adapter_id(), checkpoint.name(),
+         KindName(checkpoint.kind()), absl::StrCat(checkpoint.last_step()),
+         FormatBytes(checkpoint.size_bytes()),
+         FormatTime(checkpoint.created_at()),
+         checkpoint.expires_at() > 0 ? FormatTime(checkpoint.expires_at())
+                                     : "never",
+         checkpoint.base_model()});
   }
   PrintTable(rows, session.out);
+}
+
+// Reads KEY=VALUE,KEY=VALUE.
+absl::Status ReadMetadata(const std::string& text,
+                          v1::SaveCheckpointRequest* request) {
+  for (const absl::string_view entry :
+       absl::StrSplit(text, ',', absl::SkipEmpty())) {
+    const std::pair<std::string, std::string> parts =
+        absl::StrSplit(entry, absl::MaxSplits('=', 1));
+    if (!absl::StrContains(entry, '=')) {
+      return UsageError(
+          absl::StrCat("--metadata: '", entry, "' is not KEY=VALUE"));
+    }
+    (*request->mutable_metadata())[parts.first] = parts.second;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadProperties(const Arguments& arguments,
+                            v1::SaveCheckpointRequest* request) {
+  const std::string kind = arguments.GetString("kind");
+  if (kind == KindName(v1::CHECKPOINT_KIND_SAMPLER)) {
+    request->set_kind(v1::CHECKPOINT_KIND_SAMPLER);
+  } else if (kind != KindName(v1::CHECKPOINT_KIND_TRAIN)) {
+    return UsageError(
+        absl::StrCat("--kind: '", kind, "' is neither train nor sampler"));
+  }
+  const auto ttl = arguments.GetInt("ttl");
+  if (!ttl.ok()) return ttl.status();
+  const auto keep = arguments.GetInt("keep-newest");
+  if (!keep.ok()) return keep.status();
+  if (*ttl < 0) return UsageError("--ttl is below 0");
+  if (*keep < 0 || *keep > std::numeric_limits<uint32_t>::max()) {
+    return UsageError("--keep-newest is not in [0, 2^32)");
+  }
+  request->set_ttl_seconds(static_cast<uint64_t>(*ttl));
+  request->set_keep_newest(static_cast<uint32_t>(*keep));
+  return ReadMetadata(arguments.GetString("metadata"), request);
 }
 
 absl::Status Save(const Session& session) {
@@ -26,6 +82,8 @@ absl::Status Save(const Session& session) {
   request.set_adapter_id(session.arguments.word(0));
   request.set_name(session.arguments.word(1));
   request.set_overwrite(session.arguments.Has("overwrite"));
+  const absl::Status properties = ReadProperties(session.arguments, &request);
+  if (!properties.ok()) return properties;
   auto saved = session.client.SaveCheckpoint(request);
   if (!saved.ok()) return saved.status();
   v1::ListCheckpointsResponse one;
@@ -97,7 +155,12 @@ std::vector<Command> CheckpointCommands() {
       {"checkpoints save",
        "Save an adapter on the server.",
        pair,
-       {{"overwrite", "", "replace one of the same name", ""}},
+       {{"overwrite", "", "replace one of the same name", ""},
+        {"kind", "KIND", "train, or sampler: weights only", "train"},
+        {"metadata", "KEY=VALUE,...", "entries of your own", ""},
+        {"ttl", "SECONDS", "the server deletes it then; 0: never", "0"},
+        {"keep-newest", "N",
+         "delete the adapter's older ones of this kind; 0: none", "0"}},
        Save},
       {"checkpoints load",
        "Load a checkpoint into an adapter.",

@@ -18,6 +18,7 @@
 #include "server/service_core.h"
 #include "server/tinker/fields.h"
 #include "src/request/adapter.h"
+#include "src/request/checkpoint.h"
 
 namespace weft::console {
 

@@ -11,6 +11,7 @@
 #include "server/tinker/checkpoint_path.h"
 #include "server/tinker/front.h"
 #include "src/request/adapter.h"
+#include "src/request/checkpoint.h"
 
 namespace weft::tinker {
 

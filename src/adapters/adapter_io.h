@@ -3,9 +3,10 @@
 //
 // A checkpoint is the folder <checkpoint dir>/<adapter id>/<name>/ with
 //   adapter_config.json, adapter_model.safetensors   what PEFT loads;
-//   optimizer.safetensors                            gradient and moments;
-//   trainer_state.json                               steps and shape;
-//   MANIFEST.json                                    sizes and checksums.
+//   optimizer.safetensors   gradient and moments, not in kind sampler;
+//   trainer_state.json      the manifest's fields, for people;
+//   MANIFEST.json           sizes and checksums (src/files/durable_folder.h),
+//                           and the fields of src/peft/checkpoint_fields.h.
 // Threads: the I/O thread. The functions use no tensor of the engine.
 #ifndef WEFT_SRC_ADAPTERS_ADAPTER_IO_H_
 #define WEFT_SRC_ADAPTERS_ADAPTER_IO_H_
@@ -17,8 +18,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "nlohmann/json.hpp"
 #include "src/lora/adapter.h"
+#include "src/peft/checkpoint_fields.h"
 #include "src/request/adapter.h"
+#include "src/request/checkpoint.h"
 
 namespace weft::engine {
 
@@ -27,47 +32,69 @@ struct LoadedCheckpoint {
   lora::AdapterState state;
 };
 
+// An adapter at the time of a save.
+struct AdapterCopy {
+  std::string tenant;
+  LoraConfig config;
+  lora::AdapterState state;
+  uint64_t last_step = 0;
+};
+
 class AdapterIo {
  public:
-  // `base_model` is the name that exported folders give to the base model.
-  AdapterIo(std::string checkpoint_dir, std::string base_model,
-            const lora::ModelShape& shape)
-      : checkpoint_dir_(std::move(checkpoint_dir)),
-        base_model_(std::move(base_model)),
-        shape_(shape) {}
+  // Exported folders give the base model's name.
+  AdapterIo(std::string checkpoint_dir, lora::BaseModel base)
+      : checkpoint_dir_(std::move(checkpoint_dir)), base_(std::move(base)) {}
 
   // Removes what an interrupted write left behind.
   void RemoveStaleFiles() const;
 
-  // If the checkpoint already exists with the same step and state, an earlier
-  // process wrote it for the same call: Save returns it unchanged. Errors:
-  // ALREADY_EXISTS without overwrite, RESOURCE_EXHAUSTED (disk full).
+  // Writes the checkpoint, and then deletes older ones as request.keep_newest
+  // says. If the checkpoint already exists with the same step, state and
+  // properties, an earlier process wrote it for the same call: Save returns it
+  // unchanged. Errors: ALREADY_EXISTS without overwrite, RESOURCE_EXHAUSTED
+  // (disk full).
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Save(
-      const SaveCheckpointRequest& request, const LoraConfig& config,
-      const lora::AdapterState& state, uint64_t last_step) const;
+      const SaveCheckpointRequest& request, const AdapterCopy& adapter);
   // With weights_only the result has only weights, and its step is 0. Errors:
-  // NOT_FOUND, DATA_LOSS (damaged files), FAILED_PRECONDITION (the checkpoint's
-  // model has another shape).
+  // NOT_FOUND (also if it has expired), DATA_LOSS (damaged files),
+  // FAILED_PRECONDITION (the checkpoint belongs to another base model, or has
+  // only weights).
   [[nodiscard]] absl::StatusOr<LoadedCheckpoint> Load(
       const LoadCheckpointRequest& request) const;
-  // Describes the checkpoint without reading its tensors. Errors: as for Load.
+  // Describes the checkpoint that a load asks for, without reading its tensors.
+  // Errors: as for Load.
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Describe(
-      const std::string& adapter_id, const std::string& name) const;
-  // Returns the adapter's checkpoints, newest first. Skips a damaged folder and
+      const LoadCheckpointRequest& request) const;
+  // Returns the adapter's checkpoints, newest first; those of all adapters if
+  // the id is empty. Skips those that have expired. Skips a damaged folder and
   // logs a warning.
   [[nodiscard]] absl::StatusOr<std::vector<CheckpointInfo>> List(
       const std::string& adapter_id) const;
   [[nodiscard]] absl::Status Delete(const std::string& adapter_id,
                                     const std::string& name) const;
+  // Deletes the checkpoints that have expired. It reads the folders only when
+  // one is due, so it may be called often.
+  void DeleteExpired();
 
   [[nodiscard]] PeftFiles Export(const LoraConfig& config,
                                  const std::vector<float>& weights) const;
 
  private:
-  // Returns the checkpoint of the request's name if it holds the same state.
+  // Returns the checkpoint of the request's name if it holds the same.
   [[nodiscard]] std::optional<CheckpointInfo> SavedBefore(
-      const SaveCheckpointRequest& request, const LoraConfig& config,
-      const lora::AdapterState& state, uint64_t last_step) const;
+      const SaveCheckpointRequest& request, const AdapterCopy& adapter) const;
+  // Deletes the oldest checkpoints of the adapter that have the kind of `saved`
+  // so that `count` remain, among them `saved`.
+  void KeepNewest(const CheckpointInfo& saved, uint64_t count) const;
+  // Returns all checkpoints as List does, with those that have expired.
+  [[nodiscard]] std::vector<CheckpointInfo> ListAll(
+      const std::string& adapter_id) const;
+  // Reads the fields and checks that the checkpoint may be loaded.
+  [[nodiscard]] absl::StatusOr<CheckpointInfo> Check(
+      const LoadCheckpointRequest& request, const nlohmann::json& fields) const;
+  [[nodiscard]] bool IsExpired(const std::string& adapter_id,
+                               const std::string& name) const;
   // Adds the names of some of the adapter's checkpoints to a NOT_FOUND.
   [[nodiscard]] absl::Status NameOthers(const absl::Status& status,
                                         const std::string& adapter_id) const;
@@ -76,8 +103,9 @@ class AdapterIo {
   [[nodiscard]] std::string AdapterDir(const std::string& adapter_id) const;
 
   const std::string checkpoint_dir_;
-  const std::string base_model_;
-  const lora::ModelShape shape_;
+  const lora::BaseModel base_;
+  // No checkpoint expires before this time.
+  absl::Time next_expiry_ = absl::InfinitePast();
 };
 
 }  // namespace weft::engine

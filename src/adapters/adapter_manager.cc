@@ -74,7 +74,7 @@ void AdapterManager::LoadNew(LoadCheckpointRequest request,
                              Callback<AdapterInfo> done) {
   context_.PostIo([this, request = std::move(request), done = std::move(done)] {
     const absl::StatusOr<CheckpointInfo> info =
-        context_.files.Describe(request.source_adapter_id, request.name);
+        context_.files.Describe(request);
     absl::Status refused = info.status();
     if (info.ok()) {
       if (const absl::Status ranks = CheckRanks(info->config); !ranks.ok()) {

@@ -25,7 +25,7 @@ struct EngineContext {
   ComputeDevice& device;
   ComputeGuard& guard;
   AdapterTable& adapters;
-  const AdapterIo& files;
+  AdapterIo& files;  // Used by the I/O thread.
   EngineProbe& probe;
   records::Recorder& recorder;
   const journal::StateFolder* state;  // Null without --state-dir.

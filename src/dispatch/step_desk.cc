@@ -175,7 +175,9 @@ StepDesk::StepNode StepDesk::End(uint64_t id,
   if (AdapterRecord* record = s_.Find(work.adapter)) {
     s_.residency.Used(work.adapter, sched::kTraining);
     if (result.ok()) {
-      if (const auto* saved = std::get_if<CheckpointInfo>(result->get())) {
+      // A checkpoint of kind sampler cannot bring the steps back.
+      const auto* saved = std::get_if<CheckpointInfo>(result->get());
+      if (saved != nullptr && saved->kind == CheckpointKind::kTrain) {
         RaiseDurableStep(*record, saved->last_step);
       }
       if (work.again && work.step > 0) {

@@ -22,6 +22,7 @@
 #include "src/config/world.h"
 #include "src/request/activity.h"
 #include "src/request/adapter.h"
+#include "src/request/checkpoint.h"
 #include "src/request/profile.h"
 #include "src/request/reply.h"
 #include "src/request/sample.h"

@@ -26,6 +26,9 @@ namespace {
 // heartbeat's age.
 constexpr absl::Duration kIdleWait = absl::Milliseconds(200);
 
+// How often expired checkpoints are looked for.
+constexpr absl::Duration kExpiryInterval = absl::Seconds(1);
+
 // The thread's name in `top -H`. The compute threads inherit it.
 constexpr const char* kThreadName = "weft-engine";
 
@@ -100,8 +103,10 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
       guard_(parts_.device.get(), &executor_),
       adapters_(parts_.decoder->config().shape(), parts_.decoder->dtype(),
                 parts_.decoder->device()),
-      adapter_io_(parts_.options.checkpoint_dir, parts_.model_name,
-                  parts_.decoder->config().shape()),
+      adapter_io_(parts_.options.checkpoint_dir,
+                  {.name = parts_.model_name,
+                   .fingerprint = parts_.model_fingerprint,
+                   .shape = parts_.decoder->config().shape()}),
       sample_loop_(&executor_,
                    {.kv_cache_bytes = parts_.options.kv_cache_bytes,
                     .max_decode_sequences = parts_.options.max_decode_sequences,
@@ -213,6 +218,7 @@ void EngineImpl::Loop() {
     const profile::Span span("wait for work");
     return dispatcher_.Next(sample_loop_.active(), kIdleWait);
   };
+  absl::Time next_expiry_check = absl::InfinitePast();
   while (std::optional<dispatch::Work> work = next_work()) {
     const absl::Time start = absl::Now();
     Run(*work);
@@ -220,6 +226,10 @@ void EngineImpl::Loop() {
                          std::holds_alternative<dispatch::RunStep>(*work);
     if (trained) recorder_.AddCost(absl::Now() - start);
     snapshots_.GoOn();
+    if (start >= next_expiry_check) {
+      next_expiry_check = start + kExpiryInterval;
+      context_.PostIo([this] { adapter_io_.DeleteExpired(); });
+    }
     probe_.Heartbeat();
     profile_.BetweenWork(
         trained || std::holds_alternative<dispatch::RunDecode>(*work),

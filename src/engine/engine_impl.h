@@ -55,6 +55,7 @@ struct EngineParts {
   // Null if the tokenizer does not give the bytes of its tokens.
   std::unique_ptr<sampling::TokenBytes> token_bytes;
   std::string model_name;
+  std::string model_fingerprint;
   std::unique_ptr<SpillFolder> spill;
   std::optional<MemorySplit> memory;            // On CUDA.
   std::unique_ptr<journal::StateFolder> state;  // Null without --state-dir.

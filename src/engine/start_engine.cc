@@ -85,17 +85,19 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
   WEFT_RETURN_IF_ERROR(PrepareDirectory(chosen.checkpoint_dir));
   WEFT_ASSIGN_OR_RETURN(SpillFolder spill,
                         SpillFolder::Open(chosen.checkpoint_dir + "/.spill"));
+  absl::StatusOr<std::string> fingerprint = engine::ModelFingerprint(chosen);
   // The state folder opens before the model loads, so that an unusable folder
   // fails at once.
   std::unique_ptr<journal::StateFolder> state;
   if (!chosen.state_dir.empty()) {
-    WEFT_ASSIGN_OR_RETURN(const std::string model,
-                          engine::ModelFingerprint(chosen));
-    WEFT_ASSIGN_OR_RETURN(state,
-                          journal::StateFolder::Open(chosen.state_dir, model));
+    WEFT_RETURN_IF_ERROR(fingerprint.status());
+    WEFT_ASSIGN_OR_RETURN(
+        state, journal::StateFolder::Open(chosen.state_dir, *fingerprint));
   }
   WEFT_ASSIGN_OR_RETURN(engine::LoadedRank rank,
                         engine::LoadRank(chosen, world));
+  // The load says more about a folder that is no model.
+  WEFT_RETURN_IF_ERROR(fingerprint.status());
   engine::EngineParts parts{
       .options = std::move(rank.options),
       .links = std::move(rank.links),
@@ -115,6 +117,7 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
         {{"reason", token_bytes.status().message()}});
   }
   parts.model_name = LastPathPart(options.model_dir);
+  parts.model_fingerprint = *std::move(fingerprint);
   parts.info =
       MakeInfo(parts.options, *parts.decoder, parts.token_bytes != nullptr);
   Log(LogLevel::kInfo, "model loaded",

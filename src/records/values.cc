@@ -6,9 +6,14 @@
 #include <vector>
 
 #include "src/base/status_macros.h"
+#include "src/records/checkpoint_values.h"
 
 namespace weft::records {
 namespace {
+
+// The overloads below would hide those of checkpoint_values.h.
+using weft::records::Get;
+using weft::records::Put;
 
 template <typename T>
 void PutBytes(const std::vector<T>& values, std::string* out) {
@@ -99,35 +104,6 @@ OptimStepRequest Get(const log::Optim& in) {
   return request;
 }
 
-void Put(const SaveCheckpointRequest& request, log::Request* out) {
-  out->mutable_save()->set_name(request.name);
-  out->mutable_save()->set_overwrite(request.overwrite);
-}
-
-SaveCheckpointRequest Get(const log::Save& in) {
-  SaveCheckpointRequest request;
-  request.name = in.name();
-  request.overwrite = in.overwrite();
-  return request;
-}
-
-void Put(const LoadCheckpointRequest& request, log::Request* out) {
-  log::Load* const load = out->mutable_load();
-  load->set_source_adapter_id(request.source_adapter_id);
-  load->set_name(request.name);
-  load->set_weights_only(request.weights_only);
-  load->set_tenant(request.tenant);
-}
-
-LoadCheckpointRequest Get(const log::Load& in) {
-  LoadCheckpointRequest request;
-  request.source_adapter_id = in.source_adapter_id();
-  request.name = in.name();
-  request.weights_only = in.weights_only();
-  request.tenant = in.tenant();
-  return request;
-}
-
 void Put(const PublishSnapshotRequest& request, log::Request* out) {
   out->mutable_publish()->set_name(request.name);
 }
@@ -177,27 +153,6 @@ void Put(const OptimStepResult& result, log::Result* out) {
   optim->set_grad_norm(result.grad_norm);
   optim->set_version(result.version);
   optim->set_step(result.step);
-}
-
-void Put(const CheckpointInfo& info, log::Result* out) {
-  log::CheckpointResult* const to = out->mutable_checkpoint();
-  to->set_adapter_id(info.adapter_id);
-  to->set_name(info.name);
-  to->set_last_step(info.last_step);
-  to->set_optim_steps(info.optim_steps);
-  to->set_size_bytes(info.size_bytes);
-  to->set_created_at_us(absl::ToUnixMicros(info.created_at));
-  ToProto(info.config, to->mutable_config());
-}
-
-CheckpointInfo Get(const log::CheckpointResult& in) {
-  return {.adapter_id = in.adapter_id(),
-          .name = in.name(),
-          .last_step = in.last_step(),
-          .optim_steps = in.optim_steps(),
-          .size_bytes = in.size_bytes(),
-          .created_at = absl::FromUnixMicros(in.created_at_us()),
-          .config = FromProto(in.config())};
 }
 
 void Put(const AdapterInfo& info, log::Result* out) {

@@ -98,16 +98,6 @@ struct AdapterInfo {
   absl::Time last_used_at;
 };
 
-struct CheckpointInfo {
-  std::string adapter_id;
-  std::string name;
-  uint64_t last_step = 0;
-  uint64_t optim_steps = 0;
-  uint64_t size_bytes = 0;
-  absl::Time created_at;
-  LoraConfig config;
-};
-
 // Asks for the first `size` adapters, in the order of ids, after the id
 // `after`.
 struct ListAdaptersRequest {
@@ -124,26 +114,6 @@ struct CreateAdapterRequest {
   std::string adapter_id;
   std::string tenant;
   LoraConfig config;
-};
-
-struct SaveCheckpointRequest {
-  std::string adapter_id;
-  std::string name;
-  bool overwrite = false;
-  uint64_t step = 0;
-  uint64_t epoch = 0;
-  absl::Time deadline = absl::InfiniteFuture();
-};
-
-struct LoadCheckpointRequest {
-  std::string adapter_id;
-  std::string source_adapter_id;
-  std::string name;
-  bool weights_only = false;
-  std::string tenant;  // Used if the load creates the adapter.
-  uint64_t step = 0;
-  uint64_t epoch = 0;
-  absl::Time deadline = absl::InfiniteFuture();
 };
 
 struct PublishSnapshotRequest {

@@ -105,6 +105,21 @@ std::string PayloadDigest(const SaveCheckpointRequest& request) {
   Hasher hasher;
   hasher << std::string_view("save") << request.adapter_id << request.name
          << request.overwrite;
+  // Each of these adds nothing at its default, because logs hold digests that
+  // are older than the fields.
+  if (request.kind != CheckpointKind::kTrain) {
+    hasher << std::string_view("kind") << request.kind;
+  }
+  if (!request.metadata.empty()) {
+    hasher << std::string_view("metadata") << uint64_t{request.metadata.size()};
+    for (const auto& [key, value] : request.metadata) hasher << key << value;
+  }
+  if (request.ttl_seconds > 0) {
+    hasher << std::string_view("ttl") << request.ttl_seconds;
+  }
+  if (request.keep_newest > 0) {
+    hasher << std::string_view("keep") << request.keep_newest;
+  }
   return hasher.Finish();
 }
 

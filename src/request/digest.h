@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "src/request/adapter.h"
+#include "src/request/checkpoint.h"
 #include "src/request/train.h"
 
 namespace weft {

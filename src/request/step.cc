@@ -67,7 +67,8 @@ int64_t NumBytes(const StepResult& result) {
   if (const auto* train = std::get_if<TrainResult>(&result)) {
     bytes += BytesOf(*train);
   } else if (const auto* checkpoint = std::get_if<CheckpointInfo>(&result)) {
-    bytes += BytesOf(checkpoint->config);
+    bytes += BytesOf(checkpoint->config) +
+             static_cast<int64_t>(MetadataBytes(checkpoint->metadata));
   } else if (const auto* adapter = std::get_if<AdapterInfo>(&result)) {
     bytes += BytesOf(adapter->config) + BytesOf(adapter->snapshots);
   } else if (const auto* failure = std::get_if<StepFailure>(&result)) {

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "src/request/adapter.h"
+#include "src/request/checkpoint.h"
 #include "src/request/train.h"
 
 namespace weft {

@@ -105,20 +105,21 @@ absl::StatusOr<StepResult> StepExecutor::Optim(
 void StepExecutor::Save(const dispatch::StepTask& step,
                         const SaveCheckpointRequest& request) {
   const lora::Adapter& adapter = *context_.adapters.Find(step.adapter);
-  lora::AdapterState state;
+  AdapterCopy copy{.config = adapter.config(),
+                   .last_step = step.step > 0 ? step.step : step.last_step};
+  const absl::StatusOr<AdapterInfo> owner =
+      context_.dispatcher.adapters().Info(request.adapter_id);
+  if (owner.ok()) copy.tenant = owner->tenant;
   const profile::Span span("copy state for a checkpoint");
   const absl::Status status = context_.guard.Guarded(
-      "SaveCheckpoint", [&] { state = adapter.GetState(); });
+      "SaveCheckpoint", [&] { copy.state = adapter.GetState(); });
   if (!status.ok()) {
     Complete(step, status).IgnoreError();
     return;
   }
-  context_.PostIo([this, step, request, config = adapter.config(),
-                   state = std::move(state)] {
+  context_.PostIo([this, step, request, copy = std::move(copy)] {
     const absl::Time start = absl::Now();
-    const uint64_t last_step = step.step > 0 ? step.step : step.last_step;
-    absl::StatusOr<CheckpointInfo> info =
-        context_.files.Save(request, config, state, last_step);
+    absl::StatusOr<CheckpointInfo> info = context_.files.Save(request, copy);
     context_.probe.ObserveCheckpoint("save", info.ok(), absl::Now() - start);
     context_.dispatcher.Post(
         [this, step, info = std::move(info)](const absl::Status& open) mutable {

@@ -8,9 +8,12 @@
 #include <fstream>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "nlohmann/json.hpp"
 #include "src/peft/adapter_layout.h"
 #include "tests/support/status_matchers.h"
@@ -27,6 +30,9 @@ constexpr lora::ModelShape kShape = {.num_layers = 2,
                                      .kv_width = 2,
                                      .ffn = 8,
                                      .vocab = 10};
+
+const lora::BaseModel kBase = {
+    .name = "base", .fingerprint = "0123456789abcdef", .shape = kShape};
 
 // Returns a config with one override of every kind.
 LoraConfig Uneven() {
@@ -58,26 +64,52 @@ class AdapterIoTest : public ::testing::Test {
   AdapterIoTest()
       : folder_(std::filesystem::path(::testing::TempDir()) /
                 absl::StrCat("weft_adapter_io_test_", getpid())),
-        io_(folder_, "base", kShape) {}
+        io_(folder_, kBase) {}
   ~AdapterIoTest() override { std::filesystem::remove_all(folder_); }
+
+  static AdapterCopy CopyOf(const LoraConfig& config) {
+    return {.tenant = "t",
+            .config = config,
+            .state = StateOf(config),
+            .last_step = 9};
+  }
 
   void Save(const LoraConfig& config) {
     ASSERT_THAT(io_.Save({.adapter_id = "a", .name = "c", .overwrite = true},
-                         config, StateOf(config), /*last_step=*/9),
+                         CopyOf(config)),
                 IsOk());
   }
 
-  // Changes the configuration in the manifest.
+  // Saves a small adapter.
+  absl::StatusOr<CheckpointInfo> SaveAs(const SaveCheckpointRequest& request) {
+    return io_.Save(request, CopyOf({.rank = 2, .alpha = 3}));
+  }
+
+  // Changes the fields in the manifest.
+  template <typename Edit>
+  void EditFields(const std::string& name, Edit edit) {
+    const std::filesystem::path path = folder_ / "a" / name / "MANIFEST.json";
+    json manifest = json::parse(std::ifstream(path));
+    edit(manifest["fields"]);
+    std::ofstream(path) << manifest;
+  }
   template <typename Edit>
   void EditConfig(Edit edit) {
-    const std::filesystem::path path = folder_ / "a" / "c" / "MANIFEST.json";
-    json manifest = json::parse(std::ifstream(path));
-    edit(manifest["fields"]["config"]);
-    std::ofstream(path) << manifest;
+    EditFields("c", [&](json& fields) { edit(fields["config"]); });
+  }
+
+  std::vector<std::string> Names() const {
+    std::vector<std::string> names;
+    const auto list = io_.List("a");
+    EXPECT_THAT(list, IsOk());
+    for (const CheckpointInfo& info : *list) {
+      names.push_back(info.name);
+    }
+    return names;
   }
 
   const std::filesystem::path folder_;
-  const AdapterIo io_;
+  AdapterIo io_;
 };
 
 TEST_F(AdapterIoTest, BringsLayersOfAnotherShapeBack) {
@@ -95,20 +127,20 @@ TEST_F(AdapterIoTest, BringsLayersOfAnotherShapeBack) {
 
 TEST_F(AdapterIoTest, DescribesWithoutReadingTensors) {
   Save(Uneven());
-  const auto info = io_.Describe("a", "c");
+  const auto info = io_.Describe({.source_adapter_id = "a", .name = "c"});
   ASSERT_THAT(info, IsOk());
   EXPECT_EQ(info->config, Uneven());
   EXPECT_EQ(info->last_step, 9u);
-  EXPECT_THAT(io_.Describe("a", "other"),
+  EXPECT_THAT(io_.Describe({.source_adapter_id = "a", .name = "other"}),
               IsStatus(absl::StatusCode::kNotFound, "other"));
 }
 
 TEST_F(AdapterIoTest, ANameThatIsNotThereNamesSomeThatAre) {
-  EXPECT_THAT(io_.Describe("a", "x"),
+  EXPECT_THAT(io_.Describe({.source_adapter_id = "a", .name = "x"}),
               IsStatus(absl::StatusCode::kNotFound, "\"x\" does not exist"));
   Save(Uneven());
   const char* const one = "\"x\" does not exist; there are 'c'";
-  EXPECT_THAT(io_.Describe("a", "x"),
+  EXPECT_THAT(io_.Describe({.source_adapter_id = "a", .name = "x"}),
               IsStatus(absl::StatusCode::kNotFound, one));
   EXPECT_THAT(io_.Load({.source_adapter_id = "a", .name = "x"}),
               IsStatus(absl::StatusCode::kNotFound, one));
@@ -116,7 +148,7 @@ TEST_F(AdapterIoTest, ANameThatIsNotThereNamesSomeThatAre) {
     std::filesystem::copy(folder_ / "a" / "c", folder_ / "a" / name,
                           std::filesystem::copy_options::recursive);
   }
-  EXPECT_THAT(io_.Describe("a", "x"),
+  EXPECT_THAT(io_.Describe({.source_adapter_id = "a", .name = "x"}),
               IsStatus(absl::StatusCode::kNotFound,
                        "'c', 'c1', 'c2', 'c3', 'c4' and 2 more"));
 }
@@ -163,6 +195,196 @@ TEST_F(AdapterIoTest, RefusesAManifestOfAnotherAdapter) {
   EditConfig([](json& config) { config["overrides"] = json::array(); });
   EXPECT_THAT(io_.Load({.source_adapter_id = "a", .name = "c"}),
               IsStatus(kDataLoss, "adapter_config.json and manifest differ"));
+}
+
+TEST_F(AdapterIoTest, KeepsTheCheckpointsProperties) {
+  const auto saved = SaveAs({.adapter_id = "a",
+                             .name = "c",
+                             .metadata = {{"loss", "0.5"}},
+                             .ttl_seconds = 60});
+  ASSERT_THAT(saved, IsOk());
+  const auto list = io_.List("a");
+  ASSERT_THAT(list, IsOk());
+  ASSERT_EQ(list->size(), 1u);
+  const CheckpointInfo& info = list->front();
+  EXPECT_EQ(info.kind, CheckpointKind::kTrain);
+  EXPECT_EQ(info.metadata, (CheckpointMetadata{{"loss", "0.5"}}));
+  EXPECT_EQ(info.expires_at - info.created_at, absl::Seconds(60));
+  EXPECT_EQ(info.tenant, "t");
+  EXPECT_EQ(info.base_model, "base");
+  EXPECT_EQ(info.base_fingerprint, "0123456789abcdef");
+}
+
+TEST_F(AdapterIoTest, ASamplerCheckpointHasOnlyWeights) {
+  const auto train = SaveAs({.adapter_id = "a", .name = "train"});
+  const auto sampler = SaveAs(
+      {.adapter_id = "a", .name = "sampler", .kind = CheckpointKind::kSampler});
+  ASSERT_THAT(train, IsOk());
+  ASSERT_THAT(sampler, IsOk());
+  EXPECT_LT(sampler->size_bytes, train->size_bytes / 2);
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "a" / "sampler" /
+                                       "optimizer.safetensors"));
+  LoadCheckpointRequest load{.source_adapter_id = "a", .name = "sampler"};
+  const auto refused = IsStatus(absl::StatusCode::kFailedPrecondition,
+                                "checkpoint 'sampler' has kind sampler, which "
+                                "has no optimizer state: load it with "
+                                "weights_only");
+  EXPECT_THAT(io_.Load(load), refused);
+  EXPECT_THAT(io_.Describe(load), refused);
+  load.weights_only = true;
+  const auto loaded = io_.Load(load);
+  ASSERT_THAT(loaded, IsOk());
+  EXPECT_EQ(loaded->state.weights, StateOf({.rank = 2, .alpha = 3}).weights);
+  EXPECT_TRUE(loaded->state.moment1.empty());
+  EXPECT_EQ(loaded->info.last_step, 0u);
+}
+
+TEST_F(AdapterIoTest, RefusesTheCheckpointOfAnotherBaseModel) {
+  Save(Uneven());
+  lora::BaseModel other = kBase;
+  other.name = "finetuned";
+  other.fingerprint = "fedcba9876543210";
+  const AdapterIo server(folder_, other);
+  EXPECT_THAT(server.Load({.source_adapter_id = "a", .name = "c"}),
+              IsStatus(absl::StatusCode::kFailedPrecondition,
+                       "the checkpoint belongs to base model 'base' "
+                       "(fingerprint 0123456789ab), the server has "
+                       "'finetuned' (fingerprint fedcba987654)"));
+}
+
+TEST_F(AdapterIoTest, ReadsManifestsFromBeforeTheProperties) {
+  Save(Uneven());
+  const auto make_old = [](json& fields) {
+    for (const char* field : {"kind", "metadata", "tenant", "base_model_name",
+                              "base_fingerprint"}) {
+      EXPECT_EQ(fields.erase(field), 1u) << field;
+    }
+  };
+  EditFields("c", make_old);
+  lora::BaseModel other = kBase;
+  other.fingerprint = "fedcba9876543210";
+  const auto loaded =
+      AdapterIo(folder_, other).Load({.source_adapter_id = "a", .name = "c"});
+  ASSERT_THAT(loaded, IsOk());
+  EXPECT_EQ(loaded->info.kind, CheckpointKind::kTrain);
+  EXPECT_EQ(loaded->info.expires_at, absl::InfiniteFuture());
+  EXPECT_EQ(loaded->state.moment2, StateOf(Uneven()).moment2);
+  // The shape counts still.
+  other.shape.ffn = 9;
+  EXPECT_THAT(
+      AdapterIo(folder_, other).Load({.source_adapter_id = "a", .name = "c"}),
+      IsStatus(absl::StatusCode::kFailedPrecondition, "another shape"));
+}
+
+TEST_F(AdapterIoTest, RefusesDamagedProperties) {
+  const json long_text = std::string(kMaxMetadataBytes, 'x');
+  json many = json::object();
+  for (size_t i = 0; i <= kMaxMetadataEntries; ++i) {
+    many[absl::StrCat("k", i)] = "";
+  }
+  const std::vector<std::pair<const char*, json>> damaged = {
+      {"kind", "other"},
+      {"kind", 1},
+      {"metadata", "text"},
+      {"metadata", {{"k", 1}}},
+      {"metadata", {{"../k", "v"}}},
+      {"metadata", {{"k", long_text}}},
+      {"metadata", many},
+      {"ttl_seconds", -1},
+      {"ttl_seconds", kMaxTtlSeconds + 1},
+      {"created_at", 1e300},
+      {"created_at", -1},
+      {"last_step", uint64_t{1} << 63},
+      {"optim_steps", uint64_t{1} << 63},
+      {"tenant", 1}};
+  for (const auto& [field, value] : damaged) {
+    Save(Uneven());
+    EditFields("c", [&](json& fields) { fields[field] = value; });
+    EXPECT_THAT(io_.Load({.source_adapter_id = "a", .name = "c"}),
+                IsStatus(kDataLoss, "manifest is damaged"))
+        << field << " " << value.dump().substr(0, 80);
+  }
+}
+
+// Moves the save of a checkpoint into the past.
+constexpr auto kLongAgo = [](json& fields) { fields["created_at"] = 1e9; };
+
+TEST_F(AdapterIoTest, AnExpiredCheckpointIsNotThere) {
+  ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "kept"}), IsOk());
+  ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "over", .ttl_seconds = 60}),
+              IsOk());
+  EXPECT_THAT(Names(), ::testing::UnorderedElementsAre("kept", "over"));
+  EditFields("over", kLongAgo);
+  EditFields("kept", kLongAgo);
+  EXPECT_THAT(Names(), ::testing::ElementsAre("kept"));
+  const LoadCheckpointRequest load{.source_adapter_id = "a", .name = "over"};
+  const auto gone = IsStatus(absl::StatusCode::kNotFound,
+                             "\"over\" has expired; there are 'kept'");
+  EXPECT_THAT(io_.Load(load), gone);
+  EXPECT_THAT(io_.Describe(load), gone);
+  // Its name is free.
+  ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "over"}), IsOk());
+  EXPECT_THAT(io_.Load(load), IsOk());
+}
+
+TEST_F(AdapterIoTest, DeletesWhatHasExpired) {
+  ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "kept"}), IsOk());
+  ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "later", .ttl_seconds = 60}),
+              IsOk());
+  ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "over", .ttl_seconds = 60}),
+              IsOk());
+  EditFields("over", kLongAgo);
+  io_.DeleteExpired();
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "a" / "over"));
+  EXPECT_THAT(Names(), ::testing::UnorderedElementsAre("kept", "later"));
+  // A checkpoint that expires sooner than the others is found, too.
+  ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "soon", .ttl_seconds = 1}),
+              IsOk());
+  absl::SleepFor(absl::Milliseconds(1100));
+  io_.DeleteExpired();
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "a" / "soon"));
+}
+
+TEST_F(AdapterIoTest, ARepeatedSaveIsKnownByAllItsProperties) {
+  const SaveCheckpointRequest first{.adapter_id = "a",
+                                    .name = "c",
+                                    .metadata = {{"k", "v"}},
+                                    .ttl_seconds = 60};
+  const auto saved = SaveAs(first);
+  ASSERT_THAT(saved, IsOk());
+  const auto again = SaveAs(first);
+  ASSERT_THAT(again, IsOk());
+  EXPECT_LT(absl::AbsDuration(again->created_at - saved->created_at),
+            absl::Microseconds(1));
+  std::vector<SaveCheckpointRequest> others(3, first);
+  others[0].kind = CheckpointKind::kSampler;
+  others[1].metadata["k"] = "w";
+  others[2].ttl_seconds = 61;
+  for (const SaveCheckpointRequest& other : others) {
+    EXPECT_THAT(SaveAs(other), IsStatus(absl::StatusCode::kAlreadyExists, "c"));
+  }
+  SaveCheckpointRequest sampler = others[0];
+  sampler.name = "s";
+  ASSERT_THAT(SaveAs(sampler), IsOk());
+  EXPECT_THAT(SaveAs(sampler), IsOk());
+}
+
+TEST_F(AdapterIoTest, KeepsTheNewestOfAKind) {
+  for (const char* name : {"c1", "c2", "c3"}) {
+    ASSERT_THAT(SaveAs({.adapter_id = "a", .name = name}), IsOk());
+  }
+  ASSERT_THAT(
+      SaveAs(
+          {.adapter_id = "a", .name = "s1", .kind = CheckpointKind::kSampler}),
+      IsOk());
+  ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "c4", .keep_newest = 2}),
+              IsOk());
+  EXPECT_THAT(Names(), ::testing::ElementsAre("c4", "s1", "c3"));
+  // The new one stays, also if the others come from the future.
+  EditFields("c3", [](json& fields) { fields["created_at"] = 9e9; });
+  ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "c5", .keep_newest = 1}),
+              IsOk());
+  EXPECT_THAT(Names(), ::testing::ElementsAre("c5", "s1"));
 }
 
 }  // namespace

@@ -431,6 +431,24 @@ def test_failed_export_leaves_nothing(
         client.import_adapter("b", tmp_path)
 
 
+def test_a_checkpoint_has_properties(client: weft.Client) -> None:
+    adapter = client.create_adapter("a")
+    with pytest.raises(weft.InvalidArgument, match="kind is 'other'"):
+        adapter.save("one", kind="other")
+    with pytest.raises(weft.InvalidArgument, match="cannot be sent"):
+        adapter.save("one", ttl_seconds=-1)
+    with pytest.raises(weft.InvalidArgument, match="metadata key"):
+        adapter.save("one", metadata={"a/b": ""})
+    adapter.resync()
+    saved = adapter.submit.save(
+        "one", kind="sampler", metadata={"loss": "0.5"}, ttl_seconds=60, keep_newest=2
+    ).result()
+    assert saved == client.checkpoints("a")[0]
+    assert (saved.kind, saved.metadata) == ("sampler", {"loss": "0.5"})
+    assert saved.expires_at == saved.created_at + 60
+    assert saved.last_step == 1  # The refused saves have used no number.
+
+
 def test_checkpoints_and_snapshots(client: weft.Client) -> None:
     adapter = client.create_adapter("a")
     adapter.optim_step()
@@ -441,6 +459,9 @@ def test_checkpoints_and_snapshots(client: weft.Client) -> None:
     adapter.save("one", overwrite=True)
     adapter.save("two")
     assert {c.name for c in client.checkpoints("a")} == {"one", "two"}
+    plain = client.checkpoints("a")[0]
+    assert (plain.kind, plain.metadata, plain.expires_at) == ("train", {}, None)
+    assert (plain.tenant, plain.base_model) == ("a", "canned")
     # The failed step has kept its number.
     assert adapter.load("one").last_step == 4
     assert adapter.next_step == 5

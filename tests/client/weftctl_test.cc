@@ -208,6 +208,23 @@ TEST_F(WeftctlTest, ManagesCheckpointsAndSnapshots) {
   EXPECT_EQ(Run({"checkpoints", "save", "a", "one", "--overwrite"}), 0);
   EXPECT_EQ(Run({"checkpoints", "list", "-o", "json"}), 0);
   EXPECT_EQ(Json()["checkpoints"][0]["name"], "one");
+  EXPECT_EQ(Run({"checkpoints", "save", "a", "small", "--kind=sampler",
+                 "--metadata=loss=0.5,note=a=b", "--ttl=60", "--keep-newest=3",
+                 "-o", "json"}),
+            0);
+  const auto small = Json()["checkpoints"][0];
+  EXPECT_EQ(small["kind"], "CHECKPOINT_KIND_SAMPLER");
+  EXPECT_EQ(small["metadata"]["loss"], "0.5");
+  EXPECT_EQ(small["metadata"]["note"], "a=b");
+  EXPECT_EQ(small["expires_at"], 1700000060);
+  EXPECT_EQ(Run({"checkpoints", "list", "a"}), 0);
+  EXPECT_THAT(out_.str(), HasSubstr("never"));
+  EXPECT_THAT(out_.str(), HasSubstr("sampler"));
+  EXPECT_EQ(Run({"checkpoints", "delete", "a", "small"}), 0);
+  for (const char* flag :
+       {"--kind=other", "--metadata=k", "--ttl=-1", "--keep-newest=-1"}) {
+    EXPECT_EQ(Run({"checkpoints", "save", "a", "two", flag}), 2) << flag;
+  }
   EXPECT_EQ(Run({"checkpoints", "list", "a"}), 0);
   EXPECT_EQ(Run({"checkpoints", "load", "b", "one", "--source", "a"}), 0);
   EXPECT_EQ(out_.str(), "b is at step 2\n");

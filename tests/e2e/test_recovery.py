@@ -129,7 +129,15 @@ def test_a_save_that_was_not_answered_is_answered_when_repeated(
     with daemon.client() as client:
         client.create_adapter("a", rank=4, seed=1)
         train(client, "a", 1)
-    save = adapters_pb2.SaveCheckpointRequest(adapter_id="a", name="c", step=3)
+    save = adapters_pb2.SaveCheckpointRequest(
+        adapter_id="a",
+        name="c",
+        step=3,
+        kind="CHECKPOINT_KIND_SAMPLER",
+        metadata={"loss": "0.5"},
+        ttl_seconds=3600,
+        keep_newest=2,
+    )
     first = durable.call(methods.SAVE_CHECKPOINT, save)
     assert first.code == "OK", first.message
     durable.daemon.kill()

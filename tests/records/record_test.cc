@@ -86,6 +86,12 @@ TEST(RecordTest, EveryOtherRequestKeepsItsDigest) {
                                  .weight_decay = 0.3,
                                  .max_grad_norm = 4}},
       SaveCheckpointRequest{.adapter_id = "a", .name = "n", .overwrite = true},
+      SaveCheckpointRequest{.adapter_id = "a",
+                            .name = "n",
+                            .kind = CheckpointKind::kSampler,
+                            .metadata = {{"k", "v"}},
+                            .ttl_seconds = 60,
+                            .keep_newest = 3},
       LoadCheckpointRequest{.adapter_id = "a",
                             .source_adapter_id = "b",
                             .name = "n",
@@ -124,6 +130,32 @@ TEST(RecordTest, ResultsKeepTheirBits) {
                        .result = StepFailure{absl::DataLossError("gone")}})
           .result);
   EXPECT_THAT(failure.status, IsStatus(absl::StatusCode::kDataLoss, "gone"));
+}
+
+TEST(RecordTest, ACheckpointKeepsItsProperties) {
+  CheckpointInfo saved{.adapter_id = "a",
+                       .name = "n",
+                       .last_step = 3,
+                       .created_at = absl::FromUnixMicros(1234567),
+                       .config = Config(),
+                       .kind = CheckpointKind::kSampler,
+                       .metadata = {{"k", "v"}},
+                       .tenant = "t",
+                       .base_model = "b",
+                       .base_fingerprint = "f"};
+  const auto again = [&saved] {
+    return std::get<CheckpointInfo>(
+        Again(DoneRecord{.key = AdapterKey{1}, .result = saved}).result);
+  };
+  const CheckpointInfo read = again();
+  EXPECT_EQ(read.kind, saved.kind);
+  EXPECT_EQ(read.metadata, saved.metadata);
+  EXPECT_EQ(read.expires_at, absl::InfiniteFuture());
+  EXPECT_EQ(read.tenant, "t");
+  EXPECT_EQ(read.base_model, "b");
+  EXPECT_EQ(read.base_fingerprint, "f");
+  saved.expires_at = absl::FromUnixMicros(7654321);
+  EXPECT_EQ(again().expires_at, saved.expires_at);
 }
 
 TEST(RecordTest, AnAdapterKeepsItsShapeItsImageAndItsReplies) {

@@ -105,6 +105,16 @@ TEST(DigestTest, EveryFieldOfTheOtherRequestsCounts) {
   EXPECT_TRUE(is_new(SaveCheckpointRequest{
       .adapter_id = "a", .name = "n", .overwrite = true}));
   EXPECT_TRUE(is_new(SaveCheckpointRequest{.adapter_id = "an", .name = ""}));
+  EXPECT_TRUE(is_new(SaveCheckpointRequest{
+      .adapter_id = "a", .name = "n", .kind = CheckpointKind::kSampler}));
+  EXPECT_TRUE(is_new(SaveCheckpointRequest{
+      .adapter_id = "a", .name = "n", .metadata = {{"k", "v"}}}));
+  EXPECT_TRUE(is_new(SaveCheckpointRequest{
+      .adapter_id = "a", .name = "n", .metadata = {{"kv", ""}}}));
+  EXPECT_TRUE(is_new(
+      SaveCheckpointRequest{.adapter_id = "a", .name = "n", .ttl_seconds = 7}));
+  EXPECT_TRUE(is_new(
+      SaveCheckpointRequest{.adapter_id = "a", .name = "n", .keep_newest = 7}));
   EXPECT_TRUE(is_new(PublishSnapshotRequest{.adapter_id = "a", .name = "n"}));
   EXPECT_TRUE(is_new(PublishSnapshotRequest{.adapter_id = "a", .name = "m"}));
   LoadCheckpointRequest load{
@@ -114,6 +124,15 @@ TEST(DigestTest, EveryFieldOfTheOtherRequestsCounts) {
   EXPECT_TRUE(is_new(load));
   load.source_adapter_id = "c";
   EXPECT_TRUE(is_new(load));
+}
+
+// Logs of earlier servers hold such digests.
+TEST(DigestTest, ASaveWithoutPropertiesKeepsItsDigest) {
+  // Python's hashlib made it from texts, each after its length in 8 bytes, and
+  // one byte for `overwrite`.
+  EXPECT_EQ(absl::BytesToHexString(PayloadDigest(
+                SaveCheckpointRequest{.adapter_id = "a", .name = "n"})),
+            "736b86087c406dd52eec59b4608c09ab1a527841415587001df51182839391ad");
 }
 
 }  // namespace

@@ -181,12 +181,21 @@ TEST_F(AdapterServiceTest, CheckpointsGoRoundTrip) {
   v1::SaveCheckpointRequest save;
   save.set_adapter_id("a");
   save.set_name("epoch-1");
+  save.set_kind(v1::CHECKPOINT_KIND_SAMPLER);
+  save.set_ttl_seconds(60);
+  (*save.mutable_metadata())["loss"] = "0.5";
   v1::SaveCheckpointResponse saved;
   grpc::ClientContext context1;
   ASSERT_TRUE(adapters_->SaveCheckpoint(&context1, save, &saved).ok());
   EXPECT_EQ(saved.checkpoint().name(), "epoch-1");
   EXPECT_EQ(saved.checkpoint().size_bytes(), 4096u);
   EXPECT_EQ(saved.checkpoint().created_at(), 1700000000);
+  EXPECT_EQ(saved.checkpoint().kind(), v1::CHECKPOINT_KIND_SAMPLER);
+  EXPECT_EQ(saved.checkpoint().expires_at(), 1700000060);
+  EXPECT_EQ(saved.checkpoint().metadata().at("loss"), "0.5");
+  EXPECT_EQ(saved.checkpoint().tenant(), "a");
+  EXPECT_EQ(saved.checkpoint().base_model(), "canned");
+  EXPECT_EQ(saved.checkpoint().base_fingerprint(), "c0ffee");
   grpc::ClientContext context2;
   EXPECT_EQ(adapters_->SaveCheckpoint(&context2, save, &saved).error_code(),
             grpc::StatusCode::ALREADY_EXISTS);

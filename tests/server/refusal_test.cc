@@ -188,8 +188,27 @@ TEST(RefusalTest, NamesOfEveryOtherMessage) {
   save.set_adapter_id("a");
   save.set_name("n");
   ExpectRefusals<v1::SaveCheckpointRequest>(
-      save, {{"adapter", [](auto& r) { r.set_adapter_id("/"); }, "adapter_id"},
-             {"name", [](auto& r) { r.set_name("../x"); }, "name is"}});
+      save,
+      {{"adapter", [](auto& r) { r.set_adapter_id("/"); }, "adapter_id"},
+       {"name", [](auto& r) { r.set_name("../x"); }, "name is"},
+       {"kind", [](auto& r) { r.set_kind(static_cast<v1::CheckpointKind>(7)); },
+        "kind is 7, must be a known CheckpointKind"},
+       {"key", [](auto& r) { (*r.mutable_metadata())["a/b"] = ""; },
+        "metadata key is \"a/b\""},
+       {"value",
+        [](auto& r) { (*r.mutable_metadata())["k"] = std::string(16384, 'x'); },
+        "metadata has 16385 bytes, must be at most 16384"},
+       {"entries",
+        [](auto& r) {
+          for (int i = 0; i < 65; ++i) {
+            (*r.mutable_metadata())[std::to_string(i)] = "";
+          }
+        },
+        "metadata has 65 entries, must be at most 64"},
+       {"ttl", [](auto& r) { r.set_ttl_seconds(315360001); },
+        "ttl_seconds is 315360001, must be in [0, 315360000]"},
+       {"keep", [](auto& r) { r.set_keep_newest(1000001); },
+        "keep_newest is 1000001, must be in [0, 1000000]"}});
   v1::LoadCheckpointRequest load;
   load.set_adapter_id("a");
   load.set_name("n");

@@ -204,7 +204,19 @@ void CannedAdapters::Save(const dispatch::StepTask& step,
                       .optim_steps = adapter.optim_steps,
                       .size_bytes = kCannedCheckpointBytes,
                       .created_at = kCannedCreation,
-                      .config = adapter.config};
+                      .config = adapter.config,
+                      .kind = request.kind,
+                      .metadata = request.metadata,
+                      .base_model = kCannedBaseModel,
+                      .base_fingerprint = kCannedFingerprint};
+  if (const auto of = dispatcher_.adapters().Info(request.adapter_id);
+      of.ok()) {
+    info.tenant = of->tenant;
+  }
+  if (request.ttl_seconds > 0) {
+    info.expires_at = info.created_at +
+                      absl::Seconds(static_cast<int64_t>(request.ttl_seconds));
+  }
   PostIo([this, id = step.id, overwrite = request.overwrite,
           info = std::move(info)] {
     absl::StatusOr<StepResult> result = Write(info, overwrite);

@@ -14,6 +14,8 @@ inline constexpr absl::Time kCannedCreation = absl::FromUnixSeconds(1700000000);
 inline constexpr uint64_t kCannedAdapterBytes = 16000;
 inline constexpr uint64_t kCannedAdapterParameters = 1000;
 inline constexpr uint64_t kCannedCheckpointBytes = 4096;
+inline constexpr const char* kCannedBaseModel = "canned";
+inline constexpr const char* kCannedFingerprint = "c0ffee";
 inline constexpr double kCannedGradNorm = 2.5;
 
 // Describes a model of two layers, with a vocabulary of 100, a context of 32

@@ -26,6 +26,7 @@ from weft.types import (
     SampleDelta,
     SampleOptions,
     SampleResult,
+    SaveOptions,
     TrainResult,
 )
 
@@ -70,9 +71,16 @@ class Submit:
         """Applies AdamW to the accumulated gradient and clears it."""
         return self._driver.submit(self._core.optim_step(options, submit=True))
 
-    def save(self, name: str, overwrite: bool = False) -> Future[CheckpointInfo]:
+    def save(
+        self,
+        name: str,
+        overwrite: bool = False,
+        **options: Unpack[SaveOptions],
+    ) -> Future[CheckpointInfo]:
         """Writes a checkpoint on the server, after the steps submitted before it."""
-        return self._driver.submit(self._core.save(name, overwrite, submit=True))
+        return self._driver.submit(
+            self._core.save(name, overwrite, options, submit=True)
+        )
 
     def snapshot(self, name: str) -> Future[int]:
         """Keeps the weights under a name, after the steps submitted before it. The
@@ -244,12 +252,18 @@ class Adapter:
         """
         return self._driver.run(self._core.sampler.compute_logprobs(tokens, snapshot))
 
-    def save(self, name: str, overwrite: bool = False) -> CheckpointInfo:
+    def save(
+        self,
+        name: str,
+        overwrite: bool = False,
+        **options: Unpack[SaveOptions],
+    ) -> CheckpointInfo:
         """Writes a checkpoint on the server and returns its description.
 
-        Raises AlreadyExists if the name is taken and overwrite is False.
+        `SaveOptions` describes the options. Raises AlreadyExists if the name is taken
+        and overwrite is False.
         """
-        return self._driver.run(self._core.save(name, overwrite))
+        return self._driver.run(self._core.save(name, overwrite, options))
 
     def load(
         self, name: str, source: str | None = None, weights_only: bool = False
@@ -258,8 +272,8 @@ class Adapter:
 
         source: the adapter that saved the checkpoint; None means this one.
         weights_only: load no optimizer state, gradient or step number; these start
-        anew. Raises NotFound if there is no such checkpoint, FailedPrecondition while
-        steps are in flight.
+        anew. A checkpoint of kind "sampler" loads only so. Raises NotFound if there is
+        no such checkpoint, FailedPrecondition while steps are in flight.
         """
         return self._driver.run(self._core.load(name, source, weights_only))
 

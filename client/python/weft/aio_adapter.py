@@ -24,6 +24,7 @@ from weft.types import (
     SampleDelta,
     SampleOptions,
     SampleResult,
+    SaveOptions,
     TrainResult,
 )
 
@@ -66,9 +67,16 @@ class AsyncSubmit:
         """Applies AdamW to the accumulated gradient and clears it."""
         return self._driver.submit(self._core.optim_step(options, submit=True))
 
-    def save(self, name: str, overwrite: bool = False) -> Task[CheckpointInfo]:
+    def save(
+        self,
+        name: str,
+        overwrite: bool = False,
+        **options: Unpack[SaveOptions],
+    ) -> Task[CheckpointInfo]:
         """Writes a checkpoint on the server, after the steps submitted before it."""
-        return self._driver.submit(self._core.save(name, overwrite, submit=True))
+        return self._driver.submit(
+            self._core.save(name, overwrite, options, submit=True)
+        )
 
     def snapshot(self, name: str) -> Task[int]:
         """Keeps the weights under a name, after the steps submitted before it. The
@@ -248,12 +256,18 @@ class AsyncAdapter:
             self._core.sampler.compute_logprobs(tokens, snapshot)
         )
 
-    async def save(self, name: str, overwrite: bool = False) -> CheckpointInfo:
+    async def save(
+        self,
+        name: str,
+        overwrite: bool = False,
+        **options: Unpack[SaveOptions],
+    ) -> CheckpointInfo:
         """Writes a checkpoint on the server and returns its description.
 
-        Raises AlreadyExists if the name is taken and overwrite is False.
+        `SaveOptions` describes the options. Raises AlreadyExists if the name is taken
+        and overwrite is False.
         """
-        return await self._driver.run(self._core.save(name, overwrite))
+        return await self._driver.run(self._core.save(name, overwrite, options))
 
     async def load(
         self, name: str, source: str | None = None, weights_only: bool = False
@@ -262,8 +276,8 @@ class AsyncAdapter:
 
         source: the adapter that saved the checkpoint; None means this one.
         weights_only: load no optimizer state, gradient or step number; these start
-        anew. Raises NotFound if there is no such checkpoint, FailedPrecondition while
-        steps are in flight.
+        anew. A checkpoint of kind "sampler" loads only so. Raises NotFound if there is
+        no such checkpoint, FailedPrecondition while steps are in flight.
         """
         return await self._driver.run(self._core.load(name, source, weights_only))
 

@@ -27,6 +27,7 @@ from weft.types import (
     SampleDelta,
     SampleOptions,
     SampleResult,
+    SaveOptions,
     ServerInfo,
     Stop,
     TokenArray,
@@ -65,6 +66,14 @@ def _location_name(number: adapters_pb2.AdapterLocation) -> str:
     return (
         adapters_pb2.AdapterLocation.Name(number)
         .removeprefix("ADAPTER_LOCATION_")
+        .lower()
+    )
+
+
+def _kind_name(number: adapters_pb2.CheckpointKind) -> str:
+    return (
+        adapters_pb2.CheckpointKind.Name(number)
+        .removeprefix("CHECKPOINT_KIND_")
         .lower()
     )
 
@@ -142,7 +151,35 @@ def to_checkpoint_info(checkpoint: adapters_pb2.Checkpoint) -> CheckpointInfo:
         size_bytes=checkpoint.size_bytes,
         created_at=checkpoint.created_at,
         config=_to_lora_config(checkpoint.config),
+        kind=_kind_name(checkpoint.kind),
+        metadata=dict(checkpoint.metadata),
+        expires_at=checkpoint.expires_at or None,
+        tenant=checkpoint.tenant,
+        base_model=checkpoint.base_model,
+        base_fingerprint=checkpoint.base_fingerprint,
     )
+
+
+def save_request(
+    adapter_id: str, name: str, overwrite: bool, step: int, options: SaveOptions
+) -> adapters_pb2.SaveCheckpointRequest:
+    """Raises InvalidArgument for values that the message cannot hold."""
+    _check_names(SaveOptions, options)
+    kind = options.get("kind", "train")
+    kinds = ("train", "sampler")
+    if kind not in kinds:
+        raise InvalidArgument(f"kind is {kind!r}, must be one of {kinds}")
+    with _sendable():
+        return adapters_pb2.SaveCheckpointRequest(
+            adapter_id=adapter_id,
+            name=name,
+            overwrite=overwrite,
+            step=step,
+            kind=f"CHECKPOINT_KIND_{kind.upper()}",
+            metadata=options.get("metadata", {}),
+            ttl_seconds=options.get("ttl_seconds", 0),
+            keep_newest=options.get("keep_newest", 0),
+        )
 
 
 def to_server_info(info: server_pb2.ServerInfo) -> ServerInfo:

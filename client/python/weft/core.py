@@ -22,6 +22,7 @@ from weft.types import (
     LossOptions,
     OptimOptions,
     OptimResult,
+    SaveOptions,
     ServerInfo,
     TrainResult,
 )
@@ -128,15 +129,14 @@ class AdapterCore:
         return self._step(submit, methods.OPTIM_STEP, build, convert.to_optim_result)
 
     def save(
-        self, name: str, overwrite: bool, *, submit: bool = False
+        self, name: str, overwrite: bool, options: SaveOptions, *, submit: bool = False
     ) -> Operation[CheckpointInfo]:
+        """Builds a save. Builds the message once before it takes a number, so options
+        that cannot be sent use none."""
+        convert.save_request(self.adapter_id, name, overwrite, 0, options)
+
         def build(step: int) -> adapters_pb2.SaveCheckpointRequest:
-            return adapters_pb2.SaveCheckpointRequest(
-                adapter_id=self.adapter_id,
-                name=name,
-                overwrite=overwrite,
-                step=step,
-            )
+            return convert.save_request(self.adapter_id, name, overwrite, step, options)
 
         def convert_reply(
             reply: Reply[adapters_pb2.SaveCheckpointResponse],

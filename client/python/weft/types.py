@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
@@ -147,6 +147,27 @@ class CheckpointInfo:
     size_bytes: int
     created_at: float  # Unix time in seconds.
     config: LoraConfig
+    kind: str  # "train", or "sampler": weights only.
+    metadata: dict[str, str]
+    expires_at: float | None  # Unix time in seconds; None: never.
+    tenant: str
+    base_model: str  # Name of the base model.
+    base_fingerprint: str
+
+
+class SaveOptions(TypedDict, total=False):
+    """Optional properties of a checkpoint.
+
+    kind: "train", or "sampler": weights only, to sample from. metadata: entries of the
+    caller's own. ttl_seconds: the server deletes the checkpoint then; 0 means never.
+    keep_newest: after the save, the server deletes the adapter's oldest checkpoints of
+    the same kind, so that this many remain; 0 deletes none.
+    """
+
+    kind: str
+    metadata: Mapping[str, str]
+    ttl_seconds: int
+    keep_newest: int
 
 
 @dataclass(frozen=True)

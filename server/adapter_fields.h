@@ -1,0 +1,44 @@
+// Reads the fields that several requests on adapters have.
+#ifndef WEFT_SERVER_ADAPTER_FIELDS_H_
+#define WEFT_SERVER_ADAPTER_FIELDS_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "server/field_checks.h"
+#include "server/request_validation.h"
+#include "src/base/status_macros.h"
+
+namespace weft {
+
+template <typename Message>
+absl::StatusOr<std::string> ReadAdapterId(const Message& request,
+                                          const RequestLimits& limits) {
+  WEFT_RETURN_IF_ERROR(
+      CheckAdapterId("adapter_id", request.adapter_id(), limits.engine_names));
+  return request.adapter_id();
+}
+
+// Returns an empty tenant if the message has none. Caller::Qualify then sets
+// the caller's.
+template <typename Message>
+absl::StatusOr<std::string> ReadTenant(absl::string_view field,
+                                       const Message& request) {
+  if (request.tenant().empty()) return std::string();
+  WEFT_RETURN_IF_ERROR(CheckName(field, request.tenant()));
+  return request.tenant();
+}
+
+// Checks the names of messages that name something of an adapter.
+template <typename Message>
+absl::Status CheckNames(const Message& request, const RequestLimits& limits) {
+  WEFT_RETURN_IF_ERROR(
+      CheckAdapterId("adapter_id", request.adapter_id(), limits.engine_names));
+  return CheckName("name", request.name());
+}
+
+}  // namespace weft
+
+#endif  // WEFT_SERVER_ADAPTER_FIELDS_H_

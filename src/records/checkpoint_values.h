@@ -1,0 +1,22 @@
+// Converts saves, loads and checkpoints to and from messages of log.proto.
+// Private to src/records.
+#ifndef WEFT_SRC_RECORDS_CHECKPOINT_VALUES_H_
+#define WEFT_SRC_RECORDS_CHECKPOINT_VALUES_H_
+
+#include "src/records/log.pb.h"
+#include "src/request/checkpoint.h"
+
+namespace weft::records {
+
+void Put(const SaveCheckpointRequest& request, log::Request* out);
+void Put(const LoadCheckpointRequest& request, log::Request* out);
+void Put(const CheckpointInfo& info, log::Result* out);
+
+// The results have no adapter and no step, which log::Request has itself.
+[[nodiscard]] SaveCheckpointRequest Get(const log::Save& in);
+[[nodiscard]] LoadCheckpointRequest Get(const log::Load& in);
+[[nodiscard]] CheckpointInfo Get(const log::CheckpointResult& in);
+
+}  // namespace weft::records
+
+#endif  // WEFT_SRC_RECORDS_CHECKPOINT_VALUES_H_

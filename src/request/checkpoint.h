@@ -1,0 +1,79 @@
+// Checkpoints of adapters: what they hold, and the requests that save and load
+// them. Proto-free. The code that builds a request validates it
+// (server/checkpoint_validation.cc).
+#ifndef WEFT_SRC_REQUEST_CHECKPOINT_H_
+#define WEFT_SRC_REQUEST_CHECKPOINT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "absl/time/time.h"
+#include "src/request/adapter.h"
+
+namespace weft {
+
+// kTrain has weights, moments and gradient; kSampler has weights only.
+// Checkpoints and logs store these numbers.
+enum class CheckpointKind : uint8_t { kTrain, kSampler };
+inline constexpr int kNumCheckpointKinds = 2;
+
+// Returns "train" or "sampler".
+[[nodiscard]] const char* CheckpointKindName(CheckpointKind kind);
+
+// The caller's own entries. A key is a name (src/base/name.h).
+using CheckpointMetadata = std::map<std::string, std::string>;
+
+inline constexpr size_t kMaxMetadataEntries = 64;
+inline constexpr size_t kMaxMetadataBytes = 16 << 10;  // Keys and values.
+inline constexpr uint64_t kMaxTtlSeconds = 10ULL * 365 * 86400;
+inline constexpr uint64_t kMaxKeepNewest = 1'000'000;
+
+// Returns the bytes of all keys and values.
+[[nodiscard]] size_t MetadataBytes(const CheckpointMetadata& metadata);
+
+struct CheckpointInfo {
+  std::string adapter_id;
+  std::string name;
+  uint64_t last_step = 0;
+  uint64_t optim_steps = 0;
+  uint64_t size_bytes = 0;
+  absl::Time created_at;
+  LoraConfig config;
+  CheckpointKind kind = CheckpointKind::kTrain;
+  CheckpointMetadata metadata;
+  absl::Time expires_at = absl::InfiniteFuture();
+  // The next three are empty in checkpoints that are older than the fields.
+  std::string tenant;
+  std::string base_model;  // Name of the base model.
+  std::string base_fingerprint;
+};
+
+struct SaveCheckpointRequest {
+  std::string adapter_id;
+  std::string name;
+  bool overwrite = false;
+  uint64_t step = 0;
+  uint64_t epoch = 0;
+  CheckpointKind kind = CheckpointKind::kTrain;
+  CheckpointMetadata metadata;
+  uint64_t ttl_seconds = 0;  // From the save to the expiry; 0: no expiry.
+  uint64_t keep_newest = 0;  // 0: deletes no older checkpoint.
+  absl::Time deadline = absl::InfiniteFuture();
+};
+
+struct LoadCheckpointRequest {
+  std::string adapter_id;
+  std::string source_adapter_id;
+  std::string name;
+  bool weights_only = false;
+  std::string tenant;  // Used if the load creates the adapter.
+  uint64_t step = 0;
+  uint64_t epoch = 0;
+  absl::Time deadline = absl::InfiniteFuture();
+};
+
+}  // namespace weft
+
+#endif  // WEFT_SRC_REQUEST_CHECKPOINT_H_
