@@ -9,6 +9,7 @@
 #include "client/weftctl/output.h"
 #include "src/base/progress.h"
 #include "src/model_config/checkpoint_report.h"
+#include "src/model_config/stored_weights.h"
 #include "src/model_config/weight_list.h"
 #include "src/weights/checkpoint.h"
 #include "src/weights/strict_json.h"
@@ -122,7 +123,8 @@ absl::StatusOr<std::vector<weights::CopiedTensor>> HeadTensors(
   for (const model::WeightEntry& entry : model::ListHeadWeights(config)) {
     const auto source = checkpoint.Find(entry.name);
     if (!source.ok()) return source.status();
-    const absl::Status stored = model::CheckStored(entry.name, entry, *source);
+    const absl::Status stored =
+        model::CheckStored(entry.name, entry.shape, *source);
     if (!stored.ok()) return stored;
     tensors.push_back({.name = entry.name, .source = *source});
   }

@@ -13,6 +13,7 @@
 #include "src/base/huge_pages.h"
 #include "src/base/progress.h"
 #include "src/base/status_macros.h"
+#include "src/model_config/stored_weights.h"
 #include "src/model_config/weight_list.h"
 #include "src/weights/tensor_reader.h"
 
@@ -129,9 +130,10 @@ DecoderWeights Allocate(const std::vector<WeightEntry>& entries,
 absl::Status CheckEntries(const weights::Checkpoint& checkpoint,
                           const std::vector<WeightEntry>& entries) {
   for (const WeightEntry& entry : entries) {
+    const StoredPlace place = PlaceIn(checkpoint, entry);
     WEFT_ASSIGN_OR_RETURN(const weights::DiskTensor stored,
-                          checkpoint.Find(entry.name));
-    WEFT_RETURN_IF_ERROR(CheckStored(entry.name, entry, stored));
+                          checkpoint.Find(place.name));
+    WEFT_RETURN_IF_ERROR(CheckStored(place.name, place.shape, stored));
   }
   return absl::OkStatus();
 }
@@ -146,8 +148,10 @@ absl::Status ReadEntries(const weights::Checkpoint& checkpoint,
                          DecoderWeights& w) {
   weights::ReadPlan plan(checkpoint);
   for (const WeightEntry& entry : entries) {
+    const StoredPlace place = PlaceIn(checkpoint, entry);
     WEFT_RETURN_IF_ERROR(plan.AddSlice(
-        entry.name, {entry.part_row, entry.part_column}, PlaceOf(w, entry)));
+        place.name, {place.first_row + entry.part_row, entry.part_column},
+        PlaceOf(w, entry)));
   }
   Progress progress("loading weights", static_cast<int64_t>(plan.num_bytes()),
                     "B");

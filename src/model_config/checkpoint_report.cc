@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "src/model_config/stored_weights.h"
 #include "src/model_config/weight_list.h"
 #include "src/weights/checkpoint.h"
 
@@ -45,9 +46,10 @@ void AddProblem(absl::string_view message, CheckpointReport& report) {
 
 void CheckEntry(const Checkpoint& checkpoint, const WeightEntry& entry,
                 StoredNames& read, CheckpointReport& report) {
-  const absl::StatusOr<DiskTensor> found = checkpoint.Find(entry.name);
+  const StoredPlace place = PlaceIn(checkpoint, entry);
+  const absl::StatusOr<DiskTensor> found = checkpoint.Find(place.name);
   if (absl::IsNotFound(found.status())) {
-    AddProblem(absl::StrCat(weights::QuotedTensor(WithoutNumbers(entry.name)),
+    AddProblem(absl::StrCat(weights::QuotedTensor(WithoutNumbers(place.name)),
                             " is not in the checkpoint"),
                report);
     return;
@@ -61,7 +63,7 @@ void CheckEntry(const Checkpoint& checkpoint, const WeightEntry& entry,
     report.head_bytes += found->size_bytes();
   }
   const absl::Status stored =
-      CheckStored(WithoutNumbers(entry.name), entry, *found);
+      CheckStored(WithoutNumbers(place.name), place.shape, *found);
   if (!stored.ok()) AddProblem(stored.message(), report);
 }
 

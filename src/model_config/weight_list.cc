@@ -1,18 +1,12 @@
 #include "src/model_config/weight_list.h"
 
-#include <algorithm>
 #include <functional>
 #include <numeric>
 #include <utility>
 
-#include "absl/container/flat_hash_set.h"
-#include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "src/model_config/model_shard.h"
-#include "src/weights/tensor_types.h"
 
 namespace weft::model {
 namespace {
@@ -27,6 +21,7 @@ struct Projection {
   std::string name;
   int64_t rows;
   Range part;
+  StoredPlace fused = {};
 };
 
 // The columns of a slot's tensors, and the columns that this rank keeps. None
@@ -45,7 +40,8 @@ WeightEntry MakeEntry(std::string name, WeightSlot slot, int layer,
                     .part_shape = {projection.part.size()},
                     .part_row = projection.part.begin,
                     .part_column = columns.part.begin,
-                    .slot_rows = projection.part.size()};
+                    .slot_rows = projection.part.size(),
+                    .fused = projection.fused};
   if (columns.count > 0) {
     entry.shape.push_back(columns.count);
     entry.part_shape.push_back(columns.part.size());
@@ -118,7 +114,11 @@ class LayerList {
     const lora::ExpertShape& experts = config_.moe.shape;
     const std::string block =
         experts.names == lora::ExpertNames::kMlp ? "mlp." : "block_sparse_moe.";
-    AddStack({{block + "gate", experts.count, Whole(experts.count)}},
+    AddStack({{block + "gate",
+               experts.count,
+               Whole(experts.count),
+               {.name = prefix_ + "mlp.gate.weight",
+                .shape = {experts.count, config_.hidden}}}},
              WeightSlot::kRouter, Hidden());
     AddExpertRange(0, experts.count, {experts.ffn, ranges_.expert_ffn},
                    WeightSlot::kExpertGateUp, WeightSlot::kExpertDown);
@@ -144,13 +144,32 @@ class LayerList {
       };
       for (const auto module :
            {TargetModule::kGateProj, TargetModule::kUpProj}) {
-        gate_up.push_back({name(module), features.count, features.part});
+        gate_up.push_back({name(module), features.count, features.part,
+                           Fused(module, expert)});
       }
       down.push_back({name(TargetModule::kDownProj), config_.hidden,
-                      Whole(config_.hidden)});
+                      Whole(config_.hidden),
+                      Fused(TargetModule::kDownProj, expert)});
     }
     AddStack(gate_up, gate_up_slot, Hidden());
     AddStack(down, down_slot, features);
+  }
+
+  // Returns the matrix of an expert inside the tensor of all experts. The
+  // shared expert is in none.
+  [[nodiscard]] StoredPlace Fused(TargetModule module, int expert) const {
+    const lora::ExpertShape& experts = config_.moe.shape;
+    if (expert == experts.count) return {};
+    const std::string block = prefix_ + "mlp.experts.";
+    if (module == TargetModule::kDownProj) {
+      return {.name = block + "down_proj",
+              .shape = {experts.count, config_.hidden, experts.ffn},
+              .first_row = expert * config_.hidden};
+    }
+    const int64_t half = module == TargetModule::kUpProj ? experts.ffn : 0;
+    return {.name = block + "gate_up_proj",
+            .shape = {experts.count, 2 * experts.ffn, config_.hidden},
+            .first_row = expert * 2 * experts.ffn + half};
   }
 
   [[nodiscard]] Columns Hidden() const {
@@ -221,16 +240,6 @@ WeightEntry Head(const ModelConfig& config, const Shard& shard) {
   return VocabMatrix(config, shard, "lm_head.weight", WeightSlot::kHead);
 }
 
-// Returns the layer's number in a name such as
-// "model.layers.3.mlp.up_proj.weight".
-int64_t LayerOf(absl::string_view name) {
-  int64_t layer = 0;
-  constexpr absl::string_view kPrefix = "model.layers.";
-  const std::vector<absl::string_view> parts =
-      absl::StrSplit(name.substr(kPrefix.size()), absl::MaxSplits('.', 1));
-  return absl::SimpleAtoi(parts[0], &layer) ? layer : -1;
-}
-
 }  // namespace
 
 bool IsNorm(WeightSlot slot) {
@@ -289,59 +298,6 @@ std::vector<WeightEntry> ListWeights(const ModelConfig& config,
                               {"", config.hidden, Whole(config.hidden)}, {}));
   if (!config.tied_embeddings) entries.push_back(Head(config, shard));
   return entries;
-}
-
-absl::Status CheckStored(absl::string_view name, const WeightEntry& entry,
-                         const weights::DiskTensor& stored) {
-  const std::string quoted = weights::QuotedTensor(name);
-  if (!std::ranges::equal(stored.shape(), entry.shape)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        quoted, " has shape ", weights::ShapeString(stored.shape()),
-        "; expected ", weights::ShapeString(entry.shape)));
-  }
-  const weights::ScalarType dtype = stored.dtype();
-  if (dtype != weights::ScalarType::kF32 &&
-      dtype != weights::ScalarType::kF16 &&
-      dtype != weights::ScalarType::kBf16) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(quoted, " has dtype ", weights::ScalarTypeName(dtype),
-                     "; F32, F16 or BF16 is expected"));
-  }
-  if (!stored.is_row_major()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        quoted, " is not stored row by row; save it contiguous()"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckNoOtherTensors(const weights::Checkpoint& checkpoint,
-                                 const ModelConfig& config) {
-  const auto refuse = [&](const std::string& name) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(weights::QuotedTensor(name), " has no place in a ",
-                     config.model_type, " as config.json describes it"));
-  };
-  absl::flat_hash_set<std::string> known;
-  for (WeightEntry& entry : ListWeights(config)) {
-    known.insert(std::move(entry.name));
-  }
-  for (const char* name : {"model.norm.bias", "lm_head.bias"}) {
-    const auto bias = checkpoint.Find(name);
-    if (bias.ok()) return refuse(bias->name());
-  }
-  for (const weights::DiskTensor& stored : checkpoint.Tensors()) {
-    const std::string name =
-        weights::Checkpoint::LayerTensorName(stored.name());
-    if (name.empty() || known.contains(name)) continue;
-    // Accepts tables that old releases saved, and layers that remain of a
-    // longer model.
-    if (absl::EndsWith(name, ".rotary_emb.inv_freq") ||
-        LayerOf(name) >= config.num_layers) {
-      continue;
-    }
-    return refuse(stored.name());
-  }
-  return absl::OkStatus();
 }
 
 std::vector<WeightEntry> ListHeadWeights(const ModelConfig& config) {

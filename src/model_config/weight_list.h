@@ -7,11 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/string_view.h"
 #include "src/model_config/model_config.h"
 #include "src/parallel/shard.h"
-#include "src/weights/checkpoint.h"
 
 namespace weft::model {
 
@@ -45,6 +42,15 @@ enum class WeightSlot : uint8_t {
 
 [[nodiscard]] bool IsNorm(WeightSlot slot);
 
+// A tensor of a checkpoint that has an entry's tensor.
+struct StoredPlace {
+  std::string name;
+  std::vector<int64_t> shape;
+  // The first row of the entry's tensor. Rows count over all dimensions but the
+  // last.
+  int64_t first_row = 0;
+};
+
 struct WeightEntry {
   std::string name;  // Such as "model.layers.0.mlp.up_proj.weight".
   WeightSlot slot = WeightSlot::kEmbedding;
@@ -59,6 +65,10 @@ struct WeightEntry {
   // of rows of that matrix.
   int64_t first_row = 0;
   int64_t slot_rows = 0;
+  // Where transformers 5 has the tensor in memory: one tensor has the matrices
+  // of all experts. Checkpoints may have either form. No name: there is one
+  // form.
+  StoredPlace fused = {};
 
   [[nodiscard]] int64_t num_elements() const;  // Counts the whole tensor.
 };
@@ -84,19 +94,6 @@ struct WeightEntry {
 [[nodiscard]] int64_t WeightBytes(const ModelConfig& config,
                                   int64_t element_bytes,
                                   const parallel::Shard& shard = {});
-
-// Returns INVALID_ARGUMENT, which quotes `name`, if the stored tensor does not
-// match the entry: it has another shape, a dtype other than F32, F16 and BF16,
-// or is not row-major.
-[[nodiscard]] absl::Status CheckStored(absl::string_view name,
-                                       const WeightEntry& entry,
-                                       const weights::DiskTensor& stored);
-
-// Returns INVALID_ARGUMENT naming a tensor for which `config` has no place: one
-// in a layer, such as the bias of a projection, or a bias of the head or of the
-// final norm.
-[[nodiscard]] absl::Status CheckNoOtherTensors(
-    const weights::Checkpoint& checkpoint, const ModelConfig& config);
 
 }  // namespace weft::model
 

@@ -17,6 +17,14 @@ absl::StatusOr<std::unique_ptr<TensorFile>> TensorFile::Open(
       new TensorFile(path, std::move(file), *std::move(tensors)));
 }
 
+int64_t DiskTensor::num_rows() const {
+  const absl::Span<const int64_t> dims = shape();
+  if (dims.size() == 1) return dims[0];
+  int64_t rows = 1;
+  for (size_t i = 0; i + 1 < dims.size(); ++i) rows *= dims[i];
+  return rows;
+}
+
 uint64_t DiskTensor::row_bytes() const {
   const int64_t rows = num_rows();
   return rows == 0 ? 0

@@ -58,10 +58,10 @@ class DiskTensor {
   [[nodiscard]] absl::Span<const int64_t> shape() const {
     return entry_->second.shape;
   }
-  // Returns 1 for a scalar.
-  [[nodiscard]] int64_t num_rows() const {
-    return shape().empty() ? 1 : shape()[0];
-  }
+  // Returns the number of rows of the tensor seen as a matrix. Its columns are
+  // the last of two or more dimensions. A vector has one column; a scalar has
+  // one row.
+  [[nodiscard]] int64_t num_rows() const;
   [[nodiscard]] uint64_t row_bytes() const;
   [[nodiscard]] uint64_t size_bytes() const {
     return entry_->second.size_bytes;

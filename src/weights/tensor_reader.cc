@@ -47,12 +47,12 @@ absl::Status ShapeError(absl::string_view name, const DiskTensor& source,
       ShapeString(absl::MakeConstSpan(sizes.data(), sizes.size()))));
 }
 
-// Returns a view of the tensor as the matrix in the file: one row per entry of
-// its first dimension.
+// Returns a view of the tensor as the matrix in the file
+// (DiskTensor::num_rows).
 at::Tensor AsMatrix(const at::Tensor& tensor) {
   if (tensor.dim() == 2) return tensor;
   if (tensor.dim() < 2) return tensor.view({-1, 1});
-  return tensor.view({tensor.size(0), -1});
+  return tensor.view({-1, tensor.size(-1)});
 }
 
 // Rows [begin, end) of item `item` of the plan.
@@ -136,12 +136,13 @@ absl::Status ReadPlan::AddSlice(std::string_view name, const SliceBegin& begin,
                                 const at::Tensor& destination) {
   WEFT_ASSIGN_OR_RETURN(const DiskTensor source, checkpoint_.Find(name));
   const auto sizes = destination.sizes();
-  const auto shape = source.shape();
-  const int64_t begins[] = {begin.row, begin.column};
-  bool fits = sizes.size() == shape.size() && !sizes.empty() &&
-              sizes.size() <= 2 && (sizes.size() == 2 || begin.column == 0);
-  for (size_t i = 0; fits && i < shape.size(); ++i) {
-    fits = begins[i] >= 0 && begins[i] <= shape[i] - sizes[i];
+  const auto dims = source.shape().size();
+  bool fits = !sizes.empty() && sizes.size() == std::min<size_t>(dims, 2) &&
+              begin.row >= 0 && begin.row <= source.num_rows() - sizes[0];
+  if (fits && dims == 1) fits = begin.column == 0;
+  if (fits && dims > 1) {
+    fits =
+        begin.column >= 0 && begin.column <= source.shape().back() - sizes[1];
   }
   if (!fits) {
     return ShapeError({name.data(), name.size()}, source,

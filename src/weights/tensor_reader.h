@@ -39,6 +39,7 @@ class ReadPlan {
                                  const at::Tensor& destination);
 
   // Adds only the slice of a matrix or vector that has the destination's shape.
+  // A tensor with more dimensions counts as a matrix (DiskTensor::num_rows).
   // Errors: those of Add; INVALID_ARGUMENT if the tensor has no such slice.
   [[nodiscard]] absl::Status AddSlice(std::string_view name,
                                       const SliceBegin& begin,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ from typing import Any
 import forms
 import numpy as np
 import pytest
-from daemon import brief
+import torch
+from daemon import WEFTD, brief
 from models import tiny_model
 from safetensors.torch import save_file
 from texts import next_token, random_tokens
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 WRAPPED = "gemma3-wrapped"
 LENGTHS = (60, 2, 33)
@@ -110,6 +112,42 @@ def test_a_tied_head_may_be_in_the_file_too(
     tensors["lm_head.weight"] = tensors[embedding].clone()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     _assert_same_model(kind, folder, daemon_for, tmp_path / "weftd")
+
+
+@pytest.mark.parametrize("kind", ("qwen3-moe", "qwen2-moe", "mixtral"))
+def test_one_tensor_may_have_all_experts(
+    kind: str, daemon_for: Any, tmp_path: Path
+) -> None:
+    folder = _copy(kind, tmp_path / "model")
+    for path in (*forms.weight_files(folder), *folder.glob("*.index.json")):
+        path.unlink()
+    model = AutoModelForCausalLM.from_pretrained(tiny_model(kind))
+    model.save_pretrained(folder, save_original_format=False)
+    tensors = forms.read(folder)
+    assert tensors["model.layers.0.mlp.experts.gate_up_proj"].ndim == 3
+    assert not any(".experts.0." in name for name in tensors)
+    _assert_same_model(kind, folder, daemon_for, tmp_path / "weftd")
+
+
+def test_experts_in_both_forms_are_refused(tmp_path: Path) -> None:
+    folder = _copy("mixtral", tmp_path / "model")
+    single = forms.read(folder)
+    name = "model.layers.0.block_sparse_moe.experts.1.w1.weight"
+    fused = {
+        "model.layers.0.mlp.experts.gate_up_proj": torch.zeros(
+            4, 2 * single[name].shape[0], single[name].shape[1]
+        )
+    }
+    save_file({**single, **fused}, folder / "model.safetensors")
+    done = subprocess.run(
+        [WEFTD, "--model", folder, "--listen", "127.0.0.1:0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "block_sparse_moe.experts" in done.stderr and "no place" in done.stderr
 
 
 def _as_transformers_4(config: dict[str, Any], kind_key: str) -> dict[str, Any]:
