@@ -20,7 +20,7 @@ namespace weft::lora {
                               const LoraSegment& segment);
 
 // The functions below compute the segments for which HasFewRows is true.
-// Threads: engine thread only.
+// Threads: any, for distinct outputs.
 // Source:  lora_linear.h; the tests compare both ways with the formula in f64.
 
 // Returns x A^T, [S]. Shapes: x_TI [T, I] contiguous.

@@ -90,7 +90,7 @@ using ShrunkInputs = std::vector<at::Tensor>;
 // Returns y [T, O]. If `shrunk` is not null, sets it to x A^T.
 // Shapes:  x_TI [T, I] contiguous, in the dtype of the base weight, or in f32
 // with a bf16 weight on a CPU.
-// Errors:  throws c10::Error.   Threads: engine thread only.
+// Errors:  throws c10::Error.   Threads: on a CPU any, for distinct outputs.
 [[nodiscard]] at::Tensor LoraLinear(const at::Tensor& x_TI,
                                     const BaseLinear& base,
                                     const LoraPass& pass, const LoraSite& site,

@@ -1,7 +1,12 @@
 #include "src/moe/experts.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <numeric>
 #include <utility>
 
 #include "src/ops/gated_product.h"
@@ -109,6 +114,33 @@ class Expert {
   BaseLinear down_;
 };
 
+// Calls work(i) for every part. If a CPU has a part for each thread, every
+// thread computes whole experts, because the products of one expert are small.
+// It takes the largest part that is left, so that the threads end at the same
+// time.
+void ForEachPart(const ExpertRows& rows,
+                 const std::function<void(size_t)>& work) {
+  const std::vector<ExpertPart>& parts = rows.parts;
+  const int64_t num_threads = at::get_num_threads();
+  if (!rows.tokens_N.is_cpu() ||
+      static_cast<int64_t>(parts.size()) < num_threads) {
+    for (size_t i = 0; i < parts.size(); ++i) work(i);
+    return;
+  }
+  std::vector<size_t> order(parts.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::ranges::stable_sort(order, std::greater(), [&parts](size_t i) {
+    return parts[i].end - parts[i].begin;
+  });
+  std::atomic<size_t> next = 0;
+  at::parallel_for(0, num_threads, /*grain_size=*/1, [&](int64_t, int64_t) {
+    const at::InferenceMode no_autograd;
+    for (size_t place = next++; place < order.size(); place = next++) {
+      work(order[place]);
+    }
+  });
+}
+
 at::Tensor RowsOf(const at::Tensor& tensor, const ExpertPart& part) {
   return tensor.narrow(0, part.begin, part.end - part.begin);
 }
@@ -139,12 +171,11 @@ at::Tensor SharedWeight(const ExpertLayer& layer, const at::Tensor& x_TH) {
       .sigmoid_();
 }
 
-// Routes and sorts the tokens.
+// Sorts the tokens by their experts.
 void Dispatch(const ExpertLayer& layer, const at::Tensor& x_TH,
-              const lora::LoraRouting& routing, const at::Tensor& experts_TK,
+              const lora::LoraRouting& routing, Routing experts,
               ExpertTape& tape) {
-  tape.routing =
-      Route(x_TH, layer.weights.router_EH, layer.config.moe, experts_TK);
+  tape.routing = std::move(experts);
   tape.rows =
       SortByExpert(tape.routing.experts_TK, layer.shape.experts.count, routing);
   if (HasShared(layer)) tape.shared_weight_T1 = SharedWeight(layer, x_TH);
@@ -157,20 +188,22 @@ at::Tensor ForwardExperts(const ExpertLayer& layer, const at::Tensor& x_TH,
                           at::Tensor& experts_TK, ExpertTape* tape) {
   ExpertTape passing;
   ExpertTape& own = tape != nullptr ? *tape : passing;
-  Dispatch(layer, x_TH, routing, experts_TK, own);
+  Dispatch(layer, x_TH, routing,
+           Route(x_TH, layer.weights.router_EH, layer.config.moe, experts_TK),
+           own);
   experts_TK = own.routing.experts_TK;
   const ExpertRows& rows = own.rows;
   if (tape != nullptr) tape->parts.resize(rows.parts.size());
   const at::Tensor x_NH = x_TH.index_select(0, rows.tokens_N);
   const at::Tensor weights_N1 = WeightsOf(own.routing, rows);
   const at::Tensor y_NH = at::empty_like(x_NH);
-  for (size_t i = 0; i < rows.parts.size(); ++i) {
+  ForEachPart(rows, [&](size_t i) {
     const ExpertPart& part = rows.parts[i];
     RowsOf(y_NH, part)
         .copy_(Expert(layer, part.expert, part.routing)
                    .Forward(RowsOf(x_NH, part), RowsOf(weights_N1, part),
                             tape != nullptr ? &tape->parts[i] : nullptr));
-  }
+  });
   at::Tensor y_TH = SumOfRows(y_NH, rows.places_TK);
   if (HasShared(layer)) {
     y_TH.add_(Expert(layer, layer.shape.experts.count, routing)
@@ -183,16 +216,18 @@ at::Tensor ForwardExperts(const ExpertLayer& layer, const at::Tensor& x_TH,
 void RecomputeExperts(const ExpertLayer& layer, const at::Tensor& x_TH,
                       const lora::LoraRouting& routing,
                       const at::Tensor& experts_TK, ExpertTape& tape) {
-  Dispatch(layer, x_TH, routing, experts_TK, tape);
+  Dispatch(layer, x_TH, routing,
+           RouteTo(x_TH, layer.weights.router_EH, layer.config.moe, experts_TK),
+           tape);
   const ExpertRows& rows = tape.rows;
   tape.parts.resize(rows.parts.size());
   const at::Tensor x_NH = x_TH.index_select(0, rows.tokens_N);
   const at::Tensor weights_N1 = WeightsOf(tape.routing, rows);
-  for (size_t i = 0; i < rows.parts.size(); ++i) {
+  ForEachPart(rows, [&](size_t i) {
     const ExpertPart& part = rows.parts[i];
     Expert(layer, part.expert, part.routing)
         .Recompute(RowsOf(x_NH, part), RowsOf(weights_N1, part), tape.parts[i]);
-  }
+  });
   if (HasShared(layer)) {
     Expert(layer, layer.shape.experts.count, routing)
         .Recompute(x_TH, tape.shared_weight_T1, tape.shared);
@@ -211,7 +246,7 @@ at::Tensor BackwardExperts(const ExpertLayer& layer, const at::Tensor& dy_TH,
   const at::Tensor dx_NH = at::empty_like(x_NH);
   const at::Tensor d_weights_N =
       at::empty({x_NH.size(0)}, weights_N1.options());
-  for (size_t i = 0; i < rows.parts.size(); ++i) {
+  ForEachPart(rows, [&](size_t i) {
     const ExpertPart& part = rows.parts[i];
     const Expert::InputGradients d =
         Expert(layer, part.expert, part.routing)
@@ -220,7 +255,7 @@ at::Tensor BackwardExperts(const ExpertLayer& layer, const at::Tensor& dy_TH,
                       std::move(tape.parts[i]));
     RowsOf(dx_NH, part).copy_(d.x_nH);
     RowsOf(d_weights_N, part).copy_(d.weight_n);
-  }
+  });
   at::Tensor dx_TH = SumOfRows(dx_NH, rows.places_TK);
   const at::Tensor d_weights_TK =
       d_weights_N.index_select(0, rows.places_TK.flatten())

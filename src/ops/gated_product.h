@@ -13,7 +13,7 @@ namespace weft::ops {
 // Shapes:  gate_up_T2F [T, 2F] contiguous, gate in columns [0, F);
 //          out_TF [T, F] contiguous, of the same dtype and device.
 // Errors:  throws c10::Error, which names the argument.
-// Threads: engine thread only.   Source: Shazeer 2020 (SwiGLU, GEGLU).
+// Threads: on a CPU any.   Source: Shazeer 2020 (SwiGLU, GEGLU).
 void GatedProduct(Activation activation, const at::Tensor& gate_up_T2F,
                   at::Tensor& out_TF);
 
