@@ -31,6 +31,7 @@ class DatumReader {
     WEFT_RETURN_IF_ERROR(ReadTargets());
     WEFT_RETURN_IF_ERROR(ReadWeights());
     WEFT_RETURN_IF_ERROR(ReadPolicyInputs());
+    WEFT_RETURN_IF_ERROR(ReadRouting());
     return std::move(out_);
   }
 
@@ -210,6 +211,47 @@ class DatumReader {
     WEFT_RETURN_IF_ERROR(
         CheckLength("advantages", out_.advantages.size(), NumTargets()));
     return CheckFinite("advantages", out_.advantages);
+  }
+
+  absl::Status ReadRouting() {
+    const std::string& raw = in_.routing_le();
+    if (raw.empty()) return absl::OkStatus();
+    WEFT_RETURN_IF_ERROR(CheckRouting(Path("routing_le"), true, limits_));
+    const auto per_token = static_cast<size_t>(limits_.experts_per_token);
+    const size_t row = static_cast<size_t>(limits_.expert_layers) * per_token;
+    const size_t expected = out_.tokens.size() * row;
+    if (raw.size() != expected * sizeof(uint16_t)) {
+      return BadField(
+          Path("routing_le"),
+          absl::StrCat("has ", raw.size(), " bytes, must have ",
+                       expected * sizeof(uint16_t), " (", out_.tokens.size(),
+                       " tokens, ", limits_.expert_layers, " layers, ",
+                       per_token, " experts of 2 bytes)"));
+    }
+    std::vector<uint16_t>& routing = out_.routing;
+    routing.resize(expected);
+    std::memcpy(routing.data(), raw.data(), raw.size());
+    for (size_t i = 0; i < expected; ++i) {
+      const absl::string_view wrong = WrongExpert(routing, i);
+      if (wrong.empty()) continue;
+      return BadField(
+          absl::StrCat(Path("routing_le"), "[", i / row, "][",
+                       i % row / per_token, "][", i % per_token, "]"),
+          absl::StrCat("is ", routing[i], wrong, limits_.num_experts, ")"));
+    }
+    return absl::OkStatus();
+  }
+
+  // Returns what is wrong with the expert at `index`, or nothing.
+  absl::string_view WrongExpert(const std::vector<uint16_t>& routing,
+                                size_t index) const {
+    if (routing[index] >= limits_.num_experts) return ", must be in [0, ";
+    const auto at = routing.begin() + static_cast<int64_t>(index);
+    const auto first =
+        at - static_cast<int64_t>(
+                 index % static_cast<size_t>(limits_.experts_per_token));
+    if (std::find(first, at, *at) == at) return "";
+    return " again, must be another expert in [0, ";
   }
 
   uint32_t MaxTargetsPerToken() const {

@@ -42,6 +42,10 @@ struct RequestLimits {
   int vocab_size = 0;
   int context_length = 0;
   int max_rank = 0;
+  // 0 for a dense model.
+  int num_experts = 0;
+  int experts_per_token = 0;
+  int expert_layers = 0;
   bool has_byte_decoder = false;
   int max_data = 0;        // Sequences in a training request.
   int64_t max_tokens = 0;  // Tokens in these sequences.
@@ -51,6 +55,11 @@ struct RequestLimits {
 
 [[nodiscard]] RequestLimits MakeLimits(const EngineInfo& info,
                                        const ServerOptions& options);
+
+// Returns INVALID_ARGUMENT naming `field` if it asks for the routing of a model
+// without experts.
+[[nodiscard]] absl::Status CheckRouting(absl::string_view field, bool asked,
+                                        const RequestLimits& limits);
 
 [[nodiscard]] absl::StatusOr<TrainRequest> Validate(
     const v1::ForwardBackwardRequest& request, const RequestLimits& limits);

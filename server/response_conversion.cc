@@ -12,9 +12,10 @@ namespace {
 static_assert(std::endian::native == std::endian::little,
               "raw fields are copied, not swapped");
 
-void CopyRaw(const std::vector<float>& values, std::string* out) {
+template <typename T>
+void CopyRaw(const std::vector<T>& values, std::string* out) {
   out->assign(reinterpret_cast<const char*>(values.data()),
-              values.size() * sizeof(float));
+              values.size() * sizeof(T));
 }
 
 template <typename Message>
@@ -25,6 +26,7 @@ void FillTrainResponse(const TrainResult& result, Message* out) {
     CopyRaw(datum.logprobs, to->mutable_logprobs_le());
     CopyRaw(datum.losses, to->mutable_losses_le());
     CopyRaw(datum.entropies, to->mutable_entropies_le());
+    CopyRaw(datum.routing, to->mutable_routing_le());
   }
   out->mutable_metrics()->insert(result.metrics.begin(), result.metrics.end());
   out->set_step(result.step);
@@ -60,6 +62,7 @@ void FillSample(const Sample& sample, Message* out) {
   out->mutable_logprobs()->Add(sample.logprobs.begin(), sample.logprobs.end());
   out->set_finish_reason(ToProto(sample.finish_reason));
   FillTop(sample.top_logprobs, out->mutable_top_logprobs());
+  CopyRaw(sample.routing, out->mutable_routing_le());
 }
 
 // v1::SampleResponse and v1::SampleStreamResponse both have these fields.

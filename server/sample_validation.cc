@@ -159,6 +159,9 @@ absl::StatusOr<SampleRequest> Validate(const v1::SampleRequest& request,
                                   request.prompt_top_logprobs(), 0,
                                   kMaxTopLogprobs));
   out.prompt_top_logprobs = static_cast<int>(request.prompt_top_logprobs());
+  WEFT_RETURN_IF_ERROR(
+      CheckRouting("return_routing", request.return_routing(), limits));
+  out.return_routing = request.return_routing();
   WEFT_ASSIGN_OR_RETURN(
       out.config, ReadConfig(request.config(), out.prompt.size(), limits));
   return out;

@@ -26,6 +26,9 @@ void FillModel(const EngineInfo& info, v1::ModelInfo* out) {
                                     info.eos_token_ids.end());
   out->set_num_parameters(info.num_parameters);
   out->set_dtype(info.dtype);
+  out->set_num_experts(static_cast<uint32_t>(info.num_experts));
+  out->set_experts_per_token(static_cast<uint32_t>(info.experts_per_token));
+  out->set_expert_layers(static_cast<uint32_t>(info.expert_layers));
 }
 
 void FillLosses(v1::ServerInfo* out) {

@@ -37,7 +37,8 @@ absl::StatusOr<LossFunction> ReadLossFunction(v1::LossFunction function) {
   }
 }
 
-absl::StatusOr<LossConfig> ReadLoss(bool has_loss, const v1::LossConfig& in) {
+absl::StatusOr<LossConfig> ReadLoss(bool has_loss, const v1::LossConfig& in,
+                                    const RequestLimits& limits) {
   if (!has_loss) return BadField("loss", "is required");
   LossConfig out;
   WEFT_ASSIGN_OR_RETURN(out.function, ReadLossFunction(in.function()));
@@ -48,6 +49,9 @@ absl::StatusOr<LossConfig> ReadLoss(bool has_loss, const v1::LossConfig& in) {
   out.return_entropy = in.return_entropy();
   out.gradient_filter = in.gradient_filter();
   out.score_all = in.score_all();
+  out.return_routing = in.return_routing();
+  WEFT_RETURN_IF_ERROR(
+      CheckRouting("loss.return_routing", out.return_routing, limits));
   WEFT_RETURN_IF_ERROR(CheckReal("loss.clip_low", out.clip_low, {}));
   WEFT_RETURN_IF_ERROR(CheckReal("loss.clip_high", out.clip_high, {}));
   if (out.clip_low > out.clip_high) {
@@ -71,7 +75,7 @@ absl::Status ReadData(const Message& in, const RequestLimits& limits,
   out->adapter_id = in.adapter_id();
   out->step = in.step();
   out->epoch = in.epoch();
-  WEFT_ASSIGN_OR_RETURN(out->loss, ReadLoss(in.has_loss(), in.loss()));
+  WEFT_ASSIGN_OR_RETURN(out->loss, ReadLoss(in.has_loss(), in.loss(), limits));
   const int num_data = in.data_size();
   if (num_data < 1 || num_data > limits.max_data) {
     return BadField(
@@ -96,6 +100,12 @@ absl::Status ReadData(const Message& in, const RequestLimits& limits,
 }
 
 }  // namespace
+
+absl::Status CheckRouting(absl::string_view field, bool asked,
+                          const RequestLimits& limits) {
+  if (!asked || limits.num_experts > 0) return absl::OkStatus();
+  return BadField(field, "is set, but the model has no experts");
+}
 
 absl::StatusOr<TrainRequest> Validate(const v1::ForwardBackwardRequest& request,
                                       const RequestLimits& limits) {

@@ -150,7 +150,9 @@ bool SampleLoop::StartSample(SampleJob& job) {
     return true;
   }
   if (index == 0) probe_->ObserveFirstToken(absl::Now() - job.accepted_at);
-  if (!Accept(job, index, sample.stop, *drawn)) {
+  if (Accept(job, index, sample.stop, *drawn)) {
+    AddRouting(sample);
+  } else {
     sequences_.emplace(AgeOf(sample), std::move(sample));
   }
   return true;
@@ -205,6 +207,7 @@ void SampleLoop::Decode() {
     }
     ++s.length;
     if (Accept(*s.job, s.sample_index, s.stop, *drawn[r])) {
+      AddRouting(s);
       CachePrefix(s);
       sequences_.erase(AgeOf(s));
     }

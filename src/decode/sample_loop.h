@@ -115,6 +115,10 @@ class SampleLoop {
   // Returns the youngest sequence with pages; null if there is none.
   [[nodiscard]] SampleSequence* Youngest();
   void Preempt(SampleSequence& sequence);
+  // Returns the experts [N, L K], i16, of the tokens in the sequence's pages.
+  [[nodiscard]] at::Tensor ExpertsOf(const SampleSequence& sequence) const;
+  // Adds the routing to the result of a finished sample, if it is wanted.
+  void AddRouting(const SampleSequence& sample);
   void CachePrefix(SampleSequence& sequence);
   // Drops cached prefixes of versions that no request can use any more.
   void ForgetDeadVersions();

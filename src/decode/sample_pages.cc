@@ -101,7 +101,33 @@ SampleSequence* SampleLoop::Youngest() {
   return nullptr;
 }
 
+at::Tensor SampleLoop::ExpertsOf(const SampleSequence& sequence) const {
+  std::vector<int64_t> slots;
+  for (int64_t i = 0; i < sequence.length; ++i) {
+    slots.push_back(sequence.pages->Slot(i));
+  }
+  return executor_.ReadExperts(slots);
+}
+
+void SampleLoop::AddRouting(const SampleSequence& sample) {
+  SampleJob& job = *sample.job;
+  if (!job.request->return_routing) return;
+  const at::Tensor experts_NE = ExpertsOf(sample);
+  const auto* first = experts_NE.const_data_ptr<int16_t>();
+  std::vector<uint16_t>& routing =
+      job.result.samples[sample.sample_index].routing;
+  routing.assign(first, first + experts_NE.numel());
+  if (job.streams) job.deltas.back().piece.routing = routing;
+}
+
 void SampleLoop::Preempt(SampleSequence& sequence) {
+  // A sequence that is preempted before it has caught up has its experts
+  // already.
+  if (sequence.job->request->return_routing &&
+      (!sequence.experts_NE.defined() ||
+       sequence.experts_NE.size(0) < sequence.length)) {
+    sequence.experts_NE = ExpertsOf(sequence);
+  }
   CachePrefix(sequence);
   sequence.pages.reset();
   sequence.length = 0;

@@ -22,11 +22,8 @@ constexpr int64_t kMaxKeysPerToken = 8;
 // Collects the rows of one pass in the form that the decoder reads.
 class PrefillRows {
  public:
-  // Adds tokens [begin, tokens_so_far.size()) of a sequence that has these
-  // pages.
-  void Add(const std::vector<int32_t>& tokens_so_far, int64_t begin,
-           const kv::SequencePages& pages,
-           const lora::AdapterVersionPtr& version);
+  // Adds tokens [begin, end) of a sequence.
+  void Add(const SampleSequence& sequence, int64_t begin, int64_t end);
   // Scores the tokens `targets` with rows [begin, begin + targets.size()).
   void Score(int64_t begin, absl::Span<const int32_t> targets,
              const lora::AdapterVersionPtr& version);
@@ -49,30 +46,39 @@ class PrefillRows {
   std::vector<int64_t> key_slots_;
   std::vector<ops::SuffixRows> suffixes_;
   bool has_past_ = false;
+  // Experts that are given, with the first of their rows.
+  std::vector<std::pair<int64_t, at::Tensor>> given_;
   executor::CachePlan plan_{.scores = {.row_offsets = {0}}};
 };
 
-void PrefillRows::Add(const std::vector<int32_t>& tokens_so_far, int64_t begin,
-                      const kv::SequencePages& pages,
-                      const lora::AdapterVersionPtr& version) {
-  const auto size = static_cast<int64_t>(tokens_so_far.size());
+void PrefillRows::Add(const SampleSequence& sequence, int64_t begin,
+                      int64_t end) {
+  const std::vector<int32_t> tokens_so_far = sequence.Tokens(end);
+  const kv::SequencePages& pages = *sequence.pages;
   const int64_t row = this->size();
-  const int64_t end_row = row + size - begin;
+  const int64_t end_row = row + end - begin;
   suffixes_.push_back({.q_begin = row,
-                       .q_size = size - begin,
+                       .q_size = end - begin,
                        .k_begin = static_cast<int64_t>(key_slots_.size()),
-                       .k_size = size});
-  for (int64_t i = 0; i < size; ++i) key_slots_.push_back(pages.Slot(i));
-  slots_.insert(slots_.end(), key_slots_.end() - (size - begin),
+                       .k_size = end});
+  for (int64_t i = 0; i < end; ++i) key_slots_.push_back(pages.Slot(i));
+  slots_.insert(slots_.end(), key_slots_.end() - (end - begin),
                 key_slots_.end());
-  for (int64_t i = begin; i < size; ++i) {
+  for (int64_t i = begin; i < end; ++i) {
     tokens_.push_back(tokens_so_far[i]);
     positions_.push_back(static_cast<int32_t>(i));
   }
   has_past_ |= begin > 0;
   plan_.batch.nodes.push_back(
       {.begin = row, .end = end_row, .subtree_end = end_row});
-  AddRows(plan_.batch.routing, version, row, end_row);
+  AddRows(plan_.batch.routing, sequence.job->version, row, end_row);
+  if (sequence.experts_NE.defined()) {
+    const int64_t known = std::min(end, sequence.experts_NE.size(0));
+    if (begin < known) {
+      given_.emplace_back(row,
+                          sequence.experts_NE.narrow(0, begin, known - begin));
+    }
+  }
 }
 
 void PrefillRows::Score(int64_t begin, absl::Span<const int32_t> targets,
@@ -109,6 +115,14 @@ executor::CachePlan PrefillRows::Plan() && {
   plan_.batch.tokens_T = at::tensor(tokens_, at::kLong);
   plan_.batch.positions_T = at::tensor(positions_, at::kInt);
   plan_.kv.slots_T = at::tensor(slots_, at::kLong);
+  for (const auto& [row, experts_NE] : given_) {
+    at::Tensor& experts_TE = plan_.batch.experts_TE;
+    if (!experts_TE.defined()) {
+      experts_TE =
+          at::full({size(), experts_NE.size(1)}, -1, experts_NE.options());
+    }
+    experts_TE.narrow(0, row, experts_NE.size(0)).copy_(experts_NE);
+  }
   if (has_past_) {
     plan_.kv.suffixes = std::move(suffixes_);
     plan_.kv.key_slots_S = at::tensor(key_slots_, at::kLong);
@@ -230,8 +244,7 @@ void SampleLoop::RunPieces(const std::vector<SamplePiece>& pieces) {
     const SampleJob& job = *piece.sequence->job;
     const lora::AdapterVersionPtr& version = job.version;
     const int64_t first_row = rows.size();
-    rows.Add(piece.sequence->Tokens(piece.end), piece.begin,
-             *piece.sequence->pages, version);
+    rows.Add(*piece.sequence, piece.begin, piece.end);
     int64_t begin = 0;
     const absl::Span<const int32_t> targets = UnscoredPrompt(piece, &begin);
     begin += first_row - piece.begin;

@@ -3,6 +3,8 @@
 #ifndef WEFT_SRC_DECODE_SAMPLE_STATE_H_
 #define WEFT_SRC_DECODE_SAMPLE_STATE_H_
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -64,6 +66,10 @@ struct SampleSequence {
   std::optional<kv::SequencePages> pages;  // None while the sequence waits for
                                            // pages.
   int64_t length = 0;  // Number of tokens whose keys are in the pages.
+  // The experts [N, L K], i16, with which the first tokens of a preempted
+  // sequence were computed, if the request wants its routing. They are computed
+  // with the same experts again. Undefined if the sequence was not preempted.
+  at::Tensor experts_NE = {};
   sampling::StopMatcher stop;
 
   // Returns the number of tokens whose keys the sequence needs to continue: all

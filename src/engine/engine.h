@@ -46,6 +46,10 @@ struct EngineInfo {
   int context_length = 0;
   std::vector<int32_t> eos_token_ids;
   uint64_t num_parameters = 0;
+  // 0 for a dense model.
+  int num_experts = 0;
+  int experts_per_token = 0;
+  int expert_layers = 0;  // Layers that have experts.
   int max_adapters = 0;
   int max_adapters_per_tenant = 0;
   uint64_t max_adapter_bytes_per_tenant = 0;  // 0: no limit.

@@ -21,10 +21,9 @@ sched::WorkItem TrainItem(const TrainRequest& request, bool share_prompts) {
   item.datum_prefix.reserve(request.data.size());
   for (size_t d = 0; d < request.data.size(); ++d) {
     const Datum& datum = request.data[d];
-    const int64_t rows =
-        d > 0 && share_prompts
-            ? AddedRows(request.data[d - 1].tokens, datum.tokens)
-            : datum.num_tokens();
+    const int64_t rows = d > 0 && share_prompts
+                             ? AddedRows(request.data[d - 1], datum)
+                             : datum.num_tokens();
     item.datum_prefix.push_back(datum.num_tokens() - rows);
     item.datum_tokens.push_back(std::max(
         rows, static_cast<int64_t>(datum.targets.size()) / kTargetsOfOneRow));

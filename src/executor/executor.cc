@@ -130,6 +130,16 @@ TrainScores Executor::ReceiveScores(const TrainPlan& plan, int from) {
         {static_cast<int64_t>(plan.rows.temperatures.size())}, at::kFloat);
     links_.commands->Receive(scores.entropies_R, from);
   }
+  const lora::ExpertShape& experts = runner_.decoder().config().moe.shape;
+  if (experts.count == 0) return scores;
+  if (plan.wants_routing) {
+    scores.experts_TE = at::empty(
+        {plan.batch.tokens_T.size(0), experts.routing_width()}, at::kInt);
+    links_.commands->Receive(scores.experts_TE, from);
+  }
+  scores.expert_rows_LE =
+      at::empty({experts.num_layers(), experts.count}, at::kLong);
+  links_.commands->Receive(scores.expert_rows_LE, from);
   return scores;
 }
 

@@ -80,6 +80,12 @@ class Executor {
   }
   void CopyPage(const kv::PageCopy& copy);
   [[nodiscard]] CacheOutput Run(CachePlan plan);
+  // Returns the experts of the tokens in these slots of the cache, as the
+  // function of the same name.
+  [[nodiscard]] at::Tensor ReadExperts(
+      const std::vector<int64_t>& slots) const {
+    return executor::ReadExperts(cache_, slots);
+  }
 
  private:
   // A tensor rank's part of an adapter.

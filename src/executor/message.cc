@@ -48,6 +48,7 @@ void EachField(Batch& batch, const Each& each) requires
   each(batch.positions_T);
   each(batch.nodes);
   each(batch.routing);
+  each(batch.experts_TE);
 }
 
 template <typename Plan, typename Each>
@@ -58,6 +59,7 @@ void EachField(Plan& plan, const Each& each) requires
   EachField(plan.rows, each);
   each(plan.backward);
   each(plan.wants_entropy);
+  each(plan.wants_routing);
   each(plan.num_recomputed);
 }
 

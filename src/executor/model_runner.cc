@@ -58,28 +58,44 @@ class RowIndex {
   at::Tensor index_R_;
 };
 
+// Adds what is reported of the experts [T, K] of each layer.
+void AddExperts(const std::vector<at::Tensor>& experts, int num_experts,
+                bool wants_routing, TrainScores& scores) {
+  if (experts.empty()) return;
+  const at::Tensor flat_LN = at::stack(experts).flatten(1);
+  scores.expert_rows_LE =
+      at::zeros({flat_LN.size(0), num_experts}, flat_LN.options())
+          .scatter_add_(1, flat_LN, at::ones_like(flat_LN));
+  if (wants_routing) scores.experts_TE = at::cat(experts, 1).to(at::kInt);
+}
+
 }  // namespace
 
 TrainScores ModelRunner::Forward(TrainPlan own) {
   Pending pending{.plan = std::move(own)};
   TrainPlan& plan = pending.plan;
   const profile::Span span("forward pass", "rows", plan.batch.tokens_T.size(0));
-  MoveTo(decoder_.device(),
-         {&plan.batch.tokens_T, &plan.batch.positions_T, &plan.score_index_R});
+  MoveTo(decoder_.device(), {&plan.batch.tokens_T, &plan.batch.positions_T,
+                             &plan.batch.experts_TE, &plan.score_index_R});
+  std::vector<at::Tensor> experts;
   pending.x_TH = decoder_.ForwardLayers(
       plan.backward ? model::Mode::kTrain : model::Mode::kEval, plan.batch,
       plan.backward ? &pending.tape : nullptr, plan.num_recomputed,
-      /*kv=*/nullptr);
+      /*kv=*/nullptr, IsFirst() ? &experts : nullptr);
   const profile::Span head("head", "rows", plan.score_index_R.size(0));
   pending.normed_RH =
       decoder_.FinalNorm(pending.x_TH.index_select(0, plan.score_index_R));
   pending.scores = loss::ScoreHead(
       pending.normed_RH, decoder_.weights().head_VH, plan.rows, head_,
       /*want_gradient=*/plan.backward, plan.wants_entropy);
+  TrainScores scores;
+  AddExperts(experts, decoder_.config().moe.shape.count, plan.wants_routing,
+             scores);
   ops::ToHost({&pending.scores.logprobs_E, &pending.scores.entropies_R,
-               &pending.scores.target_slope_E});
-  TrainScores scores{.logprobs_E = pending.scores.logprobs_E,
-                     .entropies_R = pending.scores.entropies_R};
+               &pending.scores.target_slope_E, &scores.experts_TE,
+               &scores.expert_rows_LE});
+  scores.logprobs_E = pending.scores.logprobs_E;
+  scores.entropies_R = pending.scores.entropies_R;
   if (plan.backward) pending_ = std::move(pending);
   return scores;
 }
@@ -115,8 +131,8 @@ CacheOutput ModelRunner::Run(CachePlan plan, model::KvStore* store,
   model::KvAccess& kv = plan.kv;
   kv.store = store;
   MoveTo(decoder_.device(),
-         {&plan.batch.tokens_T, &plan.batch.positions_T, &kv.slots_T,
-          &kv.key_slots_S, &kv.page_table_TL, &kv.lengths_T});
+         {&plan.batch.tokens_T, &plan.batch.positions_T, &plan.batch.experts_TE,
+          &kv.slots_T, &kv.key_slots_S, &kv.page_table_TL, &kv.lengths_T});
   const int64_t num_rows = plan.batch.tokens_T.size(0);
   const RowIndex scored(plan.score_rows, num_rows, decoder_.device());
   const RowIndex drawn(plan.logit_rows, num_rows, decoder_.device());
@@ -166,7 +182,21 @@ model::KvStore AllocateCache(const model::Decoder& decoder, int64_t num_pages,
           layer_pages.nbytes()));
     }
   }
+  if (config.moe.shape.count > 0) {
+    store.experts_PSE =
+        at::empty({num_pages, page_tokens, config.moe.shape.routing_width()},
+                  options.dtype(at::kShort));
+  }
   return store;
+}
+
+at::Tensor ReadExperts(const model::KvStore& store,
+                       const std::vector<int64_t>& slots) {
+  const at::Tensor& experts_PSE = store.experts_PSE;
+  at::Tensor experts_NE = experts_PSE.flatten(0, 1).index_select(
+      0, ops::ToDevice(slots, experts_PSE.device()));
+  ops::ToHost({&experts_NE});
+  return experts_NE;
 }
 
 int64_t PageBytes(const model::Decoder& decoder, int64_t page_tokens) {
@@ -177,8 +207,11 @@ int64_t PageBytes(const model::Decoder& decoder, int64_t page_tokens) {
 
 int64_t PageBytes(const model::ModelConfig& largest, int64_t element_bytes,
                   int64_t page_tokens) {
-  return 2 * largest.num_layers * page_tokens * largest.num_kv_heads *
-         largest.head_dim * element_bytes;
+  const int64_t experts =
+      largest.moe.shape.routing_width() * static_cast<int64_t>(sizeof(int16_t));
+  return page_tokens * (2 * largest.num_layers * largest.num_kv_heads *
+                            largest.head_dim * element_bytes +
+                        experts);
 }
 
 void CopyPage(const kv::PageCopy& copy, model::KvStore* store) {
@@ -190,6 +223,10 @@ void CopyPage(const kv::PageCopy& copy, model::KvStore* store) {
           .copy_(layer[copy.from].narrow(0, 0, copy.num_rows));
     }
   }
+  if (!store->experts_PSE.defined()) return;
+  store->experts_PSE[copy.to]
+      .narrow(0, 0, copy.num_rows)
+      .copy_(store->experts_PSE[copy.from].narrow(0, 0, copy.num_rows));
 }
 
 }  // namespace weft::executor

@@ -72,6 +72,11 @@ class ModelRunner {
 [[nodiscard]] int64_t PageBytes(const model::ModelConfig& largest,
                                 int64_t element_bytes, int64_t page_tokens);
 
+// Returns the experts of the tokens in these slots [N, L K], i16, on the host,
+// as the cache keeps them. REQUIRES: the model has experts.
+[[nodiscard]] at::Tensor ReadExperts(const model::KvStore& store,
+                                     const std::vector<int64_t>& slots);
+
 // Copies the page's first rows to another page, in every layer.
 void CopyPage(const kv::PageCopy& copy, model::KvStore* store);
 

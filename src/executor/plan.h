@@ -24,13 +24,20 @@ struct TrainPlan {
   loss::ScoreRows rows;
   bool backward = false;
   bool wants_entropy = false;
+  bool wants_routing = false;
   int num_recomputed = 0;  // Number of layers that keep only their input.
 };
 
-// The scores, on the host, in f32.
+// The results, on the host; scores are f32. L layers have experts, E in each.
 struct TrainScores {
   at::Tensor logprobs_E;
   at::Tensor entropies_R;  // Undefined if no entropies were requested.
+  // The experts [T, L K], i32, of every batch row, layer by layer. Undefined if
+  // no routing was requested.
+  at::Tensor experts_TE;
+  // The number of rows [L, E], i64, that each expert of each layer had.
+  // Undefined if the model has no experts.
+  at::Tensor expert_rows_LE;
 };
 
 using DrawRules = std::vector<sampling::DrawRule>;

@@ -54,9 +54,10 @@ void RemoteWorker::Do(TrainCommand& message) {
       replica > 0 && links_.topology.ShardOf(links_.rank).rank == 0;
   const TrainScores scores = runner_.Forward(std::move(message.plans[replica]));
   if (!sends) return;
-  links_.commands->Send(scores.logprobs_E, 0);
-  if (scores.entropies_R.defined()) {
-    links_.commands->Send(scores.entropies_R, 0);
+  for (const at::Tensor* result :
+       {&scores.logprobs_E, &scores.entropies_R, &scores.experts_TE,
+        &scores.expert_rows_LE}) {
+    if (result->defined()) links_.commands->Send(*result, 0);
   }
 }
 

@@ -61,6 +61,21 @@ parallel::Shard ShardOfGroup(const parallel::Communicator* group) {
   return group == nullptr ? parallel::Shard() : group->shard();
 }
 
+// Returns a layer's columns of tensors such as PackedBatch.experts_TE.
+at::Tensor ExpertsIn(const at::Tensor& experts_TE, int layer,
+                     const lora::ExpertShape& experts) {
+  return experts_TE.narrow(
+      -1, experts.LayersBefore(layer) * int64_t{experts.per_token},
+      experts.per_token);
+}
+
+// Returns the experts that the batch gives to a layer; undefined if none.
+at::Tensor GivenExperts(const PackedBatch& batch, int layer,
+                        const lora::ExpertShape& experts) {
+  if (!batch.experts_TE.defined() || !experts.InLayer(layer)) return {};
+  return ExpertsIn(batch.experts_TE, layer, experts).to(at::kLong);
+}
+
 }  // namespace
 
 Decoder::Decoder(ModelConfig config, DecoderWeights weights,
@@ -144,8 +159,8 @@ ops::Heads Decoder::SplitHeads(const at::Tensor& qkv_TW) const {
 }
 
 at::Tensor Decoder::ForwardLayers(Mode mode, const PackedBatch& batch,
-                                  Tape* tape, int num_recomputed,
-                                  KvAccess* kv) const {
+                                  Tape* tape, int num_recomputed, KvAccess* kv,
+                                  std::vector<at::Tensor>* experts) const {
   const lora::RoutingTablePtr table =
       batch.table != nullptr
           ? batch.table
@@ -156,21 +171,23 @@ at::Tensor Decoder::ForwardLayers(Mode mode, const PackedBatch& batch,
   Stream stream = {.x_TH = Embed(batch)};
   if (config_.num_layers == 0) return stream.x_TH;
   stream.normed_TH = Norm(stream.x_TH, weights_.layers[0].input_norm_H);
-  if (mode == Mode::kEval) {
-    for (int layer = 0; layer < config_.num_layers; ++layer) {
-      at::Tensor experts_TK;
+  if (mode == Mode::kTrain) tape->layers.resize(config_.num_layers);
+  for (int layer = 0; layer < config_.num_layers; ++layer) {
+    at::Tensor experts_TK = GivenExperts(batch, layer, shape_.experts);
+    if (mode == Mode::kEval) {
       stream = RunLayer(layer, std::move(stream), pass, /*tape=*/nullptr,
                         experts_TK, kv);
+    } else {
+      LayerTape& layer_tape = tape->layers[layer];
+      layer_tape.x_in_TH = stream.x_TH;
+      stream = RunLayer(layer, std::move(stream), pass,
+                        layer < num_recomputed ? nullptr : &layer_tape,
+                        experts_TK, /*kv=*/nullptr);
+      layer_tape.experts_TK = experts_TK;
     }
-    return stream.x_TH;
-  }
-  tape->layers.resize(config_.num_layers);
-  for (int layer = 0; layer < config_.num_layers; ++layer) {
-    LayerTape& layer_tape = tape->layers[layer];
-    layer_tape.x_in_TH = stream.x_TH;
-    stream = RunLayer(layer, std::move(stream), pass,
-                      layer < num_recomputed ? nullptr : &layer_tape,
-                      layer_tape.experts_TK, /*kv=*/nullptr);
+    if (experts != nullptr && shape_.experts.InLayer(layer)) {
+      experts->push_back(std::move(experts_TK));
+    }
   }
   return stream.x_TH;
 }
@@ -187,6 +204,11 @@ Decoder::Stream Decoder::RunLayer(int layer, Stream stream, const Pass& pass,
       is_last ? at::Tensor() : weights_.layers[layer + 1].input_norm_H,
       tape != nullptr ? &tape->mlp_raw_TH : nullptr);
   if (tape != nullptr) tape->x_mid_TH = std::move(mid.x_TH);
+  if (kv != nullptr && kv->store->experts_PSE.defined() &&
+      shape_.experts.InLayer(layer)) {
+    ExpertsIn(kv->store->experts_PSE.flatten(0, 1), layer, shape_.experts)
+        .index_copy_(0, kv->slots_T, experts_TK.to(at::kShort));
+  }
   return out;
 }
 

@@ -61,12 +61,13 @@ class Decoder {
 
   // Runs embedding and layers. Returns the residual stream [T, H] before the
   // final norm. `tape` is filled in kTrain and must be null in kEval. The first
-  // `num_recomputed` layers keep only their input. `kv` may be null.
+  // `num_recomputed` layers keep only their input. `kv` may be null. `experts`,
+  // if given, receives the experts [T, K], i64, of each layer that has experts.
   // Errors:  throws c10::Error.
   // Threads: engine thread only.
-  [[nodiscard]] at::Tensor ForwardLayers(Mode mode, const PackedBatch& batch,
-                                         Tape* tape, int num_recomputed,
-                                         KvAccess* kv) const;
+  [[nodiscard]] at::Tensor ForwardLayers(
+      Mode mode, const PackedBatch& batch, Tape* tape, int num_recomputed,
+      KvAccess* kv, std::vector<at::Tensor>* experts = nullptr) const;
 
   // Runs the layers of a forward pass backwards from d_out_TH, the gradient of
   // the residual stream [T, H]. Adds to the gradients [N] of the versions in
@@ -97,7 +98,7 @@ class Decoder {
   };
   // Takes the stream with the norm that this layer reads. Returns it with the
   // norm that the next layer reads, or without a norm after the last layer.
-  // `experts_TK` receives the experts of a layer of experts.
+  // `experts_TK` is as for moe::ForwardExperts; the cache keeps it too.
   Stream RunLayer(int layer, Stream stream, const Pass& pass, LayerTape* tape,
                   at::Tensor& experts_TK, KvAccess* kv) const;
   // Fills the tape of a checkpointed layer from its input.
@@ -137,8 +138,7 @@ class Decoder {
                                 const at::Tensor& weight_H) const;
   [[nodiscard]] at::Tensor Gated(const at::Tensor& gate_up_T2F) const;
   [[nodiscard]] at::Tensor Embed(const PackedBatch& batch) const;
-  // Adds the gradients of the adapters' embeddings, given the gradient of the
-  // rows.
+  // Adds the gradients of the adapters' embeddings, given that of the rows.
   void EmbedBackward(const BackwardPass& pass, const at::Tensor& d_TH) const;
   [[nodiscard]] TokenRows RowsOf(const at::Tensor& tokens_T) const;
   // Sums over the tensor group's ranks, in place.

@@ -25,15 +25,22 @@ struct PackedBatch {
   at::Tensor positions_T;  // [T] i32.
   std::vector<ops::AttentionNode> nodes;
   lora::LoraRouting routing;
+  // [T, L K] i16, for L layers with experts and K experts per token: the
+  // experts of every row, layer by layer; -1 where the router chooses. If
+  // undefined, it chooses everywhere.
+  at::Tensor experts_TE;
   // The table of a recorded step, for the layers only; `routing` is then empty.
   // If null, the pass makes a table from `routing`.
   lora::RoutingTablePtr table;
 };
 
 // Paged keys and values of every layer. S is the number of tokens in a page.
+// The experts that computed a token are kept beside its keys.
 struct KvStore {
   std::vector<at::Tensor> k_pages_PSKC;  // One per layer.
   std::vector<at::Tensor> v_pages_PSKC;
+  at::Tensor experts_PSE;  // i16; as PackedBatch.experts_TE. Undefined if the
+                           // model has no experts.
 };
 
 // How an evaluation pass uses the cache. It writes the batch's keys and values

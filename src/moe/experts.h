@@ -59,8 +59,8 @@ struct ExpertTape {
 };
 
 // Returns y [T, H], with several ranks the part of the sum that this rank has.
-// If `experts_TK` is defined, tokens go to these experts; otherwise it is set
-// to the experts that the router chooses. `tape` may be null.
+// `experts_TK` is undefined or has experts as Route takes them; it is set to
+// the experts of all tokens. `tape` may be null.
 // Shapes:  x_TH [T, H] contiguous.   Errors:  throws c10::Error.
 // Threads: engine thread only.
 [[nodiscard]] at::Tensor ForwardExperts(const ExpertLayer& layer,
@@ -70,6 +70,7 @@ struct ExpertTape {
                                         ExpertTape* tape);
 
 // Fills the tape of ForwardExperts again, without the last product.
+// `experts_TK` has the experts of all tokens.
 void RecomputeExperts(const ExpertLayer& layer, const at::Tensor& x_TH,
                       const lora::LoraRouting& routing,
                       const at::Tensor& experts_TK, ExpertTape& tape);

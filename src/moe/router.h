@@ -17,14 +17,21 @@ struct Routing {
   at::Tensor probs_TE;    // Softmax of the logits, in f32 or f64.
 };
 
-// Routes the tokens. If `experts_TK` is defined, they go to these experts, and
-// only the weights are computed. Ties are broken as torch.topk does.
-// Shapes:  x_TH [T, H], router_EH [E, H], experts_TK [T, K] or undefined.
+// Routes the tokens. Ties are broken as torch.topk does. Where `given_TK` is
+// defined and not negative, tokens go to these experts instead, and only the
+// weights are computed.
+// Shapes:  x_TH [T, H], router_EH [E, H], given_TK [T, K] i64 or undefined.
 // Errors:  throws c10::Error.   Threads: engine thread only.
 // Source:  Qwen3MoeTopKRouter and MixtralTopKRouter of transformers 5.17.
 [[nodiscard]] Routing Route(const at::Tensor& x_TH, const at::Tensor& router_EH,
                             const model::MoeConfig& config,
-                            const at::Tensor& experts_TK);
+                            const at::Tensor& given_TK);
+
+// Returns the routing of tokens whose experts are known, [T, K] i64.
+[[nodiscard]] Routing RouteTo(const at::Tensor& x_TH,
+                              const at::Tensor& router_EH,
+                              const model::MoeConfig& config,
+                              const at::Tensor& experts_TK);
 
 // Returns dLoss/dx [T, H] of the router, given dLoss/dweights [T, K].
 [[nodiscard]] at::Tensor RouteBackward(const at::Tensor& d_weights_TK,

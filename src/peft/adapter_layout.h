@@ -20,36 +20,10 @@
 #include <vector>
 
 #include "src/parallel/shard.h"
+#include "src/peft/expert_shape.h"
 #include "src/request/adapter.h"
 
 namespace weft::lora {
-
-// How checkpoints spell the modules of experts.
-enum class ExpertNames : uint8_t {
-  kMlp,      // mlp.experts.0.gate_proj
-  kMixtral,  // block_sparse_moe.experts.0.w1
-};
-
-// The experts of a mixture. A layer has them in place of gate, up and down.
-struct ExpertShape {
-  int count = 0;      // 0: the model has no experts.
-  int per_token = 0;  // Experts that a token passes through.
-  int64_t ffn = 0;
-  // Features of the shared expert, which sees every token; 0: there is none.
-  // It is the expert number `count`.
-  int64_t shared_ffn = 0;
-  ExpertNames names = ExpertNames::kMlp;
-  std::vector<bool> layers;  // Says for every layer whether it has experts.
-
-  [[nodiscard]] bool InLayer(int layer) const {
-    return count > 0 && layers[layer];
-  }
-  // Counts the shared expert too.
-  [[nodiscard]] int total() const { return count + (shared_ffn > 0 ? 1 : 0); }
-  [[nodiscard]] int64_t FfnOf(int expert) const {
-    return expert < count ? ffn : shared_ffn;
-  }
-};
 
 // The widths of the base model's linear layers.
 struct ModelShape {

@@ -38,6 +38,7 @@ void Put(const Datum& datum, log::Datum* out) {
   PutBytes(datum.advantages, out->mutable_advantages());
   PutBytes(datum.target_offsets, out->mutable_target_offsets());
   out->set_targets_per_token(datum.targets_per_token);
+  PutBytes(datum.routing, out->mutable_routing());
 }
 
 Datum Get(const log::Datum& in) {
@@ -49,6 +50,7 @@ Datum Get(const log::Datum& in) {
   GetBytes(in.advantages(), &datum.advantages);
   GetBytes(in.target_offsets(), &datum.target_offsets);
   datum.targets_per_token = in.targets_per_token();
+  GetBytes(in.routing(), &datum.routing);
   return datum;
 }
 
@@ -64,6 +66,7 @@ void Put(const TrainRequest& request, log::Request* out) {
   train->set_return_entropy(loss.return_entropy);
   train->set_gradient_filter(loss.gradient_filter);
   train->set_score_all(loss.score_all);
+  train->set_return_routing(loss.return_routing);
   for (const Datum& datum : request.data) Put(datum, train->add_data());
 }
 
@@ -77,7 +80,8 @@ TrainRequest Get(const log::Train& in) {
                   .temperature = in.temperature(),
                   .return_entropy = in.return_entropy(),
                   .gradient_filter = in.gradient_filter(),
-                  .score_all = in.score_all()};
+                  .score_all = in.score_all(),
+                  .return_routing = in.return_routing()};
   for (const log::Datum& datum : in.data()) request.data.push_back(Get(datum));
   return request;
 }
@@ -129,6 +133,7 @@ void Put(const TrainResult& result, log::Result* out) {
     PutBytes(datum.logprobs, to->mutable_logprobs());
     PutBytes(datum.losses, to->mutable_losses());
     PutBytes(datum.entropies, to->mutable_entropies());
+    PutBytes(datum.routing, to->mutable_routing());
   }
   train->mutable_metrics()->insert(result.metrics.begin(),
                                    result.metrics.end());
@@ -142,6 +147,7 @@ TrainResult Get(const log::TrainResult& in) {
     GetBytes(datum.logprobs(), &to.logprobs);
     GetBytes(datum.losses(), &to.losses);
     GetBytes(datum.entropies(), &to.entropies);
+    GetBytes(datum.routing(), &to.routing);
   }
   result.metrics.insert(in.metrics().begin(), in.metrics().end());
   result.step = in.step();

@@ -81,13 +81,17 @@ std::string PayloadDigest(const TrainRequest& request) {
          << loss.function << loss.clip_low << loss.clip_high << loss.beta
          << loss.temperature << loss.return_entropy << loss.gradient_filter
          << uint64_t{request.data.size()};
-  // Adds nothing if score_all is not set, because logs hold digests that are
-  // older than the field.
+  // Each of these adds nothing at its default, because logs hold digests that
+  // are older than the fields.
   if (loss.score_all) hasher << std::string_view("score_all");
+  if (loss.return_routing) hasher << std::string_view("return_routing");
   for (const Datum& datum : request.data) {
     hasher << datum.targets_per_token << datum.target_offsets << datum.tokens
            << datum.targets << datum.weights << datum.logprobs
            << datum.advantages;
+    if (!datum.routing.empty()) {
+      hasher << std::string_view("routing") << datum.routing;
+    }
   }
   return hasher.Finish();
 }

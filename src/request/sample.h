@@ -38,6 +38,7 @@ struct SampleRequest {
   bool prompt_logprobs = false;
   int top_logprobs = 0;
   int prompt_top_logprobs = 0;
+  bool return_routing = false;
   absl::Time deadline = absl::InfiniteFuture();
 };
 
@@ -52,6 +53,10 @@ struct Sample {
   std::vector<float> logprobs;
   std::vector<TopLogprobs> top_logprobs;
   FinishReason finish_reason = FinishReason::kNone;
+  // The experts of the prompt and of all tokens but the last, [P + S - 1, L,
+  // K], for L layers with experts and K experts per token. Only if requested;
+  // in a stream, in the sample's last delta.
+  std::vector<uint16_t> routing = {};
 };
 
 struct SampleResult {

@@ -14,7 +14,7 @@ int64_t BytesOf(const TrainResult& result) {
   int64_t bytes = BytesOf(result.data);
   for (const DatumResult& datum : result.data) {
     bytes += BytesOf(datum.logprobs) + BytesOf(datum.losses) +
-             BytesOf(datum.entropies);
+             BytesOf(datum.entropies) + BytesOf(datum.routing);
   }
   for (const auto& [name, value] : result.metrics) {
     bytes += static_cast<int64_t>(name.size() + sizeof(value));

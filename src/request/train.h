@@ -29,6 +29,7 @@ struct LossConfig {
   bool return_entropy = false;
   double gradient_filter = 0;  // 0 gives the exact gradient.
   bool score_all = false;      // Scores targets of weight 0 too.
+  bool return_routing = false;
 
   friend bool operator==(const LossConfig&, const LossConfig&) = default;
 };
@@ -42,6 +43,8 @@ struct TargetSpan {
 // One sequence of N tokens. Shapes: tokens [N]; targets and weights have one
 // value for each target of each token, in order (targets_of); logprobs,
 // advantages [N], empty for cross_entropy. weights is empty if all are 1.
+// routing [N, L, K], for L layers with experts and K experts per token, is
+// empty if the router chooses the experts.
 struct Datum {
   std::vector<int32_t> tokens;
   std::vector<int32_t> targets;
@@ -52,6 +55,7 @@ struct Datum {
   // targets_per_token targets.
   std::vector<uint32_t> target_offsets = {};
   int targets_per_token = 1;
+  std::vector<uint16_t> routing = {};
 
   [[nodiscard]] int64_t num_tokens() const {
     return static_cast<int64_t>(tokens.size());
@@ -88,12 +92,13 @@ struct TrainRequest {
   }
 };
 
-// The vectors have the shapes of the datum's targets, except entropies: [N] or
-// empty.
+// The vectors have the shapes of the datum's targets, except entropies, [N] or
+// empty, and routing, [N, L, K] or empty.
 struct DatumResult {
   std::vector<float> logprobs;
   std::vector<float> losses;
   std::vector<float> entropies;
+  std::vector<uint16_t> routing;
 };
 
 struct TrainResult {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -23,6 +24,11 @@ const std::vector<std::string> kCheckpointOutcomes = {"save_ok", "save_error",
 std::vector<double> StepBuckets() { return ExponentialBuckets(0.001, 2, 18); }
 
 std::vector<double> TokenBuckets() { return ExponentialBuckets(1, 2, 17); }
+
+// The first bucket counts the experts without rows.
+std::vector<double> LoadBuckets() {
+  return {0, 0.25, 0.5, 1, 1.5, 2, 4, 8, 16};
+}
 
 }  // namespace
 
@@ -87,6 +93,14 @@ EngineProbe::EngineProbe(prometheus::Registry* registry)
       out_of_memory_(
           AddCounter(registry, "weft_out_of_memory_total",
                      "Micro-batches for which there was no memory.")),
+      expert_load_(AddHistogram(
+          registry, "weft_expert_load_ratio",
+          "Rows of an expert in a micro-batch over the mean of its layer's "
+          "experts; one observation for each expert of each layer.",
+          LoadBuckets())),
+      expert_imbalance_(
+          AddGauge(registry, "weft_expert_imbalance",
+                   "Largest such ratio in the last micro-batch; 1 is even.")),
       checkpoints_(registry, "weft_checkpoints_total",
                    "Checkpoints written or read, by operation and outcome.",
                    "outcome", kCheckpointOutcomes),
@@ -109,6 +123,20 @@ void EngineProbe::ObserveTrain(bool backward, int64_t num_tokens,
   batch_tokens_[kTrainBatch].Observe(static_cast<double>(num_tokens));
   step_seconds_[backward ? kTrain : kForward].Observe(
       absl::ToDoubleSeconds(elapsed));
+}
+
+void EngineProbe::ObserveExperts(absl::Span<const int64_t> rows,
+                                 size_t num_experts) {
+  // Every token has the same number of experts, so all layers have one mean.
+  const double mean =
+      static_cast<double>(std::accumulate(
+          rows.begin(), rows.begin() + num_experts, int64_t{0})) /
+      static_cast<double>(num_experts);
+  for (const int64_t count : rows) {
+    expert_load_.Observe(static_cast<double>(count) / mean);
+  }
+  expert_imbalance_.Set(static_cast<double>(*std::ranges::max_element(rows)) /
+                        mean);
 }
 
 void EngineProbe::ObserveOptim(double grad_norm, double max_grad_norm,

@@ -9,6 +9,7 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "src/metrics/metrics.h"
 
 namespace weft::engine {
@@ -26,6 +27,9 @@ class EngineProbe {
   }
 
   void ObserveTrain(bool backward, int64_t num_tokens, absl::Duration elapsed);
+  // `rows`: the number of rows that each expert of each layer had in a
+  // micro-batch, layer by layer. Not empty.
+  void ObserveExperts(absl::Span<const int64_t> rows, size_t num_experts);
   // `max_grad_norm`: 0 without clipping.
   void ObserveOptim(double grad_norm, double max_grad_norm,
                     absl::Duration elapsed);
@@ -72,6 +76,8 @@ class EngineProbe {
   prometheus::Counter& nonfinite_;
   prometheus::Counter& clipped_;
   prometheus::Counter& out_of_memory_;
+  prometheus::Histogram& expert_load_;
+  prometheus::Gauge& expert_imbalance_;
   LabelledCounters checkpoints_;
   LabelledHistograms checkpoint_seconds_;
   prometheus::Gauge& last_checkpoint_;

@@ -7,7 +7,7 @@
 #include <tuple>
 #include <utility>
 
-#include "src/train/prefix_tree.h"
+#include "src/train/routed_tokens.h"
 
 namespace weft::engine {
 namespace {
@@ -24,8 +24,11 @@ struct ScoredTarget {
 // A batch on the host while it grows.
 class Builder {
  public:
-  explicit Builder(bool share_prompts)
-      : min_saved_rows_(share_prompts ? kMinSavedRows : kNeverShare) {
+  // `routing_width`: the experts of one token in all layers, if any datum has
+  // routing; otherwise 0.
+  Builder(bool share_prompts, size_t routing_width)
+      : min_saved_rows_(share_prompts ? kMinSavedRows : kNeverShare),
+        routing_width_(routing_width) {
     packed_.rows.row_offsets.push_back(0);
   }
 
@@ -33,21 +36,29 @@ class Builder {
   void AddSegment(const TrainPiece* first, const TrainPiece* last) {
     const size_t first_datum = packed_.data.size();
     std::vector<absl::Span<const int32_t>> sequences;
+    RoutedTokens routed;
     for (const TrainPiece* piece = first; piece != last; ++piece) {
       for (int64_t d = 0; d < piece->num_data; ++d) {
         const Datum& datum = piece->request->data[piece->first_datum + d];
-        sequences.emplace_back(datum.tokens);
+        sequences.push_back(routing_width_ > 0 ? routed.IdsOf(datum)
+                                               : datum.tokens);
         packed_.data.push_back({.request = piece->request,
                                 .datum = &datum,
                                 .rows = {},
-                                .entries = {}});
+                                .entries = {},
+                                .spans = {}});
       }
     }
     const auto base = static_cast<int64_t>(tokens_.size());
-    const PrefixTree tree = BuildPrefixTree(sequences, min_saved_rows_);
+    PrefixTree tree = BuildPrefixTree(sequences, min_saved_rows_);
+    if (routing_width_ > 0) AddRouting(routed, tree);
     AddRows(tree, base);
     for (size_t s = 0; s < sequences.size(); ++s) {
       AddTargets(first_datum + s, tree.spans[s], base);
+      for (RowSpan span : tree.spans[s]) {
+        span.begin += base;
+        packed_.data[first_datum + s].spans.push_back(span);
+      }
     }
     if (first->version != nullptr) {
       packed_.batch.routing.push_back(
@@ -62,11 +73,29 @@ class Builder {
     RouteScoreRows();
     packed_.batch.tokens_T = at::tensor(tokens_, at::kLong);
     packed_.batch.positions_T = at::tensor(positions_, at::kInt);
+    if (routing_width_ > 0) {
+      packed_.batch.experts_TE =
+          at::tensor(experts_, at::kShort)
+              .view({-1, static_cast<int64_t>(routing_width_)});
+    }
     packed_.score_index_R = at::tensor(score_index_, at::kLong);
     return std::move(packed_);
   }
 
  private:
+  // Replaces the tree's ids by tokens, and adds the experts of its rows.
+  void AddRouting(const RoutedTokens& routed, PrefixTree& tree) {
+    for (int32_t& id : tree.tokens) {
+      const absl::Span<const uint16_t> routing = routed.routing(id);
+      if (routing.empty()) {
+        experts_.insert(experts_.end(), routing_width_, int16_t{-1});
+      } else {
+        experts_.insert(experts_.end(), routing.begin(), routing.end());
+      }
+      id = routed.token(id);
+    }
+  }
+
   void AddRows(const PrefixTree& tree, int64_t base) {
     tokens_.insert(tokens_.end(), tree.tokens.begin(), tree.tokens.end());
     positions_.insert(positions_.end(), tree.positions.begin(),
@@ -159,13 +188,27 @@ class Builder {
   }
 
   const int64_t min_saved_rows_;
+  const size_t routing_width_;
   std::vector<int64_t> tokens_;
+  std::vector<int16_t> experts_;  // [rows, routing_width_]
   std::vector<int32_t> positions_;
   std::vector<ScoredTarget> scored_;
   std::vector<int64_t> score_index_;
   bool has_filter_ = false;
   PackedTrain packed_;
 };
+
+// Returns the number of experts of one token in all layers, or 0 if no datum
+// has routing.
+size_t RoutingWidth(const std::vector<TrainPiece>& pieces) {
+  for (const TrainPiece& piece : pieces) {
+    for (int64_t d = 0; d < piece.num_data; ++d) {
+      const Datum& datum = piece.request->data[piece.first_datum + d];
+      if (!datum.routing.empty()) return RoutingOf(datum, 0).size();
+    }
+  }
+  return 0;
+}
 
 }  // namespace
 
@@ -176,7 +219,7 @@ bool IsScored(const LossConfig& loss, const Datum& datum, int64_t target) {
 
 PackedTrain PackTrain(const std::vector<TrainPiece>& pieces,
                       bool share_prompts) {
-  Builder builder(share_prompts);
+  Builder builder(share_prompts, RoutingWidth(pieces));
   for (size_t first = 0; first < pieces.size();) {
     size_t last = first + 1;
     while (last < pieces.size() &&

@@ -11,6 +11,7 @@
 #include "src/loss/fused_head.h"
 #include "src/model/packed_batch.h"
 #include "src/request/train.h"
+#include "src/train/prefix_tree.h"
 
 namespace weft::engine {
 
@@ -31,6 +32,7 @@ struct PackedDatum {
   const Datum* datum = nullptr;
   std::vector<int64_t> rows;     // One for each scored position, in order.
   std::vector<int64_t> entries;  // One for each scored target, in order.
+  std::vector<RowSpan> spans;    // The batch rows of its tokens, in order.
 };
 
 struct PackedTrain {

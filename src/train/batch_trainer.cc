@@ -181,6 +181,11 @@ absl::Status BatchTrainer::RunSlices(const dispatch::RunTrain& train) {
   context_.probe.ObserveTrain(train.backward, batch.num_tokens,
                               absl::Now() - start);
   WEFT_RETURN_IF_ERROR(outcome.status());
+  if (const at::Tensor& rows_LE = outcome->expert_rows_LE; rows_LE.defined()) {
+    context_.probe.ObserveExperts({rows_LE.const_data_ptr<int64_t>(),
+                                   static_cast<size_t>(rows_LE.numel())},
+                                  static_cast<size_t>(rows_LE.size(1)));
+  }
   if (train.backward) {
     for (const dispatch::StepTask& step : train.steps) {
       context_.before_change(step.adapter);

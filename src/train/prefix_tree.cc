@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "src/train/routed_tokens.h"
+
 namespace weft::engine {
 namespace {
 
@@ -103,10 +105,13 @@ PrefixTree BuildPrefixTree(const std::vector<Sequence>& sequences,
   return Builder(sequences, min_saved_rows).Build();
 }
 
-int64_t AddedRows(Sequence previous, Sequence sequence) {
-  const auto common =
-      std::ranges::mismatch(previous, sequence).in1 - previous.begin();
-  const auto size = static_cast<int64_t>(sequence.size());
+int64_t AddedRows(const Datum& previous, const Datum& datum) {
+  int64_t common = std::ranges::mismatch(previous.tokens, datum.tokens).in1 -
+                   previous.tokens.begin();
+  for (int64_t i = 0; i < common; ++i) {
+    if (RoutingOf(previous, i) != RoutingOf(datum, i)) common = i;
+  }
+  const int64_t size = datum.num_tokens();
   if (common < kMinSavedRows) return size;
   return std::max<int64_t>(1, size - common);
 }

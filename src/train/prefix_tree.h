@@ -8,6 +8,7 @@
 
 #include "absl/types/span.h"
 #include "src/ops/tree_attention.h"
+#include "src/request/train.h"
 
 namespace weft::engine {
 
@@ -46,12 +47,11 @@ inline constexpr int64_t kMinSavedRows = 16;
     const std::vector<absl::Span<const int32_t>>& sequences,
     int64_t min_saved_rows);
 
-// Returns the number of rows, at least one, that `sequence` adds to a tree with
+// Returns the number of rows, at least one, that `datum` adds to a tree with
 // `previous`. This is its size in a micro-batch that holds both. Data that
 // share a prompt are adjacent in a request, so slices of this size keep them
-// together.
-[[nodiscard]] int64_t AddedRows(absl::Span<const int32_t> previous,
-                                absl::Span<const int32_t> sequence);
+// together. Tokens with different routing are not common.
+[[nodiscard]] int64_t AddedRows(const Datum& previous, const Datum& datum);
 
 }  // namespace weft::engine
 

@@ -15,6 +15,20 @@
 namespace weft::engine {
 namespace {
 
+// Returns the experts of the datum's tokens, given those of all batch rows.
+std::vector<uint16_t> RoutingOf(const PackedDatum& packed,
+                                const at::Tensor& experts_TE) {
+  const int64_t width = experts_TE.size(1);
+  std::vector<uint16_t> routing;
+  routing.reserve(packed.datum->tokens.size() * static_cast<size_t>(width));
+  for (const RowSpan& span : packed.spans) {
+    const int32_t* first =
+        experts_TE.const_data_ptr<int32_t>() + span.begin * width;
+    routing.insert(routing.end(), first, first + span.count * width);
+  }
+  return routing;
+}
+
 // Fills the result of one datum from the flat scores. Writes dLoss/dlogprob of
 // the datum's entries to `gradients_E`.
 DatumResult ScatterDatum(const PackedDatum& packed,
@@ -27,6 +41,9 @@ DatumResult ScatterDatum(const PackedDatum& packed,
   result.logprobs.assign(size, 0.0f);
   result.losses.assign(size, 0.0f);
   if (config.return_entropy) result.entropies.assign(datum.tokens.size(), 0.0f);
+  if (config.return_routing) {
+    result.routing = RoutingOf(packed, scores.experts_TE);
+  }
 
   const float* logprobs = scores.logprobs_E.const_data_ptr<float>();
   std::vector<size_t> scored;  // Index of each entry's target in the datum.
@@ -70,11 +87,11 @@ class PassGuard {
   executor::Executor& executor_;
 };
 
-bool WantsEntropy(const std::vector<TrainPiece>& pieces) {
-  for (const TrainPiece& piece : pieces) {
-    if (piece.request->loss.return_entropy) return true;
-  }
-  return false;
+// Returns whether any request sets this field of its loss.
+bool Wants(const std::vector<TrainPiece>& pieces, bool LossConfig::*field) {
+  return std::ranges::any_of(pieces, [field](const TrainPiece& piece) {
+    return piece.request->loss.*field;
+  });
 }
 
 // The metrics to which each datum's loss adds, by the datum's index over all
@@ -167,12 +184,14 @@ absl::StatusOr<TrainOutcome> TrainRunner::Run(
     }
     kept_layers |= options_.checkpointing == GradientCheckpointing::kAuto &&
                    backward && num_recomputed < num_layers;
-    plans.push_back({.batch = std::move(part.packed.batch),
-                     .score_index_R = part.packed.score_index_R,
-                     .rows = std::move(part.packed.rows),
-                     .backward = backward,
-                     .wants_entropy = WantsEntropy(pieces),
-                     .num_recomputed = num_recomputed});
+    plans.push_back(
+        {.batch = std::move(part.packed.batch),
+         .score_index_R = part.packed.score_index_R,
+         .rows = std::move(part.packed.rows),
+         .backward = backward,
+         .wants_entropy = Wants(pieces, &LossConfig::return_entropy),
+         .wants_routing = Wants(pieces, &LossConfig::return_routing),
+         .num_recomputed = num_recomputed});
     parts.push_back(std::move(part));
   }
   kept_layers_ = kept_layers;
@@ -186,6 +205,11 @@ absl::StatusOr<TrainOutcome> TrainRunner::Run(
   std::optional<profile::Span> losses(std::in_place, "losses");
   for (size_t i = 0; i < parts.size(); ++i) {
     gradients_E.push_back(at::zeros_like(scores[i].logprobs_E));
+    if (i == 0) {
+      outcome.expert_rows_LE = scores[i].expert_rows_LE;
+    } else if (outcome.expert_rows_LE.defined()) {
+      outcome.expert_rows_LE.add_(scores[i].expert_rows_LE);
+    }
     for (const PackedDatum& packed : parts[i].packed.data) {
       outcome.data.push_back(ScatterDatum(
           packed, scores[i], gradients_E.back().mutable_data_ptr<float>(),

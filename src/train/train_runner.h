@@ -16,6 +16,9 @@ namespace weft::engine {
 // The results of every datum of the pieces.
 struct TrainOutcome {
   std::vector<DatumResult> data;  // In the order of the pieces' data.
+  // The rows [L, E], i64, of each expert in each layer that has experts.
+  // Undefined if the model has none.
+  at::Tensor expert_rows_LE;
 };
 
 // Selects the layers that a micro-batch recomputes: by policy and budget, or

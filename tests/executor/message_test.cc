@@ -48,7 +48,8 @@ TEST_F(MessageTest, ATrainPlanArrivesWhole) {
   TrainPlan plan{.batch = {.tokens_T = at::tensor({5L, 6L, 7L}),
                            .positions_T = at::tensor({0, 1, 2}, at::kInt),
                            .nodes = {{.begin = 0, .end = 3, .subtree_end = 3}},
-                           .routing = Routing()},
+                           .routing = Routing(),
+                           .experts_TE = at::tensor({3, -1, 2}, at::kShort)},
                  .score_index_R = at::tensor({1L, 2L}),
                  .rows = {.row_offsets = {0, 1, 3},
                           .targets = {4, 5, 6},
@@ -57,6 +58,7 @@ TEST_F(MessageTest, ATrainPlanArrivesWhole) {
                           .routing = Routing()},
                  .backward = true,
                  .wants_entropy = true,
+                 .wants_routing = true,
                  .num_recomputed = 3};
   const TrainCommand command = Send(TrainCommand{.plans = {plan, TrainPlan()}});
   ASSERT_EQ(command.plans.size(), 2);
@@ -67,6 +69,7 @@ TEST_F(MessageTest, ATrainPlanArrivesWhole) {
   EXPECT_EQ(got.batch.nodes.at(0).end, 3);
   EXPECT_EQ(got.batch.nodes.at(0).parent, -1);
   ExpectRouting(got.batch.routing);
+  EXPECT_TRUE(at::equal(got.batch.experts_TE, plan.batch.experts_TE));
   EXPECT_TRUE(at::equal(got.score_index_R, plan.score_index_R));
   EXPECT_EQ(got.rows.row_offsets, plan.rows.row_offsets);
   EXPECT_EQ(got.rows.targets, plan.rows.targets);
@@ -75,6 +78,7 @@ TEST_F(MessageTest, ATrainPlanArrivesWhole) {
   ExpectRouting(got.rows.routing);
   EXPECT_TRUE(got.backward);
   EXPECT_TRUE(got.wants_entropy);
+  EXPECT_TRUE(got.wants_routing);
   EXPECT_EQ(got.num_recomputed, 3);
   EXPECT_FALSE(command.plans.back().batch.tokens_T.defined());
 }

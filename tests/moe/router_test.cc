@@ -69,6 +69,22 @@ TEST(RouteTest, TakesTheExpertsThatItIsGiven) {
   const at::Tensor wanted = own.probs_TE.gather(1, others_TK);
   EXPECT_TRUE(
       at::allclose(other.weights_TK, wanted / wanted.sum(1, true), 1e-12));
+  const Routing known = RouteTo(x_TH, router_EH, config, others_TK);
+  EXPECT_TRUE(at::equal(known.weights_TK, other.weights_TK));
+}
+
+TEST(RouteTest, ChoosesForTheRowsWithoutGivenExperts) {
+  at::manual_seed(6);
+  const at::Tensor router_EH = Random(kExperts, kHidden);
+  const at::Tensor x_TH = Random(kTokens, kHidden);
+  const model::MoeConfig config = Config(/*normalizes=*/true);
+  const Routing own = Route(x_TH, router_EH, config, {});
+  at::Tensor given_TK = (own.experts_TK + 1) % kExperts;
+  given_TK[1].fill_(-1);
+  const Routing mixed = Route(x_TH, router_EH, config, given_TK);
+  EXPECT_TRUE(at::equal(mixed.experts_TK[0], given_TK[0]));
+  EXPECT_TRUE(at::equal(mixed.experts_TK[1], own.experts_TK[1]));
+  EXPECT_TRUE(at::equal(mixed.weights_TK[1], own.weights_TK[1]));
 }
 
 }  // namespace

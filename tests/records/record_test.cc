@@ -21,7 +21,8 @@ TrainRequest Train() {
                   .beta = 0.25,
                   .temperature = 2,
                   .return_entropy = true,
-                  .gradient_filter = 1e-3};
+                  .gradient_filter = 1e-3,
+                  .return_routing = true};
   request.data = {{.tokens = {1, 2, 3},
                    .targets = {2, 3, 4},
                    .weights = {1, -0.0F, 0.5F},
@@ -113,7 +114,8 @@ TEST(RecordTest, ResultsKeepTheirBits) {
   const float not_a_number = std::numeric_limits<float>::quiet_NaN();
   const TrainResult train{.data = {{.logprobs = {-1.5F, not_a_number},
                                     .losses = {1e-30F, 2},
-                                    .entropies = {0.5F}}},
+                                    .entropies = {0.5F},
+                                    .routing = {3, 65535}}},
                           .metrics = {{"loss:sum", 0.1}},
                           .step = 9};
   const auto read = std::get<TrainResult>(
@@ -122,6 +124,7 @@ TEST(RecordTest, ResultsKeepTheirBits) {
   EXPECT_NE(read.data[0].logprobs[1], read.data[0].logprobs[1]);
   EXPECT_EQ(read.data[0].losses, train.data[0].losses);
   EXPECT_EQ(read.data[0].entropies, train.data[0].entropies);
+  EXPECT_EQ(read.data[0].routing, train.data[0].routing);
   EXPECT_EQ(read.metrics, train.metrics);
   EXPECT_EQ(read.step, 9);
 

@@ -65,6 +65,10 @@ void ExpectUsable(const Datum& datum, LossFunction function,
     EXPECT_EQ(datum.weights.size(), datum.targets.size());
   }
   ExpectFinite(datum.weights);
+  EXPECT_EQ(datum.routing.size() % datum.tokens.size(), 0);
+  for (const uint16_t expert : datum.routing) {
+    EXPECT_LT(expert, limits.num_experts);
+  }
   if (function == LossFunction::kCrossEntropy) return;
   EXPECT_EQ(datum.targets.size(), datum.tokens.size());
   EXPECT_EQ(datum.logprobs.size(), datum.targets.size());

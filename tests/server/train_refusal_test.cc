@@ -115,6 +115,52 @@ TEST(RefusalTest, ForwardBackwardData) {
         "data[0].advantages and data[0].advantages_le are both set"}});
 }
 
+// Three tokens, two layers, two experts.
+std::string GoodRouting() {
+  const std::vector<uint16_t> experts = {0, 1, 2, 3, 5, 4, 1, 0, 0, 5, 4, 3};
+  return {reinterpret_cast<const char*>(experts.data()), 2 * experts.size()};
+}
+
+TEST(RefusalTest, Routing) {
+  Train good = GoodTrain();
+  good.mutable_data(0)->set_routing_le(GoodRouting());
+  good.mutable_loss()->set_return_routing(true);
+  const auto routing = [](Train& r) {
+    return r.mutable_data(0)->mutable_routing_le();
+  };
+  ExpectRefusals<Train>(
+      good,
+      {{"short", [=](Train& r) { routing(r)->resize(22); },
+        "data[0].routing_le has 22 bytes, must have 24 (3 tokens, 2 layers, 2 "
+        "experts of 2 bytes)"},
+       {"long", [=](Train& r) { routing(r)->append(4, '\0'); },
+        "data[0].routing_le has 28 bytes"},
+       {"expert 6", [=](Train& r) { (*routing(r))[2 * 7] = 6; },
+        "data[0].routing_le[1][1][1] is 6, must be in [0, 6)"},
+       {"expert 65535",
+        [=](Train& r) { routing(r)->replace(0, 2, "\xff\xff"); },
+        "data[0].routing_le[0][0][0] is 65535"},
+       {"twice", [=](Train& r) { (*routing(r))[2 * 11] = 4; },
+        "data[0].routing_le[2][1][1] is 4 again, must be another expert in "
+        "[0, 6)"}});
+  EXPECT_EQ(Validate(good, Limits())->data[0].routing.size(), 12);
+  RequestLimits dense = Limits();
+  dense.num_experts = dense.experts_per_token = dense.expert_layers = 0;
+  EXPECT_THAT(std::string(Validate(good, dense).status().message()),
+              ::testing::StartsWith("loss.return_routing is set, but the model "
+                                    "has no experts"));
+  good.mutable_loss()->clear_return_routing();
+  EXPECT_THAT(std::string(Validate(good, dense).status().message()),
+              ::testing::StartsWith("data[0].routing_le is set, but the model "
+                                    "has no experts"));
+  v1::SampleRequest sample;
+  sample.add_prompt(1);
+  sample.set_return_routing(true);
+  EXPECT_TRUE(Validate(sample, Limits())->return_routing);
+  EXPECT_EQ(Validate(sample, dense).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 TEST(RefusalTest, Loss) {
   const auto loss = [](Train& r) { return r.mutable_loss(); };
   ExpectRefusals<Train>(

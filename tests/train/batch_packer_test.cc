@@ -215,5 +215,49 @@ TEST(PackTrainTest, ABatchMayScoreNothing) {
   EXPECT_EQ(packed.data.size(), 1u);
 }
 
+// The first 60 tokens are a prompt, of which the last 20 have other experts in
+// the third sequence.
+TEST(PackTrainTest, DataShareThePrefixWithEqualExperts) {
+  std::vector<Datum> data;
+  for (int32_t last = 1; last <= 4; ++last) {
+    std::vector<int32_t> tokens(60, 7);
+    tokens.push_back(last);
+    data.push_back(Tokens(std::move(tokens)));
+    if (last < 4) data.back().routing.assign(2 * 61, 5);
+  }
+  for (size_t i = 40; i < 60; ++i) data[2].routing[2 * i] = 6;
+  const TrainRequest request = Request(std::move(data));
+  const PackedTrain packed =
+      PackTrain({Whole(request, Version())}, /*share_prompts=*/true);
+  // The fourth sequence has no routing, so it shares nothing.
+  EXPECT_EQ(packed.batch.tokens_T.size(0), 40 + (20 + 2) + 21 + 61);
+  const at::Tensor& experts_TE = packed.batch.experts_TE;
+  ASSERT_EQ(experts_TE.sizes(),
+            at::IntArrayRef({packed.batch.tokens_T.size(0), 2}));
+  for (size_t d = 0; d < request.data.size(); ++d) {
+    std::vector<int64_t> tokens;
+    std::vector<int16_t> experts;
+    for (const RowSpan& span : packed.data[d].spans) {
+      for (int64_t row = span.begin; row < span.begin + span.count; ++row) {
+        tokens.push_back(packed.batch.tokens_T[row].item<int64_t>());
+        experts.push_back(experts_TE[row][0].item<int16_t>());
+        experts.push_back(experts_TE[row][1].item<int16_t>());
+      }
+    }
+    const Datum& datum = request.data[d];
+    EXPECT_THAT(tokens, ::testing::ElementsAreArray(datum.tokens));
+    if (d == 3) {
+      EXPECT_THAT(experts, ::testing::Each(-1));
+    } else {
+      EXPECT_THAT(experts, ::testing::ElementsAreArray(datum.routing));
+    }
+  }
+}
+
+TEST(PackTrainTest, ABatchWithoutRoutingHasNoExperts) {
+  const TrainRequest request = Request({Tokens({1, 2, 3})});
+  EXPECT_FALSE(Pack({Whole(request, Version())}).batch.experts_TE.defined());
+}
+
 }  // namespace
 }  // namespace weft::engine

@@ -120,16 +120,27 @@ TEST(PrefixTreeTest, SkipsAShortBeginningToShareALongOneBehindIt) {
 }
 
 TEST(AddedRowsTest, CountsWhatThePreviousSequenceDoesNotHold) {
-  const std::vector<int32_t> prompt(40, 7);
-  std::vector<int32_t> first = prompt, second = prompt;
-  first.insert(first.end(), {1, 2, 3});
-  second.insert(second.end(), {1, 4});
+  const Datum prompt{.tokens = std::vector<int32_t>(40, 7)};
+  Datum first = prompt, second = prompt;
+  first.tokens.insert(first.tokens.end(), {1, 2, 3});
+  second.tokens.insert(second.tokens.end(), {1, 4});
   EXPECT_EQ(AddedRows(first, second), 1);
   EXPECT_EQ(AddedRows(second, first), 2);
   EXPECT_EQ(AddedRows(first, first), 1);
   EXPECT_EQ(AddedRows(prompt, first), 3);
-  const std::vector<int32_t> other = {7, 7, 5};
+  const Datum other{.tokens = {7, 7, 5}};
   EXPECT_EQ(AddedRows(first, other), 3);  // The common prefix is too short.
+}
+
+TEST(AddedRowsTest, TokensWithOtherExpertsAreNotCommon) {
+  const Datum chosen{.tokens = std::vector<int32_t>(40, 7)};
+  Datum given = chosen;
+  given.routing.assign(80, 1);
+  Datum other = given;
+  other.routing[2 * 30 + 1] = 2;
+  EXPECT_EQ(AddedRows(chosen, given), 40);
+  EXPECT_EQ(AddedRows(given, given), 1);
+  EXPECT_EQ(AddedRows(given, other), 10);
 }
 
 TEST(PrefixTreeTest, HoldsRandomSequences) {

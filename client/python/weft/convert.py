@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from weft._proto import adapters_pb2, sampling_pb2, server_pb2, training_pb2
+from weft._proto import adapters_pb2, sampling_pb2, training_pb2
 from weft.datum import Datum
 from weft.errors import InvalidArgument
 from weft.operations import Reply
@@ -20,15 +20,14 @@ from weft.types import (
     FloatArray,
     LoraConfig,
     LossOptions,
-    ModelInfo,
     OptimOptions,
     OptimResult,
+    RoutingArray,
     Sample,
     SampleDelta,
     SampleOptions,
     SampleResult,
     SaveOptions,
-    ServerInfo,
     Stop,
     TokenArray,
     TrainResult,
@@ -182,51 +181,11 @@ def save_request(
         )
 
 
-def to_server_info(info: server_pb2.ServerInfo) -> ServerInfo:
-    model = info.model
-    return ServerInfo(
-        version=info.version,
-        device=info.device,
-        model=ModelInfo(
-            name=model.name,
-            architecture=model.architecture,
-            num_layers=model.num_layers,
-            hidden_size=model.hidden_size,
-            vocab_size=model.vocab_size,
-            context_length=model.context_length,
-            eos_token_ids=list(model.eos_token_ids),
-            num_parameters=model.num_parameters,
-            dtype=model.dtype,
-        ),
-        max_adapters=info.max_adapters,
-        num_adapters=info.num_adapters,
-        max_rank=info.max_rank,
-        max_data_per_request=info.max_data_per_request,
-        max_tokens_per_request=info.max_tokens_per_request,
-        max_samples=info.max_samples,
-        max_message_bytes=info.max_message_bytes,
-        draining=info.draining,
-        losses=list(info.losses),
-        string_stops=info.string_stops,
-        max_adapters_per_tenant=info.max_adapters_per_tenant,
-        max_adapter_bytes_per_tenant=info.max_adapter_bytes_per_tenant,
-        max_queue_requests=info.max_queue_requests,
-        max_queue_tokens=info.max_queue_tokens,
-        max_queue_requests_per_tenant=info.max_queue_requests_per_tenant,
-        max_queue_tokens_per_tenant=info.max_queue_tokens_per_tenant,
-        reorder_window=info.reorder_window,
-        replay_window=info.replay_window,
-        max_targets_per_token=info.max_targets_per_token,
-        max_stop_entries=info.max_stop_entries,
-        max_top_logprobs=info.max_top_logprobs,
-    )
-
-
 def datum_message(datum: Datum) -> training_pb2.Datum:
     """Returns a datum as a message of raw little-endian arrays, which Python copies
     as a whole."""
 
-    def raw(array: FloatArray | TokenArray | None) -> bytes:
+    def raw(array: FloatArray | TokenArray | RoutingArray | None) -> bytes:
         return b"" if array is None else array.tobytes()
 
     return training_pb2.Datum(
@@ -237,6 +196,7 @@ def datum_message(datum: Datum) -> training_pb2.Datum:
         advantages_le=raw(datum.advantages),
         targets_per_token=(datum.targets.shape[1] if datum.targets.ndim == 2 else 0),
         target_offsets_le=raw(datum.target_offsets),
+        routing_le=raw(datum.routing),
     )
 
 
@@ -262,6 +222,13 @@ def _array(raw: bytes) -> FloatArray:
     return np.frombuffer(raw, dtype="<f4").copy()
 
 
+def _routing(raw: bytes, num_tokens: int) -> RoutingArray | None:
+    """Returns the experts of tokens, [N, L K], or None if there are none."""
+    if not raw:
+        return None
+    return np.frombuffer(raw, dtype="<u2").reshape(num_tokens, -1).copy()
+
+
 def to_train_result(data: Sequence[Datum], reply: Reply[TrainResponse]) -> TrainResult:
     """Returns the result of a Forward or ForwardBackward, in the shapes of `data`."""
     message = reply.message
@@ -273,6 +240,7 @@ def to_train_result(data: Sequence[Datum], reply: Reply[TrainResponse]) -> Train
                 logprobs=_array(result.logprobs_le).reshape(datum.targets.shape),
                 losses=_array(result.losses_le).reshape(datum.targets.shape),
                 entropies=_array(entropies) if entropies else None,
+                routing=_routing(result.routing_le, len(datum.tokens)),
             )
         )
     return TrainResult(
@@ -346,6 +314,7 @@ def sample_request(
             prompt_logprobs=options.get("prompt_logprobs", False),
             top_logprobs=options.get("top_logprobs", 0),
             prompt_top_logprobs=options.get("prompt_top_logprobs", 0),
+            return_routing=options.get("return_routing", False),
         )
 
 
@@ -370,6 +339,7 @@ def to_sample_result(
             finish_reason=_FINISH.get(int(sample.finish_reason)),
             top_logprobs=_top(sample.top_logprobs),
             prompt=prompt,
+            routing=_routing(sample.routing_le, len(prompt) + len(sample.tokens) - 1),
         )
         for sample in message.samples
     ]
@@ -393,4 +363,9 @@ def to_sample_delta(message: sampling_pb2.SampleStreamResponse) -> SampleDelta:
         prompt_logprobs=_floats(prompt) if prompt else None,
         prompt_top_logprobs=_top(message.prompt_top_logprobs),
         version=message.version,
+        routing=(
+            np.frombuffer(message.routing_le, dtype="<u2").copy()
+            if message.routing_le
+            else None
+        ),
     )

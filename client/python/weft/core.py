@@ -15,6 +15,7 @@ from weft.folders import StrPath, import_requests
 from weft.methods import Method, RequestT, ResponseT
 from weft.operations import REFUSALS, Caller, Operation, Reply
 from weft.sampling import SamplerCore
+from weft.server_info import to_server_info
 from weft.steps import StepCounter
 from weft.types import (
     AdapterInfo,
@@ -224,7 +225,7 @@ class ClientCore:
     def info(self) -> Operation[ServerInfo]:
         request = server_pb2.GetInfoRequest()
         reply = yield from self.caller.call(methods.GET_INFO, request)
-        return convert.to_server_info(reply.message.info)
+        return to_server_info(reply.message.info)
 
     def healthy(self) -> Operation[bool]:
         try:

@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 
 from weft.errors import InvalidArgument
-from weft.types import ArrayLike, FloatArray, Sample, TokenArray
+from weft.types import ArrayLike, FloatArray, RoutingArray, Sample, TokenArray
 
 
 def _tokens(name: str, values: ArrayLike) -> TokenArray:
@@ -81,15 +81,31 @@ def _ragged_floats(
     return np.concatenate(rows)
 
 
+def _routing(values: ArrayLike | None, num_tokens: int) -> RoutingArray | None:
+    if values is None:
+        return None
+    array = np.asarray(values)
+    if array.ndim not in (2, 3) or len(array) != num_tokens or array.size == 0:
+        raise InvalidArgument(
+            f"datum.routing: shape {array.shape}, must be [{num_tokens}, L K] or "
+            f"[{num_tokens}, L, K]"
+        )
+    if array.dtype.kind not in "iu" or array.min() < 0 or array.max() > 0xFFFF:
+        raise InvalidArgument("datum.routing: experts are integers in 0..65535")
+    return array.reshape(num_tokens, -1).astype("<u2")
+
+
 class Datum:
     """One training sequence.
 
     tokens: [N] input tokens. targets: [N]; the model's output at a position scores
     the target there. cross_entropy also takes soft targets: [N, K], or ragged
     lists, one list of ids per token, which may be empty. weights, logprobs and
-    advantages have the shape of the targets. All may be lists, numpy arrays or CPU
-    tensors. Ragged values are stored flat, with target_offsets [N + 1], which
-    otherwise is None. Raises InvalidArgument if the shapes do not fit.
+    advantages have the shape of the targets. routing: [N, L K] or [N, L, K], the K
+    experts of each token in each of the L layers that have experts; None lets the
+    router choose. All may be lists, numpy arrays or CPU tensors. Ragged values are
+    stored flat, with target_offsets [N + 1], which otherwise is None. Raises
+    InvalidArgument if the shapes do not fit.
     """
 
     __slots__ = (
@@ -99,6 +115,7 @@ class Datum:
         "weights",
         "logprobs",
         "advantages",
+        "routing",
     )
 
     def __init__(
@@ -108,6 +125,7 @@ class Datum:
         weights: ArrayLike | None = None,
         logprobs: ArrayLike | None = None,
         advantages: ArrayLike | None = None,
+        routing: ArrayLike | None = None,
     ) -> None:
         self.tokens = _tokens("datum.tokens", tokens)
         self.targets, self.target_offsets = _targets(targets)
@@ -130,6 +148,7 @@ class Datum:
         self.weights = floats("datum.weights", weights)
         self.logprobs = floats("datum.logprobs", logprobs)
         self.advantages = floats("datum.advantages", advantages)
+        self.routing = _routing(routing, len(self.tokens))
 
     def with_weights(self, weights: ArrayLike) -> Datum:
         """Returns a datum with the same tokens and targets and these weights, but
@@ -183,7 +202,8 @@ class Datum:
 
         advantage, weight: one number, or one for each drawn token, [S]. Without an
         advantage the datum is for cross_entropy. With it `forward`, at the sample's
-        temperature, computes `sample.logprobs` again. Raises InvalidArgument if the
+        temperature, computes `sample.logprobs` again. If the sample has its routing,
+        so has the datum. Raises InvalidArgument if the
         sample has no prompt or no token, or if a length does not fit.
         """
         if not sample.prompt or not sample.tokens:
@@ -209,4 +229,5 @@ class Datum:
             scored("weight", weight),
             scored("sample.logprobs", sample.logprobs),
             None if advantage is None else scored("advantage", advantage),
+            sample.routing,
         )

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
 TokenArray = npt.NDArray[np.uint32]
+RoutingArray = npt.NDArray[np.uint16]
 # Anything that numpy reads: lists, arrays, CPU tensors.
 ArrayLike = npt.ArrayLike
 FinishReason = Literal["stop", "length"]
@@ -29,6 +30,8 @@ class LossOptions(TypedDict, total=False):
     # Also returns the logprobs and entropies of tokens with weight 0; their losses
     # stay 0. Default False.
     score_all: bool
+    # Also returns the experts of every token; for models with experts. Default False.
+    return_routing: bool
     # The backward pass leaves out blocks of the vocabulary in which all of a token's
     # probabilities are below this. Default 0: the gradient is exact.
     gradient_filter: float
@@ -62,6 +65,8 @@ class SampleOptions(TypedDict, total=False):
     top_logprobs: int  # Also returns so many likely tokens per position; default 0.
     # Also returns so many likely tokens at each position of the prompt; default 0.
     prompt_top_logprobs: int
+    # Also returns the experts of every token; for models with experts. Default False.
+    return_routing: bool
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,9 @@ class ModelInfo:
     eos_token_ids: list[int]
     num_parameters: int
     dtype: str
+    num_experts: int  # Each layer with experts has so many; 0: a dense model.
+    experts_per_token: int
+    expert_layers: int  # How many layers have experts.
 
 
 @dataclass(frozen=True)
@@ -176,12 +184,14 @@ class DatumResult:
 
     The shape is [N] or [N, K]. For ragged targets it is flat, and `datum.per_token`
     splits it. Where the weight is 0 the values are 0, unless the call set score_all.
-    `entropies` is [N], or None if the call did not ask for it.
+    `entropies` is [N] and `routing` [N, L K], as in Datum; each is None if the call
+    did not ask for it.
     """
 
     logprobs: FloatArray
     losses: FloatArray
     entropies: FloatArray | None = None
+    routing: RoutingArray | None = None
 
 
 @dataclass(frozen=True)
@@ -217,6 +227,9 @@ class Sample:
     finish_reason: FinishReason | None
     top_logprobs: list[list[tuple[int, float]]]  # Empty unless asked for.
     prompt: Sequence[int] = ()  # [P]; the prompt that the tokens continue.
+    # [P + S - 1, L K], if asked for: the experts of the prompt and of all drawn
+    # tokens but the last, in the form of Datum.routing.
+    routing: RoutingArray | None = None
 
 
 @dataclass(frozen=True)
@@ -243,3 +256,5 @@ class SampleDelta:
     prompt_logprobs: FloatArray | None
     prompt_top_logprobs: list[list[tuple[int, float]]]
     version: int
+    # [(P + S - 1) L K] in the sample's last delta, if requested: Sample.routing, flat.
+    routing: RoutingArray | None = None

@@ -121,7 +121,10 @@ def load_prompts(
 
 
 class Player:
-    """Samples replies from the adapter and scores them."""
+    """Samples replies from the adapter and scores them.
+
+    return_routing: the samples keep their experts, which training then repeats.
+    """
 
     def __init__(
         self,
@@ -129,8 +132,10 @@ class Player:
         tokenizer: data.ModelTokenizer,
         reward: Reward,
         max_tokens: int,
+        return_routing: bool = False,
     ) -> None:
         self._adapter = adapter
+        self._return_routing = return_routing
         self._tokenizer = tokenizer
         self._reward = reward
         self._max_tokens = max_tokens
@@ -148,6 +153,7 @@ class Player:
             max_tokens=self._max_tokens,
             temperature=temperature,
             seed=seed,
+            return_routing=self._return_routing,
         )
         return [
             Group(result.samples, [self._score(prompt, one) for one in result.samples])
@@ -235,7 +241,8 @@ def run(options: argparse.Namespace) -> None:
             else []
         )
         adapter, done = adapters.open_adapter(client, options)
-        player = Player(adapter, tokenizer, reward, options.max_tokens)
+        has_experts = info.model.num_experts > 0
+        player = Player(adapter, tokenizer, reward, options.max_tokens, has_experts)
         order = BatchOrder(len(prompts), options.prompts, options.seed)
         total: int = options.steps
         if done and adapters.is_due(done, options.save_every, total):

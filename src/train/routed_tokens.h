@@ -1,0 +1,46 @@
+// Gives tokens with routing ids of their own, so that data share the rows of a
+// prefix only if its tokens go to the same experts.
+#ifndef WEFT_SRC_TRAIN_ROUTED_TOKENS_H_
+#define WEFT_SRC_TRAIN_ROUTED_TOKENS_H_
+
+#include <cstdint>
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/types/span.h"
+#include "src/request/train.h"
+
+namespace weft::engine {
+
+// Returns the values of datum.routing that belong to token `index`; empty if
+// the datum has no routing.
+[[nodiscard]] absl::Span<const uint16_t> RoutingOf(const Datum& datum,
+                                                   int64_t index);
+
+// Threads: not thread-safe.
+class RoutedTokens {
+ public:
+  // Returns one id for each token of the datum. Two tokens have the same id if
+  // and only if token and routing are equal. The result and the object refer to
+  // the datum, which outlives the object.
+  absl::Span<const int32_t> IdsOf(const Datum& datum);
+
+  [[nodiscard]] int32_t token(int32_t id) const { return keys_[id].first; }
+  // Empty if the router chooses the experts.
+  [[nodiscard]] absl::Span<const uint16_t> routing(int32_t id) const {
+    return keys_[id].second;
+  }
+
+ private:
+  using Key = std::pair<int32_t, absl::Span<const uint16_t>>;
+
+  absl::flat_hash_map<Key, int32_t> ids_;
+  std::vector<Key> keys_;
+  std::deque<std::vector<int32_t>> sequences_;  // Addresses stay valid.
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_TRAIN_ROUTED_TOKENS_H_
