@@ -81,7 +81,11 @@ absl::StatusOr<ProfileRequest> Validate(const v1::ProfileRequest& request,
   WEFT_RETURN_IF_ERROR(CheckReal("seconds", request.seconds(),
                                  {.low = 0, .high = kMaxProfileSeconds}));
   ProfileRequest plain{.steps = request.steps()};
-  if (request.seconds() > 0) plain.duration = absl::Seconds(request.seconds());
+  if (request.seconds() > 0) {
+    // A tiny time would round to no time at all.
+    plain.duration = std::max(absl::Seconds(request.seconds()),
+                              absl::Duration(absl::Nanoseconds(1)));
+  }
   return plain;
 }
 

@@ -103,7 +103,7 @@ absl::Status ReadData(const Message& in, const RequestLimits& limits,
 
 absl::Status CheckRouting(absl::string_view field, bool asked,
                           const RequestLimits& limits) {
-  if (!asked || limits.num_experts > 0) return absl::OkStatus();
+  if (!asked || limits.expert_layers > 0) return absl::OkStatus();
   return BadField(field, "is set, but the model has no experts");
 }
 

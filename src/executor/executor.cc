@@ -131,7 +131,7 @@ TrainScores Executor::ReceiveScores(const TrainPlan& plan, int from) {
     links_.commands->Receive(scores.entropies_R, from);
   }
   const lora::ExpertShape& experts = runner_.decoder().config().moe.shape;
-  if (experts.count == 0) return scores;
+  if (experts.num_layers() == 0) return scores;
   if (plan.wants_routing) {
     scores.experts_TE = at::empty(
         {plan.batch.tokens_T.size(0), experts.routing_width()}, at::kInt);

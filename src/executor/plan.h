@@ -36,7 +36,7 @@ struct TrainScores {
   // no routing was requested.
   at::Tensor experts_TE;
   // The number of rows [L, E], i64, that each expert of each layer had.
-  // Undefined if the model has no experts.
+  // Undefined if no layer has experts.
   at::Tensor expert_rows_LE;
 };
 

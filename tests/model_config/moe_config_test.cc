@@ -118,6 +118,7 @@ TEST(MoeConfig, ListsTheTensorsOfExperts) {
 // Two ranks have half of each expert's features and the whole router.
 TEST(MoeConfig, SplitsTheFeaturesOfExperts) {
   const auto config = With(Mixtral(), {{"num_hidden_layers", 1}});
+  int64_t num_gate_up = 0;
   for (const WeightEntry& entry :
        ListWeights(*config, {.rank = 1, .size = 2})) {
     if (entry.slot == WeightSlot::kRouter) {
@@ -125,6 +126,9 @@ TEST(MoeConfig, SplitsTheFeaturesOfExperts) {
     } else if (entry.slot == WeightSlot::kExpertGateUp) {
       EXPECT_THAT(entry.part_shape, ElementsAre(7168, 4096));
       EXPECT_EQ(entry.part_row, 7168);
+      EXPECT_THAT(entry.fused.shape, ElementsAre(8, 28672, 4096));
+      // Gate and up of every expert follow each other there.
+      EXPECT_EQ(entry.fused.first_row, 14336 * num_gate_up++);
     } else if (entry.slot == WeightSlot::kExpertDown) {
       EXPECT_THAT(entry.part_shape, ElementsAre(4096, 7168));
       EXPECT_EQ(entry.part_column, 7168);

@@ -21,10 +21,11 @@ from conftest import model_folder
 from daemon import DTYPE
 from models import tiny_model
 from parallel import SIZES, need_devices
-from reference import MIXED_SHARED, mixed_shapes
+from reference import MIXED_SHARED, Reference, mixed_shapes
 from safetensors.torch import save_file
 from test_gradients import assert_gradients
 from texts import next_token, random_tokens, sequences
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import weft
 
@@ -225,6 +226,35 @@ def test_the_balance_of_experts_is_a_metric(daemon_for: Any) -> None:
         assert metric(daemon, "weft_expert_imbalance") == count
         after = metric(daemon, "weft_expert_load_ratio_count")
     assert after - before == layers * count
+
+
+def test_a_mixture_may_have_no_layer_of_experts(tmp_path: Path) -> None:
+    """Two replicas share the data."""
+    need_devices(SIZES["data 2"])
+    config = AutoConfig.from_pretrained(tiny_model("qwen3-moe"))
+    config.mlp_only_layers = list(range(config.num_hidden_layers))
+    torch.manual_seed(2)
+    model = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path / "model")
+    reference = Reference(tmp_path / "model")
+    texts = [random_tokens(320, 20 + i, i) for i in range(4)]
+    with (
+        daemon_module.running(
+            tmp_path / "model", tmp_path / "weftd", *SIZES["data 2"]
+        ) as daemon,
+        daemon.client() as client,
+    ):
+        data = [next_token(tokens) for tokens in texts]
+        results = client.forward(data).results
+        with pytest.raises(weft.InvalidArgument, match="the model has no experts"):
+            client.forward(data, return_routing=True)
+        with pytest.raises(weft.InvalidArgument, match="the model has no experts"):
+            client.sample(texts[0], return_routing=True)
+        assert client.sample(texts[0], max_tokens=3).samples[0].routing is None
+    for datum, result in zip(data, results, strict=True):
+        expected = reference.logprobs(datum.tokens, datum.targets)
+        difference = tolerance.max_difference(result.logprobs, expected)
+        assert difference <= tolerance.logprobs(DTYPE, expected)
 
 
 def test_routing_of_a_dense_model_is_refused(daemon_for: Any) -> None:

@@ -219,6 +219,14 @@ void ExpectUsable(const ImportAdapterRequest& request,
   EXPECT_EQ(names.count("adapter_config.json"), 1);
 }
 
+void ExpectUsable(const ProfileRequest& request,
+                  const RequestLimits& /*limits*/) {
+  EXPECT_GE(request.steps, 0);
+  EXPECT_LE(request.steps, 100000);
+  EXPECT_GT(request.duration, absl::ZeroDuration());
+  EXPECT_LE(request.duration, absl::Seconds(300));
+}
+
 void ExpectUsable(const std::string& adapter_id,
                   const RequestLimits& /*limits*/) {
   if (!adapter_id.empty()) ExpectId(adapter_id);

@@ -14,6 +14,7 @@ namespace weft {
 void ExpectUsable(const TrainRequest& request, const RequestLimits& limits);
 void ExpectUsable(const OptimStepRequest& request, const RequestLimits& limits);
 void ExpectUsable(const SampleRequest& request, const RequestLimits& limits);
+void ExpectUsable(const ProfileRequest& request, const RequestLimits& limits);
 void ExpectUsable(const CreateAdapterRequest& request,
                   const RequestLimits& limits);
 void ExpectUsable(const ListAdaptersRequest& request,

@@ -108,6 +108,16 @@ v1::ForwardBackwardRequest GoodSoftTrain() {
   return request;
 }
 
+// Three tokens with the two experts of each of two layers.
+v1::ForwardBackwardRequest GoodRoutedTrain() {
+  v1::ForwardBackwardRequest request = GoodTrain();
+  request.mutable_loss()->set_return_routing(true);
+  std::string* const routing = request.mutable_data(0)->mutable_routing_le();
+  for (int i = 0; i < 12; ++i)
+    routing->append({static_cast<char>(i % 6), '\0'});
+  return request;
+}
+
 v1::SampleRequest GoodSample() {
   v1::SampleRequest request;
   request.set_adapter_id("a");
@@ -149,6 +159,7 @@ std::set<std::string> RequestsOf(const google::protobuf::FileDescriptor& file) {
 TEST_F(RequestFuzzTest, Training) {
   Fuzz(GoodTrain());
   Fuzz(GoodSoftTrain());
+  Fuzz(GoodRoutedTrain());
   Fuzz(GoodForward());
   auto optim = Named<v1::OptimStepRequest>();
   optim.mutable_adamw()->set_learning_rate(1e-3);
@@ -162,6 +173,13 @@ TEST_F(RequestFuzzTest, Sampling) {
   *stream.mutable_request() = GoodSample();
   Fuzz(stream);
   EXPECT_EQ(fuzzed_, RequestsOf(*v1::SampleRequest::descriptor()->file()));
+}
+
+TEST_F(RequestFuzzTest, Profiles) {
+  v1::ProfileRequest profile;
+  profile.set_steps(10);
+  profile.set_seconds(1.5);
+  Fuzz(profile);
 }
 
 // The messages of an import are one request.
