@@ -169,7 +169,7 @@ class LayerList {
     const int64_t half = module == TargetModule::kUpProj ? experts.ffn : 0;
     return {.name = block + "gate_up_proj",
             .shape = {experts.count, 2 * experts.ffn, config_.hidden},
-            .first_row = expert * 2 * experts.ffn + half};
+            .first_row = 2 * experts.ffn * expert + half};
   }
 
   [[nodiscard]] Columns Hidden() const {
