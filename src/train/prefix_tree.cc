@@ -108,8 +108,10 @@ PrefixTree BuildPrefixTree(const std::vector<Sequence>& sequences,
 int64_t AddedRows(const Datum& previous, const Datum& datum) {
   int64_t common = std::ranges::mismatch(previous.tokens, datum.tokens).in1 -
                    previous.tokens.begin();
-  for (int64_t i = 0; i < common; ++i) {
-    if (RoutingOf(previous, i) != RoutingOf(datum, i)) common = i;
+  if (!previous.routing.empty() || !datum.routing.empty()) {
+    for (int64_t i = 0; i < common; ++i) {
+      if (RoutingOf(previous, i) != RoutingOf(datum, i)) common = i;
+    }
   }
   const int64_t size = datum.num_tokens();
   if (common < kMinSavedRows) return size;

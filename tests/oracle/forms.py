@@ -35,6 +35,12 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted((*folder.glob("*.safetensors"), *folder.glob("*.bin")))
 
 
+def remove_weights(folder: Path) -> None:
+    """Removes the files with weights and their index."""
+    for path in (*weight_files(folder), *folder.glob("*.index.json")):
+        path.unlink()
+
+
 def read(folder: Path) -> dict[str, torch.Tensor]:
     """Returns all tensors of a folder, read by the formats' own libraries."""
     tensors: dict[str, torch.Tensor] = {}

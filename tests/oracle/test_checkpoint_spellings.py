@@ -43,8 +43,7 @@ def _copy(kind: str, folder: Path) -> Path:
 def _rename(folder: Path, new_name: Callable[[str], str]) -> set[str]:
     """Writes the tensors under other names. Returns these names."""
     tensors = {new_name(n): t.clone() for n, t in forms.read(folder).items()}
-    for path in (*forms.weight_files(folder), *folder.glob("*.index.json")):
-        path.unlink()
+    forms.remove_weights(folder)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return set(tensors)
 
@@ -119,8 +118,7 @@ def test_one_tensor_may_have_all_experts(
     kind: str, daemon_for: Any, tmp_path: Path
 ) -> None:
     folder = _copy(kind, tmp_path / "model")
-    for path in (*forms.weight_files(folder), *folder.glob("*.index.json")):
-        path.unlink()
+    forms.remove_weights(folder)
     model = AutoModelForCausalLM.from_pretrained(tiny_model(kind))
     model.save_pretrained(folder, save_original_format=False)
     tensors = forms.read(folder)

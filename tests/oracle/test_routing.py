@@ -118,8 +118,7 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if name.endswith("block_sparse_moe.gate.weight"):
             noise = torch.randn(tensor[::2].shape, generator=generator)
             tensor[1::2] = tensor[::2] * (1 + 1e-6 * noise)
-    for path in (*forms.weight_files(folder), *folder.glob("*.index.json")):
-        path.unlink()
+    forms.remove_weights(folder)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 

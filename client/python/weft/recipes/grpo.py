@@ -241,7 +241,7 @@ def run(options: argparse.Namespace) -> None:
             else []
         )
         adapter, done = adapters.open_adapter(client, options)
-        has_experts = info.model.num_experts > 0
+        has_experts = info.model.expert_layers > 0
         player = Player(adapter, tokenizer, reward, options.max_tokens, has_experts)
         order = BatchOrder(len(prompts), options.prompts, options.seed)
         total: int = options.steps
