@@ -22,7 +22,8 @@ AdapterHandle::AdapterHandle(std::shared_ptr<Connection> connection,
     : adapter_id_(adapter.adapter_id()),
       options_(std::move(options)),
       connection_(std::move(connection)),
-      counter_(std::make_shared<StepCounter>(adapter.last_step())) {}
+      counter_(std::make_shared<StepCounter>(adapter.last_step(),
+                                             adapter.epoch())) {}
 
 template <typename Request, typename Response>
 Future<Reply<Response>> AdapterHandle::Submit(
@@ -33,13 +34,14 @@ Future<Reply<Response>> AdapterHandle::Submit(
   auto promise =
       std::make_shared<std::promise<absl::StatusOr<Reply<Response>>>>();
   Future<Reply<Response>> future = promise->get_future();
-  const absl::StatusOr<uint64_t> step = counter_->Take();
-  if (!step.ok()) {
-    promise->set_value(step.status());
+  const absl::StatusOr<StepNumber> number = counter_->Take();
+  if (!number.ok()) {
+    promise->set_value(number.status());
     return future;
   }
   request.set_adapter_id(adapter_id_);
-  request.set_step(*step);
+  request.set_step(number->step);
+  request.set_epoch(number->epoch);
   auto start = [connection = connection_, method](
                    grpc::ClientContext* context, const Request* sent,
                    Response* response, std::function<void(grpc::Status)> done) {
@@ -47,15 +49,15 @@ Future<Reply<Response>> AdapterHandle::Submit(
                                               std::move(done));
   };
   auto finish = [promise, counter = counter_,
-                 number = *step](absl::StatusOr<Reply<Response>> reply) {
+                 step = number->step](absl::StatusOr<Reply<Response>> reply) {
     const absl::Status status = counter->Finish(
-        number, OutcomeOfTrainingStep(reply.status()), reply.status());
+        step, OutcomeOfTrainingStep(reply.status()), reply.status());
     if (!status.ok()) reply = status;
     promise->set_value(std::move(reply));
   };
   auto call = std::make_shared<UnaryCall<Request, Response>>(
       std::move(start), std::move(request), options_, std::move(finish));
-  counter_->SetCancel(*step, [call] { call->Cancel(); });
+  counter_->SetCancel(number->step, [call] { call->Cancel(); });
   call->Start();
   return future;
 }
@@ -118,7 +120,7 @@ absl::Status AdapterHandle::Resync() {
   const grpc::Status status =
       connection_->adapters().GetAdapter(&context, request, &response);
   if (!status.ok()) return FromGrpcStatus(status);
-  counter_->Reset(response.adapter().last_step());
+  counter_->Reset(response.adapter().last_step(), response.adapter().epoch());
   return absl::OkStatus();
 }
 

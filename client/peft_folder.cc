@@ -2,8 +2,10 @@
 
 #include <array>
 #include <random>
+#include <string>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -14,6 +16,8 @@ namespace fs = std::filesystem;
 
 constexpr std::array<const char*, 2> kFiles = {"adapter_config.json",
                                                "adapter_model.safetensors"};
+constexpr char kOptimizerFile[] = "optimizer.safetensors";
+constexpr char kStateFile[] = "trainer_state.json";
 constexpr size_t kChunkBytes = size_t{1} << 20;
 
 fs::path ScratchBeside(const fs::path& folder) {
@@ -26,19 +30,17 @@ absl::Status DiskError(const std::string& what, const fs::path& path) {
   return absl::InternalError(absl::StrCat("cannot ", what, " ", path.string()));
 }
 
-}  // namespace
-
-absl::Status ReadPeftFolder(
-    const fs::path& folder,
-    const std::function<bool(const v1::FileChunk&)>& send) {
-  for (const char* name : kFiles) {
+absl::Status ReadFiles(const fs::path& folder,
+                       const std::vector<std::string>& names,
+                       const std::function<bool(const v1::FileChunk&)>& send) {
+  for (const std::string& name : names) {
     if (!fs::is_regular_file(folder / name)) {
       return absl::NotFoundError(
           absl::StrCat("no ", name, " in ", folder.string()));
     }
   }
   std::string buffer(kChunkBytes, '\0');
-  for (const char* name : kFiles) {
+  for (const std::string& name : names) {
     std::ifstream file(folder / name, std::ios::binary);
     v1::FileChunk chunk;
     chunk.set_name(name);
@@ -49,6 +51,25 @@ absl::Status ReadPeftFolder(
     if (file.bad()) return DiskError("read", folder / name);
   }
   return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ReadPeftFolder(
+    const fs::path& folder,
+    const std::function<bool(const v1::FileChunk&)>& send) {
+  return ReadFiles(folder, {kFiles.begin(), kFiles.end()}, send);
+}
+
+absl::Status ReadCheckpointFolder(
+    const fs::path& folder,
+    const std::function<bool(const v1::FileChunk&)>& send) {
+  std::vector<std::string> names(kFiles.begin(), kFiles.end());
+  names.emplace_back(kStateFile);
+  if (fs::is_regular_file(folder / kOptimizerFile)) {
+    names.emplace_back(kOptimizerFile);
+  }
+  return ReadFiles(folder, names, send);
 }
 
 PeftFolderWriter::PeftFolderWriter(fs::path folder)

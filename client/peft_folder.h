@@ -1,5 +1,5 @@
-// Converts PEFT folders to and from the chunks of ExportAdapter and
-// ImportAdapter.
+// Converts folders to and from the chunks of ExportAdapter and ImportAdapter,
+// and of DownloadCheckpoint and UploadCheckpoint.
 #ifndef WEFT_CLIENT_PEFT_FOLDER_H_
 #define WEFT_CLIENT_PEFT_FOLDER_H_
 
@@ -16,6 +16,11 @@ namespace weft::client {
 // Passes the files of a PEFT folder to `send`, in chunks of up to 1 MiB, until
 // it returns false. Errors: NOT_FOUND for a missing file.
 [[nodiscard]] absl::Status ReadPeftFolder(
+    const std::filesystem::path& folder,
+    const std::function<bool(const v1::FileChunk&)>& send);
+// Does the same for the files of a checkpoint. The optimizer's file may be
+// absent.
+[[nodiscard]] absl::Status ReadCheckpointFolder(
     const std::filesystem::path& folder,
     const std::function<bool(const v1::FileChunk&)>& send);
 

@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/string_view.h"
 #include "client/step_counter.h"
+#include "weft/v1/errors.pb.h"
 
 namespace weft::client {
 
@@ -47,12 +48,31 @@ absl::Status FromGrpcStatus(const grpc::Status& status) {
                       status.error_message());
 }
 
+namespace {
+
+// Returns the reason of weft/v1/errors.proto; empty if the status has none.
+std::string ReasonOf(const grpc::Status& status) {
+  v1::StatusDetails details;
+  v1::ErrorInfo info;
+  if (!details.ParseFromString(status.error_details()) ||
+      details.details_size() != 1 ||
+      !info.ParseFromString(details.details(0).value())) {
+    return "";
+  }
+  return info.reason();
+}
+
+}  // namespace
+
 Failure ReadFailure(const grpc::Status& status,
                     const grpc::ClientContext& context) {
   Failure failure{.status = FromGrpcStatus(status), .retry_after = {}};
   const auto& trailers = context.GetServerTrailingMetadata();
   if (trailers.count("weft-step-done") > 0) {
     failure.status.SetPayload(kStepDonePayload, {});
+  }
+  if (ReasonOf(status) == "STALE_EPOCH") {
+    failure.status.SetPayload(kStaleEpochPayload, {});
   }
   const auto hint = trailers.find("grpc-retry-pushback-ms");
   int milliseconds = 0;

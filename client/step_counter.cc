@@ -9,6 +9,7 @@ namespace weft::client {
 
 StepOutcome OutcomeOfTrainingStep(const absl::Status& status) {
   if (status.GetPayload(kStepDonePayload)) return StepOutcome::kDone;
+  if (status.GetPayload(kStaleEpochPayload)) return StepOutcome::kRefused;
   switch (status.code()) {
     case absl::StatusCode::kOk:
       return StepOutcome::kDone;
@@ -29,11 +30,11 @@ uint64_t StepCounter::next_step() const {
   return next_;
 }
 
-absl::StatusOr<uint64_t> StepCounter::Take() {
+absl::StatusOr<StepNumber> StepCounter::Take() {
   absl::MutexLock lock(&mu_);
   if (!problem_.empty()) return absl::FailedPreconditionError(problem_);
   in_flight_[next_] = InFlight{};
-  return next_++;
+  return StepNumber{.step = next_++, .epoch = epoch_};
 }
 
 void StepCounter::SetCancel(uint64_t number, std::function<void()> cancel) {
@@ -83,9 +84,10 @@ absl::Status StepCounter::CheckIdle() const {
       absl::StrCat(in_flight_.size(), " steps in flight: wait for them first"));
 }
 
-void StepCounter::Reset(uint64_t last_step) {
+void StepCounter::Reset(uint64_t last_step, uint64_t epoch) {
   absl::MutexLock lock(&mu_);
   next_ = last_step + 1;
+  epoch_ = epoch;
   problem_.clear();
 }
 

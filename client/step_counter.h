@@ -6,6 +6,10 @@
 // was the last one, the next step takes it. Otherwise the counter withdraws the
 // later steps in flight. If it is unknown whether a step ran, the counter needs
 // a Reset to the server's last step.
+//
+// A step also carries the epoch in which its number was given out. If another
+// client has loaded a checkpoint since then, the server refuses the step, and
+// the counter needs a Reset.
 #ifndef WEFT_CLIENT_STEP_COUNTER_H_
 #define WEFT_CLIENT_STEP_COUNTER_H_
 
@@ -29,21 +33,30 @@ enum class StepOutcome : uint8_t {
 };
 
 // Returns the outcome that a training step's status implies. If the status has
-// the payload kStepDonePayload, the step ran and failed.
+// the payload kStepDonePayload, the step ran and failed; with
+// kStaleEpochPayload, its epoch had ended.
 [[nodiscard]] StepOutcome OutcomeOfTrainingStep(const absl::Status& status);
 inline constexpr char kStepDonePayload[] = "weft/step-done";
+inline constexpr char kStaleEpochPayload[] = "weft/stale-epoch";
+
+// A step's number and the epoch that it belongs to; 0 = any.
+struct StepNumber {
+  uint64_t step = 0;
+  uint64_t epoch = 0;
+};
 
 // Threads: any.
 class StepCounter {
  public:
-  explicit StepCounter(uint64_t last_step) : next_(last_step + 1) {}
+  explicit StepCounter(uint64_t last_step, uint64_t epoch = 0)
+      : next_(last_step + 1), epoch_(epoch) {}
 
   // Returns the number of the next step.
   [[nodiscard]] uint64_t next_step() const;
 
   // Takes the next number. Errors: FAILED_PRECONDITION from when the number is
   // unknown until Reset.
-  [[nodiscard]] absl::StatusOr<uint64_t> Take();
+  [[nodiscard]] absl::StatusOr<StepNumber> Take();
 
   // Sets the function that cancels the call of `number` if the counter
   // withdraws it.
@@ -58,8 +71,8 @@ class StepCounter {
   // Returns FAILED_PRECONDITION while steps are in flight.
   [[nodiscard]] absl::Status CheckIdle() const;
 
-  // Continues after `last_step`, which the server reported.
-  void Reset(uint64_t last_step);
+  // Continues after `last_step` of this epoch, which the server reported.
+  void Reset(uint64_t last_step, uint64_t epoch = 0);
 
  private:
   struct InFlight {
@@ -69,6 +82,7 @@ class StepCounter {
 
   mutable absl::Mutex mu_;
   uint64_t next_ ABSL_GUARDED_BY(mu_);
+  uint64_t epoch_ ABSL_GUARDED_BY(mu_);
   std::map<uint64_t, InFlight> in_flight_ ABSL_GUARDED_BY(mu_);
   // If not empty, the reason why Take fails.
   std::string problem_ ABSL_GUARDED_BY(mu_);

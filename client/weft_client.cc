@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/call_metadata.h"
+#include "client/file_transfer.h"
 #include "client/peft_folder.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/support/byte_buffer.h"
@@ -168,11 +169,12 @@ absl::StatusOr<std::string> Client::Profile(uint32_t steps,
 
 absl::StatusOr<std::unique_ptr<AdapterHandle>> Client::CreateAdapter(
     absl::string_view adapter_id, v1::LoraConfig config,
-    absl::string_view tenant) {
+    absl::string_view tenant, v1::Durability durability) {
   v1::CreateAdapterRequest request;
   request.set_adapter_id(std::string(adapter_id));
   *request.mutable_config() = std::move(config);
   request.set_tenant(std::string(tenant));
+  request.set_durability(durability);
   const auto response =
       Wait(connection_->adapters().async(),
            &v1::AdapterService::Stub::async::CreateAdapter, std::move(request));
@@ -194,23 +196,28 @@ absl::StatusOr<v1::Adapter> Client::ImportAdapter(absl::string_view adapter_id,
   grpc::ClientContext context;
   Prepare(context, adapter_id);
   v1::ImportAdapterResponse response;
-  const auto writer =
-      connection_->adapters().ImportAdapter(&context, &response);
   v1::ImportAdapterRequest request;
   request.mutable_options()->set_adapter_id(std::string(adapter_id));
   request.mutable_options()->set_tenant(std::string(tenant));
-  writer->Write(request);
-  const absl::Status read =
-      ReadPeftFolder(folder, [&](const v1::FileChunk& chunk) {
-        *request.mutable_chunk() = chunk;
-        return writer->Write(request);
-      });
-  if (!read.ok()) context.TryCancel();
-  writer->WritesDone();
-  const grpc::Status status = writer->Finish();
-  if (!read.ok()) return read;
-  if (!status.ok()) return FromGrpcStatus(status);
+  const absl::Status sent =
+      SendFiles(*connection_->adapters().ImportAdapter(&context, &response),
+                context, std::move(request), folder, ReadPeftFolder);
+  if (!sent.ok()) return sent;
   return std::move(*response.mutable_adapter());
+}
+
+absl::StatusOr<v1::Checkpoint> Client::UploadCheckpoint(
+    const v1::UploadOptions& options, const std::string& folder) {
+  grpc::ClientContext context;
+  Prepare(context, options.adapter_id());
+  v1::UploadCheckpointResponse response;
+  v1::UploadCheckpointRequest request;
+  *request.mutable_options() = options;
+  const absl::Status sent =
+      SendFiles(*connection_->adapters().UploadCheckpoint(&context, &response),
+                context, std::move(request), folder, ReadCheckpointFolder);
+  if (!sent.ok()) return sent;
+  return std::move(*response.mutable_checkpoint());
 }
 
 absl::Status Client::ExportAdapter(absl::string_view adapter_id,
@@ -221,18 +228,22 @@ absl::Status Client::ExportAdapter(absl::string_view adapter_id,
   v1::ExportAdapterRequest request;
   request.set_adapter_id(std::string(adapter_id));
   request.set_snapshot(std::string(snapshot));
-  const auto reader = connection_->adapters().ExportAdapter(&context, request);
-  PeftFolderWriter writer(folder);
-  v1::ExportAdapterResponse response;
-  absl::Status written;
-  while (written.ok() && reader->Read(&response)) {
-    written = writer.Add(response.chunk());
-  }
-  if (!written.ok()) context.TryCancel();
-  const grpc::Status status = reader->Finish();
-  if (!written.ok()) return written;
-  if (!status.ok()) return FromGrpcStatus(status);
-  return writer.Commit();
+  return ReceiveFiles<v1::ExportAdapterResponse>(
+      *connection_->adapters().ExportAdapter(&context, request), context,
+      folder);
+}
+
+absl::Status Client::DownloadCheckpoint(absl::string_view adapter_id,
+                                        absl::string_view name,
+                                        const std::string& folder) {
+  grpc::ClientContext context;
+  Prepare(context, adapter_id);
+  v1::DownloadCheckpointRequest request;
+  request.set_adapter_id(std::string(adapter_id));
+  request.set_name(std::string(name));
+  return ReceiveFiles<v1::DownloadCheckpointResponse>(
+      *connection_->adapters().DownloadCheckpoint(&context, request), context,
+      folder);
 }
 
 absl::StatusOr<v1::Adapter> Client::GetAdapter(absl::string_view adapter_id) {

@@ -82,7 +82,8 @@ class Client {
   // server without tokens, a tenant of the adapter's own.
   [[nodiscard]] absl::StatusOr<std::unique_ptr<AdapterHandle>> CreateAdapter(
       absl::string_view adapter_id, v1::LoraConfig config = {},
-      absl::string_view tenant = "");
+      absl::string_view tenant = "",
+      v1::Durability durability = v1::DURABILITY_UNSPECIFIED);
   // Returns a handle of an existing adapter. The handle continues after the
   // adapter's last step.
   [[nodiscard]] absl::StatusOr<std::unique_ptr<AdapterHandle>> OpenAdapter(
@@ -97,6 +98,15 @@ class Client {
   [[nodiscard]] absl::Status ExportAdapter(absl::string_view adapter_id,
                                            absl::string_view snapshot,
                                            const std::string& folder);
+
+  // Writes a checkpoint's files to a folder on this machine.
+  [[nodiscard]] absl::Status DownloadCheckpoint(absl::string_view adapter_id,
+                                                absl::string_view name,
+                                                const std::string& folder);
+  // Writes a checkpoint on the server from such a folder. The call is not
+  // repeated.
+  [[nodiscard]] absl::StatusOr<v1::Checkpoint> UploadCheckpoint(
+      const v1::UploadOptions& options, const std::string& folder);
 
   [[nodiscard]] absl::StatusOr<v1::Adapter> GetAdapter(
       absl::string_view adapter_id);

@@ -31,6 +31,24 @@ absl::StatusOr<std::string> ReadTenant(absl::string_view field,
   return request.tenant();
 }
 
+template <typename Message>
+absl::StatusOr<Durability> ReadDurability(absl::string_view field,
+                                          const Message& request) {
+  switch (static_cast<int>(request.durability())) {
+    case v1::DURABILITY_UNSPECIFIED:
+      return Durability::kDefault;
+    case v1::DURABILITY_MEMORY:
+      return Durability::kMemory;
+    case v1::DURABILITY_CHECKPOINT:
+      return Durability::kCheckpoint;
+    case v1::DURABILITY_STEP:
+      return Durability::kStep;
+    default:
+      return BadField(field, absl::StrCat("is ", request.durability(),
+                                          ", must be a known Durability"));
+  }
+}
+
 // Checks the names of messages that name something of an adapter.
 template <typename Message>
 absl::Status CheckNames(const Message& request, const RequestLimits& limits) {

@@ -127,6 +127,16 @@ class AdapterService final : public v1::AdapterService::CallbackService {
         [](bool) {});
   }
 
+  grpc::ServerWriteReactor<v1::DownloadCheckpointResponse>* DownloadCheckpoint(
+      Context* context, const v1::DownloadCheckpointRequest* request) override {
+    return StartDownload(core_, context, *request);
+  }
+
+  grpc::ServerReadReactor<v1::UploadCheckpointRequest>* UploadCheckpoint(
+      Context* context, v1::UploadCheckpointResponse* response) override {
+    return StartUpload(core_, context, response);
+  }
+
   Reactor* PublishSnapshot(Context* context,
                            const v1::PublishSnapshotRequest* request,
                            v1::PublishSnapshotResponse* response) override {

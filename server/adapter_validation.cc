@@ -6,6 +6,7 @@
 #include "absl/strings/string_view.h"
 #include "server/adapter_fields.h"
 #include "server/field_checks.h"
+#include "server/file_assembler.h"
 #include "server/request_validation.h"
 #include "src/base/status_macros.h"
 
@@ -109,6 +110,7 @@ absl::StatusOr<CreateAdapterRequest> Validate(
   WEFT_ASSIGN_OR_RETURN(out.tenant, ReadTenant("tenant", request));
   WEFT_ASSIGN_OR_RETURN(
       out.config, ReadLoraConfig(request.config(), out.adapter_id, limits));
+  WEFT_ASSIGN_OR_RETURN(out.durability, ReadDurability("durability", request));
   return out;
 }
 
@@ -161,74 +163,14 @@ absl::StatusOr<ExportAdapterRequest> Validate(
                               .snapshot = request.snapshot()};
 }
 
-absl::Status ImportAssembler::Add(const v1::ImportAdapterRequest& message) {
-  switch (message.part_case()) {
-    case v1::ImportAdapterRequest::kOptions:
-      return ReadOptions(message.options());
-    case v1::ImportAdapterRequest::kChunk:
-      if (!has_options_) {
-        return BadField("options", "is required in the first message");
-      }
-      return AddChunk(message.chunk());
-    case v1::ImportAdapterRequest::PART_NOT_SET:
-      break;
-  }
-  return BadField("part", "is required");
-}
-
 absl::Status ImportAssembler::ReadOptions(const v1::ImportOptions& options) {
-  if (has_options_) {
-    return BadField("options", "is sent again, must come once, first");
-  }
-  has_options_ = true;
   request_.adapter_id = options.adapter_id();
   WEFT_RETURN_IF_ERROR(
       CheckAdapterId("options.adapter_id", request_.adapter_id, engine_names_));
   WEFT_ASSIGN_OR_RETURN(request_.tenant, ReadTenant("options.tenant", options));
+  WEFT_ASSIGN_OR_RETURN(request_.durability,
+                        ReadDurability("options.durability", options));
   return absl::OkStatus();
-}
-
-absl::Status ImportAssembler::AddChunk(const v1::FileChunk& chunk) {
-  WEFT_RETURN_IF_ERROR(CheckName("chunk.name", chunk.name()));
-  if (chunk.data().size() > kMaxChunkBytes) {
-    return BadField("chunk.data",
-                    absl::StrCat("has ", chunk.data().size(),
-                                 " bytes, must be at most ", kMaxChunkBytes));
-  }
-  PeftFiles& files = request_.files;
-  if (files.empty() || files.back().first != chunk.name()) {
-    const bool seen = std::any_of(
-        files.begin(), files.end(),
-        [&chunk](const auto& file) { return file.first == chunk.name(); });
-    if (seen) {
-      return BadField("chunk.name",
-                      absl::StrCat("is ", Quoted(chunk.name()),
-                                   " again after another file, must send the "
-                                   "pieces of a file together"));
-    }
-    if (files.size() == kMaxFiles) {
-      return BadField("chunk.name",
-                      absl::StrCat("starts file ", kMaxFiles + 1,
-                                   ", must be at most ", kMaxFiles));
-    }
-    files.emplace_back(chunk.name(), "");
-  }
-  files.back().second.append(chunk.data());
-  return absl::OkStatus();
-}
-
-absl::StatusOr<ImportAdapterRequest> ImportAssembler::Finish() {
-  if (!has_options_) {
-    return BadField("options", "is required in the first message");
-  }
-  const bool has_config = std::any_of(
-      request_.files.begin(), request_.files.end(),
-      [](const auto& file) { return file.first == "adapter_config.json"; });
-  if (!has_config) {
-    return BadField("chunk", "never named adapter_config.json, must send it");
-  }
-  has_options_ = false;
-  return std::exchange(request_, {});
 }
 
 }  // namespace weft

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/adapter_fields.h"
 #include "server/field_checks.h"
+#include "server/file_assembler.h"
 #include "server/request_validation.h"
 #include "src/base/status_macros.h"
 
@@ -81,11 +82,14 @@ absl::StatusOr<LoadCheckpointRequest> Validate(
   WEFT_RETURN_IF_ERROR(
       CheckAdapterId("source_adapter_id", source, limits.engine_names));
   WEFT_ASSIGN_OR_RETURN(std::string tenant, ReadTenant("tenant", request));
+  WEFT_ASSIGN_OR_RETURN(const Durability durability,
+                        ReadDurability("durability", request));
   return LoadCheckpointRequest{.adapter_id = request.adapter_id(),
                                .source_adapter_id = source,
                                .name = request.name(),
                                .weights_only = request.weights_only(),
                                .tenant = std::move(tenant),
+                               .durability = durability,
                                .step = request.step(),
                                .epoch = request.epoch()};
 }
@@ -94,6 +98,23 @@ absl::StatusOr<std::pair<std::string, std::string>> Validate(
     const v1::DeleteCheckpointRequest& request, const RequestLimits& limits) {
   WEFT_RETURN_IF_ERROR(CheckNames(request, limits));
   return std::make_pair(request.adapter_id(), request.name());
+}
+
+absl::StatusOr<std::pair<std::string, std::string>> Validate(
+    const v1::DownloadCheckpointRequest& request, const RequestLimits& limits) {
+  WEFT_RETURN_IF_ERROR(CheckNames(request, limits));
+  return std::make_pair(request.adapter_id(), request.name());
+}
+
+absl::Status UploadAssembler::ReadOptions(const v1::UploadOptions& options) {
+  request_.adapter_id = options.adapter_id();
+  request_.name = options.name();
+  request_.overwrite = options.overwrite();
+  WEFT_RETURN_IF_ERROR(
+      CheckAdapterId("options.adapter_id", request_.adapter_id, engine_names_));
+  WEFT_RETURN_IF_ERROR(CheckName("options.name", request_.name));
+  WEFT_ASSIGN_OR_RETURN(request_.tenant, ReadTenant("options.tenant", options));
+  return absl::OkStatus();
 }
 
 }  // namespace weft

@@ -232,22 +232,22 @@ int Serve(const Settings& settings, const EngineStarter& start_engine,
 
 }  // namespace
 
-int RunFollower(const Settings& settings, const FollowerStarter& follow) {
+int RunWorkerProcess(const Settings& settings, const RemoteWork& work) {
   SetUpLog(settings.server);
   const StopSignals signals;
   std::atomic<bool> met{false};
   std::atomic<bool> done{false};
   absl::Status status;
-  std::thread follower([&] {
-    status = follow(settings.engine, [&] { met.store(true); });
+  std::thread worker([&] {
+    status = work(settings.engine, [&] { met.store(true); });
     done.store(true);
   });
   while (!met.load() && !done.load()) {
-    if (signals.Wait(absl::Milliseconds(20)) == 0) continue;
+    if (signals.Wait(absl::Milliseconds(20)) == 0 || met.load()) continue;
     Log(LogLevel::kInfo, "stopped before rank 0 was met");
     std::_Exit(0);
   }
-  follower.join();
+  worker.join();
   if (status.ok()) return 0;
   LogFailure("the rank stops", status);
   return kExitFailed;

@@ -26,15 +26,16 @@ using EngineStarter = std::function<absl::StatusOr<std::unique_ptr<Engine>>(
                             const EngineStarter& start_engine,
                             LocalRanks* others);
 
-// Runs a rank for rank 0. Calls `met` when it has met rank 0.
-using FollowerStarter = std::function<absl::Status(
+// Runs plans for rank 0 until it has no more. Calls `met` when it has met rank
+// 0.
+using RemoteWork = std::function<absl::Status(
     const EngineOptions&, const std::function<void()>& met)>;
 
-// Runs `follow` to its end. Before it has met rank 0, a signal ends it at once.
-// Afterwards signals have no effect, because rank 0 drains first. Returns 0, or
-// 1 if it fails. Threads: as for RunDaemon.
-[[nodiscard]] int RunFollower(const Settings& settings,
-                              const FollowerStarter& follow);
+// The process of a rank other than 0: runs `work` to its end. Before it has met
+// rank 0, a signal ends it at once. Afterwards signals have no effect, because
+// rank 0 drains first. Returns 0, or 1 if it fails. Threads: as for RunDaemon.
+[[nodiscard]] int RunWorkerProcess(const Settings& settings,
+                                   const RemoteWork& work);
 
 }  // namespace weft
 

@@ -29,7 +29,13 @@ size_t EditDistance(absl::string_view a, absl::string_view b) {
 
 void Flag::Set(absl::string_view source, absl::string_view text,
                Settings* settings, std::vector<std::string>* errors) const {
-  if (read(text, settings)) {
+  std::string whole(text);
+  const auto before = settings->sources.find(name);
+  if (is_list && before != settings->sources.end() &&
+      before->second == source) {
+    whole = absl::StrCat(show(*settings), ",", text);
+  }
+  if (read(whole, settings)) {
     settings->sources[name] = std::string(source);
   } else {
     errors->push_back(absl::StrCat(source, "=", text, " is not ", value_name));

@@ -24,6 +24,7 @@ Flag MakeFlag(const char* group, std::string name, Field field,
   flag.value_name = value_name.empty() ? FlagValueName(value) : value_name;
   flag.help = std::move(help);
   flag.is_bool = std::is_same_v<T, bool>;
+  flag.is_list = std::is_same_v<T, std::vector<std::string>>;
   flag.default_value = ShowFlagValue(value);
   flag.read = [field](absl::string_view text, Settings* settings) {
     return ReadFlagValue(text, &field(*settings));
@@ -51,6 +52,17 @@ std::vector<Flag> ModelFlags() {
                "Where to compute. auto: CUDA when there is a device."),
       MakeFlag(kGroup, "dtype", WEFT_ENGINE(dtype),
                "Type of the base weights. auto: bf16 on CUDA, f32 on a CPU."),
+      MakeFlag(
+          kGroup, "cpu-bf16", WEFT_ENGINE(cpu_bf16),
+          "Arithmetic of a CPU with --dtype bf16. auto: bf16 products with f32 "
+          "sums if it has AVX512_BF16, except for the few rows of a decode "
+          "step. off: f32; then log-probabilities of samples are those of "
+          "training within 1e-4."),
+      MakeFlag(kGroup, "weights", WEFT_ENGINE(base_weights),
+               "How the base model's matrices are held, its embedding and head "
+               "included. dtype: as --dtype says. int8: in 8 bits, with a "
+               "scale for every 64 inputs; products stay in f32 on a CPU and "
+               "in bf16 on CUDA."),
       MakeFlag(kGroup, "load-format", WEFT_ENGINE(load_format),
                "auto: safetensors or .bin files of --model. dummy: seeded "
                "random weights from its config.json alone."),
@@ -61,6 +73,11 @@ std::vector<Flag> ModelFlags() {
       MakeFlag(kGroup, "data-parallel-size", WEFT_ENGINE(data_parallel_size),
                "Groups of such processes, each with the whole model, that "
                "share the data of a training micro-batch, [1, 64]."),
+      MakeFlag(kGroup, "expert-parallel-size",
+               WEFT_ENGINE(expert_parallel_size),
+               "Groups among which the experts of a layer are dealt out, "
+               "[1, 64]. It divides --tensor-parallel-size: the processes of "
+               "a group split its experts' features."),
       MakeFlag(kGroup, "threads", WEFT_ENGINE(num_threads),
                "Compute threads of a process on the CPU, [0, 4096]. 0: its "
                "share of all cores."),
@@ -86,6 +103,12 @@ std::vector<Flag> AdapterFlags() {
                "is answered, and a start goes on where the last one ended. "
                "Empty: a restart forgets what is in no checkpoint.",
                "DIR"),
+      MakeFlag(kGroup, "recover-adapter", WEFT_ENGINE(recover_adapters),
+               "An adapter without which a start goes on if its part of "
+               "--state-dir is damaged; may be repeated. Its files stay in "
+               "set-aside of that folder. Adapters that are not damaged are "
+               "kept.",
+               "NAME,..."),
       MakeFlag(kGroup, "snapshot-log-bytes", WEFT_ENGINE(snapshot_log_bytes),
                "A snapshot is written and the log cut when the log has grown "
                "by so much since the last one.",
@@ -116,8 +139,11 @@ std::vector<Flag> AdapterFlags() {
                "BYTES"),
       MakeFlag(kGroup, "max-rank", WEFT_ENGINE(max_rank),
                "Largest LoRA rank, [1, 1024]."),
-      MakeFlag(kGroup, "max-import-bytes", WEFT_SERVER(max_import_bytes),
-               "Bytes that all imports under way may hold together.", "BYTES"),
+      MakeFlag(
+          kGroup, "max-import-bytes", WEFT_SERVER(max_import_bytes),
+          "Bytes that all imports and uploads of checkpoints under way may "
+          "hold together.",
+          "BYTES"),
   };
 }
 

@@ -19,6 +19,7 @@ struct Flag {
   std::string value_name;
   std::string help;
   bool is_bool = false;
+  bool is_list = false;    // Its value is a list, separated by commas.
   bool is_action = false;  // An action has no environment variable.
   std::string default_value;
   // Returns false if the text is not a value of this flag.
@@ -28,8 +29,9 @@ struct Flag {
   bool is_number = false;
 
   [[nodiscard]] std::string environment() const;
-  // Reads the text and remembers its source. If the text is not a value of the
-  // flag, adds that to `errors`, naming `source`.
+  // Reads the text and remembers its source. A list grows if the same source
+  // gives it again. If the text is not a value of the flag, adds that to
+  // `errors`, naming `source`.
   void Set(absl::string_view source, absl::string_view text, Settings* settings,
            std::vector<std::string>* errors) const;
 };

@@ -1,6 +1,7 @@
 #include "server/flag_values.h"
 
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
 
 namespace weft {
 
@@ -21,6 +22,18 @@ const EnumNames<GradientCheckpointing>& NamesOf(GradientCheckpointing /*tag*/) {
 const EnumNames<Dtype>& NamesOf(Dtype /*tag*/) {
   static const auto& names = *new EnumNames<Dtype>{
       {"auto", Dtype::kAuto}, {"f32", Dtype::kF32}, {"bf16", Dtype::kBf16}};
+  return names;
+}
+
+const EnumNames<CpuBf16>& NamesOf(CpuBf16 /*tag*/) {
+  static const auto& names =
+      *new EnumNames<CpuBf16>{{"auto", CpuBf16::kAuto}, {"off", CpuBf16::kOff}};
+  return names;
+}
+
+const EnumNames<BaseWeights>& NamesOf(BaseWeights /*tag*/) {
+  static const auto& names = *new EnumNames<BaseWeights>{
+      {"dtype", BaseWeights::kDtype}, {"int8", BaseWeights::kInt8}};
   return names;
 }
 
@@ -66,6 +79,11 @@ bool ReadFlagValue(absl::string_view text, double* out) {
 
 bool ReadFlagValue(absl::string_view text, bool* out) {
   return absl::SimpleAtob(text, out);
+}
+
+bool ReadFlagValue(absl::string_view text, std::vector<std::string>* out) {
+  *out = absl::StrSplit(text, ',', absl::SkipEmpty());
+  return true;
 }
 
 }  // namespace weft

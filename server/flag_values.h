@@ -24,6 +24,8 @@ using EnumNames = std::vector<std::pair<absl::string_view, Enum>>;
 [[nodiscard]] const EnumNames<GradientCheckpointing>& NamesOf(
     GradientCheckpointing tag);
 [[nodiscard]] const EnumNames<Dtype>& NamesOf(Dtype tag);
+[[nodiscard]] const EnumNames<CpuBf16>& NamesOf(CpuBf16 tag);
+[[nodiscard]] const EnumNames<BaseWeights>& NamesOf(BaseWeights tag);
 [[nodiscard]] const EnumNames<LoadFormat>& NamesOf(LoadFormat tag);
 [[nodiscard]] const EnumNames<LogStyle>& NamesOf(LogStyle tag);
 [[nodiscard]] const EnumNames<LogLevel>& NamesOf(LogLevel tag);
@@ -34,6 +36,8 @@ using EnumNames = std::vector<std::pair<absl::string_view, Enum>>;
 [[nodiscard]] bool ReadFlagValue(absl::string_view text, int64_t* out);
 [[nodiscard]] bool ReadFlagValue(absl::string_view text, double* out);
 [[nodiscard]] bool ReadFlagValue(absl::string_view text, bool* out);
+[[nodiscard]] bool ReadFlagValue(absl::string_view text,
+                                 std::vector<std::string>* out);
 template <typename Enum>
 requires std::is_enum_v<Enum>
 [[nodiscard]] bool ReadFlagValue(absl::string_view text, Enum* out) {
@@ -75,6 +79,8 @@ template <typename T>
     return "";
   } else if constexpr (std::is_same_v<T, bool>) {
     return value ? "true" : "false";
+  } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+    return absl::StrJoin(value, ",");
   } else {
     return absl::StrCat(value);
   }

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/call.h"
+#include "server/file_assembler.h"
 #include "server/request_validation.h"
 #include "server/response_conversion.h"
 #include "src/base/reason.h"
@@ -16,28 +17,38 @@ namespace {
 
 constexpr size_t kChunkBytes = 1 << 20;
 
-// Ownership: shared by gRPC (until OnDone) and the engine's callback.
-class ExportCall final
-    : public grpc::ServerWriteReactor<v1::ExportAdapterResponse> {
- public:
-  ExportCall(ServiceCore* core, grpc::CallbackServerContext* context)
-      : record_(core, context, Rpc::kExportAdapter) {}
+void Run(Engine& engine, ExportAdapterRequest request,
+         Callback<PeftFiles> done) {
+  engine.ExportAdapter(std::move(request), std::move(done));
+}
 
-  static ExportCall* Start(ServiceCore* core,
-                           grpc::CallbackServerContext* context,
-                           const v1::ExportAdapterRequest& request) {
-    const auto call = std::make_shared<ExportCall>(core, context);
+void Run(Engine& engine, std::pair<std::string, std::string> checkpoint,
+         Callback<PeftFiles> done) {
+  engine.DownloadCheckpoint(std::move(checkpoint.first),
+                            std::move(checkpoint.second), std::move(done));
+}
+
+// Ownership: shared by gRPC (until OnDone) and the engine's callback.
+template <typename Request, typename Response>
+class SendCall final : public grpc::ServerWriteReactor<Response> {
+ public:
+  SendCall(ServiceCore* core, grpc::CallbackServerContext* context, Rpc rpc)
+      : record_(core, context, rpc) {}
+
+  static SendCall* Start(ServiceCore* core,
+                         grpc::CallbackServerContext* context, Rpc rpc,
+                         const Request& request) {
+    const auto call = std::make_shared<SendCall>(core, context, rpc);
     call->self_ = call;
     call->record_.CountReceived();
-    const absl::Status refused = call->record_.Begin(
-        request, [&call](Engine& engine, ExportAdapterRequest plain) {
-          engine.ExportAdapter(std::move(plain),
-                               [call = call](absl::StatusOr<PeftFiles> files) {
-                                 if (!files.ok())
-                                   return call->End(files.status());
-                                 call->files_ = *std::move(files);
-                                 call->SendNext();
-                               });
+    const absl::Status refused =
+        call->record_.Begin(request, [&call](Engine& engine, auto plain) {
+          Run(engine, std::move(plain),
+              [call = call](absl::StatusOr<PeftFiles> files) {
+                if (!files.ok()) return call->End(files.status());
+                call->files_ = *std::move(files);
+                call->SendNext();
+              });
         });
     if (!refused.ok()) call->End(refused);
     return call.get();
@@ -57,10 +68,10 @@ class ExportCall final
       offset_ = 0;
     }
     record_.CountSent();
-    StartWrite(&message_);
+    this->StartWrite(&message_);
   }
 
-  void End(const absl::Status& status) { Finish(record_.Close(status)); }
+  void End(const absl::Status& status) { this->Finish(record_.Close(status)); }
 
   void OnWriteDone(bool ok) override {
     if (!ok) return End(absl::CancelledError("the client went away"));
@@ -68,35 +79,73 @@ class ExportCall final
   }
 
   void OnDone() override {
-    const std::shared_ptr<ExportCall> self = std::move(self_);
+    const std::shared_ptr<SendCall> self = std::move(self_);
   }
 
   CallRecord record_;
   PeftFiles files_;
   size_t file_ = 0;    // The next file to send.
   size_t offset_ = 0;  // The next byte to send of that file.
-  v1::ExportAdapterResponse message_;
-  std::shared_ptr<ExportCall> self_;
+  Response message_;
+  std::shared_ptr<SendCall> self_;
+};
+
+// What is particular to ImportAdapter and to UploadCheckpoint.
+struct ImportKind {
+  using Request = v1::ImportAdapterRequest;
+  using Response = v1::ImportAdapterResponse;
+  using Assembler = ImportAssembler;
+  using Result = AdapterInfo;
+  static constexpr Rpc kRpc = Rpc::kImportAdapter;
+
+  static void Run(Engine& engine, ImportAdapterRequest request,
+                  Callback<Result> done) {
+    engine.ImportAdapter(std::move(request), std::move(done));
+  }
+  static void Put(const Result& info, Response* response) {
+    ToProto(info, response->mutable_adapter());
+  }
+};
+
+struct UploadKind {
+  using Request = v1::UploadCheckpointRequest;
+  using Response = v1::UploadCheckpointResponse;
+  using Assembler = UploadAssembler;
+  using Result = CheckpointInfo;
+  static constexpr Rpc kRpc = Rpc::kUploadCheckpoint;
+
+  static void Run(Engine& engine, UploadCheckpointRequest request,
+                  Callback<Result> done) {
+    engine.UploadCheckpoint(std::move(request), std::move(done));
+  }
+  static void Put(const Result& info, Response* response) {
+    ToProto(info, response->mutable_checkpoint());
+  }
 };
 
 // Ownership: shared by gRPC (until OnDone) and the engine's callback.
-class ImportCall final
-    : public grpc::ServerReadReactor<v1::ImportAdapterRequest> {
+template <typename Kind>
+class ReceiveCall final
+    : public grpc::ServerReadReactor<typename Kind::Request> {
  public:
-  ImportCall(ServiceCore* core, grpc::CallbackServerContext* context,
-             v1::ImportAdapterResponse* response)
-      : record_(core, context, Rpc::kImportAdapter), response_(response) {}
-  ~ImportCall() override { record_.core()->import_bytes -= held_bytes_; }
+  using Request = typename Kind::Request;
+  using Response = typename Kind::Response;
 
-  static ImportCall* Start(ServiceCore* core,
-                           grpc::CallbackServerContext* context,
-                           v1::ImportAdapterResponse* response) {
-    const auto call = std::make_shared<ImportCall>(core, context, response);
+  ReceiveCall(ServiceCore* core, grpc::CallbackServerContext* context,
+              Response* response)
+      : record_(core, context, Kind::kRpc), response_(response) {}
+  ~ReceiveCall() override { record_.core()->import_bytes -= held_bytes_; }
+
+  static ReceiveCall* Start(ServiceCore* core,
+                            grpc::CallbackServerContext* context,
+                            Response* response) {
+    const auto call = std::make_shared<ReceiveCall>(core, context, response);
     call->self_ = call;
     const absl::StatusOr<Engine*> engine = call->record_.Admit();
     if (engine.ok()) {
       call->engine_ = *engine;
-      call->assembler_ = ImportAssembler(call->record_.caller()->sees_all());
+      call->assembler_ =
+          typename Kind::Assembler(call->record_.caller()->sees_all());
       call->StartRead(&call->message_);
     } else {
       call->End(engine.status());
@@ -111,10 +160,10 @@ class ImportCall final
     absl::Status status = Hold(message_.chunk().data().size());
     if (status.ok()) status = assembler_.Add(message_);
     if (!status.ok()) return End(status);
-    StartRead(&message_);
+    this->StartRead(&message_);
   }
 
-  // Counts bytes against the limit that all imports share.
+  // Counts bytes against the limit that all imports and uploads share.
   absl::Status Hold(size_t bytes) {
     ServiceCore* const core = record_.core();
     const auto count = static_cast<int64_t>(bytes);
@@ -124,7 +173,7 @@ class ImportCall final
     const int64_t most = core->options.max_import_bytes;
     return WithReason(
         absl::ResourceExhaustedError(
-            absl::StrCat("imports under way hold ", total,
+            absl::StrCat("imports and uploads under way hold ", total,
                          " bytes, must be at most --max-import-bytes ", most)),
         {.name = held_bytes_ > most ? "TOO_LARGE" : "IMPORTS_UNDER_WAY",
          .values = {{"limit", absl::StrCat(most)}}});
@@ -140,30 +189,30 @@ class ImportCall final
     if (!own.ok()) return End(own);
     record_.SetObject(*request);
     const TraceScope scope(record_.trace());
-    engine_->ImportAdapter(
-        *std::move(request), [call = self_](absl::StatusOr<AdapterInfo> info) {
-          if (info.ok()) {
-            call->record_.caller()->Reveal(&*info);
-            ToProto(*info, call->response_->mutable_adapter());
-            call->record_.CountSent();
-          }
-          call->End(info.status());
-        });
+    Kind::Run(*engine_, *std::move(request),
+              [call = self_](absl::StatusOr<typename Kind::Result> info) {
+                if (info.ok()) {
+                  call->record_.caller()->Reveal(&*info);
+                  Kind::Put(*info, call->response_);
+                  call->record_.CountSent();
+                }
+                call->End(info.status());
+              });
   }
 
-  void End(const absl::Status& status) { Finish(record_.Close(status)); }
+  void End(const absl::Status& status) { this->Finish(record_.Close(status)); }
 
   void OnDone() override {
-    const std::shared_ptr<ImportCall> self = std::move(self_);
+    const std::shared_ptr<ReceiveCall> self = std::move(self_);
   }
 
   CallRecord record_;
-  v1::ImportAdapterResponse* const response_;
+  Response* const response_;
   Engine* engine_ = nullptr;
-  v1::ImportAdapterRequest message_;
-  ImportAssembler assembler_;
+  Request message_;
+  typename Kind::Assembler assembler_;
   int64_t held_bytes_ = 0;
-  std::shared_ptr<ImportCall> self_;
+  std::shared_ptr<ReceiveCall> self_;
 };
 
 }  // namespace
@@ -171,13 +220,28 @@ class ImportCall final
 grpc::ServerWriteReactor<v1::ExportAdapterResponse>* StartExport(
     ServiceCore* core, grpc::CallbackServerContext* context,
     const v1::ExportAdapterRequest& request) {
-  return ExportCall::Start(core, context, request);
+  using Call = SendCall<v1::ExportAdapterRequest, v1::ExportAdapterResponse>;
+  return Call::Start(core, context, Rpc::kExportAdapter, request);
+}
+
+grpc::ServerWriteReactor<v1::DownloadCheckpointResponse>* StartDownload(
+    ServiceCore* core, grpc::CallbackServerContext* context,
+    const v1::DownloadCheckpointRequest& request) {
+  using Call =
+      SendCall<v1::DownloadCheckpointRequest, v1::DownloadCheckpointResponse>;
+  return Call::Start(core, context, Rpc::kDownloadCheckpoint, request);
 }
 
 grpc::ServerReadReactor<v1::ImportAdapterRequest>* StartImport(
     ServiceCore* core, grpc::CallbackServerContext* context,
     v1::ImportAdapterResponse* response) {
-  return ImportCall::Start(core, context, response);
+  return ReceiveCall<ImportKind>::Start(core, context, response);
+}
+
+grpc::ServerReadReactor<v1::UploadCheckpointRequest>* StartUpload(
+    ServiceCore* core, grpc::CallbackServerContext* context,
+    v1::UploadCheckpointResponse* response) {
+  return ReceiveCall<UploadKind>::Start(core, context, response);
 }
 
 }  // namespace weft

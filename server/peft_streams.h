@@ -1,5 +1,6 @@
-// The reactors behind AdapterService.ExportAdapter and ImportAdapter. A reactor
-// frees itself.
+// The reactors behind AdapterService's calls that move files: ExportAdapter and
+// DownloadCheckpoint, ImportAdapter and UploadCheckpoint. A reactor frees
+// itself.
 #ifndef WEFT_SERVER_PEFT_STREAMS_H_
 #define WEFT_SERVER_PEFT_STREAMS_H_
 
@@ -9,16 +10,23 @@
 
 namespace weft {
 
-// Sends the files in pieces of up to 1 MiB.
+// These send the files in pieces of up to 1 MiB.
 [[nodiscard]] grpc::ServerWriteReactor<v1::ExportAdapterResponse>* StartExport(
     ServiceCore* core, grpc::CallbackServerContext* context,
     const v1::ExportAdapterRequest& request);
+[[nodiscard]] grpc::ServerWriteReactor<v1::DownloadCheckpointResponse>*
+StartDownload(ServiceCore* core, grpc::CallbackServerContext* context,
+              const v1::DownloadCheckpointRequest& request);
 
-// Receives files until the client half-closes. Fails with RESOURCE_EXHAUSTED if
-// all open imports together hold more than ServerOptions::max_import_bytes.
+// These receive files until the client half-closes. They fail with
+// RESOURCE_EXHAUSTED if all open imports and uploads together hold more than
+// ServerOptions::max_import_bytes.
 [[nodiscard]] grpc::ServerReadReactor<v1::ImportAdapterRequest>* StartImport(
     ServiceCore* core, grpc::CallbackServerContext* context,
     v1::ImportAdapterResponse* response);
+[[nodiscard]] grpc::ServerReadReactor<v1::UploadCheckpointRequest>* StartUpload(
+    ServiceCore* core, grpc::CallbackServerContext* context,
+    v1::UploadCheckpointResponse* response);
 
 }  // namespace weft
 

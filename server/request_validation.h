@@ -96,6 +96,8 @@ struct RequestLimits {
 // Returns the adapter's id and the checkpoint's name.
 [[nodiscard]] absl::StatusOr<std::pair<std::string, std::string>> Validate(
     const v1::DeleteCheckpointRequest& request, const RequestLimits& limits);
+[[nodiscard]] absl::StatusOr<std::pair<std::string, std::string>> Validate(
+    const v1::DownloadCheckpointRequest& request, const RequestLimits& limits);
 
 [[nodiscard]] absl::StatusOr<PublishSnapshotRequest> Validate(
     const v1::PublishSnapshotRequest& request, const RequestLimits& limits);
@@ -106,34 +108,6 @@ struct RequestLimits {
 
 [[nodiscard]] absl::StatusOr<ProfileRequest> Validate(
     const v1::ProfileRequest& request, const RequestLimits& limits);
-
-// Joins the messages of an import into one request.
-class ImportAssembler {
- public:
-  // For `engine_names` see RequestLimits.
-  explicit ImportAssembler(bool engine_names = true)
-      : engine_names_(engine_names) {}
-
-  static constexpr size_t kMaxFiles = 16;
-  static constexpr size_t kMaxChunkBytes = 1 << 20;
-
-  // Returns INVALID_ARGUMENT if the order is wrong (options come first, the
-  // pieces of a file together), or if a name or a size is not valid.
-  [[nodiscard]] absl::Status Add(const v1::ImportAdapterRequest& message);
-
-  // Returns the request after the end of the stream. Leaves the assembler
-  // empty. Errors: INVALID_ARGUMENT if options or adapter_config.json are
-  // missing.
-  [[nodiscard]] absl::StatusOr<ImportAdapterRequest> Finish();
-
- private:
-  [[nodiscard]] absl::Status ReadOptions(const v1::ImportOptions& options);
-  [[nodiscard]] absl::Status AddChunk(const v1::FileChunk& chunk);
-
-  bool engine_names_;
-  bool has_options_ = false;
-  ImportAdapterRequest request_;
-};
 
 }  // namespace weft
 

@@ -140,6 +140,20 @@ void ToProto(const LoraConfig& config, v1::LoraConfig* out) {
   out->set_seed(config.seed);
 }
 
+v1::Durability ToProto(Durability durability) {
+  switch (durability) {
+    case Durability::kMemory:
+      return v1::DURABILITY_MEMORY;
+    case Durability::kCheckpoint:
+      return v1::DURABILITY_CHECKPOINT;
+    case Durability::kStep:
+      return v1::DURABILITY_STEP;
+    case Durability::kDefault:
+      break;
+  }
+  return v1::DURABILITY_UNSPECIFIED;
+}
+
 v1::AdapterLocation ToProto(AdapterLocation location) {
   switch (location) {
     case AdapterLocation::kDevice:
@@ -166,6 +180,7 @@ void ToProto(const AdapterInfo& info, v1::Adapter* out) {
   out->set_location(ToProto(info.location));
   out->set_epoch(info.epoch);
   out->set_durable_step(info.durable_step);
+  out->set_durability(ToProto(info.durability));
   out->set_last_used_at(UnixSecondsOf(info.last_used_at));
 }
 

@@ -31,6 +31,8 @@ constexpr RpcMethod kRpcMethods[] = {
     {"weft.v1.AdapterService", "LoadCheckpoint", "unary"},
     {"weft.v1.AdapterService", "ListCheckpoints", "unary"},
     {"weft.v1.AdapterService", "DeleteCheckpoint", "unary"},
+    {"weft.v1.AdapterService", "DownloadCheckpoint", "server_stream"},
+    {"weft.v1.AdapterService", "UploadCheckpoint", "client_stream"},
     {"weft.v1.AdapterService", "PublishSnapshot", "unary"},
     {"weft.v1.AdapterService", "ReleaseSnapshot", "unary"},
     {"weft.v1.AdapterService", "ExportAdapter", "server_stream"},

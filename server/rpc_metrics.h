@@ -29,6 +29,8 @@ enum class Rpc : uint8_t {
   kLoadCheckpoint,
   kListCheckpoints,
   kDeleteCheckpoint,
+  kDownloadCheckpoint,
+  kUploadCheckpoint,
   kPublishSnapshot,
   kReleaseSnapshot,
   kExportAdapter,

@@ -17,6 +17,9 @@ constexpr RpcPolicy kPolicies[] = {
     {"/weft.v1.AdapterService/LoadCheckpoint", false, Scope::kTrain},
     {"/weft.v1.AdapterService/ListCheckpoints", false, Scope::kRead},
     {"/weft.v1.AdapterService/DeleteCheckpoint", false, Scope::kTrain},
+    // As for an export, the weights leave the server.
+    {"/weft.v1.AdapterService/DownloadCheckpoint", false, Scope::kTrain},
+    {"/weft.v1.AdapterService/UploadCheckpoint", false, Scope::kTrain},
     {"/weft.v1.AdapterService/PublishSnapshot", false, Scope::kTrain},
     {"/weft.v1.AdapterService/ReleaseSnapshot", false, Scope::kTrain},
     // An export needs a higher scope than reading, because the weights leave

@@ -11,10 +11,11 @@
 extern "C" int WeftServe(const weft::Settings* settings,
                          const weft::World* world, weft::LocalRanks* others) {
   if (world->rank > 0) {
-    return weft::RunFollower(*settings, [&](const weft::EngineOptions& options,
-                                            const std::function<void()>& met) {
-      return weft::RunRemoteWorker(options, *world, met);
-    });
+    return weft::RunWorkerProcess(
+        *settings, [&](const weft::EngineOptions& options,
+                       const std::function<void()>& met) {
+          return weft::RunRemoteWorker(options, *world, met);
+        });
   }
   return weft::RunDaemon(
       *settings,

@@ -8,7 +8,7 @@
 #include "src/config/world.h"
 
 // Serves until a signal or, for ranks other than 0, computes until rank 0 ends.
-// Returns the exit status of the process (see RunDaemon and RunFollower).
+// Returns the exit status of the process (see RunDaemon and RunWorkerProcess).
 // `others` are the ranks that rank 0 started. Threads: the main thread, once.
 extern "C" int WeftServe(const weft::Settings* settings,
                          const weft::World* world, weft::LocalRanks* others);

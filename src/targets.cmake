@@ -46,11 +46,24 @@ if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
       CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 CCACHE_INODECACHE=1
       CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
       ${CCACHE_PROGRAM})
-  # nvcc preprocesses a source once for each architecture, so ccache identifies
-  # it by the files that it depends on.
-  set(CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_CXX_COMPILER_LAUNCHER})
-  list(INSERT CMAKE_CUDA_COMPILER_LAUNCHER 3 CCACHE_DEPEND=1)
+  # In this mode ccache identifies a result by the files that the compiler read.
+  # nvcc preprocesses a source once for each architecture. And where an old
+  # precompiled header lies, preprocessing its successor reads it in place of
+  # the headers that have changed, so that ccache would return the old one.
+  set(_by_dependencies ${CMAKE_CXX_COMPILER_LAUNCHER})
+  list(INSERT _by_dependencies 3 CCACHE_DEPEND=1)
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${_by_dependencies})
+  set(WEFT_PCH_COMPILER_LAUNCHER ${_by_dependencies})
 endif()
+
+# weft_precompile(OWNER HEADER): the library OWNER owns the precompiled header.
+function(weft_precompile owner header)
+  target_precompile_headers(${owner} PUBLIC ${header})
+  if(WEFT_PCH_COMPILER_LAUNCHER)
+    set_target_properties(${owner} PROPERTIES
+      CXX_COMPILER_LAUNCHER "${WEFT_PCH_COMPILER_LAUNCHER}")
+  endif()
+endfunction()
 
 # The flags of every target of Weft. Third-party headers are SYSTEM.
 add_library(weft_flags INTERFACE)

@@ -76,12 +76,27 @@ absl::StatusOr<v1::LoraConfig> ReadConfig(const Arguments& arguments) {
   return config;
 }
 
+absl::StatusOr<v1::Durability> ReadDurability(const Arguments& arguments) {
+  const std::string name = arguments.GetString("durability");
+  v1::Durability durability = v1::DURABILITY_UNSPECIFIED;
+  if (!name.empty() &&
+      !v1::Durability_Parse(
+          absl::StrCat("DURABILITY_", absl::AsciiStrToUpper(name)),
+          &durability)) {
+    return UsageError(absl::StrCat("--durability: '", name,
+                                   "' is neither memory, checkpoint nor step"));
+  }
+  return durability;
+}
+
 absl::Status Create(const Session& session) {
   const auto config = ReadConfig(session.arguments);
   if (!config.ok()) return config.status();
+  const auto durability = ReadDurability(session.arguments);
+  if (!durability.ok()) return durability.status();
   const std::string& id = session.arguments.word(0);
   const auto made = session.client.CreateAdapter(
-      id, *config, session.arguments.GetString("tenant"));
+      id, *config, session.arguments.GetString("tenant"), *durability);
   if (!made.ok()) return made.status();
   return Print(session, session.client.GetAdapter(id));
 }
@@ -116,6 +131,8 @@ std::vector<Command> AdapterCommands() {
       {"seed", "N", "seed of the initial weights", ""},
       {"target-modules", "NAMES",
        "q_proj,...,lm_head,embed_tokens; all projections", ""},
+      {"durability", "D", "what survives the server: memory, checkpoint, step",
+       ""},
       TenantFlag()};
   return {
       {"adapters list", "All adapters.", {}, {}, List},

@@ -122,6 +122,27 @@ absl::Status Delete(const Session& session) {
                                          session.arguments.word(1));
 }
 
+absl::Status Download(const Session& session) {
+  return session.client.DownloadCheckpoint(session.arguments.word(0),
+                                           session.arguments.word(1),
+                                           session.arguments.word(2));
+}
+
+absl::Status Upload(const Session& session) {
+  v1::UploadOptions options;
+  options.set_adapter_id(session.arguments.word(0));
+  options.set_name(session.arguments.word(1));
+  options.set_overwrite(session.arguments.Has("overwrite"));
+  options.set_tenant(session.arguments.GetString("tenant"));
+  auto uploaded =
+      session.client.UploadCheckpoint(options, session.arguments.word(2));
+  if (!uploaded.ok()) return uploaded.status();
+  v1::ListCheckpointsResponse one;
+  *one.add_checkpoints() = *std::move(uploaded);
+  PrintCheckpoints(session, one);
+  return absl::OkStatus();
+}
+
 absl::Status Publish(const Session& session) {
   v1::PublishSnapshotRequest request;
   request.set_adapter_id(session.arguments.word(0));
@@ -171,6 +192,16 @@ std::vector<Command> CheckpointCommands() {
        Load},
       list,
       {"checkpoints delete", "Delete a checkpoint.", pair, {}, Delete},
+      {"checkpoints download",
+       "Write a checkpoint's files to a local folder.",
+       {"ADAPTER", "NAME", "FOLDER"},
+       {},
+       Download},
+      {"checkpoints upload",
+       "Make a checkpoint from a downloaded folder.",
+       {"ADAPTER", "NAME", "FOLDER"},
+       {{"overwrite", "", "replace one of the same name", ""}, TenantFlag()},
+       Upload},
       {"snapshot publish",
        "Pin the current weights under a name.",
        pair,

@@ -124,7 +124,7 @@ absl::StatusOr<std::vector<weights::CopiedTensor>> HeadTensors(
     const auto source = checkpoint.Find(entry.name);
     if (!source.ok()) return source.status();
     const absl::Status stored =
-        model::CheckStored(entry.name, entry.shape, *source);
+        model::CheckStored(entry.name, {.shape = entry.shape}, *source);
     if (!stored.ok()) return stored;
     tensors.push_back({.name = entry.name, .source = *source});
   }

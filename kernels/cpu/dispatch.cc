@@ -1,5 +1,6 @@
 #include <initializer_list>
 
+#include "kernels/cpu/bf16_product.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/tables.h"
 
@@ -37,6 +38,16 @@ const KernelTable& Kernels() {
     return BaselineTable();
   }();
   return best;
+}
+
+const Bf16KernelTable* Bf16Kernels() {
+#if defined(__x86_64__)
+  static const bool has_instructions =
+      __builtin_cpu_supports("avx512bf16") && KernelsFor(Isa::kAvx512);
+  return has_instructions ? &Bf16Avx512Table() : nullptr;
+#else
+  return nullptr;
+#endif
 }
 
 }  // namespace weft::kernels::cpu

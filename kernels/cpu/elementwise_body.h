@@ -1,5 +1,4 @@
-// Bodies of rotary, SwiGLU, GEGLU, AdamW and exp; see kernels.h. Part of
-// table_*.cc.
+// Bodies of rotary, AdamW and exp; see kernels.h. Part of table_*.cc.
 #ifndef WEFT_KERNELS_CPU_ELEMENTWISE_BODY_H_
 #define WEFT_KERNELS_CPU_ELEMENTWISE_BODY_H_
 
@@ -26,73 +25,6 @@ void RotaryHead(float* x, const float* cos, const float* sin,
     const float a = first[i], b = second[i], s = sin[i] * sign;
     first[i] = a * cos[i] - b * s;
     second[i] = b * cos[i] + a * s;
-  }
-}
-
-// Both activations have the form x sigmoid(z(x)).
-struct Silu {  // z = x.
-  static WEFT_INLINE Vec Z(Vec x) { return x; }
-  static WEFT_INLINE Vec ZSlope(Vec /*x*/) { return Fill(1.0F); }
-};
-
-struct GeluTanh {  // z = 2 sqrt(2 / pi) (x + 0.044715 x^3).
-  static constexpr float kLinear = 1.595769121605731F;
-  static constexpr float kCubic = 0.071354816272600F;
-  static WEFT_INLINE Vec Z(Vec x) { return x * (kLinear + kCubic * (x * x)); }
-  static WEFT_INLINE Vec ZSlope(Vec x) {
-    return kLinear + 3.0F * kCubic * (x * x);
-  }
-};
-
-template <typename Activation>
-WEFT_INLINE Vec Gate(Vec x) {
-  return x * Sigmoid(Activation::Z(x));
-}
-
-template <typename Activation>
-void GatedRow(const float* gate, const float* up, int64_t features,
-              float* out) {
-  int64_t i = 0;
-  for (; i + kWidth <= features; i += kWidth) {
-    Store(out + i, Gate<Activation>(Load(gate + i)) * Load(up + i));
-  }
-  if (const int64_t rest = features - i; rest > 0) {
-    const Vec g = Gate<Activation>(LoadPart(gate + i, rest, 0));
-    StorePart(out + i, g * LoadPart(up + i, rest, 0), rest);
-  }
-}
-
-struct GatedGradient {
-  Vec gate;
-  Vec up;
-};
-
-template <typename Activation>
-WEFT_INLINE GatedGradient GatedSlope(Vec dout, Vec gate, Vec up) {
-  const Vec sigmoid = Sigmoid(Activation::Z(gate));
-  const Vec value = gate * sigmoid;
-  // The derivative of x s(z), where s is the sigmoid, is s + x s (1 - s) dz/dx.
-  const Vec slope =
-      sigmoid + value * (1.0F - sigmoid) * Activation::ZSlope(gate);
-  return {dout * up * slope, dout * value};
-}
-
-template <typename Activation>
-void GatedBackwardRow(const float* dout, int64_t features, float* gate,
-                      float* up) {
-  int64_t i = 0;
-  for (; i + kWidth <= features; i += kWidth) {
-    const GatedGradient d =
-        GatedSlope<Activation>(Load(dout + i), Load(gate + i), Load(up + i));
-    Store(gate + i, d.gate);
-    Store(up + i, d.up);
-  }
-  if (const int64_t rest = features - i; rest > 0) {
-    const GatedGradient d = GatedSlope<Activation>(LoadPart(dout + i, rest, 0),
-                                                   LoadPart(gate + i, rest, 0),
-                                                   LoadPart(up + i, rest, 0));
-    StorePart(gate + i, d.gate, rest);
-    StorePart(up + i, d.up, rest);
   }
 }
 

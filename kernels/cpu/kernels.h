@@ -10,7 +10,10 @@
 
 #include <cstdint>
 
+#include "kernels/cpu/int8_rows.h"
 #include "kernels/cpu/paged_attention.h"
+#include "kernels/cpu/panel_product.h"
+#include "kernels/cpu/row_arguments.h"
 #include "kernels/cpu/skinny_product.h"
 
 namespace weft::kernels::cpu {
@@ -19,43 +22,6 @@ enum class Isa { kBaseline, kAvx2, kAvx512 };
 
 // The longest vocabulary that `vocab_row` takes.
 inline constexpr int64_t kMaxVocab = int64_t{1} << 22;
-
-// The options for one row of logits, with z = softcap(x) / temperature.
-struct VocabRowOptions {
-  float softcap = 0;           // 0: none; else softcap * tanh(x / softcap).
-  float temperature = 1;       // > 0.
-  bool write_softmax = false;  // The row becomes softmax(z) * softcap'(x).
-};
-
-// The keys of one query among a row of scores: those in [begin, end). The
-// query may not see the others of the row's `size` keys. The row has room for
-// `size` rounded up to kSoftmaxPadding.
-inline constexpr int64_t kSoftmaxPadding = 16;
-struct SoftmaxKeys {
-  int64_t begin = 0;
-  int64_t end = 0;
-  int64_t size = 0;
-};
-
-// The softmax of one query over the keys so far: their largest score, and the
-// sum of e^(score - max).
-struct SoftmaxState {
-  float max = -__builtin_inff();
-  float sum = 0;
-};
-
-// The constants of one AdamW update, which the caller computes.
-struct AdamWScalars {
-  float gradient_scale = 1;  // The factor of clipping.
-  float beta1 = 0;
-  float one_minus_beta1 = 1;
-  float beta2 = 0;
-  float one_minus_beta2 = 1;
-  float weight_scale = 1;        // 1 - lr * decay.
-  float step_size = 0;           // lr / (1 - beta1^t).
-  float inverse_sqrt_bias2 = 1;  // 1 / sqrt(1 - beta2^t).
-  float eps = 0;
-};
 
 struct KernelTable {
   Isa isa;
@@ -84,6 +50,12 @@ struct KernelTable {
                     float* out);
   void (*geglu_backward_row)(const float* dout, int64_t features, float* gate,
                              float* up);
+  // Computes out [F] = g sigmoid(1.702 g) (clamp(up, -7, 7) + 1), where g =
+  // min(gate, 7).
+  void (*clamped_swiglu_row)(const float* gate, const float* up,
+                             int64_t features, float* out);
+  void (*clamped_swiglu_backward_row)(const float* dout, int64_t features,
+                                      float* gate, float* up);
   // Scores one row of logits [V], V <= kMaxVocab: logprobs[i] = z[targets[i]] -
   // logsumexp(z), and the entropy in nats if `entropy` is not null. Computes
   // each exponential once, even when it writes the softmax. Logits of -inf have
@@ -117,18 +89,32 @@ struct KernelTable {
                          int64_t num_rows, int64_t head_features, float* out,
                          float* lse);
   // Computes y = x W^T + bias for few rows of x and the item's range of
-  // outputs. The weight W [O, I] is f32 or bf16. The bits of bf16 are widened
-  // in registers, and sums are f32. Every weight row is read from memory once
-  // for all rows of x. y does not overlap other operands. The bits of an
-  // element of y do not depend on other rows or on the range. A NaN stays in
-  // its row of x or its output.
+  // outputs. The weight W [O, I] is f32, bf16 or in 8 bits (int8_rows.h). It
+  // is widened in registers, and sums are f32. Memory is read once for all rows
+  // of x. y does not overlap other operands. The bits of an element of y do not
+  // depend on other rows or on the range. A NaN stays in its row of x or its
+  // output.
   void (*skinny_product_f32)(const SkinnyProduct& item, const float* weight);
   void (*skinny_product_bf16)(const SkinnyProduct& item,
                               const uint16_t* weight);
-  // Computes y = x W for few rows of x and the item's range of columns of an
-  // f32 W [I, O]. y does not overlap other operands. The bits of an element of
-  // y do not depend on other rows or on the range.
+  void (*skinny_product_int8)(const SkinnyProduct& item, const int8_t* weight);
+  // Writes x [inputs] in 8 bits to `row`. Returns whether all x are finite.
+  bool (*quantize_row)(const float* x, int64_t inputs, int8_t* row);
+  // Writes the weights [begin, end) of a row in 8 bits to `out`, exactly.
+  void (*widen_int8_row)(const int8_t* row, int64_t inputs, int64_t begin,
+                         int64_t end, float* out);
+  // Computes y = x W with an f32 W [I, O]. Overlap and bits are as above.
   void (*row_product)(const RowProduct& item);
+  // Computes out = scale left right, or adds that to out, for f32 matrices of
+  // which one side is small, such as a LoRA rank. `out` does not overlap other
+  // operands. The bits of an element of `out` do not depend on other rows or
+  // columns, nor on whether the right matrix is in panels. A NaN stays in its
+  // row of the left matrix or its column of the right one.
+  void (*panel_product)(const PanelProduct& item);
+  // Copies a matrix to panels, which panel_product of the same table reads.
+  void (*copy_panels)(const PanelCopy& copy);
+  // Adds the sum of matrices to another one. The parts are summed in order.
+  void (*add_parts)(const PartSum& sum);
   // Makes one pass over [N]: updates the moments in place. weights_out may be
   // weights.
   void (*adamw)(const AdamWScalars& scalars, int64_t count,

@@ -88,6 +88,23 @@ std::vector<double> SkinnyProduct(const std::vector<float>& x,
   return y;
 }
 
+std::vector<double> Product(const std::vector<float>& left,
+                            const std::vector<float>& right, size_t num_rows,
+                            size_t num_columns) {
+  const size_t terms = left.size() / num_rows;
+  std::vector<double> result(num_rows * num_columns);
+  for (size_t m = 0; m < num_rows; ++m) {
+    for (size_t k = 0; k < terms; ++k) {
+      for (size_t n = 0; n < num_columns; ++n) {
+        result[m * num_columns + n] +=
+            static_cast<double>(left[m * terms + k]) *
+            right[k * num_columns + n];
+      }
+    }
+  }
+  return result;
+}
+
 GatedGradient SwiGluBackwardRow(const std::vector<float>& dout,
                                 const std::vector<float>& gate,
                                 const std::vector<float>& up) {
@@ -126,6 +143,33 @@ GatedGradient GeGluBackwardRow(const std::vector<float>& dout,
     d.gate[i] =
         static_cast<double>(dout[i]) * up[i] * 0.5 * (1 + tanh + x * dtanh);
     d.up[i] = dout[i] * 0.5 * x * (1 + tanh);
+  }
+  return d;
+}
+
+std::vector<double> ClampedSwiGluRow(const std::vector<float>& gate,
+                                     const std::vector<float>& up) {
+  std::vector<double> out(gate.size());
+  for (size_t i = 0; i < gate.size(); ++i) {
+    const double x = std::min<double>(gate[i], 7);
+    out[i] = x * Sigmoid(1.702 * x) * (std::clamp<double>(up[i], -7, 7) + 1);
+  }
+  return out;
+}
+
+GatedGradient ClampedSwiGluBackwardRow(const std::vector<float>& dout,
+                                       const std::vector<float>& gate,
+                                       const std::vector<float>& up) {
+  GatedGradient d{std::vector<double>(gate.size()),
+                  std::vector<double>(gate.size())};
+  for (size_t i = 0; i < gate.size(); ++i) {
+    const double x = std::min<double>(gate[i], 7);
+    const double s = Sigmoid(1.702 * x);
+    if (gate[i] <= 7) {
+      d.gate[i] = dout[i] * (std::clamp<double>(up[i], -7, 7) + 1) * s *
+                  (1 + 1.702 * x * (1 - s));
+    }
+    if (std::abs(up[i]) <= 7) d.up[i] = dout[i] * x * s;
   }
   return d;
 }

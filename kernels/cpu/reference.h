@@ -34,6 +34,11 @@ namespace weft::kernels::cpu::reference {
     const std::vector<float>& x, const std::vector<float>& weight,
     const std::vector<float>& bias, size_t num_rows, size_t num_outputs);
 
+// Returns the product [M, N] of left [M, K] and right [K, N].
+[[nodiscard]] std::vector<double> Product(const std::vector<float>& left,
+                                          const std::vector<float>& right,
+                                          size_t num_rows, size_t num_columns);
+
 struct GatedGradient {
   std::vector<double> gate;
   std::vector<double> up;
@@ -47,6 +52,12 @@ struct GatedGradient {
 [[nodiscard]] GatedGradient GeGluBackwardRow(const std::vector<float>& dout,
                                              const std::vector<float>& gate,
                                              const std::vector<float>& up);
+
+[[nodiscard]] std::vector<double> ClampedSwiGluRow(
+    const std::vector<float>& gate, const std::vector<float>& up);
+[[nodiscard]] GatedGradient ClampedSwiGluBackwardRow(
+    const std::vector<float>& dout, const std::vector<float>& gate,
+    const std::vector<float>& up);
 
 struct VocabRow {
   std::vector<double> logprobs;  // One for every token of the vocabulary.

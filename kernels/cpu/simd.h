@@ -23,6 +23,13 @@
 #define WEFT_INDEPENDENT_ITERATIONS _Pragma("GCC ivdep")
 #endif
 
+// Goes before a loop over registers, which must become straight code.
+#ifdef __clang__
+#define WEFT_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define WEFT_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
@@ -41,7 +48,23 @@ inline constexpr int64_t kStride = kWidth * kUnroll;
 typedef float Vec __attribute__((vector_size(kWidth * 4)));
 typedef int32_t IntVec __attribute__((vector_size(kWidth * 4)));
 
-WEFT_INLINE Vec Fill(float x) { return Vec{} + x; }
+// x - 0 is x for every x. 0 + x is not, so the compiler would compute it.
+WEFT_INLINE Vec Fill(float x) { return x - Vec{}; }
+
+// Returns a b + c, with one rounding if the instruction set has fused
+// operations. Whether the compiler fuses a * b + c by itself depends on the
+// surrounding code.
+WEFT_INLINE Vec MultiplyAdd(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+  constexpr int16_t kAllLanes = -1;
+  constexpr int kCurrentRounding = 4;
+  return __builtin_ia32_vfmaddps512_mask(a, b, c, kAllLanes, kCurrentRounding);
+#elif defined(__FMA__)
+  return __builtin_ia32_vfmaddps256(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
 
 WEFT_INLINE Vec Load(const float* p) {
   Vec v;

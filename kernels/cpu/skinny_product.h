@@ -12,9 +12,9 @@ namespace weft::kernels::cpu {
 struct SkinnyProduct {
   const float* x_BI = nullptr;
   int64_t x_stride = 0;
-  int64_t num_rows = 1;    // B >= 1.
-  int64_t num_inputs = 0;  // I.
-  int64_t weight_stride = 0;
+  int64_t num_rows = 1;           // B >= 1.
+  int64_t num_inputs = 0;         // I.
+  int64_t weight_stride = 0;      // In bytes for weights in 8 bits.
   const float* bias_O = nullptr;  // Null if there is no bias.
   float scale = 1;                // A factor of the product without bias.
   bool adds = false;              // If true, adds to y; otherwise overwrites

@@ -6,6 +6,7 @@
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/skinny_tile.h"
+#include "kernels/cpu/skinny_weights.h"
 
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
@@ -52,8 +53,6 @@ WEFT_INLINE void RunTiles(const SkinnyProduct& p, const Weight* weight,
 template <typename Weight>
 WEFT_INLINE Vec SumRow(const SkinnyProduct& p, const float* x,
                        const Weight* weight) {
-  // Prefetches this far ahead, to hide the latency of memory.
-  constexpr int64_t kAheadBytes = 4096;
   Vec sum{};
   for (int64_t i = 0; i + kWidth <= p.num_inputs; i += kWidth) {
     __builtin_prefetch((const char*)(weight + i) + kAheadBytes);
@@ -71,6 +70,13 @@ WEFT_INLINE void RunOneRow(const SkinnyProduct& p, const Weight* weight,
   for (int64_t o = 0; o < kSkinnyOutputs; ++o) {
     sums[o] = SumRow(p, p.x_BI, weight + o * p.weight_stride);
   }
+  WriteOutputs(p, weight, 0, output, sums);
+}
+
+WEFT_INLINE void RunOneRow(const SkinnyProduct& p, const int8_t* weight,
+                           int64_t output) {
+  Vec sums[kSkinnyOutputs] = {};
+  SumOneRow(p, p.x_BI, weight, sums);
   WriteOutputs(p, weight, 0, output, sums);
 }
 

@@ -9,7 +9,9 @@
 #define WEFT_KERNELS_CPU_SKINNY_TILE_H_
 
 #include "kernels/cpu/simd.h"
+#include "kernels/cpu/skinny_int8.h"
 #include "kernels/cpu/skinny_product.h"
+#include "kernels/cpu/skinny_weights.h"
 
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
@@ -18,24 +20,6 @@ namespace {
 // the registers: 32, or 16 before AVX-512.
 inline constexpr int64_t kTileRows = kWidth == 16 ? 6 : 2;
 
-typedef uint16_t HalfVec __attribute__((vector_size(kWidth * 2)));
-typedef uint32_t BitsVec __attribute__((vector_size(kWidth * 4)));
-
-WEFT_INLINE Vec LoadWeights(const float* p) { return Load(p); }
-
-// bf16 is the upper half of an f32.
-WEFT_INLINE Vec LoadWeights(const uint16_t* p) {
-  HalfVec half;
-  __builtin_memcpy(&half, p, sizeof(half));
-  return (Vec)(__builtin_convertvector(half, BitsVec) << 16);
-}
-
-WEFT_INLINE float LoadWeight(const float* p) { return *p; }
-
-WEFT_INLINE float LoadWeight(const uint16_t* p) {
-  return __builtin_bit_cast(float, uint32_t{*p} << 16);
-}
-
 // Adds the products from input `begin` on, one by one. It uses explicit fused
 // operations, because whether the compiler fuses depends on the surrounding
 // code.
@@ -43,26 +27,10 @@ template <typename Weight>
 WEFT_INLINE float AddRest(const SkinnyProduct& p, const float* x,
                           const Weight* weight, int64_t begin, float sum) {
   for (int64_t i = begin; i < p.num_inputs; ++i) {
-    sum = __builtin_fmaf(x[i], LoadWeight(weight + i), sum);
+    sum = __builtin_fmaf(x[i], WeightAt(p, weight, i), sum);
   }
   return sum;
 }
-
-// Prefetches the next memory line by line, in the order of addresses, so that
-// the hardware prefetcher follows. By itself the hardware does not follow four
-// parallel rows (Zen 4, one core: 13 of 30 GB/s). The lines go to the
-// second-level cache, because x fills the first.
-struct Fetch {
-  static constexpr int64_t kLineBytes = 64;
-  const char* at;
-  const char* end;
-  int64_t step_bytes;  // Bytes that one Step prefetches.
-
-  WEFT_INLINE void Step() {
-    const char* stop = end - at < step_bytes ? end : at + step_bytes;
-    for (; at < stop; at += kLineBytes) __builtin_prefetch(at, 0, 2);
-  }
-};
 
 // Adds the products of kRows rows of x with kSkinnyOutputs rows of the weight.
 template <typename Weight, int64_t kRows>

@@ -4,8 +4,12 @@
 
 #include "kernels/cpu/attention_rows_body.h"
 #include "kernels/cpu/elementwise_body.h"
+#include "kernels/cpu/gated_body.h"
+#include "kernels/cpu/int8_rows_body.h"
 #include "kernels/cpu/lse_merge_body.h"
 #include "kernels/cpu/paged_attention_body.h"
+#include "kernels/cpu/panel_copy_body.h"
+#include "kernels/cpu/panel_product_body.h"
 #include "kernels/cpu/rms_norm_body.h"
 #include "kernels/cpu/row_product_body.h"
 #include "kernels/cpu/skinny_product_body.h"
@@ -25,6 +29,8 @@ constexpr KernelTable MakeTable(Isa isa, const char* name) {
           .swiglu_backward_row = GatedBackwardRow<Silu>,
           .geglu_row = GatedRow<GeluTanh>,
           .geglu_backward_row = GatedBackwardRow<GeluTanh>,
+          .clamped_swiglu_row = GatedRow<ClampedSilu>,
+          .clamped_swiglu_backward_row = GatedBackwardRow<ClampedSilu>,
           .vocab_row = VocabRow,
           .paged_attention = PagedAttention,
           .softmax_step_row = SoftmaxStepRow,
@@ -32,7 +38,13 @@ constexpr KernelTable MakeTable(Isa isa, const char* name) {
           .lse_merge_rows = LseMergeRows,
           .skinny_product_f32 = RunSkinnyProduct<float>,
           .skinny_product_bf16 = RunSkinnyProduct<uint16_t>,
+          .skinny_product_int8 = RunSkinnyProduct<int8_t>,
+          .quantize_row = QuantizeRow,
+          .widen_int8_row = WidenInt8Row,
           .row_product = RunRowProduct,
+          .panel_product = RunPanelProduct,
+          .copy_panels = CopyPanels,
+          .add_parts = AddParts,
           .adamw = AdamW,
           .sum_of_squares = SumOfSquares,
           .exp = ExpAll};

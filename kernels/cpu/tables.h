@@ -3,6 +3,7 @@
 #ifndef WEFT_KERNELS_CPU_TABLES_H_
 #define WEFT_KERNELS_CPU_TABLES_H_
 
+#include "kernels/cpu/bf16_product.h"
 #include "kernels/cpu/kernels.h"
 
 namespace weft::kernels::cpu {
@@ -10,6 +11,7 @@ namespace weft::kernels::cpu {
 [[nodiscard]] const KernelTable& BaselineTable();
 [[nodiscard]] const KernelTable& Avx2Table();
 [[nodiscard]] const KernelTable& Avx512Table();
+[[nodiscard]] const Bf16KernelTable& Bf16Avx512Table();
 
 }  // namespace weft::kernels::cpu
 

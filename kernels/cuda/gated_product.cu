@@ -8,10 +8,13 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 
-// Both activations have the form x sigmoid(z(x)). SiLU has z = x; GELU's tanh
-// form has z = 2 sqrt(2 / pi) (x + 0.044715 x^3).
+// The activations have the form x sigmoid(z(x)). SiLU has z = x; GELU's tanh
+// form has z = 2 sqrt(2 / pi) (x + 0.044715 x^3). The clamped SiLU has z =
+// 1.702 x with x = min(gate, 7), and its `up` is clamp(up, -7, 7) + 1.
 constexpr float kGeluScale = 1.5957691216057308F;
 constexpr float kGeluCubic = 0.044715F;
+constexpr float kClampedSlope = 1.702F;
+constexpr float kClampedLimit = 7.0F;
 
 struct Gate {
   float value;
@@ -27,9 +30,25 @@ __device__ Gate Activate(float x) {
     z = kGeluScale * x * (1 + square);
     dz = kGeluScale * (1 + 3 * square);
   }
+  bool is_clamped = false;
+  if constexpr (kActivation == GateActivation::kClampedSilu) {
+    is_clamped = x > kClampedLimit;
+    x = is_clamped ? kClampedLimit : x;  // Unlike fminf, keeps NaN.
+    z = kClampedSlope * x;
+    dz = kClampedSlope;
+  }
   const float sigmoid = 1 / (1 + expf(-z));
   const float value = x * sigmoid;
-  return {value, sigmoid + value * (1 - sigmoid) * dz};
+  return {value, is_clamped ? 0.0F : sigmoid + value * (1 - sigmoid) * dz};
+}
+
+// Returns the factor that `up` becomes, and its derivative.
+template <GateActivation kActivation>
+__device__ Gate Factor(float up) {
+  if constexpr (kActivation != GateActivation::kClampedSilu) return {up, 1};
+  if (up > kClampedLimit) return {kClampedLimit + 1, 0};
+  if (up < -kClampedLimit) return {1 - kClampedLimit, 0};
+  return {up + 1, 1};
 }
 
 // Returns the first of the thread's kN features.
@@ -49,7 +68,8 @@ __global__ void __launch_bounds__(kThreads)
   const auto up = LoadPack<kN>(from + features);
 #pragma unroll
   for (int k = 0; k < kN; ++k) {
-    gate.Set(k, Activate<kActivation>(gate[k]).value * up[k]);
+    gate.Set(k, Activate<kActivation>(gate[k]).value *
+                    Factor<kActivation>(up[k]).value);
   }
   StorePack(gate, out_TF + row * features + i);
 }
@@ -68,9 +88,10 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int k = 0; k < kN; ++k) {
     const Gate activated = Activate<kActivation>(gate[k]);
+    const Gate factor = Factor<kActivation>(up[k]);
     const float d = dout[k];
-    gate.Set(k, d * up[k] * activated.slope);
-    up.Set(k, d * activated.value);
+    gate.Set(k, d * factor.value * activated.slope);
+    up.Set(k, d * activated.value * factor.slope);
   }
   StorePack(gate, at);
   StorePack(up, at + features);
@@ -84,12 +105,20 @@ cudaError_t WithKernel(DType dtype, GateActivation activation, int64_t features,
   using Silu = std::integral_constant<GateActivation, GateActivation::kSilu>;
   using Gelu =
       std::integral_constant<GateActivation, GateActivation::kGeluTanh>;
+  using Clamped =
+      std::integral_constant<GateActivation, GateActivation::kClampedSilu>;
   return WithType(dtype, [&]<typename T>(const T* type) {
     const bool is_wide =
         IsWide<T>(gate_up, features) && IsWide<T>(narrow, features);
     return WithWidth<T>(is_wide, [&](auto width) {
-      return activation == GateActivation::kSilu ? run(type, width, Silu())
-                                                 : run(type, width, Gelu());
+      switch (activation) {
+        case GateActivation::kSilu:
+          return run(type, width, Silu());
+        case GateActivation::kGeluTanh:
+          return run(type, width, Gelu());
+        default:
+          return run(type, width, Clamped());
+      }
     });
   });
 }

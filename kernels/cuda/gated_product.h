@@ -1,4 +1,5 @@
-// The gated unit of a feed-forward layer: out = activation(gate) * up.
+// The gated unit of a feed-forward layer: out = activation(gate) * up, where
+// kClampedSilu also changes `up`.
 // Legend: T rows, F features.
 #ifndef WEFT_KERNELS_CUDA_GATED_PRODUCT_H_
 #define WEFT_KERNELS_CUDA_GATED_PRODUCT_H_
@@ -11,19 +12,20 @@
 
 namespace weft::kernels::cuda {
 
-enum class GateActivation { kSilu, kGeluTanh };
+// See src/ops/activation.h.
+enum class GateActivation { kSilu, kGeluTanh, kClampedSilu };
 
 // Shapes:  gate_up [T, 2F], with the gate in the first F columns; out [T, F];
 //          both contiguous and of `dtype`, computed in f32.
 // Threads: any; the work is queued on `stream`, and nothing waits for it.
-// Source:  reference::SwiGluRow, GeGluRow.
+// Source:  reference::SwiGluRow, GeGluRow, ClampedSwiGluRow.
 [[nodiscard]] cudaError_t GatedProduct(DType dtype, GateActivation activation,
                                        int64_t num_rows, int64_t features,
                                        const void* gate_up_T2F, void* out_TF,
                                        cudaStream_t stream);
 
 // Replaces gate_up by its gradient: afterwards it holds dgate | dup. Source:
-// reference::SwiGluBackwardRow, GeGluBackwardRow.
+// reference::SwiGluBackwardRow, GeGluBackwardRow, ClampedSwiGluBackwardRow.
 [[nodiscard]] cudaError_t GatedProductBackward(
     DType dtype, GateActivation activation, int64_t num_rows, int64_t features,
     const void* dout_TF, void* gate_up_T2F, cudaStream_t stream);

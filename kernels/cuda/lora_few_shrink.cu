@@ -6,8 +6,9 @@ namespace {
 
 constexpr int kShrinkWarps = 8;
 constexpr unsigned kShrinkThreads = kShrinkWarps * kWarp;
-// The number of a warp's products whose operands are loaded at once. This is a
-// whole part, or one product if the loads are of single elements.
+// A warp loads the operands of so many products before it computes any of them;
+// they are its share of a part. If it loads single elements, it takes one
+// product after the other.
 constexpr int kShrinkSteps = 4;
 // Blocks per multiprocessor. Without this number the compiler saves registers
 // unnecessarily and moves loads after the products.

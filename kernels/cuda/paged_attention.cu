@@ -117,6 +117,16 @@ __device__ void ForFeatures(const PagedAttentionBatch& batch,
   }
 }
 
+// Returns what the sink of a row's head adds to a sum of weights relative to
+// 2^top; 0 without sinks.
+__device__ float SinkWeight(const PagedAttentionBatch& batch, int64_t row,
+                            float top) {
+  if (batch.sinks_H == nullptr) return 0;
+  const auto head =
+      static_cast<unsigned>(row) % static_cast<unsigned>(batch.num_heads);
+  return exp2f(batch.sinks_H[head] * kLog2E - top);
+}
+
 // Writes the warps' sums to the output or, if there are several splits, to the
 // workspace. Each warp takes one head.
 template <typename T, int kChunks>
@@ -136,13 +146,15 @@ __device__ void StoreBlock(const PagedAttentionBatch& batch,
     }
     const int64_t row = work.row + head;
     T* out = static_cast<T*>(batch.out_BHC) + row * batch.head_features;
+    const float sum =
+        work.num_splits == 1 ? total + SinkWeight(batch, row, top) : total;
     ForFeatures<kChunks>(batch, [&](int /*i*/, int c) {
       float value = 0;
 #pragma unroll
       for (int w = 0; w < kNumWarps; ++w) {
         value += memory.sums[w][head][c] * shrink[w];
       }
-      const float mean = work.begin < work.end ? value / total : 0.0F;
+      const float mean = work.begin < work.end ? value / sum : 0.0F;
       if (work.num_splits == 1) {
         Store(mean, out + c);
       } else {
@@ -190,7 +202,7 @@ __device__ void MergeSplits(const PagedAttentionBatch& batch,
       weights[split] = exp2f(weights[split] - max);
       total += weights[split];
     }
-    total = WarpReduce(total, Add());
+    total = WarpReduce(total, Add()) + SinkWeight(batch, row, max);
     __syncwarp();
     float sums[kChunks * kFeatureChunk / kWarp] = {};
     const float* mean = SplitMean(batch, 0, row);

@@ -42,7 +42,9 @@ struct PagedAttentionBatch {
   const int32_t* lengths_B = nullptr;  // Number of tokens of each sequence.
   int64_t window = 0;                  // Number of last tokens to see; 0: all.
   float scale = 1;
-  float softcap = 0;        // If > 0, x becomes softcap * tanh(x / softcap).
+  float softcap = 0;  // If > 0, x becomes softcap * tanh(x / softcap).
+  // Logits [H] without a value in the softmax of each head; null: none.
+  const float* sinks_H = nullptr;
   void* out_BHC = nullptr;  // Contiguous.
   AttentionSplits splits;
   float* workspace = nullptr;  // PagedAttentionWorkspace floats.
@@ -59,9 +61,9 @@ struct PagedAttentionBatch {
 
 // Computes out[b] = softmax(softcap(scale * q[b] . k)) v over the first
 // lengths[b] tokens of the sequence with pages page_table[b], or over the last
-// `window` of them. Writes zeros for a length of 0. Table entries and page
-// slots of other tokens are not read. Keys and values are read once for up to 8
-// query heads that share them.
+// `window` of them. A sink adds to the softmax's sum alone. Writes zeros for a
+// length of 0. Table entries and page slots of other tokens are not read. Keys
+// and values are read once for up to 8 query heads that share them.
 //
 // The work is one launch, which may be replayed: `batch` sets its blocks, and
 // each block reads the present lengths. The splits of a sequence merge in

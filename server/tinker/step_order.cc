@@ -171,8 +171,8 @@ void RunLoad(Front& front, const std::string& id, int64_t seq,
               [&front, id, seq, step] { RunLoad(front, id, seq, step); });
 }
 
-// Puts the begin of the load on disk before the load starts. So no step from
-// before the load can run again after it.
+// Writes to disk that the load begins, before it starts. So no step from before
+// the load can run again after it.
 void BeginLoad(Front& front, Model& model, int64_t seq, ArrivedStep step) {
   model.line.loading = seq;
   model.begun_load = seq;

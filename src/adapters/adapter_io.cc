@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -45,8 +46,10 @@ absl::StatusOr<lora::AdapterState> ReadState(const DurableFolder& folder,
                                              bool weights_only) {
   WEFT_ASSIGN_OR_RETURN(lora::PeftAdapter peft,
                         lora::ReadPeft(folder.files, shape));
-  peft.config.seed = info.config.seed;
-  if (peft.config != info.config) {
+  // Different configs may describe the same factors, as the rank of experts may
+  // be the usual one or the exception.
+  if (lora::AdapterLayout(shape, peft.config).factors() !=
+      lora::AdapterLayout(shape, info.config).factors()) {
     return absl::DataLossError(
         absl::StrCat("checkpoint '", info.name,
                      "': adapter_config.json and manifest differ"));
@@ -71,6 +74,26 @@ absl::StatusOr<lora::AdapterState> ReadState(const DurableFolder& folder,
   return state;
 }
 
+// Returns the error of a client's files. Damage in them is the client's.
+absl::Status AsArgument(const absl::Status& status) {
+  if (!absl::IsDataLoss(status)) return status;
+  return absl::InvalidArgumentError(absl::StrCat("chunk: ", status.message()));
+}
+
+// Refuses files that a checkpoint of this kind does not have.
+absl::Status CheckFileNames(const DurableFolder& folder, CheckpointKind kind) {
+  std::set<std::string> known = {"adapter_config.json",
+                                 "adapter_model.safetensors", kStateFile};
+  if (kind == CheckpointKind::kTrain) known.insert(kOptimizerFile);
+  for (const auto& [name, contents] : folder.files) {
+    if (known.contains(name)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("chunk.name: a checkpoint of kind ",
+                     CheckpointKindName(kind), " has no file ", name));
+  }
+  return absl::OkStatus();
+}
+
 // Returns the files with the tensors.
 PeftFiles TensorFiles(const AdapterCopy& adapter, CheckpointKind kind,
                       const lora::BaseModel& base) {
@@ -91,8 +114,6 @@ PeftFiles TensorFiles(const AdapterCopy& adapter, CheckpointKind kind,
 
 absl::StatusOr<CheckpointInfo> AdapterIo::Save(
     const SaveCheckpointRequest& request, const AdapterCopy& adapter) {
-  DurableFolder folder;
-  folder.files = TensorFiles(adapter, request.kind, base_);
   CheckpointInfo info{.adapter_id = request.adapter_id,
                       .name = request.name,
                       .last_step = adapter.last_step,
@@ -108,29 +129,90 @@ absl::StatusOr<CheckpointInfo> AdapterIo::Save(
     info.expires_at = info.created_at +
                       absl::Seconds(static_cast<int64_t>(request.ttl_seconds));
   }
-  for (const auto& [name, contents] : folder.files) {
-    info.size_bytes += contents.size();
-  }
-  folder.fields = lora::WriteCheckpointFields(info, base_.shape);
-  folder.files.emplace_back(kStateFile, folder.fields.dump(2));
-  std::error_code error;
-  std::filesystem::create_directories(AdapterDir(request.adapter_id), error);
-  if (error) {
-    return absl::InternalError(
-        absl::StrCat("making the adapter's folder: ", error.message()));
-  }
-  const absl::Status written = WriteDurableFolder(
-      AdapterDir(request.adapter_id), request.name, folder,
-      request.overwrite || IsExpired(request.adapter_id, request.name));
+  const absl::Status written = Write(adapter, request.overwrite, &info);
   if (absl::IsAlreadyExists(written)) {
     std::optional<CheckpointInfo> saved = SavedBefore(request, adapter);
     if (!saved) return written;
     info = *std::move(saved);
   } else {
     WEFT_RETURN_IF_ERROR(written);
-    next_expiry_ = std::min(next_expiry_, info.expires_at);
   }
   if (request.keep_newest > 0) KeepNewest(info, request.keep_newest);
+  return info;
+}
+
+absl::Status AdapterIo::Write(const AdapterCopy& adapter, bool overwrite,
+                              CheckpointInfo* info) {
+  DurableFolder folder;
+  folder.files = TensorFiles(adapter, info->kind, base_);
+  info->size_bytes = 0;
+  for (const auto& [name, contents] : folder.files) {
+    info->size_bytes += contents.size();
+  }
+  folder.fields = lora::WriteCheckpointFields(*info, base_.shape);
+  folder.files.emplace_back(kStateFile, folder.fields.dump(2));
+  const std::string parent = AdapterDir(info->adapter_id);
+  std::error_code error;
+  std::filesystem::create_directories(parent, error);
+  if (error) {
+    return absl::InternalError(
+        absl::StrCat("making the adapter's folder: ", error.message()));
+  }
+  WEFT_RETURN_IF_ERROR(
+      WriteDurableFolder(parent, info->name, folder,
+                         overwrite || IsExpired(info->adapter_id, info->name)));
+  next_expiry_ = std::min(next_expiry_, info->expires_at);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<PeftFiles> AdapterIo::Download(const std::string& adapter_id,
+                                              const std::string& name) const {
+  absl::StatusOr<DurableFolder> folder =
+      ReadDurableFolder(AdapterDir(adapter_id), name);
+  if (folder.ok() && IsExpired(adapter_id, name)) {
+    folder = absl::NotFoundError(absl::StrCat("\"", name, "\" has expired"));
+  }
+  if (!folder.ok()) return NameOthers(folder.status(), adapter_id);
+  std::erase_if(folder->files,
+                [](const auto& file) { return file.first == kStateFile; });
+  folder->files.emplace_back(kStateFile, folder->fields.dump(2));
+  return std::move(folder->files);
+}
+
+absl::StatusOr<CheckpointInfo> AdapterIo::Upload(
+    const UploadCheckpointRequest& request) {
+  DurableFolder folder{.files = request.files};
+  const std::string* const text = FindFile(folder, kStateFile);
+  if (text == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("chunk: no file is named ", kStateFile));
+  }
+  WEFT_ASSIGN_OR_RETURN(folder.fields,
+                        lora::ParseCheckpointFields(*text, kStateFile));
+  WEFT_RETURN_IF_ERROR(AsArgument(lora::CheckBaseModel(folder.fields, base_)));
+  absl::StatusOr<CheckpointInfo> info =
+      lora::ReadCheckpointFields(folder.fields);
+  if (!info.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "chunk: ", kStateFile,
+        " lacks a field of a checkpoint, or holds a value that none has"));
+  }
+  WEFT_RETURN_IF_ERROR(CheckFileNames(folder, info->kind));
+  absl::StatusOr<lora::AdapterState> state =
+      ReadState(folder, *info, base_.shape, /*weights_only=*/false);
+  WEFT_RETURN_IF_ERROR(AsArgument(state.status()));
+  info->adapter_id = request.adapter_id;
+  info->name = request.name;
+  info->tenant = request.tenant;
+  info->created_at = absl::Now();
+  info->expires_at = absl::InfiniteFuture();
+  info->base_model = base_.name;
+  info->base_fingerprint = base_.fingerprint;
+  WEFT_RETURN_IF_ERROR(Write({.tenant = info->tenant,
+                              .config = info->config,
+                              .state = *std::move(state),
+                              .last_step = info->last_step},
+                             request.overwrite, &*info));
   return info;
 }
 

@@ -66,11 +66,24 @@ class AdapterIo {
   // Errors: as for Load.
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Describe(
       const LoadCheckpointRequest& request) const;
+  // Returns the checkpoint's files, with its present fields. Errors: NOT_FOUND
+  // (also if it has expired), DATA_LOSS.
+  [[nodiscard]] absl::StatusOr<PeftFiles> Download(
+      const std::string& adapter_id, const std::string& name) const;
+  // Writes a checkpoint from the files of Download. Errors: INVALID_ARGUMENT
+  // (files that are no checkpoint), FAILED_PRECONDITION (another base model),
+  // ALREADY_EXISTS without overwrite, RESOURCE_EXHAUSTED (disk full).
+  [[nodiscard]] absl::StatusOr<CheckpointInfo> Upload(
+      const UploadCheckpointRequest& request);
   // Returns the adapter's checkpoints, newest first; those of all adapters if
   // the id is empty. Skips those that have expired. Skips a damaged folder and
   // logs a warning.
   [[nodiscard]] absl::StatusOr<std::vector<CheckpointInfo>> List(
       const std::string& adapter_id) const;
+  // Adds the names of some of the adapter's checkpoints to a NOT_FOUND, which
+  // keeps its reason. Returns any other status as it is.
+  [[nodiscard]] absl::Status NameOthers(const absl::Status& status,
+                                        const std::string& adapter_id) const;
   [[nodiscard]] absl::Status Delete(const std::string& adapter_id,
                                     const std::string& name) const;
   // Deletes the checkpoints that have expired. It reads the folders only when
@@ -81,6 +94,10 @@ class AdapterIo {
                                  const std::vector<float>& weights) const;
 
  private:
+  // Writes the checkpoint that `info` describes, with the adapter's tensors.
+  // Sets the bytes in `info`. Errors: ALREADY_EXISTS without overwrite.
+  [[nodiscard]] absl::Status Write(const AdapterCopy& adapter, bool overwrite,
+                                   CheckpointInfo* info);
   // Returns the checkpoint of the request's name if it holds the same.
   [[nodiscard]] std::optional<CheckpointInfo> SavedBefore(
       const SaveCheckpointRequest& request, const AdapterCopy& adapter) const;
@@ -95,9 +112,6 @@ class AdapterIo {
       const LoadCheckpointRequest& request, const nlohmann::json& fields) const;
   [[nodiscard]] bool IsExpired(const std::string& adapter_id,
                                const std::string& name) const;
-  // Adds the names of some of the adapter's checkpoints to a NOT_FOUND.
-  [[nodiscard]] absl::Status NameOthers(const absl::Status& status,
-                                        const std::string& adapter_id) const;
   // Returns the names of all adapters that have a folder.
   [[nodiscard]] std::vector<std::string> AdapterNames() const;
   [[nodiscard]] std::string AdapterDir(const std::string& adapter_id) const;

@@ -20,8 +20,8 @@ void AdapterManager::Create(CreateAdapterRequest request,
   const lora::ModelShape& shape = context_.adapters.shape();
   absl::StatusOr<LoraConfig> config =
       lora::WithExpertRank(request.config, shape);
-  const absl::Status status =
-      config.ok() ? CheckRanks(*config) : config.status();
+  absl::Status status = config.ok() ? CheckRanks(*config) : config.status();
+  if (status.ok()) status = Resolve(&request.durability);
   if (!status.ok()) {
     Reply<AdapterInfo>(done, status);
     return;
@@ -64,6 +64,17 @@ void AdapterManager::Remove(AdapterKey key) {
   mover_.RemoveFile(file);
 }
 
+absl::Status AdapterManager::Resolve(Durability* durability) const {
+  const bool has_log = context_.state != nullptr;
+  if (*durability == Durability::kDefault) {
+    *durability = has_log ? Durability::kStep : Durability::kMemory;
+  }
+  if (has_log || *durability == Durability::kMemory) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("durability: ", DurabilityName(*durability),
+                   " needs a server with --state-dir"));
+}
+
 absl::Status AdapterManager::CheckRanks(const LoraConfig& config) const {
   const lora::ModelShape& shape = context_.adapters.shape();
   return lora::CheckRanks(lora::AdapterLayout(shape, config), shape.experts,
@@ -72,6 +83,10 @@ absl::Status AdapterManager::CheckRanks(const LoraConfig& config) const {
 
 void AdapterManager::LoadNew(LoadCheckpointRequest request,
                              Callback<AdapterInfo> done) {
+  if (const absl::Status status = Resolve(&request.durability); !status.ok()) {
+    Reply<AdapterInfo>(done, status);
+    return;
+  }
   context_.PostIo([this, request = std::move(request), done = std::move(done)] {
     const absl::StatusOr<CheckpointInfo> info =
         context_.files.Describe(request);
@@ -119,16 +134,22 @@ absl::StatusOr<AdapterManager::NewAdapter> AdapterManager::ReadLoad(
   WEFT_ASSIGN_OR_RETURN(LoadedCheckpoint loaded, context_.files.Load(request));
   NewAdapter adapter{.request = {.adapter_id = request.adapter_id,
                                  .tenant = request.tenant,
-                                 .config = std::move(loaded.info.config)},
+                                 .config = std::move(loaded.info.config),
+                                 .durability = request.durability},
                      .state = std::move(loaded.state),
                      .last_step = loaded.info.last_step,
                      .load = request};
-  WEFT_ASSIGN_OR_RETURN(adapter.image, KeepState(context_, adapter.state));
+  WEFT_ASSIGN_OR_RETURN(adapter.image,
+                        KeepState(context_, request.durability, adapter.state));
   return adapter;
 }
 
 void AdapterManager::Import(ImportAdapterRequest request,
                             Callback<AdapterInfo> done) {
+  if (const absl::Status status = Resolve(&request.durability); !status.ok()) {
+    Reply<AdapterInfo>(done, status);
+    return;
+  }
   context_.PostIo([this, request = std::move(request), done = std::move(done)] {
     absl::StatusOr<NewAdapter> adapter = ReadImport(request);
     if (!adapter.ok()) {
@@ -155,9 +176,11 @@ absl::StatusOr<AdapterManager::NewAdapter> AdapterManager::ReadImport(
       request.adapter_id, request.tenant));
   NewAdapter adapter{.request = {.adapter_id = request.adapter_id,
                                  .tenant = request.tenant,
-                                 .config = std::move(peft.config)},
+                                 .config = std::move(peft.config),
+                                 .durability = request.durability},
                      .state = {.weights = std::move(peft.weights)}};
-  WEFT_ASSIGN_OR_RETURN(adapter.image, KeepState(context_, adapter.state));
+  WEFT_ASSIGN_OR_RETURN(adapter.image,
+                        KeepState(context_, request.durability, adapter.state));
   return adapter;
 }
 
@@ -192,6 +215,7 @@ absl::StatusOr<AdapterInfo> AdapterManager::Make(const NewAdapter& adapter) {
   }
   dispatch::AdapterFacts facts = context_.adapters.Facts(key);
   facts.info.epoch = desk.NewEpoch();
+  facts.info.durability = request.durability;
   desk.Add(key, request.adapter_id, request.tenant, adapter.last_step, facts);
   Record(key, adapter, facts.info);
   Log(LogLevel::kInfo, "adapter created",
@@ -210,6 +234,7 @@ absl::Status AdapterManager::MakeAgain(const records::AdapterRecord& adapter) {
   }
   dispatch::AdapterFacts facts = context_.adapters.Facts(adapter.key);
   facts.info.epoch = adapter.epoch;
+  facts.info.durability = Durability::kStep;
   context_.dispatcher.adapters().Add(adapter.key, adapter.adapter_id,
                                      adapter.tenant, adapter.last_step, facts);
   return absl::OkStatus();
@@ -237,6 +262,11 @@ void AdapterManager::Record(AdapterKey key, const NewAdapter& adapter,
                                 .epoch = made.epoch,
                                 .last_step = adapter.last_step,
                                 .created_at = made.created_at};
+  record.from_checkpoint = request.durability == Durability::kCheckpoint;
+  if (record.from_checkpoint && adapter.load) {
+    record.restore = adapter.load;
+    record.restore->step = 0;
+  }
   if (!adapter.image.empty()) {
     record.image = records::ImageRecord{.file = adapter.image,
                                         .optim_steps = made.optim_steps,
@@ -254,24 +284,9 @@ void AdapterManager::Record(AdapterKey key, const NewAdapter& adapter,
          .digest = record.origin->digest,
          .result = std::make_shared<const StepResult>(record.origin->result)});
   }
-  context_.recorder.Write(record);
-}
-
-void AdapterManager::ListCheckpoints(
-    std::string adapter_id, Callback<std::vector<CheckpointInfo>> done) {
-  context_.PostIo(
-      [this, adapter_id = std::move(adapter_id), done = std::move(done)] {
-        Reply(done, context_.files.List(adapter_id));
-      });
-}
-
-void AdapterManager::DeleteCheckpoint(std::string adapter_id, std::string name,
-                                      Callback<bool> done) {
-  context_.PostIo([this, adapter_id = std::move(adapter_id),
-                   name = std::move(name), done = std::move(done)] {
-    const absl::Status status = context_.files.Delete(adapter_id, name);
-    Reply(done, status.ok() ? absl::StatusOr<bool>(true) : status);
-  });
+  if (request.durability != Durability::kMemory) {
+    context_.recorder.Write(record);
+  }
 }
 
 void AdapterManager::ReleaseSnapshot(ReleaseSnapshotRequest request,

@@ -39,6 +39,10 @@ class AdapterManager {
                        Callback<std::vector<CheckpointInfo>> done);
   void DeleteCheckpoint(std::string adapter_id, std::string name,
                         Callback<bool> done);
+  void DownloadCheckpoint(std::string adapter_id, std::string name,
+                          Callback<PeftFiles> done);
+  void UploadCheckpoint(UploadCheckpointRequest request,
+                        Callback<CheckpointInfo> done);
 
   // The engine thread calls the methods below.
 
@@ -81,6 +85,9 @@ class AdapterManager {
         });
   }
 
+  // Replaces kDefault. Errors: FAILED_PRECONDITION for a durability that needs
+  // --state-dir, without it.
+  [[nodiscard]] absl::Status Resolve(Durability* durability) const;
   // Refuses ranks above the limits of --max-rank.
   [[nodiscard]] absl::Status CheckRanks(const LoraConfig& config) const;
 
@@ -102,7 +109,8 @@ class AdapterManager {
                                          absl::Time created_at);
   void ReadWhenRoom(const LoadCheckpointRequest& request,
                     const Callback<AdapterInfo>& done);
-  // Records that the adapter exists, with the facts in `made`.
+  // Records that the adapter exists, with the facts in `made`, unless nothing
+  // of it survives.
   void Record(AdapterKey key, const NewAdapter& adapter,
               const AdapterInfo& made) const;
   // Returns false if the adapter does not exist.

@@ -154,9 +154,15 @@ absl::Status AdapterIo::NameOthers(const absl::Status& status,
   std::ranges::sort(names);
   const size_t more = names.size() - std::min(names.size(), kMaxNames);
   names.resize(names.size() - more);
-  return absl::NotFoundError(absl::StrCat(
-      status.message(), "; there are '", absl::StrJoin(names, "', '"), "'",
-      more > 0 ? absl::StrCat(" and ", more, " more") : ""));
+  absl::Status named = absl::NotFoundError(
+      absl::StrCat(status.message(), "; there are checkpoints '",
+                   absl::StrJoin(names, "', '"), "'",
+                   more > 0 ? absl::StrCat(" and ", more, " more") : ""));
+  status.ForEachPayload(
+      [&named](absl::string_view url, const absl::Cord& data) {
+        named.SetPayload(url, data);
+      });
+  return named;
 }
 
 }  // namespace weft::engine

@@ -21,8 +21,11 @@ auto BlocksOf(State& state) {
 }  // namespace
 
 absl::StatusOr<std::string> KeepState(const EngineContext& context,
+                                      Durability durability,
                                       const lora::AdapterState& state) {
-  if (!context.recorder.recording()) return std::string();
+  if (durability != Durability::kStep || !context.recorder.recording()) {
+    return std::string();
+  }
   // Writes zeros for a gradient or moment that is absent.
   const std::vector<float> zeros(state.weights.size());
   std::vector<std::span<const float>> blocks;

@@ -15,10 +15,11 @@ namespace weft::engine {
 
 // Writes the state as an image of one version (lora::AdapterImage) and returns
 // the file's name. The caller names the file in the log or passes it to
-// DropState. Returns an empty name if nothing is recorded. Errors:
-// RESOURCE_EXHAUSTED (disk full).
+// DropState. Returns an empty name if the log does not have the steps of an
+// adapter of this durability. Errors: RESOURCE_EXHAUSTED (disk full).
 [[nodiscard]] absl::StatusOr<std::string> KeepState(
-    const EngineContext& context, const lora::AdapterState& state);
+    const EngineContext& context, Durability durability,
+    const lora::AdapterState& state);
 
 // Removes a file that no record will name. Does nothing for an empty name.
 void DropState(const EngineContext& context, const std::string& image);

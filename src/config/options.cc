@@ -58,6 +58,7 @@ absl::Status EngineOptions::Validate() const {
   }
   complaints.InRange("tensor-parallel-size", tensor_parallel_size, 1, 64);
   complaints.InRange("data-parallel-size", data_parallel_size, 1, 64);
+  complaints.InRange("expert-parallel-size", expert_parallel_size, 1, 64);
   complaints.InRange("threads", num_threads, 0, 4096);
   complaints.InRange("max-adapters", max_adapters, 1, 100000);
   complaints.InRange<int64_t>("max-adapter-bytes-per-tenant",
@@ -92,6 +93,9 @@ absl::Status EngineOptions::Validate() const {
     complaints.Add(absl::StrCat(
         "--max-stored-reply-bytes=", max_stored_reply_bytes, " is above ",
         kMaxDurableReplyBytes, ", which is the limit with --state-dir"));
+  }
+  if (state_dir.empty() && !recover_adapters.empty()) {
+    complaints.Add("--recover-adapter goes with --state-dir");
   }
   complaints.InRange<int64_t>("snapshot-log-bytes", snapshot_log_bytes, 1,
                               kMaxBytes);

@@ -7,26 +7,19 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "src/base/log.h"
+#include "src/config/choices.h"
 
 namespace weft {
 
-enum class Device { kCpu, kCuda, kAuto };
-enum class Dtype { kF32, kBf16, kAuto };
-// Where weights come from. kAuto reads the files of the model's folder. kDummy
-// draws random numbers in the shapes that config.json gives.
-enum class LoadFormat { kAuto, kDummy };
 // --max-resident-adapters=0 means this many, or fewer if the device has no
 // memory for them.
 inline constexpr int kDefaultResidentAdapters = 64;
-
-// Selects the layers that keep only their input and run again in the backward
-// pass. kAuto: as few layers as the memory budget allows.
-enum class GradientCheckpointing { kOff, kAll, kAuto };
 
 // The model that the engine runs, and the engine's limits.
 struct EngineOptions {
@@ -38,15 +31,22 @@ struct EngineOptions {
   // restarted server continues from it. Empty: a restart loses everything that
   // is not in a checkpoint.
   std::string state_dir;
+  // Adapters without which a start goes on if their part of `state_dir` is
+  // damaged.
+  std::vector<std::string> recover_adapters;
   // A snapshot is written when the log since the last snapshot exceeds this
   // many bytes, or would take this long to replay.
   int64_t snapshot_log_bytes = int64_t{1} << 30;
   int snapshot_replay_seconds = 120;
   Device device = Device::kAuto;
   Dtype dtype = Dtype::kAuto;
+  CpuBf16 cpu_bf16 = CpuBf16::kAuto;
+  BaseWeights base_weights = BaseWeights::kDtype;
   LoadFormat load_format = LoadFormat::kAuto;
   int tensor_parallel_size = 1;  // Ranks that share every layer, [1, 64].
   int data_parallel_size = 1;    // Replicas that share the data, [1, 64].
+  // Groups of the ranks of a layer that have experts of their own, [1, 64].
+  int expert_parallel_size = 1;
   // Compute threads of a rank on the CPU. 0: an equal share of all cores.
   int num_threads = 0;
   int max_adapters = 1024;          // [1, 100000]
@@ -99,9 +99,6 @@ inline constexpr char kOtherTenants[] = "other";
 // the entry. kOtherTenants is not a valid name.
 [[nodiscard]] absl::StatusOr<std::map<std::string, int64_t>> ParseTenantWeights(
     absl::string_view text);
-
-// kAuto: text on a terminal, JSON lines otherwise.
-enum class LogStyle { kAuto, kText, kJson };
 
 // What the server listens on and accepts.
 struct ServerOptions {

@@ -154,7 +154,9 @@ void AdapterDesk::Add(AdapterKey key, const std::string& id,
   AdapterRecord& record =
       s_.AddRecord(key, {.adapter_id = id,
                          .tenant = tenant,
+                         .durability = facts.info.durability,
                          .epoch = epoch > 0 ? epoch : s_.NewEpoch(),
+                         .durable_step = last_step,
                          .last_used_at = s_.env.clock->Now()});
   s_.SetFacts(record, facts);
   s_.residency.Add(key);
@@ -233,8 +235,9 @@ Callback<AdapterInfo> AdapterDesk::AnswerRepeats(
     if (absl::IsAlreadyExists(info.status())) {
       absl::StatusOr<AdapterInfo> existing = Info(request.adapter_id);
       if (existing.ok() && existing->tenant == request.tenant &&
-          existing->config == request.config && existing->last_step == 0 &&
-          existing->version == 1) {
+          existing->config == request.config &&
+          existing->durability == request.durability &&
+          existing->last_step == 0 && existing->version == 1) {
         info = std::move(existing);
       }
     }

@@ -51,8 +51,9 @@ class AdapterDesk {
   // Returns a new epoch for an adapter whose state begins now.
   [[nodiscard]] uint64_t NewEpoch();
   // Adds an adapter that is on the device, in a slot that WhenSlot gave. The
-  // caller has called CheckNew since it got the slot. The epoch comes from the
-  // facts; if that is 0, the adapter gets a new one.
+  // caller has called CheckNew since it got the slot. Durability and epoch come
+  // from the facts; if the epoch is 0, the adapter gets a new one. Steps up to
+  // `last_step` are durable, because they are those of a checkpoint.
   void Add(AdapterKey key, const std::string& id, const std::string& tenant,
            uint64_t last_step, const AdapterFacts& facts);
   // Sets the load that began the adapter's epoch. StepDesk::CompleteLoad does

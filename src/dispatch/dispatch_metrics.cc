@@ -19,6 +19,9 @@ std::vector<std::string> TenantLabels(std::vector<std::string> tenants) {
 // The names of AdapterLocation, in its order.
 const std::vector<std::string> kLocations = {"device", "host", "disk"};
 
+// The names of Durability, in its order, without kDefault.
+const std::vector<std::string> kDurabilities = {"memory", "checkpoint", "step"};
+
 enum Direction : size_t {
   kDeviceToHost,
   kDeviceToDisk,
@@ -62,6 +65,9 @@ DispatchMetrics::DispatchMetrics(prometheus::Registry* registry,
                   kKinds),
       adapters_(registry, "weft_adapters", "Adapters, by location.", "location",
                 kLocations),
+      durabilities_(registry, "weft_adapters_by_durability",
+                    "Adapters, by what of them survives the end of the server.",
+                    "durability", kDurabilities),
       adapter_bytes_(AddGauge(registry, "weft_adapter_bytes",
                               "Bytes of all adapters on the device.")),
       moves_(registry, "weft_adapter_moves_total",
@@ -119,6 +125,13 @@ void DispatchMetrics::SetAdapters(
     adapters_[i].Set(by_location[i]);
   }
   adapter_bytes_.Set(static_cast<double>(bytes));
+}
+
+void DispatchMetrics::SetDurabilities(
+    const std::array<int, kNumDurabilities>& counts) {
+  for (size_t i = 1; i < counts.size(); ++i) {
+    durabilities_[i - 1].Set(counts[i]);
+  }
 }
 
 void DispatchMetrics::CountMove(AdapterLocation from, AdapterLocation to,

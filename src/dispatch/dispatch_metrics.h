@@ -33,6 +33,8 @@ class DispatchMetrics {
   // their size on the device.
   void SetAdapters(const std::array<int, kNumAdapterLocations>& by_location,
                    uint64_t bytes);
+  // The first entry, for kDefault, is not used.
+  void SetDurabilities(const std::array<int, kNumDurabilities>& counts);
   // Adds `bytes` only if the move succeeded.
   void CountMove(AdapterLocation from, AdapterLocation to, bool ok,
                  uint64_t bytes);
@@ -50,6 +52,7 @@ class DispatchMetrics {
   LabelledCounters tenant_sample_tokens_;
   LabelledHistograms queue_wait_;
   LabelledGauges adapters_;
+  LabelledGauges durabilities_;
   prometheus::Gauge& adapter_bytes_;
   LabelledCounters moves_;
   LabelledCounters moved_bytes_;

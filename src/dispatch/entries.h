@@ -54,7 +54,8 @@ struct SampleWork {
 // What the owner of an adapter's tensors tells the dispatcher.
 struct AdapterFacts {
   // The dispatcher itself sets adapter_id, tenant, last_step, durable_step and
-  // last_used_at. The epoch is 0 unless a new one begins.
+  // last_used_at, and keeps the durability that Add got. The epoch is 0 unless
+  // a new one begins.
   AdapterInfo info;
   uint64_t image_bytes = 0;  // Bytes of the tensors when off the device.
 };

@@ -140,6 +140,7 @@ void State::ForgetReplies(const AdapterRecord& record) {
 AdapterRecord& State::AddRecord(AdapterKey adapter, const AdapterInfo& info) {
   keys.emplace(info.adapter_id, adapter);
   ++tenants[info.tenant].count;
+  ++by_durability[static_cast<size_t>(info.durability)];
   resident_bytes += info.resident_bytes;
   AdapterRecord& record = adapters[adapter];
   record.info = info;
@@ -153,6 +154,7 @@ void State::RemoveRecord(AdapterKey adapter) {
   const auto tenant = tenants.find(info.tenant);
   tenant->second.bytes -= record.image_bytes;
   if (--tenant->second.count == 0) tenants.erase(tenant);
+  --by_durability[static_cast<size_t>(info.durability)];
   resident_bytes -= info.resident_bytes;
   adapters.erase(adapter);
 }
@@ -165,6 +167,7 @@ void State::SetFacts(AdapterRecord& record, const AdapterFacts& facts) {
   info.adapter_id = record.info.adapter_id;
   info.tenant = record.info.tenant;
   info.epoch = record.info.epoch;
+  info.durability = record.info.durability;
   info.durable_step = record.info.durable_step;
   info.last_used_at = record.info.last_used_at;
   record.info = std::move(info);
@@ -176,6 +179,7 @@ void State::SetFacts(AdapterRecord& record, const AdapterFacts& facts) {
 
 void State::ShowAdapters() {
   env.metrics->SetAdapters(residency.Counts(), resident_bytes);
+  env.metrics->SetDurabilities(by_durability);
 }
 
 }  // namespace weft::dispatch

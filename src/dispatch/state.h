@@ -3,6 +3,7 @@
 #ifndef WEFT_SRC_DISPATCH_STATE_H_
 #define WEFT_SRC_DISPATCH_STATE_H_
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -114,6 +115,7 @@ struct State {
   // adapters.
   std::map<std::string, TenantAdapters> tenants ABSL_GUARDED_BY(mu);
   uint64_t resident_bytes ABSL_GUARDED_BY(mu) = 0;
+  std::array<int, kNumDurabilities> by_durability ABSL_GUARDED_BY(mu) = {};
   std::unordered_map<uint64_t, std::unique_ptr<StepWork>> steps
       ABSL_GUARDED_BY(mu);
   std::unordered_map<uint64_t, std::unique_ptr<SampleWork>> samples

@@ -99,9 +99,13 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
     if (repeated) return *std::move(repeated);
   }
   WEFT_RETURN_IF_ERROR(s_.CheckOpen());
-  // A stored answer needs no room in the log, so it is found first.
-  if (s_.env.check_room) WEFT_RETURN_IF_ERROR(s_.env.check_room());
   if (!key) return NoSuchAdapter(adapter_id);
+  item.recorded = s_.options.records_steps && record != nullptr &&
+                  record->info.durability == Durability::kStep;
+  // A stored answer needs no room in the log, so it is found first.
+  if (item.recorded && s_.env.check_room) {
+    WEFT_RETURN_IF_ERROR(s_.env.check_room());
+  }
   const uint64_t id = s_.next_id++;
   const uint64_t waiter_id = s_.next_id++;
   const absl::Time now = s_.env.clock->Now();
@@ -205,8 +209,9 @@ void StepDesk::NoteDurable(AdapterKey adapter, uint64_t epoch, uint64_t step) {
 
 void StepDesk::Answer(StepWork& work, absl::StatusOr<StepResultPtr> result) {
   const AdapterRecord* record = s_.Find(work.adapter);
-  const bool recorded =
-      s_.options.records_steps && record != nullptr && result.ok();
+  const bool recorded = s_.options.records_steps && record != nullptr &&
+                        record->info.durability == Durability::kStep &&
+                        result.ok();
   s_.env.post_durable([this, recorded, adapter = work.adapter,
                        epoch = recorded ? record->info.epoch : 0,
                        step = work.step, waiters = std::move(work.waiters),

@@ -29,8 +29,9 @@ int64_t ModelBytes(const ModelSizes& sizes, const EngineOptions& options) {
   int64_t weights = 0;
   for (int rank = 0; rank < sizes.tensor_size; ++rank) {
     const parallel::Shard shard{.rank = rank, .size = sizes.tensor_size};
-    weights = std::max(
-        weights, model::WeightBytes(sizes.config, sizes.element_bytes, shard));
+    weights =
+        std::max(weights, model::WeightBytes(sizes.config, sizes.element_bytes,
+                                             shard, MatrixFormatOf(options)));
   }
   int64_t rotary = 0;  // Bytes of the cosines and sines of all positions and
                        // frequencies.
@@ -119,8 +120,11 @@ absl::StatusOr<std::string> Describe(EngineOptions options,
     return absl::InvalidArgumentError(
         "--device=cpu: only the memory of CUDA devices is shared out");
   }
+  WEFT_RETURN_IF_ERROR(CheckCudaFormat(options));
   WEFT_ASSIGN_OR_RETURN(model::ModelConfig config,
                         model::ReadModelConfig(options.model_dir));
+  WEFT_RETURN_IF_ERROR(model::SetExpertParallelSize(
+      options.expert_parallel_size, options.tensor_parallel_size, config));
   WEFT_RETURN_IF_ERROR(
       model::CheckTensorParallelSize(config, options.tensor_parallel_size));
   WEFT_RETURN_IF_ERROR(CheckHeaders(options, config));

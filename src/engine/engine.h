@@ -4,8 +4,9 @@
 // Threads: every method may be called from any thread and never waits for the
 // device. Each callback runs exactly once, on the engine's reply thread, in the
 // order in which requests end. Exceptions: if the request is refused at once,
-// and for GetAdapter and ListAdapters, the callback runs on the caller's thread
-// before the method returns. Callbacks must not block.
+// and for ListAdapters and GetAdapter of an adapter that exists, the callback
+// runs on the caller's thread before the method returns. Callbacks must not
+// block.
 #ifndef WEFT_SRC_ENGINE_ENGINE_H_
 #define WEFT_SRC_ENGINE_ENGINE_H_
 
@@ -23,6 +24,7 @@
 #include "src/request/activity.h"
 #include "src/request/adapter.h"
 #include "src/request/checkpoint.h"
+#include "src/request/engine_info.h"
 #include "src/request/profile.h"
 #include "src/request/reply.h"
 #include "src/request/sample.h"
@@ -34,37 +36,6 @@ class Registry;
 }  // namespace prometheus
 
 namespace weft {
-
-// Facts that do not change while the engine runs.
-struct EngineInfo {
-  std::string device;        // "cpu" or "cuda".
-  std::string dtype;         // "f32" or "bf16".
-  std::string architecture;  // model_type of config.json.
-  int num_layers = 0;
-  int hidden_size = 0;
-  int vocab_size = 0;
-  int context_length = 0;
-  std::vector<int32_t> eos_token_ids;
-  uint64_t num_parameters = 0;
-  // 0 for a dense model.
-  int num_experts = 0;
-  int experts_per_token = 0;
-  int expert_layers = 0;  // Layers that have experts.
-  int max_adapters = 0;
-  int max_adapters_per_tenant = 0;
-  uint64_t max_adapter_bytes_per_tenant = 0;  // 0: no limit.
-  int max_rank = 0;
-  // Limits on waiting requests and tokens: of all tenants, then of each tenant.
-  int64_t max_queue_requests = 0;
-  int64_t max_queue_tokens = 0;
-  int64_t max_queue_requests_per_tenant = 0;
-  int64_t max_queue_tokens_per_tenant = 0;
-  uint64_t reorder_window = 0;    // How far ahead of the next step a step's
-                                  // number may be.
-  uint64_t replay_window = 0;     // Number of latest steps whose replies are
-                                  // kept.
-  bool has_byte_decoder = false;  // Stop strings of bytes work.
-};
 
 class Engine {
  public:
@@ -104,6 +75,11 @@ class Engine {
                                Callback<std::vector<CheckpointInfo>> done) = 0;
   virtual void DeleteCheckpoint(std::string adapter_id, std::string name,
                                 Callback<bool> done) = 0;
+  // Returns the checkpoint's files.
+  virtual void DownloadCheckpoint(std::string adapter_id, std::string name,
+                                  Callback<PeftFiles> done) = 0;
+  virtual void UploadCheckpoint(UploadCheckpointRequest request,
+                                Callback<CheckpointInfo> done) = 0;
   virtual CancelHandle PublishSnapshot(
       PublishSnapshotRequest request,
       Callback<StepReply<PublishedSnapshot>> done) = 0;

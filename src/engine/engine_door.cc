@@ -1,8 +1,10 @@
 // The methods that the server's threads call. They use no tensor and never wait
 // for the device.
 #include <algorithm>
+#include <optional>
 #include <utility>
 
+#include "src/base/reason.h"
 #include "src/engine/engine_impl.h"
 #include "src/train/prefix_tree.h"
 
@@ -43,15 +45,34 @@ bool EngineImpl::Admit(const Callback<Result>& done) const {
   return open.ok();
 }
 
+template <typename Result>
+Callback<Result> EngineImpl::NameCheckpoints(const std::string& adapter_id,
+                                             Callback<Result> done) const {
+  return [this, adapter_id,
+          done = std::move(done)](absl::StatusOr<Result> result) {
+    const std::optional<Reason> reason = FindReason(result.status());
+    if (!reason || reason->name != "NO_SUCH_ADAPTER") {
+      done(std::move(result));
+      return;
+    }
+    context_.PostIo([this, adapter_id, done, status = result.status()] {
+      context_.PostReply([done, named = context_.files.NameOthers(
+                                    status, adapter_id)] { done(named); });
+    });
+  };
+}
+
 CancelHandle EngineImpl::Train(TrainRequest request,
                                Callback<StepReply<TrainResult>> done) {
   sched::WorkItem item = TrainItem(request, parts_.options.share_prompts);
+  done = NameCheckpoints(request.adapter_id, std::move(done));
   return dispatcher_.steps().Submit(std::move(request), std::move(item),
                                     dispatch::TypedReply(std::move(done)));
 }
 
 CancelHandle EngineImpl::OptimStep(OptimStepRequest request,
                                    Callback<StepReply<OptimStepResult>> done) {
+  done = NameCheckpoints(request.adapter_id, std::move(done));
   return dispatcher_.steps().Submit(
       std::move(request), {.kind = sched::WorkKind::kOptim, .tokens = 1},
       dispatch::TypedReply(std::move(done)));
@@ -59,6 +80,7 @@ CancelHandle EngineImpl::OptimStep(OptimStepRequest request,
 
 CancelHandle EngineImpl::SaveCheckpoint(
     SaveCheckpointRequest request, Callback<StepReply<CheckpointInfo>> done) {
+  done = NameCheckpoints(request.adapter_id, std::move(done));
   return dispatcher_.steps().Submit(std::move(request),
                                     {.kind = kAdapterOp, .tokens = 1},
                                     dispatch::TypedReply(std::move(done)));
@@ -86,6 +108,7 @@ CancelHandle EngineImpl::LoadCheckpoint(LoadCheckpointRequest request,
 CancelHandle EngineImpl::PublishSnapshot(
     PublishSnapshotRequest request,
     Callback<StepReply<PublishedSnapshot>> done) {
+  done = NameCheckpoints(request.adapter_id, std::move(done));
   return dispatcher_.steps().Submit(std::move(request),
                                     {.kind = kAdapterOp, .tokens = 1},
                                     dispatch::TypedReply(std::move(done)));
@@ -99,6 +122,7 @@ CancelHandle EngineImpl::Sample(SampleRequest request,
     done(fits);
     return {};
   }
+  done = NameCheckpoints(request.adapter_id, std::move(done));
   return dispatcher_.samples().Submit(std::move(request), std::move(on_delta),
                                       std::move(done));
 }
@@ -110,7 +134,8 @@ void EngineImpl::CreateAdapter(CreateAdapterRequest request,
 
 void EngineImpl::GetAdapter(std::string adapter_id,
                             Callback<AdapterInfo> done) {
-  done(dispatcher_.adapters().Info(adapter_id));
+  NameCheckpoints(adapter_id,
+                  std::move(done))(dispatcher_.adapters().Info(adapter_id));
 }
 
 void EngineImpl::ListAdapters(ListAdaptersRequest request,
@@ -155,6 +180,20 @@ void EngineImpl::DeleteCheckpoint(std::string adapter_id, std::string name,
   if (!Admit(done)) return;
   manager_.DeleteCheckpoint(std::move(adapter_id), std::move(name),
                             std::move(done));
+}
+
+void EngineImpl::DownloadCheckpoint(std::string adapter_id, std::string name,
+                                    Callback<PeftFiles> done) {
+  if (!Admit(done)) return;
+  manager_.DownloadCheckpoint(std::move(adapter_id), std::move(name),
+                              std::move(done));
+}
+
+void EngineImpl::UploadCheckpoint(UploadCheckpointRequest request,
+                                  Callback<CheckpointInfo> done) {
+  if (Admit(done)) {
+    manager_.UploadCheckpoint(std::move(request), std::move(done));
+  }
 }
 
 void EngineImpl::ReleaseSnapshot(ReleaseSnapshotRequest request,

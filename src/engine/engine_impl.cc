@@ -16,6 +16,7 @@
 #include "src/base/profile.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
+#include "src/ops/bf16_product.h"
 #include "src/runtime/torch_guard.h"
 #include "src/startup/head_options.h"
 
@@ -68,10 +69,13 @@ std::string SettingsOf(const EngineOptions& options,
                        const model::Decoder& decoder) {
   return absl::StrCat("device=", decoder.device().str(),
                       " dtype=", c10::toString(decoder.dtype()),
+                      " int8=", options.base_weights == BaseWeights::kInt8,
                       " instructions=", at::get_cpu_capability(),
+                      " bf16_products=", ops::AreBf16ProductsAllowed(),
                       " threads=", at::get_num_threads(),
                       " tensor_parallel=", options.tensor_parallel_size,
                       " data_parallel=", options.data_parallel_size,
+                      " expert_parallel=", options.expert_parallel_size,
                       " share_prompts=", options.share_prompts,
                       " loss_chunk=", options.loss_chunk_size);
 }
@@ -168,22 +172,56 @@ absl::Status EngineImpl::Recover() {
   if (parts_.state == nullptr) return absl::OkStatus();
   const absl::Time start = absl::Now();
   absl::Status status;
+  records::RestorePoints restores;
   absl::Notification ended;
   recovery_.Start([&](const absl::StatusOr<RecoveryReport>& report) {
     const absl::Duration duration = absl::Now() - start;
     status = report.ok() ? StartRecording(*report, duration) : report.status();
     if (report.ok()) {
+      restores = report->restores;
       Log(LogLevel::kInfo, "state recovered",
           {{"adapters", report->adapters},
            {"records", report->records},
            {"mismatches", report->mismatches},
            {"torn_bytes", report->torn_bytes},
+           {"thinned_batches", report->thinned},
            {"seconds", absl::ToDoubleSeconds(duration)}});
     }
     ended.Notify();
   });
   ended.WaitForNotification();
+  if (status.ok()) LoadFromCheckpoints(restores);
   return status;
+}
+
+void EngineImpl::LoadFromCheckpoints(const records::RestorePoints& restores) {
+  // An adapter whose load failed at an earlier start may have a successor of
+  // the same name, which has a higher key.
+  for (auto it = restores.adapters().rbegin(); it != restores.adapters().rend();
+       ++it) {
+    const auto& [key, adapter] = *it;
+    absl::Status loaded = absl::NotFoundError("it has no checkpoint");
+    const bool succeeded =
+        dispatcher_.adapters().KeyOf(adapter.adapter_id).has_value();
+    if (adapter.restore && !succeeded) {
+      absl::Notification ended;
+      manager_.LoadNew(*adapter.restore,
+                       [&](const absl::StatusOr<AdapterInfo>& info) {
+                         loaded = info.status();
+                         ended.Notify();
+                       });
+      ended.WaitForNotification();
+    }
+    if (!loaded.ok() && !succeeded) {
+      Log(LogLevel::kWarning, "an adapter does not come back",
+          {{"adapter", adapter.adapter_id}, {"reason", loaded.message()}});
+    }
+    // A load that failed is tried again at the next start.
+    if (!loaded.ok() && adapter.restore && !succeeded) continue;
+    dispatcher_.Post([this, gone = key](const absl::Status& open) {
+      if (open.ok()) recorder_.Write(records::RemovedRecord{.key = gone});
+    });
+  }
 }
 
 absl::Status EngineImpl::CheckRoom() const {
@@ -200,11 +238,13 @@ absl::Status EngineImpl::StartRecording(const RecoveryReport& report,
                                &*log_metrics_));
   recorder_.Start(std::move(log),
                   {.bytes = report.log_bytes, .time = replay_time},
-                  SettingsOf(parts_.options, *parts_.decoder));
+                  SettingsOf(parts_.options, *parts_.decoder), report.marks,
+                  report.restores);
   for (const uint64_t work : report.given_up) {
     recorder_.Write(records::GivenUpRecord{.work = work});
   }
-  return absl::OkStatus();
+  // The next start must not meet the damage again.
+  return report.damaged ? snapshots_.WriteNow() : absl::OkStatus();
 }
 
 void EngineImpl::Loop() {

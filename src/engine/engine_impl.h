@@ -26,6 +26,7 @@
 #include "src/decode/sample_runner.h"
 #include "src/dispatch/dispatcher.h"
 #include "src/engine/engine.h"
+#include "src/engine/engine_parts.h"
 #include "src/executor/executor.h"
 #include "src/files/spill_folder.h"
 #include "src/journal/log_metrics.h"
@@ -44,22 +45,6 @@
 #include "src/train/step_executor.h"
 
 namespace weft::engine {
-
-// What StartEngine loads and passes to the engine.
-struct EngineParts {
-  EngineOptions options;
-  EngineInfo info;
-  parallel::Links links;  // The communicators of rank 0.
-  std::unique_ptr<ComputeDevice> device;
-  std::unique_ptr<model::Decoder> decoder;
-  // Null if the tokenizer does not give the bytes of its tokens.
-  std::unique_ptr<sampling::TokenBytes> token_bytes;
-  std::string model_name;
-  std::string model_fingerprint;
-  std::unique_ptr<SpillFolder> spill;
-  std::optional<MemorySplit> memory;            // On CUDA.
-  std::unique_ptr<journal::StateFolder> state;  // Null without --state-dir.
-};
 
 class EngineImpl final : public Engine {
  public:
@@ -97,6 +82,10 @@ class EngineImpl final : public Engine {
                        Callback<std::vector<CheckpointInfo>> done) override;
   void DeleteCheckpoint(std::string adapter_id, std::string name,
                         Callback<bool> done) override;
+  void DownloadCheckpoint(std::string adapter_id, std::string name,
+                          Callback<PeftFiles> done) override;
+  void UploadCheckpoint(UploadCheckpointRequest request,
+                        Callback<CheckpointInfo> done) override;
   CancelHandle PublishSnapshot(
       PublishSnapshotRequest request,
       Callback<StepReply<PublishedSnapshot>> done) override;
@@ -126,6 +115,13 @@ class EngineImpl final : public Engine {
 
   void Loop();
   void Run(dispatch::Work& work);
+  // Loads the adapters of durability checkpoint. Logs those that cannot be
+  // loaded. Call it before the engine serves; blocks.
+  void LoadFromCheckpoints(const records::RestorePoints& restores);
+  // Wraps `done`, so that NOT_FOUND of an adapter names its checkpoints.
+  template <typename Result>
+  [[nodiscard]] Callback<Result> NameCheckpoints(const std::string& adapter_id,
+                                                 Callback<Result> done) const;
   [[nodiscard]] absl::Status StartRecording(const RecoveryReport& report,
                                             absl::Duration replay_time);
   void ShowDevice();

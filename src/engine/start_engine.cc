@@ -29,6 +29,14 @@ std::string LastPathPart(const std::string& path) {
                                : normal.parent_path().filename().string();
 }
 
+// Returns the type of the base weights.
+std::string DtypeOf(const EngineOptions& options,
+                    const model::Decoder& decoder) {
+  if (options.base_weights == BaseWeights::kInt8) return "int8";
+  return decoder.weights().embedding_VH.scalar_type() == at::kBFloat16 ? "bf16"
+                                                                       : "f32";
+}
+
 EngineInfo MakeInfo(const EngineOptions& options, const model::Decoder& decoder,
                     bool has_byte_decoder) {
   const model::ModelConfig& config = decoder.config();
@@ -37,9 +45,7 @@ EngineInfo MakeInfo(const EngineOptions& options, const model::Decoder& decoder,
   };
   return {
       .device = decoder.device().is_cuda() ? "cuda" : "cpu",
-      .dtype = decoder.weights().embedding_VH.scalar_type() == at::kBFloat16
-                   ? "bf16"
-                   : "f32",
+      .dtype = DtypeOf(options, decoder),
       .architecture = config.model_type,
       .num_layers = config.num_layers,
       .hidden_size = static_cast<int>(config.hidden),

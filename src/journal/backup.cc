@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "src/base/status_macros.h"
 #include "src/files/file_io.h"
+#include "src/journal/set_aside.h"
 
 namespace weft::journal {
 namespace {
@@ -91,7 +92,7 @@ class Copy {
     WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(from_));
     std::error_code error;
     for (const std::string& name : names) {
-      if (name != "log" && name != "images" &&
+      if (name != "log" && name != "images" && name != kSetAsideFolder &&
           fs::is_directory(absl::StrCat(from_, "/", name), error)) {
         WEFT_RETURN_IF_ERROR(Folder(name));
       }

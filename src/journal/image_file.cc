@@ -169,6 +169,21 @@ absl::StatusOr<uint64_t> CheckImage(const StateFolder& folder,
   return size;
 }
 
+absl::Status CheckImageTable(const StateFolder& folder, const std::string& name,
+                             size_t num_blocks) {
+  WEFT_ASSIGN_OR_RETURN(const UniqueFd fd, OpenImage(folder, name));
+  WEFT_ASSIGN_OR_RETURN(const std::string rows,
+                        ReadTable(fd.get(), num_blocks, name));
+  uint64_t end = TableBytes(num_blocks);
+  for (size_t at = 0; at < rows.size(); at += kBlockBytes) {
+    const bool stored = NumberAt<uint32_t>(rows, at + 12) != 0;
+    if (stored) end += NumberAt<uint64_t>(rows, at) * sizeof(float);
+  }
+  WEFT_ASSIGN_OR_RETURN(const uint64_t size, SizeOf(fd.get(), name));
+  if (size != end) return Damaged(name, "has another size than its table says");
+  return absl::OkStatus();
+}
+
 absl::Status RemoveImage(const StateFolder& folder, const std::string& name) {
   return RemoveFileAt(folder.images_directory(), name);
 }

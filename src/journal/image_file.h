@@ -39,6 +39,12 @@ namespace weft::journal {
                                                   const std::string& name,
                                                   size_t num_blocks);
 
+// Checks that an image of `num_blocks` blocks is there and whole, but not the
+// bytes of its blocks. Errors: as for ReadImage.
+[[nodiscard]] absl::Status CheckImageTable(const StateFolder& folder,
+                                           const std::string& name,
+                                           size_t num_blocks);
+
 // Errors: NOT_FOUND.
 [[nodiscard]] absl::Status RemoveImage(const StateFolder& folder,
                                        const std::string& name);

@@ -44,11 +44,6 @@ absl::StatusOr<LogReader> LogReader::Open(const StateFolder& folder,
   WEFT_ASSIGN_OR_RETURN(std::vector<uint64_t> segments, folder.Segments());
   const auto after =
       std::upper_bound(segments.begin(), segments.end(), first_sequence);
-  if (after == segments.begin() && !segments.empty()) {
-    return absl::DataLossError(absl::StrCat("the log begins with record ",
-                                            segments.front(), "; those from ",
-                                            first_sequence, " on are missing"));
-  }
   // The previous segment holds the record.
   if (after != segments.begin()) segments.erase(segments.begin(), after - 1);
   LogReader reader(&folder, std::move(segments), first_sequence);
@@ -104,7 +99,7 @@ absl::StatusOr<std::optional<LogReader::Record>> LogReader::Next() {
 
 absl::Status LogReader::OpenSegment() {
   const uint64_t first = segments_[opened_];
-  if (opened_ > 0 && first != expected_) {
+  if (first > expected_ || (opened_ > 0 && first != expected_)) {
     return absl::DataLossError(absl::StrCat(
         "the log lacks the records from ", expected_, " to ", first - 1,
         ", those before ", StateFolder::SegmentName(first)));
@@ -157,19 +152,20 @@ absl::StatusOr<std::optional<std::string>> LogReader::ReadRecord(
   return bytes;
 }
 
-// Decides whether a bad record marks the end of the log or damage.
+// Decides whether a bad record marks the end of the log or damage. If a group
+// starts after the bad record, the record had been on disk, so it is damaged.
 absl::Status LogReader::EndOrDamage() {
   if (!IsLast()) return Damaged("a record is bad");
-  WEFT_ASSIGN_OR_RETURN(const bool damaged, LaterGroupFollows());
-  if (damaged) return Damaged("a record is bad, and good ones follow");
+  WEFT_ASSIGN_OR_RETURN(const std::optional<Found> later,
+                        FindRecord(/*later_group=*/true));
+  if (later) return Damaged("a record is bad, and good ones follow");
   torn_bytes_ = segment_.size - segment_.offset;
   at_end_ = true;
   return absl::OkStatus();
 }
 
-// Returns whether a group starts after the bad record. If one does, the bad
-// record had been on disk, so it is damaged.
-absl::StatusOr<bool> LogReader::LaterGroupFollows() const {
+absl::StatusOr<std::optional<LogReader::Found>> LogReader::FindRecord(
+    bool later_group) const {
   std::string window;
   for (uint64_t start = segment_.offset; start < segment_.size;
        start += kScanBytes) {
@@ -180,14 +176,41 @@ absl::StatusOr<bool> LogReader::LaterGroupFollows() const {
     for (size_t i = 0; i + RecordHeader::kBytes <= size; ++i) {
       const std::optional<RecordHeader> header =
           DecodeRecordHeader(segment_.salt, std::string_view(window).substr(i));
-      if (!header || header->sequence - header->place <= expected_) continue;
+      if (!header) continue;
+      const uint64_t begin =
+          later_group ? header->sequence - header->place : header->sequence;
+      if (begin <= expected_) continue;
       RecordHeader same;
       WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> record,
                             ReadRecord(start + i, &same));
-      if (record) return true;
+      if (record) {
+        return Found{.offset = start + i, .sequence = header->sequence};
+      }
     }
   }
-  return false;
+  return std::nullopt;
+}
+
+absl::StatusOr<LogReader::Hole> LogReader::SkipDamage() {
+  const uint64_t first = expected_;
+  if (segment_.offset >= SegmentHeader::kBytes) {
+    WEFT_ASSIGN_OR_RETURN(const std::optional<Found> found,
+                          FindRecord(/*later_group=*/false));
+    if (found) {
+      read_bytes_ += found->offset - segment_.offset;
+      segment_.offset = found->offset;
+      expected_ = found->sequence;
+      return Hole{.first = first, .next = expected_};
+    }
+  }
+  if (IsLast() || segments_[opened_] < first) {
+    return absl::DataLossError(
+        "nothing tells how many records are lost at the end of the log");
+  }
+  read_bytes_ += segment_.size - segment_.offset;
+  segment_.offset = segment_.size;
+  expected_ = segments_[opened_];
+  return Hole{.first = first, .next = expected_};
 }
 
 absl::Status LogReader::Damaged(const std::string& how) const {

@@ -31,15 +31,23 @@ class LogReader {
     uint64_t sequence = 0;
     std::string bytes;
   };
+  // Records that are lost: those from `first` to `next` - 1.
+  struct Hole {
+    uint64_t first = 0;
+    uint64_t next = 0;
+  };
 
   // Opens the log for reading from record `first_sequence`. `folder` outlives
-  // the reader. Errors: DATA_LOSS if the segment with that record is missing
-  // and later ones exist.
+  // the reader.
   [[nodiscard]] static absl::StatusOr<LogReader> Open(const StateFolder& folder,
                                                       uint64_t first_sequence);
 
   // Returns the next record; none at the end of the log.
   [[nodiscard]] absl::StatusOr<std::optional<Record>> Next();
+  // Makes Next go on behind damage, with the first record that is good.
+  // REQUIRES: Next has returned DATA_LOSS. Errors: DATA_LOSS if no segment
+  // tells where the log goes on.
+  [[nodiscard]] absl::StatusOr<Hole> SkipDamage();
 
   // Returns the sequence of the record that Next will return. At the end of the
   // log, this is the sequence of the next record to write.
@@ -71,6 +79,7 @@ class LogReader {
       : folder_(folder),
         segments_(std::move(segments)),
         first_sequence_(first_sequence),
+        expected_(first_sequence),
         next_sequence_(first_sequence) {}
 
   [[nodiscard]] absl::Status SyncLastAndSumSizes();
@@ -82,7 +91,15 @@ class LogReader {
   [[nodiscard]] absl::StatusOr<std::optional<std::string>> ReadRecord(
       uint64_t offset, RecordHeader* header) const;
   [[nodiscard]] absl::Status EndOrDamage();
-  [[nodiscard]] absl::StatusOr<bool> LaterGroupFollows() const;
+  // A good record behind the bad one.
+  struct Found {
+    uint64_t offset = 0;
+    uint64_t sequence = 0;
+  };
+  // Returns the first good record of the open segment behind its offset. If
+  // `later_group`, skips records of the bad record's group.
+  [[nodiscard]] absl::StatusOr<std::optional<Found>> FindRecord(
+      bool later_group) const;
   [[nodiscard]] absl::Status Damaged(const std::string& how) const;
 
   const StateFolder* folder_;
@@ -91,7 +108,7 @@ class LogReader {
   size_t opened_ = 0;               // Number of segments opened so far.
   Segment segment_;
   uint64_t first_sequence_;
-  uint64_t expected_ = 0;  // Sequence of the record at the offset.
+  uint64_t expected_;  // Sequence of the record at the offset.
   uint64_t next_sequence_;
   bool at_end_ = false;
   uint64_t torn_bytes_ = 0;

@@ -26,9 +26,14 @@ absl::Status CheckLogEndsAt(const StateFolder& folder, uint64_t sequence) {
   WEFT_ASSIGN_OR_RETURN(LogReader reader,
                         LogReader::Open(folder, segments.back()));
   for (bool more = true; more;) {
-    WEFT_ASSIGN_OR_RETURN(const std::optional<LogReader::Record> record,
-                          reader.Next());
-    more = record.has_value();
+    const auto record = reader.Next();
+    // A start has decided to go on behind the damage.
+    if (absl::IsDataLoss(record.status())) {
+      WEFT_RETURN_IF_ERROR(reader.SkipDamage().status());
+      continue;
+    }
+    WEFT_RETURN_IF_ERROR(record.status());
+    more = record->has_value();
   }
   if (reader.torn_bytes() > 0) {
     return absl::FailedPreconditionError("the log has a torn tail");

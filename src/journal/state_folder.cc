@@ -24,7 +24,6 @@ namespace weft::journal {
 namespace {
 
 constexpr char kLock[] = "LOCK";
-constexpr char kFormat[] = "FORMAT";
 constexpr int kFormatVersion = 2;
 constexpr char kLogFolder[] = "log";
 constexpr char kImagesFolder[] = "images";

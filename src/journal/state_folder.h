@@ -5,6 +5,7 @@
 //   <dir>/SNAPSHOT-<sequence>       the state after the records before it
 //   <dir>/log/<sequence>.log        records from <sequence> on (log_format.h)
 //   <dir>/images/<name>             blocks of floats (image_file.h)
+//   <dir>/set-aside/<name>          given up by an operator (set_aside.h)
 //
 // LOCK and the log's last segment are written in place. Every other file is
 // written under a temporary name, synced and renamed, so it exists completely
@@ -77,6 +78,8 @@ class StateFolder {
   [[nodiscard]] absl::StatusOr<std::vector<uint64_t>> Snapshots() const;
   // Returns the file name of the segment that begins at `first_sequence`.
   [[nodiscard]] static std::string SegmentName(uint64_t first_sequence);
+  [[nodiscard]] static std::string SnapshotName(uint64_t next_sequence);
+  static constexpr char kFormat[] = "FORMAT";
 
   [[nodiscard]] int directory() const { return root_.get(); }
   [[nodiscard]] int log_directory() const { return log_.get(); }
@@ -84,8 +87,6 @@ class StateFolder {
 
  private:
   explicit StateFolder(std::string path) : path_(std::move(path)) {}
-
-  [[nodiscard]] static std::string SnapshotName(uint64_t next_sequence);
 
   [[nodiscard]] absl::Status Lock();
   [[nodiscard]] absl::Status OpenFolders();

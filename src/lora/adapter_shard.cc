@@ -37,18 +37,29 @@ Begin BeginOf(const LoraFactor& factor, const ShapeRanges& ranges) {
   return {};
 }
 
+bool AreOfOneLinear(const LoraFactor& a, const LoraFactor& b) {
+  return a.layer == b.layer && a.module == b.module && a.expert == b.expert;
+}
+
 }  // namespace
 
 AdapterShard::AdapterShard(const AdapterLayout& whole,
                            const AdapterLayout& local,
                            const ShapeRanges& ranges)
     : num_whole_(whole.num_parameters()), num_local_(local.num_parameters()) {
-  TORCH_CHECK(whole.factors().size() == local.factors().size(), "layouts of ",
-              whole.factors().size(), " and ", local.factors().size(),
-              " adapted layers are not of one adapter");
-  for (size_t i = 0; i < whole.factors().size(); ++i) {
-    const LoraFactor& of = whole.factors()[i];
-    const LoraFactor& part = local.factors()[i];
+  // Both lists have one order, and the rank's lacks only experts.
+  auto next = local.factors().begin();
+  const auto check = [&](bool fits) {
+    TORCH_CHECK(fits, "layouts of ", whole.factors().size(), " and ",
+                local.factors().size(),
+                " adapted layers are not of one adapter");
+  };
+  for (const LoraFactor& of : whole.factors()) {
+    if (next == local.factors().end() || !AreOfOneLinear(*next, of)) {
+      check(of.expert != kNoExpert);
+      continue;
+    }
+    const LoraFactor& part = *next++;
     const Begin begin = BeginOf(of, ranges);
     pieces_.push_back({.whole_offset = of.a_offset,
                        .whole_rows = of.rank,
@@ -65,6 +76,7 @@ AdapterShard::AdapterShard(const AdapterLayout& whole,
                        .rows = part.out,
                        .columns = part.rank});
   }
+  check(next == local.factors().end());
 }
 
 at::Tensor AdapterShard::BlockOf(const at::Tensor& whole_N,

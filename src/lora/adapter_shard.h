@@ -3,9 +3,10 @@
 // Each rank has an AdapterLayout with its own widths. If a projection's outputs
 // are split, a rank has all of A and some rows of B. If its inputs are split, a
 // rank has some columns of A and all of B. For the embedding these columns are
-// those of the rank's tokens. A matrix that every rank has whole has the same
-// values on all ranks. Its gradient is the sum over ranks, because each rank
-// counts only its own features.
+// those of the rank's tokens. A matrix that several ranks have whole has the
+// same values on all of them. Its gradient is the sum over ranks, because each
+// rank counts only its own features. Matrices of experts that the rank does not
+// have are not in its part.
 //
 // Legend: N parameters of the whole adapter, M of the rank's part.
 #ifndef WEFT_SRC_LORA_ADAPTER_SHARD_H_

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
-#include "src/ops/cpu_dispatch.h"
 
 namespace weft::lora {
 namespace {
@@ -64,17 +63,15 @@ const float* WeightsOf(const LoraSegment& segment) {
 
 }  // namespace
 
-bool HasFewRows(const at::Tensor& x_TI, const LoraSegment& segment) {
-  return NumRows(segment) <= kernels::cpu::kSkinnyRows &&
-         ops::HasCpuKernel(x_TI) &&
-         ops::HasCpuKernel(segment.version->compute_N);
+bool HasFewRows(const LoraSegment& segment) {
+  return NumRows(segment) <= kernels::cpu::kSkinnyRows;
 }
 
 at::Tensor ShrinkFewRows(const at::Tensor& x_TI, const LoraRouting& routing,
                          const LoraSite& site) {
   int64_t size = 0;
   for (const LoraSegment& segment : routing) {
-    if (!HasFewRows(x_TI, segment)) continue;
+    if (!HasFewRows(segment)) continue;
     size += NumRows(segment) * GroupOf(segment, site).total_rank;
   }
   if (size == 0) return {};
@@ -83,7 +80,7 @@ at::Tensor ShrinkFewRows(const at::Tensor& x_TI, const LoraRouting& routing,
   TaskList tasks;
   for (const LoraSegment& segment : routing) {
     const GroupLayout& group = GroupOf(segment, site);
-    if (group.factors.empty() || !HasFewRows(x_TI, segment)) continue;
+    if (group.factors.empty() || !HasFewRows(segment)) continue;
     const LoraFactor& first = group.factors.front();
     tasks.Add({.x_BI = x_TI.const_data_ptr<float>() + segment.begin * first.in,
                .x_stride = first.in,
@@ -101,13 +98,13 @@ at::Tensor ShrinkFewRows(const at::Tensor& x_TI, const LoraRouting& routing,
 
 void ExpandFewRows(const at::Tensor& shrunk_S, const LoraRouting& routing,
                    const LoraSite& site, const ModelShape& shape,
-                   at::Tensor& y_TO) {
+                   const at::Tensor& y_TO) {
   if (!shrunk_S.defined()) return;
   const auto* shrunk_nR = shrunk_S.const_data_ptr<float>();
   auto* y = y_TO.mutable_data_ptr<float>();
   TaskList tasks;
   for (const LoraSegment& segment : routing) {
-    if (!HasFewRows(y_TO, segment)) continue;
+    if (!HasFewRows(segment)) continue;
     const GroupLayout& group = GroupOf(segment, site);
     int64_t column = 0;
     for (const LoraFactor& factor : group.factors) {
@@ -129,13 +126,13 @@ void ExpandFewRows(const at::Tensor& shrunk_S, const LoraRouting& routing,
   tasks.Run();
 }
 
-ShrunkInputs SplitShrunk(const at::Tensor& shrunk_S, const at::Tensor& x_TI,
-                         const LoraRouting& routing, const LoraSite& site) {
+ShrunkInputs SplitShrunk(const at::Tensor& shrunk_S, const LoraRouting& routing,
+                         const LoraSite& site) {
   ShrunkInputs result(routing.size());
   int64_t offset = 0;
   for (size_t i = 0; i < routing.size(); ++i) {
     const int64_t rank = GroupOf(routing[i], site).total_rank;
-    if (rank == 0 || !HasFewRows(x_TI, routing[i])) continue;
+    if (rank == 0 || !HasFewRows(routing[i])) continue;
     const int64_t rows = NumRows(routing[i]);
     result[i] = shrunk_S.narrow(0, offset, rows * rank).view({rows, rank});
     offset += rows * rank;

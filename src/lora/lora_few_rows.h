@@ -14,10 +14,8 @@
 
 namespace weft::lora {
 
-// Returns whether the segment has at most 32 rows and all tensors are f32 on
-// the CPU.
-[[nodiscard]] bool HasFewRows(const at::Tensor& x_TI,
-                              const LoraSegment& segment);
+// Returns whether the segment has at most 32 rows.
+[[nodiscard]] bool HasFewRows(const LoraSegment& segment);
 
 // The functions below compute the segments for which HasFewRows is true.
 // Threads: any, for distinct outputs.
@@ -31,12 +29,11 @@ namespace weft::lora {
 // Computes y += scale_a (x A_a^T) B_a^T. Shapes: y_TO [T, O] contiguous.
 void ExpandFewRows(const at::Tensor& shrunk_S, const LoraRouting& routing,
                    const LoraSite& site, const ModelShape& shape,
-                   at::Tensor& y_TO);
+                   const at::Tensor& y_TO);
 
 // Returns a view of `shrunk_S` for each segment. The view is undefined if the
-// segment has no part in it. Shapes: x_TI [T, I].
+// segment has no part in it.
 [[nodiscard]] ShrunkInputs SplitShrunk(const at::Tensor& shrunk_S,
-                                       const at::Tensor& x_TI,
                                        const LoraRouting& routing,
                                        const LoraSite& site);
 

@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "src/lora/add_product.h"
+#include "src/lora/lora_cpu.h"
 #include "src/lora/lora_cuda.h"
-#include "src/lora/lora_few_rows.h"
+#include "src/ops/cpu_dispatch.h"
 #include "src/ops/cuda_dispatch.h"
-#include "src/ops/matmul.h"
 
 namespace weft::lora {
 namespace {
@@ -130,13 +130,12 @@ ShrunkInputs LoraShrink(const at::Tensor& x_TI, const LoraPass& pass,
           cuda::Shrink(x_TI, *pass.table, site, ops::cuda::CurrentStream())};
     }
   }
-  const LoraRouting& routing = pass.routing;
-  ShrunkInputs shrunk =
-      SplitShrunk(ShrinkFewRows(x_TI, routing, site), x_TI, routing, site);
-  for (size_t i = 0; i < routing.size(); ++i) {
-    if (!HasFewRows(x_TI, routing[i])) {
-      shrunk[i] = Shrink(x_TI, routing[i], site);
-    }
+  if (ops::HasCpuKernel(x_TI)) {
+    return cpu::Forward(x_TI, pass, site, /*y_TO=*/{});
+  }
+  ShrunkInputs shrunk;
+  for (const LoraSegment& segment : pass.routing) {
+    shrunk.push_back(Shrink(x_TI, segment, site));
   }
   return shrunk;
 }
@@ -144,7 +143,8 @@ ShrunkInputs LoraShrink(const at::Tensor& x_TI, const LoraPass& pass,
 at::Tensor LoraLinear(const at::Tensor& x_TI, const BaseLinear& base,
                       const LoraPass& pass, const LoraSite& site,
                       ShrunkInputs* shrunk) {
-  at::Tensor y_TO = ops::MatMul(x_TI, base.weight_OI.t(), base.bias_O);
+  at::Tensor y_TO =
+      ops::MatMul(x_TI, base.weight_OI.t(), base.bias_O, base.row_count);
   if constexpr (ops::kHasCudaKernels) {
     if (pass.table != nullptr) {
       at::Tensor s_TR =
@@ -154,16 +154,16 @@ at::Tensor LoraLinear(const at::Tensor& x_TI, const BaseLinear& base,
       return y_TO;
     }
   }
-  const LoraRouting& routing = pass.routing;
-  const at::Tensor few_S = ShrinkFewRows(x_TI, routing, site);
-  ExpandFewRows(few_S, routing, site, pass.shape, y_TO);
-  if (shrunk != nullptr) *shrunk = SplitShrunk(few_S, x_TI, routing, site);
-  for (size_t i = 0; i < routing.size(); ++i) {
-    if (HasFewRows(x_TI, routing[i])) continue;
-    const at::Tensor input_nR = Shrink(x_TI, routing[i], site);
-    Expand(input_nR, routing[i], site, pass.shape, y_TO);
-    if (shrunk != nullptr) (*shrunk)[i] = input_nR;
+  ShrunkInputs inputs;
+  if (ops::HasCpuKernel(x_TI)) {
+    inputs = cpu::Forward(x_TI, pass, site, y_TO);
+  } else {
+    for (const LoraSegment& segment : pass.routing) {
+      inputs.push_back(Shrink(x_TI, segment, site));
+      Expand(inputs.back(), segment, site, pass.shape, y_TO);
+    }
   }
+  if (shrunk != nullptr) *shrunk = std::move(inputs);
   return y_TO;
 }
 
@@ -173,13 +173,19 @@ at::Tensor LoraLinearBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
                               const LoraGradients& gradients,
                               bool want_input_gradient) {
   at::Tensor dx_TI;
-  if (want_input_gradient) dx_TI = ops::MatMul(dy_TO, base.weight_OI);
+  if (want_input_gradient) {
+    dx_TI = ops::MatMul(dy_TO, base.weight_OI, /*bias_N=*/{}, base.row_count);
+  }
   if constexpr (ops::kHasCudaKernels) {
     if (pass.table != nullptr) {
       cuda::Backward(dy_TO, x_TI, shrunk.front(), *pass.table, site, dx_TI,
                      ops::cuda::CurrentStream());
       return dx_TI;
     }
+  }
+  if (ops::HasCpuKernel(x_TI)) {
+    cpu::Backward(dy_TO, x_TI, pass, site, shrunk, gradients, dx_TI);
+    return dx_TI;
   }
   for (size_t i = 0; i < pass.routing.size(); ++i) {
     if (!shrunk[i].defined()) continue;

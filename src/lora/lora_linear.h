@@ -19,6 +19,7 @@
 
 #include "src/lora/adapter.h"
 #include "src/lora/lora_gradients.h"
+#include "src/ops/matmul.h"
 
 namespace weft::lora {
 
@@ -33,8 +34,9 @@ using LoraRouting = std::vector<LoraSegment>;
 
 // The frozen base layer.
 struct BaseLinear {
-  at::Tensor weight_OI;
-  at::Tensor bias_O;  // Undefined if there is no bias.
+  at::Tensor weight_OI;  // It may be in 8 bits (ops/int8_weight.h).
+  at::Tensor bias_O;     // Undefined if there is no bias.
+  ops::RowCount row_count = ops::RowCount::kRecurs;
 };
 
 // Names an adapted layer, and says where each of its projections writes in y.
@@ -78,8 +80,8 @@ using RoutingTablePtr = std::shared_ptr<const cuda::RoutingTable>;
 struct LoraPass {
   const LoraRouting& routing;
   const ModelShape& shape;
-  const cuda::RoutingTable* table = nullptr;  // If null, segments run one after
-                                              // another.
+  // Only on CUDA. If it is null there, segments run one after another.
+  const cuda::RoutingTable* table = nullptr;
 };
 
 // x A^T, kept for the backward pass: [rows, R] of every segment, undefined if
@@ -89,7 +91,7 @@ using ShrunkInputs = std::vector<at::Tensor>;
 
 // Returns y [T, O]. If `shrunk` is not null, sets it to x A^T.
 // Shapes:  x_TI [T, I] contiguous, in the dtype of the base weight, or in f32
-// with a bf16 weight on a CPU.
+// with a bf16 weight on a CPU, or with a weight of 8 bits.
 // Errors:  throws c10::Error.   Threads: on a CPU any, for distinct outputs.
 [[nodiscard]] at::Tensor LoraLinear(const at::Tensor& x_TI,
                                     const BaseLinear& base,

@@ -135,7 +135,7 @@ HeadResult ScoreHead(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
   const int64_t num_rows = hidden_RH.size(0);
   const auto dtype = weight_VH.options().dtype(HeadComputeType(weight_VH));
   HeadResult result = AllocateResult(
-      num_rows, static_cast<int64_t>(rows.targets.size()), weight_VH.size(1),
+      num_rows, static_cast<int64_t>(rows.targets.size()), hidden_RH.size(1),
       dtype, options, want_gradient, want_entropy);
   if (num_rows == 0) return result;
   parallel::Communicator* const group = options.shard.group;

@@ -94,8 +94,9 @@ struct HeadResult {
 // Waits for the device only with gradient filters, because it counts their
 // rows.
 // Shapes:  hidden_RH [R, H]; weight_VH [V, H] of the same dtype, or in bf16
-// with f32 rows on a CPU. With options.shard, weight_VH has the rank's rows.
-// All other arguments are the same on all ranks, which call this together.
+// with f32 rows on a CPU, or in 8 bits (head_products.h). With options.shard,
+// weight_VH has the rank's rows. All other arguments are the same on all ranks,
+// which call this together.
 // Errors:  throws c10::Error (out of memory).
 // Threads: engine thread only.
 // Source:  derivation above; tests check it against dense f64 autograd.

@@ -9,6 +9,7 @@
 #include "src/loss/vocab_shard.h"
 #include "src/ops/cuda_dispatch.h"
 #include "src/ops/host_copy.h"
+#include "src/ops/int8_weight.h"
 
 namespace weft::loss {
 namespace {
@@ -49,8 +50,8 @@ void Combine(at::Tensor& projection_nX, const at::Tensor& weight_VX,
          LayerEntries(coefficients, begin + done, count)) {
       const auto size = static_cast<int64_t>(layer.rows.size());
       const at::Tensor scaled =
-          weight_VX.index_select(0, ops::ToDevice(layer.targets, device))
-              .to(dtype)
+          ops::WidenedRows(weight_VX, ops::ToDevice(layer.targets, device),
+                           dtype)
               .mul_(ops::ToDevice(layer.coefficients, device, dtype)
                         .unsqueeze(1));
       if (size == count) {

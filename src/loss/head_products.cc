@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "src/ops/int8_weight.h"
 #include "src/ops/matmul.h"
 
 namespace weft::loss {
@@ -23,9 +24,69 @@ constexpr int64_t kCpuSliceLength = 4096;
 constexpr int64_t kCpuFewRows = 64;
 constexpr int64_t kCpuSumLength = 512;
 
+// On CUDA, weights of 8 bits are widened for this many vocabulary entries at a
+// time.
+constexpr int64_t kCudaWidenedLength = 16384;
+
 // The number of adjacent vocabulary entries that a filter keeps or drops
 // together.
 constexpr int64_t kFilterLength = 512;
+
+// Computes out = a b on CUDA, with sums in the dtype of `out`.
+void CudaProduct(const at::Tensor& a, const at::Tensor& b, at::Tensor& out) {
+  if (a.scalar_type() == out.scalar_type()) {
+    at::mm_out(out, a, b);
+  } else {
+    at::mm_out(out, a, b, out.scalar_type());
+  }
+}
+
+// Returns the head, or a part of it, as a product on CUDA reads it: that of 8
+// bits in bf16, any other as it is.
+at::Tensor CudaWeight(const at::Tensor& weight_VH) {
+  return ops::IsInt8(weight_VH) ? ops::Widened(weight_VH, at::kBFloat16)
+                                : weight_VH;
+}
+
+// Calls `visit` with the beginning and the widened rows of each part of a
+// head of 8 bits.
+template <typename Visit>
+void ForEachCudaPart(const at::Tensor& weight_VH, Visit visit) {
+  const int64_t vocab = weight_VH.size(0);
+  for (int64_t v = 0; v < vocab; v += kCudaWidenedLength) {
+    visit(v, CudaWeight(weight_VH.narrow(
+                 0, v, std::min(kCudaWidenedLength, vocab - v))));
+  }
+}
+
+void CudaLogits(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
+                at::Tensor& logits_RV) {
+  if (!ops::IsInt8(weight_VH)) {
+    CudaProduct(hidden_RH, weight_VH.t(), logits_RV);
+    return;
+  }
+  ForEachCudaPart(weight_VH, [&](int64_t v, const at::Tensor& part_VH) {
+    at::Tensor part_RV =
+        at::empty({hidden_RH.size(0), part_VH.size(0)}, logits_RV.options());
+    CudaProduct(hidden_RH, part_VH.t(), part_RV);
+    logits_RV.narrow(1, v, part_VH.size(0)).copy_(part_RV);
+  });
+}
+
+void CudaProjection(const at::Tensor& p_RV, const at::Tensor& weight_VH,
+                    at::Tensor& out_RH) {
+  if (!ops::IsInt8(weight_VH)) {
+    CudaProduct(p_RV.to(weight_VH.scalar_type()), weight_VH, out_RH);
+    return;
+  }
+  out_RH.zero_();
+  ForEachCudaPart(weight_VH, [&](int64_t v, const at::Tensor& part_VH) {
+    at::Tensor part_RH = at::empty_like(out_RH);
+    CudaProduct(p_RV.narrow(1, v, part_VH.size(0)).to(part_VH.scalar_type()),
+                part_VH, part_RH);
+    out_RH.add_(part_RH);
+  });
+}
 
 }  // namespace
 
@@ -37,11 +98,7 @@ void ComputeLogits(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
                    at::Tensor& logits_RV) {
   const at::ScalarType type = logits_RV.scalar_type();
   if (!hidden_RH.is_cpu()) {
-    if (hidden_RH.scalar_type() == type) {
-      at::mm_out(logits_RV, hidden_RH, weight_VH.t());
-    } else {
-      at::mm_out(logits_RV, hidden_RH, weight_VH.t(), type);
-    }
+    CudaLogits(hidden_RH, weight_VH, logits_RV);
     return;
   }
   const at::Tensor wide_RH = hidden_RH.to(type);
@@ -50,20 +107,15 @@ void ComputeLogits(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
   const int64_t slice = std::max(kCpuSliceLength, kCpuSliceLogits / rows);
   for (int64_t v = 0; v < vocab; v += slice) {
     const int64_t count = std::min(slice, vocab - v);
-    logits_RV.narrow(1, v, count)
-        .copy_(ops::MatMul(wide_RH, weight_VH.narrow(0, v, count).t()));
+    ops::MatMulInto(wide_RH, weight_VH.narrow(0, v, count).t(),
+                    logits_RV.narrow(1, v, count));
   }
 }
 
 void ComputeProjection(const at::Tensor& p_RV, const at::Tensor& weight_VH,
                        at::Tensor& out_RH) {
   if (!p_RV.is_cpu()) {
-    if (weight_VH.scalar_type() == out_RH.scalar_type()) {
-      at::mm_out(out_RH, p_RV, weight_VH);
-    } else {
-      at::mm_out(out_RH, p_RV.to(weight_VH.scalar_type()), weight_VH,
-                 out_RH.scalar_type());
-    }
+    CudaProjection(p_RV, weight_VH, out_RH);
     return;
   }
   const bool same_type = p_RV.scalar_type() == weight_VH.scalar_type();
@@ -78,8 +130,8 @@ void ComputeProjection(const at::Tensor& p_RV, const at::Tensor& weight_VH,
   for (int64_t v = 0; v < vocab; v += block) {
     const int64_t count = std::min(block, vocab - v);
     // addmm could take a matrix-vector kernel, which sums number by number.
-    out_RH.add_(ops::MatMul(p_RV.narrow(1, v, count).contiguous(),
-                            weight_VH.narrow(0, v, count)));
+    out_RH.add_(
+        ops::MatMul(p_RV.narrow(1, v, count), weight_VH.narrow(0, v, count)));
   }
 }
 
@@ -100,9 +152,10 @@ void ComputeFilteredProjection(const at::Tensor& p_RV,
     if (p_RV.is_cpu()) {
       out_RH.index_add_(0, kept, ops::MatMul(rows_nV, weight));
     } else {
-      out_RH.index_add_(0, kept,
-                        at::mm(rows_nV.to(weight.scalar_type()), weight,
-                               out_RH.scalar_type()));
+      const at::Tensor wide = CudaWeight(weight);
+      out_RH.index_add_(
+          0, kept,
+          at::mm(rows_nV.to(wide.scalar_type()), wide, out_RH.scalar_type()));
     }
   }
 }

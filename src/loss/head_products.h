@@ -1,5 +1,9 @@
 // The matrix products of the head. Private to src/loss.
 //
+// The head's weight may be in 8 bits (ops/int8_weight.h), here and in all of
+// src/loss. It counts as the numbers [V, H] that it stands for, in f32 on a CPU
+// and in bf16 on CUDA.
+//
 // Legend: R rows, H hidden, V vocabulary.
 #ifndef WEFT_SRC_LOSS_HEAD_PRODUCTS_H_
 #define WEFT_SRC_LOSS_HEAD_PRODUCTS_H_

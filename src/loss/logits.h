@@ -12,7 +12,7 @@ namespace weft::loss {
 // Returns softcap(hidden W^T + LoRA) in f32, on the device of hidden. `routing`
 // names the adapters of the rows. With a shard, the weight has this rank's
 // rows, and every rank gets the same bits for the whole vocabulary.
-// Shapes:  hidden_RH [R, H], weight_VH [V, H] in the model dtype; returns [R,
+// Shapes:  hidden_RH [R, H], weight_VH [V, H] as in fused_head.h; returns [R,
 // V] f32, contiguous.
 // Threads: engine thread only.
 [[nodiscard]] at::Tensor HeadLogits(const at::Tensor& hidden_RH,

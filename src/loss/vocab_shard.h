@@ -42,7 +42,7 @@ struct EntryPlaces {
 [[nodiscard]] EntryPlaces PlacesOf(const ScoreRows& rows, const OwnEntries& own,
                                    at::Device device);
 
-// Returns the coefficients of the own entries.
+// Returns the coefficients of the entries whose targets this rank has.
 [[nodiscard]] HeadCoefficients CoefficientsOfShard(
     const HeadCoefficients& coefficients, const VocabShard& shard);
 

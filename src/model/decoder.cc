@@ -6,9 +6,11 @@
 #include <utility>
 
 #include "src/base/profile.h"
+#include "src/base/status_macros.h"
 #include "src/lora/lora_embedding.h"
 #include "src/model_config/model_shard.h"
 #include "src/ops/gated_product.h"
+#include "src/ops/int8_weight.h"
 #include "src/ops/paged_attention.h"
 #include "src/ops/rms_norm.h"
 #include "src/ops/suffix_attention.h"
@@ -20,16 +22,23 @@ using lora::ProjectionGroup;
 
 namespace {
 
+// Returns the dtype in which all is stored that is not in 8 bits.
+at::ScalarType StoredType(const DecoderWeights& weights) {
+  const at::Tensor& embedding_VH = weights.embedding_VH;
+  return ops::IsInt8(embedding_VH) ? weights.dtype : embedding_VH.scalar_type();
+}
+
 double EmbeddingScale(const ModelConfig& config,
                       const DecoderWeights& weights) {
   if (!config.scaled_embeddings) return 1;
   return at::scalar_tensor(std::sqrt(static_cast<double>(config.hidden)),
-                           weights.embedding_VH.scalar_type())
+                           StoredType(weights))
       .item<double>();
 }
 
-// Converts norms and biases to the dtype of the activations, and leaves
-// matrices as they are.
+// Converts norms, biases and routers to the dtype of the activations, and
+// leaves other matrices as they are. So a router's product is never in bf16 on
+// a CPU.
 DecoderWeights WithSmallTensorsIn(at::ScalarType dtype,
                                   DecoderWeights weights) {
   const auto convert = [&](at::Tensor& tensor) {
@@ -41,8 +50,14 @@ DecoderWeights WithSmallTensorsIn(at::ScalarType dtype,
     for (at::Tensor* tensor :
          {&w.input_norm_H, &w.q_norm_C, &w.k_norm_C, &w.attention_out_norm_H,
           &w.mlp_norm_H, &w.mlp_out_norm_H, &w.qkv.bias_O, &w.o.bias_O,
-          &w.gate_up.bias_O, &w.down.bias_O}) {
+          &w.gate_up.bias_O, &w.down.bias_O, &w.experts.router_EH,
+          &w.experts.router_bias_E, &w.experts.gate_up_bias_G,
+          &w.experts.down_bias_D}) {
       convert(*tensor);
+    }
+    // They are added to log-sum-exps.
+    if (w.sinks_H.defined() && dtype != at::kDouble) {
+      w.sinks_H = w.sinks_H.to(at::kFloat);
     }
   }
   convert(weights.final_norm_H);
@@ -51,10 +66,9 @@ DecoderWeights WithSmallTensorsIn(at::ScalarType dtype,
 
 // On a CPU only the weights may be bf16; see decoder.h.
 at::ScalarType ActivationType(const DecoderWeights& weights) {
-  const at::Tensor& embedding_VH = weights.embedding_VH;
-  return embedding_VH.is_cpu() && embedding_VH.scalar_type() == at::kBFloat16
-             ? at::kFloat
-             : embedding_VH.scalar_type();
+  const at::ScalarType dtype = StoredType(weights);
+  return weights.embedding_VH.is_cpu() && dtype == at::kBFloat16 ? at::kFloat
+                                                                 : dtype;
 }
 
 parallel::Shard ShardOfGroup(const parallel::Communicator* group) {
@@ -122,8 +136,7 @@ void Decoder::SumOverRanks(at::Tensor& partial_TH) const {
 
 at::Tensor Decoder::Embed(const PackedBatch& batch) const {
   const TokenRows own = RowsOf(batch.tokens_T);
-  at::Tensor x_TH =
-      weights_.embedding_VH.index_select(0, own.rows_T).to(dtype_);
+  at::Tensor x_TH = ops::WidenedRows(weights_.embedding_VH, own.rows_T, dtype_);
   if (config_.scaled_embeddings) x_TH.mul_(embedding_scale_);
   lora::AddLoraEmbedding(own.rows_T, batch.routing, embedding_scale_, x_TH);
   if (own.foreign_T1.defined()) x_TH.masked_fill_(own.foreign_T1, 0);
@@ -190,6 +203,24 @@ at::Tensor Decoder::ForwardLayers(Mode mode, const PackedBatch& batch,
     }
   }
   return stream.x_TH;
+}
+
+absl::StatusOr<at::Tensor> Decoder::ForwardStreamed(at::Tensor x_TH,
+                                                    const PackedBatch& batch,
+                                                    const LayerLoader& load) {
+  const Pass pass = {.batch = batch, .lora = {batch.routing, shape_}};
+  if (config_.scaled_embeddings) x_TH = x_TH.mul(embedding_scale_);
+  for (int layer = 0; layer < config_.num_layers; ++layer) {
+    LayerWeights& weights = weights_.layers[layer];
+    WEFT_ASSIGN_OR_RETURN(weights, load(layer));
+    at::Tensor normed_TH = Norm(x_TH, weights.input_norm_H);
+    at::Tensor experts_TK;
+    x_TH = RunLayer(layer, {std::move(x_TH), std::move(normed_TH)}, pass,
+                    /*tape=*/nullptr, experts_TK, /*kv=*/nullptr)
+               .x_TH;
+    weights = {};
+  }
+  return x_TH;
 }
 
 Decoder::Stream Decoder::RunLayer(int layer, Stream stream, const Pass& pass,
@@ -325,6 +356,7 @@ at::Tensor Decoder::Attend(int layer, at::Tensor& qkv_TW, const Pass& pass,
   ops::PrepareHeads(heads, pass.batch.positions_T, RotaryOf(layer),
                     HeadNormsOf(layer), slots);
   const ops::AttentionRule& rule = config_.attention[layer].rule;
+  const at::Tensor& sinks_H = weights_.layers[layer].sinks_H;
   const int64_t num_tokens = qkv_TW.size(0);
   if (kv != nullptr) {
     const at::Tensor& k_pages = slots.k_pages_PSKC;
@@ -332,7 +364,7 @@ at::Tensor Decoder::Attend(int layer, at::Tensor& qkv_TW, const Pass& pass,
     if (kv->decode) {
       at::Tensor out = at::empty(heads.q_TQC.sizes(), qkv_TW.options());
       ops::PagedAttention(heads.q_TQC, k_pages, v_pages, kv->page_table_TL,
-                          kv->lengths_T, rule, out);
+                          kv->lengths_T, rule, out, sinks_H);
       return out.view({num_tokens, shape_.q_width});
     }
     if (!kv->suffixes.empty()) {
@@ -340,12 +372,13 @@ at::Tensor Decoder::Attend(int layer, at::Tensor& qkv_TW, const Pass& pass,
         return pages_PSKC.flatten(0, 1).index_select(0, kv->key_slots_S);
       };
       return ops::SuffixAttention(heads.q_TQC, gather(k_pages), gather(v_pages),
-                                  kv->suffixes, rule)
+                                  kv->suffixes, rule, sinks_H)
           .view({num_tokens, shape_.q_width});
     }
   }
   ops::AttentionOutput attention = ops::TreeAttention(
-      heads.q_TQC, heads.k_TKC, heads.v_TKC, pass.batch.nodes, rule);
+      heads.q_TQC, heads.k_TKC, heads.v_TKC, pass.batch.nodes, rule,
+      ops::AttentionMethod::kFused, sinks_H);
   at::Tensor out = attention.out_THC.reshape({num_tokens, shape_.q_width});
   if (tape != nullptr) tape->attention = std::move(attention);
   return out;

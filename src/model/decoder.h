@@ -49,10 +49,9 @@ class Decoder {
   // Returns the number of ranks in the tensor group; 1 without one.
   [[nodiscard]] int tensor_size() const;
   [[nodiscard]] const DecoderWeights& weights() const { return weights_; }
-  // Returns the dtype of activations, cache and adapters. It is the weights'
-  // dtype, except on a CPU with bf16 weights, where it is f32. Products then
-  // widen the weights (ops/matmul.h), which halves memory and traffic at the
-  // speed and precision of f32.
+  // Returns the dtype of activations, cache and adapters: that of the weights,
+  // but f32 on a CPU with weights in bf16 or in 8 bits. Products then round the
+  // activations or widen the weights (ops/matmul.h).
   [[nodiscard]] at::ScalarType dtype() const { return dtype_; }
   [[nodiscard]] at::Device device() const;
 
@@ -69,20 +68,24 @@ class Decoder {
       Mode mode, const PackedBatch& batch, Tape* tape, int num_recomputed,
       KvAccess* kv, std::vector<at::Tensor>* experts = nullptr) const;
 
+  // Does the same in kEval for rows x_TH of the embedding, all in f32, on one
+  // rank and without adapters. Layers have their weights only while they run.
+  // Errors: those of `load`.
+  [[nodiscard]] absl::StatusOr<at::Tensor> ForwardStreamed(
+      at::Tensor x_TH, const PackedBatch& batch, const LayerLoader& load);
+
   // Runs the layers of a forward pass backwards from d_out_TH, the gradient of
   // the residual stream [T, H]. Adds to the gradients [N] of the versions in
   // batch.routing. Consumes the tape and d_out_TH's storage.
   void BackwardLayers(const PackedBatch& batch, Tape& tape, at::Tensor d_out_TH,
                       const lora::LoraGradients& gradients) const;
 
-  // Applies the final norm to the rows that are scored: [R, H] -> [R, H].
+  // Applies the final norm to rows [R, H].
   [[nodiscard]] at::Tensor FinalNorm(const at::Tensor& x_RH) const;
-  // Returns dLoss/dx of the final norm.
   [[nodiscard]] at::Tensor FinalNormBackward(const at::Tensor& dy_RH,
                                              const at::Tensor& x_RH) const;
 
  private:
-  // What every layer of a pass reads.
   struct Pass {
     const PackedBatch& batch;
     const lora::LoraPass lora;
@@ -90,8 +93,7 @@ class Decoder {
   struct BackwardPass : Pass {
     const lora::LoraGradients& gradients;
   };
-  // The residual stream, and its norm, which the next product reads. The
-  // function that consumes the norm frees it.
+  // The residual stream, and its norm, which the next product reads and frees.
   struct Stream {
     at::Tensor x_TH;
     at::Tensor normed_TH;
@@ -125,14 +127,13 @@ class Decoder {
                                const at::Tensor& raw_TH) const;
   at::Tensor Attend(int layer, at::Tensor& qkv_TW, const Pass& pass,
                     LayerTape* tape, KvAccess* kv) const;
-  // BackwardMlp and BackwardAttention add to d_TH, the gradient of the residual
-  // stream.
+  // These add to d_TH, the gradient of the residual stream.
   void BackwardMlp(int layer, const BackwardPass& pass, LayerTape& tape,
                    at::Tensor& d_TH) const;
-  at::Tensor BackwardDense(int layer, const BackwardPass& pass, LayerTape& tape,
-                           const at::Tensor& dy_TH) const;
   void BackwardAttention(int layer, const BackwardPass& pass, LayerTape& tape,
                          at::Tensor& d_TH) const;
+  at::Tensor BackwardDense(int layer, const BackwardPass& pass, LayerTape& tape,
+                           const at::Tensor& dy_TH) const;
 
   [[nodiscard]] at::Tensor Norm(const at::Tensor& x_TH,
                                 const at::Tensor& weight_H) const;

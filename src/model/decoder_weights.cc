@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -13,8 +14,11 @@
 #include "src/base/huge_pages.h"
 #include "src/base/progress.h"
 #include "src/base/status_macros.h"
+#include "src/model/packed_weights.h"
+#include "src/model/store_rows.h"
 #include "src/model_config/stored_weights.h"
 #include "src/model_config/weight_list.h"
+#include "src/ops/int8_weight.h"
 #include "src/weights/tensor_reader.h"
 
 namespace weft::model {
@@ -35,6 +39,8 @@ at::Tensor& FieldOf(LayerWeights& w, WeightSlot slot) {
       return w.q_norm_C;
     case WeightSlot::kKNorm:
       return w.k_norm_C;
+    case WeightSlot::kSinks:
+      return w.sinks_H;
     case WeightSlot::kO:
       return w.o.weight_OI;
     case WeightSlot::kOBias:
@@ -53,8 +59,14 @@ at::Tensor& FieldOf(LayerWeights& w, WeightSlot slot) {
       return w.down.bias_O;
     case WeightSlot::kRouter:
       return w.experts.router_EH;
+    case WeightSlot::kRouterBias:
+      return w.experts.router_bias_E;
     case WeightSlot::kExpertGateUp:
       return w.experts.gate_up_GH;
+    case WeightSlot::kExpertGateUpBias:
+      return w.experts.gate_up_bias_G;
+    case WeightSlot::kExpertDownBias:
+      return w.experts.down_bias_D;
     case WeightSlot::kExpertDown:
       return w.experts.down_DF;
     case WeightSlot::kSharedGateUp:
@@ -93,7 +105,7 @@ struct SlotTensor {
 // is in huge pages.
 DecoderWeights Allocate(const std::vector<WeightEntry>& entries,
                         const ModelConfig& config,
-                        const at::TensorOptions& options) {
+                        const at::TensorOptions& options, MatrixFormat format) {
   const at::ScalarType dtype = c10::typeMetaToScalarType(options.dtype());
   std::vector<SlotTensor> slots;
   int64_t size = 0;
@@ -104,8 +116,12 @@ DecoderWeights Allocate(const std::vector<WeightEntry>& entries,
                     .dtype = IsWide(entry.slot, config) ? at::kFloat : dtype,
                     .offset = size};
     slot.shape[0] = entry.slot_rows;
-    size +=
-        SlotBytes(entry, config, static_cast<int64_t>(c10::elementSize(dtype)));
+    if (format == MatrixFormat::kInt8 && MayBeInt8(entry.slot)) {
+      slot.shape[1] = ops::Int8RowBytes(slot.shape[1]);
+      slot.dtype = at::kChar;
+    }
+    size += SlotBytes(entry, config,
+                      static_cast<int64_t>(c10::elementSize(dtype)), format);
     slots.push_back(std::move(slot));
   }
   const at::Tensor buffer = at::empty({size}, options.dtype(at::kByte));
@@ -113,7 +129,7 @@ DecoderWeights Allocate(const std::vector<WeightEntry>& entries,
     PreferHugePages(absl::MakeSpan(
         static_cast<std::byte*>(buffer.mutable_data_ptr()), buffer.nbytes()));
   }
-  DecoderWeights w;
+  DecoderWeights w{.dtype = dtype};
   w.layers.resize(config.num_layers);
   for (const SlotTensor& slot : slots) {
     const int64_t bytes = c10::multiply_integers(slot.shape) *
@@ -130,10 +146,11 @@ DecoderWeights Allocate(const std::vector<WeightEntry>& entries,
 absl::Status CheckEntries(const weights::Checkpoint& checkpoint,
                           const std::vector<WeightEntry>& entries) {
   for (const WeightEntry& entry : entries) {
-    const StoredPlace place = PlaceIn(checkpoint, entry);
-    WEFT_ASSIGN_OR_RETURN(const weights::DiskTensor stored,
-                          checkpoint.Find(place.name));
-    WEFT_RETURN_IF_ERROR(CheckStored(place.name, place.shape, stored));
+    for (const StoredPart& part : PartsOf(PlaceIn(checkpoint, entry))) {
+      WEFT_ASSIGN_OR_RETURN(const weights::DiskTensor stored,
+                            checkpoint.Find(part.name));
+      WEFT_RETURN_IF_ERROR(CheckStored(part.name, part, stored));
+    }
   }
   return absl::OkStatus();
 }
@@ -143,25 +160,48 @@ at::Tensor PlaceOf(DecoderWeights& w, const WeightEntry& entry) {
   return FieldOf(w, entry).narrow(0, entry.first_row, entry.part_shape[0]);
 }
 
+// Shows progress if `label` is not empty.
 absl::Status ReadEntries(const weights::Checkpoint& checkpoint,
+                         const ModelConfig& config,
                          const std::vector<WeightEntry>& entries,
-                         DecoderWeights& w) {
+                         const std::string& label, DecoderWeights& w) {
   weights::ReadPlan plan(checkpoint);
+  std::vector<PackedEntry> packed;
   for (const WeightEntry& entry : entries) {
-    const StoredPlace place = PlaceIn(checkpoint, entry);
+    StoredPlace place = PlaceIn(checkpoint, entry);
+    if (place.form != StoredForm::kRows) {
+      packed.push_back({&entry, std::move(place), PlaceOf(w, entry)});
+      continue;
+    }
+    const at::Tensor destination = PlaceOf(w, entry);
     WEFT_RETURN_IF_ERROR(plan.AddSlice(
         place.name, {place.first_row + entry.part_row, entry.part_column},
-        PlaceOf(w, entry)));
+        destination, FormatOf(entry, destination)));
   }
-  Progress progress("loading weights", static_cast<int64_t>(plan.num_bytes()),
-                    "B");
-  return plan.Run([&](int64_t bytes) { progress.Add(bytes); });
+  std::optional<Progress> progress;
+  if (!label.empty()) {
+    progress.emplace(label,
+                     static_cast<int64_t>(plan.num_bytes()) +
+                         PackedBytes(checkpoint, packed),
+                     "B");
+  }
+  const auto on_read = [&](int64_t bytes) {
+    if (progress.has_value()) progress->Add(bytes);
+  };
+  WEFT_RETURN_IF_ERROR(plan.Run(on_read));
+  WEFT_RETURN_IF_ERROR(ReadPacked(checkpoint, packed, on_read));
+  if (config.norms_from_one) {
+    for (const WeightEntry& entry : entries) {
+      if (IsNorm(entry.slot)) FieldOf(w, entry).add_(1);
+    }
+  }
+  return absl::OkStatus();
 }
 
 // Checks a tied head that is also in the checkpoint. Releases of transformers
 // differ in which of the two they use.
 absl::Status CheckTiedHead(const weights::Checkpoint& checkpoint,
-                           const parallel::Range& vocab,
+                           const WeightEntry& embedding_entry,
                            const at::Tensor& embedding_VH) {
   const auto head = checkpoint.Find(kHeadName);
   if (absl::IsNotFound(head.status())) return absl::OkStatus();
@@ -169,9 +209,11 @@ absl::Status CheckTiedHead(const weights::Checkpoint& checkpoint,
   WEFT_ASSIGN_OR_RETURN(const weights::DiskTensor embedding,
                         checkpoint.Find(kEmbeddingName));
   if (head->IsSameAs(embedding)) return absl::OkStatus();
-  WEFT_ASSIGN_OR_RETURN(const bool same,
-                        weights::HasValues(checkpoint, kHeadName,
-                                           {.row = vocab.begin}, embedding_VH));
+  WEFT_ASSIGN_OR_RETURN(
+      const bool same,
+      weights::HasValues(checkpoint, kHeadName,
+                         {.row = embedding_entry.part_row}, embedding_VH,
+                         FormatOf(embedding_entry, embedding_VH)));
   if (same) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "tensor '", kHeadName, "' differs from '", kEmbeddingName,
@@ -193,36 +235,59 @@ void Draw(const WeightEntry& first, uint64_t seed, at::Tensor& matrix_OI) {
   matrix_OI.uniform_(-bound, bound, generator);
 }
 
-// Draws the slot's matrix and keeps the rank's part.
-void FillMatrix(Slot slot, uint64_t seed, DecoderWeights& w) {
-  at::Tensor& field = FieldOf(w, slot.front());
+bool AreOfOneSlot(const WeightEntry& a, const WeightEntry& b) {
+  return a.layer == b.layer && a.slot == b.slot;
+}
+
+// Takes the first slot off the entries.
+Slot TakeSlot(Slot& entries) {
+  size_t end = 1;
+  while (end < entries.size() && AreOfOneSlot(entries[0], entries[end])) ++end;
+  const Slot slot = entries.first(end);
+  entries.remove_prefix(end);
+  return slot;
+}
+
+// Draws the whole slot's matrix and keeps the rank's part. Experts of other
+// ranks are in `whole` alone.
+void FillMatrix(Slot whole, Slot part, uint64_t seed, DecoderWeights& w) {
+  at::Tensor& field = FieldOf(w, part.front());
+  const bool is_int8 = ops::IsInt8(field);
   int64_t rows = 0;
-  for (const WeightEntry& entry : slot) rows += entry.shape[0];
-  const int64_t columns = slot.front().shape[1];
-  if (field.is_cpu() && field.size(0) == rows && field.size(1) == columns) {
-    Draw(slot.front(), seed, field);
+  for (const WeightEntry& entry : whole) rows += entry.shape[0];
+  const int64_t columns = whole.front().shape[1];
+  if (!is_int8 && field.is_cpu() && field.size(0) == rows &&
+      field.size(1) == columns) {
+    Draw(whole.front(), seed, field);
     return;
   }
   at::Tensor whole_OI =
-      at::empty({rows, columns}, field.options().device(at::kCPU));
-  Draw(slot.front(), seed, whole_OI);
+      at::empty({rows, columns}, is_int8 ? at::kFloat : field.scalar_type());
+  Draw(whole.front(), seed, whole_OI);
   int64_t first_row = 0;
-  for (const WeightEntry& entry : slot) {
-    PlaceOf(w, entry).copy_(
-        whole_OI.narrow(0, first_row + entry.part_row, entry.part_shape[0])
-            .narrow(1, entry.part_column, entry.part_shape[1]));
-    first_row += entry.shape[0];
+  for (const WeightEntry& of : whole) {
+    if (!part.empty() && part.front().name == of.name) {
+      const WeightEntry& entry = part.front();
+      const absl::Status stored = StoreRows(
+          entry,
+          whole_OI.narrow(0, first_row + entry.part_row, entry.part_shape[0])
+              .narrow(1, entry.part_column, entry.part_shape[1]),
+          PlaceOf(w, entry));
+      TORCH_CHECK(stored.ok(), stored.ToString());
+      part.remove_prefix(1);
+    }
+    first_row += of.shape[0];
   }
 }
 
-void FillSlot(Slot slot, uint64_t seed, DecoderWeights& w) {
-  at::Tensor& field = FieldOf(w, slot.front());
-  if (IsNorm(slot.front().slot)) {
+void FillSlot(Slot whole, Slot part, uint64_t seed, DecoderWeights& w) {
+  at::Tensor& field = FieldOf(w, part.front());
+  if (IsNorm(part.front().slot)) {
     field.fill_(1);
   } else if (field.dim() == 1) {
     field.zero_();
   } else {
-    FillMatrix(slot, seed, w);
+    FillMatrix(whole, part, seed, w);
   }
 }
 
@@ -236,40 +301,52 @@ absl::Status CheckDecoderWeights(const weights::Checkpoint& checkpoint,
 
 absl::StatusOr<DecoderWeights> LoadDecoderWeights(
     const weights::Checkpoint& checkpoint, const ModelConfig& config,
-    at::ScalarType dtype, at::Device device, const parallel::Shard& shard) {
+    at::ScalarType dtype, at::Device device, const parallel::Shard& shard,
+    MatrixFormat format) {
   // Every rank checks the tensors of all ranks, so that all ranks get the same
   // result.
   WEFT_RETURN_IF_ERROR(CheckDecoderWeights(checkpoint, config));
   const std::vector<WeightEntry> entries = ListWeights(config, shard);
-  DecoderWeights w = Allocate(entries, config,
-                              at::TensorOptions().dtype(dtype).device(device));
-  WEFT_RETURN_IF_ERROR(ReadEntries(checkpoint, entries, w));
-  if (config.norms_from_one) {
-    for (const WeightEntry& entry : entries) {
-      if (IsNorm(entry.slot)) FieldOf(w, entry).add_(1);
-    }
-  }
+  DecoderWeights w = Allocate(
+      entries, config, at::TensorOptions().dtype(dtype).device(device), format);
+  WEFT_RETURN_IF_ERROR(
+      ReadEntries(checkpoint, config, entries, "loading weights", w));
   if (config.tied_embeddings) {
     WEFT_RETURN_IF_ERROR(
-        CheckTiedHead(checkpoint, shard.Of(config.vocab), w.embedding_VH));
+        CheckTiedHead(checkpoint, entries.front(), w.embedding_VH));
   }
+  return w;
+}
+
+absl::StatusOr<DecoderWeights> LoadEntries(
+    const weights::Checkpoint& checkpoint, const ModelConfig& config,
+    const std::vector<WeightEntry>& entries, at::ScalarType dtype,
+    at::Device device) {
+  DecoderWeights w =
+      Allocate(entries, config, at::TensorOptions().dtype(dtype).device(device),
+               MatrixFormat::kDtype);
+  WEFT_RETURN_IF_ERROR(
+      ReadEntries(checkpoint, config, entries, /*label=*/"", w));
   return w;
 }
 
 DecoderWeights MakeDummyWeights(const ModelConfig& config, at::ScalarType dtype,
                                 at::Device device, uint64_t seed,
-                                const parallel::Shard& shard) {
+                                const parallel::Shard& shard,
+                                MatrixFormat format) {
+  const std::vector<WeightEntry> whole = ListWeights(config);
   const std::vector<WeightEntry> entries = ListWeights(config, shard);
-  DecoderWeights w = Allocate(entries, config,
-                              at::TensorOptions().dtype(dtype).device(device));
+  DecoderWeights w = Allocate(
+      entries, config, at::TensorOptions().dtype(dtype).device(device), format);
   Progress progress("making weights", static_cast<int64_t>(entries.size()),
                     "tensors");
-  for (size_t begin = 0; begin < entries.size();) {
-    size_t end = begin + 1;
-    while (end < entries.size() && entries[end].first_row > 0) ++end;
-    FillSlot(absl::MakeConstSpan(entries).subspan(begin, end - begin), seed, w);
-    progress.Add(static_cast<int64_t>(end - begin));
-    begin = end;
+  Slot left = entries;
+  for (Slot rest = whole; !rest.empty();) {
+    const Slot slot = TakeSlot(rest);
+    if (left.empty() || !AreOfOneSlot(left.front(), slot.front())) continue;
+    const Slot part = TakeSlot(left);
+    FillSlot(slot, part, seed, w);
+    progress.Add(static_cast<int64_t>(part.size()));
   }
   return w;
 }
@@ -279,12 +356,14 @@ absl::StatusOr<HeadWeights> LoadHeadWeights(
     at::ScalarType dtype, at::Device device) {
   const std::vector<WeightEntry> entries = ListHeadWeights(config);
   WEFT_RETURN_IF_ERROR(CheckEntries(checkpoint, entries));
-  DecoderWeights w = Allocate(entries, config,
-                              at::TensorOptions().dtype(dtype).device(device));
-  WEFT_RETURN_IF_ERROR(ReadEntries(checkpoint, entries, w));
+  DecoderWeights w =
+      Allocate(entries, config, at::TensorOptions().dtype(dtype).device(device),
+               MatrixFormat::kDtype);
+  WEFT_RETURN_IF_ERROR(
+      ReadEntries(checkpoint, config, entries, "loading weights", w));
   if (config.tied_embeddings) {
-    WEFT_RETURN_IF_ERROR(CheckTiedHead(
-        checkpoint, {.begin = 0, .end = config.vocab}, w.embedding_VH));
+    WEFT_RETURN_IF_ERROR(
+        CheckTiedHead(checkpoint, entries.front(), w.embedding_VH));
   }
   return HeadWeights{w.embedding_VH, w.head_VH};
 }

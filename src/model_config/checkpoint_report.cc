@@ -44,12 +44,12 @@ void AddProblem(absl::string_view message, CheckpointReport& report) {
   report.problems.push_back({std::string(message), 1});
 }
 
-void CheckEntry(const Checkpoint& checkpoint, const WeightEntry& entry,
-                StoredNames& read, CheckpointReport& report) {
-  const StoredPlace place = PlaceIn(checkpoint, entry);
-  const absl::StatusOr<DiskTensor> found = checkpoint.Find(place.name);
+void CheckPart(const Checkpoint& checkpoint, const WeightEntry& entry,
+               const StoredPart& part, StoredNames& read,
+               CheckpointReport& report) {
+  const absl::StatusOr<DiskTensor> found = checkpoint.Find(part.name);
   if (absl::IsNotFound(found.status())) {
-    AddProblem(absl::StrCat(weights::QuotedTensor(WithoutNumbers(place.name)),
+    AddProblem(absl::StrCat(weights::QuotedTensor(WithoutNumbers(part.name)),
                             " is not in the checkpoint"),
                report);
     return;
@@ -63,8 +63,15 @@ void CheckEntry(const Checkpoint& checkpoint, const WeightEntry& entry,
     report.head_bytes += found->size_bytes();
   }
   const absl::Status stored =
-      CheckStored(WithoutNumbers(place.name), place.shape, *found);
+      CheckStored(WithoutNumbers(part.name), part, *found);
   if (!stored.ok()) AddProblem(stored.message(), report);
+}
+
+void CheckEntry(const Checkpoint& checkpoint, const WeightEntry& entry,
+                StoredNames& read, CheckpointReport& report) {
+  for (const StoredPart& part : PartsOf(PlaceIn(checkpoint, entry))) {
+    CheckPart(checkpoint, entry, part, read, report);
+  }
 }
 
 void CheckTensors(const Checkpoint& checkpoint, StoredNames& read,

@@ -1,6 +1,7 @@
 #include "src/model_config/decoder_config.h"
 
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -35,8 +36,9 @@ absl::StatusOr<int64_t> SizeOf(JsonFields& fields, const char* name,
   return fields.IntOr(name, 1, max, fallback);
 }
 
-absl::Status ReadSizes(JsonFields& fields, const DefaultSizes& sizes,
+absl::Status ReadSizes(JsonFields& fields, const Family& family,
                        ModelConfig& config) {
+  const DefaultSizes& sizes = family.sizes;
   WEFT_ASSIGN_OR_RETURN(
       const int64_t layers,
       SizeOf(fields, "num_hidden_layers", kMaxLayers, sizes.layers));
@@ -51,7 +53,7 @@ absl::Status ReadSizes(JsonFields& fields, const DefaultSizes& sizes,
                                sizes.positions));
   WEFT_ASSIGN_OR_RETURN(
       config.rms_norm_eps,
-      fields.NumberOr("rms_norm_eps", 1e-12, kMaxNormEps, 1e-6));
+      fields.NumberOr("rms_norm_eps", 1e-12, kMaxNormEps, family.rms_norm_eps));
   config.num_layers = static_cast<int>(layers);
   return absl::OkStatus();
 }
@@ -96,9 +98,10 @@ absl::Status ReadHeads(JsonFields& fields, const DefaultSizes& sizes,
 
 absl::Status ReadBiases(JsonFields& fields, const Family& family,
                         ModelConfig& config) {
+  const bool is_on = family.attention_bias == AttentionBias::kFieldOn;
   WEFT_ASSIGN_OR_RETURN(const bool attention,
-                        fields.BoolOr("attention_bias", false));
-  if (attention && family.attention_bias != AttentionBias::kField) {
+                        fields.BoolOr("attention_bias", is_on));
+  if (attention && !is_on && family.attention_bias != AttentionBias::kField) {
     return UnsupportedField("attention_bias", Json(true),
                             absl::StrCat("false for ", family.model_type));
   }
@@ -177,7 +180,8 @@ absl::StatusOr<ModelConfig> ReadDecoder(JsonFields& fields,
   config.output_norms = family.gemma;
   config.norms_from_one = family.gemma;
   config.scaled_embeddings = family.gemma;
-  WEFT_RETURN_IF_ERROR(ReadSizes(fields, family.sizes, config));
+  config.sinks = family.sinks;
+  WEFT_RETURN_IF_ERROR(ReadSizes(fields, family, config));
   WEFT_RETURN_IF_ERROR(ReadHeads(fields, family.sizes, config));
   WEFT_RETURN_IF_ERROR(ReadBiases(fields, family, config));
   WEFT_RETURN_IF_ERROR(ReadActivation(fields, family, config));
@@ -185,8 +189,14 @@ absl::StatusOr<ModelConfig> ReadDecoder(JsonFields& fields,
   WEFT_RETURN_IF_ERROR(ReadHead(fields, family, config));
   WEFT_RETURN_IF_ERROR(ReadMoe(fields, family, config));
   WEFT_RETURN_IF_ERROR(CheckInertFields(fields));
-  WEFT_ASSIGN_OR_RETURN(config.rope_tables,
+  WEFT_ASSIGN_OR_RETURN(const std::vector<RopeTable> tables,
                         ReadRopeTables(fields, family, config.head_dim));
+  for (const RopeTable& table : tables) {
+    config.rope_tables.push_back(table.frequencies);
+  }
+  for (LayerAttention& attention : config.attention) {
+    attention.rule.scale *= tables[attention.rope_table].score_factor;
+  }
   return config;
 }
 

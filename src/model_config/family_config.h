@@ -20,9 +20,10 @@ enum class WindowScheme {
 };
 
 enum class AttentionBias {
-  kNone,   // Never.
-  kField,  // On q, k, v and o, if attention_bias is set.
-  kQkv,    // Always on q, k and v.
+  kNone,     // Never.
+  kField,    // On q, k, v and o, if attention_bias is set.
+  kFieldOn,  // The same; attention_bias is set if it is absent.
+  kQkv,      // Always on q, k and v.
 };
 
 // Which fields describe a mixture of experts.
@@ -30,6 +31,8 @@ enum class ExpertFields {
   kNone,
   kQwen,     // moe_intermediate_size, decoder_sparse_step, mlp_only_layers.
   kMixtral,  // intermediate_size is that of an expert; every layer has experts.
+  kGptOss,   // As kMixtral, with biases, clamped activations and a softmax over
+             // a token's experts alone. Checkpoints have fused tensors only.
 };
 
 // Defaults of absent fields. 0: the file must have the field.
@@ -58,7 +61,13 @@ struct Family {
   WindowScheme windows = WindowScheme::kNone;
   int64_t window = 0;   // Used if sliding_window is absent.
   int64_t pattern = 0;  // kPattern: every nth layer has no window.
+  // Each query head has a sink: a learned logit in its softmax without a value.
+  bool sinks = false;
+  double rms_norm_eps = 1e-6;  // Used if the field is absent.
   double theta = 10000;
+  // Releases of transformers differ in the rotary table that absent fields
+  // imply, so the file must have them.
+  bool needs_rope = false;
   double local_theta = 0;  // If > 0, sliding layers have their own rotary
                            // table.
   // Gemma stores norm weights less one and also norms the outputs of attention

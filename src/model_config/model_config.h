@@ -26,6 +26,12 @@ struct MoeConfig {
   lora::ExpertShape shape;
   // The weights of a token's experts sum to one.
   bool normalizes_weights = false;
+  // A token's experts are chosen by their logits, and their weights are the
+  // softmax of these. If false, both come from the softmax over all experts.
+  bool softmax_of_chosen = false;
+  // The groups of ranks among which the experts are dealt out. The ranks of a
+  // group split the features of its experts.
+  int expert_groups = 1;
 };
 
 struct ModelConfig {
@@ -44,9 +50,10 @@ struct ModelConfig {
   bool qkv_bias = false;
   bool o_bias = false;
   bool mlp_bias = false;
+  bool sinks = false;  // See Family::sinks.
   // The outputs of attention and MLP have RMS norms too.
   bool output_norms = false;
-  bool norms_from_one = false;  // Stored norm weights are less one.
+  bool norms_from_one = false;  // A norm multiplies by 1 + its stored weight.
   ops::Activation activation = ops::Activation::kSilu;
   bool scaled_embeddings = false;  // Scaled by sqrt(hidden), in the model
                                    // dtype.

@@ -70,11 +70,14 @@ class HeadParts {
   std::vector<Range> parts_;
 };
 
-// Returns the feed-forward features of the smallest MLP or expert.
-int64_t SmallestFfn(const ModelConfig& config) {
+// Returns the most ranks to which the smallest MLP or expert gives a
+// feed-forward feature each.
+int64_t MostRanksWithFeatures(const ModelConfig& config) {
   const lora::ExpertShape& experts = config.moe.shape;
   int64_t least = config.ffn;
-  if (experts.count > 0) least = std::min(least, experts.ffn);
+  if (experts.count > 0) {
+    least = std::min(least, experts.ffn * config.moe.expert_groups);
+  }
   if (experts.shared_ffn > 0) least = std::min(least, experts.shared_ffn);
   return least;
 }
@@ -93,7 +96,7 @@ absl::Status CheckTensorParallelSize(const ModelConfig& config, int size) {
   }
   for (const absl::Status& status :
        {at_most(config.num_heads, "query heads"),
-        at_most(SmallestFfn(config), "feed-forward features"),
+        at_most(MostRanksWithFeatures(config), "feed-forward features"),
         at_most(config.vocab, "vocabulary entries")}) {
     if (!status.ok()) return status;
   }
@@ -109,22 +112,50 @@ absl::Status CheckTensorParallelSize(const ModelConfig& config, int size) {
                    config.num_kv_heads, " ranks always work"));
 }
 
+absl::Status SetExpertParallelSize(int size, int tensor_parallel_size,
+                                   ModelConfig& config) {
+  const auto refuse = [size](auto... why) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--expert-parallel-size ", size, why...));
+  };
+  if (size < 1) return refuse(" < 1");
+  if (size > 1 && config.moe.shape.count == 0) {
+    return refuse(" > 1, but the model has no experts");
+  }
+  if (tensor_parallel_size % size != 0) {
+    return refuse(" does not divide --tensor-parallel-size ",
+                  tensor_parallel_size);
+  }
+  if (size > 1 && size > config.moe.shape.count) {
+    return refuse(" > ", config.moe.shape.count, " experts");
+  }
+  config.moe.expert_groups = size;
+  return absl::OkStatus();
+}
+
 ModelShard ShardOf(const ModelConfig& config, const Shard& shard) {
   const lora::ExpertShape& experts = config.moe.shape;
+  // One rank has the whole model, however many groups there are.
+  const int num_groups = std::min(config.moe.expert_groups, shard.size);
+  const int group_size = shard.size / num_groups;
+  const Shard group{.rank = shard.rank / group_size, .size = num_groups};
+  const Shard in_group{.rank = shard.rank % group_size, .size = group_size};
   ModelShard part{.ffn = shard.Of(config.ffn),
                   .vocab = shard.Of(config.vocab),
-                  .expert_ffn = shard.Of(experts.ffn),
-                  .shared_ffn = shard.Of(experts.shared_ffn)};
-  const int64_t group = config.num_heads / config.num_kv_heads;
+                  .experts = group.Of(experts.count),
+                  .expert_ffn = in_group.Of(experts.ffn),
+                  .shared_ffn = shard.Of(experts.shared_ffn),
+                  .has_expert_bias = in_group.rank == 0};
+  const int64_t served = config.num_heads / config.num_kv_heads;
   if (shard.size <= config.num_kv_heads) {
     part.kv_heads = shard.Of(config.num_kv_heads);
-    part.heads = {.begin = part.kv_heads.begin * group,
-                  .end = part.kv_heads.end * group};
+    part.heads = {.begin = part.kv_heads.begin * served,
+                  .end = part.kv_heads.end * served};
   } else {
     part.heads = HeadParts(config.num_heads, config.num_kv_heads, shard.size)
                      .Find()[shard.rank];
-    part.kv_heads = {.begin = part.heads.begin / group,
-                     .end = (part.heads.end - 1) / group + 1};
+    part.kv_heads = {.begin = part.heads.begin / served,
+                     .end = (part.heads.end - 1) / served + 1};
   }
   return part;
 }
@@ -137,6 +168,7 @@ ModelConfig LocalConfig(const ModelConfig& config, const Shard& shard) {
   local.num_kv_heads = static_cast<int>(part.kv_heads.size());
   local.ffn = part.ffn.size();
   local.vocab = part.vocab.size();
+  local.moe.shape.own = part.experts;
   local.moe.shape.ffn = part.expert_ffn.size();
   local.moe.shape.shared_ffn = part.shared_ffn.size();
   return local;
@@ -151,6 +183,9 @@ ModelConfig LargestConfig(const ModelConfig& config, int size) {
     largest.ffn = std::max(largest.ffn, local.ffn);
     largest.vocab = std::max(largest.vocab, local.vocab);
     lora::ExpertShape& experts = largest.moe.shape;
+    if (local.moe.shape.num_own() > experts.num_own()) {
+      experts.own = local.moe.shape.own;
+    }
     experts.ffn = std::max(experts.ffn, local.moe.shape.ffn);
     experts.shared_ffn =
         std::max(experts.shared_ffn, local.moe.shape.shared_ffn);

@@ -5,6 +5,11 @@
 // norms. Products that read the residual stream (q, k, v, gate, up, head) are
 // split by rows. Products that write to it (o, down) are split by columns, and
 // the ranks' results are summed. Source: Shoeybi et al. 2019 (Megatron-LM).
+//
+// Experts may be dealt out among groups of these ranks
+// (MoeConfig::expert_groups). Then a rank has only its group's experts, and a
+// part of their features. Every rank has all tokens, so none are exchanged: the
+// same sum adds what the groups' experts give.
 #ifndef WEFT_SRC_MODEL_CONFIG_MODEL_SHARD_H_
 #define WEFT_SRC_MODEL_CONFIG_MODEL_SHARD_H_
 
@@ -24,8 +29,10 @@ struct ModelShard {
   parallel::Range kv_heads;
   parallel::Range ffn;
   parallel::Range vocab;
+  parallel::Range experts;
   parallel::Range expert_ffn;
   parallel::Range shared_ffn;
+  bool has_expert_bias = true;  // One rank of a group adds the bias of `down`.
 };
 
 // Returns INVALID_ARGUMENT, naming --tensor-parallel-size, its value and the
@@ -35,13 +42,21 @@ struct ModelShard {
 [[nodiscard]] absl::Status CheckTensorParallelSize(const ModelConfig& config,
                                                    int size);
 
+// Sets MoeConfig::expert_groups. Returns INVALID_ARGUMENT, naming
+// --expert-parallel-size, its value and the limit, unless it divides the number
+// of ranks that share a layer and every group has an expert.
+[[nodiscard]] absl::Status SetExpertParallelSize(int size,
+                                                 int tensor_parallel_size,
+                                                 ModelConfig& config);
+
 // Returns the parts of rank `shard`. REQUIRES, here and in the next two
 // functions: CheckTensorParallelSize accepts the number of ranks.
 [[nodiscard]] ModelShard ShardOf(const ModelConfig& config,
                                  const parallel::Shard& shard);
 
 // Returns the config with the rank's numbers of heads, features and vocabulary
-// entries. Its shape() is that of the rank's part of an adapter.
+// entries, and its experts. Its shape() is that of the rank's part of an
+// adapter.
 [[nodiscard]] ModelConfig LocalConfig(const ModelConfig& config,
                                       const parallel::Shard& shard);
 

@@ -12,6 +12,7 @@ using Json = nlohmann::json;
 
 constexpr int64_t kMaxExperts = 4096;
 constexpr int64_t kMaxExpertFfn = 1 << 20;
+constexpr int64_t kMaxContext = 1 << 28;
 constexpr double kMaxCoefficient = 1e6;
 
 // transformers 4 and 5 have different names for this field.
@@ -79,17 +80,63 @@ absl::Status ReadQwen(JsonFields& fields, const Family& family,
   return absl::OkStatus();
 }
 
+// Gives every layer experts of intermediate_size features.
+void PutInEveryLayer(lora::ExpertNames names, ModelConfig& config) {
+  lora::ExpertShape& experts = config.moe.shape;
+  experts.ffn = config.ffn;
+  experts.names = names;
+  experts.layers.assign(config.num_layers, true);
+}
+
 absl::Status ReadMixtral(JsonFields& fields, ModelConfig& config) {
   MoeConfig& moe = config.moe;
-  moe.shape.ffn = config.ffn;
-  moe.shape.names = lora::ExpertNames::kMixtral;
-  moe.shape.layers.assign(config.num_layers, true);
+  PutInEveryLayer(lora::ExpertNames::kMixtral, config);
   moe.normalizes_weights = true;
   WEFT_ASSIGN_OR_RETURN(
       const double noise,
       fields.NumberOr("router_jitter_noise", 0, kMaxCoefficient, 0));
   if (noise != 0) {
     return UnsupportedField("router_jitter_noise", Json(noise), "0");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadGptOss(JsonFields& fields, ModelConfig& config) {
+  MoeConfig& moe = config.moe;
+  PutInEveryLayer(lora::ExpertNames::kFused, config);
+  moe.softmax_of_chosen = true;
+  // config.json says silu, and the model computes its clamped form.
+  if (config.activation != ops::Activation::kSilu) {
+    return UnsupportedField("hidden_act", Json("gelu_pytorch_tanh"),
+                            "\"silu\" for gpt_oss");
+  }
+  config.activation = ops::Activation::kClampedSilu;
+  WEFT_ASSIGN_OR_RETURN(const double limit,
+                        fields.NumberOr("swiglu_limit", 0, kMaxCoefficient,
+                                        ops::kClampedSiluLimit));
+  if (limit != ops::kClampedSiluLimit) {
+    return UnsupportedField("swiglu_limit", Json(limit),
+                            absl::StrCat(ops::kClampedSiluLimit));
+  }
+  // The published files have this field beside rope_scaling, which says the
+  // same.
+  WEFT_RETURN_IF_ERROR(
+      fields.IntOr("initial_context_length", 1, kMaxContext, 1).status());
+  WEFT_ASSIGN_OR_RETURN(
+      const int64_t same,
+      fields.IntOr("experts_per_token", 1, kMaxExperts, moe.shape.per_token));
+  if (same != moe.shape.per_token) {
+    return absl::InvalidArgumentError(
+        FieldMessage("experts_per_token", Json(same),
+                     absl::StrCat("the same as num_experts_per_tok = ",
+                                  moe.shape.per_token)));
+  }
+  const Json* quantization = fields.Find("quantization_config");
+  if (quantization != nullptr &&
+      (!quantization->is_object() ||
+       quantization->value("quant_method", Json()) != "mxfp4")) {
+    return UnsupportedField("quantization_config", *quantization,
+                            "quant_method \"mxfp4\", or null");
   }
   return absl::OkStatus();
 }
@@ -114,9 +161,14 @@ absl::Status ReadMoe(JsonFields& fields, const Family& family,
   WEFT_RETURN_IF_ERROR(
       fields.NumberOr("router_aux_loss_coef", 0, kMaxCoefficient, 0).status());
   WEFT_RETURN_IF_ERROR(fields.BoolOr("output_router_logits", false).status());
-  return family.experts == ExpertFields::kMixtral
-             ? ReadMixtral(fields, config)
-             : ReadQwen(fields, family, config);
+  switch (family.experts) {
+    case ExpertFields::kMixtral:
+      return ReadMixtral(fields, config);
+    case ExpertFields::kGptOss:
+      return ReadGptOss(fields, config);
+    default:
+      return ReadQwen(fields, family, config);
+  }
 }
 
 }  // namespace weft::model

@@ -1,5 +1,6 @@
 #include "src/model_config/rope_config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <string>
@@ -65,6 +66,74 @@ absl::StatusOr<Llama3Scaling> ReadLlama3(JsonFields& rope) {
   return scaling;
 }
 
+struct YarnScaling {
+  double factor;
+  double attention_factor;
+  double original_positions;
+  double fast_rotations;
+  double slow_rotations;
+  bool truncates;
+};
+
+double YarnMagnitude(double factor, double scale) {
+  return factor <= 1 ? 1 : 0.1 * scale * std::log(factor) + 1;
+}
+
+absl::StatusOr<double> ReadAttentionFactor(JsonFields& rope, double factor) {
+  WEFT_ASSIGN_OR_RETURN(const double scale,
+                        rope.NumberOr("mscale", 0, kMaxFactor, 0));
+  WEFT_ASSIGN_OR_RETURN(const double scale_all,
+                        rope.NumberOr("mscale_all_dim", 0, kMaxFactor, 0));
+  const double implied =
+      scale > 0 && scale_all > 0
+          ? YarnMagnitude(factor, scale) / YarnMagnitude(factor, scale_all)
+          : YarnMagnitude(factor, 1);
+  return rope.NumberOr("attention_factor", 1e-6, kMaxFactor, implied);
+}
+
+absl::StatusOr<YarnScaling> ReadYarn(JsonFields& rope) {
+  YarnScaling scaling{};
+  WEFT_ASSIGN_OR_RETURN(scaling.factor, rope.Number("factor", 1, kMaxFactor));
+  WEFT_ASSIGN_OR_RETURN(scaling.attention_factor,
+                        ReadAttentionFactor(rope, scaling.factor));
+  WEFT_ASSIGN_OR_RETURN(
+      scaling.original_positions,
+      rope.Number("original_max_position_embeddings", 1, kMaxPositions));
+  WEFT_ASSIGN_OR_RETURN(scaling.fast_rotations,
+                        rope.NumberOr("beta_fast", 1e-6, kMaxFactor, 32));
+  WEFT_ASSIGN_OR_RETURN(scaling.slow_rotations,
+                        rope.NumberOr("beta_slow", 1e-6, kMaxFactor, 1));
+  WEFT_ASSIGN_OR_RETURN(scaling.truncates, rope.BoolOr("truncate", true));
+  return scaling;
+}
+
+// Keeps the frequencies that turn often within the original positions, divides
+// those that turn rarely by the factor, and blends those between.
+void ScaleAsYarn(const YarnScaling& scaling, double theta, int head_dim,
+                 std::vector<double>& frequencies) {
+  // Returns the feature that turns so many times.
+  const auto feature_of = [&](double rotations) {
+    return head_dim *
+           std::log(scaling.original_positions /
+                    (rotations * 2 * std::numbers::pi)) /
+           (2 * std::log(theta));
+  };
+  double low = feature_of(scaling.fast_rotations);
+  double high = feature_of(scaling.slow_rotations);
+  if (scaling.truncates) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(low, 0.0);
+  high = std::min(high, head_dim - 1.0);
+  if (low == high) high += 0.001;  // As transformers does.
+  for (size_t i = 0; i < frequencies.size(); ++i) {
+    const double divided =
+        std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
+    frequencies[i] *= divided / scaling.factor + (1 - divided);
+  }
+}
+
 // Reads rope_type, or `type`, which is its name in older releases.
 absl::StatusOr<std::string> ReadKind(JsonFields& rope) {
   WEFT_ASSIGN_OR_RETURN(const std::string old_spelling,
@@ -80,8 +149,37 @@ absl::StatusOr<std::string> ReadKind(JsonFields& rope) {
   return kind;
 }
 
-absl::StatusOr<std::vector<double>> ReadScaled(JsonFields& rope, double theta,
-                                               int head_dim) {
+// Applies the scaling of this kind to a plain table.
+absl::Status Scale(JsonFields& rope, const std::string& kind, double theta,
+                   int head_dim, RopeTable& table) {
+  if (kind == "linear") {
+    WEFT_ASSIGN_OR_RETURN(const double factor,
+                          rope.Number("factor", 1, kMaxFactor));
+    for (double& frequency : table.frequencies) frequency /= factor;
+  } else if (kind == "dynamic") {
+    // Dynamic scaling changes nothing up to max_position_embeddings, and weftd
+    // serves no longer context. Beyond that, every frequency would depend on
+    // the longest sequence in the batch.
+    WEFT_RETURN_IF_ERROR(rope.Number("factor", 1, kMaxFactor).status());
+  } else if (kind == "llama3") {
+    WEFT_ASSIGN_OR_RETURN(const Llama3Scaling scaling, ReadLlama3(rope));
+    for (double& frequency : table.frequencies) {
+      frequency = ScaleAsLlama3(frequency, scaling);
+    }
+  } else if (kind == "yarn") {
+    WEFT_ASSIGN_OR_RETURN(const YarnScaling scaling, ReadYarn(rope));
+    ScaleAsYarn(scaling, theta, head_dim, table.frequencies);
+    table.score_factor = scaling.attention_factor * scaling.attention_factor;
+  } else if (kind != "default") {
+    return UnsupportedField(
+        "rope_type", Json(kind),
+        "\"default\", \"linear\", \"llama3\", \"yarn\", \"dynamic\"");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<RopeTable> ReadScaled(JsonFields& rope, double theta,
+                                     int head_dim) {
   WEFT_ASSIGN_OR_RETURN(const std::string kind, ReadKind(rope));
   WEFT_ASSIGN_OR_RETURN(
       theta, rope.NumberOr("rope_theta", kMinTheta, kMaxTheta, theta));
@@ -90,35 +188,19 @@ absl::StatusOr<std::vector<double>> ReadScaled(JsonFields& rope, double theta,
   if (share != 1) {
     return UnsupportedField("partial_rotary_factor", Json(share), "1");
   }
-  std::vector<double> frequencies = PlainFrequencies(theta, head_dim);
-  if (kind == "linear") {
-    WEFT_ASSIGN_OR_RETURN(const double factor,
-                          rope.Number("factor", 1, kMaxFactor));
-    for (double& frequency : frequencies) frequency /= factor;
-  } else if (kind == "dynamic") {
-    // Dynamic scaling changes nothing up to max_position_embeddings, and weftd
-    // serves no longer context. Beyond that, every frequency would depend on
-    // the longest sequence in the batch.
-    WEFT_RETURN_IF_ERROR(rope.Number("factor", 1, kMaxFactor).status());
-  } else if (kind == "llama3") {
-    WEFT_ASSIGN_OR_RETURN(const Llama3Scaling scaling, ReadLlama3(rope));
-    for (double& frequency : frequencies) {
-      frequency = ScaleAsLlama3(frequency, scaling);
-    }
-  } else if (kind != "default") {
-    return UnsupportedField("rope_type", Json(kind),
-                            "\"default\", \"linear\", \"llama3\", \"dynamic\"");
-  }
+  RopeTable table{.frequencies = PlainFrequencies(theta, head_dim)};
+  WEFT_RETURN_IF_ERROR(Scale(rope, kind, theta, head_dim, table));
   WEFT_RETURN_IF_ERROR(rope.Finish({}));
-  return frequencies;
+  return table;
 }
 
 // Returns the table of a field's object, or the plain table if the object is
 // absent.
-absl::StatusOr<std::vector<double>> ReadTable(const char* name,
-                                              const Json* rope, double theta,
-                                              int head_dim) {
-  if (rope == nullptr) return PlainFrequencies(theta, head_dim);
+absl::StatusOr<RopeTable> ReadTable(const char* name, const Json* rope,
+                                    double theta, int head_dim) {
+  if (rope == nullptr) {
+    return RopeTable{.frequencies = PlainFrequencies(theta, head_dim)};
+  }
   if (!rope->is_object()) {
     return absl::InvalidArgumentError(
         FieldMessage(name, *rope, "an object or null"));
@@ -129,14 +211,16 @@ absl::StatusOr<std::vector<double>> ReadTable(const char* name,
 
 // Reads the rope_parameters of a family with two tables, which have one object
 // per layer type.
-absl::StatusOr<std::vector<std::vector<double>>> ReadNested(
-    const Json& parameters, double theta, double local_theta, int head_dim) {
+absl::StatusOr<std::vector<RopeTable>> ReadNested(const Json& parameters,
+                                                  double theta,
+                                                  double local_theta,
+                                                  int head_dim) {
   if (!parameters.is_object()) {
     return absl::InvalidArgumentError(
         FieldMessage("rope_parameters", parameters, "an object or null"));
   }
   JsonFields fields(parameters);
-  std::vector<std::vector<double>> tables(2);
+  std::vector<RopeTable> tables(2);
   WEFT_ASSIGN_OR_RETURN(
       tables[0], ReadTable("full_attention", fields.Find("full_attention"),
                            theta, head_dim));
@@ -149,8 +233,9 @@ absl::StatusOr<std::vector<std::vector<double>>> ReadNested(
 
 }  // namespace
 
-absl::StatusOr<std::vector<std::vector<double>>> ReadRopeTables(
-    JsonFields& config, const Family& family, int head_dim) {
+absl::StatusOr<std::vector<RopeTable>> ReadRopeTables(JsonFields& config,
+                                                      const Family& family,
+                                                      int head_dim) {
   WEFT_ASSIGN_OR_RETURN(
       const double theta,
       config.NumberOr("rope_theta", kMinTheta, kMaxTheta, family.theta));
@@ -166,16 +251,21 @@ absl::StatusOr<std::vector<std::vector<double>>> ReadRopeTables(
     return absl::InvalidArgumentError(FieldMessage(
         "rope_scaling", *scaling, "absent beside rope_parameters"));
   }
+  if (family.needs_rope && scaling == nullptr && parameters == nullptr) {
+    return UnsupportedField(
+        "rope_parameters", Json(),
+        "an object; releases of transformers differ in the default");
+  }
   if (local_theta > 0 && parameters != nullptr) {
     return ReadNested(*parameters, theta, local_theta, head_dim);
   }
-  std::vector<std::vector<double>> tables(1);
+  std::vector<RopeTable> tables(1);
   WEFT_ASSIGN_OR_RETURN(
       tables[0],
       ReadTable(parameters != nullptr ? "rope_parameters" : "rope_scaling",
                 parameters != nullptr ? parameters : scaling, theta, head_dim));
   if (local_theta > 0) {
-    tables.push_back(PlainFrequencies(local_theta, head_dim));
+    tables.push_back({.frequencies = PlainFrequencies(local_theta, head_dim)});
   }
   return tables;
 }

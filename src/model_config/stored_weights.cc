@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
@@ -9,10 +10,15 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "src/weights/mxfp4.h"
 #include "src/weights/tensor_types.h"
 
 namespace weft::model {
 namespace {
+
+// Suffixes of the two tensors of an MXFP4 matrix.
+constexpr absl::string_view kBlocks = "_blocks";
+constexpr absl::string_view kScales = "_scales";
 
 // Returns the layer's number in a name such as
 // "model.layers.3.mlp.up_proj.weight".
@@ -28,28 +34,53 @@ int64_t LayerOf(absl::string_view name) {
 
 StoredPlace PlaceIn(const weights::Checkpoint& checkpoint,
                     const WeightEntry& entry) {
-  if (!entry.fused.name.empty() && checkpoint.Find(entry.fused.name).ok()) {
-    return entry.fused;
+  if (entry.fused.name.empty()) {
+    return {.name = entry.name, .shape = entry.shape};
   }
-  return {.name = entry.name, .shape = entry.shape};
+  if (entry.fused.form == StoredForm::kRows) {
+    if (checkpoint.Find(entry.fused.name).ok()) return entry.fused;
+    return {.name = entry.name, .shape = entry.shape};
+  }
+  StoredPlace place = entry.fused;
+  if (checkpoint.Find(absl::StrCat(place.name, kBlocks)).ok()) {
+    // The shape has experts, columns and rows.
+    place.form = StoredForm::kMxfp4;
+    place.shape = {place.shape[0], place.shape[2],
+                   place.shape[1] / weights::kMxfp4Block};
+  }
+  return place;
 }
 
-absl::Status CheckStored(absl::string_view name,
-                         absl::Span<const int64_t> shape,
+std::vector<StoredPart> PartsOf(const StoredPlace& place) {
+  if (place.form != StoredForm::kMxfp4) {
+    return {{.name = place.name, .shape = place.shape}};
+  }
+  std::vector<int64_t> blocks = place.shape;
+  blocks.push_back(weights::kMxfp4Block / 2);
+  return {{.name = absl::StrCat(place.name, kBlocks),
+           .shape = std::move(blocks),
+           .is_bytes = true},
+          {.name = absl::StrCat(place.name, kScales),
+           .shape = place.shape,
+           .is_bytes = true}};
+}
+
+absl::Status CheckStored(absl::string_view name, const StoredPart& part,
                          const weights::DiskTensor& stored) {
   const std::string quoted = weights::QuotedTensor(name);
-  if (!std::ranges::equal(stored.shape(), shape)) {
+  if (!std::ranges::equal(stored.shape(), part.shape)) {
     return absl::InvalidArgumentError(absl::StrCat(
         quoted, " has shape ", weights::ShapeString(stored.shape()),
-        "; expected ", weights::ShapeString(shape)));
+        "; expected ", weights::ShapeString(part.shape)));
   }
   const weights::ScalarType dtype = stored.dtype();
-  if (dtype != weights::ScalarType::kF32 &&
-      dtype != weights::ScalarType::kF16 &&
-      dtype != weights::ScalarType::kBf16) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(quoted, " has dtype ", weights::ScalarTypeName(dtype),
-                     "; F32, F16 or BF16 is expected"));
+  const bool is_float = dtype == weights::ScalarType::kF32 ||
+                        dtype == weights::ScalarType::kF16 ||
+                        dtype == weights::ScalarType::kBf16;
+  if (part.is_bytes ? dtype != weights::ScalarType::kU8 : !is_float) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        quoted, " has dtype ", weights::ScalarTypeName(dtype), "; ",
+        part.is_bytes ? "U8" : "F32, F16 or BF16", " is expected"));
   }
   if (!stored.is_row_major()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -67,7 +98,9 @@ absl::Status CheckNoOtherTensors(const weights::Checkpoint& checkpoint,
   };
   absl::flat_hash_set<std::string> known;
   for (const WeightEntry& entry : ListWeights(config)) {
-    known.insert(PlaceIn(checkpoint, entry).name);
+    for (StoredPart& part : PartsOf(PlaceIn(checkpoint, entry))) {
+      known.insert(std::move(part.name));
+    }
   }
   for (const char* name : {"model.norm.bias", "lm_head.bias"}) {
     const auto bias = checkpoint.Find(name);

@@ -1,11 +1,14 @@
 #include "src/model_config/weight_list.h"
 
+#include <algorithm>
 #include <functional>
+#include <iterator>
 #include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "kernels/cpu/int8_rows.h"
 #include "src/model_config/model_shard.h"
 
 namespace weft::model {
@@ -24,8 +27,8 @@ struct Projection {
   StoredPlace fused = {};
 };
 
-// The columns of a slot's tensors, and the columns that this rank keeps. None
-// for vectors.
+// The number of columns of a slot's tensors, and the columns that this rank
+// keeps. A vector has a count of 0.
 struct Columns {
   int64_t count = 0;
   Range part;
@@ -56,6 +59,7 @@ class LayerList {
             std::vector<WeightEntry>& entries)
       : config_(config),
         ranges_(LocalRanges(config, shard)),
+        part_(ShardOf(config, shard)),
         is_first_rank_(shard.rank == 0),
         layer_(layer),
         prefix_(absl::StrCat("model.layers.", layer, ".")),
@@ -73,6 +77,10 @@ class LayerList {
     if (config_.qk_norm) {
       AddVector("self_attn.q_norm", WeightSlot::kQNorm, config_.head_dim);
       AddVector("self_attn.k_norm", WeightSlot::kKNorm, config_.head_dim);
+    }
+    if (config_.sinks) {
+      AddRows({{"self_attn.sinks", config_.num_heads, part_.heads}}, "",
+              WeightSlot::kSinks, {});
     }
     AddSummed("self_attn.o_proj", {shape.q_width, ranges_.q}, WeightSlot::kO,
               config_.o_bias, WeightSlot::kOBias);
@@ -112,6 +120,10 @@ class LayerList {
 
   void AddExperts() {
     const lora::ExpertShape& experts = config_.moe.shape;
+    if (experts.names == lora::ExpertNames::kFused) {
+      AddFusedExperts();
+      return;
+    }
     const std::string block =
         experts.names == lora::ExpertNames::kMlp ? "mlp." : "block_sparse_moe.";
     AddStack({{block + "gate",
@@ -120,22 +132,66 @@ class LayerList {
                {.name = prefix_ + "mlp.gate.weight",
                 .shape = {experts.count, config_.hidden}}}},
              WeightSlot::kRouter, Hidden());
-    AddExpertRange(0, experts.count, {experts.ffn, ranges_.expert_ffn},
+    AddExpertRange(part_.experts, {experts.ffn, part_.expert_ffn},
                    WeightSlot::kExpertGateUp, WeightSlot::kExpertDown);
     if (experts.shared_ffn == 0) return;
-    AddExpertRange(experts.count, experts.total(),
-                   {experts.shared_ffn, ranges_.shared_ffn},
+    AddExpertRange({.begin = experts.count, .end = experts.total()},
+                   {experts.shared_ffn, part_.shared_ffn},
                    WeightSlot::kSharedGateUp, WeightSlot::kSharedDown);
     AddStack({{block + "shared_expert_gate", 1, Whole(1)}},
              WeightSlot::kSharedGate, Hidden());
   }
 
-  // Adds the matrices of the experts [begin, end), which have `features`.
-  void AddExpertRange(int begin, int end, const Columns& features,
+  // Adds the experts of checkpoints that have only fused tensors: transposed,
+  // with the rows of gate and up in turns.
+  void AddFusedExperts() {
+    const lora::ExpertShape& experts = config_.moe.shape;
+    const std::vector<Projection> router = {
+        {"mlp.router", experts.count, Whole(experts.count)}};
+    AddStack(router, WeightSlot::kRouter, Hidden());
+    AddBiases(router, WeightSlot::kRouterBias);
+    const Columns features = {experts.ffn, part_.expert_ffn};
+    const int64_t wide = 2 * experts.ffn;
+    std::vector<Projection> gate_up, gate_up_bias, down, down_bias;
+    for (int64_t i = part_.experts.begin; i < part_.experts.end; ++i) {
+      const auto expert = static_cast<int>(i);
+      const auto add = [&](const char* name, std::vector<int64_t> shape,
+                           int64_t first_row, int64_t row_step,
+                           const Columns& rows, std::vector<Projection>& list) {
+        shape.insert(shape.begin(), experts.count);
+        list.push_back({absl::StrCat("mlp.experts.", expert, ".", name),
+                        rows.count,
+                        rows.part,
+                        {.name = absl::StrCat(prefix_, "mlp.experts.", name),
+                         .shape = std::move(shape),
+                         .first_row = first_row,
+                         .form = StoredForm::kTransposed,
+                         .expert = expert,
+                         .row_step = row_step}});
+      };
+      for (const int64_t is_up : {0, 1}) {
+        add("gate_up_proj", {config_.hidden, wide}, is_up, 2, features,
+            gate_up);
+        add("gate_up_proj_bias", {wide}, is_up, 2, features, gate_up_bias);
+      }
+      add("down_proj", {experts.ffn, config_.hidden}, 0, 1, Hidden(), down);
+      add("down_proj_bias", {config_.hidden}, 0, 1, Hidden(), down_bias);
+    }
+    AddRows(gate_up, "", WeightSlot::kExpertGateUp, Hidden());
+    AddRows(gate_up_bias, "", WeightSlot::kExpertGateUpBias, {});
+    AddRows(down, "", WeightSlot::kExpertDown, features);
+    if (part_.has_expert_bias) {
+      AddRows(down_bias, "", WeightSlot::kExpertDownBias, {});
+    }
+  }
+
+  // Adds the matrices of a range of experts, which have `features`.
+  void AddExpertRange(const Range& experts, const Columns& features,
                       WeightSlot gate_up_slot, WeightSlot down_slot) {
     std::vector<Projection> gate_up;
     std::vector<Projection> down;
-    for (int expert = begin; expert < end; ++expert) {
+    for (int64_t i = experts.begin; i < experts.end; ++i) {
+      const auto expert = static_cast<int>(i);
       const auto name = [&](TargetModule module) {
         return absl::StrCat(ExpertPath(layer_, expert, config_.moe.shape)
                                 .substr(prefix_.size()),
@@ -217,6 +273,7 @@ class LayerList {
 
   const ModelConfig& config_;
   const lora::ShapeRanges ranges_;
+  const ModelShard part_;
   const bool is_first_rank_;
   const int layer_;
   const std::string prefix_;
@@ -257,13 +314,25 @@ bool IsNorm(WeightSlot slot) {
   }
 }
 
+bool MayBeInt8(WeightSlot slot) {
+  using enum WeightSlot;
+  constexpr WeightSlot kMatrices[] = {
+      kEmbedding,  kQkv,          kO,          kGateUp, kDown, kExpertGateUp,
+      kExpertDown, kSharedGateUp, kSharedDown, kHead};
+  return std::ranges::find(kMatrices, slot) != std::end(kMatrices);
+}
+
 int64_t SlotBytes(const WeightEntry& entry, const ModelConfig& config,
-                  int64_t element_bytes) {
+                  int64_t element_bytes, MatrixFormat format) {
   constexpr int64_t kAlignment = 256;
   constexpr int64_t kFloatBytes = 4;
   int64_t bytes = IsWide(entry.slot, config) ? kFloatBytes : element_bytes;
+  if (format == MatrixFormat::kInt8 && MayBeInt8(entry.slot)) {
+    bytes = kernels::cpu::Int8RowBytes(entry.part_shape[1]);
+  } else if (entry.part_shape.size() > 1) {
+    bytes *= entry.part_shape[1];
+  }
   bytes *= entry.slot_rows;
-  if (entry.part_shape.size() > 1) bytes *= entry.part_shape[1];
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
@@ -272,10 +341,12 @@ bool IsWide(WeightSlot slot, const ModelConfig& config) {
 }
 
 int64_t WeightBytes(const ModelConfig& config, int64_t element_bytes,
-                    const parallel::Shard& shard) {
+                    const parallel::Shard& shard, MatrixFormat format) {
   int64_t bytes = 0;
   for (const WeightEntry& entry : ListWeights(config, shard)) {
-    if (entry.first_row == 0) bytes += SlotBytes(entry, config, element_bytes);
+    if (entry.first_row == 0) {
+      bytes += SlotBytes(entry, config, element_bytes, format);
+    }
   }
   return bytes;
 }

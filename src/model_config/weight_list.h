@@ -21,6 +21,7 @@ enum class WeightSlot : uint8_t {
   kQkvBias,
   kQNorm,
   kKNorm,
+  kSinks,
   kO,
   kOBias,
   kAttentionOutNorm,
@@ -30,8 +31,11 @@ enum class WeightSlot : uint8_t {
   kDown,
   kDownBias,
   kRouter,
-  kExpertGateUp,  // All experts, each with its rows gate | up.
+  kRouterBias,
+  kExpertGateUp,  // The rank's experts, each with its rows gate | up.
+  kExpertGateUpBias,
   kExpertDown,
+  kExpertDownBias,
   kSharedGateUp,
   kSharedDown,
   kSharedGate,
@@ -42,13 +46,35 @@ enum class WeightSlot : uint8_t {
 
 [[nodiscard]] bool IsNorm(WeightSlot slot);
 
+// How matrices of the base model are held: as numbers of the model's dtype, or
+// in 8 bits (ops/int8_weight.h).
+enum class MatrixFormat : uint8_t { kDtype, kInt8 };
+
+// Returns whether a slot is in 8 bits under MatrixFormat::kInt8. These are the
+// embedding, the head and the projections, also those of experts. Norms,
+// biases, sinks, the router and the gate of a shared expert are not.
+[[nodiscard]] bool MayBeInt8(WeightSlot slot);
+
+// How a tensor of a checkpoint has a matrix.
+enum class StoredForm : uint8_t {
+  kRows,        // As consecutive rows.
+  kTransposed,  // [experts, columns, rows], or [experts, rows] for vectors.
+  // 4-bit blocks [experts, rows, columns / 32, 16] and scales [experts, rows,
+  // columns / 32].
+  kMxfp4,
+};
+
 // A tensor of a checkpoint that has an entry's tensor.
 struct StoredPlace {
   std::string name;
   std::vector<int64_t> shape;
-  // The first row of the entry's tensor. Rows count over all dimensions but the
-  // last.
+  // kRows: the first row of the entry's tensor, where rows count over all
+  // dimensions but the last. Other forms: the row of the expert's matrix that
+  // is the entry's first one.
   int64_t first_row = 0;
+  StoredForm form = StoredForm::kRows;
+  int64_t expert = 0;    // Not kRows: whose matrix it is.
+  int64_t row_step = 1;  // Not kRows: from one row of the entry to the next.
 };
 
 struct WeightEntry {
@@ -65,9 +91,9 @@ struct WeightEntry {
   // of rows of that matrix.
   int64_t first_row = 0;
   int64_t slot_rows = 0;
-  // Where transformers 5 has the tensor in memory: one tensor has the matrices
-  // of all experts. Checkpoints may have either form. No name: there is one
-  // form.
+  // The tensor that has the matrices of all experts, with this entry's among
+  // them; its name is empty if there is no such tensor. If its form is kRows, a
+  // checkpoint may have a tensor for each expert instead.
   StoredPlace fused = {};
 
   [[nodiscard]] int64_t num_elements() const;  // Counts the whole tensor.
@@ -85,15 +111,18 @@ struct WeightEntry {
     const ModelConfig& config);
 
 // Returns the bytes of an entry's slot in the common buffer. Weights have
-// `element_bytes` each, but norms that the checkpoint stores less one are f32.
+// `element_bytes` each, but norms that the checkpoint stores less one are f32,
+// and matrices may be in 8 bits.
 [[nodiscard]] int64_t SlotBytes(const WeightEntry& entry,
                                 const ModelConfig& config,
-                                int64_t element_bytes);
+                                int64_t element_bytes,
+                                MatrixFormat format = MatrixFormat::kDtype);
 [[nodiscard]] bool IsWide(WeightSlot slot, const ModelConfig& config);
 // Returns the bytes of all slots.
 [[nodiscard]] int64_t WeightBytes(const ModelConfig& config,
                                   int64_t element_bytes,
-                                  const parallel::Shard& shard = {});
+                                  const parallel::Shard& shard = {},
+                                  MatrixFormat format = MatrixFormat::kDtype);
 
 }  // namespace weft::model
 

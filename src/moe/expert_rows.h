@@ -1,5 +1,5 @@
 // The rows of a batch sorted by expert. A token has one row for each of its
-// experts; there is no padding and no row is dropped.
+// experts that the rank has; there is no padding and no row is dropped.
 //
 // Worked example, 3 tokens with 2 of 3 experts each:
 //   experts_TK  {2, 0} {0, 1} {2, 0}
@@ -7,7 +7,11 @@
 //   pairs_N     1 2 5 | 3 | 0 4      (index into the flat experts_TK)
 //   places_TK   {4, 0} {1, 3} {5, 2} (the inverse of pairs_N)
 //
-// Legend: T tokens, K experts per token, N = T K rows.
+// An expert that another rank has gives a token no row here. Its place is N,
+// after the last row.
+//
+// Legend: T tokens, K experts per token, N rows, T K of them if the rank has
+// all experts.
 #ifndef WEFT_SRC_MOE_EXPERT_ROWS_H_
 #define WEFT_SRC_MOE_EXPERT_ROWS_H_
 
@@ -33,16 +37,17 @@ struct ExpertRows {
   at::Tensor tokens_N;            // i64
   at::Tensor pairs_N;             // i64
   at::Tensor places_TK;           // i64
+  bool has_absent = false;        // Some place is N.
   std::vector<ExpertPart> parts;  // Experts with rows, in ascending order.
 };
 
 // Sorts the rows. The work on the host is O(T K). On CUDA it waits for
 // experts_TK.
-// Shapes:  experts_TK [T, K] i64 contiguous, each in [0, num_experts).
+// Shapes:  experts_TK [T, K] i64 contiguous, each in [0, experts.count).
 // Errors:  throws c10::Error.
 // Threads: engine thread only.
 [[nodiscard]] ExpertRows SortByExpert(const at::Tensor& experts_TK,
-                                      int num_experts,
+                                      const lora::ExpertShape& experts,
                                       const lora::LoraRouting& routing);
 
 }  // namespace weft::moe

@@ -21,7 +21,8 @@ using lora::ProjectionGroup;
 // One expert of a layer on its rows. n counts the rows.
 class Expert {
  public:
-  // `routing` counts from the first row and outlives the object.
+  // `routing` has the segments of the expert's rows, which count from 0. It
+  // outlives the object.
   Expert(const ExpertLayer& layer, int expert, const lora::LoraRouting& routing)
       : layer_(layer),
         expert_(expert),
@@ -33,10 +34,19 @@ class Expert {
       down_.weight_OI = w.shared_down_HS;
       return;
     }
+    gate_up_.row_count = ops::RowCount::kVaries;
+    down_.row_count = ops::RowCount::kVaries;
+    const int64_t place = expert - layer.shape.experts.own.begin;
     const int64_t wide = 2 * shape_.ffn;
-    gate_up_.weight_OI = w.gate_up_GH.narrow(0, expert * wide, wide);
-    down_.weight_OI =
-        w.down_DF.narrow(0, expert * shape_.hidden, shape_.hidden);
+    gate_up_.weight_OI = w.gate_up_GH.narrow(0, place * wide, wide);
+    down_.weight_OI = w.down_DF.narrow(0, place * shape_.hidden, shape_.hidden);
+    if (w.gate_up_bias_G.defined()) {
+      gate_up_.bias_O = w.gate_up_bias_G.narrow(0, place * wide, wide);
+    }
+    if (w.down_bias_D.defined()) {
+      down_bias_H_ =
+          w.down_bias_D.narrow(0, place * shape_.hidden, shape_.hidden);
+    }
   }
   Expert(const Expert&) = delete;
   Expert& operator=(const Expert&) = delete;
@@ -50,6 +60,7 @@ class Expert {
         LoraLinear(Activated(gate_up_n2F).mul_(weight_n1), down_, pass_,
                    Site(ProjectionGroup::kDown),
                    tape != nullptr ? &tape->shrunk_down : nullptr);
+    if (down_bias_H_.defined()) y_nH.addcmul_(weight_n1, down_bias_H_);
     if (tape != nullptr) tape->gate_up_n2F = std::move(gate_up_n2F);
     return y_nH;
   }
@@ -77,6 +88,9 @@ class Expert {
         Site(ProjectionGroup::kDown), tape.shrunk_down, gradients,
         /*want_input_gradient=*/true);
     InputGradients result{.weight_n = (d_nF * activated_nF).sum(1)};
+    if (down_bias_H_.defined()) {
+      result.weight_n.add_(at::mv(dy_nH, down_bias_H_));
+    }
     d_nF.mul_(weight_n1);
     // This replaces gate_up_n2F by its own gradient.
     ops::GatedProductBackward(layer_.config.activation, d_nF, tape.gate_up_n2F);
@@ -108,10 +122,13 @@ class Expert {
   const ExpertLayer& layer_;
   const int expert_;
   const lora::ModelShape shape_;
-  // Experts have few rows, and their segments run one after another.
+  // There is no table of segments: an upload for every expert would cost more
+  // than it saves.
   const lora::LoraPass pass_;
   BaseLinear gate_up_;
   BaseLinear down_;
+  // Apart from down_, because the weight has multiplied down_'s input already.
+  at::Tensor down_bias_H_;
 };
 
 // Calls work(i) for every part. If a CPU has a part for each thread, every
@@ -145,6 +162,17 @@ at::Tensor RowsOf(const at::Tensor& tensor, const ExpertPart& part) {
   return tensor.narrow(0, part.begin, part.end - part.begin);
 }
 
+// Returns room for a result of every row. If tokens have experts on other
+// ranks, a zero follows, which is the result of all those.
+at::Tensor ResultsOf(const ExpertRows& rows, const at::Tensor& like) {
+  if (!rows.has_absent) return at::empty_like(like);
+  std::vector<int64_t> shape = like.sizes().vec();
+  ++shape[0];
+  at::Tensor results = at::empty(shape, like.options());
+  results.select(0, shape[0] - 1).zero_();
+  return results;
+}
+
 // Returns the weights of the sorted rows, [N, 1].
 at::Tensor WeightsOf(const Routing& routing, const ExpertRows& rows) {
   return routing.weights_TK.flatten()
@@ -152,14 +180,19 @@ at::Tensor WeightsOf(const Routing& routing, const ExpertRows& rows) {
       .unsqueeze(1);
 }
 
-// Returns the sum [T, H] of every token's rows, in the order of its experts. So
-// it does not depend on other tokens.
+// Returns the sum [T, H] of every token's results, in the order of its experts.
+// So it does not depend on other tokens.
 at::Tensor SumOfRows(const at::Tensor& rows_NH, const at::Tensor& places_TK) {
   at::Tensor sum_TH = rows_NH.index_select(0, places_TK.select(1, 0));
   for (int64_t k = 1; k < places_TK.size(1); ++k) {
     sum_TH.add_(rows_NH.index_select(0, places_TK.select(1, k)));
   }
   return sum_TH;
+}
+
+RouterWeights RouterOf(const ExpertLayer& layer) {
+  return {.router_EH = layer.weights.router_EH,
+          .bias_E = layer.weights.router_bias_E};
 }
 
 bool HasShared(const ExpertLayer& layer) {
@@ -177,7 +210,7 @@ void Dispatch(const ExpertLayer& layer, const at::Tensor& x_TH,
               ExpertTape& tape) {
   tape.routing = std::move(experts);
   tape.rows =
-      SortByExpert(tape.routing.experts_TK, layer.shape.experts.count, routing);
+      SortByExpert(tape.routing.experts_TK, layer.shape.experts, routing);
   if (HasShared(layer)) tape.shared_weight_T1 = SharedWeight(layer, x_TH);
 }
 
@@ -189,14 +222,13 @@ at::Tensor ForwardExperts(const ExpertLayer& layer, const at::Tensor& x_TH,
   ExpertTape passing;
   ExpertTape& own = tape != nullptr ? *tape : passing;
   Dispatch(layer, x_TH, routing,
-           Route(x_TH, layer.weights.router_EH, layer.config.moe, experts_TK),
-           own);
+           Route(x_TH, RouterOf(layer), layer.config.moe, experts_TK), own);
   experts_TK = own.routing.experts_TK;
   const ExpertRows& rows = own.rows;
   if (tape != nullptr) tape->parts.resize(rows.parts.size());
   const at::Tensor x_NH = x_TH.index_select(0, rows.tokens_N);
   const at::Tensor weights_N1 = WeightsOf(own.routing, rows);
-  const at::Tensor y_NH = at::empty_like(x_NH);
+  const at::Tensor y_NH = ResultsOf(rows, x_NH);
   ForEachPart(rows, [&](size_t i) {
     const ExpertPart& part = rows.parts[i];
     RowsOf(y_NH, part)
@@ -217,8 +249,7 @@ void RecomputeExperts(const ExpertLayer& layer, const at::Tensor& x_TH,
                       const lora::LoraRouting& routing,
                       const at::Tensor& experts_TK, ExpertTape& tape) {
   Dispatch(layer, x_TH, routing,
-           RouteTo(x_TH, layer.weights.router_EH, layer.config.moe, experts_TK),
-           tape);
+           RouteTo(x_TH, RouterOf(layer), layer.config.moe, experts_TK), tape);
   const ExpertRows& rows = tape.rows;
   tape.parts.resize(rows.parts.size());
   const at::Tensor x_NH = x_TH.index_select(0, rows.tokens_N);
@@ -243,9 +274,8 @@ at::Tensor BackwardExperts(const ExpertLayer& layer, const at::Tensor& dy_TH,
   const at::Tensor x_NH = x_TH.index_select(0, rows.tokens_N);
   const at::Tensor dy_NH = dy_TH.index_select(0, rows.tokens_N);
   const at::Tensor weights_N1 = WeightsOf(tape.routing, rows);
-  const at::Tensor dx_NH = at::empty_like(x_NH);
-  const at::Tensor d_weights_N =
-      at::empty({x_NH.size(0)}, weights_N1.options());
+  const at::Tensor dx_NH = ResultsOf(rows, x_NH);
+  const at::Tensor d_weights_N = ResultsOf(rows, weights_N1).squeeze(1);
   ForEachPart(rows, [&](size_t i) {
     const ExpertPart& part = rows.parts[i];
     const Expert::InputGradients d =

@@ -1,14 +1,14 @@
 // A mixture of experts with LoRA on every expert:
 //   y = sum over a token's experts e of w_e down_e(act(gate_e x) * up_e x),
-// and, if the model has a shared expert, that expert of every token with weight
-// sigmoid(x g).
+// where gate, up and down may have biases, and, if the model has a shared
+// expert, that expert of every token with weight sigmoid(x g).
 //
 // A weight multiplies the input of `down`, not its output. The product is
-// linear, so both are equal, and the gradient of the weight then needs no
-// output of an expert.
+// linear but for its bias, which is multiplied apart. So both are equal, and
+// the gradient of the weight then needs no output of an expert.
 //
 // Legend: T tokens, H hidden, F features of an expert, S of the shared expert,
-// E experts, K experts per token.
+// E experts, K experts per token, P experts that the rank has.
 #ifndef WEFT_SRC_MOE_EXPERTS_H_
 #define WEFT_SRC_MOE_EXPERTS_H_
 
@@ -24,11 +24,14 @@
 namespace weft::moe {
 
 // The frozen weights of one layer's experts. With several ranks, each has its
-// features of every expert and the whole router.
+// features of its experts and the whole router.
 struct ExpertWeights {
   at::Tensor router_EH;
-  at::Tensor gate_up_GH;          // [E 2F, H], rows gate | up of every expert.
-  at::Tensor down_DF;             // [E H, F].
+  at::Tensor router_bias_E;   // Undefined, as the others, without biases.
+  at::Tensor gate_up_GH;      // [P 2F, H], rows gate | up of each.
+  at::Tensor gate_up_bias_G;  // [P 2F].
+  at::Tensor down_DF;         // [P H, F].
+  at::Tensor down_bias_D;  // [P H], on one of the ranks that share an expert.
   at::Tensor shared_gate_up_S2H;  // [2S, H]; undefined without shared expert.
   at::Tensor shared_down_HS;
   at::Tensor shared_gate_1H;

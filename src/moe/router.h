@@ -14,22 +14,33 @@ namespace weft::moe {
 struct Routing {
   at::Tensor experts_TK;  // i64; a token's experts, the most probable first.
   at::Tensor weights_TK;  // In the dtype of x.
-  at::Tensor probs_TE;    // Softmax of the logits, in f32 or f64.
+  // The softmax from which the weights come, in f32 or f64: over all experts,
+  // [T, E], or with softmax_of_chosen over the token's experts, [T, K].
+  at::Tensor probs;
+};
+
+// The frozen weights of a router.
+struct RouterWeights {
+  const at::Tensor& router_EH;
+  const at::Tensor& bias_E;  // Undefined without bias.
 };
 
 // Routes the tokens. Ties are broken as torch.topk does. Where `given_TK` is
 // defined and not negative, tokens go to these experts instead, and only the
 // weights are computed.
-// Shapes:  x_TH [T, H], router_EH [E, H], given_TK [T, K] i64 or undefined.
+// Shapes:  x_TH [T, H], router_EH [E, H], bias_E [E], given_TK [T, K] i64 or
+//          undefined.
 // Errors:  throws c10::Error.   Threads: engine thread only.
-// Source:  Qwen3MoeTopKRouter and MixtralTopKRouter of transformers 5.17.
-[[nodiscard]] Routing Route(const at::Tensor& x_TH, const at::Tensor& router_EH,
+// Source:  Qwen3MoeTopKRouter, MixtralTopKRouter and GptOssTopKRouter of
+// transformers 5.17.
+[[nodiscard]] Routing Route(const at::Tensor& x_TH,
+                            const RouterWeights& weights,
                             const model::MoeConfig& config,
                             const at::Tensor& given_TK);
 
 // Returns the routing of tokens whose experts are known, [T, K] i64.
 [[nodiscard]] Routing RouteTo(const at::Tensor& x_TH,
-                              const at::Tensor& router_EH,
+                              const RouterWeights& weights,
                               const model::MoeConfig& config,
                               const at::Tensor& experts_TK);
 

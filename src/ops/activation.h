@@ -5,8 +5,12 @@
 namespace weft::ops {
 
 // kSilu is x sigmoid(x). kGeluTanh is the tanh form of GELU: x (1 + tanh(sqrt(2
-// / pi) (x + 0.044715 x^3))) / 2.
-enum class Activation { kSilu, kGeluTanh };
+// / pi) (x + 0.044715 x^3))) / 2. kClampedSilu is g sigmoid(1.702 g) with g =
+// min(x, 7), and also changes `up` to clamp(up, -7, 7) + 1 (gpt-oss).
+enum class Activation { kSilu, kGeluTanh, kClampedSilu };
+
+inline constexpr double kClampedSiluLimit = 7;
+inline constexpr double kClampedSiluSlope = 1.702;
 
 }  // namespace weft::ops
 

@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
+
+#include "src/ops/bf16_product.h"
 
 namespace weft::ops {
 namespace {
@@ -41,11 +44,11 @@ std::vector<Chunk> ChunksOf(const AttentionBlock& block) {
   return chunks;
 }
 
-// Computes out = beta * out + alpha * a b. With beta 0 the old `out` is not
-// read.
+// Computes out = alpha a b, or adds it to out, in the dtype of the operands.
 void Multiply(at::Tensor out, const at::Tensor& a, const at::Tensor& b,
-              double beta, double alpha) {
-  at::addmm_out(out, out, a, b, beta, alpha);
+              bool adds, double alpha) {
+  // With beta 0 the old `out` is not read.
+  at::addmm_out(out, out, a, b, /*beta=*/adds ? 1 : 0, alpha);
 }
 
 template <typename Real>
@@ -83,6 +86,21 @@ BlockWorker<Real>::BlockWorker(const AttentionInputs& inputs,
   states_.resize(rows);
   lse_.resize(rows);
   delta_.resize(rows);
+  if (AreBf16ProductsAllowed() && std::is_same_v<Real, float>) {
+    rounded_.emplace();
+  }
+}
+
+template <typename Real>
+void BlockWorker<Real>::MultiplyGradient(const at::Tensor& out,
+                                         const at::Tensor& a,
+                                         const at::Tensor& b, bool adds,
+                                         double alpha) {
+  if (rounded_.has_value()) {
+    rounded_->Multiply(out, a, b, adds, alpha);
+  } else {
+    Multiply(out, a, b, adds, alpha);
+  }
 }
 
 template <typename Real>
@@ -128,8 +146,8 @@ void BlockWorker<Real>::Forward(const AttentionBlock& block, int64_t kv_head,
   for (const Chunk& chunk : ChunksOf(block)) {
     at::Tensor scores =
         scores_MS_.narrow(0, 0, rows).narrow(1, 0, chunk.rows.size);
-    Multiply(scores, q, Keys(inputs_.k_TKC, chunk, kv_head).t(), 0,
-             inputs_.rule.scale);
+    Multiply(scores, q, Keys(inputs_.k_TKC, chunk, kv_head).t(),
+             /*adds=*/false, inputs_.rule.scale);
     for (int64_t m = 0; m < rows; ++m) {
       const Real shrink = SoftmaxRow<Real>::Step(
           VisibleKeys(block, chunk, num_keys, m % block.queries.size), softcap_,
@@ -138,13 +156,12 @@ void BlockWorker<Real>::Forward(const AttentionBlock& block, int64_t kv_head,
       Scale(sums + m * features_, shrink, sums + m * features_);
     }
     Multiply(sum, scores, Keys(inputs_.v_TKC, chunk, kv_head),
-             chunk.first == 0 ? 0 : 1, 1);
+             /*adds=*/chunk.first > 0, 1);
   }
   const HeadRows<Real> out(result.out_THC);
   ForRows(block, kv_head, [&](int64_t m, int64_t row, int64_t head) {
     Scale(sums + m * features_, 1 / states_[m].sum, out.At(row, head));
   });
-  if (!result.lse_TH.defined()) return;
   const HeadRows<Real> lse(result.lse_TH);
   ForRows(block, kv_head, [&](int64_t m, int64_t row, int64_t head) {
     *lse.At(row, head) = states_[m].max + std::log(states_[m].sum);
@@ -153,13 +170,12 @@ void BlockWorker<Real>::Forward(const AttentionBlock& block, int64_t kv_head,
 
 template <typename Real>
 void BlockWorker<Real>::ReadForward(const AttentionBlock& block,
-                                    int64_t kv_head, const at::Tensor& dout_THC,
+                                    int64_t kv_head, const at::Tensor& dout_MC,
                                     const AttentionOutput& forward) {
-  const HeadRows<Real> douts(dout_THC);
   const HeadRows<Real> outs(forward.out_THC);
   const HeadRows<Real> lse(forward.lse_TH);
   ForRows(block, kv_head, [&](int64_t m, int64_t row, int64_t head) {
-    const Real* dout = douts.At(row, head);
+    const Real* dout = Data<Real>(dout_MC) + m * dout_MC.stride(0);
     const Real* out = outs.At(row, head);
     Real sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -182,9 +198,9 @@ void BlockWorker<Real>::Backward(const AttentionBlock& block, int64_t kv_head,
     dout_MC_ = at::empty_like(q_MC_);
     dweights_MS_ = at::empty_like(scores_MS_);
   }
-  ReadForward(block, kv_head, dout_THC, forward);
   const at::Tensor q = Gather(inputs_.q_THC, block, kv_head, q_MC_);
   const at::Tensor dout = Gather(dout_THC, block, kv_head, dout_MC_);
+  ReadForward(block, kv_head, dout, forward);
   at::Tensor dq = sum_MC_.narrow(0, 0, rows);
   Real* const score_rows = Data<Real>(scores_MS_);
   Real* const dweight_rows = Data<Real>(dweights_MS_);
@@ -195,17 +211,20 @@ void BlockWorker<Real>::Backward(const AttentionBlock& block, int64_t kv_head,
     at::Tensor weights = chunk_of(scores_MS_);
     at::Tensor dscores = chunk_of(dweights_MS_);
     const at::Tensor k = Keys(inputs_.k_TKC, chunk, kv_head);
-    Multiply(weights, q, k.t(), 0, scale);
-    Multiply(dscores, dout, Keys(inputs_.v_TKC, chunk, kv_head).t(), 0, 1);
+    Multiply(weights, q, k.t(), /*adds=*/false, scale);
+    Multiply(dscores, dout, Keys(inputs_.v_TKC, chunk, kv_head).t(),
+             /*adds=*/false, 1);
     for (int64_t m = 0; m < rows; ++m) {
       SoftmaxRow<Real>::Gradient(
           VisibleKeys(block, chunk, num_keys, m % block.queries.size), softcap_,
           lse_[m], delta_[m], score_rows + m * chunk_keys_,
           dweight_rows + m * chunk_keys_);
     }
-    Multiply(Keys(dv_TKC, chunk, kv_head), weights.t(), dout, 1, 1);
-    Multiply(Keys(dk_TKC, chunk, kv_head), dscores.t(), q, 1, scale);
-    Multiply(dq, dscores, k, chunk.first == 0 ? 0 : 1, scale);
+    MultiplyGradient(Keys(dv_TKC, chunk, kv_head), weights.t(), dout,
+                     /*adds=*/true, 1);
+    MultiplyGradient(Keys(dk_TKC, chunk, kv_head), dscores.t(), q,
+                     /*adds=*/true, scale);
+    MultiplyGradient(dq, dscores, k, /*adds=*/chunk.first > 0, scale);
   }
   const HeadRows<Real> dq_rows(dq_THC);
   const Real* const sums = Data<Real>(sum_MC_);

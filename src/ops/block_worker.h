@@ -9,9 +9,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "src/ops/attention_blocks.h"
+#include "src/ops/bf16_multiplier.h"
 #include "src/ops/softmax_rows.h"
 #include "src/ops/tree_attention_parts.h"
 
@@ -63,6 +65,13 @@ class BlockWorker {
     }
   }
 
+  // Computes a gradient: out = alpha a b, or adds it to out. The product may be
+  // in bf16. Scores, outputs and gradients of weights are always in the dtype
+  // of the operands: where one key has nearly all weight, the gradient of its
+  // score is a small difference of large products.
+  void MultiplyGradient(const at::Tensor& out, const at::Tensor& a,
+                        const at::Tensor& b, bool adds, double alpha);
+
   // Returns the block's rows of [T, H, C] as [M, C]: a view if there is one
   // query head, otherwise a copy in `scratch_MC`.
   [[nodiscard]] at::Tensor Gather(const at::Tensor& x_THC,
@@ -82,9 +91,9 @@ class BlockWorker {
                                         int64_t i) const;
 
   // Reads the log-sum-exp of the block's rows, and computes the inner products
-  // of outputs and their gradients.
+  // of outputs and their gradients [M, C].
   void ReadForward(const AttentionBlock& block, int64_t kv_head,
-                   const at::Tensor& dout_THC, const AttentionOutput& forward);
+                   const at::Tensor& dout_MC, const AttentionOutput& forward);
 
   const AttentionInputs& inputs_;
   const int64_t group_;
@@ -95,6 +104,8 @@ class BlockWorker {
   at::Tensor dout_MC_, dweights_MS_;  // Only for the backward pass.
   std::vector<typename SoftmaxRow<Real>::State> states_;
   std::vector<Real> lse_, delta_;
+  // Set if products are computed in bf16 (bf16_product.h).
+  std::optional<Bf16Multiplier> rounded_;
 };
 
 }  // namespace weft::ops

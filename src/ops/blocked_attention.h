@@ -25,8 +25,7 @@ namespace weft::ops {
 // Returns the rows of a block that make products of a good size.
 [[nodiscard]] int64_t BlockRows(const AttentionInputs& inputs);
 
-// Writes output and log-sum-exp of all query rows; see TreeAttention. An
-// undefined log-sum-exp is not written.
+// Writes output and log-sum-exp of all query rows; see TreeAttention.
 void BlockedAttention(const AttentionInputs& inputs,
                       const std::vector<AttentionBlock>& blocks,
                       AttentionOutput& result);

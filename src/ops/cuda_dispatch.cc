@@ -45,8 +45,14 @@ k::RmsNormRows NormRows(const at::Tensor& x_TD, const at::Tensor& weight,
 }
 
 k::GateActivation ActivationOf(Activation activation) {
-  return activation == Activation::kSilu ? k::GateActivation::kSilu
-                                         : k::GateActivation::kGeluTanh;
+  switch (activation) {
+    case Activation::kSilu:
+      return k::GateActivation::kSilu;
+    case Activation::kGeluTanh:
+      return k::GateActivation::kGeluTanh;
+    default:
+      return k::GateActivation::kClampedSilu;
+  }
 }
 
 k::HeadRows RowsOfHeads(const at::Tensor& x_TMC) {
@@ -299,7 +305,7 @@ void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
                     const at::Tensor& v_pages_PSKC,
                     const at::Tensor& page_table_BL,
                     const at::Tensor& lengths_B, const AttentionRule& rule,
-                    at::Tensor& out_BHC) {
+                    const at::Tensor& sinks_H, at::Tensor& out_BHC) {
   CheckSameType(q_BHC, k_pages_PSKC);
   CheckSameType(q_BHC, v_pages_PSKC);
   CheckSameType(q_BHC, out_BHC);
@@ -326,6 +332,7 @@ void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
       .window = rule.window,
       .scale = static_cast<float>(rule.scale),
       .softcap = static_cast<float>(rule.softcap),
+      .sinks_H = sinks_H.defined() ? sinks_H.const_data_ptr<float>() : nullptr,
       .out_BHC = out_BHC.mutable_data_ptr()};
   batch.splits = k::ChooseAttentionSplits(batch);
   const at::Tensor workspace = at::empty({k::PagedAttentionWorkspace(batch)},

@@ -91,7 +91,7 @@ void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
                     const at::Tensor& v_pages_PSKC,
                     const at::Tensor& page_table_BL,
                     const at::Tensor& lengths_B, const AttentionRule& rule,
-                    at::Tensor& out_BHC);
+                    const at::Tensor& sinks_H, at::Tensor& out_BHC);
 // All tensors are [N] f32.
 void AdamW(const kernels::cpu::AdamWScalars& scalars,
            const at::Tensor& weights_N, const at::Tensor& gradient_N,

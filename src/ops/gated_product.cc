@@ -25,14 +25,22 @@ void CheckArguments(const at::Tensor& gate_up_T2F, const char* name,
                 {gate_up_T2F.size(0), gate_up_T2F.size(1) / 2});
 }
 
-// Both activations are x sigmoid(z(x)). SiLU has z = x; GELU's tanh form has z
-// = 2 sqrt(2 / pi) (x + 0.044715 x^3).
+// The activations are x sigmoid(z(x)). SiLU has z = x; GELU's tanh form has z =
+// 2 sqrt(2 / pi) (x + 0.044715 x^3); the clamped SiLU has z = 1.702 x.
 struct Gate {
   at::Tensor value;
   at::Tensor slope;
 };
 
 Gate Activate(Activation activation, const at::Tensor& x) {
+  if (activation == Activation::kClampedSilu) {
+    const at::Tensor clamped = x.clamp_max(kClampedSiluLimit);
+    const at::Tensor sigmoid = (clamped * kClampedSiluSlope).sigmoid();
+    const at::Tensor value = clamped * sigmoid;
+    const at::Tensor slope =
+        sigmoid + kClampedSiluSlope * value * (1 - sigmoid);
+    return {value, slope * (x <= kClampedSiluLimit)};
+  }
   if (activation == Activation::kSilu) {
     const at::Tensor sigmoid = x.sigmoid();
     const at::Tensor value = x * sigmoid;
@@ -44,6 +52,32 @@ Gate Activate(Activation activation, const at::Tensor& x) {
   const at::Tensor value = x * sigmoid;
   const at::Tensor dz = k + 3 * k * 0.044715 * square;
   return {value, sigmoid + value * (1 - sigmoid) * dz};
+}
+
+// Returns the factor that `up` becomes, and its derivative.
+Gate Factor(Activation activation, const at::Tensor& up) {
+  if (activation != Activation::kClampedSilu) return {up, at::ones_like(up)};
+  return {up.clamp(-kClampedSiluLimit, kClampedSiluLimit) + 1,
+          (up.abs() <= kClampedSiluLimit).to(up.scalar_type())};
+}
+
+// The CPU kernels of an activation.
+struct RowKernels {
+  void (*forward)(const float* gate, const float* up, int64_t features,
+                  float* out);
+  void (*backward)(const float* dout, int64_t features, float* gate, float* up);
+};
+
+RowKernels KernelsOf(Activation activation) {
+  const kernels::cpu::KernelTable& table = kernels::cpu::Kernels();
+  switch (activation) {
+    case Activation::kSilu:
+      return {table.swiglu_row, table.swiglu_backward_row};
+    case Activation::kGeluTanh:
+      return {table.geglu_row, table.geglu_backward_row};
+    default:
+      return {table.clamped_swiglu_row, table.clamped_swiglu_backward_row};
+  }
 }
 
 }  // namespace
@@ -62,14 +96,13 @@ void GatedProduct(Activation activation, const at::Tensor& gate_up_T2F,
     const at::ScalarType compute = ComputeType(gate_up_T2F);
     const at::Tensor gate = gate_up_T2F.narrow(1, 0, features).to(compute);
     const at::Tensor up = gate_up_T2F.narrow(1, features, features).to(compute);
-    out_TF.copy_(Activate(activation, gate).value * up);
+    out_TF.copy_(Activate(activation, gate).value *
+                 Factor(activation, up).value);
     return;
   }
   const float* gate = gate_up_T2F.const_data_ptr<float>();
   float* out = out_TF.mutable_data_ptr<float>();
-  const kernels::cpu::KernelTable& table = kernels::cpu::Kernels();
-  const auto row_kernel =
-      activation == Activation::kSilu ? table.swiglu_row : table.geglu_row;
+  const auto row_kernel = KernelsOf(activation).forward;
   at::parallel_for(
       0, out_TF.size(0), RowGrain(features), [&](int64_t begin, int64_t end) {
         for (int64_t t = begin; t < end; ++t) {
@@ -94,17 +127,15 @@ void GatedProductBackward(Activation activation, const at::Tensor& dout_TF,
     at::Tensor gate_view = gate_up_T2F.narrow(1, 0, features);
     at::Tensor up_view = gate_up_T2F.narrow(1, features, features);
     const Gate gate = Activate(activation, gate_view.to(compute));
+    const Gate up = Factor(activation, up_view.to(compute));
     const at::Tensor dout = dout_TF.to(compute);
-    gate_view.copy_(dout * up_view.to(compute) * gate.slope);
-    up_view.copy_(dout * gate.value);
+    gate_view.copy_(dout * up.value * gate.slope);
+    up_view.copy_(dout * gate.value * up.slope);
     return;
   }
   const float* dout = dout_TF.const_data_ptr<float>();
   float* gate = gate_up_T2F.mutable_data_ptr<float>();
-  const kernels::cpu::KernelTable& table = kernels::cpu::Kernels();
-  const auto row_kernel = activation == Activation::kSilu
-                              ? table.swiglu_backward_row
-                              : table.geglu_backward_row;
+  const auto row_kernel = KernelsOf(activation).backward;
   at::parallel_for(
       0, dout_TF.size(0), RowGrain(features), [&](int64_t begin, int64_t end) {
         for (int64_t t = begin; t < end; ++t) {

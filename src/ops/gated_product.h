@@ -1,5 +1,5 @@
 // The gated unit of a fused gate-and-up projection:
-// out = activation(gate) * up.
+// out = activation(gate) * up, where kClampedSilu also changes `up`.
 // Legend: T packed tokens, F feed-forward features.
 #ifndef WEFT_SRC_OPS_GATED_PRODUCT_H_
 #define WEFT_SRC_OPS_GATED_PRODUCT_H_

@@ -34,7 +34,7 @@ template <typename T>
 
 // Replaces these tensors by contiguous copies on the host. Leaves host tensors
 // and undefined ones unchanged. If there is anything to copy, waits once for
-// the stream. This is the only wait of a pass.
+// the stream. A pass waits nowhere else.
 // Errors:  throws c10::Error, also for an operation that was queued before.
 // Threads: engine thread only.
 void ToHost(std::initializer_list<at::Tensor*> tensors);

@@ -10,14 +10,17 @@
 #include <string_view>
 
 #include "kernels/cpu/kernels.h"
+#include "src/ops/bf16_product.h"
 #include "src/ops/cpu_dispatch.h"
+#include "src/ops/int8_weight.h"
+#include "src/ops/panel_matmul.h"
 
 namespace weft::ops {
 namespace {
 
-// Up to this many passes over a bf16 weight cost less than widening it for one
-// product.
-constexpr int64_t kMaxHalfPasses = 4;
+// Up to this many passes over a weight of bf16 or 8 bits cost less than
+// widening it for one product.
+constexpr int64_t kMaxNarrowPasses = 4;
 // Widens this many elements of a bf16 weight at a time.
 constexpr int64_t kWidenedElements = 16 << 20;
 
@@ -37,7 +40,7 @@ at::Tensor OneDnnMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
   static const auto linear = c10::Dispatcher::singleton()
                                  .findSchemaOrThrow(kOperator, "")
                                  .typed<LinearPointwise>();
-  return linear.call(a_MK, b_KN.t(), bias_N, "none",
+  return linear.call(a_MK.contiguous(), b_KN.t(), bias_N, "none",
                      c10::List<std::optional<at::Scalar>>(), std::nullopt);
 }
 
@@ -60,12 +63,12 @@ bool PrefersOneDnn(const at::Tensor& a_MK) {
 
 bool IsSkinny(const at::Tensor& a_MK, const at::Tensor& b_KN) {
   const bool is_weight = b_KN.stride(0) == 1 || b_KN.size(0) == 1;
-  const bool is_half = b_KN.scalar_type() == at::kBFloat16;
+  const bool is_narrow = b_KN.scalar_type() == at::kBFloat16 || IsInt8(b_KN);
   const int64_t most =
-      kernels::cpu::kSkinnyRows * (is_half ? kMaxHalfPasses : 1);
+      kernels::cpu::kSkinnyRows * (is_narrow ? kMaxNarrowPasses : 1);
   return is_weight && HasCpuKernel(a_MK) && a_MK.numel() > 0 &&
          a_MK.size(0) <= most && a_MK.is_contiguous() &&
-         (is_half || b_KN.scalar_type() == at::kFloat);
+         (is_narrow || b_KN.scalar_type() == at::kFloat);
 }
 
 void RunSkinny(const kernels::cpu::SkinnyProduct& item,
@@ -73,6 +76,9 @@ void RunSkinny(const kernels::cpu::SkinnyProduct& item,
   if (b_KN.scalar_type() == at::kFloat) {
     kernels::cpu::Kernels().skinny_product_f32(item,
                                                b_KN.const_data_ptr<float>());
+  } else if (IsInt8(b_KN)) {
+    kernels::cpu::Kernels().skinny_product_int8(item,
+                                                b_KN.const_data_ptr<int8_t>());
   } else {
     kernels::cpu::Kernels().skinny_product_bf16(
         item, static_cast<const uint16_t*>(b_KN.const_data_ptr()));
@@ -149,21 +155,30 @@ at::Tensor RowMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
   return y_MN;
 }
 
+at::Tensor Bf16MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
+                      const at::Tensor& bias_N) {
+  at::Tensor y_MN = at::empty({a_MK.size(0), b_KN.size(1)}, a_MK.options());
+  Bf16Product(a_MK, b_KN, y_MN);
+  if (bias_N.defined()) y_MN.add_(bias_N);
+  return y_MN;
+}
+
 // Returns a b. Widens b to the dtype of a, one part at a time.
 at::Tensor WidenedMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                         const at::Tensor& bias_N) {
+                         const at::Tensor& bias_N, RowCount row_count) {
   const at::ScalarType dtype = a_MK.scalar_type();
   const int64_t outputs = b_KN.size(1);
   const int64_t step = std::max<int64_t>(
       1, kWidenedElements / std::max<int64_t>(1, b_KN.size(0)));
   const at::Tensor bias = bias_N.defined() ? bias_N.to(dtype) : bias_N;
-  if (step >= outputs) return MatMul(a_MK, b_KN.to(dtype), bias);
+  if (step >= outputs) return MatMul(a_MK, b_KN.to(dtype), bias, row_count);
   at::Tensor y_MN = at::empty({a_MK.size(0), outputs}, a_MK.options());
   for (int64_t n = 0; n < outputs; n += step) {
     const int64_t count = std::min(step, outputs - n);
     y_MN.narrow(1, n, count)
         .copy_(MatMul(a_MK, b_KN.narrow(1, n, count).to(dtype),
-                      bias.defined() ? bias.narrow(0, n, count) : bias));
+                      bias.defined() ? bias.narrow(0, n, count) : bias,
+                      row_count));
   }
   return y_MN;
 }
@@ -175,12 +190,19 @@ at::Tensor MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN) {
 }
 
 at::Tensor MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                  const at::Tensor& bias_N) {
+                  const at::Tensor& bias_N, RowCount row_count) {
+  if (IsBf16Product(a_MK, b_KN)) return Bf16MatMul(a_MK, b_KN, bias_N);
   if (IsSkinny(a_MK, b_KN)) return SkinnyMatMul(a_MK, b_KN, bias_N);
+  if (IsInt8(b_KN)) {
+    return MatMulOfWidened(a_MK, b_KN, bias_N, row_count);
+  }
   if (b_KN.scalar_type() != a_MK.scalar_type()) {
-    return WidenedMatMul(a_MK, b_KN, bias_N);
+    return WidenedMatMul(a_MK, b_KN, bias_N, row_count);
   }
   if (IsRowProduct(a_MK, b_KN)) return RowMatMul(a_MK, b_KN, bias_N);
+  if (row_count == RowCount::kVaries && TakesPanels(a_MK, b_KN)) {
+    return PanelMatMul(a_MK, b_KN, bias_N);
+  }
   if (!PrefersOneDnn(a_MK)) {
     return bias_N.defined() ? at::addmm(bias_N, a_MK, b_KN)
                             : at::mm(a_MK, b_KN);
@@ -188,6 +210,15 @@ at::Tensor MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
   return OneDnnMatMul(
       a_MK, b_KN,
       bias_N.defined() ? std::optional<at::Tensor>(bias_N) : std::nullopt);
+}
+
+void MatMulInto(const at::Tensor& a_MK, const at::Tensor& b_KN,
+                at::Tensor y_MN) {
+  if (IsBf16Product(a_MK, b_KN)) {
+    Bf16Product(a_MK, b_KN, y_MN);
+  } else {
+    y_MN.copy_(MatMul(a_MK, b_KN));
+  }
 }
 
 }  // namespace weft::ops

@@ -12,6 +12,7 @@
 #include "src/ops/cpu_dispatch.h"
 #include "src/ops/cuda_dispatch.h"
 #include "src/ops/host_copy.h"
+#include "src/ops/tree_attention_parts.h"
 
 namespace weft::ops {
 namespace {
@@ -76,7 +77,7 @@ void PagedAttentionCpu(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
                        const at::Tensor& v_pages_PSKC,
                        const at::Tensor& page_table_BL,
                        const at::Tensor& lengths_B, const AttentionRule& rule,
-                       at::Tensor& out_BHC) {
+                       const at::Tensor& sinks_H, at::Tensor& out_BHC) {
   const at::Tensor q = q_BHC.contiguous();
   const at::Tensor table = page_table_BL.contiguous();
   const at::Tensor lengths = lengths_B.contiguous();
@@ -114,12 +115,13 @@ void PagedAttentionCpu(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
                        RunItem(launch, i, out, lse_data);
                      }
                    });
-  if (launch.parts == 1) return;
   for (int64_t part = 1; part < launch.parts; ++part) {
     kernels::cpu::Kernels().lse_merge_rows(
         out + part * rows * C, lse_data + part * rows, rows, C, out, lse_data);
   }
-  out_BHC.view({rows, C}).copy_(scratch[0]);
+  if (launch.parts > 1) out_BHC.view({rows, C}).copy_(scratch[0]);
+  at::Tensor lse_BH = lse[0].view({launch.batch, heads});
+  AddSinks(sinks_H, out_BHC, lse_BH);
 }
 
 // Zeroes the output rows of padding, whose length is 0.
@@ -136,7 +138,8 @@ void PagedAttentionReference(const at::Tensor& q_BHC,
                              const at::Tensor& v_pages_PSKC,
                              const at::Tensor& page_table_BL,
                              const at::Tensor& lengths_B,
-                             const AttentionRule& rule, at::Tensor& out_BHC) {
+                             const AttentionRule& rule,
+                             const at::Tensor& sinks_H, at::Tensor& out_BHC) {
   const int64_t batch = q_BHC.size(0);
   const int64_t heads = q_BHC.size(1);
   const int64_t page_tokens = k_pages_PSKC.size(1);
@@ -174,8 +177,13 @@ void PagedAttentionReference(const at::Tensor& q_BHC,
   if (rule.softcap > 0) scores.div_(rule.softcap).tanh_().mul_(rule.softcap);
   scores.masked_fill_(mask_BT.logical_not().view({batch, 1, 1, 1, -1}),
                       -INFINITY);
-  out_BHC.copy_(at::matmul(scores.softmax(-1), gather(v_pages_PSKC))
-                    .reshape({batch, heads, C}));
+  at::Tensor sums_BHC = at::matmul(scores.softmax(-1), gather(v_pages_PSKC))
+                            .reshape({batch, heads, C});
+  if (sinks_H.defined()) {
+    at::Tensor lse_BH = scores.logsumexp(-1).reshape({batch, heads});
+    AddSinks(sinks_H, sums_BHC, lse_BH);
+  }
+  out_BHC.copy_(sums_BHC);
 }
 
 void CheckArguments(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
@@ -243,21 +251,22 @@ void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
                     const at::Tensor& v_pages_PSKC,
                     const at::Tensor& page_table_BL,
                     const at::Tensor& lengths_B, const AttentionRule& rule,
-                    at::Tensor& out_BHC) {
+                    at::Tensor& out_BHC, const at::Tensor& sinks_H) {
   CheckArguments(q_BHC, k_pages_PSKC, v_pages_PSKC, page_table_BL, lengths_B,
                  out_BHC);
+  CheckSinks(sinks_H, q_BHC);
   if (q_BHC.size(0) == 0) return;
   if constexpr (kHasCudaKernels) {
     if (cuda::TakesPagedAttention(q_BHC)) {
       cuda::PagedAttention(q_BHC, k_pages_PSKC, v_pages_PSKC, page_table_BL,
-                           lengths_B, rule, out_BHC);
+                           lengths_B, rule, sinks_H, out_BHC);
       return;
     }
   }
   const auto attention =
       HasCpuKernel(q_BHC) ? PagedAttentionCpu : PagedAttentionReference;
   attention(q_BHC, k_pages_PSKC, v_pages_PSKC, page_table_BL, lengths_B, rule,
-            out_BHC);
+            sinks_H, out_BHC);
   if (q_BHC.is_cpu()) ClearEmptyRows(lengths_B, out_BHC);
 }
 

@@ -24,15 +24,17 @@ void WriteKvPages(const at::Tensor& k_TKC, const at::Tensor& v_TKC,
 // lengths[b] tokens of sequence b, or over the last `window` of these. The
 // sequence's pages are page_table[b]. REQUIRES: lengths[b] >= 1; the CUDA
 // kernel also takes 0 and writes zeros. Table entries of pages without visible
-// tokens are ignored.
+// tokens are ignored. A sink adds exp(sink) to the sum of its head's softmax
+// and has no value.
 // Shapes:  q_BHC, out_BHC [B, H, C] (out contiguous); page_table_BL [B, L] i32;
-//          lengths_B [B] i32, all on the device; the others have one dtype.
+//          lengths_B [B] i32, all on the device; sinks_H [H] f32 (f64 beside
+//          f64), or undefined; the others have one dtype.
 // Errors:  throws c10::Error, which names the argument.
 void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
                     const at::Tensor& v_pages_PSKC,
                     const at::Tensor& page_table_BL,
                     const at::Tensor& lengths_B, const AttentionRule& rule,
-                    at::Tensor& out_BHC);
+                    at::Tensor& out_BHC, const at::Tensor& sinks_H = {});
 
 }  // namespace weft::ops
 

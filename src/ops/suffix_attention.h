@@ -27,13 +27,15 @@ struct SuffixRows {
 // Query i of a sequence sees the sequence's keys [0, k_size - q_size + i], or
 // the last `window` of these. `sequences` cover the query rows and the key rows
 // in order. Returns [T, H, C] in the dtype of q.
+// Sinks are those of ops::TreeAttention.
 // Shapes:  q_THC [T, H, C], unit stride in C; k_SKC, v_SKC [S, K, C].
 // Units:   the same memory as ops::TreeAttention.
 // Errors:  throws c10::Error.
 // Threads: engine thread only.
 [[nodiscard]] at::Tensor SuffixAttention(
     const at::Tensor& q_THC, const at::Tensor& k_SKC, const at::Tensor& v_SKC,
-    const std::vector<SuffixRows>& sequences, const AttentionRule& rule);
+    const std::vector<SuffixRows>& sequences, const AttentionRule& rule,
+    const at::Tensor& sinks_H = {});
 
 }  // namespace weft::ops
 

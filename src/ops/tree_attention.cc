@@ -41,23 +41,15 @@ Implementation Choose(const AttentionInputs& inputs,
 
 AttentionOutput ForwardByBlocks(const AttentionInputs& inputs,
                                 const std::vector<AttentionNode>& nodes) {
-  const at::Tensor& q = inputs.q_THC;
-  AttentionOutput result{
-      at::empty(q.sizes(), q.options()),
-      at::empty({q.size(0), q.size(1)}, q.options().dtype(ComputeType(q)))};
+  AttentionOutput result = EmptyOutput(inputs.q_THC);
   BlockedAttention(
       inputs, TreeBlocks(nodes, inputs.rule.window, BlockRows(inputs)), result);
   return result;
 }
 
-}  // namespace
-
-AttentionOutput TreeAttention(const at::Tensor& q_THC, const at::Tensor& k_TKC,
-                              const at::Tensor& v_TKC,
-                              const std::vector<AttentionNode>& nodes,
-                              const AttentionRule& rule,
-                              AttentionMethod method) {
-  const AttentionInputs inputs{q_THC, k_TKC, v_TKC, rule};
+AttentionOutput WithoutSinks(const AttentionInputs& inputs,
+                             const std::vector<AttentionNode>& nodes,
+                             AttentionMethod method) {
   switch (Choose(inputs, nodes, method)) {
     case Implementation::kCudaVarlen:
       return VarlenTreeAttention(inputs, nodes);
@@ -67,6 +59,20 @@ AttentionOutput TreeAttention(const at::Tensor& q_THC, const at::Tensor& k_TKC,
       break;
   }
   return ForwardByBlocks(inputs, nodes);
+}
+
+}  // namespace
+
+AttentionOutput TreeAttention(const at::Tensor& q_THC, const at::Tensor& k_TKC,
+                              const at::Tensor& v_TKC,
+                              const std::vector<AttentionNode>& nodes,
+                              const AttentionRule& rule, AttentionMethod method,
+                              const at::Tensor& sinks_H) {
+  CheckSinks(sinks_H, q_THC);
+  AttentionOutput result =
+      WithoutSinks({q_THC, k_TKC, v_TKC, rule}, nodes, method);
+  AddSinks(sinks_H, result.out_THC, result.lse_TH);
+  return result;
 }
 
 void TreeAttentionBackward(const at::Tensor& dout_THC, const at::Tensor& q_THC,

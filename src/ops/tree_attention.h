@@ -37,7 +37,8 @@ struct AttentionNode {
 
 struct AttentionOutput {
   at::Tensor out_THC;  // [T, H, C], in the dtype of q.
-  at::Tensor lse_TH;   // [T, H], log-sum-exp; f64 for f64, otherwise f32.
+  at::Tensor lse_TH;   // [T, H], log-sum-exp; f64 for f64, otherwise f32. It
+                       // includes the sink.
 };
 
 // kFused computes f32 and f64 on a CPU in blocks, for every rule. On CUDA it
@@ -48,9 +49,11 @@ struct AttentionOutput {
 // path (or the window).
 enum class AttentionMethod { kFused, kEager };
 
+// A sink is one more logit in the softmax of its head, without a value.
 // Shapes:  q_THC [T, H, C]; k_TKC, v_TKC [T, K, C]; unit stride in C, any other
 //          strides, so views into a fused projection are fine. nodes cover rows
-//          0..T in depth-first order.
+//          0..T in depth-first order. sinks_H [H], in the dtype of lse_TH, or
+//          undefined.
 // Units:   O(T * (H + K) * C) memory.
 // Errors:  throws c10::Error.
 // Threads: engine thread only.
@@ -58,10 +61,12 @@ enum class AttentionMethod { kFused, kEager };
 [[nodiscard]] AttentionOutput TreeAttention(
     const at::Tensor& q_THC, const at::Tensor& k_TKC, const at::Tensor& v_TKC,
     const std::vector<AttentionNode>& nodes, const AttentionRule& rule,
-    AttentionMethod method = AttentionMethod::kFused);
+    AttentionMethod method = AttentionMethod::kFused,
+    const at::Tensor& sinks_H = {});
 
 // Writes the gradients. They are exact, because every part's backward pass gets
-// the merged output and the merged log-sum-exp. Shapes: dout like out; dq, dk,
+// the merged output and the merged log-sum-exp. These have all that it needs to
+// know of sinks, too. Shapes: dout like out; dq, dk,
 // dv like q, k, v. The gradients may be views but may not alias q, k, v; their
 // old content is overwritten. An undefined gradient becomes a new tensor, which
 // saves the CUDA flash kernels a copy.

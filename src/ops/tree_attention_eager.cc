@@ -105,6 +105,17 @@ AttentionOutput RunBlock(const AttentionInputs& inputs,
           UngroupRows(lse_KN1, rows).squeeze(-1)};
 }
 
+void RunBlocks(const AttentionInputs& inputs,
+               const std::vector<AttentionBlock>& blocks,
+               AttentionOutput& result) {
+  for (const AttentionBlock& block : blocks) {
+    const auto [begin, rows] = block.queries;
+    const AttentionOutput part = RunBlock(inputs, block);
+    result.out_THC.narrow(0, begin, rows).copy_(part.out_THC);
+    result.lse_TH.narrow(0, begin, rows).copy_(part.lse_TH);
+  }
+}
+
 }  // namespace
 
 int64_t ScoreBytes(const AttentionRule& rule, int64_t num_rows,
@@ -127,28 +138,16 @@ int64_t ScoreBytes(const AttentionRule& rule, int64_t num_rows,
 
 AttentionOutput EagerTreeAttention(const AttentionInputs& inputs,
                                    const std::vector<AttentionNode>& nodes) {
-  const at::Tensor& q = inputs.q_THC;
-  AttentionOutput result{
-      at::empty(q.sizes(), q.options()),
-      at::empty({q.size(0), q.size(1)}, q.options().dtype(ComputeType(q)))};
-  for (const AttentionBlock& block :
-       TreeBlocks(nodes, inputs.rule.window, kBlockRows)) {
-    const auto [begin, rows] = block.queries;
-    const AttentionOutput part = RunBlock(inputs, block);
-    result.out_THC.narrow(0, begin, rows).copy_(part.out_THC);
-    result.lse_TH.narrow(0, begin, rows).copy_(part.lse_TH);
-  }
+  AttentionOutput result = EmptyOutput(inputs.q_THC);
+  RunBlocks(inputs, TreeBlocks(nodes, inputs.rule.window, kBlockRows), result);
   return result;
 }
 
 void EagerSuffixAttention(const AttentionInputs& inputs,
                           const std::vector<SuffixRows>& sequences,
-                          at::Tensor& out_THC) {
-  for (const AttentionBlock& block :
-       SuffixBlocks(sequences, inputs.rule.window, kBlockRows)) {
-    out_THC.narrow(0, block.queries.begin, block.queries.size)
-        .copy_(RunBlock(inputs, block).out_THC);
-  }
+                          AttentionOutput& result) {
+  RunBlocks(inputs, SuffixBlocks(sequences, inputs.rule.window, kBlockRows),
+            result);
 }
 
 void EagerTreeAttentionBackward(const at::Tensor& dout_THC,

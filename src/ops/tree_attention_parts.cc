@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include "src/ops/check_argument.h"
+#include "src/ops/cpu_dispatch.h"
 #include "src/ops/cuda_dispatch.h"
 
 namespace weft::ops {
@@ -52,6 +54,26 @@ void MergeByLse(const AttentionOutput& part, at::Tensor& out_NHC,
   out_NHC.copy_(out_NHC * (ours / sum).unsqueeze(-1) +
                 part.out_THC * (theirs / sum).unsqueeze(-1));
   lse_NH.copy_(high + sum.log());
+}
+
+AttentionOutput EmptyOutput(const at::Tensor& q_THC) {
+  return {at::empty(q_THC.sizes(), q_THC.options()),
+          at::empty({q_THC.size(0), q_THC.size(1)},
+                    q_THC.options().dtype(ComputeType(q_THC)))};
+}
+
+void CheckSinks(const at::Tensor& sinks_H, const at::Tensor& q_THC) {
+  if (!sinks_H.defined()) return;
+  CheckArgument("sinks_H", sinks_H, q_THC, ComputeType(q_THC), {q_THC.size(1)});
+}
+
+void AddSinks(const at::Tensor& sinks_H, at::Tensor& out_NHC,
+              at::Tensor& lse_NH) {
+  if (!sinks_H.defined()) return;
+  // The share of the softmax that the sink leaves to the keys.
+  const at::Tensor share_NH = (lse_NH - sinks_H).sigmoid_();
+  out_NHC.mul_(share_NH.unsqueeze(-1));
+  lse_NH.copy_(at::logaddexp(lse_NH, sinks_H));
 }
 
 }  // namespace weft::ops

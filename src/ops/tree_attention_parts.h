@@ -37,6 +37,18 @@ struct AttentionPart {
 void MergeByLse(const AttentionOutput& part, at::Tensor& out_NHC,
                 at::Tensor& lse_NH);
 
+// Returns uninitialised memory for the output of attention with queries q_THC.
+[[nodiscard]] AttentionOutput EmptyOutput(const at::Tensor& q_THC);
+
+// Throws c10::Error unless the sinks are undefined or fit q_THC.
+void CheckSinks(const at::Tensor& sinks_H, const at::Tensor& q_THC);
+
+// Adds exp(sink) to the sum of each head's softmax: shrinks `out` and raises
+// `lse`. Does nothing if the sinks are undefined. Shapes: [H], [N, H, C], [N,
+// H].
+void AddSinks(const at::Tensor& sinks_H, at::Tensor& out_NHC,
+              at::Tensor& lse_NH);
+
 // The inputs of the forward and the backward pass.
 struct AttentionInputs {
   const at::Tensor& q_THC;
@@ -65,7 +77,7 @@ void VarlenTreeAttentionBackward(const at::Tensor& dout_THC,
                                  AttentionGradients gradients);
 
 // Computes all sequences in one call.
-[[nodiscard]] at::Tensor VarlenSuffixAttention(
+[[nodiscard]] AttentionOutput VarlenSuffixAttention(
     const AttentionInputs& inputs, const std::vector<SuffixRows>& sequences);
 
 // The functions below use plain matrix products, for any rule; see
@@ -80,7 +92,7 @@ void EagerTreeAttentionBackward(const at::Tensor& dout_THC,
 
 void EagerSuffixAttention(const AttentionInputs& inputs,
                           const std::vector<SuffixRows>& sequences,
-                          at::Tensor& out_THC);
+                          AttentionOutput& result);
 
 }  // namespace weft::ops
 

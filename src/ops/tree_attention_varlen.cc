@@ -129,8 +129,8 @@ AttentionOutput VarlenTreeAttention(const AttentionInputs& inputs,
   return result;
 }
 
-at::Tensor VarlenSuffixAttention(const AttentionInputs& inputs,
-                                 const std::vector<SuffixRows>& sequences) {
+AttentionOutput VarlenSuffixAttention(
+    const AttentionInputs& inputs, const std::vector<SuffixRows>& sequences) {
   std::vector<AttentionPart> parts;
   for (const SuffixRows& rows : sequences) {
     parts.push_back({.q_begin = rows.q_begin,
@@ -140,8 +140,7 @@ at::Tensor VarlenSuffixAttention(const AttentionInputs& inputs,
   }
   return RunForward(inputs,
                     MakeCall(parts, /*all_rows=*/true, inputs.q_THC.device()),
-                    /*causal=*/true)
-      .out_THC;
+                    /*causal=*/true);
 }
 
 void VarlenTreeAttentionBackward(const at::Tensor& dout_THC,

@@ -88,7 +88,9 @@ AdapterLayout::AdapterLayout(const ModelShape& shape, const LoraConfig& config)
 void AdapterLayout::AddGroup(const ModelShape& shape, const LoraConfig& config,
                              int layer, ProjectionGroup group, int expert) {
   GroupLayout layout{.expert = expert};
+  const bool is_own = expert == kNoExpert || shape.experts.Has(expert);
   for (const TargetModule module : ModulesOf(group)) {
+    if (!is_own) break;
     const LoraShape lora = config.ShapeOf(layer, module);
     if (lora.rank == 0) continue;
     max_rank_ = std::max(max_rank_, lora.rank);
@@ -130,7 +132,7 @@ const GroupLayout& AdapterLayout::group(int layer, ProjectionGroup group,
 }
 
 const char* ExpertModuleName(TargetModule module, ExpertNames names) {
-  if (names == ExpertNames::kMlp) return TargetModuleName(module);
+  if (names != ExpertNames::kMixtral) return TargetModuleName(module);
   switch (module) {
     case TargetModule::kGateProj:
       return "w1";
@@ -144,7 +146,7 @@ const char* ExpertModuleName(TargetModule module, ExpertNames names) {
 std::string ExpertPath(int layer, int expert, const ExpertShape& experts) {
   const std::string mlp = absl::StrCat(
       "model.layers.", layer,
-      experts.names == ExpertNames::kMlp ? ".mlp" : ".block_sparse_moe");
+      experts.names == ExpertNames::kMixtral ? ".block_sparse_moe" : ".mlp");
   if (expert == experts.count) return absl::StrCat(mlp, ".shared_expert");
   return absl::StrCat(mlp, ".experts.", expert);
 }

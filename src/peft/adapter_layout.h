@@ -6,7 +6,8 @@
 // adjacent, so that their product with the input is one GEMM:
 //   layer 0: A_q A_k A_v B_q B_k B_v | A_o B_o | A_gate A_up B_gate B_up |
 //   A_down B_down, layer 1: ..., A_lm_head B_lm_head, A_embed B_embed
-// In a layer of experts each expert has its own gate, up and down.
+// In a layer of experts each expert has its own gate, up and down. A rank's
+// layout leaves out the experts of other ranks.
 // A is [rank, in], B is [out, rank], both row-major; each linear layer has a
 // rank and a scale of its own. Layers that the adapter does not target take no
 // room. Torch-free.
@@ -65,6 +66,8 @@ struct LoraFactor {
   int64_t out = 0;
   int64_t a_offset = 0;  // Offsets count floats from the start of the buffer.
   int64_t b_offset = 0;
+
+  friend bool operator==(const LoraFactor&, const LoraFactor&) = default;
 };
 
 // Projections that read the same input. The embedding reads tokens, so its A
@@ -108,8 +111,9 @@ class AdapterLayout {
     return factors_;
   }
   // Returns an empty group if there is none, as kGateUp without an expert in a
-  // layer of experts. REQUIRES: `layer` is in [0, num_layers), and `expert` is
-  // one of the layer's. kLmHead and kEmbedTokens ignore both.
+  // layer of experts, or for an expert of another rank. REQUIRES: `layer` is in
+  // [0, num_layers), and `expert` is one of the layer's. kLmHead and
+  // kEmbedTokens ignore both.
   [[nodiscard]] const GroupLayout& group(int layer, ProjectionGroup group,
                                          int expert = kNoExpert) const;
 

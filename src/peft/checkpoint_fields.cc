@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "src/base/name.h"
 #include "src/base/status_macros.h"
+#include "src/weights/strict_json.h"
 
 namespace weft::lora {
 namespace {
@@ -205,6 +206,11 @@ json WriteCheckpointFields(const CheckpointInfo& info,
         absl::ToInt64Seconds(info.expires_at - info.created_at);
   }
   return fields;
+}
+
+absl::StatusOr<json> ParseCheckpointFields(absl::string_view text,
+                                           absl::string_view file) {
+  return weights::ParseStrictJson<json>(text, file, {});
 }
 
 absl::StatusOr<CheckpointInfo> ReadCheckpointFields(const json& fields) {

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "nlohmann/json.hpp"
 #include "src/peft/adapter_layout.h"
 #include "src/request/checkpoint.h"
@@ -22,6 +23,12 @@ struct BaseModel {
 
 [[nodiscard]] nlohmann::json WriteCheckpointFields(const CheckpointInfo& info,
                                                    const ModelShape& shape);
+
+// Parses the text of a file with these fields, which a client sent. Errors:
+// INVALID_ARGUMENT, naming `file`, for text that is no JSON object or exceeds
+// the limits of a manifest.
+[[nodiscard]] absl::StatusOr<nlohmann::json> ParseCheckpointFields(
+    absl::string_view text, absl::string_view file);
 
 // Accepts the fields of older servers, which lack kind, metadata, ttl, tenant
 // and the base model's fingerprint. Errors: DATA_LOSS if a field is missing,

@@ -4,12 +4,33 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "src/base/status_macros.h"
 
 namespace weft::lora {
 
 int SharedRank(int rank, const ExpertShape& experts) {
   return std::max(1, rank / std::max(1, experts.per_token));
 }
+
+namespace {
+
+// Files of such a model have gate and up in one parameter.
+absl::Status CheckFusedTargets(const LoraConfig& config,
+                               const ExpertShape& experts) {
+  if (experts.names != ExpertNames::kFused) return absl::OkStatus();
+  const auto has = [&](TargetModule module) {
+    return std::ranges::find(config.target_modules, module) !=
+           config.target_modules.end();
+  };
+  if (has(TargetModule::kGateProj) == has(TargetModule::kUpProj)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      "config.target_modules has one of gate_proj and up_proj; the base "
+      "model's experts have both in one parameter, so name both or neither");
+}
+
+}  // namespace
 
 absl::StatusOr<LoraConfig> WithExpertRank(LoraConfig config,
                                           const ModelShape& shape) {
@@ -20,6 +41,7 @@ absl::StatusOr<LoraConfig> WithExpertRank(LoraConfig config,
         absl::StrCat("config.expert_rank is ", config.expert_rank,
                      ", but the base model has no experts"));
   }
+  WEFT_RETURN_IF_ERROR(CheckFusedTargets(config, experts));
   const int rank = config.expert_rank > 0 ? config.expert_rank
                                           : SharedRank(config.rank, experts);
   const LoraShape shared = {.rank = rank,

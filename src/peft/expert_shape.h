@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <vector>
+
+#include "src/parallel/shard.h"
 
 namespace weft::lora {
 
@@ -12,6 +15,8 @@ namespace weft::lora {
 enum class ExpertNames : uint8_t {
   kMlp,      // mlp.experts.0.gate_proj
   kMixtral,  // block_sparse_moe.experts.0.w1
+  kFused,    // mlp.experts.gate_up_proj, with all experts. PEFT names them so
+             // too. Messages spell single experts as kMlp does.
 };
 
 // The experts of a mixture. A layer has them in place of gate, up and down.
@@ -24,6 +29,9 @@ struct ExpertShape {
   int64_t shared_ffn = 0;
   ExpertNames names = ExpertNames::kMlp;
   std::vector<bool> layers;  // Says for every layer whether it has experts.
+  // The experts that the rank has, with `ffn` features each. By default all.
+  parallel::Range own = {.begin = 0,
+                         .end = std::numeric_limits<int64_t>::max()};
 
   [[nodiscard]] bool InLayer(int layer) const {
     return count > 0 && layers[layer];
@@ -40,6 +48,15 @@ struct ExpertShape {
   // Returns the number of experts of one token in all layers.
   [[nodiscard]] int64_t routing_width() const {
     return int64_t{num_layers()} * per_token;
+  }
+  // Returns whether the rank has features of the expert. The shared expert is
+  // not among those that are dealt out.
+  [[nodiscard]] bool Has(int64_t expert) const {
+    return expert >= count || (expert >= own.begin && expert < own.end);
+  }
+  // Returns the number of experts that the rank has, without the shared one.
+  [[nodiscard]] int num_own() const {
+    return static_cast<int>(std::min<int64_t>(count, own.end) - own.begin);
   }
   // Counts the shared expert too.
   [[nodiscard]] int total() const { return count + (shared_ffn > 0 ? 1 : 0); }

@@ -1,5 +1,6 @@
 #include "src/peft/peft_format.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -107,14 +108,42 @@ absl::StatusOr<const std::string*> FindFile(const PeftFiles& files,
   return found;
 }
 
+// Returns the config for gate and up of half the rank, with the same scale.
+LoraConfig WithHalves(const AdapterLayout& layout) {
+  LoraConfig config = layout.config();
+  for (const LoraFactor& factor : layout.factors()) {
+    if (factor.expert != 0 || factor.module == TargetModule::kDownProj) {
+      continue;
+    }
+    LoraShape half = config.ShapeOf(factor.layer, factor.module);
+    half.rank /= 2;
+    half.alpha /= 2;
+    std::erase_if(config.overrides, [&](const LoraOverride& other) {
+      return other.layer == factor.layer && other.module == factor.module;
+    });
+    config.overrides.push_back(
+        {.layer = factor.layer, .module = factor.module, .shape = half});
+  }
+  std::ranges::sort(config.overrides, {}, [](const LoraOverride& other) {
+    return std::pair(other.layer, other.module);
+  });
+  return config;
+}
+
+// Halves the rank of gate and up in `config` if the file has
+// ExpertForm::kHalves.
 absl::StatusOr<std::vector<float>> ReadPeftTensors(const std::string& contents,
-                                                   const LoraConfig& config,
-                                                   const ModelShape& shape) {
+                                                   const ModelShape& shape,
+                                                   LoraConfig& config) {
   WEFT_ASSIGN_OR_RETURN(const TensorMap tensors,
                         weights::ParseSafetensors(contents));
+  const AdapterLayout in_file(shape, config);
+  WEFT_ASSIGN_OR_RETURN(const ExpertForm form,
+                        FormOf(tensors, in_file, shape.experts, kPeftPrefix));
+  if (form == ExpertForm::kHalves) config = WithHalves(in_file);
   const AdapterLayout layout(shape, config);
   const std::vector<PeftMatrix> matrices =
-      MatricesOf(layout, shape.experts, kPeftPrefix, &tensors);
+      MatricesOf(layout, shape.experts, kPeftPrefix, form);
   WEFT_RETURN_IF_ERROR(CheckNothingElse(tensors, layout, shape, matrices));
   WEFT_ASSIGN_OR_RETURN(std::vector<float> buffer,
                         Gather(tensors, layout.num_parameters(), matrices));
@@ -122,19 +151,23 @@ absl::StatusOr<std::vector<float>> ReadPeftTensors(const std::string& contents,
   return buffer;
 }
 
+NamedTensor ViewOf(const std::string& name, int64_t rows, int64_t columns,
+                   absl::Span<const float> values) {
+  return {.name = name,
+          .view = {.dtype = ScalarType::kF32,
+                   .shape = {rows, columns},
+                   .bytes = absl::MakeConstSpan(
+                       reinterpret_cast<const std::byte*>(values.data()),
+                       values.size() * sizeof(float))}};
+}
+
 void AppendTensors(const std::vector<PeftMatrix>& matrices,
                    absl::Span<const float> values,
                    std::vector<NamedTensor>& tensors) {
   for (const PeftMatrix& matrix : matrices) {
-    const absl::Span<const float> part =
-        values.subspan(matrix.offset, matrix.rows * matrix.columns);
     tensors.push_back(
-        {.name = matrix.name,
-         .view = {.dtype = ScalarType::kF32,
-                  .shape = {matrix.rows, matrix.columns},
-                  .bytes = absl::MakeConstSpan(
-                      reinterpret_cast<const std::byte*>(part.data()),
-                      part.size() * sizeof(float))}});
+        ViewOf(matrix.name, matrix.rows, matrix.columns,
+               values.subspan(matrix.offset, matrix.rows * matrix.columns)));
   }
 }
 
@@ -148,7 +181,7 @@ absl::StatusOr<PeftAdapter> ReadPeft(const PeftFiles& files,
                         FindFile(files, kTensorFile));
   PeftAdapter adapter;
   WEFT_ASSIGN_OR_RETURN(adapter.config, ParsePeftConfig(*config_text, shape));
-  auto buffer = ReadPeftTensors(*tensor_bytes, adapter.config, shape);
+  auto buffer = ReadPeftTensors(*tensor_bytes, shape, adapter.config);
   if (!buffer.ok()) {
     // A client sent the truncated file, so it is an invalid argument and no
     // data loss of the server.
@@ -163,9 +196,21 @@ PeftFiles WritePeft(const LoraConfig& config, const ModelShape& shape,
                     absl::Span<const float> weights,
                     const std::string& base_model_name) {
   const AdapterLayout layout(shape, config);
+  const bool is_fused = shape.experts.names == ExpertNames::kFused;
+  const std::vector<PeftMatrix> matrices =
+      MatricesOf(layout, shape.experts, kPeftPrefix,
+                 is_fused ? ExpertForm::kHalves : ExpertForm::kSingle);
+  std::vector<PeftTensor> scattered;
   std::vector<NamedTensor> tensors;
-  AppendTensors(MatricesOf(layout, shape.experts, kPeftPrefix), weights,
-                tensors);
+  if (is_fused) {
+    scattered = Scatter(weights, matrices);
+    for (const PeftTensor& tensor : scattered) {
+      tensors.push_back(
+          ViewOf(tensor.name, tensor.rows, tensor.columns, tensor.values));
+    }
+  } else {
+    AppendTensors(matrices, weights, tensors);
+  }
   return {{std::string(kPeftConfigFile),
            WritePeftConfig(config, shape, base_model_name)},
           {std::string(kTensorFile), weft::weights::WriteSafetensors(tensors)}};

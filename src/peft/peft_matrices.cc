@@ -45,22 +45,29 @@ bool HasFactors(const AdapterLayout& layout, const LoraFactor& factor,
 // gate and up first if an adapter has both parameters, and calls what it has
 // wrapped base_layer.
 void PointToFused(const LoraFactor& factor, const AdapterLayout& layout,
-                  const std::string& experts_path, int num_experts,
-                  PeftMatrix& a, PeftMatrix& b) {
+                  const ExpertShape& experts, absl::string_view prefix,
+                  ExpertForm form, PeftMatrix& a, PeftMatrix& b) {
   const bool is_down = factor.module == TargetModule::kDownProj;
+  const bool is_up = factor.module == TargetModule::kUpProj;
   const bool is_inner =
       !is_down && HasFactors(layout, factor, ProjectionGroup::kDown);
   const std::string path =
-      absl::StrCat(experts_path, is_inner ? ".base_layer" : "");
+      absl::StrCat(prefix, ".model.layers.", factor.layer, ".mlp.experts",
+                   is_inner ? ".base_layer" : "");
+  const bool has_halves = form == ExpertForm::kHalves && !is_down;
+  const int64_t rank = has_halves ? 2 * factor.rank : factor.rank;
+  const int64_t first_rank = has_halves && is_up ? factor.rank : 0;
+  const bool in_turns = experts.names == ExpertNames::kFused && !is_down;
   a.name = absl::StrCat(path, ".lora_A.weight");
-  a.tensor_rows = num_experts * factor.rank;
-  a.first_row = factor.expert * factor.rank;
+  a.tensor_rows = experts.count * rank;
+  a.first_row = factor.expert * rank + first_rank;
   b.name = absl::StrCat(path, ".lora_B.weight");
   b.tensor_rows = is_down ? factor.out : 2 * factor.out;
-  b.first_row = factor.module == TargetModule::kUpProj ? factor.out : 0;
-  b.tensor_columns = factor.rank * num_experts;
-  b.first_column = factor.expert;
-  b.column_step = num_experts;
+  if (is_up) b.first_row = in_turns ? 1 : factor.out;
+  b.row_step = in_turns ? 2 : 1;
+  b.tensor_columns = rank * experts.count;
+  b.first_column = first_rank * experts.count + factor.expert;
+  b.column_step = experts.count;
 }
 
 absl::StatusOr<const TensorView*> FindMatrix(const TensorMap& tensors,
@@ -98,17 +105,24 @@ class FusedTensors {
  public:
   explicit FusedTensors(const TensorMap& tensors) : tensors_(tensors) {}
 
-  absl::Status CopyPart(const PeftMatrix& matrix, absl::Span<float> place) {
+  // Returns the values of the tensor that has the matrix.
+  absl::StatusOr<absl::Span<const float>> All(const PeftMatrix& matrix) {
     std::vector<float>& values = converted_[matrix.name];
     if (values.empty()) {
       values.resize(matrix.tensor_rows * matrix.tensor_columns);
       WEFT_RETURN_IF_ERROR(weights::CopyToFloats(tensors_.at(matrix.name),
                                                  absl::MakeSpan(values)));
     }
+    return values;
+  }
+
+  absl::Status CopyPart(const PeftMatrix& matrix, absl::Span<float> place) {
+    WEFT_ASSIGN_OR_RETURN(const absl::Span<const float> values, All(matrix));
     for (int64_t i = 0; i < matrix.rows; ++i) {
-      const float* row = values.data() +
-                         (matrix.first_row + i) * matrix.tensor_columns +
-                         matrix.first_column;
+      const float* row =
+          values.data() +
+          (matrix.first_row + i * matrix.row_step) * matrix.tensor_columns +
+          matrix.first_column;
       for (int64_t j = 0; j < matrix.columns; ++j) {
         place[i * matrix.columns + j] = row[j * matrix.column_step];
       }
@@ -121,30 +135,67 @@ class FusedTensors {
   absl::flat_hash_map<std::string, std::vector<float>> converted_;
 };
 
+bool IsExpert(const LoraFactor& factor, const ExpertShape& experts) {
+  return factor.expert != kNoExpert && factor.expert < experts.count;
+}
+
+// Returns whether a fused B [2 F, R E] of gate and up in turns has zeros where
+// gate meets the second half of R and up the first one.
+bool HasHalves(absl::Span<const float> b, int64_t columns) {
+  for (size_t i = 0; i < b.size(); ++i) {
+    const int64_t row = static_cast<int64_t>(i) / columns;
+    const bool in_second = static_cast<int64_t>(i) % columns >= columns / 2;
+    const bool is_up = row % 2 == 1;
+    if (is_up != in_second && b[i] != 0) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 std::vector<PeftMatrix> MatricesOf(const AdapterLayout& layout,
                                    const ExpertShape& experts,
-                                   absl::string_view prefix,
-                                   const TensorMap* tensors) {
+                                   absl::string_view prefix, ExpertForm form) {
   std::vector<PeftMatrix> matrices;
   matrices.reserve(layout.factors().size() * 2);
   for (const LoraFactor& factor : layout.factors()) {
     auto [a, b] = ModuleMatrices(
         factor, absl::StrCat(prefix, ".", ModulePath(factor, experts)));
-    const bool is_expert =
-        factor.expert != kNoExpert && factor.expert < experts.count;
-    if (is_expert && tensors != nullptr && !tensors->contains(a.name)) {
-      const std::string fused =
-          absl::StrCat(prefix, ".model.layers.", factor.layer, ".mlp.experts");
-      if (tensors->contains(absl::StrCat(fused, ".lora_A.weight"))) {
-        PointToFused(factor, layout, fused, experts.count, a, b);
-      }
+    if (form != ExpertForm::kSingle && IsExpert(factor, experts)) {
+      PointToFused(factor, layout, experts, prefix, form, a, b);
     }
     matrices.push_back(std::move(a));
     matrices.push_back(std::move(b));
   }
   return matrices;
+}
+
+absl::StatusOr<ExpertForm> FormOf(const TensorMap& tensors,
+                                  const AdapterLayout& layout,
+                                  const ExpertShape& experts,
+                                  absl::string_view prefix) {
+  if (experts.count == 0) return ExpertForm::kSingle;
+  const std::vector<PeftMatrix> fused =
+      MatricesOf(layout, experts, prefix, ExpertForm::kFused);
+  bool is_fused = false;
+  bool has_halves = experts.names == ExpertNames::kFused;
+  FusedTensors values(tensors);
+  for (size_t i = 0; i < layout.factors().size(); ++i) {
+    const LoraFactor& factor = layout.factors()[i];
+    if (!IsExpert(factor, experts)) continue;
+    const PeftMatrix& b = fused[2 * i + 1];
+    if (!tensors.contains(b.name)) return ExpertForm::kSingle;
+    is_fused = true;
+    if (!has_halves || factor.expert > 0 ||
+        factor.module != TargetModule::kGateProj) {
+      continue;
+    }
+    WEFT_RETURN_IF_ERROR(FindMatrix(tensors, b).status());
+    WEFT_ASSIGN_OR_RETURN(const absl::Span<const float> all, values.All(b));
+    has_halves = factor.rank % 2 == 0 && HasHalves(all, b.tensor_columns);
+  }
+  if (!is_fused) return ExpertForm::kSingle;
+  return has_halves ? ExpertForm::kHalves : ExpertForm::kFused;
 }
 
 absl::StatusOr<std::vector<float>> Gather(
@@ -163,6 +214,35 @@ absl::StatusOr<std::vector<float>> Gather(
                         : fused.CopyPart(matrix, place));
   }
   return buffer;
+}
+
+std::vector<PeftTensor> Scatter(absl::Span<const float> buffer,
+                                const std::vector<PeftMatrix>& matrices) {
+  std::vector<PeftTensor> tensors;
+  absl::flat_hash_map<std::string, size_t> places;
+  for (const PeftMatrix& matrix : matrices) {
+    const auto [place, is_new] =
+        places.try_emplace(matrix.name, tensors.size());
+    if (is_new) {
+      tensors.push_back({.name = matrix.name,
+                         .rows = matrix.tensor_rows,
+                         .columns = matrix.tensor_columns,
+                         .values = std::vector<float>(matrix.tensor_rows *
+                                                      matrix.tensor_columns)});
+    }
+    std::vector<float>& values = tensors[place->second].values;
+    for (int64_t i = 0; i < matrix.rows; ++i) {
+      float* row =
+          values.data() +
+          (matrix.first_row + i * matrix.row_step) * matrix.tensor_columns +
+          matrix.first_column;
+      for (int64_t j = 0; j < matrix.columns; ++j) {
+        row[j * matrix.column_step] =
+            buffer[matrix.offset + i * matrix.columns + j];
+      }
+    }
+  }
+  return tensors;
 }
 
 }  // namespace weft::lora

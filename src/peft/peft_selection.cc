@@ -173,7 +173,9 @@ absl::StatusOr<ModuleNames> ReadTargetNames(const PeftJson& root,
     return ReadNames("target_modules", value, shape, instructions_left);
   }
   ModuleNames every;
+  const bool is_fused = shape.experts.names == ExpertNames::kFused;
   for (const TargetModule module : DefaultTargetModules()) {
+    if (is_fused && IsOfMlp(module)) continue;  // No linear layer has experts.
     every.names.emplace_back(NameOf(module, shape));
   }
   return every;
@@ -190,12 +192,14 @@ std::vector<LoraFactor> EverySite(const ModelShape& shape) {
 
 const char* NameOf(TargetModule module, const ModelShape& shape) {
   const ExpertShape& experts = shape.experts;
-  const bool of_experts =
-      experts.count > 0 &&
-      (module == TargetModule::kGateProj || module == TargetModule::kUpProj ||
-       module == TargetModule::kDownProj);
-  return of_experts ? ExpertModuleName(module, experts.names)
-                    : TargetModuleName(module);
+  return experts.count > 0 && IsOfMlp(module)
+             ? ExpertModuleName(module, experts.names)
+             : TargetModuleName(module);
+}
+
+bool IsOfMlp(TargetModule module) {
+  return module == TargetModule::kGateProj || module == TargetModule::kUpProj ||
+         module == TargetModule::kDownProj;
 }
 
 size_t MaxEntries(const ModelShape& shape) {

@@ -17,6 +17,9 @@ namespace weft::lora {
 // Returns every module that LoRA can adapt, in the order of the buffers.
 [[nodiscard]] std::vector<LoraFactor> EverySite(const ModelShape& shape);
 
+// Returns whether the module is gate, up or down.
+[[nodiscard]] bool IsOfMlp(TargetModule module);
+
 // Returns the name by which a list selects the module in every layer.
 [[nodiscard]] const char* NameOf(TargetModule module, const ModelShape& shape);
 

@@ -164,18 +164,46 @@ nlohmann::json AlphaToJson(double alpha) {
   return alpha;
 }
 
+namespace {
+
+// Names the fused parameters, with twice the rank of gate and of up.
+void WriteFusedTargets(const LoraConfig& config, const ModelShape& shape,
+                       nlohmann::json& root) {
+  nlohmann::json& targets = root["target_parameters"] = nlohmann::json::array();
+  const LoraShape usual = FileShape(config, shape);
+  for (const LoraFactor& site : EverySite(shape)) {
+    if (site.expert != 0 || site.module == TargetModule::kUpProj) continue;
+    LoraShape lora = config.ShapeOf(site.layer, site.module);
+    if (lora.rank == 0) continue;
+    if (site.module == TargetModule::kGateProj) {
+      lora = {.rank = 2 * lora.rank, .alpha = 2 * lora.alpha};
+    }
+    const std::string path = FusedPath(site);
+    targets.push_back(path);
+    if (lora.rank != usual.rank) root["rank_pattern"][path] = lora.rank;
+    if (lora.alpha != usual.alpha) {
+      root["alpha_pattern"][path] = AlphaToJson(lora.alpha);
+    }
+  }
+}
+
+}  // namespace
+
 void WriteTargets(const LoraConfig& config, const ModelShape& shape,
                   nlohmann::json& root) {
   nlohmann::json& targets = root["target_modules"] = nlohmann::json::array();
   nlohmann::json& ranks = root["rank_pattern"] = nlohmann::json::object();
   nlohmann::json& alphas = root["alpha_pattern"] = nlohmann::json::object();
   const LoraShape usual = FileShape(config, shape);
+  const bool is_fused = shape.experts.names == ExpertNames::kFused;
+  if (is_fused) WriteFusedTargets(config, shape, root);
   // A module that every layer has is named only once.
   for (const TargetModule module : config.target_modules) {
     const bool everywhere =
         std::ranges::none_of(config.overrides, [&](const LoraOverride& other) {
           return other.module == module && other.shape.rank == 0;
         });
+    if (is_fused && IsOfMlp(module)) continue;
     if (everywhere) targets.push_back(NameOf(module, shape));
     for (const LoraFactor& site : EverySite(shape)) {
       const LoraShape lora = config.ShapeOf(site.layer, module);

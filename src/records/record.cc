@@ -61,6 +61,10 @@ void Put(const AdapterRecord& adapter, log::Adapter* out) {
     Put(reply, out->add_replies());
   }
   if (adapter.origin) Put(*adapter.origin, out->mutable_origin());
+  out->set_from_checkpoint(adapter.from_checkpoint);
+  if (adapter.restore) {
+    ToProto(StepRequest(*adapter.restore), out->mutable_restore());
+  }
 }
 
 absl::StatusOr<AdapterRecord> Get(const log::Adapter& in) {
@@ -73,7 +77,8 @@ absl::StatusOr<AdapterRecord> Get(const log::Adapter& in) {
                         .created_at = absl::FromUnixMicros(in.created_at_us()),
                         .image = {},
                         .replies = {},
-                        .origin = {}};
+                        .origin = {},
+                        .restore = {}};
   if (in.has_image()) adapter.image = Get(in.image());
   for (const log::StoredReply& stored : in.replies()) {
     WEFT_ASSIGN_OR_RETURN(ReplyRecord reply, Get(stored));
@@ -81,6 +86,14 @@ absl::StatusOr<AdapterRecord> Get(const log::Adapter& in) {
   }
   if (in.has_origin()) {
     WEFT_ASSIGN_OR_RETURN(adapter.origin, Get(in.origin()));
+  }
+  adapter.from_checkpoint = in.from_checkpoint();
+  if (in.has_restore()) {
+    WEFT_ASSIGN_OR_RETURN(const StepRequest restore, FromProto(in.restore()));
+    if (!std::holds_alternative<LoadCheckpointRequest>(restore)) {
+      return absl::DataLossError("an adapter with a restore that is no load");
+    }
+    adapter.restore = std::get<LoadCheckpointRequest>(restore);
   }
   return adapter;
 }
@@ -193,11 +206,80 @@ absl::StatusOr<Record> Get(const log::Loaded& in) {
   return loaded;
 }
 
+void Put(const Mark& mark, log::Mark* out) {
+  out->set_adapter(Number(mark.key));
+  out->set_last(mark.last);
+  out->set_name(mark.name);
+}
+
+std::vector<Mark> Get(const google::protobuf::RepeatedPtrField<log::Mark>& in) {
+  std::vector<Mark> marks;
+  for (const log::Mark& mark : in) {
+    marks.push_back({.key = static_cast<AdapterKey>(mark.adapter()),
+                     .last = mark.last(),
+                     .name = mark.name()});
+  }
+  return marks;
+}
+
+Trail GetTrail(const log::Record& in) {
+  Trail trail{.marks = Get(in.marks()), .census = {}};
+  if (in.has_census()) trail.census = Get(in.census());
+  return trail;
+}
+
+absl::StatusOr<Record> GetKind(const log::Record& in) {
+  switch (in.kind_case()) {
+    case log::Record::kAdapter:
+      return Get(in.adapter());
+    case log::Record::kRemoved:
+      return RemovedRecord{.key = static_cast<AdapterKey>(in.removed())};
+    case log::Record::kBegin:
+      return Get(in.begin());
+    case log::Record::kGivenUp:
+      return GivenUpRecord{.work = in.given_up()};
+    case log::Record::kBatch:
+      return Get(in.batch());
+    case log::Record::kDone:
+      return Get(in.done());
+    case log::Record::kLoaded:
+      return Get(in.loaded());
+    case log::Record::kRelease:
+      return ReleaseRecord{
+          .key = static_cast<AdapterKey>(in.release().adapter()),
+          .name = in.release().name()};
+    case log::Record::kSettings:
+      return SettingsRecord{.settings = in.settings()};
+    case log::Record::KIND_NOT_SET:
+      break;
+  }
+  return absl::DataLossError("a record of an unknown kind");
+}
+
 }  // namespace
+
+std::optional<AdapterKey> KeyOf(const Record& record) {
+  return std::visit(
+      [](const auto& kind) -> std::optional<AdapterKey> {
+        if constexpr (requires { kind.key; }) return kind.key;
+        return std::nullopt;
+      },
+      record);
+}
 
 std::string Encode(const Record& record) {
   log::Record out;
   std::visit([&out](const auto& kind) { Put(kind, &out); }, record);
+  return out.SerializeAsString();
+}
+
+std::string Encode(const Trail& trail) {
+  log::Record out;
+  for (const Mark& mark : trail.marks) Put(mark, out.add_marks());
+  if (trail.census) {
+    out.set_has_census(true);
+    for (const Mark& mark : *trail.census) Put(mark, out.add_census());
+  }
   return out.SerializeAsString();
 }
 
@@ -229,36 +311,13 @@ absl::StatusOr<std::string> Encode(const Snapshot& snapshot) {
   return out.SerializeAsString();
 }
 
-absl::StatusOr<Record> DecodeRecord(absl::string_view bytes) {
+absl::StatusOr<Record> DecodeRecord(absl::string_view bytes, Trail* trail) {
   log::Record in;
   if (!Parse(bytes, &in)) {
     return absl::DataLossError("a record that is none");
   }
-  switch (in.kind_case()) {
-    case log::Record::kAdapter:
-      return Get(in.adapter());
-    case log::Record::kRemoved:
-      return RemovedRecord{.key = static_cast<AdapterKey>(in.removed())};
-    case log::Record::kBegin:
-      return Get(in.begin());
-    case log::Record::kGivenUp:
-      return GivenUpRecord{.work = in.given_up()};
-    case log::Record::kBatch:
-      return Get(in.batch());
-    case log::Record::kDone:
-      return Get(in.done());
-    case log::Record::kLoaded:
-      return Get(in.loaded());
-    case log::Record::kRelease:
-      return ReleaseRecord{
-          .key = static_cast<AdapterKey>(in.release().adapter()),
-          .name = in.release().name()};
-    case log::Record::kSettings:
-      return SettingsRecord{.settings = in.settings()};
-    case log::Record::KIND_NOT_SET:
-      break;
-  }
-  return absl::DataLossError("a record of an unknown kind");
+  if (trail != nullptr) *trail = GetTrail(in);
+  return GetKind(in);
 }
 
 absl::StatusOr<Snapshot> DecodeSnapshot(absl::string_view bytes) {

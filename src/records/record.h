@@ -34,6 +34,9 @@ struct ImageRecord {
   std::map<std::string, uint64_t> snapshots;  // Maps a name to a version.
 };
 
+// The blocks of an image other than weights: gradient and two moments.
+inline constexpr size_t kStateBlocks = 3;
+
 struct ReplyRecord {
   uint64_t step = 0;
   std::string digest;
@@ -54,6 +57,10 @@ struct AdapterRecord {
                                       // CreateAdapter.
   std::vector<ReplyRecord> replies;   // By step.
   std::optional<ReplyRecord> origin;  // The load that began the epoch.
+  // The adapter has durability checkpoint: a start loads it as `restore` says.
+  // The log has no steps of it but saves and loads.
+  bool from_checkpoint = false;
+  std::optional<LoadCheckpointRequest> restore;  // None: it has no checkpoint.
 };
 
 struct RemovedRecord {
@@ -90,7 +97,8 @@ struct DoneRecord {
 };
 
 // A load replaced the state of an existing adapter. The file holds a copy of
-// the checkpoint as an image of one version.
+// the checkpoint as an image of one version; there is none if the adapter has
+// durability checkpoint.
 struct LoadedRecord {
   AdapterKey key = AdapterKey::kBaseModel;
   uint64_t step = 0;
@@ -118,6 +126,20 @@ using Record = std::variant<AdapterRecord, RemovedRecord, BeginRecord,
                             GivenUpRecord, BatchRecord, DoneRecord,
                             LoadedRecord, ReleaseRecord, SettingsRecord>;
 
+// Says which record is the adapter's latest one before the marked record.
+struct Mark {
+  AdapterKey key = AdapterKey::kBaseModel;
+  uint64_t last = 0;  // Its sequence; 0 = none.
+  std::string name;   // The adapter's id; only in a census.
+};
+
+// What a record tells about earlier ones. If some of those are lost, the trails
+// of later records tell whose they were (damage.h).
+struct Trail {
+  std::vector<Mark> marks;                  // The adapters that it changes.
+  std::optional<std::vector<Mark>> census;  // All adapters before the record.
+};
+
 // All adapters at one point of the log.
 struct Snapshot {
   uint64_t next_key = 1;
@@ -125,15 +147,23 @@ struct Snapshot {
   std::vector<AdapterRecord> adapters;
 };
 
+// Returns the adapter that the record changes; none for records that name no
+// adapter.
+[[nodiscard]] std::optional<AdapterKey> KeyOf(const Record& record);
+
 [[nodiscard]] std::string Encode(const Record& record);
+// Returns bytes that, after those of a record, give the record this trail.
+[[nodiscard]] std::string Encode(const Trail& trail);
 // Errors: RESOURCE_EXHAUSTED beyond 2 GiB, the limit of a Protobuf message.
 [[nodiscard]] absl::StatusOr<std::string> Encode(const Snapshot& snapshot);
 // Encodes a BeginRecord without copying the request.
 [[nodiscard]] std::string EncodeBegin(uint64_t work, AdapterKey key,
                                       uint64_t step, const std::string& digest,
                                       const StepRequest& request);
-// Errors: DATA_LOSS for bytes that are not a record of this version.
-[[nodiscard]] absl::StatusOr<Record> DecodeRecord(absl::string_view bytes);
+// Stores the record's trail in `trail` unless it is null. Errors: DATA_LOSS for
+// bytes that are not a record of this version.
+[[nodiscard]] absl::StatusOr<Record> DecodeRecord(absl::string_view bytes,
+                                                  Trail* trail = nullptr);
 [[nodiscard]] absl::StatusOr<Snapshot> DecodeSnapshot(absl::string_view bytes);
 
 }  // namespace weft::records

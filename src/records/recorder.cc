@@ -1,5 +1,6 @@
 #include "src/records/recorder.h"
 
+#include <algorithm>
 #include <utility>
 #include <variant>
 
@@ -8,30 +9,82 @@
 
 namespace weft::records {
 
+namespace {
+
+// A census is due after this many records, or after one for each adapter, or
+// with the first record after this time. So it costs a few bytes a record.
+constexpr uint64_t kCensusRecords = 64;
+constexpr absl::Duration kCensusInterval = absl::Seconds(1);
+
+}  // namespace
+
 void Recorder::Start(std::unique_ptr<journal::LogWriter> log,
-                     const ReplayCost& cost, std::string settings) {
+                     const ReplayCost& cost, std::string settings, Marks marks,
+                     RestorePoints restores) {
   owned_ = std::move(log);
   cost_ = cost;
   settings_ = std::move(settings);
+  marks_ = std::move(marks);
+  restores_ = std::move(restores);
   log_.store(owned_.get());
-  Append(Encode(SettingsRecord{.settings = settings_}));
+  Append(Encode(SettingsRecord{.settings = settings_}), {});
 }
 
-void Recorder::Append(std::string bytes) {
+void Recorder::Append(std::string bytes, const std::set<AdapterKey>& keys) {
+  Trail trail;
+  // An adapter may be gone when its last step ends.
+  for (const AdapterKey key : keys) {
+    const auto mark = marks_.find(key);
+    if (mark == marks_.end()) continue;
+    trail.marks.push_back({.key = key, .last = mark->second.last, .name = {}});
+  }
+  if (CensusIsDue()) trail.census = Census();
+  bytes += Encode(trail);
   cost_.bytes += bytes.size();
-  log_.load()->Append(std::move(bytes));
+  const uint64_t sequence = log_.load()->Append(std::move(bytes));
+  for (const Mark& mark : trail.marks) marks_.at(mark.key).last = sequence;
+  ++since_census_;
+  if (!trail.census) return;
+  since_census_ = 0;
+  census_at_ = absl::Now();
+}
+
+bool Recorder::CensusIsDue() const {
+  return since_census_ >= std::max<uint64_t>(kCensusRecords, marks_.size()) ||
+         absl::Now() - census_at_ >= kCensusInterval;
+}
+
+std::vector<Mark> Recorder::Census() const {
+  std::vector<Mark> census;
+  for (const auto& [key, mark] : marks_) {
+    census.push_back(mark);
+  }
+  return census;
 }
 
 void Recorder::Write(const Record& record) {
   if (!recording()) return;
-  if (const auto* loaded = std::get_if<LoadedRecord>(&record)) {
+  const auto* adapter = std::get_if<AdapterRecord>(&record);
+  const std::optional<AdapterKey> key = KeyOf(record);
+  if (adapter != nullptr) {
+    if (adapter->image) AddImage(adapter->image->file, /*recorded=*/true);
+    marks_[adapter->key] = {
+        .key = adapter->key, .last = 0, .name = adapter->adapter_id};
+  } else if (key && !marks_.contains(*key)) {
+    return;
+  }
+  if (std::holds_alternative<ReleaseRecord>(record) && !HasSteps(*key)) return;
+  const auto* loaded = std::get_if<LoadedRecord>(&record);
+  if (loaded != nullptr && !loaded->file.empty()) {
     AddImage(loaded->file, /*recorded=*/true);
   }
-  const auto* adapter = std::get_if<AdapterRecord>(&record);
-  if (adapter != nullptr && adapter->image) {
-    AddImage(adapter->image->file, /*recorded=*/true);
-  }
-  Append(Encode(record));
+  restores_.Follow(record);
+  Append(Encode(record), key ? std::set{*key} : std::set<AdapterKey>());
+  if (std::holds_alternative<RemovedRecord>(record)) marks_.erase(*key);
+}
+
+bool Recorder::HasSteps(AdapterKey key) const {
+  return marks_.contains(key) && !restores_.contains(key);
 }
 
 uint64_t Recorder::BeginSnapshot() {
@@ -41,7 +94,8 @@ uint64_t Recorder::BeginSnapshot() {
     std::erase_if(images_, [](const auto& image) { return image.second; });
   }
   const uint64_t first = log_.load()->StartSegment();
-  Append(Encode(SettingsRecord{.settings = settings_}));
+  census_at_ = absl::InfinitePast();  // A segment begins with a census.
+  Append(Encode(SettingsRecord{.settings = settings_}), {});
   return first;
 }
 
@@ -69,23 +123,29 @@ std::set<std::string> Recorder::Images() const {
 
 void Recorder::Batch(const dispatch::RunTrain& train) {
   if (!recording() || !train.backward) return;
+  std::set<AdapterKey> keys;
+  BatchRecord batch;
   for (size_t i = 0; i < train.slices.size(); ++i) {
     const dispatch::StepTask& step = train.steps[i];
+    if (!HasSteps(step.adapter)) continue;
+    keys.insert(step.adapter);
+    batch.slices.push_back(train.slices[i]);
     if (begun_.insert(step.id).second) {
       Append(EncodeBegin(step.id, step.adapter, step.step, *step.digest,
-                         *step.request));
+                         *step.request),
+             {step.adapter});
     }
     if (train.slices[i].last) begun_.erase(step.id);
   }
-  Append(Encode(BatchRecord{.slices = train.slices}));
+  if (!keys.empty()) Append(Encode(batch), keys);
 }
 
 void Recorder::Forget(uint64_t work) {
-  if (begun_.erase(work) > 0) Append(Encode(GivenUpRecord{.work = work}));
+  if (begun_.erase(work) > 0) Append(Encode(GivenUpRecord{.work = work}), {});
 }
 
 void Recorder::Done(const dispatch::StepTask& step, const StepResult& result) {
-  if (!recording() || step.adapter == AdapterKey::kBaseModel) return;
+  if (!recording() || !marks_.contains(step.adapter)) return;
   DoneRecord done{.key = step.adapter,
                   .step = step.step,
                   .digest = *step.digest,
@@ -98,7 +158,12 @@ void Recorder::Done(const dispatch::StepTask& step, const StepResult& result) {
       std::holds_alternative<PublishSnapshotRequest>(*step.request)) {
     done.request = *step.request;
   }
-  Append(Encode(done));
+  if (HasSteps(step.adapter)) {
+    Append(Encode(done), {step.adapter});
+  } else if (const auto* saved = std::get_if<CheckpointInfo>(&result);
+             saved != nullptr && saved->kind == CheckpointKind::kTrain) {
+    Write(done);
+  }
 }
 
 std::string Recorder::NewImageName() {

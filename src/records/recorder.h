@@ -4,6 +4,10 @@
 // --state-dir Start is never called. With it, Start is called after the log has
 // been replayed.
 //
+// The recorder knows the adapters that have an AdapterRecord, and ignores all
+// others: those of durability memory. It leaves out the steps of those of
+// durability checkpoint.
+//
 // Threads: the engine thread, except where a comment says otherwise.
 #ifndef WEFT_SRC_RECORDS_RECORDER_H_
 #define WEFT_SRC_RECORDS_RECORDER_H_
@@ -16,6 +20,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -24,6 +29,7 @@
 #include "src/dispatch/work.h"
 #include "src/journal/log_writer.h"
 #include "src/records/record.h"
+#include "src/records/restore_points.h"
 
 namespace weft::records {
 
@@ -33,12 +39,16 @@ struct ReplayCost {
   absl::Duration time;
 };
 
+// For each adapter, its mark on the next record (record.h), with its name.
+using Marks = std::map<AdapterKey, Mark>;
+
 class Recorder {
  public:
   // Starts to record. `cost` is the cost of the existing log. `settings` go
-  // into each SettingsRecord.
+  // into each SettingsRecord. `marks` are those of all adapters at the end of
+  // the existing log, and `restores` those of durability checkpoint.
   void Start(std::unique_ptr<journal::LogWriter> log, const ReplayCost& cost,
-             std::string settings);
+             std::string settings, Marks marks, RestorePoints restores);
   [[nodiscard]] bool recording() const { return log_.load() != nullptr; }
 
   void Write(const Record& record);
@@ -52,6 +62,9 @@ class Recorder {
   void AddCost(absl::Duration device_time) { cost_.time += device_time; }
   // Returns the cost of the log since the newest snapshot on disk.
   [[nodiscard]] const ReplayCost& cost() const { return cost_; }
+  // Returns whether the log has the adapter's steps.
+  [[nodiscard]] bool HasSteps(AdapterKey key) const;
+  [[nodiscard]] const RestorePoints& restores() const { return restores_; }
   // Begins a snapshot. Returns the sequence of the first record that the
   // snapshot does not contain.
   [[nodiscard]] uint64_t BeginSnapshot();
@@ -81,12 +94,19 @@ class Recorder {
   [[nodiscard]] absl::Status failure() const;
 
  private:
-  void Append(std::string bytes);
+  // Appends a record that changes these adapters, with its trail.
+  void Append(std::string bytes, const std::set<AdapterKey>& keys);
+  [[nodiscard]] bool CensusIsDue() const;
+  [[nodiscard]] std::vector<Mark> Census() const;
 
   std::unique_ptr<journal::LogWriter> owned_;
   std::atomic<journal::LogWriter*> log_{nullptr};
   std::string settings_;
   std::set<uint64_t> begun_;  // Requests that have begun and not completed.
+  Marks marks_;
+  RestorePoints restores_;
+  uint64_t since_census_ = 0;  // Records since the last census.
+  absl::Time census_at_ = absl::InfinitePast();
   ReplayCost cost_;
   ReplayCost before_snapshot_;  // The cost when the running snapshot began.
   std::atomic<uint64_t> num_images_{0};

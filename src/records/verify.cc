@@ -9,13 +9,11 @@
 #include "src/journal/image_file.h"
 #include "src/journal/log_reader.h"
 #include "src/journal/state_folder.h"
+#include "src/records/damage.h"
 #include "src/records/record.h"
 
 namespace weft::records {
 namespace {
-
-// The blocks of an image other than weights: gradient and two moments.
-constexpr size_t kStateBlocks = 3;
 
 class Verifier {
  public:
@@ -62,7 +60,8 @@ class Verifier {
       adapters_.erase(removed->key);
     }
     const auto* loaded = std::get_if<LoadedRecord>(&record);
-    return loaded == nullptr ? absl::OkStatus() : CheckImage(loaded->file, 1);
+    if (loaded == nullptr || loaded->file.empty()) return absl::OkStatus();
+    return CheckImage(loaded->file, 1);
   }
 
   [[nodiscard]] absl::Status Check(const AdapterRecord& adapter) {
@@ -91,7 +90,11 @@ class Verifier {
 absl::StatusOr<StateReport> VerifyState(const std::string& path) {
   WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<journal::StateFolder> folder,
                         journal::StateFolder::OpenExisting(path));
-  return Verifier(folder.get()).Run();
+  const absl::StatusOr<StateReport> report = Verifier(folder.get()).Run();
+  if (report.ok()) return report;
+  WEFT_ASSIGN_OR_RETURN(const Damage damage, FindDamage(*folder, std::nullopt));
+  WEFT_RETURN_IF_ERROR(RefusalOf(damage, {}));
+  return report;
 }
 
 }  // namespace weft::records

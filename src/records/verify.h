@@ -20,9 +20,9 @@ struct StateReport {
 
 // Reads the snapshot, the log and every image that they name. Keeps the folder
 // locked during the call. Errors: UNAVAILABLE while a server has the folder,
-// NOT_FOUND if the folder or an image is missing, DATA_LOSS with the place of
-// the damage, FAILED_PRECONDITION for another format version. Blocks on the
-// disk. Threads: any.
+// NOT_FOUND if the folder is missing, DATA_LOSS with the places of the damage
+// and the adapters that it hits, FAILED_PRECONDITION for another format
+// version. Blocks on the disk. Threads: any.
 [[nodiscard]] absl::StatusOr<StateReport> VerifyState(const std::string& path);
 
 }  // namespace weft::records

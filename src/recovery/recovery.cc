@@ -1,11 +1,14 @@
 #include "src/recovery/recovery.h"
 
-#include <set>
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
+#include "src/journal/image_file.h"
+#include "src/journal/set_aside.h"
 
 namespace weft::engine {
 namespace {
@@ -31,6 +34,7 @@ void Recovery::Start(std::function<void(absl::StatusOr<RecoveryReport>)> done) {
   done_ = std::move(done);
   context_.dispatcher.Post([this](const absl::Status& open) {
     absl::Status status = open;
+    if (status.ok()) status = CheckFolder();
     if (status.ok()) status = ReadSnapshot();
     if (status.ok()) {
       Advance();
@@ -38,6 +42,41 @@ void Recovery::Start(std::function<void(absl::StatusOr<RecoveryReport>)> done) {
       Finish(status);
     }
   });
+}
+
+absl::Status Recovery::CheckFolder() {
+  const std::vector<std::string>& names = context_.options.recover_adapters;
+  const std::set<std::string> given_up(names.begin(), names.end());
+  WEFT_ASSIGN_OR_RETURN(report_.damaged,
+                        records::LogIsDamaged(*context_.state));
+  if (!report_.damaged && given_up.empty()) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(const records::Damage damage,
+                        records::FindDamage(*context_.state, given_up));
+  WEFT_RETURN_IF_ERROR(records::RefusalOf(damage, given_up));
+  report_.damaged = report_.damaged || !damage.adapters.empty();
+  if (!report_.damaged) {
+    Log(LogLevel::kWarning,
+        "--recover-adapter names adapters that are not damaged: they are kept");
+    return absl::OkStatus();
+  }
+  return SetAside(damage);
+}
+
+absl::Status Recovery::SetAside(const records::Damage& damage) {
+  const std::string name = absl::StrCat(absl::ToUnixMicros(absl::Now()));
+  std::set<std::string> images;
+  skipped_ = damage.gone;
+  for (const auto& [key, adapter] : damage.adapters) {
+    skipped_.insert(key);
+    images.insert(adapter.images.begin(), adapter.images.end());
+    Log(LogLevel::kWarning, "an adapter is set aside",
+        {{"adapter", adapter.name}, {"reason", adapter.how}, {"to", name}});
+  }
+  for (const std::string& place : damage.places) {
+    Log(LogLevel::kWarning, "the log is damaged", {{"place", place}});
+  }
+  context_.dispatcher.recovery().Reserve(damage.next_key, 0);
+  return journal::SetAside(*context_.state, name, images);
 }
 
 absl::Status Recovery::ReadSnapshot() {
@@ -50,7 +89,11 @@ absl::Status Recovery::ReadSnapshot() {
     context_.dispatcher.recovery().Reserve(snapshot.next_key,
                                            snapshot.last_epoch);
     for (const records::AdapterRecord& adapter : snapshot.adapters) {
-      Restore(adapter);
+      if (skipped_.contains(adapter.key)) continue;
+      if (!report_.restores.Follow(adapter)) {
+        WEFT_RETURN_IF_ERROR(Restore(adapter));
+      }
+      Note(adapter.key, 0);
     }
     first = file->next_sequence;
   }
@@ -63,13 +106,27 @@ absl::Status Recovery::ReadSnapshot() {
   return absl::OkStatus();
 }
 
-void Recovery::Restore(const records::AdapterRecord& adapter) {
+void Recovery::Note(AdapterKey key, uint64_t sequence) {
+  const auto& unlogged = report_.restores.adapters();
+  const auto found = unlogged.find(key);
+  const std::string name =
+      found == unlogged.end() ? NameOf(key) : found->second.adapter_id;
+  if (name.empty()) return;
+  report_.marks[key] = {.key = key, .last = sequence, .name = name};
+}
+
+absl::Status Recovery::Restore(const records::AdapterRecord& adapter) {
   const records::ImageRecord& image = *adapter.image;
+  const absl::Status whole =
+      journal::CheckImageTable(*context_.state, image.file,
+                               records::kStateBlocks + image.versions.size());
+  if (!whole.ok()) return records::ImageRefusal(adapter.adapter_id, whole);
   context_.adapters.AddOnDisk(adapter.key, adapter.config, ImageOf(image),
                               image.snapshots, image.file, adapter.created_at);
   dispatch::AdapterHistory history;
   history.info.adapter_id = adapter.adapter_id;
   history.info.tenant = adapter.tenant;
+  history.info.durability = Durability::kStep;
   history.info.epoch = adapter.epoch;
   history.info.last_step = adapter.last_step;
   history.info.durable_step = adapter.last_step;
@@ -87,6 +144,7 @@ void Recovery::Restore(const records::AdapterRecord& adapter) {
       adapter.key, history, context_.adapters.Facts(adapter.key));
   snapshots_.Restored(adapter.key, image);
   ++report_.adapters;
+  return absl::OkStatus();
 }
 
 void Recovery::Advance() {
@@ -96,34 +154,70 @@ void Recovery::Advance() {
       return;
     }
     const uint64_t before = reader_->read_bytes();
-    absl::StatusOr<std::optional<journal::LogReader::Record>> bytes =
+    const absl::StatusOr<std::optional<journal::LogReader::Record>> bytes =
         reader_->Next();
+    absl::Status status = bytes.status();
+    const bool hole = absl::IsDataLoss(status) && report_.damaged;
+    if (hole) status = PassHole();
     progress_->Add(static_cast<int64_t>(reader_->read_bytes() - before));
-    if (!bytes.ok() || !*bytes) {
-      Finish(bytes.ok() ? FinishLog() : bytes.status());
-      return;
+    if (!status.ok()) {
+      Finish(status);
+    } else if (hole) {
+      Advance();
+    } else if (*bytes) {
+      ApplyRecord(**bytes);
+    } else {
+      Finish(FinishLog());
     }
-    absl::StatusOr<records::Record> record =
-        records::DecodeRecord((*bytes)->bytes);
-    if (!record.ok()) {
-      Finish(absl::DataLossError(
-          absl::StrCat("record ", (*bytes)->sequence,
-                       " of the log: ", record.status().message())));
-      return;
-    }
-    ++report_.records;
-    const Next next = [this, sequence = (*bytes)->sequence](
-                          const absl::Status& status) {
-      if (status.ok()) {
-        Advance();
-      } else {
-        Finish(absl::Status(status.code(),
-                            absl::StrCat("record ", sequence,
-                                         " of the log: ", status.message())));
-      }
-    };
-    std::visit([this, &next](auto& kind) { Apply(kind, next); }, *record);
   });
+}
+
+absl::Status Recovery::PassHole() {
+  WEFT_ASSIGN_OR_RETURN(const journal::LogReader::Hole hole,
+                        reader_->SkipDamage());
+  WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> segments,
+                        context_.state->Segments());
+  // A process begins with a segment, and its ids begin anew.
+  const bool process_began =
+      std::ranges::any_of(segments, [&hole](uint64_t segment) {
+        return hole.first <= segment && segment < hole.next;
+      });
+  while (process_began && !begun_.empty()) GiveUp(begun_.begin());
+  return absl::OkStatus();
+}
+
+void Recovery::ApplyRecord(const journal::LogReader::Record& bytes) {
+  absl::StatusOr<records::Record> record = records::DecodeRecord(bytes.bytes);
+  if (!record.ok()) {
+    Finish(absl::DataLossError(
+        absl::StrCat("record ", bytes.sequence,
+                     " of the log: ", record.status().message())));
+    return;
+  }
+  ++report_.records;
+  const std::optional<AdapterKey> key = records::KeyOf(*record);
+  if (key && skipped_.contains(*key)) {
+    Advance();
+    return;
+  }
+  if (report_.restores.Follow(*record)) {
+    report_.marks.erase(*key);
+    Note(*key, bytes.sequence);
+    Advance();
+    return;
+  }
+  const Next next = [this, key,
+                     sequence = bytes.sequence](const absl::Status& status) {
+    if (status.ok()) {
+      if (key) Note(*key, sequence);
+      Advance();
+    } else {
+      Finish(absl::Status(status.code(),
+                          absl::StrCat("record ", sequence,
+                                       " of the log: ", status.message())));
+    }
+  };
+  std::visit([this, &next](auto& kind) { Apply(kind, next); }, *record);
 }
 
 absl::Status Recovery::FinishLog() {

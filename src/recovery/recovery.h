@@ -5,6 +5,11 @@
 // another, so that adapters move to and from the device as usual. Nothing else
 // uses the dispatcher during it.
 //
+// If the folder is damaged, the start fails and names the adapters that are hit
+// (records/damage.h). Those that the operator gives up are left out, and their
+// files are set aside. Then micro-batches that they shared run without them, so
+// others' numbers may have other last bits.
+//
 // A step that runs again must end as it did, otherwise the start fails. Its
 // results are compared with the recorded ones. With the same build, processor
 // and settings they have the same bits, except from CUDA kernels that are not
@@ -18,6 +23,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,7 +36,10 @@
 #include "src/journal/log_reader.h"
 #include "src/journal/state_folder.h"
 #include "src/lora/adapter.h"
+#include "src/records/damage.h"
 #include "src/records/record.h"
+#include "src/records/recorder.h"
+#include "src/records/restore_points.h"
 #include "src/recovery/snapshotter.h"
 #include "src/request/adapter_key.h"
 #include "src/train/batch_trainer.h"
@@ -48,6 +57,12 @@ struct RecoveryReport {
   uint64_t next_sequence = 0;
   // Requests that had begun but not completed when the process ended.
   std::vector<uint64_t> given_up;
+  records::Marks marks;             // All adapters at the log's end.
+  records::RestorePoints restores;  // Adapters that the caller loads.
+  // If true, the folder needs a new snapshot, because the log has a hole or
+  // names an adapter that was set aside.
+  bool damaged = false;
+  uint64_t thinned = 0;  // Batches that ran without an adapter set aside.
 };
 
 class Recovery {
@@ -71,11 +86,19 @@ class Recovery {
  private:
   using Next = std::function<void(const absl::Status&)>;
 
+  // Looks for damage, and sets aside the adapters that the operator gives up.
+  [[nodiscard]] absl::Status CheckFolder();
+  [[nodiscard]] absl::Status SetAside(const records::Damage& damage);
   [[nodiscard]] absl::Status ReadSnapshot();
   // Restores an adapter whose tensors are in an image.
-  void Restore(const records::AdapterRecord& adapter);
+  [[nodiscard]] absl::Status Restore(const records::AdapterRecord& adapter);
   // Reads the next record. The chain continues when Apply calls `next`.
   void Advance();
+  // Goes on behind a hole of the log.
+  [[nodiscard]] absl::Status PassHole();
+  void ApplyRecord(const journal::LogReader::Record& bytes);
+  // Notes that the record with this sequence changes the adapter.
+  void Note(AdapterKey key, uint64_t sequence);
   void Finish(const absl::Status& status);
   [[nodiscard]] absl::Status FinishLog();
 
@@ -91,6 +114,8 @@ class Recovery {
 
   [[nodiscard]] absl::Status RunBatch(const records::BatchRecord& batch);
   [[nodiscard]] absl::Status RunAgain(const records::DoneRecord& done);
+  [[nodiscard]] absl::StatusOr<lora::AdapterState> ReadLoaded(
+      const records::LoadedRecord& loaded, const lora::Adapter& adapter) const;
   [[nodiscard]] absl::Status Install(const records::LoadedRecord& loaded,
                                      const lora::AdapterState& state);
   [[nodiscard]] std::string NameOf(AdapterKey key) const;
@@ -114,6 +139,7 @@ class Recovery {
   std::string other_settings_;  // Settings about which a warning was logged.
   std::function<void(absl::StatusOr<RecoveryReport>)> done_;
   std::optional<journal::LogReader> reader_;
+  std::set<AdapterKey> skipped_;  // Adapters whose records are left out.
   RecoveryReport report_;
   struct Begun {
     dispatch::StepTask step;

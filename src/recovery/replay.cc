@@ -43,8 +43,7 @@ void Recovery::Apply(records::AdapterRecord& adapter, const Next& next) {
                                          adapter.epoch);
   if (adapter.image) {
     context_.recorder.AddImage(adapter.image->file, /*recorded=*/true);
-    Restore(adapter);
-    next(absl::OkStatus());
+    next(Restore(adapter));
     return;
   }
   ++report_.adapters;
@@ -66,10 +65,14 @@ void Recovery::Apply(records::RemovedRecord& removed, const Next& next) {
   if (!context_.dispatcher.adapters().NameOf(removed.key).empty()) {
     manager_.Remove(removed.key);
   }
+  report_.marks.erase(removed.key);
   next(absl::OkStatus());
 }
 
 void Recovery::Apply(records::BeginRecord& begin, const Next& next) {
+  // The record that gave up the earlier request is lost.
+  const auto earlier = begun_.find(begin.work);
+  if (earlier != begun_.end()) GiveUp(earlier);
   begun_[begin.work].step = context_.dispatcher.recovery().BeginStep(
       begin.key, begin.step, std::move(begin.digest), std::move(begin.request));
   next(absl::OkStatus());
@@ -97,6 +100,13 @@ void Recovery::Unpin(AdapterKey key) {
 }
 
 void Recovery::Apply(records::BatchRecord& batch, const Next& next) {
+  if (!skipped_.empty()) {
+    const size_t dropped =
+        std::erase_if(batch.slices, [this](const sched::TrainSlice& slice) {
+          return !begun_.contains(slice.work_id);
+        });
+    if (dropped > 0) ++report_.thinned;
+  }
   std::vector<AdapterKey> keys;
   for (const sched::TrainSlice& slice : batch.slices) {
     const auto step = begun_.find(slice.work_id);
@@ -106,6 +116,11 @@ void Recovery::Apply(records::BatchRecord& batch, const Next& next) {
       return;
     }
     keys.push_back(step->second.step.adapter);
+    Note(keys.back(), reader_->next_sequence() - 1);
+  }
+  if (keys.empty()) {
+    next(absl::OkStatus());
+    return;
   }
   WithAdapters(
       keys, [this, batch = std::move(batch)] { return RunBatch(batch); }, next);
@@ -172,12 +187,19 @@ void Recovery::Apply(records::LoadedRecord& loaded, const Next& next) {
         const lora::Adapter* adapter = context_.adapters.Find(loaded.key);
         if (adapter == nullptr) return absl::OkStatus();
         WEFT_ASSIGN_OR_RETURN(lora::AdapterState state,
-                              ReadState(*context_.state, loaded.file,
-                                        adapter->layout().num_parameters()));
+                              ReadLoaded(loaded, *adapter));
         state.optim_steps = loaded.optim_steps;
         return Install(loaded, state);
       },
       next);
+}
+
+absl::StatusOr<lora::AdapterState> Recovery::ReadLoaded(
+    const records::LoadedRecord& loaded, const lora::Adapter& adapter) const {
+  absl::StatusOr<lora::AdapterState> state = ReadState(
+      *context_.state, loaded.file, adapter.layout().num_parameters());
+  if (state.ok()) return state;
+  return records::ImageRefusal(NameOf(loaded.key), state.status());
 }
 
 absl::Status Recovery::Install(const records::LoadedRecord& loaded,

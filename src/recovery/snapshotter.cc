@@ -51,12 +51,20 @@ bool Snapshotter::IsDue() const {
 
 uint64_t Snapshotter::ChangedBytes() const {
   uint64_t bytes = 0;
-  for (const AdapterKey key : context_.dispatcher.recovery().Keys()) {
+  for (const AdapterKey key : LoggedKeys()) {
     const bool on_disk =
         images_.contains(key) || context_.adapters.File(key).durable;
     if (!on_disk) bytes += context_.adapters.ImageBytes(key);
   }
   return bytes;
+}
+
+std::vector<AdapterKey> Snapshotter::LoggedKeys() const {
+  std::vector<AdapterKey> keys = context_.dispatcher.recovery().Keys();
+  std::erase_if(keys, [this](AdapterKey key) {
+    return !context_.recorder.HasSteps(key);
+  });
+  return keys;
 }
 
 void Snapshotter::WriteLast() {
@@ -69,6 +77,17 @@ void Snapshotter::WriteLast() {
         {{"bytes", bytes}, {"saves_seconds", absl::ToDoubleSeconds(replay)}});
     Begin();
   }
+  RunToEnd();
+}
+
+absl::Status Snapshotter::WriteNow() {
+  failure_ = absl::OkStatus();
+  Begin();
+  RunToEnd();
+  return failure_;
+}
+
+void Snapshotter::RunToEnd() {
   while (phase_ != Phase::kIdle) {
     GoOn();
     absl::SleepFor(kPoll);
@@ -101,6 +120,7 @@ void Snapshotter::GoOn() {
 void Snapshotter::GiveUp(const absl::Status& status) {
   Log(LogLevel::kError, "no snapshot could be written: the log stays",
       {{"reason", status.message()}});
+  failure_ = status;
   not_before_ = absl::Now() + kRetry;
   // Once the snapshot was written, it may be on disk and name the new images.
   if (phase_ == Phase::kCopying) {
@@ -123,7 +143,10 @@ void Snapshotter::Begin() {
     MutexLock lock(&mu_);
     status_ = absl::OkStatus();
   }
-  for (const AdapterKey key : desk.Keys()) {
+  for (const auto& [key, adapter] : context_.recorder.restores().adapters()) {
+    snapshot_.adapters.push_back(adapter);
+  }
+  for (const AdapterKey key : LoggedKeys()) {
     records::AdapterRecord& record = adapters_[key] = Describe(key);
     const auto image = images_.find(key);
     if (image != images_.end()) {

@@ -50,6 +50,8 @@ class Snapshotter {
   // Call it between two pieces of work. Begins a snapshot if one is due, or
   // continues the running one.
   void GoOn();
+  // Writes a snapshot before the engine serves. Returns when it is on disk.
+  [[nodiscard]] absl::Status WriteNow();
   // Call it when a process that has drained ends. Writes a snapshot if
   // WorthLastSnapshot. Returns when the snapshot is on disk or has failed; logs
   // a failure.
@@ -57,9 +59,13 @@ class Snapshotter {
 
  private:
   [[nodiscard]] bool IsDue() const;
+  // Returns the adapters whose steps the log has.
+  [[nodiscard]] std::vector<AdapterKey> LoggedKeys() const;
   // Returns the bytes of the adapters that changed since their last images.
   [[nodiscard]] uint64_t ChangedBytes() const;
   void Begin();
+  // Continues the running snapshot until it has ended.
+  void RunToEnd();
   // Returns the adapter's record without its image.
   [[nodiscard]] records::AdapterRecord Describe(AdapterKey key) const;
   [[nodiscard]] records::ImageRecord RecordOf(
@@ -85,6 +91,7 @@ class Snapshotter {
   std::map<AdapterKey, records::ImageRecord> images_;
   enum class Phase : uint8_t { kIdle, kCopying, kWriting };
   Phase phase_ = Phase::kIdle;
+  absl::Status failure_;         // Why the last snapshot was given up.
   absl::Time not_before_;        // No snapshot begins before this time.
   uint64_t first_sequence_ = 0;  // First sequence not in the snapshot.
   // The adapters at the moment that the snapshot shows.

@@ -81,10 +81,20 @@ struct LoraConfig {
 enum class AdapterLocation : uint8_t { kDevice, kHost, kDisk };
 inline constexpr int kNumAdapterLocations = 3;
 
+// What of an adapter survives the process by itself: nothing, its last
+// checkpoint, or every step that was answered. kDefault, only in requests:
+// kStep with --state-dir, otherwise kMemory.
+enum class Durability : uint8_t { kDefault, kMemory, kCheckpoint, kStep };
+inline constexpr int kNumDurabilities = 4;
+
+// Returns "memory", "checkpoint", "step", or "default".
+[[nodiscard]] const char* DurabilityName(Durability durability);
+
 struct AdapterInfo {
   std::string adapter_id;
   std::string tenant;
   LoraConfig config;
+  Durability durability = Durability::kMemory;
   uint64_t epoch = 0;
   uint64_t last_step = 0;
   uint64_t durable_step = 0;
@@ -114,6 +124,7 @@ struct CreateAdapterRequest {
   std::string adapter_id;
   std::string tenant;
   LoraConfig config;
+  Durability durability = Durability::kDefault;
 };
 
 struct PublishSnapshotRequest {
@@ -140,6 +151,7 @@ using PeftFiles = std::vector<std::pair<std::string, std::string>>;
 struct ImportAdapterRequest {
   std::string adapter_id;
   std::string tenant;
+  Durability durability = Durability::kDefault;
   PeftFiles files;
 };
 

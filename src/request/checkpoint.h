@@ -63,12 +63,23 @@ struct SaveCheckpointRequest {
   absl::Time deadline = absl::InfiniteFuture();
 };
 
+// The files of a download, to be written as a checkpoint.
+struct UploadCheckpointRequest {
+  std::string adapter_id;
+  std::string name;
+  bool overwrite = false;
+  std::string tenant;
+  PeftFiles files;
+};
+
 struct LoadCheckpointRequest {
   std::string adapter_id;
   std::string source_adapter_id;
   std::string name;
   bool weights_only = false;
-  std::string tenant;  // Used if the load creates the adapter.
+  // The next two are used if the load creates the adapter.
+  std::string tenant;
+  Durability durability = Durability::kDefault;
   uint64_t step = 0;
   uint64_t epoch = 0;
   absl::Time deadline = absl::InfiniteFuture();

@@ -60,6 +60,7 @@ Plan PlanBatch(const Queues& queues, absl::Time now, int64_t max_batch_tokens,
   Plan plan;
   Line line(queues, shares);
   int64_t room = max_batch_tokens;
+  bool recorded = false;  // The plan's work is in the log.
   std::vector<std::vector<TrainSlice>> slices(queues.size());
   std::vector<size_t> order;  // Adapters in the order in which they enter the
                               // plan.
@@ -75,7 +76,14 @@ Plan PlanBatch(const Queues& queues, absl::Time now, int64_t max_batch_tokens,
       plan.work_id = started.slice.work_id;
       return plan;
     }
-    if (empty) plan.backward = head.item.backward;
+    if (empty) {
+      plan.backward = head.item.backward;
+      recorded = head.item.recorded;
+    }
+    if (plan.backward && head.item.recorded != recorded) {
+      line.MoveTenant();
+      continue;
+    }
     const std::optional<AdapterQueue::Started> started = queue.StartTrain(
         now, plan.backward, room, max_batch_tokens, /*take_any=*/empty);
     if (started) {

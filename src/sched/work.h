@@ -32,6 +32,9 @@ struct WorkItem {
   bool backward = false;  // kTrain: computes gradients.
   // kTrain without backward: has no number and waits for no gap.
   bool unnumbered = false;
+  // kTrain with backward: the log has the step. A batch has only such work or
+  // none, so that the log can run the same batch again.
+  bool recorded = false;
   // kTrain: tokens of each datum, >= 1, without datum_prefix.
   std::vector<int64_t> datum_tokens;
   // kTrain: length of the prefix that each datum shares with the previous

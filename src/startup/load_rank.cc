@@ -10,13 +10,17 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
 #include "src/model/decoder_weights.h"
 #include "src/model_config/model_shard.h"
+#include "src/ops/bf16_product.h"
 #include "src/parallel/agreement.h"
 #include "src/runtime/torch_guard.h"
 #include "src/startup/memory_plan.h"
+#include "src/startup/weight_error.h"
 #include "src/train/activation_budget.h"
 #include "src/weights/checkpoint.h"
 
@@ -55,6 +59,19 @@ at::ScalarType PickDtype(Dtype dtype, at::Device device) {
   return dtype == Dtype::kBf16 ? at::kBFloat16 : at::kFloat;
 }
 
+// Chooses the arithmetic of products with bf16 weights on a CPU.
+void SetCpuArithmetic(const EngineOptions& options, at::ScalarType dtype,
+                      at::Device device) {
+  const bool is_bf16 = device.is_cpu() && dtype == at::kBFloat16;
+  const bool computes_in_bf16 =
+      ops::AllowBf16Products(is_bf16 && options.cpu_bf16 == CpuBf16::kAuto);
+  if (!is_bf16) return;
+  Log(LogLevel::kInfo, "bf16 weights on a CPU",
+      {{"arithmetic", computes_in_bf16 ? "bf16 with f32 sums" : "f32"},
+       {"cpu_bf16", options.cpu_bf16 == CpuBf16::kAuto ? "auto" : "off"},
+       {"has_avx512_bf16", ops::HasBf16Instructions() ? "yes" : "no"}});
+}
+
 void FillTenantDefaults(EngineOptions& options) {
   if (options.max_adapters_per_tenant == 0) {
     options.max_adapters_per_tenant = options.max_adapters;
@@ -80,13 +97,39 @@ void FillHostDefaults(int local_size, EngineOptions& options) {
 absl::StatusOr<model::DecoderWeights> LoadWeights(
     const EngineOptions& options, const model::ModelConfig& config,
     at::ScalarType dtype, at::Device device, const parallel::Shard& shard) {
+  const model::MatrixFormat format = MatrixFormatOf(options);
   if (options.load_format == LoadFormat::kDummy) {
     Log(LogLevel::kWarning, "weights are random: --load-format=dummy");
-    return model::MakeDummyWeights(config, dtype, device, kDummySeed, shard);
+    return model::MakeDummyWeights(config, dtype, device, kDummySeed, shard,
+                                   format);
   }
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<weights::Checkpoint> checkpoint,
                         weights::Checkpoint::Open(options.model_dir));
-  return model::LoadDecoderWeights(*checkpoint, config, dtype, device, shard);
+  return model::LoadDecoderWeights(*checkpoint, config, dtype, device, shard,
+                                   format);
+}
+
+// Logs once what 8 bits cost in accuracy. Does nothing if there is nothing to
+// compare with, or if a rank has only a part of every layer.
+absl::Status LogWeightError(const EngineOptions& options,
+                            const parallel::Links& links,
+                            const model::Decoder& decoder) {
+  if (options.base_weights != BaseWeights::kInt8 || links.rank > 0 ||
+      options.load_format == LoadFormat::kDummy || decoder.tensor_size() > 1) {
+    return absl::OkStatus();
+  }
+  const absl::Time start = absl::Now();
+  WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<weights::Checkpoint> checkpoint,
+                        weights::Checkpoint::Open(options.model_dir));
+  WEFT_ASSIGN_OR_RETURN(const WeightError error,
+                        CompareWithCheckpoint(decoder, *checkpoint));
+  Log(LogLevel::kInfo,
+      "weights of 8 bits against those of the checkpoint in f32",
+      {{"tokens", error.num_tokens},
+       {"mean_kl", error.mean_kl},
+       {"same_likeliest_token", error.top1},
+       {"seconds", absl::ToDoubleSeconds(absl::Now() - start)}});
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<model::Decoder>> LoadDecoder(
@@ -95,6 +138,8 @@ absl::StatusOr<std::unique_ptr<model::Decoder>> LoadDecoder(
   const parallel::Shard shard = links.topology.ShardOf(links.rank);
   options.max_context_tokens = ContextTokens(options, config);
   const at::ScalarType dtype = PickDtype(options.dtype, device);
+  if (device.is_cuda()) WEFT_RETURN_IF_ERROR(CheckCudaFormat(options));
+  SetCpuArithmetic(options, dtype, device);
   absl::StatusOr<model::DecoderWeights> loaded = absl::InternalError("not run");
   std::unique_ptr<model::Decoder> decoder;
   WEFT_RETURN_IF_ERROR(RunGuarded("loading the model", [&] {
@@ -105,6 +150,11 @@ absl::StatusOr<std::unique_ptr<model::Decoder>> LoadDecoder(
                                                links.tensor.get());
   }));
   WEFT_RETURN_IF_ERROR(loaded.status());
+  absl::Status compared;
+  WEFT_RETURN_IF_ERROR(RunGuarded("comparing weights of 8 bits", [&] {
+    compared = LogWeightError(options, links, *decoder);
+  }));
+  WEFT_RETURN_IF_ERROR(compared);
   return decoder;
 }
 
@@ -135,6 +185,9 @@ absl::StatusOr<LocalFacts> FindLocalFacts(const EngineOptions& options,
   WEFT_ASSIGN_OR_RETURN(facts.device, std::move(device));
   WEFT_ASSIGN_OR_RETURN(facts.config,
                         model::ReadModelConfig(options.model_dir));
+  WEFT_RETURN_IF_ERROR(
+      model::SetExpertParallelSize(options.expert_parallel_size,
+                                   options.tensor_parallel_size, facts.config));
   WEFT_RETURN_IF_ERROR(model::CheckTensorParallelSize(
       facts.config, options.tensor_parallel_size));
   return facts;

@@ -79,6 +79,16 @@ ModelSizes SizesOf(const model::Decoder& decoder) {
       .element_bytes = static_cast<int64_t>(at::elementSize(decoder.dtype()))};
 }
 
+absl::Status CheckCudaFormat(const EngineOptions& options) {
+  if (options.base_weights == BaseWeights::kInt8 &&
+      options.dtype == Dtype::kF32) {
+    return absl::InvalidArgumentError(
+        "--weights=int8 with --dtype=f32: on CUDA, weights of 8 bits are "
+        "computed in bf16");
+  }
+  return absl::OkStatus();
+}
+
 int ContextTokens(const EngineOptions& options,
                   const model::ModelConfig& config) {
   const auto positions = static_cast<int>(config.max_positions);

@@ -27,6 +27,18 @@ struct ModelSizes {
 };
 [[nodiscard]] ModelSizes SizesOf(const model::Decoder& decoder);
 
+// Returns how the operator wants the base model's matrices.
+[[nodiscard]] inline model::MatrixFormat MatrixFormatOf(
+    const EngineOptions& options) {
+  return options.base_weights == BaseWeights::kInt8
+             ? model::MatrixFormat::kInt8
+             : model::MatrixFormat::kDtype;
+}
+
+// Returns INVALID_ARGUMENT for 8 bits with --dtype=f32, because CUDA widens
+// such weights to bf16.
+[[nodiscard]] absl::Status CheckCudaFormat(const EngineOptions& options);
+
 // Returns the most tokens of a sequence: the operator's number, limited by the
 // model's positions.
 [[nodiscard]] int ContextTokens(const EngineOptions& options,

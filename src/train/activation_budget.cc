@@ -60,15 +60,17 @@ struct MlpWidths {
   int64_t passing = 0;
 };
 
-// A token's experts have a row each, with a copy of its input and output.
+// A token's experts have a row each, with a copy of its input and output. The
+// rank may have all of them.
 MlpWidths WidthsOfMlp(const lora::ModelShape& shape, int max_rank) {
   const lora::ExpertShape& experts = shape.experts;
   if (experts.count == 0) {
     return {.kept = 2 * shape.ffn + kMlpProjections * max_rank,
             .passing = 3 * shape.ffn};
   }
-  const int64_t features = experts.per_token * experts.ffn + experts.shared_ffn;
-  const int64_t rows = experts.per_token + (experts.shared_ffn > 0 ? 1 : 0);
+  const int64_t chosen = std::min(experts.per_token, experts.num_own());
+  const int64_t features = chosen * experts.ffn + experts.shared_ffn;
+  const int64_t rows = chosen + (experts.shared_ffn > 0 ? 1 : 0);
   return {.kept = std::max(2 * features + kMlpProjections * rows * max_rank +
                                2 * experts.count,
                            2 * shape.ffn + kMlpProjections * max_rank),

@@ -131,12 +131,17 @@ void StepExecutor::Save(const dispatch::StepTask& step,
 
 void StepExecutor::Load(const dispatch::StepTask& step,
                         const LoadCheckpointRequest& request) {
-  context_.PostIo([this, step, request] {
+  const absl::StatusOr<AdapterInfo> owner =
+      context_.dispatcher.adapters().Info(request.adapter_id);
+  const Durability durability =
+      owner.ok() ? owner->durability : Durability::kMemory;
+  context_.PostIo([this, step, request, durability] {
     const absl::Time start = absl::Now();
     absl::StatusOr<LoadedCheckpoint> loaded = context_.files.Load(request);
     context_.probe.ObserveCheckpoint("load", loaded.ok(), absl::Now() - start);
     absl::StatusOr<std::string> image =
-        loaded.ok() ? KeepState(context_, loaded->state) : loaded.status();
+        loaded.ok() ? KeepState(context_, durability, loaded->state)
+                    : loaded.status();
     context_.dispatcher.Post(
         [this, step, request, image = std::move(image),
          loaded = std::move(loaded)](const absl::Status& open) mutable {

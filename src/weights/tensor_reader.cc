@@ -9,6 +9,7 @@
 #include <functional>
 #include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -25,19 +26,6 @@ namespace {
 // It is small enough for the buffer of a conversion or of a transfer to a
 // device.
 constexpr int64_t kBlockBytes = int64_t{4} << 20;
-
-std::optional<at::ScalarType> FloatingType(ScalarType type) {
-  switch (type) {
-    case ScalarType::kF32:
-      return at::kFloat;
-    case ScalarType::kF16:
-      return at::kHalf;
-    case ScalarType::kBf16:
-      return at::kBFloat16;
-    default:
-      return std::nullopt;
-  }
-}
 
 absl::Status ShapeError(absl::string_view name, const DiskTensor& source,
                         absl::string_view expected, at::IntArrayRef sizes) {
@@ -112,15 +100,51 @@ absl::Status ForEachBlock(
 
 // Returns the integer type of the same size, because NaN does not equal itself.
 at::ScalarType BitsType(const at::Tensor& tensor) {
-  return tensor.element_size() == 2 ? at::kShort : at::kInt;
+  switch (tensor.element_size()) {
+    case 1:
+      return at::kChar;
+    case 2:
+      return at::kShort;
+    default:
+      return at::kInt;
+  }
+}
+
+// Returns the shape of the slice that fills `destination`.
+std::vector<int64_t> SliceShape(const at::Tensor& destination,
+                                const RowFormat& format) {
+  std::vector<int64_t> shape = destination.sizes().vec();
+  if (format.store) shape.back() = format.columns;
+  return shape;
+}
+
+// Writes rows as they are in a file to rows of a destination.
+absl::Status Store(const at::Tensor& read, const RowFormat& format,
+                   const at::Tensor& rows) {
+  if (format.store) return format.store(read, rows);
+  rows.copy_(read);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::optional<at::ScalarType> FloatingType(ScalarType type) {
+  switch (type) {
+    case ScalarType::kF32:
+      return at::kFloat;
+    case ScalarType::kF16:
+      return at::kHalf;
+    case ScalarType::kBf16:
+      return at::kBFloat16;
+    default:
+      return std::nullopt;
+  }
 }
 
 absl::Span<std::byte> BytesOf(const at::Tensor& tensor) {
   return absl::MakeSpan(static_cast<std::byte*>(tensor.mutable_data_ptr()),
                         tensor.nbytes());
 }
-
-}  // namespace
 
 absl::Status ReadPlan::Add(std::string_view name,
                            const at::Tensor& destination) {
@@ -129,13 +153,14 @@ absl::Status ReadPlan::Add(std::string_view name,
   if (!std::ranges::equal(sizes, source.shape())) {
     return ShapeError({name.data(), name.size()}, source, "expected", sizes);
   }
-  return AddItem(name, source, {}, destination);
+  return AddItem(name, source, {}, destination, /*format=*/{});
 }
 
 absl::Status ReadPlan::AddSlice(std::string_view name, const SliceBegin& begin,
-                                const at::Tensor& destination) {
+                                const at::Tensor& destination,
+                                const RowFormat& format) {
   WEFT_ASSIGN_OR_RETURN(const DiskTensor source, checkpoint_.Find(name));
-  const auto sizes = destination.sizes();
+  const std::vector<int64_t> sizes = SliceShape(destination, format);
   const auto dims = source.shape().size();
   bool fits = !sizes.empty() && sizes.size() == std::min<size_t>(dims, 2) &&
               begin.row >= 0 && begin.row <= source.num_rows() - sizes[0];
@@ -150,12 +175,13 @@ absl::Status ReadPlan::AddSlice(std::string_view name, const SliceBegin& begin,
                                    ", column ", begin.column, " of shape"),
                       sizes);
   }
-  return AddItem(name, source, begin, destination);
+  return AddItem(name, source, begin, destination, format);
 }
 
 absl::Status ReadPlan::AddItem(std::string_view name, const DiskTensor& source,
                                const SliceBegin& begin,
-                               const at::Tensor& destination) {
+                               const at::Tensor& destination,
+                               const RowFormat& format) {
   const std::optional<at::ScalarType> dtype = FloatingType(source.dtype());
   if (!dtype.has_value()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -163,15 +189,17 @@ absl::Status ReadPlan::AddItem(std::string_view name, const DiskTensor& source,
         ScalarTypeName(source.dtype()), "; F32, F16 or BF16 is expected"));
   }
   if (destination.numel() == 0) return absl::OkStatus();
-  items_.push_back({source, *dtype, begin, AsMatrix(destination)});
+  Item item{source, *dtype, begin, AsMatrix(destination), format};
+  if (!format.store) item.format.columns = item.destination.size(1);
+  items_.push_back(std::move(item));
   return absl::OkStatus();
 }
 
 uint64_t ReadPlan::num_bytes() const {
   uint64_t bytes = 0;
   for (const Item& item : items_) {
-    bytes +=
-        static_cast<uint64_t>(item.destination.numel() * item.element_bytes());
+    bytes += static_cast<uint64_t>(item.destination.size(0) *
+                                   item.format.columns * item.element_bytes());
   }
   return bytes;
 }
@@ -181,20 +209,23 @@ absl::Status ReadPlan::Run(const std::function<void(int64_t)>& on_read) const {
   for (size_t i = 0; i < items_.size(); ++i) {
     const Item& item = items_[i];
     AddBlocks(i, item.destination.size(0),
-              item.destination.size(1) * item.element_bytes(), blocks);
+              item.format.columns * item.element_bytes(), blocks);
   }
   return ForEachBlock(blocks, [&](const RowBlock& block) -> absl::Status {
     const Item& item = items_[block.item];
     at::Tensor rows =
         item.destination.narrow(0, block.begin, block.end - block.begin);
-    const bool direct = rows.is_cpu() && rows.scalar_type() == item.dtype &&
+    const int64_t columns = item.format.columns;
+    const bool direct = !item.format.store && rows.is_cpu() &&
+                        rows.scalar_type() == item.dtype &&
                         rows.is_contiguous();
     const at::Tensor target =
         direct ? rows
-               : at::empty(rows.sizes(), at::TensorOptions().dtype(item.dtype));
+               : at::empty({rows.size(0), columns},
+                           at::TensorOptions().dtype(item.dtype));
     WEFT_RETURN_IF_ERROR(item.source.Read(
-        BlockOf(item.begin, block, rows.size(1), item.dtype), BytesOf(target)));
-    if (!direct) rows.copy_(target);
+        BlockOf(item.begin, block, columns, item.dtype), BytesOf(target)));
+    if (!direct) WEFT_RETURN_IF_ERROR(Store(target, item.format, rows));
     on_read(static_cast<int64_t>(target.nbytes()));
     return absl::OkStatus();
   });
@@ -202,30 +233,33 @@ absl::Status ReadPlan::Run(const std::function<void(int64_t)>& on_read) const {
 
 absl::StatusOr<bool> HasValues(const Checkpoint& checkpoint,
                                std::string_view name, const SliceBegin& begin,
-                               const at::Tensor& tensor) {
+                               const at::Tensor& tensor,
+                               const RowFormat& format) {
   ReadPlan plan(checkpoint);
   // Only checks that the slice can be read. The blocks below are read without
   // the plan.
-  WEFT_RETURN_IF_ERROR(plan.AddSlice(name, begin, tensor));
+  WEFT_RETURN_IF_ERROR(plan.AddSlice(name, begin, tensor, format));
   WEFT_ASSIGN_OR_RETURN(const DiskTensor source, checkpoint.Find(name));
   if (tensor.numel() == 0) return true;
   const at::ScalarType dtype = *FloatingType(source.dtype());
   const at::Tensor held = AsMatrix(tensor);
   std::vector<RowBlock> blocks;
-  const int64_t row_bytes =
-      held.size(1) * static_cast<int64_t>(c10::elementSize(dtype));
-  AddBlocks(0, held.size(0), row_bytes, blocks);
+  const int64_t columns = format.store ? format.columns : held.size(1);
+  AddBlocks(0, held.size(0),
+            columns * static_cast<int64_t>(c10::elementSize(dtype)), blocks);
   std::atomic<bool> same = true;
   const auto compare = [&](const RowBlock& block) -> absl::Status {
     if (!same) return absl::OkStatus();
     const at::Tensor rows =
         held.narrow(0, block.begin, block.end - block.begin).contiguous();
     const at::Tensor read =
-        at::empty(rows.sizes(), at::TensorOptions().dtype(dtype));
+        at::empty({rows.size(0), columns}, at::TensorOptions().dtype(dtype));
     WEFT_RETURN_IF_ERROR(
-        source.Read(BlockOf(begin, block, rows.size(1), dtype), BytesOf(read)));
+        source.Read(BlockOf(begin, block, columns, dtype), BytesOf(read)));
+    const at::Tensor expected = at::empty_like(rows);
+    WEFT_RETURN_IF_ERROR(Store(read, format, expected));
     const at::ScalarType bits = BitsType(rows);
-    if (!at::equal(read.to(rows.options()).view(bits), rows.view(bits))) {
+    if (!at::equal(expected.view(bits), rows.view(bits))) {
       same = false;
     }
     return absl::OkStatus();

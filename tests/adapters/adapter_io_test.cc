@@ -6,7 +6,9 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -112,6 +114,100 @@ class AdapterIoTest : public ::testing::Test {
   AdapterIo io_;
 };
 
+TEST_F(AdapterIoTest, AnUploadIsTheDownloadUnderAnotherName) {
+  for (const CheckpointKind kind :
+       {CheckpointKind::kTrain, CheckpointKind::kSampler}) {
+    const SaveCheckpointRequest save{.adapter_id = "a",
+                                     .name = CheckpointKindName(kind),
+                                     .kind = kind,
+                                     .metadata = {{"k", "v"}},
+                                     .ttl_seconds = 60};
+    ASSERT_THAT(io_.Save(save, CopyOf(Uneven())), IsOk());
+    const auto files = io_.Download("a", save.name);
+    ASSERT_THAT(files, IsOk());
+    EXPECT_EQ(files->size(), kind == CheckpointKind::kTrain ? 4u : 3u);
+    UploadCheckpointRequest upload{.adapter_id = "b",
+                                   .name = save.name,
+                                   .tenant = "other",
+                                   .files = *files};
+    const auto info = io_.Upload(upload);
+    ASSERT_THAT(info, IsOk());
+    EXPECT_EQ(info->config, Uneven());
+    EXPECT_EQ(info->tenant, "other");
+    EXPECT_EQ(info->last_step, 9);
+    EXPECT_EQ(info->metadata, save.metadata);
+    EXPECT_EQ(info->expires_at, absl::InfiniteFuture());
+    EXPECT_THAT(io_.Upload(upload),
+                IsStatus(absl::StatusCode::kAlreadyExists, ""));
+    upload.overwrite = true;
+    EXPECT_THAT(io_.Upload(upload), IsOk());
+    const auto loaded =
+        io_.Load({.source_adapter_id = "b",
+                  .name = save.name,
+                  .weights_only = kind == CheckpointKind::kSampler});
+    ASSERT_THAT(loaded, IsOk());
+    EXPECT_EQ(loaded->state.weights, StateOf(Uneven()).weights);
+    EXPECT_EQ(loaded->state.moment2.empty(), kind == CheckpointKind::kSampler);
+  }
+}
+
+TEST_F(AdapterIoTest, FilesThatAreNoCheckpointAreNotWritten) {
+  Save(Uneven());
+  const PeftFiles good = *io_.Download("a", "c");
+  // Changes one file, or removes it if the edit returns nothing.
+  const auto upload =
+      [&](const std::string& name,
+          const std::function<std::optional<std::string>(const std::string&)>&
+              edit) {
+        UploadCheckpointRequest request{.adapter_id = "b", .name = "c"};
+        for (const auto& [file, contents] : good) {
+          const auto changed =
+              file == name ? edit(contents) : std::optional(contents);
+          if (changed) request.files.emplace_back(file, *changed);
+        }
+        return io_.Upload(request).status();
+      };
+  const auto field = [](const char* key, const json& value) {
+    return [key, value](const std::string& text) -> std::optional<std::string> {
+      json state = json::parse(text);
+      state[key] = value;
+      return state.dump();
+    };
+  };
+  constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+  const std::string state = "trainer_state.json";
+  const auto gone = [](const std::string&) { return std::nullopt; };
+  const auto half = [](const std::string& text) {
+    return std::optional(text.substr(0, text.size() / 2));
+  };
+  EXPECT_THAT(upload(state, gone), IsStatus(kInvalid, state));
+  EXPECT_THAT(upload(state, half), IsStatus(kInvalid, state));
+  EXPECT_THAT(upload(state, field("kind", "other")), IsStatus(kInvalid, state));
+  EXPECT_THAT(upload(state, field("kind", "sampler")),
+              IsStatus(kInvalid, "has no file optimizer.safetensors"));
+  EXPECT_THAT(upload(state, field("last_step", uint64_t{1} << 63)),
+              IsStatus(kInvalid, state));
+  EXPECT_THAT(upload(state, field("base_fingerprint", "another")),
+              IsStatus(absl::StatusCode::kFailedPrecondition, "fingerprint"));
+  for (const char* const file :
+       {"adapter_config.json", "adapter_model.safetensors",
+        "optimizer.safetensors"}) {
+    EXPECT_THAT(upload(file, half), IsStatus(kInvalid, "")) << file;
+    EXPECT_THAT(upload(file, gone), IsStatus(kInvalid, "")) << file;
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "b"));
+}
+
+TEST_F(AdapterIoTest, WhatHasExpiredIsNotDownloaded) {
+  ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "c"}), IsOk());
+  ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "old", .ttl_seconds = 60}),
+              IsOk());
+  EditFields("old", [](json& fields) { fields["created_at"] = 1; });
+  EXPECT_THAT(io_.Download("a", "old"),
+              IsStatus(absl::StatusCode::kNotFound,
+                       "has expired; there are checkpoints 'c'"));
+}
+
 TEST_F(AdapterIoTest, BringsLayersOfAnotherShapeBack) {
   Save(Uneven());
   const auto loaded = io_.Load({.source_adapter_id = "a", .name = "c"});
@@ -139,7 +235,7 @@ TEST_F(AdapterIoTest, ANameThatIsNotThereNamesSomeThatAre) {
   EXPECT_THAT(io_.Describe({.source_adapter_id = "a", .name = "x"}),
               IsStatus(absl::StatusCode::kNotFound, "\"x\" does not exist"));
   Save(Uneven());
-  const char* const one = "\"x\" does not exist; there are 'c'";
+  const char* const one = "\"x\" does not exist; there are checkpoints 'c'";
   EXPECT_THAT(io_.Describe({.source_adapter_id = "a", .name = "x"}),
               IsStatus(absl::StatusCode::kNotFound, one));
   EXPECT_THAT(io_.Load({.source_adapter_id = "a", .name = "x"}),
@@ -318,8 +414,9 @@ TEST_F(AdapterIoTest, AnExpiredCheckpointIsNotThere) {
   EditFields("kept", kLongAgo);
   EXPECT_THAT(Names(), ::testing::ElementsAre("kept"));
   const LoadCheckpointRequest load{.source_adapter_id = "a", .name = "over"};
-  const auto gone = IsStatus(absl::StatusCode::kNotFound,
-                             "\"over\" has expired; there are 'kept'");
+  const auto gone =
+      IsStatus(absl::StatusCode::kNotFound,
+               "\"over\" has expired; there are checkpoints 'kept'");
   EXPECT_THAT(io_.Load(load), gone);
   EXPECT_THAT(io_.Describe(load), gone);
   // Its name is free.

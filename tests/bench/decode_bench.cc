@@ -1,11 +1,12 @@
 // Times Weft's decode loop by itself, without a server:
-//   decode_bench MODEL_DIR f32|bf16 BATCH PROMPT TOKENS THREADS cpu|cuda
+//   decode_bench MODEL_DIR f32|bf16|int8 BATCH PROMPT TOKENS THREADS cpu|cuda
 // BATCH sequences of PROMPT tokens draw TOKENS tokens each. Prints one JSON
 // line with the seconds of the fastest and of the median iteration, the tokens
 // per second of both, and the bytes that an iteration must read: weights once,
-// and keys and values of every sequence. It also has the rate of memory in the
-// same run. On a CPU it is the rate at which the same threads read plain
-// memory; on a device it is that of reading or copying.
+// and keys and values of every sequence; an expert only if a token chose it.
+// Weights are random if MODEL_DIR has only config.json. It also has the rate of
+// memory in the same run. On a CPU it is the rate at which the same threads
+// read plain memory; on a device it is that of reading or copying.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -16,7 +17,9 @@
 #include <exception>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -36,6 +39,7 @@ using weft::model::Decoder;
 struct Arguments {
   std::string model_dir;
   at::ScalarType dtype;
+  weft::model::MatrixFormat format;
   int64_t batch, prompt, tokens;
   at::Device device;
 };
@@ -107,16 +111,59 @@ void ReadMemory(const at::Tensor& memory, int64_t times,
   }
 }
 
-int64_t WeightBytes(const Decoder& decoder) {
+// Returns the bytes of the weights that every iteration reads, without those of
+// the experts.
+int64_t CommonWeightBytes(const Decoder& decoder) {
   const weft::model::DecoderWeights& w = decoder.weights();
-  int64_t bytes = static_cast<int64_t>(w.head_VH.nbytes());
+  int64_t bytes = 0;
+  const auto add = [&bytes](const at::Tensor& weight) {
+    if (weight.defined()) bytes += static_cast<int64_t>(weight.nbytes());
+  };
+  add(w.head_VH);
   for (const weft::model::LayerWeights& layer : w.layers) {
     for (const weft::lora::BaseLinear* linear :
          {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) {
-      bytes += static_cast<int64_t>(linear->weight_OI.nbytes());
+      add(linear->weight_OI);
     }
+    add(layer.experts.router_EH);
+    add(layer.experts.shared_gate_up_S2H);
+    add(layer.experts.shared_down_HS);
   }
   return bytes;
+}
+
+// Returns the bytes of one expert of one layer; 0 without experts.
+int64_t ExpertBytes(const Decoder& decoder) {
+  const weft::lora::ExpertShape& experts = decoder.config().moe.shape;
+  for (const weft::model::LayerWeights& layer : decoder.weights().layers) {
+    if (!layer.experts.gate_up_GH.defined()) continue;
+    return static_cast<int64_t>(layer.experts.gate_up_GH.nbytes() +
+                                layer.experts.down_DF.nbytes()) /
+           experts.count;
+  }
+  return 0;
+}
+
+// Returns the number of experts of all layers that an average iteration reads.
+// An iteration computes one token of every sequence. `routings` have the
+// experts of each sequence, as Sample::routing has them.
+double ExpertsPerIteration(const weft::lora::ExpertShape& experts,
+                           const std::vector<std::vector<uint16_t>>& routings,
+                           int64_t prompt) {
+  const int64_t width = experts.routing_width();
+  if (width == 0) return 0;
+  const auto length = static_cast<int64_t>(routings.at(0).size()) / width;
+  int64_t count = 0;
+  for (int64_t token = prompt; token < length; ++token) {
+    std::set<std::pair<int64_t, uint16_t>> distinct;
+    for (const std::vector<uint16_t>& routing : routings) {
+      for (int64_t i = 0; i < width; ++i) {
+        distinct.emplace(i / experts.per_token, routing.at(token * width + i));
+      }
+    }
+    count += static_cast<int64_t>(distinct.size());
+  }
+  return static_cast<double>(count) / static_cast<double>(length - prompt);
 }
 
 int64_t CacheBytesPerToken(const Decoder& decoder) {
@@ -125,9 +172,13 @@ int64_t CacheBytesPerToken(const Decoder& decoder) {
          static_cast<int64_t>(at::elementSize(decoder.dtype()));
 }
 
-// Returns the seconds of every iteration. An iteration draws one token for each
-// sequence.
-std::vector<double> Decode(const Decoder& decoder, const Arguments& arguments) {
+struct Decoded {
+  std::vector<double> seconds;  // One entry for each iteration.
+  double experts_per_iteration = 0;
+};
+
+// Decodes all sequences. An iteration draws one token for each of them.
+Decoded Decode(const Decoder& decoder, const Arguments& arguments) {
   const int64_t length = arguments.prompt + arguments.tokens;
   prometheus::Registry registry;
   weft::engine::EngineProbe probe(&registry);
@@ -145,6 +196,7 @@ std::vector<double> Decode(const Decoder& decoder, const Arguments& arguments) {
     requests[b].config = {.max_tokens = static_cast<int>(arguments.tokens),
                           .seed = static_cast<uint64_t>(b),
                           .stop = {.ignore_eos = true}};
+    requests[b].return_routing = decoder.config().moe.shape.count > 0;
     for (int64_t t = 0; t < arguments.prompt; ++t) {
       requests[b].prompt.push_back(
           static_cast<int32_t>((b * 131 + t * 7) % decoder.config().vocab));
@@ -154,38 +206,59 @@ std::vector<double> Decode(const Decoder& decoder, const Arguments& arguments) {
   }
   TORCH_CHECK(arguments.tokens > 1, "TOKENS must be at least 2");
   std::vector<double> seconds;
+  std::vector<std::vector<uint16_t>> routings;
   while (loop.active() > 0) {
     const auto start = std::chrono::steady_clock::now();
-    for (const weft::engine::SampleEvent& event : loop.Step()) {
-      TORCH_CHECK(event.result.ok(), event.result.status().ToString());
-    }
+    const std::vector<weft::engine::SampleEvent> events = loop.Step();
     seconds.push_back(SecondsSince(start));
+    for (const weft::engine::SampleEvent& event : events) {
+      TORCH_CHECK(event.result.ok(), event.result.status().ToString());
+      if (event.finished) {
+        routings.push_back(event.result->samples.at(0).routing);
+      }
+    }
   }
   TORCH_CHECK(static_cast<int64_t>(seconds.size()) == arguments.tokens,
               "a prefill and ", arguments.tokens - 1, " iterations, not ",
               seconds.size());
   seconds.erase(seconds.begin());  // Removes the prefill, which drew the first
                                    // token.
-  return seconds;
+  return {.seconds = std::move(seconds),
+          .experts_per_iteration = ExpertsPerIteration(
+              decoder.config().moe.shape, routings, arguments.prompt)};
+}
+
+weft::model::DecoderWeights LoadWeights(
+    const Arguments& arguments, const weft::model::ModelConfig& config) {
+  constexpr uint64_t kSeed = 1;
+  const auto checkpoint = weft::weights::Checkpoint::Open(arguments.model_dir);
+  if (absl::IsNotFound(checkpoint.status())) {
+    return weft::model::MakeDummyWeights(config, arguments.dtype,
+                                         arguments.device, kSeed,
+                                         /*shard=*/{}, arguments.format);
+  }
+  TORCH_CHECK(checkpoint.ok(), checkpoint.status().ToString());
+  return ValueOrDie(weft::model::LoadDecoderWeights(
+      **checkpoint, config, arguments.dtype, arguments.device, /*shard=*/{},
+      arguments.format));
 }
 
 void Run(const Arguments& arguments) {
   const at::InferenceMode no_autograd;
   weft::model::ModelConfig config =
       ValueOrDie(weft::model::ReadModelConfig(arguments.model_dir));
-  const auto checkpoint =
-      ValueOrDie(weft::weights::Checkpoint::Open(arguments.model_dir));
-  const Decoder decoder(
-      config,
-      ValueOrDie(weft::model::LoadDecoderWeights(
-          *checkpoint, config, arguments.dtype, arguments.device)),
-      arguments.prompt + arguments.tokens);
-  const int64_t weight_bytes = WeightBytes(decoder);
-  const at::Tensor memory = at::ones(
-      {weight_bytes / 8}, at::dtype(at::kLong).device(arguments.device));
+  const Decoder decoder(config, LoadWeights(arguments, config),
+                        arguments.prompt + arguments.tokens);
+  const int64_t common_bytes = CommonWeightBytes(decoder);
+  const int64_t expert_bytes = ExpertBytes(decoder);
+  const weft::lora::ExpertShape& experts = config.moe.shape;
+  const int64_t all_bytes =
+      common_bytes + expert_bytes * experts.count * experts.num_layers();
+  const at::Tensor memory =
+      at::ones({all_bytes / 8}, at::dtype(at::kLong).device(arguments.device));
   std::vector<double> rates;
   ReadMemory(memory, arguments.tokens, &rates);
-  const std::vector<double> seconds = Decode(decoder, arguments);
+  const auto [seconds, experts_per_iteration] = Decode(decoder, arguments);
   ReadMemory(memory, arguments.tokens, &rates);
   const double read_rate = Middle(rates);
   const double best = *std::min_element(seconds.begin(), seconds.end());
@@ -193,7 +266,8 @@ void Run(const Arguments& arguments) {
   const auto batch = static_cast<double>(arguments.batch);
   // Counts the cache of the average iteration.
   const double bytes =
-      static_cast<double>(weight_bytes) +
+      static_cast<double>(common_bytes) +
+      experts_per_iteration * static_cast<double>(expert_bytes) +
       batch * static_cast<double>(arguments.prompt + arguments.tokens / 2) *
           static_cast<double>(CacheBytesPerToken(decoder));
   std::cout << nlohmann::json{{"batch", arguments.batch},
@@ -202,6 +276,7 @@ void Run(const Arguments& arguments) {
                               {"tokens_per_second", batch / best},
                               {"middle_tokens_per_second", batch / middle},
                               {"bytes_per_iteration", bytes},
+                              {"experts_per_iteration", experts_per_iteration},
                               {"read_bytes_per_second", read_rate},
                               {"fraction_of_read_rate",
                                bytes / middle / read_rate},
@@ -214,16 +289,21 @@ void Run(const Arguments& arguments) {
 int main(int argc, char** argv) {
   const std::string dtype = argc == 8 ? argv[2] : "";
   const std::string device = argc == 8 ? argv[7] : "";
-  if ((dtype != "f32" && dtype != "bf16") ||
+  const bool is_int8 = dtype == "int8";
+  if ((dtype != "f32" && dtype != "bf16" && !is_int8) ||
       (device != "cpu" && device != "cuda")) {
-    std::cerr << "usage: decode_bench MODEL_DIR f32|bf16 BATCH PROMPT TOKENS "
-                 "THREADS cpu|cuda\n";
+    std::cerr << "usage: decode_bench MODEL_DIR f32|bf16|int8 BATCH PROMPT "
+                 "TOKENS THREADS cpu|cuda\n";
     return 2;
   }
   at::set_num_threads(std::atoi(argv[6]));
   try {
     Run({.model_dir = argv[1],
-         .dtype = dtype == "bf16" ? at::kBFloat16 : at::kFloat,
+         .dtype = dtype == "bf16" || (is_int8 && device == "cuda")
+                      ? at::kBFloat16
+                      : at::kFloat,
+         .format = is_int8 ? weft::model::MatrixFormat::kInt8
+                           : weft::model::MatrixFormat::kDtype,
          .batch = std::atoll(argv[3]),
          .prompt = std::atoll(argv[4]),
          .tokens = std::atoll(argv[5]),

@@ -1,5 +1,5 @@
 // Times ForwardBackward of Weft's engine in this process, without a server:
-//   engine_bench MODEL_DIR TOKENS_FILE SEQUENCES RANK REPS THREADS
+//   engine_bench MODEL_DIR TOKENS_FILE SEQUENCES RANK REPS THREADS f32|bf16
 // TOKENS_FILE has SEQUENCES rows of int32 tokens, of equal length. Each token
 // predicts the next one. Prints one JSON line with the loss of the first step
 // and the seconds of REPS further ones.
@@ -68,18 +68,19 @@ void CreateAdapter(Engine& engine, int rank) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 7) {
-    Fail("usage: MODEL_DIR TOKENS_FILE SEQUENCES RANK REPS THREADS");
+  if (argc != 8) {
+    Fail("usage: MODEL_DIR TOKENS_FILE SEQUENCES RANK REPS THREADS f32|bf16");
   }
+  const bool is_bf16 = std::string(argv[7]) == "bf16";
   const std::vector<weft::Datum> data = ReadData(argv[2], std::atoll(argv[3]));
   prometheus::Registry registry;
-  const auto engine = ValueOrDie(
-      weft::StartEngine({.model_dir = argv[1],
-                         .checkpoint_dir = std::string(argv[2]) + ".d",
-                         .device = weft::Device::kCpu,
-                         .dtype = weft::Dtype::kF32,
-                         .num_threads = std::atoi(argv[6])},
-                        weft::World(), &registry));
+  const auto engine = ValueOrDie(weft::StartEngine(
+      {.model_dir = argv[1],
+       .checkpoint_dir = std::string(argv[2]) + ".d",
+       .device = weft::Device::kCpu,
+       .dtype = is_bf16 ? weft::Dtype::kBf16 : weft::Dtype::kF32,
+       .num_threads = std::atoi(argv[6])},
+      weft::World(), &registry));
   CreateAdapter(*engine, std::atoi(argv[4]));
   const double loss = Step(*engine, data);
   std::vector<double> seconds;

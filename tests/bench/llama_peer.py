@@ -1,7 +1,7 @@
 """Runs one process of llama.cpp, one sequence at a time, and prints one JSON line.
 sample.py starts it and sets allocator and threads. It needs the package
-llama-cpp-python and the demo model, whose GGUF file it writes again with plain f32
-or bf16 matrices."""
+llama-cpp-python and the demo model, whose GGUF file it writes again with matrices
+in f32, bf16 or 8 bits (Q8_0)."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ import prepare_demo_model
 DTYPES = {
     "f32": gguf.GGMLQuantizationType.F32,
     "bf16": gguf.GGMLQuantizationType.BF16,
+    "int8": gguf.GGMLQuantizationType.Q8_0,
 }
 ADDED_BY_WRITER = ("GGUF.version", "GGUF.tensor_count", "GGUF.kv_count")
 

@@ -46,21 +46,30 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--experts", help="implementation of experts")
     parser.add_argument("--checkpoint", action="store_true", help="all layers")
     parser.add_argument("--chunk", type=int, default=0, help="rows of logits; 0: all")
+    parser.add_argument(
+        "--autocast", action="store_true", help="bf16 weights, f32 adapters, autocast"
+    )
     return parser.parse_args()
 
 
 def _load(options: argparse.Namespace) -> Any:
     model = peft.PeftModel.from_pretrained(
-        torch_peer.load_base(options, experts_implementation=options.experts),
+        torch_peer.load_base(
+            options, experts_implementation=options.experts, **_base_dtype(options)
+        ),
         options.work / "adapter",
         is_trainable=True,
-        autocast_adapter_dtype=False,
+        autocast_adapter_dtype=options.autocast,
     )
-    experts.keep_halves_apart(dict(model.named_parameters()))
+    experts.keep_halves_apart(dict(model.named_parameters()), model.config)
     if options.checkpoint:
         model.enable_input_require_grads()
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model.train()
+
+
+def _base_dtype(options: argparse.Namespace) -> dict[str, Any]:
+    return {"dtype": torch.bfloat16} if options.autocast else {}
 
 
 def _step(model: Any, tokens: torch.Tensor, options: argparse.Namespace) -> float:
@@ -71,7 +80,8 @@ def _step(model: Any, tokens: torch.Tensor, options: argparse.Namespace) -> floa
     total = 0.0
     for rows in tokens.split(options.slice or len(tokens)):
         # Only rows that predict a token to learn reach the head.
-        loss = loss_of(model, rows, max(options.prompt - 1, 0), options.chunk)
+        with torch.autocast("cpu", torch.bfloat16, enabled=options.autocast):
+            loss = loss_of(model, rows, max(options.prompt - 1, 0), options.chunk)
         loss.backward()
         total += float(loss.detach())
     return total

@@ -133,10 +133,11 @@ def bounds(dtype: str) -> dict[str, float]:
 
 def equal_steps(options: argparse.Namespace) -> Callable[[Run, Run], None]:
     """Checks for take_turns that loss and gradient norm are the same. Ends the
-    bench if not."""
+    bench if not. A run names its "dtype" if it is not the usual one."""
 
     def check(run: Run, reference: Run) -> None:
-        for name, bound in bounds(DTYPES[options.device]).items():
+        dtype = run.get("dtype", DTYPES[options.device])
+        for name, bound in bounds(dtype).items():
             expect_close(name, run[name], reference[name], bound)
 
     return check

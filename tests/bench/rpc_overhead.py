@@ -130,7 +130,7 @@ def _steps(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     path = work / "tokens.i32"
     tokens.astype(np.int32).tofile(path)
     sizes = (options.sequences, RANK, options.reps, options.threads)
-    command = [ENGINE_BENCH, options.model, path, *map(str, sizes)]
+    command = [ENGINE_BENCH, options.model, path, *map(str, sizes), "f32"]
     runs: report.Runs = {"daemon": [], "engine": []}
     for _ in range(options.rounds):
         runs["engine"].append(run_program(command, options.threads))

@@ -23,6 +23,7 @@ from sample_client import Points, decoding_seconds
 PEER_TARGETS = {1: 2.5, 8: 2.5, 32: 2.0}
 LIMIT_TARGETS = {"cpu": 0.8, "cuda": 0.75}
 MIXED_TARGET = 0.85
+INT8_TARGET = 1.7
 GROUP_TARGET = 4.0
 BF16_BYTES = 2
 
@@ -84,6 +85,9 @@ def ratios(
         name = f"speed weft/llama.cpp, batch 1, {other.split()[1]}"
         speed = best[other]["seconds"]["1"] / own
         result[name] = report.ratio(speed, at_least=1)
+    if "weft int8" in best:
+        speed = best["weft bf16"]["seconds"]["1"] / best["weft int8"]["seconds"]["1"]
+        result["speed int8/bf16, batch 1"] = report.ratio(speed, at_least=INT8_TARGET)
     result["speed mixed/one adapter"] = report.ratio(
         ours["one adapter"] / ours["mixed adapters"], at_least=MIXED_TARGET
     )

@@ -34,6 +34,7 @@ import multi_adapter
 import processes
 import report
 import sample
+import shapes
 
 QUICK = ["--threads", "1", "--rounds", "1", "--reps", "1"]
 RUN_PROGRAM = processes.run_program
@@ -95,6 +96,9 @@ def test_train_step(capsys: Any) -> None:
     result = compared("train_step", capsys, *SHAPE, *size)
     assert result["ratio"].keys() == {"speed weft/naive", "model FLOPs/GEMM rate"}
     assert (result["config"]["rank"], result["config"]["device"]) == (8, "cpu")
+    beside = compared("train_step", capsys, *SHAPE, *size, "--cpu-bf16")
+    assert beside["ours"].keys() == {"weft", "weft bf16"}
+    assert beside["peer"].keys() == {"naive", "naive bf16"}
 
 
 def test_moe(capsys: Any) -> None:
@@ -213,7 +217,7 @@ def test_sample(capsys: Any, tmp_path: Path) -> None:
     group = ("--group-prompt", "24", "--group-tokens", "4")
     result = quick("sample", capsys, *SHAPE, *sizes, *group, *plot)
     assert png.read_bytes().startswith(b"\x89PNG")
-    assert result["ours"].keys() == {"weft f32", "weft bf16"}
+    assert result["ours"].keys() == {"weft f32", "weft bf16", "weft int8"}
     assert result["peer"].keys() == {"transformers"}
     assert all(entry["value"] > 0 for entry in result["ratio"].values())
 
@@ -364,6 +368,23 @@ def test_decode_counts_the_bytes_of_an_iteration(
     # sides.
     wanted = flops.decode_bytes(inputs.config(Path(tiny[1])), 3, 7, width, 4)
     assert result["bytes_per_iteration"] == wanted
+
+
+def test_decode_counts_the_experts_that_tokens_chose(tmp_path: Path) -> None:
+    program = daemon.BUILD_DIR / "tests" / "bench" / "decode_bench"
+    config = shapes.SHAPES["tiny-moe"]
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    chosen = config["num_hidden_layers"] * config["num_experts_per_tok"]
+    one, three = (
+        RUN_PROGRAM([program, str(tmp_path), "f32", batch, "4", "6", "1", "cpu"], 1)
+        for batch in "13"
+    )
+    assert one["experts_per_iteration"] == chosen
+    assert chosen < three["experts_per_iteration"] <= 3 * chosen
+    routers = 4 * config["num_hidden_layers"] * config["hidden_size"]
+    routers *= config["num_experts"]
+    wanted = flops.decode_bytes(config, 1, 7, 4, 4) + routers
+    assert one["bytes_per_iteration"] == wanted
 
 
 def test_flops_of_one_layer_counted_by_hand() -> None:

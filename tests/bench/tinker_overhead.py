@@ -9,7 +9,6 @@ import argparse
 import http.client
 import importlib
 import json
-import socket
 import statistics
 import subprocess
 import sys
@@ -66,8 +65,7 @@ def main(arguments: list[str]) -> int:
 def _round(
     options: argparse.Namespace, work: Path, rows: np.ndarray
 ) -> dict[str, report.Run]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    address = f"127.0.0.1:{daemon.free_port()}"
     flags = ("--tinker-listen", address, "--model-name", MODEL)
     with running(options, work, *flags) as (_, client):
         adapter = client.create_adapter("bench", rank=RANK)

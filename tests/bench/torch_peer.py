@@ -31,12 +31,13 @@ def load_base(options: argparse.Namespace, **extra: Any) -> Any:
     further arguments of from_pretrained."""
     import transformers
 
+    arguments = {
+        "dtype": dtype_on(options.device),
+        "attn_implementation": "sdpa",
+        "device_map": options.device,
+    }
     return transformers.AutoModelForCausalLM.from_pretrained(
-        options.model,
-        dtype=dtype_on(options.device),
-        attn_implementation="sdpa",
-        device_map=options.device,
-        **extra,
+        options.model, **(arguments | extra)
     )
 
 

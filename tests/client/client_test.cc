@@ -204,7 +204,7 @@ TEST_F(ClientTest, WithdrawsTheStepsBehindARefusal) {
 
 TEST_F(ClientTest, EndsAtTheDeadline) {
   ClientOptions options = FastOptions();
-  options.timeout = absl::Milliseconds(100);
+  options.timeout = absl::Seconds(1);
   const auto client = Client::Connect(options).value();
   const auto adapter = client->CreateAdapter("a");
   ASSERT_TRUE(adapter.ok());

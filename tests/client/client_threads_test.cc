@@ -29,7 +29,7 @@ TEST(StepCounterThreadsTest, EveryNumberIsGivenOutOnce) {
     threads.emplace_back([&] {
       start.arrive_and_wait();
       for (int round = 0; round < kNumbersPerThread; ++round) {
-        const uint64_t number = *counter.Take();
+        const uint64_t number = counter.Take()->step;
         counter.SetCancel(number, [] {});
         // Lets another thread run before this one takes the lock again.
         std::this_thread::yield();

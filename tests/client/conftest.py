@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import generate  # noqa: E402
 
 generate.ensure_stubs()
 
-from fake_weftd import FakeWeftd  # noqa: E402
+from fake_weftd import START_SECONDS, FakeWeftd  # noqa: E402
 from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 
 import weft  # noqa: E402
@@ -106,6 +107,13 @@ def play(tmp_path: Path) -> list[str]:
     path.write_text("\n".join(lines))
     (tmp_path / "score.py").write_text(REWARD)
     return ["--data", str(path), "--reward", str(tmp_path / "score.py")]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    limit = time.monotonic() + START_SECONDS
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
 
 
 def log(tmp_path: Path) -> list[dict[str, float]]:

@@ -225,7 +225,7 @@ def test_a_negative_hint_forbids_repetition(
 
 
 def test_hint_longer_than_the_deadline_is_reported(server: FakeWeftd) -> None:
-    with weft.Client(server.target, timeout=1.0) as client:
+    with weft.Client(server.target, timeout=10.0) as client:
         server.retry_hint(60_000)
         server.refuse("CreateAdapter", Code.RESOURCE_EXHAUSTED, "full")
         with pytest.raises(weft.ResourceExhausted) as caught:
@@ -449,6 +449,43 @@ def test_a_checkpoint_has_properties(client: weft.Client) -> None:
     assert saved.last_step == 1  # The refused saves have used no number.
 
 
+def test_a_load_by_another_client_fences_this_one(
+    sent: list[Any], client: weft.Client
+) -> None:
+    mine = client.create_adapter("a", rank=2)
+    mine.forward_backward(DATA)
+    mine.save("c")
+    theirs = client.adapter("a")
+    theirs.load("c")
+    with pytest.raises(weft.FailedPrecondition, match="epoch") as fenced:
+        mine.optim_step()
+    assert fenced.value.reason == "STALE_EPOCH"
+    with pytest.raises(weft.FailedPrecondition, match="resync"):
+        mine.submit.optim_step()
+    assert theirs.optim_step().step == 3
+    mine.resync()
+    assert mine.optim_step().step == 4
+    epochs = {m.epoch for m in sent if hasattr(m, "epoch") and m.epoch}
+    assert len(epochs) == 2
+
+
+def test_checkpoints_travel_as_folders(client: weft.Client, tmp_path: Path) -> None:
+    client.create_adapter("a", rank=2).save("c")
+    client.download_checkpoint("a", "c", tmp_path / "c")
+    assert (tmp_path / "c" / "trainer_state.json").read_bytes() == b"c"
+    uploaded = client.upload_checkpoint("b", "d", tmp_path / "c")
+    assert (uploaded.adapter_id, uploaded.name) == ("b", "d")
+    with pytest.raises(weft.AlreadyExists):
+        client.upload_checkpoint("b", "d", tmp_path / "c")
+    client.upload_checkpoint("b", "d", tmp_path / "c", overwrite=True)
+    (tmp_path / "c" / "trainer_state.json").unlink()
+    with pytest.raises(weft.InvalidArgument, match=r"no trainer_state\.json"):
+        client.upload_checkpoint("b", "e", tmp_path / "c")
+    with pytest.raises(weft.NotFound):
+        client.download_checkpoint("a", "none", tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
 def test_checkpoints_and_snapshots(client: weft.Client) -> None:
     adapter = client.create_adapter("a")
     adapter.optim_step()
@@ -546,9 +583,10 @@ def test_codes_become_classes(
     assert type(caught.value) is error
 
 
-def test_deadline_bounds_a_gap(server: FakeWeftd) -> None:
-    with weft.Client(server.target, timeout=0.3) as client:
-        adapter = client.create_adapter("a")
+def test_deadline_bounds_a_gap(server: FakeWeftd, client: weft.Client) -> None:
+    client.create_adapter("a")
+    with weft.Client(server.target, timeout=1.0) as hasty:
+        adapter = hasty.adapter("a")
         adapter._core.counter.reset(7)
         with pytest.raises(weft.DeadlineExceeded):
             adapter.optim_step()

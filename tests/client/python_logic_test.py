@@ -9,12 +9,13 @@ import pytest
 
 import weft
 from weft._proto import adapters_pb2, sampling_pb2
+from weft.channel import Security
 from weft.errors import make_error, retry_hint
 from weft.operations import Sleep
 from weft.retry import next_delay
 from weft.routing import adapter_metadata
 from weft.steps import Outcome, StepCounter
-from weft.threads import _Run
+from weft.threads import ThreadDriver, _Run
 
 POLICY = weft.RetryPolicy(max_attempts=4, initial_delay=1, max_delay=3, jitter=0)
 
@@ -105,12 +106,14 @@ def test_a_cancelled_pause_ends_the_operation_at_once_and_for_good() -> None:
         finally:
             ended.set()
 
-    run: _Run[None] = _Run(None, operation())  # type: ignore[arg-type]
+    driver = ThreadDriver("127.0.0.1:1", Security())
+    run: _Run[None] = _Run(driver, operation())
     run.resume()
     run.cancel()
     with pytest.raises(weft.Cancelled):
         run.future.result(timeout=5)
     assert ended.is_set()
+    driver.close()
 
 
 @pytest.mark.parametrize("adapter_id", ["", "ä", "a b", "a\n", "a\x7f"])
@@ -125,3 +128,29 @@ def test_metadata_names_the_adapter_of_a_streams_request() -> None:
         request=sampling_pb2.SampleRequest(adapter_id="a-1")
     )
     assert adapter_metadata(request) == (("weft-adapter-id", "a-1"),)
+
+
+def test_a_step_has_the_epoch_of_its_number() -> None:
+    counter = StepCounter("a", 0, epoch=7)
+    slot = counter.take()
+    assert (slot.number, slot.epoch) == (1, 7)
+    counter.finish(slot, Outcome.STALE, "ended")
+    with pytest.raises(weft.FailedPrecondition, match="resync"):
+        counter.take()
+    counter.reset(3, 9)
+    slot = counter.take()
+    assert (slot.number, slot.epoch) == (4, 9)
+
+
+def test_a_refresh_does_not_change_the_epoch_by_itself() -> None:
+    counter = StepCounter("a", 0, epoch=7)
+    counter.finish(counter.take(), Outcome.UNKNOWN, "a deadline")
+    assert counter.needs_refresh()
+    counter.refresh(1, 7)
+    assert counter.take().number == 2
+    with pytest.raises(weft.FailedPrecondition, match="another state loaded"):
+        counter.refresh(5, 8)
+    with pytest.raises(weft.FailedPrecondition, match="another state loaded"):
+        counter.needs_refresh()
+    counter.reset(5, 8)
+    assert counter.take().epoch == 8

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
-from conftest import FAST
+from conftest import FAST, wait_until
 from fake_weftd import FakeWeftd
 
 import weft
@@ -44,6 +44,10 @@ def test_a_closed_client_says_so_and_gives_out_no_number(
     assert adapter.next_step == 1 and not client.healthy()
 
 
+def steps_arrived(server: FakeWeftd) -> int:
+    return [rpc for rpc, _ in server.arrived()].count("OptimStep")
+
+
 def test_the_end_of_a_client_ends_what_is_in_flight_and_what_pauses(
     server: FakeWeftd,
 ) -> None:
@@ -51,10 +55,11 @@ def test_the_end_of_a_client_ends_what_is_in_flight_and_what_pauses(
     adapter, other = client.create_adapter("a"), client.create_adapter("b")
     server.hold()
     held = adapter.submit.optim_step()
-    server.retry_hint(100)
+    wait_until(lambda: steps_arrived(server) == 1)
+    server.retry_hint(20_000)
     server.refuse("OptimStep", grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
     refused = other.submit.optim_step()
-    time.sleep(0.05)
+    wait_until(lambda: bool(client._driver.pausing))
     client.close()
     with pytest.raises(weft.Cancelled):
         held.result(5)
@@ -66,12 +71,23 @@ def test_the_end_of_an_asyncio_client_is_a_weft_error(server: FakeWeftd) -> None
     async def body() -> None:
         client = weft.AsyncClient(server.target, retry=FAST)
         adapter = await client.create_adapter("a")
+        other = await client.create_adapter("b")
         server.hold()
         held = adapter.submit.optim_step()
-        await asyncio.sleep(0.05)
+        while steps_arrived(server) < 1:
+            await asyncio.sleep(0.01)
+        server.retry_hint(20_000)
+        server.refuse("OptimStep", grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+        refused = other.submit.optim_step()
+        while steps_arrived(server) < 2:
+            await asyncio.sleep(0.01)
+        # Long enough for the refusal, and much less than the pause.
+        await asyncio.sleep(0.5)
         await client.close()
         with pytest.raises(weft.Cancelled):
             await held
+        with pytest.raises(weft.FailedPrecondition, match=CLOSED):
+            await asyncio.wait_for(refused, 5)
         with pytest.raises(weft.FailedPrecondition, match=CLOSED):
             await client.info()
         with pytest.raises(weft.FailedPrecondition):

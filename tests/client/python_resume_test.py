@@ -6,19 +6,20 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
+from types import FrameType
 from typing import Any
 
 import pytest
-from conftest import log
+from conftest import log, wait_until
 from fake_weftd import FakeWeftd
 
 import weft
 from weft.__main__ import main
 from weft.recipes import Watch, adapters
+from weft.recipes.interrupt import Interrupt
 
 Run = Callable[..., int]
 
@@ -119,15 +120,23 @@ def test_an_adapter_that_was_made_but_not_loaded_is_loaded(
 @pytest.fixture
 def press(monkeypatch: pytest.MonkeyPatch, server: FakeWeftd) -> Callable[[int], None]:
     """Presses Ctrl-C so many times while the first step is waited for."""
-    update = adapters.update
+    update, on_signal = adapters.update, Interrupt._on_signal
+    seen: list[int] = []
+
+    def note(interrupt: Interrupt, number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        on_signal(interrupt, number, frame)
+
+    monkeypatch.setattr(Interrupt, "_on_signal", note)
 
     def press(times: int) -> None:
         def press_keys() -> None:
-            while server.arrived()[-1][0] != "OptimStep":
-                time.sleep(0.01)
+            wait_until(lambda: server.arrived()[-1][0] == "OptimStep")
             for _ in range(times):
+                seen.clear()
                 os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(0.1)
+                # The system may make one signal of two that come at once.
+                wait_until(lambda: bool(seen))
             server.release()
 
         def waiting(*args: Any) -> adapters.Update:

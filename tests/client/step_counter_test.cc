@@ -9,19 +9,19 @@ const absl::Status kBad = absl::InvalidArgumentError("bad");
 
 TEST(StepCounterTest, TakesRefusedNumbersBackInAnyOrder) {
   StepCounter counter(4);
-  const uint64_t first = *counter.Take();
-  const uint64_t second = *counter.Take();
+  const uint64_t first = counter.Take()->step;
+  const uint64_t second = counter.Take()->step;
   EXPECT_EQ(second, 6);
   EXPECT_EQ(counter.Finish(second, StepOutcome::kRefused, kBad), kBad);
   EXPECT_EQ(counter.Finish(first, StepOutcome::kRefused, kBad), kBad);
-  EXPECT_EQ(*counter.Take(), 5);
+  EXPECT_EQ(counter.Take()->step, 5);
 }
 
 TEST(StepCounterTest, CancelsWhatComesAfterARefusal) {
   StepCounter counter(0);
-  const uint64_t first = *counter.Take();
-  const uint64_t refused = *counter.Take();
-  const uint64_t later = *counter.Take();
+  const uint64_t first = counter.Take()->step;
+  const uint64_t refused = counter.Take()->step;
+  const uint64_t later = counter.Take()->step;
   int num_cancelled = 0;
   counter.SetCancel(first, [&] { num_cancelled += 100; });
   counter.SetCancel(later, [&] { ++num_cancelled; });
@@ -33,16 +33,33 @@ TEST(StepCounterTest, CancelsWhatComesAfterARefusal) {
   EXPECT_TRUE(counter.Finish(first, StepOutcome::kDone, absl::OkStatus()).ok());
   EXPECT_TRUE(counter.CheckIdle().ok());
   counter.Reset(1);
-  EXPECT_EQ(*counter.Take(), 2);
+  EXPECT_EQ(counter.Take()->step, 2);
 }
 
 TEST(StepCounterTest, GivesNoNumberAfterAnUnknownEnd) {
   StepCounter counter(0);
   const absl::Status lost = absl::UnavailableError("gone");
-  EXPECT_EQ(counter.Finish(*counter.Take(), StepOutcome::kUnknown, lost), lost);
+  EXPECT_EQ(counter.Finish(counter.Take()->step, StepOutcome::kUnknown, lost),
+            lost);
   EXPECT_TRUE(absl::IsFailedPrecondition(counter.Take().status()));
   counter.Reset(1);
   EXPECT_EQ(counter.next_step(), 2);
+}
+
+TEST(StepCounterTest, AStepHasTheEpochOfItsNumber) {
+  StepCounter counter(0, 7);
+  const StepNumber first = *counter.Take();
+  EXPECT_EQ(first.epoch, 7);
+  absl::Status stale = absl::FailedPreconditionError("ended");
+  stale.SetPayload(kStaleEpochPayload, {});
+  // The number stays free in the epoch that the counter has.
+  EXPECT_EQ(counter.Finish(first.step, OutcomeOfTrainingStep(stale), stale),
+            stale);
+  EXPECT_EQ(counter.Take()->epoch, 7);
+  counter.Reset(3, 9);
+  const StepNumber next = *counter.Take();
+  EXPECT_EQ(next.step, 4);
+  EXPECT_EQ(next.epoch, 9);
 }
 
 TEST(StepCounterTest, IsNotIdleWithStepsInFlight) {

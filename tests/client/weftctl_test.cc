@@ -62,9 +62,9 @@ TEST_F(WeftctlTest, HealthIsTheExitCode) {
   EXPECT_EQ(Run({"health"}), 0);
   EXPECT_EQ(out_.str(), "SERVING\n");
   server_.StartDraining();
-  EXPECT_EQ(Run({"health", "-o", "json", "--timeout=2s"}), 1);
+  EXPECT_EQ(Run({"health", "-o", "json", "--timeout=20s"}), 1);
   EXPECT_EQ(Json()["status"], "NOT_SERVING");
-  EXPECT_EQ(Run({"health", "--service", "liveness", "--timeout=2s"}), 0);
+  EXPECT_EQ(Run({"health", "--service", "liveness", "--timeout=20s"}), 0);
   EXPECT_EQ(Run({"health", "--server", "127.0.0.1:1", "--timeout=2s"}), 1);
   EXPECT_THAT(err_.str(), HasSubstr("UNAVAILABLE"));
 }
@@ -228,6 +228,14 @@ TEST_F(WeftctlTest, ManagesCheckpointsAndSnapshots) {
   EXPECT_EQ(Run({"checkpoints", "list", "a"}), 0);
   EXPECT_EQ(Run({"checkpoints", "load", "b", "one", "--source", "a"}), 0);
   EXPECT_EQ(out_.str(), "b is at step 2\n");
+  const std::string folder = ::testing::TempDir() + "/weftctl_checkpoint";
+  EXPECT_EQ(Run({"checkpoints", "download", "a", "one", folder}), 0);
+  EXPECT_EQ(Run({"checkpoints", "download", "a", "none", folder}), 1);
+  EXPECT_EQ(Run({"checkpoints", "upload", "c", "two", folder}), 0);
+  EXPECT_THAT(out_.str(), HasSubstr("two"));
+  EXPECT_EQ(Run({"checkpoints", "upload", "c", "two", folder}), 1);
+  EXPECT_EQ(Run({"checkpoints", "upload", "c", "two", folder, "--overwrite"}),
+            0);
   EXPECT_EQ(Run({"checkpoints", "delete", "a", "one"}), 0);
   EXPECT_EQ(Run({"checkpoints", "delete", "a", "one"}), 1);
   EXPECT_EQ(Run({"snapshot", "publish", "a", "best"}), 0);

@@ -8,7 +8,6 @@ differ from the shipped configuration.
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
 import sys
 import time
@@ -21,12 +20,15 @@ import pytest
 import yaml
 from deploy_files import K8S, ROOT, built, by_name, run, tool, weftctl
 
-sys.path[:0] = [str(ROOT / "tests" / "client"), str(ROOT / "client" / "python")]
+sys.path[:0] = [
+    str(ROOT / folder) for folder in ("tests/client", "tests/oracle", "client/python")
+]
 
 import generate  # noqa: E402
 
 generate.ensure_stubs()
 
+from daemon import free_port  # noqa: E402
 from fake_weftd import FakeWeftd  # noqa: E402
 
 import weft  # noqa: E402
@@ -35,12 +37,6 @@ CONFIG = K8S / "components" / "replicas" / "envoy.yaml"
 REPLICAS = ("weftd-0", "weftd-1")
 START_SECONDS = 20.0
 ADAPTERS = [f"adapter-{number}" for number in range(12)]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def endpoints(config: dict[str, Any]) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ data."""
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -48,9 +47,7 @@ class Prometheus:
         ]
         config["scrape_configs"][0]["static_configs"] = [{"targets": [target]}]
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.address = f"127.0.0.1:{daemon_module.free_port()}"
         with (folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
                 [

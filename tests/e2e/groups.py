@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +17,35 @@ from parallel import SIZES, need_devices
 
 TENSOR_2 = SIZES["tensor 2"]
 TENSOR_2_DATA_2 = SIZES["tensor 2, data 2"]
-STOP_SECONDS = 20.0
+STOP_SECONDS = 60.0
+
+
+# What reading /proc raises if a thread or process has ended.
+GONE = (FileNotFoundError, ProcessLookupError)
 
 
 def children(pid: int) -> list[int]:
     """Returns the processes whose parent is `pid`, in the order of their start."""
-    tasks = Path(f"/proc/{pid}/task")
-    found = {
-        int(child)
-        for task in tasks.iterdir()
-        for child in (task / "children").read_text("ascii").split()
-    }
+    found: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(*GONE):  # The thread has ended after it was listed.
+            found.update(map(int, (task / "children").read_text("ascii").split()))
     return sorted(found)
 
 
 def gone(pid: int) -> bool:
     try:
         status = Path(f"/proc/{pid}/status").read_text("ascii")
-    except FileNotFoundError:
+    except GONE:
         return True
     return "State:\tZ" in status
+
+
+def waits_for_signals(pid: int) -> bool:
+    """Returns whether the process keeps SIGTERM back, to answer it in its own way."""
+    status = Path(f"/proc/{pid}/status").read_text("ascii")
+    blocked = int(status.split("SigBlk:")[1].split()[0], 16)
+    return bool(blocked >> (signal.SIGTERM - 1) & 1)
 
 
 def wait_until(holds: Callable[[], bool], what: str) -> None:

@@ -74,7 +74,7 @@ def test_the_daemon_deletes_what_has_expired(daemon: Daemon) -> None:
         saved = adapter.save("brief", ttl_seconds=1)
         assert saved.expires_at == pytest.approx(saved.created_at + 1, abs=1e-5)
         folder = checkpoints.folder(daemon, "a", "brief")
-        limit = time.monotonic() + 20
+        limit = time.monotonic() + 60
         while folder.exists():
             assert time.monotonic() < limit, "the expired checkpoint is still there"
             time.sleep(0.05)

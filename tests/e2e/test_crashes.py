@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import random
-import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -37,17 +36,11 @@ FAILPOINTS = daemon_module.BUILD_DIR / "tests" / "support" / "libweft_failpoints
 FLAGS = ("--max-batch-tokens", "32", "--snapshot-log-bytes", "30000")
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 class Server:
     """A daemon whose port stays the same over its restarts."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address = f"127.0.0.1:{daemon_module.free_port()}"
         self.folder = folder
         self.flags = ("--listen", self.address, *FLAGS, *flags)
         self.kills = 0

@@ -2,8 +2,8 @@
 request.
 
 The requests and their fields come from the descriptors, so that a new field is
-tested at once. Every answer has a code that a client understands and comes in under
-a second. A canary adapter is served after each call and ends with the state that it
+tested at once. Every answer has a code that a client understands and comes within
+SECONDS. A canary adapter is served after each call and ends with the state that it
 had.
 """
 
@@ -25,6 +25,8 @@ from raw import Raw, datum
 from weft import methods
 from weft._proto import adapters_pb2, sampling_pb2, server_pb2, training_pb2
 
+# Answers take milliseconds on an idle machine, or as long as a sync of the disk.
+SECONDS = 5.0
 # The codes that a bad request may get. gRPC returns INTERNAL for bytes that do
 # not parse.
 ANSWERS = {
@@ -193,7 +195,7 @@ def test_every_field_at_its_extremes(name: str, canary: Any) -> None:
             outcome = channel.call(method, request, timeout=10)
             seconds = time.monotonic() - start
             assert outcome.code in ANSWERS, (what, outcome)
-            assert seconds < 1, (what, seconds)
+            assert seconds < SECONDS, (what, seconds)
     canary()
 
 
@@ -234,5 +236,5 @@ def test_bytes_that_are_no_request(what: str, canary: Any) -> None:
             except grpc.RpcError as error:
                 code = error.code().name
             assert code in NO_MESSAGE, (name, code)
-            assert time.monotonic() - start < 1, name
+            assert time.monotonic() - start < SECONDS, name
     canary()

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import time
 from pathlib import Path
 
 import daemon as daemon_module
 import models
 import pytest
-from groups import STOP_SECONDS, TENSOR_2, make
+from groups import STOP_SECONDS, TENSOR_2, make, wait_until, waits_for_signals
 
 
 @pytest.fixture(autouse=True)
 def rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
+    monkeypatch.setenv("MASTER_PORT", str(daemon_module.free_port()))
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("WORLD_SIZE", "2")
 
@@ -70,7 +67,8 @@ def test_a_rank_that_waits_for_rank_0_can_be_stopped(
 ) -> None:
     other = launch(monkeypatch, 1, models.tiny_model("llama-tied"), tmp_path)
     try:
-        time.sleep(2)
+        wait_until(lambda: waits_for_signals(other.pid), "no handling of signals")
+        time.sleep(1)  # It tries to reach rank 0 meanwhile.
         begin = time.monotonic()
         assert other.stop() == 0
         assert time.monotonic() - begin < 2

@@ -41,8 +41,7 @@ class Front:
     """`python -m weft openai` beside a daemon."""
 
     def __init__(self, server: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.port = int(listener.getsockname()[1])
+        self.port = daemon_module.free_port()
         command = [sys.executable, "-m", "weft", "openai", "--server", server]
         command += ["--model-dir", str(fixtures.model_folder(SMOLLM2))]
         command += ["--listen", f"127.0.0.1:{self.port}", "--max-body-bytes", "100000"]
@@ -76,7 +75,7 @@ class Front:
 
     def stop(self) -> int:
         self._process.send_signal(signal.SIGINT)
-        return self._process.wait(20)
+        return self._process.wait(60)
 
 
 @pytest.fixture(scope="module")
@@ -383,7 +382,7 @@ def rests(daemon: Any) -> bool:
 
 
 def wait_for(condition: Any) -> None:
-    limit = time.monotonic() + 10
+    limit = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < limit
         time.sleep(0.05)

@@ -57,7 +57,7 @@ class Work(threading.Thread):
     def run(self) -> None:
         import weft
 
-        with self._process.client(timeout=20.0, retry=weft.NO_RETRY) as client:
+        with self._process.client(timeout=STOP_SECONDS, retry=weft.NO_RETRY) as client:
             adapter = client.create_adapter("a", rank=4, seed=1)
             self.save(adapter)
             # Any error except a lost server fails the test's thread.
@@ -175,14 +175,14 @@ def test_while_draining(victim: int, tmp_path: Path) -> None:
     process = make(tmp_path, *TENSOR_2)
     process.start()
     work = Work(process, "train")
-    with process.client(timeout=20.0, retry=weft.NO_RETRY) as client:
+    with process.client(timeout=STOP_SECONDS, retry=weft.NO_RETRY) as client:
         adapter = client.create_adapter("a", rank=4, seed=1)
         work.save(adapter)
         long = data(99, count=200, length=200)
         waiting = [adapter.submit.forward_backward(long) for _ in range(12)]
         waiting[0].result(STOP_SECONDS)
         process.terminate()
-        wait_until(lambda: "draining" in process.log_tail(), "no drain")
+        process.wait_for_drain()
         kill_rank(process, victim)
         with pytest.raises(weft.Unavailable):
             waiting[-1].result(STOP_SECONDS)

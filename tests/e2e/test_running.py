@@ -41,10 +41,10 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes(tmp_path: Path) -> No
                 pool.submit(raw.forward_backward, "busy", LONG, step=step)
                 for step in (1, 2)
             ]
-            time.sleep(0.3)
+            daemon.wait_for_calls("ForwardBackward", 2)
             assert not running[1].done(), "LONG is too short for this machine"
             daemon.terminate()
-            time.sleep(0.2)
+            daemon.wait_for_drain()
             refused = raw.forward("", SHORT)
             assert refused.code == "UNAVAILABLE", refused
             assert [future.result(60).code for future in running] == ["OK", "OK"]
@@ -73,7 +73,6 @@ def test_an_idle_daemon_ends_at_once(tmp_path: Path) -> None:
         finally:
             daemon.kill()
     assert min(seconds) < STOP_SECONDS, seconds
-    assert max(seconds) < 2, seconds
 
 
 def test_drain_answers_when_the_queue_is_empty(tmp_path: Path) -> None:
@@ -85,10 +84,12 @@ def test_drain_answers_when_the_queue_is_empty(tmp_path: Path) -> None:
         with Raw(daemon.address) as raw, ThreadPoolExecutor(1) as pool:
             assert raw.create("busy", rank=4).code == "OK"
             running = pool.submit(raw.forward_backward, "busy", LONG)
-            time.sleep(0.1)
+            daemon.wait_for_calls("ForwardBackward", 1)
             with daemon.client() as client:
                 client.drain()
-                assert running.result(1).code == "OK"
+                answered = r'grpc_code="OK",grpc_method="ForwardBackward".*\} 1'
+                assert re.search(answered, daemon.scrape())
+                assert running.result(60).code == "OK"
                 assert not client.healthy()
                 assert client.info().draining
             assert raw.forward("", SHORT).code == "UNAVAILABLE"
@@ -153,7 +154,7 @@ def test_a_second_daemon_on_the_port_does_not_start(
         tiny_model("llama-tied"), tmp_path / "weftd", "--listen", address
     )
     second.launch()
-    assert 0 < second.wait(20) < 128
+    assert 0 < second.wait() < 128
     assert address in second.log_tail()
 
 

@@ -107,6 +107,19 @@ TEST_F(DescribeMemoryTest, ARankOfSeveralHasItsPart) {
       IsStatus(absl::StatusCode::kInvalidArgument, "--tensor-parallel-size"));
 }
 
+// 8,029,995,008 weights of matrices take a byte each and 2 bytes for every 64
+// inputs; 65 norms of 4096 take 2 bytes each. Rotary tables are added.
+TEST_F(DescribeMemoryTest, CountsWeightsOfEightBits) {
+  WriteConfig(kLarge);
+  options_.load_format = LoadFormat::kDummy;
+  options_.base_weights = BaseWeights::kInt8;
+  EXPECT_THAT(*Describe(80 * kGiB), HasSubstr(" 8348573696 "));
+  options_.dtype = Dtype::kF32;
+  EXPECT_THAT(Describe(80 * kGiB).status(),
+              IsStatus(absl::StatusCode::kInvalidArgument,
+                       "--weights=int8 with --dtype=f32"));
+}
+
 TEST_F(DescribeMemoryTest, FailsAsAStartWould) {
   WriteConfig(kLarge);
   options_.load_format = LoadFormat::kDummy;

@@ -24,14 +24,14 @@ using ::weft::testing::TinyVersion;
 
 constexpr int64_t kTokens = 4;
 
-// Runs `lead` as rank 0 of two replicas, where the other replica follows.
-// Returns the error that ends the follower, or "".
-std::string ErrorOfFollower(const model::ModelConfig& config,
-                            const std::function<void(parallel::Links&)>& lead) {
+// Runs `lead` as rank 0 of two replicas, where the other replica works
+// for it. Returns the error that ends the worker, or "".
+std::string ErrorOfWorker(const model::ModelConfig& config,
+                          const std::function<void(parallel::Links&)>& lead) {
   const auto meeting = parallel::Rendezvous::InProcess();
   const parallel::Topology topology = {.num_replicas = 2};
   std::string error;
-  std::thread follower([&] {
+  std::thread worker([&] {
     at::set_num_threads(1);
     parallel::Links links =
         parallel::Meet(meeting, 1, topology, /*local=*/true);
@@ -48,7 +48,7 @@ std::string ErrorOfFollower(const model::ModelConfig& config,
   parallel::Links links = parallel::Meet(meeting, 0, topology, /*local=*/true);
   parallel::JoinOn(at::kCPU, &links);
   lead(links);
-  follower.join();
+  worker.join();
   return error;
 }
 
@@ -63,7 +63,7 @@ void Drop(const std::vector<uint64_t>& ids, parallel::Links& links) {
   SendMessage(DropVersions{.ids = ids}, *links.commands);
 }
 
-// Gives rank 0 no work. The follower scores some tokens with these weights.
+// Gives rank 0 no work. The worker scores some tokens with these weights.
 void SendPlan(const lora::AdapterVersionPtr& version, parallel::Links& links) {
   TrainPlan plan;
   plan.batch = {.tokens_T = at::arange(kTokens) * 3,
@@ -96,24 +96,23 @@ class RemoteWorkerTest : public ::testing::Test {
 };
 
 TEST_F(RemoteWorkerTest, APlanOfForgottenWeightsEndsItWithAnError) {
-  const std::string error =
-      ErrorOfFollower(config_, [&](parallel::Links& links) {
-        Announce(dropped_, links);
-        SendPlan(dropped_, links);
-        EXPECT_LT(ReceiveScore(links), 0);
-        Drop({dropped_->id.value()}, links);
-        SendPlan(dropped_, links);
-      });
+  const std::string error = ErrorOfWorker(config_, [&](parallel::Links& links) {
+    Announce(dropped_, links);
+    SendPlan(dropped_, links);
+    EXPECT_LT(ReceiveScore(links), 0);
+    Drop({dropped_->id.value()}, links);
+    SendPlan(dropped_, links);
+  });
   EXPECT_THAT(error, HasSubstr("no weights have id " +
                                std::to_string(dropped_->id.value())));
 }
 
 TEST_F(RemoteWorkerTest, APlanOfWeightsThatItNeverHadEndsItWithAnError) {
-  EXPECT_THAT(ErrorOfFollower(config_,
-                              [&](parallel::Links& links) {
-                                Announce(kept_, links);
-                                SendPlan(dropped_, links);
-                              }),
+  EXPECT_THAT(ErrorOfWorker(config_,
+                            [&](parallel::Links& links) {
+                              Announce(kept_, links);
+                              SendPlan(dropped_, links);
+                            }),
               HasSubstr("no weights have id"));
 }
 
@@ -135,7 +134,7 @@ TEST_F(RemoteWorkerTest, OtherWeightsStayAndForgottenOnesMayComeAgain) {
     EXPECT_EQ(ReceiveScore(links), dropped);
     SendMessage(StopCommand(), *links.commands);
   };
-  EXPECT_EQ(ErrorOfFollower(config_, lead), "");
+  EXPECT_EQ(ErrorOfWorker(config_, lead), "");
 }
 
 }  // namespace

@@ -223,14 +223,87 @@ TEST_F(LogReaderTest, AMissingSegmentIsDamage) {
   WriteBytes(files_.Segment(3), MakeSegment(3, {{"3", "4"}}));
   WriteBytes(files_.Segment(5), MakeSegment(5, {{"5"}}));
   WriteBytes(files_.Segment(6), MakeSegment(6, {{"6"}}));
-  EXPECT_THAT(ReadLog(*folder_, 2).status,
-              IsStatus(absl::StatusCode::kDataLoss,
-                       "begins with record 3; those from 2 on are missing"));
+  EXPECT_THAT(
+      ReadLog(*folder_, 2).status,
+      IsStatus(absl::StatusCode::kDataLoss, "lacks the records from 2 to 2"));
   std::filesystem::remove(files_.Segment(5));
   const LogContents contents = ReadLog(*folder_, 3);
   EXPECT_THAT(contents.status,
               IsStatus(absl::StatusCode::kDataLoss, "records from 5 to 5"));
   EXPECT_THAT(contents.records, ElementsAre("3", "4"));
+}
+
+// Reads the whole log, also behind damage. Returns the records that it lacks.
+std::vector<std::pair<uint64_t, uint64_t>> HolesOf(
+    const StateFolder& folder, uint64_t first_sequence,
+    std::vector<std::string>* records) {
+  std::vector<std::pair<uint64_t, uint64_t>> holes;
+  absl::StatusOr<LogReader> reader = LogReader::Open(folder, first_sequence);
+  EXPECT_THAT(reader, IsOk());
+  for (;;) {
+    const auto record = reader->Next();
+    if (absl::IsDataLoss(record.status())) {
+      const absl::StatusOr<LogReader::Hole> hole = reader->SkipDamage();
+      EXPECT_THAT(hole, IsOk());
+      if (!hole.ok()) return holes;
+      holes.emplace_back(hole->first, hole->next);
+      continue;
+    }
+    EXPECT_THAT(record, IsOk());
+    if (!record.ok() || !record->has_value()) return holes;
+    records->push_back((*record)->bytes);
+  }
+}
+
+TEST_F(LogReaderTest, GoesOnBehindEveryDamagedRecord) {
+  const std::string whole = MakeSegment(0, groups_);
+  const size_t last_group = SizeOf({groups_[0], groups_[1]});
+  for (size_t i = SegmentHeader::kBytes; i < last_group; ++i) {
+    std::string flipped = whole;
+    flipped[i] = static_cast<char>(flipped[i] ^ (1 << (i % 8)));
+    WriteBytes(files_.Segment(0), flipped);
+    std::vector<std::string> records;
+    const auto holes = HolesOf(*folder_, 0, &records);
+    ASSERT_EQ(holes.size(), 1u) << i;
+    const auto [first, next] = holes[0];
+    ASSERT_EQ(next, first + 1) << i;
+    std::vector<std::string> expected = records_;
+    expected.erase(expected.begin() + static_cast<ptrdiff_t>(first));
+    ASSERT_EQ(records, expected) << i;
+  }
+}
+
+TEST_F(LogReaderTest, GoesOnWithTheNextSegment) {
+  using Holes = std::vector<std::pair<uint64_t, uint64_t>>;
+  const std::string middle = MakeSegment(5, {{"5"}, {"6"}});
+  const auto write = [&](const std::string& bytes) {
+    WriteBytes(files_.Segment(3), MakeSegment(3, {{"3", "4"}}));
+    WriteBytes(files_.Segment(5), bytes);
+    WriteBytes(files_.Segment(7), MakeSegment(7, {{"7"}}));
+  };
+  std::vector<std::string> records;
+  write("bad" + middle);
+  EXPECT_EQ(HolesOf(*folder_, 3, &records), (Holes{{5, 7}}));
+  EXPECT_THAT(records, ElementsAre("3", "4", "7"));
+  records.clear();
+  write(middle.substr(0, middle.size() - 1));
+  EXPECT_EQ(HolesOf(*folder_, 3, &records), (Holes{{6, 7}}));
+  EXPECT_THAT(records, ElementsAre("3", "4", "5", "7"));
+  records.clear();
+  std::filesystem::remove(files_.Segment(5));
+  EXPECT_EQ(HolesOf(*folder_, 1, &records), (Holes{{1, 3}, {5, 7}}));
+  EXPECT_THAT(records, ElementsAre("3", "4", "7"));
+}
+
+TEST_F(LogReaderTest, NothingFollowsTheLastSegmentsHeader) {
+  WriteBytes(files_.Segment(0), MakeSegment(0, {{"0"}}));
+  WriteBytes(files_.Segment(1), "bad");
+  absl::StatusOr<LogReader> reader = LogReader::Open(*folder_, 0);
+  ASSERT_THAT(reader, IsOk());
+  EXPECT_THAT(reader->Next(), IsOk());
+  EXPECT_TRUE(absl::IsDataLoss(reader->Next().status()));
+  EXPECT_THAT(reader->SkipDamage().status(),
+              IsStatus(absl::StatusCode::kDataLoss, "end of the log"));
 }
 
 TEST_F(LogReaderTest, ATornTailBeforeTheLastSegmentIsDamage) {

@@ -122,39 +122,62 @@ TEST_P(CpuKernelsTest, RotaryMatchesTheReferenceAndInverts) {
   }
 }
 
+using GatedRow = void (*)(const float*, const float*, int64_t, float*);
+using GatedBackwardRow = void (*)(const float*, int64_t, float*, float*);
+
+// The bounds of out, of the gradient of the gate and of that of `up`.
+struct GatedBounds {
+  double out;
+  double gate;
+  double up;
+};
+
+template <typename Reference, typename ReferenceBackward>
+void CheckGated(GatedRow row, GatedBackwardRow backward, Reference reference,
+                ReferenceBackward reference_backward, std::vector<float> gate,
+                std::vector<float> up, const GatedBounds& bounds) {
+  const std::vector<float> dout = RandomRow(gate.size(), 8);
+  const auto count = static_cast<int64_t>(gate.size());
+  std::vector<float> out(gate.size());
+  row(gate.data(), up.data(), count, out.data());
+  ExpectNear(out, reference(gate, up), Tolerance(kEpsilonF32, 1, bounds.out));
+  const auto expected = reference_backward(dout, gate, up);
+  backward(dout.data(), count, gate.data(), up.data());
+  ExpectNear(gate, expected.gate, Tolerance(kEpsilonF32, 1, bounds.gate));
+  ExpectNear(up, expected.up, Tolerance(kEpsilonF32, 1, bounds.up));
+}
+
+// Returns gates, of which two are far out.
+std::vector<float> Gates(size_t n) {
+  std::vector<float> gate = RandomRow(n, 6, 4);
+  gate[0] = -200;
+  if (n > 1) gate[1] = 200;
+  return gate;
+}
+
 TEST_P(CpuKernelsTest, SwiGluAndItsBackwardMatchTheReference) {
   for (size_t n : kLengths) {
-    std::vector<float> gate = RandomRow(n, 6, 4), up = RandomRow(n, 7);
-    const std::vector<float> dout = RandomRow(n, 8);
-    gate[0] = -200;
-    if (n > 1) gate[1] = 200;
-    const auto count = static_cast<int64_t>(n);
-    std::vector<float> out(n);
-    table_->swiglu_row(gate.data(), up.data(), count, out.data());
-    ExpectNear(out, reference::SwiGluRow(gate, up),
-               Tolerance(kEpsilonF32, 1, 200));
-    const auto expected = reference::SwiGluBackwardRow(dout, gate, up);
-    table_->swiglu_backward_row(dout.data(), count, gate.data(), up.data());
-    ExpectNear(gate, expected.gate, Tolerance(kEpsilonF32, 1, 200));
-    ExpectNear(up, expected.up, Tolerance(kEpsilonF32, 1, 400));
+    CheckGated(table_->swiglu_row, table_->swiglu_backward_row,
+               reference::SwiGluRow, reference::SwiGluBackwardRow, Gates(n),
+               RandomRow(n, 7), {200, 200, 400});
   }
 }
 
 TEST_P(CpuKernelsTest, GeGluAndItsBackwardMatchTheReference) {
   for (size_t n : kLengths) {
-    std::vector<float> gate = RandomRow(n, 6, 4), up = RandomRow(n, 7);
-    const std::vector<float> dout = RandomRow(n, 8);
-    gate[0] = -200;
-    if (n > 1) gate[1] = 200;
-    const auto count = static_cast<int64_t>(n);
-    std::vector<float> out(n);
-    table_->geglu_row(gate.data(), up.data(), count, out.data());
-    ExpectNear(out, reference::GeGluRow(gate, up),
-               Tolerance(kEpsilonF32, 1, 200));
-    const auto expected = reference::GeGluBackwardRow(dout, gate, up);
-    table_->geglu_backward_row(dout.data(), count, gate.data(), up.data());
-    ExpectNear(gate, expected.gate, Tolerance(kEpsilonF32, 1, 200));
-    ExpectNear(up, expected.up, Tolerance(kEpsilonF32, 1, 400));
+    CheckGated(table_->geglu_row, table_->geglu_backward_row,
+               reference::GeGluRow, reference::GeGluBackwardRow, Gates(n),
+               RandomRow(n, 7), {200, 200, 400});
+  }
+}
+
+TEST_P(CpuKernelsTest, ClampedSwiGluAndItsBackwardMatchTheReference) {
+  for (size_t n : kLengths) {
+    std::vector<float> gate = Gates(n), up = RandomRow(n, 7, 6);
+    if (n > 2) gate[2] = up[2] = 7;
+    CheckGated(table_->clamped_swiglu_row, table_->clamped_swiglu_backward_row,
+               reference::ClampedSwiGluRow, reference::ClampedSwiGluBackwardRow,
+               gate, up, {60, 60, 60});
   }
 }
 

@@ -30,6 +30,11 @@ struct AttentionCase {
   // The number of elements by which pages and queries miss the alignment of
   // wide loads.
   int64_t misalignment = 0;
+  bool has_sinks = false;
+
+  [[nodiscard]] std::vector<float> Sinks() const {
+    return has_sinks ? RandomFloats(heads, 45) : std::vector<float>();
+  }
 };
 
 // Pages in a scrambled order. Every slot that no token uses holds NaN, and the
@@ -105,6 +110,7 @@ std::vector<double> Dense(const AttentionCase& c, const Cache& cache,
   const double max = *std::max_element(scores.begin(), scores.end());
   double sum = 0;
   for (double& score : scores) sum += score = std::exp(score - max);
+  if (c.has_sinks) sum += std::exp(c.Sinks()[head] - max);
   for (int64_t token = first; token < length; ++token) {
     for (int64_t i = 0; i < c.features; ++i) {
       out[i] += scores[token - first] / sum * cache.v[row(token) + i];
@@ -126,7 +132,8 @@ class Decoding {
         v_(dtype, After(c.misalignment, cache_.v)),
         out_(dtype, std::vector<float>(q_.size(), kNan)),
         table_(cache_.table),
-        lengths_(c.lengths) {
+        lengths_(c.lengths),
+        sinks_(c.Sinks()) {
     batch_ = {.dtype = dtype,
               .batch = static_cast<int64_t>(c.lengths.size()),
               .num_heads = c.heads,
@@ -142,6 +149,7 @@ class Decoding {
               .window = c.window,
               .scale = 1 / std::sqrt(static_cast<float>(c.features)),
               .softcap = c.softcap,
+              .sinks_H = c.has_sinks ? sinks_.data() : nullptr,
               .out_BHC = out_.data(),
               .splits = {.wanted = c.num_splits, .most = c.num_splits}};
   }
@@ -182,6 +190,7 @@ class Decoding {
   std::vector<float> q_;
   DeviceArray q_device_, k_, v_, out_;
   DeviceBuffer<int32_t> table_, lengths_;
+  DeviceBuffer<float> sinks_;
   PagedAttentionBatch batch_;
 };
 
@@ -271,6 +280,18 @@ TEST_P(CudaPagedAttentionTest, WindowsAndSoftcapsMatchDenseAttention) {
       Check(c);
       if (HasFatalFailure()) return;
     }
+  }
+}
+
+TEST_P(CudaPagedAttentionTest, SinksMatchDenseAttention) {
+  for (AttentionCase c :
+       {AttentionCase{9, 3, 64, 16, {1, 0, 100}},
+        AttentionCase{4, 2, 20, 5, {4, 6, 200}},
+        AttentionCase{6, 2, 64, 16, {129, 400, 1}, /*num_splits=*/4},
+        AttentionCase{20, 1, 8, 4, {9}, 1, /*window=*/5}}) {
+    c.has_sinks = true;
+    Check(c);
+    if (HasFatalFailure()) return;
   }
 }
 

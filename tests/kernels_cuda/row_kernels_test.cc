@@ -250,7 +250,7 @@ class CudaGatedProductTest : public CudaDtypeTest {
   }
 };
 
-TEST_P(CudaGatedProductTest, MatchesTheReferenceForBothActivations) {
+TEST_P(CudaGatedProductTest, MatchesTheReferenceForAllActivations) {
   for (const int64_t features : {1, 33, 255, 256, 1025, 1536, 14336}) {
     Check({GateActivation::kSilu, reference::SwiGluRow,
            reference::SwiGluBackwardRow},
@@ -258,7 +258,22 @@ TEST_P(CudaGatedProductTest, MatchesTheReferenceForBothActivations) {
     Check({GateActivation::kGeluTanh, reference::GeGluRow,
            reference::GeGluBackwardRow},
           2, features);
+    Check({GateActivation::kClampedSilu, reference::ClampedSwiGluRow,
+           reference::ClampedSwiGluBackwardRow},
+          2, features);
     if (HasFatalFailure()) return;
+  }
+}
+
+TEST_P(CudaGatedProductTest, ClampsKeepNan) {
+  for (const std::vector<float>& gate_up :
+       {std::vector<float>{kNan, 1}, std::vector<float>{1, kNan}}) {
+    const DeviceArray x(GetParam(), gate_up);
+    const DeviceArray out(GetParam(), {0});
+    ASSERT_EQ(GatedProduct(GetParam(), GateActivation::kClampedSilu, 1, 1,
+                           x.data(), out.data(), nullptr),
+              cudaSuccess);
+    EXPECT_TRUE(std::isnan(out.Read()[0]));
   }
 }
 

@@ -1,8 +1,4 @@
-"""Tests the rules that a compiler does not check: sizes, leftovers, include guards.
-
-For the product's C++ functions, clang-tidy has the same limit of lines as this test
-has for Python's, except where they include LibTorch (clang_tidy.py).
-"""
+"""Tests the rules that a compiler does not check: sizes, leftovers, include guards."""
 
 import ast
 import re
@@ -19,6 +15,10 @@ HEADER_SUFFIXES = frozenset({".h", ".cuh"})
 MAX_FUNCTION_LINES = 60
 # clang-format leaves comments as they are, so nothing else wraps them.
 MAX_COLUMNS = 80
+# The start of a block that is no function.
+NO_FUNCTION = re.compile(
+    r"\s*(namespace|class|struct|enum|union|extern|if|for|while|switch|else|do|try)\b"
+)
 # The words are joined from two halves, because otherwise this file would break
 # the rule.
 LEFTOVER = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
@@ -50,6 +50,47 @@ def _function_offences(name: str, text: str) -> Iterator[str]:
             )
 
 
+def _first_line(lines: list[str], brace: int) -> int:
+    """Returns where the statement begins that opens a block in line `brace`."""
+    first = brace
+    while (
+        first > 0
+        and lines[first - 1].strip()
+        and not lines[first - 1].endswith((";", "{", "}", ":"))
+        and not lines[first - 1].lstrip().startswith(("//", "#"))
+    ):
+        first -= 1
+    return first
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _cpp_function_offences(name: str, lines: list[str]) -> Iterator[str]:
+    """clang-format has laid out the lines: the next line that is not deeper than a
+    function's first line has the brace that ends the function."""
+    for brace, line in enumerate(lines):
+        if not line.endswith("{") or line.lstrip().startswith(("}", "//", "#")):
+            continue
+        first = _first_line(lines, brace)
+        head = " ".join(lines[first : brace + 1])
+        if "(" not in head or NO_FUNCTION.match(head):
+            continue
+        depth = _indent(lines[first])
+        for end in range(brace + 1, len(lines)):
+            text = lines[end].lstrip()
+            if text and not text.startswith("#") and _indent(lines[end]) <= depth:
+                break
+        else:
+            continue
+        if text.startswith("}") and end - brace > MAX_FUNCTION_LINES:
+            yield (
+                f"{name}:{first + 1}: a function has {end - brace} lines, more than "
+                f"{MAX_FUNCTION_LINES}"
+            )
+
+
 def _wide_comments(root: Path) -> Iterator[str]:
     for path in files(root, (*CODE_FOLDERS, "tests"), CPP_SUFFIXES):
         for number, line in enumerate(path.read_text().splitlines(), start=1):
@@ -67,6 +108,8 @@ def style_offences(root: Path) -> list[str]:
         found += _size_offences(str(name), lines)
         if path.suffix == ".py":
             found += _function_offences(str(name), text)
+        else:
+            found += _cpp_function_offences(str(name), lines)
         for number, line in enumerate(lines, start=1):
             if LEFTOVER.search(line):
                 found.append(f"{name}:{number}: unfinished work: {line.strip()}")
@@ -119,6 +162,13 @@ def test_finds_each_offence(tmp_path: Path, text: str, offence: str | None) -> N
         ("tests/kv/a.cc", _lines(351), None),
         ("client/a.py", "def f():\n" + "    pass\n" * 59, None),
         ("client/a.py", "def f():\n" + "    pass\n" * 60, "client/a.py:1: f has 61"),
+        ("src/kv/a.cc", "int F() {\n" + "  G();\n" * 59 + "}\n", None),
+        ("src/kv/a.cc", "int F() {\n" + "  G();\n" * 60 + "}\n", "src/kv/a.cc:1: a f"),
+        (
+            "src/kv/a.cc",
+            "class A {\n  int F(\n      int a) {\n" + "    G();\n" * 60 + "  }\n};\n",
+            "src/kv/a.cc:2: a function has 61",
+        ),
         ("tests/kv/a.cc", "int a;  // " + "a" * 70 + "\n", "tests/kv/a.cc:1: a comm"),
         ("tests/kv/a.cc", 'char a[] = "http://' + "a" * 70 + '";\n', None),
     ],

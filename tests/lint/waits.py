@@ -16,11 +16,12 @@ from sources import CPP_SUFFIXES, files
 FOLDERS = (
     "ops",
     "lora",
+    "moe",
     "model",
     "loss",
     "optim",
     "sampling",
-    "group",
+    "executor",
     "train",
     "decode",
 )
@@ -36,7 +37,7 @@ ALLOWED = {
     ("lora/adapter.cc", "to"): "an adapter comes to the device or leaves it",
     ("model/decoder.cc", "item"): "when a model is loaded",
     ("loss/head_products.cc", "nonzero"): "a gradient filter, off by default",
-    ("group/channel.cc", "item"): "a tensor of the host",
+    ("executor/channel.cc", "item"): "a tensor of the host",
 }
 
 _COMMENT = re.compile(r"//[^\n]*")

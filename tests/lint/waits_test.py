@@ -5,12 +5,17 @@ from pathlib import Path
 
 import pytest
 from sources import ROOT
-from waits import wait_offences, waits
+from waits import ALLOWED, FOLDERS, wait_offences, waits
 
 
 def test_a_step_waits_only_where_it_is_said_to() -> None:
     offences = wait_offences(ROOT)
     assert not offences, "\n" + "\n".join(offences)
+
+
+def test_what_is_named_exists() -> None:
+    for name in (*FOLDERS, *(file for file, _ in ALLOWED)):
+        assert (ROOT / "src" / name).exists(), name
 
 
 @pytest.mark.parametrize(

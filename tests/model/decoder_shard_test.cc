@@ -32,8 +32,10 @@ using ::weft::testing::Train;
 using ::weft::testing::TrainResult;
 using ::weft::testing::UpstreamGradient;
 
-Decoder ShardDecoder(const Decoder& whole, parallel::Communicator& group) {
-  const ModelConfig& config = whole.config();
+Decoder ShardDecoder(const Decoder& whole, parallel::Communicator& group,
+                     int expert_groups) {
+  ModelConfig config = whole.config();
+  config.moe.expert_groups = expert_groups;
   return {config, ShardWeights(whole.weights(), config, group.shard()),
           config.max_positions, &group};
 }
@@ -60,18 +62,19 @@ PackedBatch ShardBatch(const Decoder& decoder, PackedBatch batch,
   return batch;
 }
 
-// Runs one step on `size` ranks. Returns their common result and the joined
-// gradients of the adapters.
+// Runs one step on `size` ranks, among which the experts are dealt out in
+// `expert_groups`. Returns their common result and the joined gradients of the
+// adapters.
 TrainResult TrainOnRanks(const Decoder& whole, const PackedBatch& batch,
-                         const at::Tensor& dy_TH, int num_recomputed,
-                         int size) {
+                         const at::Tensor& dy_TH, int num_recomputed, int size,
+                         int expert_groups = 1) {
   std::mutex mutex;
   TrainResult result;
   for (const lora::LoraSegment& segment : batch.routing) {
     result.gradients.push_back(at::zeros_like(segment.version->compute_N));
   }
   RunRanks(size, [&](parallel::Communicator& group) {
-    const Decoder decoder = ShardDecoder(whole, group);
+    const Decoder decoder = ShardDecoder(whole, group, expert_groups);
     const PackedBatch local =
         ShardBatch(decoder, batch, testing::BatchAdapters(whole.config()));
     const TrainResult own = Train(decoder, local, dy_TH, num_recomputed);
@@ -117,6 +120,26 @@ TEST(DecoderShardTest, RanksTrainAsOneDoes) {
             TrainOnRanks(whole, batch, dy_TH, /*num_recomputed=*/0, size),
             expected, whole.config(),
             dtype == at::kDouble ? kEpsilonF64 : kEpsilonF32);
+      }
+    }
+  }
+}
+
+TEST(DecoderShardTest, RanksWithExpertsOfTheirOwnTrainAsOneDoes) {
+  for (const Family& family : Families()) {
+    const Decoder whole = MakeDecoder(family, at::kDouble);
+    if (whole.config().moe.shape.count == 0) continue;
+    const PackedBatch batch = MakeBatch(whole);
+    const at::Tensor dy_TH = UpstreamGradient(whole);
+    const TrainResult expected = Train(whole, batch, dy_TH, 0);
+    for (const auto& [size, expert_groups] :
+         std::vector<std::pair<int, int>>{{2, 2}, {3, 3}, {4, 2}, {4, 4}}) {
+      for (const int num_recomputed : {0, 1}) {
+        SCOPED_TRACE(::testing::Message() << family.name << " on " << size
+                                          << " in " << expert_groups);
+        ExpectSame(TrainOnRanks(whole, batch, dy_TH, num_recomputed, size,
+                                expert_groups),
+                   expected, whole.config(), kEpsilonF64);
       }
     }
   }
@@ -188,8 +211,9 @@ TEST(DecoderShardTest, RanksDecodeOverPagesOfTheirOwnHeads) {
         whole.ForwardLayers(Mode::kEval, batch, /*tape=*/nullptr,
                             /*num_recomputed=*/0, /*kv=*/nullptr);
     for (const int size : {2, 4}) {
+      const int expert_groups = whole.config().moe.shape.count > 0 ? 2 : 1;
       RunRanks(size, [&](parallel::Communicator& group) {
-        const Decoder decoder = ShardDecoder(whole, group);
+        const Decoder decoder = ShardDecoder(whole, group, expert_groups);
         const PackedBatch local =
             ShardBatch(decoder, batch, testing::BatchAdapters(whole.config()));
         ExpectNear(PrefillAndDecode(decoder, local, /*prompt=*/6), expected,

@@ -230,6 +230,12 @@ void ExpectSame(const DecoderWeights& a, const DecoderWeights& b) {
     ExpectSame(v.down.weight_OI, w.down.weight_OI, __LINE__);
     ExpectSame(v.down.bias_O, w.down.bias_O, __LINE__);
     ExpectSame(v.mlp_out_norm_H, w.mlp_out_norm_H, __LINE__);
+    ExpectSame(v.experts.router_EH, w.experts.router_EH, __LINE__);
+    ExpectSame(v.experts.gate_up_GH, w.experts.gate_up_GH, __LINE__);
+    ExpectSame(v.experts.down_DF, w.experts.down_DF, __LINE__);
+    ExpectSame(v.experts.shared_gate_up_S2H, w.experts.shared_gate_up_S2H,
+               __LINE__);
+    ExpectSame(v.experts.shared_down_HS, w.experts.shared_down_HS, __LINE__);
   }
 }
 
@@ -313,8 +319,14 @@ TEST(MakeDummyWeights, OfRanksArePartsOfTheWhole) {
   ModelConfig config = testing::TinyConfig(/*num_layers=*/2);
   config.qk_norm = config.output_norms = true;
   config.qkv_bias = config.o_bias = config.mlp_bias = true;
+  config.moe.shape = {.count = 7,
+                      .per_token = 2,
+                      .ffn = 9,
+                      .shared_ffn = 20,
+                      .layers = {true, false}};
   for (const bool tied : {false, true}) {
     config.tied_embeddings = tied;
+    config.moe.expert_groups = tied ? 3 : 1;
     const DecoderWeights whole =
         MakeDummyWeights(config, at::kBFloat16, at::kCPU, /*seed=*/3);
     for (int rank = 0; rank < 3; ++rank) {

@@ -37,17 +37,26 @@ inline lora::BaseLinear ColumnsOf(const lora::BaseLinear& linear,
           .bias_O = rank == 0 ? linear.bias_O : at::Tensor()};
 }
 
-// Returns the rank's features of every expert.
+// Returns the rank's features of its experts.
 inline moe::ExpertWeights ExpertsOf(const moe::ExpertWeights& whole,
                                     const lora::ExpertShape& shape,
-                                    const lora::ShapeRanges& part) {
+                                    const model::ModelShard& part) {
   moe::ExpertWeights w = whole;
   std::vector<std::pair<int64_t, parallel::Range>> rows;
-  for (int64_t i = 0; i < 2 * shape.count; ++i) {
+  for (int64_t i = 2 * part.experts.begin; i < 2 * part.experts.end; ++i) {
     rows.emplace_back(i * shape.ffn, part.expert_ffn);
   }
   w.gate_up_GH = RowsOf(whole.gate_up_GH, rows);
-  w.down_DF = ColumnsOf(whole.down_DF, part.expert_ffn);
+  w.gate_up_bias_G = RowsOf(whole.gate_up_bias_G, rows);
+  const auto down_rows = [&part, count = shape.count](const at::Tensor& stack) {
+    if (!stack.defined()) return stack;
+    const int64_t hidden = stack.size(0) / count;
+    return stack.narrow(0, part.experts.begin * hidden,
+                        part.experts.size() * hidden);
+  };
+  w.down_DF = ColumnsOf(down_rows(whole.down_DF), part.expert_ffn);
+  w.down_bias_D =
+      part.has_expert_bias ? down_rows(whole.down_bias_D) : at::Tensor();
   w.shared_gate_up_S2H =
       RowsOf(whole.shared_gate_up_S2H,
              {{0, part.shared_ffn}, {shape.shared_ffn, part.shared_ffn}});
@@ -75,7 +84,8 @@ inline model::DecoderWeights ShardWeights(const model::DecoderWeights& whole,
     }
     layer.o = ColumnsOf(layer.o, part.q, shard.rank);
     layer.down = ColumnsOf(layer.down, part.ffn, shard.rank);
-    layer.experts = ExpertsOf(layer.experts, shape.experts, part);
+    layer.experts =
+        ExpertsOf(layer.experts, shape.experts, model::ShardOf(config, shard));
   }
   return w;
 }

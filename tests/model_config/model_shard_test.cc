@@ -95,6 +95,57 @@ TEST(ModelShardTest, SizesThatNothingCanBeDealtOutToAreRefused) {
   expect(config, 3, "--tensor-parallel-size 3 > 2 vocabulary entries");
 }
 
+ModelConfig WithExperts(int count, int64_t ffn) {
+  ModelConfig config = Heads(12, 12);
+  config.moe.shape = {
+      .count = count, .per_token = 2, .ffn = ffn, .layers = {true, true}};
+  return config;
+}
+
+TEST(ModelShardTest, ExpertsAreDealtOutToGroupsOfRanks) {
+  ModelConfig config = WithExperts(/*count=*/5, /*ffn=*/7);
+  ASSERT_THAT(SetExpertParallelSize(2, /*tensor_parallel_size=*/4, config),
+              IsOk());
+  const Range experts[] = {{0, 2}, {0, 2}, {2, 5}, {2, 5}};
+  const Range features[] = {{0, 3}, {3, 7}, {0, 3}, {3, 7}};
+  for (int rank = 0; rank < 4; ++rank) {
+    const Shard shard{.rank = rank, .size = 4};
+    const ModelShard part = ShardOf(config, shard);
+    EXPECT_EQ(part.experts, experts[rank]);
+    EXPECT_EQ(part.expert_ffn, features[rank]);
+    EXPECT_EQ(part.has_expert_bias, rank % 2 == 0);
+    EXPECT_EQ(LocalConfig(config, shard).moe.shape.num_own(),
+              experts[rank].size());
+  }
+  EXPECT_EQ(LargestConfig(config, 4).moe.shape.num_own(), 3);
+  EXPECT_EQ(config.moe.shape.num_own(), 5);
+  EXPECT_EQ(ShardOf(config, {}).experts, (Range{0, 5}));
+}
+
+TEST(ModelShardTest, GroupsThatGetNoExpertsAreRefused) {
+  const auto expect = [](int size, int tensor_size, ModelConfig config,
+                         const char* message) {
+    EXPECT_THAT(SetExpertParallelSize(size, tensor_size, config),
+                IsStatus(absl::StatusCode::kInvalidArgument, message));
+  };
+  expect(0, 4, WithExperts(5, 7), "--expert-parallel-size 0 < 1");
+  expect(3, 4, WithExperts(5, 7),
+         "--expert-parallel-size 3 does not divide --tensor-parallel-size 4");
+  expect(6, 6, WithExperts(5, 7), "--expert-parallel-size 6 > 5 experts");
+  expect(2, 2, Heads(9, 3),
+         "--expert-parallel-size 2 > 1, but the model has no experts");
+}
+
+// Four ranks in two groups: two share an expert.
+TEST(ModelShardTest, GroupsOfRanksNeedFewerFeatures) {
+  ModelConfig config = WithExperts(/*count=*/5, /*ffn=*/2);
+  EXPECT_THAT(CheckTensorParallelSize(config, 4),
+              IsStatus(absl::StatusCode::kInvalidArgument,
+                       "--tensor-parallel-size 4 > 2 feed-forward features"));
+  ASSERT_THAT(SetExpertParallelSize(2, 4, config), IsOk());
+  EXPECT_THAT(CheckTensorParallelSize(config, 4), IsOk());
+}
+
 TEST(ModelShardTest, LocalWidthsAreThoseOfTheParts) {
   const ModelConfig config = Heads(9, 3);
   const Shard shard{.rank = 1, .size = 4};

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -56,6 +57,30 @@ Json Mixtral() {
     "use_cache": true, "vocab_size": 32000})");
 }
 
+// gpt-oss-20b.
+Json GptOss() {
+  return Json::parse(R"({
+    "architectures": ["GptOssForCausalLM"], "attention_bias": true,
+    "attention_dropout": 0.0, "eos_token_id": 200002, "experts_per_token": 4,
+    "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880,
+    "initial_context_length": 4096, "initializer_range": 0.02,
+    "intermediate_size": 2880, "max_position_embeddings": 131072,
+    "model_type": "gpt_oss", "num_attention_heads": 64,
+    "num_experts_per_tok": 4, "num_hidden_layers": 24,
+    "num_key_value_heads": 8, "num_local_experts": 32,
+    "output_router_logits": false, "pad_token_id": 199999,
+    "quantization_config": {
+      "modules_to_not_convert": ["model.layers.*.self_attn"],
+      "quant_method": "mxfp4"},
+    "rms_norm_eps": 1e-05, "rope_theta": 150000, "rope_scaling": {
+      "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0,
+      "original_max_position_embeddings": 4096, "rope_type": "yarn",
+      "truncate": false},
+    "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0,
+    "tie_word_embeddings": false, "transformers_version": "4.55.0.dev0",
+    "use_cache": true, "vocab_size": 201088})");
+}
+
 absl::StatusOr<ModelConfig> With(Json json, const Json& changes) {
   json.update(changes);
   return ParseModelConfig(json.dump());
@@ -84,6 +109,28 @@ TEST(MoeConfig, ReadsMixtral) {
   EXPECT_EQ(experts.ffn, 14336);
   EXPECT_TRUE(config->moe.normalizes_weights);
   EXPECT_EQ(config->num_parameters(), 46702792704u);
+}
+
+TEST(MoeConfig, ReadsGptOss) {
+  const auto config = With(GptOss(), Json::object());
+  ASSERT_THAT(config, IsOk());
+  EXPECT_EQ(config->moe.shape.count, 32);
+  EXPECT_EQ(config->moe.shape.per_token, 4);
+  EXPECT_TRUE(config->moe.softmax_of_chosen);
+  EXPECT_TRUE(config->sinks && config->qkv_bias && config->o_bias);
+  EXPECT_EQ(config->activation, ops::Activation::kClampedSilu);
+  // The first of two layers has a window.
+  EXPECT_EQ(config->attention[0].rule.window, 128);
+  EXPECT_EQ(config->attention[1].rule.window, 0);
+  const double factor = 0.1 * std::log(32.0) + 1;
+  EXPECT_NEAR(config->attention[1].rule.scale, factor * factor / 8, 1e-12);
+  // High frequencies stay, low ones are divided.
+  EXPECT_EQ(config->rope_tables[0][0], 1);
+  EXPECT_NEAR(config->rope_tables[0][31], std::pow(150000.0, -31.0 / 32) / 32,
+              1e-15);
+  // The number on the model's page.
+  EXPECT_EQ(config->num_parameters(), 20914757184u);
+  EXPECT_TRUE(With(GptOss(), {{"quantization_config", nullptr}}).ok());
 }
 
 TEST(MoeConfig, ChoosesTheLayersOfExperts) {
@@ -158,6 +205,21 @@ TEST(MoeConfig, RefusesByName) {
     EXPECT_THAT(With(Qwen3Moe(), test.changes),
                 IsStatus(test.code, test.message));
   }
+  const auto gpt_oss = [](const Json& changes, const char* message,
+                          absl::StatusCode code = kUnsupported) {
+    EXPECT_THAT(With(GptOss(), changes), IsStatus(code, message));
+  };
+  gpt_oss({{"swiglu_limit", 6.0}}, "swiglu_limit is 6.0; accepted: 7");
+  gpt_oss({{"quantization_config", {{"quant_method", "awq"}}}},
+          "quant_method \"mxfp4\"");
+  gpt_oss({{"hidden_act", "gelu_pytorch_tanh"}}, "hidden_act");
+  gpt_oss({{"rope_scaling", nullptr}}, "rope_parameters is null");
+  gpt_oss({{"experts_per_token", 2}},
+          "experts_per_token is 2; accepted: the same as num_experts_per_tok",
+          kInvalid);
+  EXPECT_THAT(
+      With(Mixtral(), {{"quantization_config", {{"quant_method", "mxfp4"}}}}),
+      IsStatus(kUnsupported, "quantization_config"));
   EXPECT_THAT(With(Mixtral(), {{"router_jitter_noise", 0.1}}),
               IsStatus(kUnsupported, "router_jitter_noise"));
 }

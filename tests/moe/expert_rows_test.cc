@@ -15,8 +15,8 @@ at::Tensor Longs(std::vector<int64_t> values) {
 
 // The example of the header.
 TEST(SortByExpertTest, PutsTheRowsOfAnExpertTogether) {
-  const ExpertRows rows = SortByExpert(Longs({2, 0, 0, 1, 2, 0}).view({3, 2}),
-                                       /*num_experts=*/3, {});
+  const ExpertRows rows =
+      SortByExpert(Longs({2, 0, 0, 1, 2, 0}).view({3, 2}), {.count = 3}, {});
   EXPECT_TRUE(at::equal(rows.tokens_N, Longs({0, 1, 2, 1, 0, 2})));
   EXPECT_TRUE(at::equal(rows.pairs_N, Longs({1, 2, 5, 3, 0, 4})));
   EXPECT_TRUE(
@@ -28,7 +28,7 @@ TEST(SortByExpertTest, PutsTheRowsOfAnExpertTogether) {
 
 TEST(SortByExpertTest, ListsOnlyExpertsWithRows) {
   const ExpertRows rows =
-      SortByExpert(Longs({5, 5, 2}).view({3, 1}), /*num_experts=*/8, {});
+      SortByExpert(Longs({5, 5, 2}).view({3, 1}), {.count = 8}, {});
   ASSERT_EQ(rows.parts.size(), 2u);
   EXPECT_EQ(rows.parts[0].expert, 2);
   EXPECT_EQ(rows.parts[1].expert, 5);
@@ -40,7 +40,7 @@ TEST(SortByExpertTest, GivesEveryExpertTheSegmentsOfItsTokens) {
   const auto first = std::make_shared<lora::AdapterVersion>();
   const auto second = std::make_shared<lora::AdapterVersion>();
   const ExpertRows rows =
-      SortByExpert(Longs({0, 0, 1, 0, 0, 1}).view({6, 1}), /*num_experts=*/2,
+      SortByExpert(Longs({0, 0, 1, 0, 0, 1}).view({6, 1}), {.count = 2},
                    {{1, 3, first}, {4, 6, second}});
   // Expert 0 has tokens 0, 1, 3, 4; expert 1 has tokens 2 and 5.
   ASSERT_EQ(rows.parts.size(), 2u);
@@ -58,10 +58,29 @@ TEST(SortByExpertTest, GivesEveryExpertTheSegmentsOfItsTokens) {
   EXPECT_EQ(one[1].end, 2);
 }
 
+// The experts of the header's example are dealt out to two ranks.
+TEST(SortByExpertTest, LeavesOutTheExpertsOfOtherRanks) {
+  const at::Tensor experts_TK = Longs({2, 0, 0, 1, 2, 0}).view({3, 2});
+  const ExpertRows first =
+      SortByExpert(experts_TK, {.count = 3, .own = {0, 1}}, {});
+  EXPECT_TRUE(at::equal(first.tokens_N, Longs({0, 1, 2})));
+  EXPECT_TRUE(at::equal(first.pairs_N, Longs({1, 2, 5})));
+  EXPECT_TRUE(
+      at::equal(first.places_TK, Longs({3, 0, 1, 3, 3, 2}).view({3, 2})));
+  const ExpertRows second =
+      SortByExpert(experts_TK, {.count = 3, .own = {1, 3}}, {});
+  EXPECT_TRUE(at::equal(second.tokens_N, Longs({1, 0, 2})));
+  EXPECT_TRUE(
+      at::equal(second.places_TK, Longs({1, 3, 3, 0, 2, 3}).view({3, 2})));
+  EXPECT_EQ(second.parts.front().expert, 1);
+  EXPECT_TRUE(first.has_absent && second.has_absent);
+}
+
 TEST(SortByExpertTest, RefusesAnExpertThatDoesNotExist) {
   for (const int64_t expert : {-1, 3}) {
-    EXPECT_THROW((void)SortByExpert(Longs({0, expert}).view({2, 1}), 3, {}),
-                 c10::Error);
+    EXPECT_THROW(
+        (void)SortByExpert(Longs({0, expert}).view({2, 1}), {.count = 3}, {}),
+        c10::Error);
   }
 }
 

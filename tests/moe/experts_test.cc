@@ -70,7 +70,8 @@ TEST_F(ExpertsTest, AllTokensMayGoToTheSameExperts) {
   const at::Tensor experts_TK =
       at::tensor(std::vector<int64_t>{4, 1}).repeat({40, 1});
   const Routing routing =
-      Route(x_TH, weights_.router_EH, config_.moe, experts_TK);
+      Route(x_TH, {weights_.router_EH, weights_.router_bias_E}, config_.moe,
+            experts_TK);
   const at::Tensor expected =
       One(x_TH, 4) * routing.weights_TK.narrow(1, 0, 1) +
       One(x_TH, 1) * routing.weights_TK.narrow(1, 1, 1);
@@ -80,8 +81,8 @@ TEST_F(ExpertsTest, AllTokensMayGoToTheSameExperts) {
             bound);
 }
 
-// The number of rows of an expert chooses the product's code, so results differ
-// by its rounding and by no more.
+// An expert's products of at most 32 rows have kernels of their own, whose
+// results differ from those of more rows by rounding and by no more.
 TEST_F(ExpertsTest, ATokenDoesNotDependOnTheOthersBeyondRounding) {
   const at::Tensor x_TH = at::randn({300, kHidden});
   const at::Tensor all_TH = Forward(x_TH);
@@ -104,6 +105,23 @@ TEST_F(ExpertsTest, AmongFewRowsATokenHasTheSameBitsInEveryBatch) {
   for (int64_t row = 0; row < 12; ++row) {
     EXPECT_TRUE(at::equal(Forward(x_TH.narrow(0, row, 1).contiguous())[0],
                           all_TH[row]));
+  }
+}
+
+// The same holds if every expert and every segment has many rows.
+TEST_F(ExpertsTest, AmongManyRowsATokenHasTheSameBitsInEveryBatch) {
+  const at::Tensor x_TH = at::randn({150, kHidden});
+  std::vector<int64_t> experts;
+  for (int64_t token = 0; token < 150; ++token) {
+    experts.push_back(token % 3);
+    experts.push_back(3 + token % 2);
+  }
+  const at::Tensor experts_TK = at::tensor(experts).view({150, 2});
+  const at::Tensor all_TH = Forward(x_TH, experts_TK);
+  for (const int64_t count : {102, 120, 149}) {
+    EXPECT_TRUE(at::equal(Forward(x_TH.narrow(0, 0, count).contiguous(),
+                                  experts_TK.narrow(0, 0, count).contiguous()),
+                          all_TH.narrow(0, 0, count)));
   }
 }
 

@@ -16,6 +16,8 @@ constexpr int kHidden = 16;
 constexpr int kExperts = 9;
 constexpr int kPerToken = 3;
 
+const at::Tensor none;  // A router without bias.
+
 model::MoeConfig Config(bool normalizes) {
   model::MoeConfig config;
   config.shape.count = kExperts;
@@ -41,7 +43,7 @@ TEST(RouteTest, GradientsAreThoseOfAutograd) {
         torch::autograd::grad({weights_TK}, {x_TH}, {d_weights_TK})[0];
 
     const model::MoeConfig config = Config(normalizes);
-    const Routing routing = Route(x_TH.detach(), router_EH, config, {});
+    const Routing routing = Route(x_TH.detach(), {router_EH, none}, config, {});
     const at::Tensor actual =
         RouteBackward(d_weights_TK, routing, router_EH, config);
     const int64_t reduction = kHidden + 2 * kExperts;
@@ -55,21 +57,61 @@ TEST(RouteTest, GradientsAreThoseOfAutograd) {
   }
 }
 
+// gpt-oss chooses by logits with a bias and takes the softmax of the chosen.
+TEST(RouteTest, TheSoftmaxMayBeThatOfTheChosen) {
+  at::manual_seed(4);
+  model::MoeConfig config = Config(/*normalizes=*/false);
+  config.softmax_of_chosen = true;
+  const at::Tensor router_EH = Random(kExperts, kHidden);
+  const at::Tensor bias_E = at::randn({kExperts}, at::kDouble) * 3;
+  const at::Tensor d_weights_TK = Random(kTokens, kPerToken);
+  const at::Tensor x_TH = Random(kTokens, kHidden).requires_grad_(true);
+  const auto [top_TK, experts_TK] =
+      (at::mm(x_TH, router_EH.t()) + bias_E).topk(kPerToken, 1);
+  const at::Tensor weights_TK = top_TK.softmax(1);
+  const at::Tensor expected =
+      torch::autograd::grad({weights_TK}, {x_TH}, {d_weights_TK})[0];
+
+  const Routing routing = Route(x_TH.detach(), {router_EH, bias_E}, config, {});
+  EXPECT_TRUE(at::equal(routing.experts_TK, experts_TK));
+  const double bound =
+      testing::Tolerance(testing::kEpsilonF64, kHidden + 2 * kExperts, 1.0);
+  EXPECT_LE(
+      (routing.weights_TK - weights_TK.detach()).abs().max().item<double>(),
+      bound);
+  const at::Tensor actual =
+      RouteBackward(d_weights_TK, routing, router_EH, config);
+  EXPECT_LE((actual - expected).abs().max().item<double>(),
+            bound * expected.abs().max().item<double>());
+}
+
+// Probabilities of experts far below the best one round to zero.
+TEST(RouteTest, GivenExpertsMayBeVeryImprobable) {
+  model::MoeConfig config = Config(/*normalizes=*/false);
+  config.shape.per_token = 2;
+  config.softmax_of_chosen = true;
+  const at::Tensor bias_E = at::arange(kExperts, at::kFloat) * 200;
+  const Routing routing =
+      Route(at::zeros({1, kHidden}), {at::zeros({kExperts, kHidden}), bias_E},
+            config, at::arange(1, -1, -1).view({1, 2}));
+  EXPECT_TRUE(at::allclose(routing.weights_TK, at::eye(1, 2)));
+}
+
 TEST(RouteTest, TakesTheExpertsThatItIsGiven) {
   at::manual_seed(5);
   const at::Tensor router_EH = Random(kExperts, kHidden);
   const at::Tensor x_TH = Random(kTokens, kHidden);
   const model::MoeConfig config = Config(/*normalizes=*/true);
-  const Routing own = Route(x_TH, router_EH, config, {});
-  const Routing again = Route(x_TH, router_EH, config, own.experts_TK);
+  const Routing own = Route(x_TH, {router_EH, none}, config, {});
+  const Routing again = Route(x_TH, {router_EH, none}, config, own.experts_TK);
   EXPECT_TRUE(at::equal(again.weights_TK, own.weights_TK));
   const at::Tensor others_TK = (own.experts_TK + 1) % kExperts;
-  const Routing other = Route(x_TH, router_EH, config, others_TK);
+  const Routing other = Route(x_TH, {router_EH, none}, config, others_TK);
   EXPECT_TRUE(at::equal(other.experts_TK, others_TK));
-  const at::Tensor wanted = own.probs_TE.gather(1, others_TK);
+  const at::Tensor wanted = own.probs.gather(1, others_TK);
   EXPECT_TRUE(
       at::allclose(other.weights_TK, wanted / wanted.sum(1, true), 1e-12));
-  const Routing known = RouteTo(x_TH, router_EH, config, others_TK);
+  const Routing known = RouteTo(x_TH, {router_EH, none}, config, others_TK);
   EXPECT_TRUE(at::equal(known.weights_TK, other.weights_TK));
 }
 
@@ -78,10 +120,10 @@ TEST(RouteTest, ChoosesForTheRowsWithoutGivenExperts) {
   const at::Tensor router_EH = Random(kExperts, kHidden);
   const at::Tensor x_TH = Random(kTokens, kHidden);
   const model::MoeConfig config = Config(/*normalizes=*/true);
-  const Routing own = Route(x_TH, router_EH, config, {});
+  const Routing own = Route(x_TH, {router_EH, none}, config, {});
   at::Tensor given_TK = (own.experts_TK + 1) % kExperts;
   given_TK[1].fill_(-1);
-  const Routing mixed = Route(x_TH, router_EH, config, given_TK);
+  const Routing mixed = Route(x_TH, {router_EH, none}, config, given_TK);
   EXPECT_TRUE(at::equal(mixed.experts_TK[0], given_TK[0]));
   EXPECT_TRUE(at::equal(mixed.experts_TK[1], own.experts_TK[1]));
   EXPECT_TRUE(at::equal(mixed.weights_TK[1], own.weights_TK[1]));

@@ -123,7 +123,7 @@ TEST_P(CudaOpsTest, GatedProductIsThatOfTheCpu) {
   const at::Tensor gate_up = Random({29, 2 * 1537}, 3);
   const at::Tensor dout = Random({29, 1537});
   for (const Activation activation :
-       {Activation::kSilu, Activation::kGeluTanh}) {
+       {Activation::kSilu, Activation::kGeluTanh, Activation::kClampedSilu}) {
     const auto run = [&](at::Tensor g, const at::Tensor& d) {
       at::Tensor out = at::empty_like(d);
       GatedProduct(activation, g, out);
@@ -142,13 +142,15 @@ TEST_P(CudaOpsTest, PagedAttentionIsThatOfTheCpu) {
   const at::Tensor table = at::randperm(120, at::kInt).view({2, 60});
   const at::Tensor q = Random({2, 6, 64});
   const at::Tensor k = Random({120, 16, 2, 64}), v = Random({120, 16, 2, 64});
+  const at::Tensor sinks = at::randn({6});
   for (const int64_t window : {0, 50}) {
     const AttentionRule rule = {.scale = 0.125, .window = window};
     const auto run = [&](const at::Tensor& q_in, const at::Tensor& k_in,
                          const at::Tensor& v_in) {
       at::Tensor out = at::empty_like(q_in);
       PagedAttention(q_in, k_in, v_in, table.to(q_in.device()),
-                     lengths.to(q_in.device()), rule, out);
+                     lengths.to(q_in.device()), rule, out,
+                     sinks.to(q_in.device()));
       return out;
     };
     ExpectClose(run(OnDevice(q), OnDevice(k), OnDevice(v)), run(q, k, v),

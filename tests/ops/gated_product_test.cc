@@ -22,6 +22,14 @@ double EpsilonOf(at::ScalarType dtype) {
   return dtype == at::kFloat ? kEpsilonF32 : kEpsilonBf16;
 }
 
+at::Tensor Expected(Activation activation, const at::Tensor& gate,
+                    const at::Tensor& up) {
+  if (activation == Activation::kSilu) return at::silu(gate) * up;
+  if (activation == Activation::kGeluTanh) return at::gelu(gate, "tanh") * up;
+  const at::Tensor x = gate.clamp_max(7);
+  return x * (x * 1.702).sigmoid() * (up.clamp(-7, 7) + 1);
+}
+
 class GatedProductTest
     : public ::testing::TestWithParam<std::tuple<at::ScalarType, Activation>> {
 };
@@ -39,9 +47,7 @@ TEST_P(GatedProductTest, MatchesAutograd) {
           gate_up.to(at::kDouble).detach().clone().requires_grad_(true);
       const at::Tensor gate = leaf.narrow(1, 0, features);
       const at::Tensor y =
-          (activation == Activation::kSilu ? at::silu(gate)
-                                           : at::gelu(gate, "tanh")) *
-          leaf.narrow(1, features, features);
+          Expected(activation, gate, leaf.narrow(1, features, features));
       (y * dout.to(at::kDouble)).sum().backward();
       at::Tensor out = at::empty({rows, features}, dtype);
       GatedProduct(activation, gate_up, out);
@@ -58,21 +64,24 @@ std::string CaseName(
     const ::testing::TestParamInfo<GatedProductTest::ParamType>& test) {
   const auto& [dtype, activation] = test.param;
   return std::string(c10::toString(dtype)) +
-         (activation == Activation::kSilu ? "_Silu" : "_GeluTanh");
+         (activation == Activation::kSilu       ? "_Silu"
+          : activation == Activation::kGeluTanh ? "_GeluTanh"
+                                                : "_ClampedSilu");
 }
 
 INSTANTIATE_TEST_SUITE_P(
     EveryDtype, GatedProductTest,
     ::testing::Combine(
         ::testing::Values(at::kFloat, at::kDouble, at::kBFloat16),
-        ::testing::Values(Activation::kSilu, Activation::kGeluTanh)),
+        ::testing::Values(Activation::kSilu, Activation::kGeluTanh,
+                          Activation::kClampedSilu)),
     CaseName);
 
 TEST(GatedProductNanTest, StaysInItsElement) {
   at::Tensor gate_up = at::ones({3, 40});
   gate_up[1][5] = std::nan("");
   for (const Activation activation :
-       {Activation::kSilu, Activation::kGeluTanh}) {
+       {Activation::kSilu, Activation::kGeluTanh, Activation::kClampedSilu}) {
     at::Tensor out = at::empty({3, 20});
     GatedProduct(activation, gate_up, out);
     EXPECT_TRUE(out[1][5].isnan().item<bool>());

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
+#include "src/ops/bf16_product.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::ops {
@@ -55,6 +56,10 @@ TEST_P(MatMulTest, MatchesF64) {
   // a consists of rows of a larger matrix.
   const at::Tensor rows = at::cat({a, a}).narrow(0, m, m);
   ExpectClose(MatMul(rows, b), expected, k, dtype);
+  for (const at::Tensor& view : {b, b.t().contiguous().t()}) {
+    ExpectClose(MatMul(rows, view, bias, RowCount::kVaries),
+                expected + bias.to(at::kDouble), k, dtype);
+  }
 }
 
 std::string ShapeName(
@@ -115,6 +120,88 @@ TEST(MatMulOfLargeBf16WeightTest, WidensALargeOneInParts) {
             Tolerance(kEpsilonF32, 4096, expected.abs().max().item<double>()));
 }
 
+// Allows bf16 products for one test.
+class Bf16ArithmeticTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!AllowBf16Products(true)) {
+      GTEST_SKIP() << "this processor lacks AVX512_BF16";
+    }
+  }
+  void TearDown() override { AllowBf16Products(false); }
+
+  static at::Tensor Rounded(const at::Tensor& x) {
+    return x.to(at::kBFloat16).to(at::kDouble);
+  }
+
+  // The bound is that of f32 sums over rounded operands.
+  static void ExpectProductOfRounded(const at::Tensor& y, const at::Tensor& a,
+                                     const at::Tensor& b) {
+    EXPECT_EQ(y.scalar_type(), at::kFloat);
+    const at::Tensor expected = at::mm(Rounded(a), Rounded(b));
+    EXPECT_LE(
+        (y.to(at::kDouble) - expected).abs().max().item<double>(),
+        Tolerance(kEpsilonF32, a.size(1), expected.abs().max().item<double>()));
+  }
+};
+
+TEST_F(Bf16ArithmeticTest, OperandsAreRoundedAndSumsAreF32) {
+  at::manual_seed(7);
+  // The longest sum takes several panels of the weight.
+  for (const auto& [m, k, n] : {Shape{33, 37, 50}, Shape{200, 64, 64},
+                                Shape{70, 4099, 130}, Shape{49, 1, 65}}) {
+    const at::Tensor a = at::randn({m, k}), bias = at::randn({n});
+    const at::Tensor weight_NK = at::randn({n, k}).to(at::kBFloat16);
+    const at::Tensor y = MatMul(a, weight_NK.t());
+    ExpectProductOfRounded(y, a, weight_NK.t());
+    EXPECT_TRUE(at::equal(MatMul(a, weight_NK.t(), bias), y + bias));
+    // This is the product of the backward pass.
+    ExpectProductOfRounded(MatMul(y, weight_NK), y, weight_NK);
+    // The operands and the result are parts of larger matrices.
+    const at::Tensor wide = at::cat({a, a}, 1).narrow(1, k, k);
+    at::Tensor into = at::full({m, n + 3}, -77.0F);
+    MatMulInto(wide, weight_NK.t(), into.narrow(1, 2, n));
+    EXPECT_TRUE(at::equal(into.narrow(1, 2, n), y));
+    EXPECT_TRUE((into.narrow(1, 0, 2) == -77).all().item<bool>());
+    EXPECT_TRUE((into.narrow(1, n + 2, 1) == -77).all().item<bool>());
+  }
+}
+
+TEST_F(Bf16ArithmeticTest, FewRowsOfTheForwardPassAreF32) {
+  const at::Tensor a = at::randn({32, 70});
+  const at::Tensor weight_NK = at::randn({90, 70}).to(at::kBFloat16);
+  const at::Tensor y = MatMul(a, weight_NK.t());
+  AllowBf16Products(false);
+  EXPECT_TRUE(at::equal(MatMul(a, weight_NK.t()), y));
+}
+
+TEST_F(Bf16ArithmeticTest, ARowIsTheSameToTheBitInEveryBatchAndOnEveryThread) {
+  at::manual_seed(8);
+  const at::Tensor a = at::randn({150, 70});
+  const at::Tensor weight = at::randn({130, 70}).to(at::kBFloat16);
+  const at::Tensor all = MatMul(a, weight.t());
+  const int before = at::get_num_threads();
+  for (const int threads : {1, 2, 3}) {
+    at::set_num_threads(threads);
+    for (const int64_t rows : {33, 47, 48, 100}) {
+      EXPECT_TRUE(at::equal(MatMul(a.narrow(0, 20, rows), weight.t()),
+                            all.narrow(0, 20, rows)));
+    }
+    // The backward pass computes any number of rows in the same way.
+    const at::Tensor back = MatMul(all, weight);
+    EXPECT_TRUE(
+        at::equal(MatMul(all.narrow(0, 7, 1), weight), back.narrow(0, 7, 1)));
+  }
+  at::set_num_threads(before);
+}
+
+TEST_F(Bf16ArithmeticTest, NothingElseIsRounded) {
+  const at::Tensor a = at::randn({40, 30}), b = at::randn({30, 20});
+  const at::Tensor in_f32 = MatMul(a, b);
+  AllowBf16Products(false);
+  EXPECT_TRUE(at::equal(MatMul(a, b), in_f32));
+}
+
 TEST(MatMulFewRowsTest, ARowIsTheSameToTheBitInEveryBatch) {
   at::manual_seed(5);
   const at::Tensor a = at::randn({32, 70});
@@ -128,6 +215,25 @@ TEST(MatMulFewRowsTest, ARowIsTheSameToTheBitInEveryBatch) {
           at::equal(MatMul(a.narrow(0, 0, rows), b), all.narrow(0, 0, rows)));
       EXPECT_TRUE(at::equal(MatMul(a.narrow(0, begin, rows), b),
                             all.narrow(0, begin, rows)));
+    }
+  }
+}
+
+TEST(MatMulOfVaryingRowsTest,
+     ARowIsTheSameToTheBitInEveryBatchAndOnEveryThread) {
+  at::manual_seed(8);
+  const at::Tensor a = at::randn({200, 70}), bias = at::randn({245});
+  const int num_threads = at::get_num_threads();
+  for (const at::Tensor& b : {at::randn({245, 70}).t(), at::randn({70, 245})}) {
+    const at::Tensor all = MatMul(a, b, bias, RowCount::kVaries);
+    for (const int64_t rows : {33, 64, 101, 199}) {
+      for (const int threads : {1, 3}) {
+        at::set_num_threads(threads);
+        EXPECT_TRUE(
+            at::equal(MatMul(a.narrow(0, 0, rows), b, bias, RowCount::kVaries),
+                      all.narrow(0, 0, rows)));
+      }
+      at::set_num_threads(num_threads);
     }
   }
 }

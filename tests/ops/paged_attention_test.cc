@@ -67,7 +67,8 @@ Cache MakeCache(const Shape& shape, at::ScalarType dtype,
 }
 
 at::Tensor DenseAttention(const at::Tensor& q_HC, const at::Tensor& k_TKC,
-                          const at::Tensor& v_TKC, const AttentionRule& rule) {
+                          const at::Tensor& v_TKC, const AttentionRule& rule,
+                          const at::Tensor& sinks_H = {}) {
   const int64_t hidden =
       rule.window > 0 ? std::max<int64_t>(0, k_TKC.size(0) - rule.window) : 0;
   const int64_t group = q_HC.size(0) / k_TKC.size(1);
@@ -82,11 +83,15 @@ at::Tensor DenseAttention(const at::Tensor& q_HC, const at::Tensor& k_TKC,
   at::Tensor scores =
       at::matmul(q_HC.to(at::kDouble).unsqueeze(1), k) * rule.scale;
   if (rule.softcap > 0) scores = (scores / rule.softcap).tanh() * rule.softcap;
-  return at::matmul(scores.softmax(-1), v).squeeze(1);
+  const int64_t keys = scores.size(2);
+  if (sinks_H.defined()) {
+    scores = at::cat({scores, sinks_H.to(at::kDouble).view({-1, 1, 1})}, 2);
+  }
+  return at::matmul(scores.softmax(-1).narrow(2, 0, keys), v).squeeze(1);
 }
 
 void CheckAgainstDense(const Shape& shape, at::ScalarType dtype, double epsilon,
-                       AttentionRule rule = {}) {
+                       AttentionRule rule = {}, bool has_sinks = false) {
   at::manual_seed(9);
   const int64_t batch = static_cast<int64_t>(shape.lengths.size());
   rule.scale = 1 / std::sqrt(static_cast<double>(shape.features));
@@ -104,10 +109,14 @@ void CheckAgainstDense(const Shape& shape, at::ScalarType dtype, double epsilon,
                            .narrow(1, 1, shape.query_heads);
   at::Tensor out =
       at::full({batch, shape.query_heads, shape.features}, NAN, dtype);
+  const at::Tensor sinks_H =
+      has_sinks ? at::randn({shape.query_heads},
+                            dtype == at::kDouble ? at::kDouble : at::kFloat)
+                : at::Tensor();
   PagedAttention(q, cache.k_PSKC, cache.v_PSKC, cache.table_BL, cache.lengths_B,
-                 rule, out);
+                 rule, out, sinks_H);
   for (int64_t b = 0; b < batch; ++b) {
-    const at::Tensor expected = DenseAttention(q[b], k[b], v[b], rule);
+    const at::Tensor expected = DenseAttention(q[b], k[b], v[b], rule, sinks_H);
     const double magnitude = std::max(1.0, expected.abs().max().item<double>());
     const double error =
         (out[b].to(at::kDouble) - expected).abs().max().item<double>();
@@ -152,6 +161,17 @@ TEST(PagedAttentionTest, WindowsAndSoftcapsMatchDenseAttention) {
         CheckAgainstDense(shape, at::kFloat, kEpsilonF32, rule);
         CheckAgainstDense(shape, at::kDouble, kEpsilonF64, rule);
       }
+    }
+  }
+}
+
+TEST(PagedAttentionTest, SinksMatchDenseAttention) {
+  for (const Shape& shape : Shapes()) {
+    for (const int64_t window : {0, 16, 1500}) {
+      const AttentionRule rule{.window = window};
+      CheckAgainstDense(shape, at::kFloat, kEpsilonF32, rule, true);
+      CheckAgainstDense(shape, at::kDouble, kEpsilonF64, rule, true);
+      CheckAgainstDense(shape, at::kBFloat16, kEpsilonBf16, rule, true);
     }
   }
 }

@@ -40,7 +40,7 @@ std::vector<SuffixRows> Pack(const std::vector<Lengths>& lengths) {
 // Computes one sequence in f64 with an explicit mask. Returns [q_size, H, C].
 at::Tensor DenseSuffix(const at::Tensor& q_THC, const at::Tensor& k_SKC,
                        const at::Tensor& v_SKC, const SuffixRows& rows,
-                       const AttentionRule& rule) {
+                       const AttentionRule& rule, const at::Tensor& sinks_H) {
   const auto heads_first = [&](const at::Tensor& x, int64_t begin,
                                int64_t size) {
     return x.narrow(0, begin, size)
@@ -58,7 +58,11 @@ at::Tensor DenseSuffix(const at::Tensor& q_THC, const at::Tensor& k_SKC,
       at::arange(rows.k_size).unsqueeze(0);
   at::Tensor hidden = distance < 0;
   if (rule.window > 0) hidden.logical_or_(distance >= rule.window);
-  return at::matmul(scores.masked_fill(hidden, -INFINITY).softmax(-1), v)
+  const at::Tensor sinks = sinks_H.to(at::kDouble).view({-1, 1, 1});
+  const at::Tensor all = at::cat({scores.masked_fill(hidden, -INFINITY),
+                                  sinks.expand({kHeads, rows.q_size, 1})},
+                                 2);
+  return at::matmul(all.softmax(-1).narrow(2, 0, rows.k_size), v)
       .transpose(0, 1);
 }
 
@@ -79,22 +83,30 @@ void CheckAgainstDense(const std::vector<Lengths>& lengths, AttentionRule rule,
                            .view({q_rows, kHeads, kFeatures});
   const at::Tensor k = at::randn({k_rows, kKvHeads, kFeatures}).to(dtype);
   const at::Tensor v = at::randn({k_rows, kKvHeads, kFeatures}).to(dtype);
-  const at::Tensor out =
-      SuffixAttention(q.to(device), k.to(device), v.to(device), sequences, rule)
-          .cpu();
+  // Sinks of -inf take nothing.
+  const at::Tensor none_H = at::full({kHeads}, -INFINITY);
+  const at::Tensor sinks_H =
+      at::randn({kHeads}, dtype == at::kDouble ? at::kDouble : at::kFloat);
+  const auto run = [&](const at::Tensor& sinks) {
+    return SuffixAttention(q.to(device), k.to(device), v.to(device), sequences,
+                           rule, sinks)
+        .cpu();
+  };
+  const at::Tensor out = run({});
+  const at::Tensor sunk = run(sinks_H.to(device));
   ASSERT_EQ(out.sizes(), q.sizes());
   ASSERT_EQ(out.scalar_type(), dtype);
   for (const SuffixRows& rows : sequences) {
-    const at::Tensor expected = DenseSuffix(q, k, v, rows, rule);
-    const double error =
-        (out.narrow(0, rows.q_begin, rows.q_size).to(at::kDouble) - expected)
-            .abs()
-            .max()
-            .item<double>();
-    EXPECT_LE(error,
-              Tolerance(epsilon, rows.k_size,
-                        std::max(1.0, expected.abs().max().item<double>())))
-        << rows.q_size << " of " << rows.k_size;
+    for (const bool has_sinks : {false, true}) {
+      const at::Tensor expected =
+          DenseSuffix(q, k, v, rows, rule, has_sinks ? sinks_H : none_H);
+      const at::Tensor actual =
+          (has_sinks ? sunk : out).narrow(0, rows.q_begin, rows.q_size);
+      EXPECT_LE((actual.to(at::kDouble) - expected).abs().max().item<double>(),
+                Tolerance(epsilon, rows.k_size,
+                          std::max(1.0, expected.abs().max().item<double>())))
+          << rows.q_size << " of " << rows.k_size << ", sinks " << has_sinks;
+    }
   }
 }
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "src/ops/bf16_product.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::ops {
@@ -150,7 +151,8 @@ struct Oracle {
 // autograd.
 Oracle DenseAttention(const Pack& pack, const at::Tensor& storage,
                       const at::Tensor& dout, const Heads& heads,
-                      const AttentionRule& rule) {
+                      const AttentionRule& rule,
+                      const at::Tensor& sinks_H = {}) {
   at::Tensor leaf = storage.to(at::kCPU, at::kDouble).detach().clone();
   leaf.set_requires_grad(true);
   const Fused fused(leaf, heads);
@@ -162,7 +164,13 @@ Oracle DenseAttention(const Pack& pack, const at::Tensor& storage,
   if (rule.softcap > 0) scores = (scores / rule.softcap).tanh() * rule.softcap;
   scores = scores.masked_fill(VisibleRows(pack, rule.window).logical_not(),
                               -INFINITY);
-  const at::Tensor out = at::matmul(scores.softmax(-1), v).transpose(0, 1);
+  const int64_t keys = scores.size(2);
+  if (sinks_H.defined()) {
+    const at::Tensor sinks = sinks_H.to(at::kDouble).view({-1, 1, 1});
+    scores = at::cat({scores, sinks.expand({-1, keys, 1})}, 2);
+  }
+  const at::Tensor weights = scores.softmax(-1).narrow(2, 0, keys);
+  const at::Tensor out = at::matmul(weights, v).transpose(0, 1);
   const auto gradients =
       torch::autograd::grad({out}, {leaf}, {dout.to(at::kCPU, at::kDouble)});
   return {out.detach(), scores.logsumexp(-1).t().detach(), gradients[0]};
@@ -180,7 +188,8 @@ void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
 
 void CheckAgainstOracle(const Pack& pack, const Heads& heads,
                         at::TensorOptions options, double epsilon,
-                        AttentionMethod method, AttentionRule rule = {}) {
+                        AttentionMethod method, AttentionRule rule = {},
+                        const at::Tensor& sinks_H = {}) {
   SCOPED_TRACE(pack.name + " heads " + std::to_string(heads.query) + "/" +
                std::to_string(heads.kv) + " features " +
                std::to_string(heads.features) + " window " +
@@ -193,10 +202,12 @@ void CheckAgainstOracle(const Pack& pack, const Heads& heads,
   const Fused in(at::randn({rows, width}).to(options), heads);
   const at::Tensor dout =
       at::randn({rows, heads.query, heads.features}).to(options);
-  const Oracle oracle = DenseAttention(pack, in.all, dout, heads, rule);
+  const Oracle oracle =
+      DenseAttention(pack, in.all, dout, heads, rule, sinks_H);
 
-  const AttentionOutput result =
-      TreeAttention(in.q, in.k, in.v, pack.nodes, rule, method);
+  const AttentionOutput result = TreeAttention(
+      in.q, in.k, in.v, pack.nodes, rule, method,
+      sinks_H.defined() ? sinks_H.to(options.device()) : at::Tensor());
   // The gradient starts with NaN, so that a value shows that the backward pass
   // does not overwrite.
   Fused grad(at::full({rows, width}, NAN, options), heads);
@@ -238,6 +249,37 @@ TEST(TreeAttentionTest, MatchesDenseAutogradInBf16) {
   }
 }
 
+// Allows products in bf16 over f32 rows for one test.
+class Bf16ArithmeticAttentionTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!AllowBf16Products(true)) {
+      GTEST_SKIP() << "this processor lacks AVX512_BF16";
+    }
+  }
+  void TearDown() override { AllowBf16Products(false); }
+};
+
+TEST_F(Bf16ArithmeticAttentionTest, MatchesDenseAutograd) {
+  const at::Tensor sinks_H = at::tensor({-30.0F, 0.5F, 2.0F, 12.0F});
+  for (const Pack& pack : Packs()) {
+    for (const Heads& heads : kHeads) {
+      CheckAgainstOracle(pack, heads, at::kFloat, kEpsilonBf16,
+                         AttentionMethod::kFused);
+    }
+    for (const int64_t window : {0, 3, 11}) {
+      CheckAgainstOracle(pack, {4, 2, 16}, at::kFloat, kEpsilonBf16,
+                         AttentionMethod::kFused,
+                         {.window = window, .softcap = 0.7});
+      CheckAgainstOracle(pack, {4, 2, 16}, at::kFloat, kEpsilonBf16,
+                         AttentionMethod::kFused, {.window = window}, sinks_H);
+    }
+  }
+  // Several blocks and chunks of keys.
+  CheckAgainstOracle(Groups("LongGroup", 700, {{150, 3}}), {6, 2, 20},
+                     at::kFloat, kEpsilonBf16, AttentionMethod::kFused);
+}
+
 TEST(TreeAttentionTest, EagerMatchesDenseAutograd) {
   for (const Pack& pack : Packs()) {
     for (const Heads& heads : kHeads) {
@@ -267,6 +309,30 @@ TEST(TreeAttentionTest, WindowsAndSoftcapsMatchDenseAutograd) {
     CheckAgainstOracle(pack, {4, 2, 16}, at::kDouble, kEpsilonF64,
                        AttentionMethod::kFused, {.softcap = 0.7});
   }
+}
+
+// Some sinks leave nearly nothing to the keys, and some take nothing.
+TEST(TreeAttentionTest, SinksMatchDenseAutograd) {
+  const at::Tensor sinks_H = at::tensor({-30.0, 0.5, 2.0, 12.0});
+  for (const Pack& pack : Packs()) {
+    for (const int64_t window : {0, 3}) {
+      const AttentionRule rule{.window = window};
+      for (const AttentionMethod method :
+           {AttentionMethod::kFused, AttentionMethod::kEager}) {
+        CheckAgainstOracle(pack, {4, 2, 16}, at::kDouble, kEpsilonF64, method,
+                           rule, sinks_H);
+        CheckAgainstOracle(pack, {4, 2, 16}, at::kFloat, kEpsilonF32, method,
+                           rule, sinks_H.to(at::kFloat));
+      }
+    }
+  }
+}
+
+TEST(TreeAttentionTest, SinksOfAnotherShapeAreRefused) {
+  const at::Tensor qkv = at::zeros({1, 2, 4});
+  EXPECT_THROW(TreeAttention(qkv, qkv, qkv, {{0, 1, -1, 1}}, {},
+                             AttentionMethod::kFused, at::zeros({3})),
+               c10::Error);
 }
 
 // There are more rows than the plain products take at a time.
@@ -316,7 +382,7 @@ TEST(TreeAttentionTest, ComputesTheSameBitsInInferenceMode) {
 }
 
 // A tree's bits depend neither on other trees nor on the number of threads.
-TEST(TreeAttentionTest, ATreeHasTheSameBitsInCompany) {
+void ExpectSameBitsInCompany() {
   at::manual_seed(9);
   const at::Tensor storage = at::randn({700, 8 * 16});
   const auto run = [&](const Pack& pack) {
@@ -335,6 +401,14 @@ TEST(TreeAttentionTest, ATreeHasTheSameBitsInCompany) {
   at::set_num_threads(1);
   EXPECT_TRUE(at::equal(run(Sequences("OneThread", {600})), alone));
   at::set_num_threads(threads);
+}
+
+TEST(TreeAttentionTest, ATreeHasTheSameBitsInCompany) {
+  ExpectSameBitsInCompany();
+}
+
+TEST_F(Bf16ArithmeticAttentionTest, ATreeHasTheSameBitsInCompany) {
+  ExpectSameBitsInCompany();
 }
 
 TEST(TreeAttentionTest, CudaVarlenMatchesDenseAutograd) {

@@ -15,10 +15,18 @@ SIZES = {
     "tensor 2, data 2": ("--tensor-parallel-size", "2", "--data-parallel-size", "2"),
 }
 
+# Only for models with experts.
+EXPERT_SIZES = {
+    "tensor 2, experts 2": (*SIZES["tensor 2"], "--expert-parallel-size", "2"),
+    "tensor 4, experts 2": (*SIZES["tensor 4"], "--expert-parallel-size", "2"),
+}
+RANK_FLAGS = ("--tensor-parallel-size", "--data-parallel-size")
+
 
 def num_ranks(flags: Sequence[str]) -> int:
     """Returns how many ranks a daemon with these flags has."""
-    return math.prod(int(size) for size in flags[1::2])
+    pairs = zip(flags[::2], flags[1::2], strict=True)
+    return math.prod(int(size) for flag, size in pairs if flag in RANK_FLAGS)
 
 
 def need_devices(flags: Sequence[str]) -> None:

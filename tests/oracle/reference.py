@@ -70,7 +70,7 @@ def mixed_shapes(kind: str) -> tuple[AdapterShape, ...]:
     """Returns three adapters for a model of this kind."""
     if kind == "qwen2-moe":
         return MIXED_SHARED
-    return MIXED_EXPERTS if kind in ("qwen3-moe", "mixtral") else MIXED
+    return MIXED_EXPERTS if kind in ("qwen3-moe", "mixtral", "gpt-oss") else MIXED
 
 
 class Reference:
@@ -167,7 +167,7 @@ class Adapted:
             for name, parameter in peft_model.named_parameters()
             if parameter.requires_grad
         }
-        experts.keep_halves_apart(self.parameters)
+        experts.keep_halves_apart(self.parameters, peft_model.config)
 
     def logprobs(
         self, tokens: Sequence[int], targets: Sequence[int], temperature: float = 1.0

@@ -15,7 +15,7 @@ def _routers(model: Any) -> list[Any]:
     return [
         module
         for name, module in model.named_modules()
-        if name.endswith(".mlp.gate") and hasattr(module, "top_k")
+        if name.endswith((".mlp.gate", ".mlp.router")) and hasattr(module, "top_k")
     ]
 
 

@@ -14,11 +14,13 @@ import forms
 import numpy as np
 import pytest
 import torch
-from daemon import WEFTD, brief
+from daemon import WEFTD, brief, running
 from models import tiny_model
+from parallel import EXPERT_SIZES, SIZES
 from safetensors.torch import save_file
 from texts import next_token, random_tokens
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 WRAPPED = "gemma3-wrapped"
 LENGTHS = (60, 2, 33)
@@ -125,6 +127,91 @@ def test_one_tensor_may_have_all_experts(
     assert tensors["model.layers.0.mlp.experts.gate_up_proj"].ndim == 3
     assert not any(".experts.0." in name for name in tensors)
     _assert_same_model(kind, folder, daemon_for, tmp_path / "weftd")
+
+
+def _write_mxfp4(tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    """Replaces the experts' matrices by random MXFP4 in `tensors`, as transformers
+    widens it, and writes the 4-bit form of all of them into the folder."""
+    generator = torch.Generator().manual_seed(4)
+    stored = {}
+    for name, tensor in tensors.items():
+        if tensor.ndim != 3:
+            stored[name] = tensor
+            continue
+        count, columns, rows = tensor.shape
+        shape = (count, rows, columns // 32)
+        blocks = torch.randint(
+            0, 256, (*shape, 16), dtype=torch.uint8, generator=generator
+        )
+        scales = torch.randint(120, 126, shape, dtype=torch.uint8, generator=generator)
+        stored[f"{name}_blocks"], stored[f"{name}_scales"] = blocks, scales
+        wide = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+        assert wide.shape == tensor.shape
+        tensors[name] = wide.contiguous()
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    "flags",
+    ((), SIZES["tensor 2"], EXPERT_SIZES["tensor 2, experts 2"]),
+    ids=("one", "two ranks", "experts of two ranks"),
+)
+def test_experts_in_four_bits(flags: tuple[str, ...], tmp_path: Path) -> None:
+    wide, narrow = (_copy("gpt-oss", tmp_path / name) for name in ("wide", "narrow"))
+    tensors = forms.read(wide)
+    for folder in (wide, narrow):
+        forms.remove_weights(folder)
+    _write_mxfp4(tensors, narrow)
+    save_file(tensors, wide / "model.safetensors", metadata={"format": "pt"})
+    data = [next_token(random_tokens(320, n, n)) for n in LENGTHS]
+    results = []
+    for folder in (wide, narrow):
+        with (
+            running(folder, tmp_path / f"weftd-{folder.name}", *flags) as daemon,
+            daemon.client() as client,
+        ):
+            results.append(client.forward(data).results)
+    for left, right in zip(*results, strict=True):
+        np.testing.assert_array_equal(left.logprobs, right.logprobs)
+
+
+def _bad_scale(tensors: dict[str, torch.Tensor]) -> str:
+    tensors["model.layers.1.mlp.experts.down_proj_scales"][2, 3, 0] = 255
+    return "expert 2: MXFP4 block 9 has scale 255"
+
+
+def _missing_scales(tensors: dict[str, torch.Tensor]) -> str:
+    del tensors["model.layers.1.mlp.experts.down_proj_scales"]
+    return "mlp.experts.down_proj_scales"
+
+
+def _short_blocks(tensors: dict[str, torch.Tensor]) -> str:
+    name = "model.layers.0.mlp.experts.gate_up_proj_blocks"
+    tensors[name] = tensors[name][:, 2:].clone()
+    return "expected [6, 192, 2, 16]"
+
+
+@pytest.mark.parametrize("damage", (_bad_scale, _missing_scales, _short_blocks))
+def test_damaged_four_bit_experts_are_refused(damage: Any, tmp_path: Path) -> None:
+    folder = _copy("gpt-oss", tmp_path / "model")
+    tensors = forms.read(folder)
+    forms.remove_weights(folder)
+    _write_mxfp4(tensors, folder)
+    stored = forms.read(folder)
+    message = damage(stored)
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    done = subprocess.run(
+        [WEFTD, "--model", folder, "--device", "cpu", "--listen", "127.0.0.1:0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert message in done.stderr
 
 
 def test_experts_in_both_forms_are_refused(tmp_path: Path) -> None:

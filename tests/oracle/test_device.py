@@ -36,6 +36,7 @@ def run(
     ("variables", "wanted"),
     [
         ({}, "--device cpu --dtype f32"),
+        ({"WEFT_TEST_DTYPE": "bf16"}, "--device cpu --dtype bf16"),
         ({"WEFT_TEST_DEVICE": "cuda"}, "--device cuda --dtype f32"),
         (
             {"WEFT_TEST_DEVICE": "cuda", "WEFT_TEST_DTYPE": "bf16"},
@@ -62,10 +63,10 @@ def test_every_daemon_gets_the_device(
 
 
 def test_an_unknown_device_is_refused(tmp_path: Path) -> None:
-    for variables in ({"WEFT_TEST_DEVICE": "gpu"}, {"WEFT_TEST_DTYPE": "bf16"}):
+    for variables in ({"WEFT_TEST_DEVICE": "gpu"}, {"WEFT_TEST_DTYPE": "f16"}):
         done = run(tmp_path, "-c", "import daemon", **variables)
         assert done.returncode == 1
-        assert "must be cpu with f32, or cuda with f32 or bf16" in done.stderr
+        assert "must be cpu or cuda, and f32 or bf16" in done.stderr
 
 
 def test_a_rank_without_a_device_is_a_skip_with_its_reason(tmp_path: Path) -> None:
@@ -82,7 +83,7 @@ def test_a_rank_without_a_device_is_a_skip_with_its_reason(tmp_path: Path) -> No
 def test_bounds_of_f32_are_not_held_against_bf16(tmp_path: Path) -> None:
     words = ("-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider")
     bf16 = {"WEFT_TEST_DEVICE": "cuda", "WEFT_TEST_DTYPE": "bf16"}
-    done = run(tmp_path, *words, f"{HERE}/test_sampling.py", **bf16)
+    done = run(tmp_path, *words, f"{HERE}/test_training.py", **bf16)
     assert done.returncode == 0, done.stdout
     assert "its bounds are those of f32" in done.stdout
     collected = run(tmp_path, *words[:3], "--collect-only", "-m", "bf16", str(HERE))

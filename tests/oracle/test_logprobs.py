@@ -12,6 +12,7 @@ import tolerance
 from batching import together
 from conftest import SMOLLM2, model_folder
 from daemon import DTYPE
+from experts import need_equal_choices
 from models import TINY
 from reference import mixed_shapes
 from texts import next_token, sequences
@@ -27,6 +28,7 @@ def test_base_logprobs_of_every_position(
     kind: str, daemon_for: Any, reference_for: Any
 ) -> None:
     reference = reference_for(kind)
+    need_equal_choices(reference.model.config)
     tokens = sequences(kind, model_folder(kind), reference.vocab)
     with daemon_for(kind).client() as client:
         results = client.forward([next_token(t) for t in tokens]).results
@@ -44,6 +46,7 @@ def test_adapters_mixed_in_one_batch(
     kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
 ) -> None:
     reference = reference_for(kind)
+    need_equal_choices(reference.model.config)
     tokens = sequences(kind, model_folder(kind), reference.vocab)
     folders = [
         reference.make_adapter(tmp_path / str(i), shape, seed=40 + i)

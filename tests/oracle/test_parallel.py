@@ -16,7 +16,7 @@ import pytest
 import tolerance
 from batching import together
 from conftest import SMOLLM2, model_folder
-from parallel import SIZES, need_devices
+from parallel import EXPERT_SIZES, SIZES, need_devices
 from reference import mixed_shapes
 from test_gradients import assert_gradients
 from texts import next_token, sequences
@@ -35,16 +35,23 @@ class Group(NamedTuple):
 # and has the cores for itself.
 @pytest.fixture(
     scope="module",
-    params=[*itertools.product(KINDS, SIZES), ("qwen3-moe", "tensor 2")],
+    params=[
+        *itertools.product(KINDS, SIZES),
+        ("qwen3-moe", "tensor 2"),
+        ("gpt-oss", "tensor 2"),
+        ("qwen3-moe", "tensor 2, experts 2"),
+        ("gpt-oss", "tensor 4, experts 2"),
+    ],
     ids=lambda group: f"{group[0]}-{group[1]}",
 )
 def group(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Group]:
     kind, size = request.param
-    need_devices(SIZES[size])
+    flags = (SIZES | EXPERT_SIZES)[size]
+    need_devices(flags)
     folder = tmp_path_factory.mktemp("weftd-ranks")
-    with daemon_module.running(model_folder(kind), folder, *SIZES[size]) as daemon:
+    with daemon_module.running(model_folder(kind), folder, *flags) as daemon:
         yield Group(kind, daemon)
 
 

@@ -29,7 +29,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import weft
 
-KINDS = ("qwen3-moe", "qwen2-moe", "mixtral")
+KINDS = ("qwen3-moe", "qwen2-moe", "mixtral", "gpt-oss")
 
 
 def shape_of(client: Any) -> tuple[int, int]:
@@ -61,6 +61,7 @@ def random_routing(length: int, layers: int, per_token: int, count: int) -> np.n
     return np.stack(picks).reshape(length, layers, per_token).astype(np.uint16)
 
 
+@pytest.mark.bf16
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_go_to_the_experts_that_are_given(
     kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path

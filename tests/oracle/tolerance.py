@@ -30,6 +30,12 @@ def logprobs(dtype: str, expected: Any) -> float:
     return summed(dtype, 1) * float(np.max(np.abs(np.asarray(expected))))
 
 
+def sampler_versus_trainer(dtype: str, expected: Any) -> float:
+    """Returns the largest permitted difference of the log-probabilities of sampling
+    from the `expected` ones of training."""
+    return SAMPLER_VERSUS_TRAINER if dtype == "f32" else logprobs(dtype, expected)
+
+
 def gradients(dtype: str) -> float:
     """Returns GRADIENTS for f32, otherwise the roundings of the terms of a
     gradient."""

@@ -68,6 +68,17 @@ TEST(WithExpertRankTest, ADenseModelHasNoExpertRank) {
               IsStatus(kInvalid, "config.expert_rank is 2"));
 }
 
+TEST(WithExpertRankTest, FusedGateAndUpComeTogether) {
+  const ModelShape shape = Shape(ExpertNames::kFused);
+  EXPECT_THAT(WithExpertRank({.target_modules = {TargetModule::kQProj,
+                                                 TargetModule::kUpProj}},
+                             shape),
+              IsStatus(kInvalid, "one of gate_proj and up_proj"));
+  EXPECT_THAT(
+      WithExpertRank({.target_modules = {TargetModule::kDownProj}}, shape),
+      IsOk());
+}
+
 TEST(CheckRanksTest, ExpertsHaveTheirShareOfTheLimit) {
   const AdapterLayout layout(Shape(), {.rank = 16});
   EXPECT_THAT(CheckRanks(layout, Shape().experts, 64), IsOk());

@@ -157,6 +157,7 @@ class Interpreter {
     }
     item.tokens = Number(Option(words, "tokens", "0"));
     item.unnumbered = Has(words, "unnumbered");
+    item.recorded = Has(words, "recorded");
     item.held_tokens = Number(Option(words, "held", "0"));
     const std::string deadline = Option(words, "deadline", "");
     if (!deadline.empty()) {

@@ -207,16 +207,28 @@ void ExpectUsable(const ExportAdapterRequest& request,
   ExpectNameOrNone(request.snapshot);
 }
 
-void ExpectUsable(const ImportAdapterRequest& request,
-                  const RequestLimits& /*limits*/) {
-  ExpectId(request.adapter_id);
-  ExpectNameOrNone(request.tenant);
+void ExpectFiles(const PeftFiles& files) {
   std::set<std::string> names;
-  for (const auto& [name, bytes] : request.files) {
+  for (const auto& [name, bytes] : files) {
     ExpectName(name);
     EXPECT_TRUE(names.insert(name).second) << name;
   }
   EXPECT_EQ(names.count("adapter_config.json"), 1);
+}
+
+void ExpectUsable(const UploadCheckpointRequest& request,
+                  const RequestLimits& /*limits*/) {
+  ExpectId(request.adapter_id);
+  ExpectName(request.name);
+  ExpectNameOrNone(request.tenant);
+  ExpectFiles(request.files);
+}
+
+void ExpectUsable(const ImportAdapterRequest& request,
+                  const RequestLimits& /*limits*/) {
+  ExpectId(request.adapter_id);
+  ExpectNameOrNone(request.tenant);
+  ExpectFiles(request.files);
 }
 
 void ExpectUsable(const ProfileRequest& request,

@@ -29,6 +29,8 @@ void ExpectUsable(const ReleaseSnapshotRequest& request,
                   const RequestLimits& limits);
 void ExpectUsable(const ExportAdapterRequest& request,
                   const RequestLimits& limits);
+void ExpectUsable(const UploadCheckpointRequest& request,
+                  const RequestLimits& limits);
 void ExpectUsable(const ImportAdapterRequest& request,
                   const RequestLimits& limits);
 // An adapter's id, and with a checkpoint's name.

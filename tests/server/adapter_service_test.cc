@@ -283,6 +283,60 @@ TEST_F(AdapterServiceTest, ImportThenExportReturnsTheSameBytes) {
                        {"empty.txt", ""}}));
 }
 
+TEST_F(AdapterServiceTest, UploadsRefuseBadStreams) {
+  const auto upload = [this](
+                          const std::vector<v1::UploadCheckpointRequest>& parts,
+                          v1::UploadCheckpointResponse* response) {
+    grpc::ClientContext context;
+    const auto stream = adapters_->UploadCheckpoint(&context, response);
+    for (const v1::UploadCheckpointRequest& part : parts) stream->Write(part);
+    stream->WritesDone();
+    return stream->Finish();
+  };
+  v1::UploadCheckpointRequest options;
+  options.mutable_options()->set_adapter_id("a");
+  options.mutable_options()->set_name("c");
+  v1::UploadCheckpointRequest chunk;
+  chunk.mutable_chunk()->set_name("adapter_config.json");
+  v1::UploadCheckpointRequest bad_name = options;
+  bad_name.mutable_options()->set_name("../c");
+  v1::UploadCheckpointRequest bad_id = options;
+  bad_id.mutable_options()->clear_adapter_id();
+  const std::pair<std::vector<v1::UploadCheckpointRequest>, std::string>
+      cases[] = {{{}, "options is required"},
+                 {{chunk}, "options is required in the first message"},
+                 {{options}, "never named adapter_config.json"},
+                 {{options, options}, "options is sent again"},
+                 {{bad_name, chunk}, "options.name is \"../c\""},
+                 {{bad_id, chunk}, "options.adapter_id"}};
+  for (const auto& [parts, message] : cases) {
+    v1::UploadCheckpointResponse response;
+    const grpc::Status status = upload(parts, &response);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_THAT(status.error_message(), testing::HasSubstr(message));
+  }
+  v1::UploadCheckpointResponse response;
+  EXPECT_TRUE(upload({options, chunk}, &response).ok());
+  EXPECT_EQ(response.checkpoint().name(), "c");
+}
+
+TEST_F(AdapterServiceTest, DurabilityIsKeptAndChecked) {
+  v1::CreateAdapterRequest request;
+  request.set_adapter_id("kept");
+  request.set_durability(v1::DURABILITY_CHECKPOINT);
+  v1::CreateAdapterResponse response;
+  grpc::ClientContext first;
+  ASSERT_TRUE(adapters_->CreateAdapter(&first, request, &response).ok());
+  EXPECT_EQ(response.adapter().durability(), v1::DURABILITY_CHECKPOINT);
+  request.set_adapter_id("other");
+  request.set_durability(static_cast<v1::Durability>(9));
+  grpc::ClientContext second;
+  const grpc::Status bad =
+      adapters_->CreateAdapter(&second, request, &response);
+  EXPECT_EQ(bad.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(bad.error_message(), "durability is 9, must be a known Durability");
+}
+
 TEST_F(AdapterServiceTest, ExportOfUnknownAdapterIsNotFound) {
   v1::ExportAdapterRequest request;
   request.set_adapter_id("nobody");

@@ -208,7 +208,7 @@ TEST(DaemonTest, AnEngineThatHangsOnEndsTheDaemon) {
   EXPECT_EQ(daemon.WaitForExit(), 1);
 }
 
-TEST(DaemonTest, AFollowerEndsAsItsWorkDoes) {
+TEST(DaemonTest, AWorkerProcessEndsAsItsWorkDoes) {
   for (const auto& [status, expected] :
        {std::pair(absl::OkStatus(), 0),
         std::pair(absl::InternalError("rank 0 is gone"), 1)}) {
@@ -216,7 +216,7 @@ TEST(DaemonTest, AFollowerEndsAsItsWorkDoes) {
     if (pid == 0) {
       const int quiet = open("/dev/null", O_WRONLY | O_CLOEXEC);
       dup2(quiet, STDERR_FILENO);
-      _exit(RunFollower(
+      _exit(RunWorkerProcess(
           {}, [&](const EngineOptions&, const std::function<void()>& /*met*/) {
             return status;
           }));
@@ -227,21 +227,27 @@ TEST(DaemonTest, AFollowerEndsAsItsWorkDoes) {
   }
 }
 
-// Runs a follower that sleeps for `seconds`, before or after it has met rank 0.
-// Sends it SIGTERM and returns how long it took to end.
+// Runs a worker process that sleeps for `seconds`, before or after it has met
+// rank 0. Sends it SIGTERM and returns how long it took to end.
 absl::Duration TimeToEnd(bool has_met, double seconds, int* exit_status) {
+  int begun[2];
+  EXPECT_EQ(pipe(begun), 0);
   const pid_t pid = fork();
   if (pid == 0) {
     const int quiet = open("/dev/null", O_WRONLY | O_CLOEXEC);
     dup2(quiet, STDERR_FILENO);
-    _exit(RunFollower(
+    _exit(RunWorkerProcess(
         {}, [&](const EngineOptions&, const std::function<void()>& met) {
           if (has_met) met();
+          EXPECT_EQ(write(begun[1], "", 1), 1);
           absl::SleepFor(absl::Seconds(seconds));
           return absl::OkStatus();
         }));
   }
-  absl::SleepFor(absl::Milliseconds(200));
+  char byte = 0;
+  EXPECT_EQ(read(begun[0], &byte, 1), 1);
+  close(begun[0]);
+  close(begun[1]);
   const absl::Time start = absl::Now();
   kill(pid, SIGTERM);
   int ended = 0;
@@ -250,14 +256,14 @@ absl::Duration TimeToEnd(bool has_met, double seconds, int* exit_status) {
   return absl::Now() - start;
 }
 
-TEST(DaemonTest, AFollowerThatHasNotMetRank0EndsAtOnce) {
+TEST(DaemonTest, AWorkerProcessThatHasNotMetRank0EndsAtOnce) {
   int exit_status = -1;
   EXPECT_LT(TimeToEnd(/*has_met=*/false, /*seconds=*/60, &exit_status),
             absl::Seconds(10));
   EXPECT_EQ(exit_status, 0);
 }
 
-TEST(DaemonTest, AFollowerThatHasMetRank0LeavesSignalsToIt) {
+TEST(DaemonTest, AWorkerProcessThatHasMetRank0LeavesSignalsToIt) {
   int exit_status = -1;
   EXPECT_GT(TimeToEnd(/*has_met=*/true, /*seconds=*/1, &exit_status),
             absl::Milliseconds(500));

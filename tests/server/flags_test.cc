@@ -46,14 +46,18 @@ TEST(FlagsTest, ListIsFrozen) {
                                        "model-name",
                                        "device",
                                        "dtype",
+                                       "cpu-bf16",
+                                       "weights",
                                        "load-format",
                                        "tensor-parallel-size",
                                        "data-parallel-size",
+                                       "expert-parallel-size",
                                        "threads",
                                        "torch-dir",
                                        "max-context",
                                        "checkpoint-dir",
                                        "state-dir",
+                                       "recover-adapter",
                                        "snapshot-log-bytes",
                                        "snapshot-replay-seconds",
                                        "max-adapters",
@@ -114,16 +118,17 @@ TEST(FlagsTest, DefaultsAreTheOptionsOwn) {
 }
 
 TEST(FlagsTest, ReadsEveryTypeInBothSpellings) {
-  const auto settings =
-      Parse({"--model=/m/toy/", "--device", "cuda", "--dtype=bf16",
-             "--sampling-share", "0.25", "--kv-cache-bytes=123456789012",
-             "--insecure", "--loss-chunk-size", "-1", "--log-level=error",
-             "--log-format=json", "--metrics-listen="});
+  const auto settings = Parse(
+      {"--model=/m/toy/", "--device", "cuda", "--dtype=bf16", "--weights=int8",
+       "--sampling-share", "0.25", "--kv-cache-bytes=123456789012",
+       "--insecure", "--loss-chunk-size", "-1", "--log-level=error",
+       "--log-format=json", "--metrics-listen="});
   ASSERT_TRUE(settings.ok()) << settings.status();
   EXPECT_EQ(settings->engine.model_dir, "/m/toy/");
   EXPECT_EQ(settings->server.model_name, "toy");
   EXPECT_EQ(settings->engine.device, Device::kCuda);
   EXPECT_EQ(settings->engine.dtype, Dtype::kBf16);
+  EXPECT_EQ(settings->engine.base_weights, BaseWeights::kInt8);
   EXPECT_EQ(settings->engine.sampling_share, 0.25);
   EXPECT_EQ(settings->engine.kv_cache_bytes, 123456789012);
   EXPECT_EQ(settings->engine.loss_chunk_size, -1);
@@ -163,6 +168,19 @@ TEST(FlagsTest, FlagBeatsEnvironmentBeatsDefault) {
   EXPECT_TRUE(Parse({}, environment)->server.insecure);
   EXPECT_EQ(Parse({"--max-rank=8"}, environment)->engine.max_rank, 8);
   EXPECT_FALSE(Parse({"--no-insecure"}, environment)->server.insecure);
+}
+
+TEST(FlagsTest, AListGrowsWithinItsSource) {
+  using Names = std::vector<std::string>;
+  const std::map<std::string, std::string> environment = {
+      {"WEFT_RECOVER_ADAPTER", "a,b"}};
+  EXPECT_EQ(Parse({}, environment)->engine.recover_adapters, (Names{"a", "b"}));
+  // The flag goes before the environment, as for every other value.
+  const auto both =
+      Parse({"--recover-adapter=c", "--recover-adapter", "t~d"}, environment);
+  EXPECT_EQ(both->engine.recover_adapters, (Names{"c", "t~d"}));
+  EXPECT_THAT(std::string(ValidateSettings(*both).message()),
+              HasSubstr("--recover-adapter goes with --state-dir"));
 }
 
 // A file of settings that exists during the test.

@@ -225,6 +225,13 @@ TEST(RefusalTest, NamesOfEveryOtherMessage) {
   ExpectRefusals<v1::DeleteCheckpointRequest>(
       erase, {{"adapter", [](auto& r) { r.set_adapter_id(" "); }, "adapter_id"},
               {"name", [](auto& r) { r.set_name("."); }, "name is \".\""}});
+  v1::DownloadCheckpointRequest download;
+  download.set_adapter_id("a");
+  download.set_name("n");
+  ExpectRefusals<v1::DownloadCheckpointRequest>(
+      download,
+      {{"adapter", [](auto& r) { r.clear_adapter_id(); }, "adapter_id is"},
+       {"name", [](auto& r) { r.set_name("../n"); }, "name is \"../n\""}});
   v1::PublishSnapshotRequest publish;
   publish.set_adapter_id("a");
   publish.set_name("n");

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/stubs/logging.h"
 #include "gtest/gtest.h"
+#include "server/file_assembler.h"
 #include "server/request_validation.h"
 #include "tests/server/accepted.h"
 #include "tests/server/message_mutator.h"
@@ -78,6 +79,10 @@ class RequestFuzzTest : public ::testing::Test {
     EXPECT_GT(refused_, 100);
     fuzzed_.insert(name);
   }
+
+  // Fuzzes the messages of an upload of files.
+  template <typename Assembler, typename Message>
+  void FuzzStream(const Message& options);
 
   const RequestLimits limits_ = Limits();
   MessageMutator mutator_{17};
@@ -182,12 +187,38 @@ TEST_F(RequestFuzzTest, Profiles) {
   Fuzz(profile);
 }
 
-// The messages of an import are one request.
-v1::ImportAdapterRequest Piece(const std::string& file) {
-  v1::ImportAdapterRequest message;
+// The messages of an import, or of an upload, are one request.
+template <typename Message>
+Message Piece(const std::string& file) {
+  Message message;
   message.mutable_chunk()->set_name(file);
   message.mutable_chunk()->set_data("bytes");
   return message;
+}
+
+template <typename Assembler, typename Message>
+void RequestFuzzTest::FuzzStream(const Message& options) {
+  const std::vector<Message> good = {
+      options, Piece<Message>("adapter_config.json"),
+      Piece<Message>("adapter_config.json"),
+      Piece<Message>("adapter_model.safetensors")};
+  for (int i = 0; i < kRequests && !HasFailure(); ++i) {
+    std::vector<Message> messages = good;
+    mutator_.Mutate(&messages[mutator_.Below(messages.size())]);
+    if (mutator_.OneIn(4)) {
+      std::swap(messages[mutator_.Below(messages.size())], messages.back());
+    }
+    if (mutator_.OneIn(4)) messages.resize(mutator_.Below(messages.size()));
+    Assembler assembler;
+    absl::Status status;
+    for (const Message& message : messages) {
+      if (status.ok()) status = assembler.Add(message);
+    }
+    Take(status.ok() ? assembler.Finish() : status,
+         messages.empty() ? options : messages.back());
+  }
+  EXPECT_GT(accepted_, 100);
+  EXPECT_GT(refused_, 100);
 }
 
 TEST_F(RequestFuzzTest, Adapters) {
@@ -201,38 +232,28 @@ TEST_F(RequestFuzzTest, Adapters) {
   Fuzz(TwiceNamed<v1::SaveCheckpointRequest>());
   Fuzz(TwiceNamed<v1::LoadCheckpointRequest>());
   Fuzz(TwiceNamed<v1::DeleteCheckpointRequest>());
+  Fuzz(TwiceNamed<v1::DownloadCheckpointRequest>());
   Fuzz(TwiceNamed<v1::PublishSnapshotRequest>());
   Fuzz(TwiceNamed<v1::ReleaseSnapshotRequest>());
   Fuzz(Named<v1::ExportAdapterRequest>());
   std::set<std::string> others =
       RequestsOf(*v1::CreateAdapterRequest::descriptor()->file());
-  others.erase("weft.v1.ImportAdapterRequest");  // The next test has it.
+  others.erase("weft.v1.ImportAdapterRequest");  // The next tests have these.
+  others.erase("weft.v1.UploadCheckpointRequest");
   EXPECT_EQ(fuzzed_, others);
 }
 
 TEST_F(RequestFuzzTest, Imports) {
   v1::ImportAdapterRequest options;
   options.mutable_options()->set_adapter_id("a");
-  const std::vector<v1::ImportAdapterRequest> good = {
-      options, Piece("adapter_config.json"), Piece("adapter_config.json"),
-      Piece("adapter_model.safetensors")};
-  for (int i = 0; i < kRequests && !HasFailure(); ++i) {
-    std::vector<v1::ImportAdapterRequest> messages = good;
-    mutator_.Mutate(&messages[mutator_.Below(messages.size())]);
-    if (mutator_.OneIn(4)) {
-      std::swap(messages[mutator_.Below(messages.size())], messages.back());
-    }
-    if (mutator_.OneIn(4)) messages.resize(mutator_.Below(messages.size()));
-    ImportAssembler assembler;
-    absl::Status status;
-    for (const v1::ImportAdapterRequest& message : messages) {
-      if (status.ok()) status = assembler.Add(message);
-    }
-    Take(status.ok() ? assembler.Finish() : status,
-         messages.empty() ? options : messages.back());
-  }
-  EXPECT_GT(accepted_, 100);
-  EXPECT_GT(refused_, 100);
+  FuzzStream<ImportAssembler>(options);
+}
+
+TEST_F(RequestFuzzTest, Uploads) {
+  v1::UploadCheckpointRequest options;
+  options.mutable_options()->set_adapter_id("a");
+  options.mutable_options()->set_name("c");
+  FuzzStream<UploadAssembler>(options);
 }
 
 }  // namespace

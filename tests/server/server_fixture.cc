@@ -80,7 +80,7 @@ v1::ForwardBackwardRequest ServerTest::GoodStep() {
 }
 
 bool ServerTest::Eventually(const std::function<bool()>& condition) {
-  const absl::Time limit = absl::Now() + absl::Seconds(5);
+  const absl::Time limit = absl::Now() + absl::Seconds(30);
   while (!condition()) {
     if (absl::Now() > limit) return false;
     absl::SleepFor(absl::Milliseconds(5));

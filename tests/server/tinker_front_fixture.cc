@@ -221,7 +221,7 @@ int TinkerFrontTest::Calls(const std::string& rpc) const {
 }
 
 bool TinkerFrontTest::Eventually(const std::function<bool()>& condition) {
-  const absl::Time limit = absl::Now() + absl::Seconds(5);
+  const absl::Time limit = absl::Now() + absl::Seconds(30);
   while (!condition()) {
     if (absl::Now() > limit) return false;
     absl::SleepFor(absl::Milliseconds(2));

@@ -12,10 +12,16 @@ using dispatch::NoSuchAdapter;
 
 void CannedAdapters::Create(CreateAdapterRequest request,
                             Callback<AdapterInfo> done) {
+  if (request.durability == Durability::kDefault) {
+    request.durability = Durability::kMemory;
+  }
   const Callback<AdapterInfo> reply =
       dispatcher_.adapters().AnswerRepeats(request, std::move(done));
   Post(reply, [this, request = std::move(request), reply] {
-    MakeWhenRoom({.request = request, .adapter = {request.config}}, reply);
+    MakeWhenRoom({.request = request,
+                  .adapter = {.config = request.config,
+                              .durability = request.durability}},
+                 reply);
   });
 }
 
@@ -92,6 +98,7 @@ absl::StatusOr<AdapterInfo> CannedAdapters::Make(const NewAdapter& made) {
 dispatch::AdapterFacts CannedAdapters::Facts(AdapterKey key) const {
   const Adapter& adapter = adapters_.at(key);
   AdapterInfo info{.config = adapter.config,
+                   .durability = adapter.durability,
                    .optim_steps = adapter.optim_steps,
                    .version = adapter.version,
                    .num_parameters = kCannedAdapterParameters,
@@ -247,6 +254,37 @@ void CannedAdapters::Load(const dispatch::StepTask& step,
       dispatcher_.steps().CompleteLoad(step, whole ? loaded->last_step : 0,
                                        Facts(step.adapter));
     });
+  });
+}
+
+void CannedAdapters::DownloadCheckpoint(std::string adapter_id,
+                                        std::string name,
+                                        Callback<PeftFiles> done) {
+  PostIo([this, adapter_id = std::move(adapter_id), name = std::move(name),
+          done = std::move(done)] {
+    const absl::StatusOr<CheckpointInfo> info =
+        Read({.source_adapter_id = adapter_id, .name = name});
+    if (!info.ok()) {
+      Reply<PeftFiles>(done, info.status());
+      return;
+    }
+    Reply<PeftFiles>(done, PeftFiles{{"adapter_config.json", "{}"},
+                                     {"adapter_model.safetensors", ""},
+                                     {"trainer_state.json", info->name}});
+  });
+}
+
+void CannedAdapters::UploadCheckpoint(UploadCheckpointRequest request,
+                                      Callback<CheckpointInfo> done) {
+  PostIo([this, request = std::move(request), done = std::move(done)] {
+    Reply(done, Write({.adapter_id = request.adapter_id,
+                       .name = request.name,
+                       .size_bytes = kCannedCheckpointBytes,
+                       .created_at = kCannedCreation,
+                       .tenant = request.tenant,
+                       .base_model = kCannedBaseModel,
+                       .base_fingerprint = kCannedFingerprint},
+                      request.overwrite));
   });
 }
 

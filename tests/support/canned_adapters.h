@@ -36,6 +36,11 @@ class CannedAdapters {
                        Callback<std::vector<CheckpointInfo>> done);
   void DeleteCheckpoint(std::string adapter_id, std::string name,
                         Callback<bool> done);
+  // The files of a canned checkpoint hold no tensors.
+  void DownloadCheckpoint(std::string adapter_id, std::string name,
+                          Callback<PeftFiles> done);
+  void UploadCheckpoint(UploadCheckpointRequest request,
+                        Callback<CheckpointInfo> done);
 
   // Runs a step other than training and completes it, at once or when its file
   // is done.
@@ -54,6 +59,7 @@ class CannedAdapters {
     std::map<std::string, uint64_t> snapshots;
     PeftFiles files;
     AdapterLocation location = AdapterLocation::kDevice;
+    Durability durability = Durability::kMemory;
   };
   struct NewAdapter {
     CreateAdapterRequest request;

@@ -111,6 +111,10 @@ class CannedEngine final : public Engine {
       Callback<StepReply<PublishedSnapshot>> done) override;
   void ReleaseSnapshot(ReleaseSnapshotRequest request,
                        Callback<bool> done) override;
+  void DownloadCheckpoint(std::string adapter_id, std::string name,
+                          Callback<PeftFiles> done) override;
+  void UploadCheckpoint(UploadCheckpointRequest request,
+                        Callback<CheckpointInfo> done) override;
   void ExportAdapter(ExportAdapterRequest request,
                      Callback<PeftFiles> done) override;
   void ImportAdapter(ImportAdapterRequest request,

@@ -155,6 +155,19 @@ void CannedEngine::DeleteCheckpoint(std::string adapter_id, std::string name,
                              std::move(done));
 }
 
+void CannedEngine::DownloadCheckpoint(std::string adapter_id, std::string name,
+                                      Callback<PeftFiles> done) {
+  if (!Admit("DownloadCheckpoint", 0, done) || !CheckOpen(done)) return;
+  adapters_.DownloadCheckpoint(std::move(adapter_id), std::move(name),
+                               std::move(done));
+}
+
+void CannedEngine::UploadCheckpoint(UploadCheckpointRequest request,
+                                    Callback<CheckpointInfo> done) {
+  if (!Admit("UploadCheckpoint", 0, done) || !CheckOpen(done)) return;
+  adapters_.UploadCheckpoint(std::move(request), std::move(done));
+}
+
 CancelHandle CannedEngine::PublishSnapshot(
     PublishSnapshotRequest request,
     Callback<StepReply<PublishedSnapshot>> done) {

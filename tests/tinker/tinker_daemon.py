@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,16 +20,11 @@ WEFTCTL = daemon.BUILD_DIR / "client" / "weftctl" / "weftctl"
 SCRIPT = Path(__file__).with_name("sdk_script.py")
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 class TinkerDaemon:
     """weftd with a toy model. `url` stays the same across restarts."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
-        port = free_port()
+        port = daemon.free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.state = folder / "state"
         self.server = daemon.Daemon(

@@ -9,11 +9,12 @@ from asyncio import Task
 from collections.abc import AsyncIterator, Iterable
 from typing import Unpack
 
+from weft import methods
 from weft.aio_adapter import AsyncAdapter
 from weft.channel import Security
 from weft.core import ClientCore
 from weft.datum import Datum
-from weft.folders import StrPath
+from weft.folders import FolderWriter, StrPath
 from weft.operations import Caller
 from weft.retry import RetryPolicy
 from weft.sampling import InFlight
@@ -90,8 +91,8 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Ends the connection and the calls in flight. Later calls raise
-        FailedPrecondition."""
+        """Ends the connection and the calls in flight. Later calls, and those that
+        pause before they are repeated, raise FailedPrecondition."""
         self._core.caller.close()
         await self._driver.close()
 
@@ -122,6 +123,7 @@ class AsyncClient:
         seed: int | None = None,
         expert_rank: int | None = None,
         tenant: str | None = None,
+        durability: str | None = None,
     ) -> AsyncAdapter:
         """Makes a new adapter and returns it.
 
@@ -131,10 +133,20 @@ class AsyncClient:
         rank of the experts of a mixture; None means rank divided by the experts per
         token. tenant: the adapter shares queue and slots with this tenant's other
         adapters; None means the token's tenant or, on a server without tokens, a
-        tenant of its own. Raises AlreadyExists if the name is taken.
+        tenant of its own. durability: what of the adapter survives the end of the
+        server, "memory", "checkpoint" (its last checkpoint) or "step" (every step);
+        None means all that the server can keep. Raises AlreadyExists if the name is
+        taken, FailedPrecondition if the server cannot keep what durability asks.
         """
         operation = self._core.create_adapter(
-            adapter_id, rank, alpha, target_modules, seed, expert_rank, tenant
+            adapter_id,
+            rank,
+            alpha,
+            target_modules,
+            seed,
+            expert_rank,
+            tenant,
+            durability,
         )
         return AsyncAdapter(await self._driver.run(operation), self._driver)
 
@@ -148,16 +160,25 @@ class AsyncClient:
         seed: int | None = None,
         expert_rank: int | None = None,
         tenant: str | None = None,
+        durability: str | None = None,
     ) -> AsyncAdapter:
         """Returns the adapter of that name, and makes it if there is none.
 
         A program that starts a second time so finds its adapter, which goes on after
-        its last step. seed, expert_rank and tenant matter only for a new adapter.
+        its last step. seed, expert_rank, tenant and durability matter only for a new
+        adapter.
         Raises FailedPrecondition if the adapter exists with another rank, alpha or
         target_modules.
         """
         operation = self._core.get_or_create(
-            adapter_id, rank, alpha, target_modules, seed, expert_rank, tenant
+            adapter_id,
+            rank,
+            alpha,
+            target_modules,
+            seed,
+            expert_rank,
+            tenant,
+            durability,
         )
         return AsyncAdapter(await self._driver.run(operation), self._driver)
 
@@ -178,15 +199,20 @@ class AsyncClient:
         await self._driver.run(self._core.delete_adapter(adapter_id))
 
     async def import_adapter(
-        self, adapter_id: str, folder: StrPath, *, tenant: str | None = None
+        self,
+        adapter_id: str,
+        folder: StrPath,
+        *,
+        tenant: str | None = None,
+        durability: str | None = None,
     ) -> AsyncAdapter:
         """Makes an adapter from a PEFT LoRA folder on this machine and returns it.
 
-        tenant: as in create_adapter. Raises InvalidArgument if the folder lacks
-        adapter_config.json or adapter_model.safetensors. The call is not repeated
-        when it fails.
+        tenant, durability: as in create_adapter. Raises InvalidArgument if the folder
+        lacks adapter_config.json or adapter_model.safetensors. The call is not
+        repeated when it fails.
         """
-        operation = self._core.import_adapter(adapter_id, folder, tenant)
+        operation = self._core.import_adapter(adapter_id, folder, tenant, durability)
         return AsyncAdapter(await self._driver.run(operation), self._driver)
 
     async def checkpoints(self, adapter_id: str | None = None) -> list[CheckpointInfo]:
@@ -197,6 +223,44 @@ class AsyncClient:
         """Deletes a checkpoint's files on the server. Raises NotFound if there is no
         such checkpoint."""
         await self._driver.run(self._core.delete_checkpoint(adapter_id, name))
+
+    async def download_checkpoint(
+        self, adapter_id: str, name: str, folder: StrPath
+    ) -> None:
+        """Writes a checkpoint's files to a folder on this machine.
+
+        The files replace those in the folder only after the last byte has come. PEFT
+        can load the folder. Raises NotFound if there is no such checkpoint.
+        """
+        request = self._core.download_request(adapter_id, name)
+        timeout = self._core.caller.timeout
+        with FolderWriter(folder) as writer:
+            async for message in self._driver.stream(
+                methods.DOWNLOAD_CHECKPOINT, request, timeout
+            ):
+                writer.add(message.chunk)
+            writer.commit()
+
+    async def upload_checkpoint(
+        self,
+        adapter_id: str,
+        name: str,
+        folder: StrPath,
+        *,
+        overwrite: bool = False,
+        tenant: str | None = None,
+    ) -> CheckpointInfo:
+        """Makes a checkpoint on the server from a downloaded folder.
+
+        The adapter need not exist; a load makes it. tenant: as in create_adapter.
+        Raises InvalidArgument if the folder holds no checkpoint, FailedPrecondition
+        if that is of another base model, AlreadyExists if the name is taken and
+        overwrite is False. The call is not repeated when it fails.
+        """
+        operation = self._core.upload_checkpoint(
+            adapter_id, name, folder, overwrite, tenant
+        )
+        return await self._driver.run(operation)
 
     async def sample(
         self, prompt: ArrayLike, **options: Unpack[SampleOptions]

@@ -12,6 +12,7 @@ from weft._proto import adapters_pb2, sampling_pb2, training_pb2
 from weft.datum import Datum
 from weft.errors import InvalidArgument
 from weft.operations import Reply
+from weft.steps import StepSlot
 from weft.types import (
     AdapterInfo,
     CheckpointInfo,
@@ -59,6 +60,21 @@ def _enum_name(enum: EnumTypeWrapper, prefix: str, what: str, name: str) -> str:
 
 def _module_name(number: adapters_pb2.TargetModule) -> str:
     return adapters_pb2.TargetModule.Name(number).removeprefix("TARGET_MODULE_").lower()
+
+
+def _durability_name(number: adapters_pb2.Durability) -> str:
+    return adapters_pb2.Durability.Name(number).removeprefix("DURABILITY_").lower()
+
+
+def durability_name(name: str | None) -> str:
+    """Returns the message's name of a durability; of the server's default for None.
+    Raises InvalidArgument for an unknown name."""
+    names = ("memory", "checkpoint", "step")
+    if name is None:
+        return "DURABILITY_UNSPECIFIED"
+    if name not in names:
+        raise InvalidArgument(f"durability is {name!r}, must be one of {names}")
+    return f"DURABILITY_{name.upper()}"
 
 
 def _location_name(number: adapters_pb2.AdapterLocation) -> str:
@@ -138,6 +154,9 @@ def to_adapter_info(adapter: adapters_pb2.Adapter) -> AdapterInfo:
         created_at=adapter.created_at,
         tenant=adapter.tenant,
         location=_location_name(adapter.location),
+        epoch=adapter.epoch,
+        durable_step=adapter.durable_step,
+        durability=_durability_name(adapter.durability),
     )
 
 
@@ -160,7 +179,7 @@ def to_checkpoint_info(checkpoint: adapters_pb2.Checkpoint) -> CheckpointInfo:
 
 
 def save_request(
-    adapter_id: str, name: str, overwrite: bool, step: int, options: SaveOptions
+    adapter_id: str, name: str, overwrite: bool, slot: StepSlot, options: SaveOptions
 ) -> adapters_pb2.SaveCheckpointRequest:
     """Raises InvalidArgument for values that the message cannot hold."""
     _check_names(SaveOptions, options)
@@ -173,7 +192,8 @@ def save_request(
             adapter_id=adapter_id,
             name=name,
             overwrite=overwrite,
-            step=step,
+            step=slot.number,
+            epoch=slot.epoch,
             kind=f"CHECKPOINT_KIND_{kind.upper()}",
             metadata=options.get("metadata", {}),
             ttl_seconds=options.get("ttl_seconds", 0),
@@ -210,11 +230,17 @@ def loss_config(loss: str, options: LossOptions) -> training_pb2.LossConfig:
 def train_request(
     request_type: type[TrainRequest],
     adapter_id: str,
-    step: int,
+    slot: StepSlot,
     messages: Sequence[training_pb2.Datum],
     loss: training_pb2.LossConfig,
 ) -> TrainRequest:
-    return request_type(adapter_id=adapter_id, step=step, data=messages, loss=loss)
+    return request_type(
+        adapter_id=adapter_id,
+        step=slot.number,
+        epoch=slot.epoch,
+        data=messages,
+        loss=loss,
+    )
 
 
 def _array(raw: bytes) -> FloatArray:

@@ -11,12 +11,12 @@ from weft._proto import adapters_pb2, server_pb2, training_pb2
 from weft.convert import TrainRequest, TrainResponse
 from weft.datum import Datum
 from weft.errors import AlreadyExists, FailedPrecondition, NotFound, WeftError
-from weft.folders import StrPath, import_requests
+from weft.folders import StrPath, import_requests, upload_requests
 from weft.methods import Method, RequestT, ResponseT
 from weft.operations import REFUSALS, Caller, Operation, Reply
 from weft.sampling import SamplerCore
 from weft.server_info import to_server_info
-from weft.steps import StepCounter
+from weft.steps import StepCounter, StepSlot
 from weft.types import (
     AdapterInfo,
     CheckpointInfo,
@@ -38,20 +38,18 @@ _NO_REFUSALS: frozenset[str] = frozenset()
 class AdapterCore:
     """Builds the operations of one adapter and numbers its steps."""
 
-    def __init__(
-        self, caller: Caller, adapter_id: str, last_step: int, tenant: str = ""
-    ) -> None:
+    def __init__(self, caller: Caller, adapter: adapters_pb2.Adapter) -> None:
         self.caller = caller
-        self.adapter_id = adapter_id
-        self.tenant = tenant
-        self.sampler = SamplerCore(caller, adapter_id)
-        self.counter = StepCounter(adapter_id, last_step)
+        self.adapter_id = adapter.adapter_id
+        self.tenant = adapter.tenant
+        self.sampler = SamplerCore(caller, adapter.adapter_id)
+        self.counter = StepCounter(adapter.adapter_id, adapter.last_step, adapter.epoch)
 
     def _step(
         self,
         submit: bool,
         method: Method[RequestT, ResponseT],
-        build: Callable[[int], RequestT],
+        build: Callable[[StepSlot], RequestT],
         convert_reply: Callable[[Reply[ResponseT]], T],
         refusals: frozenset[str] = REFUSALS,
     ) -> Operation[T]:
@@ -86,9 +84,9 @@ class AdapterCore:
         messages: list[training_pb2.Datum],
         config: training_pb2.LossConfig,
     ) -> Operation[TrainResult]:
-        def build(step: int) -> TrainRequest:
+        def build(slot: StepSlot) -> TrainRequest:
             return convert.train_request(
-                method.request_type, self.adapter_id, step, messages, config
+                method.request_type, self.adapter_id, slot, messages, config
             )
 
         def convert_reply(reply: Reply[TrainResponse]) -> TrainResult:
@@ -122,9 +120,12 @@ class AdapterCore:
     ) -> Operation[OptimResult]:
         config = convert.adamw_config(options)
 
-        def build(step: int) -> training_pb2.OptimStepRequest:
+        def build(slot: StepSlot) -> training_pb2.OptimStepRequest:
             return training_pb2.OptimStepRequest(
-                adapter_id=self.adapter_id, step=step, adamw=config
+                adapter_id=self.adapter_id,
+                step=slot.number,
+                epoch=slot.epoch,
+                adamw=config,
             )
 
         return self._step(submit, methods.OPTIM_STEP, build, convert.to_optim_result)
@@ -134,10 +135,10 @@ class AdapterCore:
     ) -> Operation[CheckpointInfo]:
         """Builds a save. Builds the message once before it takes a number, so options
         that cannot be sent use none."""
-        convert.save_request(self.adapter_id, name, overwrite, 0, options)
+        convert.save_request(self.adapter_id, name, overwrite, StepSlot(0), options)
 
-        def build(step: int) -> adapters_pb2.SaveCheckpointRequest:
-            return convert.save_request(self.adapter_id, name, overwrite, step, options)
+        def build(slot: StepSlot) -> adapters_pb2.SaveCheckpointRequest:
+            return convert.save_request(self.adapter_id, name, overwrite, slot, options)
 
         def convert_reply(
             reply: Reply[adapters_pb2.SaveCheckpointResponse],
@@ -152,7 +153,8 @@ class AdapterCore:
         self, name: str, source: str | None, weights_only: bool
     ) -> Operation[AdapterInfo]:
         """Builds a load. It has no number, because it replaces the numbering, and it
-        may be repeated.
+        may be repeated. It has no epoch, because it is the caller's wish to replace
+        whatever is there.
 
         If the server has lost the adapter, the load makes it again for its tenant.
         """
@@ -166,13 +168,16 @@ class AdapterCore:
         )
         reply = yield from self.caller.call(methods.LOAD_CHECKPOINT, request)
         info = convert.to_adapter_info(reply.message.adapter)
-        self.counter.reset(info.last_step)
+        self.counter.reset(info.last_step, reply.message.adapter.epoch)
         return info
 
     def snapshot(self, name: str, *, submit: bool = False) -> Operation[int]:
-        def build(step: int) -> adapters_pb2.PublishSnapshotRequest:
+        def build(slot: StepSlot) -> adapters_pb2.PublishSnapshotRequest:
             return adapters_pb2.PublishSnapshotRequest(
-                adapter_id=self.adapter_id, name=name, step=step
+                adapter_id=self.adapter_id,
+                name=name,
+                step=slot.number,
+                epoch=slot.epoch,
             )
 
         def convert_reply(
@@ -218,9 +223,7 @@ class ClientCore:
         self.sampler = SamplerCore(caller)
 
     def adapter_core(self, adapter: adapters_pb2.Adapter) -> AdapterCore:
-        return AdapterCore(
-            self.caller, adapter.adapter_id, adapter.last_step, adapter.tenant
-        )
+        return AdapterCore(self.caller, adapter)
 
     def info(self) -> Operation[ServerInfo]:
         request = server_pb2.GetInfoRequest()
@@ -252,11 +255,13 @@ class ClientCore:
         seed: int | None,
         expert_rank: int | None,
         tenant: str | None,
+        durability: str | None,
     ) -> Operation[AdapterCore]:
         request = adapters_pb2.CreateAdapterRequest(
             adapter_id=adapter_id,
             config=convert.lora_config(rank, alpha, target_modules, seed, expert_rank),
             tenant=tenant or "",
+            durability=convert.durability_name(durability),
         )
         reply = yield from self.caller.call(methods.CREATE_ADAPTER, request)
         return self.adapter_core(reply.message.adapter)
@@ -275,6 +280,7 @@ class ClientCore:
         seed: int | None,
         expert_rank: int | None,
         tenant: str | None,
+        durability: str | None,
     ) -> Operation[AdapterCore]:
         """Gets the adapter, or creates it if there is none. If another client creates
         it at the same time, both get that one adapter."""
@@ -286,7 +292,14 @@ class ClientCore:
             try:
                 return (
                     yield from self.create_adapter(
-                        adapter_id, rank, alpha, modules, seed, expert_rank, tenant
+                        adapter_id,
+                        rank,
+                        alpha,
+                        modules,
+                        seed,
+                        expert_rank,
+                        tenant,
+                        durability,
                     )
                 )
             except AlreadyExists:
@@ -319,11 +332,15 @@ class ClientCore:
         yield from self.caller.call(methods.DELETE_ADAPTER, request, gone_is_done=True)
 
     def import_adapter(
-        self, adapter_id: str, folder: StrPath, tenant: str | None
+        self,
+        adapter_id: str,
+        folder: StrPath,
+        tenant: str | None,
+        durability: str | None,
     ) -> Operation[AdapterCore]:
         """Builds an import. It is not repeated, because the stream is used up and may
         have arrived."""
-        requests = import_requests(adapter_id, folder, tenant)
+        requests = import_requests(adapter_id, folder, tenant, durability)
         reply = yield from self.caller.call(
             methods.IMPORT_ADAPTER, requests, retry=False
         )
@@ -340,6 +357,28 @@ class ClientCore:
             methods.DELETE_CHECKPOINT, request, gone_is_done=True
         )
 
+    def download_request(
+        self, adapter_id: str, name: str
+    ) -> adapters_pb2.DownloadCheckpointRequest:
+        self.caller.require_open()
+        return adapters_pb2.DownloadCheckpointRequest(adapter_id=adapter_id, name=name)
+
+    def upload_checkpoint(
+        self,
+        adapter_id: str,
+        name: str,
+        folder: StrPath,
+        overwrite: bool,
+        tenant: str | None,
+    ) -> Operation[CheckpointInfo]:
+        """Builds an upload. It is not repeated, because the stream is used up and may
+        have arrived."""
+        requests = upload_requests(adapter_id, name, folder, overwrite, tenant)
+        reply = yield from self.caller.call(
+            methods.UPLOAD_CHECKPOINT, requests, retry=False
+        )
+        return convert.to_checkpoint_info(reply.message.checkpoint)
+
     def forward(
         self, data: Iterable[Datum], loss: str, options: LossOptions
     ) -> Operation[TrainResult]:
@@ -349,7 +388,7 @@ class ClientCore:
         request = convert.train_request(
             training_pb2.ForwardRequest,
             "",
-            0,
+            StepSlot(0),
             messages,
             convert.loss_config(loss, options),
         )

@@ -1,58 +1,103 @@
-"""Converts PEFT folders to and from the chunks of ExportAdapter and ImportAdapter."""
+"""Converts folders to and from the chunks of ExportAdapter and ImportAdapter, and of
+DownloadCheckpoint and UploadCheckpoint."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from weft._proto import adapters_pb2
+from weft.convert import durability_name
 from weft.errors import DataLoss, InvalidArgument
+from weft.methods import RequestT
 
 CHUNK_BYTES = 1 << 20
 FILES = ("adapter_config.json", "adapter_model.safetensors")
+OPTIMIZER_FILE = "optimizer.safetensors"
+STATE_FILE = "trainer_state.json"
 StrPath = str | os.PathLike[str]
 
 
-class ImportRequests(Iterator[adapters_pb2.ImportAdapterRequest]):
-    """The messages of an import, with the id of the adapter that it makes."""
+class FileRequests(Iterator[RequestT]):
+    """The messages of an upload of files, with the id of the adapter that they name."""
 
-    def __init__(
-        self, adapter_id: str, messages: Iterator[adapters_pb2.ImportAdapterRequest]
-    ) -> None:
+    def __init__(self, adapter_id: str, messages: Iterator[RequestT]) -> None:
         self.adapter_id = adapter_id
         self._messages = messages
 
-    def __next__(self) -> adapters_pb2.ImportAdapterRequest:
+    def __next__(self) -> RequestT:
         return next(self._messages)
 
 
 def import_requests(
-    adapter_id: str, folder: StrPath, tenant: str | None = None
-) -> ImportRequests:
+    adapter_id: str,
+    folder: StrPath,
+    tenant: str | None = None,
+    durability: str | None = None,
+) -> FileRequests[adapters_pb2.ImportAdapterRequest]:
     """Returns the messages of an import. Reads the files while the call sends them.
 
-    Raises InvalidArgument if the folder lacks one of PEFT's two files.
+    Raises InvalidArgument if the folder lacks one of PEFT's two files, or for an
+    unknown durability.
     """
-    paths = [Path(folder, name) for name in FILES]
+    paths = _paths(folder, FILES)
+    options = adapters_pb2.ImportOptions(
+        adapter_id=adapter_id,
+        tenant=tenant or "",
+        durability=durability_name(durability),
+    )
+
+    def messages() -> Iterator[adapters_pb2.ImportAdapterRequest]:
+        yield adapters_pb2.ImportAdapterRequest(options=options)
+        for chunk in _chunks(paths):
+            yield adapters_pb2.ImportAdapterRequest(chunk=chunk)
+
+    return FileRequests(adapter_id, messages())
+
+
+def upload_requests(
+    adapter_id: str,
+    name: str,
+    folder: StrPath,
+    overwrite: bool = False,
+    tenant: str | None = None,
+) -> FileRequests[adapters_pb2.UploadCheckpointRequest]:
+    """Returns the messages of an upload. Reads the files while the call sends them.
+
+    Raises InvalidArgument if the folder lacks a file of every checkpoint.
+    """
+    paths = _paths(folder, (*FILES, STATE_FILE))
+    optimizer = Path(folder, OPTIMIZER_FILE)
+    if optimizer.is_file():
+        paths.append(optimizer)
+    options = adapters_pb2.UploadOptions(
+        adapter_id=adapter_id, name=name, overwrite=overwrite, tenant=tenant or ""
+    )
+
+    def messages() -> Iterator[adapters_pb2.UploadCheckpointRequest]:
+        yield adapters_pb2.UploadCheckpointRequest(options=options)
+        for chunk in _chunks(paths):
+            yield adapters_pb2.UploadCheckpointRequest(chunk=chunk)
+
+    return FileRequests(adapter_id, messages())
+
+
+def _paths(folder: StrPath, names: Iterable[str]) -> list[Path]:
+    paths = [Path(folder, name) for name in names]
     for path in paths:
         if not path.is_file():
             raise InvalidArgument(f"no {path.name} in {folder}")
-    options = adapters_pb2.ImportOptions(adapter_id=adapter_id, tenant=tenant or "")
-    return ImportRequests(adapter_id, _read(options, paths))
+    return paths
 
 
-def _read(
-    options: adapters_pb2.ImportOptions, paths: list[Path]
-) -> Iterator[adapters_pb2.ImportAdapterRequest]:
-    yield adapters_pb2.ImportAdapterRequest(options=options)
+def _chunks(paths: Iterable[Path]) -> Iterator[adapters_pb2.FileChunk]:
     for path in paths:
         with path.open("rb") as file:
             while data := file.read(CHUNK_BYTES):
-                chunk = adapters_pb2.FileChunk(name=path.name, data=data)
-                yield adapters_pb2.ImportAdapterRequest(chunk=chunk)
+                yield adapters_pb2.FileChunk(name=path.name, data=data)
 
 
 class FolderWriter:

@@ -94,6 +94,18 @@ LIST_CHECKPOINTS = _method(
 DELETE_CHECKPOINT = _method(
     _A, adapters.DeleteCheckpointRequest, adapters.DeleteCheckpointResponse
 )
+DOWNLOAD_CHECKPOINT = _method(
+    _A,
+    adapters.DownloadCheckpointRequest,
+    adapters.DownloadCheckpointResponse,
+    Arity.DOWNLOAD,
+)
+UPLOAD_CHECKPOINT = _method(
+    _A,
+    adapters.UploadCheckpointRequest,
+    adapters.UploadCheckpointResponse,
+    Arity.UPLOAD,
+)
 PUBLISH_SNAPSHOT = _method(
     _A, adapters.PublishSnapshotRequest, adapters.PublishSnapshotResponse
 )

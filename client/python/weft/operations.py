@@ -33,6 +33,8 @@ REFUSALS = frozenset(
     }
 )
 
+STALE_EPOCH = "STALE_EPOCH"  # A reason of weft/v1/errors.proto.
+
 
 @dataclass
 class Call:
@@ -146,7 +148,7 @@ class Caller:
         self,
         counter: StepCounter,
         method: Method[RequestT, ResponseT],
-        build: Callable[[int], RequestT],
+        build: Callable[[StepSlot], RequestT],
         convert: Callable[[Reply[ResponseT]], T],
         refusals: frozenset[str] = REFUSALS,
     ) -> Operation[T]:
@@ -157,7 +159,7 @@ class Caller:
         self.require_open()
         slot = counter.take()
         try:
-            request = build(slot.number)
+            request = build(slot)
         except BaseException:
             counter.finish(slot, Outcome.REFUSED, "not sent")
             raise
@@ -184,6 +186,8 @@ class Caller:
                 ) from error
             if error.step_done:
                 outcome = Outcome.DONE
+            elif error.reason == STALE_EPOCH:
+                outcome = Outcome.STALE
             elif error.code in refusals:
                 outcome = Outcome.REFUSED
             reason = str(error)
@@ -195,13 +199,14 @@ class Caller:
         self,
         counter: StepCounter,
         method: Method[RequestT, ResponseT],
-        build: Callable[[int], RequestT],
+        build: Callable[[StepSlot], RequestT],
         convert: Callable[[Reply[ResponseT]], T],
         refusals: frozenset[str] = REFUSALS,
     ) -> Operation[T]:
         """Builds a step that first asks the server for its number if it is unknown."""
         if counter.needs_refresh():
-            yield from self.resync(counter)
+            adapter = yield from self._present(counter)
+            counter.refresh(adapter.last_step, adapter.epoch)
         submitted = self.submit_step(counter, method, build, convert, refusals)
         return (yield from submitted)
 
@@ -211,7 +216,11 @@ class Caller:
         Raises FailedPrecondition while steps are in flight.
         """
         counter.require_idle("resync")
+        adapter = yield from self._present(counter)
+        counter.reset(adapter.last_step, adapter.epoch)
+        return counter.next_step
+
+    def _present(self, counter: StepCounter) -> Operation[adapters_pb2.Adapter]:
         request = adapters_pb2.GetAdapterRequest(adapter_id=counter.adapter_id)
         reply = yield from self.call(GET_ADAPTER, request)
-        counter.reset(reply.message.adapter.last_step)
-        return counter.next_step
+        return reply.message.adapter

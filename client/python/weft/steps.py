@@ -6,6 +6,10 @@ queued, and all later steps wait for its number. If the number was the last one,
 next step takes it. Otherwise the counter withdraws the later steps in flight, and
 the user must call resync. If it is unknown whether a step ran (a deadline, a lost
 connection), the client asks the server for the next number.
+
+Each step carries the epoch in which its number was given out. If another client has
+loaded a checkpoint since then, the server refuses the step. Then the user must call
+resync, because the adapter is no longer what this client has trained.
 """
 
 from __future__ import annotations
@@ -23,13 +27,15 @@ class Outcome(enum.Enum):
     DONE = "done"  # The step ran, now or earlier.
     REFUSED = "refused"  # The step did not run, so its number is free.
     UNKNOWN = "unknown"  # The step may have run.
+    STALE = "stale"  # The step did not run, because its epoch has ended.
 
 
 class StepSlot:
-    """One number in flight. `cancel` ends the call that carries it."""
+    """One number in flight, with its epoch. `cancel` ends the call that carries it."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, epoch: int = 0) -> None:
         self.number = number
+        self.epoch = epoch
         self.withdrawn_because: str | None = None
         self.cancel: Callable[[], object] | None = None
 
@@ -37,8 +43,9 @@ class StepSlot:
 class StepCounter:
     """Gives out the step numbers of one adapter. Threads: any."""
 
-    def __init__(self, adapter_id: str, last_step: int) -> None:
+    def __init__(self, adapter_id: str, last_step: int, epoch: int = 0) -> None:
         self.adapter_id = adapter_id
+        self._epoch = epoch
         self._lock = threading.Lock()
         self._next = last_step + 1
         self._in_flight: dict[int, StepSlot] = {}
@@ -75,7 +82,7 @@ class StepCounter:
             problem = self._broken or self._unsure
             if problem is not None:
                 raise FailedPrecondition(problem)
-            slot = StepSlot(self._next)
+            slot = StepSlot(self._next, self._epoch)
             self._in_flight[slot.number] = slot
             self._next += 1
             return slot
@@ -88,12 +95,26 @@ class StepCounter:
                 f"{len(self._in_flight)} steps in flight: wait for them first"
             )
 
-    def reset(self, last_step: int) -> None:
-        """Continues after `last_step`, which the server reported."""
+    def reset(self, last_step: int, epoch: int = 0) -> None:
+        """Continues after `last_step` of this epoch, which the server reported."""
         with self._lock:
             self._next = last_step + 1
+            self._epoch = epoch
             self._unsure = None
             self._broken = None
+
+    def refresh(self, last_step: int, epoch: int) -> None:
+        """Does the same, but only within the epoch that the counter has. Raises
+        FailedPrecondition, until `reset`, if another one has begun."""
+        with self._lock:
+            if self._epoch not in (0, epoch):
+                self._broken = (
+                    f"adapter {self.adapter_id!r} has had another state loaded since "
+                    f"this client's last step (epoch {self._epoch} has ended, the "
+                    f"present one is {epoch}); call resync() to go on from it"
+                )
+                raise FailedPrecondition(self._broken)
+        self.reset(last_step, epoch)
 
     def finish(self, slot: StepSlot, outcome: Outcome, reason: str = "") -> None:
         """Records the end of a step. Withdraws later steps if this one was refused."""
@@ -103,7 +124,9 @@ class StepCounter:
             if slot.withdrawn_because is not None or outcome is Outcome.DONE:
                 return
             is_last = slot.number == self._next - 1
-            if outcome is Outcome.REFUSED and is_last:
+            if outcome is Outcome.STALE:
+                self._broken = self._advice(slot, f"was refused ({reason})")
+            elif outcome is Outcome.REFUSED and is_last:
                 self._next = slot.number
             elif outcome is Outcome.REFUSED:
                 self._broken = self._advice(slot, f"was refused ({reason})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, TypeVar
 
@@ -30,7 +31,7 @@ class TaskDriver:
         )
         self._metadata = security.metadata()
         self._bound: dict[str, Bound] = {}
-        self._closed = False
+        self._closed = asyncio.Event()
 
     def _callable(self, method: Method[Any, Any]) -> Bound:
         if method.path not in self._bound:
@@ -107,7 +108,9 @@ class TaskDriver:
 
     async def _perform(self, effect: Call | Sleep) -> Reply[Any] | None:
         if isinstance(effect, Sleep):
-            await asyncio.sleep(effect.seconds)
+            # The end of the client ends the pause.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closed.wait(), effect.seconds)
             return None
         call = self._callable(effect.method)(
             effect.request,
@@ -128,7 +131,7 @@ class TaskDriver:
             # counter withdrew the call or the client was closed.
             withdrawn = slot is not None and slot.withdrawn_because is not None
             task = asyncio.current_task()
-            if withdrawn or (self._closed and task and not task.cancelling()):
+            if withdrawn or (self._closed.is_set() and task and not task.cancelling()):
                 raise Cancelled("cancelled by this client") from None
             call.cancel()
             raise
@@ -159,5 +162,5 @@ class TaskDriver:
             yield to_sample_delta(message)
 
     async def close(self) -> None:
-        self._closed = True
+        self._closed.set()
         await self._channel.close()

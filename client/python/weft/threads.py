@@ -75,11 +75,20 @@ class _Run(Generic[T]):
             self._cancelled = True
             call, pause = self._call, self._pause
             self._pause = None
+            self._driver.pausing.discard(self)
         if pause is not None:
             pause.cancel()
             self.resume(error=Cancelled("cancelled by this client"))
         elif call is not None:
             call.cancel()
+
+    def end_pause(self) -> None:
+        """Resumes the operation at once if it pauses."""
+        with self._lock:
+            pause = self._pause
+        if pause is not None:
+            pause.cancel()
+            self._wake()
 
     def _perform(self, effect: Call | Sleep) -> None:
         with self._lock:
@@ -93,7 +102,9 @@ class _Run(Generic[T]):
 
     def _start(self, effect: Call | Sleep) -> None:
         if isinstance(effect, Sleep):
-            self._pause = threading.Timer(effect.seconds, self._wake)
+            self._driver.pausing.add(self)
+            seconds = 0 if self._driver.closed else effect.seconds
+            self._pause = threading.Timer(seconds, self._wake)
             self._pause.daemon = True
             self._pause.start()
             return
@@ -104,8 +115,9 @@ class _Run(Generic[T]):
     def _wake(self) -> None:
         with self._lock:
             if self._pause is None:
-                return  # `cancel` came first and has resumed the operation.
+                return  # The operation has been resumed already.
             self._pause = None
+            self._driver.pausing.discard(self)
         self.resume()
 
     def _on_done(self, call: CallFuture) -> None:
@@ -146,6 +158,8 @@ class ThreadDriver:
         )
         self._metadata = security.metadata()
         self._bound: dict[str, Bound] = {}
+        self.pausing: set[_Run[Any]] = set()
+        self.closed = False
 
     def _callable(self, method: Method[Any, Any]) -> Bound:
         if method.path not in self._bound:
@@ -246,4 +260,8 @@ class ThreadDriver:
         )
 
     def close(self) -> None:
+        """Ends the calls in flight and the pauses."""
+        self.closed = True
         self._channel.close()
+        for run in list(self.pausing):
+            run.end_pause()

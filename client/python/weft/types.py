@@ -142,6 +142,9 @@ class AdapterInfo:
     created_at: float  # Unix time in seconds.
     tenant: str
     location: str  # Where the server keeps its tensors: "device", "host" or "disk".
+    epoch: int  # Grows whenever another state begins: create, import, load.
+    durable_step: int  # Steps up to this number survive the end of the server.
+    durability: str  # What survives by itself: "memory", "checkpoint" or "step".
 
 
 @dataclass(frozen=True)

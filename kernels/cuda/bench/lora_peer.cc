@@ -137,30 +137,55 @@ struct LoraProblem::Element {
   }
 };
 
+// An adapter's matrices in the results of one side.
+struct LoraProblem::Matrices {
+  int64_t s_stride = 0;
+  int64_t b_stride = 0;
+  const uint16_t* s = nullptr;
+  const uint16_t* ds = nullptr;
+  const uint16_t* a = nullptr;
+  const uint16_t* b = nullptr;
+  const float* da = nullptr;
+  const float* db = nullptr;
+};
+
+// Returns Weft's own matrices, or the adapter's part of the peer's stacked
+// ones, which include the scale.
+LoraProblem::Matrices LoraProblem::MatricesOf(int64_t adapter,
+                                              bool of_peer) const {
+  const auto& [rank, offset, column] = adapters_[static_cast<size_t>(adapter)];
+  if (of_peer) {
+    return {.s_stride = total_rank_,
+            .b_stride = total_rank_,
+            .s = peer_->s.data() + column,
+            .ds = peer_->ds.data() + column,
+            .a = peer_->a.data() + column * K,
+            .b = peer_->b.data() + column,
+            .da = peer_->da.data() + column * K,
+            .db = peer_->db.data() + column};
+  }
+  return {.s_stride = max_rank_,
+          .b_stride = rank,
+          .s = s_->data(),
+          .ds = ds_->data(),
+          .a = weights_->data() + offset,
+          .b = weights_->data() + offset + rank * K,
+          .da = gradients_->data() + offset,
+          .db = gradients_->data() + offset + rank * K};
+}
+
 // Returns the element at the place's row, rank and feature.
 LoraProblem::Element LoraProblem::ElementOf(LoraStep step, int64_t adapter,
                                             int64_t place, bool of_peer) const {
-  const auto& [rank, offset, column] = adapters_[static_cast<size_t>(adapter)];
+  const int64_t rank = adapters_[static_cast<size_t>(adapter)].rank;
   const int64_t begin = adapter * rows_each_;
   const bool is_gradient =
       step == LoraStep::kGradientOfA || step == LoraStep::kGradientOfB;
   const int64_t row = begin + Spread(rows_each_, place);
   const int64_t r = Spread(rank, is_gradient ? place : kOtherPlaces[place]);
   const int64_t f = Spread(K, kOtherPlaces[place]);
-  // Reads Weft's own results, or the adapter's part of the stacked ones, which
-  // include the scale.
-  const int64_t s_stride = of_peer ? total_rank_ : max_rank_;
-  const int64_t b_stride = of_peer ? total_rank_ : rank;
-  const uint16_t* s = of_peer ? peer_->s.data() + column : s_->data();
-  const uint16_t* ds = of_peer ? peer_->ds.data() + column : ds_->data();
-  const uint16_t* a =
-      of_peer ? peer_->a.data() + column * K : weights_->data() + offset;
-  const uint16_t* b =
-      of_peer ? peer_->b.data() + column : weights_->data() + offset + rank * K;
-  const float* da =
-      of_peer ? peer_->da.data() + column * K : gradients_->data() + offset;
-  const float* db = of_peer ? peer_->db.data() + column
-                            : gradients_->data() + offset + rank * K;
+  const auto [s_stride, b_stride, s, ds, a, b, da, db] =
+      MatricesOf(adapter, of_peer);
   const double unscaled = of_peer ? 1 : kLoraScale;
   const LoraActivations& x = activations_;
   switch (step) {

@@ -78,6 +78,8 @@ class LoraProblem {
     Buffer<int32_t> adapter_R;
     FloatBuffer scale_R;
   };
+  struct Matrices;
+  [[nodiscard]] Matrices MatricesOf(int64_t adapter, bool of_peer) const;
   // One element of a step's result, and the terms of its sum.
   struct Element;
   [[nodiscard]] Element ElementOf(LoraStep step, int64_t adapter, int64_t place,

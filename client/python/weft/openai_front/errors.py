@@ -83,7 +83,7 @@ async def on_bad_request(_: Request, error: Exception) -> JSONResponse:
     """Names the first bad field, its value and what it must be."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    # A prompt may have several forms, whose names are no part of the field's.
+    # If a field may have several types, the path ends with the type that was tried.
     path = [str(part) for part in first["loc"] if part != "body"]
     name = path[0] if path and not path[0].isdigit() else None
     text = first["msg"].removeprefix("Value error, ")

@@ -1,0 +1,73 @@
+// Products whose operands are bf16 and whose sums are f32, for processors with
+// the instructions of AVX512_BF16.
+//
+// A product is cut into panels: kBf16PanelOutputs outputs by up to
+// kBf16PanelInputs inputs of the weight. A panel is packed once, stays in the
+// second-level cache, and multiplies any number of rows.
+#ifndef WEFT_KERNELS_CPU_BF16_PRODUCT_H_
+#define WEFT_KERNELS_CPU_BF16_PRODUCT_H_
+
+#include <cstdint>
+
+namespace weft::kernels::cpu {
+
+inline constexpr int64_t kBf16PanelOutputs = 64;
+inline constexpr int64_t kBf16PanelInputs = 2048;  // Even.
+
+// Room for a packed panel. Kernels take others too, but load whole cache lines.
+struct alignas(64) Bf16Panel {
+  uint16_t elements[kBf16PanelOutputs * kBf16PanelInputs];
+};
+
+// The part of a bf16 weight that a panel holds. One of the strides, which count
+// elements, is 1.
+struct Bf16PanelSource {
+  const uint16_t* weight = nullptr;  // At the panel's first input and output.
+  int64_t input_stride = 0;
+  int64_t output_stride = 0;
+  int64_t num_inputs = 0;   // In [1, kBf16PanelInputs].
+  int64_t num_outputs = 0;  // In [1, kBf16PanelOutputs].
+};
+
+// A product of rows with a packed panel. Legend: B rows, I the panel's inputs
+// rounded up to an even number, O its outputs. The pair of inputs (i, i + 1) of
+// row b is at x[b * x_row_stride + i / 2 * x_pair_stride]. So x may be a matrix
+// (pair stride 2), or a packed panel whose outputs are the rows (row stride 2,
+// pair stride 2 kBf16PanelOutputs).
+struct Bf16PanelProduct {
+  const uint16_t* x = nullptr;  // If I was rounded up, rows end with a zero.
+  int64_t x_row_stride = 0;
+  int64_t x_pair_stride = 2;
+  int64_t num_rows = 0;
+  const uint16_t* panel = nullptr;
+  int64_t num_inputs = 0;   // As in the panel's source.
+  int64_t num_outputs = 0;  // O.
+  bool adds = false;  // If true, the sums begin with y; otherwise with zero.
+  float* y_BO = nullptr;
+  int64_t y_stride = 0;
+};
+
+struct Bf16KernelTable {
+  const char* name;
+
+  // Rounds a row times `scale` to bf16, to nearest, ties to even. Writes a zero
+  // after an odd number of elements.
+  void (*round_row)(const float* x, float scale, int64_t count, uint16_t* y);
+  // Packs a panel: for each pair of inputs the pairs of kBf16PanelOutputs
+  // outputs, with zeros where the source ends.
+  void (*pack_panel)(const Bf16PanelSource& source, uint16_t* panel);
+  // Computes y = x W or y += x W. Sums are f32, in the order of the inputs. So
+  // the bits of an element of y do not depend on other rows, and a sum that is
+  // continued over several panels has the bits of one long sum. The
+  // instructions read subnormal operands as zero. A NaN stays in its row of x
+  // or its output.
+  void (*multiply_panel)(const Bf16PanelProduct& item);
+};
+
+// Returns the kernels, or null if the processor or the build lacks the
+// instructions. Threads: any.
+[[nodiscard]] const Bf16KernelTable* Bf16Kernels();
+
+}  // namespace weft::kernels::cpu
+
+#endif  // WEFT_KERNELS_CPU_BF16_PRODUCT_H_

@@ -1,0 +1,146 @@
+// Body of the copy to panels, and of the sum of parts; see kernels.h. Part of
+// table_*.cc.
+#ifndef WEFT_KERNELS_CPU_PANEL_COPY_BODY_H_
+#define WEFT_KERNELS_CPU_PANEL_COPY_BODY_H_
+
+#include "kernels/cpu/panel_product.h"
+#include "kernels/cpu/panel_product_body.h"
+#include "kernels/cpu/simd.h"
+
+namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
+namespace {
+
+// Four rows of four elements.
+struct Square {
+  Quad row[4];
+};
+
+WEFT_INLINE Square LoadSquare(const float* p, int64_t stride) {
+  return {{LoadQuad(p), LoadQuad(p + stride), LoadQuad(p + 2 * stride),
+           LoadQuad(p + 3 * stride)}};
+}
+
+WEFT_INLINE void StoreSquare(float* p, int64_t stride, const Square& s) {
+  for (int64_t i = 0; i < 4; ++i) StoreQuad(p + i * stride, s.row[i]);
+}
+
+WEFT_INLINE Square Add(const Square& a, const Square& b) {
+  Square sum;
+  for (int64_t i = 0; i < 4; ++i) sum.row[i] = a.row[i] + b.row[i];
+  return sum;
+}
+
+WEFT_INLINE Square Transpose(const Square& s) {
+  const Quad ab_low = __builtin_shufflevector(s.row[0], s.row[1], 0, 4, 1, 5);
+  const Quad ab_high = __builtin_shufflevector(s.row[0], s.row[1], 2, 6, 3, 7);
+  const Quad cd_low = __builtin_shufflevector(s.row[2], s.row[3], 0, 4, 1, 5);
+  const Quad cd_high = __builtin_shufflevector(s.row[2], s.row[3], 2, 6, 3, 7);
+  return {{__builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5),
+           __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7),
+           __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5),
+           __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7)}};
+}
+
+// Copies `columns` columns of one panel, which has `width`.
+void CopyRows(const PanelCopy& copy, const float* from, int64_t columns,
+              int64_t width, float* to) {
+  for (int64_t k = 0; k < copy.num_terms; ++k) {
+    int64_t n = 0;
+    for (; n + 4 <= columns; n += 4) StoreQuad(to + n, LoadQuad(from + n));
+    for (; n < columns; ++n) to[n] = from[n];
+    for (; n < width; ++n) to[n] = 0;
+    from += copy.k_stride;
+    to += width;
+  }
+}
+
+// Copies the terms [begin, end) of four columns of a matrix whose columns are
+// adjacent in memory. Only the first `columns` of them exist; zeros replace the
+// others.
+WEFT_INLINE void CopyFourColumns(const PanelCopy& copy, const float* from,
+                                 int64_t columns, int64_t begin, int64_t end,
+                                 int64_t width, float* to) {
+  int64_t k = begin;
+  if (columns >= 4) {
+    for (; k + 4 <= end; k += 4) {
+      StoreSquare(to + k * width, width,
+                  Transpose(LoadSquare(from + k, copy.n_stride)));
+    }
+  }
+  for (; k < end; ++k) {
+    Quad quad = {};
+    for (int64_t n = 0; n < Smaller(columns, 4); ++n) {
+      quad[n] = from[n * copy.n_stride + k];
+    }
+    StoreQuad(to + k * width, quad);
+  }
+}
+
+// The same as CopyRows for such a matrix. Reads a line of each column at a
+// time, because columns may compete for a place in the cache.
+void CopyColumns(const PanelCopy& copy, const float* from, int64_t columns,
+                 int64_t width, float* to) {
+  constexpr int64_t kLine = 16;
+  for (int64_t begin = 0; begin < copy.num_terms; begin += kLine) {
+    const int64_t end = Smaller(begin + kLine, copy.num_terms);
+    for (int64_t n = 0; n < width; n += 4) {
+      CopyFourColumns(copy, from + n * copy.n_stride, columns - n, begin, end,
+                      width, to + n);
+    }
+  }
+}
+
+void CopyPanels(const PanelCopy& copy) {
+  for (int64_t n = 0; n < copy.num_columns; n += kPanelColumns) {
+    const int64_t columns = Smaller(copy.num_columns - n, kPanelColumns);
+    const int64_t width = (columns + kWidth - 1) / kWidth * kWidth;
+    float* to = copy.panels + n * copy.num_terms;
+    if (copy.n_stride == 1) {
+      CopyRows(copy, copy.from_KN + n, columns, width, to);
+    } else {
+      CopyColumns(copy, copy.from_KN + n * copy.n_stride, columns, width, to);
+    }
+  }
+}
+
+WEFT_INLINE void AddElement(const PartSum& sum, int64_t m, int64_t n) {
+  const float* part = sum.parts + m * sum.row_stride + n;
+  float total = 0;
+  for (int64_t i = 0; i < sum.num_parts; ++i, part += sum.part_stride) {
+    total += *part;
+  }
+  sum.out_MN[m * sum.m_stride + n * sum.n_stride] += total;
+}
+
+WEFT_INLINE void AddSquare(const PartSum& sum, int64_t m, int64_t n) {
+  const float* part = sum.parts + m * sum.row_stride + n;
+  Square total = {};
+  for (int64_t i = 0; i < sum.num_parts; ++i, part += sum.part_stride) {
+    total = Add(total, LoadSquare(part, sum.row_stride));
+  }
+  float* out = sum.out_MN + m * sum.m_stride + n * sum.n_stride;
+  if (sum.n_stride == 1) {
+    StoreSquare(out, sum.m_stride, Add(LoadSquare(out, sum.m_stride), total));
+  } else {
+    StoreSquare(out, sum.n_stride,
+                Add(LoadSquare(out, sum.n_stride), Transpose(total)));
+  }
+}
+
+void AddParts(const PartSum& sum) {
+  const int64_t rows = sum.num_rows / 4 * 4;
+  const int64_t columns = sum.num_columns / 4 * 4;
+  for (int64_t m = 0; m < rows; m += 4) {
+    for (int64_t n = 0; n < columns; n += 4) AddSquare(sum, m, n);
+  }
+  for (int64_t m = 0; m < sum.num_rows; ++m) {
+    for (int64_t n = m < rows ? columns : 0; n < sum.num_columns; ++n) {
+      AddElement(sum, m, n);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weft::kernels::cpu::WEFT_KERNEL_ISA
+
+#endif  // WEFT_KERNELS_CPU_PANEL_COPY_BODY_H_

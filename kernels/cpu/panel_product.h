@@ -1,0 +1,68 @@
+// Arguments of the products by panels, which serve LoRA's matrices; see
+// kernels.h.
+//
+// Legend: M rows, K terms of a sum, N columns. Strides count elements.
+#ifndef WEFT_KERNELS_CPU_PANEL_PRODUCT_H_
+#define WEFT_KERNELS_CPU_PANEL_PRODUCT_H_
+
+#include <cstdint>
+
+namespace weft::kernels::cpu {
+
+// Returns the number of floats that the panels of a matrix [K, N] take with the
+// widest vectors.
+[[nodiscard]] constexpr int64_t PanelFloats(int64_t num_terms,
+                                            int64_t num_columns) {
+  constexpr int64_t kWidestVector = 16;
+  return num_terms * ((num_columns + kWidestVector - 1) / kWidestVector) *
+         kWidestVector;
+}
+
+// A copy of a matrix [K, N] in the order in which a product reads it.
+struct PanelCopy {
+  // The element (k, n) is at k * k_stride + n * n_stride. One of the strides is
+  // 1.
+  const float* from_KN = nullptr;
+  int64_t k_stride = 0;
+  int64_t n_stride = 1;
+  int64_t num_terms = 0;    // K.
+  int64_t num_columns = 0;  // N.
+  float* panels = nullptr;  // PanelFloats(K, N) floats.
+};
+
+// A product of a matrix [M, K] with a matrix [K, N].
+struct PanelProduct {
+  // The element (m, k) is at m * m_stride + k * k_stride.
+  const float* left_MK = nullptr;
+  int64_t m_stride = 0;
+  int64_t k_stride = 1;
+  // Panels, or the matrix itself if elements of a row are adjacent.
+  const float* right_KN = nullptr;
+  int64_t right_stride = 0;  // From row to row of the matrix; 0: panels.
+  int64_t num_rows = 0;
+  int64_t num_terms = 0;  // K >= 1.
+  int64_t num_columns = 0;
+  float scale = 1;    // A factor of the product.
+  bool adds = false;  // If true, adds to `out`; otherwise overwrites it.
+  float* out_MN = nullptr;
+  int64_t out_stride = 0;
+};
+
+// A sum of matrices [M, N] that are added to another one.
+struct PartSum {
+  const float* parts = nullptr;  // The first matrix.
+  int64_t row_stride = 0;        // From row to row of a matrix.
+  int64_t part_stride = 0;       // From matrix to matrix.
+  int64_t num_parts = 1;
+  int64_t num_rows = 0;
+  int64_t num_columns = 0;
+  // The element (m, n) is at m * m_stride + n * n_stride. One of the strides is
+  // 1.
+  float* out_MN = nullptr;
+  int64_t m_stride = 0;
+  int64_t n_stride = 1;
+};
+
+}  // namespace weft::kernels::cpu
+
+#endif  // WEFT_KERNELS_CPU_PANEL_PRODUCT_H_

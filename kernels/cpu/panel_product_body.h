@@ -1,0 +1,85 @@
+// Body of the products by panels; see kernels.h. Part of table_*.cc.
+//
+// The right matrix is cut into panels of a few vectors of columns, and the left
+// one into tiles of a few rows.
+// Source: Goto and van de Geijn 2008; Van Zee and van de Geijn 2015 (BLIS).
+#ifndef WEFT_KERNELS_CPU_PANEL_PRODUCT_BODY_H_
+#define WEFT_KERNELS_CPU_PANEL_PRODUCT_BODY_H_
+
+#include "kernels/cpu/panel_product.h"
+#include "kernels/cpu/panel_tile.h"
+#include "kernels/cpu/simd.h"
+
+namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
+namespace {
+
+// So many terms are summed one after another. The sums of such parts are then
+// added, which keeps rounding errors small for any number of terms. Such a part
+// of a panel fits the second-level cache beside the rows.
+inline constexpr int64_t kPartTerms = 256;
+
+WEFT_INLINE int64_t Smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Cuts the rows into tiles.
+template <int64_t kVectors, bool kPadded>
+void PanelTiles(const PanelProduct& p, const PanelPart& part) {
+  constexpr int64_t kMost = kPanelRows<kVectors>;
+  int64_t row = 0;
+  for (; row + kMost <= p.num_rows; row += kMost) {
+    PanelTile<kMost, kVectors, kPadded>(p, part, row);
+  }
+  if (row + 4 <= p.num_rows) {
+    PanelTile<4, kVectors, kPadded>(p, part, row);
+    row += 4;
+  }
+  if (row + 2 <= p.num_rows) {
+    PanelTile<2, kVectors, kPadded>(p, part, row);
+    row += 2;
+  }
+  if (row < p.num_rows) PanelTile<1, kVectors, kPadded>(p, part, row);
+}
+
+template <int64_t kVectors>
+void RunPanel(const PanelProduct& p, const PanelPart& part) {
+  if (p.right_stride == 0 || part.last_count == kWidth) {
+    PanelTiles<kVectors, true>(p, part);
+  } else {
+    PanelTiles<kVectors, false>(p, part);
+  }
+}
+
+// Multiplies a part of the terms with the panel that begins at `column`.
+WEFT_INLINE void RunPart(const PanelProduct& p, int64_t term, int64_t column) {
+  const int64_t columns = Smaller(p.num_columns - column, kPanelColumns);
+  const int64_t vectors = (columns + kWidth - 1) / kWidth;
+  PanelPart part{.right = p.right_KN + term * p.right_stride + column,
+                 .right_stride = p.right_stride,
+                 .first_term = term,
+                 .num_terms = Smaller(p.num_terms - term, kPartTerms),
+                 .first_column = column,
+                 .last_count = columns - (vectors - 1) * kWidth};
+  if (p.right_stride == 0) {
+    part.right_stride = vectors * kWidth;
+    part.right = p.right_KN + column * p.num_terms + term * part.right_stride;
+  }
+  if (vectors == 3) {
+    RunPanel<3>(p, part);
+  } else if (vectors == 2) {
+    RunPanel<2>(p, part);
+  } else {
+    RunPanel<1>(p, part);
+  }
+}
+
+void RunPanelProduct(const PanelProduct& p) {
+  for (int64_t term = 0; term < p.num_terms; term += kPartTerms) {
+    for (int64_t column = 0; column < p.num_columns; column += kPanelColumns) {
+      RunPart(p, term, column);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weft::kernels::cpu::WEFT_KERNEL_ISA
+
+#endif  // WEFT_KERNELS_CPU_PANEL_PRODUCT_BODY_H_

@@ -1,0 +1,95 @@
+// A tile of a product by panels. Part of table_*.cc.
+//
+// A tile has a few rows of the left matrix. The sums of a tile and a panel stay
+// in registers while the terms pass in order. The sum of an element has the
+// same order in all tiles, so its bits do not depend on the tile.
+#ifndef WEFT_KERNELS_CPU_PANEL_TILE_H_
+#define WEFT_KERNELS_CPU_PANEL_TILE_H_
+
+#include "kernels/cpu/panel_product.h"
+#include "kernels/cpu/simd.h"
+
+namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
+namespace {
+
+inline constexpr int64_t kPanelVectors = 3;
+inline constexpr int64_t kPanelColumns = kPanelVectors * kWidth;
+
+// The most rows whose sums fit the registers, with a row of the panel and an
+// element of the left matrix. There are 32 registers, or 16 before AVX-512.
+template <int64_t kVectors>
+inline constexpr int64_t kPanelRows = kWidth == 16 || kVectors == 1 ? 8 : 4;
+
+// A part of the terms of one panel.
+struct PanelPart {
+  const float* right;    // The panel's row of the first term.
+  int64_t right_stride;  // From row to row of the panel.
+  int64_t first_term;
+  int64_t num_terms;
+  int64_t first_column;
+  int64_t last_count;  // The last vector has so many columns, <= kWidth.
+};
+
+// Computes the sums of kRows rows. Unless kPadded, the last vector of a panel
+// may be read only up to its last column.
+template <int64_t kRows, int64_t kVectors, bool kPadded>
+WEFT_INLINE void SumPanel(const PanelProduct& p, const PanelPart& part,
+                          int64_t row, Vec (&sums)[kRows][kVectors]) {
+  const float* left[kRows];
+  WEFT_UNROLL
+  for (int64_t r = 0; r < kRows; ++r) {
+    left[r] = p.left_MK + (row + r) * p.m_stride + part.first_term * p.k_stride;
+  }
+  const float* right = part.right;
+  for (int64_t k = 0; k < part.num_terms; ++k) {
+    Vec b[kVectors];
+    WEFT_UNROLL
+    for (int64_t v = 0; v < kVectors; ++v) {
+      b[v] = kPadded || v + 1 < kVectors
+                 ? Load(right + v * kWidth)
+                 : LoadPart(right + v * kWidth, part.last_count, 0);
+    }
+    WEFT_UNROLL
+    for (int64_t r = 0; r < kRows; ++r) {
+      const Vec a = Fill(left[r][k * p.k_stride]);
+      WEFT_UNROLL
+      for (int64_t v = 0; v < kVectors; ++v) {
+        sums[r][v] = MultiplyAdd(a, b[v], sums[r][v]);
+      }
+    }
+    right += part.right_stride;
+  }
+}
+
+// Writes one vector of sums, of which the first `count` columns exist.
+WEFT_INLINE void WriteSums(Vec scale, Vec sums, bool adds, int64_t count,
+                           float* out) {
+  if (count < kWidth) {
+    const Vec before = adds ? LoadPart(out, count, 0) : Vec{};
+    StorePart(out, MultiplyAdd(scale, sums, before), count);
+  } else {
+    const Vec before = adds ? Load(out) : Vec{};
+    Store(out, MultiplyAdd(scale, sums, before));
+  }
+}
+
+template <int64_t kRows, int64_t kVectors, bool kPadded>
+void PanelTile(const PanelProduct& p, const PanelPart& part, int64_t row) {
+  Vec sums[kRows][kVectors] = {};
+  SumPanel<kRows, kVectors, kPadded>(p, part, row, sums);
+  const bool adds = p.adds || part.first_term > 0;
+  WEFT_UNROLL
+  for (int64_t r = 0; r < kRows; ++r) {
+    float* out = p.out_MN + (row + r) * p.out_stride + part.first_column;
+    WEFT_UNROLL
+    for (int64_t v = 0; v < kVectors; ++v) {
+      WriteSums(Fill(p.scale), sums[r][v], adds,
+                v + 1 == kVectors ? part.last_count : kWidth, out + v * kWidth);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weft::kernels::cpu::WEFT_KERNEL_ISA
+
+#endif  // WEFT_KERNELS_CPU_PANEL_TILE_H_

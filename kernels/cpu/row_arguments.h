@@ -1,0 +1,48 @@
+// Arguments of the kernels over rows and elements; see kernels.h.
+#ifndef WEFT_KERNELS_CPU_ROW_ARGUMENTS_H_
+#define WEFT_KERNELS_CPU_ROW_ARGUMENTS_H_
+
+#include <cstdint>
+
+namespace weft::kernels::cpu {
+
+// The options for one row of logits, with z = softcap(x) / temperature.
+struct VocabRowOptions {
+  float softcap = 0;           // 0: none; else softcap * tanh(x / softcap).
+  float temperature = 1;       // > 0.
+  bool write_softmax = false;  // The row becomes softmax(z) * softcap'(x).
+};
+
+// The keys of one query among a row of scores: those in [begin, end). The
+// query may not see the others of the row's `size` keys. The row has room for
+// `size` rounded up to kSoftmaxPadding.
+inline constexpr int64_t kSoftmaxPadding = 16;
+struct SoftmaxKeys {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t size = 0;
+};
+
+// The softmax of one query over the keys so far: their largest score, and the
+// sum of e^(score - max).
+struct SoftmaxState {
+  float max = -__builtin_inff();
+  float sum = 0;
+};
+
+// The constants of one AdamW update, which the caller computes.
+struct AdamWScalars {
+  float gradient_scale = 1;  // The factor of clipping.
+  float beta1 = 0;
+  float one_minus_beta1 = 1;
+  float beta2 = 0;
+  float one_minus_beta2 = 1;
+  float weight_scale = 1;        // 1 - lr * decay.
+  float step_size = 0;           // lr / (1 - beta1^t).
+  float inverse_sqrt_bias2 = 1;  // 1 / sqrt(1 - beta2^t).
+  float eps = 0;
+};
+
+}  // namespace weft::kernels::cpu
+
+#endif  // WEFT_KERNELS_CPU_ROW_ARGUMENTS_H_

@@ -1,0 +1,84 @@
+#include "server/file_assembler.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/field_checks.h"
+#include "src/base/status_macros.h"
+
+namespace weft {
+
+template <typename Message, typename Options, typename Request>
+absl::Status FileAssembler<Message, Options, Request>::Add(
+    const Message& message) {
+  switch (message.part_case()) {
+    case Message::kOptions:
+      if (has_options_) {
+        return BadField("options", "is sent again, must come once, first");
+      }
+      has_options_ = true;
+      return ReadOptions(message.options());
+    case Message::kChunk:
+      if (!has_options_) {
+        return BadField("options", "is required in the first message");
+      }
+      return AddChunk(message.chunk());
+    case Message::PART_NOT_SET:
+      break;
+  }
+  return BadField("part", "is required");
+}
+
+template <typename Message, typename Options, typename Request>
+absl::Status FileAssembler<Message, Options, Request>::AddChunk(
+    const v1::FileChunk& chunk) {
+  WEFT_RETURN_IF_ERROR(CheckName("chunk.name", chunk.name()));
+  if (chunk.data().size() > kMaxChunkBytes) {
+    return BadField("chunk.data",
+                    absl::StrCat("has ", chunk.data().size(),
+                                 " bytes, must be at most ", kMaxChunkBytes));
+  }
+  PeftFiles& files = request_.files;
+  if (files.empty() || files.back().first != chunk.name()) {
+    const bool seen = std::any_of(
+        files.begin(), files.end(),
+        [&chunk](const auto& file) { return file.first == chunk.name(); });
+    if (seen) {
+      return BadField("chunk.name",
+                      absl::StrCat("is ", Quoted(chunk.name()),
+                                   " again after another file, must send the "
+                                   "pieces of a file together"));
+    }
+    if (files.size() == kMaxFiles) {
+      return BadField("chunk.name",
+                      absl::StrCat("starts file ", kMaxFiles + 1,
+                                   ", must be at most ", kMaxFiles));
+    }
+    files.emplace_back(chunk.name(), "");
+  }
+  files.back().second.append(chunk.data());
+  return absl::OkStatus();
+}
+
+template <typename Message, typename Options, typename Request>
+absl::StatusOr<Request> FileAssembler<Message, Options, Request>::Finish() {
+  if (!has_options_) {
+    return BadField("options", "is required in the first message");
+  }
+  const bool has_config = std::any_of(
+      request_.files.begin(), request_.files.end(),
+      [](const auto& file) { return file.first == "adapter_config.json"; });
+  if (!has_config) {
+    return BadField("chunk", "never named adapter_config.json, must send it");
+  }
+  has_options_ = false;
+  return std::exchange(request_, {});
+}
+
+template class FileAssembler<v1::ImportAdapterRequest, v1::ImportOptions,
+                             ImportAdapterRequest>;
+template class FileAssembler<v1::UploadCheckpointRequest, v1::UploadOptions,
+                             UploadCheckpointRequest>;
+
+}  // namespace weft

@@ -1,0 +1,76 @@
+// Joins the messages of ImportAdapter and of UploadCheckpoint.
+// Threads: not thread-safe.
+#ifndef WEFT_SERVER_FILE_ASSEMBLER_H_
+#define WEFT_SERVER_FILE_ASSEMBLER_H_
+
+#include <cstddef>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "src/request/adapter.h"
+#include "src/request/checkpoint.h"
+#include "weft/v1/adapters.pb.h"
+
+namespace weft {
+
+// Joins the messages of an upload of files into one request. ImportAssembler
+// and UploadAssembler say which.
+template <typename Message, typename Options, typename Request>
+class FileAssembler {
+ public:
+  static constexpr size_t kMaxFiles = 16;
+  static constexpr size_t kMaxChunkBytes = 1 << 20;
+
+  virtual ~FileAssembler() = default;
+
+  // Returns INVALID_ARGUMENT if the order is wrong (options come first, the
+  // pieces of a file together), or if a name or a size is not valid.
+  [[nodiscard]] absl::Status Add(const Message& message);
+
+  // Returns the request after the end of the stream. Leaves the assembler
+  // empty. Errors: INVALID_ARGUMENT if options or adapter_config.json are
+  // missing.
+  [[nodiscard]] absl::StatusOr<Request> Finish();
+
+ protected:
+  explicit FileAssembler(bool engine_names) : engine_names_(engine_names) {}
+
+  [[nodiscard]] virtual absl::Status ReadOptions(const Options& options) = 0;
+
+  bool engine_names_;
+  Request request_;
+
+ private:
+  [[nodiscard]] absl::Status AddChunk(const v1::FileChunk& chunk);
+
+  bool has_options_ = false;
+};
+
+class ImportAssembler final
+    : public FileAssembler<v1::ImportAdapterRequest, v1::ImportOptions,
+                           ImportAdapterRequest> {
+ public:
+  // For `engine_names` see RequestLimits.
+  explicit ImportAssembler(bool engine_names = true)
+      : FileAssembler(engine_names) {}
+
+ private:
+  [[nodiscard]] absl::Status ReadOptions(
+      const v1::ImportOptions& options) override;
+};
+
+class UploadAssembler final
+    : public FileAssembler<v1::UploadCheckpointRequest, v1::UploadOptions,
+                           UploadCheckpointRequest> {
+ public:
+  explicit UploadAssembler(bool engine_names = true)
+      : FileAssembler(engine_names) {}
+
+ private:
+  [[nodiscard]] absl::Status ReadOptions(
+      const v1::UploadOptions& options) override;
+};
+
+}  // namespace weft
+
+#endif  // WEFT_SERVER_FILE_ASSEMBLER_H_

@@ -1,0 +1,39 @@
+// What StartEngine loads for the engine.
+#ifndef WEFT_SRC_ENGINE_ENGINE_PARTS_H_
+#define WEFT_SRC_ENGINE_ENGINE_PARTS_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "src/config/options.h"
+#include "src/executor/executor.h"
+#include "src/files/spill_folder.h"
+#include "src/journal/state_folder.h"
+#include "src/model/decoder.h"
+#include "src/request/engine_info.h"
+#include "src/runtime/compute_device.h"
+#include "src/sampling/stop_matcher.h"
+#include "src/startup/memory_split.h"
+
+namespace weft::engine {
+
+// What StartEngine loads and passes to the engine.
+struct EngineParts {
+  EngineOptions options;
+  EngineInfo info;
+  parallel::Links links;  // The communicators of rank 0.
+  std::unique_ptr<ComputeDevice> device;
+  std::unique_ptr<model::Decoder> decoder;
+  // Null if the tokenizer does not give the bytes of its tokens.
+  std::unique_ptr<sampling::TokenBytes> token_bytes;
+  std::string model_name;
+  std::string model_fingerprint;
+  std::unique_ptr<SpillFolder> spill;
+  std::optional<MemorySplit> memory;            // On CUDA.
+  std::unique_ptr<journal::StateFolder> state;  // Null without --state-dir.
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_ENGINE_ENGINE_PARTS_H_

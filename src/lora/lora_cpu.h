@@ -1,0 +1,37 @@
+// The adapters' part of linear layers in f32 on a CPU. All segments of a batch
+// share one parallel region, so that threads do not wait for each other at
+// every adapter.
+//
+// Legend: as in lora_linear.h. n counts the rows of a segment.
+#ifndef WEFT_SRC_LORA_LORA_CPU_H_
+#define WEFT_SRC_LORA_LORA_CPU_H_
+
+#include <ATen/core/Tensor.h>
+
+#include "src/lora/lora_linear.h"
+
+namespace weft::lora::cpu {
+
+// Shapes:  x_TI [T, I], y_TO [T, O]; the elements of a row are adjacent.
+// Errors:  throw c10::Error, also if a tensor is not f32.
+// Threads: any, for distinct outputs.
+// Source:  the other path in lora_linear.cc. The tests compare both with the
+// formula in f64.
+
+// Computes y += scale_a (x A_a^T) B_a^T, and returns x A^T of every segment. If
+// y_TO is undefined, leaves out the first. The bits of a row depend on the row,
+// its adapter, and whether its segment has more than 32 rows.
+ShrunkInputs Forward(const at::Tensor& x_TI, const LoraPass& pass,
+                     const LoraSite& site, const at::Tensor& y_TO);
+
+// Adds dLoss/dA and dLoss/dB to the gradients. If dx_TI is defined, adds the
+// adapters' part of dLoss/dx to it. The bits of a gradient depend only on the
+// rows of its adapter.
+void Backward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
+              const LoraPass& pass, const LoraSite& site,
+              const ShrunkInputs& shrunk, const LoraGradients& gradients,
+              const at::Tensor& dx_TI);
+
+}  // namespace weft::lora::cpu
+
+#endif  // WEFT_SRC_LORA_LORA_CPU_H_

@@ -1,0 +1,55 @@
+// Small products of f32 matrices in the arithmetic of bf16, for one thread:
+// both operands are rounded to bf16, and sums are f32. Private to src/ops.
+#ifndef WEFT_SRC_OPS_BF16_MULTIPLIER_H_
+#define WEFT_SRC_OPS_BF16_MULTIPLIER_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/cpu/bf16_product.h"
+
+namespace weft::ops {
+
+// Keeps its buffers from product to product. Threads: one has its own.
+class Bf16Multiplier {
+ public:
+  // Computes out = alpha a b, or adds it to out.
+  // Shapes:  a [M, K], b [K, N], out [M, N], f32 on the CPU, K >= 1. a and b
+  //          may be transposed views; elements of a row of out are adjacent.
+  // Errors:  throws c10::Error if the processor lacks the instructions.
+  void Multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
+                bool adds, double alpha);
+
+ private:
+  // A matrix in rounded form. Strides count elements; one of them is 1.
+  struct Rounded {
+    [[nodiscard]] const uint16_t* At(int64_t row, int64_t column) const {
+      return data + row * row_stride + column * column_stride;
+    }
+
+    const uint16_t* data;
+    int64_t row_stride;
+    int64_t column_stride;
+  };
+  // Rounds x, or its transpose if x is a transposed view.
+  static Rounded Round(const kernels::cpu::Bf16KernelTable& kernels,
+                       const at::Tensor& x, float scale,
+                       std::vector<uint16_t>& buffer);
+  // Multiplies all rows of x, from `input` on, with the packed panel.
+  void MultiplyRows(const kernels::cpu::Bf16KernelTable& kernels,
+                    const Rounded& x, int64_t input,
+                    kernels::cpu::Bf16PanelProduct all);
+
+  using PanelPtr = std::unique_ptr<kernels::cpu::Bf16Panel>;
+
+  std::vector<uint16_t> a_, b_;
+  PanelPtr rows_ = std::make_unique_for_overwrite<kernels::cpu::Bf16Panel>();
+  PanelPtr panel_ = std::make_unique_for_overwrite<kernels::cpu::Bf16Panel>();
+};
+
+}  // namespace weft::ops
+
+#endif  // WEFT_SRC_OPS_BF16_MULTIPLIER_H_

@@ -1,0 +1,164 @@
+#include "src/ops/bf16_product.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "kernels/cpu/bf16_product.h"
+#include "kernels/cpu/skinny_product.h"
+#include "src/ops/cpu_dispatch.h"
+
+namespace weft::ops {
+namespace {
+
+using kernels::cpu::Bf16KernelTable;
+using kernels::cpu::Bf16Panel;
+using kernels::cpu::kBf16PanelInputs;
+using kernels::cpu::kBf16PanelOutputs;
+
+// Threads share a product in groups of this many rows of a panel. It is a
+// multiple of the kernel's tile.
+constexpr int64_t kRowGroup = 24;
+
+std::atomic<bool> is_allowed = false;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Returns a [M, K + K % 2], rounded to bf16.
+at::Tensor Rounded(const at::Tensor& a_MK, const Bf16KernelTable& kernels) {
+  const int64_t inputs = a_MK.size(1);
+  at::Tensor rounded = at::empty({a_MK.size(0), inputs + inputs % 2},
+                                 a_MK.options().dtype(at::kBFloat16));
+  const auto* from = a_MK.const_data_ptr<float>();
+  auto* to = static_cast<uint16_t*>(rounded.mutable_data_ptr());
+  at::parallel_for(
+      0, a_MK.size(0), RowGrain(inputs), [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+          kernels.round_row(from + row * a_MK.stride(0),
+                            /*scale=*/1, inputs, to + row * rounded.stride(0));
+        }
+      });
+  return rounded;
+}
+
+// The product of rounded rows with one weight.
+class Product {
+ public:
+  Product(const Bf16KernelTable& kernels, const at::Tensor& rounded,
+          const at::Tensor& b_KN, const at::Tensor& y_MN)
+      : kernels_(kernels),
+        x_(static_cast<const uint16_t*>(rounded.const_data_ptr())),
+        x_stride_(rounded.stride(0)),
+        weight_(static_cast<const uint16_t*>(b_KN.const_data_ptr())),
+        input_stride_(b_KN.stride(0)),
+        output_stride_(b_KN.stride(1)),
+        y_(y_MN.mutable_data_ptr<float>()),
+        y_stride_(y_MN.stride(0)),
+        num_rows_(y_MN.size(0)),
+        num_inputs_(b_KN.size(0)),
+        num_outputs_(b_KN.size(1)) {}
+
+  // Groups of rows of all panels, panel by panel. A thread that has adjacent
+  // groups packs each of their panels once.
+  [[nodiscard]] int64_t num_groups() const {
+    return GroupsOfPanel() * CeilDiv(num_outputs_, kBf16PanelOutputs);
+  }
+
+  void Run(int64_t begin, int64_t end) const {
+    const auto panel = std::make_unique_for_overwrite<Bf16Panel>();
+    const int64_t num_groups = GroupsOfPanel();
+    while (begin < end) {
+      const int64_t index = begin / num_groups;
+      const int64_t stop = std::min(end, (index + 1) * num_groups);
+      const int64_t first = index * num_groups;
+      RunPanel(index * kBf16PanelOutputs, (begin - first) * kRowGroup,
+               std::min(num_rows_, (stop - first) * kRowGroup), *panel);
+      begin = stop;
+    }
+  }
+
+ private:
+  [[nodiscard]] int64_t GroupsOfPanel() const {
+    return CeilDiv(num_rows_, kRowGroup);
+  }
+
+  // Computes rows [begin, end) of the outputs from `output` on.
+  void RunPanel(int64_t output, int64_t begin, int64_t end,
+                Bf16Panel& panel) const {
+    const int64_t num_outputs =
+        std::min(kBf16PanelOutputs, num_outputs_ - output);
+    for (int64_t input = 0; input < num_inputs_; input += kBf16PanelInputs) {
+      const int64_t num_inputs =
+          std::min(kBf16PanelInputs, num_inputs_ - input);
+      kernels_.pack_panel(
+          {.weight = weight_ + input * input_stride_ + output * output_stride_,
+           .input_stride = input_stride_,
+           .output_stride = output_stride_,
+           .num_inputs = num_inputs,
+           .num_outputs = num_outputs},
+          panel.elements);
+      kernels_.multiply_panel({.x = x_ + begin * x_stride_ + input,
+                               .x_row_stride = x_stride_,
+                               .num_rows = end - begin,
+                               .panel = panel.elements,
+                               .num_inputs = num_inputs,
+                               .num_outputs = num_outputs,
+                               .adds = input > 0,
+                               .y_BO = y_ + begin * y_stride_ + output,
+                               .y_stride = y_stride_});
+    }
+  }
+
+  const Bf16KernelTable& kernels_;
+  const uint16_t* x_;
+  const int64_t x_stride_;
+  const uint16_t* weight_;
+  const int64_t input_stride_, output_stride_;
+  float* y_;
+  const int64_t y_stride_;
+  const int64_t num_rows_, num_inputs_, num_outputs_;
+};
+
+}  // namespace
+
+bool HasBf16Instructions() { return kernels::cpu::Bf16Kernels() != nullptr; }
+
+bool AllowBf16Products(bool allowed) {
+  is_allowed = allowed && HasBf16Instructions();
+  return is_allowed;
+}
+
+bool AreBf16ProductsAllowed() { return is_allowed; }
+
+bool IsBf16Product(const at::Tensor& a_MK, const at::Tensor& b_KN) {
+  if (!AreBf16ProductsAllowed() || !HasCpuKernel(a_MK) ||
+      b_KN.scalar_type() != at::kBFloat16) {
+    return false;
+  }
+  const bool is_forward = b_KN.stride(0) == 1 && b_KN.stride(1) != 1;
+  return !is_forward || a_MK.size(0) > kernels::cpu::kSkinnyRows;
+}
+
+void Bf16Product(const at::Tensor& a_MK, const at::Tensor& b_KN,
+                 const at::Tensor& y_MN) {
+  const Bf16KernelTable* kernels = kernels::cpu::Bf16Kernels();
+  TORCH_CHECK(kernels != nullptr, "this processor lacks AVX512_BF16");
+  TORCH_CHECK(b_KN.stride(0) == 1 || b_KN.stride(1) == 1,
+              "a weight of bf16 products has adjacent inputs or outputs");
+  if (y_MN.numel() == 0) return;
+  if (a_MK.size(1) == 0) {
+    y_MN.zero_();
+    return;
+  }
+  const at::Tensor rounded = Rounded(a_MK, *kernels);
+  const Product product(*kernels, rounded, b_KN, y_MN);
+  at::parallel_for(
+      0, product.num_groups(), RowGrain(kRowGroup * a_MK.size(1)),
+      [&](int64_t begin, int64_t end) { product.Run(begin, end); });
+}
+
+}  // namespace weft::ops

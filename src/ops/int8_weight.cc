@@ -1,0 +1,154 @@
+#include "src/ops/int8_weight.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+
+#include "kernels/cpu/kernels.h"
+#include "src/ops/cpu_dispatch.h"
+
+namespace weft::ops {
+namespace {
+
+using kernels::cpu::Int8RowInputs;
+using kernels::cpu::kInt8Group;
+
+// Widens this many elements at a time.
+constexpr int64_t kWidenedElements = 16 << 20;
+
+// Returns the inputs [begin, end) of a weight of 8 bits, [O, end - begin].
+// `begin` is the first input of a group.
+at::Tensor WidenWithKernel(const at::Tensor& weight, int64_t begin,
+                           int64_t end) {
+  const int64_t rows = weight.size(0), count = end - begin;
+  const int64_t inputs = Int8RowInputs(weight.size(1));
+  at::Tensor wide_OI = at::empty({rows, count}, at::kFloat);
+  const int8_t* from = weight.const_data_ptr<int8_t>();
+  float* to = wide_OI.mutable_data_ptr<float>();
+  at::parallel_for(0, rows, RowGrain(count), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      kernels::cpu::Kernels().widen_int8_row(
+          from + row * weight.stride(0), inputs, begin, end, to + row * count);
+    }
+  });
+  return wide_OI;
+}
+
+// Does the same on any device and in any dtype. No size depends on a value of
+// the device, so a graph of launches may have it.
+at::Tensor WidenWithAten(const at::Tensor& weight, int64_t begin, int64_t end,
+                         at::ScalarType dtype) {
+  const int64_t inputs = Int8RowInputs(weight.size(1));
+  const int64_t first = begin / kInt8Group;
+  const int64_t last = (end + kInt8Group - 1) / kInt8Group;
+  const at::ScalarType exact = dtype == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor scales_OG = weight.narrow(1, inputs, weight.size(1) - inputs)
+                                   .contiguous()
+                                   .view(at::kBFloat16)
+                                   .narrow(1, first, last - first)
+                                   .to(exact);
+  return weight.narrow(1, begin, end - begin)
+      .to(exact)
+      .mul_(
+          scales_OG.repeat_interleave(kInt8Group, 1).narrow(1, 0, end - begin))
+      .to(dtype);
+}
+
+at::Tensor Widen(const at::Tensor& weight, int64_t begin, int64_t end,
+                 at::ScalarType dtype) {
+  return weight.is_cpu() && dtype == at::kFloat && weight.stride(1) == 1
+             ? WidenWithKernel(weight, begin, end)
+             : WidenWithAten(weight, begin, end, dtype);
+}
+
+// Computes y by columns [begin, end) of at most `step`.
+template <typename Columns>
+at::Tensor ByColumns(const at::Tensor& a_MK, int64_t outputs, int64_t step,
+                     const at::Tensor& bias_N, RowCount row_count,
+                     Columns columns) {
+  const at::ScalarType dtype = a_MK.scalar_type();
+  const at::Tensor bias = bias_N.defined() ? bias_N.to(dtype) : bias_N;
+  if (step >= outputs) {
+    return MatMul(a_MK, columns(0, outputs), bias, row_count);
+  }
+  at::Tensor y_MN = at::empty({a_MK.size(0), outputs}, a_MK.options());
+  for (int64_t n = 0; n < outputs; n += step) {
+    const int64_t count = std::min(step, outputs - n);
+    y_MN.narrow(1, n, count)
+        .copy_(MatMul(a_MK, columns(n, n + count),
+                      bias.defined() ? bias.narrow(0, n, count) : bias,
+                      row_count));
+  }
+  return y_MN;
+}
+
+}  // namespace
+
+std::optional<int64_t> QuantizeRows(const at::Tensor& rows_OI,
+                                    const at::Tensor& stored) {
+  const at::Tensor wide_OI = rows_OI.to(at::kFloat).contiguous();
+  const int64_t rows = wide_OI.size(0), inputs = wide_OI.size(1);
+  TORCH_CHECK(stored.dim() == 2 && stored.size(0) == rows &&
+                  stored.size(1) == Int8RowBytes(inputs) && IsInt8(stored),
+              "rows ", wide_OI.sizes(), " do not fit 8-bit rows ",
+              stored.sizes());
+  const bool direct = stored.is_cpu() && stored.is_contiguous();
+  const at::Tensor packed =
+      direct ? stored : at::empty(stored.sizes(), at::kChar);
+  constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
+  std::atomic<int64_t> refused = kNone;
+  const float* from = wide_OI.const_data_ptr<float>();
+  auto* to = packed.mutable_data_ptr<int8_t>();
+  at::parallel_for(0, rows, RowGrain(inputs), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      if (kernels::cpu::Kernels().quantize_row(from + row * inputs, inputs,
+                                               to + row * stored.size(1))) {
+        continue;
+      }
+      int64_t least = refused;
+      while (row < least && !refused.compare_exchange_weak(least, row)) {
+      }
+      return;
+    }
+  });
+  if (refused != kNone) return refused.load();
+  if (!direct) stored.copy_(packed);
+  return std::nullopt;
+}
+
+at::Tensor Widened(const at::Tensor& weight, at::ScalarType dtype) {
+  if (!IsInt8(weight)) return weight.to(dtype);
+  return Widen(weight, 0, Int8RowInputs(weight.size(1)), dtype);
+}
+
+at::Tensor WidenedRows(const at::Tensor& weight, const at::Tensor& index_T,
+                       at::ScalarType dtype) {
+  return Widened(weight.index_select(0, index_T), dtype);
+}
+
+at::Tensor MatMulOfWidened(const at::Tensor& a_MK, const at::Tensor& int8_KN,
+                           const at::Tensor& bias_N, RowCount row_count) {
+  const at::ScalarType dtype = a_MK.scalar_type();
+  const bool is_transposed = int8_KN.stride(0) == 1;
+  const at::Tensor weight = is_transposed ? int8_KN.t() : int8_KN;
+  const int64_t rows = std::max<int64_t>(1, weight.size(0));
+  const int64_t inputs = Int8RowInputs(weight.size(1));
+  if (is_transposed) {
+    return ByColumns(
+        a_MK, rows, std::max<int64_t>(1, kWidenedElements / inputs), bias_N,
+        row_count, [&](int64_t begin, int64_t end) {
+          return Widened(weight.narrow(0, begin, end - begin), dtype).t();
+        });
+  }
+  const int64_t groups =
+      std::max<int64_t>(1, kWidenedElements / rows / kInt8Group);
+  return ByColumns(a_MK, inputs, groups * kInt8Group, bias_N, row_count,
+                   [&](int64_t begin, int64_t end) {
+                     return Widen(weight, begin, end, dtype);
+                   });
+}
+
+}  // namespace weft::ops

@@ -1,0 +1,54 @@
+// Frozen weights [O, I] in 8 bits.
+//
+// Such a weight is an int8 tensor [O, Int8RowBytes(I)] whose rows have the
+// format of kernels/cpu/int8_rows.h: the integers, then the scales of groups of
+// 64 inputs. So rows can be narrowed and gathered like those of any weight.
+// MatMul and the functions below know the format. Others refuse the tensor,
+// because its dtype and its width are not those of the inputs.
+#ifndef WEFT_SRC_OPS_INT8_WEIGHT_H_
+#define WEFT_SRC_OPS_INT8_WEIGHT_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "kernels/cpu/int8_rows.h"
+#include "src/ops/matmul.h"
+
+namespace weft::ops {
+
+using kernels::cpu::Int8RowBytes;
+
+[[nodiscard]] inline bool IsInt8(const at::Tensor& weight) {
+  return weight.scalar_type() == at::kChar;
+}
+
+// Quantises rows to `stored`, an int8 tensor [O, Int8RowBytes(I)] of any
+// device. Returns the first row that has a value that is not finite; `stored`
+// is then undefined.
+// Shapes:  rows_OI [O, I] of any floating-point dtype, on the CPU.
+// Threads: any.
+[[nodiscard]] std::optional<int64_t> QuantizeRows(const at::Tensor& rows_OI,
+                                                  const at::Tensor& stored);
+
+// Returns a weight of either kind as numbers [O, I] in `dtype`. Those of 8 bits
+// are exact in f32 and f64, and rounded once in bf16.
+[[nodiscard]] at::Tensor Widened(const at::Tensor& weight,
+                                 at::ScalarType dtype);
+
+// Returns the rows `index_T` of Widened(weight, dtype).
+[[nodiscard]] at::Tensor WidenedRows(const at::Tensor& weight,
+                                     const at::Tensor& index_T,
+                                     at::ScalarType dtype);
+
+// Does what MatMul does with a weight of 8 bits or its transposed view, for any
+// number of rows. Widens a part of the weight at a time.
+[[nodiscard]] at::Tensor MatMulOfWidened(const at::Tensor& a_MK,
+                                         const at::Tensor& int8_KN,
+                                         const at::Tensor& bias_N,
+                                         RowCount row_count);
+
+}  // namespace weft::ops
+
+#endif  // WEFT_SRC_OPS_INT8_WEIGHT_H_

@@ -1,0 +1,44 @@
+// What a running engine is. Proto-free.
+#ifndef WEFT_SRC_REQUEST_ENGINE_INFO_H_
+#define WEFT_SRC_REQUEST_ENGINE_INFO_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace weft {
+
+// Facts that do not change while the engine runs.
+struct EngineInfo {
+  std::string device;        // "cpu" or "cuda".
+  std::string dtype;         // "f32", "bf16" or "int8".
+  std::string architecture;  // model_type of config.json.
+  int num_layers = 0;
+  int hidden_size = 0;
+  int vocab_size = 0;
+  int context_length = 0;
+  std::vector<int32_t> eos_token_ids;
+  uint64_t num_parameters = 0;
+  // 0 for a dense model.
+  int num_experts = 0;
+  int experts_per_token = 0;
+  int expert_layers = 0;  // Layers that have experts.
+  int max_adapters = 0;
+  int max_adapters_per_tenant = 0;
+  uint64_t max_adapter_bytes_per_tenant = 0;  // 0: no limit.
+  int max_rank = 0;
+  // Limits on waiting requests and tokens: of all tenants, then of each tenant.
+  int64_t max_queue_requests = 0;
+  int64_t max_queue_tokens = 0;
+  int64_t max_queue_requests_per_tenant = 0;
+  int64_t max_queue_tokens_per_tenant = 0;
+  uint64_t reorder_window = 0;    // How far ahead of the next step a step's
+                                  // number may be.
+  uint64_t replay_window = 0;     // Number of latest steps whose replies are
+                                  // kept.
+  bool has_byte_decoder = false;  // Stop strings of bytes work.
+};
+
+}  // namespace weft
+
+#endif  // WEFT_SRC_REQUEST_ENGINE_INFO_H_

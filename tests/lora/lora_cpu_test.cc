@@ -1,0 +1,236 @@
+// Tests the adapters' products in f32 on a CPU for segments of many sizes:
+// against the formula in f64, and that an adapter's bits depend on nothing
+// else. lora_linear_test.cc tests the layer with its base.
+#include "src/lora/lora_cpu.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "tests/support/tolerance.h"
+
+namespace weft::lora {
+namespace {
+
+using ::weft::testing::kEpsilonF32;
+using ::weft::testing::Tolerance;
+
+// Widths that are no multiples of a vector, and more outputs than one slice.
+constexpr ModelShape kShape = {.num_layers = 1,
+                               .hidden = 37,
+                               .q_width = 210,
+                               .kv_width = 16,
+                               .ffn = 201,
+                               .vocab = 8};
+constexpr LoraSite kQkv = {0, ProjectionGroup::kQkv};
+constexpr LoraSite kDown = {0, ProjectionGroup::kDown};
+
+AdapterVersionPtr MakeVersion(int rank) {
+  auto version = std::make_shared<AdapterVersion>();
+  version->layout = std::make_shared<AdapterLayout>(
+      kShape, LoraConfig{.rank = rank, .alpha = 3.0 * rank});
+  version->weights_N =
+      at::randn({version->layout->num_parameters()}, at::kFloat);
+  version->compute_N = version->weights_N;
+  return version;
+}
+
+// The tensors of a layer's products, all random.
+struct Problem {
+  LoraSite site;
+  LoraRouting routing;
+  at::Tensor x_TI, y_TO, dy_TO, dx_TI;
+
+  // Rows [begin, end) with no segment.
+  [[nodiscard]] Problem Part(int64_t begin, int64_t end) const {
+    return {.site = site,
+            .x_TI = x_TI.slice(0, begin, end).clone(),
+            .y_TO = y_TO.slice(0, begin, end).clone(),
+            .dy_TO = dy_TO.slice(0, begin, end).clone(),
+            .dx_TI = dx_TI.slice(0, begin, end).clone()};
+  }
+};
+
+// Lays the segments side by side, with `gap` rows of no adapter before each.
+Problem MakeProblem(LoraSite site, const std::vector<int64_t>& sizes,
+                    const std::vector<AdapterVersionPtr>& versions,
+                    int64_t gap = 3) {
+  at::manual_seed(5);
+  Problem problem{.site = site};
+  int64_t end = 0;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const int64_t begin = end + gap;
+    end = begin + sizes[i];
+    problem.routing.push_back(
+        {.begin = begin, .end = end, .version = versions[i]});
+  }
+  const bool is_down = site.group == ProjectionGroup::kDown;
+  const int64_t in = is_down ? kShape.ffn : kShape.hidden;
+  const int64_t out =
+      is_down ? kShape.hidden : kShape.q_width + 2 * kShape.kv_width;
+  problem.x_TI = at::randn({end, in});
+  problem.dx_TI = at::randn({end, in});
+  problem.y_TO = at::randn({end, out});
+  problem.dy_TO = at::randn({end, out});
+  return problem;
+}
+
+struct Result {
+  at::Tensor y_TO, dx_TI;
+  LoraGradients gradients;
+};
+
+std::vector<AdapterVersionPtr> VersionsOf(const LoraRouting& routing) {
+  std::vector<AdapterVersionPtr> versions;
+  for (const LoraSegment& segment : routing) {
+    if (std::ranges::find(versions, segment.version) == versions.end()) {
+      versions.push_back(segment.version);
+    }
+  }
+  return versions;
+}
+
+Result Evaluate(const Problem& problem) {
+  Result result{
+      .y_TO = problem.y_TO.clone(),
+      .dx_TI = problem.dx_TI.clone(),
+      .gradients = ZeroGradients(VersionsOf(problem.routing), at::kCPU)};
+  const LoraPass pass{.routing = problem.routing, .shape = kShape};
+  const ShrunkInputs shrunk =
+      cpu::Forward(problem.x_TI, pass, problem.site, result.y_TO);
+  cpu::Backward(problem.dy_TO, problem.x_TI, pass, problem.site, shrunk,
+                result.gradients, result.dx_TI);
+  return result;
+}
+
+// The formulas in f64.
+Result Expected(const Problem& problem) {
+  Result result{.y_TO = problem.y_TO.to(at::kDouble),
+                .dx_TI = problem.dx_TI.to(at::kDouble)};
+  for (const AdapterVersionPtr& version : VersionsOf(problem.routing)) {
+    result.gradients.push_back(
+        {.version = version,
+         .gradient_N = at::zeros_like(version->weights_N, at::kDouble)});
+  }
+  const at::Tensor x_TI = problem.x_TI.to(at::kDouble);
+  const at::Tensor dy_TO = problem.dy_TO.to(at::kDouble);
+  for (const LoraSegment& segment : problem.routing) {
+    const AdapterVersion& version = *segment.version;
+    const at::Tensor weights_N = version.weights_N.to(at::kDouble);
+    const at::Tensor gradient_N = GradientOf(result.gradients, segment.version);
+    const auto rows = [&](const at::Tensor& all) {
+      return all.slice(0, segment.begin, segment.end);
+    };
+    for (const LoraFactor& factor : GroupOf(segment, problem.site).factors) {
+      const at::Tensor a = version.A(weights_N, factor);
+      const at::Tensor b = version.B(weights_N, factor);
+      const int64_t column = LoraSite::ColumnOf(factor.module, kShape);
+      const at::Tensor s = at::mm(rows(x_TI), a.t());
+      const at::Tensor dy = rows(dy_TO).narrow(1, column, factor.out);
+      const at::Tensor ds = at::mm(dy, b) * factor.scale;
+      rows(result.y_TO)
+          .narrow(1, column, factor.out)
+          .add_(at::mm(s, b.t()), factor.scale);
+      rows(result.dx_TI).add_(at::mm(ds, a));
+      version.A(gradient_N, factor).add_(at::mm(ds.t(), rows(x_TI)));
+      version.B(gradient_N, factor).add_(at::mm(dy.t(), s), factor.scale);
+    }
+  }
+  return result;
+}
+
+void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
+                int64_t reduction, const char* what) {
+  const double largest = expected.abs().max().item<double>();
+  EXPECT_LE((actual.to(at::kDouble) - expected).abs().max().item<double>(),
+            Tolerance(kEpsilonF32, reduction, std::max(1.0, largest)))
+      << what;
+}
+
+void ExpectMatchesTheFormula(const Problem& problem) {
+  const Result expected = Expected(problem), actual = Evaluate(problem);
+  ExpectNear(actual.y_TO, expected.y_TO, problem.x_TI.size(1), "y");
+  ExpectNear(actual.dx_TI, expected.dx_TI, problem.dy_TO.size(1), "dx");
+  for (size_t i = 0; i < actual.gradients.size(); ++i) {
+    ExpectNear(actual.gradients[i].gradient_N, expected.gradients[i].gradient_N,
+               problem.x_TI.size(0), "gradient");
+  }
+}
+
+TEST(LoraCpuTest, MatchesTheFormulaForSegmentsOfEverySize) {
+  for (const LoraSite& site : {kQkv, kDown}) {
+    for (const int64_t rows : {1, 7, 32, 33, 64, 65, 200, 2300}) {
+      for (const int rank : {1, 5, 16, 70}) {
+        SCOPED_TRACE(::testing::Message() << rows << " rows, rank " << rank);
+        ExpectMatchesTheFormula(MakeProblem(site, {rows}, {MakeVersion(rank)}));
+      }
+    }
+  }
+}
+
+// A chunk then has more rows than a block of the backward pass.
+TEST(LoraCpuTest, MatchesTheFormulaForAVeryLongSegment) {
+  ExpectMatchesTheFormula(MakeProblem(kDown, {9000}, {MakeVersion(3)}));
+}
+
+TEST(LoraCpuTest, SegmentsOfOneAdapterAddUp) {
+  const AdapterVersionPtr one = MakeVersion(4), other = MakeVersion(6);
+  ExpectMatchesTheFormula(
+      MakeProblem(kQkv, {40, 9, 130, 20}, {one, other, one, other}));
+}
+
+TEST(LoraCpuTest, AnAdapterHasTheSameBitsAloneAndWithAnyNumberOfThreads) {
+  const std::vector<AdapterVersionPtr> versions = {
+      MakeVersion(8), MakeVersion(3), MakeVersion(8), MakeVersion(20)};
+  const int num_threads = at::get_num_threads();
+  for (const LoraSite& site : {kQkv, kDown}) {
+    const Problem all = MakeProblem(site, {20, 100, 64, 300}, versions);
+    const Result together = Evaluate(all);
+    for (size_t i = 0; i < versions.size(); ++i) {
+      const LoraSegment& segment = all.routing[i];
+      Problem alone = all.Part(segment.begin, segment.end);
+      alone.routing = {{.begin = 0,
+                        .end = segment.end - segment.begin,
+                        .version = versions[i]}};
+      for (const int threads : {1, 2, 5}) {
+        at::set_num_threads(threads);
+        const Result result = Evaluate(alone);
+        EXPECT_TRUE(at::equal(
+            result.y_TO, together.y_TO.slice(0, segment.begin, segment.end)));
+        EXPECT_TRUE(at::equal(
+            result.dx_TI, together.dx_TI.slice(0, segment.begin, segment.end)));
+        EXPECT_TRUE(at::equal(result.gradients[0].gradient_N,
+                              together.gradients[i].gradient_N));
+      }
+      at::set_num_threads(num_threads);
+    }
+  }
+}
+
+TEST(LoraCpuTest, LeavesRowsOfNoSegmentAsTheyAre) {
+  const Problem problem =
+      MakeProblem(kQkv, {40, 70}, {MakeVersion(4), MakeVersion(5)}, /*gap=*/11);
+  const Result result = Evaluate(problem);
+  for (const LoraSegment& segment : problem.routing) {
+    const int64_t begin = segment.begin - 11, end = segment.begin;
+    EXPECT_TRUE(at::equal(result.y_TO.slice(0, begin, end),
+                          problem.y_TO.slice(0, begin, end)));
+    EXPECT_TRUE(at::equal(result.dx_TI.slice(0, begin, end),
+                          problem.dx_TI.slice(0, begin, end)));
+  }
+}
+
+TEST(LoraCpuTest, RefusesTensorsOfOtherDtypes) {
+  const Problem problem = MakeProblem(kQkv, {40}, {MakeVersion(4)});
+  const LoraPass pass{.routing = problem.routing, .shape = kShape};
+  EXPECT_THROW((void)cpu::Forward(problem.x_TI, pass, kQkv,
+                                  problem.y_TO.to(at::kDouble)),
+               c10::Error);
+}
+
+}  // namespace
+}  // namespace weft::lora

@@ -1,0 +1,222 @@
+"""Compares a daemon that holds its base weights in 8 bits with transformers + peft,
+whose base weights are replaced by the numbers that the 8 bits stand for.
+
+So the comparison has the bounds of f32: rounding of the weights is in both sides,
+and nothing else is rounded to less than f32.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import daemon as daemon_module
+import numpy as np
+import pytest
+import tolerance
+import torch
+from batching import together
+from conftest import SMOLLM2, model_folder
+from parallel import SIZES, need_devices
+from reference import MIXED, MIXED_EXPERTS, Reference
+from test_gradients import assert_gradients
+from texts import next_token, passages, random_tokens, sequences
+
+GROUP = 64
+INT8 = ("--weights", "int8")
+# Products whose inputs are split over ranks.
+SUMMED = ("o_proj.weight", "down_proj.weight")
+ADAPTERS = {"qwen3-moe": MIXED_EXPERTS[2]}
+GREEDY_TOKENS = 32
+
+pytestmark = pytest.mark.skipif(
+    daemon_module.DEVICE == "cuda", reason="CUDA rounds 8 bits once more, to bf16"
+)
+
+
+def rounded(weight: torch.Tensor, ranks: int = 1) -> torch.Tensor:
+    """Returns the numbers [..., inputs] that 8 bits hold, in f64. Each of `ranks`
+    rounds its part of the inputs."""
+    parts = weight.float().chunk(ranks, dim=-1)
+    groups = [group for part in parts for group in part.split(GROUP, dim=-1)]
+    return torch.cat([_rounded_group(group) for group in groups], dim=-1)
+
+
+def _rounded_group(group: torch.Tensor) -> torch.Tensor:
+    scale = (group.abs().amax(dim=-1, keepdim=True) / 127).clamp(min=2.0**-126)
+    # The next bf16 number that is not less.
+    bits = scale.view(torch.int32)
+    scale = ((bits + 0xFFFF) & ~0xFFFF).view(torch.float32)
+    return torch.round(group / scale).double() * scale.double()
+
+
+class RoundedReference(Reference):
+    """A model with its matrices rounded, but for the router and the norms."""
+
+    def __init__(self, kind: str, ranks: int = 1):
+        super().__init__(model_folder(kind))
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                if parameter.dim() < 2 or name.endswith("mlp.gate.weight"):
+                    continue
+                parts = ranks if name.endswith(SUMMED) else 1
+                parameter.copy_(rounded(parameter, parts))
+
+
+@pytest.fixture(scope="module")
+def daemon_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Returns a function that starts a daemon with flags, for the model's tests."""
+    from contextlib import ExitStack
+
+    with ExitStack() as stack:
+
+        def start(kind: str, *flags: str) -> daemon_module.Daemon:
+            folder = tmp_path_factory.mktemp("weftd-int8")
+            return stack.enter_context(
+                daemon_module.running(model_folder(kind), folder, *INT8, *flags)
+            )
+
+        yield start
+
+
+def expect_results(
+    daemon: Any, reference: Reference, kind: str, name: str, folder: Path
+) -> None:
+    """Compares log-probabilities, gradients and likeliest tokens, with an adapter
+    that also trains the head."""
+    tokens = sequences(kind, model_folder(kind), reference.vocab)
+    shape = ADAPTERS.get(kind, MIXED[2])
+    path = reference.make_adapter(folder, shape, seed=70)
+    data = [next_token(t) for t in tokens]
+    prompts = [random_tokens(reference.vocab, 9, seed) for seed in range(3)]
+    with daemon.client() as client:
+        assert client.info().model.dtype == "int8"
+        base = client.forward(data).results
+        adapter = client.import_adapter(name, path)
+        reply = adapter.forward_backward(data)
+        measured = checkpoints.gradients(daemon, adapter)
+        values: dict[str, Any] = {"max_tokens": GREEDY_TOKENS, "temperature": 0.0}
+        drawn = together(
+            client,
+            [partial(client.sample, p, ignore_eos=True, **values) for p in prompts],
+        )
+    for sequence, result in zip(tokens, base, strict=True):
+        wanted = reference.logprobs(sequence[:-1], sequence[1:])
+        difference = tolerance.max_difference(result.logprobs, wanted)
+        assert difference <= tolerance.LOGPROBS, f"length {len(sequence)}"
+    with reference.adapter(path) as adapted:
+        loss, scores = adapted.scored_backward(data)
+        assert_gradients(measured, adapted.gradients())
+    for result, wanted in zip(reply.results, scores, strict=True):
+        difference = tolerance.max_difference(result.logprobs, wanted)
+        assert difference <= tolerance.LOGPROBS
+    assert reply.metrics["loss:sum"] == pytest.approx(loss, rel=tolerance.GRADIENTS)
+    likeliest = [list(result.samples[0].tokens) for result in drawn]
+    assert likeliest == reference.greedy(prompts, GREEDY_TOKENS)
+
+
+def expect_error(daemon: Any, rounded_: Reference, exact: Reference) -> None:
+    """Compares what the daemon says of its rounding with both references, on the
+    text of src/startup/weight_error.h."""
+    golden = 0x9E3779B97F4A7C15
+    spread = ((i * golden % 2**64) >> 32 for i in range(1, 65))
+    text = [value * exact.vocab >> 32 for value in spread]
+    p, q = (
+        torch.log_softmax(torch.tensor(model.logits(text)), dim=-1)
+        for model in (exact, rounded_)
+    )
+    (line,) = _errors(daemon)
+    assert line["tokens"] == len(text)
+    kl = float((p.exp() * (p - q)).sum(dim=-1).mean())
+    assert line["mean_kl"] == pytest.approx(kl, rel=1e-2)
+    same = float((p.argmax(dim=-1) == q.argmax(dim=-1)).double().mean())
+    assert line["same_likeliest_token"] == pytest.approx(same)
+
+
+@pytest.mark.parametrize("kind", ("llama-untied", "gemma2", "qwen3-moe"))
+def test_is_the_model_of_the_rounded_weights(
+    kind: str, daemon_of: Any, reference_for: Any, tmp_path: Path
+) -> None:
+    daemon, reference = daemon_of(kind), RoundedReference(kind)
+    expect_results(daemon, reference, kind, "int8", tmp_path / "a")
+    expect_error(daemon, reference, reference_for(kind))
+    # The weights were indeed rounded.
+    tokens = sequences(kind, model_folder(kind), reference.vocab)[0]
+    exact = reference_for(kind).logprobs(tokens[:-1], tokens[1:])
+    moved = tolerance.max_difference(reference.logprobs(tokens[:-1], tokens[1:]), exact)
+    assert moved > 10 * tolerance.LOGPROBS
+
+
+def test_each_rank_rounds_its_own_inputs(daemon_of: Any, tmp_path: Path) -> None:
+    """Two ranks have the bounds of one, from the weights that they hold. Their
+    groups of inputs are others, so the weights are too."""
+    kind, flags = "llama-tied", SIZES["tensor 2"]
+    need_devices(flags)
+    daemon = daemon_of(kind, *flags)
+    expect_results(daemon, RoundedReference(kind, 2), kind, "ranks", tmp_path / "a")
+
+
+def test_demo_model_in_less_memory_than_bf16(tmp_path: Path) -> None:
+    """The peak counts the start, with the comparison with f32."""
+    folder = model_folder(SMOLLM2)
+    peaks, lines = {}, []
+    for flags in (("--dtype", "bf16"), INT8):
+        with daemon_module.running(folder, tmp_path / flags[1], *flags) as daemon:
+            peaks[flags[1]] = daemon.peak_resident_bytes()
+            if flags == INT8:
+                lines = _errors(daemon)
+                with daemon.client() as client:
+                    results = [
+                        client.sample(
+                            p[:12],
+                            max_tokens=GREEDY_TOKENS,
+                            temperature=0.0,
+                            ignore_eos=True,
+                        )
+                        for p in passages(folder)[:2]
+                    ]
+    # bf16 takes 269 MB, 8 bits 139 MB and the parts in f32 some more.
+    assert peaks["int8"] < peaks["bf16"] - 50e6
+    assert len(lines) == 1 and lines[0]["mean_kl"] > 0
+    reference = RoundedReference(SMOLLM2)
+    prompts = [p[:12] for p in passages(folder)[:2]]
+    drawn = [list(result.samples[0].tokens) for result in results]
+    assert drawn == reference.greedy(prompts, GREEDY_TOKENS)
+
+
+def _errors(daemon: daemon_module.Daemon) -> list[dict[str, Any]]:
+    """Returns the log lines of the comparison with f32."""
+    lines = map(json.loads, daemon.log_path.read_text("utf-8").splitlines())
+    return [line for line in lines if "mean_kl" in line]
+
+
+def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    source = model_folder("llama-tied")
+    for file in source.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.layers.1.self_attn.k_proj.weight"
+    tensors[name][2, 3] = np.nan
+    save_file(tensors, path, metadata={"format": "pt"})
+    daemon = daemon_module.Daemon(tmp_path, tmp_path / "run", *INT8)
+    daemon.launch()
+    assert daemon.wait() != 0
+    assert f"'{name}' has a number that is not finite" in daemon.log_tail()
+
+
+def test_random_weights_may_be_in_8_bits(tmp_path: Path) -> None:
+    """There is nothing to compare them with."""
+    folder = model_folder("llama-tied")
+    flags = (*INT8, "--load-format", "dummy")
+    with daemon_module.running(folder, tmp_path / "run", *flags) as daemon:
+        with daemon.client() as client:
+            reply = client.forward([next_token([3, 1, 4, 1, 5, 9])])
+        assert np.isfinite(reply.results[0].logprobs).all()
+        assert not _errors(daemon)
