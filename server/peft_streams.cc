@@ -134,7 +134,6 @@ class ReceiveCall final
   ReceiveCall(ServiceCore* core, grpc::CallbackServerContext* context,
               Response* response)
       : record_(core, context, Kind::kRpc), response_(response) {}
-  ~ReceiveCall() override { record_.core()->import_bytes -= held_bytes_; }
 
   static ReceiveCall* Start(ServiceCore* core,
                             grpc::CallbackServerContext* context,
@@ -179,6 +178,11 @@ class ReceiveCall final
          .values = {{"limit", absl::StrCat(most)}}});
   }
 
+  void Release() {
+    assembler_ = typename Kind::Assembler();
+    record_.core()->import_bytes -= std::exchange(held_bytes_, 0);
+  }
+
   void HandOver() {
     if (record_.context()->IsCancelled()) {
       return End(absl::CancelledError("the client went away"));
@@ -200,7 +204,12 @@ class ReceiveCall final
               });
   }
 
-  void End(const absl::Status& status) { this->Finish(record_.Close(status)); }
+  // Releases the bytes first, because a client that has the answer may begin
+  // its next upload at once.
+  void End(const absl::Status& status) {
+    Release();
+    this->Finish(record_.Close(status));
+  }
 
   void OnDone() override {
     const std::shared_ptr<ReceiveCall> self = std::move(self_);
