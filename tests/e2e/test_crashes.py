@@ -46,6 +46,7 @@ class Server:
         self.kills = 0
         self.deaths = {"failpoint": 0, "recovery": 0, "moment": 0}
         self.daemon: Any = None
+        self.log_start = 0
 
     def launch(self, **environment: str) -> None:
         model = models.tiny_model("llama-tied")
@@ -53,7 +54,20 @@ class Server:
         with pytest.MonkeyPatch.context() as patch:
             for name, value in environment.items():
                 patch.setenv(name, value)
+            log = self.daemon.log_path
+            self.log_start = log.stat().st_size if log.exists() else 0
             self.daemon.launch()
+
+    def has_logged(self, message: str) -> bool:
+        """Returns whether the latest process has logged the message."""
+        text = self.daemon.log_path.read_bytes()[self.log_start :]
+        return f'"{message}"'.encode() in text
+
+    def wait_for_recovery(self) -> None:
+        limit = time.monotonic() + 30
+        while not self.has_logged("model loaded"):
+            assert time.monotonic() < limit, self.daemon.log_tail()
+            time.sleep(0.005)
 
     def start(self) -> None:
         self.launch()
@@ -61,24 +75,36 @@ class Server:
 
     def live_and_die(self, rng: random.Random) -> None:
         """Runs one process until it is killed."""
-        if rng.random() < 0.5:
+        choice = rng.random()
+        how = "moment"
+        if choice < 0.55:
             self.launch(
                 LD_PRELOAD=str(FAILPOINTS),
                 WEFT_FAILPOINTS=f"*=kill@{rng.choice((0.002, 0.01, 0.05))}",
                 WEFT_FAILPOINTS_SEED=str(rng.randrange(1 << 30)),
             )
-            died = self.daemon.ends_within(rng.uniform(0.5, 3))
-            self.deaths["failpoint" if died else "moment"] += 1
-        elif rng.random() < 0.4:
-            self.launch()
-            time.sleep(rng.uniform(0, 0.15))
-            self.deaths["recovery"] += 1
+            if self.daemon.ends_within(rng.uniform(0.5, 3)):
+                how = "failpoint"
+        elif choice < 0.65:
+            # Slow reads make recovery long enough to be met.
+            self.launch(
+                LD_PRELOAD=str(FAILPOINTS), WEFT_FAILPOINTS="files.read=sleep(2)"
+            )
+            self.wait_for_recovery()
+            time.sleep(rng.uniform(0, 0.2))
         else:
             self.start()
             time.sleep(rng.uniform(0.05, 0.5))
-            self.deaths["moment"] += 1
         self.daemon.kill()
+        if self.has_logged("model loaded") and not self.has_logged("state recovered"):
+            how = "recovery"
+        self.deaths[how] += 1
         self.kills += 1
+
+    @property
+    def has_died_enough(self) -> bool:
+        """A quarter of the kills comes during recovery."""
+        return self.kills >= CRASHES and self.deaths["recovery"] >= CRASHES // 4
 
 
 class Client:
@@ -156,7 +182,7 @@ def test_nothing_acknowledged_is_lost_or_done_twice(tmp_path: Path) -> None:
         with ThreadPoolExecutor(CLIENTS) as pool:
             futures = [pool.submit(run, client) for client in clients]
             try:
-                while server.kills < CRASHES and not any(f.done() for f in futures):
+                while not (server.has_died_enough or any(f.done() for f in futures)):
                     server.live_and_die(rng)
                 server.start()
             finally:
