@@ -22,6 +22,7 @@ import attention  # noqa: E402
 import builds  # noqa: E402
 import durability  # noqa: E402
 import group_prompt  # noqa: E402
+import grouped  # noqa: E402
 import load  # noqa: E402
 import logprobs  # noqa: E402
 import memory  # noqa: E402
@@ -42,6 +43,7 @@ BENCHES = {
     "builds": builds.main,
     "durability": durability.main,
     "group_prompt": group_prompt.main,
+    "grouped": grouped.main,
     "load": load.main,
     "logprobs": logprobs.main,
     "memory": memory.main,

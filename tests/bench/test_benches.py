@@ -131,6 +131,12 @@ def test_attention(capsys: Any) -> None:
     assert result["ratio"]["speed weft/LibTorch"]["value"] > 0
 
 
+def test_grouped(capsys: Any) -> None:
+    size = ("--rows", "90", "--hidden", "48", "--features", "20", "--experts", "7")
+    ratios = reported("grouped", capsys, *size, "--reps", "1")["ratio"]
+    assert all(ratio["value"] > 0 for ratio in ratios.values())
+
+
 def test_logprobs(capsys: Any) -> None:
     size = ("--rows", "96", "--hidden", "32", "--vocab", "500", "--chunk", "40")
     for sizes in (size, ("--rows", "48", *SHAPE)):

@@ -154,12 +154,12 @@ class Bundle:
 
 def test_a_bundle_runs_tests_and_benches_elsewhere(tree: Path, tmp_path: Path) -> None:
     bundle = Bundle(tree, tmp_path)
-    steps = ("optim", "memcheck", "train_step", "decode_bench")
+    steps = ("optim", "memcheck", "moe", "decode_moe")
     done = bundle.run("--device", "cpu", "--output", "out", *steps)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("3 passed, 0 failed, 1 skipped\n"), done.stdout
     assert "skipped  memcheck: for a CUDA device alone\n" in done.stdout
-    for name in ("train_step", "decode_bench"):
+    for name in ("moe", "decode_moe"):
         line = json.loads((tmp_path / "out" / f"{name}.json").read_text("utf-8"))
         assert line["bench"] == name
         assert line["machine"]["cores"] > 0 and line["command"]

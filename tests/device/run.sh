@@ -30,7 +30,8 @@ readonly TESTS=(kernels ops lora head optim model runtime executor draw_rows
   memcheck racecheck)
 readonly SUITES=(oracle oracle_bf16 parallel e2e)
 readonly BENCHES=(kernel_bench decode_bench logprobs train_step train_step_qwen
-  adapters_8 adapters_64 group_prompt sample train_step_small sample_small trace)
+  adapters_8 adapters_64 group_prompt sample train_step_small sample_small moe
+  decode_moe trace)
 
 device=cuda output=results seconds='' steps=()
 while (($# > 0)); do
@@ -132,6 +133,7 @@ bench() {
     shape=tiny
     case "${name}" in
       logprobs) set -- --rows 32 ;;
+      moe) shape=tiny-moe && set -- --batch 2 --length 16 ;;
       train_step) set -- --batch 2 --length 16 ;;
       multi_adapter) set -- --adapters 2 --sequences 2 --shortest 4 --longest 16 ;;
       group_prompt) set -- --group 2 --prompt 16 --completion 4 ;;
@@ -147,10 +149,11 @@ record() {
   "${PYTHON}" tests/device/record.py "${step}" "${output}/${step}.json" "${device}" "$@"
 }
 
+# Decodes a shape, on a CPU a tiny one.
 decode() {
-  local shape=llama-3.1-8b dtype=bf16
+  local shape="$1" dtype=bf16
   if [[ "${device}" == cpu ]]; then
-    shape=tiny dtype=f32
+    shape="$2" dtype=f32
   fi
   local folder
   folder="$("${PYTHON}" -c 'import sys
@@ -195,12 +198,14 @@ run_step() {
     memcheck | racecheck)
       WEFT_UNDER="compute-sanitizer --tool $1 --error-exitcode 9" kernels
       ;;
-    oracle) oracles tests/oracle/test_{logprobs,gradients,training,peft_folders,sampling}.py ;;
+    oracle) oracles tests/oracle/test_{logprobs,gradients,training,peft_folders,sampling,experts}.py ;;
     oracle_bf16) WEFT_TEST_DTYPE=bf16 oracles -m bf16 tests/oracle ;;
     parallel) oracles tests/oracle/test_parallel.py ;;
     e2e) oracles tests/e2e/test_{isolation,steps,residency}.py ;;
     kernel_bench) record bin/cuda_kernel_bench ;;
-    decode_bench) decode ;;
+    decode_bench) decode llama-3.1-8b tiny ;;
+    decode_moe) decode moe-64 tiny-moe ;;
+    moe) bench moe moe-64 --batch 8 --length 512 ;;
     logprobs) bench logprobs llama-3.1-8b --hidden 4096 --vocab 131072 ;;
     train_step) bench train_step llama-3.1-8b --rank 32 ;;
     train_step_qwen) bench train_step qwen3-8b --rank 32 ;;
