@@ -106,12 +106,14 @@ std::vector<Flag> AdapterFlags() {
       MakeFlag(kGroup, "recover-adapter", WEFT_ENGINE(recover_adapters),
                "An adapter without which a start goes on if its part of "
                "--state-dir is damaged; may be repeated. Its files stay in "
-               "set-aside of that folder. Adapters that are not damaged are "
-               "kept.",
+               "set-aside. Adapters that are not damaged are kept.",
                "NAME,..."),
+      MakeFlag(kGroup, "disk-reserve-bytes", WEFT_ENGINE(disk_reserve_bytes),
+               "Free bytes that saves and new work leave on the disks of both "
+               "folders. Below it they are refused. 0: no reserve.",
+               "BYTES"),
       MakeFlag(kGroup, "snapshot-log-bytes", WEFT_ENGINE(snapshot_log_bytes),
-               "A snapshot is written and the log cut when the log has grown "
-               "by so much since the last one.",
+               "A snapshot cuts the log when it has grown by so much.",
                "BYTES"),
       MakeFlag(kGroup, "snapshot-replay-seconds",
                WEFT_ENGINE(snapshot_replay_seconds),

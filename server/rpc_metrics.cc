@@ -82,6 +82,7 @@ RejectReason ReasonOfExhausted(const absl::Status& status) {
       {"ALL_ADAPTER_SLOTS_IN_USE", RejectReason::kAdapterRoom},
       {"ADAPTER_BYTES", RejectReason::kAdapterRoom},
       {"STATE_DISK_FULL", RejectReason::kDiskFull},
+      {"CHECKPOINT_DISK_FULL", RejectReason::kDiskFull},
       {"TOO_LARGE", RejectReason::kTooLarge}};
   const std::optional<Reason> reason = FindReason(status);
   const auto known = reason ? reasons.find(reason->name) : reasons.end();

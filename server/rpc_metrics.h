@@ -47,8 +47,8 @@ enum class Rpc : uint8_t {
 // Why a call was refused without running. kTooLarge counts only the server's
 // own refusals; gRPC itself refuses a message above --max-message-bytes. kQuota
 // counts calls, tokens per second or imports; kAdapterRoom counts slots or
-// bytes of adapters. kDiskFull means the disk of --state-dir, and kNoRoom
-// memory or another disk.
+// bytes of adapters. kDiskFull means the disk of --state-dir or of checkpoints,
+// and kNoRoom memory or another disk.
 enum class RejectReason : uint8_t {
   kInvalid,
   kTooLarge,

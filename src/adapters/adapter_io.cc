@@ -8,7 +8,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "src/base/reason.h"
 #include "src/base/status_macros.h"
+#include "src/files/disk_room.h"
 #include "src/files/durable_folder.h"
 #include "src/peft/peft_format.h"
 
@@ -130,7 +132,7 @@ absl::StatusOr<CheckpointInfo> AdapterIo::Save(
                       absl::Seconds(static_cast<int64_t>(request.ttl_seconds));
   }
   const absl::Status written = Write(adapter, request.overwrite, &info);
-  if (absl::IsAlreadyExists(written)) {
+  if (absl::IsAlreadyExists(written) || absl::IsResourceExhausted(written)) {
     std::optional<CheckpointInfo> saved = SavedBefore(request, adapter);
     if (!saved) return written;
     info = *std::move(saved);
@@ -157,6 +159,11 @@ absl::Status AdapterIo::Write(const AdapterCopy& adapter, bool overwrite,
   if (error) {
     return absl::InternalError(
         absl::StrCat("making the adapter's folder: ", error.message()));
+  }
+  const absl::Status room =
+      CheckDiskRoom(parent, "the checkpoints", info->size_bytes, disk_reserve_);
+  if (!room.ok()) {
+    return WithReason(room, {.name = "CHECKPOINT_DISK_FULL", .values = {}});
   }
   WEFT_RETURN_IF_ERROR(
       WriteDurableFolder(parent, info->name, folder,

@@ -42,9 +42,13 @@ struct AdapterCopy {
 
 class AdapterIo {
  public:
-  // Exported folders give the base model's name.
-  AdapterIo(std::string checkpoint_dir, lora::BaseModel base)
-      : checkpoint_dir_(std::move(checkpoint_dir)), base_(std::move(base)) {}
+  // Exported folders give the base model's name. Writes leave `disk_reserve`
+  // bytes of the disk free.
+  AdapterIo(std::string checkpoint_dir, lora::BaseModel base,
+            uint64_t disk_reserve = 0)
+      : checkpoint_dir_(std::move(checkpoint_dir)),
+        base_(std::move(base)),
+        disk_reserve_(disk_reserve) {}
 
   // Removes what an interrupted write left behind.
   void RemoveStaleFiles() const;
@@ -53,7 +57,7 @@ class AdapterIo {
   // says. If the checkpoint already exists with the same step, state and
   // properties, an earlier process wrote it for the same call: Save returns it
   // unchanged. Errors: ALREADY_EXISTS without overwrite, RESOURCE_EXHAUSTED
-  // (disk full).
+  // (the disk is full, or the reserve would be used).
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Save(
       const SaveCheckpointRequest& request, const AdapterCopy& adapter);
   // With weights_only the result has only weights, and its step is 0. Errors:
@@ -72,7 +76,7 @@ class AdapterIo {
       const std::string& adapter_id, const std::string& name) const;
   // Writes a checkpoint from the files of Download. Errors: INVALID_ARGUMENT
   // (files that are no checkpoint), FAILED_PRECONDITION (another base model),
-  // ALREADY_EXISTS without overwrite, RESOURCE_EXHAUSTED (disk full).
+  // ALREADY_EXISTS without overwrite, RESOURCE_EXHAUSTED as for Save.
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Upload(
       const UploadCheckpointRequest& request);
   // Returns the adapter's checkpoints, newest first; those of all adapters if
@@ -118,6 +122,7 @@ class AdapterIo {
 
   const std::string checkpoint_dir_;
   const lora::BaseModel base_;
+  const uint64_t disk_reserve_;
   // No checkpoint expires before this time.
   absl::Time next_expiry_ = absl::InfinitePast();
 };

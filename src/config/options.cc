@@ -97,6 +97,8 @@ absl::Status EngineOptions::Validate() const {
   if (state_dir.empty() && !recover_adapters.empty()) {
     complaints.Add("--recover-adapter goes with --state-dir");
   }
+  complaints.InRange<int64_t>("disk-reserve-bytes", disk_reserve_bytes, 0,
+                              kMaxBytes);
   complaints.InRange<int64_t>("snapshot-log-bytes", snapshot_log_bytes, 1,
                               kMaxBytes);
   complaints.InRange("snapshot-replay-seconds", snapshot_replay_seconds, 1,

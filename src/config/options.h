@@ -27,6 +27,9 @@ struct EngineOptions {
   // Folder of adapter checkpoints, created if missing. Empty: "checkpoints" in
   // the working directory.
   std::string checkpoint_dir;
+  // Free bytes that checkpoints and new work leave on the disks of
+  // `checkpoint_dir` and `state_dir`. They are for the log of accepted work.
+  int64_t disk_reserve_bytes = int64_t{512} << 20;
   // Folder for the log of all steps and for snapshots of the adapters. A
   // restarted server continues from it. Empty: a restart loses everything that
   // is not in a checkpoint.

@@ -38,11 +38,18 @@ constexpr sched::WorkKind kAdapterOp = sched::WorkKind::kAdapterOp;
 }  // namespace
 
 template <typename Result>
-bool EngineImpl::Admit(const Callback<Result>& done) const {
-  absl::Status open = dispatcher_.CheckOpen();
-  if (open.ok()) open = CheckRoom();
+bool EngineImpl::IsOpenFor(const Callback<Result>& done) const {
+  const absl::Status open = dispatcher_.CheckOpen();
   if (!open.ok()) done(open);
   return open.ok();
+}
+
+template <typename Result>
+bool EngineImpl::Admit(const Callback<Result>& done) const {
+  if (!IsOpenFor(done)) return false;
+  const absl::Status room = CheckRoom();
+  if (!room.ok()) done(room);
+  return room.ok();
 }
 
 template <typename Result>
@@ -166,8 +173,9 @@ Activity EngineImpl::activity(const ActivityQuery& query) const {
   return dispatcher_.adapters().Watch(query);
 }
 
+// What makes room on the disk, or takes none, is accepted on a full one.
 void EngineImpl::DeleteAdapter(std::string adapter_id, Callback<bool> done) {
-  if (Admit(done)) manager_.Delete(std::move(adapter_id), std::move(done));
+  if (IsOpenFor(done)) manager_.Delete(std::move(adapter_id), std::move(done));
 }
 
 void EngineImpl::ListCheckpoints(std::string adapter_id,
@@ -177,14 +185,14 @@ void EngineImpl::ListCheckpoints(std::string adapter_id,
 
 void EngineImpl::DeleteCheckpoint(std::string adapter_id, std::string name,
                                   Callback<bool> done) {
-  if (!Admit(done)) return;
+  if (!IsOpenFor(done)) return;
   manager_.DeleteCheckpoint(std::move(adapter_id), std::move(name),
                             std::move(done));
 }
 
 void EngineImpl::DownloadCheckpoint(std::string adapter_id, std::string name,
                                     Callback<PeftFiles> done) {
-  if (!Admit(done)) return;
+  if (!IsOpenFor(done)) return;
   manager_.DownloadCheckpoint(std::move(adapter_id), std::move(name),
                               std::move(done));
 }
@@ -198,13 +206,14 @@ void EngineImpl::UploadCheckpoint(UploadCheckpointRequest request,
 
 void EngineImpl::ReleaseSnapshot(ReleaseSnapshotRequest request,
                                  Callback<bool> done) {
-  if (Admit(done))
+  if (IsOpenFor(done)) {
     manager_.ReleaseSnapshot(std::move(request), std::move(done));
+  }
 }
 
 void EngineImpl::ExportAdapter(ExportAdapterRequest request,
                                Callback<PeftFiles> done) {
-  if (Admit(done)) manager_.Export(std::move(request), std::move(done));
+  if (IsOpenFor(done)) manager_.Export(std::move(request), std::move(done));
 }
 
 void EngineImpl::ImportAdapter(ImportAdapterRequest request,

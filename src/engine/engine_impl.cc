@@ -55,6 +55,10 @@ dispatch::Options DispatchOptionsOf(const EngineOptions& options) {
           .records_steps = !options.state_dir.empty()};
 }
 
+uint64_t DiskReserveOf(const EngineOptions& options) {
+  return static_cast<uint64_t>(options.disk_reserve_bytes);
+}
+
 // Returns the tenants that have metrics of their own.
 std::vector<std::string> NamedTenants(const EngineOptions& options) {
   const auto weights = ParseTenantWeights(options.tenant_weights);
@@ -110,7 +114,8 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
       adapter_io_(parts_.options.checkpoint_dir,
                   {.name = parts_.model_name,
                    .fingerprint = parts_.model_fingerprint,
-                   .shape = parts_.decoder->config().shape()}),
+                   .shape = parts_.decoder->config().shape()},
+                  DiskReserveOf(parts_.options)),
       sample_loop_(&executor_,
                    {.kv_cache_bytes = parts_.options.kv_cache_bytes,
                     .max_decode_sequences = parts_.options.max_decode_sequences,
@@ -234,8 +239,10 @@ absl::Status EngineImpl::StartRecording(const RecoveryReport& report,
                                         absl::Duration replay_time) {
   WEFT_ASSIGN_OR_RETURN(
       std::unique_ptr<journal::LogWriter> log,
-      journal::LogWriter::Open(parts_.state.get(), report.next_sequence, {},
-                               &*log_metrics_));
+      journal::LogWriter::Open(
+          parts_.state.get(), report.next_sequence,
+          {.disk_reserve_bytes = DiskReserveOf(parts_.options)},
+          &*log_metrics_));
   recorder_.Start(std::move(log),
                   {.bytes = report.log_bytes, .time = replay_time},
                   SettingsOf(parts_.options, *parts_.decoder), report.marks,

@@ -104,7 +104,10 @@ class EngineImpl final : public Engine {
   }
 
  private:
-  // Returns true if new work may start. Otherwise gives the error to `done`.
+  // Returns true if the engine is open. Otherwise gives the error to `done`.
+  template <typename Result>
+  [[nodiscard]] bool IsOpenFor(const Callback<Result>& done) const;
+  // The same, for work that needs room on the disk.
   template <typename Result>
   [[nodiscard]] bool Admit(const Callback<Result>& done) const;
   // Returns RESOURCE_EXHAUSTED if a new step cannot be recorded. Any thread may

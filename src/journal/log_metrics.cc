@@ -13,6 +13,7 @@ LogMetrics::LogMetrics(prometheus::Registry* registry)
       pending_bytes(AddGauge(registry, "weft_journal_pending_bytes",
                              "Bytes of records that wait for the disk")),
       stalled(AddGauge(registry, "weft_journal_stalled",
-                       "1 while the disk is full or too much waits for it")) {}
+                       "1 while the disk is full, is short of its reserve, or "
+                       "too much waits for it")) {}
 
 }  // namespace weft::journal

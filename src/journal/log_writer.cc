@@ -140,7 +140,8 @@ absl::Status LogWriter::failure() const {
 }
 
 absl::Status LogWriter::StalledLocked() const {
-  if (!full_.ok() || pending_bytes_ <= options_.max_pending_bytes) return full_;
+  if (!full_.ok()) return full_;
+  if (pending_bytes_ <= options_.max_pending_bytes) return reserve_;
   return absl::ResourceExhaustedError(
       absl::StrCat(pending_bytes_,
                    " bytes of the log wait for the disk, more "
@@ -157,6 +158,9 @@ void LogWriter::Loop() {
   pthread_setname_np(pthread_self(), kThreadName);
   for (;;) {
     switch (WaitForWork()) {
+      case Work::kCheckRoom:
+        CheckRoom();
+        break;
       case Work::kBeginSegment:
         NoteResult(BeginSegment());
         break;
@@ -179,10 +183,13 @@ LogWriter::Work LogWriter::WaitForWork() {
   for (;;) {
     const Work work = NextWork();
     if (work != Work::kNone) return work;
-    if (full_.ok()) {
+    auto until = std::chrono::steady_clock::time_point::max();
+    if (!full_.ok()) until = retry_at_;
+    if (room_may_differ_) until = std::min(until, check_at_);
+    if (until == std::chrono::steady_clock::time_point::max()) {
       changed_.Wait(&mu_);
     } else {
-      changed_.WaitFor(&mu_, retry_at_ - std::chrono::steady_clock::now());
+      changed_.WaitFor(&mu_, until - std::chrono::steady_clock::now());
     }
   }
 }
@@ -190,8 +197,11 @@ LogWriter::Work LogWriter::WaitForWork() {
 LogWriter::Work LogWriter::NextWork() const {
   const Work idle = stopping_ ? Work::kStop : Work::kNone;
   if (!failure_.ok()) return idle;
-  const bool may_write =
-      full_.ok() || std::chrono::steady_clock::now() >= retry_at_;
+  const auto now = std::chrono::steady_clock::now();
+  if (room_may_differ_ && !stopping_ && now >= check_at_) {
+    return Work::kCheckRoom;
+  }
+  const bool may_write = full_.ok() || now >= retry_at_;
   const bool at_boundary =
       !segments_.empty() && segments_.front() == durable_sequence_;
   // A segment begins before the tasks that were posted after it.
@@ -203,6 +213,23 @@ LogWriter::Work LogWriter::NextWork() const {
     return may_write ? Work::kWriteGroup : Work::kNone;
   }
   return at_boundary ? Work::kNone : idle;
+}
+
+void LogWriter::CheckRoom() {
+  const absl::Status room = folder_->CheckRoom(options_.disk_reserve_bytes);
+  MutexLock lock(&mu_);
+  if (room.ok() != reserve_.ok()) {
+    Log(room.ok() ? LogLevel::kInfo : LogLevel::kError,
+        room.ok() ? "the log's disk has its reserve again"
+                  : "the log's disk has less room than its reserve",
+        {{"reason", room.message()}});
+  }
+  reserve_ = room;
+  // Others may make room, so a disk without room is looked at again.
+  room_may_differ_ = !room.ok();
+  check_at_ = std::chrono::steady_clock::now() +
+              absl::ToChronoNanoseconds(options_.retry);
+  SetMetrics();
 }
 
 void LogWriter::RunTask() {
@@ -266,6 +293,7 @@ void LogWriter::GroupIsDurable() {
     MutexLock lock(&mu_);
     durable_sequence_ += group_.size();
     pending_bytes_ -= bytes;
+    room_may_differ_ = options_.disk_reserve_bytes > 0;
   }
   group_.clear();
 }

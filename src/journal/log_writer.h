@@ -3,9 +3,10 @@
 // the disk by one write and one sync (group commit).
 //
 // A full disk stalls the log: no record is lost, tasks wait, and the writer
-// tries again until there is room. Any other error of a write, and every error
-// of a sync, is final, because the kernel may have dropped dirty pages. Only
-// the next start can tell what is on disk.
+// tries again until there is room. Callers stop before that, because the log
+// counts as stalled when the disk's reserve is touched. Any other error of a
+// write, and every error of a sync, is final, because the kernel may have
+// dropped dirty pages. Only the next start can tell what is on disk.
 //
 // Threads: any. Tasks run on the log's thread and must be short, because the
 // next group waits for them.
@@ -39,7 +40,11 @@ class LogWriter {
     // Append still takes records, but callers check stalled() before they
     // accept new work.
     int64_t max_pending_bytes = 256 << 20;
-    // Time between two attempts to write to a full disk.
+    // With fewer free bytes on the disk than this the log counts as stalled,
+    // but it is written.
+    uint64_t disk_reserve_bytes = 0;
+    // Time between two attempts to write to a full disk, and between two looks
+    // at the free bytes.
     absl::Duration retry = absl::Seconds(1);
   };
 
@@ -72,8 +77,8 @@ class LogWriter {
   // Returns the bytes of records that may not be on disk yet.
   [[nodiscard]] int64_t pending_bytes() const;
 
-  // Returns RESOURCE_EXHAUSTED, with the reason, while the disk is full or too
-  // many bytes wait for it.
+  // Returns RESOURCE_EXHAUSTED, with the reason, while the disk is full, has
+  // less room than the reserve, or too many bytes wait for it.
   [[nodiscard]] absl::Status stalled() const;
   // Returns UNAVAILABLE after a final error. Tasks no longer run, and the
   // process must end.
@@ -86,7 +91,14 @@ class LogWriter {
     std::function<void()> run;
   };
   // What the log's thread does next.
-  enum class Work { kNone, kStop, kBeginSegment, kRunTask, kWriteGroup };
+  enum class Work {
+    kNone,
+    kStop,
+    kCheckRoom,
+    kBeginSegment,
+    kRunTask,
+    kWriteGroup
+  };
 
   LogWriter(const StateFolder* folder, LogSegment segment,
             uint64_t next_sequence, Options options, LogMetrics* metrics);
@@ -94,6 +106,7 @@ class LogWriter {
   void Loop();
   [[nodiscard]] Work NextWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Work WaitForWork();
+  void CheckRoom();
   void RunTask();
   [[nodiscard]] absl::Status BeginSegment();
   // Moves the waiting records into `group_`, unless `group_` still holds a
@@ -128,6 +141,10 @@ class LogWriter {
   uint64_t durable_sequence_ ABSL_GUARDED_BY(mu_);
   int64_t pending_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  // The disk's reserve, when it was looked at last.
+  absl::Status reserve_ ABSL_GUARDED_BY(mu_);
+  bool room_may_differ_ ABSL_GUARDED_BY(mu_) = true;  // Since that look.
+  std::chrono::steady_clock::time_point check_at_ ABSL_GUARDED_BY(mu_);
   absl::Status full_ ABSL_GUARDED_BY(mu_);
   std::chrono::steady_clock::time_point retry_at_ ABSL_GUARDED_BY(mu_);
   absl::Status failure_ ABSL_GUARDED_BY(mu_);

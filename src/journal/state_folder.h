@@ -69,8 +69,9 @@ class StateFolder {
   [[nodiscard]] absl::Status Cut(uint64_t next_sequence,
                                  const std::set<std::string>& keep_images);
 
-  // Returns the free bytes for a process that does not run as root.
-  [[nodiscard]] absl::StatusOr<uint64_t> FreeBytes() const;
+  // Returns RESOURCE_EXHAUSTED if fewer than `reserve` bytes are free. Errors
+  // also: those of FreeBytes (disk_room.h).
+  [[nodiscard]] absl::Status CheckRoom(uint64_t reserve) const;
 
   // Returns the first sequence of each segment, ascending.
   [[nodiscard]] absl::StatusOr<std::vector<uint64_t>> Segments() const;

@@ -3,17 +3,14 @@
 // The file's bytes:
 // "WEFTSNAP" | next sequence u64 | length u64 | CRC32C of the bytes u32 |
 // CRC32C of everything before u32 | bytes
-#include <sys/statvfs.h>
-
-#include <cerrno>
 #include <filesystem>
 #include <string_view>
 #include <system_error>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "src/base/failpoint.h"
 #include "src/base/status_macros.h"
+#include "src/files/disk_room.h"
 #include "src/journal/crc32c.h"
 #include "src/journal/little_endian.h"
 #include "src/journal/state_folder.h"
@@ -104,12 +101,8 @@ absl::Status StateFolder::CutImages(const std::set<std::string>& keep) const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<uint64_t> StateFolder::FreeBytes() const {
-  struct statvfs info {};
-  if (Failpoint("journal.free_bytes") || ::fstatvfs(root_.get(), &info) != 0) {
-    return ErrnoStatus(errno, "reading the free room of the state folder");
-  }
-  return uint64_t{info.f_bavail} * uint64_t{info.f_frsize};
+absl::Status StateFolder::CheckRoom(uint64_t reserve) const {
+  return CheckDiskRoom(path_, "the state folder", 0, reserve);
 }
 
 }  // namespace weft::journal

@@ -87,8 +87,8 @@ class Recorder {
   // Runs `task` when all earlier records are on disk. Tasks run in order, on
   // the log's thread or, if nothing is recorded, in the caller.
   void WhenDurable(std::function<void()> task);
-  // Returns RESOURCE_EXHAUSTED while the disk is full or too many bytes wait
-  // for it. New work is then refused.
+  // Returns RESOURCE_EXHAUSTED while the disk is full, has less room than the
+  // reserve, or too many bytes wait for it. New work is then refused.
   [[nodiscard]] absl::Status CheckRoom() const;
   // Returns UNAVAILABLE if nothing can be recorded any more.
   [[nodiscard]] absl::Status failure() const;

@@ -466,6 +466,19 @@ TEST_F(AdapterIoTest, ARepeatedSaveIsKnownByAllItsProperties) {
   EXPECT_THAT(SaveAs(sampler), IsOk());
 }
 
+TEST_F(AdapterIoTest, ASaveLeavesTheReserveOfTheDisk) {
+  ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "c"}), IsOk());
+  AdapterIo full(folder_, kBase, uint64_t{1} << 62);
+  const AdapterCopy copy = CopyOf({.rank = 2, .alpha = 3});
+  EXPECT_THAT(full.Save({.adapter_id = "a", .name = "d"}, copy),
+              IsStatus(absl::StatusCode::kResourceExhausted,
+                       "--disk-reserve-bytes is 4611686018427387904"));
+  // A call that was answered before needs no room.
+  EXPECT_THAT(full.Save({.adapter_id = "a", .name = "c"}, copy), IsOk());
+  EXPECT_THAT(full.Delete("a", "c"), IsOk());
+  EXPECT_THAT(Names(), ::testing::IsEmpty());
+}
+
 TEST_F(AdapterIoTest, KeepsTheNewestOfAKind) {
   for (const char* name : {"c1", "c2", "c3"}) {
     ASSERT_THAT(SaveAs({.adapter_id = "a", .name = name}), IsOk());

@@ -179,6 +179,33 @@ def test_a_snapshot_that_failed_is_written_again(durable: Durable) -> None:
     assert image(durable, "a") == before
 
 
+def test_a_short_disk_refuses_new_work_but_no_deletion(durable: Durable) -> None:
+    daemon = durable.start()
+    with daemon.client() as client:
+        client.create_adapter("a", rank=4, seed=1).save("c")
+        train(client, "a", 1)
+    durable.restart("--disk-reserve-bytes", str(1 << 50))
+    repeated = optim("a", facts(durable, "a").last_step)
+    assert durable.call(methods.OPTIM_STEP, repeated).code == "OK"
+    create = adapters_pb2.CreateAdapterRequest(adapter_id="b", config={"rank": 4})
+    for method, request in (
+        (methods.OPTIM_STEP, optim("a", repeated.step + 1)),
+        (methods.CREATE_ADAPTER, create),
+    ):
+        refused = durable.call(method, request)
+        assert refused.code == "RESOURCE_EXHAUSTED", refused
+        assert "the disk of the state folder has" in refused.message
+        assert f"--disk-reserve-bytes is {1 << 50}" in refused.message
+    with durable.daemon.client() as client:
+        client.delete_checkpoint("a", "c")
+        client.delete_adapter("a")
+    daemon = durable.restart("--disk-reserve-bytes", "0")
+    with daemon.client() as client:
+        assert not client.checkpoints("a") and not client.adapters()
+        client.create_adapter("b", rank=4)
+        train(client, "b", 2)
+
+
 def test_a_clean_stop_leaves_a_start_nothing_to_run_again(durable: Durable) -> None:
     daemon = durable.start()
     with daemon.client() as client:

@@ -89,6 +89,27 @@ def test_a_checkpoint_goes_on_at_another_server(
             assert exported.saved(daemon, adapter, "after") == after
 
 
+def test_what_is_written_leaves_the_reserve_of_the_disk(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    with daemon.client() as client:
+        client.create_adapter("a", rank=4).save("c")
+        client.download_checkpoint("a", "c", tmp_path / "files")
+    full = server(tmp_path / "full", "--disk-reserve-bytes", str(1 << 50))
+    full.start()
+    try:
+        with full.client() as client:
+            adapter = client.create_adapter("a", rank=4)
+            refused = pytest.raises(weft.ResourceExhausted, match="the checkpoints has")
+            with refused:
+                adapter.save("c")
+            with refused:
+                client.upload_checkpoint("a", "c", tmp_path / "files")
+            assert client.checkpoints("a") == []
+    finally:
+        full.kill()
+
+
 def test_downloads_of_what_is_not_there(daemon: Daemon, tmp_path: Path) -> None:
     with daemon.client() as client:
         client.create_adapter("a", rank=4).save("c")

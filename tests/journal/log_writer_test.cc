@@ -252,6 +252,29 @@ TEST_F(LogWriterTest, TriesAFullDiskOnceMoreAtTheEnd) {
   EXPECT_THAT(ReadLog(*folder_).records, ElementsAre("r"));
 }
 
+TEST_F(LogWriterTest, IsWrittenButStalledWithoutTheReserve) {
+  TestLog log(*folder_, 0,
+              {.disk_reserve_bytes = 1, .retry = absl::Milliseconds(5)});
+  log->Append("0");
+  log.Flush();
+  EXPECT_THAT(log->stalled(), IsOk());
+  SetFailpoints("files.free_bytes=err(ENOSPC)");
+  log->Append("1");
+  ASSERT_TRUE(Eventually([&] { return !log->stalled().ok(); }));
+  EXPECT_THAT(log->stalled(), IsStatus(absl::StatusCode::kResourceExhausted,
+                                       "free room of the state folder"));
+  EXPECT_EQ(log.metrics().stalled.Value(), 1);
+  log->Append("2");
+  log.Flush();
+  EXPECT_EQ(log->durable_sequence(), 3);
+  EXPECT_FALSE(log->stalled().ok());
+  SetFailpoints("");
+  EXPECT_TRUE(Eventually([&] { return log->stalled().ok(); }));
+  EXPECT_EQ(log.metrics().stalled.Value(), 0);
+  log.Close();
+  EXPECT_THAT(ReadLog(*folder_).records, ElementsAre("0", "1", "2"));
+}
+
 TEST_F(LogWriterTest, CountsAsStalledWhenTooMuchWaits) {
   ScopedFailpoints slow("journal.sync=sleep(50)");
   TestLog log(*folder_, 0, {.max_pending_bytes = 10});

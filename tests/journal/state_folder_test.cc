@@ -38,8 +38,7 @@ TEST_F(StateFolderTest, IsMadeAndOpenedAgain) {
   EXPECT_THAT(Names(""),
               UnorderedElementsAre("LOCK", "FORMAT", "log", "images"));
   EXPECT_EQ(fs::status(files_.path()).permissions(), fs::perms::owner_all);
-  EXPECT_THAT(files_.Open()->FreeBytes(), IsOk());
-  EXPECT_GT(*files_.Open()->FreeBytes(), 1 << 20);
+  EXPECT_THAT(files_.Open()->CheckRoom(1 << 20), IsOk());
 }
 
 TEST_F(StateFolderTest, NeedsItsParent) {
@@ -213,10 +212,10 @@ TEST_F(StateFolderTest, EveryOperationThatFailsIsAnError) {
   const auto folder = files_.Open();
   ASSERT_THAT(folder->WriteSnapshot({1, ""}), IsOk());
   ASSERT_THAT(folder->WriteSnapshot({2, ""}), IsOk());
-  ScopedFailpoints fail("files.remove=err(EIO);journal.free_bytes=err(EIO)");
+  ScopedFailpoints fail("files.remove=err(EIO);files.free_bytes=err(EIO)");
   EXPECT_THAT(folder->Cut(2, {}),
               IsStatus(absl::StatusCode::kInternal, "removing SNAPSHOT-"));
-  EXPECT_THAT(folder->FreeBytes().status(),
+  EXPECT_THAT(folder->CheckRoom(1),
               IsStatus(absl::StatusCode::kInternal, "free room"));
 }
 

@@ -58,6 +58,7 @@ TEST(FlagsTest, ListIsFrozen) {
                                        "checkpoint-dir",
                                        "state-dir",
                                        "recover-adapter",
+                                       "disk-reserve-bytes",
                                        "snapshot-log-bytes",
                                        "snapshot-replay-seconds",
                                        "max-adapters",

@@ -256,6 +256,7 @@ TEST_F(TrainingServiceTest, RefusalsAreCountedByReason) {
       {"ALL_ADAPTER_SLOTS_IN_USE", "adapter_room"},
       {"ADAPTER_BYTES", "adapter_room"},
       {"STATE_DISK_FULL", "disk_full"},
+      {"CHECKPOINT_DISK_FULL", "disk_full"},
       {"TOO_LARGE", "too_large"},
       {"OUT_OF_MEMORY", "no_room"}};
   for (const auto& [reason, label] : counted) {

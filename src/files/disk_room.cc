@@ -1,0 +1,34 @@
+#include "src/files/disk_room.h"
+
+#include <sys/statvfs.h>
+
+#include <cerrno>
+
+#include "absl/strings/str_cat.h"
+#include "src/base/failpoint.h"
+#include "src/base/status_macros.h"
+#include "src/files/file_io.h"
+
+namespace weft {
+
+absl::StatusOr<uint64_t> FreeBytes(const std::string& path,
+                                   const std::string& what) {
+  struct statvfs info {};
+  if (Failpoint("files.free_bytes") || ::statvfs(path.c_str(), &info) != 0) {
+    return ErrnoStatus(errno, absl::StrCat("reading the free room of ", what));
+  }
+  return uint64_t{info.f_bavail} * uint64_t{info.f_frsize};
+}
+
+absl::Status CheckDiskRoom(const std::string& path, const std::string& what,
+                           uint64_t bytes, uint64_t reserve) {
+  if (reserve == 0) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(const uint64_t free, FreeBytes(path, what));
+  if (free >= bytes && free - bytes >= reserve) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the disk of ", what, " has ", free, " bytes free",
+      bytes > 0 ? absl::StrCat(", and ", bytes, " would be written") : "",
+      "; --disk-reserve-bytes is ", reserve));
+}
+
+}  // namespace weft
