@@ -73,16 +73,31 @@ WEFT_INLINE void RunOneRow(const SkinnyProduct& p, const Weight* weight,
   WriteOutputs(p, weight, 0, output, sums);
 }
 
-WEFT_INLINE void RunOneRow(const SkinnyProduct& p, const int8_t* weight,
-                           int64_t output) {
-  Vec sums[kSkinnyOutputs] = {};
-  SumOneRow(p, p.x_BI, weight, sums);
-  WriteOutputs(p, weight, 0, output, sums);
+// With a single row of x, weights in 8 bits take more outputs together. Returns
+// the first output that is left.
+WEFT_INLINE int64_t RunFirstOutputs(const SkinnyProduct& p,
+                                    const int8_t* weight) {
+  int64_t o = p.begin;
+  if (p.num_rows > 1) return o;
+  for (; o + kInt8Outputs <= p.end; o += kInt8Outputs) {
+    Vec sums[kInt8Outputs] = {};
+    SumOneRow(p, p.x_BI, weight + o * p.weight_stride, sums);
+    for (int64_t part = 0; part < kInt8Outputs; part += kSkinnyOutputs) {
+      WriteOutputs(p, weight + (o + part) * p.weight_stride, 0, o + part,
+                   sums + part);
+    }
+  }
+  return o;
+}
+
+template <typename Weight>
+WEFT_INLINE int64_t RunFirstOutputs(const SkinnyProduct& p, const Weight*) {
+  return p.begin;
 }
 
 template <typename Weight>
 void RunSkinnyProduct(const SkinnyProduct& p, const Weight* weight) {
-  int64_t o = p.begin;
+  int64_t o = RunFirstOutputs(p, weight);
   for (; o + kSkinnyOutputs <= p.end; o += kSkinnyOutputs) {
     const Weight* rows = weight + o * p.weight_stride;
     const int64_t rest = p.end - o - kSkinnyOutputs;

@@ -56,9 +56,10 @@ WEFT_INLINE float WeightAt(const SkinnyProduct& p, const int8_t* weight,
   return (float)weight[i] * Int8Scale(weight, p.num_inputs, i);
 }
 
-// A single row of weights is prefetched this far ahead, to hide the latency of
-// memory.
-inline constexpr int64_t kAheadBytes = 4096;
+// With a single row of x, weights are prefetched this far ahead, to hide the
+// latency of memory (Zen 5, two cores, bf16: 76 of 83 GB/s with 4 KB, 80 with
+// 8).
+inline constexpr int64_t kAheadBytes = 8192;
 
 // Prefetches the next memory line by line, in the order of addresses, so that
 // the hardware prefetcher follows. By itself the hardware does not follow four

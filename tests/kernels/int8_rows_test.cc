@@ -188,7 +188,7 @@ std::vector<float> Product(const Problem& problem, Kernel kernel,
 TEST_P(Int8RowsTest, AProductHasTheBitsOfTheProductWithTheWidenedWeight) {
   for (const int64_t rows : {1, 2, 5, 6, 7, 32}) {
     for (const int64_t inputs : kLengths) {
-      for (const int64_t outputs : {1, 4, 7, 12}) {
+      for (const int64_t outputs : {1, 4, 7, 12, 19}) {
         const Problem problem{rows, inputs, outputs};
         // The gap between rows reveals a wrong stride.
         const int64_t stride = Int8RowBytes(inputs) + 3;
