@@ -106,10 +106,10 @@ struct KernelTable {
   // Computes y = x W with an f32 W [I, O]. Overlap and bits are as above.
   void (*row_product)(const RowProduct& item);
   // Computes out = scale left right, or adds that to out, for f32 matrices of
-  // which one side is small, such as a LoRA rank. `out` does not overlap other
-  // operands. The bits of an element of `out` do not depend on other rows or
-  // columns, nor on whether the right matrix is in panels. A NaN stays in its
-  // row of the left matrix or its column of the right one.
+  // which one side is small, such as a LoRA rank or a head. `out` does not
+  // overlap other operands. The bits of an element of `out` do not depend on
+  // other rows or columns, nor on whether the right matrix is in panels. A NaN
+  // stays in its row of the left matrix or its column of the right one.
   void (*panel_product)(const PanelProduct& item);
   // Copies a matrix to panels, which panel_product of the same table reads.
   void (*copy_panels)(const PanelCopy& copy);

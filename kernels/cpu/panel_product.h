@@ -1,5 +1,5 @@
-// Arguments of the products by panels, which serve LoRA's matrices; see
-// kernels.h.
+// Arguments of the products by panels, which serve LoRA's matrices, experts and
+// attention; see kernels.h.
 //
 // Legend: M rows, K terms of a sum, N columns. Strides count elements.
 #ifndef WEFT_KERNELS_CPU_PANEL_PRODUCT_H_

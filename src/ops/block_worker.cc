@@ -44,13 +44,6 @@ std::vector<Chunk> ChunksOf(const AttentionBlock& block) {
   return chunks;
 }
 
-// Computes out = alpha a b, or adds it to out, in the dtype of the operands.
-void Multiply(at::Tensor out, const at::Tensor& a, const at::Tensor& b,
-              bool adds, double alpha) {
-  // With beta 0 the old `out` is not read.
-  at::addmm_out(out, out, a, b, /*beta=*/adds ? 1 : 0, alpha);
-}
-
 template <typename Real>
 Real* Data(const at::Tensor& x) {
   return x.mutable_data_ptr<Real>();
@@ -88,6 +81,17 @@ BlockWorker<Real>::BlockWorker(const AttentionInputs& inputs,
   delta_.resize(rows);
   if (AreBf16ProductsAllowed() && std::is_same_v<Real, float>) {
     rounded_.emplace();
+  }
+}
+
+template <typename Real>
+void BlockWorker<Real>::Multiply(at::Tensor out, const at::Tensor& a,
+                                 const at::Tensor& b, bool adds, double alpha) {
+  if constexpr (std::is_same_v<Real, float>) {
+    panels_.Multiply(out, a, b, adds, alpha);
+  } else {
+    // With beta 0 the old `out` is not read.
+    at::addmm_out(out, out, a, b, /*beta=*/adds ? 1 : 0, alpha);
   }
 }
 

@@ -14,6 +14,7 @@
 
 #include "src/ops/attention_blocks.h"
 #include "src/ops/bf16_multiplier.h"
+#include "src/ops/panel_multiplier.h"
 #include "src/ops/softmax_rows.h"
 #include "src/ops/tree_attention_parts.h"
 
@@ -65,6 +66,10 @@ class BlockWorker {
     }
   }
 
+  // Computes out = alpha a b, or adds it to out, in the dtype of the operands.
+  void Multiply(at::Tensor out, const at::Tensor& a, const at::Tensor& b,
+                bool adds, double alpha);
+
   // Computes a gradient: out = alpha a b, or adds it to out. The product may be
   // in bf16. Scores, outputs and gradients of weights are always in the dtype
   // of the operands: where one key has nearly all weight, the gradient of its
@@ -104,6 +109,7 @@ class BlockWorker {
   at::Tensor dout_MC_, dweights_MS_;  // Only for the backward pass.
   std::vector<typename SoftmaxRow<Real>::State> states_;
   std::vector<Real> lse_, delta_;
+  PanelMultiplier panels_;
   // Set if products are computed in bf16 (bf16_product.h).
   std::optional<Bf16Multiplier> rounded_;
 };
