@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes.util
 import os
 import platform
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,14 @@ def describe(device: str = "cpu") -> dict[str, Any]:
         "load_average": os.getloadavg()[0],
         **(gpu() if device == "cuda" else {}),
     }
+
+
+def short_name(described: dict[str, Any]) -> str:
+    """Returns how files of results name a machine: epyc-2core. `described` is
+    from describe."""
+    words = re.sub(r"\(.*?\)|@.*", " ", described["cpu"]).lower().split()
+    family = next((w for w in words if w not in ("amd", "intel")), "cpu")
+    return f"{family}-{described['cores']}core"
 
 
 def gpu() -> dict[str, Any]:

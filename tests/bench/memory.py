@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import inputs
@@ -31,6 +31,7 @@ from train_step import add_batch_options, batch_config, batch_work
 import weft
 
 PEERS = ("naive", "lean")
+RECOMPUTED = ("all", "lean")
 HEAD_CHUNKS = (1, 2, 4)  # Numbers of scored rows, in chunks.
 HEAD_GROWTH = 1.10
 
@@ -40,27 +41,29 @@ def main(arguments: list[str]) -> int:
     tokens = inputs.rows(options.model, options.batch, options.length + 1)
     with scratch() as work:
         bench = StepBench(options, tokens, work)
-        runs = report.take_turns(
-            options.rounds,
-            {
-                "naive": bench.peer,
-                "all": lambda: bench.weft("--gradient-checkpointing", "all"),
-                "lean": lambda: bench.peer("--checkpoint", "--chunk", _chunk(options)),
-                "off": lambda: bench.weft("--gradient-checkpointing", "off"),
-            },
-            report.equal_steps(options),
-        )
-        head = _head_bytes(options, bench, tokens, runs["naive"][0])
+        sides: dict[str, Callable[[], report.Run]] = {
+            "naive": bench.peer,
+            "all": lambda: bench.weft("--gradient-checkpointing", "all"),
+            "lean": lambda: bench.peer("--checkpoint", "--chunk", _chunk(options)),
+            "off": lambda: bench.weft("--gradient-checkpointing", "off"),
+        }
+        if options.recomputed:
+            sides = {side: sides[side] for side in RECOMPUTED}
+        runs = report.take_turns(options.rounds, sides, report.equal_steps(options))
+        head = {}
+        if not options.recomputed:
+            head = _head_bytes(options, bench, tokens, runs["naive"][0])
     result = report.make(
         "memory",
         options,
         runs,
-        peers=PEERS,
+        peers=[side for side in runs if side in PEERS],
         work=dict.fromkeys(runs, batch_work(options)),
         config={**batch_config(options), "chunk": options.chunk},
         ratios=lambda sides: ratios(sides, head),
     )
-    result["head_bytes_by_rows"] = head
+    if head:
+        result["head_bytes_by_rows"] = head
     report.emit(result, options.output)
     return 0
 
@@ -70,15 +73,19 @@ def ratios(sides: report.Sides, head: Mapping[int, int]) -> dict[str, Any]:
         return float(sides[ours][name] / sides[peer][name])
 
     memory, speed = "extra_rss_bytes", "tokens_per_second"
-    return {
-        "memory all/naive": report.ratio(over(memory, "all", "naive"), at_most=1 / 8),
+    result = {
         "speed all/lean": report.ratio(over(speed, "all", "lean"), at_least=1.15),
+        "memory all/lean": report.ratio(over(memory, "all", "lean")),
+    }
+    if not head:
+        return result
+    growth = max(head.values()) / min(head.values())
+    return {
+        **result,
+        "memory all/naive": report.ratio(over(memory, "all", "naive"), at_most=1 / 8),
         "memory off/naive": report.ratio(over(memory, "off", "naive"), at_most=1 / 2),
         "speed off/naive": report.ratio(over(speed, "off", "naive"), at_least=1.2),
-        "memory all/lean": report.ratio(over(memory, "all", "lean")),
-        "head growth": report.ratio(
-            max(head.values()) / min(head.values()), at_most=HEAD_GROWTH
-        ),
+        "head growth": report.ratio(growth, at_most=HEAD_GROWTH),
     }
 
 
@@ -93,6 +100,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = report.parser("memory", __doc__)
     add_batch_options(parser)
     parser.add_argument("--chunk", type=int, default=1024, help="rows of logits")
+    parser.add_argument(
+        "--recomputed",
+        action="store_true",
+        help="only the sides that recompute every layer: all and lean",
+    )
     options = report.parse_with_model(parser, arguments)
     most = max(HEAD_CHUNKS) * options.chunk
     if most > options.batch * options.length:

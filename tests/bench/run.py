@@ -35,6 +35,7 @@ import rpc_overhead  # noqa: E402
 import sample  # noqa: E402
 import sample_many  # noqa: E402
 import soak  # noqa: E402
+import table  # noqa: E402
 import tinker_overhead  # noqa: E402
 import train_step  # noqa: E402
 
@@ -56,6 +57,7 @@ BENCHES = {
     "sample": sample.main,
     "sample_many": sample_many.main,
     "soak": soak.main,
+    "table": table.main,
     "tinker_overhead": tinker_overhead.main,
     "train_step": train_step.main,
 }

@@ -52,8 +52,8 @@ def main(arguments: list[str]) -> int:
 class SampleBench:
     def __init__(self, options: argparse.Namespace, work: Path):
         self._options, self._work = options, work
-        # Weft is measured in all of these dtypes, the peer only in the first.
-        # In int8 the weights have 8 bits.
+        # Weft is measured in all of these dtypes; the peer, mixed adapters and
+        # samples of one prompt only in the first. In int8 the weights have 8 bits.
         on_cpu = options.device == "cpu"
         self._dtypes = ("f32", "bf16", "int8") if on_cpu else ("bf16",)
         most = max(*options.batches, MIXED_ADAPTERS)
@@ -100,7 +100,8 @@ class SampleBench:
             side = SampleClient(options, client, self._prompts, self._group)
             on_cpu = options.device == "cpu"
             run = side.measure(
-                partial(self._reading_seconds, dtype) if on_cpu else None
+                partial(self._reading_seconds, dtype) if on_cpu else None,
+                groups=dtype == self._dtypes[0],
             )
             expect_resident(process.scrape())
         if dtype == self._dtypes[0]:

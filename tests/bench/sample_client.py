@@ -43,24 +43,33 @@ class SampleClient:
         self._random = np.random.default_rng(inputs.SEED)
         self._pool = ThreadPoolExecutor(max(*options.batches, GROUP_SIZE))
 
-    def measure(self, reading_seconds: Callable[[], float] | None) -> dict[str, Any]:
+    def measure(
+        self, reading_seconds: Callable[[], float] | None, *, groups: bool
+    ) -> dict[str, Any]:
         """Returns seconds by the name of the call, tokens by batch, and `pairs`,
-        which compare a token of one sequence with reading its bytes."""
+        which compare a token of one sequence with reading its bytes. With `groups`
+        also times mixed adapters and samples of one prompt."""
         options, seconds, tokens = self._options, {}, {}
         for batch in options.batches:
             calls = [(self._client, row) for row in self._prompts[:batch]]
             tokens[str(batch)] = self._draw(calls, options.tokens)
             seconds[str(batch)] = self._time(calls, options.tokens)
             seconds[f"{batch} prefill"] = self._time(calls, 1)
+        if groups:
+            seconds |= self._time_adapters()
+            seconds["group"], seconds["separate"] = self._time_group()
+        pairs = [] if reading_seconds is None else self._pairs(reading_seconds)
+        return {"seconds": seconds, "tokens": tokens, "pairs": pairs}
+
+    def _time_adapters(self) -> dict[str, float]:
         rows = self._prompts[:MIXED_ADAPTERS]
         adapters = [self._adapter(f"a{i}") for i in range(MIXED_ADAPTERS)]
         one = [(adapters[0], row) for row in rows]
         mixed = list(zip(adapters, rows, strict=True))
-        seconds["one adapter"] = self._time(one, options.tokens)
-        seconds["mixed adapters"] = self._time(mixed, options.tokens)
-        seconds["group"], seconds["separate"] = self._time_group()
-        pairs = [] if reading_seconds is None else self._pairs(reading_seconds)
-        return {"seconds": seconds, "tokens": tokens, "pairs": pairs}
+        return {
+            "one adapter": self._time(one, self._options.tokens),
+            "mixed adapters": self._time(mixed, self._options.tokens),
+        }
 
     def _pairs(self, reading_seconds: Callable[[], float]) -> list[Points]:
         """Returns the seconds of a token of one sequence, paired with the seconds

@@ -113,6 +113,9 @@ def test_memory(capsys: Any, tiny: tuple[str, str]) -> None:
     assert result["head_bytes_by_rows"].keys() == {"16", "32", "64"}
     assert result["ours"].keys() == {"all", "off"}
     assert result["peer"].keys() == {"naive", "lean"}
+    fewer = compared("memory", capsys, *tiny, *size, "--recomputed")
+    assert fewer["ours"].keys() == {"all"} and fewer["peer"].keys() == {"lean"}
+    assert fewer["ratio"].keys() == {"speed all/lean", "memory all/lean"}
 
 
 def test_group_prompt(capsys: Any) -> None:
@@ -225,6 +228,8 @@ def test_sample(capsys: Any, tmp_path: Path) -> None:
     assert png.read_bytes().startswith(b"\x89PNG")
     assert result["ours"].keys() == {"weft f32", "weft bf16", "weft int8"}
     assert result["peer"].keys() == {"transformers"}
+    assert "group" in result["ours"]["weft f32"]["seconds"]
+    assert "group" not in result["ours"]["weft bf16"]["seconds"]
     assert all(entry["value"] > 0 for entry in result["ratio"].values())
 
 

@@ -112,6 +112,20 @@ def test_a_device_is_described_and_its_memory_counts(
     assert "600 MiB" in report.sentence(result)
 
 
+@pytest.mark.parametrize(
+    ("cpu", "name"),
+    [
+        ("AMD EPYC", "epyc-2core"),
+        ("AMD EPYC 9B45 64-Core Processor", "epyc-2core"),
+        ("Intel(R) Xeon(R) Processor @ 2.10GHz", "xeon-2core"),
+        ("Neoverse-V2", "neoverse-v2-2core"),
+        ("", "cpu-2core"),
+    ],
+)
+def test_a_machine_has_a_short_name(cpu: str, name: str) -> None:
+    assert machine.short_name({"cpu": cpu, "cores": 2}) == name
+
+
 def test_memory_of_a_process_that_cannot_be_watched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
