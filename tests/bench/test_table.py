@@ -15,7 +15,7 @@ import run  # It sets the path for those below.
 # isort: split
 import machine
 import table
-from table_rows import RUNS
+from table_rows import RUNS, Run
 
 TESTDATA = Path(__file__).resolve().parent / "testdata"
 FIGURES = TESTDATA / "table_epyc-2core_2026-11-25.json"
@@ -60,7 +60,7 @@ def test_every_row_is_rendered() -> None:
 
 @pytest.mark.parametrize("measured", RUNS, ids=lambda of: of.rows[0].name)
 def test_a_bench_takes_the_arguments_of_its_rows(
-    measured: table.Run, monkeypatch: pytest.MonkeyPatch
+    measured: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Parsed(Exception):
         pass
@@ -148,7 +148,7 @@ def test_a_run_that_fails_is_reported_and_stops_no_other(
     bench.write_text(BENCH, "utf-8")
     first, wrong, mute, last = RUNS[:4]
 
-    def commands(*options: str) -> dict[table.Run, list[str]]:
+    def commands(*options: str) -> dict[Run, list[str]]:
         names = ("first", "wrong", "mute", "last")
         return {
             of: [str(bench), name, option]
