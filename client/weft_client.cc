@@ -192,13 +192,15 @@ absl::StatusOr<std::unique_ptr<AdapterHandle>> Client::OpenAdapter(
 
 absl::StatusOr<v1::Adapter> Client::ImportAdapter(absl::string_view adapter_id,
                                                   const std::string& folder,
-                                                  absl::string_view tenant) {
+                                                  absl::string_view tenant,
+                                                  v1::Durability durability) {
   grpc::ClientContext context;
   Prepare(context, adapter_id);
   v1::ImportAdapterResponse response;
   v1::ImportAdapterRequest request;
   request.mutable_options()->set_adapter_id(std::string(adapter_id));
   request.mutable_options()->set_tenant(std::string(tenant));
+  request.mutable_options()->set_durability(durability);
   const absl::Status sent =
       SendFiles(*connection_->adapters().ImportAdapter(&context, &response),
                 context, std::move(request), folder, ReadPeftFolder);

@@ -92,7 +92,8 @@ class Client {
   // repeated.
   [[nodiscard]] absl::StatusOr<v1::Adapter> ImportAdapter(
       absl::string_view adapter_id, const std::string& folder,
-      absl::string_view tenant = "");
+      absl::string_view tenant = "",
+      v1::Durability durability = v1::DURABILITY_UNSPECIFIED);
   // Writes a PEFT folder on this machine. An empty snapshot means the latest
   // weights.
   [[nodiscard]] absl::Status ExportAdapter(absl::string_view adapter_id,

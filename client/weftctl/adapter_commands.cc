@@ -76,19 +76,6 @@ absl::StatusOr<v1::LoraConfig> ReadConfig(const Arguments& arguments) {
   return config;
 }
 
-absl::StatusOr<v1::Durability> ReadDurability(const Arguments& arguments) {
-  const std::string name = arguments.GetString("durability");
-  v1::Durability durability = v1::DURABILITY_UNSPECIFIED;
-  if (!name.empty() &&
-      !v1::Durability_Parse(
-          absl::StrCat("DURABILITY_", absl::AsciiStrToUpper(name)),
-          &durability)) {
-    return UsageError(absl::StrCat("--durability: '", name,
-                                   "' is neither memory, checkpoint nor step"));
-  }
-  return durability;
-}
-
 absl::Status Create(const Session& session) {
   const auto config = ReadConfig(session.arguments);
   if (!config.ok()) return config.status();
@@ -110,10 +97,12 @@ absl::Status Delete(const Session& session) {
 }
 
 absl::Status Import(const Session& session) {
+  const auto durability = ReadDurability(session.arguments);
+  if (!durability.ok()) return durability.status();
   return Print(session,
                session.client.ImportAdapter(
                    session.arguments.word(0), session.arguments.word(1),
-                   session.arguments.GetString("tenant")));
+                   session.arguments.GetString("tenant"), *durability));
 }
 
 absl::Status Export(const Session& session) {
@@ -124,6 +113,19 @@ absl::Status Export(const Session& session) {
 
 }  // namespace
 
+absl::StatusOr<v1::Durability> ReadDurability(const Arguments& arguments) {
+  const std::string name = arguments.GetString("durability");
+  v1::Durability durability = v1::DURABILITY_UNSPECIFIED;
+  if (!name.empty() &&
+      !v1::Durability_Parse(
+          absl::StrCat("DURABILITY_", absl::AsciiStrToUpper(name)),
+          &durability)) {
+    return UsageError(absl::StrCat("--durability: '", name,
+                                   "' is neither memory, checkpoint nor step"));
+  }
+  return durability;
+}
+
 std::vector<Command> AdapterCommands() {
   const std::vector<FlagSpec> shape = {
       {"rank", "R", "rank of the adapter", "32"},
@@ -131,8 +133,7 @@ std::vector<Command> AdapterCommands() {
       {"seed", "N", "seed of the initial weights", ""},
       {"target-modules", "NAMES",
        "q_proj,...,lm_head,embed_tokens; all projections", ""},
-      {"durability", "D", "what survives the server: memory, checkpoint, step",
-       ""},
+      DurabilityFlag(),
       TenantFlag()};
   return {
       {"adapters list", "All adapters.", {}, {}, List},
@@ -142,7 +143,7 @@ std::vector<Command> AdapterCommands() {
       {"import",
        "Make an adapter from a local PEFT folder.",
        {"ADAPTER", "FOLDER"},
-       {TenantFlag()},
+       {DurabilityFlag(), TenantFlag()},
        Import},
       {"export",
        "Write an adapter to a local PEFT folder.",

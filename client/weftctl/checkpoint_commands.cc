@@ -93,7 +93,10 @@ absl::Status Save(const Session& session) {
 }
 
 absl::Status Load(const Session& session) {
+  const auto durability = ReadDurability(session.arguments);
+  if (!durability.ok()) return durability.status();
   v1::LoadCheckpointRequest request;
+  request.set_durability(*durability);
   request.set_adapter_id(session.arguments.word(0));
   request.set_name(session.arguments.word(1));
   request.set_source_adapter_id(session.arguments.GetString("source"));
@@ -188,6 +191,7 @@ std::vector<Command> CheckpointCommands() {
        pair,
        {{"source", "ADAPTER", "adapter it was saved from", ""},
         {"weights-only", "", "leave out optimizer state and steps", ""},
+        DurabilityFlag(),
         TenantFlag()},
        Load},
       list,

@@ -38,6 +38,16 @@ struct Command {
   return {"tenant", "NAME", "tenant of a new adapter; one of its own", ""};
 }
 
+// Returns the flag --durability of the commands that create adapters.
+[[nodiscard]] inline FlagSpec DurabilityFlag() {
+  return {"durability", "D",
+          "what of a new adapter survives: memory, checkpoint, step", ""};
+}
+
+// Reads --durability. Without the flag the server chooses.
+[[nodiscard]] absl::StatusOr<v1::Durability> ReadDurability(
+    const Arguments& arguments);
+
 [[nodiscard]] std::vector<Command> ServerCommands();
 [[nodiscard]] std::vector<Command> MonitorCommands();
 [[nodiscard]] std::vector<Command> TokenCommands();

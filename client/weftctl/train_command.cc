@@ -157,6 +157,8 @@ absl::Status SaveAtEnd(const Session& session,
 absl::Status Train(const Session& session) {
   const auto options = ReadOptions(session.arguments);
   if (!options.ok()) return options.status();
+  const auto durability = ReadDurability(session.arguments);
+  if (!durability.ok()) return durability.status();
   const std::string path = session.arguments.GetString("data");
   std::ifstream file(path);
   if (!file) {
@@ -168,7 +170,8 @@ absl::Status Train(const Session& session) {
   auto adapter = session.client.OpenAdapter(id);
   if (absl::IsNotFound(adapter.status())) {
     adapter = session.client.CreateAdapter(
-        id, options->config, session.arguments.GetString("tenant"));
+        id, options->config, session.arguments.GetString("tenant"),
+        *durability);
   }
   if (!adapter.ok()) return adapter.status();
   const absl::Status trained =
@@ -193,6 +196,7 @@ std::vector<Command> TrainCommands() {
         {"save", "NAME", "checkpoint at the end; empty: none", "latest"},
         {"rank", "R", "rank of a new adapter", "32"},
         {"alpha", "A", "alpha of a new adapter", "32"},
+        DurabilityFlag(),
         TenantFlag()},
        Train}};
 }

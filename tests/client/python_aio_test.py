@@ -39,7 +39,8 @@ def test_trains_samples_and_saves(server: FakeWeftd) -> None:
         assert sample.samples[0].tokens == [2, 3]
         assert (await adapter.save("one")).last_step == 4
         assert [c.name for c in await client.checkpoints()] == ["one"]
-        assert (await adapter.load("one")).last_step == 4
+        loaded = await adapter.load("one", durability="step")
+        assert (loaded.last_step, loaded.durability) == (4, "memory")
         assert await adapter.snapshot("s") == (await adapter.info()).version
         await adapter.release_snapshot("s")
         assert (await client.info()).device == "cpu"

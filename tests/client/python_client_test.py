@@ -388,7 +388,7 @@ def test_stream_errors_are_typed(server: FakeWeftd, client: weft.Client) -> None
         list(client.sample_stream([1]))
 
 
-def test_a_load_brings_a_lost_adapter_back_to_its_tenant(
+def test_a_load_makes_a_lost_adapter_again_for_its_tenant_and_as_durable_as_asked(
     client: weft.Client,
 ) -> None:
     assert client.create_adapter("alone").info().tenant == "alone"
@@ -396,7 +396,11 @@ def test_a_load_brings_a_lost_adapter_back_to_its_tenant(
     assert adapter.info().tenant == "alice"
     adapter.save("one")
     client.delete_adapter("a")
-    assert adapter.load("one").tenant == "alice"
+    loaded = adapter.load("one", durability="checkpoint")
+    assert (loaded.tenant, loaded.durability) == ("alice", "checkpoint")
+    assert adapter.load("one", durability="step").durability == "checkpoint"
+    with pytest.raises(weft.InvalidArgument, match="durability is 'disk'"):
+        adapter.load("one", durability="disk")
 
 
 def test_moves_peft_folders(client: weft.Client, tmp_path: Path) -> None:
@@ -405,8 +409,11 @@ def test_moves_peft_folders(client: weft.Client, tmp_path: Path) -> None:
     weights = bytes(range(256)) * 9000
     (source / "adapter_config.json").write_text("{}")
     (source / "adapter_model.safetensors").write_bytes(weights)
-    adapter = client.import_adapter("moved", source, tenant="alice")
+    adapter = client.import_adapter(
+        "moved", source, tenant="alice", durability="checkpoint"
+    )
     assert adapter.info().tenant == "alice"
+    assert adapter.info().durability == "checkpoint"
     adapter.export(tmp_path / "out")
     out = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     assert out["adapter_model.safetensors"] == weights

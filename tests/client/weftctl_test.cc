@@ -111,7 +111,7 @@ TEST_F(WeftctlTest, ManagesAdapters) {
   EXPECT_THAT(err_.str(), HasSubstr("NOT_FOUND"));
 }
 
-TEST_F(WeftctlTest, GivesNewAdaptersTheirTenant) {
+TEST_F(WeftctlTest, GivesNewAdaptersTheirTenantAndDurability) {
   const std::filesystem::path folder =
       std::filesystem::path(::testing::TempDir()) / "weftctl_tenant";
   std::filesystem::create_directories(folder);
@@ -123,8 +123,15 @@ TEST_F(WeftctlTest, GivesNewAdaptersTheirTenant) {
       {"import", "imported", folder.string()},
       {"train", "trained", "--data", data, "--steps=1"}};
   for (std::vector<std::string> line : lines) {
-    line.emplace_back("--tenant=alice");
+    line.insert(line.end(), {"--tenant=alice", "--durability=checkpoint"});
     EXPECT_EQ(Run(line), 0) << err_.str();
+    line.back() = "--durability=disk";
+    EXPECT_EQ(Run(line), 2);
+    EXPECT_THAT(err_.str(), HasSubstr("--durability: 'disk'"));
+  }
+  for (const char* name : {"made", "imported", "trained"}) {
+    EXPECT_EQ(Run({"adapters", "get", name, "-o", "json"}), 0);
+    EXPECT_EQ(Json()["durability"], "DURABILITY_CHECKPOINT") << name;
   }
   EXPECT_EQ(Run({"adapters", "list"}), 0);
   for (const char* row :
@@ -133,9 +140,17 @@ TEST_F(WeftctlTest, GivesNewAdaptersTheirTenant) {
   }
   EXPECT_EQ(Run({"checkpoints", "save", "made", "one"}), 0);
   EXPECT_EQ(Run({"checkpoints", "load", "new", "one", "--source=made",
-                 "--tenant=alice", "-o", "json"}),
+                 "--tenant=alice", "--durability=step", "-o", "json"}),
             0);
   EXPECT_EQ(Json()["tenant"], "alice");
+  EXPECT_EQ(Json()["durability"], "DURABILITY_STEP");
+  EXPECT_EQ(Run({"checkpoints", "load", "new", "one", "--source=made",
+                 "--durability=memory", "-o", "json"}),
+            0);
+  EXPECT_EQ(Json()["durability"], "DURABILITY_STEP");
+  EXPECT_EQ(Run({"checkpoints", "load", "new", "one", "--durability", "disk"}),
+            2);
+  EXPECT_THAT(err_.str(), HasSubstr("--durability: 'disk'"));
 }
 
 TEST_F(WeftctlTest, TrainsANewAdapterAndThenGoesOn) {

@@ -7,14 +7,19 @@
 #include "tests/support/canned_results.h"
 
 namespace weft {
+namespace {
+
+Durability Resolved(Durability durability) {
+  return durability == Durability::kDefault ? Durability::kMemory : durability;
+}
+
+}  // namespace
 
 using dispatch::NoSuchAdapter;
 
 void CannedAdapters::Create(CreateAdapterRequest request,
                             Callback<AdapterInfo> done) {
-  if (request.durability == Durability::kDefault) {
-    request.durability = Durability::kMemory;
-  }
+  request.durability = Resolved(request.durability);
   const Callback<AdapterInfo> reply =
       dispatcher_.adapters().AnswerRepeats(request, std::move(done));
   Post(reply, [this, request = std::move(request), reply] {
@@ -49,7 +54,8 @@ void CannedAdapters::LoadNew(LoadCheckpointRequest request,
     NewAdapter made{.request = {.adapter_id = request.adapter_id,
                                 .tenant = request.tenant,
                                 .config = info->config},
-                    .adapter = {.config = info->config}};
+                    .adapter = {.config = info->config,
+                                .durability = Resolved(request.durability)}};
     if (!request.weights_only) {
       made.adapter.optim_steps = info->optim_steps;
       made.last_step = info->last_step;
@@ -64,7 +70,8 @@ void CannedAdapters::Import(ImportAdapterRequest request,
   Post(done, [this, request = std::move(request), done] {
     MakeWhenRoom({.request = {.adapter_id = request.adapter_id,
                               .tenant = request.tenant},
-                  .adapter = {.files = request.files}},
+                  .adapter = {.files = request.files,
+                              .durability = Resolved(request.durability)}},
                  done);
   });
 }

@@ -270,16 +270,23 @@ class AsyncAdapter:
         return await self._driver.run(self._core.save(name, overwrite, options))
 
     async def load(
-        self, name: str, source: str | None = None, weights_only: bool = False
+        self,
+        name: str,
+        source: str | None = None,
+        weights_only: bool = False,
+        durability: str | None = None,
     ) -> AdapterInfo:
         """Replaces the adapter's state by a checkpoint and returns the new state.
 
         source: the adapter that saved the checkpoint; None means this one.
         weights_only: load no optimizer state, gradient or step number; these start
-        anew. A checkpoint of kind "sampler" loads only so. Raises NotFound if there is
-        no such checkpoint, FailedPrecondition while steps are in flight.
+        anew. A checkpoint of kind "sampler" loads only so. durability: as in
+        create_adapter, where the load makes the adapter again because the server has
+        lost it; an existing adapter keeps its own. Raises NotFound if there is no such
+        checkpoint, FailedPrecondition while steps are in flight.
         """
-        return await self._driver.run(self._core.load(name, source, weights_only))
+        operation = self._core.load(name, source, weights_only, durability)
+        return await self._driver.run(operation)
 
     async def snapshot(self, name: str) -> int:
         """Keeps the current weights under a name and returns their version. Later

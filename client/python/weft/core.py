@@ -150,7 +150,7 @@ class AdapterCore:
         )
 
     def load(
-        self, name: str, source: str | None, weights_only: bool
+        self, name: str, source: str | None, weights_only: bool, durability: str | None
     ) -> Operation[AdapterInfo]:
         """Builds a load. It has no number, because it replaces the numbering, and it
         may be repeated. It has no epoch, because it is the caller's wish to replace
@@ -165,6 +165,7 @@ class AdapterCore:
             name=name,
             weights_only=weights_only,
             tenant=self.tenant,
+            durability=convert.durability_name(durability),
         )
         reply = yield from self.caller.call(methods.LOAD_CHECKPOINT, request)
         info = convert.to_adapter_info(reply.message.adapter)
