@@ -73,6 +73,10 @@ Frontend::Frontend(const ServerOptions& options,
                    std::shared_ptr<prometheus::Registry> registry)
     : core_(options, registry.get()),
       registry_(std::move(registry)),
+      watchdog_trips_(
+          AddCounter(registry_.get(), "weft_watchdog_trips_total",
+                     "Times that liveness turned red because the engine thread "
+                     "had not moved for 15 minutes.")),
       process_collector_(std::make_shared<ProcessCollector>()) {
   core_.begin_drain = [this] { StartDraining(); };
 }
@@ -96,7 +100,7 @@ Frontend::MakeCredentials() {
   const ServerOptions& options = core_.options;
   std::shared_ptr<grpc::ServerCredentials> credentials;
   if (!options.tls_cert.empty()) {
-    WEFT_ASSIGN_OR_RETURN(tls_, TlsRotation::Start(options));
+    WEFT_ASSIGN_OR_RETURN(tls_, TlsRotation::Start(options, registry_.get()));
     credentials = tls_->MakeCredentials();
   } else if (!options.auth_tokens_file.empty()) {
     // With these plaintext credentials gRPC calls the authenticator, which it
@@ -224,6 +228,7 @@ void Frontend::UpdateLiveness(absl::Time now) {
     Log(live ? LogLevel::kInfo : LogLevel::kError,
         live ? "the engine moves again" : "the engine hangs",
         {{"heartbeat_age_seconds", absl::ToDoubleSeconds(age)}});
+    if (!live) watchdog_trips_.Increment();
   }
   SetLive(live);
 }

@@ -20,6 +20,7 @@
 #include "server/tinker/tinker_front.h"
 #include "server/tls.h"
 #include "src/config/options.h"
+#include "src/metrics/metrics.h"
 #include "src/metrics/process_collector.h"
 
 namespace weft {
@@ -65,7 +66,8 @@ class Frontend {
   // Serves with `engine`, which outlives Shutdown.
   void SetEngine(Engine* engine);
 
-  // Sets liveness from the engine's heartbeat at `now`. Call it periodically.
+  // Sets liveness from the engine's heartbeat at `now`, and counts how often it
+  // turns NOT_SERVING. Call it periodically.
   void UpdateLiveness(absl::Time now);
 
   // Turns readiness NOT_SERVING and refuses new work. May be repeated.
@@ -92,6 +94,7 @@ class Frontend {
   ServiceCore core_;
   // The metrics page holds the registry weakly.
   const std::shared_ptr<prometheus::Registry> registry_;
+  prometheus::Counter& watchdog_trips_;
   const absl::Time started_ = absl::Now();
   const std::shared_ptr<ProcessCollector> process_collector_;
   std::unique_ptr<TlsRotation> tls_;  // Null: plaintext.

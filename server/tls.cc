@@ -9,10 +9,13 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <ctime>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "grpcpp/security/tls_certificate_provider.h"
 #include "grpcpp/security/tls_credentials_options.h"
 #include "src/base/log.h"
@@ -48,13 +51,22 @@ absl::Status Bad(absl::string_view flag, absl::string_view problem) {
   return absl::FailedPreconditionError(absl::StrCat(flag, ": ", problem));
 }
 
+// Returns the time after which the certificate is not valid.
+absl::StatusOr<absl::Time> ExpiryOf(absl::string_view flag,
+                                    const X509* certificate) {
+  tm expiry{};
+  if (ASN1_TIME_to_tm(X509_get0_notAfter(certificate), &expiry) != 1) {
+    return Bad(flag, "the certificate's date of expiry is malformed");
+  }
+  return absl::FromTM(expiry, absl::UTCTimeZone());
+}
+
 absl::Status CheckDates(absl::string_view flag, const X509* certificate) {
   if (X509_cmp_current_time(X509_get0_notBefore(certificate)) > 0) {
     return Bad(flag, "the certificate is not valid yet");
   }
-  if (X509_cmp_current_time(X509_get0_notAfter(certificate)) < 0) {
-    return Bad(flag, "the certificate has expired");
-  }
+  WEFT_ASSIGN_OR_RETURN(const absl::Time expiry, ExpiryOf(flag, certificate));
+  if (expiry < absl::Now()) return Bad(flag, "the certificate has expired");
   return absl::OkStatus();
 }
 
@@ -111,9 +123,16 @@ absl::Status CheckTlsFiles(const TlsFiles& files) {
   return absl::OkStatus();
 }
 
+TlsRotation::TlsRotation(const ServerOptions& options,
+                         prometheus::Registry* registry)
+    : options_(options),
+      expiry_(AddGauge(
+          registry, "weft_tls_certificate_expiry_timestamp_seconds",
+          "Unix time after which the certificate in use is not valid.")) {}
+
 absl::StatusOr<std::unique_ptr<TlsRotation>> TlsRotation::Start(
-    const ServerOptions& options) {
-  std::unique_ptr<TlsRotation> rotation(new TlsRotation(options));
+    const ServerOptions& options, prometheus::Registry* registry) {
+  std::unique_ptr<TlsRotation> rotation(new TlsRotation(options, registry));
   WEFT_ASSIGN_OR_RETURN(rotation->current_, rotation->Read());
   WEFT_RETURN_IF_ERROR(CheckTlsFiles(rotation->current_));
   WEFT_RETURN_IF_ERROR(rotation->Publish(rotation->current_));
@@ -152,9 +171,13 @@ absl::StatusOr<TlsFiles> TlsRotation::Read() const {
 }
 
 absl::Status TlsRotation::Publish(const TlsFiles& files) {
+  WEFT_ASSIGN_OR_RETURN(
+      const absl::Time expiry,
+      ExpiryOf("--tls-cert", ReadCertificate(files.certificates).get()));
   // One file holds both, so that both change at once.
   WEFT_RETURN_IF_ERROR(
       Replace(absl::StrCat(files.key, "\n", files.certificates), &identity_));
+  expiry_.Set(static_cast<double>(absl::ToUnixSeconds(expiry)));
   if (files.client_ca.empty()) return absl::OkStatus();
   return Replace(files.client_ca, &client_ca_);
 }

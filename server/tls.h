@@ -14,6 +14,7 @@
 #include "src/base/mutex.h"
 #include "src/config/options.h"
 #include "src/files/file_io.h"
+#include "src/metrics/metrics.h"
 
 namespace weft {
 
@@ -35,9 +36,11 @@ struct TlsFiles {
 // order.
 class TlsRotation {
  public:
-  // Errors: those of CheckTlsFiles; NOT_FOUND and INTERNAL, naming the flag.
+  // The registry, which outlives the object, gets the expiry of the certificate
+  // in use. Errors: those of CheckTlsFiles; NOT_FOUND and INTERNAL, naming the
+  // flag.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<TlsRotation>> Start(
-      const ServerOptions& options);
+      const ServerOptions& options, prometheus::Registry* registry);
 
   // Returns credentials for mutual TLS if --tls-client-ca is set, otherwise for
   // TLS.
@@ -45,14 +48,15 @@ class TlsRotation {
       const;
 
  private:
-  explicit TlsRotation(const ServerOptions& options) : options_(options) {}
+  TlsRotation(const ServerOptions& options, prometheus::Registry* registry);
 
   [[nodiscard]] absl::StatusOr<TlsFiles> Read() const;
-  // Makes gRPC use these files.
+  // Makes gRPC use these files, which passed CheckTlsFiles.
   [[nodiscard]] absl::Status Publish(const TlsFiles& files);
   void Reload();
 
   const ServerOptions options_;
+  prometheus::Gauge& expiry_;
   TlsFiles current_;  // After Start, only the poller's thread uses this member.
   // The files that gRPC reads. They are in memory, so that a key always matches
   // its certificate and no copy of the key reaches a disk.

@@ -169,6 +169,7 @@ absl::Status AdapterIo::Write(const AdapterCopy& adapter, bool overwrite,
       WriteDurableFolder(parent, info->name, folder,
                          overwrite || IsExpired(info->adapter_id, info->name)));
   next_expiry_ = std::min(next_expiry_, info->expires_at);
+  sizes_[{info->adapter_id, info->name}] = info->size_bytes;
   return absl::OkStatus();
 }
 

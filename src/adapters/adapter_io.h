@@ -12,8 +12,10 @@
 #define WEFT_SRC_ADAPTERS_ADAPTER_IO_H_
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -89,10 +91,13 @@ class AdapterIo {
   [[nodiscard]] absl::Status NameOthers(const absl::Status& status,
                                         const std::string& adapter_id) const;
   [[nodiscard]] absl::Status Delete(const std::string& adapter_id,
-                                    const std::string& name) const;
-  // Deletes the checkpoints that have expired. It reads the folders only when
-  // one is due, so it may be called often.
+                                    const std::string& name);
+  // Deletes the checkpoints that have expired. It reads the folders only in the
+  // first call and when one is due, so it may be called often.
   void DeleteExpired();
+  // Returns the bytes of all checkpoints, without reading the folders. The
+  // first call of DeleteExpired counts those of earlier processes.
+  [[nodiscard]] uint64_t stored_bytes() const;
 
   [[nodiscard]] PeftFiles Export(const LoraConfig& config,
                                  const std::vector<float>& weights) const;
@@ -107,7 +112,7 @@ class AdapterIo {
       const SaveCheckpointRequest& request, const AdapterCopy& adapter) const;
   // Deletes the oldest checkpoints of the adapter that have the kind of `saved`
   // so that `count` remain, among them `saved`.
-  void KeepNewest(const CheckpointInfo& saved, uint64_t count) const;
+  void KeepNewest(const CheckpointInfo& saved, uint64_t count);
   // Returns all checkpoints as List does, with those that have expired.
   [[nodiscard]] std::vector<CheckpointInfo> ListAll(
       const std::string& adapter_id) const;
@@ -125,6 +130,8 @@ class AdapterIo {
   const uint64_t disk_reserve_;
   // No checkpoint expires before this time.
   absl::Time next_expiry_ = absl::InfinitePast();
+  // Bytes of the checkpoints, by adapter and name.
+  std::map<std::pair<std::string, std::string>, uint64_t> sizes_;
 };
 
 }  // namespace weft::engine

@@ -8,6 +8,7 @@
 #include "absl/time/clock.h"
 #include "src/adapters/adapter_io.h"
 #include "src/base/log.h"
+#include "src/base/status_macros.h"
 #include "src/files/durable_folder.h"
 
 namespace weft::engine {
@@ -106,7 +107,9 @@ void AdapterIo::DeleteExpired() {
   const absl::Time now = absl::Now();
   if (now < next_expiry_) return;
   next_expiry_ = absl::InfiniteFuture();
+  sizes_.clear();
   for (const CheckpointInfo& info : ListAll("")) {
+    sizes_[{info.adapter_id, info.name}] = info.size_bytes;
     if (info.expires_at > now) {
       next_expiry_ = std::min(next_expiry_, info.expires_at);
       continue;
@@ -124,11 +127,19 @@ void AdapterIo::DeleteExpired() {
 }
 
 absl::Status AdapterIo::Delete(const std::string& adapter_id,
-                               const std::string& name) const {
-  return RemoveDurableFolder(AdapterDir(adapter_id), name);
+                               const std::string& name) {
+  WEFT_RETURN_IF_ERROR(RemoveDurableFolder(AdapterDir(adapter_id), name));
+  sizes_.erase({adapter_id, name});
+  return absl::OkStatus();
 }
 
-void AdapterIo::KeepNewest(const CheckpointInfo& saved, uint64_t count) const {
+uint64_t AdapterIo::stored_bytes() const {
+  uint64_t bytes = 0;
+  for (const auto& [checkpoint, size] : sizes_) bytes += size;
+  return bytes;
+}
+
+void AdapterIo::KeepNewest(const CheckpointInfo& saved, uint64_t count) {
   uint64_t kept = 1;  // `saved`.
   for (const CheckpointInfo& other : ListAll(saved.adapter_id)) {
     if (other.kind != saved.kind || other.name == saved.name) continue;

@@ -27,8 +27,8 @@ namespace {
 // heartbeat's age.
 constexpr absl::Duration kIdleWait = absl::Milliseconds(200);
 
-// How often expired checkpoints are looked for.
-constexpr absl::Duration kExpiryInterval = absl::Seconds(1);
+// How often the I/O thread looks at the disks.
+constexpr absl::Duration kDiskInterval = absl::Seconds(1);
 
 // The thread's name in `top -H`. The compute threads inherit it.
 constexpr const char* kThreadName = "weft-engine";
@@ -265,7 +265,7 @@ void EngineImpl::Loop() {
     const profile::Span span("wait for work");
     return dispatcher_.Next(sample_loop_.active(), kIdleWait);
   };
-  absl::Time next_expiry_check = absl::InfinitePast();
+  absl::Time next_disk_check = absl::InfinitePast();
   while (std::optional<dispatch::Work> work = next_work()) {
     const absl::Time start = absl::Now();
     Run(*work);
@@ -273,9 +273,13 @@ void EngineImpl::Loop() {
                          std::holds_alternative<dispatch::RunStep>(*work);
     if (trained) recorder_.AddCost(absl::Now() - start);
     snapshots_.GoOn();
-    if (start >= next_expiry_check) {
-      next_expiry_check = start + kExpiryInterval;
-      context_.PostIo([this] { adapter_io_.DeleteExpired(); });
+    if (start >= next_disk_check) {
+      next_disk_check = start + kDiskInterval;
+      context_.PostIo([this] {
+        adapter_io_.DeleteExpired();
+        probe_.SetStoredCheckpoints(adapter_io_.stored_bytes());
+        parts_.disks->Refresh();
+      });
     }
     probe_.Heartbeat();
     profile_.BetweenWork(

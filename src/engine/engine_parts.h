@@ -8,6 +8,7 @@
 
 #include "src/config/options.h"
 #include "src/executor/executor.h"
+#include "src/files/disk_metrics.h"
 #include "src/files/spill_folder.h"
 #include "src/journal/state_folder.h"
 #include "src/model/decoder.h"
@@ -29,6 +30,7 @@ struct EngineParts {
   std::unique_ptr<sampling::TokenBytes> token_bytes;
   std::string model_name;
   std::string model_fingerprint;
+  std::unique_ptr<DiskMetrics> disks;
   std::unique_ptr<SpillFolder> spill;
   std::optional<MemorySplit> memory;            // On CUDA.
   std::unique_ptr<journal::StateFolder> state;  // Null without --state-dir.

@@ -72,6 +72,22 @@ EngineInfo MakeInfo(const EngineOptions& options, const model::Decoder& decoder,
       .has_byte_decoder = has_byte_decoder};
 }
 
+// Returns the metrics of the disks on which the engine writes, with values, so
+// that no scrape of a serving engine misses them.
+std::unique_ptr<DiskMetrics> MakeDiskMetrics(const EngineOptions& options,
+                                             const SpillFolder& spill,
+                                             prometheus::Registry* registry) {
+  std::vector<WatchedFolder> folders = {
+      {.label = "checkpoints", .path = options.checkpoint_dir},
+      {.label = "spill", .path = spill.path()}};
+  if (!options.state_dir.empty()) {
+    folders.push_back({.label = "state", .path = options.state_dir});
+  }
+  auto disks = std::make_unique<DiskMetrics>(registry, std::move(folders));
+  disks->Refresh();
+  return disks;
+}
+
 absl::Status PrepareDirectory(const std::string& path) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
@@ -112,6 +128,7 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
       .links = std::move(rank.links),
       .device = std::move(rank.device),
       .decoder = std::move(rank.decoder),
+      .disks = MakeDiskMetrics(chosen, spill, registry),
       .spill = std::make_unique<SpillFolder>(std::move(spill)),
       .memory = rank.memory,
       .state = std::move(state)};

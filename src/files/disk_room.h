@@ -10,15 +10,20 @@
 
 namespace weft {
 
-// Returns the bytes that are free, for a process that does not run as root, in
-// the file system of the folder `path`. Errors: those of ErrnoStatus, which
-// name `what`.
-[[nodiscard]] absl::StatusOr<uint64_t> FreeBytes(const std::string& path,
-                                                 const std::string& what);
+// Bytes of a file system, for a process that does not run as root.
+struct DiskRoom {
+  uint64_t free = 0;
+  uint64_t size = 0;  // Free bytes and those in use.
+};
+
+// Reads the room of the file system that holds the folder `path`. Errors: those
+// of ErrnoStatus, which name `what`.
+[[nodiscard]] absl::StatusOr<DiskRoom> ReadDiskRoom(const std::string& path,
+                                                    const std::string& what);
 
 // Returns RESOURCE_EXHAUSTED if fewer than `reserve` bytes are free after
 // `bytes` were written to the folder `path`. Without a reserve everything has
-// room. Errors also: those of FreeBytes.
+// room. Errors also: those of ReadDiskRoom.
 [[nodiscard]] absl::Status CheckDiskRoom(const std::string& path,
                                          const std::string& what,
                                          uint64_t bytes, uint64_t reserve);

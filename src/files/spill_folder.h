@@ -43,6 +43,7 @@ class SpillFolder {
       const std::string& name,
       const std::vector<std::span<float>>& blocks) const;
   [[nodiscard]] absl::Status Remove(const std::string& name) const;
+  [[nodiscard]] const std::string& path() const { return path_; }
 
  private:
   SpillFolder(std::string path, UniqueFd dir)

@@ -70,7 +70,7 @@ class StateFolder {
                                  const std::set<std::string>& keep_images);
 
   // Returns RESOURCE_EXHAUSTED if fewer than `reserve` bytes are free. Errors
-  // also: those of FreeBytes (disk_room.h).
+  // also: those of ReadDiskRoom (disk_room.h).
   [[nodiscard]] absl::Status CheckRoom(uint64_t reserve) const;
 
   // Returns the first sequence of each segment, ascending.

@@ -109,7 +109,9 @@ EngineProbe::EngineProbe(prometheus::Registry* registry)
                           StepBuckets(), "op", {"save", "load"}),
       last_checkpoint_(
           AddGauge(registry, "weft_checkpoint_last_success_timestamp_seconds",
-                   "Unix time of the last checkpoint written; 0: none.")) {}
+                   "Unix time of the last checkpoint written; 0: none.")),
+      stored_checkpoints_(AddGauge(registry, "weft_checkpoint_store_bytes",
+                                   "Bytes of all checkpoints.")) {}
 
 void EngineProbe::Heartbeat() {
   const absl::Time now = absl::Now();
@@ -203,6 +205,10 @@ void EngineProbe::ObserveCheckpoint(std::string_view op, bool ok,
   checkpoints_[2 * is_load + (ok ? 0 : 1)].Increment();
   checkpoint_seconds_[is_load].Observe(absl::ToDoubleSeconds(elapsed));
   if (ok && is_load == 0) last_checkpoint_.SetToCurrentTime();
+}
+
+void EngineProbe::SetStoredCheckpoints(uint64_t bytes) {
+  stored_checkpoints_.Set(static_cast<double>(bytes));
 }
 
 }  // namespace weft::engine

@@ -49,6 +49,7 @@ class EngineProbe {
   void SetDeviceMemory(int64_t total, int64_t reserved, int64_t allocated);
   // `op` is "save" or "load".
   void ObserveCheckpoint(std::string_view op, bool ok, absl::Duration elapsed);
+  void SetStoredCheckpoints(uint64_t bytes);
 
  private:
   std::atomic<int64_t> last_heartbeat_ns_{absl::GetCurrentTimeNanos()};
@@ -81,6 +82,7 @@ class EngineProbe {
   LabelledCounters checkpoints_;
   LabelledHistograms checkpoint_seconds_;
   prometheus::Gauge& last_checkpoint_;
+  prometheus::Gauge& stored_checkpoints_;
 };
 
 }  // namespace weft::engine

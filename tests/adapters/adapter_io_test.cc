@@ -479,6 +479,47 @@ TEST_F(AdapterIoTest, ASaveLeavesTheReserveOfTheDisk) {
   EXPECT_THAT(Names(), ::testing::IsEmpty());
 }
 
+TEST_F(AdapterIoTest, KnowsTheBytesOfAllCheckpoints) {
+  const auto listed = [this] {
+    uint64_t bytes = 0;
+    const auto infos = io_.List("");
+    EXPECT_THAT(infos, IsOk());
+    for (const CheckpointInfo& info : *infos) bytes += info.size_bytes;
+    return bytes;
+  };
+  io_.DeleteExpired();
+  EXPECT_EQ(io_.stored_bytes(), 0);
+  const auto first = SaveAs({.adapter_id = "a", .name = "c1"});
+  ASSERT_THAT(first, IsOk());
+  EXPECT_EQ(io_.stored_bytes(), first->size_bytes);
+  // A smaller checkpoint takes the place of a larger one.
+  ASSERT_THAT(SaveAs({.adapter_id = "a",
+                      .name = "c1",
+                      .overwrite = true,
+                      .kind = CheckpointKind::kSampler}),
+              IsOk());
+  EXPECT_LT(io_.stored_bytes(), first->size_bytes);
+  ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "c2"}), IsOk());
+  ASSERT_THAT(SaveAs({.adapter_id = "b", .name = "c2"}), IsOk());
+  const auto files = io_.Download("a", "c2");
+  ASSERT_THAT(files, IsOk());
+  ASSERT_THAT(io_.Upload({.adapter_id = "d", .name = "up", .files = *files}),
+              IsOk());
+  EXPECT_EQ(io_.stored_bytes(), listed());
+  ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "c3", .keep_newest = 1}),
+              IsOk());
+  EXPECT_THAT(io_.Delete("d", "up"), IsOk());
+  EXPECT_EQ(io_.stored_bytes(), listed());
+  // The next process counts what is there, but for what it deletes at once.
+  ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "over", .ttl_seconds = 60}),
+              IsOk());
+  EditFields("over", kLongAgo);
+  AdapterIo next(folder_, kBase);
+  next.DeleteExpired();
+  EXPECT_EQ(next.stored_bytes(), listed());
+  EXPECT_GT(next.stored_bytes(), 0);
+}
+
 TEST_F(AdapterIoTest, KeepsTheNewestOfAKind) {
   for (const char* name : {"c1", "c2", "c3"}) {
     ASSERT_THAT(SaveAs({.adapter_id = "a", .name = name}), IsOk());

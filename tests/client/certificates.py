@@ -33,7 +33,7 @@ def _openssl(*words: object) -> None:
 def make_authority(folder: Path, name: str) -> Pair:
     pair = Pair(folder / f"{name}.pem", folder / f"{name}.key")
     _openssl(
-        *("req", "-x509", *_KEY, "-days", 2, "-subj", f"/CN={name}"),
+        *("req", "-x509", *_KEY, "-days", 30, "-subj", f"/CN={name}"),
         *("-keyout", pair.key, "-out", pair.certificate),
     )
     return pair
@@ -46,7 +46,7 @@ def make_identity(folder: Path, name: str, authority: Pair) -> Pair:
     extensions.write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
     _openssl("req", *_KEY, "-subj", f"/CN={name}", "-keyout", pair.key, "-out", request)
     _openssl(
-        *("x509", "-req", "-in", request, "-days", 2, "-extfile", extensions),
+        *("x509", "-req", "-in", request, "-days", 30, "-extfile", extensions),
         *("-CA", authority.certificate, "-CAkey", authority.key, "-CAcreateserial"),
         *("-out", pair.certificate),
     )

@@ -11,6 +11,7 @@ import pytest
 
 _ORACLE = Path(__file__).resolve().parents[1] / "oracle"
 sys.path.insert(0, str(_ORACLE))
+sys.path.append(str(_ORACLE.parent / "client"))
 
 # Both folders have a conftest.py, so that one is loaded under another name.
 _spec = importlib.util.spec_from_file_location("fixtures", _ORACLE / "conftest.py")

@@ -93,6 +93,8 @@ class OutOfMemoryTest : public ::testing::Test {
                     .kv_cache_bytes = 1 << 16},
         .device = std::make_unique<ToldDevice>(&device_),
         .decoder = std::make_unique<model::Decoder>(MakeDecoder(kLayers)),
+        .disks = std::make_unique<DiskMetrics>(registry_.get(),
+                                               std::vector<WatchedFolder>()),
         .spill = std::make_unique<SpillFolder>(
             *SpillFolder::Open(folder_ / ".spill"))};
     engine_ = std::make_unique<EngineImpl>(std::move(parts), registry_.get());

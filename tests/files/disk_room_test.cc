@@ -23,7 +23,7 @@ TEST(DiskRoomTest, BytesAndReserveMustFit) {
 }
 
 TEST(DiskRoomTest, AnErrorNamesTheFolder) {
-  EXPECT_THAT(FreeBytes("/no/such/folder", "the checkpoints").status(),
+  EXPECT_THAT(ReadDiskRoom("/no/such/folder", "the checkpoints").status(),
               IsStatus(absl::StatusCode::kNotFound,
                        "reading the free room of the checkpoints"));
   ScopedFailpoints fail("files.free_bytes=err(EIO)");

@@ -51,10 +51,18 @@ def free_port() -> int:
 
 
 class Daemon:
-    """One weftd process. `address` and `metrics_address` are HOST:PORT."""
+    """One weftd process. `address` and `metrics_address` are HOST:PORT.
+
+    authority: signs the certificate that the flags give; None: plaintext.
+    """
 
     def __init__(
-        self, model: Path, folder: Path, *flags: str, program: Path | None = None
+        self,
+        model: Path,
+        folder: Path,
+        *flags: str,
+        program: Path | None = None,
+        authority: Path | None = None,
     ):
         folder.mkdir(parents=True, exist_ok=True)
         self.checkpoint_dir = folder / "checkpoints"
@@ -72,6 +80,7 @@ class Daemon:
             *flags,
         ]
         self._process: subprocess.Popen[bytes] | None = None
+        self._authority = None if authority is None else authority.read_bytes()
         self.address = ""
         self.metrics_address = ""
 
@@ -103,7 +112,7 @@ class Daemon:
         LIVE.append(self)
         limit = time.monotonic() + START_SECONDS
         self._wait_for_ports(limit)
-        with grpc.insecure_channel(self.address) as channel:
+        with self._channel() as channel:
             check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
                 "/grpc.health.v1.Health/Check"
             )
@@ -119,7 +128,9 @@ class Daemon:
     def client(self, **options: Any) -> Any:
         import weft
 
-        return weft.Client(self.address, **{"timeout": 300.0, **options})
+        security = weft.Security(root_certificates=self._authority)
+        defaults = {"timeout": 300.0, "security": security}
+        return weft.Client(self.address, **{**defaults, **options})
 
     def scrape(self) -> str:
         """Returns the text of the metrics page."""
@@ -204,6 +215,12 @@ class Daemon:
                 return int(line.split()[1]) * 1024
         raise AssertionError("no VmHWM in /proc/PID/status")
 
+    def _channel(self) -> grpc.Channel:
+        if self._authority is None:
+            return grpc.insecure_channel(self.address)
+        credentials = grpc.ssl_channel_credentials(self._authority)
+        return grpc.secure_channel(self.address, credentials)
+
     def _wait_for_ports(self, limit: float) -> None:
         while True:
             if self._port_file.exists():
@@ -240,9 +257,11 @@ def num_devices() -> int:
 
 
 @contextmanager
-def running(model: Path, folder: Path, *flags: str) -> Iterator[Daemon]:
+def running(
+    model: Path, folder: Path, *flags: str, authority: Path | None = None
+) -> Iterator[Daemon]:
     """A serving daemon that must end cleanly on SIGTERM afterwards."""
-    daemon = Daemon(model, folder, *flags)
+    daemon = Daemon(model, folder, *flags, authority=authority)
     daemon.start()
     try:
         yield daemon

@@ -95,16 +95,20 @@ TEST_F(FrontendTest, LivenessFollowsTheHeartbeat) {
   engine_.HangSince(now);
   frontend_->UpdateLiveness(now + kHeartbeatLimit);
   EXPECT_EQ(Health("liveness"), kServing);
+  EXPECT_EQ(MetricValue("weft_watchdog_trips_total"), 0);
   frontend_->UpdateLiveness(now + kHeartbeatLimit + absl::Seconds(1));
   EXPECT_EQ(Health("liveness"), kNotServing);
   EXPECT_EQ(Health("weft.v1.TrainingService"), kServing);
   frontend_->StartDraining();
   frontend_->UpdateLiveness(now + kHeartbeatLimit + absl::Seconds(2));
   EXPECT_EQ(Health("liveness"), kNotServing);
+  // One hang counts once.
+  EXPECT_EQ(MetricValue("weft_watchdog_trips_total"), 1);
   // The engine continues, because it only ran a long step.
   engine_.HangSince(std::nullopt);
   frontend_->UpdateLiveness(absl::Now());
   EXPECT_EQ(Health("liveness"), kServing);
+  EXPECT_EQ(MetricValue("weft_watchdog_trips_total"), 1);
 }
 
 TEST_F(FrontendTest, WhileStartingOnlyGetInfoAnswers) {
@@ -231,6 +235,8 @@ TEST_F(FrontendTest, MetricsPagePassesPromtool) {
   const std::string page = Scrape();
   EXPECT_THAT(page, HasSubstr("process_resident_memory_bytes"));
   EXPECT_THAT(page, HasSubstr("weft_build_info"));
+  // 0 would mean a certificate that has expired.
+  EXPECT_THAT(page, ::testing::Not(HasSubstr("weft_tls_certificate")));
   std::ofstream(path) << page;
   const std::string command = "promtool check metrics < " + path;
   EXPECT_EQ(std::system(command.c_str()), 0);

@@ -51,6 +51,13 @@ class TlsTest : public ServerTest {
                     "liveness");
   }
 
+  // Returns the days until the expiry on the metrics page.
+  double DaysLeft() const {
+    return (MetricValue("weft_tls_certificate_expiry_timestamp_seconds") -
+            absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch())) /
+           86400;
+  }
+
   static constexpr int kNoConnection =
       -static_cast<int>(grpc::StatusCode::UNAVAILABLE);
 
@@ -81,14 +88,17 @@ TEST_F(TlsTest, MutualTlsWantsACertificateOfItsAuthority) {
 
 TEST_F(TlsTest, NewFilesServeNewConnectionsWithoutARestart) {
   StartServer(TlsOptions(MakeIdentity(authority_, "server")));
+  EXPECT_NEAR(DaysLeft(), 1, 0.01);
   const Identity next = MakeAuthority("second");
-  const Identity renewed = MakeIdentity(next, "server");
+  const Identity renewed = MakeIdentity(next, "server", /*days=*/30);
   // A new key without its certificate changes nothing, however long it waits.
   Write("key.pem", renewed.key);
   absl::SleepFor(absl::Milliseconds(1800));
   EXPECT_EQ(Health(authority_), kServing);
+  EXPECT_NEAR(DaysLeft(), 1, 0.01);
   Write("cert.pem", renewed.certificate);
   EXPECT_TRUE(Eventually([&] { return Health(next) == kServing; }));
+  EXPECT_NEAR(DaysLeft(), 30, 0.01);
   EXPECT_EQ(Health(authority_), kNoConnection);
 }
 
