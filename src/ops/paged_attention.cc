@@ -228,11 +228,49 @@ at::Tensor RowsWithSlots(const at::Tensor& slots_T) {
   return ToDevice(rows, slots_T.device());
 }
 
+// Does it row by row. LibTorch's indexed copy takes longer to set up than a
+// decode step's rows take to copy.
+void WriteRowsCpu(const at::Tensor& x_TKC, const at::Tensor& slots_T,
+                  const at::Tensor& pages_PSKC) {
+  const int64_t heads = x_TKC.size(1), features = x_TKC.size(2);
+  const int64_t num_slots = pages_PSKC.size(0) * pages_PSKC.size(1);
+  const int64_t* slots = slots_T.const_data_ptr<int64_t>();
+  const auto* from = x_TKC.const_data_ptr<float>();
+  auto* to = pages_PSKC.mutable_data_ptr<float>();
+  at::parallel_for(0, x_TKC.size(0), RowGrain(heads * features),
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t t = begin; t < end; ++t) {
+                       if (slots[t] < 0) continue;
+                       TORCH_CHECK(slots[t] < num_slots, "slots_T names slot ",
+                                   slots[t], " of ", num_slots);
+                       for (int64_t m = 0; m < heads; ++m) {
+                         std::copy_n(
+                             from + t * x_TKC.stride(0) + m * x_TKC.stride(1),
+                             features, to + (slots[t] * heads + m) * features);
+                       }
+                     }
+                   });
+}
+
+bool TakesRowsCpu(const at::Tensor& x_TKC, const at::Tensor& slots_T,
+                  const at::Tensor& pages_PSKC) {
+  return HasCpuKernel(x_TKC) && HasCpuKernel(pages_PSKC) &&
+         x_TKC.stride(2) == 1 && pages_PSKC.is_contiguous() &&
+         slots_T.is_contiguous() && slots_T.numel() == x_TKC.size(0) &&
+         x_TKC.sizes().slice(1) == pages_PSKC.sizes().slice(2);
+}
+
 }  // namespace
 
 void WriteKvPages(const at::Tensor& k_TKC, const at::Tensor& v_TKC,
                   const at::Tensor& slots_T, at::Tensor& k_pages_PSKC,
                   at::Tensor& v_pages_PSKC) {
+  if (TakesRowsCpu(k_TKC, slots_T, k_pages_PSKC) &&
+      TakesRowsCpu(v_TKC, slots_T, v_pages_PSKC)) {
+    WriteRowsCpu(k_TKC, slots_T, k_pages_PSKC);
+    WriteRowsCpu(v_TKC, slots_T, v_pages_PSKC);
+    return;
+  }
   const at::Tensor rows = RowsWithSlots(slots_T);
   const auto write = [&](const at::Tensor& x_TKC, at::Tensor& pages_PSKC) {
     at::Tensor slots = pages_PSKC.flatten(0, 1);
