@@ -5,13 +5,14 @@
 // per second of both, and the bytes that an iteration must read: weights once,
 // and keys and values of every sequence; an expert only if a token chose it.
 // Weights are random if MODEL_DIR has only config.json. It also has the rate of
-// memory in the same run. On a CPU it is the rate at which the same threads
-// read plain memory; on a device it is that of reading or copying.
+// memory in the same run. On a CPU it is the rate at which the same threads get
+// the lines of memory; on a device it is that of reading or copying.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <exception>
@@ -23,7 +24,9 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "absl/types/span.h"
 #include "prometheus/registry.h"
+#include "src/base/huge_pages.h"
 #include "src/decode/sample_loop.h"
 #include "src/model/decoder.h"
 #include "src/model/decoder_weights.h"
@@ -86,25 +89,23 @@ void ReadDeviceMemory(const at::Tensor& memory, int64_t times,
 void ReadMemory(const at::Tensor& memory, int64_t times,
                 std::vector<double>* rates) {
   if (memory.is_cuda()) return ReadDeviceMemory(memory, times, rates);
-  // The sums of whole cache lines are independent, so that threads wait only
-  // for memory.
-  typedef int64_t Line __attribute__((vector_size(64)));
-  constexpr int64_t kLines = 4;
-  const auto* data = static_cast<const Line*>(memory.const_data_ptr());
-  const int64_t blocks =
-      static_cast<int64_t>(memory.nbytes() / sizeof(Line)) / kLines;
+  // One number of each cache line is enough, so that threads wait only for
+  // memory, whatever the width of their registers.
+  constexpr int64_t kLineNumbers = 8;
+  constexpr int64_t kAhead = 128 * kLineNumbers;
+  const auto* data = memory.const_data_ptr<int64_t>();
+  const int64_t lines = memory.numel() / kLineNumbers;
   for (int64_t time = 0; time < times; ++time) {
     const auto start = std::chrono::steady_clock::now();
-    at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
-      Line sums[kLines] = {};
-      for (int64_t block = begin; block < end; ++block) {
-        for (int64_t i = 0; i < kLines; ++i)
-          sums[i] += data[block * kLines + i];
+    at::parallel_for(0, lines, 1, [&](int64_t begin, int64_t end) {
+      int64_t sum = 0;
+      for (int64_t line = begin; line < end; ++line) {
+        __builtin_prefetch(data + line * kLineNumbers + kAhead);
+        sum += data[line * kLineNumbers];
       }
       volatile int64_t keep = 0;
-      for (const Line& sum : sums) {
-        for (int lane = 0; lane < 8; ++lane) keep = keep + sum[lane];
-      }
+      keep = sum;
+      static_cast<void>(keep);
     });
     rates->push_back(static_cast<double>(memory.nbytes()) /
                      SecondsSince(start));
@@ -254,8 +255,14 @@ void Run(const Arguments& arguments) {
   const weft::lora::ExpertShape& experts = config.moe.shape;
   const int64_t all_bytes =
       common_bytes + expert_bytes * experts.count * experts.num_layers();
-  const at::Tensor memory =
-      at::ones({all_bytes / 8}, at::dtype(at::kLong).device(arguments.device));
+  at::Tensor memory =
+      at::empty({all_bytes / 8}, at::dtype(at::kLong).device(arguments.device));
+  // The weights are in huge pages, too.
+  if (memory.is_cpu()) {
+    weft::PreferHugePages(absl::MakeSpan(
+        static_cast<std::byte*>(memory.mutable_data_ptr()), memory.nbytes()));
+  }
+  memory.fill_(1);
   std::vector<double> rates;
   ReadMemory(memory, arguments.tokens, &rates);
   const auto [seconds, experts_per_iteration] = Decode(decoder, arguments);
