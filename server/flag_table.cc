@@ -109,8 +109,8 @@ std::vector<Flag> AdapterFlags() {
                "set-aside. Adapters that are not damaged are kept.",
                "NAME,..."),
       MakeFlag(kGroup, "disk-reserve-bytes", WEFT_ENGINE(disk_reserve_bytes),
-               "Free bytes that saves and new work leave on the disks of both "
-               "folders. Below it they are refused. 0: no reserve.",
+               "Free bytes below which saves (on the disk of checkpoints) and "
+               "new work (on that of the log) are refused. 0: no reserve.",
                "BYTES"),
       MakeFlag(kGroup, "snapshot-log-bytes", WEFT_ENGINE(snapshot_log_bytes),
                "A snapshot cuts the log when it has grown by so much.",

@@ -160,14 +160,17 @@ absl::Status AdapterIo::Write(const AdapterCopy& adapter, bool overwrite,
     return absl::InternalError(
         absl::StrCat("making the adapter's folder: ", error.message()));
   }
-  const absl::Status room =
+  absl::Status written =
       CheckDiskRoom(parent, "the checkpoints", info->size_bytes, disk_reserve_);
-  if (!room.ok()) {
-    return WithReason(room, {.name = "CHECKPOINT_DISK_FULL", .values = {}});
+  if (written.ok()) {
+    written = WriteDurableFolder(
+        parent, info->name, folder,
+        overwrite || IsExpired(info->adapter_id, info->name));
   }
-  WEFT_RETURN_IF_ERROR(
-      WriteDurableFolder(parent, info->name, folder,
-                         overwrite || IsExpired(info->adapter_id, info->name)));
+  if (absl::IsResourceExhausted(written)) {
+    return WithReason(written, {.name = "CHECKPOINT_DISK_FULL", .values = {}});
+  }
+  WEFT_RETURN_IF_ERROR(written);
   next_expiry_ = std::min(next_expiry_, info->expires_at);
   sizes_[{info->adapter_id, info->name}] = info->size_bytes;
   return absl::OkStatus();
@@ -235,7 +238,8 @@ std::optional<CheckpointInfo> AdapterIo::SavedBefore(
       request.ttl_seconds > 0
           ? absl::Seconds(static_cast<int64_t>(request.ttl_seconds))
           : absl::InfiniteDuration();
-  if (!info.ok() || !lora::CheckBaseModel(there->fields, base_).ok() ||
+  if (!info.ok() || info->expires_at <= absl::Now() ||
+      !lora::CheckBaseModel(there->fields, base_).ok() ||
       info->kind != request.kind || info->metadata != request.metadata ||
       info->expires_at != info->created_at + ttl ||
       info->last_step != adapter.last_step ||

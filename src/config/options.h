@@ -27,8 +27,8 @@ struct EngineOptions {
   // Folder of adapter checkpoints, created if missing. Empty: "checkpoints" in
   // the working directory.
   std::string checkpoint_dir;
-  // Free bytes that checkpoints and new work leave on the disks of
-  // `checkpoint_dir` and `state_dir`. They are for the log of accepted work.
+  // Free bytes below which saves (on the disk of `checkpoint_dir`) and new work
+  // (on that of `state_dir`) are refused. The log of accepted work uses them.
   int64_t disk_reserve_bytes = int64_t{512} << 20;
   // Folder for the log of all steps and for snapshots of the adapters. A
   // restarted server continues from it. Empty: a restart loses everything that

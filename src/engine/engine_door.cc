@@ -173,7 +173,7 @@ Activity EngineImpl::activity(const ActivityQuery& query) const {
   return dispatcher_.adapters().Watch(query);
 }
 
-// What makes room on the disk, or takes none, is accepted on a full one.
+// Deletions and downloads are accepted on a full disk.
 void EngineImpl::DeleteAdapter(std::string adapter_id, Callback<bool> done) {
   if (IsOpenFor(done)) manager_.Delete(std::move(adapter_id), std::move(done));
 }
@@ -199,7 +199,7 @@ void EngineImpl::DownloadCheckpoint(std::string adapter_id, std::string name,
 
 void EngineImpl::UploadCheckpoint(UploadCheckpointRequest request,
                                   Callback<CheckpointInfo> done) {
-  if (Admit(done)) {
+  if (IsOpenFor(done)) {
     manager_.UploadCheckpoint(std::move(request), std::move(done));
   }
 }

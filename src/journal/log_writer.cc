@@ -184,8 +184,10 @@ LogWriter::Work LogWriter::WaitForWork() {
     const Work work = NextWork();
     if (work != Work::kNone) return work;
     auto until = std::chrono::steady_clock::time_point::max();
-    if (!full_.ok()) until = retry_at_;
-    if (room_may_differ_) until = std::min(until, check_at_);
+    if (failure_.ok()) {
+      if (!full_.ok()) until = retry_at_;
+      if (room_may_differ_) until = std::min(until, check_at_);
+    }
     if (until == std::chrono::steady_clock::time_point::max()) {
       changed_.Wait(&mu_);
     } else {
@@ -216,8 +218,14 @@ LogWriter::Work LogWriter::NextWork() const {
 }
 
 void LogWriter::CheckRoom() {
-  const absl::Status room = folder_->CheckRoom(options_.disk_reserve_bytes);
+  absl::Status room = folder_->CheckRoom(options_.disk_reserve_bytes);
   MutexLock lock(&mu_);
+  if (!room.ok() && !absl::IsResourceExhausted(room)) {
+    // Nothing is known of the disk. Writes go on and meet its errors.
+    Log(LogLevel::kWarning, "the log's disk does not tell its free room",
+        {{"reason", room.message()}});
+    room = absl::OkStatus();
+  }
   if (room.ok() != reserve_.ok()) {
     Log(room.ok() ? LogLevel::kInfo : LogLevel::kError,
         room.ok() ? "the log's disk has its reserve again"

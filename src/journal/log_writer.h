@@ -3,10 +3,10 @@
 // the disk by one write and one sync (group commit).
 //
 // A full disk stalls the log: no record is lost, tasks wait, and the writer
-// tries again until there is room. Callers stop before that, because the log
-// counts as stalled when the disk's reserve is touched. Any other error of a
-// write, and every error of a sync, is final, because the kernel may have
-// dropped dirty pages. Only the next start can tell what is on disk.
+// tries again until there is room. The log counts as stalled as soon as the
+// disk has less room than its reserve, so that callers stop earlier. Any other
+// error of a write, and every error of a sync, is final, because the kernel may
+// have dropped dirty pages. Only the next start can tell what is on disk.
 //
 // Threads: any. Tasks run on the log's thread and must be short, because the
 // next group waits for them.
@@ -141,7 +141,7 @@ class LogWriter {
   uint64_t durable_sequence_ ABSL_GUARDED_BY(mu_);
   int64_t pending_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
-  // The disk's reserve, when it was looked at last.
+  // Whether the disk had its reserve at the last look.
   absl::Status reserve_ ABSL_GUARDED_BY(mu_);
   bool room_may_differ_ ABSL_GUARDED_BY(mu_) = true;  // Since that look.
   std::chrono::steady_clock::time_point check_at_ ABSL_GUARDED_BY(mu_);

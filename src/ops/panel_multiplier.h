@@ -15,8 +15,9 @@ namespace weft::ops {
 class PanelMultiplier {
  public:
   // Computes out = alpha a b, or adds it to out.
-  // Shapes:  a [M, K], b [K, N], out [M, N], f32 on the CPU, K >= 1. a and b
-  //          may be transposed views; elements of a row of out are adjacent.
+  // Shapes:  a [M, K], b [K, N], out [M, N], f32 on the CPU, K >= 1. a may
+  //          have any strides, one of b's is 1, and elements of a row of out
+  //          are adjacent.
   void Multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
                 bool adds, double alpha);
 

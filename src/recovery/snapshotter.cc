@@ -44,9 +44,12 @@ bool WorthLastSnapshot(absl::Duration replay, uint64_t bytes) {
 bool Snapshotter::IsDue() const {
   const EngineOptions& options = context_.options;
   const records::ReplayCost& cost = context_.recorder.cost();
-  return context_.recorder.recording() && absl::Now() >= not_before_ &&
-         (cost.bytes > static_cast<uint64_t>(options.snapshot_log_bytes) ||
-          cost.time > absl::Seconds(options.snapshot_replay_seconds));
+  if (!context_.recorder.recording() || absl::Now() < not_before_) return false;
+  // While new work is refused, a snapshot after a deletion makes room: it cuts
+  // the log and removes the images of adapters that are gone.
+  return cost.bytes > static_cast<uint64_t>(options.snapshot_log_bytes) ||
+         cost.time > absl::Seconds(options.snapshot_replay_seconds) ||
+         (cost.bytes > 0 && !context_.recorder.CheckRoom().ok());
 }
 
 uint64_t Snapshotter::ChangedBytes() const {

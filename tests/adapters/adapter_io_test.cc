@@ -17,7 +17,9 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "nlohmann/json.hpp"
+#include "src/base/reason.h"
 #include "src/peft/adapter_layout.h"
+#include "src/base/reason.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::engine {
@@ -470,9 +472,10 @@ TEST_F(AdapterIoTest, ASaveLeavesTheReserveOfTheDisk) {
   ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "c"}), IsOk());
   AdapterIo full(folder_, kBase, uint64_t{1} << 62);
   const AdapterCopy copy = CopyOf({.rank = 2, .alpha = 3});
-  EXPECT_THAT(full.Save({.adapter_id = "a", .name = "d"}, copy),
-              IsStatus(absl::StatusCode::kResourceExhausted,
-                       "--disk-reserve-bytes is 4611686018427387904"));
+  const auto refused = full.Save({.adapter_id = "a", .name = "d"}, copy);
+  EXPECT_THAT(refused, IsStatus(absl::StatusCode::kResourceExhausted,
+                                "--disk-reserve-bytes is 4611686018427387904"));
+  EXPECT_EQ(FindReason(refused.status())->name, "CHECKPOINT_DISK_FULL");
   // A call that was answered before needs no room.
   EXPECT_THAT(full.Save({.adapter_id = "a", .name = "c"}, copy), IsOk());
   EXPECT_THAT(full.Delete("a", "c"), IsOk());

@@ -180,11 +180,13 @@ def test_a_snapshot_that_failed_is_written_again(durable: Durable) -> None:
 
 
 def test_a_short_disk_refuses_new_work_but_no_deletion(durable: Durable) -> None:
-    daemon = durable.start()
+    daemon = durable.start(*SMALL_SNAPSHOTS)
     with daemon.client() as client:
         client.create_adapter("a", rank=4, seed=1).save("c")
         train(client, "a", 1)
+        wait_for_snapshot(durable, [])
     durable.restart("--disk-reserve-bytes", str(1 << 50))
+    assert durable.images
     repeated = optim("a", facts(durable, "a").last_step)
     assert durable.call(methods.OPTIM_STEP, repeated).code == "OK"
     create = adapters_pb2.CreateAdapterRequest(adapter_id="b", config={"rank": 4})
@@ -199,6 +201,11 @@ def test_a_short_disk_refuses_new_work_but_no_deletion(durable: Durable) -> None
     with durable.daemon.client() as client:
         client.delete_checkpoint("a", "c")
         client.delete_adapter("a")
+    # A snapshot after the deletion removes the adapter's image and cuts the log.
+    limit = time.monotonic() + 30
+    while durable.images:
+        assert time.monotonic() < limit, "the image stays"
+        time.sleep(0.02)
     daemon = durable.restart("--disk-reserve-bytes", "0")
     with daemon.client() as client:
         assert not client.checkpoints("a") and not client.adapters()

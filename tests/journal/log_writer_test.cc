@@ -1,9 +1,11 @@
 #include "src/journal/log_writer.h"
 
 #include <atomic>
+#include <ctime>
 #include <numeric>
 #include <thread>
 
+#include "absl/time/clock.h"
 #include "tests/journal/journal_folder.h"
 #include "tests/support/failpoints.h"
 
@@ -253,26 +255,58 @@ TEST_F(LogWriterTest, TriesAFullDiskOnceMoreAtTheEnd) {
 }
 
 TEST_F(LogWriterTest, IsWrittenButStalledWithoutTheReserve) {
+  TestLog log(
+      *folder_, 0,
+      {.disk_reserve_bytes = 1ULL << 62, .retry = absl::Milliseconds(5)});
+  ASSERT_TRUE(Eventually([&] { return !log->stalled().ok(); }));
+  EXPECT_THAT(log->stalled(), IsStatus(absl::StatusCode::kResourceExhausted,
+                                       "the disk of the state folder has"));
+  EXPECT_EQ(log.metrics().stalled.Value(), 1);
+  log->Append("0");
+  log.Flush();
+  EXPECT_EQ(log->durable_sequence(), 1);
+  EXPECT_FALSE(log->stalled().ok());
+  log.Close();
+  EXPECT_THAT(ReadLog(*folder_).records, ElementsAre("0"));
+}
+
+TEST_F(LogWriterTest, GoesOnWhenTheReserveIsThereAgain) {
+  TestLog log(*folder_, 0,
+              {.disk_reserve_bytes = 1, .retry = absl::Milliseconds(5)});
+  SetFailpoints("files.free_bytes=err(ENOSPC)");
+  log->Append("0");
+  ASSERT_TRUE(Eventually([&] { return !log->stalled().ok(); }));
+  SetFailpoints("");
+  EXPECT_TRUE(Eventually([&] { return log->stalled().ok(); }));
+  EXPECT_EQ(log.metrics().stalled.Value(), 0);
+}
+
+TEST_F(LogWriterTest, IsWrittenIfTheFreeRoomIsUnknown) {
+  SetFailpoints("files.free_bytes=err(EIO)");
   TestLog log(*folder_, 0,
               {.disk_reserve_bytes = 1, .retry = absl::Milliseconds(5)});
   log->Append("0");
   log.Flush();
+  EXPECT_TRUE(
+      Eventually([&] { return FailpointHits("files.free_bytes") > 0; }));
   EXPECT_THAT(log->stalled(), IsOk());
-  SetFailpoints("files.free_bytes=err(ENOSPC)");
-  log->Append("1");
-  ASSERT_TRUE(Eventually([&] { return !log->stalled().ok(); }));
-  EXPECT_THAT(log->stalled(), IsStatus(absl::StatusCode::kResourceExhausted,
-                                       "free room of the state folder"));
-  EXPECT_EQ(log.metrics().stalled.Value(), 1);
-  log->Append("2");
-  log.Flush();
-  EXPECT_EQ(log->durable_sequence(), 3);
-  EXPECT_FALSE(log->stalled().ok());
   SetFailpoints("");
-  EXPECT_TRUE(Eventually([&] { return log->stalled().ok(); }));
-  EXPECT_EQ(log.metrics().stalled.Value(), 0);
-  log.Close();
-  EXPECT_THAT(ReadLog(*folder_).records, ElementsAre("0", "1", "2"));
+}
+
+TEST_F(LogWriterTest, SleepsAfterAFinalError) {
+  TestLog log(*folder_, 0,
+              {.disk_reserve_bytes = 1, .retry = absl::Milliseconds(1)});
+  log->Append("0");
+  log.Flush();
+  SetFailpoints("journal.sync=err(EIO)");
+  log->Append("1");
+  ASSERT_TRUE(Eventually([&] { return !log->failure().ok(); }));
+  const std::clock_t start = std::clock();
+  absl::SleepFor(absl::Milliseconds(200));
+  const double busy =
+      static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+  EXPECT_LT(busy, 0.1);
+  SetFailpoints("");
 }
 
 TEST_F(LogWriterTest, CountsAsStalledWhenTooMuchWaits) {
