@@ -134,8 +134,8 @@ class Expert {
 // Calls work(i) for every part. If a CPU has a part for each thread, every
 // thread computes whole experts, because the products of one expert are small.
 // It takes the largest part that is left, so that the threads end at the same
-// time. LibTorch's grouped product is half as fast on Zen 5 (bench grouped), and
-// an expert's LoRA and activation could not run between.
+// time. LibTorch's grouped product is half as fast on Zen 5 (bench grouped).
+// With it an expert's LoRA and activation could not run between.
 void ForEachPart(const ExpertRows& rows,
                  const std::function<void(size_t)>& work) {
   const std::vector<ExpertPart>& parts = rows.parts;
