@@ -54,7 +54,8 @@ inline constexpr int64_t kInt8Outputs = kWidth == 16 ? 8 : kSkinnyOutputs;
 // Sums one row of x with kInt8Outputs rows of the weight together, because the
 // sums of one row alone wait for each other (Zen 5: 29 GB/s from the
 // second-level cache, 38 with 4 rows, 47 with 8). Prefetches the memory that
-// follows (two cores, 4 rows: 58 GB/s from memory with 1 KB ahead, 69 with 8).
+// follows (two cores: 58 GB/s from memory with 4 rows and 1 KB ahead, 74 with 8
+// rows and 4 KB).
 WEFT_INLINE void SumOneRow(const SkinnyProduct& p, const float* x,
                            const int8_t* weight, Vec (&sums)[kInt8Outputs]) {
   constexpr int64_t kLine = Fetch::kLineBytes;

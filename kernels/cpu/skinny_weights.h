@@ -57,9 +57,8 @@ WEFT_INLINE float WeightAt(const SkinnyProduct& p, const int8_t* weight,
 }
 
 // One row of the weight after another is prefetched this far ahead, to hide the
-// latency of memory (Zen 5, two cores, bf16: 76 of 83 GB/s with 4 KB, 80 with
-// 8).
-inline constexpr int64_t kAheadBytes = 8192;
+// latency of memory. Twice the distance is faster or slower from run to run.
+inline constexpr int64_t kAheadBytes = 4096;
 
 // Prefetches the next memory line by line, in the order of addresses, so that
 // the hardware prefetcher follows. By itself the hardware does not follow four
