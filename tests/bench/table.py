@@ -141,6 +141,12 @@ def measure(commands: dict[Run, list[str]], path: Path, entries: list[Entry]) ->
     """Runs each command whose line is not among the entries, and saves the entries
     after each. Returns 1 if a run failed."""
     done = {entry["command"]: entry for entry in entries}
+    others = set(done) - set(map(shlex.join, commands.values()))
+    if others:
+        raise SystemExit(
+            f"--resume: {path} has other commands: {'; '.join(sorted(others))};"
+            " give the same options"
+        )
     todo = [run for run in commands if shlex.join(commands[run]) not in done]
     progress = Progress([run.seconds for run in todo])
     failed = []

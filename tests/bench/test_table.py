@@ -177,6 +177,8 @@ def test_a_run_that_fails_is_reported_and_stops_no_other(
     ]
     saved = json.loads(path.read_text("utf-8"))
     assert [e["result"]["bench"] for e in saved] == ["first", "wrong", "mute", "last"]
+    with pytest.raises(SystemExit, match="give the same options"):
+        table.measure(commands("--ok", "--ok", "--ok", "--other"), path, saved)
 
 
 def test_the_time_left_follows_from_the_pace_so_far(
