@@ -19,7 +19,6 @@
 #include "nlohmann/json.hpp"
 #include "src/base/reason.h"
 #include "src/peft/adapter_layout.h"
-#include "src/base/reason.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::engine {

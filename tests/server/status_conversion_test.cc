@@ -61,9 +61,8 @@ TEST(StatusConversionTest, OnlyWaitingThatHelpsIsAdvised) {
                              "IMPORTS_UNDER_WAY", "STATE_DISK_FULL"}) {
     EXPECT_EQ(RetryMillis(full(reason)), kRetryPushbackMillis) << reason;
   }
-  for (const char* reason :
-       {"CHECKPOINT_DISK_FULL", "ALL_ADAPTER_SLOTS_IN_USE", "ADAPTER_BYTES",
-        "TOO_LARGE", "OUT_OF_MEMORY"}) {
+  for (const char* reason : {"CHECKPOINT_DISK_FULL", "ALL_ADAPTER_SLOTS_IN_USE",
+                             "ADAPTER_BYTES", "TOO_LARGE", "OUT_OF_MEMORY"}) {
     EXPECT_EQ(RetryMillis(full(reason)), std::nullopt) << reason;
   }
   EXPECT_EQ(RetryMillis(absl::ResourceExhaustedError("")), std::nullopt);
