@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "kernels/cpu/kernels.h"
+#include "src/ops/column_product.h"
 #include "src/ops/cpu_dispatch.h"
 
 namespace weft::ops {
@@ -15,9 +16,6 @@ namespace {
 
 using kernels::cpu::Int8RowInputs;
 using kernels::cpu::kInt8Group;
-
-// Widens this many elements at a time.
-constexpr int64_t kWidenedElements = 16 << 20;
 
 // Returns the inputs [begin, end) of a weight of 8 bits, [O, end - begin].
 // `begin` is the first input of a group.
@@ -62,27 +60,6 @@ at::Tensor Widen(const at::Tensor& weight, int64_t begin, int64_t end,
   return weight.is_cpu() && dtype == at::kFloat && weight.stride(1) == 1
              ? WidenWithKernel(weight, begin, end)
              : WidenWithAten(weight, begin, end, dtype);
-}
-
-// Computes y by columns [begin, end) of at most `step`.
-template <typename Columns>
-at::Tensor ByColumns(const at::Tensor& a_MK, int64_t outputs, int64_t step,
-                     const at::Tensor& bias_N, RowCount row_count,
-                     Columns columns) {
-  const at::ScalarType dtype = a_MK.scalar_type();
-  const at::Tensor bias = bias_N.defined() ? bias_N.to(dtype) : bias_N;
-  if (step >= outputs) {
-    return MatMul(a_MK, columns(0, outputs), bias, row_count);
-  }
-  at::Tensor y_MN = at::empty({a_MK.size(0), outputs}, a_MK.options());
-  for (int64_t n = 0; n < outputs; n += step) {
-    const int64_t count = std::min(step, outputs - n);
-    y_MN.narrow(1, n, count)
-        .copy_(MatMul(a_MK, columns(n, n + count),
-                      bias.defined() ? bias.narrow(0, n, count) : bias,
-                      row_count));
-  }
-  return y_MN;
 }
 
 }  // namespace
@@ -137,7 +114,7 @@ at::Tensor MatMulOfWidened(const at::Tensor& a_MK, const at::Tensor& int8_KN,
   const int64_t rows = std::max<int64_t>(1, weight.size(0));
   const int64_t inputs = Int8RowInputs(weight.size(1));
   if (is_transposed) {
-    return ByColumns(
+    return MatMulByColumns(
         a_MK, rows, std::max<int64_t>(1, kWidenedElements / inputs), bias_N,
         row_count, [&](int64_t begin, int64_t end) {
           return Widened(weight.narrow(0, begin, end - begin), dtype).t();
@@ -145,10 +122,10 @@ at::Tensor MatMulOfWidened(const at::Tensor& a_MK, const at::Tensor& int8_KN,
   }
   const int64_t groups =
       std::max<int64_t>(1, kWidenedElements / rows / kInt8Group);
-  return ByColumns(a_MK, inputs, groups * kInt8Group, bias_N, row_count,
-                   [&](int64_t begin, int64_t end) {
-                     return Widen(weight, begin, end, dtype);
-                   });
+  return MatMulByColumns(a_MK, inputs, groups * kInt8Group, bias_N, row_count,
+                         [&](int64_t begin, int64_t end) {
+                           return Widen(weight, begin, end, dtype);
+                         });
 }
 
 }  // namespace weft::ops

@@ -11,6 +11,7 @@
 
 #include "kernels/cpu/kernels.h"
 #include "src/ops/bf16_product.h"
+#include "src/ops/column_product.h"
 #include "src/ops/cpu_dispatch.h"
 #include "src/ops/int8_weight.h"
 #include "src/ops/panel_matmul.h"
@@ -21,8 +22,6 @@ namespace {
 // Up to this many passes over a weight of bf16 or 8 bits cost less than
 // widening it for one product.
 constexpr int64_t kMaxNarrowPasses = 4;
-// Widens this many elements of a bf16 weight at a time.
-constexpr int64_t kWidenedElements = 16 << 20;
 
 // The only operator through which LibTorch exposes oneDNN's dense product. It
 // takes x [M, K], weight [N, K] of any strides, a bias, and a fused function,
@@ -166,21 +165,12 @@ at::Tensor Bf16MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
 // Returns a b. Widens b to the dtype of a, one part at a time.
 at::Tensor WidenedMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
                          const at::Tensor& bias_N, RowCount row_count) {
-  const at::ScalarType dtype = a_MK.scalar_type();
-  const int64_t outputs = b_KN.size(1);
-  const int64_t step = std::max<int64_t>(
-      1, kWidenedElements / std::max<int64_t>(1, b_KN.size(0)));
-  const at::Tensor bias = bias_N.defined() ? bias_N.to(dtype) : bias_N;
-  if (step >= outputs) return MatMul(a_MK, b_KN.to(dtype), bias, row_count);
-  at::Tensor y_MN = at::empty({a_MK.size(0), outputs}, a_MK.options());
-  for (int64_t n = 0; n < outputs; n += step) {
-    const int64_t count = std::min(step, outputs - n);
-    y_MN.narrow(1, n, count)
-        .copy_(MatMul(a_MK, b_KN.narrow(1, n, count).to(dtype),
-                      bias.defined() ? bias.narrow(0, n, count) : bias,
-                      row_count));
-  }
-  return y_MN;
+  const int64_t inputs = std::max<int64_t>(1, b_KN.size(0));
+  return MatMulByColumns(
+      a_MK, b_KN.size(1), std::max<int64_t>(1, kWidenedElements / inputs),
+      bias_N, row_count, [&](int64_t begin, int64_t end) {
+        return b_KN.narrow(1, begin, end - begin).to(a_MK.scalar_type());
+      });
 }
 
 }  // namespace

@@ -1,12 +1,13 @@
 // Small products of f32 matrices by panels, for one thread. LibTorch's product
-// takes MKL's older code path on an AMD processor (Zen 5: attention takes 1.7
+// takes MKL's older code path on an AMD processor (Zen 5: attention takes 1.9
 // times as long with it). Private to src/ops.
 #ifndef WEFT_SRC_OPS_PANEL_MULTIPLIER_H_
 #define WEFT_SRC_OPS_PANEL_MULTIPLIER_H_
 
 #include <ATen/core/Tensor.h>
 
-#include <vector>
+#include <cstdint>
+#include <memory>
 
 namespace weft::ops {
 
@@ -22,7 +23,8 @@ class PanelMultiplier {
                 bool adds, double alpha);
 
  private:
-  std::vector<float> panels_;
+  std::unique_ptr<float[]> panels_;
+  int64_t capacity_ = 0;  // The number of floats in `panels_`.
 };
 
 }  // namespace weft::ops
