@@ -102,8 +102,12 @@ RejectReason ReasonOf(const absl::Status& status) {
       return RejectReason::kInvalid;
     case absl::StatusCode::kResourceExhausted:
       return ReasonOfExhausted(status);
-    case absl::StatusCode::kUnavailable:
-      return RejectReason::kDraining;
+    case absl::StatusCode::kUnavailable: {
+      const std::optional<Reason> reason = FindReason(status);
+      return reason && reason->name == "ADAPTER_RECOVERING"
+                 ? RejectReason::kStarting
+                 : RejectReason::kDraining;
+    }
     case absl::StatusCode::kAlreadyExists:
     case absl::StatusCode::kOutOfRange:
       return RejectReason::kOrder;

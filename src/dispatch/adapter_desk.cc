@@ -1,9 +1,11 @@
 #include "src/dispatch/adapter_desk.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "src/base/reason.h"
 #include "src/base/trace_id.h"
 
@@ -28,6 +30,16 @@ absl::Status MoveFailed(const sched::Move& move, const std::string& adapter_id,
   const bool known =
       absl::IsResourceExhausted(status) || absl::IsUnavailable(status);
   return {known ? status.code() : absl::StatusCode::kInternal, text};
+}
+
+// Returns the error for work of adapters that the replay has not restored.
+absl::Status Recovering(absl::string_view what, size_t num_adapters,
+                        std::map<std::string, std::string> values) {
+  return WithReason(
+      absl::UnavailableError(absl::StrCat(
+          what, " being restored from the log of --state-dir (",
+          num_adapters, " adapters are left); try again")),
+      {.name = "ADAPTER_RECOVERING", .values = std::move(values)});
 }
 
 }  // namespace
@@ -89,6 +101,19 @@ std::string AdapterDesk::NameOf(AdapterKey key) const {
   return record == nullptr ? "" : record->info.adapter_id;
 }
 
+absl::Status AdapterDesk::CheckReady(const std::string& id) const {
+  MutexLock lock(&s_.mu);
+  if (!s_.recovering.contains(id)) return absl::OkStatus();
+  return Recovering(absl::StrCat("adapter_id: '", id, "' is"),
+                    s_.recovering.size(), {{"adapter", id}});
+}
+
+absl::Status AdapterDesk::CheckAllReady() const {
+  MutexLock lock(&s_.mu);
+  if (s_.recovering.empty()) return absl::OkStatus();
+  return Recovering("adapters are", s_.recovering.size(), {});
+}
+
 absl::Status AdapterDesk::CheckNew(const std::string& id,
                                    const std::string& tenant) const {
   MutexLock lock(&s_.mu);
@@ -96,7 +121,8 @@ absl::Status AdapterDesk::CheckNew(const std::string& id,
     return absl::AlreadyExistsError(
         absl::StrCat("adapter_id: '", id, "' exists"));
   }
-  if (static_cast<int>(s_.adapters.size()) >= s_.options.max_adapters) {
+  if (static_cast<int>(s_.adapters.size()) + s_.CountUnmade(nullptr) >=
+      s_.options.max_adapters) {
     return WithReason(
         absl::ResourceExhaustedError(absl::StrCat(
             "all ", s_.options.max_adapters,
@@ -107,7 +133,8 @@ absl::Status AdapterDesk::CheckNew(const std::string& id,
   const auto found = s_.tenants.find(tenant);
   const TenantAdapters held =
       found == s_.tenants.end() ? TenantAdapters() : found->second;
-  if (held.count >= s_.options.max_adapters_per_tenant) {
+  if (held.count + s_.CountUnmade(&tenant) >=
+      s_.options.max_adapters_per_tenant) {
     return WithReason(
         absl::ResourceExhaustedError(absl::StrCat(
             "all ", s_.options.max_adapters_per_tenant,

@@ -33,6 +33,10 @@ class AdapterDesk {
   // Returns the adapter's id, for messages; empty if the adapter no longer
   // exists.
   [[nodiscard]] std::string NameOf(AdapterKey key) const;
+  // Return whether a start has restored the adapter, or all adapters. Errors:
+  // UNAVAILABLE, with the reason ADAPTER_RECOVERING.
+  [[nodiscard]] absl::Status CheckReady(const std::string& id) const;
+  [[nodiscard]] absl::Status CheckAllReady() const;
   // Returns whether an adapter may be created. Errors: ALREADY_EXISTS;
   // RESOURCE_EXHAUSTED (no slot is left, or the tenant has reached its limit of
   // slots or bytes).

@@ -68,6 +68,8 @@ DispatchMetrics::DispatchMetrics(prometheus::Registry* registry,
       durabilities_(registry, "weft_adapters_by_durability",
                     "Adapters, by what of them survives the end of the server.",
                     "durability", kDurabilities),
+      recovering_(AddGauge(registry, "weft_adapters_recovering",
+                           "Adapters that a start has not restored yet.")),
       adapter_bytes_(AddGauge(registry, "weft_adapter_bytes",
                               "Bytes of all adapters on the device.")),
       moves_(registry, "weft_adapter_moves_total",
@@ -132,6 +134,10 @@ void DispatchMetrics::SetDurabilities(
   for (size_t i = 1; i < counts.size(); ++i) {
     durabilities_[i - 1].Set(counts[i]);
   }
+}
+
+void DispatchMetrics::SetRecovering(size_t num_adapters) {
+  recovering_.Set(static_cast<double>(num_adapters));
 }
 
 void DispatchMetrics::CountMove(AdapterLocation from, AdapterLocation to,

@@ -35,6 +35,7 @@ class DispatchMetrics {
                    uint64_t bytes);
   // The first entry, for kDefault, is not used.
   void SetDurabilities(const std::array<int, kNumDurabilities>& counts);
+  void SetRecovering(size_t num_adapters);
   // Adds `bytes` only if the move succeeded.
   void CountMove(AdapterLocation from, AdapterLocation to, bool ok,
                  uint64_t bytes);
@@ -53,6 +54,7 @@ class DispatchMetrics {
   LabelledHistograms queue_wait_;
   LabelledGauges adapters_;
   LabelledGauges durabilities_;
+  prometheus::Gauge& recovering_;
   prometheus::Gauge& adapter_bytes_;
   LabelledCounters moves_;
   LabelledCounters moved_bytes_;

@@ -93,10 +93,24 @@ std::optional<Work> Dispatcher::Choose(int active_samples) {
     return RunTasks{.tasks = std::exchange(state_.tasks, {})};
   }
   if (std::optional<Work> move = ChooseMove()) return move;
+  if (std::optional<Work> replay = ChooseReplay(/*idle=*/false)) return replay;
   Work work = ChoosePlan(active_samples);
   state_.env.metrics->SetQueues(state_.scheduler);
-  if (std::holds_alternative<Idle>(work)) AnswerDrainWhenIdle();
+  replayed_last_ = false;
+  if (!std::holds_alternative<Idle>(work)) return work;
+  AnswerDrainWhenIdle();
+  if (std::optional<Work> replay = ChooseReplay(/*idle=*/true)) return replay;
   return work;
+}
+
+std::optional<Work> Dispatcher::ChooseReplay(bool idle) {
+  if (!state_.replay || (replayed_last_ && !idle) || Drained()) {
+    return std::nullopt;
+  }
+  replayed_last_ = true;
+  RunTasks run;
+  run.tasks.push_back(std::exchange(state_.replay, nullptr));
+  return run;
 }
 
 std::optional<Work> Dispatcher::ChooseMove() {
@@ -191,8 +205,13 @@ bool Dispatcher::drained() const {
 }
 
 bool Dispatcher::Drained() const {
-  return state_.draining && state_.steps.empty() && state_.samples.empty() &&
-         !state_.residency.has_waiters() && state_.holds == 0;
+  // The log still has what its replay has not done yet, so a drain does not
+  // wait for it.
+  return state_.draining && state_.samples.empty() &&
+         !state_.residency.has_waiters() && state_.holds == 0 &&
+         std::ranges::all_of(state_.steps, [](const auto& entry) {
+           return entry.second->again;
+         });
 }
 
 void Dispatcher::AnswerDrainWhenIdle() {
@@ -213,6 +232,7 @@ void Dispatcher::Close(const absl::Status& status) {
     for (EngineTask& task : std::exchange(state_.tasks, {})) {
       tasks.push_back(std::move(task));
     }
+    if (state_.replay) tasks.push_back(std::exchange(state_.replay, nullptr));
     for (auto& [ticket, task] : std::exchange(state_.slot_tasks, {})) {
       tasks.push_back(std::move(task));
     }

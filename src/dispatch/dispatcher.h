@@ -72,6 +72,10 @@ class Dispatcher {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   [[nodiscard]] std::optional<Work> ChooseMove()
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  // Returns the next part of the replay, unless it must wait for its turn or
+  // the drain has ended.
+  [[nodiscard]] std::optional<Work> ChooseReplay(bool idle)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   [[nodiscard]] Work ChoosePlan(int active_samples)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   void ExpireWork() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
@@ -90,6 +94,8 @@ class Dispatcher {
   sched::Plan::Kind running_ ABSL_GUARDED_BY(state_.mu) =
       sched::Plan::Kind::kNone;
   absl::Time running_since_ ABSL_GUARDED_BY(state_.mu);
+  // Whether the latest choice between the replay and other work was the replay.
+  bool replayed_last_ ABSL_GUARDED_BY(state_.mu) = false;
 };
 
 }  // namespace weft::dispatch

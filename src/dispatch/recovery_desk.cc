@@ -22,6 +22,30 @@ uint64_t RecoveryDesk::last_epoch() const {
   return s_.last_epoch;
 }
 
+void RecoveryDesk::SetRecovering(std::map<std::string, std::string> tenants) {
+  MutexLock lock(&s_.mu);
+  s_.recovering = std::move(tenants);
+  s_.ShowAdapters();
+}
+
+void RecoveryDesk::SetReady(const std::string& adapter_id) {
+  MutexLock lock(&s_.mu);
+  s_.recovering.erase(adapter_id);
+  s_.ShowAdapters();
+}
+
+void RecoveryDesk::Post(EngineTask task) {
+  absl::Status closed;
+  {
+    MutexLock lock(&s_.mu);
+    closed = s_.closed;
+    if (closed.ok()) s_.replay = std::move(task);
+  }
+  if (!closed.ok()) {
+    task(closed);  // NOLINT(bugprone-use-after-move): moved only while open.
+  }
+}
+
 void RecoveryDesk::AddOnDisk(AdapterKey key, const AdapterHistory& history,
                              const AdapterFacts& facts) {
   const AdapterInfo& info = history.info;

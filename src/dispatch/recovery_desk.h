@@ -1,10 +1,11 @@
-// Puts the adapters and steps of an earlier process back into the dispatcher,
-// before anything else uses the dispatcher. Also returns what a snapshot of the
-// state stores. Threads: engine thread.
+// Puts the adapters and steps of an earlier process back into the dispatcher.
+// Clients may already use the adapters that are ready, and no others. Also
+// returns what a snapshot of the state stores. Threads: engine thread.
 #ifndef WEFT_SRC_DISPATCH_RECOVERY_DESK_H_
 #define WEFT_SRC_DISPATCH_RECOVERY_DESK_H_
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,14 @@ class RecoveryDesk {
   void Reserve(uint64_t next_key, uint64_t last_epoch);
   [[nodiscard]] uint64_t next_key() const;
   [[nodiscard]] uint64_t last_epoch() const;
+
+  // Refuses work of these adapters, which the replay restores, until SetReady.
+  // Maps ids to tenants. Call it before clients use the dispatcher.
+  void SetRecovering(std::map<std::string, std::string> tenants);
+  void SetReady(const std::string& adapter_id);
+  // Queues the next part of the replay. The engine thread runs one such part
+  // and one piece of other work in turn.
+  void Post(EngineTask task);
 
   // Adds an adapter whose tensors are on disk, as facts.info.location says.
   void AddOnDisk(AdapterKey key, const AdapterHistory& history,

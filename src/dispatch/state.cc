@@ -180,6 +180,15 @@ void State::SetFacts(AdapterRecord& record, const AdapterFacts& facts) {
 void State::ShowAdapters() {
   env.metrics->SetAdapters(residency.Counts(), resident_bytes);
   env.metrics->SetDurabilities(by_durability);
+  env.metrics->SetRecovering(recovering.size());
+}
+
+int State::CountUnmade(const std::string* tenant) const {
+  return static_cast<int>(std::ranges::count_if(
+      recovering, [&](const auto& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+        const auto& [id, owner] = entry;
+        return !keys.contains(id) && (tenant == nullptr || owner == *tenant);
+      }));
 }
 
 }  // namespace weft::dispatch

@@ -101,6 +101,10 @@ struct State {
   void SetFacts(AdapterRecord& record, const AdapterFacts& facts)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void ShowAdapters() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  // Returns how many adapters of the tenant, or of all if it is null, the
+  // replay of the log has yet to make.
+  [[nodiscard]] int CountUnmade(const std::string* tenant) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 
   const Options options;
   const Environment env;
@@ -125,6 +129,10 @@ struct State {
   // Key: ticket.
   std::map<uint64_t, EngineTask> slot_tasks ABSL_GUARDED_BY(mu);
   std::deque<EngineTask> tasks ABSL_GUARDED_BY(mu);
+  // The next part of the replay of the log; empty if there is none.
+  EngineTask replay ABSL_GUARDED_BY(mu);
+  // Adapters that the replay has not restored yet: maps their ids to tenants.
+  std::map<std::string, std::string> recovering ABSL_GUARDED_BY(mu);
   std::vector<Callback<bool>> drain_waiters ABSL_GUARDED_BY(mu);
   uint64_t next_id ABSL_GUARDED_BY(mu) = 1;
   uint64_t next_key ABSL_GUARDED_BY(mu) = 1;

@@ -46,7 +46,8 @@ class Engine {
   // Training. Errors beside those of validation: NOT_FOUND (adapter),
   // ALREADY_EXISTS (step number reused with another payload), OUT_OF_RANGE
   // (step older than the replay window), RESOURCE_EXHAUSTED (queue or memory),
-  // DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE (draining), INTERNAL.
+  // DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE (draining, or a start has not
+  // restored the adapter yet), INTERNAL.
   virtual CancelHandle Train(TrainRequest request,
                              Callback<StepReply<TrainResult>> done) = 0;
   virtual CancelHandle OptimStep(OptimStepRequest request,

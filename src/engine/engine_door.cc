@@ -45,6 +45,14 @@ bool EngineImpl::IsOpenFor(const Callback<Result>& done) const {
 }
 
 template <typename Result>
+bool EngineImpl::IsReadyFor(const std::string& adapter_id,
+                            const Callback<Result>& done) const {
+  const absl::Status ready = dispatcher_.adapters().CheckReady(adapter_id);
+  if (!ready.ok()) done(ready);
+  return ready.ok();
+}
+
+template <typename Result>
 bool EngineImpl::Admit(const Callback<Result>& done) const {
   if (!IsOpenFor(done)) return false;
   const absl::Status room = CheckRoom();
@@ -71,6 +79,7 @@ Callback<Result> EngineImpl::NameCheckpoints(const std::string& adapter_id,
 
 CancelHandle EngineImpl::Train(TrainRequest request,
                                Callback<StepReply<TrainResult>> done) {
+  if (!IsReadyFor(request.adapter_id, done)) return {};
   sched::WorkItem item = TrainItem(request, parts_.options.share_prompts);
   done = NameCheckpoints(request.adapter_id, std::move(done));
   return dispatcher_.steps().Submit(std::move(request), std::move(item),
@@ -79,6 +88,7 @@ CancelHandle EngineImpl::Train(TrainRequest request,
 
 CancelHandle EngineImpl::OptimStep(OptimStepRequest request,
                                    Callback<StepReply<OptimStepResult>> done) {
+  if (!IsReadyFor(request.adapter_id, done)) return {};
   done = NameCheckpoints(request.adapter_id, std::move(done));
   return dispatcher_.steps().Submit(
       std::move(request), {.kind = sched::WorkKind::kOptim, .tokens = 1},
@@ -87,6 +97,7 @@ CancelHandle EngineImpl::OptimStep(OptimStepRequest request,
 
 CancelHandle EngineImpl::SaveCheckpoint(
     SaveCheckpointRequest request, Callback<StepReply<CheckpointInfo>> done) {
+  if (!IsReadyFor(request.adapter_id, done)) return {};
   done = NameCheckpoints(request.adapter_id, std::move(done));
   return dispatcher_.steps().Submit(std::move(request),
                                     {.kind = kAdapterOp, .tokens = 1},
@@ -95,6 +106,7 @@ CancelHandle EngineImpl::SaveCheckpoint(
 
 CancelHandle EngineImpl::LoadCheckpoint(LoadCheckpointRequest request,
                                         Callback<StepReply<AdapterInfo>> done) {
+  if (!IsReadyFor(request.adapter_id, done)) return {};
   if (dispatcher_.adapters().KeyOf(request.adapter_id)) {
     return dispatcher_.steps().Submit(std::move(request),
                                       {.kind = kAdapterOp, .tokens = 1},
@@ -115,6 +127,7 @@ CancelHandle EngineImpl::LoadCheckpoint(LoadCheckpointRequest request,
 CancelHandle EngineImpl::PublishSnapshot(
     PublishSnapshotRequest request,
     Callback<StepReply<PublishedSnapshot>> done) {
+  if (!IsReadyFor(request.adapter_id, done)) return {};
   done = NameCheckpoints(request.adapter_id, std::move(done));
   return dispatcher_.steps().Submit(std::move(request),
                                     {.kind = kAdapterOp, .tokens = 1},
@@ -124,6 +137,7 @@ CancelHandle EngineImpl::PublishSnapshot(
 CancelHandle EngineImpl::Sample(SampleRequest request,
                                 std::function<void(SampleDelta)> on_delta,
                                 Callback<SampleResult> done) {
+  if (!IsReadyFor(request.adapter_id, done)) return {};
   const absl::Status fits = sample_loop_.CheckFits(request);
   if (!fits.ok()) {
     done(fits);
@@ -136,18 +150,27 @@ CancelHandle EngineImpl::Sample(SampleRequest request,
 
 void EngineImpl::CreateAdapter(CreateAdapterRequest request,
                                Callback<AdapterInfo> done) {
-  if (Admit(done)) manager_.Create(std::move(request), std::move(done));
+  if (IsReadyFor(request.adapter_id, done) && Admit(done)) {
+    manager_.Create(std::move(request), std::move(done));
+  }
 }
 
 void EngineImpl::GetAdapter(std::string adapter_id,
                             Callback<AdapterInfo> done) {
+  if (!IsReadyFor(adapter_id, done)) return;
   NameCheckpoints(adapter_id,
                   std::move(done))(dispatcher_.adapters().Info(adapter_id));
 }
 
 void EngineImpl::ListAdapters(ListAdaptersRequest request,
                               Callback<AdapterPage> done) {
-  done(dispatcher_.adapters().List(request));
+  // A page without the adapters that are not restored would look complete.
+  const absl::Status ready = dispatcher_.adapters().CheckAllReady();
+  if (ready.ok()) {
+    done(dispatcher_.adapters().List(request));
+  } else {
+    done(ready);
+  }
 }
 
 CancelHandle EngineImpl::Profile(const ProfileRequest& request,
@@ -162,7 +185,8 @@ void EngineImpl::Drain(Callback<bool> done) {
 
 absl::Status EngineImpl::failure() const {
   absl::Status failure = guard_.failure();
-  return failure.ok() ? recorder_.failure() : failure;
+  if (failure.ok()) failure = recorder_.failure();
+  return failure.ok() ? recovery_.failure() : failure;
 }
 
 size_t EngineImpl::num_adapters() const {
@@ -175,7 +199,9 @@ Activity EngineImpl::activity(const ActivityQuery& query) const {
 
 // Deletions and downloads are accepted on a full disk.
 void EngineImpl::DeleteAdapter(std::string adapter_id, Callback<bool> done) {
-  if (IsOpenFor(done)) manager_.Delete(std::move(adapter_id), std::move(done));
+  if (IsReadyFor(adapter_id, done) && IsOpenFor(done)) {
+    manager_.Delete(std::move(adapter_id), std::move(done));
+  }
 }
 
 void EngineImpl::ListCheckpoints(std::string adapter_id,
@@ -206,19 +232,23 @@ void EngineImpl::UploadCheckpoint(UploadCheckpointRequest request,
 
 void EngineImpl::ReleaseSnapshot(ReleaseSnapshotRequest request,
                                  Callback<bool> done) {
-  if (IsOpenFor(done)) {
+  if (IsReadyFor(request.adapter_id, done) && IsOpenFor(done)) {
     manager_.ReleaseSnapshot(std::move(request), std::move(done));
   }
 }
 
 void EngineImpl::ExportAdapter(ExportAdapterRequest request,
                                Callback<PeftFiles> done) {
-  if (IsOpenFor(done)) manager_.Export(std::move(request), std::move(done));
+  if (IsReadyFor(request.adapter_id, done) && IsOpenFor(done)) {
+    manager_.Export(std::move(request), std::move(done));
+  }
 }
 
 void EngineImpl::ImportAdapter(ImportAdapterRequest request,
                                Callback<AdapterInfo> done) {
-  if (Admit(done)) manager_.Import(std::move(request), std::move(done));
+  if (IsReadyFor(request.adapter_id, done) && Admit(done)) {
+    manager_.Import(std::move(request), std::move(done));
+  }
 }
 
 }  // namespace weft::engine

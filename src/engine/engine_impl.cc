@@ -6,6 +6,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -175,28 +176,29 @@ EngineImpl::~EngineImpl() {
 
 absl::Status EngineImpl::Recover() {
   if (parts_.state == nullptr) return absl::OkStatus();
-  const absl::Time start = absl::Now();
   absl::Status status;
-  records::RestorePoints restores;
-  absl::Notification ended;
-  recovery_.Start([&](const absl::StatusOr<RecoveryReport>& report) {
-    const absl::Duration duration = absl::Now() - start;
-    status = report.ok() ? StartRecording(*report, duration) : report.status();
-    if (report.ok()) {
-      restores = report->restores;
-      Log(LogLevel::kInfo, "state recovered",
-          {{"adapters", report->adapters},
-           {"records", report->records},
-           {"mismatches", report->mismatches},
-           {"torn_bytes", report->torn_bytes},
-           {"thinned_batches", report->thinned},
-           {"seconds", absl::ToDoubleSeconds(duration)}});
-    }
-    ended.Notify();
-  });
-  ended.WaitForNotification();
-  if (status.ok()) LoadFromCheckpoints(restores);
-  return status;
+  absl::Notification opened;
+  recovery_.Start(
+      [&](const absl::Status& read) {
+        absl::Status started = read.ok() ? StartRecording() : read;
+        status = started;
+        opened.Notify();
+        return started;
+      },
+      [this, start = absl::Now()] { return FinishRecovery(start); });
+  opened.WaitForNotification();
+  WEFT_RETURN_IF_ERROR(status);
+  const RecoveryReport& report = recovery_.report();
+  const LogSummary& log = report.log;
+  const bool names_collide = std::ranges::any_of(
+      log.restores.adapters(), [&log](const auto& adapter) {
+        return log.changed.contains(adapter.second.adapter_id);
+      });
+  // If records are lost or an adapter's id still belongs to an earlier one, the
+  // engine serves after the replay.
+  if (report.damaged || names_collide) WEFT_RETURN_IF_ERROR(recovery_.Wait());
+  LoadFromCheckpoints(log.restores);
+  return absl::OkStatus();
 }
 
 void EngineImpl::LoadFromCheckpoints(const records::RestorePoints& restores) {
@@ -235,21 +237,35 @@ absl::Status EngineImpl::CheckRoom() const {
   return WithReason(room, {.name = "STATE_DISK_FULL", .values = {}});
 }
 
-absl::Status EngineImpl::StartRecording(const RecoveryReport& report,
-                                        absl::Duration replay_time) {
+absl::Status EngineImpl::StartRecording() {
+  const LogSummary& log = recovery_.report().log;
   WEFT_ASSIGN_OR_RETURN(
-      std::unique_ptr<journal::LogWriter> log,
+      std::unique_ptr<journal::LogWriter> writer,
       journal::LogWriter::Open(
-          parts_.state.get(), report.next_sequence,
+          parts_.state.get(), log.next_sequence,
           {.disk_reserve_bytes = DiskReserveOf(parts_.options)},
           &*log_metrics_));
-  recorder_.Start(std::move(log),
-                  {.bytes = report.log_bytes, .time = replay_time},
-                  SettingsOf(parts_.options, *parts_.decoder), report.marks,
-                  report.restores);
-  for (const uint64_t work : report.given_up) {
+  recorder_.Start(std::move(writer),
+                  {.bytes = log.num_bytes, .time = absl::ZeroDuration()},
+                  SettingsOf(parts_.options, *parts_.decoder), log.marks,
+                  log.restores);
+  for (const uint64_t work : log.given_up) {
     recorder_.Write(records::GivenUpRecord{.work = work});
   }
+  return absl::OkStatus();
+}
+
+absl::Status EngineImpl::FinishRecovery(absl::Time start) {
+  const RecoveryReport& report = recovery_.report();
+  const absl::Duration duration = absl::Now() - start;
+  recorder_.AddCost(report.device_time);
+  Log(LogLevel::kInfo, "state recovered",
+      {{"adapters", report.adapters},
+       {"records", report.log.num_records},
+       {"mismatches", report.mismatches},
+       {"torn_bytes", report.log.torn_bytes},
+       {"thinned_batches", report.thinned},
+       {"seconds", absl::ToDoubleSeconds(duration)}});
   // The next start must not meet the damage again.
   return report.damaged ? snapshots_.WriteNow() : absl::OkStatus();
 }
@@ -272,7 +288,8 @@ void EngineImpl::Loop() {
     const bool trained = std::holds_alternative<dispatch::RunTrain>(*work) ||
                          std::holds_alternative<dispatch::RunStep>(*work);
     if (trained) recorder_.AddCost(absl::Now() - start);
-    snapshots_.GoOn();
+    // A snapshot shows all adapters at one place of the log.
+    if (recovery_.ended()) snapshots_.GoOn();
     if (start >= next_disk_check) {
       next_disk_check = start + kDiskInterval;
       context_.PostIo([this] {
@@ -286,7 +303,9 @@ void EngineImpl::Loop() {
         trained || std::holds_alternative<dispatch::RunDecode>(*work),
         absl::Now());
   }
-  if (failure().ok() && dispatcher_.drained()) snapshots_.WriteLast();
+  if (recovery_.ended() && failure().ok() && dispatcher_.drained()) {
+    snapshots_.WriteLast();
+  }
 }
 
 void EngineImpl::Run(dispatch::Work& work) {

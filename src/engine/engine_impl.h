@@ -52,8 +52,10 @@ class EngineImpl final : public Engine {
   ~EngineImpl() override;
 
   // Restores the state in --state-dir and records all changes from then on.
-  // Call it before any other method. Blocks and shows progress. Errors:
-  // DATA_LOSS (damaged files), those of StateFolder.
+  // Call it before any other method. Returns when clients may use the adapters
+  // that are ready. Others become ready while the engine works (recovery.h); if
+  // one cannot be restored, the engine fails. Errors: DATA_LOSS (damaged
+  // files), those of StateFolder.
   [[nodiscard]] absl::Status Recover();
 
   [[nodiscard]] const EngineInfo& info() const override { return parts_.info; }
@@ -114,19 +116,26 @@ class EngineImpl final : public Engine {
   // call it.
   [[nodiscard]] absl::Status CheckRoom() const;
 
+  // Returns UNAVAILABLE if an adapter, or any adapter, is not restored yet.
+  template <typename Result>
+  [[nodiscard]] bool IsReadyFor(const std::string& adapter_id,
+                                const Callback<Result>& done) const;
+
+  // Loads the adapters of durability checkpoint. Logs those that cannot be
+  // loaded. Call it before the engine serves; blocks.
+  void LoadFromCheckpoints(const records::RestorePoints& restores);
+
   // The engine thread calls the methods below.
 
   void Loop();
   void Run(dispatch::Work& work);
-  // Loads the adapters of durability checkpoint. Logs those that cannot be
-  // loaded. Call it before the engine serves; blocks.
-  void LoadFromCheckpoints(const records::RestorePoints& restores);
   // Wraps `done`, so that NOT_FOUND of an adapter names its checkpoints.
   template <typename Result>
   [[nodiscard]] Callback<Result> NameCheckpoints(const std::string& adapter_id,
                                                  Callback<Result> done) const;
-  [[nodiscard]] absl::Status StartRecording(const RecoveryReport& report,
-                                            absl::Duration replay_time);
+  [[nodiscard]] absl::Status StartRecording();
+  // Ends the recovery that began at `start`.
+  [[nodiscard]] absl::Status FinishRecovery(absl::Time start);
   void ShowDevice();
 
   EngineParts parts_;

@@ -63,7 +63,7 @@ std::vector<Mark> Recorder::Census() const {
 }
 
 void Recorder::Write(const Record& record) {
-  if (!recording()) return;
+  if (!records()) return;
   const auto* adapter = std::get_if<AdapterRecord>(&record);
   const std::optional<AdapterKey> key = KeyOf(record);
   if (adapter != nullptr) {
@@ -122,7 +122,7 @@ std::set<std::string> Recorder::Images() const {
 }
 
 void Recorder::Batch(const dispatch::RunTrain& train) {
-  if (!recording() || !train.backward) return;
+  if (!records() || !train.backward) return;
   std::set<AdapterKey> keys;
   BatchRecord batch;
   for (size_t i = 0; i < train.slices.size(); ++i) {
@@ -145,7 +145,7 @@ void Recorder::Forget(uint64_t work) {
 }
 
 void Recorder::Done(const dispatch::StepTask& step, const StepResult& result) {
-  if (!recording() || !marks_.contains(step.adapter)) return;
+  if (!records() || !marks_.contains(step.adapter)) return;
   DoneRecord done{.key = step.adapter,
                   .step = step.step,
                   .digest = *step.digest,

@@ -1,8 +1,8 @@
 // Records the engine thread's changes of adapters.
 //
 // Before Start, nothing is recorded and everything counts as durable. Without
-// --state-dir Start is never called. With it, Start is called after the log has
-// been replayed.
+// --state-dir Start is never called. With it, Start is called when the log has
+// been read to its end, and the replay of the log follows (Replaying).
 //
 // The recorder knows the adapters that have an AdapterRecord, and ignores all
 // others: those of durability memory. It leaves out the steps of those of
@@ -51,6 +51,21 @@ class Recorder {
              std::string settings, Marks marks, RestorePoints restores);
   [[nodiscard]] bool recording() const { return log_.load() != nullptr; }
 
+  // While an object of this class lives, no change is recorded, because the log
+  // has the changes that are made.
+  class Replaying {
+   public:
+    explicit Replaying(Recorder* recorder) : depth_(recorder->replaying_) {
+      ++depth_;
+    }
+    ~Replaying() { --depth_; }
+    Replaying(const Replaying&) = delete;
+    Replaying& operator=(const Replaying&) = delete;
+
+   private:
+    int& depth_;
+  };
+
   void Write(const Record& record);
   // Records a micro-batch with gradients that succeeded.
   void Batch(const dispatch::RunTrain& train);
@@ -96,12 +111,14 @@ class Recorder {
  private:
   // Appends a record that changes these adapters, with its trail.
   void Append(std::string bytes, const std::set<AdapterKey>& keys);
+  [[nodiscard]] bool records() const { return recording() && replaying_ == 0; }
   [[nodiscard]] bool CensusIsDue() const;
   [[nodiscard]] std::vector<Mark> Census() const;
 
   std::unique_ptr<journal::LogWriter> owned_;
   std::atomic<journal::LogWriter*> log_{nullptr};
   std::string settings_;
+  int replaying_ = 0;  // Number of objects of class Replaying.
   std::set<uint64_t> begun_;  // Requests that have begun and not completed.
   Marks marks_;
   RestorePoints restores_;

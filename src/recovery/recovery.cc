@@ -1,12 +1,15 @@
 #include "src/recovery/recovery.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "src/base/failpoint.h"
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
+#include "src/files/file_io.h"
 #include "src/journal/image_file.h"
 #include "src/journal/set_aside.h"
 
@@ -30,18 +33,61 @@ lora::AdapterImage ImageOf(const records::ImageRecord& record) {
 
 }  // namespace
 
-void Recovery::Start(std::function<void(absl::StatusOr<RecoveryReport>)> done) {
-  done_ = std::move(done);
+void Recovery::Start(Opened opened, Replayed replayed) {
+  opened_ = std::move(opened);
+  replayed_ = std::move(replayed);
   context_.dispatcher.Post([this](const absl::Status& open) {
-    absl::Status status = open;
-    if (status.ok()) status = CheckFolder();
-    if (status.ok()) status = ReadSnapshot();
+    const absl::Status status = opened_(open.ok() ? Read() : open);
     if (status.ok()) {
       Advance();
     } else {
       Finish(status);
     }
   });
+}
+
+absl::Status Recovery::Wait() const {
+  ended_.WaitForNotification();
+  return status_;
+}
+
+absl::Status Recovery::failure() const {
+  return ended() ? status_ : absl::OkStatus();
+}
+
+absl::Status Recovery::Read() {
+  WEFT_RETURN_IF_ERROR(CheckFolder());
+  WEFT_ASSIGN_OR_RETURN(const std::optional<journal::Snapshot> file,
+                        context_.state->ReadSnapshot());
+  records::Snapshot snapshot;
+  if (file) {
+    WEFT_ASSIGN_OR_RETURN(snapshot, records::DecodeSnapshot(file->bytes));
+  }
+  const uint64_t first = file ? file->next_sequence : 1;
+  WEFT_RETURN_IF_ERROR(RestoreSnapshot(snapshot));
+  WEFT_ASSIGN_OR_RETURN(
+      report_.log,
+      ReadLog(*context_.state, snapshot,
+              {.first_sequence = first,
+               .skipped = skipped_,
+               .damaged = report_.damaged,
+               .max_resident = static_cast<size_t>(
+                   context_.options.max_resident_adapters)}));
+  WEFT_ASSIGN_OR_RETURN(journal::LogReader reader,
+                        journal::LogReader::Open(*context_.state, first));
+  reader_ = std::move(reader);
+  progress_ = std::make_unique<Progress>(
+      "running the log again", static_cast<int64_t>(reader_->total_bytes()),
+      "B");
+  dispatch::RecoveryDesk& desk = context_.dispatcher.recovery();
+  desk.Reserve(report_.log.next_key, report_.log.last_epoch);
+  std::map<std::string, std::string> tenants;
+  for (const auto& [id, adapter] : report_.log.changed) {
+    tenants.emplace(id, adapter.tenant);
+    last_records_.emplace(adapter.last, id);
+  }
+  desk.SetRecovering(std::move(tenants));
+  return absl::OkStatus();
 }
 
 absl::Status Recovery::CheckFolder() {
@@ -79,40 +125,12 @@ absl::Status Recovery::SetAside(const records::Damage& damage) {
   return journal::SetAside(*context_.state, name, images);
 }
 
-absl::Status Recovery::ReadSnapshot() {
-  WEFT_ASSIGN_OR_RETURN(const std::optional<journal::Snapshot> file,
-                        context_.state->ReadSnapshot());
-  uint64_t first = 1;
-  if (file) {
-    WEFT_ASSIGN_OR_RETURN(const records::Snapshot snapshot,
-                          records::DecodeSnapshot(file->bytes));
-    context_.dispatcher.recovery().Reserve(snapshot.next_key,
-                                           snapshot.last_epoch);
-    for (const records::AdapterRecord& adapter : snapshot.adapters) {
-      if (skipped_.contains(adapter.key)) continue;
-      if (!report_.restores.Follow(adapter)) {
-        WEFT_RETURN_IF_ERROR(Restore(adapter));
-      }
-      Note(adapter.key, 0);
-    }
-    first = file->next_sequence;
+absl::Status Recovery::RestoreSnapshot(const records::Snapshot& snapshot) {
+  for (const records::AdapterRecord& adapter : snapshot.adapters) {
+    if (skipped_.contains(adapter.key) || restores_.Follow(adapter)) continue;
+    WEFT_RETURN_IF_ERROR(Restore(adapter));
   }
-  WEFT_ASSIGN_OR_RETURN(journal::LogReader reader,
-                        journal::LogReader::Open(*context_.state, first));
-  reader_ = std::move(reader);
-  progress_ = std::make_unique<Progress>(
-      "running the log again", static_cast<int64_t>(reader_->total_bytes()),
-      "B");
   return absl::OkStatus();
-}
-
-void Recovery::Note(AdapterKey key, uint64_t sequence) {
-  const auto& unlogged = report_.restores.adapters();
-  const auto found = unlogged.find(key);
-  const std::string name =
-      found == unlogged.end() ? NameOf(key) : found->second.adapter_id;
-  if (name.empty()) return;
-  report_.marks[key] = {.key = key, .last = sequence, .name = name};
 }
 
 absl::Status Recovery::Restore(const records::AdapterRecord& adapter) {
@@ -148,17 +166,25 @@ absl::Status Recovery::Restore(const records::AdapterRecord& adapter) {
 }
 
 void Recovery::Advance() {
-  context_.dispatcher.Post([this](const absl::Status& open) {
-    if (!open.ok()) {
+  context_.dispatcher.recovery().Post([this](const absl::Status& open) {
+    // New records follow those to replay.
+    const bool at_end =
+        reader_->next_sequence() >= report_.log.next_sequence;
+    if (!open.ok() || at_end) {
       Finish(open);
       return;
     }
+    if (Failpoint("recovery.replay")) {
+      Finish(ErrnoStatus(errno, "replaying the log"));
+      return;
+    }
+    const records::Recorder::Replaying replaying(&context_.recorder);
     const uint64_t before = reader_->read_bytes();
     const absl::StatusOr<std::optional<journal::LogReader::Record>> bytes =
         reader_->Next();
     absl::Status status = bytes.status();
     const bool hole = absl::IsDataLoss(status) && report_.damaged;
-    if (hole) status = PassHole();
+    if (hole) status = SkipHole();
     progress_->Add(static_cast<int64_t>(reader_->read_bytes() - before));
     if (!status.ok()) {
       Finish(status);
@@ -167,21 +193,14 @@ void Recovery::Advance() {
     } else if (*bytes) {
       ApplyRecord(**bytes);
     } else {
-      Finish(FinishLog());
+      Finish(absl::OkStatus());
     }
   });
 }
 
-absl::Status Recovery::PassHole() {
-  WEFT_ASSIGN_OR_RETURN(const journal::LogReader::Hole hole,
-                        reader_->SkipDamage());
-  WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> segments,
-                        context_.state->Segments());
-  // A process begins with a segment, and its ids begin anew.
-  const bool process_began =
-      std::ranges::any_of(segments, [&hole](uint64_t segment) {
-        return hole.first <= segment && segment < hole.next;
-      });
+absl::Status Recovery::SkipHole() {
+  WEFT_ASSIGN_OR_RETURN(const bool process_began,
+                        PassHole(*context_.state, &*reader_));
   while (process_began && !begun_.empty()) GiveUp(begun_.begin());
   return absl::OkStatus();
 }
@@ -194,22 +213,15 @@ void Recovery::ApplyRecord(const journal::LogReader::Record& bytes) {
                      " of the log: ", record.status().message())));
     return;
   }
-  ++report_.records;
   const std::optional<AdapterKey> key = records::KeyOf(*record);
-  if (key && skipped_.contains(*key)) {
+  if ((key && skipped_.contains(*key)) || restores_.Follow(*record)) {
     Advance();
     return;
   }
-  if (report_.restores.Follow(*record)) {
-    report_.marks.erase(*key);
-    Note(*key, bytes.sequence);
-    Advance();
-    return;
-  }
-  const Next next = [this, key,
+  const Next next = [this,
                      sequence = bytes.sequence](const absl::Status& status) {
     if (status.ok()) {
-      if (key) Note(*key, sequence);
+      EndRecord(sequence);
       Advance();
     } else {
       Finish(absl::Status(status.code(),
@@ -220,56 +232,38 @@ void Recovery::ApplyRecord(const journal::LogReader::Record& bytes) {
   std::visit([this, &next](auto& kind) { Apply(kind, next); }, *record);
 }
 
-absl::Status Recovery::FinishLog() {
-  report_.log_bytes = reader_->read_bytes();
-  while (!begun_.empty()) {
-    report_.given_up.push_back(begun_.begin()->first);
-    GiveUp(begun_.begin());
+void Recovery::EndRecord(uint64_t sequence) {
+  for (auto [next, end] = last_records_.equal_range(sequence); next != end;) {
+    // Requests without a later record did not complete.
+    for (auto begun = begun_.begin(); begun != begun_.end();) {
+      const auto request = begun++;
+      if (NameOf(request->second.step.adapter) == next->second) GiveUp(request);
+    }
+    context_.dispatcher.recovery().SetReady(next->second);
+    next = last_records_.erase(next);
   }
-  report_.torn_bytes = reader_->torn_bytes();
-  WEFT_RETURN_IF_ERROR(reader_->Repair());
-  report_.next_sequence = reader_->next_sequence();
-  return absl::OkStatus();
 }
 
-void Recovery::Finish(const absl::Status& status) {
+void Recovery::Finish(absl::Status status) {
   progress_.reset();
   reader_.reset();
-  if (status.ok()) {
-    done_(std::move(report_));
-  } else {
-    done_(status);
-  }
+  if (status.ok()) status = replayed_();
+  status_ = std::move(status);
+  ended_.Notify();
 }
 
 std::string Recovery::NameOf(AdapterKey key) const {
   return context_.dispatcher.adapters().NameOf(key);
 }
 
-absl::Status Recovery::CheckSlots(const std::vector<AdapterKey>& keys) const {
-  std::set<AdapterKey> together(keys.begin(), keys.end());
-  for (const auto& [work, begun] : begun_) {
-    if (begun.between_slices) together.insert(begun.step.adapter);
-  }
-  const auto limit =
-      static_cast<size_t>(context_.options.max_resident_adapters);
-  if (together.size() <= limit) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "a batch of the log has ", together.size(),
-      " adapters on the device together, and now there is room for ", limit,
-      " (--max-resident-adapters)"));
-}
-
 void Recovery::WithAdapters(const std::vector<AdapterKey>& keys,
                             const std::function<absl::Status()>& body,
                             const Next& next) {
-  const absl::Status fits = CheckSlots(keys);
-  if (!fits.ok()) {
-    next(fits);
-    return;
-  }
   BringIn(keys, 0, [this, keys, body, next](const absl::Status& room) {
+    const records::Recorder::Replaying replaying(&context_.recorder);
+    const absl::Time start = absl::Now();
     const absl::Status status = room.ok() ? body() : room;
+    report_.device_time += absl::Now() - start;
     for (const AdapterKey key : keys) Unpin(key);
     next(status);
   });

@@ -2,15 +2,19 @@
 // all later changes in the order of the log.
 //
 // Recovery runs on the engine thread as a chain of tasks, one record after
-// another, so that adapters move to and from the device as usual. Nothing else
-// uses the dispatcher during it.
+// another, so that adapters move to and from the device as usual. It first
+// reads the log to its end (log_summary.h). From then on clients may use the
+// adapters that no record is left for. Work of all others is refused until the
+// replay has passed their last records. A record changes only adapters that are
+// not ready, and clients' work only those that are, so neither changes what the
+// other computes.
 //
 // If the folder is damaged, the start fails and names the adapters that are hit
 // (records/damage.h). Those that the operator gives up are left out, and their
 // files are set aside. Then micro-batches that they shared run without them, so
 // others' numbers may have other last bits.
 //
-// A step that runs again must end as it did, otherwise the start fails. Its
+// A step that runs again must end as it did, otherwise recovery fails. Its
 // results are compared with the recorded ones. With the same build, processor
 // and settings they have the same bits, except from CUDA kernels that are not
 // deterministic. A difference is logged as a warning and counted in
@@ -29,6 +33,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 #include "src/adapters/adapter_manager.h"
 #include "src/adapters/engine_context.h"
 #include "src/base/progress.h"
@@ -38,8 +44,8 @@
 #include "src/lora/adapter.h"
 #include "src/records/damage.h"
 #include "src/records/record.h"
-#include "src/records/recorder.h"
 #include "src/records/restore_points.h"
+#include "src/recovery/log_summary.h"
 #include "src/recovery/snapshotter.h"
 #include "src/request/adapter_key.h"
 #include "src/train/batch_trainer.h"
@@ -48,17 +54,10 @@
 namespace weft::engine {
 
 struct RecoveryReport {
-  uint64_t adapters = 0;
-  uint64_t records = 0;
+  LogSummary log;
+  uint64_t adapters = 0;    // Restored, also those that the log removes.
   uint64_t mismatches = 0;  // Number of results that differ.
-  uint64_t torn_bytes = 0;  // Bytes cut off the log's end; no client got a
-                            // reply for them.
-  uint64_t log_bytes = 0;   // Read.
-  uint64_t next_sequence = 0;
-  // Requests that had begun but not completed when the process ended.
-  std::vector<uint64_t> given_up;
-  records::Marks marks;             // All adapters at the log's end.
-  records::RestorePoints restores;  // Adapters that the caller loads.
+  absl::Duration device_time;  // Of the steps that ran again.
   // If true, the folder needs a new snapshot, because the log has a hole or
   // names an adapter that was set aside.
   bool damaged = false;
@@ -79,28 +78,47 @@ class Recovery {
         snapshots_(*snapshots),
         settings_(std::move(settings)) {}
 
-  // Posts the first task. `done` runs once, on the engine thread. Errors:
-  // DATA_LOSS, naming what is damaged.
-  void Start(std::function<void(absl::StatusOr<RecoveryReport>)> done);
+  // Runs when the log is read, on the engine thread. Gets the error of reading,
+  // DATA_LOSS, which names what is damaged. If it returns an error, the log is
+  // not replayed.
+  using Opened = std::function<absl::Status(const absl::Status& read)>;
+  // Runs when the log is replayed, on the engine thread. An error fails the
+  // recovery.
+  using Replayed = std::function<absl::Status()>;
+  // Posts the first task.
+  void Start(Opened opened, Replayed replayed);
+
+  // The fields `log` and `damaged` do not change after Opened, the others until
+  // the end.
+  [[nodiscard]] const RecoveryReport& report() const { return report_; }
+
+  // Any thread may call the methods below.
+
+  [[nodiscard]] bool ended() const { return ended_.HasBeenNotified(); }
+  // Blocks until the end. Returns how it ended.
+  [[nodiscard]] absl::Status Wait() const;
+  // Returns the error with which recovery has ended; OK before the end.
+  [[nodiscard]] absl::Status failure() const;
 
  private:
   using Next = std::function<void(const absl::Status&)>;
 
+  // Reads everything and restores the adapters of the snapshot.
+  [[nodiscard]] absl::Status Read();
   // Looks for damage, and sets aside the adapters that the operator gives up.
   [[nodiscard]] absl::Status CheckFolder();
   [[nodiscard]] absl::Status SetAside(const records::Damage& damage);
-  [[nodiscard]] absl::Status ReadSnapshot();
+  [[nodiscard]] absl::Status RestoreSnapshot(const records::Snapshot& snapshot);
   // Restores an adapter whose tensors are in an image.
   [[nodiscard]] absl::Status Restore(const records::AdapterRecord& adapter);
   // Reads the next record. The chain continues when Apply calls `next`.
   void Advance();
   // Goes on behind a hole of the log.
-  [[nodiscard]] absl::Status PassHole();
+  [[nodiscard]] absl::Status SkipHole();
   void ApplyRecord(const journal::LogReader::Record& bytes);
-  // Notes that the record with this sequence changes the adapter.
-  void Note(AdapterKey key, uint64_t sequence);
-  void Finish(const absl::Status& status);
-  [[nodiscard]] absl::Status FinishLog();
+  // Lets clients use the adapters whose last record has this sequence.
+  void EndRecord(uint64_t sequence);
+  void Finish(absl::Status status);
 
   void Apply(records::AdapterRecord& adapter, const Next& next);
   void Apply(records::RemovedRecord& removed, const Next& next);
@@ -119,10 +137,6 @@ class Recovery {
   [[nodiscard]] absl::Status Install(const records::LoadedRecord& loaded,
                                      const lora::AdapterState& state);
   [[nodiscard]] std::string NameOf(AdapterKey key) const;
-  // Returns FAILED_PRECONDITION if these adapters and the pinned ones do not
-  // all fit on the device.
-  [[nodiscard]] absl::Status CheckSlots(
-      const std::vector<AdapterKey>& keys) const;
   // Brings these adapters to the device, runs `body`, then `next`.
   void WithAdapters(const std::vector<AdapterKey>& keys,
                     const std::function<absl::Status()>& body,
@@ -137,10 +151,17 @@ class Recovery {
   Snapshotter& snapshots_;
   const std::string settings_;
   std::string other_settings_;  // Settings about which a warning was logged.
-  std::function<void(absl::StatusOr<RecoveryReport>)> done_;
+  Opened opened_;
+  Replayed replayed_;
   std::optional<journal::LogReader> reader_;
   std::set<AdapterKey> skipped_;  // Adapters whose records are left out.
+  // Adapters of durability checkpoint at the present place of the log.
+  records::RestorePoints restores_;
+  // The ids of adapters to make ready, by their last records.
+  std::multimap<uint64_t, std::string> last_records_;
   RecoveryReport report_;
+  absl::Status status_;  // Set before ended_ is notified.
+  absl::Notification ended_;
   struct Begun {
     dispatch::StepTask step;
     bool between_slices = false;  // The request's gradients are on the device.

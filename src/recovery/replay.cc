@@ -39,19 +39,12 @@ std::string EndOf(const absl::StatusOr<StepResult>& result) {
 }  // namespace
 
 void Recovery::Apply(records::AdapterRecord& adapter, const Next& next) {
-  context_.dispatcher.recovery().Reserve(static_cast<uint64_t>(adapter.key) + 1,
-                                         adapter.epoch);
   if (adapter.image) {
     context_.recorder.AddImage(adapter.image->file, /*recorded=*/true);
     next(Restore(adapter));
     return;
   }
   ++report_.adapters;
-  const absl::Status fits = CheckSlots({adapter.key});
-  if (!fits.ok()) {
-    next(fits);
-    return;
-  }
   context_.dispatcher.adapters().WhenSlot(
       [this, adapter = std::move(adapter), next](const absl::Status& room) {
         next(room.ok() ? manager_.MakeAgain(adapter) : room);
@@ -65,7 +58,6 @@ void Recovery::Apply(records::RemovedRecord& removed, const Next& next) {
   if (!context_.dispatcher.adapters().NameOf(removed.key).empty()) {
     manager_.Remove(removed.key);
   }
-  report_.marks.erase(removed.key);
   next(absl::OkStatus());
 }
 
@@ -116,7 +108,6 @@ void Recovery::Apply(records::BatchRecord& batch, const Next& next) {
       return;
     }
     keys.push_back(step->second.step.adapter);
-    Note(keys.back(), reader_->next_sequence() - 1);
   }
   if (keys.empty()) {
     next(absl::OkStatus());
@@ -180,7 +171,6 @@ absl::Status Recovery::RunAgain(const records::DoneRecord& done) {
 void Recovery::Apply(records::LoadedRecord& loaded, const Next& next) {
   const AdapterKey key = loaded.key;
   context_.recorder.AddImage(loaded.file, /*recorded=*/true);
-  context_.dispatcher.recovery().Reserve(1, loaded.epoch);
   WithAdapters(
       {key},
       [this, loaded = std::move(loaded)]() -> absl::Status {

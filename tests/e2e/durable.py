@@ -45,8 +45,10 @@ class Durable:
         return self.daemon
 
     def start(self, *flags: str, failpoints: str = "") -> Any:
-        self.launch(*flags, failpoints=failpoints).wait_until_serving()
-        return self.daemon
+        daemon = self.launch(*flags, failpoints=failpoints)
+        daemon.wait_until_serving()
+        daemon.wait_until_restored()
+        return daemon
 
     def restart(self, *flags: str) -> Any:
         self.daemon.kill()

@@ -18,6 +18,7 @@ from durable import Durable, batch, facts, image, raw_batch, train
 from weft import methods
 from weft._proto import adapters_pb2, training_pb2
 
+SLOW_REPLAY = "recovery.replay=sleep(300)"  # For each record.
 SMALL_SNAPSHOTS = ("--snapshot-log-bytes", "1000")
 
 
@@ -100,6 +101,89 @@ def test_a_batch_that_fits_the_device_no_more_is_refused_by_flag(
     assert process.wait() != 0
     assert "--max-resident-adapters" in process.log_tail()
     durable.start("--max-resident-adapters", "3")
+
+
+def test_an_adapter_serves_while_others_are_restored(durable: Durable) -> None:
+    daemon = durable.start()
+    with daemon.client() as client:
+        for name in "ab":
+            client.create_adapter(name, rank=4, seed=1)
+        train(client, "a", 1)
+        for seed in range(12):
+            train(client, "b", seed)
+        known = {name: facts(durable, name).last_step for name in "ab"}
+    daemon.kill()
+    daemon = durable.launch(failpoints=SLOW_REPLAY)
+    daemon.wait_until_serving()
+    get = adapters_pb2.GetAdapterRequest(adapter_id="b")
+    create = adapters_pb2.CreateAdapterRequest(adapter_id="b")
+    with daemon.client() as client:
+        train(client, "a", 2)
+        client.create_adapter("c", rank=2, seed=1)
+        train(client, "c", 1)
+        for method, request in (
+            (methods.GET_ADAPTER, get),
+            (methods.CREATE_ADAPTER, create),
+            (methods.LIST_ADAPTERS, adapters_pb2.ListAdaptersRequest()),
+            (methods.OPTIM_STEP, optim("b", known["b"] + 1)),
+        ):
+            refused = durable.call(method, request)
+            assert refused.code == "UNAVAILABLE", (refused, daemon.log_tail())
+            assert "grpc-retry-pushback-ms" in refused.trailers
+        assert "\nweft_adapters_recovering 1\n" in daemon.scrape()
+    daemon.kill()  # In the replay, with new records behind those to replay.
+    durable.start()
+    assert facts(durable, "a").last_step == known["a"] + 2
+    assert facts(durable, "b").last_step == known["b"]
+    assert facts(durable, "c").last_step == 2
+    crashed = {name: image(durable, name) for name in "abc"}
+    durable.daemon.kill()
+    durable.folder = durable.folder / "calm"
+    with durable.start().client() as client:
+        for name, rank, seeds in (("a", 4, [1, 2]), ("b", 4, range(12)), ("c", 2, [1])):
+            client.create_adapter(name, rank=rank, seed=1)
+            for seed in seeds:
+                train(client, name, seed)
+    assert {name: image(durable, name) for name in "abc"} == crashed
+
+
+def test_a_replay_that_fails_ends_the_server(durable: Durable) -> None:
+    daemon = durable.start()
+    with daemon.client() as client:
+        client.create_adapter("a", rank=4, seed=1)
+        client.create_adapter("b", rank=4, seed=2)
+        for seed in range(3):
+            train(client, "b", seed)
+    before = image(durable, "b")
+    daemon.kill()
+    daemon = durable.launch(
+        failpoints="recovery.replay=err(EIO)#6;recovery.replay=sleep(300)"
+    )
+    daemon.wait_until_serving()
+    with daemon.client() as client:
+        train(client, "a", 1)
+    assert daemon.wait() == 1
+    assert "replaying the log" in daemon.log_tail()
+    durable.start()
+    assert facts(durable, "a").last_step == 2
+    assert image(durable, "b") == before
+
+
+def test_a_drain_does_not_wait_for_the_replay(durable: Durable) -> None:
+    daemon = durable.start()
+    with daemon.client() as client:
+        client.create_adapter("a", rank=4, seed=1)
+        for seed in range(8):
+            train(client, "a", seed)
+    before = image(durable, "a")
+    daemon.kill()
+    daemon = durable.launch(failpoints=SLOW_REPLAY)
+    daemon.wait_until_serving()
+    known = daemon.log_path.stat().st_size
+    assert daemon.stop() == 0
+    assert b'"state recovered"' not in daemon.log_path.read_bytes()[known:]
+    durable.start()
+    assert image(durable, "a") == before
 
 
 def test_what_is_refused_leaves_no_file(durable: Durable, tmp_path: Path) -> None:

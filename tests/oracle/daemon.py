@@ -104,11 +104,20 @@ class Daemon:
         log.close()
 
     def start(self) -> None:
-        """Starts the process and waits until its health is SERVING."""
+        """Starts the process and waits until it serves all adapters."""
         self.launch()
         self.wait_until_serving()
+        self.wait_until_restored()
+
+    def wait_until_restored(self) -> None:
+        """Waits until the log is replayed."""
+        limit = time.monotonic() + START_SECONDS
+        while "\nweft_adapters_recovering 0\n" not in self.scrape():
+            self._expect_alive(limit, "did not restore all adapters")
+            time.sleep(0.01)
 
     def wait_until_serving(self) -> None:
+        """Waits until its health is SERVING."""
         LIVE.append(self)
         limit = time.monotonic() + START_SECONDS
         self._wait_for_ports(limit)

@@ -1,0 +1,125 @@
+// While the log is replayed, clients use the adapters that are ready.
+#include "src/dispatch/recovery_desk.h"
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <variant>
+
+#include "gtest/gtest.h"
+#include "src/base/reason.h"
+#include "tests/dispatch/fake_engine_thread.h"
+
+namespace weft::dispatch {
+namespace {
+
+class RecoveryDeskTest : public ::testing::Test {
+ protected:
+  Dispatcher& dispatcher() { return engine_.dispatcher(); }
+  RecoveryDesk& desk() { return engine_.dispatcher().recovery(); }
+  AdapterDesk& adapters() { return engine_.dispatcher().adapters(); }
+
+  void Create(const std::string& id) {
+    engine_.Create(id, "tenant", [](const absl::StatusOr<AdapterKey>& key) {
+      EXPECT_TRUE(key.ok()) << key.status();
+    });
+    (void)engine_.Next();
+  }
+
+  void Submit(const std::string& id, uint64_t step) {
+    (void)dispatcher().steps().Submit(
+        OptimStepRequest{.adapter_id = id, .step = step},
+        {.kind = sched::WorkKind::kOptim, .tokens = 1},
+        [](const absl::StatusOr<StepResultPtr>&, bool) {});
+  }
+
+  // Replays `count` records, one after another.
+  void Replay(int count) {
+    desk().Post([this, count](const absl::Status& open) {
+      end_of_replay_ = open;
+      if (!open.ok()) return;
+      ++replayed_;
+      if (count > 1) Replay(count - 1);
+    });
+  }
+
+  // Runs a step if one is next. Returns its adapter's id.
+  std::string Run() {
+    const std::optional<Work> work = engine_.Next();
+    const auto* run = work ? std::get_if<RunStep>(&*work) : nullptr;
+    if (run == nullptr) return "";
+    const std::string id = AdapterIdOf(*run->step.request);
+    dispatcher().steps().Complete(run->step.id, OptimStepResult{});
+    return id;
+  }
+
+  FakeEngineThread engine_{{.residency = {.max_resident = 4},
+                            .max_adapters = 3,
+                            .max_adapters_per_tenant = 2}};
+  int replayed_ = 0;
+  absl::Status end_of_replay_;
+};
+
+TEST_F(RecoveryDeskTest, TheReplayAndOtherWorkTakeTurns) {
+  Create("a");
+  for (const uint64_t step : {1, 2, 3}) Submit("a", step);
+  Replay(5);
+  for (int turn = 1; turn <= 3; ++turn) {
+    EXPECT_EQ(Run(), "a");
+    EXPECT_EQ(replayed_, turn);
+  }
+  EXPECT_EQ(Run(), "");
+  EXPECT_EQ(replayed_, 5);
+}
+
+TEST_F(RecoveryDeskTest, AnAdapterIsRefusedUntilItIsReady) {
+  desk().SetRecovering({{"a", "tenant"}, {"b", "tenant"}});
+  const absl::Status refused = adapters().CheckReady("a");
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
+  const std::optional<Reason> reason = FindReason(refused);
+  ASSERT_TRUE(reason.has_value());
+  EXPECT_EQ(*reason, (Reason{.name = "ADAPTER_RECOVERING",
+                             .values = {{"adapter", "a"}}}));
+  EXPECT_TRUE(adapters().CheckReady("c").ok());
+  EXPECT_TRUE(adapters().CheckReady("").ok());
+
+  desk().SetReady("a");
+  EXPECT_TRUE(adapters().CheckReady("a").ok());
+  EXPECT_FALSE(adapters().CheckReady("b").ok());
+  EXPECT_TRUE(absl::IsUnavailable(adapters().CheckAllReady()));
+  desk().SetReady("b");
+  EXPECT_TRUE(adapters().CheckAllReady().ok());
+}
+
+TEST_F(RecoveryDeskTest, AdaptersThatAreNotMadeYetTakeSlots) {
+  Create("a");
+  desk().SetRecovering({{"a", "tenant"}, {"b", "tenant"}});
+  EXPECT_TRUE(absl::IsResourceExhausted(adapters().CheckNew("c", "tenant")));
+  EXPECT_TRUE(adapters().CheckNew("c", "other").ok());
+  desk().SetRecovering({{"b", "tenant"}, {"c", "other"}});
+  EXPECT_TRUE(absl::IsResourceExhausted(adapters().CheckNew("d", "third")));
+}
+
+TEST_F(RecoveryDeskTest, ADrainDoesNotWaitForTheReplay) {
+  Create("a");
+  Create("b");
+  (void)desk().BeginStep(*adapters().KeyOf("b"), 1, "digest",
+                         OneDatum("b", 1));
+  Submit("a", 1);
+  Replay(1000);
+  bool drained = false;
+  dispatcher().Drain([&](const absl::StatusOr<bool>& done) {
+    drained = done.ok();
+  });
+  EXPECT_EQ(Run(), "a");
+  EXPECT_EQ(Run(), "");
+  engine_.RunReplies();
+  EXPECT_TRUE(drained);
+  EXPECT_LT(replayed_, 5);
+  dispatcher().Stop();
+  dispatcher().Close(absl::UnavailableError("stopped"));
+  EXPECT_TRUE(absl::IsUnavailable(end_of_replay_));
+}
+
+}  // namespace
+}  // namespace weft::dispatch
