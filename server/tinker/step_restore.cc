@@ -15,10 +15,11 @@ constexpr absl::Duration kPause = absl::Milliseconds(200);
 
 // Sets the line's next number from the adapter's last step. If a load has
 // begun, it may have set the adapter back, so the load itself comes first.
-void PlaceLine(Front& front, Model& model) {
+// Returns false if the adapter is not restored yet.
+bool PlaceLine(Front& front, Model& model) {
   if (model.begun_load > 0) {
     model.line.next = model.begun_load;
-    return;
+    return true;
   }
   v1::GetAdapterRequest request;
   request.set_adapter_id(model.adapter);
@@ -36,9 +37,11 @@ void PlaceLine(Front& front, Model& model) {
         placed.line.next = static_cast<int64_t>(info->last_step) - offset + 1;
       });
   // A model has no adapter if the process ended while it was being made.
-  if (asked.ok() || absl::IsNotFound(asked)) return;
+  if (asked.ok() || absl::IsNotFound(asked)) return true;
+  if (absl::IsUnavailable(asked)) return false;
   Log(LogLevel::kWarning, "a model's place is not known",
       {{"model", model.id}, {"error", std::string(asked.message())}});
+  return true;
 }
 
 // Reads and runs the steps of the ledger, one after the other.
@@ -108,7 +111,13 @@ class Restore : public std::enable_shared_from_this<Restore> {
 
 void RestoreSteps(Front& front,
                   std::function<absl::Status(const CallPtr&)> run) {
-  for (auto& [id, model] : front.models) PlaceLine(front, model);
+  for (auto& [id, model] : front.models) {
+    if (PlaceLine(front, model)) continue;
+    front.after(kPause, [&front, run = std::move(run)]() mutable {
+      RestoreSteps(front, std::move(run));
+    });
+    return;
+  }
   std::make_shared<Restore>(front, std::move(run))->Start();
 }
 

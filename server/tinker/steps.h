@@ -62,9 +62,10 @@ struct StepKind {
 [[nodiscard]] absl::Status CancelFuture(Front& front, const CallPtr& call,
                                         const Respond& respond);
 
-// Runs the ledger's requests again by `run`, one after the other in the order
-// of their numbers, so that few are in memory. Then the front is ready. If
-// `run` returns an error, the request is tried again.
+// Waits until the adapters of all models are restored. Then runs the ledger's
+// requests again by `run`, one after the other in the order of their numbers,
+// so that few are in memory. Then the front is ready. If `run` returns an
+// error, the request is tried again.
 void RestoreSteps(Front& front,
                   std::function<absl::Status(const CallPtr&)> run);
 

@@ -36,9 +36,9 @@ absl::Status MoveFailed(const sched::Move& move, const std::string& adapter_id,
 absl::Status Recovering(absl::string_view what, size_t num_adapters,
                         std::map<std::string, std::string> values) {
   return WithReason(
-      absl::UnavailableError(absl::StrCat(
-          what, " being restored from the log of --state-dir (",
-          num_adapters, " adapters are left); try again")),
+      absl::UnavailableError(
+          absl::StrCat(what, " being restored from the log of --state-dir (",
+                       num_adapters, " adapters are left); try again")),
       {.name = "ADAPTER_RECOVERING", .values = std::move(values)});
 }
 

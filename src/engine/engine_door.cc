@@ -35,6 +35,15 @@ sched::WorkItem TrainItem(const TrainRequest& request, bool share_prompts) {
 
 constexpr sched::WorkKind kAdapterOp = sched::WorkKind::kAdapterOp;
 
+// Returns whether the adapter is restored. Otherwise gives the error to `done`.
+template <typename Result>
+bool IsReady(const dispatch::Dispatcher& dispatcher,
+             const std::string& adapter_id, const Callback<Result>& done) {
+  const absl::Status ready = dispatcher.adapters().CheckReady(adapter_id);
+  if (!ready.ok()) done(ready);
+  return ready.ok();
+}
+
 }  // namespace
 
 template <typename Result>
@@ -42,14 +51,6 @@ bool EngineImpl::IsOpenFor(const Callback<Result>& done) const {
   const absl::Status open = dispatcher_.CheckOpen();
   if (!open.ok()) done(open);
   return open.ok();
-}
-
-template <typename Result>
-bool EngineImpl::IsReadyFor(const std::string& adapter_id,
-                            const Callback<Result>& done) const {
-  const absl::Status ready = dispatcher_.adapters().CheckReady(adapter_id);
-  if (!ready.ok()) done(ready);
-  return ready.ok();
 }
 
 template <typename Result>
@@ -79,7 +80,7 @@ Callback<Result> EngineImpl::NameCheckpoints(const std::string& adapter_id,
 
 CancelHandle EngineImpl::Train(TrainRequest request,
                                Callback<StepReply<TrainResult>> done) {
-  if (!IsReadyFor(request.adapter_id, done)) return {};
+  if (!IsReady(dispatcher_, request.adapter_id, done)) return {};
   sched::WorkItem item = TrainItem(request, parts_.options.share_prompts);
   done = NameCheckpoints(request.adapter_id, std::move(done));
   return dispatcher_.steps().Submit(std::move(request), std::move(item),
@@ -88,7 +89,7 @@ CancelHandle EngineImpl::Train(TrainRequest request,
 
 CancelHandle EngineImpl::OptimStep(OptimStepRequest request,
                                    Callback<StepReply<OptimStepResult>> done) {
-  if (!IsReadyFor(request.adapter_id, done)) return {};
+  if (!IsReady(dispatcher_, request.adapter_id, done)) return {};
   done = NameCheckpoints(request.adapter_id, std::move(done));
   return dispatcher_.steps().Submit(
       std::move(request), {.kind = sched::WorkKind::kOptim, .tokens = 1},
@@ -97,7 +98,7 @@ CancelHandle EngineImpl::OptimStep(OptimStepRequest request,
 
 CancelHandle EngineImpl::SaveCheckpoint(
     SaveCheckpointRequest request, Callback<StepReply<CheckpointInfo>> done) {
-  if (!IsReadyFor(request.adapter_id, done)) return {};
+  if (!IsReady(dispatcher_, request.adapter_id, done)) return {};
   done = NameCheckpoints(request.adapter_id, std::move(done));
   return dispatcher_.steps().Submit(std::move(request),
                                     {.kind = kAdapterOp, .tokens = 1},
@@ -106,7 +107,7 @@ CancelHandle EngineImpl::SaveCheckpoint(
 
 CancelHandle EngineImpl::LoadCheckpoint(LoadCheckpointRequest request,
                                         Callback<StepReply<AdapterInfo>> done) {
-  if (!IsReadyFor(request.adapter_id, done)) return {};
+  if (!IsReady(dispatcher_, request.adapter_id, done)) return {};
   if (dispatcher_.adapters().KeyOf(request.adapter_id)) {
     return dispatcher_.steps().Submit(std::move(request),
                                       {.kind = kAdapterOp, .tokens = 1},
@@ -127,7 +128,7 @@ CancelHandle EngineImpl::LoadCheckpoint(LoadCheckpointRequest request,
 CancelHandle EngineImpl::PublishSnapshot(
     PublishSnapshotRequest request,
     Callback<StepReply<PublishedSnapshot>> done) {
-  if (!IsReadyFor(request.adapter_id, done)) return {};
+  if (!IsReady(dispatcher_, request.adapter_id, done)) return {};
   done = NameCheckpoints(request.adapter_id, std::move(done));
   return dispatcher_.steps().Submit(std::move(request),
                                     {.kind = kAdapterOp, .tokens = 1},
@@ -137,7 +138,7 @@ CancelHandle EngineImpl::PublishSnapshot(
 CancelHandle EngineImpl::Sample(SampleRequest request,
                                 std::function<void(SampleDelta)> on_delta,
                                 Callback<SampleResult> done) {
-  if (!IsReadyFor(request.adapter_id, done)) return {};
+  if (!IsReady(dispatcher_, request.adapter_id, done)) return {};
   const absl::Status fits = sample_loop_.CheckFits(request);
   if (!fits.ok()) {
     done(fits);
@@ -150,14 +151,14 @@ CancelHandle EngineImpl::Sample(SampleRequest request,
 
 void EngineImpl::CreateAdapter(CreateAdapterRequest request,
                                Callback<AdapterInfo> done) {
-  if (IsReadyFor(request.adapter_id, done) && Admit(done)) {
+  if (IsReady(dispatcher_, request.adapter_id, done) && Admit(done)) {
     manager_.Create(std::move(request), std::move(done));
   }
 }
 
 void EngineImpl::GetAdapter(std::string adapter_id,
                             Callback<AdapterInfo> done) {
-  if (!IsReadyFor(adapter_id, done)) return;
+  if (!IsReady(dispatcher_, adapter_id, done)) return;
   NameCheckpoints(adapter_id,
                   std::move(done))(dispatcher_.adapters().Info(adapter_id));
 }
@@ -199,7 +200,7 @@ Activity EngineImpl::activity(const ActivityQuery& query) const {
 
 // Deletions and downloads are accepted on a full disk.
 void EngineImpl::DeleteAdapter(std::string adapter_id, Callback<bool> done) {
-  if (IsReadyFor(adapter_id, done) && IsOpenFor(done)) {
+  if (IsReady(dispatcher_, adapter_id, done) && IsOpenFor(done)) {
     manager_.Delete(std::move(adapter_id), std::move(done));
   }
 }
@@ -232,21 +233,21 @@ void EngineImpl::UploadCheckpoint(UploadCheckpointRequest request,
 
 void EngineImpl::ReleaseSnapshot(ReleaseSnapshotRequest request,
                                  Callback<bool> done) {
-  if (IsReadyFor(request.adapter_id, done) && IsOpenFor(done)) {
+  if (IsReady(dispatcher_, request.adapter_id, done) && IsOpenFor(done)) {
     manager_.ReleaseSnapshot(std::move(request), std::move(done));
   }
 }
 
 void EngineImpl::ExportAdapter(ExportAdapterRequest request,
                                Callback<PeftFiles> done) {
-  if (IsReadyFor(request.adapter_id, done) && IsOpenFor(done)) {
+  if (IsReady(dispatcher_, request.adapter_id, done) && IsOpenFor(done)) {
     manager_.Export(std::move(request), std::move(done));
   }
 }
 
 void EngineImpl::ImportAdapter(ImportAdapterRequest request,
                                Callback<AdapterInfo> done) {
-  if (IsReadyFor(request.adapter_id, done) && Admit(done)) {
+  if (IsReady(dispatcher_, request.adapter_id, done) && Admit(done)) {
     manager_.Import(std::move(request), std::move(done));
   }
 }

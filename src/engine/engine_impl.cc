@@ -190,8 +190,8 @@ absl::Status EngineImpl::Recover() {
   WEFT_RETURN_IF_ERROR(status);
   const RecoveryReport& report = recovery_.report();
   const LogSummary& log = report.log;
-  const bool names_collide = std::ranges::any_of(
-      log.restores.adapters(), [&log](const auto& adapter) {
+  const bool names_collide =
+      std::ranges::any_of(log.restores.adapters(), [&log](const auto& adapter) {
         return log.changed.contains(adapter.second.adapter_id);
       });
   // If records are lost or an adapter's id still belongs to an earlier one, the
@@ -245,10 +245,9 @@ absl::Status EngineImpl::StartRecording() {
           parts_.state.get(), log.next_sequence,
           {.disk_reserve_bytes = DiskReserveOf(parts_.options)},
           &*log_metrics_));
-  recorder_.Start(std::move(writer),
-                  {.bytes = log.num_bytes, .time = absl::ZeroDuration()},
-                  SettingsOf(parts_.options, *parts_.decoder), log.marks,
-                  log.restores);
+  recorder_.Start(
+      std::move(writer), {.bytes = log.num_bytes, .time = absl::ZeroDuration()},
+      SettingsOf(parts_.options, *parts_.decoder), log.marks, log.restores);
   for (const uint64_t work : log.given_up) {
     recorder_.Write(records::GivenUpRecord{.work = work});
   }

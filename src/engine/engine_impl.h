@@ -38,9 +38,7 @@
 #include "src/runtime/compute_guard.h"
 #include "src/runtime/engine_probe.h"
 #include "src/runtime/engine_profile.h"
-#include "src/sampling/stop_matcher.h"
 #include "src/startup/memory_metrics.h"
-#include "src/startup/memory_split.h"
 #include "src/train/batch_trainer.h"
 #include "src/train/step_executor.h"
 
@@ -52,9 +50,8 @@ class EngineImpl final : public Engine {
   ~EngineImpl() override;
 
   // Restores the state in --state-dir and records all changes from then on.
-  // Call it before any other method. Returns when clients may use the adapters
-  // that are ready. Others become ready while the engine works (recovery.h); if
-  // one cannot be restored, the engine fails. Errors: DATA_LOSS (damaged
+  // Call it before any other method. Returns when clients may use the engine;
+  // adapters may become ready later (recovery.h). Errors: DATA_LOSS (damaged
   // files), those of StateFolder.
   [[nodiscard]] absl::Status Recover();
 
@@ -115,11 +112,6 @@ class EngineImpl final : public Engine {
   // Returns RESOURCE_EXHAUSTED if a new step cannot be recorded. Any thread may
   // call it.
   [[nodiscard]] absl::Status CheckRoom() const;
-
-  // Returns UNAVAILABLE if an adapter, or any adapter, is not restored yet.
-  template <typename Result>
-  [[nodiscard]] bool IsReadyFor(const std::string& adapter_id,
-                                const Callback<Result>& done) const;
 
   // Loads the adapters of durability checkpoint. Logs those that cannot be
   // loaded. Call it before the engine serves; blocks.

@@ -118,7 +118,7 @@ class Recorder {
   std::unique_ptr<journal::LogWriter> owned_;
   std::atomic<journal::LogWriter*> log_{nullptr};
   std::string settings_;
-  int replaying_ = 0;  // Number of objects of class Replaying.
+  int replaying_ = 0;         // Number of objects of class Replaying.
   std::set<uint64_t> begun_;  // Requests that have begun and not completed.
   Marks marks_;
   RestorePoints restores_;

@@ -76,9 +76,8 @@ class LogSurvey {
     const auto found = unlogged.find(key);
     const auto owner = owners_.find(key);
     if (found == unlogged.end() && owner == owners_.end()) return;
-    const std::string& id = found == unlogged.end()
-                                ? owner->second.id
-                                : found->second.adapter_id;
+    const std::string& id =
+        found == unlogged.end() ? owner->second.id : found->second.adapter_id;
     summary_.marks[key] = {.key = key, .last = sequence, .name = id};
   }
 
@@ -151,9 +150,8 @@ class LogSurvey {
       if (begun != begun_.end()) {
         keys.insert(begun->second.key);
       } else if (reading_.skipped.empty()) {
-        return absl::DataLossError(
-            absl::StrCat("a batch names request ", slice.work_id,
-                         ", which has not begun"));
+        return absl::DataLossError(absl::StrCat(
+            "a batch names request ", slice.work_id, ", which has not begun"));
       }
     }
     WEFT_RETURN_IF_ERROR(CheckSlots(keys));
@@ -201,7 +199,7 @@ class LogSurvey {
   }
 
   const LogReading& reading_;
-  uint64_t sequence_ = 0;  // Of the record that is applied.
+  uint64_t sequence_ = 0;               // That of the record that is applied.
   std::map<AdapterKey, Owner> owners_;  // Adapters of durability step.
   std::map<uint64_t, Begun> begun_;     // By their `work`.
   LogSummary summary_;

@@ -28,13 +28,13 @@ struct LoggedAdapter {
 
 struct LogSummary {
   uint64_t num_records = 0;
-  uint64_t next_sequence = 1;  // Of the first record that is not in the log.
+  uint64_t next_sequence = 1;  // That of the first record to write.
   uint64_t num_bytes = 0;
-  uint64_t torn_bytes = 0;     // Bytes cut off the log's end; no client got a
-                               // reply for them.
-  uint64_t next_key = 1;       // Is greater than every key.
-  uint64_t last_epoch = 0;     // No epoch is later.
-  records::Marks marks;             // All adapters at the log's end.
+  uint64_t torn_bytes = 0;  // Bytes cut off the log's end; no client got a
+                            // reply for them.
+  uint64_t next_key = 1;    // Is greater than every key.
+  uint64_t last_epoch = 0;  // No epoch is later.
+  records::Marks marks;     // All adapters at the log's end.
   records::RestorePoints restores;  // Adapters of durability checkpoint.
   // Those of durability step, by id. Ids of adapters that the log removes are
   // included.

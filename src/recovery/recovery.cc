@@ -65,14 +65,13 @@ absl::Status Recovery::Read() {
   }
   const uint64_t first = file ? file->next_sequence : 1;
   WEFT_RETURN_IF_ERROR(RestoreSnapshot(snapshot));
-  WEFT_ASSIGN_OR_RETURN(
-      report_.log,
-      ReadLog(*context_.state, snapshot,
-              {.first_sequence = first,
-               .skipped = skipped_,
-               .damaged = report_.damaged,
-               .max_resident = static_cast<size_t>(
-                   context_.options.max_resident_adapters)}));
+  WEFT_ASSIGN_OR_RETURN(report_.log,
+                        ReadLog(*context_.state, snapshot,
+                                {.first_sequence = first,
+                                 .skipped = skipped_,
+                                 .damaged = report_.damaged,
+                                 .max_resident = static_cast<size_t>(
+                                     context_.options.max_resident_adapters)}));
   WEFT_ASSIGN_OR_RETURN(journal::LogReader reader,
                         journal::LogReader::Open(*context_.state, first));
   reader_ = std::move(reader);
@@ -168,8 +167,7 @@ absl::Status Recovery::Restore(const records::AdapterRecord& adapter) {
 void Recovery::Advance() {
   context_.dispatcher.recovery().Post([this](const absl::Status& open) {
     // New records follow those to replay.
-    const bool at_end =
-        reader_->next_sequence() >= report_.log.next_sequence;
+    const bool at_end = reader_->next_sequence() >= report_.log.next_sequence;
     if (!open.ok() || at_end) {
       Finish(open);
       return;

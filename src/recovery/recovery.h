@@ -3,22 +3,19 @@
 //
 // Recovery runs on the engine thread as a chain of tasks, one record after
 // another, so that adapters move to and from the device as usual. It first
-// reads the log to its end (log_summary.h). From then on clients may use the
-// adapters that no record is left for. Work of all others is refused until the
-// replay has passed their last records. A record changes only adapters that are
-// not ready, and clients' work only those that are, so neither changes what the
-// other computes.
+// reads the log to its end (log_summary.h). From then on clients may use an
+// adapter when the replay has passed its last record. So records and clients
+// never change the same adapters.
 //
 // If the folder is damaged, the start fails and names the adapters that are hit
 // (records/damage.h). Those that the operator gives up are left out, and their
 // files are set aside. Then micro-batches that they shared run without them, so
 // others' numbers may have other last bits.
 //
-// A step that runs again must end as it did, otherwise recovery fails. Its
-// results are compared with the recorded ones. With the same build, processor
-// and settings they have the same bits, except from CUDA kernels that are not
-// deterministic. A difference is logged as a warning and counted in
-// RecoveryReport.
+// A step that runs again must end as it did, otherwise recovery fails. With the
+// same build, processor and settings its results have the same bits, except
+// from CUDA kernels that are not deterministic. A difference is logged as a
+// warning and counted in RecoveryReport.
 #ifndef WEFT_SRC_RECOVERY_RECOVERY_H_
 #define WEFT_SRC_RECOVERY_RECOVERY_H_
 
@@ -34,7 +31,6 @@
 
 #include "absl/status/status.h"
 #include "absl/synchronization/notification.h"
-#include "absl/time/time.h"
 #include "src/adapters/adapter_manager.h"
 #include "src/adapters/engine_context.h"
 #include "src/base/progress.h"
@@ -45,24 +41,13 @@
 #include "src/records/damage.h"
 #include "src/records/record.h"
 #include "src/records/restore_points.h"
-#include "src/recovery/log_summary.h"
+#include "src/recovery/recovery_report.h"
 #include "src/recovery/snapshotter.h"
 #include "src/request/adapter_key.h"
 #include "src/train/batch_trainer.h"
 #include "src/train/step_executor.h"
 
 namespace weft::engine {
-
-struct RecoveryReport {
-  LogSummary log;
-  uint64_t adapters = 0;    // Restored, also those that the log removes.
-  uint64_t mismatches = 0;  // Number of results that differ.
-  absl::Duration device_time;  // Of the steps that ran again.
-  // If true, the folder needs a new snapshot, because the log has a hole or
-  // names an adapter that was set aside.
-  bool damaged = false;
-  uint64_t thinned = 0;  // Batches that ran without an adapter set aside.
-};
 
 class Recovery {
  public:
@@ -79,11 +64,10 @@ class Recovery {
         settings_(std::move(settings)) {}
 
   // Runs when the log is read, on the engine thread. Gets the error of reading,
-  // DATA_LOSS, which names what is damaged. If it returns an error, the log is
-  // not replayed.
+  // DATA_LOSS, which names the damage. If it returns an error, nothing is
+  // replayed.
   using Opened = std::function<absl::Status(const absl::Status& read)>;
-  // Runs when the log is replayed, on the engine thread. An error fails the
-  // recovery.
+  // The same when the log is replayed. Its error fails the recovery.
   using Replayed = std::function<absl::Status()>;
   // Posts the first task.
   void Start(Opened opened, Replayed replayed);
@@ -95,9 +79,9 @@ class Recovery {
   // Any thread may call the methods below.
 
   [[nodiscard]] bool ended() const { return ended_.HasBeenNotified(); }
-  // Blocks until the end. Returns how it ended.
+  // Blocks until the end and returns the error.
   [[nodiscard]] absl::Status Wait() const;
-  // Returns the error with which recovery has ended; OK before the end.
+  // Returns OK before the end.
   [[nodiscard]] absl::Status failure() const;
 
  private:

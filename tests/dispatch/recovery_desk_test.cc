@@ -103,14 +103,12 @@ TEST_F(RecoveryDeskTest, AdaptersThatAreNotMadeYetTakeSlots) {
 TEST_F(RecoveryDeskTest, ADrainDoesNotWaitForTheReplay) {
   Create("a");
   Create("b");
-  (void)desk().BeginStep(*adapters().KeyOf("b"), 1, "digest",
-                         OneDatum("b", 1));
+  (void)desk().BeginStep(*adapters().KeyOf("b"), 1, "digest", OneDatum("b", 1));
   Submit("a", 1);
   Replay(1000);
   bool drained = false;
-  dispatcher().Drain([&](const absl::StatusOr<bool>& done) {
-    drained = done.ok();
-  });
+  dispatcher().Drain(
+      [&](const absl::StatusOr<bool>& done) { drained = done.ok(); });
   EXPECT_EQ(Run(), "a");
   EXPECT_EQ(Run(), "");
   engine_.RunReplies();

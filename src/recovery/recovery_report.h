@@ -1,0 +1,25 @@
+// What a recovery has found and done.
+#ifndef WEFT_SRC_RECOVERY_RECOVERY_REPORT_H_
+#define WEFT_SRC_RECOVERY_RECOVERY_REPORT_H_
+
+#include <cstdint>
+
+#include "absl/time/time.h"
+#include "src/recovery/log_summary.h"
+
+namespace weft::engine {
+
+struct RecoveryReport {
+  LogSummary log;
+  uint64_t adapters = 0;       // Restored, also those that the log removes.
+  uint64_t mismatches = 0;     // Number of results that differ.
+  absl::Duration device_time;  // The time of the steps that ran again.
+  // If true, the folder needs a new snapshot, because the log has a hole or
+  // names an adapter that was set aside.
+  bool damaged = false;
+  uint64_t thinned = 0;  // Batches that ran without an adapter set aside.
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_RECOVERY_RECOVERY_REPORT_H_
