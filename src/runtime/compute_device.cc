@@ -1,18 +1,18 @@
 #include "src/runtime/compute_device.h"
 
 #include "src/ops/cuda_dispatch.h"
+#include "src/runtime/host_allocator.h"
 
 namespace weft::engine {
 namespace {
 
-// The host as a device. Its allocator caches nothing, and a broken host ends
-// the process.
+// The host as a device. A broken host ends the process.
 class HostDevice final : public ComputeDevice {
  public:
   [[nodiscard]] DeviceMemory Memory() const override { return {}; }
   [[nodiscard]] int64_t LimitTo(double /*share*/) override { return 0; }
   void Wait() override {}
-  void ReleaseCached() override {}
+  void ReleaseCached() override { HostAllocator::Get().ReleaseCached(); }
   [[nodiscard]] absl::Status CheckAnswers() override {
     return absl::OkStatus();
   }

@@ -18,6 +18,7 @@
 #include "src/model_config/model_shard.h"
 #include "src/ops/bf16_product.h"
 #include "src/parallel/agreement.h"
+#include "src/runtime/host_allocator.h"
 #include "src/runtime/torch_guard.h"
 #include "src/startup/memory_plan.h"
 #include "src/startup/weight_error.h"
@@ -140,6 +141,7 @@ absl::StatusOr<std::unique_ptr<model::Decoder>> LoadDecoder(
   const at::ScalarType dtype = PickDtype(options.dtype, device);
   if (device.is_cuda()) WEFT_RETURN_IF_ERROR(CheckCudaFormat(options));
   SetCpuArithmetic(options, dtype, device);
+  if (device.is_cpu()) HostAllocator::Install();
   absl::StatusOr<model::DecoderWeights> loaded = absl::InternalError("not run");
   std::unique_ptr<model::Decoder> decoder;
   WEFT_RETURN_IF_ERROR(RunGuarded("loading the model", [&] {

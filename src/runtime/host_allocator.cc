@@ -1,0 +1,138 @@
+#include "src/runtime/host_allocator.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "absl/types/span.h"
+#include "src/base/huge_pages.h"
+
+namespace weft::engine {
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool kHasAddressSanitizer = true;
+#elif defined(__has_feature)
+constexpr bool kHasAddressSanitizer = __has_feature(address_sanitizer);
+#else
+constexpr bool kHasAddressSanitizer = false;
+#endif
+
+constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kGranule = size_t{64} << 10;  // Sizes of blocks.
+
+size_t RoundUp(size_t bytes, size_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
+
+// Maps a block that begins with a huge page. Returns null if that fails.
+void* Map(size_t bytes) {
+  const size_t mapped = bytes + kHugePage;
+  void* const all = mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (all == MAP_FAILED) return nullptr;
+  auto* const begin = static_cast<std::byte*>(all);
+  const size_t head = RoundUp(reinterpret_cast<uintptr_t>(begin), kHugePage) -
+                      reinterpret_cast<uintptr_t>(begin);
+  if (head > 0) munmap(begin, head);
+  munmap(begin + head + bytes, mapped - head - bytes);
+  PreferHugePages(absl::MakeSpan(begin + head, bytes));
+  return begin + head;
+}
+
+}  // namespace
+
+HostAllocator& HostAllocator::Get() {
+  static HostAllocator& allocator = *new HostAllocator();
+  return allocator;
+}
+
+void HostAllocator::Install() {
+  if (!kHasAddressSanitizer) c10::SetCPUAllocator(&Get());
+}
+
+c10::DataPtr HostAllocator::allocate(size_t bytes) {
+  if (bytes < kMinBytes) {
+    return c10::GetDefaultCPUAllocator()->allocate(bytes);
+  }
+  void* data = nullptr;
+  {
+    MutexLock lock(&mu_);
+    data = Take(RoundUp(bytes, kGranule));
+  }
+  // LibTorch's own allocator says what is wrong.
+  if (data == nullptr) return c10::GetDefaultCPUAllocator()->allocate(bytes);
+  return {data, data, &HostAllocator::Free, c10::Device(c10::kCPU)};
+}
+
+c10::DeleterFnPtr HostAllocator::raw_deleter() const { return &Free; }
+
+void* HostAllocator::Take(size_t bytes) {
+  void* data = nullptr;
+  const auto block = cache_.lower_bound(bytes);
+  // A block is used for what is slightly smaller than it.
+  if (block != cache_.end() && block->first <= bytes + bytes / 8) {
+    data = block->second.data;
+    bytes = block->first;
+    usage_.cached -= bytes;
+    cache_.erase(block);
+  } else {
+    MakeRoom(bytes);
+    data = Map(bytes);
+    if (data == nullptr && !cache_.empty()) {
+      while (!cache_.empty()) Unmap(cache_.begin());
+      data = Map(bytes);
+    }
+    if (data == nullptr) return nullptr;
+  }
+  in_use_.emplace(data, bytes);
+  usage_.in_use += bytes;
+  most_in_use_ = std::max(most_in_use_, usage_.in_use);
+  return data;
+}
+
+void HostAllocator::MakeRoom(size_t bytes) {
+  const size_t limit = std::max(most_in_use_, usage_.in_use + bytes);
+  while (usage_.in_use + usage_.cached + bytes > limit) {
+    Unmap(std::ranges::min_element(
+        cache_, {}, [](const auto& entry) { return entry.second.freed_at; }));
+  }
+}
+
+void HostAllocator::Unmap(Cache::iterator block) {
+  usage_.cached -= block->first;
+  munmap(block->second.data, block->first);
+  cache_.erase(block);
+}
+
+void HostAllocator::Free(void* data) {
+  HostAllocator& allocator = Get();
+  {
+    MutexLock lock(&allocator.mu_);
+    const auto held = allocator.in_use_.find(data);
+    if (held != allocator.in_use_.end()) {
+      const size_t bytes = held->second;
+      allocator.in_use_.erase(held);
+      allocator.cache_.emplace(
+          bytes, Cached{.data = data, .freed_at = ++allocator.num_frees_});
+      allocator.usage_.in_use -= bytes;
+      allocator.usage_.cached += bytes;
+      return;
+    }
+  }
+  c10::GetDefaultCPUAllocator()->raw_deallocate(data);
+}
+
+void HostAllocator::ReleaseCached() {
+  MutexLock lock(&mu_);
+  while (!cache_.empty()) Unmap(cache_.begin());
+}
+
+HostAllocator::Usage HostAllocator::usage() const {
+  MutexLock lock(&mu_);
+  return usage_;
+}
+
+}  // namespace weft::engine
