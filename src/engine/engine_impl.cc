@@ -14,6 +14,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "src/base/log.h"
+#include "src/base/periodic_task.h"
 #include "src/base/profile.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
@@ -280,7 +281,11 @@ void EngineImpl::Loop() {
     const profile::Span span("wait for work");
     return dispatcher_.Next(sample_loop_.active(), kIdleWait);
   };
-  absl::Time next_disk_check = absl::InfinitePast();
+  PeriodicTask disk_look(kDiskInterval, [this] {
+    adapter_io_.DeleteExpired();
+    probe_.SetStoredCheckpoints(adapter_io_.stored_bytes());
+    parts_.disks->Refresh();
+  });
   while (std::optional<dispatch::Work> work = next_work()) {
     const absl::Time start = absl::Now();
     Run(*work);
@@ -289,14 +294,9 @@ void EngineImpl::Loop() {
     if (trained) recorder_.AddCost(absl::Now() - start);
     // A snapshot shows all adapters at one place of the log.
     if (recovery_.ended()) snapshots_.GoOn();
-    if (start >= next_disk_check) {
-      next_disk_check = start + kDiskInterval;
-      context_.PostIo([this] {
-        adapter_io_.DeleteExpired();
-        probe_.SetStoredCheckpoints(adapter_io_.stored_bytes());
-        parts_.disks->Refresh();
-      });
-    }
+    disk_look.PostWhenDue(start, [this](std::function<void()> look) {
+      context_.PostIo(std::move(look));
+    });
     probe_.Heartbeat();
     profile_.BetweenWork(
         trained || std::holds_alternative<dispatch::RunDecode>(*work),
