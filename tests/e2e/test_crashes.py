@@ -4,7 +4,8 @@ kills.
 
 Half of the processes end at a random file operation (support/failpoints.h), the
 others at a random moment. At least WEFT_CRASHES kills come, and at least a quarter
-of that many during recovery.
+of that many during recovery. The test fails if that takes MOST_KILLS, or if a call
+is not answered within CALL_SECONDS, so it ends.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ from weft._proto import adapters_pb2, training_pb2
 VOCAB = 320
 CLIENTS = 8
 CRASHES = int(os.environ.get("WEFT_CRASHES", "20"))
+MOST_KILLS = 4 * CRASHES + 20
+# A call is repeated over this time. Kills may interrupt it several times.
+CALL_SECONDS = 120.0
 FAILPOINTS = daemon_module.BUILD_DIR / "tests" / "support" / "libweft_failpoints.so"
 # Products of so few rows have the same bits in every batch (src/ops/matmul.h).
 # So it does not matter which requests share a batch, which differs between
@@ -118,12 +122,14 @@ class Client:
         self.replies: list[Any] = []
 
     def call(self, method: Any, request: Any) -> Any:
+        limit = time.monotonic() + CALL_SECONDS
         while True:
             with raw.Raw(self.address) as channel:
                 outcome = channel.call(method, request, timeout=30)
             if outcome.code == "OK":
                 return outcome.reply
             assert outcome.code in ("UNAVAILABLE", "CANCELLED"), outcome
+            assert time.monotonic() < limit, outcome
             time.sleep(0.05)
 
     def create(self) -> None:
@@ -166,6 +172,7 @@ def end_state(server: Any, client: Client) -> tuple[Any, dict[str, bytes]]:
 
 
 def test_nothing_acknowledged_is_lost_or_done_twice(tmp_path: Path) -> None:
+    assert FAILPOINTS.exists()  # The loader ignores a library that is missing.
     rng = random.Random(7)
     server = Server(tmp_path / "crashing", "--state-dir", str(tmp_path / "state"))
     clients = [Client(server.address, i) for i in range(CLIENTS)]
@@ -183,6 +190,7 @@ def test_nothing_acknowledged_is_lost_or_done_twice(tmp_path: Path) -> None:
             futures = [pool.submit(run, client) for client in clients]
             try:
                 while not (server.has_died_enough or any(f.done() for f in futures)):
+                    assert server.kills < MOST_KILLS, server.deaths
                     server.live_and_die(rng)
                 server.start()
             finally:
