@@ -49,6 +49,7 @@ absl::Status BatchTrainer::Run(const dispatch::RunTrain& given) {
   const absl::Status status = RunSlices(train);
   if (status.ok()) {
     desk.CountTokens(train);
+    const profile::Span span("record batch");
     context_.recorder.Batch(train);
   }
   for (size_t i = 0; i < train.slices.size(); ++i) {

@@ -65,7 +65,10 @@ absl::StatusOr<StepResult> StepExecutor::Complete(
   if (!result.ok() && IsStepFailure(*step.request, result.status())) {
     result = StepFailure{.status = result.status()};
   }
-  if (result.ok()) context_.recorder.Done(step, *result);
+  if (result.ok()) {
+    const profile::Span span("record step");
+    context_.recorder.Done(step, *result);
+  }
   context_.dispatcher.steps().Complete(step.id, result, facts);
   return result;
 }

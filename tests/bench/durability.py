@@ -1,7 +1,7 @@
 """Measures what it costs to have each step on disk before its reply. Reports the
 tokens per second of many small adapters that train at once, with and without
---state-dir, in turns, and the bytes of log per step. Losses must be equal up to
-rounding on both sides."""
+--state-dir, in turns, and the bytes and syncs of the log per step. Losses must be
+equal up to rounding on both sides."""
 
 from __future__ import annotations
 
@@ -15,9 +15,15 @@ from typing import Any
 
 import inputs
 import report
-from processes import RANK, running, scratch
+from processes import RANK, metric, running, scratch
 
 import weft
+
+PER_STEP = {
+    "log_bytes": "weft_journal_bytes_total",
+    "syncs": "weft_journal_sync_seconds_count",
+    "sync_seconds": "weft_journal_sync_seconds_sum",
+}
 
 
 def main(arguments: list[str]) -> int:
@@ -64,7 +70,7 @@ def measure(options: argparse.Namespace, work: Path, side: str) -> dict[str, Any
     rows = inputs.rows(options.model, options.adapters, options.length + 1)
     data = [[weft.Datum.next_token(row)] for row in rows]
     result: dict[str, Any] = {}
-    with running(options, work, *flags) as (_, client):
+    with running(options, work, *flags) as (process, client):
         adapters = [
             client.create_adapter(f"a{i}", rank=RANK, seed=i)
             for i in range(options.adapters)
@@ -77,26 +83,22 @@ def measure(options: argparse.Namespace, work: Path, side: str) -> dict[str, Any
 
         with ThreadPoolExecutor(options.adapters) as pool:
             list(pool.map(step, range(options.adapters)))
-            before = log_bytes(state)
+            before = process.scrape()
             start = time.perf_counter()
             losses = [
                 list(pool.map(step, range(options.adapters)))
                 for _ in range(options.reps)
             ]
             seconds = time.perf_counter() - start
+            after = process.scrape()
         tokens = options.adapters * options.length * options.reps
         result["tokens_per_second"] = tokens / seconds
         result["losses"] = losses
         steps = 2 * options.adapters * options.reps
-        result["log_bytes_per_step"] = (log_bytes(state) - before) / steps
+        for name, series in PER_STEP.items():
+            added = metric(after, series) - metric(before, series)
+            result[f"{name}_per_step"] = added / steps
     return result
-
-
-def log_bytes(state: Path) -> int:
-    folder = state / "log"
-    return (
-        sum(file.stat().st_size for file in folder.iterdir()) if state.exists() else 0
-    )
 
 
 def _expect_same_losses(sides: dict[str, list[dict[str, Any]]]) -> None:

@@ -103,14 +103,19 @@ def _arguments(
     return (model or options.model, folder, *own, *flags)
 
 
+def metric(page: str, name: str) -> float:
+    """Returns the sum of a metric's series on a metrics page; 0 if it has none."""
+    return sum(
+        float(line.split()[-1])
+        for line in page.splitlines()
+        if line.startswith((f"{name} ", f"{name}{{"))
+    )
+
+
 def adapter_moves(page: str) -> int:
     """Returns how often an adapter was moved, in any direction, from a metrics
     page."""
-    return sum(
-        int(float(line.split()[-1]))
-        for line in page.splitlines()
-        if line.startswith("weft_adapter_moves_total{")
-    )
+    return int(metric(page, "weft_adapter_moves_total"))
 
 
 def resident(options: argparse.Namespace, adapters: int) -> tuple[str, ...]:

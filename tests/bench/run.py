@@ -24,6 +24,7 @@ import durability  # noqa: E402
 import group_prompt  # noqa: E402
 import grouped  # noqa: E402
 import load  # noqa: E402
+import log_cost  # noqa: E402
 import logprobs  # noqa: E402
 import memory  # noqa: E402
 import mixed_load  # noqa: E402
@@ -46,6 +47,7 @@ BENCHES = {
     "group_prompt": group_prompt.main,
     "grouped": grouped.main,
     "load": load.main,
+    "log_cost": log_cost.main,
     "logprobs": logprobs.main,
     "memory": memory.main,
     "mixed_load": mixed_load.main,

@@ -165,3 +165,12 @@ def folder(name: str, device: str) -> Path:
         values = json.dumps(SHAPES[name])
         subprocess.run([sys.executable, program, values, path, device], check=True)
     return path
+
+
+def config_folder(name: str, work: Path) -> Path:
+    """Returns a folder below `work` that has config.json alone. weftd draws the
+    weights with --load-format dummy."""
+    path = work / name
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(SHAPES[name]), "utf-8")
+    return path

@@ -326,6 +326,19 @@ def test_durability(capsys: Any, tiny: tuple[str, str]) -> None:
     result = quick("durability", capsys, *tiny, "--adapters", "3", "--length", "16")
     assert result["ratio"]["speed recorded/forgotten"]["value"] > 0
     assert result["ours"]["recorded"]["log_bytes_per_step"] > 0
+    assert result["ours"]["forgotten"]["log_bytes_per_step"] == 0
+
+
+@pytest.mark.parametrize("shape", [(), ("--shape", "tiny")])
+def test_log_cost(shape: tuple[str, ...], capsys: Any, tiny: tuple[str, str]) -> None:
+    result = quick("log_cost", capsys, *tiny, *shape, "--length", "16", "--reps", "3")
+    ours = result["ours"]
+    for kind in ("forward_backward", "optim_step"):
+        assert all(figure > 0 for figure in ours[kind].values()), ours
+    # Weights and both moments of 16 ranks; the gradient is zero.
+    assert ours["snapshot"]["image_bytes"] > 3 * 4 * 16 * 1000
+    assert ours["snapshot"]["seconds"] > 0
+    assert all(entry["value"] > 0 for entry in result["ratio"].values())
 
 
 def test_restart(capsys: Any, tiny: tuple[str, str]) -> None:

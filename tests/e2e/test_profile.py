@@ -34,6 +34,8 @@ PARENTS = {
     "layer backward": "backward pass",
     "wait for the device": "train batch",
     "add gradients": "train batch",
+    "record batch": "train batch",
+    "record step": "step alone",
     "optimizer step": "step alone",
     "prefill": "sample",
     "decode iteration": "sample",

@@ -1,0 +1,233 @@
+"""Measures what the log of --state-dir costs for a step of one adapter: bytes on disk,
+time of the engine's thread, time of a sync; and what a snapshot of the adapter costs.
+
+An adapter of durability memory takes the same steps in turns. Its losses must be
+those of the logged adapter, and it must add nothing to the log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import daemon
+import grpc
+import inputs
+import report
+import shapes
+import timing
+from processes import RANK, metric, running, scratch
+
+import weft
+from weft import methods
+from weft._proto import server_pb2
+
+# The spans of src/base/profile.h in which the engine's thread makes records.
+SPANS = {"forward_backward": "record batch", "optim_step": "record step"}
+PROFILE_SECONDS = 300
+# Drawing the weights of an 8B shape takes about two minutes.
+START_SECONDS = 600.0
+# The engine's thread sees within this time that a profile is wanted.
+IDLE_SECONDS = 0.5
+COUNTS = {
+    "log_bytes": "weft_journal_bytes_total",
+    "records": "weft_journal_records_total",
+    "syncs": "weft_journal_sync_seconds_count",
+    "sync_seconds": "weft_journal_sync_seconds_sum",
+}
+
+
+def main(arguments: list[str]) -> int:
+    options = _parse(arguments)
+    with scratch() as work:
+        ours = measure(options, work)
+    logged = sum(ours[kind]["seconds"] for kind in SPANS)
+    unlogged = sum(ours[kind]["unlogged_seconds"] for kind in SPANS)
+    recording = sum(ours[kind]["engine_microseconds"] for kind in SPANS) / 1e6
+    result = {
+        "bench": "log_cost",
+        "ours": ours,
+        "peer": {},
+        "ratio": {
+            "seconds of a step logged/unlogged": report.ratio(logged / unlogged),
+            "engine's seconds of recording/of a step": report.ratio(
+                recording / unlogged
+            ),
+        },
+        "config": {
+            "model": options.shape or options.model.name,
+            "weights": "int8" if options.shape else "f32",
+            "tokens": options.length,
+            "rank": RANK,
+            "reps": options.reps,
+            "threads": options.threads,
+        },
+    }
+    report.emit_ratios(result, options.output)
+    return 0
+
+
+def measure(options: argparse.Namespace, work: Path) -> dict[str, Any]:
+    state = work / "state"
+    # Only the stop writes a snapshot.
+    flags = ["--state-dir", str(state), "--snapshot-replay-seconds", "86400"]
+    flags += ["--log-format", "json"]
+    if options.shape:
+        daemon.START_SECONDS = START_SECONDS
+        options.model = shapes.config_folder(options.shape, work)
+        flags += ["--load-format", "dummy", "--weights", "int8"]
+    with running(options, work, *flags) as (process, client):
+        pair = {
+            name: Steps(options, process, client, name, durability)
+            for name, durability in (("unlogged", "memory"), ("logged", "step"))
+        }
+        _take_turns(pair, 1)  # To warm up.
+        for steps in pair.values():
+            steps.runs.clear()
+        # Both take a gradient and a step in each turn.
+        with profiled(process, 4 * options.reps) as profile:
+            _take_turns(pair, options.reps)
+        spans = profile.result()
+    result = {
+        kind: _kind(kind, pair["logged"], pair["unlogged"], spans) for kind in SPANS
+    }
+    return {**result, "snapshot": _snapshot(process, state)}
+
+
+class Steps:
+    """Steps of one adapter, with what each added to the log."""
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        process: daemon.Daemon,
+        client: Any,
+        name: str,
+        durability: str,
+    ):
+        self._process = process
+        self._adapter = client.create_adapter(
+            name, rank=RANK, seed=1, durability=durability
+        )
+        rows = inputs.rows(options.model, 1, options.length + 1)
+        self._data = [weft.Datum.next_token(rows[0])]
+        self.runs: list[dict[str, Any]] = []
+
+    def take(self) -> None:
+        def gradient() -> None:
+            metrics = self._adapter.forward_backward(self._data).metrics
+            run["loss"] = float(metrics["loss:sum"])
+
+        run: dict[str, Any] = {}
+        run["forward_backward"] = self._counted(gradient)
+        run["optim_step"] = self._counted(
+            lambda: self._adapter.optim_step(learning_rate=1e-4)
+        )
+        self.runs.append(run)
+
+    def of(self, kind: str, figure: str) -> list[float]:
+        return [run[kind][figure] for run in self.runs]
+
+    def _counted(self, call: Callable[[], object]) -> dict[str, float]:
+        before = self._counts()
+        seconds = timing.once(call)
+        after = self._counts()
+        added = {name: after[name] - before[name] for name in COUNTS}
+        return {"seconds": seconds, **added}
+
+    def _counts(self) -> dict[str, float]:
+        page = self._process.scrape()
+        return {name: metric(page, series) for name, series in COUNTS.items()}
+
+
+@contextmanager
+def profiled(process: daemon.Daemon, pieces: int) -> Iterator[Future[Any]]:
+    """Records the engine's thread for so many pieces of work. Afterwards the future
+    has the trace's spans in the order of time."""
+    request = server_pb2.ProfileRequest(steps=pieces, seconds=PROFILE_SECONDS)
+
+    def record() -> list[dict[str, Any]]:
+        with grpc.insecure_channel(process.address) as channel:
+            call = methods.PROFILE.bind(channel)
+            parts = call(request, timeout=PROFILE_SECONDS + 60)
+            trace = json.loads(b"".join(part.trace for part in parts))
+        spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+        return sorted(spans, key=lambda span: float(span["ts"]))
+
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(record)
+        time.sleep(IDLE_SECONDS)
+        yield future
+
+
+def _take_turns(pair: dict[str, Steps], reps: int) -> None:
+    for number in range(reps):
+        for steps in pair.values():
+            steps.take()
+        unlogged, logged = (steps.runs[-1] for steps in pair.values())
+        report.expect_close(
+            "loss", logged["loss"], unlogged["loss"], report.LOSS_TOLERANCE
+        )
+        if any(unlogged[kind]["log_bytes"] > 0 for kind in SPANS):
+            raise SystemExit("a step of durability memory added to the log")
+        seconds = ", ".join(f"{kind} {logged[kind]['seconds']:.3f} s" for kind in SPANS)
+        print(f"log_cost: step {number + 1} of {reps}: {seconds}", file=sys.stderr)
+
+
+def _kind(
+    kind: str, logged: Steps, unlogged: Steps, spans: list[dict[str, Any]]
+) -> dict[str, float]:
+    """Returns what a step of this kind costs: means, but medians of times."""
+    recorded = [span["dur"] for span in spans if span["name"] == SPANS[kind]]
+    if len(recorded) != 2 * len(logged.runs):
+        raise SystemExit(
+            f"a profile of {PROFILE_SECONDS} s has {len(recorded)} of"
+            f" {2 * len(logged.runs)} spans; take fewer --reps"
+        )
+    syncs = sum(logged.of(kind, "syncs"))
+    return {
+        "log_bytes": statistics.mean(logged.of(kind, "log_bytes")),
+        "records": statistics.mean(logged.of(kind, "records")),
+        # The adapters take turns, and the logged one comes second.
+        "engine_microseconds": statistics.median(recorded[1::2]),
+        "sync_seconds": sum(logged.of(kind, "sync_seconds")) / syncs,
+        "seconds": statistics.median(logged.of(kind, "seconds")),
+        "unlogged_seconds": statistics.median(unlogged.of(kind, "seconds")),
+    }
+
+
+def _snapshot(process: daemon.Daemon, state: Path) -> dict[str, float]:
+    """Returns the bytes of the logged adapter's image, and the seconds from the
+    beginning of its snapshot until it was on disk."""
+    lines = map(json.loads, process.log_path.read_text("utf-8").splitlines())
+    stamps = {line["msg"]: datetime.fromisoformat(line["ts"]) for line in lines}
+    begin = stamps.get("writing a last snapshot")
+    if begin is None:
+        raise SystemExit("the stop wrote no snapshot; take more --reps")
+    (image,) = (state / "images").iterdir()
+    end = stamps["snapshot written, log cut"]
+    return {
+        "image_bytes": image.stat().st_size,
+        "seconds": (end - begin).total_seconds(),
+    }
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = report.parser("log_cost", __doc__)
+    parser.add_argument("--length", type=int, default=64, help="tokens of a step")
+    parser.add_argument(
+        "--shape",
+        choices=shapes.SHAPES,
+        help="instead of --model: a published model's sizes, random weights in int8",
+    )
+    parser.set_defaults(reps=20)
+    return report.parse_with_model(parser, arguments)
