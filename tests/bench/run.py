@@ -27,6 +27,7 @@ import load  # noqa: E402
 import log_cost  # noqa: E402
 import logprobs  # noqa: E402
 import memory  # noqa: E402
+import mixed_durability  # noqa: E402
 import mixed_load  # noqa: E402
 import moe  # noqa: E402
 import multi_adapter  # noqa: E402
@@ -50,6 +51,7 @@ BENCHES = {
     "log_cost": log_cost.main,
     "logprobs": logprobs.main,
     "memory": memory.main,
+    "mixed_durability": mixed_durability.main,
     "mixed_load": mixed_load.main,
     "moe": moe.main,
     "multi_adapter": multi_adapter.main,

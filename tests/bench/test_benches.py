@@ -329,6 +329,12 @@ def test_durability(capsys: Any, tiny: tuple[str, str]) -> None:
     assert result["ours"]["forgotten"]["log_bytes_per_step"] == 0
 
 
+def test_mixed_durability(capsys: Any, tiny: tuple[str, str]) -> None:
+    size = ("--adapters", "3", "--length", "16")
+    result = quick("mixed_durability", capsys, *tiny, *size)
+    assert all(entry["value"] > 0 for entry in result["ratio"].values())
+
+
 @pytest.mark.parametrize("shape", [(), ("--shape", "tiny")])
 def test_log_cost(shape: tuple[str, ...], capsys: Any, tiny: tuple[str, str]) -> None:
     result = quick("log_cost", capsys, *tiny, *shape, "--length", "16", "--reps", "3")

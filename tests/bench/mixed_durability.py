@@ -1,0 +1,124 @@
+"""Measures what it costs that adapters of durability step and memory share no batch.
+In one server many small adapters train at once, in turns: all of durability step, all
+of durability memory, and half of each. Losses must be equal up to rounding, whatever
+the durability."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import inputs
+import report
+from processes import RANK, resident, running, scratch
+
+import weft
+
+SIDES = ("step", "half", "memory")
+
+
+def main(arguments: list[str]) -> int:
+    options = _parse(arguments)
+    with scratch() as work:
+        seconds = measure(options, work)
+    tokens = options.adapters * options.length
+    rounds = list(zip(*seconds.values(), strict=True))
+    result = {
+        "bench": "mixed_durability",
+        "ours": {
+            side: {"tokens_per_second": tokens / min(times), "all_seconds": times}
+            for side, times in seconds.items()
+        },
+        "peer": {},
+        "ratio": {
+            # Half of each would take the mean of both. The median of rounds, because
+            # the sides of a round ran one after another.
+            "speed half/mean of both": report.ratio(
+                statistics.median(
+                    (step + memory) / 2 / half for step, half, memory in rounds
+                )
+            ),
+            "speed step/memory": report.ratio(
+                statistics.median(memory / step for step, _, memory in rounds)
+            ),
+        },
+        "config": {
+            "model": options.model.name,
+            "adapters": options.adapters,
+            "tokens": options.length,
+            "rank": RANK,
+            "rounds": options.rounds,
+            "threads": options.threads,
+        },
+    }
+    report.emit_ratios(result, options.output)
+    return 0
+
+
+def measure(options: argparse.Namespace, work: Path) -> dict[str, list[float]]:
+    """Returns the seconds of each round of a gradient and a step of every adapter."""
+    count = options.adapters
+    rows = inputs.rows(options.model, count, options.length + 1)
+    data = [[weft.Datum.next_token(row)] for row in rows]
+    flags = ("--state-dir", str(work / "state"), *resident(options, 2 * count))
+    seconds: dict[str, list[float]] = {side: [] for side in SIDES}
+    with (
+        running(options, work, *flags) as (_, client),
+        ThreadPoolExecutor(count) as pool,
+    ):
+        runs = {
+            durability: [
+                Run(client, f"{durability}{i}", durability, data[i], seed=i)
+                for i in range(count)
+            ]
+            for durability in ("step", "memory")
+        }
+        mixed = [runs["memory" if i % 2 else "step"][i] for i in range(count)]
+        sides = {"step": runs["step"], "half": mixed, "memory": runs["memory"]}
+        for number in range(options.rounds + 1):
+            # Every second round in the other order, so that drift cancels out.
+            for side in SIDES[:: -1 if number % 2 else 1]:
+                start = time.perf_counter()
+                list(pool.map(Run.take, sides[side]))
+                seconds[side].append(time.perf_counter() - start)
+                print(
+                    f"mixed_durability: round {number} of {options.rounds}, {side}:"
+                    f" {seconds[side][-1]:.2f} s",
+                    file=sys.stderr,
+                )
+        for logged, unlogged in zip(runs["step"], runs["memory"], strict=True):
+            for ours, expected in zip(logged.losses, unlogged.losses, strict=False):
+                report.expect_close("loss", ours, expected, report.LOSS_TOLERANCE)
+    # The first round is to warm up.
+    return {side: times[1:] for side, times in seconds.items()}
+
+
+class Run:
+    """The steps of one adapter."""
+
+    def __init__(
+        self, client: Any, name: str, durability: str, data: Any, seed: int
+    ) -> None:
+        self._adapter = client.create_adapter(
+            name, rank=RANK, seed=seed, durability=durability
+        )
+        self._data = data
+        self.losses: list[float] = []
+
+    def take(self) -> None:
+        loss = self._adapter.forward_backward(self._data).metrics["loss:sum"]
+        self._adapter.optim_step(learning_rate=1e-4)
+        self.losses.append(float(loss))
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = report.parser("mixed_durability", __doc__)
+    parser.add_argument("--adapters", type=int, default=64)
+    parser.add_argument("--length", type=int, default=64, help="tokens of a step")
+    parser.set_defaults(rounds=5)
+    return report.parse_with_model(parser, arguments)
