@@ -12,16 +12,20 @@ namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
 // Cuts the rows of x into tiles of nearly equal size, and multiplies each tile
-// with kSkinnyOutputs rows of the weight. At the same time prefetches the
-// `next_rows` rows that follow.
+// with kSkinnyOutputs rows of the weight. At the same time prefetches as many
+// bytes of what follows as `next_rows` rows have.
 template <typename Weight>
 WEFT_INLINE void RunTiles(const SkinnyProduct& p, const Weight* weight,
                           int64_t next_rows, int64_t output) {
   const int64_t num_tiles = (p.num_rows + kTileRows - 1) / kTileRows;
   const int64_t num_steps = num_tiles * (p.num_inputs / kWidth + 1);
-  const Weight* next = weight + kSkinnyOutputs * p.weight_stride;
-  Fetch fetch{.at = (const char*)next,
-              .end = (const char*)(next + next_rows * p.weight_stride)};
+  // Four rows of a narrow weight are too short to hide the latency of memory.
+  constexpr int64_t kAhead = sizeof(Weight) < sizeof(float) ? kAheadBytes : 0;
+  const char* next =
+      (const char*)(weight + kSkinnyOutputs * p.weight_stride) + kAhead;
+  const int64_t next_bytes =
+      next_rows * p.weight_stride * int64_t{sizeof(Weight)};
+  Fetch fetch{.at = next, .end = next + next_bytes};
   fetch.step_bytes = (fetch.end - fetch.at + num_steps - 1) / num_steps;
   for (int64_t tile = 0; tile < num_tiles; ++tile) {
     const int64_t row = p.num_rows * tile / num_tiles;
