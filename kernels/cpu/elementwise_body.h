@@ -1,4 +1,4 @@
-// Bodies of rotary, AdamW and exp; see kernels.h. Part of table_*.cc.
+// Bodies of rotary, AdamW, exp and sums; see kernels.h. Part of table_*.cc.
 #ifndef WEFT_KERNELS_CPU_ELEMENTWISE_BODY_H_
 #define WEFT_KERNELS_CPU_ELEMENTWISE_BODY_H_
 
@@ -26,6 +26,13 @@ void RotaryHead(float* x, const float* cos, const float* sin,
     first[i] = a * cos[i] - b * s;
     second[i] = b * cos[i] + a * s;
   }
+}
+
+void AddRow(const float* x, int64_t count, float* y) {
+  int64_t i = 0;
+  for (; i + kWidth <= count; i += kWidth)
+    Store(y + i, Load(y + i) + Load(x + i));
+  for (; i < count; ++i) y[i] += x[i];
 }
 
 // A plain loop that the compiler vectorises, because the vector extension has

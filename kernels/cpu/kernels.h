@@ -39,6 +39,8 @@ struct KernelTable {
   // cosine and sine are cos[c] and sin[c]. `inverse` rotates back.
   void (*rotary_head)(float* x, const float* cos, const float* sin,
                       int64_t half_features, bool inverse);
+  // Computes y += x.
+  void (*add_row)(const float* x, int64_t count, float* y);
   // Computes out [F] = silu(gate) * up.
   void (*swiglu_row)(const float* gate, const float* up, int64_t features,
                      float* out);

@@ -96,6 +96,7 @@ void ForwardManyRows(const at::Tensor& x_TI, const LoraPass& pass,
     }
     shrunk_rows.emplace_back(shrunk[i]);
   }
+  if (chunks.empty()) return;
   work.begin = [&](size_t segment, float* panels) {
     CopyWeights(routing[segment], GroupOf(routing[segment], site), panels);
   };
@@ -116,9 +117,15 @@ void ForwardManyRows(const at::Tensor& x_TI, const LoraPass& pass,
 
 ShrunkInputs Forward(const at::Tensor& x_TI, const LoraPass& pass,
                      const LoraSite& site, const at::Tensor& y_TO) {
-  const at::Tensor few_S = ShrinkFewRows(x_TI, pass.routing, site);
-  if (y_TO.defined()) {
-    ExpandFewRows(few_S, pass.routing, site, pass.shape, y_TO);
+  if (pass.routing.empty()) return {};
+  at::Tensor few_S;
+  if (const int64_t size = NumShrunk(pass.routing, site); size > 0) {
+    few_S = at::empty({size}, x_TI.options());
+    auto* shrunk_S = few_S.mutable_data_ptr<float>();
+    ShrinkFewRows(x_TI.const_data_ptr<float>(), pass.routing, site, shrunk_S);
+    if (y_TO.defined()) {
+      ExpandFewRows(shrunk_S, pass.routing, site, pass.shape, Rows(y_TO));
+    }
   }
   ShrunkInputs shrunk = SplitShrunk(few_S, pass.routing, site);
   ForwardManyRows(x_TI, pass, site, y_TO, shrunk);

@@ -1,4 +1,4 @@
-// What both passes of lora_cpu.h use.
+// What both passes of lora_cpu.h and lora_few_rows.h use.
 #ifndef WEFT_SRC_LORA_LORA_CPU_ROWS_H_
 #define WEFT_SRC_LORA_LORA_CPU_ROWS_H_
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
@@ -67,63 +68,71 @@ bool HasFewRows(const LoraSegment& segment) {
   return NumRows(segment) <= kernels::cpu::kSkinnyRows;
 }
 
-at::Tensor ShrinkFewRows(const at::Tensor& x_TI, const LoraRouting& routing,
-                         const LoraSite& site) {
+int64_t NumShrunk(const LoraRouting& routing, const LoraSite& site) {
   int64_t size = 0;
   for (const LoraSegment& segment : routing) {
     if (!HasFewRows(segment)) continue;
     size += NumRows(segment) * GroupOf(segment, site).total_rank;
   }
-  if (size == 0) return {};
-  at::Tensor shrunk_S = at::empty({size}, x_TI.options());
-  auto* shrunk_nR = shrunk_S.mutable_data_ptr<float>();
+  return size;
+}
+
+void ShrinkFewRows(const float* x_TI, const LoraRouting& routing,
+                   const LoraSite& site, float* shrunk_S) {
   TaskList tasks;
   for (const LoraSegment& segment : routing) {
     const GroupLayout& group = GroupOf(segment, site);
     if (group.factors.empty() || !HasFewRows(segment)) continue;
     const LoraFactor& first = group.factors.front();
-    tasks.Add({.x_BI = x_TI.const_data_ptr<float>() + segment.begin * first.in,
+    tasks.Add({.x_BI = x_TI + segment.begin * first.in,
                .x_stride = first.in,
                .num_rows = NumRows(segment),
                .num_inputs = first.in,
                .weight_stride = first.in,
-               .y_BO = shrunk_nR,
+               .y_BO = shrunk_S,
                .y_stride = group.total_rank},
               group.total_rank, WeightsOf(segment) + first.a_offset);
-    shrunk_nR += NumRows(segment) * group.total_rank;
+    shrunk_S += NumRows(segment) * group.total_rank;
   }
   tasks.Run();
-  return shrunk_S;
 }
 
-void ExpandFewRows(const at::Tensor& shrunk_S, const LoraRouting& routing,
+void ExpandFewRows(const float* shrunk_S, const LoraRouting& routing,
                    const LoraSite& site, const ModelShape& shape,
-                   const at::Tensor& y_TO) {
-  if (!shrunk_S.defined()) return;
-  const auto* shrunk_nR = shrunk_S.const_data_ptr<float>();
-  auto* y = y_TO.mutable_data_ptr<float>();
+                   const cpu::Rows& y_TO) {
   TaskList tasks;
   for (const LoraSegment& segment : routing) {
     if (!HasFewRows(segment)) continue;
     const GroupLayout& group = GroupOf(segment, site);
     int64_t column = 0;
     for (const LoraFactor& factor : group.factors) {
-      tasks.Add({.x_BI = shrunk_nR + column,
+      const cpu::Rows y =
+          y_TO.From(segment.begin, LoraSite::ColumnOf(factor.module, shape));
+      tasks.Add({.x_BI = shrunk_S + column,
                  .x_stride = group.total_rank,
                  .num_rows = NumRows(segment),
                  .num_inputs = factor.rank,
                  .weight_stride = factor.rank,
                  .scale = static_cast<float>(factor.scale),
                  .adds = true,
-                 .y_BO = y + segment.begin * y_TO.size(1) +
-                         LoraSite::ColumnOf(factor.module, shape),
-                 .y_stride = y_TO.size(1)},
+                 .y_BO = y.data,
+                 .y_stride = y.stride},
                 factor.out, WeightsOf(segment) + factor.b_offset);
       column += factor.rank;
     }
-    shrunk_nR += NumRows(segment) * group.total_rank;
+    shrunk_S += NumRows(segment) * group.total_rank;
   }
   tasks.Run();
+}
+
+void AddFewRows(const float* x_TI, const LoraRouting& routing,
+                const LoraSite& site, const ModelShape& shape,
+                const cpu::Rows& y_TO) {
+  const int64_t size = NumShrunk(routing, site);
+  if (size == 0) return;
+  const auto shrunk_S = std::make_unique_for_overwrite<float[]>(size);
+  ShrinkFewRows(x_TI, routing, site, shrunk_S.get());
+  ExpandFewRows(shrunk_S.get(), routing, site, shape, y_TO);
 }
 
 ShrunkInputs SplitShrunk(const at::Tensor& shrunk_S, const LoraRouting& routing,

@@ -10,6 +10,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+
+#include "src/lora/lora_cpu_rows.h"
 #include "src/lora/lora_linear.h"
 
 namespace weft::lora {
@@ -21,15 +24,23 @@ namespace weft::lora {
 // Threads: any, for distinct outputs.
 // Source:  lora_linear.h; the tests compare both ways with the formula in f64.
 
-// Returns x A^T, [S]. Shapes: x_TI [T, I] contiguous.
-[[nodiscard]] at::Tensor ShrinkFewRows(const at::Tensor& x_TI,
-                                       const LoraRouting& routing,
-                                       const LoraSite& site);
+// Returns S.
+[[nodiscard]] int64_t NumShrunk(const LoraRouting& routing,
+                                const LoraSite& site);
 
-// Computes y += scale_a (x A_a^T) B_a^T. Shapes: y_TO [T, O] contiguous.
-void ExpandFewRows(const at::Tensor& shrunk_S, const LoraRouting& routing,
+// Computes x A^T [S]. Shapes: x_TI [T, I], its rows adjacent.
+void ShrinkFewRows(const float* x_TI, const LoraRouting& routing,
+                   const LoraSite& site, float* shrunk_S);
+
+// Computes y += scale_a (x A_a^T) B_a^T. Shapes: y_TO [T, O].
+void ExpandFewRows(const float* shrunk_S, const LoraRouting& routing,
                    const LoraSite& site, const ModelShape& shape,
-                   const at::Tensor& y_TO);
+                   const cpu::Rows& y_TO);
+
+// Does both without keeping x A^T.
+void AddFewRows(const float* x_TI, const LoraRouting& routing,
+                const LoraSite& site, const ModelShape& shape,
+                const cpu::Rows& y_TO);
 
 // Returns a view of `shrunk_S` for each segment. The view is undefined if the
 // segment has no part in it.

@@ -144,7 +144,7 @@ at::Tensor LoraLinear(const at::Tensor& x_TI, const BaseLinear& base,
                       const LoraPass& pass, const LoraSite& site,
                       ShrunkInputs* shrunk) {
   at::Tensor y_TO =
-      ops::MatMul(x_TI, base.weight_OI.t(), base.bias_O, base.row_count);
+      ops::Linear(x_TI, base.weight_OI, base.bias_O, base.row_count);
   if constexpr (ops::kHasCudaKernels) {
     if (pass.table != nullptr) {
       at::Tensor s_TR =

@@ -8,6 +8,7 @@
 #include "src/base/profile.h"
 #include "src/base/status_macros.h"
 #include "src/lora/lora_embedding.h"
+#include "src/model/token_experts.h"
 #include "src/model_config/model_shard.h"
 #include "src/ops/gated_product.h"
 #include "src/ops/int8_weight.h"
@@ -73,21 +74,6 @@ at::ScalarType ActivationType(const DecoderWeights& weights) {
 
 parallel::Shard ShardOfGroup(const parallel::Communicator* group) {
   return group == nullptr ? parallel::Shard() : group->shard();
-}
-
-// Returns a layer's columns of tensors such as PackedBatch.experts_TE.
-at::Tensor ExpertsIn(const at::Tensor& experts_TE, int layer,
-                     const lora::ExpertShape& experts) {
-  return experts_TE.narrow(
-      -1, experts.LayersBefore(layer) * int64_t{experts.per_token},
-      experts.per_token);
-}
-
-// Returns the experts that the batch gives to a layer; undefined if none.
-at::Tensor GivenExperts(const PackedBatch& batch, int layer,
-                        const lora::ExpertShape& experts) {
-  if (!batch.experts_TE.defined() || !experts.InLayer(layer)) return {};
-  return ExpertsIn(batch.experts_TE, layer, experts).to(at::kLong);
 }
 
 }  // namespace
@@ -160,8 +146,9 @@ ops::HeadNorms Decoder::HeadNormsOf(int layer) const {
 
 ops::Heads Decoder::SplitHeads(const at::Tensor& qkv_TW) const {
   const auto heads = [&](int64_t column, int64_t count) {
-    return qkv_TW.narrow(1, column, count * config_.head_dim)
-        .view({qkv_TW.size(0), count, config_.head_dim});
+    return qkv_TW.as_strided({qkv_TW.size(0), count, config_.head_dim},
+                             {qkv_TW.stride(0), config_.head_dim, 1},
+                             qkv_TW.storage_offset() + column);
   };
   const int num_kv_heads = local_config_.num_kv_heads;
   const int64_t v_column = shape_.q_width + shape_.kv_width;
@@ -237,8 +224,7 @@ Decoder::Stream Decoder::RunLayer(int layer, Stream stream, const Pass& pass,
   if (tape != nullptr) tape->x_mid_TH = std::move(mid.x_TH);
   if (kv != nullptr && kv->store->experts_PSE.defined() &&
       shape_.experts.InLayer(layer)) {
-    ExpertsIn(kv->store->experts_PSE.flatten(0, 1), layer, shape_.experts)
-        .index_copy_(0, kv->slots_T, experts_TK.to(at::kShort));
+    KeepExperts(experts_TK, layer, shape_.experts, *kv);
   }
   return out;
 }

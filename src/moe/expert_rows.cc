@@ -1,10 +1,13 @@
 #include "src/moe/expert_rows.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <utility>
 
+#include "kernels/cpu/kernels.h"
+#include "src/ops/cpu_dispatch.h"
 #include "src/ops/host_copy.h"
 
 namespace weft::moe {
@@ -82,6 +85,54 @@ ExpertRows SortByExpert(const at::Tensor& experts_TK,
              RoutingOf(tokens + begins[i], tokens + begins[i + 1], routing)});
   }
   return rows;
+}
+
+at::Tensor GatherRows(const at::Tensor& x_TH, const at::Tensor& tokens_N) {
+  if (!ops::HasCpuKernel(x_TH) || !x_TH.is_contiguous()) {
+    return x_TH.index_select(0, tokens_N);
+  }
+  const int64_t hidden = x_TH.size(1);
+  at::Tensor x_NH = at::empty({tokens_N.size(0), hidden}, x_TH.options());
+  const auto* tokens = tokens_N.const_data_ptr<int64_t>();
+  const auto* from = x_TH.const_data_ptr<float>();
+  auto* to = x_NH.mutable_data_ptr<float>();
+  at::parallel_for(0, tokens_N.size(0), ops::RowGrain(hidden),
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t n = begin; n < end; ++n) {
+                       std::copy_n(from + tokens[n] * hidden, hidden,
+                                   to + n * hidden);
+                     }
+                   });
+  return x_NH;
+}
+
+at::Tensor SumOfRows(const at::Tensor& rows_NH, const at::Tensor& places_TK) {
+  const int64_t per_token = places_TK.size(1);
+  if (!ops::HasCpuKernel(rows_NH)) {
+    at::Tensor sum_TH = rows_NH.index_select(0, places_TK.select(1, 0));
+    for (int64_t k = 1; k < per_token; ++k) {
+      sum_TH.add_(rows_NH.index_select(0, places_TK.select(1, k)));
+    }
+    return sum_TH;
+  }
+  const int64_t hidden = rows_NH.size(1);
+  at::Tensor sum_TH = at::empty({places_TK.size(0), hidden}, rows_NH.options());
+  const auto* places = places_TK.const_data_ptr<int64_t>();
+  const auto* rows = rows_NH.const_data_ptr<float>();
+  auto* sums = sum_TH.mutable_data_ptr<float>();
+  const auto add_row = kernels::cpu::Kernels().add_row;
+  at::parallel_for(0, places_TK.size(0), ops::RowGrain(per_token * hidden),
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t t = begin; t < end; ++t) {
+                       const int64_t* places_K = places + t * per_token;
+                       float* sum_H = sums + t * hidden;
+                       std::copy_n(rows + places_K[0] * hidden, hidden, sum_H);
+                       for (int64_t k = 1; k < per_token; ++k) {
+                         add_row(rows + places_K[k] * hidden, hidden, sum_H);
+                       }
+                     }
+                   });
+  return sum_TH;
 }
 
 }  // namespace weft::moe

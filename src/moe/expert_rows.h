@@ -50,6 +50,19 @@ struct ExpertRows {
                                       const lora::ExpertShape& experts,
                                       const lora::LoraRouting& routing);
 
+// Returns the rows [N, H] of the tokens.
+// Shapes:  x_TH [T, H].   Errors:  throws c10::Error.
+[[nodiscard]] at::Tensor GatherRows(const at::Tensor& x_TH,
+                                    const at::Tensor& tokens_N);
+
+// Returns the sum [T, H] of every token's results, in the order of its experts.
+// So it does not depend on other tokens.
+// Shapes:  rows_NH [N, H] contiguous, or with a row more, which is the result
+//          of absent experts.
+// Errors:  throws c10::Error.
+[[nodiscard]] at::Tensor SumOfRows(const at::Tensor& rows_NH,
+                                   const at::Tensor& places_TK);
+
 }  // namespace weft::moe
 
 #endif  // WEFT_SRC_MOE_EXPERT_ROWS_H_

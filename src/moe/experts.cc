@@ -9,6 +9,7 @@
 #include <numeric>
 #include <utility>
 
+#include "src/moe/few_rows.h"
 #include "src/ops/gated_product.h"
 
 namespace weft::moe {
@@ -131,6 +132,12 @@ class Expert {
   at::Tensor down_bias_H_;
 };
 
+// Returns whether a CPU has a part for each thread.
+bool HasPartPerThread(const ExpertRows& rows) {
+  return rows.tokens_N.is_cpu() &&
+         static_cast<int64_t>(rows.parts.size()) >= at::get_num_threads();
+}
+
 // Calls work(i) for every part. If a CPU has a part for each thread, every
 // thread computes whole experts, because the products of one expert are small.
 // It takes the largest part that is left, so that the threads end at the same
@@ -139,9 +146,7 @@ class Expert {
 void ForEachPart(const ExpertRows& rows,
                  const std::function<void(size_t)>& work) {
   const std::vector<ExpertPart>& parts = rows.parts;
-  const int64_t num_threads = at::get_num_threads();
-  if (!rows.tokens_N.is_cpu() ||
-      static_cast<int64_t>(parts.size()) < num_threads) {
+  if (!HasPartPerThread(rows)) {
     for (size_t i = 0; i < parts.size(); ++i) work(i);
     return;
   }
@@ -151,12 +156,13 @@ void ForEachPart(const ExpertRows& rows,
     return parts[i].end - parts[i].begin;
   });
   std::atomic<size_t> next = 0;
-  at::parallel_for(0, num_threads, /*grain_size=*/1, [&](int64_t, int64_t) {
-    const at::InferenceMode no_autograd;
-    for (size_t place = next++; place < order.size(); place = next++) {
-      work(order[place]);
-    }
-  });
+  at::parallel_for(
+      0, at::get_num_threads(), /*grain_size=*/1, [&](int64_t, int64_t) {
+        const at::InferenceMode no_autograd;
+        for (size_t place = next++; place < order.size(); place = next++) {
+          work(order[place]);
+        }
+      });
 }
 
 at::Tensor RowsOf(const at::Tensor& tensor, const ExpertPart& part) {
@@ -179,16 +185,6 @@ at::Tensor WeightsOf(const Routing& routing, const ExpertRows& rows) {
   return routing.weights_TK.flatten()
       .index_select(0, rows.pairs_N)
       .unsqueeze(1);
-}
-
-// Returns the sum [T, H] of every token's results, in the order of its experts.
-// So it does not depend on other tokens.
-at::Tensor SumOfRows(const at::Tensor& rows_NH, const at::Tensor& places_TK) {
-  at::Tensor sum_TH = rows_NH.index_select(0, places_TK.select(1, 0));
-  for (int64_t k = 1; k < places_TK.size(1); ++k) {
-    sum_TH.add_(rows_NH.index_select(0, places_TK.select(1, k)));
-  }
-  return sum_TH;
 }
 
 RouterWeights RouterOf(const ExpertLayer& layer) {
@@ -227,16 +223,22 @@ at::Tensor ForwardExperts(const ExpertLayer& layer, const at::Tensor& x_TH,
   experts_TK = own.routing.experts_TK;
   const ExpertRows& rows = own.rows;
   if (tape != nullptr) tape->parts.resize(rows.parts.size());
-  const at::Tensor x_NH = x_TH.index_select(0, rows.tokens_N);
-  const at::Tensor weights_N1 = WeightsOf(own.routing, rows);
+  const at::Tensor x_NH = GatherRows(x_TH, rows.tokens_N);
   const at::Tensor y_NH = ResultsOf(rows, x_NH);
-  ForEachPart(rows, [&](size_t i) {
-    const ExpertPart& part = rows.parts[i];
-    RowsOf(y_NH, part)
-        .copy_(Expert(layer, part.expert, part.routing)
-                   .Forward(RowsOf(x_NH, part), RowsOf(weights_N1, part),
-                            tape != nullptr ? &tape->parts[i] : nullptr));
-  });
+  if (tape == nullptr && HasPartPerThread(rows) &&
+      FewRowExperts::Take(x_NH, rows)) {
+    const FewRowExperts few(layer, rows, own.routing.weights_TK, x_NH, y_NH);
+    ForEachPart(rows, [&](size_t i) { few.Run(rows.parts[i]); });
+  } else {
+    const at::Tensor weights_N1 = WeightsOf(own.routing, rows);
+    ForEachPart(rows, [&](size_t i) {
+      const ExpertPart& part = rows.parts[i];
+      RowsOf(y_NH, part)
+          .copy_(Expert(layer, part.expert, part.routing)
+                     .Forward(RowsOf(x_NH, part), RowsOf(weights_N1, part),
+                              tape != nullptr ? &tape->parts[i] : nullptr));
+    });
+  }
   at::Tensor y_TH = SumOfRows(y_NH, rows.places_TK);
   if (HasShared(layer)) {
     y_TH.add_(Expert(layer, layer.shape.experts.count, routing)
@@ -253,7 +255,7 @@ void RecomputeExperts(const ExpertLayer& layer, const at::Tensor& x_TH,
            RouteTo(x_TH, RouterOf(layer), layer.config.moe, experts_TK), tape);
   const ExpertRows& rows = tape.rows;
   tape.parts.resize(rows.parts.size());
-  const at::Tensor x_NH = x_TH.index_select(0, rows.tokens_N);
+  const at::Tensor x_NH = GatherRows(x_TH, rows.tokens_N);
   const at::Tensor weights_N1 = WeightsOf(tape.routing, rows);
   ForEachPart(rows, [&](size_t i) {
     const ExpertPart& part = rows.parts[i];
@@ -272,8 +274,8 @@ at::Tensor BackwardExperts(const ExpertLayer& layer, const at::Tensor& dy_TH,
                            const lora::LoraGradients& gradients,
                            ExpertTape& tape) {
   const ExpertRows& rows = tape.rows;
-  const at::Tensor x_NH = x_TH.index_select(0, rows.tokens_N);
-  const at::Tensor dy_NH = dy_TH.index_select(0, rows.tokens_N);
+  const at::Tensor x_NH = GatherRows(x_TH, rows.tokens_N);
+  const at::Tensor dy_NH = GatherRows(dy_TH, rows.tokens_N);
   const at::Tensor weights_N1 = WeightsOf(tape.routing, rows);
   const at::Tensor dx_NH = ResultsOf(rows, x_NH);
   const at::Tensor d_weights_N = ResultsOf(rows, weights_N1).squeeze(1);

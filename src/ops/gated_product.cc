@@ -10,6 +10,7 @@
 #include "src/ops/check_argument.h"
 #include "src/ops/cpu_dispatch.h"
 #include "src/ops/cuda_dispatch.h"
+#include "src/ops/few_rows.h"
 
 namespace weft::ops {
 namespace {
@@ -63,8 +64,7 @@ Gate Factor(Activation activation, const at::Tensor& up) {
 
 // The CPU kernels of an activation.
 struct RowKernels {
-  void (*forward)(const float* gate, const float* up, int64_t features,
-                  float* out);
+  GatedRow forward;
   void (*backward)(const float* dout, int64_t features, float* gate, float* up);
 };
 
@@ -81,6 +81,10 @@ RowKernels KernelsOf(Activation activation) {
 }
 
 }  // namespace
+
+GatedRow GatedRowOf(Activation activation) {
+  return KernelsOf(activation).forward;
+}
 
 void GatedProduct(Activation activation, const at::Tensor& gate_up_T2F,
                   at::Tensor& out_TF) {
@@ -102,7 +106,7 @@ void GatedProduct(Activation activation, const at::Tensor& gate_up_T2F,
   }
   const float* gate = gate_up_T2F.const_data_ptr<float>();
   float* out = out_TF.mutable_data_ptr<float>();
-  const auto row_kernel = KernelsOf(activation).forward;
+  const GatedRow row_kernel = GatedRowOf(activation);
   at::parallel_for(
       0, out_TF.size(0), RowGrain(features), [&](int64_t begin, int64_t end) {
         for (int64_t t = begin; t < end; ++t) {

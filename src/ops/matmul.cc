@@ -13,6 +13,7 @@
 #include "src/ops/bf16_product.h"
 #include "src/ops/column_product.h"
 #include "src/ops/cpu_dispatch.h"
+#include "src/ops/few_rows.h"
 #include "src/ops/int8_weight.h"
 #include "src/ops/panel_matmul.h"
 
@@ -60,43 +61,36 @@ bool PrefersOneDnn(const at::Tensor& a_MK) {
   return has_one_dnn && HasCpuKernel(a_MK) && a_MK.numel() > 0;
 }
 
-bool IsSkinny(const at::Tensor& a_MK, const at::Tensor& b_KN) {
-  const bool is_weight = b_KN.stride(0) == 1 || b_KN.size(0) == 1;
-  const bool is_narrow = b_KN.scalar_type() == at::kBFloat16 || IsInt8(b_KN);
+// `weight` is [O, I] or its transposed view.
+bool HasSkinnyRows(const at::Tensor& a_MK, const at::Tensor& weight) {
+  const bool is_narrow =
+      weight.scalar_type() == at::kBFloat16 || IsInt8(weight);
   const int64_t most =
       kernels::cpu::kSkinnyRows * (is_narrow ? kMaxNarrowPasses : 1);
-  return is_weight && HasCpuKernel(a_MK) && a_MK.numel() > 0 &&
-         a_MK.size(0) <= most && a_MK.is_contiguous() &&
-         (is_narrow || b_KN.scalar_type() == at::kFloat);
+  return HasCpuKernel(a_MK) && a_MK.numel() > 0 && a_MK.size(0) <= most &&
+         a_MK.is_contiguous() &&
+         (is_narrow || weight.scalar_type() == at::kFloat);
 }
 
-void RunSkinny(const kernels::cpu::SkinnyProduct& item,
-               const at::Tensor& b_KN) {
-  if (b_KN.scalar_type() == at::kFloat) {
-    kernels::cpu::Kernels().skinny_product_f32(item,
-                                               b_KN.const_data_ptr<float>());
-  } else if (IsInt8(b_KN)) {
-    kernels::cpu::Kernels().skinny_product_int8(item,
-                                                b_KN.const_data_ptr<int8_t>());
-  } else {
-    kernels::cpu::Kernels().skinny_product_bf16(
-        item, static_cast<const uint16_t*>(b_KN.const_data_ptr()));
-  }
+bool IsSkinny(const at::Tensor& a_MK, const at::Tensor& b_KN) {
+  return (b_KN.stride(0) == 1 || b_KN.size(0) == 1) &&
+         HasSkinnyRows(a_MK, b_KN);
 }
 
-void RunPasses(kernels::cpu::SkinnyProduct item, const at::Tensor& b_KN) {
+void RunPasses(kernels::cpu::SkinnyProduct item, const at::Tensor& weight) {
   const int64_t num_rows = item.num_rows;
   for (int64_t row = 0; row < num_rows; row += kernels::cpu::kSkinnyRows) {
     item.num_rows = std::min(kernels::cpu::kSkinnyRows, num_rows - row);
-    RunSkinny(item, b_KN);
+    RunSkinny(item, weight, /*first_row=*/0);
     item.x_BI += item.num_rows * item.x_stride;
     item.y_BO += item.num_rows * item.y_stride;
   }
 }
 
-at::Tensor SkinnyMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
+// `weight` is [O, I] or its transposed view, whose rows are `stride` apart.
+at::Tensor SkinnyMatMul(const at::Tensor& a_MK, const at::Tensor& weight,
+                        int64_t outputs, int64_t stride,
                         const at::Tensor& bias_N) {
-  const int64_t outputs = b_KN.size(1);
   at::Tensor y_MN = at::empty({a_MK.size(0), outputs}, a_MK.options());
   at::Tensor bias;
   if (bias_N.defined()) bias = bias_N.to(at::kFloat).contiguous();
@@ -105,7 +99,7 @@ at::Tensor SkinnyMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
       .x_stride = a_MK.size(1),
       .num_rows = a_MK.size(0),
       .num_inputs = a_MK.size(1),
-      .weight_stride = b_KN.stride(1),
+      .weight_stride = stride,
       .bias_O = bias.defined() ? bias.const_data_ptr<float>() : nullptr,
       .y_BO = y_MN.mutable_data_ptr<float>(),
       .y_stride = outputs};
@@ -116,7 +110,7 @@ at::Tensor SkinnyMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
                      kernels::cpu::SkinnyProduct part = whole;
                      part.begin = begin * kGroup;
                      part.end = std::min(end * kGroup, outputs);
-                     RunPasses(part, b_KN);
+                     RunPasses(part, weight);
                    });
   return y_MN;
 }
@@ -175,14 +169,43 @@ at::Tensor WidenedMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
 
 }  // namespace
 
+void RunSkinny(const kernels::cpu::SkinnyProduct& item,
+               const at::Tensor& weight, int64_t first_row) {
+  const int64_t first = first_row * item.weight_stride;
+  const kernels::cpu::KernelTable& kernels = kernels::cpu::Kernels();
+  if (weight.scalar_type() == at::kFloat) {
+    kernels.skinny_product_f32(item, weight.const_data_ptr<float>() + first);
+  } else if (IsInt8(weight)) {
+    kernels.skinny_product_int8(item, weight.const_data_ptr<int8_t>() + first);
+  } else {
+    TORCH_CHECK(weight.scalar_type() == at::kBFloat16,
+                "a weight of few rows is ", weight.scalar_type());
+    kernels.skinny_product_bf16(
+        item, static_cast<const uint16_t*>(weight.const_data_ptr()) + first);
+  }
+}
+
 at::Tensor MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN) {
   return MatMul(a_MK, b_KN, at::Tensor());
+}
+
+at::Tensor Linear(const at::Tensor& x_MI, const at::Tensor& weight_OI,
+                  const at::Tensor& bias_O, RowCount row_count) {
+  // A view of the weight would cost a decode step more than its rows do.
+  if (x_MI.size(0) <= kernels::cpu::kSkinnyRows && weight_OI.size(1) > 1 &&
+      weight_OI.stride(1) == 1 && HasSkinnyRows(x_MI, weight_OI)) {
+    return SkinnyMatMul(x_MI, weight_OI, weight_OI.size(0), weight_OI.stride(0),
+                        bias_O);
+  }
+  return MatMul(x_MI, weight_OI.t(), bias_O, row_count);
 }
 
 at::Tensor MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
                   const at::Tensor& bias_N, RowCount row_count) {
   if (IsBf16Product(a_MK, b_KN)) return Bf16MatMul(a_MK, b_KN, bias_N);
-  if (IsSkinny(a_MK, b_KN)) return SkinnyMatMul(a_MK, b_KN, bias_N);
+  if (IsSkinny(a_MK, b_KN)) {
+    return SkinnyMatMul(a_MK, b_KN, b_KN.size(1), b_KN.stride(1), bias_N);
+  }
   if (IsInt8(b_KN)) {
     return MatMulOfWidened(a_MK, b_KN, bias_N, row_count);
   }

@@ -43,6 +43,13 @@ enum class RowCount { kRecurs, kVaries };
                                 const at::Tensor& bias_N,
                                 RowCount row_count = RowCount::kRecurs);
 
+// Returns x W^T + bias_O, as MatMul does with the transposed weight.
+// Shapes:  x_MI [M, I], weight_OI [O, I].
+[[nodiscard]] at::Tensor Linear(const at::Tensor& x_MI,
+                                const at::Tensor& weight_OI,
+                                const at::Tensor& bias_O = {},
+                                RowCount row_count = RowCount::kRecurs);
+
 // Computes y = a b, where y [M, N] may consist of rows of a larger matrix.
 void MatMulInto(const at::Tensor& a_MK, const at::Tensor& b_KN,
                 at::Tensor y_MN);

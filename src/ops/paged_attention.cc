@@ -120,6 +120,7 @@ void PagedAttentionCpu(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
         out + part * rows * C, lse_data + part * rows, rows, C, out, lse_data);
   }
   if (launch.parts > 1) out_BHC.view({rows, C}).copy_(scratch[0]);
+  if (!sinks_H.defined()) return;
   at::Tensor lse_BH = lse[0].view({launch.batch, heads});
   AddSinks(sinks_H, out_BHC, lse_BH);
 }

@@ -30,6 +30,29 @@ Normalized Normalize(const at::Tensor& x_TD, double eps) {
   return {x * inverse, inverse};
 }
 
+// Writes y = norm(x). If there is an addend, first adds its rows to x.
+void NormRows(const float* addend, int64_t addend_stride,
+              const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
+              const at::Tensor& y_TD) {
+  const at::Tensor weight = weight_D.contiguous();
+  const float* w = weight.const_data_ptr<float>();
+  float* x = x_TD.mutable_data_ptr<float>();
+  float* y = y_TD.mutable_data_ptr<float>();
+  const int64_t features = x_TD.size(1);
+  const kernels::cpu::KernelTable& kernels = kernels::cpu::Kernels();
+  at::parallel_for(
+      0, x_TD.size(0), RowGrain(features), [&](int64_t begin, int64_t end) {
+        for (int64_t t = begin; t < end; ++t) {
+          float* row = x + t * x_TD.stride(0);
+          if (addend != nullptr) {
+            kernels.add_row(addend + t * addend_stride, features, row);
+          }
+          kernels.rms_norm_row(row, w, features, static_cast<float>(eps),
+                               y + t * y_TD.stride(0));
+        }
+      });
+}
+
 }  // namespace
 
 void RmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
@@ -47,31 +70,24 @@ void RmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
     y_TD.copy_(n_TD * weight_D.to(n_TD.scalar_type()));
     return;
   }
-  const at::Tensor weight = weight_D.contiguous();
-  const float* x = x_TD.const_data_ptr<float>();
-  const float* w = weight.const_data_ptr<float>();
-  float* y = y_TD.mutable_data_ptr<float>();
-  const int64_t features = x_TD.size(1);
-  const auto row_kernel = kernels::cpu::Kernels().rms_norm_row;
-  at::parallel_for(
-      0, x_TD.size(0), RowGrain(features), [&](int64_t begin, int64_t end) {
-        for (int64_t t = begin; t < end; ++t) {
-          row_kernel(x + t * x_TD.stride(0), w, features,
-                     static_cast<float>(eps), y + t * y_TD.stride(0));
-        }
-      });
+  NormRows(/*addend=*/nullptr, /*addend_stride=*/0, x_TD, weight_D, eps, y_TD);
 }
 
 void AddRmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
                 at::Tensor& sum_TD, at::Tensor& y_TD) {
+  CheckRows(x_TD, weight_D);
+  CheckRows(sum_TD, weight_D);
+  CheckRows(y_TD, weight_D);
   if constexpr (kHasCudaKernels) {
     if (HasCudaKernel(x_TD)) {
-      CheckRows(x_TD, weight_D);
-      CheckRows(sum_TD, weight_D);
-      CheckRows(y_TD, weight_D);
       cuda::AddRmsNorm(x_TD, weight_D, eps, sum_TD, y_TD);
       return;
     }
+  }
+  if (HasCpuKernel(x_TD)) {
+    NormRows(x_TD.const_data_ptr<float>(), x_TD.stride(0), sum_TD, weight_D,
+             eps, y_TD);
+    return;
   }
   sum_TD.add_(x_TD);
   RmsNorm(sum_TD, weight_D, eps, y_TD);

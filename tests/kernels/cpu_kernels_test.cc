@@ -309,6 +309,16 @@ TEST_P(CpuKernelsTest, AdamWMatchesTheReference) {
   }
 }
 
+TEST_P(CpuKernelsTest, AddsARow) {
+  for (size_t n : kLengths) {
+    const std::vector<float> x = RandomRow(n, 16);
+    std::vector<float> y = RandomRow(n, 17), expected = y;
+    for (size_t i = 0; i < n; ++i) expected[i] += x[i];
+    table_->add_row(x.data(), static_cast<int64_t>(n), y.data());
+    EXPECT_EQ(y, expected);
+  }
+}
+
 TEST_P(CpuKernelsTest, SumOfSquaresIsExactToF64) {
   for (size_t n : kLengths) {
     const std::vector<float> x = RandomRow(n, 15);

@@ -76,6 +76,25 @@ TEST(SortByExpertTest, LeavesOutTheExpertsOfOtherRanks) {
   EXPECT_TRUE(first.has_absent && second.has_absent);
 }
 
+TEST(ExpertRowsTest, RowsAreGatheredAndAddedUpInTheOrderOfTheExperts) {
+  at::manual_seed(2);
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+    const at::Tensor x_TH = at::randn({3, 37}, dtype);
+    const ExpertRows rows =
+        SortByExpert(Longs({2, 0, 1, 0, 1, 2, 2, 1, 0}).view({3, 3}),
+                     {.count = 3, .own = {1, 3}}, {});
+    EXPECT_TRUE(at::equal(GatherRows(x_TH, rows.tokens_N),
+                          x_TH.index_select(0, rows.tokens_N)));
+    // The last row is that of the absent expert.
+    const at::Tensor rows_NH = at::randn({7, 37}, dtype);
+    const at::Tensor of_TKH =
+        rows_NH.index_select(0, rows.places_TK.flatten()).view({3, 3, 37});
+    EXPECT_TRUE(at::equal(
+        SumOfRows(rows_NH, rows.places_TK),
+        of_TKH.select(1, 0) + of_TKH.select(1, 1) + of_TKH.select(1, 2)));
+  }
+}
+
 TEST(SortByExpertTest, RefusesAnExpertThatDoesNotExist) {
   for (const int64_t expert : {-1, 3}) {
     EXPECT_THROW(

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "src/ops/gated_product.h"
+#include "src/ops/int8_weight.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::moe {
@@ -17,6 +18,14 @@ namespace {
 constexpr int64_t kHidden = 48;
 constexpr int64_t kFfn = 20;
 constexpr int kExperts = 6;
+
+at::Tensor Stored(const at::Tensor& weight_OI, at::ScalarType dtype) {
+  if (dtype != at::kChar) return weight_OI.to(dtype);
+  at::Tensor stored = at::empty(
+      {weight_OI.size(0), ops::Int8RowBytes(weight_OI.size(1))}, at::kChar);
+  EXPECT_FALSE(ops::QuantizeRows(weight_OI, stored).has_value());
+  return stored;
+}
 
 class ExpertsTest : public ::testing::Test {
  protected:
@@ -105,6 +114,46 @@ TEST_F(ExpertsTest, AmongFewRowsATokenHasTheSameBitsInEveryBatch) {
   for (int64_t row = 0; row < 12; ++row) {
     EXPECT_TRUE(at::equal(Forward(x_TH.narrow(0, row, 1).contiguous())[0],
                           all_TH[row]));
+  }
+}
+
+// A tape needs tensors for every expert. Without one, few rows pass through the
+// same kernels on raw memory.
+TEST_F(ExpertsTest, FewRowsHaveTheSameBitsWithATape) {
+  const auto bias = [](int64_t features) {
+    return at::randn({kExperts * features});
+  };
+  for (const at::ScalarType stored : {at::kFloat, at::kBFloat16, at::kChar}) {
+    for (const bool has_bias : {false, true}) {
+      ExpertWeights weights = weights_;
+      weights.gate_up_GH = Stored(weights_.gate_up_GH, stored);
+      weights.down_DF = Stored(weights_.down_DF, stored);
+      if (has_bias) {
+        weights.gate_up_bias_G = bias(2 * kFfn);
+        weights.down_bias_D = bias(kHidden);
+      }
+      const ExpertLayer layer = {
+          .weights = weights, .config = config_, .shape = shape_};
+      for (const int64_t tokens : {1, 4, 30}) {
+        const at::Tensor x_TH = at::randn({tokens, kHidden});
+        // The last row has no adapter.
+        const lora::LoraRouting routing = {{0, tokens - 1, version_}};
+        at::Tensor experts_TK, tape_experts_TK;
+        ExpertTape tape;
+        const at::Tensor with_tape =
+            ForwardExperts(layer, x_TH, routing, tape_experts_TK, &tape);
+        const at::Tensor without =
+            ForwardExperts(layer, x_TH, routing, experts_TK, nullptr);
+        // LibTorch may fuse the sum of the bias.
+        const double bound =
+            has_bias ? testing::Tolerance(testing::kEpsilonF32, 4,
+                                          with_tape.abs().max().item<double>())
+                     : 0;
+        EXPECT_LE((without - with_tape).abs().max().item<double>(), bound)
+            << stored << ", bias " << has_bias << ", " << tokens << " tokens";
+        EXPECT_TRUE(at::equal(experts_TK, tape_experts_TK));
+      }
+    }
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include <tuple>
 
+#include "tests/support/dtype_name.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::moe {
@@ -97,7 +98,15 @@ TEST(RouteTest, GivenExpertsMayBeVeryImprobable) {
   EXPECT_TRUE(at::allclose(routing.weights_TK, at::eye(1, 2)));
 }
 
-TEST(RouteTest, TakesTheExpertsThatItIsGiven) {
+// f32 on a CPU has its own loop over the rows; f64 has LibTorch's operators.
+class RouteDtypeTest : public ::testing::TestWithParam<at::ScalarType> {
+ protected:
+  static at::Tensor Random(int64_t rows, int64_t columns) {
+    return at::randn({rows, columns}, GetParam());
+  }
+};
+
+TEST_P(RouteDtypeTest, TakesTheExpertsThatItIsGiven) {
   at::manual_seed(5);
   const at::Tensor router_EH = Random(kExperts, kHidden);
   const at::Tensor x_TH = Random(kTokens, kHidden);
@@ -109,13 +118,13 @@ TEST(RouteTest, TakesTheExpertsThatItIsGiven) {
   const Routing other = Route(x_TH, {router_EH, none}, config, others_TK);
   EXPECT_TRUE(at::equal(other.experts_TK, others_TK));
   const at::Tensor wanted = own.probs.gather(1, others_TK);
-  EXPECT_TRUE(
-      at::allclose(other.weights_TK, wanted / wanted.sum(1, true), 1e-12));
+  EXPECT_TRUE(at::allclose(other.weights_TK, wanted / wanted.sum(1, true),
+                           GetParam() == at::kDouble ? 1e-12 : 1e-6));
   const Routing known = RouteTo(x_TH, {router_EH, none}, config, others_TK);
   EXPECT_TRUE(at::equal(known.weights_TK, other.weights_TK));
 }
 
-TEST(RouteTest, ChoosesForTheRowsWithoutGivenExperts) {
+TEST_P(RouteDtypeTest, ChoosesForTheRowsWithoutGivenExperts) {
   at::manual_seed(6);
   const at::Tensor router_EH = Random(kExperts, kHidden);
   const at::Tensor x_TH = Random(kTokens, kHidden);
@@ -127,6 +136,66 @@ TEST(RouteTest, ChoosesForTheRowsWithoutGivenExperts) {
   EXPECT_TRUE(at::equal(mixed.experts_TK[0], given_TK[0]));
   EXPECT_TRUE(at::equal(mixed.experts_TK[1], own.experts_TK[1]));
   EXPECT_TRUE(at::equal(mixed.weights_TK[1], own.weights_TK[1]));
+}
+
+TEST_P(RouteDtypeTest, RefusesAGivenExpertThatDoesNotExist) {
+  const at::Tensor router_EH = Random(kExperts, kHidden);
+  const at::Tensor given_TK = at::full({1, kPerToken}, kExperts, at::kLong);
+  EXPECT_THROW((void)Route(Random(1, kHidden), {router_EH, none}, Config(true),
+                           given_TK),
+               c10::Error);
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryDtype, RouteDtypeTest,
+                         ::testing::Values(at::kFloat, at::kDouble),
+                         weft::testing::DtypeName);
+
+// What LibTorch's operators make of the logits.
+Routing RouteOfLogits(const at::Tensor& logits_TE,
+                      const model::MoeConfig& config) {
+  const at::Tensor scores_TE =
+      config.softmax_of_chosen ? logits_TE : logits_TE.softmax(1);
+  auto [weights_TK, experts_TK] = scores_TE.topk(config.shape.per_token, 1);
+  if (config.softmax_of_chosen) {
+    weights_TK = weights_TK.softmax(1);
+  } else if (config.normalizes_weights) {
+    weights_TK = weights_TK / weights_TK.sum(1, true);
+  }
+  return {.experts_TK = experts_TK, .weights_TK = weights_TK, .probs = {}};
+}
+
+// The logits are whole numbers, most of them equal to others of their row.
+TEST(RouteTest, BreaksTiesAsTopKDoes) {
+  at::manual_seed(8);
+  for (const int num_experts : {8, 9, 64, 128, 512}) {
+    for (const int per_token : {1, 2, 5, 8}) {
+      for (const int form : {0, 1, 2}) {
+        SCOPED_TRACE(::testing::Message()
+                     << num_experts << " experts, " << per_token
+                     << " per token, form " << form);
+        model::MoeConfig config = Config(/*normalizes=*/form == 1);
+        config.softmax_of_chosen = form == 2;
+        config.shape.count = num_experts;
+        config.shape.per_token = per_token;
+        const at::Tensor logits_TE =
+            at::randint(6, {40, num_experts}, at::kFloat);
+        const Routing actual =
+            Route(logits_TE, {at::eye(num_experts), none}, config, {});
+        const Routing expected = RouteOfLogits(logits_TE, config);
+        EXPECT_TRUE(at::equal(actual.experts_TK, expected.experts_TK));
+        if (form == 1) {
+          // Sums may be added in another order.
+          EXPECT_LE((actual.weights_TK / expected.weights_TK - 1)
+                        .abs()
+                        .max()
+                        .item<double>(),
+                    per_token * testing::kEpsilonF32);
+        } else {
+          EXPECT_TRUE(at::equal(actual.weights_TK, expected.weights_TK));
+        }
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/ops/bf16_product.h"
+#include "src/ops/int8_weight.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::ops {
@@ -215,6 +216,31 @@ TEST(MatMulFewRowsTest, ARowIsTheSameToTheBitInEveryBatch) {
           at::equal(MatMul(a.narrow(0, 0, rows), b), all.narrow(0, 0, rows)));
       EXPECT_TRUE(at::equal(MatMul(a.narrow(0, begin, rows), b),
                             all.narrow(0, begin, rows)));
+    }
+  }
+}
+
+TEST(LinearTest, HasTheBitsOfTheProductWithTheTransposedWeight) {
+  at::manual_seed(9);
+  for (const at::ScalarType dtype :
+       {at::kFloat, at::kBFloat16, at::kChar, at::kDouble}) {
+    for (const int64_t inputs : {1, 70}) {
+      const at::Tensor wide_OI = at::randn({45, inputs});
+      at::Tensor weight_OI = wide_OI.to(dtype);
+      if (dtype == at::kChar) {
+        weight_OI = at::empty({45, Int8RowBytes(inputs)}, dtype);
+        ASSERT_FALSE(QuantizeRows(wide_OI, weight_OI).has_value());
+      }
+      const at::ScalarType row_type =
+          dtype == at::kDouble ? at::kDouble : at::kFloat;
+      const at::Tensor bias_O = at::randn({45}, row_type);
+      for (const int64_t rows : {0, 1, 7, 32, 33, 140}) {
+        const at::Tensor x = at::randn({rows, inputs}, row_type);
+        EXPECT_TRUE(at::equal(Linear(x, weight_OI), MatMul(x, weight_OI.t())));
+        EXPECT_TRUE(at::equal(Linear(x, weight_OI, bias_O),
+                              MatMul(x, weight_OI.t(), bias_O)))
+            << dtype << ", " << rows << " x " << inputs;
+      }
     }
   }
 }

@@ -76,6 +76,23 @@ TEST_P(RmsNormTest, MatchesAutogradForAnyShapeAndRowStride) {
   }
 }
 
+TEST_P(RmsNormTest, ASumIsNormedWithTheBitsOfTwoSteps) {
+  const at::ScalarType dtype = GetParam();
+  at::manual_seed(2);
+  for (const int64_t rows : {0, 1, 70}) {
+    const at::Tensor x = at::randn({rows, 77}, at::kDouble).to(dtype);
+    const at::Tensor weight = at::randn({77}, at::kDouble).to(dtype);
+    at::Tensor sum =
+        at::randn({rows, 80}, at::kDouble).to(dtype).narrow(1, 2, 77);
+    const at::Tensor expected_sum = sum + x;
+    at::Tensor expected = at::empty_like(x), y = at::empty_like(x);
+    RmsNorm(expected_sum, weight, kEps, expected);
+    AddRmsNorm(x, weight, kEps, sum, y);
+    EXPECT_TRUE(at::equal(sum, expected_sum));
+    EXPECT_TRUE(at::equal(y, expected));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(EveryDtype, RmsNormTest,
                          ::testing::Values(at::kFloat, at::kDouble,
                                            at::kBFloat16),

@@ -1,0 +1,27 @@
+// The experts of tokens in one layer: those that a batch gives, and those that
+// the cache keeps.
+//
+// Legend: T tokens, K experts per token.
+#ifndef WEFT_SRC_MODEL_TOKEN_EXPERTS_H_
+#define WEFT_SRC_MODEL_TOKEN_EXPERTS_H_
+
+#include <ATen/core/Tensor.h>
+
+#include "src/lora/lora_linear.h"
+#include "src/model/packed_batch.h"
+
+namespace weft::model {
+
+// Returns the experts [T, K] i64 that the batch gives to a layer; undefined if
+// none.
+[[nodiscard]] at::Tensor GivenExperts(const PackedBatch& batch, int layer,
+                                      const lora::ExpertShape& experts);
+
+// Writes the experts [T, K] i64 of a layer to the tokens' slots of the cache.
+// Errors:  throws c10::Error.
+void KeepExperts(const at::Tensor& experts_TK, int layer,
+                 const lora::ExpertShape& experts, const KvAccess& kv);
+
+}  // namespace weft::model
+
+#endif  // WEFT_SRC_MODEL_TOKEN_EXPERTS_H_
