@@ -157,7 +157,7 @@ def test_a_replay_that_fails_ends_the_server(durable: Durable) -> None:
     before = image(durable, "b")
     daemon.kill()
     daemon = durable.launch(
-        failpoints="recovery.replay=err(EIO)#6;recovery.replay=sleep(300)"
+        failpoints="recovery.replay=err(EIO)#8;recovery.replay=sleep(500)"
     )
     daemon.wait_until_serving()
     with daemon.client() as client:
