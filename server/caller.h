@@ -45,8 +45,8 @@ class Caller {
     } else if constexpr (requires { request->first; }) {
       QualifyId(&request->first);
     } else if constexpr (requires { request->after; }) {
-      // The list starts at the first of the caller's names.
       request->after.insert(0, prefix_);
+      request->prefix = prefix_;
     }
     if constexpr (requires { request->source_adapter_id; }) {
       QualifyId(&request->source_adapter_id);

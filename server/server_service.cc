@@ -97,7 +97,9 @@ class ServerService final : public v1::ServerService::CallbackService {
         call->record().caller()->Reveal(&*page);
         info->set_num_adapters(static_cast<uint32_t>(page->adapters.size()));
       }
-      call->Reply(page.status());
+      // While a start restores adapters, their number is not known.
+      call->Reply(absl::IsUnavailable(page.status()) ? absl::OkStatus()
+                                                     : page.status());
     });
     return call.get();
   }

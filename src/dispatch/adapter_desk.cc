@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "src/base/reason.h"
+#include "src/base/status_macros.h"
 #include "src/base/trace_id.h"
 
 namespace weft::dispatch {
@@ -32,14 +33,22 @@ absl::Status MoveFailed(const sched::Move& move, const std::string& adapter_id,
   return {known ? status.code() : absl::StatusCode::kInternal, text};
 }
 
-// Returns the error for work of adapters that the replay has not restored.
-absl::Status Recovering(absl::string_view what, size_t num_adapters,
+// Returns the error for work that must wait for the replay of the log.
+absl::Status Recovering(absl::string_view what,
                         std::map<std::string, std::string> values) {
   return WithReason(
-      absl::UnavailableError(
-          absl::StrCat(what, " being restored from the log of --state-dir (",
-                       num_adapters, " adapters are left); try again")),
+      absl::UnavailableError(absl::StrCat(
+          what, " being restored from the log of --state-dir; try again")),
       {.name = "ADAPTER_RECOVERING", .values = std::move(values)});
+}
+
+// Returns ADAPTER_RECOVERING if there are `limit` adapters and only the replay
+// knows whether they stay.
+absl::Status CheckSettled(int num_adapters, int limit,
+                          const State::Recovering& recovering) {
+  const bool full = num_adapters + recovering.unmade >= limit;
+  if (!full || num_adapters - recovering.made >= limit) return absl::OkStatus();
+  return Recovering("adapters that may take the last slots are", {});
 }
 
 }  // namespace
@@ -51,14 +60,25 @@ absl::StatusOr<AdapterInfo> AdapterDesk::Info(const std::string& id) const {
   return s_.InfoOf(key->second);
 }
 
-AdapterPage AdapterDesk::List(const ListAdaptersRequest& request) const {
+absl::StatusOr<AdapterPage> AdapterDesk::List(
+    const ListAdaptersRequest& request) const {
   AdapterPage page;
   MutexLock lock(&s_.mu);
+  const auto belongs = [&request](const auto& next, const auto& all) {
+    return next != all.end() && next->first.starts_with(request.prefix);
+  };
   auto next = s_.keys.upper_bound(request.after);
-  for (; next != s_.keys.end() && page.adapters.size() < request.size; ++next) {
+  for (; belongs(next, s_.keys) && page.adapters.size() < request.size;
+       ++next) {
     page.adapters.push_back(s_.InfoOf(next->second));
   }
-  page.more = next != s_.keys.end();
+  page.more = belongs(next, s_.keys);
+  // The page would look complete without the adapters that are not restored.
+  const auto missing = s_.recovering.upper_bound(request.after);
+  if (belongs(missing, s_.recovering) &&
+      (!page.more || missing->first < next->first)) {
+    return Recovering("adapters are", {});
+  }
   return page;
 }
 
@@ -105,13 +125,7 @@ absl::Status AdapterDesk::CheckReady(const std::string& id) const {
   MutexLock lock(&s_.mu);
   if (!s_.recovering.contains(id)) return absl::OkStatus();
   return Recovering(absl::StrCat("adapter_id: '", id, "' is"),
-                    s_.recovering.size(), {{"adapter", id}});
-}
-
-absl::Status AdapterDesk::CheckAllReady() const {
-  MutexLock lock(&s_.mu);
-  if (s_.recovering.empty()) return absl::OkStatus();
-  return Recovering("adapters are", s_.recovering.size(), {});
+                    {{"adapter", id}});
 }
 
 absl::Status AdapterDesk::CheckNew(const std::string& id,
@@ -121,8 +135,10 @@ absl::Status AdapterDesk::CheckNew(const std::string& id,
     return absl::AlreadyExistsError(
         absl::StrCat("adapter_id: '", id, "' exists"));
   }
-  if (static_cast<int>(s_.adapters.size()) + s_.CountUnmade(nullptr) >=
-      s_.options.max_adapters) {
+  const auto num_adapters = static_cast<int>(s_.adapters.size());
+  WEFT_RETURN_IF_ERROR(CheckSettled(num_adapters, s_.options.max_adapters,
+                                    s_.CountRecovering(nullptr)));
+  if (num_adapters >= s_.options.max_adapters) {
     return WithReason(
         absl::ResourceExhaustedError(absl::StrCat(
             "all ", s_.options.max_adapters,
@@ -133,8 +149,10 @@ absl::Status AdapterDesk::CheckNew(const std::string& id,
   const auto found = s_.tenants.find(tenant);
   const TenantAdapters held =
       found == s_.tenants.end() ? TenantAdapters() : found->second;
-  if (held.count + s_.CountUnmade(&tenant) >=
-      s_.options.max_adapters_per_tenant) {
+  WEFT_RETURN_IF_ERROR(CheckSettled(held.count,
+                                    s_.options.max_adapters_per_tenant,
+                                    s_.CountRecovering(&tenant)));
+  if (held.count >= s_.options.max_adapters_per_tenant) {
     return WithReason(
         absl::ResourceExhaustedError(absl::StrCat(
             "all ", s_.options.max_adapters_per_tenant,

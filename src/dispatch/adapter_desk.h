@@ -24,8 +24,9 @@ class AdapterDesk {
   // Errors: NOT_FOUND, also for the base model, which has no info.
   [[nodiscard]] absl::StatusOr<AdapterInfo> Info(const std::string& id) const;
   // Holds the lock for a time that grows with the page, not with the number of
-  // adapters.
-  [[nodiscard]] AdapterPage List(const ListAdaptersRequest& request) const;
+  // adapters. Errors: UNAVAILABLE (as CheckReady, for one of the page).
+  [[nodiscard]] absl::StatusOr<AdapterPage> List(
+      const ListAdaptersRequest& request) const;
   [[nodiscard]] size_t Count() const;
   // Holds the lock for one adapter or tenant at a time.
   [[nodiscard]] Activity Watch(const ActivityQuery& query) const;
@@ -33,13 +34,12 @@ class AdapterDesk {
   // Returns the adapter's id, for messages; empty if the adapter no longer
   // exists.
   [[nodiscard]] std::string NameOf(AdapterKey key) const;
-  // Return whether a start has restored the adapter, or all adapters. Errors:
-  // UNAVAILABLE, with the reason ADAPTER_RECOVERING.
+  // Returns whether a start has restored the adapter. Errors: UNAVAILABLE, with
+  // the reason ADAPTER_RECOVERING.
   [[nodiscard]] absl::Status CheckReady(const std::string& id) const;
-  [[nodiscard]] absl::Status CheckAllReady() const;
   // Returns whether an adapter may be created. Errors: ALREADY_EXISTS;
   // RESOURCE_EXHAUSTED (no slot is left, or the tenant has reached its limit of
-  // slots or bytes).
+  // slots or bytes), UNAVAILABLE (as CheckReady, for the last slots).
   [[nodiscard]] absl::Status CheckNew(const std::string& id,
                                       const std::string& tenant) const;
   // Wraps `done` for a create, so that a repeated call gets the same answer. If

@@ -183,12 +183,13 @@ void State::ShowAdapters() {
   env.metrics->SetRecovering(recovering.size());
 }
 
-int State::CountUnmade(const std::string* tenant) const {
-  return static_cast<int>(std::ranges::count_if(
-      recovering, [&](const auto& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
-        const auto& [id, owner] = entry;
-        return !keys.contains(id) && (tenant == nullptr || owner == *tenant);
-      }));
+State::Recovering State::CountRecovering(const std::string* tenant) const {
+  Recovering count;
+  for (const auto& [id, owner] : recovering) {
+    if (tenant != nullptr && owner != *tenant) continue;
+    ++(keys.contains(id) ? count.made : count.unmade);
+  }
+  return count;
 }
 
 }  // namespace weft::dispatch

@@ -101,9 +101,12 @@ struct State {
   void SetFacts(AdapterRecord& record, const AdapterFacts& facts)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void ShowAdapters() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  // Returns how many adapters of the tenant, or of all if it is null, the
-  // replay of the log has yet to make.
-  [[nodiscard]] int CountUnmade(const std::string* tenant) const
+  // Adapters that are not restored, of the tenant, or of all if it is null.
+  struct Recovering {
+    int made = 0;    // They exist, and the replay may still remove them.
+    int unmade = 0;  // The replay has yet to make them.
+  };
+  [[nodiscard]] Recovering CountRecovering(const std::string* tenant) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 
   const Options options;

@@ -106,8 +106,9 @@ class Engine {
   // Refuses new work from now on. Runs `done` when all accepted work is done.
   virtual void Drain(Callback<bool> done) = 0;
 
-  // Returns UNAVAILABLE if the engine can no longer compute. The process must
-  // then end. Any thread may call it.
+  // Returns an error if the engine can no longer compute or record, or if it
+  // cannot restore an adapter. The process must then end. Any thread may call
+  // it.
   [[nodiscard]] virtual absl::Status failure() const = 0;
 
   // Returns the time when the engine thread last finished a piece of work or

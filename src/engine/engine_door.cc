@@ -165,13 +165,7 @@ void EngineImpl::GetAdapter(std::string adapter_id,
 
 void EngineImpl::ListAdapters(ListAdaptersRequest request,
                               Callback<AdapterPage> done) {
-  // A page without the adapters that are not restored would look complete.
-  const absl::Status ready = dispatcher_.adapters().CheckAllReady();
-  if (ready.ok()) {
-    done(dispatcher_.adapters().List(request));
-  } else {
-    done(ready);
-  }
+  done(dispatcher_.adapters().List(request));
 }
 
 CancelHandle EngineImpl::Profile(const ProfileRequest& request,

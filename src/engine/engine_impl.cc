@@ -29,6 +29,10 @@ namespace {
 // heartbeat's age.
 constexpr absl::Duration kIdleWait = absl::Milliseconds(200);
 
+// After so long without work the engine gives memory back that it keeps for the
+// next step.
+constexpr absl::Duration kIdleRelease = absl::Seconds(10);
+
 // How often the I/O thread looks at the disks.
 constexpr absl::Duration kDiskInterval = absl::Seconds(1);
 
@@ -92,6 +96,19 @@ TraceId TraceOf(const dispatch::RunTrain& train) {
   ids.reserve(train.steps.size());
   for (const dispatch::StepTask& step : train.steps) ids.push_back(step.trace);
   return JoinTraces(ids);
+}
+
+// Loads an adapter that does not exist. Blocks.
+absl::Status LoadNow(AdapterManager& manager,
+                     const LoadCheckpointRequest& load) {
+  absl::Status status;
+  absl::Notification ended;
+  manager.LoadNew(load, [&](const absl::StatusOr<AdapterInfo>& info) {
+    status = info.status();
+    ended.Notify();
+  });
+  ended.WaitForNotification();
+  return status;
 }
 
 template <typename... Handlers>
@@ -198,11 +215,11 @@ absl::Status EngineImpl::Recover() {
   // If records are lost or an adapter's id still belongs to an earlier one, the
   // engine serves after the replay.
   if (report.damaged || names_collide) WEFT_RETURN_IF_ERROR(recovery_.Wait());
-  LoadFromCheckpoints(log.restores);
-  return absl::OkStatus();
+  return LoadFromCheckpoints(log.restores);
 }
 
-void EngineImpl::LoadFromCheckpoints(const records::RestorePoints& restores) {
+absl::Status EngineImpl::LoadFromCheckpoints(
+    const records::RestorePoints& restores) {
   // An adapter whose load failed at an earlier start may have a successor of
   // the same name, which has a higher key.
   for (auto it = restores.adapters().rbegin(); it != restores.adapters().rend();
@@ -212,13 +229,12 @@ void EngineImpl::LoadFromCheckpoints(const records::RestorePoints& restores) {
     const bool succeeded =
         dispatcher_.adapters().KeyOf(adapter.adapter_id).has_value();
     if (adapter.restore && !succeeded) {
-      absl::Notification ended;
-      manager_.LoadNew(*adapter.restore,
-                       [&](const absl::StatusOr<AdapterInfo>& info) {
-                         loaded = info.status();
-                         ended.Notify();
-                       });
-      ended.WaitForNotification();
+      loaded = LoadNow(manager_, *adapter.restore);
+      if (!loaded.ok() && !recovery_.ended()) {
+        // The replay may remove adapters that count for a limit.
+        WEFT_RETURN_IF_ERROR(recovery_.Wait());
+        loaded = LoadNow(manager_, *adapter.restore);
+      }
     }
     if (!loaded.ok() && !succeeded) {
       Log(LogLevel::kWarning, "an adapter does not come back",
@@ -230,6 +246,7 @@ void EngineImpl::LoadFromCheckpoints(const records::RestorePoints& restores) {
       if (open.ok()) recorder_.Write(records::RemovedRecord{.key = gone});
     });
   }
+  return absl::OkStatus();
 }
 
 absl::Status EngineImpl::CheckRoom() const {
@@ -255,9 +272,9 @@ absl::Status EngineImpl::StartRecording() {
   return absl::OkStatus();
 }
 
-absl::Status EngineImpl::FinishRecovery(absl::Time start) {
+absl::Status EngineImpl::FinishRecovery(absl::Time began_at) {
   const RecoveryReport& report = recovery_.report();
-  const absl::Duration duration = absl::Now() - start;
+  const absl::Duration duration = absl::Now() - began_at;
   recorder_.AddCost(report.device_time);
   Log(LogLevel::kInfo, "state recovered",
       {{"adapters", report.adapters},
@@ -281,6 +298,7 @@ void EngineImpl::Loop() {
     const profile::Span span("wait for work");
     return dispatcher_.Next(sample_loop_.active(), kIdleWait);
   };
+  absl::Time idle_since = absl::Now();
   PeriodicTask disk_look(kDiskInterval, [this] {
     adapter_io_.DeleteExpired();
     probe_.SetStoredCheckpoints(adapter_io_.stored_bytes());
@@ -289,11 +307,16 @@ void EngineImpl::Loop() {
   while (std::optional<dispatch::Work> work = next_work()) {
     const absl::Time start = absl::Now();
     Run(*work);
+    if (!std::holds_alternative<dispatch::Idle>(*work)) {
+      idle_since = absl::Now();
+    } else if (start - idle_since > kIdleRelease) {
+      parts_.device->ReleaseIdle();
+    }
     const bool trained = std::holds_alternative<dispatch::RunTrain>(*work) ||
                          std::holds_alternative<dispatch::RunStep>(*work);
     if (trained) recorder_.AddCost(absl::Now() - start);
-    // A snapshot shows all adapters at one place of the log.
-    if (recovery_.ended()) snapshots_.GoOn();
+    // Before that, a snapshot would lack what is not replayed.
+    if (recovery_.succeeded()) snapshots_.GoOn();
     disk_look.PostWhenDue(start, [this](std::function<void()> look) {
       context_.PostIo(std::move(look));
     });
@@ -302,7 +325,7 @@ void EngineImpl::Loop() {
         trained || std::holds_alternative<dispatch::RunDecode>(*work),
         absl::Now());
   }
-  if (recovery_.ended() && failure().ok() && dispatcher_.drained()) {
+  if (recovery_.succeeded() && failure().ok() && dispatcher_.drained()) {
     snapshots_.WriteLast();
   }
 }

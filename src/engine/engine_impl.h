@@ -114,8 +114,9 @@ class EngineImpl final : public Engine {
   [[nodiscard]] absl::Status CheckRoom() const;
 
   // Loads the adapters of durability checkpoint. Logs those that cannot be
-  // loaded. Call it before the engine serves; blocks.
-  void LoadFromCheckpoints(const records::RestorePoints& restores);
+  // loaded. Call it before the engine serves; blocks. Errors: of recovery.
+  [[nodiscard]] absl::Status LoadFromCheckpoints(
+      const records::RestorePoints& restores);
 
   // The engine thread calls the methods below.
 
@@ -126,8 +127,7 @@ class EngineImpl final : public Engine {
   [[nodiscard]] Callback<Result> NameCheckpoints(const std::string& adapter_id,
                                                  Callback<Result> done) const;
   [[nodiscard]] absl::Status StartRecording();
-  // Ends the recovery that began at `start`.
-  [[nodiscard]] absl::Status FinishRecovery(absl::Time start);
+  [[nodiscard]] absl::Status FinishRecovery(absl::Time began_at);
   void ShowDevice();
 
   EngineParts parts_;

@@ -8,13 +8,16 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "src/base/status_macros.h"
+#include "src/journal/image_file.h"
+#include "src/records/damage.h"
 
 namespace weft::engine {
 namespace {
 
 class LogSurvey {
  public:
-  explicit LogSurvey(const LogReading* reading) : reading_(*reading) {}
+  LogSurvey(const journal::StateFolder* folder, const LogReading* reading)
+      : folder_(*folder), reading_(*reading) {}
 
   void Add(const records::Snapshot& snapshot) {
     summary_.next_key = snapshot.next_key;
@@ -26,15 +29,14 @@ class LogSurvey {
     }
   }
 
-  [[nodiscard]] absl::StatusOr<LogSummary> Run(
-      const journal::StateFolder& folder) {
+  [[nodiscard]] absl::StatusOr<LogSummary> Run() {
     WEFT_ASSIGN_OR_RETURN(
         journal::LogReader reader,
-        journal::LogReader::Open(folder, reading_.first_sequence));
+        journal::LogReader::Open(folder_, reading_.first_sequence));
     for (;;) {
       const auto record = reader.Next();
       if (absl::IsDataLoss(record.status()) && reading_.damaged) {
-        WEFT_ASSIGN_OR_RETURN(const bool began, PassHole(folder, &reader));
+        WEFT_ASSIGN_OR_RETURN(const bool began, PassHole(folder_, &reader));
         if (began) begun_.clear();
         continue;
       }
@@ -89,10 +91,25 @@ class LogSurvey {
                                           .tenant = owner->second.tenant};
   }
 
+  // Keys and epochs are never used again, whatever becomes of the adapter.
+  void Reserve(const records::Record& record) {
+    uint64_t epoch = 0;
+    if (const auto* adapter = std::get_if<records::AdapterRecord>(&record)) {
+      const auto key = static_cast<uint64_t>(adapter->key);
+      summary_.next_key = std::max(summary_.next_key, key + 1);
+      epoch = adapter->epoch;
+    } else if (const auto* loaded =
+                   std::get_if<records::LoadedRecord>(&record)) {
+      epoch = loaded->epoch;
+    }
+    summary_.last_epoch = std::max(summary_.last_epoch, epoch);
+  }
+
   [[nodiscard]] absl::Status Add(const journal::LogReader::Record& bytes) {
     WEFT_ASSIGN_OR_RETURN(const records::Record record,
                           records::DecodeRecord(bytes.bytes));
     ++summary_.num_records;
+    Reserve(record);
     const std::optional<AdapterKey> key = records::KeyOf(record);
     if (key && reading_.skipped.contains(*key)) return absl::OkStatus();
     sequence_ = bytes.sequence;
@@ -112,10 +129,9 @@ class LogSurvey {
 
   [[nodiscard]] absl::Status Apply(const records::AdapterRecord& adapter) {
     Know(adapter);
-    const auto key = static_cast<uint64_t>(adapter.key);
-    summary_.next_key = std::max(summary_.next_key, key + 1);
-    summary_.last_epoch = std::max(summary_.last_epoch, adapter.epoch);
-    return adapter.image ? absl::OkStatus() : CheckSlots({adapter.key});
+    if (!adapter.image) return CheckSlots({adapter.key});
+    return CheckImage(adapter.adapter_id, adapter.image->file,
+                      adapter.image->versions.size());
   }
 
   [[nodiscard]] absl::Status Apply(const records::RemovedRecord& removed) {
@@ -173,7 +189,10 @@ class LogSurvey {
   }
 
   [[nodiscard]] absl::Status Apply(const records::LoadedRecord& loaded) {
-    summary_.last_epoch = std::max(summary_.last_epoch, loaded.epoch);
+    const auto owner = owners_.find(loaded.key);
+    if (owner == owners_.end()) return absl::OkStatus();
+    WEFT_RETURN_IF_ERROR(
+        CheckImage(owner->second.id, loaded.file, /*num_versions=*/1));
     return CheckSlots({loaded.key});
   }
 
@@ -184,6 +203,15 @@ class LogSurvey {
   [[nodiscard]] absl::Status Apply(
       const records::SettingsRecord& /*settings*/) {
     return absl::OkStatus();
+  }
+
+  [[nodiscard]] absl::Status CheckImage(const std::string& adapter_id,
+                                        const std::string& file,
+                                        size_t num_versions) const {
+    const absl::Status whole = journal::CheckImageTable(
+        folder_, file, records::kStateBlocks + num_versions);
+    if (whole.ok()) return whole;
+    return records::ImageRefusal(adapter_id, whole);
   }
 
   // Checks that these adapters and those between two slices fit on the device.
@@ -198,6 +226,7 @@ class LogSurvey {
         reading_.max_resident, " (--max-resident-adapters)"));
   }
 
+  const journal::StateFolder& folder_;
   const LogReading& reading_;
   uint64_t sequence_ = 0;               // That of the record that is applied.
   std::map<AdapterKey, Owner> owners_;  // Adapters of durability step.
@@ -210,9 +239,9 @@ class LogSurvey {
 absl::StatusOr<LogSummary> ReadLog(const journal::StateFolder& folder,
                                    const records::Snapshot& snapshot,
                                    const LogReading& reading) {
-  LogSurvey survey(&reading);
+  LogSurvey survey(&folder, &reading);
   survey.Add(snapshot);
-  return survey.Run(folder);
+  return survey.Run();
 }
 
 absl::StatusOr<bool> PassHole(const journal::StateFolder& folder,

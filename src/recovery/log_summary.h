@@ -51,8 +51,8 @@ struct LogReading {
 };
 
 // Reads the log behind the snapshot and cuts off its torn tail. Errors:
-// DATA_LOSS (what no start can replay), FAILED_PRECONDITION (a batch has more
-// adapters than the device has room for). Blocks on the disk.
+// DATA_LOSS (what no start can replay, a missing image), FAILED_PRECONDITION (a
+// batch has more adapters than the device has room for). Blocks on the disk.
 [[nodiscard]] absl::StatusOr<LogSummary> ReadLog(
     const journal::StateFolder& folder, const records::Snapshot& snapshot,
     const LogReading& reading);

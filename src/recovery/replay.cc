@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -10,7 +11,9 @@
 #include "src/adapters/state_image.h"
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
-#include "src/recovery/recovery.h"
+#include "src/records/damage.h"
+#include "src/recovery/log_replay.h"
+#include "src/recovery/restore_adapter.h"
 
 namespace weft::engine {
 namespace {
@@ -38,30 +41,30 @@ std::string EndOf(const absl::StatusOr<StepResult>& result) {
 
 }  // namespace
 
-void Recovery::Apply(records::AdapterRecord& adapter, const Next& next) {
+void LogReplay::Apply(records::AdapterRecord& adapter, const Next& next) {
   if (adapter.image) {
     context_.recorder.AddImage(adapter.image->file, /*recorded=*/true);
-    next(Restore(adapter));
+    ++report_.adapters;
+    next(RestoreFromImage(context_, adapter, &snapshots_));
     return;
   }
   ++report_.adapters;
   context_.dispatcher.adapters().WhenSlot(
       [this, adapter = std::move(adapter), next](const absl::Status& room) {
+        used_device_ = true;
         next(room.ok() ? manager_.MakeAgain(adapter) : room);
       });
 }
 
-void Recovery::Apply(records::RemovedRecord& removed, const Next& next) {
-  std::erase_if(begun_, [&](const auto& entry) {
-    return entry.second.step.adapter == removed.key;
-  });
+void LogReplay::Apply(records::RemovedRecord& removed, const Next& next) {
+  GiveUpIf([&](AdapterKey key) { return key == removed.key; });
   if (!context_.dispatcher.adapters().NameOf(removed.key).empty()) {
     manager_.Remove(removed.key);
   }
   next(absl::OkStatus());
 }
 
-void Recovery::Apply(records::BeginRecord& begin, const Next& next) {
+void LogReplay::Apply(records::BeginRecord& begin, const Next& next) {
   // The record that gave up the earlier request is lost.
   const auto earlier = begun_.find(begin.work);
   if (earlier != begun_.end()) GiveUp(earlier);
@@ -70,13 +73,13 @@ void Recovery::Apply(records::BeginRecord& begin, const Next& next) {
   next(absl::OkStatus());
 }
 
-void Recovery::Apply(records::GivenUpRecord& given_up, const Next& next) {
+void LogReplay::Apply(records::GivenUpRecord& given_up, const Next& next) {
   const auto begun = begun_.find(given_up.work);
   if (begun != begun_.end()) GiveUp(begun);
   next(absl::OkStatus());
 }
 
-void Recovery::GiveUp(BegunRequests::iterator begun) {
+void LogReplay::GiveUp(BegunRequests::iterator begun) {
   const dispatch::StepTask step = begun->second.step;
   begun_.erase(begun);
   trainer_.Forget(step.id);
@@ -84,14 +87,21 @@ void Recovery::GiveUp(BegunRequests::iterator begun) {
   Unpin(step.adapter);
 }
 
-void Recovery::Unpin(AdapterKey key) {
+void LogReplay::GiveUpIf(const std::function<bool(AdapterKey)>& applies) {
+  for (auto next = begun_.begin(); next != begun_.end();) {
+    const auto begun = next++;
+    if (applies(begun->second.step.adapter)) GiveUp(begun);
+  }
+}
+
+void LogReplay::Unpin(AdapterKey key) {
   const bool busy = std::ranges::any_of(begun_, [key](const auto& entry) {
     return entry.second.between_slices && entry.second.step.adapter == key;
   });
   if (!busy) context_.dispatcher.recovery().Pin(key, false);
 }
 
-void Recovery::Apply(records::BatchRecord& batch, const Next& next) {
+void LogReplay::Apply(records::BatchRecord& batch, const Next& next) {
   if (!skipped_.empty()) {
     const size_t dropped =
         std::erase_if(batch.slices, [this](const sched::TrainSlice& slice) {
@@ -117,7 +127,7 @@ void Recovery::Apply(records::BatchRecord& batch, const Next& next) {
       keys, [this, batch = std::move(batch)] { return RunBatch(batch); }, next);
 }
 
-absl::Status Recovery::RunBatch(const records::BatchRecord& batch) {
+absl::Status LogReplay::RunBatch(const records::BatchRecord& batch) {
   dispatch::RunTrain train{.backward = true, .slices = batch.slices};
   for (sched::TrainSlice& slice : train.slices) {
     const auto begun = begun_.find(slice.work_id);
@@ -134,7 +144,7 @@ absl::Status Recovery::RunBatch(const records::BatchRecord& batch) {
                    " of adapter '", NameOf(train.steps.front().adapter), "')"));
 }
 
-void Recovery::Apply(records::DoneRecord& done, const Next& next) {
+void LogReplay::Apply(records::DoneRecord& done, const Next& next) {
   if (!done.request) {
     context_.dispatcher.recovery().AddReply(
         done.key,
@@ -149,7 +159,7 @@ void Recovery::Apply(records::DoneRecord& done, const Next& next) {
       {key}, [this, done = std::move(done)] { return RunAgain(done); }, next);
 }
 
-absl::Status Recovery::RunAgain(const records::DoneRecord& done) {
+absl::Status LogReplay::RunAgain(const records::DoneRecord& done) {
   dispatch::RecoveryDesk& desk = context_.dispatcher.recovery();
   if (context_.adapters.Find(done.key) == nullptr) return absl::OkStatus();
   const absl::StatusOr<StepResult> result = steps_.RunNow(
@@ -168,7 +178,7 @@ absl::Status Recovery::RunAgain(const records::DoneRecord& done) {
   return absl::OkStatus();
 }
 
-void Recovery::Apply(records::LoadedRecord& loaded, const Next& next) {
+void LogReplay::Apply(records::LoadedRecord& loaded, const Next& next) {
   const AdapterKey key = loaded.key;
   context_.recorder.AddImage(loaded.file, /*recorded=*/true);
   WithAdapters(
@@ -184,7 +194,7 @@ void Recovery::Apply(records::LoadedRecord& loaded, const Next& next) {
       next);
 }
 
-absl::StatusOr<lora::AdapterState> Recovery::ReadLoaded(
+absl::StatusOr<lora::AdapterState> LogReplay::ReadLoaded(
     const records::LoadedRecord& loaded, const lora::Adapter& adapter) const {
   absl::StatusOr<lora::AdapterState> state = ReadState(
       *context_.state, loaded.file, adapter.layout().num_parameters());
@@ -192,8 +202,8 @@ absl::StatusOr<lora::AdapterState> Recovery::ReadLoaded(
   return records::ImageRefusal(NameOf(loaded.key), state.status());
 }
 
-absl::Status Recovery::Install(const records::LoadedRecord& loaded,
-                               const lora::AdapterState& state) {
+absl::Status LogReplay::Install(const records::LoadedRecord& loaded,
+                                const lora::AdapterState& state) {
   context_.before_change(loaded.key);
   WEFT_RETURN_IF_ERROR(context_.guard.Guarded("LoadCheckpoint", [&] {
     context_.adapters.Find(loaded.key)->SetState(state);
@@ -206,7 +216,7 @@ absl::Status Recovery::Install(const records::LoadedRecord& loaded,
   return absl::OkStatus();
 }
 
-void Recovery::Apply(records::ReleaseRecord& release, const Next& next) {
+void LogReplay::Apply(records::ReleaseRecord& release, const Next& next) {
   context_.before_change(release.key);
   const absl::Status status =
       context_.adapters.ReleaseSnapshot(release.key, release.name);
@@ -214,7 +224,7 @@ void Recovery::Apply(records::ReleaseRecord& release, const Next& next) {
   next(status);
 }
 
-void Recovery::Apply(records::SettingsRecord& record, const Next& next) {
+void LogReplay::Apply(records::SettingsRecord& record, const Next& next) {
   if (record.settings != settings_ && record.settings != other_settings_) {
     other_settings_ = record.settings;
     Log(LogLevel::kWarning,

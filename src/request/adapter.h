@@ -113,6 +113,7 @@ struct AdapterInfo {
 struct ListAdaptersRequest {
   size_t size = 100;
   std::string after;
+  std::string prefix;  // Lists the ids that begin with it.
 };
 
 struct AdapterPage {

@@ -13,6 +13,7 @@ class HostDevice final : public ComputeDevice {
   [[nodiscard]] int64_t LimitTo(double /*share*/) override { return 0; }
   void Wait() override {}
   void ReleaseCached() override { HostAllocator::Get().ReleaseCached(); }
+  void ReleaseIdle() override { HostAllocator::Get().ReleaseCached(); }
   [[nodiscard]] absl::Status CheckAnswers() override {
     return absl::OkStatus();
   }

@@ -42,6 +42,9 @@ class ComputeDevice {
   // no longer computes for this process. Call it after any failed work. Neither
   // throws.
   virtual void ReleaseCached() = 0;
+  // Frees cached memory of the host. Call it after a while without work. Does
+  // not throw.
+  virtual void ReleaseIdle() {}
   [[nodiscard]] virtual absl::Status CheckAnswers() = 0;
 };
 

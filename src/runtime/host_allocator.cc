@@ -54,7 +54,7 @@ void HostAllocator::Install() {
 }
 
 c10::DataPtr HostAllocator::allocate(size_t bytes) {
-  if (bytes < kMinBytes) {
+  if (bytes < kMinBytes || bytes > PTRDIFF_MAX) {
     return c10::GetDefaultCPUAllocator()->allocate(bytes);
   }
   void* data = nullptr;

@@ -2,9 +2,10 @@
 // step frees and allocates gigabytes in blocks that the C library would return
 // to the kernel each time, and the kernel would clear them again page by page.
 //
-// The cache never makes the process larger: cached blocks are unmapped before
-// the mapped bytes exceed the largest number of bytes that were in use at once.
-// Blocks consist of huge pages where the kernel has them.
+// Cached blocks are unmapped before the mapped bytes exceed the largest number
+// of bytes that were in use at once. So the cache does not raise the peak of
+// tensors, but it keeps their memory at that peak until ReleaseCached. Blocks
+// consist of huge pages where the kernel has them.
 #ifndef WEFT_SRC_RUNTIME_HOST_ALLOCATOR_H_
 #define WEFT_SRC_RUNTIME_HOST_ALLOCATOR_H_
 

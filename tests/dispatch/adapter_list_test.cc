@@ -22,7 +22,7 @@ class AdapterListTest : public ::testing::Test {
     (void)engine_.Next();
   }
   std::vector<std::string> List(const ListAdaptersRequest& request) {
-    const AdapterPage page = desk_.List(request);
+    const AdapterPage page = *desk_.List(request);
     more_ = page.more;
     std::vector<std::string> ids;
     for (const AdapterInfo& info : page.adapters) {

@@ -142,7 +142,7 @@ class DispatcherThreadsTest : public ::testing::Test {
     ListAdaptersRequest request{.size = 2};
     AdapterPage page;
     do {
-      page = dispatcher_.adapters().List(request);
+      page = *dispatcher_.adapters().List(request);
       for (const AdapterInfo& info : page.adapters) {
         ids.push_back(info.adapter_id);
       }

@@ -182,7 +182,7 @@ class World {
   // Checks the adapters that are on the device or on their way there.
   void CheckSlots() {
     int64_t used = 0;
-    const AdapterPage all = engine_.dispatcher().adapters().List({});
+    const AdapterPage all = *engine_.dispatcher().adapters().List({});
     EXPECT_FALSE(all.more);
     for (const AdapterInfo& info : all.adapters) {
       if (info.location == AdapterLocation::kDevice) ++used;

@@ -19,8 +19,8 @@ class RecoveryDeskTest : public ::testing::Test {
   RecoveryDesk& desk() { return engine_.dispatcher().recovery(); }
   AdapterDesk& adapters() { return engine_.dispatcher().adapters(); }
 
-  void Create(const std::string& id) {
-    engine_.Create(id, "tenant", [](const absl::StatusOr<AdapterKey>& key) {
+  void Create(const std::string& id, const std::string& tenant = "tenant") {
+    engine_.Create(id, tenant, [](const absl::StatusOr<AdapterKey>& key) {
       EXPECT_TRUE(key.ok()) << key.status();
     });
     (void)engine_.Next();
@@ -86,18 +86,46 @@ TEST_F(RecoveryDeskTest, AnAdapterIsRefusedUntilItIsReady) {
   desk().SetReady("a");
   EXPECT_TRUE(adapters().CheckReady("a").ok());
   EXPECT_FALSE(adapters().CheckReady("b").ok());
-  EXPECT_TRUE(absl::IsUnavailable(adapters().CheckAllReady()));
-  desk().SetReady("b");
-  EXPECT_TRUE(adapters().CheckAllReady().ok());
 }
 
-TEST_F(RecoveryDeskTest, AdaptersThatAreNotMadeYetTakeSlots) {
+TEST_F(RecoveryDeskTest, APageIsRefusedIfItLacksAnAdapter) {
+  Create("t/a", "t");
+  Create("t/c", "t");
+  Create("u/a", "u");
+  desk().SetRecovering({{"t/b", "t"}});
+  const auto code = [this](const ListAdaptersRequest& request) {
+    return adapters().List(request).status().code();
+  };
+  EXPECT_EQ(code({}), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(code({.after = "t/", .prefix = "t/"}),
+            absl::StatusCode::kUnavailable);
+  EXPECT_EQ(code({.size = 1}), absl::StatusCode::kOk);
+  EXPECT_EQ(code({.after = "t/b"}), absl::StatusCode::kOk);
+  const absl::StatusOr<AdapterPage> others =
+      adapters().List({.after = "u/", .prefix = "u/"});
+  ASSERT_TRUE(others.ok());
+  EXPECT_EQ(others->adapters.size(), 1);
+  EXPECT_FALSE(others->more);
+}
+
+// At most three adapters, two of one tenant.
+TEST_F(RecoveryDeskTest, AdaptersThatAreNotSettledMayTakeTheLastSlots) {
   Create("a");
-  desk().SetRecovering({{"a", "tenant"}, {"b", "tenant"}});
-  EXPECT_TRUE(absl::IsResourceExhausted(adapters().CheckNew("c", "tenant")));
-  EXPECT_TRUE(adapters().CheckNew("c", "other").ok());
+  const auto code = [this](const std::string& tenant) {
+    return adapters().CheckNew("new", tenant).code();
+  };
+  desk().SetRecovering({{"b", "tenant"}});
+  EXPECT_EQ(code("tenant"), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(code("other"), absl::StatusCode::kOk);
   desk().SetRecovering({{"b", "tenant"}, {"c", "other"}});
-  EXPECT_TRUE(absl::IsResourceExhausted(adapters().CheckNew("d", "third")));
+  EXPECT_EQ(code("third"), absl::StatusCode::kUnavailable);
+  // The replay may remove it.
+  desk().SetRecovering({});
+  Create("b");
+  desk().SetRecovering({{"b", "tenant"}});
+  EXPECT_EQ(code("tenant"), absl::StatusCode::kUnavailable);
+  desk().SetReady("b");
+  EXPECT_EQ(code("tenant"), absl::StatusCode::kResourceExhausted);
 }
 
 TEST_F(RecoveryDeskTest, ADrainDoesNotWaitForTheReplay) {

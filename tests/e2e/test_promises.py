@@ -108,6 +108,24 @@ def test_a_checkpointed_adapter_comes_back_from_the_latest_load_or_save(
     assert facts(durable, "a").last_step == last
 
 
+def test_a_checkpointed_adapter_comes_back_from_every_start(durable: Durable) -> None:
+    # The log removes an adapter, so the limit allows the other one only behind that.
+    daemon = durable.start("--max-adapters-per-tenant", "1")
+    with daemon.client() as client:
+        client.create_adapter("first", rank=4, tenant="t").delete()
+        a = client.create_adapter(
+            "a", rank=4, seed=1, tenant="t", durability="checkpoint"
+        )
+        train(client, "a", 1)
+        a.resync()
+        a.save("c")
+    # Its key is the highest of the log, and no later adapter may get it.
+    for _ in range(3):
+        durable.restart()
+        with durable.daemon.client() as client:
+            assert client.adapter("a").info().optim_steps == 1
+
+
 def test_batches_of_logged_adapters_keep_their_bits_beside_others(
     durable: Durable,
 ) -> None:

@@ -1,0 +1,136 @@
+// Applies the records of the log, one after another, in turn with clients'
+// work. A turn ends with a record that uses the device, so that records without
+// work cost no turn. Threads: engine thread.
+#ifndef WEFT_SRC_RECOVERY_LOG_REPLAY_H_
+#define WEFT_SRC_RECOVERY_LOG_REPLAY_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "src/adapters/adapter_manager.h"
+#include "src/adapters/engine_context.h"
+#include "src/base/progress.h"
+#include "src/dispatch/work.h"
+#include "src/journal/log_reader.h"
+#include "src/lora/adapter.h"
+#include "src/records/record.h"
+#include "src/records/restore_points.h"
+#include "src/recovery/recovery_report.h"
+#include "src/recovery/snapshotter.h"
+#include "src/request/adapter_key.h"
+#include "src/train/batch_trainer.h"
+#include "src/train/step_executor.h"
+
+namespace weft::engine {
+
+class LogReplay {
+ public:
+  // The arguments outlive the object. `settings` are those of this process
+  // (SettingsRecord).
+  LogReplay(const EngineContext* context, AdapterManager* manager,
+            BatchTrainer* trainer, StepExecutor* steps, Snapshotter* snapshots,
+            std::string settings, RecoveryReport* report)
+      : context_(*context),
+        manager_(*manager),
+        trainer_(*trainer),
+        steps_(*steps),
+        snapshots_(*snapshots),
+        settings_(std::move(settings)),
+        report_(*report) {}
+
+  // Where a replay begins.
+  struct Beginning {
+    journal::LogReader reader;
+    std::set<AdapterKey> skipped;  // Adapters whose records are left out.
+    // Adapters of durability checkpoint in the snapshot.
+    records::RestorePoints restores;
+  };
+  // Replays the records that report->log describes. `done` runs once.
+  void Start(Beginning beginning,
+             std::function<void(const absl::Status&)> done);
+
+ private:
+  using Next = std::function<void(const absl::Status&)>;
+
+  // Goes on to the next record. Apply's `next` calls it.
+  void Advance();
+  void RunTurn();
+  void ReadRecord();
+  // Goes on behind a hole of the log.
+  [[nodiscard]] absl::Status SkipHole();
+  void ApplyRecord(const journal::LogReader::Record& bytes);
+  // Lets clients use the adapters whose last record has this sequence.
+  void EndRecord(uint64_t sequence);
+  void Finish(const absl::Status& status);
+
+  void Apply(records::AdapterRecord& adapter, const Next& next);
+  void Apply(records::RemovedRecord& removed, const Next& next);
+  void Apply(records::BeginRecord& begin, const Next& next);
+  void Apply(records::GivenUpRecord& given_up, const Next& next);
+  void Apply(records::BatchRecord& batch, const Next& next);
+  void Apply(records::DoneRecord& done, const Next& next);
+  void Apply(records::LoadedRecord& loaded, const Next& next);
+  void Apply(records::ReleaseRecord& release, const Next& next);
+  void Apply(records::SettingsRecord& record, const Next& next);
+
+  [[nodiscard]] absl::Status RunBatch(const records::BatchRecord& batch);
+  [[nodiscard]] absl::Status RunAgain(const records::DoneRecord& done);
+  [[nodiscard]] absl::StatusOr<lora::AdapterState> ReadLoaded(
+      const records::LoadedRecord& loaded, const lora::Adapter& adapter) const;
+  [[nodiscard]] absl::Status Install(const records::LoadedRecord& loaded,
+                                     const lora::AdapterState& state);
+  [[nodiscard]] std::string NameOf(AdapterKey key) const;
+  // Brings these adapters to the device, runs `body`, then `next`.
+  void WithAdapters(const std::vector<AdapterKey>& keys,
+                    const std::function<absl::Status()>& body,
+                    const Next& next);
+  void BringIn(const std::vector<AdapterKey>& keys, size_t first,
+               const Next& ready);
+
+  const EngineContext& context_;
+  AdapterManager& manager_;
+  BatchTrainer& trainer_;
+  StepExecutor& steps_;
+  Snapshotter& snapshots_;
+  const std::string settings_;
+  std::string other_settings_;  // Settings about which a warning was logged.
+  RecoveryReport& report_;
+  std::function<void(const absl::Status&)> done_;
+  std::optional<journal::LogReader> reader_;
+  std::set<AdapterKey> skipped_;
+  // Those at the present place of the log.
+  records::RestorePoints restores_;
+  // The ids of adapters to make ready, by their last records.
+  std::multimap<uint64_t, std::string> last_records_;
+  bool in_turn_ = false;      // RunTurn is running.
+  bool advances_ = false;     // Advance was called in it.
+  bool used_device_ = false;  // A record of this turn used the device.
+  struct Begun {
+    dispatch::StepTask step;
+    bool between_slices = false;  // The request's gradients are on the device.
+  };
+  using BegunRequests = std::map<uint64_t, Begun>;
+
+  void GiveUp(BegunRequests::iterator begun);
+  void GiveUpIf(const std::function<bool(AdapterKey)>& applies);
+  // Unpins an adapter, which was pinned while its gradients were not complete.
+  void Unpin(AdapterKey key);
+
+  // Requests that have begun and not completed. Keys are their `work` in the
+  // log.
+  BegunRequests begun_;
+  std::unique_ptr<Progress> progress_;
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_RECOVERY_LOG_REPLAY_H_

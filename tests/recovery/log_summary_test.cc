@@ -1,0 +1,149 @@
+// What is known of a log before it is replayed.
+#include "src/recovery/log_summary.h"
+
+#include <future>
+
+#include "src/records/recorder.h"
+#include "tests/journal/journal_folder.h"
+
+namespace weft::engine {
+namespace {
+
+using records::AdapterRecord;
+using records::BatchRecord;
+using records::BeginRecord;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Pair;
+
+constexpr AdapterKey kA{1}, kB{2}, kC{3};
+
+class LogSummaryTest : public testing::Test {
+ protected:
+  LogSummaryTest() {
+    absl::StatusOr<std::unique_ptr<journal::LogWriter>> log =
+        journal::LogWriter::Open(folder_.get(), 1, {}, &metrics_);
+    EXPECT_THAT(log, IsOk());
+    writer_ = *std::move(log);
+  }
+
+  // Returns the record's sequence.
+  uint64_t Write(const records::Record& record) {
+    return writer_->Append(records::Encode(record));
+  }
+  uint64_t Make(AdapterKey key, const std::string& id) {
+    return Write(AdapterRecord{
+        .key = key, .adapter_id = id, .tenant = "tenant of " + id});
+  }
+  uint64_t Begin(uint64_t work, AdapterKey key) {
+    return Write(BeginRecord{.work = work,
+                             .key = key,
+                             .step = 1,
+                             .digest = "d",
+                             .request = TrainRequest()});
+  }
+  uint64_t Batch(const std::vector<uint64_t>& works, bool last) {
+    BatchRecord batch;
+    for (const uint64_t work : works) {
+      batch.slices.push_back({.work_id = work, .num_data = 1, .last = last});
+    }
+    return Write(batch);
+  }
+
+  absl::StatusOr<LogSummary> Read(const LogReading& reading = {
+                                      .max_resident = 8}) {
+    std::promise<void> durable;
+    writer_->WhenDurable([&] { durable.set_value(); });
+    durable.get_future().wait();
+    return ReadLog(*folder_, {}, reading);
+  }
+
+  journal::TestFolder files_;
+  std::unique_ptr<journal::StateFolder> folder_ = files_.Open();
+  prometheus::Registry registry_;
+  journal::LogMetrics metrics_{&registry_};
+  std::unique_ptr<journal::LogWriter> writer_;
+};
+
+TEST_F(LogSummaryTest, AnIdIsNeededUpToTheLastRecordOfItsAdapters) {
+  Make(kA, "a");
+  Make(kB, "b");
+  Begin(7, kA);
+  const uint64_t batch = Batch({7}, /*last=*/true);
+  const uint64_t removed = Write(records::RemovedRecord{.key = kB});
+  const absl::StatusOr<LogSummary> log = Read();
+  ASSERT_THAT(log, IsOk());
+  ASSERT_EQ(log->changed.size(), 2);
+  EXPECT_EQ(log->changed.at("a").last, batch);
+  EXPECT_EQ(log->changed.at("a").tenant, "tenant of a");
+  EXPECT_EQ(log->changed.at("b").last, removed);
+  EXPECT_EQ(log->next_sequence, removed + 1);
+  ASSERT_EQ(log->marks.size(), 1);
+  EXPECT_EQ(log->marks.at(kA).last, batch);
+  EXPECT_THAT(log->given_up, IsEmpty());
+}
+
+TEST_F(LogSummaryTest, ARequestWithoutItsLastBatchIsGivenUp) {
+  Make(kA, "a");
+  Make(kB, "b");
+  Begin(7, kA);
+  Begin(8, kB);
+  const uint64_t both = Batch({7, 8}, /*last=*/false);
+  const uint64_t given_up = Write(records::GivenUpRecord{.work = 8});
+  const absl::StatusOr<LogSummary> log = Read();
+  ASSERT_THAT(log, IsOk());
+  EXPECT_THAT(log->given_up, ElementsAre(7));
+  EXPECT_EQ(log->changed.at("a").last, both);
+  EXPECT_EQ(log->changed.at("b").last, given_up);
+}
+
+TEST_F(LogSummaryTest, KeysAndEpochsOfAllAdaptersAreUsed) {
+  Make(kA, "a");
+  Write(AdapterRecord{.key = kC,
+                      .adapter_id = "c",
+                      .tenant = "t",
+                      .epoch = 50,
+                      .from_checkpoint = true});
+  const absl::StatusOr<LogSummary> log = Read();
+  ASSERT_THAT(log, IsOk());
+  EXPECT_EQ(log->next_key, 4);
+  EXPECT_EQ(log->last_epoch, 50);
+  EXPECT_TRUE(log->restores.contains(kC));
+  EXPECT_THAT(log->changed, ElementsAre(Pair("a", testing::_)));
+}
+
+TEST_F(LogSummaryTest, ABatchMustFitTheDevice) {
+  Make(kA, "a");
+  Make(kB, "b");
+  Begin(7, kA);
+  Batch({7}, /*last=*/false);
+  Begin(8, kB);
+  EXPECT_THAT(Read({.max_resident = 1}), IsOk());
+  Batch({8}, /*last=*/true);
+  EXPECT_THAT(Read({.max_resident = 2}), IsOk());
+  EXPECT_THAT(Read({.max_resident = 1}),
+              IsStatus(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("--max-resident-adapters")));
+}
+
+TEST_F(LogSummaryTest, WhatNoStartCanReplayIsFoundBeforeItServes) {
+  Make(kA, "a");
+  Batch({7}, /*last=*/true);
+  EXPECT_THAT(Read(), IsStatus(absl::StatusCode::kDataLoss,
+                               HasSubstr("request 7, which has not begun")));
+}
+
+TEST_F(LogSummaryTest, AnImageThatTheLogNamesMustBeThere) {
+  Write(AdapterRecord{
+      .key = kA,
+      .adapter_id = "a",
+      .tenant = "t",
+      .image = records::ImageRecord{.file = "gone", .versions = {1}}});
+  EXPECT_THAT(Read(),
+              IsStatus(absl::StatusCode::kDataLoss, HasSubstr("adapter 'a'")));
+  EXPECT_THAT(Read({.skipped = {kA}, .max_resident = 8}), IsOk());
+}
+
+}  // namespace
+}  // namespace weft::engine
