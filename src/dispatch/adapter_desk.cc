@@ -76,7 +76,8 @@ absl::StatusOr<AdapterPage> AdapterDesk::List(
   // The page would look complete without the adapters that are not restored.
   const auto missing = s_.recovering.upper_bound(request.after);
   if (belongs(missing, s_.recovering) &&
-      (!page.more || missing->first < next->first)) {
+      (!page.more || (!page.adapters.empty() &&
+                      missing->first < page.adapters.back().adapter_id))) {
     return Recovering("adapters are", {});
   }
   return page;

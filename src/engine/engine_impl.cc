@@ -229,8 +229,9 @@ absl::Status EngineImpl::LoadFromCheckpoints(
     const bool succeeded =
         dispatcher_.adapters().KeyOf(adapter.adapter_id).has_value();
     if (adapter.restore && !succeeded) {
+      const bool replaying = !recovery_.ended();
       loaded = LoadNow(manager_, *adapter.restore);
-      if (!loaded.ok() && !recovery_.ended()) {
+      if (!loaded.ok() && replaying) {
         // The replay may remove adapters that count for a limit.
         WEFT_RETURN_IF_ERROR(recovery_.Wait());
         loaded = LoadNow(manager_, *adapter.restore);

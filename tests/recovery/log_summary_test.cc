@@ -13,7 +13,6 @@ using records::AdapterRecord;
 using records::BatchRecord;
 using records::BeginRecord;
 using testing::ElementsAre;
-using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Pair;
 
@@ -124,14 +123,14 @@ TEST_F(LogSummaryTest, ABatchMustFitTheDevice) {
   EXPECT_THAT(Read({.max_resident = 2}), IsOk());
   EXPECT_THAT(Read({.max_resident = 1}),
               IsStatus(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("--max-resident-adapters")));
+                       "--max-resident-adapters"));
 }
 
 TEST_F(LogSummaryTest, WhatNoStartCanReplayIsFoundBeforeItServes) {
   Make(kA, "a");
   Batch({7}, /*last=*/true);
   EXPECT_THAT(Read(), IsStatus(absl::StatusCode::kDataLoss,
-                               HasSubstr("request 7, which has not begun")));
+                               "request 7, which has not begun"));
 }
 
 TEST_F(LogSummaryTest, AnImageThatTheLogNamesMustBeThere) {
@@ -140,8 +139,7 @@ TEST_F(LogSummaryTest, AnImageThatTheLogNamesMustBeThere) {
       .adapter_id = "a",
       .tenant = "t",
       .image = records::ImageRecord{.file = "gone", .versions = {1}}});
-  EXPECT_THAT(Read(),
-              IsStatus(absl::StatusCode::kDataLoss, HasSubstr("adapter 'a'")));
+  EXPECT_THAT(Read(), IsStatus(absl::StatusCode::kDataLoss, "adapter 'a'"));
   EXPECT_THAT(Read({.skipped = {kA}, .max_resident = 8}), IsOk());
 }
 
