@@ -7,7 +7,6 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
