@@ -99,6 +99,8 @@ class Server:
             time.sleep(rng.uniform(0, 0.2))
         else:
             self.start()
+            # The log is cut only after the replay.
+            self.daemon.wait_until_restored()
             time.sleep(rng.uniform(0.05, 0.5))
         self.daemon.kill()
         if self.has_logged("model loaded") and not self.has_logged("state recovered"):
