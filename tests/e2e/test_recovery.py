@@ -28,6 +28,15 @@ def optim(adapter_id: str, step: int) -> Any:
     )
 
 
+def trained_image(durable: Durable) -> dict[str, bytes]:
+    """Makes adapter a with eight steps and returns its image."""
+    with durable.daemon.client() as client:
+        client.create_adapter("a", rank=4, seed=1)
+        for seed in range(8):
+            train(client, "a", seed)
+    return image(durable, "a")
+
+
 def wait_for_snapshot(durable: Durable, before: list[Path]) -> None:
     limit = time.monotonic() + 30
     while sorted((durable.folder / "state").glob("SNAPSHOT-*")) == before:
@@ -173,11 +182,7 @@ def test_a_replay_that_fails_ends_the_server(durable: Durable) -> None:
 
 def test_a_drain_does_not_wait_for_the_replay(durable: Durable) -> None:
     daemon = durable.start()
-    with daemon.client() as client:
-        client.create_adapter("a", rank=4, seed=1)
-        for seed in range(8):
-            train(client, "a", seed)
-    before = image(durable, "a")
+    before = trained_image(durable)
     daemon.kill()
     daemon = durable.launch(failpoints=SLOW_REPLAY)
     daemon.wait_until_serving()
@@ -301,11 +306,7 @@ def test_a_short_disk_refuses_new_work_but_no_deletion(durable: Durable) -> None
 
 def test_a_clean_stop_leaves_a_start_nothing_to_run_again(durable: Durable) -> None:
     daemon = durable.start()
-    with daemon.client() as client:
-        client.create_adapter("a", rank=4, seed=1)
-        for seed in range(8):
-            train(client, "a", seed)
-    before = image(durable, "a")
+    before = trained_image(durable)
     assert daemon.stop() == 0
     assert list((durable.folder / "state").glob("SNAPSHOT-*"))
     daemon = durable.start()
