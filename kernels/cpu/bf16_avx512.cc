@@ -14,6 +14,8 @@ constexpr int64_t kVectors = kBf16PanelOutputs / kLanes;
 // The sums of a tile, one row of the panel and one pair of x fill 29 of the 32
 // registers.
 constexpr int64_t kTileRows = 6;
+// Pairs of adjacent inputs in a cache line.
+constexpr int64_t kLinePairs = 16;
 
 typedef uint32_t Bits __attribute__((vector_size(64)));
 
@@ -116,11 +118,26 @@ __m512bh PairOf(const uint16_t* x) {
   return (__m512bh)_mm512_set1_epi32(pair);
 }
 
+// Prefetches the sums of the next tile, to be written. The hardware does not
+// predict addresses that are a row of y apart (Zen 5, two threads, 4096 rows of
+// 576 inputs and 3072 outputs: 365 GFLOP/s a core without the two prefetches,
+// 455 with them).
+template <int64_t kRows>
+[[gnu::always_inline]] inline void PrefetchSums(const float* y,
+                                                int64_t y_stride) {
+  for (int64_t r = kRows; r < 2 * kRows; ++r) {
+    for (int64_t v = 0; v < kVectors; ++v) {
+      __builtin_prefetch(y + r * y_stride + v * kLanes, /*rw=*/1);
+    }
+  }
+}
+
 // Multiplies kRows rows of x, from `row` on.
 template <int64_t kRows>
 void Tile(const Bf16PanelProduct& p, int64_t row) {
   const uint16_t* x = p.x + row * p.x_row_stride;
   float* y = p.y_BO + row * p.y_stride;
+  PrefetchSums<kRows>(y, p.y_stride);
   __m512 sums[kRows][kVectors];
   for (int64_t r = 0; r < kRows; ++r) {
     for (int64_t v = 0; v < kVectors; ++v) {
@@ -134,6 +151,12 @@ void Tile(const Bf16PanelProduct& p, int64_t row) {
     for (int64_t v = 0; v < kVectors; ++v) {
       weights[v] = (__m512bh)_mm512_loadu_si512(
           p.panel + 2 * (i * kBf16PanelOutputs + v * kLanes));
+    }
+    if (i % kLinePairs == 0) {
+      // The next tile's line of every row.
+      for (int64_t r = kRows; r < 2 * kRows; ++r) {
+        __builtin_prefetch(x + r * p.x_row_stride + i * p.x_pair_stride);
+      }
     }
     for (int64_t r = 0; r < kRows; ++r) {
       const __m512bh pair =
