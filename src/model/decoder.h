@@ -1,7 +1,7 @@
 // The decoder: one function runs the layers for training and for evaluation.
 //
-// Legend: T packed tokens, H hidden, Q query heads, K key/value heads, C head
-// features, F feed-forward, R score rows, N parameters of an adapter.
+// Legend: T packed tokens, H hidden, K experts per token, R score rows, N
+// parameters of an adapter.
 //
 // The backward pass is written by hand. The forward pass keeps what is
 // expensive to recompute: layer inputs, q, k, v, attention output, gate and up.
@@ -21,7 +21,9 @@
 #include <vector>
 
 #include "src/model/decoder_weights.h"
+#include "src/model/layer.h"
 #include "src/model/packed_batch.h"
+#include "src/model/residual.h"
 #include "src/model/tape.h"
 #include "src/model/token_rows.h"
 #include "src/model_config/model_config.h"
@@ -86,69 +88,21 @@ class Decoder {
                                              const at::Tensor& x_RH) const;
 
  private:
-  struct Pass {
-    const PackedBatch& batch;
-    const lora::LoraPass lora;
-  };
-  struct BackwardPass : Pass {
-    const lora::LoraGradients& gradients;
-  };
-  // The residual stream, and its norm, which the next product reads and frees.
-  struct Stream {
-    at::Tensor x_TH;
-    at::Tensor normed_TH;
-  };
+  [[nodiscard]] Layer LayerAt(int index) const;
   // Takes the stream with the norm that this layer reads. Returns it with the
   // norm that the next layer reads, or without a norm after the last layer.
   // `experts_TK` is as for moe::ForwardExperts; the cache keeps it too.
-  Stream RunLayer(int layer, Stream stream, const Pass& pass, LayerTape* tape,
+  Stream RunLayer(int index, Stream stream, const Pass& pass, LayerTape* tape,
                   at::Tensor& experts_TK, KvAccess* kv) const;
   // Fills the tape of a checkpointed layer from its input.
-  void RecomputeLayer(int layer, const Pass& pass, LayerTape& tape) const;
-  // The parts of RunLayer. RunAttention returns the norm that RunGateUp reads.
-  Stream RunAttention(int layer, Stream stream, const Pass& pass,
-                      LayerTape* tape, KvAccess* kv) const;
-  at::Tensor RunGateUp(int layer, at::Tensor normed_TH, const Pass& pass,
-                       LayerTape* tape) const;
-  [[nodiscard]] moe::ExpertLayer ExpertsOf(int layer) const;
-  // Returns the output of the MLP or of the experts, summed over ranks.
-  at::Tensor RunMlp(int layer, at::Tensor normed_TH, const Pass& pass,
-                    LayerTape* tape, at::Tensor& experts_TK) const;
-  at::Tensor RunDown(int layer, const at::Tensor& gate_up_T2F, const Pass& pass,
-                     LayerTape* tape) const;
-  // Returns x + y, or x + norm(y) if the model norms outputs (`raw` then gets
-  // y). Applies next_norm_H to the sum unless it is undefined. Consumes y.
-  Stream AddOutput(const at::Tensor& x_TH, at::Tensor y_TH,
-                   const at::Tensor& out_norm_H, const at::Tensor& next_norm_H,
-                   at::Tensor* raw) const;
-  // Returns dLoss/dy of AddOutput, given dLoss/d(x + norm(y)).
-  at::Tensor AddOutputBackward(const at::Tensor& d_TH,
-                               const at::Tensor& out_norm_H,
-                               const at::Tensor& raw_TH) const;
-  at::Tensor Attend(int layer, at::Tensor& qkv_TW, const Pass& pass,
-                    LayerTape* tape, KvAccess* kv) const;
-  // These add to d_TH, the gradient of the residual stream.
-  void BackwardMlp(int layer, const BackwardPass& pass, LayerTape& tape,
-                   at::Tensor& d_TH) const;
-  void BackwardAttention(int layer, const BackwardPass& pass, LayerTape& tape,
-                         at::Tensor& d_TH) const;
-  at::Tensor BackwardDense(int layer, const BackwardPass& pass, LayerTape& tape,
-                           const at::Tensor& dy_TH) const;
+  void RecomputeLayer(int index, const Pass& pass, LayerTape& tape) const;
 
-  [[nodiscard]] at::Tensor Norm(const at::Tensor& x_TH,
-                                const at::Tensor& weight_H) const;
-  [[nodiscard]] at::Tensor Gated(const at::Tensor& gate_up_T2F) const;
   [[nodiscard]] at::Tensor Embed(const PackedBatch& batch) const;
   // Adds the gradients of the adapters' embeddings, given that of the rows.
   void EmbedBackward(const BackwardPass& pass, const at::Tensor& d_TH) const;
   [[nodiscard]] TokenRows RowsOf(const at::Tensor& tokens_T) const;
-  // Sums over the tensor group's ranks, in place.
-  void SumOverRanks(at::Tensor& partial_TH) const;
-  [[nodiscard]] const ops::RotaryTable& RotaryOf(int layer) const;
-  // The weights are undefined for models without head norms.
-  [[nodiscard]] ops::HeadNorms HeadNormsOf(int layer) const;
-  // Returns views of the heads inside a fused row, which may end before v.
-  [[nodiscard]] ops::Heads SplitHeads(const at::Tensor& qkv_TW) const;
+  // Returns the norm that the layer at `index` reads.
+  [[nodiscard]] at::Tensor InputNorm(int index, const at::Tensor& x_TH) const;
 
   ModelConfig config_;
   parallel::Communicator* tensor_group_;
