@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <map>
+#include <optional>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -22,153 +24,8 @@ StopRule StopOf(const SampleRequest& request,
   return stop;
 }
 
-}  // namespace
-
-SampleLoop::SampleLoop(executor::Executor* executor,
-                       const SampleLoopOptions& options,
-                       const sampling::TokenBytes* token_bytes,
-                       EngineProbe* probe)
-    : executor_(*executor),
-      options_(options),
-      token_bytes_(token_bytes),
-      probe_(probe),
-      pool_(executor::PageBytes(executor->decoder(), kPageTokens),
-            options.kv_cache_bytes, [executor](const kv::PageCopy& copy) {
-              executor->CopyPage(copy);
-            }) {
-  executor->MakeCache(pool_.num_pages(), kPageTokens);
-  if (options.decode_graphs) {
-    executor->UseDecodeGraphs(options.max_decode_sequences);
-  }
-}
-
-void SampleLoop::Admit(uint64_t work_id, const SampleRequest* request,
-                       bool streams, absl::Time accepted_at,
-                       lora::AdapterVersionPtr version) {
-  SampleJob& job = jobs_.emplace_back();
-  job.work_id = work_id;
-  job.order = next_order_++;
-  job.request = request;
-  job.streams = streams;
-  job.accepted_at = accepted_at;
-  job.result.version = version == nullptr ? 0 : version->number;
-  job.version = std::move(version);
-  if (job.version != nullptr) versions_[job.weights_id()] = job.version;
-  job.stop = StopOf(*request, config());
-  job.result.samples.resize(request->num_samples);
-  // The prompt's first token has no log-probability.
-  if (request->prompt_logprobs) job.result.prompt_logprobs = {0.0f};
-  if (request->prompt_top_logprobs > 0) {
-    job.result.prompt_top_logprobs.resize(1);
-  }
-  SampleSequence prompt{.job = &job,
-                        .sample_index = kPrompt,
-                        .pages = std::nullopt,
-                        .stop = sampling::StopMatcher(job.stop, token_bytes_)};
-  sequences_.emplace(AgeOf(prompt), std::move(prompt));
-}
-
-bool SampleLoop::Cancel(uint64_t work_id) {
-  const auto job = std::ranges::find(jobs_, work_id, &SampleJob::work_id);
-  if (job == jobs_.end()) return false;
-  EraseSequences(*job);
-  jobs_.erase(job);
-  ReportPages();
-  return true;
-}
-
-std::vector<uint64_t> SampleLoop::CancelAll() {
-  std::vector<uint64_t> ids;
-  for (const SampleJob& job : jobs_) ids.push_back(job.work_id);
-  sequences_.clear();
-  jobs_.clear();
-  ReportPages();
-  return ids;
-}
-
-std::vector<SampleEvent> SampleLoop::Step() {
-  ForgetDeadVersions();
-  Decode();
-  Prefill();
-  StartSamples();
-  ReportPages();
-  return CollectEvents();
-}
-
-void SampleLoop::StartSamples() {
-  const auto is_sample = [](const auto& entry) {
-    return entry.second.sample_index != kPrompt;
-  };
-  while (std::ranges::count_if(sequences_, is_sample) <
-         options_.max_decode_sequences) {
-    // A preempted sample continues before younger samples start.
-    const auto waiting = std::ranges::find_if(sequences_, [&](const auto& s) {
-      return is_sample(s) && !s.second.pages.has_value();
-    });
-    // The job with the fewest running samples is next, so that a request for
-    // hundreds of samples does not delay the first sample of another request.
-    SampleJob* next = nullptr;
-    for (SampleJob& job : jobs_) {
-      if (waiting != sequences_.end() && job.order >= waiting->first.first) {
-        break;
-      }
-      if (!job.HasMoreToStart() ||
-          !sequences_.at({job.order, kPrompt}).ready()) {
-        continue;
-      }
-      if (next == nullptr || job.num_running() < next->num_running()) {
-        next = &job;
-      }
-    }
-    if (next == nullptr || !StartSample(*next)) return;
-  }
-}
-
-bool SampleLoop::StartSample(SampleJob& job) {
-  SampleSequence& prompt = sequences_.at({job.order, kPrompt});
-  std::optional<kv::SequencePages> pages;
-  if (job.num_started + 1 < job.request->num_samples) {
-    // The page holds the copy of a partly filled page, or the next token.
-    if (!MakeRoom(1, AgeOf(prompt))) return false;
-    pages = pool_.Fork(*prompt.pages);
-  } else {
-    // The last sample needs no copy: it takes over the prompt's pages.
-    pages = std::exchange(prompt.pages, std::nullopt);
-  }
-  const int index = job.num_started++;
-  SampleSequence sample{.job = &job,
-                        .sample_index = index,
-                        .pages = std::move(pages),
-                        .length = prompt.length,
-                        .stop = prompt.stop};
-  const std::optional<sampling::DrawResult> drawn =
-      std::exchange(job.first_draws[index], std::nullopt);
-  if (!job.HasMoreToStart()) sequences_.erase({job.order, kPrompt});
-  if (!drawn.has_value()) {
-    job.failed = true;
-    EraseSequences(job);
-    return true;
-  }
-  if (index == 0) probe_->ObserveFirstToken(absl::Now() - job.accepted_at);
-  if (Accept(job, index, sample.stop, *drawn)) {
-    AddRouting(sample);
-  } else {
-    sequences_.emplace(AgeOf(sample), std::move(sample));
-  }
-  return true;
-}
-
-void SampleLoop::Decode() {
-  std::vector<SampleSequence*> rows = GrowRunning();
-  if (rows.empty()) return;
-  const profile::Span span("decode iteration", "sequences",
-                           static_cast<int64_t>(rows.size()));
-  const absl::Time start = absl::Now();
-  // Sorts the rows by adapter version, so that each version's weights are read
-  // once.
-  std::ranges::stable_sort(
-      rows, {}, [](const SampleSequence* s) { return s->job->version.get(); });
-
+// Makes the rows of one decode iteration: the last token of each sequence.
+executor::CachePlan PlanDecode(const std::vector<SampleSequence*>& rows) {
   const auto count = static_cast<int64_t>(rows.size());
   size_t table_width = 0;
   for (const SampleSequence* s : rows) {
@@ -187,7 +44,7 @@ void SampleLoop::Decode() {
     std::ranges::copy(s.pages->pages(), table.begin() + r * table_width);
     AddRows(plan.batch.routing, s.job->version, r, r + 1);
     plan.logit_rows.push_back(r);
-    plan.draws.push_back(DrawRuleOf(*s.job, s.sample_index, r));
+    plan.draws.push_back(s.job->RuleOf(s.sample_index, r));
   }
   plan.logit_routing = plan.batch.routing;
   plan.batch.tokens_T = at::tensor(tokens, at::kLong);
@@ -198,8 +55,162 @@ void SampleLoop::Decode() {
       .page_table_TL = at::tensor(table, at::kInt)
                            .view({count, static_cast<int64_t>(table_width)}),
       .lengths_T = at::tensor(lengths, at::kInt)};
-  const auto [logprobs, drawn, by_graph] = executor_.Run(std::move(plan));
-  for (int64_t r = 0; r < count; ++r) {
+  return plan;
+}
+
+}  // namespace
+
+SampleLoop::SampleLoop(executor::Executor* executor,
+                       const SampleLoopOptions& options,
+                       const sampling::TokenBytes* token_bytes,
+                       EngineProbe* probe)
+    : executor_(*executor),
+      options_(options),
+      token_bytes_(token_bytes),
+      probe_(probe),
+      sequences_(executor, options.kv_cache_bytes, probe),
+      prefill_(executor, &sequences_, probe, options.max_prefill_tokens,
+               options.max_decode_sequences) {
+  if (options.decode_graphs) {
+    executor->UseDecodeGraphs(options.max_decode_sequences);
+  }
+}
+
+void SampleLoop::Admit(uint64_t work_id, const SampleRequest* request,
+                       bool streams, absl::Time accepted_at,
+                       lora::AdapterVersionPtr version) {
+  SampleJob& job = jobs_.emplace_back();
+  job.work_id = work_id;
+  job.order = next_order_++;
+  job.request = request;
+  job.streams = streams;
+  job.accepted_at = accepted_at;
+  job.result.version = version == nullptr ? 0 : version->number;
+  job.version = std::move(version);
+  job.stop = StopOf(*request, config());
+  job.result.samples.resize(request->num_samples);
+  // The prompt's first token has no log-probability.
+  if (request->prompt_logprobs) job.result.prompt_logprobs = {0.0f};
+  if (request->prompt_top_logprobs > 0) {
+    job.result.prompt_top_logprobs.resize(1);
+  }
+  sequences_.Add({.job = &job,
+                  .sample_index = kPrompt,
+                  .pages = std::nullopt,
+                  .stop = sampling::StopMatcher(job.stop, token_bytes_)});
+}
+
+absl::Status SampleLoop::CheckFits(const SampleRequest& request) const {
+  return sequences_.CheckFits(request);
+}
+
+bool SampleLoop::HasRoom(const SampleRequest& request) const {
+  return sequences_.HasRoom(request, options_.max_decode_sequences);
+}
+
+bool SampleLoop::Cancel(uint64_t work_id) {
+  const auto job = std::ranges::find(jobs_, work_id, &SampleJob::work_id);
+  if (job == jobs_.end()) return false;
+  sequences_.EraseAllOf(*job);
+  jobs_.erase(job);
+  sequences_.ReportPages();
+  return true;
+}
+
+std::vector<uint64_t> SampleLoop::CancelAll() {
+  std::vector<uint64_t> ids;
+  for (const SampleJob& job : jobs_) ids.push_back(job.work_id);
+  sequences_.Clear();
+  jobs_.clear();
+  sequences_.ReportPages();
+  return ids;
+}
+
+std::vector<SampleEvent> SampleLoop::Step() {
+  sequences_.ForgetDeadVersions();
+  Decode();
+  prefill_.Run();
+  EraseFailed();
+  StartSamples();
+  sequences_.ReportPages();
+  return CollectEvents();
+}
+
+void SampleLoop::StartSamples() {
+  const auto is_sample = [](const auto& entry) {
+    return entry.second.sample_index != kPrompt;
+  };
+  std::map<SampleAge, SampleSequence>& by_age = sequences_.by_age();
+  while (std::ranges::count_if(by_age, is_sample) <
+         options_.max_decode_sequences) {
+    // A preempted sample continues before younger samples start.
+    const auto waiting = std::ranges::find_if(by_age, [&](const auto& s) {
+      return is_sample(s) && !s.second.pages.has_value();
+    });
+    // The job with the fewest running samples is next, so that a request for
+    // hundreds of samples does not delay the first sample of another request.
+    SampleJob* next = nullptr;
+    for (SampleJob& job : jobs_) {
+      if (waiting != by_age.end() && job.order >= waiting->first.first) {
+        break;
+      }
+      if (!job.HasMoreToStart() || !sequences_.PromptOf(job).ready()) {
+        continue;
+      }
+      if (next == nullptr || job.num_running() < next->num_running()) {
+        next = &job;
+      }
+    }
+    if (next == nullptr || !StartSample(*next)) return;
+  }
+}
+
+bool SampleLoop::StartSample(SampleJob& job) {
+  SampleSequence& prompt = sequences_.PromptOf(job);
+  std::optional<kv::SequencePages> pages;
+  if (job.num_started + 1 < job.request->num_samples) {
+    pages = sequences_.Fork(prompt);
+    if (!pages.has_value()) return false;
+  } else {
+    // The last sample needs no copy: it takes over the prompt's pages.
+    pages = std::exchange(prompt.pages, std::nullopt);
+  }
+  const int index = job.num_started++;
+  SampleSequence sample{.job = &job,
+                        .sample_index = index,
+                        .pages = std::move(pages),
+                        .length = prompt.length,
+                        .stop = prompt.stop};
+  const std::optional<sampling::DrawResult> drawn =
+      std::exchange(job.first_draws[index], std::nullopt);
+  if (!job.HasMoreToStart()) sequences_.Erase(prompt.age());
+  if (!drawn.has_value()) {
+    job.failed = true;
+    sequences_.EraseAllOf(job);
+    return true;
+  }
+  if (index == 0) probe_->ObserveFirstToken(absl::Now() - job.accepted_at);
+  if (Accept(job, index, sample.stop, *drawn)) {
+    AddRouting(sample);
+  } else {
+    sequences_.Add(std::move(sample));
+  }
+  return true;
+}
+
+void SampleLoop::Decode() {
+  std::vector<SampleSequence*> rows = sequences_.GrowRunning();
+  if (rows.empty()) return;
+  const profile::Span span("decode iteration", "sequences",
+                           static_cast<int64_t>(rows.size()));
+  const absl::Time start = absl::Now();
+  // Sorts the rows by adapter version, so that each version's weights are read
+  // once.
+  std::ranges::stable_sort(
+      rows, {}, [](const SampleSequence* s) { return s->job->version.get(); });
+
+  const auto [logprobs, drawn, by_graph] = executor_.Run(PlanDecode(rows));
+  for (size_t r = 0; r < rows.size(); ++r) {
     SampleSequence& s = *rows[r];
     if (!drawn[r].has_value()) {
       s.job->failed = true;
@@ -208,28 +219,32 @@ void SampleLoop::Decode() {
     ++s.length;
     if (Accept(*s.job, s.sample_index, s.stop, *drawn[r])) {
       AddRouting(s);
-      CachePrefix(s);
-      sequences_.erase(AgeOf(s));
+      sequences_.CachePrefix(s);
+      sequences_.Erase(s.age());
     }
   }
   EraseFailed();
-  probe_->ObserveDecode(count, by_graph, absl::Now() - start);
+  probe_->ObserveDecode(static_cast<int64_t>(rows.size()), by_graph,
+                        absl::Now() - start);
   const executor::DecodeGraphStats graphs = executor_.decode_graphs();
   probe_->SetDecodeGraphs(graphs.graphs, graphs.bytes);
 }
 
-sampling::DrawRule SampleLoop::DrawRuleOf(const SampleJob& job,
-                                          int sample_index, int64_t row) {
-  const SamplingConfig& config = job.request->config;
-  return {.config = {.temperature = config.temperature,
-                     .top_k = config.top_k,
-                     .top_p = config.top_p,
-                     .top_logprobs = job.request->top_logprobs},
-          .seed = config.seed,
-          .sample_index = static_cast<uint32_t>(sample_index),
-          .position = static_cast<uint32_t>(
-              job.result.samples[sample_index].tokens.size()),
-          .row = static_cast<int32_t>(row)};
+void SampleLoop::EraseFailed() {
+  for (const SampleJob& job : jobs_) {
+    if (job.failed) sequences_.EraseAllOf(job);
+  }
+}
+
+void SampleLoop::AddRouting(const SampleSequence& sample) {
+  SampleJob& job = *sample.job;
+  if (!job.request->return_routing) return;
+  const at::Tensor experts_NE = sequences_.ExpertsOf(sample);
+  const auto* first = experts_NE.const_data_ptr<int16_t>();
+  std::vector<uint16_t>& routing =
+      job.result.samples[sample.sample_index].routing;
+  routing.assign(first, first + experts_NE.numel());
+  if (job.streams) job.deltas.back().piece.routing = routing;
 }
 
 bool SampleLoop::Accept(SampleJob& job, int sample_index,

@@ -5,25 +5,17 @@
 // Prefill starts after the cached prefix of the same weights. It runs in
 // pieces, and the other sequences decode between pieces.
 //
-// A sequence takes pages as it grows. If no page is left, cached prefixes are
-// evicted first. Then the youngest sequence is preempted: it loses its pages
-// and keeps its tokens. Later it is prefilled again and continues with the same
-// random numbers, so its result differs only by rounding. The oldest sequence
-// always has room for all its tokens (CheckFits), so one sequence always makes
-// progress.
+// sample_sequences.h says which sequences hold pages, and which one waits.
 #ifndef WEFT_SRC_DECODE_SAMPLE_LOOP_H_
 #define WEFT_SRC_DECODE_SAMPLE_LOOP_H_
 
+#include <cstdint>
 #include <list>
-#include <map>
-#include <memory>
-#include <optional>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/types/span.h"
-#include "src/decode/kv_pool.h"
+#include "src/decode/sample_prefill.h"
+#include "src/decode/sample_sequences.h"
 #include "src/decode/sample_state.h"
 #include "src/executor/executor.h"
 #include "src/lora/adapter.h"
@@ -83,61 +75,15 @@ class SampleLoop {
   [[nodiscard]] std::vector<SampleEvent> Step();
 
  private:
-  // Orders sequences by age: first by their job's admission; within a job the
-  // prompt comes before its samples, in the order in which they start.
-  using Age = std::pair<uint64_t, int>;
-  static Age AgeOf(const SampleSequence& sequence) {
-    return {sequence.job->order, sequence.sample_index};
-  }
-
-  // Prefill, in sample_prefill.cc.
-
-  void Prefill();
-  [[nodiscard]] std::vector<SamplePiece> PlanPrefill();
-  // Gives pages to a waiting sequence, and reuses a cached prefix.
-  [[nodiscard]] bool TakePages(SampleSequence& sequence);
-  // Returns the prompt tokens whose scores this piece computes. The first of
-  // them follows the token at `begin`.
-  [[nodiscard]] absl::Span<const int32_t> UnscoredPrompt(
-      const SamplePiece& piece, int64_t* begin) const;
-  void RunPieces(const std::vector<SamplePiece>& pieces);
-
-  // Pages, in sample_pages.cc.
-
-  // Returns whether a sequence of this age may take `count` pages to start or
-  // to continue. Leaves one page for each running sequence. If no sequence is
-  // running, preempts younger sequences that hold pages.
-  [[nodiscard]] bool MakeRoom(int64_t count, Age age);
-  // Makes room for the next token of every running sequence. Preempts the
-  // youngest sequences until there is room. Returns the sequences that still
-  // run, oldest first.
-  [[nodiscard]] std::vector<SampleSequence*> GrowRunning();
-  // Returns the youngest sequence with pages; null if there is none.
-  [[nodiscard]] SampleSequence* Youngest();
-  void Preempt(SampleSequence& sequence);
-  // Returns the experts [N, L K], i16, of the tokens in the sequence's pages.
-  [[nodiscard]] at::Tensor ExpertsOf(const SampleSequence& sequence) const;
-  // Adds the routing to the result of a finished sample, if it is wanted.
-  void AddRouting(const SampleSequence& sample);
-  void CachePrefix(SampleSequence& sequence);
-  // Drops cached prefixes of versions that no request can use any more.
-  void ForgetDeadVersions();
-  void ReportPages();
-  void EraseSequences(const SampleJob& job);
-  void EraseFailed();
-  [[nodiscard]] int64_t SequenceTokens(const SampleRequest& request) const;
-
   void StartSamples();
   [[nodiscard]] bool StartSample(SampleJob& job);
   void Decode();
   // Appends the token to its sample. Returns true if the sample ends with it.
   bool Accept(SampleJob& job, int sample_index, sampling::StopMatcher& stop,
               const sampling::DrawResult& drawn);
-  // Returns the rule by which the sample's next token is drawn from a row of
-  // logits.
-  [[nodiscard]] static sampling::DrawRule DrawRuleOf(const SampleJob& job,
-                                                     int sample_index,
-                                                     int64_t row);
+  // Adds the routing to the result of a finished sample, if it is wanted.
+  void AddRouting(const SampleSequence& sample);
+  void EraseFailed();
   [[nodiscard]] std::vector<SampleEvent> CollectEvents();
 
   [[nodiscard]] const model::ModelConfig& config() const {
@@ -148,12 +94,10 @@ class SampleLoop {
   const SampleLoopOptions options_;
   const sampling::TokenBytes* const token_bytes_;
   EngineProbe* const probe_;
-  KvPool pool_;
+  SampleSequences sequences_;
+  SamplePrefill prefill_;
   std::list<SampleJob> jobs_;  // Jobs in the order of admission.
-  std::map<Age, SampleSequence> sequences_;
   uint64_t next_order_ = 0;
-  // Versions whose prefixes may be cached, by weights id.
-  std::map<uint64_t, std::weak_ptr<const lora::AdapterVersion>> versions_;
 };
 
 }  // namespace weft::engine

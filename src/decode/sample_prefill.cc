@@ -1,5 +1,5 @@
-// The sampling loop's prefill: runs new prompts and preempted sequences in
-// pieces.
+#include "src/decode/sample_prefill.h"
+
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -8,7 +8,6 @@
 
 #include "absl/time/clock.h"
 #include "src/base/profile.h"
-#include "src/decode/sample_loop.h"
 #include "src/decode/sample_routing.h"
 
 namespace weft::engine {
@@ -130,6 +129,21 @@ executor::CachePlan PrefillRows::Plan() && {
   return std::move(plan_);
 }
 
+// Returns the prompt tokens whose scores this piece computes. The first of
+// them follows the token at `begin`.
+absl::Span<const int32_t> UnscoredPrompt(const SamplePiece& piece,
+                                         int64_t* begin) {
+  const SampleJob& job = *piece.sequence->job;
+  const std::vector<int32_t>& prompt = job.request->prompt;
+  if (!job.scores_prompt()) return {};
+  // Row i scores token i + 1. A preempted prompt already has some scores.
+  *begin = std::max(piece.begin, job.num_scored() - 1);
+  const int64_t end =
+      std::min(piece.end, static_cast<int64_t>(prompt.size()) - 1);
+  if (*begin >= end) return {};
+  return absl::MakeConstSpan(prompt).subspan(*begin + 1, end - *begin);
+}
+
 // Adds the likeliest tokens at the next position of a prompt, which has
 // `token` there.
 void AddTop(SampleJob& job, int32_t token,
@@ -153,9 +167,9 @@ bool SamplePiece::ends_prompt() const {
          sequence->job->first_draws.empty() && end == sequence->target();
 }
 
-void SampleLoop::Prefill() {
+void SamplePrefill::Run() {
   const absl::Time start = absl::Now();
-  const std::vector<SamplePiece> pieces = PlanPrefill();
+  const std::vector<SamplePiece> pieces = Plan();
   if (pieces.empty()) return;
   const profile::Span span("prefill", "prompts",
                            static_cast<int64_t>(pieces.size()));
@@ -165,20 +179,20 @@ void SampleLoop::Prefill() {
   probe_->ObservePrefill(num_tokens, absl::Now() - start);
 }
 
-std::vector<SamplePiece> SampleLoop::PlanPrefill() {
+std::vector<SamplePiece> SamplePrefill::Plan() {
   std::vector<SamplePiece> pieces;
-  int64_t budget = options_.max_prefill_tokens;
+  int64_t budget = max_tokens_;
   int64_t key_budget = kMaxKeysPerToken * budget;
   // The piece that ends a prompt also draws the first token of each of its
   // samples.
-  int64_t draw_budget = options_.max_decode_sequences;
-  for (auto& [age, sequence] : sequences_) {
+  int64_t draw_budget = max_draws_;
+  for (auto& [age, sequence] : sequences_.by_age()) {
     if (budget == 0) break;
     if (sequence.ready()) continue;
     // Sequences take pages in order of age, so that small ones do not take the
     // pages that an older large one waits for. If a sequence waits, all younger
     // ones have no pages, so no sequence stops halfway here.
-    if (!sequence.pages.has_value() && !TakePages(sequence)) break;
+    if (!sequence.pages.has_value() && !sequences_.TakePages(sequence)) break;
     int64_t size = std::min(budget, sequence.target() - sequence.length);
     if (size == 0) continue;  // All tokens are cached.
     if (sequence.lists_prompt()) {
@@ -202,65 +216,34 @@ std::vector<SamplePiece> SampleLoop::PlanPrefill() {
   return pieces;
 }
 
-bool SampleLoop::TakePages(SampleSequence& sequence) {
-  const SampleJob& job = *sequence.job;
-  const int64_t target = sequence.target();
-  // Hidden states are not cached. So rows that still need scores are computed
-  // again, and always the last row of a prompt.
-  int64_t reusable = target;
-  if (sequence.sample_index == kPrompt && job.first_draws.empty()) {
-    reusable = (job.scores_prompt() ? job.num_scored() : target) - 1;
-  }
-  kv::SequencePages pages =
-      pool_.Begin(job.weights_id(), sequence.Tokens(reusable));
-  const int64_t found = pages.num_tokens();
-  if (!MakeRoom(KvPool::PagesFor(target - found), AgeOf(sequence)) ||
-      !pool_.Append(pages, target - found)) {
-    return false;
-  }
-  sequence.pages = std::move(pages);
-  sequence.length = found;
-  probe_->CountPrefixLookup(target, found);
-  return true;
-}
-
-absl::Span<const int32_t> SampleLoop::UnscoredPrompt(const SamplePiece& piece,
-                                                     int64_t* begin) const {
-  const SampleJob& job = *piece.sequence->job;
-  const std::vector<int32_t>& prompt = job.request->prompt;
-  if (!job.scores_prompt()) return {};
-  // Row i scores token i + 1. A preempted prompt already has some scores.
-  *begin = std::max(piece.begin, job.num_scored() - 1);
-  const int64_t end =
-      std::min(piece.end, static_cast<int64_t>(prompt.size()) - 1);
-  if (*begin >= end) return {};
-  return absl::MakeConstSpan(prompt).subspan(*begin + 1, end - *begin);
-}
-
-void SampleLoop::RunPieces(const std::vector<SamplePiece>& pieces) {
+void SamplePrefill::RunPieces(const std::vector<SamplePiece>& pieces) {
   PrefillRows rows;
   std::vector<absl::Span<const int32_t>> scored;
   for (const SamplePiece& piece : pieces) {
     const SampleJob& job = *piece.sequence->job;
-    const lora::AdapterVersionPtr& version = job.version;
     const int64_t first_row = rows.size();
     rows.Add(*piece.sequence, piece.begin, piece.end);
     int64_t begin = 0;
     const absl::Span<const int32_t> targets = UnscoredPrompt(piece, &begin);
     begin += first_row - piece.begin;
-    if (job.request->prompt_logprobs) rows.Score(begin, targets, version);
+    if (job.request->prompt_logprobs) rows.Score(begin, targets, job.version);
     if (job.request->prompt_top_logprobs > 0) {
       rows.List(begin, targets.size(), job.request->prompt_top_logprobs,
-                version);
+                job.version);
     }
     scored.push_back(targets);
     if (!piece.ends_prompt()) continue;
-    const int64_t logit = rows.WantLogits(rows.size() - 1, version);
+    const int64_t logit = rows.WantLogits(rows.size() - 1, job.version);
     for (int i = 0; i < job.request->num_samples; ++i) {
-      rows.Draw(DrawRuleOf(job, i, logit));
+      rows.Draw(job.RuleOf(i, logit));
     }
   }
-  executor::CacheOutput output = executor_.Run(std::move(rows).Plan());
+  Store(pieces, scored, executor_.Run(std::move(rows).Plan()));
+}
+
+void SamplePrefill::Store(const std::vector<SamplePiece>& pieces,
+                          const std::vector<absl::Span<const int32_t>>& scored,
+                          executor::CacheOutput output) {
   const float* score = output.logprobs_E.defined()
                            ? output.logprobs_E.const_data_ptr<float>()
                            : nullptr;
@@ -281,9 +264,8 @@ void SampleLoop::RunPieces(const std::vector<SamplePiece>& pieces) {
       job.first_draws.assign(std::exchange(drawn, end), end);
     }
     sequence.length = pieces[i].end;
-    CachePrefix(sequence);
+    sequences_.CachePrefix(sequence);
   }
-  EraseFailed();
 }
 
 }  // namespace weft::engine

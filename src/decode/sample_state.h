@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -50,6 +51,9 @@ struct SampleJob {
                                     : result.prompt_top_logprobs.size());
   }
   [[nodiscard]] int num_running() const { return num_started - num_finished; }
+  // Returns the rule by which the sample's next token is drawn from a row of
+  // logits.
+  [[nodiscard]] sampling::DrawRule RuleOf(int sample_index, int64_t row) const;
   // Returns 0 for the base model.
   [[nodiscard]] uint64_t weights_id() const {
     return version == nullptr ? 0 : version->id.value();
@@ -58,6 +62,10 @@ struct SampleJob {
 
 // The value of sample_index for a prompt.
 inline constexpr int kPrompt = -1;
+
+// Orders sequences by age: first by their job's admission; within a job the
+// prompt comes before its samples, in the order in which they start.
+using SampleAge = std::pair<uint64_t, int>;
 
 // The tokens of a sample, or of a prompt whose samples have not started.
 struct SampleSequence {
@@ -72,6 +80,7 @@ struct SampleSequence {
   at::Tensor experts_NE = {};
   sampling::StopMatcher stop;
 
+  [[nodiscard]] SampleAge age() const { return {job->order, sample_index}; }
   // Returns the number of tokens whose keys the sequence needs to continue: all
   // tokens of a prompt, all but the last one of a sample.
   [[nodiscard]] int64_t target() const;
@@ -85,16 +94,6 @@ struct SampleSequence {
   }
   // Returns the first `count` tokens.
   [[nodiscard]] std::vector<int32_t> Tokens(int64_t count) const;
-};
-
-// The tokens [begin, end) of a sequence that one prefill computes.
-struct SamplePiece {
-  SampleSequence* sequence = nullptr;
-  int64_t begin = 0;
-  int64_t end = 0;
-
-  // Returns whether this piece draws the first tokens of the prompt's samples.
-  [[nodiscard]] bool ends_prompt() const;
 };
 
 }  // namespace weft::engine

@@ -1,39 +1,33 @@
-// Decides which sequences of the sampling loop hold pages.
+#include "src/decode/sample_sequences.h"
+
 #include <algorithm>
 #include <ranges>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "src/decode/sample_loop.h"
 
 namespace weft::engine {
+namespace {
 
-int64_t SampleSequence::target() const {
-  const auto prompt = static_cast<int64_t>(job->request->prompt.size());
-  if (sample_index == kPrompt) return prompt;
-  const Sample& sample = job->result.samples[sample_index];
-  return prompt + static_cast<int64_t>(sample.tokens.size()) - 1;
-}
-
-std::vector<int32_t> SampleSequence::Tokens(int64_t count) const {
-  const std::vector<int32_t>& prompt = job->request->prompt;
-  const auto from_prompt = std::min(count, static_cast<int64_t>(prompt.size()));
-  std::vector<int32_t> tokens(prompt.begin(), prompt.begin() + from_prompt);
-  if (count > from_prompt) {
-    const std::vector<int32_t>& drawn =
-        job->result.samples[sample_index].tokens;
-    tokens.insert(tokens.end(), drawn.begin(),
-                  drawn.begin() + (count - from_prompt));
-  }
-  return tokens;
-}
-
-int64_t SampleLoop::SequenceTokens(const SampleRequest& request) const {
+int64_t SequenceTokens(const SampleRequest& request) {
   // The last drawn token is never fed back, so it needs no slot.
   return static_cast<int64_t>(request.prompt.size()) +
          request.config.max_tokens - 1;
 }
 
-absl::Status SampleLoop::CheckFits(const SampleRequest& request) const {
+}  // namespace
+
+SampleSequences::SampleSequences(executor::Executor* executor,
+                                 int64_t kv_cache_bytes, EngineProbe* probe)
+    : executor_(*executor),
+      probe_(probe),
+      pool_(
+          executor::PageBytes(executor->decoder(), kPageTokens), kv_cache_bytes,
+          [executor](const kv::PageCopy& copy) { executor->CopyPage(copy); }) {
+  executor->MakeCache(pool_.num_pages(), kPageTokens);
+}
+
+absl::Status SampleSequences::CheckFits(const SampleRequest& request) const {
   // Several samples share the prompt's pages, and one page more is needed to
   // copy the partly filled one.
   const int64_t needed = KvPool::PagesFor(SequenceTokens(request)) +
@@ -45,7 +39,8 @@ absl::Status SampleLoop::CheckFits(const SampleRequest& request) const {
       pool_.num_pages() * pool_.bytes_per_page(), " (--kv-cache-bytes)"));
 }
 
-bool SampleLoop::HasRoom(const SampleRequest& request) const {
+bool SampleSequences::HasRoom(const SampleRequest& request,
+                              int max_sequences) const {
   // Waiting sequences take their pages first. Each running sequence needs one
   // more page.
   int64_t promised =
@@ -56,11 +51,51 @@ bool SampleLoop::HasRoom(const SampleRequest& request) const {
         sequence.pages.has_value() ? 1 : KvPool::PagesFor(sequence.target());
     if (sequence.sample_index != kPrompt || !sequence.ready()) ++num_sequences;
   }
-  return num_sequences < options_.max_decode_sequences &&
-         promised <= pool_.available_pages();
+  return num_sequences < max_sequences && promised <= pool_.available_pages();
 }
 
-bool SampleLoop::MakeRoom(int64_t count, Age age) {
+void SampleSequences::Add(SampleSequence sequence) {
+  const SampleJob& job = *sequence.job;
+  if (job.version != nullptr) versions_[job.weights_id()] = job.version;
+  sequences_.emplace(sequence.age(), std::move(sequence));
+}
+
+void SampleSequences::EraseAllOf(const SampleJob& job) {
+  std::erase_if(sequences_, [&](const auto& sequence) {
+    return sequence.second.job == &job;
+  });
+}
+
+bool SampleSequences::TakePages(SampleSequence& sequence) {
+  const SampleJob& job = *sequence.job;
+  const int64_t target = sequence.target();
+  // Hidden states are not cached. So rows that still need scores are computed
+  // again, and always the last row of a prompt.
+  int64_t reusable = target;
+  if (sequence.sample_index == kPrompt && job.first_draws.empty()) {
+    reusable = (job.scores_prompt() ? job.num_scored() : target) - 1;
+  }
+  kv::SequencePages pages =
+      pool_.Begin(job.weights_id(), sequence.Tokens(reusable));
+  const int64_t found = pages.num_tokens();
+  if (!MakeRoom(KvPool::PagesFor(target - found), sequence.age()) ||
+      !pool_.Append(pages, target - found)) {
+    return false;
+  }
+  sequence.pages = std::move(pages);
+  sequence.length = found;
+  probe_->CountPrefixLookup(target, found);
+  return true;
+}
+
+std::optional<kv::SequencePages> SampleSequences::Fork(
+    const SampleSequence& prompt) {
+  // The page holds the copy of a partly filled page, or the next token.
+  if (!MakeRoom(1, prompt.age())) return std::nullopt;
+  return pool_.Fork(*prompt.pages);
+}
+
+bool SampleSequences::MakeRoom(int64_t count, SampleAge age) {
   int64_t num_running = 0;
   bool moves = false;
   for (const auto& [key, sequence] : sequences_) {
@@ -72,13 +107,13 @@ bool SampleLoop::MakeRoom(int64_t count, Age age) {
   if (moves) return false;
   while (count > pool_.available_pages()) {
     SampleSequence* youngest = Youngest();
-    if (youngest == nullptr || AgeOf(*youngest) <= age) return false;
+    if (youngest == nullptr || youngest->age() <= age) return false;
     Preempt(*youngest);
   }
   return true;
 }
 
-std::vector<SampleSequence*> SampleLoop::GrowRunning() {
+std::vector<SampleSequence*> SampleSequences::GrowRunning() {
   std::vector<SampleSequence*> running;
   for (auto& [age, sequence] : sequences_) {
     if (sequence.sample_index == kPrompt || !sequence.ready()) continue;
@@ -94,14 +129,14 @@ std::vector<SampleSequence*> SampleLoop::GrowRunning() {
   return running;
 }
 
-SampleSequence* SampleLoop::Youngest() {
+SampleSequence* SampleSequences::Youngest() {
   for (auto& [age, sequence] : std::views::reverse(sequences_)) {
     if (sequence.pages.has_value()) return &sequence;
   }
   return nullptr;
 }
 
-at::Tensor SampleLoop::ExpertsOf(const SampleSequence& sequence) const {
+at::Tensor SampleSequences::ExpertsOf(const SampleSequence& sequence) const {
   std::vector<int64_t> slots;
   for (int64_t i = 0; i < sequence.length; ++i) {
     slots.push_back(sequence.pages->Slot(i));
@@ -109,18 +144,7 @@ at::Tensor SampleLoop::ExpertsOf(const SampleSequence& sequence) const {
   return executor_.ReadExperts(slots);
 }
 
-void SampleLoop::AddRouting(const SampleSequence& sample) {
-  SampleJob& job = *sample.job;
-  if (!job.request->return_routing) return;
-  const at::Tensor experts_NE = ExpertsOf(sample);
-  const auto* first = experts_NE.const_data_ptr<int16_t>();
-  std::vector<uint16_t>& routing =
-      job.result.samples[sample.sample_index].routing;
-  routing.assign(first, first + experts_NE.numel());
-  if (job.streams) job.deltas.back().piece.routing = routing;
-}
-
-void SampleLoop::Preempt(SampleSequence& sequence) {
+void SampleSequences::Preempt(SampleSequence& sequence) {
   // A sequence that is preempted before it has caught up has its experts
   // already.
   if (sequence.job->request->return_routing &&
@@ -134,12 +158,12 @@ void SampleLoop::Preempt(SampleSequence& sequence) {
   probe_->CountPreemption();
 }
 
-void SampleLoop::CachePrefix(SampleSequence& sequence) {
+void SampleSequences::CachePrefix(SampleSequence& sequence) {
   pool_.CachePrefix(sequence.job->weights_id(),
                     sequence.Tokens(sequence.length), *sequence.pages);
 }
 
-void SampleLoop::ForgetDeadVersions() {
+void SampleSequences::ForgetDeadVersions() {
   std::erase_if(versions_, [this](const auto& version) {
     const bool dead = version.second.expired();
     if (dead) pool_.Forget(version.first);
@@ -147,22 +171,10 @@ void SampleLoop::ForgetDeadVersions() {
   });
 }
 
-void SampleLoop::ReportPages() {
+void SampleSequences::ReportPages() {
   const int64_t page = pool_.bytes_per_page();
   probe_->SetKvBytes((pool_.num_pages() - pool_.available_pages()) * page,
                      pool_.prefix_pages() * page, pool_.num_pages() * page);
-}
-
-void SampleLoop::EraseSequences(const SampleJob& job) {
-  std::erase_if(sequences_, [&](const auto& sequence) {
-    return sequence.second.job == &job;
-  });
-}
-
-void SampleLoop::EraseFailed() {
-  for (const SampleJob& job : jobs_) {
-    if (job.failed) EraseSequences(job);
-  }
 }
 
 }  // namespace weft::engine

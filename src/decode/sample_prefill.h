@@ -1,0 +1,63 @@
+// Prefill: runs new prompts and preempted sequences in pieces, of which each
+// pass through the model takes some.
+#ifndef WEFT_SRC_DECODE_SAMPLE_PREFILL_H_
+#define WEFT_SRC_DECODE_SAMPLE_PREFILL_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "src/decode/sample_sequences.h"
+#include "src/decode/sample_state.h"
+#include "src/executor/executor.h"
+#include "src/runtime/engine_probe.h"
+
+namespace weft::engine {
+
+// The tokens [begin, end) of a sequence that one prefill computes.
+struct SamplePiece {
+  SampleSequence* sequence = nullptr;
+  int64_t begin = 0;
+  int64_t end = 0;
+
+  // Returns whether this piece draws the first tokens of the prompt's samples.
+  [[nodiscard]] bool ends_prompt() const;
+};
+
+// Threads: engine thread only.
+class SamplePrefill {
+ public:
+  // One pass computes at most `max_tokens` tokens. It draws from at most
+  // `max_draws` rows, unless its first piece alone needs more. `executor`,
+  // `sequences` and `probe` outlive the object.
+  SamplePrefill(executor::Executor* executor, SampleSequences* sequences,
+                EngineProbe* probe, int64_t max_tokens, int64_t max_draws)
+      : executor_(*executor),
+        sequences_(*sequences),
+        probe_(probe),
+        max_tokens_(max_tokens),
+        max_draws_(max_draws) {}
+
+  // Gives pages to waiting sequences and runs their next pieces. Marks a job as
+  // failed if its logits are not finite. Throws what Executor throws.
+  void Run();
+
+ private:
+  [[nodiscard]] std::vector<SamplePiece> Plan();
+  void RunPieces(const std::vector<SamplePiece>& pieces);
+  // Gives the output to the jobs. `scored` has the prompt tokens that each
+  // piece scores.
+  void Store(const std::vector<SamplePiece>& pieces,
+             const std::vector<absl::Span<const int32_t>>& scored,
+             executor::CacheOutput output);
+
+  executor::Executor& executor_;
+  SampleSequences& sequences_;
+  EngineProbe* const probe_;
+  const int64_t max_tokens_;
+  const int64_t max_draws_;
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_DECODE_SAMPLE_PREFILL_H_

@@ -1,0 +1,102 @@
+// The sequences of the sampling loop, and which of them hold pages.
+//
+// A sequence takes pages as it grows. If no page is left, cached prefixes are
+// evicted first. Then the youngest sequence is preempted: it loses its pages
+// and keeps its tokens. Later it is prefilled again and continues with the same
+// random numbers, so its result differs only by rounding. The oldest sequence
+// always has room for all its tokens (CheckFits), so one sequence always makes
+// progress.
+#ifndef WEFT_SRC_DECODE_SAMPLE_SEQUENCES_H_
+#define WEFT_SRC_DECODE_SAMPLE_SEQUENCES_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "src/decode/kv_pool.h"
+#include "src/decode/sample_state.h"
+#include "src/executor/executor.h"
+#include "src/lora/adapter.h"
+#include "src/runtime/engine_probe.h"
+
+namespace weft::engine {
+
+class SampleSequences {
+ public:
+  // Creates the executor's cache. `executor` and `probe` outlive the sequences.
+  SampleSequences(executor::Executor* executor, int64_t kv_cache_bytes,
+                  EngineProbe* probe);
+
+  // Any thread may call the method below.
+
+  // Returns RESOURCE_EXHAUSTED if one sample would not fit even an empty cache.
+  [[nodiscard]] absl::Status CheckFits(const SampleRequest& request) const;
+
+  // The engine thread calls the methods below.
+
+  // Returns whether the request's prompt could start now. `max_sequences`
+  // limits the sequences beside prompts that are ready.
+  [[nodiscard]] bool HasRoom(const SampleRequest& request,
+                             int max_sequences) const;
+
+  // Returns all sequences, oldest first.
+  [[nodiscard]] std::map<SampleAge, SampleSequence>& by_age() {
+    return sequences_;
+  }
+  // REQUIRES: the job's last sample has not started.
+  [[nodiscard]] SampleSequence& PromptOf(const SampleJob& job) {
+    return sequences_.at({job.order, kPrompt});
+  }
+  // The sequence's job outlives it. Prefixes of its version may be cached from
+  // now on.
+  void Add(SampleSequence sequence);
+  void Erase(SampleAge age) { sequences_.erase(age); }
+  void EraseAllOf(const SampleJob& job);
+  void Clear() { sequences_.clear(); }
+
+  // Gives a waiting sequence the pages of its tokens, and reuses a cached
+  // prefix. Returns false if the sequence must wait.
+  [[nodiscard]] bool TakePages(SampleSequence& sequence);
+  // Returns a copy of a prompt's pages for one of its samples; none if the
+  // sample must wait.
+  [[nodiscard]] std::optional<kv::SequencePages> Fork(
+      const SampleSequence& prompt);
+  // Makes room for the next token of every running sequence. Preempts the
+  // youngest sequences until there is room. Returns the sequences that still
+  // run, oldest first.
+  [[nodiscard]] std::vector<SampleSequence*> GrowRunning();
+  // Keeps the sequence's full pages for later prompts that begin with the same
+  // tokens.
+  void CachePrefix(SampleSequence& sequence);
+  // Drops cached prefixes of versions that no request can use any more.
+  void ForgetDeadVersions();
+
+  // Returns the experts [N, L K], i16, of the tokens in the sequence's pages.
+  [[nodiscard]] at::Tensor ExpertsOf(const SampleSequence& sequence) const;
+  void ReportPages();
+
+ private:
+  // Returns whether a sequence of this age may take `count` pages to start or
+  // to continue. Leaves one page for each running sequence. If no sequence is
+  // running, preempts younger sequences that hold pages.
+  [[nodiscard]] bool MakeRoom(int64_t count, SampleAge age);
+  // Returns the youngest sequence with pages; null if there is none.
+  [[nodiscard]] SampleSequence* Youngest();
+  void Preempt(SampleSequence& sequence);
+
+  executor::Executor& executor_;
+  EngineProbe* const probe_;
+  KvPool pool_;
+  std::map<SampleAge, SampleSequence> sequences_;
+  // Versions whose prefixes may be cached, by weights id.
+  std::map<uint64_t, std::weak_ptr<const lora::AdapterVersion>> versions_;
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_DECODE_SAMPLE_SEQUENCES_H_
