@@ -5,10 +5,52 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "src/base/status_macros.h"
 #include "src/sched/batch_planner.h"
 
 namespace weft::sched {
+namespace {
+
+absl::Status Invalid(const WorkItem& item, absl::string_view problem) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("work ", item.id, " ", problem));
+}
+
+// Returns INVALID_ARGUMENT for an item that no queue could take.
+absl::Status CheckForm(const WorkItem& item) {
+  const auto invalid = [&](absl::string_view problem) {
+    return Invalid(item, problem);
+  };
+  const bool train = item.kind == WorkKind::kTrain;
+  const bool sample = item.kind == WorkKind::kSample;
+  if (train != !item.datum_tokens.empty()) {
+    return invalid("must have data if and only if it is a training request");
+  }
+  if (std::any_of(item.datum_tokens.begin(), item.datum_tokens.end(),
+                  [](int64_t tokens) { return tokens < 1; })) {
+    return invalid("has a datum of less than one token");
+  }
+  if (!item.datum_prefix.empty() &&
+      item.datum_prefix.size() != item.datum_tokens.size()) {
+    return invalid("has prefixes of another number of data");
+  }
+  if (item.tokens < 0 || item.held_tokens < 0)
+    return invalid("has a negative cost");
+  if (item.step != 0 && (sample || item.adapter == AdapterKey::kBaseModel)) {
+    return invalid("has a step but no place in an order of steps");
+  }
+  if (item.unnumbered && (!train || item.backward || item.step != 0)) {
+    return invalid("is unnumbered but no Forward without a step");
+  }
+  if (item.adapter == AdapterKey::kBaseModel && !sample &&
+      (!train || item.backward)) {
+    return invalid("would change the base model");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 Scheduler::Scheduler(const SchedulerOptions& options)
     : options_(options),
@@ -104,37 +146,11 @@ std::optional<uint64_t> Scheduler::LastStep(AdapterKey adapter) const {
   return it->second.last_step();
 }
 
-absl::Status Scheduler::CheckItem(const WorkItem& item, absl::Time now) const {
-  const auto invalid = [&](const std::string& problem) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("work ", item.id, " ", problem));
-  };
-  if (work_.contains(item.id)) return invalid("has the id of other work");
-  const bool train = item.kind == WorkKind::kTrain;
-  const bool sample = item.kind == WorkKind::kSample;
-  if (train != !item.datum_tokens.empty()) {
-    return invalid("must have data if and only if it is a training request");
+absl::StatusOr<uint64_t> Scheduler::Enqueue(WorkItem item, absl::Time now) {
+  if (work_.contains(item.id)) {
+    return Invalid(item, "has the id of other work");
   }
-  if (std::any_of(item.datum_tokens.begin(), item.datum_tokens.end(),
-                  [](int64_t tokens) { return tokens < 1; })) {
-    return invalid("has a datum of less than one token");
-  }
-  if (!item.datum_prefix.empty() &&
-      item.datum_prefix.size() != item.datum_tokens.size()) {
-    return invalid("has prefixes of another number of data");
-  }
-  if (item.tokens < 0 || item.held_tokens < 0)
-    return invalid("has a negative cost");
-  if (item.step != 0 && (sample || item.adapter == AdapterKey::kBaseModel)) {
-    return invalid("has a step but no place in an order of steps");
-  }
-  if (item.unnumbered && (!train || item.backward || item.step != 0)) {
-    return invalid("is unnumbered but no Forward without a step");
-  }
-  if (item.adapter == AdapterKey::kBaseModel && !sample &&
-      (!train || item.backward)) {
-    return invalid("would change the base model");
-  }
+  WEFT_RETURN_IF_ERROR(CheckForm(item));
   if (!adapters_.contains(item.adapter)) {
     return absl::NotFoundError(absl::StrCat(
         "work ", item.id, " is of an adapter that does not exist"));
@@ -142,11 +158,6 @@ absl::Status Scheduler::CheckItem(const WorkItem& item, absl::Time now) const {
   if (item.deadline <= now) {
     return absl::DeadlineExceededError("the deadline has passed already");
   }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<uint64_t> Scheduler::Enqueue(WorkItem item, absl::Time now) {
-  WEFT_RETURN_IF_ERROR(CheckItem(item, now));
   if (item.kind == WorkKind::kTrain) {
     item.tokens = std::accumulate(item.datum_tokens.begin(),
                                   item.datum_tokens.end(), int64_t{0});

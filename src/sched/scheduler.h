@@ -150,7 +150,6 @@ class Scheduler {
     bool waiting = true;  // True until it starts.
   };
 
-  absl::Status CheckItem(const WorkItem& item, absl::Time now) const;
   // NoteWaiting counts work as waiting, NoteLeft stops that, Forget removes it.
   void NoteWaiting(uint64_t id, Queued queued);
   void NoteLeft(uint64_t id);
