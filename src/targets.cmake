@@ -34,6 +34,8 @@ find_package(prometheus-cpp REQUIRED)
 if(BUILD_TESTING)
   find_package(GTest REQUIRED)
   include(GoogleTest)
+  # tests/count.py reads the reports of GoogleTest and pytest here.
+  set(WEFT_TEST_REPORTS ${CMAKE_BINARY_DIR}/reports)
 endif()
 
 find_program(CCACHE_PROGRAM ccache)
@@ -191,15 +193,18 @@ function(weft_cc_library)
   endif()
 endfunction()
 
-# weft_cc_test(NAME name [TORCH] [PCH owner] SRCS ... DEPS ... LABELS ...)
-# Each TEST is one ctest entry, labelled for `tests/run.sh LABEL`.
+# weft_cc_test(NAME name [TORCH] [ISOLATED] [PCH owner] SRCS ... DEPS ... LABELS ...)
+# The program is one ctest entry, labelled for `tests/run.sh LABEL`, because the
+# start of a program that links LibTorch takes longer than most tests. Its report
+# has each TEST. `ctest -C single` has an entry for each TEST as well. ISOLATED:
+# each TEST is always an entry, and so has a process of its own.
 function(weft_cc_test)
-  cmake_parse_arguments(A "TORCH" "NAME;PCH;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(A "TORCH;ISOLATED" "NAME;PCH;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
   if(NOT BUILD_TESTING OR (A_TORCH AND NOT WEFT_WITH_TORCH))
     return()
   endif()
   if(NOT A_TIMEOUT)
-    set(A_TIMEOUT 120)
+    set(A_TIMEOUT 300)
   endif()
   if(NOT A_LABELS)
     set(A_LABELS unit)
@@ -221,11 +226,50 @@ function(weft_cc_test)
   if(A_TORCH)
     target_link_libraries(${A_NAME} PRIVATE weft_torch)
   endif()
+  set(properties LABELS "${A_LABELS}" TIMEOUT ${A_TIMEOUT}
+    ENVIRONMENT "TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/support/tsan.supp")
   # LibTorch may have to be read from the disk: the default of 5 s is too short.
   gtest_discover_tests(${A_NAME} DISCOVERY_MODE PRE_TEST NO_PRETTY_VALUES
-    DISCOVERY_TIMEOUT 60
-    PROPERTIES LABELS "${A_LABELS}" TIMEOUT ${A_TIMEOUT}
-    ENVIRONMENT "TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/support/tsan.supp")
+    DISCOVERY_TIMEOUT 60 PROPERTIES ${properties})
+  if(NOT A_ISOLATED)
+    _weft_discover_only_for_single()
+    add_test(NAME ${A_NAME}
+      COMMAND ${A_NAME} --gtest_output=xml:${WEFT_TEST_REPORTS}/${A_NAME}.xml)
+    set_tests_properties(${A_NAME} PROPERTIES ${properties})
+  endif()
+endfunction()
+
+# Makes ctest read what gtest_discover_tests() has just written in `ctest -C
+# single` alone.
+function(_weft_discover_only_for_single)
+  get_directory_property(files TEST_INCLUDE_FILES)
+  list(POP_BACK files discovery)
+  set(guarded ${discovery}.single.cmake)
+  file(WRITE ${guarded} "if(CTEST_CONFIGURATION_TYPE STREQUAL \"single\")
+  include([==[${discovery}]==])
+endif()
+")
+  set_property(DIRECTORY PROPERTY TEST_INCLUDE_FILES ${files} ${guarded})
+endfunction()
+
+# weft_py_test(NAME name [CONFIGURATIONS name] FILES ... [ARGUMENTS ...] LABELS ...
+#              [TIMEOUT seconds])
+# pytest of some files is one ctest entry. Its report has each test.
+function(weft_py_test)
+  cmake_parse_arguments(A "" "NAME;TIMEOUT" "CONFIGURATIONS;FILES;ARGUMENTS;LABELS" ${ARGN})
+  if(NOT A_TIMEOUT)
+    set(A_TIMEOUT 300)
+  endif()
+  set(python ${PROJECT_SOURCE_DIR}/.venv/bin/python)
+  if(NOT EXISTS ${python})
+    set(python python3)
+  endif()
+  add_test(NAME ${A_NAME} CONFIGURATIONS ${A_CONFIGURATIONS}
+    COMMAND ${python} -m pytest -q -rs -p no:cacheprovider
+            --junitxml=${WEFT_TEST_REPORTS}/${A_NAME}.xml ${A_FILES} ${A_ARGUMENTS}
+    WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
+  set_tests_properties(${A_NAME} PROPERTIES LABELS "${A_LABELS}" TIMEOUT ${A_TIMEOUT}
+    ENVIRONMENT "PYTHONPATH=${PROJECT_SOURCE_DIR}/client/python;WEFT_BUILD_DIR=${CMAKE_BINARY_DIR}")
 endfunction()
 
 # weft_cc_binary(NAME name [TORCH] SRCS ... DEPS ...)

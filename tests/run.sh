@@ -36,8 +36,7 @@ heading "Configure and build (preset cpu)"
 cmake --preset cpu
 NINJA_STATUS="[%f/%t %es] " cmake --build --preset cpu --parallel "${JOBS}"
 
-arguments=(--test-dir build/cpu --output-on-failure --parallel "${JOBS}"
-  --no-tests=error)
+arguments=()
 if (($# > 0)); then
   labels="$(IFS='|' && echo "$*")"
   arguments+=(--label-regex "^(${labels})\$")
@@ -47,4 +46,4 @@ heading "Test${labels:+ (labels ${labels})}"
 # Waiting compute threads must not spin, because other tests need the core.
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 export WEFT_BUILD_DIR="${WEFT_BUILD_DIR:-${ROOT}/build/cpu}"
-exec ctest "${arguments[@]}"
+exec tests/run_ctest.sh build/cpu "${arguments[@]}"

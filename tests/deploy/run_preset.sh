@@ -21,7 +21,6 @@ cmake --preset "${preset}" "${options[@]}"
 cmake --build --preset "${preset}" --parallel "$(nproc)"
 if [[ -n "${labels}" ]]; then
   export WEFT_FUZZ_SECONDS="${WEFT_FUZZ_SECONDS:-10}"
-  ctest --test-dir "build/${preset}" --label-regex "^(${labels})\$" \
-    --label-exclude '^lint$' --output-on-failure --parallel "$(nproc)" \
-    --no-tests=error
+  tests/run_ctest.sh "build/${preset}" --label-regex "^(${labels})\$" \
+    --label-exclude '^lint$'
 fi

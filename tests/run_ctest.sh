@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# run_ctest.sh BUILD [ARGUMENT...]: runs ctest in a build folder and counts the
+# tests in its entries. The last line is `N passed, N failed, N skipped`. The exit
+# status is ctest's. If only the count finds a failure, it is 1.
+set -euo pipefail
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+readonly here build="$1"
+shift
+readonly reports="${build}/reports"
+python="${here}/../.venv/bin/python"
+if [[ ! -x "${python}" ]]; then python=python3; fi
+readonly python
+
+rm -rf "${reports}"
+mkdir -p "${reports}"
+status=0
+ctest --test-dir "${build}" --output-on-failure --parallel "$(nproc)" --no-tests=error \
+  --output-junit reports/ctest.xml "$@" || status=$?
+ctest --test-dir "${build}" --show-only=json-v1 "$@" >"${reports}/entries.json"
+"${python}" "${here}/count.py" "${reports}" || status=$((status ? status : 1))
+exit "${status}"
