@@ -224,7 +224,7 @@ function(weft_cc_test)
   target_link_libraries(${A_NAME} PRIVATE weft_flags ${A_DEPS} GTest::gmock
                         GTest::gtest GTest::gtest_main)
   if(A_TORCH)
-    target_link_libraries(${A_NAME} PRIVATE weft_torch)
+    target_link_libraries(${A_NAME} PRIVATE weft_torch weft_fresh_torch)
   endif()
   set(properties LABELS "${A_LABELS}" TIMEOUT ${A_TIMEOUT}
     ENVIRONMENT "TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/support/tsan.supp")

@@ -181,17 +181,29 @@ def test_policy_losses_in_one_mixed_batch(
         ]
         replies = together(client, calls)
         measured = [checkpoints.gradients(daemon, adapter) for adapter in adapters]
-    for (name, config), reply, gradients in zip(LOSSES, replies, measured, strict=True):
-        with reference.adapter(folder) as adapted:
-            losses = [_policy_loss(adapted, d, name, config) for d in data]
+    with reference.adapter(folder) as adapted:
+        # The losses share their forward passes, one per temperature.
+        learners = {
+            t: [adapted.logprobs(d.tokens, d.targets, t) for d in data]
+            for t in {config.get("temperature", 1.0) for _, config in LOSSES}
+        }
+        for (name, config), reply, gradients in zip(
+            LOSSES, replies, measured, strict=True
+        ):
+            learner = learners[config.get("temperature", 1.0)]
+            losses = [
+                _policy_loss(logprobs, datum, name, config)
+                for logprobs, datum in zip(learner, data, strict=True)
+            ]
+            adapted.model.zero_grad()
             for loss in losses:
-                loss.sum().backward()
+                loss.sum().backward(retain_graph=True)
             assert_gradients(gradients, adapted.gradients())
-        for loss, result in zip(losses, reply.results, strict=True):
-            expected = loss.detach().numpy()
-            # A loss is a few units times an exponential of the log-ratio.
-            bound = 10.0 * tolerance.LOGPROBS
-            assert tolerance.max_difference(result.losses, expected) <= bound, name
+            for loss, result in zip(losses, reply.results, strict=True):
+                expected = loss.detach().numpy()
+                # A loss is a few units times an exponential of the log-ratio.
+                bound = 10.0 * tolerance.LOGPROBS
+                assert tolerance.max_difference(result.losses, expected) <= bound, name
 
 
 def _weights(count: int, seed: int) -> np.ndarray:
@@ -215,13 +227,11 @@ def _policy_datum(adapted: Adapted, tokens: list[int], seed: int) -> Any:
     )
 
 
-def _policy_loss(adapted: Adapted, datum: Any, name: str, config: Any) -> Any:
-    """Returns [N] by the formulas of proto/weft/v1/training.proto, under autograd."""
+def _policy_loss(learner: Any, datum: Any, name: str, config: Any) -> Any:
+    """Returns [N] by the formulas of proto/weft/v1/training.proto, under autograd.
+    `learner` are the adapter's log-probabilities."""
     import torch
 
-    learner = adapted.logprobs(
-        datum.tokens, datum.targets, config.get("temperature", 1.0)
-    )
     sampler = torch.tensor(np.asarray(datum.logprobs))
     advantages = torch.tensor(np.asarray(datum.advantages))
     weights = torch.tensor(np.asarray(datum.weights))
