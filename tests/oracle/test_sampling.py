@@ -48,7 +48,7 @@ def scored(adapter: Any, prompt: list[int], tokens: Any, temperature: float) -> 
     return np.asarray(reply.results[0].logprobs)[len(prompt) - 1 :]
 
 
-def test_greedy_equals_generate(daemon_for: Any, reference_for: Any) -> None:
+def test_greedy_equals_generate_of_smollm2(daemon_for: Any, reference_for: Any) -> None:
     reference = reference_for(SMOLLM2)
     prompts = prompts_of(SMOLLM2, reference.vocab)
     expected = reference.greedy(prompts, GREEDY_TOKENS)
@@ -173,7 +173,7 @@ def test_a_prefix_from_the_cache_changes_no_logprob(
         check(adapter)
 
 
-def test_snapshot_stays_what_it_was(
+def test_snapshot_of_smollm2_stays_what_it_was(
     daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
 ) -> None:
     import weft
@@ -227,12 +227,15 @@ def test_stop_rules(daemon_for: Any) -> None:
             assert [int(token) for token in cut.tokens] == tokens[: end + 1]
             assert cut.finish_reason == "stop"
         assert full.finish_reason == "length"
+
+
+def test_stop_texts_of_smollm2(daemon_for: Any) -> None:
     with daemon_for(SMOLLM2).client() as client:
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_file(str(model_folder(SMOLLM2) / "tokenizer.json"))
         prompt = passages(model_folder(SMOLLM2))[0][:PROMPT_TOKENS]
-        values = {"max_tokens": 24, "temperature": 0.0}
+        values: dict[str, Any] = {"max_tokens": 24, "temperature": 0.0}
         full = client.sample(prompt, ignore_eos=True, **values).samples[0]
         text = tokenizer.decode([int(token) for token in full.tokens])
         needle = text[len(text) // 2 - 3 : len(text) // 2 + 3]
