@@ -193,13 +193,15 @@ function(weft_cc_library)
   endif()
 endfunction()
 
-# weft_cc_test(NAME name [TORCH] [ISOLATED] [PCH owner] SRCS ... DEPS ... LABELS ...)
+# weft_cc_test(NAME name [TORCH] [ISOLATED] [SHARDS n] [PCH owner] SRCS ... DEPS ...
+#              LABELS ...)
 # The program is one ctest entry, labelled for `tests/run.sh LABEL`, because the
 # start of a program that links LibTorch takes longer than most tests. Its report
 # has each TEST. `ctest -C single` has an entry for each TEST as well. ISOLATED:
-# each TEST is always an entry, and so has a process of its own.
+# each TEST is always an entry, and so has a process of its own. SHARDS: the tests
+# of a long program are n entries, which run beside each other.
 function(weft_cc_test)
-  cmake_parse_arguments(A "TORCH;ISOLATED" "NAME;PCH;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(A "TORCH;ISOLATED" "NAME;PCH;SHARDS;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
   if(NOT BUILD_TESTING OR (A_TORCH AND NOT WEFT_WITH_TORCH))
     return()
   endif()
@@ -226,17 +228,30 @@ function(weft_cc_test)
   if(A_TORCH)
     target_link_libraries(${A_NAME} PRIVATE weft_torch weft_fresh_torch)
   endif()
-  set(properties LABELS "${A_LABELS}" TIMEOUT ${A_TIMEOUT}
-    ENVIRONMENT "TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/support/tsan.supp")
+  set(environment
+      TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/support/tsan.supp)
+  set(properties LABELS "${A_LABELS}" TIMEOUT ${A_TIMEOUT})
   # LibTorch may have to be read from the disk: the default of 5 s is too short.
   gtest_discover_tests(${A_NAME} DISCOVERY_MODE PRE_TEST NO_PRETTY_VALUES
-    DISCOVERY_TIMEOUT 60 PROPERTIES ${properties})
-  if(NOT A_ISOLATED)
-    _weft_discover_only_for_single()
-    add_test(NAME ${A_NAME}
-      COMMAND ${A_NAME} --gtest_output=xml:${WEFT_TEST_REPORTS}/${A_NAME}.xml)
-    set_tests_properties(${A_NAME} PROPERTIES ${properties})
+    DISCOVERY_TIMEOUT 60 PROPERTIES ${properties} ENVIRONMENT "${environment}")
+  if(A_ISOLATED)
+    return()
   endif()
+  _weft_discover_only_for_single()
+  if(NOT A_SHARDS)
+    set(A_SHARDS 1)
+  endif()
+  foreach(shard RANGE 1 ${A_SHARDS})
+    set(entry ${A_NAME})
+    if(A_SHARDS GREATER 1)
+      set(entry ${A_NAME}.${shard})
+    endif()
+    math(EXPR index "${shard} - 1")
+    add_test(NAME ${entry}
+      COMMAND ${A_NAME} --gtest_output=xml:${WEFT_TEST_REPORTS}/${entry}.xml)
+    set_tests_properties(${entry} PROPERTIES ${properties} ENVIRONMENT
+      "${environment};GTEST_TOTAL_SHARDS=${A_SHARDS};GTEST_SHARD_INDEX=${index}")
+  endforeach()
 endfunction()
 
 # Makes ctest read what gtest_discover_tests() has just written in `ctest -C
