@@ -74,10 +74,7 @@ CallRecord::CallRecord(ServiceCore* core, grpc::CallbackServerContext* context,
 CallRecord::CallRecord(ServiceCore* core, CallOrigin origin, Rpc rpc)
     : CallRecord(core, nullptr, std::move(origin), rpc) {}
 
-CallRecord::~CallRecord() {
-  if (has_tenant()) core_->quota.Leave(caller()->tenant());
-  core_->open_calls.fetch_sub(1);
-}
+CallRecord::~CallRecord() { core_->open_calls.fetch_sub(1); }
 
 absl::Status CallRecord::Spend(int64_t tokens) const {
   if (!has_tenant() || tokens == 0) return absl::OkStatus();
@@ -144,6 +141,8 @@ void CallRecord::Audit(const absl::Status& status) const {
 
 absl::Status CallRecord::Settle(const absl::Status& status) {
   const TraceScope scope(trace());
+  // A client that has the answer may begin its next call at once.
+  if (has_tenant()) core_->quota.Leave(caller()->tenant());
   const absl::Duration elapsed = absl::Now() - start_;
   core_->metrics.Handled(rpc_, status, elapsed);
   if (!status.ok()) {

@@ -103,7 +103,8 @@ class CallRecord {
   // Marks the reply as a stored reply.
   void MarkReplayed();
 
-  // Counts and logs the outcome. Returns the status with the caller's names.
+  // Counts and logs the outcome. From then on the quota does not count the
+  // call. Returns the status with the caller's names.
   [[nodiscard]] absl::Status Settle(const absl::Status& status);
   // Like Settle, for a gRPC call. Returns the status for Finish.
   [[nodiscard]] grpc::Status Close(const absl::Status& status);

@@ -1,7 +1,11 @@
 #include "server/tenant_quota.h"
 
+#include <memory>
+
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
+#include "prometheus/registry.h"
+#include "server/call.h"
 #include "src/base/reason.h"
 #include "tests/support/status_matchers.h"
 
@@ -21,6 +25,29 @@ TEST(TenantQuotaTest, CountsCallsOfEachTenant) {
   quota.Leave("a");
   quota.Leave("a");
   EXPECT_THAT(quota.Enter("a"), IsOk());
+}
+
+TEST(TenantQuotaTest, ACallCountsUntilItsAnswerAndNoLonger) {
+  prometheus::Registry registry;
+  ServerOptions options;
+  options.max_calls_per_tenant = 1;
+  ServiceCore core(options, &registry);
+  const auto begin = [&core] {
+    const TokenRecord token{.id = "1", .sha256 = "", .tenant = "a", .scopes = {}};
+    return std::make_unique<CallRecord>(
+        &core, CallOrigin{.caller = Caller(token)}, Rpc::kGetAdapter);
+  };
+  const auto first = begin();
+  const auto second = begin();
+  const absl::Status refused = second->Admit().status();
+  EXPECT_THAT(refused, IsStatus(kExhausted, "tenant 'a' has 1 calls"));
+  (void)second->Settle(refused);
+  (void)first->Settle(absl::OkStatus());
+  // Calls exist until gRPC has sent their status. The client may have it then.
+  const auto third = begin();
+  const absl::Status admitted = third->Admit().status();
+  EXPECT_THAT(admitted, IsStatus(absl::StatusCode::kUnavailable, ""));
+  (void)third->Settle(admitted);
 }
 
 TEST(TenantQuotaTest, RefusesTheRateAndNotTheSize) {
