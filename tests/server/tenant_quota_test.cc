@@ -33,7 +33,8 @@ TEST(TenantQuotaTest, ACallCountsUntilItsAnswerAndNoLonger) {
   options.max_calls_per_tenant = 1;
   ServiceCore core(options, &registry);
   const auto begin = [&core] {
-    const TokenRecord token{.id = "1", .sha256 = "", .tenant = "a", .scopes = {}};
+    const TokenRecord token{
+        .id = "1", .sha256 = "", .tenant = "a", .scopes = {}};
     return std::make_unique<CallRecord>(
         &core, CallOrigin{.caller = Caller(token)}, Rpc::kGetAdapter);
   };
