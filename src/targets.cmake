@@ -59,8 +59,11 @@ if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
 endif()
 
 # weft_precompile(OWNER HEADER): the library OWNER owns the precompiled header.
+# In angle brackets, because otherwise CMake writes the clone's path into it, and
+# then clones share no object that uses it.
 function(weft_precompile owner header)
-  target_precompile_headers(${owner} PUBLIC ${header})
+  file(RELATIVE_PATH _path ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR}/${header})
+  target_precompile_headers(${owner} PUBLIC <${_path}>)
   if(WEFT_PCH_COMPILER_LAUNCHER)
     set_target_properties(${owner} PROPERTIES
       CXX_COMPILER_LAUNCHER "${WEFT_PCH_COMPILER_LAUNCHER}")

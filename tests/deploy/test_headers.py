@@ -1,5 +1,5 @@
 """Tests that headers compile alone, including those that preset asan does not
-compile.
+compile, and that clones share precompiled headers.
 
 Preset asan compiles every header of the modules without LibTorch and gRPC by
 itself. Most other headers have a source of the same name that includes them first
@@ -29,12 +29,16 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+def _build() -> Path:
+    return Path(os.environ.get("WEFT_BUILD_DIR", ROOT / "build" / "cpu"))
+
+
 def _headers() -> dict[Path, list[str]]:
     """Returns the headers that are compiled here, with the flags of a source beside
     them."""
-    build = Path(os.environ.get("WEFT_BUILD_DIR", ROOT / "build" / "cpu"))
     found: dict[Path, list[str]] = {}
-    for name, flags in sorted(compile_flags(build / "compile_commands.json").items()):
+    commands = _build() / "compile_commands.json"
+    for name, flags in sorted(compile_flags(commands).items()):
         folder = name.split("/")[0]
         torch = folder == "src" and includes_torch(flags)
         if not torch and folder not in ("server", "client"):
@@ -72,3 +76,9 @@ def test_a_header_that_lacks_an_include_is_found(tmp_path: Path) -> None:
     header.write_text("inline std::string f() { return {}; }\n")
     found = _alone(tmp_path / "cache").check([str(header)], ["-std=c++20"])
     assert "undeclared identifier 'std'" in found
+
+
+def test_precompiled_headers_have_no_path_of_this_clone() -> None:
+    headers = list(_build().rglob("cmake_pch.hxx"))
+    assert headers
+    assert [h for h in headers if str(ROOT) in h.read_text()] == []
