@@ -36,6 +36,8 @@ if(BUILD_TESTING)
   include(GoogleTest)
   # tests/count.py reads the reports of GoogleTest and pytest here.
   set(WEFT_TEST_REPORTS ${CMAKE_BINARY_DIR}/reports)
+  # Python with the packages of the tests.
+  find_program(WEFT_PYTHON python3 PATHS ${PROJECT_SOURCE_DIR}/.venv/bin NO_DEFAULT_PATH)
 endif()
 
 find_program(CCACHE_PROGRAM ccache)
@@ -278,9 +280,9 @@ function(weft_py_test)
   if(NOT A_TIMEOUT)
     set(A_TIMEOUT 300)
   endif()
-  set(python ${PROJECT_SOURCE_DIR}/.venv/bin/python)
-  if(NOT EXISTS ${python})
-    set(python python3)
+  set(python python3)
+  if(WEFT_PYTHON)
+    set(python ${WEFT_PYTHON})
   endif()
   add_test(NAME ${A_NAME} CONFIGURATIONS ${A_CONFIGURATIONS}
     COMMAND ${python} -m pytest -q -rs -p no:cacheprovider

@@ -45,5 +45,5 @@ def _occupy(client: Any) -> None:
     tokens = np.arange(256) % model.vocab_size
     # A tiny model needs many more tokens to take the same fraction of a
     # second.
-    count = 1 if model.num_parameters > 50_000_000 else 64
+    count = 4 if model.num_parameters > 50_000_000 else 64
     client.forward([weft.Datum(tokens, tokens)] * count)
