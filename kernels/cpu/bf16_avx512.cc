@@ -10,10 +10,12 @@ namespace weft::kernels::cpu {
 namespace {
 
 constexpr int64_t kLanes = 16;  // f32 numbers, or pairs of bf16, of a vector.
-constexpr int64_t kVectors = kBf16PanelOutputs / kLanes;
-// The sums of a tile, one row of the panel and one pair of x fill 29 of the 32
-// registers.
-constexpr int64_t kTileRows = 6;
+// The sums of a tile, one row of the panel and one pair of x fill up to 29 of
+// the 32 registers.
+constexpr int64_t kTileSums = 24;
+// A tile of a whole panel.
+constexpr int64_t kWholeVectors = kBf16PanelOutputs / kLanes;
+constexpr int64_t kWholeRows = kTileSums / kWholeVectors;
 // Pairs of adjacent inputs in a cache line.
 constexpr int64_t kLinePairs = 16;
 
@@ -58,8 +60,46 @@ void Transpose(__m512i (&rows)[kLanes]) {
   }
 }
 
+// Reads a weight in bf16.
+struct Bf16Reader {
+  using Element = uint16_t;
+
+  // Returns up to 32 adjacent elements, with zeros after `count`.
+  __m512i Line(const uint16_t* from, int64_t count) const {
+    return _mm512_maskz_loadu_epi16(FirstOf32(count), from);
+  }
+  // Returns up to 16 of them, each in the lower half of 32 bits.
+  Bits Halves(const uint16_t* from, int64_t count) const {
+    const __mmask16 mask = FirstOf16(count);
+    return (Bits)_mm512_maskz_cvtepu16_epi32(
+        mask, _mm256_maskz_loadu_epi16(mask, from));
+  }
+};
+
+// Reads a weight in f32 and rounds it.
+struct F32Reader {
+  using Element = float;
+
+  __m512 Load(const float* from, int64_t count) const {
+    return factor * _mm512_maskz_loadu_ps(FirstOf16(count), from);
+  }
+  __m512i Line(const float* from, int64_t count) const {
+    return (__m512i)_mm512_cvtne2ps_pbh(Load(from + kLanes, count - kLanes),
+                                        Load(from, count));
+  }
+  Bits Halves(const float* from, int64_t count) const {
+    return (Bits)_mm512_maskz_cvtepu16_epi32(
+        FirstOf16(count), (__m256i)_mm512_cvtneps_pbh(Load(from, count)));
+  }
+
+  __m512 factor;
+};
+
 // Packs a source whose inputs are adjacent, as in y = x W^T.
-void PackRows(const Bf16PanelSource& source, uint16_t* panel) {
+template <typename Reader>
+void PackRows(const Reader& reader,
+              const Bf16PanelSource<typename Reader::Element>& source,
+              uint16_t* panel) {
   for (int64_t first = 0; first < kBf16PanelOutputs; first += kLanes) {
     for (int64_t input = 0; input < source.num_inputs; input += 2 * kLanes) {
       const int64_t left = source.num_inputs - input;
@@ -67,12 +107,11 @@ void PackRows(const Bf16PanelSource& source, uint16_t* panel) {
       for (int64_t i = 0; i < kLanes; ++i) {
         const int64_t output = first + i;
         const bool is_inside = output < source.num_outputs;
-        rows[i] =
-            is_inside
-                ? _mm512_maskz_loadu_epi16(
-                      FirstOf32(left),
-                      source.weight + output * source.output_stride + input)
-                : _mm512_setzero_si512();
+        rows[i] = is_inside
+                      ? reader.Line(source.weight +
+                                        output * source.output_stride + input,
+                                    left)
+                      : _mm512_setzero_si512();
       }
       Transpose(rows);
       const int64_t num_pairs = (left + 1) / 2;
@@ -85,30 +124,43 @@ void PackRows(const Bf16PanelSource& source, uint16_t* panel) {
 }
 
 // Packs a source whose outputs are adjacent, as in y = x W.
-void PackColumns(const Bf16PanelSource& source, uint16_t* panel) {
+template <typename Reader>
+void PackColumns(const Reader& reader,
+                 const Bf16PanelSource<typename Reader::Element>& source,
+                 uint16_t* panel) {
   for (int64_t input = 0; input < source.num_inputs; input += 2) {
-    const uint16_t* even = source.weight + input * source.input_stride;
+    const auto* even = source.weight + input * source.input_stride;
     const bool has_odd = input + 1 < source.num_inputs;
     for (int64_t first = 0; first < kBf16PanelOutputs; first += kLanes) {
-      const __mmask16 mask = FirstOf16(source.num_outputs - first);
-      const auto load = [&](const uint16_t* row, __mmask16 lanes) {
-        return (Bits)_mm512_maskz_cvtepu16_epi32(
-            lanes, _mm256_maskz_loadu_epi16(lanes, row + first));
-      };
-      const Bits odd =
-          load(has_odd ? even + source.input_stride : even, has_odd ? mask : 0);
-      _mm512_storeu_si512(panel + input * kBf16PanelOutputs + 2 * first,
-                          (__m512i)(load(even, mask) | odd << 16));
+      const int64_t left = source.num_outputs - first;
+      const Bits odd = reader.Halves(
+          has_odd ? even + source.input_stride + first : even + first,
+          has_odd ? left : 0);
+      _mm512_storeu_si512(
+          panel + input * kBf16PanelOutputs + 2 * first,
+          (__m512i)(reader.Halves(even + first, left) | odd << 16));
     }
   }
 }
 
-void PackPanel(const Bf16PanelSource& source, uint16_t* panel) {
+template <typename Reader>
+void Pack(const Reader& reader,
+          const Bf16PanelSource<typename Reader::Element>& source,
+          uint16_t* panel) {
   if (source.input_stride == 1) {
-    PackRows(source, panel);
+    PackRows(reader, source, panel);
   } else {
-    PackColumns(source, panel);
+    PackColumns(reader, source, panel);
   }
+}
+
+void PackPanel(const Bf16PanelSource<uint16_t>& source, uint16_t* panel) {
+  Pack(Bf16Reader(), source, panel);
+}
+
+void RoundPanel(const Bf16PanelSource<float>& source, float scale,
+                uint16_t* panel) {
+  Pack(F32Reader{_mm512_set1_ps(scale)}, source, panel);
 }
 
 // Returns a pair of x in every lane.
@@ -122,7 +174,7 @@ __m512bh PairOf(const uint16_t* x) {
 // predict addresses that are a row of y apart (Zen 5, two threads, 4096 rows of
 // 576 inputs and 3072 outputs: 365 GFLOP/s a core without the two prefetches,
 // 455 with them).
-template <int64_t kRows>
+template <int64_t kRows, int64_t kVectors>
 [[gnu::always_inline]] inline void PrefetchSums(const float* y,
                                                 int64_t y_stride) {
   for (int64_t r = kRows; r < 2 * kRows; ++r) {
@@ -132,12 +184,48 @@ template <int64_t kRows>
   }
 }
 
-// Multiplies kRows rows of x, from `row` on.
-template <int64_t kRows>
+// The inputs of a tile: rows of x, and their panel.
+struct Inputs {
+  const uint16_t* x;
+  int64_t row_stride;
+  int64_t pair_stride;
+  const uint16_t* panel;
+  int64_t num_inputs;
+};
+
+// Adds the products of all inputs to the sums of a tile.
+template <int64_t kRows, int64_t kVectors>
+[[gnu::always_inline]] inline void AddProducts(
+    const Inputs& inputs, __m512 (&sums)[kRows][kVectors]) {
+  const int64_t num_pairs = (inputs.num_inputs + 1) / 2;
+  for (int64_t i = 0; i < num_pairs; ++i) {
+    __m512bh weights[kVectors];
+    for (int64_t v = 0; v < kVectors; ++v) {
+      weights[v] = (__m512bh)_mm512_loadu_si512(
+          inputs.panel + 2 * (i * kBf16PanelOutputs + v * kLanes));
+    }
+    const uint16_t* x = inputs.x + i * inputs.pair_stride;
+    if (i % kLinePairs == 0) {
+      // The next tile's line of every row.
+      for (int64_t r = kRows; r < 2 * kRows; ++r) {
+        __builtin_prefetch(x + r * inputs.row_stride);
+      }
+    }
+    for (int64_t r = 0; r < kRows; ++r) {
+      const __m512bh pair = PairOf(x + r * inputs.row_stride);
+      for (int64_t v = 0; v < kVectors; ++v) {
+        sums[r][v] = _mm512_dpbf16_ps(sums[r][v], weights[v], pair);
+      }
+    }
+  }
+}
+
+// Multiplies kRows rows of x, from `row` on, with the panel's first kVectors
+// vectors of outputs.
+template <int64_t kRows, int64_t kVectors>
 void Tile(const Bf16PanelProduct& p, int64_t row) {
-  const uint16_t* x = p.x + row * p.x_row_stride;
   float* y = p.y_BO + row * p.y_stride;
-  PrefetchSums<kRows>(y, p.y_stride);
+  PrefetchSums<kRows, kVectors>(y, p.y_stride);
   __m512 sums[kRows][kVectors];
   for (int64_t r = 0; r < kRows; ++r) {
     for (int64_t v = 0; v < kVectors; ++v) {
@@ -145,26 +233,19 @@ void Tile(const Bf16PanelProduct& p, int64_t row) {
       sums[r][v] = _mm512_maskz_loadu_ps(mask, y + r * p.y_stride + v * kLanes);
     }
   }
-  const int64_t num_pairs = (p.num_inputs + 1) / 2;
-  for (int64_t i = 0; i < num_pairs; ++i) {
-    __m512bh weights[kVectors];
-    for (int64_t v = 0; v < kVectors; ++v) {
-      weights[v] = (__m512bh)_mm512_loadu_si512(
-          p.panel + 2 * (i * kBf16PanelOutputs + v * kLanes));
-    }
-    if (i % kLinePairs == 0) {
-      // The next tile's line of every row.
-      for (int64_t r = kRows; r < 2 * kRows; ++r) {
-        __builtin_prefetch(x + r * p.x_row_stride + i * p.x_pair_stride);
-      }
-    }
-    for (int64_t r = 0; r < kRows; ++r) {
-      const __m512bh pair =
-          PairOf(x + r * p.x_row_stride + i * p.x_pair_stride);
-      for (int64_t v = 0; v < kVectors; ++v) {
-        sums[r][v] = _mm512_dpbf16_ps(sums[r][v], weights[v], pair);
-      }
-    }
+  AddProducts({.x = p.x + row * p.x_row_stride,
+               .row_stride = p.x_row_stride,
+               .pair_stride = p.x_pair_stride,
+               .panel = p.panel,
+               .num_inputs = p.num_inputs},
+              sums);
+  if (p.last.num_inputs > 0) {
+    AddProducts({.x = p.last.x + row * p.last.x_row_stride,
+                 .row_stride = p.last.x_row_stride,
+                 .pair_stride = 2,
+                 .panel = p.last.panel,
+                 .num_inputs = p.last.num_inputs},
+                sums);
   }
   for (int64_t r = 0; r < kRows; ++r) {
     for (int64_t v = 0; v < kVectors; ++v) {
@@ -174,22 +255,46 @@ void Tile(const Bf16PanelProduct& p, int64_t row) {
   }
 }
 
-void MultiplyPanel(const Bf16PanelProduct& p) {
+// Multiplies rows by whole tiles. Returns the first row that is left.
+template <int64_t kVectors>
+int64_t RunTiles(const Bf16PanelProduct& p) {
+  constexpr int64_t kRows = kTileSums / kVectors;
   int64_t row = 0;
-  for (; row + kTileRows <= p.num_rows; row += kTileRows) {
-    Tile<kTileRows>(p, row);
+  for (; row + kRows <= p.num_rows; row += kRows) Tile<kRows, kVectors>(p, row);
+  return row;
+}
+
+// A panel with few outputs takes more rows at a time, so that as many sums are
+// in flight.
+int64_t RunTiles(const Bf16PanelProduct& p) {
+  switch ((p.num_outputs + kLanes - 1) / kLanes) {
+    case 1:
+      return RunTiles<1>(p);
+    case 2:
+      return RunTiles<2>(p);
+    case 3:
+      return RunTiles<3>(p);
+    default:
+      return RunTiles<kWholeVectors>(p);
+  }
+}
+
+void MultiplyPanel(const Bf16PanelProduct& p) {
+  int64_t row = RunTiles(p);
+  for (; row + kWholeRows <= p.num_rows; row += kWholeRows) {
+    Tile<kWholeRows, kWholeVectors>(p, row);
   }
   switch (p.num_rows - row) {
     case 1:
-      return Tile<1>(p, row);
+      return Tile<1, kWholeVectors>(p, row);
     case 2:
-      return Tile<2>(p, row);
+      return Tile<2, kWholeVectors>(p, row);
     case 3:
-      return Tile<3>(p, row);
+      return Tile<3, kWholeVectors>(p, row);
     case 4:
-      return Tile<4>(p, row);
+      return Tile<4, kWholeVectors>(p, row);
     case 5:
-      return Tile<5>(p, row);
+      return Tile<5, kWholeVectors>(p, row);
     default:
       return;
   }
@@ -201,6 +306,7 @@ const Bf16KernelTable& Bf16Avx512Table() {
   static constexpr Bf16KernelTable kTable = {.name = "avx512_bf16",
                                              .round_row = RoundRow,
                                              .pack_panel = PackPanel,
+                                             .round_panel = RoundPanel,
                                              .multiply_panel = MultiplyPanel};
   return kTable;
 }

@@ -19,14 +19,23 @@ struct alignas(64) Bf16Panel {
   uint16_t elements[kBf16PanelOutputs * kBf16PanelInputs];
 };
 
-// The part of a bf16 weight that a panel holds. One of the strides, which count
-// elements, is 1.
+// The part of a weight that a panel holds. One of the strides, which count
+// elements, is 1. Element is uint16_t for bf16, or float.
+template <typename Element>
 struct Bf16PanelSource {
-  const uint16_t* weight = nullptr;  // At the panel's first input and output.
+  const Element* weight = nullptr;  // At the panel's first input and output.
   int64_t input_stride = 0;
   int64_t output_stride = 0;
   int64_t num_inputs = 0;   // In [1, kBf16PanelInputs].
   int64_t num_outputs = 0;  // In [1, kBf16PanelOutputs].
+};
+
+// Terms x W of some rows, whose W is a packed panel with any number of inputs.
+struct Bf16Terms {
+  const uint16_t* x = nullptr;  // A matrix, as in Bf16PanelProduct.
+  int64_t x_row_stride = 0;
+  const uint16_t* panel = nullptr;
+  int64_t num_inputs = 0;  // 0: no terms.
 };
 
 // A product of rows with a packed panel. Legend: B rows, I the panel's inputs
@@ -43,6 +52,7 @@ struct Bf16PanelProduct {
   int64_t num_inputs = 0;   // As in the panel's source.
   int64_t num_outputs = 0;  // O.
   bool adds = false;  // If true, the sums begin with y; otherwise with zero.
+  Bf16Terms last;     // Terms that are added at the end.
   float* y_BO = nullptr;
   int64_t y_stride = 0;
 };
@@ -55,7 +65,10 @@ struct Bf16KernelTable {
   void (*round_row)(const float* x, float scale, int64_t count, uint16_t* y);
   // Packs a panel: for each pair of inputs the pairs of kBf16PanelOutputs
   // outputs, with zeros where the source ends.
-  void (*pack_panel)(const Bf16PanelSource& source, uint16_t* panel);
+  void (*pack_panel)(const Bf16PanelSource<uint16_t>& source, uint16_t* panel);
+  // Rounds a weight times `scale` as round_row does, and packs it.
+  void (*round_panel)(const Bf16PanelSource<float>& source, float scale,
+                      uint16_t* panel);
   // Computes y = x W or y += x W. Sums are f32, in the order of the inputs. So
   // the bits of an element of y do not depend on other rows, and a sum that is
   // continued over several panels has the bits of one long sum. The

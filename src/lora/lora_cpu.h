@@ -24,6 +24,10 @@ namespace weft::lora::cpu {
 ShrunkInputs Forward(const at::Tensor& x_TI, const LoraPass& pass,
                      const LoraSite& site, const at::Tensor& y_TO);
 
+// Does so for segments of at most 32 rows. The result is undefined for others.
+ShrunkInputs ForwardFewRows(const at::Tensor& x_TI, const LoraPass& pass,
+                            const LoraSite& site, const at::Tensor& y_TO);
+
 // Adds dLoss/dA and dLoss/dB to the gradients. If dx_TI is defined, adds the
 // adapters' part of dLoss/dx to it. The bits of a gradient depend only on the
 // rows of its adapter.
@@ -31,6 +35,15 @@ void Backward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
               const LoraPass& pass, const LoraSite& site,
               const ShrunkInputs& shrunk, const LoraGradients& gradients,
               const at::Tensor& dx_TI);
+
+// Adds dLoss/dA and dLoss/dB to the gradients. Returns ds = scale_a dy B_a
+// [T, R], with the largest R of the segments, and zeros elsewhere.
+[[nodiscard]] at::Tensor AddGradients(const at::Tensor& dy_TO,
+                                      const at::Tensor& x_TI,
+                                      const LoraPass& pass,
+                                      const LoraSite& site,
+                                      const ShrunkInputs& shrunk,
+                                      const LoraGradients& gradients);
 
 }  // namespace weft::lora::cpu
 

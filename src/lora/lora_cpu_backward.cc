@@ -185,8 +185,9 @@ class BackwardPass {
  public:
   BackwardPass(const at::Tensor& dy_TO, const at::Tensor& x_TI,
                const LoraPass& pass, const LoraSite& site,
-               const ShrunkInputs& shrunk, const at::Tensor& dx_TI)
-      : pass_(pass), site_(site), dy_(dy_TO), x_(x_TI), dx_(dx_TI) {
+               const ShrunkInputs& shrunk, const at::Tensor& dx_TI,
+               const at::Tensor& ds_TR = {})
+      : pass_(pass), site_(site), dy_(dy_TO), x_(x_TI), dx_(dx_TI), ds_(ds_TR) {
     for (const at::Tensor& s_nR : shrunk) shrunk_.emplace_back(s_nR);
   }
 
@@ -280,7 +281,7 @@ class BackwardPass {
            .dy = dy_.From(row),
            .x = x_.From(row),
            .shrunk = shrunk_[segment].From(row - pass_.routing[segment].begin),
-           .ds = {ds, rank},
+           .ds = ds_.data == nullptr ? Rows(ds, rank) : ds_.From(row),
            .dx = dx_.data == nullptr ? dx_ : dx_.From(row),
            .sums = sums,
            .adds = row > begin},
@@ -295,6 +296,7 @@ class BackwardPass {
   const LoraPass& pass_;
   const LoraSite& site_;
   const Rows dy_, x_, dx_;
+  const Rows ds_;  // Null if ds is not kept.
   std::vector<Rows> shrunk_;
   std::vector<RowChunk> chunks_;
   std::vector<size_t> learner_of_chunk_;
@@ -310,6 +312,20 @@ void Backward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
               const ShrunkInputs& shrunk, const LoraGradients& gradients,
               const at::Tensor& dx_TI) {
   BackwardPass(dy_TO, x_TI, pass, site, shrunk, dx_TI).Run(gradients);
+}
+
+at::Tensor AddGradients(const at::Tensor& dy_TO, const at::Tensor& x_TI,
+                        const LoraPass& pass, const LoraSite& site,
+                        const ShrunkInputs& shrunk,
+                        const LoraGradients& gradients) {
+  int64_t rank = 0;
+  for (const LoraSegment& segment : pass.routing) {
+    rank = std::max<int64_t>(rank, GroupOf(segment, site).total_rank);
+  }
+  at::Tensor ds_TR = at::zeros({dy_TO.size(0), rank}, dy_TO.options());
+  BackwardPass(dy_TO, x_TI, pass, site, shrunk, /*dx_TI=*/{}, ds_TR)
+      .Run(gradients);
+  return ds_TR;
 }
 
 }  // namespace weft::lora::cpu

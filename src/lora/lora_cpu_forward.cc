@@ -115,9 +115,8 @@ void ForwardManyRows(const at::Tensor& x_TI, const LoraPass& pass,
 
 }  // namespace
 
-ShrunkInputs Forward(const at::Tensor& x_TI, const LoraPass& pass,
-                     const LoraSite& site, const at::Tensor& y_TO) {
-  if (pass.routing.empty()) return {};
+ShrunkInputs ForwardFewRows(const at::Tensor& x_TI, const LoraPass& pass,
+                            const LoraSite& site, const at::Tensor& y_TO) {
   at::Tensor few_S;
   if (const int64_t size = NumShrunk(pass.routing, site); size > 0) {
     few_S = at::empty({size}, x_TI.options());
@@ -127,7 +126,13 @@ ShrunkInputs Forward(const at::Tensor& x_TI, const LoraPass& pass,
       ExpandFewRows(shrunk_S, pass.routing, site, pass.shape, Rows(y_TO));
     }
   }
-  ShrunkInputs shrunk = SplitShrunk(few_S, pass.routing, site);
+  return SplitShrunk(few_S, pass.routing, site);
+}
+
+ShrunkInputs Forward(const at::Tensor& x_TI, const LoraPass& pass,
+                     const LoraSite& site, const at::Tensor& y_TO) {
+  if (pass.routing.empty()) return {};
+  ShrunkInputs shrunk = ForwardFewRows(x_TI, pass, site, y_TO);
   ForwardManyRows(x_TI, pass, site, y_TO, shrunk);
   return shrunk;
 }

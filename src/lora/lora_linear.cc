@@ -6,8 +6,10 @@
 #include <utility>
 
 #include "src/lora/add_product.h"
+#include "src/lora/lora_bf16.h"
 #include "src/lora/lora_cpu.h"
 #include "src/lora/lora_cuda.h"
+#include "src/ops/bf16_product.h"
 #include "src/ops/cpu_dispatch.h"
 #include "src/ops/cuda_dispatch.h"
 
@@ -82,6 +84,12 @@ void SegmentBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
   }
 }
 
+// Returns whether the layer and the adapters' products are in bf16 on a CPU.
+bool TakesBf16(const at::Tensor& x_TI, const BaseLinear& base,
+               const LoraPass& pass) {
+  return !pass.routing.empty() && ops::IsBf16Product(x_TI, base.weight_OI.t());
+}
+
 }  // namespace
 
 int64_t LoraSite::ColumnOf(TargetModule module, const ModelShape& shape) {
@@ -122,14 +130,15 @@ int64_t TableWorkspaceBytes(int64_t num_rows, int64_t features, int64_t rank) {
          static_cast<int64_t>(sizeof(float));
 }
 
-ShrunkInputs LoraShrink(const at::Tensor& x_TI, const LoraPass& pass,
-                        const LoraSite& site) {
+ShrunkInputs LoraShrink(const at::Tensor& x_TI, const BaseLinear& base,
+                        const LoraPass& pass, const LoraSite& site) {
   if constexpr (ops::kHasCudaKernels) {
     if (pass.table != nullptr) {
       return {
           cuda::Shrink(x_TI, *pass.table, site, ops::cuda::CurrentStream())};
     }
   }
+  if (TakesBf16(x_TI, base, pass)) return bf16::Shrink(x_TI, pass, site);
   if (ops::HasCpuKernel(x_TI)) {
     return cpu::Forward(x_TI, pass, site, /*y_TO=*/{});
   }
@@ -143,6 +152,12 @@ ShrunkInputs LoraShrink(const at::Tensor& x_TI, const LoraPass& pass,
 at::Tensor LoraLinear(const at::Tensor& x_TI, const BaseLinear& base,
                       const LoraPass& pass, const LoraSite& site,
                       ShrunkInputs* shrunk) {
+  if (TakesBf16(x_TI, base, pass)) {
+    ShrunkInputs inputs;
+    at::Tensor y_TO = bf16::Forward(x_TI, base, pass, site, inputs);
+    if (shrunk != nullptr) *shrunk = std::move(inputs);
+    return y_TO;
+  }
   at::Tensor y_TO =
       ops::Linear(x_TI, base.weight_OI, base.bias_O, base.row_count);
   if constexpr (ops::kHasCudaKernels) {
@@ -172,6 +187,10 @@ at::Tensor LoraLinearBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
                               const LoraSite& site, const ShrunkInputs& shrunk,
                               const LoraGradients& gradients,
                               bool want_input_gradient) {
+  if (!pass.routing.empty() && ops::IsBf16Product(dy_TO, base.weight_OI)) {
+    return bf16::Backward(dy_TO, x_TI, base, pass, site, shrunk, gradients,
+                          want_input_gradient);
+  }
   at::Tensor dx_TI;
   if (want_input_gradient) {
     dx_TI = ops::MatMul(dy_TO, base.weight_OI, /*bias_N=*/{}, base.row_count);

@@ -4,7 +4,8 @@
 // Rows of one adapter are contiguous, so the routing is a short list of
 // segments, and no rows are sorted or gathered. Projections that share an input
 // take one base GEMM with stacked weights and one product by the stacked A
-// (shrink). Each projection then takes its own product by B (expand).
+// (shrink). Each projection then takes its own product by B (expand). Where the
+// base's product is in bf16 on a CPU, so are these (lora_bf16.h).
 //
 // Legend: T packed tokens, I inputs, O outputs of the (fused) base weight, R
 // the sum of the ranks of the group's adapted projections, N parameters of an
@@ -100,6 +101,7 @@ using ShrunkInputs = std::vector<at::Tensor>;
 
 // Returns the `shrunk` of LoraLinear without computing y.
 [[nodiscard]] ShrunkInputs LoraShrink(const at::Tensor& x_TI,
+                                      const BaseLinear& base,
                                       const LoraPass& pass,
                                       const LoraSite& site);
 

@@ -80,8 +80,9 @@ void Mlp::Recompute(at::Tensor normed_TH, const Pass& pass,
   if (layer_.config.output_norms) {
     tape.mlp_raw_TH = Down(tape.gate_up_T2F, pass, &tape);
   } else {
-    tape.shrunk_down = lora::LoraShrink(Gated(tape.gate_up_T2F), pass.lora,
-                                        {layer_.index, ProjectionGroup::kDown});
+    tape.shrunk_down =
+        lora::LoraShrink(Gated(tape.gate_up_T2F), layer_.weights.down,
+                         pass.lora, {layer_.index, ProjectionGroup::kDown});
   }
 }
 

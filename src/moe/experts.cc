@@ -70,8 +70,8 @@ class Expert {
                  PartTape& tape) const {
     tape.gate_up_n2F = GateUp(x_nH, &tape);
     tape.shrunk_down =
-        lora::LoraShrink(Activated(tape.gate_up_n2F).mul_(weight_n1), pass_,
-                         Site(ProjectionGroup::kDown));
+        lora::LoraShrink(Activated(tape.gate_up_n2F).mul_(weight_n1), down_,
+                         pass_, Site(ProjectionGroup::kDown));
   }
 
   struct InputGradients {

@@ -9,53 +9,54 @@ namespace {
 
 using kernels::cpu::Bf16KernelTable;
 using kernels::cpu::Bf16PanelProduct;
-using kernels::cpu::Bf16PanelSource;
 using kernels::cpu::kBf16PanelInputs;
 using kernels::cpu::kBf16PanelOutputs;
 
 }  // namespace
 
-Bf16Multiplier::Rounded Bf16Multiplier::Round(const Bf16KernelTable& kernels,
-                                              const at::Tensor& x, float scale,
-                                              std::vector<uint16_t>& buffer) {
-  const bool is_transposed = x.stride(1) != 1;
-  const int64_t rows = x.size(is_transposed ? 1 : 0);
-  const int64_t columns = x.size(is_transposed ? 0 : 1);
-  const int64_t from_stride = x.stride(is_transposed ? 1 : 0);
-  const int64_t stride = columns + columns % 2;
-  if (std::ssize(buffer) < rows * stride) buffer.resize(rows * stride);
-  const auto* from = x.const_data_ptr<float>();
-  for (int64_t row = 0; row < rows; ++row) {
-    kernels.round_row(from + row * from_stride, scale, columns,
-                      buffer.data() + row * stride);
+Bf16Multiplier::Rows Bf16Multiplier::RoundRows(const Bf16KernelTable& kernels,
+                                               const at::Tensor& a,
+                                               float alpha) {
+  const int64_t inputs = a.size(1);
+  const Rows x = {.a = a,
+                  .alpha = alpha,
+                  .is_transposed = a.stride(1) != 1,
+                  .rounded_stride = inputs + inputs % 2};
+  if (x.is_transposed) return x;
+  const int64_t size = a.size(0) * x.rounded_stride;
+  if (std::ssize(rounded_) < size) rounded_.resize(size);
+  const auto* from = a.const_data_ptr<float>();
+  for (int64_t row = 0; row < a.size(0); ++row) {
+    kernels.round_row(from + row * a.stride(0), alpha, inputs,
+                      rounded_.data() + row * x.rounded_stride);
   }
-  return {.data = buffer.data(),
-          .row_stride = is_transposed ? 1 : stride,
-          .column_stride = is_transposed ? stride : 1};
+  return x;
 }
 
 void Bf16Multiplier::Multiply(const at::Tensor& out, const at::Tensor& a,
                               const at::Tensor& b, bool adds, double alpha) {
   const Bf16KernelTable* kernels = kernels::cpu::Bf16Kernels();
   TORCH_CHECK(kernels != nullptr, "this processor lacks AVX512_BF16");
-  const Rounded x = Round(*kernels, a, static_cast<float>(alpha), a_);
-  const Rounded w = Round(*kernels, b, 1, b_);
+  const Rows x = RoundRows(*kernels, a, static_cast<float>(alpha));
   const int64_t num_inputs = a.size(1), num_outputs = out.size(1);
   for (int64_t input = 0; input < num_inputs; input += kBf16PanelInputs) {
     for (int64_t output = 0; output < num_outputs;
          output += kBf16PanelOutputs) {
-      const Bf16PanelSource source = {
-          .weight = w.At(input, output),
-          .input_stride = w.row_stride,
-          .output_stride = w.column_stride,
-          .num_inputs = std::min(kBf16PanelInputs, num_inputs - input),
-          .num_outputs = std::min(kBf16PanelOutputs, num_outputs - output)};
-      kernels->pack_panel(source, panel_->elements);
+      const int64_t inputs = std::min(kBf16PanelInputs, num_inputs - input);
+      const int64_t outputs = std::min(kBf16PanelOutputs, num_outputs - output);
+      kernels->round_panel(
+          {.weight = b.const_data_ptr<float>() + input * b.stride(0) +
+                     output * b.stride(1),
+           .input_stride = b.stride(0),
+           .output_stride = b.stride(1),
+           .num_inputs = inputs,
+           .num_outputs = outputs},
+          /*scale=*/1, panel_->elements);
       MultiplyRows(*kernels, x, input,
                    {.num_rows = out.size(0),
                     .panel = panel_->elements,
-                    .num_inputs = source.num_inputs,
-                    .num_outputs = source.num_outputs,
+                    .num_inputs = inputs,
+                    .num_outputs = outputs,
                     .adds = adds || input > 0,
                     .y_BO = out.mutable_data_ptr<float>() + output,
                     .y_stride = out.stride(0)});
@@ -63,12 +64,11 @@ void Bf16Multiplier::Multiply(const at::Tensor& out, const at::Tensor& a,
   }
 }
 
-void Bf16Multiplier::MultiplyRows(const Bf16KernelTable& kernels,
-                                  const Rounded& x, int64_t input,
-                                  Bf16PanelProduct all) {
-  if (x.column_stride == 1) {
-    all.x = x.At(0, input);
-    all.x_row_stride = x.row_stride;
+void Bf16Multiplier::MultiplyRows(const Bf16KernelTable& kernels, const Rows& x,
+                                  int64_t input, Bf16PanelProduct all) {
+  if (!x.is_transposed) {
+    all.x = rounded_.data() + input;
+    all.x_row_stride = x.rounded_stride;
     kernels.multiply_panel(all);
     return;
   }
@@ -77,12 +77,13 @@ void Bf16Multiplier::MultiplyRows(const Bf16KernelTable& kernels,
     Bf16PanelProduct part = all;
     part.num_rows = std::min(kBf16PanelOutputs, all.num_rows - row);
     part.y_BO += row * all.y_stride;
-    kernels.pack_panel({.weight = x.At(row, input),
-                        .input_stride = x.column_stride,
-                        .output_stride = 1,
-                        .num_inputs = all.num_inputs,
-                        .num_outputs = part.num_rows},
-                       rows_->elements);
+    kernels.round_panel(
+        {.weight = x.a.const_data_ptr<float>() + input * x.a.stride(1) + row,
+         .input_stride = x.a.stride(1),
+         .output_stride = 1,
+         .num_inputs = all.num_inputs,
+         .num_outputs = part.num_rows},
+        x.alpha, rows_->elements);
     part.x = rows_->elements;
     part.x_row_stride = 2;
     part.x_pair_stride = 2 * kBf16PanelOutputs;

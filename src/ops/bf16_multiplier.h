@@ -24,28 +24,23 @@ class Bf16Multiplier {
                 bool adds, double alpha);
 
  private:
-  // A matrix in rounded form. Strides count elements; one of them is 1.
-  struct Rounded {
-    [[nodiscard]] const uint16_t* At(int64_t row, int64_t column) const {
-      return data + row * row_stride + column * column_stride;
-    }
-
-    const uint16_t* data;
-    int64_t row_stride;
-    int64_t column_stride;
+  // The first operand, times alpha. Its rows are rounded before the product.
+  // Those of a transposed view are rounded when they are packed.
+  struct Rows {
+    const at::Tensor& a;
+    float alpha;
+    bool is_transposed;
+    int64_t rounded_stride;
   };
-  // Rounds x, or its transpose if x is a transposed view.
-  static Rounded Round(const kernels::cpu::Bf16KernelTable& kernels,
-                       const at::Tensor& x, float scale,
-                       std::vector<uint16_t>& buffer);
+  [[nodiscard]] Rows RoundRows(const kernels::cpu::Bf16KernelTable& kernels,
+                               const at::Tensor& a, float alpha);
   // Multiplies all rows of x, from `input` on, with the packed panel.
-  void MultiplyRows(const kernels::cpu::Bf16KernelTable& kernels,
-                    const Rounded& x, int64_t input,
-                    kernels::cpu::Bf16PanelProduct all);
+  void MultiplyRows(const kernels::cpu::Bf16KernelTable& kernels, const Rows& x,
+                    int64_t input, kernels::cpu::Bf16PanelProduct all);
 
   using PanelPtr = std::unique_ptr<kernels::cpu::Bf16Panel>;
 
-  std::vector<uint16_t> a_, b_;
+  std::vector<uint16_t> rounded_;
   PanelPtr rows_ = std::make_unique_for_overwrite<kernels::cpu::Bf16Panel>();
   PanelPtr panel_ = std::make_unique_for_overwrite<kernels::cpu::Bf16Panel>();
 };

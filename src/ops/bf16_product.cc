@@ -21,36 +21,27 @@ using kernels::cpu::kBf16PanelInputs;
 using kernels::cpu::kBf16PanelOutputs;
 
 // Threads share a product in groups of this many rows of a panel. It is a
-// multiple of the kernel's tile.
+// multiple of the kernel's tiles.
 constexpr int64_t kRowGroup = 24;
 
 std::atomic<bool> is_allowed = false;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Returns a [M, K + K % 2], rounded to bf16.
-at::Tensor Rounded(const at::Tensor& a_MK, const Bf16KernelTable& kernels) {
-  const int64_t inputs = a_MK.size(1);
-  at::Tensor rounded = at::empty({a_MK.size(0), inputs + inputs % 2},
-                                 a_MK.options().dtype(at::kBFloat16));
-  const auto* from = a_MK.const_data_ptr<float>();
-  auto* to = static_cast<uint16_t*>(rounded.mutable_data_ptr());
-  at::parallel_for(
-      0, a_MK.size(0), RowGrain(inputs), [&](int64_t begin, int64_t end) {
-        for (int64_t row = begin; row < end; ++row) {
-          kernels.round_row(from + row * a_MK.stride(0),
-                            /*scale=*/1, inputs, to + row * rounded.stride(0));
-        }
-      });
-  return rounded;
+const Bf16KernelTable& Table() {
+  const Bf16KernelTable* kernels = kernels::cpu::Bf16Kernels();
+  TORCH_CHECK(kernels != nullptr, "this processor lacks AVX512_BF16");
+  return *kernels;
 }
 
 // The product of rounded rows with one weight.
 class Product {
  public:
   Product(const Bf16KernelTable& kernels, const at::Tensor& rounded,
-          const at::Tensor& b_KN, const at::Tensor& y_MN)
+          const at::Tensor& b_KN, const at::Tensor& y_MN,
+          const MakeTermsOfBlock& make_terms)
       : kernels_(kernels),
+        make_terms_(make_terms),
         x_(static_cast<const uint16_t*>(rounded.const_data_ptr())),
         x_stride_(rounded.stride(0)),
         weight_(static_cast<const uint16_t*>(b_KN.const_data_ptr())),
@@ -70,13 +61,15 @@ class Product {
 
   void Run(int64_t begin, int64_t end) const {
     const auto panel = std::make_unique_for_overwrite<Bf16Panel>();
+    const TermsOfBlock terms_of = make_terms_ ? make_terms_() : TermsOfBlock();
     const int64_t num_groups = GroupsOfPanel();
     while (begin < end) {
       const int64_t index = begin / num_groups;
       const int64_t stop = std::min(end, (index + 1) * num_groups);
       const int64_t first = index * num_groups;
       RunPanel(index * kBf16PanelOutputs, (begin - first) * kRowGroup,
-               std::min(num_rows_, (stop - first) * kRowGroup), *panel);
+               std::min(num_rows_, (stop - first) * kRowGroup), terms_of,
+               *panel);
       begin = stop;
     }
   }
@@ -88,7 +81,7 @@ class Product {
 
   // Computes rows [begin, end) of the outputs from `output` on.
   void RunPanel(int64_t output, int64_t begin, int64_t end,
-                Bf16Panel& panel) const {
+                const TermsOfBlock& terms_of, Bf16Panel& panel) const {
     const int64_t num_outputs =
         std::min(kBf16PanelOutputs, num_outputs_ - output);
     for (int64_t input = 0; input < num_inputs_; input += kBf16PanelInputs) {
@@ -101,19 +94,36 @@ class Product {
            .num_inputs = num_inputs,
            .num_outputs = num_outputs},
           panel.elements);
-      kernels_.multiply_panel({.x = x_ + begin * x_stride_ + input,
-                               .x_row_stride = x_stride_,
-                               .num_rows = end - begin,
-                               .panel = panel.elements,
-                               .num_inputs = num_inputs,
-                               .num_outputs = num_outputs,
-                               .adds = input > 0,
-                               .y_BO = y_ + begin * y_stride_ + output,
-                               .y_stride = y_stride_});
+      const bool is_last = input + num_inputs == num_inputs_;
+      Bf16Block block = {
+          .row = begin, .output = output, .num_outputs = num_outputs};
+      for (; block.row < end; block.row += block.num_rows) {
+        block.num_rows = end - block.row;
+        MultiplyPanel(
+            block, input, num_inputs, panel,
+            is_last && terms_of ? terms_of(block) : kernels::cpu::Bf16Terms());
+      }
     }
   }
 
+  // Multiplies rows with the packed panel of the inputs from `input` on.
+  void MultiplyPanel(const Bf16Block& block, int64_t input, int64_t num_inputs,
+                     const Bf16Panel& panel,
+                     const kernels::cpu::Bf16Terms& last) const {
+    kernels_.multiply_panel({.x = x_ + block.row * x_stride_ + input,
+                             .x_row_stride = x_stride_,
+                             .num_rows = block.num_rows,
+                             .panel = panel.elements,
+                             .num_inputs = num_inputs,
+                             .num_outputs = block.num_outputs,
+                             .adds = input > 0,
+                             .last = last,
+                             .y_BO = y_ + block.row * y_stride_ + block.output,
+                             .y_stride = y_stride_});
+  }
+
   const Bf16KernelTable& kernels_;
+  const MakeTermsOfBlock& make_terms_;
   const uint16_t* x_;
   const int64_t x_stride_;
   const uint16_t* weight_;
@@ -143,21 +153,39 @@ bool IsBf16Product(const at::Tensor& a_MK, const at::Tensor& b_KN) {
   return !is_forward || a_MK.size(0) > kernels::cpu::kSkinnyRows;
 }
 
-void Bf16Product(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                 const at::Tensor& y_MN) {
-  const Bf16KernelTable* kernels = kernels::cpu::Bf16Kernels();
-  TORCH_CHECK(kernels != nullptr, "this processor lacks AVX512_BF16");
+at::Tensor RoundToBf16(const at::Tensor& a_MK) {
+  const Bf16KernelTable& kernels = Table();
+  const int64_t inputs = a_MK.size(1);
+  at::Tensor rounded = at::empty({a_MK.size(0), inputs + inputs % 2},
+                                 a_MK.options().dtype(at::kBFloat16));
+  const auto* from = a_MK.const_data_ptr<float>();
+  auto* to = static_cast<uint16_t*>(rounded.mutable_data_ptr());
+  at::parallel_for(
+      0, a_MK.size(0), RowGrain(inputs), [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+          kernels.round_row(from + row * a_MK.stride(0),
+                            /*scale=*/1, inputs, to + row * rounded.stride(0));
+        }
+      });
+  return rounded;
+}
+
+void Bf16Product(const at::Tensor& rounded, const at::Tensor& b_KN,
+                 const at::Tensor& y_MN, const MakeTermsOfBlock& make_terms) {
+  const Bf16KernelTable& kernels = Table();
   TORCH_CHECK(b_KN.stride(0) == 1 || b_KN.stride(1) == 1,
               "a weight of bf16 products has adjacent inputs or outputs");
+  const int64_t inputs = b_KN.size(0);
+  TORCH_CHECK(rounded.size(1) == inputs + inputs % 2, "rounded rows have ",
+              rounded.size(1), " elements for a weight of ", inputs, " inputs");
   if (y_MN.numel() == 0) return;
-  if (a_MK.size(1) == 0) {
+  if (inputs == 0) {
     y_MN.zero_();
     return;
   }
-  const at::Tensor rounded = Rounded(a_MK, *kernels);
-  const Product product(*kernels, rounded, b_KN, y_MN);
+  const Product product(kernels, rounded, b_KN, y_MN, make_terms);
   at::parallel_for(
-      0, product.num_groups(), RowGrain(kRowGroup * a_MK.size(1)),
+      0, product.num_groups(), RowGrain(kRowGroup * inputs),
       [&](int64_t begin, int64_t end) { product.Run(begin, end); });
 }
 

@@ -151,7 +151,7 @@ at::Tensor RowMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
 at::Tensor Bf16MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
                       const at::Tensor& bias_N) {
   at::Tensor y_MN = at::empty({a_MK.size(0), b_KN.size(1)}, a_MK.options());
-  Bf16Product(a_MK, b_KN, y_MN);
+  Bf16Product(RoundToBf16(a_MK), b_KN, y_MN);
   if (bias_N.defined()) y_MN.add_(bias_N);
   return y_MN;
 }
@@ -228,7 +228,7 @@ at::Tensor MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
 void MatMulInto(const at::Tensor& a_MK, const at::Tensor& b_KN,
                 at::Tensor y_MN) {
   if (IsBf16Product(a_MK, b_KN)) {
-    Bf16Product(a_MK, b_KN, y_MN);
+    Bf16Product(RoundToBf16(a_MK), b_KN, y_MN);
   } else {
     y_MN.copy_(MatMul(a_MK, b_KN));
   }

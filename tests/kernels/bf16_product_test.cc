@@ -12,6 +12,7 @@
 #include <limits>
 #include <memory>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "kernels/cpu/reference.h"
@@ -76,10 +77,26 @@ class Bf16ProductTest : public ::testing::TestWithParam<Stored> {
     }
   }
 
-  // Adds the product over inputs [begin, end), where begin is even, to y
-  // [B, O + kGap], or overwrites y.
-  void Multiply(const Problem& p, int64_t begin, int64_t end, bool adds,
-                std::vector<float>& y) const {
+  // Returns a source of the whole weight, in the layout of the parameter.
+  template <typename Element>
+  static Bf16PanelSource<Element> SourceOf(const std::vector<Element>& weight,
+                                           int64_t inputs, int64_t outputs) {
+    const bool by_outputs = GetParam() == Stored::kOutputsByInputs;
+    return {.weight = weight.data(),
+            .input_stride = by_outputs ? 1 : outputs,
+            .output_stride = by_outputs ? inputs : 1,
+            .num_inputs = inputs,
+            .num_outputs = outputs};
+  }
+
+  // The packed weight of inputs [begin, end), and the rows of x for them.
+  struct Operands {
+    std::unique_ptr<Bf16Panel> panel = std::make_unique<Bf16Panel>();
+    std::vector<uint16_t> x;
+    int64_t x_stride = 0;
+  };
+  [[nodiscard]] Operands Pack(const Problem& p, int64_t begin,
+                              int64_t end) const {
     const bool by_outputs = GetParam() == Stored::kOutputsByInputs;
     const int64_t columns = (by_outputs ? p.inputs : p.outputs) + kGap;
     std::vector<uint16_t> weight(columns * (by_outputs ? p.outputs : p.inputs),
@@ -90,31 +107,59 @@ class Bf16ProductTest : public ::testing::TestWithParam<Stored> {
             p.weight[o * p.inputs + i];
       }
     }
-    const int64_t x_stride = end - begin + (end - begin) % 2 + kGap;
-    std::vector<uint16_t> x(p.rows * x_stride, 0);
+    Operands operands;
+    operands.x_stride = end - begin + (end - begin) % 2 + kGap;
+    operands.x.resize(p.rows * operands.x_stride);
     for (int64_t b = 0; b < p.rows; ++b) {
-      for (int64_t i = begin; i < end; ++i) {
-        x[b * x_stride + i - begin] = p.x[b * p.inputs + i];
-      }
+      std::copy(p.x.begin() + b * p.inputs + begin,
+                p.x.begin() + b * p.inputs + end,
+                operands.x.begin() + b * operands.x_stride);
     }
-    const Bf16PanelSource source{
-        .weight = weight.data() + begin * (by_outputs ? 1 : columns),
-        .input_stride = by_outputs ? 1 : columns,
-        .output_stride = by_outputs ? columns : 1,
-        .num_inputs = end - begin,
-        .num_outputs = p.outputs};
-    const auto panel = std::make_unique<Bf16Panel>();
-    std::ranges::fill(panel->elements, kUntouchedBits);
-    kernels_->pack_panel(source, panel->elements);
-    kernels_->multiply_panel({.x = x.data(),
-                              .x_row_stride = x_stride,
+    std::ranges::fill(operands.panel->elements, kUntouchedBits);
+    kernels_->pack_panel(
+        {.weight = weight.data() + begin * (by_outputs ? 1 : columns),
+         .input_stride = by_outputs ? 1 : columns,
+         .output_stride = by_outputs ? columns : 1,
+         .num_inputs = end - begin,
+         .num_outputs = p.outputs},
+        operands.panel->elements);
+    return operands;
+  }
+
+  // Adds the product over inputs [begin, end), where begin is even, to y
+  // [B, O + kGap], or overwrites y.
+  void Multiply(const Problem& p, int64_t begin, int64_t end, bool adds,
+                std::vector<float>& y) const {
+    const Operands operands = Pack(p, begin, end);
+    kernels_->multiply_panel({.x = operands.x.data(),
+                              .x_row_stride = operands.x_stride,
                               .num_rows = p.rows,
-                              .panel = panel->elements,
+                              .panel = operands.panel->elements,
                               .num_inputs = end - begin,
                               .num_outputs = p.outputs,
                               .adds = adds,
                               .y_BO = y.data(),
                               .y_stride = p.outputs + kGap});
+  }
+
+  // Returns the product whose inputs from `split` on are its last terms.
+  [[nodiscard]] std::vector<float> MultiplyWithLastTerms(const Problem& p,
+                                                         int64_t split) const {
+    const Operands first = Pack(p, 0, split), last = Pack(p, split, p.inputs);
+    std::vector<float> y(p.rows * (p.outputs + kGap), kUntouched);
+    kernels_->multiply_panel({.x = first.x.data(),
+                              .x_row_stride = first.x_stride,
+                              .num_rows = p.rows,
+                              .panel = first.panel->elements,
+                              .num_inputs = split,
+                              .num_outputs = p.outputs,
+                              .last = {.x = last.x.data(),
+                                       .x_row_stride = last.x_stride,
+                                       .panel = last.panel->elements,
+                                       .num_inputs = p.inputs - split},
+                              .y_BO = y.data(),
+                              .y_stride = p.outputs + kGap});
+    return y;
   }
 
   [[nodiscard]] std::vector<float> Multiply(const Problem& p) const {
@@ -127,7 +172,8 @@ class Bf16ProductTest : public ::testing::TestWithParam<Stored> {
 };
 
 TEST_P(Bf16ProductTest, MatchesTheReferenceAndTouchesNothingElse) {
-  for (const int64_t rows : {1, 2, 3, 4, 5, 6, 7, 13}) {
+  // A panel with few outputs takes up to 24 rows at a time.
+  for (const int64_t rows : {1, 2, 3, 4, 5, 6, 7, 13, 29}) {
     for (const int64_t inputs : {1, 2, 3, 31, 32, 33, 64, 257}) {
       for (const int64_t outputs : {1, 15, 16, 17, 33, 63, 64}) {
         const Problem problem(rows, inputs, outputs);
@@ -166,6 +212,34 @@ TEST_P(Bf16ProductTest, ASumOverTwoPanelsHasTheBitsOfOne) {
   Multiply(problem, 0, 62, /*adds=*/false, y);
   Multiply(problem, 62, 101, /*adds=*/true, y);
   EXPECT_EQ(y, Multiply(problem));
+}
+
+TEST_P(Bf16ProductTest, LastTermsHaveTheBitsOfOneLongSum) {
+  for (const int64_t outputs : {9, 20, 40, 64}) {
+    const Problem problem(31, 101, outputs);
+    EXPECT_EQ(MultiplyWithLastTerms(problem, 62), Multiply(problem)) << outputs;
+  }
+}
+
+TEST_P(Bf16ProductTest, ARoundedPanelIsThatOfRoundedNumbers) {
+  for (const auto& [inputs, outputs] :
+       {std::pair{1, 1}, {33, 17}, {40, 64}, {257, 50}}) {
+    std::vector<float> numbers(inputs * outputs);
+    std::mt19937 generator(3);
+    std::normal_distribution<float> normal;
+    for (float& number : numbers) number = normal(generator);
+    std::vector<uint16_t> rounded;
+    for (const float number : numbers) rounded.push_back(Rounded(3 * number));
+    const auto panel = std::make_unique<Bf16Panel>();
+    const auto expected = std::make_unique<Bf16Panel>();
+    std::ranges::fill(panel->elements, kUntouchedBits);
+    std::ranges::fill(expected->elements, kUntouchedBits);
+    kernels_->round_panel(SourceOf(numbers, inputs, outputs), /*scale=*/3,
+                          panel->elements);
+    kernels_->pack_panel(SourceOf(rounded, inputs, outputs),
+                         expected->elements);
+    EXPECT_TRUE(std::ranges::equal(panel->elements, expected->elements));
+  }
 }
 
 TEST_P(Bf16ProductTest, NanStaysInItsRowAndOutput) {

@@ -1,0 +1,44 @@
+// Linear layers with adapters in the arithmetic of bf16 (ops/bf16_product.h).
+// The adapters' products share the rounded rows of the base's product, and
+// their terms are added to the sums of y and dx before these leave the
+// registers. Operands are rounded to bf16: x, dy, A, scale x A^T and ds, and
+// the B of the forward pass. Sums are f32. ds = scale dy B and the gradients of
+// A and B are computed in f32.
+//
+// Legend: as in lora_linear.h.
+#ifndef WEFT_SRC_LORA_LORA_BF16_H_
+#define WEFT_SRC_LORA_LORA_BF16_H_
+
+#include <ATen/core/Tensor.h>
+
+#include "src/lora/lora_linear.h"
+
+namespace weft::lora::bf16 {
+
+// The functions below compute what lora_linear.h says.
+// REQUIRES: ops::IsBf16Product is true for the rows and the base's weight.
+// Errors:  throw c10::Error, also if a tensor is not f32.
+// Threads: any, for distinct outputs.
+// Source:  the formula in f64 on rounded operands.
+
+// Returns y [T, O], and sets `shrunk`. In segments of at most 32 rows the
+// adapters' part is f32 (lora_few_rows.h). The bits of a row depend on the row,
+// its adapter, and whether its segment has more than 32 rows.
+[[nodiscard]] at::Tensor Forward(const at::Tensor& x_TI, const BaseLinear& base,
+                                 const LoraPass& pass, const LoraSite& site,
+                                 ShrunkInputs& shrunk);
+
+// Returns the `shrunk` of Forward.
+[[nodiscard]] ShrunkInputs Shrink(const at::Tensor& x_TI, const LoraPass& pass,
+                                  const LoraSite& site);
+
+// Adds dLoss/dA and dLoss/dB to the gradients. Returns dLoss/dx [T, I], or an
+// undefined tensor if `want_input_gradient` is false.
+[[nodiscard]] at::Tensor Backward(
+    const at::Tensor& dy_TO, const at::Tensor& x_TI, const BaseLinear& base,
+    const LoraPass& pass, const LoraSite& site, const ShrunkInputs& shrunk,
+    const LoraGradients& gradients, bool want_input_gradient);
+
+}  // namespace weft::lora::bf16
+
+#endif  // WEFT_SRC_LORA_LORA_BF16_H_
