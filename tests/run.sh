@@ -24,17 +24,33 @@ esac
 heading() { printf '\n== %s (%s s)\n' "$1" "${SECONDS}"; }
 
 cd "${ROOT}"
-heading "Install"
+heading "Install what the build needs"
+deploy/setup.sh --cpu
+
+# pip uses one core. So the tests' packages are installed beside the build.
+install_rest() {
+  .venv/bin/python deploy/prepare_demo_model.py && deploy/setup.sh "$@"
+}
 packages=(--tests)
 if [[ " $* " == *" image "* ]]; then packages+=(--image); fi
-deploy/setup.sh "${packages[@]}"
-
-heading "Demo model"
-.venv/bin/python deploy/prepare_demo_model.py
+log="$(mktemp)"
+readonly log
+install_rest "${packages[@]}" >"${log}" 2>&1 &
+readonly installer=$!
+# A build that fails leaves no half-installed package behind.
+trap 'wait; rm -f "${log}"' EXIT
 
 heading "Configure and build (preset cpu)"
 cmake --preset cpu
 NINJA_STATUS="[%f/%t %es] " cmake --build --preset cpu --parallel "${JOBS}"
+
+heading "What the tests need, installed beside the build"
+status=0
+wait "${installer}" || status=$?
+cat "${log}"
+rm -f "${log}"
+trap - EXIT
+if ((status)); then exit "${status}"; fi
 
 arguments=()
 if (($# > 0)); then
