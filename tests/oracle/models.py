@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ from daemon import BUILD_DIR, REPOSITORY
 DEMO_MODEL = REPOSITORY / "models" / "smollm2-135m-instruct"
 PREPARE = REPOSITORY / "deploy" / "prepare_demo_model.py"
 SMALL_SHARD = "40KB"
+SHORT_LAYERS = 4
 
 _LLAMA: dict[str, Any] = {
     "architecture": "llama",
@@ -200,6 +202,31 @@ def demo_model() -> Path:
     if not (DEMO_MODEL / "config.json").exists():
         subprocess.run([sys.executable, str(PREPARE)], check=True)
     return DEMO_MODEL
+
+
+def short_demo_model() -> Path:
+    """Returns the demo model without most of its layers: its tokenizer, its chat
+    template and its vocabulary, for tests of what is around a model. A token costs a
+    third of one of the whole model."""
+    return _cached("short-demo", _write_short)
+
+
+def _write_short(folder: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    for file in demo_model().iterdir():
+        if file.suffix != ".safetensors":
+            shutil.copy(file, folder)
+    kept = tuple(f"model.layers.{layer}." for layer in range(SHORT_LAYERS))
+    tensors = {
+        name: tensor
+        for name, tensor in load_file(demo_model() / "model.safetensors").items()
+        if name.startswith(kept) or not name.startswith("model.layers.")
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config["num_hidden_layers"] = SHORT_LAYERS
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
 
 
 def _cached(name: str, write: Callable[[Path], None]) -> Path:
