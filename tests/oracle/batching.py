@@ -42,8 +42,8 @@ def _occupy(client: Any) -> None:
     import weft
 
     model = client.info().model
-    tokens = np.arange(256) % model.vocab_size
+    tokens = np.arange(128) % model.vocab_size
     # A tiny model needs many more tokens to take the same fraction of a
     # second.
-    count = 4 if model.num_parameters > 50_000_000 else 64
+    count = 1 if model.num_parameters > 50_000_000 else 128
     client.forward([weft.Datum(tokens, tokens)] * count)

@@ -119,6 +119,13 @@ def test_losses_and_gradients_of_a_mixed_batch(
                     adapter.export(folders[index])
 
 
+@pytest.fixture(scope="module")
+def of_one_rank() -> dict[str, list[Any]]:
+    """Caches the samples of one rank by kind, because they are the same for all
+    sizes."""
+    return {}
+
+
 def assert_scores(reply: Any, wanted: Wanted) -> None:
     for result, logprobs in zip(reply.results, wanted.logprobs, strict=True):
         difference = tolerance.max_difference(result.logprobs, logprobs)
@@ -128,6 +135,7 @@ def assert_scores(reply: Any, wanted: Wanted) -> None:
 
 def test_sampling_is_that_of_one_rank(
     group: Group,
+    of_one_rank: dict[str, list[Any]],
     daemon_for: Any,
     reference_for: Any,
     unique: Any,
@@ -145,15 +153,18 @@ def test_sampling_is_that_of_one_rank(
         "ignore_eos": True,
         "num_samples": 3,
     }
-    drawn = []
-    for daemon in (group.daemon, daemon_for(kind)):
+
+    def draw(daemon: daemon_module.Daemon) -> list[Any]:
         with daemon.client() as client:
             adapter = client.import_adapter(unique("ranks"), folder)
-            for source in (client, adapter):
-                for _ in range(2):
-                    drawn.append(source.sample(prompt, prompt_logprobs=True, **options))
-    half = len(drawn) // 2
-    for own, other in zip(drawn[:half], drawn[half:], strict=True):
+            return [
+                source.sample(prompt, prompt_logprobs=True, **options)
+                for source in (client, client, adapter, adapter)
+            ]
+
+    if kind not in of_one_rank:
+        of_one_rank[kind] = draw(daemon_for(kind))
+    for own, other in zip(draw(group.daemon), of_one_rank[kind], strict=True):
         difference = tolerance.max_difference(
             own.prompt_logprobs, other.prompt_logprobs
         )

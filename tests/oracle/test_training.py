@@ -56,7 +56,9 @@ def test_weights_after_ten_steps_of_three_adapters(
 ) -> None:
     reference = reference_for(kind)
     tokens = sequences(kind, model_folder(kind), reference.vocab)
-    tokens = [t[:24] for t in tokens if len(t) > 8]
+    # SmolLM2 is large enough without a long text.
+    length = 9 if kind == SMOLLM2 else 24
+    tokens = [t[:length] for t in tokens if len(t) > 8]
     values = (PLAIN, DECAYED, CLIPPED)
     folders = [
         reference.make_adapter(tmp_path / str(i), shape, seed=60 + i)
