@@ -1,6 +1,6 @@
-// Loads a model as the daemon does, and writes every tensor that the decoder
-// then holds to a safetensors file, for a test that compares bits:
-//   dump_weights MODEL_DIR DTYPE FILE
+// Loads models as the daemon does, and writes every tensor that the decoder
+// then holds to a safetensors file, for tests that compare bits:
+//   dump_weights DTYPE (MODEL_DIR FILE)...
 // DTYPE is f32, f16 or bf16. Stacked projections stay stacked. Names are those
 // of LayerWeights without shapes.
 #include <ATen/ATen.h>
@@ -100,13 +100,16 @@ absl::Status WriteHeldWeights(const std::string& model_dir,
 int main(int argc, char** argv) {
   const absl::flat_hash_map<std::string, at::ScalarType> dtypes = {
       {"f32", at::kFloat}, {"f16", at::kHalf}, {"bf16", at::kBFloat16}};
-  if (argc != 4 || !dtypes.contains(argv[2])) {
-    std::cerr << "usage: dump_weights MODEL_DIR f32|f16|bf16 FILE\n";
+  if (argc < 4 || argc % 2 != 0 || !dtypes.contains(argv[1])) {
+    std::cerr << "usage: dump_weights f32|f16|bf16 (MODEL_DIR FILE)...\n";
     return 2;
   }
-  const absl::Status written =
-      weft::model::WriteHeldWeights(argv[1], dtypes.at(argv[2]), argv[3]);
-  if (written.ok()) return 0;
-  std::cerr << written << "\n";
-  return 1;
+  for (int i = 2; i < argc; i += 2) {
+    const absl::Status written = weft::model::WriteHeldWeights(
+        argv[i], dtypes.at(argv[1]), argv[i + 1]);
+    if (written.ok()) continue;
+    std::cerr << written << "\n";
+    return 1;
+  }
+  return 0;
 }

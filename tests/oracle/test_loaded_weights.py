@@ -71,7 +71,7 @@ def test_smollm2_from_every_form(folder: Path, dtype: str, tmp_path: Path) -> No
     source = forms.read(folder)
     assert {tensor.dtype for tensor in source.values()} == {torch.bfloat16}
     path = tmp_path / "held.safetensors"
-    subprocess.run([DUMP, folder, dtype, path], check=True, timeout=120)
+    subprocess.run([DUMP, dtype, folder, path], check=True, timeout=120)
     held, expected = load_file(path), _expected(source)
     path.unlink()
     assert set(held) == set(expected) and len(expected) == 3 + 30 * len(STACKED)
