@@ -19,6 +19,7 @@ from conftest import SMOLLM2, model_folder
 from parallel import EXPERT_SIZES, SIZES, need_devices
 from reference import mixed_shapes
 from test_gradients import assert_gradients
+from test_sampling import amount
 from texts import next_token, sequences
 
 KINDS = ("llama-tied", "qwen3", "gemma2", SMOLLM2)
@@ -148,7 +149,7 @@ def test_sampling_is_that_of_one_rank(
     prompt = sequences(kind, model_folder(kind), reference.vocab)[3]
     folder = reference.make_adapter(tmp_path / "a", mixed_shapes(kind)[1], seed=5)
     options = {
-        "max_tokens": 6,
+        "max_tokens": amount(kind, 6, 3),
         "temperature": 0.0,
         "ignore_eos": True,
         "num_samples": 3,
