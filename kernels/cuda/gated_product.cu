@@ -1,55 +1,12 @@
 #include <type_traits>
 
-#include "kernels/cuda/gated_product.h"
+#include "kernels/cuda/gated_product.cuh"
 #include "kernels/cuda/pack.cuh"
 
 namespace weft::kernels::cuda {
 namespace {
 
 constexpr unsigned kThreads = 256;
-
-// The activations have the form x sigmoid(z(x)). SiLU has z = x; GELU's tanh
-// form has z = 2 sqrt(2 / pi) (x + 0.044715 x^3). The clamped SiLU has z =
-// 1.702 x with x = min(gate, 7), and its `up` is clamp(up, -7, 7) + 1.
-constexpr float kGeluScale = 1.5957691216057308F;
-constexpr float kGeluCubic = 0.044715F;
-constexpr float kClampedSlope = 1.702F;
-constexpr float kClampedLimit = 7.0F;
-
-struct Gate {
-  float value;
-  float slope;
-};
-
-template <GateActivation kActivation>
-__device__ Gate Activate(float x) {
-  float z = x;
-  float dz = 1;
-  if constexpr (kActivation == GateActivation::kGeluTanh) {
-    const float square = kGeluCubic * x * x;
-    z = kGeluScale * x * (1 + square);
-    dz = kGeluScale * (1 + 3 * square);
-  }
-  bool is_clamped = false;
-  if constexpr (kActivation == GateActivation::kClampedSilu) {
-    is_clamped = x > kClampedLimit;
-    x = is_clamped ? kClampedLimit : x;  // Unlike fminf, keeps NaN.
-    z = kClampedSlope * x;
-    dz = kClampedSlope;
-  }
-  const float sigmoid = 1 / (1 + expf(-z));
-  const float value = x * sigmoid;
-  return {value, is_clamped ? 0.0F : sigmoid + value * (1 - sigmoid) * dz};
-}
-
-// Returns the factor that `up` becomes, and its derivative.
-template <GateActivation kActivation>
-__device__ Gate Factor(float up) {
-  if constexpr (kActivation != GateActivation::kClampedSilu) return {up, 1};
-  if (up > kClampedLimit) return {kClampedLimit + 1, 0};
-  if (up < -kClampedLimit) return {1 - kClampedLimit, 0};
-  return {up + 1, 1};
-}
 
 // Returns the first of the thread's kN features.
 template <int kN>

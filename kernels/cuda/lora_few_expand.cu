@@ -1,4 +1,4 @@
-#include "kernels/cuda/lora_few_rows.cuh"
+#include "kernels/cuda/lora_few_expand.cuh"
 
 namespace weft::kernels::cuda {
 namespace few_rows {
@@ -6,110 +6,18 @@ namespace {
 
 constexpr int kExpandWarps = 4;
 constexpr unsigned kExpandThreads = kExpandWarps * kWarp;
-// The number of adjacent products, chosen so that a lane has 8 adjacent
-// features of y.
-constexpr int kTiles = 4;
-constexpr int kWarpFeatures = kTiles * kColumns;
 constexpr int kBlockFeatures = kExpandWarps * kWarpFeatures;
-// The most steps that a slab of ranks has. The B of a slab is loaded at once.
-// If all ranks fit in one step, a slab has one step, so that more warps fit on
-// a device.
+// The most steps of B that are loaded at once. If all ranks fit in one step,
+// the kernel loads one, so that more warps fit on a device.
 constexpr int kMostSteps = 2;
 
+// The launch keeps S.
 __device__ void KeepShrunk(const LoraFewRowsProduct& product,
                            const LoraFewRows& rows, int row, int column,
                            Bf16 value) {
   static_cast<Bf16*>(
       product.shrunk_TR)[(rows.row + row) * product.shrunk_stride + column] =
       value;
-}
-
-__device__ Bf16 Rounded(float x) { return __float2bfloat16_rn(x); }
-__device__ uint16_t BitsOf(Bf16 x) {
-  uint16_t bits;
-  memcpy(&bits, &x, sizeof bits);
-  return bits;
-}
-
-// Four ranks of one row of S, with zeros beyond the matrix.
-constexpr int kQuad = 4;
-union Quad {
-  uint4 whole;
-  float values[kQuad];
-};
-
-// The number of parts that are loaded at once.
-constexpr int kPartsAtOnce = 4;
-
-__device__ Quad SumOfParts(const Task& task, const LoraFewRows& rows,
-                           const LoraMatrix& matrix, int row, int rank) {
-  // A part holds no ranks after the last matrix's last rank, rounded up to
-  // four.
-  if (rank >= matrix.rank) return {};
-  const int column = matrix.column + rank;
-  const float* from = PartOf(task, rows, row, 0) + column;
-  const bool is_aligned = column % kQuad == 0;
-  Quad sum = {};
-  for (int first = 0; first < task.num_parts; first += kPartsAtOnce) {
-    Quad parts[kPartsAtOnce];
-#pragma unroll
-    for (int i = 0; i < kPartsAtOnce; ++i) {
-      parts[i] = {};
-      if (first + i >= task.num_parts) continue;
-      const float* part = from + (first + i) * task.part_stride;
-      if (is_aligned) {
-        parts[i].whole = *reinterpret_cast<const uint4*>(part);
-      } else {
-#pragma unroll
-        for (int j = 0; j < kQuad; ++j) {
-          if (rank + j < matrix.rank) parts[i].values[j] = part[j];
-        }
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kPartsAtOnce; ++i) {
-#pragma unroll
-      for (int j = 0; j < kQuad; ++j) sum.values[j] += parts[i].values[j];
-    }
-  }
-  // Clears ranks beyond this matrix, which the wide load may have read.
-#pragma unroll
-  for (int j = 0; j < kQuad; ++j) {
-    if (rank + j >= matrix.rank) sum.values[j] = 0;
-  }
-  return sum;
-}
-
-// A slab of ranks of S, in shared memory.
-struct Slab {
-  // Padded, so that rows start at different banks.
-  Chunk chunks[kRows][kMostSteps * kDepth / kChunk + 1];
-};
-
-// Fills the slab with the ranks of a projection from `first` on. Rows outside
-// segments keep old values, and their results are not used.
-template <int kSteps>
-__device__ void FillSlab(const Task& task, const LoraFewRows& rows,
-                         const LoraMatrix& matrix, int first, bool keeps,
-                         Slab* slab) {
-  const int steps = matrix.rank - first > kDepth ? kSteps : 1;
-  const int quads = steps * kDepth / kQuad;
-  for (int i = static_cast<int>(threadIdx.x); i < rows.num_rows * quads;
-       i += static_cast<int>(kExpandThreads)) {
-    const int row = i / quads;
-    const int rank = i % quads * kQuad;
-    const Quad sum = SumOfParts(task, rows, matrix, row, first + rank);
-    Chunk& chunk = slab->chunks[row][rank / kChunk];
-#pragma unroll
-    for (int j = 0; j < kQuad; ++j) {
-      const Bf16 value = Rounded(sum.values[j]);
-      chunk.elements[rank % kChunk + j] = BitsOf(value);
-      if (keeps && first + rank + j < matrix.rank) {
-        KeepShrunk(task.product, rows, row, matrix.column + first + rank + j,
-                   value);
-      }
-    }
-  }
 }
 
 // The features of a projection to which one block adds.
@@ -121,9 +29,8 @@ struct FeatureTile {
 };
 
 template <bool kAligned>
-__device__ void AddToRow(const Chunk& before, const float (&sums)[kTiles][4],
-                         int lower, float scale, int count, bool exists,
-                         Bf16* y) {
+__device__ void AddToRow(const Chunk& before, const WarpSums& sums, int lower,
+                         float scale, int count, bool exists, Bf16* y) {
   if (!exists || count <= 0) return;
   Chunk after;
 #pragma unroll
@@ -143,17 +50,15 @@ __device__ void AddToRow(const Chunk& before, const float (&sums)[kTiles][4],
   }
 }
 
-// Computes one item: up to 16 rows of y at kBlockFeatures features. Column c of
-// product j is the warp's feature c / 2 * 8 + 2 j + c % 2.
+// Computes one item: up to 16 rows of y at kBlockFeatures features.
 template <bool kAligned, int kSteps>
 __device__ void ExpandItem(const Task& task, const LoraFewRows& rows,
                            const LoraMatrix& matrix, const FeatureTile& tile,
-                           Slab* slab) {
+                           Slab (&slabs)[1]) {
   const LoraFewRowsProduct& product = task.product;
   const int g = Lane() / 4;
-  const int t = Lane() % 4;
   const int first = tile.first + WarpIndex() * kWarpFeatures;
-  const int own = first + t * kChunk;
+  const int own = first + Lane() % 4 * kChunk;
   Bf16* y = static_cast<Bf16*>(product.y_TO) +
             (rows.row + g) * product.y_stride + tile.column;
   const bool exists[2] = {g < rows.num_rows, g + kColumns < rows.num_rows};
@@ -162,36 +67,15 @@ __device__ void ExpandItem(const Task& task, const LoraFewRows& rows,
     before[i] = Load<kAligned>(y + i * kColumns * product.y_stride, own,
                                tile.features, exists[i]);
   }
-  float sums[kTiles][4] = {};
-  for (int rank = 0; rank < matrix.rank; rank += kSteps * kDepth) {
-    Chunk b[kSteps][kTiles];
-#pragma unroll
-    for (int j = 0; j < kTiles; ++j) {
-      const int64_t feature = first + g / 2 * kChunk + 2 * j + g % 2;
-      const Bf16* row = static_cast<const Bf16*>(rows.weights) + matrix.offset +
-                        feature * matrix.rank;
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        b[i][j] = Load<kAligned>(row, rank + i * kDepth + t * kChunk,
-                                 matrix.rank, feature < tile.features);
-      }
-    }
-    const bool keeps = product.shrunk_TR != nullptr && tile.first == 0;
-    FillSlab<kSteps>(task, rows, matrix, rank, keeps, slab);
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      if (rank + i * kDepth >= matrix.rank) break;
-      const Chunk upper = slab->chunks[g][4 * i + t];
-      const Chunk lower = slab->chunks[g + kColumns][4 * i + t];
-#pragma unroll
-      for (int j = 0; j < kTiles; ++j) Multiply(upper, lower, b[i][j], sums[j]);
-    }
-    // The next slab overwrites this one, so all threads wait here.
-    __syncthreads();
-  }
+  WarpSums sums[1] = {};
+  const bool keeps = product.shrunk_TR != nullptr && tile.first == 0;
+  const auto keep = [&](int row, int rank, Bf16 value) {
+    if (keeps) KeepShrunk(product, rows, row, matrix.column + rank, value);
+  };
+  AddExpansion<kAligned, kSteps>(task.parts, rows, {matrix}, tile.features,
+                                 first, /*holds=*/false, keep, slabs, sums);
   for (int i = 0; i < 2; ++i) {
-    AddToRow<kAligned>(before[i], sums, i, matrix.scale, tile.features - own,
+    AddToRow<kAligned>(before[i], sums[0], i, matrix.scale, tile.features - own,
                        exists[i], y + i * kColumns * product.y_stride + own);
   }
 }
@@ -216,7 +100,7 @@ __device__ FeatureTile TileAt(const LoraFewRowsProduct& product, int number) {
 
 template <int kSteps>
 __global__ void __launch_bounds__(kExpandThreads) ExpandKernel(Task task) {
-  __shared__ Slab slab;
+  __shared__ Slab slabs[1];
   const LoraFewRowsProduct& product = task.product;
   // The table has memory for the largest number of entries. So the first entry
   // can be loaded before the kernel knows whether the entry exists.
@@ -236,9 +120,9 @@ __global__ void __launch_bounds__(kExpandThreads) ExpandKernel(Task task) {
                   product.y_stride) &&
         tile.features % kChunk == 0;
     if (is_aligned) {
-      ExpandItem<true, kSteps>(task, rows, matrix, tile, &slab);
+      ExpandItem<true, kSteps>(task, rows, matrix, tile, slabs);
     } else {
-      ExpandItem<false, kSteps>(task, rows, matrix, tile, &slab);
+      ExpandItem<false, kSteps>(task, rows, matrix, tile, slabs);
     }
   }
 }
@@ -250,17 +134,19 @@ __global__ void __launch_bounds__(kExpandThreads) SumKernel(Task task) {
   const LoraFewRows rows = product.table.few[blockIdx.x];
   const LoraMatrix matrix = MatrixOf(product.table, rows, product.slot_of_a);
   const int quads = (matrix.rank + kQuad - 1) / kQuad;
-  for (int i = static_cast<int>(threadIdx.x); i < rows.num_rows * quads;
+  const int count = rows.num_rows * quads * kSumLanes;
+  // The loop runs whole warps, because their lanes share sums.
+  for (int i = static_cast<int>(threadIdx.x); i - Lane() < count;
        i += static_cast<int>(kExpandThreads)) {
-    const int row = i / quads;
-    const int rank = i % quads * kQuad;
-    const Quad sum = SumOfParts(task, rows, matrix, row, rank);
-#pragma unroll
-    for (int j = 0; j < kQuad; ++j) {
-      if (rank + j >= matrix.rank) continue;
-      KeepShrunk(product, rows, row, matrix.column + rank + j,
-                 Rounded(sum.values[j]));
-    }
+    const int row = i / kSumLanes / quads;
+    const int rank = i / kSumLanes % quads * kQuad;
+    const LoraMatrix none;
+    const Quad sum =
+        SumOfParts(task.parts, rows, i < count ? matrix : none, row, rank);
+    const int own = rank + i % kSumLanes;
+    if (i >= count || own >= matrix.rank) continue;
+    KeepShrunk(product, rows, row, matrix.column + own,
+               Rounded(sum.values[i % kSumLanes]));
   }
 }
 

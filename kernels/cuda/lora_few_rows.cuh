@@ -1,4 +1,4 @@
-// The parts that the two kernels of lora_few_rows.h share.
+// What the kernels of lora_few_rows.h and lora_decode.h share.
 #ifndef WEFT_KERNELS_CUDA_LORA_FEW_ROWS_CUH_
 #define WEFT_KERNELS_CUDA_LORA_FEW_ROWS_CUH_
 
@@ -64,27 +64,27 @@ __device__ inline void Multiply(const Chunk& upper, const Chunk& lower,
   }
 }
 
+// Returns a matrix of rank 0 for rows without an adapter.
 __device__ inline LoraMatrix MatrixOf(const LoraTable& table,
                                       const LoraFewRows& rows, int64_t slot) {
+  if (rows.layout < 0) return {};
   return table.matrices[rows.layout * table.num_slots + slot];
 }
 
 // A launch: the product, and the sizes that the host computes from its widths.
 struct Task {
   LoraFewRowsProduct product;
+  LoraParts parts;
   int inputs = 0;
   int part_features = 0;
-  int num_parts = 0;
-  int part_stride = 0;  // Ranks of a part, padded for wide loads.
-  unsigned tiles = 0;   // Items of an entry; in the shrink, of a part.
+  unsigned tiles = 0;  // Items of an entry; in the shrink, of a part.
 };
 
 // Returns the ranks of one part of one row.
-__device__ inline float* PartOf(const Task& task, const LoraFewRows& rows,
+__device__ inline float* PartOf(const LoraParts& parts, const LoraFewRows& rows,
                                 int row, int part) {
   const int64_t place = rows.place + row;
-  return task.product.workspace +
-         (place * task.num_parts + part) * task.part_stride;
+  return parts.data + (place * parts.count + part) * parts.stride;
 }
 
 inline bool IsEmpty(const LoraFewRowsProduct& product) {
@@ -97,12 +97,10 @@ inline int64_t PartFeatures(int64_t inputs) {
 }
 
 inline Task TaskOf(const LoraFewRowsProduct& product, int64_t tiles) {
-  const int64_t part_features = PartFeatures(product.inputs);
   return {.product = product,
+          .parts = LoraFewRowsParts(product),
           .inputs = static_cast<int>(product.inputs),
-          .part_features = static_cast<int>(part_features),
-          .num_parts = static_cast<int>(CeilDiv(product.inputs, part_features)),
-          .part_stride = static_cast<int>(CeilDiv(product.max_rank, 4) * 4),
+          .part_features = static_cast<int>(PartFeatures(product.inputs)),
           .tiles = static_cast<unsigned>(tiles)};
 }
 

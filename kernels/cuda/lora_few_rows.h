@@ -26,6 +26,18 @@
 
 namespace weft::kernels::cuda {
 
+// The parts of S, f32: `count` for each row of the entries, of `stride` ranks,
+// row by row in the order of LoraFewRows::place.
+struct LoraParts {
+  float* data = nullptr;
+  int count = 0;
+  int stride = 0;
+};
+// Returns the stride: the ranks, padded for wide loads.
+constexpr int LoraPartStride(int64_t max_rank) {
+  return static_cast<int>((max_rank + 3) / 4 * 4);
+}
+
 struct LoraFewRowsProduct {
   LoraTable table;
   int64_t slot_of_a = 0;  // The stacked A of all projections.
@@ -46,6 +58,8 @@ struct LoraFewRowsProduct {
 };
 
 [[nodiscard]] int64_t LoraFewRowsWorkspace(const LoraFewRowsProduct& product);
+// Returns the parts that RunLoraFewRowsShrink writes to the workspace.
+[[nodiscard]] LoraParts LoraFewRowsParts(const LoraFewRowsProduct& product);
 
 // Writes the parts, in one launch. A NaN stays in its row of x or its rank of
 // A. Grids depend only on the table's limits, on max_rank and on the widths, so

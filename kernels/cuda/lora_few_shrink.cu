@@ -80,7 +80,8 @@ __device__ void ShrinkItem(const Task& task, const LoraFewRows& rows,
     for (int warp = 0; warp < kShrinkWarps; ++warp) {
       sum += memory[warp][threadIdx.x];
     }
-    PartOf(task, rows, row, part)[matrix.column + rank] = matrix.scale * sum;
+    PartOf(task.parts, rows, row, part)[matrix.column + rank] =
+        matrix.scale * sum;
   }
   // The next item's sums overwrite these, so all threads wait here.
   __syncthreads();
@@ -89,7 +90,7 @@ __device__ void ShrinkItem(const Task& task, const LoraFewRows& rows,
 __global__ void __launch_bounds__(kShrinkThreads, kShrinkBlocks)
     ShrinkKernel(Task task) {
   const LoraTable& table = task.product.table;
-  const unsigned per_entry = task.tiles * task.num_parts;
+  const unsigned per_entry = task.tiles * task.parts.count;
   // The table has memory for the largest number of entries. So the first entry
   // can be loaded before the kernel knows whether the entry exists.
   LoraFewRows rows = table.few[blockIdx.x / per_entry];
@@ -108,16 +109,23 @@ __global__ void __launch_bounds__(kShrinkThreads, kShrinkBlocks)
 }  // namespace
 }  // namespace few_rows
 
+LoraParts LoraFewRowsParts(const LoraFewRowsProduct& product) {
+  const int64_t features = few_rows::PartFeatures(product.inputs);
+  return {.data = product.workspace,
+          .count = static_cast<int>(CeilDiv(product.inputs, features)),
+          .stride = LoraPartStride(product.max_rank)};
+}
+
 int64_t LoraFewRowsWorkspace(const LoraFewRowsProduct& product) {
-  const few_rows::Task task = few_rows::TaskOf(product, 0);
-  return product.table.max_few_rows * task.num_parts * task.part_stride;
+  const LoraParts parts = LoraFewRowsParts(product);
+  return product.table.max_few_rows * parts.count * parts.stride;
 }
 
 cudaError_t RunLoraFewRowsShrink(const LoraFewRowsProduct& product,
                                  cudaStream_t stream) {
   using namespace few_rows;
   const Task task = TaskOf(product, CeilDiv(product.max_rank, kColumns));
-  const int64_t per_entry = int64_t{task.tiles} * task.num_parts;
+  const int64_t per_entry = int64_t{task.tiles} * task.parts.count;
   if (IsEmpty(product) || per_entry == 0) return cudaSuccess;
   return Launch(ShrinkKernel, NumBlocks(product, per_entry), 1, kShrinkThreads,
                 stream, task);

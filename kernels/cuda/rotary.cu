@@ -1,5 +1,4 @@
-#include "kernels/cuda/pack.cuh"
-#include "kernels/cuda/rotary.h"
+#include "kernels/cuda/rotary.cuh"
 
 namespace weft::kernels::cuda {
 namespace {
@@ -13,105 +12,13 @@ template <bool kNorm>
 constexpr int kMinBlocks = kNorm ? 2 : 3;
 constexpr int64_t kMaxPairs = int64_t{1} << 30;
 
-// A block computes one token, and `lanes` adjacent threads one head. The pairs
-// (c, c + half) of lane l begin at c = l kN and are `lanes` kN apart.
-struct Geometry {
-  int lanes;
-  int half;
-  float share;  // 1 / (2 half), the factor of means.
-};
-
-template <typename T, int kN>
-struct Pairs {
-  Pack<T, kN> first;
-  Pack<T, kN> second;
-};
-
-template <int kN, typename T>
-__device__ Pairs<T, kN> LoadPairs(const T* at, int half) {
-  return {LoadPack<kN>(at), LoadPack<kN>(at + half)};
-}
-template <typename T, int kN>
-__device__ void StorePairs(const Pairs<T, kN>& pairs, T* at, int half) {
-  StorePack(pairs.first, at);
-  StorePack(pairs.second, at + half);
-}
-
-template <typename T>
-__device__ T* HeadOf(const HeadRows& rows, int64_t token, int64_t head) {
-  return static_cast<T*>(rows.data) + token * rows.token_stride +
-         head * rows.head_stride;
-}
-// Returns a head by its number: heads of q come first, then those of k.
-template <typename T>
-__device__ T* HeadOf(const HeadRows& q, const HeadRows& k, int64_t token,
-                     int64_t head) {
-  return head < q.num_heads ? HeadOf<T>(q, token, head)
-                            : HeadOf<T>(k, token, head - q.num_heads);
-}
-template <typename W>
-__device__ const W* WeightOf(const HeadNorms& norms, const HeadRows& q,
-                             int64_t head) {
-  return static_cast<const W*>(head < q.num_heads ? norms.q_C : norms.k_C);
-}
-
-// Rotates the pairs from c on by the token's angles, forwards or back.
-template <bool kBack, typename T, int kN>
-__device__ void Rotate(const RotaryRows& rows, int64_t token, int c,
-                       Pairs<T, kN>* pairs) {
-  const int64_t at = rows.positions_T[token] * rows.half_features + c;
-  const auto cos = LoadPack<kN>(rows.cos_PC + at);
-  const auto sin = LoadPack<kN>(rows.sin_PC + at);
-#pragma unroll
-  for (int k = 0; k < kN; ++k) {
-    const float a = pairs->first[k];
-    const float b = pairs->second[k];
-    const float s = kBack ? -sin[k] : sin[k];
-    pairs->first.Set(k, a * cos[k] - b * s);
-    pairs->second.Set(k, b * cos[k] + a * s);
-  }
-}
-
-// Sums over the lanes of a head.
-__device__ float SumOverLanes(float value, int lanes) {
-  for (int offset = lanes / 2; offset > 0; offset /= 2) {
-    value += __shfl_xor_sync(kAllLanes, value, offset);
-  }
-  return value;
-}
-
-// Returns the lane's first pair.
-template <int kN>
-__device__ int FirstPair(const Geometry& geometry) {
-  return static_cast<int>(threadIdx.x) % geometry.lanes * kN;
-}
-
-// Returns 1 / rms of the head. All lanes of the warp call it; a lane without a
-// head passes null.
-template <typename T, int kN>
-__device__ float InverseRmsOf(const T* x, const Geometry& geometry, float eps) {
-  float squares = 0;
-  for (int c = FirstPair<kN>(geometry); x != nullptr && c < geometry.half;
-       c += geometry.lanes * kN) {
-    const auto pairs = LoadPairs<kN>(x + c, geometry.half);
-#pragma unroll
-    for (int k = 0; k < kN; ++k) {
-      squares +=
-          pairs.first[k] * pairs.first[k] + pairs.second[k] * pairs.second[k];
-    }
-  }
-  const float sum = SumOverLanes(squares, geometry.lanes);
-  return rsqrtf(sum * geometry.share + eps);
-}
-
 // Prepares the heads of q and k, and then copies v if the token has a slot.
 template <typename T, typename W, int kN, bool kNorm>
 __global__ void __launch_bounds__(kMaxThreads, kMinBlocks<kNorm>)
     RotaryKernel(RotaryRows rows, HeadNorms norms, KvSlots slots,
-                 Geometry geometry) {
+                 HeadGeometry geometry) {
   const int64_t token = blockIdx.x;
   const int64_t slot = slots.slots_T == nullptr ? -1 : slots.slots_T[token];
-  const int half = geometry.half;
   const int num_k = static_cast<int>(rows.k.num_heads);
   const int first_v = static_cast<int>(rows.q.num_heads) + num_k;
   const int heads = slot < 0 ? first_v : first_v + num_k;
@@ -125,32 +32,18 @@ __global__ void __launch_bounds__(kMaxThreads, kMinBlocks<kNorm>)
     } else if (head < heads) {
       x = HeadOf<T>(slots.v, token, head - first_v);
     }
-    float inverse = 1;
-    if constexpr (kNorm) inverse = InverseRmsOf<T, kN>(x, geometry, norms.eps);
-    if (x == nullptr) continue;
-    T* page = nullptr;
-    if (slot >= 0 && head >= rows.q.num_heads) {
+    HeadWork<T, W> work = {.token = token, .from = x};
+    if (head < first_v) {
+      work.to = x;
+      work.rotates = true;
+      if constexpr (kNorm) work.weight_C = WeightOf<W>(norms, rows.q, head);
+    }
+    if (slot >= 0 && head >= rows.q.num_heads && head < heads) {
       const bool is_k = head < first_v;
-      page = static_cast<T*>(is_k ? slots.k_pages : slots.v_pages) +
-             (slot * num_k + head - first_v + (is_k ? num_k : 0)) * 2 * half;
+      work.page = PageOf<T>(is_k ? slots.k_pages : slots.v_pages, slot, num_k,
+                            head - first_v + (is_k ? num_k : 0), geometry.half);
     }
-    for (int c = FirstPair<kN>(geometry); c < half; c += geometry.lanes * kN) {
-      auto pairs = LoadPairs<kN>(x + c, half);
-      if (head < first_v) {
-        if constexpr (kNorm) {
-          const auto weight =
-              LoadPairs<kN>(WeightOf<W>(norms, rows.q, head) + c, half);
-#pragma unroll
-          for (int k = 0; k < kN; ++k) {
-            pairs.first.Set(k, pairs.first[k] * inverse * weight.first[k]);
-            pairs.second.Set(k, pairs.second[k] * inverse * weight.second[k]);
-          }
-        }
-        Rotate<false>(rows, token, c, &pairs);
-        StorePairs(pairs, x + c, half);
-      }
-      if (page != nullptr) StorePairs(pairs, page + c, half);
-    }
+    PrepareHead<kNorm, kN>(rows, geometry, norms.eps, work);
   }
 }
 
@@ -168,7 +61,7 @@ struct NormSums {
 // With d = dy * weight and n = raw * inverse, the slope is (d - n mean(d n)) *
 // inverse. All lanes of the warp construct it.
 struct NormSlope {
-  __device__ NormSlope(const NormSums& sums, const Geometry& geometry,
+  __device__ NormSlope(const NormSums& sums, const HeadGeometry& geometry,
                        float eps) {
     const float squares = SumOverLanes(sums.squares, geometry.lanes);
     inverse = rsqrtf(squares * geometry.share + eps);
@@ -186,7 +79,7 @@ struct NormSlope {
 template <typename T, typename W, int kN, bool kNorm>
 __global__ void __launch_bounds__(kMaxThreads, kMinBlocks<kNorm>)
     RotaryBackwardKernel(RotaryRows rows, HeadNorms norms,
-                         HeadGradients gradients, Geometry geometry) {
+                         HeadGradients gradients, HeadGeometry geometry) {
   const int64_t token = blockIdx.x;
   const int half = geometry.half;
   const int first_v = static_cast<int>(rows.q.num_heads + rows.k.num_heads);
@@ -289,7 +182,7 @@ template <typename Kernel, typename... Arguments>
 cudaError_t LaunchTokens(Kernel kernel, const RotaryRows& rows, int64_t heads,
                          int width, cudaStream_t stream,
                          const Arguments&... arguments) {
-  const Geometry geometry = {
+  const HeadGeometry geometry = {
       .lanes = LanesOf(rows.half_features / width),
       .half = static_cast<int>(rows.half_features),
       .share = 0.5F / static_cast<float>(rows.half_features)};

@@ -1,0 +1,150 @@
+// What the kernels over heads share: the pairs of a head, its norm, its rotation
+// and its way to the pages.
+#ifndef WEFT_KERNELS_CUDA_ROTARY_CUH_
+#define WEFT_KERNELS_CUDA_ROTARY_CUH_
+
+#include "kernels/cuda/pack.cuh"
+#include "kernels/cuda/rotary.h"
+
+namespace weft::kernels::cuda {
+
+// `lanes` adjacent threads compute one head. The pairs (c, c + half) of lane l
+// begin at c = l kN and are `lanes` kN apart.
+struct HeadGeometry {
+  int lanes;
+  int half;
+  float share;  // 1 / (2 half), the factor of means.
+};
+
+template <typename T, int kN>
+struct Pairs {
+  Pack<T, kN> first;
+  Pack<T, kN> second;
+};
+
+template <int kN, typename T>
+__device__ Pairs<T, kN> LoadPairs(const T* at, int half) {
+  return {LoadPack<kN>(at), LoadPack<kN>(at + half)};
+}
+template <typename T, int kN>
+__device__ void StorePairs(const Pairs<T, kN>& pairs, T* at, int half) {
+  StorePack(pairs.first, at);
+  StorePack(pairs.second, at + half);
+}
+
+template <typename T>
+__device__ T* HeadOf(const HeadRows& rows, int64_t token, int64_t head) {
+  return static_cast<T*>(rows.data) + token * rows.token_stride +
+         head * rows.head_stride;
+}
+// Returns a head by its number: heads of q come first, then those of k.
+template <typename T>
+__device__ T* HeadOf(const HeadRows& q, const HeadRows& k, int64_t token,
+                     int64_t head) {
+  return head < q.num_heads ? HeadOf<T>(q, token, head)
+                            : HeadOf<T>(k, token, head - q.num_heads);
+}
+template <typename W>
+__device__ const W* WeightOf(const HeadNorms& norms, const HeadRows& q,
+                             int64_t head) {
+  return static_cast<const W*>(head < q.num_heads ? norms.q_C : norms.k_C);
+}
+
+// Rotates the pairs from c on by the token's angles, forwards or back.
+template <bool kBack, typename T, int kN>
+__device__ void Rotate(const RotaryRows& rows, int64_t token, int c,
+                       Pairs<T, kN>* pairs) {
+  const int64_t at = rows.positions_T[token] * rows.half_features + c;
+  const auto cos = LoadPack<kN>(rows.cos_PC + at);
+  const auto sin = LoadPack<kN>(rows.sin_PC + at);
+#pragma unroll
+  for (int k = 0; k < kN; ++k) {
+    const float a = pairs->first[k];
+    const float b = pairs->second[k];
+    const float s = kBack ? -sin[k] : sin[k];
+    pairs->first.Set(k, a * cos[k] - b * s);
+    pairs->second.Set(k, b * cos[k] + a * s);
+  }
+}
+
+// Sums over the lanes of a head.
+__device__ inline float SumOverLanes(float value, int lanes) {
+  for (int offset = lanes / 2; offset > 0; offset /= 2) {
+    value += __shfl_xor_sync(kAllLanes, value, offset);
+  }
+  return value;
+}
+
+// Returns the lane's first pair.
+template <int kN>
+__device__ int FirstPair(const HeadGeometry& geometry) {
+  return static_cast<int>(threadIdx.x) % geometry.lanes * kN;
+}
+
+// Returns 1 / rms of the head. All lanes of the warp call it; a lane without a
+// head passes null.
+template <typename T, int kN>
+__device__ float InverseRmsOf(const T* x, const HeadGeometry& geometry,
+                              float eps) {
+  float squares = 0;
+  for (int c = FirstPair<kN>(geometry); x != nullptr && c < geometry.half;
+       c += geometry.lanes * kN) {
+    const auto pairs = LoadPairs<kN>(x + c, geometry.half);
+#pragma unroll
+    for (int k = 0; k < kN; ++k) {
+      squares +=
+          pairs.first[k] * pairs.first[k] + pairs.second[k] * pairs.second[k];
+    }
+  }
+  const float sum = SumOverLanes(squares, geometry.lanes);
+  return rsqrtf(sum * geometry.share + eps);
+}
+
+// Returns where a head of k or v goes in the pages.
+template <typename T>
+__device__ T* PageOf(void* pages, int64_t slot, int64_t num_heads, int64_t head,
+                     int half) {
+  return static_cast<T*>(pages) + (slot * num_heads + head) * 2 * half;
+}
+
+// A head of one token: where it is, and where it goes when it is prepared.
+template <typename T, typename W>
+struct HeadWork {
+  int64_t token = 0;
+  const T* from = nullptr;  // Null: the lane has no head.
+  T* to = nullptr;          // May be null, like `page`.
+  T* page = nullptr;
+  bool rotates = false;  // A head of v is only copied.
+  const W* weight_C = nullptr;
+};
+
+// Norms, rotates and stores a head. All lanes of the warp call it.
+template <bool kNorm, int kN, typename T, typename W>
+__device__ void PrepareHead(const RotaryRows& rows,
+                            const HeadGeometry& geometry, float eps,
+                            const HeadWork<T, W>& head) {
+  const int half = geometry.half;
+  float inverse = 1;
+  if constexpr (kNorm) inverse = InverseRmsOf<T, kN>(head.from, geometry, eps);
+  if (head.from == nullptr) return;
+  for (int c = FirstPair<kN>(geometry); c < half; c += geometry.lanes * kN) {
+    auto pairs = LoadPairs<kN>(head.from + c, half);
+    if (head.rotates) {
+      if constexpr (kNorm) {
+        const auto weight = LoadPairs<kN>(head.weight_C + c, half);
+#pragma unroll
+        for (int k = 0; k < kN; ++k) {
+          pairs.first.Set(k, pairs.first[k] * inverse * weight.first[k]);
+          pairs.second.Set(k, pairs.second[k] * inverse * weight.second[k]);
+        }
+      }
+      Rotate<false>(rows, head.token, c, &pairs);
+    }
+    if (head.to != nullptr) StorePairs(pairs, head.to + c, half);
+    if (head.page != nullptr) StorePairs(pairs, head.page + c, half);
+  }
+}
+
+}  // namespace weft::kernels::cuda
+
+#endif  // WEFT_KERNELS_CUDA_ROTARY_CUH_
