@@ -28,33 +28,11 @@ struct FeatureTile {
   int first;       // First feature of the tile.
 };
 
-template <bool kAligned>
-__device__ void AddToRow(const Chunk& before, const WarpSums& sums, int lower,
-                         float scale, int count, bool exists, Bf16* y) {
-  if (!exists || count <= 0) return;
-  Chunk after;
-#pragma unroll
-  for (int i = 0; i < kChunk; ++i) {
-    Bf16 old;
-    memcpy(&old, &before.elements[i], sizeof old);
-    after.elements[i] =
-        BitsOf(Rounded(ToFloat(old) + scale * sums[i / 2][2 * lower + i % 2]));
-  }
-  if constexpr (kAligned) {
-    *reinterpret_cast<uint4*>(y) = after.whole;
-  } else {
-    auto* bits = reinterpret_cast<uint16_t*>(y);
-    for (int i = 0; i < kChunk; ++i) {
-      if (i < count) bits[i] = after.elements[i];
-    }
-  }
-}
-
 // Computes one item: up to 16 rows of y at kBlockFeatures features.
 template <bool kAligned, int kSteps>
 __device__ void ExpandItem(const Task& task, const LoraFewRows& rows,
                            const LoraMatrix& matrix, const FeatureTile& tile,
-                           Slab (&slabs)[1]) {
+                           Slab* slab) {
   const LoraFewRowsProduct& product = task.product;
   const int g = Lane() / 4;
   const int first = tile.first + WarpIndex() * kWarpFeatures;
@@ -67,16 +45,38 @@ __device__ void ExpandItem(const Task& task, const LoraFewRows& rows,
     before[i] = Load<kAligned>(y + i * kColumns * product.y_stride, own,
                                tile.features, exists[i]);
   }
-  WarpSums sums[1] = {};
+  WarpSums sums = {};
   const bool keeps = product.shrunk_TR != nullptr && tile.first == 0;
   const auto keep = [&](int row, int rank, Bf16 value) {
     if (keeps) KeepShrunk(product, rows, row, matrix.column + rank, value);
   };
-  AddExpansion<kAligned, kSteps>(task.parts, rows, {matrix}, tile.features,
-                                 first, /*holds=*/false, keep, slabs, sums);
-  for (int i = 0; i < 2; ++i) {
-    AddToRow<kAligned>(before[i], sums[0], i, matrix.scale, tile.features - own,
-                       exists[i], y + i * kColumns * product.y_stride + own);
+  for (int rank = 0; rank < matrix.rank; rank += kSteps * kDepth) {
+    // The loads overlap with the sums.
+    Chunk b[kSteps][kTiles];
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      LoadStep<kAligned>(rows, matrix, tile.features, first, rank + i * kDepth,
+                         b[i]);
+    }
+    FillSlab<kSteps * kDepth>(task.parts, rows, matrix, rank, keep, slab);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      if (rank + i * kDepth >= matrix.rank) break;
+      MultiplyStep(*slab, i, b[i], sums);
+    }
+    // The next slab overwrites this one, so all threads wait here.
+    __syncthreads();
+  }
+  for (int half = 0; half < 2; ++half) {
+    Chunk after;
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      after.elements[i] = BitsOf(Rounded(ElementOf(before[half], i) +
+                                         matrix.scale * SumOf(sums, half, i)));
+    }
+    Save<kAligned>(after, y + half * kColumns * product.y_stride, own,
+                   tile.features, exists[half]);
   }
 }
 
@@ -100,7 +100,7 @@ __device__ FeatureTile TileAt(const LoraFewRowsProduct& product, int number) {
 
 template <int kSteps>
 __global__ void __launch_bounds__(kExpandThreads) ExpandKernel(Task task) {
-  __shared__ Slab slabs[1];
+  __shared__ Slab slab;
   const LoraFewRowsProduct& product = task.product;
   // The table has memory for the largest number of entries. So the first entry
   // can be loaded before the kernel knows whether the entry exists.
@@ -120,9 +120,9 @@ __global__ void __launch_bounds__(kExpandThreads) ExpandKernel(Task task) {
                   product.y_stride) &&
         tile.features % kChunk == 0;
     if (is_aligned) {
-      ExpandItem<true, kSteps>(task, rows, matrix, tile, slabs);
+      ExpandItem<true, kSteps>(task, rows, matrix, tile, &slab);
     } else {
-      ExpandItem<false, kSteps>(task, rows, matrix, tile, slabs);
+      ExpandItem<false, kSteps>(task, rows, matrix, tile, &slab);
     }
   }
 }
@@ -139,14 +139,12 @@ __global__ void __launch_bounds__(kExpandThreads) SumKernel(Task task) {
   for (int i = static_cast<int>(threadIdx.x); i - Lane() < count;
        i += static_cast<int>(kExpandThreads)) {
     const int row = i / kSumLanes / quads;
-    const int rank = i / kSumLanes % quads * kQuad;
-    const LoraMatrix none;
-    const Quad sum =
-        SumOfParts(task.parts, rows, i < count ? matrix : none, row, rank);
-    const int own = rank + i % kSumLanes;
-    if (i >= count || own >= matrix.rank) continue;
-    KeepShrunk(product, rows, row, matrix.column + own,
-               Rounded(sum.values[i % kSumLanes]));
+    const int quad = i / kSumLanes % quads * kQuad;
+    const float sum = SumOfParts(task.parts, rows, matrix, row,
+                                 i < count ? quad : matrix.rank);
+    const int rank = quad + i % kSumLanes;
+    if (i >= count || rank >= matrix.rank) continue;
+    KeepShrunk(product, rows, row, matrix.column + rank, Rounded(sum));
   }
 }
 

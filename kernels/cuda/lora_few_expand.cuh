@@ -12,11 +12,10 @@ inline constexpr int kTiles = 4;
 inline constexpr int kWarpFeatures = kTiles * kColumns;
 using WarpSums = float[kTiles][4];
 
-__device__ inline Bf16 Rounded(float x) { return __float2bfloat16_rn(x); }
-__device__ inline uint16_t BitsOf(Bf16 x) {
-  uint16_t bits;
-  memcpy(&bits, &x, sizeof bits);
-  return bits;
+// Returns the lane's sum for feature i of its 8, in its upper row (0) or its
+// lower row (1).
+__device__ inline float SumOf(const WarpSums& sums, int lower, int i) {
+  return sums[i / 2][2 * lower + i % 2];
 }
 
 // Four ranks of one row of S, with zeros beyond the matrix.
@@ -26,16 +25,18 @@ union Quad {
   float values[kQuad];
 };
 
-// So many adjacent lanes share a sum: lane l adds the parts l, l + kSumLanes
-// and so on in order, of which it loads kPartsAtOnce at once. Then the lanes add
-// their sums.
-inline constexpr int kSumLanes = 4;
+// So many adjacent lanes share the sums of a quad: lane l adds the parts l, l +
+// kSumLanes and so on in order, of which it loads kPartsAtOnce at once. Then the
+// lanes add their sums, and each gets the sum of one rank.
+inline constexpr int kSumLanes = kQuad;
 inline constexpr int kPartsAtOnce = 4;
 
-// All lanes of the warp call it. All lanes that share the sum get it.
-__device__ inline Quad SumOfParts(const LoraParts& parts,
-                                  const LoraFewRows& rows,
-                                  const LoraMatrix& matrix, int row, int rank) {
+// Returns S at the lane's rank of the quad that begins at `rank`; 0 beyond the
+// matrix. All lanes of the warp call it.
+__device__ inline float SumOfParts(const LoraParts& parts,
+                                   const LoraFewRows& rows,
+                                   const LoraMatrix& matrix, int row,
+                                   int rank) {
   Quad sum = {};
   // A part holds no ranks after the last matrix's last rank, rounded up to
   // four.
@@ -67,48 +68,48 @@ __device__ inline Quad SumOfParts(const LoraParts& parts,
       for (int j = 0; j < kQuad; ++j) sum.values[j] += loaded[i].values[j];
     }
   }
+  float own = 0;
 #pragma unroll
   for (int j = 0; j < kQuad; ++j) {
+#pragma unroll
     for (int offset = 1; offset < kSumLanes; offset *= 2) {
       sum.values[j] += __shfl_xor_sync(kAllLanes, sum.values[j], offset);
     }
-    // Clears ranks beyond this matrix, which the wide load may have read.
-    if (rank + j >= matrix.rank) sum.values[j] = 0;
+    // A wide load may have read ranks beyond this matrix.
+    if (Lane() % kSumLanes == j && rank + j < matrix.rank) own = sum.values[j];
   }
-  return sum;
+  return own;
 }
 
 // Some ranks of S, in shared memory.
-inline constexpr int kSlabRanks = 128;
+inline constexpr int kSlabRanks = kLoraMaxDecodeRank;
 struct Slab {
   // Padded, so that rows start at different banks.
   Chunk chunks[kRows][kSlabRanks / kChunk + 1];
 };
 
-// Fills the slab with the ranks of a projection from `first` on, up to a whole
-// step. Rows outside the entry keep old values, and their results are not used.
-// Calls keep(row, rank, value) for each rank of the projection.
-template <typename Keep>
+// Fills the slab with the ranks of a projection from `first` on: at most kMost,
+// up to a whole step. Rows outside the entry keep old values, and their results
+// are not used. Calls keep(row, rank, value) for each rank of the projection.
+template <int kMost, typename Keep>
 __device__ void FillSlab(const LoraParts& parts, const LoraFewRows& rows,
                          const LoraMatrix& matrix, int first, Keep keep,
                          Slab* slab) {
   const int left = matrix.rank - first;
-  const int ranks = left < kSlabRanks ? left : kSlabRanks;
+  const int ranks = left < kMost ? left : kMost;
   const int quads = (ranks + kDepth - 1) / kDepth * (kDepth / kQuad);
   // Whole warps take part in a round, because a step has 32 lanes.
-  static_assert(kDepth / kQuad * kSumLanes % kWarp == 0);
+  static_assert(kDepth / kQuad * kSumLanes % kWarp == 0 && kMost <= kSlabRanks);
   for (int i = static_cast<int>(threadIdx.x);
        i < rows.num_rows * quads * kSumLanes;
        i += static_cast<int>(blockDim.x)) {
     const int row = i / kSumLanes / quads;
-    const int rank = i / kSumLanes % quads * kQuad;
-    const Quad sum = SumOfParts(parts, rows, matrix, row, first + rank);
-    const int j = i % kSumLanes;
-    static_assert(kSumLanes == kQuad);
-    const Bf16 value = Rounded(sum.values[j]);
-    slab->chunks[row][rank / kChunk].elements[rank % kChunk + j] =
-        BitsOf(value);
-    if (first + rank + j < matrix.rank) keep(row, first + rank + j, value);
+    const int quad = i / kSumLanes % quads * kQuad;
+    const int rank = quad + i % kSumLanes;
+    const Bf16 value =
+        Rounded(SumOfParts(parts, rows, matrix, row, first + quad));
+    slab->chunks[row][rank / kChunk].elements[rank % kChunk] = BitsOf(value);
+    if (first + rank < matrix.rank) keep(row, first + rank, value);
   }
 }
 
@@ -129,60 +130,14 @@ __device__ void LoadStep(const LoraFewRows& rows, const LoraMatrix& matrix,
   }
 }
 
-// Adds S B^T of an entry to the warp's sums, for kSides projections of
-// `features` features each, of which the warp computes 32 from `first` on. All
-// threads of the block call it. `holds` says that the slabs hold S from the
-// previous call for this entry; S then is not summed again, if a slab holds all
-// ranks. Loads the B of kSteps steps of ranks at once.
-template <bool kAligned, int kSteps, int kSides, typename Keep>
-__device__ void AddExpansion(const LoraParts& parts, const LoraFewRows& rows,
-                             const LoraMatrix (&matrices)[kSides], int features,
-                             int first, bool holds, Keep keep,
-                             Slab (&slabs)[kSides], WarpSums (&sums)[kSides]) {
-  int most = 0;
+// Adds the product of a slab's step and its B to the warp's sums.
+__device__ inline void MultiplyStep(const Slab& slab, int step,
+                                    const Chunk (&b)[kTiles], WarpSums& sums) {
+  const int chunk = step * kDepth / kChunk + Lane() % 4;
+  const Chunk upper = slab.chunks[Lane() / 4][chunk];
+  const Chunk lower = slab.chunks[Lane() / 4 + kColumns][chunk];
 #pragma unroll
-  for (int k = 0; k < kSides; ++k) {
-    most = matrices[k].rank > most ? matrices[k].rank : most;
-  }
-  const bool fills = !holds || most > kSlabRanks;
-  for (int begin = 0; begin < most; begin += kSlabRanks) {
-    for (int rank = begin; rank < most && rank < begin + kSlabRanks;
-         rank += kSteps * kDepth) {
-      Chunk b[kSides][kSteps][kTiles];
-#pragma unroll
-      for (int k = 0; k < kSides; ++k) {
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i) {
-          LoadStep<kAligned>(rows, matrices[k], features, first,
-                             rank + i * kDepth, b[k][i]);
-        }
-      }
-      // The first loads overlap with the sums.
-      if (fills && rank == begin) {
-#pragma unroll
-        for (int k = 0; k < kSides; ++k) {
-          FillSlab(parts, rows, matrices[k], begin, keep, &slabs[k]);
-        }
-        __syncthreads();
-      }
-#pragma unroll
-      for (int k = 0; k < kSides; ++k) {
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i) {
-          if (rank + i * kDepth >= matrices[k].rank) break;
-          const int chunk = (rank - begin + i * kDepth) / kChunk + Lane() % 4;
-          const Chunk upper = slabs[k].chunks[Lane() / 4][chunk];
-          const Chunk lower = slabs[k].chunks[Lane() / 4 + kColumns][chunk];
-#pragma unroll
-          for (int j = 0; j < kTiles; ++j) {
-            Multiply(upper, lower, b[k][i][j], sums[k][j]);
-          }
-        }
-      }
-    }
-    // The next slab overwrites this one, so all threads wait here.
-    if (fills) __syncthreads();
-  }
+  for (int j = 0; j < kTiles; ++j) Multiply(upper, lower, b[j], sums[j]);
 }
 
 }  // namespace weft::kernels::cuda::few_rows

@@ -43,11 +43,40 @@ __device__ Chunk Load(const Bf16* row, int begin, int count, bool exists) {
     chunk.whole = *reinterpret_cast<const uint4*>(row + begin);
   } else {
     const auto* bits = reinterpret_cast<const uint16_t*>(row);
+#pragma unroll
     for (int i = 0; i < kChunk; ++i) {
       if (begin + i < count) chunk.elements[i] = bits[begin + i];
     }
   }
   return chunk;
+}
+
+// Writes the elements of a chunk that exist, with one store if kAligned.
+template <bool kAligned>
+__device__ void Save(const Chunk& chunk, Bf16* row, int begin, int count,
+                     bool exists) {
+  if (!exists || begin >= count) return;
+  if constexpr (kAligned) {
+    *reinterpret_cast<uint4*>(row + begin) = chunk.whole;
+  } else {
+    auto* bits = reinterpret_cast<uint16_t*>(row);
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      if (begin + i < count) bits[begin + i] = chunk.elements[i];
+    }
+  }
+}
+
+__device__ inline Bf16 Rounded(float x) { return __float2bfloat16_rn(x); }
+__device__ inline uint16_t BitsOf(Bf16 x) {
+  uint16_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+__device__ inline float ElementOf(const Chunk& chunk, int i) {
+  Bf16 x;
+  memcpy(&x, &chunk.elements[i], sizeof x);
+  return ToFloat(x);
 }
 
 // Returns whether all rows of a matrix can be read by 16-byte loads.
@@ -57,6 +86,7 @@ __device__ inline bool IsAligned(const Bf16* data, int64_t stride) {
 
 __device__ inline void Multiply(const Chunk& upper, const Chunk& lower,
                                 const Chunk& columns, float (&sums)[4]) {
+#pragma unroll
   for (int half = 0; half < 2; ++half) {
     MultiplyAdd({upper.pairs[2 * half], lower.pairs[2 * half],
                  upper.pairs[2 * half + 1], lower.pairs[2 * half + 1]},
@@ -67,7 +97,7 @@ __device__ inline void Multiply(const Chunk& upper, const Chunk& lower,
 // Returns a matrix of rank 0 for rows without an adapter.
 __device__ inline LoraMatrix MatrixOf(const LoraTable& table,
                                       const LoraFewRows& rows, int64_t slot) {
-  if (rows.layout < 0) return {};
+  if (rows.layout == kNoLoraLayout) return {};
   return table.matrices[rows.layout * table.num_slots + slot];
 }
 

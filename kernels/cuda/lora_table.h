@@ -40,6 +40,9 @@ inline constexpr int64_t kLoraPartRows = 2048;
 // this many rows.
 inline constexpr int64_t kLoraFewRows = 16;
 
+// The largest R of a B that the kernels of lora_decode.h take.
+inline constexpr int64_t kLoraMaxDecodeRank = 128;
+
 // A or B of one linear layer. It has the same place in all adapters of a
 // layout.
 struct LoraMatrix {
@@ -77,7 +80,10 @@ struct LoraPartialSum {
   int32_t count = 0;
 };
 
-// Up to kLoraFewRows rows of one segment.
+// The layout of rows without an adapter.
+inline constexpr int32_t kNoLoraLayout = -1;
+
+// Up to kLoraFewRows rows of one segment, or of rows without an adapter.
 struct alignas(16) LoraFewRows {
   const void* weights = nullptr;  // bf16.
   int64_t row = 0;

@@ -41,6 +41,11 @@ class LoraTableBuilder {
   // whatever its length.
   void AddFewRows(int64_t row, int64_t num_rows, int layout,
                   const void* weights);
+  // Adds rows without an adapter to the entries of few rows. lora_decode.h
+  // needs an entry for every row.
+  void AddBaseRows(int64_t row, int64_t num_rows) {
+    AddFewRows(row, num_rows, kNoLoraLayout, nullptr);
+  }
 
   // Returns the bytes of all arrays. Nothing may be added after this.
   [[nodiscard]] std::vector<std::byte> Finish();

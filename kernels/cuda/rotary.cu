@@ -137,20 +137,6 @@ __global__ void __launch_bounds__(kMaxThreads, kMinBlocks<kNorm>)
   }
 }
 
-template <typename T>
-bool HeadsAreWide(const HeadRows& rows) {
-  return rows.num_heads == 0 || (IsWide<T>(rows.data, rows.token_stride) &&
-                                 IsWide<T>(rows.data, rows.head_stride));
-}
-
-template <typename T>
-bool TakesPacks(const RotaryRows& rows, const HeadNorms& norms) {
-  return rows.half_features % kWidth<T> == 0 && HeadsAreWide<T>(rows.q) &&
-         HeadsAreWide<T>(rows.k) && IsWide<T>(rows.cos_PC, 0) &&
-         IsWide<T>(rows.sin_PC, 0) && IsWide<T>(norms.q_C, 0) &&
-         IsWide<T>(norms.k_C, 0);
-}
-
 // Returns cudaErrorInvalidValue if a token has too many pairs.
 cudaError_t CheckSize(const RotaryRows& rows) {
   const int64_t heads = rows.q.num_heads + 2 * rows.k.num_heads;
@@ -202,7 +188,7 @@ cudaError_t Rotary(const RotaryRows& rows, const HeadNorms& norms,
       rows.dtype, norms,
       [&]<typename T, typename W>(const T*, const W*, auto with_norms) {
         const bool has_slots = slots.slots_T != nullptr;
-        const bool is_wide = TakesPacks<T>(rows, norms) &&
+        const bool is_wide = HeadsTakePacks<T>(rows, norms) &&
                              (!has_slots || (HeadsAreWide<T>(slots.v) &&
                                              IsWide<T>(slots.k_pages, 0) &&
                                              IsWide<T>(slots.v_pages, 0)));
@@ -227,7 +213,7 @@ cudaError_t RotaryBackward(const RotaryRows& rows, const HeadNorms& norms,
       rows.dtype, norms,
       [&]<typename T, typename W>(const T*, const W*, auto with_norms) {
         constexpr bool kNorm = decltype(with_norms)::value;
-        bool is_wide = TakesPacks<T>(rows, norms);
+        bool is_wide = HeadsTakePacks<T>(rows, norms);
         for (const HeadRows* read :
              {&gradients.q, &gradients.k, &gradients.v, &gradients.v_to,
               &gradients.raw_q, &gradients.raw_k}) {

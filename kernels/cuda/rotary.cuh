@@ -145,6 +145,20 @@ __device__ void PrepareHead(const RotaryRows& rows,
   }
 }
 
+template <typename T>
+bool HeadsAreWide(const HeadRows& rows) {
+  return rows.num_heads == 0 || (IsWide<T>(rows.data, rows.token_stride) &&
+                                 IsWide<T>(rows.data, rows.head_stride));
+}
+
+template <typename T>
+bool HeadsTakePacks(const RotaryRows& rows, const HeadNorms& norms) {
+  return rows.half_features % kWidth<T> == 0 && HeadsAreWide<T>(rows.q) &&
+         HeadsAreWide<T>(rows.k) && IsWide<T>(rows.cos_PC, 0) &&
+         IsWide<T>(rows.sin_PC, 0) && IsWide<T>(norms.q_C, 0) &&
+         IsWide<T>(norms.k_C, 0);
+}
+
 }  // namespace weft::kernels::cuda
 
 #endif  // WEFT_KERNELS_CUDA_ROTARY_CUH_

@@ -1,0 +1,241 @@
+// What the kernels of lora_decode.h share: their items, the deferred norm, and
+// the shrink of rows that are in registers.
+#ifndef WEFT_KERNELS_CUDA_LORA_DECODE_CUH_
+#define WEFT_KERNELS_CUDA_LORA_DECODE_CUH_
+
+#include <initializer_list>
+
+#include "kernels/cuda/lora_decode.h"
+#include "kernels/cuda/lora_few_expand.cuh"
+#include "kernels/cuda/pack.cuh"
+
+namespace weft::kernels::cuda::few_rows {
+
+inline constexpr int kDecodeWarps = 8;
+inline constexpr unsigned kDecodeThreads = kDecodeWarps * kWarp;
+// Blocks per multiprocessor: so many registers let a thread have the loads of
+// its operands under way together.
+inline constexpr int kDecodeBlocks = 2;
+// The features that a block computes at a time.
+inline constexpr int kSpan = kDecodeWarps * kWarpFeatures;
+// The blocks that an H100 holds at a time. More would only wait for each other,
+// also those that find no item, because the table has unused room.
+inline constexpr int64_t kMaxDecodeBlocks = int64_t{132} * kDecodeBlocks;
+
+// LoraResidualParts and LoraGateParts, also on the device.
+template <int64_t kFeatures>
+__host__ __device__ int TilesOf(int64_t features) {
+  return static_cast<int>((features + kFeatures - 1) / kFeatures);
+}
+// Returns the end of a tile's features.
+template <int64_t kFeatures>
+__device__ int EndOf(int tile, int64_t features) {
+  const int64_t end = (tile + 1) * kFeatures;
+  return static_cast<int>(end < features ? end : features);
+}
+
+inline int64_t DecodeGrid(const LoraTable& table, int64_t tiles) {
+  const int64_t items = table.max_few * tiles;
+  return items < kMaxDecodeBlocks ? items : kMaxDecodeBlocks;
+}
+
+// Returns whether all these rows of `features` elements begin at multiples of 16
+// bytes. The host finds this out, because a kernel would keep it in a register.
+inline bool RowsAreAligned(std::initializer_list<const void*> rows,
+                           int64_t features) {
+  bool are = true;
+  for (const void* data : rows) are = are && IsWide<Bf16>(data, features);
+  return are;
+}
+
+// Calls run(rows, tile) for the block's items, which are an entry and one of
+// its tiles.
+template <typename Run>
+__device__ void ForItems(const LoraTable& table, int tiles, Run run) {
+  // The table has memory for the largest number of entries. So the first entry
+  // can be loaded before the kernel knows whether the entry exists.
+  LoraFewRows rows = table.few[blockIdx.x / tiles];
+  const auto num_items = static_cast<unsigned>(*table.num_few * tiles);
+  for (unsigned item = blockIdx.x; item < num_items; item += gridDim.x) {
+    if (item != blockIdx.x) rows = table.few[item / tiles];
+    run(rows, static_cast<int>(item % tiles));
+  }
+}
+
+// Returns the first of the lane's 8 features in the block's span from `first`
+// on.
+__device__ inline int OwnFeature(int first) {
+  return first + WarpIndex() * kWarpFeatures + Lane() % 4 * kChunk;
+}
+// Returns the lane's row in the entry: its upper row (0) or its lower row (1).
+__device__ inline int OwnRow(int lower) {
+  return Lane() / 4 + lower * kColumns;
+}
+
+// Adds over the four lanes that have the same rows.
+__device__ inline float SumOverRow(float x) {
+  x += __shfl_xor_sync(kAllLanes, x, 1);
+  return x + __shfl_xor_sync(kAllLanes, x, 2);
+}
+
+// Returns the deferred factor of a row. All lanes of the warp call it.
+__device__ inline float FactorOf(const DeferredNorm& norm, int64_t row,
+                                 bool exists) {
+  if (norm.squares_TP == nullptr) return 1;
+  const int parts = TilesOf<kLoraResidualFeatures>(norm.hidden);
+  const float* squares = norm.squares_TP + row * parts;
+  float sum = 0;
+  for (int i = Lane() % 4; exists && i < parts; i += 4) sum += squares[i];
+  return rsqrtf(SumOverRow(sum) / static_cast<float>(norm.hidden) + norm.eps);
+}
+
+// Returns whether the rows of A, of `inputs` features, can be read by 16-byte
+// loads. A matrix of rank 0 is never read.
+__device__ inline bool AIsAligned(const LoraFewRows& rows, const LoraMatrix& a,
+                                  int64_t inputs) {
+  return a.rank == 0 ||
+         IsAligned(static_cast<const Bf16*>(rows.weights) + a.offset, inputs);
+}
+__device__ inline bool BIsAligned(const LoraFewRows& rows,
+                                  const LoraMatrix& b) {
+  return AIsAligned(rows, b, b.rank);
+}
+
+// Prefetches `count` adjacent elements, a cache line by each thread.
+inline constexpr int kLine = 64;
+__device__ inline void PrefetchRange(const LoraFewRows& rows, int64_t offset,
+                                     int64_t count) {
+  const Bf16* from = static_cast<const Bf16*>(rows.weights) + offset;
+  for (int64_t i = static_cast<int64_t>(threadIdx.x) * kLine; i < count;
+       i += static_cast<int64_t>(kDecodeThreads) * kLine) {
+    Prefetch(from + i);
+  }
+}
+// Prefetches the B of the features [first, end).
+__device__ inline void PrefetchB(const LoraFewRows& rows, const LoraMatrix& b,
+                                 int64_t first, int64_t end) {
+  if (b.rank == 0 || first >= end) return;
+  PrefetchRange(rows, b.offset + first * b.rank, (end - first) * b.rank);
+}
+
+// Sums S of an entry for kSides projections. All threads of the block call it,
+// and all see the slabs afterwards. The matrices have been prefetched. So these
+// sums come first, while no operands are in registers.
+template <int kSides>
+__device__ void FillSlabs(const LoraParts& parts, const LoraFewRows& rows,
+                          const LoraMatrix (&matrices)[kSides],
+                          Slab (&slabs)[kSides]) {
+#pragma unroll
+  for (int k = 0; k < kSides; ++k) {
+    FillSlab<kSlabRanks>(
+        parts, rows, matrices[k], 0, [](int, int, Bf16) {}, &slabs[k]);
+  }
+  __syncthreads();
+}
+
+// Adds S B^T to the warp's sums, for kSides projections of `features` features
+// each. `own` is the first of the lane's features.
+template <bool kAligned, int kSides>
+__device__ void AddExpansion(const LoraFewRows& rows,
+                             const LoraMatrix (&matrices)[kSides],
+                             const Slab (&slabs)[kSides], int features, int own,
+                             WarpSums (&sums)[kSides]) {
+#pragma unroll
+  for (int k = 0; k < kSides; ++k) {
+    for (int rank = 0; rank < matrices[k].rank; rank += kDepth) {
+      Chunk b[kTiles];
+      LoadStep<kAligned>(rows, matrices[k], features, own - Lane() % 4 * kChunk,
+                         rank, b);
+      MultiplyStep(slabs[k], rank / kDepth, b, sums[k]);
+    }
+  }
+}
+
+// The ranks of A that a warp multiplies at a time.
+inline constexpr int kRoundTiles = 4;
+inline constexpr int kRoundRanks = kRoundTiles * kColumns;
+using Round = Chunk[kRoundTiles];
+
+// Prefetches A at the features [first, end).
+__device__ inline void PrefetchA(const LoraFewRows& rows, const LoraMatrix& a,
+                                 int64_t inputs, int first, int end) {
+  const int lines = (end - first + kLine - 1) / kLine;
+  const int count = a.rank * lines;
+  const Bf16* from = static_cast<const Bf16*>(rows.weights) + a.offset + first;
+  for (int i = static_cast<int>(threadIdx.x); i < count;
+       i += static_cast<int>(kDecodeThreads)) {
+    Prefetch(from + i / lines * inputs + i % lines * kLine);
+  }
+}
+
+// Loads the A of a round for the lane's features from `own` on.
+template <bool kAligned>
+__device__ void LoadRound(const LoraFewRows& rows, const LoraMatrix& a,
+                          int inputs, int own, int first_rank, Round& round) {
+#pragma unroll
+  for (int j = 0; j < kRoundTiles; ++j) {
+    const int64_t rank = first_rank + j * kColumns + Lane() / 4;
+    const Bf16* row =
+        static_cast<const Bf16*>(rows.weights) + a.offset + rank * inputs;
+    round[j] = Load<kAligned>(row, own, inputs, rank < a.rank);
+  }
+}
+
+// The sums of all warps for one round. Rows are padded, so that they start at
+// different banks.
+struct RoundSums {
+  float sums[kDecodeWarps][kRows][kRoundRanks + kColumns];
+};
+
+// Writes part `part` of x A^T for the entry's rows. x is in registers: a lane
+// has its two rows at 8 features of each of kSpans spans, from `own` on.
+// `round` is A's first round. All threads of the block call it.
+template <bool kAligned, int kSpans>
+__device__ void WritePart(const LoraParts& parts, const LoraFewRows& rows,
+                          const LoraMatrix& a, int inputs, int own, int part,
+                          const Chunk (&x)[kSpans][2], Round (&round)[kSpans],
+                          RoundSums* memory) {
+  for (int first = 0; first < a.rank; first += kRoundRanks) {
+    WarpSums sums = {};
+#pragma unroll
+    for (int s = 0; s < kSpans; ++s) {
+#pragma unroll
+      for (int j = 0; j < kRoundTiles; ++j) {
+        Multiply(x[s][0], x[s][1], round[s][j], sums[j]);
+      }
+    }
+    // The next round's loads overlap with the sums over warps.
+#pragma unroll
+    for (int s = 0; s < kSpans; ++s) {
+      LoadRound<kAligned>(rows, a, inputs, own + s * kSpan, first + kRoundRanks,
+                          round[s]);
+    }
+#pragma unroll
+    for (int j = 0; j < kRoundTiles; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        memory->sums[WarpIndex()][OwnRow(i / 2)]
+                    [j * kColumns + Lane() % 4 * 2 + i % 2] = sums[j][i];
+      }
+    }
+    __syncthreads();
+    for (int i = static_cast<int>(threadIdx.x); i < rows.num_rows * kRoundRanks;
+         i += static_cast<int>(kDecodeThreads)) {
+      const int row = i / kRoundRanks;
+      const int rank = i % kRoundRanks;
+      if (first + rank >= a.rank) continue;
+      float sum = 0;
+#pragma unroll
+      for (int warp = 0; warp < kDecodeWarps; ++warp) {
+        sum += memory->sums[warp][row][rank];
+      }
+      PartOf(parts, rows, row, part)[a.column + first + rank] = a.scale * sum;
+    }
+    // The next round's sums overwrite these, so all threads wait here.
+    __syncthreads();
+  }
+}
+
+}  // namespace weft::kernels::cuda::few_rows
+
+#endif  // WEFT_KERNELS_CUDA_LORA_DECODE_CUH_

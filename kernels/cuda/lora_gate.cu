@@ -1,0 +1,167 @@
+#include "kernels/cuda/gated_product.cuh"
+#include "kernels/cuda/lora_decode.cuh"
+
+namespace weft::kernels::cuda {
+namespace few_rows {
+namespace {
+
+// A block computes two spans, one after the other, so that the sum over the
+// inputs of down has few parts. Both have their gate and their up.
+constexpr int kSpans = 2;
+static_assert(kLoraGateFeatures == kSpans * kSpan);
+constexpr int kSides = 2;
+
+// The matrices of an entry: B of gate and up, and A of down.
+struct Matrices {
+  LoraMatrix b[kSides];
+  LoraMatrix a;
+};
+
+struct Memory {
+  Slab slabs[kSides];
+  RoundSums round;
+  // Matrices. In registers they would cost others their place.
+  alignas(Matrices) unsigned char matrices[sizeof(Matrices)];
+};
+
+// Computes the lane's features of the gated product from `own` on, and stores
+// them.
+template <GateActivation kActivation, bool kAligned>
+__device__ void GateSpan(const LoraGate& task, const LoraFewRows& rows,
+                         const Matrices& matrices, const float (&factors)[2],
+                         int own, const Slab (&slabs)[kSides],
+                         Chunk (&out)[2]) {
+  const int features = static_cast<int>(task.features);
+  Chunk product[kSides][2];
+#pragma unroll
+  for (int side = 0; side < kSides; ++side) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      product[side][half] = Load<kAligned>(
+          static_cast<const Bf16*>(task.gate_up_T2F) +
+              ((rows.row + OwnRow(half)) * kSides + side) * task.features,
+          own, features, OwnRow(half) < rows.num_rows);
+    }
+  }
+  WarpSums sums[kSides] = {};
+  AddExpansion<kAligned>(rows, matrices.b, slabs, features, own, sums);
+  Chunk bias[kSides];
+#pragma unroll
+  for (int side = 0; side < kSides; ++side) {
+    bias[side] = Load<kAligned>(
+        static_cast<const Bf16*>(task.bias_2F) + side * task.features, own,
+        features, task.bias_2F != nullptr);
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      float values[kSides];
+#pragma unroll
+      for (int side = 0; side < kSides; ++side) {
+        values[side] = factors[half] * (ElementOf(product[side][half], i) +
+                                        matrices.b[side].scale *
+                                            SumOf(sums[side], half, i)) +
+                       ElementOf(bias[side], i);
+      }
+      out[half].elements[i] =
+          BitsOf(Rounded(Activate<kActivation>(values[0]).value *
+                         Factor<kActivation>(values[1]).value));
+    }
+    Save<kAligned>(out[half],
+                   static_cast<Bf16*>(task.out_TF) +
+                       (rows.row + OwnRow(half)) * task.features,
+                   own, features, OwnRow(half) < rows.num_rows);
+  }
+}
+
+// Computes one item: up to 16 rows at kLoraGateFeatures features.
+template <GateActivation kActivation, bool kAligned>
+__device__ void GateItem(const LoraGate& task, const LoraFewRows& rows,
+                         const Matrices& matrices, int tile, Memory* memory) {
+  const int features = static_cast<int>(task.features);
+  const int own = OwnFeature(tile * static_cast<int>(kLoraGateFeatures));
+  FillSlabs(task.shrunk, rows, matrices.b, memory->slabs);
+  float factors[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    factors[half] = FactorOf(task.norm, rows.row + OwnRow(half),
+                             OwnRow(half) < rows.num_rows);
+  }
+  Chunk out[kSpans][2];
+  // One copy of the code serves all spans, and the results move down.
+#pragma unroll 1
+  for (int s = 0; s < kSpans; ++s) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) out[0][half] = out[1][half];
+    GateSpan<kActivation, kAligned>(task, rows, matrices, factors,
+                                    own + s * kSpan, memory->slabs, out[1]);
+  }
+  Round rounds[kSpans];
+#pragma unroll
+  for (int s = 0; s < kSpans; ++s) {
+    LoadRound<kAligned>(rows, matrices.a, features, own + s * kSpan, 0,
+                        rounds[s]);
+  }
+  // The next item's S overwrites this one's, so all threads wait here.
+  __syncthreads();
+  WritePart<kAligned>(task.down, rows, matrices.a, features, own, tile, out,
+                      rounds, &memory->round);
+}
+
+__device__ Matrices MatricesOf(const LoraGate& task, const LoraFewRows& rows) {
+  const LoraTable& table = task.table;
+  return {.b = {MatrixOf(table, rows, task.slots_of_b[0]),
+                MatrixOf(table, rows, task.slots_of_b[1])},
+          .a = task.down.data == nullptr
+                   ? LoraMatrix()
+                   : MatrixOf(table, rows, task.slot_of_a)};
+}
+
+template <GateActivation kActivation>
+__global__ void __launch_bounds__(kDecodeThreads, kDecodeBlocks)
+    GateKernel(LoraGate task, bool rows_are_aligned) {
+  __shared__ Memory memory;
+  const int tiles = TilesOf<kLoraGateFeatures>(task.features);
+  ForItems(task.table, tiles, [&](const LoraFewRows& rows, int tile) {
+    auto& matrices = reinterpret_cast<Matrices&>(memory.matrices);
+    if (threadIdx.x == 0) {
+      matrices = MatricesOf(task, rows);
+    }
+    __syncthreads();
+    const int first = tile * static_cast<int>(kLoraGateFeatures);
+    const int end = EndOf<kLoraGateFeatures>(tile, task.features);
+    PrefetchB(rows, matrices.b[0], first, end);
+    PrefetchB(rows, matrices.b[1], first, end);
+    PrefetchA(rows, matrices.a, task.features, first, end);
+    if (rows_are_aligned && BIsAligned(rows, matrices.b[0]) &&
+        BIsAligned(rows, matrices.b[1]) &&
+        AIsAligned(rows, matrices.a, task.features)) {
+      GateItem<kActivation, true>(task, rows, matrices, tile, &memory);
+    } else {
+      GateItem<kActivation, false>(task, rows, matrices, tile, &memory);
+    }
+    // The next item's matrices overwrite these, so all threads wait here.
+    __syncthreads();
+  });
+}
+
+}  // namespace
+}  // namespace few_rows
+
+cudaError_t RunLoraGate(const LoraGate& gate, cudaStream_t stream) {
+  using namespace few_rows;
+  if (gate.table.max_few == 0 || gate.features == 0) return cudaSuccess;
+  const bool rows_are_aligned = RowsAreAligned(
+      {gate.gate_up_T2F, gate.bias_2F, gate.out_TF}, gate.features);
+  auto* kernel = GateKernel<GateActivation::kSilu>;
+  if (gate.activation == GateActivation::kGeluTanh) {
+    kernel = GateKernel<GateActivation::kGeluTanh>;
+  } else if (gate.activation == GateActivation::kClampedSilu) {
+    kernel = GateKernel<GateActivation::kClampedSilu>;
+  }
+  return Launch(kernel, DecodeGrid(gate.table, LoraGateParts(gate.features)), 1,
+                kDecodeThreads, stream, gate, rows_are_aligned);
+}
+
+}  // namespace weft::kernels::cuda

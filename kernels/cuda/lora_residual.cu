@@ -1,0 +1,134 @@
+#include "kernels/cuda/lora_decode.cuh"
+
+namespace weft::kernels::cuda {
+namespace few_rows {
+namespace {
+
+static_assert(kLoraResidualFeatures == kSpan);
+
+struct Memory {
+  Slab slabs[1];
+  RoundSums round;
+  float squares[kDecodeWarps][kRows];
+};
+
+// Writes the entry's sums of squares over the tile, given those of the lane.
+__device__ void WriteSquares(const LoraResidual& task, const LoraFewRows& rows,
+                             int tile, const float (&squares)[2],
+                             Memory* memory) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float sum = SumOverRow(squares[half]);
+    if (Lane() % 4 == 0) memory->squares[WarpIndex()][OwnRow(half)] = sum;
+  }
+  __syncthreads();
+  const int row = static_cast<int>(threadIdx.x);
+  if (row < rows.num_rows) {
+    float sum = 0;
+    for (int warp = 0; warp < kDecodeWarps; ++warp) {
+      sum += memory->squares[warp][row];
+    }
+    task.squares_TP[(rows.row + row) *
+                        TilesOf<kLoraResidualFeatures>(task.hidden) +
+                    tile] = sum;
+  }
+  // The next item's squares overwrite these, so all threads wait here.
+  __syncthreads();
+}
+
+// Computes one item: up to 16 rows at kSpan features.
+template <bool kAligned>
+__device__ void ResidualItem(const LoraResidual& task, const LoraFewRows& rows,
+                             const LoraMatrix& b, const LoraMatrix& a, int tile,
+                             Memory* memory) {
+  const int hidden = static_cast<int>(task.hidden);
+  const int own = OwnFeature(tile * kSpan);
+  const bool has_norm = task.weight_H != nullptr;
+  const auto* weight = static_cast<const Bf16*>(task.weight_H);
+  const LoraMatrix matrices[1] = {b};
+  FillSlabs(task.shrunk, rows, matrices, memory->slabs);
+  Chunk y[2], x[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int64_t at = (rows.row + OwnRow(half)) * task.hidden;
+    const bool exists = OwnRow(half) < rows.num_rows;
+    y[half] = Load<kAligned>(static_cast<const Bf16*>(task.y_TH) + at, own,
+                             hidden, exists);
+    x[half] = Load<kAligned>(static_cast<const Bf16*>(task.x_TH) + at, own,
+                             hidden, exists);
+  }
+  WarpSums sums[1] = {};
+  AddExpansion<kAligned>(rows, matrices, memory->slabs, hidden, own, sums);
+  Round round[1];
+  LoadRound<kAligned>(rows, a, hidden, own, 0, round[0]);
+  const Chunk factor = Load<kAligned>(weight, own, hidden, has_norm);
+  float squares[2] = {0, 0};
+  Chunk scaled[1][2] = {};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int64_t at = (rows.row + OwnRow(half)) * task.hidden;
+    const bool exists = OwnRow(half) < rows.num_rows;
+    Chunk sum;
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      const Bf16 value = Rounded(ElementOf(x[half], i) + ElementOf(y[half], i) +
+                                 b.scale * SumOf(sums[0], half, i));
+      const float own_value = ToFloat(value);
+      sum.elements[i] = BitsOf(value);
+      // Beyond the last feature, all operands are 0.
+      squares[half] += own_value * own_value;
+      scaled[0][half].elements[i] =
+          BitsOf(Rounded(own_value * ElementOf(factor, i)));
+    }
+    Save<kAligned>(sum, static_cast<Bf16*>(task.sum_TH) + at, own, hidden,
+                   exists);
+    Save<kAligned>(scaled[0][half], static_cast<Bf16*>(task.scaled_TH) + at,
+                   own, hidden, exists && has_norm);
+  }
+  // The next item's S overwrites this one's, so all threads wait here.
+  __syncthreads();
+  if (!has_norm) return;
+  WriteSquares(task, rows, tile, squares, memory);
+  WritePart<kAligned>(task.next, rows, a, hidden, own, tile, scaled, round,
+                      &memory->round);
+}
+
+__global__ void __launch_bounds__(kDecodeThreads, kDecodeBlocks)
+    ResidualKernel(LoraResidual task, bool rows_are_aligned) {
+  __shared__ Memory memory;
+  const int tiles = TilesOf<kLoraResidualFeatures>(task.hidden);
+  ForItems(task.table, tiles, [&](const LoraFewRows& rows, int tile) {
+    const LoraMatrix b = MatrixOf(task.table, rows, task.slot_of_b);
+    PrefetchB(rows, b, tile * kSpan,
+              EndOf<kLoraResidualFeatures>(tile, task.hidden));
+    LoraMatrix a;
+    if (task.next.data != nullptr) {
+      a = MatrixOf(task.table, rows, task.slot_of_a);
+      PrefetchA(rows, a, task.hidden, tile * kSpan,
+                EndOf<kLoraResidualFeatures>(tile, task.hidden));
+    }
+    if (rows_are_aligned && BIsAligned(rows, b) &&
+        AIsAligned(rows, a, task.hidden)) {
+      ResidualItem<true>(task, rows, b, a, tile, &memory);
+    } else {
+      ResidualItem<false>(task, rows, b, a, tile, &memory);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace few_rows
+
+cudaError_t RunLoraResidual(const LoraResidual& residual, cudaStream_t stream) {
+  using namespace few_rows;
+  if (residual.table.max_few == 0 || residual.hidden == 0) return cudaSuccess;
+  const bool rows_are_aligned =
+      RowsAreAligned({residual.y_TH, residual.x_TH, residual.sum_TH,
+                      residual.weight_H, residual.scaled_TH},
+                     residual.hidden);
+  return Launch(ResidualKernel,
+                DecodeGrid(residual.table, LoraResidualParts(residual.hidden)),
+                1, kDecodeThreads, stream, residual, rows_are_aligned);
+}
+
+}  // namespace weft::kernels::cuda
