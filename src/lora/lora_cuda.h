@@ -20,7 +20,8 @@
 struct CUstream_st;  // A CUDA stream.
 
 namespace weft::kernels::cuda {
-struct LoraProduct;  // Declared in lora_product.h.
+struct LoraProduct;  // Both are declared in lora_product.h.
+struct LoraProjection;
 }  // namespace weft::kernels::cuda
 
 namespace weft::lora::cuda {
@@ -38,9 +39,11 @@ namespace weft::lora::cuda {
 class RoutingTable {
  public:
   // Queues the upload on the current stream and does not wait. Throws
-  // c10::Error if a gradient is not f32.
+  // c10::Error if a gradient is not f32. `decode_rows` is as for
+  // MakeRoutingTable.
   RoutingTable(const LoraRouting& routing, const LoraGradients& gradients,
-               const ModelShape& shape, at::Device device);
+               const ModelShape& shape, at::Device device,
+               int64_t decode_rows = 0);
   RoutingTable(const RoutingTable&) = delete;
   RoutingTable& operator=(const RoutingTable&) = delete;
   ~RoutingTable() = default;
@@ -49,6 +52,13 @@ class RoutingTable {
   [[nodiscard]] const ModelShape& shape() const { return shape_; }
   // Returns the end of the last segment's rows.
   [[nodiscard]] int64_t end_row() const { return end_row_; }
+  // Returns the number of rows, if each has an entry of few rows; otherwise 0.
+  [[nodiscard]] int64_t decode_rows() const { return decode_rows_; }
+  // Returns the largest rank of a projection.
+  [[nodiscard]] int64_t max_rank() const;
+  // Returns the B of a module, also if no adapter has it.
+  [[nodiscard]] kernels::cuda::LoraProjection ProjectionOf(
+      const LoraSite& site, TargetModule module) const;
   // Arguments that all products of a site share: those by its stacked A, and
   // those by B of its projections.
   [[nodiscard]] kernels::cuda::LoraProduct ProductsOfA(
@@ -59,7 +69,7 @@ class RoutingTable {
  protected:
   // For a table whose bytes another object owns.
   RoutingTable(const ModelShape& shape, std::vector<int32_t> max_ranks,
-               int64_t end_row);
+               int64_t end_row, int64_t decode_rows);
 
   // Null if no product counts.
   [[nodiscard]] unsigned* Counters() const;
@@ -67,6 +77,7 @@ class RoutingTable {
   ModelShape shape_;
   std::vector<int32_t> max_ranks_;  // Largest rank in each slot, over segments.
   int64_t end_row_;
+  int64_t decode_rows_;
   at::Tensor bytes_;
   // LoraCounters that all products use, one launch after the other. A decode
   // table has none.
@@ -86,7 +97,8 @@ struct DecodeCapacity {
 // table can be replayed after new content is uploaded. Grids, workspaces and
 // the shape of S depend only on the capacity. Sites that no adapter has are
 // launched too and add nothing. All rows use the kernels of few rows, even if
-// an adapter has many rows.
+// an adapter has many rows. Every row of the capacity has an entry, also padding
+// and rows without an adapter, because lora_decode.h computes all rows.
 //
 //   DecodeTable table(capacity, shape);      // Once.
 //   table.Bind(device + offset);             // Needs table.num_bytes() there.

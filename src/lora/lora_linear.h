@@ -65,12 +65,15 @@ using RoutingTablePtr = std::shared_ptr<const cuda::RoutingTable>;
 // upload. Returns null if the kernels cannot take the routing. A pass through
 // the layers makes the table once and keeps it to its end. A backward pass
 // makes its own table, with gradients. Arguments: `gradients` is empty in a
-// forward pass; `dtype` and `device` are those of the rows that the layers see.
+// forward pass; `dtype` and `device` are those of the rows that the layers see;
+// `decode_rows` is the number of all rows in a decode pass, and otherwise 0. In
+// a decode pass all rows use the kernels of few rows.
 [[nodiscard]] RoutingTablePtr MakeRoutingTable(const LoraRouting& routing,
                                                const LoraGradients& gradients,
                                                const ModelShape& shape,
                                                at::ScalarType dtype,
-                                               at::Device device);
+                                               at::Device device,
+                                               int64_t decode_rows = 0);
 
 // Returns the largest memory that a table's products need beside their
 // operands: partial sums over rows of a gradient of `features` x `rank`.

@@ -113,6 +113,20 @@ int64_t NumCounters(const RoutingTable& table) {
   return most;
 }
 
+// Adds entries of few rows for all `num_rows` rows.
+void AddDecodeRows(const LoraRouting& routing, int64_t num_rows,
+                   LayoutList* layouts, k::LoraTableBuilder* builder) {
+  int64_t end = 0;
+  for (const LoraSegment& segment : routing) {
+    builder->AddBaseRows(end, segment.begin - end);
+    builder->AddFewRows(segment.begin, segment.end - segment.begin,
+                        layouts->NumberOf(*segment.version->layout),
+                        segment.version->compute_N.const_data_ptr());
+    end = segment.end;
+  }
+  builder->AddBaseRows(end, num_rows - end);
+}
+
 // Returns the largest rank in every slot if each factor has rank `rank`. The
 // head's slots have rank 0, because adapters of the head do not use a
 // DecodeTable.
@@ -143,12 +157,15 @@ bool TakesSegments(const LoraRouting& routing, at::ScalarType dtype,
 
 RoutingTable::RoutingTable(const LoraRouting& routing,
                            const LoraGradients& gradients,
-                           const ModelShape& shape, at::Device device)
+                           const ModelShape& shape, at::Device device,
+                           int64_t decode_rows)
     : RoutingTable(shape, std::vector<int32_t>(NumSlots(shape)),
-                   routing.empty() ? 0 : routing.back().end) {
+                   routing.empty() ? 0 : routing.back().end, decode_rows) {
   k::LoraTableBuilder builder(NumSlots(shape));
   LayoutList layouts;
+  if (decode_rows > 0) AddDecodeRows(routing, decode_rows, &layouts, &builder);
   for (const LoraSegment& segment : routing) {
+    if (decode_rows > 0) break;
     const at::Tensor gradient_N = GradientOf(gradients, segment.version);
     builder.AddSegment(
         segment.begin, segment.end - segment.begin,
@@ -171,8 +188,29 @@ RoutingTable::RoutingTable(const LoraRouting& routing,
 }
 
 RoutingTable::RoutingTable(const ModelShape& shape,
-                           std::vector<int32_t> max_ranks, int64_t end_row)
-    : shape_(shape), max_ranks_(std::move(max_ranks)), end_row_(end_row) {}
+                           std::vector<int32_t> max_ranks, int64_t end_row,
+                           int64_t decode_rows)
+    : shape_(shape),
+      max_ranks_(std::move(max_ranks)),
+      end_row_(end_row),
+      decode_rows_(decode_rows) {}
+
+int64_t RoutingTable::max_rank() const {
+  int64_t most = 0;
+  ForSites(shape_, [&](const LoraSite& site) {
+    most = std::max(most, ProductsOfB(site).max_rank);
+  });
+  return most;
+}
+
+k::LoraProjection RoutingTable::ProjectionOf(const LoraSite& site,
+                                             TargetModule module) const {
+  const auto modules = ModulesOf(site.group);
+  const auto at = std::ranges::find(modules, module);
+  return {.slot = FirstSlot(shape_, site) + 1 + (at - modules.begin()),
+          .column = LoraSite::ColumnOf(module, shape_),
+          .features = OutWidth(shape_, module)};
+}
 
 k::LoraProduct RoutingTable::ProductsOfA(const LoraSite& site) const {
   const int64_t slot = FirstSlot(shape_, site);
@@ -210,7 +248,8 @@ unsigned* RoutingTable::Counters() const {
 
 DecodeTable::DecodeTable(const DecodeCapacity& capacity,
                          const ModelShape& shape)
-    : RoutingTable(shape, LargestRanks(shape, capacity.rank), capacity.rows),
+    : RoutingTable(shape, LargestRanks(shape, capacity.rank), capacity.rows,
+                   capacity.rows),
       capacity_(capacity),
       layout_({.num_slots = NumSlots(shape),
                .max_layouts = capacity.layouts,
@@ -234,11 +273,7 @@ void DecodeTable::Write(const LoraRouting& routing,
               "a routing beyond the capacity of its table");
   k::LoraTableBuilder builder(layout_.num_slots);
   LayoutList layouts;
-  for (const LoraSegment& segment : routing) {
-    builder.AddFewRows(segment.begin, segment.end - segment.begin,
-                       layouts.NumberOf(*segment.version->layout),
-                       segment.version->compute_N.const_data_ptr());
-  }
+  AddDecodeRows(routing, capacity_.rows, &layouts, &builder);
   for (const AdapterLayout* layout : layouts.all()) {
     builder.AddLayout(SlotsOf(*layout, shape_));
   }

@@ -57,6 +57,12 @@ ops::Heads Attention::SplitHeads(const at::Tensor& qkv_TW) const {
                                              : at::Tensor()};
 }
 
+ops::KvSlots Attention::SlotsOf(const KvAccess& kv) const {
+  return {.slots_T = kv.slots_T,
+          .k_pages_PSKC = kv.store->k_pages_PSKC[layer_.index],
+          .v_pages_PSKC = kv.store->v_pages_PSKC[layer_.index]};
+}
+
 at::Tensor Attention::Attend(const at::Tensor& qkv_TW, const Pass& pass,
                              LayerTape* tape, KvAccess* kv) const {
   const lora::ModelShape& shape = layer_.shape;
@@ -66,11 +72,7 @@ at::Tensor Attention::Attend(const at::Tensor& qkv_TW, const Pass& pass,
   }
   const ops::Heads heads = SplitHeads(qkv_TW);
   ops::KvSlots slots;
-  if (kv != nullptr) {
-    slots = {.slots_T = kv->slots_T,
-             .k_pages_PSKC = kv->store->k_pages_PSKC[layer_.index],
-             .v_pages_PSKC = kv->store->v_pages_PSKC[layer_.index]};
-  }
+  if (kv != nullptr) slots = SlotsOf(*kv);
   ops::PrepareHeads(heads, pass.batch.positions_T, layer_.rotary, HeadNorms(),
                     slots);
   const int64_t num_tokens = qkv_TW.size(0);

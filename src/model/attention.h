@@ -29,21 +29,26 @@ class Attention {
   void Backward(const BackwardPass& pass, LayerTape& tape,
                 at::Tensor& d_TH) const;
 
- private:
-  // Both return the output of the heads [T, Q C].
-  [[nodiscard]] at::Tensor Attend(const at::Tensor& qkv_TW, const Pass& pass,
-                                  LayerTape* tape, KvAccess* kv) const;
+  // The parts of Forward that adapted_decode.h uses.
+
+  // Returns views of the heads inside a fused row, which may end before v.
+  [[nodiscard]] ops::Heads SplitHeads(const at::Tensor& qkv_TW) const;
+  // The weights are undefined for models without head norms.
+  [[nodiscard]] ops::HeadNorms HeadNorms() const;
+  [[nodiscard]] ops::KvSlots SlotsOf(const KvAccess& kv) const;
+  // Returns the output of the heads [T, Q, C].
   [[nodiscard]] at::Tensor AttendToPages(const at::Tensor& q_TQC,
                                          const ops::KvSlots& slots,
                                          const KvAccess& kv) const;
+
+ private:
+  // Returns the output of the heads [T, Q C].
+  [[nodiscard]] at::Tensor Attend(const at::Tensor& qkv_TW, const Pass& pass,
+                                  LayerTape* tape, KvAccess* kv) const;
   // Returns the gradient of Attend's input, given that of its output.
   [[nodiscard]] at::Tensor AttendBackward(const at::Tensor& d_attended_TW,
                                           const BackwardPass& pass,
                                           LayerTape& tape) const;
-  // The weights are undefined for models without head norms.
-  [[nodiscard]] ops::HeadNorms HeadNorms() const;
-  // Returns views of the heads inside a fused row, which may end before v.
-  [[nodiscard]] ops::Heads SplitHeads(const at::Tensor& qkv_TW) const;
   [[nodiscard]] const ops::AttentionRule& rule() const {
     return layer_.config.attention[layer_.index].rule;
   }

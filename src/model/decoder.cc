@@ -8,10 +8,12 @@
 #include "src/base/profile.h"
 #include "src/base/status_macros.h"
 #include "src/lora/lora_embedding.h"
+#include "src/model/adapted_decode.h"
 #include "src/model/attention.h"
 #include "src/model/mlp.h"
 #include "src/model/token_experts.h"
 #include "src/model_config/model_shard.h"
+#include "src/ops/cuda_dispatch.h"
 #include "src/ops/int8_weight.h"
 #include "src/ops/rms_norm.h"
 
@@ -99,13 +101,20 @@ at::Tensor Decoder::ForwardLayers(Mode mode, const PackedBatch& batch,
   const lora::RoutingTablePtr table =
       batch.table != nullptr
           ? batch.table
-          : lora::MakeRoutingTable(batch.routing, /*gradients=*/{}, shape_,
-                                   dtype_, device());
+          : lora::MakeRoutingTable(
+                batch.routing, /*gradients=*/{}, shape_, dtype_, device(),
+                kv != nullptr && kv->decode ? batch.tokens_T.size(0) : 0);
   const Pass pass = {.batch = batch,
                      .lora = {batch.routing, shape_, table.get()}};
   Stream stream = {.x_TH = Embed(batch)};
   if (config_.num_layers == 0) return stream.x_TH;
   stream.normed_TH = InputNorm(0, stream.x_TH);
+  if constexpr (ops::kHasCudaKernels) {
+    if (TakesAdaptedDecode(LayerAt(0), pass, kv)) {
+      return DecodeAdapted(std::move(stream.x_TH), stream.normed_TH, pass, *kv,
+                           [this](int index) { return LayerAt(index); });
+    }
+  }
   if (mode == Mode::kTrain) tape->layers.resize(config_.num_layers);
   for (int layer = 0; layer < config_.num_layers; ++layer) {
     at::Tensor experts_TK = GivenExperts(batch, layer, shape_.experts);

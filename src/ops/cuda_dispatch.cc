@@ -12,23 +12,12 @@
 #include "kernels/cuda/rms_norm.h"
 #include "kernels/cuda/rotary.h"
 #include "kernels/cuda/vocab_rows.h"
+#include "src/ops/cuda_arguments.h"
 
 namespace weft::ops::cuda {
 namespace {
 
 namespace k = kernels::cuda;
-
-k::DType DTypeOf(const at::Tensor& tensor) {
-  TORCH_CHECK(HasCudaKernel(tensor), "the CUDA kernels take f32 and bf16, got ",
-              tensor.scalar_type(), " on ", tensor.device());
-  return tensor.scalar_type() == at::kBFloat16 ? k::DType::kBf16
-                                               : k::DType::kF32;
-}
-
-void CheckSameType(const at::Tensor& a, const at::Tensor& b) {
-  TORCH_CHECK(a.scalar_type() == b.scalar_type(), "a kernel's tensors are of ",
-              a.scalar_type(), " and ", b.scalar_type());
-}
 
 // `weight` is contiguous. It may be freed once the launch is queued, because
 // the allocator reuses memory in the order of the stream.
@@ -44,78 +33,11 @@ k::RmsNormRows NormRows(const at::Tensor& x_TD, const at::Tensor& weight,
           .weight_D = weight.const_data_ptr()};
 }
 
-k::GateActivation ActivationOf(Activation activation) {
-  switch (activation) {
-    case Activation::kSilu:
-      return k::GateActivation::kSilu;
-    case Activation::kGeluTanh:
-      return k::GateActivation::kGeluTanh;
-    default:
-      return k::GateActivation::kClampedSilu;
-  }
-}
-
-k::HeadRows RowsOfHeads(const at::Tensor& x_TMC) {
-  return {.data = x_TMC.mutable_data_ptr(),
-          .num_heads = x_TMC.size(1),
-          .token_stride = x_TMC.stride(0),
-          .head_stride = x_TMC.stride(1)};
-}
-
-// The arguments of both passes over the heads, with the copies to which they
-// point.
-struct HeadArguments {
-  HeadArguments(const Heads& heads, const at::Tensor& positions_T,
-                const RotaryTable& table, const HeadNorms& head_norms)
-      : positions(positions_T.contiguous()) {
-    CheckSameType(heads.q_TQC, heads.k_TKC);
-    rows = {.dtype = DTypeOf(heads.q_TQC),
-            .num_tokens = heads.q_TQC.size(0),
-            .half_features = heads.q_TQC.size(2) / 2,
-            .q = RowsOfHeads(heads.q_TQC),
-            .k = RowsOfHeads(heads.k_TKC),
-            .positions_T = positions.const_data_ptr<int32_t>(),
-            .cos_PC = table.cos_PC.const_data_ptr<float>(),
-            .sin_PC = table.sin_PC.const_data_ptr<float>()};
-    if (!head_norms.q_C.defined()) return;
-    CheckSameType(head_norms.q_C, head_norms.k_C);
-    q_C = head_norms.q_C.contiguous();
-    k_C = head_norms.k_C.contiguous();
-    norms = {.dtype = DTypeOf(q_C),
-             .eps = static_cast<float>(head_norms.eps),
-             .q_C = q_C.const_data_ptr(),
-             .k_C = k_C.const_data_ptr()};
-  }
-
-  at::Tensor positions, q_C, k_C;
-  k::RotaryRows rows;
-  k::HeadNorms norms;
-};
-
 void CheckSameHeads(const at::Tensor& a, const at::Tensor& b) {
   CheckSameType(a, b);
   TORCH_CHECK(a.sizes() == b.sizes() && a.stride(2) == 1,
               "heads want unit stride and the sizes of the others, got ",
               a.sizes(), " and ", b.sizes());
-}
-
-void CheckSlots(const Heads& heads, const KvSlots& slots) {
-  CheckSameType(heads.k_TKC, heads.v_TKC);
-  CheckSameType(heads.k_TKC, slots.k_pages_PSKC);
-  CheckSameType(heads.k_TKC, slots.v_pages_PSKC);
-  TORCH_CHECK(slots.slots_T.is_contiguous() &&
-                  slots.slots_T.numel() == heads.k_TKC.size(0) &&
-                  heads.v_TKC.sizes() == heads.k_TKC.sizes() &&
-                  heads.v_TKC.stride(2) == 1 &&
-                  slots.k_pages_PSKC.is_contiguous() &&
-                  slots.v_pages_PSKC.is_contiguous(),
-              "pages want a slot for each token, and contiguous pages");
-  TORCH_CHECK(slots.k_pages_PSKC.dim() == 4 &&
-                  slots.k_pages_PSKC.size(2) == heads.k_TKC.size(1) &&
-                  slots.k_pages_PSKC.size(3) == heads.k_TKC.size(2) &&
-                  slots.v_pages_PSKC.sizes() == slots.k_pages_PSKC.sizes(),
-              "pages are of heads ", heads.k_TKC.sizes(), ", got ",
-              slots.k_pages_PSKC.sizes(), " and ", slots.v_pages_PSKC.sizes());
 }
 
 k::VocabRows RowsOfVocab(const at::Tensor& logits_RV,
@@ -192,23 +114,16 @@ void AddRmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
 void PrepareHeads(const Heads& heads, const at::Tensor& positions_T,
                   const RotaryTable& table, const HeadNorms& norms,
                   const KvSlots& slots) {
-  const HeadArguments arguments(heads, positions_T, table, norms);
-  k::KvSlots places;
-  if (slots.slots_T.defined()) {
-    CheckSlots(heads, slots);
-    places = {.v = RowsOfHeads(heads.v_TKC),
-              .slots_T = slots.slots_T.const_data_ptr<int64_t>(),
-              .k_pages = slots.k_pages_PSKC.mutable_data_ptr(),
-              .v_pages = slots.v_pages_PSKC.mutable_data_ptr()};
-  }
-  C10_CUDA_CHECK(
-      k::Rotary(arguments.rows, arguments.norms, places, CurrentStream()));
+  const HeadArguments arguments(heads, positions_T, table, norms, slots);
+  C10_CUDA_CHECK(k::Rotary(arguments.rows, arguments.norms, arguments.slots,
+                           CurrentStream()));
 }
 
 void PrepareHeadsBackward(const Heads& gradients, const at::Tensor& positions_T,
                           const RotaryTable& table, const HeadNorms& norms,
                           const Heads& raw, const Heads& into) {
-  const HeadArguments arguments(into, positions_T, table, norms);
+  const HeadArguments arguments(into, positions_T, table, norms,
+                                /*head_slots=*/{});
   CheckSameHeads(gradients.q_TQC, into.q_TQC);
   CheckSameHeads(gradients.k_TKC, into.k_TKC);
   k::HeadGradients read = {.q = RowsOfHeads(gradients.q_TQC),

@@ -1,0 +1,37 @@
+// The kernels' forms of arguments that several sources pass to kernels/cuda.
+// Only for sources in weft_asks_for_cuda(). All throw c10::Error for tensors
+// that no kernel takes.
+#ifndef WEFT_SRC_OPS_CUDA_ARGUMENTS_H_
+#define WEFT_SRC_OPS_CUDA_ARGUMENTS_H_
+
+#include <ATen/core/Tensor.h>
+
+#include "kernels/cuda/dtype.h"
+#include "kernels/cuda/gated_product.h"
+#include "kernels/cuda/rotary.h"
+#include "src/ops/activation.h"
+#include "src/ops/rotary.h"
+
+namespace weft::ops::cuda {
+
+[[nodiscard]] kernels::cuda::DType DTypeOf(const at::Tensor& tensor);
+void CheckSameType(const at::Tensor& a, const at::Tensor& b);
+[[nodiscard]] kernels::cuda::GateActivation ActivationOf(Activation activation);
+[[nodiscard]] kernels::cuda::HeadRows RowsOfHeads(const at::Tensor& x_TMC);
+
+// The arguments of both passes over the heads, with the copies to which they
+// point. Without slots, `slots` is empty.
+struct HeadArguments {
+  HeadArguments(const Heads& heads, const at::Tensor& positions_T,
+                const RotaryTable& table, const HeadNorms& head_norms,
+                const KvSlots& head_slots);
+
+  at::Tensor positions, q_C, k_C;
+  kernels::cuda::RotaryRows rows;
+  kernels::cuda::HeadNorms norms;
+  kernels::cuda::KvSlots slots;
+};
+
+}  // namespace weft::ops::cuda
+
+#endif  // WEFT_SRC_OPS_CUDA_ARGUMENTS_H_
