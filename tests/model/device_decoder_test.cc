@@ -73,9 +73,9 @@ class DeviceDecoderTest : public ::testing::Test {
 
   // Makes ranks of one tile and of more, a projection that is left out, one
   // with another rank, and rows without adapter.
-  static lora::LoraRouting MakeRouting(int64_t rows) {
+  static lora::LoraRouting MakeRouting(
+      int64_t rows, const model::ModelConfig& config = WideConfig(kLayers)) {
     using enum TargetModule;
-    const model::ModelConfig config = WideConfig(kLayers);
     const auto version = [&](const LoraConfig& lora) {
       return TinyVersion(config, lora, at::kBFloat16);
     };
@@ -140,8 +140,9 @@ class DeviceDecoderTest : public ::testing::Test {
 
   // Compares the same pass in f64 and on the device: its result, and what it
   // leaves in the pages.
-  static void ExpectSamePass(const PackedBatch& batch, const KvAccess& kv) {
-    const Pair pair;
+  static void ExpectSamePass(const Pair& pair, const PackedBatch& batch,
+                             const KvAccess& kv) {
+    const int num_layers = pair.exact.config().num_layers;
     const KvStore store =
         RandomStore(pair.exact.config(), /*num_pages=*/24, kPageTokens);
     KvStore exact_store = StoreTo(store, kExact);
@@ -152,14 +153,27 @@ class DeviceDecoderTest : public ::testing::Test {
         Mode::kEval, BatchTo(batch, kExact), nullptr, 0, &exact_kv);
     const at::Tensor actual = pair.on_device.ForwardLayers(
         Mode::kEval, BatchTo(batch, kBf16OnDevice), nullptr, 0, &device_kv);
-    ExpectNearInAll(actual, expected, kLayers * kRoundingsPerLayer, "x");
-    for (int layer = 0; layer < kLayers; ++layer) {
+    ExpectNearInAll(actual, expected, num_layers * kRoundingsPerLayer, "x");
+    for (int layer = 0; layer < num_layers; ++layer) {
       const int64_t roundings = (layer + 1) * kRoundingsPerLayer;
       ExpectNearInAll(device_store.k_pages_PSKC[layer],
                       exact_store.k_pages_PSKC[layer], roundings, "keys");
       ExpectNearInAll(device_store.v_pages_PSKC[layer],
                       exact_store.v_pages_PSKC[layer], roundings, "values");
     }
+  }
+  // Compares decoding for sequences of different lengths.
+  static void ExpectSameDecoding(const Pair& pair, lora::LoraRouting routing) {
+    const std::vector<int32_t> positions = {0, 4, 9, 2, 7, 15};
+    const at::Tensor positions_T = at::tensor(positions, at::kInt);
+    ExpectSamePass(pair,
+                   {.tokens_T = at::arange(6) * 3 + 1,
+                    .positions_T = positions_T,
+                    .routing = std::move(routing)},
+                   {.slots_T = at::arange(6) * 4 * kPageTokens + positions_T,
+                    .decode = true,
+                    .page_table_TL = at::arange(24, at::kInt).view({6, 4}),
+                    .lengths_T = positions_T + 1});
   }
 
   const c10::InferenceMode no_autograd_;
@@ -204,16 +218,31 @@ TEST_F(DeviceDecoderTest, TrainsEveryFamilyInF32) {
 }
 
 TEST_F(DeviceDecoderTest, Decodes) {
-  for (const bool with_adapters : {false, true}) {
-    PackedBatch batch{.tokens_T = at::arange(6) * 3 + 1,
-                      .positions_T = at::tensor({0, 4, 9, 2, 7, 15}, at::kInt)};
-    if (with_adapters) batch.routing = MakeRouting(6);
-    ExpectSamePass(batch,
-                   {.slots_T = at::arange(6) * 4 * kPageTokens +
-                               at::tensor({0, 4, 9, 2, 7, 15}, at::kLong),
-                    .decode = true,
-                    .page_table_TL = at::arange(24, at::kInt).view({6, 4}),
-                    .lengths_T = at::tensor({1, 5, 10, 3, 8, 16}, at::kInt)});
+  const Pair pair;
+  ExpectSameDecoding(pair, {});
+  ExpectSameDecoding(pair, MakeRouting(6));
+}
+
+// With adapters of ranks that the joined kernels do not take.
+TEST_F(DeviceDecoderTest, DecodesHighRanks) {
+  const Pair pair;
+  ExpectSameDecoding(pair, {{.begin = 1,
+                             .end = 5,
+                             .version = TinyVersion(pair.exact.config(),
+                                                    {.rank = 129, .alpha = 64},
+                                                    at::kBFloat16)}});
+}
+
+// With biases, norms of heads, windows, and norms after o and down. No widths of
+// these models are whole vectors.
+TEST_F(DeviceDecoderTest, DecodesOtherFamilies) {
+  for (const Family& family : Families()) {
+    const Decoder decoder = MakeDecoder(family, at::kBFloat16);
+    if (decoder.config().shape().experts.count > 0) continue;
+    SCOPED_TRACE(family.name);
+    const Pair pair(decoder.config(), decoder.weights());
+    ExpectSameDecoding(pair, {});
+    ExpectSameDecoding(pair, MakeRouting(6, decoder.config()));
   }
 }
 
@@ -225,9 +254,10 @@ TEST_F(DeviceDecoderTest, Prefills) {
       .nodes = {{0, 9, -1, 9}, {9, 16, -1, 16}},
       .routing = MakeRouting(16)};
   ExpectSamePass(
-      batch, {.slots_T = at::cat({at::arange(5, 14), at::arange(40, 47)}),
-              .suffixes = {{0, 9, 0, 14}, {9, 7, 14, 7}},
-              .key_slots_S = at::cat({at::arange(14), at::arange(40, 47)})});
+      Pair(), batch,
+      {.slots_T = at::cat({at::arange(5, 14), at::arange(40, 47)}),
+       .suffixes = {{0, 9, 0, 14}, {9, 7, 14, 7}},
+       .key_slots_S = at::cat({at::arange(14), at::arange(40, 47)})});
 }
 
 }  // namespace

@@ -305,7 +305,10 @@ TEST_F(DeviceLaunchesTest, DecodesOtherValuesAtTheSamePlaces) {
            {.begin = 3,
             .end = kSequences,
             .version = version({.rank = 16, .alpha = 4})}}),
-      MakeValues(config, 4, false, {})};
+      MakeValues(config, 4, false,
+                 {{.begin = 2,
+                   .end = 3,
+                   .version = version({.rank = 8, .alpha = 4})}})};
   RecordedStep step(decoder, all[0]);
   for (const StepValues& values : all) {
     step.Put(values);
