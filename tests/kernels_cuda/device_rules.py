@@ -94,6 +94,16 @@ _FEW_ROWS = {
     "few_rows::SumKernel": Rule(128, 32, ("LDG.128",)),
 }
 
+# The same, and what lies between an expansion and the next base product. The
+# kernels also prefetch the matrices.
+_PREFETCHED = ("LDG.128", "HMMA", "CCTL")
+_DECODE = {
+    r"few_rows::GateKernel<\d>": Rule(256, 16, (*_PREFETCHED, "STG.128")),
+    r"few_rows::HeadsKernel<1, \w+>": Rule(256, 16, _PREFETCHED),
+    r"few_rows::HeadsKernel<8, \w+>": Rule(256, 16, (*_PREFETCHED, "STG.128")),
+    "few_rows::ResidualKernel": Rule(256, 16, (*_PREFETCHED, "STG.128")),
+}
+
 RULES: dict[str, Rule] = {
     "AdamWKernel": Rule(256, 48),
     "SumOfSquaresKernel": Rule(256, 48),
@@ -103,4 +113,5 @@ RULES: dict[str, Rule] = {
     **_ATTENTION,
     **_TILES,
     **_FEW_ROWS,
+    **_DECODE,
 }

@@ -105,6 +105,46 @@ double Device::Seconds(const std::function<void()>& run) const {
   return best / 1e3;
 }
 
+double ReplaySeconds(
+    int64_t num_layers,
+    const std::function<void(int64_t layer, cudaStream_t stream)>& run) {
+  constexpr int kRepetitions = 10;
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  cudaEvent_t begin = nullptr, end = nullptr;
+  Check(cudaEventCreate(&begin));
+  Check(cudaEventCreate(&end));
+  Check(cudaStreamCreate(&stream));
+  Check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  // Few layers are recorded several times, so that a graph always has many
+  // launches.
+  constexpr int64_t kLaunches = 128;
+  int64_t num_recorded = 0;
+  while (num_recorded < kLaunches) {
+    for (int64_t i = 0; i < num_layers; ++i) run(i, stream);
+    num_recorded += num_layers;
+  }
+  Check(cudaStreamEndCapture(stream, &graph));
+  Check(cudaGraphInstantiate(&executable, graph, 0));
+  float best = INFINITY;
+  for (int i = 0; i < kRepetitions; ++i) {
+    Check(cudaEventRecord(begin, stream));
+    Check(cudaGraphLaunch(executable, stream));
+    Check(cudaEventRecord(end, stream));
+    Check(cudaEventSynchronize(end));
+    float milliseconds = 0;
+    Check(cudaEventElapsedTime(&milliseconds, begin, end));
+    best = std::min(best, milliseconds);
+  }
+  Check(cudaGraphExecDestroy(executable));
+  Check(cudaGraphDestroy(graph));
+  Check(cudaStreamDestroy(stream));
+  Check(cudaEventDestroy(begin));
+  Check(cudaEventDestroy(end));
+  return best / 1e3 / static_cast<double>(num_recorded);
+}
+
 void RunGemm(const Device& device, const Gemm& gemm) {
   const auto op = [](const Operand& operand) {
     return operand.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;

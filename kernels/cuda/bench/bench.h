@@ -36,6 +36,13 @@ class Device {
   double copy_rate_ = 0;
 };
 
+// Returns the seconds of one layer's launches in a replayed graph that records
+// run(layer) for layers [0, num_layers), several times if there are few. The
+// layers' matrices fit no cache.
+[[nodiscard]] double ReplaySeconds(
+    int64_t num_layers,
+    const std::function<void(int64_t layer, cudaStream_t stream)>& run);
+
 // A row-major operand of a product, or the transpose of a row-major matrix.
 struct Operand {
   const void* data = nullptr;  // bf16.
@@ -79,6 +86,7 @@ void BenchAttention(const Device& device);
 void BenchSampler(const Device& device);
 void BenchLora(const Device& device);
 void BenchLoraFew(const Device& device);
+void BenchLoraDecode(const Device& device);
 void BenchLoraAddOn(const Device& device);
 
 }  // namespace weft::kernels::cuda::bench

@@ -224,59 +224,18 @@ void FewProblem::CheckResults() const {
   for (size_t i = 0; i < rows.size(); ++i) CheckRow(rows[i], before[i]);
 }
 
-// Returns the seconds of one layer of the recorded launches.
-double ReplaySeconds(
-    const FewProblem& problem,
-    const std::function<void(int64_t layer, cudaStream_t stream)>& run) {
-  constexpr int kRepetitions = 10;
-  cudaStream_t stream = nullptr;
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  cudaEvent_t begin = nullptr, end = nullptr;
-  Check(cudaEventCreate(&begin));
-  Check(cudaEventCreate(&end));
-  Check(cudaStreamCreate(&stream));
-  Check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  // Few layers are recorded several times, so that a graph always has many
-  // launches.
-  constexpr int64_t kLaunches = 128;
-  int64_t num_layers = 0;
-  while (num_layers < kLaunches) {
-    for (int64_t i = 0; i < problem.num_layers(); ++i) run(i, stream);
-    num_layers += problem.num_layers();
-  }
-  Check(cudaStreamEndCapture(stream, &graph));
-  Check(cudaGraphInstantiate(&executable, graph, 0));
-  float best = INFINITY;
-  for (int i = 0; i < kRepetitions; ++i) {
-    Check(cudaEventRecord(begin, stream));
-    Check(cudaGraphLaunch(executable, stream));
-    Check(cudaEventRecord(end, stream));
-    Check(cudaEventSynchronize(end));
-    float milliseconds = 0;
-    Check(cudaEventElapsedTime(&milliseconds, begin, end));
-    best = std::min(best, milliseconds);
-  }
-  Check(cudaGraphExecDestroy(executable));
-  Check(cudaGraphDestroy(graph));
-  Check(cudaStreamDestroy(stream));
-  Check(cudaEventDestroy(begin));
-  Check(cudaEventDestroy(end));
-  return best / 1e3 / static_cast<double>(num_layers);
-}
-
 void BenchProblem(const Device& device, const Group& group, const Batch& batch,
                   int64_t rank) {
   const FewProblem problem(group, batch, rank);
   problem.CheckResults();
-  const double shrink =
-      ReplaySeconds(problem, [&](int64_t layer, cudaStream_t stream) {
-        problem.Shrink(layer, stream);
-      });
-  const double expand =
-      ReplaySeconds(problem, [&](int64_t layer, cudaStream_t stream) {
-        problem.Expand(layer, stream);
-      });
+  const double shrink = ReplaySeconds(problem.num_layers(),
+                                      [&](int64_t layer, cudaStream_t stream) {
+                                        problem.Shrink(layer, stream);
+                                      });
+  const double expand = ReplaySeconds(problem.num_layers(),
+                                      [&](int64_t layer, cudaStream_t stream) {
+                                        problem.Expand(layer, stream);
+                                      });
   Line("lora_few")
       .Add("group", group.name)
       .Add("rows", batch.rows)
