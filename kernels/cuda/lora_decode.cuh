@@ -13,15 +13,8 @@ namespace weft::kernels::cuda::few_rows {
 
 inline constexpr int kDecodeWarps = 8;
 inline constexpr unsigned kDecodeThreads = kDecodeWarps * kWarp;
-// Blocks per multiprocessor: so many registers let a thread have the loads of
-// its operands under way together.
-inline constexpr int kDecodeBlocks = 2;
 // The features that a block computes at a time.
 inline constexpr int kSpan = kDecodeWarps * kWarpFeatures;
-// The blocks that an H100 holds at a time. More would only wait for each other,
-// also those that find no item, because the table has unused room.
-inline constexpr int64_t kMaxDecodeBlocks = int64_t{132} * kDecodeBlocks;
-
 // LoraResidualParts and LoraGateParts, also on the device.
 template <int64_t kFeatures>
 __host__ __device__ int TilesOf(int64_t features) {
@@ -34,9 +27,14 @@ __device__ int EndOf(int tile, int64_t features) {
   return static_cast<int>(end < features ? end : features);
 }
 
-inline int64_t DecodeGrid(const LoraTable& table, int64_t tiles) {
+// Returns the number of blocks, if a multiprocessor holds kPerSm of them: at most
+// as many as an H100 holds at a time. More would only wait for each other, also
+// those that find no item, because the table has unused room.
+template <int kPerSm>
+int64_t DecodeGrid(const LoraTable& table, int64_t tiles) {
+  constexpr int64_t kMost = int64_t{132} * kPerSm;
   const int64_t items = table.max_few * tiles;
-  return items < kMaxDecodeBlocks ? items : kMaxDecodeBlocks;
+  return items < kMost ? items : kMost;
 }
 
 // Returns whether all these rows of `features` elements begin at multiples of 16
@@ -48,17 +46,56 @@ inline bool RowsAreAligned(std::initializer_list<const void*> rows,
   return are;
 }
 
-// Calls run(rows, tile) for the block's items, which are an entry and one of
-// its tiles.
-template <typename Run>
-__device__ void ForItems(const LoraTable& table, int tiles, Run run) {
+// Cache lines of 128 bytes. All blocks together prefetch at most about 30 MB,
+// because an H100's cache has 50 MB, and no line may be lost before it is read.
+// A thread prefetches more lines if there are few items.
+inline constexpr int kLine = 64;  // Elements.
+inline constexpr unsigned kFewItems = 40;
+inline constexpr int kLines = 3;
+inline constexpr int kLinesOfFewItems = 24;
+
+// An entry and its matrices.
+template <int kMatrices>
+struct Place {
+  LoraFewRows rows;
+  LoraMatrix matrices[kMatrices];
+};
+
+// Calls run(place, tile, lines) for the block's items, which are an entry and
+// one of its tiles. The place is in shared memory, because in registers it would
+// cost operands theirs. Its matrices are those of the slots slot_of(tile, k), or
+// empty if the slot is negative. `lines` is the number of lines that each thread
+// may prefetch.
+template <int kMatrices, typename SlotOf, typename Run>
+__device__ void ForItems(const LoraTable& table, int tiles, SlotOf slot_of,
+                         Run run) {
+  // Values with initialisers cannot be shared variables.
+  __shared__ alignas(16) unsigned char memory[sizeof(Place<kMatrices>)];
+  auto& place = reinterpret_cast<Place<kMatrices>&>(memory);
   // The table has memory for the largest number of entries. So the first entry
   // can be loaded before the kernel knows whether the entry exists.
   LoraFewRows rows = table.few[blockIdx.x / tiles];
   const auto num_items = static_cast<unsigned>(*table.num_few * tiles);
-  for (unsigned item = blockIdx.x; item < num_items; item += gridDim.x) {
-    if (item != blockIdx.x) rows = table.few[item / tiles];
-    run(rows, static_cast<int>(item % tiles));
+  unsigned item = blockIdx.x;
+  if (item >= num_items) return;
+  while (true) {
+    const int tile = static_cast<int>(item % tiles);
+    if (threadIdx.x == 0) {
+      place.rows = rows;
+#pragma unroll
+      for (int k = 0; k < kMatrices; ++k) {
+        const int64_t slot = slot_of(tile, k);
+        place.matrices[k] =
+            slot < 0 ? LoraMatrix() : MatrixOf(table, rows, slot);
+      }
+    }
+    __syncthreads();
+    run(place, tile, num_items <= kFewItems ? kLinesOfFewItems : kLines);
+    // The next item's place overwrites this one, so all threads wait here.
+    __syncthreads();
+    item += gridDim.x;
+    if (item >= num_items) return;
+    rows = table.few[item / tiles];
   }
 }
 
@@ -101,21 +138,34 @@ __device__ inline bool BIsAligned(const LoraFewRows& rows,
   return AIsAligned(rows, b, b.rank);
 }
 
-// Prefetches `count` adjacent elements, a cache line by each thread.
-inline constexpr int kLine = 64;
-__device__ inline void PrefetchRange(const LoraFewRows& rows, int64_t offset,
-                                     int64_t count) {
-  const Bf16* from = static_cast<const Bf16*>(rows.weights) + offset;
-  for (int64_t i = static_cast<int64_t>(threadIdx.x) * kLine; i < count;
-       i += static_cast<int64_t>(kDecodeThreads) * kLine) {
-    Prefetch(from + i);
+// Prefetches the B of the features [first, end), at most `lines` cache lines by
+// each thread.
+__device__ inline void PrefetchB(const LoraFewRows& rows, const LoraMatrix& b,
+                                 int first, int end, int lines) {
+  const int count = (end - first) * b.rank;
+  const Bf16* from = static_cast<const Bf16*>(rows.weights) + b.offset +
+                     static_cast<int64_t>(first) * b.rank;
+  for (int i = 0; i < lines; ++i) {
+    const int at =
+        (static_cast<int>(threadIdx.x) + i * static_cast<int>(kDecodeThreads)) *
+        kLine;
+    if (at >= count) break;
+    Prefetch(from + at);
   }
 }
-// Prefetches the B of the features [first, end).
-__device__ inline void PrefetchB(const LoraFewRows& rows, const LoraMatrix& b,
-                                 int64_t first, int64_t end) {
-  if (b.rank == 0 || first >= end) return;
-  PrefetchRange(rows, b.offset + first * b.rank, (end - first) * b.rank);
+
+// Prefetches A at the features [first, end) in the same way, rank by rank.
+__device__ inline void PrefetchA(const LoraFewRows& rows, const LoraMatrix& a,
+                                 int64_t inputs, int first, int end,
+                                 int lines) {
+  const int per_rank = (end - first + kLine - 1) / kLine;
+  const Bf16* from = static_cast<const Bf16*>(rows.weights) + a.offset + first;
+  for (int i = 0; i < lines; ++i) {
+    const int at =
+        static_cast<int>(threadIdx.x) + i * static_cast<int>(kDecodeThreads);
+    if (at >= a.rank * per_rank) break;
+    Prefetch(from + at / per_rank * inputs + at % per_rank * kLine);
+  }
 }
 
 // Sums S of an entry for kSides projections. All threads of the block call it,
@@ -123,8 +173,7 @@ __device__ inline void PrefetchB(const LoraFewRows& rows, const LoraMatrix& b,
 // sums come first, while no operands are in registers.
 template <int kSides>
 __device__ void FillSlabs(const LoraParts& parts, const LoraFewRows& rows,
-                          const LoraMatrix (&matrices)[kSides],
-                          Slab (&slabs)[kSides]) {
+                          const LoraMatrix* matrices, Slab (&slabs)[kSides]) {
 #pragma unroll
   for (int k = 0; k < kSides; ++k) {
     FillSlab<kSlabRanks>(
@@ -133,20 +182,26 @@ __device__ void FillSlabs(const LoraParts& parts, const LoraFewRows& rows,
   __syncthreads();
 }
 
-// Adds S B^T to the warp's sums, for kSides projections of `features` features
-// each. `own` is the first of the lane's features.
-template <bool kAligned, int kSides>
-__device__ void AddExpansion(const LoraFewRows& rows,
-                             const LoraMatrix (&matrices)[kSides],
-                             const Slab (&slabs)[kSides], int features, int own,
-                             WarpSums (&sums)[kSides]) {
+// Adds S B^T of a projection of `features` features to the warp's sums. `own` is
+// the first of the lane's features. With kAhead, each step's loads overlap with
+// the products of the step before, which takes more registers.
+template <bool kAligned, bool kAhead>
+__device__ void AddExpansion(const LoraFewRows& rows, const LoraMatrix& matrix,
+                             const Slab& slab, int features, int own,
+                             WarpSums& sums) {
+  const int first = own - Lane() % 4 * kChunk;
+  Chunk b[kTiles];
+  if constexpr (kAhead) {
+    LoadStep<kAligned>(rows, matrix, features, first, 0, b);
+  }
+  for (int rank = 0; rank < matrix.rank; rank += kDepth) {
+    Chunk next[kTiles];
+    LoadStep<kAligned>(rows, matrix, features, first,
+                       rank + (kAhead ? kDepth : 0), kAhead ? next : b);
+    MultiplyStep(slab, rank / kDepth, b, sums);
+    if constexpr (kAhead) {
 #pragma unroll
-  for (int k = 0; k < kSides; ++k) {
-    for (int rank = 0; rank < matrices[k].rank; rank += kDepth) {
-      Chunk b[kTiles];
-      LoadStep<kAligned>(rows, matrices[k], features, own - Lane() % 4 * kChunk,
-                         rank, b);
-      MultiplyStep(slabs[k], rank / kDepth, b, sums[k]);
+      for (int j = 0; j < kTiles; ++j) b[j] = next[j];
     }
   }
 }

@@ -5,33 +5,34 @@ namespace weft::kernels::cuda {
 namespace few_rows {
 namespace {
 
+// Blocks per multiprocessor.
+constexpr int kPerSm = 2;
 // A block computes two spans, one after the other, so that the sum over the
 // inputs of down has few parts. Both have their gate and their up.
 constexpr int kSpans = 2;
 static_assert(kLoraGateFeatures == kSpans * kSpan);
 constexpr int kSides = 2;
 
-// The matrices of an entry: B of gate and up, and A of down.
-struct Matrices {
-  LoraMatrix b[kSides];
-  LoraMatrix a;
-};
+// The matrices of an entry.
+constexpr int kA = 2;  // The A of down; B of gate and up come before it.
+constexpr int kMatrices = 3;
 
 struct Memory {
   Slab slabs[kSides];
   RoundSums round;
-  // Matrices. In registers they would cost others their place.
-  alignas(Matrices) unsigned char matrices[sizeof(Matrices)];
 };
 
 // Computes the lane's features of the gated product from `own` on, and stores
 // them.
 template <GateActivation kActivation, bool kAligned>
 __device__ void GateSpan(const LoraGate& task, const LoraFewRows& rows,
-                         const Matrices& matrices, const float (&factors)[2],
-                         int own, const Slab (&slabs)[kSides],
-                         Chunk (&out)[2]) {
+                         const LoraMatrix (&matrices)[kMatrices],
+                         const float (&factors)[2], int own,
+                         const Slab (&slabs)[kSides], Chunk (&out)[2]) {
   const int features = static_cast<int>(task.features);
+  WarpSums sums[kSides] = {};
+  AddExpansion<kAligned, false>(rows, matrices[0], slabs[0], features, own,
+                                sums[0]);
   Chunk product[kSides][2];
 #pragma unroll
   for (int side = 0; side < kSides; ++side) {
@@ -43,8 +44,8 @@ __device__ void GateSpan(const LoraGate& task, const LoraFewRows& rows,
           own, features, OwnRow(half) < rows.num_rows);
     }
   }
-  WarpSums sums[kSides] = {};
-  AddExpansion<kAligned>(rows, matrices.b, slabs, features, own, sums);
+  AddExpansion<kAligned, false>(rows, matrices[1], slabs[1], features, own,
+                                sums[1]);
   Chunk bias[kSides];
 #pragma unroll
   for (int side = 0; side < kSides; ++side) {
@@ -59,9 +60,9 @@ __device__ void GateSpan(const LoraGate& task, const LoraFewRows& rows,
       float values[kSides];
 #pragma unroll
       for (int side = 0; side < kSides; ++side) {
-        values[side] = factors[half] * (ElementOf(product[side][half], i) +
-                                        matrices.b[side].scale *
-                                            SumOf(sums[side], half, i)) +
+        values[side] = factors[half] *
+                           (ElementOf(product[side][half], i) +
+                            matrices[side].scale * SumOf(sums[side], half, i)) +
                        ElementOf(bias[side], i);
       }
       out[half].elements[i] =
@@ -78,10 +79,11 @@ __device__ void GateSpan(const LoraGate& task, const LoraFewRows& rows,
 // Computes one item: up to 16 rows at kLoraGateFeatures features.
 template <GateActivation kActivation, bool kAligned>
 __device__ void GateItem(const LoraGate& task, const LoraFewRows& rows,
-                         const Matrices& matrices, int tile, Memory* memory) {
+                         const LoraMatrix (&matrices)[kMatrices], int tile,
+                         Memory* memory) {
   const int features = static_cast<int>(task.features);
   const int own = OwnFeature(tile * static_cast<int>(kLoraGateFeatures));
-  FillSlabs(task.shrunk, rows, matrices.b, memory->slabs);
+  FillSlabs<kSides>(task.shrunk, rows, matrices, memory->slabs);
   float factors[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -100,50 +102,43 @@ __device__ void GateItem(const LoraGate& task, const LoraFewRows& rows,
   Round rounds[kSpans];
 #pragma unroll
   for (int s = 0; s < kSpans; ++s) {
-    LoadRound<kAligned>(rows, matrices.a, features, own + s * kSpan, 0,
+    LoadRound<kAligned>(rows, matrices[kA], features, own + s * kSpan, 0,
                         rounds[s]);
   }
   // The next item's S overwrites this one's, so all threads wait here.
   __syncthreads();
-  WritePart<kAligned>(task.down, rows, matrices.a, features, own, tile, out,
+  WritePart<kAligned>(task.down, rows, matrices[kA], features, own, tile, out,
                       rounds, &memory->round);
 }
 
-__device__ Matrices MatricesOf(const LoraGate& task, const LoraFewRows& rows) {
-  const LoraTable& table = task.table;
-  return {.b = {MatrixOf(table, rows, task.slots_of_b[0]),
-                MatrixOf(table, rows, task.slots_of_b[1])},
-          .a = task.down.data == nullptr
-                   ? LoraMatrix()
-                   : MatrixOf(table, rows, task.slot_of_a)};
-}
-
 template <GateActivation kActivation>
-__global__ void __launch_bounds__(kDecodeThreads, kDecodeBlocks)
+__global__ void __launch_bounds__(kDecodeThreads, kPerSm)
     GateKernel(LoraGate task, bool rows_are_aligned) {
   __shared__ Memory memory;
   const int tiles = TilesOf<kLoraGateFeatures>(task.features);
-  ForItems(task.table, tiles, [&](const LoraFewRows& rows, int tile) {
-    auto& matrices = reinterpret_cast<Matrices&>(memory.matrices);
-    if (threadIdx.x == 0) {
-      matrices = MatricesOf(task, rows);
-    }
-    __syncthreads();
-    const int first = tile * static_cast<int>(kLoraGateFeatures);
-    const int end = EndOf<kLoraGateFeatures>(tile, task.features);
-    PrefetchB(rows, matrices.b[0], first, end);
-    PrefetchB(rows, matrices.b[1], first, end);
-    PrefetchA(rows, matrices.a, task.features, first, end);
-    if (rows_are_aligned && BIsAligned(rows, matrices.b[0]) &&
-        BIsAligned(rows, matrices.b[1]) &&
-        AIsAligned(rows, matrices.a, task.features)) {
-      GateItem<kActivation, true>(task, rows, matrices, tile, &memory);
-    } else {
-      GateItem<kActivation, false>(task, rows, matrices, tile, &memory);
-    }
-    // The next item's matrices overwrite these, so all threads wait here.
-    __syncthreads();
-  });
+  const auto slot_of = [&](int /*tile*/, int k) {
+    if (k < kA) return task.slots_of_b[k];
+    return task.down.data == nullptr ? int64_t{-1} : task.slot_of_a;
+  };
+  ForItems<kMatrices>(
+      task.table, tiles, slot_of,
+      [&](const Place<kMatrices>& place, int tile, int lines) {
+        const LoraFewRows& rows = place.rows;
+        const LoraMatrix(&matrices)[kMatrices] = place.matrices;
+        const int first = tile * static_cast<int>(kLoraGateFeatures);
+        const int end = EndOf<kLoraGateFeatures>(tile, task.features);
+        PrefetchB(rows, matrices[0], first, end, lines / kMatrices);
+        PrefetchB(rows, matrices[1], first, end, lines / kMatrices);
+        PrefetchA(rows, matrices[kA], task.features, first, end,
+                  lines / kMatrices);
+        if (rows_are_aligned && BIsAligned(rows, matrices[0]) &&
+            BIsAligned(rows, matrices[1]) &&
+            AIsAligned(rows, matrices[kA], task.features)) {
+          GateItem<kActivation, true>(task, rows, matrices, tile, &memory);
+        } else {
+          GateItem<kActivation, false>(task, rows, matrices, tile, &memory);
+        }
+      });
 }
 
 }  // namespace
@@ -160,7 +155,8 @@ cudaError_t RunLoraGate(const LoraGate& gate, cudaStream_t stream) {
   } else if (gate.activation == GateActivation::kClampedSilu) {
     kernel = GateKernel<GateActivation::kClampedSilu>;
   }
-  return Launch(kernel, DecodeGrid(gate.table, LoraGateParts(gate.features)), 1,
+  return Launch(kernel,
+                DecodeGrid<kPerSm>(gate.table, LoraGateParts(gate.features)), 1,
                 kDecodeThreads, stream, gate, rows_are_aligned);
 }
 

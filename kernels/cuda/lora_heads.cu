@@ -15,6 +15,9 @@ struct HeadsTask {
   int tile_heads = 0;  // Heads of a tile, which are of one projection.
 };
 
+// Blocks per multiprocessor.
+constexpr int kPerSm = 2;
+
 struct Memory {
   Slab slabs[1];
   // The expanded heads. Rows are padded, so that they start at different banks.
@@ -76,8 +79,7 @@ __device__ void ExpandHeads(const HeadsTask& task, const LoraFewRows& rows,
   const int begin = tile.first * features;
   const int end = begin + tile.count * features;
   const int own = OwnFeature(begin);
-  const LoraMatrix matrices[1] = {b};
-  FillSlabs(heads.shrunk, rows, matrices, memory->slabs);
+  FillSlabs<1>(heads.shrunk, rows, &b, memory->slabs);
   Chunk product[2];
   float factors[2];
 #pragma unroll
@@ -92,8 +94,8 @@ __device__ void ExpandHeads(const HeadsTask& task, const LoraFewRows& rows,
   const Chunk bias = Load<kAligned>(static_cast<const Bf16*>(heads.bias_W) +
                                         heads.projections[tile.which].column,
                                     own, end, heads.bias_W != nullptr);
-  WarpSums sums[1] = {};
-  AddExpansion<kAligned>(rows, matrices, memory->slabs, end, own, sums);
+  WarpSums sums = {};
+  AddExpansion<kAligned, kAligned>(rows, b, memory->slabs[0], end, own, sums);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     Chunk y;
@@ -101,7 +103,7 @@ __device__ void ExpandHeads(const HeadsTask& task, const LoraFewRows& rows,
     for (int i = 0; i < kChunk; ++i) {
       y.elements[i] =
           BitsOf(Rounded(factors[half] * (ElementOf(product[half], i) +
-                                          b.scale * SumOf(sums[0], half, i)) +
+                                          b.scale * SumOf(sums, half, i)) +
                          ElementOf(bias, i)));
     }
     *reinterpret_cast<uint4*>(&memory->y[OwnRow(half)][own - begin]) = y.whole;
@@ -133,7 +135,7 @@ __device__ HeadWork<Bf16, Bf16> WorkOf(const LoraHeads& heads,
 }
 
 template <int kN, bool kNorm>
-__global__ void __launch_bounds__(kDecodeThreads, kDecodeBlocks)
+__global__ void __launch_bounds__(kDecodeThreads, kPerSm)
     HeadsKernel(HeadsTask task) {
   __shared__ Memory memory;
   const LoraHeads& heads = task.heads;
@@ -145,41 +147,45 @@ __global__ void __launch_bounds__(kDecodeThreads, kDecodeBlocks)
   // The positions are in shared memory, by the row of the entry.
   RotaryRows angles = heads.rows;
   angles.positions_T = memory.positions;
-  ForItems(heads.table, tiles, [&](const LoraFewRows& rows, int number) {
-    const HeadTile tile = TileAt(task, number);
-    const LoraMatrix b =
-        MatrixOf(heads.table, rows, heads.projections[tile.which].slot);
-    const HeadRows& in = HeadsOf(heads, tile.which);
-    LoadPlaces(heads, rows, &memory);
-    PrefetchB(rows, b, tile.first * 2 * task.geometry.half,
-              (tile.first + tile.count) * 2 * task.geometry.half);
-    const bool is_aligned =
-        BIsAligned(rows, b) && task.geometry.half % (kChunk / 2) == 0 &&
-        IsAligned(static_cast<const Bf16*>(in.data), in.token_stride) &&
-        IsAligned(static_cast<const Bf16*>(heads.bias_W) +
-                      heads.projections[tile.which].column,
-                  0);
-    if (is_aligned) {
-      ExpandHeads<true>(task, rows, b, tile, &memory);
-    } else {
-      ExpandHeads<false>(task, rows, b, tile, &memory);
-    }
-    __syncthreads();
-    const int lanes = task.geometry.lanes;
-    const int count = rows.num_rows * tile.count * lanes;
-    // The loop runs whole warps, because they sum over their lanes.
-    for (int i = static_cast<int>(threadIdx.x); i - Lane() < count;
-         i += static_cast<int>(kDecodeThreads)) {
-      HeadWork<Bf16, Bf16> work;
-      if (i < count) {
-        work = WorkOf(heads, rows, tile, i / lanes / tile.count,
-                      i / lanes % tile.count, task.geometry.half, memory);
-      }
-      PrepareHead<kNorm, kN>(angles, task.geometry, heads.norms.eps, work);
-    }
-    // The next item's heads overwrite these, so all threads wait here.
-    __syncthreads();
-  });
+  const auto slot_of = [&](int number, int /*k*/) {
+    return heads.projections[TileAt(task, number).which].slot;
+  };
+  ForItems<1>(
+      heads.table, tiles, slot_of,
+      [&](const Place<1>& place, int number, int lines) {
+        const LoraFewRows& rows = place.rows;
+        const LoraMatrix& b = place.matrices[0];
+        const HeadTile tile = TileAt(task, number);
+        const HeadRows& in = HeadsOf(heads, tile.which);
+        LoadPlaces(heads, rows, &memory);
+        const int features = 2 * task.geometry.half;
+        PrefetchB(rows, b, tile.first * features,
+                  (tile.first + tile.count) * features, lines);
+        const bool is_aligned =
+            BIsAligned(rows, b) && task.geometry.half % (kChunk / 2) == 0 &&
+            IsAligned(static_cast<const Bf16*>(in.data), in.token_stride) &&
+            IsAligned(static_cast<const Bf16*>(heads.bias_W) +
+                          heads.projections[tile.which].column,
+                      0);
+        if (is_aligned) {
+          ExpandHeads<true>(task, rows, b, tile, &memory);
+        } else {
+          ExpandHeads<false>(task, rows, b, tile, &memory);
+        }
+        __syncthreads();
+        const int lanes = task.geometry.lanes;
+        const int count = rows.num_rows * tile.count * lanes;
+        // The loop runs whole warps, because they sum over their lanes.
+        for (int i = static_cast<int>(threadIdx.x); i - Lane() < count;
+             i += static_cast<int>(kDecodeThreads)) {
+          HeadWork<Bf16, Bf16> work;
+          if (i < count) {
+            work = WorkOf(heads, rows, tile, i / lanes / tile.count,
+                          i / lanes % tile.count, task.geometry.half, memory);
+          }
+          PrepareHead<kNorm, kN>(angles, task.geometry, heads.norms.eps, work);
+        }
+      });
 }
 
 template <int kN>
@@ -197,8 +203,8 @@ cudaError_t LaunchHeads(const LoraHeads& heads, cudaStream_t stream) {
   }
   const auto kernel = heads.norms.q_C == nullptr ? HeadsKernel<kN, false>
                                                  : HeadsKernel<kN, true>;
-  return Launch(kernel, DecodeGrid(heads.table, tiles), 1, kDecodeThreads,
-                stream, task);
+  return Launch(kernel, DecodeGrid<kPerSm>(heads.table, tiles), 1,
+                kDecodeThreads, stream, task);
 }
 
 }  // namespace

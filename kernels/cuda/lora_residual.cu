@@ -6,6 +6,9 @@ namespace {
 
 static_assert(kLoraResidualFeatures == kSpan);
 
+// Blocks per multiprocessor.
+constexpr int kPerSm = 2;
+
 struct Memory {
   Slab slabs[1];
   RoundSums round;
@@ -45,8 +48,7 @@ __device__ void ResidualItem(const LoraResidual& task, const LoraFewRows& rows,
   const int own = OwnFeature(tile * kSpan);
   const bool has_norm = task.weight_H != nullptr;
   const auto* weight = static_cast<const Bf16*>(task.weight_H);
-  const LoraMatrix matrices[1] = {b};
-  FillSlabs(task.shrunk, rows, matrices, memory->slabs);
+  FillSlabs<1>(task.shrunk, rows, &b, memory->slabs);
   Chunk y[2], x[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -57,8 +59,9 @@ __device__ void ResidualItem(const LoraResidual& task, const LoraFewRows& rows,
     x[half] = Load<kAligned>(static_cast<const Bf16*>(task.x_TH) + at, own,
                              hidden, exists);
   }
-  WarpSums sums[1] = {};
-  AddExpansion<kAligned>(rows, matrices, memory->slabs, hidden, own, sums);
+  WarpSums sums = {};
+  AddExpansion<kAligned, kAligned>(rows, b, memory->slabs[0], hidden, own,
+                                   sums);
   Round round[1];
   LoadRound<kAligned>(rows, a, hidden, own, 0, round[0]);
   const Chunk factor = Load<kAligned>(weight, own, hidden, has_norm);
@@ -72,7 +75,7 @@ __device__ void ResidualItem(const LoraResidual& task, const LoraFewRows& rows,
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
       const Bf16 value = Rounded(ElementOf(x[half], i) + ElementOf(y[half], i) +
-                                 b.scale * SumOf(sums[0], half, i));
+                                 b.scale * SumOf(sums, half, i));
       const float own_value = ToFloat(value);
       sum.elements[i] = BitsOf(value);
       // Beyond the last feature, all operands are 0.
@@ -93,27 +96,30 @@ __device__ void ResidualItem(const LoraResidual& task, const LoraFewRows& rows,
                       &memory->round);
 }
 
-__global__ void __launch_bounds__(kDecodeThreads, kDecodeBlocks)
+__global__ void __launch_bounds__(kDecodeThreads, kPerSm)
     ResidualKernel(LoraResidual task, bool rows_are_aligned) {
   __shared__ Memory memory;
   const int tiles = TilesOf<kLoraResidualFeatures>(task.hidden);
-  ForItems(task.table, tiles, [&](const LoraFewRows& rows, int tile) {
-    const LoraMatrix b = MatrixOf(task.table, rows, task.slot_of_b);
-    PrefetchB(rows, b, tile * kSpan,
-              EndOf<kLoraResidualFeatures>(tile, task.hidden));
-    LoraMatrix a;
-    if (task.next.data != nullptr) {
-      a = MatrixOf(task.table, rows, task.slot_of_a);
-      PrefetchA(rows, a, task.hidden, tile * kSpan,
-                EndOf<kLoraResidualFeatures>(tile, task.hidden));
-    }
-    if (rows_are_aligned && BIsAligned(rows, b) &&
-        AIsAligned(rows, a, task.hidden)) {
-      ResidualItem<true>(task, rows, b, a, tile, &memory);
-    } else {
-      ResidualItem<false>(task, rows, b, a, tile, &memory);
-    }
-  });
+  const auto slot_of = [&](int /*tile*/, int k) {
+    if (k == 0) return task.slot_of_b;
+    return task.next.data == nullptr ? int64_t{-1} : task.slot_of_a;
+  };
+  ForItems<2>(task.table, tiles, slot_of,
+              [&](const Place<2>& place, int tile, int lines) {
+                const LoraFewRows& rows = place.rows;
+                const LoraMatrix& b = place.matrices[0];
+                const LoraMatrix& a = place.matrices[1];
+                const int first = tile * kSpan;
+                const int end = EndOf<kLoraResidualFeatures>(tile, task.hidden);
+                PrefetchB(rows, b, first, end, lines / 2);
+                PrefetchA(rows, a, task.hidden, first, end, lines / 2);
+                if (rows_are_aligned && BIsAligned(rows, b) &&
+                    AIsAligned(rows, a, task.hidden)) {
+                  ResidualItem<true>(task, rows, b, a, tile, &memory);
+                } else {
+                  ResidualItem<false>(task, rows, b, a, tile, &memory);
+                }
+              });
 }
 
 }  // namespace
@@ -126,9 +132,10 @@ cudaError_t RunLoraResidual(const LoraResidual& residual, cudaStream_t stream) {
       RowsAreAligned({residual.y_TH, residual.x_TH, residual.sum_TH,
                       residual.weight_H, residual.scaled_TH},
                      residual.hidden);
-  return Launch(ResidualKernel,
-                DecodeGrid(residual.table, LoraResidualParts(residual.hidden)),
-                1, kDecodeThreads, stream, residual, rows_are_aligned);
+  return Launch(
+      ResidualKernel,
+      DecodeGrid<kPerSm>(residual.table, LoraResidualParts(residual.hidden)), 1,
+      kDecodeThreads, stream, residual, rows_are_aligned);
 }
 
 }  // namespace weft::kernels::cuda
