@@ -69,8 +69,11 @@ struct Place {
 template <int kMatrices, typename SlotOf, typename Run>
 __device__ void ForItems(const LoraTable& table, int tiles, SlotOf slot_of,
                          Run run) {
-  // Values with initialisers cannot be shared variables.
-  __shared__ alignas(16) unsigned char memory[sizeof(Place<kMatrices>)];
+  // A shared variable cannot have initial values, so these are its bytes.
+  struct Bytes {
+    alignas(16) unsigned char bytes[sizeof(Place<kMatrices>)];
+  };
+  __shared__ Bytes memory;
   auto& place = reinterpret_cast<Place<kMatrices>&>(memory);
   // The table has memory for the largest number of entries. So the first entry
   // can be loaded before the kernel knows whether the entry exists.
