@@ -62,7 +62,7 @@ struct DeferredNorm {
 
 struct LoraHeads {
   LoraTable table;
-  // Of q, k and v. `column` is where the projection begins in the bias.
+  // Those of q, k and v. `column` is where the projection begins in the bias.
   LoraProjection projections[3];
   LoraParts shrunk;
   DeferredNorm norm;
@@ -82,8 +82,8 @@ struct LoraHeads {
 
 struct LoraGate {
   LoraTable table;
-  int64_t slots_of_b[2] = {};  // Of gate and up.
-  int64_t slot_of_a = 0;       // Of down.
+  int64_t slots_of_b[2] = {};  // Those of gate and up.
+  int64_t slot_of_a = 0;       // That of down.
   int64_t features = 0;        // F.
   LoraParts shrunk;
   DeferredNorm norm;
@@ -100,13 +100,13 @@ struct LoraGate {
 struct LoraResidual {
   LoraTable table;
   int64_t slot_of_b = 0;
-  int64_t slot_of_a = 0;  // Of the next group.
+  int64_t slot_of_a = 0;  // That of the next group.
   int64_t hidden = 0;     // H.
   LoraParts shrunk;
   const void* y_TH = nullptr;  // The product.
   const void* x_TH = nullptr;
   void* sum_TH = nullptr;          // x + y; may be x or y.
-  const void* weight_H = nullptr;  // Of the next norm; if null, the sum is all.
+  const void* weight_H = nullptr;  // The next norm's; null: there is none.
   void* scaled_TH = nullptr;       // sum * weight.
   float* squares_TP = nullptr;     // LoraResidualParts(H).
   LoraParts next;  // LoraResidualParts(H). Without data, nothing is shrunk.

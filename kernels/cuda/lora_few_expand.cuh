@@ -26,8 +26,8 @@ union Quad {
 };
 
 // So many adjacent lanes share the sums of a quad: lane l adds the parts l, l +
-// kSumLanes and so on in order, of which it loads kPartsAtOnce at once. Then the
-// lanes add their sums, and each gets the sum of one rank.
+// kSumLanes and so on in order, of which it loads kPartsAtOnce at once. Then
+// the lanes add their sums, and each gets the sum of one rank.
 inline constexpr int kSumLanes = kQuad;
 inline constexpr int kPartsAtOnce = 4;
 

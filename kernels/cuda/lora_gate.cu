@@ -1,5 +1,5 @@
 #include "kernels/cuda/gated_product.cuh"
-#include "kernels/cuda/lora_decode.cuh"
+#include "kernels/cuda/lora_decode_products.cuh"
 
 namespace weft::kernels::cuda {
 namespace few_rows {

@@ -1,4 +1,4 @@
-#include "kernels/cuda/lora_decode.cuh"
+#include "kernels/cuda/lora_decode_products.cuh"
 #include "kernels/cuda/rotary.cuh"
 
 namespace weft::kernels::cuda {
@@ -28,7 +28,7 @@ struct Memory {
 
 // Some heads of a projection.
 struct HeadTile {
-  int which;  // Of q, k and v.
+  int which;  // 0: q; 1: k; 2: v.
   int first;  // The first head.
   int count;
 };

@@ -1,4 +1,4 @@
-#include "kernels/cuda/lora_decode.cuh"
+#include "kernels/cuda/lora_decode_products.cuh"
 
 namespace weft::kernels::cuda {
 namespace few_rows {

@@ -1,5 +1,5 @@
-// What the kernels over heads share: the pairs of a head, its norm, its rotation
-// and its way to the pages.
+// What the kernels over heads share: the pairs of a head, its norm, its
+// rotation and its way to the pages.
 #ifndef WEFT_KERNELS_CUDA_ROTARY_CUH_
 #define WEFT_KERNELS_CUDA_ROTARY_CUH_
 

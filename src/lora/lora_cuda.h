@@ -97,8 +97,8 @@ struct DecodeCapacity {
 // table can be replayed after new content is uploaded. Grids, workspaces and
 // the shape of S depend only on the capacity. Sites that no adapter has are
 // launched too and add nothing. All rows use the kernels of few rows, even if
-// an adapter has many rows. Every row of the capacity has an entry, also padding
-// and rows without an adapter, because lora_decode.h computes all rows.
+// an adapter has many rows. Every row of the capacity has an entry, also
+// padding and rows without an adapter, because lora_decode.h computes all rows.
 //
 //   DecodeTable table(capacity, shape);      // Once.
 //   table.Bind(device + offset);             // Needs table.num_bytes() there.

@@ -31,8 +31,8 @@ struct DecodeSegment {
 // What the kernels read about the adapters of all rows. Slot 0 is the A, and
 // slot 1 + p is the B of projection p.
 struct DecodeProblem {
-  std::vector<int64_t> features;  // Of each projection.
-  int64_t inputs = 0;             // Of A.
+  std::vector<int64_t> features;  // Those of each projection.
+  int64_t inputs = 0;             // Those of A.
   std::vector<DecodeLayout> layouts;
   std::vector<DecodeSegment> segments;  // They cover all rows.
   int64_t num_rows = 0;
@@ -187,7 +187,7 @@ class DecodeAdapters {
   const LoraTableCapacity capacity_;
   const std::vector<float> parts_;
   DeviceBuffer<float> parts_device_;
-  std::vector<std::vector<float>> weights_;  // Of each segment.
+  std::vector<std::vector<float>> weights_;  // Those of each segment.
   std::vector<std::unique_ptr<DeviceArray>> device_;
   std::unique_ptr<DeviceBuffer<std::byte>> bytes_;
 };

@@ -25,7 +25,7 @@ constexpr int64_t kPositions = 9;
 struct Shape {
   int64_t num_q = 4;
   int64_t num_k = 2;
-  int64_t features = 0;  // Of a head.
+  int64_t features = 0;  // Those of a head.
   bool has_norms = false;
   bool has_bias = false;
 };

@@ -269,6 +269,32 @@ TEST_F(LoraCudaTest, DecodesAShortSegmentToTheBitsOfAnyForwardPass) {
   }
 }
 
+// A step without a graph treats all rows as one with a graph does, also those
+// of long segments.
+TEST_F(LoraCudaTest, DecodesToTheSameBitsWithoutACapacity) {
+  const LoraRouting routing = BatchOnDevice().routing;
+  cuda::DecodeTable table({.rows = kMixedRows, .layouts = 4, .rank = 128},
+                          kMixedShape);
+  const cuda::RoutingTable exact(routing, /*gradients=*/{}, kMixedShape,
+                                 TheDevice(), kMixedRows);
+  EXPECT_EQ(exact.decode_rows(), table.decode_rows());
+  EXPECT_EQ(exact.table().num_long_blocks, 0);
+  EXPECT_EQ(exact.table().max_few_rows, kMixedRows);
+  std::vector<std::byte> host(table.num_bytes());
+  table.Write(routing, host);
+  const at::Tensor bytes =
+      at::from_blob(host.data(), {static_cast<int64_t>(host.size())}, at::kByte)
+          .to(TheDevice());
+  table.Bind(bytes.const_data_ptr());
+  const Passage p(kQkv);
+  at::Tensor y = OnDevice(p.y_TO).clone(), other = y.clone();
+  static_cast<void>(cuda::Forward(OnDevice(p.x_TI), table, kQkv,
+                                  /*keeps_shrunk=*/false, y, Stream()));
+  static_cast<void>(cuda::Forward(OnDevice(p.x_TI), exact, kQkv,
+                                  /*keeps_shrunk=*/false, other, Stream()));
+  EXPECT_TRUE(at::equal(y, other));
+}
+
 TEST_F(LoraCudaTest, DecodesWithinACapacityAlone) {
   const LoraRouting routing = BatchOnDevice().routing;
   const auto fits = [&](const cuda::DecodeCapacity& capacity) {

@@ -233,8 +233,8 @@ TEST_F(DeviceDecoderTest, DecodesHighRanks) {
                                                     at::kBFloat16)}});
 }
 
-// With biases, norms of heads, windows, and norms after o and down. No widths of
-// these models are whole vectors.
+// With biases, norms of heads, windows, and norms after o and down. No widths
+// of these models are whole vectors.
 TEST_F(DeviceDecoderTest, DecodesOtherFamilies) {
   for (const Family& family : Families()) {
     const Decoder decoder = MakeDecoder(family, at::kBFloat16);

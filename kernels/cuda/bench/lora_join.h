@@ -22,7 +22,7 @@ enum class JoinKind { kHeads, kGate, kResidual };
 struct Join {
   const char* name;
   JoinKind kind;
-  int64_t inputs;  // Of the expanded group.
+  int64_t inputs;  // Those of the expanded group.
   std::vector<int64_t> features;
   int64_t next_inputs;
   int64_t next_projections;

@@ -1,0 +1,165 @@
+// The products of the kernels of lora_decode.h: an expansion whose matrices are
+// prefetched, and the shrink of rows that are in registers.
+#ifndef WEFT_KERNELS_CUDA_LORA_DECODE_PRODUCTS_CUH_
+#define WEFT_KERNELS_CUDA_LORA_DECODE_PRODUCTS_CUH_
+
+#include "kernels/cuda/lora_decode.cuh"
+
+namespace weft::kernels::cuda::few_rows {
+
+// Prefetches the B of the features [first, end), at most `lines` cache lines by
+// each thread.
+__device__ inline void PrefetchB(const LoraFewRows& rows, const LoraMatrix& b,
+                                 int first, int end, int lines) {
+  const int count = (end - first) * b.rank;
+  const Bf16* from = static_cast<const Bf16*>(rows.weights) + b.offset +
+                     static_cast<int64_t>(first) * b.rank;
+  for (int i = 0; i < lines; ++i) {
+    const int at =
+        (static_cast<int>(threadIdx.x) + i * static_cast<int>(kDecodeThreads)) *
+        kLine;
+    if (at >= count) break;
+    Prefetch(from + at);
+  }
+}
+
+// Prefetches A at the features [first, end) in the same way, rank by rank.
+__device__ inline void PrefetchA(const LoraFewRows& rows, const LoraMatrix& a,
+                                 int64_t inputs, int first, int end,
+                                 int lines) {
+  const int per_rank = (end - first + kLine - 1) / kLine;
+  const Bf16* from = static_cast<const Bf16*>(rows.weights) + a.offset + first;
+  for (int i = 0; i < lines; ++i) {
+    const int at =
+        static_cast<int>(threadIdx.x) + i * static_cast<int>(kDecodeThreads);
+    if (at >= a.rank * per_rank) break;
+    Prefetch(from + at / per_rank * inputs + at % per_rank * kLine);
+  }
+}
+
+// Sums S of an entry for kSides projections. All threads of the block call it,
+// and all see the slabs afterwards. The matrices have been prefetched. So these
+// sums come first, while no operands are in registers.
+template <int kSides>
+__device__ void FillSlabs(const LoraParts& parts, const LoraFewRows& rows,
+                          const LoraMatrix* matrices, Slab (&slabs)[kSides]) {
+#pragma unroll
+  for (int k = 0; k < kSides; ++k) {
+    FillSlab<kSlabRanks>(
+        parts, rows, matrices[k], 0, [](int, int, Bf16) {}, &slabs[k]);
+  }
+  __syncthreads();
+}
+
+// Adds S B^T of a projection of `features` features to the warp's sums. `own`
+// is the first of the lane's features. With kAhead, each step's loads overlap
+// with the products of the step before, which takes more registers.
+template <bool kAligned, bool kAhead>
+__device__ void AddExpansion(const LoraFewRows& rows, const LoraMatrix& matrix,
+                             const Slab& slab, int features, int own,
+                             WarpSums& sums) {
+  const int first = own - Lane() % 4 * kChunk;
+  Chunk b[kTiles];
+  if constexpr (kAhead) {
+    LoadStep<kAligned>(rows, matrix, features, first, 0, b);
+  }
+  for (int rank = 0; rank < matrix.rank; rank += kDepth) {
+    Chunk next[kTiles];
+    LoadStep<kAligned>(rows, matrix, features, first,
+                       rank + (kAhead ? kDepth : 0), kAhead ? next : b);
+    MultiplyStep(slab, rank / kDepth, b, sums);
+    if constexpr (kAhead) {
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j) b[j] = next[j];
+    }
+  }
+}
+
+// The ranks of A that a warp multiplies at a time.
+inline constexpr int kRoundTiles = 4;
+inline constexpr int kRoundRanks = kRoundTiles * kColumns;
+using Round = Chunk[kRoundTiles];
+
+// Prefetches A at the features [first, end).
+__device__ inline void PrefetchA(const LoraFewRows& rows, const LoraMatrix& a,
+                                 int64_t inputs, int first, int end) {
+  const int lines = (end - first + kLine - 1) / kLine;
+  const int count = a.rank * lines;
+  const Bf16* from = static_cast<const Bf16*>(rows.weights) + a.offset + first;
+  for (int i = static_cast<int>(threadIdx.x); i < count;
+       i += static_cast<int>(kDecodeThreads)) {
+    Prefetch(from + i / lines * inputs + i % lines * kLine);
+  }
+}
+
+// Loads the A of a round for the lane's features from `own` on.
+template <bool kAligned>
+__device__ void LoadRound(const LoraFewRows& rows, const LoraMatrix& a,
+                          int inputs, int own, int first_rank, Round& round) {
+#pragma unroll
+  for (int j = 0; j < kRoundTiles; ++j) {
+    const int64_t rank = first_rank + j * kColumns + Lane() / 4;
+    const Bf16* row =
+        static_cast<const Bf16*>(rows.weights) + a.offset + rank * inputs;
+    round[j] = Load<kAligned>(row, own, inputs, rank < a.rank);
+  }
+}
+
+// The sums of all warps for one round. Rows are padded, so that they start at
+// different banks.
+struct RoundSums {
+  float sums[kDecodeWarps][kRows][kRoundRanks + kColumns];
+};
+
+// Writes part `part` of x A^T for the entry's rows. x is in registers: a lane
+// has its two rows at 8 features of each of kSpans spans, from `own` on.
+// `round` is A's first round. All threads of the block call it.
+template <bool kAligned, int kSpans>
+__device__ void WritePart(const LoraParts& parts, const LoraFewRows& rows,
+                          const LoraMatrix& a, int inputs, int own, int part,
+                          const Chunk (&x)[kSpans][2], Round (&round)[kSpans],
+                          RoundSums* memory) {
+  for (int first = 0; first < a.rank; first += kRoundRanks) {
+    WarpSums sums = {};
+#pragma unroll
+    for (int s = 0; s < kSpans; ++s) {
+#pragma unroll
+      for (int j = 0; j < kRoundTiles; ++j) {
+        Multiply(x[s][0], x[s][1], round[s][j], sums[j]);
+      }
+    }
+    // The next round's loads overlap with the sums over warps.
+#pragma unroll
+    for (int s = 0; s < kSpans; ++s) {
+      LoadRound<kAligned>(rows, a, inputs, own + s * kSpan, first + kRoundRanks,
+                          round[s]);
+    }
+#pragma unroll
+    for (int j = 0; j < kRoundTiles; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        memory->sums[WarpIndex()][OwnRow(i / 2)]
+                    [j * kColumns + Lane() % 4 * 2 + i % 2] = sums[j][i];
+      }
+    }
+    __syncthreads();
+    for (int i = static_cast<int>(threadIdx.x); i < rows.num_rows * kRoundRanks;
+         i += static_cast<int>(kDecodeThreads)) {
+      const int row = i / kRoundRanks;
+      const int rank = i % kRoundRanks;
+      if (first + rank >= a.rank) continue;
+      float sum = 0;
+#pragma unroll
+      for (int warp = 0; warp < kDecodeWarps; ++warp) {
+        sum += memory->sums[warp][row][rank];
+      }
+      PartOf(parts, rows, row, part)[a.column + first + rank] = a.scale * sum;
+    }
+    // The next round's sums overwrite these, so all threads wait here.
+    __syncthreads();
+  }
+}
+
+}  // namespace weft::kernels::cuda::few_rows
+
+#endif  // WEFT_KERNELS_CUDA_LORA_DECODE_PRODUCTS_CUH_
