@@ -1,4 +1,5 @@
-// What the kernels of lora_decode.h share: their items and the deferred norm.
+// What the kernels of lora_decode.h share: their items, S, and the deferred
+// norm.
 #ifndef WEFT_KERNELS_CUDA_LORA_DECODE_CUH_
 #define WEFT_KERNELS_CUDA_LORA_DECODE_CUH_
 
@@ -140,6 +141,20 @@ __device__ inline bool AIsAligned(const LoraFewRows& rows, const LoraMatrix& a,
 __device__ inline bool BIsAligned(const LoraFewRows& rows,
                                   const LoraMatrix& b) {
   return AIsAligned(rows, b, b.rank);
+}
+
+// Sums S of an entry for kSides projections. All threads of the block call it,
+// and all see the slabs afterwards. The caller has prefetched the matrices. So
+// these sums come first, while no operands are in registers.
+template <int kSides>
+__device__ void FillSlabs(const LoraParts& parts, const LoraFewRows& rows,
+                          const LoraMatrix* matrices, Slab (&slabs)[kSides]) {
+#pragma unroll
+  for (int k = 0; k < kSides; ++k) {
+    FillSlab<kSlabRanks>(
+        parts, rows, matrices[k], 0, [](int, int, Bf16) {}, &slabs[k]);
+  }
+  __syncthreads();
 }
 
 }  // namespace weft::kernels::cuda::few_rows

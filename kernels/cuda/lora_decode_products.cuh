@@ -1,5 +1,5 @@
-// The products of the kernels of lora_decode.h: an expansion whose matrices are
-// prefetched, and the shrink of rows that are in registers.
+// The products of the kernels of lora_decode.h: prefetching of the matrices,
+// the expansion, and the shrink of rows that are in registers.
 #ifndef WEFT_KERNELS_CUDA_LORA_DECODE_PRODUCTS_CUH_
 #define WEFT_KERNELS_CUDA_LORA_DECODE_PRODUCTS_CUH_
 
@@ -35,20 +35,6 @@ __device__ inline void PrefetchA(const LoraFewRows& rows, const LoraMatrix& a,
     if (at >= a.rank * per_rank) break;
     Prefetch(from + at / per_rank * inputs + at % per_rank * kLine);
   }
-}
-
-// Sums S of an entry for kSides projections. All threads of the block call it,
-// and all see the slabs afterwards. The matrices have been prefetched. So these
-// sums come first, while no operands are in registers.
-template <int kSides>
-__device__ void FillSlabs(const LoraParts& parts, const LoraFewRows& rows,
-                          const LoraMatrix* matrices, Slab (&slabs)[kSides]) {
-#pragma unroll
-  for (int k = 0; k < kSides; ++k) {
-    FillSlab<kSlabRanks>(
-        parts, rows, matrices[k], 0, [](int, int, Bf16) {}, &slabs[k]);
-  }
-  __syncthreads();
 }
 
 // Adds S B^T of a projection of `features` features to the warp's sums. `own`
