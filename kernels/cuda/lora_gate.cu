@@ -90,7 +90,7 @@ __device__ void GateItem(const LoraGate& task, const LoraFewRows& rows,
     factors[half] = FactorOf(task.norm, rows.row + OwnRow(half),
                              OwnRow(half) < rows.num_rows);
   }
-  Chunk out[kSpans][2];
+  Chunk out[kSpans][2] = {};
   // One copy of the code serves all spans, and the results move down.
 #pragma unroll 1
   for (int s = 0; s < kSpans; ++s) {
@@ -105,8 +105,6 @@ __device__ void GateItem(const LoraGate& task, const LoraFewRows& rows,
     LoadRound<kAligned>(rows, matrices[kA], features, own + s * kSpan, 0,
                         rounds[s]);
   }
-  // The next item's S overwrites this one's, so all threads wait here.
-  __syncthreads();
   WritePart<kAligned>(task.down, rows, matrices[kA], features, own, tile, out,
                       rounds, &memory->round);
 }

@@ -35,8 +35,6 @@ __device__ void WriteSquares(const LoraResidual& task, const LoraFewRows& rows,
                         TilesOf<kLoraResidualFeatures>(task.hidden) +
                     tile] = sum;
   }
-  // The next item's squares overwrite these, so all threads wait here.
-  __syncthreads();
 }
 
 // Computes one item: up to 16 rows at kSpan features.
@@ -88,8 +86,6 @@ __device__ void ResidualItem(const LoraResidual& task, const LoraFewRows& rows,
     Save<kAligned>(scaled[0][half], static_cast<Bf16*>(task.scaled_TH) + at,
                    own, hidden, exists && has_norm);
   }
-  // The next item's S overwrites this one's, so all threads wait here.
-  __syncthreads();
   if (!has_norm) return;
   WriteSquares(task, rows, tile, squares, memory);
   WritePart<kAligned>(task.next, rows, a, hidden, own, tile, scaled, round,
