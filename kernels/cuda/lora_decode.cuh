@@ -1,11 +1,11 @@
-// What the kernels of lora_decode.h share: their items, S, and the deferred
-// norm.
+// What the kernels of lora_decode.h share: tiles, S, and the deferred norm.
 #ifndef WEFT_KERNELS_CUDA_LORA_DECODE_CUH_
 #define WEFT_KERNELS_CUDA_LORA_DECODE_CUH_
 
 #include <initializer_list>
 
 #include "kernels/cuda/lora_decode.h"
+#include "kernels/cuda/lora_decode_items.cuh"
 #include "kernels/cuda/lora_few_expand.cuh"
 #include "kernels/cuda/pack.cuh"
 
@@ -28,16 +28,6 @@ __device__ int EndOf(int tile, int64_t features) {
   return static_cast<int>(end < features ? end : features);
 }
 
-// Returns the number of blocks, if a multiprocessor holds kPerSm of them: at
-// most as many as an H100 holds at a time. More would only wait for each other,
-// also those that find no item, because the table has unused room.
-template <int kPerSm>
-int64_t DecodeGrid(const LoraTable& table, int64_t tiles) {
-  constexpr int64_t kMost = int64_t{132} * kPerSm;
-  const int64_t items = table.max_few * tiles;
-  return items < kMost ? items : kMost;
-}
-
 // Returns whether all these rows of `features` elements begin at multiples of
 // 16 bytes. The host finds this out, because a kernel would keep it in a
 // register.
@@ -46,62 +36,6 @@ inline bool RowsAreAligned(std::initializer_list<const void*> rows,
   bool are = true;
   for (const void* data : rows) are = are && IsWide<Bf16>(data, features);
   return are;
-}
-
-// Cache lines of 128 bytes. All blocks together prefetch at most about 30 MB,
-// because an H100's cache has 50 MB, and no line may be lost before it is read.
-// A thread prefetches more lines if there are few items.
-inline constexpr int kLine = 64;  // Elements.
-inline constexpr unsigned kFewItems = 40;
-inline constexpr int kLines = 3;
-inline constexpr int kLinesOfFewItems = 24;
-
-// An entry and its matrices.
-template <int kMatrices>
-struct Place {
-  LoraFewRows rows;
-  LoraMatrix matrices[kMatrices];
-};
-
-// Calls run(place, tile, lines) for the block's items, which are an entry and
-// one of its tiles. The place is in shared memory, because operands need the
-// registers. Its matrices are those of the slots slot_of(tile, k), or empty if
-// the slot is negative. `lines` is the number of lines that each thread may
-// prefetch.
-template <int kMatrices, typename SlotOf, typename Run>
-__device__ void ForItems(const LoraTable& table, int tiles, SlotOf slot_of,
-                         Run run) {
-  // A shared variable cannot have initial values, so these are its bytes.
-  struct Bytes {
-    alignas(16) unsigned char bytes[sizeof(Place<kMatrices>)];
-  };
-  __shared__ Bytes memory;
-  auto& place = reinterpret_cast<Place<kMatrices>&>(memory);
-  // The table has memory for the largest number of entries. So the first entry
-  // can be loaded before the kernel knows whether the entry exists.
-  LoraFewRows rows = table.few[blockIdx.x / tiles];
-  const auto num_items = static_cast<unsigned>(*table.num_few * tiles);
-  unsigned item = blockIdx.x;
-  if (item >= num_items) return;
-  while (true) {
-    const int tile = static_cast<int>(item % tiles);
-    if (threadIdx.x == 0) {
-      place.rows = rows;
-#pragma unroll
-      for (int k = 0; k < kMatrices; ++k) {
-        const int64_t slot = slot_of(tile, k);
-        place.matrices[k] =
-            slot < 0 ? LoraMatrix() : MatrixOf(table, rows, slot);
-      }
-    }
-    __syncthreads();
-    run(place, tile, num_items <= kFewItems ? kLinesOfFewItems : kLines);
-    // The next item's place overwrites this one, so all threads wait here.
-    __syncthreads();
-    item += gridDim.x;
-    if (item >= num_items) return;
-    rows = table.few[item / tiles];
-  }
 }
 
 // Returns the first of the lane's 8 features in the block's span from `first`
