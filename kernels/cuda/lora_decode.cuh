@@ -48,6 +48,12 @@ __device__ inline int OwnRow(int lower) {
   return Lane() / 4 + lower * kColumns;
 }
 
+// Returns the element `offset` behind `data`, or null if that is null.
+template <typename T>
+__device__ T* Behind(T* data, int64_t offset) {
+  return data == nullptr ? nullptr : data + offset;
+}
+
 // Adds over the four lanes that have the same rows.
 __device__ inline float SumOverRow(float x) {
   x += __shfl_xor_sync(kAllLanes, x, 1);

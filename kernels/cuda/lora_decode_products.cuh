@@ -12,6 +12,7 @@ namespace weft::kernels::cuda::few_rows {
 __device__ inline void PrefetchB(const LoraFewRows& rows, const LoraMatrix& b,
                                  int first, int end, int lines) {
   const int count = (end - first) * b.rank;
+  if (count == 0) return;
   const Bf16* from = static_cast<const Bf16*>(rows.weights) + b.offset +
                      static_cast<int64_t>(first) * b.rank;
   for (int i = 0; i < lines; ++i) {
@@ -27,6 +28,7 @@ __device__ inline void PrefetchB(const LoraFewRows& rows, const LoraMatrix& b,
 __device__ inline void PrefetchA(const LoraFewRows& rows, const LoraMatrix& a,
                                  int64_t inputs, int first, int end,
                                  int lines) {
+  if (a.rank == 0) return;
   const int per_rank = (end - first + kLine - 1) / kLine;
   const Bf16* from = static_cast<const Bf16*>(rows.weights) + a.offset + first;
   for (int i = 0; i < lines; ++i) {
@@ -44,6 +46,7 @@ template <bool kAligned, bool kAhead>
 __device__ void AddExpansion(const LoraFewRows& rows, const LoraMatrix& matrix,
                              const Slab& slab, int features, int own,
                              WarpSums& sums) {
+  if (matrix.rank == 0) return;
   const int first = own - Lane() % 4 * kChunk;
   Chunk b[kTiles];
   if constexpr (kAhead) {
@@ -82,6 +85,7 @@ __device__ inline void PrefetchA(const LoraFewRows& rows, const LoraMatrix& a,
 template <bool kAligned>
 __device__ void LoadRound(const LoraFewRows& rows, const LoraMatrix& a,
                           int inputs, int own, int first_rank, Round& round) {
+  if (a.rank == 0) return;
 #pragma unroll
   for (int j = 0; j < kRoundTiles; ++j) {
     const int64_t rank = first_rank + j * kColumns + Lane() / 4;

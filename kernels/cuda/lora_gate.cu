@@ -50,8 +50,8 @@ __device__ void GateSpan(const LoraGate& task, const LoraFewRows& rows,
 #pragma unroll
   for (int side = 0; side < kSides; ++side) {
     bias[side] = Load<kAligned>(
-        static_cast<const Bf16*>(task.bias_2F) + side * task.features, own,
-        features, task.bias_2F != nullptr);
+        Behind(static_cast<const Bf16*>(task.bias_2F), side * task.features),
+        own, features, task.bias_2F != nullptr);
   }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -99,7 +99,7 @@ __device__ void GateItem(const LoraGate& task, const LoraFewRows& rows,
     GateSpan<kActivation, kAligned>(task, rows, matrices, factors,
                                     own + s * kSpan, memory->slabs, out[1]);
   }
-  Round rounds[kSpans];
+  Round rounds[kSpans] = {};
 #pragma unroll
   for (int s = 0; s < kSpans; ++s) {
     LoadRound<kAligned>(rows, matrices[kA], features, own + s * kSpan, 0,

@@ -91,9 +91,10 @@ __device__ void ExpandHeads(const HeadsTask& task, const LoraFewRows& rows,
         exists);
     factors[half] = FactorOf(heads.norm, token, exists);
   }
-  const Chunk bias = Load<kAligned>(static_cast<const Bf16*>(heads.bias_W) +
-                                        heads.projections[tile.which].column,
-                                    own, end, heads.bias_W != nullptr);
+  const Chunk bias =
+      Load<kAligned>(Behind(static_cast<const Bf16*>(heads.bias_W),
+                            heads.projections[tile.which].column),
+                     own, end, heads.bias_W != nullptr);
   WarpSums sums = {};
   AddExpansion<kAligned, kAligned>(rows, b, memory->slabs[0], end, own, sums);
 #pragma unroll
@@ -164,8 +165,8 @@ __global__ void __launch_bounds__(kDecodeThreads, kPerSm)
         const bool is_aligned =
             BIsAligned(rows, b) && task.geometry.half % (kChunk / 2) == 0 &&
             IsAligned(static_cast<const Bf16*>(in.data), in.token_stride) &&
-            IsAligned(static_cast<const Bf16*>(heads.bias_W) +
-                          heads.projections[tile.which].column,
+            IsAligned(Behind(static_cast<const Bf16*>(heads.bias_W),
+                             heads.projections[tile.which].column),
                       0);
         if (is_aligned) {
           ExpandHeads<true>(task, rows, b, tile, &memory);

@@ -60,7 +60,7 @@ __device__ void ResidualItem(const LoraResidual& task, const LoraFewRows& rows,
   WarpSums sums = {};
   AddExpansion<kAligned, kAligned>(rows, b, memory->slabs[0], hidden, own,
                                    sums);
-  Round round[1];
+  Round round[1] = {};
   LoadRound<kAligned>(rows, a, hidden, own, 0, round[0]);
   const Chunk factor = Load<kAligned>(weight, own, hidden, has_norm);
   float squares[2] = {0, 0};
@@ -83,8 +83,9 @@ __device__ void ResidualItem(const LoraResidual& task, const LoraFewRows& rows,
     }
     Save<kAligned>(sum, static_cast<Bf16*>(task.sum_TH) + at, own, hidden,
                    exists);
-    Save<kAligned>(scaled[0][half], static_cast<Bf16*>(task.scaled_TH) + at,
-                   own, hidden, exists && has_norm);
+    Save<kAligned>(scaled[0][half],
+                   Behind(static_cast<Bf16*>(task.scaled_TH), at), own, hidden,
+                   exists && has_norm);
   }
   if (!has_norm) return;
   WriteSquares(task, rows, tile, squares, memory);
