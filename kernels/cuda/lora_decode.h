@@ -73,7 +73,8 @@ struct LoraHeads {
   HeadNorms norms;  // bf16.
   KvSlots slots;
 };
-// Errors:  cudaErrorInvalidValue for heads of more than kLoraMaxHeadFeatures.
+// Errors:  cudaErrorInvalidValue for heads of more than kLoraMaxHeadFeatures,
+//          and for heads or norms that are not bf16.
 // Threads: any, as for the functions below; the work is queued on `stream`, and
 //          nothing waits for it.
 // Source:  lora_few_rows.h and Rotary.
@@ -105,7 +106,7 @@ struct LoraResidual {
   LoraParts shrunk;
   const void* y_TH = nullptr;  // The product.
   const void* x_TH = nullptr;
-  void* sum_TH = nullptr;          // x + y; may be x or y.
+  void* sum_TH = nullptr;          // x + y; may be y.
   const void* weight_H = nullptr;  // The next norm's; null: there is none.
   void* scaled_TH = nullptr;       // sum * weight.
   float* squares_TP = nullptr;     // LoraResidualParts(H).

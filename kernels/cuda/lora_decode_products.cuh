@@ -69,18 +69,6 @@ inline constexpr int kRoundTiles = 4;
 inline constexpr int kRoundRanks = kRoundTiles * kColumns;
 using Round = Chunk[kRoundTiles];
 
-// Prefetches A at the features [first, end).
-__device__ inline void PrefetchA(const LoraFewRows& rows, const LoraMatrix& a,
-                                 int64_t inputs, int first, int end) {
-  const int lines = (end - first + kLine - 1) / kLine;
-  const int count = a.rank * lines;
-  const Bf16* from = static_cast<const Bf16*>(rows.weights) + a.offset + first;
-  for (int i = static_cast<int>(threadIdx.x); i < count;
-       i += static_cast<int>(kDecodeThreads)) {
-    Prefetch(from + i / lines * inputs + i % lines * kLine);
-  }
-}
-
 // Loads the A of a round for the lane's features from `own` on.
 template <bool kAligned>
 __device__ void LoadRound(const LoraFewRows& rows, const LoraMatrix& a,

@@ -216,7 +216,10 @@ cudaError_t RunLoraHeads(const LoraHeads& heads, cudaStream_t stream) {
   if (heads.table.max_few == 0 || heads.rows.half_features == 0) {
     return cudaSuccess;
   }
-  if (2 * heads.rows.half_features > kLoraMaxHeadFeatures) {
+  const bool has_norms = heads.norms.q_C != nullptr;
+  if (2 * heads.rows.half_features > kLoraMaxHeadFeatures ||
+      heads.rows.dtype != DType::kBf16 ||
+      (has_norms && heads.norms.dtype != DType::kBf16)) {
     return cudaErrorInvalidValue;
   }
   // The heads are read from shared memory, and only q is written back.

@@ -162,6 +162,8 @@ AddedRows ExpandResidual(const GroupInput& in, const RoutingTable& table,
     input.squares_TP = Floats(y_TH.size(0) * num_parts, y_TH);
     input.eps = next.eps;
     weight_H = next.weight_H.contiguous();
+    TORCH_CHECK(weight_H.scalar_type() == at::kBFloat16,
+                "decoding wants norms in bf16, got ", weight_H.scalar_type());
     launch.slot_of_a = of_a.projections[0].slot;
     launch.weight_H = weight_H.const_data_ptr();
     launch.scaled_TH = input.rows_TI.mutable_data_ptr();

@@ -229,6 +229,28 @@ inline DecodeProblem OneRow(std::vector<int64_t> features, int64_t inputs,
           .num_rows = 1};
 }
 
+// More items than twice the blocks of a launch, so that blocks take one after
+// the other. Each row has its own entry, of `tiles` tiles, and each fourth row
+// its own adapter.
+inline DecodeProblem ManyItems(std::vector<int64_t> features, int64_t inputs,
+                               int64_t tiles) {
+  constexpr int64_t kMostBlocks = 264;
+  const size_t count = features.size();
+  DecodeProblem problem = {
+      .features = std::move(features),
+      .inputs = inputs,
+      .layouts = {{.ranks_of_b = std::vector<int32_t>(count, 8),
+                   .rank_of_a = 5}},
+      .num_rows = (2 * kMostBlocks + 8) / tiles};
+  for (int64_t row = 0; row < problem.num_rows; ++row) {
+    problem.segments.push_back({.begin = row,
+                                .end = row + 1,
+                                .layout = row % 4 == 0 ? 0 : kNoLoraLayout,
+                                .seed = static_cast<uint32_t>(row)});
+  }
+  return problem;
+}
+
 // The same rows, of which only row `row` has an adapter, if it has one.
 inline DecodeProblem WithBaseRowsAround(DecodeProblem problem, int64_t row) {
   DecodeSegment own = problem.SegmentOf(row);

@@ -162,6 +162,10 @@ TEST_F(CudaLoraDecodeTest, AddsToTheResidualStreamOfServedModels) {
   CheckResidual(OneRow({576}, 576, 8, 24));
 }
 
+TEST_F(CudaLoraDecodeTest, AddsToTheResidualStreamOfManyRows) {
+  CheckResidual(ManyItems({24}, 24, /*tiles=*/1));
+}
+
 // After the last layer.
 TEST_F(CudaLoraDecodeTest, AddsWithoutANormThatFollows) {
   const Residual residual(MixedDecode({520}, 520, 0), /*has_next=*/false);
@@ -276,6 +280,10 @@ TEST_F(CudaLoraDecodeTest, GatesWhatLiesAnywhere) {
   CheckGate(Gate(MixedDecode({264, 264}, 264, 3)));
 }
 
+TEST_F(CudaLoraDecodeTest, GatesManyRows) {
+  CheckGate(Gate(ManyItems({24, 24}, 24, /*tiles=*/1)));
+}
+
 // Llama-3.1-8B and SmolLM2.
 TEST_F(CudaLoraDecodeTest, GatesTheWidthsOfServedModels) {
   CheckGate(Gate(OneRow({14336, 14336}, 14336, 8, 8)));
@@ -350,6 +358,20 @@ TEST_F(CudaLoraDecodeTest, KeepsNanInItsRow) {
   for (size_t i = 0; i < squares.size(); ++i) {
     ASSERT_EQ(std::isnan(squares[i]), i == 9 * 3 + 1) << i;
   }
+  // The ranks of the row's adapter in the parts that have the feature, and the
+  // ranks that no adapter has.
+  const auto check_parts = [&](const LoraParts& parts,
+                               const std::vector<float>& values, int64_t own) {
+    for (int64_t i = 0; i < residual.rows * parts.count * parts.stride; ++i) {
+      const int64_t row = i / parts.stride / parts.count;
+      const bool exists = i % parts.stride < residual.adapters.RankOfA(row);
+      ASSERT_EQ(std::isnan(values[i]),
+                !exists || i / parts.stride == 9 * parts.count + own)
+          << i;
+    }
+  };
+  check_parts(residual.launch.next, residual.next.Read(), 1);
+  check_parts(gate.launch.down, gate.down.Read(), 0);
 }
 
 TEST_F(CudaLoraDecodeTest, TakesNothing) {

@@ -232,6 +232,11 @@ TEST_F(CudaLoraHeadsTest, PreparesHeadsThatLieAnywhere) {
   }
 }
 
+TEST_F(CudaLoraHeadsTest, PreparesHeadsOfManyRows) {
+  const Shape shape = {.num_q = 1, .num_k = 1, .features = 16};
+  CheckHeads(ManyItems(WidthsOf(shape), 0, /*tiles=*/3), shape);
+}
+
 // Llama-3.1-8B, Qwen3-8B and SmolLM2.
 TEST_F(CudaLoraHeadsTest, PreparesTheHeadsOfServedModels) {
   for (const Shape& shape :
@@ -258,6 +263,16 @@ TEST_F(CudaLoraHeadsTest, PreparesNormedRowsLikeAFactorOfOne) {
 TEST_F(CudaLoraHeadsTest, RefusesHeadsThatFillNoTile) {
   const Shape shape = {.num_q = 1, .num_k = 1, .features = 258};
   const Heads heads(OneRow(WidthsOf(shape), 0, 8, 0), shape);
+  EXPECT_EQ(RunLoraHeads(heads.launch, nullptr), cudaErrorInvalidValue);
+}
+
+TEST_F(CudaLoraHeadsTest, RefusesOtherDtypes) {
+  const Shape shape = {.features = 64, .has_norms = true};
+  Heads heads(OneRow(WidthsOf(shape), 0, 8, 0), shape);
+  heads.launch.norms.dtype = DType::kF32;
+  EXPECT_EQ(RunLoraHeads(heads.launch, nullptr), cudaErrorInvalidValue);
+  heads.launch.norms = {};
+  heads.launch.rows.dtype = DType::kF32;
   EXPECT_EQ(RunLoraHeads(heads.launch, nullptr), cudaErrorInvalidValue);
 }
 
