@@ -84,10 +84,21 @@ void SegmentBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
   }
 }
 
-// Returns whether the layer and the adapters' products are in bf16 on a CPU.
+// Returns whether the adapters' products of a forward pass are in bf16 on a
+// CPU, as is the base's product. Those of an expert have few rows each, for
+// which it does not pay.
 bool TakesBf16(const at::Tensor& x_TI, const BaseLinear& base,
-               const LoraPass& pass) {
-  return !pass.routing.empty() && ops::IsBf16Product(x_TI, base.weight_OI.t());
+               const LoraPass& pass, const LoraSite& site) {
+  return !pass.routing.empty() && site.expert == kNoExpert &&
+         ops::AreBf16ProductsAllowed() &&
+         ops::IsBf16Product(x_TI, base.weight_OI.t());
+}
+
+// Returns the same of a backward pass.
+bool TakesBf16Backward(const at::Tensor& dy_TO, const BaseLinear& base,
+                       const LoraPass& pass, const LoraSite& site) {
+  return !pass.routing.empty() && site.expert == kNoExpert &&
+         ops::IsBf16Product(dy_TO, base.weight_OI);
 }
 
 }  // namespace
@@ -138,7 +149,7 @@ ShrunkInputs LoraShrink(const at::Tensor& x_TI, const BaseLinear& base,
           cuda::Shrink(x_TI, *pass.table, site, ops::cuda::CurrentStream())};
     }
   }
-  if (TakesBf16(x_TI, base, pass)) return bf16::Shrink(x_TI, pass, site);
+  if (TakesBf16(x_TI, base, pass, site)) return bf16::Shrink(x_TI, pass, site);
   if (ops::HasCpuKernel(x_TI)) {
     return cpu::Forward(x_TI, pass, site, /*y_TO=*/{});
   }
@@ -152,7 +163,7 @@ ShrunkInputs LoraShrink(const at::Tensor& x_TI, const BaseLinear& base,
 at::Tensor LoraLinear(const at::Tensor& x_TI, const BaseLinear& base,
                       const LoraPass& pass, const LoraSite& site,
                       ShrunkInputs* shrunk) {
-  if (TakesBf16(x_TI, base, pass)) {
+  if (TakesBf16(x_TI, base, pass, site)) {
     ShrunkInputs inputs;
     at::Tensor y_TO = bf16::Forward(x_TI, base, pass, site, inputs);
     if (shrunk != nullptr) *shrunk = std::move(inputs);
@@ -187,7 +198,7 @@ at::Tensor LoraLinearBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
                               const LoraSite& site, const ShrunkInputs& shrunk,
                               const LoraGradients& gradients,
                               bool want_input_gradient) {
-  if (!pass.routing.empty() && ops::IsBf16Product(dy_TO, base.weight_OI)) {
+  if (TakesBf16Backward(dy_TO, base, pass, site)) {
     return bf16::Backward(dy_TO, x_TI, base, pass, site, shrunk, gradients,
                           want_input_gradient);
   }

@@ -18,7 +18,7 @@ namespace weft::ops {
 [[nodiscard]] bool HasBf16Instructions();
 
 // Allows products in bf16 for MatMul with bf16 weights, for the adapters beside
-// them (lora/lora_bf16.h), and for attention over f32 rows (block_worker.h), if
+// them (lora/lora_bf16.h), and for the gradients of attention over f32 rows, if
 // the processor has the instructions. Without a call, products are f32. Returns
 // whether they are in bf16 from now on.
 // Threads: called before products run.

@@ -85,9 +85,8 @@ BlockWorker<Real>::BlockWorker(const AttentionInputs& inputs,
 }
 
 template <typename Real>
-void BlockWorker<Real>::MultiplyInFull(at::Tensor out, const at::Tensor& a,
-                                       const at::Tensor& b, bool adds,
-                                       double alpha) {
+void BlockWorker<Real>::Multiply(at::Tensor out, const at::Tensor& a,
+                                 const at::Tensor& b, bool adds, double alpha) {
   if constexpr (std::is_same_v<Real, float>) {
     panels_.Multiply(out, a, b, adds, alpha);
   } else {
@@ -97,12 +96,14 @@ void BlockWorker<Real>::MultiplyInFull(at::Tensor out, const at::Tensor& a,
 }
 
 template <typename Real>
-void BlockWorker<Real>::Multiply(const at::Tensor& out, const at::Tensor& a,
-                                 const at::Tensor& b, bool adds, double alpha) {
+void BlockWorker<Real>::MultiplyGradient(const at::Tensor& out,
+                                         const at::Tensor& a,
+                                         const at::Tensor& b, bool adds,
+                                         double alpha) {
   if (rounded_.has_value()) {
     rounded_->Multiply(out, a, b, adds, alpha);
   } else {
-    MultiplyInFull(out, a, b, adds, alpha);
+    Multiply(out, a, b, adds, alpha);
   }
 }
 
@@ -158,8 +159,8 @@ void BlockWorker<Real>::Forward(const AttentionBlock& block, int64_t kv_head,
       if (chunk.first == 0 || shrink == 1) continue;
       Scale(sums + m * features_, shrink, sums + m * features_);
     }
-    MultiplyInFull(sum, scores, Keys(inputs_.v_TKC, chunk, kv_head),
-                   /*adds=*/chunk.first > 0, 1);
+    Multiply(sum, scores, Keys(inputs_.v_TKC, chunk, kv_head),
+             /*adds=*/chunk.first > 0, 1);
   }
   const HeadRows<Real> out(result.out_THC);
   ForRows(block, kv_head, [&](int64_t m, int64_t row, int64_t head) {
@@ -215,19 +216,19 @@ void BlockWorker<Real>::Backward(const AttentionBlock& block, int64_t kv_head,
     at::Tensor dscores = chunk_of(dweights_MS_);
     const at::Tensor k = Keys(inputs_.k_TKC, chunk, kv_head);
     Multiply(weights, q, k.t(), /*adds=*/false, scale);
-    MultiplyInFull(dscores, dout, Keys(inputs_.v_TKC, chunk, kv_head).t(),
-                   /*adds=*/false, 1);
+    Multiply(dscores, dout, Keys(inputs_.v_TKC, chunk, kv_head).t(),
+             /*adds=*/false, 1);
     for (int64_t m = 0; m < rows; ++m) {
       SoftmaxRow<Real>::Gradient(
           VisibleKeys(block, chunk, num_keys, m % block.queries.size), softcap_,
           lse_[m], delta_[m], score_rows + m * chunk_keys_,
           dweight_rows + m * chunk_keys_);
     }
-    Multiply(Keys(dv_TKC, chunk, kv_head), weights.t(), dout,
-             /*adds=*/true, 1);
-    Multiply(Keys(dk_TKC, chunk, kv_head), dscores.t(), q,
-             /*adds=*/true, scale);
-    Multiply(dq, dscores, k, /*adds=*/chunk.first > 0, scale);
+    MultiplyGradient(Keys(dv_TKC, chunk, kv_head), weights.t(), dout,
+                     /*adds=*/true, 1);
+    MultiplyGradient(Keys(dk_TKC, chunk, kv_head), dscores.t(), q,
+                     /*adds=*/true, scale);
+    MultiplyGradient(dq, dscores, k, /*adds=*/chunk.first > 0, scale);
   }
   const HeadRows<Real> dq_rows(dq_THC);
   const Real* const sums = Data<Real>(sum_MC_);

@@ -66,15 +66,16 @@ class BlockWorker {
     }
   }
 
-  // Computes out = alpha a b, or adds it to out. The product may be in bf16.
-  void Multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
+  // Computes out = alpha a b, or adds it to out, in the dtype of the operands.
+  void Multiply(at::Tensor out, const at::Tensor& a, const at::Tensor& b,
                 bool adds, double alpha);
 
-  // Does so in the dtype of the operands. Outputs and the gradients of weights
-  // need it: the gradient of a score is a difference of the two, which is small
-  // where one key has nearly all weight.
-  void MultiplyInFull(at::Tensor out, const at::Tensor& a, const at::Tensor& b,
-                      bool adds, double alpha);
+  // Computes a gradient: out = alpha a b, or adds it to out. The product may be
+  // in bf16. Scores, outputs and gradients of weights are always in the dtype
+  // of the operands: where one key has nearly all weight, the gradient of its
+  // score is a small difference of large products.
+  void MultiplyGradient(const at::Tensor& out, const at::Tensor& a,
+                        const at::Tensor& b, bool adds, double alpha);
 
   // Returns the block's rows of [T, H, C] as [M, C]: a view if there is one
   // query head, otherwise a copy in `scratch_MC`.

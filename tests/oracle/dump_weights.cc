@@ -105,8 +105,8 @@ int main(int argc, char** argv) {
     return 2;
   }
   for (int i = 2; i < argc; i += 2) {
-    const absl::Status written = weft::model::WriteHeldWeights(
-        argv[i], dtypes.at(argv[1]), argv[i + 1]);
+    const absl::Status written =
+        weft::model::WriteHeldWeights(argv[i], dtypes.at(argv[1]), argv[i + 1]);
     if (written.ok()) continue;
     std::cerr << written << "\n";
     return 1;
