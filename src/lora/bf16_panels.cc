@@ -10,15 +10,8 @@
 namespace weft::lora::bf16 {
 namespace {
 
-using kernels::cpu::Bf16KernelTable;
 using kernels::cpu::kBf16PanelInputs;
 using kernels::cpu::kBf16PanelOutputs;
-
-const Bf16KernelTable& Table() {
-  const Bf16KernelTable* kernels = kernels::cpu::Bf16Kernels();
-  TORCH_CHECK(kernels != nullptr, "this processor lacks AVX512_BF16");
-  return *kernels;
-}
 
 // The size of a panel; two elements of bf16 fill a float.
 int64_t FloatsOfPanel(int64_t num_inputs) {
@@ -27,12 +20,12 @@ int64_t FloatsOfPanel(int64_t num_inputs) {
 
 // Rounds and packs a weight whose outputs fit in one panel.
 void Round(const Weight& weight, float* panel) {
-  Table().round_panel({.weight = weight.data,
-                       .input_stride = weight.input_stride,
-                       .output_stride = weight.output_stride,
-                       .num_inputs = weight.num_inputs,
-                       .num_outputs = weight.num_outputs},
-                      /*scale=*/1, reinterpret_cast<uint16_t*>(panel));
+  ops::Bf16Table().round_panel({.weight = weight.data,
+                                .input_stride = weight.input_stride,
+                                .output_stride = weight.output_stride,
+                                .num_inputs = weight.num_inputs,
+                                .num_outputs = weight.num_outputs},
+                               /*scale=*/1, reinterpret_cast<uint16_t*>(panel));
 }
 
 // Calls f(first input, number of them, first output, number of them, offset)
@@ -62,7 +55,8 @@ Weight Weight::Outputs(int64_t begin, int64_t end) const {
 void RoundRows(const cpu::Rows& x, int64_t num_rows, int64_t num_columns,
                float scale, const RoundedRows& to) {
   for (int64_t row = 0; row < num_rows; ++row) {
-    Table().round_row(x.From(row).data, scale, num_columns, to.From(row).data);
+    ops::Bf16Table().round_row(x.From(row).data, scale, num_columns,
+                               to.From(row).data);
   }
 }
 
@@ -93,7 +87,7 @@ void MultiplyPanels(const RoundedRows& x, int64_t num_rows, const float* panels,
       num_inputs, num_outputs,
       [&](int64_t input, int64_t inputs, int64_t output, int64_t outputs,
           int64_t offset) {
-        Table().multiply_panel(
+        ops::Bf16Table().multiply_panel(
             {.x = x.From(0, input).data,
              .x_row_stride = x.stride,
              .num_rows = num_rows,

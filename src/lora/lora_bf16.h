@@ -16,7 +16,7 @@
 namespace weft::lora::bf16 {
 
 // The functions below compute what lora_linear.h says.
-// REQUIRES: ops::IsBf16Product is true for the rows and the base's weight.
+// REQUIRES: the base's product is in bf16 (ops::IsBf16Linear, IsBf16Product).
 // Errors:  throw c10::Error, also if a tensor is not f32.
 // Threads: any, for distinct outputs.
 // Source:  the formula in f64 on rounded operands.

@@ -90,8 +90,7 @@ void SegmentBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
 bool TakesBf16(const at::Tensor& x_TI, const BaseLinear& base,
                const LoraPass& pass, const LoraSite& site) {
   return !pass.routing.empty() && site.expert == kNoExpert &&
-         ops::AreBf16ProductsAllowed() &&
-         ops::IsBf16Product(x_TI, base.weight_OI.t());
+         ops::IsBf16Linear(x_TI, base.weight_OI);
 }
 
 // Returns the same of a backward pass.

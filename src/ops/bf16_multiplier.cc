@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cpu/bf16_product.h"
+#include "src/ops/bf16_product.h"
 
 namespace weft::ops {
 namespace {
@@ -35,24 +36,22 @@ Bf16Multiplier::Rows Bf16Multiplier::RoundRows(const Bf16KernelTable& kernels,
 
 void Bf16Multiplier::Multiply(const at::Tensor& out, const at::Tensor& a,
                               const at::Tensor& b, bool adds, double alpha) {
-  const Bf16KernelTable* kernels = kernels::cpu::Bf16Kernels();
-  TORCH_CHECK(kernels != nullptr, "this processor lacks AVX512_BF16");
-  const Rows x = RoundRows(*kernels, a, static_cast<float>(alpha));
+  const Bf16KernelTable& kernels = Bf16Table();
+  const Rows x = RoundRows(kernels, a, static_cast<float>(alpha));
   const int64_t num_inputs = a.size(1), num_outputs = out.size(1);
   for (int64_t input = 0; input < num_inputs; input += kBf16PanelInputs) {
     for (int64_t output = 0; output < num_outputs;
          output += kBf16PanelOutputs) {
       const int64_t inputs = std::min(kBf16PanelInputs, num_inputs - input);
       const int64_t outputs = std::min(kBf16PanelOutputs, num_outputs - output);
-      kernels->round_panel(
-          {.weight = b.const_data_ptr<float>() + input * b.stride(0) +
-                     output * b.stride(1),
-           .input_stride = b.stride(0),
-           .output_stride = b.stride(1),
-           .num_inputs = inputs,
-           .num_outputs = outputs},
-          /*scale=*/1, panel_->elements);
-      MultiplyRows(*kernels, x, input,
+      kernels.round_panel({.weight = b.const_data_ptr<float>() +
+                                     input * b.stride(0) + output * b.stride(1),
+                           .input_stride = b.stride(0),
+                           .output_stride = b.stride(1),
+                           .num_inputs = inputs,
+                           .num_outputs = outputs},
+                          /*scale=*/1, panel_->elements);
+      MultiplyRows(kernels, x, input,
                    {.num_rows = out.size(0),
                     .panel = panel_->elements,
                     .num_inputs = inputs,

@@ -28,10 +28,14 @@ std::atomic<bool> is_allowed = false;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-const Bf16KernelTable& Table() {
-  const Bf16KernelTable* kernels = kernels::cpu::Bf16Kernels();
-  TORCH_CHECK(kernels != nullptr, "this processor lacks AVX512_BF16");
-  return *kernels;
+bool IsInBf16(const at::Tensor& rows, const at::Tensor& weight,
+              int64_t input_stride, int64_t output_stride) {
+  if (!AreBf16ProductsAllowed() || !HasCpuKernel(rows) ||
+      weight.scalar_type() != at::kBFloat16) {
+    return false;
+  }
+  const bool is_forward = input_stride == 1 && output_stride != 1;
+  return !is_forward || rows.size(0) > kernels::cpu::kSkinnyRows;
 }
 
 // The product of rounded rows with one weight.
@@ -137,6 +141,12 @@ class Product {
 
 bool HasBf16Instructions() { return kernels::cpu::Bf16Kernels() != nullptr; }
 
+const Bf16KernelTable& Bf16Table() {
+  const Bf16KernelTable* kernels = kernels::cpu::Bf16Kernels();
+  TORCH_CHECK(kernels != nullptr, "this processor lacks AVX512_BF16");
+  return *kernels;
+}
+
 bool AllowBf16Products(bool allowed) {
   is_allowed = allowed && HasBf16Instructions();
   return is_allowed;
@@ -145,16 +155,15 @@ bool AllowBf16Products(bool allowed) {
 bool AreBf16ProductsAllowed() { return is_allowed; }
 
 bool IsBf16Product(const at::Tensor& a_MK, const at::Tensor& b_KN) {
-  if (!AreBf16ProductsAllowed() || !HasCpuKernel(a_MK) ||
-      b_KN.scalar_type() != at::kBFloat16) {
-    return false;
-  }
-  const bool is_forward = b_KN.stride(0) == 1 && b_KN.stride(1) != 1;
-  return !is_forward || a_MK.size(0) > kernels::cpu::kSkinnyRows;
+  return IsInBf16(a_MK, b_KN, b_KN.stride(0), b_KN.stride(1));
+}
+
+bool IsBf16Linear(const at::Tensor& x_MI, const at::Tensor& weight_OI) {
+  return IsInBf16(x_MI, weight_OI, weight_OI.stride(1), weight_OI.stride(0));
 }
 
 at::Tensor RoundToBf16(const at::Tensor& a_MK) {
-  const Bf16KernelTable& kernels = Table();
+  const Bf16KernelTable& kernels = Bf16Table();
   const int64_t inputs = a_MK.size(1);
   at::Tensor rounded = at::empty({a_MK.size(0), inputs + inputs % 2},
                                  a_MK.options().dtype(at::kBFloat16));
@@ -172,7 +181,7 @@ at::Tensor RoundToBf16(const at::Tensor& a_MK) {
 
 void Bf16Product(const at::Tensor& rounded, const at::Tensor& b_KN,
                  const at::Tensor& y_MN, const MakeTermsOfBlock& make_terms) {
-  const Bf16KernelTable& kernels = Table();
+  const Bf16KernelTable& kernels = Bf16Table();
   TORCH_CHECK(b_KN.stride(0) == 1 || b_KN.stride(1) == 1,
               "a weight of bf16 products has adjacent inputs or outputs");
   const int64_t inputs = b_KN.size(0);

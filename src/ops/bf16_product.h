@@ -17,6 +17,10 @@ namespace weft::ops {
 // Returns whether the processor has instructions for such products.
 [[nodiscard]] bool HasBf16Instructions();
 
+// Returns the kernels. Errors: throws c10::Error if the processor lacks the
+// instructions.
+[[nodiscard]] const kernels::cpu::Bf16KernelTable& Bf16Table();
+
 // Allows products in bf16 for MatMul with bf16 weights, for the adapters beside
 // them (lora/lora_bf16.h), and for the gradients of attention over f32 rows, if
 // the processor has the instructions. Without a call, products are f32. Returns
@@ -33,6 +37,11 @@ bool AllowBf16Products(bool allowed);
 // weight once and is f32.
 [[nodiscard]] bool IsBf16Product(const at::Tensor& a_MK,
                                  const at::Tensor& b_KN);
+
+// Returns the same of Linear, without a view of the weight, which would cost a
+// decode step more than the question.
+[[nodiscard]] bool IsBf16Linear(const at::Tensor& x_MI,
+                                const at::Tensor& weight_OI);
 
 // Returns rows of f32 rounded to bf16, as operands of Bf16Product: [M, K], with
 // a zero after an odd K, so [M, K + K % 2].

@@ -15,24 +15,10 @@
 
 #include "src/lora/lora_cpu.h"
 #include "src/ops/bf16_product.h"
-#include "tests/support/tolerance.h"
+#include "tests/lora/odd_widths.h"
 
 namespace weft::lora {
 namespace {
-
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::Tolerance;
-
-// Widths that are no multiples of a panel, so that a panel has outputs of
-// several projections.
-constexpr ModelShape kShape = {.num_layers = 1,
-                               .hidden = 37,
-                               .q_width = 210,
-                               .kv_width = 16,
-                               .ffn = 201,
-                               .vocab = 8};
-constexpr LoraSite kQkv = {0, ProjectionGroup::kQkv};
-constexpr LoraSite kDown = {0, ProjectionGroup::kDown};
 
 // Returns numbers from -2 to 2, most of them 0, so that sums stay small.
 at::Tensor SmallNumbers(at::IntArrayRef sizes) {
@@ -61,24 +47,16 @@ struct Problem {
 Problem MakeProblem(LoraSite site, const std::vector<int64_t>& sizes,
                     const std::vector<AdapterVersionPtr>& versions) {
   at::manual_seed(5);
-  Problem problem{.site = site};
-  int64_t end = 0;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    const int64_t begin = end + 3;
-    end = begin + sizes[i];
-    problem.routing.push_back(
-        {.begin = begin, .end = end, .version = versions[i]});
-  }
+  Problem problem{.site = site,
+                  .routing = SideBySide(sizes, versions, /*gap=*/3)};
   // More rows than few, so that the base's product is in bf16.
-  const int64_t rows = std::max<int64_t>(end, 40);
-  const bool is_down = site.group == ProjectionGroup::kDown;
-  const int64_t in = is_down ? kShape.ffn : kShape.hidden;
-  const int64_t out =
-      is_down ? kShape.hidden : kShape.q_width + 2 * kShape.kv_width;
+  const int64_t rows = std::max<int64_t>(problem.routing.back().end, 40);
+  const auto [in, out] = OddWidthsOf(site);
+  const bool has_bias = site.group == ProjectionGroup::kQkv;
   problem.x_TI = SmallNumbers({rows, in});
   problem.dy_TO = SmallNumbers({rows, out});
   problem.base = {.weight_OI = SmallNumbers({out, in}).to(at::kBFloat16),
-                  .bias_O = is_down ? at::Tensor() : SmallNumbers({out})};
+                  .bias_O = has_bias ? SmallNumbers({out}) : at::Tensor()};
   return problem;
 }
 
@@ -88,31 +66,14 @@ struct Result {
   LoraGradients gradients;
 };
 
-LoraGradients ZeroGradientsOf(const LoraRouting& routing) {
-  std::vector<AdapterVersionPtr> versions;
-  for (const LoraSegment& segment : routing) {
-    if (std::ranges::find(versions, segment.version) == versions.end()) {
-      versions.push_back(segment.version);
-    }
-  }
-  return ZeroGradients(versions, at::kCPU);
-}
-
 Result Evaluate(const Problem& p) {
-  Result result{.gradients = ZeroGradientsOf(p.routing)};
+  Result result{.gradients = ZeroGradients(VersionsOf(p.routing), at::kCPU)};
   const LoraPass pass{.routing = p.routing, .shape = kShape};
   result.y_TO = LoraLinear(p.x_TI, p.base, pass, p.site, &result.shrunk);
   result.dx_TI =
       LoraLinearBackward(p.dy_TO, p.x_TI, p.base, pass, p.site, result.shrunk,
                          result.gradients, /*want_input_gradient=*/true);
   return result;
-}
-
-void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
-                int64_t reduction) {
-  const double largest = expected.abs().max().item<double>();
-  EXPECT_LE((actual.to(at::kDouble) - expected).abs().max().item<double>(),
-            Tolerance(kEpsilonF32, reduction, std::max(1.0, largest)));
 }
 
 // Compares y and dx with the formulas in f64.
@@ -146,8 +107,8 @@ void ExpectMatchesTheFormula(const Problem& p) {
       rows(dx_TI).add_(at::mm(ds, a));
     }
   }
-  ExpectNear(actual.y_TO, y_TO, p.x_TI.size(1));
-  ExpectNear(actual.dx_TI, dx_TI, p.dy_TO.size(1));
+  ExpectNear(actual.y_TO, y_TO, p.x_TI.size(1), "y");
+  ExpectNear(actual.dx_TI, dx_TI, p.dy_TO.size(1), "dx");
 }
 
 class LoraBf16Test : public ::testing::Test {
@@ -222,7 +183,8 @@ TEST_F(LoraBf16Test, GradientsAreThoseOfF32) {
   p.x_TI = at::randn(p.x_TI.sizes());
   p.dy_TO = at::randn(p.dy_TO.sizes());
   const Result result = Evaluate(p);
-  const LoraGradients gradients = ZeroGradientsOf(p.routing);
+  const LoraGradients gradients =
+      ZeroGradients(VersionsOf(p.routing), at::kCPU);
   cpu::Backward(p.dy_TO, p.x_TI, {.routing = p.routing, .shape = kShape},
                 p.site, result.shrunk, gradients, /*dx_TI=*/{});
   for (size_t i = 0; i < gradients.size(); ++i) {

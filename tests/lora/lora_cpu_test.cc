@@ -7,27 +7,13 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <memory>
 #include <vector>
 
-#include "tests/support/tolerance.h"
+#include "tests/lora/odd_widths.h"
 
 namespace weft::lora {
 namespace {
-
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::Tolerance;
-
-// Widths that are no multiples of a vector, and more outputs than one slice.
-constexpr ModelShape kShape = {.num_layers = 1,
-                               .hidden = 37,
-                               .q_width = 210,
-                               .kv_width = 16,
-                               .ffn = 201,
-                               .vocab = 8};
-constexpr LoraSite kQkv = {0, ProjectionGroup::kQkv};
-constexpr LoraSite kDown = {0, ProjectionGroup::kDown};
 
 AdapterVersionPtr MakeVersion(int rank) {
   auto version = std::make_shared<AdapterVersion>();
@@ -60,18 +46,9 @@ Problem MakeProblem(LoraSite site, const std::vector<int64_t>& sizes,
                     const std::vector<AdapterVersionPtr>& versions,
                     int64_t gap = 3) {
   at::manual_seed(5);
-  Problem problem{.site = site};
-  int64_t end = 0;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    const int64_t begin = end + gap;
-    end = begin + sizes[i];
-    problem.routing.push_back(
-        {.begin = begin, .end = end, .version = versions[i]});
-  }
-  const bool is_down = site.group == ProjectionGroup::kDown;
-  const int64_t in = is_down ? kShape.ffn : kShape.hidden;
-  const int64_t out =
-      is_down ? kShape.hidden : kShape.q_width + 2 * kShape.kv_width;
+  Problem problem{.site = site, .routing = SideBySide(sizes, versions, gap)};
+  const int64_t end = problem.routing.back().end;
+  const auto [in, out] = OddWidthsOf(site);
   problem.x_TI = at::randn({end, in});
   problem.dx_TI = at::randn({end, in});
   problem.y_TO = at::randn({end, out});
@@ -83,16 +60,6 @@ struct Result {
   at::Tensor y_TO, dx_TI;
   LoraGradients gradients;
 };
-
-std::vector<AdapterVersionPtr> VersionsOf(const LoraRouting& routing) {
-  std::vector<AdapterVersionPtr> versions;
-  for (const LoraSegment& segment : routing) {
-    if (std::ranges::find(versions, segment.version) == versions.end()) {
-      versions.push_back(segment.version);
-    }
-  }
-  return versions;
-}
 
 Result Evaluate(const Problem& problem) {
   Result result{
@@ -141,14 +108,6 @@ Result Expected(const Problem& problem) {
     }
   }
   return result;
-}
-
-void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
-                int64_t reduction, const char* what) {
-  const double largest = expected.abs().max().item<double>();
-  EXPECT_LE((actual.to(at::kDouble) - expected).abs().max().item<double>(),
-            Tolerance(kEpsilonF32, reduction, std::max(1.0, largest)))
-      << what;
 }
 
 void ExpectMatchesTheFormula(const Problem& problem) {

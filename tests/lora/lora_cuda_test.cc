@@ -202,6 +202,18 @@ TEST_F(LoraCudaTest, RefusesRowsThatTheRoutingIsNotOf) {
 }
 
 // One table at one place serves one routing after another.
+// Binds the table to bytes of the device that have this routing, and returns
+// the bytes.
+at::Tensor Bind(cuda::DecodeTable& table, const LoraRouting& routing) {
+  std::vector<std::byte> host(table.num_bytes());
+  table.Write(routing, host);
+  at::Tensor bytes =
+      at::from_blob(host.data(), {static_cast<int64_t>(host.size())}, at::kByte)
+          .to(TheDevice(), at::kByte, /*non_blocking=*/false, /*copy=*/true);
+  table.Bind(bytes.const_data_ptr());
+  return bytes;
+}
+
 TEST_F(LoraCudaTest, DecodesOneRoutingAfterTheOtherWithOneTable) {
   const LoraRouting all = BatchOnDevice().routing, exact = Exact().routing;
   cuda::DecodeTable table({.rows = 24, .layouts = 3, .rank = 70}, kMixedShape);
@@ -248,12 +260,7 @@ TEST_F(LoraCudaTest, DecodesAShortSegmentToTheBitsOfAnyForwardPass) {
   const LoraRouting& routing = batch.routing;
   cuda::DecodeTable table({.rows = kMixedRows, .layouts = 4, .rank = 128},
                           kMixedShape);
-  std::vector<std::byte> host(table.num_bytes());
-  table.Write(routing, host);
-  const at::Tensor bytes =
-      at::from_blob(host.data(), {static_cast<int64_t>(host.size())}, at::kByte)
-          .to(TheDevice());
-  table.Bind(bytes.const_data_ptr());
+  const at::Tensor bytes = Bind(table, routing);
   const Passage p(kQkv);
   at::Tensor decoded = OnDevice(p.y_TO).clone(), y = decoded.clone();
   static_cast<void>(cuda::Forward(OnDevice(p.x_TI), table, kQkv,
@@ -280,12 +287,7 @@ TEST_F(LoraCudaTest, DecodesToTheSameBitsWithoutACapacity) {
   EXPECT_EQ(exact.decode_rows(), table.decode_rows());
   EXPECT_EQ(exact.table().num_long_blocks, 0);
   EXPECT_EQ(exact.table().max_few_rows, kMixedRows);
-  std::vector<std::byte> host(table.num_bytes());
-  table.Write(routing, host);
-  const at::Tensor bytes =
-      at::from_blob(host.data(), {static_cast<int64_t>(host.size())}, at::kByte)
-          .to(TheDevice());
-  table.Bind(bytes.const_data_ptr());
+  const at::Tensor bytes = Bind(table, routing);
   const Passage p(kQkv);
   at::Tensor y = OnDevice(p.y_TO).clone(), other = y.clone();
   static_cast<void>(cuda::Forward(OnDevice(p.x_TI), table, kQkv,

@@ -1,0 +1,74 @@
+// What the tests of the adapters' products on a CPU share: a shape whose widths
+// are no multiples of a vector, of a slice or of a panel, so that a panel has
+// outputs of several projections.
+#ifndef WEFT_TESTS_LORA_ODD_WIDTHS_H_
+#define WEFT_TESTS_LORA_ODD_WIDTHS_H_
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "src/lora/lora_linear.h"
+#include "tests/support/tolerance.h"
+
+namespace weft::lora {
+
+inline constexpr ModelShape kShape = {.num_layers = 1,
+                                      .hidden = 37,
+                                      .q_width = 210,
+                                      .kv_width = 16,
+                                      .ffn = 201,
+                                      .vocab = 8};
+inline constexpr LoraSite kQkv = {0, ProjectionGroup::kQkv};
+inline constexpr LoraSite kDown = {0, ProjectionGroup::kDown};
+
+// The inputs and outputs of a site's base weight.
+struct OddWidths {
+  int64_t in, out;
+};
+inline OddWidths OddWidthsOf(const LoraSite& site) {
+  if (site.group == ProjectionGroup::kDown) return {kShape.ffn, kShape.hidden};
+  return {kShape.hidden, kShape.q_width + 2 * kShape.kv_width};
+}
+
+// Lays the segments side by side, with `gap` rows of no adapter before each.
+inline LoraRouting SideBySide(const std::vector<int64_t>& sizes,
+                              const std::vector<AdapterVersionPtr>& versions,
+                              int64_t gap) {
+  LoraRouting routing;
+  int64_t end = 0;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const int64_t begin = end + gap;
+    end = begin + sizes[i];
+    routing.push_back({.begin = begin, .end = end, .version = versions[i]});
+  }
+  return routing;
+}
+
+// Returns each version once.
+inline std::vector<AdapterVersionPtr> VersionsOf(const LoraRouting& routing) {
+  std::vector<AdapterVersionPtr> versions;
+  for (const LoraSegment& segment : routing) {
+    if (std::ranges::find(versions, segment.version) == versions.end()) {
+      versions.push_back(segment.version);
+    }
+  }
+  return versions;
+}
+
+// Compares with numbers in f64, within the roundings of sums in f32.
+inline void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
+                       int64_t reduction, const char* what) {
+  const double largest = expected.abs().max().item<double>();
+  EXPECT_LE((actual.to(at::kDouble) - expected).abs().max().item<double>(),
+            testing::Tolerance(testing::kEpsilonF32, reduction,
+                               std::max(1.0, largest)))
+      << what;
+}
+
+}  // namespace weft::lora
+
+#endif  // WEFT_TESTS_LORA_ODD_WIDTHS_H_
