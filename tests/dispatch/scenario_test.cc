@@ -1,6 +1,4 @@
 // Runs the scenarios in scenarios/, whose README.md describes their language.
-#include <algorithm>
-#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -17,6 +15,7 @@
 #include "absl/strings/strip.h"
 #include "gtest/gtest.h"
 #include "tests/dispatch/fake_engine_thread.h"
+#include "tests/support/scenarios.h"
 
 namespace weft::dispatch {
 namespace {
@@ -367,8 +366,7 @@ class Interpreter {
 class DispatchScenarioTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(DispatchScenarioTest, AnswersAsWritten) {
-  std::ifstream file(std::string(WEFT_SCENARIO_DIR) + "/" + GetParam() +
-                     ".txt");
+  std::ifstream file(testing::ScenarioPath("dispatch", GetParam()));
   ASSERT_TRUE(file.good());
   Interpreter interpreter;
   std::string line;
@@ -384,21 +382,10 @@ TEST_P(DispatchScenarioTest, AnswersAsWritten) {
   }
 }
 
-std::vector<std::string> Scenarios() {
-  std::vector<std::string> names;
-  for (const auto& entry :
-       std::filesystem::directory_iterator(WEFT_SCENARIO_DIR)) {
-    if (entry.path().extension() == ".txt") {
-      names.push_back(entry.path().stem().string());
-    }
-  }
-  std::ranges::sort(names);
-  return names;
-}
-
-INSTANTIATE_TEST_SUITE_P(Stories, DispatchScenarioTest,
-                         ::testing::ValuesIn(Scenarios()),
-                         [](const auto& test) { return test.param; });
+INSTANTIATE_TEST_SUITE_P(
+    Stories, DispatchScenarioTest,
+    ::testing::ValuesIn(testing::ScenarioNames("dispatch")),
+    [](const auto& test) { return test.param; });
 
 }  // namespace
 }  // namespace weft::dispatch

@@ -1,6 +1,5 @@
 // Runs tests/sched/scenarios/*.txt; scenarios/README.md explains the language.
 #include <algorithm>
-#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -20,6 +19,7 @@
 #include "gtest/gtest.h"
 #include "src/sched/scheduler.h"
 #include "tests/support/adapter_keys.h"
+#include "tests/support/scenarios.h"
 
 namespace weft::sched {
 namespace {
@@ -315,23 +315,10 @@ class Interpreter {
   };
 };
 
-std::vector<std::string> ScenarioNames() {
-  std::vector<std::string> names;
-  for (const auto& file :
-       std::filesystem::directory_iterator(WEFT_SCENARIO_DIR)) {
-    if (file.path().extension() == ".txt") {
-      names.push_back(file.path().stem().string());
-    }
-  }
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
-class ScenarioTest : public testing::TestWithParam<std::string> {};
+class ScenarioTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(ScenarioTest, GivesTheExpectedAnswers) {
-  const std::string path =
-      absl::StrCat(WEFT_SCENARIO_DIR, "/", GetParam(), ".txt");
+  const std::string path = testing::ScenarioPath("sched", GetParam());
   std::ifstream file(path);
   ASSERT_TRUE(file.is_open()) << path;
   Interpreter interpreter;
@@ -357,7 +344,7 @@ TEST_P(ScenarioTest, GivesTheExpectedAnswers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Scenarios, ScenarioTest,
-                         testing::ValuesIn(ScenarioNames()),
+                         ::testing::ValuesIn(testing::ScenarioNames("sched")),
                          [](const auto& scenario) { return scenario.param; });
 
 }  // namespace
