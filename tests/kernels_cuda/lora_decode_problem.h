@@ -103,7 +103,8 @@ class DecodeAdapters {
         parts_device_(parts_) {
     LoraTableBuilder builder(capacity_.num_slots);
     for (const DecodeLayout& layout : of_.layouts) {
-      builder.AddLayout(of_.SlotsOf(layout));
+      slots_.push_back(of_.SlotsOf(layout));
+      builder.AddLayout(slots_.back());
     }
     for (const DecodeSegment& s : of_.segments) {
       weights_.push_back(s.layout == kNoLoraLayout ? std::vector<float>(1)
@@ -126,9 +127,7 @@ class DecodeAdapters {
   [[nodiscard]] const DecodeProblem& of() const { return of_; }
   [[nodiscard]] LoraTable table() const { return capacity_.At(bytes_->data()); }
   [[nodiscard]] LoraParts shrunk() const {
-    return {.data = parts_device_.data(),
-            .count = kParts,
-            .stride = LoraPartStride(of_.MaxRankOfB())};
+    return {.data = parts_device_.data(), .count = kParts, .stride = stride_};
   }
   // Returns element `feature` of scale S B^T.
   [[nodiscard]] double Expanded(int64_t row, size_t projection,
@@ -161,8 +160,7 @@ class DecodeAdapters {
   // Makes parts whose sums are whole numbers below 16, so that rounding S
   // changes nothing.
   [[nodiscard]] std::vector<float> WholeNumbers() const {
-    std::vector<float> parts = RandomFloats(
-        of_.num_rows * kParts * LoraPartStride(of_.MaxRankOfB()), 3);
+    std::vector<float> parts = RandomFloats(of_.num_rows * kParts * stride_, 3);
     for (float& x : parts) x = std::clamp(std::round(x), -3.0F, 3.0F);
     return parts;
   }
@@ -170,24 +168,26 @@ class DecodeAdapters {
   [[nodiscard]] double Shrunk(int64_t row, int64_t column) const {
     double sum = 0;
     for (int64_t part = 0; part < kParts; ++part) {
-      sum += parts_[(row * kParts + part) * shrunk().stride + column];
+      sum += parts_[(row * kParts + part) * stride_ + column];
     }
     return sum;
   }
   [[nodiscard]] LoraMatrix MatrixOf(int64_t row, size_t slot) const {
     const int layout = of_.SegmentOf(row).layout;
     if (layout == kNoLoraLayout) return {};
-    return of_.SlotsOf(of_.layouts[layout])[slot];
+    return slots_[layout][slot];
   }
   [[nodiscard]] double WeightAt(int64_t row, int64_t at) const {
     return weights_[&of_.SegmentOf(row) - of_.segments.data()][at];
   }
 
   const DecodeProblem of_;
+  const int stride_ = LoraPartStride(of_.MaxRankOfB());
   const LoraTableCapacity capacity_;
   const std::vector<float> parts_;
   DeviceBuffer<float> parts_device_;
-  std::vector<std::vector<float>> weights_;  // Those of each segment.
+  std::vector<std::vector<LoraMatrix>> slots_;  // Those of each layout.
+  std::vector<std::vector<float>> weights_;     // Those of each segment.
   std::vector<std::unique_ptr<DeviceArray>> device_;
   std::unique_ptr<DeviceBuffer<std::byte>> bytes_;
 };

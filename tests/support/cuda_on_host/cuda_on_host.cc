@@ -22,7 +22,8 @@ namespace {
 
 constexpr unsigned kWarp = 32;
 constexpr unsigned kMaxThreads = 1024;
-constexpr size_t kStackBytes = 128 << 10;
+// The address sanitizer clears the state of a whole stack at each switch.
+constexpr size_t kStackBytes = 32 << 10;
 constexpr size_t kSlotBytes = 32;
 constexpr size_t kCopyBytes = 16;
 constexpr size_t kMaxSharedBytes = 227 << 10;

@@ -71,20 +71,24 @@ inline void MultiplyAdd(const unsigned (&left)[4], const unsigned (&right)[2],
   std::memcpy(own->left, left, sizeof(left));
   std::memcpy(own->right, right, sizeof(right));
   __syncwarp();
-  const auto lanes = [&](unsigned of_g, unsigned of_t) {
+  const Fragments *rows[4], *columns[2][4];
+  const auto of_lane = [&](unsigned of_g, unsigned of_t) {
     return static_cast<const Fragments*>(
         host::LaneSlot(of_g * 4 + of_t, which));
   };
+  for (unsigned of_t = 0; of_t < 4; ++of_t) {
+    rows[of_t] = of_lane(g, of_t);
+    columns[0][of_t] = of_lane(2 * t, of_t);
+    columns[1][of_t] = of_lane(2 * t + 1, of_t);
+  }
   const auto part = [](unsigned pair, unsigned k) {
     return __bfloat162float({static_cast<uint16_t>(pair >> 16 * (k % 2))});
   };
   for (unsigned k = 0; k < 16; ++k) {
     const unsigned half = k / 8, of_t = k % 8 / 2;
-    const Fragments* row = lanes(g, of_t);
     for (unsigned i = 0; i < 4; ++i) {
-      const Fragments* column = lanes(2 * t + i % 2, of_t);
-      sums[i] +=
-          part(row->left[2 * half + i / 2], k) * part(column->right[half], k);
+      sums[i] += part(rows[of_t]->left[2 * half + i / 2], k) *
+                 part(columns[i % 2][of_t]->right[half], k);
     }
   }
 }
