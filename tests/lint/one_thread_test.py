@@ -1,0 +1,55 @@
+"""Tests that no program marked ONE_THREAD, which the thread sanitizer's build leaves
+out, has code that uses threads."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from sources import ROOT
+
+_PROGRAM = re.compile(r"weft_cc_test\(NAME (\w+) ONE_THREAD\s+SRCS ([^)]*?)\s+DEPS")
+_INCLUDE = re.compile(r'^#include (?:<(.+)>|"(.+)")$', re.MULTILINE)
+# An atomic number alone starts no thread and takes no lock.
+THREADS = {"thread", "mutex", "future", "condition_variable", "pthread.h"}
+THREADS |= {"src/base/mutex.h", "src/base/worker.h", "src/base/periodic_task.h"}
+
+
+def programs() -> dict[str, list[Path]]:
+    """Returns the sources of each such program."""
+    found = {}
+    for path in sorted(ROOT.glob("tests/*/CMakeLists.txt")):
+        for name, sources in _PROGRAM.findall(path.read_text()):
+            found[name] = [path.parent / source for source in sources.split()]
+    return found
+
+
+def thread_headers(root: Path, sources: list[Path]) -> Iterator[str]:
+    """Yields each header of threads that the sources include, or that a file includes
+    which belongs to a header of theirs."""
+    queue, seen = list(sources), set(sources)
+    while queue:
+        path = queue.pop()
+        for system, own in _INCLUDE.findall(path.read_text()):
+            if (system or own) in THREADS:
+                yield f"{path.relative_to(root)} includes {system or own}"
+            header = root / own
+            for file in (header, header.with_suffix(".cc")):
+                if own and file.is_file() and file not in seen:
+                    seen.add(file)
+                    queue.append(file)
+
+
+def test_programs_of_one_thread_use_none() -> None:
+    assert "sched_test" in programs()
+    problems = [
+        p for sources in programs().values() for p in thread_headers(ROOT, sources)
+    ]
+    assert not problems, "\n".join(problems)
+
+
+def test_finds_a_lock_behind_a_header(tmp_path: Path) -> None:
+    (tmp_path / "a_test.cc").write_text('#include "a.h"\n')
+    (tmp_path / "a.h").write_text("#include <vector>\n")
+    (tmp_path / "a.cc").write_text('#include "a.h"\n#include "src/base/mutex.h"\n')
+    found = list(thread_headers(tmp_path, [tmp_path / "a_test.cc"]))
+    assert found == ["a.cc includes src/base/mutex.h"]
