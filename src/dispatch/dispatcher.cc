@@ -72,11 +72,13 @@ std::optional<Work> Dispatcher::Next(int active_samples,
     if (!work || !std::holds_alternative<Idle>(*work)) return work;
     const absl::Time now = state_.env.clock->Now();
     if (now >= give_up) return work;
-    const absl::Time wake = std::min(give_up, state_.scheduler.NextDeadline());
-    // ExpireWork has removed work whose deadline has passed, so `wake` is in
-    // the future.
-    state_.changed.WaitFor(&state_.mu, absl::ToChronoNanoseconds(std::max(
-                                           wake - now, absl::Milliseconds(1))));
+    const absl::Time wake = std::min({give_up, state_.scheduler.NextDeadline(),
+                                      state_.scheduler.BatchStart()});
+    // ExpireWork has removed work whose deadline has passed, and a batch waits
+    // only for a time in the future.
+    state_.changed.WaitFor(&state_.mu,
+                           absl::ToChronoNanoseconds(
+                               std::max(wake - now, absl::Microseconds(100))));
   }
 }
 

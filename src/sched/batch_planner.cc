@@ -90,6 +90,7 @@ Plan PlanBatch(const Queues& queues, absl::Time now, int64_t max_batch_tokens,
       plan.kind = Plan::Kind::kTrain;
       shares.Charge(queue.key(), started->tokens);
       room -= started->tokens;
+      plan.tokens += started->tokens;
       if (slices[index].empty()) order.push_back(index);
       slices[index].push_back(started->slice);
     }

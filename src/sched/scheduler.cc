@@ -57,7 +57,8 @@ Scheduler::Scheduler(const SchedulerOptions& options)
       shares_(options.tenant_weights),
       samples_(options.tenant_weights),
       room_(options.queue),
-      share_(options.sampling_share) {
+      share_(options.sampling_share),
+      window_(options.max_batch_tokens) {
   AddAdapter(AdapterKey::kBaseModel, /*name=*/"", /*tenant=*/"",
              /*last_step=*/0);
 }
@@ -89,6 +90,7 @@ std::vector<uint64_t> Scheduler::RemoveAdapter(AdapterKey adapter) {
   shares_.Remove(adapter);
   backlogged_.erase(adapter);
   held_.erase(adapter);
+  window_.Forget(adapter);
   return ids;
 }
 
@@ -218,7 +220,32 @@ absl::Time Scheduler::NextDeadline() const {
                             : deadlines_.begin()->first;
 }
 
+bool Scheduler::WaitsForOthers(const std::vector<AdapterQueue*>& ready,
+                               absl::Time now) {
+  BatchWindow::Ready batch;
+  for (const AdapterQueue* queue : ready) {
+    const AdapterQueue::Entry& head = *queue->Ready(now);
+    // A barrier runs meanwhile. A request between two slices goes on.
+    if (head.barrier() || head.next_datum > 0) return false;
+    batch.adapters.push_back(queue->key());
+    batch.tokens += head.item.tokens;
+  }
+  const absl::Time start = window_.StartOf(batch, held_, now);
+  if (start <= now) return false;
+  batch_start_ = start;
+  return true;
+}
+
+void Scheduler::NoteBatch(const Plan& plan, absl::Time now) {
+  BatchWindow::Ready batch{.tokens = plan.tokens};
+  for (const TrainSlice& slice : plan.slices) {
+    batch.adapters.push_back(work_.at(slice.work_id).adapter);
+  }
+  window_.Start(batch, now);
+}
+
 Plan Scheduler::Next(absl::Time now, int active_decodes) {
+  batch_start_ = absl::InfiniteFuture();
   std::vector<AdapterQueue*> ready;
   for (AdapterKey adapter : backlogged_) {
     AdapterQueue& queue = adapters_.find(adapter)->second;
@@ -230,8 +257,10 @@ Plan Scheduler::Next(absl::Time now, int active_decodes) {
   const bool can_decode = active_decodes > 0 || samples_.HasReady(now);
   if (ready.empty() && !can_decode) {
     share_.NoteIdle();
+    window_.NoteIdle();
     return Plan{};
   }
+  if (!can_decode && !finishing_ && WaitsForOthers(ready, now)) return Plan{};
   if (share_.ChooseDecode(!ready.empty(), can_decode)) {
     Plan plan;
     plan.kind = Plan::Kind::kDecode;
@@ -239,6 +268,7 @@ Plan Scheduler::Next(absl::Time now, int active_decodes) {
   }
   Plan plan = PlanBatch(ready, now, options_.max_batch_tokens, shares_);
   if (plan.kind == Plan::Kind::kExclusive) NoteLeft(plan.work_id);
+  if (plan.kind == Plan::Kind::kTrain) NoteBatch(plan, now);
   for (const TrainSlice& slice : plan.slices) NoteLeft(slice.work_id);
   for (const AdapterQueue* queue : ready) NoteBacklog(*queue);
   return plan;
@@ -284,6 +314,7 @@ void Scheduler::AccountDeviceTime(Plan::Kind kind, absl::Duration elapsed) {
     share_.AddDecoding(elapsed);
   } else if (kind != Plan::Kind::kNone) {
     share_.AddTraining(elapsed);
+    if (kind == Plan::Kind::kTrain) window_.Ran(elapsed);
   }
 }
 

@@ -20,6 +20,9 @@
 // (fair_shares.h). queue_room.h limits what a tenant may queue. Training and
 // decoding share device time by SchedulerOptions::sampling_share.
 //
+// Company. A small batch waits briefly for adapters that train in step with its
+// own (batch_window.h), unless something else can run.
+//
 // A deterministic state machine without clock and threads. Not thread-safe.
 #ifndef WEFT_SRC_SCHED_SCHEDULER_H_
 #define WEFT_SRC_SCHED_SCHEDULER_H_
@@ -38,6 +41,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "src/sched/adapter_queue.h"
+#include "src/sched/batch_window.h"
 #include "src/sched/device_share.h"
 #include "src/sched/fair_shares.h"
 #include "src/sched/queue_room.h"
@@ -111,6 +115,10 @@ class Scheduler {
   // Returns when TakeExpired next has work to remove, or InfiniteFuture.
   [[nodiscard]] absl::Time NextDeadline() const;
 
+  // Returns until when the batch waits for which the latest Next returned
+  // kNone, or InfiniteFuture.
+  [[nodiscard]] absl::Time BatchStart() const { return batch_start_; }
+
   // Returns the next plan and starts its work. Expired work never starts. An
   // adapter with unfinished work on the device is in no further plan.
   // `active_decodes` is the number of sequences in decoding.
@@ -154,6 +162,11 @@ class Scheduler {
   void NoteWaiting(uint64_t id, Queued queued);
   void NoteLeft(uint64_t id);
   void Forget(uint64_t id);
+  // Returns whether the next batch, of these adapters, waits for others.
+  [[nodiscard]] bool WaitsForOthers(const std::vector<AdapterQueue*>& ready,
+                                    absl::Time now);
+  // Call it when a batch starts.
+  void NoteBatch(const Plan& plan, absl::Time now);
   // Call it after every change of the queue.
   void NoteBacklog(const AdapterQueue& queue);
 
@@ -166,6 +179,8 @@ class Scheduler {
   SampleQueue samples_;
   QueueRoom room_;
   DeviceShare share_;
+  BatchWindow window_;
+  absl::Time batch_start_ = absl::InfiniteFuture();
   std::unordered_map<uint64_t, Queued> work_;  // Waiting or on the device.
   // Deadlines of waiting work.
   std::set<std::pair<absl::Time, uint64_t>> deadlines_;

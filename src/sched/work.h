@@ -74,6 +74,7 @@ struct Plan {
   // The slices of one adapter are adjacent. They are either whole requests, or
   // one slice of a request that is too big for one micro-batch.
   std::vector<TrainSlice> slices;
+  int64_t tokens = 0;  // The cost of the slices.
   uint64_t work_id = 0;
 };
 

@@ -247,5 +247,45 @@ TEST(DispatcherWaitTest, IdleComesWhenPatienceEnds) {
   EXPECT_GE(clock.Now() - start, absl::Milliseconds(20));
 }
 
+// The batch waits for an adapter that trains in step with its own, which does
+// not come.
+TEST(BatchWindowTest, TheEngineThreadWakesWhenTheWaitOfABatchIsOver) {
+  FakeEngineThread engine({.residency = {.max_resident = 2}});
+  Dispatcher& dispatcher = engine.dispatcher();
+  const auto submit = [&](const std::string& adapter, uint64_t step) {
+    (void)dispatcher.steps().Submit(
+        OneDatum(adapter, step), TrainItem(),
+        [](const absl::StatusOr<StepResultPtr>&, bool) {});
+  };
+  for (const char* adapter : {"a", "b"}) {
+    engine.Create(adapter, "tenant", [](const absl::StatusOr<AdapterKey>&) {});
+    (void)engine.Next();
+  }
+  submit("a", 1);
+  submit("b", 1);
+  const std::optional<Work> both = engine.Next();
+  ASSERT_TRUE(both.has_value() && std::holds_alternative<RunTrain>(*both));
+  engine.clock().Advance(absl::Seconds(1));
+  for (const StepTask& step : std::get<RunTrain>(*both).steps) {
+    dispatcher.steps().Complete(step.id, TrainResult());
+  }
+  submit("a", 2);
+  ASSERT_TRUE(std::holds_alternative<Idle>(*engine.Next()));
+  std::atomic<bool> woken = false;
+  std::thread time([&] {
+    while (!woken) {
+      engine.clock().Advance(absl::Milliseconds(1));
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+  });
+  const std::optional<Work> work =
+      dispatcher.Next(/*active_samples=*/0, absl::Hours(1));
+  woken = true;
+  time.join();
+  ASSERT_TRUE(work.has_value() && std::holds_alternative<RunTrain>(*work));
+  const StepTask& step = std::get<RunTrain>(*work).steps.front();
+  dispatcher.steps().Complete(step.id, TrainResult());
+}
+
 }  // namespace
 }  // namespace weft::dispatch

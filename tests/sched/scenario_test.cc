@@ -46,7 +46,9 @@ bool Has(const Words& words, const std::string& word) {
 }
 
 absl::Duration Seconds(const std::string& text) {
-  return absl::Seconds(Number(text));
+  double seconds = 0;
+  EXPECT_TRUE(absl::SimpleAtod(text, &seconds)) << "not a number: " << text;
+  return absl::Seconds(seconds);
 }
 
 std::string YesNo(bool yes) { return yes ? "yes" : "no"; }

@@ -1,0 +1,63 @@
+// Decides how long a training batch waits for other adapters.
+//
+// Clients that train in step send their requests within a few milliseconds.
+// Without a wait the first request would run alone, and the others in a batch
+// after it. So a batch waits for the adapters that trained lately, for at most
+// a hundredth of the time that it will take. It starts at once when it has all
+// of them, when it is large, and when there is nobody to wait for.
+// A deterministic state machine without clock and threads. Not thread-safe.
+#ifndef WEFT_SRC_SCHED_BATCH_WINDOW_H_
+#define WEFT_SRC_SCHED_BATCH_WINDOW_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "src/request/adapter_key.h"
+
+namespace weft::sched {
+
+class BatchWindow {
+ public:
+  // A batch of a quarter of so many tokens starts at once.
+  explicit BatchWindow(int64_t max_batch_tokens)
+      : large_batch_tokens_(max_batch_tokens / 4) {}
+
+  // What could run now.
+  struct Ready {
+    std::vector<AdapterKey> adapters;  // Sorted.
+    int64_t tokens = 0;
+  };
+
+  // Returns until when the batch waits; `now` or earlier: it starts. Nobody
+  // waits for `absent` adapters. The first call since the latest Start begins
+  // the wait.
+  [[nodiscard]] absl::Time StartOf(const Ready& ready,
+                                   const std::set<AdapterKey>& absent,
+                                   absl::Time now);
+  // Notes that a batch starts, with these adapters and tokens.
+  void Start(const Ready& batch, absl::Time now);
+  // Notes how long the batch ran that started last.
+  void Ran(absl::Duration elapsed);
+  // Notes that there is nothing to run.
+  void NoteIdle() { wait_began_.reset(); }
+  void Forget(AdapterKey adapter) { trained_at_.erase(adapter); }
+
+ private:
+  [[nodiscard]] bool LacksAdapters(const Ready& ready,
+                                   const std::set<AdapterKey>& absent,
+                                   absl::Time now) const;
+
+  const int64_t large_batch_tokens_;
+  std::map<AdapterKey, absl::Time> trained_at_;
+  std::optional<absl::Time> wait_began_;
+  int64_t running_tokens_ = 0;
+  double seconds_per_token_ = 0;  // An average of late batches; 0: not known.
+};
+
+}  // namespace weft::sched
+
+#endif  // WEFT_SRC_SCHED_BATCH_WINDOW_H_
