@@ -73,7 +73,7 @@ std::optional<Work> Dispatcher::Next(int active_samples,
     const absl::Time now = state_.env.clock->Now();
     if (now >= give_up) return work;
     const absl::Time wake = std::min({give_up, state_.scheduler.NextDeadline(),
-                                      state_.scheduler.BatchStart()});
+                                      state_.scheduler.batch_window().start()});
     // ExpireWork has removed work whose deadline has passed, and a batch waits
     // only for a time in the future.
     state_.changed.WaitFor(&state_.mu,

@@ -17,37 +17,59 @@ constexpr double kLatest = 0.25;
 
 }  // namespace
 
-absl::Time BatchWindow::StartOf(const Ready& ready,
-                                const std::set<AdapterKey>& absent,
-                                absl::Time now) {
-  if (!wait_began_) wait_began_ = now;
-  const absl::Duration window =
-      std::min(kLongest, absl::Seconds(kShare * seconds_per_token_ *
-                                       static_cast<double>(ready.tokens)));
-  if (window < kShortest || ready.tokens >= large_batch_tokens_ ||
-      !LacksAdapters(ready, absent, now)) {
-    return now;
+bool BatchWindow::Waits(const std::vector<AdapterQueue*>& ready,
+                        const std::set<AdapterKey>& absent, absl::Time now) {
+  start_ = absl::InfiniteFuture();
+  std::set<AdapterKey> present;
+  int64_t tokens = 0;
+  for (const AdapterQueue* queue : ready) {
+    const AdapterQueue::Entry& head = *queue->Ready(now);
+    // A barrier runs meanwhile. A request between two slices goes on.
+    if (head.barrier() || head.next_datum > 0) return false;
+    present.insert(queue->key());
+    tokens += head.item.tokens;
   }
-  return *wait_began_ + window;
+  if (!wait_began_) wait_began_ = now;
+  const absl::Time end = *wait_began_ + WindowOf(tokens);
+  if (end <= now || !LacksAdapters(present, absent, now)) return false;
+  start_ = end;
+  return true;
 }
 
-bool BatchWindow::LacksAdapters(const Ready& ready,
+absl::Duration BatchWindow::WindowOf(int64_t tokens) const {
+  const absl::Duration window = std::min(
+      kLongest,
+      absl::Seconds(kShare * seconds_per_token_ * static_cast<double>(tokens)));
+  const bool waits = window >= kShortest && tokens < large_batch_tokens_;
+  return waits ? window : absl::ZeroDuration();
+}
+
+bool BatchWindow::LacksAdapters(const std::set<AdapterKey>& present,
                                 const std::set<AdapterKey>& absent,
                                 absl::Time now) const {
   return std::ranges::any_of(trained_at_, [&](const auto& entry) {
     const auto& [adapter, trained_at] = entry;
     return now - trained_at < kLately && !absent.contains(adapter) &&
-           !std::ranges::binary_search(ready.adapters, adapter);
+           !present.contains(adapter);
   });
 }
 
-void BatchWindow::Start(const Ready& batch, absl::Time now) {
-  wait_began_.reset();
-  running_tokens_ = batch.tokens;
+void BatchWindow::Start(const Plan& plan,
+                        const std::vector<AdapterQueue*>& ready,
+                        absl::Time now) {
+  NoteIdle();
+  running_tokens_ = plan.tokens;
   std::erase_if(trained_at_, [&](const auto& entry) {
     return now - entry.second >= kLately;
   });
-  for (const AdapterKey adapter : batch.adapters) trained_at_[adapter] = now;
+  for (const AdapterQueue* queue : ready) {
+    if (queue->on_device()) trained_at_[queue->key()] = now;
+  }
+}
+
+void BatchWindow::NoteIdle() {
+  wait_began_.reset();
+  start_ = absl::InfiniteFuture();
 }
 
 void BatchWindow::Ran(absl::Duration elapsed) {

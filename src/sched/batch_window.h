@@ -17,6 +17,8 @@
 
 #include "absl/time/time.h"
 #include "src/request/adapter_key.h"
+#include "src/sched/adapter_queue.h"
+#include "src/sched/work.h"
 
 namespace weft::sched {
 
@@ -26,34 +28,33 @@ class BatchWindow {
   explicit BatchWindow(int64_t max_batch_tokens)
       : large_batch_tokens_(max_batch_tokens / 4) {}
 
-  // What could run now.
-  struct Ready {
-    std::vector<AdapterKey> adapters;  // Sorted.
-    int64_t tokens = 0;
-  };
-
-  // Returns until when the batch waits; `now` or earlier: it starts. Nobody
-  // waits for `absent` adapters. The first call since the latest Start begins
-  // the wait.
-  [[nodiscard]] absl::Time StartOf(const Ready& ready,
-                                   const std::set<AdapterKey>& absent,
-                                   absl::Time now);
-  // Notes that a batch starts, with these adapters and tokens.
-  void Start(const Ready& batch, absl::Time now);
+  // Returns whether the work waits that these queues could start. Nobody waits
+  // for `absent` adapters. The first call since the latest Start or NoteIdle
+  // begins the wait.
+  [[nodiscard]] bool Waits(const std::vector<AdapterQueue*>& ready,
+                           const std::set<AdapterKey>& absent, absl::Time now);
+  // Returns when the wait is over if the latest Waits returned true; otherwise
+  // InfiniteFuture.
+  [[nodiscard]] absl::Time start() const { return start_; }
+  // Notes that a batch of some of these queues starts.
+  void Start(const Plan& plan, const std::vector<AdapterQueue*>& ready,
+             absl::Time now);
   // Notes how long the batch ran that started last.
   void Ran(absl::Duration elapsed);
   // Notes that there is nothing to run.
-  void NoteIdle() { wait_began_.reset(); }
+  void NoteIdle();
   void Forget(AdapterKey adapter) { trained_at_.erase(adapter); }
 
  private:
-  [[nodiscard]] bool LacksAdapters(const Ready& ready,
+  [[nodiscard]] absl::Duration WindowOf(int64_t tokens) const;
+  [[nodiscard]] bool LacksAdapters(const std::set<AdapterKey>& present,
                                    const std::set<AdapterKey>& absent,
                                    absl::Time now) const;
 
   const int64_t large_batch_tokens_;
   std::map<AdapterKey, absl::Time> trained_at_;
   std::optional<absl::Time> wait_began_;
+  absl::Time start_ = absl::InfiniteFuture();
   int64_t running_tokens_ = 0;
   double seconds_per_token_ = 0;  // An average of late batches; 0: not known.
 };

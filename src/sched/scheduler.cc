@@ -220,32 +220,7 @@ absl::Time Scheduler::NextDeadline() const {
                             : deadlines_.begin()->first;
 }
 
-bool Scheduler::WaitsForOthers(const std::vector<AdapterQueue*>& ready,
-                               absl::Time now) {
-  BatchWindow::Ready batch;
-  for (const AdapterQueue* queue : ready) {
-    const AdapterQueue::Entry& head = *queue->Ready(now);
-    // A barrier runs meanwhile. A request between two slices goes on.
-    if (head.barrier() || head.next_datum > 0) return false;
-    batch.adapters.push_back(queue->key());
-    batch.tokens += head.item.tokens;
-  }
-  const absl::Time start = window_.StartOf(batch, held_, now);
-  if (start <= now) return false;
-  batch_start_ = start;
-  return true;
-}
-
-void Scheduler::NoteBatch(const Plan& plan, absl::Time now) {
-  BatchWindow::Ready batch{.tokens = plan.tokens};
-  for (const TrainSlice& slice : plan.slices) {
-    batch.adapters.push_back(work_.at(slice.work_id).adapter);
-  }
-  window_.Start(batch, now);
-}
-
 Plan Scheduler::Next(absl::Time now, int active_decodes) {
-  batch_start_ = absl::InfiniteFuture();
   std::vector<AdapterQueue*> ready;
   for (AdapterKey adapter : backlogged_) {
     AdapterQueue& queue = adapters_.find(adapter)->second;
@@ -260,7 +235,7 @@ Plan Scheduler::Next(absl::Time now, int active_decodes) {
     window_.NoteIdle();
     return Plan{};
   }
-  if (!can_decode && !finishing_ && WaitsForOthers(ready, now)) return Plan{};
+  if (!can_decode && window_.Waits(ready, held_, now)) return Plan{};
   if (share_.ChooseDecode(!ready.empty(), can_decode)) {
     Plan plan;
     plan.kind = Plan::Kind::kDecode;
@@ -268,7 +243,7 @@ Plan Scheduler::Next(absl::Time now, int active_decodes) {
   }
   Plan plan = PlanBatch(ready, now, options_.max_batch_tokens, shares_);
   if (plan.kind == Plan::Kind::kExclusive) NoteLeft(plan.work_id);
-  if (plan.kind == Plan::Kind::kTrain) NoteBatch(plan, now);
+  if (plan.kind == Plan::Kind::kTrain) window_.Start(plan, ready, now);
   for (const TrainSlice& slice : plan.slices) NoteLeft(slice.work_id);
   for (const AdapterQueue* queue : ready) NoteBacklog(*queue);
   return plan;

@@ -19,9 +19,7 @@
 // The adapters of one tenant share equally. Samples are shared in the same way
 // (fair_shares.h). queue_room.h limits what a tenant may queue. Training and
 // decoding share device time by SchedulerOptions::sampling_share.
-//
-// Company. A small batch waits briefly for adapters that train in step with its
-// own (batch_window.h), unless something else can run.
+// A small batch waits briefly for others that train in step (batch_window.h).
 //
 // A deterministic state machine without clock and threads. Not thread-safe.
 #ifndef WEFT_SRC_SCHED_SCHEDULER_H_
@@ -69,9 +67,8 @@ class Scheduler {
   bool AddAdapter(AdapterKey adapter, const std::string& name,
                   const std::string& tenant, uint64_t last_step);
 
-  // Removes the adapter. Returns the ids of its work that will not run: all
-  // work except work whose last slice is on the device. Later calls of Finished
-  // for its work are ignored.
+  // Removes the adapter. Returns the ids of its work that will not run: all but
+  // work whose last slice is on the device, whose Finished is then ignored.
   std::vector<uint64_t> RemoveAdapter(AdapterKey adapter);
 
   // Call it after a kAdapterOp replaced the adapter's state, and before
@@ -89,10 +86,10 @@ class Scheduler {
   // While set, requests between slices continue but no other training starts.
   void SetFinishing(bool finishing) { finishing_ = finishing; }
 
-  // Returns the kinds of work that could start if the adapter were not held.
+  // Returns the work that could start if the adapter were not held.
   [[nodiscard]] WorkKinds ReadyKinds(AdapterKey adapter) const;
 
-  // Returns whether training work is on the device or between two slices.
+  // Returns whether training is on the device or between two slices.
   [[nodiscard]] bool IsRunning(AdapterKey adapter) const;
 
   // Cancels all work of the adapter that has not started. Returns its ids.
@@ -115,38 +112,33 @@ class Scheduler {
   // Returns when TakeExpired next has work to remove, or InfiniteFuture.
   [[nodiscard]] absl::Time NextDeadline() const;
 
-  // Returns until when the batch waits for which the latest Next returned
-  // kNone, or InfiniteFuture.
-  [[nodiscard]] absl::Time BatchStart() const { return batch_start_; }
-
   // Returns the next plan and starts its work. Expired work never starts. An
   // adapter with unfinished work on the device is in no further plan.
   // `active_decodes` is the number of sequences in decoding.
   Plan Next(absl::Time now, int active_decodes);
 
-  // Removes and returns up to `max` sample requests to decode. The order is
-  // fair among adapters, and first in, first out for each adapter.
+  // Removes and returns up to `max` sample requests, in an order that is fair
+  // among adapters, and first in, first out for each adapter.
   std::vector<uint64_t> TakeSamples(absl::Time now, int max);
 
   // Puts a sample back at its old place if there is no room for it. Returns
   // false if the latest TakeSamples did not return it.
   bool PutBack(uint64_t id);
 
-  // Call it once for each slice of a plan and for each kExclusive. If `ok` is
-  // false, the whole request has failed and its remaining slices are dropped.
+  // Call it once for each slice and kExclusive. If `ok` is false, the whole
+  // request has failed and its remaining slices are dropped.
   void Finished(uint64_t work_id, bool ok);
 
-  // Charges device time to training (kTrain, kExclusive) or sampling (kDecode).
+  // Charges device time to training or sampling (kDecode).
   void AccountDeviceTime(Plan::Kind kind, absl::Duration elapsed);
 
   // Returns whether nothing waits or is on the device, except taken samples.
   [[nodiscard]] bool Idle() const;
 
-  // Returns the number of requests that have not started.
+  // Return the number of requests that have not started, by kind or tenant.
   [[nodiscard]] int64_t QueueDepth(WorkKind kind) const;
-  // Returns the same by tenant, with tokens.
   [[nodiscard]] const QueueRoom& room() const { return room_; }
-  // Returns the tenant of an adapter that was added.
+  [[nodiscard]] const BatchWindow& batch_window() const { return window_; }
   [[nodiscard]] const std::string& TenantOf(AdapterKey adapter) const;
 
  private:
@@ -162,11 +154,6 @@ class Scheduler {
   void NoteWaiting(uint64_t id, Queued queued);
   void NoteLeft(uint64_t id);
   void Forget(uint64_t id);
-  // Returns whether the next batch, of these adapters, waits for others.
-  [[nodiscard]] bool WaitsForOthers(const std::vector<AdapterQueue*>& ready,
-                                    absl::Time now);
-  // Call it when a batch starts.
-  void NoteBatch(const Plan& plan, absl::Time now);
   // Call it after every change of the queue.
   void NoteBacklog(const AdapterQueue& queue);
 
@@ -180,7 +167,6 @@ class Scheduler {
   QueueRoom room_;
   DeviceShare share_;
   BatchWindow window_;
-  absl::Time batch_start_ = absl::InfiniteFuture();
   std::unordered_map<uint64_t, Queued> work_;  // Waiting or on the device.
   // Deadlines of waiting work.
   std::set<std::pair<absl::Time, uint64_t>> deadlines_;
