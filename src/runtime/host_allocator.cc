@@ -115,8 +115,11 @@ void HostAllocator::Free(void* data) {
     if (held != allocator.in_use_.end()) {
       const size_t bytes = held->second;
       allocator.in_use_.erase(held);
-      allocator.cache_.emplace(
-          bytes, Cached{.data = data, .freed_at = ++allocator.num_frees_});
+      // Before its equals, so that the block is taken first whose bytes are the
+      // likeliest to be in the processor's cache.
+      allocator.cache_.emplace_hint(
+          allocator.cache_.lower_bound(bytes), bytes,
+          Cached{.data = data, .freed_at = ++allocator.num_frees_});
       allocator.usage_.in_use -= bytes;
       allocator.usage_.cached += bytes;
       return;

@@ -34,6 +34,15 @@ TEST_F(HostAllocatorTest, ABlockIsUsedAgainForWhatIsSlightlySmaller) {
   EXPECT_NE(allocator_.allocate(12 * kMiB).get(), first);
 }
 
+TEST_F(HostAllocatorTest, TheBlockThatWasFreedLastIsUsedFirst) {
+  c10::DataPtr first = allocator_.allocate(16 * kMiB);
+  c10::DataPtr last = allocator_.allocate(16 * kMiB);
+  void* const freed_last = last.get();
+  first.clear();
+  last.clear();
+  EXPECT_EQ(allocator_.allocate(16 * kMiB).get(), freed_last);
+}
+
 TEST_F(HostAllocatorTest, TheProcessIsNeverLargerThanWhatWasInUse) {
   std::vector<c10::DataPtr> blocks;
   for (int i = 0; i < 4; ++i) blocks.push_back(allocator_.allocate(8 * kMiB));
