@@ -72,8 +72,7 @@ c10::DeleterFnPtr HostAllocator::raw_deleter() const { return &Free; }
 void* HostAllocator::Take(size_t bytes) {
   void* data = nullptr;
   const auto block = cache_.lower_bound(bytes);
-  // A block is used for what is slightly smaller than it.
-  if (block != cache_.end() && block->first <= bytes + bytes / 8) {
+  if (block != cache_.end() && Suits(block->first, bytes)) {
     data = block->second.data;
     bytes = block->first;
     usage_.cached -= bytes;
@@ -91,6 +90,14 @@ void* HostAllocator::Take(size_t bytes) {
   usage_.in_use += bytes;
   most_in_use_ = std::max(most_in_use_, usage_.in_use);
   return data;
+}
+
+bool HostAllocator::Suits(size_t block, size_t bytes) const {
+  // A block is used for what is slightly smaller than it.
+  if (block <= bytes + bytes / 8) return true;
+  // A new one would have to be cleared, and others unmapped for it.
+  return block <= 2 * bytes && usage_.in_use + block <= most_in_use_ &&
+         usage_.in_use + usage_.cached + bytes > most_in_use_;
 }
 
 void HostAllocator::MakeRoom(size_t bytes) {

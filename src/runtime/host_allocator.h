@@ -4,8 +4,9 @@
 //
 // Cached blocks are unmapped before the mapped bytes exceed the largest number
 // of bytes that were in use at once. So the cache does not raise the peak of
-// tensors, but it keeps their memory at that peak until ReleaseCached. Blocks
-// consist of huge pages where the kernel has them.
+// tensors, but it keeps their memory at that peak until ReleaseCached. A block
+// is used for what is slightly smaller, and at the peak for what is half as
+// large. Blocks consist of huge pages where the kernel has them.
 #ifndef WEFT_SRC_RUNTIME_HOST_ALLOCATOR_H_
 #define WEFT_SRC_RUNTIME_HOST_ALLOCATOR_H_
 
@@ -57,6 +58,9 @@ class HostAllocator final : public c10::Allocator {
 
   HostAllocator() = default;
   static void Free(void* data);
+  // Returns whether a cached block of this size is taken for `bytes`.
+  [[nodiscard]] bool Suits(size_t block, size_t bytes) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns null if there is no memory.
   void* Take(size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Unmap(Cache::iterator block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -14,8 +14,16 @@ constexpr size_t kMiB = size_t{1} << 20;
 
 class HostAllocatorTest : public ::testing::Test {
  protected:
-  void SetUp() override { allocator_.ReleaseCached(); }
+  // Makes kPeak the largest number of bytes that were in use.
+  void SetUp() override {
+    allocator_.allocate(kPeak);
+    allocator_.ReleaseCached();
+  }
   void TearDown() override { allocator_.ReleaseCached(); }
+
+  // More than any test of this program uses at once. It takes no memory, because
+  // nobody writes to it.
+  static constexpr size_t kPeak = 512 * kMiB;
 
   HostAllocator& allocator_ = HostAllocator::Get();
 };
@@ -34,6 +42,15 @@ TEST_F(HostAllocatorTest, ABlockIsUsedAgainForWhatIsSlightlySmaller) {
   EXPECT_NE(allocator_.allocate(12 * kMiB).get(), first);
 }
 
+TEST_F(HostAllocatorTest, AtThePeakALargerBlockIsUsedInsteadOfANewOne) {
+  const c10::DataPtr held = allocator_.allocate(kPeak - 16 * kMiB);
+  void* const block = allocator_.allocate(16 * kMiB).get();
+  EXPECT_EQ(allocator_.allocate(9 * kMiB).get(), block);
+  EXPECT_EQ(allocator_.usage().cached, 16 * kMiB);
+  (void)allocator_.allocate(7 * kMiB);
+  EXPECT_EQ(allocator_.usage().cached, 7 * kMiB);
+}
+
 TEST_F(HostAllocatorTest, TheBlockThatWasFreedLastIsUsedFirst) {
   c10::DataPtr first = allocator_.allocate(16 * kMiB);
   c10::DataPtr last = allocator_.allocate(16 * kMiB);
@@ -44,15 +61,16 @@ TEST_F(HostAllocatorTest, TheBlockThatWasFreedLastIsUsedFirst) {
 }
 
 TEST_F(HostAllocatorTest, TheProcessIsNeverLargerThanWhatWasInUse) {
+  const c10::DataPtr held = allocator_.allocate(kPeak - 32 * kMiB);
   std::vector<c10::DataPtr> blocks;
   for (int i = 0; i < 4; ++i) blocks.push_back(allocator_.allocate(8 * kMiB));
-  const size_t most = allocator_.usage().in_use;
+  ASSERT_EQ(allocator_.usage().in_use, kPeak);
   blocks.clear();
   for (size_t size = kMiB; size <= 20 * kMiB; size += kMiB) {
     blocks.clear();
     blocks.push_back(allocator_.allocate(size));
     const HostAllocator::Usage usage = allocator_.usage();
-    EXPECT_LE(usage.in_use + usage.cached, most) << size;
+    EXPECT_LE(usage.in_use + usage.cached, kPeak) << size;
   }
 }
 
