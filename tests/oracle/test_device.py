@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import daemon
 import pytest
 
 HERE = Path(__file__).resolve().parent
@@ -15,21 +16,36 @@ HERE = Path(__file__).resolve().parent
 NVIDIA_SMI = '#!/bin/sh\n[ "$1" = -L ] && echo "GPU 0: NVIDIA H100 (UUID: GPU-1)"\n'
 
 
-def run(
-    folder: Path, *words: str, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """Runs Python with these variables, in `folder`, on a machine with one device."""
-    tool = folder / "nvidia-smi"
+@pytest.fixture(autouse=True)
+def one_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
     tool.write_text(NVIDIA_SMI, "utf-8")
     tool.chmod(0o755)
-    path = {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(HERE)}
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+
+def run(
+    folder: Path, program: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a Python program with these variables, in `folder`."""
     return subprocess.run(
-        [sys.executable, *words],
-        env={**os.environ, **path, **variables},
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(HERE), **variables},
         cwd=folder,
         capture_output=True,
         text=True,
     )
+
+
+def printed_by_pytest(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Runs pytest inside this process, which has imported transformers already.
+    Returns what it prints."""
+    capsys.readouterr()
+    options = ("-q", "-rs", "--capture=no", "-p", "no:cacheprovider")
+    code = pytest.main([*options, *words])
+    printed = capsys.readouterr().out
+    assert code == 0, printed
+    return printed
 
 
 @pytest.mark.parametrize(
@@ -57,35 +73,38 @@ def test_every_daemon_gets_the_device(
         "d.launch(); d.wait(); print(d.log_tail(), daemon.num_devices())"
     )
     variables = {**variables, "WEFT_BUILD_DIR": str(tmp_path)}
-    done = run(tmp_path, "-c", program, **variables)
+    done = run(tmp_path, program, **variables)
     assert wanted in done.stdout, done.stderr
     assert done.stdout.endswith(" TF32=0 1\n")
 
 
 def test_an_unknown_device_is_refused(tmp_path: Path) -> None:
     for variables in ({"WEFT_TEST_DEVICE": "gpu"}, {"WEFT_TEST_DTYPE": "f16"}):
-        done = run(tmp_path, "-c", "import daemon", **variables)
+        done = run(tmp_path, "import daemon", **variables)
         assert done.returncode == 1
         assert "must be cpu or cuda, and f32 or bf16" in done.stderr
 
 
-def test_a_rank_without_a_device_is_a_skip_with_its_reason(tmp_path: Path) -> None:
-    words = ("-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider")
+def test_a_rank_without_a_device_is_a_skip_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(daemon, "DEVICE", "cuda")
     wanted = ("-k", "losses and llama-tied")
-    done = run(
-        tmp_path, *words, f"{HERE}/test_parallel.py", *wanted, WEFT_TEST_DEVICE="cuda"
-    )
-    assert done.returncode == 0, done.stdout
-    assert "4 ranks need as many CUDA devices; there are 1" in done.stdout
-    assert "4 skipped" in done.stdout
+    printed = printed_by_pytest(capsys, f"{HERE}/test_parallel.py", *wanted)
+    assert "4 ranks need as many CUDA devices; there are 1" in printed
+    assert "4 skipped" in printed
 
 
-def test_bounds_of_f32_are_not_held_against_bf16(tmp_path: Path) -> None:
-    words = ("-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider")
-    bf16 = {"WEFT_TEST_DEVICE": "cuda", "WEFT_TEST_DTYPE": "bf16"}
-    done = run(tmp_path, *words, f"{HERE}/test_training.py", **bf16)
-    assert done.returncode == 0, done.stdout
-    assert "its bounds are those of f32" in done.stdout
-    collected = run(tmp_path, *words[:3], "--collect-only", "-m", "bf16", str(HERE))
+def test_bounds_of_f32_are_not_held_against_bf16(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A module keeps the dtype with which it was imported.
+    files = [f"{HERE}/test_{name}.py" for name in ("logprobs", "gradients")]
+    collected = printed_by_pytest(capsys, "--collect-only", "-m", "bf16", *files)
     for name in ("test_base_logprobs", "test_adapters_mixed", "test_three_ranks"):
-        assert name in collected.stdout
+        assert name in collected
+    assert "test_soft_targets" not in collected
+    monkeypatch.setattr(daemon, "DTYPE", "bf16")
+    printed = printed_by_pytest(capsys, f"{HERE}/test_training.py")
+    assert "its bounds are those of f32" in printed
+    assert "passed" not in printed
