@@ -34,7 +34,9 @@ import multi_adapter
 import processes
 import report
 import sample
+import sample_client
 import shapes
+import torch_peer
 
 QUICK = ["--threads", "1", "--rounds", "1", "--reps", "1"]
 RUN_PROGRAM = processes.run_program
@@ -57,6 +59,14 @@ def run_in_this_process(command: Sequence[str | Path], threads: int) -> report.R
 def one_import(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (processes, logprobs, sample):
         monkeypatch.setattr(module, "run_program", run_in_this_process)
+
+
+@pytest.fixture(autouse=True)
+def brief_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rates of the machine take each peer seconds at the sizes of a bench."""
+    monkeypatch.setitem(torch_peer.GEMM_SHAPE, "cpu", (64, 48, 32))
+    monkeypatch.setitem(torch_peer.READ_BYTES, "cpu", 1 << 16)
+    monkeypatch.setattr(sample_client, "PAIRS", 2)
 
 
 def reported(name: str, capsys: Any, *arguments: str) -> dict[str, Any]:
@@ -355,7 +365,7 @@ def test_restart(capsys: Any, tiny: tuple[str, str]) -> None:
 
 
 def test_soak_counts_every_step_once(capsys: Any) -> None:
-    size = ("--clients", "6", "--adapters", "18", "--resident", "4", "--seconds", "6")
+    size = ("--clients", "6", "--adapters", "18", "--resident", "4", "--seconds", "3")
     result = quick("soak", capsys, *size, "--processes", "1", "--pause", "0.1")
     assert result["ratio"]["wrong counts"]["value"] == 0
     assert result["ratio"]["failed calls"]["value"] == 0
