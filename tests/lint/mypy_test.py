@@ -1,10 +1,14 @@
 """Tests that strict mypy finds nothing in client, deploy and tests (.mypy.ini)."""
 
+import fcntl
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from checked_once import cache_folder
 from sources import PYTHON_FOLDERS, ROOT, files
 
 sys.path.insert(0, str(ROOT / "client" / "python"))
@@ -12,6 +16,9 @@ import generate
 
 # Folders that setuptools and protoc leave in the tree.
 GENERATED = ("build", "_proto")
+# Holds what mypy found out about a module until its text changes. It knows a file by
+# path and time, and the file of another clone by its text.
+CACHE = cache_folder("mypy")
 
 
 def _folders() -> list[str]:
@@ -24,13 +31,19 @@ def _folders() -> list[str]:
 
 
 def _mypy(*paths: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mypy", *map(str, paths)]
+    command = [sys.executable, "-m", "mypy", "--cache-dir", str(CACHE)]
+    command += map(str, paths)
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def stubs() -> None:
+def cache() -> Iterator[None]:
+    """Keeps runs in other clones out of the cache meanwhile."""
     generate.ensure_stubs()
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.mark.parametrize("folder", _folders())
@@ -57,3 +70,15 @@ def test_finds_each_offence(tmp_path: Path, text: str, code: str) -> None:
     path.write_text(text)
     done = _mypy(path)
     assert done.returncode == 1 and f"[{code}]" in done.stdout, done.stdout
+
+
+def test_the_file_of_another_clone_is_read(tmp_path: Path) -> None:
+    """It has the name, the size and the time of one that was found right."""
+    outcomes = []
+    for clone, value in (("one", "10"), ("other", "''")):
+        path = tmp_path / clone / "a.py"
+        path.parent.mkdir()
+        path.write_text(f"x: int = {value}\n")
+        os.utime(path, (1e9, 1e9))
+        outcomes.append(_mypy(path).returncode)
+    assert outcomes == [0, 1]
