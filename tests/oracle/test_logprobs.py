@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tolerance
 from batching import together
-from conftest import SMOLLM2, model_folder
+from conftest import SHORT_SMOLLM2, SMOLLM2, model_folder
 from daemon import DTYPE
 from experts import need_equal_choices
 from models import TINY
@@ -19,11 +19,9 @@ from texts import next_token, sequences
 
 import weft
 
-KINDS = (SMOLLM2, *TINY)
-
 
 @pytest.mark.bf16
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", (SMOLLM2, *TINY))
 def test_base_logprobs_of_every_position(
     kind: str, daemon_for: Any, reference_for: Any
 ) -> None:
@@ -41,7 +39,7 @@ def test_base_logprobs_of_every_position(
 
 
 @pytest.mark.bf16
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", (SHORT_SMOLLM2, *TINY))
 def test_adapters_mixed_in_one_batch(
     kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
 ) -> None:
@@ -140,7 +138,7 @@ def test_scores_beside_the_steps(daemon_for: Any, unique: Any) -> None:
     assert min(moved) > 1e-3
 
 
-@pytest.mark.parametrize("kind", (SMOLLM2, "llama-untied"))
+@pytest.mark.parametrize("kind", (SHORT_SMOLLM2, "llama-untied"))
 def test_temperature_divides_the_logits(
     kind: str, daemon_for: Any, reference_for: Any
 ) -> None:
@@ -183,7 +181,8 @@ def test_soft_targets(daemon_for: Any, reference_for: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", (SMOLLM2, "qwen3", "llama3-rope", "mistral", "qwen2", "gemma2", "gemma3")
+    "kind",
+    (SHORT_SMOLLM2, "qwen3", "llama3-rope", "mistral", "qwen2", "gemma2", "gemma3"),
 )
 def test_most_likely_tokens_have_the_references_logprobs(
     kind: str, daemon_for: Any, reference_for: Any

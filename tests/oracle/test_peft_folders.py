@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import tolerance
 import torch
-from conftest import SMOLLM2, model_folder
+from conftest import SHORT_SMOLLM2, model_folder
 from reference import AdapterShape, read_weights
 from texts import next_token, sequences
 
-KINDS = (SMOLLM2, "qwen3", "llama-bias")
+KINDS = (SHORT_SMOLLM2, "qwen3", "llama-bias")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tolerance
 from batching import together
-from conftest import SMOLLM2, model_folder
+from conftest import SHORT_SMOLLM2, SMOLLM2, SMOLLM2S, model_folder
 from daemon import DTYPE
 from experts import need_equal_choices
 from reference import MIXED, mixed_shapes
@@ -21,7 +21,7 @@ PROMPT_TOKENS = 12
 # Beyond the second page. Two of SmolLM2's texts end before.
 GREEDY_TOKENS = 21
 FAMILIES = (
-    SMOLLM2,
+    SHORT_SMOLLM2,
     "llama3-rope",
     "qwen3-tied-sharded",
     "mistral",
@@ -34,7 +34,7 @@ FAMILIES = (
 
 def prompts_of(kind: str, vocab: int) -> list[list[int]]:
     """Returns eight prompts of equal length."""
-    if kind == SMOLLM2:
+    if kind in SMOLLM2S:
         return [p[:PROMPT_TOKENS] for p in passages(model_folder(kind))]
     return [random_tokens(vocab, PROMPT_TOKENS, seed) for seed in range(8)]
 
@@ -43,7 +43,7 @@ def amount(kind: str, tiny: int, demo: int) -> int:
     """Returns how many tokens or prompts to sample: `demo` for SmolLM2, whose tokens
     take as long as hundreds of a tiny model. They reach the next page, as `tiny` do,
     but end no window, because SmolLM2 has none."""
-    return demo if kind == SMOLLM2 else tiny
+    return demo if kind in SMOLLM2S else tiny
 
 
 def scored(adapter: Any, prompt: list[int], tokens: Any, temperature: float) -> Any:
@@ -76,7 +76,7 @@ def test_greedy_equals_generate_of_smollm2(daemon_for: Any, reference_for: Any) 
         assert list(sample.tokens) == tokens[: ends[0] + 1 if ends else None]
 
 
-@pytest.mark.parametrize("kind", (SMOLLM2, "qwen3"))
+@pytest.mark.parametrize("kind", (SHORT_SMOLLM2, "qwen3"))
 def test_seeded_samples_are_the_same_alone_and_in_company(
     kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
 ) -> None:
@@ -192,7 +192,7 @@ def test_snapshot_of_smollm2_stays_what_it_was(
 ) -> None:
     import weft
 
-    kind = SMOLLM2
+    kind = SHORT_SMOLLM2
     reference = reference_for(kind)
     prompt = prompts_of(kind, reference.vocab)[0]
     folder = reference.make_adapter(tmp_path / "a", MIXED[0], seed=23)
@@ -244,11 +244,13 @@ def test_stop_rules(daemon_for: Any) -> None:
 
 
 def test_stop_texts_of_smollm2(daemon_for: Any) -> None:
-    with daemon_for(SMOLLM2).client() as client:
+    with daemon_for(SHORT_SMOLLM2).client() as client:
         from tokenizers import Tokenizer
 
-        tokenizer = Tokenizer.from_file(str(model_folder(SMOLLM2) / "tokenizer.json"))
-        prompt = passages(model_folder(SMOLLM2))[0][:PROMPT_TOKENS]
+        tokenizer = Tokenizer.from_file(
+            str(model_folder(SHORT_SMOLLM2) / "tokenizer.json")
+        )
+        prompt = passages(model_folder(SHORT_SMOLLM2))[0][:PROMPT_TOKENS]
         values: dict[str, Any] = {"max_tokens": 12, "temperature": 0.0}
         full = client.sample(prompt, ignore_eos=True, **values).samples[0]
         text = tokenizer.decode([int(token) for token in full.tokens])

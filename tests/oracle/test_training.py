@@ -12,7 +12,7 @@ import pytest
 import tolerance
 import torch
 from batching import together
-from conftest import SMOLLM2, model_folder
+from conftest import SHORT_SMOLLM2, model_folder
 from reference import mixed_shapes, read_weights
 from texts import next_token, sequences
 
@@ -49,7 +49,7 @@ CLIPPED = Optimizer(beta2=0.999, weight_decay=0.05, max_grad_norm=0.5)
 
 
 @pytest.mark.parametrize(
-    "kind", (SMOLLM2, "qwen3", "llama3-rope", "qwen3-moe", "gpt-oss")
+    "kind", (SHORT_SMOLLM2, "qwen3", "llama3-rope", "qwen3-moe", "gpt-oss")
 )
 def test_weights_after_ten_steps_of_three_adapters(
     kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
@@ -57,7 +57,7 @@ def test_weights_after_ten_steps_of_three_adapters(
     reference = reference_for(kind)
     tokens = sequences(kind, model_folder(kind), reference.vocab)
     # SmolLM2 is large enough without a long text.
-    length = 9 if kind == SMOLLM2 else 24
+    length = 9 if kind == SHORT_SMOLLM2 else 24
     tokens = [t[:length] for t in tokens if len(t) > 8]
     values = (PLAIN, DECAYED, CLIPPED)
     folders = [
