@@ -42,10 +42,12 @@ def gone(pid: int) -> bool:
 
 
 def waits_for_signals(pid: int) -> bool:
-    """Returns whether the process keeps SIGTERM back, to answer it in its own way."""
+    """Returns whether the process keeps SIGTERM back, to answer it in its own way.
+    Then it also ignores SIGPIPE, which it does directly afterwards. Its mask does not
+    say so while it waits, because sigtimedwait takes the signals out of it."""
     status = Path(f"/proc/{pid}/status").read_text("ascii")
-    blocked = int(status.split("SigBlk:")[1].split()[0], 16)
-    return bool(blocked >> (signal.SIGTERM - 1) & 1)
+    ignored = int(status.split("SigIgn:")[1].split()[0], 16)
+    return bool(ignored >> (signal.SIGPIPE - 1) & 1)
 
 
 def wait_until(holds: Callable[[], bool], what: str) -> None:
