@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 from pathlib import Path
 
@@ -26,8 +27,10 @@ def test_clients_and_samples_beyond_the_queue_wait(tmp_path: Path) -> None:
     )
     try:
         out = server.run("crowd")
+        page = server.server.scrape()
     finally:
         server.stop()
+    assert re.search(r'rejected_total{reason="queue_full"} [1-9]', page)
     assert out["lengths"] == [2]
     assert len(out["norms"]) == 32
     # Rounding depends on what shares a batch.
