@@ -205,9 +205,9 @@ def demo_model() -> Path:
 
 
 def short_demo_model() -> Path:
-    """Returns the demo model without most of its layers: its tokenizer, its chat
-    template and its vocabulary, for tests of what is around a model. A token costs a
-    third of one of the whole model."""
+    """Returns the demo model without most of its layers, for tests of what does not
+    depend on depth: its tokenizer, its chat template, its vocabulary, its first
+    layers' weights. A token costs a third of one of the whole model."""
     return _cached("short-demo", _write_short)
 
 
