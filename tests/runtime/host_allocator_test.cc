@@ -21,8 +21,8 @@ class HostAllocatorTest : public ::testing::Test {
   }
   void TearDown() override { allocator_.ReleaseCached(); }
 
-  // More than any test of this program uses at once. It takes no memory, because
-  // nobody writes to it.
+  // More than any test of this program uses at once. It takes no memory,
+  // because nobody writes to it.
   static constexpr size_t kPeak = 512 * kMiB;
 
   HostAllocator& allocator_ = HostAllocator::Get();
