@@ -206,8 +206,8 @@ endfunction()
 # has each TEST. `ctest -C single` has an entry for each TEST as well. ISOLATED:
 # each TEST is always an entry, and so has a process of its own. SHARDS: the tests
 # of a long program are n entries, which run beside each other. ONE_THREAD: neither
-# the tests nor what they test start a thread or take a lock, so the thread sanitizer's build leaves the
-# program out; tests/lint/one_thread_test.py checks it.
+# the tests nor what they test start a thread or take a lock, so the thread
+# sanitizer's build leaves the program out; tests/lint/one_thread_test.py checks it.
 function(weft_cc_test)
   cmake_parse_arguments(A "TORCH;ISOLATED;ONE_THREAD" "NAME;PCH;SHARDS;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
   if(NOT BUILD_TESTING OR (A_TORCH AND NOT WEFT_WITH_TORCH) OR

@@ -98,11 +98,18 @@ std::optional<Work> Dispatcher::Choose(int active_samples) {
   if (std::optional<Work> replay = ChooseReplay(/*idle=*/false)) return replay;
   Work work = ChoosePlan(active_samples);
   state_.env.metrics->SetQueues(state_.scheduler);
+  const bool idle = std::holds_alternative<Idle>(work);
+  // A batch that waits briefly must not wait for a part of the replay.
+  if (idle && BatchWaits()) return work;
   replayed_last_ = false;
-  if (!std::holds_alternative<Idle>(work)) return work;
+  if (!idle) return work;
   AnswerDrainWhenIdle();
   if (std::optional<Work> replay = ChooseReplay(/*idle=*/true)) return replay;
   return work;
+}
+
+bool Dispatcher::BatchWaits() const {
+  return state_.scheduler.batch_window().start() != absl::InfiniteFuture();
 }
 
 std::optional<Work> Dispatcher::ChooseReplay(bool idle) {

@@ -78,6 +78,9 @@ class Dispatcher {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   [[nodiscard]] Work ChoosePlan(int active_samples)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  // Returns whether there is only a batch that waits for others.
+  [[nodiscard]] bool BatchWaits() const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   void ExpireWork() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   [[nodiscard]] std::vector<uint64_t> TakeCancelled()
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);

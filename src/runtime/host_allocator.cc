@@ -69,8 +69,9 @@ c10::DataPtr HostAllocator::allocate(size_t bytes) {
 
 c10::DeleterFnPtr HostAllocator::raw_deleter() const { return &Free; }
 
-void* HostAllocator::Take(size_t bytes) {
+void* HostAllocator::Take(size_t asked) {
   void* data = nullptr;
+  size_t bytes = asked;
   const auto block = cache_.lower_bound(bytes);
   if (block != cache_.end() && Suits(block->first, bytes)) {
     data = block->second.data;
@@ -86,7 +87,8 @@ void* HostAllocator::Take(size_t bytes) {
     }
     if (data == nullptr) return nullptr;
   }
-  in_use_.emplace(data, bytes);
+  in_use_.emplace(data, Held{.block = bytes, .asked = asked});
+  unused_ += bytes - asked;
   usage_.in_use += bytes;
   most_in_use_ = std::max(most_in_use_, usage_.in_use);
   return data;
@@ -96,8 +98,9 @@ bool HostAllocator::Suits(size_t block, size_t bytes) const {
   // A block is used for what is slightly smaller than it.
   if (block <= bytes + bytes / 8) return true;
   // A new one would have to be cleared, and others unmapped for it.
-  return block <= 2 * bytes && usage_.in_use + block <= most_in_use_ &&
-         usage_.in_use + usage_.cached + bytes > most_in_use_;
+  const bool is_full = usage_.in_use + usage_.cached + bytes > most_in_use_;
+  return is_full && block <= 2 * bytes &&
+         unused_ + block - bytes <= most_in_use_ / 8;
 }
 
 void HostAllocator::MakeRoom(size_t bytes) {
@@ -120,8 +123,9 @@ void HostAllocator::Free(void* data) {
     MutexLock lock(&allocator.mu_);
     const auto held = allocator.in_use_.find(data);
     if (held != allocator.in_use_.end()) {
-      const size_t bytes = held->second;
+      const auto [bytes, asked] = held->second;
       allocator.in_use_.erase(held);
+      allocator.unused_ -= bytes - asked;
       // Before its equals, so that the block is taken first whose bytes are the
       // likeliest to be in the processor's cache.
       allocator.cache_.emplace_hint(

@@ -4,9 +4,10 @@
 //
 // Cached blocks are unmapped before the mapped bytes exceed the largest number
 // of bytes that were in use at once. So the cache does not raise the peak of
-// tensors, but it keeps their memory at that peak until ReleaseCached. A block
-// is used for what is slightly smaller, and at the peak for what is half as
-// large. Blocks consist of huge pages where the kernel has them.
+// tensors by more than a quarter, but it keeps their memory at that peak until
+// ReleaseCached. A block is used for what is slightly smaller. It is used for
+// what is at least half as large instead of a new one for which others would be
+// unmapped. Blocks consist of huge pages where the kernel has them.
 #ifndef WEFT_SRC_RUNTIME_HOST_ALLOCATOR_H_
 #define WEFT_SRC_RUNTIME_HOST_ALLOCATOR_H_
 
@@ -55,6 +56,10 @@ class HostAllocator final : public c10::Allocator {
     uint64_t freed_at = 0;  // Counts frees.
   };
   using Cache = std::multimap<size_t, Cached>;  // By size.
+  struct Held {
+    size_t block = 0;
+    size_t asked = 0;  // At most the block's bytes.
+  };
 
   HostAllocator() = default;
   static void Free(void* data);
@@ -62,13 +67,14 @@ class HostAllocator final : public c10::Allocator {
   [[nodiscard]] bool Suits(size_t block, size_t bytes) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns null if there is no memory.
-  void* Take(size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void* Take(size_t asked) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Unmap(Cache::iterator block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Unmaps the blocks that were freed first, until `bytes` more may be mapped.
   void MakeRoom(size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   mutable Mutex mu_;
-  std::unordered_map<void*, size_t> in_use_ ABSL_GUARDED_BY(mu_);
+  std::unordered_map<void*, Held> in_use_ ABSL_GUARDED_BY(mu_);
+  size_t unused_ ABSL_GUARDED_BY(mu_) = 0;  // Of blocks in use: not asked for.
   Cache cache_ ABSL_GUARDED_BY(mu_);
   Usage usage_ ABSL_GUARDED_BY(mu_);
   size_t most_in_use_ ABSL_GUARDED_BY(mu_) = 0;

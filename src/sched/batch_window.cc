@@ -5,7 +5,7 @@
 namespace weft::sched {
 namespace {
 
-// The most that a wait adds to the time of a batch.
+// About the most that a wait adds to the time of a batch.
 constexpr double kShare = 0.01;
 constexpr absl::Duration kLongest = absl::Milliseconds(5);
 // A shorter wait would end late, because a timer and a wake take as long.
@@ -20,18 +20,24 @@ constexpr double kLatest = 0.25;
 bool BatchWindow::Waits(const std::vector<AdapterQueue*>& ready,
                         const std::set<AdapterKey>& absent, absl::Time now) {
   start_ = absl::InfiniteFuture();
+  // A clock may be set back.
+  if (!wait_began_ || now < *wait_began_) wait_began_ = now;
   std::set<AdapterKey> present;
   int64_t tokens = 0;
+  absl::Time deadline = absl::InfiniteFuture();
   for (const AdapterQueue* queue : ready) {
-    const AdapterQueue::Entry& head = *queue->Ready(now);
-    // A barrier runs meanwhile. A request between two slices goes on.
-    if (head.barrier() || head.next_datum > 0) return false;
+    const WorkItem& item = queue->Ready(now)->item;
+    // Turns decide between a barrier and the batch. A Forward has no company
+    // that is known.
+    if (item.kind != WorkKind::kTrain || !item.backward) return false;
     present.insert(queue->key());
-    tokens += head.item.tokens;
+    tokens += item.tokens;
+    deadline = std::min(deadline, item.deadline);
   }
-  if (!wait_began_) wait_began_ = now;
   const absl::Time end = *wait_began_ + WindowOf(tokens);
-  if (end <= now || !LacksAdapters(present, absent, now)) return false;
+  if (end <= now || deadline <= end || !LacksAdapters(present, absent, now)) {
+    return false;
+  }
   start_ = end;
   return true;
 }
@@ -62,6 +68,7 @@ void BatchWindow::Start(const Plan& plan,
   std::erase_if(trained_at_, [&](const auto& entry) {
     return now - entry.second >= kLately;
   });
+  if (!plan.backward) return;
   for (const AdapterQueue* queue : ready) {
     if (queue->on_device()) trained_at_[queue->key()] = now;
   }

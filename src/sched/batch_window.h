@@ -2,9 +2,10 @@
 //
 // Clients that train in step send their requests within a few milliseconds.
 // Without a wait the first request would run alone, and the others in a batch
-// after it. So a batch waits for the adapters that trained lately, for at most
-// a hundredth of the time that it will take. It starts at once when it has all
-// of them, when it is large, and when there is nobody to wait for.
+// after it. So a batch with gradients waits for the adapters that trained
+// lately, for about a hundredth of the time that it will take and at most 5 ms.
+// It starts at once when it has all of them, when it is large, and when there
+// is nobody to wait for.
 // A deterministic state machine without clock and threads. Not thread-safe.
 #ifndef WEFT_SRC_SCHED_BATCH_WINDOW_H_
 #define WEFT_SRC_SCHED_BATCH_WINDOW_H_
@@ -24,13 +25,13 @@ namespace weft::sched {
 
 class BatchWindow {
  public:
-  // A batch of a quarter of so many tokens starts at once.
+  // A batch that is a quarter full starts at once.
   explicit BatchWindow(int64_t max_batch_tokens)
       : large_batch_tokens_(max_batch_tokens / 4) {}
 
-  // Returns whether the work waits that these queues could start. Nobody waits
-  // for `absent` adapters. The first call since the latest Start or NoteIdle
-  // begins the wait.
+  // Returns whether the batch waits that could start with the first work of
+  // these queues. It does not wait for `absent` adapters. The first call since
+  // the latest Start or NoteIdle begins the wait.
   [[nodiscard]] bool Waits(const std::vector<AdapterQueue*>& ready,
                            const std::set<AdapterKey>& absent, absl::Time now);
   // Returns when the wait is over if the latest Waits returned true; otherwise

@@ -67,8 +67,8 @@ class Scheduler {
   bool AddAdapter(AdapterKey adapter, const std::string& name,
                   const std::string& tenant, uint64_t last_step);
 
-  // Removes the adapter. Returns the ids of its work that will not run: all but
-  // work whose last slice is on the device, whose Finished is then ignored.
+  // Removes the adapter; Finished of its work is then ignored. Returns the ids of
+  // its work that will not run: all but work whose last slice is on the device.
   std::vector<uint64_t> RemoveAdapter(AdapterKey adapter);
 
   // Call it after a kAdapterOp replaced the adapter's state, and before
@@ -135,7 +135,7 @@ class Scheduler {
   // Returns whether nothing waits or is on the device, except taken samples.
   [[nodiscard]] bool Idle() const;
 
-  // Return the number of requests that have not started, by kind or tenant.
+  // Returns the number of requests that have not started.
   [[nodiscard]] int64_t QueueDepth(WorkKind kind) const;
   [[nodiscard]] const QueueRoom& room() const { return room_; }
   [[nodiscard]] const BatchWindow& batch_window() const { return window_; }

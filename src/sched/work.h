@@ -63,7 +63,7 @@ struct TrainSlice {
 // What the device does next.
 struct Plan {
   enum class Kind : uint8_t {
-    kNone,       // No work can run now.
+    kNone,       // No work can run now, or a batch waits for others.
     kTrain,      // One micro-batch, `slices`: all with backward or all without.
     kExclusive,  // One kOptim or kAdapterOp, which is `work_id`.
     kDecode,     // Admits samples (TakeSamples), then runs one decode

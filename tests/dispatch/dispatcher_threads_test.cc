@@ -252,24 +252,12 @@ TEST(DispatcherWaitTest, IdleComesWhenPatienceEnds) {
 TEST(BatchWindowTest, TheEngineThreadWakesWhenTheWaitOfABatchIsOver) {
   FakeEngineThread engine({.residency = {.max_resident = 2}});
   Dispatcher& dispatcher = engine.dispatcher();
-  const auto submit = [&](const std::string& adapter, uint64_t step) {
-    (void)dispatcher.steps().Submit(
-        OneDatum(adapter, step), TrainItem(),
-        [](const absl::StatusOr<StepResultPtr>&, bool) {});
-  };
   for (const char* adapter : {"a", "b"}) {
     engine.Create(adapter, "tenant", [](const absl::StatusOr<AdapterKey>&) {});
     (void)engine.Next();
   }
-  submit("a", 1);
-  submit("b", 1);
-  const std::optional<Work> both = engine.Next();
-  ASSERT_TRUE(both.has_value() && std::holds_alternative<RunTrain>(*both));
-  engine.clock().Advance(absl::Seconds(1));
-  for (const StepTask& step : std::get<RunTrain>(*both).steps) {
-    dispatcher.steps().Complete(step.id, TrainResult());
-  }
-  submit("a", 2);
+  engine.TrainTogether({"a", "b"});
+  engine.Train("a", 2);
   ASSERT_TRUE(std::holds_alternative<Idle>(*engine.Next()));
   std::atomic<bool> woken = false;
   std::thread time([&] {

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "prometheus/registry.h"
 #include "src/dispatch/dispatcher.h"
@@ -95,6 +96,23 @@ class FakeEngineThread {
             done(key);
           });
     });
+  }
+
+  // Sends a step of one datum.
+  void Train(const std::string& id, uint64_t step) {
+    (void)dispatcher_.steps().Submit(
+        OneDatum(id, step), TrainItem(),
+        [](const absl::StatusOr<StepResultPtr>&, bool) {});
+  }
+
+  // Runs the first step of each adapter, in a batch that takes a second.
+  void TrainTogether(const std::vector<std::string>& ids) {
+    for (const std::string& id : ids) Train(id, 1);
+    const std::optional<Work> work = Next();
+    clock_.Advance(absl::Seconds(1));
+    for (const StepTask& step : std::get<RunTrain>(*work).steps) {
+      dispatcher_.steps().Complete(step.id, TrainResult());
+    }
   }
 
   // Ends a move at once, like the owner of the tensors.

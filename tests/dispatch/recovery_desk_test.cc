@@ -72,6 +72,25 @@ TEST_F(RecoveryDeskTest, TheReplayAndOtherWorkTakeTurns) {
   EXPECT_EQ(replayed_, 5);
 }
 
+// The batch waits for an adapter that trains in step with its own.
+TEST_F(RecoveryDeskTest, ABatchThatWaitsBrieflyKeepsItsTurn) {
+  Create("a");
+  Create("b");
+  engine_.TrainTogether({"a", "b"});
+  engine_.Train("a", 2);
+  Replay(5);
+  EXPECT_TRUE(std::holds_alternative<Idle>(*engine_.Next()));
+  EXPECT_EQ(replayed_, 1);
+  engine_.clock().Advance(absl::Seconds(1));
+  const std::optional<Work> work = engine_.Next();
+  ASSERT_TRUE(work.has_value() && std::holds_alternative<RunTrain>(*work));
+  EXPECT_EQ(replayed_, 1);
+  const uint64_t id = std::get<RunTrain>(*work).steps.front().id;
+  dispatcher().steps().Complete(id, TrainResult());
+  EXPECT_EQ(Run(), "");
+  EXPECT_EQ(replayed_, 5);
+}
+
 TEST_F(RecoveryDeskTest, AnAdapterIsRefusedUntilItIsReady) {
   desk().SetRecovering({{"a", "tenant"}, {"b", "tenant"}});
   const absl::Status refused = adapters().CheckReady("a");

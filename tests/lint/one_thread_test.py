@@ -11,14 +11,19 @@ _PROGRAM = re.compile(r"weft_cc_test\(NAME (\w+) ONE_THREAD\s+SRCS ([^)]*?)\s+DE
 _INCLUDE = re.compile(r'^#include (?:<(.+)>|"(.+)")$', re.MULTILINE)
 # An atomic number alone starts no thread and takes no lock.
 THREADS = {"thread", "mutex", "future", "condition_variable", "pthread.h"}
+THREADS |= {"shared_mutex", "semaphore", "latch", "barrier", "omp.h"}
 THREADS |= {"src/base/mutex.h", "src/base/worker.h", "src/base/periodic_task.h"}
+THREADS |= {"ATen/Parallel.h", "absl/synchronization/mutex.h"}
 
 
 def programs() -> dict[str, list[Path]]:
     """Returns the sources of each such program."""
     found = {}
     for path in sorted(ROOT.glob("tests/*/CMakeLists.txt")):
-        for name, sources in _PROGRAM.findall(path.read_text()):
+        text = path.read_text()
+        marked = _PROGRAM.findall(text)
+        assert len(marked) == text.count("ONE_THREAD"), f"{path}: NAME ONE_THREAD SRCS"
+        for name, sources in marked:
             found[name] = [path.parent / source for source in sources.split()]
     return found
 

@@ -51,6 +51,16 @@ TEST_F(HostAllocatorTest, AtThePeakALargerBlockIsUsedInsteadOfANewOne) {
   EXPECT_EQ(allocator_.usage().cached, 7 * kMiB);
 }
 
+TEST_F(HostAllocatorTest, LargerBlocksLeaveAtMostAnEighthOfThePeakUnused) {
+  std::vector<c10::DataPtr> blocks;
+  for (size_t i = 0; i < kPeak / (32 * kMiB); ++i) {
+    blocks.push_back(allocator_.allocate(32 * kMiB));
+  }
+  blocks.clear();
+  for (int i = 0; i < 5; ++i) blocks.push_back(allocator_.allocate(17 * kMiB));
+  EXPECT_EQ(allocator_.usage().in_use, (4 * 32 + 17) * kMiB);
+}
+
 TEST_F(HostAllocatorTest, TheBlockThatWasFreedLastIsUsedFirst) {
   c10::DataPtr first = allocator_.allocate(16 * kMiB);
   c10::DataPtr last = allocator_.allocate(16 * kMiB);

@@ -308,6 +308,11 @@ class Interpreter {
          return last ? absl::StrCat(*last) : std::string("unknown");
        }},
       {"account", [this](const Words& w) { return Account(w); }},
+      {"hold",
+       [this](const Words& w) {
+         scheduler_->SetHeld(Adapter(w.at(1)), w.at(2) == "yes");
+         return std::string();
+       }},
       {"idle", [this](const Words&) { return YesNo(scheduler_->Idle()); }},
       {"depth", [this](const Words& w) { return Depth(w); }},
       {"tokens",
