@@ -74,7 +74,7 @@ class HostAllocator final : public c10::Allocator {
 
   mutable Mutex mu_;
   std::unordered_map<void*, Held> in_use_ ABSL_GUARDED_BY(mu_);
-  size_t unused_ ABSL_GUARDED_BY(mu_) = 0;  // Of blocks in use: not asked for.
+  size_t unused_ ABSL_GUARDED_BY(mu_) = 0;  // Bytes that nobody asked for.
   Cache cache_ ABSL_GUARDED_BY(mu_);
   Usage usage_ ABSL_GUARDED_BY(mu_);
   size_t most_in_use_ ABSL_GUARDED_BY(mu_) = 0;

@@ -67,8 +67,8 @@ class Scheduler {
   bool AddAdapter(AdapterKey adapter, const std::string& name,
                   const std::string& tenant, uint64_t last_step);
 
-  // Removes the adapter; Finished of its work is then ignored. Returns the ids of
-  // its work that will not run: all but work whose last slice is on the device.
+  // Removes the adapter; Finished of its work is then ignored. Returns the ids
+  // of work that will not run: all but that whose last slice is on the device.
   std::vector<uint64_t> RemoveAdapter(AdapterKey adapter);
 
   // Call it after a kAdapterOp replaced the adapter's state, and before
