@@ -14,9 +14,9 @@ readonly python
 rm -rf "${reports}"
 mkdir -p "${reports}"
 status=0
-# One more entry than cores, because an entry also waits: for a start, a stop, a
-# disk, and for its own threads.
-ctest --test-dir "${build}" --output-on-failure --parallel "$(($(nproc) + 1))" --no-tests=error \
+# Two more entries than cores, because entries also wait: for a start, a stop, a
+# disk, and for their own threads.
+ctest --test-dir "${build}" --output-on-failure --parallel "$(($(nproc) + 2))" --no-tests=error \
   --output-junit reports/ctest.xml "$@" || status=$?
 ctest --test-dir "${build}" --show-only=json-v1 "$@" >"${reports}/entries.json"
 "${python}" "${here}/count.py" "${reports}" || status=$((status ? status : 1))
