@@ -137,7 +137,7 @@ class Scheduler {
 
   // Returns the number of requests that have not started.
   [[nodiscard]] int64_t QueueDepth(WorkKind kind) const;
-  [[nodiscard]] const QueueRoom& room() const { return room_; }
+  [[nodiscard]] const QueueRoom& room() const { return room_; }  // By tenant.
   [[nodiscard]] const BatchWindow& batch_window() const { return window_; }
   [[nodiscard]] const std::string& TenantOf(AdapterKey adapter) const;
 
