@@ -26,7 +26,7 @@ readonly BUILD_PACKAGES=(
   libgtest-dev libgmock-dev libbenchmark-dev
 )
 readonly TEST_PACKAGES=(
-  chromium clang clang-format clang-tidy curl prometheus shellcheck yamllint
+  chromium clang clang-format clang-tidy curl lld prometheus shellcheck yamllint
 )
 # tests/deploy/build_image.sh uses these to build images without a container
 # engine.
