@@ -65,10 +65,11 @@ struct KernelTable {
   void (*vocab_row)(float* logits, int64_t vocab,
                     const VocabRowOptions& options, const int64_t* targets,
                     int64_t num_targets, float* logprobs, float* entropy);
-  // Writes softmax(softcap(scale * q k^T)) v over the item's tokens to out [G,
-  // C], and the log-sum-exp of the scores to lse [G]. lse_merge_rows merges
-  // results over disjoint tokens. Reads keys and values from memory once for
-  // all G query heads. Source: online softmax, Milakov and Gimelshein 2018.
+  // Writes softmax(softcap(scale * q k^T)) v over the item's tokens to out [N,
+  // G, C], and the log-sum-exp of the scores to lse [N, G]. lse_merge_rows
+  // merges results over disjoint tokens. Reads keys and values from memory once
+  // for all G query heads. The bits of a head do not depend on the others.
+  // Source: online softmax, Milakov and Gimelshein 2018.
   void (*paged_attention)(const PagedAttentionItem& item, float* out,
                           float* lse);
   // Adds keys to the softmax of one query. Replaces scores [size] by the

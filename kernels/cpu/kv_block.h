@@ -109,18 +109,27 @@ WEFT_INLINE KvBlock BlockAt(const PagedAttentionItem& item, int64_t token) {
   return {item.k_pages + offset, item.v_pages + offset, size, stride};
 }
 
-// Prefetches a block. The model's weights have evicted it from the caches since
-// this sequence's last token, and the hardware prefetcher does not predict the
-// rows of one head in a page.
-WEFT_INLINE void FetchBlock(const KvBlock& block, int64_t head_features) {
-  constexpr int64_t kLineFloats = 16;
-  for (int64_t t = 0; t < block.num_tokens; ++t) {
-    for (int64_t c = 0; c < head_features; c += kLineFloats) {
-      __builtin_prefetch(block.k + t * block.stride + c);
-      __builtin_prefetch(block.v + t * block.stride + c);
+// Prefetches the lines of a block, `step` tokens at a time. The model's weights
+// have evicted them from the caches since this sequence's last token, and the
+// hardware prefetcher does not predict the rows of some heads in a page. More
+// lines at once than a core keeps in flight would hold up its loads (Zen 5, two
+// cores: 6.3 us for two heads of 96 tokens in steps, 8.5 at once).
+struct BlockFetch {
+  KvBlock block;
+  int64_t features;  // Adjacent ones that are needed of each token.
+  int64_t step;
+  int64_t done = 0;
+
+  WEFT_INLINE void Step() {
+    constexpr int64_t kLineFloats = 16;
+    for (int64_t i = 0; i < step && done < block.num_tokens; ++i, ++done) {
+      for (int64_t c = 0; c < features; c += kLineFloats) {
+        __builtin_prefetch(block.k + done * block.stride + c);
+        __builtin_prefetch(block.v + done * block.stride + c);
+      }
     }
   }
-}
+};
 
 }  // namespace
 }  // namespace weft::kernels::cpu::WEFT_KERNEL_ISA

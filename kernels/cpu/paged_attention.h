@@ -6,18 +6,19 @@
 
 namespace weft::kernels::cpu {
 
-// Attention of one token over tokens [begin, end) of its sequence, for one
-// key/value head and the G query heads that share it.
+// Attention of one token over tokens [begin, end) of its sequence, for N
+// adjacent key/value heads and the G query heads that share each.
 //
 // Legend: K key/value heads, C head features, P pages, S tokens per page.
 struct PagedAttentionItem {
-  const float* q_GC = nullptr;  // [G, C] contiguous.
-  // Pages [P, S, K, C], already offset to this key/value head.
+  const float* q_NGC = nullptr;  // [N, G, C] contiguous.
+  // Pages [P, S, K, C], already offset to the first of the N heads.
   const float* k_pages = nullptr;
   const float* v_pages = nullptr;
   const int32_t* page_table = nullptr;  // Pages of the sequence, in order.
   int64_t begin = 0;
   int64_t end = 0;            // > begin.
+  int64_t num_heads = 1;      // N.
   int64_t group_size = 1;     // G.
   int64_t num_kv_heads = 1;   // K.
   int64_t head_features = 0;  // C.

@@ -12,7 +12,7 @@ namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
 // The number of query heads whose running sums are kept at a time.
-constexpr int64_t kMaxGroup = 32;
+constexpr int64_t kMaxRows = 32;
 
 // Running softmax of one query head. The head's row of `out` holds the sum of
 // e^(score - max) v.
@@ -71,35 +71,75 @@ WEFT_INLINE void AddBlock(const PagedAttentionItem& item, const KvBlock& block,
   AddValues(block, weights, head_features, out_C);
 }
 
-// Computes the attention of up to kMaxGroup query heads; see PagedAttention.
-void AttendGroup(const PagedAttentionItem& item, float* out_GC, float* lse_G) {
+// Adds a block to all heads of the item, and prefetches the next block.
+WEFT_INLINE void AddBlockToHeads(const PagedAttentionItem& item, KvBlock block,
+                                 BlockFetch& fetch, RunningSoftmax* states,
+                                 float* out_NGC) {
   const int64_t features = item.head_features;
-  RunningSoftmax states[kMaxGroup];
-  for (int64_t i = 0; i < item.group_size * features; ++i) out_GC[i] = 0;
-  FetchBlock(BlockAt(item, item.begin), features);
-  for (int64_t token = item.begin; token < item.end;) {
-    const KvBlock block = BlockAt(item, token);
-    token += block.num_tokens;
-    if (token < item.end) FetchBlock(BlockAt(item, token), features);
+  for (int64_t n = 0; n < item.num_heads; ++n) {
     for (int64_t g = 0; g < item.group_size; ++g) {
-      AddBlock(item, block, item.q_GC + g * features, states[g],
-               out_GC + g * features);
+      const int64_t row = n * item.group_size + g;
+      fetch.Step();
+      AddBlock(item, block, item.q_NGC + row * features, states[row],
+               out_NGC + row * features);
     }
-  }
-  for (int64_t g = 0; g < item.group_size; ++g) {
-    ScaleRow(out_GC + g * features, 1.0F / states[g].sum, features);
-    lse_G[g] = states[g].max + __builtin_logf(states[g].sum);
+    block.k += features;
+    block.v += features;
   }
 }
 
-void PagedAttention(const PagedAttentionItem& item, float* out_GC,
-                    float* lse_G) {
-  for (int64_t first = 0; first < item.group_size; first += kMaxGroup) {
-    PagedAttentionItem heads = item;
-    heads.q_GC += first * item.head_features;
-    heads.group_size = item.group_size - first;
-    if (heads.group_size > kMaxGroup) heads.group_size = kMaxGroup;
-    AttendGroup(heads, out_GC + first * item.head_features, lse_G + first);
+// Computes the attention of up to kMaxRows query heads; see PagedAttention.
+void AttendHeads(const PagedAttentionItem& item, float* out_NGC,
+                 float* lse_NG) {
+  const int64_t features = item.head_features;
+  const int64_t rows = item.num_heads * item.group_size;
+  RunningSoftmax states[kMaxRows];
+  for (int64_t i = 0; i < rows * features; ++i) out_NGC[i] = 0;
+  const int64_t step = (kBlockTokens + rows - 1) / rows;
+  BlockFetch fetch{.block = BlockAt(item, item.begin),
+                   .features = item.num_heads * features,
+                   .step = kBlockTokens};
+  fetch.Step();
+  for (int64_t token = item.begin; token < item.end;) {
+    const KvBlock block = fetch.block;
+    token += block.num_tokens;
+    fetch.done = fetch.block.num_tokens;
+    if (token < item.end) {
+      fetch = {.block = BlockAt(item, token),
+               .features = fetch.features,
+               .step = step};
+    }
+    AddBlockToHeads(item, block, fetch, states, out_NGC);
+  }
+  for (int64_t row = 0; row < rows; ++row) {
+    ScaleRow(out_NGC + row * features, 1.0F / states[row].sum, features);
+    lse_NG[row] = states[row].max + __builtin_logf(states[row].sum);
+  }
+}
+
+// Cuts the item into pieces of up to kMaxRows query heads: some key/value
+// heads, or a part of the query heads of one.
+void PagedAttention(const PagedAttentionItem& item, float* out_NGC,
+                    float* lse_NG) {
+  const int64_t features = item.head_features;
+  const int64_t group = item.group_size;
+  const int64_t queries = group < kMaxRows ? group : kMaxRows;
+  for (int64_t n = 0; n < item.num_heads;) {
+    PagedAttentionItem piece = item;
+    piece.k_pages += n * features;
+    piece.v_pages += n * features;
+    piece.num_heads = kMaxRows / queries;
+    if (queries < group) piece.num_heads = 1;
+    if (piece.num_heads > item.num_heads - n) {
+      piece.num_heads = item.num_heads - n;
+    }
+    for (int64_t g = 0; g < group; g += queries) {
+      const int64_t row = n * group + g;
+      piece.group_size = group - g < queries ? group - g : queries;
+      piece.q_NGC = item.q_NGC + row * features;
+      AttendHeads(piece, out_NGC + row * features, lse_NG + row);
+    }
+    n += piece.num_heads;
   }
 }
 

@@ -4,126 +4,17 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
-#include "kernels/cpu/kernels.h"
 #include "src/ops/check_argument.h"
 #include "src/ops/cpu_dispatch.h"
 #include "src/ops/cuda_dispatch.h"
 #include "src/ops/host_copy.h"
+#include "src/ops/paged_attention_cpu.h"
 #include "src/ops/tree_attention_parts.h"
 
 namespace weft::ops {
 namespace {
-
-// Merging a shorter part costs more than splitting saves.
-constexpr int64_t kMinPartTokens = 512;
-
-// The sizes of one call and the CPU kernel's arguments.
-struct Launch {
-  kernels::cpu::PagedAttentionItem item;  // Only what differs between work
-                                          // items is not set.
-  const int32_t* page_table = nullptr;
-  const int32_t* lengths = nullptr;
-  int64_t window = 0;  // AttentionRule::window.
-  int64_t batch = 0;
-  int64_t table_entries = 0;
-  int64_t parts = 1;  // Number of parts of each sequence's tokens.
-};
-
-// Returns the first token that the sequence's newest token sees.
-int64_t FirstToken(int64_t length, int64_t window) {
-  return window > 0 ? std::max<int64_t>(0, length - window) : 0;
-}
-
-// Few sequences would leave threads idle, so long contexts are split.
-int64_t NumParts(const Launch& launch) {
-  const int64_t items = launch.batch * launch.item.num_kv_heads;
-  const int64_t length =
-      *std::max_element(launch.lengths, launch.lengths + launch.batch);
-  const int64_t longest = length - FirstToken(length, launch.window);
-  const int64_t wanted = (at::get_num_threads() + items - 1) / items;
-  return std::clamp<int64_t>(longest / kMinPartTokens, 1, wanted);
-}
-
-// Runs work item (b, k, part), where `part` varies fastest. `out` and `lse`
-// hold [parts, B, H, C] and [parts, B, H]. An empty part gets lse -inf.
-void RunItem(const Launch& launch, int64_t index, float* out, float* lse) {
-  kernels::cpu::PagedAttentionItem item = launch.item;
-  const int64_t part = index % launch.parts;
-  const int64_t kv_head = index / launch.parts % item.num_kv_heads;
-  const int64_t b = index / launch.parts / item.num_kv_heads;
-  const int64_t heads = item.num_kv_heads * item.group_size;
-  const int64_t row = b * heads + kv_head * item.group_size;
-  const int64_t length = launch.lengths[b];
-  const int64_t first = FirstToken(length, launch.window);
-  item.begin = first + (length - first) * part / launch.parts;
-  item.end = first + (length - first) * (part + 1) / launch.parts;
-  item.q_GC += row * item.head_features;
-  item.k_pages += kv_head * item.head_features;
-  item.v_pages += kv_head * item.head_features;
-  item.page_table = launch.page_table + b * launch.table_entries;
-  const int64_t out_row = part * launch.batch * heads + row;
-  if (item.begin == item.end) {
-    std::fill_n(lse + out_row, item.group_size, -INFINITY);
-    return;
-  }
-  kernels::cpu::Kernels().paged_attention(
-      item, out + out_row * item.head_features, lse + out_row);
-}
-
-void PagedAttentionCpu(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
-                       const at::Tensor& v_pages_PSKC,
-                       const at::Tensor& page_table_BL,
-                       const at::Tensor& lengths_B, const AttentionRule& rule,
-                       const at::Tensor& sinks_H, at::Tensor& out_BHC) {
-  const at::Tensor q = q_BHC.contiguous();
-  const at::Tensor table = page_table_BL.contiguous();
-  const at::Tensor lengths = lengths_B.contiguous();
-  const int64_t heads = q.size(1);
-  const int64_t C = q.size(2);
-  Launch launch;
-  launch.item = {.q_GC = q.const_data_ptr<float>(),
-                 .k_pages = k_pages_PSKC.const_data_ptr<float>(),
-                 .v_pages = v_pages_PSKC.const_data_ptr<float>(),
-                 .group_size = heads / k_pages_PSKC.size(2),
-                 .num_kv_heads = k_pages_PSKC.size(2),
-                 .head_features = C,
-                 .page_tokens = k_pages_PSKC.size(1),
-                 .scale = static_cast<float>(rule.scale),
-                 .softcap = static_cast<float>(rule.softcap)};
-  launch.window = rule.window;
-  launch.page_table = table.const_data_ptr<int32_t>();
-  launch.lengths = lengths.const_data_ptr<int32_t>();
-  launch.batch = q.size(0);
-  launch.table_entries = table.size(1);
-  launch.parts = NumParts(launch);
-
-  const int64_t rows = launch.batch * heads;
-  at::Tensor lse = at::empty({launch.parts, rows}, q.options());
-  at::Tensor scratch;
-  float* out = out_BHC.mutable_data_ptr<float>();
-  if (launch.parts > 1) {
-    scratch = at::zeros({launch.parts, rows, C}, q.options());
-    out = scratch.mutable_data_ptr<float>();
-  }
-  float* lse_data = lse.mutable_data_ptr<float>();
-  at::parallel_for(0, launch.batch * launch.item.num_kv_heads * launch.parts, 1,
-                   [&](int64_t begin, int64_t end) {
-                     for (int64_t i = begin; i < end; ++i) {
-                       RunItem(launch, i, out, lse_data);
-                     }
-                   });
-  for (int64_t part = 1; part < launch.parts; ++part) {
-    kernels::cpu::Kernels().lse_merge_rows(
-        out + part * rows * C, lse_data + part * rows, rows, C, out, lse_data);
-  }
-  if (launch.parts > 1) out_BHC.view({rows, C}).copy_(scratch[0]);
-  if (!sinks_H.defined()) return;
-  at::Tensor lse_BH = lse[0].view({launch.batch, heads});
-  AddSinks(sinks_H, out_BHC, lse_BH);
-}
 
 // Zeroes the output rows of padding, whose length is 0.
 void ClearEmptyRows(const at::Tensor& lengths_B, at::Tensor& out_BHC) {

@@ -1,6 +1,7 @@
 #include "src/ops/paged_attention.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -134,8 +135,9 @@ std::vector<Shape> Shapes() {
                                          // vector.
           {40, 1, 8, 4, {9}},            // The group is wider than the
                                          // kernel's.
-          {2, 1, 64, 16, {3000}},        // The tokens are split over threads.
-          {4, 2, 64, 16, {1, 2500}}};
+          {48, 24, 8, 4, {9}},           // Together the groups are wider.
+          {2, 1, 64, 16, {3000}},        // The tokens are cut into parts.
+          {4, 2, 64, 16, {1, 63, 64, 2500}}};
 }
 
 TEST(PagedAttentionTest, MatchesDenseAttentionInF32) {
@@ -151,8 +153,8 @@ TEST(PagedAttentionTest, ReferenceMatchesDenseAttention) {
   }
 }
 
-// The windows lie inside a page, cover a page, some pages, a part of what
-// threads split, and everything.
+// The windows lie inside a page, cover a page, some pages, some parts, and
+// everything.
 TEST(PagedAttentionTest, WindowsAndSoftcapsMatchDenseAttention) {
   for (const Shape& shape : Shapes()) {
     for (const int64_t window : {0, 1, 7, 16, 50, 1500, 4000}) {
@@ -174,6 +176,37 @@ TEST(PagedAttentionTest, SinksMatchDenseAttention) {
       CheckAgainstDense(shape, at::kBFloat16, kEpsilonBf16, rule, true);
     }
   }
+}
+
+// With 32 threads the heads of a part are computed apart, too.
+TEST(PagedAttentionTest, BitsDependNeitherOnTheBatchNorOnThreads) {
+  const Shape shape{9, 3, 64, 16, {1, 63, 64, 300, 1100, 4200}};
+  std::vector<at::Tensor> kv;
+  for (const int32_t length : shape.lengths) {
+    kv.push_back(at::randn({length, 3, 64}));
+  }
+  const Cache cache = MakeCache(shape, at::kFloat, kv, kv);
+  const auto num_sequences = static_cast<int64_t>(shape.lengths.size());
+  const at::Tensor q = at::randn({num_sequences, 9, 64});
+  const auto attend = [&](int64_t first, int64_t count) {
+    at::Tensor out = at::empty({count, 9, 64});
+    PagedAttention(q.narrow(0, first, count), cache.k_PSKC, cache.v_PSKC,
+                   cache.table_BL.narrow(0, first, count),
+                   cache.lengths_B.narrow(0, first, count), {.scale = 0.125},
+                   out);
+    return out;
+  };
+  const at::Tensor expected = attend(0, num_sequences);
+  const int num_threads = at::get_num_threads();
+  for (const int threads : {1, 2, 32}) {
+    at::set_num_threads(threads);
+    EXPECT_TRUE(at::equal(attend(0, num_sequences), expected)) << threads;
+    for (int64_t b = 0; b < num_sequences; ++b) {
+      EXPECT_TRUE(at::equal(attend(b, 1)[0], expected[b]))
+          << shape.lengths[b] << " tokens, " << threads << " threads";
+    }
+  }
+  at::set_num_threads(num_threads);
 }
 
 // Tokens before the window may have any value, and pages with only such tokens
@@ -267,7 +300,7 @@ TEST(PagedAttentionKernelTest, EveryInstructionSetAgreesWithTheOthers) {
   const at::Tensor v = at::randn({5, kPage, 1, kFeatures});
   const int32_t table_L[] = {0, 1, 2, 3, 4};
   const kernels::cpu::PagedAttentionItem item{
-      .q_GC = q.const_data_ptr<float>(),
+      .q_NGC = q.const_data_ptr<float>(),
       .k_pages = k.const_data_ptr<float>(),
       .v_pages = v.const_data_ptr<float>(),
       .page_table = table_L,
