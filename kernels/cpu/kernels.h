@@ -65,6 +65,14 @@ struct KernelTable {
   void (*vocab_row)(float* logits, int64_t vocab,
                     const VocabRowOptions& options, const int64_t* targets,
                     int64_t num_targets, float* logprobs, float* entropy);
+  // Returns the largest of logits [count], without NaN, or the lowest finite
+  // number if there is none.
+  float (*max_block)(const float* logits, int64_t count);
+  // Writes the weights e^((logit - max) factor) [count], which are 0 for logits
+  // of -inf, and returns their sum. They are at most 1 if factor >= 0 and max
+  // is the row's.
+  float (*weigh_block)(const float* logits, int64_t count, float max,
+                       float factor, float* weights);
   // Writes softmax(softcap(scale * q k^T)) v over the item's tokens to out [N,
   // G, C], and the log-sum-exp of the scores to lse [N, G]. lse_merge_rows
   // merges results over disjoint tokens. Reads keys and values from memory once

@@ -33,6 +33,8 @@ constexpr KernelTable MakeTable(Isa isa, const char* name) {
           .clamped_swiglu_row = GatedRow<ClampedSilu>,
           .clamped_swiglu_backward_row = GatedBackwardRow<ClampedSilu>,
           .vocab_row = VocabRow,
+          .max_block = MaxBlock,
+          .weigh_block = WeighBlock,
           .paged_attention = PagedAttention,
           .softmax_step_row = SoftmaxStepRow,
           .softmax_gradient_row = SoftmaxGradientRow,

@@ -1,4 +1,4 @@
-// One block of a vocabulary row: its maximum, and the sums of its exponentials.
+// One block of a vocabulary row: its maximum, its exponentials and their sums.
 // Part of table_*.cc.
 #ifndef WEFT_KERNELS_CPU_VOCAB_BLOCK_H_
 #define WEFT_KERNELS_CPU_VOCAB_BLOCK_H_
@@ -98,6 +98,12 @@ struct ExpBlock {
             Sum((weighted[0] + weighted[1]) + (weighted[2] + weighted[3]))};
   }
 };
+
+float WeighBlock(const float* logits, int64_t count, float max, float factor,
+                 float* weights) {
+  ExpBlock<true, false, false> body{max, factor, 0};
+  return body.Run(logits, count, weights).exps;
+}
 
 }  // namespace
 }  // namespace weft::kernels::cpu::WEFT_KERNEL_ISA

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
-#include <numeric>
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
@@ -15,9 +14,8 @@ namespace weft::sampling {
 namespace {
 
 // A draw first finds the block that holds it, and then the token. Block sums
-// are short enough for f32, and the compiler can vectorise the first pass.
+// are short enough for f32.
 constexpr size_t kBlock = 512;
-constexpr size_t kLanes = 16;
 // If only top_p filters, the first attempt takes this many candidates. More
 // follow if needed.
 constexpr size_t kFirstCandidates = 256;
@@ -40,27 +38,12 @@ struct Distribution {
 using BlockWeights = std::array<float, kBlock>;
 
 // Computes the weights of the tokens [begin, end), at most kBlock, and returns
-// their sum. The sum uses explicit independent lanes, because a compiler does
-// not reorder float additions.
+// their sum.
 double FillWeights(const Distribution& distribution, size_t begin, size_t end,
                    BlockWeights& weights) {
-  const size_t size = end - begin;
-  for (size_t i = 0; i < size; ++i) {
-    weights[i] = (distribution.logits[begin + i] - distribution.max_logit) *
-                 distribution.inverse_temperature;
-  }
-  kernels::cpu::Kernels().exp(weights.data(), static_cast<int64_t>(size),
-                              weights.data());
-  std::array<float, kLanes> lanes{};
-  size_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) {
-    for (size_t lane = 0; lane < kLanes; ++lane) {
-      lanes[lane] += weights[i + lane];
-    }
-  }
-  double sum = std::accumulate(lanes.begin(), lanes.end(), 0.0);
-  for (; i < size; ++i) sum += weights[i];
-  return sum;
+  return kernels::cpu::Kernels().weigh_block(
+      distribution.logits.data() + begin, static_cast<int64_t>(end - begin),
+      distribution.max_logit, distribution.inverse_temperature, weights.data());
 }
 
 double TotalWeight(const Distribution& distribution) {
@@ -74,19 +57,21 @@ double TotalWeight(const Distribution& distribution) {
   return total;
 }
 
-float MaxLogit(absl::Span<const float> logits) {
-  std::array<float, kLanes> lanes;
-  lanes.fill(-std::numeric_limits<float>::infinity());
-  size_t i = 0;
-  for (; i + kLanes <= logits.size(); i += kLanes) {
-    for (size_t lane = 0; lane < kLanes; ++lane) {
-      const float x = logits[i + lane];
-      lanes[lane] = x > lanes[lane] ? x : lanes[lane];
-    }
+// The largest logit, and the first token of the first block that has it.
+struct Best {
+  float logit = -std::numeric_limits<float>::infinity();
+  size_t block = 0;
+};
+
+Best FindBest(absl::Span<const float> logits) {
+  Best best;
+  for (size_t begin = 0; begin < logits.size(); begin += kBlock) {
+    const float max = kernels::cpu::Kernels().max_block(
+        logits.data() + begin,
+        static_cast<int64_t>(std::min(kBlock, logits.size() - begin)));
+    if (max > best.logit) best = {.logit = max, .block = begin};
   }
-  float max = *std::max_element(lanes.begin(), lanes.end());
-  for (; i < logits.size(); ++i) max = std::max(max, logits[i]);
-  return max;
+  return best;
 }
 
 size_t DrawUnfiltered(const Distribution& distribution, double total,
@@ -206,21 +191,23 @@ float CounterUniform(uint64_t seed, uint32_t sample_index, uint32_t position) {
 std::optional<DrawResult> DrawToken(absl::Span<const float> logits,
                                     const DrawConfig& config, float uniform) {
   const bool is_greedy = config.temperature == 0;
-  Distribution distribution{.logits = logits, .max_logit = MaxLogit(logits)};
+  const Best best = FindBest(logits);
+  Distribution distribution{.logits = logits, .max_logit = best.logit};
   if (!is_greedy) {
     // The bound prevents 0 * infinity, which is NaN, at a tiny temperature.
     distribution.inverse_temperature =
         static_cast<float>(std::min(1.0 / config.temperature, 1e30));
   }
   const double total = TotalWeight(distribution);
-  if (!std::isfinite(distribution.max_logit) || !std::isfinite(total)) {
+  // Without a finite logit the total is 0.
+  if (!std::isfinite(best.logit) || !std::isfinite(total) || total == 0) {
     return std::nullopt;
   }
   const double log_total = std::log(total);
 
   size_t token = 0;
   if (is_greedy) {
-    token = std::find(logits.begin(), logits.end(), distribution.max_logit) -
+    token = std::find(logits.begin() + best.block, logits.end(), best.logit) -
             logits.begin();
   } else if (config.top_k > 0 || config.top_p < 1) {
     token = DrawFiltered(distribution, config, total, uniform);

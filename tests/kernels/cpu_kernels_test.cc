@@ -279,6 +279,40 @@ TEST_P(CpuKernelsTest, NanAnywhereMakesItsVocabRowNan) {
   }
 }
 
+// Each operation of the exponent adds a rounding of its size, and e^x is within
+// two units in the last place.
+TEST_P(CpuKernelsTest, WeightsOfABlockAreThoseOfF64) {
+  constexpr float kFactor = 1.25F;
+  for (const size_t n : kLengths) {
+    std::vector<float> logits = RandomRow(n, 20, /*scale=*/5);
+    if (n > 2) logits[1] = -kInf;
+    const auto count = static_cast<int64_t>(n);
+    const float max = table_->max_block(logits.data(), count);
+    EXPECT_EQ(max, *std::ranges::max_element(logits));
+    std::vector<float> weights(n);
+    const float sum =
+        table_->weigh_block(logits.data(), count, max, kFactor, weights.data());
+    double exact_sum = 0;
+    for (size_t i = 0; i < n; ++i) {
+      const double x =
+          (static_cast<double>(logits[i]) - static_cast<double>(max)) * kFactor;
+      const double exact = std::exp(x);
+      const double bound =
+          exact == 0 ? 0 : exact * (2 * std::abs(x) + 4) * kEpsilonF32;
+      ASSERT_NEAR(weights[i], exact, bound) << "logit " << i << " of " << n;
+      exact_sum += weights[i];
+    }
+    EXPECT_NEAR(sum, exact_sum, Tolerance(kEpsilonF32, n, exact_sum));
+  }
+}
+
+TEST_P(CpuKernelsTest, TheMaximumOfABlockIsThatOfItsNumbers) {
+  const std::vector<float> logits = {kNan, -3, kNan, 2, -kInf, kNan};
+  EXPECT_EQ(table_->max_block(logits.data(), 6), 2);
+  EXPECT_EQ(table_->max_block(logits.data() + 4, 2),
+            std::numeric_limits<float>::lowest());
+}
+
 TEST_P(CpuKernelsTest, AdamWMatchesTheReference) {
   const AdamWScalars scalars{.gradient_scale = 0.5F,
                              .beta1 = 0.9F,
