@@ -176,7 +176,8 @@ class Launch {
   const int64_t table_entries_;
   // Only what differs between pieces is not set.
   const kernels::cpu::PagedAttentionItem item_;
-  std::vector<Tokens> visible_;  // Of each sequence, as are parts_.
+  // One entry for each sequence.
+  std::vector<Tokens> visible_;
   std::vector<int64_t> parts_;
 };
 

@@ -1,4 +1,5 @@
-// Paged attention by the CPU's kernel; see paged_attention.h. Private to src/ops.
+// Paged attention by the CPU's kernel; see paged_attention.h. Private to
+// src/ops.
 #ifndef WEFT_SRC_OPS_PAGED_ATTENTION_CPU_H_
 #define WEFT_SRC_OPS_PAGED_ATTENTION_CPU_H_
 
