@@ -65,12 +65,12 @@ struct KernelTable {
   void (*vocab_row)(float* logits, int64_t vocab,
                     const VocabRowOptions& options, const int64_t* targets,
                     int64_t num_targets, float* logprobs, float* entropy);
-  // Returns the largest of logits [count], without NaN, or the lowest finite
-  // number if there is none.
+  // Returns the largest of logits [count] that is not NaN, or the lowest finite
+  // number if each is NaN or -inf.
   float (*max_block)(const float* logits, int64_t count);
-  // Writes the weights e^((logit - max) factor) [count], which are 0 for logits
-  // of -inf, and returns their sum. They are at most 1 if factor >= 0 and max
-  // is the row's.
+  // Writes the weights e^((logit - max) factor) [count] and returns their sum.
+  // The weight of -inf is 0. A NaN stays in its weight and in the sum.
+  // REQUIRES: `max` is finite, and factor > 0.
   float (*weigh_block)(const float* logits, int64_t count, float max,
                        float factor, float* weights);
   // Writes softmax(softcap(scale * q k^T)) v over the item's tokens to out [N,

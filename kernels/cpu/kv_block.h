@@ -112,11 +112,12 @@ WEFT_INLINE KvBlock BlockAt(const PagedAttentionItem& item, int64_t token) {
 // Prefetches the lines of a block, `step` tokens at a time. The model's weights
 // have evicted them from the caches since this sequence's last token, and the
 // hardware prefetcher does not predict the rows of some heads in a page. More
-// lines at once than a core keeps in flight would hold up its loads (Zen 5, two
-// cores: 6.3 us for two heads of 96 tokens in steps, 8.5 at once).
+// lines at once than a core keeps in flight would hold up its loads (Zen 5:
+// 8.8 us for three heads of 96 tokens in steps, 12.4 at once;
+// PagedAttentionKernel).
 struct BlockFetch {
   KvBlock block;
-  int64_t features;  // Adjacent ones that are needed of each token.
+  int64_t features;  // The number of adjacent features to fetch per token.
   int64_t step;
   int64_t done = 0;
 

@@ -14,6 +14,8 @@ namespace {
 // The number of query heads whose running sums are kept at a time.
 constexpr int64_t kMaxRows = 32;
 
+WEFT_INLINE int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
+
 // Running softmax of one query head. The head's row of `out` holds the sum of
 // e^(score - max) v.
 struct RunningSoftmax {
@@ -123,19 +125,16 @@ void PagedAttention(const PagedAttentionItem& item, float* out_NGC,
                     float* lse_NG) {
   const int64_t features = item.head_features;
   const int64_t group = item.group_size;
-  const int64_t queries = group < kMaxRows ? group : kMaxRows;
+  const int64_t queries = Least(group, kMaxRows);
+  const int64_t heads = kMaxRows / queries;
   for (int64_t n = 0; n < item.num_heads;) {
     PagedAttentionItem piece = item;
     piece.k_pages += n * features;
     piece.v_pages += n * features;
-    piece.num_heads = kMaxRows / queries;
-    if (queries < group) piece.num_heads = 1;
-    if (piece.num_heads > item.num_heads - n) {
-      piece.num_heads = item.num_heads - n;
-    }
+    piece.num_heads = Least(heads, item.num_heads - n);
     for (int64_t g = 0; g < group; g += queries) {
       const int64_t row = n * group + g;
-      piece.group_size = group - g < queries ? group - g : queries;
+      piece.group_size = Least(queries, group - g);
       piece.q_NGC = item.q_NGC + row * features;
       AttendHeads(piece, out_NGC + row * features, lse_NG + row);
     }

@@ -185,7 +185,7 @@ void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
   CheckArguments(q_BHC, k_pages_PSKC, v_pages_PSKC, page_table_BL, lengths_B,
                  out_BHC);
   CheckSinks(sinks_H, q_BHC);
-  if (q_BHC.size(0) == 0) return;
+  if (q_BHC.numel() == 0) return;
   if constexpr (kHasCudaKernels) {
     if (cuda::TakesPagedAttention(q_BHC)) {
       cuda::PagedAttention(q_BHC, k_pages_PSKC, v_pages_PSKC, page_table_BL,

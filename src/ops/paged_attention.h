@@ -22,10 +22,9 @@ void WriteKvPages(const at::Tensor& k_TKC, const at::Tensor& v_TKC,
 
 // Computes out[b] = softmax(softcap(scale * q[b] . k)) v over the first
 // lengths[b] tokens of sequence b, or over the last `window` of these. The
-// sequence's pages are page_table[b]. REQUIRES: lengths[b] >= 1; the CUDA
-// kernel also takes 0 and writes zeros. Table entries of pages without visible
-// tokens are ignored. A sink adds exp(sink) to the sum of its head's softmax
-// and has no value.
+// sequence's pages are page_table[b]. A sequence of 0 tokens, which is padding,
+// gets zeros. Table entries of pages without visible tokens are ignored. A sink
+// adds exp(sink) to the sum of its head's softmax and has no value.
 // Shapes:  q_BHC, out_BHC [B, H, C] (out contiguous); page_table_BL [B, L] i32;
 //          lengths_B [B] i32, all on the device; sinks_H [H] f32 (f64 beside
 //          f64), or undefined; the others have one dtype.

@@ -6,12 +6,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <numeric>
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
 #include "src/ops/cpu_dispatch.h"
-#include "src/ops/tree_attention_parts.h"
 
 namespace weft::ops {
 namespace {
@@ -19,8 +17,8 @@ namespace {
 // The tokens of a sequence are cut into parts, which are computed apart and
 // merged in order. How many parts there are depends on the tokens alone, so
 // that a sequence has the same bits in every batch and with any number of
-// threads. They are as long as 16 times their number at least: longer contexts
-// feed more threads, and merging stays a small part of the work.
+// threads. If there are P > 1 parts, each has at least 16 P tokens: longer
+// contexts feed more threads, and merging stays a small part of the work.
 constexpr int64_t kMaxParts = 16;
 constexpr int64_t kPartTokens = 16;
 
@@ -55,16 +53,36 @@ struct Piece {
   int64_t num_heads = 0;
 };
 
+// How many key/value heads of a part are one piece. All are best, because their
+// keys and values are adjacent in memory, unless threads would be idle.
+int64_t HeadsOfPiece(int64_t num_parts, int64_t num_heads) {
+  const int64_t threads = at::get_num_threads();
+  const auto ceil = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  // The heads of the thread that has most.
+  const auto cost = [&](int64_t heads) {
+    return ceil(num_parts * ceil(num_heads, heads), threads) * heads;
+  };
+  int64_t best = num_heads;
+  for (int64_t heads = num_heads; heads > 0; --heads) {
+    // An eighth above the ideal is good enough.
+    if (8 * cost(best) * threads <= 9 * num_parts * num_heads) break;
+    if (cost(heads) < cost(best)) best = heads;
+  }
+  return best;
+}
+
 // The attention of one batch on the CPU.
 class Launch {
  public:
   Launch(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
          const at::Tensor& v_pages_PSKC, const at::Tensor& page_table_BL,
-         const at::Tensor& lengths_B, const AttentionRule& rule)
+         const at::Tensor& lengths_B, const AttentionRule& rule,
+         const at::Tensor& sinks_H)
       : heads_(q_BHC.size(1)),
         features_(q_BHC.size(2)),
         page_table_(page_table_BL.const_data_ptr<int32_t>()),
         table_entries_(page_table_BL.size(1)),
+        sinks_(sinks_H.defined() ? sinks_H.const_data_ptr<float>() : nullptr),
         item_{.q_NGC = q_BHC.const_data_ptr<float>(),
               .k_pages = k_pages_PSKC.const_data_ptr<float>(),
               .v_pages = v_pages_PSKC.const_data_ptr<float>(),
@@ -75,75 +93,78 @@ class Launch {
               .scale = static_cast<float>(rule.scale),
               .softcap = static_cast<float>(rule.softcap)} {
     const auto* lengths = lengths_B.const_data_ptr<int32_t>();
+    int64_t num_parts = 0;
     for (int64_t b = 0; b < q_BHC.size(0); ++b) {
-      visible_.push_back(VisibleTokens(lengths[b], rule.window));
-      parts_.push_back(NumParts(visible_.back()));
+      const Tokens tokens = VisibleTokens(lengths[b], rule.window);
+      sequences_.push_back({.tokens = tokens,
+                            .num_parts = NumParts(tokens),
+                            .first_part = num_parts});
+      num_parts += sequences_.back().num_parts;
     }
+    num_parts_ = num_parts;
   }
 
-  [[nodiscard]] int64_t max_parts() const {
-    return *std::ranges::max_element(parts_);
-  }
+  [[nodiscard]] int64_t num_parts() const { return num_parts_; }
 
-  // Writes out [B, H, C] and lse [max_parts, B, H], whose first part is that of
-  // all tokens. `others` has room for the outputs of the other parts.
-  void Run(float* out, float* lse, float* others) const {
+  // Writes out [B, H, C]. The first part of a sequence is computed there, and
+  // the others in parts [num_parts, H, C]. lse is [num_parts, H].
+  void Run(float* out, float* parts, float* lse) const {
     const std::vector<Piece> pieces = Pieces();
     at::parallel_for(0, std::ssize(pieces), 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        RunPiece(pieces[i], out, lse, others);
+        RunPiece(pieces[i], out, parts, lse);
       }
     });
-    if (max_parts() == 1) return;
-    at::parallel_for(0, batch(), RowGrain(max_parts() * heads_ * features_),
+    const auto batch = std::ssize(sequences_);
+    if (num_parts_ == batch && sinks_ == nullptr) return;
+    at::parallel_for(0, batch, RowGrain(num_parts_ / batch * row_size()),
                      [&](int64_t begin, int64_t end) {
                        for (int64_t b = begin; b < end; ++b) {
-                         MergeParts(b, out, lse, others);
+                         Finish(b, out + b * row_size(), parts, lse);
                        }
                      });
   }
 
  private:
-  [[nodiscard]] int64_t batch() const { return std::ssize(parts_); }
+  struct Sequence {
+    Tokens tokens;
+    int64_t num_parts = 0;
+    int64_t first_part = 0;  // Parts of all sequences are numbered.
+  };
 
-  // All heads of a part are one piece, because their keys and values are
-  // adjacent in memory. Only if threads would be idle are there more pieces.
+  [[nodiscard]] int64_t row_size() const { return heads_ * features_; }
+
   [[nodiscard]] std::vector<Piece> Pieces() const {
-    const int64_t num_parts =
-        std::accumulate(parts_.begin(), parts_.end(), int64_t{0});
-    const int64_t threads = at::get_num_threads();
-    const int64_t groups =
-        std::min(item_.num_kv_heads, (threads + num_parts - 1) / num_parts);
-    const int64_t step = (item_.num_kv_heads + groups - 1) / groups;
+    const int64_t num_heads = item_.num_kv_heads;
+    const int64_t step = HeadsOfPiece(num_parts_, num_heads);
     std::vector<Piece> pieces;
-    pieces.reserve(num_parts * groups);
-    for (int64_t b = 0; b < batch(); ++b) {
-      for (int64_t part = 0; part < parts_[b]; ++part) {
-        for (int64_t k = 0; k < item_.num_kv_heads; k += step) {
-          pieces.push_back(
-              {.b = b,
-               .part = part,
-               .tokens = TokensOfPart(b, part),
-               .first_head = k,
-               .num_heads = std::min(step, item_.num_kv_heads - k)});
+    pieces.reserve(num_parts_ * ((num_heads + step - 1) / step));
+    for (int64_t b = 0; b < std::ssize(sequences_); ++b) {
+      for (int64_t part = 0; part < sequences_[b].num_parts; ++part) {
+        for (int64_t k = 0; k < num_heads; k += step) {
+          pieces.push_back({.b = b,
+                            .part = part,
+                            .tokens = TokensOfPart(sequences_[b], part),
+                            .first_head = k,
+                            .num_heads = std::min(step, num_heads - k)});
         }
       }
     }
     return pieces;
   }
 
-  [[nodiscard]] Tokens TokensOfPart(int64_t b, int64_t part) const {
-    const Tokens& all = visible_[b];
-    return {all.begin + all.size() * part / parts_[b],
-            all.begin + all.size() * (part + 1) / parts_[b]};
+  static Tokens TokensOfPart(const Sequence& sequence, int64_t part) {
+    const Tokens& all = sequence.tokens;
+    return {all.begin + all.size() * part / sequence.num_parts,
+            all.begin + all.size() * (part + 1) / sequence.num_parts};
   }
 
-  void RunPiece(const Piece& piece, float* out, float* lse,
-                float* others) const {
-    const int64_t row = piece.b * heads_ + piece.first_head * item_.group_size;
-    const int64_t rows = batch() * heads_;
+  void RunPiece(const Piece& piece, float* out, float* parts,
+                float* lse) const {
+    const int64_t part = sequences_[piece.b].first_part + piece.part;
+    const int64_t head = piece.first_head * item_.group_size;
     kernels::cpu::PagedAttentionItem item = item_;
-    lse += piece.part * rows + row;
+    lse += part * heads_ + head;
     if (piece.tokens.size() == 0) {
       std::fill_n(lse, piece.num_heads * item.group_size, -INFINITY);
       return;
@@ -151,34 +172,41 @@ class Launch {
     item.begin = piece.tokens.begin;
     item.end = piece.tokens.end;
     item.num_heads = piece.num_heads;
-    item.q_NGC += row * features_;
+    item.q_NGC += piece.b * row_size() + head * features_;
     item.k_pages += piece.first_head * features_;
     item.v_pages += piece.first_head * features_;
     item.page_table = page_table_ + piece.b * table_entries_;
-    float* const to =
-        piece.part == 0 ? out : others + (piece.part - 1) * rows * features_;
-    kernels::cpu::Kernels().paged_attention(item, to + row * features_, lse);
+    float* const to = piece.part == 0 ? out + piece.b * row_size()
+                                      : parts + part * row_size();
+    kernels::cpu::Kernels().paged_attention(item, to + head * features_, lse);
   }
 
-  void MergeParts(int64_t b, float* out, float* lse,
-                  const float* others) const {
-    const int64_t rows = batch() * heads_, row = b * heads_;
-    for (int64_t part = 1; part < parts_[b]; ++part) {
+  // Merges the parts of a sequence to its row of `out`, and adds the sinks.
+  void Finish(int64_t b, float* out, const float* parts, float* lse) const {
+    const Sequence& sequence = sequences_[b];
+    float* const lse_H = lse + sequence.first_part * heads_;
+    for (int64_t i = 1; i < sequence.num_parts; ++i) {
       kernels::cpu::Kernels().lse_merge_rows(
-          others + ((part - 1) * rows + row) * features_,
-          lse + part * rows + row, heads_, features_, out + row * features_,
-          lse + row);
+          parts + (sequence.first_part + i) * row_size(), lse_H + i * heads_,
+          heads_, features_, out, lse_H);
+    }
+    if (sinks_ == nullptr) return;
+    for (int64_t h = 0; h < heads_; ++h) {
+      // The share of the softmax that the sink leaves to the keys.
+      const float share = 1 / (1 + std::exp(sinks_[h] - lse_H[h]));
+      float* const out_C = out + h * features_;
+      for (int64_t c = 0; c < features_; ++c) out_C[c] *= share;
     }
   }
 
   const int64_t heads_, features_;
   const int32_t* const page_table_;
   const int64_t table_entries_;
+  const float* const sinks_;  // Null if there are none.
   // Only what differs between pieces is not set.
   const kernels::cpu::PagedAttentionItem item_;
-  // One entry for each sequence.
-  std::vector<Tokens> visible_;
-  std::vector<int64_t> parts_;
+  std::vector<Sequence> sequences_;
+  int64_t num_parts_ = 0;
 };
 
 }  // namespace
@@ -191,16 +219,18 @@ void PagedAttentionCpu(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
   const at::Tensor q = q_BHC.contiguous();
   const at::Tensor table = page_table_BL.contiguous();
   const at::Tensor lengths = lengths_B.contiguous();
-  const Launch launch(q, k_pages_PSKC, v_pages_PSKC, table, lengths, rule);
-  const int64_t parts = launch.max_parts();
-  at::Tensor lse = at::empty({parts, q.size(0), q.size(1)}, q.options());
-  at::Tensor others;
-  if (parts > 1) others = at::empty({parts - 1, q.numel()}, q.options());
-  launch.Run(out_BHC.mutable_data_ptr<float>(), lse.mutable_data_ptr<float>(),
-             parts > 1 ? others.mutable_data_ptr<float>() : nullptr);
-  if (!sinks_H.defined()) return;
-  at::Tensor lse_BH = lse[0];
-  AddSinks(sinks_H, out_BHC, lse_BH);
+  const at::Tensor sinks = sinks_H.defined() ? sinks_H.contiguous() : sinks_H;
+  const Launch launch(q, k_pages_PSKC, v_pages_PSKC, table, lengths, rule,
+                      sinks);
+  const int64_t num_parts = launch.num_parts();
+  at::Tensor lse = at::empty({num_parts, q.size(1)}, q.options());
+  at::Tensor parts;
+  if (num_parts > q.size(0)) {
+    parts = at::empty({num_parts, q.size(1), q.size(2)}, q.options());
+  }
+  launch.Run(out_BHC.mutable_data_ptr<float>(),
+             parts.defined() ? parts.mutable_data_ptr<float>() : nullptr,
+             lse.mutable_data_ptr<float>());
 }
 
 }  // namespace weft::ops

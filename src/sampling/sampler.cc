@@ -199,7 +199,8 @@ std::optional<DrawResult> DrawToken(absl::Span<const float> logits,
         static_cast<float>(std::min(1.0 / config.temperature, 1e30));
   }
   const double total = TotalWeight(distribution);
-  // Without a finite logit the total is 0.
+  // If all logits are -inf, the maximum is the lowest finite number, and the
+  // total is 0.
   if (!std::isfinite(best.logit) || !std::isfinite(total) || total == 0) {
     return std::nullopt;
   }

@@ -7,7 +7,6 @@ import resource
 import shutil
 import struct
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,6 @@ from models import tiny_model
 import weft
 
 START_SECONDS = 60.0
-# The time from an error to the end of the process, which is 0.1 s on an idle
-# machine. A server that polls before it ends would need two seconds.
-FAILED_START_SECONDS = 1.7
 # The processor's time, which does not depend on what else the machine does.
 HELP_SECONDS = 0.050
 
@@ -121,11 +117,9 @@ def test_a_damaged_model_folder_ends_the_start(
     daemon = Daemon(folder, tmp_path / "weftd")
     daemon.launch()
     code = daemon.wait(START_SECONDS)
-    ended = time.time()
     log = daemon.log_tail()
     assert 0 < code < 128, log
     assert word in log
-    assert ended - daemon.last_log_time() < FAILED_START_SECONDS, log
 
 
 def test_dummy_weights_need_config_json_alone(tmp_path: Path) -> None:

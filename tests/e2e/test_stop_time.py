@@ -1,16 +1,22 @@
-"""Tests how long an idle daemon takes to end. Nothing else runs meanwhile."""
+"""Tests how long a daemon takes to end, when it is idle and when its start fails.
+Nothing else runs meanwhile."""
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
 import daemon as daemon_module
+import pytest
 from models import tiny_model
 from texts import next_token, random_tokens
 
 VOCAB = 320
 STOP_SECONDS = 0.8
+# The time from an error to the end of the process, which is 0.1 s on an idle
+# machine. A server that polls before it ends would need two seconds.
+FAILED_START_SECONDS = 0.5
 
 
 def test_an_idle_daemon_ends_at_once(tmp_path: Path) -> None:
@@ -33,3 +39,18 @@ def test_an_idle_daemon_ends_at_once(tmp_path: Path) -> None:
         finally:
             daemon.kill()
     assert min(seconds) < STOP_SECONDS, seconds
+
+
+@pytest.mark.parametrize("file", ("config.json", "model.safetensors"))
+def test_a_start_that_fails_ends_at_once(file: str, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model("llama-tied"), model)
+    (model / file).write_text("{", "utf-8")
+    seconds = []
+    for attempt in range(3):
+        daemon = daemon_module.Daemon(model, tmp_path / str(attempt))
+        daemon.launch()
+        assert 0 < daemon.wait() < 128
+        seconds.append(time.time() - daemon.last_log_time())
+        assert file in daemon.log_tail()
+    assert min(seconds) < FAILED_START_SECONDS, seconds

@@ -135,9 +135,9 @@ std::vector<Shape> Shapes() {
                                          // vector.
           {40, 1, 8, 4, {9}},            // The group is wider than the
                                          // kernel's.
-          {48, 24, 8, 4, {9}},           // Together the groups are wider.
+          {72, 24, 20, 4, {9, 10}},      // Together the groups are wider.
           {2, 1, 64, 16, {3000}},        // The tokens are cut into parts.
-          {4, 2, 64, 16, {1, 63, 64, 2500}}};
+          {4, 2, 64, 16, {1, 63, 0, 64, 2500}}};  // One is padding.
 }
 
 TEST(PagedAttentionTest, MatchesDenseAttentionInF32) {
@@ -180,33 +180,37 @@ TEST(PagedAttentionTest, SinksMatchDenseAttention) {
 
 // With 32 threads the heads of a part are computed apart, too.
 TEST(PagedAttentionTest, BitsDependNeitherOnTheBatchNorOnThreads) {
-  const Shape shape{9, 3, 64, 16, {1, 63, 64, 300, 1100, 4200}};
-  std::vector<at::Tensor> kv;
-  for (const int32_t length : shape.lengths) {
-    kv.push_back(at::randn({length, 3, 64}));
-  }
-  const Cache cache = MakeCache(shape, at::kFloat, kv, kv);
-  const auto num_sequences = static_cast<int64_t>(shape.lengths.size());
-  const at::Tensor q = at::randn({num_sequences, 9, 64});
-  const auto attend = [&](int64_t first, int64_t count) {
-    at::Tensor out = at::empty({count, 9, 64});
-    PagedAttention(q.narrow(0, first, count), cache.k_PSKC, cache.v_PSKC,
-                   cache.table_BL.narrow(0, first, count),
-                   cache.lengths_B.narrow(0, first, count), {.scale = 0.125},
-                   out);
-    return out;
-  };
-  const at::Tensor expected = attend(0, num_sequences);
-  const int num_threads = at::get_num_threads();
-  for (const int threads : {1, 2, 32}) {
-    at::set_num_threads(threads);
-    EXPECT_TRUE(at::equal(attend(0, num_sequences), expected)) << threads;
-    for (int64_t b = 0; b < num_sequences; ++b) {
-      EXPECT_TRUE(at::equal(attend(b, 1)[0], expected[b]))
-          << shape.lengths[b] << " tokens, " << threads << " threads";
+  const std::vector<int32_t> lengths = {1, 63, 64, 300, 1100, 4200};
+  for (const Shape& shape :
+       {Shape{9, 3, 64, 16, lengths}, Shape{80, 2, 20, 16, lengths}}) {
+    std::vector<at::Tensor> kv;
+    for (const int32_t length : lengths) {
+      kv.push_back(at::randn({length, shape.kv_heads, shape.features}));
     }
+    const Cache cache = MakeCache(shape, at::kFloat, kv, kv);
+    const auto batch = static_cast<int64_t>(lengths.size());
+    const at::Tensor q = at::randn({batch, shape.query_heads, shape.features});
+    const at::Tensor sinks_H = at::randn({shape.query_heads});
+    const auto attend = [&](int64_t first, int64_t count) {
+      at::Tensor out = at::empty({count, shape.query_heads, shape.features});
+      PagedAttention(q.narrow(0, first, count), cache.k_PSKC, cache.v_PSKC,
+                     cache.table_BL.narrow(0, first, count),
+                     cache.lengths_B.narrow(0, first, count), {.scale = 0.125},
+                     out, sinks_H);
+      return out;
+    };
+    const at::Tensor expected = attend(0, batch);
+    const int num_threads = at::get_num_threads();
+    for (const int threads : {1, 2, 32}) {
+      at::set_num_threads(threads);
+      EXPECT_TRUE(at::equal(attend(0, batch), expected)) << threads;
+      for (int64_t b = 0; b < batch; ++b) {
+        EXPECT_TRUE(at::equal(attend(b, 1)[0], expected[b]))
+            << lengths[b] << " tokens, " << threads << " threads";
+      }
+    }
+    at::set_num_threads(num_threads);
   }
-  at::set_num_threads(num_threads);
 }
 
 // Tokens before the window may have any value, and pages with only such tokens
@@ -292,40 +296,45 @@ TEST(LseMergeTest, EveryInstructionSetMergesAndSkipsPartsWithoutKeys) {
   }
 }
 
+// The kernel cuts an item of several heads into pieces.
 TEST(PagedAttentionKernelTest, EveryInstructionSetAgreesWithTheOthers) {
   using kernels::cpu::Isa;
-  constexpr int64_t kGroup = 3, kFeatures = 20, kTokens = 39, kPage = 8;
-  const at::Tensor q = at::randn({kGroup, kFeatures});
-  const at::Tensor k = at::randn({5, kPage, 1, kFeatures});
-  const at::Tensor v = at::randn({5, kPage, 1, kFeatures});
+  constexpr int64_t kTokens = 39, kPage = 8;
   const int32_t table_L[] = {0, 1, 2, 3, 4};
-  const kernels::cpu::PagedAttentionItem item{
-      .q_NGC = q.const_data_ptr<float>(),
-      .k_pages = k.const_data_ptr<float>(),
-      .v_pages = v.const_data_ptr<float>(),
-      .page_table = table_L,
-      .begin = 3,
-      .end = kTokens,
-      .group_size = kGroup,
-      .num_kv_heads = 1,
-      .head_features = kFeatures,
-      .page_tokens = kPage,
-      .scale = 0.3F,
-      .softcap = 0.9F};
-  const at::Tensor rows_k = k.flatten(0, 1).narrow(0, 3, kTokens - 3);
-  const at::Tensor rows_v = v.flatten(0, 1).narrow(0, 3, kTokens - 3);
-  const at::Tensor expected =
-      DenseAttention(q, rows_k, rows_v, {.scale = 0.3F, .softcap = 0.9F});
-  for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512}) {
-    const auto* table = kernels::cpu::KernelsFor(isa);
-    if (table == nullptr) continue;
-    at::Tensor out = at::empty({kGroup, kFeatures});
-    at::Tensor lse = at::empty({kGroup});
-    table->paged_attention(item, out.mutable_data_ptr<float>(),
-                           lse.mutable_data_ptr<float>());
-    EXPECT_LE((out.to(at::kDouble) - expected).abs().max().item<double>(),
-              Tolerance(kEpsilonF32, kTokens + kFeatures, 1))
-        << table->name;
+  for (const auto& [heads, group, features] :
+       {std::array<int64_t, 3>{1, 3, 20}, {12, 3, 20}, {2, 40, 8}}) {
+    const at::Tensor q = at::randn({heads * group, features});
+    const at::Tensor k = at::randn({5, kPage, heads, features});
+    const at::Tensor v = at::randn({5, kPage, heads, features});
+    const kernels::cpu::PagedAttentionItem item{
+        .q_NGC = q.const_data_ptr<float>(),
+        .k_pages = k.const_data_ptr<float>(),
+        .v_pages = v.const_data_ptr<float>(),
+        .page_table = table_L,
+        .begin = 3,
+        .end = kTokens,
+        .num_heads = heads,
+        .group_size = group,
+        .num_kv_heads = heads,
+        .head_features = features,
+        .page_tokens = kPage,
+        .scale = 0.3F,
+        .softcap = 0.9F};
+    const at::Tensor rows_k = k.flatten(0, 1).narrow(0, 3, kTokens - 3);
+    const at::Tensor rows_v = v.flatten(0, 1).narrow(0, 3, kTokens - 3);
+    const at::Tensor expected =
+        DenseAttention(q, rows_k, rows_v, {.scale = 0.3F, .softcap = 0.9F});
+    for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512}) {
+      const auto* table = kernels::cpu::KernelsFor(isa);
+      if (table == nullptr) continue;
+      at::Tensor out = at::empty({heads * group, features});
+      at::Tensor lse = at::empty({heads * group});
+      table->paged_attention(item, out.mutable_data_ptr<float>(),
+                             lse.mutable_data_ptr<float>());
+      EXPECT_LE((out.to(at::kDouble) - expected).abs().max().item<double>(),
+                Tolerance(kEpsilonF32, kTokens + features, 1))
+          << table->name << ", " << heads << " heads";
+    }
   }
 }
 

@@ -230,6 +230,20 @@ TEST(DrawTokenTest, EndsOfTheUniformGiveFirstAndLastPossibleToken) {
   }
 }
 
+TEST(DrawTokenTest, GreedyTakesTheFirstOfEqualLogitsOfAllBlocks) {
+  std::vector<float> logits(1500, -1);
+  logits[700] = logits[1400] = 2;
+  EXPECT_EQ(Draw(logits, {.temperature = 0}, 0).token, 700);
+  std::fill_n(logits.begin(), 600, -kInfinity);
+  EXPECT_EQ(Draw(logits, {.temperature = 0}, 0).token, 700);
+}
+
+TEST(DrawTokenTest, TheLowestFiniteLogitIsDrawn) {
+  const std::vector<float> logits = {-kInfinity,
+                                     std::numeric_limits<float>::lowest()};
+  EXPECT_EQ(Draw(logits, {}, 0.5F).token, 1);
+}
+
 TEST(DrawTokenTest, NeverDrawsMinusInfinity) {
   std::vector<float> logits(3000, -kInfinity);
   logits[17] = -3;
