@@ -114,7 +114,8 @@ struct KernelTable {
   // Writes the weights [begin, end) of a row in 8 bits to `out`, exactly.
   void (*widen_int8_row)(const int8_t* row, int64_t inputs, int64_t begin,
                          int64_t end, float* out);
-  // Computes y = x W with an f32 W [I, O]. Overlap and bits are as above.
+  // Computes y = x W with an f32 W [I, O]. Overlap and bits are as for
+  // skinny_product.
   void (*row_product)(const RowProduct& item);
   // Computes out = scale left right, or adds that to out, for f32 matrices of
   // which one side is small, such as a LoRA rank or a head. `out` does not

@@ -62,8 +62,8 @@ struct LoraFewRowsProduct {
 [[nodiscard]] LoraParts LoraFewRowsParts(const LoraFewRowsProduct& product);
 
 // Writes the parts, in one launch. A NaN stays in its row of x or its rank of
-// A. Grids depend only on the table's limits, on max_rank and on the widths, so
-// that a recorded launch serves every batch within them.
+// A. The grid depends only on the table's limits, on max_rank and on the
+// widths, so that a recorded launch serves every batch within them.
 // Threads: any; the work is queued on `stream`, and nothing waits for it.
 // Source:  the formula in f64; segments as in Punica (Chen et al. 2023).
 [[nodiscard]] cudaError_t RunLoraFewRowsShrink(

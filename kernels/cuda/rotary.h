@@ -53,8 +53,9 @@ struct KvSlots {
   void* v_pages = nullptr;
 };
 
-// Norms the heads of q and k, rotates their pairs (c, c + C/2) by the token's
-// angles, and writes the rotated k and v to the pages.
+// Norms the heads of q and k if there are norms, and rotates their pairs (c, c
+// + C/2) by the token's angles. If there are pages, writes the rotated k, and v
+// as it is, to them.
 // Errors:  cudaErrorInvalidValue for bf16 weights with f32 heads, or for a
 //          token with 2^30 pairs or more.
 // Threads: any; the work is queued on `stream`, and nothing waits for it.

@@ -55,9 +55,9 @@ struct SampleRows {
 // it is by logit, highest first, and on a tie by id, lowest first. top_k keeps
 // the first k tokens, and top_p then keeps the shortest prefix whose
 // renormalised probability reaches it. Weights relative to the likeliest token
-// are whole multiples of 2^-40, so that sums are exact in any order. So a
-// rule's result depends only on the rule and its row. A token of less weight is
-// never drawn.
+// are whole multiples of 2^-40, and a token with a smaller weight is never
+// drawn. Sums of such weights are exact in any order, so a rule's result
+// depends only on the rule and its row.
 // Units:   two launches, each a pass over the logits; 5 more with one filter, 7
 //          more with two, which skip logits below the cut.
 // Errors:  cudaErrorInvalidValue for V or max_filters out of range.

@@ -13,7 +13,8 @@
 
 namespace weft::ops {
 
-// Keeps its buffers from product to product. Threads: one has its own.
+// Keeps its buffers from product to product. Threads: each has a multiplier of
+// its own.
 class Bf16Multiplier {
  public:
   // Computes out = alpha a b, or adds it to out.

@@ -20,10 +20,9 @@ struct PublishedSnapshot {
   uint64_t version = 0;
 };
 
-// A step that ran and failed for a reason that depends only on its request and
-// the adapter's state, so it fails in the same way each time it runs. The step
-// counts as completed: it keeps its number, and this failure is its stored
-// reply.
+// A step that ran and was refused by its request, the adapter's state or the
+// checkpoints on disk. It counts as completed: it keeps its number, and this
+// failure is its stored reply.
 struct StepFailure {
   absl::Status status;
 };

@@ -154,7 +154,7 @@ class Scheduler {
   void NoteWaiting(uint64_t id, Queued queued);
   void NoteLeft(uint64_t id);
   void Forget(uint64_t id);
-  // Call it after every change of the queue.
+  // Updates what follows from the queue and its hold, after a change of either.
   void NoteBacklog(const AdapterQueue& queue);
 
   const SchedulerOptions options_;

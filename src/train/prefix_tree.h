@@ -36,12 +36,12 @@ inline constexpr int64_t kNeverShare = INT64_MAX;
 // One more attention part per layer costs about as much as this many rows.
 inline constexpr int64_t kMinSavedRows = 16;
 
-// A common prefix becomes a node of its own if it saves at least
-// `min_saved_rows` rows. It saves its length times one less than the number of
-// sequences. Below that, the additional attention part costs more than it
-// saves. With kNeverShare every sequence is one node, in the given order.
+// A common prefix becomes a node of its own if that saves at least
+// `min_saved_rows` rows. If it saves fewer, the additional attention part costs
+// more. A prefix of N sequences saves N - 1 times its length. With kNeverShare
+// every sequence is one node, in the given order.
 // Shapes:  sequences are not empty.
-// Units:   O(tokens + sequences log sequences).
+// Units:   O(tokens log sequences).
 // Threads: any.
 [[nodiscard]] PrefixTree BuildPrefixTree(
     const std::vector<absl::Span<const int32_t>>& sequences,

@@ -11,8 +11,8 @@ namespace {
 
 void BenchProblem(const Device& device, int64_t num_adapters,
                   const std::vector<int64_t>& ranks) {
-  // Uses new activations, because runs add to Y and dX, and the tolerance grows
-  // with the old values.
+  // Activations are new for each problem. Runs add to Y and dX, and larger old
+  // values would widen the tolerance.
   const LoraActivations activations;
   const LoraProblem problem(device, activations, num_adapters, ranks);
   problem.CheckResults();
