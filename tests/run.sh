@@ -31,6 +31,9 @@ deploy/setup.sh --cpu
 install_rest() {
   .venv/bin/python deploy/prepare_demo_model.py && deploy/setup.sh "$@"
 }
+# CMake must not look at a compiler while it is being installed.
+meanwhile=(tsan:g++)
+if command -v clang++ >/dev/null; then meanwhile=(asan:clang++ "${meanwhile[@]}"); fi
 packages=(--tests)
 if [[ " $* " == *" image "* ]]; then packages+=(--image); fi
 log="$(mktemp)"
@@ -46,17 +49,12 @@ export NINJA_STATUS="[%f/%t %es] "
 cmake --build --preset cpu --parallel "${JOBS}"
 
 # While the installer runs on one core, the other one builds what needs none of
-# its Python packages. If a build fails, or if clang is not there yet, the test of
-# the preset builds it.
-installs() { kill -0 "${installer}" 2>/dev/null; }
-if (($# == 0)) && installs; then
-  heading "Build (preset asan)"
-  tests/deploy/run_preset.sh asan clang++ || true
-fi
-if (($# == 0)) && installs; then
-  heading "Build (preset tsan)"
-  tests/deploy/run_preset.sh tsan g++ || true
-fi
+# its packages. If a build fails, the test of its preset repeats it.
+for preset in "${meanwhile[@]}"; do
+  if (($# > 0)) || ! kill -0 "${installer}" 2>/dev/null; then break; fi
+  heading "Build (preset ${preset%:*})"
+  tests/deploy/run_preset.sh "${preset%:*}" "${preset#*:}" || true
+done
 
 heading "What the tests need, installed beside the build"
 status=0

@@ -105,7 +105,6 @@ void AttendHeads(const PagedAttentionItem& item, float* out_NGC,
   for (int64_t token = item.begin; token < item.end;) {
     const KvBlock block = fetch.block;
     token += block.num_tokens;
-    fetch.done = fetch.block.num_tokens;
     if (token < item.end) {
       fetch = {.block = BlockAt(item, token),
                .features = fetch.features,

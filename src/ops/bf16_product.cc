@@ -26,8 +26,6 @@ constexpr int64_t kRowGroup = 24;
 
 std::atomic<bool> is_allowed = false;
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 bool IsInBf16(const at::Tensor& rows, const at::Tensor& weight,
               int64_t input_stride, int64_t output_stride) {
   if (!AreBf16ProductsAllowed() || !HasCpuKernel(rows) ||

@@ -21,6 +21,11 @@ namespace weft::ops {
   return tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
+// Returns a / b, rounded up.
+[[nodiscard]] inline int64_t CeilDiv(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
 // Returns the rows per task of at::parallel_for, enough to be worth waking a
 // thread.
 [[nodiscard]] inline int64_t RowGrain(int64_t elements_per_row) {

@@ -48,7 +48,6 @@ int64_t NumParts(const Tokens& tokens) {
 struct Piece {
   int64_t b = 0;
   int64_t part = 0;
-  Tokens tokens;
   int64_t first_head = 0;
   int64_t num_heads = 0;
 };
@@ -57,10 +56,9 @@ struct Piece {
 // keys and values are adjacent in memory, unless threads would be idle.
 int64_t HeadsOfPiece(int64_t num_parts, int64_t num_heads) {
   const int64_t threads = at::get_num_threads();
-  const auto ceil = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   // The heads of the thread that has most.
   const auto cost = [&](int64_t heads) {
-    return ceil(num_parts * ceil(num_heads, heads), threads) * heads;
+    return CeilDiv(num_parts * CeilDiv(num_heads, heads), threads) * heads;
   };
   int64_t best = num_heads;
   for (int64_t heads = num_heads; heads > 0; --heads) {
@@ -93,15 +91,13 @@ class Launch {
               .scale = static_cast<float>(rule.scale),
               .softcap = static_cast<float>(rule.softcap)} {
     const auto* lengths = lengths_B.const_data_ptr<int32_t>();
-    int64_t num_parts = 0;
     for (int64_t b = 0; b < q_BHC.size(0); ++b) {
       const Tokens tokens = VisibleTokens(lengths[b], rule.window);
       sequences_.push_back({.tokens = tokens,
                             .num_parts = NumParts(tokens),
-                            .first_part = num_parts});
-      num_parts += sequences_.back().num_parts;
+                            .first_part = num_parts_});
+      num_parts_ += sequences_.back().num_parts;
     }
-    num_parts_ = num_parts;
   }
 
   [[nodiscard]] int64_t num_parts() const { return num_parts_; }
@@ -138,13 +134,12 @@ class Launch {
     const int64_t num_heads = item_.num_kv_heads;
     const int64_t step = HeadsOfPiece(num_parts_, num_heads);
     std::vector<Piece> pieces;
-    pieces.reserve(num_parts_ * ((num_heads + step - 1) / step));
+    pieces.reserve(num_parts_ * CeilDiv(num_heads, step));
     for (int64_t b = 0; b < std::ssize(sequences_); ++b) {
       for (int64_t part = 0; part < sequences_[b].num_parts; ++part) {
         for (int64_t k = 0; k < num_heads; k += step) {
           pieces.push_back({.b = b,
                             .part = part,
-                            .tokens = TokensOfPart(sequences_[b], part),
                             .first_head = k,
                             .num_heads = std::min(step, num_heads - k)});
         }
@@ -161,16 +156,18 @@ class Launch {
 
   void RunPiece(const Piece& piece, float* out, float* parts,
                 float* lse) const {
-    const int64_t part = sequences_[piece.b].first_part + piece.part;
+    const Sequence& sequence = sequences_[piece.b];
+    const Tokens tokens = TokensOfPart(sequence, piece.part);
+    const int64_t part = sequence.first_part + piece.part;
     const int64_t head = piece.first_head * item_.group_size;
     kernels::cpu::PagedAttentionItem item = item_;
     lse += part * heads_ + head;
-    if (piece.tokens.size() == 0) {
+    if (tokens.size() == 0) {
       std::fill_n(lse, piece.num_heads * item.group_size, -INFINITY);
       return;
     }
-    item.begin = piece.tokens.begin;
-    item.end = piece.tokens.end;
+    item.begin = tokens.begin;
+    item.end = tokens.end;
     item.num_heads = piece.num_heads;
     item.q_NGC += piece.b * row_size() + head * features_;
     item.k_pages += piece.first_head * features_;
@@ -192,7 +189,9 @@ class Launch {
     }
     if (sinks_ == nullptr) return;
     for (int64_t h = 0; h < heads_; ++h) {
-      // The share of the softmax that the sink leaves to the keys.
+      // The share of the softmax that the sink leaves to the keys. AddSinks
+      // would compute it in vectors over the whole batch, whose last elements
+      // have other bits.
       const float share = 1 / (1 + std::exp(sinks_[h] - lse_H[h]));
       float* const out_C = out + h * features_;
       for (int64_t c = 0; c < features_; ++c) out_C[c] *= share;

@@ -7,6 +7,7 @@ import resource
 import shutil
 import struct
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,10 @@ from models import tiny_model
 import weft
 
 START_SECONDS = 60.0
+# The time from an error to the end of the process beside other tests. A server
+# that polls before it ends would need two seconds. test_stop_time has the bound
+# of an idle machine.
+FAILED_START_SECONDS = 1.7
 # The processor's time, which does not depend on what else the machine does.
 HELP_SECONDS = 0.050
 
@@ -117,9 +122,11 @@ def test_a_damaged_model_folder_ends_the_start(
     daemon = Daemon(folder, tmp_path / "weftd")
     daemon.launch()
     code = daemon.wait(START_SECONDS)
+    ended = time.time()
     log = daemon.log_tail()
     assert 0 < code < 128, log
     assert word in log
+    assert ended - daemon.last_log_time() < FAILED_START_SECONDS, log
 
 
 def test_dummy_weights_need_config_json_alone(tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ class JoinProblem {
   JoinProblem(const Join& join, const Batch& batch, int64_t rank);
 
   [[nodiscard]] int64_t num_layers() const { return num_layers_; }
-  // Returns the bytes that must move: matrices once, the product, and what is
-  // read and written beside it.
+  // Returns the bytes that must move: matrices once, and for each row the
+  // product and three vectors of `width_` elements.
   [[nodiscard]] double NumBytes() const {
     return 2.0 * static_cast<double>(batch_.adapters * LayerElements() +
                                      batch_.rows * (outputs_ + 3 * width_));
