@@ -9,10 +9,11 @@
 namespace weft::console {
 
 struct Asset {
-  absl::string_view name;  // "console.css".
+  absl::string_view name;  // For example "console.css".
   absl::string_view body;
 };
 
+// Returns the files of the page.
 // Threads: any.
 [[nodiscard]] absl::Span<const Asset> Assets();
 

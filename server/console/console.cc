@@ -27,9 +27,9 @@ using tinker::Respond;
 constexpr char kFolder[] = "/console/v1/";
 constexpr char kPage[] = "index.html";
 
-// The page runs only its own script, talks only to this server, and no other
-// page may show it in a frame. With the last rule, the browser refuses to turn
-// a string into markup or script.
+// The page runs only its own script and talks only to this server. No other
+// page may show it in a frame. With the two rules about trusted types, the
+// browser refuses to turn a string into markup or script.
 constexpr char kPolicy[] =
     "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
@@ -67,7 +67,7 @@ absl::StatusOr<Caller> FindCaller(const ServiceCore& core,
       "GET /console/v1/state", header.peer);
 }
 
-// Adds the selected adapter's checkpoints to the state and responds.
+// Adds the checkpoints of the selected adapter to `state`, and responds.
 void WithCheckpoints(Front& front, const CallOrigin& origin, Json state,
                      const Respond& respond) {
   v1::ListCheckpointsRequest request;
@@ -85,7 +85,8 @@ void WithCheckpoints(Front& front, const CallOrigin& origin, Json state,
         }
         respond(Guarded(tinker::JsonReply(*shared)));
       });
-  // A server that drains lists none; the rest of its state is still shown.
+  // If the server drains, the call is refused. The page then gets the rest of
+  // the state.
   if (!refused.ok()) respond(Guarded(tinker::JsonReply(*shared)));
 }
 

@@ -1,12 +1,13 @@
-// The console: a page at / that shows what the server does, and the JSON that
-// the page asks for every two seconds. The HTTP front serves both.
+// Serves the console: a page at / that shows what the server does, and the JSON
+// that the page asks for every two seconds.
 //
 //   GET /                  the page; open to everybody, it holds no data
-//   GET /console/v1/NAME   its script and style sheet
-//   GET /console/v1/state  state.h; needs a token of scope read, if the server
-//                          has tokens: "Authorization: Bearer TOKEN"
-// The query of `state`: q (StateQuery::search), adapter (StateQuery::selected),
-// and checkpoints=1 to get the checkpoints of this adapter, too.
+//   GET /console/v1/NAME   the page's script or style sheet
+//   GET /console/v1/state  the JSON of state.h; needs a token of scope read, if
+//                          the server has tokens: "Authorization: Bearer TOKEN"
+// The query of `state` has q (StateQuery::search) and adapter
+// (StateQuery::selected). With checkpoints=1 the JSON also has the checkpoints
+// of the selected adapter.
 #ifndef WEFT_SERVER_CONSOLE_CONSOLE_H_
 #define WEFT_SERVER_CONSOLE_CONSOLE_H_
 
@@ -16,8 +17,8 @@
 
 namespace weft::console {
 
-// Judges the header of a request, as tinker::Admit does. Returns none if the
-// path is not the console's.
+// Admits or refuses a request by its header, as tinker::Admit does. Returns
+// nullopt if the request is not for the console.
 // Threads: the front's.
 [[nodiscard]] std::optional<tinker::Admission> Admit(
     tinker::Front& front, const tinker::HttpRequest& header);

@@ -17,15 +17,15 @@ namespace {
 
 using tinker::Json;
 
-// How many adapters are read at a time, because the dispatcher's lock is held
-// meanwhile.
+// The number of adapters that one call of ListAdapters reads. The call holds
+// the dispatcher's lock, so it must be short.
 constexpr size_t kPage = 100;
-// The points of a listed adapter and of the selected one.
+// The most points (TrainPoint) of a listed adapter, and of the selected one.
 constexpr size_t kListedPoints = 32;
 constexpr size_t kSelectedPoints = 256;
 constexpr size_t kMaxSnapshots = 50;
 
-// An adapter with its totals.
+// An adapter, and its totals of tokens.
 struct Entry {
   AdapterInfo info;
   std::string engine_name;
@@ -92,7 +92,7 @@ Json ServerJson(const ServiceCore& core, const Engine* engine) {
   return out;
 }
 
-// Returns the load of the whole server.
+// Returns the load of the whole server: its calls, steps and memory.
 Json LoadJson(const MetricValues& values) {
   return {{"uptime_seconds", std::round(values.UptimeSeconds())},
           {"calls_in_flight", values.Sum("weft_requests_inflight")},
@@ -107,8 +107,8 @@ Json LoadJson(const MetricValues& values) {
           {"adapters_at", values.ByLabel("weft_adapters")}};
 }
 
-// Returns the tenants that have a name of their own. On a server without tokens
-// an adapter may be its own tenant.
+// Returns the tenants. On a server without tokens, an adapter may be its own
+// tenant. Such tenants are left out.
 Json TenantsJson(const Engine& engine, const std::vector<Entry>& entries) {
   std::map<std::string, AdapterActivity> totals;
   for (const Entry& entry : entries) {
@@ -135,7 +135,8 @@ Json TenantsJson(const Engine& engine, const std::vector<Entry>& entries) {
   return out;
 }
 
-// Sets what differs between a caller that sees everything and a tenant.
+// Sets "tokens" and "queued" to the numbers that the caller may see. For a
+// caller who sees all adapters, also sets "load" and "tenants".
 void FillTotals(const ServiceCore& core, const Engine& engine,
                 const Caller& caller, const std::vector<Entry>& entries,
                 Json* out) {
@@ -222,8 +223,9 @@ Json SelectedJson(const Engine& engine, const Entry& entry) {
   return out;
 }
 
-// Returns the adapters that match, those used last if they are too many, in the
-// order of ids.
+// Returns the adapters that match `search`, in the order of ids. If there are
+// too many, returns those that were used last. Sets `*matching` to the number
+// of all that match.
 std::vector<const Entry*> Listed(const std::vector<Entry>& entries,
                                  const std::string& search, size_t* matching) {
   std::vector<const Entry*> found;

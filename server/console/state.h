@@ -1,11 +1,11 @@
-// What the console shows to a caller, as JSON.
+// Makes the JSON that the console shows to a caller:
 //
 // {"now", "server": {...}, "caller": {...}, "tokens": {"train", "sampled"},
 //  "queued": {KIND: number}, "load": {...}, "tenants": [...],
 //  "num_adapters", "num_matching", "adapters": [...], "selected": {...},
 //  "errors": [...]}
-// A caller without admin's rights sees its own tenant: "load" and "tenants" are
-// absent, "queued" has one number, and tokens are those of its adapters. While
+// If Caller::sees_all is false, the JSON covers only the caller's tenant:
+// "load" and "tenants" are absent, and "queued" has the one number "all". While
 // the engine starts, only "now", "server", "caller" and "errors" are present.
 #ifndef WEFT_SERVER_CONSOLE_STATE_H_
 #define WEFT_SERVER_CONSOLE_STATE_H_
@@ -22,25 +22,29 @@
 
 namespace weft::console {
 
-// Limits on the lists. With more adapters, those used last are listed.
+// The most entries of each list. If there are more adapters, the list has those
+// that were used last.
 inline constexpr size_t kMaxAdapters = 200;
 inline constexpr size_t kMaxTenants = 100;
 inline constexpr size_t kMaxErrors = 50;
 inline constexpr size_t kMaxCheckpoints = 50;
 
 struct StateQuery {
-  // Lists the adapters with this text in their id or tenant, in any case.
+  // The list has only adapters with this text in their id or tenant, in upper
+  // or lower case.
   std::string search;
-  // The adapter whose points are wanted; may be unknown.
+  // The adapter that "selected" shows; if it is unknown, "selected" is absent.
   std::string selected;
 };
 
-// Takes some milliseconds if there are a thousand adapters. Threads: any.
+// Returns the JSON. This takes some milliseconds if there are a thousand
+// adapters.
+// Threads: any.
 [[nodiscard]] tinker::Json MakeState(const ServiceCore& core,
                                      const Caller& caller,
                                      const StateQuery& query);
 
-// Returns the latest checkpoints as a list.
+// Returns the latest kMaxCheckpoints checkpoints as a list, newest first.
 [[nodiscard]] tinker::Json CheckpointsJson(
     std::vector<CheckpointInfo> checkpoints);
 

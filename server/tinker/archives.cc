@@ -28,23 +28,24 @@ constexpr const char* kFiles[] = {"adapter_config.json",
                                   "adapter_model.safetensors"};
 
 constexpr uint64_t kPieceBytes = 1 << 20;
-// The pause before the next try when the reading threads are busy.
+// The pause before the next try when Front::files refuses a read.
 constexpr absl::Duration kBusyPause = absl::Milliseconds(50);
 
-// The file that a URL opens, and for how long.
+// The file that a signed URL opens, and the time when the URL expires.
 struct Ticket {
   int64_t expires = 0;  // Unix seconds.
   std::string adapter;  // The adapter's name in the engine.
   std::string checkpoint;
   std::string file;
 
-  // Returns the ticket as a part of the URL. No field contains a slash.
+  // Returns the part of the URL that is signed. No field contains a slash, so
+  // no two tickets have the same part.
   [[nodiscard]] std::string Path() const {
     return absl::StrCat(expires, "/", adapter, "/", checkpoint, "/", file);
   }
 };
 
-// Returns the signature of a ticket in hex.
+// Returns the HMAC-SHA256 of ticket.Path() in hex. Errors: INTERNAL.
 absl::StatusOr<std::string> Sign(const Ticket& ticket) {
   using Secret = std::array<unsigned char, 32>;
   static const std::pair<Secret, int> secret = [] {
@@ -65,8 +66,9 @@ absl::StatusOr<std::string> Sign(const Ticket& ticket) {
       absl::string_view(reinterpret_cast<const char*>(digest), size));
 }
 
-// Returns the scheme with which the client has reached the server. This port
-// speaks plaintext. A proxy in front that ends TLS says so in the header.
+// Returns the scheme of the URLs that the client uses. This port speaks
+// plaintext. A proxy that ends TLS in front of this port sets the header
+// X-Forwarded-Proto.
 const char* SchemeOf(const HttpRequest& request) {
   return request.forwarded_proto == "https" ? "https" : "http";
 }
@@ -122,7 +124,8 @@ absl::StatusOr<DownloadPtr> OpenDownload(const std::string& checkpoint_dir,
   return download;
 }
 
-// Reads up to kPieceBytes. Returns an empty piece if the read fails.
+// Reads the next piece, of at most kPieceBytes. Returns an empty piece if the
+// read fails.
 std::string ReadPiece(Download* download) {
   std::string piece(std::min(kPieceBytes, download->size - download->sent),
                     '\0');
@@ -133,8 +136,8 @@ std::string ReadPiece(Download* download) {
   return piece;
 }
 
-// Reads the next piece on a thread of front.files. If they are all busy and too
-// many reads wait, it tries again later.
+// Reads the next piece on a thread of front.files, and then passes it to `then`
+// on the front's thread. If front.files refuses the read, tries again later.
 void NextPiece(Front& front, const DownloadPtr& download,
                const std::function<void(std::string)>& then) {
   const bool taken = front.files.TryRun([&front, download, then] {

@@ -15,15 +15,15 @@
 
 namespace weft::tinker {
 
-// The largest JSON body. Parsed JSON takes up to 16 times the memory of its
-// text; larger data come as protobuf.
+// The largest JSON body after decompression. Parsed JSON takes up to 16 times
+// the memory of its text. Clients send larger data as protobuf.
 inline constexpr size_t kMaxJsonBytes = size_t{16} << 20;
 inline constexpr int kMaxJsonDepth = 64;
 
-// Decompresses a body in place. `encoding` is the Content-Encoding: "zstd", or
-// "" or "identity", which leave the body as it is. Errors also:
-// RESOURCE_EXHAUSTED if more than `max_bytes` come out, however small the body
-// is.
+// Decompresses `*body` in place. `encoding` is the value of Content-Encoding:
+// "zstd", or "" or "identity", which leave the body as it is.
+// Errors: INVALID_ARGUMENT for another encoding; RESOURCE_EXHAUSTED if the
+// decompressed body has more than `max_bytes`.
 [[nodiscard]] absl::Status Decode(absl::string_view encoding, size_t max_bytes,
                                   std::string* body);
 

@@ -13,15 +13,16 @@
 
 namespace weft::tinker {
 
-// A budget in bytes. One holder may have half of it, so that no holder takes
-// the room of all others.
+// A budget of bytes that holders share. A holder is an owner (owner.h). Each
+// holder may have half of the budget, so that room is left for the others.
 // Threads: any.
 class BodyBudget : public std::enable_shared_from_this<BodyBudget> {
  public:
   explicit BodyBudget(int64_t max_bytes) : max_bytes_(max_bytes) {}
 
   // Reserves `bytes` until the last copy of the result is destroyed. A holder
-  // without a reservation may take more than its half, up to the whole budget.
+  // without a reservation may take more than half, up to the whole budget. The
+  // result is null if `bytes` is 0.
   // Errors: RESOURCE_EXHAUSTED if the holder's half is full; UNAVAILABLE if the
   // whole budget is full.
   [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> Reserve(
@@ -34,7 +35,8 @@ class BodyBudget : public std::enable_shared_from_this<BodyBudget> {
   const int64_t max_bytes_;
   Mutex mu_;
   int64_t taken_ ABSL_GUARDED_BY(mu_) = 0;
-  // The bytes that each holder has reserved. Holders without any have no entry.
+  // The bytes that each holder has reserved. A holder that has reserved none
+  // has no entry.
   std::map<std::string, int64_t> holders_ ABSL_GUARDED_BY(mu_);
 };
 

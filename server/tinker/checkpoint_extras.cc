@@ -13,8 +13,8 @@
 namespace weft::tinker {
 namespace {
 
-// Returns the key of a checkpoint in Front::extras. It has the owner, because
-// two tenants may use the same name for a run.
+// Returns the key of a checkpoint in Front::extras. The key contains the owner,
+// because two tenants may use the same name for a run.
 std::string KeyOf(const Caller& caller, const CheckpointPath& path) {
   return absl::StrCat(OwnerKey(caller), " ", path.ToString());
 }

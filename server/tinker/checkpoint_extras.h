@@ -1,5 +1,5 @@
-// Properties of a checkpoint that only the Tinker API knows: the user's
-// metadata, and when the checkpoint expires.
+// Keeps the properties of checkpoints that only the Tinker API has: the user's
+// metadata, and the time when the checkpoint expires.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_CHECKPOINT_EXTRAS_H_
 #define WEFT_SERVER_TINKER_CHECKPOINT_EXTRAS_H_
@@ -20,12 +20,14 @@ struct CheckpointExtras {
   std::optional<absl::Time> expires_at;  // In whole seconds.
 };
 
-// Reads `user_metadata` and `ttl_seconds`, which counts from now. Errors:
-// INVALID_ARGUMENT if `ttl_seconds` is not in [kMinTtlSeconds, kMaxTtlSeconds].
+// Reads `user_metadata` and `ttl_seconds`, the seconds from now until the
+// checkpoint expires. Errors: INVALID_ARGUMENT if `ttl_seconds` is not in
+// [kMinTtlSeconds, kMaxTtlSeconds].
 [[nodiscard]] absl::StatusOr<CheckpointExtras> ReadExtras(const Json& body);
 
-// Stores a checkpoint's extras. Without metadata and expiry it removes the
-// entry. A failure to write is only logged, because the checkpoint exists.
+// Stores a checkpoint's extras in Front::extras and in the ledger. If both
+// fields of `extras` are empty, removes the entry. A failed write is only
+// logged, because the checkpoint itself exists.
 void KeepExtras(Front& front, const Caller& caller, const CheckpointPath& path,
                 const CheckpointExtras& extras);
 // Returns the extras; both fields are empty if the checkpoint has none.
@@ -33,10 +35,10 @@ void KeepExtras(Front& front, const Caller& caller, const CheckpointPath& path,
                                           const Caller& caller,
                                           const CheckpointPath& path);
 
-// Deletes the checkpoints that have expired by `now`.
+// Has the engine delete the checkpoints that have expired by `now`.
 void SweepCheckpoints(Front& front, absl::Time now);
 
-// Reads all extras from the ledger. It waits for the disk.
+// Reads all extras from the ledger, and waits for the disk.
 void RestoreExtras(Front& front);
 
 }  // namespace weft::tinker

@@ -21,8 +21,8 @@ struct CheckpointPath {
   [[nodiscard]] std::string Id() const;
   // Returns the whole path, "tinker://RUN/KIND/NAME".
   [[nodiscard]] std::string ToString() const;
-  // Returns the checkpoint's name in Weft, among those of the run's adapter:
-  // NAME for a training checkpoint, "KIND.NAME" for others.
+  // Returns the name that Weft gives the checkpoint: NAME for a training
+  // checkpoint, "KIND.NAME" for others.
   [[nodiscard]] std::string WeftName() const;
   // Returns "training", "sampler" or "external".
   [[nodiscard]] const char* KindName() const;
@@ -32,10 +32,11 @@ struct CheckpointPath {
 [[nodiscard]] absl::StatusOr<CheckpointPath> ParseCheckpointPath(
     absl::string_view path);
 // Makes the path from a run and "KIND/NAME". Errors: INVALID_ARGUMENT, also for
-// a name that Weft would take for a checkpoint of another kind.
+// a training checkpoint with a NAME such as "sampler_weights.a", because
+// PathOfWeft would take it for a sampler checkpoint.
 [[nodiscard]] absl::StatusOr<CheckpointPath> ParseCheckpointId(
     absl::string_view run, absl::string_view id);
-// Returns the path of a checkpoint, given its name in Weft.
+// Returns the path of a checkpoint from its run and its name in Weft.
 [[nodiscard]] CheckpointPath PathOfWeft(absl::string_view run,
                                         absl::string_view weft_name);
 

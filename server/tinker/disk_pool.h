@@ -1,4 +1,5 @@
-// Threads that read files, so that the front's thread never waits for the disk.
+// Runs work that reads files on threads of its own, so that the front's thread
+// never waits for the disk.
 #ifndef WEFT_SERVER_TINKER_DISK_POOL_H_
 #define WEFT_SERVER_TINKER_DISK_POOL_H_
 
@@ -13,23 +14,24 @@
 
 namespace weft::tinker {
 
-// Runs work on a fixed number of threads. Work begins in the order in which it
-// comes, and is refused when too much waits. For work that must not be refused
-// and must end in order, see src/base/worker.h.
+// Runs work on a fixed number of threads. Threads take the work in the order of
+// the calls of TryRun, which refuses work if too much waits. The class Worker
+// (src/base/worker.h) has one thread instead, and refuses no work.
 // Threads: any.
 class DiskPool {
  public:
   using Work = std::function<void()>;
 
-  // TryRun refuses work while `max_waiting` pieces of work wait.
+  // Starts the threads. While `max_waiting` pieces of work wait for a thread,
+  // TryRun refuses more.
   DiskPool(size_t num_threads, size_t max_waiting);
   // Runs all work that waits, and joins the threads.
   ~DiskPool();
   DiskPool(const DiskPool&) = delete;
   DiskPool& operator=(const DiskPool&) = delete;
 
-  // Has a thread run `work`. Returns false if too much work waits; then `work`
-  // does not run.
+  // Passes `work` to the threads. Returns false if too much work waits; `work`
+  // then never runs.
   [[nodiscard]] bool TryRun(Work work) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

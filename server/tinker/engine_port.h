@@ -1,7 +1,7 @@
-// Calls the engine for the Tinker handlers.
-// A call takes the same way as one that comes over gRPC: the same tokens,
-// quotas, validation, adapter names, metrics and log lines (server/call.h). Its
-// result comes back on the front's thread.
+// Calls the engine for the handlers of the Tinker API. A call passes the checks
+// of a gRPC call (quotas, validation, adapter names), but not the check of
+// scopes. It has the same metrics and log lines as a gRPC call (server/call.h).
+// Its result comes back on the front's thread.
 #ifndef WEFT_SERVER_TINKER_ENGINE_PORT_H_
 #define WEFT_SERVER_TINKER_ENGINE_PORT_H_
 
@@ -35,13 +35,13 @@ class EnginePort {
   }
 
   // Validates `request` and runs `start(Engine&, Plain, Callback<Result>)`,
-  // where Plain is the type that Validate returns.
-  // `done` runs exactly once on the front's thread, perhaps before this
-  // returns, unless the server stops first. If the call fails before this
-  // returns, the error is returned and `done` does not run. The error carries
-  // kStepDonePayload if the step is done in spite of it; otherwise the engine
-  // has taken no work.
-  // `*cancel` is set to the handle that `start` returns.
+  // where Plain is the type that Validate returns. If `start` returns a handle,
+  // Call puts the handle into `*cancel`.
+  // If the call fails before Call returns, Call returns the error, and `done`
+  // does not run. The engine has then taken no work. But if the error carries
+  // kStepDonePayload, the step is completed.
+  // If Call returns OK, `done` runs exactly once on the front's thread, perhaps
+  // before Call returns. `done` does not run if the HTTP server stops first.
   template <typename Result, typename Request, typename StartFn>
   [[nodiscard]] absl::Status Call(CallOrigin origin, Rpc rpc,
                                   const Request& request, StartFn start,
@@ -66,10 +66,10 @@ class EnginePort {
     return Return(call.get());
   }
 
-  // Like Call, for a request that Validate would refuse. `plain` has the
-  // caller's names and is passed on as it is. No limit on the tenant's calls or
-  // tokens applies, because such a call makes room for the calls that have
-  // filled them.
+  // Like Call, for a request that Validate would refuse. `plain` is not
+  // validated and has the caller's names for adapters. The tenant's limits on
+  // calls and tokens do not apply: other calls of the tenant may fill these
+  // limits and wait for this one.
   template <typename Result, typename Plain, typename StartFn>
   [[nodiscard]] absl::Status CallUnmetered(CallOrigin origin, Rpc rpc,
                                            Plain plain, StartFn start,
@@ -91,15 +91,15 @@ class EnginePort {
     Pending(ServiceCore* core, CallOrigin origin, Rpc rpc)
         : record(core, std::move(origin), rpc) {}
     CallRecord record;
-    // The engine's threads read `thread`. Only the front's thread reads or
-    // writes the members below it.
+    // The front's thread. The engine's threads compare it with their own. Only
+    // the front's thread reads or writes the members below.
     const std::thread::id thread = std::this_thread::get_id();
     bool returned = false;
     std::function<absl::Status()> early;
   };
 
-  // Counts and logs the outcome, and puts the caller's names into the result.
-  // Returns the status with the caller's names.
+  // Counts and logs the outcome of a call. Puts the caller's names for adapters
+  // into `*result`, and into the status that it returns.
   template <typename Result>
   static absl::Status SettleResult(Pending<Result>* call,
                                    absl::StatusOr<Result>* result) {
@@ -111,8 +111,9 @@ class EnginePort {
     return status;
   }
 
-  // Returns the callback for the engine. It passes the result to `done` on the
-  // front's thread, or keeps it in `early` if it comes before the call returns.
+  // Returns the callback for the engine. The callback passes the result to
+  // `done` on the front's thread. But if the engine runs the callback within
+  // Call, the callback leaves the result in `early` for Return.
   template <typename Result>
   Callback<Result> Deliver(std::shared_ptr<Pending<Result>> call,
                            Callback<Result> done) const {
@@ -133,7 +134,8 @@ class EnginePort {
     };
   }
 
-  // Runs `done` for a result that has come already. Returns its error, if any.
+  // Ends Call. If the result has come already, runs `done` with it, or returns
+  // its error.
   template <typename Result>
   static absl::Status Return(Pending<Result>* call) {
     call->returned = true;

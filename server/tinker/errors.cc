@@ -3,8 +3,8 @@
 namespace weft::tinker {
 namespace {
 
-// Prints JSON. A client's text that is not UTF-8 is replaced, because the
-// library would throw an exception.
+// Prints JSON. Replaces bytes that are not UTF-8, for which the library would
+// throw an exception.
 std::string Dump(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
@@ -25,8 +25,8 @@ int HttpStatusOf(const absl::Status& status) {
       return 403;
     case absl::StatusCode::kNotFound:
       return 404;
-    // The SDK would repeat a request after 409 or 501, which it takes for
-    // passing failures.
+    // The SDK takes 409 and 501 for passing failures and would repeat the
+    // request, so this returns 400.
     case absl::StatusCode::kAlreadyExists:
     case absl::StatusCode::kUnimplemented:
       return 400;

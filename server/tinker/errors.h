@@ -11,11 +11,12 @@
 
 namespace weft::tinker {
 
-// Returns the HTTP status: 200, 400, 401, 403, 404, 410 (ABORTED: the promised
-// result is gone), 429, 503, 504 or 500.
+// Returns the HTTP status: 200, 400, 401, 403, 404, 410 (ABORTED: the thing
+// that the client asks for is gone), 429, 503, 504 or 500.
 [[nodiscard]] int HttpStatusOf(const absl::Status& status);
 
-// Returns {"detail": message} with HttpStatusOf; 429 and 503 with Retry-After.
+// Returns a reply with the body {"detail": message} and the HTTP status of
+// HttpStatusOf. The replies 429 and 503 also have the header Retry-After.
 [[nodiscard]] HttpReply ErrorReply(const absl::Status& status);
 
 // Returns "user" if the request must change to succeed, else "server".

@@ -1,6 +1,6 @@
-// Reads the fields of a JSON object, each with its type. A field that is null
+// Reads fields of a JSON object, and checks their types. A field that is null
 // counts as absent, as in the SDK.
-// Errors: INVALID_ARGUMENT, which names the field.
+// Errors: INVALID_ARGUMENT with a message that names the field.
 // Threads: any.
 #ifndef WEFT_SERVER_TINKER_FIELDS_H_
 #define WEFT_SERVER_TINKER_FIELDS_H_
@@ -20,7 +20,7 @@ using Json = nlohmann::json;
 // Returns the field, or nullptr if it is absent.
 [[nodiscard]] const Json* Find(const Json& object, const char* name);
 
-// These fail if the field is absent.
+// Return the field. An absent field is an error.
 [[nodiscard]] absl::StatusOr<std::string> StringField(const Json& object,
                                                       const char* name);
 [[nodiscard]] absl::StatusOr<int64_t> IntField(const Json& object,
@@ -28,7 +28,7 @@ using Json = nlohmann::json;
 [[nodiscard]] absl::StatusOr<const Json*> ObjectField(const Json& object,
                                                       const char* name);
 
-// These return `otherwise`, or nullopt, if the field is absent.
+// Return the field. If it is absent, they return `otherwise` or nullopt.
 [[nodiscard]] absl::StatusOr<std::string> StringOr(const Json& object,
                                                    const char* name,
                                                    const char* otherwise);
@@ -40,7 +40,8 @@ using Json = nlohmann::json;
 [[nodiscard]] absl::StatusOr<bool> BoolOr(const Json& object, const char* name,
                                           bool otherwise);
 
-// Reads a list of whole numbers that fit in 32 bits. Errors name `name`.
+// Reads a list of whole numbers in the range of int32. `name` is for the
+// messages of errors.
 [[nodiscard]] absl::StatusOr<std::vector<int32_t>> Int32List(const Json& value,
                                                              const char* name);
 

@@ -6,10 +6,10 @@
 namespace weft::tinker {
 namespace {
 
-// The bytes of results that the front keeps. A result stays after a client has
-// fetched it, because the client may fetch it again.
+// The most bytes of results that the front keeps. A result stays after a client
+// has fetched it, because the client may fetch it again.
 constexpr int64_t kMaxResultBytes = int64_t{512} << 20;
-// The bytes of Front::waiting.
+// The size of the budget Front::waiting.
 constexpr int64_t kMaxWaitingBytes = int64_t{512} << 20;
 
 // Returns the entry with this id if `owner` owns it, else NOT_FOUND.

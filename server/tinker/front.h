@@ -1,4 +1,4 @@
-// The state that all handlers of the Tinker front share, and a request to them.
+// The state that all handlers of the Tinker front share, and their requests.
 // Threads: only the front's thread uses what is declared here.
 #ifndef WEFT_SERVER_TINKER_FRONT_H_
 #define WEFT_SERVER_TINKER_FRONT_H_
@@ -26,8 +26,8 @@
 
 namespace weft::tinker {
 
-// A client's session. It lives from create_session until the client finishes it
-// or its heartbeats stop.
+// A client's session. create_session makes it. It ends when the client finishes
+// it or sends no heartbeats (sessions.h).
 struct Session {
   std::string id;
   Caller caller;
@@ -36,7 +36,8 @@ struct Session {
   absl::Time last_beat;
 };
 
-// A model in training: an adapter, and how sequence numbers become its steps.
+// A model in training: an adapter, and the mapping from the client's sequence
+// numbers to the adapter's steps.
 struct Model {
   std::string id;
   Caller caller;
@@ -44,12 +45,13 @@ struct Model {
   std::string session;
   std::string adapter;
   Json user_metadata;
-  // Pairs (first, offset): sequence number s is step s + offset, where the last
-  // pair with first <= s counts. Each load adds a pair, because it sets the
-  // model back to the steps of its checkpoint. The pairs of the last two loads
-  // are kept.
+  // Pairs (first, offset), ascending. The last pair with first <= s maps
+  // sequence number s to the adapter's step s + offset; if there is none, s is
+  // the step. Each load adds a pair, because it sets the adapter to the steps
+  // of its checkpoint. Only the last two pairs are kept.
   std::vector<std::pair<int64_t, int64_t>> offsets;
-  // The number of a load whose end is not on record yet; 0 if there is none.
+  // The sequence number of a load that has begun, until its end is on record; 0
+  // if there is none.
   int64_t begun_load = 0;
   StepLine line;
 
@@ -64,18 +66,18 @@ struct Sampler {
   std::string session;
   std::string adapter;     // Empty for the base model.
   std::string snapshot;    // Empty for the adapter's current weights.
-  std::string model_path;  // The checkpoint that it was made from, if any.
-  uint64_t used = 0;       // Sessions used later have higher values.
+  std::string model_path;  // Empty if not made from a checkpoint.
+  uint64_t used = 0;       // Higher for sessions that were used later.
 };
 
-// An adapter that was loaded from a checkpoint, to sample (loaded_adapters.h).
+// An adapter loaded from a checkpoint, to sample from it (loaded_adapters.h).
 struct LoadedAdapter {
   enum class State : uint8_t { kLoading, kReady, kLeaving };
   State state = State::kLoading;
-  // The sampling sessions that use it or are being made for it.
+  // Counts sampling sessions that use the adapter or are being made for it.
   int users = 0;
-  // Callbacks of the sampling sessions that wait for the load. While the
-  // adapter is being deleted, they wait for its deletion and a new load.
+  // Callbacks for the end of the load, one per sampling session that waits. In
+  // kLeaving, the load begins after the adapter's deletion.
   std::vector<std::function<void(const absl::Status&)>> waiting;
 };
 
@@ -89,18 +91,18 @@ struct Orphan {
   std::vector<std::function<void()>> gone;
 };
 
-// One request on its way to a handler.
+// A request, as its handler gets it.
 struct Call {
   HttpRequest http;
   std::vector<std::string> args;  // The path's parts at the route's asterisks.
   std::map<std::string, std::string> query;
   Json body;  // A JSON object; empty if the body is protobuf.
   Caller caller;
-  // The caller may delete adapters, and sample. Only set for the requests that
-  // may end a session.
+  // True if the token may delete adapters, or may sample. Both are false for
+  // requests that cannot end a session.
   bool may_delete = false;
   bool may_sample = false;
-  bool kept = false;  // The ledger had it; no client waits for it.
+  bool kept = false;  // The request comes from the ledger; no client waits.
 
   [[nodiscard]] std::string owner() const { return OwnerKey(caller); }
   [[nodiscard]] CallOrigin origin() const {
@@ -114,7 +116,7 @@ struct Front {
   Front(ServiceCore* core, const std::shared_ptr<HttpServer>& server,
         std::unique_ptr<Ledger> opened, Futures::After after);
 
-  // Return the caller's entry. Errors: NOT_FOUND, also for another owner's.
+  // Return the caller's entry. Errors: NOT_FOUND, also if another owner has it.
   [[nodiscard]] absl::StatusOr<Session*> FindSession(const Call& call,
                                                      const std::string& id);
   [[nodiscard]] absl::StatusOr<Model*> FindModel(const Call& call,
@@ -131,34 +133,33 @@ struct Front {
   const std::unique_ptr<Ledger> ledger;
   Futures futures;
   const Futures::After after;
-  // Counts steps that have not ended, and samples until the engine has them.
+  // The memory budget of unfinished steps, and of the samples in `samples`.
   const std::shared_ptr<BodyBudget> waiting;
-  // Futures whose requests are being written, with the clients that wait for
-  // it.
+  // Clients that wait until a future's request is on disk, by future's id.
   std::map<std::string, std::vector<Respond>> keeping;
   std::map<std::string, Session> sessions;
   std::map<std::string, Model> models;
   std::map<std::string, Sampler> samplers;
-  // Counts the uses of all samplers; Sampler::used is taken from it.
+  // The number of uses of all samplers (TouchSampler).
   uint64_t sampler_uses = 0;
-  // The extras of checkpoints, as the ledger has them (checkpoint_extras.h).
+  // The extras of checkpoints, in the form of the ledger (checkpoint_extras.h).
   std::map<std::string, Json> extras;
   // Samples that wait for room in the engine.
   SampleQueue samples;
   // True while a timer is set that tries waiting samples again.
   bool samples_come_again = false;
-  // Handles that cancel the samples in the engine, by owner and future's id.
+  // Handles that cancel samples in the engine, by owner and future's id.
   std::map<std::string, CancelHandle> cancels;
   std::map<std::string, LoadedAdapter> loaded;  // Keys have owner and adapter.
   std::map<std::string, Orphan> orphans;        // Keys have owner and adapter.
   // The threads that read the files that clients download.
   DiskPool files{2, 256};
-  // True when the front has taken up all steps of the ledger.
+  // True when RestoreSteps has promised all steps of the ledger again.
   bool ready = false;
 };
 
-// Handles one request. It calls the Respond now or later, or it returns an
-// error, which becomes the reply.
+// Handles one request. It calls `Respond` once, now or later. Or it returns an
+// error, and its caller responds with the error.
 using Handler = absl::Status (*)(Front&, const CallPtr&, const Respond&);
 
 }  // namespace weft::tinker

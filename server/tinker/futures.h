@@ -1,4 +1,5 @@
-// Futures: results that were promised to clients, and the clients that wait.
+// Keeps futures: results that the front has promised to clients. Also keeps the
+// requests of clients that wait for a result.
 #ifndef WEFT_SERVER_TINKER_FUTURES_H_
 #define WEFT_SERVER_TINKER_FUTURES_H_
 
@@ -18,19 +19,20 @@
 
 namespace weft::tinker {
 
-// How long a retrieval waits before it is answered with "try again". The SDK
-// gives up after 45 s.
+// retrieve_future waits this long for a result before it responds "try_again".
+// The SDK gives up after 45 s.
 inline constexpr absl::Duration kLongPoll = absl::Seconds(30);
-// A client that allows it first hears only the size of a larger result, so that
-// it can make room.
+// If a result is larger than this, a client that sends `allow_metadata_only`
+// first gets only its size, so that the client can make room.
 inline constexpr size_t kAnnouncedBytes = size_t{1} << 20;
 
-// A result: JSON, or protobuf if `to_json` is set, which converts it to JSON.
+// A result: JSON, or protobuf if `to_json` is set. `to_json` converts the
+// protobuf to JSON.
 struct FutureResult {
   std::string body;
   std::string (*to_json)(const std::string& protobuf) = nullptr;
 
-  // Makes a result from JSON, or the result of a future that failed.
+  // Make a result: from JSON, or from the error of a future that failed.
   [[nodiscard]] static FutureResult Of(const Json& json);
   [[nodiscard]] static FutureResult Failed(const absl::Status& status) {
     return Of(FailureOf(status));
@@ -42,26 +44,28 @@ class Futures {
  public:
   using After = std::function<void(absl::Duration, std::function<void()>)>;
 
-  // Keeps at most `max_bytes` of results. Beyond that, the owner with the most
-  // bytes loses its oldest result. `after` runs a function after a delay.
+  // Keeps at most `max_bytes` of results. If there are more, the owner with the
+  // most bytes loses its oldest results, but not the newest of all. `after`
+  // runs a function after a delay.
   Futures(int64_t max_bytes, After after)
       : max_bytes_(max_bytes), after_(std::move(after)) {}
 
-  // Makes a future for `owner`. Returns false if there is one with this id.
+  // Makes a future for `owner`. Returns false if a future has this id already.
   bool Open(const std::string& id, const std::string& owner);
   // Returns true if there is a future with this id, with or without a result.
   [[nodiscard]] bool Has(const std::string& id) const;
-  // Forgets a future that has no result, so that the client may ask again.
+  // Forgets a future that has no result. Responds 410 to clients that wait for
+  // it, so that they send the request again.
   void Drop(const std::string& id);
-  // Gives the future its result and answers all retrievals that wait for it.
-  // Does nothing if the future is unknown or has a result.
+  // Gives the future its result, and answers the clients that wait for it. Does
+  // nothing if the future is unknown or has a result.
   void Finish(const std::string& id, FutureResult result);
 
-  // Responds with the result: at once, or when it comes, or with "try_again"
-  // after kLongPoll. Responds with 410 if the future is unknown, was forgotten,
-  // or has another owner. `protobuf`: the client takes protobuf.
-  // `allow_metadata`: it takes the size of a large result in place of the
-  // result.
+  // Responds with the result as soon as there is one, or with "try_again" after
+  // kLongPoll. Responds with 410 if the future is unknown, was forgotten, or
+  // has another owner.
+  // `protobuf`: the client takes protobuf. `allow_metadata`: the client takes
+  // the size of a result above kAnnouncedBytes in place of the result.
   void Retrieve(const std::string& id, const std::string& owner,
                 bool allow_metadata, bool protobuf, Respond respond);
 
@@ -88,13 +92,13 @@ class Futures {
   void GiveUp(const std::string& id, uint64_t waiter);
   void Charge(const Future& future, const std::string& id);
   // Forgets the oldest result of the owner with the most bytes. Returns false
-  // if that is `newest`, or if there is none.
+  // and forgets nothing if this result is `newest`, or if there are no results.
   bool ForgetOne(const std::string& newest);
 
   const int64_t max_bytes_;
   const After after_;
   std::unordered_map<std::string, Future> futures_;
-  // By owner. An owner without results has no entry.
+  // The accounts by owner. An owner without results has no account.
   std::map<std::string, Account> accounts_;
   int64_t bytes_ = 0;
   uint64_t next_waiter_ = 0;

@@ -25,8 +25,9 @@ std::string PeerOf(const Tcp::socket& socket) {
                : absl::StrCat(peer.address().to_string(), ":", peer.port());
 }
 
-// Before a connection is closed, what the client still sends is thrown away, up
-// to this size and for this time. Otherwise the client might not get the reply.
+// Before the server closes a connection, it reads and drops what the client
+// still sends, up to this size and for this time. Otherwise the client might
+// not get the reply.
 constexpr size_t kMaxDiscardedBytes = size_t{64} << 20;
 constexpr absl::Duration kDiscardTime = absl::Seconds(5);
 
@@ -45,13 +46,13 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   }
   ~Connection() { --*pool_.count; }
 
-  // Waits for the next request. Memory is reserved only after its header has
-  // arrived, so an idle connection takes next to none.
+  // Waits for the next request. An idle connection takes little memory, because
+  // the body's memory is reserved only after the header has arrived.
   void Read() {
     stream_.expires_after(absl::ToChronoNanoseconds(limits_.idle));
     parser_.emplace();
     parser_->header_limit(limits_.max_header_bytes);
-    // Judge sets the limit of the route.
+    // There is no limit until Judge sets the limit of the route.
     parser_->body_limit(std::numeric_limits<uint64_t>::max());
     parser_->eager(false);
     http::async_read_some(
@@ -73,7 +74,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
         });
   }
 
-  // Asks the handler whether the body may come, and reserves memory for it.
+  // Asks the handler whether the client may send the body, and reserves the
+  // body's bytes in the budget.
   void Judge() {
     header_ = TakeHeader();
     admission_ = (*handler_)(header_);
@@ -92,13 +94,14 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     }
     header_.reserved = *std::move(reserved);
     parser_->body_limit(admission_.max_body_bytes);
-    // A client that sent "Expect: 100-continue" waits for this answer.
+    // A client that has sent "Expect: 100-continue" waits for Continue before
+    // it sends the body.
     WantsContinue() ? Continue() : ReadBody();
   }
 
   void ReadBody() {
-    // Beast reads as much at once as the buffer has room for, and the header
-    // leaves it with 512 bytes.
+    // Beast reads only as many bytes at once as the buffer has room for. After
+    // the header, there is room for only 512 bytes.
     const auto bytes = parser_->content_length().value_or(0);
     buffer_.reserve(static_cast<size_t>(std::min(bytes, kBodyPiece)));
     http::async_read(
@@ -139,8 +142,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     const auto field = [&message](const auto& name) {
       return std::string(message[name]);
     };
-    // A field that comes twice is treated as absent, because it is not clear
-    // which one counts.
+    // A field that comes twice counts as absent, because it is not clear which
+    // of its values is meant.
     const auto only = [&message, &field](const auto& name) {
       return message.count(name) == 1 ? field(name) : "";
     };
@@ -158,8 +161,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
             .reserved = nullptr};
   }
 
-  // Refuses a request that cannot be read. If the connection itself has failed,
-  // there is nobody to answer, and the connection ends.
+  // Handles a failed read. Refuses a request that is malformed or too large. If
+  // the connection itself has failed, ends it without a reply.
   void Fail(beast::error_code error) {
     if (error == http::error::body_limit)
       return Refuse(413, "the body is too large");
@@ -179,8 +182,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
             .retry_after_seconds = status == 429 || status == 503 ? 1 : 0});
   }
 
-  // Refuses the request. The connection ends, unless the header is complete and
-  // no body follows it.
+  // Sends a refusal. Keeps the connection only if the client asks for that, the
+  // header is complete, and no body follows.
   void Refuse(HttpReply reply) {
     keep_alive_ = parser_->is_header_done() && parser_->get().keep_alive() &&
                   !parser_->chunked() &&
@@ -216,8 +219,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
         });
   }
 
-  // Sends the rest of a streamed body. Each piece has the full time, because a
-  // large file may take longer than that.
+  // Sends the last `left` bytes of a streamed body, piece by piece. Each piece
+  // may take limits_.transfer, because a large file may take longer in all.
   void WriteStream(const ReplyStream& stream, uint64_t left) {
     if (left == 0) return EndReply();
     stream.next([self = shared_from_this(), stream, left](std::string piece) {
@@ -235,8 +238,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
 
   void EndReply() { keep_alive_ ? Read() : Close(); }
 
-  // Closes the sending side, and then reads on until the client closes its
-  // side.
+  // Closes the sending side. Then reads and drops what the client sends, until
+  // the client closes its side or a limit is reached (kMaxDiscardedBytes).
   void Close() {
     beast::error_code ignored;
     stream_.socket().shutdown(Tcp::socket::shutdown_send, ignored);

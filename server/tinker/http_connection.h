@@ -18,9 +18,9 @@ struct ConnectionPool {
 };
 
 // Serves the requests of a connection, one after the other, until the client
-// closes it or a limit ends it. `*handler` must outlive the thread that runs
-// the socket's context.
-// Threads: only that thread may call this.
+// closes the connection, or a time-out or a refusal ends it. `*handler` must
+// outlive the thread that runs the socket's io_context.
+// Threads: the thread that runs the socket's io_context.
 void ServeConnection(boost::asio::ip::tcp::socket socket,
                      const HttpLimits& limits, const HttpHandler* handler,
                      ConnectionPool pool);

@@ -15,7 +15,7 @@ namespace weft::tinker {
 inline constexpr char kJsonType[] = "application/json";
 inline constexpr char kProtobufType[] = "application/x-protobuf";
 
-// A request: its header, and later also its body.
+// A request. While only its header has arrived, `body` is empty.
 struct HttpRequest {
   std::string method;  // In upper case.
   std::string target;  // Path and query, as the client sent them.
@@ -31,8 +31,8 @@ struct HttpRequest {
   std::string body;
   // The client's address as HOST:PORT.
   std::string peer;
-  // The body's bytes in the budget (body_budget.h). They are given back when
-  // the last copy is destroyed.
+  // The reservation of the body's bytes (BodyBudget::Reserve). It ends when the
+  // last copy is destroyed.
   std::shared_ptr<void> reserved;
 };
 
@@ -48,29 +48,31 @@ struct HttpReply {
   int status = 200;
   std::string content_type = kJsonType;
   std::string body;
-  // Further header fields.
+  // More header fields, as pairs (name, value).
   std::vector<std::pair<std::string, std::string>> headers = {};
-  // The value of Retry-After in seconds; 0 sends no such header.
+  // The value of the header Retry-After in seconds. If it is 0, the header is
+  // not sent.
   int retry_after_seconds = 0;
-  // If present, it is sent in place of `body`.
+  // If present, the stream is sent in place of `body`.
   std::optional<ReplyStream> stream;
 };
 
-// Sends the reply of a request; it is called once. It keeps the connection
-// alive, so all copies must be destroyed before the server is.
+// Sends the reply to a request. Call it once. Each copy owns the connection, so
+// all copies must be destroyed before the server.
 // Threads: the front's.
 using Respond = std::function<void(HttpReply)>;
 
-// The verdict on a header: a refusal, or leave to send a body of at most
-// `max_body_bytes`, which count for `holder` in the budget.
+// The handler's decision about a header: a refusal, or the most bytes that the
+// body may have. The body's bytes count for `holder` in the budget
+// (body_budget.h).
 struct Admission {
   std::optional<HttpReply> refusal;
   uint64_t max_body_bytes = 0;
   std::string holder;
-  // Handles the request when its body has arrived. It responds now or later.
+  // Handles the request after its body has arrived. It responds now or later.
   std::function<void(HttpRequest, const Respond&)> serve;
 };
-// Judges a header before any of the body is read.
+// Admits or refuses a request by its header, before the server reads the body.
 // Threads: the front's.
 using HttpHandler = std::function<Admission(const HttpRequest& header)>;
 

@@ -16,8 +16,8 @@ namespace weft::tinker {
 namespace asio = boost::asio;
 using Tcp = asio::ip::tcp;
 
-// The pause before the next accept after one has failed, for example because
-// the process has no file descriptor left.
+// The pause after an accept that failed, for example because the process has no
+// file descriptor left.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(50);
 
 class HttpServer::Core {
@@ -83,8 +83,8 @@ class HttpServer::Core {
   }
 
   const HttpLimits limits_;
-  // The number of open connections. It is shared because connections may
-  // outlive this object.
+  // The number of open connections. Each connection shares this number, and its
+  // destructor subtracts one.
   const std::shared_ptr<size_t> connections_ = std::make_shared<size_t>(0);
   const std::shared_ptr<BodyBudget> budget_;
   HttpHandler handler_;

@@ -2,7 +2,7 @@
 //
 // One thread, called the front's thread, serves all connections and runs all
 // handlers, so the front's state needs no lock. This thread only parses,
-// translates and hands over; work that takes long runs on other threads.
+// translates and passes on requests. Other threads do the work that takes long.
 #ifndef WEFT_SERVER_TINKER_HTTP_SERVER_H_
 #define WEFT_SERVER_TINKER_HTTP_SERVER_H_
 
@@ -20,30 +20,31 @@ namespace weft::tinker {
 
 struct HttpLimits {
   uint32_t max_header_bytes = 32 << 10;
-  // The bytes of all bodies that are being read or served. One holder may have
-  // half of them.
+  // The most bytes of all bodies that are being read or served. One holder may
+  // have half of these bytes (body_budget.h).
   int64_t max_pending_bytes = int64_t{512} << 20;
   size_t max_connections = 1024;
-  // The time for a request, from its first byte to its last, and the time for a
-  // reply. In a streamed reply each piece has this time.
+  // The longest time from a request's first byte to its last one, and the
+  // longest time to send a reply. In a streamed reply, each piece has this
+  // time.
   absl::Duration transfer = absl::Seconds(60);
-  // The time that a connection may wait for its next request.
+  // The longest time that a connection may wait for its next request.
   absl::Duration idle = absl::Seconds(120);
 };
 
 // A server that listens on one address.
-// It answers these requests itself: 400 (the request is not HTTP), 411 (the
-// body has no length), 413 (the body is too large), 431 (the header is too
-// large), and with Retry-After 429 (the holder's half of the body budget is
-// full) and 503 (the whole budget is full). A refused header closes the
-// connection if a body would follow it. A connection above max_connections is
-// closed at once.
+// It refuses these requests itself: 400 (the request is not HTTP), 411 (the
+// body is chunked, so its length is unknown), 413 (the body is too large), 429
+// (the holder's half of the body budget is full), 431 (the header is too
+// large), 503 (the whole budget is full). Replies 429 and 503 have the header
+// Retry-After. If a body would follow a refused header, the server closes the
+// connection. It closes a connection above max_connections at once.
 // Threads: one thread makes, starts, stops and destroys it; any thread may call
 // Post and After.
 class HttpServer {
  public:
   // Listens on "HOST:PORT". Errors: INVALID_ARGUMENT if `listen` has another
-  // form; UNAVAILABLE if the address cannot be listened on.
+  // form; UNAVAILABLE if the system cannot listen on the address.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<HttpServer>> Bind(
       const std::string& listen, const HttpLimits& limits);
 
@@ -53,7 +54,8 @@ class HttpServer {
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
 
-  // Returns the port; if `listen` has port 0, the system has chosen it.
+  // Returns the port. If `listen` has port 0, it is the port that the system
+  // has chosen.
   [[nodiscard]] int port() const;
   // Starts the front's thread, which serves requests with `handler`.
   void Start(HttpHandler handler);

@@ -17,7 +17,7 @@
 namespace weft::tinker {
 namespace {
 
-// The bytes that may wait to be written.
+// The most bytes that may wait to be written.
 constexpr size_t kMaxWaitingBytes = size_t{256} << 20;
 
 constexpr const char* kPrefixes[] = {"session-",    "model-",  "sampler-",
@@ -27,8 +27,8 @@ const char* PrefixOf(EntryKind kind) {
   return kPrefixes[static_cast<size_t>(kind)];
 }
 
-// Returns a name for an id. Ids may contain characters, and have lengths, that
-// file names may not.
+// Returns a file name for an id. The id itself may be too long for a file name,
+// or have characters that file names must not have.
 std::string Hash(absl::string_view id) {
   return absl::BytesToHexString(Sha256(std::string(id)).substr(0, 16));
 }
@@ -49,7 +49,7 @@ std::string TextOf(const LedgerEntry& entry) {
                       "\n");
 }
 
-// Parses a file: one line of JSON, then the entry's bytes.
+// Parses a file: one line of JSON, then LedgerEntry::bytes.
 std::optional<LedgerEntry> Parse(std::string text) {
   const size_t end = text.find('\n');
   if (end == std::string::npos) return std::nullopt;

@@ -1,11 +1,11 @@
-// The entries that the front needs again after a restart: sessions, models,
+// Keeps on disk what the front needs again after a restart: sessions, models,
 // samplers, extras of checkpoints, adapters to delete, and the requests of
-// steps that clients wait for.
+// steps.
 //
-// Each entry is a file in a folder of the ledger's own under --state-dir, and
-// is written whole or not at all. Without --state-dir nothing is kept. One
-// thread writes and erases, in the order of the calls, and results come back on
-// the front's thread.
+// Each entry is a file in the folder STATE_DIR/tinker, and is written whole or
+// not at all. Without --state-dir the ledger keeps nothing. One thread of the
+// ledger writes and erases, in the order of the calls. Callbacks run on the
+// front's thread.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_LEDGER_H_
 #define WEFT_SERVER_TINKER_LEDGER_H_
@@ -39,11 +39,11 @@ enum class EntryKind : uint8_t {
 struct LedgerEntry {
   std::string id;
   Json fields;
-  std::string bytes;  // The body of a step's request.
+  std::string bytes;  // The body of a step's request; else empty.
 };
 
-// The file of a step's request. Its name has the sequence number, so that steps
-// are listed without reading their files.
+// The file of a step's request. The file's name contains `seq`, so that
+// ListSteps need not read the files.
 struct StepFile {
   std::string name;
   int64_t seq = 0;
@@ -54,35 +54,35 @@ class Ledger {
   // Runs a function on the front's thread.
   using Post = std::function<void(std::function<void()>)>;
 
-  // Makes the folder STATE_DIR/tinker. If `state_dir` is empty, nothing is
-  // kept. Errors: those of src/files/file_io.h.
+  // Makes the folder STATE_DIR/tinker. If `state_dir` is empty, the ledger
+  // keeps nothing. Errors: those of src/files/file_io.h.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Ledger>> Open(
       const std::string& state_dir, Post post);
 
-  // Writes the entry and replaces one with the same id. `done` runs when the
-  // entry is on disk, or with the error: RESOURCE_EXHAUSTED (QUEUE_FULL) if too
-  // many bytes wait to be written. It runs before this returns if nothing is
-  // kept or the entry is refused.
+  // Writes the entry, and replaces an entry that has the same kind and id.
+  // `done` gets the outcome after the write. If too many bytes wait to be
+  // written, `done` gets RESOURCE_EXHAUSTED (QUEUE_FULL) before Put returns. If
+  // the ledger keeps nothing, `done` gets OK before Put returns.
   void Put(EntryKind kind, LedgerEntry entry,
            std::function<void(absl::Status)> done);
   // Erases an entry later. If the process crashes first, the entry stays.
   void Erase(EntryKind kind, const std::string& id);
-  // Erases the requests of all steps of a model, later.
+  // Erases later the requests of all steps of a model.
   void EraseSteps(const std::string& model);
 
-  // Returns the entries of a kind in any order. It reads the disk before it
-  // returns, so call it only at the start. An entry that cannot be read is
-  // logged and left out.
+  // Returns the entries of a kind in any order. Waits for the disk, so call it
+  // only at the start. Logs an entry that cannot be read, and leaves it out.
   [[nodiscard]] std::vector<LedgerEntry> ReadAll(EntryKind kind) const;
 
-  // Lists the steps of all models in the order of their sequence numbers.
+  // Gives `done` the steps of all models in the order of their sequence
+  // numbers.
   void ListSteps(std::function<void(std::vector<StepFile>)> done);
   // Reads a step's request. `done` gets nullopt if the file is gone or cannot
   // be read.
   void ReadStep(const StepFile& file,
                 std::function<void(std::optional<LedgerEntry>)> done);
 
-  // Returns false if nothing is kept.
+  // Returns false if there is no --state-dir, so that the ledger keeps nothing.
   [[nodiscard]] bool keeps() const { return folder_.get() >= 0; }
 
  private:
@@ -96,8 +96,8 @@ class Ledger {
   UniqueFd folder_;
   std::string path_;
   size_t waiting_bytes_ = 0;
-  // The last member, because its destructor runs the work that is left, which
-  // uses the others.
+  // This is the last member, because its destructor runs the tasks that are
+  // left, and they use the other members.
   Worker disk_;
 };
 

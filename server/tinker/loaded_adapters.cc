@@ -17,7 +17,7 @@ std::string LoadedKey(const std::string& owner, const std::string& adapter) {
   return absl::StrCat(owner, " ", adapter);
 }
 
-// Ends a load, and tells all sessions that wait for it.
+// Handles the end of a load, and tells the outcome to all sessions that wait.
 void EndLoad(Front& front, const CallOrigin& origin, const std::string& adapter,
              const absl::Status& loaded) {
   const std::string key = LoadedKey(OwnerKey(*origin.caller), adapter);
@@ -63,7 +63,7 @@ void UseReady(Front& front, const CallOrigin& origin,
                     done](const absl::Status& found) {
     const auto entry =
         front.loaded.find(LoadedKey(OwnerKey(*origin.caller), adapter));
-    // It may have left meanwhile.
+    // Meanwhile the last user may have left. The adapter is then being deleted.
     if (entry == front.loaded.end() || entry->second.state != State::kReady) {
       return UseAdapter(front, origin, info, done);
     }
@@ -104,13 +104,15 @@ void UseAdapter(Front& front, const CallOrigin& origin,
     return UseReady(front, origin, adapter, info, done);
   }
   loaded.waiting.push_back(std::move(done));
-  // A load that failed may have left an adapter that is yet to be deleted.
+  // True for the first session that finds an adapter that must be deleted
+  // before it is loaded: a load has failed, or the last user has left.
   const bool leaves =
       added ? IsOrphan(front, *origin.caller, adapter)
             : loaded.state == State::kLeaving && loaded.waiting.size() == 1;
   if (leaves) {
     loaded.state = State::kLeaving;
-    // When the adapter is gone, the first session that waits loads it for all.
+    // After the deletion, the first session that waits loads the adapter for
+    // all.
     Reap(front, *origin.caller, adapter, [&front, key, origin, adapter, info] {
       front.loaded.at(key).state = State::kLoading;
       StartLoad(front, origin, adapter, info);

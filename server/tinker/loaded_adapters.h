@@ -1,7 +1,7 @@
-// Adapters that are loaded from checkpoints, to sample from them. All sampling
-// sessions of a checkpoint share one adapter. It is deleted when the last of
-// them ends. If a session comes during the deletion, it waits for its end and
-// then loads the adapter again.
+// Loads adapters from checkpoints for sampling sessions. All sampling sessions
+// of a checkpoint share one adapter. The front deletes the adapter when the
+// last of these sessions ends. A session that comes during the deletion waits
+// for its end, and then loads the adapter again.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_LOADED_ADAPTERS_H_
 #define WEFT_SERVER_TINKER_LOADED_ADAPTERS_H_
@@ -13,25 +13,25 @@
 
 namespace weft::tinker {
 
-// The names of these adapters begin with this prefix.
+// The names of adapters that are loaded for sampling begin with this prefix.
 inline constexpr char kSamplerAdapterPrefix[] = "tinker-sampler.";
 
 // Returns the name of the adapter for a checkpoint. The name depends on the
-// time when the checkpoint was saved, so an overwritten checkpoint gets another
-// adapter, and the sessions of the old one go on.
+// time when the checkpoint was saved. So after a checkpoint is overwritten, new
+// sessions load another adapter, and older sessions keep theirs.
 // Threads: any.
 [[nodiscard]] std::string AdapterOfCheckpoint(const CheckpointInfo& info);
 
 // Loads the checkpoint's adapter if it is not loaded, and counts one more user.
-// `done` runs when the adapter is ready, perhaps before this returns. If it
-// gets an error, no user is counted.
+// `done` runs when the adapter is ready, perhaps before UseAdapter returns. If
+// `done` gets an error, no user is counted.
 void UseAdapter(Front& front, const CallOrigin& origin,
                 const CheckpointInfo& info,
                 std::function<void(const absl::Status&)> done);
-// Counts one user less, and deletes the adapter after the last one.
+// Counts one user less. If none is left, has the adapter deleted.
 void LeaveAdapter(Front& front, const Caller& caller,
                   const std::string& adapter);
-// Counts a user of an adapter that was loaded before the restart.
+// Counts a user of an adapter that the front loaded before the restart.
 void HaveAdapter(Front& front, const Caller& caller,
                  const std::string& adapter);
 // Returns true if the adapter is loaded, is being loaded or is being deleted.

@@ -1,4 +1,4 @@
-// Reads the JSON form of a prompt or a sequence.
+// Reads the JSON form of a prompt or of a training sequence.
 #ifndef WEFT_SERVER_TINKER_MODEL_INPUT_H_
 #define WEFT_SERVER_TINKER_MODEL_INPUT_H_
 
@@ -10,8 +10,8 @@
 
 namespace weft::tinker {
 
-// Returns the tokens of the field `name` of `object`: {"chunks": [{"type":
-// "encoded_text", "tokens": [...]}]}.
+// Returns the tokens of the field `name` of `object`. The field has the form
+// {"chunks": [{"type": "encoded_text", "tokens": [...]}]}.
 // Errors: INVALID_ARGUMENT; UNIMPLEMENTED for a chunk that is not text.
 // Threads: any.
 [[nodiscard]] absl::StatusOr<std::vector<int32_t>> ReadModelInput(

@@ -19,7 +19,7 @@
 namespace weft::tinker {
 namespace {
 
-// The sequence number of the request that makes a model.
+// The request that makes a model has this sequence number.
 constexpr int64_t kCreateSeq = 0;
 
 // The most models of one owner. The engine limits how many of them have
@@ -88,16 +88,17 @@ absl::Status StartCreation(Front& front, const CallPtr& call,
       },
       [&front, id = model.id, caller = model.caller, adapter = model.adapter,
        done](const absl::StatusOr<AdapterInfo>& info) {
-        // If the session has ended meanwhile, nobody else deletes the adapter.
+        // If the session has ended meanwhile, its call of Reap may have come
+        // before the adapter was made.
         if (!front.models.contains(id)) Reap(front, caller, adapter);
         if (!info.ok()) return done(info.status());
         done(FutureResult::Of({{"type", "create_model"}, {"model_id", id}}));
       });
 }
 
-// Makes the entry of the model that the body names, writes it to the ledger,
-// and calls `then` with the model's id. If the model exists, it calls `then` at
-// once. An error of `then` is the response.
+// Adds the model that the body names to front.models. Calls `then` with the
+// model's id: at once if the model exists, else when the model is in the
+// ledger. If `then` returns an error, the error is the response.
 absl::Status OpenModel(
     Front& front, const CallPtr& call, const Respond& respond,
     std::function<absl::Status(const std::string& id)> then) {
@@ -127,8 +128,8 @@ absl::Status OpenModel(
   return absl::OkStatus();
 }
 
-// Begins to make the adapter of the model `id`, and holds the model's steps
-// until the end.
+// Runs `start`, which begins to make the adapter of the model `id`. Holds the
+// model's steps until this work has ended.
 absl::Status StartModel(Front& front, const std::string& id,
                         const ModelStart& start,
                         const Callback<FutureResult>& done) {
@@ -212,7 +213,8 @@ void KeepModel(Front& front, const Model& model,
 
 absl::Status MakeModel(Front& front, const CallPtr& call,
                        const Respond& respond, const ModelStart& start) {
-  // Keeps the body, which the ledger gets only when the model is on disk.
+  // This copy keeps the body. The ledger gets the body when the model is on
+  // disk, and by then Serve has cleared the body in `call`.
   const CallPtr whole = std::make_shared<const Call>(*call);
   return OpenModel(
       front, call, respond,
@@ -322,7 +324,8 @@ void RestoreModels(Front& front) {
     model.begun_load = entry.fields.value("begun_load", int64_t{0});
     if (!front.sessions.contains(model.session)) orphans.push_back(entry.id);
   }
-  // The process ended after the session was erased and before its models were.
+  // A model without a session is left if the ledger could not erase the model's
+  // file or could not read the session's.
   for (const std::string& id : orphans) {
     Reap(front, front.models.at(id).caller, front.models.at(id).adapter);
     ForgetModel(front, id);

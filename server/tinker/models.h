@@ -12,35 +12,34 @@
 namespace weft::tinker {
 
 // Convert between a model's id and its adapter's name: the model
-// "SESSION:train:3" is the adapter "SESSION.train.3". Any other adapter has its
-// own name as the model's id.
+// "SESSION:train:3" is the adapter "SESSION.train.3". For all other adapters,
+// the model's id is the adapter's name.
 // Threads: any.
 [[nodiscard]] std::string AdapterOfModel(absl::string_view model_id);
 [[nodiscard]] std::string ModelOfAdapter(absl::string_view adapter_id);
 
-// Returns UNIMPLEMENTED unless the server runs `base_model`: it must be the
-// served model's name, or end in "/" and that name.
+// Returns UNIMPLEMENTED if the server does not run `base_model`. It runs a
+// model whose name is the served model's name, or ends in "/" and this name.
 [[nodiscard]] absl::Status CheckBaseModel(const Front& front,
                                           absl::string_view base_model);
 // Returns UNIMPLEMENTED if the body asks for another optimizer than AdamW;
-// INVALID_ARGUMENT if the field is malformed.
+// INVALID_ARGUMENT if `optimizer_config` is malformed.
 [[nodiscard]] absl::Status CheckOptimizer(const Json& body);
 
 // Begins to make a model's adapter. If it returns an error, nothing has begun
 // and `done` does not run.
 using ModelStart = std::function<absl::Status(const Model& model,
                                               Callback<FutureResult> done)>;
-// Makes the entry of the model that `session_id` and `model_seq_id` of the body
-// name, writes it to the ledger, promises a future, and runs `start`. The
-// model's steps wait for its end, also after a restart. If it fails, they fail,
-// too, because there is no adapter. Errors: INVALID_ARGUMENT; NOT_FOUND if
-// there is no such session; FAILED_PRECONDITION if the caller has too many
-// models.
+// Makes the model that `session_id` and `model_seq_id` of the body name. Writes
+// the model to the ledger, promises a future, and runs `start`. The model's
+// steps wait until the work of `start` has ended, also after a restart. If this
+// work fails, there is no adapter, so the steps fail, too. Errors:
+// INVALID_ARGUMENT; NOT_FOUND if there is no such session; FAILED_PRECONDITION
+// if the caller has too many models.
 [[nodiscard]] absl::Status MakeModel(Front& front, const CallPtr& call,
                                      const Respond& respond,
                                      const ModelStart& start);
-// Writes the model to the ledger. `done` runs when it is on disk, or with the
-// error.
+// Writes the model to the ledger. `done` gets the outcome after the write.
 void KeepModel(Front& front, const Model& model,
                std::function<void(absl::Status)> done);
 
@@ -53,14 +52,15 @@ void KeepModel(Front& front, const Model& model,
 [[nodiscard]] absl::Status UnloadModel(Front& front, const CallPtr& call,
                                        const Respond& respond);
 
-// Forgets a model and its sampling sessions, and fails the futures of its steps
-// that have not ended. The caller deletes the adapter, or has it reaped.
+// Forgets a model and the sampling sessions of its snapshots. Fails the futures
+// of its steps that have not ended. The caller of ForgetModel must delete the
+// adapter, or have it deleted by Reap.
 void ForgetModel(Front& front, const std::string& id);
-// Forgets a session's models and has their adapters reaped.
+// Forgets a session's models, and has their adapters deleted by Reap.
 void UnloadModelsOf(Front& front, const std::string& session);
 
-// Reads the models of the ledger; call it after RestoreSessions. Models without
-// a session are deleted. It waits for the disk.
+// Reads the models from the ledger, and waits for the disk. Deletes models that
+// have no session, so call it after RestoreSessions.
 void RestoreModels(Front& front);
 
 }  // namespace weft::tinker

@@ -1,6 +1,7 @@
-// The owner of an entry of the front, in memory and in the ledger. The ledger
-// keeps what the front needs to act for the caller after a restart: the token's
-// id, the tenant and the scope, but no secret.
+// Names the owner of an entry of the front, such as a session or a model. Also
+// converts callers to JSON for the ledger. The JSON has the token's id, the
+// tenant, and whether the caller is an admin, so that the front can act for the
+// caller after a restart. The JSON has no secret.
 // Threads: any.
 #ifndef WEFT_SERVER_TINKER_OWNER_H_
 #define WEFT_SERVER_TINKER_OWNER_H_
@@ -12,15 +13,14 @@
 
 namespace weft::tinker {
 
-// Returns a key that is equal for all callers of a tenant, who share sessions.
-// A tenant's admins have a key of their own, because they use the engine's
-// names for adapters.
+// Returns the name of the caller's owner. All callers of a tenant who are no
+// admins are one owner and share sessions. The tenant's admins are another
+// owner, because they use the engine's names for adapters.
 [[nodiscard]] std::string OwnerKey(const Caller& caller);
 
-// Returns what the ledger keeps of a caller.
+// Returns the JSON that the ledger keeps of a caller.
 [[nodiscard]] Json CallerToJson(const Caller& caller);
-// Returns the caller that CallerToJson has converted; Caller() if `json` has no
-// tenant.
+// Converts the JSON of CallerToJson to a caller; Caller() without a tenant.
 [[nodiscard]] Caller CallerFromJson(const Json& json);
 
 }  // namespace weft::tinker

@@ -1,6 +1,7 @@
-// Deletes adapters that nobody needs any more. If the engine refuses, because
-// it drains or the tenant has too many calls, it tries again until the adapter
-// is gone. The ledger keeps what is to be deleted, also over a restart.
+// Deletes adapters that nobody needs any more. The engine may refuse a
+// deletion, because it drains or the tenant has too many calls. The front then
+// tries again every two seconds. The ledger keeps which adapters are to be
+// deleted, so the tries go on after a restart.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_REAPER_H_
 #define WEFT_SERVER_TINKER_REAPER_H_
@@ -12,29 +13,32 @@
 
 namespace weft::tinker {
 
-// Deletes an adapter once, without a record. Errors: as EnginePort::Call.
+// Asks the engine once to delete an adapter, and writes nothing to the ledger.
+// Errors: as EnginePort::Call.
 [[nodiscard]] absl::Status DeleteAdapterOf(Front& front, CallOrigin origin,
                                            const std::string& adapter,
                                            Callback<bool> done);
 
-// Deletes the caller's adapter, now or later, and calls `gone` when it is gone.
+// Deletes the caller's adapter, now or later. Calls `gone` when the adapter is
+// deleted, perhaps before Reap returns.
 void Reap(Front& front, const Caller& caller, const std::string& adapter,
           std::function<void()> gone = nullptr);
 
-// Returns whether the adapter is yet to be deleted.
+// Returns true if the adapter is still to be deleted.
 [[nodiscard]] bool IsOrphan(const Front& front, const Caller& caller,
                             const std::string& adapter);
 
-// Writes to the ledger that the next process must delete the adapter, unless
-// Spare comes first.
+// Writes to the ledger that the next process must delete the adapter. Call it
+// before an adapter is loaded for sampling, so that a crash leaves no such
+// adapter.
 void Doubt(Front& front, const Caller& caller, const std::string& adapter);
-// Erases the record of Doubt.
+// Erases the entry that Doubt has written. Call it when the load has succeeded.
 void Spare(Front& front, const Caller& caller, const std::string& adapter);
 
-// Tries all deletions again that have not succeeded.
+// Tries again all deletions that have not succeeded.
 void SweepOrphans(Front& front);
-// Reads from the ledger the adapters to delete, except those that `is_used`,
-// whose records it erases. It waits for the disk.
+// Reads from the ledger which adapters are to be deleted, and waits for the
+// disk. If `is_used` returns true for an adapter, erases its entry instead.
 void RestoreOrphans(
     Front& front,
     const std::function<bool(const std::string& owner,

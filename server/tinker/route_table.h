@@ -10,15 +10,15 @@
 namespace weft::tinker {
 
 // A route. An asterisk in `path` stands for any one part. The token must have
-// the scope of the RPC `scope`. This is the only check of scopes: the calls
-// that the handler makes to the engine check none.
+// the scope that the RPC `scope` needs. This is the only check of scopes: the
+// handler's calls to the engine are not checked again.
 struct Route {
   const char* method;
   const char* path;
   Rpc scope;
   Handler handler;
   bool open = false;   // Callers need no key.
-  bool large = false;  // The body may have --max-message-bytes.
+  bool large = false;  // --max-message-bytes limits the body.
 };
 
 [[nodiscard]] std::span<const Route> Routes();

@@ -17,7 +17,7 @@ namespace weft::tinker {
 namespace {
 
 // The largest body of a route that is not `large`. Such bodies have names and
-// metadata, which the front keeps.
+// metadata, which the front keeps in memory.
 constexpr uint64_t kMaxSmallBody = 256 << 10;
 
 bool Matches(const Route& route, const Call& call,
@@ -38,7 +38,7 @@ bool Matches(const Route& route, const Call& call,
   return true;
 }
 
-// Parses the call's target and returns its route.
+// Parses the call's target into `args` and `query`, and returns its route.
 absl::StatusOr<const Route*> FindRoute(Call* call) {
   WEFT_ASSIGN_OR_RETURN(Url url, ParseUrl(call->http.target));
   call->query = std::move(url.query);
@@ -48,8 +48,8 @@ absl::StatusOr<const Route*> FindRoute(Call* call) {
   return absl::NotFoundError("there is no such path");
 }
 
-// Returns what the authenticator takes for an API key: an Authorization header,
-// or nothing if the key has no prefix.
+// Converts an API key to the Authorization header that the authenticator reads.
+// Returns "" if the key does not begin with kKeyPrefix.
 std::string AuthorizationOf(absl::string_view key) {
   const bool has_prefix = absl::ConsumePrefix(&key, kKeyPrefix);
   return has_prefix ? absl::StrCat("Bearer ", key) : "";
@@ -57,9 +57,9 @@ std::string AuthorizationOf(absl::string_view key) {
 
 std::string PathOf(Rpc scope) { return absl::StrCat("/", RpcName(scope)); }
 
-// Returns the caller that the API key names. A refusal is counted and logged.
-// Errors: UNAUTHENTICATED, also without tokens if the key has no prefix; those
-// of Authenticator::Check.
+// Returns the caller to whom the API key belongs. The authenticator counts and
+// logs a refusal. Errors: those of Authenticator::Check; UNAUTHENTICATED if the
+// key does not begin with kKeyPrefix, even on a server without tokens.
 absl::StatusOr<Caller> FindCaller(const ServiceCore& core, const Route& route,
                                   const HttpRequest& http) {
   const std::string authorization = AuthorizationOf(http.api_key);
@@ -75,7 +75,8 @@ absl::StatusOr<Caller> FindCaller(const ServiceCore& core, const Route& route,
   return absl::UnauthenticatedError("an API key begins with tml-");
 }
 
-// Returns whether the key's token has the scope.
+// Returns true if the key's token has the scope that the RPC needs, or if the
+// server has no tokens.
 bool HasScope(const ServiceCore& core, Rpc scope, const std::string& key) {
   return core.authenticator == nullptr ||
          core.authenticator->Check(PathOf(scope), AuthorizationOf(key)).ok();
@@ -94,7 +95,8 @@ absl::Status ReadBody(const Front& front, Call* call) {
   return absl::OkStatus();
 }
 
-// Returns the route of a request, and sets `call->caller` from its API key.
+// Returns the route of a request. From the API key, sets the call's caller and
+// what it may do, and then clears the key.
 absl::StatusOr<const Route*> Judge(const Front& front, Call* call) {
   WEFT_ASSIGN_OR_RETURN(const Route* const route, FindRoute(call));
   if (!route->open) {
@@ -120,7 +122,8 @@ void Serve(Front& front, const Route& route, const std::shared_ptr<Call>& call,
   }
   const absl::Status refused =
       read.ok() ? route.handler(front, call, respond) : read;
-  // The handler has copied what it needs of the body.
+  // The handler has copied what it needs of the body, so this releases the
+  // body's memory and its share of the budget.
   call->http.body.clear();
   call->http.body.shrink_to_fit();
   call->http.reserved.reset();

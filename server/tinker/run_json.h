@@ -1,5 +1,5 @@
-// Converts runs and checkpoints to JSON.
-// Threads: any, except RunJson, which reads the front's tables.
+// Converts training runs and checkpoints to JSON.
+// Threads: any; only the front's for RunJson, because it reads Front.
 #ifndef WEFT_SERVER_TINKER_RUN_JSON_H_
 #define WEFT_SERVER_TINKER_RUN_JSON_H_
 
@@ -20,7 +20,8 @@ namespace weft::tinker {
                                   const CheckpointPath& path,
                                   const CheckpointExtras& extras);
 
-// A training run.
+// A training run: an adapter and its checkpoints. After the adapter is deleted,
+// the checkpoints remain.
 struct Run {
   std::string adapter;
   LoraConfig config;
@@ -28,8 +29,8 @@ struct Run {
   std::vector<CheckpointInfo> checkpoints;  // Newest first.
 };
 
-// Makes the runs of adapters and checkpoints; the one used last comes first. It
-// leaves out the adapters that are only sampled from.
+// Groups adapters and checkpoints into runs. The run that was used last comes
+// first. Leaves out adapters that the front has loaded for sampling.
 [[nodiscard]] std::vector<Run> MakeRuns(
     const std::vector<AdapterInfo>& adapters,
     const std::vector<CheckpointInfo>& checkpoints);
@@ -37,14 +38,14 @@ struct Run {
 [[nodiscard]] Json RunJson(const Front& front, const Caller& caller,
                            const Run& run);
 
-// Returns the part [offset, offset + limit) of a list, as the call's query
-// asks, and its cursor: {NAME: [...], "cursor": {...}}. Errors:
-// INVALID_ARGUMENT for a bad query.
+// Returns the part [offset, offset + limit) of the list `all`, and a cursor:
+// {NAME: [...], "cursor": {...}}. The call's query has `offset` and `limit`.
+// Errors: INVALID_ARGUMENT for a bad query.
 [[nodiscard]] absl::StatusOr<Json> PageJson(const Call& call, const char* name,
                                             const Json& all);
 
-// Returns {"base_model", "is_lora", "lora_rank", "train_...",
-// "optimizer_config"}.
+// Returns the SDK's description of weights: {"base_model", "is_lora",
+// "lora_rank", "train_...", "optimizer_config"}.
 [[nodiscard]] Json WeightsJson(const std::string& base_model,
                                const LoraConfig& config);
 

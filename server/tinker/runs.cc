@@ -31,7 +31,8 @@ absl::Status ListCheckpoints(Front& front, const CallPtr& call,
       std::move(done));
 }
 
-// Adds all of the caller's adapters to `*all`, page by page.
+// Adds the caller's adapters to `*all`, beginning after the name `after`. Asks
+// the engine for one page after the other.
 absl::Status ListAdapters(Front& front, const CallPtr& call,
                           const std::string& after,
                           std::shared_ptr<std::vector<AdapterInfo>> all,
@@ -54,7 +55,7 @@ absl::Status ListAdapters(Front& front, const CallPtr& call,
       });
 }
 
-// Responds with the JSON that `make` makes of the caller's runs.
+// Responds with the JSON that `make` returns for the caller's runs.
 absl::Status WithRuns(
     Front& front, const CallPtr& call, const Respond& respond,
     std::function<absl::StatusOr<Json>(const std::vector<Run>&)> make) {
@@ -74,7 +75,7 @@ absl::Status WithRuns(
       });
 }
 
-// Returns the checkpoint that the request's path names.
+// Returns the path of the checkpoint that the URL of the request names.
 absl::StatusOr<CheckpointPath> PathOf(const Call& call) {
   return ParseCheckpointId(call.args[0],
                            absl::StrCat(call.args[1], "/", call.args[2]));

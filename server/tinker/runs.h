@@ -1,5 +1,6 @@
 // Handles the requests of the REST client for training runs and checkpoints. A
-// run is an adapter, or an adapter's checkpoints if it is deleted.
+// run is an adapter with its checkpoints. After the adapter is deleted, the
+// checkpoints alone are the run.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_RUNS_H_
 #define WEFT_SERVER_TINKER_RUNS_H_
@@ -10,16 +11,18 @@
 namespace weft::tinker {
 
 // Finds the checkpoint of a path. `done` gets NOT_FOUND if there is none.
+// Errors: as EnginePort::Call.
 [[nodiscard]] absl::Status FindCheckpoint(Front& front, const CallPtr& call,
                                           const CheckpointPath& path,
                                           Callback<CheckpointInfo> done);
-// Deletes the checkpoint of a path; its extras stay. Errors: as
+// Deletes the checkpoint of a path, but not its extras. Errors: as
 // EnginePort::Call.
 [[nodiscard]] absl::Status DeleteRunCheckpoint(Front& front, CallOrigin origin,
                                                const CheckpointPath& path,
                                                Callback<bool> done);
 
-// Handle the routes of training_runs, checkpoints and weights_info (routes.cc).
+// Handle the routes of training_runs, checkpoints and weights_info
+// (route_table.cc).
 [[nodiscard]] absl::Status ListRuns(Front& front, const CallPtr& call,
                                     const Respond& respond);
 [[nodiscard]] absl::Status GetRun(Front& front, const CallPtr& call,
@@ -34,7 +37,8 @@ namespace weft::tinker {
                                             const Respond& respond);
 [[nodiscard]] absl::Status GetWeightsInfo(Front& front, const CallPtr& call,
                                           const Respond& respond);
-// Refuses to publish and to copy: a checkpoint belongs to its tenant alone.
+// Refuses requests to publish or copy a checkpoint, because a checkpoint
+// belongs to its tenant alone.
 [[nodiscard]] absl::Status RefuseSharing(Front& front, const CallPtr& call,
                                          const Respond& respond);
 

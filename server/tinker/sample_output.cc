@@ -1,4 +1,4 @@
-// The result of asample as Tinker's message (sample_wire.h).
+// Converts the result of asample to Tinker's message (sample_wire.h).
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -12,7 +12,7 @@
 namespace weft::tinker {
 namespace {
 
-// The SDK takes this log-probability for an empty cell.
+// The SDK reads this log-probability as an empty cell.
 constexpr float kEmptyCell = -99999.0F;
 
 template <typename T>
@@ -30,7 +30,8 @@ std::vector<T> GetRaw(const std::string& bytes) {
   return values;
 }
 
-// Writes `rows` as a table with at least `width` columns.
+// Writes `rows` as a table with at least `width` columns, and fills shorter
+// rows with empty cells.
 void FillTop(const std::vector<weft::TopLogprobs>& rows, size_t width,
              TopkLogprobs* out) {
   for (const auto& row : rows) width = std::max(width, row.size());
@@ -58,8 +59,8 @@ Json LogprobsJson(const std::string& raw) {
   return out;
 }
 
-// Converts a table to JSON as the SDK does: a list of pairs (token, logprob)
-// for each row without its empty cells, and null for a row that has none.
+// Converts a table to JSON as the SDK does. A row becomes the list of its pairs
+// (token, logprob) without empty cells, or null if all its cells are empty.
 Json TopJson(const TopkLogprobs& top) {
   const auto ids = GetRaw<int32_t>(top.token_ids());
   const auto logprobs = GetRaw<float>(top.logprobs());
@@ -92,7 +93,8 @@ std::string SampleOutput(const SampleResult& result,
               sequence->mutable_topk_sampled_logprobs());
     }
   }
-  // The first token never has a score, because nothing predicts it.
+  // Returns how many tokens at the start of the prompt get no score. The first
+  // token never gets a score, because nothing predicts it.
   const auto unscored = [&format](size_t size) {
     const auto count = static_cast<int64_t>(size);
     return std::min(count, std::max<int64_t>(1, count - format.last_n));

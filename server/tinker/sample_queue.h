@@ -1,6 +1,6 @@
-// Samples that wait in the front because the engine's queue, or the tenant's
-// part of it, is full. A client of the SDK has up to 2,000 samples under way.
-// Owners take turns.
+// A queue of samples that wait in the front, because the engine's queue or the
+// tenant's part of it is full. A client of the SDK has up to 2,000 samples
+// under way. Owners take turns.
 #ifndef WEFT_SERVER_TINKER_SAMPLE_QUEUE_H_
 #define WEFT_SERVER_TINKER_SAMPLE_QUEUE_H_
 
@@ -22,7 +22,7 @@ struct WaitingSample {
   CallOrigin origin;
   v1::SampleRequest request;
   Callback<SampleResult> done;
-  std::shared_ptr<void> reserved;  // Its bytes in Front::waiting.
+  std::shared_ptr<void> reserved;  // The sample's bytes in Front::waiting.
 };
 
 // Threads: the front's.
@@ -32,18 +32,18 @@ class SampleQueue {
   void Add(const std::string& owner, WaitingSample sample);
 
   // Calls `start` with the first sample of each owner in turn. If `start`
-  // returns true, the sample leaves the queue. If it returns false, this
-  // owner's samples wait until the next call of Advance. Returns true if
-  // samples still wait; a call from within `start` does nothing and returns
-  // false.
+  // returns true, the sample leaves the queue. If `start` returns false, the
+  // samples of this owner wait until the next call of Advance. Returns true if
+  // samples still wait. A call of Advance within `start` does nothing and
+  // returns false.
   bool Advance(const std::function<bool(const std::string& owner,
                                         const WaitingSample& sample)>& start);
 
-  // Removes a sample. Returns false if it does not wait here.
+  // Removes a sample. Returns false if the queue does not have it.
   bool Remove(const std::string& owner, const std::string& id);
 
  private:
-  // The samples of each owner. An owner without samples has no entry.
+  // The samples by owner. An owner without samples has no entry.
   std::map<std::string, std::deque<WaitingSample>> owners_;
   std::string last_;  // The owner that had the last turn.
   bool advances_ = false;

@@ -16,7 +16,7 @@ namespace {
 absl::Status ReadStop(const Json& params, v1::SamplingConfig* out) {
   const Json* const stop = Find(params, "stop");
   // If `stop` is absent, a sample ends at the model's end-of-sequence tokens.
-  // If it is present, it replaces them.
+  // If `stop` is present, a sample ends only at its entries.
   if (stop == nullptr) return absl::OkStatus();
   v1::StopRule* const rule = out->mutable_stop();
   rule->set_ignore_eos(true);
@@ -65,7 +65,7 @@ absl::Status ReadParams(const Json& params, int64_t room,
   return ReadStop(params, out);
 }
 
-// Refuses the options that would change the reply and are not offered.
+// Refuses options that Weft does not offer and that would change the reply.
 absl::Status RefuseOthers(const Json& body) {
   WEFT_ASSIGN_OR_RETURN(const int64_t count,
                         IntOr(body, "prompt_alt_tokens_k", 0));

@@ -1,4 +1,5 @@
-// Converts asample between Tinker's messages and Weft's.
+// Converts requests and results of asample between Tinker's messages and
+// Weft's.
 // Errors: INVALID_ARGUMENT, which names the field; UNIMPLEMENTED for what Weft
 // does not offer.
 // Threads: any.
@@ -16,13 +17,13 @@
 
 namespace weft::tinker {
 
-// What the caller wants to have in the result.
+// The caller's choices for the prompt's log-probabilities.
 struct SampleFormat {
-  // How many tokens at the end of the prompt get log-probabilities and lists of
-  // the most likely tokens.
+  // The number of tokens at the end of the prompt that get log-probabilities
+  // and lists of the most likely tokens.
   int64_t last_n = 0;
-  // How many columns the table of the prompt's most likely tokens has; 0: there
-  // is no table.
+  // The number of columns in the table of the prompt's most likely tokens. If
+  // it is 0, the result has no such table.
   int64_t prompt_top = 0;
 };
 
@@ -32,7 +33,7 @@ struct TranslatedSample {
 };
 
 // Converts a request. If max_tokens is absent, the sample may fill the context:
-// `context_length` less the prompt's tokens.
+// max_tokens is then `context_length` minus the prompt's tokens.
 [[nodiscard]] absl::StatusOr<TranslatedSample> TranslateSample(
     const Json& body, int context_length);
 

@@ -22,7 +22,8 @@ void RespondSampler(const std::string& id, const Respond& respond) {
 }
 
 // Writes the sampler to the ledger, and then adds it to front.samplers. `done`
-// gets ALREADY_EXISTS if an equal call has added it meanwhile.
+// gets ALREADY_EXISTS if an equal call has added the sampler meanwhile, and
+// NOT_FOUND if the session has ended meanwhile.
 void Keep(Front& front, const Sampler& sampler,
           const std::function<void(absl::Status)>& done) {
   front.ledger->Put(
@@ -69,8 +70,9 @@ void Forget(Front& front, const std::string& id) {
   front.samplers.erase(id);
 }
 
-// If the adapter of `newest` has too many snapshots, releases the one that was
-// used least recently. If that fails, the next publication tries again.
+// If the adapter of `newest` has too many snapshots, releases the snapshot that
+// was used least recently. If the release fails, the next publication tries
+// again.
 void ReleaseOldest(Front& front, const CallOrigin& origin,
                    const Sampler& newest) {
   const Sampler* oldest = nullptr;

@@ -1,9 +1,10 @@
-// Sampling sessions: the weights that a sampling client samples from, which are
-// fixed when the session is made.
+// Makes and ends sampling sessions. A sampling session fixes the weights that a
+// sampling client samples from.
 //
-// A session made from a model has a snapshot of its weights; a model keeps the
-// kMaxSnapshots that were used last. A session made from a checkpoint samples
-// from an adapter that is loaded from it (loaded_adapters.h).
+// A sampling session that is made from a model has a snapshot of its weights. A
+// model keeps the kMaxSnapshots snapshots that were used last. A sampling
+// session that is made from a checkpoint uses an adapter that the front loads
+// from the checkpoint (loaded_adapters.h).
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_SAMPLERS_H_
 #define WEFT_SERVER_TINKER_SAMPLERS_H_
@@ -13,11 +14,11 @@
 namespace weft::tinker {
 
 inline constexpr size_t kMaxSnapshots = 32;
-// The most sampling sessions of a session that have no snapshot.
+// The most sampling sessions without a snapshot that one session may have.
 inline constexpr int64_t kMaxSamplers = 1024;
 
-// Handles save_weights_for_sampler with a `sampling_session_seq_id`, as a step
-// of the model: publishes a snapshot and makes a sampling session for it.
+// Handles save_weights_for_sampler with a `sampling_session_seq_id`. As a step
+// of the model, publishes a snapshot and makes a sampling session for it.
 [[nodiscard]] absl::Status PublishSampler(Front& front, const CallPtr& call,
                                           const Respond& respond);
 // Handles create_sampling_session: from a checkpoint, or for the base model.
@@ -30,14 +31,15 @@ inline constexpr int64_t kMaxSamplers = 1024;
 // Notes that the sampling session is used now.
 void TouchSampler(Front& front, Sampler& sampler);
 
-// Forgets a session's sampling sessions, and gives back their use of loaded
-// adapters.
+// Forgets the sampling sessions of a session. Calls LeaveAdapter for each one
+// that uses a loaded adapter.
 void DropSamplersOf(Front& front, const std::string& session);
-// Forgets the sampling sessions of a model. Its snapshots go with its adapter.
+// Forgets the sampling sessions of a model's snapshots. The snapshots
+// themselves are deleted with the model's adapter.
 void DropSnapshotsOf(Front& front, const Model& model);
 
-// Reads the sampling sessions of the ledger; call it after RestoreSessions. It
-// waits for the disk.
+// Reads the sampling sessions from the ledger, and waits for the disk. Drops
+// those without a session, so call it after RestoreSessions.
 void RestoreSamplers(Front& front);
 
 }  // namespace weft::tinker

@@ -21,8 +21,8 @@ namespace {
 // The memory of a sample besides its request.
 constexpr int64_t kSampleBytes = 1024;
 
-// Returns the sampling session that the body names, or one for the base model
-// that serves only this request.
+// Returns the sampling session that the body names. If the body names none,
+// returns one for the base model that serves only this request.
 absl::StatusOr<Sampler> ReadSampler(Front& front, const Call& call) {
   WEFT_ASSIGN_OR_RETURN(const std::string id,
                         StringOr(call.body, "sampling_session_id", ""));
@@ -68,8 +68,9 @@ absl::Status StartSample(Front& front, const std::string& owner,
   return refused;
 }
 
-// Returns the last part of the future's id. A request without a number, or
-// without a sampling session, gets a random one, because it repeats no other.
+// Returns the last part of the future's id: the request's number. A request
+// without a number, or without a sampling session, cannot repeat another one,
+// so it gets a random id.
 absl::StatusOr<std::string> NumberOf(const Call& call, const Sampler& sampler) {
   if (sampler.session.empty() || Find(call.body, "seq_id") == nullptr) {
     return NewId();
@@ -87,8 +88,8 @@ void RespondSamplePromise(const std::string& id, int64_t num_samples,
   respond(JsonReply({{"request_id", id}, {"sample_sequence_ids", sequences}}));
 }
 
-// Translates the request and puts it in the queue. If it returns an error, the
-// future has no result yet.
+// Translates the request and adds it to front.samples. If Enqueue returns an
+// error, the future has no result yet.
 absl::Status Enqueue(Front& front, const CallPtr& call, const Sampler& sampler,
                      const std::string& id) {
   WEFT_ASSIGN_OR_RETURN(const Engine* const engine, front.port.engine());

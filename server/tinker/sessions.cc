@@ -23,8 +23,9 @@ void EndSession(Front& front, const std::string& id) {
   front.sessions.erase(id);
 }
 
-// Returns PERMISSION_DENIED if the caller may not end the session, because the
-// end takes from other callers what this caller could not have made.
+// Returns PERMISSION_DENIED if the session has models or sampling sessions that
+// this caller's token could not have made. They may belong to other callers of
+// the tenant.
 absl::Status CheckEnd(const Front& front, const Call& call,
                       const std::string& id) {
   const auto belongs = [&id](const auto& entry) {
@@ -44,9 +45,9 @@ absl::Status CheckEnd(const Front& front, const Call& call,
   return absl::OkStatus();
 }
 
-// Makes room for one more session of the caller's owner. If there are too many,
-// it ends the one that has been silent for longest, of those whose clients must
-// be gone and that the caller may end.
+// Makes room for one more session of the caller's owner. If the owner has
+// kMaxSessions, ends one that has been silent for kSilence and that the caller
+// may end. Chooses the one that has been silent for longest.
 absl::Status MakeRoom(Front& front, const Call& call, absl::Time now) {
   size_t count = 0;
   std::vector<const Session*> silent;
@@ -165,7 +166,7 @@ absl::Status BeatSession(Front& front, const CallPtr& call,
 absl::Status FinishSession(Front& front, const CallPtr& call,
                            const Respond& respond) {
   const std::string& id = call->args[0];
-  // The client also hears of success if the session has ended already.
+  // A session that has already ended is no error.
   if (front.FindSession(*call, id).ok()) {
     WEFT_RETURN_IF_ERROR(CheckEnd(front, *call, id));
     EndSession(front, id);

@@ -1,4 +1,4 @@
-// Sessions, and the requests that a client sends before it trains:
+// Handles sessions, and the requests that a client sends before it trains:
 // configuration, capabilities, health, telemetry.
 // Threads: the front's, except NewId.
 #ifndef WEFT_SERVER_TINKER_SESSIONS_H_
@@ -13,17 +13,18 @@ namespace weft::tinker {
 
 // A session ends if it has no heartbeat for this time.
 inline constexpr absl::Duration kSessionTimeout = absl::Hours(1);
-// The most sessions of one owner. One more ends the session that has been
-// silent for longest, if its silence is at least kSilence, in which a client
-// sends thirty heartbeats, and if the caller may end it. Otherwise the new one
-// is refused.
+// The most sessions of one owner. A new session above this limit ends an old
+// one: the session that has been silent for longest, of all that have been
+// silent for kSilence and that the caller may end. If there is no such session,
+// the new one is refused. A client sends thirty heartbeats within kSilence.
 inline constexpr size_t kMaxSessions = 1000;
 inline constexpr absl::Duration kSilence = absl::Minutes(5);
 
 // Responds "ok". Errors: UNAVAILABLE while the engine starts or drains.
 [[nodiscard]] absl::Status GetHealth(Front& front, const CallPtr& call,
                                      const Respond& respond);
-// Respond with the settings that the SDK asks for, and with the served model.
+// Respond with the settings that the SDK asks for, and with the model that the
+// server runs.
 [[nodiscard]] absl::Status GetClientConfig(Front& front, const CallPtr& call,
                                            const Respond& respond);
 [[nodiscard]] absl::Status GetDynamicConfig(Front& front, const CallPtr& call,
@@ -34,18 +35,19 @@ inline constexpr absl::Duration kSilence = absl::Minutes(5);
 [[nodiscard]] absl::Status TakeTelemetry(Front& front, const CallPtr& call,
                                          const Respond& respond);
 
-// Makes a session and responds with its id when it is in the ledger. Errors:
-// RESOURCE_EXHAUSTED if the owner has too many sessions, and none that the
-// caller may end is silent.
+// Makes a session, writes it to the ledger, and then responds with its id.
+// Errors: RESOURCE_EXHAUSTED if the owner has kMaxSessions sessions, and none
+// of them may be ended.
 [[nodiscard]] absl::Status CreateSession(Front& front, const CallPtr& call,
                                          const Respond& respond);
-// Takes a heartbeat. An unknown session is 410, which ends the heartbeats of
-// the client.
+// Takes a heartbeat. If the session is unknown, responds with 410, and the
+// client then sends no more heartbeats.
 [[nodiscard]] absl::Status BeatSession(Front& front, const CallPtr& call,
                                        const Respond& respond);
 // Ends a session with its models and sampling sessions. Errors:
-// PERMISSION_DENIED if it has models and the token lacks the scope train, or if
-// it has sampling sessions and the token lacks the scopes sample and train.
+// PERMISSION_DENIED if the session has models and the token lacks the scope
+// train; or if it has sampling sessions and the token lacks both scopes, sample
+// and train.
 [[nodiscard]] absl::Status FinishSession(Front& front, const CallPtr& call,
                                          const Respond& respond);
 // Responds with a page of the ids of the caller's sessions.
@@ -66,8 +68,8 @@ inline constexpr absl::Duration kSilence = absl::Minutes(5);
 // Ends the sessions that have had no heartbeat for kSessionTimeout.
 void SweepSessions(Front& front, absl::Time now);
 
-// Reads the sessions of the ledger. Each counts as if it had a heartbeat at
-// `now`. It waits for the disk.
+// Reads the sessions from the ledger, and waits for the disk. Each session
+// starts as if its last heartbeat had come at `now`.
 void RestoreSessions(Front& front, absl::Time now);
 
 }  // namespace weft::tinker

@@ -1,9 +1,9 @@
-// The steps of one model, from their arrival to their end.
+// Holds the steps of one model, from their arrival to their end.
 //
-// The front gives steps to the engine in the order of their sequence numbers,
-// whatever order they arrive in, because a load changes the mapping of all
-// later numbers to the adapter's steps. A load starts when all steps before it
-// have ended, and all steps behind it wait for its end.
+// Steps may arrive in any order. The front gives them to the engine in the
+// order of their sequence numbers, because a load changes which steps of the
+// adapter all later numbers stand for (Model::offsets). A load starts when all
+// steps before it have ended, and all steps after it wait for its end.
 #ifndef WEFT_SERVER_TINKER_STEP_LINE_H_
 #define WEFT_SERVER_TINKER_STEP_LINE_H_
 
@@ -21,16 +21,16 @@
 
 namespace weft::tinker {
 
-// The arguments of a step's work: the adapter's step, the callback for the
-// result, and where to put the engine's handle (null: nowhere).
+// The arguments of a StepTask: the adapter's step, the callback for the result,
+// and the place for the handle that cancels the step (null: not needed).
 struct StepRun {
   uint64_t number = 0;
   Callback<FutureResult> done;
   CancelHandle* cancel = nullptr;
 };
 
-// Begins the work of a step. If it returns an error, nothing has begun and
-// `done` does not run.
+// Begins the work of a step. If it returns an error, `done` does not run, and
+// the engine does no more work for the step.
 using StepTask = std::function<absl::Status(const StepRun&)>;
 
 // A step whose request has arrived.
@@ -47,21 +47,21 @@ struct ArrivedStep {
 struct RunningStep {
   ArrivedStep step;
   std::shared_ptr<CancelHandle> cancel = std::make_shared<CancelHandle>();
-  // True if it was cancelled to make room; it goes back into the line.
+  // True if MakeRoom has cancelled the step; it then goes back to `arrived`.
   bool again = false;
 };
 
-// The line of one model.
+// All steps of one model that have not ended.
 struct StepLine {
-  // The lowest sequence number that the engine does not have.
+  // The lowest sequence number that the front has not given to the engine.
   int64_t next = 1;
-  // The sequence number of the load that runs, or 0 while the model's first
-  // request makes it. While it is set, no other step may begin.
+  // The sequence number of the load that runs, or 0 while the model is being
+  // made. While `loading` has a value, no other step may begin.
   std::optional<int64_t> loading;
   // Steps that wait for their turn, by sequence number.
   std::map<int64_t, ArrivedStep> arrived;
-  // Steps in the engine. A step that has failed stays here until another step
-  // has taken its number.
+  // Steps that the engine has. A step that has failed stays here until FillStep
+  // has given its number to another step.
   std::map<int64_t, RunningStep> running;
   bool advances = false;  // Advance is running.
   bool retries = false;   // A timer will run Advance.

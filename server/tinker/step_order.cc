@@ -12,13 +12,13 @@
 namespace weft::tinker {
 namespace {
 
-// The most steps of one model that the engine has at once. It needs only a few
-// to be busy, and more would fill the queue that all tenants share.
+// The most steps of one model that the engine has at once. A few steps keep the
+// engine busy. More would fill the queue that all tenants share.
 constexpr size_t kMaxRunning = 64;
-// The ledger keeps the requests of so many steps that have ended, because the
-// dispatcher keeps as many replies (kReplayWindow).
+// The ledger keeps the requests of this many steps that have ended, because the
+// dispatcher keeps the replies of as many steps (kReplayWindow).
 constexpr int64_t kKeptSteps = 64;
-// No checkpoint can have this name, so loading it does nothing.
+// No checkpoint can have this name, so a load of it changes nothing.
 constexpr absl::string_view kNoCheckpoint = "~";
 
 using Result = absl::StatusOr<FutureResult>;
@@ -46,17 +46,18 @@ void AdvanceLater(Front& front, Model& model) {
   });
 }
 
-// Returns true if a step that ended with this error has not used up its number.
-// The number is used up if the step is done; it does not matter if the adapter
-// is gone (NOT_FOUND), or if the server stops (UNAVAILABLE). ALREADY_EXISTS and
-// OUT_OF_RANGE mean that the engine has had the number.
+// Returns true if the engine still waits for the number of a step that ended
+// with this error. kStepDonePayload, ALREADY_EXISTS and OUT_OF_RANGE mean that
+// the engine has had the number. After NOT_FOUND the adapter is gone, and after
+// UNAVAILABLE the server stops, so nothing waits for the number.
 bool LeavesGap(const absl::Status& status) {
   return !status.GetPayload(kStepDonePayload) && !absl::IsNotFound(status) &&
          !absl::IsAlreadyExists(status) && !absl::IsOutOfRange(status) &&
          !absl::IsUnavailable(status);
 }
 
-// Takes the step out of the line when the engine has used up its number.
+// Removes a step from the line. Call it when the engine does not wait for its
+// number.
 void Leave(Front& front, Model& model, int64_t seq) {
   StepLine& line = model.line;
   line.running.erase(seq);
@@ -64,7 +65,7 @@ void Leave(Front& front, Model& model, int64_t seq) {
                       absl::StrCat(model.id, ":", seq - kKeptSteps));
   if (line.loading != seq) return Advance(front, model.id);
   if (HasLoaded(model, seq)) return OpenLine(front, model.id);
-  // The load has failed, so steps from before it may run again after a restart.
+  // The load has failed, so steps before it may run again after a restart.
   model.begun_load = 0;
   KeepModel(front, model,
             [&front, id = model.id](const absl::Status& /*kept*/) {
@@ -72,8 +73,8 @@ void Leave(Front& front, Model& model, int64_t seq) {
             });
 }
 
-// Cancels the engine's last step behind `seq`. The engine's queue may be full
-// of steps that wait for this number.
+// Cancels the model's last step in the engine, if its number is above `seq`.
+// The engine's queue may be full of steps that wait for step `seq`.
 void MakeRoom(StepLine& line, int64_t seq) {
   const auto last = line.running.rbegin();
   if (last == line.running.rend() || last->first <= seq || last->second.again) {
@@ -83,8 +84,8 @@ void MakeRoom(StepLine& line, int64_t seq) {
   last->second.cancel->Cancel();
 }
 
-// Has a step that does nothing take the number of a failed step, so that the
-// steps behind it can run.
+// Gives the number of a failed step to a step that does nothing, so that the
+// steps after it can run.
 void FillStep(Front& front, const std::string& id, int64_t seq,
               uint64_t number) {
   Model* const model = FindModel(front, id);
@@ -121,8 +122,8 @@ void End(Front& front, const std::string& id, int64_t seq, uint64_t number,
          Result result) {
   Model* const model = FindModel(front, id);
   if (model == nullptr) return;  // ForgetModel has finished the future.
-  // A server that stops gives no answer, because the next process runs the
-  // step.
+  // If the server stops, the future gets no result, because the next process
+  // runs the step.
   if (absl::IsUnavailable(result.status()) && front.ledger->keeps()) return;
   StepLine& line = model->line;
   const auto running = line.running.find(seq);
@@ -171,8 +172,8 @@ void RunLoad(Front& front, const std::string& id, int64_t seq,
               [&front, id, seq, step] { RunLoad(front, id, seq, step); });
 }
 
-// Writes to disk that the load begins, before it starts. So no step from before
-// the load can run again after it.
+// Writes to disk that the load begins, and then starts it. So no step from
+// before the load can run again after the load.
 void BeginLoad(Front& front, Model& model, int64_t seq, ArrivedStep step) {
   model.line.loading = seq;
   model.begun_load = seq;
@@ -187,7 +188,8 @@ void BeginLoad(Front& front, Model& model, int64_t seq, ArrivedStep step) {
             });
 }
 
-// Gives the engine all steps whose turn has come and for which it has room.
+// Gives the engine the next steps of the model: those that have arrived in
+// order, and that it has room for.
 void Advance(Front& front, const std::string& id) {
   Model* const model = FindModel(front, id);
   if (model == nullptr || model->line.advances) return;
@@ -213,8 +215,8 @@ void Advance(Front& front, const std::string& id) {
   line.advances = false;
 }
 
-// Runs a step that the engine has had, to get its stored reply. No other step
-// waits for it.
+// Runs a step again that the engine has had, to get its stored reply. No later
+// step waits for it.
 void RunAgain(Front& front, const std::string& id, int64_t seq,
               const ArrivedStep& step) {
   Model* const model = FindModel(front, id);
@@ -255,7 +257,8 @@ void NoteLoad(Front& front, Model& model, int64_t seq, uint64_t last_step,
   if (!HasLoaded(model, seq)) {
     model.offsets.emplace_back(seq + 1, static_cast<int64_t>(last_step) - seq);
   }
-  // Steps from before the last load but one can no longer run.
+  // Only the latest load and the steps after it can still run (LatestLoad).
+  // They need the last two pairs.
   if (model.offsets.size() > 2) model.offsets.erase(model.offsets.begin());
   model.begun_load = 0;
   KeepModel(front, model, done);

@@ -1,8 +1,9 @@
 // Gives a model's steps to the engine in their order (step_line.h).
 //
-// If a step is refused, or fails without having happened, it leaves no gap: a
-// step that does nothing takes its number, and no limit of the tenant applies
-// to it.
+// The engine runs an adapter's steps in the order of their numbers, and waits
+// for a number that is missing. So if a step is refused, or fails before it has
+// changed anything, a step that does nothing takes its number. The tenant's
+// limits do not apply to such a step.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_STEP_ORDER_H_
 #define WEFT_SERVER_TINKER_STEP_ORDER_H_
@@ -14,30 +15,29 @@
 
 namespace weft::tinker {
 
-// The pause before the next try after the engine had no room.
+// The pause before the next try if the engine has no room.
 inline constexpr absl::Duration kRetryPause = absl::Milliseconds(100);
-// How far a step's sequence number may be ahead of the lowest one that the
-// engine does not have.
+// The most that a step's sequence number may be above StepLine::next.
 inline constexpr int64_t kMaxAhead = 4096;
 
-// Runs the step in its turn. If the engine has had its number, the step goes to
-// the engine at once and gets the stored reply.
+// Runs the step in its turn. If the engine has had the step's number before,
+// the step goes to the engine at once and gets the stored reply.
 void EnterStep(Front& front, const std::string& model, int64_t seq,
                ArrivedStep step);
 
-// Lets the model's steps begin. Call it when the request that makes the model,
-// or a load, has ended.
+// Lets the model's steps begin. Call it when a load has ended, or the request
+// that makes the model.
 void OpenLine(Front& front, const std::string& model);
 
-// Records that the load with number `seq` has set the adapter to `last_step`.
-// Calls `done` when the record is on disk, or with the error.
+// Records that the load with sequence number `seq` has set the adapter to
+// `last_step`. `done` gets the outcome when the ledger has written the record.
 void NoteLoad(Front& front, Model& model, int64_t seq, uint64_t last_step,
               const std::function<void(absl::Status)>& done);
 // Returns true if NoteLoad has recorded the load with this number.
 [[nodiscard]] bool HasLoaded(const Model& model, int64_t seq);
 // Returns the sequence number of the latest load; 0 if there is none. No step
-// below it may run. A load that has begun counts, because it may have ended
-// without a record.
+// with a lower number may run. A load that has begun counts, because it may
+// have ended in the engine without a record.
 [[nodiscard]] int64_t LatestLoad(const Model& model);
 
 }  // namespace weft::tinker

@@ -10,12 +10,13 @@
 namespace weft::tinker {
 namespace {
 
-// The pause before a step that was refused is tried again.
+// The pause before the next try, after a step was refused or when an adapter is
+// not restored yet.
 constexpr absl::Duration kPause = absl::Milliseconds(200);
 
-// Sets the line's next number from the adapter's last step. If a load has
-// begun, it may have set the adapter back, so the load itself comes first.
-// Returns false if the adapter is not restored yet.
+// Sets line.next from the adapter's last step. A load that had begun before the
+// restart may have set the adapter back, so line.next is then the number of
+// this load. Returns false if the adapter is not restored yet.
 bool PlaceLine(Front& front, Model& model) {
   if (model.begun_load > 0) {
     model.line.next = model.begun_load;
@@ -36,7 +37,7 @@ bool PlaceLine(Front& front, Model& model) {
             placed.offsets.empty() ? 0 : placed.offsets.back().second;
         placed.line.next = static_cast<int64_t>(info->last_step) - offset + 1;
       });
-  // A model has no adapter if the process ended while it was being made.
+  // If the process ended while the model was being made, there is no adapter.
   if (asked.ok() || absl::IsNotFound(asked)) return true;
   if (absl::IsUnavailable(asked)) return false;
   Log(LogLevel::kWarning, "a model's place is not known",
@@ -72,8 +73,7 @@ class Restore : public std::enable_shared_from_this<Restore> {
   }
 
   // Returns true if the step must not run: its model is gone, or a later load
-  // has set the model back, so that it would run as a step that follows the
-  // load.
+  // has begun. After that load, the step would change the loaded weights.
   [[nodiscard]] bool IsOver(const LedgerEntry& entry) const {
     const auto model = front_.models.find(entry.fields.value("model", ""));
     return model == front_.models.end() ||

@@ -15,7 +15,8 @@
 namespace weft::tinker {
 namespace {
 
-// The time after which a retrieval is answered while the server starts.
+// While the server starts, retrieve_future fails after this pause, so that
+// clients do not ask again at once.
 constexpr absl::Duration kStartPause = absl::Seconds(1);
 // The memory of a step besides its body.
 constexpr int64_t kStepBytes = 1024;
@@ -26,9 +27,10 @@ void RespondPromise(const PromiseId& id, const Respond& respond) {
   respond(JsonReply(reply));
 }
 
-// Writes the request to the ledger if its future must outlive the process. Then
-// it runs `done` with the outcome, and answers the clients that wait for the
-// promise.
+// Writes the request to the ledger if its future has a sequence number and if
+// it does not come from the ledger. Then runs `done` with the outcome. If
+// `done` returns an error, drops the future. Then answers all clients that wait
+// for the promise.
 void Keep(Front& front, const CallPtr& call, const PromiseId& id,
           const Respond& respond,
           std::function<absl::Status(const absl::Status&)> done) {
@@ -58,8 +60,8 @@ void Keep(Front& front, const CallPtr& call, const PromiseId& id,
                     end);
 }
 
-// Opens the future. If it exists already, returns false and answers `respond`:
-// at once, or when the request is on disk.
+// Opens the future. If the future exists already, returns false and promises it
+// to the client: at once, or when the request is on disk.
 bool Open(Front& front, const CallPtr& call, const PromiseId& id,
           const Respond& respond) {
   const std::string future = id.ToString();
@@ -79,7 +81,8 @@ absl::Status TooMuchWaits() {
       {.name = "QUEUE_FULL", .values = {}});
 }
 
-// Returns the errors of PromiseStep that concern the sequence number.
+// Returns the errors of PromiseStep for the sequence number, and UNAVAILABLE
+// while the server starts.
 absl::Status CheckPlace(const Front& front, const Call& call,
                         const Model& model, int64_t seq) {
   if (seq < 1) return BadField("seq_id", "must be at least 1");
@@ -106,13 +109,14 @@ absl::Status Promise(Front& front, const CallPtr& call, const PromiseId& id,
   if (!Open(front, call, id, respond)) return absl::OkStatus();
   const auto begin = [&front, id, task](const absl::Status& kept) {
     const auto finish = [&front, id](absl::StatusOr<FutureResult> result) {
-      // A server that stops gives no answer, because the next process runs the
-      // request.
+      // If the server stops, the future gets no result, because the next
+      // process runs the request.
       if (id.seq && front.ledger->keeps() &&
           absl::IsUnavailable(result.status())) {
         return;
       }
-      // Otherwise a restart would make the model again, after it has trained.
+      // If the ledger kept the request, a restart would make the model again
+      // after it has trained.
       if (id.seq) front.ledger->Erase(EntryKind::kStep, id.ToString());
       front.futures.Finish(id.ToString(),
                            result.ok() ? *std::move(result)
@@ -143,7 +147,7 @@ absl::Status PromiseStep(Front& front, const CallPtr& call,
   if (!Open(front, call, id, respond)) return absl::OkStatus();
   auto reserved = front.waiting->Reserve(
       call->owner(), static_cast<int64_t>(call->http.body.size()) + kStepBytes);
-  // The step that all later ones wait for is never refused.
+  // The step that all later steps wait for is never refused.
   if (!reserved.ok() && seq != model->line.next) {
     front.futures.Drop(id.ToString());
     return TooMuchWaits();

@@ -39,7 +39,8 @@ absl::StatusOr<std::vector<To>> Convert(absl::string_view name,
   }
 }
 
-// Returns the values that the message has, in their order.
+// Returns the values that the message stores, in their order. A sparse tensor
+// stores only some of its values.
 template <typename To>
 absl::StatusOr<std::vector<To>> StoredValues(absl::string_view name,
                                              const Tensor& tensor) {
@@ -73,7 +74,7 @@ absl::StatusOr<int64_t> CountOf(absl::string_view name, const Tensor& tensor) {
   return count;
 }
 
-// Makes a sparse CSR tensor [N, K] dense. Missing values are 0.
+// Makes a sparse CSR tensor [N, K] dense. Cells without a value become 0.
 template <typename To>
 absl::StatusOr<std::vector<To>> Densify(absl::string_view name,
                                         const Tensor& tensor,
@@ -98,7 +99,7 @@ absl::StatusOr<std::vector<To>> Densify(absl::string_view name,
     }
     for (int64_t i = rows[row]; i < rows[row + 1]; ++i) {
       // The last row ends at `stored`, but an earlier row may claim to end
-      // above it.
+      // behind `stored`.
       if (i >= stored || columns[static_cast<size_t>(i)] < 0 ||
           columns[static_cast<size_t>(i)] >= width) {
         return BadField(name, "has a CSR index out of its shape");

@@ -1,5 +1,5 @@
-// Reads the tensors of Tinker's messages. Sparse tensors become dense ones of
-// at most kMaxDenseValues values, because a few bytes may claim any shape.
+// Reads the tensors of Tinker's messages. Makes sparse tensors dense, up to
+// kMaxDenseValues values, because a few bytes may claim any shape.
 // Errors: INVALID_ARGUMENT, which names the tensor.
 // Threads: any.
 #ifndef WEFT_SERVER_TINKER_TENSOR_H_
@@ -22,12 +22,13 @@ inline constexpr int64_t kMaxDenseValues = int64_t{16} << 20;
 [[nodiscard]] absl::StatusOr<int64_t> TargetsPerToken(absl::string_view name,
                                                       const Tensor& tensor);
 
-// Returns the values as floats. They may be float32, int64 or int32.
+// Returns the values as floats. The tensor may hold float32, int64 or int32.
 [[nodiscard]] absl::StatusOr<std::vector<float>> ReadFloats(
     absl::string_view name, const Tensor& tensor);
 
-// Returns whole numbers as raw uint32, little endian. A number that does not
-// fit becomes the largest uint32, which is in no vocabulary.
+// Returns the tensor's whole numbers as raw uint32, little endian. A number
+// that does not fit becomes the largest uint32, which is no token of any
+// vocabulary.
 [[nodiscard]] absl::StatusOr<std::string> ReadIds(absl::string_view name,
                                                   const Tensor& tensor);
 

@@ -28,7 +28,7 @@ constexpr absl::Duration kOrphanInterval = absl::Seconds(2);
 
 HttpLimits LimitsOf(const ServerOptions& options) {
   HttpLimits limits;
-  // Each of two holders has room for the largest request.
+  // The budget has room for the largest requests of two holders.
   limits.max_pending_bytes =
       std::max(limits.max_pending_bytes, 2 * options.max_message_bytes);
   if (options.max_connections > 0) {
@@ -37,8 +37,8 @@ HttpLimits LimitsOf(const ServerOptions& options) {
   return limits;
 }
 
-// Runs a step of the ledger. Returns an error if it may succeed later. Any
-// other error is logged, and the step is not run again.
+// Runs a step of the ledger. Returns an error only if the step may succeed
+// later. Logs any other error, and the step is not run again.
 absl::Status RunAgain(Front& front, const CallPtr& call) {
   const absl::Status run = ServeAgain(front, call);
   if (run.ok() || RetryMillis(run).has_value()) return run;

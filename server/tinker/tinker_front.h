@@ -1,5 +1,4 @@
-// The server of the Tinker API: it takes HTTP requests and calls the engine
-// (README.md).
+// Serves the Tinker API: takes HTTP requests and calls the engine (README.md).
 #ifndef WEFT_SERVER_TINKER_TINKER_FRONT_H_
 #define WEFT_SERVER_TINKER_TINKER_FRONT_H_
 
@@ -26,11 +25,11 @@ class TinkerFront {
   TinkerFront(const TinkerFront&) = delete;
   TinkerFront& operator=(const TinkerFront&) = delete;
 
-  // Returns HOST:PORT; if the configured port is 0, with the chosen port.
+  // Returns HOST:PORT. If the configured port is 0, the system has chosen PORT.
   [[nodiscard]] const std::string& address() const { return address_; }
 
-  // Call this once, when the engine is ready. The front runs the ledger's steps
-  // again, and promises no other steps before it has taken them all up.
+  // Call this once, when the engine is ready. The front then runs the ledger's
+  // steps again. Until it has promised all of these, it refuses other steps.
   void EngineIsReady();
 
  private:

@@ -1,4 +1,5 @@
-// The JSON forms of forward_backward's request and result (train_wire.h).
+// Reads the JSON form of forward_backward's request, and converts its result to
+// JSON (train_wire.h).
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -55,7 +56,7 @@ absl::Status ReadConfig(const Json& input, ForwardBackwardRequest* out) {
   return absl::OkStatus();
 }
 
-// Reads the number at `index` of raw bytes.
+// Reads the number at `index` of an array of T in raw bytes.
 template <typename T>
 T At(const std::string& bytes, size_t index) {
   T value;
@@ -63,7 +64,7 @@ T At(const std::string& bytes, size_t index) {
   return value;
 }
 
-// Returns the tensor of datum i as JSON.
+// Returns the tensor of datum `i` of a record as JSON.
 Json TensorJson(const BatchedTensor& tensor, size_t i) {
   const auto begin = At<int64_t>(tensor.offsets(), i);
   const auto end = At<int64_t>(tensor.offsets(), i + 1);

@@ -1,4 +1,4 @@
-// The result of forward_backward as Tinker's message (train_wire.h).
+// Converts the result of forward_backward to Tinker's message (train_wire.h).
 #include <algorithm>
 
 #include "server/tinker/train_wire.h"
@@ -6,7 +6,8 @@
 namespace weft::tinker {
 namespace {
 
-// Puts the values of one field of the data [begin, end) end to end.
+// Fills `out` with one field, `list`, of the data [begin, end), one datum after
+// the other. `shape` is the data's entry of TargetShapes.
 void FillField(const TrainResult& result, size_t begin, size_t end,
                int64_t shape, std::vector<float> DatumResult::*list,
                BatchedTensor* out) {

@@ -48,8 +48,7 @@ absl::Status ReadLoss(const ForwardBackwardRequest& in, v1::LossConfig* loss) {
   WEFT_ASSIGN_OR_RETURN(const v1::LossFunction function,
                         ReadLossName(in.loss_fn()));
   loss->set_function(function);
-  // The SDK's losses also get the logprobs of the prompt, whose tokens have
-  // weight 0.
+  // The SDK also expects logprobs of the prompt's tokens, which have weight 0.
   loss->set_score_all(true);
   for (const auto& [name, value] : in.loss_fn_config_v2()) {
     if (value.value_case() != LossConfigValue::kNumber) {
@@ -76,9 +75,9 @@ absl::Status ReadTokens(const Datum& in, v1::Datum* out) {
   return absl::OkStatus();
 }
 
-// Reads the mask of gspo. Weft leaves out tokens with weight 0, so the mask
-// becomes the weights. That gives the same loss only if the mask is 0 or 1, and
-// the advantage is 0 where the mask is 0.
+// Reads sequence_ratio_mask, a mask for the loss gspo. Weft leaves out tokens
+// with weight 0, so the mask becomes the weights. The loss is the same only if
+// the mask is 0 or 1, and the advantage is 0 where the mask is 0.
 absl::Status ReadMask(const Datum& in, v1::Datum* out) {
   const auto found = in.loss_fn_inputs().find("sequence_ratio_mask");
   if (found == in.loss_fn_inputs().end()) return absl::OkStatus();
@@ -102,11 +101,11 @@ absl::Status ReadMask(const Datum& in, v1::Datum* out) {
   return absl::OkStatus();
 }
 
-// Reads one tensor of loss_fn_inputs. Sets `*shape` (TargetShapes) if it has
-// the targets.
+// Reads one tensor of loss_fn_inputs. If it is target_tokens, sets `*shape` to
+// the datum's entry of TargetShapes.
 absl::Status ReadInput(const std::string& name, const Tensor& tensor,
                        v1::Datum* out, int64_t* shape) {
-  // ReadMask reads the mask.
+  // ReadMask reads this tensor for gspo. Other losses ignore it.
   if (name == "sequence_ratio_mask") return absl::OkStatus();
   if (name == "target_tokens") {
     WEFT_ASSIGN_OR_RETURN(*shape, TargetsPerToken(name, tensor));

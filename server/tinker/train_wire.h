@@ -1,7 +1,8 @@
-// Converts forward_backward between Tinker's messages and Weft's.
+// Converts requests and results of forward_backward between Tinker's messages
+// and Weft's.
 // Errors: INVALID_ARGUMENT, which names the field; UNIMPLEMENTED for what Weft
-// does not offer. Bad ids, lengths and values are found later, by
-// server/request_validation.h.
+// does not offer. server/request_validation.h finds bad ids, lengths and values
+// later.
 // Threads: any.
 #ifndef WEFT_SERVER_TINKER_TRAIN_WIRE_H_
 #define WEFT_SERVER_TINKER_TRAIN_WIRE_H_
@@ -19,13 +20,14 @@
 namespace weft::tinker {
 
 // Reads the JSON form of the request: {"forward_backward_input": {"data",
-// "loss_fn", "loss_fn_config"}, "model_id", "seq_id"}. "forward_input" in place
-// of "forward_backward_input" makes it forward only.
+// "loss_fn", "loss_fn_config"}, "model_id", "seq_id"}. If the body has
+// "forward_input" in place of "forward_backward_input", the request computes no
+// gradients.
 [[nodiscard]] absl::StatusOr<ForwardBackwardRequest> TrainFromJson(
     const Json& body);
 
-// For each datum the number of targets per token, if its target_tokens have two
-// dimensions; 0 if they have one.
+// The number of targets per token of each datum. It is 0 if the datum's
+// target_tokens have one dimension.
 using TargetShapes = std::vector<int64_t>;
 
 struct TranslatedTrain {

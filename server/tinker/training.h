@@ -1,5 +1,5 @@
-// Handles forward_backward, forward and optim_step. Each is a step of a model
-// (PromiseStep), and bad training data fail its future.
+// Handles forward_backward, forward and optim_step. Each request is a step of a
+// model (PromiseStep). If its training data are bad, its future fails.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_TRAINING_H_
 #define WEFT_SERVER_TINKER_TRAINING_H_

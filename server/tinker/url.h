@@ -12,7 +12,7 @@
 namespace weft::tinker {
 
 struct Url {
-  std::vector<std::string> parts;  // The parts of the path behind the root.
+  std::vector<std::string> parts;  // The path after the root, split at '/'.
   std::map<std::string, std::string> query;
 };
 

@@ -99,8 +99,8 @@ FutureResult Loaded(const std::string& model, const CheckpointPath& path) {
                            {"type", "load_weights"}});
 }
 
-// Handles the end of a load in the engine. The load is on record before the
-// client hears of it.
+// Handles the end of a load in the engine. The record of the load is on disk
+// before the client gets the result.
 void EndLoad(Front& front, const CallPtr& call, const std::string& adapter,
              const std::string& id, int64_t seq, uint64_t last_step,
              const std::function<void(absl::Status)>& done) {
@@ -108,15 +108,15 @@ void EndLoad(Front& front, const CallPtr& call, const std::string& adapter,
   if (found != front.models.end()) {
     return NoteLoad(front, found->second, seq, last_step, done);
   }
-  // The session has ended meanwhile, perhaps before there was an adapter to
-  // delete.
+  // The session has ended meanwhile. Its call of Reap may have come before the
+  // adapter was made.
   Reap(front, call->caller, adapter);
   done(absl::NotFoundError("the session has ended"));
 }
 
-// Loads into the model's adapter, or makes the adapter if there is none. `seq`
-// is the load's sequence number; 0 if the load makes the model. A load that is
-// on record does not run again.
+// Loads the checkpoint into the model's adapter, or makes the adapter if there
+// is none. `seq` is the load's sequence number; 0 if the load makes the model.
+// A load that NoteLoad has recorded does not run again.
 absl::Status StartLoad(Front& front, const CallPtr& call, const std::string& id,
                        int64_t seq, const StepRun& run) {
   WEFT_ASSIGN_OR_RETURN(const Load load, ReadLoad(call->body));
@@ -126,8 +126,8 @@ absl::Status StartLoad(Front& front, const CallPtr& call, const std::string& id,
     run.done(Loaded(id, load.path));
     return absl::OkStatus();
   }
-  // No step of a new model has run, though the adapter may have the steps of
-  // the checkpoint, from a load of the process before this one.
+  // No step of a new model has run, so the first number is 1. PlaceLine sets
+  // another number if a load before the restart has made the adapter.
   if (seq == 0) model->second.line.next = 1;
   v1::LoadCheckpointRequest request;
   request.set_adapter_id(model->second.adapter);

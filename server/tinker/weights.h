@@ -7,9 +7,10 @@
 
 namespace weft::tinker {
 
-// Handle save_weights, save_weights_for_sampler and save_weights_external, each
-// a step that saves a checkpoint of its kind. save_weights_for_sampler with a
-// `sampling_session_seq_id` goes to PublishSampler instead.
+// Handle save_weights, save_weights_for_sampler and save_weights_external. Each
+// is a step that saves a checkpoint of the kind training, sampler or external.
+// But if save_weights_for_sampler has a `sampling_session_seq_id`,
+// PublishSampler handles it.
 [[nodiscard]] absl::Status SaveWeights(Front& front, const CallPtr& call,
                                        const Respond& respond);
 [[nodiscard]] absl::Status SaveWeightsForSampler(Front& front,
@@ -19,8 +20,8 @@ namespace weft::tinker {
                                                const CallPtr& call,
                                                const Respond& respond);
 
-// Handles load_weights: as a step of a model, or as the request that makes a
-// model if the body has no `model_id`.
+// Handles load_weights. With `model_id`, the request is a step of this model.
+// Without `model_id`, the request makes a model.
 [[nodiscard]] absl::Status LoadWeights(Front& front, const CallPtr& call,
                                        const Respond& respond);
 
