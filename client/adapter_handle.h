@@ -1,4 +1,5 @@
-// Sends the training steps of one adapter and numbers them, and scores data.
+// A handle of one adapter: numbers and sends its training steps, and scores
+// data.
 #ifndef WEFT_CLIENT_ADAPTER_HANDLE_H_
 #define WEFT_CLIENT_ADAPTER_HANDLE_H_
 
@@ -25,10 +26,11 @@ using OptimReply = Reply<v1::OptimStepResponse>;
 template <typename T>
 using Future = std::future<absl::StatusOr<T>>;
 
-// Each method but Score sends one step at once and returns a future, so that
-// several steps can be in flight. The server runs them in the order of the
-// calls. If the server refuses a step while later ones are in flight, the later
-// ones end with FAILED_PRECONDITION and the handle needs a Resync().
+// ForwardBackward, Forward and OptimStep each send one step at once and return
+// a future, so that several steps can be in flight. The server runs the steps
+// in the order of the calls. If the server refuses a step while later steps are
+// in flight, the later steps end with FAILED_PRECONDITION. Then, or if a step
+// may have run, the handle needs a Resync().
 // Threads: any. Ownership: futures may outlive the handle.
 class AdapterHandle {
  public:
@@ -43,15 +45,16 @@ class AdapterHandle {
   [[nodiscard]] Future<ForwardReply> Forward(std::vector<v1::Datum> data,
                                              v1::LossConfig loss);
   // Computes the same as Forward, but is no step: it takes no number and does
-  // not wait for a missing one. With an empty snapshot it uses the weights that
-  // are the latest when it runs.
+  // not wait for a missing step. An empty `snapshot` means the latest weights
+  // at the time when it runs.
   [[nodiscard]] Future<ForwardReply> Score(std::vector<v1::Datum> data,
                                            v1::LossConfig loss,
                                            absl::string_view snapshot = "");
   [[nodiscard]] Future<OptimReply> OptimStep(v1::AdamWConfig adamw = {});
 
-  // Asks the server for the next number. Errors: FAILED_PRECONDITION while
-  // steps are in flight.
+  // Asks the server for the last step and continues after it. Errors:
+  // FAILED_PRECONDITION while steps are in flight; those of the call
+  // GetAdapter.
   [[nodiscard]] absl::Status Resync();
 
  private:
@@ -64,7 +67,8 @@ class AdapterHandle {
 
   const std::string adapter_id_;
   const CallOptions options_;
-  // Calls in flight keep these two alive, because they may outlive the handle.
+  // Calls in flight also hold connection_ and counter_, because a call may
+  // outlive the handle.
   const std::shared_ptr<Connection> connection_;
   const std::shared_ptr<StepCounter> counter_;
 };

@@ -10,9 +10,10 @@
 namespace weft::client {
 
 // Adds the token as `authorization: Bearer ...` and the adapter's id as
-// `weft-adapter-id`. By the id, a proxy in front of several servers finds the
-// one that has the adapter. Leaves out empty values, and an id that metadata
-// cannot hold, because every server refuses such an id.
+// `weft-adapter-id`. A proxy in front of several servers uses the id to find
+// the server that has the adapter. Omits empty values. Also omits an id with
+// characters that metadata cannot hold, because every server refuses such an
+// id.
 void AddCallMetadata(grpc::ClientContext& context, const std::string& token,
                      absl::string_view adapter_id);
 

@@ -9,7 +9,7 @@ namespace {
 
 grpc::ChannelArguments Arguments() {
   grpc::ChannelArguments arguments;
-  // The client sets no limit, so only the server limits the size of messages.
+  // The client does not limit the size of messages. The server does.
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetMaxSendMessageSize(-1);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 60'000);
@@ -61,8 +61,8 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(
           "the token would be sent in plaintext, for anybody on the way to "
           "read: use TLS");
     }
-    // Ignores a proxy that the environment names, because it would send the
-    // call to another machine.
+    // Ignores a proxy that the environment names, because that proxy would send
+    // the token to another machine.
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   }
   return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(),

@@ -11,18 +11,18 @@
 
 namespace weft::client {
 
-// If all fields are empty, the channel is plaintext, for loopback.
+// The protection of a channel. If `tls` is false and both `root_certificates`
+// and `certificate` are empty, the channel is plaintext.
 struct Security {
-  // Sent as `authorization: Bearer ...` with every call. Empty: no token.
+  // The client sends it as `authorization: Bearer ...`. Empty: no token.
   std::string token = {};
-  // Uses TLS with the system's authorities. The next two fields imply TLS.
+  // Uses TLS with the system's authorities. The next two fields also mean TLS.
   bool tls = false;
-  std::string root_certificates = {};  // PEM, instead of the system's
-                                       // authorities.
-  std::string certificate = {};        // PEM. If `private_key` is set too, TLS
-                                       // is mutual.
+  std::string root_certificates = {};  // PEM, replaces those authorities.
+  // The client's certificate and its key, in PEM, for mutual TLS.
+  std::string certificate = {};
   std::string private_key = {};
-  // The name in the server's certificate. Empty: the target's host.
+  // The name that the server's certificate must have. Empty: the target's host.
   std::string server_name = {};
 
   [[nodiscard]] bool UsesTls() const {
@@ -31,7 +31,7 @@ struct Security {
 };
 
 // Returns whether the target is on this machine, so that plaintext stays
-// private: 127.0.0.0/8, [::1], localhost, unix:PATH.
+// private: in 127.0.0.0/8, [::1], localhost or unix:PATH.
 [[nodiscard]] bool IsLocalTarget(absl::string_view target);
 
 // Opens a channel, which connects at the first call. Errors:

@@ -13,8 +13,9 @@
 namespace weft::client {
 
 // Holds a channel and its stubs. Closing a channel waits for the threads that
-// run gRPC's callbacks, so a callback must not close it. If a callback lets go
-// of the last reference, the destructor closes the channel on another thread.
+// run gRPC's callbacks, so a callback must not close it. If a callback releases
+// the last reference to a Connection, the destructor closes the channel on
+// another thread.
 // Threads: any.
 class Connection {
  public:
@@ -39,8 +40,8 @@ class Connection {
   std::unique_ptr<v1::TrainingService::Stub> training_;
 };
 
-// Marks this thread as one that runs a callback of gRPC. Declare it before what
-// the callback lets go.
+// Marks this thread as one that runs a callback of gRPC. Declare it before the
+// variables that the callback destroys.
 class CallbackScope {
  public:
   CallbackScope();

@@ -24,7 +24,7 @@ absl::Status Run(const std::string& target) {
   weft::v1::AdamWConfig adamw;
   adamw.set_learning_rate(1e-3);
   for (int i = 0; i < 10; ++i) {
-    // Sends both steps before it waits for the first one.
+    // Sends both steps before waiting for the first result.
     auto gradient = (*adapter)->ForwardBackward({*datum}, loss);
     auto step = (*adapter)->OptimStep(adamw);
     const auto trained = gradient.get();

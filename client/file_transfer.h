@@ -1,4 +1,4 @@
-// The streams of files: import and export, upload and download.
+// Sends and receives the files of AdapterService's streaming calls.
 #ifndef WEFT_CLIENT_FILE_TRANSFER_H_
 #define WEFT_CLIENT_FILE_TRANSFER_H_
 
@@ -11,8 +11,9 @@
 
 namespace weft::client {
 
-// Sends the options, which `request` holds, and then the folder's files, which
-// `read_folder` reads (peft_folder.h). Errors: its own and the call's.
+// Sends `request`, which holds the options, and then the folder's files, which
+// `read_folder` reads (peft_folder.h). Errors: those of `read_folder` and of
+// the call.
 template <typename Request, typename Read>
 [[nodiscard]] absl::Status SendFiles(grpc::ClientWriter<Request>& writer,
                                      grpc::ClientContext& context,
@@ -30,8 +31,8 @@ template <typename Request, typename Read>
   return read.ok() ? FromGrpcStatus(status) : read;
 }
 
-// Writes the files that come to a folder. Errors: those of PeftFolderWriter and
-// the call's.
+// Writes the files that `reader` receives to `folder`. Errors: those of
+// PeftFolderWriter and of the call.
 template <typename Response>
 [[nodiscard]] absl::Status ReceiveFiles(grpc::ClientReader<Response>& reader,
                                         grpc::ClientContext& context,

@@ -14,18 +14,20 @@
 namespace weft::client {
 
 // Passes the files of a PEFT folder to `send`, in chunks of up to 1 MiB, until
-// it returns false. Errors: NOT_FOUND for a missing file.
+// `send` returns false. Errors: NOT_FOUND if a file is missing; INTERNAL if a
+// file cannot be read.
 [[nodiscard]] absl::Status ReadPeftFolder(
     const std::filesystem::path& folder,
     const std::function<bool(const v1::FileChunk&)>& send);
-// Does the same for the files of a checkpoint. The optimizer's file may be
-// absent.
+// Like ReadPeftFolder, for the files of a checkpoint. The optimizer's file may
+// be absent.
 [[nodiscard]] absl::Status ReadCheckpointFolder(
     const std::filesystem::path& folder,
     const std::function<bool(const v1::FileChunk&)>& send);
 
-// Writes chunks to files beside `folder`. Commit moves the files into it.
-// Without Commit, the written files are removed and the folder does not change.
+// Writes received chunks to files in a scratch folder beside `folder`. Commit
+// moves the files into `folder`. The destructor removes files that were not
+// moved.
 // Threads: not thread-safe.
 class PeftFolderWriter {
  public:
@@ -34,11 +36,12 @@ class PeftFolderWriter {
   PeftFolderWriter(const PeftFolderWriter&) = delete;
   PeftFolderWriter& operator=(const PeftFolderWriter&) = delete;
 
-  // Appends a chunk. Errors: DATA_LOSS if its name is not a plain file name;
-  // INTERNAL if it cannot be written.
+  // Appends a chunk to its file. Errors: DATA_LOSS if the chunk's name is not a
+  // plain file name; INTERNAL if the file cannot be written.
   [[nodiscard]] absl::Status Add(const v1::FileChunk& chunk);
   // Moves the files into the folder and replaces files with the same names.
-  // Errors: DATA_LOSS if one of PEFT's two files is missing.
+  // Errors: DATA_LOSS if adapter_config.json or adapter_model.safetensors did
+  // not come; INTERNAL if a file cannot be written.
   [[nodiscard]] absl::Status Commit();
 
  private:

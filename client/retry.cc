@@ -22,13 +22,13 @@ std::optional<absl::Duration> NextDelay(const RetryPolicy& policy, int attempt,
   }
   absl::Duration delay;
   if (failure.retry_after) {
-    // The jitter only adds time, so that no call comes before the hint and many
-    // refused clients do not come back at once.
+    // The jitter only adds time, so that no call comes before the hint. It
+    // spreads the repetitions of many refused clients.
     delay = std::max(*failure.retry_after, policy.initial_delay);
     delay *= 1 + policy.jitter * draw;
   } else {
     if (attempt >= policy.max_attempts) return std::nullopt;
-    // Limits the shift. 2^20 initial delays exceed any max_delay in use.
+    // Bounds the shift below. 2^20 initial delays exceed any max_delay in use.
     const int doublings = std::min(attempt - 1, 20);
     delay = std::min(policy.initial_delay * (1 << doublings), policy.max_delay);
     delay *= 1 + policy.jitter * (2 * draw - 1);
@@ -50,7 +50,8 @@ absl::Status FromGrpcStatus(const grpc::Status& status) {
 
 namespace {
 
-// Returns the reason of weft/v1/errors.proto; empty if the status has none.
+// Returns the name of the status's reason (weft/v1/errors.proto); empty if
+// none.
 std::string ReasonOf(const grpc::Status& status) {
   v1::StatusDetails details;
   v1::ErrorInfo info;

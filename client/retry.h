@@ -10,30 +10,31 @@
 
 namespace weft::client {
 
-// Repeats failed calls. If the server sends a hint when to come again,
-// repetitions go on until the call's deadline. Otherwise they use bounded
-// exponential back-off with jitter. The default delays add up to about 16
+// How a failed call is repeated. If the server's reply has a hint when to come
+// again, the client repeats the call until its deadline. Otherwise the delay
+// doubles with each attempt, with jitter. The default delays add up to about 16
 // seconds, which outlasts a short restart of the daemon.
 struct RetryPolicy {
-  int max_attempts = 8;  // Limit of consecutive calls without a hint; 1: never
-                         // repeat.
+  // The most attempts in a row that fail without a hint. 1: never repeat.
+  int max_attempts = 8;
   absl::Duration initial_delay = absl::Milliseconds(200);
   absl::Duration max_delay = absl::Seconds(5);
   double jitter = 0.2;  // Delays vary by this fraction, up and down.
 };
 
-// The result of a failed attempt.
+// The outcome of an attempt that failed.
 struct Failure {
   absl::Status status;
   std::optional<absl::Duration> retry_after;  // The server's hint, if any.
-  bool repeatable = true;  // False: the server asks not to repeat the call.
+  bool repeatable = true;  // False: the server asks for no repetition.
 };
 
-// Returns how long to wait after a call failed, or nullopt to give up.
-// `attempt` counts the consecutive calls that failed without a hint, including
-// this one. Repeats only UNAVAILABLE, and RESOURCE_EXHAUSTED with a hint, but
-// neither if the server asks not to. Never waits beyond `remaining`. `draw` in
-// [0, 1) sets the jitter.
+// Returns how long to wait after an attempt failed, or nullopt to give up.
+// UNAVAILABLE, and RESOURCE_EXHAUSTED with a hint, are repeated if the server
+// does not forbid it. All other errors are final. `attempt` counts the attempts
+// in a row that failed without a hint, including this one. `remaining` is the
+// time until the deadline; a delay that is not shorter means giving up. `draw`
+// in [0, 1) sets the jitter.
 [[nodiscard]] std::optional<absl::Duration> NextDelay(const RetryPolicy& policy,
                                                       int attempt,
                                                       const Failure& failure,
@@ -46,9 +47,9 @@ struct Failure {
 // Converts a status. Codes map one to one.
 [[nodiscard]] absl::Status FromGrpcStatus(const grpc::Status& status);
 
-// Returns the status of a finished call, with the hint of its trailer
-// `grpc-retry-pushback-ms`. By gRPC's rule (proposal A6) a negative number, or
-// a text that is no number, asks not to repeat the call.
+// Returns the outcome of a failed attempt, with the hint of the trailer
+// `grpc-retry-pushback-ms`. By gRPC's rule (proposal A6), a value that is
+// negative or no number forbids a repetition.
 [[nodiscard]] Failure ReadFailure(const grpc::Status& status,
                                   const grpc::ClientContext& context);
 

@@ -72,7 +72,7 @@ absl::Status StepCounter::Finish(uint64_t number, StepOutcome outcome,
       }
     }
   }
-  // Runs without the lock, because a cancelled call may call Finish at once.
+  // Holds no lock here, because a cancelled call may call Finish at once.
   for (const auto& cancel : cancels) cancel();
   return status;
 }

@@ -1,15 +1,16 @@
 // Numbers an adapter's steps, without I/O.
 //
-// A step gets its number when it is submitted, so that several can be in flight
-// and the server runs them in that order. If the server refuses a step, the
-// step was never queued, and all later steps wait for its number. If the number
-// was the last one, the next step takes it. Otherwise the counter withdraws the
-// later steps in flight. If it is unknown whether a step ran, the counter needs
-// a Reset to the server's last step.
+// A step gets its number when it is submitted. So several steps can be in
+// flight, and the server runs them in the order of their numbers. A step that
+// the server refuses was never queued, and all later steps wait for its number.
+// If no later step exists, the next step takes the number again. Otherwise the
+// counter withdraws the later steps, and needs a Reset to the server's last
+// step. It also needs a Reset if a step may have run.
 //
-// A step also carries the epoch in which its number was given out. If another
-// client has loaded a checkpoint since then, the server refuses the step, and
-// the counter needs a Reset.
+// A step also carries the epoch in which its number was given out. The server
+// begins a new epoch when the adapter is created, imported or loaded from a
+// checkpoint. The server refuses a step of an old epoch, and then the counter
+// needs a Reset.
 #ifndef WEFT_CLIENT_STEP_COUNTER_H_
 #define WEFT_CLIENT_STEP_COUNTER_H_
 
@@ -32,14 +33,14 @@ enum class StepOutcome : uint8_t {
   kUnknown,  // The step may have run.
 };
 
-// Returns the outcome that a training step's status implies. If the status has
-// the payload kStepDonePayload, the step ran and failed; with
-// kStaleEpochPayload, its epoch had ended.
+// Returns the outcome that a training step's status implies. The payload
+// kStepDonePayload means that the step ran and failed. kStaleEpochPayload means
+// that its epoch had ended, so it did not run.
 [[nodiscard]] StepOutcome OutcomeOfTrainingStep(const absl::Status& status);
 inline constexpr char kStepDonePayload[] = "weft/step-done";
 inline constexpr char kStaleEpochPayload[] = "weft/stale-epoch";
 
-// A step's number and the epoch that it belongs to; 0 = any.
+// A step's number and the epoch that it belongs to. Epoch 0: any epoch.
 struct StepNumber {
   uint64_t step = 0;
   uint64_t epoch = 0;
@@ -54,24 +55,24 @@ class StepCounter {
   // Returns the number of the next step.
   [[nodiscard]] uint64_t next_step() const;
 
-  // Takes the next number. Errors: FAILED_PRECONDITION from when the number is
-  // unknown until Reset.
+  // Takes the next number. Errors: FAILED_PRECONDITION while the counter needs
+  // a Reset.
   [[nodiscard]] absl::StatusOr<StepNumber> Take();
 
-  // Sets the function that cancels the call of `number` if the counter
-  // withdraws it.
+  // Sets the function that the counter calls if it withdraws the step `number`.
+  // The function cancels the step's call.
   void SetCancel(uint64_t number, std::function<void()> cancel);
 
-  // Records the end of a step and withdraws later ones if needed. Returns the
-  // status for the step's caller: `status`, or for a withdrawn step
-  // FAILED_PRECONDITION with the reason.
+  // Records the end of a step and withdraws later steps if needed. Returns the
+  // status for the step's caller: `status`, or FAILED_PRECONDITION with the
+  // reason if the step was withdrawn.
   absl::Status Finish(uint64_t number, StepOutcome outcome,
                       const absl::Status& status);
 
   // Returns FAILED_PRECONDITION while steps are in flight.
   [[nodiscard]] absl::Status CheckIdle() const;
 
-  // Continues after `last_step` of this epoch, which the server reported.
+  // Continues after `last_step` in `epoch`, both as the server reported them.
   void Reset(uint64_t last_step, uint64_t epoch = 0);
 
  private:
@@ -84,7 +85,7 @@ class StepCounter {
   uint64_t next_ ABSL_GUARDED_BY(mu_);
   uint64_t epoch_ ABSL_GUARDED_BY(mu_);
   std::map<uint64_t, InFlight> in_flight_ ABSL_GUARDED_BY(mu_);
-  // If not empty, the reason why Take fails.
+  // Why the counter needs a Reset; empty if it needs none.
   std::string problem_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -1,4 +1,4 @@
-// Runs one unary RPC on gRPC's threads, and repeats it within one deadline.
+// Runs one unary RPC on gRPC's threads and repeats it until its deadline.
 #ifndef WEFT_CLIENT_UNARY_CALL_H_
 #define WEFT_CLIENT_UNARY_CALL_H_
 
@@ -24,13 +24,13 @@ namespace weft::client {
 template <typename Response>
 struct Reply {
   Response message;
-  bool replayed = false;  // The reply was stored: the step ran before.
+  bool replayed = false;  // A stored reply: the step ran before.
 };
 
 struct CallOptions {
   absl::Duration timeout;
   RetryPolicy retry;
-  std::string token;  // Sent as `authorization: Bearer ...` unless empty.
+  std::string token;  // The bearer token; empty: none.
 };
 
 // Returns the adapter that a request names; empty if it names none.
@@ -43,15 +43,16 @@ std::string AdapterOf(const Request& request) {
   }
 }
 
-// One call with its repetitions. gRPC's callbacks own it until it ends. Start
-// returns a handle that can only cancel.
+// One call with its repetitions. Start begins the call. From then on the caller
+// may only call Cancel, and gRPC's callbacks keep this object alive until the
+// call ends.
 // Threads: any; `done` runs once, on gRPC's thread.
 template <typename Request, typename Response>
 class UnaryCall final
     : public std::enable_shared_from_this<UnaryCall<Request, Response>> {
  public:
-  // A method of the stub's async() interface, which starts one attempt. It
-  // holds the connection.
+  // Starts one attempt: calls a method of a stub's async() interface. Holds a
+  // reference to the connection.
   using Method =
       std::function<void(grpc::ClientContext*, const Request*, Response*,
                          std::function<void(grpc::Status)>)>;
@@ -74,7 +75,7 @@ class UnaryCall final
     }
     context->set_deadline(absl::ToChronoTime(deadline_));
     AddCallMetadata(*context, options_.token, AdapterOf(request_));
-    // A copy, because the call may end before the method returns.
+    // Makes a copy, because End may clear method_ before the method returns.
     const Method method = method_;
     method(
         context, &request_, &response_,
@@ -85,7 +86,7 @@ class UnaryCall final
         });
   }
 
-  // Ends the call with CANCELLED unless it has already ended.
+  // Ends the call with CANCELLED if it has not ended.
   void Cancel() ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     cancelled_ = true;
@@ -108,7 +109,7 @@ class UnaryCall final
     {
       absl::MutexLock lock(&mu_);
       if (delay && !cancelled_) {
-        // Clears parts that a failed attempt may have left.
+        // Clears parts of a reply that the failed attempt may have left.
         response_ = Response();
         alarm_.Set(absl::ToChronoTime(absl::Now() + *delay),
                    [self = this->shared_from_this()](bool) mutable {
@@ -122,8 +123,8 @@ class UnaryCall final
     End(failure.status);
   }
 
-  // Lets go of the connection before the caller learns the result, so that a
-  // caller who then ends its client also closes the channel.
+  // Releases the connection before the caller gets the result. So if the caller
+  // then destroys its client, the client closes the channel.
   void End(absl::StatusOr<Reply<Response>> result) ABSL_LOCKS_EXCLUDED(mu_) {
     {
       absl::MutexLock lock(&mu_);
@@ -138,14 +139,14 @@ class UnaryCall final
   const CallOptions options_;
   const absl::Time deadline_;
   const Done done_;
-  // The reply's buffer. Only one attempt at a time uses it.
+  // The buffer of the reply. Only one attempt at a time uses it.
   Response response_;
-  int unanswered_ = 0;  // Consecutive attempts without a hint.
+  int unanswered_ = 0;  // Attempts in a row that failed without a hint.
 
   absl::Mutex mu_;
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
-  // Changes only between attempts and after the last one, because an attempt's
-  // callbacks may read it.
+  // Replaced only between attempts and after the last one, because callbacks of
+  // an attempt may read this pointer.
   std::unique_ptr<grpc::ClientContext> context_;
   grpc::Alarm alarm_ ABSL_GUARDED_BY(mu_);
 };

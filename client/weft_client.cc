@@ -12,7 +12,7 @@
 namespace weft::client {
 namespace {
 
-// x86-64 and AArch64 have the byte order of the messages.
+// Messages are little-endian, as are x86-64 and AArch64.
 template <typename T>
 std::string ToRaw(const std::vector<T>& values) {
   static_assert(sizeof(T) == 4);
@@ -82,8 +82,8 @@ absl::StatusOr<Response> Client::Wait(
     void (Async::*method)(grpc::ClientContext*, const Request*, Response*,
                           std::function<void(grpc::Status)>),
     Request request, bool repeat) {
-  // The callback shares the promise, because the future may be ready before
-  // set_value returns.
+  // The callback shares the promise, because get() and this function may return
+  // before set_value does.
   const auto promise =
       std::make_shared<std::promise<absl::StatusOr<Reply<Response>>>>();
   auto start = [connection = connection_, async, method](
@@ -111,9 +111,10 @@ absl::StatusOr<v1::ServerInfo> Client::GetInfo() {
 }
 
 absl::StatusOr<bool> Client::IsHealthy(absl::string_view service) {
-  // Encodes grpc.health.v1 without its stubs. Field 1 of the request is the
-  // service, and the empty request asks about the whole server. SERVING is
-  // field 1 with value 1. A length below 128 takes one byte.
+  // Encodes the messages of grpc.health.v1 by hand instead of by its stubs.
+  // Field 1 of the request is the service; an empty request asks about the
+  // whole server. The length of the service takes one byte, because it is below
+  // 128. The reply SERVING is field 1 with value 1.
   if (service.size() > 127) {
     return absl::InvalidArgumentError("service: longer than 127 bytes");
   }

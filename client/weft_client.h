@@ -3,9 +3,9 @@
 //   auto client = weft::Client::Connect({.target = "127.0.0.1:50051"});
 //   auto adapter = (*client)->CreateAdapter("mine");
 //
-// The client takes and returns the messages of the .proto files. A call has a
-// deadline. If the server is unavailable, or full and says when to come again,
-// the client repeats the call with the same step number.
+// The client takes and returns the messages of the .proto files. Every call has
+// a deadline. If the server is unavailable, or is full and says when to come
+// again, the client repeats the call with the same step number.
 // Errors: absl::Status with the server's code and message.
 // Threads: any.
 #ifndef WEFT_CLIENT_WEFT_CLIENT_H_
@@ -37,26 +37,26 @@ namespace weft::client {
 
 struct ClientOptions {
   std::string target = "127.0.0.1:50051";
-  absl::Duration timeout = absl::Minutes(10);  // The time of each call,
-                                               // including its repetitions.
+  // The time for each call, including its repetitions.
+  absl::Duration timeout = absl::Minutes(10);
   RetryPolicy retry = {};
   Security security = {};
 };
 
-// Makes a datum from its fields. tokens, targets and weights have shape [N];
-// empty weights mean 1 everywhere. For soft targets, pass the targets of all
-// tokens in one row, and set targets_per_token or target_offsets afterwards.
+// Makes a datum. tokens, targets and weights have shape [N]. Empty weights mean
+// 1 everywhere. For several targets per token, pass the targets of all tokens
+// one after the other, and set targets_per_token or target_offsets afterwards.
 [[nodiscard]] v1::Datum MakeDatum(const std::vector<uint32_t>& tokens,
                                   const std::vector<uint32_t>& targets,
                                   const std::vector<float>& weights = {});
 
-// Makes a datum in which every token predicts the next one. The first
-// `prompt_length` tokens are not trained on. Errors: INVALID_ARGUMENT for fewer
-// than 2 tokens.
+// Makes a datum in which every token predicts the next one. The tokens of the
+// prompt are no targets: their weight is 0. Errors: INVALID_ARGUMENT if there
+// are fewer than 2 tokens or the prompt is longer than the tokens.
 [[nodiscard]] absl::StatusOr<v1::Datum> NextTokenDatum(
     const std::vector<uint32_t>& tokens, size_t prompt_length = 0);
 
-// Returns the values of a result's raw float32 field.
+// Returns the values of a result's raw field of little-endian float32.
 [[nodiscard]] std::vector<float> ReadFloats(absl::string_view raw);
 
 class Client {
@@ -72,14 +72,15 @@ class Client {
   // healthy. The call is not repeated.
   [[nodiscard]] absl::StatusOr<bool> IsHealthy(absl::string_view service = "");
   [[nodiscard]] absl::Status Drain();
-  // Records what the engine's thread does for `steps` pieces of work (0: no
-  // limit), at most for `time`. Returns a Chrome trace. Not repeated.
+  // Records what the engine's thread does in `steps` pieces of work (0: no
+  // limit), and at most for `time`. A piece is a micro-batch, an optimizer step
+  // or a decode iteration. Returns a Chrome trace. The call is not repeated.
   [[nodiscard]] absl::StatusOr<std::string> Profile(uint32_t steps,
                                                     absl::Duration time);
 
-  // Creates an adapter. Its handle shares the client's connection and may
-  // outlive the client. An empty tenant means the token's tenant or, on a
-  // server without tokens, a tenant of the adapter's own.
+  // Creates an adapter. The handle shares the client's connection and may
+  // outlive the client. If `tenant` is empty, the adapter belongs to the
+  // token's tenant or, on a server without tokens, to a tenant of its own.
   [[nodiscard]] absl::StatusOr<std::unique_ptr<AdapterHandle>> CreateAdapter(
       absl::string_view adapter_id, v1::LoraConfig config = {},
       absl::string_view tenant = "",
@@ -94,18 +95,19 @@ class Client {
       absl::string_view adapter_id, const std::string& folder,
       absl::string_view tenant = "",
       v1::Durability durability = v1::DURABILITY_UNSPECIFIED);
-  // Writes a PEFT folder on this machine. An empty snapshot means the latest
-  // weights.
+  // Writes an adapter to a PEFT folder on this machine. An empty `snapshot`
+  // means the latest weights. The call is not repeated.
   [[nodiscard]] absl::Status ExportAdapter(absl::string_view adapter_id,
                                            absl::string_view snapshot,
                                            const std::string& folder);
 
-  // Writes a checkpoint's files to a folder on this machine.
+  // Writes a checkpoint's files to a folder on this machine. The call is not
+  // repeated.
   [[nodiscard]] absl::Status DownloadCheckpoint(absl::string_view adapter_id,
                                                 absl::string_view name,
                                                 const std::string& folder);
-  // Writes a checkpoint on the server from such a folder. The call is not
-  // repeated.
+  // Makes a checkpoint on the server from a folder that DownloadCheckpoint
+  // wrote. The call is not repeated.
   [[nodiscard]] absl::StatusOr<v1::Checkpoint> UploadCheckpoint(
       const v1::UploadOptions& options, const std::string& folder);
 
@@ -113,7 +115,9 @@ class Client {
       absl::string_view adapter_id);
   [[nodiscard]] absl::StatusOr<v1::ListAdaptersResponse> ListAdapters();
   [[nodiscard]] absl::Status DeleteAdapter(absl::string_view adapter_id);
-  // A request with step 0 is not repeated, because it might run twice.
+  // SaveCheckpoint and PublishSnapshot repeat only a request with a step
+  // number, because another one might run twice. LoadCheckpoint is never
+  // repeated.
   [[nodiscard]] absl::StatusOr<v1::Checkpoint> SaveCheckpoint(
       const v1::SaveCheckpointRequest& request);
   [[nodiscard]] absl::StatusOr<v1::Adapter> LoadCheckpoint(
@@ -129,8 +133,9 @@ class Client {
 
   [[nodiscard]] absl::StatusOr<v1::SampleResponse> Sample(
       const v1::SampleRequest& request);
-  // Calls `on_delta` with each message, on this thread, until it returns false
-  // (then CANCELLED) or the stream ends. The call is not repeated.
+  // Calls `on_delta` with each message, on this thread. If `on_delta` returns
+  // false, the client cancels the call. Messages that arrived before may still
+  // follow, and the result is CANCELLED. The call is not repeated.
   [[nodiscard]] absl::Status SampleStream(
       const v1::SampleRequest& request,
       const std::function<bool(const v1::SampleStreamResponse&)>& on_delta);
@@ -143,7 +148,7 @@ class Client {
   void Prepare(grpc::ClientContext& context,
                absl::string_view adapter_id = "") const;
 
-  // Waits for the call of one of the async methods of a stub of connection_.
+  // Calls `method` of `async`, a stub of connection_, and waits for the reply.
   template <typename Async, typename Request, typename Response>
   absl::StatusOr<Response> Wait(
       Async* async,

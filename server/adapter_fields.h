@@ -1,4 +1,4 @@
-// Reads the fields that several requests on adapters have.
+// Readers of the request fields that several AdapterService calls share.
 #ifndef WEFT_SERVER_ADAPTER_FIELDS_H_
 #define WEFT_SERVER_ADAPTER_FIELDS_H_
 
@@ -21,8 +21,8 @@ absl::StatusOr<std::string> ReadAdapterId(const Message& request,
   return request.adapter_id();
 }
 
-// Returns an empty tenant if the message has none. Caller::Qualify then sets
-// the caller's.
+// Returns the request's tenant; empty if it names none. Caller::Qualify then
+// replaces an empty tenant by the caller's.
 template <typename Message>
 absl::StatusOr<std::string> ReadTenant(absl::string_view field,
                                        const Message& request) {
@@ -49,7 +49,8 @@ absl::StatusOr<Durability> ReadDurability(absl::string_view field,
   }
 }
 
-// Checks the names of messages that name something of an adapter.
+// Checks the adapter's id, and `name`, which names a checkpoint or a snapshot
+// of the adapter.
 template <typename Message>
 absl::Status CheckNames(const Message& request, const RequestLimits& limits) {
   WEFT_RETURN_IF_ERROR(

@@ -25,9 +25,9 @@ absl::string_view BearerToken(absl::string_view authorization) {
   return authorization.substr(kScheme.size());
 }
 
-// Returns the value of a header. Returns an empty string if the header is
-// missing or comes twice: of two headers, a proxy may have checked the other
-// one.
+// Returns the value of a header; empty if the header is missing or comes twice.
+// If it came twice, a proxy might have checked one value and this code the
+// other.
 absl::string_view Only(const grpc::AuthMetadataProcessor::InputMetadata& all,
                        const char* name) {
   const auto [begin, end] = all.equal_range(name);

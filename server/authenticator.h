@@ -1,10 +1,10 @@
 // Checks bearer tokens against --auth-tokens-file, finds the caller, and
 // decides whether the call is permitted.
 //
-// gRPC asks the authenticator about every call of every service before it reads
-// the first message, including streams, reflection and methods that do not
-// exist (Processor). A handler asks again to get the caller's tenant, because
-// gRPC would keep the first answer for all calls of a connection.
+// Processor checks every call before gRPC reads the call's first message. These
+// calls include streams, reflection and methods that do not exist. CallRecord
+// checks again to get the caller's tenant, because gRPC keeps what a processor
+// reports for all calls of a connection.
 #ifndef WEFT_SERVER_AUTHENTICATOR_H_
 #define WEFT_SERVER_AUTHENTICATOR_H_
 
@@ -27,46 +27,50 @@
 
 namespace weft {
 
-// Threads: any. One thread creates and destroys it.
+// Threads: any thread may call the methods; one creates and destroys the
+// object.
 class Authenticator {
  public:
   static constexpr int kLinesPerSecond = 20;
 
-  // Reads the file, and reads it again within a second after a change. If the
-  // new file cannot be read or parsed, logs that and keeps the last good one.
-  // Errors: those of the present file, naming the flag.
+  // Reads the file now, and again within a second after each change. If a
+  // changed file cannot be read or parsed, logs that and keeps the last good
+  // tokens. Errors: those of the first reading, with the name of the flag.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Authenticator>> Start(
       const std::string& tokens_file, prometheus::Registry* registry);
 
-  // Returns the caller to whom the token belongs. `authorization` is the header
-  // of that name; empty if there is none. Errors: UNAUTHENTICATED without a
-  // known token that has not expired; PERMISSION_DENIED if the token lacks the
-  // method's scope; UNIMPLEMENTED for a method without a policy.
+  // Returns the caller to whom the token belongs; Caller() if the method needs
+  // no token. `path` is "/package.Service/Method". `authorization` is the value
+  // of the header of that name; empty if there is none. Errors: UNAUTHENTICATED
+  // if the token is missing, unknown or expired; PERMISSION_DENIED if the token
+  // lacks the method's scope; UNIMPLEMENTED if the method has no policy.
   [[nodiscard]] absl::StatusOr<Caller> Check(
       absl::string_view path, absl::string_view authorization) const
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Like Check, for an HTTP request, about which gRPC does not ask: counts and
-  // logs a refusal. `what` is the request's method and path without its query.
+  // Like Check, for an HTTP request, which needs the scope of the method
+  // `path`. Counts and logs a refusal, because Processor does not see HTTP
+  // requests. `what` is the request's method and path without its query.
   [[nodiscard]] absl::StatusOr<Caller> CheckHttp(
       absl::string_view path, absl::string_view authorization,
       const std::string& what, const std::string& peer)
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Returns gRPC's processor, which refuses the calls that Check refuses, and
-  // logs them. This object outlives the processor and all servers that use it.
+  // Returns the processor that gRPC asks about each call. It refuses the calls
+  // that Check refuses, and counts and logs them. This object outlives the
+  // processor and all servers that use it.
   [[nodiscard]] std::shared_ptr<grpc::AuthMetadataProcessor> MakeProcessor();
 
  private:
   class Processor;
   using Records = std::shared_ptr<const std::vector<TokenRecord>>;
-  // Why a call was refused. Serves as the metric's label.
+  // Why a call was refused. The value is the index of the label in failures_.
   enum Refusal : uint8_t { kNoToken, kUnknown, kExpired, kScope, kMethod };
   struct Verdict {
     absl::Status status;
     Refusal refusal = kNoToken;
-    const TokenRecord* record = nullptr;  // Points into `records`; null if
-                                          // none.
+    const TokenRecord* record = nullptr;  // Points into `records`; null if no
+                                          // token was found.
     Records records;
   };
 
@@ -78,8 +82,8 @@ class Authenticator {
                               absl::string_view authorization) const
       ABSL_LOCKS_EXCLUDED(mu_);
   // Counts a refusal. Logs at most kLinesPerSecond refusals per second, so that
-  // a flood of calls does not flood the log. `asker` is what the line says of
-  // the client.
+  // a flood of calls does not flood the log. `asker` is a log field that
+  // identifies the client.
   void Note(const Verdict& verdict, absl::string_view method,
             const LogField& asker) ABSL_LOCKS_EXCLUDED(mu_);
   [[nodiscard]] bool MayLog() ABSL_LOCKS_EXCLUDED(mu_);
@@ -88,9 +92,10 @@ class Authenticator {
   LabelledCounters failures_;
   mutable Mutex mu_;
   Records records_ ABSL_GUARDED_BY(mu_);
+  // Start of the present interval of one second, and the refusals since then.
   absl::Time second_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
-  int lines_ ABSL_GUARDED_BY(mu_) = 0;  // Lines logged since second_.
-  // Declared last, so that it stops first.
+  int lines_ ABSL_GUARDED_BY(mu_) = 0;
+  // Declared last, so that its thread ends before the other members do.
   std::unique_ptr<FilePoller> poller_;
 };
 

@@ -14,7 +14,8 @@
 namespace weft {
 namespace {
 
-// Returns whether the call changes something.
+// Returns whether the method counts as a change, because it needs the scope
+// train or admin.
 bool Changes(Rpc rpc) {
   const RpcPolicy* const policy = FindPolicy(absl::StrCat("/", RpcName(rpc)));
   return policy != nullptr &&
@@ -33,7 +34,7 @@ absl::StatusOr<Caller> CallerOf(const ServiceCore& core,
                                 const grpc::CallbackServerContext& context,
                                 Rpc rpc) {
   if (core.authenticator == nullptr) return Caller();
-  // The processor has already refused a call with two such headers.
+  // Processor has already refused a call with two authorization headers.
   return core.authenticator->Check(absl::StrCat("/", RpcName(rpc)),
                                    Header(context, "authorization"));
 }
@@ -112,7 +113,7 @@ void CallRecord::CountRefusal(const absl::Status& status) {
 }
 
 void CallRecord::NoteError(const absl::Status& status) {
-  // A cancelled call is what its client asked for.
+  // A cancelled call is no failure, because the client asked for it.
   if (absl::IsCancelled(status)) return;
   const std::string rpc = RpcName(rpc_);
   const std::optional<Reason> reason = FindReason(status);
@@ -141,7 +142,8 @@ void CallRecord::Audit(const absl::Status& status) const {
 
 absl::Status CallRecord::Settle(const absl::Status& status) {
   const TraceScope scope(trace());
-  // A client that has the answer may begin its next call at once.
+  // Leaves the quota before the reply, because a client that has the reply may
+  // begin its next call at once.
   if (has_tenant()) core_->quota.Leave(caller()->tenant());
   const absl::Duration elapsed = absl::Now() - start_;
   core_->metrics.Handled(rpc_, status, elapsed);
@@ -150,7 +152,7 @@ absl::Status CallRecord::Settle(const absl::Status& status) {
     NoteError(status);
     if (status.GetPayload(kReplayedPayload)) MarkReplayed();
   }
-  // No request caused this failure, so the operator must see it.
+  // These codes mean a fault of the server, so the operator must see the line.
   const bool is_fault = absl::IsInternal(status) || absl::IsUnknown(status) ||
                         absl::IsDataLoss(status);
   Log(is_fault ? LogLevel::kError : LogLevel::kDebug, "rpc",

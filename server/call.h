@@ -19,22 +19,24 @@
 
 namespace weft {
 
-// What a call brings with it, the same for every protocol.
+// The caller, address, deadline and trace id of a gRPC call or HTTP request.
 struct CallOrigin {
-  // The caller. Errors: those of Authenticator::Check.
+  // The caller, or the error of Authenticator::Check.
   absl::StatusOr<Caller> caller = Caller();
   std::string peer;
   absl::Time deadline = absl::InfiniteFuture();
   TraceId trace = MakeTraceId("", "");
 };
 
-// One call from its arrival to its status: metrics, log line, trailers.
+// The record of one call from its arrival to its status: metrics, log line,
+// trailers, quota.
 // Threads: any. Settle or Close is called exactly once.
 class CallRecord {
  public:
-  // `core` outlives the call. `context` exists until the call's OnDone.
+  // REQUIRES: `core` outlives the call; `context` lives until the call's
+  // OnDone.
   CallRecord(ServiceCore* core, grpc::CallbackServerContext* context, Rpc rpc);
-  // Makes the record of a call that did not come by gRPC. context() is null.
+  // Makes the record of an HTTP request. context() is null.
   CallRecord(ServiceCore* core, CallOrigin origin, Rpc rpc);
   ~CallRecord();
   CallRecord(const CallRecord&) = delete;
@@ -51,11 +53,13 @@ class CallRecord {
 
   // Returns the engine for new work. Errors: those of caller();
   // RESOURCE_EXHAUSTED if the tenant has too many open calls; DEADLINE_EXCEEDED
-  // if the deadline has passed; UNAVAILABLE while starting or draining.
+  // if the deadline has passed; UNAVAILABLE while the daemon starts or drains.
   [[nodiscard]] absl::StatusOr<Engine*> Admit() const;
 
   // Returns the request in the engine's form: validated, with the engine's
-  // names and the call's deadline. Call it after Admit.
+  // names of adapters and the call's deadline. Counts its tokens against the
+  // tenant's rate. Call it after Admit. Errors: those of Validate, Qualify and
+  // Spend.
   template <typename Request>
   [[nodiscard]] auto Read(const Engine& engine, const Request& request)
       -> decltype(Validate(request, RequestLimits())) {
@@ -71,8 +75,8 @@ class CallRecord {
   }
   [[nodiscard]] RequestLimits limits(const Engine& engine) const;
 
-  // Admits the call, reads its request and runs `start(Engine&, Plain)` with
-  // the call's trace. Returns the refusal; OK if `start` ran.
+  // Admits the call, reads its request and runs `start(Engine&, Plain)` in a
+  // TraceScope of the call. Returns OK if `start` ran, otherwise the error.
   template <typename Request, typename StartFn>
   [[nodiscard]] absl::Status Begin(const Request& request, StartFn start) {
     const TraceScope scope(trace());
@@ -84,7 +88,7 @@ class CallRecord {
     return absl::OkStatus();
   }
 
-  // Remembers the call's adapter for the audit line.
+  // Stores the name of the call's adapter for Audit and NoteError.
   template <typename Plain>
   void SetObject(const Plain& plain) {
     if constexpr (std::is_same_v<Plain, std::string>) {
@@ -96,17 +100,18 @@ class CallRecord {
     }
   }
 
-  // Count the call's messages.
+  // Count a message that was received or sent.
   void CountReceived() { core_->metrics.Received(rpc_); }
   void CountSent() { core_->metrics.Sent(rpc_); }
 
-  // Marks the reply as a stored reply.
+  // Records that the reply is the stored reply of an earlier call: in the
+  // metrics and, for gRPC, in a trailer.
   void MarkReplayed();
 
-  // Counts and logs the outcome. From then on the quota does not count the
-  // call. Returns the status with the caller's names.
+  // Counts and logs the outcome, and ends the call for the tenant's quota.
+  // Returns the status with the caller's names of adapters.
   [[nodiscard]] absl::Status Settle(const absl::Status& status);
-  // Like Settle, for a gRPC call. Returns the status for Finish.
+  // Like Settle, for a gRPC call. Returns the status to pass to Finish.
   [[nodiscard]] grpc::Status Close(const absl::Status& status);
 
   // Returns the id of the call's log lines. Hold a TraceScope with it while the
@@ -120,8 +125,9 @@ class CallRecord {
  private:
   CallRecord(ServiceCore* core, grpc::CallbackServerContext* context,
              CallOrigin origin, Rpc rpc);
-  // Returns the tokens that count for the tenant's rate: the tokens to train
-  // on, or the prompt's tokens plus all that may be drawn.
+  // Returns the tokens that count against the tenant's rate: all tokens of a
+  // training request; the prompt plus max_tokens per sample of a sampling
+  // request; otherwise 0.
   template <typename Plain>
   [[nodiscard]] static int64_t CostOf(const Plain& plain) {
     if constexpr (requires { plain.num_tokens(); }) {
@@ -134,15 +140,16 @@ class CallRecord {
     }
   }
   [[nodiscard]] absl::Status Spend(int64_t tokens) const;
-  // Returns whether the quota counts this call, which is so if it has a token.
+  // Returns whether the call has a token. The quota counts only calls with a
+  // token.
   [[nodiscard]] bool has_tenant() const {
     return caller().ok() && !caller()->tenant().empty();
   }
   void CountRefusal(const absl::Status& status);
-  // Keeps the failure for people who watch.
+  // Adds the failure to ServiceCore::errors.
   void NoteError(const absl::Status& status);
   // Logs what an operator may want to look up later: deletions, drains, and all
-  // changes by an admin's token.
+  // changes that an admin's token makes.
   void Audit(const absl::Status& status) const;
 
   ServiceCore* const core_;
@@ -150,6 +157,7 @@ class CallRecord {
   const Rpc rpc_;
   const absl::Time start_;
   const CallOrigin origin_;
+  // What TenantQuota::Enter returned.
   absl::Status entered_;
   std::string object_;
 };

@@ -1,5 +1,6 @@
-// The latest calls that failed, for people who watch the server. No message and
-// no payload is kept, so nothing of what a client sent but its adapter's name.
+// The latest calls that failed, for people who watch the server. Keeps no
+// status messages and no payloads. The adapter's name is all that is kept of a
+// request.
 #ifndef WEFT_SERVER_CALL_ERRORS_H_
 #define WEFT_SERVER_CALL_ERRORS_H_
 
@@ -22,37 +23,41 @@ namespace weft {
 struct CallError {
   std::string rpc;  // "ForwardBackward".
   absl::StatusCode code = absl::StatusCode::kUnknown;
-  std::string reason;      // The name of its Reason; empty if it has none.
-  std::string adapter_id;  // Empty if the call named none that is valid.
-  std::string tenant;      // The caller's.
-  absl::Time at;           // When the latest of them ended.
-  int64_t count = 1;       // Calls that failed in this way.
+  std::string reason;      // Reason::name of the error; empty if it has none.
+  std::string adapter_id;  // Empty if the call named no valid adapter.
+  std::string tenant;      // The caller's tenant.
+  absl::Time at;           // The end of the latest such call.
+  // How many failed calls agree in rpc, code, reason and adapter_id.
+  int64_t count = 1;
 };
 
 // Threads: any.
 class CallErrors {
  public:
-  // The kinds of errors that are kept of one tenant, and the tenants.
+  // How many different errors are kept for one Owner (below), and for how many
+  // Owners.
   static constexpr size_t kMaxKept = 32;
   static constexpr size_t kMaxOwners = 256;
 
-  // Counts an error. `error` has the engine's name of the adapter. If the
-  // caller has too many kinds, the oldest is forgotten.
+  // Adds one failed call. `error` has the engine's name of the adapter. If the
+  // caller has too many different errors, drops the oldest one. If there are
+  // too many Owners, drops all errors of one of them.
   void Add(const Caller& caller, CallError error) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Returns the errors that the caller may see, with its names, newest first:
-  // those of its tenant, or all.
+  // Returns at most `max` errors, newest first, with the caller's names of
+  // adapters. A caller that sees all adapters gets all errors. Any other caller
+  // gets its tenant's errors, without those of admins.
   [[nodiscard]] std::vector<CallError> Latest(const Caller& caller,
                                               size_t max) const
       ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   // A tenant, and whether the caller was an admin. A tenant does not see the
-  // errors of its admins, who name other tenants' adapters.
+  // errors of its admins, because their calls may name other tenants' adapters.
   using Owner = std::pair<std::string, bool>;
 
   mutable Mutex mu_;
-  // Each owner's errors, the newest last.
+  // The errors of each Owner, the newest last.
   std::map<Owner, std::deque<CallError>> errors_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -41,7 +41,8 @@ absl::Status Caller::SettleTenant(std::string* adapter_id,
     }
     *tenant = owner;
   } else if (tenant->empty()) {
-    // Without tokens, an adapter without a tenant is its own tenant.
+    // The request names no tenant. An admin's adapter gets the admin's tenant.
+    // On a server without tokens, the adapter is a tenant of its own.
     *tenant = tenant_.empty() ? *adapter_id : tenant_;
   }
   return absl::OkStatus();

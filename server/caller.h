@@ -1,9 +1,10 @@
 // A caller, and the names that it uses for adapters.
 //
-// With tokens, each tenant has its own names. A tenant's adapter "a" is
-// "tenant~a" in the engine, in the log and on disk. So no RPC lets a tenant
-// name another tenant's adapter, and two tenants may use the same name. An
-// admin, and every caller on a server without tokens, uses the engine's names.
+// On a server with access tokens, each tenant has its own names. The adapter
+// that a tenant calls "a" is "tenant~a" in the engine, in the log and on disk.
+// So no RPC lets a tenant name another tenant's adapter, and two tenants may
+// use the same name. An admin, and every caller on a server without tokens,
+// uses the engine's names.
 #ifndef WEFT_SERVER_CALLER_H_
 #define WEFT_SERVER_CALLER_H_
 
@@ -24,15 +25,16 @@ class Caller {
   Caller() = default;
   explicit Caller(const TokenRecord& record);
 
-  // Returns the token's id; empty without tokens.
+  // Returns the token's id; empty on a server without tokens.
   [[nodiscard]] const std::string& token_id() const { return token_id_; }
   [[nodiscard]] const std::string& tenant() const { return tenant_; }
   [[nodiscard]] bool sees_all() const { return prefix_.empty(); }
 
-  // Replaces the names in a validated request by the engine's: its adapter, the
-  // adapter of a checkpoint, the tenant of a new adapter. Errors:
-  // PERMISSION_DENIED if the request names another tenant than the caller's;
-  // INVALID_ARGUMENT if the tenant differs from the one in the adapter's name.
+  // Replaces the caller's names in a validated request by the engine's names:
+  // of the adapter, of a checkpoint's adapter, of a new adapter's tenant.
+  // Errors: PERMISSION_DENIED if the request names another tenant than the
+  // caller's; INVALID_ARGUMENT if the tenant differs from the one in the
+  // adapter's name.
   template <typename Request>
   [[nodiscard]] absl::Status Qualify(Request* request) const {
     absl::Status status;
@@ -54,8 +56,8 @@ class Caller {
     return status;
   }
 
-  // Replaces the names in a result by the caller's. Removes other tenants'
-  // entries from a list.
+  // Replaces the engine's names in a result by the caller's. Removes other
+  // tenants' entries from a list.
   template <typename Result>
   void Reveal(Result* result) const {
     if constexpr (requires { result->adapter_id; }) {
@@ -63,7 +65,8 @@ class Caller {
     } else if constexpr (requires { result->replayed; }) {
       Reveal(&result->result);
     } else if constexpr (requires { result->more; }) {
-      // A tenant's names are adjacent, and all later names belong to others.
+      // A page is sorted, so a tenant's adapters are adjacent. If Reveal
+      // removed an adapter, no later page has one of this tenant.
       const size_t size = result->adapters.size();
       Reveal(&result->adapters);
       result->more = result->more && result->adapters.size() == size;
@@ -77,8 +80,8 @@ class Caller {
 
   // Returns false if the adapter belongs to another tenant.
   [[nodiscard]] bool Owns(absl::string_view engine_name) const;
-  // Returns the engine's status with the caller's names in the message and the
-  // reason.
+  // Returns the engine's status. In its message and Reason, the engine's names
+  // are replaced by the caller's.
   [[nodiscard]] absl::Status RevealError(const absl::Status& status) const;
 
  private:

@@ -1,4 +1,4 @@
-// Where a call's cancellation and the engine's handle meet.
+// Passes the cancellation of a call on to the engine.
 #ifndef WEFT_SERVER_CANCEL_SLOT_H_
 #define WEFT_SERVER_CANCEL_SLOT_H_
 
@@ -8,14 +8,15 @@
 
 namespace weft {
 
-// Cancels the engine's work when the client cancels. The client's cancellation
-// and the engine's handle may arrive in either order. Threads: any.
+// Cancels the engine's work when the client cancels the call. The client's
+// cancellation and the engine's handle may arrive in either order. Threads:
+// any.
 class CancelSlot {
  public:
   // Sets the handle. Cancels at once if Cancel was called before.
   void Set(CancelHandle handle) ABSL_LOCKS_EXCLUDED(mu_);
   void Cancel() ABSL_LOCKS_EXCLUDED(mu_);
-  // Drops the handle and everything that it keeps alive.
+  // Drops the handle and all that it keeps alive. A later Set has no effect.
   void Clear() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

@@ -14,13 +14,14 @@ namespace {
 
 using nlohmann::json;
 
-// Returns whether a file may have the flag: not an action, nor --config itself.
+// Returns whether a --config file may have the flag. It may not have actions,
+// such as --help, or --config itself.
 bool IsSetting(const Flag& flag) {
   return !flag.is_action && flag.name != "config";
 }
 
-// Takes the parser's events, which give the names and values of one flat
-// object.
+// Receives the JSON parser's events for one object without nested values. Sets
+// the flag of each name.
 class Reader : public nlohmann::json_sax<json> {
  public:
   Reader(std::string file, Settings* settings, std::vector<std::string>* errors)
@@ -67,7 +68,7 @@ class Reader : public nlohmann::json_sax<json> {
     return false;
   }
 
-  // Returns where the text is not JSON; 0 if it is.
+  // Returns the position at which the text is not JSON; 0 if there is none.
   [[nodiscard]] size_t error_at() const { return error_at_; }
 
  private:
@@ -78,7 +79,7 @@ class Reader : public nlohmann::json_sax<json> {
     }
     return true;
   }
-  // Stops reading the file at the first problem.
+  // Adds an error. Returns false, which stops the parser.
   bool Refuse(const char* problem) {
     Complain(depth_ == 0 ? "is no JSON object"
                          : absl::StrCat("\"", name_, "\" ", problem));

@@ -1,5 +1,5 @@
-// The file of --config: a JSON object with flags, without their dashes, as
-// names. Lines may be comments.
+// The file of --config: a JSON object. Each name is a flag without its dashes.
+// Comments with // are allowed.
 //
 //   {
 //     // Two tenants share this server.
@@ -17,14 +17,14 @@
 
 namespace weft {
 
-// Reads the file's settings. Adds to `errors` every name that is not a setting
-// or is repeated, every value that does not parse, and the place where the text
-// is not JSON.
+// Reads the file's settings into `settings`. Adds to `errors` every name that
+// is unknown or repeated, every value that does not parse, the line at which
+// the text is not JSON, or that the file cannot be read.
 void ReadConfigFile(const std::string& path, Settings* settings,
                     std::vector<std::string>* errors);
 
-// Returns all settings as such a file, with a comment at each one that is not
-// the default.
+// Returns all settings in the form of a --config file. Each setting that was
+// given has a comment that tells where it was given.
 [[nodiscard]] std::string ConfigText(const Settings& settings);
 
 }  // namespace weft

@@ -26,14 +26,15 @@ namespace {
 constexpr int kExitFailed = 1;
 constexpr int kExitCutOff = 3;
 
-// How long open streams may run after the engine has drained.
+// How long open calls may run after the engine has drained or failed.
 constexpr absl::Duration kStreamGrace = absl::Seconds(2);
-// How long the rest of the process may take after the engine has failed.
+// How long the process may take to stop after the engine has failed or a drain
+// was cut off.
 constexpr absl::Duration kFailureGrace = absl::Seconds(15);
-// How long loading may take to report why another rank has ended.
+// How long loading may still run, and report why, after another rank has ended.
 constexpr absl::Duration kReasonGrace = absl::Seconds(3);
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
-// The interval is short, because an idle engine drains at once.
+// The interval of Drain is short, because an idle engine drains at once.
 constexpr absl::Duration kDrainInterval = absl::Milliseconds(5);
 
 void SetUpLog(const ServerOptions& options) {
@@ -45,8 +46,8 @@ void SetUpLog(const ServerOptions& options) {
   TakeOverGrpcLog();
 }
 
-// Takes as many descriptors as the system grants, because every connection
-// needs one.
+// Raises the limit of open files as far as the system permits, because every
+// connection needs a descriptor.
 void RaiseFileLimit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -57,11 +58,11 @@ void RaiseFileLimit() {
   }
 }
 
-// SIGTERM and SIGINT. Every thread blocks them, and the main thread fetches
-// them.
+// Receives SIGTERM and SIGINT. Every thread blocks these signals, and the main
+// thread fetches them with Wait. Also ignores SIGPIPE.
 class StopSignals {
  public:
-  // Call it before any thread is created, because threads inherit the mask.
+  // Call it before any thread is created: new threads inherit the signal mask.
   StopSignals() {
     sigemptyset(&set_);
     sigaddset(&set_, SIGTERM);
@@ -97,9 +98,8 @@ class StageLog {
   absl::Time last_ = absl::Now();
 };
 
-// Waits until the engine has drained, the timeout has passed, a second signal
-// has come, or `health` returns an error. Returns whether all accepted work is
-// done.
+// Drains the engine. Stops waiting if `timeout` passes, a second signal comes
+// or `health` returns an error. Returns whether all accepted work is done.
 bool Drain(Engine* engine, const StopSignals& signals, absl::Duration timeout,
            const std::function<absl::Status()>& health) {
   // Shared with the callback, which may run after this function has returned.
@@ -128,10 +128,10 @@ void LogFailure(const char* what, const absl::Status& status) {
        {"error", std::string(status.message())}});
 }
 
-// Starts the engine while watching for signals. A signal ends the process at
-// once, because no work was accepted yet and loading cannot be interrupted. If
-// another rank ends, loading would wait for it forever. So loading gets
-// kReasonGrace to report why, and then the process ends.
+// Starts the engine on a thread of its own and watches for signals. A signal
+// ends the process at once, because no work was accepted and loading cannot be
+// interrupted. If another rank ends, loading might wait for it forever. So the
+// process ends after kReasonGrace, in which loading may still report why.
 absl::StatusOr<std::unique_ptr<Engine>> Load(const EngineOptions& options,
                                              const EngineStarter& start_engine,
                                              const StopSignals& signals,
@@ -158,7 +158,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Load(const EngineOptions& options,
   return engine;
 }
 
-// Ends the process after a while, even if a device or a group of ranks hangs.
+// Ends the process with `status` after kFailureGrace, even if a device or a
+// group of ranks hangs.
 void ExitLater(int status) {
   std::thread([status] {
     absl::SleepFor(kFailureGrace);
@@ -175,7 +176,8 @@ absl::Status CheckHeartbeat(const Engine& engine) {
       absl::StrCat("the engine has not moved for ", absl::FormatDuration(age)));
 }
 
-// Stops without a drain. The engine answers waiting calls; others are cut off.
+// Stops without a drain. The failed engine answers the calls that wait for it.
+// Other calls are cut off after kStreamGrace.
 int Fail(const absl::Status& status, Frontend* frontend) {
   LogFailure("the engine has failed", status);
   ExitLater(kExitFailed);
@@ -224,7 +226,7 @@ int Serve(const Settings& settings, const EngineStarter& start_engine,
             absl::Seconds(settings.server.drain_timeout_seconds), health);
   if (!failure.ok()) return Fail(failure, frontend);
   if (!clean) ExitLater(kExitCutOff);
-  // The shutdown cancels the remaining calls and waits for their answers.
+  // Shutdown cancels the remaining calls and waits until they have ended.
   frontend->Shutdown(clean ? kStreamGrace : absl::ZeroDuration());
   stages.Done("stopped");
   return clean ? 0 : kExitCutOff;

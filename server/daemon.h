@@ -15,25 +15,27 @@ namespace weft {
 using EngineStarter = std::function<absl::StatusOr<std::unique_ptr<Engine>>(
     const EngineOptions&, prometheus::Registry*)>;
 
-// Listens at once (NOT_SERVING), starts the engine, and serves until SIGTERM or
-// SIGINT. Then it drains, until a second signal at the latest, and stops. If
-// the engine fails, hangs for kHeartbeatLimit plus kHangGrace, or one of the
-// `others` ends, it turns NOT_SERVING, answers waiting calls and stops. Returns
-// the exit status: 0 after a clean drain, 1 after a failed start or another
-// failure, 3 if work was cut off. Threads: the main thread; takes over SIGTERM,
-// SIGINT and SIGPIPE.
+// Runs the process of rank 0. Listens at once (health NOT_SERVING), starts the
+// engine, and serves until SIGTERM or SIGINT. Then drains until all accepted
+// work is done, the timeout has passed or a second signal comes. Stops without
+// a drain if the engine fails or hangs for kHeartbeatLimit plus kHangGrace, or
+// if one of `others`, the other ranks' processes, ends. Returns the exit
+// status: 0 after a complete drain, 1 after a failure, 3 if the drain was cut
+// off. A signal before the engine has started ends the process with status 0.
+// Threads: the main thread; takes over SIGTERM, SIGINT and SIGPIPE.
 [[nodiscard]] int RunDaemon(const Settings& settings,
                             const EngineStarter& start_engine,
                             LocalRanks* others);
 
-// Runs plans for rank 0 until it has no more. Calls `met` when it has met rank
-// 0.
+// Runs the plans that rank 0 sends, until rank 0 ends. Calls `met` when all
+// ranks have met.
 using RemoteWork = std::function<absl::Status(
     const EngineOptions&, const std::function<void()>& met)>;
 
-// The process of a rank other than 0: runs `work` to its end. Before it has met
-// rank 0, a signal ends it at once. Afterwards signals have no effect, because
-// rank 0 drains first. Returns 0, or 1 if it fails. Threads: as for RunDaemon.
+// Runs the process of a rank other than 0: calls `work` and waits for its end.
+// Before `work` calls `met`, SIGTERM or SIGINT ends the process with status 0.
+// Afterwards these signals have no effect, because rank 0 drains and then ends
+// the work. Returns 0, or 1 if `work` fails. Threads: as for RunDaemon.
 [[nodiscard]] int RunWorkerProcess(const Settings& settings,
                                    const RemoteWork& work);
 

@@ -18,8 +18,8 @@ namespace {
 static_assert(std::endian::native == std::endian::little,
               "raw fields are copied, not swapped");
 
-// The head adds a token's targets one after the other.
-
+// Reads one datum. The parts are read in the order of Read, because later
+// checks use the lengths of earlier parts.
 class DatumReader {
  public:
   DatumReader(const v1::Datum& datum, int index, LossFunction function,
@@ -40,9 +40,10 @@ class DatumReader {
     return absl::StrCat("data[", index_, "].", field);
   }
 
-  // Copies the packed or the raw form, whichever is set. Out is int32_t for ids
-  // (a later check covers their range), uint32_t for offsets and float for
-  // reals.
+  // Copies a field from its packed or its raw form, whichever is set. Out is
+  // int32_t for ids (FindBadId checks their range later), uint32_t for offsets
+  // and float for reals. Errors: INVALID_ARGUMENT if both forms are set, or if
+  // the raw form's size is not a multiple of 4.
   template <typename In, typename Out>
   absl::Status Copy(absl::string_view field,
                     const google::protobuf::RepeatedField<In>& packed,
@@ -190,8 +191,8 @@ class DatumReader {
     return CheckFinite("weights", out_.weights);
   }
 
-  // Reads logprobs and advantages. For cross_entropy it ignores them, so that a
-  // client may send the same data as for a policy loss.
+  // Reads logprobs and advantages. Ignores them for cross_entropy, so that a
+  // client may send the same data with cross_entropy and with a policy loss.
   absl::Status ReadPolicyInputs() {
     if (function_ == LossFunction::kCrossEntropy) return absl::OkStatus();
     WEFT_RETURN_IF_ERROR(
@@ -242,7 +243,8 @@ class DatumReader {
     return absl::OkStatus();
   }
 
-  // Returns what is wrong with the expert at `index`, or nothing.
+  // Returns the part of the error message that follows the expert at `index`;
+  // empty if the expert is valid.
   absl::string_view WrongExpert(const std::vector<uint16_t>& routing,
                                 size_t index) const {
     if (routing[index] >= limits_.num_experts) return ", must be in [0, ";

@@ -1,4 +1,4 @@
-// Reads one training sequence of a message; see request_validation.h.
+// Reads one training sequence of a request; see request_validation.h.
 #ifndef WEFT_SERVER_DATUM_READER_H_
 #define WEFT_SERVER_DATUM_READER_H_
 
@@ -9,8 +9,9 @@
 
 namespace weft {
 
-// Returns the datum at data[index] of a request with this loss. Errors:
-// INVALID_ARGUMENT, with a message that starts with "data[<index>].".
+// Converts and checks `datum`, which is data[index] of a request with the loss
+// `function`. Errors: INVALID_ARGUMENT, with a message that starts with
+// "data[<index>].".
 [[nodiscard]] absl::StatusOr<Datum> ReadDatum(const v1::Datum& datum, int index,
                                               LossFunction function,
                                               const RequestLimits& limits);

@@ -1,5 +1,5 @@
-// Gives handlers the engine. There is none while the daemon starts, and new
-// work is refused while the daemon drains.
+// Gives the engine to the handlers of calls. There is no engine while the
+// daemon starts. While the daemon drains, new work gets no engine.
 #ifndef WEFT_SERVER_ENGINE_HOLDER_H_
 #define WEFT_SERVER_ENGINE_HOLDER_H_
 
@@ -11,21 +11,21 @@
 namespace weft {
 
 // Threads: any.
-// Ownership: the caller of Set owns the engine, which outlives the server.
+// Ownership: the caller of Set owns the engine. The engine outlives the server.
 class EngineHolder {
  public:
-  // Sets the engine when it is ready. Call it once.
+  // Sets the engine when it can take work. Call it once.
   void Set(Engine* engine) { engine_.store(engine); }
 
   // Refuses new work from now on.
   void StartDraining() { draining_.store(true); }
   [[nodiscard]] bool draining() const { return draining_.load(); }
 
-  // Returns the engine for new work. Errors: UNAVAILABLE while starting or
-  // draining.
+  // Returns the engine for new work. Errors: UNAVAILABLE while the daemon
+  // starts or drains.
   [[nodiscard]] absl::StatusOr<Engine*> Get() const;
 
-  // Returns the engine, even during a drain; nullptr while starting.
+  // Returns the engine, even during a drain; null while the daemon starts.
   [[nodiscard]] Engine* Peek() const { return engine_.load(); }
 
  private:

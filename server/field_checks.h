@@ -1,8 +1,8 @@
-// Checks of single request fields. Each failure is INVALID_ARGUMENT, unless a
-// comment says otherwise, with a message of the form
+// Checks of single request fields. If no other error is documented, a failure
+// is INVALID_ARGUMENT with a message of the form
 //   <field path> is <value>, must be <limit>
-// Paths are built only on failure, so that a valid request of a million tokens
-// does not pay for them.
+// The paths are built only on failure, because building them would slow the
+// check of a request of a million tokens.
 #ifndef WEFT_SERVER_FIELD_CHECKS_H_
 #define WEFT_SERVER_FIELD_CHECKS_H_
 
@@ -15,7 +15,7 @@
 
 namespace weft {
 
-// Later code computes in f32. Values within this bound stay finite there.
+// The largest real in a request. It stays finite in later code, which uses f32.
 inline constexpr double kLargestReal = 1e30;
 
 // An interval of reals. No interval contains NaN.
@@ -32,18 +32,19 @@ struct Interval {
   [[nodiscard]] std::string ToString() const;
 };
 
-// Returns a client's string for a message: escaped, and at most 48 bytes of it.
+// Returns at most 48 bytes of a client's string, escaped, for a message.
 [[nodiscard]] std::string Quoted(absl::string_view text);
 
 // Returns INVALID_ARGUMENT with the message "<field> <problem>".
 [[nodiscard]] absl::Status BadField(absl::string_view field,
                                     absl::string_view problem);
 
-// Checks the name by IsName of src/base/name.h.
+// Checks that `name` is a name (IsName of src/base/name.h).
 [[nodiscard]] absl::Status CheckName(absl::string_view field,
                                      absl::string_view name);
 
-// The same for an adapter's id. With `engine_names` it may also be TENANT~ID.
+// Like CheckName, for an adapter's id. With `engine_names`, also permits
+// TENANT~ID.
 [[nodiscard]] absl::Status CheckAdapterId(absl::string_view field,
                                           absl::string_view id,
                                           bool engine_names);
@@ -53,9 +54,9 @@ struct Interval {
 [[nodiscard]] absl::Status CheckCount(absl::string_view field, uint64_t value,
                                       uint64_t low, uint64_t high);
 
-// Returns the index of the first id outside [0, vocab_size), or -1. The ids of
-// messages are unsigned and stored as int32, so a negative id means 2^31 or
-// more.
+// Returns the index of the first id outside [0, vocab_size), or -1. Requests
+// have uint32 ids, which are stored as int32. So a negative id stands for 2^31
+// or more.
 [[nodiscard]] int64_t FindBadId(absl::Span<const int32_t> ids, int vocab_size);
 
 // Returns the index of the first value that is NaN or infinite, or -1.

@@ -1,4 +1,5 @@
-// Joins the messages of ImportAdapter and of UploadCheckpoint.
+// Joins the messages of ImportAdapter, or of UploadCheckpoint, into one
+// request.
 // Threads: not thread-safe.
 #ifndef WEFT_SERVER_FILE_ASSEMBLER_H_
 #define WEFT_SERVER_FILE_ASSEMBLER_H_
@@ -13,8 +14,8 @@
 
 namespace weft {
 
-// Joins the messages of an upload of files into one request. ImportAssembler
-// and UploadAssembler say which.
+// Joins the messages of a stream that uploads files into one request.
+// ImportAssembler and UploadAssembler are the two instances.
 template <typename Message, typename Options, typename Request>
 class FileAssembler {
  public:
@@ -23,13 +24,14 @@ class FileAssembler {
 
   virtual ~FileAssembler() = default;
 
-  // Returns INVALID_ARGUMENT if the order is wrong (options come first, the
-  // pieces of a file together), or if a name or a size is not valid.
+  // Adds a message. Errors: INVALID_ARGUMENT if the order is wrong, or if a
+  // name or a size is not valid. The options come first, and the chunks of a
+  // file follow each other.
   [[nodiscard]] absl::Status Add(const Message& message);
 
-  // Returns the request after the end of the stream. Leaves the assembler
-  // empty. Errors: INVALID_ARGUMENT if options or adapter_config.json are
-  // missing.
+  // Returns the joined request when the stream has ended, and empties the
+  // assembler. Errors: INVALID_ARGUMENT if the options or adapter_config.json
+  // are missing.
   [[nodiscard]] absl::StatusOr<Request> Finish();
 
  protected:

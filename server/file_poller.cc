@@ -74,8 +74,8 @@ void FilePoller::Loop() {
       if (!stopping_) stop_.WaitFor(&mu_, kInterval);
       if (stopping_) return;
     }
-    // Computed before the files are read, so that the next round sees a file
-    // that changes during the reading.
+    // The signature is taken before `changed` reads the files. So if a file
+    // changes during the reading, the next check reports it.
     std::string now = Signature();
     if (now == seen_) continue;
     seen_ = std::move(now);

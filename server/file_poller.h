@@ -1,4 +1,5 @@
-// Reports changes of the operator's files, such as certificates and tokens.
+// Reads the operator's files, such as certificates and tokens, and reports
+// changes.
 #ifndef WEFT_SERVER_FILE_POLLER_H_
 #define WEFT_SERVER_FILE_POLLER_H_
 
@@ -13,19 +14,20 @@
 
 namespace weft {
 
-// Reads the whole file and follows links. Errors: NOT_FOUND or INTERNAL without
-// the path; RESOURCE_EXHAUSTED above 16 MiB, which is more than such a file
-// needs.
+// Reads the whole file and follows links. Errors: NOT_FOUND; INTERNAL;
+// RESOURCE_EXHAUSTED if the file is larger than 16 MiB or no descriptor is
+// left. The message does not name the path.
 [[nodiscard]] absl::StatusOr<std::string> ReadOperatorFile(
     const std::string& path);
 
-// Checks the files every half second. It does not use inotify, because
-// Kubernetes swaps links to folders and network file systems report no changes.
+// Calls `changed` when one of the files changes. Checks the files every half
+// second. It does not use inotify, because Kubernetes swaps links to folders
+// and network file systems report no changes.
 // Threads: `changed` runs on the poller's thread, never after the destructor.
 class FilePoller {
  public:
-  // The first round always reports a change, so that none is missed while the
-  // caller reads the files for the first time.
+  // The first check always calls `changed`. So no change is lost between the
+  // caller's first reading and that check.
   FilePoller(std::vector<std::string> paths, std::function<void()> changed);
   ~FilePoller();
   FilePoller(const FilePoller&) = delete;
@@ -33,7 +35,7 @@ class FilePoller {
 
  private:
   void Loop() ABSL_LOCKS_EXCLUDED(mu_);
-  // Returns a value that changes when the files change.
+  // Returns a text that changes when a file changes: inodes, sizes and times.
   [[nodiscard]] std::string Signature() const;
 
   const std::vector<std::string> paths_;

@@ -11,7 +11,7 @@
 namespace weft {
 namespace {
 
-// `field` returns a reference to the value inside Settings.
+// Makes a row. `field` maps Settings to a reference to the flag's value.
 template <typename Field>
 Flag MakeFlag(const char* group, std::string name, Field field,
               std::string help, std::string value_name = "") {

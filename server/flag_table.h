@@ -1,5 +1,4 @@
-// The table of weftd's flags, with one row for each flag, in the order of
-// --help.
+// The table of weftd's flags: one row for each flag, in the order of --help.
 #ifndef WEFT_SERVER_FLAG_TABLE_H_
 #define WEFT_SERVER_FLAG_TABLE_H_
 
@@ -19,31 +18,32 @@ struct Flag {
   std::string value_name;
   std::string help;
   bool is_bool = false;
-  bool is_list = false;    // Its value is a list, separated by commas.
-  bool is_action = false;  // An action has no environment variable.
+  bool is_list = false;  // A list, with commas between its items.
+  // An action, such as --help, has no environment variable.
+  bool is_action = false;
   std::string default_value;
-  // Returns false if the text is not a value of this flag.
+  // Stores the value in Settings. Returns false if the text is not a value.
   std::function<bool(absl::string_view, Settings*)> read;
   // Returns the value in the form that `read` takes.
   std::function<std::string(Settings)> show;
   bool is_number = false;
 
   [[nodiscard]] std::string environment() const;
-  // Reads the text and remembers its source. A list grows if the same source
-  // gives it again. If the text is not a value of the flag, adds that to
-  // `errors`, naming `source`.
+  // Reads the value from `text` and stores `source` as its source. If the flag
+  // is a list and `source` gave it before, appends to the list. If `text` is
+  // not a value of the flag, adds an error that names `source` to `errors`.
   void Set(absl::string_view source, absl::string_view text, Settings* settings,
            std::vector<std::string>* errors) const;
 };
 
-// Threads: any. Created once.
+// Returns the table, which the first call makes. Threads: any.
 [[nodiscard]] const std::vector<Flag>& FlagTable();
 
-// Returns null if there is no flag of this name.
+// Returns the flag of this name; null if there is none.
 [[nodiscard]] const Flag* FindFlag(absl::string_view name);
 
-// Returns what to say after the name of an unknown flag: a similar name, or
-// where to look.
+// Returns the end of the error about an unknown flag: "; did you mean --X?" if
+// a name is similar, otherwise "; see --help".
 [[nodiscard]] std::string NearFlag(absl::string_view name);
 
 }  // namespace weft

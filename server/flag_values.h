@@ -30,7 +30,7 @@ using EnumNames = std::vector<std::pair<absl::string_view, Enum>>;
 [[nodiscard]] const EnumNames<LogStyle>& NamesOf(LogStyle tag);
 [[nodiscard]] const EnumNames<LogLevel>& NamesOf(LogLevel tag);
 
-// Turns text into a value. Returns false if the text is not such a value.
+// Parses the text as a value. Returns false if the text is not a value.
 [[nodiscard]] bool ReadFlagValue(absl::string_view text, std::string* out);
 [[nodiscard]] bool ReadFlagValue(absl::string_view text, int* out);
 [[nodiscard]] bool ReadFlagValue(absl::string_view text, int64_t* out);

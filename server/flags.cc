@@ -25,7 +25,8 @@ void ReadEnvironment(const Environment& environment, Settings* settings,
     const std::string name = flag.environment();
     const std::optional<std::string> value = environment(name);
     if (!value.has_value()) continue;
-    // Kubernetes sets such values for every Service of the namespace.
+    // For every Service of a namespace, Kubernetes sets variables such as
+    // WEFT_PORT=tcp://10.0.0.1:80.
     if (absl::StrContains(*value, "://")) {
       errors->push_back(
           absl::StrCat(name, "=", *value,
@@ -37,7 +38,7 @@ void ReadEnvironment(const Environment& environment, Settings* settings,
   }
 }
 
-// Reads the flag at args[i]. Returns the number of arguments used.
+// Reads the flag at args[i]. Returns how many arguments it takes.
 size_t ReadFlag(const std::vector<std::string>& args, size_t i,
                 Settings* settings, std::vector<std::string>* errors) {
   const absl::string_view arg = args[i];
@@ -113,7 +114,8 @@ absl::StatusOr<Settings> ParseSettings(const std::vector<std::string>& args,
     }
   };
   std::vector<std::string> errors;
-  // This first pass finds the configuration file, which the second pass needs.
+  // The first pass only finds the file of --config. In the second pass, flags
+  // and environment replace the values of that file.
   Settings named;
   std::vector<std::string> said_below;
   read_all(&named, &said_below);

@@ -21,7 +21,7 @@
 
 namespace weft {
 
-// The settings of the command line, the environment and the file.
+// The settings from the command line, the environment and the file.
 struct Settings {
   EngineOptions engine;
   ServerOptions server;
@@ -31,8 +31,8 @@ struct Settings {
   bool print_config = false;
   std::string config_file;          // Empty: no file.
   int64_t device_memory_bytes = 0;  // For check_config; 0: not given.
-  // Where each value that is not a default is from, by flag: "--max-rank",
-  // "WEFT_MAX_RANK" or the name of the file.
+  // Where each setting that was given comes from. Maps the flag's name without
+  // dashes to "--max-rank", "WEFT_MAX_RANK" or "FILE: max-rank".
   std::map<std::string, std::string> sources;
 };
 
@@ -40,14 +40,14 @@ struct Settings {
 
 // Reads `args` (without the program's name). Forms: "--name=value", "--name
 // value", and for booleans also "--name" and "--no-name". Reads the file of
-// --config, if there is one. Errors: INVALID_ARGUMENT, which lists every
-// unknown flag or setting with a similar name, every value that does not parse,
-// and a file that cannot be read. The options' Validate checks ranges.
+// --config, if there is one. Errors: INVALID_ARGUMENT, with a line for each
+// unknown flag or setting, each value that does not parse, and a file that
+// cannot be read. ValidateSettings checks the ranges.
 [[nodiscard]] absl::StatusOr<Settings> ParseSettings(
     const std::vector<std::string>& args, const Environment& environment);
 
-// Returns every complaint of both Validate functions and every one about
-// --device-memory-bytes, one per line.
+// Returns INVALID_ARGUMENT with the errors of both Validate functions and those
+// about --device-memory-bytes, one per line.
 [[nodiscard]] absl::Status ValidateSettings(const Settings& settings);
 
 // Returns the help, in groups and at most 100 columns wide.

@@ -21,7 +21,7 @@ namespace {
 constexpr char kReadinessService[] = "weft.v1.TrainingService";
 constexpr char kLivenessService[] = "liveness";
 
-// gRPC may hold this many messages of the largest size at once.
+// gRPC's memory quota, as a number of messages of the largest size.
 constexpr int64_t kQuotaMessages = 32;
 
 void SetKeepalive(grpc::ServerBuilder* builder) {
@@ -29,8 +29,8 @@ void SetKeepalive(grpc::ServerBuilder* builder) {
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 60 * kSecond);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20 * kSecond);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  // A client may ping every 10 s. gRPC's default of 5 min would answer ordinary
-  // client settings with "too many pings".
+  // Lets a client ping every 10 s. With gRPC's default of 5 min, ordinary
+  // client settings would end in "too many pings".
   builder->AddChannelArgument(
       GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10 * kSecond);
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 2);
@@ -42,15 +42,15 @@ void SetKeepalive(grpc::ServerBuilder* builder) {
 void SetLimits(const ServerOptions& options, grpc::ServerBuilder* builder) {
   builder->SetMaxReceiveMessageSize(
       static_cast<int>(options.max_message_bytes));
-  // Replies have no limit, so that no reply is lost after its step ran. A
-  // reply's size is bounded by that of its request.
+  // Replies have no limit, so that no reply is lost after its step ran. The
+  // limits on requests bound the size of replies.
   builder->SetMaxSendMessageSize(-1);
-  // gRPC inflates a compressed message before it checks the size.
+  // Refuses compression: gRPC inflates a message before it checks its size.
   for (const auto algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
     builder->SetCompressionAlgorithmSupportStatus(algorithm, false);
   }
-  // The limit is so high that steps sent ahead of a missing step cannot block
-  // the missing one.
+  // The limit is so high that steps which wait for a missing step do not take
+  // all streams. Otherwise the missing step could never arrive.
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 1024);
   grpc::ResourceQuota quota("weftd");
   quota.Resize(static_cast<size_t>(options.max_message_bytes * kQuotaMessages));
@@ -58,8 +58,9 @@ void SetLimits(const ServerOptions& options, grpc::ServerBuilder* builder) {
 }
 
 constexpr absl::Duration kCallInterval = absl::Milliseconds(5);
-// How long gRPC waits for clients to close their connections. A client without
-// an open call does not read, so gRPC would always wait for the whole time.
+// How long gRPC waits for clients to close their connections. It is short,
+// because a client without an open call does not notice the shutdown. So gRPC
+// nearly always waits the whole time.
 constexpr absl::Duration kConnectionGrace = absl::Milliseconds(100);
 
 // Returns `listen` with the port replaced.
@@ -103,9 +104,9 @@ Frontend::MakeCredentials() {
     WEFT_ASSIGN_OR_RETURN(tls_, TlsRotation::Start(options, registry_.get()));
     credentials = tls_->MakeCredentials();
   } else if (!options.auth_tokens_file.empty()) {
-    // With these plaintext credentials gRPC calls the authenticator, which it
-    // would not do with insecure ones. They accept only connections from this
-    // machine.
+    // These credentials are plaintext too, and accept connections only from
+    // this machine. But with them gRPC calls the authenticator's processor,
+    // which it does not do with insecure credentials.
     credentials = grpc::experimental::LocalServerCredentials(LOCAL_TCP);
   } else {
     credentials = grpc::InsecureServerCredentials();
@@ -168,7 +169,8 @@ absl::Status Frontend::StartTinker() {
 absl::Status Frontend::WritePortFile() const {
   const std::string& path = core_.options.port_file;
   if (path.empty()) return absl::OkStatus();
-  // The file is renamed into place, so that a reader never sees a part of it.
+  // Renames a finished file into place, so that a reader never sees a part of
+  // it.
   const std::string draft = absl::StrCat(path, ".tmp");
   std::FILE* const file = std::fopen(draft.c_str(), "w");
   bool written = file != nullptr;

@@ -25,26 +25,29 @@
 
 namespace weft {
 
-// The engine counts as hung if its heartbeat is older than this. The heart
-// beats between micro-batches. A micro-batch takes about a second on a GPU, and
-// at most minutes for a large model on a CPU. deploy/prometheus warns earlier.
+// The engine counts as hung if its heartbeat is older than this. The engine's
+// thread renews the heartbeat after each piece of work, at most a micro-batch,
+// and while it is idle. A micro-batch takes about a second on a GPU, and at
+// most minutes for a large model on a CPU. deploy/prometheus warns earlier.
 inline constexpr absl::Duration kHeartbeatLimit = absl::Minutes(15);
-// If the engine hangs for this much longer, the process ends, so that a
-// supervisor restarts it. Until then liveness is NOT_SERVING, so that a probe
-// may restart it sooner and an operator may look.
+// If the engine hangs for kHeartbeatLimit plus this time, the process ends, so
+// that a supervisor restarts it. In this time, liveness is NOT_SERVING, so that
+// a probe may restart the process sooner and an operator may look at it.
 inline constexpr absl::Duration kHangGrace = absl::Minutes(5);
 
 // Serves all listeners. The health services "" and "weft.v1.TrainingService"
-// report readiness. "liveness" is SERVING while the model loads, and later
-// while the engine's heartbeat is younger than kHeartbeatLimit.
+// report readiness: whether the server takes work. "liveness" is SERVING while
+// the model loads, and later while the engine's heartbeat is younger than
+// kHeartbeatLimit.
 //
 // Threads: any. Call Shutdown once.
 class Frontend {
  public:
-  // Listens at once. Until SetEngine, every RPC except GetInfo answers
-  // UNAVAILABLE. Writes options.port_file. The metrics endpoint holds
-  // `registry` weakly. Errors: UNAVAILABLE if an address cannot be bound; those
-  // of TlsRotation; INTERNAL.
+  // Listens at once and writes options.port_file. Until SetEngine, every RPC of
+  // weft.v1 except GetInfo answers UNAVAILABLE. The metrics endpoint does not
+  // keep `registry` alive. Errors: UNAVAILABLE if an address cannot be bound or
+  // port_file cannot be written; those of TlsRotation and Authenticator;
+  // INTERNAL.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Frontend>> Start(
       const ServerOptions& options,
       std::shared_ptr<prometheus::Registry> registry);
@@ -53,29 +56,31 @@ class Frontend {
   Frontend(const Frontend&) = delete;
   Frontend& operator=(const Frontend&) = delete;
 
-  // Return HOST:PORT with the ports that were chosen. metrics_address is empty
-  // without an endpoint.
+  // Return HOST:PORT with the port that was chosen. metrics_address() is empty
+  // if there is no metrics endpoint.
   [[nodiscard]] const std::string& address() const { return address_; }
   [[nodiscard]] const std::string& metrics_address() const {
     return metrics_address_;
   }
 
-  // Shows on the metrics page that the engine is starting.
+  // Shows on the metrics page that the model is loading.
   void SetLoading();
 
-  // Serves with `engine`, which outlives Shutdown.
+  // Serves with `engine` from now on. REQUIRES: `engine` outlives Shutdown.
   void SetEngine(Engine* engine);
 
-  // Sets liveness from the engine's heartbeat at `now`, and counts how often it
-  // turns NOT_SERVING. Call it periodically.
+  // Sets liveness by the age of the engine's heartbeat at `now`. Counts how
+  // often liveness turns NOT_SERVING. Call it periodically.
   void UpdateLiveness(absl::Time now);
 
-  // Turns readiness NOT_SERVING and refuses new work. May be repeated.
+  // Turns readiness NOT_SERVING and refuses new work. A repeated call is
+  // harmless.
   void StartDraining();
   [[nodiscard]] bool draining() const { return core_.engine.draining(); }
 
-  // Ends open calls after `grace`, or sooner if there are none, and then the
-  // connections. During `grace` the engine can answer or cancel accepted work.
+  // Waits until no call is open, or `grace` has passed. Then cancels open calls
+  // and closes the connections. During `grace` the engine can answer or cancel
+  // accepted work.
   void Shutdown(absl::Duration grace);
 
  private:
@@ -92,7 +97,7 @@ class Frontend {
   void SetLive(bool live);
 
   ServiceCore core_;
-  // The metrics page holds the registry weakly.
+  // Keeps the registry alive, because the metrics endpoint does not.
   const std::shared_ptr<prometheus::Registry> registry_;
   prometheus::Counter& watchdog_trips_;
   const absl::Time started_ = absl::Now();

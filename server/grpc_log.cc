@@ -14,7 +14,7 @@ namespace {
 constexpr int kLinesPerSecond = 10;
 
 void WriteLine(gpr_log_func_args* args) {
-  // A race at a change of the second adds only a few lines.
+  // Threads may race when a new second begins. That adds only a few lines.
   static std::atomic<int64_t> second{0};
   static std::atomic<int> lines{0};
   const int64_t now = absl::ToUnixSeconds(absl::Now());

@@ -4,8 +4,9 @@
 
 namespace weft {
 
-// From now on gRPC's messages are log lines "grpc" at level warning. There are
-// at most ten a second, so that failed handshakes cannot fill the disk.
+// From now on gRPC's messages are log lines "grpc": errors at level warning,
+// others at level debug. There are at most ten a second, so that failed
+// handshakes cannot fill the disk.
 void TakeOverGrpcLog();
 
 }  // namespace weft

@@ -42,14 +42,16 @@ absl::Status CannotListen(const std::string& listen, const char* why) {
       absl::StrCat("cannot listen on --listen=", listen, ": ", why));
 }
 
-// Listens on the address with `port`. Returns the descriptor and sets `port` to
-// the actual port. Returns -1 after an error, which is in errno.
+// Listens on the address with `*port`. Returns the descriptor and sets `*port`
+// to the port that was chosen. If that fails, returns -1 and errno has the
+// error.
 int Open(const addrinfo& address, int* port) {
   UniqueFd fd(
       socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (fd.get() < 0) return -1;
   const int on = 1;
-  // Permits a port with lingering connections, but not a port with a listener.
+  // Permits a port with connections that linger after their close. A port on
+  // which another socket listens stays refused.
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   sockaddr_storage name = {};
   std::memcpy(&name, address.ai_addr, address.ai_addrlen);
@@ -102,11 +104,12 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Bind(
     }
     return addresses != nullptr;
   };
-  // Opens the wildcard of both families, if the machine has both.
+  // Opens [::] for 0.0.0.0, because [::] accepts both families. Falls back to
+  // 0.0.0.0 if the machine has no IPv6.
   bool opened = place.host == "0.0.0.0" && open_all("::");
   if (!opened) opened = open_all(place.host);
-  // Some names fail to open, such as "localhost" with an address of a family
-  // that the machine lacks.
+  // An address may fail to open: "localhost" may have one of a family that the
+  // machine lacks. One open address is enough if no port was taken.
   if (listener->sockets_.empty()) {
     return CannotListen(listen,
                         "is the port taken, the address this machine's?");
@@ -151,8 +154,8 @@ void Listener::Loop() {
   }
   bool has_descriptors = true;
   for (;;) {
-    // Without descriptors it waits only for its end, because a listener with a
-    // waiting connection is always readable.
+    // Without a free descriptor, waits only for stop_. A listening socket with
+    // a waiting connection is always readable, so poll would return at once.
     const size_t count = has_descriptors ? waited.size() : 1;
     poll(waited.data(), count, has_descriptors ? kIdleMillis : kBackOffMillis);
     if ((waited[0].revents & POLLIN) != 0) return;
@@ -171,7 +174,7 @@ bool Listener::Accept(int listener) {
   UniqueFd fd(
       accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (fd.get() < 0) {
-    // Any other error concerns one connection, which is gone.
+    // Any other error concerns one connection, which no longer exists.
     const bool exhausted = errno == EMFILE || errno == ENFILE ||
                            errno == ENOBUFS || errno == ENOMEM;
     if (exhausted) refused_[kNoDescriptor].Increment();

@@ -1,6 +1,6 @@
-// The sockets on which clients arrive. gRPC 1.51's own listener never accepts
-// again after the process ran out of descriptors (CVE-2023-4785), and has no
-// limit on connections. This listener waits for descriptors and has a limit.
+// Listens for clients' connections. gRPC 1.51's own listener stops accepting
+// forever when the process has no descriptor left (CVE-2023-4785). It also has
+// no limit on connections. This listener waits for descriptors and has a limit.
 #ifndef WEFT_SERVER_LISTENER_H_
 #define WEFT_SERVER_LISTENER_H_
 
@@ -21,14 +21,15 @@
 
 namespace weft {
 
-// Threads: one thread creates, starts and destroys it. It accepts connections
-// on its own thread.
+// Accepts connections on its own thread.
+// Threads: one thread creates, starts and destroys it.
 class Listener {
  public:
   // Binds HOST:PORT on every address of the host. 0.0.0.0 and [::] mean all
-  // addresses of both families. Connections wait in the kernel until Start.
-  // max_connections 0 means half of the files that the process may open, at
-  // most 10000. Errors: UNAVAILABLE if no address can be bound.
+  // addresses of both families. Connections wait in the kernel until Start. If
+  // max_connections is 0, the limit is half of the files that the process may
+  // open, at most 10000. Errors: UNAVAILABLE if no address can be bound or the
+  // port is taken.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Listener>> Bind(
       const std::string& listen, int max_connections,
       prometheus::Registry* registry);
@@ -40,7 +41,7 @@ class Listener {
 
   [[nodiscard]] int port() const { return port_; }
 
-  // Hands connections to `acceptor`. REQUIRES: the acceptor's server runs.
+  // Passes accepted connections to `acceptor`. REQUIRES: its server runs.
   void Start(
       std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor);
 
@@ -48,10 +49,10 @@ class Listener {
   Listener(int max_connections, prometheus::Registry* registry);
 
   void Loop();
-  // Returns false if no descriptor is left. The caller then waits before it
-  // tries again.
+  // Accepts one connection from the socket `listener`. Returns false if no
+  // descriptor is left. The caller then waits before it tries again.
   [[nodiscard]] bool Accept(int listener);
-  // Removes connections that have been closed.
+  // Removes closed connections from open_.
   void Sweep();
 
   const size_t max_connections_;
@@ -61,8 +62,9 @@ class Listener {
   int port_ = 0;
   UniqueFd stop_;  // Becomes readable when the thread must end.
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
-  // Open connections: maps a descriptor to its socket's inode. A later socket
-  // with the same descriptor has another inode. Only the thread uses it.
+  // Open connections: maps a descriptor to its socket's inode. If gRPC has
+  // closed a connection, its descriptor is closed or belongs to another inode.
+  // Only thread_ uses this member.
   std::unordered_map<int, ino_t> open_;
   absl::Time swept_ = absl::InfinitePast();
   std::thread thread_;

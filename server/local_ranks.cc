@@ -28,8 +28,8 @@ absl::Status SystemError(const char* what) {
                                              ": ", std::strerror(errno)));
 }
 
-// Binds a free port of the loopback interface, so that no other program can
-// take it before the ranks meet there.
+// Binds a free port of the loopback interface, at which the ranks will meet.
+// The socket stays open, so that no other program takes the port before.
 absl::Status BindLoopback(World* world) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return SystemError("socket");
@@ -53,7 +53,8 @@ void SetVariable(const char* name, const std::string& value) {
   setenv(name, value.c_str(), /*overwrite=*/1);
 }
 
-// Runs in the child: becomes the rank, or ends.
+// Runs this program as `rank` in the forked child. If that fails, ends the
+// child.
 [[noreturn]] void BecomeRank(char** argv, const World& world, int rank,
                              pid_t parent) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -111,8 +112,8 @@ LocalRanks::~LocalRanks() {
 }
 
 void LocalRanks::Kill() {
-  // Spares a process that waitpid reports as ended, because its id may be in
-  // use again.
+  // Sends no signal to a process that waitpid reports as ended, because another
+  // process may have its id now.
   for (const Process& process : std::exchange(processes_, {})) {
     int status = 0;
     if (waitpid(process.pid, &status, WNOHANG) != 0) continue;

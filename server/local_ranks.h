@@ -1,4 +1,5 @@
-// Starts the other ranks of a group on this machine.
+// Starts the other ranks on this machine. A rank is one of the processes that
+// serve a model together.
 #ifndef WEFT_SERVER_LOCAL_RANKS_H_
 #define WEFT_SERVER_LOCAL_RANKS_H_
 
@@ -15,24 +16,25 @@ namespace weft {
 // Threads: the main thread.
 class LocalRanks {
  public:
-  // Makes an object without other ranks.
+  // Makes an object without processes.
   LocalRanks() = default;
   // Starts this program again with the same arguments, as ranks 1 to size - 1.
-  // The environment gives them their world. They end with this process, even if
-  // it crashes. `world` becomes the world of rank 0. Threads: call it before
-  // any other thread is created, because it forks. Errors: UNAVAILABLE if a
-  // socket or a process cannot be created.
+  // Each rank reads its World from environment variables. The ranks end with
+  // this process, even if it crashes. Sets `world` to the world of rank 0.
+  // Threads: call it before any other thread is created, because it forks.
+  // Errors: UNAVAILABLE if a socket or a process cannot be created.
   [[nodiscard]] static absl::StatusOr<LocalRanks> Spawn(char** argv, int size,
                                                         World* world);
-  // Waits some seconds for ranks that still run, so that they can end by
-  // themselves.
+  // Waits up to 10 s for the ranks to end by themselves, and kills those that
+  // still run.
   ~LocalRanks();
-  // Kills the ranks now.
+  // Kills the ranks that still run, without waiting.
   void Kill();
   LocalRanks(LocalRanks&& other) noexcept;
   LocalRanks& operator=(LocalRanks&& other) noexcept;
 
-  // Returns UNAVAILABLE if a rank has ended, with the rank and how it ended.
+  // Returns UNAVAILABLE if a rank has ended. The message says which rank ended
+  // and how. Each rank is reported once.
   [[nodiscard]] absl::Status Check();
 
  private:

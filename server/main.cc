@@ -35,18 +35,18 @@ void PrintLines(const absl::Status& status) {
 // Sets environment variables before LibTorch and its libraries read them. Keeps
 // the values that the operator has set.
 void SetLibraryDefaults() {
-  // oneDNN and LibTorch's layer above it each keep up to 1024 compiled products
-  // of 0.3 MB, and every new batch length is a new product.
+  // oneDNN and LibTorch's layer above it each cache up to 1024 compiled matrix
+  // products of 0.3 MB. Every new batch length adds one.
   ::setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128", /*replace=*/0);
   ::setenv("LRU_CACHE_CAPACITY", "128", /*replace=*/0);
-  // Threads that wait for each other spin for some microseconds, then sleep.
-  // Longer spinning gains nothing on idle cores and takes time from shared
-  // ones.
+  // Compute threads that wait for each other spin for some microseconds, then
+  // sleep. Longer spinning gains nothing on idle cores and takes time from
+  // shared ones.
   ::setenv("GOMP_SPINCOUNT", "20000", /*replace=*/0);
 }
 
 // Loads the libraries of the torch package in `folder`, so that weftd.so uses
-// them.
+// them. If that fails, prints a message on stderr and returns false.
 bool LoadTorch(const std::string& folder) {
 #if WEFT_WITH_CUDA
   constexpr std::array kLibraries = {"libc10.so", "libtorch_cpu.so",
@@ -65,12 +65,12 @@ bool LoadTorch(const std::string& folder) {
   return true;
 }
 
-// Returns the world of this process. Starts the other ranks unless torchrun or
-// another launcher did.
+// Returns the world of this process: its rank and how to reach the others.
+// Starts the other ranks, except if torchrun or another launcher started them.
 absl::StatusOr<weft::World> MakeWorld(const weft::EngineOptions& options,
                                       char** argv, weft::LocalRanks* others) {
   const int size = options.tensor_parallel_size * options.data_parallel_size;
-  // A server of one rank ignores the variables of a job in which it runs.
+  // A server of one rank ignores RANK and the like, which an outer job may set.
   if (size == 1) return weft::World();
   absl::StatusOr<std::optional<weft::World>> given =
       weft::WorldFromEnvironment(weft::ProcessEnvironment());
@@ -95,7 +95,7 @@ void* FindInService(const weft::ServerOptions& options, const char* name) {
   if (!options.torch_dir.empty() && !LoadTorch(options.torch_dir)) {
     return nullptr;
   }
-  // The library is found through this binary's RUNPATH. It is global, because
+  // This binary's RUNPATH leads to the library. Its symbols are global, because
   // LibTorch's own libraries use each other's symbols.
   void* const library = ::dlopen("weftd.so", RTLD_NOW | RTLD_GLOBAL);
   void* const function = library == nullptr ? nullptr : ::dlsym(library, name);
@@ -162,7 +162,7 @@ int main(int argc, char** argv) {
   if (settings->check_config) return CheckConfig(*settings);
   const int status = Serve(*settings, argv);
   // Skips LibTorch's static destructors. They take a third of a second and free
-  // only what the end of the process frees anyway.
+  // only memory that the end of the process frees anyway.
   std::fflush(nullptr);
   std::_Exit(status);
 }

@@ -11,16 +11,18 @@
 
 namespace weft {
 
-// A plain value. The constructor takes about a millisecond.
-// Threads: any may make one; the methods are not thread-safe.
+// The values do not change after the constructor, which takes about a
+// millisecond.
+// Threads: any.
 class MetricValues {
  public:
   // Reads the registry's metrics and those of the process.
   explicit MetricValues(const prometheus::Registry& registry);
 
-  // Returns the sum over a family's labels; 0 if there is no such family.
+  // Returns the sum over all labels of a family; 0 if there is no such family.
   [[nodiscard]] double Sum(const std::string& name) const;
-  // Returns a family with one label: the values by the label's values.
+  // Returns a family's values by the value of its first label; empty if there
+  // is no such family.
   [[nodiscard]] std::map<std::string, double> ByLabel(
       const std::string& name) const;
   // Returns the seconds since the start of the process; 0 if unknown.
@@ -29,7 +31,7 @@ class MetricValues {
  private:
   void Add(const std::vector<prometheus::MetricFamily>& families);
 
-  // Values by the family's name and the value of its first label.
+  // Maps a family's name and the value of its first label to a value.
   std::map<std::string, std::map<std::string, double>> values_;
 };
 

@@ -16,14 +16,14 @@
 namespace weft {
 namespace {
 
-// With fewer threads, two idle connections would block every scrape for 30 s
-// (civetweb's request timeout).
+// More than the exposer's default of 2, with which two idle connections would
+// block every scrape for 30 s (civetweb's request timeout).
 constexpr size_t kThreads = 8;
 
 constexpr absl::Duration kKnockInterval = absl::Milliseconds(5);
 
-// Connects and closes without waiting. Even a queued connection wakes the
-// listener.
+// Connects and closes without waiting. A connection wakes civetweb's listening
+// thread even before it is accepted.
 void Knock(const addrinfo& address) {
   const int fd =
       socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -59,8 +59,8 @@ MetricsServer::MetricsServer(std::unique_ptr<prometheus::Exposer> exposer,
                              std::string address)
     : exposer_(std::move(exposer)), address_(std::move(address)) {}
 
-// civetweb's listening thread checks whether to stop only every 2 s and at each
-// connection. No option changes that, so the destructor connects.
+// civetweb's listening thread checks whether it must stop only every 2 s and at
+// each connection. No option changes that, so the destructor connects.
 MetricsServer::~MetricsServer() {
   absl::Notification stopped;
   std::thread stop([&] {

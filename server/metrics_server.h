@@ -1,4 +1,5 @@
-// Serves the metrics page /metrics by prometheus-cpp and civetweb.
+// Serves the metrics page /metrics with prometheus-cpp and its server,
+// civetweb.
 #ifndef WEFT_SERVER_METRICS_SERVER_H_
 #define WEFT_SERVER_METRICS_SERVER_H_
 
@@ -15,14 +16,15 @@ namespace weft {
 // Threads: any.
 class MetricsServer {
  public:
-  // Listens on HOST:PORT and collects from the collectables at each scrape.
-  // Holds them weakly. Errors: UNAVAILABLE if the address cannot be bound.
+  // Listens on HOST:PORT. Each scrape collects from the collectables, which the
+  // server does not keep alive. Errors: UNAVAILABLE if the address cannot be
+  // bound.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(
       const std::string& listen,
       const std::vector<std::shared_ptr<prometheus::Collectable>>&
           collectables);
 
-  // Takes milliseconds, or up to 2 s if a client holds a connection open
+  // Takes some milliseconds, or up to 2 s if a client holds a connection open
   // without a request.
   ~MetricsServer();
   MetricsServer(const MetricsServer&) = delete;

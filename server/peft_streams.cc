@@ -28,7 +28,8 @@ void Run(Engine& engine, std::pair<std::string, std::string> checkpoint,
                             std::move(checkpoint.second), std::move(done));
 }
 
-// Ownership: shared by gRPC (until OnDone) and the engine's callback.
+// A call that sends files: ExportAdapter or DownloadCheckpoint. Ownership:
+// shared by gRPC (until OnDone) and the engine's callback.
 template <typename Request, typename Response>
 class SendCall final : public grpc::ServerWriteReactor<Response> {
  public:
@@ -55,7 +56,8 @@ class SendCall final : public grpc::ServerWriteReactor<Response> {
   }
 
  private:
-  // An empty file is sent as one empty piece, so that the client gets its name.
+  // Sends the next piece, or the status after the last one. An empty file is
+  // sent as one empty piece, so that the client gets its name.
   void SendNext() {
     if (file_ == files_.size()) return End(absl::OkStatus());
     const auto& [name, contents] = files_[file_];
@@ -85,12 +87,13 @@ class SendCall final : public grpc::ServerWriteReactor<Response> {
   CallRecord record_;
   PeftFiles files_;
   size_t file_ = 0;    // The next file to send.
-  size_t offset_ = 0;  // The next byte to send of that file.
+  size_t offset_ = 0;  // The next byte of this file to send.
   Response message_;
   std::shared_ptr<SendCall> self_;
 };
 
-// What is particular to ImportAdapter and to UploadCheckpoint.
+// ImportKind and UploadKind hold what differs between ImportAdapter and
+// UploadCheckpoint.
 struct ImportKind {
   using Request = v1::ImportAdapterRequest;
   using Response = v1::ImportAdapterResponse;
@@ -123,7 +126,8 @@ struct UploadKind {
   }
 };
 
-// Ownership: shared by gRPC (until OnDone) and the engine's callback.
+// A call that receives files: ImportAdapter or UploadCheckpoint. Ownership:
+// shared by gRPC (until OnDone) and the engine's callback.
 template <typename Kind>
 class ReceiveCall final
     : public grpc::ServerReadReactor<typename Kind::Request> {
@@ -162,7 +166,8 @@ class ReceiveCall final
     this->StartRead(&message_);
   }
 
-  // Counts bytes against the limit that all imports and uploads share.
+  // Counts bytes against the limit that all imports and uploads share. Returns
+  // RESOURCE_EXHAUSTED above the limit.
   absl::Status Hold(size_t bytes) {
     ServiceCore* const core = record_.core();
     const auto count = static_cast<int64_t>(bytes);
@@ -183,6 +188,7 @@ class ReceiveCall final
     record_.core()->import_bytes -= std::exchange(held_bytes_, 0);
   }
 
+  // Passes the whole request to the engine when the client has half-closed.
   void HandOver() {
     if (record_.context()->IsCancelled()) {
       return End(absl::CancelledError("the client went away"));
@@ -204,8 +210,8 @@ class ReceiveCall final
               });
   }
 
-  // Releases the bytes first, because a client that has the answer may begin
-  // its next upload at once.
+  // Releases the held bytes before the reply, because a client that has the
+  // reply may begin its next upload at once.
   void End(const absl::Status& status) {
     Release();
     this->Finish(record_.Close(status));

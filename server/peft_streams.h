@@ -1,4 +1,4 @@
-// The reactors behind AdapterService's calls that move files: ExportAdapter and
+// The reactors of AdapterService's calls that transfer files: ExportAdapter,
 // DownloadCheckpoint, ImportAdapter and UploadCheckpoint. A reactor frees
 // itself.
 #ifndef WEFT_SERVER_PEFT_STREAMS_H_
@@ -10,7 +10,7 @@
 
 namespace weft {
 
-// These send the files in pieces of up to 1 MiB.
+// StartExport and StartDownload send the files in pieces of up to 1 MiB.
 [[nodiscard]] grpc::ServerWriteReactor<v1::ExportAdapterResponse>* StartExport(
     ServiceCore* core, grpc::CallbackServerContext* context,
     const v1::ExportAdapterRequest& request);
@@ -18,9 +18,9 @@ namespace weft {
 StartDownload(ServiceCore* core, grpc::CallbackServerContext* context,
               const v1::DownloadCheckpointRequest& request);
 
-// These receive files until the client half-closes. They fail with
-// RESOURCE_EXHAUSTED if all open imports and uploads together hold more than
-// ServerOptions::max_import_bytes.
+// StartImport and StartUpload receive files until the client half-closes. They
+// fail with RESOURCE_EXHAUSTED if all open imports and uploads together hold
+// more than ServerOptions::max_import_bytes.
 [[nodiscard]] grpc::ServerReadReactor<v1::ImportAdapterRequest>* StartImport(
     ServiceCore* core, grpc::CallbackServerContext* context,
     v1::ImportAdapterResponse* response);

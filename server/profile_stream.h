@@ -1,4 +1,4 @@
-// The reactor behind ServerService.Profile. It frees itself.
+// The reactor of ServerService.Profile. It frees itself.
 #ifndef WEFT_SERVER_PROFILE_STREAM_H_
 #define WEFT_SERVER_PROFILE_STREAM_H_
 
@@ -8,8 +8,8 @@
 
 namespace weft {
 
-// Sends the trace in pieces of at most 1 MiB when the profile has ended. A
-// client that goes away ends the profile.
+// Sends the trace in pieces of at most 1 MiB when the profile has ended. If the
+// client goes away, the profile ends early.
 [[nodiscard]] grpc::ServerWriteReactor<v1::ProfileResponse>* StartProfile(
     ServiceCore* core, grpc::CallbackServerContext* context,
     const v1::ProfileRequest& request);

@@ -1,13 +1,13 @@
-// Converts messages to plain requests. Every plain request is valid: each field
-// is checked here, before the request is queued, and later layers do not check
-// again.
+// Converts protobuf requests to the engine's request structs (src/request),
+// called plain requests. Each field is checked here, before the request is
+// queued. Later layers do not check again.
 //
-// Errors: INVALID_ARGUMENT naming the field's path, its value and the limit
-// (data[3].targets[17] is 50000, must be in [0, 49152)); FAILED_PRECONDITION
-// for byte-string stops without a tokenizer.
+// Errors: INVALID_ARGUMENT, which names the field's path, its value and the
+// limit (data[3].targets[17] is 50000, must be in [0, 49152));
+// FAILED_PRECONDITION for byte-string stops without a tokenizer.
 // Units: time O(bytes of the message), about 1 ns a token; memory only for the
-// result. Threads: any. Deadlines stay at infinity here, because the caller
-// sets them.
+// result. Threads: any. The deadline of a plain request stays at infinity,
+// because CallRecord sets it later.
 #ifndef WEFT_SERVER_REQUEST_VALIDATION_H_
 #define WEFT_SERVER_REQUEST_VALIDATION_H_
 
@@ -31,24 +31,25 @@
 
 namespace weft {
 
-// The most targets of a token, entries of a StopRule, and top_logprobs or
-// prompt_top_logprobs.
+// Limits of the targets of a token, of the entries of a StopRule, and of
+// top_logprobs and prompt_top_logprobs.
 inline constexpr uint32_t kMaxTargetsPerToken = 1024;
 inline constexpr size_t kMaxStopEntries = 64;
 inline constexpr uint32_t kMaxTopLogprobs = 20;
 
-// The limits of the running model and of the operator.
+// The limits that the running model and the operator's options set.
 struct RequestLimits {
   int vocab_size = 0;
   int context_length = 0;
   int max_rank = 0;
-  // 0 for a dense model.
+  // The next three fields are 0 for a model without experts.
   int num_experts = 0;
   int experts_per_token = 0;
   int expert_layers = 0;
+  // Whether the model has a tokenizer that byte-string stops can use.
   bool has_byte_decoder = false;
   int max_data = 0;        // Sequences in a training request.
-  int64_t max_tokens = 0;  // Tokens in these sequences.
+  int64_t max_tokens = 0;  // Tokens of a training request.
   int max_samples = 0;
   bool engine_names = true;  // An adapter's name may be TENANT~ID.
 };
@@ -56,8 +57,8 @@ struct RequestLimits {
 [[nodiscard]] RequestLimits MakeLimits(const EngineInfo& info,
                                        const ServerOptions& options);
 
-// Returns INVALID_ARGUMENT naming `field` if it asks for the routing of a model
-// without experts.
+// Returns INVALID_ARGUMENT, which names `field`, if `asked` and the model has
+// no experts. `asked` is true if the request has or wants routing.
 [[nodiscard]] absl::Status CheckRouting(absl::string_view field, bool asked,
                                         const RequestLimits& limits);
 
@@ -68,19 +69,19 @@ struct RequestLimits {
 [[nodiscard]] absl::StatusOr<OptimStepRequest> Validate(
     const v1::OptimStepRequest& request, const RequestLimits& limits);
 
-// Fills in fields that are absent: max_tokens, a random seed.
+// Replaces absent fields by defaults, such as max_tokens and a random seed.
 [[nodiscard]] absl::StatusOr<SampleRequest> Validate(
     const v1::SampleRequest& request, const RequestLimits& limits);
 
-// An absent seed is derived from the id. So a repeated call asks for the same
-// adapter and gets the same answer.
+// Derives an absent seed from the adapter's id. So a repeated call asks for the
+// same adapter and gets the same answer.
 [[nodiscard]] absl::StatusOr<CreateAdapterRequest> Validate(
     const v1::CreateAdapterRequest& request, const RequestLimits& limits);
 
 [[nodiscard]] absl::StatusOr<ListAdaptersRequest> Validate(
     const v1::ListAdaptersRequest& request, const RequestLimits& limits);
 
-// Returns the adapter's id. For ListCheckpoints it may be empty.
+// Returns the adapter's id, which may be empty for ListCheckpoints.
 [[nodiscard]] absl::StatusOr<std::string> Validate(
     const v1::GetAdapterRequest& request, const RequestLimits& limits);
 [[nodiscard]] absl::StatusOr<std::string> Validate(

@@ -1,4 +1,4 @@
-// Converts plain results to messages.
+// Converts the engine's result structs (src/request) to protobuf responses.
 //
 // REQUIRES: `out` is empty. The functions cannot fail, because results come
 // from the engine, not from a client. Threads: any.

@@ -43,8 +43,8 @@ constexpr RpcMethod kRpcMethods[] = {
 };
 static_assert(std::size(kRpcMethods) == static_cast<size_t>(Rpc::kCount));
 
-// The names of status codes in gRPC for Go, because the metrics' names are Go's
-// too.
+// gRPC for Go's names of status codes, because the metrics have
+// go-grpc-prometheus' names.
 constexpr const char* kCodeNames[] = {"OK",
                                       "Canceled",
                                       "Unknown",
@@ -63,8 +63,8 @@ constexpr const char* kCodeNames[] = {"OK",
                                       "DataLoss",
                                       "Unauthenticated"};
 
-// Returns whether the call's request has a step number, so that it may be
-// replayed.
+// Returns whether requests of this method have a step number. A repeated
+// request with one may get its stored reply.
 bool HasStep(Rpc rpc) {
   return rpc == Rpc::kForwardBackward || rpc == Rpc::kForward ||
          rpc == Rpc::kOptimStep || rpc == Rpc::kSaveCheckpoint ||
@@ -170,7 +170,7 @@ void RpcMetrics::Handled(Rpc rpc, const absl::Status& status,
                          absl::Duration elapsed) {
   const Method& method = methods_[Index(rpc)];
   const auto code = static_cast<size_t>(status.code());
-  // A code outside the canonical set counts as Unknown.
+  // A code outside the canonical set counts as Unknown (2).
   method.handled[code < method.handled.size() ? code : 2]->Increment();
   method.seconds->Observe(absl::ToDoubleSeconds(elapsed));
   inflight_.Decrement();

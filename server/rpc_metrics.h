@@ -44,11 +44,12 @@ enum class Rpc : uint8_t {
 // Returns a name such as "weft.v1.TrainingService/ForwardBackward".
 [[nodiscard]] std::string RpcName(Rpc rpc);
 
-// Why a call was refused without running. kTooLarge counts only the server's
-// own refusals; gRPC itself refuses a message above --max-message-bytes. kQuota
-// counts calls, tokens per second or imports; kAdapterRoom counts slots or
-// bytes of adapters. kDiskFull means the disk of --state-dir or of checkpoints,
-// and kNoRoom memory or another disk.
+// Why a call was refused without running. kTooLarge does not count messages
+// above --max-message-bytes, which gRPC itself refuses. kQuota counts too many
+// calls, tokens per second or bytes of imports. kAdapterRoom counts too many
+// adapters or bytes of adapters. kDiskFull means the disk of --state-dir or of
+// checkpoints. kNoRoom means memory or another disk. kOrder means a step number
+// out of order or an existing name.
 enum class RejectReason : uint8_t {
   kInvalid,
   kTooLarge,
@@ -63,8 +64,9 @@ enum class RejectReason : uint8_t {
   kCount,
 };
 
-// Returns why a call with this error was rejected, or kCount if it was not
-// rejected but failed while it ran.
+// Returns the reason as which this error counts; kCount if it is no refusal.
+// UNAVAILABLE counts as kDraining; CallRecord changes that to kStarting while
+// there is no engine.
 [[nodiscard]] RejectReason ReasonOf(const absl::Status& status);
 
 enum class StartupPhase : uint8_t { kListening, kLoading, kServing, kDraining };
@@ -76,7 +78,8 @@ class RpcMetrics {
 
   void Started(Rpc rpc);
   void Handled(Rpc rpc, const absl::Status& status, absl::Duration elapsed);
-  // Count messages of the calls: requests read, responses handed to gRPC.
+  // Count a request message that was read, and a response message handed to
+  // gRPC.
   void Received(Rpc rpc);
   void Sent(Rpc rpc);
   void Rejected(RejectReason reason);
@@ -90,7 +93,7 @@ class RpcMetrics {
     prometheus::Counter* received;
     prometheus::Counter* sent;
     prometheus::Counter* replayed;
-    std::array<prometheus::Counter*, 17> handled;  // Keys: status codes.
+    std::array<prometheus::Counter*, 17> handled;  // By status code.
   };
 
   std::vector<Method> methods_;

@@ -17,21 +17,20 @@ constexpr RpcPolicy kPolicies[] = {
     {"/weft.v1.AdapterService/LoadCheckpoint", false, Scope::kTrain},
     {"/weft.v1.AdapterService/ListCheckpoints", false, Scope::kRead},
     {"/weft.v1.AdapterService/DeleteCheckpoint", false, Scope::kTrain},
-    // As for an export, the weights leave the server.
+    // Needs kTrain like ExportAdapter, because the weights leave the server.
     {"/weft.v1.AdapterService/DownloadCheckpoint", false, Scope::kTrain},
     {"/weft.v1.AdapterService/UploadCheckpoint", false, Scope::kTrain},
     {"/weft.v1.AdapterService/PublishSnapshot", false, Scope::kTrain},
     {"/weft.v1.AdapterService/ReleaseSnapshot", false, Scope::kTrain},
-    // An export needs a higher scope than reading, because the weights leave
-    // the server.
+    // Needs kTrain, not only kRead, because the weights leave the server.
     {"/weft.v1.AdapterService/ExportAdapter", false, Scope::kTrain},
     {"/weft.v1.AdapterService/ImportAdapter", false, Scope::kTrain},
     {"/weft.v1.ServerService/GetInfo", false, Scope::kRead},
     {"/weft.v1.ServerService/Drain", false, Scope::kAdmin},
-    // The work of all tenants shows in it.
+    // Needs kAdmin, because a profile shows the work of all tenants.
     {"/weft.v1.ServerService/Profile", false, Scope::kAdmin},
-    // Probes have no token. Check reveals only one word, but Watch also holds a
-    // stream.
+    // Probes have no token, so Check needs none. It reveals only one word.
+    // Watch needs a token, because it also holds a stream.
     {"/grpc.health.v1.Health/Check", true, Scope::kRead},
     {"/grpc.health.v1.Health/Watch", false, Scope::kRead},
     {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", false,

@@ -1,4 +1,4 @@
-// The table of the scopes that RPCs need.
+// The table of the scope that each RPC needs.
 #ifndef WEFT_SERVER_RPC_POLICY_H_
 #define WEFT_SERVER_RPC_POLICY_H_
 
@@ -13,7 +13,8 @@ struct RpcPolicy {
   Scope scope = Scope::kAdmin;
 };
 
-// Returns null if the method has no policy. No caller may then use it.
+// Returns the method's policy; null if it has none, and then nobody may call
+// it.
 [[nodiscard]] const RpcPolicy* FindPolicy(absl::string_view path);
 
 }  // namespace weft

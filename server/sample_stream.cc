@@ -70,13 +70,14 @@ class SampleStreamCall final
       too_slow = waiting_values_ > kMaxWaitingValues;
       if (too_slow) Drop();
     }
-    // If a slow reader blocks a write, the write ends only with the call.
+    // TryCancel also ends a write that the slow client blocks. Without it such
+    // a write would not end.
     if (too_slow) record_.context()->TryCancel();
     Pump();
   }
 
-  // Ends the stream when the engine is done. Sends the waiting messages first,
-  // unless the engine failed.
+  // Runs when the engine has ended the request. If the engine succeeded, the
+  // waiting messages are sent before the status. Otherwise they are dropped.
   void End(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_) {
     {
       MutexLock lock(&mu_);
@@ -86,7 +87,8 @@ class SampleStreamCall final
     Pump();
   }
 
-  // Sends the next message, or the status if no message waits.
+  // Sends the next message. If no message waits and the engine has ended, sends
+  // the status. Does nothing while a write runs.
   void Pump() ABSL_LOCKS_EXCLUDED(mu_) {
     bool is_last = false;
     absl::Status outcome;
@@ -102,7 +104,7 @@ class SampleStreamCall final
         waiting_.pop_front();
         waiting_values_ -= NumValues(current_);
       }
-      busy_ = true;  // Stays set after the status, because nothing follows.
+      busy_ = true;  // Stays true after the status, which is the last write.
     }
     if (is_last) {
       Finish(record_.Close(outcome));
@@ -140,7 +142,7 @@ class SampleStreamCall final
   Mutex mu_;
   std::deque<v1::SampleStreamResponse> waiting_ ABSL_GUARDED_BY(mu_);
   size_t waiting_values_ ABSL_GUARDED_BY(mu_) = 0;
-  bool dropped_ ABSL_GUARDED_BY(mu_) = false;  // If true, no message follows.
+  bool dropped_ ABSL_GUARDED_BY(mu_) = false;  // New messages are dropped.
   bool busy_ ABSL_GUARDED_BY(mu_) = false;     // A write or Finish is running.
   std::optional<absl::Status> outcome_ ABSL_GUARDED_BY(mu_);
   v1::SampleStreamResponse current_;  // Belongs to gRPC while busy_.

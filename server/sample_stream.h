@@ -1,4 +1,4 @@
-// The reactor behind SamplingService.SampleStream.
+// The reactor of SamplingService.SampleStream.
 #ifndef WEFT_SERVER_SAMPLE_STREAM_H_
 #define WEFT_SERVER_SAMPLE_STREAM_H_
 
@@ -10,14 +10,14 @@ namespace weft {
 
 // Starts the call and returns its reactor, which frees itself.
 //
-// Tokens that come faster than the client reads are merged into one waiting
-// message per sample. If a client falls more than kMaxWaitingValues behind, its
-// call is cancelled, so that it cannot hold the server's memory.
+// If tokens come faster than the client reads, they are merged into one waiting
+// message per sample. If more than kMaxWaitingValues wait, the call is
+// cancelled, so that a slow client cannot hold the server's memory.
 [[nodiscard]] grpc::ServerWriteReactor<v1::SampleStreamResponse>*
 StartSampleStream(ServiceCore* core, grpc::CallbackServerContext* context,
                   const v1::SampleStreamRequest& request);
 
-// The most tokens and top-logprob entries that may wait for a slow reader,
+// The most tokens and top-logprob entries that may wait for a slow client,
 // about 8 bytes each.
 inline constexpr size_t kMaxWaitingValues = 1 << 20;
 

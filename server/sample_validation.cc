@@ -22,8 +22,8 @@ constexpr size_t kMaxStopBytes = 256;
 uint64_t DrawSeed() {
   uint64_t seed = 0;
   if (getrandom(&seed, sizeof(seed), 0) != sizeof(seed)) {
-    // This happens only early in the machine's boot or after a signal. Any seed
-    // is good enough.
+    // getrandom fails only early in the machine's boot or after a signal. Then
+    // any seed is good enough.
     seed = static_cast<uint64_t>(absl::GetCurrentTimeNanos());
   }
   return seed;

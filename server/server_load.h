@@ -1,4 +1,4 @@
-// What a server has done and holds, read from its metrics.
+// Fills the load that GetInfo reports, from the server's metrics.
 #ifndef WEFT_SERVER_SERVER_LOAD_H_
 #define WEFT_SERVER_SERVER_LOAD_H_
 
@@ -7,8 +7,8 @@
 
 namespace weft {
 
-// Sets all fields. A metric that does not exist counts as 0. Takes about a
-// millisecond. Threads: any.
+// Sets all fields of `load`. A metric that does not exist counts as 0. Takes
+// about a millisecond. Threads: any.
 void FillLoad(const prometheus::Registry& registry, v1::ServerLoad* load);
 
 }  // namespace weft

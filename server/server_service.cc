@@ -1,5 +1,5 @@
 // weft.v1.ServerService: GetInfo, Drain and Profile. Unlike other RPCs, GetInfo
-// and Drain work while the daemon starts or drains.
+// works while the daemon starts or drains, and Drain works while it drains.
 #include <memory>
 
 #include "absl/strings/ascii.h"
@@ -86,8 +86,8 @@ class ServerService final : public v1::ServerService::CallbackService {
       call->Reply(absl::OkStatus());
       return call.get();
     }
-    // Lists only the tenant's own adapters, because it must not learn how many
-    // others have.
+    // Counts only the tenant's own adapters, because a tenant must not learn
+    // how many adapters others have.
     ListAdaptersRequest own{
         .size = static_cast<size_t>(engine->info().max_adapters)};
     (void)call->record().caller()->Qualify(&own);
@@ -97,7 +97,7 @@ class ServerService final : public v1::ServerService::CallbackService {
         call->record().caller()->Reveal(&*page);
         info->set_num_adapters(static_cast<uint32_t>(page->adapters.size()));
       }
-      // While a start restores adapters, their number is not known.
+      // While adapters are restored after a start, their number is not known.
       call->Reply(absl::IsUnavailable(page.status()) ? absl::OkStatus()
                                                      : page.status());
     });

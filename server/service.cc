@@ -1,4 +1,4 @@
-// The entry point of weftd.so, which weftd opens to serve.
+// The entry points of weftd.so, which weftd opens with dlopen.
 #include "server/service.h"
 
 #include <cstdio>

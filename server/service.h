@@ -1,5 +1,5 @@
-// The functions of weftd.so that weftd calls. weftd.so loads LibTorch, and
-// weftd alone can answer --help within milliseconds.
+// The functions of weftd.so that weftd calls. Only weftd.so links LibTorch, so
+// that weftd can answer --help within milliseconds.
 #ifndef WEFT_SERVER_SERVICE_H_
 #define WEFT_SERVER_SERVICE_H_
 
@@ -7,15 +7,15 @@
 #include "server/local_ranks.h"
 #include "src/config/world.h"
 
-// Serves until a signal or, for ranks other than 0, computes until rank 0 ends.
+// Runs rank 0's server until a signal, or any other rank until rank 0 ends.
 // Returns the exit status of the process (see RunDaemon and RunWorkerProcess).
 // `others` are the ranks that rank 0 started. Threads: the main thread, once.
 extern "C" int WeftServe(const weft::Settings* settings,
                          const weft::World* world, weft::LocalRanks* others);
 
-// Prints how the memory of the settings' device would be divided, or why a
-// start would fail. Returns the exit status: 0, or 2 for a refused value, or 1
-// for any other failure.
+// Prints how the device memory of `settings` would be divided, or why a start
+// would fail. Returns the exit status: 0, 2 for a refused value, 1 for any
+// other failure.
 extern "C" int WeftDescribeMemory(const weft::Settings* settings);
 
 #endif  // WEFT_SERVER_SERVICE_H_

@@ -17,9 +17,9 @@
 
 namespace weft {
 
-// All handlers share it, and it outlives the gRPC server. `options`,
-// `authenticator` and `begin_drain` are set before the server starts. Any
-// thread may use the other members.
+// All handlers of calls share this object, which outlives the gRPC server.
+// `options`, `authenticator` and `begin_drain` are set before the server
+// starts. Any thread may use the other members.
 struct ServiceCore {
   ServiceCore(ServerOptions server_options,
               prometheus::Registry* metric_registry)
@@ -37,11 +37,11 @@ struct ServiceCore {
   CallErrors errors;
   TenantQuota quota;
   EngineHolder engine;
-  // Counts the calls of weft.v1 whose status has not been sent.
+  // Counts the CallRecords that exist: calls that have not ended.
   std::atomic<int> open_calls{0};
-  // Counts the bytes that all open imports hold.
+  // Counts the bytes that all open imports and uploads hold.
   std::atomic<int64_t> import_bytes{0};
-  // Turns health to NOT_SERVING and refuses new work.
+  // Turns readiness to NOT_SERVING and refuses new work.
   std::function<void()> begin_drain = [] {};
 };
 

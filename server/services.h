@@ -1,6 +1,6 @@
-// The four services of weft.v1. They are created by functions, so that each
-// generated gRPC header stays inside one file. Threads: the services are
-// thread-safe. `core` outlives them.
+// Creates the four services of weft.v1. Their classes are hidden behind
+// functions, so that one file alone includes each generated gRPC header.
+// Threads: the services are thread-safe. REQUIRES: `core` outlives them.
 #ifndef WEFT_SERVER_SERVICES_H_
 #define WEFT_SERVER_SERVICES_H_
 

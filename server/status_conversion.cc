@@ -27,7 +27,7 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
     while (end > 0 && ContinuesCharacter(message[end])) --end;
     message.resize(end);
   }
-  // Both enums have the canonical codes of google.rpc.Code.
+  // Both enums have the same numbers, those of google.rpc.Code.
   const auto code = static_cast<grpc::StatusCode>(status.code());
   const std::optional<Reason> reason = FindReason(status);
   if (!reason) return {code, message};

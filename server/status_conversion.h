@@ -9,24 +9,25 @@
 
 namespace weft {
 
-// The longest message for a client. Trailers travel as HTTP/2 metadata, which
+// The longest message of a status. Statuses travel as HTTP/2 metadata, which
 // clients limit to 8 KiB in total.
 inline constexpr size_t kMaxStatusMessageBytes = 1024;
 
-// How many milliseconds a refused caller should wait if the reason does not say
-// so.
+// How many milliseconds a refused caller should wait if the error's Reason has
+// no "retry_ms".
 inline constexpr int kRetryPushbackMillis = 1000;
 
-// Codes map one to one. The message is cut at a UTF-8 character within
-// kMaxStatusMessageBytes. A Reason becomes the details (weft/v1/errors.proto).
+// Converts a status. Codes map one to one. The message is cut between UTF-8
+// characters to at most kMaxStatusMessageBytes. A Reason becomes the details
+// (weft/v1/errors.proto).
 [[nodiscard]] grpc::Status ToGrpcStatus(const absl::Status& status);
 
-// Returns after how many milliseconds the same call may succeed. Waiting helps
-// after UNAVAILABLE, and after RESOURCE_EXHAUSTED for a reason that passes by
-// itself. Returns nullopt for all other statuses.
+// Returns after how many milliseconds the same call may succeed. Returns
+// nullopt if waiting does not help. Waiting helps after UNAVAILABLE, and after
+// RESOURCE_EXHAUSTED for a reason that passes by itself.
 [[nodiscard]] std::optional<int> RetryMillis(const absl::Status& status);
 
-// Adds `grpc-retry-pushback-ms` to a failed call for which waiting helps.
+// Adds the trailer `grpc-retry-pushback-ms` if RetryMillis returns a number.
 void AddRetryHint(const absl::Status& status, grpc::ServerContextBase* context);
 
 }  // namespace weft

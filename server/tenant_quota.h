@@ -1,5 +1,5 @@
-// Limits the open calls and the tokens per second of each tenant, if the server
-// has tokens. The limits of the queue apply too; they count waiting work.
+// Limits each tenant's open calls and tokens per second on a server with
+// --auth-tokens-file. The queue has limits of its own for waiting work.
 #ifndef WEFT_SERVER_TENANT_QUOTA_H_
 #define WEFT_SERVER_TENANT_QUOTA_H_
 
@@ -21,16 +21,16 @@ class TenantQuota {
   TenantQuota(int max_calls, int64_t tokens_per_second)
       : max_calls_(max_calls), tokens_per_second_(tokens_per_second) {}
 
-  // Counts a new call. Returns RESOURCE_EXHAUSTED if too many calls are open.
-  // Leave must follow in both cases.
+  // Counts a new call. Returns RESOURCE_EXHAUSTED if the tenant has too many
+  // open calls. The caller must call Leave in both cases.
   [[nodiscard]] absl::Status Enter(const std::string& tenant)
       ABSL_LOCKS_EXCLUDED(mu_);
   void Leave(const std::string& tenant) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Spends tokens. Returns RESOURCE_EXHAUSTED if the tenant is in debt. A
-  // tenant in credit may send a request of any size, which may put it in debt.
-  // So a large request is served late, but it is served. Credit grows for at
-  // most kBurst.
+  // Takes `tokens` from the tenant's credit. The credit grows with time, up to
+  // kBurst times tokens_per_second. If the credit is not positive, returns
+  // RESOURCE_EXHAUSTED and takes nothing. Otherwise the credit may become
+  // negative. So a request of any size is served, but the next one waits.
   [[nodiscard]] absl::Status Spend(const std::string& tenant, int64_t tokens,
                                    absl::Time now) ABSL_LOCKS_EXCLUDED(mu_);
   static constexpr absl::Duration kBurst = absl::Seconds(10);
@@ -46,7 +46,7 @@ class TenantQuota {
   const int max_calls_;
   const int64_t tokens_per_second_;
   Mutex mu_;
-  // One account for each tenant of the token file.
+  // One account for each tenant that has made a call.
   std::map<std::string, Account> accounts_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -70,8 +70,8 @@ absl::Status CheckDates(absl::string_view flag, const X509* certificate) {
   return absl::OkStatus();
 }
 
-// Creates a file without a name. This process reads it by the path of its
-// descriptor.
+// Creates a nameless file in memory. This process opens it by the path of its
+// descriptor (PathOf).
 absl::StatusOr<UniqueFd> MemoryFile(const std::string& contents) {
   UniqueFd fd(memfd_create("weft-tls", MFD_CLOEXEC));
   if (fd.get() < 0) return ErrnoStatus(errno, "making a file in memory");
@@ -88,7 +88,8 @@ std::string PathOf(const UniqueFd& fd) {
   return fd.get() < 0 ? "" : absl::StrCat("/proc/self/fd/", fd.get());
 }
 
-// Replaces the file of `fd` atomically. Readers open the old or the new file.
+// Replaces the file behind `fd` atomically: whoever opens it gets the old or
+// the new file.
 absl::Status Replace(const std::string& contents, UniqueFd* fd) {
   WEFT_ASSIGN_OR_RETURN(UniqueFd fresh, MemoryFile(contents));
   if (fd->get() < 0) {
@@ -174,7 +175,7 @@ absl::Status TlsRotation::Publish(const TlsFiles& files) {
   WEFT_ASSIGN_OR_RETURN(
       const absl::Time expiry,
       ExpiryOf("--tls-cert", ReadCertificate(files.certificates).get()));
-  // One file holds both, so that both change at once.
+  // One file holds the key and its certificates, so that both change at once.
   WEFT_RETURN_IF_ERROR(
       Replace(absl::StrCat(files.key, "\n", files.certificates), &identity_));
   expiry_.Set(static_cast<double>(absl::ToUnixSeconds(expiry)));

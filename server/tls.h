@@ -1,5 +1,5 @@
-// Credentials for the server's side of a connection: plaintext, local, TLS or
-// mutual TLS.
+// Credentials of the gRPC server for TLS or mutual TLS, from files that may
+// change while the server runs.
 #ifndef WEFT_SERVER_TLS_H_
 #define WEFT_SERVER_TLS_H_
 
@@ -25,20 +25,20 @@ struct TlsFiles {
   std::string client_ca;     // Empty: clients need no certificate.
 };
 
-// Returns FAILED_PRECONDITION, naming the flag, if a file has no certificate or
-// no key, if the key belongs to another certificate, or if the certificate is
-// not valid now.
+// Returns FAILED_PRECONDITION, which names the flag, if a file holds no
+// certificate or no key, if the key belongs to another certificate, or if the
+// certificate is not valid now.
 [[nodiscard]] absl::Status CheckTlsFiles(const TlsFiles& files);
 
 // Reads the files again when they change. New connections use the new files;
-// open connections stay. If files do not pass CheckTlsFiles, logs that and
-// keeps the last good ones. So a key and its certificate may be replaced in any
-// order.
+// open connections stay. If the new files do not pass CheckTlsFiles, logs that
+// and keeps the last good ones. So a key and its certificate may be replaced in
+// any order.
 class TlsRotation {
  public:
-  // The registry, which outlives the object, gets the expiry of the certificate
-  // in use. Errors: those of CheckTlsFiles; NOT_FOUND and INTERNAL, naming the
-  // flag.
+  // `registry`, which outlives this object, gets the expiry of the certificate
+  // in use. Errors, with the name of the flag: those of CheckTlsFiles and
+  // ReadOperatorFile; FAILED_PRECONDITION if a file is empty.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<TlsRotation>> Start(
       const ServerOptions& options, prometheus::Registry* registry);
 
@@ -51,18 +51,18 @@ class TlsRotation {
   TlsRotation(const ServerOptions& options, prometheus::Registry* registry);
 
   [[nodiscard]] absl::StatusOr<TlsFiles> Read() const;
-  // Makes gRPC use these files, which passed CheckTlsFiles.
+  // Makes gRPC use `files`, which have passed CheckTlsFiles.
   [[nodiscard]] absl::Status Publish(const TlsFiles& files);
   void Reload();
 
   const ServerOptions options_;
   prometheus::Gauge& expiry_;
   TlsFiles current_;  // After Start, only the poller's thread uses this member.
-  // The files that gRPC reads. They are in memory, so that a key always matches
-  // its certificate and no copy of the key reaches a disk.
+  // The files that gRPC reads, in memory: the key with its certificates, and
+  // the authorities. So no copy of the key reaches a disk.
   UniqueFd identity_;
   UniqueFd client_ca_;
-  // Declared last, so that it stops first.
+  // Declared last, so that its thread ends before the other members do.
   std::unique_ptr<FilePoller> poller_;
 };
 

@@ -11,7 +11,8 @@
 namespace weft {
 namespace {
 
-// A lower temperature would make logits infinite in f32.
+// Logits are divided by the temperature. A lower one would make them infinite
+// in f32.
 constexpr Interval kTemperature = {.low = 1e-8, .high = 1e8};
 
 absl::StatusOr<LossFunction> ReadLossFunction(v1::LossFunction function) {
@@ -68,7 +69,7 @@ absl::StatusOr<LossConfig> ReadLoss(bool has_loss, const v1::LossConfig& in,
   return out;
 }
 
-// Sets loss and data, which ForwardBackward and Forward have in common.
+// Reads the fields that ForwardBackward and Forward share.
 template <typename Message>
 absl::Status ReadData(const Message& in, const RequestLimits& limits,
                       TrainRequest* out) {
@@ -147,7 +148,8 @@ absl::StatusOr<TrainRequest> Validate(const v1::ForwardRequest& request,
 
 absl::StatusOr<OptimStepRequest> Validate(const v1::OptimStepRequest& request,
                                           const RequestLimits& limits) {
-  // An eps below the smallest normal f32 would divide zero by zero.
+  // Limits eps to normal f32 numbers. With a smaller eps, AdamW could divide
+  // zero by zero.
   constexpr Interval kEps = {.low = 1e-37, .high = 1e6};
   constexpr Interval kRate = {.high = 1e3};
   constexpr Interval kBeta = {.high = 1, .high_open = true};

@@ -1,6 +1,6 @@
-// Runs a unary call:
-//   token -> deadline -> engine there? -> validate, the engine's names ->
-//   engine -> status, metrics -> reply.
+// Runs a unary call. RunUnary checks the token, the quota and the deadline,
+// gets the engine, and validates the request. Then the engine runs it. The
+// engine's callback records status and metrics and replies.
 //
 //   return RunUnary<StepReply<TrainResult>>(
 //       core_, context, Rpc::kForward, *request,
@@ -21,8 +21,8 @@
 
 namespace weft {
 
-// Threads: any; Reply is called exactly once. Ownership: shared by gRPC (until
-// OnDone) and the engine's callback.
+// The reactor of a unary call. Threads: any; Reply is called exactly once.
+// Ownership: shared by gRPC (until OnDone) and the engine's callback.
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
   [[nodiscard]] static std::shared_ptr<UnaryCall> Start(
@@ -32,7 +32,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
     return call;
   }
 
-  // Call Start instead.
+  // Only Start calls it.
   UnaryCall(ServiceCore* core, grpc::CallbackServerContext* context, Rpc rpc)
       : record_(core, context, rpc) {
     record_.CountReceived();
@@ -57,8 +57,8 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   std::shared_ptr<UnaryCall> self_;
 };
 
-// Passes a result to `fill`. The second overload unwraps the reply of a stepped
-// call.
+// Passes a result to `fill`. The overload for StepReply passes the result
+// inside, and marks the call if the reply was stored.
 template <typename Result, typename Fill>
 void FillReply(CallRecord& /*record*/, const Result& result, const Fill& fill) {
   fill(result);
@@ -70,9 +70,10 @@ void FillReply(CallRecord& record, const StepReply<Result>& reply,
   fill(reply.result);
 }
 
-// `start(Engine&, Plain, Callback<Result>)` returns a CancelHandle or nothing.
-// `fill(const T&)` writes the response. T is Result, or the type that StepReply
-// wraps. Plain is the type that Validate returns for `request`.
+// Runs a call. `start(Engine&, Plain, Callback<Result>)` returns a CancelHandle
+// or nothing. `fill(const T&)` writes the response. T is Result, or the type
+// inside if Result is a StepReply. Plain is the type that Validate returns for
+// `request`.
 template <typename Result, typename Request, typename StartFn, typename FillFn>
 grpc::ServerUnaryReactor* RunUnary(ServiceCore* core,
                                    grpc::CallbackServerContext* context,

@@ -6,7 +6,7 @@
 
 namespace weft {
 
-extern const char kVersion[];      // "0.1.0"
+extern const char kVersion[];      // For example "0.1.0".
 extern const char kGitRevision[];  // Short hash of the commit, or "unknown".
 
 // Returns several lines: the versions of Weft and its libraries.

@@ -16,25 +16,25 @@ namespace weft::weftctl {
 
 struct FlagSpec {
   std::string name;   // Without dashes.
-  std::string value;  // Placeholder in --help; empty: a switch.
+  std::string value;  // Placeholder in --help. Empty: takes no value.
   std::string help;
   std::string default_value;
 };
 
-// Returns INVALID_ARGUMENT for a wrong command line, with a mark that
-// distinguishes it from a server's error.
+// Returns INVALID_ARGUMENT for a wrong command line. A payload distinguishes it
+// from a server's error, and IsUsageError finds the payload.
 [[nodiscard]] absl::Status UsageError(absl::string_view message);
 [[nodiscard]] bool IsUsageError(const absl::Status& status);
 
-// The flags and words of a command line. A getter returns the flag's default if
-// the flag is not given, and a UsageError naming the flag if its value does not
-// parse.
+// The flags and words of a command line. If a flag is not given, its getter
+// returns the default. If a value does not parse, the getter returns a
+// UsageError that names the flag.
 class Arguments {
  public:
-  // Accepts `--flag value`, `--flag=value` and `-o value`, also between words.
-  // If a flag is given twice, the first value counts. Errors: UsageError for an
-  // unknown flag, a missing value, or a number of words that differs from that
-  // of `words` (the last word may be absent if `last_optional`).
+  // Accepts `--flag value`, `--flag=value` and `-o value` before, between and
+  // after words. If a flag is given twice, the last value counts. Errors:
+  // UsageError for an unknown flag, a missing value, or more or fewer words
+  // than `words` names. If `last_optional`, the last word may be missing.
   [[nodiscard]] static absl::StatusOr<Arguments> Parse(
       const std::vector<std::string>& given, const std::vector<FlagSpec>& flags,
       const std::vector<std::string>& words, bool last_optional);

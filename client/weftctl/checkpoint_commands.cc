@@ -39,7 +39,7 @@ void PrintCheckpoints(const Session& session,
   PrintTable(rows, session.out);
 }
 
-// Reads KEY=VALUE,KEY=VALUE.
+// Reads the entries of --metadata KEY=VALUE,KEY=VALUE.
 absl::Status ReadMetadata(const std::string& text,
                           v1::SaveCheckpointRequest* request) {
   for (const absl::string_view entry :

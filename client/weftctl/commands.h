@@ -1,4 +1,4 @@
-// The commands of weftctl. Each file of commands has its own table.
+// The commands of weftctl. Each file *_commands.cc has its own table of them.
 #ifndef WEFT_CLIENT_WEFTCTL_COMMANDS_H_
 #define WEFT_CLIENT_WEFTCTL_COMMANDS_H_
 
@@ -13,14 +13,14 @@
 
 namespace weft::weftctl {
 
-// The environment of a command.
+// The client, arguments and streams with which a command runs.
 struct Session {
   Client& client;
   const Arguments& arguments;
   std::ostream& out;
   std::ostream& err;
   bool json = false;
-  bool is_terminal = false;  // `err`, which gets the progress, is a terminal.
+  bool is_terminal = false;  // True if `err` is a terminal.
 };
 
 struct Command {
@@ -30,7 +30,7 @@ struct Command {
   std::vector<FlagSpec> flags;
   std::function<absl::Status(const Session&)> run;
   bool last_word_optional = false;
-  bool offline = false;  // The command uses only files and no server.
+  bool offline = false;  // The command uses files and no server.
 };
 
 // Returns the flag --tenant of the commands that create adapters.
@@ -44,7 +44,7 @@ struct Command {
           "what of a new adapter survives: memory, checkpoint, step", ""};
 }
 
-// Reads --durability. Without the flag the server chooses.
+// Reads --durability. Without the flag, the server chooses the durability.
 [[nodiscard]] absl::StatusOr<v1::Durability> ReadDurability(
     const Arguments& arguments);
 

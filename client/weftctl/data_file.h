@@ -14,12 +14,13 @@ namespace weft::weftctl {
 
 struct Example {
   v1::Datum datum;
-  size_t num_scored = 0;  // Number of tokens with a weight.
+  size_t num_scored = 0;  // Number of targets whose weight is not 0.
 };
 
 // Reads lines of the form {"tokens": [1, 2, 3]}, with an optional
-// "prompt_length". Skips empty lines. Errors: UsageError naming `name` and the
-// line. For a line with "text", it explains how to tokenize.
+// "prompt_length". Skips empty lines. Errors: UsageError, which names `name`
+// and the line, or says that there are no data. If a line has "text" instead,
+// the message explains how to tokenize.
 [[nodiscard]] absl::StatusOr<std::vector<Example>> ReadExamples(
     std::istream& input, const std::string& name);
 

@@ -12,8 +12,8 @@
 namespace weft::weftctl {
 namespace {
 
-// Returns the growth of a total per second; "-" if there is no earlier total,
-// or if the server has restarted.
+// Returns the growth of a total per second. Returns "-" if there is no earlier
+// total, or if the total has fallen because the server restarted.
 std::string Rate(std::optional<uint64_t> before, uint64_t now, double seconds) {
   if (!before || now < *before || seconds <= 0) return "-";
   return absl::StrFormat("%.1f", static_cast<double>(now - *before) / seconds);

@@ -12,15 +12,15 @@ namespace weft::weftctl {
 
 // The load that a server reported at one time.
 struct LoadSample {
-  double seconds = 0;  // The time of the report.
+  double seconds = 0;  // Unix time of the report.
   v1::ServerInfo info;
   v1::ListAdaptersResponse adapters;
 };
 
 // Returns two tables: one of the server, and one of at most `max_adapters`
-// adapters, the latest used first. Rates count from `before`; without it they
-// are "-". If the server reports no load, as to a tenant's token, only the
-// table of adapters is there.
+// adapters, the latest used first. Rates are averages since `before`; without
+// `before` they are "-". A server reports no load to a tenant's token. Then the
+// table of the server is missing.
 [[nodiscard]] std::string LoadTable(const std::optional<LoadSample>& before,
                                     const LoadSample& now, size_t max_adapters);
 

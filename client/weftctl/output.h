@@ -12,11 +12,12 @@ namespace weft::weftctl {
 
 using Row = std::vector<std::string>;
 
-// Prints one JSON document with the field names of the .proto files. 64-bit
-// integers are strings, as in protobuf's JSON mapping.
+// Prints the message as one JSON document with the field names of the .proto
+// files. 64-bit integers are strings, as in protobuf's JSON mapping.
 void PrintJson(const google::protobuf::Message& message, std::ostream& out);
 
-// Prints columns as wide as their longest cell. The first row is the heading.
+// Prints rows in columns as wide as their longest cell. The first row may be a
+// heading.
 void PrintTable(const std::vector<Row>& rows, std::ostream& out);
 
 // Returns a size such as "12.3 MB".

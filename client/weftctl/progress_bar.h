@@ -17,8 +17,8 @@ struct TrainProgress {
   double grad_norm = 0;
 };
 
-// Returns text such as "[#####.....] 5/10 loss 1.2345 grad 0.10 3200 tok/s".
-// With bar_width 0 it has no bar.
+// Returns text such as "[#####.....] 5/10 loss 1.2345 grad 0.1 3200 tok/s". If
+// bar_width is 0, the text has no bar.
 [[nodiscard]] std::string FormatProgress(const TrainProgress& progress,
                                          int bar_width);
 
@@ -28,7 +28,7 @@ class ProgressBar {
   ProgressBar(std::ostream& out, bool is_terminal)
       : out_(out), is_terminal_(is_terminal) {}
   void Show(const TrainProgress& progress);
-  // Ends the line of the bar.
+  // Ends the line of the bar, if there is one.
   void Finish();
 
  private:

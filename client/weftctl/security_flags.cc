@@ -63,8 +63,8 @@ absl::StatusOr<client::Security> ReadSecurity(const Arguments& arguments) {
     if (!contents.ok()) return contents.status();
     *file.contents = *std::move(contents);
   }
-  // A flag goes before the environment. In the environment the token goes
-  // before its file.
+  // --token-file takes precedence over WEFT_TOKEN, which takes precedence over
+  // WEFT_TOKEN_FILE.
   const std::string token = FromEnvironment("WEFT_TOKEN");
   if (!token.empty() && !arguments.Has("token-file")) security.token = token;
   absl::StripAsciiWhitespace(&security.token);

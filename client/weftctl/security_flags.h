@@ -1,4 +1,4 @@
-// The flags of weftctl's connection to a server, and its token.
+// weftctl's flags for TLS and for the token.
 #ifndef WEFT_CLIENT_WEFTCTL_SECURITY_FLAGS_H_
 #define WEFT_CLIENT_WEFTCTL_SECURITY_FLAGS_H_
 
@@ -10,12 +10,13 @@
 
 namespace weft::weftctl {
 
-// Each flag's default is an environment variable. The token itself has no flag,
-// because everybody on the machine can see command lines.
+// Returns the flags. A flag that is not given takes its value from an
+// environment variable. No flag holds the token itself, because everybody on
+// the machine can see command lines.
 [[nodiscard]] std::vector<FlagSpec> SecurityFlags();
 
-// Reads the files that the flags name, and WEFT_TOKEN. Errors: UsageError
-// naming the flag whose file cannot be read.
+// Reads the files that the flags name, and WEFT_TOKEN. Errors: UsageError,
+// which names the flag, if its file is empty or cannot be read.
 [[nodiscard]] absl::StatusOr<client::Security> ReadSecurity(
     const Arguments& arguments);
 

@@ -1,5 +1,5 @@
-// Commands on the folder of weftd's --state-dir. They run on the machine that
-// has the folder.
+// Commands on the folder of weftd's --state-dir. They run on the machine on
+// which the folder is.
 #include "absl/strings/str_cat.h"
 #include "client/weftctl/commands.h"
 #include "client/weftctl/output.h"
@@ -53,8 +53,8 @@ absl::Status Verify(const Session& session) {
 }
 
 absl::Status Restore(const Session& session) {
-  // Checks the backup first, because a damaged one must not look like a
-  // restored state folder.
+  // Checks the backup before copying it, because the copy of a damaged backup
+  // would look like a good state folder.
   const absl::StatusOr<json> state = ReadState(session.arguments.word(0));
   return state.ok() ? CopyState(session) : state.status();
 }

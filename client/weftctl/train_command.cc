@@ -44,8 +44,8 @@ absl::StatusOr<TrainOptions> ReadOptions(const Arguments& arguments) {
   return options;
 }
 
-// Sends each step's gradient and update together, one step before it reads the
-// previous step's results. So the server never waits for this process.
+// Trains. Sends ForwardBackward and OptimStep of a step, and only then reads
+// the results of the previous step. So the server never waits for this process.
 class Trainer {
  public:
   Trainer(const Session& session, client::AdapterHandle& adapter,
@@ -131,8 +131,8 @@ class Trainer {
   std::deque<Step> in_flight_;
 };
 
-// The save has the number after the training's last step, so that it can be
-// repeated.
+// Saves a checkpoint if --save names one. The request has the next step number,
+// so that the client may repeat it.
 absl::Status SaveAtEnd(const Session& session,
                        const client::AdapterHandle& adapter) {
   v1::SaveCheckpointRequest request;

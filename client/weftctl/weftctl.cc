@@ -90,8 +90,8 @@ void PrintHelp(const Command& command, std::ostream& out) {
   PrintFlags(common, out);
 }
 
-// Returns the command with whose words the line begins. Sets `rest` to the
-// other words.
+// Returns the command whose name begins the line; null if there is none. Sets
+// `rest` to the words after the name.
 const Command* Find(const std::vector<Command>& commands,
                     const std::vector<std::string>& given,
                     std::vector<std::string>& rest) {
@@ -137,7 +137,8 @@ absl::StatusOr<std::unique_ptr<Client>> Connect(const Command& command,
 
 int RunCommand(const Command& command, const std::vector<std::string>& rest,
                const Streams& streams) {
-  // A command may redefine a common flag.
+  // The command's own flags come first, because the first flag of a name
+  // counts. So a command may redefine a common flag.
   std::vector<FlagSpec> flags = command.flags;
   const std::vector<FlagSpec> common = CommonFlags();
   flags.insert(flags.end(), common.begin(), common.end());

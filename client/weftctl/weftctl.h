@@ -1,4 +1,4 @@
-// weftctl runs the server's operations from a shell.
+// Runs weftctl, which calls a server's operations from a shell.
 #ifndef WEFT_CLIENT_WEFTCTL_WEFTCTL_H_
 #define WEFT_CLIENT_WEFTCTL_WEFTCTL_H_
 

@@ -104,7 +104,7 @@ absl::Status Inspect(const Session& session) {
   const std::string& model_dir = session.arguments.word(0);
   const CheckpointReport report = model::InspectCheckpoint(model_dir);
   if (session.json) {
-    // Paths may have any bytes, even invalid UTF-8.
+    // Replaces bytes that are not UTF-8, because paths may have any bytes.
     session.out << ToJson(report).dump(-1, ' ', /*ensure_ascii=*/false,
                                        Json::error_handler_t::replace)
                 << "\n";
@@ -116,7 +116,8 @@ absl::Status Inspect(const Session& session) {
       model_dir, " cannot be served: ", report.problems.front().message));
 }
 
-// Returns the tensors of the head, under their canonical names.
+// Returns the tensors that `weights head` copies: the embedding and the head,
+// under their canonical names.
 absl::StatusOr<std::vector<weights::CopiedTensor>> HeadTensors(
     const weights::Checkpoint& checkpoint, const model::ModelConfig& config) {
   std::vector<weights::CopiedTensor> tensors;
@@ -142,7 +143,8 @@ absl::Status CopyConfig(const std::string& from, const std::string& to) {
   return weights::ReplaceFile(absl::StrCat(to, "/config.json"), *text);
 }
 
-// Creates the folder for the copy, which must not be the model's.
+// Creates the folder for the copy. Errors: UsageError if it is the model's
+// folder.
 absl::Status PrepareFolder(const std::string& model_dir,
                            const std::string& out_dir) {
   if (out_dir.empty()) return UsageError("-o DIR is missing");

@@ -29,7 +29,8 @@ absl::Status BadField(const char* field, const char* wanted) {
   return absl::InvalidArgumentError(absl::StrCat(field, " ", wanted));
 }
 
-// Returns the string in the field; empty if the field is absent or no string.
+// Returns the string in the field; empty if the field is absent or not a
+// string.
 std::string Text(const json& object, const char* field) {
   const auto found = object.find(field);
   if (found == object.end() || !found->is_string()) return "";
@@ -161,8 +162,8 @@ absl::Status WriteTokenFile(const std::string& path,
   if (status.ok() &&
       (fchmodat(dir.get(), draft.c_str(), exists ? old.st_mode & 07777 : 0600,
                 0) != 0 ||
-       // When root replaces the file, it keeps the owner, so that the daemon's
-       // user can still read the file.
+       // If root replaces the file, the new file gets the old owner, so that
+       // the daemon's user can still read it.
        (exists && geteuid() == 0 &&
         fchownat(dir.get(), draft.c_str(), old.st_uid, old.st_gid, 0) != 0) ||
        renameat(dir.get(), draft.c_str(), dir.get(), name.c_str()) != 0)) {

@@ -1,9 +1,9 @@
-// The file of --auth-tokens-file: a line of JSON for each token.
+// The file of --auth-tokens-file: one line of JSON for each token.
 //
 //   {"id": "ci", "sha256": "9f86...", "tenant": "acme",
 //    "scopes": ["train", "sample"], "expires": "2027-01-31T00:00:00Z"}
 //
-// "expires" may be absent; empty lines are skipped.
+// "expires" may be absent. Empty lines are skipped.
 // Threads: any.
 #ifndef WEFT_SRC_AUTH_TOKEN_FILE_H_
 #define WEFT_SRC_AUTH_TOKEN_FILE_H_
@@ -18,16 +18,18 @@
 
 namespace weft {
 
-// Errors: INVALID_ARGUMENT, which names the line and the field. It never quotes
-// the line, because the line may hold a token by mistake.
+// Reads the text of the file. Errors: INVALID_ARGUMENT, which names the line
+// and the field. The message never quotes the line, because the line may hold a
+// token by mistake.
 [[nodiscard]] absl::StatusOr<std::vector<TokenRecord>> ParseTokens(
     absl::string_view text);
 
 [[nodiscard]] std::string FormatTokens(const std::vector<TokenRecord>& records);
 
-// Replaces the file atomically, so that no reader sees a part of it. A new file
-// gets mode 0600; an old file's mode stays. If two processes write at once, the
-// later write wins. Errors: RESOURCE_EXHAUSTED, INTERNAL.
+// Replaces the file atomically, so that a reader never sees a part of it. A new
+// file gets mode 0600. A replaced file keeps its mode. If two processes write
+// at once, the later write wins. Errors: NOT_FOUND if the folder is missing;
+// RESOURCE_EXHAUSTED if the disk is full; INTERNAL.
 [[nodiscard]] absl::Status WriteTokenFile(
     const std::string& path, const std::vector<TokenRecord>& records);
 

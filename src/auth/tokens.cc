@@ -21,8 +21,8 @@ constexpr std::array<std::pair<Scope, const char*>, 4> kScopes = {
      {Scope::kTrain, "train"},
      {Scope::kAdmin, "admin"}}};
 
-// Ends the process, because tokens made without randomness or SHA-256 would be
-// weak.
+// Ends the process if OpenSSL failed, because a token without randomness or
+// SHA-256 would be weak.
 void Require(bool done) {
   if (!done) std::abort();
 }

@@ -1,4 +1,4 @@
-// Bearer tokens: their records in a server, and how it recognizes a token.
+// Bearer tokens: the record that a server has of each, and how to find it.
 //
 // A token is "weft_" and 32 random bytes. The server stores only its SHA-256,
 // from which nobody can compute the token. A slow hash, as for passwords, gains
@@ -24,7 +24,7 @@ enum class Scope : uint8_t { kRead, kSample, kTrain, kAdmin };
 
 // Returns "read", "sample", "train" or "admin".
 [[nodiscard]] const char* ScopeName(Scope scope);
-// Errors: INVALID_ARGUMENT for any other name.
+// Returns the scope of this name. Errors: INVALID_ARGUMENT for any other name.
 [[nodiscard]] absl::StatusOr<Scope> ParseScope(absl::string_view name);
 
 struct TokenRecord {
@@ -37,11 +37,11 @@ struct TokenRecord {
   [[nodiscard]] bool Allows(Scope scope) const;
 };
 
-// Joins a tenant and an id into one name. Neither a tenant nor an id contains
-// it.
+// Stands between the tenant and the id in an adapter's name, as in "tenant~id".
+// Neither a tenant nor an id contains this character.
 inline constexpr char kTenantSeparator = '~';
-// Bounded because a folder's name holds the tenant, the separator and the
-// adapter's id.
+// In bytes. The name of an adapter's folder holds the tenant, the separator and
+// the id, so the tenant must be short.
 inline constexpr size_t kMaxTenantLength = 64;
 
 // Returns a random token.
@@ -49,8 +49,9 @@ inline constexpr size_t kMaxTenantLength = 64;
 // Returns the token's TokenRecord::sha256.
 [[nodiscard]] std::string HashToken(absl::string_view token);
 
-// Returns the record of `token`, which may have expired, or null if there is
-// none. The time does not depend on how much the token resembles a record.
+// Returns the record of `token`, even if it has expired, or null if there is
+// none. The search takes the same time for a token that resembles a record's
+// token.
 [[nodiscard]] const TokenRecord* FindToken(
     const std::vector<TokenRecord>& records, absl::string_view token);
 

@@ -4,25 +4,25 @@
 //   if (Failpoint("files.sync") || ::fsync(fd) != 0) return ErrnoStatus(...);
 //
 // A failpoint has an effect only in a process that links or preloads the
-// library of tests/support/failpoints.h, which defines the function below.
-// Without the library a failpoint only tests the function's address, which is
-// null. So tests kill the same programs that are shipped.
+// library of tests/support/failpoints.h, which defines the function below. In
+// any other process weft_failpoint is null, and Failpoint returns false. So
+// tests can break the same programs that are shipped.
 #ifndef WEFT_SRC_BASE_FAILPOINT_H_
 #define WEFT_SRC_BASE_FAILPOINT_H_
 
 #include <cerrno>
 #include <cstddef>
 
-// Returns an errno, or 0 if nothing fails. May reduce `*size`, unless `size` is
-// null.
+// Returns the errno with which the caller must fail, or 0. May reduce `*size`,
+// so that the caller makes a short write. `size` may be null.
 extern "C" __attribute__((weak)) int weft_failpoint(const char* name,
                                                     size_t* size);
 
 namespace weft {
 
-// Returns true if the caller must fail with the errno that is set. `size`
-// points to the number of bytes that the caller is about to write. Threads:
-// any.
+// Returns true, with errno set, if the caller must fail. `size` points to the
+// number of bytes that the caller is about to write; it may be reduced.
+// Threads: any.
 inline bool Failpoint(const char* name, size_t* size = nullptr) {
   if (weft_failpoint == nullptr) return false;
   const int error = weft_failpoint(name, size);

@@ -9,9 +9,9 @@
 
 namespace weft {
 
-// Asks for huge pages in the part of the buffer that covers whole ones. Call it
-// before the memory is first touched. Does nothing on a kernel without huge
-// pages.
+// Asks the kernel for huge pages in all aligned blocks of 2 MiB inside
+// `buffer`. Call it before the memory is first touched. It has no effect on a
+// kernel without huge pages.
 void PreferHugePages(absl::Span<std::byte> buffer);
 
 }  // namespace weft

@@ -49,7 +49,7 @@ class CondVar {
     lock.release();
   }
 
-  // Returns false when `timeout` passed without a notification.
+  // Returns false if `timeout` passed without a notification.
   bool WaitFor(Mutex* mu, std::chrono::nanoseconds timeout)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     std::unique_lock<std::mutex> lock(mu->mu_, std::adopt_lock);

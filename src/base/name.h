@@ -6,9 +6,9 @@
 
 namespace weft {
 
-// Names of adapters, tenants, checkpoints, snapshots and imported files:
-// [A-Za-z0-9][A-Za-z0-9._-]{0,127}, not ending in a dot. The empty string is
-// not a name.
+// Returns whether `name` may name an adapter, tenant, token, checkpoint,
+// snapshot, metadata key or file. A name matches
+// [A-Za-z0-9][A-Za-z0-9._-]{0,127} and does not end in a dot.
 [[nodiscard]] bool IsName(absl::string_view name);
 
 }  // namespace weft

@@ -1,5 +1,5 @@
-// A task that one thread posts again and again to another one. It does not pile
-// up if the other thread hangs.
+// A task that one thread posts to another thread at a fixed interval. While a
+// posted task waits or runs, the task is not posted again.
 //
 //   PeriodicTask look(absl::Seconds(1), [] { LookAtTheDisk(); });
 //   look.PostWhenDue(absl::Now(), [&](auto task) { worker.Post(task); });
@@ -20,9 +20,9 @@ class PeriodicTask {
   PeriodicTask(absl::Duration interval, std::function<void()> run)
       : interval_(interval), run_(std::move(run)) {}
 
-  // Passes the task to `post`, unless less than the interval has passed since
-  // the last time, or the task from then has not ended. The object need not
-  // outlive the task. Threads: one.
+  // Passes the task to `post`. Does nothing if less than `interval` has passed
+  // since the last post, or if the task posted last has not ended. A posted
+  // task may outlive this object. Threads: one.
   void PostWhenDue(absl::Time now,
                    const std::function<void(std::function<void()>)>& post) {
     if (now < due_ || is_posted_->load()) return;

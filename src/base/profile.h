@@ -1,4 +1,4 @@
-// Spans of one thread: what it does, from when to when, as a Chrome trace.
+// Records what one thread does and when, as spans of a Chrome trace.
 //
 //   profile::Recording recording(100000);
 //   {
@@ -7,9 +7,10 @@
 //   }
 //   std::string json = profile::ToChromeTrace(recording, "weft-engine");
 //
-// Spans of a thread without a recording cost one load of a thread-local
-// pointer. Times are those of the host: on CUDA a span ends when its kernels
-// are queued, and the thread waits for them in the span that reads a result.
+// On a thread without a recording, a Span costs one load of a thread-local
+// pointer. Times are host times. On CUDA a span ends when its kernels are
+// queued. The thread waits for the kernels in the later span that reads their
+// result.
 #ifndef WEFT_SRC_BASE_PROFILE_H_
 #define WEFT_SRC_BASE_PROFILE_H_
 
@@ -22,11 +23,11 @@
 namespace weft::profile {
 
 struct SpanRecord {
-  // Literals of the program.
+  // `name` and `value_name` point to string literals.
   const char* name = "";
   const char* value_name = nullptr;  // Null: the span has no value.
   int64_t value = 0;
-  // Since the recording began.
+  // Nanoseconds from the start of the recording.
   int64_t begin_ns = 0;
   int64_t end_ns = 0;
 };
@@ -36,9 +37,9 @@ class Recording {
  public:
   explicit Recording(size_t max_spans);
 
-  // Spans in the order in which they ended.
+  // Returns the spans in the order in which they ended.
   [[nodiscard]] const std::vector<SpanRecord>& spans() const { return spans_; }
-  // Returns the number of spans that found no room.
+  // Returns how many spans were dropped because max_spans were stored already.
   [[nodiscard]] size_t num_dropped() const { return num_dropped_; }
 
  private:
@@ -52,10 +53,10 @@ class Recording {
   size_t num_dropped_ = 0;
 };
 
-// The recording of this thread; null: none.
+// The recording of this thread, or null if it has none.
 extern constinit thread_local Recording* active;
 
-// Records this thread's spans until it is destroyed.
+// Sends this thread's spans to `recording` while the Use exists.
 class Use {
  public:
   explicit Use(Recording* recording) { active = recording; }
@@ -64,8 +65,8 @@ class Use {
   Use& operator=(const Use&) = delete;
 };
 
-// Lasts from its construction to its destruction. Spans of a thread nest.
-// REQUIRES: the recording outlives the span.
+// A span from the construction to the destruction of this object. The spans of
+// a thread nest. REQUIRES: the recording outlives the span.
 class Span {
  public:
   explicit Span(const char* name, const char* value_name = nullptr,
@@ -89,7 +90,7 @@ class Span {
   SpanRecord record_;
 };
 
-// Returns the JSON that chrome://tracing and Perfetto open.
+// Returns the recording as JSON for chrome://tracing and Perfetto.
 [[nodiscard]] std::string ToChromeTrace(const Recording& recording,
                                         std::string_view thread_name);
 

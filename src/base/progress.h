@@ -4,8 +4,8 @@
 //   Progress progress("loading weights", total_bytes, "B");
 //   progress.Add(bytes_read);
 //
-// Threads: Add may be called from any thread. The destructor prints the final
-// state.
+// The destructor prints the final state.
+// Threads: Add may be called from any thread.
 #ifndef WEFT_SRC_BASE_PROGRESS_H_
 #define WEFT_SRC_BASE_PROGRESS_H_
 
@@ -21,8 +21,8 @@ namespace weft {
 
 class Progress {
  public:
-  // `unit` is "B" for bytes (printed with SI prefixes) or a plural noun. With
-  // `total` 0 the total is unknown: neither bar nor ETA is shown.
+  // `unit` is "B" for bytes (printed with SI prefixes) or a plural noun. If
+  // `total` is 0, the total is unknown, and no bar, percentage or ETA is shown.
   Progress(std::string_view label, int64_t total, std::string_view unit);
   ~Progress();
   Progress(const Progress&) = delete;

@@ -1,6 +1,6 @@
-// A machine-readable reason for an error: a name and values that the status
-// carries. Messages are for people and may change; names and keys do not
-// change.
+// A machine-readable reason for an error: a name and some values, attached to
+// an absl::Status. Status messages are for people and may change. Names of
+// reasons and keys of values do not change.
 #ifndef WEFT_SRC_BASE_REASON_H_
 #define WEFT_SRC_BASE_REASON_H_
 
@@ -13,17 +13,17 @@
 namespace weft {
 
 struct Reason {
-  std::string name;  // Such as QUEUE_FULL. Has no line breaks.
-  // Such as {"limit", "64"}. Keys and values have no line breaks.
+  std::string name;  // For example QUEUE_FULL. Has no line breaks.
+  // For example {"limit", "64"}. Keys and values have no line breaks.
   std::map<std::string, std::string> values;
 
   friend bool operator==(const Reason&, const Reason&) = default;
 };
 
-// REQUIRES: `status` is an error.
+// Returns `status` with the reason. REQUIRES: `status` is an error.
 [[nodiscard]] absl::Status WithReason(absl::Status status,
                                       const Reason& reason);
-// Returns none if the status carries no reason.
+// Returns nullopt if the status carries no reason.
 [[nodiscard]] std::optional<Reason> FindReason(const absl::Status& status);
 
 }  // namespace weft

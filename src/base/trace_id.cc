@@ -25,8 +25,8 @@ bool IsZero(std::string_view text) {
   return text.find_first_not_of('0') == std::string_view::npos;
 }
 
-// Returns the trace id of version-traceid-parentid-flags; empty if the header
-// is not valid. A later version than 00 may have more fields.
+// Returns the trace id in a header of the form version-traceid-parentid-flags;
+// empty if the header is not valid. A version above 00 may have more fields.
 std::string_view TraceOf(std::string_view header) {
   constexpr size_t kSize = 55;
   if (header.size() < kSize || header[2] != '-' || header[35] != '-' ||

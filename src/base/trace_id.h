@@ -1,8 +1,8 @@
 // The id that names a request in all log lines about it.
 //
-// A thread that works for a request holds a TraceScope; Log then adds the field
+// A thread that works for a request holds a TraceScope. Log then adds the field
 // `trace_id`. The id follows the request from thread to thread: Worker::Post
-// and the dispatcher keep the scope of the caller with what they queue.
+// and the dispatcher store the id of the posting thread with each task.
 //
 //   const TraceScope scope(MakeTraceId(traceparent, request_id));
 //   Log(LogLevel::kInfo, "adapter deleted");  // ... trace_id=4bf92f35...
@@ -21,23 +21,25 @@ namespace weft {
 
 inline constexpr size_t kMaxTraceIdBytes = 64;
 
-// Null: no request.
+// Null means: the work belongs to no request.
 using TraceId = std::shared_ptr<const std::string>;
 
-// Returns the trace id of `traceparent`, the header of W3C Trace Context. If it
-// is not valid, returns `request_id`. If that is not 1 to kMaxTraceIdBytes
-// letters, digits, '-', '_' or '.', returns 32 random hexadecimal digits.
+// Returns the trace id of `traceparent`, the header of W3C Trace Context. If
+// that header is not valid, returns `request_id`. If `request_id` is not valid
+// either, returns 32 random hexadecimal digits. A valid `request_id` has 1 to
+// kMaxTraceIdBytes letters, digits, '-', '_' or '.'.
 [[nodiscard]] TraceId MakeTraceId(std::string_view traceparent,
                                   std::string_view request_id);
 
-// Returns the id of the present scope of this thread; null outside of one.
+// Returns the id of this thread's innermost TraceScope; null outside any scope.
 [[nodiscard]] TraceId CurrentTrace();
 
-// Returns one id for the work of several requests: the different ids with
-// commas, at most 16 of them, then the number of further requests.
+// Returns one id for work that serves several requests: at most 16 different
+// ids with commas between them. If N more follow, ",+N" ends the result. Skips
+// null ids, and returns null if all are null.
 [[nodiscard]] TraceId JoinTraces(const std::vector<TraceId>& ids);
 
-// Sets the id of this thread until the scope ends. Scopes nest.
+// Sets the id of this thread until the scope is destroyed. Scopes nest.
 class TraceScope {
  public:
   explicit TraceScope(TraceId id);
@@ -49,8 +51,8 @@ class TraceScope {
   TraceId outer_;
 };
 
-// Returns `task` so that it runs with the id that this thread has now. Outside
-// of a scope it returns `task` itself.
+// Returns a function that runs `task` with the id that this thread has now. If
+// this thread has no id, returns `task` itself.
 template <typename... Args>
 [[nodiscard]] std::function<void(Args...)> KeepTrace(
     std::function<void(Args...)> task) {

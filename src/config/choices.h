@@ -1,4 +1,4 @@
-// The options that are one of a few words.
+// Types of the options whose value is one of a few words.
 #ifndef WEFT_SRC_CONFIG_CHOICES_H_
 #define WEFT_SRC_CONFIG_CHOICES_H_
 
@@ -7,22 +7,22 @@ namespace weft {
 enum class Device { kCpu, kCuda, kAuto };
 enum class Dtype { kF32, kBf16, kAuto };
 
-// Whether a CPU computes products with bf16 weights in bf16, with f32 sums.
-// kAuto: if it has instructions for it. kOff: weights are widened to f32.
+// How a CPU multiplies by bf16 weights. kAuto: in bf16 with f32 sums, if the
+// CPU has AVX512_BF16, otherwise as kOff. kOff: in f32, with widened weights.
 enum class CpuBf16 { kAuto, kOff };
 
 // Where weights come from. kAuto reads the files of the model's folder. kDummy
 // draws random numbers in the shapes that config.json gives.
 enum class LoadFormat { kAuto, kDummy };
 
-// How the matrices of the base model are held: in --dtype, or in 8 bits.
+// How the base model's matrices are stored: in the type of --dtype, or in int8.
 enum class BaseWeights { kDtype, kInt8 };
 
 // Selects the layers that keep only their input and run again in the backward
 // pass. kAuto: as few layers as the memory budget allows.
 enum class GradientCheckpointing { kOff, kAll, kAuto };
 
-// kAuto: text on a terminal, JSON lines otherwise.
+// Format of log lines. kAuto: text if stderr is a terminal, otherwise JSON.
 enum class LogStyle { kAuto, kText, kJson };
 
 }  // namespace weft

@@ -1,6 +1,6 @@
-// Every value an operator can set, with default, unit and range.
-// server/flags.cc fills these structs from flags, the environment and the file
-// of --config; nothing else reads them.
+// Every value that an operator can set, with default, unit and range.
+// server/flags.cc fills these structs. No other file reads the flags, their
+// environment variables or the file of --config.
 #ifndef WEFT_SRC_CONFIG_OPTIONS_H_
 #define WEFT_SRC_CONFIG_OPTIONS_H_
 
@@ -17,8 +17,8 @@
 
 namespace weft {
 
-// --max-resident-adapters=0 means this many, or fewer if the device has no
-// memory for them.
+// --max-resident-adapters=0 means this many adapters, or fewer if a CUDA device
+// has no memory for them.
 inline constexpr int kDefaultResidentAdapters = 64;
 
 // The model that the engine runs, and the engine's limits.
@@ -27,18 +27,19 @@ struct EngineOptions {
   // Folder of adapter checkpoints, created if missing. Empty: "checkpoints" in
   // the working directory.
   std::string checkpoint_dir;
-  // Free bytes below which saves (on the disk of `checkpoint_dir`) and new work
-  // (on that of `state_dir`) are refused. The log of accepted work uses them.
+  // Bytes to keep free. If fewer are free, saves (on the disk of
+  // `checkpoint_dir`) or new work (on the disk of `state_dir`) are refused. The
+  // log of accepted work may use them.
   int64_t disk_reserve_bytes = int64_t{512} << 20;
   // Folder for the log of all steps and for snapshots of the adapters. A
   // restarted server continues from it. Empty: a restart loses everything that
   // is not in a checkpoint.
   std::string state_dir;
-  // Adapters without which a start goes on if their part of `state_dir` is
-  // damaged.
+  // If the data of one of these adapters in `state_dir` is damaged, the server
+  // starts without the adapter. Damage to any other adapter stops the start.
   std::vector<std::string> recover_adapters;
-  // A snapshot is written when the log since the last snapshot exceeds this
-  // many bytes, or would take this long to replay.
+  // A snapshot is written when the log has grown by this many bytes since the
+  // last snapshot, or when its replay would take this many seconds.
   int64_t snapshot_log_bytes = int64_t{1} << 30;
   int snapshot_replay_seconds = 120;
   Device device = Device::kAuto;
@@ -48,57 +49,56 @@ struct EngineOptions {
   LoadFormat load_format = LoadFormat::kAuto;
   int tensor_parallel_size = 1;  // Ranks that share every layer, [1, 64].
   int data_parallel_size = 1;    // Replicas that share the data, [1, 64].
-  // Groups of the ranks of a layer that have experts of their own, [1, 64].
+  // Groups of ranks among which a layer's experts are divided, [1, 64].
   int expert_parallel_size = 1;
   // Compute threads of a rank on the CPU. 0: an equal share of all cores.
   int num_threads = 0;
   int max_adapters = 1024;          // [1, 100000]
   int max_adapters_per_tenant = 0;  // [0, max_adapters]; 0: max_adapters.
-  // A tenant whose adapters hold this many bytes gets no new adapter. 0: no
-  // limit.
+  // A tenant whose adapters hold at least this many bytes gets no new adapter.
+  // 0: no limit.
   int64_t max_adapter_bytes_per_tenant = 0;
   // Most adapters on the device at a time, [0, 100000]. 0: 64, or fewer if a
   // CUDA device has no memory for 64.
   int max_resident_adapters = 0;
-  // Host memory for adapters that leave the device. When it is full, they move
-  // to disk. 0: the device decides; -1: no host memory.
+  // Bytes of host memory for adapters that leave the device. Adapters beyond
+  // them move to disk. 0: none on a CPU, chosen at the start on CUDA; -1: none.
   int64_t adapter_host_bytes = 0;
   int max_rank = 64;               // [1, 1024]
-  int max_context_tokens = 0;      // 0 or above the model's: the model's.
-  int64_t max_batch_tokens = 0;    // In a training micro-batch. 0: by device.
-  int64_t loss_chunk_size = 1024;  // Score rows per chunk; 0 or -1: all.
+  int max_context_tokens = 0;      // At most the model's limit; 0: that limit.
+  int64_t max_batch_tokens = 0;    // Tokens of a micro-batch. 0: by device.
+  int64_t loss_chunk_size = 1024;  // Rows of logits per chunk; 0, -1: all.
   GradientCheckpointing gradient_checkpointing = GradientCheckpointing::kAuto;
   int64_t memory_budget_bytes = 0;  // For a micro-batch's activations; 0: auto.
   // Share of a CUDA device's memory that weftd may use; [0.05, 1].
   double device_memory_share = 0.9;
-  bool share_prompts = true;           // Compute equal prefixes of data once.
+  bool share_prompts = true;           // Compute equal prefixes once.
   int64_t max_queue_requests = 1024;   // Requests that may wait; >= 1.
   int64_t max_queue_tokens = 4 << 20;  // Tokens of waiting requests; >= 1.
-  // The same limits for each tenant; each is at most the limit above. 0: the
-  // limit above.
+  // Like the two limits above, but for each tenant. 0: as high as those.
   int64_t max_queue_requests_per_tenant = 0;
   int64_t max_queue_tokens_per_tenant = 0;
-  // Bytes of all replies that are kept for repeated calls. The oldest replies
-  // are dropped first.
+  // Bytes of stored replies, for all adapters. A repeated call gets its stored
+  // reply. The oldest replies are dropped first.
   int64_t max_stored_reply_bytes = int64_t{256} << 20;
   std::string tenant_weights;     // In the format of ParseTenantWeights.
-  int64_t kv_cache_bytes = 0;     // 0: from the machine's memory.
+  int64_t kv_cache_bytes = 0;     // 0: 1 GiB on a CPU, chosen on CUDA.
   int max_decode_sequences = 64;  // Most sequences in a decode iteration.
   bool decode_graphs = true;      // Run decode steps as CUDA graphs.
-  // Sampling's share of the device's time while training also waits; [0.01,
-  // 0.99].
+  // Share of device time for sampling while training waits, [0.01, 0.99].
   double sampling_share = 0.5;
 
-  // Returns INVALID_ARGUMENT that names each flag out of range, its value and
-  // the range, one per line.
+  // Returns INVALID_ARGUMENT with one line for each flag that is out of range.
+  // The line names the flag, its value and the range.
   [[nodiscard]] absl::Status Validate() const;
 };
 
-// Metrics count all tenants without a weight together under this name.
+// Metrics count the tenants that --tenant-weights does not name under this
+// name.
 inline constexpr char kOtherTenants[] = "other";
 
 // Reads the tenants' weights from "NAME=WEIGHT,...", each in [1, 1000]. A
-// tenant that is not named has weight 1. Errors: INVALID_ARGUMENT, which names
+// tenant without an entry has weight 1. Errors: INVALID_ARGUMENT, which names
 // the entry. kOtherTenants is not a valid name.
 [[nodiscard]] absl::StatusOr<std::map<std::string, int64_t>> ParseTenantWeights(
     absl::string_view text);
@@ -109,13 +109,13 @@ struct ServerOptions {
   std::string metrics_listen = "127.0.0.1:9400";  // Empty: no metrics endpoint.
   std::string tinker_listen;                      // Empty: no Tinker API.
   std::string port_file;   // When weftd listens, it writes one HOST:PORT per
-                           // line here.
+                           // line to this file.
   std::string model_name;  // Empty: the last part of the model folder.
   std::string torch_dir;   // Empty: the LibTorch that weftd was linked with.
   // 0: half of the files that the process may open, at most 10000.
   int max_connections = 0;
   int64_t max_message_bytes = 64 << 20;  // [1 KiB, 2 GiB)
-  int64_t max_import_bytes = 2LL << 30;  // Sum over all open imports.
+  int64_t max_import_bytes = 2LL << 30;  // All open imports and uploads.
   int max_data_per_request = 4096;
   int64_t max_tokens_per_request = 1 << 20;
   int max_samples = 256;
@@ -128,31 +128,33 @@ struct ServerOptions {
   // File with one JSON token record per line (src/auth/token_file.h), read
   // again when it changes. Empty: no client needs a token.
   std::string auth_tokens_file;
-  // The limits per tenant need --auth-tokens-file. 0: no limit.
+  // The next two limits need --auth-tokens-file. 0: no limit.
   int max_calls_per_tenant = 0;
   int64_t max_tokens_per_second_per_tenant = 0;
   LogStyle log_style = LogStyle::kAuto;
   LogLevel log_level = LogLevel::kInfo;
-  // Not flags: copies of the engine's folders, which the Tinker front needs.
+  // Not flags: copies of the engine's folders, for the Tinker API.
   std::string state_dir;
   std::string checkpoint_dir;
 
-  // Validates like EngineOptions::Validate. Also refuses --listen beyond
-  // loopback without TLS or --insecure. Refuses tokens in plaintext on any host
-  // other than 127.0.0.1, ::1 and localhost.
+  // Validates like EngineOptions::Validate. Also refuses plaintext beyond
+  // loopback without --insecure, for gRPC and for the Tinker API. Refuses
+  // plaintext gRPC with tokens on hosts other than 127.0.0.1, ::1 and
+  // localhost.
   [[nodiscard]] absl::Status Validate() const;
 };
 
-// Splits "HOST:PORT" or "[V6]:PORT". Errors: INVALID_ARGUMENT, which names
-// `flag`, if the host is empty or the port is not a number in [0, 65535].
 struct HostPort {
   std::string host;  // Without brackets.
   int port = 0;
 };
+// Splits "HOST:PORT" or "[V6]:PORT". Errors: INVALID_ARGUMENT, which names
+// `flag`, if the host is empty, an IPv6 host has no brackets, or the port is
+// not a number in [0, 65535].
 [[nodiscard]] absl::StatusOr<HostPort> ParseHostPort(absl::string_view flag,
                                                      absl::string_view address);
 
-// True for 127.0.0.0/8, ::1 and "localhost".
+// Returns whether `host` is in 127.0.0.0/8, ::1 or "localhost".
 [[nodiscard]] bool IsLoopback(absl::string_view host);
 
 }  // namespace weft

@@ -10,7 +10,8 @@ namespace {
 constexpr int kMostRanks = 4096;
 constexpr int kMostPort = 65535;
 
-// Reads the variable as a number in [least, most]; `fallback` if it is not set.
+// Reads the variable as a number in [least, most]. Returns `fallback` if the
+// variable is not set and there is a fallback.
 absl::StatusOr<int> ReadNumber(const Environment& read, const char* name,
                                int least, int most,
                                std::optional<int> fallback) {

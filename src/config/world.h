@@ -1,4 +1,5 @@
-// The ranks that serve one model together, and the rank of this process.
+// The ranks that serve one model together, and the rank of this process. A rank
+// is one process with one device.
 #ifndef WEFT_SRC_CONFIG_WORLD_H_
 #define WEFT_SRC_CONFIG_WORLD_H_
 
@@ -21,22 +22,22 @@ struct World {
   std::string host = "127.0.0.1";
   int port = 0;
   int listen_fd = -1;  // Rank 0's socket on that port; -1: not bound.
-  // torchrun's agent already serves the address.
+  // True if torchrun's agent already serves a TCP store at host:port.
   bool has_agent = false;
-  // Identifies the start if an agent restarts the group. Ranks of different
-  // starts never join one group.
+  // torchrun's count of restarts; empty if unknown. Ranks with different counts
+  // never join one group.
   std::string attempt;
 
   [[nodiscard]] bool local() const { return local_size == size; }
 };
 
-// Returns the value of an environment variable; none if it is not set.
+// Returns the value of an environment variable; nullopt if it is not set.
 using Environment =
     std::function<std::optional<std::string>(const std::string& name)>;
 
 // Reads the variables that torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK,
 // LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_USE_AGENT_STORE and
-// TORCHELASTIC_RESTART_COUNT. Returns none if RANK is not set. If
+// TORCHELASTIC_RESTART_COUNT. Returns nullopt if RANK is not set. If
 // LOCAL_WORLD_SIZE is not set, all ranks are on this machine. Errors:
 // INVALID_ARGUMENT, which names the variable, its value and the range.
 [[nodiscard]] absl::StatusOr<std::optional<World>> WorldFromEnvironment(

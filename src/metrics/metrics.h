@@ -1,7 +1,8 @@
 // Prometheus metrics whose label values are fixed at the start. The helpers
-// create all children when the program starts, so that recording an event takes
-// one atomic operation. A family that added label values at run time would take
-// a lock and a map lookup for each event, and could grow without bound.
+// create the metric of every label value when the program starts. So recording
+// an event takes one atomic operation. With label values added at run time,
+// each event would take a lock and a map lookup, and a family could grow
+// without bound.
 //
 //   Counter& steps = AddCounter(registry, "weft_optim_steps_total", "...");
 //   steps.Increment();
@@ -11,8 +12,8 @@
 //
 // Names use base units (_seconds, _bytes), and counters end in _total. Labels
 // are bounded: they never hold ids, prompts or paths.
-// Threads: the references may be used from any thread and live as long as the
-// registry.
+// Threads: any thread may use the returned references, which live as long as
+// the registry.
 #ifndef WEFT_SRC_METRICS_METRICS_H_
 #define WEFT_SRC_METRICS_METRICS_H_
 
@@ -28,7 +29,7 @@
 
 namespace weft {
 
-// Returns a child of a family. Equal names and labels give the same object.
+// Returns the metric with this name and these labels, and creates it if needed.
 // Throws std::invalid_argument for a malformed name.
 [[nodiscard]] prometheus::Counter& AddCounter(
     prometheus::Registry* registry, const std::string& name,
@@ -41,16 +42,17 @@ namespace weft {
     const std::string& help, const std::vector<double>& buckets,
     const prometheus::Labels& labels = {});
 
-// Returns the upper bounds of buckets for the latency of a call, from 5 ms to
-// 10 min, in seconds.
+// Returns upper bounds of histogram buckets for the latency of a call, in
+// seconds: from 5 ms to 10 min.
 [[nodiscard]] std::vector<double> LatencyBuckets();
 
-// Returns `count` bounds: first, first * factor, ... REQUIRES: first > 0 and
-// factor > 1.
+// Returns `count` bounds: first, first * factor, first * factor^2, ...
+// REQUIRES: first > 0 and factor > 1.
 [[nodiscard]] std::vector<double> ExponentialBuckets(double first,
                                                      double factor, int count);
 
-// A family with one label, whose values are known and addressed by index.
+// The metrics of a family with one label. operator[] takes the index of a label
+// value in the constructor's `values`.
 template <typename Metric>
 class Labelled {
  public:
@@ -76,7 +78,7 @@ class LabelledGauges final : public Labelled<prometheus::Gauge> {
                  const std::string& help, const std::string& label,
                  const std::vector<std::string>& values);
 
-  // Sets the child at `index` to 1 and all others to 0.
+  // Sets the gauge at `index` to 1 and all others to 0.
   void Select(size_t index) const;
 };
 
