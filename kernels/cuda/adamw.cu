@@ -5,7 +5,8 @@ namespace weft::kernels::cuda {
 namespace {
 
 constexpr unsigned kThreads = 256;
-// The number of elements in one block of an update, and in one partial sum.
+// The numbers of elements that one block of AdamWKernel updates, and that one
+// block of SumOfSquaresKernel sums.
 constexpr int64_t kUpdateBlock = 1024;
 constexpr int64_t kSumBlock = 32768;
 
@@ -29,7 +30,7 @@ __global__ void AdamWKernel(cpu::AdamWScalars scalars, int64_t count,
   }
 }
 
-// Writes the sum of block b's squares to partials[b].
+// Block b writes the sum of squares of its elements to partials[b].
 __global__ void SumOfSquaresKernel(const float* x_N, int64_t count,
                                    double* partials) {
   const int64_t begin = blockIdx.x * kSumBlock;
@@ -43,7 +44,7 @@ __global__ void SumOfSquaresKernel(const float* x_N, int64_t count,
   if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
-// Runs as one block. Writes the sum of all partials to the first.
+// Replaces partials[0] by the sum of all partials. Runs as one block.
 __global__ void SumPartialsKernel(double* partials, int64_t count) {
   double sum = 0;
   for (int64_t i = threadIdx.x; i < count; i += kThreads) sum += partials[i];

@@ -1,4 +1,5 @@
-// AdamW and the sum that clipping needs, over flat f32 buffers.
+// The AdamW update, and the sum of squares that gradient clipping needs, over
+// flat f32 buffers.
 // Legend: N elements.
 #ifndef WEFT_KERNELS_CUDA_ADAMW_H_
 #define WEFT_KERNELS_CUDA_ADAMW_H_
@@ -11,8 +12,8 @@
 
 namespace weft::kernels::cuda {
 
-// Makes one pass over [N]: updates the moments in place. weights_out may be
-// weights.
+// Applies one AdamW step to all N elements: writes the new weights to
+// weights_out, and updates the moments in place. weights_out may be weights.
 // Threads: any; the work is queued on `stream`, and nothing waits for it.
 // Source:  reference::AdamW.
 [[nodiscard]] cudaError_t AdamW(const cpu::AdamWScalars& scalars, int64_t count,

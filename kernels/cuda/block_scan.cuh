@@ -1,5 +1,5 @@
-// Prefix sums over a warp and over a block, and a test of whether a block is
-// the last of several to finish.
+// Prefix sums over a warp and over a block, a search by prefix sum, and a test
+// whether a block is the last of several to finish.
 #ifndef WEFT_KERNELS_CUDA_BLOCK_SCAN_CUH_
 #define WEFT_KERNELS_CUDA_BLOCK_SCAN_CUH_
 
@@ -7,8 +7,8 @@
 
 namespace weft::kernels::cuda {
 
-// Returns the sum over the lanes up to and including this one. All lanes call
-// it.
+// Returns the sum of `value` over the lanes up to and including this one. All
+// lanes call it.
 __device__ inline uint64_t WarpScan(uint64_t value) {
   for (int offset = 1; offset < kWarp; offset *= 2) {
     const uint64_t other = __shfl_up_sync(kAllLanes, value, offset);
@@ -17,8 +17,8 @@ __device__ inline uint64_t WarpScan(uint64_t value) {
   return value;
 }
 
-// Returns the sum over the threads before this one. Sets `total` to the sum
-// over all threads. All threads call it.
+// Returns the sum of `value` over the threads before this one. Sets `total` to
+// the sum over all threads. All threads call it.
 __device__ inline uint64_t BlockScan(uint64_t value, uint64_t* total) {
   __shared__ uint64_t sums[kMaxWarps];
   const uint64_t in_warp = WarpScan(value);
@@ -30,20 +30,22 @@ __device__ inline uint64_t BlockScan(uint64_t value, uint64_t* total) {
     if (warp < WarpIndex()) before += sums[warp];
     *total += sums[warp];
   }
-  // The next call overwrites what other threads may still read, so all threads
-  // wait here.
+  // All threads wait here, because the next call overwrites `sums`, which other
+  // threads may still read.
   __syncthreads();
   return before;
 }
 
-// An item of a list, and how far a target reaches into it.
+// The result of FindInOrder: an item of a list, and the part of the target that
+// is left after all items before it.
 struct Place {
   int item;
-  uint64_t rest;  // From 1 to the item's own measure.
+  uint64_t rest;  // From 1 to measure(item).
 };
 
 // Returns the first of `size` items at which the running sum of measure(item)
-// reaches `target`, which is from 1 to the whole sum. All threads call it.
+// reaches `target`. `target` is at least 1 and at most the sum over all items.
+// All threads call it.
 template <typename Measure>
 __device__ Place FindInOrder(int size, uint64_t target, Measure measure) {
   __shared__ Place found;
@@ -64,15 +66,16 @@ __device__ Place FindInOrder(int size, uint64_t target, Measure measure) {
   }
   __syncthreads();
   const Place place = found;
-  // The next call overwrites what other threads may still read, so all threads
-  // wait here.
+  // All threads wait here, because the next call overwrites `found`, which
+  // other threads may still read.
   __syncthreads();
   return place;
 }
 
-// Returns true in the last of `num_blocks` blocks that share a counter. That
-// block sees everything that the others wrote before their calls. The counter
-// is 0 before and after. All threads call it.
+// Returns true only in the block that calls it last among the `num_blocks`
+// blocks that share `counter`. That block sees everything that the others wrote
+// before their calls. `counter` is 0 before the first call and after the last.
+// All threads of each block call it.
 __device__ inline bool IsLastBlock(unsigned* counter, unsigned num_blocks) {
   __shared__ bool is_last;
   __syncthreads();

@@ -1,6 +1,7 @@
-// Shared by the kernels: elements as f32, reductions over a warp and a block,
-// launches. Every reduction has a fixed order, so that the same input gives the
-// same bits. Blocks are one-dimensional and have whole warps.
+// Functions that the kernels share: conversion of elements to and from f32,
+// reductions over a warp and a block, and launches. A reduction combines values
+// in a fixed order, so that the same input gives the same bits. Blocks are
+// one-dimensional and have whole warps.
 #ifndef WEFT_KERNELS_CUDA_DEVICE_CUH_
 #define WEFT_KERNELS_CUDA_DEVICE_CUH_
 
@@ -17,10 +18,11 @@ namespace weft::kernels::cuda {
 inline constexpr int kWarp = 32;
 inline constexpr int kMaxWarps = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffU;
-// The lowest finite float. A maximum that starts from it never leads to -inf -
-// -inf.
+// The lowest finite float. A running maximum starts from it and not from -inf,
+// because -inf minus -inf is NaN.
 inline constexpr float kLowest = -3.402823466e+38F;
-// The most blocks of a launch: first in x, then in y and in z.
+// The largest grid of a launch: kMaxGrid blocks in x, and kMaxGridYz blocks in
+// each of y and z.
 inline constexpr int64_t kMaxGrid = 2147483647;
 inline constexpr int64_t kMaxGridYz = 65535;
 
@@ -45,12 +47,14 @@ struct Add {
     return a + b;
   }
 };
-// Ignores NaN. Where a NaN must stay visible, a sum beside this maximum is NaN.
+// Returns the larger number and ignores NaN. A kernel that must not lose a NaN
+// also sums the same values, because a sum keeps it.
 struct Max {
   __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
-// Combines all lanes' values. Every lane gets the same bits. All lanes call it.
+// Returns all lanes' values combined, with the same bits in every lane. All
+// lanes of the warp call it.
 template <typename T, typename Combine>
 __device__ T WarpReduce(T value, Combine combine) {
   for (int offset = kWarp / 2; offset > 0; offset /= 2) {
@@ -59,8 +63,9 @@ __device__ T WarpReduce(T value, Combine combine) {
   return value;
 }
 
-// Combines the values of the whole block. All threads call it. Afterwards all
-// threads see earlier writes to shared memory.
+// Returns the values of all threads of the block combined, with the same bits
+// in every thread. All threads call it. The call is also a barrier: afterwards
+// all threads see earlier writes to shared memory.
 template <typename T, typename Combine>
 __device__ T BlockReduce(T value, Combine combine) {
   __shared__ T partial[kMaxWarps];
@@ -71,8 +76,8 @@ __device__ T BlockReduce(T value, Combine combine) {
   for (int warp = 1; warp < NumWarps(); ++warp) {
     value = combine(value, partial[warp]);
   }
-  // The next call overwrites what other threads may still read, so all threads
-  // wait here.
+  // All threads wait here, because the next call overwrites `partial`, which
+  // other threads may still read.
   __syncthreads();
   return value;
 }
@@ -98,12 +103,13 @@ cudaError_t LaunchWithShared(void (*kernel)(Parameters...), int64_t grid_x,
   config.stream = stream;
   const cudaError_t status = cudaLaunchKernelEx(
       &config, kernel, static_cast<Parameters>(arguments)...);
-  // Clears the error, because the runtime would report it for the next launch.
+  // Clears the runtime's last error, because otherwise the next launch would
+  // report it.
   const cudaError_t last = cudaGetLastError();
   return status == cudaSuccess ? last : status;
 }
 
-// The same for a kernel without dynamic shared memory.
+// Starts a kernel without dynamic shared memory, like LaunchWithShared.
 template <typename... Parameters, typename... Arguments>
 cudaError_t Launch(void (*kernel)(Parameters...), int64_t grid_x,
                    int64_t grid_y, unsigned threads, cudaStream_t stream,

@@ -1,4 +1,5 @@
-// Element types that the CUDA kernels read and write; they compute in f32.
+// The element types that the CUDA kernels read and write. The kernels compute
+// in f32.
 #ifndef WEFT_KERNELS_CUDA_DTYPE_H_
 #define WEFT_KERNELS_CUDA_DTYPE_H_
 

@@ -54,8 +54,8 @@ __global__ void __launch_bounds__(kThreads)
   StorePack(up, at + features);
 }
 
-// Calls run(const T*, width, activation) with the types of a launch over rows
-// of gate_up and of the narrow tensor.
+// Calls run(const T*, width, activation) with the types for a launch. `narrow`
+// is the tensor with F columns: out or dout.
 template <typename Run>
 cudaError_t WithKernel(DType dtype, GateActivation activation, int64_t features,
                        const void* gate_up, const void* narrow, Run run) {

@@ -7,9 +7,9 @@
 
 namespace weft::kernels::cuda {
 
-// The activations have the form x sigmoid(z(x)). SiLU has z = x; GELU's tanh
-// form has z = 2 sqrt(2 / pi) (x + 0.044715 x^3). The clamped SiLU has z =
-// 1.702 x with x = min(gate, 7), and its `up` is clamp(up, -7, 7) + 1.
+// Each activation is x sigmoid(z(x)). SiLU has z = x. The tanh form of GELU has
+// z = 2 sqrt(2 / pi) (x + 0.044715 x^3). The clamped SiLU has x = min(gate, 7)
+// and z = 1.702 x, and it replaces `up` by clamp(up, -7, 7) + 1.
 inline constexpr float kGeluScale = 1.5957691216057308F;
 inline constexpr float kGeluCubic = 0.044715F;
 inline constexpr float kClampedSlope = 1.702F;
@@ -41,7 +41,8 @@ __device__ Gate Activate(float x) {
   return {value, is_clamped ? 0.0F : sigmoid + value * (1 - sigmoid) * dz};
 }
 
-// Returns the factor that `up` becomes, and its derivative.
+// Returns the factor into which the activation turns `up`, and the derivative
+// of that factor.
 template <GateActivation kActivation>
 __device__ Gate Factor(float up) {
   if constexpr (kActivation != GateActivation::kClampedSilu) return {up, 1};

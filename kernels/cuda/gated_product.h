@@ -1,4 +1,4 @@
-// The gated unit of a feed-forward layer: out = activation(gate) * up, where
+// The gated unit of a feed-forward layer: out = activation(gate) * up.
 // kClampedSilu also changes `up`.
 // Legend: T rows, F features.
 #ifndef WEFT_KERNELS_CUDA_GATED_PRODUCT_H_
@@ -15,8 +15,9 @@ namespace weft::kernels::cuda {
 // See src/ops/activation.h.
 enum class GateActivation { kSilu, kGeluTanh, kClampedSilu };
 
+// Computes the gated product of each row, in f32.
 // Shapes:  gate_up [T, 2F], with the gate in the first F columns; out [T, F];
-//          both contiguous and of `dtype`, computed in f32.
+//          both contiguous and of `dtype`.
 // Threads: any; the work is queued on `stream`, and nothing waits for it.
 // Source:  reference::SwiGluRow, GeGluRow, ClampedSwiGluRow.
 [[nodiscard]] cudaError_t GatedProduct(DType dtype, GateActivation activation,
@@ -24,8 +25,9 @@ enum class GateActivation { kSilu, kGeluTanh, kClampedSilu };
                                        const void* gate_up_T2F, void* out_TF,
                                        cudaStream_t stream);
 
-// Replaces gate_up by its gradient: afterwards it holds dgate | dup. Source:
-// reference::SwiGluBackwardRow, GeGluBackwardRow, ClampedSwiGluBackwardRow.
+// Replaces gate_up by its gradient, with dgate in the first F columns and dup
+// in the last F. Source: reference::SwiGluBackwardRow, GeGluBackwardRow,
+// ClampedSwiGluBackwardRow.
 [[nodiscard]] cudaError_t GatedProductBackward(
     DType dtype, GateActivation activation, int64_t num_rows, int64_t features,
     const void* dout_TF, void* gate_up_T2F, cudaStream_t stream);

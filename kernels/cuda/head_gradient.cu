@@ -6,7 +6,8 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 
-// A block computes a part of one row's features. A thread has kN features.
+// A block computes some features of one row. Each of its threads computes kN
+// features.
 template <typename T, int kN>
 __global__ void __launch_bounds__(kThreads)
     HeadGradientKernel(HeadGradientRows rows) {

@@ -1,4 +1,5 @@
-// The last step of the output head's backward pass.
+// The gradient of the output head's input, the last step of the head's backward
+// pass.
 // Legend: R rows, E entries (row, target), H hidden, V vocabulary.
 #ifndef WEFT_KERNELS_CUDA_HEAD_GRADIENT_H_
 #define WEFT_KERNELS_CUDA_HEAD_GRADIENT_H_
@@ -11,8 +12,8 @@
 
 namespace weft::kernels::cuda {
 
-// Row r owns the entries [row_offsets[r], row_offsets[r + 1]). Matrices are
-// contiguous.
+// The operands of HeadGradient. Row r owns the entries [row_offsets[r],
+// row_offsets[r + 1]). Matrices are contiguous.
 struct HeadGradientRows {
   DType dtype = DType::kF32;  // The dtype of weight and out.
   int64_t num_rows = 0;       // R.
@@ -27,10 +28,10 @@ struct HeadGradientRows {
   void* out_RH = nullptr;
 };
 
-// Computes out[r] = factor[r] scale[r] projection[r] plus a sum over the row's
-// entries e of coefficient[e] weight[target[e]], in f32 and in the order of the
-// entries. Threads: any; the work is queued on `stream`, and nothing waits for
-// it.
+// Computes out[r] = factor[r] * scale[r] * projection[r] plus the sum over the
+// row's entries e of coefficient[e] * weight[targets[e]]. Adds in f32, in the
+// order of the entries.
+// Threads: any; the work is queued on `stream`, and nothing waits for it.
 [[nodiscard]] cudaError_t HeadGradient(const HeadGradientRows& rows,
                                        cudaStream_t stream);
 

@@ -1,4 +1,5 @@
-// What the kernels of lora_decode.h share: tiles, S, and the deferred norm.
+// Functions that the kernels of lora_decode.h share: tiles of features, the
+// sums of S, and the deferred norm.
 #ifndef WEFT_KERNELS_CUDA_LORA_DECODE_CUH_
 #define WEFT_KERNELS_CUDA_LORA_DECODE_CUH_
 
@@ -13,15 +14,16 @@ namespace weft::kernels::cuda::few_rows {
 
 inline constexpr int kDecodeWarps = 8;
 inline constexpr unsigned kDecodeThreads = kDecodeWarps * kWarp;
-// The features that a block computes at a time.
+// The number of features that a block computes at a time.
 inline constexpr int kSpan = kDecodeWarps * kWarpFeatures;
 
-// LoraResidualParts and LoraGateParts, also on the device.
+// Returns the number of tiles of kFeatures features. It is the same as
+// LoraResidualParts or LoraGateParts, but the device can call it too.
 template <int64_t kFeatures>
 __host__ __device__ int TilesOf(int64_t features) {
   return static_cast<int>((features + kFeatures - 1) / kFeatures);
 }
-// Returns the end of a tile's features.
+// Returns the index after the last feature of a tile.
 template <int64_t kFeatures>
 __device__ int EndOf(int tile, int64_t features) {
   const int64_t end = (tile + 1) * kFeatures;
@@ -29,7 +31,7 @@ __device__ int EndOf(int tile, int64_t features) {
 }
 
 // Returns whether all these rows of `features` elements begin at multiples of
-// 16 bytes. The host finds this out, because a kernel would keep it in a
+// 16 bytes. The host computes this, because in a kernel it would take a
 // register.
 inline bool RowsAreAligned(std::initializer_list<const void*> rows,
                            int64_t features) {
@@ -38,29 +40,31 @@ inline bool RowsAreAligned(std::initializer_list<const void*> rows,
   return are;
 }
 
-// Returns the first of the lane's 8 features in the block's span from `first`
-// on.
+// Returns the first of the lane's 8 features. The features of the block begin
+// at `first`.
 __device__ inline int OwnFeature(int first) {
   return first + WarpIndex() * kWarpFeatures + Lane() % 4 * kChunk;
 }
-// Returns the lane's row in the entry: its upper row (0) or its lower row (1).
+// Returns the index in the entry of the lane's upper row (lower = 0) or of its
+// lower row (lower = 1).
 __device__ inline int OwnRow(int lower) {
   return Lane() / 4 + lower * kColumns;
 }
 
-// Returns the element `offset` behind `data`, or null if that is null.
+// Returns data + offset, or null if `data` is null.
 template <typename T>
 __device__ T* Behind(T* data, int64_t offset) {
   return data == nullptr ? nullptr : data + offset;
 }
 
-// Adds over the four lanes that have the same rows.
+// Returns the sum over the four lanes that have the same rows.
 __device__ inline float SumOverRow(float x) {
   x += __shfl_xor_sync(kAllLanes, x, 1);
   return x + __shfl_xor_sync(kAllLanes, x, 2);
 }
 
-// Returns the deferred factor of a row. All lanes of the warp call it.
+// Returns a row's factor 1 / rms(x); see DeferredNorm. All lanes of the warp
+// call it.
 __device__ inline float FactorOf(const DeferredNorm& norm, int64_t row,
                                  bool exists) {
   if (norm.squares_TP == nullptr) return 1;
@@ -71,8 +75,8 @@ __device__ inline float FactorOf(const DeferredNorm& norm, int64_t row,
   return rsqrtf(SumOverRow(sum) / static_cast<float>(norm.hidden) + norm.eps);
 }
 
-// Returns whether the rows of A, of `inputs` features, can be read by 16-byte
-// loads. A matrix of rank 0 is never read.
+// Returns whether 16-byte loads can read the rows of A, which have `inputs`
+// features. Returns true for rank 0, because nothing is read then.
 __device__ inline bool AIsAligned(const LoraFewRows& rows, const LoraMatrix& a,
                                   int64_t inputs) {
   return a.rank == 0 ||
@@ -83,9 +87,9 @@ __device__ inline bool BIsAligned(const LoraFewRows& rows,
   return AIsAligned(rows, b, b.rank);
 }
 
-// Sums S of an entry for kSides projections. All threads of the block call it,
-// and all see the slabs afterwards. The caller has prefetched the matrices. So
-// these sums come first, while no operands are in registers.
+// Fills one slab with the entry's S for each of kSides projections. All threads
+// of the block call it, and all see the slabs afterwards. Kernels prefetch the
+// matrices and then call it, before they load operands into registers.
 template <int kSides>
 __device__ void FillSlabs(const LoraParts& parts, const LoraFewRows& rows,
                           const LoraMatrix* matrices, Slab (&slabs)[kSides]) {

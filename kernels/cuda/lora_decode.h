@@ -1,27 +1,28 @@
-// A decoding layer with adapters: the expansion of each linear group, joined
-// with the work up to the next base product. A layer has its four base
-// products, attention, RunLoraFewRowsShrink for o, and four launches of the
-// functions below:
+// The kernels of a layer that decodes with adapters. Each kernel expands one
+// linear group (S B^T) and does the work up to the next base product. A layer
+// launches four base products, attention, RunLoraFewRowsShrink for o, and the
+// functions below four times:
 //
-//   LoraHeads     after q, k, v:  expansion; norms and rotation of the heads;
-//                                 q, and the pages of k and v
-//   LoraResidual  after o:        expansion; the residual stream; its norm's
-//                                 sums; the parts of the shrink of gate and up
-//   LoraGate      after gate, up: expansion; gated product; the parts of the
-//                                 shrink of down
-//   LoraResidual  after down:     the same, with the next layer's q, k, v
+//   LoraHeads     after q, k, v:  expands; norms and rotates the heads; writes
+//                                 q, and k and v to the pages
+//   LoraResidual  after o:        expands; adds to the residual stream; sums
+//                                 its squares; shrinks for gate and up
+//   LoraGate      after gate, up: expands; computes the gated product; shrinks
+//                                 for down
+//   LoraResidual  after down:     expands; adds to the residual stream; sums
+//                                 its squares; shrinks for the next q, k and v
 //
-// A block computes the rows of an entry at some features, and needs nothing
-// that another block of its launch computes. So no block waits, and none reads
-// a whole matrix or the squares of a whole row. For this the norm is deferred:
-// LoraResidual writes u = x * weight and sums of x^2, and 1 / rms(x), which is
-// a factor of the row, is applied after the products of u with W and A.
+// A block computes the rows of one table entry at some features. It needs
+// nothing that another block of its launch computes, so no block waits. For
+// this, the norm before a group is deferred: LoraResidual writes u = x * weight
+// and parts of the sum of x^2. The next kernel multiplies by 1 / rms(x), a
+// factor of the row, after the products of u with W and A.
 //
-// The table has an entry for every row, also for those without an adapter
-// (LoraTableBuilder::AddBaseRows). A NaN stays in its row. Sums are f32, in an
-// order that depends only on the widths, so that the bits of a row depend on
-// nothing but the row and its adapter. Grids depend only on the table's limits
-// and on the widths. Rows are contiguous bf16 and may begin anywhere.
+// REQUIRES: the table has an entry for every row, also for rows without an
+// adapter (LoraTableBuilder::AddBaseRows). A NaN stays in its row. Sums are
+// f32, in an order that depends only on the widths. So a row's bits depend only
+// on the row and its adapter. Grids depend only on the table's limits and on
+// the widths. Rows are contiguous bf16 and need no alignment.
 //
 // Legend: as in lora_few_rows.h. H hidden, F feed-forward, W the width of q, k
 // and v together, P parts.
@@ -39,8 +40,8 @@
 
 namespace weft::kernels::cuda {
 
-// The features of a row that a block computes. They are those of one part, both
-// of S and of a norm's sum.
+// The number of features of a row that a block computes. They make one part of
+// the next group's S and, in LoraResidual, one part of the sum of squares.
 inline constexpr int64_t kLoraResidualFeatures = 256;
 inline constexpr int64_t kLoraGateFeatures = 512;
 constexpr int64_t LoraResidualParts(int64_t hidden) {
@@ -49,42 +50,45 @@ constexpr int64_t LoraResidualParts(int64_t hidden) {
 constexpr int64_t LoraGateParts(int64_t features) {
   return (features + kLoraGateFeatures - 1) / kLoraGateFeatures;
 }
-// The most features of a head that LoraHeads takes.
+// The most features of a head that RunLoraHeads accepts.
 inline constexpr int64_t kLoraMaxHeadFeatures = 256;
 
-// The factor 1 / rms(x) of every row, which the rows' product still lacks. If
-// squares_TP is null, the factor is 1.
+// The factor 1 / rms(x) by which a kernel multiplies each row of the base
+// product and of its expansion. If squares_TP is null, the factor is 1.
 struct DeferredNorm {
-  const float* squares_TP = nullptr;  // Sums of x^2; P parts.
-  int64_t hidden = 0;
+  const float* squares_TP = nullptr;  // P parts of the sum of x^2.
+  int64_t hidden = 0;                 // The number of features of x.
   float eps = 0;
 };
 
 struct LoraHeads {
   LoraTable table;
-  // Those of q, k and v. `column` is where the projection begins in the bias.
+  // The projections q, k and v. `column` is the projection's first bias
+  // element.
   LoraProjection projections[3];
   LoraParts shrunk;
   DeferredNorm norm;
   const void* bias_W = nullptr;  // May be null.
-  // The heads in the product: q, k and slots.v, bf16, with adjacent heads. q is
-  // overwritten. k and v go to the pages alone.
+  // The base product: its heads of q and k, and in slots.v its heads of v. They
+  // are bf16, and the heads of a row are adjacent. q is overwritten. k and v
+  // are written only to the pages.
   RotaryRows rows;
   HeadNorms norms;  // bf16.
   KvSlots slots;
 };
+// Expands q, k and v, norms and rotates q and k, and stores the results.
 // Errors:  cudaErrorInvalidValue for heads of more than kLoraMaxHeadFeatures,
 //          and for heads or norms that are not bf16.
 // Threads: any, as for the functions below; the work is queued on `stream`, and
 //          nothing waits for it.
-// Source:  lora_few_rows.h and Rotary.
+// Source:  RunLoraFewRowsExpand, then Rotary.
 [[nodiscard]] cudaError_t RunLoraHeads(const LoraHeads& heads,
                                        cudaStream_t stream);
 
 struct LoraGate {
   LoraTable table;
-  int64_t slots_of_b[2] = {};  // Those of gate and up.
-  int64_t slot_of_a = 0;       // That of down.
+  int64_t slots_of_b[2] = {};  // The slots of gate's B and up's B.
+  int64_t slot_of_a = 0;       // The slot of down's A.
   int64_t features = 0;        // F.
   LoraParts shrunk;
   DeferredNorm norm;
@@ -92,27 +96,30 @@ struct LoraGate {
   const void* gate_up_T2F = nullptr;
   const void* bias_2F = nullptr;  // May be null.
   void* out_TF = nullptr;
-  LoraParts down;  // LoraGateParts(F). Without data, nothing is shrunk.
+  LoraParts down;  // LoraGateParts(F) parts. Null data: nothing is shrunk.
 };
-// Source: lora_few_rows.h and GatedProduct.
+// Expands gate and up, writes their gated product, and shrinks it for down.
+// Source: RunLoraFewRowsExpand, GatedProduct, RunLoraFewRowsShrink.
 [[nodiscard]] cudaError_t RunLoraGate(const LoraGate& gate,
                                       cudaStream_t stream);
 
 struct LoraResidual {
   LoraTable table;
   int64_t slot_of_b = 0;
-  int64_t slot_of_a = 0;  // That of the next group.
+  int64_t slot_of_a = 0;  // The slot of the next group's A.
   int64_t hidden = 0;     // H.
   LoraParts shrunk;
-  const void* y_TH = nullptr;  // The product.
-  const void* x_TH = nullptr;
-  void* sum_TH = nullptr;          // x + y; may be y.
-  const void* weight_H = nullptr;  // The next norm's; null: there is none.
+  const void* y_TH = nullptr;      // The base product.
+  const void* x_TH = nullptr;      // The residual stream.
+  void* sum_TH = nullptr;          // x + y + scale S B^T; may be y.
+  const void* weight_H = nullptr;  // The next norm's. Null: no norm, no `next`.
   void* scaled_TH = nullptr;       // sum * weight.
-  float* squares_TP = nullptr;     // LoraResidualParts(H).
-  LoraParts next;  // LoraResidualParts(H). Without data, nothing is shrunk.
+  float* squares_TP = nullptr;     // LoraResidualParts(H) parts.
+  LoraParts next;  // LoraResidualParts(H) parts. Null data: nothing is shrunk.
 };
-// Source: lora_few_rows.h and AddRmsNorm.
+// Expands, adds to the residual stream, and shrinks sum * weight for the next
+// group.
+// Source: RunLoraFewRowsExpand, AddRmsNorm, RunLoraFewRowsShrink.
 [[nodiscard]] cudaError_t RunLoraResidual(const LoraResidual& residual,
                                           cudaStream_t stream);
 

@@ -1,5 +1,5 @@
-// The products of the kernels of lora_decode.h: prefetching of the matrices,
-// the expansion, and the shrink of rows that are in registers.
+// Functions for the products in the kernels of lora_decode.h: they prefetch the
+// matrices, expand S, and shrink rows that are in registers.
 #ifndef WEFT_KERNELS_CUDA_LORA_DECODE_PRODUCTS_CUH_
 #define WEFT_KERNELS_CUDA_LORA_DECODE_PRODUCTS_CUH_
 
@@ -7,8 +7,8 @@
 
 namespace weft::kernels::cuda::few_rows {
 
-// Prefetches the B of the features [first, end), at most `lines` cache lines by
-// each thread.
+// Prefetches B for the features [first, end). Each thread prefetches at most
+// `lines` cache lines.
 __device__ inline void PrefetchB(const LoraFewRows& rows, const LoraMatrix& b,
                                  int first, int end, int lines) {
   const int count = (end - first) * b.rank;
@@ -24,7 +24,8 @@ __device__ inline void PrefetchB(const LoraFewRows& rows, const LoraMatrix& b,
   }
 }
 
-// Prefetches A at the features [first, end) in the same way, rank by rank.
+// Prefetches the features [first, end) of every rank of A. Each thread
+// prefetches at most `lines` cache lines.
 __device__ inline void PrefetchA(const LoraFewRows& rows, const LoraMatrix& a,
                                  int64_t inputs, int first, int end,
                                  int lines) {
@@ -39,9 +40,10 @@ __device__ inline void PrefetchA(const LoraFewRows& rows, const LoraMatrix& a,
   }
 }
 
-// Adds S B^T of a projection of `features` features to the warp's sums. `own`
-// is the first of the lane's features. With kAhead, each step's loads overlap
-// with the products of the step before, which takes more registers.
+// Adds S B^T to the warp's sums, for features below `features` of the
+// projection. `own` is the first of the lane's features. With kAhead, the loads
+// of a step overlap with the products of the step before; this takes more
+// registers.
 template <bool kAligned, bool kAhead>
 __device__ void AddExpansion(const LoraFewRows& rows, const LoraMatrix& matrix,
                              const Slab& slab, int features, int own,
@@ -64,12 +66,13 @@ __device__ void AddExpansion(const LoraFewRows& rows, const LoraMatrix& matrix,
   }
 }
 
-// The ranks of A that a warp multiplies at a time.
+// A round: the ranks of A that a warp multiplies at a time.
 inline constexpr int kRoundTiles = 4;
 inline constexpr int kRoundRanks = kRoundTiles * kColumns;
 using Round = Chunk[kRoundTiles];
 
-// Loads the A of a round for the lane's features from `own` on.
+// Loads the kRoundRanks ranks of A from `first_rank` on, at the lane's 8
+// features from `own` on.
 template <bool kAligned>
 __device__ void LoadRound(const LoraFewRows& rows, const LoraMatrix& a,
                           int inputs, int own, int first_rank, Round& round) {
@@ -83,15 +86,15 @@ __device__ void LoadRound(const LoraFewRows& rows, const LoraMatrix& a,
   }
 }
 
-// The sums of all warps for one round. Rows are padded, so that they start at
+// The sums of all warps for one round. Rows are padded, so that they start in
 // different banks.
 struct RoundSums {
   float sums[kDecodeWarps][kRows][kRoundRanks + kColumns];
 };
 
-// Writes part `part` of x A^T for the entry's rows. x is in registers: a lane
-// has its two rows at 8 features of each of kSpans spans, from `own` on.
-// `round` is A's first round. All threads of the block call it.
+// Writes part `part` of x A^T for the entry's rows. x is in registers: x[s] has
+// the lane's two rows at the 8 features from own + s * kSpan on. `round` holds
+// A's first round. All threads of the block call it.
 template <bool kAligned, int kSpans>
 __device__ void WritePart(const LoraParts& parts, const LoraFewRows& rows,
                           const LoraMatrix& a, int inputs, int own, int part,
@@ -106,7 +109,8 @@ __device__ void WritePart(const LoraParts& parts, const LoraFewRows& rows,
         Multiply(x[s][0], x[s][1], round[s][j], sums[j]);
       }
     }
-    // The next round's loads overlap with the sums over warps.
+    // Loads the next round before the warps' sums are added up, so that both
+    // overlap.
 #pragma unroll
     for (int s = 0; s < kSpans; ++s) {
       LoadRound<kAligned>(rows, a, inputs, own + s * kSpan, first + kRoundRanks,
@@ -133,7 +137,7 @@ __device__ void WritePart(const LoraParts& parts, const LoraFewRows& rows,
       }
       PartOf(parts, rows, row, part)[a.column + first + rank] = a.scale * sum;
     }
-    // The next round's sums overwrite these, so all threads wait here.
+    // All threads wait here, because the next round overwrites these sums.
     __syncthreads();
   }
 }

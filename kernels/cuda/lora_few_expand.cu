@@ -7,11 +7,12 @@ namespace {
 constexpr int kExpandWarps = 4;
 constexpr unsigned kExpandThreads = kExpandWarps * kWarp;
 constexpr int kBlockFeatures = kExpandWarps * kWarpFeatures;
-// The most steps of B that are loaded at once. If all ranks fit in one step,
-// the kernel loads one, so that more warps fit on a device.
+// The most steps of kDepth ranks of B that a warp loads at once. If all ranks
+// fit in one step, ExpandKernel<1> runs instead, because more of its warps fit
+// on a device.
 constexpr int kMostSteps = 2;
 
-// The launch keeps S.
+// Writes one element of S to shrunk_TR.
 __device__ void KeepShrunk(const LoraFewRowsProduct& product,
                            const LoraFewRows& rows, int row, int column,
                            Bf16 value) {
@@ -51,7 +52,7 @@ __device__ void ExpandItem(const Task& task, const LoraFewRows& rows,
     if (keeps) KeepShrunk(product, rows, row, matrix.column + rank, value);
   };
   for (int rank = 0; rank < matrix.rank; rank += kSteps * kDepth) {
-    // The loads overlap with the sums.
+    // Loads B before FillSlab adds up S, so that both overlap.
     Chunk b[kSteps][kTiles];
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
@@ -65,7 +66,7 @@ __device__ void ExpandItem(const Task& task, const LoraFewRows& rows,
       if (rank + i * kDepth >= matrix.rank) break;
       MultiplyStep(*slab, i, b[i], sums);
     }
-    // The next slab overwrites this one, so all threads wait here.
+    // All threads wait here, because the next round overwrites the slab.
     __syncthreads();
   }
   for (int half = 0; half < 2; ++half) {
@@ -102,8 +103,8 @@ template <int kSteps>
 __global__ void __launch_bounds__(kExpandThreads) ExpandKernel(Task task) {
   __shared__ Slab slab;
   const LoraFewRowsProduct& product = task.product;
-  // The table has memory for the largest number of entries. So the first entry
-  // can be loaded before the kernel knows whether the entry exists.
+  // Loads the block's first table entry before the kernel knows whether it
+  // exists. The table has memory for max_few entries, so the address is valid.
   LoraFewRows rows = product.table.few[blockIdx.x / task.tiles];
   const auto num_items =
       static_cast<unsigned>(*product.table.num_few * task.tiles);
@@ -127,7 +128,7 @@ __global__ void __launch_bounds__(kExpandThreads) ExpandKernel(Task task) {
   }
 }
 
-// Each block computes one entry.
+// Each block adds up the parts of one entry.
 __global__ void __launch_bounds__(kExpandThreads) SumKernel(Task task) {
   const LoraFewRowsProduct& product = task.product;
   if (blockIdx.x >= *product.table.num_few) return;
@@ -135,7 +136,7 @@ __global__ void __launch_bounds__(kExpandThreads) SumKernel(Task task) {
   const LoraMatrix matrix = MatrixOf(product.table, rows, product.slot_of_a);
   const int quads = (matrix.rank + kQuad - 1) / kQuad;
   const int count = rows.num_rows * quads * kSumLanes;
-  // The loop runs whole warps, because their lanes share sums.
+  // Whole warps stay in the loop, because SumOfParts needs all lanes.
   for (int i = static_cast<int>(threadIdx.x); i - Lane() < count;
        i += static_cast<int>(kExpandThreads)) {
     const int row = i / kSumLanes / quads;

@@ -1,4 +1,5 @@
-// The expansion of few rows: the sums of S, and its products with B.
+// Functions for the expansion in lora_few_rows.h and lora_decode.h: they add up
+// the parts of S and multiply S with B.
 #ifndef WEFT_KERNELS_CUDA_LORA_FEW_EXPAND_CUH_
 #define WEFT_KERNELS_CUDA_LORA_FEW_EXPAND_CUH_
 
@@ -6,14 +7,14 @@
 
 namespace weft::kernels::cuda::few_rows {
 
-// The number of adjacent products of a warp, chosen so that a lane has 8
-// adjacent features of y.
+// The number of products of 16 rows and 8 features that a warp computes side by
+// side. With 4 products, each lane has 8 adjacent features of y.
 inline constexpr int kTiles = 4;
 inline constexpr int kWarpFeatures = kTiles * kColumns;
 using WarpSums = float[kTiles][4];
 
-// Returns the lane's sum for feature i of its 8, in its upper row (0) or its
-// lower row (1).
+// Returns the lane's sum for the i-th of its 8 features, in its upper row
+// (lower = 0) or in its lower row (lower = 1).
 __device__ inline float SumOf(const WarpSums& sums, int lower, int i) {
   return sums[i / 2][2 * lower + i % 2];
 }
@@ -25,21 +26,21 @@ union Quad {
   float values[kQuad];
 };
 
-// So many adjacent lanes share the sums of a quad: lane l adds the parts l, l +
-// kSumLanes and so on in order, of which it loads kPartsAtOnce at once. Then
-// the lanes add their sums, and each gets the sum of one rank.
+// kSumLanes adjacent lanes compute the sums of a quad of ranks. Lane l adds the
+// parts l, l + kSumLanes and so on, in order, and loads kPartsAtOnce of them at
+// once. Then the lanes add their sums, and each lane keeps the sum of one rank.
 inline constexpr int kSumLanes = kQuad;
 inline constexpr int kPartsAtOnce = 4;
 
-// Returns S at the lane's rank of the quad that begins at `rank`; 0 beyond the
-// matrix. All lanes of the warp call it.
+// Returns S in `row`, at the lane's rank of the quad that begins at `rank`; 0
+// if the matrix does not have that rank. All lanes of the warp call it.
 __device__ inline float SumOfParts(const LoraParts& parts,
                                    const LoraFewRows& rows,
                                    const LoraMatrix& matrix, int row,
                                    int rank) {
   Quad sum = {};
-  // A part holds no ranks after the last matrix's last rank, rounded up to
-  // four.
+  // Loads nothing for a quad beyond the matrix: a part ends after the last
+  // matrix's last rank, rounded up to four.
   const int count = rank < matrix.rank ? parts.count : 0;
   const int column = matrix.column + rank;
   const float* from = PartOf(parts, rows, row, 0) + column;
@@ -75,22 +76,23 @@ __device__ inline float SumOfParts(const LoraParts& parts,
     for (int offset = 1; offset < kSumLanes; offset *= 2) {
       sum.values[j] += __shfl_xor_sync(kAllLanes, sum.values[j], offset);
     }
-    // A wide load may have read ranks beyond this matrix.
+    // Leaves out ranks beyond this matrix, which a wide load may have read.
     if (Lane() % kSumLanes == j && rank + j < matrix.rank) own = sum.values[j];
   }
   return own;
 }
 
-// Some ranks of S, in shared memory.
+// Some ranks of an entry's S as bf16, in shared memory.
 inline constexpr int kSlabRanks = kLoraMaxDecodeRank;
 struct Slab {
-  // Padded, so that rows start at different banks.
+  // Rows are padded, so that they start in different banks.
   Chunk chunks[kRows][kSlabRanks / kChunk + 1];
 };
 
-// Fills the slab with the ranks of a projection from `first` on: at most kMost,
-// up to a whole step. Rows outside the entry keep old values, and their results
-// are not used. Calls keep(row, rank, value) for each rank of the projection.
+// Fills the slab with a projection's ranks of S from `first` on: at most kMost,
+// with zeros up to a whole step of kDepth ranks. Calls keep(row, rank, value)
+// for each rank that exists. The slab's rows beyond the entry keep old values,
+// and no kernel uses their products.
 template <int kMost, typename Keep>
 __device__ void FillSlab(const LoraParts& parts, const LoraFewRows& rows,
                          const LoraMatrix& matrix, int first, Keep keep,
@@ -98,7 +100,7 @@ __device__ void FillSlab(const LoraParts& parts, const LoraFewRows& rows,
   const int left = matrix.rank - first;
   const int ranks = left < kMost ? left : kMost;
   const int quads = (ranks + kDepth - 1) / kDepth * (kDepth / kQuad);
-  // Whole warps take part in a round, because a step has 32 lanes.
+  // Whole warps call SumOfParts, because kDepth ranks of a row take 32 threads.
   static_assert(kDepth / kQuad * kSumLanes % kWarp == 0 && kMost <= kSlabRanks);
   for (int i = static_cast<int>(threadIdx.x);
        i < rows.num_rows * quads * kSumLanes;
@@ -113,8 +115,9 @@ __device__ void FillSlab(const LoraParts& parts, const LoraFewRows& rows,
   }
 }
 
-// Loads B of the warp's 32 features from `first` on, for one step of ranks.
-// Column c of product j is the feature c / 2 * 8 + 2 j + c % 2.
+// Loads one step of B, ranks [rank, rank + kDepth), for the warp's 32 features
+// from `first` on. Column c of product j is feature first + c / 2 * 8 + 2 j + c
+// % 2.
 template <bool kAligned>
 __device__ void LoadStep(const LoraFewRows& rows, const LoraMatrix& matrix,
                          int features, int first, int rank,
@@ -130,7 +133,8 @@ __device__ void LoadStep(const LoraFewRows& rows, const LoraMatrix& matrix,
   }
 }
 
-// Adds the product of a slab's step and its B to the warp's sums.
+// Adds the product of one step of ranks in the slab and in `b` to the warp's
+// sums.
 __device__ inline void MultiplyStep(const Slab& slab, int step,
                                     const Chunk (&b)[kTiles], WarpSums& sums) {
   const int chunk = step * kDepth / kChunk + Lane() % 4;

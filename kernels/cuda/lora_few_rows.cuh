@@ -1,4 +1,5 @@
-// What the kernels of lora_few_rows.h and lora_decode.h share.
+// Types and functions that the kernels of lora_few_rows.h and of lora_decode.h
+// share.
 #ifndef WEFT_KERNELS_CUDA_LORA_FEW_ROWS_CUH_
 #define WEFT_KERNELS_CUDA_LORA_FEW_ROWS_CUH_
 
@@ -10,21 +11,23 @@ namespace weft::kernels::cuda::few_rows {
 
 using Bf16 = __nv_bfloat16;
 
-// A warp's product has 16 rows and 8 columns, summed over 2 x 16 elements. Lane
-// 4 g + t has the t-th 16 bytes of row g, of row g + 8 and of column g. The
-// depth may have any order, as long as both operands have the same one.
+// A warp's product has 16 rows and 8 columns, and sums over kDepth elements.
+// Lane 4 g + t loads the t-th 16 bytes of row g, of row g + 8 and of column g.
+// This permutes the depth of both operands in the same way, so their product is
+// the same.
 inline constexpr int kRows = kLoraFewRows;
 inline constexpr int kColumns = 8;
 inline constexpr int kChunk = 8;
 inline constexpr int kDepth = 4 * kChunk;
 static_assert(kRows == 16);
 
-// The fewest features in a part, and the most parts.
+// The fewest features in a part of S (except the last), and the most parts.
 inline constexpr int64_t kPartFeatures = 1024;
 inline constexpr int64_t kMaxParts = 16;
 
-// The most blocks of a launch. Blocks take further items in turn, so that a
-// table with unused room does not launch empty blocks.
+// The most blocks of a launch. If there are more items, a block computes
+// several of them in turn. So a table with many unused entries does not launch
+// as many empty blocks.
 inline constexpr int64_t kMaxBlocks = 2048;
 
 union Chunk {
@@ -33,8 +36,8 @@ union Chunk {
   uint16_t elements[kChunk];
 };
 
-// Returns elements [begin, begin + 8) of a row of `count`, with zeros beyond
-// it.
+// Returns elements [begin, begin + 8) of a row of `count` elements. Elements
+// beyond the row's end are 0. If the row does not exist, all are 0.
 template <bool kAligned>
 __device__ Chunk Load(const Bf16* row, int begin, int count, bool exists) {
   Chunk chunk = {};
@@ -51,7 +54,8 @@ __device__ Chunk Load(const Bf16* row, int begin, int count, bool exists) {
   return chunk;
 }
 
-// Writes the elements of a chunk that exist, with one store if kAligned.
+// Writes a chunk to elements [begin, begin + 8) of a row of `count` elements,
+// but nothing beyond the row. If kAligned, uses one store.
 template <bool kAligned>
 __device__ void Save(const Chunk& chunk, Bf16* row, int begin, int count,
                      bool exists) {
@@ -94,23 +98,25 @@ __device__ inline void Multiply(const Chunk& upper, const Chunk& lower,
   }
 }
 
-// Returns a matrix of rank 0 for rows without an adapter.
+// Returns the matrix in `slot` of the entry's adapter, or a matrix of rank 0
+// for rows without an adapter.
 __device__ inline LoraMatrix MatrixOf(const LoraTable& table,
                                       const LoraFewRows& rows, int64_t slot) {
   if (rows.layout == kNoLoraLayout) return {};
   return table.matrices[rows.layout * table.num_slots + slot];
 }
 
-// A launch: the product, and the sizes that the host computes from its widths.
+// The arguments of a launch: the product, and sizes that the host computes from
+// its widths.
 struct Task {
   LoraFewRowsProduct product;
   LoraParts parts;
   int inputs = 0;
   int part_features = 0;
-  unsigned tiles = 0;  // Items of an entry; in the shrink, of a part.
+  unsigned tiles = 0;  // Items in an entry or, in the shrink, in a part.
 };
 
-// Returns the ranks of one part of one row.
+// Returns where a part of one of the entry's rows begins.
 __device__ inline float* PartOf(const LoraParts& parts, const LoraFewRows& rows,
                                 int row, int part) {
   const int64_t place = rows.place + row;

@@ -1,13 +1,13 @@
-// The adapters' part of a linear layer for segments of few rows, as in
-// decoding. Its time depends on latency and on the bytes of the matrices, not
-// on the multiplications.
+// LoRA's part of a linear layer for segments of few rows, as in decoding. The
+// latency and the bytes of the matrices decide its time, not the
+// multiplications.
 //
 //   shrink   parts = x A^T, each over some of the features
 //   expand   S = sum of the parts; y += scale S B^T for all projections
 //
-// Each of the two is one launch. A block of the shrink ends after one
-// reduction, and no block waits for another one. The expansion adds the parts
-// that it needs, in order.
+// The shrink and the expansion are one launch each. A block of the shrink
+// reduces once for each part that it computes, and no block waits for another.
+// A block of the expansion adds up the parts that it needs, in a fixed order.
 //
 // Rounding: parts and sums are f32. S is rounded to bf16 before it is
 // multiplied with B, and y is rounded after the addition, as in lora_product.h.
@@ -26,14 +26,15 @@
 
 namespace weft::kernels::cuda {
 
-// The parts of S, f32: `count` for each row of the entries, of `stride` ranks,
-// row by row in the order of LoraFewRows::place.
+// The parts of S, f32 [rows of all entries, count, stride]. Rows are in the
+// order of LoraFewRows::place. A part has one sum for each rank, padded to
+// `stride`.
 struct LoraParts {
   float* data = nullptr;
   int count = 0;
   int stride = 0;
 };
-// Returns the stride: the ranks, padded for wide loads.
+// Returns LoraParts::stride: max_rank, rounded up for 16-byte loads.
 constexpr int LoraPartStride(int64_t max_rank) {
   return static_cast<int>((max_rank + 3) / 4 * 4);
 }
@@ -41,12 +42,11 @@ constexpr int LoraPartStride(int64_t max_rank) {
 struct LoraFewRowsProduct {
   LoraTable table;
   int64_t slot_of_a = 0;  // The stacked A of all projections.
-  int64_t max_rank = 0;   // The slot's largest R; 0: no work.
-  // B and columns of y for each projection.
+  int64_t max_rank = 0;   // The largest R in slot_of_a; 0: no work.
+  // The slot of B and the columns of y for each projection.
   LoraProjection projections[kMaxLoraProjections];
   int num_projections = 0;
-  int64_t max_projection_rank = 0;  // The largest R of the slots in
-                                    // `projections`.
+  int64_t max_projection_rank = 0;  // The largest R of all projections.
   const void* x_TI = nullptr;       // bf16, like y and S; strides in elements.
   int64_t x_stride = 0;
   int64_t inputs = 0;    // I.
@@ -61,20 +61,23 @@ struct LoraFewRowsProduct {
 // Returns the parts that RunLoraFewRowsShrink writes to the workspace.
 [[nodiscard]] LoraParts LoraFewRowsParts(const LoraFewRowsProduct& product);
 
-// Writes the parts, in one launch. A NaN stays in its row of x or its rank of
-// A. The grid depends only on the table's limits, on max_rank and on the
-// widths, so that a recorded launch serves every batch within them.
+// Writes the parts of S for all entries, in one launch. A NaN stays in its row
+// of x or its rank of A. The grid depends only on the table's limits, on
+// max_rank and on the widths, so that a recorded launch serves every batch
+// within these limits.
 // Threads: any; the work is queued on `stream`, and nothing waits for it.
 // Source:  the formula in f64; segments as in Punica (Chen et al. 2023).
 [[nodiscard]] cudaError_t RunLoraFewRowsShrink(
     const LoraFewRowsProduct& product, cudaStream_t stream);
 
-// Adds to y from the parts, in one launch. If S is kept, writes S for the
-// entries' rows and the projections' ranks, and leaves the rest of S unchanged.
+// Adds up the parts of S and adds scale S B^T to y, in one launch. If shrunk_TR
+// is not null, also writes S for the entries' rows and the projections' ranks,
+// and leaves the rest of S unchanged.
 [[nodiscard]] cudaError_t RunLoraFewRowsExpand(
     const LoraFewRowsProduct& product, cudaStream_t stream);
 
-// Writes S from the parts and does not change y, in one launch.
+// Adds up the parts of S and writes S to shrunk_TR, in one launch. Does not use
+// y.
 [[nodiscard]] cudaError_t RunLoraFewRowsSum(const LoraFewRowsProduct& product,
                                             cudaStream_t stream);
 

@@ -6,16 +6,17 @@ namespace {
 
 constexpr int kShrinkWarps = 8;
 constexpr unsigned kShrinkThreads = kShrinkWarps * kWarp;
-// A warp loads the operands of so many products before it computes any of them;
-// they are its share of a part. If it loads single elements, it takes one
-// product after the other.
+// A warp loads the operands of kShrinkSteps products before it computes the
+// first product. These products are its share of a part. If the operands are
+// not aligned, it loads and computes one product at a time.
 constexpr int kShrinkSteps = 4;
-// Blocks per multiprocessor. Without this number the compiler saves registers
-// unnecessarily and moves loads after the products.
+// Blocks per multiprocessor. Without this number the compiler would use too few
+// registers and move loads behind the products.
 constexpr int kShrinkBlocks = 3;
 static_assert(kPartFeatures == kShrinkWarps * kShrinkSteps * kDepth);
 
-// Adds this warp's steps of a part to the warp's 16 x 8 sums.
+// Adds x A^T over the warp's share of the features [begin, end) to the warp's
+// 16 x 8 sums.
 template <bool kAligned>
 __device__ void AddFeatures(const Task& task, const LoraFewRows& rows,
                             const LoraMatrix& matrix, int begin, int end,
@@ -47,8 +48,7 @@ __device__ void AddFeatures(const Task& task, const LoraFewRows& rows,
   }
 }
 
-// Computes one item: the parts of up to 16 rows and 8 ranks, over some of the
-// features.
+// Computes one item: part `part` of S, for up to 16 rows and 8 ranks.
 __device__ void ShrinkItem(const Task& task, const LoraFewRows& rows,
                            const LoraMatrix& matrix, int part, int first_rank) {
   __shared__ float memory[kShrinkWarps][kRows * kColumns];
@@ -83,7 +83,7 @@ __device__ void ShrinkItem(const Task& task, const LoraFewRows& rows,
     PartOf(task.parts, rows, row, part)[matrix.column + rank] =
         matrix.scale * sum;
   }
-  // The next item's sums overwrite these, so all threads wait here.
+  // All threads wait here, because the next item's sums overwrite `memory`.
   __syncthreads();
 }
 
@@ -91,8 +91,8 @@ __global__ void __launch_bounds__(kShrinkThreads, kShrinkBlocks)
     ShrinkKernel(Task task) {
   const LoraTable& table = task.product.table;
   const unsigned per_entry = task.tiles * task.parts.count;
-  // The table has memory for the largest number of entries. So the first entry
-  // can be loaded before the kernel knows whether the entry exists.
+  // Loads the block's first table entry before the kernel knows whether it
+  // exists. The table has memory for max_few entries, so the address is valid.
   LoraFewRows rows = table.few[blockIdx.x / per_entry];
   const auto num_items = static_cast<unsigned>(*table.num_few * per_entry);
   for (unsigned item = blockIdx.x; item < num_items; item += gridDim.x) {

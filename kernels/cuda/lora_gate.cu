@@ -7,14 +7,14 @@ namespace {
 
 // Blocks per multiprocessor.
 constexpr int kPerSm = 2;
-// A block computes two spans, one after the other, so that the sum over the
-// inputs of down has few parts. Both have their gate and their up.
+// A block computes two spans of kSpan features, one after the other, so that
+// the shrink for down has few parts. A span has both sides: gate and up.
 constexpr int kSpans = 2;
 static_assert(kLoraGateFeatures == kSpans * kSpan);
 constexpr int kSides = 2;
 
-// The matrices of an entry.
-constexpr int kA = 2;  // The A of down; B of gate and up come before it.
+// The matrices of an entry: B of gate, B of up, A of down.
+constexpr int kA = 2;
 constexpr int kMatrices = 3;
 
 struct Memory {
@@ -22,8 +22,8 @@ struct Memory {
   RoundSums round;
 };
 
-// Computes the lane's features of the gated product from `own` on, and stores
-// them.
+// Computes the gated product at the lane's 8 features from `own` on, for its
+// two rows. Stores it, and leaves it in `out`.
 template <GateActivation kActivation, bool kAligned>
 __device__ void GateSpan(const LoraGate& task, const LoraFewRows& rows,
                          const LoraMatrix (&matrices)[kMatrices],
@@ -91,7 +91,8 @@ __device__ void GateItem(const LoraGate& task, const LoraFewRows& rows,
                              OwnRow(half) < rows.num_rows);
   }
   Chunk out[kSpans][2] = {};
-  // One copy of the code serves all spans, and the results move down.
+  // The loop is not unrolled, so that its code exists once. Each pass first
+  // moves the results of the pass before from out[1] to out[0].
 #pragma unroll 1
   for (int s = 0; s < kSpans; ++s) {
 #pragma unroll

@@ -11,8 +11,8 @@ constexpr int kStages = 4;
 
 constexpr int kTileFeatures = kLoraTileFeatures;
 
-// Whether ranks are the rows of the gradient and so of its tile. Otherwise
-// features are.
+// True if the rows of the gradient and of its tile are ranks (dA), false if
+// they are features (dB).
 template <typename Kind>
 inline constexpr bool kRanksAreRows =
     Kind::kOrder == LoraOrder::kRankByFeatures;
@@ -30,7 +30,7 @@ struct GradientView {
   int num_columns;
 };
 
-// Prefetches the gradient to which the block will add.
+// Prefetches the old gradient, to which the block will add.
 template <typename Tile>
 __device__ void PrefetchGradient(const GradientView& gradient) {
   typename Tile::Sums none = {};
@@ -61,8 +61,9 @@ __device__ void AddToGradient(const GradientView& gradient, float scale,
   });
 }
 
-// A block computes one tile of ranks and of a projection's features, for one
-// part of the rows. Ranks vary fastest.
+// A block computes one tile of a gradient, some ranks by some features of one
+// projection, over one LoraRowPart. Along blockIdx.x the tile of ranks varies
+// fastest.
 template <typename Kind>
 __global__ void __launch_bounds__(GradientTile<Kind>::kThreads, Kind::kBlocks)
     LoraGradientKernel(LoraProduct product, int rank_tiles) {

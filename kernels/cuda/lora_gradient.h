@@ -14,9 +14,9 @@ namespace weft::kernels::cuda {
 // Returns the number of floats that AddLoraGradient needs as workspace.
 [[nodiscard]] int64_t LoraGradientWorkspace(const LoraProduct& product);
 
-// Adds to the gradients of the table's parts, from X and S, in one launch.
-// Gradients have the layout of the weights. Sums are f32, in an order that
-// depends only on the rows of the segments with that gradient.
+// Adds the products of X and S to the gradients in table.parts, in one launch.
+// A gradient is f32 and has the layout of its adapter's weights. The order of
+// its sums depends only on the rows of the segments that share the gradient.
 // Threads: any; the work is queued on `stream`, and nothing waits for it.
 // Source:  the formula in f64.
 [[nodiscard]] cudaError_t AddLoraGradient(const LoraProduct& product,

@@ -8,11 +8,11 @@ namespace {
 static_assert(kLoraMaxHeadFeatures <= kSpan);
 constexpr int kProjections = 3;
 
-// A launch, with the sizes that the host computes.
+// The arguments of a launch, with sizes that the host computes.
 struct HeadsTask {
   LoraHeads heads;
   HeadGeometry geometry;
-  int tile_heads = 0;  // Heads of a tile, which are of one projection.
+  int tile_heads = 0;  // The most heads of a tile, all of one projection.
 };
 
 // Blocks per multiprocessor.
@@ -20,13 +20,13 @@ constexpr int kPerSm = 2;
 
 struct Memory {
   Slab slabs[1];
-  // The expanded heads. Rows are padded, so that they start at different banks.
+  // The expanded heads. Rows are padded, so that they start in different banks.
   alignas(16) Bf16 y[kRows][kSpan + kChunk];
   int64_t slots[kRows];
   int32_t positions[kRows];
 };
 
-// Some heads of a projection.
+// A tile: some heads of one projection.
 struct HeadTile {
   int which;  // 0: q; 1: k; 2: v.
   int first;  // The first head.
@@ -58,7 +58,8 @@ __device__ HeadTile TileAt(const HeadsTask& task, int number) {
           .count = left < task.tile_heads ? left : task.tile_heads};
 }
 
-// Loads what a row's head needs, so that these loads overlap with others.
+// Loads the rows' slots and positions to shared memory. Later loads overlap
+// with these.
 __device__ void LoadPlaces(const LoraHeads& heads, const LoraFewRows& rows,
                            Memory* memory) {
   const int row = static_cast<int>(threadIdx.x);
@@ -68,7 +69,8 @@ __device__ void LoadPlaces(const LoraHeads& heads, const LoraFewRows& rows,
   memory->positions[row] = heads.rows.positions_T[rows.row + row];
 }
 
-// Writes the expanded heads of the tile to shared memory.
+// Writes the tile's heads to shared memory: base product plus expansion, times
+// the deferred factor, plus bias.
 template <bool kAligned>
 __device__ void ExpandHeads(const HeadsTask& task, const LoraFewRows& rows,
                             const LoraMatrix& b, const HeadTile& tile,
@@ -111,7 +113,7 @@ __device__ void ExpandHeads(const HeadsTask& task, const LoraFewRows& rows,
   }
 }
 
-// Returns the work of a head that is in shared memory.
+// Returns where a head is in shared memory, and where PrepareHead stores it.
 __device__ HeadWork<Bf16, Bf16> WorkOf(const LoraHeads& heads,
                                        const LoraFewRows& rows,
                                        const HeadTile& tile, int row, int head,
@@ -145,7 +147,7 @@ __global__ void __launch_bounds__(kDecodeThreads, kPerSm)
   for (int i = 0; i < kProjections; ++i) {
     tiles += TilesOf(HeadsOf(heads, i), task.tile_heads);
   }
-  // The positions are in shared memory, by the row of the entry.
+  // PrepareHead finds the positions in shared memory, by the row of the entry.
   RotaryRows angles = heads.rows;
   angles.positions_T = memory.positions;
   const auto slot_of = [&](int number, int /*k*/) {
@@ -176,7 +178,7 @@ __global__ void __launch_bounds__(kDecodeThreads, kPerSm)
         __syncthreads();
         const int lanes = task.geometry.lanes;
         const int count = rows.num_rows * tile.count * lanes;
-        // The loop runs whole warps, because they sum over their lanes.
+        // Whole warps stay in the loop, because PrepareHead sums over lanes.
         for (int i = static_cast<int>(threadIdx.x); i - Lane() < count;
              i += static_cast<int>(kDecodeThreads)) {
           HeadWork<Bf16, Bf16> work;
@@ -222,7 +224,8 @@ cudaError_t RunLoraHeads(const LoraHeads& heads, cudaStream_t stream) {
       (has_norms && heads.norms.dtype != DType::kBf16)) {
     return cudaErrorInvalidValue;
   }
-  // The heads are read from shared memory, and only q is written back.
+  // slots.v needs no check: PrepareHead reads the heads from shared memory, and
+  // writes v only to the pages.
   const bool is_wide = HeadsTakePacks<Bf16>(heads.rows, heads.norms) &&
                        IsWide<Bf16>(heads.slots.k_pages, 0) &&
                        IsWide<Bf16>(heads.slots.v_pages, 0);

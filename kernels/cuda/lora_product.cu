@@ -5,20 +5,19 @@
 namespace weft::kernels::cuda {
 namespace {
 
-// The depth of a step. The depth of a part of a sum over features is a multiple
-// of it.
+// The depth that a tile multiplies in one step. PartDepth returns multiples of
+// it.
 constexpr int kStepDepth = 64;
 
 constexpr int kBlockRows = kLoraBlockRows;
-// The number of features in a block of the expansion. It is small, because
-// registers hold the old values.
+// The number of features that a block of the expansion computes.
 constexpr int kExpandFeatures = 64;
 
 template <typename Kind>
 using ShrinkTile = Tile<kBlockRows, Kind::kRank, kStepDepth,
                         Kind::kRank <= 64 ? 4 : 3, /*kLeftDepthIsRows=*/false,
                         Kind::kOrder == LoraOrder::kFeaturesByRank>;
-// The depth is the rank: one step, or several for ranks beyond kStepDepth.
+// The depth is the rank: one step, or several steps for ranks above kStepDepth.
 template <typename Kind>
 using ExpandTile =
     Tile<kBlockRows, kExpandFeatures,
@@ -28,7 +27,7 @@ using ExpandTile =
 template <typename Kind>
 struct ExpandMemory {
   typename ExpandTile<Kind>::Memory product;
-  // The old values, to which the block adds.
+  // The old values of X, to which the block adds.
   OperandTile<kBlockRows, kExpandFeatures, /*kDepthIsRows=*/false,
               ExpandTile<Kind>::kThreads>
       before;
@@ -68,7 +67,8 @@ __device__ MatrixView WeightOf(const LoraProjection& projection,
   }
 }
 
-// Returns the number of features in one part of a sum, in whole steps.
+// Returns the number of features in one part of a sum, rounded up to whole
+// steps.
 __host__ __device__ inline int64_t PartDepth(int64_t features, int64_t cuts,
                                              int64_t max_parts) {
   const int64_t by_parts = (features + max_parts - 1) / max_parts;
@@ -83,8 +83,8 @@ __host__ __device__ inline int64_t NumParts(int64_t features, int64_t cuts,
   return (features + depth - 1) / depth;
 }
 
-// A block computes some rows for one projection, tile of ranks and part of the
-// sum. The part varies fastest.
+// A block computes one part of the sums for one LoraRowBlock, one projection
+// and one tile of ranks. Along blockIdx.y the part varies fastest.
 template <typename Kind>
 __global__ void __launch_bounds__(ShrinkTile<Kind>::kThreads, Kind::kBlocks)
     ShrinkKernel(LoraProduct product, int rank_tiles, int max_parts) {
@@ -126,8 +126,9 @@ __global__ void __launch_bounds__(ShrinkTile<Kind>::kThreads, Kind::kBlocks)
   });
 }
 
-// Before the call, each of a row's four lanes holds two columns of each of four
-// fragments. Afterwards lane i holds all eight columns of fragment i.
+// Four adjacent lanes share a row. Before the call, each of them holds two
+// columns of each of four fragments. Afterwards lane i of the four holds all
+// eight columns of fragment i.
 __device__ void TransposeInQuad(float (&pairs)[4][2]) {
 #pragma unroll
   for (int mask = 1; mask <= 2; mask *= 2) {
@@ -148,7 +149,8 @@ __device__ void TransposeInQuad(float (&pairs)[4][2]) {
   }
 }
 
-// Adds to the first `size` elements of a chunk. A whole chunk takes one access.
+// Writes before + scale * sums to the first `size` elements of the chunk at
+// `to`. If is_whole, writes the chunk with one access.
 __device__ void AddToChunk(const uint4& before, const float (&sums)[4][2],
                            float scale, bool is_whole, int size, Bf16* to) {
   union {
@@ -170,7 +172,8 @@ __device__ void AddToChunk(const uint4& before, const float (&sums)[4][2],
   }
 }
 
-// A block computes one tile of a projection's features for some rows.
+// A block computes kExpandFeatures features of one projection for one
+// LoraRowBlock.
 template <typename Kind>
 __global__ void __launch_bounds__(ExpandTile<Kind>::kThreads)
     ExpandKernel(LoraProduct product) {
@@ -215,8 +218,8 @@ __global__ void __launch_bounds__(ExpandTile<Kind>::kThreads)
   }
 }
 
-// Returns the largest number of parts that a projection has in a block of rows;
-// 0 if there are no blocks.
+// Returns a bound on the number of parts of a sum, for all projections and row
+// blocks; 0 if there are no row blocks.
 int64_t MaxParts(const LoraProduct& product) {
   const LoraTable& table = product.table;
   if (table.num_blocks == 0) return 0;
@@ -229,7 +232,7 @@ int64_t MaxParts(const LoraProduct& product) {
   return max_parts;
 }
 
-// Returns the number of tiles of S in each block of rows.
+// Returns the number of tiles of S for each LoraRowBlock.
 int64_t ShrunkTiles(const LoraProduct& product) {
   return product.num_projections * RankTiles(product);
 }

@@ -1,12 +1,13 @@
-// The adapters' part of a linear layer: products of segments of rows with their
-// adapters' matrices. lora_gradient.h has the gradients of the matrices.
+// LoRA's part of a linear layer: products of each segment (consecutive rows of
+// one adapter) with its adapter's matrices. lora_gradient.h has the gradients
+// of the matrices.
 //
 //   shrink   S = X A^T          dS = scale dY B
 //   expand   Y += scale S B^T   dX += dS A
 //
-// Legend: as in lora_table.h. X [T, F] is the side of a product that has
-// features: x, y or a gradient of them. In a stacked layer, each projection has
-// F of its columns.
+// Legend: as in lora_table.h. X [T, F] is the matrix with features: x, y or the
+// gradient of either. If a layer stacks projections, each projection has F
+// columns of X.
 #ifndef WEFT_KERNELS_CUDA_LORA_PRODUCT_H_
 #define WEFT_KERNELS_CUDA_LORA_PRODUCT_H_
 
@@ -18,14 +19,14 @@
 
 namespace weft::kernels::cuda {
 
-// The matrices of one slot, and the columns of X to which they belong.
+// A projection: its slot in the table, and its columns of X.
 struct LoraProjection {
   int64_t slot = 0;
-  int64_t column = 0;
+  int64_t column = 0;    // The first column.
   int64_t features = 0;  // F.
 };
 
-// The layout of a contiguous matrix: A is [R, F], B is [F, R].
+// The order of a contiguous matrix in memory: A is [R, F], and B is [F, R].
 enum class LoraOrder { kRankByFeatures, kFeaturesByRank };
 
 struct LoraProduct {
@@ -34,12 +35,12 @@ struct LoraProduct {
   LoraProjection projections[kMaxLoraProjections];
   int num_projections = 0;
   int64_t max_rank = 0;         // The largest R of the slots; 0: no work.
-  void* features_TF = nullptr;  // bf16, like S; strides in elements.
+  void* features_TF = nullptr;  // X, bf16 like S; strides in elements.
   int64_t features_stride = 0;
-  void* shrunk_TR = nullptr;
+  void* shrunk_TR = nullptr;  // S.
   int64_t shrunk_stride = 0;
-  // As many floats as the function's ...Workspace returns, and LoraCounters
-  // zeros. Each launch leaves the counters zero.
+  // The workspace has LoraShrinkWorkspace or LoraGradientWorkspace floats.
+  // `counters` has LoraCounters zeros, and each launch leaves them zero.
   float* workspace = nullptr;
   unsigned* counters = nullptr;
 };
@@ -49,16 +50,17 @@ struct LoraProduct {
 // Returns the number of counters that a shrink or a gradient needs.
 [[nodiscard]] int64_t LoraCounters(const LoraProduct& product);
 
-// Writes S for the segments' rows and ranks, in one launch, and leaves the rest
-// of S unchanged. Sums are f32, in an order that depends only on the segment's
-// rows and the features. A NaN stays in its row of X or its rank.
+// Writes S at the rows of all segments and the ranks of their adapters, in one
+// launch, and leaves the rest of S unchanged. Sums are f32, in an order that
+// depends only on the numbers of the segment's rows and of features. A NaN in X
+// stays in its row, and a NaN in a matrix stays in its rank.
 // Threads: any; the work is queued on `stream`, and nothing waits for it.
 // Source:  the formula in f64; segments as in Punica (Chen et al. 2023).
 [[nodiscard]] cudaError_t RunLoraShrink(const LoraProduct& product,
                                         cudaStream_t stream);
 
-// Adds to X from S, in one launch without workspace. Otherwise like
-// RunLoraShrink.
+// Adds the products of S and the matrices to X, in one launch without
+// workspace. Otherwise like RunLoraShrink.
 [[nodiscard]] cudaError_t RunLoraExpand(const LoraProduct& product,
                                         cudaStream_t stream);
 

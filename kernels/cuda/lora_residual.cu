@@ -15,7 +15,8 @@ struct Memory {
   float squares[kDecodeWarps][kRows];
 };
 
-// Writes the entry's sums of squares over the tile, given those of the lane.
+// Writes each row's sum of squares over the tile. `squares` has the lane's sums
+// for its two rows.
 __device__ void WriteSquares(const LoraResidual& task, const LoraFewRows& rows,
                              int tile, const float (&squares)[2],
                              Memory* memory) {
@@ -76,7 +77,7 @@ __device__ void ResidualItem(const LoraResidual& task, const LoraFewRows& rows,
                                  b.scale * SumOf(sums, half, i));
       const float own_value = ToFloat(value);
       sum.elements[i] = BitsOf(value);
-      // Beyond the last feature, all operands are 0.
+      // Beyond the last feature, all operands are 0 and add nothing.
       squares[half] += own_value * own_value;
       scaled[0][half].elements[i] =
           BitsOf(Rounded(own_value * ElementOf(factor, i)));

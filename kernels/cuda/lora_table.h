@@ -1,6 +1,9 @@
-// The table of a batch that the adapters' kernels read: which rows belong to
-// which adapter, and where each matrix is. The table is uploaded once and
-// serves every linear layer of a pass. A launch only names slots.
+// The table that the LoRA kernels read for a batch: which rows belong to which
+// adapter, and where each matrix is. It is uploaded once and serves every
+// linear layer of a pass. A launch names matrices by their slots in the table.
+//
+// A segment is consecutive rows of one adapter. A layout gives the places of
+// all slots' matrices in an adapter. Adapters of the same shape share a layout.
 //
 // Legend: T packed rows; F features, which are inputs of A or outputs of B; R
 // the rank; S the shrunk rows, which are x A^T or their gradient.
@@ -11,13 +14,13 @@
 
 namespace weft::kernels::cuda {
 
-// The most projections that one product computes side by side.
+// The most projections, such as q, k and v, that one launch computes.
 inline constexpr int kMaxLoraProjections = 3;
 // The most rows of a LoraRowBlock.
 inline constexpr int64_t kLoraBlockRows = 128;
-// The numbers of features and of ranks in the part of a gradient that one block
-// of threads computes. The number of ranks is the smallest of 16, 32, 64 and
-// kLoraMaxRankTile that holds the launch's largest rank.
+// One block of threads computes kLoraTileFeatures features and
+// LoraRankTile(max_rank) ranks of a gradient. LoraRankTile returns the smallest
+// of 16, 32, 64 and 128 that is at least max_rank, or 128 if none is.
 inline constexpr int64_t kLoraTileFeatures = 128;
 inline constexpr int64_t kLoraMaxRankTile = 128;
 constexpr int64_t LoraRankTile(int64_t max_rank) {
@@ -25,99 +28,101 @@ constexpr int64_t LoraRankTile(int64_t max_rank) {
   while (tile < kLoraMaxRankTile && tile < max_rank) tile *= 2;
   return tile;
 }
-// Sums over features are cut into parts of this many features. Segments of few
-// rows are cut into up to kLoraMaxCuts times as many parts. No sum has more
-// than kLoraMaxParts parts.
+// A sum over features is cut into parts of kLoraSpan features. Parts of
+// segments of few rows are up to kLoraMaxCuts times smaller. No sum has more
+// than kLoraMaxParts parts, so the parts of many features are larger.
 inline constexpr int64_t kLoraSpan = 1024;
 inline constexpr int64_t kLoraMaxCuts = 4;
 inline constexpr int64_t kLoraMaxParts = 16;
-// This many blocks of threads fill a device. If a segment already has so many,
-// more parts only add traffic for their sums.
+// This many blocks of threads fill a device. The sums of a segment are cut only
+// until it has so many blocks, because each part adds memory traffic.
 inline constexpr int64_t kLoraEnoughBlocks = 128;
-// Sums over rows are cut into parts of this many rows.
+// A gradient's sum over rows is cut into parts of this many rows.
 inline constexpr int64_t kLoraPartRows = 2048;
-// The forward pass of a segment uses lora_few_rows.h if the segment has at most
-// this many rows.
+// A segment of at most this many rows uses the kernels of lora_few_rows.h in
+// the forward pass.
 inline constexpr int64_t kLoraFewRows = 16;
 
-// The largest R of a B that the kernels of lora_decode.h take.
+// The largest rank of a matrix B that the kernels of lora_decode.h accept.
 inline constexpr int64_t kLoraMaxDecodeRank = 128;
 
-// A or B of one linear layer. It has the same place in all adapters of a
+// The place of A or B of one linear layer. It is the same in all adapters of a
 // layout.
 struct LoraMatrix {
   int64_t offset = 0;  // Offset in elements, the same in weights and gradient.
   int32_t rank = 0;    // R; 0: there is no matrix.
   int32_t column = 0;  // First column of the matrix's ranks in S.
-  float scale = 1;     // Factor of its products.
+  float scale = 1;     // Factor of the matrix's products.
 };
 
-// Rows [row, row + num_rows) of one segment.
+// Rows [row, row + num_rows) of one segment: at most kLoraBlockRows.
 struct LoraRowBlock {
-  const void* weights = nullptr;  // bf16.
+  const void* weights = nullptr;  // The adapter's, bf16.
   int64_t row = 0;
   int32_t num_rows = 0;
   int32_t layout = 0;
-  int32_t cuts = 1;       // Larger for segments of fewer rows.
-  int32_t max_parts = 1;  // Larger for segments of fewer rows.
+  int32_t cuts = 1;       // A part has kLoraSpan / cuts features or more.
+  int32_t max_parts = 1;  // The most parts of a sum over features.
 };
 
-// Some rows of one segment, over which a part of a gradient is summed.
+// Up to kLoraPartRows rows of one segment: a part of a gradient's sum over
+// rows.
 struct LoraRowPart {
-  float* gradient = nullptr;
+  float* gradient = nullptr;  // The adapter's.
   int64_t row = 0;
   int32_t num_rows = 0;
   int32_t layout = 0;
   int32_t partial = 0;  // Index of this part among the parts of the gradient.
-  int32_t sum = -1;     // Index of the gradient's LoraPartialSum; -1 if there
-                        // is only one part.
+  int32_t sum = -1;     // Index in LoraTable::sums; -1: this is the only part.
 };
 
-// A gradient that has several parts: the launch's partials [first, first +
-// count).
+// A gradient that has several parts. The workspace holds the parts of all such
+// gradients, and this gradient has the parts [first, first + count).
 struct LoraPartialSum {
   int32_t first = 0;
   int32_t count = 0;
 };
 
-// The layout of rows without an adapter.
+// The value of LoraFewRows::layout for rows without an adapter.
 inline constexpr int32_t kNoLoraLayout = -1;
 
-// Up to kLoraFewRows rows of one segment, or of rows without an adapter.
+// An entry of few rows: up to kLoraFewRows consecutive rows of one segment, or
+// of rows without an adapter.
 struct alignas(16) LoraFewRows {
-  const void* weights = nullptr;  // bf16.
+  const void* weights = nullptr;  // The adapter's, bf16.
   int64_t row = 0;
   int32_t num_rows = 0;
   int32_t layout = 0;
   int32_t place = 0;  // Index of `row` among the rows of all entries.
 };
 
-// The table's arrays, on the device.
+// A table: sizes, and pointers to arrays on the device.
 struct LoraTable {
   const LoraMatrix* matrices = nullptr;  // [layouts, num_slots].
   int64_t num_slots = 0;
-  // The blocks of all segments: first the long segments, then those of few
-  // rows, which run as tiles only in the backward pass.
+  // The row blocks of all segments: first those of long segments, then those of
+  // segments of few rows, which only the backward pass uses.
   const LoraRowBlock* blocks = nullptr;
   int64_t num_blocks = 0;
   int64_t num_long_blocks = 0;
   int64_t max_cuts = 0;
   int64_t max_long_cuts = 0;
-  int64_t max_parts = 0;  // The largest of all blocks.
+  int64_t max_parts = 0;  // The largest max_parts of all blocks.
   const LoraRowPart* parts = nullptr;
   int64_t num_parts = 0;
   const LoraPartialSum* sums = nullptr;
   int64_t num_sums = 0;
   int64_t num_partials = 0;
-  // Entries of few rows. Their number is on the device, and grids depend only
-  // on the two limits, so that a recorded launch serves other batches.
+  // The entries of few rows. Their number is on the device. Launches depend
+  // only on max_few and max_few_rows, so that a recorded launch serves other
+  // batches.
   const LoraFewRows* few = nullptr;
   const int64_t* num_few = nullptr;
   int64_t max_few = 0;
   int64_t max_few_rows = 0;
 
-  // Returns the table without segments of few rows, for the forward pass by
-  // tiles.
+  // Returns the table without the blocks of segments of few rows. The forward
+  // pass uses it for the long segments.
   [[nodiscard]] LoraTable LongOnes() const {
     LoraTable table = *this;
     table.num_blocks = num_long_blocks;

@@ -10,9 +10,9 @@ int64_t NumBlocks(int64_t segment_rows) {
   return (segment_rows + kLoraBlockRows - 1) / kLoraBlockRows;
 }
 
-// Returns the number of cuts. A segment of few rows must be cut finely to keep
-// the device busy. Many rows keep it busy anyway, and parts would only add
-// traffic for their sums.
+// Returns LoraRowBlock::cuts. A segment of few rows needs small parts to keep
+// the device busy. Many rows keep it busy anyway, and more parts would only add
+// memory traffic.
 int32_t CutsOf(int64_t segment_rows) {
   const int64_t cuts = kLoraBlockRows / segment_rows;
   return static_cast<int32_t>(std::clamp<int64_t>(cuts, 1, kLoraMaxCuts));
@@ -29,8 +29,8 @@ size_t NumBytes(const std::vector<T>& array) {
   return array.size() * sizeof(T);
 }
 
-// The bytes before the entries of few rows hold the number of entries, padded
-// to the entries' alignment.
+// The size of the table's header, which holds the number of LoraFewRows and
+// padding up to their alignment.
 constexpr size_t kHeaderBytes = 16;
 
 template <typename T>

@@ -11,34 +11,38 @@
 
 namespace weft::kernels::cuda {
 
-// The capacity of a table of fixed size, which every decode step rewrites at
-// the same place.
+// The capacity of a table of fixed size. Every decode step rewrites the table
+// at the same address.
 struct LoraTableCapacity {
   int64_t num_slots = 0;
   int64_t max_layouts = 0;
   int64_t max_rows = 0;
 
   [[nodiscard]] size_t num_bytes() const;
-  // Returns the table whose bytes are at the device address `bytes`; see
-  // LoraTableBuilder::At.
+  // Returns the table whose bytes are at the device address `bytes`, a multiple
+  // of 16. LoraTableBuilder::WriteTo makes the bytes.
   [[nodiscard]] LoraTable At(const void* bytes) const;
 };
 
-// Builds a table. The cuts of a segment depend only on its own rows, and the
-// parts of a gradient only on the rows of the segments that share it. So the
-// bits of a result do not depend on other adapters. Threads: not thread-safe.
+// Builds a table. Long sums are cut into parts. For a sum over features, only
+// the segment's rows decide the parts. For a gradient, only the rows of the
+// segments that share it do. So the bits of a result do not depend on other
+// adapters.
+// Threads: not thread-safe.
 class LoraTableBuilder {
  public:
   explicit LoraTableBuilder(int64_t num_slots) : num_slots_(num_slots) {}
 
-  // Adds the next layout; layouts count from 0. `slots` has num_slots entries.
+  // Adds a layout: an adapter's matrices by slot. Layouts are numbered from 0.
+  // `slots` has num_slots entries.
   void AddLayout(const std::vector<LoraMatrix>& slots);
-  // Adds a segment. Segments are disjoint. `weights` and `gradient` are on the
-  // device. `gradient` may be null, and segments of one layout may share it.
+  // Adds a segment: rows of one adapter. Segments do not overlap. `weights` and
+  // `gradient` are device addresses. `gradient` may be null. Segments of one
+  // layout may share a gradient.
   void AddSegment(int64_t row, int64_t num_rows, int layout,
                   const void* weights, float* gradient);
   // Adds a segment for the forward pass only. It becomes entries of few rows,
-  // whatever its length.
+  // even if it is long.
   void AddFewRows(int64_t row, int64_t num_rows, int layout,
                   const void* weights);
   // Adds rows without an adapter to the entries of few rows. lora_decode.h
@@ -47,14 +51,15 @@ class LoraTableBuilder {
     AddFewRows(row, num_rows, kNoLoraLayout, nullptr);
   }
 
-  // Returns the bytes of all arrays. Nothing may be added after this.
+  // Returns the bytes of all arrays. Afterwards nothing may be added.
   [[nodiscard]] std::vector<std::byte> Finish();
   // Returns the finished table whose bytes are at the device address `bytes`, a
   // multiple of 16.
   [[nodiscard]] LoraTable At(const void* bytes) const;
 
-  // Writes the layouts and the segments of AddFewRows to the bytes of
-  // `capacity`, instead of Finish. REQUIRES: they fit.
+  // Writes the layouts and the entries of few rows to `bytes`, as a table of
+  // `capacity`. The caller then does not call Finish.
+  // REQUIRES: layouts and entries fit.
   void WriteTo(const LoraTableCapacity& capacity,
                std::span<std::byte> bytes) const;
 
@@ -64,7 +69,8 @@ class LoraTableBuilder {
     std::vector<LoraRowPart> parts;
   };
   void AddParts(int64_t row, int64_t num_rows, int layout, float* gradient);
-  // Numbers the partials of gradients that have several parts.
+  // Fills parts_ and sums_ from gradients_, and numbers the parts of gradients
+  // that have several.
   void CollectParts();
 
   int64_t num_slots_;

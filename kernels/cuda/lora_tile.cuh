@@ -1,5 +1,5 @@
-// The parts that the launches of the adapters' products share: the tiles of a
-// product, and the choice of a kernel by rank.
+// Functions that lora_product.cu and lora_gradient.cu share: they look up a
+// matrix, count tiles, and choose and launch the kernel for a rank.
 #ifndef WEFT_KERNELS_CUDA_LORA_TILE_CUH_
 #define WEFT_KERNELS_CUDA_LORA_TILE_CUH_
 
@@ -8,8 +8,6 @@
 #include "kernels/cuda/tile.cuh"
 
 namespace weft::kernels::cuda {
-
-// The work of a launch and of its blocks.
 
 __device__ inline LoraMatrix MatrixOf(const LoraTable& table, int layout,
                                       int64_t slot) {
@@ -20,8 +18,8 @@ inline int64_t RankTiles(const LoraProduct& product) {
   return CeilDiv(product.max_rank, LoraRankTile(product.max_rank));
 }
 
-// Returns the number of tiles with `tile_features` features, over all
-// projections.
+// Return the number of tiles of `width` features in one projection, and in all
+// projections of a product.
 __host__ __device__ inline int64_t TilesOf(const LoraProjection& projection,
                                            int width) {
   return (projection.features + width - 1) / width;
@@ -52,10 +50,10 @@ template <LoraOrder kTheOrder, int kTheRank>
 struct TileKind {
   static constexpr LoraOrder kOrder = kTheOrder;
   static constexpr int kRank = kTheRank;  // One of the values of LoraRankTile.
-  // Blocks per multiprocessor, which limit the registers of each.
+  // Blocks per multiprocessor. Their number limits the registers of a thread.
   static constexpr int kBlocks = kRank <= 16 ? 3 : kRank <= 64 ? 2 : 1;
 };
-// Calls run(TileKind) with the kind that a launch needs.
+// Calls run(TileKind) with the kind for the product's order and largest rank.
 template <LoraOrder kOrder, typename Run>
 cudaError_t WithRankTile(const LoraProduct& product, Run run) {
   switch (LoraRankTile(product.max_rank)) {
@@ -76,8 +74,9 @@ cudaError_t WithTileKind(const LoraProduct& product, Run run) {
              : WithRankTile<LoraOrder::kFeaturesByRank>(product, run);
 }
 
-// Launches a kernel whose blocks have the tile's threads and shared memory. The
-// memory is more than a kernel may use by default.
+// Launches a kernel whose blocks have the threads of Tile and the dynamic
+// shared memory of Memory. First raises the kernel's limit of this memory,
+// because the default is lower.
 template <typename Tile, typename Memory, typename... Parameters,
           typename... Arguments>
 cudaError_t LaunchTile(void (*kernel)(Parameters...), int64_t grid_x,

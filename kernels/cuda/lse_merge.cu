@@ -6,8 +6,8 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 
-// Each row has `lanes` adjacent threads. `lanes` is a power of two and at most
-// a warp.
+// `lanes` adjacent threads compute one row. `lanes` is a power of two and at
+// most a warp.
 template <typename T, int kN>
 __global__ void __launch_bounds__(kThreads)
     LseMergeKernel(int64_t num_rows, int head_features, int lanes,
@@ -20,14 +20,15 @@ __global__ void __launch_bounds__(kThreads)
   const bool is_row = row < num_rows;
   const float theirs = is_row ? part_lse_N[row] : -INFINITY;
   const float ours = is_row ? lse_N[row] : -INFINITY;
-  // All lanes must have read the old value before it is overwritten.
+  // All lanes of a row must read the old lse before lane 0 overwrites it.
   __syncwarp();
-  // Skips a part without keys, for which -inf minus -inf would be NaN.
+  // A part without keys changes nothing. If `out` has no keys either, the code
+  // below would compute -inf minus -inf, which is NaN.
   if (theirs == -INFINITY) return;
-  // fmaxf ignores NaN, but the shares below keep it.
+  // fmaxf ignores a NaN, but our_share and their_share keep it.
   const float high = fmaxf(ours, theirs);
-  // Computes the weights from the sum, because the new lse, and so its rounding
-  // error, may be large.
+  // Computes the weights from `sum` and not from the new lse, because a large
+  // lse has a large rounding error.
   const float our_share = expf(ours - high);
   const float their_share = expf(theirs - high);
   const float sum = our_share + their_share;

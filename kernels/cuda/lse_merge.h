@@ -1,4 +1,4 @@
-// Merge of attention results over disjoint keys.
+// Merges attention results over disjoint sets of keys.
 // Legend: N rows (token-heads), C head features.
 #ifndef WEFT_KERNELS_CUDA_LSE_MERGE_H_
 #define WEFT_KERNELS_CUDA_LSE_MERGE_H_
@@ -11,7 +11,8 @@
 
 namespace weft::kernels::cuda {
 
-// Computes for each row:
+// Merges `part` into `out`. A row's lse is the logarithm of the sum of e^score
+// over its keys. Computes for each row:
 //
 //   l = log(e^lse + e^part_lse)
 //   out = out e^(lse - l) + part e^(part_lse - l)

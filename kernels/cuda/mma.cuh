@@ -1,7 +1,8 @@
 // Tensor cores and asynchronous copies: one inline function for each
 // instruction that CUDA C++ does not offer. The PTX ISA describes the
-// instructions and the layouts of their fragments. All lanes of a warp call the
-// first four functions together. Tests on the host replace the functions.
+// instructions and the layouts of their fragments. All lanes of a warp call
+// LoadMatrices, LoadMatricesTransposed, MultiplyAdd and Transpose8x8 together.
+// Tests on the host replace all functions of this file.
 //
 // Legend: lane l has g = l / 4 and t = l % 4.
 #ifndef WEFT_KERNELS_CUDA_MMA_CUH_
@@ -19,9 +20,9 @@ __device__ inline unsigned SharedAddress(const void* shared) {
   return static_cast<unsigned>(__cvta_generic_to_shared(shared));
 }
 
-// Loads four 8 x 8 matrices of bf16 from shared memory. Lane l gives the
-// address of row l % 8 of matrix l / 8, a multiple of 16 bytes. It gets
-// elements (g, 2t) and (g, 2t + 1) of each matrix.
+// Loads four 8 x 8 matrices of bf16 from shared memory. Lane l passes the
+// address of row l % 8 of matrix l / 8, which is a multiple of 16 bytes. Each
+// lane gets elements (g, 2t) and (g, 2t + 1) of each matrix.
 __device__ inline void LoadMatrices(const __nv_bfloat16* row,
                                     unsigned (&fragments)[4]) {
   asm volatile(
@@ -32,8 +33,8 @@ __device__ inline void LoadMatrices(const __nv_bfloat16* row,
       : "memory");
 }
 
-// The same for the transposed matrices: each lane gets elements (2t, g) and (2t
-// + 1, g).
+// Loads four matrices like LoadMatrices, but transposed: each lane gets
+// elements (2t, g) and (2t + 1, g).
 __device__ inline void LoadMatricesTransposed(const __nv_bfloat16* row,
                                               unsigned (&fragments)[4]) {
   asm volatile(
@@ -45,12 +46,13 @@ __device__ inline void LoadMatricesTransposed(const __nv_bfloat16* row,
 }
 
 // Computes sums [16, 8] += left [16, 16] right [16, 8], with f32 sums of bf16.
-// The elements of a lane are
+// Each lane holds the elements
 //
 //   left   (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8)
 //   right  (2t, g), (2t + 8, g)
 //   sums   (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)
-// A word of left or right also has the next element along the depth.
+// Each word of left or right also holds, in its upper half, the next element
+// along the depth.
 __device__ inline void MultiplyAdd(const unsigned (&left)[4],
                                    const unsigned (&right)[2],
                                    float (&sums)[4]) {
@@ -62,9 +64,9 @@ __device__ inline void MultiplyAdd(const unsigned (&left)[4],
         "r"(right[1]));
 }
 
-// Transposes an 8 x 8 matrix of bf16, of which each lane has elements (g, 2t)
-// and (g, 2t + 1). Returns the lane's word of the result. All lanes call it
-// together.
+// Transposes an 8 x 8 matrix of bf16. `word` holds the lane's elements (g, 2t)
+// and (g, 2t + 1). Returns the same elements of the transposed matrix. All
+// lanes call it together.
 __device__ inline unsigned Transpose8x8(unsigned word) {
   unsigned transposed;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;"
@@ -73,7 +75,8 @@ __device__ inline unsigned Transpose8x8(unsigned word) {
   return transposed;
 }
 
-// Returns two numbers as bf16, rounded to nearest, in one word.
+// Returns two numbers as bf16, rounded to nearest, in one word. `low` is in the
+// lower half.
 __device__ inline unsigned PackBf16(float low, float high) {
   unsigned word;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
@@ -90,19 +93,19 @@ __device__ inline void CopyAsync(const void* from, int num_bytes,
                : "memory");
 }
 
-// Ends a group, which holds all copies of the thread since the last call.
+// Ends a group of copies: all that the thread has started since the last call.
 __device__ inline void EndCopyGroup() {
   asm volatile("cp.async.commit_group;" : : : "memory");
 }
 
-// Waits until all groups of the thread except the last kPending are copied.
-// Other threads see the data after a barrier.
+// Waits until all of the thread's groups of copies are complete, except the
+// last kPending. Other threads see the data after a barrier.
 template <int kPending>
 __device__ inline void WaitForCopies() {
   asm volatile("cp.async.wait_group %0;" : : "n"(kPending) : "memory");
 }
 
-// Prefetches the cache line of the address.
+// Prefetches the address' cache line into the L2 cache.
 __device__ inline void Prefetch(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" : : "l"(global));
 }

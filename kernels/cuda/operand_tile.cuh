@@ -1,8 +1,9 @@
-// Brings an operand of a product on tensor cores from global memory through
-// shared memory to the fragments of a warp.
+// Copies an operand of a tensor-core product from global to shared memory, and
+// loads the fragments of a warp from there.
 //
-// Legend: an operand has an outer index (row or column of the product) and a
-// depth, which is summed over. Either of the two may be the rows in memory.
+// Legend: an operand has an outer index (a row or a column of the product) and
+// a depth index, over which the product sums. Either index may be the row in
+// memory.
 #ifndef WEFT_KERNELS_CUDA_OPERAND_TILE_CUH_
 #define WEFT_KERNELS_CUDA_OPERAND_TILE_CUH_
 
@@ -13,7 +14,7 @@ namespace weft::kernels::cuda {
 
 using Bf16 = __nv_bfloat16;
 
-// The number of elements in 16 bytes, the widest access.
+// The number of elements in a chunk: 16 bytes, the widest access.
 inline constexpr int kChunk = 8;
 // The side of the square part of an operand that one ldmatrix loads.
 inline constexpr int kFragment = 16;
@@ -35,14 +36,14 @@ struct MatrixView {
     const int count = num_columns - column;
     return count < 0 ? 0 : count < kChunk ? count : kChunk;
   }
-  // Returns whether each chunk of its rows can be read by one access.
+  // Returns whether one access can read each chunk of a row.
   __device__ bool IsAligned() const {
     return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % kChunk == 0;
   }
 };
 
-// The part of one operand that a step uses, in shared memory, for a block of
-// kThreads threads.
+// The part of one operand that a block of kThreads threads multiplies in one
+// step along the depth. It is in shared memory.
 template <int kOuter, int kDepth, bool kDepthIsRows, int kThreads>
 struct OperandTile {
   static constexpr int kRows = kDepthIsRows ? kDepth : kOuter;
@@ -52,8 +53,9 @@ struct OperandTile {
 
   uint4 chunks[kChunks];
 
-  // The chunks of a row are permuted, so that the chunks of one column in eight
-  // rows are in different banks.
+  // Returns the index of a chunk in `chunks`. The order of a row's chunks is
+  // permuted, so that eight rows have the chunks of a column in different
+  // banks.
   static __device__ int Place(int row, int chunk) {
     if constexpr (kRowChunks >= kLineChunks) {
       return row * kRowChunks + (chunk ^ row % kLineChunks);
@@ -67,10 +69,10 @@ struct OperandTile {
     return chunks[Place(row, chunk)];
   }
 
-  // Starts copying the matrix' first rows and columns. If the matrix is not
-  // aligned, completes the copy.
+  // Starts an asynchronous copy of the matrix' first rows and columns. If the
+  // matrix is not aligned, completes the copy before it returns.
   __device__ void Copy(const MatrixView& matrix, bool is_aligned) {
-    // All chunks of a thread are in the same columns.
+    // All chunks that a thread copies are in the same columns.
     constexpr int kRowStep = kThreads / kRowChunks;
     static_assert(kThreads % kRowChunks == 0);
     const auto first_row = static_cast<int>(threadIdx.x / kRowChunks);
@@ -101,8 +103,8 @@ struct OperandTile {
     }
   }
 
-  // Loads the fragment at (outer, depth) as MultiplyAdd's left operand, or as
-  // two adjacent right operands.
+  // Loads the fragment at (outer, depth): MultiplyAdd's left operand if
+  // kIsLeft, otherwise two adjacent right operands.
   template <bool kIsLeft>
   __device__ void Load(int outer, int depth, unsigned (&fragments)[4]) const {
     const auto lane = static_cast<int>(threadIdx.x % kWarp);

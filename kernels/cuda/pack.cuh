@@ -1,6 +1,7 @@
-// Accesses rows 16 bytes at a time. A kernel body uses packs of kN elements:
-// kWidth<T> if all its rows begin at multiples of 16 bytes and are whole packs,
-// otherwise 1.
+// Packs: adjacent elements of a row that a thread loads or stores together. The
+// template parameter kN of a kernel is the number of elements in a pack. kN is
+// kWidth<T> (16 bytes) if all rows begin at multiples of 16 bytes and have
+// whole packs, otherwise 1.
 #ifndef WEFT_KERNELS_CUDA_PACK_CUH_
 #define WEFT_KERNELS_CUDA_PACK_CUH_
 
@@ -18,7 +19,7 @@ inline constexpr int kAccessBytes = 16;
 template <typename T>
 inline constexpr int kWidth = kAccessBytes / static_cast<int>(sizeof(T));
 
-// kN adjacent elements. If they have more than 16 bytes, they take several
+// A pack of kN adjacent elements. A pack of more than 16 bytes takes several
 // accesses.
 template <typename T, int kN>
 struct alignas(kN * sizeof(T) < kAccessBytes ? kN * sizeof(T)
@@ -30,7 +31,7 @@ struct alignas(kN * sizeof(T) < kAccessBytes ? kN * sizeof(T)
   __device__ void Set(int i, float x) { Store(x, &elements[i]); }
 };
 
-// Loads take one access for every 16 bytes.
+// Loads a pack, with one access for every 16 bytes.
 template <int kN, typename T>
 __device__ Pack<T, kN> LoadPack(const T* from) {
   return *reinterpret_cast<const Pack<T, kN>*>(from);
@@ -38,8 +39,8 @@ __device__ Pack<T, kN> LoadPack(const T* from) {
 template <int kN, typename T>
 __device__ void StorePack(const Pack<T, kN>& pack, T* to) {
   if constexpr (sizeof(pack) % kAccessBytes == 0) {
-    // The function names the instruction, because the compiler would split some
-    // assignments.
+    // __stwb stores 16 bytes at once. The compiler would split some plain
+    // assignments into narrower stores.
 #pragma unroll
     for (size_t i = 0; i < sizeof(pack) / kAccessBytes; ++i) {
       __stwb(reinterpret_cast<uint4*>(to) + i,
@@ -50,14 +51,16 @@ __device__ void StorePack(const Pack<T, kN>& pack, T* to) {
   }
 }
 
-// A thread's packs of a row of `count` packs: those from threadIdx.x on,
-// blockDim.x apart. The first kKept packs stay in registers from Read to
-// Finish. Part holds one pack of each of several tensors.
+// The packs of a row that one thread computes: pack threadIdx.x and every
+// blockDim.x-th pack after it. The first kKept of them stay in registers
+// between Read and Finish. A Part holds the packs of several tensors at one
+// index.
 template <typename Part, int kKept>
 class ThreadRow {
  public:
-  // Does part = load(i) and then visit(i, part), which may change the part.
-  // Loads all kept parts before the first visit, so that the loads overlap.
+  // Calls part = load(i) and then visit(i, part), which may change the part,
+  // for each of the thread's packs i of a row of `count` packs. Loads all kept
+  // parts before the first visit, so that the loads overlap.
   template <typename Load, typename Visit>
   __device__ void Read(int count, Load load, Visit visit) {
 #pragma unroll
@@ -73,7 +76,8 @@ class ThreadRow {
       visit(i, part);
     }
   }
-  // Calls finish(i, part). Loads again the parts that were not kept.
+  // Calls finish(i, part) for the same packs. Calls load(i) again for the parts
+  // that are not in registers.
   template <typename Load, typename Use>
   __device__ void Finish(int count, Load load, Use finish) {
 #pragma unroll
@@ -93,23 +97,23 @@ class ThreadRow {
   Part kept_[kKept];
 };
 
-// Returns the number of threads that gives each about `kept` of `packs`: whole
-// warps, at most `most`.
+// Returns the number of threads for a row of `packs`: enough that each has at
+// most `kept` of them, rounded up to whole warps, but at most `most`.
 inline unsigned PackThreads(int64_t packs, int64_t kept, int64_t most) {
   const int64_t warps = CeilDiv(CeilDiv(packs, kept), kWarp);
   return static_cast<unsigned>(warps * kWarp < most ? warps * kWarp : most);
 }
 
-// Returns the number of adjacent lanes for a short row of `packs`: a power of
-// two, at most a whole warp.
+// Returns the number of adjacent lanes that share a short row of `packs`: the
+// smallest power of two >= `packs`, but at most a whole warp.
 inline int LanesOf(int64_t packs) {
   int lanes = 1;
   while (lanes < packs && lanes < kWarp) lanes *= 2;
   return lanes;
 }
 
-// Returns whether rows from `data` on, `stride` elements of T apart, all begin
-// at multiples of 16 bytes.
+// Returns whether all rows begin at multiples of 16 bytes. The first row begins
+// at `data`, and the next ones `stride` elements of T apart.
 template <typename T>
 bool IsWide(const void* data, int64_t stride) {
   return reinterpret_cast<uintptr_t>(data) % kAccessBytes == 0 &&
@@ -124,15 +128,16 @@ cudaError_t WithWidth(bool is_wide, Run run) {
                  : run(std::integral_constant<int, 1>());
 }
 
-// Calls run(const T*), where T is the type of `dtype`.
+// Calls run with a null const T*, where T is the C++ type of `dtype`.
 template <typename Run>
 cudaError_t WithType(DType dtype, Run run) {
   return dtype == DType::kBf16 ? run(static_cast<const __nv_bfloat16*>(nullptr))
                                : run(static_cast<const float*>(nullptr));
 }
 
-// Calls run(const T*, const W*), where T is the type of the rows and W that of
-// their weight, which is T or f32. Errors: cudaErrorInvalidValue.
+// Calls run with a null const T* and a null const W*. T is the type of the
+// rows, and W is the type of their weight. Errors: cudaErrorInvalidValue if
+// weight_dtype is neither f32 nor `dtype`.
 template <typename Run>
 cudaError_t WithTypes(DType dtype, DType weight_dtype, Run run) {
   return WithType(dtype, [&]<typename T>(const T* t) {

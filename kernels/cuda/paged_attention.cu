@@ -7,15 +7,16 @@ namespace {
 
 constexpr int kThreads = kAttentionThreads;
 constexpr int kNumWarps = kAttentionWarps;
-// Two blocks for each of 132 multiprocessors keep a large device busy.
+// About two blocks for each of 132 multiprocessors keep a large device busy.
 constexpr int64_t kWantedBlocks = 256;
-// The fewest and the most tokens of a split, measured on an H100. A start and a
-// merge cost 5 to 10 us, more than a split of fewer tokens saves. Blocks of
-// more tokens leave multiprocessors idle at the end (64 sequences of 8,192
-// tokens: 766 us whole, 726 us split).
+// The fewest and the most tokens of a split, measured on an H100. To start and
+// merge a split costs 5 to 10 us, which is more than a shorter split saves.
+// Longer splits leave multiprocessors idle at the end: 64 sequences of 8,192
+// tokens take 766 us whole and 726 us split.
 constexpr int kMinSplitTokens = 128;
 constexpr int kMaxSplitTokens = 2048;
-// The most groups of query heads (grid.x) in a launch with splits.
+// The most groups of heads (grid.x) in a launch with splits. A group is up to
+// kStepHeads query heads that share a key/value head.
 constexpr int64_t kMaxSplitItems = 8192;
 
 // Counts, for each group of heads, the splits that have written to the
@@ -53,9 +54,9 @@ __host__ __device__ inline int NumSplits(const AttentionSplits& splits,
   return num_splits < splits.most ? num_splits : splits.most;
 }
 
-// Returns the heads of the block (group of heads, split). Groups number chunks
-// of a key/value head's query heads first, then key/value heads, then
-// sequences.
+// Returns the block's sequence and heads. blockIdx.x numbers the groups of
+// heads: the chunk of a key/value head's query heads varies fastest, then the
+// key/value head, then the sequence.
 __device__ BlockWork HeadsOfBlock(const PagedAttentionBatch& batch) {
   BlockWork work = {};
   const unsigned chunks = HeadChunks(batch);
@@ -69,8 +70,9 @@ __device__ BlockWork HeadsOfBlock(const PagedAttentionBatch& batch) {
   return work;
 }
 
-// The kernel derives the splits from the sequence's length, so that a launch
-// can be queued before the length is known.
+// Sets the number of splits and the block's tokens, given the sequence's
+// length. The kernel does this and not the host, because a launch may be queued
+// before the length is known.
 __device__ void SetTokens(const PagedAttentionBatch& batch, int length,
                           BlockWork* work) {
   const int hidden = batch.window > 0 && batch.window < length
@@ -81,7 +83,7 @@ __device__ void SetTokens(const PagedAttentionBatch& batch, int length,
   const auto steps =
       static_cast<unsigned>(length - hidden + kStepTokens - 1) / kStepTokens;
   const auto count = static_cast<unsigned>(work->num_splits);
-  // Each of the first splits takes one of the remaining steps.
+  // Each of the first `rest` splits takes one step more than the others.
   const auto bound = [&](unsigned split) {
     const unsigned rest = steps % count;
     const unsigned step = steps / count * split + (split < rest ? split : rest);
@@ -92,8 +94,8 @@ __device__ void SetTokens(const PagedAttentionBatch& batch, int length,
   work->end = bound(blockIdx.y + 1);
 }
 
-// Returns where a split of a row is stored before the merge: first all splits'
-// means, then all splits' log-sum-exps, in powers of 2.
+// Return where the workspace holds a split's mean, and its log-sum-exp in
+// powers of 2, for one row (query head). All means come first.
 __device__ float* SplitMean(const PagedAttentionBatch& batch, int split,
                             int64_t row) {
   return batch.workspace +
@@ -106,7 +108,7 @@ __device__ float* SplitLse(const PagedAttentionBatch& batch, int split,
          split * rows + row;
 }
 
-// Calls function(i, c) for each of the lane's features c, where i counts them.
+// Calls function(i, c) for each of the lane's features c; i counts them from 0.
 template <int kChunks, typename Function>
 __device__ void ForFeatures(const PagedAttentionBatch& batch,
                             Function function) {
@@ -127,8 +129,9 @@ __device__ float SinkWeight(const PagedAttentionBatch& batch, int64_t row,
   return exp2f(batch.sinks_H[head] * kLog2E - top);
 }
 
-// Writes the warps' sums to the output or, if there are several splits, to the
-// workspace. Each warp takes one head.
+// Merges the sums of the block's warps. Writes the means to the output or, if
+// there are several splits, to the workspace. Each warp takes one head at a
+// time.
 template <typename T, int kChunks>
 __device__ void StoreBlock(const PagedAttentionBatch& batch,
                            const BlockWork& work,
@@ -167,7 +170,8 @@ __device__ void StoreBlock(const PagedAttentionBatch& batch,
   }
 }
 
-// Returns true in all threads of a group's last block.
+// Returns true in all threads of the block that is the last of its group's
+// splits to finish.
 __device__ bool IsLastSplit(int num_splits, bool* is_last) {
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -183,7 +187,7 @@ __device__ bool IsLastSplit(int num_splits, bool* is_last) {
 }
 
 // Merges the splits of the block's heads, in order, and writes the output. Each
-// warp takes one head.
+// warp takes one head at a time.
 template <typename T, int kChunks>
 __device__ void MergeSplits(const PagedAttentionBatch& batch,
                             const BlockWork& work,
@@ -207,7 +211,7 @@ __device__ void MergeSplits(const PagedAttentionBatch& batch,
     float sums[kChunks * kFeatureChunk / kWarp] = {};
     const float* mean = SplitMean(batch, 0, row);
     const int64_t next = batch.batch * batch.num_heads * batch.head_features;
-    // Having many loads in flight hides the latency of memory.
+    // The unrolled loop has several loads in flight, which hides their latency.
 #pragma unroll 4
     for (int split = 0; split < work.num_splits; ++split, mean += next) {
       const float weight = weights[split];
@@ -220,7 +224,7 @@ __device__ void MergeSplits(const PagedAttentionBatch& batch,
   }
 }
 
-// Returns the first of the block's query heads.
+// Returns the address of the block's first query head.
 template <typename T>
 __device__ const T* QueryOf(const PagedAttentionBatch& batch,
                             const BlockWork& work) {
@@ -245,9 +249,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnProcessor<T, kChunks>)
   __shared__ BlockMemory<T, kChunks> memory;
   BlockWork work = HeadsOfBlock(batch);
   const int length = batch.lengths_B[work.sequence];
-  // A table for long sequences launches splits that short sequences do not
-  // have, and these end at once. The first split always exists, so its query is
-  // loaded together with the length.
+  // The grid has splits for the longest sequence that the table allows. If a
+  // sequence has fewer splits, the blocks of the others end at once. The first
+  // split always exists, so it loads the query together with the length.
   if (blockIdx.y > 0) {
     SetTokens(batch, length, &work);
     if (static_cast<int>(blockIdx.y) >= work.num_splits) return;
@@ -258,7 +262,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnProcessor<T, kChunks>)
   __syncthreads();
   WarpSums<T, kChunks, kWide> sums;
   sums.Add(batch, work, memory.query);
-  // The sums reuse the query's memory, so all threads wait here.
+  // All threads wait here, because the sums reuse the query's memory.
   __syncthreads();
   PutSums(sums, &memory);
   __syncthreads();
@@ -268,8 +272,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnProcessor<T, kChunks>)
   MergeSplits(batch, work, &memory);
 }
 
-// Returns whether rows of C features from `data` on can be read by whole loads
-// of 16 bytes.
+// Returns whether loads of 16 bytes can read the rows of the pages.
 template <typename T>
 bool IsWide(const PagedAttentionBatch& batch) {
   const auto is_aligned = [](const void* data) {

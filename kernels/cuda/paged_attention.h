@@ -15,12 +15,13 @@ namespace weft::kernels::cuda {
 inline constexpr int64_t kMaxHeadFeatures = 256;
 inline constexpr int kMaxSplits = 128;
 
-// Into how many parts the tokens of a sequence are split, each for its own
-// block: one part per 128 tokens, up to `wanted` parts; or one per 2048 tokens
-// if that is more; and never more than `most`.
+// The rule that splits a sequence's tokens into parts, each for its own block.
+// A sequence gets one part per 128 tokens, but at most `wanted` parts. If these
+// parts would have more than 2048 tokens, it gets one part per 2048 tokens. It
+// never gets more than `most` parts.
 struct AttentionSplits {
   int wanted = 1;
-  int most = 1;  // At most kMaxSplits; blocks in grid.y.
+  int most = 1;  // At most kMaxSplits; the number of blocks in grid.y.
 };
 
 // All pointers are device pointers.
@@ -32,8 +33,8 @@ struct PagedAttentionBatch {
   int64_t head_features = 0;    // C, at most kMaxHeadFeatures.
   int64_t page_tokens = 0;      // S.
   const void* q_BHC = nullptr;  // The heads of each sequence are contiguous.
-  // Elements from the heads of a sequence to those of the next one, for rows
-  // that also hold k and v. 0: the heads are contiguous.
+  // Elements from one sequence's heads to the next sequence's, if rows also
+  // hold k and v. 0: all heads are contiguous.
   int64_t q_stride = 0;
   const void* k_pages_PSKC = nullptr;
   const void* v_pages_PSKC = nullptr;
@@ -43,17 +44,18 @@ struct PagedAttentionBatch {
   int64_t window = 0;                  // Number of last tokens to see; 0: all.
   float scale = 1;
   float softcap = 0;  // If > 0, x becomes softcap * tanh(x / softcap).
-  // Logits [H] without a value in the softmax of each head; null: none.
+  // One extra logit per head [H], which has no value but takes part in the
+  // head's softmax. Null: none.
   const float* sinks_H = nullptr;
   void* out_BHC = nullptr;  // Contiguous.
   AttentionSplits splits;
   float* workspace = nullptr;  // PagedAttentionWorkspace floats.
 };
 
-// Returns the splits that keep a device busy: few sequences would leave
-// multiprocessors idle, and a very long one would end long after the others.
-// The lengths are on the device, so the table's width and the window serve as
-// their bound.
+// Returns the splits that keep a device busy. Without splits, few sequences
+// would leave multiprocessors idle, and a very long sequence would end long
+// after the others. Only the device knows the lengths, so this function bounds
+// them by the table's width and the window.
 [[nodiscard]] AttentionSplits ChooseAttentionSplits(
     const PagedAttentionBatch& batch);
 
@@ -61,15 +63,17 @@ struct PagedAttentionBatch {
 
 // Computes out[b] = softmax(softcap(scale * q[b] . k)) v over the first
 // lengths[b] tokens of the sequence with pages page_table[b], or over the last
-// `window` of them. A sink adds to the softmax's sum alone. Writes zeros for a
-// length of 0. Table entries and page slots of other tokens are not read. Keys
-// and values are read once for up to 8 query heads that share them.
+// `window` of them. A sink adds only to the denominator of the softmax. Writes
+// zeros for a length of 0. Table entries and page slots of other tokens are not
+// read. Keys and values are read once for up to 8 query heads that share them.
 //
-// The work is one launch, which may be replayed: `batch` sets its blocks, and
-// each block reads the present lengths. The splits of a sequence merge in
-// order, so its bits depend only on its own tokens and on `splits`.
-// Errors:  cudaErrorInvalidValue for C or splits out of range, or for splits of
-//          more than 8192 groups of heads.
+// The work is one launch, which a graph may replay with other lengths: its grid
+// depends on batch.batch and splits.most, and each block reads a length. Splits
+// of a sequence merge in order, so a sequence's bits depend only on its own
+// tokens and on `splits`.
+// Errors:  cudaErrorInvalidValue for C or splits.most out of range, or for
+//          splits.most > 1 with more than 8192 groups of heads. A group is up
+//          to 8 query heads of a sequence that share a key/value head.
 // Threads: any; the work is queued on `stream`, and nothing waits for it. Two
 // launches with splits must not run on one device at a time, because they share
 // the counters of finished splits.

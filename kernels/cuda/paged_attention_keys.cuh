@@ -1,5 +1,5 @@
-// The scores of one step of a warp in paged attention: products of keys and the
-// query. See paged_attention_pieces.cuh.
+// The scores of one step of a warp in paged attention: products of 16 keys with
+// up to 8 query heads. See paged_attention_pieces.cuh.
 #ifndef WEFT_KERNELS_CUDA_PAGED_ATTENTION_KEYS_CUH_
 #define WEFT_KERNELS_CUDA_PAGED_ATTENTION_KEYS_CUH_
 
@@ -7,14 +7,14 @@
 
 namespace weft::kernels::cuda {
 
-// The query heads of a block, in the order of the lanes that use them.
+// The query heads of a block, in the order in which lanes read them.
 template <typename T, int kChunks>
 struct Query {
   Words parts[kParts<T>][2 * kChunks][kWarp];
 };
 
-// Loads the heads. All threads of the block call it, and a barrier must follow.
-// Fills up with zeros beyond `num_heads` and the features.
+// Loads the query heads. Writes zeros beyond `num_heads` and beyond `features`.
+// All threads of the block call it, and a barrier must follow.
 template <typename T, int kChunks>
 __device__ void LoadQuery(const T* q_HC, int num_heads, int features,
                           Query<T, kChunks>* query) {
@@ -33,7 +33,8 @@ __device__ void LoadQuery(const T* q_HC, int num_heads, int features,
   }
 }
 
-// Here and below, lanes i and i + 16 have the slot of token i in `slots`.
+// The keys of one step. `slots` is one slot per lane: lanes i and i + 16 pass
+// the slot of the step's token i.
 template <typename T, int kChunks, bool kWide>
 struct Keys {
   const T* rows[2];
@@ -62,7 +63,8 @@ struct Keys {
     }
   }
 
-  // Computes `scores`: those of two heads for token g, then for token g + 8.
+  // Sets `scores` to the products of the key of token g with heads 2 t and 2 t
+  // + 1, then to those of the key of token g + 8.
   __device__ void Score(const Query<T, kChunks>& query, float (&scores)[4]) {
     float other[4] = {};
 #pragma unroll

@@ -1,17 +1,17 @@
-// The reads of a warp for one step of paged attention, in which it multiplies
-// 16 tokens with up to 8 query heads on tensor cores. Each lane reads the keys
-// and values that it multiplies directly from global memory, 16 bytes at a
-// time, without shared memory. A product may sum its terms in any order, so
+// The reads of keys and values by a warp in paged attention. In a step it
+// multiplies 16 tokens with up to 8 query heads on tensor cores. Each lane
+// reads the keys and values that it multiplies from global memory, 16 bytes at
+// a time, without shared memory. A product may sum its terms in any order, so
 // each lane takes adjacent features.
 //
-// Tensor cores take bf16. A number with more digits is a sum of parts: three
-// for f32, and two for the weight of a token beside bf16 values. The weight's
-// error is then far below that of the values. All products of parts that are
-// large enough to matter are added.
+// Tensor cores multiply bf16, so a number with more digits is split into a sum
+// of parts. An f32 number has three parts. If values are bf16, a token's weight
+// has two, and its error is far below that of the values. kWeightParts tells
+// which products of parts are added.
 //
-// Legend: lane 4 g + t as in mma.cuh. It reads the keys of tokens g and g + 8
-// and the values of tokens 2 t, 2 t + 1, 2 t + 8, 2 t + 9. It has the scores
-// and sums of heads 2 t and 2 t + 1.
+// Legend: lane 4 g + t as in mma.cuh. The lane reads the keys of tokens g and g
+// + 8 and the values of tokens 2 t, 2 t + 1, 2 t + 8, 2 t + 9. It has the
+// scores and sums of heads 2 t and 2 t + 1.
 #ifndef WEFT_KERNELS_CUDA_PAGED_ATTENTION_PIECES_CUH_
 #define WEFT_KERNELS_CUDA_PAGED_ATTENTION_PIECES_CUH_
 
@@ -22,39 +22,41 @@
 namespace weft::kernels::cuda {
 
 inline constexpr int kStepTokens = 16;
-// The query heads of a block. They share one key/value head.
+// The most query heads of a block. They share one key/value head.
 inline constexpr int kStepHeads = 8;
-// The number of features that a lane reads at once.
+// The number of features in a piece, which a lane reads at once.
 inline constexpr int kPiece = 8;
 // The number of features that 8 lanes read at once as values, or that 4 lanes
 // read in two reads as keys.
 inline constexpr int kFeatureChunk = 64;
 
+// The number of bf16 parts of a query's, key's or value's feature.
 template <typename T>
 inline constexpr int kParts = sizeof(T) == 2 ? 1 : 3;
-// The number of parts of a token's weight. A product of parts i and j is left
-// out if i + j is at least this number, because it is below the last digit that
-// is kept.
+// The number of bf16 parts of a token's weight. Part i of a weight times part j
+// of a value is left out if i + j is at least this number, because the product
+// is too small to matter. Scores do the same with kParts.
 template <typename T>
 inline constexpr int kWeightParts = sizeof(T) == 2 ? 2 : 3;
 
-// 8 features as bf16.
+// A piece as bf16, two features in a word.
 struct Words {
   unsigned at[kPiece / 2];
 };
 
-// Holds 8 features of the key or value in their stored dtype.
+// A piece of a query, key or value in its stored dtype.
 template <typename T>
 struct Piece {
   uint4 raw[kPiece * sizeof(T) / 16];
 };
 
-// Loads the 8 features from `first` on of a row of `count` features, of which
-// `from` points to feature `first`. Gives zeros beyond the row. With kWide, the
-// row begins at a multiple of 16 bytes and `count` is a multiple of 8. A piece
-// beyond the row then repeats the first piece, without a branch: either zeros
-// of the query multiply it, or its sums are not stored. `is_inside` means that
-// the piece is known to be inside the row.
+// Returns features [first, first + 8) of a row of `count` features. `from`
+// points to feature `first`. Without kWide, features beyond the row are zeros.
+// With kWide, the row begins at a multiple of 16 bytes and `count` is a
+// multiple of 8. A piece beyond the row is then the row's first piece, which
+// takes no branch. It does no harm, because the query has zeros there or the
+// sums are not stored. `is_inside` means that the piece is known to be inside
+// the row.
 template <typename T, bool kWide>
 __device__ Piece<T> LoadPiece(const T* from, int first, int count,
                               bool is_inside) {
@@ -86,7 +88,8 @@ __device__ Piece<T> LoadPiece(const T* from, int first, int count,
   return piece;
 }
 
-// Splits two numbers into kCount words of bf16 each, whose sum they are.
+// Splits each of two numbers into kCount bf16 parts, whose sum it is. Word i
+// has part i of both numbers.
 template <int kCount>
 __device__ void SplitPair(float low, float high, unsigned (&words)[kCount]) {
 #pragma unroll
@@ -117,7 +120,7 @@ __device__ void SplitPiece(const Piece<T>& piece, Words (&parts)[kParts<T>]) {
   }
 }
 
-// Where one lane finds the rows of one key/value head.
+// Gives the addresses at which one lane reads the rows of one key/value head.
 template <typename T>
 struct LaneRows {
   const T* data;        // The lane's first feature in slot 0.
@@ -137,9 +140,9 @@ struct LaneRows {
   }
 };
 
-// Whether a lane reads all of a step's keys or values before it multiplies
-// them. Otherwise they would not fit the registers, and it reads them piece by
-// piece.
+// True if a lane reads all its keys or values of a step before it multiplies
+// them. Otherwise it reads them piece by piece, because they do not fit the
+// registers or are not aligned.
 template <typename T, int kChunks, bool kWide>
 inline constexpr bool kAtOnce = kChunks * sizeof(T) <= 8 && kWide;
 

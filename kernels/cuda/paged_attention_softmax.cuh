@@ -13,15 +13,16 @@ namespace weft::kernels::cuda {
 
 inline constexpr float kLog2E = 1.44269504F;
 
-// The running softmax of two query heads, in powers of 2. Each lane has the
-// sums of its own tokens, which are g and g + 8 of every step.
+// The running softmax of two query heads, in powers of 2. `max` is over all
+// tokens so far. `sum` is over the lane's own tokens, which are g and g + 8 of
+// every step.
 struct RunningSoftmax {
   float max[2] = {kLowest, kLowest};
   float sum[2] = {};
 };
 
-// Combines the values of the lanes with the same t. All of these lanes get the
-// result.
+// Returns the values of all lanes with the same t combined, in each of these
+// lanes.
 template <typename Combine>
 __device__ float ReduceTokens(float value, Combine combine) {
 #pragma unroll
@@ -31,7 +32,7 @@ __device__ float ReduceTokens(float value, Combine combine) {
   return value;
 }
 
-// How products become exponents of powers of 2.
+// Turns a product q . k into a score. The token's weight is 2^score.
 struct ScoreRule {
   float scale;
   float cap;  // 0: none.
@@ -45,8 +46,9 @@ struct ScoreRule {
   }
 };
 
-// Turns scores into weights. `shrink` is the factor for earlier sums.
-// `num_tokens` is the number of tokens in the step.
+// Turns the products in `scores` into weights and updates `state`. Sets
+// `shrink` to the factors that the sums of earlier steps need, one for each
+// head. The sequence has num_tokens tokens from the step's first token on.
 __device__ inline void Weigh(const ScoreRule& rule, int num_tokens,
                              RunningSoftmax* state, float (&scores)[4],
                              float (&shrink)[2]) {

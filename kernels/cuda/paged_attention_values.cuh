@@ -13,7 +13,7 @@ template <typename T>
 struct Weights {
   unsigned parts[kWeightParts<T>][2];
 
-  // `weights` has the layout of the scores.
+  // `weights` has the layout of Keys::Score's `scores`.
   __device__ void Set(const float (&weights)[4]) {
     unsigned words[2][kWeightParts<T>];
     SplitPair(weights[0], weights[1], words[0]);
@@ -26,6 +26,7 @@ struct Weights {
   }
 };
 
+// The values of one step. `slots` is one slot per lane, as in Keys.
 template <typename T, int kChunks, bool kWide>
 struct Values {
   const T* rows[4];
@@ -54,8 +55,8 @@ struct Values {
     }
   }
 
-  // Adds weights times values. sums[j][m][2 i] and the one after it belong to
-  // feature 64 j + 8 g + 2 m + i, for heads 2 t and 2 t + 1.
+  // Adds weights times values to `sums`. sums[j][m][2 i] and sums[j][m][2 i +
+  // 1] belong to feature 64 j + 8 g + 2 m + i, for heads 2 t and 2 t + 1.
   __device__ void AddTo(const Weights<T>& weights,
                         float (&sums)[kChunks][kPiece / 2][4]) {
 #pragma unroll
@@ -68,8 +69,8 @@ struct Values {
       for (int m = 0; m < kPiece / 2; ++m) {
 #pragma unroll
         for (int part = 0; part < kParts<T>; ++part) {
-          // Pairs two tokens in a word, because memory has adjacent features in
-          // a word.
+          // Returns a word with one feature of two tokens. A word of memory has
+          // two features of one token.
           const auto pair = [&](int token, unsigned halves) {
             return __byte_perm(tokens[token][part].at[m],
                                tokens[token + 1][part].at[m], halves);

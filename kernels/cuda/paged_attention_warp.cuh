@@ -11,15 +11,14 @@ namespace weft::kernels::cuda {
 inline constexpr int kAttentionThreads = 128;
 inline constexpr int kAttentionWarps = kAttentionThreads / kWarp;
 
-// What one block computes.
+// The work of one block: some query heads, and the tokens [begin, end).
 struct BlockWork {
   int sequence;
   int kv_head;
   int64_t row;     // First query head of the block, counted over all sequences.
   int num_heads;   // At most kStepHeads.
-  int num_splits;  // Number of splits that have tokens; 1 if there are no
-                   // tokens.
-  int begin;       // Tokens.
+  int num_splits;  // Number of splits that have tokens; at least 1.
+  int begin;
   int end;
 };
 
@@ -45,8 +44,8 @@ struct WarpSums {
     const int32_t* pages =
         batch.page_table_BL + work.sequence * batch.table_entries;
     const auto page_tokens = static_cast<unsigned>(batch.page_tokens);
-    // Each lane has the slot of one token. Lanes after the last token repeat
-    // its slot.
+    // Returns the slot of one token for each lane. Lanes beyond the last token
+    // get its slot again.
     const auto slots_at = [&](int step) {
       const int ahead = step + Lane() % kStepTokens;
       const auto token =
@@ -86,10 +85,10 @@ template <typename T, int kChunks>
 struct BlockMemory {
   union {
     Query<T, kChunks> query;
-    // Sums of each warp.
+    // Each warp's sums of weighted values.
     alignas(
         16) float sums[kAttentionWarps][kStepHeads][kChunks * kFeatureChunk];
-    // Weights of the splits when they merge.
+    // The weights of the splits in MergeSplits.
     float weights[kStepHeads][kMaxSplits];
   };
   float max[kAttentionWarps][kStepHeads];
@@ -97,8 +96,8 @@ struct BlockMemory {
   bool is_last;
 };
 
-// Writes a warp's sums to the block's memory. After a barrier all warps may
-// read them.
+// Writes the warp's sums to the block's memory. A barrier must follow before
+// other warps read them.
 template <typename T, int kChunks, bool kWide>
 __device__ void PutSums(const WarpSums<T, kChunks, kWide>& warp_sums,
                         BlockMemory<T, kChunks>* memory) {

@@ -6,9 +6,9 @@
 
 namespace weft::kernels::cuda {
 
-// Returns the upper 24 of the first 32 random bits of (key seed, counter
-// (sample_index, position, 0, 0)). This is 2^24 times the number that
-// sampling::CounterUniform returns. Source: Salmon et al. 2011, "Parallel
+// Returns the upper 24 bits of the first 32-bit output for the key `seed` and
+// the counter (sample_index, position, 0, 0). This is 2^24 times the number
+// that sampling::CounterUniform returns. Source: Salmon et al. 2011, "Parallel
 // random numbers: as easy as 1, 2, 3".
 __device__ inline uint32_t Philox24(uint64_t seed, uint32_t sample_index,
                                     uint32_t position) {

@@ -4,12 +4,12 @@
 namespace weft::kernels::cuda {
 namespace {
 
-// The packs of a row that a thread keeps in registers. They hold a whole row of
-// 8192 bf16 features.
+// The number of packs of a row that each thread keeps in registers. A block of
+// kMaxThreads threads keeps a whole row of 8192 bf16 features.
 constexpr int kKept = 2;
 constexpr int kMaxThreads = 512;
 
-// The rows of one tensor. A null tensor has no rows.
+// The rows of one tensor. `data` is null if the kernel does not use the tensor.
 template <typename T>
 struct Rows {
   T* data;
@@ -18,7 +18,7 @@ struct Rows {
   __device__ T* Of(int64_t row) const { return data + row * stride; }
 };
 
-// One block computes one row. With kAdd the row is sum += x, otherwise x.
+// One block norms one row: the row sum += x if kAdd, otherwise the row x.
 template <typename T, typename W, int kN, bool kAdd>
 __global__ void __launch_bounds__(kMaxThreads)
     RmsNormKernel(Rows<const T> x_TD, Rows<T> sum_TD, Rows<T> y_TD,
@@ -75,7 +75,8 @@ struct Sums {
   float dot;
 };
 
-// Sums over the block. Call it once per kernel.
+// Returns the sums over the block. A kernel calls it only once, because no
+// barrier protects `partial` from a second call.
 __device__ Sums SumOverBlock(Sums sums) {
   __shared__ Sums partial[kMaxWarps];
   sums = {WarpReduce(sums.squares, Add()), WarpReduce(sums.dot, Add())};
@@ -89,8 +90,8 @@ __device__ Sums SumOverBlock(Sums sums) {
   return sums;
 }
 
-// With d = dy * weight and n = x * inverse, computes dx += (d - n mean(d n)) *
-// inverse.
+// With inverse = 1 / rms(x), d = dy * weight and n = x * inverse, computes dx
+// += (d - n mean(d n)) * inverse. One block computes one row.
 template <typename T, typename W, int kN>
 __global__ void __launch_bounds__(kMaxThreads)
     RmsNormBackwardKernel(Rows<const T> dy_TD, Rows<const T> x_TD,
@@ -100,7 +101,8 @@ __global__ void __launch_bounds__(kMaxThreads)
     Pack<T, kN> dy;
     Pack<T, kN> x;
     Pack<T, kN> dx;
-    // The weights are kept too, so that no load waits for the final stores.
+    // A thread keeps the weights too, so that no load waits for the final
+    // stores.
     Pack<W, kN> weight;
   };
   const T* dy = dy_TD.Of(blockIdx.x);

@@ -13,7 +13,8 @@
 
 namespace weft::kernels::cuda {
 
-// Rows of adjacent features; strides in elements, from row to row.
+// Rows whose features are adjacent in memory. A stride is the distance from row
+// to row, in elements.
 struct RmsNormRows {
   DType dtype = DType::kF32;         // The dtype of x, y, dy and dx.
   DType weight_dtype = DType::kF32;  // The same dtype, or f32.
@@ -33,9 +34,9 @@ struct RmsNormRows {
 [[nodiscard]] cudaError_t RmsNorm(const RmsNormRows& rows, void* y_TD,
                                   int64_t y_stride, cudaStream_t stream);
 
-// Computes sum += x, then y = norm of the stored sum, with the same bits as an
-// addition and an RmsNorm. x, sum and y do not alias. Errors and threads as for
-// RmsNorm.
+// Computes sum += x, and then y = RmsNorm of the stored sum. The bits are those
+// of a separate addition and RmsNorm. x, sum and y do not alias. Errors and
+// threads as for RmsNorm.
 [[nodiscard]] cudaError_t AddRmsNorm(const RmsNormRows& rows, void* sum_TD,
                                      int64_t sum_stride, void* y_TD,
                                      int64_t y_stride, cudaStream_t stream);

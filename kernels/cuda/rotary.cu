@@ -3,16 +3,17 @@
 namespace weft::kernels::cuda {
 namespace {
 
-// Lets a block cover the 48 heads of 128 features of a common projection in one
-// pass.
+// With 384 threads, a block computes the 48 heads of q, k and v of a common
+// projection in one pass, if a head has 128 bf16 features.
 constexpr int kMaxThreads = 384;
-// Blocks per multiprocessor. With more blocks a thread has so few registers
-// that it spills.
+// Blocks per multiprocessor. With more blocks, a thread would have too few
+// registers and would spill.
 template <bool kNorm>
 constexpr int kMinBlocks = kNorm ? 2 : 3;
 constexpr int64_t kMaxPairs = int64_t{1} << 30;
 
-// Prepares the heads of q and k, and then copies v if the token has a slot.
+// A block computes one token: it prepares the heads of q and k, and copies v to
+// the pages if the token has a slot.
 template <typename T, typename W, int kN, bool kNorm>
 __global__ void __launch_bounds__(kMaxThreads, kMinBlocks<kNorm>)
     RotaryKernel(RotaryRows rows, HeadNorms norms, KvSlots slots,
@@ -22,7 +23,7 @@ __global__ void __launch_bounds__(kMaxThreads, kMinBlocks<kNorm>)
   const int num_k = static_cast<int>(rows.k.num_heads);
   const int first_v = static_cast<int>(rows.q.num_heads) + num_k;
   const int heads = slot < 0 ? first_v : first_v + num_k;
-  // The loop runs whole warps, because they sum over their lanes.
+  // Whole warps stay in the loop, because PrepareHead sums over lanes.
   for (int i = static_cast<int>(threadIdx.x);
        i - Lane() < heads * geometry.lanes; i += static_cast<int>(blockDim.x)) {
     const int head = i / geometry.lanes;
@@ -47,7 +48,8 @@ __global__ void __launch_bounds__(kMaxThreads, kMinBlocks<kNorm>)
   }
 }
 
-// The sums of the backward pass of a head's norm; see RmsNormBackwardKernel.
+// Sums that the backward pass of a head's norm needs; see
+// RmsNormBackwardKernel.
 struct NormSums {
   float squares;
   float dot;
@@ -58,8 +60,8 @@ struct NormSums {
   }
 };
 
-// With d = dy * weight and n = raw * inverse, the slope is (d - n mean(d n)) *
-// inverse. All lanes of the warp construct it.
+// The gradient of a head's norm. With d = dy * weight and n = raw * inverse,
+// `Of` returns (d - n mean(d n)) * inverse. All lanes of the warp construct it.
 struct NormSlope {
   __device__ NormSlope(const NormSums& sums, const HeadGeometry& geometry,
                        float eps) {
@@ -75,7 +77,8 @@ struct NormSlope {
   float mean;
 };
 
-// Computes the gradients of q and k, and then copies v.
+// A block computes one token: it writes the gradients of q and k, and copies
+// the gradient of v.
 template <typename T, typename W, int kN, bool kNorm>
 __global__ void __launch_bounds__(kMaxThreads, kMinBlocks<kNorm>)
     RotaryBackwardKernel(RotaryRows rows, HeadNorms norms,
@@ -94,7 +97,7 @@ __global__ void __launch_bounds__(kMaxThreads, kMinBlocks<kNorm>)
                              : HeadOf<T>(gradients.v, token, head - first_v);
     T* dx = is_rotated ? HeadOf<T>(rows.q, rows.k, token, head)
                        : HeadOf<T>(gradients.v_to, token, head - first_v);
-    // The gradient of the pairs from c on, before the rotation.
+    // Returns the gradient at the pairs from c on, rotated back.
     const auto gradient = [&](int c) {
       auto pairs = LoadPairs<kN>(dy + c, half);
       if (is_rotated) Rotate<true>(rows, token, c, &pairs);
@@ -149,7 +152,8 @@ bool IsEmpty(const RotaryRows& rows) {
          rows.q.num_heads + rows.k.num_heads == 0;
 }
 
-// Calls run(const T*, const W*, with norms) with the types of a launch.
+// Calls run(const T*, const W*, with_norms) with the types of a launch.
+// with_norms is std::true_type or std::false_type.
 template <typename Run>
 cudaError_t WithNorms(DType dtype, const HeadNorms& norms, Run run) {
   if (norms.q_C == nullptr) {

@@ -1,5 +1,5 @@
-// What the kernels over heads share: the pairs of a head, its norm, its
-// rotation and its way to the pages.
+// Functions that the kernels over heads share: they load the pairs of a head,
+// norm and rotate them, and store them in place and to the pages.
 #ifndef WEFT_KERNELS_CUDA_ROTARY_CUH_
 #define WEFT_KERNELS_CUDA_ROTARY_CUH_
 
@@ -8,8 +8,9 @@
 
 namespace weft::kernels::cuda {
 
-// `lanes` adjacent threads compute one head. The pairs (c, c + half) of lane l
-// begin at c = l kN and are `lanes` kN apart.
+// `lanes` adjacent threads compute one head of 2 * half features. Lane l
+// computes the kN pairs (c, c + half) from c = l * kN on, then those from c =
+// (l + lanes) * kN on, and so on.
 struct HeadGeometry {
   int lanes;
   int half;
@@ -50,7 +51,8 @@ __device__ const W* WeightOf(const HeadNorms& norms, const HeadRows& q,
   return static_cast<const W*>(head < q.num_heads ? norms.q_C : norms.k_C);
 }
 
-// Rotates the pairs from c on by the token's angles, forwards or back.
+// Rotates kN pairs, from pair c on, by the token's angles or, with kBack, by
+// the negative angles.
 template <bool kBack, typename T, int kN>
 __device__ void Rotate(const RotaryRows& rows, int64_t token, int c,
                        Pairs<T, kN>* pairs) {
@@ -67,7 +69,7 @@ __device__ void Rotate(const RotaryRows& rows, int64_t token, int c,
   }
 }
 
-// Sums over the lanes of a head.
+// Returns the sum over the `lanes` adjacent lanes of a head.
 __device__ inline float SumOverLanes(float value, int lanes) {
   for (int offset = lanes / 2; offset > 0; offset /= 2) {
     value += __shfl_xor_sync(kAllLanes, value, offset);
@@ -100,21 +102,22 @@ __device__ float InverseRmsOf(const T* x, const HeadGeometry& geometry,
   return rsqrtf(sum * geometry.share + eps);
 }
 
-// Returns where a head of k or v goes in the pages.
+// Returns where the pages hold a head of k or v, for the token in `slot`.
 template <typename T>
 __device__ T* PageOf(void* pages, int64_t slot, int64_t num_heads, int64_t head,
                      int half) {
   return static_cast<T*>(pages) + (slot * num_heads + head) * 2 * half;
 }
 
-// A head of one token: where it is, and where it goes when it is prepared.
+// A head of one token: where it is read, and where it is stored when it is
+// normed and rotated.
 template <typename T, typename W>
 struct HeadWork {
   int64_t token = 0;
   const T* from = nullptr;  // Null: the lane has no head.
-  T* to = nullptr;          // May be null, like `page`.
+  T* to = nullptr;          // Null: not stored there. The same for `page`.
   T* page = nullptr;
-  bool rotates = false;  // A head of v is only copied.
+  bool rotates = false;  // False for a head of v, which is only copied.
   const W* weight_C = nullptr;
 };
 

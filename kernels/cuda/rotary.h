@@ -15,7 +15,7 @@
 
 namespace weft::kernels::cuda {
 
-// [T, num_heads, C] with unit stride in C; strides in elements.
+// Heads [T, num_heads, C] that are contiguous in C. Strides are in elements.
 struct HeadRows {
   void* data = nullptr;
   int64_t num_heads = 0;
@@ -34,8 +34,8 @@ struct RotaryRows {
   const float* sin_PC = nullptr;
 };
 
-// The RmsNorm of every head before the rotation. Between norm and rotation,
-// values have the heads' dtype. Null weights mean no norm.
+// The RmsNorm of every head before the rotation. Its results are rounded to the
+// heads' dtype. If the weights are null, there is no norm.
 struct HeadNorms {
   DType dtype = DType::kF32;  // Dtype of the weights: the heads', or f32.
   float eps = 0;
@@ -43,19 +43,20 @@ struct HeadNorms {
   const void* k_C = nullptr;
 };
 
-// The slots of keys and values. If null, keys and values are not written.
+// The slots to which keys and values go. If slots_T is null, keys and values
+// are not written to pages.
 struct KvSlots {
   HeadRows v;  // v has as many heads as k.
-  // Token t goes to row slots_T[t] of the pages. A negative slot is not
-  // written.
+  // Token t goes to row slots_T[t] of the pages. If slots_T[t] is negative, its
+  // key and value are not written.
   const int64_t* slots_T = nullptr;
   void* k_pages = nullptr;  // [pages * S, K, C] contiguous, like v_pages.
   void* v_pages = nullptr;
 };
 
 // Norms the heads of q and k if there are norms, and rotates their pairs (c, c
-// + C/2) by the token's angles. If there are pages, writes the rotated k, and v
-// as it is, to them.
+// + C/2) by the token's angles, in place. If slots_T is not null, writes the
+// rotated k and the unchanged v to the pages.
 // Errors:  cudaErrorInvalidValue for bf16 weights with f32 heads, or for a
 //          token with 2^30 pairs or more.
 // Threads: any; the work is queued on `stream`, and nothing waits for it.
@@ -63,21 +64,22 @@ struct KvSlots {
 [[nodiscard]] cudaError_t Rotary(const RotaryRows& rows, const HeadNorms& norms,
                                  const KvSlots& slots, cudaStream_t stream);
 
-// The inputs of the backward pass.
+// The inputs of RotaryBackward, and its output `v_to`.
 struct HeadGradients {
-  // dLoss/d(results). q and k may be those of the rows. v has as many heads as
-  // k, or none, and is copied to `v_to`.
+  // dLoss/d(results of Rotary). `q` and `k` may be rows.q and rows.k. `v` has
+  // as many heads as k, or none, and is copied to `v_to`.
   HeadRows q;
   HeadRows k;
   HeadRows v;
   HeadRows v_to;
-  // The inputs of the norms. Set only with norms.
+  // The heads before their norms. Set only with norms.
   HeadRows raw_q;
   HeadRows raw_k;
 };
 
-// Writes dLoss/d(inputs) to rows.q and rows.k: first undoes the rotation, then
-// applies the backward pass of the norms. Errors and threads as for Rotary.
+// Writes dLoss/d(inputs) to rows.q and rows.k: first rotates the gradients
+// back, then applies the backward pass of the norms. Errors and threads as for
+// Rotary.
 // Source:  reference::RmsNormBackwardRow.
 [[nodiscard]] cudaError_t RotaryBackward(const RotaryRows& rows,
                                          const HeadNorms& norms,

@@ -1,5 +1,4 @@
-// Histograms of the sampler's keys: the number of tokens in each bucket, and
-// the sum of their weights.
+// Histograms of logits in the sampler. A bucket is a range of keys (KeyOf).
 #ifndef WEFT_KERNELS_CUDA_SAMPLE_HISTOGRAM_CUH_
 #define WEFT_KERNELS_CUDA_SAMPLE_HISTOGRAM_CUH_
 
@@ -9,7 +8,7 @@
 namespace weft::kernels::cuda {
 
 constexpr int kBuckets = 2048;
-// The number of threads in a block of the kernel that counts.
+// The number of threads in a block of CountKernel.
 constexpr int kCountThreads = 512;
 
 // For each bucket: the number of tokens that can be drawn, and the sum of their
@@ -19,14 +18,15 @@ struct alignas(16) Histogram {
   uint32_t counts[kBuckets];
 };
 
-// A histogram of one block's tokens, in the block's shared memory. Weights are
-// stored as two halves, because there is no fast 64-bit addition there.
+// A histogram of one block's tokens, in shared memory. A weight is stored as
+// two halves, because shared memory has no fast 64-bit atomic addition.
 struct alignas(16) BlockHistogram {
   uint32_t counts[kBuckets];
   uint32_t low[kBuckets];
   uint32_t high[kBuckets];
 
-  // Sets all to 0. All threads call it. It is complete after the next barrier.
+  // Sets the histogram to 0. All threads call it. The histogram is clear after
+  // the next barrier.
   __device__ void Clear() {
     auto* words = reinterpret_cast<uint4*>(counts);
     for (size_t i = threadIdx.x; i < sizeof(*this) / sizeof(uint4);
@@ -42,33 +42,35 @@ struct alignas(16) BlockHistogram {
     const uint32_t upper = static_cast<uint32_t>(weight >> 32) + carry;
     if (upper != 0) atomicAdd(&high[bucket], upper);
   }
-  // Adds the histogram to the row's. All threads call it, after a barrier.
+  // Adds this histogram to `sum`, the histogram of the whole row. All threads
+  // call it, after a barrier.
   __device__ void AddTo(Histogram* sum) const {
     for (int i = static_cast<int>(threadIdx.x); i < kBuckets;
          i += kCountThreads) {
       if (counts[i] == 0) continue;
       atomicAdd(&sum->counts[i], counts[i]);
-      // CUDA has a 64-bit atomic addition only for this type.
+      // CUDA's atomicAdd takes only this type of 64-bit integer.
       atomicAdd(reinterpret_cast<unsigned long long*>(&sum->weights[i]),
                 static_cast<unsigned long long>(high[i]) << 32 | low[i]);
     }
   }
 };
 
-// A bucket, and the weight of all buckets above it.
+// A bucket that Buckets::Find has found, and the weight of all buckets above
+// it.
 struct Bucket {
   uint32_t index;
   uint32_t count;
   uint64_t weight;
   uint64_t weight_above;
-  uint64_t rest;  // The part of the target that is left in the bucket.
+  uint64_t rest;  // The target minus the sum over the buckets above.
 };
 
-// A row's histogram, spread over the threads of a block, with the largest keys
-// first.
+// A row's histogram in the registers of a block's threads. The first thread has
+// the buckets with the largest keys.
 class Buckets {
  public:
-  // All threads construct it. Other blocks have written the histogram before.
+  // All threads construct it, after all blocks have written the histogram.
   __device__ explicit Buckets(const Histogram& histogram) {
 #pragma unroll
     for (int i = 0; i < kOfThread; ++i) {
@@ -87,8 +89,9 @@ class Buckets {
   [[nodiscard]] __device__ uint64_t num_tokens() const { return num_tokens_; }
   [[nodiscard]] __device__ uint64_t weight() const { return weight_; }
 
-  // Returns the bucket at which the running sum of tokens or weights reaches
-  // `target`, which is from 1 to the whole sum. All threads call it.
+  // Returns the first bucket, from the largest keys on, at which the running
+  // sum reaches `target`. Sums tokens if `counts`, otherwise weights. `target`
+  // is at least 1 and at most the whole sum. All threads call it.
   [[nodiscard]] __device__ Bucket Find(bool counts, uint64_t target) const {
     __shared__ Bucket found;
     uint64_t above = counts ? count_above_ : weight_above_;
@@ -108,8 +111,8 @@ class Buckets {
     }
     __syncthreads();
     const Bucket bucket = found;
-    // The next call overwrites what other threads may still read, so all
-    // threads wait here.
+    // All threads wait here, because the next call overwrites `found`, which
+    // other threads may still read.
     __syncthreads();
     return bucket;
   }
@@ -122,11 +125,11 @@ class Buckets {
 
   uint32_t counts_[kOfThread];
   uint64_t weights_[kOfThread];
-  uint64_t own_count_ = 0, own_weight_ = 0;      // Sums of this thread's
-                                                 // buckets.
-  uint64_t count_above_ = 0, weight_above_ = 0;  // Sums of earlier threads'
-                                                 // buckets.
-  uint64_t num_tokens_ = 0, weight_ = 0;         // Sums of all buckets.
+  // Sums over this thread's buckets, over those of the threads before it, and
+  // over all buckets.
+  uint64_t own_count_ = 0, own_weight_ = 0;
+  uint64_t count_above_ = 0, weight_above_ = 0;
+  uint64_t num_tokens_ = 0, weight_ = 0;
 };
 
 }  // namespace weft::kernels::cuda

@@ -1,4 +1,4 @@
-// A row of logits in the sampler. A warp reads one chunk at a time.
+// Rows of logits in the sampler, and the chunks of a row that a warp reads.
 #ifndef WEFT_KERNELS_CUDA_SAMPLE_ROW_CUH_
 #define WEFT_KERNELS_CUDA_SAMPLE_ROW_CUH_
 
@@ -7,15 +7,16 @@
 
 namespace weft::kernels::cuda {
 
-// The loads of a chunk: each lane of a warp loads 16 bytes this many times.
+// A chunk: the logits that one warp loads at a time. Each lane loads 16 bytes
+// kVectors times, which are kOfLane logits.
 constexpr int kVectors = 4;
 constexpr int kOfLane = 4 * kVectors;
 constexpr int64_t kChunk = kOfLane * kWarp;
-// Weights are multiples of 2^-40, so that their sum over kMaxSampleVocab tokens
-// is below 2^63.
+// The units in a weight of 1. Weights are whole multiples of 2^-40, so that the
+// sum over kMaxSampleVocab tokens is below 2^63 units.
 constexpr float kUnitsPerOne = 1099511627776.0F;
 
-// Returns a number that is larger for a larger logit.
+// Returns the sort key of a logit: a larger logit has a larger key.
 __device__ inline uint32_t KeyOf(float x) {
   // -0 and +0 are equal logits, so they get the same key.
   const uint32_t bits = __float_as_uint(x + 0.0F);
@@ -29,7 +30,8 @@ struct Row {
   float max;
   float inverse_temperature;
 
-  // Returns the weight relative to that of the likeliest token.
+  // Returns the weight of logit x in units of 2^-40, rounded down. The
+  // likeliest token has the weight 1.
   [[nodiscard]] __device__ uint64_t Weight(float x) const {
     return static_cast<uint64_t>(expf((x - max) * inverse_temperature) *
                                  kUnitsPerOne);
@@ -42,7 +44,8 @@ __device__ inline bool IsFiltered(const SampleRule& rule) {
 
 __device__ inline Row RowOf(const SampleRows& rows, const SampleRule& rule,
                             float max) {
-  // The bound prevents 0 * infinity, which is NaN, at a tiny temperature.
+  // Without the bound, a tiny temperature would give 0 * infinity for the
+  // largest logit, which is NaN.
   return {rows.logits_MV + rule.row * rows.row_stride, rows.vocab, max,
           rule.temperature > 0 ? fminf(1 / rule.temperature, 1e30F) : 1};
 }
@@ -52,13 +55,13 @@ __device__ inline bool IsDistribution(float max) {
   return max > -INFINITY && max < INFINITY;
 }
 
-// Returns the token of the i-th of a lane's logits in a chunk.
+// Returns the token id of the lane's i-th logit in a chunk.
 __device__ inline int64_t TokenOf(int64_t chunk, int i) {
   return chunk * kChunk + i / 4 * (4 * kWarp) + Lane() * 4 + i % 4;
 }
 
-// Loads a lane's logits of a chunk. After the last logit it gives -inf, which
-// is never drawn.
+// Loads the lane's logits of a chunk. Gives -inf, which is never drawn, for
+// tokens beyond the vocabulary.
 __device__ inline void LoadChunk(const SampleRows& rows, int32_t row,
                                  int64_t chunk, float (&x)[kOfLane]) {
   const float* logits = rows.logits_MV + row * rows.row_stride;

@@ -1,8 +1,8 @@
-// The sampler's search in order of logit: a radix select over histograms of
-// tokens and weights. The upper 11 bits of the keys are counted once. There are
-// up to three searches: for top_k, for top_p and for the drawn token. Each
-// begins with that count, and then counts the next 11 and the last 10 bits of
-// the keys in its own range.
+// The sampler's searches in the order of logits: a radix select over histograms
+// of keys. A rule has up to three searches: for top_k, for top_p and for the
+// drawn token. All use one histogram of the upper 11 bits of all keys. Each
+// search then takes two more histograms of the keys in its range: of their next
+// 11 bits and of their last 10 bits.
 #ifndef WEFT_KERNELS_CUDA_SAMPLE_SEARCH_CUH_
 #define WEFT_KERNELS_CUDA_SAMPLE_SEARCH_CUH_
 
@@ -12,20 +12,20 @@
 
 namespace weft::kernels::cuda {
 
-// Passes that count the first bits, and passes that one search takes for the
-// other bits.
+// The number of launches of CountKernel that count the upper bits of keys, and
+// the number that each search needs for the other bits.
 constexpr int kFirstCounts = 1;
 constexpr int kCountsOfSearch = 2;
 
 struct Histograms {
   // All tokens, by the upper bits of their keys.
   Histogram first;
-  // Tokens in the search's range, by the next bits. It is zero between two
-  // counts.
+  // Tokens in the search's range, by the next bits of their keys. Advance
+  // clears it after each count.
   Histogram range;
 };
 
-// The aims of the searches, in order.
+// The aims of the searches, in order. kFound: all searches are done.
 enum class Aim : int32_t { kTopK, kTopP, kDraw, kFound };
 
 // The state of a rule's search. The search's range holds the keys that have the
@@ -39,25 +39,26 @@ struct Search {
   uint64_t total = 0;       // Weight of all tokens.
   uint64_t kept = 0;        // Weight that earlier filters keep.
   uint64_t above = 0;       // Weight of the keys above the range.
-  // The part of the target that is left in the range: a number of tokens for
-  // top_k, otherwise a weight. After the search it is the token's number,
-  // counted from 1, among the tokens with key `low`.
+  // The part of the target that is left in the range: for top_k a number of
+  // tokens, otherwise a weight. After the last search it is the drawn token's
+  // number, counted from 1, among the tokens with key `low`.
   uint64_t rest = 0;
 };
 
-// Returns the number of a key's bits below those that a level counts.
+// Returns the number of a key's bits that are lower than those `level` counts.
 __device__ inline int ShiftOf(int level) {
   return level == 0 ? 21 : (level == 1 ? 10 : 0);
 }
 
-// Returns the bucket of a key. It is kBuckets or more outside the range.
+// Returns the bucket of a key, or a number >= kBuckets if the key is outside
+// the range.
 __device__ inline uint32_t BucketOf(const Search& search, uint32_t key) {
   const uint32_t bucket = (key - search.low) >> ShiftOf(search.level);
   // The last level has ten bits, so a larger bucket is outside the range.
   return search.level == 2 && bucket >= kBuckets / 2 ? kBuckets : bucket;
 }
 
-// Narrows the search to one bucket of its level.
+// Narrows the search to one bucket, and moves it to the next level.
 __device__ inline void Narrow(const Bucket& bucket, Search* search) {
   search->low += bucket.index << ShiftOf(search->level);
   search->above += bucket.weight_above;
@@ -65,13 +66,15 @@ __device__ inline void Narrow(const Bucket& bucket, Search* search) {
   ++search->level;
 }
 
-// Begins the search for `aim`, or for the next aim that the rule has.
+// Begins the search for `aim` or, if the rule has no such filter, for the next
+// aim. `first` is the histogram of the upper bits.
 __device__ inline void Begin(const SampleRule& rule, Aim aim,
                              const Buckets& first, Search* search) {
   uint64_t target = 0;
   if (aim == Aim::kTopK) {
     target = static_cast<uint64_t>(rule.top_k);
-    // Only num_tokens tokens have a weight, so a top_k of more keeps all.
+    // Only num_tokens tokens have a weight, so a larger top_k keeps all of
+    // them.
     if (rule.top_k <= 0 || target >= search->num_tokens) aim = Aim::kTopP;
   }
   if (aim == Aim::kTopP) {
@@ -92,8 +95,8 @@ __device__ inline void Begin(const SampleRule& rule, Aim aim,
   Narrow(first.Find(aim == Aim::kTopK, target), search);
 }
 
-// Advances the search by the counts of its level. All threads call it with the
-// same search.
+// Advances the search with the counts of its level. All threads call it with
+// the same search.
 __device__ inline void Advance(const SampleRule& rule, Histograms* histograms,
                                Search* search) {
   if (search->level == 0) {

@@ -12,21 +12,21 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 constexpr int64_t kWarps = kThreads / kWarp;
-// Blocks of the drawing kernel per multiprocessor. The kernel waits for memory,
-// so several blocks share a multiprocessor.
+// Blocks of DrawKernel per multiprocessor. Several blocks share one, because a
+// block mostly waits for memory.
 constexpr unsigned kDrawBlocks = 6;
-// Blocks of the counting kernel: two for each multiprocessor of a large device.
-// More blocks would cost more, because each clears and adds a histogram.
+// Blocks of CountKernel: two for each multiprocessor of a large device. More
+// blocks would take longer, because each clears and adds a histogram.
 constexpr int64_t kCountBlocks = 264;
 constexpr int64_t kCountWarps = kCountThreads / kWarp;
 
-// The memory by which the kernels of one call pass data. C is the number of
-// chunks of a row.
+// The device memory in which the kernels of one call pass data on. C is the
+// number of chunks of a row.
 struct Workspace {
   Histograms* histograms_N;  // Used only with filters.
   Search* searches_N;
   uint64_t* chunk_sums_NC;
-  float* chunk_max_NC;  // +inf where the row is no distribution.
+  float* chunk_max_NC;  // +inf for a chunk that has a NaN or +inf.
   unsigned* counters_N;
   int64_t num_chunks;
 };
@@ -44,7 +44,7 @@ class Area {
   [[nodiscard]] size_t num_bytes() const { return num_bytes_; }
 
  private:
-  uintptr_t begin_;  // A number, because a null area is only measured.
+  uintptr_t begin_;  // A number, because it is 0 when an area is measured.
   size_t num_bytes_ = 0;
 };
 
@@ -60,7 +60,7 @@ Workspace Divide(Area* area, int64_t num_rules, int64_t vocab,
       .num_chunks = num_chunks};
 }
 
-// Returns the row's maximum. All threads call it.
+// Returns the maximum of the row's chunks. All threads call it.
 __device__ float RowMax(const Workspace& space, int64_t n) {
   float max = -INFINITY;
   for (int64_t chunk = threadIdx.x; chunk < space.num_chunks;
@@ -100,7 +100,8 @@ __global__ void __launch_bounds__(kThreads)
   if (Lane() == 0) space.chunk_max_NC[n * space.num_chunks + chunk] = max;
 }
 
-// Counts for the search of every rule with filters, and advances the search.
+// Counts the keys in the range of each rule's search. For each rule, the block
+// that finishes last advances the search.
 __global__ void __launch_bounds__(kCountThreads)
     CountKernel(SampleRows rows, Workspace space, unsigned parts) {
   const int64_t n = blockIdx.x / parts;
@@ -137,29 +138,30 @@ __global__ void __launch_bounds__(kCountThreads)
   if (threadIdx.x == 0) space.searches_N[n] = search;
 }
 
-// The tokens among which a rule draws, after its search has found the key.
+// Defines the tokens that a rule may draw. If the rule has filters, its search
+// has found `key`, the key of the token.
 struct Draw {
   Row row;
   bool greedy;
   bool filtered;
   uint32_t key;
 
-  // Returns what a logit adds to the sum that locates the token: 1 for every
-  // token that may be drawn, or the token's weight.
+  // Returns what a logit adds to the sum that locates the token: its weight or,
+  // if the rule is greedy or filtered, 1 for each token that may be drawn.
   [[nodiscard]] __device__ uint64_t Measure(float x) const {
     if (greedy) return x == row.max ? 1 : 0;
     if (filtered) return KeyOf(x) == key ? 1 : 0;
     return row.Weight(x);
   }
-  // Returns what a logit adds to its chunk's sum. A greedy draw uses the
-  // weights, from which its logprob follows.
+  // Returns what a logit adds to its chunk's sum. A greedy rule adds weights
+  // here, because its logprob needs their total.
   [[nodiscard]] __device__ uint64_t ChunkMeasure(float x) const {
     return greedy ? row.Weight(x) : Measure(x);
   }
 };
 
-// Draws by the chunks' sums. It reads rule and search again, because the
-// registers cannot hold them together with a chunk.
+// Draws the token by the chunks' sums. Reads the rule and the search again,
+// because registers cannot hold them together with a chunk.
 __device__ void Finish(const SampleRows& rows, const Workspace& space,
                        int64_t n, const Draw& draw) {
   const SampleRule rule = rows.rules_N[n];
@@ -218,7 +220,8 @@ __global__ void __launch_bounds__(kThreads, kDrawBlocks)
     const float max = space.chunk_max_NC[n * space.num_chunks + chunk];
     counts = KeyOf(max) >= search.low;
   }
-  // Loads the chunk while the maxima are read.
+  // Starts to load the chunk before RowMax reads the maxima, so that both
+  // overlap.
   if (counts) LoadChunk(rows, rule.row, chunk, x);
   const float max = rule.row < 0 ? INFINITY : RowMax(space, n);
   if (!IsDistribution(max) || (filtered && search.aim != Aim::kFound)) {
@@ -268,7 +271,8 @@ cudaError_t SampleTokens(const SampleRows& rows, cudaStream_t stream) {
   };
   cudaError_t status = launch(ChunkMaxKernel, parts, kThreads);
   if (rows.max_filters > 0) {
-    // Every block takes at most `rounds` rounds of chunks.
+    // A block counts kCountWarps chunks in a round, one with each warp. It
+    // takes at most `rounds` rounds.
     const int64_t most = CeilDiv(space.num_chunks, kCountWarps);
     const int64_t wanted = CeilDiv(kCountBlocks, rows.num_rules);
     const int64_t rounds = CeilDiv(most, wanted < most ? wanted : most);

@@ -12,21 +12,23 @@ namespace weft::kernels::cuda {
 
 inline constexpr int64_t kMaxSampleVocab = int64_t{1} << 22;
 
-// How a token is drawn, and where its random number is in the sample's stream.
+// The rule by which a token is drawn. (seed, sample_index, position) choose its
+// random number.
 struct SampleRule {
-  float temperature = 1;  // 0 draws the likeliest token, the lowest id on a
-                          // tie.
-  int32_t top_k = 0;      // 0: all.
-  double top_p = 1;       // In (0, 1]; 1 keeps all.
+  // 0: draws the likeliest token or, if several are likeliest, the lowest id.
+  float temperature = 1;
+  int32_t top_k = 0;  // 0: all.
+  double top_p = 1;   // In (0, 1]; 1 keeps all.
   uint64_t seed = 0;
   uint32_t sample_index = 0;
   uint32_t position = 0;
-  // The row of logits from which it draws. Rules may share a row. -1: no rule.
+  // The row of logits from which the rule draws. Rules may share a row. -1: the
+  // rule draws nothing.
   int32_t row = 0;
 };
 
 // All pointers are device pointers. Launches depend only on num_rules, vocab
-// and max_filters. The rules may change before a graph is replayed.
+// and max_filters, so a recorded graph serves other rules in rules_N.
 struct SampleRows {
   int64_t num_rules = 0;  // N.
   int64_t vocab = 0;      // V, from 1 to kMaxSampleVocab.
@@ -41,25 +43,28 @@ struct SampleRows {
   float* logprobs_N = nullptr;
 };
 
-// Returns the bytes of workspace that SampleTokens needs. Filters need more.
+// Returns the bytes of workspace that SampleTokens needs. It needs more if
+// max_filters > 0.
 [[nodiscard]] size_t SampleWorkspaceBytes(int64_t num_rules, int64_t vocab,
                                           int max_filters);
 
-// Gives each rule's token and its logprob under softmax(logits / T) without
-// filters, with T = 1 for a temperature of 0. If nothing can be drawn, the
-// token is -1 and the logprob NaN: the row has a NaN or +inf, or only -inf, or
-// there is no rule.
+// Writes for each rule a token and its logprob under softmax(logits / T)
+// without filters. T is the temperature, or 1 for a temperature of 0. In these
+// cases the token is -1 and the logprob NaN: the row has a NaN or +inf, the row
+// has only -inf, the rule's row is -1, or the rule has more than max_filters
+// filters.
 //
-// The draw is that of src/sampling/sampler.h, by inverse cumulative
-// distribution. Without filters the order is that of ids. With top_k or top_p
-// it is by logit, highest first, and on a tie by id, lowest first. top_k keeps
-// the first k tokens, and top_p then keeps the shortest prefix whose
-// renormalised probability reaches it. Weights relative to the likeliest token
-// are whole multiples of 2^-40, and a token with a smaller weight is never
-// drawn. Sums of such weights are exact in any order, so a rule's result
-// depends only on the rule and its row.
-// Units:   two launches, each a pass over the logits; 5 more with one filter, 7
-//          more with two, which skip logits below the cut.
+// The draw follows src/sampling/sampler.h: inverse cumulative distribution.
+// Without filters, tokens are in the order of ids. With top_k or top_p, they
+// are in the order of logits, highest first, and equal logits are in the order
+// of ids. top_k keeps the first k tokens. Then top_p keeps the shortest prefix
+// whose renormalised probability reaches top_p. A token's weight, relative to
+// the likeliest token, is rounded down to a multiple of 2^-40. A token of
+// weight 0 is never drawn. Sums of weights are exact in any order, so a rule's
+// result depends only on the rule and its row.
+// Units:   two launches, each a pass over the logits; 5 more if max_filters is
+//          1, 7 more if it is 2. These skip chunks whose logits are all below a
+//          search's range.
 // Errors:  cudaErrorInvalidValue for V or max_filters out of range.
 // Threads: any; the work is queued on `stream`, and nothing waits for it.
 // Source:  sampling::DrawToken.

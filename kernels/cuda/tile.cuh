@@ -1,6 +1,6 @@
-// One output tile of a product on tensor cores. Copies for several later steps
-// along the depth overlap with the multiplication of a step. The sums stay in
-// registers.
+// Computes one output tile of a product on tensor cores, in steps along the
+// depth. While a block multiplies one step, it copies the operands of later
+// steps. The sums stay in registers.
 //
 // Legend: as in operand_tile.cuh.
 #ifndef WEFT_KERNELS_CUDA_TILE_CUH_
@@ -12,12 +12,14 @@
 
 namespace weft::kernels::cuda {
 
-// A tile of kRows x kColumns sums. A step has the depth kDepth, and kStages
-// steps are in shared memory. With one stage the whole depth is at most kDepth.
+// A tile of kRows x kColumns sums. A step covers kDepth elements of the depth.
+// Shared memory holds kStages steps. If kStages is 1, the depth is at most
+// kDepth.
 template <int kRows, int kColumns, int kDepth, int kStages,
           bool kLeftDepthIsRows, bool kRightDepthIsRows>
 struct Tile {
-  // Each warp has at least 16 x 16 sums, in a nearly square shape.
+  // Up to 8 warps share the tile. Each warp has a nearly square part of it, of
+  // at least 16 x 16 sums.
   static constexpr int kShort = kRows < kColumns ? kRows : kColumns;
   static constexpr int kLong = kRows < kColumns ? kColumns : kRows;
   static constexpr int kMostWarps = kShort * kLong / (kFragment * kFragment);
@@ -85,14 +87,14 @@ struct Tile {
   }
 
   // Computes sums(i, j) = sum over d in [begin, end) of left(i, d) right(j, d).
-  // The views start at the tile's outer index and at depth 0. `begin` is a
-  // multiple of kDepth, and so is `end` unless it is the operands' depth. All
-  // threads call it.
+  // The views begin at the tile's first outer index and at depth 0. `begin` is
+  // a multiple of kDepth. `end` is a multiple of kDepth or the operands' depth.
+  // All threads call it.
   static __device__ void Multiply(const MatrixView& left,
                                   const MatrixView& right, int begin, int end,
                                   Memory* memory, Sums* sums) {
     constexpr int kAhead = kStages > 1 ? kStages - 1 : 1;
-    // A warp whose sums are all beyond the operands has no work.
+    // A warp has no work if all its sums are beyond the operands.
     const bool has_sums =
         FirstRow() < (kLeftDepthIsRows ? left.num_columns : left.num_rows) &&
         FirstColumn() <
@@ -117,16 +119,16 @@ struct Tile {
     *sums = {};
     for (int step = 0; step < num_steps; ++step) {
       WaitForCopies<kAhead - 1>();
-      // After this barrier all copies are visible and the next stage may be
-      // overwritten.
+      // After this barrier all threads see this step's operands, and the copy
+      // below may overwrite those of the step before.
       __syncthreads();
       copy(step + kAhead);
       if (has_sums) MultiplyStage(memory->stages[step % kStages], sums);
     }
   }
 
-  // Calls run(row, column, sum, next) for this thread's sums, where `next` is
-  // the sum in the next column.
+  // Calls run(row, column, sum, next) for each pair of this thread's sums:
+  // `sum` is at (row, column), and `next` is in the next column.
   template <typename Run>
   static __device__ void ForPairs(const Sums& sums, Run run) {
 #pragma unroll

@@ -1,4 +1,5 @@
-// Sums of a tile whose depth is split among several blocks.
+// Adds up the parts of a tile's sums, if several blocks each sum over a part of
+// the tile's depth. A tile is a rectangle of a product's output.
 #ifndef WEFT_KERNELS_CUDA_TILE_PARTS_CUH_
 #define WEFT_KERNELS_CUDA_TILE_PARTS_CUH_
 
@@ -6,9 +7,11 @@
 
 namespace weft::kernels::cuda {
 
-// In the last block, adds the tile's sums over all its parts, in order, and
-// returns true. Returns false in the other blocks. `workspace` has kFloats for
-// each part. `counter` is 0 before and after. All threads call it.
+// Writes the block's `sums`, which are part `part`, to `workspace`. Returns
+// true only in the block that finishes last: there it replaces `sums` by the
+// sums of all parts, added in order. `workspace` has Tile::kFloats floats for
+// each part. `counter` is 0 before the first part and after the last. All
+// threads of each block call it.
 template <typename Tile>
 __device__ bool AddParts(float* workspace, int part, int num_parts,
                          unsigned* counter, typename Tile::Sums* sums) {
@@ -29,7 +32,7 @@ __device__ bool AddParts(float* workspace, int part, int num_parts,
   if (!is_last) return false;
   __threadfence();
   *sums = {};
-  // Loads as many parts at once as the registers hold.
+  // The unrolled loop loads as many parts at once as the registers hold.
   [[maybe_unused]] constexpr int kPartsAtOnce = kQuads >= 8 ? 1 : 8 / kQuads;
 #pragma unroll kPartsAtOnce
   for (int p = 0; p < num_parts; ++p) {

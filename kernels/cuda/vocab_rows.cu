@@ -5,24 +5,25 @@ namespace weft::kernels::cuda {
 namespace {
 
 constexpr unsigned kThreads = 512;
-// Weights are powers of e relative to a reference logit, which is chosen before
-// the row is read. If the largest logit exceeds the reference by more than
-// this, the weights are written again.
+// The weight of a logit c is e^((c - reference) / temperature). The kernel
+// chooses the reference before it reads the whole row. If the largest exponent
+// of a row is above kLargestPower, the kernel writes the weights again.
 constexpr float kLargestPower = 60;
 
-// Sums over some of a row's logits against their maximum. They count softcapped
-// logits c, with d = (c - max) / temperature.
+// Sums over some of a row's softcapped logits c. `max` is the largest of them,
+// and d = (c - max) / temperature.
 struct RowSums {
   float max;
   float exps;      // Sum of e^d.
   float weighted;  // Sum of d e^d.
 };
 
-// Returns the same sums against another maximum, which is not lower.
+// Returns the same sums for another `max`, which is not lower.
 __device__ RowSums MoveTo(float max, RowSums sums, float inverse_temperature) {
   const float shift = (sums.max - max) * inverse_temperature;
   const float factor = expf(shift);
-  // Without logits the shift may be -inf, and its factor is 0.
+  // Before the first logit, `shift` may be -inf. `factor` is then 0, and 0 *
+  // -inf would be NaN.
   const float moved =
       factor > 0 ? factor * (sums.weighted + sums.exps * shift) : 0.0F;
   return {max, sums.exps * factor, moved};
@@ -53,7 +54,7 @@ __device__ float LargestOf(const Pack<float, kN>& logits) {
   return max;
 }
 
-// Computes one row with the threads of its block.
+// One row of logits. All threads of the row's block call its functions.
 template <int kN, VocabSoftmax kSoftmax>
 class Row {
  public:
@@ -65,7 +66,7 @@ class Row {
         inverse_temperature_(1 / rows.temperature_R[row]),
         softcap_(rows.softcap) {}
 
-  // Returns the largest of the row's first logits.
+  // Returns the largest logit in the row's first kThreads packs.
   [[nodiscard]] __device__ float Reference() const {
     float max = kLowest;
     if (static_cast<int>(threadIdx.x) < packs_) {
@@ -74,11 +75,11 @@ class Row {
     return BlockReduce(max, Max());
   }
 
-  // Returns the sums of the whole row, the same in every thread. With kWeights
-  // it also writes the weights against `reference`.
+  // Returns the sums of the whole row, the same in every thread. With kWeights,
+  // also writes the weights relative to `reference`.
   __device__ RowSums Sum(float reference) {
     RowSums sums = {kLowest, 0, 0};
-    float factor = 0;  // Converts the thread's maximum to the reference.
+    float factor = 0;  // e^((sums.max - reference) / temperature).
     for (int i = static_cast<int>(threadIdx.x); i < packs_; i += kThreads) {
       auto logits = Logits(i);
       const float max = LargestOf(logits);
@@ -92,7 +93,7 @@ class Row {
         const float d = (c - sums.max) * inverse_temperature_;
         const float e = expf(d);
         sums.exps += e;
-        // Leaves out a logit of -inf, which would add 0 * inf = NaN.
+        // Leaves out a logit of -inf, which would add -inf * 0 = NaN.
         sums.weighted += e > 0 ? d * e : 0.0F;
         logits.elements[k] = e * factor * softcap_.Slope(c);
       }
@@ -104,7 +105,7 @@ class Row {
             BlockReduce(sums.weighted, Add())};
   }
 
-  // Writes log-probabilities and entropy.
+  // Writes the log-probabilities of the row's entries, and the row's entropy.
   __device__ void Score(const RowSums& sums) const {
     const float log_sum = logf(sums.exps);
     const int64_t first = rows_.row_offsets[0];
@@ -120,7 +121,8 @@ class Row {
     }
   }
 
-  // Writes e^(c - max) * factor for the present logits.
+  // Writes e^((c - max) / temperature) * factor * softcap'(x) for each logit x
+  // with the capped value c.
   __device__ void WriteAgainst(float max, float factor) {
     for (int i = static_cast<int>(threadIdx.x); i < packs_; i += kThreads) {
       auto logits = Logits(i);
@@ -193,7 +195,8 @@ __global__ void __launch_bounds__(kThreads) VocabRowsKernel(VocabRows rows) {
   if constexpr (kSoftmax == VocabSoftmax::kNone) return;
   if (!kWeights || row.IsFar(reference, sums.max)) {
     reference = sums.max;
-    // All targets must be read before the softmax overwrites them.
+    // All threads must have read the targets' logits before the softmax
+    // overwrites them.
     __syncthreads();
     row.WriteAgainst(sums.max, kWeights ? 1 : 1 / sums.exps);
   }

@@ -1,4 +1,5 @@
-// Row statistics over the vocabulary for the fused head.
+// Log-probabilities, entropy and softmax of rows of logits, for the fused
+// output head.
 // Legend: R rows, V vocabulary, E score entries (row, target).
 #ifndef WEFT_KERNELS_CUDA_VOCAB_ROWS_H_
 #define WEFT_KERNELS_CUDA_VOCAB_ROWS_H_
@@ -9,18 +10,19 @@
 
 namespace weft::kernels::cuda {
 
-// Where the softmax is written.
+// The place to which the softmax is written.
 enum class VocabSoftmax {
   kNone,
   // The softmax replaces the logits, which are read twice.
   kInPlace,
-  // The softmax is written as bf16 weights beside the logits, which are read
-  // once. A row's softmax is its weights times its scale.
+  // The softmax is written as bf16 weights beside the logits, which are usually
+  // read once. A row's softmax is its weights times its scale.
   kWeights,
 };
 
-// One chunk of logits. Row r owns the entries [row_offsets[r], row_offsets[r +
-// 1]), counted from row_offsets[0]. All pointers are device pointers.
+// A chunk: some rows of logits. Row r owns the entries from row_offsets[r] -
+// row_offsets[0] to row_offsets[r + 1] - row_offsets[0], exclusive. All
+// pointers are device pointers.
 struct VocabRows {
   int64_t num_rows = 0;                  // R.
   int64_t vocab = 0;                     // V.
@@ -30,9 +32,9 @@ struct VocabRows {
   const float* temperature_R = nullptr;  // > 0.
   float softcap = 0;  // If > 0, x becomes softcap * tanh(x / softcap).
   VocabSoftmax softmax = VocabSoftmax::kNone;
-  void* weights_RV = nullptr;  // Contiguous, like scale_R; with kWeights.
-  float* scale_R = nullptr;
-  bool clear_targets = false;  // The softmax is 0 at a row's own targets.
+  void* weights_RV = nullptr;  // bf16, contiguous; only for kWeights.
+  float* scale_R = nullptr;    // Only for kWeights.
+  bool clear_targets = false;  // Writes 0 as the softmax of a row's targets.
   float* logprobs_E = nullptr;
   float* entropy_R = nullptr;  // Null if the entropy is not wanted.
 };
@@ -40,8 +42,8 @@ struct VocabRows {
 // With z = softcap(x) / temperature, computes logprobs[e] = z[row, target] -
 // logsumexp(z), the entropy of softmax(z) in nats and, if wanted, softmax(z) *
 // softcap'(x). Logits of -inf have probability 0. A NaN makes all results of
-// its row NaN (with kWeights, the product of weights and scale), and no other
-// row's.
+// its row NaN; with kWeights, this means the products of weights and scale.
+// Other rows' results do not change.
 // Threads: any; the work is queued on `stream`, and nothing waits for it.
 // Source:  reference::ScoreVocabRow; online softmax, Milakov and Gimelshein
 //          2018.

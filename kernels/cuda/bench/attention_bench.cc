@@ -1,4 +1,5 @@
-// Times decoding over pages, which reads each key and value once.
+// Times PagedAttention, which reads each key and value once, beside a copy of
+// these bytes.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -30,12 +31,14 @@ struct Heads {
     return 1 / std::sqrt(static_cast<float>(features));
   }
 };
-// No other model here has more elements in a token.
+// Llama has the most elements per token of these models, so Pages is large
+// enough for all.
 constexpr Heads kLlama = {"Llama-3.1-8B", 32, 8, 128};
 constexpr Heads kSmolLm = {"SmolLM2-135M", 9, 3, 64};
 constexpr Heads kGemma = {"Gemma-2-2b", 8, 4, 256};
 
-// The pages of the largest batch, in random order.
+// The key and value pages of the largest batch. Sequences use them in random
+// order.
 class Pages {
  public:
   Pages()
@@ -69,7 +72,7 @@ class Pages {
   std::vector<int32_t> order_;
 };
 
-// Returns the output of the last sequence's last head, in f64.
+// Returns the expected output of the last sequence's last head, in f64.
 std::vector<double> AttendedByLastHead(const Heads& heads, const Pages& pages,
                                        const Bf16Buffer& q, int64_t batch,
                                        int64_t tokens) {

@@ -14,11 +14,12 @@ namespace {
 
 constexpr int kWarmUps = 3;
 constexpr int kRepetitions = 20;
-// More floats than any device's cache holds.
+// More floats than any device's cache holds. Writing all of them replaces
+// everything in the cache.
 constexpr int64_t kFlushFloats = int64_t{1} << 26;
 
-// Each buffer has another seed, because the product of a row with itself would
-// not be random.
+// Returns a new seed for each buffer. With equal buffers, a product would
+// multiply rows with themselves and not be random.
 uint32_t NextSeed() {
   static uint32_t seed = 7;
   return seed++;
@@ -88,8 +89,8 @@ double Device::Seconds(const std::function<void()>& run) const {
   Check(cudaEventCreate(&end));
   float best = INFINITY;
   for (int i = 0; i < kWarmUps + kRepetitions; ++i) {
-    // The launches that follow queue up behind this copy, so that their cost on
-    // the host is not timed.
+    // Empties the cache. The launches below queue up behind this memset, so
+    // that their cost on the host is not timed.
     Check(cudaMemsetAsync(flush_.data(), i, kFlushFloats * sizeof(float),
                           nullptr));
     Check(cudaEventRecord(begin, nullptr));
@@ -117,8 +118,8 @@ double ReplaySeconds(
   Check(cudaEventCreate(&end));
   Check(cudaStreamCreate(&stream));
   Check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  // Few layers are recorded several times, so that a graph always has many
-  // launches.
+  // Records the layers again until there are kLaunches calls of `run`, so that
+  // a graph always has many launches.
   constexpr int64_t kLaunches = 128;
   int64_t num_recorded = 0;
   while (num_recorded < kLaunches) {

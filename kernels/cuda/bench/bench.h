@@ -1,5 +1,5 @@
-// Shared by the benches: time on the device, cuBLAS, and the line of JSON that
-// each measurement prints.
+// Functions that the benches share: time on the device, cuBLAS, and the line of
+// JSON that each measurement prints.
 #ifndef WEFT_KERNELS_CUDA_BENCH_BENCH_H_
 #define WEFT_KERNELS_CUDA_BENCH_BENCH_H_
 
@@ -14,7 +14,7 @@
 
 namespace weft::kernels::cuda::bench {
 
-// The device, and the rates that it reaches without Weft's kernels.
+// The device, and the rate of a plain copy on it.
 class Device {
  public:
   Device();
@@ -22,11 +22,11 @@ class Device {
   Device& operator=(const Device&) = delete;
   ~Device();
 
-  // Returns the seconds of one call on the default stream: the best of several,
-  // each with a cold cache.
+  // Returns the device's seconds for one call of `run` on the default stream:
+  // the best of several calls, each with a cold cache.
   [[nodiscard]] double Seconds(const std::function<void()>& run) const;
-  // Returns the bytes per second that a copy from device to device reads and
-  // writes.
+  // Returns the rate of a copy from device to device: the bytes read plus the
+  // bytes written, per second.
   [[nodiscard]] double copy_rate() const { return copy_rate_; }
   [[nodiscard]] cublasHandle_t cublas() const { return cublas_; }
 
@@ -36,9 +36,10 @@ class Device {
   double copy_rate_ = 0;
 };
 
-// Returns the seconds of one layer's launches in a replayed graph that records
-// run(layer) for layers [0, num_layers), several times if there are few. The
-// layers' matrices fit no cache.
+// Records run(layer, stream) for layers [0, num_layers) in a graph, several
+// times if there are few layers. Replays the graph and returns the seconds per
+// layer. If the matrices of all layers exceed the cache, each layer reads cold
+// ones.
 [[nodiscard]] double ReplaySeconds(
     int64_t num_layers,
     const std::function<void(int64_t layer, cudaStream_t stream)>& run);
@@ -61,13 +62,14 @@ struct Gemm {
 };
 void RunGemm(const Device& device, const Gemm& gemm);
 
-// Prints a line such as {"bench": "Name", ...}.
+// Collects fields and prints them as a line such as {"bench": "Name", ...}.
 class Line {
  public:
   explicit Line(const std::string& bench);
   Line& Add(const char* name, int64_t value);
   Line& Add(const char* name, const char* value);
-  // Adds times in microseconds, rates and ratios.
+  // Adds a time, which is given in seconds and printed in microseconds, or a
+  // ratio.
   Line& AddTime(const char* name, double seconds);
   Line& AddRatio(const char* name, double ratio);
   // Times `run`, and compares it with a copy of the `num_bytes` that must move.

@@ -12,8 +12,8 @@
 
 namespace weft::kernels::cuda::bench {
 
-// Ends the process with status 1 if a call has failed or a kernel's result is
-// wrong.
+// Ends the process with status 1 if `is_right` is false or `status` is an
+// error.
 void Check(bool is_right, const std::string& what);
 void Check(cudaError_t status);
 // Checks a result that is a sum of `terms` numbers in f32, stored in a dtype
@@ -23,8 +23,8 @@ void CheckNear(double actual, double expected, double stored_epsilon,
 
 [[nodiscard]] float FromBf16(uint16_t bits);
 
-// Device memory. Its random numbers are in [-limit, limit), because zeros would
-// run faster than real data.
+// Device memory with given values, or with random numbers in [-limit, limit).
+// On zeros, kernels would run faster than on real data.
 template <typename T>
 class Buffer {
  public:
@@ -42,7 +42,7 @@ class Buffer {
                      cudaMemcpyDeviceToHost));
     return host;
   }
-  // Returns the same elements as floats.
+  // Returns the elements of Read as floats.
   [[nodiscard]] std::vector<float> Floats(int64_t begin, int64_t count) const {
     std::vector<float> floats;
     for (const T x : Read(begin, count)) {
@@ -73,8 +73,8 @@ Buffer<T>::Buffer(const std::vector<T>& values) {
 
 template <typename T>
 Buffer<T>::Buffer(int64_t count, float limit) {
-  // The length of a pattern that is repeated, because drawing all numbers would
-  // take longer than the bench.
+  // The buffer repeats a pattern of this length, because drawing all numbers
+  // would take longer than the bench.
   constexpr int64_t kPattern = (int64_t{1} << 20) + 7;
   std::vector<T> pattern(static_cast<size_t>(std::min(count, kPattern)));
   FillRandom(limit, &pattern);

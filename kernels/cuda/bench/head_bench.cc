@@ -1,5 +1,5 @@
-// Times the output head: the scores of one chunk of logits, and the whole head
-// chunk by chunk, compared with cuBLAS' products alone.
+// Times the output head: the scores of one chunk (some rows of logits), and the
+// whole head chunk by chunk, compared with cuBLAS' products alone.
 #include <cmath>
 #include <cstdint>
 #include <numeric>
@@ -21,10 +21,11 @@ constexpr int64_t kRows = 4096;
 constexpr int64_t kChunks[] = {1024, 2048, 4096};
 constexpr int64_t kHidden = 4096;
 constexpr int64_t kVocab = 131072;
-// The standard deviation of the logits, as in tests/bench/logprobs.py. With a
-// larger one, the softmax is almost one token's, and the second product would
-// multiply zeros. Each logit sums kHidden products of uniform numbers, and a
-// number in [-L, L] has the variance L^2 / 3.
+// The standard deviation of the logits, as in tests/bench/logprobs.py. If it
+// were larger, almost all probability would fall on one token, and the second
+// product would multiply zeros. kWeightLimit follows from it: a logit sums
+// kHidden products of uniform numbers, and a number in [-L, L] has the variance
+// L^2 / 3.
 constexpr double kDeviation = 3;
 const float kWeightLimit = static_cast<float>(
     3 * kDeviation / std::sqrt(static_cast<double>(kHidden)));
@@ -57,7 +58,7 @@ class Head {
                       .c_stride = kVocab,
                       .c_is_f32 = true});
   }
-  // The target of row r is token r.
+  // Computes the scores of the logits. The target of row r is token r.
   void Score(VocabSoftmax softmax) const {
     Check(ScoreVocabRows({.num_rows = chunk_,
                           .vocab = kVocab,
@@ -126,8 +127,8 @@ void Head::CheckProjection(int64_t row, int64_t column) const {
     total += p[v];
     sum += static_cast<double>(p[v]) * FromBf16(w[v]);
   }
-  // After scaling, the head's weights are below 1 and the row's weights are a
-  // softmax.
+  // After division by `scale`, W's elements are below 1 and the row's weights
+  // add up to 1. So the magnitude of the sum is 1.
   const double scale = kWeightLimit * total;
   CheckNear(u_.Read(row * kHidden + column, 1)[0] / scale, sum / scale,
             kEpsilonF32, kVocab, 1, "an element of U");
@@ -162,7 +163,8 @@ void Head::CheckResults() const {
   CheckProjection(row, kHidden - 1);
 }
 
-// Compares the head with the products alone, forward and with a gradient.
+// Times the head, and its cuBLAS products alone. If with_gradient, both include
+// U.
 void BenchWhole(const Device& device, const Head& head, bool with_gradient) {
   const auto run = [&](bool products_alone) {
     for (int64_t chunk = 0; chunk < kRows / head.chunk(); ++chunk) {

@@ -11,7 +11,7 @@ namespace {
 
 void BenchProblem(const Device& device, int64_t num_adapters,
                   const std::vector<int64_t>& ranks) {
-  // Activations are new for each problem. Runs add to Y and dX, and larger old
+  // Each problem has new activations. Runs add to Y and dX, and larger old
   // values would widen the tolerance.
   const LoraActivations activations;
   const LoraProblem problem(device, activations, num_adapters, ranks);

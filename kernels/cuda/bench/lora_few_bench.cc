@@ -1,7 +1,7 @@
-// Times the adapters' part of a decode step, compared with the bytes that it
-// must move. A graph records many layers, whose matrices fit no cache, and is
-// replayed. So the times include what a launch costs the device, and not what
-// it costs the host.
+// Times LoRA's part of a decode step, beside a copy of the bytes that it must
+// move. Replays a graph of up to kMostLayers layers. Their matrices exceed the
+// cache unless there are few adapters of small ranks. So the times include what
+// a launch costs on the device, but not on the host.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -20,11 +20,12 @@ namespace weft::kernels::cuda::bench {
 namespace {
 
 constexpr float kScale = 0.5F;
-// More elements than any device's cache holds.
+// num_layers_ is chosen so that the matrices of all layers have about this many
+// elements, which no device's cache holds. It is from 1 to kMostLayers.
 constexpr int64_t kColdElements = int64_t{1} << 27;
 constexpr int64_t kMostLayers = 64;
 
-// A linear group of Llama-3.1-8B.
+// A group: the projections of Llama-3.1-8B that have the same input.
 struct Group {
   const char* name;
   int64_t inputs;
@@ -45,8 +46,8 @@ struct Batch {
 constexpr Batch kBatches[] = {{1, 1},   {8, 1},   {8, 8},   {64, 1},
                               {64, 64}, {256, 1}, {256, 64}};
 
-// The rows of a decode step, with equally many rows for each adapter, at
-// `num_layers` equal groups.
+// A decode step with equally many rows for each adapter, at num_layers() equal
+// groups.
 class FewProblem {
  public:
   FewProblem(const Group& group, const Batch& batch, int64_t rank)
@@ -76,7 +77,8 @@ class FewProblem {
   void Expand(int64_t layer, cudaStream_t stream) const {
     Check(RunLoraFewRowsExpand(ProductOf(layer), stream));
   }
-  // Returns the bytes that must move: matrices once, x once, y twice.
+  // Return the bytes that must move: the shrink reads A and x, and the
+  // expansion reads B and y and writes y.
   [[nodiscard]] double ShrinkBytes() const {
     return 2.0 *
            static_cast<double>(batch_.adapters * all_ranks() * group_.inputs +

@@ -11,12 +11,13 @@ namespace {
 
 constexpr float kScale = 0.5F;
 constexpr float kEps = 1e-5F;
-// More elements than any device's cache holds.
+// num_layers_ is chosen so that the matrices of all layers have about this many
+// elements, which no device's cache holds. It is from 1 to kMostLayers.
 constexpr int64_t kColdElements = int64_t{1} << 27;
 constexpr int64_t kMostLayers = 64;
 constexpr int64_t kPositions = 1024;
 
-// Whole numbers, so that S is exact.
+// Returns small whole numbers, so that their sums are exact in any order.
 std::vector<float> WholeNumbers(int64_t count) {
   std::vector<float> values(static_cast<size_t>(count));
   for (size_t i = 0; i < values.size(); ++i) {
@@ -25,7 +26,8 @@ std::vector<float> WholeNumbers(int64_t count) {
   return values;
 }
 
-// Returns parts [rows, to, stride] with the sums of parts [rows, from, stride].
+// Returns parts [rows, to, stride] with the same sums as `parts` [rows, from,
+// stride]. The additional parts are 0.
 std::vector<float> Spread(const std::vector<float>& parts, int64_t rows,
                           int64_t from, int64_t to, int64_t stride) {
   std::vector<float> all(static_cast<size_t>(rows * to * stride));
@@ -211,7 +213,7 @@ void JoinProblem::RunSeparate(int64_t layer, cudaStream_t stream) const {
 void JoinProblem::RunJoined(int64_t layer, cudaStream_t stream) const {
   const LoraFewRowsProduct expand = ExpandOf(layer);
   const int64_t slot_of_a = layer * num_slots_;
-  // The sums of squares make a factor of 1.
+  // Each row of squares_ adds up to 4096, so that the norm's factor is 1.
   const DeferredNorm norm = {.squares_TP = squares_.data(), .hidden = 4096};
   if (join_.kind == JoinKind::kHeads) {
     LoraHeads heads = {.table = expand.table,
@@ -277,7 +279,7 @@ void JoinProblem::CheckResults() const {
   reset();
   RunJoined(0, nullptr);
   const auto actual = Result().Floats(row * width, checked);
-  // Both ways round at different places.
+  // The separate and the joined launches round at different places.
   const auto compare = [&](const std::vector<float>& a,
                            const std::vector<float>& b, double factor) {
     double largest = 1e-3;

@@ -1,5 +1,5 @@
-// One launch of lora_decode.h at many equal layers, and the launches that it
-// replaces.
+// A problem of the bench lora_decode: a kernel of lora_decode.h at many equal
+// layers, and the separate launches that it replaces.
 #ifndef WEFT_KERNELS_CUDA_BENCH_LORA_JOIN_H_
 #define WEFT_KERNELS_CUDA_BENCH_LORA_JOIN_H_
 
@@ -17,13 +17,13 @@ namespace weft::kernels::cuda::bench {
 
 enum class JoinKind { kHeads, kGate, kResidual };
 
-// A launch of a layer of Llama-3.1-8B: the group that it expands, and the A of
-// the next group.
+// A joined launch in a layer of Llama-3.1-8B. It expands one group of
+// projections and, if next_projections > 0, shrinks for the next group.
 struct Join {
   const char* name;
   JoinKind kind;
-  int64_t inputs;  // Those of the expanded group.
-  std::vector<int64_t> features;
+  int64_t inputs;                 // The inputs of the expanded group.
+  std::vector<int64_t> features;  // The outputs of its projections.
   int64_t next_inputs;
   int64_t next_projections;
 };
@@ -37,8 +37,8 @@ class JoinProblem {
   JoinProblem(const Join& join, const Batch& batch, int64_t rank);
 
   [[nodiscard]] int64_t num_layers() const { return num_layers_; }
-  // Returns the bytes that must move: matrices once, and for each row the
-  // product and three vectors of `width_` elements.
+  // Returns the bytes that must move: the matrices once, and for each row the
+  // base product and three vectors of `width_` elements.
   [[nodiscard]] double NumBytes() const {
     return 2.0 * static_cast<double>(batch_.adapters * LayerElements() +
                                      batch_.rows * (outputs_ + 3 * width_));
@@ -61,7 +61,8 @@ class JoinProblem {
   [[nodiscard]] int64_t SeparateCount() const {
     return LoraFewRowsParts({.max_rank = 1, .inputs = join_.inputs}).count;
   }
-  // Returns the number of parts that the launch before the join writes.
+  // Returns the number of parts of S that the joined launch reads. The launch
+  // before it writes as many.
   [[nodiscard]] int64_t JoinedCount() const {
     if (join_.kind == JoinKind::kResidual) {
       return join_.inputs == 4096 ? SeparateCount()
@@ -101,7 +102,7 @@ class JoinProblem {
   [[nodiscard]] const Bf16Buffer& Result() const {
     return join_.kind == JoinKind::kGate ? out_ : y_;
   }
-  // Returns the first row of S of the next group, and of the results.
+  // Returns row `row` of the next group's S: the sums of its `count` parts.
   [[nodiscard]] std::vector<float> NextOf(int64_t row, int64_t count) const;
 
   const Join& join_;

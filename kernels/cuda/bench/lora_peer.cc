@@ -1,4 +1,5 @@
-// The stacked and masked form of LoraProblem, and the check of both forms.
+// The peer of LoraProblem: cuBLAS multiplies stacked matrices, and a kernel
+// masks the results. Also checks the results of Weft and of the peer.
 #include <algorithm>
 #include <cmath>
 #include <iterator>
@@ -17,7 +18,7 @@ using weft::testing::kEpsilonF32;
 constexpr int64_t N = kLoraRows;
 constexpr int64_t K = kLoraWidth;
 
-// Elements with a distance of `stride`.
+// bf16 elements in device memory that are `stride` apart.
 struct Strided {
   const uint16_t* data = nullptr;
   int64_t stride = 0;
@@ -31,14 +32,14 @@ struct Strided {
   }
 };
 
-// The checked elements of each adapter are spread over both dimensions of a
-// result. Place i is checked at the i-th of kNumPlaces rows and at column
-// kOtherPlaces[i], which is mostly off the diagonal.
+// In a result, kNumPlaces elements of each adapter are checked. Place i is the
+// i-th of kNumPlaces spread indices in one dimension, and the
+// kOtherPlaces[i]-th in the other. So most places are off the diagonal.
 constexpr int64_t kOtherPlaces[] = {0, 3, 6, 2, 5, 1, 4, 7};
 constexpr int64_t kNumPlaces = std::size(kOtherPlaces);
 
-// Returns the index of a place. Places are spread from the first of `count` to
-// the last.
+// Returns the index of a place in a dimension of `count`. The first place has
+// index 0, and the last has index count - 1.
 int64_t Spread(int64_t count, int64_t place) {
   return (count - 1) * place / (kNumPlaces - 1);
 }
@@ -52,7 +53,7 @@ T ReadOne(const T* device) {
 
 }  // namespace
 
-// Computes S or dS, with the scale.
+// Computes S or dS, times the scale.
 void LoraProblem::RunPeerShrink(LoraStep step) const {
   const bool of_a = step == LoraStep::kShrink;
   const Bf16Buffer& out = of_a ? peer_->s : peer_->ds;
@@ -122,7 +123,7 @@ void LoraProblem::RunPeer(LoraStep step) const {
   }
 }
 
-// An element of a result: factor * sum of left[i] right[i], added to the old
+// An element of a result: the sum of factor * left[i] * right[i], plus the old
 // value if `adds`.
 struct LoraProblem::Element {
   const uint16_t* bf16 = nullptr;  // Points to a bf16 result.
@@ -137,7 +138,7 @@ struct LoraProblem::Element {
   }
 };
 
-// An adapter's matrices in the results of one side.
+// An adapter's matrices and results, in Weft's buffers or in the peer's.
 struct LoraProblem::Matrices {
   int64_t s_stride = 0;
   int64_t b_stride = 0;
@@ -149,8 +150,9 @@ struct LoraProblem::Matrices {
   const float* db = nullptr;
 };
 
-// Returns Weft's own matrices, or the adapter's part of the peer's stacked
-// ones, which include the scale.
+// Returns an adapter's matrices in Weft's buffers or, if of_peer, its part of
+// the peer's stacked ones. The peer's S includes the scale, and Weft's does
+// not.
 LoraProblem::Matrices LoraProblem::MatricesOf(int64_t adapter,
                                               bool of_peer) const {
   const auto& [rank, offset, column] = adapters_[static_cast<size_t>(adapter)];
@@ -174,7 +176,8 @@ LoraProblem::Matrices LoraProblem::MatricesOf(int64_t adapter,
           .db = gradients_->data() + offset + rank * K};
 }
 
-// Returns the element at the place's row, rank and feature.
+// Returns the address and the sum of a result's element, at the row, rank and
+// feature of a place.
 LoraProblem::Element LoraProblem::ElementOf(LoraStep step, int64_t adapter,
                                             int64_t place, bool of_peer) const {
   const int64_t rank = adapters_[static_cast<size_t>(adapter)].rank;

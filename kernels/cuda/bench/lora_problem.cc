@@ -8,7 +8,7 @@ namespace {
 constexpr int64_t N = kLoraRows;
 constexpr int64_t K = kLoraWidth;
 
-// The slots of the table, which has one adapted layer.
+// The slots of the table, for the A and the B of one layer.
 constexpr int64_t kSlotOfA = 0;
 constexpr int64_t kSlotOfB = 1;
 
@@ -115,8 +115,8 @@ void LoraProblem::MakePeer() {
 
 LoraProduct LoraProblem::Product(LoraStep step) const {
   const bool of_a = IsOfA(step);
-  // All steps with A read X, except kInputGradient, which adds to dX. The steps
-  // with B use Y and dY in the same way.
+  // Steps with A read X, except kInputGradient, which adds to dX. Steps with B
+  // read dY, except kExpand, which adds to Y.
   const Bf16Buffer& features =
       of_a ? (step == LoraStep::kInputGradient ? activations_.dx
                                                : activations_.x)

@@ -1,5 +1,6 @@
-// One linear layer whose rows belong to many adapters: Weft's products, and the
-// same results by cuBLAS from stacked matrices and a mask.
+// A problem of the bench lora: one linear layer whose rows belong to many
+// adapters. Weft's kernels compute its products. cuBLAS computes the same
+// results from stacked matrices and a mask.
 //
 // Legend: N rows, K inputs, M outputs, r the rank of an adapter, R the sum of
 // the ranks of all adapters.
@@ -21,8 +22,8 @@ namespace weft::kernels::cuda::bench {
 inline constexpr int64_t kLoraRows = 8192;   // N.
 inline constexpr int64_t kLoraWidth = 4096;  // K and M.
 inline constexpr float kLoraScale = 2;
-// The largest R for which cuBLAS is compared. Beyond it most of its work is
-// masked zeros.
+// cuBLAS is compared only up to this R. For larger R, most of its results would
+// be masked.
 inline constexpr int64_t kMaxStackedRank = 1024;
 
 enum class LoraStep {
@@ -38,7 +39,7 @@ inline constexpr LoraStep kLoraSteps[] = {
     LoraStep::kInputGradient, LoraStep::kGradientOfA, LoraStep::kGradientOfB};
 [[nodiscard]] const char* NameOf(LoraStep step);
 
-// X, Y, dY and dX.
+// X, Y, dY and dX, each [N, K].
 struct LoraActivations {
   Bf16Buffer x{kLoraRows * kLoraWidth}, y{kLoraRows * kLoraWidth};
   Bf16Buffer dy{kLoraRows * kLoraWidth}, dx{kLoraRows * kLoraWidth};
@@ -46,20 +47,22 @@ struct LoraActivations {
 
 class LoraProblem {
  public:
-  // Every adapter has the same number of rows. The adapters' ranks repeat
-  // `ranks`. `device` and `activations` outlive the problem.
+  // Every adapter has the same number of rows. Adapter i has the rank ranks[i %
+  // ranks.size()]. `device` and `activations` outlive the problem.
   LoraProblem(const Device& device, const LoraActivations& activations,
               int64_t num_adapters, const std::vector<int64_t>& ranks);
 
   void Run(LoraStep step) const;
-  // Runs the stacked and masked form. REQUIRES: HasPeer.
+  // Runs the step by cuBLAS, with stacked matrices and a mask.
+  // REQUIRES: HasPeer.
   void RunPeer(LoraStep step) const;
   [[nodiscard]] bool HasPeer() const { return peer_ != nullptr; }
   // Returns the floating-point operations of the peer divided by those of Run.
   // The peer multiplies each row by every adapter's columns.
   [[nodiscard]] double PeerFlopsRatio() const;
-  // Runs all steps and compares elements of each, and of the peer's, with loops
-  // in f64. Call it once, because steps add to old values.
+  // Runs all steps, and compares some elements of Weft's and the peer's results
+  // with loops in f64. Call it once, because steps add to old values and larger
+  // values would widen the tolerance.
   void CheckResults() const;
   // Returns the bytes that must move.
   [[nodiscard]] double NumBytes(LoraStep step) const;
@@ -68,10 +71,10 @@ class LoraProblem {
   struct Adapter {
     int64_t rank = 0;
     int64_t offset = 0;  // Offset of A [r, K]. B [M, r] follows A.
-    int64_t column = 0;  // First column of the adapter's ranks when all
-                         // adapters are stacked.
+    int64_t column = 0;  // The adapter's first column in the stacked S.
   };
-  // A [R, K], B [M, R], S and dS [N, R] of all adapters side by side.
+  // The matrices A [R, K], B [M, R], S and dS [N, R] of all adapters side by
+  // side, and the gradients dA and dB.
   struct Peer {
     Bf16Buffer a, b, s, ds;
     FloatBuffer da, db;
@@ -85,7 +88,8 @@ class LoraProblem {
   [[nodiscard]] Element ElementOf(LoraStep step, int64_t adapter, int64_t place,
                                   bool of_peer) const;
 
-  // Returns the number of elements of S without padding.
+  // Returns the number of elements of S: for each row, the ranks of its
+  // adapter.
   [[nodiscard]] double NumShrunk() const;
   void MakeTable(const std::vector<int64_t>& ranks);
   void MakePeer();

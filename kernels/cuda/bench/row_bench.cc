@@ -1,5 +1,5 @@
-// Times kernels that pass over rows once: norms, the heads of a projection, the
-// gated product, merging.
+// Times the kernels that pass over rows once: norms, the heads of a projection,
+// the gated product, and the merge of attention.
 #include <cmath>
 #include <cstdint>
 #include <numeric>
@@ -38,14 +38,14 @@ void CheckRow(const Bf16Buffer& actual, int64_t begin,
   }
 }
 
-// Returns the old values plus the added ones.
+// Returns `before` plus `added`.
 std::vector<double> Sum(const std::vector<float>& before,
                         std::vector<double> added) {
   for (size_t i = 0; i < added.size(); ++i) added[i] += before[i];
   return added;
 }
 
-// Checks the norms of the sums in `sum`.
+// Checks that rows of y are the norms of rows of `sum`.
 void CheckAdd(const Bf16Buffer& sum, const Bf16Buffer& y,
               const Bf16Buffer& weight) {
   const std::vector<float> w = weight.Floats(0, kHidden);

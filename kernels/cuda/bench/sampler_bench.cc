@@ -1,4 +1,4 @@
-// Times drawing tokens, with and without filters.
+// Times SampleTokens, with and without filters.
 #include <cmath>
 #include <cstdint>
 #include <random>
@@ -27,12 +27,13 @@ constexpr Filter kFilters[] = {{"none", 0, 1},
                                {"top_k 50", 50, 1},
                                {"top_k 20, top_p 0.95", 20, 0.95}};
 
-// Returns normally distributed logits, with the deviation of a trained model's.
+// Returns normally distributed logits. Their standard deviation is that of a
+// trained model's logits.
 std::vector<float> Logits() {
   std::mt19937 generator(7);
   std::normal_distribution<float> normal(0, 3);
-  // The pattern's length is prime, so that no two rows are the same when it
-  // repeats.
+  // The logits repeat a pattern. Its length is prime, so that no two rows are
+  // the same.
   std::vector<float> pattern(1000003);
   for (float& x : pattern) x = normal(generator);
   std::vector<float> logits;
