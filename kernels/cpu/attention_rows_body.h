@@ -1,5 +1,5 @@
-// Bodies of softmax_step_row and softmax_gradient_row; see kernels.h. Part of
-// table_*.cc.
+// Implements softmax_step_row and softmax_gradient_row of kernels.h. Compiled
+// only in table_*.cc.
 #ifndef WEFT_KERNELS_CPU_ATTENTION_ROWS_BODY_H_
 #define WEFT_KERNELS_CPU_ATTENTION_ROWS_BODY_H_
 
@@ -17,8 +17,8 @@ WEFT_INLINE void FillZeros(float* row, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i += kWidth) Store(row + i, Vec{});
 }
 
-// Keeps the lanes of x, the elements from i on, that the query sees. The others
-// get `fill`.
+// Lane l of x belongs to key i + l. Returns x with `fill` in the lanes of keys
+// that the query does not see.
 WEFT_INLINE Vec Seen(const SoftmaxKeys& keys, int64_t i, Vec x, float fill) {
   IntVec index;
   for (int32_t lane = 0; lane < kWidth; ++lane) index[lane] = lane;

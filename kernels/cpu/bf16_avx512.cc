@@ -1,6 +1,6 @@
-// The bf16 products for AVX512_BF16; see bf16_product.h. The file is compiled
-// for that instruction set, so it includes no header with inline functions but
-// the compiler's intrinsics, which are always inlined.
+// Implements bf16_product.h with AVX512_BF16. This source is compiled for that
+// instruction set. So it includes no header with inline functions, except the
+// compiler's intrinsics, which are always inlined.
 #include <immintrin.h>
 
 #include "kernels/cpu/bf16_product.h"
@@ -9,11 +9,11 @@
 namespace weft::kernels::cpu {
 namespace {
 
-constexpr int64_t kLanes = 16;  // f32 numbers, or pairs of bf16, of a vector.
-// The sums of a tile, one row of the panel and one pair of x fill up to 29 of
-// the 32 registers.
+constexpr int64_t kLanes = 16;  // f32 numbers, or pairs of bf16, in a vector.
+// The most vectors of sums in a tile. These sums, one row of the panel and one
+// pair of x fill up to 29 of the 32 registers.
 constexpr int64_t kTileSums = 24;
-// A tile of a whole panel.
+// The size of a tile for a panel with all its outputs.
 constexpr int64_t kWholeVectors = kBf16PanelOutputs / kLanes;
 constexpr int64_t kWholeRows = kTileSums / kWholeVectors;
 // Pairs of adjacent inputs in a cache line.
@@ -21,7 +21,8 @@ constexpr int64_t kLinePairs = 16;
 
 typedef uint32_t Bits __attribute__((vector_size(64)));
 
-// Returns a mask of the first `count` of 32 lanes; `count` may exceed 32.
+// Returns a mask of the first `count` of 32 lanes: none if `count` < 0, and all
+// if `count` > 32.
 __mmask32 FirstOf32(int64_t count) {
   if (count >= 32) return ~__mmask32{0};
   return count <= 0 ? 0 : (__mmask32{1} << count) - 1;
@@ -44,8 +45,8 @@ void RoundRow(const float* x, float scale, int64_t count, uint16_t* y) {
   }
 }
 
-// Transposes 16 x 16 numbers of 32 bits in place. Each round merges the lanes
-// of rows i and i + 8, and four rounds move every lane to its place.
+// Transposes 16 x 16 numbers of 32 bits in place. Each round interleaves the
+// lanes of rows i and i + 8, and four rounds move every lane to its place.
 void Transpose(__m512i (&rows)[kLanes]) {
   const __m512i low =
       _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
@@ -68,7 +69,8 @@ struct Bf16Reader {
   __m512i Line(const uint16_t* from, int64_t count) const {
     return _mm512_maskz_loadu_epi16(FirstOf32(count), from);
   }
-  // Returns up to 16 of them, each in the lower half of 32 bits.
+  // Returns up to 16 adjacent elements, each in the lower half of 32 bits, with
+  // zeros after `count`.
   Bits Halves(const uint16_t* from, int64_t count) const {
     const __mmask16 mask = FirstOf16(count);
     return (Bits)_mm512_maskz_cvtepu16_epi32(
@@ -76,7 +78,7 @@ struct Bf16Reader {
   }
 };
 
-// Reads a weight in f32 and rounds it.
+// Reads a weight in f32, and rounds it times `factor` to bf16.
 struct F32Reader {
   using Element = float;
 
@@ -163,17 +165,17 @@ void RoundPanel(const Bf16PanelSource<float>& source, float scale,
   Pack(F32Reader{_mm512_set1_ps(scale)}, source, panel);
 }
 
-// Returns a pair of x in every lane.
+// Returns the pair of bf16 at x in every lane.
 __m512bh PairOf(const uint16_t* x) {
   int pair;
   __builtin_memcpy(&pair, x, sizeof(pair));
   return (__m512bh)_mm512_set1_epi32(pair);
 }
 
-// Prefetches the sums of the next tile, to be written. The hardware does not
+// Prefetches the part of y that the next tile writes. The hardware does not
 // predict addresses that are a row of y apart (Zen 5, two threads, 4096 rows of
-// 576 inputs and 3072 outputs: 365 GFLOP/s a core without the two prefetches,
-// 455 with them).
+// 576 inputs and 3072 outputs: 455 GFLOP/s a core, and 365 without this
+// prefetch and the one in AddProducts).
 template <int64_t kRows, int64_t kVectors>
 [[gnu::always_inline]] inline void PrefetchSums(const float* y,
                                                 int64_t y_stride) {
@@ -184,7 +186,7 @@ template <int64_t kRows, int64_t kVectors>
   }
 }
 
-// The inputs of a tile: rows of x, and their panel.
+// The operands of a tile: rows of x, and a panel.
 struct Inputs {
   const uint16_t* x;
   int64_t row_stride;
@@ -206,7 +208,7 @@ template <int64_t kRows, int64_t kVectors>
     }
     const uint16_t* x = inputs.x + i * inputs.pair_stride;
     if (i % kLinePairs == 0) {
-      // The next tile's line of every row.
+      // Prefetches a cache line of each row of x of the next tile.
       for (int64_t r = kRows; r < 2 * kRows; ++r) {
         __builtin_prefetch(x + r * inputs.row_stride);
       }
@@ -255,7 +257,8 @@ void Tile(const Bf16PanelProduct& p, int64_t row) {
   }
 }
 
-// Multiplies rows by whole tiles. Returns the first row that is left.
+// Multiplies as many rows as fill whole tiles. Returns the first row that is
+// left.
 template <int64_t kVectors>
 int64_t RunTiles(const Bf16PanelProduct& p) {
   constexpr int64_t kRows = kTileSums / kVectors;
@@ -264,8 +267,8 @@ int64_t RunTiles(const Bf16PanelProduct& p) {
   return row;
 }
 
-// A panel with few outputs takes more rows at a time, so that as many sums are
-// in flight.
+// Runs the tiles that fit the panel's outputs. With few outputs a tile has more
+// rows, so that the number of independent sums is about the same.
 int64_t RunTiles(const Bf16PanelProduct& p) {
   switch ((p.num_outputs + kLanes - 1) / kLanes) {
     case 1:

@@ -1,9 +1,9 @@
 // Products whose operands are bf16 and whose sums are f32, for processors with
 // the instructions of AVX512_BF16.
 //
-// A product is cut into panels: kBf16PanelOutputs outputs by up to
-// kBf16PanelInputs inputs of the weight. A panel is packed once, stays in the
-// second-level cache, and multiplies any number of rows.
+// A panel is a block of the weight: up to kBf16PanelOutputs outputs by up to
+// kBf16PanelInputs inputs. A caller packs a panel once and multiplies any
+// number of rows with it, while the panel stays in the second-level cache.
 #ifndef WEFT_KERNELS_CPU_BF16_PRODUCT_H_
 #define WEFT_KERNELS_CPU_BF16_PRODUCT_H_
 
@@ -14,13 +14,14 @@ namespace weft::kernels::cpu {
 inline constexpr int64_t kBf16PanelOutputs = 64;
 inline constexpr int64_t kBf16PanelInputs = 2048;  // Even.
 
-// Room for a packed panel. Kernels take others too, but load whole cache lines.
+// Memory for a packed panel. Kernels take panels at any address, but these are
+// aligned, so that a vector is one cache line.
 struct alignas(64) Bf16Panel {
   uint16_t elements[kBf16PanelOutputs * kBf16PanelInputs];
 };
 
-// The part of a weight that a panel holds. One of the strides, which count
-// elements, is 1. Element is uint16_t for bf16, or float.
+// The part of a weight that becomes a panel. Strides count elements, and one of
+// them is 1. Element is float, or uint16_t for bf16.
 template <typename Element>
 struct Bf16PanelSource {
   const Element* weight = nullptr;  // At the panel's first input and output.
@@ -30,9 +31,10 @@ struct Bf16PanelSource {
   int64_t num_outputs = 0;  // In [1, kBf16PanelOutputs].
 };
 
-// Terms x W of some rows, whose W is a packed panel with any number of inputs.
+// Further terms of a product, such as those of an adapter: rows of x times a
+// packed panel with any number of inputs.
 struct Bf16Terms {
-  const uint16_t* x = nullptr;  // A matrix, as in Bf16PanelProduct.
+  const uint16_t* x = nullptr;  // A matrix in bf16 with adjacent inputs.
   int64_t x_row_stride = 0;
   const uint16_t* panel = nullptr;
   int64_t num_inputs = 0;  // 0: no terms.
@@ -41,18 +43,18 @@ struct Bf16Terms {
 // A product of rows with a packed panel. Legend: B rows, I the panel's inputs
 // rounded up to an even number, O its outputs. The pair of inputs (i, i + 1) of
 // row b is at x[b * x_row_stride + i / 2 * x_pair_stride]. So x may be a matrix
-// (pair stride 2), or a packed panel whose outputs are the rows (row stride 2,
-// pair stride 2 kBf16PanelOutputs).
+// with pair stride 2. It may also be a packed panel whose outputs are the rows,
+// with row stride 2 and pair stride 2 kBf16PanelOutputs.
 struct Bf16PanelProduct {
-  const uint16_t* x = nullptr;  // If I was rounded up, rows end with a zero.
+  const uint16_t* x = nullptr;  // If I was rounded up, each row ends with 0.
   int64_t x_row_stride = 0;
   int64_t x_pair_stride = 2;
   int64_t num_rows = 0;
   const uint16_t* panel = nullptr;
-  int64_t num_inputs = 0;   // As in the panel's source.
+  int64_t num_inputs = 0;   // As in Bf16PanelSource.
   int64_t num_outputs = 0;  // O.
   bool adds = false;  // If true, the sums begin with y; otherwise with zero.
-  Bf16Terms last;     // Terms that are added at the end.
+  Bf16Terms last;     // Added to the sums after the product.
   float* y_BO = nullptr;
   int64_t y_stride = 0;
 };
@@ -60,20 +62,20 @@ struct Bf16PanelProduct {
 struct Bf16KernelTable {
   const char* name;
 
-  // Rounds a row times `scale` to bf16, to nearest, ties to even. Writes a zero
-  // after an odd number of elements.
+  // Rounds a row times `scale` to bf16, to nearest, ties to even. Writes one
+  // zero behind the row if `count` is odd.
   void (*round_row)(const float* x, float scale, int64_t count, uint16_t* y);
-  // Packs a panel: for each pair of inputs the pairs of kBf16PanelOutputs
-  // outputs, with zeros where the source ends.
+  // Packs a panel. For each pair of inputs it holds the two weights of each of
+  // kBf16PanelOutputs outputs. Missing inputs and outputs become zeros.
   void (*pack_panel)(const Bf16PanelSource<uint16_t>& source, uint16_t* panel);
   // Rounds a weight times `scale` as round_row does, and packs it.
   void (*round_panel)(const Bf16PanelSource<float>& source, float scale,
                       uint16_t* panel);
   // Computes y = x W or y += x W. Sums are f32, in the order of the inputs. So
-  // the bits of an element of y do not depend on other rows, and a sum that is
-  // continued over several panels has the bits of one long sum. The
-  // instructions read subnormal operands as zero. A NaN stays in its row of x
-  // or its output.
+  // the bits of an element of y do not depend on other rows. A sum that goes on
+  // over several panels has the bits of one long sum. The instructions read
+  // subnormal operands as zero. A NaN in x affects only its row of y, a NaN in
+  // the panel only its output.
   void (*multiply_panel)(const Bf16PanelProduct& item);
 };
 

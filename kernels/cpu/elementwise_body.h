@@ -1,4 +1,5 @@
-// Bodies of rotary, AdamW, exp and sums; see kernels.h. Part of table_*.cc.
+// Implements rotary_head, add_row, adamw, sum_of_squares and exp of kernels.h.
+// Compiled only in table_*.cc.
 #ifndef WEFT_KERNELS_CPU_ELEMENTWISE_BODY_H_
 #define WEFT_KERNELS_CPU_ELEMENTWISE_BODY_H_
 
@@ -35,8 +36,8 @@ void AddRow(const float* x, int64_t count, float* y) {
   for (; i < count; ++i) y[i] += x[i];
 }
 
-// A plain loop that the compiler vectorises, because the vector extension has
-// no square root. Its iterations are independent, so weights_out may be
+// Runs a plain loop that the compiler vectorises, because the vector extension
+// has no square root. The iterations are independent, even if weights_out is
 // weights.
 void AdamW(const AdamWScalars& scalars, int64_t count, const float* weights,
            const float* gradient, float* moment1, float* moment2,

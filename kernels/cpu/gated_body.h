@@ -1,5 +1,5 @@
-// Bodies of SwiGLU, GEGLU and the clamped SwiGLU; see kernels.h. Part of
-// table_*.cc.
+// Implements SwiGLU, GEGLU and the clamped SwiGLU of kernels.h. Compiled only
+// in table_*.cc.
 #ifndef WEFT_KERNELS_CPU_GATED_BODY_H_
 #define WEFT_KERNELS_CPU_GATED_BODY_H_
 
@@ -10,12 +10,13 @@
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
-// The activations have the form x sigmoid(z(x)). Plain ones leave gate and up
-// as they are.
+// An activation has the form x sigmoid(z(x)) with x = Gate(gate), and is
+// multiplied by Up(up). In SiLU and GELU, Gate and Up change nothing.
 struct PlainInputs {
   static WEFT_INLINE Vec Gate(Vec gate) { return gate; }
   static WEFT_INLINE Vec Up(Vec up) { return up; }
-  // Returns the gradient where the input changes Gate or Up.
+  // Returns the gradient of `gate`, given d, the gradient of Gate(gate).
+  // UpGradient does so for `up`.
   static WEFT_INLINE Vec GateGradient(Vec d, Vec /*gate*/) { return d; }
   static WEFT_INLINE Vec UpGradient(Vec d, Vec /*up*/) { return d; }
 };

@@ -1,11 +1,11 @@
 // Rows of weights in 8 bits.
 //
-// A row of I weights has I signed bytes q and, behind them, the scale s of each
-// group of 64 adjacent weights as bf16. The last group may be shorter. A weight
-// is q s. This product is exact in f32, because q has 7 bits and s has 8.
-// Quantising rounds to the nearest q, so that a weight w is off by at most
-// s / 2, where s <= max|w| / 127 (1 + 2^-7) over the group, or the smallest
-// normal f32 if that is larger.
+// A row of I weights has I signed bytes q, and then a scale s in bf16 for each
+// group of 64 adjacent weights. The last group may be shorter. A weight is q s.
+// This product is exact in f32, because q has 7 bits and s has 8. Quantising
+// rounds w / s to the nearest q, so a weight w changes by at most s / 2. A
+// group has s <= max|w| / 127 (1 + 2^-7), or the smallest normal f32 if that is
+// larger.
 #ifndef WEFT_KERNELS_CPU_INT8_ROWS_H_
 #define WEFT_KERNELS_CPU_INT8_ROWS_H_
 
@@ -16,12 +16,13 @@ namespace weft::kernels::cpu {
 inline constexpr int64_t kInt8Group = 64;
 inline constexpr int64_t kInt8ScaleBytes = 2;
 
-// Returns the bytes of a row of `inputs` weights.
+// Returns the number of bytes of a row of `inputs` weights.
 [[nodiscard]] constexpr int64_t Int8RowBytes(int64_t inputs) {
   return inputs + (inputs + kInt8Group - 1) / kInt8Group * kInt8ScaleBytes;
 }
 
-// Returns the weights of a row of `bytes`; the inverse of Int8RowBytes.
+// Returns the number of weights in a row of `bytes` bytes. Inverts
+// Int8RowBytes.
 [[nodiscard]] constexpr int64_t Int8RowInputs(int64_t bytes) {
   constexpr int64_t kGroupBytes = kInt8Group + kInt8ScaleBytes;
   return bytes - (bytes + kGroupBytes - 1) / kGroupBytes * kInt8ScaleBytes;

@@ -1,5 +1,5 @@
-// Body of the kernels that quantise rows to 8 bits and widen them; see
-// int8_rows.h. Part of table_*.cc.
+// Implements quantize_row and widen_int8_row of kernels.h. Compiled only in
+// table_*.cc.
 #ifndef WEFT_KERNELS_CPU_INT8_ROWS_BODY_H_
 #define WEFT_KERNELS_CPU_INT8_ROWS_BODY_H_
 
@@ -11,7 +11,8 @@
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
-// Returns the scale of the group that has input `i`. Rows have any alignment.
+// Returns the scale of the group to which input `i` belongs. `row` may have any
+// alignment.
 WEFT_INLINE float Int8Scale(const int8_t* row, int64_t inputs, int64_t i) {
   uint16_t half;
   __builtin_memcpy(&half, row + inputs + i / kInt8Group * kInt8ScaleBytes,
@@ -19,8 +20,8 @@ WEFT_INLINE float Int8Scale(const int8_t* row, int64_t inputs, int64_t i) {
   return __builtin_bit_cast(float, uint32_t{half} << 16);
 }
 
-// Returns the largest |x| of a group as bits, whose order is that of the
-// numbers. Infinities and NaN are above all others.
+// Returns the bits of the largest |x| of a group. The bits of positive floats,
+// read as integers, sort like the floats, with infinity and then NaN last.
 WEFT_INLINE uint32_t LargestBits(const float* x, int64_t count) {
   uint32_t largest = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -41,7 +42,7 @@ WEFT_INLINE uint16_t ScaleBits(float largest) {
 
 bool QuantizeRow(const float* x, int64_t inputs, int8_t* row) {
   constexpr uint32_t kInfinity = 0x7f800000U;
-  // Adding this number rounds to an integer, which the lowest bits then have.
+  // Adding 1.5 * 2^23 rounds to an integer, which is in the sum's lowest bits.
   constexpr float kRounder = 0x1.8p23f;
   int8_t* scales = row + inputs;
   for (int64_t begin = 0; begin < inputs; begin += kInt8Group) {

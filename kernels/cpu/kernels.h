@@ -4,7 +4,7 @@
 // NaN stays in its row, and the result does not depend on how rows are split.
 //
 // Legend: D features of a row, C head features, F feed-forward features, V
-// vocabulary, N elements.
+// vocabulary, N elements or rows.
 #ifndef WEFT_KERNELS_CPU_KERNELS_H_
 #define WEFT_KERNELS_CPU_KERNELS_H_
 
@@ -35,19 +35,19 @@ struct KernelTable {
   void (*rms_norm_backward_row)(const float* dy, const float* x,
                                 const float* weight, int64_t features,
                                 float eps, float* dx);
-  // Rotates one head [C] in place: the pair (c, c + C/2) by the angle whose
-  // cosine and sine are cos[c] and sin[c]. `inverse` rotates back.
+  // Rotates one head [C] in place. The pair of features (c, c + C/2) turns by
+  // the angle with cosine cos[c] and sine sin[c], or back if `inverse`.
   void (*rotary_head)(float* x, const float* cos, const float* sin,
                       int64_t half_features, bool inverse);
-  // Computes y += x.
+  // Computes y += x for `count` elements.
   void (*add_row)(const float* x, int64_t count, float* y);
   // Computes out [F] = silu(gate) * up.
   void (*swiglu_row)(const float* gate, const float* up, int64_t features,
                      float* out);
-  // Replaces gate and up [F] by their gradients.
+  // Replaces gate and up [F] by their gradients, given dout = dLoss/dout [F].
   void (*swiglu_backward_row)(const float* dout, int64_t features, float* gate,
                               float* up);
-  // The same with the tanh form of GELU instead of silu.
+  // Compute the same as the swiglu functions, with GELU's tanh form for silu.
   void (*geglu_row)(const float* gate, const float* up, int64_t features,
                     float* out);
   void (*geglu_backward_row)(const float* dout, int64_t features, float* gate,
@@ -58,32 +58,35 @@ struct KernelTable {
                              int64_t features, float* out);
   void (*clamped_swiglu_backward_row)(const float* dout, int64_t features,
                                       float* gate, float* up);
-  // Scores one row of logits [V], V <= kMaxVocab: logprobs[i] = z[targets[i]] -
-  // logsumexp(z), and the entropy in nats if `entropy` is not null. Computes
-  // each exponential once, even when it writes the softmax. Logits of -inf have
+  // Scores one row of logits x [V], V <= kMaxVocab, with z = softcap(x) /
+  // temperature. Writes logprobs[i] = z[targets[i]] - logsumexp(z), and the
+  // entropy of softmax(z) in nats if `entropy` is not null. Computes each
+  // exponential once, even if it writes the softmax. Logits of -inf have
   // probability 0.
   void (*vocab_row)(float* logits, int64_t vocab,
                     const VocabRowOptions& options, const int64_t* targets,
                     int64_t num_targets, float* logprobs, float* entropy);
-  // Returns the largest of logits [count] that is not NaN, or the lowest finite
-  // number if each is NaN or -inf.
+  // Returns the largest of `count` logits, ignoring NaN. If all are NaN or
+  // -inf, returns the lowest finite number.
   float (*max_block)(const float* logits, int64_t count);
-  // Writes the weights e^((logit - max) factor) [count] and returns their sum.
-  // The weight of -inf is 0. A NaN stays in its weight and in the sum.
+  // Writes the weights e^((logit - max) factor) of `count` logits, and returns
+  // their sum. The weight of -inf is 0. A NaN makes its weight and the sum NaN.
   // REQUIRES: `max` is finite, and factor > 0.
   float (*weigh_block)(const float* logits, int64_t count, float max,
                        float factor, float* weights);
   // Writes softmax(softcap(scale * q k^T)) v over the item's tokens to out [N,
-  // G, C], and the log-sum-exp of the scores to lse [N, G]. lse_merge_rows
-  // merges results over disjoint tokens. Reads keys and values from memory once
-  // for all G query heads. The bits of a head do not depend on the others.
+  // G, C], and the log-sum-exp of the scores to lse [N, G], with the letters of
+  // PagedAttentionItem. lse_merge_rows merges results over disjoint tokens.
+  // Reads keys and values from memory once for all G query heads. The bits of a
+  // head do not depend on the other heads.
   // Source: online softmax, Milakov and Gimelshein 2018.
   void (*paged_attention)(const PagedAttentionItem& item, float* out,
                           float* lse);
-  // Adds keys to the softmax of one query. Replaces scores [size] by the
-  // weights e^(softcap(score) - max), which are 0 for keys that the query may
-  // not see. Returns the factor for all that was summed with the old max. If
-  // softcap > 0, softcap(x) is softcap * tanh(x / softcap), otherwise x.
+  // Adds keys to the softmax `state` of one query. Updates max, and replaces
+  // scores [size] by the weights e^(softcap(score) - max), which are 0 for keys
+  // that the query may not see. Returns e^(old max - max); the caller
+  // multiplies its sums of values by this factor. softcap(x) is x if softcap is
+  // 0, otherwise softcap * tanh(x / softcap).
   float (*softmax_step_row)(const SoftmaxKeys& keys, float softcap,
                             float* scores, SoftmaxState* state);
   // Replaces scores [size] by the weights w = e^(softcap(score) - lse), and
@@ -92,59 +95,61 @@ struct KernelTable {
   void (*softmax_gradient_row)(const SoftmaxKeys& keys, float softcap,
                                float lse, float delta, float* scores,
                                float* dweights);
-  // Merges attention over disjoint keys, for each row: l = log(e^lse +
-  // e^part_lse), out = out e^(lse - l) + part e^(part_lse - l), lse = l. A part
-  // with lse -inf has no keys and changes nothing. Shapes: out, part [N, C];
-  // lse, part_lse [N].
+  // Merges `part` into `out`, two attention results over disjoint keys. For
+  // each row: l = log(e^lse + e^part_lse), out = out e^(lse - l) + part
+  // e^(part_lse - l), lse = l. A row with part_lse -inf has no keys in `part`
+  // and does not change. Shapes: out, part [N, C]; lse, part_lse [N].
   void (*lse_merge_rows)(const float* part, const float* part_lse,
                          int64_t num_rows, int64_t head_features, float* out,
                          float* lse);
-  // Computes y = x W^T + bias for few rows of x and the item's range of
-  // outputs. The weight W [O, I] is f32, bf16 or in 8 bits (int8_rows.h). It
-  // is widened in registers, and sums are f32. Memory is read once for all rows
-  // of x. y does not overlap other operands. The bits of an element of y do not
-  // depend on other rows or on the range. A NaN stays in its row of x or its
-  // output.
+  // Computes y = scale x W^T + bias, or adds that to y, for few rows of x and
+  // the item's range of outputs. The weight W [O, I] is f32, bf16 or in 8 bits
+  // (int8_rows.h). It is widened in registers, and sums are f32. W is read from
+  // memory once for all rows of x. y does not overlap other operands. The bits
+  // of an element of y do not depend on other rows or on the range. A NaN in x
+  // affects only its row of y, a NaN in W only its output.
   void (*skinny_product_f32)(const SkinnyProduct& item, const float* weight);
   void (*skinny_product_bf16)(const SkinnyProduct& item,
                               const uint16_t* weight);
   void (*skinny_product_int8)(const SkinnyProduct& item, const int8_t* weight);
-  // Writes x [inputs] in 8 bits to `row`. Returns whether all x are finite.
+  // Writes x [inputs] in 8 bits to `row` (int8_rows.h). Returns whether all x
+  // are finite; if not, `row` is incomplete.
   bool (*quantize_row)(const float* x, int64_t inputs, int8_t* row);
-  // Writes the weights [begin, end) of a row in 8 bits to `out`, exactly.
+  // Writes the weights [begin, end) of a row in 8 bits to `out` as exact f32.
   void (*widen_int8_row)(const int8_t* row, int64_t inputs, int64_t begin,
                          int64_t end, float* out);
-  // Computes y = x W with an f32 W [I, O]. Overlap and bits are as for
-  // skinny_product.
+  // Computes y = x W with an f32 W [I, O], for few rows of x and the item's
+  // range of outputs. skinny_product_f32 says what holds for overlap and bits.
   void (*row_product)(const RowProduct& item);
-  // Computes out = scale left right, or adds that to out, for f32 matrices of
-  // which one side is small, such as a LoRA rank or a head. `out` does not
+  // Computes out = scale left right, or adds that to out, in f32. Serves
+  // products with a small side, such as a LoRA rank or a head. `out` does not
   // overlap other operands. The bits of an element of `out` do not depend on
   // other rows or columns, nor on whether the right matrix is in panels. A NaN
-  // stays in its row of the left matrix or its column of the right one.
+  // affects only its row of the left matrix or its column of the right one.
   void (*panel_product)(const PanelProduct& item);
   // Copies a matrix to panels, which panel_product of the same table reads.
   void (*copy_panels)(const PanelCopy& copy);
-  // Adds the sum of matrices to another one. The parts are summed in order.
+  // Sums matrices in order, and adds the sum to another matrix.
   void (*add_parts)(const PartSum& sum);
-  // Makes one pass over [N]: updates the moments in place. weights_out may be
-  // weights.
+  // Makes one AdamW update of `count` weights, and of their moments in place.
+  // Writes the new weights to weights_out, which may be weights.
   void (*adamw)(const AdamWScalars& scalars, int64_t count,
                 const float* weights, const float* gradient, float* moment1,
                 float* moment2, float* weights_out);
   // Returns the sum of x^2 in f64.
   double (*sum_of_squares)(const float* x, int64_t count);
-  // Computes y = e^x for every element, within 2 ulp. The result is 0 below
-  // -87.3 and +inf above 88.3. For tests of the polynomial that the other
-  // kernels inline.
+  // Computes y = e^x for every element, within 2 ulp. The result is 0 for x <
+  // -87.33654 and +inf for x > 88.37626. Only tests call this: the other
+  // kernels inline the polynomial.
   void (*exp)(const float* x, int64_t count, float* y);
 };
 
-// Returns the best table for this processor, chosen once. Threads: any.
+// Returns the table of the widest instruction set that this processor has. The
+// first call chooses it. Threads: any.
 [[nodiscard]] const KernelTable& Kernels();
 
 // Returns the table of one instruction set, or null if the processor or the
-// build lacks it. For tests and benches.
+// build lacks that set.
 [[nodiscard]] const KernelTable* KernelsFor(Isa isa);
 
 }  // namespace weft::kernels::cpu

@@ -1,5 +1,5 @@
 // A block of tokens of paged attention: where its keys and values are, and
-// their products with one query head. Part of table_*.cc.
+// their products with one query head. Compiled only in table_*.cc.
 #ifndef WEFT_KERNELS_CPU_KV_BLOCK_H_
 #define WEFT_KERNELS_CPU_KV_BLOCK_H_
 
@@ -9,13 +9,13 @@
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
-// The number of tokens whose keys and values stay in the first-level cache
-// while every query head of the group uses them: 2 * 16 * C floats. A multiple
-// of every kWidth.
+// The most tokens of a block. Its keys and values, 2 * 16 * C floats, stay in
+// the first-level cache while every query head of the group uses them. The
+// number is a multiple of every kWidth.
 constexpr int64_t kBlockTokens = 16;
 
-// Returns lanes whose sum is the dot product of a and b, without the elements
-// after the last whole vector.
+// Returns a vector whose lanes add up to the dot product of a and b, without
+// the elements after the last whole vector.
 WEFT_INLINE Vec DotLanes(const float* a, const float* b, int64_t size) {
   Vec even{}, odd{};
   int64_t i = 0;
@@ -27,7 +27,7 @@ WEFT_INLINE Vec DotLanes(const float* a, const float* b, int64_t size) {
   return even + odd;
 }
 
-// Adds the products of these remaining elements to `sum`, the sum of DotLanes.
+// Returns `sum` plus the products of the elements that DotLanes leaves out.
 WEFT_INLINE float AddDotRest(const float* a, const float* b, int64_t size,
                              float sum) {
   for (int64_t i = size / kWidth * kWidth; i < size; ++i) sum += a[i] * b[i];
@@ -69,8 +69,8 @@ WEFT_INLINE void DotKeys(const KvBlock& block, const float* q_C, int64_t size,
 WEFT_INLINE void AddValues(const KvBlock& block, const float* weights,
                            int64_t size, float* out) {
   int64_t c = 0;
-  // Computes four sums at a time, because a single sum would wait for its last
-  // addition.
+  // Computes four sums at a time, because each addition to a single sum would
+  // wait for the one before it.
   for (; c + kStride <= size; c += kStride) {
     Vec sums[kUnroll];
     for (int64_t u = 0; u < kUnroll; ++u) sums[u] = Load(out + c + u * kWidth);
@@ -96,8 +96,8 @@ WEFT_INLINE void AddValues(const KvBlock& block, const float* weights,
   }
 }
 
-// Returns the block that begins at `token`. It ends at the end of the page or
-// of the item, or after kBlockTokens.
+// Returns the block that begins at `token`. It ends after kBlockTokens tokens,
+// or sooner at the end of the page or of the item.
 WEFT_INLINE KvBlock BlockAt(const PagedAttentionItem& item, int64_t token) {
   const int64_t stride = item.num_kv_heads * item.head_features;
   const int64_t row = token % item.page_tokens;
@@ -109,12 +109,12 @@ WEFT_INLINE KvBlock BlockAt(const PagedAttentionItem& item, int64_t token) {
   return {item.k_pages + offset, item.v_pages + offset, size, stride};
 }
 
-// Prefetches the lines of a block, `step` tokens at a time. The model's weights
-// have evicted them from the caches since this sequence's last token, and the
-// hardware prefetcher does not predict the rows of some heads in a page. More
-// lines at once than a core keeps in flight would hold up its loads (Zen 5:
-// 8.8 us for three heads of 96 tokens in steps, 12.4 at once;
-// PagedAttentionKernel).
+// Prefetches the cache lines of a block, `step` tokens at a time. The model's
+// weights have evicted these lines since the sequence's last token. The
+// hardware prefetcher does not predict the rows of some heads in a page. If
+// more lines are requested at once than a core keeps in flight, its loads wait
+// (Zen 5, three heads of 96 tokens: 8.8 us in steps, 12.4 us at once; see
+// PagedAttentionKernel in bench).
 struct BlockFetch {
   KvBlock block;
   int64_t features;  // The number of adjacent features to fetch per token.

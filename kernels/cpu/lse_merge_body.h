@@ -1,4 +1,4 @@
-// Body of lse_merge_rows; see kernels.h. Part of table_*.cc.
+// Implements lse_merge_rows of kernels.h. Compiled only in table_*.cc.
 #ifndef WEFT_KERNELS_CPU_LSE_MERGE_BODY_H_
 #define WEFT_KERNELS_CPU_LSE_MERGE_BODY_H_
 
@@ -16,8 +16,8 @@ void LseMergeRows(const float* part, const float* part_lse, int64_t num_rows,
     // Skips a part without keys, for which -inf minus -inf would be NaN.
     if (theirs == -__builtin_inff()) continue;
     const float high = ours > theirs ? ours : theirs;
-    // Computes the weights from the sum, because the new lse, and so its
-    // rounding error, may be large.
+    // Divides by the sum instead of computing e^(lse - new lse): if the new lse
+    // is large, its rounding error is large, too.
     const float our_share = __builtin_expf(ours - high);
     const float their_share = __builtin_expf(theirs - high);
     const float sum = our_share + their_share;

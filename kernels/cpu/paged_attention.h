@@ -7,7 +7,7 @@
 namespace weft::kernels::cpu {
 
 // Attention of one token over tokens [begin, end) of its sequence, for N
-// adjacent key/value heads and the G query heads that share each.
+// adjacent key/value heads. G query heads share each key/value head.
 //
 // Legend: K key/value heads, C head features, P pages, S tokens per page.
 struct PagedAttentionItem {
@@ -24,7 +24,7 @@ struct PagedAttentionItem {
   int64_t head_features = 0;  // C.
   int64_t page_tokens = 0;    // S.
   float scale = 1;
-  float softcap = 0;  // If > 0, x becomes softcap * tanh(x / softcap).
+  float softcap = 0;  // If > 0, a score x becomes softcap * tanh(x / softcap).
 };
 
 }  // namespace weft::kernels::cpu

@@ -1,5 +1,5 @@
-// Body of paged_attention: the softmax over blocks of tokens; see kernels.h.
-// Part of table_*.cc.
+// Implements paged_attention of kernels.h by a running softmax over blocks of
+// tokens. Compiled only in table_*.cc.
 #ifndef WEFT_KERNELS_CPU_PAGED_ATTENTION_BODY_H_
 #define WEFT_KERNELS_CPU_PAGED_ATTENTION_BODY_H_
 
@@ -11,12 +11,13 @@
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
-// The number of query heads whose running sums are kept at a time.
+// The most query heads that AttendHeads computes at a time.
 constexpr int64_t kMaxRows = 32;
 
 WEFT_INLINE int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Running softmax of one query head. The head's row of `out` holds the sum of
+// The softmax of one query head over the tokens so far: their largest score,
+// and the sum of e^(score - max). The head's row of `out` holds the sum of
 // e^(score - max) v.
 struct RunningSoftmax {
   float max = -__builtin_inff();
@@ -31,7 +32,8 @@ WEFT_INLINE void ScaleRow(float* row, float factor, int64_t size) {
   for (; c < size; ++c) row[c] *= factor;
 }
 
-// Caps all scores of a block. Scores after the block's tokens must be 0.
+// Applies the softcap to kBlockTokens scores. Scores after the block's tokens
+// must be 0.
 WEFT_INLINE void CapScores(float softcap, float* scores) {
   const float inverse = 1.0F / softcap;
   for (int64_t t = 0; t < kBlockTokens; t += kWidth) {
@@ -73,7 +75,8 @@ WEFT_INLINE void AddBlock(const PagedAttentionItem& item, const KvBlock& block,
   AddValues(block, weights, head_features, out_C);
 }
 
-// Adds a block to all heads of the item, and prefetches the next block.
+// Adds a block to the softmax of each query head of the item. Meanwhile
+// prefetches the block of `fetch`, which is the next one.
 WEFT_INLINE void AddBlockToHeads(const PagedAttentionItem& item, KvBlock block,
                                  BlockFetch& fetch, RunningSoftmax* states,
                                  float* out_NGC) {
@@ -90,7 +93,7 @@ WEFT_INLINE void AddBlockToHeads(const PagedAttentionItem& item, KvBlock block,
   }
 }
 
-// Computes the attention of up to kMaxRows query heads; see PagedAttention.
+// Computes an item with at most kMaxRows query heads.
 void AttendHeads(const PagedAttentionItem& item, float* out_NGC,
                  float* lse_NG) {
   const int64_t features = item.head_features;
@@ -118,8 +121,9 @@ void AttendHeads(const PagedAttentionItem& item, float* out_NGC,
   }
 }
 
-// Cuts the item into pieces of up to kMaxRows query heads: some key/value
-// heads, or a part of the query heads of one.
+// Cuts the item into pieces of at most kMaxRows query heads. A piece has some
+// key/value heads with all their query heads, or a part of the query heads of
+// one key/value head.
 void PagedAttention(const PagedAttentionItem& item, float* out_NGC,
                     float* lse_NG) {
   const int64_t features = item.head_features;

@@ -1,5 +1,7 @@
-// Arguments of the products by panels, which serve LoRA's matrices, experts and
-// attention; see kernels.h.
+// Arguments of panel_product, copy_panels and add_parts of kernels.h, which
+// serve LoRA's matrices, experts and attention. A panel is a copy of a few
+// adjacent columns of the right matrix, in the order in which a product reads
+// them.
 //
 // Legend: M rows, K terms of a sum, N columns. Strides count elements.
 #ifndef WEFT_KERNELS_CPU_PANEL_PRODUCT_H_
@@ -10,7 +12,7 @@
 namespace weft::kernels::cpu {
 
 // Returns the number of floats that the panels of a matrix [K, N] take with the
-// widest vectors.
+// widest vectors, which is enough for all tables.
 [[nodiscard]] constexpr int64_t PanelFloats(int64_t num_terms,
                                             int64_t num_columns) {
   constexpr int64_t kWidestVector = 16;
@@ -18,10 +20,10 @@ namespace weft::kernels::cpu {
          kWidestVector;
 }
 
-// A copy of a matrix [K, N] in the order in which a product reads it.
+// A copy of a matrix [K, N] to panels.
 struct PanelCopy {
-  // The element (k, n) is at k * k_stride + n * n_stride. One of the strides is
-  // 1.
+  // The element (k, n) is at k * k_stride + n * n_stride. One of the two
+  // strides is 1.
   const float* from_KN = nullptr;
   int64_t k_stride = 0;
   int64_t n_stride = 1;
@@ -36,19 +38,20 @@ struct PanelProduct {
   const float* left_MK = nullptr;
   int64_t m_stride = 0;
   int64_t k_stride = 1;
-  // Panels, or the matrix itself if elements of a row are adjacent.
+  // Panels from copy_panels, or the matrix itself if the elements of each row
+  // are adjacent.
   const float* right_KN = nullptr;
   int64_t right_stride = 0;  // From row to row of the matrix; 0: panels.
   int64_t num_rows = 0;
   int64_t num_terms = 0;  // K >= 1.
   int64_t num_columns = 0;
   float scale = 1;    // A factor of the product.
-  bool adds = false;  // If true, adds to `out`; otherwise overwrites it.
+  bool adds = false;  // If true, adds to out_MN; otherwise overwrites it.
   float* out_MN = nullptr;
   int64_t out_stride = 0;
 };
 
-// A sum of matrices [M, N] that are added to another one.
+// A sum of num_parts matrices [M, N], which is added to out_MN.
 struct PartSum {
   const float* parts = nullptr;  // The first matrix.
   int64_t row_stride = 0;        // From row to row of a matrix.
@@ -56,8 +59,8 @@ struct PartSum {
   int64_t num_parts = 1;
   int64_t num_rows = 0;
   int64_t num_columns = 0;
-  // The element (m, n) is at m * m_stride + n * n_stride. One of the strides is
-  // 1.
+  // The element (m, n) is at m * m_stride + n * n_stride. One of the two
+  // strides is 1.
   float* out_MN = nullptr;
   int64_t m_stride = 0;
   int64_t n_stride = 1;

@@ -1,7 +1,7 @@
-// Body of the products by panels; see kernels.h. Part of table_*.cc.
+// Implements panel_product of kernels.h. Compiled only in table_*.cc.
 //
-// The right matrix is cut into panels of a few vectors of columns, and the left
-// one into tiles of a few rows.
+// The right matrix is cut into panels of up to kPanelColumns columns, and the
+// left matrix into tiles of up to 8 rows.
 // Source: Goto and van de Geijn 2008; Van Zee and van de Geijn 2015 (BLIS).
 #ifndef WEFT_KERNELS_CPU_PANEL_PRODUCT_BODY_H_
 #define WEFT_KERNELS_CPU_PANEL_PRODUCT_BODY_H_
@@ -13,14 +13,15 @@
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
-// So many terms are summed one after another. The sums of such parts are then
-// added, which keeps rounding errors small for any number of terms. Such a part
-// of a panel fits the second-level cache beside the rows.
+// The terms are cut into parts of this size. The terms of a part are summed one
+// after another, and then the sums of the parts are added. This keeps rounding
+// errors small for any number of terms. A part of a panel and the rows that it
+// multiplies fit the second-level cache.
 inline constexpr int64_t kPartTerms = 256;
 
 WEFT_INLINE int64_t Smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Cuts the rows into tiles.
+// Multiplies all rows, tile by tile, with a part of one panel.
 template <int64_t kVectors, bool kPadded>
 void PanelTiles(const PanelProduct& p, const PanelPart& part) {
   constexpr int64_t kMost = kPanelRows<kVectors>;
@@ -48,7 +49,8 @@ void RunPanel(const PanelProduct& p, const PanelPart& part) {
   }
 }
 
-// Multiplies a part of the terms with the panel that begins at `column`.
+// Multiplies the part of the terms that begins at `term` with the panel that
+// begins at `column`.
 WEFT_INLINE void RunPart(const PanelProduct& p, int64_t term, int64_t column) {
   const int64_t columns = Smaller(p.num_columns - column, kPanelColumns);
   const int64_t vectors = (columns + kWidth - 1) / kWidth;

@@ -1,8 +1,9 @@
-// A tile of a product by panels. Part of table_*.cc.
+// Multiplies a tile, a few rows of the left matrix, with a panel of the right
+// matrix. Compiled only in table_*.cc.
 //
-// A tile has a few rows of the left matrix. The sums of a tile and a panel stay
-// in registers while the terms pass in order. The sum of an element has the
-// same order in all tiles, so its bits do not depend on the tile.
+// The sums stay in registers while the terms are added in order. This order is
+// the same in tiles of any size, so the bits of an element do not depend on its
+// tile.
 #ifndef WEFT_KERNELS_CPU_PANEL_TILE_H_
 #define WEFT_KERNELS_CPU_PANEL_TILE_H_
 
@@ -15,23 +16,23 @@ namespace {
 inline constexpr int64_t kPanelVectors = 3;
 inline constexpr int64_t kPanelColumns = kPanelVectors * kWidth;
 
-// The most rows whose sums fit the registers, with a row of the panel and an
-// element of the left matrix. There are 32 registers, or 16 before AVX-512.
+// The number of rows of the largest tile. Its sums, a row of the panel and an
+// element of the left matrix fit the registers: 32, or 16 before AVX-512.
 template <int64_t kVectors>
 inline constexpr int64_t kPanelRows = kWidth == 16 || kVectors == 1 ? 8 : 4;
 
 // A part of the terms of one panel.
 struct PanelPart {
-  const float* right;    // The panel's row of the first term.
+  const float* right;    // The row of the panel for first_term.
   int64_t right_stride;  // From row to row of the panel.
   int64_t first_term;
   int64_t num_terms;
   int64_t first_column;
-  int64_t last_count;  // The last vector has so many columns, <= kWidth.
+  int64_t last_count;  // Columns of the last vector, at most kWidth.
 };
 
-// Computes the sums of kRows rows. Unless kPadded, the last vector of a panel
-// may be read only up to its last column.
+// Computes the sums of kRows rows. If kPadded, reads the panel's last vector
+// whole; otherwise reads only its `last_count` columns.
 template <int64_t kRows, int64_t kVectors, bool kPadded>
 WEFT_INLINE void SumPanel(const PanelProduct& p, const PanelPart& part,
                           int64_t row, Vec (&sums)[kRows][kVectors]) {
@@ -61,7 +62,8 @@ WEFT_INLINE void SumPanel(const PanelProduct& p, const PanelPart& part,
   }
 }
 
-// Writes one vector of sums, of which the first `count` columns exist.
+// Writes scale * sums, for the first `count` sums of a vector, to `out`, or
+// adds that to `out` if `adds`.
 WEFT_INLINE void WriteSums(Vec scale, Vec sums, bool adds, int64_t count,
                            float* out) {
   if (count < kWidth) {

@@ -7,7 +7,8 @@
 namespace weft::kernels::cpu::reference {
 namespace {
 
-// GELU's tanh form: x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2.
+// The constants of GELU's tanh form,
+// x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2.
 const double kGeluScale = std::sqrt(2 / std::numbers::pi);
 constexpr double kGeluCubic = 0.044715;
 

@@ -15,7 +15,7 @@ namespace weft::kernels::cpu::reference {
                                              const std::vector<float>& weight,
                                              double eps);
 
-// Returns dLoss/dx and adds it to nothing.
+// Returns dLoss/dx alone. The kernel adds it to dx instead.
 [[nodiscard]] std::vector<double> RmsNormBackwardRow(
     const std::vector<float>& dy, const std::vector<float>& x,
     const std::vector<float>& weight, double eps);
@@ -68,13 +68,13 @@ struct VocabRow {
                                      double softcap, double temperature);
 
 // The softmax of one query over the keys that it sees, and the gradients of its
-// scores; both are 0 for other keys.
+// scores. The weights and gradients of other keys are 0.
 struct SoftmaxRow {
   std::vector<double> weights;
   std::vector<double> dscores;
   double lse = 0;
 };
-// dweights: dLoss/dweights. `delta` is the sum of weights times dweights.
+// `dweights` is dLoss/dweights. `delta` is the sum of weights times dweights.
 [[nodiscard]] SoftmaxRow SoftmaxOfRow(const std::vector<float>& scores,
                                       const std::vector<float>& dweights,
                                       const SoftmaxKeys& keys, double softcap,

@@ -1,4 +1,5 @@
-// Body of the RMS norm; see kernels.h. Part of table_*.cc.
+// Implements rms_norm_row and rms_norm_backward_row of kernels.h. Compiled only
+// in table_*.cc.
 #ifndef WEFT_KERNELS_CPU_RMS_NORM_BODY_H_
 #define WEFT_KERNELS_CPU_RMS_NORM_BODY_H_
 
@@ -8,7 +9,7 @@
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
-// Returns 1 / rms of a row.
+// Returns 1 / sqrt(mean(x^2) + eps) of a row.
 WEFT_INLINE float InverseRms(const float* x, int64_t features, float eps) {
   Vec sums[kUnroll] = {};
   int64_t i = 0;
@@ -38,7 +39,7 @@ void RmsNormRow(const float* x, const float* weight, int64_t features,
   for (; i < features; ++i) y[i] = x[i] * inverse * weight[i];
 }
 
-// With n = x / rms and d = dy * w, adds dx = (d - n * mean(d * n)) / rms.
+// Adds (d - n * mean(d * n)) / rms to dx, with n = x / rms and d = dy * weight.
 void RmsNormBackwardRow(const float* dy, const float* x, const float* weight,
                         int64_t features, float eps, float* dx) {
   const float inverse = InverseRms(x, features, eps);

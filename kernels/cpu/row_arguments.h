@@ -6,17 +6,18 @@
 
 namespace weft::kernels::cpu {
 
-// The options for one row of logits, with z = softcap(x) / temperature.
+// The options for one row of logits x. Its scores are z = softcap(x) /
+// temperature.
 struct VocabRowOptions {
   float softcap = 0;           // 0: none; else softcap * tanh(x / softcap).
   float temperature = 1;       // > 0.
   bool write_softmax = false;  // The row becomes softmax(z) * softcap'(x).
 };
 
-// The keys of one query among a row of scores: those in [begin, end). The
-// query may not see the others of the row's `size` keys. The row has room for
-// `size` rounded up to kSoftmaxPadding.
+// A row of scores has room for a multiple of this number.
 inline constexpr int64_t kSoftmaxPadding = 16;
+// The keys of a row of `size` scores. Its query sees the keys [begin, end) and
+// no others. The row has room for `size` rounded up to kSoftmaxPadding.
 struct SoftmaxKeys {
   int64_t begin = 0;
   int64_t end = 0;
@@ -32,7 +33,7 @@ struct SoftmaxState {
 
 // The constants of one AdamW update, which the caller computes.
 struct AdamWScalars {
-  float gradient_scale = 1;  // The factor of clipping.
+  float gradient_scale = 1;  // Multiplies the gradient, to clip it.
   float beta1 = 0;
   float one_minus_beta1 = 1;
   float beta2 = 0;

@@ -1,8 +1,8 @@
-// Body of the row product; see kernels.h. Part of table_*.cc.
+// Implements row_product of kernels.h. Compiled only in table_*.cc.
 //
-// A tile has a few rows of y and a block of its outputs, whose sums stay in
-// registers while the inputs pass in order. The sum of an element of y has the
-// same order in all tiles, so its bits do not depend on the tile.
+// A tile has a few rows of y and a block of outputs. Its sums stay in registers
+// while the inputs are added in order. This order is the same in tiles of any
+// size, so the bits of an element of y do not depend on its tile.
 #ifndef WEFT_KERNELS_CPU_ROW_PRODUCT_BODY_H_
 #define WEFT_KERNELS_CPU_ROW_PRODUCT_BODY_H_
 
@@ -12,18 +12,19 @@
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
-// The sums, one block of the weight and one x fit the registers: 32, or 16
-// before AVX-512.
+// The largest tile, in vectors of outputs and in rows. Its sums, as many
+// vectors of the weight and one x fit the registers: 32, or 16 before AVX-512.
 inline constexpr int64_t kBlockVectors = kWidth == 16 ? 4 : 2;
 inline constexpr int64_t kBlockRows = kWidth == 16 ? 6 : 4;
 
-// So many inputs are summed one after another. The sums of such parts are then
-// added, which keeps rounding errors small for any number of inputs.
+// The inputs are cut into parts of this size. The inputs of a part are summed
+// one after another, and then the sums of the parts are added. This keeps
+// rounding errors small for any number of inputs.
 inline constexpr int64_t kPartInputs = 512;
 
-// Adds the products of the inputs [begin, end) to kRows rows of y for kVectors
-// vectors of outputs from `output` on; overwrites y if `begin` is 0. If `count`
-// < kWidth, only so many outputs of a single vector exist.
+// Adds the products of the inputs [begin, end) to kRows rows of y, for kVectors
+// vectors of outputs from `output` on. Overwrites y if `begin` is 0. If `count`
+// < kWidth, there is one vector, and only its first `count` outputs exist.
 template <int64_t kRows, int64_t kVectors>
 WEFT_INLINE void RowPart(const RowProduct& p, int64_t row, int64_t output,
                          int64_t count, int64_t begin, int64_t end) {
@@ -66,7 +67,7 @@ void RowTile(const RowProduct& p, int64_t row, int64_t output, int64_t count) {
   } while (begin < p.num_inputs);
 }
 
-// Cuts the rows into tiles.
+// Computes kVectors vectors of outputs for all rows, tile by tile.
 template <int64_t kVectors>
 void RowTiles(const RowProduct& p, int64_t output, int64_t count) {
   int64_t row = 0;

@@ -1,9 +1,11 @@
-// Vectors of floats for the kernel bodies, by the compiler's vector extension:
-// plain C++ operators, as wide as the instruction set for which the file is
-// compiled. It is included once per instruction set, inside a namespace of that
-// set (WEFT_KERNEL_ISA). So the linker cannot pick an AVX-512 copy of an inline
-// function for a processor without AVX-512. For the same reason the file
-// includes no header with inline functions.
+// Vectors of floats for the CPU kernels. They are the compiler's vector
+// extension with plain C++ operators, as wide as the instruction set that a
+// source is compiled for.
+//
+// Each instruction set has a source (table_*.cc), which includes this header in
+// a namespace of its own (WEFT_KERNEL_ISA). So the linker cannot pick an
+// AVX-512 copy of an inline function for a processor without AVX-512. For the
+// same reason this header includes no header with inline functions.
 #ifndef WEFT_KERNELS_CPU_SIMD_H_
 #define WEFT_KERNELS_CPU_SIMD_H_
 
@@ -15,7 +17,8 @@
 
 #define WEFT_INLINE inline __attribute__((always_inline))
 
-// Goes before a loop whose iterations are independent.
+// Stands before a loop with independent iterations, which the compiler may then
+// vectorise.
 #ifdef __clang__
 #define WEFT_INDEPENDENT_ITERATIONS \
   _Pragma("clang loop vectorize(assume_safety)")
@@ -23,7 +26,7 @@
 #define WEFT_INDEPENDENT_ITERATIONS _Pragma("GCC ivdep")
 #endif
 
-// Goes before a loop over registers, which must become straight code.
+// Unrolls the loop that follows, so that its array of vectors is in registers.
 #ifdef __clang__
 #define WEFT_UNROLL _Pragma("clang loop unroll(full)")
 #else
@@ -41,19 +44,21 @@ inline constexpr int64_t kWidth = 8;
 inline constexpr int64_t kWidth = 4;
 #endif
 
-// The number of unrolled accumulators, enough to hide the latency of an fma.
+// The number of sums that a loop keeps in parallel, which hides the latency of
+// an addition.
 inline constexpr int64_t kUnroll = 4;
 inline constexpr int64_t kStride = kWidth * kUnroll;
 
 typedef float Vec __attribute__((vector_size(kWidth * 4)));
 typedef int32_t IntVec __attribute__((vector_size(kWidth * 4)));
 
-// x - 0 is x for every x. 0 + x is not, so the compiler would compute it.
+// Returns x in every lane. Subtracts 0, because x - 0 is x for every x, and the
+// compiler drops it. Adding 0 would cost an instruction: -0 + 0 is +0.
 WEFT_INLINE Vec Fill(float x) { return x - Vec{}; }
 
-// Returns a b + c, with one rounding if the instruction set has fused
-// operations. Whether the compiler fuses a * b + c by itself depends on the
-// surrounding code.
+// Returns a b + c, rounded once if the instruction set has fused operations. In
+// a plain a * b + c, the surrounding code would decide whether the compiler
+// fuses.
 WEFT_INLINE Vec MultiplyAdd(Vec a, Vec b, Vec c) {
 #if defined(__AVX512F__)
   constexpr int16_t kAllLanes = -1;
@@ -85,7 +90,7 @@ WEFT_INLINE void StorePart(float* p, Vec v, int64_t count) {
   for (int64_t i = 0; i < count; ++i) p[i] = v[i];
 }
 
-// Four floats, to which sums are reduced.
+// A vector of four floats, which every instruction set has.
 typedef float Quad __attribute__((vector_size(16)));
 
 WEFT_INLINE Quad LoadQuad(const float* p) {
@@ -136,8 +141,8 @@ WEFT_INLINE float Sum(Vec v) {
 WEFT_INLINE Quad SumEach(Vec a, Vec b, Vec c, Vec d) {
   const Quad qa = FoldToQuad(a), qb = FoldToQuad(b);
   const Quad qc = FoldToQuad(c), qd = FoldToQuad(d);
-  // Adds lanes 0 + 2 and 1 + 3 of each vector; the results are a b a b and c d
-  // c d.
+  // Adds lanes 0 + 2 and 1 + 3 of each vector. The lanes of `ab` are sums of a,
+  // b, a and b, and those of `cd` are sums of c, d, c and d.
   const Quad ab = __builtin_shufflevector(qa, qb, 0, 4, 1, 5) +
                   __builtin_shufflevector(qa, qb, 2, 6, 3, 7);
   const Quad cd = __builtin_shufflevector(qc, qd, 0, 4, 1, 5) +
@@ -146,7 +151,7 @@ WEFT_INLINE Quad SumEach(Vec a, Vec b, Vec c, Vec d) {
          __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
 }
 
-// Returns the larger of each lane, or `a` where `b` is NaN.
+// Returns the larger of each pair of lanes, or a's lane if one of them is NaN.
 WEFT_INLINE Vec Max(Vec a, Vec b) { return b > a ? b : a; }
 
 WEFT_INLINE float MaxLane(Vec v) {

@@ -1,4 +1,5 @@
-// Exponentials of vectors of floats, by polynomials. Part of table_*.cc.
+// Exponentials of vectors of floats, by polynomials. Compiled only in
+// table_*.cc.
 #ifndef WEFT_KERNELS_CPU_SIMD_MATH_H_
 #define WEFT_KERNELS_CPU_SIMD_MATH_H_
 
@@ -8,17 +9,17 @@ namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
 // Returns e^x within 2 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, and e^x = 2^n
-// p(r) with a polynomial p of degree 6 (Cephes' expf). Results below the
-// smallest normal number are 0, and above e^88.3 they are +inf. NaN stays NaN.
+// p(r) with a polynomial p of degree 7 (Cephes' expf). Returns 0 if the result
+// would be below the smallest normal number, and +inf if x > 88.37626. NaN
+// stays NaN.
 WEFT_INLINE Vec Exp(Vec x) {
   constexpr float kLog2E = 1.44269504088896341F;
-  // The number is 1.5 * 2^23. Adding it rounds to an integer, which is in the
-  // low bits of the mantissa.
+  // Adding 1.5 * 2^23 rounds to an integer, which is in the sum's lowest bits.
   constexpr float kRound = 12582912.0F;
   const Vec shifted = x * kLog2E + kRound;
   const Vec n = shifted - kRound;
-  // ln 2 in two parts. The first part is exact in few bits, so that r keeps its
-  // digits.
+  // Subtracts n ln 2 in two parts. The first part has so few bits that n times
+  // it is exact.
   Vec r = x - n * 0.693359375F;
   r = r - n * -2.12194440e-4F;
   Vec p = r * 1.9875691500e-4F + 1.3981999507e-3F;

@@ -1,7 +1,8 @@
-// The sums of skinny products with weights in 8 bits. Part of table_*.cc.
+// The sums of skinny products (products of few rows) with weights in 8 bits.
+// Compiled only in table_*.cc.
 //
-// A weight q s is computed in a register, exactly, so an element of y has the
-// bits of the product in f32 with the widened weight.
+// The product q s (int8_rows.h) is exact in a register. So an element of y has
+// the same bits as with the weight widened to f32.
 #ifndef WEFT_KERNELS_CPU_SKINNY_INT8_H_
 #define WEFT_KERNELS_CPU_SKINNY_INT8_H_
 
@@ -13,7 +14,8 @@
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
-// As for the other types; scales are read once for every group.
+// Adds the products of kRows rows of x with kSkinnyOutputs rows of the weight.
+// Reads each scale once for its whole group.
 template <int64_t kRows>
 WEFT_INLINE void SumTile(const SkinnyProduct& p, const float* x,
                          const int8_t* weight, Fetch& fetch,
@@ -47,15 +49,15 @@ WEFT_INLINE Vec SumRow(const SkinnyProduct& p, const float* x,
   return sum;
 }
 
-// The rows of the weight that are summed with a single row of x together. Their
-// sums and scales fit the registers.
+// The number of weight rows that SumOneRow takes, for which its sums and scales
+// fit the registers.
 inline constexpr int64_t kInt8Outputs = kWidth == 16 ? 8 : kSkinnyOutputs;
 
-// Sums one row of x with kInt8Outputs rows of the weight together, because the
-// sums of one row alone wait for each other (Zen 5: 29 GB/s from the
-// second-level cache, 38 with 4 rows, 47 with 8). Prefetches the memory that
-// follows (two cores: 58 GB/s from memory with 4 rows and 1 KB ahead, 74 with 8
-// rows and 4 KB).
+// Adds the products of one row of x with kInt8Outputs rows of the weight. With
+// one row of the weight, each addition would wait for the one before it (Zen 5,
+// from the second-level cache: 29 GB/s with 1 row, 38 with 4, 47 with 8).
+// Prefetches the memory behind these rows (two cores, from memory: 58 GB/s with
+// 4 rows and 1 KB ahead, 74 with 8 rows and 4 KB ahead).
 WEFT_INLINE void SumOneRow(const SkinnyProduct& p, const float* x,
                            const int8_t* weight, Vec (&sums)[kInt8Outputs]) {
   constexpr int64_t kLine = Fetch::kLineBytes;

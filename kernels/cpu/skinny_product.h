@@ -1,4 +1,5 @@
-// Arguments of the products of few rows; see kernels.h.
+// Arguments of the products of few rows: skinny_product_* and row_product of
+// kernels.h.
 #ifndef WEFT_KERNELS_CPU_SKINNY_PRODUCT_H_
 #define WEFT_KERNELS_CPU_SKINNY_PRODUCT_H_
 
@@ -6,9 +7,9 @@
 
 namespace weft::kernels::cpu {
 
-// A product of few rows with a range of a weight's outputs. Legend: B rows, I
-// inputs, O outputs. Strides count elements from row to row. Elements of a row
-// are adjacent.
+// A product of few rows with a range of the outputs of a weight [O, I]. Legend:
+// B rows, I inputs, O outputs. Strides count elements from row to row. Elements
+// of a row are adjacent.
 struct SkinnyProduct {
   const float* x_BI = nullptr;
   int64_t x_stride = 0;
@@ -16,7 +17,7 @@ struct SkinnyProduct {
   int64_t num_inputs = 0;         // I.
   int64_t weight_stride = 0;      // In bytes for weights in 8 bits.
   const float* bias_O = nullptr;  // Null if there is no bias.
-  float scale = 1;                // A factor of the product without bias.
+  float scale = 1;                // Multiplies the product, but not the bias.
   bool adds = false;              // If true, adds to y; otherwise overwrites
                                   // it.
   float* y_BO = nullptr;
@@ -40,11 +41,11 @@ struct RowProduct {
   int64_t end = 0;
 };
 
-// The number of outputs that are computed together. Ranges should begin at a
-// multiple of it.
+// The number of outputs that a kernel computes together. The range of a
+// SkinnyProduct should begin at a multiple of this number.
 inline constexpr int64_t kSkinnyOutputs = 4;
 
-// Callers use these kernels for at most this many rows in one call.
+// Callers of these products pass at most this many rows in one call.
 inline constexpr int64_t kSkinnyRows = 32;
 
 }  // namespace weft::kernels::cpu

@@ -1,5 +1,5 @@
-// Body of the skinny products, which are cut into tiles; see kernels.h. Part of
-// table_*.cc.
+// Implements skinny_product_f32, _bf16 and _int8 of kernels.h, tile by tile.
+// Compiled only in table_*.cc.
 #ifndef WEFT_KERNELS_CPU_SKINNY_PRODUCT_BODY_H_
 #define WEFT_KERNELS_CPU_SKINNY_PRODUCT_BODY_H_
 
@@ -12,14 +12,15 @@ namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
 // Cuts the rows of x into tiles of nearly equal size, and multiplies each tile
-// with kSkinnyOutputs rows of the weight. At the same time prefetches as many
-// bytes of what follows as `next_rows` rows have.
+// with kSkinnyOutputs rows of the weight. Meanwhile prefetches `next_rows` rows
+// of the weight behind them.
 template <typename Weight>
 WEFT_INLINE void RunTiles(const SkinnyProduct& p, const Weight* weight,
                           int64_t next_rows, int64_t output) {
   const int64_t num_tiles = (p.num_rows + kTileRows - 1) / kTileRows;
   const int64_t num_steps = num_tiles * (p.num_inputs / kWidth + 1);
-  // Four rows of a narrow weight are too short to hide the latency of memory.
+  // Four rows of bf16 or 8 bits are multiplied too fast to hide the latency of
+  // memory, so the prefetches are further ahead.
   constexpr int64_t kAhead = sizeof(Weight) < sizeof(float) ? kAheadBytes : 0;
   const char* next =
       (const char*)(weight + kSkinnyOutputs * p.weight_stride) + kAhead;
@@ -53,7 +54,8 @@ WEFT_INLINE void RunTiles(const SkinnyProduct& p, const Weight* weight,
   }
 }
 
-// Returns the sums of one row of x with one row of the weight.
+// Returns a vector whose lanes add up to the dot product of a row of x and a
+// row of the weight, without the elements after the last whole vector.
 template <typename Weight>
 WEFT_INLINE Vec SumRow(const SkinnyProduct& p, const float* x,
                        const Weight* weight) {
@@ -65,8 +67,8 @@ WEFT_INLINE Vec SumRow(const SkinnyProduct& p, const float* x,
   return sum;
 }
 
-// A single row of x reads the weight as one stream, which is faster than a
-// tile.
+// Multiplies a single row of x with kSkinnyOutputs rows of the weight, one
+// after another. Reading them as one stream is faster than a tile.
 template <typename Weight>
 WEFT_INLINE void RunOneRow(const SkinnyProduct& p, const Weight* weight,
                            int64_t output) {
@@ -77,8 +79,8 @@ WEFT_INLINE void RunOneRow(const SkinnyProduct& p, const Weight* weight,
   WriteOutputs(p, weight, 0, output, sums);
 }
 
-// With a single row of x, weights in 8 bits take more outputs together. Returns
-// the first output that is left.
+// If x has a single row, computes outputs with SumOneRow, kInt8Outputs at a
+// time. Returns the first output that is left.
 WEFT_INLINE int64_t RunFirstOutputs(const SkinnyProduct& p,
                                     const int8_t* weight) {
   int64_t o = p.begin;

@@ -1,10 +1,11 @@
-// A tile of a skinny product. Part of table_*.cc.
+// A tile of a skinny product, a product of few rows. Compiled only in
+// table_*.cc.
 //
 // A tile multiplies kSkinnyOutputs weight rows with a few rows of x. The first
 // tile brings the weight rows into the first-level cache, so that they are read
-// from memory once for all rows of x. Each element of y has one vector of sums
-// over the inputs in order, so it does not depend on the tile or on other
-// elements.
+// from memory once for all rows of x. Each element of y has one vector of sums,
+// to which the inputs are added in order. So its bits do not depend on the tile
+// or on other elements.
 #ifndef WEFT_KERNELS_CPU_SKINNY_TILE_H_
 #define WEFT_KERNELS_CPU_SKINNY_TILE_H_
 
@@ -16,13 +17,13 @@
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
-// The number of rows of x in a tile. The tile's sums, the weights and one x fit
-// the registers: 32, or 16 before AVX-512.
+// The most rows of x in a tile. The tile's sums, a vector of each weight row
+// and one of x fit the registers: 32, or 16 before AVX-512.
 inline constexpr int64_t kTileRows = kWidth == 16 ? 6 : 2;
 
-// Adds the products from input `begin` on, one by one. It uses explicit fused
-// operations, because whether the compiler fuses depends on the surrounding
-// code.
+// Returns `sum` plus the products of the inputs from `begin` on, added one by
+// one. Uses explicit fused operations, because otherwise the surrounding code
+// would decide whether the compiler fuses.
 template <typename Weight>
 WEFT_INLINE float AddRest(const SkinnyProduct& p, const float* x,
                           const Weight* weight, int64_t begin, float sum) {

@@ -1,5 +1,5 @@
-// How skinny products read weights of each type: f32, bf16 and 8 bits. Part of
-// table_*.cc.
+// Reads weights in f32, bf16 and 8 bits for skinny products, the products of
+// few rows. Compiled only in table_*.cc.
 #ifndef WEFT_KERNELS_CPU_SKINNY_WEIGHTS_H_
 #define WEFT_KERNELS_CPU_SKINNY_WEIGHTS_H_
 
@@ -15,15 +15,15 @@ typedef uint32_t BitsVec __attribute__((vector_size(kWidth * 4)));
 
 WEFT_INLINE Vec LoadWeights(const float* p) { return Load(p); }
 
-// bf16 is the upper half of an f32.
+// A bf16 number is the upper half of an f32.
 WEFT_INLINE Vec LoadWeights(const uint16_t* p) {
   HalfVec half;
   __builtin_memcpy(&half, p, sizeof(half));
   return (Vec)(__builtin_convertvector(half, BitsVec) << 16);
 }
 
-// Returns the integers q. GCC 12 converts byte by byte, so the instruction is
-// written out.
+// Returns the integers q of int8_rows.h as floats. Names the instruction,
+// because GCC 12 would convert byte by byte.
 WEFT_INLINE Vec LoadWeights(const int8_t* p) {
 #if defined(__AVX2__)
   typedef int8_t Register __attribute__((vector_size(16)));
@@ -40,7 +40,7 @@ WEFT_INLINE Vec LoadWeights(const int8_t* p) {
   return __builtin_convertvector(ints, Vec);
 }
 
-// Returns one weight of the row at `weight`.
+// Returns weight i of the row at `weight`.
 WEFT_INLINE float WeightAt(const SkinnyProduct&, const float* weight,
                            int64_t i) {
   return weight[i];
@@ -56,14 +56,14 @@ WEFT_INLINE float WeightAt(const SkinnyProduct& p, const int8_t* weight,
   return (float)weight[i] * Int8Scale(weight, p.num_inputs, i);
 }
 
-// One row of the weight after another is prefetched this far ahead, to hide the
-// latency of memory. Twice the distance is faster or slower from run to run.
+// Memory is prefetched this far ahead of the weights that are read, to hide its
+// latency. Twice the distance is faster in some runs and slower in others.
 inline constexpr int64_t kAheadBytes = 4096;
 
-// Prefetches the next memory line by line, in the order of addresses, so that
-// the hardware prefetcher follows. By itself the hardware does not follow four
-// parallel rows (Zen 4, one core: 13 of 30 GB/s). The lines go to the
-// second-level cache, because x fills the first.
+// Prefetches the memory [at, end) line by line, in the order of addresses, so
+// that the hardware prefetcher follows. By itself the hardware does not follow
+// four parallel rows (Zen 4, one core: 13 GB/s, where memory gives 30). The
+// lines go to the second-level cache, because x fills the first-level cache.
 struct Fetch {
   static constexpr int64_t kLineBytes = 64;
   const char* at;

@@ -1,4 +1,4 @@
-// The table of one instruction set. Part of table_*.cc.
+// Makes the table of one instruction set. Compiled only in table_*.cc.
 #ifndef WEFT_KERNELS_CPU_TABLE_BODY_H_
 #define WEFT_KERNELS_CPU_TABLE_BODY_H_
 

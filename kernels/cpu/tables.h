@@ -1,5 +1,5 @@
-// The tables that the translation units of the instruction sets define. Only
-// dispatch.cc uses them.
+// The tables of kernels. The source of each instruction set defines its own,
+// and only dispatch.cc uses them.
 #ifndef WEFT_KERNELS_CPU_TABLES_H_
 #define WEFT_KERNELS_CPU_TABLES_H_
 

@@ -1,5 +1,6 @@
-// One block of a vocabulary row: its maximum, its exponentials and their sums.
-// Part of table_*.cc.
+// One block of a row of logits: its maximum, its exponentials and their sums.
+// Implements max_block and weigh_block of kernels.h. Compiled only in
+// table_*.cc.
 #ifndef WEFT_KERNELS_CPU_VOCAB_BLOCK_H_
 #define WEFT_KERNELS_CPU_VOCAB_BLOCK_H_
 
@@ -61,8 +62,8 @@ struct ExpBlock {
   Vec exps[kUnroll] = {};
   Vec weighted[kUnroll] = {};
 
-  // Returns e^d times the softcap's derivative, where d = (c - max) *
-  // inverse_temperature. The caller writes it over the logits.
+  // Adds e^d, and for the entropy d e^d, to the sums with index u, where d = (c
+  // - max) * inverse_temperature. Returns e^d times the softcap's derivative.
   WEFT_INLINE Vec Add(Vec c, int64_t u) {
     const Vec d = (c - max) * inverse_temperature;
     const Vec e = Exp(d);

@@ -1,12 +1,12 @@
-// Body of the vocabulary row; see kernels.h. Part of table_*.cc.
+// Implements vocab_row of kernels.h. Compiled only in table_*.cc.
 //
-// The row is processed in blocks that stay in the L1 cache. For each block it
-// first computes the maximum, then the exponentials against the running maximum
-// m. If the softmax is wanted, the exponentials replace the logits. A block
-// that raises m rescales the earlier sums. At the end, one multiplication per
-// block by e^(m_block - m) / sum turns the exponentials into probabilities. So
-// no exponential is computed twice. Sums are f32 inside a block and f64 between
-// blocks.
+// The row is processed in blocks that stay in the L1 cache. Each block first
+// gets its maximum, and then its exponentials against m, the largest logit so
+// far. If the block raises m, the sums of earlier blocks are rescaled. If the
+// softmax is wanted, the exponentials replace the logits. In that case each
+// block keeps its m, and at the end its exponentials are multiplied by one
+// factor, which makes them probabilities. So no exponential is computed twice.
+// Sums are f32 inside a block and f64 between blocks.
 #ifndef WEFT_KERNELS_CPU_VOCAB_ROWS_BODY_H_
 #define WEFT_KERNELS_CPU_VOCAB_ROWS_BODY_H_
 
@@ -20,7 +20,7 @@ namespace {
 
 inline constexpr int64_t kMaxBlocks = kMaxVocab / kBlock;
 
-// Running sums of a row against `max`. `max` is a softcapped logit c.
+// The sums over the blocks so far. `max` is their largest softcapped logit c.
 struct RowSums {
   float max = kLowest;
   double exps = 0;      // Sum of e^d with d = (c - max) / temperature.
@@ -34,7 +34,7 @@ WEFT_INLINE float SoftcapOne(float x, float softcap) {
   return softcap * Lane0(Tanh(Fill(x / softcap)));
 }
 
-// Moves the sums to a new maximum.
+// Makes the sums relative to a new maximum.
 WEFT_INLINE void Rescale(RowSums& sums, float max, float inverse_temperature) {
   if (sums.exps != 0) {
     const double shift = (static_cast<double>(sums.max) - max) *
@@ -46,7 +46,7 @@ WEFT_INLINE void Rescale(RowSums& sums, float max, float inverse_temperature) {
   sums.max = max;
 }
 
-// Scales each block's exponentials to probabilities.
+// Scales the exponentials of each block to probabilities.
 WEFT_INLINE void Normalize(float* row, int64_t vocab, const float* block_max,
                            const RowSums& sums, float inverse_temperature) {
   for (int64_t begin = 0, block = 0; begin < vocab; begin += kBlock, ++block) {

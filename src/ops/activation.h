@@ -5,8 +5,8 @@
 namespace weft::ops {
 
 // kSilu is x sigmoid(x). kGeluTanh is the tanh form of GELU: x (1 + tanh(sqrt(2
-// / pi) (x + 0.044715 x^3))) / 2. kClampedSilu is g sigmoid(1.702 g) with g =
-// min(x, 7), and also changes `up` to clamp(up, -7, 7) + 1 (gpt-oss).
+// / pi) (x + 0.044715 x^3))) / 2. kClampedSilu, of gpt-oss, is g sigmoid(1.702
+// g) with g = min(x, 7), and replaces `up` by clamp(up, -7, 7) + 1.
 enum class Activation { kSilu, kGeluTanh, kClampedSilu };
 
 inline constexpr double kClampedSiluLimit = 7;

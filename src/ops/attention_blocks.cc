@@ -6,8 +6,8 @@
 namespace weft::ops {
 namespace {
 
-// Returns the last `count` rows (or all, if fewer) of the path that ends before
-// row `end` of the node.
+// Returns the last `count` rows (or all, if fewer) of the path that leads from
+// the root to `node` and ends before row `end`.
 std::vector<RowRange> PathRows(const std::vector<AttentionNode>& nodes,
                                int64_t node, int64_t end, int64_t count) {
   std::vector<RowRange> ranges;
@@ -22,7 +22,8 @@ std::vector<RowRange> PathRows(const std::vector<AttentionNode>& nodes,
   return ranges;
 }
 
-// Returns how many of the last `keys` keys the last `rows` tokens may see.
+// Returns how many of the last `keys` keys are visible to at least one of the
+// last `rows` tokens.
 int64_t VisibleKeys(int64_t keys, int64_t rows, int64_t window) {
   return window > 0 ? std::min(keys, rows + window - 1) : keys;
 }

@@ -16,10 +16,10 @@ struct RowRange {
   int64_t size = 0;
 };
 
-// Consecutive query rows of one sequence or node, and the key rows that at
-// least one of them sees, in the order of positions. The last key is that of
-// the last query. So query i of n sees the first (keys - n + i + 1) keys, or
-// the last `window` of these.
+// Consecutive query rows of one sequence or of one node of a prefix tree, and
+// the key rows that at least one of them sees, in the order of positions. The
+// last key and the last query belong to the same token. So query i of n sees
+// the first (num_keys() - n + i + 1) keys, or the last `window` of these.
 struct AttentionBlock {
   RowRange queries;
   std::vector<RowRange> keys;
@@ -28,12 +28,14 @@ struct AttentionBlock {
   [[nodiscard]] int64_t num_keys() const;
 };
 
-// Returns the blocks of prefix trees: at most `max_rows` rows of one node, and
-// the rows of the node's path. They cover all rows in order.
+// Returns the blocks of prefix trees. Each has at most `max_rows` rows of one
+// node, and the keys that they see on the path from the root. The blocks cover
+// all rows in order.
 [[nodiscard]] std::vector<AttentionBlock> TreeBlocks(
     const std::vector<AttentionNode>& nodes, int64_t window, int64_t max_rows);
 
-// The same for the ends of sequences. Every sequence is a tree.
+// Returns the blocks of SuffixAttention: at most `max_rows` query rows of one
+// sequence each. Every sequence counts as a tree.
 [[nodiscard]] std::vector<AttentionBlock> SuffixBlocks(
     const std::vector<SuffixRows>& sequences, int64_t window, int64_t max_rows);
 

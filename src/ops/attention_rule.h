@@ -1,4 +1,4 @@
-// How an attention layer scores keys, and which keys a query may see.
+// Says how an attention layer scores keys, and which keys a query may see.
 #ifndef WEFT_SRC_OPS_ATTENTION_RULE_H_
 #define WEFT_SRC_OPS_ATTENTION_RULE_H_
 

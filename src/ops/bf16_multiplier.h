@@ -13,8 +13,8 @@
 
 namespace weft::ops {
 
-// Keeps its buffers from product to product. Threads: each has a multiplier of
-// its own.
+// Keeps its buffers from product to product. Threads: each thread has its own
+// object.
 class Bf16Multiplier {
  public:
   // Computes out = alpha a b, or adds it to out.
@@ -25,8 +25,9 @@ class Bf16Multiplier {
                 bool adds, double alpha);
 
  private:
-  // The first operand, times alpha. Its rows are rounded before the product.
-  // Those of a transposed view are rounded when they are packed.
+  // The first operand a, times alpha. RoundRows writes its rounded rows to
+  // rounded_, unless a is a transposed view. In that case MultiplyRows packs
+  // and rounds them.
   struct Rows {
     const at::Tensor& a;
     float alpha;
@@ -35,7 +36,8 @@ class Bf16Multiplier {
   };
   [[nodiscard]] Rows RoundRows(const kernels::cpu::Bf16KernelTable& kernels,
                                const at::Tensor& a, float alpha);
-  // Multiplies all rows of x, from `input` on, with the packed panel.
+  // Computes the product `all`, whose first operand is the columns of x from
+  // `input` on.
   void MultiplyRows(const kernels::cpu::Bf16KernelTable& kernels, const Rows& x,
                     int64_t input, kernels::cpu::Bf16PanelProduct all);
 

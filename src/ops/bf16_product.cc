@@ -20,8 +20,8 @@ using kernels::cpu::Bf16Panel;
 using kernels::cpu::kBf16PanelInputs;
 using kernels::cpu::kBf16PanelOutputs;
 
-// Threads share a product in groups of this many rows of a panel. It is a
-// multiple of the kernel's tiles.
+// Threads share a product in groups of this many rows of one panel. The number
+// is a multiple of the rows of each kernel's tile.
 constexpr int64_t kRowGroup = 24;
 
 std::atomic<bool> is_allowed = false;
@@ -55,8 +55,9 @@ class Product {
         num_inputs_(b_KN.size(0)),
         num_outputs_(b_KN.size(1)) {}
 
-  // Groups of rows of all panels, panel by panel. A thread that has adjacent
-  // groups packs each of their panels once.
+  // Returns the number of groups of rows, added up over all panels. The groups
+  // of a panel are adjacent, so a thread with adjacent groups packs a panel
+  // once.
   [[nodiscard]] int64_t num_groups() const {
     return GroupsOfPanel() * CeilDiv(num_outputs_, kBf16PanelOutputs);
   }
@@ -81,7 +82,8 @@ class Product {
     return CeilDiv(num_rows_, kRowGroup);
   }
 
-  // Computes rows [begin, end) of the outputs from `output` on.
+  // Computes the panel of outputs that begins at `output`, for the rows [begin,
+  // end).
   void RunPanel(int64_t output, int64_t begin, int64_t end,
                 const TermsOfBlock& terms_of, Bf16Panel& panel) const {
     const int64_t num_outputs =
@@ -108,7 +110,8 @@ class Product {
     }
   }
 
-  // Multiplies rows with the packed panel of the inputs from `input` on.
+  // Multiplies the block's rows with the packed panel of the inputs from
+  // `input` on, and adds `last`.
   void MultiplyPanel(const Bf16Block& block, int64_t input, int64_t num_inputs,
                      const Bf16Panel& panel,
                      const kernels::cpu::Bf16Terms& last) const {

@@ -14,41 +14,43 @@
 
 namespace weft::ops {
 
-// Returns whether the processor has instructions for such products.
+// Returns whether the processor and the build have instructions for products in
+// bf16.
 [[nodiscard]] bool HasBf16Instructions();
 
-// Returns the kernels. Errors: throws c10::Error if the processor lacks the
-// instructions.
+// Returns the kernels. Errors: throws c10::Error unless HasBf16Instructions().
 [[nodiscard]] const kernels::cpu::Bf16KernelTable& Bf16Table();
 
-// Allows products in bf16 for MatMul with bf16 weights, for the adapters beside
-// them (lora/lora_bf16.h), and for the gradients of attention over f32 rows, if
-// the processor has the instructions. Without a call, products are f32. Returns
-// whether they are in bf16 from now on.
+// Allows or forbids products in bf16: MatMul of f32 rows with bf16 weights, the
+// adapters of these weights (lora/lora_bf16.h), and gradients of attention over
+// f32 rows. Without a call they are forbidden. Returns whether products are in
+// bf16 from now on, which needs HasBf16Instructions().
 // Threads: called before products run.
 bool AllowBf16Products(bool allowed);
 
-// Returns what AllowBf16Products returned last; false before.
+// Returns what AllowBf16Products returned last, or false before its first call.
 [[nodiscard]] bool AreBf16ProductsAllowed();
 
-// Returns whether MatMul computes the product of these operands in bf16. It
-// does so for any number of rows of a backward pass, whose weight is stored row
-// by row. In a forward pass few rows take the skinny product, which reads a
-// weight once and is f32.
+// Returns whether MatMul computes the product of these operands in bf16: such
+// products are allowed, a is f32 on a CPU, and b is bf16. If b is a transposed
+// view, as in a forward pass, a must have more than 32 rows. Fewer rows take
+// the skinny product, which reads b once and is f32. If b is stored row by row,
+// as in a backward pass, a may have any number of rows.
 [[nodiscard]] bool IsBf16Product(const at::Tensor& a_MK,
                                  const at::Tensor& b_KN);
 
-// Returns the same of Linear, without a view of the weight, which would cost a
-// decode step more than the question.
+// Returns whether Linear computes the product of these operands in bf16. Takes
+// the weight itself, because a transposed view of it would cost a decode step
+// more than this check.
 [[nodiscard]] bool IsBf16Linear(const at::Tensor& x_MI,
                                 const at::Tensor& weight_OI);
 
-// Returns rows of f32 rounded to bf16, as operands of Bf16Product: [M, K], with
-// a zero after an odd K, so [M, K + K % 2].
+// Returns f32 rows [M, K] rounded to bf16 for Bf16Product: [M, K + K % 2], with
+// a zero at the end of each row if K is odd.
 [[nodiscard]] at::Tensor RoundToBf16(const at::Tensor& a_MK);
 
-// Rows [row, row + num_rows) of y at outputs [output, output + num_outputs),
-// which is at most one panel.
+// Rows [row, row + num_rows) of y at outputs [output, output + num_outputs).
+// The outputs are those of one panel.
 struct Bf16Block {
   int64_t row = 0;
   int64_t num_rows = 0;
@@ -56,21 +58,22 @@ struct Bf16Block {
   int64_t num_outputs = 0;
 };
 
-// Returns the terms that the block's rows have beside those of the product, and
-// reduces num_rows to the rows for which they are. They are valid until the
-// next call.
+// Returns terms to add to the block, such as those of an adapter. If only the
+// first rows of the block have these terms, reduces num_rows to them. The terms
+// are valid until the next call.
 using TermsOfBlock = std::function<kernels::cpu::Bf16Terms(Bf16Block&)>;
-// Is called once by each thread that takes part in a product. The thread calls
-// the result for the rows of one panel after another, in ascending order.
+// Makes the TermsOfBlock of one thread. Each thread that takes part in a
+// product calls it once. The thread then calls the result for one panel after
+// another, and for the rows of a panel in ascending order.
 using MakeTermsOfBlock = std::function<TermsOfBlock()>;
 
-// Computes y = a b. The bits of a row of y do not depend on other rows or on
-// the number of threads. LibTorch reaches oneDNN's bf16 product with bf16
-// results only, which costs a rounding of every sum and two more passes over y;
-// this product is as fast and writes f32 (kernels/cpu/bf16_product.h).
-// Shapes:  rounded as RoundToBf16 returns it; b_KN [K, N] bf16, also a
-//          transposed view; y_MN [M, N] f32, whose rows may be rows of a larger
-//          matrix.
+// Computes y = a b, where `rounded` is a as RoundToBf16 returns it, and adds
+// the terms of make_terms if given. The bits of a row of y do not depend on
+// other rows or on the number of threads. Through LibTorch, oneDNN's bf16
+// product writes bf16 only, which rounds every sum and costs two more passes
+// over y. This product is as fast and writes f32.
+// Shapes:  b_KN [K, N] bf16, also a transposed view; y_MN [M, N] f32, whose
+//          rows may be rows of a larger matrix.
 // Errors:  throws c10::Error if the processor lacks the instructions.
 // Threads: any.
 void Bf16Product(const at::Tensor& rounded, const at::Tensor& b_KN,

@@ -11,7 +11,8 @@
 namespace weft::ops {
 namespace {
 
-// A chunk's scores stay in the cache of a core.
+// The most keys of a chunk, few enough for its scores to stay in a core's
+// cache.
 constexpr int64_t kMaxChunkKeys = 512;
 
 // A tensor [T, heads, C] with unit stride in C.
@@ -90,7 +91,7 @@ void BlockWorker<Real>::Multiply(at::Tensor out, const at::Tensor& a,
   if constexpr (std::is_same_v<Real, float>) {
     panels_.Multiply(out, a, b, adds, alpha);
   } else {
-    // With beta 0 the old `out` is not read.
+    // If beta is 0, addmm_out does not read the old `out`.
     at::addmm_out(out, out, a, b, /*beta=*/adds ? 1 : 0, alpha);
   }
 }

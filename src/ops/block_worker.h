@@ -20,17 +20,19 @@
 
 namespace weft::ops {
 
-// Consecutive keys of a block. `first` is the number of keys before them.
+// Consecutive key rows of a block. `first` is the number of the block's keys
+// before these.
 struct Chunk {
   RowRange rows;
   int64_t first = 0;
 };
 
-// Returns the keys of the longest chunk of these blocks, with room for whole
-// vectors.
+// Returns the number of keys of the longest chunk of these blocks, rounded up
+// to whole vectors.
 [[nodiscard]] int64_t ChunkKeys(const std::vector<AttentionBlock>& blocks);
 
-// Computes blocks of one call, one after another. Threads: one has its own.
+// Computes blocks of one call, one after another. Threads: each thread has its
+// own object.
 template <typename Real>
 class BlockWorker {
  public:
@@ -42,7 +44,7 @@ class BlockWorker {
   void Forward(const AttentionBlock& block, int64_t kv_head,
                AttentionOutput& result);
 
-  // Adds to dk and dv [T, K, C], and writes the rows of dq.
+  // Adds the block's gradients to dk and dv, and writes the block's rows of dq.
   void Backward(const AttentionBlock& block, int64_t kv_head,
                 const at::Tensor& dout_THC, const AttentionOutput& forward,
                 at::Tensor& dq_THC, const at::Tensor& dk_TKC,
@@ -55,7 +57,8 @@ class BlockWorker {
     for (int64_t c = 0; c < features_; ++c) to[c] = from[c] * factor;
   }
 
-  // Calls f(row of the product, row of the tensor, query head) for all rows.
+  // Calls f(row of the product, row of the tensor, query head) for each of the
+  // block's rows and each query head of `kv_head`.
   template <typename Function>
   void ForRows(const AttentionBlock& block, int64_t kv_head, Function f) const {
     for (int64_t g = 0; g < group_; ++g) {
@@ -70,33 +73,34 @@ class BlockWorker {
   void Multiply(at::Tensor out, const at::Tensor& a, const at::Tensor& b,
                 bool adds, double alpha);
 
-  // Computes a gradient: out = alpha a b, or adds it to out. The product may be
-  // in bf16. Scores, outputs and gradients of weights are always in the dtype
-  // of the operands: where one key has nearly all weight, the gradient of its
-  // score is a small difference of large products.
+  // Computes a gradient of q, k or v: out = alpha a b, or adds it to out. Uses
+  // bf16 if rounded_ is set. Scores, outputs and gradients of weights never use
+  // bf16: if one key has nearly all weight, the gradient of its score is a
+  // small difference of large products.
   void MultiplyGradient(const at::Tensor& out, const at::Tensor& a,
                         const at::Tensor& b, bool adds, double alpha);
 
-  // Returns the block's rows of [T, H, C] as [M, C]: a view if there is one
-  // query head, otherwise a copy in `scratch_MC`.
+  // Returns the block's rows of [T, H, C] as [M, C]: a view if G is 1,
+  // otherwise a copy in `scratch_MC`.
   [[nodiscard]] at::Tensor Gather(const at::Tensor& x_THC,
                                   const AttentionBlock& block, int64_t kv_head,
                                   const at::Tensor& scratch_MC) const;
 
-  // Returns the rows of a chunk of [T, K, C] as [S, C].
+  // Returns the chunk's rows of [T, K, C] for one key head, as [S, C].
   [[nodiscard]] static at::Tensor Keys(const at::Tensor& x_TKC,
                                        const Chunk& chunk, int64_t kv_head) {
     return x_TKC.select(1, kv_head)
         .narrow(0, chunk.rows.begin, chunk.rows.size);
   }
 
-  // Returns the keys of a chunk that query i of the block sees.
+  // Returns the keys of the chunk that query i of the block sees. The block has
+  // num_keys keys.
   [[nodiscard]] SoftmaxKeys VisibleKeys(const AttentionBlock& block,
                                         const Chunk& chunk, int64_t num_keys,
                                         int64_t i) const;
 
-  // Reads the log-sum-exp of the block's rows, and computes the inner products
-  // of outputs and their gradients [M, C].
+  // Copies the log-sum-exp of the block's rows to lse_, and writes the inner
+  // products of out and dout to delta_.
   void ReadForward(const AttentionBlock& block, int64_t kv_head,
                    const at::Tensor& dout_MC, const AttentionOutput& forward);
 

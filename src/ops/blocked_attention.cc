@@ -16,13 +16,13 @@ constexpr int64_t kProductRows = 192;
 constexpr int64_t kMinBlockRows = 16;
 constexpr int64_t kMaxBlockRows = 128;
 // The gradients of keys are sums over blocks. The blocks of a tree are dealt
-// out to lanes, so that several threads can add.
+// out to lanes with a sum each, so that several threads can add.
 constexpr int64_t kMaxLanes = 4;
 constexpr int64_t kBlocksPerLane = 4;
-// Products of two features that are worth waking a thread.
+// The number of multiplications q[c] * k[c] that is worth waking a thread.
 constexpr int64_t kProductsPerThread = 1 << 20;
 
-// Blocks that one thread computes in order, for one key head.
+// Blocks of one lane, which one thread computes in order for one key head.
 struct LaneTask {
   std::vector<const AttentionBlock*> blocks;
   int64_t lane = 0;
@@ -48,8 +48,8 @@ void RunTasks(const std::vector<LaneTask>& tasks, const AttentionInputs& inputs,
   const int64_t chunk_keys = ChunkKeys(blocks);
   std::atomic<size_t> next = 0;
   at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
-    // The caller's mode does not reach other threads, and the results may be
-    // tensors of that mode.
+    // The caller may be in inference mode, and the results may be inference
+    // tensors. Other threads are not in that mode by themselves.
     const c10::InferenceMode guard;
     BlockWorker<Real> worker(inputs, rows, chunk_keys);
     for (size_t i = next++; i < tasks.size(); i = next++) {
@@ -58,8 +58,9 @@ void RunTasks(const std::vector<LaneTask>& tasks, const AttentionInputs& inputs,
   });
 }
 
-// Returns the lanes of each tree, as many as the tree's blocks call for, for
-// every key head.
+// Returns a task for each lane of each tree and each key head, the longest task
+// first. A tree has a lane for every kBlocksPerLane blocks, and at least one
+// and at most `max_lanes`.
 std::vector<LaneTask> DealOut(const std::vector<AttentionBlock>& blocks,
                               int64_t max_lanes, int64_t kv_heads) {
   std::vector<LaneTask> tasks;
@@ -92,7 +93,7 @@ template <typename Real>
 void RunForward(const AttentionInputs& inputs,
                 const std::vector<AttentionBlock>& blocks,
                 AttentionOutput& result) {
-  // Every block is a task of its own.
+  // Makes a task of each block and key head.
   const int64_t kv_heads = inputs.k_TKC.size(1);
   std::vector<LaneTask> tasks;
   for (const AttentionBlock& block : blocks) {
@@ -118,7 +119,7 @@ void RunBackward(const at::Tensor& dout_THC, const AttentionInputs& inputs,
       DealOut(blocks, kMaxLanes, inputs.k_TKC.size(1));
   int64_t lanes = 1;
   for (const LaneTask& task : tasks) lanes = std::max(lanes, task.lane + 1);
-  // The first lane adds to the gradients themselves.
+  // Lane 0 adds to the gradients themselves. The other lanes have own sums.
   std::vector<at::Tensor> dk = {gradients.dk_TKC.zero_()};
   std::vector<at::Tensor> dv = {gradients.dv_TKC.zero_()};
   while (static_cast<int64_t>(dk.size()) < lanes) {

@@ -3,8 +3,8 @@
 //
 // LibTorch's kernel for a CPU multiplies with all keys and then hides half of
 // them, and it has no windows, no softcaps and no prefix trees. Here a block
-// takes its path's keys in chunks, with one running softmax over all of them.
-// The query heads that share a key head are the rows of one product. The bits
+// takes its keys in chunks, with one running softmax over all chunks. The query
+// heads that share a key head are multiplied with it in one product. The bits
 // of a tree's rows do not depend on other trees or on the number of threads.
 #ifndef WEFT_SRC_OPS_BLOCKED_ATTENTION_H_
 #define WEFT_SRC_OPS_BLOCKED_ATTENTION_H_
@@ -22,10 +22,12 @@ namespace weft::ops {
 // Returns whether the tensor is f32 or f64 on a CPU.
 [[nodiscard]] bool BlockedSupports(const at::Tensor& q_THC);
 
-// Returns the rows of a block that make products of a good size.
+// Returns how many query rows a block should have, so that its products have an
+// efficient size.
 [[nodiscard]] int64_t BlockRows(const AttentionInputs& inputs);
 
-// Writes output and log-sum-exp of all query rows; see TreeAttention.
+// Writes output and log-sum-exp of all query rows, without sinks; see
+// TreeAttention.
 void BlockedAttention(const AttentionInputs& inputs,
                       const std::vector<AttentionBlock>& blocks,
                       AttentionOutput& result);
@@ -37,8 +39,8 @@ void BlockedAttentionBackward(const at::Tensor& dout_THC,
                               const std::vector<AttentionBlock>& blocks,
                               AttentionGradients gradients);
 
-// Returns the largest memory that the backward pass takes beside its inputs and
-// outputs, for sums of keys' gradients [T, K, C].
+// Returns the most bytes that the backward pass takes beside its inputs and
+// outputs. They hold sums of dk and dv [T, K, C]; kv_width is K C.
 [[nodiscard]] int64_t BlockedBackwardBytes(int64_t num_rows, int64_t kv_width,
                                            int64_t element_bytes);
 

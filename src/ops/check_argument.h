@@ -7,12 +7,12 @@
 
 namespace weft::ops {
 
-// With kAny the op itself makes the tensor contiguous.
+// kAny: any strides. The op itself copies the tensor if its kernel needs that.
 enum class Layout { kContiguous, kAny };
 
-// Throws c10::Error unless the argument is defined, has this dtype and these
-// sizes, and is on the device of `like`. The message names the argument and
-// describes both its actual and its expected form.
+// Throws c10::Error unless the argument is defined, has this dtype, these sizes
+// and this layout, and is on the device of `like`. The message names the
+// argument, its actual form and its expected form.
 inline void CheckArgument(const char* name, const at::Tensor& argument,
                           const at::Tensor& like, at::ScalarType dtype,
                           at::IntArrayRef sizes,

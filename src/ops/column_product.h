@@ -1,5 +1,5 @@
-// Products with a weight that is widened one part at a time. Private to
-// src/ops.
+// Products with a weight that is widened to the rows' dtype, a part of its
+// columns at a time. Private to src/ops.
 #ifndef WEFT_SRC_OPS_COLUMN_PRODUCT_H_
 #define WEFT_SRC_OPS_COLUMN_PRODUCT_H_
 
@@ -12,11 +12,12 @@
 
 namespace weft::ops {
 
-// Widens about so many elements of a weight at a time.
+// About this many elements of a weight are widened at a time.
 inline constexpr int64_t kWidenedElements = 16 << 20;
 
-// Returns a b + bias_N in the dtype of a, where columns(begin, end) returns
-// these columns of b in that dtype. Takes at most `step` columns at a time.
+// Returns a b + bias_N in the dtype of a. b has `outputs` columns, and
+// columns(begin, end) returns a range of them in that dtype. Asks for at most
+// `step` columns at a time.
 template <typename Columns>
 at::Tensor MatMulByColumns(const at::Tensor& a_MK, int64_t outputs,
                            int64_t step, const at::Tensor& bias_N,

@@ -10,13 +10,14 @@
 
 namespace weft::ops {
 
-// Returns whether the tensor is f32 on the CPU. All others go to the ATen
-// reference in the same file as the op.
+// Returns whether the tensor is f32 on the CPU. A tensor that has neither a CPU
+// nor a CUDA kernel goes to the ATen reference in the op's source.
 [[nodiscard]] inline bool HasCpuKernel(const at::Tensor& tensor) {
   return tensor.is_cpu() && tensor.scalar_type() == at::kFloat;
 }
 
-// Returns the dtype in which a reference computes: f64 for f64, otherwise f32.
+// Returns the dtype in which an ATen reference computes: f64 for f64, otherwise
+// f32.
 [[nodiscard]] inline at::ScalarType ComputeType(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
@@ -26,8 +27,8 @@ namespace weft::ops {
   return (a + b - 1) / b;
 }
 
-// Returns the rows per task of at::parallel_for, enough to be worth waking a
-// thread.
+// Returns the fewest rows per thread for at::parallel_for that are worth waking
+// a thread.
 [[nodiscard]] inline int64_t RowGrain(int64_t elements_per_row) {
   constexpr int64_t kElementsPerTask = 16384;
   return std::max<int64_t>(

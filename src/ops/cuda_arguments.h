@@ -1,5 +1,6 @@
-// The kernels' forms of arguments that several sources pass to kernels/cuda.
-// Only for sources in weft_asks_for_cuda(). All throw c10::Error for tensors
+// Converts tensors to the argument types of kernels/cuda, for several sources.
+// Only sources that a CMakeLists.txt names in weft_asks_for_cuda() include this
+// header. DTypeOf, CheckSameType and HeadArguments throw c10::Error for tensors
 // that no kernel takes.
 #ifndef WEFT_SRC_OPS_CUDA_ARGUMENTS_H_
 #define WEFT_SRC_OPS_CUDA_ARGUMENTS_H_
@@ -19,8 +20,9 @@ void CheckSameType(const at::Tensor& a, const at::Tensor& b);
 [[nodiscard]] kernels::cuda::GateActivation ActivationOf(Activation activation);
 [[nodiscard]] kernels::cuda::HeadRows RowsOfHeads(const at::Tensor& x_TMC);
 
-// The arguments of both passes over the heads, with the copies to which they
-// point. Without slots, `slots` is empty.
+// The kernels' arguments for PrepareHeads and its backward pass. `rows` and
+// `norms` point to the tensors here, which may be copies. `slots` is empty if
+// head_slots.slots_T is undefined.
 struct HeadArguments {
   HeadArguments(const Heads& heads, const at::Tensor& positions_T,
                 const RotaryTable& table, const HeadNorms& head_norms,

@@ -19,8 +19,9 @@ namespace {
 
 namespace k = kernels::cuda;
 
-// `weight` is contiguous. It may be freed once the launch is queued, because
-// the allocator reuses memory in the order of the stream.
+// Returns the kernel's arguments. `weight` is contiguous. The caller may free
+// it once the launch is queued, because the allocator reuses memory in the
+// order of the stream.
 k::RmsNormRows NormRows(const at::Tensor& x_TD, const at::Tensor& weight,
                         double eps) {
   return {.dtype = DTypeOf(x_TD),
@@ -224,7 +225,8 @@ void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
   CheckSameType(q_BHC, k_pages_PSKC);
   CheckSameType(q_BHC, v_pages_PSKC);
   CheckSameType(q_BHC, out_BHC);
-  // Heads inside a row of q, k and v are used where they are.
+  // q may be a view of the query heads in rows that also hold k and v. The
+  // kernel reads such a view without a copy.
   const bool is_packed =
       q_BHC.stride(2) == 1 && q_BHC.stride(1) == q_BHC.size(2);
   const at::Tensor q = is_packed ? q_BHC : q_BHC.contiguous();

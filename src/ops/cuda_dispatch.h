@@ -8,7 +8,7 @@
 // Shapes, aliasing and meaning are those of the ops that call the functions.
 // The ops check the arguments (check_argument.h), and the functions pass raw
 // pointers to a kernel. The functions throw c10::Error, also if a launch fails.
-// They do not wait for the device unless their comment says so.
+// A function that waits for the device says so in its comment.
 #ifndef WEFT_SRC_OPS_CUDA_DISPATCH_H_
 #define WEFT_SRC_OPS_CUDA_DISPATCH_H_
 
@@ -33,8 +33,8 @@ namespace weft::ops {
 #endif
 inline constexpr bool kHasCudaKernels = WEFT_WITH_CUDA;
 
-// Returns whether the tensor is f32 or bf16 on a CUDA device. All others go to
-// the ATen reference.
+// Returns whether the tensor is f32 or bf16 on a CUDA device. Other CUDA
+// tensors go to the ATen reference.
 [[nodiscard]] inline bool HasCudaKernel(const at::Tensor& tensor) {
   return tensor.is_cuda() && (tensor.scalar_type() == at::kFloat ||
                               tensor.scalar_type() == at::kBFloat16);
@@ -44,11 +44,11 @@ namespace cuda {
 
 // Returns the stream on which LibTorch queues the calling thread's work.
 [[nodiscard]] CUstream_st* CurrentStream();
-// Waits until the device has done all work on that stream.
+// Waits until the device has done all work on CurrentStream().
 void WaitForStream();
-// Copies the first tensor of each pair to the second one, which is on the host
-// and pinned. Both are contiguous and have equal size and dtype. Waits for the
-// copies.
+// Copies the first tensor of each pair, on the device, to the second one, in
+// pinned host memory. The two are contiguous and have equal size and dtype.
+// Waits for the copies.
 void CopyToHost(const std::vector<std::pair<at::Tensor, at::Tensor>>& copies);
 
 void RmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
@@ -77,15 +77,16 @@ void VocabRows(at::Tensor& logits_RV, const VocabRowsInput& input,
 void VocabWeights(const at::Tensor& logits_RV, const VocabRowsInput& input,
                   at::Tensor& weights_RV, at::Tensor& scale_R,
                   at::Tensor& logprobs_E, at::Tensor& entropy_R);
-// Row r of out is factor[r] scale[r] projection[r] plus a sum over the row's
-// entries e of coefficient[e] times row targets[e] of weight_VH. The entries of
-// row r are [row_offsets[r], row_offsets[r + 1]). All tensors are contiguous.
-// out has the weight's dtype.
+// Writes out[r] = factor[r] scale[r] projection[r] + s[r]. s[r] is the sum of
+// coefficient[e] weight[targets[e]] over the entries e of row r, which are
+// [row_offsets[r], row_offsets[r + 1]). All tensors are contiguous. out has the
+// weight's dtype.
 void HeadGradient(const at::Tensor& projection_RH, const at::Tensor& factor_R,
                   const at::Tensor& scale_R, const at::Tensor& row_offsets,
                   const at::Tensor& targets_E, const at::Tensor& coefficient_E,
                   const at::Tensor& weight_VH, at::Tensor& out_RH);
-// Returns whether the kernel takes heads of this width.
+// Returns whether PagedAttention takes q: HasCudaKernel(q), and the kernel
+// supports the width of its heads.
 [[nodiscard]] bool TakesPagedAttention(const at::Tensor& q_BHC);
 void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
                     const at::Tensor& v_pages_PSKC,
@@ -97,7 +98,7 @@ void AdamW(const kernels::cpu::AdamWScalars& scalars,
            const at::Tensor& weights_N, const at::Tensor& gradient_N,
            at::Tensor& moment1_N, at::Tensor& moment2_N,
            at::Tensor& weights_out_N);
-// Waits for the result.
+// Returns the sum of x^2 of f32 x [N]. Waits for the device.
 [[nodiscard]] double SumOfSquares(const at::Tensor& x_N);
 
 }  // namespace cuda

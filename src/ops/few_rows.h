@@ -1,5 +1,5 @@
-// Parts of ops for callers that share few rows among threads themselves: they
-// take raw memory, so that there is no tensor for each part.
+// Kernels of ops on raw memory, for callers that share few rows among threads
+// themselves. So these callers make no tensor for each thread's part.
 #ifndef WEFT_SRC_OPS_FEW_ROWS_H_
 #define WEFT_SRC_OPS_FEW_ROWS_H_
 
@@ -12,16 +12,17 @@
 
 namespace weft::ops {
 
-// Runs the kernel of MatMul for few rows on the rows of a weight that begin at
-// `first_row`. The item's outputs count from that row.
-// Shapes:  `weight` [O, I] of f32, bf16 or 8 bits, or its transposed view. The
-//          item has its stride.
+// Computes x W^T for few rows, where W is the rows of a weight from `first_row`
+// on. Output o of the item is row first_row + o of the weight.
+// Shapes:  `weight` [O, I] of f32, bf16 or 8 bits, or its transposed view.
+//          item.weight_stride is the distance between its rows.
 // Errors:  throws c10::Error if the weight is of another dtype.
-// Threads: any, for distinct outputs.
+// Threads: any. Concurrent calls write distinct outputs.
 void RunSkinny(const kernels::cpu::SkinnyProduct& item,
                const at::Tensor& weight, int64_t first_row);
 
-// Computes a row of GatedProduct: out [F] from gate [F] and up [F].
+// A kernel that computes one row of GatedProduct: out [F] from gate [F] and up
+// [F].
 using GatedRow = void (*)(const float* gate, const float* up, int64_t features,
                           float* out);
 [[nodiscard]] GatedRow GatedRowOf(Activation activation);

@@ -15,7 +15,7 @@
 namespace weft::ops {
 namespace {
 
-// `name` is the name of narrow_TF in messages.
+// Throws c10::Error unless the shapes fit. Messages call narrow_TF by `name`.
 void CheckArguments(const at::Tensor& gate_up_T2F, const char* name,
                     const at::Tensor& narrow_TF) {
   TORCH_CHECK(gate_up_T2F.dim() == 2 && gate_up_T2F.size(1) % 2 == 0,
@@ -26,8 +26,9 @@ void CheckArguments(const at::Tensor& gate_up_T2F, const char* name,
                 {gate_up_T2F.size(0), gate_up_T2F.size(1) / 2});
 }
 
-// The activations are x sigmoid(z(x)). SiLU has z = x; GELU's tanh form has z =
-// 2 sqrt(2 / pi) (x + 0.044715 x^3); the clamped SiLU has z = 1.702 x.
+// A function's value and its derivative. An activation is x sigmoid(z(x)). SiLU
+// has z = x. GELU's tanh form has z = 2 sqrt(2 / pi) (x + 0.044715 x^3). The
+// clamped SiLU has z = 1.702 x with x = min(gate, 7).
 struct Gate {
   at::Tensor value;
   at::Tensor slope;
@@ -55,7 +56,8 @@ Gate Activate(Activation activation, const at::Tensor& x) {
   return {value, sigmoid + value * (1 - sigmoid) * dz};
 }
 
-// Returns the factor that `up` becomes, and its derivative.
+// Returns the factor by which the activation is multiplied, and the factor's
+// derivative with respect to `up`.
 Gate Factor(Activation activation, const at::Tensor& up) {
   if (activation != Activation::kClampedSilu) return {up, at::ones_like(up)};
   return {up.clamp(-kClampedSiluLimit, kClampedSiluLimit) + 1,

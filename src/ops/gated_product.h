@@ -1,5 +1,5 @@
-// The gated unit of a fused gate-and-up projection:
-// out = activation(gate) * up, where kClampedSilu also changes `up`.
+// The product of the two halves of a fused gate-and-up projection:
+// out = activation(gate) * up. kClampedSilu also changes `up` (activation.h).
 // Legend: T packed tokens, F feed-forward features.
 #ifndef WEFT_SRC_OPS_GATED_PRODUCT_H_
 #define WEFT_SRC_OPS_GATED_PRODUCT_H_
@@ -10,6 +10,7 @@
 
 namespace weft::ops {
 
+// Writes the product to out_TF.
 // Shapes:  gate_up_T2F [T, 2F] contiguous, gate in columns [0, F);
 //          out_TF [T, F] contiguous, of the same dtype and device.
 // Errors:  throws c10::Error, which names the argument.
@@ -17,7 +18,7 @@ namespace weft::ops {
 void GatedProduct(Activation activation, const at::Tensor& gate_up_T2F,
                   at::Tensor& out_TF);
 
-// Overwrites gate_up_T2F by its gradient: afterwards it holds dgate | dup.
+// Overwrites gate_up_T2F by its gradient: dgate in columns [0, F), then dup.
 void GatedProductBackward(Activation activation, const at::Tensor& dout_TF,
                           at::Tensor& gate_up_T2F);
 

@@ -17,8 +17,8 @@ namespace {
 using kernels::cpu::Int8RowInputs;
 using kernels::cpu::kInt8Group;
 
-// Returns the inputs [begin, end) of a weight of 8 bits, [O, end - begin].
-// `begin` is the first input of a group.
+// Returns the inputs [begin, end) of a weight of 8 bits, as f32 [O, end -
+// begin]. `begin` is the first input of a group.
 at::Tensor WidenWithKernel(const at::Tensor& weight, int64_t begin,
                            int64_t end) {
   const int64_t rows = weight.size(0), count = end - begin;
@@ -35,8 +35,8 @@ at::Tensor WidenWithKernel(const at::Tensor& weight, int64_t begin,
   return wide_OI;
 }
 
-// Does the same on any device and in any dtype. No size depends on a value of
-// the device, so a graph of launches may have it.
+// Does what WidenWithKernel does, on any device and in any dtype. No size
+// depends on values in device memory, so a CUDA graph may record the calls.
 at::Tensor WidenWithAten(const at::Tensor& weight, int64_t begin, int64_t end,
                          at::ScalarType dtype) {
   const int64_t inputs = Int8RowInputs(weight.size(1));

@@ -1,10 +1,10 @@
 // Frozen weights [O, I] in 8 bits.
 //
-// Such a weight is an int8 tensor [O, Int8RowBytes(I)] whose rows have the
-// format of kernels/cpu/int8_rows.h: the integers, then the scales of groups of
-// 64 inputs. So rows can be narrowed and gathered like those of any weight.
-// MatMul and the functions below know the format. Others refuse the tensor,
-// because its dtype and its width are not those of the inputs.
+// The weight is an int8 tensor [O, Int8RowBytes(I)]. Its rows have the format
+// of kernels/cpu/int8_rows.h: the integers, then the scales of groups of 64
+// inputs. So narrow() and index_select() of rows work as for any weight. MatMul
+// and the functions below know the format. Other ops refuse the tensor, because
+// they expect another dtype and a width of I.
 #ifndef WEFT_SRC_OPS_INT8_WEIGHT_H_
 #define WEFT_SRC_OPS_INT8_WEIGHT_H_
 
@@ -24,16 +24,17 @@ using kernels::cpu::Int8RowBytes;
   return weight.scalar_type() == at::kChar;
 }
 
-// Quantises rows to `stored`, an int8 tensor [O, Int8RowBytes(I)] of any
-// device. Returns the first row that has a value that is not finite; `stored`
-// is then undefined.
+// Quantises rows to `stored`, an int8 tensor [O, Int8RowBytes(I)] on any
+// device, and returns nullopt. If a row has an infinite value or NaN, instead
+// returns the first such row, and leaves the content of `stored` undefined.
 // Shapes:  rows_OI [O, I] of any floating-point dtype, on the CPU.
+// Errors:  throws c10::Error if the shapes do not fit.
 // Threads: any.
 [[nodiscard]] std::optional<int64_t> QuantizeRows(const at::Tensor& rows_OI,
                                                   const at::Tensor& stored);
 
-// Returns a weight of either kind as numbers [O, I] in `dtype`. Those of 8 bits
-// are exact in f32 and f64, and rounded once in bf16.
+// Returns a weight, in 8 bits or not, as numbers [O, I] in `dtype`. From 8 bits
+// the numbers are exact in f32 and f64, and rounded once in bf16.
 [[nodiscard]] at::Tensor Widened(const at::Tensor& weight,
                                  at::ScalarType dtype);
 
@@ -42,8 +43,8 @@ using kernels::cpu::Int8RowBytes;
                                      const at::Tensor& index_T,
                                      at::ScalarType dtype);
 
-// Does what MatMul does with a weight of 8 bits or its transposed view, for any
-// number of rows. Widens a part of the weight at a time.
+// Returns a b + bias_N as MatMul does, where b is a weight of 8 bits or its
+// transposed view, for any number of rows. Widens a part of b at a time.
 [[nodiscard]] at::Tensor MatMulOfWidened(const at::Tensor& a_MK,
                                          const at::Tensor& int8_KN,
                                          const at::Tensor& bias_N,

@@ -20,13 +20,13 @@
 namespace weft::ops {
 namespace {
 
-// Up to this many passes over a weight of bf16 or 8 bits cost less than
-// widening it for one product.
+// Up to this many skinny products, which each read a weight of bf16 or 8 bits
+// once, cost less than widening the weight for one product.
 constexpr int64_t kMaxNarrowPasses = 4;
 
 // The only operator through which LibTorch exposes oneDNN's dense product. It
-// takes x [M, K], weight [N, K] of any strides, a bias, and a fused function,
-// which is "none" here.
+// takes x [M, K], weight [N, K] of any strides, a bias, and a function to apply
+// to the product, which is "none" here.
 using LinearPointwise = at::Tensor(const at::Tensor&, const at::Tensor&,
                                    const std::optional<at::Tensor>&,
                                    std::string_view,
@@ -44,8 +44,8 @@ at::Tensor OneDnnMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
                      c10::List<std::optional<at::Scalar>>(), std::nullopt);
 }
 
-// oneDNN was measured to be faster only on AMD processors. Some builds of
-// LibTorch lack the operator.
+// Returns whether oneDNN is present and worth using. In measurements it was
+// faster only on AMD processors. Some builds of LibTorch lack the operator.
 bool HasOneDnn() {
 #if defined(__x86_64__)
   return __builtin_cpu_is("amd") &&
@@ -57,11 +57,12 @@ bool HasOneDnn() {
 
 bool PrefersOneDnn(const at::Tensor& a_MK) {
   static const bool has_one_dnn = HasOneDnn();
-  // An empty product gains nothing.
+  // oneDNN gains nothing for an empty product.
   return has_one_dnn && HasCpuKernel(a_MK) && a_MK.numel() > 0;
 }
 
-// `weight` is [O, I] or its transposed view.
+// Returns whether a has few enough rows for a skinny product with this weight,
+// which is [O, I] or its transposed view.
 bool HasSkinnyRows(const at::Tensor& a_MK, const at::Tensor& weight) {
   const bool is_narrow =
       weight.scalar_type() == at::kBFloat16 || IsInt8(weight);
@@ -87,7 +88,8 @@ void RunPasses(kernels::cpu::SkinnyProduct item, const at::Tensor& weight) {
   }
 }
 
-// `weight` is [O, I] or its transposed view, whose rows are `stride` apart.
+// Returns a W^T + bias_N. `weight` is W [O, I] or its transposed view, and
+// `stride` is the distance between rows of W.
 at::Tensor SkinnyMatMul(const at::Tensor& a_MK, const at::Tensor& weight,
                         int64_t outputs, int64_t stride,
                         const at::Tensor& bias_N) {
@@ -115,7 +117,7 @@ at::Tensor SkinnyMatMul(const at::Tensor& a_MK, const at::Tensor& weight,
   return y_MN;
 }
 
-// Returns whether b is stored row by row and a has few rows.
+// Returns whether both are f32, b is stored row by row, and a has few rows.
 bool IsRowProduct(const at::Tensor& a_MK, const at::Tensor& b_KN) {
   return b_KN.stride(1) == 1 && HasCpuKernel(a_MK) && a_MK.numel() > 0 &&
          b_KN.numel() > 0 && a_MK.size(0) <= kernels::cpu::kSkinnyRows &&
@@ -156,7 +158,7 @@ at::Tensor Bf16MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
   return y_MN;
 }
 
-// Returns a b. Widens b to the dtype of a, one part at a time.
+// Returns a b + bias_N. Widens b to the dtype of a, one part at a time.
 at::Tensor WidenedMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
                          const at::Tensor& bias_N, RowCount row_count) {
   const int64_t inputs = std::max<int64_t>(1, b_KN.size(0));
@@ -191,7 +193,8 @@ at::Tensor MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN) {
 
 at::Tensor Linear(const at::Tensor& x_MI, const at::Tensor& weight_OI,
                   const at::Tensor& bias_O, RowCount row_count) {
-  // A view of the weight would cost a decode step more than its rows do.
+  // Does not make the transposed view of the weight, which would cost a decode
+  // step more than its few rows do.
   if (x_MI.size(0) <= kernels::cpu::kSkinnyRows && weight_OI.size(1) > 1 &&
       weight_OI.stride(1) == 1 && HasSkinnyRows(x_MI, weight_OI)) {
     return SkinnyMatMul(x_MI, weight_OI, weight_OI.size(0), weight_OI.stride(0),

@@ -24,7 +24,8 @@ void ClearEmptyRows(const at::Tensor& lengths_B, at::Tensor& out_BHC) {
   }
 }
 
-// Computes on gathered pages of each sequence. Takes any dtype and device.
+// Computes PagedAttention with ATen on copies of each sequence's pages. Takes
+// any dtype and device.
 void PagedAttentionReference(const at::Tensor& q_BHC,
                              const at::Tensor& k_pages_PSKC,
                              const at::Tensor& v_pages_PSKC,
@@ -56,8 +57,8 @@ void PagedAttentionReference(const at::Tensor& q_BHC,
     at::Tensor rows = all_pages.index_select(0, table)
                           .view({batch, pages * page_tokens, kv_heads, 1, C})
                           .to(compute);
-    // Unwritten slots may hold NaN, and a weight of 0 times NaN is NaN. So they
-    // are cleared.
+    // Unwritten slots may hold NaN, and a weight of 0 times NaN is NaN. So the
+    // rows of hidden tokens are cleared.
     rows =
         rows.masked_fill(mask_BT.logical_not().view({batch, -1, 1, 1, 1}), 0);
     return rows.permute({0, 2, 3, 1, 4});  // [B, K, 1, T, C]
@@ -105,10 +106,10 @@ void CheckArguments(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
   CheckArgument("out_BHC", out_BHC, q_BHC, dtype, q_BHC.sizes());
 }
 
-// Returns the rows that go to a slot; undefined means all rows. Does not read
-// slots on a device, because that would wait. Slots on a device are never
-// negative here: batches with padding go to the kernel that writes pages
-// (ops/rotary.h), which skips the padding.
+// Returns the numbers of the rows with a slot >= 0, or an undefined tensor if
+// that is all rows. Does not read slots on a CUDA device, because that would
+// wait. Such slots are never negative here: batches with padding go to the
+// kernel of PrepareHeads (ops/rotary.h), which skips the padding.
 at::Tensor RowsWithSlots(const at::Tensor& slots_T) {
   if (!slots_T.is_cpu()) return {};
   const int64_t* slots = slots_T.const_data_ptr<int64_t>();
@@ -120,8 +121,8 @@ at::Tensor RowsWithSlots(const at::Tensor& slots_T) {
   return ToDevice(rows, slots_T.device());
 }
 
-// Does it row by row. LibTorch's indexed copy takes longer to set up than a
-// decode step's rows take to copy.
+// Copies each row to its slot. LibTorch's indexed copy takes longer to set up
+// than the few rows of a decode step take to copy.
 void WriteRowsCpu(const at::Tensor& x_TKC, const at::Tensor& slots_T,
                   const at::Tensor& pages_PSKC) {
   const int64_t heads = x_TKC.size(1), features = x_TKC.size(2);

@@ -10,9 +10,10 @@
 
 namespace weft::ops {
 
-// Writes row t of k and v to slot t: page slots[t] / S, row slots[t] % S. On a
-// CPU, skips a token whose slot is negative. Slots are distinct.
-// ops::PrepareHeads calls it if its own kernel does not write pages.
+// Writes row t of k and v to slot slots[t], which is row slots[t] % S of page
+// slots[t] / S. Slots >= 0 are distinct. On a CPU, skips a token whose slot is
+// negative. ops::PrepareHeads calls this function, except on CUDA where its own
+// kernel writes the pages.
 // Shapes:  k_TKC, v_TKC [T, K, C], unit stride in C; slots_T [T] i64
 //          contiguous, on the device; k_pages, v_pages [P, S, K, C] contiguous.
 // Threads: engine thread only.
@@ -23,8 +24,8 @@ void WriteKvPages(const at::Tensor& k_TKC, const at::Tensor& v_TKC,
 // Computes out[b] = softmax(softcap(scale * q[b] . k)) v over the first
 // lengths[b] tokens of sequence b, or over the last `window` of these. The
 // sequence's pages are page_table[b]. A sequence of 0 tokens, which is padding,
-// gets zeros. Table entries of pages without visible tokens are ignored. A sink
-// adds exp(sink) to the sum of its head's softmax and has no value.
+// gets zeros. Table entries of pages without visible tokens are ignored. If
+// there are sinks, exp(sinks[h]) is added to the sum of head h's softmax.
 // Shapes:  q_BHC, out_BHC [B, H, C] (out contiguous); page_table_BL [B, L] i32;
 //          lengths_B [B] i32, all on the device; sinks_H [H] f32 (f64 beside
 //          f64), or undefined; the others have one dtype.

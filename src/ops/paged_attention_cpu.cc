@@ -15,9 +15,9 @@ namespace weft::ops {
 namespace {
 
 // The tokens of a sequence are cut into parts, which are computed apart and
-// merged in order. How many parts there are depends on the tokens alone, so
-// that a sequence has the same bits in every batch and with any number of
-// threads. If there are P > 1 parts, each has at least 16 P tokens: longer
+// merged in order. The number of parts depends only on the number of tokens.
+// So a sequence has the same bits in every batch and with any number of
+// threads. If there are P > 1 parts, each has at least 16 P tokens. So longer
 // contexts feed more threads, and merging stays a small part of the work.
 constexpr int64_t kMaxParts = 16;
 constexpr int64_t kPartTokens = 16;
@@ -43,8 +43,8 @@ int64_t NumParts(const Tokens& tokens) {
   return parts;
 }
 
-// One piece of work: a part of a sequence's tokens, for some of its key/value
-// heads.
+// The work of one task: a part of the tokens of sequence `b`, for some of its
+// key/value heads.
 struct Piece {
   int64_t b = 0;
   int64_t part = 0;
@@ -52,24 +52,25 @@ struct Piece {
   int64_t num_heads = 0;
 };
 
-// How many key/value heads of a part are one piece. All are best, because their
-// keys and values are adjacent in memory, unless threads would be idle.
+// Returns the number of key/value heads of a piece. A piece with all heads is
+// best, because their keys and values are adjacent in memory. If threads would
+// then be idle, pieces get fewer heads.
 int64_t HeadsOfPiece(int64_t num_parts, int64_t num_heads) {
   const int64_t threads = at::get_num_threads();
-  // The heads of the thread that has most.
+  // Returns how many heads the busiest thread computes, if a piece has `heads`.
   const auto cost = [&](int64_t heads) {
     return CeilDiv(num_parts * CeilDiv(num_heads, heads), threads) * heads;
   };
   int64_t best = num_heads;
   for (int64_t heads = num_heads; heads > 0; --heads) {
-    // An eighth above the ideal is good enough.
+    // Stops if the busiest thread has at most 9 / 8 of an equal share.
     if (8 * cost(best) * threads <= 9 * num_parts * num_heads) break;
     if (cost(heads) < cost(best)) best = heads;
   }
   return best;
 }
 
-// The attention of one batch on the CPU.
+// Computes PagedAttention for one batch.
 class Launch {
  public:
   Launch(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
@@ -102,8 +103,9 @@ class Launch {
 
   [[nodiscard]] int64_t num_parts() const { return num_parts_; }
 
-  // Writes out [B, H, C]. The first part of a sequence is computed there, and
-  // the others in parts [num_parts, H, C]. lse is [num_parts, H].
+  // Writes out [B, H, C]. Computes the first part of a sequence in `out`, and
+  // the other parts in `parts` [num_parts, H, C], which is null if there are
+  // none. Writes the log-sum-exp of each part to lse [num_parts, H].
   void Run(float* out, float* parts, float* lse) const {
     const std::vector<Piece> pieces = Pieces();
     at::parallel_for(0, std::ssize(pieces), 1, [&](int64_t begin, int64_t end) {
@@ -125,7 +127,7 @@ class Launch {
   struct Sequence {
     Tokens tokens;
     int64_t num_parts = 0;
-    int64_t first_part = 0;  // Parts of all sequences are numbered.
+    int64_t first_part = 0;  // Its first part's index among all parts.
   };
 
   [[nodiscard]] int64_t row_size() const { return heads_ * features_; }
@@ -189,9 +191,9 @@ class Launch {
     }
     if (sinks_ == nullptr) return;
     for (int64_t h = 0; h < heads_; ++h) {
-      // The share of the softmax that the sink leaves to the keys. AddSinks
-      // would compute it in vectors over the whole batch, whose last elements
-      // have other bits.
+      // `share` is what the sink leaves of the softmax to the keys. AddSinks
+      // would compute it in vectors over the whole batch. The elements after
+      // the last whole vector would have other bits.
       const float share = 1 / (1 + std::exp(sinks_[h] - lse_H[h]));
       float* const out_C = out + h * features_;
       for (int64_t c = 0; c < features_; ++c) out_C[c] *= share;
@@ -202,7 +204,7 @@ class Launch {
   const int32_t* const page_table_;
   const int64_t table_entries_;
   const float* const sinks_;  // Null if there are none.
-  // Only what differs between pieces is not set.
+  // The values that all pieces share. RunPiece sets the others.
   const kernels::cpu::PagedAttentionItem item_;
   std::vector<Sequence> sequences_;
   int64_t num_parts_ = 0;

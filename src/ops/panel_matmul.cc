@@ -13,8 +13,8 @@
 namespace weft::ops {
 namespace {
 
-// The columns of b that are copied and used together. It is a multiple of every
-// kernel's panel.
+// The number of columns of b that are copied and multiplied at a time. It is a
+// multiple of the columns of every kernel's panel.
 constexpr int64_t kSliceColumns = 96;
 
 bool HasAdjacentElements(const at::Tensor& matrix) {

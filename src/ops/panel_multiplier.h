@@ -1,6 +1,7 @@
-// Small products of f32 matrices by panels, for one thread. LibTorch's product
-// takes MKL's older code path on an AMD processor (Zen 5: attention takes 1.9
-// times as long with it). Private to src/ops.
+// Small products of f32 matrices by panels (kernels/cpu/panel_product.h), for
+// one thread. LibTorch's product takes MKL's older code path on an AMD
+// processor (Zen 5: with it, attention takes 1.9 times as long). Private to
+// src/ops.
 #ifndef WEFT_SRC_OPS_PANEL_MULTIPLIER_H_
 #define WEFT_SRC_OPS_PANEL_MULTIPLIER_H_
 
@@ -12,7 +13,8 @@
 namespace weft::ops {
 
 // Keeps its buffer from product to product. The bits of an element of a product
-// do not depend on other rows or columns. Threads: one has its own.
+// do not depend on other rows or columns. Threads: each thread has its own
+// object.
 class PanelMultiplier {
  public:
   // Computes out = alpha a b, or adds it to out.

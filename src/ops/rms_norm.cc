@@ -18,7 +18,7 @@ void CheckRows(const at::Tensor& x_TD, const at::Tensor& weight_D) {
               "rms_norm wants unit stride in D");
 }
 
-// Holds x / rms(x) and 1 / rms(x), in the compute type.
+// Holds x / rms(x) and 1 / rms(x), in the dtype of ComputeType.
 struct Normalized {
   at::Tensor n_TD;
   at::Tensor inverse_T1;
@@ -30,7 +30,7 @@ Normalized Normalize(const at::Tensor& x_TD, double eps) {
   return {x * inverse, inverse};
 }
 
-// Writes y = norm(x). If there is an addend, first adds its rows to x.
+// Writes y = RmsNorm(x). If `addend` is not null, first adds its rows to x.
 void NormRows(const float* addend, int64_t addend_stride,
               const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
               const at::Tensor& y_TD) {

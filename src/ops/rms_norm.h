@@ -10,12 +10,13 @@ namespace weft::ops {
 // Writes y = x * rsqrt(mean(x^2) + eps) * weight. y may be x.
 // Shapes:  x_TD, y_TD [T, D] with unit stride in D, any row stride; weight_D
 //          [D]. All have one dtype, but the weight may be f32 with a narrower
-//          x. Statistics are f32.
+//          x. Statistics are f32, or f64 for f64.
 // Threads: engine thread only.   Source: Zhang and Sennrich 2019.
 void RmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
              at::Tensor& y_TD);
 
-// Computes sum += x and then y = norm(sum), with the same bits as two calls.
+// Computes sum += x and then y = RmsNorm(sum), with the same bits as an
+// addition and RmsNorm.
 // Shapes: x_TD, sum_TD, y_TD like x_TD above; none aliases another.
 void AddRmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
                 at::Tensor& sum_TD, at::Tensor& y_TD);

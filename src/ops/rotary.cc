@@ -19,7 +19,7 @@ void RotateReference(at::Tensor& x_TMC, const at::Tensor& positions_T,
                      const RotaryTable& table, bool inverse) {
   const at::ScalarType compute = ComputeType(x_TMC);
   const at::Tensor rows = positions_T.to(at::kLong);
-  // There is one angle for each token and feature; all heads share it.
+  // All heads share the angle of a token and a feature.
   const at::Tensor cos =
       table.cos_PC.index_select(0, rows).to(compute).unsqueeze(1);
   at::Tensor sin = table.sin_PC.index_select(0, rows).to(compute).unsqueeze(1);
@@ -101,7 +101,8 @@ void NormalizeBackwardReference(const at::Tensor& d_TMC,
   }
 }
 
-// Turns the gradient of the normed heads into the gradient of the raw ones.
+// Replaces d, the gradient of the normed heads, by the gradient of the raw
+// heads.
 void NormalizeBackward(const at::Tensor& d_TMC, const at::Tensor& raw_TMC,
                        const at::Tensor& weight_C, double eps) {
   TORCH_CHECK(raw_TMC.sizes() == d_TMC.sizes(), "gradient of heads ",
@@ -136,7 +137,7 @@ void NormalizeBackward(const at::Tensor& d_TMC, const at::Tensor& raw_TMC,
       });
 }
 
-// Rotates the heads in place, forwards or back.
+// Rotates the heads in place, or rotates them back if `inverse`.
 void Rotate(const at::Tensor& heads_TMC, const at::Tensor& positions_T,
             const RotaryTable& table, bool inverse) {
   at::Tensor x_TMC = heads_TMC;
@@ -166,7 +167,7 @@ void Rotate(const at::Tensor& heads_TMC, const at::Tensor& positions_T,
       });
 }
 
-// The kernel needs unit stride in C.
+// Returns whether the CUDA kernel takes the heads. It needs unit stride in C.
 bool TakesKernel(const Heads& heads) {
   return HasCudaKernel(heads.q_TQC) && heads.q_TQC.stride(2) == 1 &&
          heads.k_TKC.stride(2) == 1;

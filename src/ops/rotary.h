@@ -26,31 +26,33 @@ struct RotaryTable {
     const std::vector<double>& inverse_frequencies, int64_t num_positions,
     at::Device device);
 
-// Views of a projection's heads, with unit stride in C and any strides in T and
-// M.
+// Views of the heads of q, k and v, with unit stride in C and any strides in T
+// and M.
 struct Heads {
   at::Tensor q_TQC;
   at::Tensor k_TKC;
-  at::Tensor v_TKC;  // May be undefined if no caller reads v.
+  at::Tensor v_TKC;  // May be undefined where v is not used.
 };
 
-// RmsNorm of each head before the rotation. Undefined weights mean no norm.
+// Weights of the RmsNorm of each head before the rotation. Undefined weights
+// mean no norm.
 struct HeadNorms {
   at::Tensor q_C;
   at::Tensor k_C;
   double eps = 0;
 };
 
-// The page rows for keys and values: token t goes to slots_T[t]. A token with a
-// negative slot is not written. If slots_T is undefined, no token is written.
+// Where keys and values are cached: token t goes to slot s = slots_T[t], which
+// is row s % S of page s / S. A token with a negative slot is not written. If
+// slots_T is undefined, no token is written.
 struct KvSlots {
   at::Tensor slots_T;       // [T] i64. Slots >= 0 are distinct.
   at::Tensor k_pages_PSKC;  // Contiguous, S tokens per page.
   at::Tensor v_pages_PSKC;
 };
 
-// Norms the heads and rotates them, in place, then writes k and v to the pages.
-// On CUDA this takes one launch.
+// Norms and rotates the heads of q and k in place, then writes k and v to the
+// pages. On CUDA this takes one kernel launch.
 // Shapes:  positions_T [T] i32 on the heads' device, each less than P.
 // Errors:  throws c10::Error.
 // Threads: engine thread only.
@@ -58,10 +60,10 @@ void PrepareHeads(const Heads& heads, const at::Tensor& positions_T,
                   const RotaryTable& table, const HeadNorms& norms,
                   const KvSlots& slots);
 
-// Computes the gradient of the heads before PrepareHeads from `gradients`, the
-// gradient of the prepared heads, and writes it to `into`. On CUDA this takes
-// one launch. `gradients` may be `into`. `raw` are the heads before
-// PrepareHeads, without v. They are read only if there are norms.
+// Takes `gradients`, the gradients of the heads after PrepareHeads, and writes
+// the gradients of the heads before PrepareHeads to `into`, which may be
+// `gradients`. On CUDA this takes one kernel launch. `raw` holds q and k before
+// PrepareHeads, and is read only if there are norms.
 void PrepareHeadsBackward(const Heads& gradients, const at::Tensor& positions_T,
                           const RotaryTable& table, const HeadNorms& norms,
                           const Heads& raw, const Heads& into);

@@ -1,5 +1,5 @@
-// One query's softmax over chunks of keys: the CPU kernel for f32, and plain
-// loops for f64. Private to src/ops.
+// The softmax of one query over chunks of keys: for f32 by the CPU kernel, for
+// f64 by plain loops. Private to src/ops.
 #ifndef WEFT_SRC_OPS_SOFTMAX_ROWS_H_
 #define WEFT_SRC_OPS_SOFTMAX_ROWS_H_
 
@@ -14,7 +14,8 @@ namespace weft::ops {
 
 using kernels::cpu::SoftmaxKeys;
 
-// See softmax_step_row and softmax_gradient_row of kernels/cpu/kernels.h.
+// Step computes softmax_step_row of kernels/cpu/kernels.h, and Gradient
+// softmax_gradient_row, for one type of numbers.
 template <typename Real>
 struct SoftmaxRow;
 

@@ -10,7 +10,8 @@
 namespace weft::ops {
 namespace {
 
-// The flash kernels have neither softcap nor window.
+// Returns whether the flash kernels, which have neither softcap nor window, can
+// compute a sequence. A window at least as long as the sequence hides nothing.
 bool FlashExpresses(const AttentionRule& rule, const SuffixRows& rows) {
   return rule.softcap <= 0 && (rule.window == 0 || rows.k_size <= rule.window);
 }

@@ -1,5 +1,5 @@
-// Causal attention of the last tokens of sequences, whose first tokens have
-// their keys and values in a cache.
+// Causal attention of the last tokens of each sequence over all its tokens. The
+// keys and values of the first tokens come from a cache.
 //
 // Legend: T query rows, S key rows, H query heads, K key/value heads (H % K ==
 // 0), C head features.
@@ -24,10 +24,10 @@ struct SuffixRows {
   int64_t k_size = 0;
 };
 
-// Query i of a sequence sees the sequence's keys [0, k_size - q_size + i], or
-// the last `window` of these. `sequences` cover the query rows and the key rows
-// in order. Returns [T, H, C] in the dtype of q.
-// Sinks are those of ops::TreeAttention.
+// Returns the attention of all query rows, [T, H, C] in the dtype of q. Query i
+// of a sequence sees the sequence's keys 0 to k_size - q_size + i, or the last
+// `window` of these. `sequences` cover the query rows and the key rows in
+// order. ops::TreeAttention says what sinks are.
 // Shapes:  q_THC [T, H, C], unit stride in C; k_SKC, v_SKC [S, K, C].
 // Units:   the same memory as ops::TreeAttention.
 // Errors:  throws c10::Error.

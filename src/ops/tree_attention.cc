@@ -25,8 +25,8 @@ int64_t LongestPath(const std::vector<AttentionNode>& nodes) {
 
 enum class Implementation { kCpuBlocks, kCudaVarlen, kEager };
 
-// The flash kernels have neither softcap nor window. A window that is as long
-// as the batch's longest path has no effect.
+// Returns how to compute the batch. The flash kernels have neither softcap nor
+// window. A window at least as long as the batch's longest path hides nothing.
 Implementation Choose(const AttentionInputs& inputs,
                       const std::vector<AttentionNode>& nodes,
                       AttentionMethod method) {

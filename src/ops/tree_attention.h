@@ -3,17 +3,18 @@
 // Legend: T packed tokens, H query heads, K key/value heads (H % K == 0), C
 // head features.
 //
-// A node is a run of rows. It attends to itself causally and to every ancestor
-// in full. An ordinary sequence is a tree of one node. A root begins at
-// position 0, a child where its parent ends.
+// A node is a run of rows. Its rows attend to the node itself causally, and to
+// every ancestor in full. An ordinary sequence is a tree of one node. A root
+// begins at position 0, and a child begins where its parent ends.
 //
-// On a CPU a block of rows walks its path's keys (blocked_attention.h). On CUDA
-// the flash kernels take rectangles: the rows of a node's descendants follow
-// directly (depth-first order), so an ancestor's part is one call, from the
-// contiguous rows [end of the ancestor, end of its subtree) to the ancestor's
-// own rows. Parts merge by log-sum-exp.
+// On a CPU, a block of rows reads the keys on its path (blocked_attention.h).
+// On CUDA, the flash kernels compute parts: consecutive query rows over
+// consecutive key rows. Nodes are in depth-first order, so all descendants of a
+// node are the rows [end, subtree_end), whose attention to the node is one
+// part. The parts of a row are merged by log-sum-exp.
 //
-// Worked example, a prompt of 3 tokens with two completions of 2 and 1:
+// Worked example: a prompt of 3 tokens with two completions of 2 and 1 tokens.
+// `nodes` has the fields of AttentionNode in order.
 //
 //   rows   0 1 2 | 3 4 | 5        nodes {0,3,-1,6} {3,5,0,5} {5,6,0,6}
 #ifndef WEFT_SRC_OPS_TREE_ATTENTION_H_
@@ -41,15 +42,16 @@ struct AttentionOutput {
                        // includes the sink.
 };
 
-// kFused computes f32 and f64 on a CPU in blocks, for every rule. On CUDA it
-// uses LibTorch's flash kernels for f16 and bf16 with C a multiple of 8 and at
-// most 256, if no window hides part of a path and scores are not capped.
-// Otherwise it is kEager: plain matrix products on any device, with a mask and
-// with copies of keys. Their memory is O(H) times 256 rows times the longest
-// path (or the window).
+// kEager computes plain matrix products on any device, with a mask and with
+// copies of keys. Their memory is O(H) times 256 rows times the longest path
+// (or the window). kFused computes f32 and f64 on a CPU in blocks, for every
+// rule. On CUDA, kFused uses LibTorch's flash kernels for f16 and bf16 with C a
+// multiple of 8 and at most 256, if no window hides part of a path and scores
+// are not capped. In all other cases kFused does the same as kEager.
 enum class AttentionMethod { kFused, kEager };
 
-// A sink is one more logit in the softmax of its head, without a value.
+// Returns the attention of all rows. A sink is one more logit in the softmax of
+// its head, without a value.
 // Shapes:  q_THC [T, H, C]; k_TKC, v_TKC [T, K, C]; unit stride in C, any other
 //          strides, so views into a fused projection are fine. nodes cover rows
 //          0..T in depth-first order. sinks_H [H], in the dtype of lse_TH, or
@@ -64,12 +66,11 @@ enum class AttentionMethod { kFused, kEager };
     AttentionMethod method = AttentionMethod::kFused,
     const at::Tensor& sinks_H = {});
 
-// Writes the gradients. They are exact, because every part's backward pass gets
-// the merged output and the merged log-sum-exp. These have all that it needs to
-// know of sinks, too. Shapes: dout like out; dq, dk,
-// dv like q, k, v. The gradients may be views but may not alias q, k, v; their
-// old content is overwritten. An undefined gradient becomes a new tensor, which
-// saves the CUDA flash kernels a copy.
+// Writes the gradients of q, k and v. They are exact, because the backward pass
+// of each part gets the merged output and log-sum-exp, which include the sinks.
+// Shapes: dout like out; dq, dk, dv like q, k, v. The gradients may be views
+// but may not alias q, k, v; their old content is overwritten. An undefined
+// gradient becomes a new tensor, which saves the CUDA flash kernels a copy.
 void TreeAttentionBackward(const at::Tensor& dout_THC, const at::Tensor& q_THC,
                            const at::Tensor& k_TKC, const at::Tensor& v_TKC,
                            const AttentionOutput& forward,
@@ -78,11 +79,11 @@ void TreeAttentionBackward(const at::Tensor& dout_THC, const at::Tensor& q_THC,
                            at::Tensor& dk_TKC, at::Tensor& dv_TKC,
                            AttentionMethod method = AttentionMethod::kFused);
 
-// Returns the largest memory that such a call takes beside its inputs and
-// outputs, for up to `num_rows` rows and f32: scores, and in the backward pass
-// copies and sums of keys and values. Returns 0 for a rule without softcap and
-// with a window, if any, of at least num_rows. On a CPU the memory is that of
-// BlockedBackwardBytes for every rule.
+// Returns the most bytes that kEager takes beside its inputs and outputs, for
+// up to `num_rows` rows in f32: scores, and in the backward pass copies and
+// sums of keys and values. Returns 0 if the rule lets the flash kernels compute
+// the attention: no softcap, and no window below num_rows. On a CPU, kFused
+// takes BlockedBackwardBytes instead, for every rule.
 [[nodiscard]] int64_t ScoreBytes(const AttentionRule& rule, int64_t num_rows,
                                  int64_t num_heads, int64_t num_kv_heads,
                                  int64_t head_features);

@@ -1,6 +1,6 @@
-// Tree and suffix attention by plain matrix products, for cases that the flash
-// kernels cannot compute: windows that hide part of a path, capped scores,
-// other dtypes and devices.
+// Tree and suffix attention by plain matrix products. They serve what neither
+// the flash kernels nor the CPU's blocks compute: on CUDA, windows that hide
+// part of a path, capped scores and other dtypes or widths of heads.
 //
 // The keys that a block of query rows may see are gathered along the block's
 // path from the root. So their positions are consecutive, and the mask is one
@@ -21,12 +21,12 @@
 namespace weft::ops {
 namespace {
 
-// Enough rows for efficient matrix products, few enough for a small score
-// matrix.
+// The most query rows of a block: enough for efficient matrix products, and few
+// enough for a small score matrix.
 constexpr int64_t kBlockRows = 256;
 
-// Takes the rows of a block from [T, H, C] and returns [K, G N, C] in the
-// compute type, which puts query heads beside the key head that they share.
+// Takes the rows of a block from [T, H, C] and returns [K, G N, C] in the dtype
+// of ComputeType. So the query heads of a key head are rows of one matrix.
 at::Tensor GroupRows(const at::Tensor& x_THC, const RowRange& rows,
                      int64_t num_kv_heads) {
   return x_THC.narrow(0, rows.begin, rows.size)
@@ -41,7 +41,8 @@ at::Tensor UngroupRows(const at::Tensor& x_KNC, int64_t num_rows) {
   return x_KNC.unflatten(1, {-1, num_rows}).permute({2, 0, 1, 3}).flatten(1, 2);
 }
 
-// Takes rows of [T, K, C] and returns [K, S, C] in the compute type.
+// Takes the rows `keys` of [T, K, C] and returns [K, S, C] in the dtype of
+// ComputeType.
 at::Tensor GatherKeys(const at::Tensor& x_TKC,
                       const std::vector<RowRange>& keys) {
   std::vector<at::Tensor> rows;
@@ -68,7 +69,7 @@ struct ScoredBlock {
 
   at::Tensor q_KNC, k_KSC, v_KSC;
   at::Tensor scores_KNS;  // -inf where a query may not see a key.
-  at::Tensor slope_KNS;   // Derivative of the softcap; may be undefined.
+  at::Tensor slope_KNS;   // Softcap's derivative; undefined if none.
 };
 
 ScoredBlock::ScoredBlock(const AttentionInputs& inputs,
@@ -93,7 +94,7 @@ ScoredBlock::ScoredBlock(const AttentionInputs& inputs,
   scores_KNS.unflatten(1, {-1, rows}).masked_fill_(hidden, -INFINITY);
 }
 
-// Computes only the rows of the block.
+// Returns the output and the log-sum-exp of the block's rows.
 AttentionOutput RunBlock(const AttentionInputs& inputs,
                          const AttentionBlock& block) {
   const int64_t rows = block.queries.size;
@@ -125,8 +126,8 @@ int64_t ScoreBytes(const AttentionRule& rule, int64_t num_rows,
   if (!slides && rule.softcap <= 0) return 0;
   const int64_t keys =
       slides ? std::min(num_rows, rule.window + kBlockRows) : num_rows;
-  // In the backward pass: weights, their gradient, and the softcap's slope
-  // twice.
+  // The backward pass has up to four matrices of the scores' size: weights,
+  // their gradient, and the softcap's slope with a temporary.
   constexpr int64_t kMatrices = 4;
   constexpr int64_t kFloatBytes = 4;
   // Counts dK and dV of all rows, and K, V, dK and dV of a block's keys.
@@ -156,8 +157,8 @@ void EagerTreeAttentionBackward(const at::Tensor& dout_THC,
                                 const std::vector<AttentionNode>& nodes,
                                 AttentionGradients gradients) {
   const int64_t kv_heads = inputs.k_TKC.size(1);
-  // A key is in many blocks. The wide sum rounds its gradient only once, at the
-  // end.
+  // A key is in many blocks. Its gradient is summed in a wide dtype and so
+  // rounded only once, at the end.
   const auto options = inputs.k_TKC.options().dtype(ComputeType(inputs.k_TKC));
   at::Tensor dk_TKC = at::zeros(inputs.k_TKC.sizes(), options);
   at::Tensor dv_TKC = at::zeros(inputs.v_TKC.sizes(), options);

@@ -1,5 +1,5 @@
-// Divides tree and suffix attention into calls. Private to tree_attention*.cc
-// and suffix_attention.cc.
+// The implementations of tree and suffix attention, and what they share.
+// Private to src/ops.
 #ifndef WEFT_SRC_OPS_TREE_ATTENTION_PARTS_H_
 #define WEFT_SRC_OPS_TREE_ATTENTION_PARTS_H_
 
@@ -32,8 +32,8 @@ struct AttentionPart {
 [[nodiscard]] std::vector<std::vector<AttentionPart>> AncestorParts(
     const std::vector<AttentionNode>& nodes);
 
-// Merges `part`, a result over other keys, into out and lse. Shapes: [N, H, C],
-// [N, H].
+// Merges `part` into `out` and `lse`, two attention results over disjoint keys.
+// Shapes: [N, H, C], [N, H].
 void MergeByLse(const AttentionOutput& part, at::Tensor& out_NHC,
                 at::Tensor& lse_NH);
 
@@ -57,16 +57,16 @@ struct AttentionInputs {
   const AttentionRule& rule;
 };
 
-// The outputs of the backward pass. Only the flash kernels get undefined ones;
-// see TreeAttentionBackward.
+// The outputs of the backward pass. Only VarlenTreeAttentionBackward takes
+// undefined tensors; see TreeAttentionBackward.
 struct AttentionGradients {
   at::Tensor& dq_THC;
   at::Tensor& dk_TKC;
   at::Tensor& dv_TKC;
 };
 
-// The functions below use the CUDA flash kernels, one call per level; see
-// tree_attention_varlen.cc.
+// These functions use the CUDA flash kernels, with one call for all nodes and
+// one for each level of ancestors; see tree_attention_varlen.cc.
 [[nodiscard]] bool VarlenSupports(const at::Tensor& q_THC);
 [[nodiscard]] AttentionOutput VarlenTreeAttention(
     const AttentionInputs& inputs, const std::vector<AttentionNode>& nodes);
@@ -80,7 +80,7 @@ void VarlenTreeAttentionBackward(const at::Tensor& dout_THC,
 [[nodiscard]] AttentionOutput VarlenSuffixAttention(
     const AttentionInputs& inputs, const std::vector<SuffixRows>& sequences);
 
-// The functions below use plain matrix products, for any rule; see
+// These functions use plain matrix products, for any rule; see
 // tree_attention_eager.cc.
 [[nodiscard]] AttentionOutput EagerTreeAttention(
     const AttentionInputs& inputs, const std::vector<AttentionNode>& nodes);

@@ -2,7 +2,7 @@
 // kernels: one causal call for all nodes or sequences, and one call for each
 // level of ancestors.
 //
-// The code assumes of LibTorch 2.11:
+// The code relies on these properties of LibTorch 2.11:
 // - Queries and keys are packed rows [N, M, C] with i32 cumulative lengths.
 // - The log-sum-exp is unpadded, [H, N] f32 (checked at run time).
 // - Without dropout the random state is not read.
@@ -20,15 +20,15 @@
 namespace weft::ops {
 namespace {
 
-// One variable-length call: the rows that take part, and where each part ends.
+// The arguments of one variable-length call: the rows of its parts, and where
+// each part ends.
 struct VarlenCall {
   at::Tensor q_rows;  // Row numbers; undefined means all rows in order.
   at::Tensor k_rows;
   at::Tensor q_ends;  // Cumulative lengths, [parts + 1] i32.
   at::Tensor k_ends;
-  // An upper bound of the parts' query rows. It is 2 even for single rows: at 1
-  // the kernel folds query heads into rows, which changes the layout of the
-  // log-sum-exp.
+  // The most query rows of a part. It is at least 2: with 1, the kernel would
+  // fold query heads into rows and change the layout of the log-sum-exp.
   int64_t max_q = 2;
   int64_t max_k = 1;
 };
@@ -73,7 +73,8 @@ AttentionOutput RunForward(const AttentionInputs& inputs,
                   lse_HN.size(1) == q.size(0),
               "flash attention's log-sum-exp is not [heads, rows] but ",
               lse_HN.sizes());
-  // Returns lse as a view, because the backward pass needs this memory layout.
+  // Returns lse as a transposed view, because the backward pass needs [H, N] in
+  // memory.
   return {std::get<0>(result), lse_HN.t()};
 }
 

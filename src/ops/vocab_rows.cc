@@ -14,11 +14,12 @@
 namespace weft::ops {
 namespace {
 
-// The reference widens and exponentiates this many logits at a time, so that
-// its temporaries stay small beside the chunk.
+// The reference scores about this many logits at a time, so that its
+// temporaries stay small beside the chunk.
 constexpr int64_t kReferenceBlockElements = int64_t{1} << 24;
 
-// z = softcap(x) / temperature. `tanh` is defined if there is a softcap.
+// Holds z = softcap(x) / temperature, and tanh(x / softcap) if there is a
+// softcap.
 struct Scaled {
   at::Tensor z;
   at::Tensor tanh;
@@ -31,8 +32,8 @@ Scaled Scale(const at::Tensor& x, double softcap,
   return {tanh * softcap / temperature, tanh};
 }
 
-// Computes the log-sum-exp of rows [begin, begin + count), and the other
-// outputs that are wanted.
+// Computes the log-sum-exp of rows [begin, begin + count). Also writes their
+// entropy if entropy_R is defined, and their softmax if `softmax_in_place`.
 void ScoreBlock(at::Tensor& logits_RV, const VocabRowsInput& input,
                 int64_t begin, int64_t count, bool softmax_in_place,
                 at::Tensor& lse_R, at::Tensor& entropy_R) {
@@ -60,8 +61,8 @@ void VocabRowsReference(at::Tensor& logits_RV, const VocabRowsInput& input,
                         bool softmax_in_place, at::Tensor& logprobs_E,
                         at::Tensor& entropy_R) {
   const int64_t rows = logits_RV.size(0);
-  // The call gets the size of its result, because otherwise the host would wait
-  // for the device.
+  // repeat_interleave gets the size of its result, because otherwise it would
+  // wait for the device.
   const at::Tensor row_of_entry_E =
       at::repeat_interleave(input.row_offsets.diff(),
                             std::optional<int64_t>(input.targets_E.numel()));

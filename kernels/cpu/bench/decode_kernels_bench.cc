@@ -1,4 +1,5 @@
-// Times the kernels of one token of decoding beside their ATen composites.
+// Times kernels of decoding, for one token, beside ATen code that computes the
+// same.
 #include <ATen/ATen.h>
 #include <benchmark/benchmark.h>
 
@@ -12,13 +13,14 @@ namespace weft::kernels::cpu {
 namespace {
 
 constexpr int64_t kPageTokens = 16;
-// Keys and values of this many bytes are read in turn, so that none is in a
-// cache.
+// The bench reads keys and values of this many bytes in turn, so that each is
+// out of the caches when it is read again.
 constexpr int64_t kColdBytes = int64_t{256} << 20;
 constexpr int64_t kVocab = 49152;
 
-// The arguments are the key/value heads, the query heads of each, the features
-// of a head, and the tokens.
+// Operands of attention. The bench's arguments are the numbers of key/value
+// heads, of query heads per key/value head, of features per head, and of
+// tokens.
 struct Attention {
   explicit Attention(const benchmark::State& state)
       : heads(state.range(0)),
@@ -67,7 +69,7 @@ void PagedAttentionKernel(benchmark::State& state) {
   CountBytes(state, a);
 }
 
-// The keys and values are already in one piece.
+// Times ATen on keys and values that already are contiguous.
 void AttentionAten(benchmark::State& state) {
   const Attention a(state);
   const at::Tensor q = a.q.view({a.heads, a.group, a.features});
@@ -97,7 +99,7 @@ void Shapes(benchmark::internal::Benchmark* bench) {
 BENCHMARK(PagedAttentionKernel)->Apply(Shapes);
 BENCHMARK(AttentionAten)->Apply(Shapes);
 
-// Weighs a row of logits, block by block, as a draw does.
+// Weighs a row of logits, block by block, as the drawing of a token does.
 void WeighVocabKernel(benchmark::State& state) {
   constexpr int64_t kBlock = 512;
   const at::Tensor logits = at::randn(kVocab);

@@ -1,5 +1,6 @@
-// Times each kernel beside the ATen composite that it replaces, on one thread
-// and in the same run. Read the ratio, not the time. Not part of ctest.
+// Times kernels beside the ATen code that they replace, on one thread and in
+// the same run. Compare the two times of one run: times of different runs
+// differ. ctest does not run this bench:
 //   ninja kernel_bench && kernels/cpu/kernel_bench
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -72,8 +73,8 @@ void SwiGluAten(benchmark::State& state) {
 }
 BENCHMARK(SwiGluAten);
 
-// Argument 1 also writes the softmax. The buffer is then softmaxed repeatedly,
-// which costs the same.
+// With argument 1 the kernel also writes the softmax over the logits. The next
+// iteration takes this softmax for logits, which costs the same.
 void VocabRowKernel(benchmark::State& state) {
   at::Tensor logits = at::randn({kVocabRows, kVocab});
   const int64_t target = 7;
@@ -144,8 +145,8 @@ void AdamWAten(benchmark::State& state) {
 }
 BENCHMARK(AdamWAten);
 
-// Multiplies few rows with a weight of 113 MB (f32). The argument is the number
-// of rows.
+// Returns the product of x [rows, kFeatures] with a weight [kVocab, kFeatures],
+// which has 113 MB in f32. The benches below take the number of rows.
 SkinnyProduct FewRows(const at::Tensor& x, at::Tensor& y) {
   return {.x_BI = x.const_data_ptr<float>(),
           .x_stride = kFeatures,
@@ -169,7 +170,8 @@ void SkinnyF32Kernel(benchmark::State& state) {
 }
 BENCHMARK(SkinnyF32Kernel)->Arg(1)->Arg(8)->Arg(32);
 
-// Counts the bytes of the same weight in f32.
+// Counts the bytes that the weight has in f32, so that rates compare with those
+// of SkinnyF32Kernel.
 void SkinnyBf16Kernel(benchmark::State& state) {
   const at::Tensor x = at::randn({state.range(0), kFeatures});
   const at::Tensor weight =
@@ -193,8 +195,8 @@ void FewRowsAten(benchmark::State& state) {
 }
 BENCHMARK(FewRowsAten)->Arg(1)->Arg(8)->Arg(32);
 
-// The head's GEMM for different numbers of rows in a chunk: [rows, 576] x [576,
-// 49152] into one buffer.
+// Times the two large products of the language-model head, for different
+// numbers of rows: hidden W^T and logits W, where W is [49152, 576].
 void HeadGemm(benchmark::State& state) {
   const int64_t rows = state.range(0);
   const at::Tensor hidden = at::randn({rows, kFeatures});

@@ -1,5 +1,5 @@
-// Times the products of LoRA by panels, with the copies that they need, beside
-// at::addmm on the same operands. Items are floating-point operations.
+// Times LoRA's products by panels, with the copies to panels, beside ATen's
+// products of the same operands. Items are floating-point operations.
 // Arguments: rows, features, rank.
 #include <ATen/ATen.h>
 #include <benchmark/benchmark.h>
@@ -11,8 +11,8 @@
 namespace weft::kernels::cpu {
 namespace {
 
-// As in src/lora: rows that are multiplied together, rows of an output that are
-// written together, and rows of one sum.
+// The rows of one call of panel_product: rows of x in ShrinkPanels, rows of the
+// output in ExpandPanels, and the terms of a sum in GradientPanels.
 constexpr int64_t kBlockRows = 64;
 constexpr int64_t kWrittenRows = 8;
 constexpr int64_t kSummedRows = 128;
@@ -42,7 +42,7 @@ void CountOperations(benchmark::State& state, const Operands& o) {
                           o.rank);
 }
 
-// x A^T, and in the same form dy B.
+// Times x A^T. dy B has the same form.
 void ShrinkPanels(benchmark::State& state) {
   const Operands o(state);
   for (auto _ : state) {
@@ -73,7 +73,7 @@ void ShrinkAten(benchmark::State& state) {
   CountOperations(state, o);
 }
 
-// dx += ds A, and in the same form y += s B^T.
+// Times dx += ds A. y += s B^T has the same form.
 void ExpandPanels(benchmark::State& state) {
   const Operands o(state);
   for (auto _ : state) {
@@ -104,7 +104,7 @@ void ExpandAten(benchmark::State& state) {
   CountOperations(state, o);
 }
 
-// dA += ds^T x, and in the same form dB.
+// Times dA += ds^T x. dB has the same form.
 void GradientPanels(benchmark::State& state) {
   const Operands o(state);
   for (auto _ : state) {
