@@ -1,8 +1,10 @@
-// Allocates the numbered pages of a fixed-size cache, with reference counts. It
-// holds no memory: the owner of the memory decides where page p is.
+// Allocates the numbered pages of a cache of fixed size, and counts their
+// references. It has no memory for them: the owner of the memory decides where
+// a page is.
 //
-// A kept page is not freed when its last user releases it. It becomes idle, so
-// that its content can be used again.
+// A page is free, in use or idle. Keep prevents that a page becomes free when
+// its last user releases it. The page then becomes idle, so that its content
+// can be used again.
 // Threads: not thread-safe. All operations take constant time.
 #ifndef WEFT_SRC_KV_PAGE_ALLOCATOR_H_
 #define WEFT_SRC_KV_PAGE_ALLOCATOR_H_
@@ -22,29 +24,31 @@ class PageAllocator {
   PageAllocator(const PageAllocator&) = delete;
   PageAllocator& operator=(const PageAllocator&) = delete;
 
-  // Returns a page with one reference, or none if all are in use. The page that
-  // was released last comes first, because the processor's caches may still
-  // hold its memory.
+  // Returns a page with one reference, or nullopt if no page is free. Returns
+  // the page that was freed last, because the processor's caches may still hold
+  // its memory.
   [[nodiscard]] std::optional<PageId> Allocate();
 
-  // Adds a reference to a page in use. Returns false if the page is not in use.
+  // Adds a user to a page that is in use or idle. Returns false if it is free.
   bool Share(PageId page);
 
-  // Drops a reference. If it was the last one, the page is freed or, if kept,
-  // becomes idle. Returns false if the page is not in use.
+  // Removes a user of a page. If it was the last user, the page becomes free,
+  // or idle if the page is kept. Returns false if the page is not in use.
   bool Release(PageId page);
 
-  // Keeps a page that is in use. Returns false if it is not in use or is
-  // already kept.
+  // Keeps a page that is in use. Returns false if the page is free or already
+  // kept.
   bool Keep(PageId page);
 
-  // Undoes Keep. An idle page becomes free. Returns false if it is not kept.
+  // Ends the effect of Keep. An idle page becomes free. Returns false if the
+  // page is not kept.
   bool Forget(PageId page);
 
   // Returns whether the page is kept and has no user.
   [[nodiscard]] bool IsIdle(PageId page) const;
 
-  // Returns 0 for a free page and for a number that is not a page.
+  // Returns the number of the page's users, plus one if the page is kept.
+  // Returns 0 for a number that is not a page.
   [[nodiscard]] int32_t num_references(PageId page) const;
   [[nodiscard]] int32_t num_pages() const {
     return static_cast<int32_t>(references_.size());
@@ -60,7 +64,7 @@ class PageAllocator {
  private:
   std::vector<int32_t> references_;  // By page.
   std::vector<bool> kept_;           // By page.
-  std::vector<PageId> free_;         // A stack.
+  std::vector<PageId> free_;         // A stack of the free pages.
   int32_t num_idle_ = 0;
 };
 

@@ -79,15 +79,15 @@ void PrefixCache::Touch(Entry* last) {
 
 int64_t PrefixCache::Evict(int64_t count) {
   int64_t evicted = 0;
-  // Each running sequence uses at most one leaf, so the loop skips few leaves.
+  // A running sequence uses at most one leaf, so this loop skips few leaves.
   auto leaf = leaves_.begin();
   while (leaf != leaves_.end() && evicted < count) {
     const auto [last_used, entry] = *leaf;
     if (allocator_->IsIdle(entry->page)) {
       Remove(entry);
       ++evicted;
-      // The evicted entry's parent may now be a leaf, and even the next to
-      // evict.
+      // The parent of the evicted entry may now be a leaf, and even the next
+      // leaf to evict.
       leaf = leaves_.lower_bound(last_used);
     } else {
       ++leaf;

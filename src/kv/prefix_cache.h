@@ -1,13 +1,14 @@
-// Finds the pages that hold the keys and values of a prefix, so that a sequence
-// with the same prefix does not compute them again.
+// Finds the pages that already have the keys and values of a prefix. A sequence
+// with that prefix then does not compute them again.
 //
 // Keys and values depend on the weights and on all earlier tokens. So an entry
-// is a full page, and its key is the version of the weights, the previous page
-// and the page's own tokens. Lookups compare the tokens themselves, not hashes.
+// is a full page, and its key consists of the version of the weights, the
+// previous page and the page's own tokens. Lookups compare the tokens
+// themselves, not hashes.
 //
 // The cache keeps its pages (PageAllocator::Keep). It evicts pages that no
-// sequence uses, the least recently used first. A page is evicted only after
-// all pages that follow it.
+// sequence uses, the least recently used first. It evicts a page only after all
+// pages that follow the page in a sequence.
 // Threads: not thread-safe, and neither is the allocator that it shares.
 #ifndef WEFT_SRC_KV_PREFIX_CACHE_H_
 #define WEFT_SRC_KV_PREFIX_CACHE_H_
@@ -32,14 +33,14 @@ class PrefixCache {
   PrefixCache(const PrefixCache&) = delete;
   PrefixCache& operator=(const PrefixCache&) = delete;
 
-  // Returns the pages of the longest cached prefix of `tokens`, in whole pages.
-  // The caller shares them before it allocates, evicts or drops pages.
-  // `version` identifies the weights for the life of the cache.
+  // Returns the pages of the longest cached prefix of `tokens`; only full pages
+  // count. The caller shares the pages before it allocates, evicts or drops
+  // any. `version` always identifies the same weights while the cache exists.
   [[nodiscard]] std::vector<PageId> Lookup(uint64_t version,
                                            absl::Span<const int32_t> tokens);
 
-  // Adds the full pages of `tokens`, which are the sequence's first tokens. If
-  // a page with the same prefix is already cached, the sequence uses that page
+  // Adds the full pages of `tokens`, which are the first tokens of `sequence`.
+  // If a page with the same prefix is already cached, `sequence` uses that page
   // from now on. So every user of an entry's page also uses the page of the
   // entry's parent.
   void Insert(uint64_t version, absl::Span<const int32_t> tokens,
@@ -48,14 +49,15 @@ class PrefixCache {
   // Frees up to `count` pages that no sequence uses. Returns how many it freed.
   int64_t Evict(int64_t count);
 
-  // Removes all pages of a version. Pages in use are freed by their last user.
+  // Removes all pages of a version. A page in use becomes free when its last
+  // user releases it.
   void DropVersion(uint64_t version);
 
   [[nodiscard]] int64_t num_pages() const { return num_pages_; }
 
  private:
   struct Key {
-    uint64_t parent = 0;  // Id of the previous page's entry; 0: none.
+    uint64_t parent = 0;  // Id of the previous page's entry, or 0.
     std::vector<int32_t> tokens;
 
     friend auto operator<=>(const Key&, const Key&) = default;
@@ -79,10 +81,10 @@ class PrefixCache {
   PageAllocator* const allocator_;
   const int32_t page_size_;
   std::map<uint64_t, std::map<Key, Entry>> versions_;
-  // Entries without children, by their last use. A use touches one path, and a
-  // path has at most one leaf, so no two leaves have the same time.
+  // Entries without children, by their last use. A use marks one path, and a
+  // path has at most one leaf, so no two leaves have the same `last_used`.
   std::map<uint64_t, Entry*> leaves_;
-  uint64_t now_ = 0;  // Counts uses; serves as the time.
+  uint64_t now_ = 0;  // The number of uses so far, which serves as the time.
   uint64_t next_id_ = 1;
   int64_t num_pages_ = 0;
 };

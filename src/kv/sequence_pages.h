@@ -1,9 +1,10 @@
-// The page table of one sequence: maps its tokens to the slots of their keys
-// and values.
+// The page table of one sequence. It maps the sequence's tokens to the slots of
+// their keys and values.
 //
 // Token t is in slot pages()[t / page_size] * page_size + t % page_size of a
 // memory with num_pages * page_size rows.
-// Threads: not thread-safe; nor are two sequences of the same allocator.
+// Threads: not thread-safe. Sequences that share an allocator share a thread
+// too.
 #ifndef WEFT_SRC_KV_SEQUENCE_PAGES_H_
 #define WEFT_SRC_KV_SEQUENCE_PAGES_H_
 
@@ -16,24 +17,26 @@
 
 namespace weft::kv {
 
-// Rows that the caller copies before it uses the new sequence.
+// A copy of rows. The caller of ForkSequence makes it before it uses the new
+// sequence.
 struct PageCopy {
   PageId from = 0;
   PageId to = 0;
-  int32_t num_rows = 0;  // Number of rows, from the page's first.
+  int32_t num_rows = 0;  // The page's first rows.
 
   friend bool operator==(const PageCopy&, const PageCopy&) = default;
 };
 
-// Movable. The destructor releases the pages. `allocator` outlives it.
+// The pages of one sequence. The destructor releases them. `allocator` outlives
+// the object.
 class SequencePages {
  public:
   struct Fork;
 
   // `page_size` is the number of rows in a page, >= 1.
   SequencePages(PageAllocator* allocator, int32_t page_size);
-  // Starts with the tokens of `full_pages` and shares these pages, which are in
-  // use or kept.
+  // Starts with the tokens of `full_pages`. Shares these pages, which must be
+  // in use or idle.
   SequencePages(PageAllocator* allocator, int32_t page_size,
                 std::vector<PageId> full_pages);
   ~SequencePages() { Release(); }
@@ -46,13 +49,13 @@ class SequencePages {
   // returns false and changes nothing.
   [[nodiscard]] bool AppendMany(int64_t count);
 
-  // Returns a second sequence with the same tokens. The two share full pages.
-  // If the last page is partly filled, the new sequence gets its own page, into
-  // which the caller copies the rows. If no page is free for that, returns none
-  // and changes nothing.
+  // Returns a second sequence with the same tokens. Both sequences share the
+  // full pages. If the last page is partly filled, the new sequence gets a page
+  // of its own, to which the caller copies the rows (Fork::copy). If no page is
+  // free for it, returns nullopt and changes nothing.
   [[nodiscard]] std::optional<Fork> ForkSequence() const;
 
-  // Replaces pages()[index] by `page`, which is in use or kept and has the same
+  // Replaces pages()[index] by `page`, which is in use or idle and has the same
   // content.
   void Exchange(size_t index, PageId page);
 

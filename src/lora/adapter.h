@@ -1,4 +1,4 @@
-// One adapter on the device: its flat buffers and its versions.
+// One adapter on the device: its versions, gradient and optimizer state.
 //
 // Legend: N parameters of the adapter (AdapterLayout::num_parameters).
 #ifndef WEFT_SRC_LORA_ADAPTER_H_
@@ -16,8 +16,8 @@
 namespace weft::lora {
 
 // Identifies one set of weights. No two sets in a process ever have the same
-// id. A copy of an AdapterVersion gets its own id, because the copy may be
-// written to. Threads: any.
+// id. A copy of an AdapterVersion gets a new id, because the copy's owner may
+// change its weights. Threads: any.
 class WeightsId {
  public:
   WeightsId();
@@ -33,24 +33,24 @@ class WeightsId {
 // An immutable set of weights. Its owners are the adapter (for its latest
 // version), its snapshots, and the samples and batches that use it.
 struct AdapterVersion {
-  uint64_t number = 0;  // Counts the versions of one adapter.
+  uint64_t number = 0;  // 1 for an adapter's first version, then 2, 3, ...
   WeightsId id;
   std::shared_ptr<const AdapterLayout> layout;
   at::Tensor weights_N;  // [N] f32, the master copy.
-  at::Tensor compute_N;  // [N] in the model's dtype. If that is f32, it is
-                         // weights_N itself.
+  at::Tensor compute_N;  // [N] in the model's dtype. If that dtype is f32,
+                         // compute_N is weights_N itself.
 
   // StackedA, A and B return views into `flat`, which holds weights or a
-  // gradient in the layout's shape. StackedA stacks A of all the group's
-  // factors: [total_rank, in].
+  // gradient in the layout's order. StackedA returns the A matrices of all
+  // factors of the group as one matrix [total_rank, in].
   [[nodiscard]] at::Tensor StackedA(const at::Tensor& flat,
                                     const GroupLayout& group) const;
-  // A [rank, in] and B [out, rank] of one factor.
+  // Return A [rank, in] and B [out, rank] of one factor.
   [[nodiscard]] at::Tensor A(const at::Tensor& flat,
                              const LoraFactor& factor) const;
   [[nodiscard]] at::Tensor B(const at::Tensor& flat,
                              const LoraFactor& factor) const;
-  // Returns the master copy on the host.
+  // Returns a copy of weights_N on the host.
   [[nodiscard]] std::vector<float> HostWeights() const;
 };
 
@@ -66,23 +66,22 @@ struct AdapterState {
   uint64_t optim_steps = 0;
 };
 
-// A version of an adapter that is off the device.
+// A version of an adapter whose weights are on the host.
 struct VersionImage {
   uint64_t number = 0;
   at::Tensor weights_N;                       // [N] f32 on the host.
-  std::weak_ptr<const AdapterVersion> alive;  // Set while someone else uses the
-                                              // version.
+  std::weak_ptr<const AdapterVersion> alive;  // Expires with its last user.
 };
 
 [[nodiscard]] VersionImage ImageOf(const AdapterVersionPtr& version);
-// Restores the version. If the old object is still in use, returns that object.
+// Restores the version. If image.alive has not expired, returns that object.
 // Otherwise returns a new object with the same bytes and the same number.
 [[nodiscard]] AdapterVersionPtr RestoreVersion(
     const VersionImage& image,
     const std::shared_ptr<const AdapterLayout>& layout,
     at::ScalarType compute_dtype, at::Device device);
 
-// An adapter off the device, with everything that it needs to continue. If the
+// An adapter on the host, with everything that it needs to continue. If the
 // adapter is on the CPU, the image shares the adapter's tensors and copies
 // nothing.
 struct AdapterImage {
@@ -90,17 +89,17 @@ struct AdapterImage {
   at::Tensor gradient_N;  // [N] f32 on the host, like the moments.
   at::Tensor moment1_N;
   at::Tensor moment2_N;
-  std::vector<VersionImage> versions;  // The latest version, then the pinned
-                                       // ones.
+  std::vector<VersionImage> versions;  // The latest version, then those of
+                                       // the snapshots.
 
-  // Returns all tensors in a fixed order.
+  // Returns pointers to all tensors, in a fixed order.
   [[nodiscard]] std::vector<at::Tensor*> Tensors();
-  // Returns the bytes of an image for an adapter with N parameters.
+  // Returns the size in bytes of the image of an adapter with N parameters.
   [[nodiscard]] static uint64_t NumBytes(int64_t num_parameters,
                                          size_t num_versions);
 };
 
-// Threads: engine thread only.
+// An adapter on the device that can be trained. Threads: engine thread only.
 class Adapter {
  public:
   // Creates an adapter with PEFT's initial weights (src/lora/lora_init.h).
@@ -116,7 +115,7 @@ class Adapter {
       const {
     return layout_;
   }
-  // The image has only the latest version. REQUIRES: no batch is running.
+  // Returns an image with only the latest version. REQUIRES: no batch runs.
   [[nodiscard]] AdapterImage ToImage() const;
   [[nodiscard]] const AdapterLayout& layout() const { return *layout_; }
   [[nodiscard]] const AdapterVersionPtr& latest() const { return latest_; }
@@ -124,13 +123,13 @@ class Adapter {
   // Returns the bytes of all buffers on the device.
   [[nodiscard]] uint64_t resident_bytes() const;
 
-  // Gradient of the work in progress. A micro-batch adds to it. The accumulator
-  // changes only when a whole request has succeeded.
+  // The buffer to which the micro-batches of a request add gradients. After the
+  // last one has succeeded, CommitScratch adds the buffer to gradient().
   [[nodiscard]] at::Tensor& scratch() { return scratch_N_; }
   void ClearScratch() { scratch_N_.zero_(); }
   void CommitScratch() { gradient_N_.add_(scratch_N_); }
 
-  // The next methods are for an optimizer step. The step reads the gradient and
+  // An optimizer step uses the next methods. It reads gradient() and
   // latest()->weights_N, updates the moments in place, and writes the new
   // weights to NextWeights(). Then FinishStep() publishes the new weights and
   // clears the gradient.
@@ -138,13 +137,13 @@ class Adapter {
   [[nodiscard]] at::Tensor& moment1() { return moment1_N_; }
   [[nodiscard]] at::Tensor& moment2() { return moment2_N_; }
   // Returns the latest version's own buffer if nobody else uses that version,
-  // otherwise a new buffer. Allocates all memory that FinishStep needs, so that
-  // a step without memory fails before it changes anything.
+  // otherwise a new buffer. Also allocates all memory that FinishStep needs, so
+  // a step that runs out of memory fails before it changes anything.
   [[nodiscard]] at::Tensor NextWeights();
   void FinishStep(at::Tensor next_weights);
 
-  // Copy the state to and from the host. SetState takes vectors of the layout's
-  // size and publishes a new version. An empty gradient or moment means zeros.
+  // Copy the state to and from the host. SetState publishes a new version. Its
+  // vectors have N elements; an empty gradient or moment means zeros.
   [[nodiscard]] AdapterState GetState() const;
   void SetState(const AdapterState& state);
 
@@ -156,7 +155,7 @@ class Adapter {
   std::shared_ptr<const AdapterLayout> layout_;
   at::ScalarType compute_dtype_;
   AdapterVersionPtr latest_;
-  at::Tensor next_compute_N_;  // Allocated by NextWeights unless the model is
+  at::Tensor next_compute_N_;  // NextWeights sets it, unless the model is
                                // f32.
   at::Tensor gradient_N_;
   at::Tensor scratch_N_;

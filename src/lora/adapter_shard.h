@@ -1,12 +1,12 @@
-// The part of an adapter that one of several ranks trains.
+// Copies between a whole adapter and the part of it that one rank trains.
 //
-// Each rank has an AdapterLayout with its own widths. If a projection's outputs
-// are split, a rank has all of A and some rows of B. If its inputs are split, a
-// rank has some columns of A and all of B. For the embedding these columns are
-// those of the rank's tokens. A matrix that several ranks have whole has the
-// same values on all of them. Its gradient is the sum over ranks, because each
-// rank counts only its own features. Matrices of experts that the rank does not
-// have are not in its part.
+// Each rank has an AdapterLayout with its own widths. If the ranks share a
+// projection's outputs, a rank has all of A and some rows of B. If they share
+// its inputs, a rank has some columns of A and all of B. For the embedding,
+// these columns belong to the rank's tokens. A matrix that several ranks have
+// whole has the same values on all of them. The gradient of such a matrix is
+// the sum over the ranks, because each rank counts only its own features. A
+// rank's part lacks the matrices of experts that the rank does not have.
 //
 // Legend: N parameters of the whole adapter, M of the rank's part.
 #ifndef WEFT_SRC_LORA_ADAPTER_SHARD_H_
@@ -23,21 +23,21 @@ namespace weft::lora {
 
 class AdapterShard {
  public:
-  // Both layouts belong to one LoraConfig. `whole` has the model's shape;
+  // Both layouts have the same LoraConfig. `whole` has the model's shape.
   // `local` has the rank's shape, whose widths are the sizes of `ranges`.
   AdapterShard(const AdapterLayout& whole, const AdapterLayout& local,
                const ShapeRanges& ranges);
 
-  // Returns a copy of the rank's part [M] of a flat buffer [N]. Throws
-  // c10::Error. Threads: any, for AddTo too.
+  // Returns a copy of the rank's part [M] of a flat buffer [N]. Slice and AddTo
+  // throw c10::Error if a buffer has a wrong size. Threads: any.
   [[nodiscard]] at::Tensor Slice(const at::Tensor& whole_N) const;
-  // Adds the rank's gradient to the whole gradient. The sum is complete after
-  // all ranks.
+  // Adds the rank's gradient to the whole gradient. The whole gradient is
+  // complete after the calls for all ranks.
   void AddTo(const at::Tensor& local_M, at::Tensor& whole_N) const;
 
  private:
-  // A matrix of one layout, and the block of it that is a matrix of the other
-  // layout.
+  // A matrix of the whole layout, and the block of it that is a matrix of the
+  // rank's layout.
   struct Piece {
     int64_t whole_offset = 0;
     int64_t whole_rows = 0;

@@ -1,4 +1,4 @@
-// The only function that adds a product of activations to a gradient.
+// Adds a product of matrices to a gradient by means of ATen.
 #ifndef WEFT_SRC_LORA_ADD_PRODUCT_H_
 #define WEFT_SRC_LORA_ADD_PRODUCT_H_
 

@@ -13,12 +13,12 @@ namespace {
 using kernels::cpu::kBf16PanelInputs;
 using kernels::cpu::kBf16PanelOutputs;
 
-// The size of a panel; two elements of bf16 fill a float.
+// Returns the size of a panel in floats, each of which holds two bf16 elements.
 int64_t FloatsOfPanel(int64_t num_inputs) {
   return (num_inputs + 1) / 2 * kBf16PanelOutputs;
 }
 
-// Rounds and packs a weight whose outputs fit in one panel.
+// Rounds and packs a weight that fits in one panel.
 void Round(const Weight& weight, float* panel) {
   ops::Bf16Table().round_panel({.weight = weight.data,
                                 .input_stride = weight.input_stride,
@@ -28,8 +28,8 @@ void Round(const Weight& weight, float* panel) {
                                /*scale=*/1, reinterpret_cast<uint16_t*>(panel));
 }
 
-// Calls f(first input, number of them, first output, number of them, offset)
-// for every panel of a weight.
+// Calls f(first input, number of inputs, first output, number of outputs,
+// offset in floats) for every panel of a weight.
 template <typename Function>
 void ForEachPanel(int64_t num_inputs, int64_t num_outputs, Function f) {
   int64_t offset = 0;
@@ -155,7 +155,7 @@ void TermPanels::Pack(const RowTerms& rows, const ops::Bf16Block& block) {
 }
 
 kernels::cpu::Bf16Terms TermPanels::operator()(ops::Bf16Block& block) {
-  // The first rows that do not lie before the block.
+  // The first terms whose rows end after the first row of the block.
   const auto rows = std::ranges::find_if(
       terms_, [&](const RowTerms& terms) { return terms.end > block.row; });
   if (rows == terms_.end()) return {};

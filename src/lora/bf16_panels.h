@@ -1,5 +1,7 @@
-// Small weights of adapters, rounded and packed for products in bf16, and the
-// terms that such a weight adds to a product of the base.
+// Rounds and packs small weights of adapters for products in bf16. Also packs
+// the terms that adapters add to a base product.
+//
+// A panel is a block of a bf16 weight in the order in which kernels read it.
 #ifndef WEFT_SRC_LORA_BF16_PANELS_H_
 #define WEFT_SRC_LORA_BF16_PANELS_H_
 
@@ -22,12 +24,12 @@ struct Weight {
   int64_t num_inputs = 0;
   int64_t num_outputs = 0;
 
-  // Returns outputs [begin, end).
+  // Returns a view of the outputs [begin, end).
   [[nodiscard]] Weight Outputs(int64_t begin, int64_t end) const;
 };
 
-// Rows in bf16, whose strides count elements. A row with an odd number of
-// elements ends with a zero.
+// A matrix in bf16. `stride` counts elements from row to row. If a row has an
+// odd number of elements, a zero follows them.
 struct RoundedRows {
   uint16_t* data = nullptr;
   int64_t stride = 0;
@@ -43,15 +45,15 @@ struct RoundedRows {
   }
 };
 
-// Rounds rows times `scale`.
+// Rounds scale * x to bf16 and writes the result to `to`.
 void RoundRows(const cpu::Rows& x, int64_t num_rows, int64_t num_columns,
                float scale, const RoundedRows& to);
 
-// Returns the size of a weight's panels in f32 numbers.
+// Returns how many floats the panels of a weight take.
 [[nodiscard]] int64_t PanelFloats(int64_t num_inputs, int64_t num_outputs);
 
-// Rounds and packs a weight. The panels lie at a multiple of 64 bytes, or
-// products are slower.
+// Rounds a weight and packs it into panels. `panels` is at a multiple of 64
+// bytes; elsewhere products would be slower.
 void PackPanels(const Weight& weight, float* panels);
 
 // Computes y = x W for a packed weight.
@@ -59,28 +61,28 @@ void MultiplyPanels(const RoundedRows& x, int64_t num_rows, const float* panels,
                     int64_t num_inputs, int64_t num_outputs,
                     const cpu::Rows& y);
 
-// y += x W for columns [column, column + W's outputs) of y. x begins at column
-// `x_column` of the rounded rows.
+// A term of a product: y += x W for the columns [column, column + W's outputs)
+// of y. x starts at column `x_column` of the rounded rows.
 struct Term {
   int64_t column = 0;
   int64_t x_column = 0;
   Weight weight;
 };
 
-// The terms of rows [begin, end). Their columns of y and of x are ascending and
-// disjoint.
+// The terms of the rows [begin, end). Their columns of y and of x are ascending
+// and disjoint.
 struct RowTerms {
   int64_t begin = 0;
   int64_t end = 0;
   std::vector<Term> terms;
 };
 
-// Packs terms for a product of the base. It keeps the panel of the last rows
-// and outputs, because a thread asks for rows in ascending order. Threads: one
-// has its own.
+// Packs the terms of a base product, as a TermsOfBlock of ops/bf16_product.h.
+// Keeps the last panel, and packs again only for other rows or other outputs.
+// Threads: each thread has its own object.
 class TermPanels {
  public:
-  // `terms` outlives the object; its rows are ascending and disjoint.
+  // `terms` outlives the object. Its ranges of rows are ascending and disjoint.
   TermPanels(std::span<const RowTerms> terms, const RoundedRows& x)
       : terms_(terms), x_(x) {}
 
@@ -90,12 +92,12 @@ class TermPanels {
   // The part of a term in a block of outputs.
   struct Part {
     const Term* term;
-    int64_t output;  // Within the block.
+    int64_t output;  // The part's first output, counted within the block.
     Weight weight;
   };
   void Pack(const RowTerms& rows, const ops::Bf16Block& block);
-  // Returns the parts' weights as one, whose inputs are those of all parts,
-  // with zeros between them.
+  // Returns one weight with the inputs of all parts. Its other elements are
+  // zero.
   [[nodiscard]] Weight Joined(const std::vector<Part>& parts,
                               int64_t num_outputs);
 
@@ -104,7 +106,7 @@ class TermPanels {
   const RowTerms* packed_rows_ = nullptr;
   int64_t packed_output_ = -1;
   int64_t x_column_ = 0;
-  int64_t num_inputs_ = 0;  // 0: no terms in these outputs.
+  int64_t num_inputs_ = 0;  // 0 if no term has the packed outputs.
   at::Tensor panel_F_;
   std::vector<float> joined_;
 };

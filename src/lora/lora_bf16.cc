@@ -21,7 +21,7 @@ using cpu::Rows;
 
 int64_t RoundUpToEven(int64_t count) { return count + count % 2; }
 
-// The stacked A^T [I, R].
+// Returns the stacked A^T [I, R].
 Weight WeightOfA(const LoraSegment& segment, const GroupLayout& group) {
   const LoraFactor& first = group.factors.front();
   return {.data = segment.version->compute_N.const_data_ptr<float>() +
@@ -32,7 +32,7 @@ Weight WeightOfA(const LoraSegment& segment, const GroupLayout& group) {
           .num_outputs = group.total_rank};
 }
 
-// B^T [rank, out].
+// Returns B^T [rank, out].
 Weight WeightOfB(const LoraSegment& segment, const LoraFactor& factor) {
   return {.data = segment.version->compute_N.const_data_ptr<float>() +
                   factor.b_offset,
@@ -42,7 +42,7 @@ Weight WeightOfB(const LoraSegment& segment, const LoraFactor& factor) {
           .num_outputs = factor.out};
 }
 
-// Computes x A^T of the segments with many rows.
+// Computes x A^T of the segments of more than 32 rows.
 class ManyRows {
  public:
   ManyRows(const LoraPass& pass, const LoraSite& site,
@@ -65,8 +65,8 @@ class ManyRows {
     }
   }
 
-  // `rounded` is undefined or gets scale x A^T. Each factor's columns begin at
-  // an even one.
+  // Computes x A^T. If `rounded` is defined, also writes scale x A^T to it.
+  // There, the columns of each factor begin at an even column.
   void Shrink(const at::Tensor& x, const at::Tensor& rounded) const {
     ForEachChunk(chunks_,
                  {.num_floats = num_floats_,
@@ -85,12 +85,13 @@ class ManyRows {
                       }});
   }
 
-  // Returns room for the rounded rows. Only rows of these segments are written.
+  // Returns memory for `rounded`. Shrink writes only the rows of these
+  // segments.
   [[nodiscard]] at::Tensor EmptyRounded(const at::Tensor& x) const {
     return at::empty({x.size(0), rounded_width_}, x.options());
   }
 
-  // Returns the terms of y += (scale x A^T) B^T.
+  // Returns the terms of y += (scale x A^T) B^T for these segments.
   [[nodiscard]] std::vector<RowTerms> Expansion() const {
     std::vector<RowTerms> all;
     for (size_t i = 0; i < results_.size(); ++i) {
@@ -110,7 +111,7 @@ class ManyRows {
     return all;
   }
 
-  // Sets the results of these segments in those of all.
+  // Moves the results of these segments to their places in `all`.
   void MoveTo(ShrunkInputs& all) {
     for (size_t i = 0; i < results_.size(); ++i) {
       if (results_[i].defined()) all[i] = std::move(results_[i]);
@@ -146,7 +147,7 @@ class ManyRows {
 
   const LoraPass& pass_;
   const LoraSite& site_;
-  ShrunkInputs results_;  // Undefined for other segments.
+  ShrunkInputs results_;  // x A^T; undefined for segments of few rows.
   std::vector<RowChunk> chunks_;
   int64_t num_floats_ = 0;
   int64_t rounded_width_ = 0;
@@ -169,7 +170,7 @@ std::vector<RowTerms> InputGradient(const LoraPass& pass,
   return all;
 }
 
-// Computes the base's product and adds the terms.
+// Returns the base product with the terms added. `rounded` is the terms' x.
 at::Tensor Multiply(const at::Tensor& x, const at::Tensor& weight_KN,
                     const std::vector<RowTerms>& terms,
                     const at::Tensor& rounded) {

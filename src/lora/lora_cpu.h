@@ -1,6 +1,6 @@
-// The adapters' part of linear layers in f32 on a CPU. All segments of a batch
-// share one parallel region, so that threads do not wait for each other at
-// every adapter.
+// The adapters' part of linear layers in f32 on a CPU. A parallel region
+// computes all segments of a batch, so threads do not wait for each other after
+// every segment.
 //
 // Legend: as in lora_linear.h. n counts the rows of a segment.
 #ifndef WEFT_SRC_LORA_LORA_CPU_H_
@@ -15,16 +15,17 @@ namespace weft::lora::cpu {
 // Shapes:  x_TI [T, I], y_TO [T, O]; the elements of a row are adjacent.
 // Errors:  throw c10::Error, also if a tensor is not f32.
 // Threads: any, for distinct outputs.
-// Source:  the other path in lora_linear.cc. The tests compare both with the
-// formula in f64.
+// Source:  the path by at::mm in lora_linear.cc. The tests compare both paths
+// with the formula in f64.
 
 // Computes y += scale_a (x A_a^T) B_a^T, and returns x A^T of every segment. If
-// y_TO is undefined, leaves out the first. The bits of a row depend on the row,
-// its adapter, and whether its segment has more than 32 rows.
+// y_TO is undefined, computes only x A^T. The bits of a row depend only on the
+// row, its adapter, and whether its segment has more than 32 rows.
 ShrunkInputs Forward(const at::Tensor& x_TI, const LoraPass& pass,
                      const LoraSite& site, const at::Tensor& y_TO);
 
-// Does so for segments of at most 32 rows. The result is undefined for others.
+// Does the same only for segments of at most 32 rows. The result is undefined
+// for other segments.
 ShrunkInputs ForwardFewRows(const at::Tensor& x_TI, const LoraPass& pass,
                             const LoraSite& site, const at::Tensor& y_TO);
 
@@ -36,8 +37,9 @@ void Backward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
               const ShrunkInputs& shrunk, const LoraGradients& gradients,
               const at::Tensor& dx_TI);
 
-// Adds dLoss/dA and dLoss/dB to the gradients. Returns ds = scale_a dy B_a
-// [T, R], with the largest R of the segments, and zeros elsewhere.
+// Adds dLoss/dA and dLoss/dB to the gradients. Returns ds = scale_a dy B_a [T,
+// Rmax], where Rmax is the largest R. A segment uses its first R columns; all
+// other elements are zero.
 [[nodiscard]] at::Tensor AddGradients(const at::Tensor& dy_TO,
                                       const at::Tensor& x_TI,
                                       const LoraPass& pass,

@@ -17,14 +17,14 @@ using kernels::cpu::Kernels;
 using kernels::cpu::PanelFloats;
 using kernels::cpu::PartSum;
 
-// A block of so many rows and columns of dy stays in the second-level cache
-// while it is multiplied by B and by x A^T. The number of columns is a multiple
-// of every kernel's panel.
+// The numbers of rows and columns in a block of dy. A block stays in the
+// second-level cache while it is multiplied by B and by x A^T. The number of
+// columns is a multiple of the width of every kernel's panel.
 constexpr int64_t kBlockRows = 256;
 constexpr int64_t kSliceColumns = 192;
 
-// Returns the size of a segment's panels: every B [out, rank] in slices of its
-// rows, then the stacked A [R, I].
+// Returns the size of a segment's panels: every B [out, rank] in slices of
+// kSliceColumns rows, then the stacked A [R, I].
 int64_t NumPanelFloats(const GroupLayout& group) {
   int64_t floats = PanelFloats(group.total_rank, group.factors.front().in);
   for (const LoraFactor& factor : group.factors) {
@@ -33,8 +33,8 @@ int64_t NumPanelFloats(const GroupLayout& group) {
   return floats;
 }
 
-// Returns the size of the sums of a chunk: dA [R, I], then every transposed dB
-// [rank, out].
+// Returns the size of the sums of a chunk: dA [R, I], then every dB^T [rank,
+// out].
 int64_t NumSums(const GroupLayout& group) {
   int64_t floats = group.total_rank * group.factors.front().in;
   for (const LoraFactor& factor : group.factors) {
@@ -71,12 +71,13 @@ struct Block {
   int64_t num_rows;
   Rows dy, x, shrunk, ds, dx;
   float* sums;  // Null if the adapter does not learn.
-  bool adds;    // To the sums; otherwise overwrites them.
+  bool adds;    // Whether to add to the sums; otherwise overwrites them.
 };
 
-// Computes ds, which includes the scale, so that one product by A serves all
-// factors. Adds to the sums of dB. Both read a slice of dy while it is in the
-// cache. Returns the panels after those of B.
+// Computes ds and adds to the sums of dB. Both products read a slice of dy
+// while the slice is in the cache. ds includes each factor's scale, so one
+// product by the stacked A serves all factors. Returns the panels that follow
+// those of B.
 const float* MultiplyByB(const Block& block, const GroupLayout& group,
                          const ModelShape& shape, const float* panels) {
   float* sums = block.sums;
@@ -144,8 +145,8 @@ void RunBlock(const Block& block, const GroupLayout& group,
   }
 }
 
-// Lists what adds the sums of `num_parts` chunks to a gradient, in pieces for
-// several threads.
+// Appends to `sums` the work that adds the sums of `num_parts` chunks to
+// `gradient`. One thread can do the work of one PartSum.
 void AddSums(const GroupLayout& group, const float* parts, int64_t num_parts,
              float* gradient, std::vector<PartSum>& sums) {
   const int64_t part_stride = NumSums(group);
@@ -176,8 +177,9 @@ struct Learner {
   float* gradient = nullptr;  // Null if the adapter does not learn.
   size_t first_chunk = 0;
   int64_t num_chunks = 0;
-  // The sums of the chunks, one after another. Null if there is only one chunk,
-  // whose sums the thread adds to the gradient itself.
+  // The sums of the chunks, one after another. Null if the adapter does not
+  // learn, or if it has only one chunk. The thread of a single chunk adds its
+  // sums to the gradient itself.
   float* sums = nullptr;
 };
 
@@ -221,7 +223,8 @@ class BackwardPass {
     return GroupOf(pass_.routing[segment], site_);
   }
 
-  // Adds the adapter of a segment with all its segments.
+  // Adds a Learner for the adapter of a segment, with all segments of the
+  // adapter.
   void AddLearner(size_t segment, const LoraGradients& gradients,
                   std::vector<bool>& seen) {
     const std::vector<LoraSegment>& routing = pass_.routing;
@@ -262,7 +265,7 @@ class BackwardPass {
     }
   }
 
-  // `memory` has the panels, then room for ds and for sums.
+  // `memory` has the panels of the weights, then room for ds and for sums.
   void RunChunk(size_t index, float* memory) const {
     const auto& [segment, begin, end] = chunks_[index];
     const Learner& learner = learners_[learner_of_chunk_[index]];
@@ -296,7 +299,7 @@ class BackwardPass {
   const LoraPass& pass_;
   const LoraSite& site_;
   const Rows dy_, x_, dx_;
-  const Rows ds_;  // Null if ds is not kept.
+  const Rows ds_;  // Null if the caller does not want ds.
   std::vector<Rows> shrunk_;
   std::vector<RowChunk> chunks_;
   std::vector<size_t> learner_of_chunk_;

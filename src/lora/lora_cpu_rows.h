@@ -1,4 +1,4 @@
-// What both passes of lora_cpu.h and lora_few_rows.h use.
+// A matrix type and a product that lora_cpu.h and lora_few_rows.h share.
 #ifndef WEFT_SRC_LORA_LORA_CPU_ROWS_H_
 #define WEFT_SRC_LORA_LORA_CPU_ROWS_H_
 
@@ -25,14 +25,15 @@ struct Rows {
     stride = tensor.stride(0);
   }
 
-  // Returns the matrix without the first rows and columns.
+  // Returns the matrix that begins at this row and column.
   [[nodiscard]] Rows From(int64_t row, int64_t column = 0) const {
     return {data + row * stride + column, stride};
   }
 };
 
-// Computes y += scale s W, where W [rank, features] is in panels. Takes few
-// rows at a time, so that the processor sees few streams of addresses.
+// Computes y += scale * shrunk W, where W [rank, features] is packed in
+// `panels`. Computes a few rows at a time, so that the processor sees few
+// streams of addresses.
 inline void AddExpansion(const Rows& shrunk, int64_t rank, const float* panels,
                          float scale, int64_t num_rows, const Rows& y,
                          int64_t features) {

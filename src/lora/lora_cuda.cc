@@ -21,8 +21,8 @@ at::Tensor Workspace(int64_t num_floats, const at::Tensor& like) {
   return at::empty({num_floats}, like.options().dtype(at::kFloat));
 }
 
-// Returns the arguments of a product on these tensors, which are 2-D with unit
-// stride along a row.
+// Returns `product` with these tensors as its operands. They are 2-D, and the
+// elements of a row are adjacent.
 k::LoraProduct On(const at::Tensor& features_TF, const at::Tensor& shrunk_TR,
                   k::LoraProduct product) {
   product.features_TF = features_TF.data_ptr();
@@ -48,8 +48,8 @@ void RunGradient(k::LoraProduct product, const at::Tensor& shrunk_TR,
   Check(AddLoraGradient(product, stream), "gradient of the adapters");
 }
 
-// Returns the group's arguments for segments of few rows. Leaves out undefined
-// tensors.
+// Returns the arguments of a site's products for segments of few rows. The
+// address of an undefined tensor is null.
 k::LoraFewRowsProduct OfFewRows(const at::Tensor& x_TI, const at::Tensor& y_TO,
                                 const at::Tensor& s_TR,
                                 const k::LoraProduct& of_a,
@@ -74,8 +74,8 @@ k::LoraFewRowsProduct OfFewRows(const at::Tensor& x_TI, const at::Tensor& y_TO,
   return product;
 }
 
-// For the segments of few rows, computes x A^T and then the product `then` of
-// it.
+// For the segments of few rows, computes x A^T, and then calls the launch
+// `then`, which uses x A^T.
 void RunFewRows(k::LoraFewRowsProduct product, const at::Tensor& x_TI,
                 cudaError_t (*then)(const k::LoraFewRowsProduct&, cudaStream_t),
                 CUstream_st* stream) {
@@ -91,7 +91,7 @@ at::Tensor EmptyShrunk(const at::Tensor& x_TI, const k::LoraProduct& of_a) {
   return at::empty({x_TI.size(0), of_a.max_rank}, x_TI.options());
 }
 
-// Limits the product to the segments that run as tiles.
+// Limits the product to the segments that the few-rows kernels do not compute.
 k::LoraProduct LongOnes(k::LoraProduct product) {
   product.table = product.table.LongOnes();
   return product;
@@ -146,7 +146,8 @@ void Backward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
               dy_TO.size(0));
   const k::LoraProduct of_a = table.ProductsOfA(site);
   const k::LoraProduct of_b = table.ProductsOfB(site);
-  // ds includes the scale, so that one product by A serves all projections.
+  // ds includes each projection's scale, so one product by the stacked A serves
+  // all projections.
   const at::Tensor ds_TR = at::empty_like(s_TR);
   RunShrink(On(dy_TO, ds_TR, of_b), ds_TR, stream);
   RunGradient(On(dy_TO, s_TR, of_b), s_TR, stream);

@@ -1,9 +1,11 @@
-// The adapters' part of linear layers on CUDA. One launch of kernels/cuda
-// computes all segments, whatever their ranks and lengths. A build without CUDA
-// does not have these functions (src/ops/cuda_dispatch.h).
+// The adapters' part of linear layers on CUDA. A launch of kernels/cuda
+// computes all segments of few rows, or all longer segments, whatever their
+// ranks. A build without CUDA does not have these functions
+// (src/ops/cuda_dispatch.h).
 //
-// Legend: as in lora_linear.h. S is x A^T of all rows in one matrix [T, largest
-// R]; each segment uses its rows and its first R columns.
+// Legend: as in lora_linear.h. S is x A^T of all rows in one matrix [T, Rmax],
+// where Rmax is the largest R. Each segment uses its rows and its first R
+// columns.
 #ifndef WEFT_SRC_LORA_LORA_CUDA_H_
 #define WEFT_SRC_LORA_LORA_CUDA_H_
 
@@ -26,21 +28,21 @@ struct LoraProjection;
 
 namespace weft::lora::cuda {
 
-// Returns whether there are segments and all of them are bf16 on CUDA: their
-// weights, and the rows, which have `dtype` and are on `device`.
+// Returns whether the routing has segments, `device` is CUDA, and the rows
+// (`dtype`) and all adapters' weights are bf16.
 [[nodiscard]] bool TakesSegments(const LoraRouting& routing,
                                  at::ScalarType dtype, at::Device device);
 
-// A routing on the device: the places of its rows and matrices, and of the
-// gradients to which a backward pass adds. One upload serves all layers of a
-// pass. The table points into weights and gradients, which outlive it. The
-// addresses of its own arrays do not change. Only one pass at a time may use
-// it.
+// A routing in the device's memory. For each segment it has the rows, the
+// address of the weights, and for a backward pass the address of the gradient.
+// One upload serves all layers of a pass. The weights and gradients outlive the
+// table. The table's own arrays keep their addresses. Only one pass at a time
+// may use the table.
 class RoutingTable {
  public:
-  // Queues the upload on the current stream and does not wait. Throws
-  // c10::Error if a gradient is not f32. `decode_rows` is as for
-  // MakeRoutingTable.
+  // Queues the upload on the current stream and does not wait. `decode_rows`
+  // has the meaning that it has for MakeRoutingTable. Throws c10::Error if a
+  // gradient is not f32.
   RoutingTable(const LoraRouting& routing, const LoraGradients& gradients,
                const ModelShape& shape, at::Device device,
                int64_t decode_rows = 0);
@@ -52,53 +54,55 @@ class RoutingTable {
   [[nodiscard]] const ModelShape& shape() const { return shape_; }
   // Returns the end of the last segment's rows.
   [[nodiscard]] int64_t end_row() const { return end_row_; }
-  // Returns the number of rows, if each has an entry of few rows; otherwise 0.
+  // In a decode pass, returns the number of all rows; otherwise 0.
   [[nodiscard]] int64_t decode_rows() const { return decode_rows_; }
   // Returns the largest rank of a projection.
   [[nodiscard]] int64_t max_rank() const;
-  // Returns the B of a module, also if no adapter has it.
+  // Returns the slot and columns of a module's B, even if no adapter has that
+  // B.
   [[nodiscard]] kernels::cuda::LoraProjection ProjectionOf(
       const LoraSite& site, TargetModule module) const;
-  // Arguments that all products of a site share: those by its stacked A, and
-  // those by B of its projections.
+  // Return the arguments of a site's products: those by its stacked A, and
+  // those by the B of its projections. The caller adds the operands.
   [[nodiscard]] kernels::cuda::LoraProduct ProductsOfA(
       const LoraSite& site) const;
   [[nodiscard]] kernels::cuda::LoraProduct ProductsOfB(
       const LoraSite& site) const;
 
  protected:
-  // For a table whose bytes another object owns.
+  // Makes a table whose bytes the derived class sets.
   RoutingTable(const ModelShape& shape, std::vector<int32_t> max_ranks,
                int64_t end_row, int64_t decode_rows);
 
-  // Null if no product counts.
+  // Returns the address of `counters_`, or null in a DecodeTable.
   [[nodiscard]] unsigned* Counters() const;
 
   ModelShape shape_;
-  std::vector<int32_t> max_ranks_;  // Largest rank in each slot, over segments.
+  std::vector<int32_t> max_ranks_;  // The largest rank of each slot.
   int64_t end_row_;
   int64_t decode_rows_;
   at::Tensor bytes_;
-  // LoraCounters that all products use, one launch after the other. A decode
-  // table has none.
+  // Counters for the kernels (LoraCounters in lora_product.h). One launch after
+  // the other uses them. A DecodeTable has none.
   at::Tensor counters_;
   kernels::cuda::LoraTable table_;
 };
 
-// The capacity of a table for decode iterations.
+// The capacity of a DecodeTable.
 struct DecodeCapacity {
-  int64_t rows = 0;     // Rows of the batch, with or without an adapter.
+  int64_t rows = 0;     // All rows of a batch, also those without adapters.
   int64_t layouts = 1;  // Number of distinct adapter layouts.
-  int64_t rank = 0;     // The largest LoRA rank.
+  int64_t rank = 0;     // The largest rank of a projection.
 };
 
-// The routing of decode iterations, at a fixed place and with a fixed size, for
-// forward passes without the head. Recorded launches of a LoraPass with this
-// table can be replayed after new content is uploaded. Grids, workspaces and
-// the shape of S depend only on the capacity. Sites that no adapter has are
-// launched too and add nothing. All rows use the kernels of few rows, even if
-// an adapter has many rows. Every row of the capacity has an entry, also
-// padding and rows without an adapter, because lora_decode.h computes all rows.
+// The routing of decode steps, in a fixed place and with a fixed size. A caller
+// can record the launches of a step, upload a new routing, and replay the
+// launches. This works because grids, workspaces and the shape of S depend only
+// on the capacity. The few-rows kernels compute all rows, even if an adapter
+// has many rows. Every row of the capacity has an entry, because
+// kernels/cuda/lora_decode.h also computes padding and rows without an adapter.
+// Sites that no adapter has are launched too and add nothing. The forward pass
+// leaves out the head.
 //
 //   DecodeTable table(capacity, shape);      // Once.
 //   table.Bind(device + offset);             // Needs table.num_bytes() there.
@@ -118,11 +122,11 @@ class DecodeTable : public RoutingTable {
   void Bind(const void* device) { table_ = layout_.At(device); }
 
   // Returns whether the table has room for the routing. An empty routing fits.
-  // Checks neither dtypes (see TakesSegments) nor the head.
+  // Does not check dtypes (see TakesSegments) or adapters of the head.
   [[nodiscard]] bool Fits(const LoraRouting& routing) const;
-  // Writes the routing as bytes. The routing's weights outlive the launches
-  // that read the bytes. REQUIRES: Fits(routing), and `host` has num_bytes()
-  // bytes.
+  // Writes the routing as bytes to `host`. The adapters' weights outlive the
+  // launches that read the bytes. REQUIRES: Fits(routing), and `host` has
+  // num_bytes() bytes.
   void Write(const LoraRouting& routing, std::span<std::byte> host) const;
 
  private:
@@ -134,12 +138,13 @@ class DecodeTable : public RoutingTable {
 // Shapes:  x_TI [T, I], y_TO [T, O] contiguous bf16.
 // Errors:  throw c10::Error.
 // Threads: engine thread only.
-// Source:  the other path in lora_linear.cc, and the stacked and masked form.
-// The tests compare all three in f64.
+// Source:  the path by at::mm in lora_linear.cc, and a product with stacked and
+// masked adapters. The tests compare all three in f64.
 
-// y += scale_a x A_a^T B_a^T. Segments of at most 16 rows take two launches
-// together; longer ones take those of lora_product.h. Returns S if
-// `keeps_shrunk` and some segment has the site; otherwise an undefined tensor.
+// Computes y += scale_a x A_a^T B_a^T. Two launches compute all segments of at
+// most 16 rows. The launches of lora_product.h compute longer segments. Returns
+// S if `keeps_shrunk` and some adapter has the site; otherwise an undefined
+// tensor.
 at::Tensor Forward(const at::Tensor& x_TI, const RoutingTable& table,
                    const LoraSite& site, bool keeps_shrunk, at::Tensor& y_TO,
                    CUstream_st* stream);

@@ -50,7 +50,8 @@ const void* DataOf(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.const_data_ptr() : nullptr;
 }
 
-// Returns the input of a group whose rows and parts a launch will write.
+// Returns the input of a group. A launch will write its rows and its partial
+// sums.
 GroupInput EmptyInput(at::Tensor rows_TI, const k::LoraProduct& of_a,
                       int64_t num_parts) {
   GroupInput input = {.rows_TI = std::move(rows_TI),
@@ -154,7 +155,7 @@ AddedRows ExpandResidual(const GroupInput& in, const RoutingTable& table,
                             .x_TH = x_TH.const_data_ptr(),
                             .sum_TH = y_TH.mutable_data_ptr()};
   GroupInput input;
-  at::Tensor weight_H;  // Until the launch is queued.
+  at::Tensor weight_H;  // Must live until the launch is queued.
   if (next.weight_H.defined()) {
     const k::LoraProduct of_a = table.ProductsOfA(next.site);
     const int64_t num_parts = k::LoraResidualParts(hidden);

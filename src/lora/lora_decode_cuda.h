@@ -1,6 +1,6 @@
-// A decoding layer with adapters on CUDA: kernels/cuda/lora_decode.h on
-// tensors. model/adapted_decode.h has the order of the calls. A build without
-// CUDA does not have these functions.
+// Calls kernels/cuda/lora_decode.h, which computes a decoder layer with
+// adapters for a decode step, on tensors. model/adapted_decode.h gives the
+// order of the calls. A build without CUDA does not have these functions.
 //
 // Legend: as in lora_linear.h. H hidden, F feed-forward, P parts.
 #ifndef WEFT_SRC_LORA_LORA_DECODE_CUDA_H_
@@ -16,22 +16,25 @@
 
 namespace weft::lora::cuda {
 
-// What a linear group reads: the rows of its base product, and what the launch
-// after that product adds to it.
+// The input of a group of projections: the rows for the base product, and what
+// the next launch adds to that product.
 struct GroupInput {
   at::Tensor rows_TI;
-  // The parts of rows A^T, f32. Undefined if no adapter has the group.
+  // Partial sums of rows A^T, in f32, which the next launch multiplies by B.
+  // Undefined if no adapter has the group.
   at::Tensor parts;
   int num_parts = 0;
   int part_stride = 0;
-  // The sums of a norm, f32. If they are defined, the rows still lack the
-  // factor 1 / rms; the launch after the product applies it, before the bias.
+  // Partial sums of the squares of each row, in f32. If they are defined,
+  // rows_TI lacks the factor 1 / rms of its norm. The launch after the base
+  // product multiplies by this factor, and then adds the bias.
   at::Tensor squares_TP;
   double eps = 0;
 };
 
-// The norm after an addition to the residual stream, and the group that reads
-// it. An undefined weight means that nothing follows.
+// The norm that follows an addition to the residual stream, and the group of
+// projections that reads the norm's output. If weight_H is undefined, no norm
+// follows.
 struct NextNorm {
   at::Tensor weight_H;
   double eps = 0;
@@ -43,34 +46,38 @@ struct AddedRows {
   GroupInput next;
 };
 
-// Returns whether the functions below take a table and heads of this width.
+// Returns whether the functions below support the table with this number of
+// rows, and heads of this width.
 [[nodiscard]] bool TakesDecode(const RoutingTable& table, int64_t num_rows,
                                int64_t head_features);
 
-// Each function takes one launch, on the current stream, and does not wait.
-// All tensors except the parts and sums are bf16, and contiguous. `in` is what
-// the base product read.
+// Each function makes one launch on the current stream and does not wait. `in`
+// is the input of the base product. Rows, biases and weights of norms are bf16,
+// and rows are contiguous.
 // Errors:  throw c10::Error.
 // Threads: engine thread only.
 [[nodiscard]] GroupInput ShrinkRows(const at::Tensor& rows_TI,
                                     const RoutingTable& table,
                                     const LoraSite& site);
 
-// The heads are views of the product without bias. Writes q in place, and k and
-// v to the pages alone.
+// Adds the adapters' part and the bias to q, k and v, and then applies norms
+// and the rotation. `heads` are views of the base product without bias. Writes
+// q in place, and k and v only to the pages of the KV cache.
 void ExpandHeads(const GroupInput& in, const RoutingTable& table, int layer,
                  const at::Tensor& bias_O, const ops::Heads& heads,
                  const at::Tensor& positions_T, const ops::RotaryTable& rotary,
                  const ops::HeadNorms& norms, const ops::KvSlots& slots);
 
-// Takes the product without bias. Returns the input of down.
+// `gate_up_T2F` is the base product without bias. Returns the input of the down
+// projection.
 [[nodiscard]] GroupInput ExpandGate(const GroupInput& in,
                                     const RoutingTable& table, int layer,
                                     const at::Tensor& bias_O,
                                     ops::Activation activation,
                                     const at::Tensor& gate_up_T2F);
 
-// Takes the product of o or down, with bias, and replaces it by its sum with x.
+// `y_TH` is the base product of o or down, with bias. Adds the adapters' part
+// and x to it in place.
 [[nodiscard]] AddedRows ExpandResidual(const GroupInput& in,
                                        const RoutingTable& table,
                                        const LoraSite& site,

@@ -10,7 +10,7 @@
 namespace weft::lora {
 namespace {
 
-// Returns null if the adapter has no LoRA of the embedding.
+// Returns the embedding's factor, or null if the adapter does not have one.
 const LoraFactor* FactorOf(const AdapterVersion& version) {
   // The embedding's group is the same for every layer.
   const GroupLayout& group =
@@ -22,8 +22,8 @@ at::Tensor Rows(const at::Tensor& tensor, const LoraSegment& segment) {
   return tensor.narrow(0, segment.begin, segment.end - segment.begin);
 }
 
-// Computes gradient[:, tokens] += scale * d. Equal tokens are summed first,
-// because index_add_ on a GPU would add them in any order.
+// Computes gradient[:, tokens] += scale * d^T. Sums the rows of equal tokens
+// first, because index_add_ on a GPU adds equal indices in no fixed order.
 void AddColumns(at::Tensor gradient_RV, const at::Tensor& tokens_n,
                 const at::Tensor& d_nR, double scale) {
   const auto [tokens_U, index_n, counts] =

@@ -1,7 +1,8 @@
 // The embedding of tokens whose rows belong to different adapters:
 //   x = s (E[t] + scale_a A_a[:, t]^T B_a^T)   for the rows of adapter a.
-// The factor s is for models that scale their embeddings. Every token learns,
-// even transformers' padding token, because there is no padding here.
+// Models that scale their embeddings have a factor s other than 1. Every token
+// gets a gradient. That includes the token that transformers uses as padding,
+// because packed batches have no padding.
 //
 // Legend: T packed tokens, n tokens of a segment, U distinct tokens among them,
 // R rank, H hidden. A is [R, vocabulary], B is [H, R].
@@ -21,13 +22,12 @@ namespace weft::lora {
 void AddLoraEmbedding(const at::Tensor& tokens_T, const LoraRouting& routing,
                       double embedding_scale, at::Tensor& x_TH);
 
-// Returns whether any of the gradients belongs to an adapter with LoRA of the
-// embedding.
+// Returns whether any of the gradients belongs to an adapter of the embedding.
 [[nodiscard]] bool TrainsEmbedding(const LoraGradients& gradients);
 
-// Adds dLoss/dA and dLoss/dB of each segment to its version's gradient [N].
-// Rows with the same token are always summed in the same order. Shapes: dx_TH
-// like x_TH.
+// Adds dLoss/dA and dLoss/dB of each segment to the gradient [N] of its
+// version. Sums the rows of a token always in the same order.
+// Shapes:  dx_TH like x_TH.
 void LoraEmbeddingBackward(const at::Tensor& dx_TH, const at::Tensor& tokens_T,
                            const LoraRouting& routing,
                            const LoraGradients& gradients,

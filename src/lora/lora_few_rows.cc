@@ -15,7 +15,8 @@ namespace {
 
 using kernels::cpu::SkinnyProduct;
 
-// Weight elements in one task. A smaller task is not worth waking a thread.
+// The number of weight elements in a task. A smaller task would not repay the
+// cost of waking a thread.
 constexpr int64_t kTaskElements = 8192;
 
 struct Task {
@@ -23,10 +24,10 @@ struct Task {
   const float* weight_OI = nullptr;
 };
 
-// Products of one kind, cut into tasks that threads share evenly.
+// Products whose outputs are cut into tasks of about the same size.
 class TaskList {
  public:
-  // Adds all `outputs` of the product, and sets the begin and end of each task.
+  // Adds one product, whose outputs are [0, outputs), as tasks.
   void Add(SkinnyProduct product, int64_t outputs, const float* weight_OI) {
     const int64_t inputs = std::max<int64_t>(1, product.num_inputs);
     const int64_t groups =

@@ -3,8 +3,8 @@
 // tensor operation for every adapter and projection would cost more than the
 // products.
 //
-// Legend: as in lora_linear.h. S is the number of floats in x A^T, which is
-// stored as [rows, R] of each segment, one segment after another.
+// Legend: as in lora_linear.h. S is the number of floats in x A^T of all
+// segments of few rows. Their matrices [rows, R] are stored one after another.
 #ifndef WEFT_SRC_LORA_LORA_FEW_ROWS_H_
 #define WEFT_SRC_LORA_LORA_FEW_ROWS_H_
 
@@ -22,13 +22,14 @@ namespace weft::lora {
 
 // The functions below compute the segments for which HasFewRows is true.
 // Threads: any, for distinct outputs.
-// Source:  lora_linear.h; the tests compare both ways with the formula in f64.
+// Source:  lora_linear.h. The tests compare these functions and the path for
+// many rows with the formula in f64.
 
-// Returns S.
+// Returns S, the number of floats in x A^T.
 [[nodiscard]] int64_t NumShrunk(const LoraRouting& routing,
                                 const LoraSite& site);
 
-// Computes x A^T [S]. Shapes: x_TI [T, I], its rows adjacent.
+// Computes x A^T [S]. Shapes: x_TI [T, I] contiguous.
 void ShrinkFewRows(const float* x_TI, const LoraRouting& routing,
                    const LoraSite& site, float* shrunk_S);
 
@@ -37,13 +38,13 @@ void ExpandFewRows(const float* shrunk_S, const LoraRouting& routing,
                    const LoraSite& site, const ModelShape& shape,
                    const cpu::Rows& y_TO);
 
-// Does both without keeping x A^T.
+// Calls ShrinkFewRows and then ExpandFewRows. Does not keep x A^T.
 void AddFewRows(const float* x_TI, const LoraRouting& routing,
                 const LoraSite& site, const ModelShape& shape,
                 const cpu::Rows& y_TO);
 
 // Returns a view of `shrunk_S` for each segment. The view is undefined if the
-// segment has no part in it.
+// segment has many rows or its adapter does not have the site.
 [[nodiscard]] ShrunkInputs SplitShrunk(const at::Tensor& shrunk_S,
                                        const LoraRouting& routing,
                                        const LoraSite& site);

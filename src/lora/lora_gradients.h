@@ -17,15 +17,17 @@ struct LoraGradient {
   at::Tensor gradient_N;  // [N] f32, in the version's layout.
 };
 
-// Each version occurs at most once. If a version of the routing does not occur,
-// it does not learn, but dLoss/dx still passes through its matrices.
+// Each version occurs at most once. A version of the routing that is not in
+// this list gets no gradient, but dLoss/dx still includes the products by its A
+// and B.
 using LoraGradients = std::vector<LoraGradient>;
 
-// Returns the version's gradient [N], or an undefined tensor if there is none.
+// Returns the gradient [N] of `version`, or an undefined tensor if the list
+// does not have the version.
 [[nodiscard]] at::Tensor GradientOf(const LoraGradients& gradients,
                                     const AdapterVersionPtr& version);
 
-// Returns new zero gradients of these versions, in the same order.
+// Returns a zero gradient for each version, in the same order.
 [[nodiscard]] LoraGradients ZeroGradients(
     const std::vector<AdapterVersionPtr>& versions, at::Device device);
 

@@ -6,7 +6,7 @@
 namespace weft::lora {
 namespace {
 
-// SplitMix64 (Steele, Lea and Flood 2014) applies a mixing function to a
+// SplitMix64 (Steele, Lea and Flood 2014) applies this mixing function to a
 // counter, so every draw can be computed on its own.
 uint64_t Mix(uint64_t value) {
   value += 0x9e3779b97f4a7c15u;
@@ -15,12 +15,12 @@ uint64_t Mix(uint64_t value) {
   return value ^ (value >> 31);
 }
 
-// Returns a number in [0, 1).
+// Returns draw `counter` from the uniform distribution on [0, 1).
 double Uniform(uint64_t counter) {
   return static_cast<double>(Mix(counter) >> 11) * 0x1.0p-53;
 }
 
-// Source: Box and Muller 1958.
+// Returns draw `i` of the stream from N(0, 1). Source: Box and Muller 1958.
 double Normal(uint64_t stream, int64_t i) {
   const double radius = std::sqrt(-2 * std::log1p(-Uniform(stream + 2 * i)));
   return radius * std::cos(2 * std::numbers::pi * Uniform(stream + 2 * i + 1));

@@ -20,8 +20,8 @@ at::Tensor Rows(const at::Tensor& tensor, const LoraSegment& segment) {
   return tensor.narrow(0, segment.begin, segment.end - segment.begin);
 }
 
-// Returns x A^T of one segment, or an undefined tensor if its adapter does not
-// have the site.
+// Returns x A^T of one segment, or an undefined tensor if the segment's adapter
+// does not adapt the site.
 at::Tensor Shrink(const at::Tensor& x_TI, const LoraSegment& segment,
                   const LoraSite& site) {
   const GroupLayout& group = GroupOf(segment, site);
@@ -31,7 +31,7 @@ at::Tensor Shrink(const at::Tensor& x_TI, const LoraSegment& segment,
                 version.StackedA(version.compute_N, group).t());
 }
 
-// Adds scale (x A^T) B^T to the rows of the segment.
+// Adds scale (x A^T) B^T to the segment's rows of y. `input_nR` is x A^T.
 void Expand(const at::Tensor& input_nR, const LoraSegment& segment,
             const LoraSite& site, const ModelShape& shape,
             const at::Tensor& y_TO) {
@@ -48,8 +48,8 @@ void Expand(const at::Tensor& input_nR, const LoraSegment& segment,
   }
 }
 
-// Adds to the segment's gradient [N] and to the segment's rows of dx. Skips
-// either if it is undefined.
+// Adds dLoss/dA and dLoss/dB to `gradient_N`, and the adapter's part of
+// dLoss/dx to the segment's rows of `dx_TI`. Skips a tensor that is undefined.
 void SegmentBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
                      const LoraSegment& segment, const LoraSite& site,
                      const ModelShape& shape, const at::Tensor& input_nR,
@@ -84,16 +84,16 @@ void SegmentBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
   }
 }
 
-// Returns whether the adapters' products of a forward pass are in bf16 on a
-// CPU, as is the base's product. Those of an expert have few rows each, for
-// which it does not pay.
+// Returns whether the forward pass computes the adapters' products in bf16. It
+// does so where a CPU computes the base product in bf16, except for experts. An
+// expert has too few rows for bf16 to pay off.
 bool TakesBf16(const at::Tensor& x_TI, const BaseLinear& base,
                const LoraPass& pass, const LoraSite& site) {
   return !pass.routing.empty() && site.expert == kNoExpert &&
          ops::IsBf16Linear(x_TI, base.weight_OI);
 }
 
-// Returns the same of a backward pass.
+// Returns whether the backward pass computes the adapters' products in bf16.
 bool TakesBf16Backward(const at::Tensor& dy_TO, const BaseLinear& base,
                        const LoraPass& pass, const LoraSite& site) {
   return !pass.routing.empty() && site.expert == kNoExpert &&

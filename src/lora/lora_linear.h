@@ -1,11 +1,14 @@
 // A linear layer whose rows belong to different adapters:
 //   y = x W^T + bias + scale_a (x A_a^T) B_a^T   for the rows of adapter a.
 //
-// Rows of one adapter are contiguous, so the routing is a short list of
+// The rows of an adapter are contiguous, so the routing is a short list of
 // segments, and no rows are sorted or gathered. Projections that share an input
-// take one base GEMM with stacked weights and one product by the stacked A
-// (shrink). Each projection then takes its own product by B (expand). Where the
-// base's product is in bf16 on a CPU, so are these (lora_bf16.h).
+// have one base GEMM with stacked weights, and one product by their stacked A
+// (shrink). Each of these projections then has its own product by B (expand).
+// If a CPU computes a base product in bf16, it also computes that layer's
+// products of adapters in bf16, except for experts and for segments of few rows
+// (lora_bf16.h).
+// products of that layer in bf16, except for experts (lora_bf16.h).
 //
 // Legend: T packed tokens, I inputs, O outputs of the (fused) base weight, R
 // the sum of the ranks of the group's adapted projections, N parameters of an
@@ -33,20 +36,20 @@ struct LoraSegment {
 };
 using LoraRouting = std::vector<LoraSegment>;
 
-// The frozen base layer.
+// A linear layer of the frozen base model.
 struct BaseLinear {
-  at::Tensor weight_OI;  // It may be in 8 bits (ops/int8_weight.h).
+  at::Tensor weight_OI;  // May be in 8 bits (ops/int8_weight.h).
   at::Tensor bias_O;     // Undefined if there is no bias.
   ops::RowCount row_count = ops::RowCount::kRecurs;
 };
 
-// Names an adapted layer, and says where each of its projections writes in y.
+// Names a group of adapted projections in the model.
 struct LoraSite {
   int layer = 0;
   ProjectionGroup group = ProjectionGroup::kQkv;
   int expert = kNoExpert;
-  // `shape` is that of the expert if there is one (ModelShape::OfExpert).
-  // Returns the column of y where the output of `module` starts.
+  // Returns the column of y where the output of `module` starts. For an expert,
+  // `shape` is the result of ModelShape::OfExpert.
   [[nodiscard]] static int64_t ColumnOf(TargetModule module,
                                         const ModelShape& shape);
 };
@@ -61,13 +64,14 @@ class RoutingTable;  // Declared in lora_cuda.h.
 }  // namespace cuda
 using RoutingTablePtr = std::shared_ptr<const cuda::RoutingTable>;
 
-// Returns the routing in the form that kernels/cuda read, and queues its
-// upload. Returns null if the kernels cannot take the routing. A pass through
-// the layers makes the table once and keeps it to its end. A backward pass
-// makes its own table, with gradients. Arguments: `gradients` is empty in a
-// forward pass; `dtype` and `device` are those of the rows that the layers see;
-// `decode_rows` is the number of all rows in a decode pass, and otherwise 0. In
-// a decode pass all rows use the kernels of few rows.
+// Uploads the routing in the form that kernels/cuda read, and does not wait.
+// Returns null if those kernels do not support the routing. The caller makes
+// one table for a forward pass through all layers, and another one, with
+// gradients, for a backward pass. A table lives until its pass has ended.
+// Arguments: `gradients` is empty in a forward pass; `dtype` and `device` are
+// those of the layers' input rows; `decode_rows` is 0 except in a decode pass,
+// where it is the number of all rows. In a decode pass the few-rows kernels
+// compute all rows.
 [[nodiscard]] RoutingTablePtr MakeRoutingTable(const LoraRouting& routing,
                                                const LoraGradients& gradients,
                                                const ModelShape& shape,
@@ -75,28 +79,32 @@ using RoutingTablePtr = std::shared_ptr<const cuda::RoutingTable>;
                                                at::Device device,
                                                int64_t decode_rows = 0);
 
-// Returns the largest memory that a table's products need beside their
-// operands: partial sums over rows of a gradient of `features` x `rank`.
+// Returns an upper bound, in bytes, of the workspace for one product with a
+// table. The largest workspace holds the partial sums over rows of a gradient
+// [features, rank].
 [[nodiscard]] int64_t TableWorkspaceBytes(int64_t num_rows, int64_t features,
                                           int64_t rank);
 
-// The arguments that all linear layers of a pass share.
+// The arguments that are the same for all linear layers of a pass.
 struct LoraPass {
   const LoraRouting& routing;
   const ModelShape& shape;
-  // Only on CUDA. If it is null there, segments run one after another.
+  // Null on a CPU. If it is null on CUDA, at::mm computes one segment after
+  // another.
   const cuda::RoutingTable* table = nullptr;
 };
 
-// x A^T, kept for the backward pass: [rows, R] of every segment, undefined if
-// its adapter does not have the site. With a table there is one entry for all
-// rows, which lora_cuda.h calls S.
+// x A^T, which the backward pass needs. Without a table, there is one tensor
+// [rows, R] for each segment. A tensor is undefined if its segment's adapter
+// does not adapt the site. With a table, one tensor has all rows; lora_cuda.h
+// calls it S.
 using ShrunkInputs = std::vector<at::Tensor>;
 
 // Returns y [T, O]. If `shrunk` is not null, sets it to x A^T.
-// Shapes:  x_TI [T, I] contiguous, in the dtype of the base weight, or in f32
-// with a bf16 weight on a CPU, or with a weight of 8 bits.
-// Errors:  throws c10::Error.   Threads: on a CPU any, for distinct outputs.
+// Shapes:  x_TI [T, I] contiguous. Its dtype is that of the base weight; or f32
+// on a CPU if the weight is bf16; or any if the weight has 8 bits.
+// Errors:  throws c10::Error.
+// Threads: any on a CPU, for distinct outputs; the engine thread on CUDA.
 [[nodiscard]] at::Tensor LoraLinear(const at::Tensor& x_TI,
                                     const BaseLinear& base,
                                     const LoraPass& pass, const LoraSite& site,
@@ -108,11 +116,11 @@ using ShrunkInputs = std::vector<at::Tensor>;
                                       const LoraPass& pass,
                                       const LoraSite& site);
 
-// Adds dLoss/dA and dLoss/dB of each segment to its version's gradient [N].
-// Returns dLoss/dx [T, I], or an undefined tensor if `want_input_gradient` is
-// false.
+// Adds dLoss/dA and dLoss/dB of each segment to the gradient [N] of its
+// version. Returns dLoss/dx [T, I], or an undefined tensor if
+// `want_input_gradient` is false.
 // Shapes:    dy_TO like y; x_TI, `shrunk` and the routing as in LoraLinear.
-// Arguments: if the pass has a table, it was made with these gradients.
+// Arguments: if pass.table is not null, it was made with `gradients`.
 [[nodiscard]] at::Tensor LoraLinearBackward(
     const at::Tensor& dy_TO, const at::Tensor& x_TI, const BaseLinear& base,
     const LoraPass& pass, const LoraSite& site, const ShrunkInputs& shrunk,

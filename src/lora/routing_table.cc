@@ -1,4 +1,4 @@
-// Implements the tables of lora_cuda.h.
+// Implements RoutingTable and DecodeTable of lora_cuda.h.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -26,8 +26,8 @@ int64_t NumSlots(const ModelShape& shape) {
   return (shape.num_layers * kGroupsPerLayer + 1) * kSlotsPerSite;
 }
 
-// The first slot of a site holds its stacked A. The next ones hold B of its
-// projections.
+// Returns the first slot of a site, which describes the site's stacked A. The
+// next slots describe the B of its projections.
 int64_t FirstSlot(const ModelShape& shape, const LoraSite& site) {
   const int64_t index =
       site.group == ProjectionGroup::kLmHead
@@ -47,7 +47,7 @@ void ForSites(const ModelShape& shape, Visit visit) {
   visit(LoraSite{shape.num_layers, ProjectionGroup::kLmHead});
 }
 
-// Returns whether the two layouts are equal.
+// Returns whether the two layouts are equal. Both have the same ModelShape.
 bool SameLayout(const AdapterLayout& a, const AdapterLayout& b) {
   if (&a == &b) return true;
   const LoraConfig& x = a.config();
@@ -56,7 +56,7 @@ bool SameLayout(const AdapterLayout& a, const AdapterLayout& b) {
          x.target_modules == y.target_modules && x.overrides == y.overrides;
 }
 
-// The distinct layouts of a routing and their numbers.
+// Numbers the distinct layouts of a routing.
 class LayoutList {
  public:
   int NumberOf(const AdapterLayout& layout) {
@@ -75,7 +75,7 @@ class LayoutList {
   std::vector<const AdapterLayout*> layouts_;
 };
 
-// Returns the slots of one adapter's matrices.
+// Returns the contents of all slots for an adapter's layout.
 std::vector<k::LoraMatrix> SlotsOf(const AdapterLayout& layout,
                                    const ModelShape& shape) {
   std::vector<k::LoraMatrix> slots(static_cast<size_t>(NumSlots(shape)));
@@ -113,7 +113,8 @@ int64_t NumCounters(const RoutingTable& table) {
   return most;
 }
 
-// Adds entries of few rows for all `num_rows` rows.
+// Adds entries for the few-rows kernels. They cover all `num_rows` rows, with
+// or without an adapter.
 void AddDecodeRows(const LoraRouting& routing, int64_t num_rows,
                    LayoutList* layouts, k::LoraTableBuilder* builder) {
   int64_t end = 0;
@@ -127,9 +128,9 @@ void AddDecodeRows(const LoraRouting& routing, int64_t num_rows,
   builder->AddBaseRows(end, num_rows - end);
 }
 
-// Returns the largest rank in every slot if each factor has rank `rank`. The
-// head's slots have rank 0, because adapters of the head do not use a
-// DecodeTable.
+// Returns the largest rank of every slot if each factor has the rank `rank`.
+// The head's slots get rank 0, because a pass with a DecodeTable leaves out the
+// head.
 std::vector<int32_t> LargestRanks(const ModelShape& shape, int64_t rank) {
   std::vector<int32_t> ranks(static_cast<size_t>(NumSlots(shape)));
   ForSites(shape, [&](const LoraSite& site) {

@@ -9,10 +9,11 @@
 namespace weft::lora {
 namespace {
 
-// A chunk has about so many rows. Matrices are copied and sums are stored once
-// for each chunk, which does not pay for fewer rows.
+// A chunk has about this many rows, or more if its segment has over 1024 rows.
+// With fewer rows, copies of matrices and stores of sums would take too much of
+// a chunk's time.
 constexpr int64_t kChunkRows = 64;
-// More chunks of one segment would only need more memory for their sums.
+// The largest number of chunks of a segment. It limits the memory for sums.
 constexpr int64_t kMaxChunks = 16;
 
 int64_t NumWorkers(size_t count) {
@@ -20,8 +21,8 @@ int64_t NumWorkers(size_t count) {
   return std::min<int64_t>(threads, static_cast<int64_t>(count));
 }
 
-// Calls work(worker, i). A worker takes the next i when it is free, so it sees
-// ascending ones.
+// Calls work(worker, i) for all i < count. A free worker takes the next i, so
+// each worker sees ascending values of i.
 template <typename Work>
 void RunWorkers(size_t count, const Work& work) {
   std::atomic<size_t> next = 0;

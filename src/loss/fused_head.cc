@@ -29,7 +29,7 @@ HeadResult AllocateResult(int64_t num_rows, int64_t num_entries, int64_t hidden,
   return result;
 }
 
-// Returns the views of the result that the chunk fills.
+// Returns views of the result's tensors for the rows and entries of a chunk.
 ChunkScores ScoresOf(const HeadResult& result, const ScoreRows& rows,
                      const HeadChunk& chunk) {
   const auto part = [](const at::Tensor& x, int64_t begin, int64_t end) {
@@ -46,8 +46,8 @@ ChunkScores ScoresOf(const HeadResult& result, const ScoreRows& rows,
   };
 }
 
-// Scores a chunk if this rank has the whole vocabulary; otherwise see
-// ScoreChunkOfShard. Returns the softmax if a gradient is wanted.
+// Scores a chunk if this rank has the whole vocabulary; otherwise
+// ScoreChunkOfShard does. Returns softmax * D if a gradient is wanted.
 at::Tensor ScoreChunk(HeadChunk& chunk, bool want_gradient,
                       ChunkScores& scores) {
   if (scores.slopes_E.defined()) scores.slopes_E.copy_(chunk.TargetSlopes());
@@ -81,10 +81,10 @@ void CheckRows(const at::Tensor& hidden_RH, const ScoreRows& rows) {
       rows.targets.size(), " targets");
 }
 
-// Computes U of the chunk's rows. Rows with and without a filter take separate
-// products, so that no row depends on another row's filter. If share_R is
-// defined, the chunk holds the softmax over a part of the vocabulary. The
-// filters then apply to the softmax times the share.
+// Computes U for the rows of a chunk. Rows with and without a filter use
+// separate products, so no row depends on another row's filter. If share_R is
+// defined, `softmax_RV` is the softmax over a part of the vocabulary. Filters
+// then apply to this softmax times the share.
 void ProjectRows(const HeadChunk& chunk, const at::Tensor& softmax_RV,
                  const at::Tensor& weight_VH, const std::vector<float>& filters,
                  const at::Tensor& share_R, at::Tensor& out_RH) {
@@ -113,8 +113,8 @@ void ProjectRows(const HeadChunk& chunk, const at::Tensor& softmax_RV,
   }
 }
 
-// The rank's share turns sums over its local softmax into its terms of sums
-// over the whole softmax.
+// U and projected_nR are sums over the rank's local softmax. Multiplies them by
+// the rank's share, which makes them terms of sums over the whole softmax.
 void ScaleToShare(HeadResult& result, const lora::LoraRouting& routing) {
   const at::Tensor share_R1 = result.share_R.unsqueeze(1);
   result.projection_RH.mul_(share_R1);

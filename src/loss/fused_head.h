@@ -1,32 +1,33 @@
-// The output head and the log-probabilities, in chunks of rows, so that no
-// [tokens, vocab] tensor ever exists.
+// The output head and the log-probabilities. They are computed in chunks of
+// rows, so no [tokens, vocab] tensor ever exists.
 //
-// Legend: R score rows, E score entries (row, target), H hidden, V vocabulary.
+// Legend: R score rows, E score entries (row, target), H hidden, V vocabulary,
+// W the head's weight [V, H].
 //
-// Forward, per chunk of rows:
-//   1. logits = hidden W^T in f32, into one reused buffer [chunk, V];
+// Forward, for each chunk of rows:
+//   1. logits = hidden W^T in f32, in a buffer [chunk, V] that chunks share;
 //   2. one pass over the buffer gives each entry's logprob and the entropy;
 //   3. if a gradient is wanted, U = (softmax * D) W [R, H] is computed from the
 //      buffer (on CUDA from a second one in bf16) and kept. D is the derivative
-//      of the softcap, or 1. The softmax of a row's own targets is set to 0.
+//      of the softcap, or 1. The softmax at a row's own targets is set to 0.
 // The backward pass then needs neither logits nor a pass over the vocabulary.
-// Let c be dLoss/dlogprob divided by the temperature, which is known only now.
-// Let C be the sum of a row's c over its targets t. Then
+// Only the backward pass knows c, which is dLoss/dlogprob divided by the
+// temperature. Let C be the sum of a row's c over its targets t. Then
 //   dhidden[r] = sum of (c[t] - C p[t]) D_t W_t over t - C U[r].
-// U leaves out the targets, because for a confident prediction p is near 1 and
+// U leaves out the targets, because for a confident prediction p is near 1, and
 // W_t - p W_t would cancel. 1 - p is computed from the log-probability instead.
 // The total is 4 R H V FLOPs and chunk * V + R * H floats.
 //
-// Rows of an adapter that trains lm_head see W + scale B A. Their dA and
-// dhidden follow from p B, which is kept beside U. dB = scale dz^T (h A^T),
-// with dz the gradient of the logits, needs the logits again. So only such rows
-// cost 6 H V FLOPs.
+// Rows of an adapter of lm_head use W + scale B A. Their dA and dhidden follow
+// from (softmax * D) B, which is kept like U. With the gradient dz of the
+// logits, dB = scale dz^T (h A^T), which needs the logits again. So each of
+// these rows costs 6 H V FLOPs.
 //
-// Several ranks may each have a part of the vocabulary (vocab_shard.h). Each
-// chunk of the forward pass then makes one small exchange, which gives all
-// ranks the log-probabilities and entropies. The backward pass ends with one
-// sum over ranks of [R, H]. Each rank has all of lm_head's A and its own rows
-// of B, and its dA is one term of a sum over ranks.
+// Several ranks may each have a part of the vocabulary (vocab_shard.h). The
+// forward pass then makes one small exchange for each chunk, which gives all
+// ranks the log-probabilities and entropies. The backward pass ends with a sum
+// of [R, H] over the ranks. Each rank has all of lm_head's A and its own rows
+// of B. A rank's dA is one term of a sum over the ranks.
 #ifndef WEFT_SRC_LOSS_FUSED_HEAD_H_
 #define WEFT_SRC_LOSS_FUSED_HEAD_H_
 
@@ -44,32 +45,33 @@ namespace weft::loss {
 struct VocabShard {
   parallel::Communicator* group = nullptr;  // Null if this rank has the whole
                                             // vocabulary.
-  // Size of the whole vocabulary. This rank has the part
+  // The size of the whole vocabulary. This rank has the range
   // group->shard().Of(vocab).
   int64_t vocab = 0;
 };
 
 struct HeadOptions {
-  int64_t chunk_rows = 1024;  // <= 0: one chunk with all rows.
-  double softcap = 0;         // 0: none.
+  int64_t chunk_rows = 1024;  // 0 or less: one chunk has all rows.
+  double softcap = 0;         // 0: no softcap.
   VocabShard shard;
 };
 
-// Returns the rows of a chunk. On a CPU a large vocabulary takes fewer rows
-// than requested. `vocab` is the largest part that a rank has.
+// Returns the number of rows of a chunk. On a CPU, a large vocabulary reduces
+// it below options.chunk_rows. `vocab` is the size of the largest part on a
+// rank.
 [[nodiscard]] int64_t HeadChunkRows(const HeadOptions& options,
                                     int64_t num_rows, int64_t vocab,
                                     bool is_cpu);
 
-// The rows to score. Row r owns the entries [row_offsets[r], row_offsets[r +
+// The rows to score. The entries of row r are [row_offsets[r], row_offsets[r +
 // 1]).
 struct ScoreRows {
   std::vector<int64_t> row_offsets;  // [R + 1].
   std::vector<int64_t> targets;      // [E], in [0, V).
   std::vector<float> temperatures;   // [R], > 0.
-  // Gradient filters, [R] in [0, 1); empty means all 0. U leaves out a block of
-  // a rank's vocabulary if all of the row's p D in the block are below the
-  // filter. The row's targets do not count.
+  // Gradient filters, [R] in [0, 1). Empty means that all are 0. For a row, U
+  // leaves out a block of a rank's vocabulary if p D is below the row's filter
+  // at all tokens of the block, except at the row's own targets.
   std::vector<float> filters;
   lora::LoraRouting routing;  // The adapters of the rows; may be empty.
 };
@@ -79,27 +81,26 @@ struct HeadResult {
   at::Tensor entropies_R;     // [R] f32; undefined if not wanted.
   at::Tensor projection_RH;   // U [R, H] f32; undefined without gradient.
   at::Tensor target_slope_E;  // D_t [E] f32; undefined without softcap.
-  // The probability of the rank's part of the vocabulary [R]; undefined if the
-  // rank has the whole vocabulary. U and projected_nR are then the rank's terms
-  // of sums over ranks.
+  // The probability [R] of the rank's part of the vocabulary. Undefined if the
+  // rank has the whole vocabulary. If defined, U and projected_nR are the
+  // rank's terms of sums over ranks.
   at::Tensor share_R;
-  // Factors by which the rows of U must still be multiplied, [R] f32. Undefined
-  // means 1.
+  // Factors [R], f32, by which the rows of U must still be multiplied.
+  // Undefined means 1.
   at::Tensor scale_R;
-  // h A^T.
-  std::vector<at::Tensor> shrunk_nR;     // h A^T.
-  std::vector<at::Tensor> projected_nR;  // (softmax * D) B, with gradient.
+  std::vector<at::Tensor> shrunk_nR;     // h A^T of each segment.
+  std::vector<at::Tensor> projected_nR;  // (softmax * D) B, if wanted.
 };
 
-// Waits for the device only with gradient filters, because it counts their
-// rows.
+// Scores the rows. Waits for the device only if there are gradient filters,
+// because it counts the rows that a filter keeps.
 // Shapes:  hidden_RH [R, H]; weight_VH [V, H] of the same dtype, or in bf16
 // with f32 rows on a CPU, or in 8 bits (head_products.h). With options.shard,
 // weight_VH has the rank's rows. All other arguments are the same on all ranks,
-// which call this together.
-// Errors:  throws c10::Error (out of memory).
+// and all ranks make this call together.
+// Errors:  throws c10::Error, also if memory is exhausted.
 // Threads: engine thread only.
-// Source:  derivation above; tests check it against dense f64 autograd.
+// Source:  the derivation above. The tests compare with dense f64 autograd.
 [[nodiscard]] HeadResult ScoreHead(const at::Tensor& hidden_RH,
                                    const at::Tensor& weight_VH,
                                    const ScoreRows& rows,
@@ -108,10 +109,11 @@ struct HeadResult {
 
 // Returns dLoss/dhidden [R, H] in the dtype of hidden, for g_E = dLoss/dlogprob
 // [E] f32. Adds the gradients of lm_head's LoRA to the gradients [N] of the
-// versions in rows.routing. The other arguments are those of the forward pass,
-// which had want_gradient. Consumes the result: dhidden takes U's memory. Every
-// rank gets the whole dhidden. Waits for the device only if g_E, or the
-// result's logprobs_E or target_slope_E, are not on the host yet (ops::ToHost).
+// versions in rows.routing. The other arguments are those of ScoreHead, which
+// was called with want_gradient. Consumes `forward`, because dhidden uses U's
+// memory. Every rank gets the whole dhidden. Waits for the device only if g_E,
+// forward.logprobs_E or forward.target_slope_E are not on the host yet
+// (ops::ToHost).
 [[nodiscard]] at::Tensor HeadBackward(HeadResult forward,
                                       const at::Tensor& hidden_RH,
                                       const at::Tensor& weight_VH,

@@ -14,10 +14,10 @@
 namespace weft::loss {
 namespace {
 
-// The number of rows whose targets' weights are gathered at a time.
+// The number of rows for which Combine gathers the targets' weights at a time.
 constexpr int64_t kCombineRows = 1024;
 
-// Returns the tensor's values on the host; none if it is undefined.
+// Returns the tensor's values as doubles, or nothing if it is undefined.
 std::vector<double> ToDoubles(const at::Tensor& values) {
   if (!values.defined()) return {};
   const at::Tensor doubles = values.to(at::kDouble).contiguous();
@@ -25,8 +25,8 @@ std::vector<double> ToDoubles(const at::Tensor& values) {
   return {data, data + doubles.numel()};
 }
 
-// Returns the coefficients of rows [first, first + count) as a column, on the
-// device and in the dtype of `like`.
+// Returns the coefficients rows_R of rows [first, first + count) as a column,
+// on the device and in the dtype of `like`.
 at::Tensor RowFactors(const HeadCoefficients& coefficients, int64_t first,
                       int64_t count, const at::Tensor& like) {
   const auto begin = coefficients.rows_R.begin() + first;
@@ -35,8 +35,9 @@ at::Tensor RowFactors(const HeadCoefficients& coefficients, int64_t first,
       .unsqueeze(1);
 }
 
-// Turns the kept p W of rows [begin, begin + n), [n, X], into dz W, where dz is
-// the gradient of the logits.
+// Replaces (softmax * D) W of rows [begin, begin + n), which the forward pass
+// kept, by dz W. dz is the gradient of the logits. W is the head's weight or an
+// adapter's B.
 void Combine(at::Tensor& projection_nX, const at::Tensor& weight_VX,
              const HeadCoefficients& coefficients, int64_t begin) {
   const at::Device device = projection_nX.device();
@@ -63,8 +64,8 @@ void Combine(at::Tensor& projection_nX, const at::Tensor& weight_VX,
   }
 }
 
-// Does on CUDA, in one launch, what Combine does for all rows. Reads the scaled
-// p W and returns dz W in the weight's dtype.
+// Does what Combine does, for all rows in one launch on CUDA. Returns dz W in
+// the weight's dtype.
 at::Tensor CombineScaled(const HeadResult& forward, const at::Tensor& weight_VH,
                          const HeadCoefficients& coefficients) {
   at::Tensor dhidden_RH =
@@ -82,8 +83,8 @@ at::Tensor CombineScaled(const HeadResult& forward, const at::Tensor& weight_VH,
   return dhidden_RH;
 }
 
-// Replaces the chunk's logits by their gradient dz. share_R covers all rows, as
-// in HeadResult.
+// Replaces the chunk's logits by their gradient dz. `share_R` has all rows, not
+// only those of the chunk.
 void GradientOfLogits(HeadChunk& chunk, const HeadCoefficients& coefficients,
                       const at::Tensor& share_R) {
   const at::TensorOptions options = chunk.logits_RV.options();
@@ -107,7 +108,8 @@ void GradientOfLogits(HeadChunk& chunk, const HeadCoefficients& coefficients,
   }
 }
 
-// Adds the head's LoRA part to dhidden, and to the gradients of lm_head's LoRA.
+// Adds the adapters' part of the head to dhidden, and adds dA and dB of lm_head
+// to `gradients`.
 void LoraBackward(const HeadChunks& chunks, HeadResult& forward,
                   const at::Tensor& hidden_RH, const ScoreRows& rows,
                   const HeadCoefficients& coefficients,

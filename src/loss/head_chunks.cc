@@ -12,17 +12,17 @@
 namespace weft::loss {
 namespace {
 
-// Limits the logits buffer on a CPU, so that a large vocabulary takes fewer
-// rows per chunk. The buffer fits no cache at the sizes that are fast for
-// GEMMs. With one thread, V 49152 and H 576: 84 GFLOP/s at 1024 rows, 77 at
-// 512, 72 at 256. So only memory limits the chunk.
+// The largest size of the logits buffer on a CPU. A large vocabulary reduces
+// the rows of a chunk accordingly. Only memory limits a chunk, because products
+// are faster with more rows, although no cache holds the buffer. With one
+// thread, V 49152 and H 576: 84 GFLOP/s at 1024 rows, 77 at 512, 72 at 256.
 constexpr int64_t kCpuBufferBytes = int64_t{256} << 20;
 constexpr int64_t kCpuMinRows = 64;
 
-// Returns the [chunk, V] buffer. On a CPU it is kept between calls, because the
-// first touch of fresh pages costs as much as the softmax. A GPU's allocator
-// caches memory by itself. The buffer of an unchunked call is not kept, because
-// it may be huge.
+// Returns a buffer for [chunk, V]. With `keep`, the thread keeps the buffer for
+// its next call, because on a CPU the first use of new memory pages costs as
+// much as the softmax. A GPU's allocator caches memory itself. A buffer for all
+// rows is not kept, because it may be huge.
 at::Tensor LogitsBuffer(int64_t chunk, int64_t vocab,
                         const at::TensorOptions& options, bool keep) {
   if (!keep) return at::empty({chunk * vocab}, options);
@@ -34,7 +34,7 @@ at::Tensor LogitsBuffer(int64_t chunk, int64_t vocab,
   return kept;
 }
 
-// Uploads the rows once for all chunks.
+// Uploads the rows once, for all chunks.
 DeviceRows Upload(const ScoreRows& rows, const HeadOptions& options,
                   at::Device device) {
   DeviceRows uploaded = {
@@ -47,8 +47,8 @@ DeviceRows Upload(const ScoreRows& rows, const HeadOptions& options,
   return uploaded;
 }
 
-// The size of chunks follows from this number. It is the same on all ranks,
-// because the ranks exchange data for each chunk.
+// Returns the size of the largest part of the vocabulary on a rank. From it,
+// all ranks compute the same chunks, as their exchange for each chunk requires.
 int64_t LargestVocab(const at::Tensor& weight_VH, const VocabShard& shard) {
   if (shard.group == nullptr) return weight_VH.size(0);
   const int size = shard.group->shard().size;

@@ -1,5 +1,5 @@
-// The logits of the head, one chunk after another in one buffer. Private to
-// src/loss.
+// Computes the head's logits in chunks of rows, which share one buffer. Private
+// to src/loss.
 //
 // Legend: R score rows, E score entries, H hidden, V vocabulary.
 #ifndef WEFT_SRC_LOSS_HEAD_CHUNKS_H_
@@ -17,36 +17,38 @@
 
 namespace weft::loss {
 
-// Rows [begin, begin + count) and their entries.
+// The logits of rows [begin, begin + count), and the rows' entries.
 struct HeadChunk {
   int64_t begin = 0;
   int64_t count = 0;
   int64_t first_entry = 0;
   int64_t num_entries = 0;
   ops::VocabRowsInput input;
-  // The row of every entry, counted among all rows. Set with a softcap or with
-  // several ranks.
+  // The row of every entry, counted among all rows. Defined if there is a
+  // softcap or several ranks.
   at::Tensor all_rows_E;
   at::Tensor logits_RV;
-  // If defined, the softmax goes here instead of replacing the logits, and
-  // scale_R is its scale (ops::VocabWeights).
+  // If weights_RV is defined, the softmax is written to it and not over the
+  // logits. scale_R is then the scale of its rows (ops::VocabWeights).
   at::Tensor weights_RV;
   at::Tensor scale_R;
 
   // Returns the row of every entry, counted within the chunk.
   [[nodiscard]] at::Tensor RowsOfEntries() const { return all_rows_E - begin; }
-  // Returns the softcap's derivative at the targets, [num_entries]. REQUIRES:
-  // the logits are still raw.
+  // Returns the softcap's derivative D at the targets, [num_entries]. REQUIRES:
+  // softmax has not overwritten the logits yet.
   [[nodiscard]] at::Tensor TargetSlopes() const;
-  // Writes softmax * D, with 0 at the rows' own targets. Returns it, still
-  // without scale_R.
+  // Sets the log-probabilities and the entropies. Replaces the logits by
+  // softmax * D, with 0 at each row's own targets, and returns the result. If
+  // weights_RV is defined, writes the result there instead, without the factor
+  // scale_R.
   const at::Tensor& SoftmaxBesideTargets(at::Tensor& logprobs_E,
                                          at::Tensor& entropies_R);
 };
 
 // Returns whether the softmax of these rows is written as bf16 weights, which a
-// bf16 product reads directly. This is so on CUDA unless something needs the
-// softmax in f32: LoRA of lm_head, gradient filters, or several ranks.
+// bf16 product reads directly. This is so on CUDA with a bf16 head, unless LoRA
+// of lm_head, gradient filters or several ranks need the softmax in f32.
 [[nodiscard]] bool TakesWeights(const at::Tensor& weight_VH,
                                 const ScoreRows& rows,
                                 const HeadOptions& options);
@@ -54,7 +56,7 @@ struct HeadChunk {
 // Returns the row of every entry, [E].
 [[nodiscard]] std::vector<int64_t> RowsOfEntries(const ScoreRows& rows);
 
-// Score rows on the head's device.
+// The arrays of ScoreRows, on the head's device.
 struct DeviceRows {
   at::Tensor row_offsets;    // [R + 1] i64.
   at::Tensor targets_E;      // i64.
@@ -68,11 +70,12 @@ class HeadChunks {
   HeadChunks(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
              const ScoreRows& rows, const HeadOptions& options);
 
-  // From now on chunks have weights_RV and their part of this scale [R].
+  // Gives all later chunks a weights_RV and a scale_R, which is a part of
+  // `scale_R`.
   void TakeWeights(const at::Tensor& scale_R);
 
-  // Calls `visit` with the logits of rows [begin, end), one chunk at a time.
-  // `shrunk_nR` is lora().Shrink(hidden).
+  // Calls `visit` for the rows [begin, end), one chunk after another. logits_RV
+  // has the chunk's raw logits. `shrunk_nR` is lora().Shrink(hidden).
   void ForEach(int64_t begin, int64_t end,
                const std::vector<at::Tensor>& shrunk_nR,
                const std::function<void(HeadChunk&)>& visit) const;

@@ -1,5 +1,5 @@
-// The factors by which the head's vectors are multiplied in its backward pass.
-// The host computes one number per entry. Private to src/loss.
+// The coefficients of the head's backward pass. The host computes one number
+// for each entry and each row. Private to src/loss.
 //
 // Legend: R score rows, E score entries.
 #ifndef WEFT_SRC_LOSS_HEAD_COEFFICIENTS_H_
@@ -12,27 +12,28 @@
 
 namespace weft::loss {
 
-// Describes dz, the gradient of the logits. At its targets, each listed once,
-// the dz of row r is `entries`. Elsewhere it is rows_R[r] * softmax(z) * D.
+// Describes dz, the gradient of the logits. At the targets of row r, dz is
+// `entries`; each target occurs once. Elsewhere dz is rows_R[r] * softmax * D.
 struct HeadCoefficients {
-  std::vector<int64_t> row_offsets;  // [R + 1], index into the next two.
+  std::vector<int64_t> row_offsets;  // [R + 1], into `targets` and `entries`.
   std::vector<int64_t> targets;
   std::vector<double> entries;
   std::vector<double> rows_R;
 };
 
-// Merges a row's entries with equal targets. For confident predictions their
-// coefficients nearly cancel, so they are summed before the rounding to f32.
-// `gradients_E` is dLoss/dlogprob. `slopes_E` is D at the targets, and is empty
-// without softcap.
+// Computes the coefficients. Merges entries of a row with equal targets,
+// because for confident predictions the coefficients of these entries nearly
+// cancel, and their sum must be rounded to f32 only once. `gradients_E` is
+// dLoss/dlogprob. `slopes_E` is D at the targets, and empty without softcap.
 [[nodiscard]] HeadCoefficients MakeHeadCoefficients(
     const ScoreRows& rows, const std::vector<double>& gradients_E,
     const std::vector<double>& logprobs_E, const std::vector<double>& slopes_E);
 
-// Entries with the same position in their rows. A layer has at most one entry
-// of each row, so adding a layer has no collisions and a fixed order.
+// The entries that have the same position in their rows. A layer has at most
+// one entry of each row. So an addition of a layer has no collisions, and
+// layers are added in a fixed order.
 struct EntryLayer {
-  std::vector<int64_t> rows;  // Counted from `begin`.
+  std::vector<int64_t> rows;  // Counted from LayerEntries' `begin`.
   std::vector<int64_t> targets;
   std::vector<double> coefficients;
 };

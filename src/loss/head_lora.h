@@ -1,4 +1,4 @@
-// LoRA of the output head, one segment of score rows at a time. Private to
+// LoRA of the output head, for one segment of score rows at a time. Private to
 // src/loss.
 //
 // Legend: n rows of a segment, r rank, H hidden, V vocabulary, N parameters of
@@ -16,34 +16,37 @@
 
 namespace weft::loss {
 
-// The segments of a routing that train lm_head, by their index in the routing.
+// Computes the head's LoRA part for the segments whose adapters adapt lm_head.
+// An argument `segment` is an index in the routing.
 class HeadLora {
  public:
   // Keeps a reference to `routing`.
   HeadLora(const lora::LoraRouting& routing, at::ScalarType compute_type);
 
-  // Returns h A^T of every segment: [n, r], undefined if the segment does not
-  // train lm_head.
+  // Returns h A^T [n, r] of every segment. The tensor is undefined if the
+  // segment does not adapt lm_head.
   [[nodiscard]] std::vector<at::Tensor> Shrink(
       const at::Tensor& hidden_RH) const;
 
-  // Adds scale (h A^T) B^T to the logits of the chunk.
+  // Adds scale (h A^T) B^T to the logits of the chunk's rows.
   void AddLogits(const std::vector<at::Tensor>& shrunk_nR, int64_t chunk_begin,
                  at::Tensor& logits_RV) const;
 
-  // Writes p B of the chunk's rows. Allocates the segments' tensors if needed.
+  // Writes p B of the chunk's rows. If a segment's tensor is undefined,
+  // allocates it.
   void Project(const at::Tensor& p_RV, int64_t chunk_begin,
                std::vector<at::Tensor>& projected_nR) const;
 
-  // Computes dhidden += scale ds A for the rows of a segment, with ds = dz B
+  // Computes dhidden += scale ds A for the rows of a segment, where ds = dz B
   // [n, r].
   void AddGradientOfHidden(size_t segment, const at::Tensor& ds_nR,
                            at::Tensor& dhidden_RH) const;
-  // Computes dA += scale ds^T h in the gradient [N] of the segment's version.
+  // Computes dA += scale ds^T h in `gradient_N`, which belongs to the segment's
+  // version.
   void AddGradientOfA(size_t segment, const at::Tensor& ds_nR,
                       const at::Tensor& hidden_RH,
                       const at::Tensor& gradient_N) const;
-  // Computes dB += scale dz^T (h A^T) in the same gradient, for rows of the
+  // Computes dB += scale dz^T (h A^T) in `gradient_N`. dz_RV has rows of the
   // segment from `begin` on.
   void AddGradientOfB(size_t segment, const at::Tensor& dz_RV, int64_t begin,
                       const at::Tensor& shrunk_nR,
@@ -54,7 +57,7 @@ class HeadLora {
   [[nodiscard]] bool Trains(size_t segment) const;
 
  private:
-  // The rows of a segment that lie in a chunk.
+  // The rows of a segment that are also rows of a chunk.
   struct Overlap {
     size_t segment = 0;
     int64_t begin = 0;
@@ -63,7 +66,7 @@ class HeadLora {
   [[nodiscard]] std::vector<Overlap> OverlapsOf(int64_t chunk_begin,
                                                 int64_t chunk_rows) const;
   [[nodiscard]] const lora::GroupLayout& Group(size_t segment) const;
-  // Returns the head's factor. REQUIRES: the segment trains lm_head.
+  // Returns the head's factor. REQUIRES: Trains(segment).
   [[nodiscard]] const lora::LoraFactor& Factor(size_t segment) const;
   [[nodiscard]] at::Tensor A(size_t segment) const;
 

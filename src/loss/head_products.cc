@@ -10,26 +10,25 @@
 namespace weft::loss {
 namespace {
 
-// The number of logits that a CPU computes at a time, but at least
-// kCpuSliceLength vocabulary entries. So the product's workspace stays small.
-// The result (16 MiB) and a widened bf16 weight are still in a cache when they
+// On a CPU, one product computes about this many logits, and at least
+// kCpuSliceLength vocabulary entries. This keeps the product's workspace small.
+// Its result (16 MiB) and a widened bf16 weight are still in a cache when they
 // are read.
 constexpr int64_t kCpuSliceLogits = int64_t{4} << 20;
 constexpr int64_t kCpuSliceLength = 4096;
 
-// With fewer rows, BLAS libraries use matrix-vector kernels, which sum a whole
-// column number by number. Over V 49152 this has a relative error of 1e-4,
-// where sums by block have 5e-7. So few rows are summed over this many
-// vocabulary entries at a time.
+// With fewer rows than kCpuFewRows, BLAS libraries use matrix-vector kernels,
+// which sum a whole column number by number. Over V 49152 this has a relative
+// error of 1e-4, while sums by block have 5e-7. So few rows are summed over
+// blocks of kCpuSumLength vocabulary entries.
 constexpr int64_t kCpuFewRows = 64;
 constexpr int64_t kCpuSumLength = 512;
 
-// On CUDA, weights of 8 bits are widened for this many vocabulary entries at a
+// On CUDA, this many vocabulary entries of a weight of 8 bits are widened at a
 // time.
 constexpr int64_t kCudaWidenedLength = 16384;
 
-// The number of adjacent vocabulary entries that a filter keeps or drops
-// together.
+// A filter keeps or drops blocks of this many adjacent vocabulary entries.
 constexpr int64_t kFilterLength = 512;
 
 // Computes out = a b on CUDA, with sums in the dtype of `out`.
@@ -41,15 +40,15 @@ void CudaProduct(const at::Tensor& a, const at::Tensor& b, at::Tensor& out) {
   }
 }
 
-// Returns the head, or a part of it, as a product on CUDA reads it: that of 8
-// bits in bf16, any other as it is.
+// Returns the weight that a product on CUDA reads: bf16 for a weight of 8 bits,
+// otherwise the weight itself.
 at::Tensor CudaWeight(const at::Tensor& weight_VH) {
   return ops::IsInt8(weight_VH) ? ops::Widened(weight_VH, at::kBFloat16)
                                 : weight_VH;
 }
 
-// Calls `visit` with the beginning and the widened rows of each part of a
-// head of 8 bits.
+// Calls visit(first vocabulary entry, widened rows) for each part of a head of
+// 8 bits.
 template <typename Visit>
 void ForEachCudaPart(const at::Tensor& weight_VH, Visit visit) {
   const int64_t vocab = weight_VH.size(0);

@@ -7,18 +7,18 @@
 namespace weft::loss {
 namespace {
 
-// e^60 times any sensible advantage and weight still fits in a float.
+// With this bound, e^60 times any sensible advantage and weight fits in a
+// float.
 constexpr double kMaxLogRatio = 60.0;
 
-// A token's loss and its inputs. They are f64, so that f32 inputs are rounded
-// only once, in the result.
+// The inputs of a token's loss. They are f64, so only the result is rounded.
 struct Token {
   double logprob = 0;
   double sample_logprob = 0;  // q, the logprob that the sampler gave; 0 for
                               // cross_entropy.
   double advantage = 0;
   double weight = 1;
-  double ratio = 1;  // The token's ratio; for gspo the sequence's.
+  double ratio = 1;  // The token's own ratio, or with gspo the sequence's.
 };
 
 struct LossAndSlope {
@@ -35,7 +35,8 @@ double Clip(const LossConfig& config, double ratio) {
   return std::clamp(ratio, config.clip_low, config.clip_high);
 }
 
-// PPO's clipped objective. On a tie the slope is that of the unclipped branch.
+// Returns PPO's clipped objective. On a tie, the slope is that of the unclipped
+// branch.
 LossAndSlope ClippedSurrogate(const LossConfig& config, const Token& token) {
   const double unclipped = token.ratio * token.advantage;
   const double clipped = Clip(config, token.ratio) * token.advantage;
@@ -74,7 +75,7 @@ bool HasClip(LossFunction function) {
          function == LossFunction::kGspo;
 }
 
-// Sums over the scored tokens of one datum.
+// Sums over the scored tokens of one datum, for its metrics.
 struct DatumSums {
   double loss = 0;
   double tokens = 0;
@@ -99,7 +100,8 @@ double Weight(const Datum& datum, size_t entry) {
   return datum.weights.empty() ? 1.0 : datum.weights[entry];
 }
 
-// Returns exp(mean(lp - q)) over the scored tokens of a datum.
+// Returns exp(mean(lp - q)) over the scored tokens of a datum, or 1 if it has
+// none.
 double SequenceRatio(const Datum& datum, absl::Span<const float> logprobs) {
   double sum = 0;
   double count = 0;

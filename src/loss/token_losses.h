@@ -1,6 +1,6 @@
 // The losses of proto/weft/v1/training.proto as functions of log-probabilities.
-// They use plain floats, because one number per scored token is little work
-// compared to one layer.
+// The host computes them without tensors, because a few operations for each
+// scored token are little work compared to one layer.
 #ifndef WEFT_SRC_LOSS_TOKEN_LOSSES_H_
 #define WEFT_SRC_LOSS_TOKEN_LOSSES_H_
 
@@ -13,16 +13,16 @@
 
 namespace weft::loss {
 
-// Sums over the data of one request. Call Add() for the data in order, then
-// Metrics() once, which names the metrics `name:reduction`.
+// The metrics of a request, summed over its data. Call Add() and AddMean() for
+// the data in order, then Metrics() once.
 class MetricSums {
  public:
   void Add(const std::string& name, double value);
-  // Adds `value` and `count` to a mean, which is the sum of values over the sum
-  // of counts.
+  // Adds `value` and `count` to a mean. The mean is the sum of the values
+  // divided by the sum of the counts.
   void AddMean(const std::string& name, double value, double count);
-  // Returns `name:sum` and `name:mean` for each name. `loss:sum` is always
-  // there. A mean without values is left out.
+  // Returns `name:sum` for each name of Add and `name:mean` for each name of
+  // AddMean. `loss:sum` is always included. A mean with count 0 is left out.
   [[nodiscard]] std::map<std::string, double> Metrics() const;
 
  private:
@@ -30,10 +30,11 @@ class MetricSums {
   std::map<std::string, std::pair<double, double>> means_;
 };
 
-// Computes one datum's elementwise losses, dLoss/dlogprob, and its part of the
-// metrics, over the scored tokens (weight w not 0). lp is a token's
-// log-probability, q the one that its sampler gave, A its advantage. Every loss
-// gives loss:sum and tokens:sum. All but cross_entropy also give
+// Computes the loss of every target of one datum, its derivative
+// dLoss/dlogprob, and the datum's part of the metrics. Only scored tokens,
+// whose weight w is not 0, count. lp is a token's log-probability, q the one
+// that its sampler gave, A its advantage. Every loss gives loss:sum and
+// tokens:sum. All losses except cross_entropy also give
 //
 //   kl_sample_train_v1:mean  mean of q - lp;
 //   ratio:mean               mean of r = exp(lp - q);
@@ -49,13 +50,13 @@ class MetricSums {
 //          s, and its derivative by lp_t is s. As GSPO-token defines it, the
 //          gradient leaves out how the mean couples the tokens.
 //
-// Every loss cuts lp - q to [-60, 60] before exp. So the ratio stays finite,
-// and with finite A and w the loss and the derivative do too. At the bound the
-// derivative keeps its form. A NaN is not hidden: it reaches the loss and the
-// derivative.
-// Shapes:  logprobs, losses, gradients like the datum's targets, flat. Targets
-// of weight 0 have loss 0 and gradient 0, and count in no metric, whatever
-// their logprob holds.
+// Losses with a ratio cut lp - q to [-60, 60] before exp. So the ratio is
+// finite, and with finite A and w the loss and the derivative are finite too.
+// The derivatives above use the cut ratio. A NaN is not hidden: it reaches the
+// loss and the derivative.
+// Shapes:  logprobs, losses and gradients are flat, like the datum's targets.
+// Targets of weight 0 have loss 0 and gradient 0 and count in no metric,
+// whatever their logprob is.
 // Threads: any.
 // Source:  formulas in training.proto; PPO: Schulman et al. 2017; GSPO: Zheng
 // et al. 2025, section on GSPO-token.

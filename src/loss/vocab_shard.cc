@@ -13,7 +13,7 @@ namespace {
 
 using parallel::Range;
 
-// Stands for an entry that another rank has. It is less than every number.
+// The value of an entry that another rank has. It is less than every number.
 constexpr double kAbsent = -std::numeric_limits<double>::infinity();
 
 Range RangeOf(const VocabShard& shard) {
@@ -38,8 +38,8 @@ LargestLogits FindLargest(const HeadChunk& chunk) {
   return {index_R, value_R.div_(chunk.input.temperature_R)};
 }
 
-// Returns f64 values for all entries [E] of the chunk, with the values of this
-// rank's own entries [O] at their places.
+// Returns f64 values for all entries [E] of the chunk. This rank's own entries
+// have the values `values_O`; all others are kAbsent.
 at::Tensor AmongAll(const at::Tensor& values_O, const at::Tensor& entries_O,
                     int64_t num_entries) {
   const auto options = values_O.options().dtype(at::kDouble);
@@ -47,22 +47,22 @@ at::Tensor AmongAll(const at::Tensor& values_O, const at::Tensor& entries_O,
       .index_put_({entries_O}, values_O.to(at::kDouble));
 }
 
-// What ops::VocabRows computes from the rank's own logits.
+// The scores that follow from the rank's own logits alone.
 struct LocalScores {
   at::Tensor lse_R;  // f64.
   at::Tensor logprobs_O;
   at::Tensor entropies_R;  // Undefined if not wanted.
 };
 
-// The log-sum-exp is computed as the largest logit minus its log-probability.
-// For a confident row that log-probability is small, so no digits are lost.
+// Computes the local scores. The log-sum-exp is the largest logit minus its
+// log-probability. For a confident row that log-probability is small, so no
+// digits are lost.
 LocalScores ScoreLocally(HeadChunk& chunk, bool want_gradient,
                          bool want_entropy) {
   const int64_t num_rows = chunk.count;
   const at::Tensor& targets_O = chunk.input.targets_E;
   const LargestLogits largest = FindLargest(chunk);
-  // Adds the largest logit to each row as a target, before the row's other
-  // targets.
+  // Adds the row's largest logit as a target before the row's other targets.
   const auto index = targets_O.options();
   ops::VocabRowsInput input = chunk.input;
   input.row_offsets = chunk.input.row_offsets - chunk.first_entry +
@@ -86,9 +86,9 @@ LocalScores ScoreLocally(HeadChunk& chunk, bool want_gradient,
   return scores;
 }
 
-// Computes the scores from the values that all ranks (S) sent: the log-sum-exp
-// of each row, the log-probability of each entry, and slopes and entropies if
-// wanted.
+// Computes the scores from `told_SX`, the values that all S ranks sent: the
+// log-sum-exp of each row, the log-probability of each entry, and slopes and
+// entropies if they are wanted.
 void Merge(at::Tensor told_SX, int64_t num_rows, const at::Tensor& rows_E,
            int rank, ChunkScores& scores) {
   const auto take = [&told_SX](int64_t count) {
@@ -171,8 +171,8 @@ void ScoreChunkOfShard(HeadChunk& chunk, const ScoreRows& rows,
   const LocalScores local = ScoreLocally(chunk, scores.share_R.defined(),
                                          scores.entropies_R.defined());
   if (scores.share_R.defined()) {
-    // Sets the softmax of the rows' own targets to 0 here, because the pass
-    // also had the largest logit as a target.
+    // Sets the softmax at the rows' own targets to 0. ScoreLocally cannot do
+    // it, because its targets also include the largest logits.
     at::index_put_(chunk.logits_RV,
                    {chunk.RowsOfEntries(), chunk.input.targets_E},
                    at::zeros({}, chunk.logits_RV.options()));

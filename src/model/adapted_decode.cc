@@ -21,8 +21,9 @@ using lora::cuda::GroupInput;
 using lora::cuda::NextNorm;
 using lora::cuda::ShrinkRows;
 
-// Returns the base product. The launch after the next norm's product adds the
-// bias, because it first applies the norm's factor.
+// Returns the base product plus `bias_O`. If the rows still lack their norm's
+// factor, `bias_O` is undefined: the next launch applies the factor and then
+// the bias.
 at::Tensor Product(const GroupInput& in, const lora::BaseLinear& base,
                    const at::Tensor& bias_O) {
   return ops::Linear(in.rows_TI, base.weight_OI, bias_O, base.row_count);
@@ -43,8 +44,8 @@ at::Tensor Attend(const Layer& layer, const GroupInput& in, const Pass& pass,
       .view({qkv_TW.size(0), layer.shape.q_width});
 }
 
-// Runs a layer on the stream, whose norm is `stream.next`. Returns the stream
-// with the norm `next`.
+// Runs a layer. stream.next is the input of the layer's q, k and v. Returns the
+// residual stream after the layer, and the input for which `next` is the norm.
 AddedRows RunLayer(const Layer& layer, AddedRows stream, const Pass& pass,
                    const KvAccess& kv, const NextNorm& next) {
   const profile::Span span("layer forward", "layer", layer.index);

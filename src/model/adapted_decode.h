@@ -1,10 +1,9 @@
-// Decodes with adapters on CUDA. The launches of a layer that are not base
-// products or attention each do all that lies between two of these, so that a
-// layer takes 10 launches (lora/lora_decode_cuda.h). Passes that cannot run
-// this way run attention.h and mlp.h.
+// Decodes with adapters on CUDA. Between two products or attention, one launch
+// does all other work of a layer, so a layer has 10 launches
+// (lora/lora_decode_cuda.h). Other passes run attention.h and mlp.h.
 //
-// The norm of the residual stream is applied after the products that read it.
-// So a row's last bits differ from those of the other way.
+// The factor of the residual stream's norm is applied after the products that
+// read the norm. So the last bits of a row differ from those of other passes.
 #ifndef WEFT_SRC_MODEL_ADAPTED_DECODE_H_
 #define WEFT_SRC_MODEL_ADAPTED_DECODE_H_
 
@@ -17,16 +16,16 @@
 
 namespace weft::model {
 
-// Returns whether the pass can run this way: it decodes in bf16 with a table of
-// adapters, of ranks up to 128, in a dense model on one rank, without norms
-// after o and down, and with heads of at most 256 features. `layer` is any of
-// the model's layers; `kv` may be null.
+// Returns whether DecodeAdapted supports the pass. It supports decoding in bf16
+// with a table of adapters of ranks up to 128, in a dense model on one rank,
+// without norms after o and down, and with heads of at most 256 features.
+// `layer` is any of the model's layers; `kv` may be null.
 [[nodiscard]] bool TakesAdaptedDecode(const Layer& layer, const Pass& pass,
                                       const KvAccess* kv);
 
-// Runs all layers. Takes the residual stream, and its norm that the first layer
-// reads. Returns the residual stream after the last layer. `layer_at` returns a
-// layer by its index. REQUIRES: TakesAdaptedDecode.
+// Runs all layers. `x_TH` is the residual stream, and `normed_TH` its norm for
+// the first layer. Returns the residual stream after the last layer. `layer_at`
+// returns a layer by its index. REQUIRES: TakesAdaptedDecode.
 [[nodiscard]] at::Tensor DecodeAdapted(
     at::Tensor x_TH, const at::Tensor& normed_TH, const Pass& pass,
     const KvAccess& kv, const std::function<Layer(int index)>& layer_at);

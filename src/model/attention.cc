@@ -120,7 +120,7 @@ void Attention::Backward(const BackwardPass& pass, LayerTape& tape,
       tape.shrunk_o, pass.gradients, /*want_input_gradient=*/true);
   const at::Tensor dqkv_TW = AttendBackward(d_attended_TW, pass, tape);
 
-  // Below the first layer only an adapter of the embedding can learn.
+  // Only an adapter of the embedding needs the first layer's input gradient.
   const bool want_input_gradient =
       layer_.index > 0 || lora::TrainsEmbedding(pass.gradients);
   at::Tensor d_normed_TH = LoraLinearBackward(

@@ -16,27 +16,33 @@
 
 namespace weft::model {
 
-// Holds references only. Threads: engine thread.
+// Computes the first part of one layer. Keeps references only.
+// Threads: engine thread.
 class Attention {
  public:
   explicit Attention(const Layer& layer) : layer_(layer) {}
 
-  // Takes the stream with the norm that attention reads. Returns it with the
-  // norm that the MLP reads. `tape` and `kv` may be null.
+  // `stream` has the norm that attention reads. Returns the stream after
+  // attention, with the norm that the MLP reads. `tape` and `kv` may be null.
   [[nodiscard]] Stream Forward(Stream stream, const Pass& pass, LayerTape* tape,
                                KvAccess* kv) const;
-  // Adds to d_TH, the gradient of the residual stream.
+  // Replaces d_TH, the gradient of the residual stream after attention, by the
+  // gradient before it. The first layer does so only if an adapter trains the
+  // embedding.
   void Backward(const BackwardPass& pass, LayerTape& tape,
                 at::Tensor& d_TH) const;
 
-  // The parts of Forward that adapted_decode.h uses.
+  // adapted_decode.h calls these parts of Forward.
 
-  // Returns views of the heads inside a fused row, which may end before v.
+  // Returns views of the heads in the fused rows. v is undefined if the rows
+  // end before v.
   [[nodiscard]] ops::Heads SplitHeads(const at::Tensor& qkv_TW) const;
-  // The weights are undefined for models without head norms.
+  // Returns the weights of the head norms, or undefined tensors if the model
+  // has none.
   [[nodiscard]] ops::HeadNorms HeadNorms() const;
   [[nodiscard]] ops::KvSlots SlotsOf(const KvAccess& kv) const;
-  // Returns the output of the heads [T, Q, C].
+  // Returns the output of the heads [T, Q, C] from the keys and values in the
+  // cache.
   [[nodiscard]] at::Tensor AttendToPages(const at::Tensor& q_TQC,
                                          const ops::KvSlots& slots,
                                          const KvAccess& kv) const;
@@ -45,7 +51,7 @@ class Attention {
   // Returns the output of the heads [T, Q C].
   [[nodiscard]] at::Tensor Attend(const at::Tensor& qkv_TW, const Pass& pass,
                                   LayerTape* tape, KvAccess* kv) const;
-  // Returns the gradient of Attend's input, given that of its output.
+  // Returns the gradient of Attend's input from the gradient of its output.
   [[nodiscard]] at::Tensor AttendBackward(const at::Tensor& d_attended_TW,
                                           const BackwardPass& pass,
                                           LayerTape& tape) const;

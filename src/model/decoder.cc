@@ -21,7 +21,7 @@ namespace weft::model {
 
 namespace {
 
-// Returns the dtype in which all is stored that is not in 8 bits.
+// Returns the dtype of all weights that are not in 8 bits.
 at::ScalarType StoredType(const DecoderWeights& weights) {
   const at::Tensor& embedding_VH = weights.embedding_VH;
   return ops::IsInt8(embedding_VH) ? weights.dtype : embedding_VH.scalar_type();
@@ -36,8 +36,8 @@ double EmbeddingScale(const ModelConfig& config,
 }
 
 // Converts norms, biases and routers to the dtype of the activations, and
-// leaves other matrices as they are. So a router's product is never in bf16 on
-// a CPU.
+// leaves other matrices as they are. So on a CPU a router's product is never in
+// bf16.
 DecoderWeights WithSmallTensorsIn(at::ScalarType dtype,
                                   DecoderWeights weights) {
   const auto convert = [&](at::Tensor& tensor) {
@@ -54,7 +54,8 @@ DecoderWeights WithSmallTensorsIn(at::ScalarType dtype,
           &w.experts.down_bias_D}) {
       convert(*tensor);
     }
-    // They are added to log-sum-exps.
+    // Attention adds sinks to log-sum-exps, which are f32 unless the model is
+    // f64.
     if (w.sinks_H.defined() && dtype != at::kDouble) {
       w.sinks_H = w.sinks_H.to(at::kFloat);
     }
@@ -63,7 +64,7 @@ DecoderWeights WithSmallTensorsIn(at::ScalarType dtype,
   return weights;
 }
 
-// On a CPU only the weights may be bf16; see decoder.h.
+// On a CPU, activations are never bf16; see Decoder::dtype.
 at::ScalarType ActivationType(const DecoderWeights& weights) {
   const at::ScalarType dtype = StoredType(weights);
   return weights.embedding_VH.is_cpu() && dtype == at::kBFloat16 ? at::kFloat

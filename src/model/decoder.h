@@ -1,17 +1,18 @@
-// The decoder: one function runs the layers for training and for evaluation.
+// The decoder. One function runs the layers for training and for evaluation.
 //
 // Legend: T packed tokens, H hidden, K experts per token, R score rows, N
 // parameters of an adapter.
 //
-// The backward pass is written by hand. The forward pass keeps what is
-// expensive to recompute: layer inputs, q, k, v, attention output, gate and up.
-// The backward pass recomputes the rest, and frees each buffer after its use.
+// The backward pass is written by hand. The forward pass keeps the tensors that
+// are expensive to recompute: layer inputs, q, k, v, attention output, gate and
+// up. The backward pass recomputes all others, and frees each buffer after its
+// use.
 //
 // With a tensor group, every rank makes the same calls on the same batch, with
-// its part of the weights (model_shard.h) and of the adapters. The ranks'
-// results are summed after the embedding, after o and after down. In the
-// backward pass they are summed after the input gradients of q, k, v and of
-// gate, up. So the residual stream has the same bits on all ranks.
+// its part of the weights (model_shard.h) and of the adapters. The ranks sum
+// their results after the embedding, after o and after down. In the backward
+// pass they sum the input gradients of q, k, v and of gate, up. So the residual
+// stream has the same bits on all ranks.
 #ifndef WEFT_SRC_MODEL_DECODER_H_
 #define WEFT_SRC_MODEL_DECODER_H_
 
@@ -34,51 +35,53 @@ namespace weft::model {
 
 class Decoder {
  public:
-  // `config` describes the whole model; `weights` are the rank's part.
+  // `config` describes the whole model, and `weights` are the rank's part.
   // `tensor_group` outlives the decoder; it is null if there is one rank.
   Decoder(ModelConfig config, DecoderWeights weights, int64_t num_positions,
           parallel::Communicator* tensor_group = nullptr);
 
   [[nodiscard]] const ModelConfig& config() const { return config_; }
-  // Returns the configuration of this rank's part of the model. The rank's part
-  // of an adapter has its shape(), and the rank's cache has its heads.
+  // Returns the configuration of this rank's part of the model. The rank's
+  // adapters have its shape(), and the rank's cache has its number of heads.
   [[nodiscard]] const ModelConfig& local_config() const {
     return local_config_;
   }
   [[nodiscard]] parallel::Communicator* tensor_group() const {
     return tensor_group_;
   }
-  // Returns the number of ranks in the tensor group; 1 without one.
+  // Returns the number of ranks in the tensor group, or 1 without a group.
   [[nodiscard]] int tensor_size() const;
   [[nodiscard]] const DecoderWeights& weights() const { return weights_; }
-  // Returns the dtype of activations, cache and adapters: that of the weights,
-  // but f32 on a CPU with weights in bf16 or in 8 bits. Products then round the
-  // activations or widen the weights (ops/matmul.h).
+  // Returns the dtype of activations, cache and adapters. It is that of the
+  // weights that are not in 8 bits, but f32 on a CPU if those are bf16.
+  // Products then round the activations or widen the weights (ops/matmul.h).
   [[nodiscard]] at::ScalarType dtype() const { return dtype_; }
   [[nodiscard]] at::Device device() const;
 
   // In all calls below, the routing's adapters, the cache and the tape are this
   // rank's parts.
 
-  // Runs embedding and layers. Returns the residual stream [T, H] before the
-  // final norm. `tape` is filled in kTrain and must be null in kEval. The first
-  // `num_recomputed` layers keep only their input. `kv` may be null. `experts`,
-  // if given, receives the experts [T, K], i64, of each layer that has experts.
+  // Runs the embedding and the layers. Returns the residual stream [T, H]
+  // before the final norm. Fills `tape` in kTrain; in kEval it must be null.
+  // The first `num_recomputed` layers keep only x_in_TH and experts_TK of their
+  // tape. `kv` may be null. If `experts` is not null, appends the experts [T,
+  // K], i64, of each layer that has experts.
   // Errors:  throws c10::Error.
   // Threads: engine thread only.
   [[nodiscard]] at::Tensor ForwardLayers(
       Mode mode, const PackedBatch& batch, Tape* tape, int num_recomputed,
       KvAccess* kv, std::vector<at::Tensor>* experts = nullptr) const;
 
-  // Does the same in kEval for rows x_TH of the embedding, all in f32, on one
-  // rank and without adapters. Layers have their weights only while they run.
-  // Errors: those of `load`.
+  // Returns what ForwardLayers returns in kEval, on one rank and without
+  // adapters. `x_TH` has the tokens' rows of the embedding. All tensors are
+  // f32. `load` returns each layer's weights before the layer runs, and the
+  // weights are freed after it. Errors: those of `load`.
   [[nodiscard]] absl::StatusOr<at::Tensor> ForwardStreamed(
       at::Tensor x_TH, const PackedBatch& batch, const LayerLoader& load);
 
   // Runs the layers of a forward pass backwards from d_out_TH, the gradient of
-  // the residual stream [T, H]. Adds to the gradients [N] of the versions in
-  // batch.routing. Consumes the tape and d_out_TH's storage.
+  // the residual stream [T, H]. Adds to `gradients` [N], whose versions are in
+  // batch.routing. Consumes the tape and the memory of d_out_TH.
   void BackwardLayers(const PackedBatch& batch, Tape& tape, at::Tensor d_out_TH,
                       const lora::LoraGradients& gradients) const;
 
@@ -89,25 +92,27 @@ class Decoder {
 
  private:
   [[nodiscard]] Layer LayerAt(int index) const;
-  // Takes the stream with the norm that this layer reads. Returns it with the
-  // norm that the next layer reads, or without a norm after the last layer.
-  // `experts_TK` is as for moe::ForwardExperts; the cache keeps it too.
+  // `stream` has the norm that this layer reads. Returns the stream after the
+  // layer with the norm that the next layer reads, or without a norm after the
+  // last layer. `experts_TK` is as for moe::ForwardExperts. If there is a cache
+  // for experts, writes `experts_TK` to it.
   Stream RunLayer(int index, Stream stream, const Pass& pass, LayerTape* tape,
                   at::Tensor& experts_TK, KvAccess* kv) const;
-  // Fills the tape of a checkpointed layer from its input.
+  // Fills the tape of a layer that kept only its input, from that input.
   void RecomputeLayer(int index, const Pass& pass, LayerTape& tape) const;
 
   [[nodiscard]] at::Tensor Embed(const PackedBatch& batch) const;
-  // Adds the gradients of the adapters' embeddings, given that of the rows.
+  // Adds the gradients of the adapters' embeddings. `d_TH` is dLoss/dx for the
+  // result of Embed.
   void EmbedBackward(const BackwardPass& pass, const at::Tensor& d_TH) const;
   [[nodiscard]] TokenRows RowsOf(const at::Tensor& tokens_T) const;
-  // Returns the norm that the layer at `index` reads.
+  // Returns the norm of the residual stream that the layer at `index` reads.
   [[nodiscard]] at::Tensor InputNorm(int index, const at::Tensor& x_TH) const;
 
   ModelConfig config_;
   parallel::Communicator* tensor_group_;
   ModelConfig local_config_;
-  // The factor of embeddings, rounded to the model's dtype as in training.
+  // The factor of embeddings, rounded to the model's dtype as in transformers.
   double embedding_scale_;
   lora::ModelShape shape_;  // Shape of this rank's part.
   at::ScalarType dtype_;

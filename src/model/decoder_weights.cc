@@ -101,8 +101,8 @@ struct SlotTensor {
   int64_t offset = 0;  // In bytes.
 };
 
-// Allocates all matrices in one uninitialised buffer, so that nearly all of it
-// is in huge pages.
+// Allocates all matrices in one uninitialised buffer, so that nearly all of the
+// buffer is in huge pages.
 DecoderWeights Allocate(const std::vector<WeightEntry>& entries,
                         const ModelConfig& config,
                         const at::TensorOptions& options, MatrixFormat format) {
@@ -141,8 +141,8 @@ DecoderWeights Allocate(const std::vector<WeightEntry>& entries,
   return w;
 }
 
-// This check precedes the allocation, because config.json may name absurd
-// sizes.
+// Checks names and shapes of the stored tensors. Callers call this before they
+// allocate, because config.json may name absurd sizes.
 absl::Status CheckEntries(const weights::Checkpoint& checkpoint,
                           const std::vector<WeightEntry>& entries) {
   for (const WeightEntry& entry : entries) {
@@ -155,12 +155,12 @@ absl::Status CheckEntries(const weights::Checkpoint& checkpoint,
   return absl::OkStatus();
 }
 
-// Returns the rows of the slot's matrix that an entry fills.
+// Returns the rows of the slot's matrix into which an entry is read.
 at::Tensor PlaceOf(DecoderWeights& w, const WeightEntry& entry) {
   return FieldOf(w, entry).narrow(0, entry.first_row, entry.part_shape[0]);
 }
 
-// Shows progress if `label` is not empty.
+// Reads the entries into `w`. Shows progress if `label` is not empty.
 absl::Status ReadEntries(const weights::Checkpoint& checkpoint,
                          const ModelConfig& config,
                          const std::vector<WeightEntry>& entries,
@@ -198,8 +198,8 @@ absl::Status ReadEntries(const weights::Checkpoint& checkpoint,
   return absl::OkStatus();
 }
 
-// Checks a tied head that is also in the checkpoint. Releases of transformers
-// differ in which of the two they use.
+// Checks that a tied head in the checkpoint equals the embedding. Releases of
+// transformers differ in which of these two tensors they use.
 absl::Status CheckTiedHead(const weights::Checkpoint& checkpoint,
                            const WeightEntry& embedding_entry,
                            const at::Tensor& embedding_VH) {
@@ -224,13 +224,14 @@ absl::Status CheckTiedHead(const weights::Checkpoint& checkpoint,
 // Entries of one slot.
 using Slot = absl::Span<const WeightEntry>;
 
-// Draws a slot's whole matrix. Every slot has its own stream of numbers, so
-// that neither order nor threads matter.
+// Fills a slot's whole matrix with random numbers. Each slot has its own stream
+// of them, so they depend neither on the order of slots nor on threads.
 void Draw(const WeightEntry& first, uint64_t seed, at::Tensor& matrix_OI) {
   at::Generator generator = at::detail::createCPUGenerator(
       seed * 0x9e3779b97f4a7c15U + static_cast<uint64_t>(first.layer) * 64 +
       static_cast<uint64_t>(first.slot));
-  // The variance of this uniform distribution keeps the norm of the input.
+  // This bound gives the variance 1 / inputs, which keeps the norm of the
+  // input.
   const double bound = std::sqrt(3.0 / static_cast<double>(matrix_OI.size(1)));
   matrix_OI.uniform_(-bound, bound, generator);
 }
@@ -239,7 +240,7 @@ bool AreOfOneSlot(const WeightEntry& a, const WeightEntry& b) {
   return a.layer == b.layer && a.slot == b.slot;
 }
 
-// Takes the first slot off the entries.
+// Removes the entries of the first slot from `entries`, and returns them.
 Slot TakeSlot(Slot& entries) {
   size_t end = 1;
   while (end < entries.size() && AreOfOneSlot(entries[0], entries[end])) ++end;
@@ -248,8 +249,8 @@ Slot TakeSlot(Slot& entries) {
   return slot;
 }
 
-// Draws the whole slot's matrix and keeps the rank's part. Experts of other
-// ranks are in `whole` alone.
+// Draws the slot's whole matrix and keeps the rank's part. Only `whole` has the
+// experts of other ranks.
 void FillMatrix(Slot whole, Slot part, uint64_t seed, DecoderWeights& w) {
   at::Tensor& field = FieldOf(w, part.front());
   const bool is_int8 = ops::IsInt8(field);

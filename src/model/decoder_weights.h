@@ -1,10 +1,10 @@
-// The frozen weights of the decoder, loaded once. Projections that share an
-// input are stored stacked: q, k, v as one matrix, gate and up as one. Norm
-// weights are stored as the factors themselves. If the checkpoint stores a
-// factor as w with factor 1 + w, the weight is kept in f32, because 1 + w does
-// not fit a narrower dtype. Matrices may be held in 8 bits (MatrixFormat). A
-// rank quantises its own part, so a group begins at the first input that the
-// rank has.
+// The frozen weights of the decoder. Projections that share an input are stored
+// as one stacked matrix: q, k, v, and gate, up. Norm weights are stored as the
+// factors by which a norm multiplies. If a checkpoint stores w for a factor 1 +
+// w, the factor is kept in f32, because it does not fit a narrower dtype.
+// Matrices may be held in 8 bits (MatrixFormat). Each rank quantises its own
+// part, so the first group of inputs with one scale begins at the rank's first
+// input.
 //
 // Legend: H hidden, F feed-forward, V vocabulary, C head features, Q and K
 // query and key/value heads.
@@ -38,17 +38,19 @@ struct LayerWeights {
   at::Tensor mlp_norm_H;            // Before the MLP.
   lora::BaseLinear gate_up;         // [2F, H], rows gate | up.
   lora::BaseLinear down;            // [H, F].
-  moe::ExpertWeights experts;       // In place of gate_up and down.
+  moe::ExpertWeights experts;       // Replaces gate_up and down in a layer
+                                    // of experts.
   at::Tensor mlp_out_norm_H;        // Undefined without output_norms.
 };
 
-// Returns the weights of a layer, or the error of reading them.
+// Returns the weights of a layer, or an error if they cannot be read.
 using LayerLoader = std::function<absl::StatusOr<LayerWeights>(int layer)>;
 
-// The weights of one rank: its columns of o and down, and its rows of all other
-// matrices. Only rank 0 has the biases of o and down.
+// The weights of one rank: its columns of o and down, its rows of the other
+// projections, of embedding and of head, and its experts. Every rank has all
+// norms and routers. Only rank 0 has the biases of o and down.
 struct DecoderWeights {
-  // The dtype of all that is not in 8 bits. Read only with such matrices.
+  // The dtype of all tensors that are not in 8 bits.
   at::ScalarType dtype = at::kFloat;
   at::Tensor embedding_VH;
   std::vector<LayerWeights> layers;
@@ -57,49 +59,51 @@ struct DecoderWeights {
 };
 
 // Checks that the checkpoint has exactly the tensors of the model, with the
-// right shapes. Reads no weights. Errors: those of LoadDecoderWeights, without
-// those of reading.
+// right shapes. Reads no weights. Errors: those of LoadDecoderWeights, except
+// errors of reading.
 [[nodiscard]] absl::Status CheckDecoderWeights(
     const weights::Checkpoint& checkpoint, const ModelConfig& config);
 
-// Reads the rank's part of every tensor, and no other byte, in parallel and
-// directly into its place. Shows a progress bar. Reads nothing before all
-// tensors are found. `shard` must pass model::CheckTensorParallelSize; the
-// default is the whole model. Matrices in 8 bits are quantised as they are
-// read, a block of a few MB on each thread, so no other copy of them exists.
+// Reads the rank's part of every tensor in parallel, directly into its place.
+// Reads nothing else, except whole rows in 4 bits and a head that is tied.
+// Checks that all tensors exist before it reads any. Shows a progress bar.
+// `shard` must pass model::CheckTensorParallelSize; the default is the whole
+// model. Matrices in 8 bits are quantised while they are read, in blocks of a
+// few MB for each thread, so there is no other copy of them.
 // Errors: those of weights::ReadPlan; INVALID_ARGUMENT for a tensor that
 // config.json does not imply (such as a bias), for a tied head in the
-// checkpoint that differs from the embedding, and for a number in a matrix of 8
-// bits that is not finite.
+// checkpoint that differs from the embedding, and for a number that is not
+// finite in a matrix of 8 bits.
 [[nodiscard]] absl::StatusOr<DecoderWeights> LoadDecoderWeights(
     const weights::Checkpoint& checkpoint, const ModelConfig& config,
     at::ScalarType dtype, at::Device device, const parallel::Shard& shard = {},
     MatrixFormat format = MatrixFormat::kDtype);
 
-// Makes weights of the model's shape without a checkpoint: random matrices that
-// keep activations near one, norms of one, biases of zero. Equal seeds give
-// equal weights for any number of threads. Each rank gets its part of them.
+// Returns weights of the model's shape without a checkpoint: random matrices
+// that keep activations near one, norms of one, biases of zero. Equal seeds
+// give equal weights for any number of threads. Each rank gets its part of
+// them.
 [[nodiscard]] DecoderWeights MakeDummyWeights(
     const ModelConfig& config, at::ScalarType dtype, at::Device device,
     uint64_t seed, const parallel::Shard& shard = {},
     MatrixFormat format = MatrixFormat::kDtype);
 
-// Reads only the listed entries, like LoadDecoderWeights but without progress
-// and without checks of other tensors. Entries are those of ListWeights, or
-// parts of them. Other tensors are undefined.
+// Reads only the listed entries, as LoadDecoderWeights does, but shows no
+// progress and does not check other tensors. Entries are those of ListWeights,
+// or parts of them. Tensors that are not listed are undefined.
 [[nodiscard]] absl::StatusOr<DecoderWeights> LoadEntries(
     const weights::Checkpoint& checkpoint, const ModelConfig& config,
     const std::vector<WeightEntry>& entries, at::ScalarType dtype,
     at::Device device);
 
-// Only the embedding and the head of a model.
+// The embedding and the head of a model.
 struct HeadWeights {
   at::Tensor embedding_VH;
   at::Tensor head_VH;  // embedding_VH itself if the model ties them.
 };
 
-// Reads embedding and head like LoadDecoderWeights. Other tensors may be
-// missing.
+// Reads the embedding and the head, as LoadDecoderWeights does. Other tensors
+// may be missing.
 [[nodiscard]] absl::StatusOr<HeadWeights> LoadHeadWeights(
     const weights::Checkpoint& checkpoint, const ModelConfig& config,
     at::ScalarType dtype, at::Device device);

@@ -1,4 +1,4 @@
-// One layer of the decoder, as its two parts see it: attention.h and mlp.h.
+// The arguments that both parts of a decoder layer share (attention.h, mlp.h).
 #ifndef WEFT_SRC_MODEL_LAYER_H_
 #define WEFT_SRC_MODEL_LAYER_H_
 
@@ -11,8 +11,8 @@
 
 namespace weft::model {
 
-// What the parts read of the layer. All of it outlives them. `config`, `shape`
-// and `weights` are the rank's part of the model.
+// One layer. Its weights and configuration outlive the object. `config`,
+// `shape` and `weights` are the rank's part of the model.
 struct Layer {
   int index = 0;
   const LayerWeights& weights;
@@ -26,7 +26,7 @@ struct Layer {
   }
 };
 
-// What all layers read in one pass.
+// The arguments that all layers share in one pass.
 struct Pass {
   const PackedBatch& batch;
   const lora::LoraPass lora;

@@ -1,4 +1,4 @@
-// The second part of a layer: the MLP, or the experts in its place.
+// The second part of a layer: the MLP, or the experts that replace it.
 //
 // Legend: T packed tokens, H hidden, F feed-forward, K experts per token.
 #ifndef WEFT_SRC_MODEL_MLP_H_
@@ -13,26 +13,29 @@
 
 namespace weft::model {
 
-// Holds references only. Threads: engine thread.
+// Computes the second part of one layer. Keeps references only.
+// Threads: engine thread.
 class Mlp {
  public:
   explicit Mlp(const Layer& layer) : layer_(layer) {}
 
-  // Takes the stream as attention returns it. Returns it with next_norm_H
-  // applied, or without a norm if that is undefined. `tape` may be null.
-  // `experts_TK` is as for moe::ForwardExperts.
+  // `mid` is the stream that Attention::Forward returns. Returns the stream
+  // after the MLP, with the norm next_norm_H, or without a norm if next_norm_H
+  // is undefined. `tape` may be null. `experts_TK` is as for
+  // moe::ForwardExperts.
   [[nodiscard]] Stream Forward(Stream mid, const at::Tensor& next_norm_H,
                                const Pass& pass, LayerTape* tape,
                                at::Tensor& experts_TK) const;
-  // Fills what the backward pass reads of the tape, which has experts_TK,
-  // without the last product if the backward pass does not read that.
+  // Fills the fields of the tape that Backward reads; tape.experts_TK is
+  // already set. Computes the last product only if Backward reads its result.
   void Recompute(at::Tensor normed_TH, const Pass& pass, LayerTape& tape) const;
-  // Adds to d_TH, the gradient of the residual stream.
+  // Replaces d_TH, the gradient of the residual stream after the MLP, by the
+  // gradient before it.
   void Backward(const BackwardPass& pass, LayerTape& tape,
                 at::Tensor& d_TH) const;
 
  private:
-  // Returns the output, summed over ranks.
+  // Returns the output of the MLP, summed over ranks.
   [[nodiscard]] at::Tensor Output(at::Tensor normed_TH, const Pass& pass,
                                   LayerTape* tape,
                                   at::Tensor& experts_TK) const;
@@ -41,7 +44,8 @@ class Mlp {
   [[nodiscard]] at::Tensor Gated(const at::Tensor& gate_up_T2F) const;
   [[nodiscard]] at::Tensor Down(const at::Tensor& gate_up_T2F, const Pass& pass,
                                 LayerTape* tape) const;
-  // Returns the gradient of normed_TH without experts.
+  // Returns the gradient of normed_TH in a layer without experts, before the
+  // sum over ranks.
   [[nodiscard]] at::Tensor DenseBackward(const BackwardPass& pass,
                                          LayerTape& tape,
                                          const at::Tensor& dy_TH) const;

@@ -1,8 +1,8 @@
 // The input of one pass through the layers: the tokens of many sequences of
-// many adapters, laid flat, without padding.
+// many adapters, one after another, without padding.
 //
-// Worked example, adapter 7 with sequences of 3 and 2 tokens, adapter 9 with
-// one of 2:
+// Example: adapter 7 has sequences of 3 and 2 tokens, and adapter 9 has one of
+// 2.
 //   tokens_T    a b c | d e | f g
 //   positions_T 0 1 2 | 0 1 | 0 1
 //   nodes       {0,3,-1,3} {3,5,-1,5} {5,7,-1,7}
@@ -25,41 +25,43 @@ struct PackedBatch {
   at::Tensor positions_T;  // [T] i32.
   std::vector<ops::AttentionNode> nodes;
   lora::LoraRouting routing;
-  // [T, L K] i16, for L layers with experts and K experts per token: the
-  // experts of every row, layer by layer; -1 where the router chooses. If
-  // undefined, it chooses everywhere.
+  // The experts of every row, layer by layer: [T, L K] i16, for L layers with
+  // experts and K experts per token. At an entry of -1 the router chooses. If
+  // the tensor is undefined, the router chooses everywhere.
   at::Tensor experts_TE;
-  // The table of a recorded step, for the layers only; `routing` is then empty.
-  // If null, the pass makes a table from `routing`.
+  // The table of a recorded decode step, for which `routing` is empty. If null,
+  // the pass makes a table from `routing`.
   lora::RoutingTablePtr table;
 };
 
-// Paged keys and values of every layer. S is the number of tokens in a page.
-// The experts that computed a token are kept beside its keys.
+// The cache: pages of keys and values for every layer, and the experts that
+// computed each token. P counts pages, S the tokens of a page.
 struct KvStore {
   std::vector<at::Tensor> k_pages_PSKC;  // One per layer.
   std::vector<at::Tensor> v_pages_PSKC;
-  at::Tensor experts_PSE;  // i16; as PackedBatch.experts_TE. Undefined if the
-                           // model has no experts.
+  at::Tensor experts_PSE;  // i16, with the columns of PackedBatch.experts_TE.
+                           // Undefined if the model has no experts.
 };
 
-// How an evaluation pass uses the cache. It writes the batch's keys and values
-// to slots_T. Prefill attends within the batch (nodes). Prefill with suffixes
-// also attends to the cached beginning of each sequence. Decode has one row per
-// sequence and attends to the sequence's pages.
+// The use of the cache by an evaluation pass. The pass writes the batch's keys
+// and values to slots_T. A prefill attends within the batch (`nodes`). A
+// prefill with suffixes also attends to the cached beginning of each sequence.
+// A decode pass has one row for each sequence and attends to the sequence's
+// pages.
 //
-// Worked example of suffixes, the last 2 of 5 tokens and a whole prompt of 3:
+// Example of suffixes: the last 2 of 5 tokens, and a whole prompt of 3 tokens.
 //   suffixes     {0,2,0,5} {2,3,5,3}
 //   key_slots_S  the slots of the 5 tokens, then of the 3
 struct KvAccess {
   KvStore* store = nullptr;
   at::Tensor slots_T;  // [T] i64.
-  // Used only by prefill. Empty if the cache holds no part of any sequence.
+  // Only a prefill has suffixes. Empty if the cache has no part of any
+  // sequence.
   std::vector<ops::SuffixRows> suffixes;
-  at::Tensor key_slots_S;  // [S] i64, with suffixes only.
+  at::Tensor key_slots_S;  // [S] i64, for S keys; only with suffixes.
   bool decode = false;
   at::Tensor page_table_TL;  // [T, L] i32, decode only.
-  at::Tensor lengths_T;      // [T] i32, decode only; the new token included.
+  at::Tensor lengths_T;      // [T] i32, decode only; counts the new token.
 };
 
 }  // namespace weft::model

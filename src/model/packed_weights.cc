@@ -25,7 +25,7 @@ using weights::Checkpoint;
 using weights::DiskTensor;
 using weights::kMxfp4Block;
 
-// Entries of one matrix of one expert.
+// The entries that need the same matrix of one expert, which is read once.
 using Unit = absl::Span<const PackedEntry>;
 
 std::vector<Unit> UnitsOf(const std::vector<PackedEntry>& entries) {
@@ -48,7 +48,7 @@ int64_t FirstRow(const PackedEntry& packed) {
          packed.place.row_step * packed.entry->part_row;
 }
 
-// Returns the rows of the expert's matrix that the unit needs.
+// Returns the range of rows of the expert's matrix that the unit needs.
 parallel::Range RowsOf(Unit unit) {
   parallel::Range rows = {.begin = FirstRow(unit.front()), .end = 0};
   for (const PackedEntry& packed : unit) {
@@ -66,7 +66,7 @@ int64_t ColumnsOf(const PackedEntry& packed) {
   return shape.size() > 1 ? shape[1] : 1;
 }
 
-// Returns the unit's rows and columns, [rows, columns].
+// Reads the rows and columns that the unit needs. Returns [rows, columns].
 absl::StatusOr<at::Tensor> ReadTransposed(const DiskTensor& stored, Unit unit) {
   const WeightEntry& entry = *unit.front().entry;
   const StoredPlace& place = unit.front().place;
@@ -85,8 +85,8 @@ absl::StatusOr<at::Tensor> ReadTransposed(const DiskTensor& stored, Unit unit) {
   return part.t();
 }
 
-// Returns the unit's rows and columns in f32. Blocks do not end where ranks'
-// columns do, so whole rows are read.
+// Reads the rows and columns that the unit needs, and returns them in f32.
+// Reads whole rows, because blocks do not end where a rank's columns end.
 absl::StatusOr<at::Tensor> ReadMxfp4(const Checkpoint& checkpoint, Unit unit) {
   const StoredPlace& place = unit.front().place;
   const std::vector<StoredPart> parts = PartsOf(place);

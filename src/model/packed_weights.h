@@ -1,5 +1,5 @@
-// Reads matrices of experts that a checkpoint has transposed, with the rows of
-// two matrices in turns, or in 4 bits. Private to src/model.
+// Reads matrices of experts that a checkpoint stores transposed, in 4 bits, or
+// with alternating rows of two matrices. Private to src/model.
 #ifndef WEFT_SRC_MODEL_PACKED_WEIGHTS_H_
 #define WEFT_SRC_MODEL_PACKED_WEIGHTS_H_
 
@@ -15,23 +15,23 @@
 
 namespace weft::model {
 
-// An entry whose place is not StoredForm::kRows. `entry` outlives it.
+// An entry whose stored form is not StoredForm::kRows. `entry` outlives it.
 struct PackedEntry {
   const WeightEntry* entry;
   StoredPlace place;
-  // [rows] or [rows, columns], the rank's part, which may be in 8 bits.
+  // The rank's part, [rows] or [rows, columns], which may be in 8 bits.
   at::Tensor destination;
 };
 
-// Returns the bytes that ReadPacked reads.
+// Returns the number of bytes that ReadPacked reads.
 [[nodiscard]] int64_t PackedBytes(const weights::Checkpoint& checkpoint,
                                   const std::vector<PackedEntry>& entries);
 
-// Fills the destinations on all compute threads. Neighbours in the list that
-// have the same expert's matrix are read together. A thread holds one matrix of
-// one expert beside the destinations. Calls `on_read` with the bytes of each
-// matrix, on any thread. REQUIRES: CheckStored accepts all tensors. Errors:
-// those of DiskTensor::Read, weights::WidenMxfp4 and StoreRows.
+// Fills the destinations on all compute threads. If adjacent entries need the
+// same matrix of an expert, reads it once. A thread holds one such matrix at a
+// time. After each matrix, calls `on_read` with its bytes, on any thread.
+// REQUIRES: CheckStored accepts all tensors. Errors: those of DiskTensor::Read,
+// weights::WidenMxfp4 and StoreRows.
 [[nodiscard]] absl::Status ReadPacked(
     const weights::Checkpoint& checkpoint,
     const std::vector<PackedEntry>& entries,

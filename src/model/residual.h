@@ -1,5 +1,4 @@
-// The residual stream: the norms that read it, and the outputs that are added
-// to it.
+// The residual stream, its norms, and the addition of outputs to the stream.
 //
 // Legend: T packed tokens, H hidden.
 #ifndef WEFT_SRC_MODEL_RESIDUAL_H_
@@ -11,7 +10,8 @@
 
 namespace weft::model {
 
-// The residual stream, and its norm, which the next product reads and frees.
+// The residual stream, and the norm of it that the next product reads and
+// frees.
 struct Stream {
   at::Tensor x_TH;
   at::Tensor normed_TH;
@@ -20,18 +20,19 @@ struct Stream {
 [[nodiscard]] at::Tensor Norm(const at::Tensor& x_TH,
                               const at::Tensor& weight_H, double eps);
 
-// Sums over the ranks of the group, in place. Does nothing if it is null.
+// Sums the tensor over the ranks of the group, in place. Does nothing if
+// `group` is null.
 void SumOverRanks(parallel::Communicator* group, at::Tensor& partial_TH);
 
-// Returns x + y, or x + norm(y) if out_norm_H is defined (`raw`, which may be
-// null, then gets y). Applies next_norm_H to the sum unless it is undefined.
-// Consumes y.
+// Returns x + y, or x + norm(y) if out_norm_H is defined. If there is such a
+// norm and `raw` is not null, sets `raw` to y. If next_norm_H is defined, also
+// returns that norm of the sum. Consumes y.
 [[nodiscard]] Stream AddOutput(const at::Tensor& x_TH, at::Tensor y_TH,
                                const at::Tensor& out_norm_H,
                                const at::Tensor& next_norm_H, double eps,
                                at::Tensor* raw);
 
-// Returns dLoss/dy of AddOutput, given dLoss/d(x + norm(y)).
+// Returns dLoss/dy of AddOutput. `d_TH` is the gradient of the sum.
 [[nodiscard]] at::Tensor AddOutputBackward(const at::Tensor& d_TH,
                                            const at::Tensor& out_norm_H,
                                            double eps,

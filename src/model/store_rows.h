@@ -1,5 +1,5 @@
-// Writes rows of a checkpoint's tensor to the matrix that a rank holds. Private
-// to src/model.
+// Writes rows of a checkpoint's tensor to the matrix of a rank. Private to
+// src/model.
 #ifndef WEFT_SRC_MODEL_STORE_ROWS_H_
 #define WEFT_SRC_MODEL_STORE_ROWS_H_
 
@@ -11,16 +11,16 @@
 
 namespace weft::model {
 
-// Converts rows to the dtype of `destination`, or quantises them if it is in 8
-// bits. Shapes: rows [n, columns] of any floating-point dtype on the CPU.
-// Errors: INVALID_ARGUMENT, which names the entry's tensor, if a number that is
-// to be quantised is not finite. Threads: any.
+// Converts rows to the dtype of `destination`, or quantises them if
+// `destination` is in 8 bits. Shapes: rows [n, columns] of any floating-point
+// dtype on the CPU. Errors: INVALID_ARGUMENT with the name of the entry's
+// tensor, if a number that is to be quantised is not finite. Threads: any.
 [[nodiscard]] absl::Status StoreRows(const WeightEntry& entry,
                                      const at::Tensor& rows,
                                      const at::Tensor& destination);
 
-// Returns the format in which a plan writes the entry to `destination`. `entry`
-// outlives the plan.
+// Returns the format in which a ReadPlan writes the entry to `destination`.
+// `entry` outlives the plan.
 [[nodiscard]] weights::RowFormat FormatOf(const WeightEntry& entry,
                                           const at::Tensor& destination);
 

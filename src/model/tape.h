@@ -15,13 +15,14 @@
 
 namespace weft::model {
 
-// How a forward pass runs. kTrain keeps a tape and never touches the cache.
-// kEval keeps nothing and may use the cache.
+// The mode of a forward pass. kTrain fills a tape and does not use the cache.
+// kEval keeps no tape and may use the cache.
 enum class Mode { kTrain, kEval };
 
-// What one layer keeps for its backward pass. A recomputed (checkpointed) layer
-// keeps only x_in_TH and, in a layer of experts, experts_TK: a token must not
-// change its experts because its hidden state is rounded in another way.
+// The tensors that one layer keeps for its backward pass. A recomputed layer
+// keeps only x_in_TH and, if it has experts, experts_TK. With experts_TK, a
+// token has the same experts again even if its hidden state is rounded
+// differently.
 struct LayerTape {
   at::Tensor x_in_TH;
   at::Tensor qkv_TW;     // [T, (Q + 2K) C] after rotary.

@@ -7,13 +7,13 @@
 namespace weft::model {
 namespace {
 
-// Returns a layer's first column of tensors such as PackedBatch.experts_TE.
+// Returns the first column of a layer in experts_TE and experts_PSE.
 int64_t ColumnOf(int layer, const lora::ExpertShape& experts) {
   return experts.LayersBefore(layer) * int64_t{experts.per_token};
 }
 
-// Does it row by row. LibTorch's indexed copy takes longer to set up than a
-// decode step's rows take to copy.
+// Does the work of KeepExperts row by row. For the rows of a decode step, this
+// takes less time than LibTorch needs to set up an indexed copy.
 void KeepRowsCpu(const at::Tensor& experts_TK, const at::Tensor& slots_T,
                  int64_t column, const at::Tensor& experts_PSE) {
   const int64_t per_token = experts_TK.size(1);

@@ -1,5 +1,5 @@
-// The experts of tokens in one layer: those that a batch gives, and those that
-// the cache keeps.
+// The experts of tokens in one layer. A batch may give them, and the cache
+// keeps them.
 //
 // Legend: T tokens, K experts per token.
 #ifndef WEFT_SRC_MODEL_TOKEN_EXPERTS_H_
@@ -12,12 +12,12 @@
 
 namespace weft::model {
 
-// Returns the experts [T, K] i64 that the batch gives to a layer; undefined if
-// none.
+// Returns the experts [T, K] i64 that the batch gives to a layer, or an
+// undefined tensor if it gives none. An entry of -1 is not given.
 [[nodiscard]] at::Tensor GivenExperts(const PackedBatch& batch, int layer,
                                       const lora::ExpertShape& experts);
 
-// Writes the experts [T, K] i64 of a layer to the tokens' slots of the cache.
+// Writes a layer's experts [T, K] i64 to the tokens' slots in the cache.
 // Errors:  throws c10::Error.
 void KeepExperts(const at::Tensor& experts_TK, int layer,
                  const lora::ExpertShape& experts, const KvAccess& kv);

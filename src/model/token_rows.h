@@ -1,4 +1,4 @@
-// Tokens as rows of a rank's part of the embedding.
+// Maps tokens to rows of a rank's part of the embedding.
 //
 // Legend: T packed tokens.
 #ifndef WEFT_SRC_MODEL_TOKEN_ROWS_H_
@@ -10,14 +10,15 @@
 
 namespace weft::model {
 
-// `foreign_T1` marks the tokens of other ranks, which point to row 0 and do not
-// count. It is undefined if the rank has the whole vocabulary.
+// The row of each token in the rank's part. `foreign_T1` marks the tokens of
+// other ranks; their row is 0 and must not be used. It is undefined if the rank
+// has the whole vocabulary.
 struct TokenRows {
   at::Tensor rows_T;
   at::Tensor foreign_T1;
 };
 
-// `own` is the rank's part of the vocabulary.
+// Returns the rows of the tokens. `own` is the rank's part of the vocabulary.
 [[nodiscard]] TokenRows RowsOfTokens(const at::Tensor& tokens_T,
                                      const parallel::Range& own);
 

@@ -13,8 +13,8 @@
 namespace weft::moe {
 namespace {
 
-// Returns the segments of the batch inside one expert's rows, whose tokens are
-// in ascending order.
+// Returns the segments of the batch among one expert's rows. [begin, end) are
+// the rows' tokens, in ascending order.
 lora::LoraRouting RoutingOf(const int64_t* begin, const int64_t* end,
                             const lora::LoraRouting& routing) {
   lora::LoraRouting result;

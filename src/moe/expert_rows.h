@@ -1,17 +1,17 @@
-// The rows of a batch sorted by expert. A token has one row for each of its
-// experts that the rank has; there is no padding and no row is dropped.
+// Sorts the rows of a batch by expert. A token has one row for each of its
+// experts that the rank has. There is no padding, and no row is dropped.
 //
-// Worked example, 3 tokens with 2 of 3 experts each:
+// Example: 3 tokens, each with 2 of 3 experts.
 //   experts_TK  {2, 0} {0, 1} {2, 0}
 //   tokens_N    0 1 2 | 1 | 0 2      (expert 0 | expert 1 | expert 2)
 //   pairs_N     1 2 5 | 3 | 0 4      (index into the flat experts_TK)
 //   places_TK   {4, 0} {1, 3} {5, 2} (the inverse of pairs_N)
 //
-// An expert that another rank has gives a token no row here. Its place is N,
-// after the last row.
+// A token has no row for an expert of another rank. The place of such an expert
+// is N, which follows the last row.
 //
-// Legend: T tokens, K experts per token, N rows, T K of them if the rank has
-// all experts.
+// Legend: T tokens, K experts per token, N rows. N is T K if the rank has all
+// experts.
 #ifndef WEFT_SRC_MOE_EXPERT_ROWS_H_
 #define WEFT_SRC_MOE_EXPERT_ROWS_H_
 
@@ -24,8 +24,8 @@
 
 namespace weft::moe {
 
-// The rows [begin, end) of one expert. `routing` counts from `begin`. An
-// expert's rows keep the tokens' order, so an adapter's rows are contiguous.
+// The rows [begin, end) of one expert, in the order of their tokens. So the
+// rows of an adapter are contiguous. `routing` counts rows from `begin`.
 struct ExpertPart {
   int expert = 0;
   int64_t begin = 0;
@@ -37,12 +37,11 @@ struct ExpertRows {
   at::Tensor tokens_N;            // i64
   at::Tensor pairs_N;             // i64
   at::Tensor places_TK;           // i64
-  bool has_absent = false;        // Some place is N.
-  std::vector<ExpertPart> parts;  // Experts with rows, in ascending order.
+  bool has_absent = false;        // Whether some place is N.
+  std::vector<ExpertPart> parts;  // The experts with rows, ascending.
 };
 
-// Sorts the rows. The work on the host is O(T K). On CUDA it waits for
-// experts_TK.
+// Sorts the rows on the host, in O(T K). On CUDA, waits for experts_TK.
 // Shapes:  experts_TK [T, K] i64 contiguous, each in [0, experts.count).
 // Errors:  throws c10::Error.
 // Threads: engine thread only.
@@ -50,15 +49,15 @@ struct ExpertRows {
                                       const lora::ExpertShape& experts,
                                       const lora::LoraRouting& routing);
 
-// Returns the rows [N, H] of the tokens.
+// Returns the rows [N, H] of x_TH that `tokens_N` names.
 // Shapes:  x_TH [T, H].   Errors:  throws c10::Error.
 [[nodiscard]] at::Tensor GatherRows(const at::Tensor& x_TH,
                                     const at::Tensor& tokens_N);
 
-// Returns the sum [T, H] of every token's results, in the order of its experts.
-// So it does not depend on other tokens.
-// Shapes:  rows_NH [N, H] contiguous, or with a row more, which is the result
-//          of absent experts.
+// Returns the sum [T, H] of every token's results. A token's results are added
+// in the order of its experts, so its sum does not depend on other tokens.
+// Shapes:  rows_NH [N, H] contiguous. If a place is N, one more row follows:
+// the result of all experts of other ranks.
 // Errors:  throws c10::Error.
 [[nodiscard]] at::Tensor SumOfRows(const at::Tensor& rows_NH,
                                    const at::Tensor& places_TK);

@@ -19,11 +19,11 @@ using lora::BaseLinear;
 using lora::LoraSite;
 using lora::ProjectionGroup;
 
-// One expert of a layer on its rows. n counts the rows.
+// Computes one expert of a layer on its rows, which n counts.
 class Expert {
  public:
-  // `routing` has the segments of the expert's rows, which count from 0. It
-  // outlives the object.
+  // `routing` has the segments of the expert's rows. Its row 0 is the first row
+  // of the expert. `routing` and `layer` outlive the object.
   Expert(const ExpertLayer& layer, int expert, const lora::LoraRouting& routing)
       : layer_(layer),
         expert_(expert),
@@ -52,7 +52,7 @@ class Expert {
   Expert(const Expert&) = delete;
   Expert& operator=(const Expert&) = delete;
 
-  // Returns the expert's output [n, H], multiplied by the weights.
+  // Returns the expert's output [n, H], multiplied by the router's weights.
   [[nodiscard]] at::Tensor Forward(const at::Tensor& x_nH,
                                    const at::Tensor& weight_n1,
                                    PartTape* tape) const {
@@ -93,7 +93,7 @@ class Expert {
       result.weight_n.add_(at::mv(dy_nH, down_bias_H_));
     }
     d_nF.mul_(weight_n1);
-    // This replaces gate_up_n2F by its own gradient.
+    // GatedProductBackward replaces gate_up_n2F by its own gradient.
     ops::GatedProductBackward(layer_.config.activation, d_nF, tape.gate_up_n2F);
     result.x_nH = lora::LoraLinearBackward(
         tape.gate_up_n2F, x_nH, gate_up_, pass_, Site(ProjectionGroup::kGateUp),
@@ -123,16 +123,17 @@ class Expert {
   const ExpertLayer& layer_;
   const int expert_;
   const lora::ModelShape shape_;
-  // There is no table of segments: an upload for every expert would cost more
-  // than it saves.
+  // The pass has no routing table on CUDA, because an upload for every expert
+  // would cost more than a table saves.
   const lora::LoraPass pass_;
   BaseLinear gate_up_;
   BaseLinear down_;
-  // Apart from down_, because the weight has multiplied down_'s input already.
+  // The bias of down. It is not in down_, because down_'s input already has the
+  // router's weight as a factor, and the bias does not.
   at::Tensor down_bias_H_;
 };
 
-// Returns whether a CPU has a part for each thread.
+// Returns whether the rows are on a CPU with at least one part for each thread.
 bool HasPartPerThread(const ExpertRows& rows) {
   return rows.tokens_N.is_cpu() &&
          static_cast<int64_t>(rows.parts.size()) >= at::get_num_threads();
@@ -140,9 +141,10 @@ bool HasPartPerThread(const ExpertRows& rows) {
 
 // Calls work(i) for every part. If a CPU has a part for each thread, every
 // thread computes whole experts, because the products of one expert are small.
-// It takes the largest part that is left, so that the threads end at the same
-// time. LibTorch's grouped product is half as fast on Zen 5 (bench grouped).
-// With it an expert's LoRA and activation could not run between.
+// A free thread takes the largest part that is left, so that all threads end at
+// about the same time. LibTorch's grouped product is no alternative: on Zen 5
+// it is half as fast (bench grouped), and an expert's LoRA and activation could
+// not run between its products.
 void ForEachPart(const ExpertRows& rows,
                  const std::function<void(size_t)>& work) {
   const std::vector<ExpertPart>& parts = rows.parts;
@@ -169,8 +171,8 @@ at::Tensor RowsOf(const at::Tensor& tensor, const ExpertPart& part) {
   return tensor.narrow(0, part.begin, part.end - part.begin);
 }
 
-// Returns room for a result of every row. If tokens have experts on other
-// ranks, a zero follows, which is the result of all those.
+// Returns memory for one result of each row. If tokens have experts of other
+// ranks, one more result follows. It is zero and stands for all those experts.
 at::Tensor ResultsOf(const ExpertRows& rows, const at::Tensor& like) {
   if (!rows.has_absent) return at::empty_like(like);
   std::vector<int64_t> shape = like.sizes().vec();
@@ -180,7 +182,7 @@ at::Tensor ResultsOf(const ExpertRows& rows, const at::Tensor& like) {
   return results;
 }
 
-// Returns the weights of the sorted rows, [N, 1].
+// Returns the router's weights of the sorted rows, [N, 1].
 at::Tensor WeightsOf(const Routing& routing, const ExpertRows& rows) {
   return routing.weights_TK.flatten()
       .index_select(0, rows.pairs_N)
@@ -201,7 +203,7 @@ at::Tensor SharedWeight(const ExpertLayer& layer, const at::Tensor& x_TH) {
       .sigmoid_();
 }
 
-// Sorts the tokens by their experts.
+// Fills the tape's routing, sorted rows and weights of the shared expert.
 void Dispatch(const ExpertLayer& layer, const at::Tensor& x_TH,
               const lora::LoraRouting& routing, Routing experts,
               ExpertTape& tape) {

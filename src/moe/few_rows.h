@@ -1,6 +1,6 @@
-// Experts of few rows on a CPU, as in decoding. The kernels run on raw memory,
-// because LibTorch's tensors for the parts of every expert would cost a good
-// part of the time in which its weights are read.
+// Computes experts of few rows on a CPU, as in decoding. The kernels run on raw
+// memory. To make LibTorch's tensors for every expert would cost a large part
+// of the time that reading its weights takes.
 //
 // Legend: as in experts.h; N rows of all experts, n of one.
 #ifndef WEFT_SRC_MOE_FEW_ROWS_H_
@@ -17,8 +17,8 @@ namespace weft::moe {
 
 class FewRowExperts {
  public:
-  // Returns whether the class takes these rows: f32 on a CPU, with at most 32
-  // rows of every expert.
+  // Returns whether the class supports these rows: f32 on a CPU, with at most
+  // 32 rows for every expert.
   [[nodiscard]] static bool Take(const at::Tensor& x_NH,
                                  const ExpertRows& rows);
 
@@ -32,7 +32,7 @@ class FewRowExperts {
   FewRowExperts& operator=(const FewRowExperts&) = delete;
 
   // Writes the part's rows of y: the output of its expert, multiplied by the
-  // weights.
+  // router's weights.
   // Errors:  throws c10::Error.   Threads: any, for distinct parts.
   void Run(const ExpertPart& part) const;
 
@@ -43,9 +43,9 @@ class FewRowExperts {
   void Down(const ExpertPart& part, const float* activated_nF) const;
 
   const ExpertLayer& layer_;
-  const lora::ModelShape shape_;  // That of an expert.
+  const lora::ModelShape shape_;  // The shape of one expert.
   const ops::GatedRow gated_row_;
-  const at::Tensor scratch_N3F_;  // Room for gate | up and for their product.
+  const at::Tensor scratch_N3F_;  // For gate | up, and then for their product.
   const int64_t* pairs_;
   const float* weights_;
   const float* x_;

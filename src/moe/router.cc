@@ -21,7 +21,7 @@ at::Tensor Logits(const at::Tensor& x_TH, const RouterWeights& weights) {
   return logits_TE;
 }
 
-// Sorting costs about so many operations for each score.
+// Sorting costs about this many operations for each score.
 constexpr int64_t kSortCost = 8;
 
 at::Tensor Softmax(const at::Tensor& logits) {
@@ -30,9 +30,9 @@ at::Tensor Softmax(const at::Tensor& logits) {
       logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
 }
 
-// Returns the scores of known experts, or the weights that they become.
-// `scores_TE` has logits if the softmax is that of the chosen, otherwise
-// probabilities.
+// Returns the weights of the given experts, or with softmax_of_chosen the
+// logits from which their weights follow. `scores_TE` has logits with
+// softmax_of_chosen, and otherwise probabilities.
 at::Tensor ScoresOf(const at::Tensor& scores_TE, const at::Tensor& experts_TK,
                     const model::MoeConfig& config) {
   at::Tensor chosen_TK = scores_TE.gather(1, experts_TK);
@@ -48,9 +48,10 @@ at::Tensor Choose(const at::Tensor& scores_TE, int64_t per_token,
   return at::where(given_TK.lt(0), experts_TK, given_TK);
 }
 
-// Divides the weights by their sum. It is added in the order of at::sum on an
-// x86 processor for up to 31 experts: in lanes, with the rest in the first lane
-// or before all lanes.
+// Divides the weights by their sum. Adds them in the order in which at::sum on
+// x86 adds up to 31 numbers: in 4 lanes for fewer than 8 numbers, otherwise in
+// 8. The numbers after the last whole row of lanes are added to the first of 4
+// lanes. With 8 lanes, the sum of these numbers comes before the lanes.
 void NormalizeRow(float* weights_K, int64_t per_token) {
   const int64_t width = per_token < 8 ? 4 : 8;
   const int64_t whole = per_token / width * width;
@@ -64,11 +65,11 @@ void NormalizeRow(float* weights_K, int64_t per_token) {
   for (int64_t k = 0; k < per_token; ++k) weights_K[k] /= sum;
 }
 
-// Does what Choose and ScoresOf do, row by row. With few rows LibTorch's
+// Does what Choose and ScoresOf do, row by row. For few rows, LibTorch's
 // operators take longer to set up than to run.
 class RowChoice {
  public:
-  // The tensors outlive the object. `experts_TK` and `chosen_TK` are written.
+  // The tensors outlive the object. It writes `experts_TK` and `chosen_TK`.
   RowChoice(const at::Tensor& scores_TE, const at::Tensor& given_TK,
             const at::Tensor& experts_TK, const at::Tensor& chosen_TK,
             const model::MoeConfig& config)
@@ -99,9 +100,9 @@ class RowChoice {
   }
 
  private:
-  // The loop of at::topk, so that ties are broken alike.
+  // Runs the loop of at::topk, so ties are broken in the same way.
   void TakeLargest(int64_t begin, int64_t end) const {
-    // The loop reads the scores only.
+    // `data` has no const pointers, but the loop only reads the scores.
     char* data[] = {reinterpret_cast<char*>(chosen_ + begin * per_token_),
                     reinterpret_cast<char*>(experts_ + begin * per_token_),
                     reinterpret_cast<char*>(const_cast<float*>(scores_) +
@@ -148,7 +149,7 @@ void ChooseRows(const at::Tensor& scores_TE, const at::Tensor& given_TK,
                    [&](int64_t begin, int64_t end) { choice.Run(begin, end); });
 }
 
-// Routes the tokens as Route does, or as RouteTo if all experts are given.
+// Routes the tokens as Route does, or as RouteTo does if `all_given` is true.
 Routing RouteByScores(const at::Tensor& scores_TE, const at::Tensor& given_TK,
                       bool all_given, const model::MoeConfig& config,
                       at::ScalarType dtype) {
@@ -173,7 +174,7 @@ Routing RouteByScores(const at::Tensor& scores_TE, const at::Tensor& given_TK,
   return routing;
 }
 
-// Returns what RouteByScores reads.
+// Returns the `scores_TE` of RouteByScores.
 at::Tensor Scores(const at::Tensor& x_TH, const RouterWeights& weights,
                   const model::MoeConfig& config) {
   at::Tensor logits_TE = Logits(x_TH, weights);

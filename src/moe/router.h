@@ -1,5 +1,6 @@
-// The router of a mixture of experts: which experts see a token, and with what
-// weight. It is frozen, but gradients pass through its weights to its input.
+// The router of a mixture of experts. It chooses the experts of each token and
+// their weights. It is frozen, but gradients pass through the weights to its
+// input.
 //
 // Legend: T tokens, H hidden, E experts, K experts per token.
 #ifndef WEFT_SRC_MOE_ROUTER_H_
@@ -12,10 +13,11 @@
 namespace weft::moe {
 
 struct Routing {
-  at::Tensor experts_TK;  // i64; a token's experts, the most probable first.
+  at::Tensor experts_TK;  // i64. Chosen experts are most probable first.
   at::Tensor weights_TK;  // In the dtype of x.
-  // The softmax from which the weights come, in f32 or f64: over all experts,
-  // [T, E], or with softmax_of_chosen over the token's experts, [T, K].
+  // The softmax from which the weights come, in f32 or f64. It is over all
+  // experts, [T, E], or with softmax_of_chosen over the token's experts, [T,
+  // K].
   at::Tensor probs;
 };
 
@@ -25,9 +27,9 @@ struct RouterWeights {
   const at::Tensor& bias_E;  // Undefined without bias.
 };
 
-// Routes the tokens. Ties are broken as torch.topk does. Where `given_TK` is
-// defined and not negative, tokens go to these experts instead, and only the
-// weights are computed.
+// Routes the tokens. Breaks ties as torch.topk does. If `given_TK` is defined,
+// each of its experts that is not negative replaces the chosen one in the same
+// place.
 // Shapes:  x_TH [T, H], router_EH [E, H], bias_E [E], given_TK [T, K] i64 or
 //          undefined.
 // Errors:  throws c10::Error.   Threads: engine thread only.
@@ -38,13 +40,13 @@ struct RouterWeights {
                             const model::MoeConfig& config,
                             const at::Tensor& given_TK);
 
-// Returns the routing of tokens whose experts are known, [T, K] i64.
+// Returns the routing of tokens whose experts [T, K] i64 are all given.
 [[nodiscard]] Routing RouteTo(const at::Tensor& x_TH,
                               const RouterWeights& weights,
                               const model::MoeConfig& config,
                               const at::Tensor& experts_TK);
 
-// Returns dLoss/dx [T, H] of the router, given dLoss/dweights [T, K].
+// Returns the router's part of dLoss/dx [T, H], given dLoss/dweights [T, K].
 [[nodiscard]] at::Tensor RouteBackward(const at::Tensor& d_weights_TK,
                                        const Routing& routing,
                                        const at::Tensor& router_EH,

@@ -15,19 +15,19 @@
 namespace weft::optim {
 namespace {
 
-// Elements in each partial sum and in each task. The number is fixed, so that a
-// norm does not depend on the number of threads.
+// The number of elements in a partial sum and in a task. It is fixed, so a norm
+// does not depend on the number of threads.
 constexpr int64_t kBlock = 65536;
 
 using ops::HasCpuKernel;
 using ops::kHasCudaKernels;
 
-// This module's CUDA kernels take only f32.
+// Returns whether this file's CUDA kernels support the tensor: only f32.
 bool HasCudaKernel(const at::Tensor& tensor) {
   return ops::HasCudaKernel(tensor) && tensor.scalar_type() == at::kFloat;
 }
 
-// The constants of one update, in f64.
+// The constants of one update of all weights, in f64.
 struct Update {
   double gradient_scale;
   double weight_scale;
@@ -54,8 +54,7 @@ void StepReference(const AdamWConfig& config, const Update& update,
                    const at::Tensor& weights_N, const at::Tensor& gradient_N,
                    at::Tensor& moment1_N, at::Tensor& moment2_N,
                    at::Tensor& weights_out_N) {
-  // All memory is allocated before the first change, so that an error changes
-  // nothing.
+  // Allocates all memory before the first change, so an error changes nothing.
   const at::Tensor g = gradient_N * update.gradient_scale;
   at::Tensor deviation = at::empty_like(moment2_N);
   moment1_N.mul_(config.beta1).add_(g, 1 - config.beta1);

@@ -1,4 +1,4 @@
-// AdamW and gradient clipping over one adapter's flat buffers.
+// AdamW and gradient clipping for the flat buffers of one adapter.
 // Legend: N parameters of the adapter.
 #ifndef WEFT_SRC_OPTIM_ADAMW_H_
 #define WEFT_SRC_OPTIM_ADAMW_H_
@@ -15,14 +15,15 @@ namespace weft::optim {
 // the gradient holds a NaN or an infinity.
 [[nodiscard]] double GradientNorm(const at::Tensor& gradient_N);
 
-// One AdamW step, equal to torch.optim.AdamW with the gradient first scaled by
-// min(1, max_grad_norm / (grad_norm + 1e-6)) as clip_grad_norm_ does.
+// Makes one AdamW step, as torch.optim.AdamW does. Before it, scales the
+// gradient by min(1, max_grad_norm / (grad_norm + 1e-6)), as clip_grad_norm_
+// does, if max_grad_norm > 0. With the new moments m, v and bc = 1 - beta^step,
 //   weights_out = weights * (1 - lr * decay)
 //                 - lr / bc1 * m / (sqrt(v / bc2) + eps)
 // Shapes:  all [N] f32 contiguous on one device. The moments are updated in
-//          place; weights_out may be weights (in place) or another buffer (the
-//          old version stays readable).
-// Units:   step counts from 1: the number of this update.
+// place. weights_out may be weights itself, or another buffer if the old
+// weights are still needed.
+// Units:   step is the number of this update, from 1.
 // Errors:  throws c10::Error, which names the argument, and changes nothing.
 // Threads: engine thread only.
 // Source:  Loshchilov and Hutter 2019.

@@ -15,22 +15,23 @@
 
 namespace weft::sampling {
 
-// How a token is drawn, and where its random number is in the sample's stream.
+// The rule for one draw, and the place of its random number in the stream of
+// the sample.
 struct DrawRule {
   DrawConfig config;
   uint64_t seed = 0;
   uint32_t sample_index = 0;
-  uint32_t position = 0;  // Number of tokens that the sample has.
+  uint32_t position = 0;  // Number of tokens that the sample already has.
   int32_t row = 0;  // Row of the logits. Samples of one prompt share a row.
 };
 
-// Returns a draw for each rule. A draw is none if the logits are not a
+// Returns one draw for each rule, or nullopt if the row's logits are not a
 // distribution.
 //
 // On a CPU, DrawToken draws. On a CUDA device, kernels::cuda::SampleTokens
-// draws, and only tokens and log-probabilities are copied to the host. If a
-// rule has top_logprobs, its row of logits is copied to the host and DrawToken
-// draws from it. Both draw the same token, up to rounding.
+// draws, and only tokens and log-probabilities are copied to the host. But if a
+// rule has top_logprobs, its row of logits is copied to the host, and DrawToken
+// draws from it. Except for rounding, both functions draw the same token.
 // Shapes:  logits_RV [R, V] f32 contiguous, V >= 1; the rules name its rows.
 // Errors:  throws c10::Error.
 // Threads: engine thread only; waits for the device.

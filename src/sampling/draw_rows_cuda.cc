@@ -26,8 +26,7 @@ static_assert(sizeof(k::SampleRule) == kRuleBytes);
 k::SampleRule RuleOf(const DrawRule& rule) {
   auto temperature = static_cast<float>(rule.config.temperature);
   if (rule.config.temperature > 0) {
-    // A tiny temperature must not round to 0 in f32, because 0 would mean
-    // greedy.
+    // A tiny temperature must not round to 0 in f32, because 0 means greedy.
     temperature = std::max(temperature, std::numeric_limits<float>::min());
   }
   return {.temperature = temperature,
@@ -39,7 +38,7 @@ k::SampleRule RuleOf(const DrawRule& rule) {
           .row = rule.row};
 }
 
-// Draws on the host for rules with top_logprobs. Copies each row once.
+// Draws on the host for the rules with top_logprobs. Copies each row once.
 class ListedDraws {
  public:
   explicit ListedDraws(const std::vector<DrawRule>& rules) {
@@ -57,13 +56,13 @@ class ListedDraws {
     }
   }
 
-  // Returns the rows' logits on the device, or an undefined tensor if no rule
-  // needs them.
+  // Returns these rules' rows of logits on the device, or an undefined tensor
+  // if there are no such rules.
   [[nodiscard]] at::Tensor Logits(const at::Tensor& logits_RV) const {
     if (rows_.empty()) return {};
     return logits_RV.index_select(0, ops::ToDevice(rows_, logits_RV.device()));
   }
-  // Draws from these logits, which have been copied to the host.
+  // Draws from the rows that Logits returned, after a copy to the host.
   void Draw(const at::Tensor& logits_LV,
             std::vector<std::optional<DrawResult>>& drawn) const {
     if (rows_.empty()) return;
@@ -155,7 +154,7 @@ std::vector<std::optional<DrawResult>> DrawRows(
     const at::Tensor& logits_RV, const std::vector<DrawRule>& rules) {
   std::vector<std::optional<DrawResult>> drawn;
   drawn.reserve(rules.size());
-  // Draws a limited number of samples at a time, which bounds the workspace,
+  // Draws for at most kRulesAtOnce rules at a time. This bounds the workspace,
   // because a prompt may have thousands of samples.
   for (size_t begin = 0; begin < rules.size(); begin += kRulesAtOnce) {
     const size_t end = std::min(rules.size(), begin + kRulesAtOnce);

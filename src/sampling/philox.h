@@ -1,5 +1,5 @@
-// Philox4x32-10, a counter-based generator: each number depends only on counter
-// and key.
+// Philox4x32-10, a counter-based random number generator. A number depends only
+// on a counter and a key.
 #ifndef WEFT_SRC_SAMPLING_PHILOX_H_
 #define WEFT_SRC_SAMPLING_PHILOX_H_
 

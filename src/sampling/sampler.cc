@@ -13,14 +13,14 @@
 namespace weft::sampling {
 namespace {
 
-// A draw first finds the block that holds it, and then the token. Block sums
-// are short enough for f32.
+// A draw finds a block of this many tokens first, and then the token within it.
+// The block is short enough for a sum in f32.
 constexpr size_t kBlock = 512;
-// If only top_p filters, the first attempt takes this many candidates. More
-// follow if needed.
+// With top_p and no top_k, the first attempt takes this many of the likeliest
+// tokens. Later attempts take more.
 constexpr size_t kFirstCandidates = 256;
 
-// softmax(logits / temperature), as weights relative to the likeliest token.
+// softmax(logits / temperature) as weights. The likeliest token has weight 1.
 struct Distribution {
   absl::Span<const float> logits;
   float max_logit = 0;
@@ -57,7 +57,8 @@ double TotalWeight(const Distribution& distribution) {
   return total;
 }
 
-// The largest logit, and the first token of the first block that has it.
+// The largest logit, and the first token of the first block that has this
+// logit.
 struct Best {
   float logit = -std::numeric_limits<float>::infinity();
   size_t block = 0;
@@ -80,8 +81,8 @@ size_t DrawUnfiltered(const Distribution& distribution, double total,
   BlockWeights weights;
   double rest = uniform * total;
   size_t last = 0;
-  // `rest` is less than total (1 - 2^-24), and the error of f64 sums is far
-  // smaller, so some block holds the draw.
+  // `rest` is at most total (1 - 2^-24), and the error of f64 sums is far
+  // smaller than the difference to `total`. So some block contains the draw.
   for (size_t begin = 0; begin < vocab; begin += kBlock) {
     const size_t end = std::min(begin + kBlock, vocab);
     const double sum = FillWeights(distribution, begin, end, weights);
@@ -96,14 +97,14 @@ size_t DrawUnfiltered(const Distribution& distribution, double total,
       if (rest < weight) break;
       rest -= weight;
     }
-    // Rounding may carry the search past the block's last token with a weight
-    // above 0.
+    // Rounding may carry the search past the block's last token of positive
+    // weight. That token is then drawn.
     return last;
   }
   return last;
 }
 
-// Returns the ids of the `count` likeliest tokens, in the order of sampler.h.
+// Returns the ids of the `count` likeliest tokens, sorted as sampler.h says.
 std::vector<int32_t> LikeliestTokens(absl::Span<const float> logits,
                                      size_t count) {
   const auto is_likelier = [&](int32_t a, int32_t b) {
@@ -134,7 +135,7 @@ double WeightOf(const Distribution& distribution,
   return sum;
 }
 
-// Returns the tokens that the filters keep, likeliest first.
+// Returns the tokens that the filters keep, the likeliest first.
 std::vector<int32_t> FilteredTokens(const Distribution& distribution,
                                     const DrawConfig& config, double total) {
   const size_t vocab = distribution.logits.size();
@@ -148,7 +149,7 @@ std::vector<int32_t> FilteredTokens(const Distribution& distribution,
     total = kept;
   } else {
     while (kept < config.top_p * total && count < vocab) {
-      // In a flat distribution, one sort is now cheaper than a heap.
+      // If a distribution is so flat, one sort is cheaper than another heap.
       count = count < vocab / 16 ? 4 * count : vocab;
       tokens = LikeliestTokens(distribution.logits, count);
       kept = WeightOf(distribution, tokens);
@@ -194,12 +195,12 @@ std::optional<DrawResult> DrawToken(absl::Span<const float> logits,
   const Best best = FindBest(logits);
   Distribution distribution{.logits = logits, .max_logit = best.logit};
   if (!is_greedy) {
-    // The bound prevents 0 * infinity, which is NaN, at a tiny temperature.
+    // This limit prevents 0 * infinity, which is NaN, at a tiny temperature.
     distribution.inverse_temperature =
         static_cast<float>(std::min(1.0 / config.temperature, 1e30));
   }
   const double total = TotalWeight(distribution);
-  // If all logits are -inf, the maximum is the lowest finite number, and the
+  // If all logits are -inf, max_block returns the lowest finite number, and the
   // total is 0.
   if (!std::isfinite(best.logit) || !std::isfinite(total) || total == 0) {
     return std::nullopt;

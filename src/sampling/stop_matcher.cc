@@ -6,7 +6,7 @@
 namespace weft::sampling {
 namespace {
 
-// Drops all but the last `count` elements.
+// Removes all elements except the last `count`.
 template <typename Sequence>
 void KeepLast(Sequence& sequence, size_t count) {
   if (sequence.size() <= count) return;
@@ -48,8 +48,8 @@ bool StopMatcher::Push(int32_t token) {
   }
   if (longest_string_ > 0 && token_bytes_ != nullptr) {
     tail_ += token_bytes_->Bytes(token);
-    // The old tail was already searched, but a match may begin in it. It is one
-    // byte too short to hold an old match again.
+    // A match may begin in the bytes of earlier tokens, which tail_ has. Those
+    // bytes alone have no match, because the sample would have ended there.
     stops |= std::ranges::any_of(rule_.byte_strings, [this](const auto& text) {
       return tail_.find(text) != std::string::npos;
     });

@@ -13,28 +13,28 @@
 namespace weft::sampling {
 
 // The bytes of each token id, from the tokenizer.json of a Hugging Face folder.
-// Immutable after Load. The engine and all matchers share it.
+// Immutable after Load, so the engine and all matchers share one object.
 class TokenBytes {
  public:
   // Reads added tokens and two kinds of BPE vocabularies: byte-level ones
-  // (GPT-2, Llama 3, Qwen, SmolLM), and SentencePiece's with byte fallback
-  // (Llama 2, Mistral, Gemma). The bytes are those of a token inside a text; at
-  // the beginning of a text, SentencePiece drops a space. Errors: NOT_FOUND
-  // without the file, UNIMPLEMENTED for other kinds of tokenizers,
-  // INVALID_ARGUMENT for a damaged file.
+  // (GPT-2, Llama 3, Qwen, SmolLM), and those of SentencePiece with byte
+  // fallback (Llama 2, Mistral, Gemma). The bytes of a token are its bytes
+  // inside a text; at the beginning of a text, SentencePiece drops a space.
+  // Errors: NOT_FOUND if there is no such file, UNIMPLEMENTED for other kinds
+  // of tokenizers, INVALID_ARGUMENT for a damaged file.
   [[nodiscard]] static absl::StatusOr<TokenBytes> Load(
       const std::string& model_dir);
 
-  // Returns an empty string for an id without bytes (out of range or a gap).
+  // Returns the token's bytes, or an empty string for an id that has no token.
   [[nodiscard]] const std::string& Bytes(int32_t token) const;
 
  private:
   std::vector<std::string> bytes_;
 };
 
-// Threads: not thread-safe; each sample has its own matcher. `rule` is copied.
-// `token_bytes` outlives the matcher; it may be null if the rule has no byte
-// strings.
+// Finds the end of one sample. `rule` is copied. `token_bytes` outlives the
+// matcher; it may be null if the rule has no byte strings.
+// Threads: not thread-safe; each sample has its own matcher.
 class StopMatcher {
  public:
   StopMatcher(const StopRule& rule, const TokenBytes* token_bytes);
@@ -45,8 +45,8 @@ class StopMatcher {
  private:
   StopRule rule_;
   const TokenBytes* token_bytes_;
-  std::vector<int32_t> recent_;  // As many tokens as the longest sequence has.
-  std::string tail_;             // Bytes with which a match may still begin.
+  std::vector<int32_t> recent_;  // The last longest_sequence_ tokens.
+  std::string tail_;             // The last bytes, in which a match may begin.
   size_t longest_sequence_ = 0;
   size_t longest_string_ = 0;
 };

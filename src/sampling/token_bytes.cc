@@ -28,9 +28,10 @@ constexpr int64_t kMaxTokenId = (1 << 22) - 1;
 constexpr uintmax_t kMaxFileBytes = uintmax_t{256} << 20;
 constexpr char32_t kBadCodePoint = 0xffffffff;
 
-// The alphabet in which byte-level vocabularies write every byte as a printable
-// character. Bytes that are printable in Latin-1 stand for themselves. The
-// others are numbered from U+0100 in order. Source: the byte encoder of GPT-2.
+// The alphabet of byte-level vocabularies, which write every byte as a
+// printable character. A byte that is printable in Latin-1 is written as
+// itself. The other bytes are written as U+0100, U+0101 and so on, in ascending
+// order. Source: the byte encoder of GPT-2.
 class ByteAlphabet {
  public:
   ByteAlphabet() : byte_of_(kSize, -1) {
@@ -43,8 +44,8 @@ class ByteAlphabet {
     }
   }
 
-  // Returns the bytes that `token` stands for. A token with a character outside
-  // the alphabet stands for itself, as in the tokenizers library.
+  // Returns the bytes for which `token` stands. A token with a character
+  // outside the alphabet stands for itself, as in the tokenizers library.
   [[nodiscard]] std::string Decode(absl::string_view token) const {
     std::string bytes;
     for (size_t i = 0; i < token.size();) {
@@ -58,8 +59,8 @@ class ByteAlphabet {
  private:
   static constexpr size_t kSize = 0x100 + 68;
 
-  // Reads a code point up to U+07FF, which is enough for the alphabet, and
-  // advances `i`.
+  // Reads a code point of at most U+07FF, which is enough for the alphabet.
+  // Advances `i` past it.
   static char32_t NextCodePoint(absl::string_view text, size_t& i) {
     const auto first = static_cast<unsigned char>(text[i++]);
     if (first < 0x80) return first;
@@ -71,12 +72,12 @@ class ByteAlphabet {
   std::vector<int16_t> byte_of_;
 };
 
-// The alphabet of SentencePiece's vocabularies. They write a space as one
-// special character. A byte that has no token of its own is written as
-// `<0xE2>`.
+// The alphabet of SentencePiece's vocabularies, which write a space as a
+// special character. A byte without a token of its own is written as `<0xE2>`.
 class PieceAlphabet {
  public:
-  // `space` is what a space is written as. If it is empty, a space is a space.
+  // `space` is the special character for a space. If it is empty, a space is
+  // written as itself.
   explicit PieceAlphabet(std::string space) : space_(std::move(space)) {}
 
   [[nodiscard]] std::string Decode(absl::string_view token) const {
@@ -114,8 +115,8 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(stream), {});
 }
 
-// Returns the steps of a sequence decoder, or the decoder itself as the only
-// step. Returns no steps for any other value.
+// Returns the steps of a sequence decoder. Returns another decoder as the only
+// step. Returns no steps if `decoder` is not an object.
 std::vector<Json> DecoderSteps(const Json& decoder) {
   if (!decoder.is_object()) return {};
   const auto steps = decoder.find("decoders");
@@ -130,8 +131,8 @@ absl::Status Unsupported() {
       "fallback; string stops need one");
 }
 
-// Returns what a step of a byte fallback decoder replaces by a space; empty if
-// it replaces nothing.
+// Returns the string that a step of a byte fallback decoder replaces by a
+// space, or an empty string if it replaces none.
 absl::StatusOr<std::string> SpaceOf(const Json& step) {
   const Json type = step.is_object() ? step.value("type", Json()) : Json();
   // Strip changes only the beginning of a text, and Fuse changes nothing.
@@ -151,7 +152,7 @@ absl::StatusOr<std::string> SpaceOf(const Json& step) {
 
 using Decode = std::function<std::string(absl::string_view)>;
 
-// Returns the function that turns a token of the vocabulary into bytes.
+// Returns the function that converts a token of the vocabulary to bytes.
 absl::StatusOr<Decode> DecodeOf(const Json& root) {
   const std::vector<Json> steps = DecoderSteps(root.value("decoder", Json()));
   const auto has = [&steps](const char* type) {
@@ -204,8 +205,8 @@ absl::StatusOr<std::vector<std::string>> ReadTable(const Json& root) {
     if (!token.is_object() || !token.value("content", Json()).is_string()) {
       return Damaged("an added token has no content");
     }
-    // The tokenizers library decodes these like the vocabulary's: Gemma's runs
-    // of spaces are among them.
+    // The tokenizers library decodes added tokens like those of the vocabulary.
+    // For example, Gemma's runs of spaces are added tokens.
     WEFT_RETURN_IF_ERROR(Place(token.value("id", Json()),
                                decode(token["content"].get<std::string>()),
                                table));
@@ -218,7 +219,7 @@ absl::StatusOr<std::vector<std::string>> ReadTable(const Json& root) {
 absl::StatusOr<TokenBytes> TokenBytes::Load(const std::string& model_dir) {
   WEFT_ASSIGN_OR_RETURN(const std::string text,
                         ReadFile(absl::StrCat(model_dir, "/tokenizer.json")));
-  // The merges are most of the file and are not needed to decode.
+  // The merges are most of the file, and decoding does not need them.
   const auto skip_merges = [](int depth, Json::parse_event_t event,
                               Json& value) {
     return !(depth == 2 && event == Json::parse_event_t::key &&

@@ -1,5 +1,5 @@
-// Computes log-probabilities from given hidden states. It loads and runs only a
-// model's head, not the layers.
+// Computes log-probabilities from given hidden states. Loads and runs only the
+// head of a model, not its layers.
 //
 //   auto scorer = HeadScorer::Load("/models/Qwen3-8B", {});
 //   auto scores = scorer->Score(hidden_RH, targets, {});
@@ -23,7 +23,7 @@ struct HeadScorerOptions {
   at::ScalarType dtype = at::kFloat;  // Dtype of the weights: kFloat or
                                       // kBFloat16.
   at::Device device = at::kCPU;
-  int64_t chunk_rows = 1024;  // Rows per chunk of logits.
+  int64_t chunk_rows = 1024;  // Rows of logits that are computed at a time.
 };
 
 struct ScoreOptions {
@@ -33,9 +33,10 @@ struct ScoreOptions {
 
 struct HeadScores {
   at::Tensor logprobs_R;   // [R] f32, in nats.
-  at::Tensor entropies_R;  // [R] f32, in nats; undefined unless wanted.
+  at::Tensor entropies_R;  // [R] f32, in nats. Undefined if not wanted.
 };
 
+// Scores rows with one model's head.
 // Threads: not thread-safe.
 class HeadScorer {
  public:
@@ -45,11 +46,13 @@ class HeadScorer {
   [[nodiscard]] static absl::StatusOr<HeadScorer> Load(
       const std::string& model_dir, const HeadScorerOptions& options);
 
-  // Computes log p(targets[r] | hidden_RH[r]) by the head's product, softcap
-  // and log-softmax. Shapes: hidden_RH [R, H] is the final norm's output
-  // (transformers' last_hidden_state), of any dtype and on any device; targets
-  // [R] in [0, V). Errors: INVALID_ARGUMENT, which names the argument, its
-  // value and the limit; throws c10::Error if memory runs out.
+  // Computes log p(targets[r] | hidden_RH[r]) from the head's product, softcap,
+  // temperature and log-softmax.
+  // Shapes: hidden_RH [R, H] is the final norm's output (transformers'
+  // last_hidden_state), of any floating-point dtype and on any device; targets
+  // [R] in [0, V).
+  // Errors: INVALID_ARGUMENT, which names the argument, its value and the
+  // limit; throws c10::Error if memory runs out.
   [[nodiscard]] absl::StatusOr<HeadScores> Score(
       const at::Tensor& hidden_RH, const std::vector<int64_t>& targets,
       const ScoreOptions& options) const;
