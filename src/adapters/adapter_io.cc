@@ -40,16 +40,16 @@ const std::string* FindFile(const DurableFolder& folder,
   return it == folder.files.end() ? nullptr : &it->second;
 }
 
-// Reads the tensors of a checkpoint. A checkpoint of kind sampler gives only
-// weights, and so does every one with `weights_only`.
+// Reads the tensors of a checkpoint. Reads only the weights if `weights_only`
+// or if the checkpoint has kind sampler.
 absl::StatusOr<lora::AdapterState> ReadState(const DurableFolder& folder,
                                              const CheckpointInfo& info,
                                              const lora::ModelShape& shape,
                                              bool weights_only) {
   WEFT_ASSIGN_OR_RETURN(lora::PeftAdapter peft,
                         lora::ReadPeft(folder.files, shape));
-  // Different configs may describe the same factors, as the rank of experts may
-  // be the usual one or the exception.
+  // Compares layouts, not configs. Two different configs may describe the same
+  // matrices: one may have the experts' rank as `rank`, the other as overrides.
   if (lora::AdapterLayout(shape, peft.config).factors() !=
       lora::AdapterLayout(shape, info.config).factors()) {
     return absl::DataLossError(
@@ -76,7 +76,8 @@ absl::StatusOr<lora::AdapterState> ReadState(const DurableFolder& folder,
   return state;
 }
 
-// Returns the error of a client's files. Damage in them is the client's.
+// Turns DATA_LOSS into INVALID_ARGUMENT, because a client sent the damaged
+// files. Returns any other status as it is.
 absl::Status AsArgument(const absl::Status& status) {
   if (!absl::IsDataLoss(status)) return status;
   return absl::InvalidArgumentError(absl::StrCat("chunk: ", status.message()));
@@ -96,7 +97,7 @@ absl::Status CheckFileNames(const DurableFolder& folder, CheckpointKind kind) {
   return absl::OkStatus();
 }
 
-// Returns the files with the tensors.
+// Returns the files that PEFT loads and, for kind train, the optimizer's file.
 PeftFiles TensorFiles(const AdapterCopy& adapter, CheckpointKind kind,
                       const lora::BaseModel& base) {
   const lora::AdapterState& state = adapter.state;

@@ -44,36 +44,39 @@ struct AdapterCopy {
 
 class AdapterIo {
  public:
-  // Exported folders give the base model's name. Writes leave `disk_reserve`
-  // bytes of the disk free.
+  // Exported folders name `base` as their base model. Writes leave at least
+  // `disk_reserve` bytes of the disk free.
   AdapterIo(std::string checkpoint_dir, lora::BaseModel base,
             uint64_t disk_reserve = 0)
       : checkpoint_dir_(std::move(checkpoint_dir)),
         base_(std::move(base)),
         disk_reserve_(disk_reserve) {}
 
-  // Removes what an interrupted write left behind.
+  // Removes the temporary folders of interrupted writes.
   void RemoveStaleFiles() const;
 
   // Writes the checkpoint, and then deletes older ones as request.keep_newest
-  // says. If the checkpoint already exists with the same step, state and
-  // properties, an earlier process wrote it for the same call: Save returns it
-  // unchanged. Errors: ALREADY_EXISTS without overwrite, RESOURCE_EXHAUSTED
-  // (the disk is full, or the reserve would be used).
+  // says. If the write fails because the checkpoint exists or the disk is full,
+  // compares the stored checkpoint. If it has the same step, state and
+  // properties, an earlier process wrote it for the same call, and Save returns
+  // it. Errors: ALREADY_EXISTS without overwrite, RESOURCE_EXHAUSTED (the disk
+  // is full, or the reserve would be used).
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Save(
       const SaveCheckpointRequest& request, const AdapterCopy& adapter);
-  // With weights_only the result has only weights, and its step is 0. Errors:
-  // NOT_FOUND (also if it has expired), DATA_LOSS (damaged files),
-  // FAILED_PRECONDITION (the checkpoint belongs to another base model, or has
-  // only weights).
+  // Reads a checkpoint. With weights_only the result has only weights, and
+  // last_step is 0. Errors: NOT_FOUND (also if it has expired), DATA_LOSS
+  // (damaged files), FAILED_PRECONDITION (the checkpoint belongs to another
+  // base model, or has only weights and the request needs the optimizer's
+  // state).
   [[nodiscard]] absl::StatusOr<LoadedCheckpoint> Load(
       const LoadCheckpointRequest& request) const;
-  // Describes the checkpoint that a load asks for, without reading its tensors.
+  // Describes the checkpoint that Load would read, without reading its tensors.
   // Errors: as for Load.
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Describe(
       const LoadCheckpointRequest& request) const;
-  // Returns the checkpoint's files, with its present fields. Errors: NOT_FOUND
-  // (also if it has expired), DATA_LOSS.
+  // Returns the checkpoint's files except the manifest. trainer_state.json has
+  // the manifest's present fields. Errors: NOT_FOUND (also if it has expired),
+  // DATA_LOSS.
   [[nodiscard]] absl::StatusOr<PeftFiles> Download(
       const std::string& adapter_id, const std::string& name) const;
   // Writes a checkpoint from the files of Download. Errors: INVALID_ARGUMENT
@@ -81,22 +84,23 @@ class AdapterIo {
   // ALREADY_EXISTS without overwrite, RESOURCE_EXHAUSTED as for Save.
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Upload(
       const UploadCheckpointRequest& request);
-  // Returns the adapter's checkpoints, newest first; those of all adapters if
-  // the id is empty. Skips those that have expired. Skips a damaged folder and
-  // logs a warning.
+  // Returns the adapter's checkpoints, newest first. If the id is empty,
+  // returns the checkpoints of all adapters. Skips those that have expired.
+  // Skips a damaged folder and logs a warning.
   [[nodiscard]] absl::StatusOr<std::vector<CheckpointInfo>> List(
       const std::string& adapter_id) const;
-  // Adds the names of some of the adapter's checkpoints to a NOT_FOUND, which
-  // keeps its reason. Returns any other status as it is.
+  // Adds names of the adapter's checkpoints, at most five, to the message of a
+  // NOT_FOUND. Keeps the status's payloads. Returns any other status as it is.
   [[nodiscard]] absl::Status NameOthers(const absl::Status& status,
                                         const std::string& adapter_id) const;
   [[nodiscard]] absl::Status Delete(const std::string& adapter_id,
                                     const std::string& name);
-  // Deletes the checkpoints that have expired. It reads the folders only in the
-  // first call and when one is due, so it may be called often.
+  // Deletes the checkpoints that have expired. Reads the folders only in the
+  // first call and when the next checkpoint expires, so it may be called often.
   void DeleteExpired();
-  // Returns the bytes of all checkpoints, without reading the folders. The
-  // first call of DeleteExpired counts those of earlier processes.
+  // Returns the bytes of all checkpoints, without reading the folders.
+  // Checkpoints of earlier processes count after the first call of
+  // DeleteExpired.
   [[nodiscard]] uint64_t stored_bytes() const;
 
   [[nodiscard]] PeftFiles Export(const LoraConfig& config,
@@ -104,16 +108,17 @@ class AdapterIo {
 
  private:
   // Writes the checkpoint that `info` describes, with the adapter's tensors.
-  // Sets the bytes in `info`. Errors: ALREADY_EXISTS without overwrite.
+  // Sets info->size_bytes. Errors: as for Save.
   [[nodiscard]] absl::Status Write(const AdapterCopy& adapter, bool overwrite,
                                    CheckpointInfo* info);
-  // Returns the checkpoint of the request's name if it holds the same.
+  // Returns the stored checkpoint named request.name if its step, state and
+  // properties are those of this save. Otherwise returns none.
   [[nodiscard]] std::optional<CheckpointInfo> SavedBefore(
       const SaveCheckpointRequest& request, const AdapterCopy& adapter) const;
-  // Deletes the oldest checkpoints of the adapter that have the kind of `saved`
-  // so that `count` remain, among them `saved`.
+  // Deletes the adapter's oldest checkpoints of the kind of `saved`, so that
+  // `count` of this kind remain. Never deletes `saved`.
   void KeepNewest(const CheckpointInfo& saved, uint64_t count);
-  // Returns all checkpoints as List does, with those that have expired.
+  // Returns what List returns, and also the checkpoints that have expired.
   [[nodiscard]] std::vector<CheckpointInfo> ListAll(
       const std::string& adapter_id) const;
   // Reads the fields and checks that the checkpoint may be loaded.
@@ -128,7 +133,7 @@ class AdapterIo {
   const std::string checkpoint_dir_;
   const lora::BaseModel base_;
   const uint64_t disk_reserve_;
-  // No checkpoint expires before this time.
+  // DeleteExpired does nothing before this time.
   absl::Time next_expiry_ = absl::InfinitePast();
   // Bytes of the checkpoints, by adapter and name.
   std::map<std::pair<std::string, std::string>, uint64_t> sizes_;

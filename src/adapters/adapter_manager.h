@@ -1,5 +1,6 @@
-// Operations on whole adapters: create, delete, load, save, import, export. The
-// engine thread runs them between two plans.
+// Operations on whole adapters (create, delete, load, import, export) and on
+// checkpoints as files. The engine thread changes adapters between two plans
+// (units of device work), and the I/O thread reads and writes files.
 #ifndef WEFT_SRC_ADAPTERS_ADAPTER_MANAGER_H_
 #define WEFT_SRC_ADAPTERS_ADAPTER_MANAGER_H_
 
@@ -16,12 +17,13 @@
 
 namespace weft::engine {
 
-// Every public method queues work and returns; callbacks run on the reply
-// thread. Threads: any.
+// Public methods queue work and return; callbacks run on the reply thread.
+// Threads: any, except where a comment says otherwise.
 class AdapterManager {
  public:
-  // Both outlive the manager. When an adapter is removed, `forget_step` runs on
-  // the engine thread for each of its steps that had started.
+  // `context` and `mover` outlive the manager. When an adapter is removed,
+  // `forget_step` runs on the engine thread for each of its steps that had
+  // started.
   AdapterManager(const EngineContext* context, AdapterMover* mover,
                  std::function<void(uint64_t step_id)> forget_step)
       : context_(*context),
@@ -30,7 +32,7 @@ class AdapterManager {
 
   void Create(CreateAdapterRequest request, Callback<AdapterInfo> done);
   void Delete(std::string adapter_id, Callback<bool> done);
-  // Reads a checkpoint into an adapter that does not exist yet.
+  // Creates an adapter from a checkpoint.
   void LoadNew(LoadCheckpointRequest request, Callback<AdapterInfo> done);
   void Import(ImportAdapterRequest request, Callback<AdapterInfo> done);
   void Export(ExportAdapterRequest request, Callback<PeftFiles> done);
@@ -46,15 +48,15 @@ class AdapterManager {
 
   // The engine thread calls the methods below.
 
-  // Creates an adapter of an earlier process again. The task of WhenSlot calls
-  // it.
+  // Creates an adapter that the log of an earlier process describes. The caller
+  // has a slot (AdapterDesk::WhenSlot), which MakeAgain returns after an error.
   [[nodiscard]] absl::Status MakeAgain(const records::AdapterRecord& adapter);
-  // Removes the adapter and its work.
+  // Removes the adapter with its tensors, its spill file and its steps.
   void Remove(AdapterKey key);
 
  private:
-  // What a new adapter begins with. If `state` is empty, its weights are
-  // initialised.
+  // The first state of a new adapter. If `state` is empty, the adapter gets
+  // initial weights.
   struct NewAdapter {
     CreateAdapterRequest request;
     lora::AdapterState state;
@@ -85,14 +87,15 @@ class AdapterManager {
         });
   }
 
-  // Replaces kDefault. Errors: FAILED_PRECONDITION for a durability that needs
-  // --state-dir, without it.
+  // Replaces kDefault by the server's default. Errors: FAILED_PRECONDITION if
+  // the durability needs --state-dir and the server runs without it.
   [[nodiscard]] absl::Status Resolve(Durability* durability) const;
   // Refuses ranks above the limits of --max-rank.
   [[nodiscard]] absl::Status CheckRanks(const LoraConfig& config) const;
 
-  // The I/O thread calls the next two. They read the state that a new adapter
-  // begins with and keep a copy of the state for the log.
+  // The I/O thread calls the next two methods. They read the first state of a
+  // new adapter. If the log needs the state, they copy it to an image
+  // (KeepState).
   [[nodiscard]] absl::StatusOr<NewAdapter> ReadLoad(
       const LoadCheckpointRequest& request) const;
   [[nodiscard]] absl::StatusOr<NewAdapter> ReadImport(
@@ -101,7 +104,8 @@ class AdapterManager {
   // The engine thread calls the methods below.
 
   void MakeWhenRoom(NewAdapter adapter, Callback<AdapterInfo> done);
-  // Creates an adapter in the slot that WhenSlot gave, or returns the slot.
+  // Creates an adapter in the slot that WhenSlot gave. After an error returns
+  // the slot and removes the adapter's image.
   [[nodiscard]] absl::StatusOr<AdapterInfo> Make(const NewAdapter& adapter);
   [[nodiscard]] absl::Status MakeTensors(AdapterKey key,
                                          const LoraConfig& config,
@@ -109,14 +113,16 @@ class AdapterManager {
                                          absl::Time created_at);
   void ReadWhenRoom(const LoadCheckpointRequest& request,
                     const Callback<AdapterInfo>& done);
-  // Records that the adapter exists, with the facts in `made`, unless nothing
-  // of it survives.
+  // Writes the adapter's AdapterRecord, with the facts in `made`, unless the
+  // adapter has durability memory. If a load made the adapter, stores the
+  // load's reply for repeated calls.
   void Record(AdapterKey key, const NewAdapter& adapter,
               const AdapterInfo& made) const;
-  // Returns false if the adapter does not exist.
+  // Removes the adapter and records its removal. Returns false if the adapter
+  // does not exist.
   bool Forget(const std::string& adapter_id);
-  // Exports an adapter that is on the device. If `status` is an error, `done`
-  // gets the error.
+  // Exports an adapter that is on the device. If `status` is an error, only
+  // gives `done` the error.
   void ExportNow(AdapterKey key, const ExportAdapterRequest& request,
                  const Callback<PeftFiles>& done, absl::Status status);
 

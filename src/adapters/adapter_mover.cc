@@ -14,7 +14,7 @@
 namespace weft::engine {
 namespace {
 
-// Allocates the image's tensors with `size` floats each, and reads them from
+// Allocates the image's tensors, each with `size` floats, and reads them from
 // the file.
 absl::Status ReadImage(const SpillFolder& spill,
                        const journal::StateFolder* state, const ImageFile& file,

@@ -15,15 +15,16 @@ namespace weft::engine {
 // Threads: engine thread. The I/O thread reads and writes the files.
 class AdapterMover {
  public:
-  // Both outlive the mover.
+  // `context` and `spill` outlive the mover.
   AdapterMover(const EngineContext* context, const SpillFolder* spill)
       : context_(*context), spill_(*spill) {}
 
-  // Makes the move. Reports its end to the dispatcher at once, or when the file
-  // is written or read. Until then the adapter keeps its tensors and nothing
-  // changes them.
+  // Makes the move. Reports its end to the dispatcher: at once, or after the
+  // I/O thread has written or read the file. Until the end the adapter keeps
+  // its tensors, and nothing changes them.
   void Run(const sched::Move& move);
-  // Removes a spill file that is no longer needed. Keeps a durable file.
+  // Removes a spill file that is no longer needed. Does nothing to a file of
+  // the state folder (ImageFile::durable).
   void RemoveFile(ImageFile file);
 
  private:

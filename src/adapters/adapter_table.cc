@@ -96,7 +96,8 @@ absl::Status AdapterTable::ReleaseSnapshot(AdapterKey key,
     return absl::NotFoundError(
         absl::StrCat("name: snapshot '", name, "' does not exist"));
   }
-  // For an adapter on disk, the image still describes what the file holds.
+  // Leaves the image of an adapter on disk as it is, because it describes the
+  // content of the file.
   if (entry.location() == AdapterLocation::kHost) {
     const uint64_t latest = entry.image.versions.front().number;
     std::erase_if(entry.image.versions, [&](const lora::VersionImage& version) {
@@ -185,7 +186,8 @@ void AdapterTable::MoveToDevice(AdapterKey key,
                         device_);
   std::map<uint64_t, lora::AdapterVersionPtr> versions = {
       {adapter.latest()->number, adapter.latest()}};
-  // The file may hold versions that were released since it was written.
+  // Besides the latest version, restores only versions with a snapshot. The
+  // image may also have versions that were released later.
   for (const auto& [name, snapshot] : entry.snapshots) {
     if (versions.contains(snapshot.number)) continue;
     versions[snapshot.number] =

@@ -1,8 +1,8 @@
 // The tensors of all adapters.
 //
-// An adapter's tensors are on the device, in an image on the host, or in a file
-// that the table names. src/sched/residency.h decides when an adapter moves.
-// Threads: engine thread only, except shape().
+// An adapter's tensors are on the device, in an image on the host
+// (lora::AdapterImage), or in a file that the table names.
+// src/sched/residency.h decides when an adapter moves.
 #ifndef WEFT_SRC_ADAPTERS_ADAPTER_TABLE_H_
 #define WEFT_SRC_ADAPTERS_ADAPTER_TABLE_H_
 
@@ -25,7 +25,7 @@ namespace weft::engine {
 // Names the file that holds the tensors of an adapter on disk.
 struct ImageFile {
   std::string name;      // Empty if the adapter is not on disk.
-  bool durable = false;  // The state folder owns the file, so the table never
+  bool durable = false;  // The state folder owns the file, so a move never
                          // removes it.
 };
 
@@ -39,50 +39,56 @@ class AdapterTable {
   // not exist.
   lora::Adapter& Create(AdapterKey key, const LoraConfig& config,
                         absl::Time created_at = absl::Now());
-  // Adds an adapter of an earlier process. `file` has the tensors of `image`.
+  // Adds an adapter of an earlier process. `file`, in the state folder, has the
+  // tensors of `image`.
   void AddOnDisk(AdapterKey key, const LoraConfig& config,
                  lora::AdapterImage image,
                  const std::map<std::string, uint64_t>& snapshots,
                  const std::string& file, absl::Time created_at);
-  // Returns null if there is no such adapter or it is not on the device.
+  // Returns the adapter, or null if it does not exist or is not on the device.
   [[nodiscard]] lora::Adapter* Find(AdapterKey key);
-  // Returns false if there is no such adapter. Pinned versions stay alive.
+  // Removes the adapter. Returns false if it does not exist. A version stays
+  // alive while others hold its AdapterVersionPtr.
   bool Erase(AdapterKey key);
-  // Returns what clients see of an adapter that exists.
+  // Returns what clients see of the adapter. REQUIRES: the adapter exists.
   [[nodiscard]] dispatch::AdapterFacts Facts(AdapterKey key) const;
 
-  // Pins the latest version under the name and returns its number. REQUIRES:
-  // the adapter is on the device or unknown. Errors: ALREADY_EXISTS (the name
-  // pins another version), NOT_FOUND.
+  // Keeps the latest version alive under the name `name`, and returns its
+  // number. REQUIRES: the adapter is on the device or does not exist. Errors:
+  // ALREADY_EXISTS (the name is that of another version), NOT_FOUND.
   [[nodiscard]] absl::StatusOr<uint64_t> PublishSnapshot(
       AdapterKey key, const std::string& name);
-  // Errors: NOT_FOUND.
+  // Removes the snapshot `name`. Errors: NOT_FOUND.
   [[nodiscard]] absl::Status ReleaseSnapshot(AdapterKey key,
                                              const std::string& name);
   // Returns the snapshot's version, or the latest one if `snapshot` is empty.
-  // REQUIRES: the adapter is on the device or unknown. Errors: NOT_FOUND.
+  // REQUIRES: the adapter is on the device or does not exist. Errors:
+  // NOT_FOUND.
   [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> Version(
       AdapterKey key, const std::string& snapshot) const;
 
-  // The moves below require that the adapter exists.
+  // The methods below require that the adapter exists.
 
   // Returns the bytes of the adapter's image.
   [[nodiscard]] uint64_t ImageBytes(AdapterKey key) const;
-  // Returns the adapter's image. An adapter on the device is copied now, which
-  // may throw c10::Error. The host image is shared. An image on disk has no
-  // tensors.
+  // Returns the adapter's image. Copies the tensors of an adapter on the
+  // device, which may throw c10::Error. Shares the tensors of an image on the
+  // host. The image of an adapter on disk has no tensors.
   [[nodiscard]] lora::AdapterImage Image(AdapterKey key) const;
-  // Frees the adapter's memory on the device.
+  // Keeps `image` and frees the adapter's memory on the device.
   void MoveToHost(AdapterKey key, lora::AdapterImage image);
-  // Frees the memory of the image's tensors, which `file` holds.
+  // Frees the adapter's memory on the device and the tensors of `image`. The
+  // spill file `file` has these tensors.
   void MoveToDisk(AdapterKey key, lora::AdapterImage image, std::string file);
-  // If it throws c10::Error, nothing has changed.
+  // Copies the tensors of `image` to the device and drops the host's image. If
+  // it throws c10::Error, nothing has changed.
   void MoveToDevice(AdapterKey key, const lora::AdapterImage& image);
   [[nodiscard]] ImageFile File(AdapterKey key) const;
-  // Returns the adapter's snapshots and the versions that they pin.
+  // Returns the names of the adapter's snapshots and the numbers of their
+  // versions.
   [[nodiscard]] std::map<std::string, uint64_t> Snapshots(AdapterKey key) const;
 
-  // Any thread may call this.
+  // Threads: any.
   [[nodiscard]] const lora::ModelShape& shape() const { return shape_; }
 
  private:
@@ -94,16 +100,17 @@ class AdapterTable {
   struct Entry {
     LoraConfig config;
     std::shared_ptr<const lora::AdapterLayout> layout;
-    std::optional<lora::Adapter> adapter;  // Set on the device.
-    lora::AdapterImage image;              // Set off the device.
-    ImageFile file;                        // Holds the image's tensors.
+    std::optional<lora::Adapter> adapter;  // Set while on the device.
+    lora::AdapterImage image;              // Set while not on the device.
+    ImageFile file;                        // Set while on disk.
     std::map<std::string, Snapshot> snapshots;
     absl::Time created_at;
 
     [[nodiscard]] AdapterLocation location() const;
   };
 
-  // Returns the distinct versions that the adapter holds, the latest first.
+  // Returns the latest version and then the other versions that have a
+  // snapshot, each once.
   [[nodiscard]] static std::vector<lora::AdapterVersionPtr> Versions(
       const Entry& entry);
   [[nodiscard]] static uint64_t NumImageBytes(const Entry& entry);

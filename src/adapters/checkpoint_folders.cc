@@ -32,8 +32,8 @@ std::vector<std::string> AdapterIo::AdapterNames() const {
        !error && it != end; it.increment(error)) {
     std::error_code ignored;
     std::string name = it->path().filename().string();
-    // Adapter names never begin with a dot. Folders of the daemon's own files
-    // do.
+    // Skips folders of the daemon's own files, whose names begin with a dot.
+    // Names of adapters never do.
     if (name.front() != '.' && it->is_directory(ignored)) {
       names.push_back(std::move(name));
     }
@@ -80,7 +80,8 @@ std::vector<CheckpointInfo> AdapterIo::ListAll(
       absl::StatusOr<CheckpointInfo> info =
           fields.ok() ? lora::ReadCheckpointFields(*fields) : fields.status();
       if (info.ok()) {
-        // The folder's place counts, also if somebody has moved the folder.
+        // Takes both names from the path, because somebody may have moved the
+        // folder.
         info->adapter_id = adapter;
         info->name = name;
         infos.push_back(*std::move(info));
@@ -140,7 +141,7 @@ uint64_t AdapterIo::stored_bytes() const {
 }
 
 void AdapterIo::KeepNewest(const CheckpointInfo& saved, uint64_t count) {
-  uint64_t kept = 1;  // `saved`.
+  uint64_t kept = 1;  // Counts `saved`.
   for (const CheckpointInfo& other : ListAll(saved.adapter_id)) {
     if (other.kind != saved.kind || other.name == saved.name) continue;
     if (++kept <= count) continue;

@@ -1,5 +1,5 @@
-// Requests on checkpoints that concern no adapter: list, delete, download and
-// upload.
+// Requests on checkpoints as files: list, delete, download and upload. No
+// adapter of the engine changes.
 #include <utility>
 
 #include "src/adapters/adapter_manager.h"

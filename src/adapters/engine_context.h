@@ -18,7 +18,8 @@
 
 namespace weft::engine {
 
-// Holds references to the engine's members, which outlive its parts.
+// Holds references to members of the engine. The engine's parts keep this
+// context, and the members outlive the parts.
 struct EngineContext {
   const EngineOptions& options;
   dispatch::Dispatcher& dispatcher;
@@ -34,12 +35,13 @@ struct EngineContext {
   Worker& io;       // Reads and writes files.
   Worker& replies;  // Runs the callbacks of clients.
 
-  // Runs `task` on the I/O thread. A drain waits until the task has run.
-  // Threads: any.
+  // Runs `task` on the I/O thread. A drain of the server waits until `task` has
+  // run. Threads: any.
   void PostIo(std::function<void()> task) const {
     io.Post([hold = dispatcher.Hold(), task = std::move(task)] { task(); });
   }
-  // Runs a client's callback when all that was recorded so far is on disk.
+  // Runs `task`, which calls a client's callback, on the reply thread. First
+  // waits until all earlier records are on disk.
   void PostReply(std::function<void()> task) const {
     recorder.WhenDurable([this, task = std::move(task)]() mutable {
       replies.Post(std::move(task));

@@ -11,7 +11,8 @@
 namespace weft::engine {
 namespace {
 
-// The blocks of an image file, in the order of lora::AdapterImage::Tensors().
+// Returns the buffers of a state as the blocks of an image file, in the order
+// of lora::AdapterImage::Tensors().
 template <typename State>
 auto BlocksOf(State& state) {
   return std::array{&state.gradient, &state.moment1, &state.moment2,
@@ -26,15 +27,15 @@ absl::StatusOr<std::string> KeepState(const EngineContext& context,
   if (durability != Durability::kStep || !context.recorder.recording()) {
     return std::string();
   }
-  // Writes zeros for a gradient or moment that is absent.
+  // An empty gradient or moment is written as zeros.
   const std::vector<float> zeros(state.weights.size());
   std::vector<std::span<const float>> blocks;
   for (const std::vector<float>* values : BlocksOf(state)) {
     blocks.emplace_back(values->empty() ? zeros : *values);
   }
   const std::string image = context.recorder.NewImageName();
-  // Names the image before its file exists, because StateFolder::Cut removes
-  // files that are not named.
+  // Registers the image before its file exists, because StateFolder::Cut
+  // removes files that the recorder does not know.
   context.recorder.AddImage(image, /*recorded=*/false);
   const absl::Status written =
       journal::WriteImage(*context.state, image, blocks);

@@ -1,6 +1,6 @@
-// Stores the state that a load or an import gives to an adapter in a file of
-// the state folder. So the log does not depend on the checkpoint. Threads: the
-// I/O thread; DropState: any thread.
+// Copies the state that a load or an import gives to an adapter into a file of
+// the state folder. The log then does not depend on the checkpoint. Threads:
+// the I/O thread; DropState: any thread.
 #ifndef WEFT_SRC_ADAPTERS_STATE_IMAGE_H_
 #define WEFT_SRC_ADAPTERS_STATE_IMAGE_H_
 
@@ -15,8 +15,8 @@ namespace weft::engine {
 
 // Writes the state as an image of one version (lora::AdapterImage) and returns
 // the file's name. The caller names the file in the log or passes it to
-// DropState. Returns an empty name if the log does not have the steps of an
-// adapter of this durability. Errors: RESOURCE_EXHAUSTED (disk full).
+// DropState. Without durability step, or if nothing is recorded, writes no file
+// and returns an empty name. Errors: RESOURCE_EXHAUSTED (disk full).
 [[nodiscard]] absl::StatusOr<std::string> KeepState(
     const EngineContext& context, Durability durability,
     const lora::AdapterState& state);
@@ -24,8 +24,8 @@ namespace weft::engine {
 // Removes a file that no record will name. Does nothing for an empty name.
 void DropState(const EngineContext& context, const std::string& image);
 
-// Reads the state of an adapter with `num_parameters` parameters. Errors:
-// NOT_FOUND, DATA_LOSS.
+// Reads the state of an adapter with `num_parameters` parameters from the file
+// `image`. Errors: NOT_FOUND, DATA_LOSS.
 [[nodiscard]] absl::StatusOr<lora::AdapterState> ReadState(
     const journal::StateFolder& folder, const std::string& image,
     int64_t num_parameters);

@@ -15,16 +15,17 @@ struct WatchedFolder {
   std::string path;
 };
 
-// Threads: one.
+// Sets the gauges of free and total bytes, one pair for each folder. Not
+// thread-safe.
 class DiskMetrics {
  public:
   DiskMetrics(prometheus::Registry* registry,
               std::vector<WatchedFolder> folders)
       : registry_(*registry), folders_(std::move(folders)) {}
 
-  // Reads the file systems. Blocks on the disk. If a read fails, the folder's
-  // metrics keep their values; before the first success it has none, because 0
-  // would mean a full disk.
+  // Reads the file systems and sets the gauges. Blocks on the disk. If a read
+  // fails, the gauges of this folder keep their values. A folder without a
+  // successful read has no gauges, because a gauge of 0 would mean a full disk.
   void Refresh();
 
  private:

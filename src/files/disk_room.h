@@ -1,4 +1,5 @@
-// The free room of file systems. Threads: any. Functions block on the disk.
+// Reads how many bytes of a file system are free. Threads: any. The functions
+// block on the disk.
 #ifndef WEFT_SRC_FILES_DISK_ROOM_H_
 #define WEFT_SRC_FILES_DISK_ROOM_H_
 
@@ -10,20 +11,20 @@
 
 namespace weft {
 
-// Bytes of a file system, for a process that does not run as root.
+// The bytes of a file system that a process can use without being root.
 struct DiskRoom {
   uint64_t free = 0;
-  uint64_t size = 0;  // Free bytes and those in use.
+  uint64_t size = 0;  // Free bytes plus bytes in use.
 };
 
-// Reads the room of the file system that holds the folder `path`. Errors: those
-// of ErrnoStatus, which name `what`.
+// Reads the free and total bytes of the file system that holds the folder
+// `path`. Errors: those of ErrnoStatus. The message names `what`.
 [[nodiscard]] absl::StatusOr<DiskRoom> ReadDiskRoom(const std::string& path,
                                                     const std::string& what);
 
-// Returns RESOURCE_EXHAUSTED if fewer than `reserve` bytes are free after
-// `bytes` were written to the folder `path`. Without a reserve everything has
-// room. Errors also: those of ReadDiskRoom.
+// Returns RESOURCE_EXHAUSTED if a write of `bytes` bytes to the folder `path`
+// would leave fewer than `reserve` bytes free. If `reserve` is 0, returns OK
+// and reads nothing. Errors also: those of ReadDiskRoom.
 [[nodiscard]] absl::Status CheckDiskRoom(const std::string& path,
                                          const std::string& what,
                                          uint64_t bytes, uint64_t reserve);

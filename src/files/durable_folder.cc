@@ -36,9 +36,9 @@ absl::Status Damaged(const std::string& folder, const std::string& file,
       absl::StrCat(file, " of folder \"", folder, "\" ", how));
 }
 
-// Returns a name that no other temporary of this process has. Temporaries of
-// earlier processes were removed at the start; mkdir fails if the name is still
-// taken.
+// Returns a name that no other temporary folder of this process has. If an
+// earlier process has left a folder of this name, mkdir fails with EEXIST, and
+// Temporary::Create takes the next name.
 std::string TemporaryName() {
   static std::atomic<uint64_t> counter{0};
   return absl::StrCat(kTemporaryPrefix, ::getpid(), "-", counter.fetch_add(1));
@@ -54,12 +54,13 @@ absl::Status CheckName(const std::string& name) {
 }
 
 void RemoveTree(const std::string& parent, const std::string& name) {
-  // If this fails, the next start removes the temporary.
+  // If the removal fails, RemoveStaleTemporaries tries again at the next start.
   std::error_code ignored;
   std::filesystem::remove_all(std::filesystem::path(parent) / name, ignored);
 }
 
-// A temporary folder. The destructor removes the folder unless it was renamed.
+// Owns a folder with a temporary name. Unless Keep was called, the destructor
+// removes the folder that has this name at that time.
 class Temporary {
  public:
   static absl::StatusOr<Temporary> Create(const std::string& parent,
@@ -112,8 +113,9 @@ absl::Status WriteContents(int dir, const DurableFolder& folder) {
   return SyncDirectory(dir, "the folder");
 }
 
-// Renames the temporary to `name`. Afterwards `temporary` names the folder to
-// remove, which is the replaced folder if there was one.
+// Renames the temporary folder to `name`. With `overwrite`, an existing folder
+// `name` gets the temporary name in the same step, and the destructor of
+// `temporary` removes it.
 absl::Status Publish(int parent_fd, const std::string& name, bool overwrite,
                      Temporary& temporary) {
   const char* from = temporary.name().c_str();
@@ -282,8 +284,9 @@ absl::Status RemoveDurableFolder(const std::string& parent,
   WEFT_RETURN_IF_ERROR(OpenFolder(parent, name).status());
   WEFT_ASSIGN_OR_RETURN(const UniqueFd parent_fd,
                         OpenDirectory(parent, "the parent"));
-  // First renames the folder to a temporary, which removes it in one step. A
-  // crash during the removal of its files leaves only a temporary.
+  // Renames the folder to the temporary name, which removes the folder `name`
+  // in one step. The destructor of `temporary` then deletes the files. A crash
+  // before that leaves only a temporary folder.
   WEFT_ASSIGN_OR_RETURN(Temporary temporary,
                         Temporary::Create(parent, parent_fd.get()));
   if (Failpoint("files.rename") ||

@@ -34,8 +34,8 @@ absl::Status WritePieces(UniqueFd fd, const std::string& name,
     WEFT_RETURN_IF_ERROR(WriteAt(fd.get(), offset, piece, name));
     offset += piece.size();
   }
-  // A failed sync is final, because the kernel may have dropped the dirty
-  // pages.
+  // Does not repeat a failed fsync: the kernel may have dropped the unwritten
+  // pages, and a second fsync would succeed without them.
   if (Failpoint("files.sync") || ::fsync(fd.get()) != 0) {
     return ErrnoStatus(errno, "syncing " + name);
   }

@@ -1,7 +1,8 @@
-// Reads and durable writes of files in an open directory, without following
-// symbolic links. Errors: RESOURCE_EXHAUSTED (disk or quota full, no file
-// descriptor left), NOT_FOUND, ALREADY_EXISTS, INTERNAL. Messages name `what`,
-// never a path.
+// Reads files and writes them durably, in an open directory and without
+// following symbolic links. Errors: INVALID_ARGUMENT (a name that is not one
+// part of a path), RESOURCE_EXHAUSTED (disk or quota full, no file descriptor
+// left), NOT_FOUND, ALREADY_EXISTS, INTERNAL. Messages name `what`, never a
+// path.
 #ifndef WEFT_SRC_FILES_FILE_IO_H_
 #define WEFT_SRC_FILES_FILE_IO_H_
 
@@ -35,7 +36,7 @@ class UniqueFd {
   UniqueFd& operator=(const UniqueFd&) = delete;
 
   [[nodiscard]] int get() const { return fd_; }
-  // Returns the descriptor, which the caller closes.
+  // Returns the descriptor and no longer owns it. The caller closes it.
   int Release() { return std::exchange(fd_, -1); }
 
  private:
@@ -50,7 +51,8 @@ class UniqueFd {
 // Returns INVALID_ARGUMENT unless `name` is one part of a path.
 [[nodiscard]] absl::Status CheckPathPart(const std::string& name);
 
-// Follows links in `path`, because the operator chose it.
+// Opens a directory. Follows symbolic links in `path`, because the operator
+// chose the path.
 [[nodiscard]] absl::StatusOr<UniqueFd> OpenDirectory(const std::string& path,
                                                      const std::string& what);
 [[nodiscard]] absl::StatusOr<UniqueFd> OpenDirectoryAt(int parent,
@@ -69,17 +71,19 @@ class UniqueFd {
                                    std::string_view bytes,
                                    const std::string& what);
 
-// Creates the file, writes it and syncs it to disk.
+// Creates the file, writes it and syncs it to disk. Errors: ALREADY_EXISTS.
 [[nodiscard]] absl::Status WriteFileAt(int dir, const std::string& name,
                                        const std::string& contents);
 
-// The names of PublishFileAt's temporaries start with this.
+// The beginning of the names of temporary files and folders. PublishFileAt and
+// WriteDurableFolder make them; RemoveStaleTemporaries removes them.
 inline constexpr char kTemporaryPrefix[] = ".tmp-";
 
-// Writes all pieces, in order, to one file. The file has a temporary name until
-// it is whole and on disk, so on success it is durable. After an error the file
-// may exist. Errors: ALREADY_EXISTS without `replace`; INVALID_ARGUMENT for a
-// name that begins with kTemporaryPrefix. Threads: any, on different names.
+// Writes all pieces, in order, to one file. Writes and syncs the file under a
+// temporary name and then renames it, so on success the file is durable. After
+// an error the file may exist. Errors: ALREADY_EXISTS without `replace`;
+// INVALID_ARGUMENT for a name that begins with kTemporaryPrefix. Threads: any,
+// on different names.
 [[nodiscard]] absl::Status PublishFileAt(
     int dir, const std::string& name,
     const std::vector<std::string_view>& pieces, bool replace);

@@ -19,14 +19,16 @@ namespace {
 
 constexpr mode_t kOwnerOnly = 0700;
 
-// Returns the locked folder, or none if another process holds the lock.
+// Opens the folder and locks it. Returns an empty UniqueFd if another process
+// holds the lock.
 absl::StatusOr<UniqueFd> Lock(const std::string& path) {
   WEFT_ASSIGN_OR_RETURN(UniqueFd dir, OpenDirectory(path, "the spill folder"));
   if (::flock(dir.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK) return UniqueFd();
     return ErrnoStatus(errno, "locking the spill folder");
   }
-  // Another process may have removed the folder before it was locked.
+  // Another process may have removed the folder after the open and before the
+  // lock.
   struct stat info {};
   if (::fstat(dir.get(), &info) != 0 || info.st_nlink == 0) {
     return absl::NotFoundError("the spill folder was removed");

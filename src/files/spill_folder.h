@@ -1,9 +1,11 @@
-// Files that extend memory: blocks of floats that are written once, read back,
-// and removed. They are not synced and do not outlive the process.
+// Stores blocks of floats in files when host memory is short. A file is written
+// once, read back and removed. Files are not synced and do not outlive the
+// process.
 //
-// A process owns the folder <root>/<n>, with the smallest free n, by a lock
-// that ends with the process. So processes may share a root, and the next start
-// removes what a crashed process left.
+// Each process owns a folder <root>/<n>, with the smallest n that is free. It
+// holds a lock on the folder, which ends with the process. So several processes
+// may share a root. The next process that starts removes the folder of a
+// crashed process.
 //
 // Errors: RESOURCE_EXHAUSTED (disk or quota full, no file descriptor left),
 // NOT_FOUND, DATA_LOSS (a file that is too short), INTERNAL. Messages name the
@@ -25,7 +27,8 @@ namespace weft {
 
 class SpillFolder {
  public:
-  // Creates `root` if it does not exist; its parent exists.
+  // Creates `root` if it does not exist, and a folder of this process inside.
+  // The parent of `root` must exist.
   [[nodiscard]] static absl::StatusOr<SpillFolder> Open(
       const std::string& root);
   // Removes the folder with its files.
@@ -38,7 +41,8 @@ class SpillFolder {
   [[nodiscard]] absl::Status Write(
       const std::string& name,
       const std::vector<std::span<const float>>& blocks) const;
-  // Reads the blocks, which have the sizes that were written.
+  // Reads the file into `blocks`, which must have the sizes of the blocks that
+  // were written.
   [[nodiscard]] absl::Status Read(
       const std::string& name,
       const std::vector<std::span<float>>& blocks) const;
@@ -50,7 +54,7 @@ class SpillFolder {
       : path_(std::move(path)), dir_(std::move(dir)) {}
 
   std::string path_;
-  UniqueFd dir_;  // Holds the lock. Empty after a move.
+  UniqueFd dir_;  // Holds the lock. Is empty after a move.
 };
 
 }  // namespace weft

@@ -32,7 +32,7 @@ std::string WithoutNumbers(absl::string_view name) {
   return absl::StrJoin(parts, ".");
 }
 
-// Names of the tensors that a daemon reads, as the files spell them.
+// Names of the tensors that a server reads, as the files spell them.
 using StoredNames = absl::flat_hash_set<std::string>;
 
 void AddProblem(absl::string_view message, CheckpointReport& report) {
@@ -83,7 +83,7 @@ void CheckTensors(const Checkpoint& checkpoint, StoredNames& read,
   if (!others.ok()) AddProblem(others.message(), report);
 }
 
-// Collects tensors into the groups of a report.
+// Adds tensors to the groups and totals of a report.
 class GroupList {
  public:
   explicit GroupList(CheckpointReport& report) : report_(report) {}

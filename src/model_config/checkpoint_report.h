@@ -1,5 +1,5 @@
-// Reports what a model folder holds, what a daemon reads of it, and why it
-// cannot be served. Torch-free.
+// Reports what a model folder holds, which of its tensors a server reads, and
+// why it cannot be served. Torch-free.
 #ifndef WEFT_SRC_MODEL_CONFIG_CHECKPOINT_REPORT_H_
 #define WEFT_SRC_MODEL_CONFIG_CHECKPOINT_REPORT_H_
 
@@ -23,8 +23,8 @@ struct TensorGroup {
   bool is_read = false;
 };
 
-// A reason why a model cannot be served. Tensors that differ only in their
-// layer share one problem.
+// A reason why a model cannot be served. Tensors with the same fault that
+// differ only in the number of their layer share a ModelProblem.
 struct ModelProblem {
   std::string message;
   int64_t count = 0;
@@ -33,17 +33,17 @@ struct ModelProblem {
 struct CheckpointReport {
   std::optional<ModelConfig> config;  // None if config.json has a problem.
   int64_t num_files = 0;
-  std::vector<TensorGroup> groups;  // Sorted by name.
+  std::vector<TensorGroup> groups;  // Sorted by their first tensor's name.
   int64_t num_tensors = 0;
   uint64_t size_bytes = 0;
   int64_t num_read_tensors = 0;
-  uint64_t read_bytes = 0;             // Bytes that a daemon reads.
-  uint64_t head_bytes = 0;             // Bytes that a head scorer reads.
+  uint64_t read_bytes = 0;             // Bytes that a server reads.
+  uint64_t head_bytes = 0;             // Bytes of head and embedding.
   std::vector<ModelProblem> problems;  // Empty if the model can be served.
 };
 
-// Reads config.json and the headers of the weights. Never fails: the report
-// lists what is wrong as problems. Does not compare a tied head with the
+// Reads config.json and the headers of the weights. Never fails: lists each
+// fault as a problem of the report. Does not compare a tied head with the
 // embedding.
 [[nodiscard]] CheckpointReport InspectCheckpoint(const std::string& model_dir);
 

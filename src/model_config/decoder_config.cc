@@ -15,8 +15,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// The limits exceed every published model, and are small enough that no product
-// of them overflows.
+// These limits exceed every published model. They are small enough that no
+// product of sizes overflows int64.
 constexpr int64_t kMaxLayers = 1024;
 constexpr int64_t kMaxHidden = 1 << 17;
 constexpr int64_t kMaxFfn = 1 << 20;
@@ -28,8 +28,8 @@ constexpr double kMaxNormEps = 0.1;
 constexpr double kMinSoftcap = 1e-6;
 constexpr double kMaxSoftcap = 1e6;
 
-// Returns the field, or `fallback` if it is absent. If `fallback` is 0, the
-// field is required.
+// Returns the field's value, or `fallback` if the field is absent. A `fallback`
+// of 0 makes the field required.
 absl::StatusOr<int64_t> SizeOf(JsonFields& fields, const char* name,
                                int64_t max, int64_t fallback) {
   if (fallback == 0) return fields.Int(name, 1, max);
@@ -129,8 +129,8 @@ absl::Status ReadActivation(JsonFields& fields, const Family& family,
       const std::string name,
       fields.StringOr(field, family.gemma ? "gelu_pytorch_tanh" : "silu"));
   WEFT_ASSIGN_OR_RETURN(config.activation, ActivationOf(field, name));
-  // Gemma's files may have this field, although transformers' Gemma does not
-  // read it.
+  // Gemma's files may have hidden_act beside hidden_activation, although
+  // transformers' Gemma does not read hidden_act.
   WEFT_ASSIGN_OR_RETURN(const std::string other,
                         fields.StringOr("hidden_act", name));
   if (other != name && !(family.gemma && other == "gelu")) {
@@ -152,7 +152,8 @@ absl::Status ReadHead(JsonFields& fields, const Family& family,
   return absl::OkStatus();
 }
 
-// Checks fields that are accepted only with the value that has no effect.
+// Refuses settings that the decoder does not support, unless their value has no
+// effect.
 absl::Status CheckInertFields(JsonFields& fields) {
   WEFT_ASSIGN_OR_RETURN(const double dropout,
                         fields.NumberOr("attention_dropout", 0, 1, 0));

@@ -10,8 +10,8 @@
 
 namespace weft::model {
 
-// Reads everything but the end tokens. The caller then calls fields.Finish.
-// Errors: those of ParseModelConfig.
+// Reads all fields but eos_token_id. The caller reads that one and then calls
+// fields.Finish. Errors: those of ParseModelConfig.
 [[nodiscard]] absl::StatusOr<ModelConfig> ReadDecoder(JsonFields& fields,
                                                       const Family& family);
 

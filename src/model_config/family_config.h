@@ -1,5 +1,6 @@
-// What the model_type of config.json implies: which parts a family has, and the
-// defaults of absent fields. Each family is one row of data. Torch-free.
+// Describes model families. The model_type of config.json names the family,
+// which implies the parts of the model and the defaults of absent fields. Each
+// family is one row of data. Torch-free.
 #ifndef WEFT_SRC_MODEL_CONFIG_FAMILY_CONFIG_H_
 #define WEFT_SRC_MODEL_CONFIG_FAMILY_CONFIG_H_
 
@@ -10,19 +11,19 @@
 
 namespace weft::model {
 
-// Says which layers have the window of sliding_window.
+// Which layers attend only to the last sliding_window tokens.
 enum class WindowScheme {
-  kNone,        // No layer; the field is refused.
-  kEveryLayer,  // All.
+  kNone,        // No layer. sliding_window must be off.
+  kEveryLayer,  // All layers.
   kLateLayers,  // Layers from max_window_layers on, if use_sliding_window is
-                // set.
+                // true.
   kPattern,     // All layers except every nth.
 };
 
 enum class AttentionBias {
   kNone,     // Never.
-  kField,    // On q, k, v and o, if attention_bias is set.
-  kFieldOn,  // The same; attention_bias is set if it is absent.
+  kField,    // On q, k, v and o, if attention_bias is true.
+  kFieldOn,  // As kField, but an absent attention_bias is true.
   kQkv,      // Always on q, k and v.
 };
 
@@ -30,12 +31,13 @@ enum class AttentionBias {
 enum class ExpertFields {
   kNone,
   kQwen,     // moe_intermediate_size, decoder_sparse_step, mlp_only_layers.
-  kMixtral,  // intermediate_size is that of an expert; every layer has experts.
+  kMixtral,  // Every layer has experts, of intermediate_size features.
   kGptOss,   // As kMixtral, with biases, clamped activations and a softmax over
-             // a token's experts alone. Checkpoints have fused tensors only.
+             // only a token's experts. Checkpoints have fused tensors only.
 };
 
-// Defaults of absent fields. 0: the file must have the field.
+// The defaults of absent fields. A field with default 0 is required, except
+// where a comment says otherwise.
 struct DefaultSizes {
   int64_t layers = 0;
   int64_t hidden = 0;
@@ -43,7 +45,7 @@ struct DefaultSizes {
   int64_t vocab = 0;
   int64_t positions = 0;
   int64_t heads = 0;
-  int64_t kv_heads = 0;  // 0: equal to the number of query heads.
+  int64_t kv_heads = 0;  // 0: the number of query heads.
   int64_t head_dim = 0;  // 0: hidden / heads.
   int64_t experts = 0;
   int64_t experts_per_token = 0;
@@ -61,30 +63,31 @@ struct Family {
   WindowScheme windows = WindowScheme::kNone;
   int64_t window = 0;   // Used if sliding_window is absent.
   int64_t pattern = 0;  // kPattern: every nth layer has no window.
-  // Each query head has a sink: a learned logit in its softmax without a value.
+  // Each query head has a sink: a learned logit that takes part in the softmax
+  // but has no value vector.
   bool sinks = false;
   double rms_norm_eps = 1e-6;  // Used if the field is absent.
   double theta = 10000;
-  // Releases of transformers differ in the rotary table that absent fields
-  // imply, so the file must have them.
+  // True if the file must have the fields of the rotary table, because releases
+  // of transformers differ in the defaults.
   bool needs_rope = false;
-  double local_theta = 0;  // If > 0, sliding layers have their own rotary
-                           // table.
-  // Gemma stores norm weights less one and also norms the outputs of attention
-  // and MLP. It scales embeddings by sqrt(hidden) and ties them by default. It
-  // has query_pre_attn_scalar in place of head_dim, and spells hidden_act
-  // differently.
+  double local_theta = 0;  // If > 0, the base of a rotary table for layers
+                           // with a window.
+  // Gemma stores norm weights minus one and also norms the outputs of attention
+  // and MLP. It scales embeddings by sqrt(hidden) and ties them to the head by
+  // default. The scale of attention is 1 / sqrt(query_pre_attn_scalar). The
+  // activation's field is hidden_activation.
   bool gemma = false;
   double attention_softcap = 0;  // Used if the field is absent.
   double final_softcap = 0;
-  bool softcap_fields = false;  // If false, both fields must be null.
+  bool softcap_fields = false;  // If false, both softcaps must be null.
 };
 
-// Returns null if Weft does not support the family.
+// Returns the family, or null if Weft does not support it.
 [[nodiscard]] const Family* FindFamily(absl::string_view model_type);
 
-// Returns the family of a config whose decoder is in its text_config, or null
-// if there is none.
+// Returns the family of the text_config inside a config of this model_type.
+// Returns null for a model_type whose config has none.
 [[nodiscard]] const Family* FindWrappedFamily(absl::string_view model_type);
 
 // Returns every model_type that the two functions above know, quoted.

@@ -1,5 +1,5 @@
 // Reads the fields of one JSON object by name and checks their ranges. Refuses
-// fields that were not read. Torch-free.
+// fields that nobody has read. Torch-free.
 #ifndef WEFT_SRC_MODEL_CONFIG_JSON_FIELDS_H_
 #define WEFT_SRC_MODEL_CONFIG_JSON_FIELDS_H_
 
@@ -15,10 +15,10 @@
 
 namespace weft::model {
 
-// Each read remembers the field's name, and Finish refuses all other fields. A
-// null field counts as absent. A wrong type or value is INVALID_ARGUMENT, which
-// names field, value and range. `object` is a JSON object and outlives the
-// reader. Threads: not thread-safe.
+// Each read notes the field's name, and Finish refuses all other fields. A
+// field that is null counts as absent. A wrong type or value is
+// INVALID_ARGUMENT, which names field, value and range. The JSON object
+// outlives the reader. Threads: not thread-safe.
 class JsonFields {
  public:
   explicit JsonFields(const nlohmann::json& object) : object_(object) {}
@@ -32,7 +32,7 @@ class JsonFields {
                                             int64_t max);
   [[nodiscard]] absl::StatusOr<int64_t> IntOr(const char* name, int64_t min,
                                               int64_t max, int64_t fallback);
-  // The range includes both ends. NaN is out of range.
+  // Ranges include both ends. NaN is out of range.
   [[nodiscard]] absl::StatusOr<double> Number(const char* name, double min,
                                               double max);
   [[nodiscard]] absl::StatusOr<double> NumberOr(const char* name, double min,
@@ -52,12 +52,13 @@ class JsonFields {
   absl::flat_hash_set<std::string> read_;
 };
 
-// Returns "field is value; accepted: ...". A long value is cut.
+// Returns the message "`field` is `value`; accepted: `accepted`". Cuts a long
+// value.
 [[nodiscard]] std::string FieldMessage(absl::string_view field,
                                        const nlohmann::json& value,
                                        absl::string_view accepted);
 
-// Returns UNIMPLEMENTED with this message.
+// Returns UNIMPLEMENTED with the text of FieldMessage.
 [[nodiscard]] absl::Status UnsupportedField(absl::string_view field,
                                             const nlohmann::json& value,
                                             absl::string_view accepted);

@@ -58,15 +58,16 @@ constexpr absl::string_view kBookkeepingFields[] = {
     "use_cache",
 };
 
-// Fields of a model that also reads images, which this server does not accept.
+// Fields that describe how a model reads images. They are ignored, because this
+// server accepts no images.
 constexpr absl::string_view kImageFields[] = {
     "boi_token_index",     "boi_token_id",      "eoi_token_index",
     "eoi_token_id",        "image_token_index", "image_token_id",
     "mm_tokens_per_image", "vision_config",
 };
 
-// Reads eos_token_id, which is a number, a list or null. Adds the ids that
-// `ids` does not have.
+// Reads eos_token_id, which is a number, a list or null, and adds its ids to
+// `ids`, each once.
 absl::Status AddEosTokens(const Json* value, int64_t vocab,
                           std::vector<int32_t>& ids) {
   if (value == nullptr || value->is_null()) return absl::OkStatus();
@@ -105,8 +106,8 @@ absl::StatusOr<ModelConfig> ReadText(JsonFields& fields, const Family& family) {
   return config;
 }
 
-// Reads the decoder of a model that contains one as text_config. The model's
-// other parts are not served.
+// Reads a model whose decoder is described in text_config. The model's other
+// parts are not served.
 absl::StatusOr<ModelConfig> ReadWrapped(JsonFields& outer,
                                         const std::string& model_type,
                                         const Family& family) {

@@ -1,5 +1,6 @@
-// The architecture of a base model, as config.json describes it. Data describes
-// the one decoder; there is no class per model family. Torch-free.
+// Describes the architecture of a base model, as config.json tells it. One
+// decoder serves all families of models; these fields hold the differences.
+// Torch-free.
 #ifndef WEFT_SRC_MODEL_CONFIG_MODEL_CONFIG_H_
 #define WEFT_SRC_MODEL_CONFIG_MODEL_CONFIG_H_
 
@@ -24,13 +25,13 @@ struct LayerAttention {
 // A mixture of experts in place of a layer's MLP.
 struct MoeConfig {
   lora::ExpertShape shape;
-  // The weights of a token's experts sum to one.
+  // If true, a token's router weights are scaled so that they sum to one.
   bool normalizes_weights = false;
-  // A token's experts are chosen by their logits, and their weights are the
-  // softmax of these. If false, both come from the softmax over all experts.
+  // If true, a token's router weights are the softmax of the logits of its
+  // experts. If false, they come from the softmax over all experts.
   bool softmax_of_chosen = false;
-  // The groups of ranks among which the experts are dealt out. The ranks of a
-  // group split the features of its experts.
+  // The number of groups of ranks (processes) among which the experts are dealt
+  // out. The ranks of a group split the features of the group's experts.
   int expert_groups = 1;
 };
 
@@ -50,35 +51,36 @@ struct ModelConfig {
   bool qkv_bias = false;
   bool o_bias = false;
   bool mlp_bias = false;
-  bool sinks = false;  // See Family::sinks.
-  // The outputs of attention and MLP have RMS norms too.
+  bool sinks = false;  // Family::sinks explains them.
+  // The outputs of attention and MLP also have RMS norms.
   bool output_norms = false;
-  bool norms_from_one = false;  // A norm multiplies by 1 + its stored weight.
+  bool norms_from_one = false;  // Norms multiply by 1 + the stored weight.
   ops::Activation activation = ops::Activation::kSilu;
-  bool scaled_embeddings = false;  // Scaled by sqrt(hidden), in the model
-                                   // dtype.
-  double final_softcap = 0;        // Caps the logits; 0: no cap.
+  bool scaled_embeddings = false;         // Times sqrt(hidden), in the model's
+                                          // dtype.
+  double final_softcap = 0;               // Caps the logits; 0: no cap.
   std::vector<LayerAttention> attention;  // One per layer.
   MoeConfig moe;
   // Rotary frequencies [head_dim / 2] of each table, with all scaling applied.
   std::vector<std::vector<double>> rope_tables;
-  // The eos_token_id of config.json and of generation_config.json, joined.
+  // The ids of eos_token_id in config.json and generation_config.json.
   std::vector<int32_t> eos_token_ids;
 
   [[nodiscard]] lora::ModelShape shape() const;
-  // Returns the parameters of the base model. Tied embeddings count once.
+  // Returns the number of parameters of the base model. Tied embeddings count
+  // once.
   [[nodiscard]] uint64_t num_parameters() const;
 };
 
-// Parses config.json in the spellings of transformers 4 and 5. Errors:
-// INVALID_ARGUMENT for a damaged or inconsistent file, UNIMPLEMENTED for an
-// unsupported architecture or field. They name the field, the value and what is
+// Parses config.json as transformers 4 or 5 writes it. Errors: INVALID_ARGUMENT
+// for a damaged or inconsistent file, UNIMPLEMENTED for an unsupported
+// architecture or field. Messages name the field, the value and what is
 // accepted.
 [[nodiscard]] absl::StatusOr<ModelConfig> ParseModelConfig(
     std::string_view config_json);
 
 // Reads config.json and, if it exists, generation_config.json of a folder.
-// Errors: NOT_FOUND if there is no config.json.
+// Errors: NOT_FOUND if there is no config.json; those of ParseModelConfig.
 [[nodiscard]] absl::StatusOr<ModelConfig> ReadModelConfig(
     const std::string& model_dir);
 

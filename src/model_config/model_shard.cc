@@ -12,9 +12,9 @@ namespace {
 using parallel::Range;
 using parallel::Shard;
 
-// Returns whether the query heads [begin, end) divide evenly among the
-// key/value heads that they read. Attention requires the same number of query
-// heads for each.
+// Returns whether each key/value head serves the same number of the query heads
+// [begin, end), as attention requires. In the model, each key/value head serves
+// `group` query heads.
 bool IsUniform(int64_t begin, int64_t end, int64_t group) {
   const int64_t first = begin / group;
   const int64_t last = (end - 1) / group;
@@ -24,10 +24,11 @@ bool IsUniform(int64_t begin, int64_t end, int64_t group) {
          (last - first == 1 || of_first == group);
 }
 
-// Splits the query heads when there are more ranks than key/value heads. Parts
-// differ by at most one head. The search chooses which ranks get the larger
-// parts, so that all parts are uniform (for example 14 query and 2 key/value
-// heads on 3 ranks). The result is empty if no split works.
+// Splits the query heads among ranks if there are more ranks than key/value
+// heads. Parts differ by at most one head. A search chooses which ranks get the
+// larger parts, so that all parts are uniform (IsUniform). For example, it
+// splits 14 query heads with 2 key/value heads on 3 ranks. The result is empty
+// if no split works.
 class HeadParts {
  public:
   HeadParts(int64_t num_heads, int64_t num_kv_heads, int size)
@@ -43,7 +44,8 @@ class HeadParts {
   }
 
  private:
-  // Assigns the remaining heads to the remaining ranks.
+  // Assigns the remaining heads to the remaining ranks, after `large_used`
+  // larger parts. Returns false if no assignment works.
   bool Place(int64_t large_used) {
     const auto rank = static_cast<int64_t>(parts_.size());
     if (rank == size_) return large_used == num_large_;
@@ -66,12 +68,12 @@ class HeadParts {
   const int64_t num_large_;
   const int64_t group_;
   const int64_t size_;
-  std::vector<bool> dead_;  // Marks positions from which no split works.
+  std::vector<bool> dead_;  // Marks states of Place from which no split works.
   std::vector<Range> parts_;
 };
 
-// Returns the most ranks to which the smallest MLP or expert gives a
-// feed-forward feature each.
+// Returns the largest number of ranks with which each rank has a feed-forward
+// feature of every MLP and of its experts.
 int64_t MostRanksWithFeatures(const ModelConfig& config) {
   const lora::ExpertShape& experts = config.moe.shape;
   int64_t least = config.ffn;
@@ -135,7 +137,7 @@ absl::Status SetExpertParallelSize(int size, int tensor_parallel_size,
 
 ModelShard ShardOf(const ModelConfig& config, const Shard& shard) {
   const lora::ExpertShape& experts = config.moe.shape;
-  // One rank has the whole model, however many groups there are.
+  // A single rank has the whole model, even if expert_groups is larger.
   const int num_groups = std::min(config.moe.expert_groups, shard.size);
   const int group_size = shard.size / num_groups;
   const Shard group{.rank = shard.rank / group_size, .size = num_groups};

@@ -1,15 +1,16 @@
-// Tensor parallelism: which part of every layer each rank computes. Torch-free.
+// Decides which part of every layer each rank (process) computes under tensor
+// parallelism. Torch-free.
 //
-// Query and key/value heads, feed-forward features and the vocabulary are split
-// into contiguous parts. Every rank has the whole residual stream and all
+// Query heads, key/value heads, feed-forward features and the vocabulary are
+// split into contiguous parts. Every rank has the whole residual stream and all
 // norms. Products that read the residual stream (q, k, v, gate, up, head) are
 // split by rows. Products that write to it (o, down) are split by columns, and
 // the ranks' results are summed. Source: Shoeybi et al. 2019 (Megatron-LM).
 //
 // Experts may be dealt out among groups of these ranks
 // (MoeConfig::expert_groups). Then a rank has only its group's experts, and a
-// part of their features. Every rank has all tokens, so none are exchanged: the
-// same sum adds what the groups' experts give.
+// part of their features. Every rank has all tokens, so ranks exchange no
+// tokens. The sum over ranks also adds the results of the groups.
 #ifndef WEFT_SRC_MODEL_CONFIG_MODEL_SHARD_H_
 #define WEFT_SRC_MODEL_CONFIG_MODEL_SHARD_H_
 
@@ -20,10 +21,10 @@
 
 namespace weft::model {
 
-// One rank's parts. Together the ranks have all heads, all features and the
-// whole vocabulary. Each rank has the key/value heads that its query heads
-// read. So with more ranks than key/value heads, several ranks may have the
-// same one.
+// The parts of one rank. Together the ranks have all heads, all features and
+// the whole vocabulary. Each rank has the key/value heads that its query heads
+// read. So if there are more ranks than key/value heads, several ranks have the
+// same key/value head.
 struct ModelShard {
   parallel::Range heads;
   parallel::Range kv_heads;
@@ -32,39 +33,40 @@ struct ModelShard {
   parallel::Range experts;
   parallel::Range expert_ffn;
   parallel::Range shared_ffn;
-  bool has_expert_bias = true;  // One rank of a group adds the bias of `down`.
+  bool has_expert_bias = true;  // One rank of a group adds down's bias.
 };
 
 // Returns INVALID_ARGUMENT, naming --tensor-parallel-size, its value and the
-// limit, if the model cannot be split over so many ranks. Each rank needs at
+// limit, if the model cannot be split over `size` ranks. Each rank needs at
 // least one query head, one feed-forward feature and one vocabulary entry. On
 // each rank every key/value head must serve the same number of query heads.
 [[nodiscard]] absl::Status CheckTensorParallelSize(const ModelConfig& config,
                                                    int size);
 
-// Sets MoeConfig::expert_groups. Returns INVALID_ARGUMENT, naming
-// --expert-parallel-size, its value and the limit, unless it divides the number
-// of ranks that share a layer and every group has an expert.
+// Sets MoeConfig::expert_groups to `size`. Returns INVALID_ARGUMENT, naming
+// --expert-parallel-size, its value and the limit, unless `size` divides
+// `tensor_parallel_size` and every group has an expert.
 [[nodiscard]] absl::Status SetExpertParallelSize(int size,
                                                  int tensor_parallel_size,
                                                  ModelConfig& config);
 
-// Returns the parts of rank `shard`. REQUIRES, here and in the next two
-// functions: CheckTensorParallelSize accepts the number of ranks.
+// Returns the parts of rank `shard`. REQUIRES, also in LocalConfig and
+// LocalRanges: CheckTensorParallelSize accepts the number of ranks.
 [[nodiscard]] ModelShard ShardOf(const ModelConfig& config,
                                  const parallel::Shard& shard);
 
-// Returns the config with the rank's numbers of heads, features and vocabulary
-// entries, and its experts. Its shape() is that of the rank's part of an
-// adapter.
+// Returns the config with this rank's numbers of heads, features and vocabulary
+// entries, and with its experts. The shape() of that config describes the
+// rank's part of an adapter.
 [[nodiscard]] ModelConfig LocalConfig(const ModelConfig& config,
                                       const parallel::Shard& shard);
 
-// Returns the config with the largest number that any rank has in each field,
-// for budgets that hold on all ranks.
+// Returns a config that has, in each field, the largest number that any of
+// `size` ranks has. Memory budgets from this config hold on all ranks.
+// REQUIRES: as for ShardOf.
 [[nodiscard]] ModelConfig LargestConfig(const ModelConfig& config, int size);
 
-// Returns the parts of LocalConfig as ranges of features.
+// Returns the rank's parts as ranges of features.
 [[nodiscard]] lora::ShapeRanges LocalRanges(const ModelConfig& config,
                                             const parallel::Shard& shard);
 

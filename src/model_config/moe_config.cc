@@ -15,7 +15,8 @@ constexpr int64_t kMaxExpertFfn = 1 << 20;
 constexpr int64_t kMaxContext = 1 << 28;
 constexpr double kMaxCoefficient = 1e6;
 
-// transformers 4 and 5 have different names for this field.
+// Reads num_experts or num_local_experts: transformers 4 and 5 have different
+// names for this field.
 absl::StatusOr<int64_t> ReadNumExperts(JsonFields& fields,
                                        const Family& family) {
   WEFT_ASSIGN_OR_RETURN(const int64_t count,
@@ -70,7 +71,8 @@ absl::Status ReadQwen(JsonFields& fields, const Family& family,
                                        kMaxExpertFfn, family.sizes.shared_ffn));
     WEFT_ASSIGN_OR_RETURN(config.qkv_bias, fields.BoolOr("qkv_bias", true));
   }
-  // It matters only to windows, and ReadAttention reads use_sliding_window.
+  // Accepts max_window_layers without using it here. It matters only to
+  // windows, which ReadAttention reads.
   WEFT_RETURN_IF_ERROR(
       fields.IntOr("max_window_layers", 0, kMaxExpertFfn, 0).status());
   WEFT_ASSIGN_OR_RETURN(moe.normalizes_weights,
@@ -80,7 +82,7 @@ absl::Status ReadQwen(JsonFields& fields, const Family& family,
   return absl::OkStatus();
 }
 
-// Gives every layer experts of intermediate_size features.
+// Gives every layer experts with intermediate_size features.
 void PutInEveryLayer(lora::ExpertNames names, ModelConfig& config) {
   lora::ExpertShape& experts = config.moe.shape;
   experts.ffn = config.ffn;
@@ -105,7 +107,7 @@ absl::Status ReadGptOss(JsonFields& fields, ModelConfig& config) {
   MoeConfig& moe = config.moe;
   PutInEveryLayer(lora::ExpertNames::kFused, config);
   moe.softmax_of_chosen = true;
-  // config.json says silu, and the model computes its clamped form.
+  // config.json says silu, but the model computes a clamped silu.
   if (config.activation != ops::Activation::kSilu) {
     return UnsupportedField("hidden_act", Json("gelu_pytorch_tanh"),
                             "\"silu\" for gpt_oss");
@@ -118,8 +120,8 @@ absl::Status ReadGptOss(JsonFields& fields, ModelConfig& config) {
     return UnsupportedField("swiglu_limit", Json(limit),
                             absl::StrCat(ops::kClampedSiluLimit));
   }
-  // The published files have this field beside rope_scaling, which says the
-  // same.
+  // Ignores this field, because the published files also have rope_scaling,
+  // which says the same.
   WEFT_RETURN_IF_ERROR(
       fields.IntOr("initial_context_length", 1, kMaxContext, 1).status());
   WEFT_ASSIGN_OR_RETURN(

@@ -1,5 +1,5 @@
-// The fields of config.json that describe a mixture of experts. Private to
-// src/model_config.
+// Reads the fields of config.json that describe a mixture of experts. Private
+// to src/model_config.
 #ifndef WEFT_SRC_MODEL_CONFIG_MOE_CONFIG_H_
 #define WEFT_SRC_MODEL_CONFIG_MOE_CONFIG_H_
 
@@ -10,8 +10,9 @@
 
 namespace weft::model {
 
-// Fills config.moe; does nothing for a family without experts. REQUIRES: the
-// sizes of `config` are read. Errors: those of ParseModelConfig.
+// Fills config.moe and changes what a family with experts sets differently.
+// Does nothing for a family without experts. REQUIRES: sizes, biases and
+// activation of `config` are read. Errors: those of ParseModelConfig.
 [[nodiscard]] absl::Status ReadMoe(JsonFields& fields, const Family& family,
                                    ModelConfig& config);
 

@@ -32,8 +32,8 @@ std::vector<double> PlainFrequencies(double theta, int head_dim) {
   return frequencies;
 }
 
-// Divides low frequencies by the factor, keeps high ones, and blends those
-// between.
+// Scales one frequency: divides a low one by the factor, keeps a high one, and
+// blends between the two.
 double ScaleAsLlama3(double frequency, const Llama3Scaling& scaling) {
   const double wavelength = 2 * std::numbers::pi / frequency;
   if (wavelength > scaling.original_positions / scaling.low_frequency_factor) {
@@ -107,11 +107,13 @@ absl::StatusOr<YarnScaling> ReadYarn(JsonFields& rope) {
   return scaling;
 }
 
-// Keeps the frequencies that turn often within the original positions, divides
-// those that turn rarely by the factor, and blends those between.
+// Scales the frequencies. Keeps those that turn often within the original
+// positions, divides those that turn rarely by the factor, and blends those
+// between.
 void ScaleAsYarn(const YarnScaling& scaling, double theta, int head_dim,
                  std::vector<double>& frequencies) {
-  // Returns the feature that turns so many times.
+  // Returns the (fractional) index of the frequency that makes `rotations`
+  // turns within the original positions.
   const auto feature_of = [&](double rotations) {
     return head_dim *
            std::log(scaling.original_positions /
@@ -126,7 +128,7 @@ void ScaleAsYarn(const YarnScaling& scaling, double theta, int head_dim,
   }
   low = std::max(low, 0.0);
   high = std::min(high, head_dim - 1.0);
-  if (low == high) high += 0.001;  // As transformers does.
+  if (low == high) high += 0.001;  // As in transformers.
   for (size_t i = 0; i < frequencies.size(); ++i) {
     const double divided =
         std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
@@ -134,7 +136,7 @@ void ScaleAsYarn(const YarnScaling& scaling, double theta, int head_dim,
   }
 }
 
-// Reads rope_type, or `type`, which is its name in older releases.
+// Reads rope_type, or `type`, the name of this field in older releases.
 absl::StatusOr<std::string> ReadKind(JsonFields& rope) {
   WEFT_ASSIGN_OR_RETURN(const std::string old_spelling,
                         rope.StringOr("type", ""));
@@ -149,7 +151,8 @@ absl::StatusOr<std::string> ReadKind(JsonFields& rope) {
   return kind;
 }
 
-// Applies the scaling of this kind to a plain table.
+// Applies the scaling `kind` to an unscaled table: changes its frequencies and,
+// for YaRN, its score_factor.
 absl::Status Scale(JsonFields& rope, const std::string& kind, double theta,
                    int head_dim, RopeTable& table) {
   if (kind == "linear") {
@@ -158,8 +161,8 @@ absl::Status Scale(JsonFields& rope, const std::string& kind, double theta,
     for (double& frequency : table.frequencies) frequency /= factor;
   } else if (kind == "dynamic") {
     // Dynamic scaling changes nothing up to max_position_embeddings, and weftd
-    // serves no longer context. Beyond that, every frequency would depend on
-    // the longest sequence in the batch.
+    // refuses longer sequences. In these, every frequency would depend on the
+    // longest sequence in the batch.
     WEFT_RETURN_IF_ERROR(rope.Number("factor", 1, kMaxFactor).status());
   } else if (kind == "llama3") {
     WEFT_ASSIGN_OR_RETURN(const Llama3Scaling scaling, ReadLlama3(rope));
@@ -194,8 +197,8 @@ absl::StatusOr<RopeTable> ReadScaled(JsonFields& rope, double theta,
   return table;
 }
 
-// Returns the table of a field's object, or the plain table if the object is
-// absent.
+// Returns the table that the object `rope` describes, or an unscaled table if
+// `rope` is null.
 absl::StatusOr<RopeTable> ReadTable(const char* name, const Json* rope,
                                     double theta, int head_dim) {
   if (rope == nullptr) {
@@ -209,8 +212,8 @@ absl::StatusOr<RopeTable> ReadTable(const char* name, const Json* rope,
   return ReadScaled(fields, theta, head_dim);
 }
 
-// Reads the rope_parameters of a family with two tables, which have one object
-// per layer type.
+// Reads rope_parameters of a family with two tables. The field has one object
+// for each type of layer.
 absl::StatusOr<std::vector<RopeTable>> ReadNested(const Json& parameters,
                                                   double theta,
                                                   double local_theta,

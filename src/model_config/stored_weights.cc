@@ -16,12 +16,12 @@
 namespace weft::model {
 namespace {
 
-// Suffixes of the two tensors of an MXFP4 matrix.
+// The suffixes of the names of the two tensors that store an MXFP4 matrix.
 constexpr absl::string_view kBlocks = "_blocks";
 constexpr absl::string_view kScales = "_scales";
 
 // Returns the layer's number in a name such as
-// "model.layers.3.mlp.up_proj.weight".
+// "model.layers.3.mlp.up_proj.weight", or -1 if there is no number.
 int64_t LayerOf(absl::string_view name) {
   int64_t layer = 0;
   constexpr absl::string_view kPrefix = "model.layers.";
@@ -43,7 +43,7 @@ StoredPlace PlaceIn(const weights::Checkpoint& checkpoint,
   }
   StoredPlace place = entry.fused;
   if (checkpoint.Find(absl::StrCat(place.name, kBlocks)).ok()) {
-    // The shape has experts, columns and rows.
+    // The shape [experts, columns, rows] becomes that of the scales.
     place.form = StoredForm::kMxfp4;
     place.shape = {place.shape[0], place.shape[2],
                    place.shape[1] / weights::kMxfp4Block};
@@ -110,8 +110,8 @@ absl::Status CheckNoOtherTensors(const weights::Checkpoint& checkpoint,
     const std::string name =
         weights::Checkpoint::LayerTensorName(stored.name());
     if (name.empty() || known.contains(name)) continue;
-    // Accepts tables that old releases saved, and layers that remain of a
-    // longer model.
+    // Accepts rotary tables, which old releases saved. Also accepts layers
+    // beyond num_layers, which files of a shortened model may still have.
     if (absl::EndsWith(name, ".rotary_emb.inv_freq") ||
         LayerOf(name) >= config.num_layers) {
       continue;

@@ -1,4 +1,4 @@
-// The tensors of a checkpoint that a decoder reads: where they are, and whether
+// Finds the tensors of a checkpoint that a decoder reads, and checks whether
 // they fit. Torch-free.
 #ifndef WEFT_SRC_MODEL_CONFIG_STORED_WEIGHTS_H_
 #define WEFT_SRC_MODEL_CONFIG_STORED_WEIGHTS_H_
@@ -15,32 +15,33 @@
 
 namespace weft::model {
 
-// Returns where the checkpoint has the entry's tensor: at its fused place if
-// there is such a tensor, otherwise under its own name. A matrix of a form
-// other than kRows may be MXFP4 instead.
+// Returns where the checkpoint has the entry's tensor. If `entry.fused` has a
+// name and form kRows, that is `entry.fused` if the checkpoint has such a
+// tensor, otherwise the entry's own name. With another form it is
+// `entry.fused`, in form kMxfp4 if the checkpoint has MXFP4 blocks.
 [[nodiscard]] StoredPlace PlaceIn(const weights::Checkpoint& checkpoint,
                                   const WeightEntry& entry);
 
-// A tensor of the checkpoint, and what it must be.
+// A tensor of the checkpoint, and the shape and type that it must have.
 struct StoredPart {
   std::string name;
   std::vector<int64_t> shape;
-  bool is_bytes = false;  // U8 instead of floating point.
+  bool is_bytes = false;  // U8; if false, floating point.
 };
 
-// Returns the tensors of a place: one, or blocks and scales for MXFP4.
+// Returns the tensors of a place: one tensor, or blocks and scales for MXFP4.
 [[nodiscard]] std::vector<StoredPart> PartsOf(const StoredPlace& place);
 
-// Returns INVALID_ARGUMENT, which quotes `name`, if the stored tensor does not
-// fit: it has another shape, a dtype other than F32, F16 and BF16 (or U8), or
-// is not row-major.
+// Returns INVALID_ARGUMENT, which quotes `name`, if `stored` does not fit
+// `part`. It must have the part's shape, be row-major and have dtype F32, F16
+// or BF16 (U8 with is_bytes).
 [[nodiscard]] absl::Status CheckStored(absl::string_view name,
                                        const StoredPart& part,
                                        const weights::DiskTensor& stored);
 
-// Returns INVALID_ARGUMENT naming a tensor for which `config` has no place: one
-// in a layer, such as the bias of a projection, or a bias of the head or of the
-// final norm.
+// Returns INVALID_ARGUMENT, naming the tensor, if the checkpoint has a tensor
+// that a decoder of this config would ignore. Checks tensors inside the layers,
+// such as the bias of a projection, and biases of the head and the final norm.
 [[nodiscard]] absl::Status CheckNoOtherTensors(
     const weights::Checkpoint& checkpoint, const ModelConfig& config);
 

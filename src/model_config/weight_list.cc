@@ -19,7 +19,8 @@ using parallel::Shard;
 
 Range Whole(int64_t count) { return {.begin = 0, .end = count}; }
 
-// A projection inside a slot: its rows, and the rows that this rank keeps.
+// A projection in a WeightSlot: its number of rows, and the rows that this rank
+// keeps.
 struct Projection {
   std::string name;
   int64_t rows;
@@ -27,7 +28,7 @@ struct Projection {
   StoredPlace fused = {};
 };
 
-// The number of columns of a slot's tensors, and the columns that this rank
+// The columns of a slot's tensors: their number, and the part that this rank
 // keeps. A vector has a count of 0.
 struct Columns {
   int64_t count = 0;
@@ -91,8 +92,8 @@ class LayerList {
   }
 
   void AddMlp() {
-    // Llama's post_attention_layernorm comes before the MLP. In models with
-    // output norms, that name belongs to the norm of attention's output.
+    // In Llama, post_attention_layernorm is the norm before the MLP. In models
+    // with output norms, that name belongs to the norm of attention's output.
     AddVector(config_.output_norms ? "pre_feedforward_layernorm"
                                    : "post_attention_layernorm",
               WeightSlot::kMlpNorm, config_.hidden);
@@ -142,8 +143,8 @@ class LayerList {
              WeightSlot::kSharedGate, Hidden());
   }
 
-  // Adds the experts of checkpoints that have only fused tensors: transposed,
-  // with the rows of gate and up in turns.
+  // Adds the experts of a model whose checkpoints have only tensors of all
+  // experts together. These are transposed, and rows of gate and up alternate.
   void AddFusedExperts() {
     const lora::ExpertShape& experts = config_.moe.shape;
     const std::vector<Projection> router = {
@@ -185,7 +186,7 @@ class LayerList {
     }
   }
 
-  // Adds the matrices of a range of experts, which have `features`.
+  // Adds the matrices of the experts in a range, each with `features` features.
   void AddExpertRange(const Range& experts, const Columns& features,
                       WeightSlot gate_up_slot, WeightSlot down_slot) {
     std::vector<Projection> gate_up;
@@ -211,8 +212,8 @@ class LayerList {
     AddStack(down, down_slot, features);
   }
 
-  // Returns the matrix of an expert inside the tensor of all experts. The
-  // shared expert is in none.
+  // Returns the place of an expert's matrix inside the tensor of all experts.
+  // Returns no place for the shared expert, which is not in that tensor.
   [[nodiscard]] StoredPlace Fused(TargetModule module, int expert) const {
     const lora::ExpertShape& experts = config_.moe.shape;
     if (expert == experts.count) return {};
@@ -242,7 +243,7 @@ class LayerList {
     AddRows(projections, ".bias", slot, {});
   }
   // Adds a projection that writes to the residual stream. Its results are
-  // summed over ranks.
+  // summed over ranks, so only the first rank has the bias.
   void AddSummed(const std::string& name, const Columns& columns,
                  WeightSlot slot, bool has_bias, WeightSlot bias_slot) {
     const std::vector<Projection> rows = {
@@ -251,7 +252,7 @@ class LayerList {
     if (has_bias && is_first_rank_) AddBiases(rows, bias_slot);
   }
 
-  // Adds one entry per projection.
+  // Adds an entry for each projection. All of them go to one matrix.
   void AddRows(const std::vector<Projection>& projections,
                absl::string_view suffix, WeightSlot slot,
                const Columns& columns) {

@@ -1,5 +1,6 @@
-// The tensors of a decoder: Hugging Face's names and shapes, the part of each
-// that a rank keeps, and the matrix of Weft to which it goes. Torch-free.
+// Lists the tensors of a decoder: their names and shapes in Hugging Face's
+// files, the part of each that a rank keeps, and the matrix of Weft to which
+// this part goes. Torch-free.
 #ifndef WEFT_SRC_MODEL_CONFIG_WEIGHT_LIST_H_
 #define WEFT_SRC_MODEL_CONFIG_WEIGHT_LIST_H_
 
@@ -12,8 +13,8 @@
 
 namespace weft::model {
 
-// Names the fields of DecoderWeights and LayerWeights. Projections that share
-// an input share a slot.
+// A matrix or vector of Weft's decoder, which is a field of DecoderWeights or
+// LayerWeights. Projections that share an input share a slot.
 enum class WeightSlot : uint8_t {
   kEmbedding,
   kInputNorm,
@@ -32,7 +33,7 @@ enum class WeightSlot : uint8_t {
   kDownBias,
   kRouter,
   kRouterBias,
-  kExpertGateUp,  // The rank's experts, each with its rows gate | up.
+  kExpertGateUp,  // The rank's experts, each with rows of gate, then up.
   kExpertGateUpBias,
   kExpertDown,
   kExpertDownBias,
@@ -46,16 +47,16 @@ enum class WeightSlot : uint8_t {
 
 [[nodiscard]] bool IsNorm(WeightSlot slot);
 
-// How matrices of the base model are held: as numbers of the model's dtype, or
-// in 8 bits (ops/int8_weight.h).
+// The format of the base model's matrices in memory: numbers of the model's
+// dtype, or 8 bits (ops/int8_weight.h).
 enum class MatrixFormat : uint8_t { kDtype, kInt8 };
 
-// Returns whether a slot is in 8 bits under MatrixFormat::kInt8. These are the
-// embedding, the head and the projections, also those of experts. Norms,
-// biases, sinks, the router and the gate of a shared expert are not.
+// Returns whether MatrixFormat::kInt8 puts a slot in 8 bits. It does so with
+// the embedding, the head and the projections, also those of experts. It leaves
+// norms, biases, sinks, the router and the gate of a shared expert as they are.
 [[nodiscard]] bool MayBeInt8(WeightSlot slot);
 
-// How a tensor of a checkpoint has a matrix.
+// How a tensor of a checkpoint stores an entry's matrix.
 enum class StoredForm : uint8_t {
   kRows,        // As consecutive rows.
   kTransposed,  // [experts, columns, rows], or [experts, rows] for vectors.
@@ -64,17 +65,18 @@ enum class StoredForm : uint8_t {
   kMxfp4,
 };
 
-// A tensor of a checkpoint that has an entry's tensor.
+// A tensor of a checkpoint that contains an entry's matrix, and its place
+// there.
 struct StoredPlace {
   std::string name;
   std::vector<int64_t> shape;
-  // kRows: the first row of the entry's tensor, where rows count over all
-  // dimensions but the last. Other forms: the row of the expert's matrix that
-  // is the entry's first one.
+  // The tensor's row that is the entry's first row. With kRows, rows count over
+  // all dimensions but the last. With other forms, rows count inside the matrix
+  // of `expert`.
   int64_t first_row = 0;
   StoredForm form = StoredForm::kRows;
-  int64_t expert = 0;    // Not kRows: whose matrix it is.
-  int64_t row_step = 1;  // Not kRows: from one row of the entry to the next.
+  int64_t expert = 0;    // The expert's number; unused with kRows.
+  int64_t row_step = 1;  // From a row of the entry to the next; 1 with kRows.
 };
 
 struct WeightEntry {
@@ -82,27 +84,27 @@ struct WeightEntry {
   WeightSlot slot = WeightSlot::kEmbedding;
   int layer = 0;               // 0 for a slot outside the layers.
   std::vector<int64_t> shape;  // Shape of the whole tensor.
-  // The part that the rank keeps begins at this row and column and has this
-  // shape.
+  // The part that the rank keeps has the shape `part_shape` and begins at row
+  // `part_row` and column `part_column` of the tensor.
   std::vector<int64_t> part_shape;
   int64_t part_row = 0;
   int64_t part_column = 0;
-  // The first row of this part in the slot's matrix on the rank, and the number
-  // of rows of that matrix.
+  // The row of the slot's matrix at which this part begins, and the number of
+  // rows of that matrix, both on the rank.
   int64_t first_row = 0;
   int64_t slot_rows = 0;
-  // The tensor that has the matrices of all experts, with this entry's among
-  // them; its name is empty if there is no such tensor. If its form is kRows, a
-  // checkpoint may have a tensor for each expert instead.
+  // Another tensor of a checkpoint that may contain this matrix, such as the
+  // tensor of all experts. Its name is empty if there is none. If its form is
+  // kRows, a checkpoint has either that tensor or the one named `name`.
   StoredPlace fused = {};
 
-  [[nodiscard]] int64_t num_elements() const;  // Counts the whole tensor.
+  [[nodiscard]] int64_t num_elements() const;  // In the whole tensor.
 };
 
-// Lists the tensors in the order of the forward pass, with the entries of a
-// slot next to each other. Does not list a tied head. Biases of products that
-// are summed over ranks are listed on rank 0 alone, so that they are added
-// once. `shard` must pass model::CheckTensorParallelSize.
+// Lists the tensors in the order of the forward pass. The entries of a slot are
+// next to each other. A tied head is not listed. If a product is summed over
+// ranks, only one of these ranks lists its bias, which is then added once.
+// REQUIRES: CheckTensorParallelSize accepts shard.size.
 [[nodiscard]] std::vector<WeightEntry> ListWeights(
     const ModelConfig& config, const parallel::Shard& shard = {});
 
@@ -110,15 +112,16 @@ struct WeightEntry {
 [[nodiscard]] std::vector<WeightEntry> ListHeadWeights(
     const ModelConfig& config);
 
-// Returns the bytes of an entry's slot in the common buffer. Weights have
-// `element_bytes` each, but norms that the checkpoint stores less one are f32,
-// and matrices may be in 8 bits.
+// Returns the bytes that the slot of an entry takes in the common buffer.
+// Weights have `element_bytes` each, except norms with IsWide and matrices in 8
+// bits.
 [[nodiscard]] int64_t SlotBytes(const WeightEntry& entry,
                                 const ModelConfig& config,
                                 int64_t element_bytes,
                                 MatrixFormat format = MatrixFormat::kDtype);
+// Returns whether a slot is a norm that is f32 (ModelConfig::norms_from_one).
 [[nodiscard]] bool IsWide(WeightSlot slot, const ModelConfig& config);
-// Returns the bytes of all slots.
+// Returns the bytes of all slots together.
 [[nodiscard]] int64_t WeightBytes(const ModelConfig& config,
                                   int64_t element_bytes,
                                   const parallel::Shard& shard = {},

@@ -1,16 +1,18 @@
 // The place of each LoRA matrix of an adapter in its flat buffers.
 //
-// Weights, gradients and both moments of an adapter are four f32 buffers of the
-// same layout, so that a step, a copy or a file is one pass. Inside a layer the
-// A matrices of the projections that share an input (q,k,v; gate,up) are
-// adjacent, so that their product with the input is one GEMM:
+// An adapter has four f32 buffers of the same layout: weights, gradient and two
+// moments. So a step, a copy or a file is one pass over a buffer. Inside a
+// layer the A matrices of projections that share an input (q,k,v; gate,up) are
+// adjacent, so that one GEMM multiplies all of them with the input:
 //   layer 0: A_q A_k A_v B_q B_k B_v | A_o B_o | A_gate A_up B_gate B_up |
 //   A_down B_down, layer 1: ..., A_lm_head B_lm_head, A_embed B_embed
-// In a layer of experts each expert has its own gate, up and down. A rank's
-// layout leaves out the experts of other ranks.
-// A is [rank, in], B is [out, rank], both row-major; each linear layer has a
-// rank and a scale of its own. Layers that the adapter does not target take no
-// room. Torch-free.
+// In a layer of experts each expert has its own gate, up and down. If several
+// processes (ranks) share a layer, a rank's layout has only the experts of this
+// rank.
+//
+// A is [LoRA rank, in] and B is [out, LoRA rank], both row-major. Each linear
+// layer has its own LoRA rank and scale. Layers that the adapter does not
+// target take no room. Torch-free.
 #ifndef WEFT_SRC_PEFT_ADAPTER_LAYOUT_H_
 #define WEFT_SRC_PEFT_ADAPTER_LAYOUT_H_
 
@@ -36,12 +38,12 @@ struct ModelShape {
   int64_t vocab = 0;
   ExpertShape experts;
 
-  // Returns the widths that the linear layers of one expert have.
+  // Returns these widths for the linear layers of one expert.
   [[nodiscard]] ModelShape OfExpert(int expert) const;
 };
 
-// The part of these widths that one of several ranks has. Every rank has the
-// whole `hidden`.
+// The parts of these widths that one rank of tensor parallelism has. Every rank
+// has the whole `hidden`.
 struct ShapeRanges {
   parallel::Range q;
   parallel::Range kv;
@@ -52,16 +54,16 @@ struct ShapeRanges {
   int num_experts = 0;  // ExpertShape::count.
 };
 
-// The expert of a layer that has none.
+// LoraFactor::expert of a linear layer outside the experts.
 inline constexpr int kNoExpert = -1;
 
-// One adapted linear layer.
+// A linear layer with LoRA.
 struct LoraFactor {
-  int layer = 0;  // num_layers for head and embedding.
+  int layer = 0;  // num_layers for the head and the embedding.
   TargetModule module = TargetModule::kQProj;
   int expert = kNoExpert;
   int64_t rank = 0;
-  double scale = 1;  // The layer adds scale (x A^T) B^T to its output y.
+  double scale = 1;  // The layer adds scale (x A^T) B^T to its output.
   int64_t in = 0;
   int64_t out = 0;
   int64_t a_offset = 0;  // Offsets count floats from the start of the buffer.
@@ -70,8 +72,8 @@ struct LoraFactor {
   friend bool operator==(const LoraFactor&, const LoraFactor&) = default;
 };
 
-// Projections that read the same input. The embedding reads tokens, so its A
-// has one column for each token of the vocabulary.
+// A group of projections that read the same input. The embedding reads tokens,
+// so its A has one column for each token of the vocabulary.
 enum class ProjectionGroup : uint8_t {
   kQkv,
   kO,
@@ -82,15 +84,16 @@ enum class ProjectionGroup : uint8_t {
 };
 inline constexpr int kGroupsPerLayer = 4;
 
-// Returns the linear layers of a group, in the order of their outputs.
+// Returns the linear layers of a group, in the order of their outputs in the
+// group's product.
 [[nodiscard]] std::span<const TargetModule> ModulesOf(ProjectionGroup group);
-// Returns the number of inputs or outputs of a module. The embedding's inputs
-// are tokens.
+// Returns the number of inputs or of outputs of a module. The embedding's
+// inputs are the tokens of the vocabulary.
 [[nodiscard]] int64_t InWidth(const ModelShape& shape, TargetModule module);
 [[nodiscard]] int64_t OutWidth(const ModelShape& shape, TargetModule module);
 
-// The adapted projections of one group. Their A matrices start at a_offset and
-// are adjacent, in the order of `factors`.
+// The projections of one group that have LoRA. Their A matrices are adjacent in
+// the buffer, in the order of `factors`.
 struct GroupLayout {
   int expert = kNoExpert;
   std::vector<LoraFactor> factors;
@@ -110,10 +113,10 @@ class AdapterLayout {
   [[nodiscard]] const std::vector<LoraFactor>& factors() const {
     return factors_;
   }
-  // Returns an empty group if there is none, as kGateUp without an expert in a
-  // layer of experts, or for an expert of another rank. REQUIRES: `layer` is in
-  // [0, num_layers), and `expert` is one of the layer's. kLmHead and
-  // kEmbedTokens ignore both.
+  // Returns the layout of a group. It is empty if the layer does not have the
+  // group: kGateUp without an expert in a layer of experts, or an expert of
+  // another rank. REQUIRES: `layer` is in [0, num_layers), and `expert` is one
+  // of the layer's. kLmHead and kEmbedTokens ignore `layer` and `expert`.
   [[nodiscard]] const GroupLayout& group(int layer, ProjectionGroup group,
                                          int expert = kNoExpert) const;
 
@@ -126,18 +129,20 @@ class AdapterLayout {
   int64_t num_parameters_ = 0;
   std::vector<LoraFactor> factors_;
   std::vector<GroupLayout> groups_;
-  // The index of every layer's first group.
+  // The index in groups_ of each layer's first group. The last entry is the
+  // index of the head.
   std::vector<size_t> layer_groups_;
 };
 
 // Returns Hugging Face's path of the module, such as
 // "model.layers.0.mlp.up_proj", "model.layers.0.mlp.experts.3.up_proj" or
-// "lm_head". `experts` says how the model spells experts. PEFT adds the prefix
-// "base_model.model." and the suffix ".lora_A.weight" or ".lora_B.weight". For
-// the embedding the suffix is ".lora_embedding_A" or ".lora_embedding_B".
+// "lm_head". `experts` has the model's spelling of experts. PEFT adds the
+// prefix "base_model.model." and the suffix ".lora_A.weight" or
+// ".lora_B.weight". For the embedding the suffix is ".lora_embedding_A" or
+// ".lora_embedding_B".
 [[nodiscard]] std::string ModulePath(const LoraFactor& factor,
                                      const ExpertShape& experts = {});
-// Returns a path such as "model.layers.0.mlp.experts.3".
+// Returns the path of an expert, such as "model.layers.0.mlp.experts.3".
 [[nodiscard]] std::string ExpertPath(int layer, int expert,
                                      const ExpertShape& experts);
 // Returns the last part of the path of an expert's module, such as "w1".

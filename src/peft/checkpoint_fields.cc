@@ -18,15 +18,16 @@ using nlohmann::json;
 constexpr int kFormatVersion = 1;
 constexpr uint64_t kMaxStoredRank = 1 << 16;
 constexpr uint64_t kMaxStoredLayer = 1 << 16;
-// Numbering continues from the stored step, so the largest numbers are refused.
+// Refuses larger step numbers, because the numbering continues from the stored
+// step.
 constexpr uint64_t kMaxStoredStep = uint64_t{1} << 62;
 constexpr double kMaxCreatedAt = 253402300800;  // The year 10000.
-// The characters of a fingerprint, and of a name, in an error.
+// The most characters of a fingerprint, and of a name, that an error shows.
 constexpr size_t kShownDigits = 12;
 constexpr size_t kShownName = 64;
 
-// Describes the base model's shape. A checkpoint loads only into a model of the
-// same shape.
+// Describes the base model's shape. A checkpoint loads only into a model with
+// an equal description.
 json ShapeToJson(const ModelShape& shape) {
   json fields = {{"num_layers", shape.num_layers},
                  {"hidden", shape.hidden},
@@ -58,7 +59,8 @@ json ConfigToJson(const LoraConfig& config) {
           {"overrides", std::move(overrides)}};
 }
 
-// Get returns false if the field is missing or has another type.
+// Each Get stores the field's value. Returns false if the field is missing or
+// has another type.
 bool Get(const json& object, const char* key, std::string* value) {
   const auto it = object.find(key);
   if (it == object.end() || !it->is_string()) return false;
@@ -117,7 +119,7 @@ bool GetConfig(const json& config, LoraConfig* out) {
   for (const json& module : *modules) {
     if (!GetModule(module, &out->target_modules.emplace_back())) return false;
   }
-  // Checkpoints of older servers do not have the field.
+  // Checkpoints of older servers lack `overrides`.
   const json overrides = config.value("overrides", json::array());
   return overrides.is_array() &&
          std::ranges::all_of(overrides, [out](const json& other) {
@@ -125,8 +127,8 @@ bool GetConfig(const json& config, LoraConfig* out) {
          });
 }
 
-// Returns false if the field has another type. An absent field leaves the value
-// as it is.
+// Stores the field's value, or leaves `*value` as it is if the field is absent.
+// Returns false if the field has another type.
 template <typename T>
 bool GetOptional(const json& object, const char* key, T* value) {
   return !object.contains(key) || Get(object, key, value);
@@ -154,7 +156,7 @@ bool GetMetadata(const json& fields, CheckpointMetadata* metadata) {
   return MetadataBytes(*metadata) <= kMaxMetadataBytes;
 }
 
-// Reads the fields that checkpoints of older servers lack.
+// Reads the fields that checkpoints of older servers may lack.
 bool GetProperties(const json& fields, CheckpointInfo* info) {
   uint64_t ttl_seconds = 0;
   if (!GetKind(fields, &info->kind) || !GetMetadata(fields, &info->metadata) ||

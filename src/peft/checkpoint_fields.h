@@ -1,5 +1,6 @@
-// The manifest's fields of a checkpoint, as JSON. Torch-free. A manifest has no
-// checksum and may come from a client, so it is not trusted.
+// Converts a CheckpointInfo to and from the fields that a checkpoint's manifest
+// stores as JSON. Torch-free. The fields have no checksum and may come from a
+// client, so they are not trusted.
 #ifndef WEFT_SRC_PEFT_CHECKPOINT_FIELDS_H_
 #define WEFT_SRC_PEFT_CHECKPOINT_FIELDS_H_
 
@@ -17,28 +18,29 @@ namespace weft::lora {
 // The server's base model.
 struct BaseModel {
   std::string name;
-  std::string fingerprint;  // As from ModelFingerprint of src/startup.
+  std::string fingerprint;  // ModelFingerprint (src/startup) makes it.
   ModelShape shape;
 };
 
 [[nodiscard]] nlohmann::json WriteCheckpointFields(const CheckpointInfo& info,
                                                    const ModelShape& shape);
 
-// Parses the text of a file with these fields, which a client sent. Errors:
+// Parses the text of a client's file with these fields. Errors:
 // INVALID_ARGUMENT, naming `file`, for text that is no JSON object or exceeds
-// the limits of a manifest.
+// the default limits of weights::JsonLimits.
 [[nodiscard]] absl::StatusOr<nlohmann::json> ParseCheckpointFields(
     absl::string_view text, absl::string_view file);
 
-// Accepts the fields of older servers, which lack kind, metadata, ttl, tenant
-// and the base model's fingerprint. Errors: DATA_LOSS if a field is missing,
-// has another type or exceeds its limit.
+// Reads the fields. Accepts fields of older servers, which lack kind, metadata,
+// ttl, tenant and the base model's fingerprint. Errors: DATA_LOSS if a field is
+// missing, has another type or exceeds its limit.
 [[nodiscard]] absl::StatusOr<CheckpointInfo> ReadCheckpointFields(
     const nlohmann::json& fields);
 
-// Checks that the checkpoint belongs to the base model: it has the same
-// fingerprint, or no fingerprint and the same shape. Errors:
-// FAILED_PRECONDITION, which names both models; DATA_LOSS.
+// Checks that the checkpoint belongs to the base model: it must have the same
+// shape and, if it has a fingerprint, the same fingerprint. Errors:
+// FAILED_PRECONDITION for another model or format version; DATA_LOSS if a field
+// is missing or has another type.
 [[nodiscard]] absl::Status CheckBaseModel(const nlohmann::json& fields,
                                           const BaseModel& base);
 

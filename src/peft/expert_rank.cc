@@ -14,7 +14,8 @@ int SharedRank(int rank, const ExpertShape& experts) {
 
 namespace {
 
-// Files of such a model have gate and up in one parameter.
+// Refuses one of gate and up alone if the model's experts have both in one
+// parameter.
 absl::Status CheckFusedTargets(const LoraConfig& config,
                                const ExpertShape& experts) {
   if (experts.names != ExpertNames::kFused) return absl::OkStatus();

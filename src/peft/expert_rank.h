@@ -1,6 +1,6 @@
-// The LoRA rank of experts. A token passes through few of many experts, so an
-// expert sees few tokens, and an adapter's rank is shared among the experts of
-// a token.
+// Chooses the LoRA rank of experts. A token passes through few of many experts,
+// so an expert sees few tokens. Therefore the experts of a token share the
+// adapter's rank.
 #ifndef WEFT_SRC_PEFT_EXPERT_RANK_H_
 #define WEFT_SRC_PEFT_EXPERT_RANK_H_
 
@@ -10,18 +10,19 @@
 
 namespace weft::lora {
 
-// Returns rank / experts per token, at least 1.
+// Returns `rank` / experts per token, but at least 1.
 [[nodiscard]] int SharedRank(int rank, const ExpertShape& experts);
 
 // Replaces config.expert_rank by overrides of gate, up and down in the layers
-// of experts. The experts' scale alpha / rank is that of the other layers. If
-// expert_rank is 0, it is SharedRank. Does nothing for a model without experts.
-// Errors: INVALID_ARGUMENT for an expert_rank of a model without experts.
+// of experts. The experts get the scale (alpha / rank) of the other layers. An
+// expert_rank of 0 stands for SharedRank(config.rank). Changes nothing for a
+// model without experts. Errors: INVALID_ARGUMENT for an expert_rank in a model
+// without experts, or for one of gate and up alone if the model fuses them.
 [[nodiscard]] absl::StatusOr<LoraConfig> WithExpertRank(
     LoraConfig config, const ModelShape& shape);
 
-// Returns INVALID_ARGUMENT if a factor's rank is above `max_rank`, or an
-// expert's is above SharedRank(max_rank).
+// Returns INVALID_ARGUMENT if a rank of the layout is above `max_rank`, or if
+// the rank of an expert is above SharedRank(max_rank).
 [[nodiscard]] absl::Status CheckRanks(const AdapterLayout& layout,
                                       const ExpertShape& experts, int max_rank);
 

@@ -1,4 +1,4 @@
-// The experts of a mixture: how many, how large, and in which layers.
+// Describes a model's experts: how many, how large, and in which layers.
 #ifndef WEFT_SRC_PEFT_EXPERT_SHAPE_H_
 #define WEFT_SRC_PEFT_EXPERT_SHAPE_H_
 
@@ -15,21 +15,22 @@ namespace weft::lora {
 enum class ExpertNames : uint8_t {
   kMlp,      // mlp.experts.0.gate_proj
   kMixtral,  // block_sparse_moe.experts.0.w1
-  kFused,    // mlp.experts.gate_up_proj, with all experts. PEFT names them so
-             // too. Messages spell single experts as kMlp does.
+  kFused,    // mlp.experts.gate_up_proj: one tensor of all experts, which PEFT
+             // names too. Messages spell single experts as kMlp does.
 };
 
-// The experts of a mixture. A layer has them in place of gate, up and down.
+// The experts of a model. A layer with experts has them in place of the MLP.
 struct ExpertShape {
   int count = 0;      // 0: the model has no experts.
   int per_token = 0;  // Experts that a token passes through.
   int64_t ffn = 0;
-  // Features of the shared expert, which sees every token; 0: there is none.
-  // It is the expert number `count`.
+  // Features of the shared expert, which sees every token. 0: there is none.
+  // The shared expert is expert number `count`.
   int64_t shared_ffn = 0;
   ExpertNames names = ExpertNames::kMlp;
   std::vector<bool> layers;  // Says for every layer whether it has experts.
-  // The experts that the rank has, with `ffn` features each. By default all.
+  // The experts that this rank (process) has, with `ffn` features each. By
+  // default all.
   parallel::Range own = {.begin = 0,
                          .end = std::numeric_limits<int64_t>::max()};
 
@@ -45,12 +46,12 @@ struct ExpertShape {
   [[nodiscard]] int num_layers() const {
     return LayersBefore(static_cast<int>(layers.size()));
   }
-  // Returns the number of experts of one token in all layers.
+  // Returns how many experts one token passes through in all layers together.
   [[nodiscard]] int64_t routing_width() const {
     return int64_t{num_layers()} * per_token;
   }
-  // Returns whether the rank has features of the expert. The shared expert is
-  // not among those that are dealt out.
+  // Returns whether the rank has features of the expert. Every rank has
+  // features of the shared expert.
   [[nodiscard]] bool Has(int64_t expert) const {
     return expert >= count || (expert >= own.begin && expert < own.end);
   }
@@ -58,7 +59,7 @@ struct ExpertShape {
   [[nodiscard]] int num_own() const {
     return static_cast<int>(std::min<int64_t>(count, own.end) - own.begin);
   }
-  // Counts the shared expert too.
+  // Returns the number of experts, including the shared one.
   [[nodiscard]] int total() const { return count + (shared_ffn > 0 ? 1 : 0); }
   [[nodiscard]] int64_t FfnOf(int expert) const {
     return expert < count ? ffn : shared_ffn;

@@ -14,7 +14,7 @@
 namespace weft::lora {
 namespace {
 
-// Limits the memory for the compiled expression and its matching states.
+// Limits the memory of a compiled expression and its matching states.
 constexpr int64_t kMaxBytes = int64_t{2} << 20;
 
 bool IsDigit(char c) {
@@ -26,8 +26,8 @@ bool IsLetter(char c) {
 }
 
 // Scans an expression from left to right for syntax that Python and RE2 read
-// differently. Each method consumes the beginning of text_. It returns the
-// problem, or an empty string.
+// differently. Next and the methods that it calls consume the beginning of
+// text_. They return the problem, or an empty string if there is none.
 class Scanner {
  public:
   explicit Scanner(absl::string_view text) : text_(text) {}
@@ -44,7 +44,8 @@ class Scanner {
  private:
   static constexpr absl::string_view kFlags = "ims";
 
-  // Python accepts flags of the whole expression only at its beginning.
+  // Skips flags of the whole expression. Python accepts them only at its
+  // beginning.
   void TakeFlags() {
     if (!absl::StartsWith(text_, "(?")) return;
     const size_t end = text_.find_first_not_of(kFlags, 2);
@@ -116,7 +117,8 @@ class Scanner {
     return "";
   }
 
-  // Python reads {,3} and {01} as repetitions, and RE2 reads them as letters.
+  // Python reads {,3} and {01} as repetitions, but RE2 reads them as literal
+  // text.
   absl::string_view Repetition() {
     constexpr absl::string_view kWrong =
         "{ begins a repetition {n}, {n,} or {n,m}, or is written as \\{";
@@ -140,7 +142,7 @@ class Scanner {
     return true;
   }
 
-  // RE2 refuses everything else that follows "(?".
+  // Accepts after "(?" only what Python and RE2 read alike.
   absl::string_view Group() {
     text_.remove_prefix(1);
     if (!absl::StartsWith(text_, "?")) return "";
@@ -166,8 +168,9 @@ class Scanner {
   bool after_anchor_ = false;
 };
 
-// An expression without groups, alternatives and repetitions costs nothing,
-// because a match is a comparison.
+// Returns the expression's cost in RE2 instructions. An expression without
+// groups, alternatives and repetitions costs nothing, because matching it is
+// one comparison.
 int CostOf(const RE2& compiled, absl::string_view text) {
   const bool compares = text.find_first_of("(|*+?{") == absl::string_view::npos;
   return compares ? 0 : compiled.ProgramSize();

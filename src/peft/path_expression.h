@@ -1,6 +1,7 @@
-// Regular expressions of an adapter_config.json, which select modules by their
-// path. PEFT uses Python's `re`. Weft uses RE2, whose time is linear in the
-// path, because a client wrote the expressions. Private to src/peft.
+// Compiles the regular expressions of an adapter_config.json, which select
+// modules by their path. PEFT uses Python's `re`. Weft uses RE2, because
+// clients write the expressions and RE2's time is linear in the path. Private
+// to src/peft.
 #ifndef WEFT_SRC_PEFT_PATH_EXPRESSION_H_
 #define WEFT_SRC_PEFT_PATH_EXPRESSION_H_
 
@@ -16,10 +17,10 @@ class RE2;
 
 namespace weft::lora {
 
-// Limits the RE2 instructions of all expressions of one file. A letter takes
-// about one instruction. Expressions that only spell out a path cost nothing,
-// so that each linear layer may have its own rank. With this limit, matching
-// all modules of a model of 126 layers takes about two seconds.
+// Limits the RE2 instructions of all expressions of one file together. A letter
+// takes about one instruction. Expressions that only spell out a path cost
+// nothing, so that each linear layer may have its own rank. With this limit,
+// matching all modules of a model of 126 layers takes about two seconds.
 inline constexpr int kMaxInstructions = 1 << 13;
 
 // How PEFT matches a path.
@@ -31,9 +32,10 @@ enum class PathMatch : uint8_t {
 // Threads: any.
 class PathExpression {
  public:
-  // Subtracts the expression's cost from `instructions_left`. Errors:
+  // Compiles `text` and subtracts its cost from `instructions_left`. Errors:
   // INVALID_ARGUMENT, which names the field, the text and the problem: RE2 does
-  // not compile the text, the text is too big, or Python reads it differently.
+  // not compile the text, Python reads it differently, or too few instructions
+  // are left.
   [[nodiscard]] static absl::StatusOr<PathExpression> Parse(
       absl::string_view field, absl::string_view text, PathMatch match,
       int& instructions_left);
@@ -47,9 +49,9 @@ class PathExpression {
   PathMatch match_;
 };
 
-// Returns why Python's `re` would refuse the expression or read it differently
-// from RE2. Returns an empty string if both agree. Does not look for syntax
-// that RE2 does not compile, such as lookaround.
+// Returns why Python's `re` would refuse the expression or read it in another
+// way than RE2. Returns an empty string if both read it alike. Does not look
+// for syntax that RE2 does not compile, such as lookaround.
 [[nodiscard]] absl::string_view DiffersInPython(absl::string_view text);
 
 }  // namespace weft::lora

@@ -13,12 +13,12 @@
 namespace weft::lora {
 namespace {
 
-// The limits permit the keys that patterns for every module of a large model
-// need.
+// These limits suffice for a large model whose patterns have a key for each
+// module.
 constexpr weights::JsonLimits kConfigLimits = {
     .max_bytes = size_t{1} << 20, .max_depth = 6, .max_keys = 4096};
 
-// Fields that the functions below read.
+// Fields that ParsePeftConfig reads.
 constexpr absl::string_view kHonouredFields[] = {
     "peft_type",        "task_type",           "r",
     "lora_alpha",       "use_rslora",          "lora_dropout",
@@ -48,7 +48,8 @@ bool IsOff(const PeftJson& value) {
          (value.is_structured() && value.empty());
 }
 
-// Refuses every other field that could change what the adapter computes.
+// Refuses every other field unless its value cannot change what the adapter
+// computes.
 absl::Status CheckOtherFields(const PeftJson& root) {
   for (const auto& [field, value] : root.items()) {
     if (Contains(kHonouredFields, field) ||

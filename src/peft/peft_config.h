@@ -15,10 +15,10 @@ namespace weft::lora {
 inline constexpr int kMaxFileRank = 4096;
 
 // Parses a client's file: ranks, alphas, and the layers and modules that PEFT
-// selects (src/peft/peft_targets.h). If the adapter is rank-stabilised, its
-// alphas are multiplied by sqrt(rank). lora_dropout is accepted and not
-// applied. Errors: INVALID_ARGUMENT, which names the field, its value and what
-// is accepted.
+// selects (src/peft/peft_targets.h). For a rank-stabilised adapter
+// (use_rslora), multiplies each alpha by sqrt(rank). Accepts lora_dropout and
+// does not apply it. Errors: INVALID_ARGUMENT, which names the field, its value
+// and what is accepted.
 [[nodiscard]] absl::StatusOr<LoraConfig> ParsePeftConfig(
     absl::string_view json, const ModelShape& shape);
 

@@ -12,12 +12,13 @@
 
 namespace weft::lora {
 
-// Keeps the file's order of keys, because the first matching pattern counts.
+// Keeps the keys in the file's order, because the first matching pattern
+// counts.
 using PeftJson = nlohmann::ordered_json;
 
 inline constexpr absl::string_view kPeftConfigFile = "adapter_config.json";
 
-// Returns the value as JSON text; cuts a long one. Never throws for bad UTF-8.
+// Returns the value as JSON text. Cuts a long text. Never throws for bad UTF-8.
 [[nodiscard]] std::string Shown(const PeftJson& value);
 
 // Returns INVALID_ARGUMENT, which names the file, the field, its value and what

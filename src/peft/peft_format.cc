@@ -28,7 +28,8 @@ using weights::TensorView;
 constexpr absl::string_view kTensorFile = "adapter_model.safetensors";
 constexpr absl::string_view kPeftPrefix = "base_model.model";
 
-// Refuses an adapter with NaN or infinity, which would waste its owner's steps.
+// Refuses an adapter with NaN or infinity, because training it would be in
+// vain.
 absl::Status CheckFinite(absl::Span<const float> buffer,
                          const std::vector<PeftMatrix>& matrices) {
   for (const PeftMatrix& matrix : matrices) {
@@ -42,9 +43,9 @@ absl::Status CheckFinite(absl::Span<const float> buffer,
   return absl::OkStatus();
 }
 
-// Returns names and shapes of the frozen weights that PEFT may copy beside the
-// factors: those of adapted heads and embeddings and, with
-// save_embedding_layers, those of the base model's head and embedding.
+// Returns names and shapes of the base model's weights that PEFT may copy into
+// the file: those of the head and the embedding, and the base_layer of every
+// linear layer with LoRA.
 absl::flat_hash_map<std::string, std::vector<int64_t>> BaseCopies(
     const AdapterLayout& layout, const ModelShape& shape) {
   const std::vector<int64_t> vocabulary = {shape.vocab, shape.hidden};
@@ -64,8 +65,8 @@ absl::flat_hash_map<std::string, std::vector<int64_t>> BaseCopies(
 }
 
 // Refuses tensors that are neither in the layout nor copies of the base model's
-// weights. Skips copies, but a copy with another shape belongs to another model
-// and is refused.
+// weights. Also refuses a copy with another shape, which belongs to another
+// model.
 absl::Status CheckNothingElse(const TensorMap& tensors,
                               const AdapterLayout& layout,
                               const ModelShape& shape,
@@ -108,7 +109,8 @@ absl::StatusOr<const std::string*> FindFile(const PeftFiles& files,
   return found;
 }
 
-// Returns the config for gate and up of half the rank, with the same scale.
+// Returns the layout's config, but with half the rank and half the alpha for
+// gate and up of experts. So their scale stays the same.
 LoraConfig WithHalves(const AdapterLayout& layout) {
   LoraConfig config = layout.config();
   for (const LoraFactor& factor : layout.factors()) {
@@ -130,8 +132,9 @@ LoraConfig WithHalves(const AdapterLayout& layout) {
   return config;
 }
 
-// Halves the rank of gate and up in `config` if the file has
-// ExpertForm::kHalves.
+// Returns the weights of a file, in the layout of `config`. If the file has
+// ExpertForm::kHalves, first halves the rank of the experts' gate and up in
+// `config`.
 absl::StatusOr<std::vector<float>> ReadPeftTensors(const std::string& contents,
                                                    const ModelShape& shape,
                                                    LoraConfig& config) {
@@ -183,8 +186,8 @@ absl::StatusOr<PeftAdapter> ReadPeft(const PeftFiles& files,
   WEFT_ASSIGN_OR_RETURN(adapter.config, ParsePeftConfig(*config_text, shape));
   auto buffer = ReadPeftTensors(*tensor_bytes, shape, adapter.config);
   if (!buffer.ok()) {
-    // A client sent the truncated file, so it is an invalid argument and no
-    // data loss of the server.
+    // Returns INVALID_ARGUMENT even for a file that is cut short, because a
+    // client sent the file.
     return absl::InvalidArgumentError(
         absl::StrCat(kTensorFile, ": ", buffer.status().message()));
   }

@@ -14,42 +14,45 @@
 
 namespace weft::lora {
 
-// An adapter from a PEFT folder. `weights` has the layout AdapterLayout(shape,
-// config).
+// An adapter that was read from a PEFT folder. `weights` has the layout
+// AdapterLayout(shape, config).
 struct PeftAdapter {
   LoraConfig config;
   std::vector<float> weights;
 };
 
 // Reads a PEFT LoRA folder. Supports rslora (as a factor of alpha),
-// rank_pattern, alpha_pattern, layers_to_transform and exclude_modules, and
-// tensors in F32, F16 and BF16. Skips copies of the base model's weights.
-// Refuses DoRA, biases, modules_to_save, fan_in_fan_out, and every unknown
-// field that is neither null nor its default. The folder must have every
-// targeted layer in the right shape, and no other tensor. Errors:
-// INVALID_ARGUMENT, which names the file, the tensor or field, and the rule.
+// rank_pattern, alpha_pattern, layers_to_transform, exclude_modules and
+// target_parameters, and tensors in F32, F16 and BF16. Refuses DoRA, biases,
+// modules_to_save, fan_in_fan_out, and every unknown field that is not null,
+// false or empty. The folder must have every targeted layer in the right shape.
+// It may also have copies of the base model's weights, which are skipped, but
+// no other tensor. Errors: INVALID_ARGUMENT, which names the file, the tensor
+// or field, and the rule.
 [[nodiscard]] absl::StatusOr<PeftAdapter> ReadPeft(const PeftFiles& files,
                                                    const ModelShape& shape);
 
-// Returns the files of a PEFT folder for weights in the layout of
-// AdapterLayout. Tensors are F32. Equal inputs give equal bytes.
+// Returns the files of a PEFT folder for an adapter with these weights, which
+// have the layout AdapterLayout(shape, config). Tensors are F32. Equal inputs
+// give equal bytes.
 [[nodiscard]] PeftFiles WritePeft(const LoraConfig& config,
                                   const ModelShape& shape,
                                   absl::Span<const float> weights,
                                   const std::string& base_model_name);
 
-// Writes a safetensors file of flat buffers in the layout, for optimizer state.
-// A tensor's name is `<buffer name>.<module path>.lora_A.weight`.
+// A buffer of optimizer state, such as "exp_avg", in the adapter's layout.
 struct NamedBuffer {
   std::string name;
   absl::Span<const float> values;
 };
+// Returns a safetensors file of the buffers. A tensor's name is
+// `<buffer name>.<module path>.lora_A.weight`.
 [[nodiscard]] std::string WriteBuffers(const LoraConfig& config,
                                        const ModelShape& shape,
                                        absl::Span<const NamedBuffer> buffers);
 
-// Reads one buffer back. Errors: INVALID_ARGUMENT or DATA_LOSS, naming the
-// tensor.
+// Reads one buffer from a file of WriteBuffers. Errors: INVALID_ARGUMENT or
+// DATA_LOSS, naming the tensor.
 [[nodiscard]] absl::StatusOr<std::vector<float>> ReadBuffer(
     const std::string& safetensors, const std::string& buffer_name,
     const LoraConfig& config, const ModelShape& shape);

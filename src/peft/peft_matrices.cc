@@ -17,7 +17,7 @@ using weights::ScalarType;
 using weights::TensorMap;
 using weights::TensorView;
 
-// Returns the two matrices of a factor as a file of single modules has them.
+// Returns A and B of a factor as tensors of their own (ExpertForm::kSingle).
 std::pair<PeftMatrix, PeftMatrix> ModuleMatrices(const LoraFactor& factor,
                                                  const std::string& path) {
   const bool embeds = factor.module == TargetModule::kEmbedTokens;
@@ -41,9 +41,10 @@ bool HasFactors(const AdapterLayout& layout, const LoraFactor& factor,
   return !layout.group(factor.layer, group, factor.expert).factors.empty();
 }
 
-// Points the matrices of an expert to those of the fused parameter. PEFT wraps
-// gate and up first if an adapter has both parameters, and calls what it has
-// wrapped base_layer.
+// Changes A and B of an expert to parts of the tensors of the fused parameter.
+// If an adapter has gate_up_proj and down_proj, PEFT wraps gate_up_proj first.
+// The path of gate_up_proj then contains base_layer, PEFT's name for the
+// wrapped part.
 void PointToFused(const LoraFactor& factor, const AdapterLayout& layout,
                   const ExpertShape& experts, absl::string_view prefix,
                   ExpertForm form, PeftMatrix& a, PeftMatrix& b) {
@@ -100,12 +101,13 @@ bool IsWhole(const PeftMatrix& matrix) {
          matrix.columns == matrix.tensor_columns;
 }
 
-// Converts each tensor once, although many matrices are parts of it.
+// Converts each tensor of a file to floats only once, although many matrices
+// are parts of it.
 class FusedTensors {
  public:
   explicit FusedTensors(const TensorMap& tensors) : tensors_(tensors) {}
 
-  // Returns the values of the tensor that has the matrix.
+  // Returns the values of the whole tensor that contains the matrix.
   absl::StatusOr<absl::Span<const float>> All(const PeftMatrix& matrix) {
     std::vector<float>& values = converted_[matrix.name];
     if (values.empty()) {
@@ -139,8 +141,9 @@ bool IsExpert(const LoraFactor& factor, const ExpertShape& experts) {
   return factor.expert != kNoExpert && factor.expert < experts.count;
 }
 
-// Returns whether a fused B [2 F, R E] of gate and up in turns has zeros where
-// gate meets the second half of R and up the first one.
+// Returns whether a fused B [2 F, R E], with alternating rows of gate and up,
+// has ExpertForm::kHalves. Then it is zero in rows of gate for the second half
+// of R, and in rows of up for the first half.
 bool HasHalves(absl::Span<const float> b, int64_t columns) {
   for (size_t i = 0; i < b.size(); ++i) {
     const int64_t row = static_cast<int64_t>(i) / columns;

@@ -1,16 +1,17 @@
-// The matrices of a PEFT file and their places in an adapter's buffer. Private
-// to src/peft.
+// Lists the matrices of a PEFT file and their places in an adapter's buffer.
+// Private to src/peft.
 //
-// LoRA of experts has two forms in files. One has a module for each expert, as
-// checkpoints do. The other one, target_parameters, has one pair of matrices
-// for the experts' fused parameter [E, out, in], where gate and up are one:
+// LoRA of experts has two forms in files. In the first form each expert has its
+// own modules, like in a checkpoint with a tensor for each expert. The second
+// form is PEFT's target_parameters. There one pair of matrices adapts a
+// parameter [E, out, in] of all E experts, with LoRA rank R:
 //   A [E R, in]   expert by expert
 //   B [out, R E]  with the experts innermost
-// Gate and up then have the same A, and one half of B's rows each, or every
-// other row in a model of ExpertNames::kFused. If B is zero where gate meets
-// the second half of the rank and up the first one, the pair stands for two
-// adapters of half the rank, each with an A of its own. That is how a model
-// without modules of single experts is written.
+// Gate and up are one parameter, so they share A. Gate has the first half of
+// B's rows and up the second half. With ExpertNames::kFused, rows of gate and
+// up alternate. B may be zero in rows of gate for the second half of R, and in
+// rows of up for the first half. Then the pair stands for two adapters of rank
+// R / 2, each with its own A. Weft writes experts of ExpertNames::kFused so.
 #ifndef WEFT_SRC_PEFT_PEFT_MATRICES_H_
 #define WEFT_SRC_PEFT_PEFT_MATRICES_H_
 
@@ -26,14 +27,14 @@
 
 namespace weft::lora {
 
-// One matrix of the layout and its place in a tensor of a file. Its element
-// [i, j] is the tensor's element
-// [first_row + i * row_step, first_column + j * column_step].
+// One matrix of the layout and its place in a tensor of a file. The matrix's
+// element [i, j] is the tensor's element [first_row + i * row_step,
+// first_column + j * column_step].
 struct PeftMatrix {
   std::string name;
   int64_t rows = 0;
   int64_t columns = 0;
-  int64_t offset = 0;  // Offset in floats from the start of the buffer.
+  int64_t offset = 0;  // In floats from the start of the buffer.
   int64_t tensor_rows = 0;
   int64_t tensor_columns = 0;
   int64_t first_row = 0;
@@ -42,39 +43,42 @@ struct PeftMatrix {
   int64_t column_step = 1;
 };
 
-// How a file has the LoRA of experts.
+// How a file stores the LoRA of experts.
 enum class ExpertForm : uint8_t {
-  kSingle,  // A module for each expert.
-  kFused,   // Pairs of the fused parameters.
-  kHalves,  // The same; gate and up have one half of the rank each.
+  kSingle,  // Each expert has its own modules.
+  kFused,   // Pairs of matrices for the parameters of all experts.
+  kHalves,  // As kFused, with half of the rank for gate and half for up.
 };
 
-// Returns all matrices, in the order of the layout's factors.
+// Returns all matrices of a file, A and B of each of the layout's factors in
+// order. Names begin with `prefix`.
 [[nodiscard]] std::vector<PeftMatrix> MatricesOf(
     const AdapterLayout& layout, const ExpertShape& experts,
     absl::string_view prefix, ExpertForm form = ExpertForm::kSingle);
 
-// Returns the form of a file whose ranks are those of `layout`. kHalves is
-// possible only for a model of ExpertNames::kFused. Errors: those of Gather.
+// Returns the form of a file whose ranks are those of `layout`. Only a model of
+// ExpertNames::kFused can have kHalves. Errors: those of Gather.
 [[nodiscard]] absl::StatusOr<ExpertForm> FormOf(
     const weights::TensorMap& tensors, const AdapterLayout& layout,
     const ExpertShape& experts, absl::string_view prefix);
 
-// Gathers the matrices into one buffer of `size` floats. Checks all names,
-// shapes and dtypes before it allocates memory, so that a small file cannot
-// request a large buffer. Errors: INVALID_ARGUMENT, which names the tensor.
+// Copies the matrices from the tensors of a file into one buffer of `size`
+// floats. Checks all names, shapes and dtypes before it allocates memory, so
+// that a small file cannot request a large buffer. Errors: INVALID_ARGUMENT,
+// which names the tensor.
 [[nodiscard]] absl::StatusOr<std::vector<float>> Gather(
     const weights::TensorMap& tensors, int64_t size,
     const std::vector<PeftMatrix>& matrices);
 
-// The reverse: a tensor of a file and its values.
+// A tensor of a file and its values.
 struct PeftTensor {
   std::string name;
   int64_t rows = 0;
   int64_t columns = 0;
   std::vector<float> values;
 };
-// Returns the tensors that have the matrices, with zeros elsewhere.
+// The reverse of Gather: returns the tensors of a file that contain the
+// matrices, with zeros elsewhere.
 [[nodiscard]] std::vector<PeftTensor> Scatter(
     absl::Span<const float> buffer, const std::vector<PeftMatrix>& matrices);
 

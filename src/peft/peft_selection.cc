@@ -15,7 +15,7 @@
 namespace weft::lora {
 namespace {
 
-// Returns whether `entry` is the path, or its end after a dot.
+// Returns whether `entry` is the path, or the end of the path after a dot.
 bool IsSuffix(absl::string_view entry, absl::string_view path) {
   return path == entry || absl::EndsWith(path, absl::StrCat(".", entry));
 }
@@ -58,8 +58,8 @@ absl::StatusOr<ModuleNames> ReadNames(const char* field, const PeftJson& value,
   return result;
 }
 
-// For each layer, whether layers_to_transform keeps it. nullopt if the file
-// does not have the field.
+// Says for each layer whether layers_to_transform keeps it. nullopt if the
+// field is absent or empty.
 using Layers = std::optional<std::vector<bool>>;
 
 absl::Status AddLayer(const PeftJson& index, std::vector<bool>& layers) {
@@ -95,10 +95,10 @@ absl::StatusOr<Layers> ReadLayers(const PeftJson& root,
   return Layers(std::move(layers));
 }
 
-// Without a whole path among the names, PEFT transforms only modules inside the
-// layers. PEFT shortens long lists of paths before this check. So a list with
-// whole paths of layers is ambiguous together with layers_to_transform, and is
-// refused.
+// Returns whether layers_to_transform keeps the module. A module outside the
+// layers is kept only if one of the names is its whole path, as in PEFT. PEFT
+// shortens long lists of paths before this check, so the whole path of a module
+// inside a layer is ambiguous and is refused.
 absl::StatusOr<bool> IsKept(const Layers& layers, const LoraFactor& site,
                             const std::string& path, const ModuleNames& names,
                             const ModelShape& shape) {
@@ -135,8 +135,8 @@ absl::Status CheckEveryNameIsThere(const ModuleNames& targets,
   return absl::OkStatus();
 }
 
-// PEFT refuses an expression that also matches a norm or a module that contains
-// others. Every model has such modules.
+// Refuses an expression that also matches a norm or a module that contains
+// others, as PEFT does. Every model has such modules.
 absl::Status CheckMatchesLayersAlone(const ModuleNames& targets,
                                      const ModuleNames& excluded,
                                      const PeftJson& field,
@@ -175,7 +175,7 @@ absl::StatusOr<ModuleNames> ReadTargetNames(const PeftJson& root,
   ModuleNames every;
   const bool is_fused = shape.experts.names == ExpertNames::kFused;
   for (const TargetModule module : DefaultTargetModules()) {
-    if (is_fused && IsOfMlp(module)) continue;  // No linear layer has experts.
+    if (is_fused && IsOfMlp(module)) continue;  // Not linear layers.
     every.names.emplace_back(NameOf(module, shape));
   }
   return every;

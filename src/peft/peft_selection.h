@@ -1,5 +1,6 @@
-// Selects linear layers by the target_modules, exclude_modules and layer fields
-// of an adapter_config.json. Private to src/peft.
+// Selects modules by the target_modules, target_parameters, exclude_modules and
+// layer fields of an adapter_config.json. Here a site is a module that LoRA can
+// adapt. Private to src/peft.
 #ifndef WEFT_SRC_PEFT_PEFT_SELECTION_H_
 #define WEFT_SRC_PEFT_PEFT_SELECTION_H_
 
@@ -14,33 +15,35 @@
 
 namespace weft::lora {
 
-// Returns every module that LoRA can adapt, in the order of the buffers.
+// Returns every site of the model, in the order of the buffers.
 [[nodiscard]] std::vector<LoraFactor> EverySite(const ModelShape& shape);
 
 // Returns whether the module is gate, up or down.
 [[nodiscard]] bool IsOfMlp(TargetModule module);
 
-// Returns the name by which a list selects the module in every layer.
+// Returns the name that stands in target_modules for this module of every
+// layer.
 [[nodiscard]] const char* NameOf(TargetModule module, const ModelShape& shape);
 
-// Returns the number of module names that a list may have.
+// Returns the largest number of module names in a list.
 [[nodiscard]] size_t MaxEntries(const ModelShape& shape);
 
-// Returns, for every site, whether target_parameters selects it: LoRA of the
-// fused parameters of experts, mlp.experts.gate_up_proj and
+// Returns, for every site, whether target_parameters selects it. That field
+// names the parameters of all experts together, mlp.experts.gate_up_proj and
 // mlp.experts.down_proj. Errors: those of SelectSites.
 [[nodiscard]] absl::StatusOr<std::vector<bool>> SelectFused(
     const PeftJson& root, const ModelShape& shape,
     const std::vector<LoraFactor>& sites);
 
-// Returns the path of the fused parameter of an expert's site, such as
-// "model.layers.0.mlp.experts.gate_up_proj".
+// Returns the path of the parameter of all experts that contains the site, such
+// as "model.layers.0.mlp.experts.gate_up_proj".
 [[nodiscard]] std::string FusedPath(const LoraFactor& site);
 
-// Returns, for every site, whether LoRA adapts it as a module. A file that
-// selects nothing is refused unless `may_be_none`. Regular expressions count
-// against `instructions_left` (path_expression.h). Errors: INVALID_ARGUMENT,
-// which names the field, its value and what is accepted.
+// Returns, for every site, whether the file selects it as a module. If the file
+// selects none, returns an error unless `may_be_none`. The cost of regular
+// expressions is subtracted from `instructions_left` (path_expression.h).
+// Errors: INVALID_ARGUMENT, which names the field, its value and what is
+// accepted.
 [[nodiscard]] absl::StatusOr<std::vector<bool>> SelectSites(
     const PeftJson& root, const ModelShape& shape,
     const std::vector<LoraFactor>& sites, bool may_be_none,

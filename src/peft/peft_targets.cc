@@ -89,7 +89,8 @@ absl::StatusOr<std::vector<LoraShape>> ShapesOf(
   return loras;
 }
 
-// LoraConfig has one shape for a module of all experts of a layer.
+// Refuses experts of a layer whose ranks or alphas differ, because LoraConfig
+// has one LoraShape for each module of a layer.
 absl::Status CheckExpertsAgree(const std::vector<LoraFactor>& sites,
                                const std::vector<LoraShape>& loras,
                                const ModelShape& shape) {
@@ -142,7 +143,7 @@ absl::Status ReadTargets(const PeftJson& root, const ModelShape& shape,
     if (loras[i].rank > 0 && !Contains(config.target_modules, module)) {
       config.target_modules.push_back(module);
     }
-    // The other experts of a layer agree with the first one.
+    // All experts of a layer have the same shape, so the first one suffices.
     if (loras[i] == usual || sites[i].expert > 0) continue;
     unusual.push_back(
         {.layer = sites[i].layer, .module = module, .shape = loras[i]});
@@ -166,7 +167,8 @@ nlohmann::json AlphaToJson(double alpha) {
 
 namespace {
 
-// Names the fused parameters, with twice the rank of gate and of up.
+// Writes target_parameters. gate_up_proj gets the rank of gate plus that of up,
+// which are equal (ExpertForm::kHalves).
 void WriteFusedTargets(const LoraConfig& config, const ModelShape& shape,
                        nlohmann::json& root) {
   nlohmann::json& targets = root["target_parameters"] = nlohmann::json::array();
@@ -197,7 +199,7 @@ void WriteTargets(const LoraConfig& config, const ModelShape& shape,
   const LoraShape usual = FileShape(config, shape);
   const bool is_fused = shape.experts.names == ExpertNames::kFused;
   if (is_fused) WriteFusedTargets(config, shape, root);
-  // A module that every layer has is named only once.
+  // Names a module only once if the adapter has it in every layer.
   for (const TargetModule module : config.target_modules) {
     const bool everywhere =
         std::ranges::none_of(config.overrides, [&](const LoraOverride& other) {

@@ -1,5 +1,5 @@
-// Converts saves, loads and checkpoints to and from messages of log.proto.
-// Private to src/records.
+// Converts requests to save or load a checkpoint, and descriptions of
+// checkpoints, to and from messages of log.proto. Private to src/records.
 #ifndef WEFT_SRC_RECORDS_CHECKPOINT_VALUES_H_
 #define WEFT_SRC_RECORDS_CHECKPOINT_VALUES_H_
 
@@ -12,7 +12,8 @@ void Put(const SaveCheckpointRequest& request, log::Request* out);
 void Put(const LoadCheckpointRequest& request, log::Request* out);
 void Put(const CheckpointInfo& info, log::Result* out);
 
-// The results have no adapter and no step, which log::Request has itself.
+// The returned requests have neither adapter_id nor step. log::Request stores
+// these two for all kinds, and values.cc sets them.
 [[nodiscard]] SaveCheckpointRequest Get(const log::Save& in);
 [[nodiscard]] LoadCheckpointRequest Get(const log::Load& in);
 [[nodiscard]] CheckpointInfo Get(const log::CheckpointResult& in);

@@ -15,7 +15,8 @@ namespace {
 
 using Hole = journal::LogReader::Hole;
 
-// Returns the first sequence that the newest snapshot does not contain.
+// Returns the sequence number of the first record that the newest snapshot does
+// not contain.
 absl::StatusOr<uint64_t> FirstSequence(const journal::StateFolder& folder) {
   WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> snapshots,
                         folder.Snapshots());
@@ -53,8 +54,8 @@ class Finder {
   struct Known {
     std::string name;
     std::vector<Image> images;
-    std::set<size_t> undecided;  // Holes that may hold records of the adapter.
-    bool lost = false;           // A hole holds one.
+    std::set<size_t> undecided;  // Holes that may contain its records.
+    bool lost = false;           // A hole contains one of its records.
     bool removed = false;
   };
 
@@ -86,7 +87,7 @@ class Finder {
     holes_.push_back(hole);
     damage_.places.push_back(absl::StrCat(where.message(), "; lost: records ",
                                           hole.first, " to ", hole.next - 1));
-    // Each lost record may have made an adapter.
+    // Each lost record may have created an adapter, which took a key.
     damage_.next_key += hole.next - hole.first;
   }
 
@@ -132,7 +133,8 @@ class Finder {
     }
   }
 
-  // The adapter's latest record before a readable one is `mark.last`.
+  // Handles a mark of a readable record: the adapter's latest record before
+  // that one has the sequence number `mark.last`.
   void Follow(const Mark& mark) {
     NoteKey(mark.key);
     Known& adapter = adapters_[mark.key];

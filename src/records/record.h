@@ -1,11 +1,12 @@
-// The records of the log in --state-dir: every change of an adapter, in the
-// order in which the engine thread made it. A start that loads the snapshot and
-// replays the log restores the same adapters.
+// The records of the log in --state-dir: changes of adapters, in the order in
+// which the engine thread made them. A server that starts loads the snapshot
+// and replays the log, which restores the adapters.
 //
-// A training step has a BeginRecord with its payload, and a BatchRecord for
-// each micro-batch with its data. If the last batch is missing, the request did
-// not happen. It is replayed nevertheless, so that other requests in its
-// batches compute the same numbers. Any other step is a DoneRecord.
+// A training request with gradients has a BeginRecord and a BatchRecord for
+// each micro-batch. Without its last BatchRecord the request has no effect. A
+// replay still computes its batches, so that other requests in them get the
+// same numbers. A load that succeeded has a LoadedRecord, any other step a
+// DoneRecord.
 #ifndef WEFT_SRC_RECORDS_RECORD_H_
 #define WEFT_SRC_RECORDS_RECORD_H_
 
@@ -25,8 +26,8 @@
 
 namespace weft::records {
 
-// The file in the state folder that holds an adapter's tensors: gradient, first
-// and second moment, then the weights of each version.
+// An image: a file of the state folder with an adapter's gradient, first and
+// second moment, and then the weights of each version.
 struct ImageRecord {
   std::string file;
   uint64_t optim_steps = 0;
@@ -34,12 +35,12 @@ struct ImageRecord {
   std::map<std::string, uint64_t> snapshots;  // Maps a name to a version.
 };
 
-// The blocks of an image other than weights: gradient and two moments.
+// The blocks of an image before the weights: gradient and two moments.
 inline constexpr size_t kStateBlocks = 3;
 
 struct ReplyRecord {
   uint64_t step = 0;
-  std::string digest;
+  std::string digest;  // The digest of the request's payload.
   StepResult result;
 };
 
@@ -55,19 +56,19 @@ struct AdapterRecord {
   absl::Time created_at;
   std::optional<ImageRecord> image;   // None: initial weights, as in
                                       // CreateAdapter.
-  std::vector<ReplyRecord> replies;   // By step.
-  std::optional<ReplyRecord> origin;  // The load that began the epoch.
-  // The adapter has durability checkpoint: a start loads it as `restore` says.
-  // The log has no steps of it but saves and loads.
+  std::vector<ReplyRecord> replies;   // Sorted by step.
+  std::optional<ReplyRecord> origin;  // The load that began `epoch`.
+  // The adapter has durability checkpoint: a server that starts makes the load
+  // `restore`. The log has only saves and loads of this adapter.
   bool from_checkpoint = false;
-  std::optional<LoadCheckpointRequest> restore;  // None: it has no checkpoint.
+  std::optional<LoadCheckpointRequest> restore;  // None: no checkpoint.
 };
 
 struct RemovedRecord {
   AdapterKey key = AdapterKey::kBaseModel;
 };
 
-// A training request. The record precedes those of the request's micro-batches.
+// The start of a training request with gradients, before its BatchRecords.
 struct BeginRecord {
   uint64_t work = 0;  // The request's id in later batches.
   AdapterKey key = AdapterKey::kBaseModel;
@@ -76,28 +77,27 @@ struct BeginRecord {
   StepRequest request;
 };
 
-// A request that began and will not complete.
+// A request that has a BeginRecord and will not complete.
 struct GivenUpRecord {
   uint64_t work = 0;
 };
 
-// A micro-batch with gradients that succeeded. A request without gradients has
-// a DoneRecord instead.
+// A micro-batch that computed gradients and succeeded.
 struct BatchRecord {
   std::vector<sched::TrainSlice> slices;
 };
 
-// A completed step.
+// A completed step, except loads that succeeded and steps with gradients.
 struct DoneRecord {
   AdapterKey key = AdapterKey::kBaseModel;
   uint64_t step = 0;  // 0 if the step has no number.
   std::string digest;
-  std::optional<StepRequest> request;  // Set only if the step must run again.
+  std::optional<StepRequest> request;  // None if replay skips the step.
   StepResult result;
 };
 
-// A load replaced the state of an existing adapter. The file holds a copy of
-// the checkpoint as an image of one version; there is none if the adapter has
+// A load that replaced the state of an existing adapter. `file` is an image of
+// one version with a copy of the checkpoint. It is empty if the adapter has
 // durability checkpoint.
 struct LoadedRecord {
   AdapterKey key = AdapterKey::kBaseModel;
@@ -106,7 +106,7 @@ struct LoadedRecord {
   StepRequest request;
   std::string file;
   uint64_t optim_steps = 0;
-  uint64_t last_step = 0;  // Steps count on from this number.
+  uint64_t last_step = 0;  // The next step has this number + 1.
   uint64_t epoch = 0;
 };
 
@@ -115,9 +115,9 @@ struct ReleaseRecord {
   std::string name;
 };
 
-// The settings on which the bits of later results depend, besides the requests:
-// threads, instructions, sizes of pieces. It is the first record of every
-// segment.
+// The settings that change the bits of later results: the number of threads,
+// the CPU's instructions, sizes of pieces. A SettingsRecord is the first record
+// of every segment (file) of the log.
 struct SettingsRecord {
   std::string settings;
 };
@@ -126,17 +126,17 @@ using Record = std::variant<AdapterRecord, RemovedRecord, BeginRecord,
                             GivenUpRecord, BatchRecord, DoneRecord,
                             LoadedRecord, ReleaseRecord, SettingsRecord>;
 
-// Says which record is the adapter's latest one before the marked record.
+// Tells an adapter's latest record before the record that has this mark.
 struct Mark {
   AdapterKey key = AdapterKey::kBaseModel;
-  uint64_t last = 0;  // Its sequence; 0 = none.
-  std::string name;   // The adapter's id; only in a census.
+  uint64_t last = 0;  // That record's sequence number; 0 = none.
+  std::string name;   // The adapter's id. Set only in a census.
 };
 
-// What a record tells about earlier ones. If some of those are lost, the trails
-// of later records tell whose they were (damage.h).
+// Refers to earlier records. If some records are lost, the trails of later
+// records show which adapters the lost ones changed (damage.h).
 struct Trail {
-  std::vector<Mark> marks;                  // The adapters that it changes.
+  std::vector<Mark> marks;                  // Adapters that the record changes.
   std::optional<std::vector<Mark>> census;  // All adapters before the record.
 };
 
@@ -147,21 +147,23 @@ struct Snapshot {
   std::vector<AdapterRecord> adapters;
 };
 
-// Returns the adapter that the record changes; none for records that name no
+// Returns the adapter that the record changes, or none if the record names no
 // adapter.
 [[nodiscard]] std::optional<AdapterKey> KeyOf(const Record& record);
 
 [[nodiscard]] std::string Encode(const Record& record);
-// Returns bytes that, after those of a record, give the record this trail.
+// Encodes the trail. The caller appends these bytes to the bytes of a record,
+// and DecodeRecord then finds the trail.
 [[nodiscard]] std::string Encode(const Trail& trail);
-// Errors: RESOURCE_EXHAUSTED beyond 2 GiB, the limit of a Protobuf message.
+// Encodes the snapshot. Errors: RESOURCE_EXHAUSTED beyond 2 GiB, the limit of a
+// Protobuf message.
 [[nodiscard]] absl::StatusOr<std::string> Encode(const Snapshot& snapshot);
-// Encodes a BeginRecord without copying the request.
+// Encodes a BeginRecord with these fields without copying the request.
 [[nodiscard]] std::string EncodeBegin(uint64_t work, AdapterKey key,
                                       uint64_t step, const std::string& digest,
                                       const StepRequest& request);
-// Stores the record's trail in `trail` unless it is null. Errors: DATA_LOSS for
-// bytes that are not a record of this version.
+// Decodes a record. Stores its trail in `*trail` if `trail` is not null.
+// Errors: DATA_LOSS for bytes that are not a record of this version.
 [[nodiscard]] absl::StatusOr<Record> DecodeRecord(absl::string_view bytes,
                                                   Trail* trail = nullptr);
 [[nodiscard]] absl::StatusOr<Snapshot> DecodeSnapshot(absl::string_view bytes);

@@ -11,8 +11,10 @@ namespace weft::records {
 
 namespace {
 
-// A census is due after this many records, or after one for each adapter, or
-// with the first record after this time. So it costs a few bytes a record.
+// A census (Trail::census) is due after kCensusRecords records, or after as
+// many records as there are adapters if these are more. It is also due with the
+// first record after kCensusInterval. So a census adds only a few bytes per
+// record.
 constexpr uint64_t kCensusRecords = 64;
 constexpr absl::Duration kCensusInterval = absl::Seconds(1);
 
@@ -32,7 +34,7 @@ void Recorder::Start(std::unique_ptr<journal::LogWriter> log,
 
 void Recorder::Append(std::string bytes, const std::set<AdapterKey>& keys) {
   Trail trail;
-  // An adapter may be gone when its last step ends.
+  // Skips an adapter that was removed before its last step ended.
   for (const AdapterKey key : keys) {
     const auto mark = marks_.find(key);
     if (mark == marks_.end()) continue;
@@ -151,9 +153,10 @@ void Recorder::Done(const dispatch::StepTask& step, const StepResult& result) {
                   .digest = *step.digest,
                   .request = {},
                   .result = result};
-  // A saved checkpoint is already on disk, and scores are in the result. Other
-  // steps must be replayed, even one that only cleared a gradient that was not
-  // finite.
+  // Stores the request only of steps that a replay must run again. A saved
+  // checkpoint is already on disk, and scores are in the result. An OptimStep
+  // changes the adapter even if it fails because the gradient is not finite: it
+  // clears the gradient.
   if (std::holds_alternative<OptimStepRequest>(*step.request) ||
       std::holds_alternative<PublishSnapshotRequest>(*step.request)) {
     done.request = *step.request;

@@ -1,12 +1,12 @@
 // Records the engine thread's changes of adapters.
 //
-// Before Start, nothing is recorded and everything counts as durable. Without
-// --state-dir Start is never called. With it, Start is called when the log has
-// been read to its end, and the replay of the log follows (Replaying).
+// Before Start, the recorder records nothing, and everything counts as durable.
+// Start is called only with --state-dir, after the log has been read to its
+// end. The log is replayed after Start (Replaying).
 //
-// The recorder knows the adapters that have an AdapterRecord, and ignores all
-// others: those of durability memory. It leaves out the steps of those of
-// durability checkpoint.
+// The recorder ignores adapters of durability memory, which have no
+// AdapterRecord. It omits most steps of adapters of durability checkpoint
+// (record.h).
 //
 // Threads: the engine thread, except where a comment says otherwise.
 #ifndef WEFT_SRC_RECORDS_RECORDER_H_
@@ -33,26 +33,28 @@
 
 namespace weft::records {
 
-// The cost of replaying the log: bytes to read, and device time.
+// The cost of replaying the log: bytes to read, and time on the device.
 struct ReplayCost {
   uint64_t bytes = 0;
   absl::Duration time;
 };
 
-// For each adapter, its mark on the next record (record.h), with its name.
+// Maps each adapter to the mark that its next record will have (record.h).
+// These marks also have the adapter's name.
 using Marks = std::map<AdapterKey, Mark>;
 
 class Recorder {
  public:
-  // Starts to record. `cost` is the cost of the existing log. `settings` go
-  // into each SettingsRecord. `marks` are those of all adapters at the end of
-  // the existing log, and `restores` those of durability checkpoint.
+  // Starts to record. `cost` is the cost of the existing log. Each
+  // SettingsRecord gets `settings`. `marks` are the marks of all adapters at
+  // the end of the existing log. `restores` has the adapters of durability
+  // checkpoint.
   void Start(std::unique_ptr<journal::LogWriter> log, const ReplayCost& cost,
              std::string settings, Marks marks, RestorePoints restores);
   [[nodiscard]] bool recording() const { return log_.load() != nullptr; }
 
-  // While an object of this class lives, no change is recorded, because the log
-  // has the changes that are made.
+  // While an object of this class lives, the recorder records nothing. The
+  // replay makes changes that are already in the log.
   class Replaying {
    public:
     explicit Replaying(Recorder* recorder) : depth_(recorder->replaying_) {
@@ -69,47 +71,53 @@ class Recorder {
   void Write(const Record& record);
   // Records a micro-batch with gradients that succeeded.
   void Batch(const dispatch::RunTrain& train);
-  // Records a step that ended without an error or with a StepFailure. Its
-  // adapter may be gone.
+  // Records a step that ended with a result or with a StepFailure. Does nothing
+  // if its adapter was removed.
   void Done(const dispatch::StepTask& step, const StepResult& result);
-  // Records that the request was given up, possibly between two slices.
+  // Records that the request `work` will not complete. Does nothing if the log
+  // has no BeginRecord of this request.
   void Forget(uint64_t work);
   void AddCost(absl::Duration device_time) { cost_.time += device_time; }
-  // Returns the cost of the log since the newest snapshot on disk.
+  // Returns the cost of the records since the newest snapshot on disk.
   [[nodiscard]] const ReplayCost& cost() const { return cost_; }
-  // Returns whether the log has the adapter's steps.
+  // Returns whether the log has all steps of the adapter (durability step).
   [[nodiscard]] bool HasSteps(AdapterKey key) const;
   [[nodiscard]] const RestorePoints& restores() const { return restores_; }
-  // Begins a snapshot. Returns the sequence of the first record that the
+  // Begins a snapshot. Returns the sequence number of the first record that the
   // snapshot does not contain.
   [[nodiscard]] uint64_t BeginSnapshot();
-  // Call it when the snapshot is on disk.
+  // Call it when the snapshot is on disk. Subtracts the cost of all records
+  // before the snapshot from cost().
   void FinishSnapshot();
 
   // Any thread may call the methods below.
 
   // Returns a new name for an image file.
   [[nodiscard]] std::string NewImageName();
-  // Returns the image files that the latest snapshot, the log since then, or an
-  // unwritten record names.
+  // Returns the image files that a record since the last BeginSnapshot names or
+  // that a later record will name. Does not return the files that only the
+  // snapshot names.
   [[nodiscard]] std::set<std::string> Images() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Adds a file that the log names or, if not `recorded`, that a record will
-  // name.
+  // Adds a file to Images(). `recorded` says whether a record already names the
+  // file; otherwise a later record will.
   void AddImage(const std::string& name, bool recorded)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Removes a file that no record will name.
+  // Removes a file from Images(), because no record will name it.
   void DropImage(const std::string& name) ABSL_LOCKS_EXCLUDED(mu_);
   // Runs `task` when all earlier records are on disk. Tasks run in order, on
-  // the log's thread or, if nothing is recorded, in the caller.
+  // the log's thread. If nothing is recorded, runs `task` at once in the
+  // caller.
   void WhenDurable(std::function<void()> task);
   // Returns RESOURCE_EXHAUSTED while the disk is full, has less room than the
-  // reserve, or too many bytes wait for it. New work is then refused.
+  // reserve, or is too slow, so that too many bytes wait. The server then
+  // refuses new work.
   [[nodiscard]] absl::Status CheckRoom() const;
-  // Returns UNAVAILABLE if nothing can be recorded any more.
+  // Returns UNAVAILABLE after an error of the log, which then takes no more
+  // records.
   [[nodiscard]] absl::Status failure() const;
 
  private:
-  // Appends a record that changes these adapters, with its trail.
+  // Appends an encoded record that changes the adapters `keys`, with its trail.
   void Append(std::string bytes, const std::set<AdapterKey>& keys);
   [[nodiscard]] bool records() const { return recording() && replaying_ == 0; }
   [[nodiscard]] bool CensusIsDue() const;
@@ -128,7 +136,7 @@ class Recorder {
   ReplayCost before_snapshot_;  // The cost when the running snapshot began.
   std::atomic<uint64_t> num_images_{0};
   mutable Mutex mu_;
-  // Maps a file to whether a record names it.
+  // Maps an image file to whether a record names it already.
   std::map<std::string, bool> images_ ABSL_GUARDED_BY(mu_);
 };
 

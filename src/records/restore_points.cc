@@ -6,8 +6,8 @@
 namespace weft::records {
 namespace {
 
-// Returns the load of an adapter after this record of it; none if the record
-// does not change it.
+// Returns the load that restores the adapter after this record. Returns none if
+// the record does not change which load this is.
 std::optional<LoadCheckpointRequest> LoadAfter(const Record& record,
                                                const AdapterRecord& adapter) {
   if (const auto* loaded = std::get_if<LoadedRecord>(&record)) {
@@ -31,7 +31,7 @@ bool RestorePoints::Follow(const Record& record) {
     if (!made->from_checkpoint) return false;
     std::optional<LoadCheckpointRequest>& restore =
         adapters_.insert_or_assign(made->key, *made).first->second.restore;
-    // The log does not store the durability of a load.
+    // LoadCheckpointRequest::durability is not in the log.
     if (restore) restore->durability = Durability::kCheckpoint;
     return true;
   }

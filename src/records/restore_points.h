@@ -1,5 +1,6 @@
-// The adapters of durability checkpoint, and from what a start loads each: the
-// last checkpoint of kind train that was saved or loaded.
+// Keeps the adapters of durability checkpoint. For each one keeps the load that
+// a server makes when it starts. That load reads the last checkpoint that the
+// adapter loaded, or saved with kind train, whichever is later.
 //
 // Threads: not thread-safe.
 #ifndef WEFT_SRC_RECORDS_RESTORE_POINTS_H_
@@ -14,14 +15,16 @@ namespace weft::records {
 
 class RestorePoints {
  public:
-  // Follows the log. Returns true if the record is one of such an adapter, so
-  // that there is nothing else to do with it.
+  // Updates the adapters by the next record of the log. Returns true if the
+  // record concerns an adapter of durability checkpoint. A replay then does
+  // nothing else with the record.
   bool Follow(const Record& record);
 
   [[nodiscard]] bool contains(AdapterKey key) const {
     return adapters_.contains(key);
   }
-  // Returns the adapters' records, each with the present load.
+  // Returns the record of each adapter. AdapterRecord::restore is the load that
+  // a server makes when it starts.
   [[nodiscard]] const std::map<AdapterKey, AdapterRecord>& adapters() const {
     return adapters_;
   }

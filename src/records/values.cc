@@ -11,7 +11,8 @@
 namespace weft::records {
 namespace {
 
-// The overloads below would hide those of checkpoint_values.h.
+// Without these lines, the overloads below would hide those of
+// checkpoint_values.h.
 using weft::records::Get;
 using weft::records::Put;
 
@@ -25,7 +26,7 @@ void PutBytes(const std::vector<T>& values, std::string* out) {
 template <typename T>
 void GetBytes(const std::string& bytes, std::vector<T>* out) {
   out->resize(bytes.size() / sizeof(T));
-  // An empty vector may have no address to copy to.
+  // data() of an empty vector may be null, which memcpy forbids.
   if (out->empty()) return;
   std::memcpy(out->data(), bytes.data(), out->size() * sizeof(T));
 }

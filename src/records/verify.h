@@ -1,5 +1,5 @@
-// Reads and checks a whole state folder, to find damage before a start needs
-// the folder.
+// Reads and checks a whole state folder, so that an operator finds damage
+// before a server needs the folder.
 #ifndef WEFT_SRC_RECORDS_VERIFY_H_
 #define WEFT_SRC_RECORDS_VERIFY_H_
 
@@ -11,18 +11,19 @@
 namespace weft::records {
 
 struct StateReport {
-  uint64_t adapters = 0;  // Adapters at the end of the log.
-  uint64_t records = 0;   // Log records after the snapshot.
-  uint64_t images = 0;
+  uint64_t adapters = 0;    // Adapters at the end of the log.
+  uint64_t records = 0;     // Log records after the snapshot.
+  uint64_t images = 0;      // Image files.
   uint64_t bytes = 0;       // Bytes of the log and of images.
-  uint64_t torn_bytes = 0;  // Bytes that a start would cut off.
+  uint64_t torn_bytes = 0;  // Bytes of unfinished records at the log's
+                            // end, which the next start cuts off.
 };
 
-// Reads the snapshot, the log and every image that they name. Keeps the folder
+// Checks the snapshot, the log and all images that they name. Keeps the folder
 // locked during the call. Errors: UNAVAILABLE while a server has the folder,
-// NOT_FOUND if the folder is missing, DATA_LOSS with the places of the damage
-// and the adapters that it hits, FAILED_PRECONDITION for another format
-// version. Blocks on the disk. Threads: any.
+// NOT_FOUND if the folder is missing, FAILED_PRECONDITION for another format
+// version, DATA_LOSS for damage. The message of DATA_LOSS names the damaged
+// places and the damaged adapters. Blocks on the disk. Threads: any.
 [[nodiscard]] absl::StatusOr<StateReport> VerifyState(const std::string& path);
 
 }  // namespace weft::records

@@ -9,8 +9,8 @@
 
 namespace weft::weights {
 
-// Reads from front to back. A read past the end returns zeros and clears ok()
-// permanently, so that a caller can read a whole record and check once.
+// Reads from front to back. A read past the end returns zeros or no bytes and
+// clears ok() for good. So a caller reads a whole record and checks ok() once.
 class ByteReader {
  public:
   explicit ByteReader(absl::string_view bytes) : bytes_(bytes) {}
@@ -29,7 +29,7 @@ class ByteReader {
   uint32_t U32() { return static_cast<uint32_t>(Uint(4)); }
   uint64_t U64() { return Uint(8); }
 
-  // Reads the next bytes. Returns no bytes if there are not enough.
+  // Reads the next `num_bytes` bytes. Returns no bytes if fewer remain.
   absl::string_view Bytes(uint64_t num_bytes) {
     if (!ok_ || num_bytes > remaining()) {
       ok_ = false;

@@ -22,18 +22,19 @@ namespace {
 
 constexpr size_t kMaxIndexBytes = size_t{64} << 20;
 
-// Prefixes that files use for the decoder. The canonical one is "model.".
+// Prefixes that files use for names in the decoder. The canonical one is
+// "model.".
 constexpr absl::string_view kDecoderPrefixes[] = {"",
                                                   "model.",
                                                   "language_model.",
                                                   "language_model.model.",
                                                   "model.language_model.",
                                                   "transformer."};
-// Prefixes that files use for tensors outside the decoder, such as lm_head.
+// Prefixes that files use for names outside the decoder, such as lm_head.
 constexpr absl::string_view kOuterPrefixes[] = {
     "", "model.", "language_model.", "model.language_model.", "transformer."};
 
-// The formats, in the order in which transformers prefers them.
+// The formats of checkpoints, in the order in which transformers prefers them.
 struct Format {
   absl::string_view file_name;
   DirectoryReader read_directory;

@@ -1,5 +1,5 @@
-// A Hugging Face checkpoint on disk: safetensors or torch's .bin, one file or
-// shards with an index. Torch-free. Tensors are read on request.
+// A Hugging Face checkpoint on disk. Its format is safetensors or torch's .bin,
+// in one file or in shards with an index. Torch-free. Reads tensors on request.
 #ifndef WEFT_SRC_WEIGHTS_CHECKPOINT_H_
 #define WEFT_SRC_WEIGHTS_CHECKPOINT_H_
 
@@ -23,8 +23,9 @@ class Checkpoint {
   // Opens the first of these that exists: model.safetensors, the files of
   // model.safetensors.index.json, pytorch_model.bin, the files of
   // pytorch_model.bin.index.json. Reads and checks headers, not tensors.
-  // Errors: NOT_FOUND names what is missing; other errors name file, tensor and
-  // rule. A damaged file is an error even if the next format exists.
+  // Errors: NOT_FOUND, which names the missing files; others, which name file,
+  // tensor and rule. A damaged file is an error even if a later one of the list
+  // exists.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(
       const std::string& model_dir);
 
@@ -32,7 +33,7 @@ class Checkpoint {
   // "model.embed_tokens.weight" or "lm_head.weight". Tries every prefix that
   // files use: none, "model.", "language_model.", "language_model.model.",
   // "model.language_model.", "transformer.". Errors: NOT_FOUND, which names the
-  // tensor; INVALID_ARGUMENT if two match.
+  // tensor; INVALID_ARGUMENT if two tensors match.
   [[nodiscard]] absl::StatusOr<DiskTensor> Find(std::string_view name) const;
 
   // Returns all tensors, ordered by their names in the files.
@@ -42,12 +43,12 @@ class Checkpoint {
   }
 
   // Returns the canonical name of a tensor in the decoder's layers, such as
-  // "model.layers.0.mlp.up_proj.weight", whatever prefix the file uses. Returns
-  // an empty string for other tensors.
+  // "model.layers.0.mlp.up_proj.weight". `name` may have any prefix of the
+  // decoder. Returns an empty string for other tensors.
   [[nodiscard]] static std::string LayerTensorName(absl::string_view name);
 
-  // Returns the bytes read from all files since they were opened, headers
-  // included.
+  // Returns the number of bytes read from all files since they were opened,
+  // headers included.
   [[nodiscard]] uint64_t bytes_read() const;
 
  private:

@@ -7,7 +7,8 @@
 namespace weft::weights {
 namespace {
 
-// A file's tensors may have any address, so memcpy reads them.
+// Converts each element of a tensor. memcpy reads the elements, because they
+// may lie at any address.
 template <float (*kConvert)(uint16_t)>
 void ConvertAll(absl::Span<const std::byte> bytes,
                 absl::Span<float> destination) {

@@ -1,4 +1,4 @@
-// Converts half and brain floats to f32, exactly and without LibTorch.
+// Converts float16 and bfloat16 to float32, exactly and without LibTorch.
 #ifndef WEFT_SRC_WEIGHTS_FLOAT_CONVERT_H_
 #define WEFT_SRC_WEIGHTS_FLOAT_CONVERT_H_
 
@@ -32,9 +32,9 @@ namespace weft::weights {
   return std::bit_cast<float>(sign | (wide_exponent << 23) | (mantissa << 13));
 }
 
-// Copies a tensor of F32, F16 or BF16 into floats, in the tensor's order.
-// Shapes: `destination` has as many elements as the tensor. Errors:
-// INVALID_ARGUMENT for another dtype.
+// Copies a tensor of F32, F16 or BF16 into floats, in row-major order. Shapes:
+// `destination` has as many elements as the tensor. Errors: INVALID_ARGUMENT
+// for another dtype.
 [[nodiscard]] absl::Status CopyToFloats(const TensorView& tensor,
                                         absl::Span<float> destination);
 

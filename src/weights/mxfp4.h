@@ -1,5 +1,6 @@
-// MXFP4: blocks of 32 values of 4 bits (one sign, two exponent, one mantissa
-// bit) with a common scale, a power of two. Torch-free.
+// Widens MXFP4: blocks of 32 values of 4 bits (one sign, two exponent, one
+// mantissa bit). The values of a block share a scale, a power of two.
+// Torch-free.
 #ifndef WEFT_SRC_WEIGHTS_MXFP4_H_
 #define WEFT_SRC_WEIGHTS_MXFP4_H_
 

@@ -10,7 +10,8 @@
 namespace weft::weights {
 namespace {
 
-// Returns an error of the current opcode. Run adds the opcode's name.
+// Returns an error of the current opcode. Run adds the opcode's name to the
+// message.
 absl::Status Refuse(absl::string_view why) {
   return absl::InvalidArgumentError(why);
 }
@@ -73,7 +74,8 @@ absl::StatusOr<PickleValue> PickleMachine::Run() {
     if (done.ok() && in_.ok()) continue;
     const std::string where = absl::StrCat("opcode ", PickleOpcodeName(opcode_),
                                            " at byte ", opcode_offset_);
-    // Bytes past the end read as zeros, so the end is checked first.
+    // Checks for the end first: an error of Step may come from the zeros that a
+    // read past the end returns.
     if (!in_.ok()) {
       return absl::DataLossError(absl::StrCat("pickle ends inside ", where));
     }
@@ -180,8 +182,7 @@ absl::Status PickleMachine::Long1() {
     return Refuse(absl::StrCat("has an integer of ", bytes, " bytes > 8"));
   }
   uint64_t bits = in_.Uint(bytes);
-  // The number is in two's complement of `bytes` bytes, so its top bit is
-  // repeated to the left.
+  // Extends the sign: the number is in two's complement of `bytes` bytes.
   if (bytes > 0 && bytes < sizeof(bits) && (bits >> (8 * bytes - 1)) != 0) {
     bits |= ~uint64_t{0} << (8 * bytes);
   }
@@ -256,8 +257,8 @@ absl::Status PickleMachine::SetItems() {
   return heap_.Insert(dict, items);
 }
 
-// Writers number their memo entries in order. So memory grows with the pickle's
-// length, whatever numbers the pickle has.
+// Refuses an index that skips entries, because writers number memo entries in
+// order. So the memo grows only with the length of a hostile pickle.
 absl::Status PickleMachine::MemoPut(uint64_t index) {
   if (stack_.size() <= Floor()) return Refuse("finds the stack empty");
   if (index > memo_.size()) {

@@ -1,8 +1,9 @@
 // Runs a pickle without importing or calling anything. Torch-free.
 //
-// A pickle is a program for a stack machine that may import and call any
-// function by name. This machine knows only the opcodes of a dict of plain
-// values, protocols 2 to 5. PickleObjects decides about names and calls.
+// A pickle is a program for a stack machine, and may import and call any
+// function by name. This machine knows only the opcodes for dicts of plain
+// values, protocols 2 to 5. A PickleObjects decides which names and calls are
+// allowed.
 #ifndef WEFT_SRC_WEIGHTS_PICKLE_MACHINE_H_
 #define WEFT_SRC_WEIGHTS_PICKLE_MACHINE_H_
 
@@ -23,8 +24,8 @@ namespace weft::weights {
 inline constexpr size_t kMaxPickleString = 4096;
 inline constexpr size_t kMaxPickleStack = 65'536;
 
-// Decides which names a pickle may use and what calls of them return. Errors
-// are INVALID_ARGUMENT, with a message that follows "opcode X at byte N".
+// Decides which names a pickle may use and what a call returns. Errors are
+// INVALID_ARGUMENT. Their message continues "opcode X at byte N".
 class PickleObjects {
  public:
   virtual ~PickleObjects() = default;
@@ -41,13 +42,13 @@ class PickleObjects {
 // Threads: not thread-safe.
 class PickleMachine {
  public:
-  // The arguments outlive the machine.
+  // The pickle's bytes, `heap` and `objects` outlive the machine.
   PickleMachine(absl::string_view pickle, PickleHeap& heap,
                 PickleObjects& objects)
       : pickle_(pickle), in_(pickle), heap_(heap), objects_(objects) {}
 
-  // Returns the pickle's value. Units: time O(bytes), memory bounded by the
-  // limits. Errors: DATA_LOSS if the pickle ends early, otherwise
+  // Runs the pickle and returns its value. Units: time O(bytes), memory bounded
+  // by the limits above. Errors: DATA_LOSS if the pickle ends early, otherwise
   // INVALID_ARGUMENT naming the opcode and its offset. Never throws.
   absl::StatusOr<PickleValue> Run();
 
@@ -55,7 +56,7 @@ class PickleMachine {
   using Handler = absl::Status (PickleMachine::*)();
   static std::array<Handler, 256> Handlers();
 
-  // Opcodes. A template parameter is the width of the operand in bytes.
+  // The handlers of opcodes. `kBytes` is the width of the operand in bytes.
   absl::Status Proto();
   absl::Status Frame();
   absl::Status Stop();
@@ -91,12 +92,12 @@ class PickleMachine {
   absl::Status Step();
   absl::Status Push(absl::StatusOr<PickleValue> value);
   absl::Status Pop(PickleValue& value);
-  // Pops the last mark and everything above it.
+  // Pops the last mark and all values above it, which become `items`.
   absl::Status PopMark(std::vector<PickleValue>& items);
-  // Returns the top of the stack, which must have kind `kind`.
+  // Sets `value` to the top of the stack. Refuses a value of another kind.
   absl::Status Top(PickleKind kind, PickleValue& value) const;
   absl::Status MemoPut(uint64_t index);
-  // Returns the stack's height at the last mark.
+  // Returns the stack's height at the last mark, or 0 without a mark.
   [[nodiscard]] size_t Floor() const {
     return marks_.empty() ? 0 : marks_.back();
   }

@@ -1,4 +1,4 @@
-// The values with which a pickle's program works. Torch-free.
+// The values that a pickle's program makes. Torch-free.
 #ifndef WEFT_SRC_WEIGHTS_PICKLE_VALUES_H_
 #define WEFT_SRC_WEIGHTS_PICKLE_VALUES_H_
 
@@ -14,26 +14,26 @@
 
 namespace weft::weights {
 
-// Limits the sum of tuple items, dict items, dicts, storages and memo entries.
-// A state dict takes about 30 for each tensor.
+// Limits the sum of tuple items, dict keys, dict values, dicts, storages and
+// memo entries. A state dict takes about 30 for each tensor.
 inline constexpr size_t kMaxPickleItems = 4'000'000;
 
 enum class PickleKind : uint8_t {
   kNone,
   kBool,    // `number` is 0 or 1.
-  kInt,     // `number`.
-  kFloat,   // Its value is not kept.
-  kString,  // `size` bytes of the pickle, from `number` on.
-  kTuple,   // `size` items of the heap, from `number` on.
-  kList,    // Its items are not kept.
+  kInt,     // `number` is the value.
+  kFloat,   // The value is not kept.
+  kString,  // The pickle's bytes [number, number + size).
+  kTuple,   // The heap's items [number, number + size).
+  kList,    // The items are not kept.
   kDict,    // The dict with index `number` in the heap.
-  kGlobal,  // PickleObjects numbers this and the next two.
+  kGlobal,  // PickleObjects sets `number`, also below.
   kStorage,
   kTensor,
 };
 
-// Refers to the heap, so that copies are cheap. Nothing is walked or freed
-// recursively, even if a pickle nests deeply or refers to itself.
+// A value. It only refers to data in a PickleHeap, so copies are cheap. No code
+// walks or frees values recursively, so deep or circular pickles are harmless.
 struct PickleValue {
   PickleKind kind = PickleKind::kNone;
   uint32_t size = 0;
@@ -42,7 +42,8 @@ struct PickleValue {
 
 struct PickleDict {
   bool ordered = false;
-  // In the order in which they were set. Keys are strings and may repeat.
+  // Keys and values in the order in which the pickle sets them. Keys are
+  // strings and may repeat.
   std::vector<std::pair<PickleValue, PickleValue>> entries;
 };
 
@@ -65,13 +66,13 @@ class PickleHeap {
     return dicts_[static_cast<size_t>(dict.number)];
   }
 
-  // Counts items that the caller is about to add.
+  // Counts items that the caller is about to add, against kMaxPickleItems.
   [[nodiscard]] absl::Status Charge(size_t num_items);
   [[nodiscard]] absl::StatusOr<PickleValue> NewTuple(
       absl::Span<const PickleValue> items);
   [[nodiscard]] absl::StatusOr<PickleValue> NewDict(bool ordered);
-  // Sets keys to values. There is an even number of values: a key, then its
-  // value.
+  // Adds pairs to the dict: `keys_and_values` has a key, its value, the next
+  // key and so on.
   [[nodiscard]] absl::Status Insert(
       const PickleValue& dict, absl::Span<const PickleValue> keys_and_values);
 

@@ -1,5 +1,5 @@
-// Opens regular files, refuses FIFOs, devices and folders, and reads parts of
-// files.
+// Opens regular files and reads parts of them. Refuses FIFOs, devices and
+// folders.
 #ifndef WEFT_SRC_WEIGHTS_REGULAR_FILE_H_
 #define WEFT_SRC_WEIGHTS_REGULAR_FILE_H_
 
@@ -15,13 +15,14 @@
 
 namespace weft::weights {
 
-// An open, read-only descriptor of a regular file, which the destructor closes.
-// The file is never memory-mapped: if it is cut short while it is read, reading
-// returns an error, but a mapping would end the process. Threads: any.
+// An open regular file for reading, which the destructor closes. Never maps the
+// file into memory: if another process shortens the file, a read returns an
+// error, but access to a mapping would end this process. Threads: any.
 class RegularFile {
  public:
-  // Errors: NOT_FOUND if there is no such file; INVALID_ARGUMENT if it is not a
-  // regular file; otherwise PERMISSION_DENIED or INTERNAL. Each names the file.
+  // Opens the file. Errors: NOT_FOUND if it does not exist; INVALID_ARGUMENT if
+  // it is not a regular file; otherwise PERMISSION_DENIED or INTERNAL. Messages
+  // name the file.
   [[nodiscard]] static absl::StatusOr<RegularFile> Open(
       const std::string& path);
 
@@ -36,14 +37,14 @@ class RegularFile {
   [[nodiscard]] size_t size_bytes() const { return size_bytes_; }
 
   // Fills `destination` with the bytes from `offset` on. Errors: DATA_LOSS if
-  // the file ends before, INTERNAL and others if reading fails. They do not
-  // name the file.
+  // the file ends earlier, INTERNAL and others if reading fails. Messages do
+  // not name the file.
   [[nodiscard]] absl::Status ReadAt(uint64_t offset,
                                     absl::Span<std::byte> destination) const;
   [[nodiscard]] absl::StatusOr<std::string> ReadBytes(uint64_t offset,
                                                       uint64_t num_bytes) const;
 
-  // Returns the sum over all reads so far.
+  // Returns the number of bytes that all reads so far have returned.
   [[nodiscard]] uint64_t bytes_read() const { return bytes_read_; }
 
  private:

@@ -21,7 +21,7 @@ static_assert(std::endian::native == std::endian::little,
               "tensors are used in place and the format is little-endian");
 
 constexpr size_t kLengthBytes = 8;
-// Writers pad the header so that tensors start aligned.
+// Writers pad the header to this multiple, so that the tensors start aligned.
 constexpr size_t kAlignment = 8;
 
 absl::Status CheckEntry(absl::string_view name, const HeaderEntry& entry) {
@@ -40,7 +40,8 @@ absl::Status CheckEntry(absl::string_view name, const HeaderEntry& entry) {
   return absl::OkStatus();
 }
 
-// Checks that the tensors fill the data exactly, one after another.
+// Checks that the tensors fill the bytes after the header exactly, one after
+// another.
 absl::Status CheckContiguous(const HeaderEntries& entries,
                              uint64_t data_bytes) {
   std::vector<const HeaderEntries::value_type*> order;

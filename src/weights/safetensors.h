@@ -1,4 +1,4 @@
-// The safetensors file format: header, views, files, writing. Torch-free.
+// Reads and writes files in the safetensors format. Torch-free.
 //
 // A file has a 64-bit little-endian header length, a JSON header and the bytes
 // of the tensors. The checks follow the format's rules (no hole, no overlap, no
@@ -22,16 +22,17 @@ inline constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 
 using TensorMap = absl::btree_map<std::string, TensorView>;
 
-// Reads the header of a whole file in memory. The views point into `file`. Does
-// not check values, which may be NaN.
+// Parses a whole file that is in memory. The views point into `file`. Does not
+// check values, which may be NaN.
 // Units:  time and memory O(header bytes), bounded by the limits above.
 // Errors: DATA_LOSS if the file is shorter than its header says, otherwise
-// INVALID_ARGUMENT. Each names the tensor and the rule. Never throws.
+// INVALID_ARGUMENT. Messages name the rule and, if there is one, the tensor.
+// Never throws.
 [[nodiscard]] absl::StatusOr<TensorMap> ParseSafetensors(
     absl::string_view file);
 
-// Reads only the header of a file on disk. Errors: as above; they do not name
-// the file.
+// Reads only the header of a file on disk. Errors: as for ParseSafetensors.
+// Messages do not name the file.
 [[nodiscard]] absl::StatusOr<TensorDirectory> ReadSafetensorsDirectory(
     const RegularFile& file);
 
@@ -39,12 +40,13 @@ struct TensorHeader {
   std::string name;
   ScalarType dtype = ScalarType::kF32;
   absl::Span<const int64_t> shape;
-  uint64_t size_bytes = 0;  // Implied by shape and dtype.
+  uint64_t size_bytes = 0;  // The size that shape and dtype imply.
 };
 
-// Returns the beginning of a file with these tensors, whose bytes follow in
-// this order. It has the metadata {"format": "pt"}, which Hugging Face's
-// readers need. REQUIRES: names are distinct.
+// Returns the beginning of a file: the header's length and the header. The
+// caller appends the bytes of `tensors`, in this order. The header has the
+// metadata {"format": "pt"}, which Hugging Face's readers need. REQUIRES: names
+// are distinct.
 [[nodiscard]] std::string SafetensorsStart(
     absl::Span<const TensorHeader> tensors);
 

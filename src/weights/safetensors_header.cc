@@ -25,7 +25,7 @@ std::optional<ScalarType> ScalarTypeOf(absl::string_view name) {
   return std::nullopt;
 }
 
-// The place in the header to which the next event belongs.
+// The part of the header that the parser is in.
 enum class Place : uint8_t {
   kStart,
   kHeader,    // Expects a tensor's name or __metadata__.
@@ -36,7 +36,7 @@ enum class Place : uint8_t {
   kEnd,
 };
 
-// Takes nlohmann's SAX events; a handler that returns false ends the parse.
+// Handles nlohmann's SAX events. A handler that returns false ends the parse.
 // NOLINTBEGIN(readability-identifier-naming): the parser gives the names.
 class HeaderHandler {
  public:
@@ -133,7 +133,7 @@ bool HeaderHandler::start_object(size_t /*size*/) {
     place_ = Place::kHeader;
     return true;
   }
-  // The name that was just read opens a tensor or the metadata.
+  // The key before this object is a tensor's name or __metadata__.
   if (place_ == Place::kHeader) {
     place_ = tensor_ == kMetadataKey ? Place::kMetadata : Place::kTensor;
     return true;
@@ -234,7 +234,7 @@ absl::StatusOr<HeaderEntries> ParseHeaderJson(absl::string_view text) {
     return absl::InvalidArgumentError(
         "safetensors header does not start with '{'");
   }
-  // The parser would stop at a NUL byte.
+  // nlohmann would take a NUL byte as the end of the text.
   if (text.find('\0') != absl::string_view::npos) {
     return absl::InvalidArgumentError("safetensors header has a NUL byte");
   }

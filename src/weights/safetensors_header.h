@@ -18,7 +18,7 @@ namespace weft::weights {
 struct HeaderEntry {
   ScalarType dtype = ScalarType::kF32;
   std::vector<uint64_t> shape;
-  uint64_t begin = 0;  // Counts bytes from the header's end.
+  uint64_t begin = 0;  // Offsets count bytes from the header's end.
   uint64_t end = 0;
 };
 

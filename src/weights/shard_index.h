@@ -1,5 +1,5 @@
-// Reads model.safetensors.index.json or pytorch_model.bin.index.json, which say
-// which file holds which tensor. Torch-free.
+// Reads model.safetensors.index.json or pytorch_model.bin.index.json, which map
+// each tensor to the file that holds it. Torch-free.
 #ifndef WEFT_SRC_WEIGHTS_SHARD_INDEX_H_
 #define WEFT_SRC_WEIGHTS_SHARD_INDEX_H_
 
@@ -11,10 +11,11 @@
 
 namespace weft::weights {
 
-// Maps a tensor's name to a file's name. File names have no folder and no "..".
+// Maps a tensor's name to a file's name, which has no folder and is not "..".
 using ShardIndex = absl::btree_map<std::string, std::string>;
 
-// Errors: INVALID_ARGUMENT, which names the tensor and the rule.
+// Parses the text of an index. Errors: INVALID_ARGUMENT, which names the tensor
+// and the rule.
 [[nodiscard]] absl::StatusOr<ShardIndex> ParseShardIndex(
     absl::string_view json);
 

@@ -22,7 +22,8 @@ class Watcher {
 
   explicit Watcher(const JsonLimits& limits) : limits_(limits) {}
 
-  // Returns false to drop a value, so that a refused document stays small.
+  // Returns false to make the parser drop a value. So a refused document takes
+  // little memory.
   bool operator()(int depth, Event event, Json& value) {
     if (!problem_.empty()) return false;
     switch (event) {
@@ -87,7 +88,7 @@ absl::StatusOr<Json> ParseStrictJson(absl::string_view text,
     return absl::InvalidArgumentError(absl::StrCat(
         what, " has ", text.size(), " bytes > limit ", limits.max_bytes));
   }
-  // The parser would stop at a NUL byte.
+  // nlohmann would take a NUL byte as the end of the text.
   if (text.find('\0') != absl::string_view::npos) {
     return absl::InvalidArgumentError(absl::StrCat(what, " has a NUL byte"));
   }

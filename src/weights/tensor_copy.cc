@@ -19,7 +19,8 @@ namespace {
 
 constexpr uint64_t kBlockBytes = uint64_t{4} << 20;
 
-// A file that gets its name only if Commit succeeds.
+// A new file, which has a temporary name until Commit renames it. Without
+// Commit the destructor removes it.
 class NewFile {
  public:
   explicit NewFile(std::string path)

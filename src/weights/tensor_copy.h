@@ -20,19 +20,20 @@ struct CopiedTensor {
   std::optional<DiskTensor> twin;  // A tensor that must have the same bytes.
 };
 
-// Writes the tensors, in this order and as they are stored, to a file that
-// replaces any file of that name. The file is written completely or not at all.
-// Calls `on_copied` with the number of bytes of each block.
+// Writes the tensors, in this order and with the bytes that they have, to a
+// file that replaces any file of that name. Writes the file completely or not
+// at all. Copies in blocks, and calls `on_copied` with the size of each block
+// in bytes.
 // Units:   a few MB of memory.
-// Errors:  those of DiskTensor::Read; INVALID_ARGUMENT if a twin differs;
-//          INTERNAL or RESOURCE_EXHAUSTED, naming the path, if the file cannot
-//          be written.
+// Errors:  those of DiskTensor::Read; INVALID_ARGUMENT if a twin differs; the
+//          status of errno, naming the path, if the file cannot be written.
 // Threads: any.
 [[nodiscard]] absl::Status CopyTensors(
     const std::vector<CopiedTensor>& tensors, const std::string& path,
     const std::function<void(int64_t)>& on_copied);
 
-// Writes a small file in the same way.
+// Writes `contents` to a file that replaces any file of that name, completely
+// or not at all.
 [[nodiscard]] absl::Status ReplaceFile(const std::string& path,
                                        absl::string_view contents);
 

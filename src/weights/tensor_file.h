@@ -1,6 +1,6 @@
-// A checkpoint file of any format, whose tensors are read in parts. Formats
-// differ only in their directories: all store the tensors' bytes plainly.
-// Torch-free.
+// A checkpoint file of any format, whose tensors are read in parts. The formats
+// differ only in the directory that lists the tensors. All formats store the
+// tensors' bytes uncompressed. Torch-free.
 #ifndef WEFT_SRC_WEIGHTS_TENSOR_FILE_H_
 #define WEFT_SRC_WEIGHTS_TENSOR_FILE_H_
 
@@ -17,16 +17,17 @@
 
 namespace weft::weights {
 
-// The reader of a format: finds the tensors of a file and checks that they are
-// inside the file. Reads headers and directories, but no tensor. Its errors
-// need not name the file.
+// Reads the directory of a file in one format: finds the tensors and checks
+// that they lie inside the file. Reads headers, but no tensor. The errors need
+// not name the file.
 using DirectoryReader =
     absl::StatusOr<TensorDirectory> (*)(const RegularFile& file);
 
 // Threads: any, once opened.
 class TensorFile {
  public:
-  // Errors: those of RegularFile::Open and of the format. They name the path.
+  // Opens the file and reads its directory. Errors: those of RegularFile::Open
+  // and of `read_directory`. Messages name the path.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<TensorFile>> Open(
       const std::string& path, DirectoryReader read_directory);
 
@@ -45,8 +46,8 @@ class TensorFile {
   const TensorDirectory tensors_;
 };
 
-// A tensor of a TensorFile, read whole or in slices. Cheap to copy. The
-// TensorFile outlives it. Threads: any.
+// A tensor of a TensorFile, which is read whole or in slices. Copies are cheap.
+// The TensorFile outlives the tensor. Threads: any.
 class DiskTensor {
  public:
   DiskTensor(const TensorFile& file, const TensorDirectory::value_type& entry)
@@ -58,23 +59,23 @@ class DiskTensor {
   [[nodiscard]] absl::Span<const int64_t> shape() const {
     return entry_->second.shape;
   }
-  // Returns the number of rows of the tensor seen as a matrix. Its columns are
-  // the last of two or more dimensions. A vector has one column; a scalar has
-  // one row.
+  // Returns the number of rows of the tensor seen as a matrix. The last of two
+  // or more dimensions gives the columns, and the others together give the
+  // rows. A vector has one column; a scalar has one row.
   [[nodiscard]] int64_t num_rows() const;
   [[nodiscard]] uint64_t row_bytes() const;
   [[nodiscard]] uint64_t size_bytes() const {
     return entry_->second.size_bytes;
   }
 
-  // Returns whether both are the same bytes of the same file, in the same
-  // shape. Tied tensors of a .bin file share their storage.
+  // Returns whether both tensors are the same bytes of the same file, with the
+  // same dtype and shape. Tied tensors of a .bin file are the same.
   [[nodiscard]] bool IsSameAs(const DiskTensor& other) const;
 
-  // Returns whether the tensor is row-major. Only then can it be read.
+  // Returns whether the tensor is row-major. Other tensors cannot be read.
   [[nodiscard]] bool is_row_major() const { return entry_->second.row_major; }
 
-  // Fills the destination with the tensor's bytes from `first_byte` on. Errors:
+  // Fills `destination` with the tensor's bytes from `first_byte` on. Errors:
   // those of Read.
   [[nodiscard]] absl::Status ReadBytes(uint64_t first_byte,
                                        absl::Span<std::byte> destination) const;
@@ -83,15 +84,15 @@ class DiskTensor {
   struct Block {
     int64_t first_row = 0;
     int64_t num_rows = 0;
-    uint64_t first_byte = 0;  // Where the block begins in each row.
+    uint64_t first_byte = 0;  // Position of the block in each row.
     uint64_t num_bytes = 0;   // Size of the block in each row.
   };
 
-  // Reads a block of the tensor, and no other byte. Reads whole rows at once,
-  // and parts of rows one by one. Shapes: `destination` has block.num_rows *
-  // block.num_bytes bytes. Errors: INVALID_ARGUMENT if the tensor is not
-  // row-major, DATA_LOSS if the file was cut short since it was opened. Each
-  // names file and tensor.
+  // Reads a block of the tensor, and no other byte. Reads whole rows together,
+  // and parts of rows one row at a time. Shapes: `destination` has
+  // block.num_rows * block.num_bytes bytes. Errors: INVALID_ARGUMENT if the
+  // tensor is not row-major, DATA_LOSS if the file has become shorter, INTERNAL
+  // if the block is outside the tensor. Messages name the tensor.
   [[nodiscard]] absl::Status Read(const Block& block,
                                   absl::Span<std::byte> destination) const;
 

@@ -22,8 +22,8 @@
 namespace weft::weights {
 namespace {
 
-// The bytes of one read: two huge pages, so that threads rarely share a page.
-// It is small enough for the buffer of a conversion or of a transfer to a
+// The size of one read: two huge pages, so that threads rarely write to the
+// same page. A buffer of this size serves conversions and transfers to a
 // device.
 constexpr int64_t kBlockBytes = int64_t{4} << 20;
 
@@ -35,15 +35,15 @@ absl::Status ShapeError(absl::string_view name, const DiskTensor& source,
       ShapeString(absl::MakeConstSpan(sizes.data(), sizes.size()))));
 }
 
-// Returns a view of the tensor as the matrix in the file
-// (DiskTensor::num_rows).
+// Returns a view of the tensor as the matrix that DiskTensor::num_rows
+// describes.
 at::Tensor AsMatrix(const at::Tensor& tensor) {
   if (tensor.dim() == 2) return tensor;
   if (tensor.dim() < 2) return tensor.view({-1, 1});
   return tensor.view({-1, tensor.size(-1)});
 }
 
-// Rows [begin, end) of item `item` of the plan.
+// Rows [begin, end) of the destination of item number `item` of the plan.
 struct RowBlock {
   size_t item = 0;
   int64_t begin = 0;
@@ -58,8 +58,8 @@ void AddBlocks(size_t item, int64_t num_rows, int64_t row_bytes,
   }
 }
 
-// Returns the place of a block's rows in the tensor. The slice has `columns`
-// columns.
+// Returns the place of a block's rows in the file's tensor. The slice begins at
+// `begin` and has `columns` columns.
 DiskTensor::Block BlockOf(const SliceBegin& begin, const RowBlock& block,
                           int64_t columns, at::ScalarType dtype) {
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(dtype));
@@ -69,10 +69,10 @@ DiskTensor::Block BlockOf(const SliceBegin& begin, const RowBlock& block,
           .num_bytes = static_cast<uint64_t>(columns * element_bytes)};
 }
 
-// Runs `work` for every block on all compute threads, until one fails. Each
-// thread starts in its own part, so that reads are sequential and threads do
-// not share pages. When a thread's part is done, it takes blocks of other
-// parts.
+// Runs `work` for every block on all compute threads, until one call fails.
+// Each thread starts in its own part of `blocks`, so that reads are sequential
+// and threads do not share pages. When its part is done, a thread takes blocks
+// from the other parts.
 absl::Status ForEachBlock(
     const std::vector<RowBlock>& blocks,
     const std::function<absl::Status(const RowBlock&)>& work) {
@@ -98,7 +98,8 @@ absl::Status ForEachBlock(
   return result;
 }
 
-// Returns the integer type of the same size, because NaN does not equal itself.
+// Returns the integer type of the same size, to compare bits. Equality of
+// floats would find a NaN different from itself.
 at::ScalarType BitsType(const at::Tensor& tensor) {
   switch (tensor.element_size()) {
     case 1:
@@ -110,7 +111,7 @@ at::ScalarType BitsType(const at::Tensor& tensor) {
   }
 }
 
-// Returns the shape of the slice that fills `destination`.
+// Returns the shape, in the file, of the slice that fills `destination`.
 std::vector<int64_t> SliceShape(const at::Tensor& destination,
                                 const RowFormat& format) {
   std::vector<int64_t> shape = destination.sizes().vec();
@@ -118,7 +119,8 @@ std::vector<int64_t> SliceShape(const at::Tensor& destination,
   return shape;
 }
 
-// Writes rows as they are in a file to rows of a destination.
+// Writes the rows `read`, which have the file's dtype, to `rows` of a
+// destination.
 absl::Status Store(const at::Tensor& read, const RowFormat& format,
                    const at::Tensor& rows) {
   if (format.store) return format.store(read, rows);
@@ -236,8 +238,8 @@ absl::StatusOr<bool> HasValues(const Checkpoint& checkpoint,
                                const at::Tensor& tensor,
                                const RowFormat& format) {
   ReadPlan plan(checkpoint);
-  // Only checks that the slice can be read. The blocks below are read without
-  // the plan.
+  // The plan only checks that the slice can be read. The code below reads the
+  // blocks.
   WEFT_RETURN_IF_ERROR(plan.AddSlice(name, begin, tensor, format));
   WEFT_ASSIGN_OR_RETURN(const DiskTensor source, checkpoint.Find(name));
   if (tensor.numel() == 0) return true;

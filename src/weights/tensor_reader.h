@@ -19,7 +19,7 @@
 
 namespace weft::weights {
 
-// Returns LibTorch's name of F32, F16 or BF16; nothing for other types.
+// Returns LibTorch's type for F32, F16 or BF16, and none for other types.
 [[nodiscard]] std::optional<at::ScalarType> FloatingType(ScalarType type);
 
 // Returns the memory of a contiguous tensor on the CPU.
@@ -31,38 +31,41 @@ struct SliceBegin {
   int64_t column = 0;
 };
 
-// How rows are written to a destination that does not have them as numbers of a
-// dtype. The default has no `store`: destinations have the file's shape.
+// How to write rows to a destination in another format, such as 8-bit numbers
+// with scales. Without `store`, the destination has the shape of the file's
+// rows, and values are converted to its dtype.
 struct RowFormat {
   int64_t columns = 0;  // The columns of the rows in the file.
-  // Writes rows [n, columns], in the file's dtype on the CPU, to n rows of the
-  // destination. Called on any thread.
+  // Writes `rows` [n, columns], on the CPU in the file's dtype, to the n rows
+  // of `destination`. Any thread calls this function.
   std::function<absl::Status(const at::Tensor& rows,
                              const at::Tensor& destination)>
       store = nullptr;
 };
 
-// A list of tensors to read. Add checks a tensor; Run reads all of them on all
-// compute threads, in blocks of a few MB. Values are converted to the dtype of
-// their destination and moved to its device. The CPU never holds a second copy
-// of a whole tensor. It needs no buffer if dtype and device are the file's.
-// Threads: not thread-safe. REQUIRES: destinations are distinct.
+// A list of tensors to read. Add and AddSlice check a tensor. Run reads all
+// tensors on all compute threads, in blocks of a few MB. Values are converted
+// to the destination's dtype and moved to its device. Memory on the CPU never
+// holds a second copy of a whole tensor. A contiguous destination on the CPU in
+// the file's dtype is read into directly. Threads: not thread-safe. REQUIRES:
+// destinations are distinct.
 class ReadPlan {
  public:
   // `checkpoint` outlives the plan.
   explicit ReadPlan(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
 
   // Adds a whole tensor. Shapes: `destination` has the tensor's shape; it may
-  // be a narrow view of a fused matrix. Errors: NOT_FOUND; INVALID_ARGUMENT
-  // naming the tensor, its shape and the expected one, or a dtype other than
-  // F32, F16, BF16.
+  // be a view of some rows of a fused matrix. Errors: NOT_FOUND;
+  // INVALID_ARGUMENT for another shape, or a dtype other than F32, F16, BF16.
+  // Messages name the tensor.
   [[nodiscard]] absl::Status Add(std::string_view name,
                                  const at::Tensor& destination);
 
-  // Adds only the slice of a matrix or vector that has the destination's shape.
-  // A tensor with more dimensions counts as a matrix (DiskTensor::num_rows).
-  // With a format, `destination` has the slice's rows in this format. Errors:
-  // those of Add; INVALID_ARGUMENT if the tensor has no such slice.
+  // Adds only a slice of a matrix or vector. The slice begins at `begin` and
+  // has the destination's shape. A tensor with more dimensions counts as a
+  // matrix (DiskTensor::num_rows). With format.store, `destination` has the
+  // slice's rows in that format. Errors: those of Add; INVALID_ARGUMENT if the
+  // tensor has no such slice.
   [[nodiscard]] absl::Status AddSlice(std::string_view name,
                                       const SliceBegin& begin,
                                       const at::Tensor& destination,
@@ -71,11 +74,10 @@ class ReadPlan {
   // Returns the number of bytes that Run reads from the files.
   [[nodiscard]] uint64_t num_bytes() const;
 
-  // Reads everything. Calls `on_read` with the number of bytes of each block,
-  // on any thread. Errors: INVALID_ARGUMENT for a tensor that is not row-major,
-  // DATA_LOSS if a file was cut short, and those of RowFormat::store. After an
-  // error the destinations are
-  // undefined.
+  // Reads all tensors. Calls `on_read`, on any thread, with the size of each
+  // block in bytes. Errors: INVALID_ARGUMENT for a tensor that is not
+  // row-major, DATA_LOSS if a file has become shorter, and those of
+  // RowFormat::store. After an error the destinations are undefined.
   [[nodiscard]] absl::Status Run(
       const std::function<void(int64_t)>& on_read) const;
 
@@ -85,7 +87,7 @@ class ReadPlan {
     at::ScalarType dtype;  // The file's dtype.
     SliceBegin begin;
     at::Tensor destination;  // [rows, columns], or rows in `format`.
-    RowFormat format;        // `columns` is always set.
+    RowFormat format;        // `columns` is set even without `store`.
 
     [[nodiscard]] int64_t element_bytes() const {
       return static_cast<int64_t>(c10::elementSize(dtype));
@@ -100,9 +102,8 @@ class ReadPlan {
   std::vector<Item> items_;
 };
 
-// Returns whether `tensor` (F32, F16 or BF16) already has the bits that
-// ReadPlan::AddSlice would write. Reads the slice in blocks. Errors: those of
-// ReadPlan.
+// Returns whether `tensor` already has the bits that ReadPlan::AddSlice would
+// write to it. Reads the slice in blocks. Errors: those of ReadPlan.
 [[nodiscard]] absl::StatusOr<bool> HasValues(const Checkpoint& checkpoint,
                                              std::string_view name,
                                              const SliceBegin& begin,

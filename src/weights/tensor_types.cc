@@ -52,7 +52,7 @@ absl::StatusOr<uint64_t> DeclaredBytes(absl::string_view name, ScalarType dtype,
   constexpr uint64_t kMax = std::numeric_limits<int64_t>::max();
   uint64_t bytes = ScalarTypeBytes(dtype);
   for (const uint64_t size : shape) {
-    // Refuses an absurd size even if a later size is zero.
+    // Refuses a huge size even if a later size is zero.
     if (size > kMax || (size != 0 && bytes > kMax / size)) {
       return absl::InvalidArgumentError(absl::StrCat(
           QuotedTensor(name), " has a shape of more than 2^63 bytes"));

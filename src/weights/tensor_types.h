@@ -1,5 +1,5 @@
-// Describes a tensor in a file of any format: dtype, shape and place. Also has
-// the limits of all formats. Torch-free.
+// Describes a tensor in a file of any format by its dtype, shape and place.
+// Also has the limits that all formats share. Torch-free.
 #ifndef WEFT_SRC_WEIGHTS_TENSOR_TYPES_H_
 #define WEFT_SRC_WEIGHTS_TENSOR_TYPES_H_
 
@@ -39,8 +39,8 @@ enum class ScalarType : uint8_t {
 [[nodiscard]] const char* ScalarTypeName(ScalarType type);
 [[nodiscard]] size_t ScalarTypeBytes(ScalarType type);
 
-// A view of a tensor in another object's memory: row-major, little-endian, at
-// any alignment.
+// A view of a tensor in memory that another object owns: row-major,
+// little-endian, at any alignment.
 struct TensorView {
   ScalarType dtype = ScalarType::kF32;
   std::vector<int64_t> shape;
@@ -73,8 +73,8 @@ using TensorDirectory = absl::btree_map<std::string, StoredTensor>;
 // in its name". Returns an empty string if nothing is wrong.
 [[nodiscard]] std::string TensorNameProblem(absl::string_view name);
 
-// Returns the bytes that shape and dtype imply. Errors: INVALID_ARGUMENT beyond
-// 2^63.
+// Returns the number of bytes that shape and dtype imply. Errors:
+// INVALID_ARGUMENT beyond 2^63, which names the tensor.
 [[nodiscard]] absl::StatusOr<uint64_t> DeclaredBytes(
     absl::string_view name, ScalarType dtype, absl::Span<const uint64_t> shape);
 

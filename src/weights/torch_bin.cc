@@ -29,7 +29,7 @@ constexpr size_t kMaxByteOrderBytes = 16;
 // Offset of a tar archive's magic. torch wrote tar archives before version 0.1.
 constexpr size_t kTarMagicOffset = 257;
 
-// Refuses a file that is not a zip archive, and names what it looks like.
+// Refuses a file that is not a zip archive. The message says what the file is.
 absl::Status CheckIsZip(const RegularFile& file) {
   WEFT_ASSIGN_OR_RETURN(
       const std::string start,
@@ -77,7 +77,7 @@ absl::StatusOr<std::string> ReadEntry(const RegularFile& file,
   }
   WEFT_ASSIGN_OR_RETURN(std::string bytes,
                         file.ReadBytes(entry.data_offset, entry.size_bytes));
-  // torch can be set to compute no checksums; it then writes zeros.
+  // torch writes 0 if it is set to compute no checksums.
   if (entry.crc32 != 0 && Crc32(bytes) != entry.crc32) {
     return absl::DataLossError(absl::StrCat(
         "zip entry '", absl::CHexEscape(name), "' fails its checksum"));
@@ -97,7 +97,7 @@ absl::Status CheckByteOrder(const RegularFile& file, const ZipDirectory& zip,
       "zip archive has byteorder '", absl::CHexEscape(order), "', not little"));
 }
 
-// Returns whether the last element that shape, strides and offset reach is
+// Returns whether the tensor's last element, by shape, strides and offset, is
 // inside the storage. The computation never overflows.
 bool LiesInStorage(const PickledTensor& tensor) {
   uint64_t last = tensor.offset;
@@ -112,7 +112,8 @@ bool LiesInStorage(const PickledTensor& tensor) {
   return last < tensor.storage_elements;
 }
 
-// Strides mean nothing for dimensions of size 1 and for an empty tensor.
+// Returns whether the tensor is row-major. Strides of dimensions of size 1 and
+// of empty tensors have no meaning.
 bool IsRowMajor(const PickledTensor& tensor) {
   if (std::ranges::count(tensor.shape, 0u) > 0) return true;
   uint64_t stride = 1;
@@ -124,8 +125,8 @@ bool IsRowMajor(const PickledTensor& tensor) {
   return true;
 }
 
-// Returns a tensor's place, after checking that the tensor is inside its
-// storage.
+// Checks that the tensor is inside its storage, and returns its place in the
+// file.
 absl::StatusOr<StoredTensor> Locate(const std::string& name,
                                     const PickledTensor& tensor,
                                     const ZipDirectory& zip,

@@ -1,7 +1,7 @@
 // Reads pytorch_model.bin, which torch.save has written since version 1.6.
 // Torch-free.
 //
-// The file is a zip archive. Its data.pkl maps each tensor to a part of a
+// The file is a zip archive. Its entry data.pkl maps each tensor to a part of a
 // storage. Each storage is an uncompressed entry data/KEY.
 #ifndef WEFT_SRC_WEIGHTS_TORCH_BIN_H_
 #define WEFT_SRC_WEIGHTS_TORCH_BIN_H_
@@ -12,13 +12,13 @@
 
 namespace weft::weights {
 
-// Reads only the archive's directory and its pickle, whose checksum is
-// verified. Tensors may share a storage (tied weights). A tensor that is not
-// row-major is listed, but reading it is refused. Storages are read in slices
-// and, as in safetensors, without a checksum. Errors: DATA_LOSS if the file was
-// cut short; UNIMPLEMENTED for the format before 1.6; otherwise
-// INVALID_ARGUMENT naming the tensor, the zip entry or the pickle's opcode, and
-// the rule. Never throws.
+// Reads only the archive's directory and its pickle, and verifies the pickle's
+// checksum. Storages are later read in slices and, as in safetensors, without a
+// checksum. Several tensors may share a storage (tied weights). The result
+// lists tensors that are not row-major, but they cannot be read. Errors:
+// DATA_LOSS if the file was cut short; UNIMPLEMENTED for the format before 1.6;
+// otherwise INVALID_ARGUMENT, which names the rule and the tensor, the zip
+// entry or the pickle's opcode. Never throws.
 [[nodiscard]] absl::StatusOr<TensorDirectory> ReadTorchDirectory(
     const RegularFile& file);
 

@@ -17,13 +17,13 @@ namespace {
 
 enum class Callee : uint8_t { kOrderedDict, kTensor, kParameter, kStorage };
 
-// A name that a pickle may use, and what it stands for.
+// A function or type that a pickle may name, and what the name stands for.
 struct Global {
   absl::string_view module;
   absl::string_view name;
   Callee call = Callee::kStorage;
-  ScalarType dtype = ScalarType::kF32;  // kStorage: dtype of the storage's
-                                        // elements.
+  ScalarType dtype = ScalarType::kF32;  // Dtype of the elements of a
+                                        // kStorage.
 };
 
 constexpr Global kGlobals[] = {
@@ -57,7 +57,8 @@ bool HaveKinds(absl::Span<const PickleValue> values,
   return std::ranges::equal(values, kinds, {}, &PickleValue::kind);
 }
 
-// Creates storages, tensors and OrderedDicts.
+// Accepts the names in kGlobals, and creates storages, tensors and
+// OrderedDicts.
 class TorchObjects final : public PickleObjects {
  public:
   explicit TorchObjects(PickleHeap& heap) : heap_(heap) {}
@@ -100,8 +101,8 @@ absl::StatusOr<PickleValue> TorchObjects::Global(absl::string_view module,
       "', which is neither a dict nor a tensor of a type that is read"));
 }
 
-// The id has the form ('storage', torch.FloatStorage, key, device, number of
-// elements).
+// Creates a storage. The id has the form ('storage', torch.FloatStorage, key,
+// device, number of elements).
 absl::StatusOr<PickleValue> TorchObjects::Persistent(const PickleValue& id) {
   constexpr PickleKind kKinds[] = {PickleKind::kString, PickleKind::kGlobal,
                                    PickleKind::kString, PickleKind::kString,
@@ -157,9 +158,9 @@ absl::Status TorchObjects::Sizes(const PickleValue& tuple,
   return absl::OkStatus();
 }
 
-// The arguments have the form (storage, offset, size, stride, requires_grad,
-// hooks[, metadata]). The metadata of conjugate and negative views would change
-// the values.
+// Creates a tensor. The arguments have the form (storage, offset, size, stride,
+// requires_grad, hooks[, metadata]). Refuses metadata other than None: that of
+// conjugate and negative views would change the values.
 absl::StatusOr<PickleValue> TorchObjects::RebuildTensor(
     absl::Span<const PickleValue> arguments) {
   constexpr PickleKind kKinds[] = {PickleKind::kStorage, PickleKind::kInt,
@@ -186,7 +187,8 @@ absl::StatusOr<PickleValue> TorchObjects::RebuildTensor(
   return PickleValue{.kind = PickleKind::kTensor, .number = index};
 }
 
-// A module's state_dict() has the module's version as an attribute.
+// Accepts only the attribute _metadata of an OrderedDict, in which state_dict()
+// keeps versions of modules.
 absl::Status TorchObjects::SetState(const PickleValue& target,
                                     const PickleValue& state) {
   if (target.kind != PickleKind::kDict || !heap_.Dict(target).ordered ||

@@ -1,6 +1,6 @@
 // Reads the pickle inside a torch.save archive of a state dict. Torch-free.
-// Only tensors and OrderedDicts are accepted. Any other name is refused with
-// its offset. Nothing is imported or called.
+// Accepts only tensors and OrderedDicts. Refuses any other name with an error
+// that has its offset. Imports and calls nothing.
 #ifndef WEFT_SRC_WEIGHTS_TORCH_PICKLE_H_
 #define WEFT_SRC_WEIGHTS_TORCH_PICKLE_H_
 
@@ -31,9 +31,9 @@ struct PickledTensor {
 
 using PickledTensors = absl::btree_map<std::string, PickledTensor>;
 
-// Runs a pickle whose result is a dict of tensors or Parameters by name, such
-// as a module's state_dict().
-// Units:  time O(bytes); memory O(bytes), bounded by the limits of all pickles.
+// Runs a pickle whose result is a dict that maps names to tensors or
+// Parameters, such as a module's state_dict().
+// Units:  time and memory O(bytes), bounded by the limits of pickle_machine.h.
 // Errors: DATA_LOSS if the pickle ends early, otherwise INVALID_ARGUMENT naming
 // the opcode and its offset, or the tensor. Never throws.
 [[nodiscard]] absl::StatusOr<PickledTensors> ParseTorchPickle(

@@ -24,11 +24,12 @@ constexpr size_t kEndBytes = 22;
 constexpr size_t kEnd64Bytes = 56;
 constexpr size_t kLocator64Bytes = 20;
 constexpr uint16_t kZip64Extra = 1;
-// The flags that are accepted: sizes only in the directory, and names in UTF-8.
+// Bits of an entry's flags. Accepted are kDeferredSizes (sizes only in the
+// directory) and bit 11 (names in UTF-8).
 constexpr uint16_t kDeferredSizes = 1u << 3;
 constexpr uint16_t kEncrypted = 1u << 0;
 constexpr uint16_t kKnownFlags = kDeferredSizes | (1u << 11);
-// A field with this value has its true value in the zip64 record.
+// A field of 4 or 2 bytes with this value has its true value in a zip64 record.
 constexpr uint32_t kIn64 = 0xffffffff;
 constexpr uint16_t kIn64Short = 0xffff;
 
@@ -56,7 +57,8 @@ struct DirectoryRange {
   uint64_t offset = 0;
 };
 
-// Returns whether a field of the end record agrees with its zip64 form.
+// Returns whether a field of the end record agrees with the zip64 end record.
+// The value `saturated` refers to the zip64 end record.
 bool Agree(uint64_t field, uint64_t saturated, uint64_t field64) {
   return field == saturated || field == field64;
 }
@@ -96,7 +98,7 @@ absl::Status ReadEnd64(const RegularFile& file, ByteReader locator,
   return absl::OkStatus();
 }
 
-// Finds the central directory, which is directly before the end records.
+// Finds the central directory, which must be directly before the end records.
 absl::StatusOr<DirectoryRange> FindDirectory(const RegularFile& file) {
   const uint64_t file_bytes = file.size_bytes();
   const uint64_t tail_bytes =
@@ -147,7 +149,8 @@ struct CentralEntry {
   ZipEntry entry;
 };
 
-// Reads values that are too large for the entry from its zip64 extra field.
+// Reads the values that are too large for the entry's fields from the entry's
+// zip64 extra field.
 absl::Status ReadExtra(absl::string_view extra, CentralEntry& central) {
   uint64_t* const fields[] = {&central.entry.size_bytes, &central.stored_bytes,
                               &central.entry.header_offset};
@@ -208,9 +211,9 @@ absl::StatusOr<CentralEntry> ReadCentral(ByteReader& reader) {
   return central;
 }
 
-// Returns whether a local header agrees with the directory. It may omit
-// checksum and sizes. Sets `extra_bytes` to the bytes between the header and
-// the data.
+// Returns whether a local header agrees with the directory. With kDeferredSizes
+// the header may have zeros for checksum and sizes. Sets `extra_bytes` to the
+// number of bytes between the header and the data.
 bool LocalAgrees(ByteReader local, const CentralEntry& central,
                  uint16_t& extra_bytes) {
   const uint32_t signature = local.U32();
@@ -236,7 +239,7 @@ bool LocalAgrees(ByteReader local, const CentralEntry& central,
          (size_bytes == kIn64 || agrees(size_bytes, size));
 }
 
-// Checks the local header and finds the data behind it.
+// Checks the local header and sets the offset of the data behind it.
 absl::Status ReadLocal(const RegularFile& file, uint64_t directory_offset,
                        CentralEntry& central) {
   ZipEntry& entry = central.entry;

@@ -27,16 +27,17 @@ struct ZipEntry {
 
 using ZipDirectory = absl::btree_map<std::string, ZipEntry>;
 
-// Reads the central directory and every local header, including zip64. It is
-// stricter than the format, so that all readers see the same archive: the
-// directory ends the file (no comment), every local header agrees with the
-// directory, entries do not overlap, names are distinct, and nothing is
-// compressed, encrypted or split. Errors: DATA_LOSS if something is beyond the
-// file's end, otherwise INVALID_ARGUMENT. Each names the entry and the rule.
+// Reads the central directory and every local header, including zip64. This
+// reader is stricter than the format, so that all readers see the same archive.
+// The directory ends the file (no comment), and every local header agrees with
+// the directory. Entries do not overlap, names are distinct, and nothing is
+// compressed, encrypted or split. Errors: DATA_LOSS if an entry reaches beyond
+// the end, otherwise INVALID_ARGUMENT. Messages name the rule and, if there is
+// one, the entry.
 [[nodiscard]] absl::StatusOr<ZipDirectory> ReadZipDirectory(
     const RegularFile& file);
 
-// Returns the checksum that zip directories store.
+// Returns the CRC-32 of the bytes, the checksum that zip directories store.
 [[nodiscard]] uint32_t Crc32(absl::string_view bytes);
 
 }  // namespace weft::weights
