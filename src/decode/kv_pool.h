@@ -1,6 +1,6 @@
-// The pages of the key/value cache and the prefixes cached in them. When no
-// page is free, cached prefixes that no sequence uses are evicted. The executor
-// owns the pages' memory.
+// Manages the pages of the key/value cache and the prompt prefixes that are
+// cached in them. When no page is free, cached prefixes that no sequence uses
+// are evicted. The executor owns the pages' memory.
 #ifndef WEFT_SRC_DECODE_KV_POOL_H_
 #define WEFT_SRC_DECODE_KV_POOL_H_
 
@@ -37,9 +37,9 @@ class KvPool {
   [[nodiscard]] int64_t prefix_pages() const { return prefixes_.num_pages(); }
   [[nodiscard]] int64_t bytes_per_page() const { return bytes_per_page_; }
 
-  // Returns a sequence that begins with the longest cached prefix of `tokens`
-  // under `version`, in whole pages. The sequence is empty if no prefix is
-  // cached.
+  // Returns a sequence that begins with the longest prefix of `tokens` that is
+  // cached for `version` (a weights id), in whole pages. The sequence is empty
+  // if no prefix is cached.
   [[nodiscard]] kv::SequencePages Begin(uint64_t version,
                                         absl::Span<const int32_t> tokens);
   // Makes room for `count` more tokens. If there is no room, returns false and
@@ -50,9 +50,9 @@ class KvPool {
   [[nodiscard]] std::optional<kv::SequencePages> Fork(
       const kv::SequencePages& source);
 
-  // Caches the full pages of `tokens`, which are the sequence's first tokens,
-  // as computed by `version`. If another sequence has cached equal pages in the
-  // meantime, this sequence shares those pages from now on.
+  // Caches the full pages of `tokens`, which are the sequence's first tokens
+  // and were computed with `version`. If equal pages are cached already, this
+  // sequence shares those from now on.
   void CachePrefix(uint64_t version, absl::Span<const int32_t> tokens,
                    kv::SequencePages& sequence);
   void Forget(uint64_t version) { prefixes_.DropVersion(version); }

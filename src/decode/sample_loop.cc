@@ -24,7 +24,8 @@ StopRule StopOf(const SampleRequest& request,
   return stop;
 }
 
-// Makes the rows of one decode iteration: the last token of each sequence.
+// Returns the plan of one decode iteration. Its rows are the last tokens of the
+// sequences.
 executor::CachePlan PlanDecode(const std::vector<SampleSequence*>& rows) {
   const auto count = static_cast<int64_t>(rows.size());
   size_t table_width = 0;
@@ -89,7 +90,8 @@ void SampleLoop::Admit(uint64_t work_id, const SampleRequest* request,
   job.version = std::move(version);
   job.stop = StopOf(*request, config());
   job.result.samples.resize(request->num_samples);
-  // The prompt's first token has no log-probability.
+  // The prompt's first token has no log-probability, so its entry is a
+  // placeholder.
   if (request->prompt_logprobs) job.result.prompt_logprobs = {0.0f};
   if (request->prompt_top_logprobs > 0) {
     job.result.prompt_top_logprobs.resize(1);

@@ -2,8 +2,9 @@
 // every decode iteration draws one token for each running sequence of any
 // adapter. Sequences join and leave between iterations.
 //
-// Prefill starts after the cached prefix of the same weights. It runs in
-// pieces, and the other sequences decode between pieces.
+// Prefill skips the part of a prompt that is cached for the same weights. A
+// long prompt is prefilled in pieces. Other sequences decode between these
+// pieces.
 //
 // sample_sequences.h says which sequences hold pages, and which one waits.
 #ifndef WEFT_SRC_DECODE_SAMPLE_LOOP_H_
@@ -29,7 +30,7 @@ struct SampleLoopOptions {
   int64_t kv_cache_bytes = 0;
   int max_decode_sequences = 64;
   int64_t max_prefill_tokens = 2048;
-  bool decode_graphs = true;  // Only if the device has graphs.
+  bool decode_graphs = true;  // Use graphs if the device has them.
 };
 
 // What one iteration produced for a request. Only requests that stream get
@@ -60,8 +61,8 @@ class SampleLoop {
   [[nodiscard]] int active() const { return static_cast<int>(jobs_.size()); }
   // Returns whether the request's prompt could start now.
   [[nodiscard]] bool HasRoom(const SampleRequest& request) const;
-  // Admits a request. A null `version` means the base model. `request` outlives
-  // the job.
+  // Admits a request. A null `version` means the base model. `*request` must
+  // live until the request finishes or is cancelled.
   void Admit(uint64_t work_id, const SampleRequest* request, bool streams,
              absl::Time accepted_at, lora::AdapterVersionPtr version);
   // Removes the request and frees its pages. Returns false if there is no such
@@ -70,8 +71,8 @@ class SampleLoop {
   // Removes all requests and returns their ids. Called after an error in Step.
   std::vector<uint64_t> CancelAll();
 
-  // Prefills admitted prompts, starts samples, and draws one token for each
-  // running sequence. Throws what Executor throws.
+  // Draws one token for each running sequence, prefills admitted prompts, and
+  // starts samples. Throws what Executor throws.
   [[nodiscard]] std::vector<SampleEvent> Step();
 
  private:
@@ -81,7 +82,8 @@ class SampleLoop {
   // Appends the token to its sample. Returns true if the sample ends with it.
   bool Accept(SampleJob& job, int sample_index, sampling::StopMatcher& stop,
               const sampling::DrawResult& drawn);
-  // Adds the routing to the result of a finished sample, if it is wanted.
+  // Stores the experts of a finished sample's tokens in its result, if the
+  // request has return_routing.
   void AddRouting(const SampleSequence& sample);
   void EraseFailed();
   [[nodiscard]] std::vector<SampleEvent> CollectEvents();

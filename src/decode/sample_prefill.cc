@@ -13,12 +13,12 @@
 namespace weft::engine {
 namespace {
 
-// Limits the keys that one pass gathers in each layer, per token that the pass
-// may compute. Otherwise the last pieces of many long prompts could exhaust the
-// memory.
+// One pass gathers at most this many keys in each layer, times the tokens that
+// the pass may compute. Otherwise the last pieces of many long prompts could
+// exhaust the memory.
 constexpr int64_t kMaxKeysPerToken = 8;
 
-// Collects the rows of one pass in the form that the decoder reads.
+// Makes the CachePlan of one pass, row by row.
 class PrefillRows {
  public:
   // Adds tokens [begin, end) of a sequence.
@@ -26,7 +26,8 @@ class PrefillRows {
   // Scores the tokens `targets` with rows [begin, begin + targets.size()).
   void Score(int64_t begin, absl::Span<const int32_t> targets,
              const lora::AdapterVersionPtr& version);
-  // Asks for the `count` likeliest tokens after each of `size` rows.
+  // Asks for the `count` likeliest tokens after each of rows [begin, begin +
+  // size).
   void List(int64_t begin, size_t size, int count,
             const lora::AdapterVersionPtr& version);
   // Asks for the logits of a row. Returns the row's index in the logits.
@@ -45,7 +46,8 @@ class PrefillRows {
   std::vector<int64_t> key_slots_;
   std::vector<ops::SuffixRows> suffixes_;
   bool has_past_ = false;
-  // Experts that are given, with the first of their rows.
+  // For each preempted sequence: its first row in the pass, and the experts
+  // with which the tokens were computed before.
   std::vector<std::pair<int64_t, at::Tensor>> given_;
   executor::CachePlan plan_{.scores = {.row_offsets = {0}}};
 };
@@ -129,14 +131,15 @@ executor::CachePlan PrefillRows::Plan() && {
   return std::move(plan_);
 }
 
-// Returns the prompt tokens whose scores this piece computes. The first of
-// them follows the token at `begin`.
+// Returns the prompt tokens that this piece scores. Sets *begin to the position
+// before the first of these tokens.
 absl::Span<const int32_t> UnscoredPrompt(const SamplePiece& piece,
                                          int64_t* begin) {
   const SampleJob& job = *piece.sequence->job;
   const std::vector<int32_t>& prompt = job.request->prompt;
   if (!job.scores_prompt()) return {};
-  // Row i scores token i + 1. A preempted prompt already has some scores.
+  // The row of token i scores token i + 1. If the prompt was preempted, some
+  // tokens already have their scores.
   *begin = std::max(piece.begin, job.num_scored() - 1);
   const int64_t end =
       std::min(piece.end, static_cast<int64_t>(prompt.size()) - 1);
@@ -144,8 +147,8 @@ absl::Span<const int32_t> UnscoredPrompt(const SamplePiece& piece,
   return absl::MakeConstSpan(prompt).subspan(*begin + 1, end - *begin);
 }
 
-// Adds the likeliest tokens at the next position of a prompt, which has
-// `token` there.
+// Adds the likeliest tokens at the prompt's next position, where the prompt has
+// `token`.
 void AddTop(SampleJob& job, int32_t token,
             std::optional<sampling::DrawResult> drawn) {
   job.failed |= !drawn.has_value();
@@ -153,8 +156,9 @@ void AddTop(SampleJob& job, int32_t token,
   TopLogprobs& row = rows.emplace_back();
   if (drawn.has_value()) row = std::move(drawn->top_logprobs);
   if (!job.request->prompt_logprobs) return;
-  // The score comes from another product, whose rounding differs. Clients
-  // compare the two to find out whether the token is the likeliest.
+  // Clients compare prompt_logprobs with this list to see whether `token` is
+  // the likeliest. The two come from different matrix products and round
+  // differently, so the list gets the value in prompt_logprobs.
   for (auto& [id, logprob] : row) {
     if (id == token) logprob = job.result.prompt_logprobs[rows.size() - 1];
   }
@@ -190,13 +194,13 @@ std::vector<SamplePiece> SamplePrefill::Plan() {
     if (budget == 0) break;
     if (sequence.ready()) continue;
     // Sequences take pages in order of age, so that small ones do not take the
-    // pages that an older large one waits for. If a sequence waits, all younger
-    // ones have no pages, so no sequence stops halfway here.
+    // pages that an older large one waits for. If this sequence gets no pages,
+    // no younger one has any, so the break skips no prefill that has begun.
     if (!sequence.pages.has_value() && !sequences_.TakePages(sequence)) break;
     int64_t size = std::min(budget, sequence.target() - sequence.length);
     if (size == 0) continue;  // All tokens are cached.
     if (sequence.lists_prompt()) {
-      // Its rows have logits, as those that draw.
+      // Each row of this piece needs logits, like a draw.
       if (draw_budget <= 0) break;
       size = std::min(size, draw_budget);
       draw_budget -= size;

@@ -1,5 +1,5 @@
-// Prefill: runs new prompts and preempted sequences in pieces, of which each
-// pass through the model takes some.
+// Prefill: computes the keys and values of new prompts and of preempted
+// sequences. Each pass through the model takes a piece of one or more of them.
 #ifndef WEFT_SRC_DECODE_SAMPLE_PREFILL_H_
 #define WEFT_SRC_DECODE_SAMPLE_PREFILL_H_
 
@@ -14,7 +14,7 @@
 
 namespace weft::engine {
 
-// The tokens [begin, end) of a sequence that one prefill computes.
+// The tokens [begin, end) of a sequence, which one pass computes.
 struct SamplePiece {
   SampleSequence* sequence = nullptr;
   int64_t begin = 0;
@@ -27,9 +27,9 @@ struct SamplePiece {
 // Threads: engine thread only.
 class SamplePrefill {
  public:
-  // One pass computes at most `max_tokens` tokens. It draws from at most
-  // `max_draws` rows, unless its first piece alone needs more. `executor`,
-  // `sequences` and `probe` outlive the object.
+  // One pass computes at most `max_tokens` tokens. It draws at most `max_draws`
+  // tokens, unless its first piece alone draws more. `executor`, `sequences`
+  // and `probe` outlive the object.
   SamplePrefill(executor::Executor* executor, SampleSequences* sequences,
                 EngineProbe* probe, int64_t max_tokens, int64_t max_draws)
       : executor_(*executor),
@@ -38,15 +38,16 @@ class SamplePrefill {
         max_tokens_(max_tokens),
         max_draws_(max_draws) {}
 
-  // Gives pages to waiting sequences and runs their next pieces. Marks a job as
-  // failed if its logits are not finite. Throws what Executor throws.
+  // Gives pages to waiting sequences and runs one pass with their next pieces.
+  // Marks a job as failed if its logits are not finite. Throws what Executor
+  // throws.
   void Run();
 
  private:
   [[nodiscard]] std::vector<SamplePiece> Plan();
   void RunPieces(const std::vector<SamplePiece>& pieces);
-  // Gives the output to the jobs. `scored` has the prompt tokens that each
-  // piece scores.
+  // Gives the output to the jobs. scored[i] has the prompt tokens that
+  // pieces[i] scores.
   void Store(const std::vector<SamplePiece>& pieces,
              const std::vector<absl::Span<const int32_t>>& scored,
              executor::CacheOutput output);

@@ -8,8 +8,9 @@
 
 namespace weft::engine {
 
-// Adds rows [begin, end) to the routing and merges adjacent rows of one
-// version. A null version means the base model.
+// Adds rows [begin, end) of `version` to the routing, and merges them with
+// adjacent rows of the same version. Adds nothing if `version` is null, which
+// means the base model.
 inline void AddRows(lora::LoraRouting& routing,
                     const lora::AdapterVersionPtr& version, int64_t begin,
                     int64_t end) {

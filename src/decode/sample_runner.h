@@ -12,7 +12,7 @@ namespace weft::engine {
 // Threads: engine thread.
 class SampleRunner {
  public:
-  // Both outlive the runner.
+  // `context` and `loop` outlive the runner.
   SampleRunner(const EngineContext* context, SampleLoop* loop)
       : context_(*context), loop_(*loop) {}
 

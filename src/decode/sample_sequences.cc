@@ -10,7 +10,7 @@ namespace weft::engine {
 namespace {
 
 int64_t SequenceTokens(const SampleRequest& request) {
-  // The last drawn token is never fed back, so it needs no slot.
+  // The model does not read the last drawn token, so the token needs no slot.
   return static_cast<int64_t>(request.prompt.size()) +
          request.config.max_tokens - 1;
 }
@@ -28,8 +28,8 @@ SampleSequences::SampleSequences(executor::Executor* executor,
 }
 
 absl::Status SampleSequences::CheckFits(const SampleRequest& request) const {
-  // Several samples share the prompt's pages, and one page more is needed to
-  // copy the partly filled one.
+  // Several samples share the prompt's full pages. A copy of the partly filled
+  // page needs one page more.
   const int64_t needed = KvPool::PagesFor(SequenceTokens(request)) +
                          (request.num_samples > 1 ? 1 : 0);
   if (needed <= pool_.num_pages()) return absl::OkStatus();
@@ -41,8 +41,8 @@ absl::Status SampleSequences::CheckFits(const SampleRequest& request) const {
 
 bool SampleSequences::HasRoom(const SampleRequest& request,
                               int max_sequences) const {
-  // Waiting sequences take their pages first. Each running sequence needs one
-  // more page.
+  // Counts the pages that this prompt and waiting sequences need, and one more
+  // page for each sequence that has pages.
   int64_t promised =
       KvPool::PagesFor(static_cast<int64_t>(request.prompt.size()));
   int num_sequences = 0;
@@ -69,8 +69,8 @@ void SampleSequences::EraseAllOf(const SampleJob& job) {
 bool SampleSequences::TakePages(SampleSequence& sequence) {
   const SampleJob& job = *sequence.job;
   const int64_t target = sequence.target();
-  // Hidden states are not cached. So rows that still need scores are computed
-  // again, and always the last row of a prompt.
+  // Keys and values are cached, hidden states are not. So prefill must compute
+  // the rows that still need scores, and the last row of a prompt, which draws.
   int64_t reusable = target;
   if (sequence.sample_index == kPrompt && job.first_draws.empty()) {
     reusable = (job.scores_prompt() ? job.num_scored() : target) - 1;
@@ -90,7 +90,7 @@ bool SampleSequences::TakePages(SampleSequence& sequence) {
 
 std::optional<kv::SequencePages> SampleSequences::Fork(
     const SampleSequence& prompt) {
-  // The page holds the copy of a partly filled page, or the next token.
+  // The new page is for a copy of a partly filled page, or for the next token.
   if (!MakeRoom(1, prompt.age())) return std::nullopt;
   return pool_.Fork(*prompt.pages);
 }
@@ -145,8 +145,8 @@ at::Tensor SampleSequences::ExpertsOf(const SampleSequence& sequence) const {
 }
 
 void SampleSequences::Preempt(SampleSequence& sequence) {
-  // A sequence that is preempted before it has caught up has its experts
-  // already.
+  // If the sequence was preempted before and has not computed all its tokens
+  // again since, it has their experts already.
   if (sequence.job->request->return_routing &&
       (!sequence.experts_NE.defined() ||
        sequence.experts_NE.size(0) < sequence.length)) {

@@ -1,4 +1,5 @@
-// The sequences of the sampling loop, and which of them hold pages.
+// Keeps the sequences of the decode loop, and decides which of them hold pages
+// of the key/value cache.
 //
 // A sequence takes pages as it grows. If no page is left, cached prefixes are
 // evicted first. Then the youngest sequence is preempted: it loses its pages
@@ -39,8 +40,8 @@ class SampleSequences {
 
   // The engine thread calls the methods below.
 
-  // Returns whether the request's prompt could start now. `max_sequences`
-  // limits the sequences beside prompts that are ready.
+  // Returns whether the request's prompt could start now. There may be at most
+  // `max_sequences` sequences, not counting prompts that are ready.
   [[nodiscard]] bool HasRoom(const SampleRequest& request,
                              int max_sequences) const;
 
@@ -52,15 +53,15 @@ class SampleSequences {
   [[nodiscard]] SampleSequence& PromptOf(const SampleJob& job) {
     return sequences_.at({job.order, kPrompt});
   }
-  // The sequence's job outlives it. Prefixes of its version may be cached from
-  // now on.
+  // Adds a sequence. Its job outlives the sequence. From now on prefixes may be
+  // cached for the job's version.
   void Add(SampleSequence sequence);
   void Erase(SampleAge age) { sequences_.erase(age); }
   void EraseAllOf(const SampleJob& job);
   void Clear() { sequences_.clear(); }
 
-  // Gives a waiting sequence the pages of its tokens, and reuses a cached
-  // prefix. Returns false if the sequence must wait.
+  // Gives a sequence without pages the pages for its tokens, and reuses a
+  // cached prefix. Returns false if the sequence must wait.
   [[nodiscard]] bool TakePages(SampleSequence& sequence);
   // Returns a copy of a prompt's pages for one of its samples; none if the
   // sample must wait.
@@ -82,8 +83,8 @@ class SampleSequences {
 
  private:
   // Returns whether a sequence of this age may take `count` pages to start or
-  // to continue. Leaves one page for each running sequence. If no sequence is
-  // running, preempts younger sequences that hold pages.
+  // to continue. Leaves one page for each running sample. If no sample runs and
+  // no prompt is being prefilled, preempts younger sequences that hold pages.
   [[nodiscard]] bool MakeRoom(int64_t count, SampleAge age);
   // Returns the youngest sequence with pages; null if there is none.
   [[nodiscard]] SampleSequence* Youngest();

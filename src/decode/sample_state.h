@@ -44,14 +44,14 @@ struct SampleJob {
     return request->prompt_logprobs || request->prompt_top_logprobs > 0;
   }
   // Returns the number of prompt tokens that have their scores. The first token
-  // has none to get. REQUIRES: scores_prompt().
+  // counts, though it has only a placeholder. REQUIRES: scores_prompt().
   [[nodiscard]] int64_t num_scored() const {
     return static_cast<int64_t>(request->prompt_logprobs
                                     ? result.prompt_logprobs.size()
                                     : result.prompt_top_logprobs.size());
   }
   [[nodiscard]] int num_running() const { return num_started - num_finished; }
-  // Returns the rule by which the sample's next token is drawn from a row of
+  // Returns the rule for drawing the sample's next token from this row of the
   // logits.
   [[nodiscard]] sampling::DrawRule RuleOf(int sample_index, int64_t row) const;
   // Returns 0 for the base model.
@@ -63,11 +63,12 @@ struct SampleJob {
 // The value of sample_index for a prompt.
 inline constexpr int kPrompt = -1;
 
-// Orders sequences by age: first by their job's admission; within a job the
-// prompt comes before its samples, in the order in which they start.
+// A sequence's place in the order of age: (job order, sample_index). Within a
+// job the prompt comes first, and then the samples in the order of their start.
 using SampleAge = std::pair<uint64_t, int>;
 
-// The tokens of a sample, or of a prompt whose samples have not started.
+// A prompt, or a sample with its prompt. A prompt exists as a sequence until
+// the last of its samples starts.
 struct SampleSequence {
   SampleJob* job = nullptr;
   int sample_index = 0;
@@ -75,8 +76,9 @@ struct SampleSequence {
                                            // pages.
   int64_t length = 0;  // Number of tokens whose keys are in the pages.
   // The experts [N, L K], i16, with which the first tokens of a preempted
-  // sequence were computed, if the request wants its routing. They are computed
-  // with the same experts again. Undefined if the sequence was not preempted.
+  // sequence were computed, if the request wants its routing. Prefill computes
+  // these tokens with the same experts again. Undefined if the sequence was not
+  // preempted.
   at::Tensor experts_NE = {};
   sampling::StopMatcher stop;
 
@@ -87,7 +89,8 @@ struct SampleSequence {
   [[nodiscard]] bool ready() const {
     return pages.has_value() && length == target();
   }
-  // Returns whether this is a prompt whose rows still give logits.
+  // Returns whether this is a prompt whose likeliest tokens are still to be
+  // listed.
   [[nodiscard]] bool lists_prompt() const {
     return sample_index == kPrompt && job->first_draws.empty() &&
            job->request->prompt_top_logprobs > 0;

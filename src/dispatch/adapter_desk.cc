@@ -14,8 +14,8 @@ namespace weft::dispatch {
 namespace {
 
 // Returns the error for clients whose work did not run because a move failed.
-// If a disk or device was full, the client may try again. Any other failure is
-// internal.
+// RESOURCE_EXHAUSTED and UNAVAILABLE keep their code, because clients may try
+// again. Any other error becomes INTERNAL.
 absl::Status MoveFailed(const sched::Move& move, const std::string& adapter_id,
                         const absl::Status& status) {
   const std::string text =
@@ -33,7 +33,7 @@ absl::Status MoveFailed(const sched::Move& move, const std::string& adapter_id,
   return {known ? status.code() : absl::StatusCode::kInternal, text};
 }
 
-// Returns the error for work that must wait for the replay of the log.
+// Returns the error for a call that must wait for the replay of the log.
 absl::Status Recovering(absl::string_view what,
                         std::map<std::string, std::string> values) {
   return WithReason(
@@ -42,8 +42,8 @@ absl::Status Recovering(absl::string_view what,
       {.name = "ADAPTER_RECOVERING", .values = std::move(values)});
 }
 
-// Returns ADAPTER_RECOVERING if there are `limit` adapters and only the replay
-// knows whether they stay.
+// Returns ADAPTER_RECOVERING if the rest of the replay decides whether `limit`
+// is reached. The replay makes `unmade` adapters and may remove `made` ones.
 absl::Status CheckSettled(int num_adapters, int limit,
                           const State::Recovering& recovering) {
   const bool full = num_adapters + recovering.unmade >= limit;
@@ -73,7 +73,7 @@ absl::StatusOr<AdapterPage> AdapterDesk::List(
     page.adapters.push_back(s_.InfoOf(next->second));
   }
   page.more = belongs(next, s_.keys);
-  // The page would look complete without the adapters that are not restored.
+  // A page without an adapter that is not restored yet would look complete.
   const auto missing = s_.recovering.upper_bound(request.after);
   if (belongs(missing, s_.recovering) &&
       (!page.more || (!page.adapters.empty() &&

@@ -1,5 +1,6 @@
-// Adapters by name and by key: which ones exist, their public facts, and the
-// tasks that wait until an adapter is on the device.
+// Keeps the adapters, by name and by key: which ones exist, and the facts about
+// them that clients see. Also keeps the tasks that wait until an adapter is on
+// the device.
 #ifndef WEFT_SRC_DISPATCH_ADAPTER_DESK_H_
 #define WEFT_SRC_DISPATCH_ADAPTER_DESK_H_
 
@@ -21,30 +22,33 @@ class AdapterDesk {
 
   // Any thread may call the methods below.
 
-  // Errors: NOT_FOUND, also for the base model, which has no info.
+  // Returns the adapter's facts. Errors: NOT_FOUND, also for the base model.
   [[nodiscard]] absl::StatusOr<AdapterInfo> Info(const std::string& id) const;
-  // Holds the lock for a time that grows with the page, not with the number of
-  // adapters. Errors: UNAVAILABLE (as CheckReady, for one of the page).
+  // Returns a page of adapters. Holds the lock for a time that grows with the
+  // page, not with the number of adapters. Errors: UNAVAILABLE, as CheckReady,
+  // if an adapter of the page is not restored yet.
   [[nodiscard]] absl::StatusOr<AdapterPage> List(
       const ListAdaptersRequest& request) const;
   [[nodiscard]] size_t Count() const;
-  // Holds the lock for one adapter or tenant at a time.
+  // Returns what adapters did lately and what tenants hold. Holds the lock for
+  // one adapter or tenant at a time.
   [[nodiscard]] Activity Watch(const ActivityQuery& query) const;
   [[nodiscard]] std::optional<AdapterKey> KeyOf(const std::string& id) const;
   // Returns the adapter's id, for messages; empty if the adapter no longer
   // exists.
   [[nodiscard]] std::string NameOf(AdapterKey key) const;
-  // Returns whether a start has restored the adapter. Errors: UNAVAILABLE, with
-  // the reason ADAPTER_RECOVERING.
+  // Returns UNAVAILABLE, with the reason ADAPTER_RECOVERING, if the replay of
+  // the log has yet to restore the adapter.
   [[nodiscard]] absl::Status CheckReady(const std::string& id) const;
   // Returns whether an adapter may be created. Errors: ALREADY_EXISTS;
-  // RESOURCE_EXHAUSTED (no slot is left, or the tenant has reached its limit of
-  // slots or bytes), UNAVAILABLE (as CheckReady, for the last slots).
+  // RESOURCE_EXHAUSTED (the server or the tenant has its maximum of adapters,
+  // or the tenant that of bytes); UNAVAILABLE (as CheckReady, if adapters that
+  // are not restored yet may decide whether there is room).
   [[nodiscard]] absl::Status CheckNew(const std::string& id,
                                       const std::string& tenant) const;
   // Wraps `done` for a create, so that a repeated call gets the same answer. If
-  // the adapter exists with the same tenant and config and was never trained,
-  // `done` gets its info instead of ALREADY_EXISTS.
+  // the adapter exists with the same tenant, config and durability and was
+  // never trained, `done` gets its info instead of ALREADY_EXISTS.
   [[nodiscard]] Callback<AdapterInfo> AnswerRepeats(
       const CreateAdapterRequest& request, Callback<AdapterInfo> done) const;
 
@@ -52,29 +56,31 @@ class AdapterDesk {
 
   // Returns a key that no adapter has had before.
   [[nodiscard]] AdapterKey NewKey();
-  // Returns a new epoch for an adapter whose state begins now.
+  // Returns a new epoch number, for an adapter whose state is created or
+  // loaded.
   [[nodiscard]] uint64_t NewEpoch();
-  // Adds an adapter that is on the device, in a slot that WhenSlot gave. The
-  // caller has called CheckNew since it got the slot. Durability and epoch come
-  // from the facts; if the epoch is 0, the adapter gets a new one. Steps up to
-  // `last_step` are durable, because they are those of a checkpoint.
+  // Adds an adapter that is on the device, in a slot that WhenSlot gave.
+  // REQUIRES: CheckNew accepted the adapter after the slot was given.
+  // Durability and epoch come from `facts`; if that epoch is 0, the adapter
+  // gets a new one. Steps up to `last_step` count as durable, because a
+  // checkpoint has them.
   void Add(AdapterKey key, const std::string& id, const std::string& tenant,
            uint64_t last_step, const AdapterFacts& facts);
   // Sets the load that began the adapter's epoch. StepDesk::CompleteLoad does
   // this for its own loads.
   void SetOrigin(AdapterKey key, LoadOrigin origin);
   // Removes the adapter. Fails its work and the tasks that wait for it, except
-  // work whose last slice is running. Returns the ids of failed work that had
-  // started. A later adapter with the same id gets another key.
+  // a barrier or a last slice that is on the device. Returns the ids of failed
+  // work that had started. A later adapter with the same id gets another key.
   std::vector<uint64_t> Remove(AdapterKey key);
-  // Updates the public facts if the adapter exists.
+  // Updates the facts that clients see, if the adapter exists.
   void Publish(AdapterKey key, const AdapterFacts& facts);
 
   // Runs `task` when the adapter is on the device. Runs it at once if the
   // adapter is already there or does not exist.
   void WhenOnDevice(AdapterKey key, EngineTask task);
-  // Runs `task` when a new adapter has a slot. The task calls Add or
-  // ReturnSlot.
+  // Runs `task` when a device slot for a new adapter is free. The task takes
+  // the slot with Add or gives it back with ReturnSlot.
   void WhenSlot(EngineTask task);
   // Like WhenSlot if CheckNew accepts the adapter. Otherwise runs `task` at
   // once with the error. So no adapter has to leave the device for one that
@@ -86,8 +92,9 @@ class AdapterDesk {
   // Returns whether this move of the adapter is still running and the adapter
   // exists.
   [[nodiscard]] bool IsUnderway(const sched::Move& move) const;
-  // Ends a move and runs the tasks that waited for the adapter. If the move
-  // failed, fails the work and the tasks that cannot get a slot without it.
+  // Ends a move of `bytes` bytes. If the adapter is now on the device, runs the
+  // tasks that waited for it. If the move failed, fails the work and the tasks
+  // that get no slot because of that.
   void FinishMove(const sched::Move& move, uint64_t bytes,
                   const absl::Status& status);
 

@@ -26,17 +26,18 @@ class DispatchMetrics {
 
   void SetQueues(const sched::Scheduler& scheduler);
   void ObserveWait(sched::WorkKind kind, absl::Duration waited);
-  // Counts the tokens of requests that ran for a tenant.
+  // Count the tokens of a tenant's slices that ran, and of its finished samples
+  // with their prompts.
   void CountTenantTrain(std::string_view tenant, int64_t num_tokens);
   void CountTenantSample(std::string_view tenant, int64_t num_tokens);
   // `by_location` counts adapters in the order of AdapterLocation. `bytes` is
-  // their size on the device.
+  // the size of all adapters on the device.
   void SetAdapters(const std::array<int, kNumAdapterLocations>& by_location,
                    uint64_t bytes);
-  // The first entry, for kDefault, is not used.
+  // `counts` is in the order of Durability. The entry of kDefault is not used.
   void SetDurabilities(const std::array<int, kNumDurabilities>& counts);
   void SetRecovering(size_t num_adapters);
-  // Adds `bytes` only if the move succeeded.
+  // Counts a move that has ended. `bytes` count only if `ok`.
   void CountMove(AdapterLocation from, AdapterLocation to, bool ok,
                  uint64_t bytes);
   void ObserveSwapIn(absl::Duration waited);

@@ -74,8 +74,8 @@ std::optional<Work> Dispatcher::Next(int active_samples,
     if (now >= give_up) return work;
     const absl::Time wake = std::min({give_up, state_.scheduler.NextDeadline(),
                                       state_.scheduler.batch_window().start()});
-    // ExpireWork has removed work whose deadline has passed, and a batch waits
-    // only for a time in the future.
+    // `wake` is later than the time at which Choose ran: Choose has removed
+    // expired work, and a batch waits only for a future time.
     state_.changed.WaitFor(&state_.mu,
                            absl::ToChronoNanoseconds(
                                std::max(wake - now, absl::Microseconds(100))));
@@ -89,8 +89,8 @@ std::optional<Work> Dispatcher::Choose(int active_samples) {
   if (std::vector<uint64_t> ids = TakeCancelled(); !ids.empty()) {
     return CancelSamples{.ids = std::move(ids)};
   }
-  // Tasks run before plans, because a plan may name only adapters that exist
-  // when it runs.
+  // Tasks run before a plan is made, because a task may delete an adapter and a
+  // plan may name only adapters that exist.
   if (!state_.tasks.empty()) {
     return RunTasks{.tasks = std::exchange(state_.tasks, {})};
   }
@@ -99,7 +99,8 @@ std::optional<Work> Dispatcher::Choose(int active_samples) {
   Work work = ChoosePlan(active_samples);
   state_.env.metrics->SetQueues(state_.scheduler);
   const bool idle = std::holds_alternative<Idle>(work);
-  // A batch that waits briefly must not wait for a part of the replay.
+  // A batch that waits briefly for others starts before the next part of the
+  // replay.
   if (idle && BatchWaits()) return work;
   replayed_last_ = false;
   if (!idle) return work;
@@ -149,8 +150,7 @@ std::optional<Work> Dispatcher::ChooseMove() {
   }
   if (move->from == AdapterLocation::kDevice) {
     state_.scheduler.SetHeld(move->adapter, true);
-    // The move has ended the wait. If the adapter still has work, a new wait
-    // begins.
+    // If the adapter leaves although it has work, that work waits from now on.
     state_.adapters.at(move->adapter).wanted_at = state_.env.clock->Now();
   }
   return RunMove{.move = *move};
@@ -214,8 +214,8 @@ bool Dispatcher::drained() const {
 }
 
 bool Dispatcher::Drained() const {
-  // The log still has what its replay has not done yet, so a drain does not
-  // wait for it.
+  // A drain does not wait for the replay, because steps that are not replayed
+  // yet are still in the log.
   return state_.draining && state_.samples.empty() &&
          !state_.residency.has_waiters() && state_.holds == 0 &&
          std::ranges::all_of(state_.steps, [](const auto& entry) {
@@ -225,8 +225,8 @@ bool Dispatcher::Drained() const {
 
 void Dispatcher::AnswerDrainWhenIdle() {
   if (!Drained()) return;
-  // This runs after the replies of all steps, which wait until the log is on
-  // disk.
+  // Replies of steps go through post_durable too, so `done` runs after all of
+  // them.
   for (Callback<bool>& done : std::exchange(state_.drain_waiters, {})) {
     state_.env.post_durable([done = std::move(done)] { done(true); });
   }

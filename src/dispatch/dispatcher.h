@@ -1,5 +1,6 @@
-// The dispatcher connects the threads that bring requests with the one thread
-// that computes. It owns the lock, uses no tensor and starts no thread.
+// The dispatcher connects the threads that bring requests with the engine
+// thread, which computes. It uses no tensor and starts no thread. One lock
+// guards its state.
 //
 //   any thread                         engine thread
 //   steps().Submit(...)                while (auto work = Next(...)) { run it;
@@ -41,30 +42,33 @@ class Dispatcher {
 
   // Any thread may call the methods below.
 
-  // Queues a task that the engine thread runs before its next plan. After
-  // Close, the caller's thread runs the task with Close's error.
+  // Queues a task, which the engine thread runs before its next micro-batch,
+  // step or decode iteration. After Close, the caller's thread runs the task
+  // with Close's error.
   void Post(EngineTask task);
   // Returns UNAVAILABLE while draining.
   [[nodiscard]] absl::Status CheckOpen() const;
   // Refuses new work from now on. Runs `done` when all accepted work is done.
   void Drain(Callback<bool> done);
-  // Delays the end of a drain while other threads work: a drain waits until the
-  // last copy is destroyed.
+  // Returns a pointer that delays the end of a drain until its last copy is
+  // destroyed. Work on other threads holds a copy.
   [[nodiscard]] std::shared_ptr<void> Hold();
-  // Makes Next return nothing from now on.
+  // Makes Next return none from now on.
   void Stop();
-  // Returns whether a drain has ended: no work is left and none is accepted.
+  // Returns whether a drain has ended: no new work is accepted, and none is
+  // left but the replay of the log.
   [[nodiscard]] bool drained() const;
 
   // The engine thread calls the methods below.
 
   // Returns the next work. Waits at most `patience` for it, then returns Idle.
   // Returns none after Stop. `active_samples` is the number of samples in
-  // prefill or decode. The time since the previous call counts as device time
-  // of the work that it returned.
+  // prefill or decode. The time since the previous call of Next counts as
+  // device time of the work that the previous call returned.
   [[nodiscard]] std::optional<Work> Next(int active_samples,
                                          absl::Duration patience);
-  // Fails all work that waits and all later work. Call it after the last Next.
+  // Fails all work that has not ended and all tasks, also those that are posted
+  // later. Call it after the last Next.
   void Close(const absl::Status& status);
 
  private:
@@ -72,13 +76,14 @@ class Dispatcher {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   [[nodiscard]] std::optional<Work> ChooseMove()
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
-  // Returns the next part of the replay, unless it must wait for its turn or
-  // the drain has ended.
+  // Returns the next part of the replay of the log. Returns none if there is no
+  // part, if a drain has ended, or if other work has the turn. If `idle`, there
+  // is no other work.
   [[nodiscard]] std::optional<Work> ChooseReplay(bool idle)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   [[nodiscard]] Work ChoosePlan(int active_samples)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
-  // Returns whether there is only a batch that waits for others.
+  // Returns whether a batch waits for other adapters (batch_window.h).
   [[nodiscard]] bool BatchWaits() const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   void ExpireWork() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
@@ -97,7 +102,8 @@ class Dispatcher {
   sched::Plan::Kind running_ ABSL_GUARDED_BY(state_.mu) =
       sched::Plan::Kind::kNone;
   absl::Time running_since_ ABSL_GUARDED_BY(state_.mu);
-  // Whether the latest choice between the replay and other work was the replay.
+  // True if the replay had the latest turn, so that other work has the next
+  // one.
   bool replayed_last_ ABSL_GUARDED_BY(state_.mu) = false;
 };
 

@@ -33,12 +33,12 @@ struct StepWork {
   uint64_t step = 0;
   sched::WorkKind kind = sched::WorkKind::kTrain;
   absl::Time accepted_at;
-  TraceId trace = CurrentTrace();  // The first caller's.
+  TraceId trace = CurrentTrace();  // The first caller's trace id.
   bool started = false;
-  bool again = false;      // The request came from the log, so it is not
-                           // scheduled.
-  bool cancelled = false;  // The request ends at its next slice, since no
-                           // caller waits.
+  bool again = false;      // The step is replayed from the log, so the
+                           // scheduler does not know it.
+  bool cancelled = false;  // All callers have cancelled, so the request ends
+                           // after this slice.
   std::vector<Waiter> waiters;
 };
 
@@ -51,7 +51,7 @@ struct SampleWork {
   Callback<SampleResult> done;
 };
 
-// What the owner of an adapter's tensors tells the dispatcher.
+// Facts about an adapter, from the code that owns its tensors.
 struct AdapterFacts {
   // The dispatcher itself sets adapter_id, tenant, last_step, durable_step and
   // last_used_at, and keeps the durability that Add got. The epoch is 0 unless
@@ -61,8 +61,8 @@ struct AdapterFacts {
 };
 
 // The load that began an adapter's present epoch. The load's step number
-// belongs to the previous epoch, so a repeated call of the load is recognised
-// here.
+// belongs to the previous epoch, so the replay table does not have it. A
+// repeated call of the load is found here.
 struct LoadOrigin {
   uint64_t step = 0;
   std::string digest;
@@ -72,7 +72,7 @@ struct LoadOrigin {
 // The dispatcher's record of an adapter. The scheduler and the residency policy
 // have their own entries under the same key.
 struct AdapterRecord {
-  AdapterInfo info;  // All but last_step, which the scheduler knows.
+  AdapterInfo info;  // Its last_step is not used: the scheduler has it.
   uint64_t image_bytes = 0;
   ReplayTable replays;
   TrainHistory history;

@@ -1,6 +1,6 @@
 // Puts the adapters and steps of an earlier process back into the dispatcher.
-// Clients may already use the adapters that are ready, and no others. Also
-// returns what a snapshot of the state stores. Threads: engine thread.
+// Meanwhile clients may use only the adapters that are ready. Also returns the
+// content for a snapshot of the state. Threads: engine thread.
 #ifndef WEFT_SRC_DISPATCH_RECOVERY_DESK_H_
 #define WEFT_SRC_DISPATCH_RECOVERY_DESK_H_
 
@@ -37,12 +37,13 @@ class RecoveryDesk {
   [[nodiscard]] uint64_t next_key() const;
   [[nodiscard]] uint64_t last_epoch() const;
 
-  // Refuses work of these adapters, which the replay restores, until SetReady.
-  // Maps ids to tenants. Call it before clients use the dispatcher.
+  // Names the adapters that the replay of the log restores, as a map of ids to
+  // tenants. Work of such an adapter is refused until SetReady. Call it before
+  // clients use the dispatcher.
   void SetRecovering(std::map<std::string, std::string> tenants);
   void SetReady(const std::string& adapter_id);
-  // Queues the next part of the replay. The engine thread runs one such part
-  // and one piece of other work in turn.
+  // Queues the next part of the replay. If there is other work, the engine
+  // thread alternates between parts of the replay and pieces of other work.
   void Post(EngineTask task);
 
   // Adds an adapter whose tensors are on disk, as facts.info.location says.
@@ -51,20 +52,20 @@ class RecoveryDesk {
   // Pins the adapter, so that it stays on the device, or unpins it.
   void Pin(AdapterKey key, bool pinned);
 
-  // Starts a replay of the step. No caller waits for it. It ends like any other
-  // step.
+  // Starts a replay of the step, for which no caller waits. The step ends with
+  // StepDesk::Complete, like any other step.
   [[nodiscard]] StepTask BeginStep(AdapterKey key, uint64_t step,
                                    std::string digest, StepRequest request);
-  // Gives up a step that cannot complete.
+  // Removes a replayed step that cannot complete.
   void AbandonStep(uint64_t id);
-  // Adds a completed step that is not replayed.
+  // Adds a completed step with its stored reply, without a replay of the step.
   void AddReply(AdapterKey key, const StoredReply& reply);
 
   // Returns the keys of all adapters, ascending.
   [[nodiscard]] std::vector<AdapterKey> Keys() const;
   [[nodiscard]] AdapterHistory HistoryOf(AdapterKey key) const;
   // Returns whether a training request is between two slices. If so, no other
-  // request starts until a later call returns false.
+  // training starts until a later call returns false.
   [[nodiscard]] bool FinishSlices();
 
  private:

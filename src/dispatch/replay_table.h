@@ -1,6 +1,7 @@
-// Applies each numbered step of one adapter exactly once. The table knows the
-// steps in flight, the latest completed steps and their results, so a repeated
-// call never reaches the scheduler. Threads: not thread-safe.
+// Makes sure that each numbered step of one adapter is applied only once. The
+// table knows the steps in flight, the latest completed steps and their
+// results, so a repeated call never reaches the scheduler. Threads: not
+// thread-safe.
 #ifndef WEFT_SRC_DISPATCH_REPLAY_TABLE_H_
 #define WEFT_SRC_DISPATCH_REPLAY_TABLE_H_
 
@@ -17,7 +18,7 @@
 
 namespace weft::dispatch {
 
-// Immutable. The replay table and the replies share it.
+// A step's result, immutable. The replay table and the replies share it.
 using StepResultPtr = std::shared_ptr<const StepResult>;
 
 // The number of latest steps whose results an adapter keeps.
@@ -25,8 +26,8 @@ inline constexpr size_t kReplayWindow = 64;
 
 class ReplayTable {
  public:
-  // A completed step. Its digest covers the payload's type, so equal digests
-  // mean the same alternative of StepResult.
+  // A completed step. Its digest covers the type of the request, so requests
+  // with equal digests expect the same alternative of StepResult.
   struct Done {
     std::string digest;
     StepResultPtr result;  // Null after the result was dropped.
@@ -40,7 +41,7 @@ class ReplayTable {
     StepResultPtr result = nullptr;  // Set if the step is done.
   };
 
-  // Keeps the results of the last `window` steps.
+  // Keeps the results of the `window` highest completed steps.
   explicit ReplayTable(size_t window = kReplayWindow) : window_(window) {}
 
   // Returns whether a call with this number and payload is new, in flight or
@@ -52,15 +53,16 @@ class ReplayTable {
   // Marks an accepted step as in flight until Complete or Fail.
   void Begin(uint64_t step, const std::string& digest, uint64_t work_id);
 
-  // Marks the step as completed. Returns the receipts of results that leave the
-  // window.
+  // Marks the step as completed. Returns the receipts of replies that are not
+  // kept: those that leave the window, or `receipt` if the step is not in
+  // flight.
   std::vector<uint64_t> Complete(uint64_t step, StepResultPtr result,
                                  uint64_t receipt);
 
   // Removes a step that failed, so that a caller can send it again.
   void Fail(uint64_t step);
 
-  // After this, Lookup no longer answers steps up to this one.
+  // Marks all steps up to this one as completed without a kept result.
   void Forget(uint64_t step) { forgotten_ = std::max(forgotten_, step); }
 
   // Returns null if the step is not completed or its result is no longer kept.

@@ -71,8 +71,8 @@ void SampleDesk::Cancel(uint64_t id) {
     if (s_.scheduler.Cancel(id)) {
       s_.Drop(id, absl::CancelledError("cancelled by the client"));
     } else {
-      // The engine thread has the sample and may still put it back in the
-      // queue.
+      // The engine thread has taken the sample and may still put it back, so
+      // only that thread can tell whether the sample runs.
       s_.cancelled_samples.push_back(id);
     }
   }

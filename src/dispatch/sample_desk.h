@@ -31,11 +31,12 @@ class SampleDesk {
   // Returns the sample whose turn it is. The caller then calls PutBack, Start
   // or Finish.
   [[nodiscard]] std::optional<SampleTask> Take();
-  // Returns a sample for which there is no room to its old place in the queue.
+  // Puts a sample back at its old place in the queue, if the decode loop has no
+  // room for it.
   void PutBack(const SampleTask& sample);
   // Marks the sample as running: it is in prefill or decode.
   void Start(const SampleTask& sample);
-  // Ends the sample.
+  // Ends the sample and gives `result` to its caller.
   void Finish(uint64_t id, absl::StatusOr<SampleResult> result);
 
   // Delivers the tokens that were drawn since the last call, to a request that

@@ -17,7 +17,7 @@ absl::Status NoSuchAdapter(const std::string& adapter_id) {
 
 namespace {
 
-// If nothing is recorded, replies do not wait for the disk.
+// If no steps are recorded, replies do not wait for the disk.
 Environment WithDurable(Environment environment) {
   if (!environment.post_durable) {
     environment.post_durable = environment.post_reply;

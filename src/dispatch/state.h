@@ -34,7 +34,7 @@ struct Options {
   int max_adapters_per_tenant = 1024;
   uint64_t max_adapter_bytes_per_tenant = 0;  // 0: no limit.
   int64_t max_stored_reply_bytes = int64_t{256} << 20;
-  bool records_steps = false;  // Requires post_durable.
+  bool records_steps = false;  // With --state-dir; requires post_durable.
 };
 
 // What the dispatcher uses but does not own. Everything here outlives the
@@ -46,11 +46,12 @@ struct Environment {
   std::function<void(std::function<void()>)> post_reply;
   // Runs tasks in order on the reply thread. Each task runs when everything
   // that the engine thread has recorded so far is on disk. Replies of steps use
-  // it. If it is empty, nothing is recorded and post_reply is used.
+  // post_durable. If it is empty, nothing is recorded and post_reply is used
+  // instead.
   std::function<void(std::function<void()>)> post_durable = {};
   DispatchMetrics* metrics = nullptr;
   // Returns RESOURCE_EXHAUSTED if a new step cannot be recorded. If it is
-  // empty, every step can.
+  // empty, every step can be recorded.
   std::function<absl::Status()> check_room = {};
 };
 
@@ -77,15 +78,15 @@ struct State {
   // Returns what clients see of an adapter. REQUIRES: the adapter exists.
   [[nodiscard]] AdapterInfo InfoOf(AdapterKey adapter) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  // Called when the adapter has work: asks for a device slot unless the adapter
-  // has one.
+  // Asks for a device slot if the adapter has none. Called when the adapter has
+  // work.
   void WantAdapter(AdapterKey adapter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   [[nodiscard]] StepTask StartStep(uint64_t id)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Returns a new epoch, greater than all earlier ones, including those of an
   // earlier process.
   [[nodiscard]] uint64_t NewEpoch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  // Fails work that left the scheduler before it completed.
+  // Ends work with an error. Does not remove the work from the scheduler.
   void Drop(uint64_t id, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   [[nodiscard]] std::vector<EngineTask> TakeTasks(AdapterKey adapter)
@@ -101,10 +102,11 @@ struct State {
   void SetFacts(AdapterRecord& record, const AdapterFacts& facts)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void ShowAdapters() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  // Adapters that are not restored, of the tenant, or of all if it is null.
+  // How many adapters the replay has not restored yet. CountRecovering counts
+  // those of `tenant`, or all if `tenant` is null.
   struct Recovering {
-    int made = 0;    // They exist, and the replay may still remove them.
-    int unmade = 0;  // The replay has yet to make them.
+    int made = 0;    // These exist; the replay may still remove them.
+    int unmade = 0;  // These do not exist yet; the replay will make them.
   };
   [[nodiscard]] Recovering CountRecovering(const std::string* tenant) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
@@ -129,7 +131,7 @@ struct State {
       ABSL_GUARDED_BY(mu);
   std::vector<uint64_t> cancelled_samples ABSL_GUARDED_BY(mu);
   StoredReplies replies ABSL_GUARDED_BY(mu);
-  // Key: ticket.
+  // The tasks of AdapterDesk::WhenSlot, by ticket.
   std::map<uint64_t, EngineTask> slot_tasks ABSL_GUARDED_BY(mu);
   std::deque<EngineTask> tasks ABSL_GUARDED_BY(mu);
   // The next part of the replay of the log; empty if there is none.

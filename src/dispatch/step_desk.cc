@@ -40,7 +40,8 @@ void RaiseDurableStep(AdapterRecord& record, uint64_t step) {
 
 CancelHandle StepDesk::Submit(StepRequest request, sched::WorkItem item,
                               StepCallback done) {
-  // Takes time linear in the request's bytes, so it runs without the lock.
+  // The digest takes time linear in the request's bytes, so it is computed
+  // without the lock.
   std::string digest = PayloadDigest(request);
   absl::StatusOr<CancelHandle> handle =
       Accept(request, std::move(item), std::move(digest), done);
@@ -102,7 +103,8 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
   if (!key) return NoSuchAdapter(adapter_id);
   item.recorded = s_.options.records_steps && record != nullptr &&
                   record->info.durability == Durability::kStep;
-  // A stored answer needs no room in the log, so it is found first.
+  // A repeated call needs no room in the log, so Repeated comes before this
+  // check.
   if (item.recorded && s_.env.check_room) {
     WEFT_RETURN_IF_ERROR(s_.env.check_room());
   }
@@ -179,7 +181,8 @@ StepDesk::StepNode StepDesk::End(uint64_t id,
   if (AdapterRecord* record = s_.Find(work.adapter)) {
     s_.residency.Used(work.adapter, sched::kTraining);
     if (result.ok()) {
-      // A checkpoint of kind sampler cannot bring the steps back.
+      // A checkpoint of kind kSampler has weights only, so it makes no step
+      // durable.
       const auto* saved = std::get_if<CheckpointInfo>(result->get());
       if (saved != nullptr && saved->kind == CheckpointKind::kTrain) {
         RaiseDurableStep(*record, saved->last_step);
@@ -217,7 +220,8 @@ void StepDesk::Answer(StepWork& work, absl::StatusOr<StepResultPtr> result) {
                        step = work.step, waiters = std::move(work.waiters),
                        result = std::move(result)] {
     if (recorded) NoteDurable(adapter, epoch, step);
-    // Callers after the first one joined the step, and the reply says so.
+    // The first caller submitted the step. The others repeated the call, so
+    // only their replies have `replayed` set.
     for (const StepWork::Waiter& waiter : waiters) {
       waiter.done(result, /*replayed=*/&waiter != &waiters.front());
     }

@@ -1,4 +1,5 @@
-// Accepts, joins, replays or refuses steps, and completes them.
+// Accepts or refuses steps, answers repeated calls of steps, and completes
+// steps.
 #ifndef WEFT_SRC_DISPATCH_STEP_DESK_H_
 #define WEFT_SRC_DISPATCH_STEP_DESK_H_
 
@@ -19,12 +20,13 @@ class StepDesk {
 
   // Any thread may call the method below.
 
-  // Queues a new step. A repeated call of a step in flight waits for its
-  // result. A repeated call of a completed step gets the stored result. `item`
-  // gives kind and cost; Submit fills in the rest. `done` runs on the reply
-  // thread, or before this method returns if the step is refused. Errors: those
-  // of ReplayTable::Lookup and Scheduler::Enqueue, NOT_FOUND,
-  // FAILED_PRECONDITION (an epoch that has ended), UNAVAILABLE while draining.
+  // Queues a new step. A repeated call of a step in flight waits for that
+  // step's result. A repeated call of a completed step gets the stored result.
+  // `item` gives kind and cost; Submit fills in the rest. `done` runs on the
+  // reply thread, or before this method returns if the step is refused. Errors:
+  // those of ReplayTable::Lookup and Scheduler::Enqueue, NOT_FOUND,
+  // FAILED_PRECONDITION (an epoch that has ended), RESOURCE_EXHAUSTED (no room
+  // to record the step), UNAVAILABLE while draining.
   CancelHandle Submit(StepRequest request, sched::WorkItem item,
                       StepCallback done);
 
@@ -32,16 +34,17 @@ class StepDesk {
 
   // Ends the step. Its result, which may be a StepFailure, goes to all callers
   // that wait for it and to the replay table. After an error the step's number
-  // is free again. `facts` are the adapter's facts after the step; they become
-  // visible together with the step's number.
+  // is free again. `facts` are the adapter's facts after the step. Clients see
+  // them from the moment at which they see the step as done.
   void Complete(uint64_t id, absl::StatusOr<StepResult> result,
                 const std::optional<AdapterFacts>& facts = std::nullopt);
-  // Call it after a slice that is not the request's last. Returns false if the
-  // caller has cancelled the request, which then ends here.
+  // Call it after a slice that is not the request's last. If all callers have
+  // cancelled the request, ends it and returns false.
   [[nodiscard]] bool FinishSlice(uint64_t id);
   // Ends a load that replaced the adapter's state by the state after
-  // `last_step`. A new epoch begins; its number comes from the facts if they
-  // have one. Waiting work and the replay table continue from `last_step`.
+  // `last_step`. A new epoch begins, with the number in `facts` unless that is
+  // 0. The numbers of waiting work start again after `last_step`, and the
+  // replay table is emptied.
   void CompleteLoad(const StepTask& load, uint64_t last_step,
                     const AdapterFacts& facts);
   // Counts the micro-batch's tokens for each tenant and adapter.
@@ -52,15 +55,17 @@ class StepDesk {
                                                     sched::WorkItem item,
                                                     std::string digest,
                                                     const StepCallback& done);
-  // Returns the stored answer or the step in flight if the call repeats one.
-  // Returns none if the call is new.
+  // If the call repeats a completed step, posts the stored result to `done`. If
+  // it repeats a step in flight, `done` waits for that step. Returns none if
+  // the call is new.
   [[nodiscard]] absl::StatusOr<std::optional<CancelHandle>> Repeated(
       AdapterRecord& record, const StepRequest& request,
       const std::string& digest, const StepCallback& done)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
   void Cancel(uint64_t id, uint64_t waiter_id);
   using StepNode = decltype(State::steps)::node_type;
-  // Returns the entry, which the caller destroys after it releases the lock.
+  // Ends the step and answers its callers. Returns the step's entry, which the
+  // caller destroys after it has released the lock.
   StepNode End(uint64_t id, absl::StatusOr<StepResultPtr> result)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
   void NoteDurable(AdapterKey adapter, uint64_t epoch, uint64_t step)
@@ -68,7 +73,8 @@ class StepDesk {
   // Gives the result to all callers that wait for the step.
   void Answer(StepWork& work, absl::StatusOr<StepResultPtr> result)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
-  // Renumbers the replay table and the work that waits behind the load.
+  // Empties the replay table, renumbers the work that waits behind the load,
+  // and adds that work to the table.
   void RestartNumbers(const StepTask& load, uint64_t last_step,
                       AdapterRecord& record)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
@@ -76,8 +82,8 @@ class StepDesk {
   State& s_;
 };
 
-// Adapts `done` for Submit: passes on the alternative of StepResult that `done`
-// expects.
+// Adapts `done` for Submit. `done` gets the alternative of StepResult that it
+// expects, or the status of a StepFailure.
 template <typename Result>
 [[nodiscard]] StepCallback TypedReply(Callback<StepReply<Result>> done) {
   return [done = std::move(done)](absl::StatusOr<StepResultPtr> result,

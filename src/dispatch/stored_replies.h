@@ -22,7 +22,7 @@ class StoredReplies {
 
   explicit StoredReplies(int64_t max_bytes) : max_bytes_(max_bytes) {}
 
-  // Adds a reply and returns its receipt.
+  // Adds a reply and returns its receipt, which names the reply.
   uint64_t Add(const Reply& reply);
   void Remove(uint64_t receipt);
 

@@ -9,8 +9,8 @@ namespace {
 // The metric that every loss function gives.
 constexpr char kLossSum[] = "loss:sum";
 
-// Returns what the sum of the losses is divided by, so that requests of
-// different sizes give comparable points.
+// Returns the divisor of the sum of the losses. It makes the points of requests
+// of different sizes comparable.
 double TotalWeight(const TrainRequest& request) {
   double total = 0;
   for (const Datum& datum : request.data) {

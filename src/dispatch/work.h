@@ -1,6 +1,7 @@
 // The work that the dispatcher gives to the engine thread. Work holds pointers
-// to requests. A pointer is valid until the engine thread ends the work or,
-// between two slices of a step, until the adapter is removed.
+// to requests. A pointer is valid until the engine thread ends the work. If the
+// adapter is removed between two slices of a step, the pointer becomes invalid
+// then.
 #ifndef WEFT_SRC_DISPATCH_WORK_H_
 #define WEFT_SRC_DISPATCH_WORK_H_
 
@@ -49,13 +50,13 @@ using EngineTask = std::function<void(const absl::Status&)>;
 struct RunTasks {
   std::deque<EngineTask> tasks;
 };
-// An adapter's tensors to move. Ends with AdapterDesk::FinishMove.
+// A move of an adapter's tensors. The move ends with AdapterDesk::FinishMove.
 struct RunMove {
   sched::Move move;
 };
-// One micro-batch. steps[i] is the request of slices[i]. Each slice ends with
-// StepDesk::FinishSlice. The last slice of a request, or one that fails, ends
-// with Complete.
+// One micro-batch. steps[i] is the request of slices[i]. A slice ends with
+// StepDesk::FinishSlice. If the slice is the request's last or fails, it ends
+// with StepDesk::Complete instead.
 struct RunTrain {
   bool backward = false;
   std::vector<sched::TrainSlice> slices;
@@ -67,7 +68,8 @@ struct RunStep {
 };
 // Admit samples as far as there is room, then run one decode iteration.
 struct RunDecode {};
-// Cancelled samples. Each ends with SampleDesk::Finish.
+// Samples in prefill or decode that the client has cancelled. Each of them ends
+// with SampleDesk::Finish.
 struct CancelSamples {
   std::vector<uint64_t> ids;
 };

@@ -1,4 +1,4 @@
-// Describes how a start would divide a device's memory, without a device.
+// Describes how StartEngine would divide a device's memory. Needs no device.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -21,7 +21,7 @@ namespace weft::engine {
 namespace {
 
 constexpr int64_t kFloatBytes = 4;
-// CUDA's own memory in each process: context, kernels, handles.
+// Memory that CUDA takes in each process: context, kernels, handles.
 constexpr int64_t kContextBytes = int64_t{640} << 20;
 
 // Returns the model's bytes on the rank that holds the largest part.

@@ -3,10 +3,10 @@
 //
 // Threads: every method may be called from any thread and never waits for the
 // device. Each callback runs exactly once, on the engine's reply thread, in the
-// order in which requests end. Exceptions: if the request is refused at once,
-// and for ListAdapters and GetAdapter of an adapter that exists, the callback
-// runs on the caller's thread before the method returns. Callbacks must not
-// block.
+// order in which requests end. In three cases the callback runs on the caller's
+// thread instead, before the method returns: if the request is refused at once
+// (unless the adapter does not exist), for ListAdapters, and for GetAdapter of
+// an adapter that exists. Callbacks must not block.
 #ifndef WEFT_SRC_ENGINE_ENGINE_H_
 #define WEFT_SRC_ENGINE_ENGINE_H_
 
@@ -45,16 +45,17 @@ class Engine {
 
   // Training. Errors beside those of validation: NOT_FOUND (adapter),
   // ALREADY_EXISTS (step number reused with another payload), OUT_OF_RANGE
-  // (step older than the replay window), RESOURCE_EXHAUSTED (queue or memory),
-  // DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE (draining, or a start has not
-  // restored the adapter yet), INTERNAL.
+  // (step whose result is no longer kept), FAILED_PRECONDITION (step out of
+  // order, epoch has ended, gradient is not finite), RESOURCE_EXHAUSTED (queue,
+  // memory or disk), DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE (draining, or a
+  // start has not restored the adapter yet), INTERNAL.
   virtual CancelHandle Train(TrainRequest request,
                              Callback<StepReply<TrainResult>> done) = 0;
   virtual CancelHandle OptimStep(OptimStepRequest request,
                                  Callback<StepReply<OptimStepResult>> done) = 0;
 
   // `on_delta` may be empty. Otherwise it runs on the reply thread for each new
-  // piece, in order, before `done`.
+  // piece of a sample, in order, before `done`.
   virtual CancelHandle Sample(SampleRequest request,
                               std::function<void(SampleDelta)> on_delta,
                               Callback<SampleResult> done) = 0;
@@ -76,7 +77,7 @@ class Engine {
                                Callback<std::vector<CheckpointInfo>> done) = 0;
   virtual void DeleteCheckpoint(std::string adapter_id, std::string name,
                                 Callback<bool> done) = 0;
-  // Returns the checkpoint's files.
+  // `done` gets the checkpoint's files.
   virtual void DownloadCheckpoint(std::string adapter_id, std::string name,
                                   Callback<PeftFiles> done) = 0;
   virtual void UploadCheckpoint(UploadCheckpointRequest request,
@@ -129,18 +130,19 @@ class Engine {
     prometheus::Registry* registry);
 
 // Runs a rank other than 0: loads its part of the model and computes until rank
-// 0 ends. Runs `met` when all ranks have met; until then this rank may end
-// without an effect on others. Errors: those of StartEngine; INTERNAL if
-// another rank is lost.
+// 0 ends. Runs `met` when all ranks are connected. Until then this process may
+// end without an effect on other ranks. Errors: those of StartEngine; INTERNAL
+// if another rank is lost.
 [[nodiscard]] absl::Status RunRemoteWorker(const EngineOptions& options,
                                            const World& world,
                                            const std::function<void()>& met);
 
 // Returns a table of how StartEngine would divide the memory of CUDA devices
-// with `device_bytes` each. The table lists parts, bytes, GiB, and the limit of
-// each part. Needs no device, and reads only config.json and the headers of the
-// weight files. Errors: INVALID_ARGUMENT for --device=cpu, whose memory is not
-// divided; those errors of StartEngine that config.json and the headers show.
+// with `device_bytes` each. A line of the table has a part, its bytes and GiB,
+// and what limits the part. Needs no device, and reads only config.json and the
+// headers of the weight files. Errors: INVALID_ARGUMENT for --device=cpu,
+// because a CPU's memory is not divided; errors of StartEngine about
+// config.json and the headers.
 [[nodiscard]] absl::StatusOr<std::string> DescribeMemory(
     const EngineOptions& options, int64_t device_bytes);
 

@@ -1,5 +1,5 @@
-// The methods that the server's threads call. They use no tensor and never wait
-// for the device.
+// The methods of EngineImpl that the server's threads call. They use no tensor
+// and never wait for the device.
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -14,7 +14,7 @@ namespace {
 // This many soft targets cost about the time and memory of one more token.
 constexpr int64_t kTargetsOfOneRow = 64;
 
-// Returns the cost of each datum of a training request.
+// Returns the scheduler's work item for a training request.
 sched::WorkItem TrainItem(const TrainRequest& request, bool share_prompts) {
   sched::WorkItem item{.kind = sched::WorkKind::kTrain,
                        .backward = request.backward,
@@ -35,7 +35,8 @@ sched::WorkItem TrainItem(const TrainRequest& request, bool share_prompts) {
 
 constexpr sched::WorkKind kAdapterOp = sched::WorkKind::kAdapterOp;
 
-// Returns whether the adapter is restored. Otherwise gives the error to `done`.
+// Returns true unless the adapter is not restored yet. In that case gives the
+// error to `done`.
 template <typename Result>
 bool IsReady(const dispatch::Dispatcher& dispatcher,
              const std::string& adapter_id, const Callback<Result>& done) {
@@ -192,7 +193,7 @@ Activity EngineImpl::activity(const ActivityQuery& query) const {
   return dispatcher_.adapters().Watch(query);
 }
 
-// Deletions and downloads are accepted on a full disk.
+// Calls IsOpenFor and not Admit, because deletions must work on a full disk.
 void EngineImpl::DeleteAdapter(std::string adapter_id, Callback<bool> done) {
   if (IsReady(dispatcher_, adapter_id, done) && IsOpenFor(done)) {
     manager_.Delete(std::move(adapter_id), std::move(done));

@@ -24,18 +24,18 @@
 namespace weft::engine {
 namespace {
 
-// The longest sleep of the engine thread without work. It bounds the
-// heartbeat's age.
+// The engine thread sleeps at most this long without work. So its heartbeat
+// stays recent.
 constexpr absl::Duration kIdleWait = absl::Milliseconds(200);
 
-// After so long without work the engine gives memory back that it keeps for the
-// next step.
+// After this time without work the engine frees memory that it keeps for later
+// steps.
 constexpr absl::Duration kIdleRelease = absl::Seconds(10);
 
-// How often the I/O thread looks at the disks.
+// The time between two looks of the I/O thread at the disks.
 constexpr absl::Duration kDiskInterval = absl::Seconds(1);
 
-// The thread's name in `top -H`. The compute threads inherit it.
+// The engine thread's name in `top -H`. The compute threads inherit the name.
 constexpr const char* kThreadName = "weft-engine";
 
 dispatch::Options DispatchOptionsOf(const EngineOptions& options) {
@@ -72,8 +72,8 @@ std::vector<std::string> NamedTenants(const EngineOptions& options) {
   return names;
 }
 
-// Describes the settings that change the bits of results, beside requests and
-// the build.
+// Returns the settings that change the bits of results, as text. Requests and
+// the build change them too.
 std::string SettingsOf(const EngineOptions& options,
                        const model::Decoder& decoder) {
   return absl::StrCat("device=", decoder.device().str(),
@@ -89,7 +89,7 @@ std::string SettingsOf(const EngineOptions& options,
                       " loss_chunk=", options.loss_chunk_size);
 }
 
-// Returns the ids of the requests that share a micro-batch.
+// Returns the joined trace ids of the requests that share a micro-batch.
 TraceId TraceOf(const dispatch::RunTrain& train) {
   std::vector<TraceId> ids;
   ids.reserve(train.steps.size());
@@ -97,7 +97,7 @@ TraceId TraceOf(const dispatch::RunTrain& train) {
   return JoinTraces(ids);
 }
 
-// Loads an adapter that does not exist. Blocks.
+// Loads an adapter that does not exist yet, and waits for the end of the load.
 absl::Status LoadNow(AdapterManager& manager,
                      const LoadCheckpointRequest& load) {
   absl::Status status;
@@ -183,7 +183,7 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
 EngineImpl::~EngineImpl() {
   dispatcher_.Stop();
   thread_.join();
-  // The status is ignored, because the loss of a rank is already in the log.
+  // The status is ignored, because the loss of a rank was logged before.
   RunGuarded("stopping the other ranks", [this] {
     executor_.Stop();
   }).IgnoreError();
@@ -211,16 +211,16 @@ absl::Status EngineImpl::Recover() {
       std::ranges::any_of(log.restores.adapters(), [&log](const auto& adapter) {
         return log.changed.contains(adapter.second.adapter_id);
       });
-  // If records are lost or an adapter's id still belongs to an earlier one, the
-  // engine serves after the replay.
+  // Clients wait for the replay if records are lost, or if an adapter to load
+  // has the id of an adapter in the replay.
   if (report.damaged || names_collide) WEFT_RETURN_IF_ERROR(recovery_.Wait());
   return LoadFromCheckpoints(log.restores);
 }
 
 absl::Status EngineImpl::LoadFromCheckpoints(
     const records::RestorePoints& restores) {
-  // An adapter whose load failed at an earlier start may have a successor of
-  // the same name, which has a higher key.
+  // Loads higher keys first: if an adapter that failed to load at an earlier
+  // start has a successor of the same name, only the successor is loaded.
   for (auto it = restores.adapters().rbegin(); it != restores.adapters().rend();
        ++it) {
     const auto& [key, adapter] = *it;
@@ -283,7 +283,7 @@ absl::Status EngineImpl::FinishRecovery(absl::Time began_at) {
        {"torn_bytes", report.log.torn_bytes},
        {"thinned_batches", report.thinned},
        {"seconds", absl::ToDoubleSeconds(duration)}});
-  // The next start must not meet the damage again.
+  // After a snapshot the next start does not read the damaged files again.
   return report.damaged ? snapshots_.WriteNow() : absl::OkStatus();
 }
 
@@ -315,7 +315,7 @@ void EngineImpl::Loop() {
     const bool trained = std::holds_alternative<dispatch::RunTrain>(*work) ||
                          std::holds_alternative<dispatch::RunStep>(*work);
     if (trained) recorder_.AddCost(absl::Now() - start);
-    // Before that, a snapshot would lack what is not replayed.
+    // Until recovery has succeeded, a snapshot would lack unreplayed steps.
     if (recovery_.succeeded()) snapshots_.GoOn();
     disk_look.PostWhenDue(start, [this](std::function<void()> look) {
       context_.PostIo(std::move(look));
@@ -368,7 +368,7 @@ void EngineImpl::Run(dispatch::Work& work) {
 }
 
 void EngineImpl::ShowDevice() {
-  // On a lost device it would only fail again.
+  // On a lost device, Memory() would only fail again.
   if (!failure().ok()) return;
   const DeviceMemory memory = parts_.device->Memory();
   probe_.SetDeviceMemory(memory.total, memory.reserved, memory.allocated);

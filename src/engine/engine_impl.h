@@ -106,15 +106,15 @@ class EngineImpl final : public Engine {
   // Returns true if the engine is open. Otherwise gives the error to `done`.
   template <typename Result>
   [[nodiscard]] bool IsOpenFor(const Callback<Result>& done) const;
-  // The same, for work that needs room on the disk.
+  // Like IsOpenFor, but also refuses if CheckRoom returns an error.
   template <typename Result>
   [[nodiscard]] bool Admit(const Callback<Result>& done) const;
-  // Returns RESOURCE_EXHAUSTED if a new step cannot be recorded. Any thread may
-  // call it.
+  // Returns RESOURCE_EXHAUSTED if the log has no room for new work. Any thread
+  // may call it.
   [[nodiscard]] absl::Status CheckRoom() const;
 
-  // Loads the adapters of durability checkpoint. Logs those that cannot be
-  // loaded. Call it before the engine serves; blocks. Errors: of recovery.
+  // Loads the adapters of durability kCheckpoint; logs those that fail. Blocks.
+  // Call it before the engine serves. Errors: those of Recover.
   [[nodiscard]] absl::Status LoadFromCheckpoints(
       const records::RestorePoints& restores);
 
@@ -122,7 +122,7 @@ class EngineImpl final : public Engine {
 
   void Loop();
   void Run(dispatch::Work& work);
-  // Wraps `done`, so that NOT_FOUND of an adapter names its checkpoints.
+  // Adds checkpoint names to an adapter's NOT_FOUND. Any thread may call it.
   template <typename Result>
   [[nodiscard]] Callback<Result> NameCheckpoints(const std::string& adapter_id,
                                                  Callback<Result> done) const;
@@ -152,8 +152,8 @@ class EngineImpl final : public Engine {
   std::optional<journal::LogMetrics> log_metrics_;
   EngineProfile profile_{&io_, &replies_};
 
-  // The workers are declared last, so that they stop first. The log posts its
-  // last tasks to replies_.
+  // The workers are declared last, so that they stop first. replies_ is the
+  // first of them, because the log posts its last tasks to replies_.
   Worker replies_;
   records::Recorder recorder_;
   Worker io_;

@@ -1,4 +1,4 @@
-// What StartEngine loads for the engine.
+// The parts of an engine that StartEngine loads.
 #ifndef WEFT_SRC_ENGINE_ENGINE_PARTS_H_
 #define WEFT_SRC_ENGINE_ENGINE_PARTS_H_
 
@@ -26,13 +26,13 @@ struct EngineParts {
   parallel::Links links;  // The communicators of rank 0.
   std::unique_ptr<ComputeDevice> device;
   std::unique_ptr<model::Decoder> decoder;
-  // Null if the tokenizer does not give the bytes of its tokens.
+  // Null if the model's tokenizer files do not give the bytes of tokens.
   std::unique_ptr<sampling::TokenBytes> token_bytes;
   std::string model_name;
   std::string model_fingerprint;
   std::unique_ptr<DiskMetrics> disks;
   std::unique_ptr<SpillFolder> spill;
-  std::optional<MemorySplit> memory;            // On CUDA.
+  std::optional<MemorySplit> memory;            // Set on CUDA only.
   std::unique_ptr<journal::StateFolder> state;  // Null without --state-dir.
 };
 

@@ -1,4 +1,4 @@
-// Starts an engine from options, or the worker of a rank other than 0.
+// Starts an engine on rank 0, or the worker of another rank.
 #include <ATen/Parallel.h>
 #include <unistd.h>
 
@@ -29,7 +29,7 @@ std::string LastPathPart(const std::string& path) {
                                : normal.parent_path().filename().string();
 }
 
-// Returns the type of the base weights.
+// Returns the name of the type of the base weights.
 std::string DtypeOf(const EngineOptions& options,
                     const model::Decoder& decoder) {
   if (options.base_weights == BaseWeights::kInt8) return "int8";
@@ -72,8 +72,8 @@ EngineInfo MakeInfo(const EngineOptions& options, const model::Decoder& decoder,
       .has_byte_decoder = has_byte_decoder};
 }
 
-// Returns the metrics of the disks on which the engine writes, with values, so
-// that no scrape of a serving engine misses them.
+// Returns the metrics of the disks on which the engine writes. They have values
+// from the start, so that no scrape misses them.
 std::unique_ptr<DiskMetrics> MakeDiskMetrics(const EngineOptions& options,
                                              const SpillFolder& spill,
                                              prometheus::Registry* registry) {
@@ -121,7 +121,7 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
   }
   WEFT_ASSIGN_OR_RETURN(engine::LoadedRank rank,
                         engine::LoadRank(chosen, world));
-  // The load says more about a folder that is no model.
+  // LoadRank's errors say more about a folder that is no model.
   WEFT_RETURN_IF_ERROR(fingerprint.status());
   engine::EngineParts parts{
       .options = std::move(rank.options),

@@ -1,4 +1,5 @@
-// Carries messages and weights between the ranks.
+// Sends messages between the ranks, and makes adapter versions from weights
+// that were sent.
 #ifndef WEFT_SRC_EXECUTOR_CHANNEL_H_
 #define WEFT_SRC_EXECUTOR_CHANNEL_H_
 
@@ -15,9 +16,8 @@ namespace weft::executor {
 void SendMessage(const Message& message, parallel::Communicator& commands);
 [[nodiscard]] std::string ReceiveMessage(parallel::Communicator& commands);
 
-// Makes the adapter version that this rank's decoder runs with. The weights
-// have shape [N], where N is the layout's size in the decoder's part of the
-// model.
+// Returns the adapter version that this rank's decoder runs with. `compute_N`
+// has the adapter's N weights in the decoder's part of the model.
 [[nodiscard]] lora::AdapterVersionPtr MakeVersion(const model::Decoder& decoder,
                                                   const LoraConfig& config,
                                                   at::Tensor compute_N);

@@ -5,7 +5,7 @@
 namespace weft::executor {
 namespace {
 
-// Bucket sizes double up to this one.
+// Bucket sizes double up to this size.
 constexpr int64_t kLastDoubled = 16;
 constexpr int64_t kLeastTokens = 512;
 

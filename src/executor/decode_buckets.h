@@ -1,6 +1,6 @@
-// The sizes for which decode steps are captured. A CUDA graph has fixed sizes,
-// so a batch runs in the graph of the next larger size. The remaining rows are
-// padding. Torch-free.
+// The sizes for which decode steps are captured as CUDA graphs. A graph has
+// fixed sizes, so a batch runs in the graph of the next larger size, and the
+// other rows are padding. Torch-free.
 #ifndef WEFT_SRC_EXECUTOR_DECODE_BUCKETS_H_
 #define WEFT_SRC_EXECUTOR_DECODE_BUCKETS_H_
 
@@ -13,9 +13,9 @@ namespace weft::executor {
 // a third of the rows is padding. REQUIRES: 1 <= num_rows <= max_rows.
 [[nodiscard]] int64_t RowBucket(int64_t num_rows, int64_t max_rows);
 
-// Returns the smallest of 512, 2048, 8192, ... that is at least `num_tokens`. A
-// graph is captured for this bound on a sequence's tokens, because the launches
-// depend on the bound. Few bounds mean few graphs.
+// Returns the smallest of 512, 2048, 8192, ... that is at least `num_tokens`.
+// The launches in a graph depend on this bound on the tokens of each sequence.
+// Few bounds mean few graphs.
 [[nodiscard]] int64_t TokenBound(int64_t num_tokens);
 
 }  // namespace weft::executor

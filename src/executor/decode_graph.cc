@@ -20,7 +20,7 @@ namespace {
 // for each.
 constexpr size_t kMaxGraphs = 128;
 
-// Returns the exception's message in one line.
+// Returns the exception's message without a backtrace.
 std::string ReasonOf(const std::exception& error) {
   const auto* own = dynamic_cast<const c10::Error*>(&error);
   return own != nullptr ? own->what_without_backtrace() : error.what();
@@ -34,7 +34,7 @@ std::span<std::byte> BytesOf(const at::Tensor& tensor) {
 
 std::unique_ptr<StepDevice> MakeStepDevice(const model::Decoder& decoder) {
   if constexpr (ops::kHasCudaKernels) {
-    // Only these types have kernels that skip padding.
+    // Only these two types have kernels that skip padding.
     const bool has_kernels =
         decoder.dtype() == at::kBFloat16 || decoder.dtype() == at::kFloat;
     if (decoder.device().is_cuda() && decoder.tensor_group() == nullptr &&
@@ -127,8 +127,8 @@ void DecodeGraphs::Record(const DecodeShape& shape, const CachePlan& plan,
     graph.recorded = device_->Record(step);
     graph.bytes = std::max<int64_t>(0, before - device_->FreeBytes());
   } catch (const std::exception& error) {
-    // The step runs as launches instead. If the error recurs there, the caller
-    // gets it.
+    // The caller runs the step as launches instead. If these fail too, the
+    // exception is thrown there.
     Log(LogLevel::kWarning, "decode steps of this shape run without a graph",
         {{"rows", shape.rows},
          {"table_entries", shape.table_entries},

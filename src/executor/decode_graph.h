@@ -1,9 +1,9 @@
-// Runs decode steps as graphs: the launches of a step are recorded once for
-// each shape and replayed with other values. So one call replaces one call per
-// kernel.
+// Runs decode steps as graphs: the kernel launches of a step are recorded once
+// for each shape and replayed with other values. So a step takes one call
+// instead of one call for each kernel.
 //
 // One iteration uploads DecodeInputs, replays the graph, and copies tokens and
-// log-probabilities back. Only the copy back waits.
+// log-probabilities back. Only the copy back waits for the device.
 #ifndef WEFT_SRC_EXECUTOR_DECODE_GRAPH_H_
 #define WEFT_SRC_EXECUTOR_DECODE_GRAPH_H_
 
@@ -39,11 +39,11 @@ class StepDevice {
  public:
   virtual ~StepDevice() = default;
 
-  // Runs `step` once and waits for it. Memory that the step allocates and frees
-  // belongs to this device's graphs, of which only one runs at a time.
+  // Runs `step` once and waits for it. The step allocates from a memory pool
+  // that all graphs of this object share. Only one graph runs at a time.
   virtual void Run(const std::function<void()>& step) = 0;
-  // Records the launches that `step` queues, in the memory of the graphs. The
-  // step has run before, so that libraries are ready for its sizes.
+  // Records the launches that `step` queues, with memory from that pool.
+  // REQUIRES: `step` has run before, so that libraries are ready for its sizes.
   [[nodiscard]] virtual std::unique_ptr<StepGraph> Record(
       const std::function<void()>& step) = 0;
   // Returns the device's free bytes; 0 if they are unknown.
@@ -51,12 +51,13 @@ class StepDevice {
 
   // Returns `bytes` bytes of pinned host memory.
   [[nodiscard]] virtual at::Tensor HostBuffer(int64_t bytes) = 0;
-  // Queues a copy of the buffer's first `bytes` bytes to the device. The caller
-  // does not change them until the next FetchDraws has returned.
+  // Queues a copy of the first `bytes` bytes of `host` to the device. The
+  // caller does not change them until the next Run or FetchDraws has returned.
   virtual void Upload(const at::Tensor& host, int64_t bytes,
                       const at::Tensor& device) = 0;
 
-  // Like the functions in sampling::cuda. Only FetchDraws waits.
+  // The methods below do what the functions of the same names in sampling::cuda
+  // do. Only FetchDraws waits for the device.
   [[nodiscard]] virtual int MaxFilters(const DrawRules& rules) = 0;
   virtual void PutRules(const DrawRules& rules,
                         std::span<std::byte> places) = 0;
@@ -69,8 +70,8 @@ class StepDevice {
       const DrawRules& rules, const sampling::cuda::DrawSpace& space) = 0;
 };
 
-// Returns null if graphs are not available: on a CPU, or if several ranks share
-// every layer.
+// Returns null if graphs are not available: on a CPU, if several ranks share
+// every layer, or if the decoder's type is neither bf16 nor f32.
 [[nodiscard]] std::unique_ptr<StepDevice> MakeStepDevice(
     const model::Decoder& decoder);
 // Makes the device for CUDA. Only a build with CUDA defines it.
@@ -79,13 +80,13 @@ class StepDevice {
 // Threads: engine thread only.
 class DecodeGraphs {
  public:
-  // All arguments except `device` outlive the graphs.
+  // `decoder` and `store` outlive the graphs.
   DecodeGraphs(const model::Decoder& decoder, const loss::HeadOptions& head,
                model::KvStore* store, int64_t max_rows,
                std::unique_ptr<StepDevice> device);
 
-  // Returns a token for each row. Returns none and does nothing if the plan
-  // cannot run as a graph.
+  // Returns a token for each row. Returns none if the plan cannot run as a
+  // graph; the caller then runs the plan as launches.
   [[nodiscard]] std::optional<Draws> Run(const CachePlan& plan);
 
   [[nodiscard]] DecodeGraphStats stats() const { return stats_; }
@@ -98,14 +99,15 @@ class DecodeGraphs {
     at::Tensor buffer;  // The memory of DecodeInputs.
     sampling::cuda::DrawSpace draws;
     bool tried = false;                   // A recording was tried.
-    std::unique_ptr<StepGraph> recorded;  // Null if no recording exists.
+    std::unique_ptr<StepGraph> recorded;  // Null if there is no recording.
     int64_t bytes = 0;                    // Memory that the recording took.
     uint64_t last_run = 0;
   };
-  // Queues the launches of the step. A recording captures them.
+  // Queues the launches of the step. Record captures them.
   void Queue(const DecodeStep& step, int max_filters,
              const sampling::cuda::DrawSpace& draws) const;
-  // Returns the graph of the shape. Adds an empty one if there is none.
+  // Returns the graph of the shape. Adds a graph without a recording if there
+  // is none.
   [[nodiscard]] Graph& Find(const DecodeShape& shape);
   void Record(const DecodeShape& shape, const CachePlan& plan, Graph& graph);
   // Allocates the graph's memory, writes the plan into it, and returns the step
@@ -113,8 +115,8 @@ class DecodeGraphs {
   [[nodiscard]] std::function<void()> MakeStep(const DecodeShape& shape,
                                                const CachePlan& plan,
                                                Graph& graph);
-  // Runs a step of the largest size with only padding. All later recordings fit
-  // into the memory that this step allocated.
+  // Runs a step of max_rows_ rows, all of them padding, so that the graphs'
+  // memory pool gets the memory that later recordings use.
   void TakeMemory(DecodeShape shape);
   void Upload(const CachePlan& plan, const Graph& graph);
   // Drops the graph that has not run for the longest time.
@@ -126,8 +128,8 @@ class DecodeGraphs {
   const int64_t max_rows_;
   const std::unique_ptr<StepDevice> device_;
   std::map<DecodeShape, Graph> graphs_;
-  // One buffer is enough, because each iteration waits before the next one
-  // writes.
+  // The host memory of DecodeInputs. One buffer is enough, because each
+  // iteration waits for its draws before the next one writes.
   at::Tensor host_inputs_;
   bool has_memory_ = false;
   uint64_t num_runs_ = 0;

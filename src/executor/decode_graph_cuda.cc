@@ -1,6 +1,6 @@
-// Steps as CUDA graphs. at::cuda::CUDAGraph is not used, because after a failed
-// capture it leaves the allocator inside its pool. A failed capture must cost
-// only its own graph.
+// Implements StepDevice with CUDA graphs. It does not use at::cuda::CUDAGraph,
+// which leaves the allocator inside the graph's pool after a failed capture. A
+// failed capture must cost only its own graph.
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -18,8 +18,8 @@ namespace {
 
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
-// While this object exists, the thread's allocations on a stream come from a
-// separate pool. So later work never gets memory that a graph writes to.
+// While this object exists, allocations on `stream` come from `pool`. So work
+// outside of graphs never gets memory that a graph writes to.
 class InPool {
  public:
   InPool(c10::DeviceIndex device, at::cuda::MempoolId_t pool,
@@ -40,7 +40,8 @@ class InPool {
 class CudaGraph final : public StepGraph {
  public:
   explicit CudaGraph(cudaGraphExec_t graph) : graph_(graph) {}
-  // The error is ignored, because a lost device has nothing to free.
+  // The status is ignored, because it is an error only if the device is lost,
+  // which has nothing to free.
   ~CudaGraph() override { static_cast<void>(cudaGraphExecDestroy(graph_)); }
   CudaGraph(const CudaGraph&) = delete;
   CudaGraph& operator=(const CudaGraph&) = delete;
@@ -56,7 +57,7 @@ class CudaGraph final : public StepGraph {
 // Captures the launches that `step` queues on the current stream.
 cudaGraph_t Capture(const std::function<void()>& step, cudaStream_t stream) {
   // The capture is thread-local, because other threads may allocate and copy
-  // during it.
+  // during the capture.
   C10_CUDA_CHECK(
       cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   cudaGraph_t graph = nullptr;
@@ -95,7 +96,8 @@ class CudaStepDevice final : public StepDevice {
       run();
       return;
     } catch (const c10::OutOfMemoryError&) {
-      // The pool cannot use memory that the allocator has cached elsewhere.
+      // Gives memory that the allocator has cached for other pools back to the
+      // device, so that this pool can get it.
       allocator::emptyCache();
     }
     run();
@@ -154,8 +156,8 @@ class CudaStepDevice final : public StepDevice {
   }
 
  private:
-  // Runs work(stream) on the graphs' stream and in their memory, after
-  // everything that the current stream has queued. Waits for it.
+  // Runs work(stream_) with allocations from pool_. Before that, waits for all
+  // work on the current stream. Afterwards, waits for stream_.
   template <typename Work>
   void OnStream(const Work& work) {
     ops::cuda::WaitForStream();
@@ -165,7 +167,8 @@ class CudaStepDevice final : public StepDevice {
     try {
       work(stream_.stream());
     } catch (...) {
-      // If the work failed, the step runs as launches on the other stream.
+      // The caller will run the step as launches on another stream. So this
+      // stream must be idle by then.
       static_cast<void>(cudaStreamSynchronize(stream_.stream()));
       throw;
     }
@@ -175,7 +178,8 @@ class CudaStepDevice final : public StepDevice {
   const at::Device device_;
   const at::cuda::MempoolId_t pool_;
   const c10::cuda::CUDAStream stream_;  // Captures run on this stream.
-  int num_pools_ = 0;                   // How often the pool was entered.
+  int num_pools_ = 0;                   // Each use of InPool adds a reference
+                                        // to the pool.
 };
 
 }  // namespace

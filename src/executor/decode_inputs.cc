@@ -11,22 +11,22 @@
 namespace weft::executor {
 namespace {
 
-// Each part is aligned, because kernels read vectors.
+// Each part begins at a multiple of this, because kernels read vectors.
 constexpr int64_t kAlignment = 256;
 
-// The shape's LoRA rank is this number times a power of two.
+// DecodeShape::max_rank is this number times a power of two.
 constexpr int64_t kLeastRank = 16;
 // Most distinct adapter layouts in one step. A layout takes 12 KB at 32 layers.
 constexpr int64_t kMaxLayouts = 8;
 
-// Reserves `bytes` bytes and returns their place.
+// Reserves `bytes` bytes at *end and returns their offset.
 int64_t Take(int64_t bytes, int64_t* end) {
   const int64_t begin = *end;
   *end += (bytes + kAlignment - 1) / kAlignment * kAlignment;
   return begin;
 }
 
-// Writes the values of a host tensor, then `padding` up to `count` values.
+// Writes the values of a host tensor, then `padding`: `count` values in total.
 template <typename T>
 void Put(const at::Tensor& values, T padding, int64_t count, std::byte* to) {
   auto* const end = std::copy_n(values.const_data_ptr<T>(), values.numel(),
@@ -34,8 +34,8 @@ void Put(const at::Tensor& values, T padding, int64_t count, std::byte* to) {
   std::fill_n(end, count - values.numel(), padding);
 }
 
-// A step is captured only if it draws one token from every row, without
-// top_logprobs.
+// Returns whether the plan is a decode step that draws one token from every
+// row, without top_logprobs.
 bool DrawsFromAllRows(const CachePlan& plan) {
   const int64_t num_rows = plan.batch.tokens_T.size(0);
   const auto all = static_cast<size_t>(num_rows);
@@ -61,8 +61,8 @@ bool IsInLayersAlone(const lora::AdapterLayout& layout) {
              .factors.empty();
 }
 
-// Fills in the adapters' part of the shape. Returns false if the adapters do
-// not fit a table.
+// Sets shape->max_rank. Returns false if the adapters are not bf16 on CUDA, or
+// if one has LoRA outside the layers.
 bool AddAdapters(const lora::LoraRouting& routing,
                  const model::Decoder& decoder, DecodeShape* shape) {
   if constexpr (ops::kHasCudaKernels) {
@@ -121,7 +121,7 @@ DecodeInputs::DecodeInputs(const DecodeShape& shape,
           Take(static_cast<int64_t>(adapter_table_->num_bytes()), &bytes_);
     }
   }
-  // The table comes last, so that its unused end is not uploaded.
+  // The page table comes last, so that its unused end is not uploaded.
   table_ = Take(
       shape.rows * shape.table_entries * static_cast<int64_t>(sizeof(int32_t)),
       &bytes_);
@@ -158,7 +158,7 @@ int64_t DecodeInputs::Write(const CachePlan& plan,
                             to.subspan(adapters_, adapter_table_->num_bytes()));
     }
   }
-  // A row does not read the table entries after its own.
+  // Entries after the plan's own stay unset, because no row reads them.
   const auto* from = plan.kv.page_table_TL.const_data_ptr<int32_t>();
   auto* table = reinterpret_cast<int32_t*>(to.data() + table_);
   for (int64_t row = 0; row < num_rows; ++row) {

@@ -25,31 +25,31 @@ namespace weft::executor {
 // The sizes that a capture fixes. Steps of one shape differ only in values.
 struct DecodeShape {
   int64_t rows = 0;           // Including padding.
-  int64_t table_entries = 0;  // Pages of the longest sequence.
-  int64_t max_rank = 0;       // The adapters' largest rank; 0: no adapter.
+  int64_t table_entries = 0;  // Table entries per row; see TokenBound.
+  int64_t max_rank = 0;       // Bound on the adapters' ranks; 0: no adapter.
   int max_filters = 0;        // See sampling::cuda::MaxFilters.
 
   friend auto operator<=>(const DecodeShape&, const DecodeShape&) = default;
 };
 
-// Returns the shape in which the plan runs, or none if it cannot be captured. A
-// plan can be captured if every row draws a token without top_logprobs. Its
-// adapters must have LoRA only in the layers, and must fit into a table.
-// `max_rows` bounds the rows of a step, and a page has `page_tokens` tokens.
-// The result's max_filters is 0.
+// Returns the shape in which the plan runs, or none if the plan cannot be
+// captured. A plan can be captured if it is a decode step and every row draws
+// one token without top_logprobs. Its adapters must be bf16 on CUDA and have
+// LoRA only in the layers. A plan of more than `max_rows` rows is not captured.
+// A page has `page_tokens` tokens. The result's max_filters is 0.
 [[nodiscard]] std::optional<DecodeShape> ShapeOf(const CachePlan& plan,
                                                  const model::Decoder& decoder,
                                                  int64_t max_rows,
                                                  int64_t page_tokens);
 
-// A step's arguments, as views of the buffer.
+// The arguments of a decode step, as views of the device's buffer.
 struct DecodeStep {
   model::PackedBatch batch;
   model::KvAccess kv;  // The store is not set.
   at::Tensor rules;    // For sampling::cuda::QueueDraw.
 };
 
-// Divides the buffer into parts.
+// Divides a buffer into one part for each argument of a decode step.
 class DecodeInputs {
  public:
   DecodeInputs(const DecodeShape& shape, const model::Decoder& decoder);

@@ -6,8 +6,8 @@
 // It sends back its part of the gradients, which the executor adds up. So the
 // loss of another rank loses only the running plan.
 //
-// Replicas share the plans of a micro-batch. Sampling runs on the first
-// replica, which has the cache.
+// Each replica of the model runs one plan of a micro-batch. Sampling runs on
+// the first replica, which alone has the key/value cache.
 #ifndef WEFT_SRC_EXECUTOR_EXECUTOR_H_
 #define WEFT_SRC_EXECUTOR_EXECUTOR_H_
 
@@ -28,9 +28,9 @@
 
 namespace weft::executor {
 
-// Threads: engine thread only. Methods that compute throw std::exception. If
-// one throws after a message to the other ranks, failed() is true: the ranks
-// are out of step, and this process must end with them.
+// Threads: engine thread only. Methods that compute throw std::exception. If a
+// method throws after it has sent a message, failed() is true: the ranks are
+// out of step, and the processes of all ranks must end.
 class Executor {
  public:
   // `decoder` outlives the executor. `links` are those of rank 0.
@@ -48,47 +48,48 @@ class Executor {
   }
   [[nodiscard]] bool failed() const { return failed_; }
 
-  // Checks that the other ranks are alive, and lets them drop weights that no
-  // plan can name. Costs little. Called when there is no other work.
+  // Checks that the other ranks are alive, and makes them drop weights that no
+  // plan can name any more. Costs little. Called when there is no other work.
   void Ping();
   [[nodiscard]] bool alone() const { return links_.alone(); }
 
   // Ends the other ranks. REQUIRES: no other call follows.
   void Stop();
 
-  // Runs up to one plan for each replica. Returns the scores in the order of
-  // plans. After plans with `backward`, the caller calls Backward or
+  // Runs up to one plan on each replica. Returns one score set for each plan,
+  // in their order. After plans with `backward`, the caller calls Backward or
   // DropPending.
   [[nodiscard]] std::vector<TrainScores> Forward(std::vector<TrainPlan> plans);
-  // `gradients_E` has dLoss/dlogprob [E], f32, for each plan of the last
-  // Forward. Adds to the gradients [N] of the versions in the plan's routing.
-  // Plans may share gradients.
+  // Runs the backward pass of the latest Forward's plans. gradients_E[i] is
+  // dLoss/dlogprob [E], f32, of plan i. Adds the results to gradients[i], which
+  // has the gradients [N] of the versions in plan i's routing. Several plans
+  // may add to the same tensors.
   void Backward(const std::vector<at::Tensor>& gradients_E,
                 const std::vector<lora::LoraGradients>& gradients);
-  // Frees what rank 0 keeps for a Backward that will not come. The other ranks
-  // free theirs at the next plan.
+  // Frees what rank 0 keeps for Backward, if Backward will not be called. Other
+  // ranks free theirs at their next plan with `backward`.
   void DropPending();
 
-  // Allocates the cache; must precede the first plan that uses it. A second
-  // call replaces the cache and drops its graphs.
+  // Allocates the cache. Call it before the first CachePlan. A second call
+  // replaces the cache and drops its graphs.
   void MakeCache(int64_t num_pages, int64_t page_tokens);
-  // From now on decode steps of up to `max_rows` rows run as graphs, if the
-  // device has graphs.
+  // Makes decode steps of up to `max_rows` rows run as graphs from now on, if
+  // the device has graphs.
   void UseDecodeGraphs(int64_t max_rows);
   [[nodiscard]] DecodeGraphStats decode_graphs() const {
     return graphs_ == nullptr ? DecodeGraphStats() : graphs_->stats();
   }
   void CopyPage(const kv::PageCopy& copy);
   [[nodiscard]] CacheOutput Run(CachePlan plan);
-  // Returns the experts of the tokens in these slots of the cache, as the
-  // function of the same name.
+  // Returns the experts of the tokens in these slots of the cache
+  // (model_runner.h).
   [[nodiscard]] at::Tensor ReadExperts(
       const std::vector<int64_t>& slots) const {
     return executor::ReadExperts(cache_, slots);
   }
 
  private:
-  // A tensor rank's part of an adapter.
+  // The part of an adapter that one rank of a tensor-parallel group has.
   struct Part {
     lora::AdapterShard shard;
     int64_t num_parameters;
@@ -96,29 +97,31 @@ class Executor {
   // A version that was sent to the other ranks.
   struct SentVersion {
     std::weak_ptr<const lora::AdapterVersion> whole;
-    lora::AdapterVersionPtr own;  // Rank 0's part; null if it is whole.
+    lora::AdapterVersionPtr own;  // Rank 0's part; null if rank 0 has the whole
+                                  // version.
     std::vector<Part> parts;      // Empty if every rank has the whole version.
   };
-  // Fails if an earlier call has failed. A call has failed unless it ends with
-  // Succeed.
+  // Throws if an earlier call has failed. A call that has broadcast a message
+  // counts as failed until it calls Succeed.
   class ScopedCall;
 
-  // Sends to all other ranks. The executor counts as failed until the call
-  // succeeds.
+  // Sends the message to all other ranks. failed_ is then true until Succeed.
   void Broadcast(const Message& message);
-  // Sends versions to the other ranks before the plans that name them.
+  // Sends the routing's versions to the other ranks, unless they have them.
+  // Called before the plan that names the versions.
   void Announce(const lora::LoraRouting& routing);
   void AnnounceOne(const lora::AdapterVersionPtr& version);
-  // Removes and returns the versions that no plan can name any more.
+  // Removes the versions that no plan can name any more from sent_versions_ and
+  // returns their ids.
   [[nodiscard]] std::vector<uint64_t> TakeDead();
-  // Replaces the routing's versions by this rank's parts.
+  // Replaces the routing's versions by rank 0's parts of them.
   void UseOwnParts(lora::LoraRouting& routing) const;
   [[nodiscard]] TrainScores ReceiveScores(const TrainPlan& plan, int from);
   // Runs rank 0's part of a backward pass.
   void RunOwnBackward(const at::Tensor& gradients_E,
                       const lora::LoraGradients& gradients);
   void ReceiveGradients(const lora::LoraGradients& gradients, int from);
-  // Adds a rank's part to the whole gradient.
+  // Adds one rank's part of a gradient to the whole gradient.
   void AddPart(const lora::LoraGradient& whole, int tensor_rank,
                const at::Tensor& part_N) const;
 

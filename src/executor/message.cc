@@ -30,7 +30,8 @@ void Get(Reader& in, const FindVersion& find, lora::LoraRouting& routing) {
   }
 }
 
-// Lists the fields once for both directions; `each` writes or reads a field.
+// Calls `each`, which writes or reads a field, for every field. So the fields
+// are listed once for both directions.
 template <typename Rows, typename Each>
 void EachField(Rows& rows, const Each& each) requires
     std::is_same_v<std::remove_const_t<Rows>, loss::ScoreRows> {

@@ -15,13 +15,13 @@
 
 namespace weft::executor {
 
-// Sets the size of the cache.
+// Allocates the key/value cache.
 struct CacheSize {
   int64_t num_pages = 0;
   int64_t page_tokens = 0;
 };
-// Announces weights that later plans name. Each rank receives its part of them
-// next.
+// Announces weights that later plans name. Each rank then receives its part of
+// the weights as a tensor.
 struct NewVersion {
   uint64_t id = 0;  // A lora::WeightsId.
   LoraConfig config;
@@ -30,14 +30,15 @@ struct NewVersion {
 struct DropVersions {
   std::vector<uint64_t> ids;
 };
-// One plan for each replica. Replicas without a plan have no work.
+// Runs plans[i] on replica i. Replicas without a plan have no work.
 struct TrainCommand {
   std::vector<TrainPlan> plans;
 };
-// Runs the backward pass of the previous plans, by replica.
+// Runs the backward pass of the latest TrainCommand's plans. Both vectors are
+// indexed by replica.
 struct GradientsCommand {
   std::vector<at::Tensor> gradients_E;  // dLoss/dlogprob, f32.
-  // Ids of the versions whose gradients the rank sends back, in this order.
+  // Ids of the versions whose gradients each rank sends back, in this order.
   std::vector<std::vector<uint64_t>> trained;
 };
 struct CacheCommand {
@@ -55,10 +56,10 @@ using Message =
 // Returns the weights with this id. Throws c10::Error if there are none.
 using FindVersion = std::function<lora::AdapterVersionPtr(uint64_t id)>;
 
-// A message carries the ids of a routing's weights. Decode looks up the weights
-// by id.
+// Returns the message as bytes. Only the ids of a routing's weights are sent,
+// and Decode looks the weights up with FindVersion.
 [[nodiscard]] std::string Encode(const Message& message);
-// Throws c10::Error.
+// Throws c10::Error if the bytes are no message or an id is unknown.
 [[nodiscard]] Message Decode(absl::string_view bytes, const FindVersion& find);
 
 }  // namespace weft::executor

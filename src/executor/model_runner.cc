@@ -17,9 +17,9 @@
 namespace weft::executor {
 namespace {
 
-// Computes dLoss/dx of all rows from the gradient of the normed score rows.
-// Runs in slices, because copies of many rows could take more memory than a
-// chunk of logits.
+// Returns dLoss/dx of all rows from the gradient of the normed score rows.
+// Works on slices of rows, because copies of all score rows could take more
+// memory than a chunk of logits.
 at::Tensor NormBackward(const model::Decoder& decoder, const at::Tensor& dy_RH,
                         const at::Tensor& x_TH, const at::Tensor& index_R) {
   constexpr int64_t kSlice = 1024;
@@ -40,7 +40,7 @@ void MoveTo(at::Device device, std::initializer_list<at::Tensor*> tensors) {
   }
 }
 
-// The batch rows that are read after the pass, each once.
+// Selects the batch rows that the head reads after the layers.
 class RowIndex {
  public:
   RowIndex(const std::vector<int64_t>& rows, int64_t num_rows,
@@ -58,7 +58,8 @@ class RowIndex {
   at::Tensor index_R_;
 };
 
-// Adds what is reported of the experts [T, K] of each layer.
+// Sets the fields of `scores` about experts. `experts` has the experts [T, K]
+// of each layer.
 void AddExperts(const std::vector<at::Tensor>& experts, int num_experts,
                 bool wants_routing, TrainScores& scores) {
   if (experts.empty()) return;
@@ -114,7 +115,8 @@ void ModelRunner::Backward(const at::Tensor& gradients_E,
                          gradients_E, gradients),
       pending.x_TH, plan.score_index_R);
   head.reset();
-  // Frees it before the layers' backward pass, which needs the most memory.
+  // Frees the rows before the layers' backward pass, which needs the most
+  // memory.
   pending.normed_RH.reset();
   decoder_.BackwardLayers(plan.batch, pending.tape, std::move(d_TH), gradients);
 }

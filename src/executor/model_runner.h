@@ -25,23 +25,25 @@ class ModelRunner {
   [[nodiscard]] const model::Decoder& decoder() const { return decoder_; }
   [[nodiscard]] const loss::HeadOptions& head() const { return head_; }
 
-  // Returns the scores of the plan's entries. With `backward`, keeps what
-  // Backward needs.
+  // Returns the scores of the plan's entries. If plan.backward is set, keeps
+  // what Backward needs.
   [[nodiscard]] TrainScores Forward(TrainPlan plan);
-  // `gradients_E` is dLoss/dlogprob [E], f32, on the host. Adds to the
-  // gradients [N] of the versions in the last Forward's plan.
+  // Runs the backward pass of the latest Forward. `gradients_E` is
+  // dLoss/dlogprob [E], f32, on the host. Adds the results to `gradients`,
+  // which has the gradients [N] of the versions in the plan.
   void Backward(const at::Tensor& gradients_E,
                 const lora::LoraGradients& gradients);
-  // Frees what Forward has kept, if Backward will not be called.
+  // Frees what Forward has kept. Called if Backward will not be called.
   void DropPending() { pending_.reset(); }
 
-  // `graphs` runs decode steps over the store. It may be null.
+  // Runs a plan over `store`. `graphs` runs decode steps over the same store;
+  // it may be null.
   [[nodiscard]] CacheOutput Run(CachePlan plan, model::KvStore* store,
                                 DecodeGraphs* graphs = nullptr) const;
 
  private:
-  // Returns whether this rank is the first of its replica. Only the first has
-  // the results.
+  // Returns whether this rank is the first of its replica. Only the first rank
+  // returns results.
   [[nodiscard]] bool IsFirst() const {
     return head_.shard.group == nullptr || head_.shard.group->shard().rank == 0;
   }
@@ -68,16 +70,17 @@ class ModelRunner {
 // part.
 [[nodiscard]] int64_t PageBytes(const model::Decoder& decoder,
                                 int64_t page_tokens);
-// Same, for a model that model::LargestConfig describes.
+// Returns the same for the configuration that model::LargestConfig returned.
 [[nodiscard]] int64_t PageBytes(const model::ModelConfig& largest,
                                 int64_t element_bytes, int64_t page_tokens);
 
-// Returns the experts of the tokens in these slots [N, L K], i16, on the host,
-// as the cache keeps them. REQUIRES: the model has experts.
+// Returns the experts [N, L K], i16, on the host, with which the tokens in
+// these N slots were computed. REQUIRES: the model has experts.
 [[nodiscard]] at::Tensor ReadExperts(const model::KvStore& store,
                                      const std::vector<int64_t>& slots);
 
-// Copies the page's first rows to another page, in every layer.
+// Copies the first copy.num_rows rows of page copy.from to copy.to, in every
+// layer.
 void CopyPage(const kv::PageCopy& copy, model::KvStore* store);
 
 }  // namespace weft::executor

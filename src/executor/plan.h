@@ -1,5 +1,6 @@
-// The plans that all ranks compute together. Rank 0 makes a plan, and every
-// rank runs it on its part of the model. The tensors of plans are on the host.
+// Plans: passes through the model that several ranks compute together. Rank 0
+// makes a plan, and each rank runs it on its part of the model. The tensors of
+// plans are on the host.
 //
 // Legend: R score rows, E score entries, V vocabulary.
 #ifndef WEFT_SRC_EXECUTOR_PLAN_H_
@@ -17,7 +18,7 @@
 
 namespace weft::executor {
 
-// A micro-batch that is trained, or only scored.
+// A micro-batch, or a replica's share of one, that is trained or only scored.
 struct TrainPlan {
   model::PackedBatch batch;
   at::Tensor score_index_R;  // [R] i64: the batch row of each score row.
@@ -28,7 +29,8 @@ struct TrainPlan {
   int num_recomputed = 0;  // Number of layers that keep only their input.
 };
 
-// The results, on the host; scores are f32. L layers have experts, E in each.
+// The results of a TrainPlan, on the host; scores are f32. In the last two
+// fields, L layers have experts, and E is the number of experts in each.
 struct TrainScores {
   at::Tensor logprobs_E;
   at::Tensor entropies_R;  // Undefined if no entropies were requested.
@@ -48,8 +50,8 @@ using Draws = std::vector<std::optional<sampling::DrawResult>>;
 struct CachePlan {
   model::PackedBatch batch;
   model::KvAccess kv;  // Each rank keeps its own part of the cache.
-  // Distinct batch rows whose logits are needed, and the adapters of these
-  // rows.
+  // Distinct batch rows whose logits are needed, and the adapters of the
+  // logits.
   std::vector<int64_t> logit_rows;
   lora::LoraRouting logit_routing;
   // The rules for drawing tokens. Each rule names a row of the logits.
@@ -59,7 +61,8 @@ struct CachePlan {
   loss::ScoreRows scores;
 };
 
-// The result, on the host, in f32. Only a replica's first rank has it.
+// The result of a CachePlan, on the host, in f32. Only the first rank of the
+// replica has it.
 struct CacheOutput {
   at::Tensor logprobs_E;  // Undefined if nothing is scored.
   Draws drawn;            // One for each rule in plan.draws.

@@ -20,8 +20,8 @@ class RemoteWorker {
                parallel::Links* links)
       : runner_(decoder, head), links_(*links) {}
 
-  // Returns when rank 0 ends the group. Throws std::exception if another rank
-  // is lost.
+  // Executes messages until a StopCommand. Throws std::exception if another
+  // rank is lost.
   void Run();
 
  private:
@@ -34,7 +34,8 @@ class RemoteWorker {
   void Do(const CopyPageCommand& message);
   void Do(const StopCommand& message);
 
-  // Returns weights that rank 0 has sent. Throws c10::Error if there are none.
+  // Returns the weights that rank 0 has sent with this id. Throws c10::Error if
+  // there are none.
   [[nodiscard]] lora::AdapterVersionPtr VersionOf(uint64_t id) const;
   // Only the first replica has the cache, so only it samples.
   [[nodiscard]] bool samples() const { return links_.replica() == 0; }

@@ -1,5 +1,5 @@
-// Encodes plain values as bytes. Reader and writer must come from one build and
-// run on machines of one kind, so this is no file format.
+// Encodes plain values as bytes. This is no file format: the programs that
+// write and read must come from one build and run on machines of one kind.
 #ifndef WEFT_SRC_EXECUTOR_WIRE_H_
 #define WEFT_SRC_EXECUTOR_WIRE_H_
 

@@ -27,7 +27,8 @@ struct AdapterActivity {
   // and Forward, and tokens that were drawn.
   uint64_t train_tokens = 0;
   uint64_t sampled_tokens = 0;
-  std::vector<TrainPoint> points;  // The latest, in the order of their ends.
+  std::vector<TrainPoint> points;  // The latest ones, in the order in which
+                                   // their steps ended.
 };
 
 struct TenantLoad {
@@ -36,7 +37,7 @@ struct TenantLoad {
   int64_t queued_requests = 0;  // Requests that have not started.
 };
 
-// Names adapters and tenants, and how many points of an adapter are wanted.
+// Names adapters and tenants. `max_points` limits the points of each adapter.
 struct ActivityQuery {
   std::vector<std::string> adapter_ids;
   std::vector<std::string> tenants;

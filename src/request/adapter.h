@@ -67,23 +67,25 @@ struct LoraConfig {
   double alpha = 32;
   std::vector<TargetModule> target_modules = DefaultTargetModules();
   uint64_t seed = 0;
-  // In a request to create an adapter: the rank of experts; 0: `rank` divided
-  // by the experts per token. A made adapter has overrides instead, and 0 here.
+  // In a CreateAdapterRequest: the rank of LoRA on experts; 0 means `rank`
+  // divided by the experts per token. An existing adapter has 0 here, and
+  // overrides instead.
   int expert_rank = 0;
-  // Ordered by layer and module. target_modules has all their modules.
+  // Ordered by layer and module. target_modules includes the module of each.
   std::vector<LoraOverride> overrides;
 
   [[nodiscard]] LoraShape ShapeOf(int layer, TargetModule module) const;
   friend bool operator==(const LoraConfig&, const LoraConfig&) = default;
 };
 
-// The place of an adapter's tensors. During a move it is the move's origin.
+// Where an adapter's tensors are; during a move, where they come from.
 enum class AdapterLocation : uint8_t { kDevice, kHost, kDisk };
 inline constexpr int kNumAdapterLocations = 3;
 
-// What of an adapter survives the process by itself: nothing, its last
-// checkpoint, or every step that was answered. kDefault, only in requests:
-// kStep with --state-dir, otherwise kMemory.
+// What of an adapter the next process restores without a client's help: with
+// kMemory nothing, with kCheckpoint the last checkpoint, with kStep every
+// answered step. kDefault occurs only in requests. It means kStep with
+// --state-dir, otherwise kMemory.
 enum class Durability : uint8_t { kDefault, kMemory, kCheckpoint, kStep };
 inline constexpr int kNumDurabilities = 4;
 

@@ -63,7 +63,7 @@ struct SaveCheckpointRequest {
   absl::Time deadline = absl::InfiniteFuture();
 };
 
-// The files of a download, to be written as a checkpoint.
+// Asks to write the files of an earlier download as a checkpoint.
 struct UploadCheckpointRequest {
   std::string adapter_id;
   std::string name;

@@ -11,8 +11,8 @@
 namespace weft {
 namespace {
 
-// Streams values into SHA-256. It also hashes the length of each string and
-// vector, so that no two sequences of values give the same bytes.
+// Streams values into SHA-256. Hashes the length of each string and vector
+// before its content, so that different values give different bytes.
 class Hasher {
  public:
   Hasher() : context_(EVP_MD_CTX_new()) {
@@ -57,8 +57,8 @@ class Hasher {
     void operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
   };
 
-  // SHA-256 fails only without memory. A wrong digest would break exactly-once
-  // for a tenant, so the process ends instead.
+  // SHA-256 fails only if memory is exhausted. With a wrong digest a step could
+  // run twice, so the process ends instead.
   static void Require(bool ok) {
     if (!ok) std::abort();
   }
@@ -81,8 +81,8 @@ std::string PayloadDigest(const TrainRequest& request) {
          << loss.function << loss.clip_low << loss.clip_high << loss.beta
          << loss.temperature << loss.return_entropy << loss.gradient_filter
          << uint64_t{request.data.size()};
-  // Each of these adds nothing at its default, because logs hold digests that
-  // are older than the fields.
+  // A field below adds nothing to the digest at its default, because logs hold
+  // digests that were made before the field existed.
   if (loss.score_all) hasher << std::string_view("score_all");
   if (loss.return_routing) hasher << std::string_view("return_routing");
   for (const Datum& datum : request.data) {
@@ -109,8 +109,8 @@ std::string PayloadDigest(const SaveCheckpointRequest& request) {
   Hasher hasher;
   hasher << std::string_view("save") << request.adapter_id << request.name
          << request.overwrite;
-  // Each of these adds nothing at its default, because logs hold digests that
-  // are older than the fields.
+  // A field below adds nothing to the digest at its default, because logs hold
+  // digests that were made before the field existed.
   if (request.kind != CheckpointKind::kTrain) {
     hasher << std::string_view("kind") << request.kind;
   }

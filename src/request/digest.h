@@ -15,10 +15,10 @@ namespace weft {
 // Returns the SHA-256 of `bytes`, 32 bytes.
 [[nodiscard]] std::string Sha256(std::string_view bytes);
 
-// Returns the SHA-256 (32 bytes) of the request's type and of all that its
-// effect depends on: everything but step and deadline. Floats are compared by
-// their bits. Machines of one byte order give equal digests for equal payloads.
-// Takes time linear in the bytes.
+// Returns the SHA-256 (32 bytes) of the request's type and of the fields that
+// decide what the step does. Step, epoch and deadline are not among them.
+// Floats are hashed by their bits. Machines of one byte order give equal
+// digests for equal payloads. Takes time linear in the bytes.
 [[nodiscard]] std::string PayloadDigest(const TrainRequest& request);
 [[nodiscard]] std::string PayloadDigest(const OptimStepRequest& request);
 [[nodiscard]] std::string PayloadDigest(const SaveCheckpointRequest& request);

@@ -1,4 +1,4 @@
-// What a running engine is. Proto-free.
+// Facts about a running engine. Proto-free.
 #ifndef WEFT_SRC_REQUEST_ENGINE_INFO_H_
 #define WEFT_SRC_REQUEST_ENGINE_INFO_H_
 
@@ -19,7 +19,7 @@ struct EngineInfo {
   int context_length = 0;
   std::vector<int32_t> eos_token_ids;
   uint64_t num_parameters = 0;
-  // 0 for a dense model.
+  // The next three are 0 for a dense model.
   int num_experts = 0;
   int experts_per_token = 0;
   int expert_layers = 0;  // Layers that have experts.
@@ -32,11 +32,11 @@ struct EngineInfo {
   int64_t max_queue_tokens = 0;
   int64_t max_queue_requests_per_tenant = 0;
   int64_t max_queue_tokens_per_tenant = 0;
-  uint64_t reorder_window = 0;    // How far ahead of the next step a step's
-                                  // number may be.
+  uint64_t reorder_window = 0;    // How far a step's number may be ahead of the
+                                  // lowest free one.
   uint64_t replay_window = 0;     // Number of latest steps whose replies are
                                   // kept.
-  bool has_byte_decoder = false;  // Stop strings of bytes work.
+  bool has_byte_decoder = false;  // True if byte_strings work.
 };
 
 }  // namespace weft

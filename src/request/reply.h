@@ -14,9 +14,9 @@ namespace weft {
 template <typename T>
 using Callback = std::function<void(absl::StatusOr<T>)>;
 
-// Cancels a request that has not run yet. The request's callback still runs,
-// with CANCELLED if the cancellation came in time. A default-constructed handle
-// does nothing. Threads: any, while the engine exists.
+// Cancels a request. The request's callback still runs, with CANCELLED if the
+// cancellation came in time. A default-constructed handle does nothing.
+// Threads: any, while the engine exists.
 class CancelHandle {
  public:
   CancelHandle() = default;
@@ -30,10 +30,11 @@ class CancelHandle {
   std::function<void()> cancel_;
 };
 
-// A payload of a step's status. If present, the step is completed and keeps its
-// number (StepFailure). Its content does not matter.
+// The URL of a payload in a step's error status; the payload's content does not
+// matter. If present, the step is completed and keeps its number (StepFailure).
 inline constexpr char kStepDonePayload[] = "weft/step-done";
-// If present, the status is the stored reply of an earlier, equal call.
+// The URL of another payload. If present, the status is the stored reply of an
+// earlier, equal call.
 inline constexpr char kReplayedPayload[] = "weft/replayed";
 
 // A result, and whether it is the stored reply of an earlier, equal call.

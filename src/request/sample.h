@@ -12,7 +12,8 @@
 
 namespace weft {
 
-// What ends a sample before max_tokens. The match stays in the output.
+// What ends a sample before max_tokens. The tokens that match stay in the
+// output.
 struct StopRule {
   bool ignore_eos = false;  // If true, end-of-sequence tokens end nothing.
   std::vector<int32_t> token_ids;
@@ -53,16 +54,16 @@ struct Sample {
   std::vector<float> logprobs;
   std::vector<TopLogprobs> top_logprobs;
   FinishReason finish_reason = FinishReason::kNone;
-  // The experts of the prompt and of all tokens but the last, [P + S - 1, L,
-  // K], for L layers with experts and K experts per token. Only if requested;
-  // in a stream, in the sample's last delta.
+  // The experts of the P prompt tokens and of the S drawn tokens except the
+  // last, [P + S - 1, L, K], for L layers with experts and K experts per token.
+  // Empty unless requested. In a stream, only the sample's last delta has them.
   std::vector<uint16_t> routing = {};
 };
 
 struct SampleResult {
   std::vector<Sample> samples;
   std::vector<float> prompt_logprobs;
-  std::vector<TopLogprobs> prompt_top_logprobs;  // The first is empty.
+  std::vector<TopLogprobs> prompt_top_logprobs;  // The first entry is empty.
   uint64_t version = 0;
 };
 
@@ -70,7 +71,7 @@ struct SampleResult {
 struct SampleDelta {
   int sample_index = 0;
   Sample piece;
-  // In the first delta, if requested.
+  // The next two are set in the request's first delta, if requested.
   std::vector<float> prompt_logprobs;
   std::vector<TopLogprobs> prompt_top_logprobs;
   uint64_t version = 0;

@@ -1,5 +1,5 @@
-// A step is one numbered call on an adapter. StepRequest and StepResult are
-// variants with the same order of alternatives.
+// A step is one numbered call on an adapter. Each alternative of StepRequest
+// has its result at the same index of StepResult. StepFailure has no request.
 #ifndef WEFT_SRC_REQUEST_STEP_H_
 #define WEFT_SRC_REQUEST_STEP_H_
 
@@ -20,9 +20,9 @@ struct PublishedSnapshot {
   uint64_t version = 0;
 };
 
-// A step that ran and was refused by its request, the adapter's state or the
-// checkpoints on disk. It counts as completed: it keeps its number, and this
-// failure is its stored reply.
+// A step that ran but could not be done, because of its request, the adapter's
+// state or the checkpoints on disk. The step counts as completed: it keeps its
+// number, and this failure is its stored reply.
 struct StepFailure {
   absl::Status status;
 };
@@ -51,8 +51,7 @@ using StepResult = std::variant<TrainResult, OptimStepResult, CheckpointInfo,
 // Returns the PayloadDigest of the request that the variant holds (digest.h).
 [[nodiscard]] std::string PayloadDigest(const StepRequest& request);
 
-// Returns the bytes of the numbers in the result, which are nearly all its
-// memory.
+// Returns roughly how many bytes of memory the result takes.
 [[nodiscard]] int64_t NumBytes(const StepResult& result);
 
 }  // namespace weft

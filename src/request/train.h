@@ -34,17 +34,17 @@ struct LossConfig {
   friend bool operator==(const LossConfig&, const LossConfig&) = default;
 };
 
-// The range [begin, end) of one token's targets among those of its datum.
+// The targets of one token: [begin, end) in Datum::targets.
 struct TargetSpan {
   int64_t begin = 0;
   int64_t end = 0;
 };
 
-// One sequence of N tokens. Shapes: tokens [N]; targets and weights have one
-// value for each target of each token, in order (targets_of); logprobs,
-// advantages [N], empty for cross_entropy. weights is empty if all are 1.
-// routing [N, L, K], for L layers with experts and K experts per token, is
-// empty if the router chooses the experts.
+// One sequence of N tokens. targets and weights have one value for each target
+// of each token, in order (targets_of); empty weights mean 1. logprobs and
+// advantages are [N], or empty for cross_entropy. routing is [N, L, K] for L
+// layers with experts and K experts per token. If routing is empty, the router
+// chooses the experts.
 struct Datum {
   std::vector<int32_t> tokens;
   std::vector<int32_t> targets;
@@ -74,11 +74,11 @@ struct Datum {
 // A ForwardBackward request, or a Forward request if `backward` is false.
 struct TrainRequest {
   std::string adapter_id;  // Empty: the base model (Forward only).
-  uint64_t step = 0;       // 0: the next free number.
+  uint64_t step = 0;       // 0: the one after the highest accepted.
   uint64_t epoch = 0;      // The adapter's epoch; 0: the present one.
   bool backward = true;
-  // A Forward that takes no number and runs out of order with the adapter's
-  // steps.
+  // True for a Forward without a step number, which has no place in the order
+  // of the adapter's steps.
   bool unnumbered = false;
   std::string snapshot;  // Only if unnumbered. Empty: the latest version.
   LossConfig loss;
@@ -92,8 +92,8 @@ struct TrainRequest {
   }
 };
 
-// The vectors have the shapes of the datum's targets, except entropies, [N] or
-// empty, and routing, [N, L, K] or empty.
+// logprobs and losses have one value for each target of the datum. entropies is
+// [N] or empty. routing is [N, L, K] or empty.
 struct DatumResult {
   std::vector<float> logprobs;
   std::vector<float> losses;

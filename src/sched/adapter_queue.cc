@@ -43,7 +43,8 @@ absl::StatusOr<uint64_t> AdapterQueue::NumberFor(const WorkItem& item) const {
   if (applied_ahead_.contains(step))
     return refused(kAlreadyExists, "was applied");
   if (Taken(step)) return refused(kAlreadyExists, "is waiting or running");
-  // A step may be further ahead if no number before it is missing.
+  // A step's number may exceed the lowest free number by at most the window.
+  // The first comparison only saves the search for that number.
   if (step - last_step_ > reorder_window_ &&
       step - LowestFree() > reorder_window_) {
     return refused(
@@ -100,7 +101,8 @@ const AdapterQueue::Entry* AdapterQueue::ReadyInOrder(absl::Time now) const {
     if (running.entry.barrier() || head.barrier()) return nullptr;
   }
   if (head.item.step == 0) return &head;
-  // No work waits before `head`, so a missing number before its own is a gap.
+  // `head` is the first waiting work. So a number before its own is missing
+  // unless it was applied or is on the device.
   uint64_t expected = last_step_ + 1;
   while (expected < head.item.step && Taken(expected)) ++expected;
   return expected == head.item.step ? &head : nullptr;
@@ -119,8 +121,8 @@ std::optional<AdapterQueue::Started> AdapterQueue::StartTrain(
     if (head->item.tokens > room) return std::nullopt;
     return StartData(*head, num_data);
   }
-  // The plan already holds whole requests of this adapter, so it takes no
-  // slice.
+  // If the plan already holds whole requests of this adapter, it takes no slice
+  // of a request that exceeds a micro-batch.
   if (on_device()) return std::nullopt;
   int64_t end = head->next_datum;
   room -= head->prefix(end);
@@ -168,7 +170,7 @@ AdapterQueue::Started AdapterQueue::StartData(const Entry& ready,
 AdapterQueue::Started AdapterQueue::StartBarrier() {
   Running running = TakeReady(waiting_.begin()->second);
   const WorkItem& item = running.entry.item;
-  // Work always has a cost, because a stream of free work would starve other
+  // Every barrier has a cost, because a stream of free ones would starve other
   // adapters.
   const Started started{.slice = {.work_id = item.id},
                         .tokens = std::max<int64_t>(item.tokens, 1)};
@@ -244,7 +246,7 @@ AdapterQueue::StepChange AdapterQueue::SetLastStep(uint64_t last_step) {
     }
     if (entry.automatic) {
       uint64_t number = highest + 1;
-      // Numbers that callers chose do not change.
+      // Skips numbers that callers chose, because those do not change.
       for (auto chosen = old.find({.number = number, .after = 0});
            chosen != old.end() && !chosen->second.automatic;
            chosen = old.find({.number = number, .after = 0})) {

@@ -1,9 +1,10 @@
-// The training work of one adapter, in the order in which it must run. The
-// queue knows which item is next, whether it may start, and the next number.
-// scheduler.h has the rules.
+// The training requests, optimizer steps and other operations of one adapter,
+// in the order in which they must run. The queue knows which item is next,
+// whether that item may start, and which step number is free. scheduler.h has
+// the rules.
 //
 // An item waits or is on the device. A request that is too big for one
-// micro-batch waits again between two slices, when its first data are done.
+// micro-batch runs in slices of its data, and waits again between two slices.
 // Threads: not thread-safe.
 #ifndef WEFT_SRC_SCHED_ADAPTER_QUEUE_H_
 #define WEFT_SRC_SCHED_ADAPTER_QUEUE_H_
@@ -27,10 +28,10 @@ namespace weft::sched {
 class AdapterQueue {
  public:
   struct Entry {
-    WorkItem item;           // item.step is the work's number, or 0 if the work
-                             // has none.
+    WorkItem item;           // item.step is the work's step number, or 0 if the
+                             // work has none.
     uint64_t arrival = 0;    // Unique over all adapters.
-    bool automatic = false;  // The queue chose the number.
+    bool automatic = false;  // The queue chose the step number.
     int64_t next_datum = 0;  // All data before this one are done. If > 0, the
                              // work has started.
     int64_t in_flight = 0;   // Number of data on the device (kTrain).
@@ -47,23 +48,25 @@ class AdapterQueue {
 
   // The changes that SetLastStep made to waiting work.
   struct StepChange {
-    std::vector<uint64_t> dropped;  // Ids whose number is not free any more.
-    // (id, new number) of work whose number the queue had chosen.
+    std::vector<uint64_t> dropped;  // Ids of removed work whose number is now
+                                    // in the past.
+    // (id, new number) of work that got another number. The queue had chosen
+    // the old number.
     std::vector<std::pair<uint64_t, uint64_t>> renumbered;
   };
 
   // Work that starts on the device.
   struct Started {
     TrainSlice slice;    // For a barrier only work_id is set.
-    int64_t tokens = 0;  // Cost with prefixes; >= 1.
+    int64_t tokens = 0;  // Cost with the first datum's prefix; >= 1.
   };
 
-  // Messages use `name`.
+  // `name` is the adapter's name in error messages.
   AdapterQueue(AdapterKey key, std::string name, uint64_t last_step,
                uint64_t reorder_window);
 
-  // Returns the number that `item` would get. Errors: those of
-  // Scheduler::Enqueue about the step.
+  // Returns the step number that `item` would get, or 0 if it gets none.
+  // Errors: those of Scheduler::Enqueue about the number.
   [[nodiscard]] absl::StatusOr<uint64_t> NumberFor(const WorkItem& item) const;
 
   // Adds an item. `number` comes from NumberFor. item.tokens is the item's
@@ -71,24 +74,25 @@ class AdapterQueue {
   void Add(WorkItem item, uint64_t number, uint64_t arrival);
 
   // Returns the item that may start now, or null. An item may start if no
-  // number before it is missing and its deadline is after `now`. A barrier also
-  // waits until all work before it is finished. If both an unnumbered item and
-  // a numbered one may start, returns the one that has started, or else the one
-  // that arrived first.
+  // number before its own is missing, if its deadline is after `now`, and if no
+  // barrier is on the device. A barrier also waits until all work before it is
+  // finished. If an unnumbered and a numbered item may start, returns the one
+  // that is between two slices, or else the one that arrived first.
   [[nodiscard]] const Entry* Ready(absl::Time now) const;
 
-  // Starts the ready kTrain item if it has the given `backward`. Takes the
-  // whole request if it fits `room` tokens. If the request exceeds a
-  // micro-batch (`max_batch_tokens`), takes the data that fit, and at least one
-  // if `take_any`. Returns none if nothing fits. Data with a common prefix may
+  // Starts the ready item if it is a kTrain with this `backward`. Starts the
+  // whole request if it fits `room` tokens. If the request exceeds
+  // `max_batch_tokens`, starts the data that fit, and at least one datum if
+  // `take_any`. Returns none if nothing fits. Data with a common prefix may
   // exceed `room` if that costs less than running the prefix again.
   std::optional<Started> StartTrain(absl::Time now, bool backward, int64_t room,
                                     int64_t max_batch_tokens, bool take_any);
 
-  // Starts the barrier that is ready.
+  // Starts the ready item, which is a barrier.
   Started StartBarrier();
 
-  // Returns true if the work is over: its last slice ran, or it failed.
+  // Ends what Start... began. Returns true if the whole work is over, because
+  // its last slice ran or because `ok` is false.
   bool Finish(uint64_t id, bool ok);
 
   // Removes work that has not started. Returns false if there is no such work.
@@ -96,8 +100,8 @@ class AdapterQueue {
 
   StepChange SetLastStep(uint64_t last_step);
 
-  // Returns the ids of the work that RemoveAdapter cancels: all work except
-  // work whose last slice is on the device.
+  // Returns the ids of the work that RemoveAdapter cancels: all work except a
+  // barrier on the device and a request whose last slice is on the device.
   [[nodiscard]] std::vector<uint64_t> Unfinishable() const;
 
   [[nodiscard]] AdapterKey key() const { return key_; }
@@ -105,7 +109,7 @@ class AdapterQueue {
   [[nodiscard]] bool has_waiting() const {
     return !waiting_.empty() || !unnumbered_.empty();
   }
-  // Returns whether the first request is between two slices.
+  // Returns whether a request is between two slices.
   [[nodiscard]] bool has_started() const {
     const auto started = [](const auto& line) {
       return !line.empty() && line.begin()->second.next_datum > 0;
@@ -115,11 +119,11 @@ class AdapterQueue {
   [[nodiscard]] uint64_t last_step() const { return last_step_; }
 
  private:
-  // Sorts by number. An unnumbered operation comes after the highest number
-  // that was accepted before it arrived.
+  // A place in the order of execution. Work without a step number comes after
+  // the highest number that was accepted before it arrived.
   struct Place {
     uint64_t number = 0;
-    uint64_t after = 0;  // Arrival if unnumbered; otherwise 0.
+    uint64_t after = 0;  // Arrival of work without a number; otherwise 0.
     friend auto operator<=>(const Place&, const Place&) = default;
   };
   struct Running {
@@ -129,12 +133,12 @@ class AdapterQueue {
 
   [[nodiscard]] const Entry* ReadyInOrder(absl::Time now) const;
   [[nodiscard]] const Entry* ReadyUnnumbered(absl::Time now) const;
-  // Removes the item that Ready returned from its queue.
+  // Removes `ready`, which Ready has returned, from the waiting work.
   [[nodiscard]] Running TakeReady(const Entry& ready);
   [[nodiscard]] bool Taken(uint64_t number) const;
   [[nodiscard]] uint64_t HighestAccepted() const;
   [[nodiscard]] uint64_t LowestFree() const;
-  // Frees or skips the number of removed work.
+  // Frees the number of removed work, or skips it (scheduler.h, Numbers).
   void Release(const Entry& entry);
   void Apply(uint64_t number);
   Started StartData(const Entry& ready, int64_t num_data);
@@ -146,9 +150,9 @@ class AdapterQueue {
   uint64_t last_step_;
   std::set<uint64_t> applied_ahead_;          // Numbers above a gap that were
                                               // applied or skipped.
-  std::map<Place, Entry> waiting_;            // Waiting work, in its order of
+  std::map<Place, Entry> waiting_;            // Waiting work, in the order of
                                               // execution.
-  std::map<uint64_t, Entry> unnumbered_;      // Keys: arrival.
+  std::map<uint64_t, Entry> unnumbered_;      // Waiting, by arrival.
   std::map<uint64_t, Place> waiting_places_;  // Places of waiting work, by id.
   std::vector<Running> running_;
 };

@@ -27,14 +27,15 @@ class Line {
     tenants_[turn.tenant].emplace(turn.adapter, queue);
   }
 
-  // Removes and returns the adapter whose turn it is. Its tenant keeps its turn
-  // until MoveTenant.
+  // Removes the adapter whose turn it is and returns its index. The adapter's
+  // tenant stays first in line until MoveTenant.
   size_t Take() {
     auto& adapters = tenants_.begin()->second;
     return adapters.extract(adapters.begin()).mapped();
   }
 
-  // Moves the tenant of the latest Take to its new place.
+  // Moves the tenant of the latest Take to its new place, or removes a tenant
+  // that has no adapter left.
   void MoveTenant() {
     auto tenant = tenants_.extract(tenants_.begin());
     if (tenant.mapped().empty()) return;
@@ -49,7 +50,8 @@ class Line {
 
   const Queues& queues_;
   const FairShares& shares_;
-  // Indices of queues, by the tenant's place and then by the adapter's place.
+  // Indices of `queues_`, by the tenant's place and then by the adapter's
+  // place.
   std::map<FairShares::Place, std::map<FairShares::Place, size_t>> tenants_;
 };
 
@@ -60,10 +62,10 @@ Plan PlanBatch(const Queues& queues, absl::Time now, int64_t max_batch_tokens,
   Plan plan;
   Line line(queues, shares);
   int64_t room = max_batch_tokens;
-  bool recorded = false;  // The plan's work is in the log.
+  bool recorded = false;  // The log records the plan's work.
   std::vector<std::vector<TrainSlice>> slices(queues.size());
-  std::vector<size_t> order;  // Adapters in the order in which they enter the
-                              // plan.
+  std::vector<size_t> order;  // Indices of `queues` in the order in which they
+                              // enter the plan.
   while (!line.empty() && room > 0) {
     const size_t index = line.Take();
     AdapterQueue& queue = *queues[index];

@@ -1,7 +1,7 @@
-// Fills one micro-batch, or picks one barrier, from the adapters that have work
-// ready. The adapter whose turn it is goes first and decides the kind of plan.
-// The others fill the remaining room in turn, as far as the order of their own
-// work allows.
+// Chooses the next plan from the adapters that have training work ready: one
+// micro-batch, or one barrier (a step that runs alone). The adapter whose turn
+// it is goes first and decides the kind of plan. The others fill the rest of a
+// micro-batch in turn, as far as the order of their own work allows.
 #ifndef WEFT_SRC_SCHED_BATCH_PLANNER_H_
 #define WEFT_SRC_SCHED_BATCH_PLANNER_H_
 
@@ -15,8 +15,9 @@
 
 namespace weft::sched {
 
-// Starts the returned work and charges it to `shares`. Each of `queues` has
-// ready work and nothing on the device.
+// Returns the plan, starts its work in `queues` and charges it to `shares`.
+// REQUIRES: each of `queues` has an item that is ready at `now`, and none on
+// the device.
 Plan PlanBatch(const std::vector<AdapterQueue*>& queues, absl::Time now,
                int64_t max_batch_tokens, FairShares& shares);
 

@@ -5,12 +5,13 @@
 namespace weft::sched {
 namespace {
 
-// About the most that a wait adds to the time of a batch.
+// The longest wait, as a share of the time that the batch is expected to take.
 constexpr double kShare = 0.01;
 constexpr absl::Duration kLongest = absl::Milliseconds(5);
-// A shorter wait would end late, because a timer and a wake take as long.
+// A batch does not wait for less than this, because a timer and the wake-up of
+// a thread take about as long.
 constexpr absl::Duration kShortest = absl::Microseconds(200);
-// An adapter that has not trained for so long is not expected.
+// A batch waits only for adapters that trained within this time.
 constexpr absl::Duration kLately = absl::Minutes(1);
 // The weight of the latest batch in the average.
 constexpr double kLatest = 0.25;
@@ -20,15 +21,15 @@ constexpr double kLatest = 0.25;
 bool BatchWindow::Waits(const std::vector<AdapterQueue*>& ready,
                         const std::set<AdapterKey>& absent, absl::Time now) {
   start_ = absl::InfiniteFuture();
-  // A clock may be set back.
+  // If the clock was set back, the wait begins again.
   if (!wait_began_ || now < *wait_began_) wait_began_ = now;
   std::set<AdapterKey> present;
   int64_t tokens = 0;
   absl::Time deadline = absl::InfiniteFuture();
   for (const AdapterQueue* queue : ready) {
     const WorkItem& item = queue->Ready(now)->item;
-    // Turns decide between a barrier and the batch. A Forward has no company
-    // that is known.
+    // A barrier runs alone, and nobody knows who else will send a Forward. So
+    // nothing waits if an adapter has one of these ready.
     if (item.kind != WorkKind::kTrain || !item.backward) return false;
     present.insert(queue->key());
     tokens += item.tokens;

@@ -3,9 +3,9 @@
 // Clients that train in step send their requests within a few milliseconds.
 // Without a wait the first request would run alone, and the others in a batch
 // after it. So a batch with gradients waits for the adapters that trained
-// lately, for about a hundredth of the time that it will take and at most 5 ms.
-// It starts at once when it has all of them, when it is large, and when there
-// is nobody to wait for.
+// within the last minute. The wait is 1 % of the time that the batch is
+// expected to take, and at most 5 ms. A batch starts at once if it has work of
+// all those adapters, if it is large, or if the wait would be under 0.2 ms.
 // A deterministic state machine without clock and threads. Not thread-safe.
 #ifndef WEFT_SRC_SCHED_BATCH_WINDOW_H_
 #define WEFT_SRC_SCHED_BATCH_WINDOW_H_
@@ -25,24 +25,23 @@ namespace weft::sched {
 
 class BatchWindow {
  public:
-  // A batch that is a quarter full starts at once.
+  // A batch of at least a quarter of `max_batch_tokens` starts at once.
   explicit BatchWindow(int64_t max_batch_tokens)
       : large_batch_tokens_(max_batch_tokens / 4) {}
 
-  // Returns whether the batch waits that could start with the first work of
-  // these queues. It does not wait for `absent` adapters. The first call since
-  // the latest Start or NoteIdle begins the wait.
+  // Returns whether a batch with the first work of the `ready` queues waits for
+  // more adapters. It does not wait for `absent` adapters, whose work cannot
+  // start. The first call since the latest Start or NoteIdle begins the wait.
   [[nodiscard]] bool Waits(const std::vector<AdapterQueue*>& ready,
                            const std::set<AdapterKey>& absent, absl::Time now);
-  // Returns when the wait is over if the latest Waits returned true; otherwise
-  // InfiniteFuture.
+  // Returns the time at which the wait ends; InfiniteFuture if no batch waits.
   [[nodiscard]] absl::Time start() const { return start_; }
-  // Notes that a batch of some of these queues starts.
+  // Notes that `plan` starts, which has work of some of the `ready` queues.
   void Start(const Plan& plan, const std::vector<AdapterQueue*>& ready,
              absl::Time now);
-  // Notes how long the batch ran that started last.
+  // Notes that the latest started batch ran for `elapsed`.
   void Ran(absl::Duration elapsed);
-  // Notes that there is nothing to run.
+  // Notes that no work can run.
   void NoteIdle();
   void Forget(AdapterKey adapter) { trained_at_.erase(adapter); }
 
@@ -57,7 +56,7 @@ class BatchWindow {
   std::optional<absl::Time> wait_began_;
   absl::Time start_ = absl::InfiniteFuture();
   int64_t running_tokens_ = 0;
-  double seconds_per_token_ = 0;  // An average of late batches; 0: not known.
+  double seconds_per_token_ = 0;  // A moving average; 0: not known.
 };
 
 }  // namespace weft::sched

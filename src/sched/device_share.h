@@ -1,9 +1,10 @@
-// Shares device time between training and decoding. Each kind has a virtual
-// time, which grows by the time used divided by the kind's share. If both kinds
-// have work, the one with less virtual time goes first. A kind that was idle
-// starts at the virtual time at which the present turn started (start-time fair
-// queueing). So idleness earns no credit, and work that arrives during a
-// micro-batch does not wait for a second one. Threads: not thread-safe.
+// Shares device time between two kinds of work: training and decoding. Each
+// kind has a virtual time, which grows by the device time that the kind used,
+// divided by its share. If both kinds have work, the kind with less virtual
+// time goes first. When a kind was idle, its virtual time is raised to the one
+// at which the latest turn started (start-time fair queueing). So idleness
+// earns no credit, and work that arrives during a micro-batch does not wait for
+// a second one. Threads: not thread-safe.
 #ifndef WEFT_SRC_SCHED_DEVICE_SHARE_H_
 #define WEFT_SRC_SCHED_DEVICE_SHARE_H_
 
@@ -20,7 +21,7 @@ class DeviceShare {
   // Returns whether decoding goes first. REQUIRES: at least one kind has work.
   bool ChooseDecode(bool can_train, bool can_decode);
 
-  // Call it when neither kind has work.
+  // Notes that neither kind has work.
   void NoteIdle();
 
   void AddTraining(absl::Duration elapsed);

@@ -6,9 +6,9 @@
 namespace weft::sched {
 namespace {
 
-// The virtual time of one token at weight 1. The unit is small enough that even
-// single tokens at weight 1000 are exact within 1 %, and large enough that
-// 10^14 tokens do not overflow.
+// The virtual time of one token at weight 1. With this value, the cost of one
+// token at weight 1000 is rounded by less than 1 %, and 10^14 tokens do not
+// overflow.
 constexpr int64_t kTimePerToken = int64_t{1} << 16;
 
 int64_t Cost(int64_t tokens, int64_t weight) {
@@ -72,7 +72,8 @@ void FairShares::Refund(AdapterKey adapter, int64_t tokens) {
   Tenant& tenant = flow.tenant->second;
   flow.place.start -= Cost(tokens, 1);
   tenant.place.start -= Cost(tokens, tenant.weight);
-  // Does not call SetActive: the tenant was not idle, it was not served.
+  // SetActive would raise the start time to the clock, as after idleness. But
+  // the adapter was not idle: its work went back to the queue.
   if (!std::exchange(flow.active, true)) ++tenant.num_active;
 }
 

@@ -1,11 +1,11 @@
 // Start-time fair queueing on two levels: tenants share in proportion to their
 // weights, and the adapters of one tenant share equally.
 //
-// Each member with work has a virtual start time. The member with the earliest
-// one is served next, and tokens / weight is added to its start time. Each
-// level has a clock that follows the start times of the served members. A
-// member that was idle starts no earlier than the clock, so idleness earns no
-// credit.
+// A member (a tenant, or an adapter of one tenant) has a virtual start time.
+// The active member with the earliest start time is served next. Its start time
+// then grows by tokens / weight. Each level has a clock, which is the latest
+// start time of a served member. A member that was idle starts no earlier than
+// the clock, so idleness earns no credit.
 // Threads: not thread-safe.
 #ifndef WEFT_SRC_SCHED_FAIR_SHARES_H_
 #define WEFT_SRC_SCHED_FAIR_SHARES_H_
@@ -21,10 +21,12 @@ namespace weft::sched {
 
 class FairShares {
  public:
-  // The earliest place is first. No two members with work have equal places.
+  // A member's place in line; the smallest place is first. No two active
+  // members of a level have equal places.
   struct Place {
     int64_t start = 0;
-    uint64_t since = 0;  // Breaks ties: longest active first.
+    uint64_t since = 0;  // Breaks ties: the member that has been active for
+                         // longest is first.
     friend auto operator<=>(const Place&, const Place&) = default;
   };
   struct Turn {
@@ -33,28 +35,28 @@ class FairShares {
     friend auto operator<=>(const Turn&, const Turn&) = default;
   };
 
-  // `weights` are those of tenants, >= 1. A tenant that is not named has weight
-  // 1.
+  // `weights` maps tenants to weights >= 1. A tenant that is not in it has
+  // weight 1.
   explicit FairShares(std::map<std::string, int64_t> weights);
 
   // Adds an adapter. The other methods require that the adapter was added.
   void Add(AdapterKey adapter, const std::string& tenant);
   void Remove(AdapterKey adapter);
 
-  // Sets whether the adapter has work that waits or is on the device.
+  // Sets whether the adapter has work that could start or is on the device.
   void SetActive(AdapterKey adapter, bool active);
   // Charges the adapter for work that it starts.
   void Charge(AdapterKey adapter, int64_t tokens);
-  // Undoes the adapter's latest Charge, because the work goes back to the
-  // queue.
+  // Undoes the adapter's latest Charge, when the work goes back to the queue.
   void Refund(AdapterKey adapter, int64_t tokens);
 
-  // Returns the turn of an adapter. REQUIRES: the adapter has work.
+  // Returns the turn of an adapter. REQUIRES: the adapter is active.
   [[nodiscard]] Turn TurnOf(AdapterKey adapter) const;
   [[nodiscard]] const std::string& TenantOf(AdapterKey adapter) const;
 
  private:
-  // One level of the hierarchy. The members of a level share one clock.
+  // One level: all tenants, or the adapters of one tenant. The members of a
+  // level share one clock.
   struct Level {
     int64_t clock = 0;
     uint64_t entries = 0;

@@ -100,7 +100,7 @@ std::optional<Move> Residency::Next(const DemandOf& demand_of,
 }
 
 std::optional<Move> Residency::BringIn() {
-  // An adapter that moves to disk can come back only after that move.
+  // A waiter whose adapter still moves away is passed over.
   const auto first = FirstInLine();
   if (first == waiters_.end()) return std::nullopt;
   const SlotWaiter waiter = std::move(*first);
@@ -125,8 +125,8 @@ std::deque<SlotWaiter>::iterator Residency::FirstInLine() {
 
 std::optional<Move> Residency::MakeSlot(const DemandOf& demand_of,
                                         const BytesOf& bytes_of) {
-  // A waiter that is still leaving needs no slot yet, so no other adapter
-  // leaves for it.
+  // A waiter whose adapter still moves away needs no slot yet, so no other
+  // adapter leaves for it.
   const auto leaving = std::ranges::count_if(
       waiters_, [&](const SlotWaiter& waiter) { return IsLeaving(waiter); });
   const auto needed = static_cast<int>(waiters_.size() - leaving);
@@ -188,7 +188,7 @@ Residency::Entries::iterator Residency::PickVictim(const DemandOf& demand_of,
     const bool had_its_turn =
         (demand.ready & ~entry.served) == 0 && entry.last_use > asked;
     if (demand.busy || (has_work && !had_its_turn)) continue;
-    // An adapter without work leaves first, then the least recently used one.
+    // Prefers adapters without work, and among equals the least recently used.
     if (victim == entries_.end() ||
         std::pair(has_work, entry.last_use) <
             std::pair(*ready, victim->second.last_use)) {
@@ -229,9 +229,9 @@ std::optional<SlotWaiter> Residency::Finished(const Move& move, bool ok) {
     return std::nullopt;
   }
   if (move.to == Location::kDevice) return SlotWaiter{.adapter = move.adapter};
-  // The adapter is still on the device, so its work can run.
+  // The adapter is still on the device, so it waits for no slot.
   if (move.from == Location::kDevice) DropWaiter(move.adapter);
-  // A second attempt would fail too, so the first waiter gets an error.
+  // A second move would probably fail too, so the first waiter gets an error.
   if (waiters_.empty() || UsedSlots() < options_.max_resident) {
     return std::nullopt;
   }

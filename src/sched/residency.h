@@ -1,19 +1,20 @@
-// Decides which adapters are on the device if there are more adapters than
-// device slots: which adapter comes in next, and which one leaves.
+// Decides which adapters have their tensors on the device, if there are more
+// adapters than device slots.
 //
-// In: waiters get slots in the order in which they asked. An adapter asks when
-// it has work that could run. A new adapter has no tensors yet, so a ticket
-// asks for it.
+// Which adapter comes in: slots are given in the order in which they were asked
+// for. An adapter asks when it has work that could run. A new adapter does not
+// exist yet, so a ticket asks for it.
 //
-// Out: the least recently used adapter without work that could run. If all have
-// such work, an adapter leaves only after it was served: each kind of its work,
-// since it came in and since the first waiter asked. It then asks again. An
-// adapter with work on the device never leaves. So every adapter that comes in
-// is served, and every waiter gets a turn, even with one slot.
+// Which adapter leaves: the least recently used one without work that could
+// run. If all have such work, the least recently used one that was served
+// leaves and asks again. Served means: each kind of its ready work ran since it
+// came in, and it was used since the first waiter asked. An adapter with work
+// on the device never leaves. So every adapter that comes in is served, and
+// every waiter gets a turn, even with one slot.
 //
-// Where to: host buffers of `host_bytes` in total. When they are full, their
-// oldest adapters go to disk. Without host buffers, adapters go straight to
-// disk.
+// Where the adapter goes: to host memory, which has room for `host_bytes`. If
+// host memory is full, its least recently used adapters go to disk. If
+// host_bytes is 0, every adapter goes straight to disk.
 //
 // A deterministic state machine without clock, threads, tensors or files. The
 // caller makes each move that Next returns and reports its end. Threads: not
@@ -45,13 +46,13 @@ struct ResidencyOptions {
 
 // The state of an adapter's work, which the caller knows.
 struct Demand {
-  bool busy = false;    // Work on the device or between slices.
+  bool busy = false;    // The adapter must not leave the device now.
   WorkKinds ready = 0;  // Kinds of waiting work that could run.
 };
 
 struct Move {
-  uint64_t id = 0;      // Identifies the move in Finished.
-  uint64_t ticket = 0;  // > 0: a new adapter's slot, not a move.
+  uint64_t id = 0;      // Identifies the move; 0 if `ticket` > 0.
+  uint64_t ticket = 0;  // > 0: this ticket gets a slot, nothing moves.
   AdapterKey adapter = AdapterKey::kBaseModel;
   Location from = Location::kDevice;
   Location to = Location::kDevice;
@@ -61,7 +62,7 @@ struct Move {
 struct SlotWaiter {
   AdapterKey adapter = AdapterKey::kBaseModel;
   uint64_t ticket = 0;
-  uint64_t asked = 0;  // The count of uses when it asked.
+  uint64_t asked = 0;  // The value of uses_ when it asked.
 };
 
 class Residency {
@@ -72,17 +73,17 @@ class Residency {
 
   explicit Residency(const ResidencyOptions& options) : options_(options) {}
 
-  // Adds a new adapter on the device. It takes over a ticket's slot.
+  // Adds a new adapter on the device, in the slot that a ticket got.
   void Add(AdapterKey adapter);
   // Adds an adapter of an earlier process, whose tensors are on disk.
   void AddOnDisk(AdapterKey adapter);
-  // Returns the slot of a ticket for which no adapter was made.
+  // Frees the slot that a ticket got, if no adapter was made for the ticket.
   void ReturnSlot() { --granted_; }
   // Removes an adapter, even during a move. Returns false if it is unknown.
   bool Remove(AdapterKey adapter);
 
-  // Call it when the adapter has work. Returns true if the adapter is not on
-  // the device and now asks for a slot.
+  // Call it when the adapter has work. Returns true if the adapter begins to
+  // wait for a slot.
   bool Want(AdapterKey adapter);
   void WantSlot(uint64_t ticket) {
     waiters_.push_back({.ticket = ticket, .asked = uses_});
@@ -97,9 +98,9 @@ class Residency {
 
   // Returns whether this move of the adapter is running and the adapter exists.
   [[nodiscard]] bool IsUnderway(const Move& move) const;
-  // Ends a running move (not a ticket's). After a failed move the adapter is
-  // where it was. Returns the waiter, if any, that gets no slot because of the
-  // failure and no longer waits.
+  // Ends a running move. After a failed move the adapter is where it was.
+  // Returns the waiter that will get no slot because of the failure; none if
+  // there is no such waiter. The returned waiter no longer waits.
   std::optional<SlotWaiter> Finished(const Move& move, bool ok);
 
   // Returns none if the adapter is unknown.
@@ -107,8 +108,8 @@ class Residency {
   // Returns whether the adapter is on the device and not leaving.
   [[nodiscard]] bool CanRun(AdapterKey adapter) const;
   [[nodiscard]] bool has_waiters() const { return !waiters_.empty(); }
-  // Returns the number of adapters by location. A moving one counts at its
-  // origin.
+  // Returns the number of adapters at each location. An adapter that moves
+  // counts where it comes from.
   [[nodiscard]] std::array<int, kNumAdapterLocations> Counts() const {
     return counts_;
   }
@@ -132,20 +133,22 @@ class Residency {
   }
   [[nodiscard]] int UsedSlots() const;
   [[nodiscard]] int LeavingDevice() const;
-  // Returns whether the waiter cannot come in yet because it is still leaving.
+  // Returns whether the waiter is an adapter that still moves away, so that it
+  // cannot come in yet.
   [[nodiscard]] bool IsLeaving(const SlotWaiter& waiter) const;
   void DropWaiter(AdapterKey adapter);
-  // Removes waiters that no longer have work.
+  // Removes waiters that no longer have work that could run.
   void DropSatisfied(const DemandOf& demand_of);
   std::optional<Move> BringIn();
   std::optional<Move> MakeSlot(const DemandOf& demand_of,
                                const BytesOf& bytes_of);
   // Returns the first waiter that could come in now, or end().
   [[nodiscard]] std::deque<SlotWaiter>::iterator FirstInLine();
-  // Returns the least recently used entry on the host, or end().
+  // Returns the least recently used entry on the host that stays there, or
+  // end().
   [[nodiscard]] Entries::iterator OldestOnHost();
-  // Picks the adapter to leave. Picks one with work only if it was used after
-  // `asked`.
+  // Returns the adapter that leaves, or end(). Sets *ready to whether it has
+  // work that could run. Then it was served since `asked` (head of this file).
   [[nodiscard]] Entries::iterator PickVictim(const DemandOf& demand_of,
                                              uint64_t asked, bool* ready);
   Move StartMove(Entries::iterator it, Location to);

@@ -27,7 +27,7 @@ void SampleQueue::SetHeld(AdapterKey adapter, bool held) {
   } else {
     held_.erase(adapter);
   }
-  // A held adapter earns no credit, like an idle one.
+  // A held adapter counts as idle, so it earns no credit.
   if (lanes_.contains(adapter)) shares_.SetActive(adapter, !held);
 }
 

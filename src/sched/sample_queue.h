@@ -1,6 +1,6 @@
 // Sample requests that wait for decoding. Each adapter's requests are first in,
-// first out. Adapters take turns according to the tokens that they got
-// (fair_shares.h). Threads: not thread-safe.
+// first out. Tenants and adapters take turns by the tokens that they were
+// charged (fair_shares.h). Threads: not thread-safe.
 #ifndef WEFT_SRC_SCHED_SAMPLE_QUEUE_H_
 #define WEFT_SRC_SCHED_SAMPLE_QUEUE_H_
 
@@ -23,12 +23,12 @@ class SampleQueue {
     uint64_t id = 0;
     AdapterKey adapter = AdapterKey::kBaseModel;
     int64_t tokens = 0;       // Cost.
-    int64_t held_tokens = 0;  // Tokens that count in the queue.
+    int64_t held_tokens = 0;  // Tokens that count against the queue's limit.
     absl::Time deadline;
     uint64_t arrival = 0;  // Unique; orders the adapter's requests.
   };
 
-  // `weights` are those of tenants; see FairShares.
+  // `weights` maps tenants to weights (see FairShares).
   explicit SampleQueue(std::map<std::string, int64_t> weights)
       : shares_(std::move(weights)) {}
 
@@ -40,10 +40,11 @@ class SampleQueue {
 
   void Add(Entry entry);
 
-  // Holds the adapter or lets it go. Entries of a held adapter get no turn.
+  // Sets whether the adapter is held. Entries of a held adapter get no turn.
   void SetHeld(AdapterKey adapter, bool held);
 
-  // Removes and returns the entry whose turn it is. Skips expired entries.
+  // Removes and returns the entry whose turn it is; none if there is no such
+  // entry. Skips expired entries.
   std::optional<Entry> Take(absl::Time now);
 
   // Undoes the Take of `entry`.

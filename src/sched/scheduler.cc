@@ -17,7 +17,7 @@ absl::Status Invalid(const WorkItem& item, absl::string_view problem) {
       absl::StrCat("work ", item.id, " ", problem));
 }
 
-// Returns INVALID_ARGUMENT for an item that no queue could take.
+// Returns INVALID_ARGUMENT for a malformed item.
 absl::Status CheckForm(const WorkItem& item) {
   const auto invalid = [&](absl::string_view problem) {
     return Invalid(item, problem);
@@ -125,8 +125,8 @@ std::vector<uint64_t> Scheduler::CancelWaiting(AdapterKey adapter) {
   for (const auto& [id, queued] : work_) {
     if (queued.waiting && queued.adapter == adapter) ids.push_back(id);
   }
-  // Removes the latest first, because a number is freed only if no later one
-  // follows.
+  // Removes the latest work first, because a number that the queue chose is
+  // freed only if no higher number is accepted.
   std::sort(ids.begin(), ids.end(), std::greater<>());
   std::erase_if(ids, [&](uint64_t id) { return !Cancel(id); });
   return ids;
@@ -333,8 +333,8 @@ void Scheduler::NoteBacklog(const AdapterQueue& queue) {
   } else {
     backlogged_.erase(queue.key());
   }
-  // An adapter that waits for a missing step or for its weights earns no
-  // credit, like an idle one.
+  // An adapter that waits for a missing step or for its weights counts as idle,
+  // so it earns no credit.
   const bool can_start = !held_.contains(queue.key()) &&
                          queue.Ready(absl::InfinitePast()) != nullptr;
   shares_.SetActive(queue.key(), queue.on_device() || can_start);

@@ -12,8 +12,9 @@
 
 namespace weft::sched {
 
-// kTrain shares micro-batches with other work. kOptim and kAdapterOp are
-// barriers of their adapter. kSample is admitted to decoding.
+// kTrain (ForwardBackward, Forward) shares micro-batches with other work.
+// kOptim and kAdapterOp are barriers: no other step of their adapter runs at
+// the same time. kSample is admitted to decoding.
 enum class WorkKind : uint8_t { kTrain, kOptim, kAdapterOp, kSample };
 inline constexpr int kNumWorkKinds = 4;
 
@@ -21,31 +22,34 @@ inline constexpr int kNumWorkKinds = 4;
 using WorkKinds = uint8_t;
 inline constexpr WorkKinds kTraining = 1;
 inline constexpr WorkKinds kSampling = 2;
-inline constexpr WorkKinds kTask = 4;  // Reads or writes the tensors.
+inline constexpr WorkKinds kTask = 4;  // A task on an adapter's tensors.
 
 struct WorkItem {
   uint64_t id = 0;  // Unique among the work that the scheduler holds.
   WorkKind kind = WorkKind::kTrain;
-  AdapterKey adapter = AdapterKey::kBaseModel;  // The base model's work has no
+  AdapterKey adapter = AdapterKey::kBaseModel;  // Work on the base model has no
                                                 // order.
   uint64_t step = 0;      // If > 0, the work's place in the adapter's order.
   bool backward = false;  // kTrain: computes gradients.
-  // kTrain without backward: has no number and waits for no gap.
+  // kTrain without backward: the work has no step number and does not wait for
+  // missing numbers.
   bool unnumbered = false;
-  // kTrain with backward: the log has the step. A batch has only such work or
-  // none, so that the log can run the same batch again.
+  // kTrain with backward: the log of --state-dir records the step. Recorded and
+  // other work never share a micro-batch, so that a replay of the log can run
+  // the same micro-batch again.
   bool recorded = false;
-  // kTrain: tokens of each datum, >= 1, without datum_prefix.
+  // kTrain: the cost of each datum in tokens, >= 1, without its datum_prefix.
   std::vector<int64_t> datum_tokens;
   // kTrain: length of the prefix that each datum shares with the previous
-  // datum. The prefix costs nothing in the same slice, and runs again at the
-  // start of a slice. Empty if there are no common prefixes.
+  // datum. If both are in one slice, the prefix costs nothing. The first datum
+  // of a slice pays for its prefix again. Empty if there are no common
+  // prefixes.
   std::vector<int64_t> datum_prefix;
-  // Cost for fairness. kTrain ignores it: its cost is the sum of datum_tokens.
-  // kSample: prompt tokens plus tokens that may be drawn.
+  // The cost that counts for fairness. kTrain: Enqueue sets it to the sum of
+  // datum_tokens. kSample: prompt tokens plus tokens that may be drawn.
   int64_t tokens = 0;
-  // kSample: the prompt's tokens, which count in the queue while the request
-  // waits. Other kinds ignore it: their cost counts.
+  // kSample: the prompt's tokens. They count against the queue's limit while
+  // the request waits. For other kinds `tokens` counts instead.
   int64_t held_tokens = 0;
   absl::Time deadline = absl::InfiniteFuture();
 };
@@ -63,7 +67,8 @@ struct TrainSlice {
 // What the device does next.
 struct Plan {
   enum class Kind : uint8_t {
-    kNone,       // No work can run now, or a batch waits for others.
+    kNone,       // No work can run now, or a batch waits for requests of other
+                 // adapters.
     kTrain,      // One micro-batch, `slices`: all with backward or all without.
     kExclusive,  // One kOptim or kAdapterOp, which is `work_id`.
     kDecode,     // Admits samples (TakeSamples), then runs one decode
@@ -71,8 +76,8 @@ struct Plan {
   };
   Kind kind = Kind::kNone;
   bool backward = false;
-  // The slices of one adapter are adjacent. They are either whole requests, or
-  // one slice of a request that is too big for one micro-batch.
+  // The slices of one adapter are adjacent. An adapter has either whole
+  // requests here, or one slice of a request that exceeds a micro-batch.
   std::vector<TrainSlice> slices;
   int64_t tokens = 0;  // The cost of the slices.
   uint64_t work_id = 0;
