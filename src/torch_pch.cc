@@ -1,1 +1,1 @@
-// Exists only so that the precompiled header has a translation unit.
+// Gives the precompiled header a translation unit.

@@ -56,8 +56,8 @@ class Copy {
   Copy(std::string from, std::string to)
       : from_(std::move(from)), to_(std::move(to)) {}
 
-  // Copies once. Returns false if a snapshot was written during the copy,
-  // because the snapshot may have removed files that the copy needs.
+  // Copies once. Returns false if the server wrote a snapshot during the copy,
+  // because it then may have removed files that the copy needs.
   [[nodiscard]] absl::StatusOr<bool> Run() {
     WEFT_ASSIGN_OR_RETURN(const std::string snapshot, NewestSnapshot(from_));
     WEFT_RETURN_IF_ERROR(MakeFolder(to_));
@@ -85,9 +85,9 @@ class Copy {
     return SyncDirectory(fd.get(), "the copy");
   }
 
-  // Copies folders that other parts keep beside the log, and whose entries
-  // refer to the log's steps. They are copied before the log: the log can
-  // answer for steps that they lack.
+  // Copies the folders of other parts of the server, such as tinker/. Their
+  // entries refer to steps of the log. The log is copied after them, so that it
+  // has every step to which an entry refers.
   [[nodiscard]] absl::Status OtherFolders() {
     WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(from_));
     std::error_code error;
@@ -106,15 +106,15 @@ class Copy {
                           NamesIn(absl::StrCat(from_, "/", folder)));
     for (const std::string& name : names) {
       const absl::Status status = File(absl::StrCat(folder, "/", name));
-      // A file that no record names may disappear at any time. If a snapshot
-      // removed it, the whole copy is repeated.
+      // The server may remove a file that no record names. If a file is gone
+      // because of a new snapshot, the whole copy is repeated.
       if (!status.ok() && !absl::IsNotFound(status)) return status;
     }
     return Sync(absl::StrCat(to_, "/", folder));
   }
 
-  // Copies only as many bytes as the file has now. The server appends to the
-  // log's last segment, and bytes that arrive later do not count.
+  // Copies only as many bytes as the file has now, because the server may
+  // append to the log's last segment during the copy.
   [[nodiscard]] absl::Status File(const std::string& name) {
     const UniqueFd in(
         ::open(absl::StrCat(from_, "/", name).c_str(), O_RDONLY | O_CLOEXEC));

@@ -16,8 +16,8 @@ struct BackupReport {
 
 // Copies the state folder `from` to the new folder `to`, which may be on
 // another disk. The copy shows the folder at one moment: it has every record
-// that was durable when the call began. On success the copy is on disk; a
-// failed call removes what it copied.
+// that was durable when the call began. On success the copy is on disk. A
+// failed call removes the files that it has copied.
 // Errors: ALREADY_EXISTS (`to`), NOT_FOUND (`from` is absent or not a state
 // folder), UNAVAILABLE (a snapshot was written during each of several tries),
 // and those of file_io.h.

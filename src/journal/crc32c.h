@@ -1,4 +1,4 @@
-// CRC32C (Castagnoli). The library uses the processor's own instructions.
+// Computes CRC32C (Castagnoli) by the processor's own instructions.
 #ifndef WEFT_SRC_JOURNAL_CRC32C_H_
 #define WEFT_SRC_JOURNAL_CRC32C_H_
 
@@ -7,7 +7,8 @@
 
 namespace weft::journal {
 
-// Returns the CRC of earlier bytes, whose CRC is `crc`, followed by `bytes`.
+// Returns the CRC of `bytes`. If `bytes` continue a text, `crc` is the CRC of
+// the text before them, and the result is the CRC of the whole text.
 [[nodiscard]] uint32_t Crc32c(std::string_view bytes, uint32_t crc = 0);
 
 }  // namespace weft::journal

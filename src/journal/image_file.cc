@@ -76,7 +76,8 @@ absl::StatusOr<uint64_t> SizeOf(int fd, const std::string& name) {
   return static_cast<uint64_t>(info.st_size);
 }
 
-// Reads the table of an image with `num_blocks` blocks.
+// Reads and checks the table of an image of `num_blocks` blocks. Returns its
+// rows, kBlockBytes bytes for each block.
 absl::StatusOr<std::string> ReadTable(int fd, size_t num_blocks,
                                       const std::string& name) {
   std::string table(TableBytes(num_blocks), '\0');

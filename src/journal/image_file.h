@@ -1,9 +1,10 @@
-// Images: one file below images/ holds the blocks of floats of one adapter. A
-// file is written once and whole. Its table has each block's size and CRC32C,
-// which every read checks. A block whose bytes are all zero takes no room.
+// Writes and reads images. An image is a file below images/ that holds the
+// tensors of one adapter as blocks of floats. It is written once and whole. Its
+// table has each block's size and CRC32C, and every read checks both. A block
+// whose bytes are all zero takes no room.
 //
 // Errors: those of state_folder.h, INVALID_ARGUMENT (a name that is not one
-// part of a path), and those named at each function.
+// part of a path), and those that the comment of a function names.
 // Threads: any, on different names. All functions block on the disk.
 #ifndef WEFT_SRC_JOURNAL_IMAGE_FILE_H_
 #define WEFT_SRC_JOURNAL_IMAGE_FILE_H_
@@ -20,8 +21,8 @@
 
 namespace weft::journal {
 
-// Writes an image, which is durable on success. After an error the image does
-// not exist. Errors: ALREADY_EXISTS.
+// Writes an image, which is durable on success. After an error the file may
+// exist. Errors: ALREADY_EXISTS.
 [[nodiscard]] absl::Status WriteImage(
     const StateFolder& folder, const std::string& name,
     const std::vector<std::span<const float>>& blocks);
@@ -34,18 +35,18 @@ namespace weft::journal {
     const std::vector<std::span<float>>& blocks);
 
 // Reads and checks a whole image of `num_blocks` blocks of any size. Returns
-// its bytes. Errors: as for ReadImage.
+// the size of the file in bytes. Errors: as for ReadImage.
 [[nodiscard]] absl::StatusOr<uint64_t> CheckImage(const StateFolder& folder,
                                                   const std::string& name,
                                                   size_t num_blocks);
 
-// Checks that an image of `num_blocks` blocks is there and whole, but not the
-// bytes of its blocks. Errors: as for ReadImage.
+// Checks the table and the size of an image of `num_blocks` blocks. Does not
+// read the blocks. Errors: as for ReadImage.
 [[nodiscard]] absl::Status CheckImageTable(const StateFolder& folder,
                                            const std::string& name,
                                            size_t num_blocks);
 
-// Errors: NOT_FOUND.
+// Removes an image. Errors: NOT_FOUND.
 [[nodiscard]] absl::Status RemoveImage(const StateFolder& folder,
                                        const std::string& name);
 

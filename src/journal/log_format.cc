@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::string_view kMagic = "WEFTLOG1";
 
-// Offsets of fields in the headers.
+// Offsets of fields, first in a segment's header, then in a record's.
 constexpr size_t kSalt = 8, kFirstSequence = 16;
 constexpr size_t kPlace = 4, kSequence = 8, kLength = 16, kBytesSum = 24;
 

@@ -1,12 +1,13 @@
-// The bytes of a log segment. All numbers are little-endian.
+// Encodes and decodes the bytes of a segment, which is one file of the log. All
+// numbers are little-endian.
 //
 //   segment  "WEFTLOG1" | salt u64 | first sequence u64 | CRC32C u32 | 0 u32
 //   record   CRC32C of the rest of this header u32 | place in its group u32 |
 //            sequence u64 | length u64 | CRC32C of the bytes u32 | bytes
 //
-// One write and one sync put a group on disk. The group is written only after
-// everything before it is on disk. So each record of a group proves that all
-// records before the group are on disk.
+// Records go to the disk in groups, each by one write and one sync. A group is
+// written only when all earlier groups are on disk. So a record of a group
+// proves that all records before the group were once on disk.
 //
 // The checksum of a record's header also covers the segment's random salt. So
 // neither old bytes on the disk nor a client's bytes inside a record can pass

@@ -44,7 +44,7 @@ absl::StatusOr<LogReader> LogReader::Open(const StateFolder& folder,
   WEFT_ASSIGN_OR_RETURN(std::vector<uint64_t> segments, folder.Segments());
   const auto after =
       std::upper_bound(segments.begin(), segments.end(), first_sequence);
-  // The previous segment holds the record.
+  // The segment before `after` holds record `first_sequence`.
   if (after != segments.begin()) segments.erase(segments.begin(), after - 1);
   LogReader reader(&folder, std::move(segments), first_sequence);
   WEFT_RETURN_IF_ERROR(reader.SyncLastAndSumSizes());
@@ -137,7 +137,7 @@ absl::StatusOr<std::optional<std::string>> LogReader::ReadRecord(
   if (size < sizeof(head)) return std::nullopt;
   const std::optional<RecordHeader> decoded =
       DecodeRecordHeader(segment_.salt, {head, size});
-  // Checks the length before it allocates memory for the record.
+  // The length is checked before memory for the record is allocated.
   if (!decoded || decoded->length > segment_.size - offset - size) {
     return std::nullopt;
   }
@@ -152,8 +152,8 @@ absl::StatusOr<std::optional<std::string>> LogReader::ReadRecord(
   return bytes;
 }
 
-// Decides whether a bad record marks the end of the log or damage. If a group
-// starts after the bad record, the record had been on disk, so it is damaged.
+// Decides whether a bad record is the end of the log or is damaged. If a later
+// group of records follows it, the record was once on disk, so it is damaged.
 absl::Status LogReader::EndOrDamage() {
   if (!IsLast()) return Damaged("a record is bad");
   WEFT_ASSIGN_OR_RETURN(const std::optional<Found> later,

@@ -2,10 +2,11 @@
 //
 // After a crash the last segment may have a torn tail: records of the group
 // that was being written, some of them incomplete. No caller was told that they
-// are durable, so the log ends before the first bad record. A bad record is
-// damage (DATA_LOSS, with segment and offset) if a later group follows it,
-// because the later group was written after the bad record was on disk. A bad
-// record in any other segment, and a missing segment, is damage too.
+// are durable, so the log ends before the first bad record. If a later group
+// follows a bad record, the record is damaged, because it was on disk before
+// the later group was written. A bad record in an earlier segment is damaged,
+// too. Next returns DATA_LOSS, with segment and offset, for a damaged record,
+// and also for a missing segment.
 //
 // Threads: one at a time.
 #ifndef WEFT_SRC_JOURNAL_LOG_READER_H_
@@ -44,13 +45,14 @@ class LogReader {
 
   // Returns the next record; none at the end of the log.
   [[nodiscard]] absl::StatusOr<std::optional<Record>> Next();
-  // Makes Next go on behind damage, with the first record that is good.
-  // REQUIRES: Next has returned DATA_LOSS. Errors: DATA_LOSS if no segment
-  // tells where the log goes on.
+  // Skips damaged records, so that Next returns the first good one after them.
+  // REQUIRES: Next has returned DATA_LOSS. Errors: DATA_LOSS if no good record
+  // and no segment follows.
   [[nodiscard]] absl::StatusOr<Hole> SkipDamage();
 
-  // Returns the sequence of the record that Next will return. At the end of the
-  // log, this is the sequence of the next record to write.
+  // Returns the sequence after the last record from Next, or `first_sequence`
+  // before any record. At the end of the log, this is the sequence of the next
+  // record to write.
   [[nodiscard]] uint64_t next_sequence() const { return next_sequence_; }
 
   // Returns the number of bytes after the log's end in the last segment. Call
@@ -91,12 +93,12 @@ class LogReader {
   [[nodiscard]] absl::StatusOr<std::optional<std::string>> ReadRecord(
       uint64_t offset, RecordHeader* header) const;
   [[nodiscard]] absl::Status EndOrDamage();
-  // A good record behind the bad one.
+  // A good record after a bad one.
   struct Found {
     uint64_t offset = 0;
     uint64_t sequence = 0;
   };
-  // Returns the first good record of the open segment behind its offset. If
+  // Returns the first good record after the bad record at segment_.offset. If
   // `later_group`, skips records of the bad record's group.
   [[nodiscard]] absl::StatusOr<std::optional<Found>> FindRecord(
       bool later_group) const;
@@ -108,7 +110,7 @@ class LogReader {
   size_t opened_ = 0;               // Number of segments opened so far.
   Segment segment_;
   uint64_t first_sequence_;
-  uint64_t expected_;  // Sequence of the record at the offset.
+  uint64_t expected_;  // Sequence of the record at segment_.offset.
   uint64_t next_sequence_;
   bool at_end_ = false;
   uint64_t torn_bytes_ = 0;

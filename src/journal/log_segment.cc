@@ -19,8 +19,8 @@ uint64_t RandomSalt() {
   return (uint64_t{device()} << 32) | device();
 }
 
-// Returns an error that is never RESOURCE_EXHAUSTED, after which a caller would
-// try again.
+// Returns INTERNAL, even if the disk is full, because a caller would try again
+// after RESOURCE_EXHAUSTED.
 absl::Status Final(const std::string& what, const std::string& name) {
   return absl::InternalError(ErrnoStatus(errno, what + name).message());
 }

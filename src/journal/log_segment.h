@@ -1,4 +1,4 @@
-// The log segment that is being written.
+// Writes a segment, which is one file of the log.
 //
 // Threads: one at a time. All functions block on the disk.
 #ifndef WEFT_SRC_JOURNAL_LOG_SEGMENT_H_
@@ -26,7 +26,7 @@ class LogSegment {
   // Appends bytes. After RESOURCE_EXHAUSTED nothing is appended and the caller
   // may try again. Any other error is final.
   [[nodiscard]] absl::Status Write(const std::string& bytes);
-  // Every error is final.
+  // Syncs the appended bytes to disk. Every error is final.
   [[nodiscard]] absl::Status Sync();
 
   [[nodiscard]] uint64_t salt() const { return salt_; }

@@ -15,10 +15,11 @@ namespace weft::journal {
 namespace {
 
 constexpr const char* kThreadName = "weft-log";
-// Limits the memory for the copy of a group.
+// Limits the memory of a group, whose records are copied into one text.
 constexpr size_t kMaxGroupBytes = 16 << 20;
 
-// Checks that a new segment would neither hide records nor leave a gap.
+// Checks that the log ends just before record `sequence`, so that a segment may
+// begin with this record.
 absl::Status CheckLogEndsAt(const StateFolder& folder, uint64_t sequence) {
   WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> segments,
                         folder.Segments());
@@ -27,7 +28,7 @@ absl::Status CheckLogEndsAt(const StateFolder& folder, uint64_t sequence) {
                         LogReader::Open(folder, segments.back()));
   for (bool more = true; more;) {
     const auto record = reader.Next();
-    // A start has decided to go on behind the damage.
+    // The start that opens the writer has already accepted the damage.
     if (absl::IsDataLoss(record.status())) {
       WEFT_RETURN_IF_ERROR(reader.SkipDamage().status());
       continue;
@@ -221,7 +222,7 @@ void LogWriter::CheckRoom() {
   absl::Status room = folder_->CheckRoom(options_.disk_reserve_bytes);
   MutexLock lock(&mu_);
   if (!room.ok() && !absl::IsResourceExhausted(room)) {
-    // Nothing is known of the disk. Writes go on and meet its errors.
+    // The free room is unknown. Writes go on and report the disk's errors.
     Log(LogLevel::kWarning, "the log's disk does not tell its free room",
         {{"reason", room.message()}});
     room = absl::OkStatus();
@@ -233,7 +234,8 @@ void LogWriter::CheckRoom() {
         {{"reason", room.message()}});
   }
   reserve_ = room;
-  // Others may make room, so a disk without room is looked at again.
+  // Other processes may free room, so a disk without its reserve is checked
+  // again.
   room_may_differ_ = !room.ok();
   check_at_ = std::chrono::steady_clock::now() +
               absl::ToChronoNanoseconds(options_.retry);

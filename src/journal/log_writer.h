@@ -1,6 +1,6 @@
-// Appends records to the log of a state folder. A thread of its own writes.
-// Records that are appended during a sync form the next group, which goes to
-// the disk by one write and one sync (group commit).
+// Appends records to the log of a state folder. The writer's own thread writes
+// them. Records that are appended during a sync form the next group, which goes
+// to the disk by one write and one sync (group commit).
 //
 // A full disk stalls the log: no record is lost, tasks wait, and the writer
 // tries again until there is room. The log counts as stalled as soon as the
@@ -40,23 +40,23 @@ class LogWriter {
     // Append still takes records, but callers check stalled() before they
     // accept new work.
     int64_t max_pending_bytes = 256 << 20;
-    // With fewer free bytes on the disk than this the log counts as stalled,
-    // but it is written.
+    // If fewer bytes than this are free on the disk, the log counts as stalled,
+    // but writes go on.
     uint64_t disk_reserve_bytes = 0;
-    // Time between two attempts to write to a full disk, and between two looks
-    // at the free bytes.
+    // Time between two attempts to write to a full disk, and between two checks
+    // of its free bytes.
     absl::Duration retry = absl::Seconds(1);
   };
 
   // Begins a segment at `next_sequence`: the value of
   // LogReader::next_sequence() at the log's end, after Repair(). `folder` and
-  // `metrics` outlive the writer. Errors: FAILED_PRECONDITION if the log holds
-  // that record or a torn tail.
+  // `metrics` outlive the writer. Errors: FAILED_PRECONDITION if the log does
+  // not end just before `next_sequence`, or has a torn tail.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<LogWriter>> Open(
       const StateFolder* folder, uint64_t next_sequence, Options options,
       LogMetrics* metrics);
-  // Writes and syncs all appended records and runs the tasks. If the log is
-  // stalled, tries once more, then drops its records and tasks.
+  // Writes and syncs all appended records and runs the tasks. If the disk is
+  // full, tries once more, then drops the records and tasks that wait.
   ~LogWriter();
   LogWriter(const LogWriter&) = delete;
   LogWriter& operator=(const LogWriter&) = delete;
@@ -69,19 +69,20 @@ class LogWriter {
   // run in the order of calls.
   void WhenDurable(std::function<void()> task);
 
-  // Makes the next record begin a new segment. Returns that record's sequence.
+  // Makes the next record begin a new segment, which is a file of the log.
+  // Returns the sequence of the record.
   uint64_t StartSegment();
 
-  // Returns a sequence. All records with lower sequences are on disk.
+  // Returns the sequence of the first record that may not be on disk yet.
   [[nodiscard]] uint64_t durable_sequence() const;
   // Returns the bytes of records that may not be on disk yet.
   [[nodiscard]] int64_t pending_bytes() const;
 
-  // Returns RESOURCE_EXHAUSTED, with the reason, while the disk is full, has
-  // less room than the reserve, or too many bytes wait for it.
+  // Returns RESOURCE_EXHAUSTED, with the reason, while the disk is full or has
+  // less room than the reserve, or while too many bytes wait for the disk.
   [[nodiscard]] absl::Status stalled() const;
-  // Returns UNAVAILABLE after a final error. Tasks no longer run, and the
-  // process must end.
+  // Returns UNAVAILABLE after a final error. Tasks then never run again, and
+  // the process must end.
   [[nodiscard]] absl::Status failure() const;
 
  private:
@@ -109,12 +110,12 @@ class LogWriter {
   void CheckRoom();
   void RunTask();
   [[nodiscard]] absl::Status BeginSegment();
-  // Moves the waiting records into `group_`, unless `group_` still holds a
-  // group that stalled.
+  // Moves records that wait into `group_`, unless `group_` still holds a group
+  // that a full disk stalled.
   void TakeGroup();
   [[nodiscard]] absl::Status WriteGroup();
   void GroupIsDurable();
-  // Records the outcome of an attempt: done, stalled, or final.
+  // Records whether an attempt to write succeeded, stalled or failed for good.
   void NoteResult(const absl::Status& status);
   void SetMetrics() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   [[nodiscard]] absl::Status StalledLocked() const
@@ -141,9 +142,10 @@ class LogWriter {
   uint64_t durable_sequence_ ABSL_GUARDED_BY(mu_);
   int64_t pending_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
-  // Whether the disk had its reserve at the last look.
+  // OK if the disk had its reserve at the last check of its free bytes.
   absl::Status reserve_ ABSL_GUARDED_BY(mu_);
-  bool room_may_differ_ ABSL_GUARDED_BY(mu_) = true;  // Since that look.
+  // The free bytes may have changed since the last check.
+  bool room_may_differ_ ABSL_GUARDED_BY(mu_) = true;
   std::chrono::steady_clock::time_point check_at_ ABSL_GUARDED_BY(mu_);
   absl::Status full_ ABSL_GUARDED_BY(mu_);
   std::chrono::steady_clock::time_point retry_at_ ABSL_GUARDED_BY(mu_);

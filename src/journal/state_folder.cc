@@ -64,8 +64,8 @@ absl::Status CheckFormatText(const std::string& text,
   return absl::OkStatus();
 }
 
-// Returns the numbers in a folder's names of the form prefix, number, suffix.
-// Ascending.
+// Finds the file names that consist of prefix, number and suffix. Returns the
+// numbers in ascending order.
 absl::StatusOr<std::vector<uint64_t>> ListNumbers(const std::string& path,
                                                   const std::string& what,
                                                   const std::string& prefix,
@@ -131,7 +131,7 @@ absl::StatusOr<std::unique_ptr<StateFolder>> StateFolder::OpenAs(
     WEFT_RETURN_IF_ERROR(RemoveStaleTemporaries(path + part));
   }
   // A killed process may have renamed a snapshot without syncing the directory.
-  // The snapshot counts from now on, so the directory is synced.
+  // From now on the snapshot is in use, so the directory is synced.
   WEFT_RETURN_IF_ERROR(SyncDirectory(folder->directory(), "the state folder"));
   return folder;
 }
@@ -166,8 +166,8 @@ absl::Status StateFolder::CheckFormat(
   if (!segments.empty() || !snapshots.empty()) {
     return absl::DataLossError("FORMAT of the state folder is missing");
   }
-  // The folder is new, because FORMAT is written last. So the folder's own name
-  // is synced first.
+  // The folder is new, because FORMAT is written last. Its parent is synced
+  // first, so that the folder itself survives a crash.
   constexpr char kParent[] = "the parent of the state folder";
   WEFT_ASSIGN_OR_RETURN(const UniqueFd parent,
                         OpenDirectory(path_ + "/..", kParent));

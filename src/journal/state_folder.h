@@ -1,17 +1,17 @@
-// The folder of --state-dir, which survives the process. One process at a time
-// owns it, by a lock that ends with the process.
+// Reads and writes the folder of --state-dir, which survives the process. One
+// process at a time owns the folder, by a lock that ends with the process.
 //
 //   <dir>/LOCK, <dir>/FORMAT        version and base model
-//   <dir>/SNAPSHOT-<sequence>       the state after the records before it
+//   <dir>/SNAPSHOT-<sequence>       state after all records before <sequence>
 //   <dir>/log/<sequence>.log        records from <sequence> on (log_format.h)
 //   <dir>/images/<name>             blocks of floats (image_file.h)
-//   <dir>/set-aside/<name>          given up by an operator (set_aside.h)
+//   <dir>/set-aside/<name>          files given up by an operator (set_aside.h)
 //
 // LOCK and the log's last segment are written in place. Every other file is
 // written under a temporary name, synced and renamed, so it exists completely
 // or not at all.
 //
-// Errors of all functions: those of file_io.h. They name the file, not its
+// Errors of all functions: those of file_io.h. Messages name the file, not its
 // path.
 // Threads: only one thread at a time may call ReadSnapshot, WriteSnapshot or
 // Cut. Any thread may call the other const functions. All functions block on
@@ -62,8 +62,9 @@ class StateFolder {
   [[nodiscard]] absl::Status WriteSnapshot(const Snapshot& snapshot);
 
   // Removes segments that hold only records before `next_sequence`, all
-  // snapshots but the newest, and images not in `keep_images`. No other image
-  // may be written during the call. A crash may leave some of these files.
+  // snapshots but the newest, and images not in `keep_images`. During the call
+  // only images in `keep_images` may be written. A crash may leave some of the
+  // files.
   // Errors: FAILED_PRECONDITION if the newest snapshot does not contain all
   // records before `next_sequence`.
   [[nodiscard]] absl::Status Cut(uint64_t next_sequence,
@@ -91,7 +92,8 @@ class StateFolder {
 
   [[nodiscard]] absl::Status Lock();
   [[nodiscard]] absl::Status OpenFolders();
-  // Does not check the base model if `model` is none.
+  // Checks FORMAT, or writes it in a new folder. If `model` is none, does
+  // neither check the base model nor write.
   [[nodiscard]] absl::Status CheckFormat(
       const std::optional<std::string>& model) const;
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<StateFolder>> OpenAs(

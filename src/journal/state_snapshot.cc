@@ -76,8 +76,8 @@ absl::Status StateFolder::Cut(uint64_t next_sequence,
 
 absl::Status StateFolder::CutLog(uint64_t next_sequence) const {
   WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> segments, Segments());
-  // A segment ends where the next one starts. The last one is still being
-  // written.
+  // A segment ends where the next one starts. The last segment stays, because
+  // the writer still appends to it.
   for (size_t i = 0; i + 1 < segments.size(); ++i) {
     if (segments[i + 1] > next_sequence) break;
     WEFT_RETURN_IF_ERROR(RemoveFileAt(log_.get(), SegmentName(segments[i])));

@@ -9,8 +9,8 @@
 
 namespace weft::parallel {
 
-// All ranks of a group on the host call these functions together. The functions
-// throw what the group throws.
+// All ranks of `group` call these functions together. The group is one for
+// tensors on the CPU. The functions throw what its operations throw.
 
 // Returns OK if `own` is OK on every rank. Otherwise every rank gets the error
 // of the first rank that has one. Its message is "rank N: " and the first

@@ -27,9 +27,9 @@ namespace {
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
-// c10d logs every operation of the process, and groups on several threads write
-// this log without a lock. The variable turns the log off, before the first
-// group reads it.
+// c10d logs every operation of the process. Groups on several threads would
+// write this log without a lock. The variable turns the log off before the
+// first group reads it.
 [[maybe_unused]] const int kFlightRecorderOff =
     setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
 

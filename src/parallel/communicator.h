@@ -1,10 +1,10 @@
-// Ranks that compute together, by c10d's process groups: NCCL for tensors on
-// CUDA devices, Gloo for tensors on the CPU.
+// Joins ranks to groups that compute together. A group is a process group of
+// c10d: NCCL for tensors on CUDA devices, Gloo for tensors on the CPU.
 //
 // All ranks of a group call the same operations in the same order. If a rank is
 // lost, Gloo's operations on the other ranks throw at once. NCCL's operations
 // wait on the device until NCCL's watchdog ends the process, so the supervisor
-// of the ranks should end them earlier. A group that lost a rank cannot be used
+// should end the other ranks earlier. A group that lost a rank cannot be used
 // again.
 #ifndef WEFT_SRC_PARALLEL_COMMUNICATOR_H_
 #define WEFT_SRC_PARALLEL_COMMUNICATOR_H_
@@ -22,14 +22,14 @@ namespace weft::parallel {
 // The place where ranks find each other.
 class Rendezvous {
  public:
-  // Meets over TCP. One process serves the place at `host`:`port`; if
-  // `listen_fd` is not -1, it takes over this bound socket. Throws c10::Error
-  // after `timeout`. Only ranks with the same `attempt` meet.
+  // Meets over TCP at `host`:`port`. If `serve`, this process serves the
+  // address, on the socket `listen_fd` or, if that is -1, on a new one. Throws
+  // c10::Error after `timeout`. Only ranks with the same `attempt` meet.
   static std::shared_ptr<Rendezvous> Tcp(const std::string& host, int port,
                                          bool serve, int listen_fd,
                                          absl::Duration timeout,
                                          const std::string& attempt = "");
-  // Meets between threads of this process, for tests.
+  // Lets threads of this process meet, for tests.
   static std::shared_ptr<Rendezvous> InProcess();
 
   virtual ~Rendezvous() = default;
@@ -43,7 +43,7 @@ struct GroupOptions {
   std::string name;
   Shard shard;  // This rank and the group's size.
   at::Device device = at::kCPU;
-  // An operation that takes longer throws.
+  // If an operation takes longer, Gloo throws and NCCL ends the process.
   absl::Duration timeout = absl::Minutes(10);
   // All ranks are on this machine, so the group listens only on loopback.
   bool local = true;

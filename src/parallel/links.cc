@@ -7,8 +7,8 @@ namespace {
 
 // The timeout is long, because the machines of a job may start minutes apart.
 constexpr absl::Duration kJoinTimeout = absl::Minutes(10);
-// The next command comes only with a client's request, which may take
-// arbitrarily long.
+// A year, which is practically no limit: rank 0 may work without the other
+// ranks for any time before it sends the next command.
 constexpr absl::Duration kCommandTimeout = absl::Hours(24 * 365);
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The process groups to which a rank belongs.
+// Joins a rank to its process groups.
 //
 // Ranks are numbered replica by replica: with 2 replicas of 3 ranks each, ranks
 // 0 1 2 share the layers of replica 0, and ranks 3 4 5 those of replica 1.
@@ -23,7 +23,8 @@ struct Topology {
   }
 };
 
-// In a world of one rank there are no groups, and all pointers are null.
+// The process groups to which a rank belongs. If it is the only rank, there are
+// no groups, and all pointers are null.
 struct Links {
   Topology topology;
   int rank = 0;
@@ -33,8 +34,8 @@ struct Links {
   std::unique_ptr<Communicator> commands;
   // Group of all ranks on the device, for weights and gradients.
   std::unique_ptr<Communicator> transfers;
-  // Group of this replica's ranks on the device; null if this rank is its only
-  // one.
+  // Group of this replica's ranks on the device; null if the replica has only
+  // this rank.
   std::unique_ptr<Communicator> tensor;
 
   [[nodiscard]] bool alone() const { return topology.size() == 1; }
@@ -48,7 +49,7 @@ struct Links {
 // First part: sets up only `commands`. `topology` and `world` have the same
 // number of ranks.
 [[nodiscard]] Links Meet(const World& world, const Topology& topology);
-// The same, over any rendezvous.
+// Does the same as the function above, over any rendezvous.
 [[nodiscard]] Links Meet(const std::shared_ptr<Rendezvous>& rendezvous,
                          int rank, const Topology& topology, bool local);
 

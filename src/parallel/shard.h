@@ -1,4 +1,4 @@
-// Divides items among the ranks that share a layer. Torch-free.
+// Divides items among the ranks that share a layer.
 #ifndef WEFT_SRC_PARALLEL_SHARD_H_
 #define WEFT_SRC_PARALLEL_SHARD_H_
 

@@ -54,7 +54,7 @@ void LogReplay::RunTurn() {
 }
 
 void LogReplay::ReadRecord() {
-  // New records follow those to replay.
+  // Later records were written by this process and are not replayed.
   if (reader_->next_sequence() >= report_.log.next_sequence) {
     Finish(absl::OkStatus());
     return;
@@ -117,7 +117,7 @@ void LogReplay::ApplyRecord(const journal::LogReader::Record& bytes) {
 
 void LogReplay::EndRecord(uint64_t sequence) {
   for (auto [next, end] = last_records_.equal_range(sequence); next != end;) {
-    // Requests without a later record did not complete.
+    // The adapter has no later record, so its open requests did not complete.
     GiveUpIf([&](AdapterKey key) { return NameOf(key) == next->second; });
     context_.dispatcher.recovery().SetReady(next->second);
     next = last_records_.erase(next);

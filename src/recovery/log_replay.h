@@ -1,6 +1,6 @@
 // Applies the records of the log, one after another, in turn with clients'
-// work. A turn ends with a record that uses the device, so that records without
-// work cost no turn. Threads: engine thread.
+// work. A turn ends after a record that uses the device, so a turn can apply
+// many records that need no device. Threads: engine thread.
 #ifndef WEFT_SRC_RECOVERY_LOG_REPLAY_H_
 #define WEFT_SRC_RECOVERY_LOG_REPLAY_H_
 
@@ -34,8 +34,8 @@ namespace weft::engine {
 
 class LogReplay {
  public:
-  // The arguments outlive the object. `settings` are those of this process
-  // (SettingsRecord).
+  // The arguments outlive the object. `settings` are those of this process, as
+  // a SettingsRecord stores them.
   LogReplay(const EngineContext* context, AdapterManager* manager,
             BatchTrainer* trainer, StepExecutor* steps, Snapshotter* snapshots,
             std::string settings, RecoveryReport* report)
@@ -47,25 +47,25 @@ class LogReplay {
         settings_(std::move(settings)),
         report_(*report) {}
 
-  // Where a replay begins.
+  // The arguments of Start.
   struct Beginning {
     journal::LogReader reader;
     std::set<AdapterKey> skipped;  // Adapters whose records are left out.
-    // Adapters of durability checkpoint in the snapshot.
+    // The snapshot's adapters with Durability::kCheckpoint.
     records::RestorePoints restores;
   };
-  // Replays the records that report->log describes. `done` runs once.
+  // Replays the records that report->log describes, then runs `done` once.
   void Start(Beginning beginning,
              std::function<void(const absl::Status&)> done);
 
  private:
   using Next = std::function<void(const absl::Status&)>;
 
-  // Goes on to the next record. Apply's `next` calls it.
+  // Goes on to the next record. `next`, the last argument of Apply, calls it.
   void Advance();
   void RunTurn();
   void ReadRecord();
-  // Goes on behind a hole of the log.
+  // Skips a hole of the log: records that are lost.
   [[nodiscard]] absl::Status SkipHole();
   void ApplyRecord(const journal::LogReader::Record& bytes);
   // Lets clients use the adapters whose last record has this sequence.
@@ -102,17 +102,17 @@ class LogReplay {
   StepExecutor& steps_;
   Snapshotter& snapshots_;
   const std::string settings_;
-  std::string other_settings_;  // Settings about which a warning was logged.
+  std::string other_settings_;  // The settings of the last warning.
   RecoveryReport& report_;
   std::function<void(const absl::Status&)> done_;
   std::optional<journal::LogReader> reader_;
   std::set<AdapterKey> skipped_;
-  // Those at the present place of the log.
+  // The adapters with Durability::kCheckpoint after the records read so far.
   records::RestorePoints restores_;
   // The ids of adapters to make ready, by their last records.
   std::multimap<uint64_t, std::string> last_records_;
   bool in_turn_ = false;      // RunTurn is running.
-  bool advances_ = false;     // Advance was called in it.
+  bool advances_ = false;     // The last record of this turn is applied.
   bool used_device_ = false;  // A record of this turn used the device.
   struct Begun {
     dispatch::StepTask step;
@@ -122,11 +122,11 @@ class LogReplay {
 
   void GiveUp(BegunRequests::iterator begun);
   void GiveUpIf(const std::function<bool(AdapterKey)>& applies);
-  // Unpins an adapter, which was pinned while its gradients were not complete.
+  // Lets the adapter leave the device, unless one of its requests is between
+  // two slices.
   void Unpin(AdapterKey key);
 
-  // Requests that have begun and not completed. Keys are their `work` in the
-  // log.
+  // Requests that have begun and not completed, by BeginRecord::work.
   BegunRequests begun_;
   std::unique_ptr<Progress> progress_;
 };

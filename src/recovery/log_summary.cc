@@ -91,7 +91,8 @@ class LogSurvey {
                                           .tenant = owner->second.tenant};
   }
 
-  // Keys and epochs are never used again, whatever becomes of the adapter.
+  // Notes the record's key and epoch. No later adapter may use them, even if
+  // this adapter is skipped or removed.
   void Reserve(const records::Record& record) {
     uint64_t epoch = 0;
     if (const auto* adapter = std::get_if<records::AdapterRecord>(&record)) {
@@ -145,8 +146,8 @@ class LogSurvey {
   }
 
   [[nodiscard]] absl::Status Apply(const records::BeginRecord& begin) {
-    // If the record that gave up an earlier request is lost, this one takes its
-    // place.
+    // Replaces an earlier request with the same number, if the record that gave
+    // it up is lost.
     begun_[begin.work] = {.key = begin.key};
     return absl::OkStatus();
   }
@@ -214,7 +215,8 @@ class LogSurvey {
     return records::ImageRefusal(adapter_id, whole);
   }
 
-  // Checks that these adapters and those between two slices fit on the device.
+  // Checks that the device has room for the adapters in `together` and all
+  // adapters that have a request between two slices.
   [[nodiscard]] absl::Status CheckSlots(std::set<AdapterKey> together) const {
     for (const auto& [work, begun] : begun_) {
       if (begun.between_slices) together.insert(begun.key);
@@ -228,9 +230,9 @@ class LogSurvey {
 
   const journal::StateFolder& folder_;
   const LogReading& reading_;
-  uint64_t sequence_ = 0;               // That of the record that is applied.
-  std::map<AdapterKey, Owner> owners_;  // Adapters of durability step.
-  std::map<uint64_t, Begun> begun_;     // By their `work`.
+  uint64_t sequence_ = 0;               // Sequence of the record being applied.
+  std::map<AdapterKey, Owner> owners_;  // Adapters with Durability::kStep.
+  std::map<uint64_t, Begun> begun_;     // By BeginRecord::work.
   LogSummary summary_;
 };
 
@@ -250,7 +252,8 @@ absl::StatusOr<bool> PassHole(const journal::StateFolder& folder,
                         reader->SkipDamage());
   WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> segments,
                         folder.Segments());
-  // A process begins with a segment, and its ids begin anew.
+  // Every process begins a segment when it starts, and its request ids start
+  // again at 1. So no request that began before the segment goes on after it.
   return std::ranges::any_of(segments, [&hole](uint64_t segment) {
     return hole.first <= segment && segment < hole.next;
   });

@@ -20,24 +20,25 @@
 
 namespace weft::engine {
 
-// An adapter's id whose adapters the log changes.
+// What the log says about the adapters of one id. If one is removed and created
+// again, the id has several.
 struct LoggedAdapter {
-  uint64_t last = 0;  // The sequence of the last record that changes one.
+  uint64_t last = 0;  // Sequence of the last record that changes any of them.
   std::string tenant;
 };
 
 struct LogSummary {
   uint64_t num_records = 0;
-  uint64_t next_sequence = 1;  // That of the first record to write.
+  uint64_t next_sequence = 1;  // Sequence of the first record to write.
   uint64_t num_bytes = 0;
   uint64_t torn_bytes = 0;  // Bytes cut off the log's end; no client got a
                             // reply for them.
-  uint64_t next_key = 1;    // Is greater than every key.
-  uint64_t last_epoch = 0;  // No epoch is later.
+  uint64_t next_key = 1;    // Is greater than every key used so far.
+  uint64_t last_epoch = 0;  // The latest epoch so far.
   records::Marks marks;     // All adapters at the log's end.
-  records::RestorePoints restores;  // Adapters of durability checkpoint.
-  // Those of durability step, by id. Ids of adapters that the log removes are
-  // included.
+  records::RestorePoints restores;  // Adapters with Durability::kCheckpoint.
+  // Adapters with Durability::kStep that the log changes, by id. Adapters that
+  // the log removes are included.
   std::map<std::string, LoggedAdapter> changed;
   // Requests that had begun but not completed when the process ended.
   std::vector<uint64_t> given_up;
@@ -47,19 +48,20 @@ struct LogReading {
   uint64_t first_sequence = 1;
   std::set<AdapterKey> skipped;  // Adapters whose records are left out.
   bool damaged = false;          // The log may have holes.
-  size_t max_resident = 1;       // Adapters on the device together.
+  size_t max_resident = 1;       // Adapters that the device has room for.
 };
 
-// Reads the log behind the snapshot and cuts off its torn tail. Errors:
-// DATA_LOSS (what no start can replay, a missing image), FAILED_PRECONDITION (a
-// batch has more adapters than the device has room for). Blocks on the disk.
+// Reads the log after the snapshot and cuts off its torn tail. Errors:
+// DATA_LOSS (a damaged record or image), FAILED_PRECONDITION (a batch has more
+// adapters than the device has room for). Blocks on the disk.
 [[nodiscard]] absl::StatusOr<LogSummary> ReadLog(
     const journal::StateFolder& folder, const records::Snapshot& snapshot,
     const LogReading& reading);
 
-// Makes the reader go on behind a hole of the log. Returns whether a process
-// began in the hole: then requests that had begun before it were given up.
-// REQUIRES: Next has returned DATA_LOSS. Errors: those of SkipDamage.
+// Makes the reader skip a hole of the log: records that are lost. Returns
+// whether a segment begins in the hole. If so, all requests that had begun
+// before the hole have ended. REQUIRES: Next has returned DATA_LOSS. Errors:
+// those of SkipDamage.
 [[nodiscard]] absl::StatusOr<bool> PassHole(const journal::StateFolder& folder,
                                             journal::LogReader* reader);
 

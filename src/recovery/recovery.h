@@ -4,18 +4,19 @@
 // Recovery runs on the engine thread as a chain of tasks, one record after
 // another, so that adapters move to and from the device as usual. It first
 // reads the log to its end (log_summary.h). From then on clients may use an
-// adapter when the replay has passed its last record. So records and clients
-// never change the same adapters.
+// adapter as soon as its last record has been replayed. So the replay and
+// clients never change the same adapter.
 //
-// If the folder is damaged, the start fails and names the adapters that are hit
-// (records/damage.h). Those that the operator gives up are left out, and their
-// files are set aside. Then micro-batches that they shared run without them, so
-// others' numbers may have other last bits.
+// If the folder is damaged, the start fails and names the damaged adapters
+// (records/damage.h). The operator may give them up: the next start leaves them
+// out and sets their files aside. Micro-batches that they shared then run
+// without them, so results of other adapters may differ in the last bits.
 //
-// A step that runs again must end as it did, otherwise recovery fails. With the
-// same build, processor and settings its results have the same bits, except
-// from CUDA kernels that are not deterministic. A difference is logged as a
-// warning and counted in RecoveryReport.
+// If a step succeeded before and fails when it runs again, or the reverse,
+// recovery fails. With the same build, processor and settings its results have
+// the same bits, except from CUDA kernels that are not deterministic. If an
+// optimizer step has another result, a warning is logged and RecoveryReport
+// counts the difference.
 #ifndef WEFT_SRC_RECOVERY_RECOVERY_H_
 #define WEFT_SRC_RECOVERY_RECOVERY_H_
 
@@ -44,7 +45,7 @@ namespace weft::engine {
 
 class Recovery {
  public:
-  // As for LogReplay.
+  // The arguments are those of LogReplay.
   Recovery(const EngineContext* context, AdapterManager* manager,
            BatchTrainer* trainer, StepExecutor* steps, Snapshotter* snapshots,
            std::string settings)
@@ -53,30 +54,31 @@ class Recovery {
         replay_(context, manager, trainer, steps, snapshots,
                 std::move(settings), &report_) {}
 
-  // Runs when the log is read, on the engine thread. Gets the error of reading,
-  // DATA_LOSS, which names the damage. If it returns an error, nothing is
-  // replayed.
+  // Runs on the engine thread when the log has been read to its end. `read` is
+  // the outcome of reading; DATA_LOSS names the damage. If Opened returns an
+  // error, nothing is replayed.
   using Opened = std::function<absl::Status(const absl::Status& read)>;
-  // The same when the log is replayed. Its error fails the recovery.
+  // Runs on the engine thread when the log has been replayed without an error.
+  // If it returns an error, the recovery fails.
   using Replayed = std::function<absl::Status()>;
-  // Posts the first task.
+  // Posts the first task of the recovery to the engine thread.
   void Start(Opened opened, Replayed replayed);
 
-  // The fields `log` and `damaged` do not change after Opened, the others until
-  // the end.
+  // The fields `log` and `damaged` are final when Opened runs, the other fields
+  // when the recovery ends.
   [[nodiscard]] const RecoveryReport& report() const { return report_; }
 
   // Any thread may call the methods below.
 
   [[nodiscard]] bool ended() const { return ended_.HasBeenNotified(); }
   [[nodiscard]] bool succeeded() const { return ended() && status_.ok(); }
-  // Blocks until the end and returns the error.
+  // Blocks until the recovery ends and returns its status.
   [[nodiscard]] absl::Status Wait() const;
-  // Returns OK before the end.
+  // Returns the status of the recovery; OK before it ends.
   [[nodiscard]] absl::Status failure() const;
 
  private:
-  // Reads everything and restores the adapters of the snapshot.
+  // Reads snapshot and log, and restores the adapters of the snapshot.
   [[nodiscard]] absl::Status Read();
   // Looks for damage, and sets aside the adapters that the operator gives up.
   [[nodiscard]] absl::Status CheckFolder();
@@ -92,7 +94,7 @@ class Recovery {
   RecoveryReport report_;
   LogReplay replay_;
   std::set<AdapterKey> skipped_;  // Adapters whose records are left out.
-  // Adapters of durability checkpoint in the snapshot.
+  // The snapshot's adapters with Durability::kCheckpoint.
   records::RestorePoints restores_;
   std::optional<journal::LogReader> reader_;
   absl::Status status_;  // Set before ended_ is notified.

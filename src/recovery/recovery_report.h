@@ -1,4 +1,4 @@
-// What a recovery has found and done.
+// Reports what a recovery has found and done.
 #ifndef WEFT_SRC_RECOVERY_RECOVERY_REPORT_H_
 #define WEFT_SRC_RECOVERY_RECOVERY_REPORT_H_
 
@@ -11,8 +11,8 @@ namespace weft::engine {
 
 struct RecoveryReport {
   LogSummary log;
-  uint64_t adapters = 0;       // Restored, also those that the log removes.
-  uint64_t mismatches = 0;     // Number of results that differ.
+  uint64_t adapters = 0;       // Adapters restored, even if removed later.
+  uint64_t mismatches = 0;     // Optimizer steps with another result.
   absl::Duration device_time;  // The time of the steps that ran again.
   // If true, the folder needs a new snapshot, because the log has a hole or
   // names an adapter that was set aside.

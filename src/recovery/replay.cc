@@ -1,4 +1,4 @@
-// Applies each kind of record.
+// The functions of LogReplay that apply each kind of record.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -23,7 +23,8 @@ bool SameBits(double a, double b) {
   return std::memcmp(&a, &b, sizeof(a)) == 0;
 }
 
-// Compares two results of the same kind.
+// Compares two results of the same kind. Only results of optimizer steps have
+// numbers that may differ.
 bool SameResult(const StepResult& a, const StepResult& b) {
   const auto* optim = std::get_if<OptimStepResult>(&a);
   if (optim == nullptr) return true;
@@ -65,7 +66,7 @@ void LogReplay::Apply(records::RemovedRecord& removed, const Next& next) {
 }
 
 void LogReplay::Apply(records::BeginRecord& begin, const Next& next) {
-  // The record that gave up the earlier request is lost.
+  // An earlier request has the same number only if its GivenUpRecord is lost.
   const auto earlier = begun_.find(begin.work);
   if (earlier != begun_.end()) GiveUp(earlier);
   begun_[begin.work].step = context_.dispatcher.recovery().BeginStep(

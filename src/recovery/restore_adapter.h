@@ -1,5 +1,5 @@
-// Puts an adapter of a snapshot or of the log back. Its tensors stay in the
-// image until something needs them.
+// Restores an adapter from its record in a snapshot or in the log. Its tensors
+// stay in the image file until a request needs them.
 #ifndef WEFT_SRC_RECOVERY_RESTORE_ADAPTER_H_
 #define WEFT_SRC_RECOVERY_RESTORE_ADAPTER_H_
 
@@ -10,8 +10,8 @@
 
 namespace weft::engine {
 
-// Errors: DATA_LOSS (the image's table).   Threads: engine thread.
-// REQUIRES: the record has an image.
+// Errors: DATA_LOSS (the image is missing, or its table is damaged).
+// Threads: engine thread.   REQUIRES: the record has an image.
 [[nodiscard]] absl::Status RestoreFromImage(
     const EngineContext& context, const records::AdapterRecord& adapter,
     Snapshotter* snapshots);

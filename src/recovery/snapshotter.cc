@@ -25,10 +25,12 @@ constexpr absl::Duration kRetry = absl::Seconds(10);
 // The speed of a modest disk, used to weigh a last snapshot against a longer
 // start.
 constexpr double kDiskBytesPerSecond = 200e6;
-// A longer replay is worth a last snapshot that takes longer still, because
-// clients wait for a start and nobody waits for a stop.
+// If a replay takes longer than this, a last snapshot is worth its time even if
+// it takes longer than the replay. Clients wait for a start, but not for a
+// stop.
 constexpr absl::Duration kQuickReplay = absl::Seconds(5);
-// A supervisor waits this long for a stop after the drain, and some more.
+// Such a snapshot may take this long, because supervisors give the process a
+// little more time between its drain and its end.
 constexpr absl::Duration kLongestLastSnapshot = absl::Seconds(45);
 constexpr absl::Duration kPoll = absl::Milliseconds(1);
 
@@ -125,7 +127,7 @@ void Snapshotter::GiveUp(const absl::Status& status) {
       {{"reason", status.message()}});
   failure_ = status;
   not_before_ = absl::Now() + kRetry;
-  // Once the snapshot was written, it may be on disk and name the new images.
+  // In kWriting the snapshot may already be on disk and name the new images.
   if (phase_ == Phase::kCopying) {
     for (const std::string& name : new_images_) DropState(context_, name);
   }

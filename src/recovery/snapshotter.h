@@ -1,10 +1,10 @@
-// Writes snapshots of all adapters to the state folder and cuts the log, so
-// that a start replays only a short log.
+// Writes snapshots of the adapters that the log records to the state folder,
+// and cuts the log, so that a start replays only a short log.
 //
-// A snapshot shows all adapters at one moment, at which the log begins a new
-// segment. Each adapter that changed since its last image is copied when its
-// turn comes, or just before it changes (BeforeChange). So the engine keeps
-// working during a snapshot.
+// A snapshot shows all these adapters at one moment, and the log begins a new
+// segment at this moment. Each adapter that changed since its last image is
+// copied when its turn comes, or just before it changes again (BeforeChange).
+// So the engine keeps working during a snapshot.
 //
 // Threads: engine thread. The I/O thread writes the copies.
 #ifndef WEFT_SRC_RECOVERY_SNAPSHOTTER_H_
@@ -27,10 +27,10 @@
 
 namespace weft::engine {
 
-// Returns true if a process that ends should write a snapshot of `bytes`, so
-// that the next start need not replay the log for `replay`: if writing is
-// faster, and also if the replay is long and the supervisor waits for the
-// write.
+// Returns true if a process that ends should write a snapshot of `bytes`.
+// Without it the next start replays the log for the time `replay`. The snapshot
+// is worthwhile if the write is faster than the replay, or if the replay is
+// long and the write ends before a supervisor would kill the process.
 [[nodiscard]] bool WorthLastSnapshot(absl::Duration replay, uint64_t bytes);
 
 class Snapshotter {
@@ -41,18 +41,21 @@ class Snapshotter {
               const SpillFolder* spill)
       : context_(*context), folder_(folder), spill_(*spill) {}
 
-  // Adds an adapter that was restored from the newest snapshot.
+  // Notes that an adapter was restored from an image, so that the next snapshot
+  // uses this image unless the adapter has changed.
   void Restored(AdapterKey key, const records::ImageRecord& image) {
     images_[key] = image;
   }
+  // Copies the adapter if the running snapshot still needs its present state.
   // Call it before the adapter changes.
   void BeforeChange(AdapterKey key);
   // Call it between two pieces of work. Begins a snapshot if one is due, or
   // continues the running one.
   void GoOn();
-  // Writes a snapshot before the engine serves. Returns when it is on disk.
+  // Writes a snapshot before the engine serves clients. Returns when the
+  // snapshot is on disk or has failed.
   [[nodiscard]] absl::Status WriteNow();
-  // Call it when a process that has drained ends. Writes a snapshot if
+  // Call it after a drain, before the process ends. Writes a snapshot if
   // WorthLastSnapshot. Returns when the snapshot is on disk or has failed; logs
   // a failure.
   void WriteLast();
@@ -73,8 +76,8 @@ class Snapshotter {
       const lora::AdapterImage& image) const;
   // Copies the adapter and posts the write of the copy.
   void Copy(AdapterKey key);
-  // Writes the copy, whose tensors may be in a spill file. Threads: the I/O
-  // thread.
+  // Writes the copy as an image file. If the adapter's tensors are in a spill
+  // file, reads them from there first. Threads: the I/O thread.
   [[nodiscard]] absl::Status Write(const std::string& name, int64_t size,
                                    lora::AdapterImage& image,
                                    const ImageFile& spilled) const;
@@ -86,8 +89,8 @@ class Snapshotter {
   journal::StateFolder* const folder_;
   const SpillFolder& spill_;
 
-  // The latest image of each adapter that has not changed since the image was
-  // made.
+  // The latest image of an adapter, for adapters that have not changed since
+  // their image was made.
   std::map<AdapterKey, records::ImageRecord> images_;
   enum class Phase : uint8_t { kIdle, kCopying, kWriting };
   Phase phase_ = Phase::kIdle;

@@ -6,7 +6,8 @@
 namespace weft::engine {
 namespace {
 
-// The host as a device. A broken host ends the process.
+// The host as a compute device. It needs no health check: a host that fails
+// ends the process.
 class HostDevice final : public ComputeDevice {
  public:
   [[nodiscard]] DeviceMemory Memory() const override { return {}; }

@@ -1,5 +1,5 @@
-// The memory and health of the device on which a rank computes. LibTorch does
-// the computing.
+// Gives the memory and the health of the device on which a rank computes.
+// LibTorch does the computing.
 #ifndef WEFT_SRC_RUNTIME_COMPUTE_DEVICE_H_
 #define WEFT_SRC_RUNTIME_COMPUTE_DEVICE_H_
 
@@ -12,8 +12,8 @@
 
 namespace weft::engine {
 
-// Sizes in bytes. LibTorch's allocator caches memory that is reserved but not
-// allocated.
+// Bytes. `reserved` is what LibTorch's allocator holds. `allocated` is the part
+// of it that tensors use; the rest is cached.
 struct DeviceMemory {
   int64_t total = 0;
   int64_t reserved = 0;
@@ -25,33 +25,32 @@ class ComputeDevice {
  public:
   virtual ~ComputeDevice() = default;
 
-  // Returns 0 for each field if the memory is the host's. Asks only the
-  // allocator.
+  // Returns 0 for each field if the memory is the host's. Asks only LibTorch's
+  // allocator, so it does not wait for the device.
   [[nodiscard]] virtual DeviceMemory Memory() const = 0;
   // Limits this process to `share` of the device's memory from now on. Returns
-  // how much of the share is still free. REQUIRES: the memory is not the
-  // host's.
+  // how many bytes of the share tensors can still take. REQUIRES: the memory is
+  // not the host's.
   [[nodiscard]] virtual int64_t LimitTo(double share) = 0;
 
-  // Waits until the device has done all queued work, so that time and errors
-  // count for the work that caused them.
+  // Waits until the device has done the work of the current stream, so that
+  // time and errors count for the work that caused them.
   virtual void Wait() = 0;
 
-  // ReleaseCached frees cached memory. Call it after work ran out of memory.
-  // CheckAnswers returns UNAVAILABLE, with the device's message, if the device
-  // no longer computes for this process. Call it after any failed work. Neither
-  // throws.
+  // Frees cached memory. Call it after work ran out of memory. Does not throw.
   virtual void ReleaseCached() = 0;
   // Frees cached memory of the host. Call it after a while without work. Does
   // not throw.
   virtual void ReleaseIdle() {}
+  // Returns UNAVAILABLE, with the device's message, if the device no longer
+  // computes for this process. Call it after any failed work. Does not throw.
   [[nodiscard]] virtual absl::Status CheckAnswers() = 0;
 };
 
 [[nodiscard]] std::unique_ptr<ComputeDevice> MakeComputeDevice(
     c10::Device device);
 
-// Makes a CUDA device. Only a build with CUDA defines it.
+// Makes a CUDA device. Only a build with CUDA defines this function.
 [[nodiscard]] std::unique_ptr<ComputeDevice> MakeCudaDevice(c10::Device device);
 
 }  // namespace weft::engine

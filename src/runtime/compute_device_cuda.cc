@@ -75,7 +75,8 @@ class CudaDevice final : public ComputeDevice {
   }
 
  private:
-  // LibTorch creates its allocator at its first use of CUDA.
+  // Makes the device current, and lets LibTorch set up CUDA first. LibTorch
+  // creates its allocator only then.
   static c10::Device MadeCurrent(c10::Device device) {
     at::globalContext().lazyInitDevice(at::kCUDA);
     c10::cuda::set_device(device.index());

@@ -19,8 +19,8 @@ constexpr absl::Duration kPingInterval = absl::Seconds(1);
 absl::Status ComputeGuard::Guarded(const char* what,
                                    const std::function<void()>& body) {
   const absl::Status status = RunGuarded(what, body);
-  // Does not query the device if ranks have failed, because the device may wait
-  // forever for them.
+  // If other ranks have failed, the device may wait for them forever, so it is
+  // not queried.
   if (status.ok() || executor_.failed()) return status;
   if (absl::IsResourceExhausted(status)) device_.ReleaseCached();
   const absl::Status answers = device_.CheckAnswers();
@@ -35,8 +35,8 @@ absl::Status ComputeGuard::Compute(const char* what,
   if (!executor_.failed()) return status;
   const absl::Status failed =
       Fail(what, status, "the ranks of the server have lost each other");
-  // RESOURCE_EXHAUSTED stays, so that the caller does not try another server
-  // with a request that needs too much memory.
+  // RESOURCE_EXHAUSTED stays, so that the client does not send a request that
+  // needs too much memory to another server.
   return absl::IsResourceExhausted(status) ? status : failed;
 }
 

@@ -1,5 +1,5 @@
 // Runs all work in which the device or another rank may fail. Turns exceptions
-// into a status. Detects the loss of the device or of a rank, and remembers it.
+// into a status. Detects and remembers the loss of the device or of a rank.
 #ifndef WEFT_SRC_RUNTIME_COMPUTE_GUARD_H_
 #define WEFT_SRC_RUNTIME_COMPUTE_GUARD_H_
 
@@ -17,26 +17,27 @@ namespace weft::engine {
 
 class ComputeGuard {
  public:
-  // Both outlive the guard.
+  // The arguments outlive the guard.
   ComputeGuard(ComputeDevice* device, executor::Executor* executor)
       : device_(*device), executor_(*executor) {}
 
   // The engine thread calls the methods below.
 
-  // Like RunGuarded. After an error, also frees cached memory and checks
-  // whether the device still computes. If it does not, this call and all later
-  // ones return UNAVAILABLE.
+  // Like RunGuarded. After an error, checks whether the device still computes.
+  // If not, returns UNAVAILABLE, and so does failure() from then on. If memory
+  // ran out, also frees cached memory. Runs `body` whatever failure() returns.
   [[nodiscard]] absl::Status Guarded(const char* what,
                                      const std::function<void()>& body);
-  // Like Guarded, for work that all ranks run. Also returns UNAVAILABLE if
-  // another rank is lost.
+  // Like Guarded, for work that all ranks run. If failure() is not OK, returns
+  // it and does not run `body`. If another rank is lost meanwhile, returns
+  // UNAVAILABLE, or RESOURCE_EXHAUSTED if memory ran out.
   [[nodiscard]] absl::Status Compute(const char* what,
                                      const std::function<void()>& body);
-  // Checks, at most once a second, that the other ranks are alive.
+  // Checks that the other ranks are alive, but at most once a second.
   void PingWhenDue();
 
   // Returns UNAVAILABLE after the loss of the device or of a rank. Any thread
-  // may call it.
+  // may call this method.
   [[nodiscard]] absl::Status failure() const;
 
  private:

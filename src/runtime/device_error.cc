@@ -6,9 +6,9 @@
 namespace weft::engine {
 namespace {
 
-// Values of cudaError_t, as numbers because this file is built and tested
-// without CUDA. The comments name them as driver_types.h does, without
-// "cudaError".
+// Values of cudaError_t after which CUDA's context is unusable. They are
+// numbers, because this file is built and tested without CUDA. The comments
+// give their names in driver_types.h, without "cudaError".
 constexpr std::array kPoisonous = {
     214,  // ECCUncorrectable
     220,  // NvlinkUncorrectable

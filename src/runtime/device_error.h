@@ -1,5 +1,4 @@
-// Tells CUDA errors that end the process from errors that fail only one
-// request.
+// Tells whether a CUDA error ends the process or fails only one request.
 #ifndef WEFT_SRC_RUNTIME_DEVICE_ERROR_H_
 #define WEFT_SRC_RUNTIME_DEVICE_ERROR_H_
 
@@ -12,10 +11,10 @@ struct DeviceAnswer {
   int again = 0;    // The error after the first was cleared.
 };
 
-// Returns whether the device no longer computes for this process. Either the
-// error stays, or CUDA's context is undefined after it: an illegal address, a
-// device-side assertion, a launch that failed or never ended, memory that ECC
-// could not correct.
+// Returns whether the device no longer computes for this process: the error
+// stays, or CUDA's context is unusable after it. The context is unusable after
+// an illegal address, a device-side assertion, a launch that failed or never
+// ended, or memory that ECC could not correct.
 [[nodiscard]] bool IsLost(const DeviceAnswer& answer);
 
 }  // namespace weft::engine

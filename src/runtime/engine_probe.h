@@ -1,5 +1,5 @@
-// The engine's metrics. Recording an event takes one atomic operation and
-// neither locks nor allocates.
+// The engine's metrics. Recording an event does not allocate. A histogram takes
+// its own lock for a moment; counters and gauges take none.
 #ifndef WEFT_SRC_RUNTIME_ENGINE_PROBE_H_
 #define WEFT_SRC_RUNTIME_ENGINE_PROBE_H_
 
@@ -20,28 +20,28 @@ class EngineProbe {
   explicit EngineProbe(prometheus::Registry* registry);
 
   void Heartbeat();
-  // Returns the time of the last Heartbeat, or of the construction before the
-  // first.
+  // Returns the time of the last Heartbeat. Before the first one, returns the
+  // time of construction.
   [[nodiscard]] absl::Time last_heartbeat() const {
     return absl::FromUnixNanos(last_heartbeat_ns_.load());
   }
 
   void ObserveTrain(bool backward, int64_t num_tokens, absl::Duration elapsed);
   // `rows`: the number of rows that each expert of each layer had in a
-  // micro-batch, layer by layer. Not empty.
+  // micro-batch, layer by layer. Not empty. `num_experts`: experts of a layer.
   void ObserveExperts(absl::Span<const int64_t> rows, size_t num_experts);
   // `max_grad_norm`: 0 without clipping.
   void ObserveOptim(double grad_norm, double max_grad_norm,
                     absl::Duration elapsed);
-  // Counts a micro-batch for which there was no memory, run again or not.
+  // Counts a micro-batch that ran out of memory, even if it then runs again.
   void CountOutOfMemory();
   void ObservePrefill(int64_t num_tokens, absl::Duration elapsed);
   void ObserveDecode(int64_t num_tokens, bool by_graph, absl::Duration elapsed);
   void SetDecodeGraphs(int64_t graphs, int64_t bytes);
   void ObserveFirstToken(absl::Duration since_accepted);
   void CountSampledToken();
-  // Counts the tokens of a sequence that takes pages, and how many of them the
-  // prefix cache held.
+  // Counts the tokens of a sequence that is about to be prefilled. The prefix
+  // cache held `num_found` of them.
   void CountPrefixLookup(int64_t num_tokens, int64_t num_found);
   void CountPreemption();
   void SetKvBytes(int64_t used, int64_t prefixes, int64_t capacity);

@@ -1,5 +1,5 @@
-// A profile of the engine thread that a client has asked for: it begins and
-// ends between two pieces of work.
+// Profiles the engine thread when a client asks for it. A profile begins and
+// ends between two pieces of the thread's work.
 #ifndef WEFT_SRC_RUNTIME_ENGINE_PROFILE_H_
 #define WEFT_SRC_RUNTIME_ENGINE_PROFILE_H_
 
@@ -23,8 +23,8 @@ namespace weft::engine {
 
 class EngineProfile {
  public:
-  // `io` makes the trace's JSON, `replies` runs the callback. They outlive the
-  // engine thread and end before this object does.
+  // `io` makes the JSON of the trace, and `replies` runs the callback. Both
+  // outlive the engine thread and end before this object does.
   EngineProfile(Worker* io, Worker* replies) : io_(*io), replies_(*replies) {}
   // Answers UNAVAILABLE to a caller that still waits.
   ~EngineProfile();
@@ -33,19 +33,21 @@ class EngineProfile {
 
   // Any thread may call the methods below.
 
-  // Records from the end of the present piece of work on. `done` gets a Chrome
-  // trace. A cancelled profile ends at once and `done` gets what there is.
-  // Errors: FAILED_PRECONDITION while another profile runs.
+  // Begins to record after the present piece of work. `done` gets a Chrome
+  // trace. A cancelled profile ends after the present piece of work, and `done`
+  // gets the trace up to then. Errors: FAILED_PRECONDITION while another
+  // profile runs.
   CancelHandle Start(const ProfileRequest& request, Callback<std::string> done);
 
-  // Ends the profile that runs, so that it does not delay the server's end.
-  // `done` gets what there is.
+  // Ends a running profile as soon as the present piece of work ends, so that
+  // the profile does not delay the server's end. `done` gets the trace up to
+  // then.
   void EndEarly();
 
   // The engine thread calls the method below, between two pieces of work.
 
-  // Begins or ends the recording. `worked`: since the last call a piece of work
-  // has run.
+  // Begins or ends the recording if it is time. `worked` is true if a piece of
+  // training or decoding has run since the last call.
   void BetweenWork(bool worked, absl::Time now);
 
  private:
@@ -64,7 +66,7 @@ class EngineProfile {
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
   // True while a job waits or runs. The engine thread reads it without a lock.
   std::atomic<bool> wanted_ = false;
-  // The engine thread alone uses these.
+  // Only the engine thread uses the members below.
   std::shared_ptr<profile::Recording> recording_;
   std::optional<profile::Use> use_;
   absl::Time end_;

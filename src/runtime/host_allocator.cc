@@ -21,13 +21,14 @@ constexpr bool kHasAddressSanitizer = false;
 #endif
 
 constexpr size_t kHugePage = size_t{2} << 20;
-constexpr size_t kGranule = size_t{64} << 10;  // Sizes of blocks.
+constexpr size_t kGranule = size_t{64} << 10;  // Divides all block sizes.
 
 size_t RoundUp(size_t bytes, size_t unit) {
   return (bytes + unit - 1) / unit * unit;
 }
 
-// Maps a block that begins with a huge page. Returns null if that fails.
+// Maps a block that starts at a multiple of kHugePage. Returns null if there is
+// no memory.
 void* Map(size_t bytes) {
   const size_t mapped = bytes + kHugePage;
   void* const all = mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
@@ -62,7 +63,7 @@ c10::DataPtr HostAllocator::allocate(size_t bytes) {
     MutexLock lock(&mu_);
     data = Take(RoundUp(bytes, kGranule));
   }
-  // LibTorch's own allocator says what is wrong.
+  // If mapping failed, LibTorch's own allocator throws with the reason.
   if (data == nullptr) return c10::GetDefaultCPUAllocator()->allocate(bytes);
   return {data, data, &HostAllocator::Free, c10::Device(c10::kCPU)};
 }
@@ -95,9 +96,10 @@ void* HostAllocator::Take(size_t asked) {
 }
 
 bool HostAllocator::Suits(size_t block, size_t bytes) const {
-  // A block is used for what is slightly smaller than it.
+  // A block suits a tensor that is only slightly smaller.
   if (block <= bytes + bytes / 8) return true;
-  // A new one would have to be cleared, and others unmapped for it.
+  // It also suits a smaller tensor if a new block would cause others to be
+  // unmapped. The kernel would have to clear the new block, too.
   const bool is_full = usage_.in_use + usage_.cached + bytes > most_in_use_;
   return is_full && block <= 2 * bytes &&
          unused_ + block - bytes <= most_in_use_ / 8;
@@ -126,8 +128,8 @@ void HostAllocator::Free(void* data) {
       const auto [bytes, asked] = held->second;
       allocator.in_use_.erase(held);
       allocator.unused_ -= bytes - asked;
-      // Before its equals, so that the block is taken first whose bytes are the
-      // likeliest to be in the processor's cache.
+      // Inserts the block before cached blocks of its size, so that Take finds
+      // the latest one first. Its bytes may still be in the processor's cache.
       allocator.cache_.emplace_hint(
           allocator.cache_.lower_bound(bytes), bytes,
           Cached{.data = data, .freed_at = ++allocator.num_frees_});

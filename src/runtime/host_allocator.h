@@ -1,13 +1,14 @@
-// LibTorch's allocator of host memory, with a cache of large blocks. A training
-// step frees and allocates gigabytes in blocks that the C library would return
-// to the kernel each time, and the kernel would clear them again page by page.
+// Allocates host memory for LibTorch and caches large blocks. A training step
+// frees and allocates gigabytes in large blocks. The C library would return
+// each block to the kernel, which would clear it again page by page.
 //
 // Cached blocks are unmapped before the mapped bytes exceed the largest number
-// of bytes that were in use at once. So the cache does not raise the peak of
-// tensors by more than a quarter, but it keeps their memory at that peak until
-// ReleaseCached. A block is used for what is slightly smaller. It is used for
-// what is at least half as large instead of a new one for which others would be
-// unmapped. Blocks consist of huge pages where the kernel has them.
+// of bytes that were in use at once. So the process maps at most a quarter more
+// than its tensors need at their peak, but it keeps this memory until
+// ReleaseCached. A cached block serves a tensor that is only slightly smaller.
+// It may serve a tensor of at least half its size if a new block would cause
+// others to be unmapped. Blocks consist of huge pages where the kernel has
+// them.
 #ifndef WEFT_SRC_RUNTIME_HOST_ALLOCATOR_H_
 #define WEFT_SRC_RUNTIME_HOST_ALLOCATOR_H_
 
@@ -30,7 +31,8 @@ class HostAllocator final : public c10::Allocator {
   static constexpr size_t kMinBytes = size_t{1} << 20;
 
   // Returns the allocator of this process, which LibTorch uses after Install.
-  // With AddressSanitizer, Install does nothing, so that it sees every block.
+  // In a build with AddressSanitizer, Install does nothing, so that the
+  // sanitizer sees every block.
   static HostAllocator& Get();
   static void Install();
 
@@ -53,28 +55,31 @@ class HostAllocator final : public c10::Allocator {
  private:
   struct Cached {
     void* data = nullptr;
-    uint64_t freed_at = 0;  // Counts frees.
+    uint64_t freed_at = 0;  // The number of frees up to this one.
   };
   using Cache = std::multimap<size_t, Cached>;  // By size.
   struct Held {
     size_t block = 0;
-    size_t asked = 0;  // At most the block's bytes.
+    size_t asked = 0;  // Bytes asked for, at most `block`.
   };
 
   HostAllocator() = default;
   static void Free(void* data);
-  // Returns whether a cached block of this size is taken for `bytes`.
+  // Returns whether a cached block of `block` bytes may serve a tensor of
+  // `bytes`.
   [[nodiscard]] bool Suits(size_t block, size_t bytes) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Returns null if there is no memory.
+  // Takes a block from the cache or maps a new one. Returns null if there is no
+  // memory.
   void* Take(size_t asked) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Unmap(Cache::iterator block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Unmaps the blocks that were freed first, until `bytes` more may be mapped.
+  // Unmaps cached blocks, in the order in which they were freed, until a block
+  // of `bytes` may be mapped.
   void MakeRoom(size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   mutable Mutex mu_;
   std::unordered_map<void*, Held> in_use_ ABSL_GUARDED_BY(mu_);
-  size_t unused_ ABSL_GUARDED_BY(mu_) = 0;  // Bytes that nobody asked for.
+  size_t unused_ ABSL_GUARDED_BY(mu_) = 0;  // Sum of `block` - `asked`.
   Cache cache_ ABSL_GUARDED_BY(mu_);
   Usage usage_ ABSL_GUARDED_BY(mu_);
   size_t most_in_use_ ABSL_GUARDED_BY(mu_) = 0;

@@ -13,8 +13,8 @@
 namespace weft::engine {
 namespace {
 
-// The value of cudaErrorMemoryAllocation, because a CPU build has no CUDA
-// headers.
+// The value of cudaErrorMemoryAllocation. A CPU build has no CUDA headers with
+// the name.
 constexpr int kCudaOutOfMemory = 2;
 
 absl::Status Internal(const char* what, const c10::Error& error) {
@@ -43,8 +43,8 @@ absl::Status RunGuarded(const char* what, const std::function<void()>& body) {
   } catch (const c10::OutOfMemoryError&) {
     return OutOfDeviceMemory(what);
   } catch (const c10::AcceleratorError& error) {
-    // CUDA itself may also run out of memory: pinned memory and libraries do
-    // not use LibTorch's allocator.
+    // CUDA itself may also run out of memory, because pinned memory and CUDA's
+    // libraries do not use LibTorch's allocator.
     return error.get_error_code() == kCudaOutOfMemory ? OutOfDeviceMemory(what)
                                                       : Internal(what, error);
   } catch (const std::bad_alloc&) {

@@ -1,5 +1,5 @@
-// The only place that catches exceptions: LibTorch throws, and the rest of Weft
-// returns absl::Status.
+// Turns exceptions of LibTorch into absl::Status, which the rest of Weft
+// returns.
 #ifndef WEFT_SRC_RUNTIME_TORCH_GUARD_H_
 #define WEFT_SRC_RUNTIME_TORCH_GUARD_H_
 
@@ -9,10 +9,11 @@
 
 namespace weft::engine {
 
-// Runs `body` and converts exceptions. Out of memory becomes
-// RESOURCE_EXHAUSTED, and an operation that LibTorch lacks becomes
-// UNIMPLEMENTED. Anything else becomes INTERNAL, because validation should have
-// refused it. `what` names the work in the message and the log.
+// Runs `body` and converts exceptions. Exhausted device memory and
+// std::bad_alloc become RESOURCE_EXHAUSTED. An operation that LibTorch lacks
+// becomes UNIMPLEMENTED. Anything else becomes INTERNAL, because validation
+// should have refused the work. `what` names the work in the message and the
+// log.
 [[nodiscard]] absl::Status RunGuarded(const char* what,
                                       const std::function<void()>& body);
 

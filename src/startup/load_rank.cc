@@ -47,8 +47,8 @@ absl::StatusOr<at::Device> PickDevice(Device device, int local_rank) {
         absl::StrCat("LOCAL_RANK=", local_rank, ": this machine has ",
                      static_cast<int>(num_devices), " CUDA devices"));
   }
-  // cuBLAS adds the parts of a split sum in f32. So few rows and many rows are
-  // rounded alike.
+  // Makes cuBLAS add the parts of a split sum in f32, so that it rounds
+  // products of few rows and of many rows alike.
   at::globalContext().setAllowBF16ReductionCuBLAS(false);
   return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(local_rank));
 }
@@ -60,7 +60,7 @@ at::ScalarType PickDtype(Dtype dtype, at::Device device) {
   return dtype == Dtype::kBf16 ? at::kBFloat16 : at::kFloat;
 }
 
-// Chooses the arithmetic of products with bf16 weights on a CPU.
+// Chooses whether a CPU computes products with bf16 weights in bf16 or in f32.
 void SetCpuArithmetic(const EngineOptions& options, at::ScalarType dtype,
                       at::Device device) {
   const bool is_bf16 = device.is_cpu() && dtype == at::kBFloat16;
@@ -79,8 +79,8 @@ void FillTenantDefaults(EngineOptions& options) {
   }
 }
 
-// Sets defaults for a CPU, whose free memory is not known in advance. All ranks
-// of the machine share the memory.
+// Sets defaults for ranks on the CPU. All ranks of the machine share its free
+// memory.
 void FillHostDefaults(int local_size, EngineOptions& options) {
   if (options.max_batch_tokens == 0) options.max_batch_tokens = kCpuBatchTokens;
   if (options.kv_cache_bytes == 0) options.kv_cache_bytes = kCpuKvBytes;
@@ -90,8 +90,8 @@ void FillHostDefaults(int local_size, EngineOptions& options) {
   if (options.memory_budget_bytes == 0) {
     options.memory_budget_bytes = DefaultHostBudget() / local_size;
   }
-  // Keeps no host buffer by default, because it would take the memory that the
-  // adapter frees.
+  // By default an adapter that leaves moves to disk, because a copy in host
+  // memory would take the room that the adapter frees.
   options.adapter_host_bytes = std::max<int64_t>(options.adapter_host_bytes, 0);
 }
 
@@ -110,8 +110,8 @@ absl::StatusOr<model::DecoderWeights> LoadWeights(
                                    format);
 }
 
-// Logs once what 8 bits cost in accuracy. Does nothing if there is nothing to
-// compare with, or if a rank has only a part of every layer.
+// Logs how much accuracy weights of 8 bits cost. Does nothing on ranks other
+// than 0, for dummy weights, and if a rank has only a part of every layer.
 absl::Status LogWeightError(const EngineOptions& options,
                             const parallel::Links& links,
                             const model::Decoder& decoder) {
@@ -160,8 +160,8 @@ absl::StatusOr<std::unique_ptr<model::Decoder>> LoadDecoder(
   return decoder;
 }
 
-// Sets compute threads so that all ranks of a machine together do not use more
-// threads than cores.
+// Sets the number of compute threads. If `wanted` is 0, all ranks of a machine
+// together use as many threads as one rank would use alone.
 void SetThreads(int wanted, int local_size) {
   if (wanted == 0 && local_size > 1) {
     wanted = std::max(1, at::get_num_threads() / local_size);
@@ -169,7 +169,7 @@ void SetThreads(int wanted, int local_size) {
   if (wanted > 0) at::set_num_threads(wanted);
 }
 
-// The facts that a rank finds before it meets the others.
+// The facts that a rank finds before it meets the other ranks.
 struct LocalFacts {
   at::Device device = at::kCPU;
   std::unique_ptr<ComputeDevice> compute;
@@ -195,7 +195,8 @@ absl::StatusOr<LocalFacts> FindLocalFacts(const EngineOptions& options,
   return facts;
 }
 
-// Returns `own`, or the error of another rank.
+// Returns the error of the first rank that has one. `own` is this rank's
+// status.
 absl::Status AgreeOn(const parallel::Links& links, const absl::Status& own) {
   if (links.alone()) return own;
   absl::Status all;
@@ -226,7 +227,8 @@ void LogSplit(const MemorySplit& split, int64_t total, int64_t available,
        {"reserve_bytes", split.reserve}});
 }
 
-// Runs on rank 0 and plans for the rank with the least device memory.
+// Limits the device memory of every rank. Rank 0 then plans its use, for the
+// rank with the least free memory.
 absl::Status PlanDevice(LoadedRank& rank) {
   int64_t available = 0;
   WEFT_RETURN_IF_ERROR(AgreeOn(
@@ -267,8 +269,8 @@ absl::StatusOr<LoadedRank> LoadRank(const EngineOptions& options,
   FillTenantDefaults(rank.options);
   absl::StatusOr<LocalFacts> facts = FindLocalFacts(options, world);
   if (!facts.ok()) {
-    // Does not wait for other ranks: those that this process started end with
-    // it.
+    // If this process started all other ranks, they end with it, so it does not
+    // wait for them.
     if (world.size == 1 || world.listen_fd >= 0) return facts.status();
     Log(LogLevel::kError, "the rank cannot load; it tells the others",
         {{"rank", world.rank}, {"error", facts.status().message()}});

@@ -1,5 +1,5 @@
 // Prepares a rank for computing: picks its device, meets the other ranks, loads
-// its part of the model and divides the memory.
+// its part of the model and divides the device's memory.
 #ifndef WEFT_SRC_STARTUP_LOAD_RANK_H_
 #define WEFT_SRC_STARTUP_LOAD_RANK_H_
 
@@ -27,7 +27,7 @@ struct LoadedRank {
 };
 
 // Returns when every rank has loaded its part of the model. If a rank fails,
-// all ranks return its error. Runs `met`, if set, when all ranks have met.
+// all ranks return its error. Calls `met`, if set, when all ranks have met.
 // Errors: those of StartEngine.
 [[nodiscard]] absl::StatusOr<LoadedRank> LoadRank(
     const EngineOptions& options, const World& world,

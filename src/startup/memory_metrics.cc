@@ -6,7 +6,7 @@
 namespace weft::engine {
 namespace {
 
-// The parts of a device's memory. Parts that memory can limit come first.
+// The parts of a device's memory. The first four are those of kLimitedParts.
 enum Part : size_t {
   kActivations,
   kKvCache,

@@ -1,4 +1,4 @@
-// Metrics of how the memory was divided at the start.
+// The metrics that show how the device's memory was divided at the start.
 #ifndef WEFT_SRC_STARTUP_MEMORY_METRICS_H_
 #define WEFT_SRC_STARTUP_MEMORY_METRICS_H_
 
@@ -7,7 +7,7 @@
 
 namespace weft::engine {
 
-// All values are 0 until Set, and always on the CPU. Threads: any.
+// All values are 0 before Set, and always on the CPU. Threads: any.
 class MemoryMetrics {
  public:
   explicit MemoryMetrics(prometheus::Registry* registry);

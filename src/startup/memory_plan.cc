@@ -17,17 +17,19 @@ namespace weft::engine {
 namespace {
 
 constexpr int64_t kFloatBytes = 4;
-// Weights, gradient, scratch and two moments.
+// An adapter's tensors in f32: weights, gradient, scratch (the gradient of a
+// request that still runs) and two moments.
 constexpr int64_t kMasterCopies = 5;
 
-// The range of micro-batch lengths. A longer micro-batch gains nothing. A small
-// device may take a shorter one, down to the least that is worth a kernel
-// launch.
+// The range of micro-batch lengths. More tokens than kMostBatchTokens gain
+// nothing. On a small device a micro-batch may be shorter than
+// kGoodBatchTokens, but fewer than kLeastBatchTokens waste kernel launches.
 constexpr int64_t kMostBatchTokens = 16384;
 constexpr int64_t kBatchStep = 1024;
 constexpr int64_t kLeastBatchTokens = 512;
 
-// Returns the lengths to choose from, ascending.
+// Returns the lengths to choose from, ascending. If the operator wants a
+// length, it is the only one.
 std::vector<int64_t> BatchLengths(int64_t wanted_tokens) {
   if (wanted_tokens > 0) return {wanted_tokens};
   std::vector<int64_t> lengths;
@@ -42,7 +44,7 @@ std::vector<int64_t> BatchLengths(int64_t wanted_tokens) {
   return lengths;
 }
 
-// Fills in the needs of micro-batches.
+// Sets the fields of `needs` that depend on micro-batches.
 void SetBatches(const ModelSizes& sizes, const EngineOptions& options,
                 MemoryNeeds& needs) {
   const int num_layers = sizes.config.num_layers;
@@ -61,7 +63,7 @@ void SetBatches(const ModelSizes& sizes, const EngineOptions& options,
     needs.batches.push_back(needs_of(tokens));
   }
   // If the operator sets the length of a micro-batch but not the number of
-  // adapters, the micro-batch comes before the adapters.
+  // adapters, the micro-batch gets its memory before the adapters.
   const bool wants_batch =
       options.max_batch_tokens > 0 && options.max_resident_adapters == 0;
   const int64_t longest = needs.batches.back().tokens;
@@ -106,7 +108,7 @@ int64_t LargestAdapterBytes(const ModelSizes& sizes, int max_rank) {
   const lora::AdapterLayout layout(shape, shared.ok() ? *shared : config);
   int64_t bytes = kMasterCopies * kFloatBytes;
   if (sizes.element_bytes < kFloatBytes) bytes += sizes.element_bytes;
-  // Adds rank 0's part of the compute copy and of the running gradient.
+  // Adds rank 0's own part of the compute copy and of the gradient.
   if (sizes.tensor_size > 1) bytes += sizes.element_bytes + kFloatBytes;
   return bytes * layout.num_parameters();
 }
@@ -131,7 +133,8 @@ int64_t DecodeGraphBytes(const ModelSizes& sizes,
                          const EngineOptions& options) {
   // Ranks that share every layer have no decode graphs.
   if (!options.decode_graphs || sizes.tensor_size > 1) return 0;
-  // The rows of experts depend on their inputs, and no graph can hold them.
+  // The number of an expert's rows depends on the tokens, so a graph cannot
+  // hold the experts.
   if (sizes.config.moe.shape.count > 0) return 0;
   const lora::ModelShape shape = sizes.config.shape();
   // The logits, and a copy of them for the sampler.

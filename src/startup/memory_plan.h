@@ -1,5 +1,5 @@
 // Divides a CUDA device's memory between adapters, key/value cache, activations
-// and graphs, as far as the operator has not set the parts.
+// and decode graphs. Parts that the operator has set stay as they are.
 #ifndef WEFT_SRC_STARTUP_MEMORY_PLAN_H_
 #define WEFT_SRC_STARTUP_MEMORY_PLAN_H_
 
@@ -14,20 +14,20 @@
 
 namespace weft::engine {
 
-// Prompt and completion tokens of a usual sequence in decoding. The cache is
-// sized for --max-decode-sequences sequences of this length, or of
+// Prompt and completion tokens of a usual sequence. The key/value cache is
+// meant to hold --max-decode-sequences sequences of this length, or of
 // --max-context if that is less.
 inline constexpr int64_t kUsualSequenceTokens = 2048;
 
-// The numbers on which the sizes depend.
+// The numbers of a model on which the sizes in memory depend.
 struct ModelSizes {
   model::ModelConfig config;  // Config of the whole model.
   int tensor_size = 1;        // Ranks that share every layer.
-  int64_t element_bytes = 2;  // For activations, cache and copies.
+  int64_t element_bytes = 2;  // An element of activations, cache and copies.
 };
 [[nodiscard]] ModelSizes SizesOf(const model::Decoder& decoder);
 
-// Returns how the operator wants the base model's matrices.
+// Returns the format that the operator wants for the base model's matrices.
 [[nodiscard]] inline model::MatrixFormat MatrixFormatOf(
     const EngineOptions& options) {
   return options.base_weights == BaseWeights::kInt8
@@ -35,39 +35,41 @@ struct ModelSizes {
              : model::MatrixFormat::kDtype;
 }
 
-// Returns INVALID_ARGUMENT for 8 bits with --dtype=f32, because CUDA widens
-// such weights to bf16.
+// Returns INVALID_ARGUMENT for --weights=int8 with --dtype=f32, because on CUDA
+// weights of 8 bits are widened to bf16.
 [[nodiscard]] absl::Status CheckCudaFormat(const EngineOptions& options);
 
-// Returns the most tokens of a sequence: the operator's number, limited by the
-// model's positions.
+// Returns the most tokens that a sequence may have: the operator's number, but
+// at most the model's positions.
 [[nodiscard]] int ContextTokens(const EngineOptions& options,
                                 const model::ModelConfig& config);
 
-// Returns the bytes on rank 0's device of an adapter with the given LoRA rank
-// on every module: weights and their compute copy, gradients, scratch, moments.
-// With several ranks it includes rank 0's own part.
+// Returns the bytes that an adapter takes on rank 0's device if it has the LoRA
+// rank `max_rank` on every module. They hold weights and their compute copy,
+// gradients, scratch and moments. If ranks share the layers, they also hold
+// rank 0's own part of the compute copy and of the gradient.
 [[nodiscard]] int64_t LargestAdapterBytes(const ModelSizes& sizes,
                                           int max_rank);
 
-// Returns the activations of a micro-batch of `num_tokens` in one sequence.
-// Every token is scored, and adapters have the largest LoRA rank and train
-// lm_head.
+// Returns the bytes of activations of a micro-batch with one sequence of
+// `num_tokens`. Every token is scored, and adapters have the largest LoRA rank
+// and train lm_head.
 [[nodiscard]] ActivationBytes BatchActivations(const ModelSizes& sizes,
                                                const EngineOptions& options,
                                                int64_t num_tokens);
 
 // Returns the bytes that decode graphs keep between iterations: the tensors of
-// a step of --max-decode-sequences, which smaller graphs share. Returns 0 if
-// there are no graphs, because ranks share every layer or because of
-// --no-decode-graphs.
+// a step of --max-decode-sequences. Graphs of smaller steps share them. Returns
+// 0 if there are no graphs: with --no-decode-graphs, if ranks share every
+// layer, or if the model has experts.
 [[nodiscard]] int64_t DecodeGraphBytes(const ModelSizes& sizes,
                                        const EngineOptions& options);
 
-// Sets max_resident_adapters, kv_cache_bytes, memory_budget_bytes and
-// max_batch_tokens from the device's free bytes, where they are 0. REQUIRES:
-// `options` has max_context_tokens from ContextTokens. Errors: those of
-// SplitMemory.
+// Divides `available_bytes`. Sets max_resident_adapters, kv_cache_bytes,
+// memory_budget_bytes and max_batch_tokens if they are 0. Limits
+// max_resident_adapters to max_adapters. Turns decode_graphs off if they get no
+// memory. REQUIRES: `options` has max_context_tokens from ContextTokens.
+// Errors: those of SplitMemory.
 [[nodiscard]] absl::StatusOr<MemorySplit> PlanMemory(const ModelSizes& sizes,
                                                      int64_t available_bytes,
                                                      EngineOptions* options);

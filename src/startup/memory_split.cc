@@ -9,11 +9,13 @@
 namespace weft::engine {
 namespace {
 
-// cuBLAS, NCCL and attention take some hundred megabytes on every device.
-// Fragmentation grows with the device's memory.
+// The two parts of the reserve. cuBLAS, NCCL and attention take some hundred
+// megabytes on every device. Fragmentation takes 1 / kFragmentShare of the
+// device's memory.
 constexpr int64_t kWorkspaceBytes = int64_t{512} << 20;
 constexpr int64_t kFragmentShare = 16;
-// This many adapters come before a micro-batch of more than kGoodBatchTokens.
+// This many adapters get memory before a micro-batch becomes longer than
+// kGoodBatchTokens.
 constexpr int64_t kFewAdapters = 8;
 
 struct Batch {
@@ -30,14 +32,15 @@ Batch WithRecomputed(const MemoryNeeds& needs, const BatchNeeds& batch,
           .recomputed = static_cast<int>(recomputed)};
 }
 
-// Returns the shortest micro-batch, with the most recomputed layers.
+// Returns the micro-batch that needs the least memory: the shortest one, with
+// the most recomputed layers.
 Batch LeastBatch(const MemoryNeeds& needs) {
   return WithRecomputed(needs, needs.batches.front(), needs.most_recomputed);
 }
 
-// Returns the longest micro-batch within `budget`. A batch beyond
-// kGoodBatchTokens may recompute layers only if all allowed batches are longer
-// than that. If none fits, returns LeastBatch.
+// Returns the longest micro-batch within `budget`; LeastBatch if none fits. To
+// fit, a batch of more than kGoodBatchTokens may recompute layers only if it is
+// the shortest of needs.batches.
 Batch LongestBatch(const MemoryNeeds& needs, int64_t budget) {
   for (auto batch = needs.batches.rbegin(); batch != needs.batches.rend();
        ++batch) {

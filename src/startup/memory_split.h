@@ -1,6 +1,6 @@
 // Divides a device's memory at the start between adapters, key/value cache,
-// activations, decode graphs and a reserve. It is only arithmetic;
-// memory_plan.h asks the device and the model.
+// activations, decode graphs and a reserve. This file only computes;
+// memory_plan.h finds the sizes of the device and of the model.
 #ifndef WEFT_SRC_STARTUP_MEMORY_SPLIT_H_
 #define WEFT_SRC_STARTUP_MEMORY_SPLIT_H_
 
@@ -12,19 +12,19 @@
 
 namespace weft::engine {
 
-// A micro-batch of this length has nearly the full GEMM rate on a large device,
-// and gets all the memory that it needs to recompute no layer. More tokens gain
-// a few percent.
+// A micro-batch of this length has nearly the full GEMM rate on a large device.
+// It gets memory before all parts but the decode graphs, so that it recomputes
+// few layers. More tokens gain only a few percent.
 inline constexpr int64_t kGoodBatchTokens = 4096;
 
-// Memory for the activations of a micro-batch and the head's chunk of logits.
+// Memory for the activations of a micro-batch and for a chunk of logits.
 struct BatchNeeds {
   int64_t tokens = 0;
   int64_t bytes = 0;         // With the fewest recomputed layers.
-  int64_t layer_saving = 0;  // Saved by each further one; > 0.
+  int64_t layer_saving = 0;  // Bytes that one more recomputed layer saves; > 0.
 };
 
-// In bytes, except for numbers of adapters and layers.
+// The input of SplitMemory: bytes, and numbers of adapters and layers.
 struct MemoryNeeds {
   int64_t available = 0;    // Free after the model is loaded.
   int64_t adapter = 0;      // One adapter of the largest rank, in training.
@@ -34,24 +34,24 @@ struct MemoryNeeds {
   int64_t decode_graphs = 0;
   // The possible micro-batches, from short to long. The shortest must fit.
   std::vector<BatchNeeds> batches;
-  // BatchNeeds::bytes of the batch that gets memory first. This is the batch of
-  // kGoodBatchTokens, or the longest one if that is shorter or the operator
-  // wants it.
+  // BatchNeeds::bytes of the batch that gets memory before cache and adapters.
+  // It has kGoodBatchTokens, or the longest length if that is less or if the
+  // operator wants it.
   int64_t good_batch = 0;
   int least_recomputed = 0;  // Fewest layers that the policy permits.
   int most_recomputed = 0;
   int64_t most_adapters = 1;  // More adapters are of no use.
-  // Values that the operator set and that do not change. 0: not set.
+  // Values that the operator has set, so that they do not change. 0: not set.
   int64_t wanted_adapters = 0;
   int64_t wanted_cache = 0;
   int64_t wanted_activations = 0;
 };
 
-// What limits a part.
+// The reason why a part is not larger.
 enum class Limit : uint8_t {
-  kNothing,  // It needs no more.
+  kNothing,  // The part needs no more.
   kMemory,   // No memory is left.
-  kFlag,     // The operator set it.
+  kFlag,     // The operator set the size of the part.
 };
 [[nodiscard]] absl::string_view NameOf(Limit limit);
 
@@ -78,19 +78,19 @@ struct MemorySplit {
   }
 };
 
-// Each part gets its minimum: one adapter, one context, the shortest
-// micro-batch, and the reserve, which is for libraries' workspaces, further
-// versions of adapters and fragmentation. The rest goes, in this order, to
+// Divides needs.available. First each part gets its minimum: one adapter, the
+// cache of one longest sequence, the shortest micro-batch, and the reserve. The
+// reserve is for libraries' workspaces, further versions of adapters and
+// fragmentation. The rest goes, in this order, to
 //   1. the decode graphs, all or none, because they are small;
-//   2. a micro-batch within good_batch with as little recomputation as
-//   possible;
+//   2. a micro-batch of at most good_batch bytes, with few recomputed layers;
 //   3. the cache, up to usual_cache;
 //   4. a few adapters, so that micro-batches can mix them without moves;
-//   5. the longest micro-batch that recomputes nothing;
+//   5. a longer micro-batch, if it need not recompute more layers;
 //   6. further adapters, then the cache, then the activations.
-// The operator's number of adapters is always accepted, with the memory that is
-// left, because adapters rarely have the largest rank on every layer.
-// Errors: RESOURCE_EXHAUSTED with the bytes of each part and its flag.
+// The operator's number of adapters is always accepted, even if the memory that
+// is left is too small for it. Adapters rarely have the largest rank on every
+// layer. Errors: RESOURCE_EXHAUSTED with the bytes of each part and its flag.
 [[nodiscard]] absl::StatusOr<MemorySplit> SplitMemory(const MemoryNeeds& needs);
 
 }  // namespace weft::engine

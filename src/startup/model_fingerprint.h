@@ -9,10 +9,9 @@
 
 namespace weft::engine {
 
-// Returns one line: the SHA-256, in hexadecimal, of config.json and of the
-// sizes and some bytes of every file of weights. It tells models apart,
-// whatever the name and place of the folder. Errors: NOT_FOUND (no
-// config.json).
+// Returns one line: the SHA-256, in hexadecimal, of config.json and of the size
+// and some bytes of every file of weights. The line does not depend on the name
+// and place of the folder. Errors: NOT_FOUND (no config.json).
 [[nodiscard]] absl::StatusOr<std::string> ModelFingerprint(
     const EngineOptions& options);
 

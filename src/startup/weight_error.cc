@@ -19,7 +19,7 @@ using model::WeightSlot;
 constexpr int64_t kTextTokens = 64;
 constexpr int64_t kHeadSlice = 4096;
 
-// The checkpoint's weights in f32, read in parts.
+// Reads the checkpoint's weights in f32, part by part.
 class Parts {
  public:
   Parts(const weights::Checkpoint& checkpoint, const model::Decoder& decoder)
@@ -136,7 +136,8 @@ absl::StatusOr<at::Tensor> LogitsOfCheckpoint(
 }  // namespace
 
 std::vector<int64_t> FixedText(int64_t vocab) {
-  // Multiples of the golden ratio are spread evenly.
+  // The fractional parts of the multiples of the golden ratio are spread evenly
+  // over [0, 1). kGolden is its fractional part in units of 2^-64.
   constexpr uint64_t kGolden = 0x9e3779b97f4a7c15U;
   std::vector<int64_t> text;
   for (uint64_t i = 1; i <= kTextTokens; ++i) {

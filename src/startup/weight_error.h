@@ -11,25 +11,25 @@
 
 namespace weft::engine {
 
-// How the next-token distribution of a decoder differs from that of the
+// The difference between the next-token distributions of a decoder and of its
 // checkpoint in f32, over the tokens of one text.
 struct WeightError {
   int64_t num_tokens = 0;
-  double mean_kl = 0;  // Nats for each token, KL(f32 || decoder).
+  double mean_kl = 0;  // Mean of KL(f32 || decoder) over the tokens, in nats.
   double top1 = 0;     // The share of tokens whose likeliest next token is the
                        // same.
 };
 
 // Returns the text on which models are compared: 64 token ids that are spread
-// over the vocabulary, the same for every start. They are no words, because the
-// daemon does not encode text. Models are less sure about them than about
-// words, so likeliest tokens are closer to each other than in real text.
+// over the vocabulary, the same at every start. The ids form no words, because
+// the daemon has no tokenizer. Models are less sure about the next id than in
+// real text, so rounding changes the likeliest token more often.
 [[nodiscard]] std::vector<int64_t> FixedText(int64_t vocab);
 
-// Compares the decoder, which has whole layers, with the checkpoint from which
-// it was loaded. Reads the checkpoint a second time: one layer in f32 at a
-// time, and the head in slices of the vocabulary.
-// Errors:  those of reading.   Throws c10::Error.   Threads: the engine's.
+// Compares a decoder with the checkpoint from which it was loaded. Reads the
+// checkpoint again in f32: one layer at a time, and the head in slices of the
+// vocabulary. REQUIRES: this rank has the decoder's whole layers.
+// Errors: those of reading. Throws c10::Error. Threads: the loading thread.
 [[nodiscard]] absl::StatusOr<WeightError> CompareWithCheckpoint(
     const model::Decoder& decoder, const weights::Checkpoint& checkpoint);
 

@@ -15,9 +15,10 @@ namespace weft::engine {
 namespace {
 
 constexpr int64_t kFloatBytes = 4;
-// Host memory of one target in packing, loss and coefficients.
+// Bytes of host memory that packing and losses take for each target.
 constexpr int64_t kEntryBytes = 128;
-// Numbers of projections that have a LoRA: q, k, v, o, and gate, up, down.
+// The numbers of projections that may have LoRA: q, k, v, o in attention, and
+// gate, up, down in the MLP.
 constexpr int64_t kAttentionProjections = 4;
 constexpr int64_t kMlpProjections = 3;
 // Flash attention's backward pass pads each sequence by up to this many f32
@@ -25,7 +26,7 @@ constexpr int64_t kMlpProjections = 3;
 constexpr int64_t kFlashPadRows = 128;
 
 // Returns the file's first number, or the number after the word `key`. Returns
-// -1 if there is none, such as for a control group's "max".
+// -1 if there is no number: a control group without a limit has "max" instead.
 int64_t ReadNumber(const char* path, const std::string& key = "") {
   std::ifstream file(path);
   std::string word;
@@ -36,11 +37,11 @@ int64_t ReadNumber(const char* path, const std::string& key = "") {
 }
 
 // Returns the bytes of attention's backward pass beside the residual stream.
-// CUDA is the only device that computes in bf16. There, LibTorch's
-// variable-length flash kernels use whole tensors: gradients of the output, of
-// q, k and v, and of q again in f32. They keep the gradients of k and v once
-// per query head if query heads share them. They also gather q, k, v, output
-// and gradient of ancestors.
+// Activations are in bf16 only on CUDA. There, LibTorch's variable-length flash
+// kernels use whole tensors: gradients of the output, of q, k and v, and of q
+// again in f32. If query heads share k and v, the kernels keep gradients of k
+// and v for each query head. They also gather q, k, v, output and gradient of
+// ancestors in the prefix tree.
 int64_t AttentionBackwardBytes(const model::ModelConfig& config,
                                int64_t element_bytes, const BatchRows& batch) {
   const lora::ModelShape shape = config.shape();
@@ -53,15 +54,17 @@ int64_t AttentionBackwardBytes(const model::ModelConfig& config,
          (batch.rows + kFlashPadRows * batch.nodes) * sums_row;
 }
 
-// Elements that the larger kind of MLP has for each token: those that the tape
-// keeps, and those that only pass.
+// Elements for each token of an MLP, or of a layer's experts if they need more.
+// `kept` elements stay on the tape until the backward pass. `passing` elements
+// exist only while the layer runs.
 struct MlpWidths {
   int64_t kept = 0;
   int64_t passing = 0;
 };
 
-// A token's experts have a row each, with a copy of its input and output. The
-// rank may have all of them.
+// Returns the elements of this rank. Each expert of a token has a row with a
+// copy of the token's input and output. All experts of a token may be on this
+// rank.
 MlpWidths WidthsOfMlp(const lora::ModelShape& shape, int max_rank) {
   const lora::ExpertShape& experts = shape.experts;
   if (experts.count == 0) {
@@ -97,13 +100,13 @@ ActivationBytes ActivationsOf(const model::ModelConfig& config,
                       ops::ScoreBytes(layer.rule, batch.rows, config.num_heads,
                                       config.num_kv_heads, config.head_dim));
   }
-  // In the backward pass: the products and gradients of the larger half of a
-  // layer.
+  // The products and gradients that exist while the backward pass runs the
+  // larger half of a layer: the MLP or attention.
   const int64_t passing =
       4 * batch.rows * shape.hidden * element_bytes +
       std::max(batch.rows * mlp.passing * element_bytes,
                AttentionBackwardBytes(config, element_bytes, batch));
-  // In bf16 the head's second product needs a copy of the softmax.
+  // In bf16 the head's backward product needs a bf16 copy of the softmax.
   const int64_t narrow_bytes = element_bytes < kFloatBytes ? element_bytes : 0;
   const int64_t head =
       std::min(batch.scored, batch.chunk) * config.vocab *
@@ -111,7 +114,7 @@ ActivationBytes ActivationsOf(const model::ModelConfig& config,
       4 * batch.scored * shape.hidden * kFloatBytes +
       (2 * batch.scored + config.vocab) * batch.head_rank * kFloatBytes +
       batch.entries * kEntryBytes;
-  // On CUDA the bf16 kernels sum gradients in parts.
+  // The bf16 kernels on CUDA sum gradients in parts and need room for them.
   const int64_t lora =
       narrow_bytes == 0
           ? 0

@@ -12,27 +12,28 @@
 namespace weft::engine {
 namespace {
 
-// A target to score, before equal score rows are merged.
+// A target to score, before targets of equal row, temperature and filter are
+// merged into one score row.
 struct ScoredTarget {
-  int64_t row = 0;  // Its row in the batch.
+  int64_t row = 0;  // The batch row of the target.
   float temperature = 1;
   float filter = 0;
   int64_t target = 0;
   size_t datum = 0;
 };
 
-// A batch on the host while it grows.
+// Builds a packed batch on the host.
 class Builder {
  public:
-  // `routing_width`: the experts of one token in all layers, if any datum has
-  // routing; otherwise 0.
+  // `routing_width` is the number of experts of one token, over all layers. It
+  // is 0 if no datum has routing.
   Builder(bool share_prompts, size_t routing_width)
       : min_saved_rows_(share_prompts ? kMinSavedRows : kNeverShare),
         routing_width_(routing_width) {
     packed_.rows.row_offsets.push_back(0);
   }
 
-  // Adds the pieces [first, last), which use one adapter version.
+  // Adds the pieces [first, last). All of them use one adapter version.
   void AddSegment(const TrainPiece* first, const TrainPiece* last) {
     const size_t first_datum = packed_.data.size();
     std::vector<absl::Span<const int32_t>> sequences;
@@ -83,7 +84,8 @@ class Builder {
   }
 
  private:
-  // Replaces the tree's ids by tokens, and adds the experts of its rows.
+  // Replaces the ids of `routed` in the tree by tokens, and adds the experts of
+  // the tree's rows. -1 means that the router chooses the expert.
   void AddRouting(const RoutedTokens& routed, PrefixTree& tree) {
     for (int32_t& id : tree.tokens) {
       const absl::Span<const uint16_t> routing = routed.routing(id);
@@ -174,8 +176,8 @@ class Builder {
     }
   }
 
-  // Score rows are in the order of the batch's rows, so segments stay
-  // contiguous.
+  // Gives each segment of the batch its range of score rows. Score rows are in
+  // the order of the batch's rows, so the ranges are contiguous.
   void RouteScoreRows() {
     const auto place = [this](int64_t row) {
       return std::ranges::lower_bound(score_index_, row) - score_index_.begin();
@@ -198,7 +200,7 @@ class Builder {
   PackedTrain packed_;
 };
 
-// Returns the number of experts of one token in all layers, or 0 if no datum
+// Returns the number of experts of one token over all layers, or 0 if no datum
 // has routing.
 size_t RoutingWidth(const std::vector<TrainPiece>& pieces) {
   for (const TrainPiece& piece : pieces) {

@@ -1,5 +1,6 @@
-// Packs the data of many requests into flat tensors: tokens, positions, nodes,
-// adapter segments and score rows.
+// Packs the data of many requests into flat tensors: tokens, positions, nodes
+// of prefix trees, adapter segments, and score rows. A score row is a row that
+// the head evaluates; each of its targets is an entry.
 #ifndef WEFT_SRC_TRAIN_BATCH_PACKER_H_
 #define WEFT_SRC_TRAIN_BATCH_PACKER_H_
 
@@ -15,8 +16,8 @@
 
 namespace weft::engine {
 
-// The data of one request that go into the batch. Pieces of one adapter are
-// adjacent.
+// The data of one request that go into the batch. In a list of pieces, those of
+// one adapter version are adjacent.
 struct TrainPiece {
   const TrainRequest* request = nullptr;
   int64_t first_datum = 0;
@@ -24,15 +25,15 @@ struct TrainPiece {
   lora::AdapterVersionPtr version;  // Null: the base model.
 };
 
-// The indices of one datum's results among the score rows and entries. Data
-// that share a row of the batch also share its score rows if temperature and
-// filter are equal.
+// The indices of one datum's score rows and entries in the batch. If two data
+// share a row of the batch and have equal temperature and gradient filter, they
+// also share its score row.
 struct PackedDatum {
   const TrainRequest* request = nullptr;
   const Datum* datum = nullptr;
-  std::vector<int64_t> rows;     // One for each scored position, in order.
-  std::vector<int64_t> entries;  // One for each scored target, in order.
-  std::vector<RowSpan> spans;    // The batch rows of its tokens, in order.
+  std::vector<int64_t> rows;     // Score row of each scored token, in order.
+  std::vector<int64_t> entries;  // Entry of each scored target, in order.
+  std::vector<RowSpan> spans;    // Batch rows of the tokens, in order.
 };
 
 struct PackedTrain {
@@ -42,14 +43,14 @@ struct PackedTrain {
   std::vector<PackedDatum> data;  // In the order of the pieces.
 };
 
-// Returns whether a target, given by its index in the datum, is scored: its
-// weight is not 0, or `loss` scores all targets.
+// Returns whether the head scores target number `target` of the datum: the
+// target's weight is not 0, or `loss` scores all targets.
 [[nodiscard]] bool IsScored(const LossConfig& loss, const Datum& datum,
                             int64_t target);
 
 // Packs pieces into tensors on the host. With `share_prompts`, data of one
-// adapter share the rows of their common prefixes (prefix_tree.h), and the
-// gradients of these rows add up.
+// adapter version share the rows of their common prefixes (prefix_tree.h), and
+// the gradients of these rows add up.
 [[nodiscard]] PackedTrain PackTrain(const std::vector<TrainPiece>& pieces,
                                     bool share_prompts);
 

@@ -73,14 +73,15 @@ void BatchTrainer::FinishRequest(const dispatch::StepTask& step) {
   progress.result.step = step.step;
   const bool backward = std::get<TrainRequest>(*step.request).backward;
   StepResult result = std::move(progress.result);
-  // A step with gradients is recorded by its batches. A score without a number
-  // changes nothing that must be recorded.
+  // The log already has the batches of a step with gradients. A Forward without
+  // a step number changes nothing that must be recorded.
   if (!backward && step.step > 0) context_.recorder.Done(step, result);
   context_.dispatcher.steps().Complete(step.id, std::move(result));
 }
 
 struct BatchTrainer::MicroBatch {
-  // An adapter whose scratch collects gradients of the batch.
+  // An adapter with gradients from the batch. The adapter's scratch collects
+  // the gradients of a request until its last slice.
   struct Touched {
     lora::Adapter* adapter;
     bool fresh;           // This is the request's first slice.
@@ -88,7 +89,7 @@ struct BatchTrainer::MicroBatch {
     at::Tensor before_N;  // The scratch before this batch. Not set if `fresh`.
   };
   bool backward = false;
-  bool ran = false;  // The last attempt reached the batch.
+  bool ran = false;  // The last attempt began to run the batch.
   std::vector<TrainPiece> pieces;
   std::vector<loss::MetricSums*> metrics;
   std::vector<Touched> touched;
@@ -110,8 +111,8 @@ BatchTrainer::MicroBatch BatchTrainer::MakeMicroBatch(
             context_.adapters.Find(train.steps[i].adapter)) {
       if (train.backward &&
           (batch.touched.empty() || batch.touched.back().adapter != adapter)) {
-        // A slice that continues a request adds to the gradient of its earlier
-        // slices.
+        // A request's first slice clears the scratch. A later slice adds to the
+        // gradients of the earlier ones.
         batch.touched.push_back({.adapter = adapter,
                                  .fresh = slice.first_datum == 0,
                                  .complete = slice.last});
@@ -132,8 +133,8 @@ absl::StatusOr<TrainOutcome> BatchTrainer::TryBatch(MicroBatch& batch,
                                                     Recompute recompute) {
   absl::StatusOr<TrainOutcome> outcome = absl::InternalError("not run");
   batch.ran = false;
-  // Only a device reports that memory is exhausted by an error after which the
-  // batch can run again. The host does not.
+  // After a GPU has run out of memory, the batch may run again and needs the
+  // scratch as it was. The copy takes room, so a CPU makes none.
   const bool may_retry =
       context_.device.Memory().total > 0 &&
       context_.options.gradient_checkpointing == GradientCheckpointing::kAuto;

@@ -1,5 +1,5 @@
-// Runs training micro-batches: turns a plan's slices into pieces, and gives the
-// results to the requests.
+// Runs training micro-batches and gives the results to the requests. A
+// micro-batch consists of slices; each slice is consecutive data of a request.
 #ifndef WEFT_SRC_TRAIN_BATCH_TRAINER_H_
 #define WEFT_SRC_TRAIN_BATCH_TRAINER_H_
 
@@ -22,8 +22,11 @@ class BatchTrainer {
   // `context` and `executor` outlive the trainer.
   BatchTrainer(const EngineContext* context, executor::Executor* executor);
 
-  // Runs one micro-batch and ends its slices. If the batch fails, returns the
-  // error: all its requests fail, and every adapter stays as it was.
+  // Runs one micro-batch. Completes the requests that have their last slice in
+  // it. With GradientCheckpointing::kAuto, a micro-batch that runs out of
+  // memory runs once more, with all layers recomputed. If the micro-batch
+  // fails, returns the error: all its requests fail, and every adapter stays as
+  // it was.
   absl::Status Run(const dispatch::RunTrain& train);
   // Drops the progress of a request that ended between two of its slices.
   void Forget(uint64_t step_id) {
@@ -32,23 +35,26 @@ class BatchTrainer {
   }
 
  private:
-  // The results of a request's slices so far.
+  // The results of the slices of a request that have run.
   struct Progress {
     TrainResult result;
     loss::MetricSums metrics;
   };
-  // A plan's slices, ready to run.
+  // The slices of a micro-batch, ready to run.
   struct MicroBatch;
 
-  // Ends the slices whose weights no longer exist. Returns the others.
+  // Fails the requests whose weights no longer exist. Returns the slices of the
+  // other requests.
   [[nodiscard]] dispatch::RunTrain Runnable(const dispatch::RunTrain& train);
   // Returns the weights with which a request runs; null for the base model
-  // alone. Errors: NOT_FOUND (its snapshot no longer exists).
+  // without an adapter. Errors: NOT_FOUND (the adapter or its snapshot does not
+  // exist any more).
   [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> VersionOf(
       const dispatch::StepTask& step) const;
   [[nodiscard]] MicroBatch MakeMicroBatch(const dispatch::RunTrain& train);
   [[nodiscard]] absl::Status RunSlices(const dispatch::RunTrain& train);
-  // Runs the batch once. Adds gradients to the adapters' scratch.
+  // Runs the batch once. Adds gradients to the scratch of the adapters, which
+  // collects the gradients of a request that is not complete.
   [[nodiscard]] absl::StatusOr<TrainOutcome> TryBatch(MicroBatch& batch,
                                                       Recompute recompute);
   void FinishRequest(const dispatch::StepTask& step);

@@ -20,7 +20,7 @@ std::vector<std::vector<TrainPiece>> SplitPieces(
   int64_t left = 0;
   for (const TrainPiece& piece : pieces) left += NumTokens(piece);
   std::vector<std::vector<TrainPiece>> parts(1);
-  int64_t taken = 0;  // Data that the last part has taken.
+  int64_t taken = 0;  // Tokens of the last part so far.
   for (const TrainPiece& piece : pieces) {
     for (int64_t d = 0; d < piece.num_data; ++d) {
       TrainPiece one = piece;
@@ -28,8 +28,8 @@ std::vector<std::vector<TrainPiece>> SplitPieces(
       one.num_data = 1;
       const int64_t tokens = NumTokens(one);
       const auto others = num_parts - static_cast<int64_t>(parts.size());
-      // The part ends at the datum that is nearest to the end of its share of
-      // the remaining tokens.
+      // If the middle of this datum lies beyond the last part's even share of
+      // the remaining tokens, the part ends before the datum.
       if (taken > 0 && others > 0 &&
           (taken + tokens / 2) * (others + 1) > taken + left) {
         parts.emplace_back();

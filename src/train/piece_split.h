@@ -8,9 +8,9 @@
 
 namespace weft::engine {
 
-// Returns up to `num_parts` non-empty lists of pieces, which have all data in
-// order and about equally many tokens each. Adjacent data stay together,
-// because they may share a prompt.
+// Returns up to `num_parts` non-empty lists of pieces. Together they have all
+// data in order, and each has about equally many tokens. Adjacent data stay
+// together, because they may share a prompt.
 [[nodiscard]] std::vector<std::vector<TrainPiece>> SplitPieces(
     const std::vector<TrainPiece>& pieces, int num_parts);
 

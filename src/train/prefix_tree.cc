@@ -39,7 +39,7 @@ class Builder {
   const Sequence& At(size_t place) const { return sequences_[order_[place]]; }
 
   // Adds rows of the sequences order_[first, last). Their first `depth` tokens
-  // are equal, and `parent` and its ancestors have them.
+  // are equal and already have rows, in `parent` and its ancestors.
   void AddGroup(size_t first, size_t last, size_t depth, int64_t parent) {
     if (first == last) return;
     if (last - first == 1) {

@@ -1,5 +1,5 @@
-// Finds common prefixes of sequences, so that each prefix runs once: a prompt
-// with many completions, or a conversation that branches.
+// Finds common prefixes of sequences, so that the model computes each prefix
+// only once: a prompt with many completions, or a conversation that branches.
 #ifndef WEFT_SRC_TRAIN_PREFIX_TREE_H_
 #define WEFT_SRC_TRAIN_PREFIX_TREE_H_
 
@@ -18,7 +18,8 @@ struct RowSpan {
   int64_t count = 0;
 };
 
-// Worked example, "abcd", "abcef" and "abc" if every prefix is worth sharing:
+// An example: the tree of "abcd", "abcef" and "abc" if all prefixes are shared.
+// A node is {begin, end, parent, subtree_end}, and a span is {begin, count}.
 //
 //   rows    a b c | d | e f
 //   nodes   {0,3,-1,6} {3,4,0,4} {4,6,0,6}
@@ -33,24 +34,23 @@ struct PrefixTree {
 
 // The value of `min_saved_rows` with which no prefix is shared.
 inline constexpr int64_t kNeverShare = INT64_MAX;
-// One more attention part per layer costs about as much as this many rows.
+// A further node costs a layer about as much time as this many rows, because
+// the node's attention is computed on its own.
 inline constexpr int64_t kMinSavedRows = 16;
 
-// A common prefix becomes a node of its own if that saves at least
-// `min_saved_rows` rows. If it saves fewer, the additional attention part costs
-// more. A prefix of N sequences saves N - 1 times its length. With kNeverShare
-// every sequence is one node, in the given order.
-// Shapes:  sequences are not empty.
-// Units:   O(tokens log sequences).
-// Threads: any.
+// Builds the tree of `sequences`, which are not empty. A common prefix becomes
+// a node if that saves at least `min_saved_rows` rows, because a further node
+// costs time, too. A prefix of N sequences saves N - 1 times its length. With
+// kNeverShare every sequence is one node, in the given order. Takes
+// O(tokens log sequences) time. Threads: any.
 [[nodiscard]] PrefixTree BuildPrefixTree(
     const std::vector<absl::Span<const int32_t>>& sequences,
     int64_t min_saved_rows);
 
-// Returns the number of rows, at least one, that `datum` adds to a tree with
-// `previous`. This is its size in a micro-batch that holds both. Data that
-// share a prompt are adjacent in a request, so slices of this size keep them
-// together. Tokens with different routing are not common.
+// Returns the number of rows, at least one, that `datum` adds to a tree that
+// already has `previous`, the datum before it in the request. The scheduler
+// counts these rows as the cost of `datum`. Tokens are common only if their
+// routing is equal, too.
 [[nodiscard]] int64_t AddedRows(const Datum& previous, const Datum& datum);
 
 }  // namespace weft::engine

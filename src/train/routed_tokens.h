@@ -1,5 +1,6 @@
-// Gives tokens with routing ids of their own, so that data share the rows of a
-// prefix only if its tokens go to the same experts.
+// Gives each pair of a token and its routing an id. The prefix tree compares
+// these ids, so that data share rows only if their tokens go to the same
+// experts.
 #ifndef WEFT_SRC_TRAIN_ROUTED_TOKENS_H_
 #define WEFT_SRC_TRAIN_ROUTED_TOKENS_H_
 
@@ -22,13 +23,13 @@ namespace weft::engine {
 // Threads: not thread-safe.
 class RoutedTokens {
  public:
-  // Returns one id for each token of the datum. Two tokens have the same id if
-  // and only if token and routing are equal. The result and the object refer to
-  // the datum, which outlives the object.
+  // Returns one id for each token of the datum. Two ids are equal if and only
+  // if both tokens and both routings are equal. The datum outlives this object,
+  // which owns the ids.
   absl::Span<const int32_t> IdsOf(const Datum& datum);
 
   [[nodiscard]] int32_t token(int32_t id) const { return keys_[id].first; }
-  // Empty if the router chooses the experts.
+  // Returns the experts of the id's token; empty if the router chooses them.
   [[nodiscard]] absl::Span<const uint16_t> routing(int32_t id) const {
     return keys_[id].second;
   }

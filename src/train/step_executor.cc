@@ -16,7 +16,8 @@
 namespace weft::engine {
 namespace {
 
-// Returns whether both configs have the same buffers. The seed does not matter.
+// Returns whether an adapter of one config can take the state of the other: all
+// fields but the seed are equal.
 bool SameShape(const LoraConfig& a, const LoraConfig& b) {
   return a.rank == b.rank && a.alpha == b.alpha &&
          a.target_modules == b.target_modules && a.overrides == b.overrides;

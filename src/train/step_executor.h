@@ -19,10 +19,11 @@ class StepExecutor {
   // `context` outlives the executor.
   explicit StepExecutor(const EngineContext* context) : context_(*context) {}
 
-  // Runs the step and completes it, at once or when its files are written or
-  // read. Until then no other work of the adapter runs.
+  // Runs the step. Completes it before the return, or later, when its files
+  // are written or read. No other work of the adapter runs until the step is
+  // complete.
   void Run(const dispatch::StepTask& step);
-  // Runs an optimizer step or the publishing of a snapshot and completes it.
+  // Runs and completes a step that is an OptimStep or a PublishSnapshot.
   // Returns its result, which may be a StepFailure.
   absl::StatusOr<StepResult> RunNow(const dispatch::StepTask& step);
 
@@ -33,16 +34,18 @@ class StepExecutor {
             const SaveCheckpointRequest& request);
   void Load(const dispatch::StepTask& step,
             const LoadCheckpointRequest& request);
-  // Loads a checkpoint that was read into the step's adapter, which may no
-  // longer exist. `image` is the log's copy of the checkpoint. Completes the
-  // step unless it returns an error.
+  // Puts `loaded`, which was read from a checkpoint, into the step's adapter.
+  // `image` is the file with the log's copy of the state; empty if there is
+  // none. Completes the step unless it returns an error: NOT_FOUND if the
+  // adapter no longer exists, FAILED_PRECONDITION if its config differs.
   [[nodiscard]] absl::Status Install(const dispatch::StepTask& step,
                                      const LoadCheckpointRequest& request,
                                      const LoadedCheckpoint& loaded,
                                      const std::string& image);
   [[nodiscard]] absl::StatusOr<StepResult> Publish(
       const dispatch::StepTask& step, const PublishSnapshotRequest& request);
-  // Returns the result as it was recorded.
+  // Records and completes the step. Returns its result; an error after which
+  // the step counts as done becomes a StepFailure.
   absl::StatusOr<StepResult> Complete(
       const dispatch::StepTask& step, absl::StatusOr<StepResult> result,
       const std::optional<dispatch::AdapterFacts>& facts = std::nullopt);

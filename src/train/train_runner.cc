@@ -15,7 +15,8 @@
 namespace weft::engine {
 namespace {
 
-// Returns the experts of the datum's tokens, given those of all batch rows.
+// Returns the experts of the datum's tokens. `experts_TE` has the experts of
+// all rows of the batch.
 std::vector<uint16_t> RoutingOf(const PackedDatum& packed,
                                 const at::Tensor& experts_TE) {
   const int64_t width = experts_TE.size(1);
@@ -29,8 +30,8 @@ std::vector<uint16_t> RoutingOf(const PackedDatum& packed,
   return routing;
 }
 
-// Fills the result of one datum from the flat scores. Writes dLoss/dlogprob of
-// the datum's entries to `gradients_E`.
+// Returns the result of one datum, from the scores of the whole batch. Writes
+// dLoss/dlogprob of the datum's entries to `gradients_E`.
 DatumResult ScatterDatum(const PackedDatum& packed,
                          const executor::TrainScores& scores,
                          float* gradients_E, loss::MetricSums* metrics) {
@@ -75,7 +76,8 @@ DatumResult ScatterDatum(const PackedDatum& packed,
   return result;
 }
 
-// Drops the tape of a pass whose backward part was not reached.
+// Drops the tape of the forward pass at the end of Run, if no backward pass has
+// used it.
 class PassGuard {
  public:
   explicit PassGuard(executor::Executor* executor) : executor_(*executor) {}
@@ -87,15 +89,14 @@ class PassGuard {
   executor::Executor& executor_;
 };
 
-// Returns whether any request sets this field of its loss.
+// Returns whether the field is true in the loss config of any request.
 bool Wants(const std::vector<TrainPiece>& pieces, bool LossConfig::*field) {
   return std::ranges::any_of(pieces, [field](const TrainPiece& piece) {
     return piece.request->loss.*field;
   });
 }
 
-// The metrics to which each datum's loss adds, by the datum's index over all
-// pieces.
+// Maps a datum, by its index over all pieces, to the metrics of its piece.
 class PieceMetrics {
  public:
   PieceMetrics(const std::vector<TrainPiece>& pieces,

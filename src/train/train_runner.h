@@ -1,5 +1,6 @@
-// Runs one training micro-batch: pack, forward and head, losses, backward,
-// scatter. The replicas share its data.
+// Runs one training micro-batch: packs the data, runs the forward pass and the
+// head, computes losses and results, and runs the backward pass. The replicas
+// share the data.
 #ifndef WEFT_SRC_TRAIN_TRAIN_RUNNER_H_
 #define WEFT_SRC_TRAIN_TRAIN_RUNNER_H_
 
@@ -16,13 +17,13 @@ namespace weft::engine {
 // The results of every datum of the pieces.
 struct TrainOutcome {
   std::vector<DatumResult> data;  // In the order of the pieces' data.
-  // The rows [L, E], i64, of each expert in each layer that has experts.
-  // Undefined if the model has none.
+  // [L, E] i64: the number of rows that each expert had in each layer that has
+  // experts. Undefined if the model has no experts.
   at::Tensor expert_rows_LE;
 };
 
-// Selects the layers that a micro-batch recomputes: by policy and budget, or
-// all of them after memory ran out.
+// Selects the layers that a micro-batch recomputes: as few as policy and budget
+// permit, or all layers after memory ran out.
 enum class Recompute { kByBudget, kAll };
 
 struct TrainRunnerOptions {
@@ -38,18 +39,19 @@ class TrainRunner {
   TrainRunner(executor::Executor* executor, const TrainRunnerOptions& options)
       : executor_(*executor), options_(options) {}
 
-  // Computes the results of every datum of the pieces. Adds to `gradients`, the
-  // gradients [N] of their versions; if it is null, runs no backward pass.
-  // metrics[p] collects the metrics of piece p. Errors: RESOURCE_EXHAUSTED if
-  // the batch cannot fit; then nothing has run. Throws what Executor throws;
-  // gradients and metrics may then hold a part of the batch.
+  // Computes the results of every datum of the pieces. `gradients` has a
+  // gradient [N] for each adapter version, and the backward pass adds to it. If
+  // `gradients` is null, there is no backward pass. metrics[p] collects the
+  // metrics of piece p. Errors: RESOURCE_EXHAUSTED if the batch cannot fit;
+  // nothing has run then. Throws what Executor throws; gradients and metrics
+  // may then hold a part of the batch.
   [[nodiscard]] absl::StatusOr<TrainOutcome> Run(
       const std::vector<TrainPiece>& pieces,
       const lora::LoraGradients* gradients,
       const std::vector<loss::MetricSums*>& metrics,
       Recompute recompute = Recompute::kByBudget);
-  // Returns whether the last Run kept layers that Recompute::kAll would
-  // recompute.
+  // Returns whether the last Run kept layers that another Run may recompute.
+  // False unless the policy is GradientCheckpointing::kAuto.
   [[nodiscard]] bool kept_layers() const { return kept_layers_; }
 
  private:
