@@ -70,7 +70,37 @@ void AddExperts(const std::vector<at::Tensor>& experts, int num_experts,
   if (wants_routing) scores.experts_TE = at::cat(experts, 1).to(at::kInt);
 }
 
+// Returns the weights of a dense f32 model on a CPU in the order in which a
+// decode step reads them. Returns none for other models: ATen computes a part
+// of their steps, and has no threads within a team.
+std::vector<ops::SharedRows> WeightsInOrder(const model::Decoder& decoder) {
+  if (!decoder.device().is_cpu() || decoder.dtype() != at::kFloat ||
+      decoder.config().moe.shape.count > 0) {
+    return {};
+  }
+  std::vector<ops::SharedRows> order;
+  const auto add = [&order](const at::Tensor& weight_OI) {
+    order.push_back(
+        ops::RowsOf(weight_OI, weight_OI.size(0), weight_OI.stride(0)));
+  };
+  const model::DecoderWeights& weights = decoder.weights();
+  for (const model::LayerWeights& layer : weights.layers) {
+    add(layer.qkv.weight_OI);
+    add(layer.o.weight_OI);
+    add(layer.gate_up.weight_OI);
+    add(layer.down.weight_OI);
+  }
+  add(weights.head_VH);
+  return order;
+}
+
 }  // namespace
+
+ModelRunner::ModelRunner(const model::Decoder& decoder,
+                         const loss::HeadOptions& head)
+    : decoder_(decoder),
+      head_(head),
+      weights_in_order_(WeightsInOrder(decoder)) {}
 
 TrainScores ModelRunner::Forward(TrainPlan own) {
   Pending pending{.plan = std::move(own)};
@@ -135,12 +165,25 @@ CacheOutput ModelRunner::Run(CachePlan plan, model::KvStore* store,
   MoveTo(decoder_.device(),
          {&plan.batch.tokens_T, &plan.batch.positions_T, &plan.batch.experts_TE,
           &kv.slots_T, &kv.key_slots_S, &kv.page_table_TL, &kv.lengths_T});
+  if (!TakesTeam(plan)) return RunLayersAndHead(plan);
+  CacheOutput output;
+  ops::WithThreadTeam(weights_in_order_,
+                      [&] { output = RunLayersAndHead(plan); });
+  return output;
+}
+
+bool ModelRunner::TakesTeam(const CachePlan& plan) const {
+  return plan.kv.decode && !weights_in_order_.empty() &&
+         plan.batch.tokens_T.size(0) <= ops::kMaxTeamRows;
+}
+
+CacheOutput ModelRunner::RunLayersAndHead(CachePlan& plan) const {
   const int64_t num_rows = plan.batch.tokens_T.size(0);
   const RowIndex scored(plan.score_rows, num_rows, decoder_.device());
   const RowIndex drawn(plan.logit_rows, num_rows, decoder_.device());
   const at::Tensor x_TH =
       decoder_.ForwardLayers(model::Mode::kEval, plan.batch, /*tape=*/nullptr,
-                             /*num_recomputed=*/0, &kv);
+                             /*num_recomputed=*/0, &plan.kv);
   const at::Tensor& head_VH = decoder_.weights().head_VH;
   const profile::Span head("head and draws", "rows",
                            static_cast<int64_t>(plan.logit_rows.size()));

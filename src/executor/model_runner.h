@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <vector>
 
 #include "src/executor/decode_graph.h"
 #include "src/executor/plan.h"
@@ -12,6 +13,7 @@
 #include "src/lora/lora_gradients.h"
 #include "src/loss/fused_head.h"
 #include "src/model/decoder.h"
+#include "src/ops/thread_team.h"
 
 namespace weft::executor {
 
@@ -19,8 +21,7 @@ namespace weft::executor {
 class ModelRunner {
  public:
   // `decoder` outlives the runner.
-  ModelRunner(const model::Decoder& decoder, const loss::HeadOptions& head)
-      : decoder_(decoder), head_(head) {}
+  ModelRunner(const model::Decoder& decoder, const loss::HeadOptions& head);
 
   [[nodiscard]] const model::Decoder& decoder() const { return decoder_; }
   [[nodiscard]] const loss::HeadOptions& head() const { return head_; }
@@ -48,6 +49,11 @@ class ModelRunner {
     return head_.shard.group == nullptr || head_.shard.group->shard().rank == 0;
   }
 
+  // Returns whether a thread team runs the plan. It runs decode steps in which
+  // every product has few rows.
+  [[nodiscard]] bool TakesTeam(const CachePlan& plan) const;
+  [[nodiscard]] CacheOutput RunLayersAndHead(CachePlan& plan) const;
+
   // What Forward keeps for Backward.
   struct Pending {
     TrainPlan plan;
@@ -59,6 +65,7 @@ class ModelRunner {
 
   const model::Decoder& decoder_;
   const loss::HeadOptions head_;
+  const std::vector<ops::SharedRows> weights_in_order_;
   std::optional<Pending> pending_;
 };
 

@@ -1,7 +1,6 @@
 #include "src/lora/lora_few_rows.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
+#include "src/ops/thread_team.h"
 
 namespace weft::lora {
 namespace {
@@ -43,7 +43,7 @@ class TaskList {
 
   void Run() const {
     const auto count = static_cast<int64_t>(tasks_.size());
-    at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+    ops::ParallelFor(count, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         kernels::cpu::Kernels().skinny_product_f32(tasks_[i].product,
                                                    tasks_[i].weight_OI);

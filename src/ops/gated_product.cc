@@ -1,7 +1,6 @@
 #include "src/ops/gated_product.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <cmath>
 #include <numbers>
@@ -11,6 +10,7 @@
 #include "src/ops/cpu_dispatch.h"
 #include "src/ops/cuda_dispatch.h"
 #include "src/ops/few_rows.h"
+#include "src/ops/thread_team.h"
 
 namespace weft::ops {
 namespace {
@@ -109,13 +109,13 @@ void GatedProduct(Activation activation, const at::Tensor& gate_up_T2F,
   const float* gate = gate_up_T2F.const_data_ptr<float>();
   float* out = out_TF.mutable_data_ptr<float>();
   const GatedRow row_kernel = GatedRowOf(activation);
-  at::parallel_for(
-      0, out_TF.size(0), RowGrain(features), [&](int64_t begin, int64_t end) {
-        for (int64_t t = begin; t < end; ++t) {
-          const float* row = gate + t * 2 * features;
-          row_kernel(row, row + features, features, out + t * features);
-        }
-      });
+  ParallelFor(out_TF.size(0), RowGrain(features),
+              [&](int64_t begin, int64_t end) {
+                for (int64_t t = begin; t < end; ++t) {
+                  const float* row = gate + t * 2 * features;
+                  row_kernel(row, row + features, features, out + t * features);
+                }
+              });
 }
 
 void GatedProductBackward(Activation activation, const at::Tensor& dout_TF,
@@ -142,8 +142,8 @@ void GatedProductBackward(Activation activation, const at::Tensor& dout_TF,
   const float* dout = dout_TF.const_data_ptr<float>();
   float* gate = gate_up_T2F.mutable_data_ptr<float>();
   const auto row_kernel = KernelsOf(activation).backward;
-  at::parallel_for(
-      0, dout_TF.size(0), RowGrain(features), [&](int64_t begin, int64_t end) {
+  ParallelFor(
+      dout_TF.size(0), RowGrain(features), [&](int64_t begin, int64_t end) {
         for (int64_t t = begin; t < end; ++t) {
           float* row = gate + t * 2 * features;
           row_kernel(dout + t * features, features, row, row + features);

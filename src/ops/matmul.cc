@@ -1,7 +1,6 @@
 #include "src/ops/matmul.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <algorithm>
@@ -16,6 +15,7 @@
 #include "src/ops/few_rows.h"
 #include "src/ops/int8_weight.h"
 #include "src/ops/panel_matmul.h"
+#include "src/ops/thread_team.h"
 
 namespace weft::ops {
 namespace {
@@ -105,15 +105,13 @@ at::Tensor SkinnyMatMul(const at::Tensor& a_MK, const at::Tensor& weight,
       .bias_O = bias.defined() ? bias.const_data_ptr<float>() : nullptr,
       .y_BO = y_MN.mutable_data_ptr<float>(),
       .y_stride = outputs};
-  constexpr int64_t kGroup = kernels::cpu::kSkinnyOutputs;
-  at::parallel_for(0, (outputs + kGroup - 1) / kGroup,
-                   RowGrain(kGroup * a_MK.size(1)),
-                   [&](int64_t begin, int64_t end) {
-                     kernels::cpu::SkinnyProduct part = whole;
-                     part.begin = begin * kGroup;
-                     part.end = std::min(end * kGroup, outputs);
-                     RunPasses(part, weight);
-                   });
+  const SharedRows rows = RowsOf(weight, outputs, stride);
+  ParallelForRows(rows, [&](int64_t begin, int64_t end) {
+    kernels::cpu::SkinnyProduct part = whole;
+    part.begin = begin * rows.group_rows;
+    part.end = std::min(end * rows.group_rows, outputs);
+    RunPasses(part, weight);
+  });
   return y_MN;
 }
 
@@ -138,14 +136,13 @@ at::Tensor RowMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
       .y_BO = y_MN.mutable_data_ptr<float>(),
       .y_stride = outputs};
   constexpr int64_t kGroup = 64;  // A multiple of each kernel's block.
-  at::parallel_for(0, (outputs + kGroup - 1) / kGroup,
-                   RowGrain(kGroup * a_MK.size(1)),
-                   [&](int64_t begin, int64_t end) {
-                     kernels::cpu::RowProduct part = whole;
-                     part.begin = begin * kGroup;
-                     part.end = std::min(end * kGroup, outputs);
-                     kernels::cpu::Kernels().row_product(part);
-                   });
+  ParallelFor(CeilDiv(outputs, kGroup), RowGrain(kGroup * a_MK.size(1)),
+              [&](int64_t begin, int64_t end) {
+                kernels::cpu::RowProduct part = whole;
+                part.begin = begin * kGroup;
+                part.end = std::min(end * kGroup, outputs);
+                kernels::cpu::Kernels().row_product(part);
+              });
   if (bias_N.defined()) y_MN.add_(bias_N);
   return y_MN;
 }

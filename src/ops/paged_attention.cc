@@ -1,7 +1,6 @@
 #include "src/ops/paged_attention.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "src/ops/cuda_dispatch.h"
 #include "src/ops/host_copy.h"
 #include "src/ops/paged_attention_cpu.h"
+#include "src/ops/thread_team.h"
 #include "src/ops/tree_attention_parts.h"
 
 namespace weft::ops {
@@ -130,19 +130,19 @@ void WriteRowsCpu(const at::Tensor& x_TKC, const at::Tensor& slots_T,
   const int64_t* slots = slots_T.const_data_ptr<int64_t>();
   const auto* from = x_TKC.const_data_ptr<float>();
   auto* to = pages_PSKC.mutable_data_ptr<float>();
-  at::parallel_for(0, x_TKC.size(0), RowGrain(heads * features),
-                   [&](int64_t begin, int64_t end) {
-                     for (int64_t t = begin; t < end; ++t) {
-                       if (slots[t] < 0) continue;
-                       TORCH_CHECK(slots[t] < num_slots, "slots_T names slot ",
-                                   slots[t], " of ", num_slots);
-                       for (int64_t m = 0; m < heads; ++m) {
-                         std::copy_n(
-                             from + t * x_TKC.stride(0) + m * x_TKC.stride(1),
-                             features, to + (slots[t] * heads + m) * features);
-                       }
-                     }
-                   });
+  ParallelFor(x_TKC.size(0), RowGrain(heads * features),
+              [&](int64_t begin, int64_t end) {
+                for (int64_t t = begin; t < end; ++t) {
+                  if (slots[t] < 0) continue;
+                  TORCH_CHECK(slots[t] < num_slots, "slots_T names slot ",
+                              slots[t], " of ", num_slots);
+                  for (int64_t m = 0; m < heads; ++m) {
+                    std::copy_n(
+                        from + t * x_TKC.stride(0) + m * x_TKC.stride(1),
+                        features, to + (slots[t] * heads + m) * features);
+                  }
+                }
+              });
 }
 
 bool TakesRowsCpu(const at::Tensor& x_TKC, const at::Tensor& slots_T,

@@ -10,6 +10,7 @@
 
 #include "kernels/cpu/kernels.h"
 #include "src/ops/cpu_dispatch.h"
+#include "src/ops/thread_team.h"
 
 namespace weft::ops {
 namespace {
@@ -108,19 +109,19 @@ class Launch {
   // none. Writes the log-sum-exp of each part to lse [num_parts, H].
   void Run(float* out, float* parts, float* lse) const {
     const std::vector<Piece> pieces = Pieces();
-    at::parallel_for(0, std::ssize(pieces), 1, [&](int64_t begin, int64_t end) {
+    ParallelFor(std::ssize(pieces), 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         RunPiece(pieces[i], out, parts, lse);
       }
     });
     const auto batch = std::ssize(sequences_);
     if (num_parts_ == batch && sinks_ == nullptr) return;
-    at::parallel_for(0, batch, RowGrain(num_parts_ / batch * row_size()),
-                     [&](int64_t begin, int64_t end) {
-                       for (int64_t b = begin; b < end; ++b) {
-                         Finish(b, out + b * row_size(), parts, lse);
-                       }
-                     });
+    ParallelFor(batch, RowGrain(num_parts_ / batch * row_size()),
+                [&](int64_t begin, int64_t end) {
+                  for (int64_t b = begin; b < end; ++b) {
+                    Finish(b, out + b * row_size(), parts, lse);
+                  }
+                });
   }
 
  private:

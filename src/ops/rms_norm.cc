@@ -1,11 +1,11 @@
 #include "src/ops/rms_norm.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include "kernels/cpu/kernels.h"
 #include "src/ops/cpu_dispatch.h"
 #include "src/ops/cuda_dispatch.h"
+#include "src/ops/thread_team.h"
 
 namespace weft::ops {
 namespace {
@@ -40,8 +40,8 @@ void NormRows(const float* addend, int64_t addend_stride,
   float* y = y_TD.mutable_data_ptr<float>();
   const int64_t features = x_TD.size(1);
   const kernels::cpu::KernelTable& kernels = kernels::cpu::Kernels();
-  at::parallel_for(
-      0, x_TD.size(0), RowGrain(features), [&](int64_t begin, int64_t end) {
+  ParallelFor(
+      x_TD.size(0), RowGrain(features), [&](int64_t begin, int64_t end) {
         for (int64_t t = begin; t < end; ++t) {
           float* row = x + t * x_TD.stride(0);
           if (addend != nullptr) {
@@ -121,14 +121,14 @@ void RmsNormBackward(const at::Tensor& dy_TD, const at::Tensor& x_TD,
   float* dx = dx_TD.mutable_data_ptr<float>();
   const int64_t features = x_TD.size(1);
   const auto row_kernel = kernels::cpu::Kernels().rms_norm_backward_row;
-  at::parallel_for(
-      0, x_TD.size(0), RowGrain(features), [&](int64_t begin, int64_t end) {
-        for (int64_t t = begin; t < end; ++t) {
-          row_kernel(dy + t * dy_TD.stride(0), x + t * x_TD.stride(0), w,
-                     features, static_cast<float>(eps),
-                     dx + t * dx_TD.stride(0));
-        }
-      });
+  ParallelFor(x_TD.size(0), RowGrain(features),
+              [&](int64_t begin, int64_t end) {
+                for (int64_t t = begin; t < end; ++t) {
+                  row_kernel(dy + t * dy_TD.stride(0), x + t * x_TD.stride(0),
+                             w, features, static_cast<float>(eps),
+                             dx + t * dx_TD.stride(0));
+                }
+              });
 }
 
 }  // namespace weft::ops

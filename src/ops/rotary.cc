@@ -1,7 +1,6 @@
 #include "src/ops/rotary.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "src/ops/cuda_dispatch.h"
 #include "src/ops/paged_attention.h"
 #include "src/ops/rms_norm.h"
+#include "src/ops/thread_team.h"
 
 namespace weft::ops {
 namespace {
@@ -78,16 +78,15 @@ void Normalize(const at::Tensor& x_TMC, const at::Tensor& weight_C,
   const float* w = weight.const_data_ptr<float>();
   float* x = x_TMC.mutable_data_ptr<float>();
   const auto row_kernel = kernels::cpu::Kernels().rms_norm_row;
-  at::parallel_for(
-      0, x_TMC.size(0), RowGrain(heads * features),
-      [&](int64_t begin, int64_t end) {
-        for (int64_t t = begin; t < end; ++t) {
-          for (int64_t m = 0; m < heads; ++m) {
-            float* row = x + t * x_TMC.stride(0) + m * x_TMC.stride(1);
-            row_kernel(row, w, features, static_cast<float>(eps), row);
-          }
-        }
-      });
+  ParallelFor(x_TMC.size(0), RowGrain(heads * features),
+              [&](int64_t begin, int64_t end) {
+                for (int64_t t = begin; t < end; ++t) {
+                  for (int64_t m = 0; m < heads; ++m) {
+                    float* row = x + t * x_TMC.stride(0) + m * x_TMC.stride(1);
+                    row_kernel(row, w, features, static_cast<float>(eps), row);
+                  }
+                }
+              });
 }
 
 void NormalizeBackwardReference(const at::Tensor& d_TMC,
@@ -120,8 +119,8 @@ void NormalizeBackward(const at::Tensor& d_TMC, const at::Tensor& raw_TMC,
   const float* raw = raw_TMC.const_data_ptr<float>();
   float* d = d_TMC.mutable_data_ptr<float>();
   const auto row_kernel = kernels::cpu::Kernels().rms_norm_backward_row;
-  at::parallel_for(
-      0, d_TMC.size(0), RowGrain(heads * features),
+  ParallelFor(
+      d_TMC.size(0), RowGrain(heads * features),
       [&](int64_t begin, int64_t end) {
         // The kernel adds to its output, so the output must not be its input.
         std::vector<float> dx(features);
@@ -155,16 +154,16 @@ void Rotate(const at::Tensor& heads_TMC, const at::Tensor& positions_T,
   const float* sin = table.sin_PC.const_data_ptr<float>();
   float* x = x_TMC.mutable_data_ptr<float>();
   const auto head_kernel = kernels::cpu::Kernels().rotary_head;
-  at::parallel_for(
-      0, tokens, RowGrain(heads * 2 * half), [&](int64_t begin, int64_t end) {
-        for (int64_t t = begin; t < end; ++t) {
-          const int64_t row = positions[t] * half;
-          for (int64_t m = 0; m < heads; ++m) {
-            head_kernel(x + t * x_TMC.stride(0) + m * x_TMC.stride(1),
-                        cos + row, sin + row, half, inverse);
-          }
-        }
-      });
+  ParallelFor(tokens, RowGrain(heads * 2 * half),
+              [&](int64_t begin, int64_t end) {
+                for (int64_t t = begin; t < end; ++t) {
+                  const int64_t row = positions[t] * half;
+                  for (int64_t m = 0; m < heads; ++m) {
+                    head_kernel(x + t * x_TMC.stride(0) + m * x_TMC.stride(1),
+                                cos + row, sin + row, half, inverse);
+                  }
+                }
+              });
 }
 
 // Returns whether the CUDA kernel takes the heads. It needs unit stride in C.

@@ -1,0 +1,272 @@
+#include "src/ops/thread_team.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "src/ops/cpu_dispatch.h"
+
+namespace weft::ops {
+namespace {
+
+using Body = c10::function_ref<void(int64_t, int64_t)>;
+
+// Returns how often a thread that waits looks before it sleeps. 10,000 looks
+// take about 0.2 ms, longer than the work between two loops of a step. If there
+// are more threads than processors, a thread that looks takes time from one
+// that works.
+int MaxLooks(int threads) {
+  const auto processors = static_cast<int>(std::thread::hardware_concurrency());
+  return threads > processors ? 100 : 10000;
+}
+
+// A thread prefetches at most this much of its rows. A second-level cache holds
+// it beside the rows that the thread reads.
+constexpr int64_t kPrefetchBytes = int64_t{256} << 10;
+constexpr int64_t kLineBytes = 64;
+
+// Tells the processor that this thread waits in a loop.
+void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+// Returns the iterations of each part of [0, count). at::parallel_for computes
+// the same.
+int64_t PartSize(int64_t count, int64_t grain, int64_t threads) {
+  const int64_t parts =
+      std::min(threads, CeilDiv(count, std::max<int64_t>(1, grain)));
+  return CeilDiv(count, std::max<int64_t>(1, parts));
+}
+
+// Prefetches a range of memory into the second-level cache, line by line.
+class Prefetcher {
+ public:
+  // Aims at a thread's part of `rows`. Goes on if it is the same as before.
+  void Aim(const SharedRows& rows, int64_t thread, int64_t threads) {
+    if (rows.data == aim_) return;
+    aim_ = rows.data;
+    const int64_t size = PartSize(rows.num_groups, rows.grain, threads);
+    const auto first = std::min(rows.num_groups, thread * size);
+    const auto count = std::min(rows.num_groups - first, size);
+    at_ = rows.data + first * rows.group_bytes;
+    end_ = at_ + std::min(count * rows.group_bytes, kPrefetchBytes);
+  }
+  // Prefetches the next line. Returns false if no line is left.
+  bool Step() {
+    if (at_ >= end_) return false;
+    __builtin_prefetch(at_, /*rw=*/0, /*locality=*/2);
+    at_ += kLineBytes;
+    return true;
+  }
+
+ private:
+  const char* aim_ = nullptr;
+  const char* at_ = nullptr;
+  const char* end_ = nullptr;
+};
+
+// Waits until `ready(value)` of an atomic number, and prefetches meanwhile.
+template <typename Ready>
+void Await(const std::atomic<uint32_t>& number, Prefetcher& prefetcher,
+           int max_looks, const Ready& ready) {
+  int looks = 0;
+  for (uint32_t value = number.load(std::memory_order_acquire); !ready(value);
+       value = number.load(std::memory_order_acquire)) {
+    if (prefetcher.Step()) continue;
+    if (++looks < max_looks) {
+      Pause();
+    } else {
+      number.wait(value, std::memory_order_acquire);
+    }
+  }
+}
+
+void Publish(std::atomic<uint32_t>& number, uint32_t value) {
+  number.store(value, std::memory_order_release);
+  number.notify_all();
+}
+
+template <typename Function>
+class AtExit {
+ public:
+  explicit AtExit(Function function) : function_(std::move(function)) {}
+  ~AtExit() { function_(); }
+  AtExit(const AtExit&) = delete;
+  AtExit& operator=(const AtExit&) = delete;
+
+ private:
+  const Function function_;
+};
+
+class Team;
+thread_local Team* current_team = nullptr;
+
+// Thread 0 runs the step and gives out loops. The other threads serve.
+class Team {
+ public:
+  Team(const std::vector<SharedRows>& order, int capacity)
+      : max_looks_(MaxLooks(capacity)),
+        order_(order),
+        done_(std::make_unique<Done[]>(capacity)) {}
+
+  // Runs `step` on thread 0, in a team of `threads` threads. Lets the other
+  // threads go afterwards.
+  void Lead(int64_t threads, c10::function_ref<void()> step) {
+    threads_ = threads;
+    const AtExit dismiss([this] {
+      current_team = nullptr;
+      loop_.body = nullptr;
+      Publish(number_, ++num_loops_);
+    });
+    current_team = this;
+    step();
+  }
+
+  // Runs this thread's part of each loop until Lead ends.
+  void Serve(int64_t thread) {
+    std::atomic<uint32_t>& done = done_[thread].number;
+    // An exception of a loop goes to at::parallel_for. The other threads must
+    // not wait for this one from then on.
+    const AtExit leave([&done] { Publish(done, kLeft); });
+    Prefetcher prefetcher;
+    for (uint32_t number = 1;; ++number) {
+      Await(number_, prefetcher, max_looks_,
+            [number](uint32_t given) { return given >= number; });
+      if (loop_.body == nullptr) return;
+      prefetcher.Aim(loop_.next, thread, threads_);
+      RunPart(thread);
+      Publish(done, number);
+    }
+  }
+
+  // Runs a loop on all threads. Called by thread 0.
+  void Run(int64_t count, int64_t part_size, const Body& body) {
+    loop_ = {
+        .body = &body, .count = count, .part_size = part_size, .next = next_};
+    Publish(number_, ++num_loops_);
+    prefetcher_.Aim(next_, /*thread=*/0, threads_);
+    // `body` must live until no thread runs it, even if a part throws. A loop
+    // within a loop has no team.
+    const AtExit join([this] {
+      current_team = this;
+      Join();
+    });
+    current_team = nullptr;
+    RunPart(/*thread=*/0);
+  }
+
+  // Finds the weight that follows `rows`. Products of adapters are not in the
+  // order, and change nothing.
+  void Follow(const SharedRows& rows) {
+    if (order_.empty() || order_[position_].data != rows.data) return;
+    // The next step begins with the first weight again.
+    position_ = (position_ + 1) % order_.size();
+    next_ = order_[position_];
+  }
+
+  [[nodiscard]] int64_t threads() const { return threads_; }
+
+ private:
+  static constexpr uint32_t kLeft = std::numeric_limits<uint32_t>::max();
+
+  struct Loop {
+    const Body* body = nullptr;  // Null when the step has ended.
+    int64_t count = 0;
+    int64_t part_size = 0;
+    SharedRows next;
+  };
+  // The number of the latest loop that a thread has ended. Each is in a cache
+  // line of its own, because its thread writes it while others are read.
+  struct alignas(kLineBytes) Done {
+    std::atomic<uint32_t> number = 0;
+  };
+
+  void RunPart(int64_t thread) const {
+    const int64_t begin = thread * loop_.part_size;
+    const int64_t end = std::min(loop_.count, begin + loop_.part_size);
+    if (begin < end) (*loop_.body)(begin, end);
+  }
+
+  void Join() {
+    for (int64_t thread = 1; thread < threads_; ++thread) {
+      Await(done_[thread].number, prefetcher_, max_looks_,
+            [this](uint32_t done) { return done >= num_loops_; });
+    }
+  }
+
+  const int max_looks_;
+
+  // Thread 0 writes these before it publishes number_, and the others read them
+  // afterwards.
+  Loop loop_;
+  int64_t threads_ = 1;
+  alignas(kLineBytes) std::atomic<uint32_t> number_ = 0;
+
+  // Only thread 0 uses these.
+  const std::vector<SharedRows>& order_;
+  size_t position_ = 0;
+  SharedRows next_;
+  uint32_t num_loops_ = 0;
+  Prefetcher prefetcher_;
+
+  const std::unique_ptr<Done[]> done_;
+};
+
+}  // namespace
+
+SharedRows RowsOf(const at::Tensor& weight, int64_t num_rows, int64_t stride) {
+  constexpr int64_t kGroup = kernels::cpu::kSkinnyOutputs;
+  return {.data = static_cast<const char*>(weight.const_data_ptr()),
+          .num_groups = CeilDiv(num_rows, kGroup),
+          .group_rows = kGroup,
+          .group_bytes =
+              kGroup * stride * static_cast<int64_t>(weight.element_size()),
+          .grain = RowGrain(kGroup * stride)};
+}
+
+void ParallelFor(int64_t count, int64_t grain, Body run) {
+  Team* const team = current_team;
+  if (team == nullptr) {
+    at::parallel_for(0, count, grain, run);
+    return;
+  }
+  const int64_t part_size = PartSize(count, grain, team->threads());
+  if (part_size < count) {
+    team->Run(count, part_size, run);
+  } else if (count > 0) {
+    run(0, count);
+  }
+}
+
+void ParallelForRows(const SharedRows& rows, Body run) {
+  if (current_team != nullptr) current_team->Follow(rows);
+  ParallelFor(rows.num_groups, rows.grain, run);
+}
+
+void WithThreadTeam(const std::vector<SharedRows>& order,
+                    c10::function_ref<void()> step) {
+  const int capacity = at::get_num_threads();
+  if (capacity == 1 || at::in_parallel_region()) {
+    step();
+    return;
+  }
+  Team team(order, capacity);
+  at::parallel_for(0, capacity, 1, [&](int64_t begin, int64_t end) {
+    if (begin == 0) {
+      // There are fewer threads than asked for if `end` is more than 1.
+      team.Lead(CeilDiv(capacity, end), step);
+    } else {
+      team.Serve(at::get_thread_num());
+    }
+  });
+}
+
+}  // namespace weft::ops
