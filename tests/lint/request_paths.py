@@ -12,19 +12,21 @@ from pathlib import Path
 from layering import read_layers
 
 # The modules that the paths cross. Paths also enter other modules, such as
-# files and journal, and name only the first source there.
+# files and weights, and name only the first source there.
 CROSSED = (
     "adapters",
     "decode",
     "dispatch",
     "engine",
     "executor",
+    "journal",
     "kv",
     "lora",
     "loss",
     "model",
     "ops",
     "optim",
+    "peft",
     "records",
     "sampling",
     "sched",
