@@ -127,6 +127,9 @@ void LeaveAdapter(Front& front, const Caller& caller,
   const std::string key = LoadedKey(OwnerKey(caller), adapter);
   const auto found = front.loaded.find(key);
   if (found == front.loaded.end() || --found->second.users > 0) return;
+  // Other sessions wait for a load of the adapter. EndLoad counts these
+  // sessions as users, or has the adapter deleted if the load fails.
+  if (!found->second.waiting.empty()) return;
   found->second.state = State::kLeaving;
   Reap(front, caller, adapter, [&front, key] {
     const auto left = front.loaded.find(key);

@@ -207,12 +207,17 @@ std::string TinkerFrontTest::SaveSampler(const std::string& session) {
            {{"model_id", model}, {"seq_id", 1}, {"path", "kept"}}))["path"];
 }
 
+std::future<HttpReply> TinkerFrontTest::SampleFromLater(
+    const std::string& session, const std::string& path, int number) {
+  return AskLater("POST", "create_sampling_session",
+                  {{"session_id", session},
+                   {"sampling_session_seq_id", number},
+                   {"model_path", path}});
+}
+
 HttpReply TinkerFrontTest::SampleFrom(const std::string& session,
                                       const std::string& path, int number) {
-  return Ask("POST", "create_sampling_session",
-             {{"session_id", session},
-              {"sampling_session_seq_id", number},
-              {"model_path", path}});
+  return SampleFromLater(session, path, number).get();
 }
 
 int TinkerFrontTest::Calls(const std::string& rpc) const {

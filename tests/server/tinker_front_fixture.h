@@ -52,6 +52,10 @@ class TinkerFrontTest : public ::testing::Test {
   Json Train(const std::string& model, int seq);
   // Makes a model and saves its weights for sampling; returns the path.
   std::string SaveSampler(const std::string& session);
+  // Makes a sampling session from a checkpoint.
+  std::future<HttpReply> SampleFromLater(const std::string& session,
+                                         const std::string& path,
+                                         int number = 0);
   HttpReply SampleFrom(const std::string& session, const std::string& path,
                        int number = 0);
   // Returns the number of calls of the RPC that the engine has had.

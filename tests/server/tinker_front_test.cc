@@ -137,29 +137,6 @@ TEST_F(TinkerFrontTest, ASamplersTokenSamplesFromACheckpointAndChangesNone) {
   EXPECT_TRUE(Eventually([this] { return engine_->num_adapters() == 1; }));
 }
 
-TEST_F(TinkerFrontTest, AnAdapterThatAClientDeletesIsLoadedAgain) {
-  Start();
-  const std::string session = NewSession();
-  const std::string path = SaveSampler(session);
-  ASSERT_EQ(SampleFrom(session, path, 0).status, 200);
-  std::string adapter;
-  OnFront([&adapter](Front& front) {
-    adapter = front.loaded.begin()->first.substr(1);
-  });
-  std::promise<absl::Status> deleted;
-  engine_->DeleteAdapter(adapter, [&](const absl::StatusOr<bool>& done) {
-    deleted.set_value(done.status());
-  });
-  ASSERT_THAT(deleted.get_future().get(), IsOk());
-  const int loads = Calls(kLoad);
-  EXPECT_EQ(SampleFrom(session, path, 1).status, 200);
-  EXPECT_EQ(SampleFrom(session, path, 2).status, 200);
-  EXPECT_EQ(Calls(kLoad), loads + 1);
-  EXPECT_EQ(engine_->num_adapters(), 2u);
-  Post(absl::StrCat("sessions/", session, "/finish"));
-  EXPECT_TRUE(Eventually([this] { return engine_->num_adapters() == 0; }));
-}
-
 TEST_F(TinkerFrontTest, AModelWhoseAdapterAClientDeletesFailsByNameAndEnds) {
   Start();
   const std::string session = NewSession();
@@ -214,10 +191,7 @@ TEST_F(TinkerFrontTest, ALoadWaitsForAnAdapterThatIsYetToBeDeleted) {
   engine_->FailNext(absl::InternalError("no"), kDelete);
   EXPECT_EQ(SampleFrom(session, path).status, 500);
   const int loads = Calls(kLoad);
-  auto waiting = AskLater("POST", "create_sampling_session",
-                          {{"session_id", session},
-                           {"sampling_session_seq_id", 0},
-                           {"model_path", path}});
+  auto waiting = SampleFromLater(session, path);
   EXPECT_TRUE(Eventually([this] { return Calls(kDelete) == 2; }));
   OnFront([](Front& front) { EXPECT_EQ(NumOrphans(front), 1u); });
   EXPECT_EQ(Calls(kLoad), loads);

@@ -1,0 +1,82 @@
+// Tests the adapters that the Tinker front loads for sampling sessions, while
+// clients delete them over gRPC and loads fail.
+#include <future>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "server/tinker/reaper.h"
+#include "tests/server/tinker_front_fixture.h"
+#include "tests/support/status_matchers.h"
+
+namespace weft::tinker {
+namespace {
+
+constexpr char kDelete[] = "DeleteAdapter";
+constexpr char kLoad[] = "LoadCheckpoint";
+
+class TinkerLoadedAdaptersTest : public TinkerFrontTest {
+ protected:
+  // Makes a sampling session from a checkpoint. Then deletes the adapter that
+  // the front has loaded for it, as a client does over gRPC.
+  void SampleAndDelete() {
+    Start();
+    path_ = SaveSampler(NewSession());
+    old_ = NewSession();
+    ASSERT_EQ(SampleFrom(old_, path_).status, 200);
+    std::string adapter;
+    OnFront([&adapter](Front& front) {
+      adapter = front.loaded.begin()->first.substr(1);
+    });
+    std::promise<absl::Status> deleted;
+    engine_->DeleteAdapter(adapter, [&](const absl::StatusOr<bool>& done) {
+      deleted.set_value(done.status());
+    });
+    ASSERT_THAT(deleted.get_future().get(), IsOk());
+  }
+  void Finish(const std::string& session) {
+    Post(absl::StrCat("sessions/", session, "/finish"));
+  }
+  // Waits until the engine has deleted all adapters that the front does not
+  // need.
+  void AwaitDeletions() {
+    EXPECT_TRUE(Eventually([this] {
+      bool clean = false;
+      OnFront([&clean](Front& front) { clean = front.orphans.empty(); });
+      return clean;
+    }));
+  }
+
+  std::string path_;
+  std::string old_;  // The session whose adapter is deleted.
+};
+
+TEST_F(TinkerLoadedAdaptersTest, AnAdapterThatAClientDeletesIsLoadedAgain) {
+  SampleAndDelete();
+  const int loads = Calls(kLoad);
+  EXPECT_EQ(SampleFrom(old_, path_, 1).status, 200);
+  EXPECT_EQ(SampleFrom(old_, path_, 2).status, 200);
+  EXPECT_EQ(Calls(kLoad), loads + 1);
+  EXPECT_EQ(engine_->num_adapters(), 2u);
+  Finish(old_);
+  EXPECT_TRUE(Eventually([this] { return engine_->num_adapters() == 1; }));
+}
+
+TEST_F(TinkerLoadedAdaptersTest, ASessionThatEndsLeavesALoadToThoseWhoWait) {
+  SampleAndDelete();
+  const int loads = Calls(kLoad);
+  engine_->Hold();
+  auto waiting = SampleFromLater(NewSession(), path_);
+  ASSERT_TRUE(Eventually([&] { return Calls(kLoad) > loads; }));
+  // A deletion that is refused now would be tried again after the load.
+  engine_->FailNext(absl::InternalError("no"), kDelete);
+  Finish(old_);
+  engine_->Release();
+  EXPECT_EQ(waiting.get().status, 200);
+  OnFront([](Front& front) { SweepOrphans(front); });
+  AwaitDeletions();
+  EXPECT_EQ(engine_->num_adapters(), 2u);
+}
+
+}  // namespace
+}  // namespace weft::tinker
