@@ -28,7 +28,13 @@ void EndLoad(Front& front, const CallOrigin& origin, const std::string& adapter,
     entry.users += static_cast<int>(waiting.size());
     Spare(front, *origin.caller, adapter);
   } else {
-    front.loaded.erase(key);
+    // Sessions from before the load still use the adapter's name. They stay
+    // counted, so that their ends do not count down the users of a later load.
+    if (entry.users > 0) {
+      entry.state = State::kLeaving;
+    } else {
+      front.loaded.erase(key);
+    }
     Reap(front, *origin.caller, adapter);
   }
   for (const auto& done : waiting) done(loaded);

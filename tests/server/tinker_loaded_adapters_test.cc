@@ -78,5 +78,27 @@ TEST_F(TinkerLoadedAdaptersTest, ASessionThatEndsLeavesALoadToThoseWhoWait) {
   EXPECT_EQ(engine_->num_adapters(), 2u);
 }
 
+TEST_F(TinkerLoadedAdaptersTest, ASessionFromBeforeAFailedLoadEndsNoOther) {
+  SampleAndDelete();
+  const std::string session = NewSession();
+  engine_->FailNext(absl::InternalError("the disk failed"), kLoad);
+  EXPECT_EQ(SampleFrom(session, path_).status, 500);
+  EXPECT_EQ(SampleFrom(session, path_).status, 200);
+  Finish(old_);
+  AwaitDeletions();
+  EXPECT_EQ(engine_->num_adapters(), 2u);
+  Finish(session);
+  EXPECT_TRUE(Eventually([this] { return engine_->num_adapters() == 1; }));
+}
+
+TEST_F(TinkerLoadedAdaptersTest, AFailedLoadIsForgottenWithTheLastSession) {
+  SampleAndDelete();
+  engine_->FailNext(absl::InternalError("the disk failed"), kLoad);
+  EXPECT_EQ(SampleFrom(NewSession(), path_).status, 500);
+  Finish(old_);
+  AwaitDeletions();
+  OnFront([](Front& front) { EXPECT_TRUE(front.loaded.empty()); });
+}
+
 }  // namespace
 }  // namespace weft::tinker
