@@ -139,9 +139,10 @@ struct Front {
   std::map<std::string, std::vector<Respond>> keeping;
   std::map<std::string, Session> sessions;
   std::map<std::string, Model> models;
+  // Callbacks of requests that wait until a model is on disk, by model's id.
+  std::map<std::string, std::vector<std::function<void(absl::Status)>>> opening;
   std::map<std::string, Sampler> samplers;
-  // The number of uses of all samplers (TouchSampler).
-  uint64_t sampler_uses = 0;
+  uint64_t sampler_uses = 0;  // Counts the uses of all samplers (TouchSampler).
   // The extras of checkpoints, in the form of the ledger (checkpoint_extras.h).
   std::map<std::string, Json> extras;
   // Samples that wait for room in the engine.
@@ -152,8 +153,7 @@ struct Front {
   std::map<std::string, CancelHandle> cancels;
   std::map<std::string, LoadedAdapter> loaded;  // Keys have owner and adapter.
   std::map<std::string, Orphan> orphans;        // Keys have owner and adapter.
-  // The threads that read the files that clients download.
-  DiskPool files{2, 256};
+  DiskPool files{2, 256};  // Reads the files that clients download.
   // True when RestoreSteps has promised all steps of the ledger again.
   bool ready = false;
 };

@@ -97,8 +97,9 @@ absl::Status StartCreation(Front& front, const CallPtr& call,
 }
 
 // Adds the model that the body names to front.models. Calls `then` with the
-// model's id: at once if the model exists, else when the model is in the
-// ledger. If `then` returns an error, the error is the response.
+// model's id: at once if the model is in the ledger, else when the ledger has
+// written it. If the write fails, or `then` returns an error, the error is the
+// response.
 absl::Status OpenModel(
     Front& front, const CallPtr& call, const Respond& respond,
     std::function<absl::Status(const std::string& id)> then) {
@@ -109,6 +110,15 @@ absl::Status OpenModel(
                         IntField(call->body, "model_seq_id"));
   if (number < 0) return BadField("model_seq_id", "must not be negative");
   const std::string id = absl::StrCat(session, ":train:", number);
+  const auto end = [id, respond, then](absl::Status status) {
+    if (status.ok()) status = then(id);
+    if (!status.ok()) respond(ErrorReply(status));
+  };
+  const auto opening = front.opening.find(id);
+  if (opening != front.opening.end()) {
+    opening->second.push_back(end);
+    return absl::OkStatus();
+  }
   if (front.models.contains(id)) return then(id);
   WEFT_RETURN_IF_ERROR(CheckModelCount(front, call->owner()));
   Model& model = front.models[id];
@@ -120,10 +130,11 @@ absl::Status OpenModel(
   model.line.loading = 0;
   const Json* const metadata = Find(call->body, "user_metadata");
   if (metadata != nullptr) model.user_metadata = *metadata;
-  KeepModel(front, model, [&front, id, respond, then](absl::Status status) {
-    if (!status.ok()) front.models.erase(id);
-    if (status.ok()) status = then(id);
-    if (!status.ok()) respond(ErrorReply(status));
+  front.opening[id].push_back(end);
+  KeepModel(front, model, [&front, id](const absl::Status& kept) {
+    if (!kept.ok()) front.models.erase(id);
+    const auto ends = front.opening.extract(id);
+    for (const auto& run : ends.mapped()) run(kept);
   });
   return absl::OkStatus();
 }

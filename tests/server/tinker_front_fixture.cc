@@ -178,12 +178,20 @@ std::string TinkerFrontTest::NewSession() {
   return Post("create_session")["session_id"];
 }
 
+std::future<HttpReply> TinkerFrontTest::CreateModelLater(
+    const std::string& session, int number) {
+  return AskLater("POST", "create_model",
+                  {{"session_id", session},
+                   {"model_seq_id", number},
+                   {"base_model", "toy"},
+                   {"user_metadata", {{"of", key_}}},
+                   {"lora_config", {{"rank", 4}, {"seed", 3}}}});
+}
+
 Json TinkerFrontTest::CreateModel(const std::string& session, int number) {
-  return Post("create_model", {{"session_id", session},
-                               {"model_seq_id", number},
-                               {"base_model", "toy"},
-                               {"user_metadata", {{"of", key_}}},
-                               {"lora_config", {{"rank", 4}, {"seed", 3}}}});
+  const HttpReply reply = CreateModelLater(session, number).get();
+  EXPECT_EQ(reply.status, 200) << reply.body;
+  return Json::parse(reply.body);
 }
 
 Json TinkerFrontTest::Train(const std::string& model, int seq) {

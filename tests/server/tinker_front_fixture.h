@@ -48,6 +48,8 @@ class TinkerFrontTest : public ::testing::Test {
   Json Result(const Json& promise);
 
   std::string NewSession();
+  std::future<HttpReply> CreateModelLater(const std::string& session,
+                                          int number = 0);
   Json CreateModel(const std::string& session, int number = 0);
   Json Train(const std::string& model, int seq);
   // Makes a model and saves its weights for sampling; returns the path.

@@ -17,6 +17,7 @@
 #include "server/tinker/sessions.h"
 #include "server/tinker/steps.h"
 #include "tests/server/tinker_front_fixture.h"
+#include "tests/support/failpoints.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::tinker {
@@ -254,6 +255,33 @@ TEST_F(TinkerFrontTest, AModelThatWasBeingMadeIsMadeAfterTheRestart) {
   EXPECT_EQ(Result(making)["model_id"], model);
   EXPECT_TRUE(Result(step).contains("metrics"));
   EXPECT_TRUE(Result(Train(model, 2)).contains("metrics"));
+}
+
+TEST_F(TinkerFrontTest, EqualRequestsForAModelShareTheOutcomeOfItsWrite) {
+  Start();
+  const std::string session = NewSession();
+  // The front takes both requests before the ledger has written the model.
+  const auto ask_twice = [&] {
+    std::vector<std::future<HttpReply>> replies;
+    OnFront([&](Front&) {
+      for (int i = 0; i < 2; ++i) replies.push_back(CreateModelLater(session));
+    });
+    return std::make_pair(replies[0].get(), replies[1].get());
+  };
+  {
+    const ScopedFailpoints first_write_fails("files.rename=err(EIO)#1");
+    const auto [first, second] = ask_twice();
+    EXPECT_EQ(first.status, 500) << first.body;
+    EXPECT_EQ(second.status, 500) << second.body;
+  }
+  EXPECT_EQ(Calls("CreateAdapter"), 0);
+  const auto [first, second] = ask_twice();
+  ASSERT_EQ(first.status, 200) << first.body;
+  EXPECT_EQ(first.body, second.body);
+  const Json made = Result(Json::parse(first.body));
+  ASSERT_TRUE(made.contains("model_id")) << made;
+  EXPECT_TRUE(Result(Train(made["model_id"], 1)).contains("metrics"));
+  EXPECT_EQ(Calls("CreateAdapter"), 1);
 }
 
 TEST_F(TinkerFrontTest, AServerThatStopsLeavesAModelToTheNextProcess) {
