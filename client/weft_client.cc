@@ -294,7 +294,7 @@ absl::StatusOr<v1::Adapter> Client::LoadCheckpoint(
     const v1::LoadCheckpointRequest& request) {
   auto response = Wait(connection_->adapters().async(),
                        &v1::AdapterService::Stub::async::LoadCheckpoint,
-                       request, /*repeat=*/false);
+                       request, /*repeat=*/request.step() != 0);
   if (!response.ok()) return response.status();
   return std::move(*response->mutable_adapter());
 }

@@ -115,9 +115,8 @@ class Client {
       absl::string_view adapter_id);
   [[nodiscard]] absl::StatusOr<v1::ListAdaptersResponse> ListAdapters();
   [[nodiscard]] absl::Status DeleteAdapter(absl::string_view adapter_id);
-  // SaveCheckpoint and PublishSnapshot repeat only a request with a step
-  // number, because another one might run twice. LoadCheckpoint is never
-  // repeated.
+  // SaveCheckpoint, LoadCheckpoint and PublishSnapshot repeat only a request
+  // with a step number, because the server may run a request without one twice.
   [[nodiscard]] absl::StatusOr<v1::Checkpoint> SaveCheckpoint(
       const v1::SaveCheckpointRequest& request);
   [[nodiscard]] absl::StatusOr<v1::Adapter> LoadCheckpoint(

@@ -103,6 +103,33 @@ TEST_F(ClientTest, ReplaysAStepWhoseReplyWasLost) {
   EXPECT_THAT(server_.engine().applied(), ElementsAre(Pair(kTrain, 1)));
 }
 
+TEST_F(ClientTest, RepeatsRequestsOnWholeAdaptersOnlyWithANumber) {
+  Create();
+  v1::SaveCheckpointRequest save;
+  v1::PublishSnapshotRequest publish;
+  v1::LoadCheckpointRequest load;
+  const auto send = [&](uint64_t first_step, auto expected) {
+    const auto call = [&](const char* rpc, auto method, auto& request) {
+      request.set_adapter_id("a");
+      request.set_name("x");
+      if (first_step > 0) request.set_step(first_step++);
+      server_.wire().LoseReply(rpc, {grpc::StatusCode::UNAVAILABLE, "lost"});
+      EXPECT_EQ(((*client_).*method)(request).status().code(), expected) << rpc;
+    };
+    call("SaveCheckpoint", &Client::SaveCheckpoint, save);
+    call("PublishSnapshot", &Client::PublishSnapshot, publish);
+    call("LoadCheckpoint", &Client::LoadCheckpoint, load);
+  };
+  save.set_overwrite(true);
+  send(0, absl::StatusCode::kUnavailable);
+  send(1, absl::StatusCode::kOk);
+  EXPECT_THAT(
+      server_.engine().applied(),
+      ElementsAre(Pair("SaveCheckpoint", 0), Pair("PublishSnapshot", 0),
+                  Pair("LoadCheckpoint", 0), Pair("SaveCheckpoint", 1),
+                  Pair("PublishSnapshot", 2), Pair("LoadCheckpoint", 3)));
+}
+
 TEST_F(ClientTest, RepeatsAFullQueueOnlyWithAHint) {
   const auto adapter = Create();
   server_.wire().SetRetryHint(5);
