@@ -42,12 +42,15 @@ absl::Status ReadFiles(const fs::path& folder,
   std::string buffer(kChunkBytes, '\0');
   for (const std::string& name : names) {
     std::ifstream file(folder / name, std::ios::binary);
+    if (!file) return DiskError("read", folder / name);
     v1::FileChunk chunk;
     chunk.set_name(name);
-    while (file.read(buffer.data(), kChunkBytes) || file.gcount() > 0) {
+    // Sends an empty file as one empty chunk, so that the server gets its name.
+    do {
+      file.read(buffer.data(), kChunkBytes);
       chunk.set_data(buffer.data(), static_cast<size_t>(file.gcount()));
       if (!send(chunk)) return absl::OkStatus();
-    }
+    } while (file.peek() != std::ifstream::traits_type::eof());
     if (file.bad()) return DiskError("read", folder / name);
   }
   return absl::OkStatus();

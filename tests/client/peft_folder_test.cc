@@ -2,8 +2,11 @@
 
 #include <fstream>
 #include <iterator>
+#include <utility>
+#include <vector>
 
 #include "client/weft_client.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/canned_server.h"
 
@@ -11,6 +14,9 @@ namespace weft::client {
 namespace {
 
 namespace fs = std::filesystem;
+
+using ::testing::ElementsAre;
+using ::testing::Pair;
 
 class PeftFolderTest : public ::testing::Test {
  protected:
@@ -64,6 +70,31 @@ TEST_F(PeftFolderTest, RefusesAFolderWithoutItsFiles) {
   const auto client = Client::Connect({.target = server.target()}).value();
   const auto adapter = client->ImportAdapter("a", root_.string());
   EXPECT_TRUE(absl::IsNotFound(adapter.status())) << adapter.status();
+}
+
+TEST_F(PeftFolderTest, SendsAnEmptyFileAsOneEmptyChunk) {
+  Write(root_ / "adapter_config.json", "");
+  Write(root_ / "adapter_model.safetensors", std::string(2 << 20, 'w'));
+  std::vector<std::pair<std::string, size_t>> sent;
+  const absl::Status read =
+      ReadPeftFolder(root_, [&](const v1::FileChunk& chunk) {
+        sent.emplace_back(chunk.name(), chunk.data().size());
+        return true;
+      });
+  ASSERT_TRUE(read.ok()) << read;
+  EXPECT_THAT(sent, ElementsAre(Pair("adapter_config.json", 0),
+                                Pair("adapter_model.safetensors", 1 << 20),
+                                Pair("adapter_model.safetensors", 1 << 20)));
+}
+
+TEST_F(PeftFolderTest, SaysThatAFileIsGone) {
+  Write(root_ / "adapter_config.json", "{}");
+  Write(root_ / "adapter_model.safetensors", "w");
+  const absl::Status read = ReadPeftFolder(root_, [&](const v1::FileChunk&) {
+    fs::remove(root_ / "adapter_model.safetensors");
+    return true;
+  });
+  EXPECT_EQ(read.code(), absl::StatusCode::kInternal) << read;
 }
 
 TEST_F(PeftFolderTest, NeverWritesOutsideItsFolder) {

@@ -421,6 +421,13 @@ def test_moves_peft_folders(client: weft.Client, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if "weft" in path.name] == []
 
 
+def test_an_empty_file_arrives(client: weft.Client, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    client.import_adapter("moved", tmp_path).export(tmp_path / "out")
+    assert (tmp_path / "out" / "adapter_model.safetensors").read_bytes() == b""
+
+
 def test_failed_export_leaves_nothing(
     server: FakeWeftd, client: weft.Client, tmp_path: Path
 ) -> None:

@@ -96,6 +96,9 @@ def _paths(folder: StrPath, names: Iterable[str]) -> list[Path]:
 def _chunks(paths: Iterable[Path]) -> Iterator[adapters_pb2.FileChunk]:
     for path in paths:
         with path.open("rb") as file:
+            # An empty file is one empty chunk, so that the server gets its name.
+            data = file.read(CHUNK_BYTES)
+            yield adapters_pb2.FileChunk(name=path.name, data=data)
             while data := file.read(CHUNK_BYTES):
                 yield adapters_pb2.FileChunk(name=path.name, data=data)
 
