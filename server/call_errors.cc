@@ -17,7 +17,8 @@ void CallErrors::Add(const Caller& caller, CallError error) {
   const Owner owner(caller.tenant(), caller.sees_all());
   MutexLock lock(&mu_);
   if (errors_.size() >= kMaxOwners && !errors_.contains(owner)) {
-    errors_.erase(errors_.begin());
+    errors_.erase(std::ranges::min_element(
+        errors_, {}, [](const auto& kept) { return kept.second.back().at; }));
   }
   std::deque<CallError>& kept = errors_[owner];
   const auto same = std::ranges::find_if(kept, [&](const CallError& other) {

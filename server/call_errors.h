@@ -41,7 +41,7 @@ class CallErrors {
 
   // Adds one failed call. `error` has the engine's name of the adapter. If the
   // caller has too many different errors, drops the oldest one. If there are
-  // too many Owners, drops all errors of one of them.
+  // too many Owners, drops all errors of the Owner that had none for longest.
   void Add(const Caller& caller, CallError error) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Returns at most `max` errors, newest first, with the caller's names of

@@ -69,13 +69,25 @@ TEST(CallErrorsTest, ATenantWithManyErrorsForgetsItsOwnOldest) {
   EXPECT_THAT(errors.Latest(quiet, 9), ElementsAre(Adapter("a")));
 }
 
-TEST(CallErrorsTest, TheNumberOfTenantsIsBounded) {
+TEST(CallErrorsTest, TheNumberOfTenantsIsBoundedAndTheOldestIsForgotten) {
   CallErrors errors;
-  for (size_t i = 0; i < CallErrors::kMaxOwners + 10; ++i) {
-    errors.Add(CallerOf(absl::StrCat("t", i), Scope::kTrain), Error("", 1));
+  const auto add = [&errors](int tenant, int second) {
+    errors.Add(CallerOf(absl::StrCat("t", tenant), Scope::kTrain),
+               Error("", second));
+  };
+  const int most = static_cast<int>(CallErrors::kMaxOwners);
+  for (int i = 0; i < most; ++i) add(i, i);
+  add(0, most);
+  for (int i = most; i < most + 10; ++i) add(i, i + 1);
+  std::set<std::string> tenants;
+  for (const CallError& error : errors.Latest(Caller(), SIZE_MAX)) {
+    tenants.insert(error.tenant);
   }
-  EXPECT_THAT(errors.Latest(Caller(), SIZE_MAX),
-              SizeIs(CallErrors::kMaxOwners));
+  EXPECT_THAT(tenants, SizeIs(CallErrors::kMaxOwners));
+  EXPECT_TRUE(tenants.contains("t0"));
+  for (int i = 1; i <= 10; ++i) {
+    EXPECT_FALSE(tenants.contains(absl::StrCat("t", i))) << i;
+  }
 }
 
 }  // namespace
