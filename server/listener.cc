@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -37,18 +38,12 @@ size_t DefaultLimit() {
   return std::clamp<size_t>(limit.rlim_cur / 2, 1, kMaxDefault);
 }
 
-absl::Status CannotListen(const std::string& listen, const char* why) {
-  return absl::UnavailableError(
-      absl::StrCat("cannot listen on --listen=", listen, ": ", why));
-}
-
 // Listens on the address with `*port`. Returns the descriptor and sets `*port`
-// to the port that was chosen. If that fails, returns -1 and errno has the
-// error.
+// to the port that was chosen. If that fails, returns -errno.
 int Open(const addrinfo& address, int* port) {
   UniqueFd fd(
       socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (fd.get() < 0) return -1;
+  if (fd.get() < 0) return -errno;
   const int on = 1;
   // Permits a port with connections that linger after their close. A port on
   // which another socket listens stays refused.
@@ -68,7 +63,7 @@ int Open(const addrinfo& address, int* port) {
   socklen_t size = address.ai_addrlen;
   if (bind(fd.get(), raw, size) != 0 || listen(fd.get(), kBacklog) != 0 ||
       getsockname(fd.get(), raw, &size) != 0) {
-    return -1;
+    return -errno;
   }
   *port = ntohs(address.ai_family == AF_INET6
                     ? reinterpret_cast<sockaddr_in6*>(&name)->sin6_port
@@ -95,27 +90,29 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Bind(
   WEFT_ASSIGN_OR_RETURN(HostPort place, ParseHostPort("listen", listen));
   std::unique_ptr<Listener> listener(new Listener(max_connections, registry));
   int port = place.port;
+  int error = 0;  // The latest errno, but EADDRINUSE stays. 0: none.
   const auto open_all = [&](const std::string& host) {
     const Addresses addresses = Resolve(host);
     for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
       const int fd = Open(*a, &port);
-      if (fd < 0) return false;
-      listener->sockets_.emplace_back(fd);
+      if (fd >= 0) {
+        listener->sockets_.emplace_back(fd);
+      } else if (error != EADDRINUSE) {
+        error = -fd;
+      }
     }
-    return addresses != nullptr;
   };
   // Opens [::] for 0.0.0.0, because [::] accepts both families. Falls back to
   // 0.0.0.0 if the machine has no IPv6.
-  bool opened = place.host == "0.0.0.0" && open_all("::");
-  if (!opened) opened = open_all(place.host);
+  if (place.host == "0.0.0.0") open_all("::");
+  if (listener->sockets_.empty() && error != EADDRINUSE) open_all(place.host);
   // An address may fail to open: "localhost" may have one of a family that the
   // machine lacks. One open address is enough if no port was taken.
-  if (listener->sockets_.empty()) {
-    return CannotListen(listen,
-                        "is the port taken, the address this machine's?");
-  }
-  if (!opened && errno == EADDRINUSE) {
-    return CannotListen(listen, "is the port taken?");
+  if (listener->sockets_.empty() || error == EADDRINUSE) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen on --listen=", listen, ": ",
+                     error == 0 ? "the host has no address"
+                                : std::generic_category().message(error)));
   }
   listener->port_ = port;
   listener->stop_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
