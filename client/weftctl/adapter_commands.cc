@@ -51,9 +51,9 @@ absl::Status List(const Session& session) {
 
 absl::StatusOr<v1::LoraConfig> ReadConfig(const Arguments& arguments) {
   v1::LoraConfig config;
-  const auto rank = arguments.GetInt("rank");
+  const auto rank = arguments.GetUint32("rank");
   if (!rank.ok()) return rank.status();
-  config.set_rank(static_cast<uint32_t>(*rank));
+  config.set_rank(*rank);
   const auto alpha = arguments.GetDouble("alpha");
   if (!alpha.ok()) return alpha.status();
   config.set_alpha(*alpha);

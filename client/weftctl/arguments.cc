@@ -97,6 +97,15 @@ absl::StatusOr<int64_t> Arguments::GetInt(const std::string& flag) const {
   return value;
 }
 
+absl::StatusOr<uint32_t> Arguments::GetUint32(const std::string& flag) const {
+  uint32_t value = 0;
+  const std::string text = GetString(flag);
+  if (!absl::SimpleAtoi(text, &value)) {
+    return BadValue(flag, text, "a whole number in [0, 2^32)");
+  }
+  return value;
+}
+
 absl::StatusOr<double> Arguments::GetDouble(const std::string& flag) const {
   double value = 0;
   const std::string text = GetString(flag);

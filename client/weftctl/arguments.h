@@ -43,6 +43,8 @@ class Arguments {
   [[nodiscard]] bool Has(const std::string& flag) const;
   [[nodiscard]] std::string GetString(const std::string& flag) const;
   [[nodiscard]] absl::StatusOr<int64_t> GetInt(const std::string& flag) const;
+  [[nodiscard]] absl::StatusOr<uint32_t> GetUint32(
+      const std::string& flag) const;
   [[nodiscard]] absl::StatusOr<double> GetDouble(const std::string& flag) const;
   [[nodiscard]] absl::StatusOr<absl::Duration> GetDuration(
       const std::string& flag) const;

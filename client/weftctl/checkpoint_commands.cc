@@ -1,5 +1,4 @@
 #include <cstdint>
-#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -66,14 +65,10 @@ absl::Status ReadProperties(const Arguments& arguments,
   }
   const auto ttl = arguments.GetInt("ttl");
   if (!ttl.ok()) return ttl.status();
-  const auto keep = arguments.GetInt("keep-newest");
+  const auto keep = arguments.GetUint32("keep-newest");
   if (!keep.ok()) return keep.status();
-  if (*ttl < 0) return UsageError("--ttl is below 0");
-  if (*keep < 0 || *keep > std::numeric_limits<uint32_t>::max()) {
-    return UsageError("--keep-newest is not in [0, 2^32)");
-  }
   request->set_ttl_seconds(static_cast<uint64_t>(*ttl));
-  request->set_keep_newest(static_cast<uint32_t>(*keep));
+  request->set_keep_newest(*keep);
   return ReadMetadata(arguments.GetString("metadata"), request);
 }
 

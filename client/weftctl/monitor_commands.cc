@@ -34,9 +34,6 @@ absl::Status Top(const Session& session) {
   if (!interval.ok()) return interval.status();
   const auto count = session.arguments.GetInt("count");
   if (!count.ok()) return count.status();
-  if (*interval <= absl::ZeroDuration()) {
-    return UsageError("--interval must be above 0");
-  }
   const bool live = &session.out == &std::cout && isatty(STDOUT_FILENO) == 1;
   std::optional<LoadSample> before;
   for (int64_t shown = 0; *count == 0 || shown < *count; ++shown) {
@@ -58,16 +55,12 @@ absl::Status Top(const Session& session) {
 }
 
 absl::Status Profile(const Session& session) {
-  const auto steps = session.arguments.GetInt("steps");
+  const auto steps = session.arguments.GetUint32("steps");
   if (!steps.ok()) return steps.status();
-  if (*steps < 0 || *steps > UINT32_MAX) {
-    return UsageError("--steps is out of range");
-  }
   const auto time = session.arguments.GetDuration("time");
   if (!time.ok()) return time.status();
   const std::string path = session.arguments.GetString("output");
-  const auto trace =
-      session.client.Profile(static_cast<uint32_t>(*steps), *time);
+  const auto trace = session.client.Profile(*steps, *time);
   if (!trace.ok()) return trace.status();
   std::ofstream file(path, std::ios::binary);
   file << *trace;

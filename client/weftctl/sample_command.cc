@@ -7,15 +7,15 @@ namespace {
 
 absl::Status ReadConfig(const Arguments& arguments,
                         v1::SamplingConfig& config) {
-  const auto max_tokens = arguments.GetInt("max-tokens");
+  const auto max_tokens = arguments.GetUint32("max-tokens");
   if (!max_tokens.ok()) return max_tokens.status();
-  config.set_max_tokens(static_cast<uint32_t>(*max_tokens));
+  config.set_max_tokens(*max_tokens);
   const auto temperature = arguments.GetDouble("temperature");
   if (!temperature.ok()) return temperature.status();
   config.set_temperature(*temperature);
-  const auto top_k = arguments.GetInt("top-k");
+  const auto top_k = arguments.GetUint32("top-k");
   if (!top_k.ok()) return top_k.status();
-  config.set_top_k(static_cast<uint32_t>(*top_k));
+  config.set_top_k(*top_k);
   const auto top_p = arguments.GetDouble("top-p");
   if (!top_p.ok()) return top_p.status();
   config.set_top_p(*top_p);
@@ -39,9 +39,9 @@ absl::StatusOr<v1::SampleRequest> ReadRequest(const Arguments& arguments) {
         "--model-dir MODEL --prompt TEXT");
   }
   request.mutable_prompt()->Add(prompt->begin(), prompt->end());
-  const auto samples = arguments.GetInt("num-samples");
+  const auto samples = arguments.GetUint32("num-samples");
   if (!samples.ok()) return samples.status();
-  request.set_num_samples(static_cast<uint32_t>(*samples));
+  request.set_num_samples(*samples);
   const absl::Status config = ReadConfig(arguments, *request.mutable_config());
   if (!config.ok()) return config;
   return request;

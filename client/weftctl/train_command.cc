@@ -29,9 +29,9 @@ absl::StatusOr<TrainOptions> ReadOptions(const Arguments& arguments) {
   if (!batch.ok()) return batch.status();
   if (*batch == 0) return UsageError("--batch: 0 is not >= 1");
   options.batch_size = static_cast<size_t>(*batch);
-  const auto rank = arguments.GetInt("rank");
+  const auto rank = arguments.GetUint32("rank");
   if (!rank.ok()) return rank.status();
-  options.config.set_rank(static_cast<uint32_t>(*rank));
+  options.config.set_rank(*rank);
   const auto alpha = arguments.GetDouble("alpha");
   if (!alpha.ok()) return alpha.status();
   options.config.set_alpha(*alpha);

@@ -59,6 +59,21 @@ TEST(ArgumentsTest, NamesTheFlagOfABadValue) {
   }
 }
 
+TEST(ArgumentsTest, RefusesNumbersOutOfRange) {
+  const auto given = Parse({"a", "--rank=4294967295", "--timeout=0s"});
+  ASSERT_TRUE(given.ok());
+  EXPECT_EQ(*given->GetUint32("rank"), 4294967295);
+  EXPECT_EQ(given->GetDuration("timeout").status().message(),
+            "--timeout: '0s' is not a duration such as 500ms, 2s or 10m");
+  const auto above = Parse({"a", "--rank=4294967296"});
+  EXPECT_EQ(above->GetUint32("rank").status().message(),
+            "--rank: '4294967296' is not a whole number in [0, 2^32)");
+  const auto below = Parse({"a", "--rank=-1"});
+  EXPECT_TRUE(IsUsageError(below->GetUint32("rank").status()));
+  EXPECT_EQ(below->GetInt("rank").status().message(),
+            "--rank: '-1' is not a whole number >= 0");
+}
+
 TEST(ArgumentsTest, RefusesWhatItDoesNotKnow) {
   for (const std::vector<std::string>& given :
        {std::vector<std::string>{"a", "--rnak=1"},

@@ -88,8 +88,18 @@ TEST_F(WeftctlTest, WritesAProfileOfTheEngine) {
   EXPECT_FALSE(nlohmann::json::parse(file)["traceEvents"].empty());
   EXPECT_EQ(Run({"profile", "--time=301s", "-o", path}), 1);
   EXPECT_THAT(err_.str(), HasSubstr("INVALID_ARGUMENT: seconds"));
-  EXPECT_EQ(Run({"profile", "--steps=-1", "-o", path}), 2);
+  EXPECT_EQ(Run({"profile", "--steps=4294967296", "-o", path}), 2);
   EXPECT_EQ(Run({"profile", "--time=50ms", "-o", "/dev/null/none"}), 1);
+}
+
+TEST_F(WeftctlTest, RefusesNumbersThatTheirFieldsCannotHold) {
+  // 2^32 + 4 must not become 4.
+  EXPECT_EQ(Run({"adapters", "create", "a", "--rank=4294967300"}), 2);
+  EXPECT_THAT(err_.str(), HasSubstr("--rank: '4294967300'"));
+  for (const char* flag : {"--max-tokens=4294967300", "--top-k=4294967300",
+                           "--num-samples=4294967300"}) {
+    EXPECT_EQ(Run({"sample", "--prompt-tokens=1", flag}), 2) << flag;
+  }
 }
 
 TEST_F(WeftctlTest, ManagesAdapters) {
@@ -236,8 +246,8 @@ TEST_F(WeftctlTest, ManagesCheckpointsAndSnapshots) {
   EXPECT_THAT(out_.str(), HasSubstr("never"));
   EXPECT_THAT(out_.str(), HasSubstr("sampler"));
   EXPECT_EQ(Run({"checkpoints", "delete", "a", "small"}), 0);
-  for (const char* flag :
-       {"--kind=other", "--metadata=k", "--ttl=-1", "--keep-newest=-1"}) {
+  for (const char* flag : {"--kind=other", "--metadata=k", "--ttl=-1",
+                           "--keep-newest=-1", "--keep-newest=4294967296"}) {
     EXPECT_EQ(Run({"checkpoints", "save", "a", "two", flag}), 2) << flag;
   }
   EXPECT_EQ(Run({"checkpoints", "list", "a"}), 0);
