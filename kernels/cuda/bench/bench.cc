@@ -14,9 +14,6 @@ namespace {
 
 constexpr int kWarmUps = 3;
 constexpr int kRepetitions = 20;
-// More floats than any device's cache holds. Writing all of them replaces
-// everything in the cache.
-constexpr int64_t kFlushFloats = int64_t{1} << 26;
 
 // Returns a new seed for each buffer. With equal buffers, a product would
 // multiply rows with themselves and not be random.
@@ -70,7 +67,7 @@ void FillRandom(float limit, std::vector<T>* values) {
 template void FillRandom(float limit, std::vector<float>* values);
 template void FillRandom(float limit, std::vector<uint16_t>* values);
 
-Device::Device() : flush_(kFlushFloats) {
+Device::Device() : flush_(kColdBytes / sizeof(float)) {
   CheckCublas(cublasCreate(&cublas_));
   constexpr int64_t kCopied = int64_t{1} << 26;
   const FloatBuffer from(kCopied), to(kCopied);
@@ -91,8 +88,7 @@ double Device::Seconds(const std::function<void()>& run) const {
   for (int i = 0; i < kWarmUps + kRepetitions; ++i) {
     // Empties the cache. The launches below queue up behind this memset, so
     // that their cost on the host is not timed.
-    Check(cudaMemsetAsync(flush_.data(), i, kFlushFloats * sizeof(float),
-                          nullptr));
+    Check(cudaMemsetAsync(flush_.data(), i, kColdBytes, nullptr));
     Check(cudaEventRecord(begin, nullptr));
     run();
     Check(cudaEventRecord(end, nullptr));

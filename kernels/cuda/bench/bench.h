@@ -14,6 +14,16 @@
 
 namespace weft::kernels::cuda::bench {
 
+// More bytes than any device's cache holds. A launch that touches all of them
+// replaces everything in the cache.
+inline constexpr int64_t kColdBytes = int64_t{1} << 28;
+
+// Returns the least number of layers whose matrices have kColdBytes or more.
+// One layer reads matrices of `layer_bytes` bytes.
+[[nodiscard]] constexpr int64_t ColdLayers(int64_t layer_bytes) {
+  return (kColdBytes + layer_bytes - 1) / layer_bytes;
+}
+
 // The device, and the rate of a plain copy on it.
 class Device {
  public:
@@ -38,8 +48,8 @@ class Device {
 
 // Records run(layer, stream) for layers [0, num_layers) in a graph, several
 // times if there are few layers. Replays the graph and returns the seconds per
-// layer. If the matrices of all layers exceed the cache, each layer reads cold
-// ones.
+// layer. With ColdLayers(...) layers, each layer finds none of its matrices in
+// the cache.
 [[nodiscard]] double ReplaySeconds(
     int64_t num_layers,
     const std::function<void(int64_t layer, cudaStream_t stream)>& run);

@@ -1,7 +1,7 @@
 // Times LoRA's part of a decode step, beside a copy of the bytes that it must
-// move. Replays a graph of up to kMostLayers layers. Their matrices exceed the
-// cache unless there are few adapters of small ranks. So the times include what
-// a launch costs on the device, but not on the host.
+// move. Replays a graph of layers whose matrices exceed the cache, so that each
+// launch reads its matrices from memory. The times include what a launch costs
+// on the device, but not on the host.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -20,10 +20,6 @@ namespace weft::kernels::cuda::bench {
 namespace {
 
 constexpr float kScale = 0.5F;
-// num_layers_ is chosen so that the matrices of all layers have about this many
-// elements, which no device's cache holds. It is from 1 to kMostLayers.
-constexpr int64_t kColdElements = int64_t{1} << 27;
-constexpr int64_t kMostLayers = 64;
 
 // A group: the projections of Llama-3.1-8B that have the same input.
 struct Group {
@@ -57,9 +53,8 @@ class FewProblem {
         outputs_(std::accumulate(group.features.begin(), group.features.end(),
                                  int64_t{0})),
         num_projections_(static_cast<int64_t>(group.features.size())),
-        num_layers_(std::clamp<int64_t>(
-            kColdElements / (LayerElements() * batch.adapters), 1,
-            kMostLayers)),
+        num_layers_(ColdLayers(2 * batch.adapters *
+                               std::min(ElementsOfA(), ElementsOfB()))),
         weights_(num_layers_ * LayerElements() * batch.adapters),
         x_(batch.rows * group.inputs),
         y_(batch.rows * outputs_),
@@ -70,6 +65,7 @@ class FewProblem {
         table_(TableBytes()),
         workspace_(LoraFewRowsWorkspace(ProductOf(0))) {}
 
+  // The A of all layers exceed the cache, and so do their B.
   [[nodiscard]] int64_t num_layers() const { return num_layers_; }
   void Shrink(int64_t layer, cudaStream_t stream) const {
     Check(RunLoraFewRowsShrink(ProductOf(layer), stream));
@@ -80,12 +76,11 @@ class FewProblem {
   // Return the bytes that must move: the shrink reads A and x, and the
   // expansion reads B and y and writes y.
   [[nodiscard]] double ShrinkBytes() const {
-    return 2.0 *
-           static_cast<double>(batch_.adapters * all_ranks() * group_.inputs +
-                               batch_.rows * group_.inputs);
+    return 2.0 * static_cast<double>(batch_.adapters * ElementsOfA() +
+                                     batch_.rows * group_.inputs);
   }
   [[nodiscard]] double ExpandBytes() const {
-    return 2.0 * static_cast<double>(batch_.adapters * rank_ * outputs_ +
+    return 2.0 * static_cast<double>(batch_.adapters * ElementsOfB() +
                                      2 * batch_.rows * outputs_);
   }
   // Compares some elements of S and y with loops in f64.
@@ -94,9 +89,14 @@ class FewProblem {
  private:
   // Returns the sum of the ranks of all projections.
   [[nodiscard]] int64_t all_ranks() const { return num_projections_ * rank_; }
-  // A layer has A [ranks, I], then every B [F, rank].
+  // A layer has A [ranks, I], then every B [F, rank]. The shrink reads A, and
+  // the expansion reads B.
+  [[nodiscard]] int64_t ElementsOfA() const {
+    return all_ranks() * group_.inputs;
+  }
+  [[nodiscard]] int64_t ElementsOfB() const { return rank_ * outputs_; }
   [[nodiscard]] int64_t LayerElements() const {
-    return all_ranks() * group_.inputs + rank_ * outputs_;
+    return ElementsOfA() + ElementsOfB();
   }
   // Return the offsets in an adapter's weights at which a layer's A and one of
   // its B begin.
@@ -104,8 +104,7 @@ class FewProblem {
     return layer * LayerElements();
   }
   [[nodiscard]] int64_t OffsetOfB(int64_t layer, size_t projection) const {
-    return OffsetOfA(layer) + all_ranks() * group_.inputs +
-           ColumnOf(projection) * rank_;
+    return OffsetOfA(layer) + ElementsOfA() + ColumnOf(projection) * rank_;
   }
   [[nodiscard]] int64_t ColumnOf(size_t projection) const {
     return std::accumulate(

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <string>
 
+#include "kernels/cuda/bench/bench.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::kernels::cuda::bench {
@@ -11,10 +12,6 @@ namespace {
 
 constexpr float kScale = 0.5F;
 constexpr float kEps = 1e-5F;
-// num_layers_ is chosen so that the matrices of all layers have about this many
-// elements, which no device's cache holds. It is from 1 to kMostLayers.
-constexpr int64_t kColdElements = int64_t{1} << 27;
-constexpr int64_t kMostLayers = 64;
 constexpr int64_t kPositions = 1024;
 
 // Returns small whole numbers, so that their sums are exact in any order.
@@ -48,8 +45,7 @@ JoinProblem::JoinProblem(const Join& join, const Batch& batch, int64_t rank)
                                int64_t{0})),
       width_(join.kind == JoinKind::kGate ? outputs_ / 2 : outputs_),
       num_slots_(1 + static_cast<int64_t>(join.features.size())),
-      num_layers_(std::clamp<int64_t>(
-          kColdElements / (LayerElements() * batch.adapters), 1, kMostLayers)),
+      num_layers_(ColdLayers(2 * batch.adapters * LayerElements())),
       weights_(num_layers_ * LayerElements() * batch.adapters, 0.05F),
       y_(batch.rows * outputs_),
       before_(batch.rows * outputs_),
