@@ -29,8 +29,8 @@ using Future = std::future<absl::StatusOr<T>>;
 // ForwardBackward, Forward and OptimStep each send one step at once and return
 // a future, so that several steps can be in flight. The server runs the steps
 // in the order of the calls. If the server refuses a step while later steps are
-// in flight, the later steps end with FAILED_PRECONDITION. Then, or if a step
-// may have run, the handle needs a Resync().
+// in flight, the later steps end with FAILED_PRECONDITION. Then, or if it is
+// unknown whether a step ran, the handle needs a Resync().
 // Threads: any. Ownership: futures may outlive the handle.
 class AdapterHandle {
  public:
@@ -46,7 +46,7 @@ class AdapterHandle {
                                              v1::LossConfig loss);
   // Computes the same as Forward, but is no step: it takes no number and does
   // not wait for a missing step. An empty `snapshot` means the latest weights
-  // at the time when it runs.
+  // when the server runs the call.
   [[nodiscard]] Future<ForwardReply> Score(std::vector<v1::Datum> data,
                                            v1::LossConfig loss,
                                            absl::string_view snapshot = "");

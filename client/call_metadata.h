@@ -11,9 +11,8 @@ namespace weft::client {
 
 // Adds the token as `authorization: Bearer ...` and the adapter's id as
 // `weft-adapter-id`. A proxy in front of several servers uses the id to find
-// the server that has the adapter. Omits empty values. Also omits an id with
-// characters that metadata cannot hold, because every server refuses such an
-// id.
+// the server that has the adapter. Omits empty values, and ids with characters
+// other than visible ASCII, which every server refuses.
 void AddCallMetadata(grpc::ClientContext& context, const std::string& token,
                      absl::string_view adapter_id);
 

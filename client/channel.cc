@@ -61,8 +61,8 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(
           "the token would be sent in plaintext, for anybody on the way to "
           "read: use TLS");
     }
-    // Ignores a proxy that the environment names, because that proxy would send
-    // the token to another machine.
+    // Ignores a proxy that the environment names, because the proxy could read
+    // the token or pass it to another machine.
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   }
   return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(),

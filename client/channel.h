@@ -14,9 +14,10 @@ namespace weft::client {
 // The protection of a channel. If `tls` is false and both `root_certificates`
 // and `certificate` are empty, the channel is plaintext.
 struct Security {
-  // The client sends it as `authorization: Bearer ...`. Empty: no token.
+  // Sent as `authorization: Bearer ...`. Empty: no token.
   std::string token = {};
-  // Uses TLS with the system's authorities. The next two fields also mean TLS.
+  // Uses TLS with the system's authorities. `root_certificates` or
+  // `certificate` also means TLS.
   bool tls = false;
   std::string root_certificates = {};  // PEM, replaces those authorities.
   // The client's certificate and its key, in PEM, for mutual TLS.

@@ -10,16 +10,16 @@
 
 namespace weft::client {
 
-// How a failed call is repeated. If the server's reply has a hint when to come
-// again, the client repeats the call until its deadline. Otherwise the delay
-// doubles with each attempt, with jitter. The default delays add up to about 16
-// seconds, which outlasts a short restart of the daemon.
+// How a failed call is repeated. If the server says when to come again (a
+// hint), the client repeats the call until its deadline. Otherwise the delay
+// doubles with each attempt, up to max_delay, with jitter. The default delays
+// add up to about 16 seconds, which outlasts a short restart of the daemon.
 struct RetryPolicy {
   // The most attempts in a row that fail without a hint. 1: never repeat.
   int max_attempts = 8;
   absl::Duration initial_delay = absl::Milliseconds(200);
   absl::Duration max_delay = absl::Seconds(5);
-  double jitter = 0.2;  // Delays vary by this fraction, up and down.
+  double jitter = 0.2;  // Delays vary by this fraction; after a hint only up.
 };
 
 // The outcome of an attempt that failed.

@@ -2,15 +2,15 @@
 //
 // A step gets its number when it is submitted. So several steps can be in
 // flight, and the server runs them in the order of their numbers. A step that
-// the server refuses was never queued, and all later steps wait for its number.
-// If no later step exists, the next step takes the number again. Otherwise the
+// the server refuses did not run, and all later steps wait for its number. If
+// no later step exists, the next step takes the number again. Otherwise the
 // counter withdraws the later steps, and needs a Reset to the server's last
-// step. It also needs a Reset if a step may have run.
+// step. It also needs a Reset if it is unknown whether a step ran.
 //
 // A step also carries the epoch in which its number was given out. The server
 // begins a new epoch when the adapter is created, imported or loaded from a
-// checkpoint. The server refuses a step of an old epoch, and then the counter
-// needs a Reset.
+// checkpoint. The server refuses steps of an old epoch. Only a Reset gives the
+// counter the new epoch.
 #ifndef WEFT_CLIENT_STEP_COUNTER_H_
 #define WEFT_CLIENT_STEP_COUNTER_H_
 
@@ -35,7 +35,7 @@ enum class StepOutcome : uint8_t {
 
 // Returns the outcome that a training step's status implies. The payload
 // kStepDonePayload means that the step ran and failed. kStaleEpochPayload means
-// that its epoch had ended, so it did not run.
+// that the step did not run, because its epoch had ended.
 [[nodiscard]] StepOutcome OutcomeOfTrainingStep(const absl::Status& status);
 inline constexpr char kStepDonePayload[] = "weft/step-done";
 inline constexpr char kStaleEpochPayload[] = "weft/stale-epoch";
@@ -55,17 +55,17 @@ class StepCounter {
   // Returns the number of the next step.
   [[nodiscard]] uint64_t next_step() const;
 
-  // Takes the next number. Errors: FAILED_PRECONDITION while the counter needs
-  // a Reset.
+  // Takes the next number. Errors: FAILED_PRECONDITION until a Reset, if a step
+  // ended as kUnknown, or as kRefused while it was not the latest step.
   [[nodiscard]] absl::StatusOr<StepNumber> Take();
 
-  // Sets the function that the counter calls if it withdraws the step `number`.
-  // The function cancels the step's call.
+  // Sets the function that the counter calls if it later withdraws the step
+  // `number`. The function cancels the step's call.
   void SetCancel(uint64_t number, std::function<void()> cancel);
 
-  // Records the end of a step and withdraws later steps if needed. Returns the
-  // status for the step's caller: `status`, or FAILED_PRECONDITION with the
-  // reason if the step was withdrawn.
+  // Records the end of a step and withdraws later steps if this step was
+  // refused. Returns the status for the step's caller: `status`, or
+  // FAILED_PRECONDITION with the reason if the step was withdrawn.
   absl::Status Finish(uint64_t number, StepOutcome outcome,
                       const absl::Status& status);
 
@@ -85,7 +85,7 @@ class StepCounter {
   uint64_t next_ ABSL_GUARDED_BY(mu_);
   uint64_t epoch_ ABSL_GUARDED_BY(mu_);
   std::map<uint64_t, InFlight> in_flight_ ABSL_GUARDED_BY(mu_);
-  // Why the counter needs a Reset; empty if it needs none.
+  // Why Take fails until a Reset; empty if Take succeeds.
   std::string problem_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -1,4 +1,4 @@
-// Runs one unary RPC on gRPC's threads and repeats it until its deadline.
+// Runs one unary RPC on gRPC's threads and repeats it as NextDelay says.
 #ifndef WEFT_CLIENT_UNARY_CALL_H_
 #define WEFT_CLIENT_UNARY_CALL_H_
 
@@ -43,10 +43,10 @@ std::string AdapterOf(const Request& request) {
   }
 }
 
-// One call with its repetitions. Start begins the call. From then on the caller
+// One call with its repetitions. Start begins the call. After Start, the caller
 // may only call Cancel, and gRPC's callbacks keep this object alive until the
 // call ends.
-// Threads: any; `done` runs once, on gRPC's thread.
+// Threads: any; `done` runs once, on a thread of gRPC.
 template <typename Request, typename Response>
 class UnaryCall final
     : public std::enable_shared_from_this<UnaryCall<Request, Response>> {
@@ -86,7 +86,7 @@ class UnaryCall final
         });
   }
 
-  // Ends the call with CANCELLED if it has not ended.
+  // Ends the call early, normally with CANCELLED.
   void Cancel() ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     cancelled_ = true;

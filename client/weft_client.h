@@ -5,8 +5,8 @@
 //
 // The client takes and returns the messages of the .proto files. Every call has
 // a deadline. If the server is unavailable, or is full and says when to come
-// again, the client repeats the call with the same step number.
-// Errors: absl::Status with the server's code and message.
+// again, the client repeats most calls, with the same step number.
+// Errors: those of the server keep their code and message.
 // Threads: any.
 #ifndef WEFT_CLIENT_WEFT_CLIENT_H_
 #define WEFT_CLIENT_WEFT_CLIENT_H_
@@ -43,16 +43,17 @@ struct ClientOptions {
   Security security = {};
 };
 
-// Makes a datum. tokens, targets and weights have shape [N]. Empty weights mean
-// 1 everywhere. For several targets per token, pass the targets of all tokens
-// one after the other, and set targets_per_token or target_offsets afterwards.
+// Makes a datum. With one target per token, all three arguments have shape [N].
+// Empty weights mean 1 everywhere. For several targets per token, pass the
+// targets of all tokens one after the other, and set targets_per_token or
+// target_offsets afterwards.
 [[nodiscard]] v1::Datum MakeDatum(const std::vector<uint32_t>& tokens,
                                   const std::vector<uint32_t>& targets,
                                   const std::vector<float>& weights = {});
 
-// Makes a datum in which every token predicts the next one. The tokens of the
-// prompt are no targets: their weight is 0. Errors: INVALID_ARGUMENT if there
-// are fewer than 2 tokens or the prompt is longer than the tokens.
+// Makes a datum in which every token predicts the next one. Targets in the
+// prompt have weight 0. Errors: INVALID_ARGUMENT if there are fewer than 2
+// tokens or the prompt is longer than the tokens.
 [[nodiscard]] absl::StatusOr<v1::Datum> NextTokenDatum(
     const std::vector<uint32_t>& tokens, size_t prompt_length = 0);
 
@@ -71,7 +72,7 @@ class Client {
   // asks whether the server takes work; "liveness" asks whether its process is
   // healthy. The call is not repeated.
   [[nodiscard]] absl::StatusOr<bool> IsHealthy(absl::string_view service = "");
-  [[nodiscard]] absl::Status Drain();
+  [[nodiscard]] absl::Status Drain();  // Is not repeated.
   // Records what the engine's thread does in `steps` pieces of work (0: no
   // limit), and at most for `time`. A piece is a micro-batch, an optimizer step
   // or a decode iteration. Returns a Chrome trace. The call is not repeated.
@@ -79,8 +80,7 @@ class Client {
                                                     absl::Duration time);
 
   // Creates an adapter. The handle shares the client's connection and may
-  // outlive the client. If `tenant` is empty, the adapter belongs to the
-  // token's tenant or, on a server without tokens, to a tenant of its own.
+  // outlive the client. If `tenant` is empty, the server chooses the tenant.
   [[nodiscard]] absl::StatusOr<std::unique_ptr<AdapterHandle>> CreateAdapter(
       absl::string_view adapter_id, v1::LoraConfig config = {},
       absl::string_view tenant = "",

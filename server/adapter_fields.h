@@ -22,7 +22,7 @@ absl::StatusOr<std::string> ReadAdapterId(const Message& request,
 }
 
 // Returns the request's tenant; empty if it names none. Caller::Qualify then
-// replaces an empty tenant by the caller's.
+// sets it.
 template <typename Message>
 absl::StatusOr<std::string> ReadTenant(absl::string_view field,
                                        const Message& request) {
@@ -49,8 +49,7 @@ absl::StatusOr<Durability> ReadDurability(absl::string_view field,
   }
 }
 
-// Checks the adapter's id, and `name`, which names a checkpoint or a snapshot
-// of the adapter.
+// Checks the adapter's id, and `name`, the name of a checkpoint or a snapshot.
 template <typename Message>
 absl::Status CheckNames(const Message& request, const RequestLimits& limits) {
   WEFT_RETURN_IF_ERROR(

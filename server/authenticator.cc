@@ -25,9 +25,8 @@ absl::string_view BearerToken(absl::string_view authorization) {
   return authorization.substr(kScheme.size());
 }
 
-// Returns the value of a header; empty if the header is missing or comes twice.
-// If it came twice, a proxy might have checked one value and this code the
-// other.
+// Returns the value of a header; empty if the header is missing. Also empty if
+// the header comes twice, because a proxy might have checked the other value.
 absl::string_view Only(const grpc::AuthMetadataProcessor::InputMetadata& all,
                        const char* name) {
   const auto [begin, end] = all.equal_range(name);
@@ -42,7 +41,7 @@ class Authenticator::Processor final : public grpc::AuthMetadataProcessor {
   explicit Processor(Authenticator* authenticator)
       : authenticator_(*authenticator) {}
 
-  // The check takes microseconds, so it needs no thread of its own.
+  // The check takes microseconds, so gRPC needs no extra thread for it.
   bool IsBlocking() const override { return false; }
 
   grpc::Status Process(const InputMetadata& metadata,

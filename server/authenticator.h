@@ -1,10 +1,9 @@
 // Checks bearer tokens against --auth-tokens-file, finds the caller, and
 // decides whether the call is permitted.
 //
-// Processor checks every call before gRPC reads the call's first message. These
-// calls include streams, reflection and methods that do not exist. CallRecord
-// checks again to get the caller's tenant, because gRPC keeps what a processor
-// reports for all calls of a connection.
+// Processor checks every gRPC call before gRPC reads the call's first message,
+// also calls of methods that do not exist. CallRecord checks again to get the
+// caller, because a processor can report a caller only for a whole connection.
 #ifndef WEFT_SERVER_AUTHENTICATOR_H_
 #define WEFT_SERVER_AUTHENTICATOR_H_
 
@@ -27,15 +26,15 @@
 
 namespace weft {
 
-// Threads: any thread may call the methods; one creates and destroys the
-// object.
+// Threads: any, after Start.
 class Authenticator {
  public:
   static constexpr int kLinesPerSecond = 20;
 
   // Reads the file now, and again within a second after each change. If a
   // changed file cannot be read or parsed, logs that and keeps the last good
-  // tokens. Errors: those of the first reading, with the name of the flag.
+  // tokens. Errors: those of ReadOperatorFile and ParseTokens, with the name of
+  // the flag.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Authenticator>> Start(
       const std::string& tokens_file, prometheus::Registry* registry);
 
@@ -49,16 +48,17 @@ class Authenticator {
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // Like Check, for an HTTP request, which needs the scope of the method
-  // `path`. Counts and logs a refusal, because Processor does not see HTTP
-  // requests. `what` is the request's method and path without its query.
+  // `path`. Passes a refusal to Note, because Processor does not see HTTP
+  // requests. `what` is the HTTP method and the path, `peer` the client's
+  // address.
   [[nodiscard]] absl::StatusOr<Caller> CheckHttp(
       absl::string_view path, absl::string_view authorization,
       const std::string& what, const std::string& peer)
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Returns the processor that gRPC asks about each call. It refuses the calls
-  // that Check refuses, and counts and logs them. This object outlives the
-  // processor and all servers that use it.
+  // Returns the processor that gRPC asks about each call. The processor refuses
+  // the calls that Check refuses, and passes them to Note. REQUIRES: this
+  // object outlives the processor.
   [[nodiscard]] std::shared_ptr<grpc::AuthMetadataProcessor> MakeProcessor();
 
  private:
@@ -70,7 +70,7 @@ class Authenticator {
     absl::Status status;
     Refusal refusal = kNoToken;
     const TokenRecord* record = nullptr;  // Points into `records`; null if no
-                                          // token was found.
+                                          // record was found.
     Records records;
   };
 
@@ -95,7 +95,8 @@ class Authenticator {
   // Start of the present interval of one second, and the refusals since then.
   absl::Time second_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   int lines_ ABSL_GUARDED_BY(mu_) = 0;
-  // Declared last, so that its thread ends before the other members do.
+  // Declared last, so that its thread ends before the other members are
+  // destroyed.
   std::unique_ptr<FilePoller> poller_;
 };
 

@@ -14,15 +14,14 @@
 namespace weft {
 namespace {
 
-// Returns whether the method counts as a change, because it needs the scope
-// train or admin.
+// Returns whether the method needs the scope train or admin.
 bool Changes(Rpc rpc) {
   const RpcPolicy* const policy = FindPolicy(absl::StrCat("/", RpcName(rpc)));
   return policy != nullptr &&
          (policy->scope == Scope::kTrain || policy->scope == Scope::kAdmin);
 }
 
-// Returns the first header of this name; empty if there is none.
+// Returns the value of the first header of this name; empty if there is none.
 std::string Header(const grpc::CallbackServerContext& context,
                    const char* name) {
   const auto [begin, end] = context.client_metadata().equal_range(name);
@@ -113,7 +112,7 @@ void CallRecord::CountRefusal(const absl::Status& status) {
 }
 
 void CallRecord::NoteError(const absl::Status& status) {
-  // A cancelled call is no failure, because the client asked for it.
+  // A cancelled call is no failure of the server.
   if (absl::IsCancelled(status)) return;
   const std::string rpc = RpcName(rpc_);
   const std::optional<Reason> reason = FindReason(status);

@@ -1,4 +1,4 @@
-// The bookkeeping that unary and streaming calls share.
+// Counts, limits and logs the calls of gRPC and of the Tinker API.
 #ifndef WEFT_SERVER_CALL_H_
 #define WEFT_SERVER_CALL_H_
 
@@ -19,7 +19,7 @@
 
 namespace weft {
 
-// The caller, address, deadline and trace id of a gRPC call or HTTP request.
+// The caller, address, deadline and trace id of a call.
 struct CallOrigin {
   // The caller, or the error of Authenticator::Check.
   absl::StatusOr<Caller> caller = Caller();
@@ -28,15 +28,15 @@ struct CallOrigin {
   TraceId trace = MakeTraceId("", "");
 };
 
-// The record of one call from its arrival to its status: metrics, log line,
-// trailers, quota.
-// Threads: any. Settle or Close is called exactly once.
+// Follows one call from its arrival to its status: metrics, log line, trailers,
+// quota.
+// Threads: any, one at a time. Call Settle or Close exactly once.
 class CallRecord {
  public:
   // REQUIRES: `core` outlives the call; `context` lives until the call's
   // OnDone.
   CallRecord(ServiceCore* core, grpc::CallbackServerContext* context, Rpc rpc);
-  // Makes the record of an HTTP request. context() is null.
+  // Makes the record of a call of the Tinker API. context() is null.
   CallRecord(ServiceCore* core, CallOrigin origin, Rpc rpc);
   ~CallRecord();
   CallRecord(const CallRecord&) = delete;
@@ -56,10 +56,10 @@ class CallRecord {
   // if the deadline has passed; UNAVAILABLE while the daemon starts or drains.
   [[nodiscard]] absl::StatusOr<Engine*> Admit() const;
 
-  // Returns the request in the engine's form: validated, with the engine's
-  // names of adapters and the call's deadline. Counts its tokens against the
-  // tenant's rate. Call it after Admit. Errors: those of Validate, Qualify and
-  // Spend.
+  // Validates the request and returns it in the engine's form, with the
+  // engine's names of adapters and the call's deadline (if the form has that
+  // field). Counts its tokens against the tenant's rate. REQUIRES: caller() is
+  // OK. Errors: those of Validate, Qualify and Spend.
   template <typename Request>
   [[nodiscard]] auto Read(const Engine& engine, const Request& request)
       -> decltype(Validate(request, RequestLimits())) {
@@ -75,8 +75,9 @@ class CallRecord {
   }
   [[nodiscard]] RequestLimits limits(const Engine& engine) const;
 
-  // Admits the call, reads its request and runs `start(Engine&, Plain)` in a
-  // TraceScope of the call. Returns OK if `start` ran, otherwise the error.
+  // Calls Admit and Read, then `start` with the engine and the result of Read,
+  // in a TraceScope of the call. Returns OK if `start` ran, otherwise the
+  // error.
   template <typename Request, typename StartFn>
   [[nodiscard]] absl::Status Begin(const Request& request, StartFn start) {
     const TraceScope scope(trace());
@@ -88,7 +89,8 @@ class CallRecord {
     return absl::OkStatus();
   }
 
-  // Stores the name of the call's adapter for Audit and NoteError.
+  // Stores the adapter's id (in a pair: ADAPTER/CHECKPOINT) for Audit and
+  // NoteError.
   template <typename Plain>
   void SetObject(const Plain& plain) {
     if constexpr (std::is_same_v<Plain, std::string>) {
@@ -111,7 +113,7 @@ class CallRecord {
   // Counts and logs the outcome, and ends the call for the tenant's quota.
   // Returns the status with the caller's names of adapters.
   [[nodiscard]] absl::Status Settle(const absl::Status& status);
-  // Like Settle, for a gRPC call. Returns the status to pass to Finish.
+  // Like Settle, for a gRPC call: adds trailers, and returns Finish's status.
   [[nodiscard]] grpc::Status Close(const absl::Status& status);
 
   // Returns the id of the call's log lines. Hold a TraceScope with it while the
@@ -140,16 +142,16 @@ class CallRecord {
     }
   }
   [[nodiscard]] absl::Status Spend(int64_t tokens) const;
-  // Returns whether the call has a token. The quota counts only calls with a
-  // token.
+  // Returns whether the call has a valid token. The quota counts only these
+  // calls.
   [[nodiscard]] bool has_tenant() const {
     return caller().ok() && !caller()->tenant().empty();
   }
   void CountRefusal(const absl::Status& status);
-  // Adds the failure to ServiceCore::errors.
+  // Adds the failure to ServiceCore::errors, unless it is CANCELLED.
   void NoteError(const absl::Status& status);
-  // Logs what an operator may want to look up later: deletions, drains, and all
-  // changes that an admin's token makes.
+  // Logs what an operator may want to look up later: deletions and drains, and
+  // an admin's calls of methods that need scope train or admin.
   void Audit(const absl::Status& status) const;
 
   ServiceCore* const core_;
@@ -157,7 +159,7 @@ class CallRecord {
   const Rpc rpc_;
   const absl::Time start_;
   const CallOrigin origin_;
-  // What TenantQuota::Enter returned.
+  // The result of TenantQuota::Enter; OK without a valid token.
   absl::Status entered_;
   std::string object_;
 };

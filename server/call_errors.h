@@ -1,6 +1,5 @@
 // The latest calls that failed, for people who watch the server. Keeps no
-// status messages and no payloads. The adapter's name is all that is kept of a
-// request.
+// status messages, and of a request only the adapter's name.
 #ifndef WEFT_SERVER_CALL_ERRORS_H_
 #define WEFT_SERVER_CALL_ERRORS_H_
 
@@ -24,7 +23,7 @@ struct CallError {
   std::string rpc;  // "ForwardBackward".
   absl::StatusCode code = absl::StatusCode::kUnknown;
   std::string reason;      // Reason::name of the error; empty if it has none.
-  std::string adapter_id;  // Empty if the call named no valid adapter.
+  std::string adapter_id;  // Empty if no valid name was read.
   std::string tenant;      // The caller's tenant.
   absl::Time at;           // The end of the latest such call.
   // How many failed calls agree in rpc, code, reason and adapter_id.

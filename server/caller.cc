@@ -41,8 +41,9 @@ absl::Status Caller::SettleTenant(std::string* adapter_id,
     }
     *tenant = owner;
   } else if (tenant->empty()) {
-    // The request names no tenant. An admin's adapter gets the admin's tenant.
-    // On a server without tokens, the adapter is a tenant of its own.
+    // Neither the request nor the adapter's name has a tenant. An admin's
+    // adapter gets the admin's tenant. On a server without tokens, the
+    // adapter's name becomes its tenant.
     *tenant = tenant_.empty() ? *adapter_id : tenant_;
   }
   return absl::OkStatus();

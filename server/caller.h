@@ -18,23 +18,23 @@
 
 namespace weft {
 
-// Threads: a plain value.
+// Threads: any; all methods are const.
 class Caller {
  public:
-  // Makes the caller on a server without tokens.
+  // Makes a caller without a token, which sees all adapters.
   Caller() = default;
   explicit Caller(const TokenRecord& record);
 
-  // Returns the token's id; empty on a server without tokens.
+  // Returns the token's id; empty without a token.
   [[nodiscard]] const std::string& token_id() const { return token_id_; }
   [[nodiscard]] const std::string& tenant() const { return tenant_; }
   [[nodiscard]] bool sees_all() const { return prefix_.empty(); }
 
-  // Replaces the caller's names in a validated request by the engine's names:
-  // of the adapter, of a checkpoint's adapter, of a new adapter's tenant.
-  // Errors: PERMISSION_DENIED if the request names another tenant than the
-  // caller's; INVALID_ARGUMENT if the tenant differs from the one in the
-  // adapter's name.
+  // Replaces the caller's names of adapters in a validated request by the
+  // engine's names. Also sets the tenant of a new adapter, and limits a list to
+  // the caller's adapters. Errors: PERMISSION_DENIED if a tenant's request
+  // names another tenant; INVALID_ARGUMENT if an admin's request names a tenant
+  // that differs from the one in the adapter's name.
   template <typename Request>
   [[nodiscard]] absl::Status Qualify(Request* request) const {
     absl::Status status;
@@ -56,8 +56,8 @@ class Caller {
     return status;
   }
 
-  // Replaces the engine's names in a result by the caller's. Removes other
-  // tenants' entries from a list.
+  // Replaces the engine's names in a result by the caller's. Removes from a
+  // list the entries that the caller does not own.
   template <typename Result>
   void Reveal(Result* result) const {
     if constexpr (requires { result->adapter_id; }) {
@@ -78,15 +78,17 @@ class Caller {
     }
   }
 
-  // Returns false if the adapter belongs to another tenant.
+  // Returns whether the adapter belongs to the caller's tenant; always true if
+  // sees_all().
   [[nodiscard]] bool Owns(absl::string_view engine_name) const;
-  // Returns the engine's status. In its message and Reason, the engine's names
-  // are replaced by the caller's.
+  // Returns `status`, with the engine's names in its message and Reason
+  // replaced by the caller's.
   [[nodiscard]] absl::Status RevealError(const absl::Status& status) const;
 
  private:
   void QualifyId(std::string* adapter_id) const;
-  // Returns the caller's name for an adapter that it owns.
+  // Returns the caller's name for an adapter; the engine's name if the caller
+  // does not own the adapter.
   [[nodiscard]] std::string NameOf(const std::string& engine_name) const;
   [[nodiscard]] absl::Status SettleTenant(std::string* adapter_id,
                                           std::string* tenant) const;

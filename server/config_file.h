@@ -17,9 +17,10 @@
 
 namespace weft {
 
-// Reads the file's settings into `settings`. Adds to `errors` every name that
-// is unknown or repeated, every value that does not parse, the line at which
-// the text is not JSON, or that the file cannot be read.
+// Reads the file's settings into `settings`. Adds an error to `errors` for each
+// name that is unknown, repeated or no setting, and for each value that does
+// not parse. Stops with an error if the file cannot be read or is not one flat
+// JSON object.
 void ReadConfigFile(const std::string& path, Settings* settings,
                     std::vector<std::string>* errors);
 

@@ -31,7 +31,8 @@ constexpr absl::Duration kStreamGrace = absl::Seconds(2);
 // How long the process may take to stop after the engine has failed or a drain
 // was cut off.
 constexpr absl::Duration kFailureGrace = absl::Seconds(15);
-// How long loading may still run, and report why, after another rank has ended.
+// After another rank has ended, how long loading may still run and report an
+// error.
 constexpr absl::Duration kReasonGrace = absl::Seconds(3);
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
 // The interval of Drain is short, because an idle engine drains at once.
@@ -84,7 +85,7 @@ class StopSignals {
   sigset_t set_;
 };
 
-// Logs how many seconds each stage of the start took.
+// Logs how many seconds each stage of the process took.
 class StageLog {
  public:
   void Done(const char* stage) {
@@ -131,7 +132,7 @@ void LogFailure(const char* what, const absl::Status& status) {
 // Starts the engine on a thread of its own and watches for signals. A signal
 // ends the process at once, because no work was accepted and loading cannot be
 // interrupted. If another rank ends, loading might wait for it forever. So the
-// process ends after kReasonGrace, in which loading may still report why.
+// process ends kReasonGrace later, unless loading ends before.
 absl::StatusOr<std::unique_ptr<Engine>> Load(const EngineOptions& options,
                                              const EngineStarter& start_engine,
                                              const StopSignals& signals,
@@ -176,8 +177,8 @@ absl::Status CheckHeartbeat(const Engine& engine) {
       absl::StrCat("the engine has not moved for ", absl::FormatDuration(age)));
 }
 
-// Stops without a drain. The failed engine answers the calls that wait for it.
-// Other calls are cut off after kStreamGrace.
+// Stops without a drain. Calls that the engine does not answer within
+// kStreamGrace are cut off. Returns kExitFailed.
 int Fail(const absl::Status& status, Frontend* frontend) {
   LogFailure("the engine has failed", status);
   ExitLater(kExitFailed);

@@ -1,4 +1,4 @@
-// Runs the daemon, from its flags to its exit status.
+// Runs the daemon, from its settings to its exit status.
 #ifndef WEFT_SERVER_DAEMON_H_
 #define WEFT_SERVER_DAEMON_H_
 
@@ -15,27 +15,27 @@ namespace weft {
 using EngineStarter = std::function<absl::StatusOr<std::unique_ptr<Engine>>(
     const EngineOptions&, prometheus::Registry*)>;
 
-// Runs the process of rank 0. Listens at once (health NOT_SERVING), starts the
-// engine, and serves until SIGTERM or SIGINT. Then drains until all accepted
-// work is done, the timeout has passed or a second signal comes. Stops without
-// a drain if the engine fails or hangs for kHeartbeatLimit plus kHangGrace, or
-// if one of `others`, the other ranks' processes, ends. Returns the exit
-// status: 0 after a complete drain, 1 after a failure, 3 if the drain was cut
-// off. A signal before the engine has started ends the process with status 0.
-// Threads: the main thread; takes over SIGTERM, SIGINT and SIGPIPE.
+// Runs the process of rank 0. Listens at once (readiness NOT_SERVING), starts
+// the engine, and serves until SIGTERM or SIGINT. Then drains until all
+// accepted work is done, the timeout has passed or a second signal comes. Stops
+// without a drain if the engine fails or hangs for kHeartbeatLimit plus
+// kHangGrace, or if one of `others`, the other ranks' processes, ends. Returns
+// the exit status: 0 after a complete drain, 1 after a failure, 3 if the drain
+// was cut off. A signal before the engine has started ends the process with
+// status 0. Threads: the main thread; takes over SIGTERM, SIGINT and SIGPIPE.
 [[nodiscard]] int RunDaemon(const Settings& settings,
                             const EngineStarter& start_engine,
                             LocalRanks* others);
 
-// Runs the plans that rank 0 sends, until rank 0 ends. Calls `met` when all
-// ranks have met.
+// Computes for rank 0 until rank 0 ends. Calls `met` when all ranks are
+// connected.
 using RemoteWork = std::function<absl::Status(
     const EngineOptions&, const std::function<void()>& met)>;
 
 // Runs the process of a rank other than 0: calls `work` and waits for its end.
 // Before `work` calls `met`, SIGTERM or SIGINT ends the process with status 0.
 // Afterwards these signals have no effect, because rank 0 drains and then ends
-// the work. Returns 0, or 1 if `work` fails. Threads: as for RunDaemon.
+// the work. Returns 0, or 1 if `work` fails. Threads: the main thread.
 [[nodiscard]] int RunWorkerProcess(const Settings& settings,
                                    const RemoteWork& work);
 

@@ -1,8 +1,8 @@
-// Checks of single request fields. If no other error is documented, a failure
-// is INVALID_ARGUMENT with a message of the form
+// Checks of single request fields. A failure is INVALID_ARGUMENT, mostly with a
+// message of the form
 //   <field path> is <value>, must be <limit>
-// The paths are built only on failure, because building them would slow the
-// check of a request of a million tokens.
+// Functions that check many values return an index, so that the caller builds
+// the path of a value only after a failure.
 #ifndef WEFT_SERVER_FIELD_CHECKS_H_
 #define WEFT_SERVER_FIELD_CHECKS_H_
 
@@ -15,7 +15,7 @@
 
 namespace weft {
 
-// The largest real in a request. It stays finite in later code, which uses f32.
+// The largest real that an Interval permits by default. It is finite in f32.
 inline constexpr double kLargestReal = 1e30;
 
 // An interval of reals. No interval contains NaN.
@@ -32,14 +32,15 @@ struct Interval {
   [[nodiscard]] std::string ToString() const;
 };
 
-// Returns at most 48 bytes of a client's string, escaped, for a message.
+// Returns the first 48 bytes of a client's string, escaped and in quotes.
 [[nodiscard]] std::string Quoted(absl::string_view text);
 
 // Returns INVALID_ARGUMENT with the message "<field> <problem>".
 [[nodiscard]] absl::Status BadField(absl::string_view field,
                                     absl::string_view problem);
 
-// Checks that `name` is a name (IsName of src/base/name.h).
+// Checks that `name` matches [A-Za-z0-9][A-Za-z0-9._-]{0,127} and does not end
+// in a dot.
 [[nodiscard]] absl::Status CheckName(absl::string_view field,
                                      absl::string_view name);
 

@@ -24,9 +24,9 @@ class FileAssembler {
 
   virtual ~FileAssembler() = default;
 
-  // Adds a message. Errors: INVALID_ARGUMENT if the order is wrong, or if a
-  // name or a size is not valid. The options come first, and the chunks of a
-  // file follow each other.
+  // Adds a message: first the options, then the chunks of one file after the
+  // other. Errors: INVALID_ARGUMENT for another order, a field that is not
+  // valid, or more than kMaxFiles files.
   [[nodiscard]] absl::Status Add(const Message& message);
 
   // Returns the joined request when the stream has ended, and empties the
@@ -52,7 +52,7 @@ class ImportAssembler final
     : public FileAssembler<v1::ImportAdapterRequest, v1::ImportOptions,
                            ImportAdapterRequest> {
  public:
-  // For `engine_names` see RequestLimits.
+  // If `engine_names`, an adapter's name may be TENANT~ID.
   explicit ImportAssembler(bool engine_names = true)
       : FileAssembler(engine_names) {}
 

@@ -22,7 +22,8 @@ struct Flag {
   // An action, such as --help, has no environment variable.
   bool is_action = false;
   std::string default_value;
-  // Stores the value in Settings. Returns false if the text is not a value.
+  // Stores the value in Settings. Returns false if the text is not a value of
+  // the flag.
   std::function<bool(absl::string_view, Settings*)> read;
   // Returns the value in the form that `read` takes.
   std::function<std::string(Settings)> show;

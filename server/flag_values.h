@@ -1,5 +1,4 @@
-// Converts the values of weftd's flags from and to text, with one overload for
-// each type.
+// Converts the values of weftd's flags from text and to text.
 #ifndef WEFT_SERVER_FLAG_VALUES_H_
 #define WEFT_SERVER_FLAG_VALUES_H_
 

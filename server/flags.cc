@@ -25,7 +25,7 @@ void ReadEnvironment(const Environment& environment, Settings* settings,
     const std::string name = flag.environment();
     const std::optional<std::string> value = environment(name);
     if (!value.has_value()) continue;
-    // For every Service of a namespace, Kubernetes sets variables such as
+    // For a Service named "weft", Kubernetes sets variables such as
     // WEFT_PORT=tcp://10.0.0.1:80.
     if (absl::StrContains(*value, "://")) {
       errors->push_back(
@@ -80,7 +80,7 @@ size_t ReadFlag(const std::vector<std::string>& args, size_t i,
   return 2;
 }
 
-// Appends `text` in lines of at most kHelpColumns, each indented.
+// Appends `text` in indented lines, broken between words at kHelpColumns.
 void AppendWrapped(absl::string_view text, size_t indent, std::string* out) {
   std::string line(indent, ' ');
   for (const absl::string_view word : absl::StrSplit(text, ' ')) {

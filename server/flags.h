@@ -38,16 +38,15 @@ struct Settings {
 
 [[nodiscard]] Environment ProcessEnvironment();
 
-// Reads `args` (without the program's name). Forms: "--name=value", "--name
-// value", and for booleans also "--name" and "--no-name". Reads the file of
-// --config, if there is one. Errors: INVALID_ARGUMENT, with a line for each
-// unknown flag or setting, each value that does not parse, and a file that
-// cannot be read. ValidateSettings checks the ranges.
+// Reads `args` (without the program's name). Forms: "--name=value"; for
+// booleans also "--name" and "--no-name", for all other flags "--name value".
+// Reads the file of --config, if there is one. Errors: INVALID_ARGUMENT, with
+// one line for each mistake. ValidateSettings checks the ranges.
 [[nodiscard]] absl::StatusOr<Settings> ParseSettings(
     const std::vector<std::string>& args, const Environment& environment);
 
-// Returns INVALID_ARGUMENT with the errors of both Validate functions and those
-// about --device-memory-bytes, one per line.
+// Returns INVALID_ARGUMENT with the errors of EngineOptions::Validate and
+// ServerOptions::Validate and those about --device-memory-bytes, one per line.
 [[nodiscard]] absl::Status ValidateSettings(const Settings& settings);
 
 // Returns the help, in groups and at most 100 columns wide.

@@ -45,7 +45,8 @@ void SetLimits(const ServerOptions& options, grpc::ServerBuilder* builder) {
   // Replies have no limit, so that no reply is lost after its step ran. The
   // limits on requests bound the size of replies.
   builder->SetMaxSendMessageSize(-1);
-  // Refuses compression: gRPC inflates a message before it checks its size.
+  // Refuses compression, because gRPC inflates a message before checking its
+  // size.
   for (const auto algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
     builder->SetCompressionAlgorithmSupportStatus(algorithm, false);
   }
@@ -58,9 +59,9 @@ void SetLimits(const ServerOptions& options, grpc::ServerBuilder* builder) {
 }
 
 constexpr absl::Duration kCallInterval = absl::Milliseconds(5);
-// How long gRPC waits for clients to close their connections. It is short,
-// because a client without an open call does not notice the shutdown. So gRPC
-// nearly always waits the whole time.
+// How long gRPC waits for clients to close their connections. A client without
+// an open call does not notice the shutdown, so gRPC nearly always waits the
+// whole time.
 constexpr absl::Duration kConnectionGrace = absl::Milliseconds(100);
 
 // Returns `listen` with the port replaced.
@@ -104,9 +105,9 @@ Frontend::MakeCredentials() {
     WEFT_ASSIGN_OR_RETURN(tls_, TlsRotation::Start(options, registry_.get()));
     credentials = tls_->MakeCredentials();
   } else if (!options.auth_tokens_file.empty()) {
-    // These credentials are plaintext too, and accept connections only from
-    // this machine. But with them gRPC calls the authenticator's processor,
-    // which it does not do with insecure credentials.
+    // These credentials are plaintext and accept connections only from this
+    // machine. With them gRPC calls the authenticator's processor. With
+    // insecure credentials gRPC does not.
     credentials = grpc::experimental::LocalServerCredentials(LOCAL_TCP);
   } else {
     credentials = grpc::InsecureServerCredentials();

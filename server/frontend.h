@@ -40,14 +40,13 @@ inline constexpr absl::Duration kHangGrace = absl::Minutes(5);
 // the model loads, and later while the engine's heartbeat is younger than
 // kHeartbeatLimit.
 //
-// Threads: any. Call Shutdown once.
+// Threads: one; but any thread may call StartDraining and draining.
 class Frontend {
  public:
   // Listens at once and writes options.port_file. Until SetEngine, every RPC of
-  // weft.v1 except GetInfo answers UNAVAILABLE. The metrics endpoint does not
-  // keep `registry` alive. Errors: UNAVAILABLE if an address cannot be bound or
-  // port_file cannot be written; those of TlsRotation and Authenticator;
-  // INTERNAL.
+  // weft.v1 except GetInfo answers UNAVAILABLE. Errors: UNAVAILABLE if an
+  // address cannot be bound or port_file cannot be written; INTERNAL; those of
+  // TlsRotation::Start, Authenticator::Start and TinkerFront::Start.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Frontend>> Start(
       const ServerOptions& options,
       std::shared_ptr<prometheus::Registry> registry);
@@ -66,7 +65,8 @@ class Frontend {
   // Shows on the metrics page that the model is loading.
   void SetLoading();
 
-  // Serves with `engine` from now on. REQUIRES: `engine` outlives Shutdown.
+  // Serves with `engine` from now on, unless draining. REQUIRES: `engine`
+  // outlives Shutdown.
   void SetEngine(Engine* engine);
 
   // Sets liveness by the age of the engine's heartbeat at `now`. Counts how

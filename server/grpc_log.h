@@ -5,7 +5,7 @@
 namespace weft {
 
 // From now on gRPC's messages are log lines "grpc": errors at level warning,
-// others at level debug. There are at most ten a second, so that failed
+// others at level debug. There are at most about ten a second, so that failed
 // handshakes cannot fill the disk.
 void TakeOverGrpcLog();
 

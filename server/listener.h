@@ -25,11 +25,12 @@ namespace weft {
 // Threads: one thread creates, starts and destroys it.
 class Listener {
  public:
-  // Binds HOST:PORT on every address of the host. 0.0.0.0 and [::] mean all
-  // addresses of both families. Connections wait in the kernel until Start. If
-  // max_connections is 0, the limit is half of the files that the process may
-  // open, at most 10000. Errors: UNAVAILABLE if no address can be bound or the
-  // port is taken.
+  // Binds HOST:PORT on every address of the host that can be bound. 0.0.0.0 and
+  // [::] mean all addresses of both families. Connections wait in the kernel
+  // until Start. If max_connections is 0, the limit is half of the files that
+  // the process may open, at most 10000. Errors: UNAVAILABLE if no address can
+  // be bound or the port is taken on one; those of ParseHostPort; those of
+  // ErrnoStatus.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Listener>> Bind(
       const std::string& listen, int max_connections,
       prometheus::Registry* registry);
@@ -41,7 +42,8 @@ class Listener {
 
   [[nodiscard]] int port() const { return port_; }
 
-  // Passes accepted connections to `acceptor`. REQUIRES: its server runs.
+  // Passes accepted connections to `acceptor`. REQUIRES: the server of
+  // `acceptor` runs.
   void Start(
       std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor);
 
@@ -50,7 +52,7 @@ class Listener {
 
   void Loop();
   // Accepts one connection from the socket `listener`. Returns false if no
-  // descriptor is left. The caller then waits before it tries again.
+  // descriptor or memory is left. The caller then waits before it tries again.
   [[nodiscard]] bool Accept(int listener);
   // Removes closed connections from open_.
   void Sweep();

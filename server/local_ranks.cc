@@ -29,7 +29,8 @@ absl::Status SystemError(const char* what) {
 }
 
 // Binds a free port of the loopback interface, at which the ranks will meet.
-// The socket stays open, so that no other program takes the port before.
+// The socket stays open, so that no other program takes the port before they
+// meet.
 absl::Status BindLoopback(World* world) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return SystemError("socket");

@@ -1,5 +1,5 @@
-// Starts the other ranks on this machine. A rank is one of the processes that
-// serve a model together.
+// Starts the ranks other than 0 on this machine. A rank is one of the processes
+// that serve a model together.
 #ifndef WEFT_SERVER_LOCAL_RANKS_H_
 #define WEFT_SERVER_LOCAL_RANKS_H_
 
@@ -22,7 +22,8 @@ class LocalRanks {
   // Each rank reads its World from environment variables. The ranks end with
   // this process, even if it crashes. Sets `world` to the world of rank 0.
   // Threads: call it before any other thread is created, because it forks.
-  // Errors: UNAVAILABLE if a socket or a process cannot be created.
+  // Errors: UNAVAILABLE if a socket cannot be bound or a process cannot be
+  // created.
   [[nodiscard]] static absl::StatusOr<LocalRanks> Spawn(char** argv, int size,
                                                         World* world);
   // Waits up to 10 s for the ranks to end by themselves, and kills those that

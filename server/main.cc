@@ -36,7 +36,7 @@ void PrintLines(const absl::Status& status) {
 // the values that the operator has set.
 void SetLibraryDefaults() {
   // oneDNN and LibTorch's layer above it each cache up to 1024 compiled matrix
-  // products of 0.3 MB. Every new batch length adds one.
+  // products of 0.3 MB by default. Every new batch length adds one.
   ::setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128", /*replace=*/0);
   ::setenv("LRU_CACHE_CAPACITY", "128", /*replace=*/0);
   // Compute threads that wait for each other spin for some microseconds, then
@@ -95,8 +95,8 @@ void* FindInService(const weft::ServerOptions& options, const char* name) {
   if (!options.torch_dir.empty() && !LoadTorch(options.torch_dir)) {
     return nullptr;
   }
-  // This binary's RUNPATH leads to the library. Its symbols are global, because
-  // LibTorch's own libraries use each other's symbols.
+  // This binary's RUNPATH leads to weftd.so. RTLD_GLOBAL also concerns
+  // LibTorch, whose libraries use each other's symbols.
   void* const library = ::dlopen("weftd.so", RTLD_NOW | RTLD_GLOBAL);
   void* const function = library == nullptr ? nullptr : ::dlsym(library, name);
   if (function == nullptr) std::fprintf(stderr, "weftd: %s\n", ::dlerror());

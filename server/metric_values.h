@@ -1,4 +1,4 @@
-// The values of a registry's counters and gauges at one moment.
+// The values of the server's counters and gauges at one moment.
 #ifndef WEFT_SERVER_METRIC_VALUES_H_
 #define WEFT_SERVER_METRIC_VALUES_H_
 
@@ -21,8 +21,8 @@ class MetricValues {
 
   // Returns the sum over all labels of a family; 0 if there is no such family.
   [[nodiscard]] double Sum(const std::string& name) const;
-  // Returns a family's values by the value of its first label; empty if there
-  // is no such family.
+  // Returns a family's values, added up for each value of the first label;
+  // empty if there is no such family.
   [[nodiscard]] std::map<std::string, double> ByLabel(
       const std::string& name) const;
   // Returns the seconds since the start of the process; 0 if unknown.
@@ -31,7 +31,7 @@ class MetricValues {
  private:
   void Add(const std::vector<prometheus::MetricFamily>& families);
 
-  // Maps a family's name and the value of its first label to a value.
+  // Maps a family's name and the value of its first label to a sum of values.
   std::map<std::string, std::map<std::string, double>> values_;
 };
 

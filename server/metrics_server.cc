@@ -16,8 +16,8 @@
 namespace weft {
 namespace {
 
-// More than the exposer's default of 2, with which two idle connections would
-// block every scrape for 30 s (civetweb's request timeout).
+// With the exposer's default of 2 threads, two idle connections would block
+// every scrape for 30 s (civetweb's request timeout).
 constexpr size_t kThreads = 8;
 
 constexpr absl::Duration kKnockInterval = absl::Milliseconds(5);

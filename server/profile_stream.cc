@@ -82,7 +82,7 @@ absl::StatusOr<ProfileRequest> Validate(const v1::ProfileRequest& request,
                                  {.low = 0, .high = kMaxProfileSeconds}));
   ProfileRequest plain{.steps = request.steps()};
   if (request.seconds() > 0) {
-    // A positive time below 1 ns would otherwise round to 0.
+    // A tiny positive time must not round to 0.
     plain.duration = std::max(absl::Seconds(request.seconds()),
                               absl::Duration(absl::Nanoseconds(1)));
   }

@@ -1,13 +1,12 @@
 // Converts protobuf requests to the engine's request structs (src/request),
-// called plain requests. Each field is checked here, before the request is
-// queued. Later layers do not check again.
+// called plain requests. The fields are checked here, before the request is
+// queued.
 //
-// Errors: INVALID_ARGUMENT, which names the field's path, its value and the
-// limit (data[3].targets[17] is 50000, must be in [0, 49152));
-// FAILED_PRECONDITION for byte-string stops without a tokenizer.
-// Units: time O(bytes of the message), about 1 ns a token; memory only for the
-// result. Threads: any. The deadline of a plain request stays at infinity,
-// because CallRecord sets it later.
+// Errors: INVALID_ARGUMENT, which names the field's path and the problem
+// (data[3].targets[17] is 50000, must be in [0, 49152)); FAILED_PRECONDITION
+// for byte-string stops without a tokenizer.
+// Units: time O(bytes of the message). Threads: any. Deadlines of plain
+// requests stay at infinity, because CallRecord sets them later.
 #ifndef WEFT_SERVER_REQUEST_VALIDATION_H_
 #define WEFT_SERVER_REQUEST_VALIDATION_H_
 
@@ -69,12 +68,12 @@ struct RequestLimits {
 [[nodiscard]] absl::StatusOr<OptimStepRequest> Validate(
     const v1::OptimStepRequest& request, const RequestLimits& limits);
 
-// Replaces absent fields by defaults, such as max_tokens and a random seed.
+// Replaces absent fields by defaults; an absent seed by a random one.
 [[nodiscard]] absl::StatusOr<SampleRequest> Validate(
     const v1::SampleRequest& request, const RequestLimits& limits);
 
 // Derives an absent seed from the adapter's id. So a repeated call asks for the
-// same adapter and gets the same answer.
+// same adapter.
 [[nodiscard]] absl::StatusOr<CreateAdapterRequest> Validate(
     const v1::CreateAdapterRequest& request, const RequestLimits& limits);
 

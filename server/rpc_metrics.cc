@@ -43,8 +43,8 @@ constexpr RpcMethod kRpcMethods[] = {
 };
 static_assert(std::size(kRpcMethods) == static_cast<size_t>(Rpc::kCount));
 
-// gRPC for Go's names of status codes, because the metrics have
-// go-grpc-prometheus' names.
+// The names that gRPC for Go gives to status codes. The metrics have the names
+// of go-grpc-prometheus.
 constexpr const char* kCodeNames[] = {"OK",
                                       "Canceled",
                                       "Unknown",
@@ -64,7 +64,7 @@ constexpr const char* kCodeNames[] = {"OK",
                                       "Unauthenticated"};
 
 // Returns whether requests of this method have a step number. A repeated
-// request with one may get its stored reply.
+// request with a step number may get its stored reply.
 bool HasStep(Rpc rpc) {
   return rpc == Rpc::kForwardBackward || rpc == Rpc::kForward ||
          rpc == Rpc::kOptimStep || rpc == Rpc::kSaveCheckpoint ||

@@ -44,12 +44,13 @@ enum class Rpc : uint8_t {
 // Returns a name such as "weft.v1.TrainingService/ForwardBackward".
 [[nodiscard]] std::string RpcName(Rpc rpc);
 
-// Why a call was refused without running. kTooLarge does not count messages
-// above --max-message-bytes, which gRPC itself refuses. kQuota counts too many
-// calls, tokens per second or bytes of imports. kAdapterRoom counts too many
-// adapters or bytes of adapters. kDiskFull means the disk of --state-dir or of
-// checkpoints. kNoRoom means memory or another disk. kOrder means a step number
-// out of order or an existing name.
+// Why a call was refused. kInvalid means INVALID_ARGUMENT. kTooLarge means the
+// Reason TOO_LARGE. Messages above --max-message-bytes are not counted, because
+// gRPC itself refuses them. kQuota counts too many calls, tokens per second or
+// bytes of imports. kAdapterRoom counts too many adapters or bytes of adapters.
+// kDiskFull means the disk of --state-dir or of checkpoints. kNoRoom means any
+// other RESOURCE_EXHAUSTED. kOrder means a step number out of order or an
+// existing name.
 enum class RejectReason : uint8_t {
   kInvalid,
   kTooLarge,
@@ -64,9 +65,10 @@ enum class RejectReason : uint8_t {
   kCount,
 };
 
-// Returns the reason as which this error counts; kCount if it is no refusal.
-// UNAVAILABLE counts as kDraining; CallRecord changes that to kStarting while
-// there is no engine.
+// Returns the reason under which `status` is counted; kCount if it is no
+// refusal. UNAVAILABLE counts as kStarting for the reason ADAPTER_RECOVERING,
+// otherwise as kDraining; CallRecord changes kDraining to kStarting while there
+// is no engine.
 [[nodiscard]] RejectReason ReasonOf(const absl::Status& status);
 
 enum class StartupPhase : uint8_t { kListening, kLoading, kServing, kDraining };

@@ -70,14 +70,13 @@ class SampleStreamCall final
       too_slow = waiting_values_ > kMaxWaitingValues;
       if (too_slow) Drop();
     }
-    // TryCancel also ends a write that the slow client blocks. Without it such
-    // a write would not end.
+    // Without TryCancel, a write that the slow client blocks would not end.
     if (too_slow) record_.context()->TryCancel();
     Pump();
   }
 
-  // Runs when the engine has ended the request. If the engine succeeded, the
-  // waiting messages are sent before the status. Otherwise they are dropped.
+  // Ends the call with `status`. If `status` is OK, the waiting messages are
+  // sent first. Otherwise they are dropped.
   void End(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_) {
     {
       MutexLock lock(&mu_);
@@ -87,8 +86,8 @@ class SampleStreamCall final
     Pump();
   }
 
-  // Sends the next message. If no message waits and the engine has ended, sends
-  // the status. Does nothing while a write runs.
+  // Sends the next message. If no message waits and End has run, sends the
+  // status. Does nothing while a write runs.
   void Pump() ABSL_LOCKS_EXCLUDED(mu_) {
     bool is_last = false;
     absl::Status outcome;

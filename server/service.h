@@ -7,8 +7,8 @@
 #include "server/local_ranks.h"
 #include "src/config/world.h"
 
-// Runs rank 0's server until a signal, or any other rank until rank 0 ends.
-// Returns the exit status of the process (see RunDaemon and RunWorkerProcess).
+// Calls RunDaemon for rank 0 and RunWorkerProcess for any other rank. Returns
+// their result, which is the exit status of the process.
 // `others` are the ranks that rank 0 started. Threads: the main thread, once.
 extern "C" int WeftServe(const weft::Settings* settings,
                          const weft::World* world, weft::LocalRanks* others);

@@ -1,5 +1,5 @@
 // Creates the four services of weft.v1. Their classes are hidden behind
-// functions, so that one file alone includes each generated gRPC header.
+// functions, so that only one file includes each generated header *.grpc.pb.h.
 // Threads: the services are thread-safe. REQUIRES: `core` outlives them.
 #ifndef WEFT_SERVER_SERVICES_H_
 #define WEFT_SERVER_SERVICES_H_

@@ -88,8 +88,8 @@ std::string PathOf(const UniqueFd& fd) {
   return fd.get() < 0 ? "" : absl::StrCat("/proc/self/fd/", fd.get());
 }
 
-// Replaces the file behind `fd` atomically: whoever opens it gets the old or
-// the new file.
+// Replaces the file behind `fd` atomically: whoever opens PathOf(*fd) gets the
+// old or the new file.
 absl::Status Replace(const std::string& contents, UniqueFd* fd) {
   WEFT_ASSIGN_OR_RETURN(UniqueFd fresh, MemoryFile(contents));
   if (fd->get() < 0) {

@@ -26,19 +26,20 @@ struct TlsFiles {
 };
 
 // Returns FAILED_PRECONDITION, which names the flag, if a file holds no
-// certificate or no key, if the key belongs to another certificate, or if the
-// certificate is not valid now.
+// certificate or no key, the key belongs to another certificate, or the
+// server's certificate is not valid now. client_ca may be empty.
 [[nodiscard]] absl::Status CheckTlsFiles(const TlsFiles& files);
 
 // Reads the files again when they change. New connections use the new files;
-// open connections stay. If the new files do not pass CheckTlsFiles, logs that
-// and keeps the last good ones. So a key and its certificate may be replaced in
-// any order.
+// open connections stay. If the new files cannot be read or do not pass
+// CheckTlsFiles, logs that and keeps the last good ones. So a key and its
+// certificate may be replaced in any order.
 class TlsRotation {
  public:
   // `registry`, which outlives this object, gets the expiry of the certificate
-  // in use. Errors, with the name of the flag: those of CheckTlsFiles and
-  // ReadOperatorFile; FAILED_PRECONDITION if a file is empty.
+  // in use. Errors: those of CheckTlsFiles and ReadOperatorFile;
+  // FAILED_PRECONDITION if a file is empty; those of ErrnoStatus if a file in
+  // memory cannot be made.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<TlsRotation>> Start(
       const ServerOptions& options, prometheus::Registry* registry);
 
@@ -58,11 +59,12 @@ class TlsRotation {
   const ServerOptions options_;
   prometheus::Gauge& expiry_;
   TlsFiles current_;  // After Start, only the poller's thread uses this member.
-  // The files that gRPC reads, in memory: the key with its certificates, and
-  // the authorities. So no copy of the key reaches a disk.
+  // The files that gRPC reads: the key with its certificates, and the
+  // authorities. They are in memory, so that no copy of the key reaches a disk.
   UniqueFd identity_;
   UniqueFd client_ca_;
-  // Declared last, so that its thread ends before the other members do.
+  // Declared last, so that its thread ends before the other members are
+  // destroyed.
   std::unique_ptr<FilePoller> poller_;
 };
 

@@ -32,7 +32,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
     return call;
   }
 
-  // Only Start calls it.
+  // Only Start calls this constructor.
   UnaryCall(ServiceCore* core, grpc::CallbackServerContext* context, Rpc rpc)
       : record_(core, context, rpc) {
     record_.CountReceived();
@@ -58,7 +58,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
 };
 
 // Passes a result to `fill`. The overload for StepReply passes the result
-// inside, and marks the call if the reply was stored.
+// inside, and marks the call as replayed if the reply is a stored one.
 template <typename Result, typename Fill>
 void FillReply(CallRecord& /*record*/, const Result& result, const Fill& fill) {
   fill(result);

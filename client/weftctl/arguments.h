@@ -27,14 +27,14 @@ struct FlagSpec {
 [[nodiscard]] bool IsUsageError(const absl::Status& status);
 
 // The flags and words of a command line. If a flag is not given, its getter
-// returns the default. If a value does not parse, the getter returns a
-// UsageError that names the flag.
+// returns the default. If the value or default does not parse, the getter
+// returns a UsageError that names the flag.
 class Arguments {
  public:
-  // Accepts `--flag value`, `--flag=value` and `-o value` before, between and
-  // after words. If a flag is given twice, the last value counts. Errors:
-  // UsageError for an unknown flag, a missing value, or more or fewer words
-  // than `words` names. If `last_optional`, the last word may be missing.
+  // Accepts `--flag value`, `--flag=value` and `-o value` (--output) before,
+  // between and after words. If a flag is given twice, the last value counts.
+  // Errors: UsageError for an unknown flag, a missing value, or more or fewer
+  // words than `words` names. If `last_optional`, the last word may be missing.
   [[nodiscard]] static absl::StatusOr<Arguments> Parse(
       const std::vector<std::string>& given, const std::vector<FlagSpec>& flags,
       const std::vector<std::string>& words, bool last_optional);

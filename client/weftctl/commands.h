@@ -1,4 +1,5 @@
-// The commands of weftctl. Each file *_commands.cc has its own table of them.
+// The commands of weftctl. Each function *Commands returns the table of one
+// source file.
 #ifndef WEFT_CLIENT_WEFTCTL_COMMANDS_H_
 #define WEFT_CLIENT_WEFTCTL_COMMANDS_H_
 
@@ -33,18 +34,19 @@ struct Command {
   bool offline = false;  // The command uses files and no server.
 };
 
-// Returns the flag --tenant of the commands that create adapters.
+// Returns the flag --tenant, which names the tenant of a new adapter.
 [[nodiscard]] inline FlagSpec TenantFlag() {
   return {"tenant", "NAME", "tenant of a new adapter; one of its own", ""};
 }
 
-// Returns the flag --durability of the commands that create adapters.
+// Returns the flag --durability, the durability of a new adapter.
 [[nodiscard]] inline FlagSpec DurabilityFlag() {
   return {"durability", "D",
           "what of a new adapter survives: memory, checkpoint, step", ""};
 }
 
 // Reads --durability. Without the flag, the server chooses the durability.
+// Errors: UsageError.
 [[nodiscard]] absl::StatusOr<v1::Durability> ReadDurability(
     const Arguments& arguments);
 

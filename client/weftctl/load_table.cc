@@ -13,7 +13,8 @@ namespace weft::weftctl {
 namespace {
 
 // Returns the growth of a total per second. Returns "-" if there is no earlier
-// total, or if the total has fallen because the server restarted.
+// total, no time has passed, or the total has fallen because the server
+// restarted.
 std::string Rate(std::optional<uint64_t> before, uint64_t now, double seconds) {
   if (!before || now < *before || seconds <= 0) return "-";
   return absl::StrFormat("%.1f", static_cast<double>(now - *before) / seconds);

@@ -19,8 +19,8 @@ struct LoadSample {
 
 // Returns two tables: one of the server, and one of at most `max_adapters`
 // adapters, the latest used first. Rates are averages since `before`; without
-// `before` they are "-". A server reports no load to a tenant's token. Then the
-// table of the server is missing.
+// `before` they are "-". A server with tokens reports its load only to admins.
+// Without a load, the table of the server is missing.
 [[nodiscard]] std::string LoadTable(const std::optional<LoadSample>& before,
                                     const LoadSample& now, size_t max_adapters);
 

@@ -16,8 +16,8 @@ std::string FromEnvironment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// Returns the content of the file that the flag names; "" if the flag is not
-// given.
+// Returns the content of the file that the flag or its default names; "" if
+// neither names a file.
 absl::StatusOr<std::string> ReadFile(const Arguments& arguments,
                                      const std::string& flag) {
   const std::string path = arguments.GetString(flag);

@@ -27,8 +27,8 @@ absl::StatusOr<std::string> FilePath(const Session& session) {
   return path;
 }
 
-// Reads the token file. If `may_lack`, a missing file counts as empty, so that
-// `create` can make the first token.
+// Reads the token file. If `may_lack`, a file that cannot be opened counts as
+// empty, so that `create` can make the first token.
 absl::StatusOr<Records> ReadRecords(const std::string& path, bool may_lack) {
   std::ifstream file(path, std::ios::binary);
   if (!file && may_lack) return Records();

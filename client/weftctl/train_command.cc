@@ -45,7 +45,8 @@ absl::StatusOr<TrainOptions> ReadOptions(const Arguments& arguments) {
 }
 
 // Trains. Sends ForwardBackward and OptimStep of a step, and only then reads
-// the results of the previous step. So the server never waits for this process.
+// the results of the previous step. So the server seldom waits for this
+// process.
 class Trainer {
  public:
   Trainer(const Session& session, client::AdapterHandle& adapter,

@@ -116,8 +116,8 @@ absl::Status Inspect(const Session& session) {
       model_dir, " cannot be served: ", report.problems.front().message));
 }
 
-// Returns the tensors that `weights head` copies: the embedding and the head,
-// under their canonical names.
+// Returns the tensors that `weights head` copies: the embedding and, if it is
+// not tied, the head, under their canonical names.
 absl::StatusOr<std::vector<weights::CopiedTensor>> HeadTensors(
     const weights::Checkpoint& checkpoint, const model::ModelConfig& config) {
   std::vector<weights::CopiedTensor> tensors;
@@ -143,8 +143,8 @@ absl::Status CopyConfig(const std::string& from, const std::string& to) {
   return weights::ReplaceFile(absl::StrCat(to, "/config.json"), *text);
 }
 
-// Creates the folder for the copy. Errors: UsageError if it is the model's
-// folder.
+// Creates the folder for the copy. Errors: UsageError if --output is missing or
+// is the model's folder; INVALID_ARGUMENT if the folder cannot be created.
 absl::Status PrepareFolder(const std::string& model_dir,
                            const std::string& out_dir) {
   if (out_dir.empty()) return UsageError("-o DIR is missing");

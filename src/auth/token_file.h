@@ -19,8 +19,8 @@
 namespace weft {
 
 // Reads the text of the file. Errors: INVALID_ARGUMENT, which names the line
-// and the field. The message never quotes the line, because the line may hold a
-// token by mistake.
+// and the problem. The message never quotes the line, because the line may hold
+// a token by mistake.
 [[nodiscard]] absl::StatusOr<std::vector<TokenRecord>> ParseTokens(
     absl::string_view text);
 
@@ -28,8 +28,8 @@ namespace weft {
 
 // Replaces the file atomically, so that a reader never sees a part of it. A new
 // file gets mode 0600. A replaced file keeps its mode. If two processes write
-// at once, the later write wins. Errors: NOT_FOUND if the folder is missing;
-// RESOURCE_EXHAUSTED if the disk is full; INTERNAL.
+// at once, the later write wins. Errors: those of ErrnoStatus, such as
+// NOT_FOUND if the folder is missing.
 [[nodiscard]] absl::Status WriteTokenFile(
     const std::string& path, const std::vector<TokenRecord>& records);
 

@@ -1,8 +1,8 @@
-// Bearer tokens: the record that a server has of each, and how to find it.
+// Bearer tokens: the record that a server has of a token, and how to find it.
 //
-// A token is "weft_" and 32 random bytes. The server stores only its SHA-256,
-// from which nobody can compute the token. A slow hash, as for passwords, gains
-// nothing, because nobody can guess 256 random bits.
+// A token is "weft_" and 32 random bytes in base64. The server stores only its
+// SHA-256, from which nobody can compute the token. A slow hash, as for
+// passwords, gains nothing, because nobody can guess 256 random bits.
 // Threads: any.
 #ifndef WEFT_SRC_AUTH_TOKENS_H_
 #define WEFT_SRC_AUTH_TOKENS_H_
@@ -38,7 +38,7 @@ struct TokenRecord {
 };
 
 // Stands between the tenant and the id in an adapter's name, as in "tenant~id".
-// Neither a tenant nor an id contains this character.
+// No name (IsName) contains this character.
 inline constexpr char kTenantSeparator = '~';
 // In bytes. The name of an adapter's folder holds the tenant, the separator and
 // the id, so the tenant must be short.
@@ -50,7 +50,7 @@ inline constexpr size_t kMaxTenantLength = 64;
 [[nodiscard]] std::string HashToken(absl::string_view token);
 
 // Returns the record of `token`, even if it has expired, or null if there is
-// none. The search takes the same time for a token that resembles a record's
+// none. The time of the search does not tell how much `token` resembles a known
 // token.
 [[nodiscard]] const TokenRecord* FindToken(
     const std::vector<TokenRecord>& records, absl::string_view token);

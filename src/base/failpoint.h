@@ -20,9 +20,9 @@ extern "C" __attribute__((weak)) int weft_failpoint(const char* name,
 
 namespace weft {
 
-// Returns true, with errno set, if the caller must fail. `size` points to the
-// number of bytes that the caller is about to write; it may be reduced.
-// Threads: any.
+// Returns true, with errno set, if the caller must fail. If `size` is not null,
+// `*size` is the number of bytes that the caller is about to write, and the
+// failpoint may reduce it. Threads: any.
 inline bool Failpoint(const char* name, size_t* size = nullptr) {
   if (weft_failpoint == nullptr) return false;
   const int error = weft_failpoint(name, size);

@@ -10,8 +10,8 @@
 namespace weft {
 
 // Asks the kernel for huge pages in all aligned blocks of 2 MiB inside
-// `buffer`. Call it before the memory is first touched. It has no effect on a
-// kernel without huge pages.
+// `buffer`. Call it before the memory is first touched. The call has no effect
+// on a kernel without huge pages.
 void PreferHugePages(absl::Span<std::byte> buffer);
 
 }  // namespace weft

@@ -2,10 +2,10 @@
 //
 //   Log(LogLevel::kInfo, "adapter created", {{"adapter", id}, {"rank", 16}});
 //
-// A line is text with a short time stamp, or JSON after SetLogFormat. Control
+// A line is text, or JSON after SetLogFormat(LogFormat::kJson). Control
 // characters are escaped, so that a client's string cannot forge a line. Never
-// log token ids, text, authorization tokens or the contents of files. Threads:
-// any; each line is one write(2).
+// log prompts, samples, bearer tokens or the contents of files. Threads: any;
+// each line is one write(2).
 #ifndef WEFT_SRC_BASE_LOG_H_
 #define WEFT_SRC_BASE_LOG_H_
 
@@ -59,7 +59,7 @@ void SetLogFormat(LogFormat format);
 void Log(LogLevel level, std::string_view message,
          std::initializer_list<LogField> fields = {});
 
-// Returns the line that Log would write, without its newline. For tests.
+// Returns the line that Log writes, without its newline.
 [[nodiscard]] std::string FormatLogLine(LogFormat format, LogLevel level,
                                         std::string_view rfc3339_time,
                                         std::string_view message,

@@ -39,7 +39,7 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
   Mutex* const mu_;
 };
 
-// A wait may end without a notification. Always wait in a loop that checks the
+// A wait may end without a notification. So wait in a loop that checks the
 // condition.
 class CondVar {
  public:

@@ -22,7 +22,7 @@ class PeriodicTask {
 
   // Passes the task to `post`. Does nothing if less than `interval` has passed
   // since the last post, or if the task posted last has not ended. A posted
-  // task may outlive this object. Threads: one.
+  // task may outlive this object. Threads: the same one for all calls.
   void PostWhenDue(absl::Time now,
                    const std::function<void(std::function<void()>)>& post) {
     if (now < due_ || is_posted_->load()) return;

@@ -30,7 +30,8 @@ class Progress {
 
   void Add(int64_t amount);
 
-  // Returns the line for a given state, without control characters. For tests.
+  // Returns the line for a given state, without control characters. If
+  // bar_width is 0, the line has no bar.
   [[nodiscard]] static std::string Format(std::string_view label, int64_t done,
                                           int64_t total, std::string_view unit,
                                           absl::Duration elapsed,

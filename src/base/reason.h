@@ -14,7 +14,8 @@ namespace weft {
 
 struct Reason {
   std::string name;  // For example QUEUE_FULL. Has no line breaks.
-  // For example {"limit", "64"}. Keys and values have no line breaks.
+  // For example {"limit", "64"}. Keys and values have no line breaks, and keys
+  // no "=".
   std::map<std::string, std::string> values;
 
   friend bool operator==(const Reason&, const Reason&) = default;

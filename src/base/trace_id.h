@@ -35,8 +35,8 @@ using TraceId = std::shared_ptr<const std::string>;
 [[nodiscard]] TraceId CurrentTrace();
 
 // Returns one id for work that serves several requests: at most 16 different
-// ids with commas between them. If N more follow, ",+N" ends the result. Skips
-// null ids, and returns null if all are null.
+// ids with commas between them. If N more ids come after these 16, ",+N" ends
+// the result. Skips null ids, and returns null if all are null.
 [[nodiscard]] TraceId JoinTraces(const std::vector<TraceId>& ids);
 
 // Sets the id of this thread until the scope is destroyed. Scopes nest.

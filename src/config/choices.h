@@ -7,8 +7,9 @@ namespace weft {
 enum class Device { kCpu, kCuda, kAuto };
 enum class Dtype { kF32, kBf16, kAuto };
 
-// How a CPU multiplies by bf16 weights. kAuto: in bf16 with f32 sums, if the
-// CPU has AVX512_BF16, otherwise as kOff. kOff: in f32, with widened weights.
+// How a CPU multiplies by bf16 weights. kOff: in f32, with widened weights.
+// kAuto: in bf16 with f32 sums if the CPU has AVX512_BF16, except for the few
+// rows of a decode step; otherwise as kOff.
 enum class CpuBf16 { kAuto, kOff };
 
 // Where weights come from. kAuto reads the files of the model's folder. kDummy

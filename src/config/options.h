@@ -1,6 +1,6 @@
-// Every value that an operator can set, with default, unit and range.
-// server/flags.cc fills these structs. No other file reads the flags, their
-// environment variables or the file of --config.
+// The values that an operator can set, with default, unit and range.
+// server/flags.cc fills these structs from the flags, their environment
+// variables and the file of --config.
 #ifndef WEFT_SRC_CONFIG_OPTIONS_H_
 #define WEFT_SRC_CONFIG_OPTIONS_H_
 
@@ -27,9 +27,9 @@ struct EngineOptions {
   // Folder of adapter checkpoints, created if missing. Empty: "checkpoints" in
   // the working directory.
   std::string checkpoint_dir;
-  // Bytes to keep free. If fewer are free, saves (on the disk of
-  // `checkpoint_dir`) or new work (on the disk of `state_dir`) are refused. The
-  // log of accepted work may use them.
+  // Bytes to keep free. If the disk of `checkpoint_dir` has fewer, saves are
+  // refused; if that of `state_dir` has fewer, new work is refused. 0: no
+  // reserve.
   int64_t disk_reserve_bytes = int64_t{512} << 20;
   // Folder for the log of all steps and for snapshots of the adapters. A
   // restarted server continues from it. Empty: a restart loses everything that
@@ -39,7 +39,7 @@ struct EngineOptions {
   // starts without the adapter. Damage to any other adapter stops the start.
   std::vector<std::string> recover_adapters;
   // A snapshot is written when the log has grown by this many bytes since the
-  // last snapshot, or when its replay would take this many seconds.
+  // last snapshot, or when a replay of the log would take this many seconds.
   int64_t snapshot_log_bytes = int64_t{1} << 30;
   int snapshot_replay_seconds = 120;
   Device device = Device::kAuto;
@@ -78,7 +78,7 @@ struct EngineOptions {
   // Like the two limits above, but for each tenant. 0: as high as those.
   int64_t max_queue_requests_per_tenant = 0;
   int64_t max_queue_tokens_per_tenant = 0;
-  // Bytes of stored replies, for all adapters. A repeated call gets its stored
+  // Bytes of stored replies, for all adapters. A repeated step gets its stored
   // reply. The oldest replies are dropped first.
   int64_t max_stored_reply_bytes = int64_t{256} << 20;
   std::string tenant_weights;     // In the format of ParseTenantWeights.
@@ -88,12 +88,12 @@ struct EngineOptions {
   // Share of device time for sampling while training waits, [0.01, 0.99].
   double sampling_share = 0.5;
 
-  // Returns INVALID_ARGUMENT with one line for each flag that is out of range.
-  // The line names the flag, its value and the range.
+  // Returns INVALID_ARGUMENT with one line for each problem. The line names the
+  // flag.
   [[nodiscard]] absl::Status Validate() const;
 };
 
-// Metrics count the tenants that --tenant-weights does not name under this
+// The name under which metrics count all tenants that --tenant-weights does not
 // name.
 inline constexpr char kOtherTenants[] = "other";
 
@@ -108,8 +108,8 @@ struct ServerOptions {
   std::string listen = "127.0.0.1:50051";
   std::string metrics_listen = "127.0.0.1:9400";  // Empty: no metrics endpoint.
   std::string tinker_listen;                      // Empty: no Tinker API.
-  std::string port_file;   // When weftd listens, it writes one HOST:PORT per
-                           // line to this file.
+  std::string port_file;   // When weftd listens, it writes its addresses to
+                           // this file, one per line.
   std::string model_name;  // Empty: the last part of the model folder.
   std::string torch_dir;   // Empty: the LibTorch that weftd was linked with.
   // 0: half of the files that the process may open, at most 10000.
@@ -133,14 +133,14 @@ struct ServerOptions {
   int64_t max_tokens_per_second_per_tenant = 0;
   LogStyle log_style = LogStyle::kAuto;
   LogLevel log_level = LogLevel::kInfo;
-  // Not flags: copies of the engine's folders, for the Tinker API.
+  // Copies of the same fields of EngineOptions, for the Tinker API.
   std::string state_dir;
   std::string checkpoint_dir;
 
-  // Validates like EngineOptions::Validate. Also refuses plaintext beyond
-  // loopback without --insecure, for gRPC and for the Tinker API. Refuses
-  // plaintext gRPC with tokens on hosts other than 127.0.0.1, ::1 and
-  // localhost.
+  // Validates like EngineOptions::Validate. Refuses plaintext beyond loopback
+  // without --insecure, for gRPC and for the Tinker API. With tokens,
+  // --insecure does not help, and plaintext gRPC needs the host 127.0.0.1, ::1
+  // or localhost.
   [[nodiscard]] absl::Status Validate() const;
 };
 

@@ -39,7 +39,7 @@ using Environment =
 // LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_USE_AGENT_STORE and
 // TORCHELASTIC_RESTART_COUNT. Returns nullopt if RANK is not set. If
 // LOCAL_WORLD_SIZE is not set, all ranks are on this machine. Errors:
-// INVALID_ARGUMENT, which names the variable, its value and the range.
+// INVALID_ARGUMENT, which names the variable.
 [[nodiscard]] absl::StatusOr<std::optional<World>> WorldFromEnvironment(
     const Environment& read);
 

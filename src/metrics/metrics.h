@@ -1,8 +1,6 @@
-// Prometheus metrics whose label values are fixed at the start. The helpers
-// create the metric of every label value when the program starts. So recording
-// an event takes one atomic operation. With label values added at run time,
-// each event would take a lock and a map lookup, and a family could grow
-// without bound.
+// Prometheus metrics whose label values are fixed at the start. The
+// constructors of Labelled classes create the metric of every label value. So
+// an event needs no lookup of its metric, and no family grows without bound.
 //
 //   Counter& steps = AddCounter(registry, "weft_optim_steps_total", "...");
 //   steps.Increment();
