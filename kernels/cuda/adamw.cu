@@ -5,8 +5,8 @@ namespace weft::kernels::cuda {
 namespace {
 
 constexpr unsigned kThreads = 256;
-// The numbers of elements that one block of AdamWKernel updates, and that one
-// block of SumOfSquaresKernel sums.
+// The number of elements that a block of AdamWKernel updates, and the number
+// that a block of SumOfSquaresKernel sums.
 constexpr int64_t kUpdateBlock = 1024;
 constexpr int64_t kSumBlock = 32768;
 

@@ -12,7 +12,7 @@
 
 namespace weft::kernels::cuda {
 
-// Applies one AdamW step to all N elements: writes the new weights to
+// Applies one AdamW step to `count` elements: writes the new weights to
 // weights_out, and updates the moments in place. weights_out may be weights.
 // Threads: any; the work is queued on `stream`, and nothing waits for it.
 // Source:  reference::AdamW.
@@ -22,7 +22,7 @@ namespace weft::kernels::cuda {
                                 float* weights_out_N, cudaStream_t stream);
 
 // Returns the number of doubles that SumOfSquares needs as workspace for
-// `count` >= 1 elements.
+// `count` elements.
 [[nodiscard]] int64_t SumOfSquaresPartials(int64_t count);
 
 // Writes the sum of x^2 in f64 to partials[0]. `partials` is a device buffer of

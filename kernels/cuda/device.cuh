@@ -103,8 +103,7 @@ cudaError_t LaunchWithShared(void (*kernel)(Parameters...), int64_t grid_x,
   config.stream = stream;
   const cudaError_t status = cudaLaunchKernelEx(
       &config, kernel, static_cast<Parameters>(arguments)...);
-  // Clears the runtime's last error, because otherwise the next launch would
-  // report it.
+  // Clears the runtime's last error. Otherwise the next launch would report it.
   const cudaError_t last = cudaGetLastError();
   return status == cudaSuccess ? last : status;
 }

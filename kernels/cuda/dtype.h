@@ -1,4 +1,4 @@
-// The element types that the CUDA kernels read and write. The kernels compute
+// The element types of the CUDA kernels that support several. These kernels sum
 // in f32.
 #ifndef WEFT_KERNELS_CUDA_DTYPE_H_
 #define WEFT_KERNELS_CUDA_DTYPE_H_

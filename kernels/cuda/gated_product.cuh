@@ -7,9 +7,10 @@
 
 namespace weft::kernels::cuda {
 
-// Each activation is x sigmoid(z(x)). SiLU has z = x. The tanh form of GELU has
-// z = 2 sqrt(2 / pi) (x + 0.044715 x^3). The clamped SiLU has x = min(gate, 7)
-// and z = 1.702 x, and it replaces `up` by clamp(up, -7, 7) + 1.
+// Each activation of a gate x is x sigmoid(z). SiLU has z = x. The tanh form of
+// GELU has z = 2 sqrt(2 / pi) (x + 0.044715 x^3). The clamped SiLU first
+// replaces x by min(x, 7), has z = 1.702 x, and replaces `up` by clamp(up, -7,
+// 7) + 1.
 inline constexpr float kGeluScale = 1.5957691216057308F;
 inline constexpr float kGeluCubic = 0.044715F;
 inline constexpr float kClampedSlope = 1.702F;
@@ -41,8 +42,8 @@ __device__ Gate Activate(float x) {
   return {value, is_clamped ? 0.0F : sigmoid + value * (1 - sigmoid) * dz};
 }
 
-// Returns the factor into which the activation turns `up`, and the derivative
-// of that factor.
+// Returns the factor that the activation makes of `up`, and the derivative of
+// that factor.
 template <GateActivation kActivation>
 __device__ Gate Factor(float up) {
   if constexpr (kActivation != GateActivation::kClampedSilu) return {up, 1};

@@ -12,7 +12,7 @@
 
 namespace weft::kernels::cuda {
 
-// See src/ops/activation.h.
+// SiLU, the tanh form of GELU, and the clamped SiLU of gpt-oss.
 enum class GateActivation { kSilu, kGeluTanh, kClampedSilu };
 
 // Computes the gated product of each row, in f32.
@@ -26,7 +26,8 @@ enum class GateActivation { kSilu, kGeluTanh, kClampedSilu };
                                        cudaStream_t stream);
 
 // Replaces gate_up by its gradient, with dgate in the first F columns and dup
-// in the last F. Source: reference::SwiGluBackwardRow, GeGluBackwardRow,
+// in the last F. `dout` is the gradient of out. Threads as for GatedProduct.
+// Source: reference::SwiGluBackwardRow, GeGluBackwardRow,
 // ClampedSwiGluBackwardRow.
 [[nodiscard]] cudaError_t GatedProductBackward(
     DType dtype, GateActivation activation, int64_t num_rows, int64_t features,

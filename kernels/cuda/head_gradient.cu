@@ -7,7 +7,7 @@ namespace {
 constexpr unsigned kThreads = 256;
 
 // A block computes some features of one row. Each of its threads computes kN
-// features.
+// adjacent features.
 template <typename T, int kN>
 __global__ void __launch_bounds__(kThreads)
     HeadGradientKernel(HeadGradientRows rows) {

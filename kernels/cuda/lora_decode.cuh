@@ -17,8 +17,8 @@ inline constexpr unsigned kDecodeThreads = kDecodeWarps * kWarp;
 // The number of features that a block computes at a time.
 inline constexpr int kSpan = kDecodeWarps * kWarpFeatures;
 
-// Returns the number of tiles of kFeatures features. It is the same as
-// LoraResidualParts or LoraGateParts, but the device can call it too.
+// Returns the number of tiles of kFeatures features. Kernels call it instead of
+// LoraResidualParts and LoraGateParts, which are host functions.
 template <int64_t kFeatures>
 __host__ __device__ int TilesOf(int64_t features) {
   return static_cast<int>((features + kFeatures - 1) / kFeatures);
@@ -31,8 +31,8 @@ __device__ int EndOf(int tile, int64_t features) {
 }
 
 // Returns whether all these rows of `features` elements begin at multiples of
-// 16 bytes. The host computes this, because in a kernel it would take a
-// register.
+// 16 bytes. A null pointer counts as aligned. The host computes this, because
+// in a kernel it would take a register.
 inline bool RowsAreAligned(std::initializer_list<const void*> rows,
                            int64_t features) {
   bool are = true;
@@ -40,8 +40,8 @@ inline bool RowsAreAligned(std::initializer_list<const void*> rows,
   return are;
 }
 
-// Returns the first of the lane's 8 features. The features of the block begin
-// at `first`.
+// Returns the first of the lane's 8 features. The features of the item begin at
+// `first`.
 __device__ inline int OwnFeature(int first) {
   return first + WarpIndex() * kWarpFeatures + Lane() % 4 * kChunk;
 }
@@ -57,14 +57,14 @@ __device__ T* Behind(T* data, int64_t offset) {
   return data == nullptr ? nullptr : data + offset;
 }
 
-// Returns the sum over the four lanes that have the same rows.
+// Returns the sum over the four lanes that have the same two rows.
 __device__ inline float SumOverRow(float x) {
   x += __shfl_xor_sync(kAllLanes, x, 1);
   return x + __shfl_xor_sync(kAllLanes, x, 2);
 }
 
-// Returns a row's factor 1 / rms(x); see DeferredNorm. All lanes of the warp
-// call it.
+// Returns a row's factor 1 / rms(x); see DeferredNorm. The result is of no use
+// if the row does not exist. All lanes of the warp call it.
 __device__ inline float FactorOf(const DeferredNorm& norm, int64_t row,
                                  bool exists) {
   if (norm.squares_TP == nullptr) return 1;
@@ -87,9 +87,10 @@ __device__ inline bool BIsAligned(const LoraFewRows& rows,
   return AIsAligned(rows, b, b.rank);
 }
 
-// Fills one slab with the entry's S for each of kSides projections. All threads
-// of the block call it, and all see the slabs afterwards. Kernels prefetch the
-// matrices and then call it, before they load operands into registers.
+// Fills slab k with the entry's S for the k-th of kSides projections. All
+// threads of the block call it, and all see the slabs afterwards. Kernels
+// prefetch the matrices and then call it, before they load operands into
+// registers.
 template <int kSides>
 __device__ void FillSlabs(const LoraParts& parts, const LoraFewRows& rows,
                           const LoraMatrix* matrices, Slab (&slabs)[kSides]) {

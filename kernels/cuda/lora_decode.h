@@ -1,31 +1,34 @@
 // The kernels of a layer that decodes with adapters. Each kernel expands one
 // linear group (S B^T) and does the work up to the next base product. A layer
-// launches four base products, attention, RunLoraFewRowsShrink for o, and the
-// functions below four times:
+// consists of four base products, attention, RunLoraFewRowsShrink for o, and
+// these four launches of the functions below:
 //
-//   LoraHeads     after q, k, v:  expands; norms and rotates the heads; writes
-//                                 q, and k and v to the pages
-//   LoraResidual  after o:        expands; adds to the residual stream; sums
-//                                 its squares; shrinks for gate and up
-//   LoraGate      after gate, up: expands; computes the gated product; shrinks
-//                                 for down
-//   LoraResidual  after down:     expands; adds to the residual stream; sums
-//                                 its squares; shrinks for the next q, k and v
+//   RunLoraHeads     after q, k, v:  expands; norms and rotates q and k; writes
+//                                    q in place, and k and v to the pages
+//   RunLoraResidual  after o:        expands; adds to the residual stream; sums
+//                                    its squares; shrinks for gate and up
+//   RunLoraGate      after gate, up: expands; computes the gated product;
+//                                    shrinks for down
+//   RunLoraResidual  after down:     expands; adds to the residual stream; sums
+//                                    its squares; shrinks for the next q, k, v
 //
-// A block computes the rows of one table entry at some features. It needs
-// nothing that another block of its launch computes, so no block waits. For
-// this, the norm before a group is deferred: LoraResidual writes u = x * weight
-// and parts of the sum of x^2. The next kernel multiplies by 1 / rms(x), a
-// factor of the row, after the products of u with W and A.
+// An item is the rows of one table entry at some features. A block computes
+// several items in turn. It needs nothing that another block of its launch
+// computes, so no block waits. For this, the norm before a group is deferred:
+// RunLoraResidual writes u = x * weight and parts of the sum of x^2. The next
+// kernel multiplies by 1 / rms(x), a factor of the row, after the products of u
+// with the base weight and with A.
 //
 // REQUIRES: the table has an entry for every row, also for rows without an
-// adapter (LoraTableBuilder::AddBaseRows). A NaN stays in its row. Sums are
-// f32, in an order that depends only on the widths. So a row's bits depend only
-// on the row and its adapter. Grids depend only on the table's limits and on
-// the widths. Rows are contiguous bf16 and need no alignment.
+// adapter (LoraTableBuilder::AddBaseRows). No B has a rank above
+// kLoraMaxDecodeRank. Rows are bf16 and, except in RunLoraHeads, contiguous.
 //
-// Legend: as in lora_few_rows.h. H hidden, F feed-forward, W the width of q, k
-// and v together, P parts.
+// Rows need no alignment. A NaN stays in its row. Sums are f32, in an order
+// that depends only on the widths. So a row's bits depend only on the row and
+// its adapter. Grids depend only on the table's limits and on the widths.
+//
+// Legend: as in lora_few_rows.h, except F feed-forward. H hidden, W the width
+// of q, k and v together, P parts of a row's sum of squares.
 #ifndef WEFT_KERNELS_CUDA_LORA_DECODE_H_
 #define WEFT_KERNELS_CUDA_LORA_DECODE_H_
 
@@ -40,8 +43,8 @@
 
 namespace weft::kernels::cuda {
 
-// The number of features of a row that a block computes. They make one part of
-// the next group's S and, in LoraResidual, one part of the sum of squares.
+// The number of features of an item. They make one part of the next group's S
+// and, in RunLoraResidual, one part of the sum of squares.
 inline constexpr int64_t kLoraResidualFeatures = 256;
 inline constexpr int64_t kLoraGateFeatures = 512;
 constexpr int64_t LoraResidualParts(int64_t hidden) {
@@ -53,8 +56,8 @@ constexpr int64_t LoraGateParts(int64_t features) {
 // The most features of a head that RunLoraHeads accepts.
 inline constexpr int64_t kLoraMaxHeadFeatures = 256;
 
-// The factor 1 / rms(x) by which a kernel multiplies each row of the base
-// product and of its expansion. If squares_TP is null, the factor is 1.
+// The factor 1 / sqrt(mean(x^2) + eps) by which a kernel multiplies each row of
+// the base product plus S B^T. If squares_TP is null, the factor is 1.
 struct DeferredNorm {
   const float* squares_TP = nullptr;  // P parts of the sum of x^2.
   int64_t hidden = 0;                 // The number of features of x.
@@ -63,22 +66,22 @@ struct DeferredNorm {
 
 struct LoraHeads {
   LoraTable table;
-  // The projections q, k and v. `column` is the projection's first bias
-  // element.
+  // The projections q, k and v. `column` is the index of the projection's first
+  // element in bias_W.
   LoraProjection projections[3];
   LoraParts shrunk;
   DeferredNorm norm;
   const void* bias_W = nullptr;  // May be null.
-  // The base product: its heads of q and k, and in slots.v its heads of v. They
-  // are bf16, and the heads of a row are adjacent. q is overwritten. k and v
-  // are written only to the pages.
+  // `rows` has the base product's heads of q and k, and slots.v has its heads
+  // of v. They are bf16, and the heads of a row are adjacent. RunLoraHeads
+  // overwrites q, and writes k and v only to the pages.
   RotaryRows rows;
   HeadNorms norms;  // bf16.
   KvSlots slots;
 };
 // Expands q, k and v, norms and rotates q and k, and stores the results.
 // Errors:  cudaErrorInvalidValue for heads of more than kLoraMaxHeadFeatures,
-//          and for heads or norms that are not bf16.
+//          and for heads or norms that are not bf16; and those of the launch.
 // Threads: any, as for the functions below; the work is queued on `stream`, and
 //          nothing waits for it.
 // Source:  RunLoraFewRowsExpand, then Rotary.

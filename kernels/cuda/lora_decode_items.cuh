@@ -9,8 +9,7 @@ namespace weft::kernels::cuda::few_rows {
 
 // Returns the number of blocks of a launch: at most as many as an H100 holds at
 // a time, with kPerSm on each multiprocessor. More blocks would only wait for a
-// multiprocessor, even if they find no item because entries of the table are
-// unused.
+// multiprocessor.
 template <int kPerSm>
 int64_t DecodeGrid(const LoraTable& table, int64_t tiles) {
   constexpr int64_t kMost = int64_t{132} * kPerSm;
@@ -18,27 +17,27 @@ int64_t DecodeGrid(const LoraTable& table, int64_t tiles) {
   return items < kMost ? items : kMost;
 }
 
-// The number of cache lines that a thread prefetches for an item:
-// kLinesOfFewItems if the launch has at most kFewItems items, otherwise kLines.
-// All blocks together prefetch at most about 30 MB. An H100's cache has 50 MB,
-// and no line may be lost before it is read.
+// The most cache lines that a thread prefetches for an item: kLinesOfFewItems
+// if the launch has at most kFewItems items, otherwise kLines. All blocks
+// together then prefetch at most about 30 MB, which stay in the 50 MB cache of
+// an H100 until they are read.
 inline constexpr int kLine = 64;  // Elements in a line of 128 bytes.
 inline constexpr unsigned kFewItems = 40;
 inline constexpr int kLines = 3;
 inline constexpr int kLinesOfFewItems = 24;
 
-// A table entry (up to 16 rows of one adapter), and the matrices that its items
-// need.
+// A table entry (up to 16 rows of one adapter or of none), and the matrices
+// that an item of it needs.
 template <int kMatrices>
 struct Place {
   LoraFewRows rows;
   LoraMatrix matrices[kMatrices];
 };
 
-// The places of a block's present item and of its next item, which take turns,
-// and the entry of the item after these. While all threads compute an item, one
-// thread looks up the next item. `ahead` already holds that item's entry, so
-// the thread waits for memory only once.
+// `places` holds the block's present item and its next item, which take turns.
+// While all threads compute the present item, thread 0 writes the place of the
+// next one. It has loaded the next item's entry into `ahead` one item earlier,
+// so it waits for memory only once.
 template <int kMatrices>
 struct Places {
   Place<kMatrices> places[2];
@@ -48,7 +47,8 @@ struct Places {
 // Calls run(place, tile, lines) for each item of the block. `place` is in
 // shared memory, because operands need the registers. Its matrix k is that of
 // slot slot_of(tile, k), or has rank 0 if the slot is negative. `lines` is the
-// number of lines that each thread may prefetch for each item.
+// number of cache lines that each thread may prefetch for the item. All threads
+// of the block call ForItems.
 template <int kMatrices, typename SlotOf, typename Run>
 __device__ void ForItems(const LoraTable& table, int tiles, SlotOf slot_of,
                          Run run) {
@@ -68,8 +68,9 @@ __device__ void ForItems(const LoraTable& table, int tiles, SlotOf slot_of,
           slot < 0 ? LoraMatrix() : MatrixOf(table, rows, slot);
     }
   };
-  // Loads the block's first table entry before the kernel knows whether it
-  // exists. The table has memory for max_few entries, so the address is valid.
+  // Loads the block's first table entry before the kernel knows whether the
+  // entry is used. The table has memory for max_few entries, so the address is
+  // valid.
   const LoraFewRows first = table.few[blockIdx.x / tiles];
   const auto num_items = static_cast<unsigned>(*table.num_few * tiles);
   if (blockIdx.x >= num_items) return;
@@ -82,7 +83,7 @@ __device__ void ForItems(const LoraTable& table, int tiles, SlotOf slot_of,
   int turn = 0;
   for (unsigned item = blockIdx.x; item < num_items; item += gridDim.x) {
     // Waits until the item's place is complete and no thread reads the place of
-    // the item before.
+    // the previous item.
     __syncthreads();
     if (threadIdx.x == 0 && item + gridDim.x < num_items) {
       const LoraFewRows next = places.ahead;

@@ -7,8 +7,8 @@
 
 namespace weft::kernels::cuda::few_rows {
 
-// Prefetches B for the features [first, end). Each thread prefetches at most
-// `lines` cache lines.
+// Prefetches B's rows of the features [first, end), but at most `lines` cache
+// lines for each thread.
 __device__ inline void PrefetchB(const LoraFewRows& rows, const LoraMatrix& b,
                                  int first, int end, int lines) {
   const int count = (end - first) * b.rank;
@@ -24,8 +24,8 @@ __device__ inline void PrefetchB(const LoraFewRows& rows, const LoraMatrix& b,
   }
 }
 
-// Prefetches the features [first, end) of every rank of A. Each thread
-// prefetches at most `lines` cache lines.
+// Prefetches A's features [first, end) of every rank, but at most `lines` cache
+// lines for each thread.
 __device__ inline void PrefetchA(const LoraFewRows& rows, const LoraMatrix& a,
                                  int64_t inputs, int first, int end,
                                  int lines) {
@@ -40,10 +40,10 @@ __device__ inline void PrefetchA(const LoraFewRows& rows, const LoraMatrix& a,
   }
 }
 
-// Adds S B^T to the warp's sums, for features below `features` of the
-// projection. `own` is the first of the lane's features. With kAhead, the loads
-// of a step overlap with the products of the step before; this takes more
-// registers.
+// Adds S B^T to the warp's sums, for those of the warp's features that are
+// below `features`. `own` is the first of the lane's 8 features. With kAhead,
+// the loads of a step overlap with the products of the step before; this takes
+// more registers.
 template <bool kAligned, bool kAhead>
 __device__ void AddExpansion(const LoraFewRows& rows, const LoraMatrix& matrix,
                              const Slab& slab, int features, int own,
@@ -66,13 +66,14 @@ __device__ void AddExpansion(const LoraFewRows& rows, const LoraMatrix& matrix,
   }
 }
 
-// A round: the ranks of A that a warp multiplies at a time.
+// A warp multiplies kRoundRanks ranks of A at a time, which is a round. A Round
+// has one lane's elements of these ranks.
 inline constexpr int kRoundTiles = 4;
 inline constexpr int kRoundRanks = kRoundTiles * kColumns;
 using Round = Chunk[kRoundTiles];
 
 // Loads the kRoundRanks ranks of A from `first_rank` on, at the lane's 8
-// features from `own` on.
+// features from `own` on. Ranks and features beyond A are 0.
 template <bool kAligned>
 __device__ void LoadRound(const LoraFewRows& rows, const LoraMatrix& a,
                           int inputs, int own, int first_rank, Round& round) {
@@ -92,9 +93,10 @@ struct RoundSums {
   float sums[kDecodeWarps][kRows][kRoundRanks + kColumns];
 };
 
-// Writes part `part` of x A^T for the entry's rows. x is in registers: x[s] has
-// the lane's two rows at the 8 features from own + s * kSpan on. `round` holds
-// A's first round. All threads of the block call it.
+// Writes part `part` of scale x A^T for the entry's rows. x is in registers:
+// x[s] has the lane's two rows at the 8 features from own + s * kSpan on.
+// round[s] holds A's first round at the same features. All threads of the block
+// call it.
 template <bool kAligned, int kSpans>
 __device__ void WritePart(const LoraParts& parts, const LoraFewRows& rows,
                           const LoraMatrix& a, int inputs, int own, int part,

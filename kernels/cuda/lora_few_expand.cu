@@ -9,7 +9,7 @@ constexpr unsigned kExpandThreads = kExpandWarps * kWarp;
 constexpr int kBlockFeatures = kExpandWarps * kWarpFeatures;
 // The most steps of kDepth ranks of B that a warp loads at once. If all ranks
 // fit in one step, ExpandKernel<1> runs instead, because more of its warps fit
-// on a device.
+// on a multiprocessor.
 constexpr int kMostSteps = 2;
 
 // Writes one element of S to shrunk_TR.
@@ -21,7 +21,7 @@ __device__ void KeepShrunk(const LoraFewRowsProduct& product,
       value;
 }
 
-// The features of a projection to which one block adds.
+// The features of a projection to which one item adds.
 struct FeatureTile {
   int64_t slot;
   int64_t column;  // Where the projection begins in y.
@@ -66,7 +66,7 @@ __device__ void ExpandItem(const Task& task, const LoraFewRows& rows,
       if (rank + i * kDepth >= matrix.rank) break;
       MultiplyStep(*slab, i, b[i], sums);
     }
-    // All threads wait here, because the next round overwrites the slab.
+    // All threads wait here, because the next ranks overwrite the slab.
     __syncthreads();
   }
   for (int half = 0; half < 2; ++half) {
@@ -103,8 +103,9 @@ template <int kSteps>
 __global__ void __launch_bounds__(kExpandThreads) ExpandKernel(Task task) {
   __shared__ Slab slab;
   const LoraFewRowsProduct& product = task.product;
-  // Loads the block's first table entry before the kernel knows whether it
-  // exists. The table has memory for max_few entries, so the address is valid.
+  // Loads the block's first table entry before the kernel knows whether the
+  // entry is used. The table has memory for max_few entries, so the address is
+  // valid.
   LoraFewRows rows = product.table.few[blockIdx.x / task.tiles];
   const auto num_items =
       static_cast<unsigned>(*product.table.num_few * task.tiles);
@@ -128,7 +129,7 @@ __global__ void __launch_bounds__(kExpandThreads) ExpandKernel(Task task) {
   }
 }
 
-// Each block adds up the parts of one entry.
+// Each block writes the S of one entry to shrunk_TR.
 __global__ void __launch_bounds__(kExpandThreads) SumKernel(Task task) {
   const LoraFewRowsProduct& product = task.product;
   if (blockIdx.x >= *product.table.num_few) return;

@@ -19,28 +19,30 @@ __device__ inline float SumOf(const WarpSums& sums, int lower, int i) {
   return sums[i / 2][2 * lower + i % 2];
 }
 
-// Four ranks of one row of S, with zeros beyond the matrix.
+// The f32 sums of four adjacent ranks, for one row of S.
 inline constexpr int kQuad = 4;
 union Quad {
   uint4 whole;
   float values[kQuad];
 };
 
-// kSumLanes adjacent lanes compute the sums of a quad of ranks. Lane l adds the
-// parts l, l + kSumLanes and so on, in order, and loads kPartsAtOnce of them at
-// once. Then the lanes add their sums, and each lane keeps the sum of one rank.
+// kSumLanes adjacent lanes compute the sums of a quad of ranks. The l-th of
+// these lanes adds the parts l, l + kSumLanes and so on, in order, and loads
+// kPartsAtOnce of them at once. Then the lanes add their sums, and each lane
+// keeps the sum of one rank.
 inline constexpr int kSumLanes = kQuad;
 inline constexpr int kPartsAtOnce = 4;
 
-// Returns S in `row`, at the lane's rank of the quad that begins at `rank`; 0
-// if the matrix does not have that rank. All lanes of the warp call it.
+// Returns S in `row` in f32, at the lane's rank of the quad that begins at
+// `rank`. Returns 0 if the matrix does not have that rank. All lanes of the
+// warp call it.
 __device__ inline float SumOfParts(const LoraParts& parts,
                                    const LoraFewRows& rows,
                                    const LoraMatrix& matrix, int row,
                                    int rank) {
   Quad sum = {};
-  // Loads nothing for a quad beyond the matrix: a part ends after the last
-  // matrix's last rank, rounded up to four.
+  // Loads nothing if the whole quad is beyond the matrix, because the quad may
+  // then be beyond the end of the part.
   const int count = rank < matrix.rank ? parts.count : 0;
   const int column = matrix.column + rank;
   const float* from = PartOf(parts, rows, row, 0) + column;
@@ -76,7 +78,8 @@ __device__ inline float SumOfParts(const LoraParts& parts,
     for (int offset = 1; offset < kSumLanes; offset *= 2) {
       sum.values[j] += __shfl_xor_sync(kAllLanes, sum.values[j], offset);
     }
-    // Leaves out ranks beyond this matrix, which a wide load may have read.
+    // Leaves out ranks beyond this matrix, because a 16-byte load may have read
+    // them.
     if (Lane() % kSumLanes == j && rank + j < matrix.rank) own = sum.values[j];
   }
   return own;
@@ -91,8 +94,8 @@ struct Slab {
 
 // Fills the slab with a projection's ranks of S from `first` on: at most kMost,
 // with zeros up to a whole step of kDepth ranks. Calls keep(row, rank, value)
-// for each rank that exists. The slab's rows beyond the entry keep old values,
-// and no kernel uses their products.
+// for each element of S that it reads. The slab's rows beyond the entry keep
+// old values, and no kernel uses their products.
 template <int kMost, typename Keep>
 __device__ void FillSlab(const LoraParts& parts, const LoraFewRows& rows,
                          const LoraMatrix& matrix, int first, Keep keep,

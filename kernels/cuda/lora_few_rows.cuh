@@ -13,21 +13,23 @@ using Bf16 = __nv_bfloat16;
 
 // A warp's product has 16 rows and 8 columns, and sums over kDepth elements.
 // Lane 4 g + t loads the t-th 16 bytes of row g, of row g + 8 and of column g.
-// This permutes the depth of both operands in the same way, so their product is
-// the same.
+// The depth of both operands is permuted in the same way, which does not change
+// their product.
 inline constexpr int kRows = kLoraFewRows;
 inline constexpr int kColumns = 8;
 inline constexpr int kChunk = 8;
 inline constexpr int kDepth = 4 * kChunk;
 static_assert(kRows == 16);
 
-// The fewest features in a part of S (except the last), and the most parts.
+// For RunLoraFewRowsShrink: the fewest features in a part of S (the last part
+// may have fewer), and the most parts. lora_decode.h has its own sizes of
+// parts.
 inline constexpr int64_t kPartFeatures = 1024;
 inline constexpr int64_t kMaxParts = 16;
 
-// The most blocks of a launch. If there are more items, a block computes
-// several of them in turn. So a table with many unused entries does not launch
-// as many empty blocks.
+// The most blocks of a shrink or an expansion. If there are more items, a block
+// computes several of them in turn. Without this limit, a table with many
+// unused entries would launch many empty blocks.
 inline constexpr int64_t kMaxBlocks = 2048;
 
 union Chunk {
@@ -37,7 +39,9 @@ union Chunk {
 };
 
 // Returns elements [begin, begin + 8) of a row of `count` elements. Elements
-// beyond the row's end are 0. If the row does not exist, all are 0.
+// beyond the row are 0, and all are 0 if the row does not exist. If kAligned,
+// `begin` and `count` are multiples of 8, and the row begins at a multiple of
+// 16 bytes.
 template <bool kAligned>
 __device__ Chunk Load(const Bf16* row, int begin, int count, bool exists) {
   Chunk chunk = {};
@@ -55,7 +59,7 @@ __device__ Chunk Load(const Bf16* row, int begin, int count, bool exists) {
 }
 
 // Writes a chunk to elements [begin, begin + 8) of a row of `count` elements,
-// but nothing beyond the row. If kAligned, uses one store.
+// but nothing beyond the row. kAligned is as for Load.
 template <bool kAligned>
 __device__ void Save(const Chunk& chunk, Bf16* row, int begin, int count,
                      bool exists) {
@@ -83,7 +87,7 @@ __device__ inline float ElementOf(const Chunk& chunk, int i) {
   return ToFloat(x);
 }
 
-// Returns whether all rows of a matrix can be read by 16-byte loads.
+// Returns whether 16-byte loads can read all rows of a matrix.
 __device__ inline bool IsAligned(const Bf16* data, int64_t stride) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % kChunk == 0;
 }
@@ -98,16 +102,15 @@ __device__ inline void Multiply(const Chunk& upper, const Chunk& lower,
   }
 }
 
-// Returns the matrix in `slot` of the entry's adapter, or a matrix of rank 0
-// for rows without an adapter.
+// Returns the matrix in `slot` of the adapter of `rows`. Without an adapter,
+// returns a matrix of rank 0.
 __device__ inline LoraMatrix MatrixOf(const LoraTable& table,
                                       const LoraFewRows& rows, int64_t slot) {
   if (rows.layout == kNoLoraLayout) return {};
   return table.matrices[rows.layout * table.num_slots + slot];
 }
 
-// The arguments of a launch: the product, and sizes that the host computes from
-// its widths.
+// The arguments of a launch: the product, and sizes that the host computes.
 struct Task {
   LoraFewRowsProduct product;
   LoraParts parts;
@@ -116,7 +119,7 @@ struct Task {
   unsigned tiles = 0;  // Items in an entry or, in the shrink, in a part.
 };
 
-// Returns where a part of one of the entry's rows begins.
+// Returns where part `part` of S begins for a row of the entry `rows`.
 __device__ inline float* PartOf(const LoraParts& parts, const LoraFewRows& rows,
                                 int row, int part) {
   const int64_t place = rows.place + row;

@@ -1,17 +1,16 @@
 // LoRA's part of a linear layer for segments of few rows, as in decoding. The
-// latency and the bytes of the matrices decide its time, not the
-// multiplications.
+// time goes to latency and to reading A and B, not to the multiplications.
 //
 //   shrink   parts = x A^T, each over some of the features
 //   expand   S = sum of the parts; y += scale S B^T for all projections
 //
-// The shrink and the expansion are one launch each. A block of the shrink
-// reduces once for each part that it computes, and no block waits for another.
-// A block of the expansion adds up the parts that it needs, in a fixed order.
+// The shrink and the expansion are one launch each, and no block waits for
+// another. A block of the shrink computes parts of S. A block of the expansion
+// adds up the parts that it needs, in a fixed order.
 //
 // Rounding: parts and sums are f32. S is rounded to bf16 before it is
-// multiplied with B, and y is rounded after the addition, as in lora_product.h.
-// A row's result depends only on that row, its adapter and the widths.
+// multiplied with B, and y is rounded after the addition. A row's result
+// depends only on that row, its adapter and the widths.
 //
 // Legend: as in lora_table.h. I inputs, O outputs of the (fused) layer.
 #ifndef WEFT_KERNELS_CUDA_LORA_FEW_ROWS_H_
@@ -27,8 +26,8 @@
 namespace weft::kernels::cuda {
 
 // The parts of S, f32 [rows of all entries, count, stride]. Rows are in the
-// order of LoraFewRows::place. A part has one sum for each rank, padded to
-// `stride`.
+// order of LoraFewRows::place. A part of a row has one sum for each rank,
+// padded to `stride`.
 struct LoraParts {
   float* data = nullptr;
   int count = 0;
@@ -43,7 +42,7 @@ struct LoraFewRowsProduct {
   LoraTable table;
   int64_t slot_of_a = 0;  // The stacked A of all projections.
   int64_t max_rank = 0;   // The largest R in slot_of_a; 0: no work.
-  // The slot of B and the columns of y for each projection.
+  // Each projection's slot of B and its columns of y.
   LoraProjection projections[kMaxLoraProjections];
   int num_projections = 0;
   int64_t max_projection_rank = 0;  // The largest R of all projections.
@@ -70,9 +69,9 @@ struct LoraFewRowsProduct {
 [[nodiscard]] cudaError_t RunLoraFewRowsShrink(
     const LoraFewRowsProduct& product, cudaStream_t stream);
 
-// Adds up the parts of S and adds scale S B^T to y, in one launch. If shrunk_TR
-// is not null, also writes S for the entries' rows and the projections' ranks,
-// and leaves the rest of S unchanged.
+// Adds up the parts of S, and adds scale S B^T to y, in one launch. If
+// shrunk_TR is not null, also writes S for the entries' rows and the
+// projections' ranks, and leaves the rest of shrunk_TR unchanged.
 [[nodiscard]] cudaError_t RunLoraFewRowsExpand(
     const LoraFewRowsProduct& product, cudaStream_t stream);
 

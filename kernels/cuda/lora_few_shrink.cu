@@ -7,8 +7,8 @@ namespace {
 constexpr int kShrinkWarps = 8;
 constexpr unsigned kShrinkThreads = kShrinkWarps * kWarp;
 // A warp loads the operands of kShrinkSteps products before it computes the
-// first product. These products are its share of a part. If the operands are
-// not aligned, it loads and computes one product at a time.
+// first of them. If the operands are not aligned, it loads and computes one
+// product at a time.
 constexpr int kShrinkSteps = 4;
 // Blocks per multiprocessor. Without this number the compiler would use too few
 // registers and move loads behind the products.
@@ -48,7 +48,8 @@ __device__ void AddFeatures(const Task& task, const LoraFewRows& rows,
   }
 }
 
-// Computes one item: part `part` of S, for up to 16 rows and 8 ranks.
+// Computes one item: part `part` of S, for up to 16 rows and for the 8 ranks
+// from `first_rank` on.
 __device__ void ShrinkItem(const Task& task, const LoraFewRows& rows,
                            const LoraMatrix& matrix, int part, int first_rank) {
   __shared__ float memory[kShrinkWarps][kRows * kColumns];
@@ -91,8 +92,9 @@ __global__ void __launch_bounds__(kShrinkThreads, kShrinkBlocks)
     ShrinkKernel(Task task) {
   const LoraTable& table = task.product.table;
   const unsigned per_entry = task.tiles * task.parts.count;
-  // Loads the block's first table entry before the kernel knows whether it
-  // exists. The table has memory for max_few entries, so the address is valid.
+  // Loads the block's first table entry before the kernel knows whether the
+  // entry is used. The table has memory for max_few entries, so the address is
+  // valid.
   LoraFewRows rows = table.few[blockIdx.x / per_entry];
   const auto num_items = static_cast<unsigned>(*table.num_few * per_entry);
   for (unsigned item = blockIdx.x; item < num_items; item += gridDim.x) {

@@ -7,13 +7,13 @@ namespace {
 
 // Blocks per multiprocessor.
 constexpr int kPerSm = 2;
-// A block computes two spans of kSpan features, one after the other, so that
+// An item is two spans of kSpan features, computed one after the other, so that
 // the shrink for down has few parts. A span has both sides: gate and up.
 constexpr int kSpans = 2;
 static_assert(kLoraGateFeatures == kSpans * kSpan);
 constexpr int kSides = 2;
 
-// The matrices of an entry: B of gate, B of up, A of down.
+// An entry's matrices: 0 is B of gate, 1 is B of up, and kA is A of down.
 constexpr int kA = 2;
 constexpr int kMatrices = 3;
 
@@ -22,8 +22,8 @@ struct Memory {
   RoundSums round;
 };
 
-// Computes the gated product at the lane's 8 features from `own` on, for its
-// two rows. Stores it, and leaves it in `out`.
+// Computes the gated product for the lane's two rows, at the lane's 8 features
+// from `own` on. Stores it, and leaves it in `out`.
 template <GateActivation kActivation, bool kAligned>
 __device__ void GateSpan(const LoraGate& task, const LoraFewRows& rows,
                          const LoraMatrix (&matrices)[kMatrices],
@@ -91,8 +91,8 @@ __device__ void GateItem(const LoraGate& task, const LoraFewRows& rows,
                              OwnRow(half) < rows.num_rows);
   }
   Chunk out[kSpans][2] = {};
-  // The loop is not unrolled, so that its code exists once. Each pass first
-  // moves the results of the pass before from out[1] to out[0].
+  // The loop is not unrolled, so that its code exists once. Each iteration
+  // first moves the results of the previous one from out[1] to out[0].
 #pragma unroll 1
   for (int s = 0; s < kSpans; ++s) {
 #pragma unroll

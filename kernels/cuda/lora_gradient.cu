@@ -22,7 +22,7 @@ using GradientTile =
          kRanksAreRows<Kind> ? kTileFeatures : Kind::kRank, kStepDepth, kStages,
          /*kLeftDepthIsRows=*/true, /*kRightDepthIsRows=*/true>;
 
-// The part of a gradient to which a block adds.
+// A gradient from the first element of the block's tile on.
 struct GradientView {
   float* data;
   int64_t stride;

@@ -1,5 +1,5 @@
-// Gradients of the adapters' matrices. They are sums over the rows of a
-// segment: dA += dS^T X and dB += scale dY^T S.
+// Gradients of the adapters' matrices. They are sums over the rows of segments:
+// dA += dS^T X and dB += scale dY^T S.
 #ifndef WEFT_KERNELS_CUDA_LORA_GRADIENT_H_
 #define WEFT_KERNELS_CUDA_LORA_GRADIENT_H_
 
@@ -14,9 +14,10 @@ namespace weft::kernels::cuda {
 // Returns the number of floats that AddLoraGradient needs as workspace.
 [[nodiscard]] int64_t LoraGradientWorkspace(const LoraProduct& product);
 
-// Adds the products of X and S to the gradients in table.parts, in one launch.
-// A gradient is f32 and has the layout of its adapter's weights. The order of
-// its sums depends only on the rows of the segments that share the gradient.
+// Adds scale times the products of X and S to the gradients in table.parts, in
+// one launch. A gradient is f32 and has the layout of its adapter's weights.
+// The order of its sums depends only on the numbers of rows of the segments
+// that share the gradient.
 // Threads: any; the work is queued on `stream`, and nothing waits for it.
 // Source:  the formula in f64.
 [[nodiscard]] cudaError_t AddLoraGradient(const LoraProduct& product,

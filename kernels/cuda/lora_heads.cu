@@ -58,8 +58,8 @@ __device__ HeadTile TileAt(const HeadsTask& task, int number) {
           .count = left < task.tile_heads ? left : task.tile_heads};
 }
 
-// Loads the rows' slots and positions to shared memory. Later loads overlap
-// with these.
+// Loads the rows' slots and positions to shared memory. Without slots_T, every
+// slot is -1.
 __device__ void LoadPlaces(const LoraHeads& heads, const LoraFewRows& rows,
                            Memory* memory) {
   const int row = static_cast<int>(threadIdx.x);
@@ -69,8 +69,8 @@ __device__ void LoadPlaces(const LoraHeads& heads, const LoraFewRows& rows,
   memory->positions[row] = heads.rows.positions_T[rows.row + row];
 }
 
-// Writes the tile's heads to shared memory: base product plus expansion, times
-// the deferred factor, plus bias.
+// Writes the tile's heads to shared memory: base product plus S B^T, times the
+// deferred factor, plus bias.
 template <bool kAligned>
 __device__ void ExpandHeads(const HeadsTask& task, const LoraFewRows& rows,
                             const LoraMatrix& b, const HeadTile& tile,
@@ -113,7 +113,8 @@ __device__ void ExpandHeads(const HeadsTask& task, const LoraFewRows& rows,
   }
 }
 
-// Returns where a head is in shared memory, and where PrepareHead stores it.
+// Returns where head `head` of the tile is in shared memory, and where
+// PrepareHead stores it.
 __device__ HeadWork<Bf16, Bf16> WorkOf(const LoraHeads& heads,
                                        const LoraFewRows& rows,
                                        const HeadTile& tile, int row, int head,
@@ -147,7 +148,8 @@ __global__ void __launch_bounds__(kDecodeThreads, kPerSm)
   for (int i = 0; i < kProjections; ++i) {
     tiles += TilesOf(HeadsOf(heads, i), task.tile_heads);
   }
-  // PrepareHead finds the positions in shared memory, by the row of the entry.
+  // PrepareHead finds the positions in shared memory, by the row's index in the
+  // entry.
   RotaryRows angles = heads.rows;
   angles.positions_T = memory.positions;
   const auto slot_of = [&](int number, int /*k*/) {
@@ -224,8 +226,8 @@ cudaError_t RunLoraHeads(const LoraHeads& heads, cudaStream_t stream) {
       (has_norms && heads.norms.dtype != DType::kBf16)) {
     return cudaErrorInvalidValue;
   }
-  // slots.v needs no check: PrepareHead reads the heads from shared memory, and
-  // writes v only to the pages.
+  // The alignment of slots.v does not matter: PrepareHead reads the heads from
+  // shared memory, and writes v only to the pages.
   const bool is_wide = HeadsTakePacks<Bf16>(heads.rows, heads.norms) &&
                        IsWide<Bf16>(heads.slots.k_pages, 0) &&
                        IsWide<Bf16>(heads.slots.v_pages, 0);

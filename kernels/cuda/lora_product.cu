@@ -67,8 +67,8 @@ __device__ MatrixView WeightOf(const LoraProjection& projection,
   }
 }
 
-// Returns the number of features in one part of a sum, rounded up to whole
-// steps.
+// Returns the number of features in one part of a sum: a multiple of
+// kStepDepth.
 __host__ __device__ inline int64_t PartDepth(int64_t features, int64_t cuts,
                                              int64_t max_parts) {
   const int64_t by_parts = (features + max_parts - 1) / max_parts;
@@ -84,7 +84,8 @@ __host__ __device__ inline int64_t NumParts(int64_t features, int64_t cuts,
 }
 
 // A block computes one part of the sums for one LoraRowBlock, one projection
-// and one tile of ranks. Along blockIdx.y the part varies fastest.
+// and one tile of ranks. The last block of a sum adds up its parts. Along
+// blockIdx.y the part varies fastest.
 template <typename Kind>
 __global__ void __launch_bounds__(ShrinkTile<Kind>::kThreads, Kind::kBlocks)
     ShrinkKernel(LoraProduct product, int rank_tiles, int max_parts) {

@@ -6,8 +6,8 @@
 //   expand   Y += scale S B^T   dX += dS A
 //
 // Legend: as in lora_table.h. X [T, F] is the matrix with features: x, y or the
-// gradient of either. If a layer stacks projections, each projection has F
-// columns of X.
+// gradient of either. If a layer stacks projections, each has its own F and its
+// own columns of X.
 #ifndef WEFT_KERNELS_CUDA_LORA_PRODUCT_H_
 #define WEFT_KERNELS_CUDA_LORA_PRODUCT_H_
 
@@ -47,10 +47,10 @@ struct LoraProduct {
 
 // Returns the number of floats that RunLoraShrink needs as workspace.
 [[nodiscard]] int64_t LoraShrinkWorkspace(const LoraProduct& product);
-// Returns the number of counters that a shrink or a gradient needs.
+// Returns the number of counters that RunLoraShrink and AddLoraGradient need.
 [[nodiscard]] int64_t LoraCounters(const LoraProduct& product);
 
-// Writes S at the rows of all segments and the ranks of their adapters, in one
+// Writes S at the rows of table.blocks and the ranks of their adapters, in one
 // launch, and leaves the rest of S unchanged. Sums are f32, in an order that
 // depends only on the numbers of the segment's rows and of features. A NaN in X
 // stays in its row, and a NaN in a matrix stays in its rank.
@@ -59,8 +59,9 @@ struct LoraProduct {
 [[nodiscard]] cudaError_t RunLoraShrink(const LoraProduct& product,
                                         cudaStream_t stream);
 
-// Adds the products of S and the matrices to X, in one launch without
-// workspace. Otherwise like RunLoraShrink.
+// Adds scale times the products of S and the matrices to X, in one launch
+// without workspace. A NaN in S stays in its row, and a NaN in a matrix stays
+// in its feature. Threads and source as for RunLoraShrink.
 [[nodiscard]] cudaError_t RunLoraExpand(const LoraProduct& product,
                                         cudaStream_t stream);
 

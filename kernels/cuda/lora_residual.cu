@@ -15,8 +15,8 @@ struct Memory {
   float squares[kDecodeWarps][kRows];
 };
 
-// Writes each row's sum of squares over the tile. `squares` has the lane's sums
-// for its two rows.
+// Writes each row's sum of squares over the tile to squares_TP. `squares` has
+// the lane's sums for its two rows.
 __device__ void WriteSquares(const LoraResidual& task, const LoraFewRows& rows,
                              int tile, const float (&squares)[2],
                              Memory* memory) {

@@ -1,6 +1,6 @@
 // The table that the LoRA kernels read for a batch: which rows belong to which
-// adapter, and where each matrix is. It is uploaded once and serves every
-// linear layer of a pass. A launch names matrices by their slots in the table.
+// adapter, and where each matrix is. One upload serves every linear layer of a
+// pass. A launch names matrices by their slots in the table.
 //
 // A segment is consecutive rows of one adapter. A layout gives the places of
 // all slots' matrices in an adapter. Adapters of the same shape share a layout.
@@ -28,16 +28,16 @@ constexpr int64_t LoraRankTile(int64_t max_rank) {
   while (tile < kLoraMaxRankTile && tile < max_rank) tile *= 2;
   return tile;
 }
-// A sum over features is cut into parts of kLoraSpan features. Parts of
-// segments of few rows are up to kLoraMaxCuts times smaller. No sum has more
-// than kLoraMaxParts parts, so the parts of many features are larger.
+// A sum over features is cut into parts of kLoraSpan features. Parts of short
+// segments are up to kLoraMaxCuts times smaller. No sum has more than
+// kLoraMaxParts parts, so a sum over very many features has larger parts.
 inline constexpr int64_t kLoraSpan = 1024;
 inline constexpr int64_t kLoraMaxCuts = 4;
 inline constexpr int64_t kLoraMaxParts = 16;
-// This many blocks of threads fill a device. The sums of a segment are cut only
-// until it has so many blocks, because each part adds memory traffic.
+// This many blocks of threads fill a device. A segment of many row blocks has
+// fewer parts (LoraRowBlock::max_parts), because each part adds memory traffic.
 inline constexpr int64_t kLoraEnoughBlocks = 128;
-// A gradient's sum over rows is cut into parts of this many rows.
+// A gradient's sum over rows is cut into parts of at most this many rows.
 inline constexpr int64_t kLoraPartRows = 2048;
 // A segment of at most this many rows uses the kernels of lora_few_rows.h in
 // the forward pass.
@@ -46,8 +46,8 @@ inline constexpr int64_t kLoraFewRows = 16;
 // The largest rank of a matrix B that the kernels of lora_decode.h accept.
 inline constexpr int64_t kLoraMaxDecodeRank = 128;
 
-// The place of A or B of one linear layer. It is the same in all adapters of a
-// layout.
+// The place, rank and scale of one matrix A or B. They are the same in all
+// adapters of a layout.
 struct LoraMatrix {
   int64_t offset = 0;  // Offset in elements, the same in weights and gradient.
   int32_t rank = 0;    // R; 0: there is no matrix.
@@ -100,8 +100,8 @@ struct alignas(16) LoraFewRows {
 struct LoraTable {
   const LoraMatrix* matrices = nullptr;  // [layouts, num_slots].
   int64_t num_slots = 0;
-  // The row blocks of all segments: first those of long segments, then those of
-  // segments of few rows, which only the backward pass uses.
+  // The row blocks of the segments of AddSegment: first those of long segments,
+  // then those of at most kLoraFewRows rows, which only the backward pass uses.
   const LoraRowBlock* blocks = nullptr;
   int64_t num_blocks = 0;
   int64_t num_long_blocks = 0;
@@ -113,9 +113,9 @@ struct LoraTable {
   const LoraPartialSum* sums = nullptr;
   int64_t num_sums = 0;
   int64_t num_partials = 0;
-  // The entries of few rows. Their number is on the device. Launches depend
-  // only on max_few and max_few_rows, so that a recorded launch serves other
-  // batches.
+  // The entries of few rows. Their number is on the device. The launches for
+  // them depend only on max_few and max_few_rows, so that a recorded launch
+  // serves other batches.
   const LoraFewRows* few = nullptr;
   const int64_t* num_few = nullptr;
   int64_t max_few = 0;

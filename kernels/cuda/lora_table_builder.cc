@@ -10,8 +10,8 @@ int64_t NumBlocks(int64_t segment_rows) {
   return (segment_rows + kLoraBlockRows - 1) / kLoraBlockRows;
 }
 
-// Returns LoraRowBlock::cuts. A segment of few rows needs small parts to keep
-// the device busy. Many rows keep it busy anyway, and more parts would only add
+// Returns LoraRowBlock::cuts. A short segment needs small parts to keep the
+// device busy. A long one keeps it busy anyway, and more parts would only add
 // memory traffic.
 int32_t CutsOf(int64_t segment_rows) {
   const int64_t cuts = kLoraBlockRows / segment_rows;

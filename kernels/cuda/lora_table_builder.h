@@ -11,8 +11,8 @@
 
 namespace weft::kernels::cuda {
 
-// The capacity of a table of fixed size. Every decode step rewrites the table
-// at the same address.
+// The capacity of a table of fixed size. Each decode step can rewrite such a
+// table at the same address.
 struct LoraTableCapacity {
   int64_t num_slots = 0;
   int64_t max_layouts = 0;
@@ -24,10 +24,10 @@ struct LoraTableCapacity {
   [[nodiscard]] LoraTable At(const void* bytes) const;
 };
 
-// Builds a table. Long sums are cut into parts. For a sum over features, only
-// the segment's rows decide the parts. For a gradient, only the rows of the
-// segments that share it do. So the bits of a result do not depend on other
-// adapters.
+// Builds a table. Long sums are cut into parts. The parts of a sum over
+// features depend only on the numbers of features and of the segment's rows.
+// The parts of a gradient depend only on the rows of the segments that share
+// the gradient. So the bits of a result do not depend on other adapters.
 // Threads: not thread-safe.
 class LoraTableBuilder {
  public:
@@ -41,8 +41,8 @@ class LoraTableBuilder {
   // layout may share a gradient.
   void AddSegment(int64_t row, int64_t num_rows, int layout,
                   const void* weights, float* gradient);
-  // Adds a segment for the forward pass only. It becomes entries of few rows,
-  // even if it is long.
+  // Adds a segment for the forward pass only: entries of few rows, even if it
+  // is long.
   void AddFewRows(int64_t row, int64_t num_rows, int layout,
                   const void* weights);
   // Adds rows without an adapter to the entries of few rows. lora_decode.h
@@ -51,15 +51,15 @@ class LoraTableBuilder {
     AddFewRows(row, num_rows, kNoLoraLayout, nullptr);
   }
 
-  // Returns the bytes of all arrays. Afterwards nothing may be added.
+  // Returns the table's bytes. Call it once, after everything is added.
   [[nodiscard]] std::vector<std::byte> Finish();
   // Returns the finished table whose bytes are at the device address `bytes`, a
   // multiple of 16.
   [[nodiscard]] LoraTable At(const void* bytes) const;
 
   // Writes the layouts and the entries of few rows to `bytes`, as a table of
-  // `capacity`. The caller then does not call Finish.
-  // REQUIRES: layouts and entries fit.
+  // `capacity`. Call it instead of Finish.
+  // REQUIRES: layouts and entries fit in `capacity`.
   void WriteTo(const LoraTableCapacity& capacity,
                std::span<std::byte> bytes) const;
 

@@ -50,10 +50,10 @@ template <LoraOrder kTheOrder, int kTheRank>
 struct TileKind {
   static constexpr LoraOrder kOrder = kTheOrder;
   static constexpr int kRank = kTheRank;  // One of the values of LoraRankTile.
-  // Blocks per multiprocessor. Their number limits the registers of a thread.
+  // Blocks per multiprocessor. This number limits the registers of a thread.
   static constexpr int kBlocks = kRank <= 16 ? 3 : kRank <= 64 ? 2 : 1;
 };
-// Calls run(TileKind) with the kind for the product's order and largest rank.
+// Calls run(TileKind) with the kind for kOrder and the product's largest rank.
 template <LoraOrder kOrder, typename Run>
 cudaError_t WithRankTile(const LoraProduct& product, Run run) {
   switch (LoraRankTile(product.max_rank)) {
@@ -76,7 +76,7 @@ cudaError_t WithTileKind(const LoraProduct& product, Run run) {
 
 // Launches a kernel whose blocks have the threads of Tile and the dynamic
 // shared memory of Memory. First raises the kernel's limit of this memory,
-// because the default is lower.
+// because the default may be lower.
 template <typename Tile, typename Memory, typename... Parameters,
           typename... Arguments>
 cudaError_t LaunchTile(void (*kernel)(Parameters...), int64_t grid_x,

@@ -1,5 +1,5 @@
 // Merges attention results over disjoint sets of keys.
-// Legend: N rows (token-heads), C head features.
+// Legend: N rows (each is one head of one token), C head features.
 #ifndef WEFT_KERNELS_CUDA_LSE_MERGE_H_
 #define WEFT_KERNELS_CUDA_LSE_MERGE_H_
 

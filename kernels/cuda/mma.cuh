@@ -1,8 +1,8 @@
-// Tensor cores and asynchronous copies: one inline function for each
-// instruction that CUDA C++ does not offer. The PTX ISA describes the
-// instructions and the layouts of their fragments. All lanes of a warp call
-// LoadMatrices, LoadMatricesTransposed, MultiplyAdd and Transpose8x8 together.
-// Tests on the host replace all functions of this file.
+// Functions for tensor cores, asynchronous copies and shared memory. Most of
+// them wrap one instruction of PTX. The PTX ISA describes the instructions and
+// the layouts of their fragments. All lanes of a warp call LoadMatrices,
+// LoadMatricesTransposed, MultiplyAdd and Transpose8x8 together. Tests on the
+// host use ptx_on_host.h instead.
 //
 // Legend: lane l has g = l / 4 and t = l % 4.
 #ifndef WEFT_KERNELS_CUDA_MMA_CUH_
@@ -21,7 +21,7 @@ __device__ inline unsigned SharedAddress(const void* shared) {
 }
 
 // Loads four 8 x 8 matrices of bf16 from shared memory. Lane l passes the
-// address of row l % 8 of matrix l / 8, which is a multiple of 16 bytes. Each
+// address of row l % 8 of matrix l / 8. The address is a multiple of 16. Each
 // lane gets elements (g, 2t) and (g, 2t + 1) of each matrix.
 __device__ inline void LoadMatrices(const __nv_bfloat16* row,
                                     unsigned (&fragments)[4]) {
@@ -105,7 +105,7 @@ __device__ inline void WaitForCopies() {
   asm volatile("cp.async.wait_group %0;" : : "n"(kPending) : "memory");
 }
 
-// Prefetches the address' cache line into the L2 cache.
+// Prefetches the cache line at `global` into the L2 cache.
 __device__ inline void Prefetch(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" : : "l"(global));
 }

@@ -19,8 +19,8 @@ inline constexpr int kChunk = 8;
 // The side of the square part of an operand that one ldmatrix loads.
 inline constexpr int kFragment = 16;
 
-// A row-major matrix in global memory. Elements beyond its rows and columns
-// read as 0.
+// A row-major matrix in global memory. OperandTile::Copy reads elements beyond
+// its rows and columns as 0.
 struct MatrixView {
   const Bf16* data;
   int64_t stride;
@@ -36,7 +36,7 @@ struct MatrixView {
     const int count = num_columns - column;
     return count < 0 ? 0 : count < kChunk ? count : kChunk;
   }
-  // Returns whether one access can read each chunk of a row.
+  // Returns whether one 16-byte access can read each chunk.
   __device__ bool IsAligned() const {
     return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % kChunk == 0;
   }
@@ -54,8 +54,8 @@ struct OperandTile {
   uint4 chunks[kChunks];
 
   // Returns the index of a chunk in `chunks`. The order of a row's chunks is
-  // permuted, so that eight rows have the chunks of a column in different
-  // banks.
+  // permuted, so that eight consecutive rows have the chunks of one column in
+  // different banks.
   static __device__ int Place(int row, int chunk) {
     if constexpr (kRowChunks >= kLineChunks) {
       return row * kRowChunks + (chunk ^ row % kLineChunks);
@@ -69,8 +69,9 @@ struct OperandTile {
     return chunks[Place(row, chunk)];
   }
 
-  // Starts an asynchronous copy of the matrix' first rows and columns. If the
-  // matrix is not aligned, completes the copy before it returns.
+  // Copies the matrix' first rows and columns, and writes 0 beyond the matrix.
+  // If is_aligned (matrix.IsAligned()), the copy is asynchronous. All threads
+  // of the block call it.
   __device__ void Copy(const MatrixView& matrix, bool is_aligned) {
     // All chunks that a thread copies are in the same columns.
     constexpr int kRowStep = kThreads / kRowChunks;
@@ -104,7 +105,7 @@ struct OperandTile {
   }
 
   // Loads the fragment at (outer, depth): MultiplyAdd's left operand if
-  // kIsLeft, otherwise two adjacent right operands.
+  // kIsLeft, otherwise its right operands at `outer` and at outer + 8.
   template <bool kIsLeft>
   __device__ void Load(int outer, int depth, unsigned (&fragments)[4]) const {
     const auto lane = static_cast<int>(threadIdx.x % kWarp);

@@ -1,6 +1,6 @@
 // Packs: adjacent elements of a row that a thread loads or stores together. The
 // template parameter kN of a kernel is the number of elements in a pack. kN is
-// kWidth<T> (16 bytes) if all rows begin at multiples of 16 bytes and have
+// kWidth of an element type if all rows begin at multiples of 16 bytes and have
 // whole packs, otherwise 1.
 #ifndef WEFT_KERNELS_CUDA_PACK_CUH_
 #define WEFT_KERNELS_CUDA_PACK_CUH_
@@ -31,7 +31,7 @@ struct alignas(kN * sizeof(T) < kAccessBytes ? kN * sizeof(T)
   __device__ void Set(int i, float x) { Store(x, &elements[i]); }
 };
 
-// Loads a pack, with one access for every 16 bytes.
+// Loads a pack, in accesses of at most 16 bytes.
 template <int kN, typename T>
 __device__ Pack<T, kN> LoadPack(const T* from) {
   return *reinterpret_cast<const Pack<T, kN>*>(from);
@@ -58,9 +58,9 @@ __device__ void StorePack(const Pack<T, kN>& pack, T* to) {
 template <typename Part, int kKept>
 class ThreadRow {
  public:
-  // Calls part = load(i) and then visit(i, part), which may change the part,
-  // for each of the thread's packs i of a row of `count` packs. Loads all kept
-  // parts before the first visit, so that the loads overlap.
+  // For each of the thread's packs i of a row of `count` packs, calls part =
+  // load(i) and then visit(i, part). Loads all kept parts before the first
+  // visit, so that the loads overlap.
   template <typename Load, typename Visit>
   __device__ void Read(int count, Load load, Visit visit) {
 #pragma unroll
@@ -76,8 +76,8 @@ class ThreadRow {
       visit(i, part);
     }
   }
-  // Calls finish(i, part) for the same packs. Calls load(i) again for the parts
-  // that are not in registers.
+  // Calls finish(i, part) for the same packs. A kept part is as `visit` left
+  // it. Any other part is loaded again.
   template <typename Load, typename Use>
   __device__ void Finish(int count, Load load, Use finish) {
 #pragma unroll
@@ -137,7 +137,7 @@ cudaError_t WithType(DType dtype, Run run) {
 
 // Calls run with a null const T* and a null const W*. T is the type of the
 // rows, and W is the type of their weight. Errors: cudaErrorInvalidValue if
-// weight_dtype is neither f32 nor `dtype`.
+// weight_dtype is neither f32 nor `dtype`; and those of run.
 template <typename Run>
 cudaError_t WithTypes(DType dtype, DType weight_dtype, Run run) {
   return WithType(dtype, [&]<typename T>(const T* t) {

@@ -9,10 +9,11 @@ constexpr int kThreads = kAttentionThreads;
 constexpr int kNumWarps = kAttentionWarps;
 // About two blocks for each of 132 multiprocessors keep a large device busy.
 constexpr int64_t kWantedBlocks = 256;
-// The fewest and the most tokens of a split, measured on an H100. To start and
-// merge a split costs 5 to 10 us, which is more than a shorter split saves.
-// Longer splits leave multiprocessors idle at the end: 64 sequences of 8,192
-// tokens take 766 us whole and 726 us split.
+// A sequence gets at most one split per kMinSplitTokens tokens, and at least
+// one per kMaxSplitTokens if splits.most allows. To start and merge a split
+// costs 5 to 10 us on an H100, which is more than a shorter split saves. Longer
+// splits leave multiprocessors idle at the end: 64 sequences of 8,192 tokens
+// take 766 us whole and 726 us split.
 constexpr int kMinSplitTokens = 128;
 constexpr int kMaxSplitTokens = 2048;
 // The most groups of heads (grid.x) in a launch with splits. A group is up to
@@ -119,8 +120,8 @@ __device__ void ForFeatures(const PagedAttentionBatch& batch,
   }
 }
 
-// Returns what the sink of a row's head adds to a sum of weights relative to
-// 2^top; 0 without sinks.
+// Returns what the sink of a row's head adds to the row's sum of 2^(score -
+// top); 0 without sinks.
 __device__ float SinkWeight(const PagedAttentionBatch& batch, int64_t row,
                             float top) {
   if (batch.sinks_H == nullptr) return 0;
@@ -170,8 +171,8 @@ __device__ void StoreBlock(const PagedAttentionBatch& batch,
   }
 }
 
-// Returns true in all threads of the block that is the last of its group's
-// splits to finish.
+// Returns true in the block that is the last of its group's splits to finish.
+// All threads call it.
 __device__ bool IsLastSplit(int num_splits, bool* is_last) {
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -236,8 +237,8 @@ __device__ const T* QueryOf(const PagedAttentionBatch& batch,
          work.sequence * between;
 }
 
-// The fewest blocks per multiprocessor. The number limits the registers to
-// those that a step's keys and values need.
+// The fewest blocks per multiprocessor. This number leaves each thread the
+// registers that a step's keys and values need.
 template <typename T, int kChunks>
 inline constexpr int kBlocksOnProcessor = sizeof(T) == 4 || kChunks > 2
                                               ? 2
@@ -250,8 +251,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnProcessor<T, kChunks>)
   BlockWork work = HeadsOfBlock(batch);
   const int length = batch.lengths_B[work.sequence];
   // The grid has splits for the longest sequence that the table allows. If a
-  // sequence has fewer splits, the blocks of the others end at once. The first
-  // split always exists, so it loads the query together with the length.
+  // sequence has fewer splits, the blocks of the other splits end at once. The
+  // first split always exists, so its block loads the query together with the
+  // length.
   if (blockIdx.y > 0) {
     SetTokens(batch, length, &work);
     if (static_cast<int>(blockIdx.y) >= work.num_splits) return;

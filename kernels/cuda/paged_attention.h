@@ -15,10 +15,10 @@ namespace weft::kernels::cuda {
 inline constexpr int64_t kMaxHeadFeatures = 256;
 inline constexpr int kMaxSplits = 128;
 
-// The rule that splits a sequence's tokens into parts, each for its own block.
-// A sequence gets one part per 128 tokens, but at most `wanted` parts. If these
-// parts would have more than 2048 tokens, it gets one part per 2048 tokens. It
-// never gets more than `most` parts.
+// The rule that splits the visible tokens of a sequence into parts, which
+// different blocks compute. A sequence gets one part per 128 tokens, but at
+// most `wanted` parts. If these parts would have more than 2048 tokens, it gets
+// one part per 2048 tokens. It never gets more than `most` parts.
 struct AttentionSplits {
   int wanted = 1;
   int most = 1;  // At most kMaxSplits; the number of blocks in grid.y.
@@ -55,7 +55,8 @@ struct PagedAttentionBatch {
 // Returns the splits that keep a device busy. Without splits, few sequences
 // would leave multiprocessors idle, and a very long sequence would end long
 // after the others. Only the device knows the lengths, so this function bounds
-// them by the table's width and the window.
+// them by the table's width and the window. Returns one split for more groups
+// of heads than PagedAttention can split.
 [[nodiscard]] AttentionSplits ChooseAttentionSplits(
     const PagedAttentionBatch& batch);
 
@@ -68,12 +69,13 @@ struct PagedAttentionBatch {
 // read. Keys and values are read once for up to 8 query heads that share them.
 //
 // The work is one launch, which a graph may replay with other lengths: its grid
-// depends on batch.batch and splits.most, and each block reads a length. Splits
-// of a sequence merge in order, so a sequence's bits depend only on its own
-// tokens and on `splits`.
+// depends only on B, H, K and splits.most, and each block reads a length.
+// Splits of a sequence merge in order, so a sequence's bits depend only on its
+// own tokens and on `splits`.
 // Errors:  cudaErrorInvalidValue for C or splits.most out of range, or for
-//          splits.most > 1 with more than 8192 groups of heads. A group is up
-//          to 8 query heads of a sequence that share a key/value head.
+//          splits.most > 1 with more than 8192 groups of heads; and those of
+//          the launch. A group is up to 8 query heads of a sequence that share
+//          a key/value head.
 // Threads: any; the work is queued on `stream`, and nothing waits for it. Two
 // launches with splits must not run on one device at a time, because they share
 // the counters of finished splits.

@@ -1,5 +1,5 @@
 // The scores of one step of a warp in paged attention: products of 16 keys with
-// up to 8 query heads. See paged_attention_pieces.cuh.
+// up to 8 query heads. Legend: as in paged_attention_pieces.cuh.
 #ifndef WEFT_KERNELS_CUDA_PAGED_ATTENTION_KEYS_CUH_
 #define WEFT_KERNELS_CUDA_PAGED_ATTENTION_KEYS_CUH_
 

@@ -1,13 +1,13 @@
-// The reads of keys and values by a warp in paged attention. In a step it
+// The reads of keys and values by a warp in paged attention. In a step, a warp
 // multiplies 16 tokens with up to 8 query heads on tensor cores. Each lane
-// reads the keys and values that it multiplies from global memory, 16 bytes at
-// a time, without shared memory. A product may sum its terms in any order, so
-// each lane takes adjacent features.
+// reads the keys and values that it multiplies from global memory without
+// shared memory, 16 bytes at a time if rows are aligned. A product may sum its
+// terms in any order, so each lane takes adjacent features.
 //
 // Tensor cores multiply bf16, so a number with more digits is split into a sum
-// of parts. An f32 number has three parts. If values are bf16, a token's weight
-// has two, and its error is far below that of the values. kWeightParts tells
-// which products of parts are added.
+// of bf16 parts. An f32 number has three parts. If values are bf16, a token's
+// weight has two parts, and their error is far below that of the values.
+// kWeightParts tells which products of parts are added.
 //
 // Legend: lane 4 g + t as in mma.cuh. The lane reads the keys of tokens g and g
 // + 8 and the values of tokens 2 t, 2 t + 1, 2 t + 8, 2 t + 9. It has the
@@ -88,8 +88,8 @@ __device__ Piece<T> LoadPiece(const T* from, int first, int count,
   return piece;
 }
 
-// Splits each of two numbers into kCount bf16 parts, whose sum it is. Word i
-// has part i of both numbers.
+// Splits each of two numbers into kCount bf16 parts, which add up to about the
+// number. Word i has part i of both numbers.
 template <int kCount>
 __device__ void SplitPair(float low, float high, unsigned (&words)[kCount]) {
 #pragma unroll

@@ -14,8 +14,8 @@ namespace weft::kernels::cuda {
 inline constexpr float kLog2E = 1.44269504F;
 
 // The running softmax of two query heads, in powers of 2. `max` is over all
-// tokens so far. `sum` is over the lane's own tokens, which are g and g + 8 of
-// every step.
+// tokens of the warp so far. `sum` is over the lane's own tokens, which are g
+// and g + 8 of every step.
 struct RunningSoftmax {
   float max[2] = {kLowest, kLowest};
   float sum[2] = {};
@@ -48,7 +48,7 @@ struct ScoreRule {
 
 // Turns the products in `scores` into weights and updates `state`. Sets
 // `shrink` to the factors that the sums of earlier steps need, one for each
-// head. The sequence has num_tokens tokens from the step's first token on.
+// head. Only the step's first num_tokens tokens exist; the others get weight 0.
 __device__ inline void Weigh(const ScoreRule& rule, int num_tokens,
                              RunningSoftmax* state, float (&scores)[4],
                              float (&shrink)[2]) {

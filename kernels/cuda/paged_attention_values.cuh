@@ -1,5 +1,5 @@
-// The sums of one step of a warp in paged attention: weights times values. See
-// paged_attention_pieces.cuh.
+// The sums of one step of a warp in paged attention: weights times values.
+// Legend: as in paged_attention_pieces.cuh.
 #ifndef WEFT_KERNELS_CUDA_PAGED_ATTENTION_VALUES_CUH_
 #define WEFT_KERNELS_CUDA_PAGED_ATTENTION_VALUES_CUH_
 
@@ -13,7 +13,7 @@ template <typename T>
 struct Weights {
   unsigned parts[kWeightParts<T>][2];
 
-  // `weights` has the layout of Keys::Score's `scores`.
+  // weights[2 i + j] is the weight of token g + 8 i for head 2 t + j.
   __device__ void Set(const float (&weights)[4]) {
     unsigned words[2][kWeightParts<T>];
     SplitPair(weights[0], weights[1], words[0]);
@@ -26,7 +26,8 @@ struct Weights {
   }
 };
 
-// The values of one step. `slots` is one slot per lane, as in Keys.
+// The values of one step. `slots` is one slot per lane: lanes i and i + 16 pass
+// the slot of the step's token i.
 template <typename T, int kChunks, bool kWide>
 struct Values {
   const T* rows[4];

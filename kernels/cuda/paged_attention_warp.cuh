@@ -45,7 +45,7 @@ struct WarpSums {
         batch.page_table_BL + work.sequence * batch.table_entries;
     const auto page_tokens = static_cast<unsigned>(batch.page_tokens);
     // Returns the slot of one token for each lane. Lanes beyond the last token
-    // get its slot again.
+    // get the slot of the last token.
     const auto slots_at = [&](int step) {
       const int ahead = step + Lane() % kStepTokens;
       const auto token =
@@ -80,7 +80,8 @@ struct WarpSums {
   }
 };
 
-// The shared memory of a block: first the query, then the sums.
+// The shared memory of a block. The query, the warps' sums and the splits'
+// weights use the same memory one after another.
 template <typename T, int kChunks>
 struct BlockMemory {
   union {

@@ -5,7 +5,7 @@ namespace weft::kernels::cuda {
 namespace {
 
 // The number of packs of a row that each thread keeps in registers. A block of
-// kMaxThreads threads keeps a whole row of 8192 bf16 features.
+// kMaxThreads threads keeps whole rows of up to 8192 bf16 features.
 constexpr int kKept = 2;
 constexpr int kMaxThreads = 512;
 
@@ -18,7 +18,8 @@ struct Rows {
   __device__ T* Of(int64_t row) const { return data + row * stride; }
 };
 
-// One block norms one row: the row sum += x if kAdd, otherwise the row x.
+// One block norms one row. If kAdd, first adds the row of x to the row of sum,
+// and norms the row of sum; otherwise norms the row of x.
 template <typename T, typename W, int kN, bool kAdd>
 __global__ void __launch_bounds__(kMaxThreads)
     RmsNormKernel(Rows<const T> x_TD, Rows<T> sum_TD, Rows<T> y_TD,
@@ -139,7 +140,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   });
 }
 
-// Returns whether the rows and their weight can be read in packs of kWidth<T>.
+// Returns whether x and the weight can be read in packs of kWidth<T>.
 template <typename T>
 bool TakesPacks(const RmsNormRows& rows) {
   return IsWide<T>(rows.x_TD, rows.x_stride) &&

@@ -1,5 +1,5 @@
-// Root-mean-square norm of rows, forward and backward, alone or after an
-// addition to the residual stream.
+// Root-mean-square norm of rows, its backward pass, and the norm of a sum with
+// the residual stream.
 //
 // Legend: T rows, D features.
 #ifndef WEFT_KERNELS_CUDA_RMS_NORM_H_
@@ -27,8 +27,9 @@ struct RmsNormRows {
 };
 
 // Computes y = x * rsqrt(mean(x^2) + eps) * weight, with statistics in f32. y
-// may be x. A NaN stays in its row.
-// Errors:  cudaErrorInvalidValue for a bf16 weight with f32 rows.
+// may be x. A NaN in x stays in its row.
+// Errors:  cudaErrorInvalidValue for a bf16 weight with f32 rows; and those of
+//          the launch.
 // Threads: any; the work is queued on `stream`, and nothing waits for it.
 // Source:  reference::RmsNormRow.
 [[nodiscard]] cudaError_t RmsNorm(const RmsNormRows& rows, void* y_TD,

@@ -3,8 +3,8 @@
 namespace weft::kernels::cuda {
 namespace {
 
-// With 384 threads, a block computes the 48 heads of q, k and v of a common
-// projection in one pass, if a head has 128 bf16 features.
+// With 384 threads, a block computes 48 heads (32 of q, 8 of k, 8 of v) of 128
+// bf16 features at once.
 constexpr int kMaxThreads = 384;
 // Blocks per multiprocessor. With more blocks, a thread would have too few
 // registers and would spill.
@@ -12,8 +12,8 @@ template <bool kNorm>
 constexpr int kMinBlocks = kNorm ? 2 : 3;
 constexpr int64_t kMaxPairs = int64_t{1} << 30;
 
-// A block computes one token: it prepares the heads of q and k, and copies v to
-// the pages if the token has a slot.
+// A block computes one token: it prepares the heads of q and k, and writes k
+// and v to the pages if the token has a slot.
 template <typename T, typename W, int kN, bool kNorm>
 __global__ void __launch_bounds__(kMaxThreads, kMinBlocks<kNorm>)
     RotaryKernel(RotaryRows rows, HeadNorms norms, KvSlots slots,
@@ -48,8 +48,8 @@ __global__ void __launch_bounds__(kMaxThreads, kMinBlocks<kNorm>)
   }
 }
 
-// Sums that the backward pass of a head's norm needs; see
-// RmsNormBackwardKernel.
+// Sums for the backward pass of a head's norm: `squares` of raw^2, and `dot` of
+// dy * weight * raw.
 struct NormSums {
   float squares;
   float dot;
@@ -60,8 +60,9 @@ struct NormSums {
   }
 };
 
-// The gradient of a head's norm. With d = dy * weight and n = raw * inverse,
-// `Of` returns (d - n mean(d n)) * inverse. All lanes of the warp construct it.
+// The gradient of a head's norm. With inverse = 1 / rms(raw), d = dy * weight
+// and n = raw * inverse, `Of` returns (d - n mean(d n)) * inverse. All lanes of
+// the warp construct it.
 struct NormSlope {
   __device__ NormSlope(const NormSums& sums, const HeadGeometry& geometry,
                        float eps) {
@@ -97,7 +98,7 @@ __global__ void __launch_bounds__(kMaxThreads, kMinBlocks<kNorm>)
                              : HeadOf<T>(gradients.v, token, head - first_v);
     T* dx = is_rotated ? HeadOf<T>(rows.q, rows.k, token, head)
                        : HeadOf<T>(gradients.v_to, token, head - first_v);
-    // Returns the gradient at the pairs from c on, rotated back.
+    // Returns the gradient at the pairs from c on. Rotates it back, except v's.
     const auto gradient = [&](int c) {
       auto pairs = LoadPairs<kN>(dy + c, half);
       if (is_rotated) Rotate<true>(rows, token, c, &pairs);
@@ -140,7 +141,7 @@ __global__ void __launch_bounds__(kMaxThreads, kMinBlocks<kNorm>)
   }
 }
 
-// Returns cudaErrorInvalidValue if a token has too many pairs.
+// Returns cudaErrorInvalidValue if q, k and v of a token have too many pairs.
 cudaError_t CheckSize(const RotaryRows& rows) {
   const int64_t heads = rows.q.num_heads + 2 * rows.k.num_heads;
   return heads * rows.half_features < kMaxPairs ? cudaSuccess
@@ -167,7 +168,8 @@ cudaError_t WithNorms(DType dtype, const HeadNorms& norms, Run run) {
                    });
 }
 
-// Starts one block for each token, with threads for `heads` heads.
+// Starts one block for each token. It has threads for `heads` heads, but at
+// most kMaxThreads.
 template <typename Kernel, typename... Arguments>
 cudaError_t LaunchTokens(Kernel kernel, const RotaryRows& rows, int64_t heads,
                          int width, cudaStream_t stream,

@@ -77,14 +77,14 @@ __device__ inline float SumOverLanes(float value, int lanes) {
   return value;
 }
 
-// Returns the lane's first pair.
+// Returns the index of the lane's first pair.
 template <int kN>
 __device__ int FirstPair(const HeadGeometry& geometry) {
   return static_cast<int>(threadIdx.x) % geometry.lanes * kN;
 }
 
-// Returns 1 / rms of the head. All lanes of the warp call it; a lane without a
-// head passes null.
+// Returns 1 / sqrt(mean(x^2) + eps) of the head. All lanes of the warp call it;
+// a lane without a head passes null.
 template <typename T, int kN>
 __device__ float InverseRmsOf(const T* x, const HeadGeometry& geometry,
                               float eps) {
@@ -109,19 +109,19 @@ __device__ T* PageOf(void* pages, int64_t slot, int64_t num_heads, int64_t head,
   return static_cast<T*>(pages) + (slot * num_heads + head) * 2 * half;
 }
 
-// A head of one token: where it is read, and where it is stored when it is
-// normed and rotated.
+// A head of one token: where it is read, and where the result is stored.
 template <typename T, typename W>
 struct HeadWork {
   int64_t token = 0;
   const T* from = nullptr;  // Null: the lane has no head.
-  T* to = nullptr;          // Null: not stored there. The same for `page`.
-  T* page = nullptr;
-  bool rotates = false;  // False for a head of v, which is only copied.
+  T* to = nullptr;          // Null: nothing is stored there.
+  T* page = nullptr;        // Null: nothing is stored there.
+  bool rotates = false;     // False for a head of v, which is only copied.
   const W* weight_C = nullptr;
 };
 
-// Norms, rotates and stores a head. All lanes of the warp call it.
+// Stores a head. If head.rotates, first norms it (if kNorm) and rotates it. All
+// lanes of the warp call it.
 template <bool kNorm, int kN, typename T, typename W>
 __device__ void PrepareHead(const RotaryRows& rows,
                             const HeadGeometry& geometry, float eps,

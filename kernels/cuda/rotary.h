@@ -1,6 +1,7 @@
-// Prepares the heads of a projection for attention, in one launch. Norms each
-// head if the model has head norms, applies rotary position embedding in
-// half-split form, both in place, and writes keys and values to their pages.
+// Prepares the heads of a projection for attention, in one launch: norms the
+// heads of q and k if the model has head norms, and applies rotary position
+// embedding in half-split form, both in place. Writes keys and values to their
+// pages if they have any.
 //
 // Legend: T tokens, Q query heads, K key/value heads, C head features, P
 // positions, S tokens of a page.
@@ -34,8 +35,8 @@ struct RotaryRows {
   const float* sin_PC = nullptr;
 };
 
-// The RmsNorm of every head before the rotation. Its results are rounded to the
-// heads' dtype. If the weights are null, there is no norm.
+// The RmsNorm of every head of q and k before the rotation. Its results are
+// rounded to the heads' dtype. If q_C is null, there is no norm.
 struct HeadNorms {
   DType dtype = DType::kF32;  // Dtype of the weights: the heads', or f32.
   float eps = 0;
@@ -55,10 +56,10 @@ struct KvSlots {
 };
 
 // Norms the heads of q and k if there are norms, and rotates their pairs (c, c
-// + C/2) by the token's angles, in place. If slots_T is not null, writes the
-// rotated k and the unchanged v to the pages.
+// + C/2) by the token's angles, in place. Writes the rotated k and the
+// unchanged v of tokens with a slot to the pages.
 // Errors:  cudaErrorInvalidValue for bf16 weights with f32 heads, or for a
-//          token with 2^30 pairs or more.
+//          token with 2^30 pairs or more; and those of the launch.
 // Threads: any; the work is queued on `stream`, and nothing waits for it.
 // Source:  reference::RotaryHead, RmsNormRow.
 [[nodiscard]] cudaError_t Rotary(const RotaryRows& rows, const HeadNorms& norms,
@@ -72,14 +73,14 @@ struct HeadGradients {
   HeadRows k;
   HeadRows v;
   HeadRows v_to;
-  // The heads before their norms. Set only with norms.
+  // The heads before their norms. Used only if there are norms.
   HeadRows raw_q;
   HeadRows raw_k;
 };
 
 // Writes dLoss/d(inputs) to rows.q and rows.k: first rotates the gradients
-// back, then applies the backward pass of the norms. Errors and threads as for
-// Rotary.
+// back, then applies the backward pass of the norms if there are any. Errors
+// and threads as for Rotary.
 // Source:  reference::RmsNormBackwardRow.
 [[nodiscard]] cudaError_t RotaryBackward(const RotaryRows& rows,
                                          const HeadNorms& norms,

@@ -1,4 +1,5 @@
-// Histograms of logits in the sampler. A bucket is a range of keys (KeyOf).
+// Histograms of logits in the sampler. A key is a logit as an integer of the
+// same order (KeyOf), and a bucket is a range of keys.
 #ifndef WEFT_KERNELS_CUDA_SAMPLE_HISTOGRAM_CUH_
 #define WEFT_KERNELS_CUDA_SAMPLE_HISTOGRAM_CUH_
 
@@ -11,8 +12,8 @@ constexpr int kBuckets = 2048;
 // The number of threads in a block of CountKernel.
 constexpr int kCountThreads = 512;
 
-// For each bucket: the number of tokens that can be drawn, and the sum of their
-// weights.
+// For each bucket: the number of tokens with a weight above 0, and the sum of
+// their weights.
 struct alignas(16) Histogram {
   uint64_t weights[kBuckets];
   uint32_t counts[kBuckets];
@@ -56,7 +57,7 @@ struct alignas(16) BlockHistogram {
   }
 };
 
-// A bucket that Buckets::Find has found, and the weight of all buckets above
+// The result of Buckets::Find: a bucket, and the weight of all buckets above
 // it.
 struct Bucket {
   uint32_t index;

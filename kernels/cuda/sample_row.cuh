@@ -31,7 +31,7 @@ struct Row {
   float inverse_temperature;
 
   // Returns the weight of logit x in units of 2^-40, rounded down. The
-  // likeliest token has the weight 1.
+  // likeliest token has 2^40 units.
   [[nodiscard]] __device__ uint64_t Weight(float x) const {
     return static_cast<uint64_t>(expf((x - max) * inverse_temperature) *
                                  kUnitsPerOne);

@@ -18,10 +18,10 @@ constexpr int kFirstCounts = 1;
 constexpr int kCountsOfSearch = 2;
 
 struct Histograms {
-  // All tokens, by the upper bits of their keys.
+  // All tokens with a weight above 0, by the upper bits of their keys.
   Histogram first;
-  // Tokens in the search's range, by the next bits of their keys. Advance
-  // clears it after each count.
+  // The tokens of `first` in the search's range, by the next bits of their
+  // keys. Advance clears this histogram after each count.
   Histogram range;
 };
 
@@ -45,7 +45,8 @@ struct Search {
   uint64_t rest = 0;
 };
 
-// Returns the number of a key's bits that are lower than those `level` counts.
+// Returns the number of a key's bits that are lower than the bits counted at
+// `level`.
 __device__ inline int ShiftOf(int level) {
   return level == 0 ? 21 : (level == 1 ? 10 : 0);
 }
@@ -66,8 +67,9 @@ __device__ inline void Narrow(const Bucket& bucket, Search* search) {
   ++search->level;
 }
 
-// Begins the search for `aim` or, if the rule has no such filter, for the next
-// aim. `first` is the histogram of the upper bits.
+// Begins the search for `aim` or, if the rule lacks this filter or the filter
+// keeps all tokens, for the next aim. `first` is the histogram of the upper
+// bits.
 __device__ inline void Begin(const SampleRule& rule, Aim aim,
                              const Buckets& first, Search* search) {
   uint64_t target = 0;

@@ -12,16 +12,17 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 constexpr int64_t kWarps = kThreads / kWarp;
-// Blocks of DrawKernel per multiprocessor. Several blocks share one, because a
-// block mostly waits for memory.
+// Blocks of DrawKernel per multiprocessor. Several blocks share a
+// multiprocessor, because a block mostly waits for memory.
 constexpr unsigned kDrawBlocks = 6;
-// Blocks of CountKernel: two for each multiprocessor of a large device. More
-// blocks would take longer, because each clears and adds a histogram.
+// The wanted number of CountKernel's blocks: two for each multiprocessor of a
+// large device. More blocks would take longer, because each clears and adds a
+// histogram. Each rule has at least one block.
 constexpr int64_t kCountBlocks = 264;
 constexpr int64_t kCountWarps = kCountThreads / kWarp;
 
-// The device memory in which the kernels of one call pass data on. C is the
-// number of chunks of a row.
+// The device memory by which the kernels of one SampleTokens call pass data on.
+// C is the number of chunks of a row.
 struct Workspace {
   Histograms* histograms_N;  // Used only with filters.
   Search* searches_N;
@@ -44,7 +45,7 @@ class Area {
   [[nodiscard]] size_t num_bytes() const { return num_bytes_; }
 
  private:
-  uintptr_t begin_;  // A number, because it is 0 when an area is measured.
+  uintptr_t begin_;  // An integer; 0 if the area is only measured.
   size_t num_bytes_ = 0;
 };
 
@@ -94,14 +95,14 @@ __global__ void __launch_bounds__(kThreads)
   float max = -INFINITY;
 #pragma unroll
   for (int i = 0; i < kOfLane; ++i) {
-    max = fmaxf(max, x[i] < INFINITY ? x[i] : INFINITY);  // NaN too.
+    max = fmaxf(max, x[i] < INFINITY ? x[i] : INFINITY);  // NaN: inf.
   }
   max = WarpReduce(max, Max());
   if (Lane() == 0) space.chunk_max_NC[n * space.num_chunks + chunk] = max;
 }
 
-// Counts the keys in the range of each rule's search. For each rule, the block
-// that finishes last advances the search.
+// Counts the keys in the range of each filtered rule's search. For each rule,
+// the block that finishes last advances the search.
 __global__ void __launch_bounds__(kCountThreads)
     CountKernel(SampleRows rows, Workspace space, unsigned parts) {
   const int64_t n = blockIdx.x / parts;

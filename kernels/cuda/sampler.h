@@ -51,8 +51,8 @@ struct SampleRows {
 // Writes for each rule a token and its logprob under softmax(logits / T)
 // without filters. T is the temperature, or 1 for a temperature of 0. In these
 // cases the token is -1 and the logprob NaN: the row has a NaN or +inf, the row
-// has only -inf, the rule's row is -1, or the rule has more than max_filters
-// filters.
+// has only -inf, or the rule's row is -1. The same may happen if the rule has
+// more than max_filters filters.
 //
 // The draw follows src/sampling/sampler.h: inverse cumulative distribution.
 // Without filters, tokens are in the order of ids. With top_k or top_p, they
@@ -65,7 +65,8 @@ struct SampleRows {
 // Units:   two launches, each a pass over the logits; 5 more if max_filters is
 //          1, 7 more if it is 2. These skip chunks whose logits are all below a
 //          search's range.
-// Errors:  cudaErrorInvalidValue for V or max_filters out of range.
+// Errors:  cudaErrorInvalidValue for V or max_filters out of range; and those
+//          of the launches.
 // Threads: any; the work is queued on `stream`, and nothing waits for it.
 // Source:  sampling::DrawToken.
 [[nodiscard]] cudaError_t SampleTokens(const SampleRows& rows,

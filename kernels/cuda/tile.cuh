@@ -13,13 +13,13 @@
 namespace weft::kernels::cuda {
 
 // A tile of kRows x kColumns sums. A step covers kDepth elements of the depth.
-// Shared memory holds kStages steps. If kStages is 1, the depth is at most
-// kDepth.
+// Shared memory holds the operands of kStages steps. If kStages is 1,
+// Multiply's range of depths is at most one step.
 template <int kRows, int kColumns, int kDepth, int kStages,
           bool kLeftDepthIsRows, bool kRightDepthIsRows>
 struct Tile {
-  // Up to 8 warps share the tile. Each warp has a nearly square part of it, of
-  // at least 16 x 16 sums.
+  // Up to 8 warps share the tile. Each warp computes a rectangle of at least 16
+  // x 16 sums.
   static constexpr int kShort = kRows < kColumns ? kRows : kColumns;
   static constexpr int kLong = kRows < kColumns ? kColumns : kRows;
   static constexpr int kMostWarps = kShort * kLong / (kFragment * kFragment);

@@ -8,10 +8,10 @@
 namespace weft::kernels::cuda {
 
 // Writes the block's `sums`, which are part `part`, to `workspace`. Returns
-// true only in the block that finishes last: there it replaces `sums` by the
-// sums of all parts, added in order. `workspace` has Tile::kFloats floats for
-// each part. `counter` is 0 before the first part and after the last. All
-// threads of each block call it.
+// true only in the block that finishes last. There, replaces `sums` by the sums
+// of all parts, added in order. `workspace` has Tile::kFloats floats for each
+// part. `counter` is 0 before the first part and after the last. All threads of
+// each block call it.
 template <typename Tile>
 __device__ bool AddParts(float* workspace, int part, int num_parts,
                          unsigned* counter, typename Tile::Sums* sums) {
@@ -32,7 +32,7 @@ __device__ bool AddParts(float* workspace, int part, int num_parts,
   if (!is_last) return false;
   __threadfence();
   *sums = {};
-  // The unrolled loop loads as many parts at once as the registers hold.
+  // The unrolled loop loads several parts at once if a part is small.
   [[maybe_unused]] constexpr int kPartsAtOnce = kQuads >= 8 ? 1 : 8 / kQuads;
 #pragma unroll kPartsAtOnce
   for (int p = 0; p < num_parts; ++p) {

@@ -5,9 +5,10 @@ namespace weft::kernels::cuda {
 namespace {
 
 constexpr unsigned kThreads = 512;
-// The weight of a logit c is e^((c - reference) / temperature). The kernel
-// chooses the reference before it reads the whole row. If the largest exponent
-// of a row is above kLargestPower, the kernel writes the weights again.
+// The weight of a softcapped logit c is e^((c - reference) / temperature),
+// times the softcap's slope. The kernel chooses the reference before it reads
+// the whole row. If the largest exponent of a row is above kLargestPower, the
+// kernel writes the weights again.
 constexpr float kLargestPower = 60;
 
 // Sums over some of a row's softcapped logits c. `max` is the largest of them,
@@ -66,7 +67,7 @@ class Row {
         inverse_temperature_(1 / rows.temperature_R[row]),
         softcap_(rows.softcap) {}
 
-  // Returns the largest logit in the row's first kThreads packs.
+  // Returns the largest softcapped logit in the row's first kThreads packs.
   [[nodiscard]] __device__ float Reference() const {
     float max = kLowest;
     if (static_cast<int>(threadIdx.x) < packs_) {
@@ -76,7 +77,7 @@ class Row {
   }
 
   // Returns the sums of the whole row, the same in every thread. With kWeights,
-  // also writes the weights relative to `reference`.
+  // also writes the weights for this reference.
   __device__ RowSums Sum(float reference) {
     RowSums sums = {kLowest, 0, 0};
     float factor = 0;  // e^((sums.max - reference) / temperature).
@@ -105,7 +106,8 @@ class Row {
             BlockReduce(sums.weighted, Add())};
   }
 
-  // Writes the log-probabilities of the row's entries, and the row's entropy.
+  // Writes the log-probabilities of the row's entries and, if wanted, the row's
+  // entropy.
   __device__ void Score(const RowSums& sums) const {
     const float log_sum = logf(sums.exps);
     const int64_t first = rows_.row_offsets[0];
@@ -145,7 +147,8 @@ class Row {
     }
   }
 
-  // Returns the scale that turns the weights into probabilities.
+  // Returns the scale that turns the weights for this reference into
+  // probabilities.
   [[nodiscard]] __device__ float ScaleOf(float reference,
                                          const RowSums& sums) const {
     return expf((reference - sums.max) * inverse_temperature_) / sums.exps;
@@ -195,8 +198,8 @@ __global__ void __launch_bounds__(kThreads) VocabRowsKernel(VocabRows rows) {
   if constexpr (kSoftmax == VocabSoftmax::kNone) return;
   if (!kWeights || row.IsFar(reference, sums.max)) {
     reference = sums.max;
-    // All threads must have read the targets' logits before the softmax
-    // overwrites them.
+    // With kInPlace, the softmax overwrites the logits, so all threads must
+    // first have read the targets' logits in Score.
     __syncthreads();
     row.WriteAgainst(sums.max, kWeights ? 1 : 1 / sums.exps);
   }

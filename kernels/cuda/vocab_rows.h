@@ -15,8 +15,8 @@ enum class VocabSoftmax {
   kNone,
   // The softmax replaces the logits, which are read twice.
   kInPlace,
-  // The softmax is written as bf16 weights beside the logits, which are usually
-  // read once. A row's softmax is its weights times its scale.
+  // The softmax is written to weights_RV in bf16, without the factor scale_R of
+  // each row. The logits stay, and are usually read once.
   kWeights,
 };
 
@@ -41,9 +41,10 @@ struct VocabRows {
 
 // With z = softcap(x) / temperature, computes logprobs[e] = z[row, target] -
 // logsumexp(z), the entropy of softmax(z) in nats and, if wanted, softmax(z) *
-// softcap'(x). Logits of -inf have probability 0. A NaN makes all results of
-// its row NaN; with kWeights, this means the products of weights and scale.
-// Other rows' results do not change.
+// softcap'(x). Without softcap, a logit of -inf has probability 0, unless the
+// whole row is -inf. A NaN makes all results of its row NaN, except cleared
+// targets; with kWeights, the products of weights and scale are NaN. Other
+// rows' results do not change.
 // Threads: any; the work is queued on `stream`, and nothing waits for it.
 // Source:  reference::ScoreVocabRow; online softmax, Milakov and Gimelshein
 //          2018.

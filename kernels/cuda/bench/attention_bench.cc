@@ -31,8 +31,8 @@ struct Heads {
     return 1 / std::sqrt(static_cast<float>(features));
   }
 };
-// Llama has the most elements per token of these models, so Pages is large
-// enough for all.
+// None of these models has more elements per token than Llama, so Pages is
+// large enough for all.
 constexpr Heads kLlama = {"Llama-3.1-8B", 32, 8, 128};
 constexpr Heads kSmolLm = {"SmolLM2-135M", 9, 3, 64};
 constexpr Heads kGemma = {"Gemma-2-2b", 8, 4, 256};
@@ -54,7 +54,8 @@ class Pages {
   [[nodiscard]] std::vector<int32_t> Table(int64_t entries) const {
     return {order_.begin(), order_.begin() + entries};
   }
-  // Returns the features of one key/value head for a sequence's token.
+  // Returns the features of one key/value head for a sequence's token. The
+  // sequence's pages begin at order_[first_entry].
   [[nodiscard]] std::vector<float> Row(const Heads& heads,
                                        const Bf16Buffer& pages,
                                        int64_t first_entry, int64_t token,

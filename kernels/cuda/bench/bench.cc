@@ -86,8 +86,8 @@ double Device::Seconds(const std::function<void()>& run) const {
   Check(cudaEventCreate(&end));
   float best = INFINITY;
   for (int i = 0; i < kWarmUps + kRepetitions; ++i) {
-    // Empties the cache. The launches below queue up behind this memset, so
-    // that their cost on the host is not timed.
+    // Fills the cache with other data. The launches below queue up behind this
+    // memset, so that their cost on the host is not timed.
     Check(cudaMemsetAsync(flush_.data(), i, kColdBytes, nullptr));
     Check(cudaEventRecord(begin, nullptr));
     run();
@@ -114,8 +114,8 @@ double ReplaySeconds(
   Check(cudaEventCreate(&end));
   Check(cudaStreamCreate(&stream));
   Check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  // Records the layers again until there are kLaunches calls of `run`, so that
-  // a graph always has many launches.
+  // Records the layers again until there are at least kLaunches calls of `run`,
+  // so that a graph always has many launches.
   constexpr int64_t kLaunches = 128;
   int64_t num_recorded = 0;
   while (num_recorded < kLaunches) {

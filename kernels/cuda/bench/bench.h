@@ -32,8 +32,8 @@ class Device {
   Device& operator=(const Device&) = delete;
   ~Device();
 
-  // Returns the device's seconds for one call of `run` on the default stream:
-  // the best of several calls, each with a cold cache.
+  // Returns the device's seconds for one call of `run`, which queues work on
+  // the default stream: the best of several calls, each with a cold cache.
   [[nodiscard]] double Seconds(const std::function<void()>& run) const;
   // Returns the rate of a copy from device to device: the bytes read plus the
   // bytes written, per second.
@@ -47,9 +47,9 @@ class Device {
 };
 
 // Records run(layer, stream) for layers [0, num_layers) in a graph, several
-// times if there are few layers. Replays the graph and returns the seconds per
-// layer. With ColdLayers(...) layers, each layer finds none of its matrices in
-// the cache.
+// times if there are few layers. Returns the seconds per layer in the best of
+// several replays. With ColdLayers(...) layers, each layer finds none of its
+// matrices in the cache.
 [[nodiscard]] double ReplaySeconds(
     int64_t num_layers,
     const std::function<void(int64_t layer, cudaStream_t stream)>& run);
@@ -78,11 +78,11 @@ class Line {
   explicit Line(const std::string& bench);
   Line& Add(const char* name, int64_t value);
   Line& Add(const char* name, const char* value);
-  // Adds a time, which is given in seconds and printed in microseconds, or a
-  // ratio.
+  // AddTime takes seconds and prints microseconds. AddRatio prints a plain
+  // number.
   Line& AddTime(const char* name, double seconds);
   Line& AddRatio(const char* name, double ratio);
-  // Times `run`, and compares it with a copy of the `num_bytes` that must move.
+  // Times `run`, and compares it with a copy that moves `num_bytes`.
   Line& AddBytes(const Device& device, double num_bytes,
                  const std::function<void()>& run);
   void Print() const;

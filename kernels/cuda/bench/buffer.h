@@ -1,5 +1,5 @@
-// Device memory with random numbers, and the checks of what kernels write
-// there.
+// Device memory with random or given numbers, and checks of the results that
+// kernels write.
 #ifndef WEFT_KERNELS_CUDA_BENCH_BUFFER_H_
 #define WEFT_KERNELS_CUDA_BENCH_BUFFER_H_
 
@@ -24,7 +24,7 @@ void CheckNear(double actual, double expected, double stored_epsilon,
 [[nodiscard]] float FromBf16(uint16_t bits);
 
 // Device memory with given values, or with random numbers in [-limit, limit).
-// On zeros, kernels would run faster than on real data.
+// With zeros, kernels would run faster than on real data.
 template <typename T>
 class Buffer {
  public:

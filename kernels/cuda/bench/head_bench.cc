@@ -31,7 +31,8 @@ const float kWeightLimit = static_cast<float>(
     3 * kDeviation / std::sqrt(static_cast<double>(kHidden)));
 constexpr double kLargestLogit = 8 * kDeviation;
 
-// Computes U = softmax(hidden W^T) W, one chunk after another.
+// Computes logits = hidden W^T, their softmax, and U = softmax(logits) W, one
+// chunk after another. U lacks the factor scales_ of each row.
 class Head {
  public:
   Head(const Device& device, int64_t chunk_rows)
@@ -127,8 +128,8 @@ void Head::CheckProjection(int64_t row, int64_t column) const {
     total += p[v];
     sum += static_cast<double>(p[v]) * FromBf16(w[v]);
   }
-  // After division by `scale`, W's elements are below 1 and the row's weights
-  // add up to 1. So the magnitude of the sum is 1.
+  // After division by `scale`, W's elements are at most 1 in magnitude and the
+  // row's weights add up to 1. So the magnitude of the sum is at most 1.
   const double scale = kWeightLimit * total;
   CheckNear(u_.Read(row * kHidden + column, 1)[0] / scale, sum / scale,
             kEpsilonF32, kVocab, 1, "an element of U");

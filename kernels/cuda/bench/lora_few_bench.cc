@@ -89,8 +89,8 @@ class FewProblem {
  private:
   // Returns the sum of the ranks of all projections.
   [[nodiscard]] int64_t all_ranks() const { return num_projections_ * rank_; }
-  // A layer has A [ranks, I], then every B [F, rank]. The shrink reads A, and
-  // the expansion reads B.
+  // A layer has A [all_ranks(), inputs], then every B [features, rank_]. The
+  // shrink reads A, and the expansion reads B.
   [[nodiscard]] int64_t ElementsOfA() const {
     return all_ranks() * group_.inputs;
   }

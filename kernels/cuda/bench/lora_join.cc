@@ -24,7 +24,7 @@ std::vector<float> WholeNumbers(int64_t count) {
 }
 
 // Returns parts [rows, to, stride] with the same sums as `parts` [rows, from,
-// stride]. The additional parts are 0.
+// stride]. The added parts are 0.
 std::vector<float> Spread(const std::vector<float>& parts, int64_t rows,
                           int64_t from, int64_t to, int64_t stride) {
   std::vector<float> all(static_cast<size_t>(rows * to * stride));

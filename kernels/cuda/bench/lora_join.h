@@ -37,8 +37,8 @@ class JoinProblem {
   JoinProblem(const Join& join, const Batch& batch, int64_t rank);
 
   [[nodiscard]] int64_t num_layers() const { return num_layers_; }
-  // Returns the bytes that must move: the matrices once, and for each row the
-  // base product and three vectors of `width_` elements.
+  // Returns the bytes that must move: each adapter's matrices once, and for
+  // each row the base product and three vectors of `width_` elements.
   [[nodiscard]] double NumBytes() const {
     return 2.0 * static_cast<double>(batch_.adapters * LayerElements() +
                                      batch_.rows * (outputs_ + 3 * width_));

@@ -32,9 +32,10 @@ struct Strided {
   }
 };
 
-// In a result, kNumPlaces elements of each adapter are checked. Place i is the
-// i-th of kNumPlaces spread indices in one dimension, and the
-// kOtherPlaces[i]-th in the other. So most places are off the diagonal.
+// In a result, kNumPlaces elements of the first, the middle and the last
+// adapter are checked. Place i is the i-th of kNumPlaces spread indices in one
+// dimension, and the kOtherPlaces[i]-th in the other. So most places are off
+// the diagonal.
 constexpr int64_t kOtherPlaces[] = {0, 3, 6, 2, 5, 1, 4, 7};
 constexpr int64_t kNumPlaces = std::size(kOtherPlaces);
 
@@ -176,8 +177,7 @@ LoraProblem::Matrices LoraProblem::MatricesOf(int64_t adapter,
           .db = gradients_->data() + offset + rank * K};
 }
 
-// Returns the address and the sum of a result's element, at the row, rank and
-// feature of a place.
+// Returns the element of a step's result at a place, with the terms of its sum.
 LoraProblem::Element LoraProblem::ElementOf(LoraStep step, int64_t adapter,
                                             int64_t place, bool of_peer) const {
   const int64_t rank = adapters_[static_cast<size_t>(adapter)].rank;

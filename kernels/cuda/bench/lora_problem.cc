@@ -8,7 +8,7 @@ namespace {
 constexpr int64_t N = kLoraRows;
 constexpr int64_t K = kLoraWidth;
 
-// The slots of the table, for the A and the B of one layer.
+// The slots of the layer's A and B in the table.
 constexpr int64_t kSlotOfA = 0;
 constexpr int64_t kSlotOfB = 1;
 

@@ -22,8 +22,7 @@ namespace weft::kernels::cuda::bench {
 inline constexpr int64_t kLoraRows = 8192;   // N.
 inline constexpr int64_t kLoraWidth = 4096;  // K and M.
 inline constexpr float kLoraScale = 2;
-// cuBLAS is compared only up to this R. For larger R, most of its results would
-// be masked.
+// cuBLAS is compared only up to this R, because its work grows with R.
 inline constexpr int64_t kMaxStackedRank = 1024;
 
 enum class LoraStep {
@@ -58,11 +57,11 @@ class LoraProblem {
   void RunPeer(LoraStep step) const;
   [[nodiscard]] bool HasPeer() const { return peer_ != nullptr; }
   // Returns the floating-point operations of the peer divided by those of Run.
-  // The peer multiplies each row by every adapter's columns.
+  // The peer multiplies each row by the matrices of every adapter.
   [[nodiscard]] double PeerFlopsRatio() const;
-  // Runs all steps, and compares some elements of Weft's and the peer's results
-  // with loops in f64. Call it once, because steps add to old values and larger
-  // values would widen the tolerance.
+  // Runs all steps, and compares some elements of Weft's results, and of the
+  // peer's if there is one, with loops in f64. Call it once, because steps add
+  // to old values and larger values would widen the tolerance.
   void CheckResults() const;
   // Returns the bytes that must move.
   [[nodiscard]] double NumBytes(LoraStep step) const;
@@ -74,7 +73,7 @@ class LoraProblem {
     int64_t column = 0;  // The adapter's first column in the stacked S.
   };
   // The matrices A [R, K], B [M, R], S and dS [N, R] of all adapters side by
-  // side, and the gradients dA and dB.
+  // side, and the gradients dA and dB in the same order.
   struct Peer {
     Bf16Buffer a, b, s, ds;
     FloatBuffer da, db;
@@ -88,8 +87,7 @@ class LoraProblem {
   [[nodiscard]] Element ElementOf(LoraStep step, int64_t adapter, int64_t place,
                                   bool of_peer) const;
 
-  // Returns the number of elements of S: for each row, the ranks of its
-  // adapter.
+  // Returns the number of elements of S: the rank of its adapter for each row.
   [[nodiscard]] double NumShrunk() const;
   void MakeTable(const std::vector<int64_t>& ranks);
   void MakePeer();

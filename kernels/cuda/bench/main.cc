@@ -1,8 +1,9 @@
 // Times each kernel and, in the same run, a peer: a copy from device to device,
-// or cuBLAS. Checks every result before it is timed. Prints one line of JSON
-// for each measurement. A time is in microseconds and the best of several runs.
-// Each run begins with a cold cache. In lora_few and lora_decode only the
-// adapters' matrices are cold. ctest does not run this program.
+// cuBLAS, or the launches that the kernel replaces. Before that, checks some
+// elements of most results. Prints one line of JSON for each measurement. A
+// time is in microseconds and the best of several runs. Each run begins with a
+// cold cache, but in lora_few and lora_decode only the adapters' matrices are
+// cold. ctest does not run this program.
 //   ninja cuda_kernel_bench && kernels/cuda/cuda_kernel_bench [NAME...]
 // Exit status: 0 for success or without a device; 1 for an error or a wrong
 // result; 2 for an unknown name.

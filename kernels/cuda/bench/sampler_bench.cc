@@ -27,8 +27,8 @@ constexpr Filter kFilters[] = {{"none", 0, 1},
                                {"top_k 50", 50, 1},
                                {"top_k 20, top_p 0.95", 20, 0.95}};
 
-// Returns normally distributed logits. Their standard deviation is that of a
-// trained model's logits.
+// Returns normally distributed logits. Their standard deviation is typical of a
+// trained model.
 std::vector<float> Logits() {
   std::mt19937 generator(7);
   std::normal_distribution<float> normal(0, 3);
