@@ -27,8 +27,8 @@ using tinker::Respond;
 constexpr char kFolder[] = "/console/v1/";
 constexpr char kPage[] = "index.html";
 
-// The page runs only its own script and talks only to this server. No other
-// page may show it in a frame. With the two rules about trusted types, the
+// The page gets scripts, styles and data only from this server. No other page
+// may show this page in a frame. With the two rules about trusted types, the
 // browser refuses to turn a string into markup or script.
 constexpr char kPolicy[] =
     "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -58,7 +58,8 @@ Admission ServeAsset(const Asset& asset) {
   }};
 }
 
-// Returns the caller of a request. Errors: those of Authenticator::Check.
+// Returns the caller of a request; Caller() on a server without tokens. Errors:
+// those of Authenticator::Check.
 absl::StatusOr<Caller> FindCaller(const ServiceCore& core,
                                   const HttpRequest& header) {
   if (core.authenticator == nullptr) return Caller();
@@ -85,8 +86,8 @@ void WithCheckpoints(Front& front, const CallOrigin& origin, Json state,
         }
         respond(Guarded(tinker::JsonReply(*shared)));
       });
-  // If the server drains, the call is refused. The page then gets the rest of
-  // the state.
+  // If the call is refused, for example during a drain, the page gets the state
+  // without checkpoints.
   if (!refused.ok()) respond(Guarded(tinker::JsonReply(*shared)));
 }
 

@@ -1,13 +1,13 @@
 // Serves the console: a page at / that shows what the server does, and the JSON
-// that the page asks for every two seconds.
+// that the page asks for about every two seconds.
 //
 //   GET /                  the page; open to everybody, it holds no data
-//   GET /console/v1/NAME   the page's script or style sheet
+//   GET /console/v1/NAME   a script or the style sheet of the page
 //   GET /console/v1/state  the JSON of state.h; needs a token of scope read, if
 //                          the server has tokens: "Authorization: Bearer TOKEN"
-// The query of `state` has q (StateQuery::search) and adapter
-// (StateQuery::selected). With checkpoints=1 the JSON also has the checkpoints
-// of the selected adapter.
+// The query of `state` may have q (StateQuery::search) and adapter
+// (StateQuery::selected). With checkpoints=1 the JSON also has the latest
+// checkpoints of the selected adapter.
 #ifndef WEFT_SERVER_CONSOLE_CONSOLE_H_
 #define WEFT_SERVER_CONSOLE_CONSOLE_H_
 

@@ -17,8 +17,8 @@ namespace {
 
 using tinker::Json;
 
-// The number of adapters that one call of ListAdapters reads. The call holds
-// the dispatcher's lock, so it must be short.
+// The most adapters that one call of ListAdapters reads. The call holds the
+// dispatcher's lock, so it must be short.
 constexpr size_t kPage = 100;
 // The most points (TrainPoint) of a listed adapter, and of the selected one.
 constexpr size_t kListedPoints = 32;
@@ -36,7 +36,8 @@ double Seconds(absl::Time time) {
   return static_cast<double>(absl::ToUnixMillis(time)) / 1000;
 }
 
-// Returns a loss with about five digits, which are enough to draw it.
+// Returns a loss with about five digits, which are enough to draw the loss;
+// null if the loss is not finite.
 Json Loss(float loss) {
   if (!std::isfinite(loss)) return nullptr;
   if (loss == 0) return 0;
@@ -92,7 +93,7 @@ Json ServerJson(const ServiceCore& core, const Engine* engine) {
   return out;
 }
 
-// Returns the load of the whole server: its calls, steps and memory.
+// Returns "load": the calls, steps, memory and adapters of the whole server.
 Json LoadJson(const MetricValues& values) {
   return {{"uptime_seconds", std::round(values.UptimeSeconds())},
           {"calls_in_flight", values.Sum("weft_requests_inflight")},
@@ -107,8 +108,9 @@ Json LoadJson(const MetricValues& values) {
           {"adapters_at", values.ByLabel("weft_adapters")}};
 }
 
-// Returns the tenants. On a server without tokens, an adapter may be its own
-// tenant. Such tenants are left out.
+// Returns at most kMaxTenants tenants with adapters, in the order of names. On
+// a server without tokens, an adapter may be its own tenant. Such tenants are
+// left out.
 Json TenantsJson(const Engine& engine, const std::vector<Entry>& entries) {
   std::map<std::string, AdapterActivity> totals;
   for (const Entry& entry : entries) {
@@ -223,9 +225,9 @@ Json SelectedJson(const Engine& engine, const Entry& entry) {
   return out;
 }
 
-// Returns the adapters that match `search`, in the order of ids. If there are
-// too many, returns those that were used last. Sets `*matching` to the number
-// of all that match.
+// Returns the adapters that match `search`, which is in lower case, in the
+// order of ids. If more than kMaxAdapters match, returns those that were used
+// last. Sets `*matching` to the number of all that match.
 std::vector<const Entry*> Listed(const std::vector<Entry>& entries,
                                  const std::string& search, size_t* matching) {
   std::vector<const Entry*> found;

@@ -7,6 +7,7 @@
 // If Caller::sees_all is false, the JSON covers only the caller's tenant:
 // "load" and "tenants" are absent, and "queued" has the one number "all". While
 // the engine starts, only "now", "server", "caller" and "errors" are present.
+// "selected" is present only if StateQuery::selected names an adapter.
 #ifndef WEFT_SERVER_CONSOLE_STATE_H_
 #define WEFT_SERVER_CONSOLE_STATE_H_
 
@@ -22,7 +23,7 @@
 
 namespace weft::console {
 
-// The most entries of each list. If there are more adapters, the list has those
+// The most entries of each list. If more adapters match, the list has those
 // that were used last.
 inline constexpr size_t kMaxAdapters = 200;
 inline constexpr size_t kMaxTenants = 100;
@@ -30,15 +31,15 @@ inline constexpr size_t kMaxErrors = 50;
 inline constexpr size_t kMaxCheckpoints = 50;
 
 struct StateQuery {
-  // The list has only adapters with this text in their id or tenant, in upper
-  // or lower case.
+  // "adapters" has only those with this text in their id or tenant. Upper and
+  // lower case count as the same. An empty text matches all adapters.
   std::string search;
-  // The adapter that "selected" shows; if it is unknown, "selected" is absent.
+  // The id of the adapter that "selected" shows.
   std::string selected;
 };
 
-// Returns the JSON. This takes some milliseconds if there are a thousand
-// adapters.
+// Returns the JSON that is described at the head of this file. This takes some
+// milliseconds if there are a thousand adapters.
 // Threads: any.
 [[nodiscard]] tinker::Json MakeState(const ServiceCore& core,
                                      const Caller& caller,

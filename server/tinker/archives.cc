@@ -45,7 +45,8 @@ struct Ticket {
   }
 };
 
-// Returns the HMAC-SHA256 of ticket.Path() in hex. Errors: INTERNAL.
+// Returns the HMAC-SHA256 of ticket.Path() in hex. Errors: INTERNAL if the
+// system has no random bits for the secret.
 absl::StatusOr<std::string> Sign(const Ticket& ticket) {
   using Secret = std::array<unsigned char, 32>;
   static const std::pair<Secret, int> secret = [] {
@@ -66,14 +67,13 @@ absl::StatusOr<std::string> Sign(const Ticket& ticket) {
       absl::string_view(reinterpret_cast<const char*>(digest), size));
 }
 
-// Returns the scheme of the URLs that the client uses. This port speaks
-// plaintext. A proxy that ends TLS in front of this port sets the header
-// X-Forwarded-Proto.
+// Returns the scheme of the URLs that the client uses. It is "https" only if a
+// proxy ends TLS in front of this port and says so in X-Forwarded-Proto.
 const char* SchemeOf(const HttpRequest& request) {
   return request.forwarded_proto == "https" ? "https" : "http";
 }
 
-// Returns the signed URLs of a checkpoint's files.
+// Returns the signed URLs of a checkpoint's files, and when they expire.
 absl::StatusOr<Json> UrlsOf(const Call& call, const CheckpointPath& path) {
   std::string adapter = AdapterOfModel(path.run);
   WEFT_RETURN_IF_ERROR(call.caller.Qualify(&adapter));
@@ -125,7 +125,7 @@ absl::StatusOr<DownloadPtr> OpenDownload(const std::string& checkpoint_dir,
 }
 
 // Reads the next piece, of at most kPieceBytes. Returns an empty piece if the
-// read fails.
+// read fails or the file has no more bytes.
 std::string ReadPiece(Download* download) {
   std::string piece(std::min(kPieceBytes, download->size - download->sent),
                     '\0');

@@ -22,7 +22,7 @@ struct FreeStream {
 
 // Returns true if objects and lists are nested deeper than kMaxJsonDepth. The
 // JSON library copies and prints nested values by recursion, so a deep body
-// would overflow the stack.
+// could overflow the stack.
 bool IsTooDeep(absl::string_view text) {
   int depth = 0;
   bool quoted = false;

@@ -15,19 +15,21 @@
 
 namespace weft::tinker {
 
-// The largest JSON body after decompression. Parsed JSON takes up to 16 times
-// the memory of its text. Clients send larger data as protobuf.
+// The largest JSON body after decompression. Parsed JSON takes many times the
+// memory of its text. Clients send larger data as protobuf.
 inline constexpr size_t kMaxJsonBytes = size_t{16} << 20;
 inline constexpr int kMaxJsonDepth = 64;
 
 // Decompresses `*body` in place. `encoding` is the value of Content-Encoding:
 // "zstd", or "" or "identity", which leave the body as it is.
-// Errors: INVALID_ARGUMENT for another encoding; RESOURCE_EXHAUSTED if the
-// decompressed body has more than `max_bytes`.
+// Errors: INVALID_ARGUMENT for another encoding, or if the body is not one zstd
+// frame; RESOURCE_EXHAUSTED if the decompressed body has more than `max_bytes`.
 [[nodiscard]] absl::Status Decode(absl::string_view encoding, size_t max_bytes,
                                   std::string* body);
 
-// Parses a JSON object. An empty text gives an empty object.
+// Parses a JSON object. An empty text gives an empty object. Errors:
+// INVALID_ARGUMENT if the text is no object, or is nested deeper than
+// kMaxJsonDepth; RESOURCE_EXHAUSTED above kMaxJsonBytes.
 [[nodiscard]] absl::StatusOr<nlohmann::json> ParseObject(
     absl::string_view text);
 

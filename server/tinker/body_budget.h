@@ -14,17 +14,17 @@
 namespace weft::tinker {
 
 // A budget of bytes that holders share. A holder is an owner (owner.h). Each
-// holder may have half of the budget, so that room is left for the others.
+// holder may have half of the budget, or one larger reservation, so that room
+// is left for the others.
 // Threads: any.
 class BodyBudget : public std::enable_shared_from_this<BodyBudget> {
  public:
   explicit BodyBudget(int64_t max_bytes) : max_bytes_(max_bytes) {}
 
   // Reserves `bytes` until the last copy of the result is destroyed. A holder
-  // without a reservation may take more than half, up to the whole budget. The
-  // result is null if `bytes` is 0.
-  // Errors: RESOURCE_EXHAUSTED if the holder's half is full; UNAVAILABLE if the
-  // whole budget is full.
+  // without a reservation may take more than half, up to the whole budget.
+  // Errors: RESOURCE_EXHAUSTED if a holder with a reservation would have more
+  // than half; UNAVAILABLE if the budget has no room for `bytes`.
   [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> Reserve(
       const std::string& holder, int64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -1,6 +1,6 @@
-// Keeps the properties of checkpoints that only the Tinker API has: the user's
-// metadata, and the time when the checkpoint expires.
-// Threads: the front's.
+// Keeps the extras of checkpoints: the metadata and the time of expiry that
+// clients of the Tinker API give. The engine does not know the extras.
+// Threads: the front's thread; until it runs, the thread that starts it.
 #ifndef WEFT_SERVER_TINKER_CHECKPOINT_EXTRAS_H_
 #define WEFT_SERVER_TINKER_CHECKPOINT_EXTRAS_H_
 
@@ -21,8 +21,8 @@ struct CheckpointExtras {
 };
 
 // Reads `user_metadata` and `ttl_seconds`, the seconds from now until the
-// checkpoint expires. Errors: INVALID_ARGUMENT if `ttl_seconds` is not in
-// [kMinTtlSeconds, kMaxTtlSeconds].
+// checkpoint expires. Errors: INVALID_ARGUMENT if `ttl_seconds` is not a whole
+// number in [kMinTtlSeconds, kMaxTtlSeconds].
 [[nodiscard]] absl::StatusOr<CheckpointExtras> ReadExtras(const Json& body);
 
 // Stores a checkpoint's extras in Front::extras and in the ledger. If both
@@ -35,10 +35,12 @@ void KeepExtras(Front& front, const Caller& caller, const CheckpointPath& path,
                                           const Caller& caller,
                                           const CheckpointPath& path);
 
-// Has the engine delete the checkpoints that have expired by `now`.
+// Has the engine delete the checkpoints that have expired by `now`, and then
+// removes their extras.
 void SweepCheckpoints(Front& front, absl::Time now);
 
-// Reads all extras from the ledger, and waits for the disk.
+// Reads all extras from the ledger, and waits for the disk. Call it before the
+// front's thread starts.
 void RestoreExtras(Front& front);
 
 }  // namespace weft::tinker

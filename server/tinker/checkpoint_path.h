@@ -13,7 +13,7 @@ namespace weft::tinker {
 enum class CheckpointKind : uint8_t { kTraining, kSampler, kExternal };
 
 struct CheckpointPath {
-  std::string run;  // The model's id.
+  std::string run;  // The model's id (ModelOfAdapter).
   CheckpointKind kind = CheckpointKind::kTraining;
   std::string name;
 

@@ -1,7 +1,6 @@
-// Calls the engine for the handlers of the Tinker API. A call passes the checks
-// of a gRPC call (quotas, validation, adapter names), but not the check of
-// scopes. It has the same metrics and log lines as a gRPC call (server/call.h).
-// Its result comes back on the front's thread.
+// Calls the engine for the handlers of the Tinker API, with the metrics and log
+// lines of a gRPC call (server/call.h). Results come back on the front's
+// thread. These calls check no scopes; routes.h does so before.
 #ifndef WEFT_SERVER_TINKER_ENGINE_PORT_H_
 #define WEFT_SERVER_TINKER_ENGINE_PORT_H_
 
@@ -16,7 +15,8 @@
 
 namespace weft::tinker {
 
-// Threads: the front's, except Post. `core` outlives this object and all calls.
+// REQUIRES: `core` outlives this object and all calls.
+// Threads: the front's for Call and CallUnmetered; any for the others.
 class EnginePort {
  public:
   EnginePort(ServiceCore* core, std::weak_ptr<HttpServer> server)
@@ -29,19 +29,18 @@ class EnginePort {
   }
 
   // Runs `work` on the front's thread. Does nothing if the HTTP server is gone.
-  // Threads: any.
   void Post(std::function<void()> work) const {
     if (const auto live = server_.lock()) live->Post(std::move(work));
   }
 
-  // Validates `request` and runs `start(Engine&, Plain, Callback<Result>)`,
-  // where Plain is the type that Validate returns. If `start` returns a handle,
-  // Call puts the handle into `*cancel`.
-  // If the call fails before Call returns, Call returns the error, and `done`
-  // does not run. The engine has then taken no work. But if the error carries
-  // kStepDonePayload, the step is completed.
-  // If Call returns OK, `done` runs exactly once on the front's thread, perhaps
-  // before Call returns. `done` does not run if the HTTP server stops first.
+  // Checks the tenant's quotas, validates `request`, and runs `start(Engine&,
+  // Plain, Callback<Result>)`. Plain is the type that Validate returns. If
+  // `start` returns a handle and `cancel` is not null, Call sets `*cancel`.
+  // If Call returns an error, `done` does not run, and the engine does no more
+  // work for the call. If the error has kStepDonePayload, the step is
+  // completed. If Call returns OK, `done` runs once on the front's thread,
+  // perhaps before Call returns. If the HTTP server stops first, `done` does
+  // not run.
   template <typename Result, typename Request, typename StartFn>
   [[nodiscard]] absl::Status Call(CallOrigin origin, Rpc rpc,
                                   const Request& request, StartFn start,
@@ -66,10 +65,9 @@ class EnginePort {
     return Return(call.get());
   }
 
-  // Like Call, for a request that Validate would refuse. `plain` is not
-  // validated and has the caller's names for adapters. The tenant's limits on
-  // calls and tokens do not apply: other calls of the tenant may fill these
-  // limits and wait for this one.
+  // Like Call, but checks no quota and validates nothing. `plain` has the
+  // caller's names for adapters. The quotas do not apply because calls of the
+  // tenant that wait for this one may have used them up.
   template <typename Result, typename Plain, typename StartFn>
   [[nodiscard]] absl::Status CallUnmetered(CallOrigin origin, Rpc rpc,
                                            Plain plain, StartFn start,
@@ -91,15 +89,15 @@ class EnginePort {
     Pending(ServiceCore* core, CallOrigin origin, Rpc rpc)
         : record(core, std::move(origin), rpc) {}
     CallRecord record;
-    // The front's thread. The engine's threads compare it with their own. Only
-    // the front's thread reads or writes the members below.
+    // The thread that calls the engine. Only this thread reads or writes the
+    // members below.
     const std::thread::id thread = std::this_thread::get_id();
     bool returned = false;
     std::function<absl::Status()> early;
   };
 
-  // Counts and logs the outcome of a call. Puts the caller's names for adapters
-  // into `*result`, and into the status that it returns.
+  // Counts and logs the outcome of a call, and returns its status. Replaces the
+  // engine's names of adapters by the caller's in `*result` and in the status.
   template <typename Result>
   static absl::Status SettleResult(Pending<Result>* call,
                                    absl::StatusOr<Result>* result) {
@@ -111,9 +109,9 @@ class EnginePort {
     return status;
   }
 
-  // Returns the callback for the engine. The callback passes the result to
-  // `done` on the front's thread. But if the engine runs the callback within
-  // Call, the callback leaves the result in `early` for Return.
+  // Returns the callback for the engine. The callback posts the result to
+  // `done` on the front's thread. But if the callback runs on the thread that
+  // calls the engine, and before Return runs, it leaves the result in `early`.
   template <typename Result>
   Callback<Result> Deliver(std::shared_ptr<Pending<Result>> call,
                            Callback<Result> done) const {
@@ -134,8 +132,8 @@ class EnginePort {
     };
   }
 
-  // Ends Call. If the result has come already, runs `done` with it, or returns
-  // its error.
+  // Ends Call or CallUnmetered. If a result is in `early`, runs `done` with the
+  // result. If an error is in `early`, returns the error.
   template <typename Result>
   static absl::Status Return(Pending<Result>* call) {
     call->returned = true;

@@ -25,8 +25,8 @@ int HttpStatusOf(const absl::Status& status) {
       return 403;
     case absl::StatusCode::kNotFound:
       return 404;
-    // The SDK takes 409 and 501 for passing failures and would repeat the
-    // request, so this returns 400.
+    // The usual statuses are 409 and 501. But the SDK would then repeat the
+    // request, so both codes become 400.
     case absl::StatusCode::kAlreadyExists:
     case absl::StatusCode::kUnimplemented:
       return 400;

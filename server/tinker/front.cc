@@ -6,8 +6,8 @@
 namespace weft::tinker {
 namespace {
 
-// The most bytes of results that the front keeps. A result stays after a client
-// has fetched it, because the client may fetch it again.
+// The limit of Futures for the bytes of all results. A result stays after a
+// client has fetched it, because the client may fetch it again.
 constexpr int64_t kMaxResultBytes = int64_t{512} << 20;
 // The size of the budget Front::waiting.
 constexpr int64_t kMaxWaitingBytes = int64_t{512} << 20;

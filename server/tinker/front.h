@@ -1,5 +1,6 @@
-// The state that all handlers of the Tinker front share, and their requests.
-// Threads: only the front's thread uses what is declared here.
+// The state that all handlers of the Tinker front share, and the form in which
+// a handler gets its request.
+// Threads: the front's thread; until it runs, the thread that starts it.
 #ifndef WEFT_SERVER_TINKER_FRONT_H_
 #define WEFT_SERVER_TINKER_FRONT_H_
 
@@ -26,8 +27,7 @@
 
 namespace weft::tinker {
 
-// A client's session. create_session makes it. It ends when the client finishes
-// it or sends no heartbeats (sessions.h).
+// A client's session. sessions.h says when a session ends.
 struct Session {
   std::string id;
   Caller caller;
@@ -47,11 +47,11 @@ struct Model {
   Json user_metadata;
   // Pairs (first, offset), ascending. The last pair with first <= s maps
   // sequence number s to the adapter's step s + offset; if there is none, s is
-  // the step. Each load adds a pair, because it sets the adapter to the steps
-  // of its checkpoint. Only the last two pairs are kept.
+  // the step. Each load that succeeds adds a pair, because it sets the adapter
+  // to the steps of its checkpoint. Only the last two pairs are kept.
   std::vector<std::pair<int64_t, int64_t>> offsets;
-  // The sequence number of a load that has begun, until its end is on record; 0
-  // if there is none.
+  // The sequence number of the step that loads a checkpoint, from its begin to
+  // its end; 0 if no such step runs. The ledger keeps the number.
   int64_t begun_load = 0;
   StepLine line;
 
@@ -65,16 +65,16 @@ struct Sampler {
   std::string owner;
   std::string session;
   std::string adapter;     // Empty for the base model.
-  std::string snapshot;    // Empty for the adapter's current weights.
+  std::string snapshot;    // Empty: no snapshot, but the current weights.
   std::string model_path;  // Empty if not made from a checkpoint.
-  uint64_t used = 0;       // Higher for sessions that were used later.
+  uint64_t used = 0;       // Higher if the sampling session was used later.
 };
 
-// An adapter loaded from a checkpoint, to sample from it (loaded_adapters.h).
+// An adapter that the front loads for sampling sessions (loaded_adapters.h).
 struct LoadedAdapter {
   enum class State : uint8_t { kLoading, kReady, kLeaving };
   State state = State::kLoading;
-  // Counts sampling sessions that use the adapter or are being made for it.
+  // Counts the sampling sessions with the adapter, except those in `waiting`.
   int users = 0;
   // Callbacks for the end of the load, one per sampling session that waits. In
   // kLeaving, the load begins after the adapter's deletion.
@@ -85,7 +85,7 @@ struct LoadedAdapter {
 struct Orphan {
   Caller caller;
   std::string adapter;
-  // True while the engine works on the deletion.
+  // True while the engine has the request for the deletion.
   bool running = false;
   // Callbacks that run when the adapter is deleted.
   std::vector<std::function<void()>> gone;
@@ -96,10 +96,10 @@ struct Call {
   HttpRequest http;
   std::vector<std::string> args;  // The path's parts at the route's asterisks.
   std::map<std::string, std::string> query;
-  Json body;  // A JSON object; empty if the body is protobuf.
+  Json body;  // The body as a JSON object; empty if the body is protobuf.
   Caller caller;
-  // True if the token may delete adapters, or may sample. Both are false for
-  // requests that cannot end a session.
+  // True if the caller has the scope of DeleteAdapter (may_delete), or of
+  // Sample (may_sample). Both are false for requests that cannot end a session.
   bool may_delete = false;
   bool may_sample = false;
   bool kept = false;  // The request comes from the ledger; no client waits.
@@ -143,23 +143,23 @@ struct Front {
   std::map<std::string, std::vector<std::function<void(absl::Status)>>> opening;
   std::map<std::string, Sampler> samplers;
   uint64_t sampler_uses = 0;  // Counts the uses of all samplers (TouchSampler).
-  // The extras of checkpoints, in the form of the ledger (checkpoint_extras.h).
+  // The extras of checkpoints (checkpoint_extras.h) as LedgerEntry::fields.
   std::map<std::string, Json> extras;
   // Samples that wait for room in the engine.
   SampleQueue samples;
   // True while a timer is set that tries waiting samples again.
   bool samples_come_again = false;
-  // Handles that cancel samples in the engine, by owner and future's id.
+  // The handles of samples that the engine has, by owner and future's id.
   std::map<std::string, CancelHandle> cancels;
   std::map<std::string, LoadedAdapter> loaded;  // Keys have owner and adapter.
   std::map<std::string, Orphan> orphans;        // Keys have owner and adapter.
   DiskPool files{2, 256};  // Reads the files that clients download.
-  // True when RestoreSteps has promised all steps of the ledger again.
+  // True when RestoreSteps has handled all steps of the ledger.
   bool ready = false;
 };
 
-// Handles one request. It calls `Respond` once, now or later. Or it returns an
-// error, and its caller responds with the error.
+// Handles one request: calls `Respond` once, now or later, or returns an error,
+// with which the caller of the handler responds.
 using Handler = absl::Status (*)(Front&, const CallPtr&, const Respond&);
 
 }  // namespace weft::tinker

@@ -25,9 +25,9 @@ std::string PeerOf(const Tcp::socket& socket) {
                : absl::StrCat(peer.address().to_string(), ":", peer.port());
 }
 
-// Before the server closes a connection, it reads and drops what the client
-// still sends, up to this size and for this time. Otherwise the client might
-// not get the reply.
+// After the last reply on a connection, the server reads and drops what the
+// client still sends, up to this size and for at most this time. Otherwise the
+// client might not get the reply.
 constexpr size_t kMaxDiscardedBytes = size_t{64} << 20;
 constexpr absl::Duration kDiscardTime = absl::Seconds(5);
 
@@ -52,7 +52,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     stream_.expires_after(absl::ToChronoNanoseconds(limits_.idle));
     parser_.emplace();
     parser_->header_limit(limits_.max_header_bytes);
-    // There is no limit until Judge sets the limit of the route.
+    // The body has no limit until Judge sets the limit of the route.
     parser_->body_limit(std::numeric_limits<uint64_t>::max());
     parser_->eager(false);
     http::async_read_some(
@@ -94,14 +94,14 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     }
     header_.reserved = *std::move(reserved);
     parser_->body_limit(admission_.max_body_bytes);
-    // A client that has sent "Expect: 100-continue" waits for Continue before
-    // it sends the body.
+    // A client that has sent "Expect: 100-continue" waits for the reply 100,
+    // which Continue sends, before it sends the body.
     WantsContinue() ? Continue() : ReadBody();
   }
 
   void ReadBody() {
     // Beast reads only as many bytes at once as the buffer has room for. After
-    // the header, there is room for only 512 bytes.
+    // the header, the room may be only 512 bytes.
     const auto bytes = parser_->content_length().value_or(0);
     buffer_.reserve(static_cast<size_t>(std::min(bytes, kBodyPiece)));
     http::async_read(
@@ -142,8 +142,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     const auto field = [&message](const auto& name) {
       return std::string(message[name]);
     };
-    // A field that comes twice counts as absent, because it is not clear which
-    // of its values is meant.
+    // Returns a header field. A field that comes twice counts as absent,
+    // because it is not clear which of its values is meant.
     const auto only = [&message, &field](const auto& name) {
       return message.count(name) == 1 ? field(name) : "";
     };
@@ -161,8 +161,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
             .reserved = nullptr};
   }
 
-  // Handles a failed read. Refuses a request that is malformed or too large. If
-  // the connection itself has failed, ends it without a reply.
+  // Handles a failed read. Refuses a request that is malformed or too large.
+  // After any other error, ends the connection without a reply.
   void Fail(beast::error_code error) {
     if (error == http::error::body_limit)
       return Refuse(413, "the body is too large");
@@ -239,7 +239,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   void EndReply() { keep_alive_ ? Read() : Close(); }
 
   // Closes the sending side. Then reads and drops what the client sends, until
-  // the client closes its side or a limit is reached (kMaxDiscardedBytes).
+  // the client closes its side or a limit is reached (kMaxDiscardedBytes,
+  // kDiscardTime).
   void Close() {
     beast::error_code ignored;
     stream_.socket().shutdown(Tcp::socket::shutdown_send, ignored);

@@ -1,4 +1,4 @@
-// One connection of the HTTP server. Only http_server.cc includes this file.
+// One connection of the HTTP server. Only http_server.cc uses this file.
 #ifndef WEFT_SERVER_TINKER_HTTP_CONNECTION_H_
 #define WEFT_SERVER_TINKER_HTTP_CONNECTION_H_
 
@@ -17,9 +17,9 @@ struct ConnectionPool {
   std::shared_ptr<BodyBudget> budget;
 };
 
-// Serves the requests of a connection, one after the other, until the client
-// closes the connection, or a time-out or a refusal ends it. `*handler` must
-// outlive the thread that runs the socket's io_context.
+// Serves the requests of a connection, one after the other, until the
+// connection ends. Returns at once.
+// REQUIRES: `*handler` outlives the thread that runs the socket's io_context.
 // Threads: the thread that runs the socket's io_context.
 void ServeConnection(boost::asio::ip::tcp::socket socket,
                      const HttpLimits& limits, const HttpHandler* handler,

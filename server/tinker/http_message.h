@@ -17,9 +17,10 @@ inline constexpr char kProtobufType[] = "application/x-protobuf";
 
 // A request. While only its header has arrived, `body` is empty.
 struct HttpRequest {
-  std::string method;  // In upper case.
+  std::string method;  // As the client sent it.
   std::string target;  // Path and query, as the client sent them.
-  // Header fields; a field that the client did not send is empty.
+  // Header fields; a field that the client did not send is empty. `api_key`,
+  // `authorization` and `forwarded_proto` are also empty if they came twice.
   std::string api_key;
   std::string authorization;
   std::string content_type;
@@ -29,10 +30,10 @@ struct HttpRequest {
   std::string forwarded_proto;
 
   std::string body;
-  // The client's address as HOST:PORT.
+  // The client's address as HOST:PORT; empty if it is unknown.
   std::string peer;
-  // The reservation of the body's bytes (BodyBudget::Reserve). It ends when the
-  // last copy is destroyed.
+  // The reservation of the body's bytes (BodyBudget::Reserve). The reservation
+  // ends when its last copy is destroyed.
   std::shared_ptr<void> reserved;
 };
 
@@ -57,8 +58,8 @@ struct HttpReply {
   std::optional<ReplyStream> stream;
 };
 
-// Sends the reply to a request. Call it once. Each copy owns the connection, so
-// all copies must be destroyed before the server.
+// Sends the reply to a request. Call it once. Each copy keeps the connection
+// alive, so all copies must be destroyed before the server.
 // Threads: the front's.
 using Respond = std::function<void(HttpReply)>;
 
@@ -69,7 +70,7 @@ struct Admission {
   std::optional<HttpReply> refusal;
   uint64_t max_body_bytes = 0;
   std::string holder;
-  // Handles the request after its body has arrived. It responds now or later.
+  // Handles the request after its body has arrived, and responds now or later.
   std::function<void(HttpRequest, const Respond&)> serve;
 };
 // Admits or refuses a request by its header, before the server reads the body.

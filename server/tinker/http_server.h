@@ -1,8 +1,8 @@
 // The HTTP/1.1 server of the Tinker front, with its limits and time-outs.
 //
 // One thread, called the front's thread, serves all connections and runs all
-// handlers, so the front's state needs no lock. This thread only parses,
-// translates and passes on requests. Other threads do the work that takes long.
+// handlers, so the front's state needs no lock. Other threads do the work that
+// takes long.
 #ifndef WEFT_SERVER_TINKER_HTTP_SERVER_H_
 #define WEFT_SERVER_TINKER_HTTP_SERVER_H_
 
@@ -36,15 +36,16 @@ struct HttpLimits {
 // It refuses these requests itself: 400 (the request is not HTTP), 411 (the
 // body is chunked, so its length is unknown), 413 (the body is too large), 429
 // (the holder's half of the body budget is full), 431 (the header is too
-// large), 503 (the whole budget is full). Replies 429 and 503 have the header
+// large), 503 (the body budget is full). Replies 429 and 503 have the header
 // Retry-After. If a body would follow a refused header, the server closes the
 // connection. It closes a connection above max_connections at once.
-// Threads: one thread makes, starts, stops and destroys it; any thread may call
-// Post and After.
+// Threads: one thread makes, starts, stops and destroys the server; any thread
+// may call Post and After.
 class HttpServer {
  public:
   // Listens on "HOST:PORT". Errors: INVALID_ARGUMENT if `listen` has another
-  // form; UNAVAILABLE if the system cannot listen on the address.
+  // form; UNAVAILABLE if the system does not know the host, or cannot listen on
+  // the address.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<HttpServer>> Bind(
       const std::string& listen, const HttpLimits& limits);
 
@@ -54,8 +55,8 @@ class HttpServer {
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
 
-  // Returns the port. If `listen` has port 0, it is the port that the system
-  // has chosen.
+  // Returns the port of `listen`; if that is 0, the port that the system has
+  // chosen.
   [[nodiscard]] int port() const;
   // Starts the front's thread, which serves requests with `handler`.
   void Start(HttpHandler handler);

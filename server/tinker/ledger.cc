@@ -17,7 +17,8 @@
 namespace weft::tinker {
 namespace {
 
-// The most bytes that may wait to be written.
+// The most bytes of LedgerEntry::bytes that may wait to be written. If none
+// wait, a larger entry may wait, too.
 constexpr size_t kMaxWaitingBytes = size_t{256} << 20;
 
 constexpr const char* kPrefixes[] = {"session-",    "model-",  "sampler-",
@@ -27,8 +28,8 @@ const char* PrefixOf(EntryKind kind) {
   return kPrefixes[static_cast<size_t>(kind)];
 }
 
-// Returns a file name for an id. The id itself may be too long for a file name,
-// or have characters that file names must not have.
+// Returns the part of a file's name that stands for an id. The id itself may be
+// too long for a file's name, or have characters that such names must not have.
 std::string Hash(absl::string_view id) {
   return absl::BytesToHexString(Sha256(std::string(id)).substr(0, 16));
 }

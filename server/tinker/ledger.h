@@ -6,7 +6,7 @@
 // not at all. Without --state-dir the ledger keeps nothing. One thread of the
 // ledger writes and erases, in the order of the calls. Callbacks run on the
 // front's thread.
-// Threads: the front's.
+// Threads: the front's thread; until it runs, the thread that starts it.
 #ifndef WEFT_SERVER_TINKER_LEDGER_H_
 #define WEFT_SERVER_TINKER_LEDGER_H_
 
@@ -71,11 +71,12 @@ class Ledger {
   void EraseSteps(const std::string& model);
 
   // Returns the entries of a kind in any order. Waits for the disk, so call it
-  // only at the start. Logs an entry that cannot be read, and leaves it out.
+  // only before the front's thread starts. Logs an entry that cannot be read,
+  // and leaves it out.
   [[nodiscard]] std::vector<LedgerEntry> ReadAll(EntryKind kind) const;
 
-  // Gives `done` the steps of all models in the order of their sequence
-  // numbers.
+  // Gives `done` the files of the steps of all models, in the order of their
+  // sequence numbers.
   void ListSteps(std::function<void(std::vector<StepFile>)> done);
   // Reads a step's request. `done` gets nullopt if the file is gone or cannot
   // be read.
@@ -96,8 +97,8 @@ class Ledger {
   UniqueFd folder_;
   std::string path_;
   size_t waiting_bytes_ = 0;
-  // This is the last member, because its destructor runs the tasks that are
-  // left, and they use the other members.
+  // The last member, because the Worker's destructor runs the tasks that are
+  // left, which use the other members.
   Worker disk_;
 };
 

@@ -60,8 +60,8 @@ void StartLoad(Front& front, const CallOrigin& origin,
   if (!refused.ok()) EndLoad(front, origin, adapter, refused);
 }
 
-// Counts a user of an adapter that is loaded. If a client has deleted the
-// adapter over gRPC, loads it again.
+// Counts a user of an adapter whose state is kReady. If a client has deleted
+// the adapter over gRPC, loads the adapter again.
 void UseReady(Front& front, const CallOrigin& origin,
               const std::string& adapter, const CheckpointInfo& info,
               const std::function<void(const absl::Status&)>& done) {
@@ -69,7 +69,8 @@ void UseReady(Front& front, const CallOrigin& origin,
                     done](const absl::Status& found) {
     const auto entry =
         front.loaded.find(LoadedKey(OwnerKey(*origin.caller), adapter));
-    // Meanwhile the last user may have left. The adapter is then being deleted.
+    // The state may have changed meanwhile: the last user may have left, or
+    // another session may load the adapter again.
     if (entry == front.loaded.end() || entry->second.state != State::kReady) {
       return UseAdapter(front, origin, info, done);
     }
@@ -110,15 +111,15 @@ void UseAdapter(Front& front, const CallOrigin& origin,
     return UseReady(front, origin, adapter, info, done);
   }
   loaded.waiting.push_back(std::move(done));
-  // True for the first session that finds an adapter that must be deleted
-  // before it is loaded: a load has failed, or the last user has left.
+  // True for the first session that finds that the adapter must be deleted
+  // before it is loaded, for example because the last user has left.
   const bool leaves =
       added ? IsOrphan(front, *origin.caller, adapter)
             : loaded.state == State::kLeaving && loaded.waiting.size() == 1;
   if (leaves) {
     loaded.state = State::kLeaving;
-    // After the deletion, the first session that waits loads the adapter for
-    // all.
+    // After the deletion, this session loads the adapter for all sessions that
+    // wait.
     Reap(front, *origin.caller, adapter, [&front, key, origin, adapter, info] {
       front.loaded.at(key).state = State::kLoading;
       StartLoad(front, origin, adapter, info);

@@ -19,7 +19,7 @@
 namespace weft::tinker {
 namespace {
 
-// The request that makes a model has this sequence number.
+// The sequence number of the request that makes a model.
 constexpr int64_t kCreateSeq = 0;
 
 // The most models of one owner. The engine limits how many of them have
@@ -35,7 +35,8 @@ absl::Status CheckModelCount(const Front& front, const std::string& owner) {
       absl::StrCat("there are ", count, " models: unload some first"));
 }
 
-// Reads `lora_config` of the body.
+// Reads `lora_config` of the body. Errors: INVALID_ARGUMENT; UNIMPLEMENTED if
+// `lora_config` is absent.
 absl::Status ReadLora(const Json& body, v1::LoraConfig* out) {
   if (Find(body, "lora_config") == nullptr) {
     return absl::UnimplementedError(
@@ -71,7 +72,7 @@ absl::Status ReadLora(const Json& body, v1::LoraConfig* out) {
   return BadField("lora_config", "trains nothing");
 }
 
-// Creates the model's adapter.
+// Begins to create the model's adapter.
 absl::Status StartCreation(Front& front, const CallPtr& call,
                            const Model& model, Callback<FutureResult> done) {
   WEFT_ASSIGN_OR_RETURN(const std::string base,
@@ -88,18 +89,18 @@ absl::Status StartCreation(Front& front, const CallPtr& call,
       },
       [&front, id = model.id, caller = model.caller, adapter = model.adapter,
        done](const absl::StatusOr<AdapterInfo>& info) {
-        // If the session has ended meanwhile, its call of Reap may have come
-        // before the adapter was made.
+        // If the model is gone, Reap may have run before the adapter was made.
+        // So Reap runs again.
         if (!front.models.contains(id)) Reap(front, caller, adapter);
         if (!info.ok()) return done(info.status());
         done(FutureResult::Of({{"type", "create_model"}, {"model_id", id}}));
       });
 }
 
-// Adds the model that the body names to front.models. Calls `then` with the
-// model's id: at once if the model is in the ledger, else when the ledger has
-// written it. If the write fails, or `then` returns an error, the error is the
-// response.
+// Adds the model that the body names to front.models, and writes it to the
+// ledger. Then calls `then` with the model's id; at once if the model was
+// written before. If the write fails, or `then` returns an error, the error is
+// the response.
 absl::Status OpenModel(
     Front& front, const CallPtr& call, const Respond& respond,
     std::function<absl::Status(const std::string& id)> then) {

@@ -1,5 +1,5 @@
 // Makes, describes and unloads models. A model is an adapter of Weft.
-// Threads: the front's.
+// Threads: the front's thread; until it runs, the thread that starts it.
 #ifndef WEFT_SERVER_TINKER_MODELS_H_
 #define WEFT_SERVER_TINKER_MODELS_H_
 
@@ -12,8 +12,8 @@
 namespace weft::tinker {
 
 // Convert between a model's id and its adapter's name: the model
-// "SESSION:train:3" is the adapter "SESSION.train.3". For all other adapters,
-// the model's id is the adapter's name.
+// "SESSION:train:3" is the adapter "SESSION.train.3", where SESSION is an id of
+// 32 characters. For all other adapters, the model's id is the adapter's name.
 // Threads: any.
 [[nodiscard]] std::string AdapterOfModel(absl::string_view model_id);
 [[nodiscard]] std::string ModelOfAdapter(absl::string_view adapter_id);
@@ -26,16 +26,15 @@ namespace weft::tinker {
 // INVALID_ARGUMENT if `optimizer_config` is malformed.
 [[nodiscard]] absl::Status CheckOptimizer(const Json& body);
 
-// Begins to make a model's adapter. If it returns an error, nothing has begun
-// and `done` does not run.
+// Begins to make a model's adapter, and gives the result to `done`. If a
+// ModelStart returns an error, nothing has begun and `done` does not run.
 using ModelStart = std::function<absl::Status(const Model& model,
                                               Callback<FutureResult> done)>;
 // Makes the model that `session_id` and `model_seq_id` of the body name. Writes
-// the model to the ledger, promises a future, and runs `start`. The model's
-// steps wait until the work of `start` has ended, also after a restart. If this
-// work fails, there is no adapter, so the steps fail, too. Errors:
-// INVALID_ARGUMENT; NOT_FOUND if there is no such session; FAILED_PRECONDITION
-// if the caller has too many models.
+// the model to the ledger, runs `start`, and promises a future for its result.
+// The model's steps wait until the work of `start` has ended, also after a
+// restart. Errors: INVALID_ARGUMENT; NOT_FOUND if there is no such session;
+// FAILED_PRECONDITION if the owner has too many models; those of Promise.
 [[nodiscard]] absl::Status MakeModel(Front& front, const CallPtr& call,
                                      const Respond& respond,
                                      const ModelStart& start);
@@ -53,14 +52,15 @@ void KeepModel(Front& front, const Model& model,
                                        const Respond& respond);
 
 // Forgets a model and the sampling sessions of its snapshots. Fails the futures
-// of its steps that have not ended. The caller of ForgetModel must delete the
+// of the steps in Model::line. The caller of ForgetModel must delete the
 // adapter, or have it deleted by Reap.
 void ForgetModel(Front& front, const std::string& id);
 // Forgets a session's models, and has their adapters deleted by Reap.
 void UnloadModelsOf(Front& front, const std::string& session);
 
 // Reads the models from the ledger, and waits for the disk. Deletes models that
-// have no session, so call it after RestoreSessions.
+// have no session. Call it after RestoreSessions, and before the front's thread
+// starts.
 void RestoreModels(Front& front);
 
 }  // namespace weft::tinker

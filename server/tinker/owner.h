@@ -13,14 +13,16 @@
 
 namespace weft::tinker {
 
-// Returns the name of the caller's owner. All callers of a tenant who are no
-// admins are one owner and share sessions. The tenant's admins are another
-// owner, because they use the engine's names for adapters.
+// Returns the name of the owner that the caller belongs to; empty on a server
+// without tokens. All callers of a tenant who are no admins are one owner and
+// share sessions. The tenant's admins are another owner, because they use the
+// engine's names for adapters.
 [[nodiscard]] std::string OwnerKey(const Caller& caller);
 
 // Returns the JSON that the ledger keeps of a caller.
 [[nodiscard]] Json CallerToJson(const Caller& caller);
-// Converts the JSON of CallerToJson to a caller; Caller() without a tenant.
+// Converts the JSON of CallerToJson to a caller. Returns Caller() if the JSON
+// has no tenant.
 [[nodiscard]] Caller CallerFromJson(const Json& json);
 
 }  // namespace weft::tinker

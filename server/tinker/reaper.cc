@@ -22,8 +22,8 @@ void Put(Front& front, const Caller& caller, const std::string& adapter) {
       [](const absl::Status& /*put*/) {});
 }
 
-// Asks the engine to delete the adapter, but not if a deletion of it is running
-// already. An adapter that does not exist counts as deleted.
+// Asks the engine to delete the adapter of front.orphans[key], unless such a
+// request is running already. An adapter that does not exist counts as deleted.
 void Try(Front& front, const std::string& key) {
   Orphan& orphan = front.orphans.at(key);
   if (std::exchange(orphan.running, true)) return;

@@ -1,8 +1,8 @@
 // Deletes adapters that nobody needs any more. The engine may refuse a
-// deletion, because it drains or the tenant has too many calls. The front then
+// deletion, for example because the tenant has too many calls. The front then
 // tries again every two seconds. The ledger keeps which adapters are to be
 // deleted, so the tries go on after a restart.
-// Threads: the front's.
+// Threads: the front's thread; until it runs, the thread that starts it.
 #ifndef WEFT_SERVER_TINKER_REAPER_H_
 #define WEFT_SERVER_TINKER_REAPER_H_
 
@@ -14,7 +14,7 @@
 namespace weft::tinker {
 
 // Asks the engine once to delete an adapter, and writes nothing to the ledger.
-// Errors: as EnginePort::Call.
+// Errors: those of EnginePort::Call.
 [[nodiscard]] absl::Status DeleteAdapterOf(Front& front, CallOrigin origin,
                                            const std::string& adapter,
                                            Callback<bool> done);
@@ -24,13 +24,13 @@ namespace weft::tinker {
 void Reap(Front& front, const Caller& caller, const std::string& adapter,
           std::function<void()> gone = nullptr);
 
-// Returns true if the adapter is still to be deleted.
+// Returns true if Front::orphans has the adapter, so that it is to be deleted.
 [[nodiscard]] bool IsOrphan(const Front& front, const Caller& caller,
                             const std::string& adapter);
 
 // Writes to the ledger that the next process must delete the adapter. Call it
-// before an adapter is loaded for sampling, so that a crash leaves no such
-// adapter.
+// before an adapter is loaded for sampling, so that a crash during the load
+// leaves no adapter behind.
 void Doubt(Front& front, const Caller& caller, const std::string& adapter);
 // Erases the entry that Doubt has written. Call it when the load has succeeded.
 void Spare(Front& front, const Caller& caller, const std::string& adapter);
@@ -39,6 +39,7 @@ void Spare(Front& front, const Caller& caller, const std::string& adapter);
 void SweepOrphans(Front& front);
 // Reads from the ledger which adapters are to be deleted, and waits for the
 // disk. If `is_used` returns true for an adapter, erases its entry instead.
+// Call it before the front's thread starts.
 void RestoreOrphans(
     Front& front,
     const std::function<bool(const std::string& owner,

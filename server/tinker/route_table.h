@@ -9,16 +9,16 @@
 
 namespace weft::tinker {
 
-// A route. An asterisk in `path` stands for any one part. The token must have
-// the scope that the RPC `scope` needs. This is the only check of scopes: the
-// handler's calls to the engine are not checked again.
+// A route. An asterisk in `path` stands for any one part. Unless the route is
+// open, the token must have the scope that the RPC `scope` needs. The handler's
+// calls to the engine do not check this scope again.
 struct Route {
   const char* method;
   const char* path;
   Rpc scope;
   Handler handler;
   bool open = false;   // Callers need no key.
-  bool large = false;  // --max-message-bytes limits the body.
+  bool large = false;  // The body may have up to --max-message-bytes.
 };
 
 [[nodiscard]] std::span<const Route> Routes();

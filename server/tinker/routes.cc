@@ -16,8 +16,8 @@
 namespace weft::tinker {
 namespace {
 
-// The largest body of a route that is not `large`. Such bodies have names and
-// metadata, which the front keeps in memory.
+// The largest body of a route that is not `large`. The front keeps names and
+// metadata of such bodies in memory.
 constexpr uint64_t kMaxSmallBody = 256 << 10;
 
 bool Matches(const Route& route, const Call& call,
@@ -75,8 +75,8 @@ absl::StatusOr<Caller> FindCaller(const ServiceCore& core, const Route& route,
   return absl::UnauthenticatedError("an API key begins with tml-");
 }
 
-// Returns true if the key's token has the scope that the RPC needs, or if the
-// server has no tokens.
+// Returns true if the token of the API key `key` has the scope that the RPC
+// `scope` needs, or if the server has no tokens.
 bool HasScope(const ServiceCore& core, Rpc scope, const std::string& key) {
   return core.authenticator == nullptr ||
          core.authenticator->Check(PathOf(scope), AuthorizationOf(key)).ok();
@@ -95,8 +95,10 @@ absl::Status ReadBody(const Front& front, Call* call) {
   return absl::OkStatus();
 }
 
-// Returns the route of a request. From the API key, sets the call's caller and
-// what it may do, and then clears the key.
+// Returns the route of a request. Unless the route is open, sets the call's
+// caller from the API key, and may_delete and may_sample if the request can end
+// a session. Then clears the key and the Authorization header. After an error,
+// the call is not to be used.
 absl::StatusOr<const Route*> Judge(const Front& front, Call* call) {
   WEFT_ASSIGN_OR_RETURN(const Route* const route, FindRoute(call));
   if (!route->open) {
@@ -122,8 +124,8 @@ void Serve(Front& front, const Route& route, const std::shared_ptr<Call>& call,
   }
   const absl::Status refused =
       read.ok() ? route.handler(front, call, respond) : read;
-  // The handler has copied what it needs of the body, so this releases the
-  // body's memory and its share of the budget.
+  // The handler has copied what it needs of http.body, so this releases the
+  // memory of http.body and its reservation in the budget.
   call->http.body.clear();
   call->http.body.shrink_to_fit();
   call->http.reserved.reset();

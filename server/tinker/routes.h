@@ -9,16 +9,18 @@ namespace weft::tinker {
 // Every API key begins with this prefix; the rest is the token.
 inline constexpr char kKeyPrefix[] = "tml-";
 
-// Finds the route of a request by its header, and checks the API key. Refuses
-// with 404 (no such path or method), 400 (a bad escape in the path), 401 or 403
-// (the token). The returned `serve` reads the body after it has arrived,
-// refuses a bad one with 400 or 413, and calls the handler.
+// Finds the route of a request by its header. Unless the route is open, checks
+// the API key. Refuses with 404 (no such path or method), 400 (a bad escape in
+// the target), 401 or 403 (the token). The returned `serve` parses the body
+// after it has arrived, refuses a bad body with 400 or 413, and calls the
+// handler.
 // Threads: the front's.
 [[nodiscard]] Admission Admit(Front& front, const HttpRequest& header);
 
 // Runs a request from the ledger. Checks no token, because Admit did so when
-// the request first came. Returns the handler's error. If RetryMillis gives a
-// time for this error, the caller should run the request again later.
+// the request first came. Returns the error of the parser or the handler. If
+// RetryMillis gives a time for this error, the caller should run the request
+// again later.
 // Threads: the front's.
 [[nodiscard]] absl::Status ServeAgain(Front& front, const CallPtr& call);
 

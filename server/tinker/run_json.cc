@@ -86,7 +86,7 @@ Json RunJson(const Front& front, const Caller& caller, const Run& run) {
               {"lora_rank", run.config.rank},
               {"last_request_time", TimeText(run.last_used_at)}};
   const auto model = front.models.find(id);
-  // The model with this id may belong to another tenant.
+  // The model with this id may belong to another owner.
   if (model != front.models.end() && model->second.owner == OwnerKey(caller) &&
       model->second.user_metadata.is_object()) {
     out["user_metadata"] = model->second.user_metadata;

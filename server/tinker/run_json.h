@@ -15,13 +15,13 @@
 
 namespace weft::tinker {
 
-// Returns the SDK's description of a checkpoint.
+// Returns a checkpoint in the form of the SDK's type Checkpoint.
 [[nodiscard]] Json CheckpointJson(const CheckpointInfo& info,
                                   const CheckpointPath& path,
                                   const CheckpointExtras& extras);
 
 // A training run: an adapter and its checkpoints. After the adapter is deleted,
-// the checkpoints remain.
+// the checkpoints alone are the run.
 struct Run {
   std::string adapter;
   LoraConfig config;
@@ -30,22 +30,22 @@ struct Run {
 };
 
 // Groups adapters and checkpoints into runs. The run that was used last comes
-// first. Leaves out adapters that the front has loaded for sampling.
+// first. Leaves out adapters whose names begin with kSamplerAdapterPrefix.
 [[nodiscard]] std::vector<Run> MakeRuns(
     const std::vector<AdapterInfo>& adapters,
     const std::vector<CheckpointInfo>& checkpoints);
-// Returns the SDK's description of a run.
+// Returns a run in the form of the SDK's type TrainingRun.
 [[nodiscard]] Json RunJson(const Front& front, const Caller& caller,
                            const Run& run);
 
 // Returns the part [offset, offset + limit) of the list `all`, and a cursor:
-// {NAME: [...], "cursor": {...}}. The call's query has `offset` and `limit`.
-// Errors: INVALID_ARGUMENT for a bad query.
+// {name: [...], "cursor": {...}}. `offset` (default 0) and `limit` (default 20,
+// at most 1000) come from the call's query. Errors: INVALID_ARGUMENT.
 [[nodiscard]] absl::StatusOr<Json> PageJson(const Call& call, const char* name,
                                             const Json& all);
 
-// Returns the SDK's description of weights: {"base_model", "is_lora",
-// "lora_rank", "train_...", "optimizer_config"}.
+// Returns the reply of weights_info: {"base_model", "is_lora", "lora_rank",
+// "train_unembed", "train_mlp", "train_attn", "optimizer_config"}.
 [[nodiscard]] Json WeightsJson(const std::string& base_model,
                                const LoraConfig& config);
 

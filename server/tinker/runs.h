@@ -11,11 +11,11 @@
 namespace weft::tinker {
 
 // Finds the checkpoint of a path. `done` gets NOT_FOUND if there is none.
-// Errors: as EnginePort::Call.
+// Errors: those of EnginePort::Call.
 [[nodiscard]] absl::Status FindCheckpoint(Front& front, const CallPtr& call,
                                           const CheckpointPath& path,
                                           Callback<CheckpointInfo> done);
-// Deletes the checkpoint of a path, but not its extras. Errors: as
+// Deletes the checkpoint of a path, but not its extras. Errors: those of
 // EnginePort::Call.
 [[nodiscard]] absl::Status DeleteRunCheckpoint(Front& front, CallOrigin origin,
                                                const CheckpointPath& path,

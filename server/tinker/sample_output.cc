@@ -30,8 +30,8 @@ std::vector<T> GetRaw(const std::string& bytes) {
   return values;
 }
 
-// Writes `rows` as a table with at least `width` columns, and fills shorter
-// rows with empty cells.
+// Writes `rows` as a table. It has as many columns as the longest row, and at
+// least `width`. Fills shorter rows with empty cells.
 void FillTop(const std::vector<weft::TopLogprobs>& rows, size_t width,
              TopkLogprobs* out) {
   for (const auto& row : rows) width = std::max(width, row.size());
@@ -59,8 +59,8 @@ Json LogprobsJson(const std::string& raw) {
   return out;
 }
 
-// Converts a table to JSON as the SDK does. A row becomes the list of its pairs
-// (token, logprob) without empty cells, or null if all its cells are empty.
+// Converts a table to JSON as the SDK does. A row becomes the list of the pairs
+// (token, logprob) before its first empty cell, or null if there are none.
 Json TopJson(const TopkLogprobs& top) {
   const auto ids = GetRaw<int32_t>(top.token_ids());
   const auto logprobs = GetRaw<float>(top.logprobs());

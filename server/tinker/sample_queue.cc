@@ -13,7 +13,7 @@ void SampleQueue::Add(const std::string& owner, WaitingSample sample) {
 bool SampleQueue::Advance(
     const std::function<bool(const std::string& owner,
                              const WaitingSample& sample)>& start) {
-  // A sample that ends within `start` may call Advance again.
+  // The callback of a sample that ends within `start` may call Advance.
   if (std::exchange(advances_, true)) return false;
   std::set<std::string> blocked;
   while (blocked.size() < owners_.size()) {

@@ -1,6 +1,5 @@
-// A queue of samples that wait in the front, because the engine's queue or the
-// tenant's part of it is full. A client of the SDK has up to 2,000 samples
-// under way. Owners take turns.
+// A queue of samples that wait in the front until the engine takes them. A
+// client of the SDK has up to 2,000 samples under way. Owners take turns.
 #ifndef WEFT_SERVER_TINKER_SAMPLE_QUEUE_H_
 #define WEFT_SERVER_TINKER_SAMPLE_QUEUE_H_
 
@@ -28,14 +27,14 @@ struct WaitingSample {
 // Threads: the front's.
 class SampleQueue {
  public:
-  // Adds a sample behind the others of its owner.
+  // Adds a sample behind the other samples of its owner.
   void Add(const std::string& owner, WaitingSample sample);
 
-  // Calls `start` with the first sample of each owner in turn. If `start`
-  // returns true, the sample leaves the queue. If `start` returns false, the
-  // samples of this owner wait until the next call of Advance. Returns true if
-  // samples still wait. A call of Advance within `start` does nothing and
-  // returns false.
+  // Calls `start` with the first sample of each owner in turn, again and again.
+  // If `start` returns true, the sample leaves the queue. If `start` returns
+  // false, the samples of this owner wait until the next call of Advance.
+  // Returns true if samples still wait at the end. A call of Advance within
+  // `start` does nothing and returns false.
   bool Advance(const std::function<bool(const std::string& owner,
                                         const WaitingSample& sample)>& start);
 

@@ -15,8 +15,8 @@ namespace {
 
 absl::Status ReadStop(const Json& params, v1::SamplingConfig* out) {
   const Json* const stop = Find(params, "stop");
-  // If `stop` is absent, a sample ends at the model's end-of-sequence tokens.
-  // If `stop` is present, a sample ends only at its entries.
+  // Without `stop`, the model's end-of-sequence tokens stop a sample. With
+  // `stop`, its entries do, and end-of-sequence tokens do not.
   if (stop == nullptr) return absl::OkStatus();
   v1::StopRule* const rule = out->mutable_stop();
   rule->set_ignore_eos(true);

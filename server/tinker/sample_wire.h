@@ -20,7 +20,7 @@ namespace weft::tinker {
 // The caller's choices for the prompt's log-probabilities.
 struct SampleFormat {
   // The number of tokens at the end of the prompt that get log-probabilities
-  // and lists of the most likely tokens.
+  // and lists of the most likely tokens. The prompt's first token gets none.
   int64_t last_n = 0;
   // The number of columns in the table of the prompt's most likely tokens. If
   // it is 0, the result has no such table.
@@ -33,15 +33,15 @@ struct TranslatedSample {
 };
 
 // Converts a request. If max_tokens is absent, the sample may fill the context:
-// max_tokens is then `context_length` minus the prompt's tokens.
+// max_tokens is then `context_length` minus the prompt's tokens, at least 1.
 [[nodiscard]] absl::StatusOr<TranslatedSample> TranslateSample(
     const Json& body, int context_length);
 
 // Returns a serialized SampleResponse.
 [[nodiscard]] std::string SampleOutput(const SampleResult& result,
                                        const SampleFormat& format);
-// Converts the result of SampleOutput to JSON text with the same values. The
-// fields have the names of the SDK's types.
+// Converts the result of SampleOutput to JSON text, with the field names of the
+// SDK's types.
 [[nodiscard]] std::string SampleOutputJson(const std::string& serialized);
 
 }  // namespace weft::tinker

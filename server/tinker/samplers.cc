@@ -22,8 +22,8 @@ void RespondSampler(const std::string& id, const Respond& respond) {
 }
 
 // Writes the sampler to the ledger, and then adds it to front.samplers. `done`
-// gets ALREADY_EXISTS if an equal call has added the sampler meanwhile, and
-// NOT_FOUND if the session has ended meanwhile.
+// gets ALREADY_EXISTS if an equal call has added the sampler meanwhile,
+// NOT_FOUND if the session has ended meanwhile, or the error of the write.
 void Keep(Front& front, const Sampler& sampler,
           const std::function<void(absl::Status)>& done) {
   front.ledger->Put(
@@ -71,8 +71,8 @@ void Forget(Front& front, const std::string& id) {
 }
 
 // If the adapter of `newest` has too many snapshots, releases the snapshot that
-// was used least recently. If the release fails, the next publication tries
-// again.
+// was used least recently, and forgets its sampling session. If the release
+// fails, the next publication tries again.
 void ReleaseOldest(Front& front, const CallOrigin& origin,
                    const Sampler& newest) {
   const Sampler* oldest = nullptr;
@@ -98,7 +98,8 @@ void ReleaseOldest(Front& front, const CallOrigin& origin,
   if (!refused.ok()) end(refused);
 }
 
-// Publishes the snapshot, then writes the sampler to the ledger.
+// Begins to publish the snapshot. When this has succeeded, writes the sampler
+// to the ledger, and then gives `run.done` the result.
 absl::Status StartPublish(Front& front, const CallOrigin& origin,
                           const Sampler& sampler, const StepRun& run) {
   v1::PublishSnapshotRequest request;

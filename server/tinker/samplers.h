@@ -1,11 +1,11 @@
 // Makes and ends sampling sessions. A sampling session fixes the weights that a
 // sampling client samples from.
 //
-// A sampling session that is made from a model has a snapshot of its weights. A
-// model keeps the kMaxSnapshots snapshots that were used last. A sampling
-// session that is made from a checkpoint uses an adapter that the front loads
-// from the checkpoint (loaded_adapters.h).
-// Threads: the front's.
+// A sampling session that is made from a model has a snapshot of the model's
+// weights. A model keeps the kMaxSnapshots snapshots that were used last. A
+// sampling session that is made from a checkpoint uses an adapter that the
+// front loads from the checkpoint (loaded_adapters.h).
+// Threads: the front's thread; until it runs, the thread that starts it.
 #ifndef WEFT_SERVER_TINKER_SAMPLERS_H_
 #define WEFT_SERVER_TINKER_SAMPLERS_H_
 
@@ -28,7 +28,7 @@ inline constexpr int64_t kMaxSamplers = 1024;
 [[nodiscard]] absl::Status GetSampler(Front& front, const CallPtr& call,
                                       const Respond& respond);
 
-// Notes that the sampling session is used now.
+// Notes in Sampler::used that the sampling session is used now.
 void TouchSampler(Front& front, Sampler& sampler);
 
 // Forgets the sampling sessions of a session. Calls LeaveAdapter for each one
@@ -39,7 +39,8 @@ void DropSamplersOf(Front& front, const std::string& session);
 void DropSnapshotsOf(Front& front, const Model& model);
 
 // Reads the sampling sessions from the ledger, and waits for the disk. Drops
-// those without a session, so call it after RestoreSessions.
+// those without a session. Call it after RestoreSessions, and before the
+// front's thread starts.
 void RestoreSamplers(Front& front);
 
 }  // namespace weft::tinker

@@ -47,8 +47,8 @@ std::string CancelKey(const std::string& owner, const std::string& id) {
   return absl::StrCat(owner, "/", id);
 }
 
-// Gives a sample to the engine. If it returns an error, `sample.done` does not
-// run.
+// Gives a sample to the engine. If StartSample returns an error, `sample.done`
+// does not run.
 absl::Status StartSample(Front& front, const std::string& owner,
                          const WaitingSample& sample) {
   const std::string cancel = CancelKey(owner, sample.id);
@@ -68,9 +68,9 @@ absl::Status StartSample(Front& front, const std::string& owner,
   return refused;
 }
 
-// Returns the last part of the future's id: the request's number. A request
-// without a number, or without a sampling session, cannot repeat another one,
-// so it gets a random id.
+// Returns the last part of the future's id: the request's `seq_id`. A request
+// without a `seq_id` or a sampling session gets a random id, because it cannot
+// repeat another request.
 absl::StatusOr<std::string> NumberOf(const Call& call, const Sampler& sampler) {
   if (sampler.session.empty() || Find(call.body, "seq_id") == nullptr) {
     return NewId();
@@ -88,8 +88,8 @@ void RespondSamplePromise(const std::string& id, int64_t num_samples,
   respond(JsonReply({{"request_id", id}, {"sample_sequence_ids", sequences}}));
 }
 
-// Translates the request and adds it to front.samples. If Enqueue returns an
-// error, the future has no result yet.
+// Translates the request and adds it to front.samples. `id` is the id of the
+// future. If Enqueue returns an error, the future has no result yet.
 absl::Status Enqueue(Front& front, const CallPtr& call, const Sampler& sampler,
                      const std::string& id) {
   WEFT_ASSIGN_OR_RETURN(const Engine* const engine, front.port.engine());

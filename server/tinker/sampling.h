@@ -10,12 +10,13 @@
 
 namespace weft::tinker {
 
-// Handles asample: promises the future of a sample. A repeated request gets the
-// same future.
+// Handles asample: promises the future of a sample. If a request repeats a
+// `seq_id` of its sampling session, it gets the same future again.
 [[nodiscard]] absl::Status RunSample(Front& front, const CallPtr& call,
                                      const Respond& respond);
-// Cancels a sample of `owner`. `id` is the id of its future, which then fails.
-// Does nothing if the sample has ended.
+// Cancels a sample of `owner`. `id` is the id of the sample's future, which
+// fails if the cancellation comes in time. Does nothing if the sample has
+// ended.
 void CancelSample(Front& front, const std::string& owner,
                   const std::string& id);
 

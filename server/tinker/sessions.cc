@@ -24,8 +24,8 @@ void EndSession(Front& front, const std::string& id) {
 }
 
 // Returns PERMISSION_DENIED if the session has models or sampling sessions that
-// this caller's token could not have made. They may belong to other callers of
-// the tenant.
+// this caller's token could not have made. Another caller of the tenant may
+// have made them.
 absl::Status CheckEnd(const Front& front, const Call& call,
                       const std::string& id) {
   const auto belongs = [&id](const auto& entry) {
@@ -46,8 +46,9 @@ absl::Status CheckEnd(const Front& front, const Call& call,
 }
 
 // Makes room for one more session of the caller's owner. If the owner has
-// kMaxSessions, ends one that has been silent for kSilence and that the caller
-// may end. Chooses the one that has been silent for longest.
+// kMaxSessions, ends one of those that have been silent for kSilence and that
+// the caller may end: the one that has been silent for longest. Errors:
+// RESOURCE_EXHAUSTED if there is none.
 absl::Status MakeRoom(Front& front, const Call& call, absl::Time now) {
   size_t count = 0;
   std::vector<const Session*> silent;

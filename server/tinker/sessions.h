@@ -1,6 +1,7 @@
-// Handles sessions, and the requests that a client sends before it trains:
-// configuration, capabilities, health, telemetry.
-// Threads: the front's, except NewId.
+// Handles sessions, and the requests that need no model: configuration,
+// capabilities, health, telemetry.
+// Threads: the front's thread; until it runs, the thread that starts it. Any
+// for NewId.
 #ifndef WEFT_SERVER_TINKER_SESSIONS_H_
 #define WEFT_SERVER_TINKER_SESSIONS_H_
 
@@ -16,7 +17,7 @@ inline constexpr absl::Duration kSessionTimeout = absl::Hours(1);
 // The most sessions of one owner. A new session above this limit ends an old
 // one: the session that has been silent for longest, of all that have been
 // silent for kSilence and that the caller may end. If there is no such session,
-// the new one is refused. A client sends thirty heartbeats within kSilence.
+// the new one is refused. The SDK sends about thirty heartbeats in kSilence.
 inline constexpr size_t kMaxSessions = 1000;
 inline constexpr absl::Duration kSilence = absl::Minutes(5);
 
@@ -24,7 +25,7 @@ inline constexpr absl::Duration kSilence = absl::Minutes(5);
 [[nodiscard]] absl::Status GetHealth(Front& front, const CallPtr& call,
                                      const Respond& respond);
 // Respond with the settings that the SDK asks for, and with the model that the
-// server runs.
+// server runs. GetCapabilities has the errors of GetHealth.
 [[nodiscard]] absl::Status GetClientConfig(Front& front, const CallPtr& call,
                                            const Respond& respond);
 [[nodiscard]] absl::Status GetDynamicConfig(Front& front, const CallPtr& call,
@@ -35,19 +36,19 @@ inline constexpr absl::Duration kSilence = absl::Minutes(5);
 [[nodiscard]] absl::Status TakeTelemetry(Front& front, const CallPtr& call,
                                          const Respond& respond);
 
-// Makes a session, writes it to the ledger, and then responds with its id.
-// Errors: RESOURCE_EXHAUSTED if the owner has kMaxSessions sessions, and none
-// of them may be ended.
+// Makes a session, writes it to the ledger, and then responds with its id or
+// the error of the write. Errors: RESOURCE_EXHAUSTED if the owner has
+// kMaxSessions sessions, and none of them may be ended; those of NewId.
 [[nodiscard]] absl::Status CreateSession(Front& front, const CallPtr& call,
                                          const Respond& respond);
-// Takes a heartbeat. If the session is unknown, responds with 410, and the
-// client then sends no more heartbeats.
+// Takes a heartbeat. Errors: ABORTED (410) if the session is unknown, so that
+// the client sends no more heartbeats.
 [[nodiscard]] absl::Status BeatSession(Front& front, const CallPtr& call,
                                        const Respond& respond);
-// Ends a session with its models and sampling sessions. Errors:
-// PERMISSION_DENIED if the session has models and the token lacks the scope
-// train; or if it has sampling sessions and the token lacks both scopes, sample
-// and train.
+// Ends a session with its models and sampling sessions, unless it has ended
+// already. Errors: PERMISSION_DENIED if the session has models and the token
+// lacks the scope train; or if it has sampling sessions and the token lacks
+// both scopes, sample and train.
 [[nodiscard]] absl::Status FinishSession(Front& front, const CallPtr& call,
                                          const Respond& respond);
 // Responds with a page of the ids of the caller's sessions.
@@ -56,20 +57,21 @@ inline constexpr absl::Duration kSilence = absl::Minutes(5);
 // Refuses what only a hosted service has: projects, bills, audits, searches.
 [[nodiscard]] absl::Status RefuseAccounts(Front& front, const CallPtr& call,
                                           const Respond& respond);
-// Responds with the models and sampling sessions of a session.
+// Responds with the ids of a session's models and sampling sessions, and with
+// the metadata and the name that the client gave the session.
 [[nodiscard]] absl::Status GetSession(Front& front, const CallPtr& call,
                                       const Respond& respond);
 
 // Returns 128 random bits in hex. Ids name adapters, folders and futures, so
 // none may repeat. Errors: INTERNAL if the system has no random bits.
-// Threads: any.
 [[nodiscard]] absl::StatusOr<std::string> NewId();
 
-// Ends the sessions that have had no heartbeat for kSessionTimeout.
+// Ends the sessions that have had no heartbeat for more than kSessionTimeout.
 void SweepSessions(Front& front, absl::Time now);
 
 // Reads the sessions from the ledger, and waits for the disk. Each session
-// starts as if its last heartbeat had come at `now`.
+// starts as if its last heartbeat had come at `now`. Call it before the front's
+// thread starts.
 void RestoreSessions(Front& front, absl::Time now);
 
 }  // namespace weft::tinker

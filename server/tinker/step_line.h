@@ -1,8 +1,8 @@
 // Holds the steps of one model, from their arrival to their end.
 //
 // Steps may arrive in any order. The front gives them to the engine in the
-// order of their sequence numbers, because a load changes which steps of the
-// adapter all later numbers stand for (Model::offsets). A load starts when all
+// order of their sequence numbers, because a load changes the mapping from
+// later numbers to the adapter's steps (Model::offsets). A load starts when all
 // steps before it have ended, and all steps after it wait for its end.
 #ifndef WEFT_SERVER_TINKER_STEP_LINE_H_
 #define WEFT_SERVER_TINKER_STEP_LINE_H_
@@ -21,16 +21,17 @@
 
 namespace weft::tinker {
 
-// The arguments of a StepTask: the adapter's step, the callback for the result,
-// and the place for the handle that cancels the step (null: not needed).
+// The arguments of a StepTask: the number of the adapter's step, the callback
+// for the result, and where the task puts the handle that cancels the step
+// (null: nowhere).
 struct StepRun {
   uint64_t number = 0;
   Callback<FutureResult> done;
   CancelHandle* cancel = nullptr;
 };
 
-// Begins the work of a step. If it returns an error, `done` does not run, and
-// the engine does no more work for the step.
+// Begins the work of a step. If a StepTask returns an error, `done` does not
+// run, and the engine does no more work for the step.
 using StepTask = std::function<absl::Status(const StepRun&)>;
 
 // A step whose request has arrived.
@@ -39,7 +40,8 @@ struct ArrivedStep {
   CallOrigin origin;
   StepTask task;
   bool is_load = false;
-  // The step's bytes in Front::waiting.
+  // The reservation of the step's bytes in Front::waiting; null if they did not
+  // fit.
   std::shared_ptr<void> reserved;
 };
 
@@ -47,21 +49,22 @@ struct ArrivedStep {
 struct RunningStep {
   ArrivedStep step;
   std::shared_ptr<CancelHandle> cancel = std::make_shared<CancelHandle>();
-  // True if MakeRoom has cancelled the step; it then goes back to `arrived`.
+  // True if MakeRoom has cancelled the step. If the cancellation comes in time,
+  // the step goes back to StepLine::arrived.
   bool again = false;
 };
 
-// All steps of one model that have not ended.
+// The steps of one model that wait or run.
 struct StepLine {
-  // The lowest sequence number that the front has not given to the engine.
+  // The sequence number of the step that the front next gives to the engine.
   int64_t next = 1;
   // The sequence number of the load that runs, or 0 while the model is being
   // made. While `loading` has a value, no other step may begin.
   std::optional<int64_t> loading;
   // Steps that wait for their turn, by sequence number.
   std::map<int64_t, ArrivedStep> arrived;
-  // Steps that the engine has. A step that has failed stays here until FillStep
-  // has given its number to another step.
+  // Steps that the engine has, by sequence number. Failed steps stay here while
+  // FillStep gives their numbers to other steps.
   std::map<int64_t, RunningStep> running;
   bool advances = false;  // Advance is running.
   bool retries = false;   // A timer will run Advance.

@@ -48,16 +48,16 @@ void AdvanceLater(Front& front, Model& model) {
 
 // Returns true if the engine still waits for the number of a step that ended
 // with this error. kStepDonePayload, ALREADY_EXISTS and OUT_OF_RANGE mean that
-// the engine has had the number. After NOT_FOUND the adapter is gone, and after
-// UNAVAILABLE the server stops, so nothing waits for the number.
+// the engine has had the number. After NOT_FOUND (the adapter is gone) and
+// UNAVAILABLE (the server stops), nothing waits for the number.
 bool LeavesGap(const absl::Status& status) {
   return !status.GetPayload(kStepDonePayload) && !absl::IsNotFound(status) &&
          !absl::IsAlreadyExists(status) && !absl::IsOutOfRange(status) &&
          !absl::IsUnavailable(status);
 }
 
-// Removes a step from the line. Call it when the engine does not wait for its
-// number.
+// Removes a step from the line, and lets the steps after it begin. Call it when
+// the engine does not wait for the step's number.
 void Leave(Front& front, Model& model, int64_t seq) {
   StepLine& line = model.line;
   line.running.erase(seq);
@@ -73,8 +73,9 @@ void Leave(Front& front, Model& model, int64_t seq) {
             });
 }
 
-// Cancels the model's last step in the engine, if its number is above `seq`.
-// The engine's queue may be full of steps that wait for step `seq`.
+// Cancels the running step with the highest number, if this number is above
+// `seq` and the step is not cancelled yet. The engine's queue may be full of
+// steps that wait for step `seq`.
 void MakeRoom(StepLine& line, int64_t seq) {
   const auto last = line.running.rbegin();
   if (last == line.running.rend() || last->first <= seq || last->second.again) {
@@ -84,8 +85,8 @@ void MakeRoom(StepLine& line, int64_t seq) {
   last->second.cancel->Cancel();
 }
 
-// Gives the number of a failed step to a step that does nothing, so that the
-// steps after it can run.
+// Gives the number of the failed step `seq` to a step that does nothing, so
+// that the steps after `seq` can run. `number` is the adapter's step.
 void FillStep(Front& front, const std::string& id, int64_t seq,
               uint64_t number) {
   Model* const model = FindModel(front, id);
@@ -117,13 +118,13 @@ void FillStep(Front& front, const std::string& id, int64_t seq,
   if (!refused.ok()) end(refused);
 }
 
-// Handles the end of a step in the engine.
+// Handles the end of a step. `number` is the adapter's step.
 void End(Front& front, const std::string& id, int64_t seq, uint64_t number,
          Result result) {
   Model* const model = FindModel(front, id);
   if (model == nullptr) return;  // ForgetModel has finished the future.
-  // If the server stops, the future gets no result, because the next process
-  // runs the step.
+  // UNAVAILABLE means that the server stops. The future then gets no result,
+  // because the next process runs the step.
   if (absl::IsUnavailable(result.status()) && front.ledger->keeps()) return;
   StepLine& line = model->line;
   const auto running = line.running.find(seq);
@@ -172,8 +173,8 @@ void RunLoad(Front& front, const std::string& id, int64_t seq,
               [&front, id, seq, step] { RunLoad(front, id, seq, step); });
 }
 
-// Writes to disk that the load begins, and then starts it. So no step from
-// before the load can run again after the load.
+// Writes to disk that the load begins, and then starts the load. So after a
+// restart, no step from before the load can change the loaded weights.
 void BeginLoad(Front& front, Model& model, int64_t seq, ArrivedStep step) {
   model.line.loading = seq;
   model.begun_load = seq;
@@ -188,8 +189,8 @@ void BeginLoad(Front& front, Model& model, int64_t seq, ArrivedStep step) {
             });
 }
 
-// Gives the engine the next steps of the model: those that have arrived in
-// order, and that it has room for.
+// Gives the engine the model's next steps in their order, until a step has not
+// arrived or must wait.
 void Advance(Front& front, const std::string& id) {
   Model* const model = FindModel(front, id);
   if (model == nullptr || model->line.advances) return;
@@ -215,8 +216,8 @@ void Advance(Front& front, const std::string& id) {
   line.advances = false;
 }
 
-// Runs a step again that the engine has had, to get its stored reply. No later
-// step waits for it.
+// Gives the engine a step whose number it has had before, to get the stored
+// reply. No later step waits for this one.
 void RunAgain(Front& front, const std::string& id, int64_t seq,
               const ArrivedStep& step) {
   Model* const model = FindModel(front, id);

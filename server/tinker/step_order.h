@@ -3,7 +3,7 @@
 // The engine runs an adapter's steps in the order of their numbers, and waits
 // for a number that is missing. So if a step is refused, or fails before it has
 // changed anything, a step that does nothing takes its number. The tenant's
-// limits do not apply to such a step.
+// quotas do not apply to the step that does nothing.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_STEP_ORDER_H_
 #define WEFT_SERVER_TINKER_STEP_ORDER_H_
@@ -15,25 +15,28 @@
 
 namespace weft::tinker {
 
-// The pause before the next try if the engine has no room.
+// The pause before the next try if the engine refuses a step or a sample for
+// now.
 inline constexpr absl::Duration kRetryPause = absl::Milliseconds(100);
 // The most that a step's sequence number may be above StepLine::next.
 inline constexpr int64_t kMaxAhead = 4096;
 
 // Runs the step in its turn. If the engine has had the step's number before,
-// the step goes to the engine at once and gets the stored reply.
+// gives the step to the engine at once, for its stored reply. If the model is
+// gone, fails the step's future.
 void EnterStep(Front& front, const std::string& model, int64_t seq,
                ArrivedStep step);
 
-// Lets the model's steps begin. Call it when a load has ended, or the request
-// that makes the model.
+// Lets the model's steps begin. Call it when a load has ended, or when the
+// request that makes the model has ended.
 void OpenLine(Front& front, const std::string& model);
 
 // Records that the load with sequence number `seq` has set the adapter to
 // `last_step`. `done` gets the outcome when the ledger has written the record.
 void NoteLoad(Front& front, Model& model, int64_t seq, uint64_t last_step,
               const std::function<void(absl::Status)>& done);
-// Returns true if NoteLoad has recorded the load with this number.
+// Returns true if the load with this number is one of the last two that
+// NoteLoad has recorded.
 [[nodiscard]] bool HasLoaded(const Model& model, int64_t seq);
 // Returns the sequence number of the latest load; 0 if there is none. No step
 // with a lower number may run. A load that has begun counts, because it may

@@ -10,13 +10,14 @@
 namespace weft::tinker {
 namespace {
 
-// The pause before the next try, after a step was refused or when an adapter is
-// not restored yet.
+// The pause before the next try if a step is refused, or if an adapter is not
+// restored yet.
 constexpr absl::Duration kPause = absl::Milliseconds(200);
 
-// Sets line.next from the adapter's last step. A load that had begun before the
-// restart may have set the adapter back, so line.next is then the number of
-// this load. Returns false if the adapter is not restored yet.
+// Sets line.next to the sequence number after the adapter's last step. But if a
+// load had begun before the restart, sets line.next to the load's number,
+// because the load may have set the adapter back. Returns false if the adapter
+// is not restored yet.
 bool PlaceLine(Front& front, Model& model) {
   if (model.begun_load > 0) {
     model.line.next = model.begun_load;
@@ -37,7 +38,8 @@ bool PlaceLine(Front& front, Model& model) {
             placed.offsets.empty() ? 0 : placed.offsets.back().second;
         placed.line.next = static_cast<int64_t>(info->last_step) - offset + 1;
       });
-  // If the process ended while the model was being made, there is no adapter.
+  // If the process ended before the adapter was made, there is no adapter, and
+  // line.next stays 1.
   if (asked.ok() || absl::IsNotFound(asked)) return true;
   if (absl::IsUnavailable(asked)) return false;
   Log(LogLevel::kWarning, "a model's place is not known",
@@ -45,7 +47,7 @@ bool PlaceLine(Front& front, Model& model) {
   return true;
 }
 
-// Reads and runs the steps of the ledger, one after the other.
+// Reads and runs the requests of the ledger's steps, one after the other.
 class Restore : public std::enable_shared_from_this<Restore> {
  public:
   Restore(Front& front, std::function<absl::Status(const CallPtr&)> run)
@@ -72,8 +74,8 @@ class Restore : public std::enable_shared_from_this<Restore> {
         });
   }
 
-  // Returns true if the step must not run: its model is gone, or a later load
-  // has begun. After that load, the step would change the loaded weights.
+  // Returns true if the step must not run: its model is gone, or a load with a
+  // higher number has begun, whose weights the step would change.
   [[nodiscard]] bool IsOver(const LedgerEntry& entry) const {
     const auto model = front_.models.find(entry.fields.value("model", ""));
     return model == front_.models.end() ||

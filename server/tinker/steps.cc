@@ -27,10 +27,11 @@ void RespondPromise(const PromiseId& id, const Respond& respond) {
   respond(JsonReply(reply));
 }
 
-// Writes the request to the ledger if its future has a sequence number and if
-// it does not come from the ledger. Then runs `done` with the outcome. If
-// `done` returns an error, drops the future. Then answers all clients that wait
-// for the promise.
+// Writes the request to the ledger, if `id` has a sequence number and the
+// request does not come from the ledger. Then runs `done` with the outcome. If
+// `done` returns an error, drops the future and erases the request. Then
+// answers all clients that wait for the promise, with the future's id or the
+// error.
 void Keep(Front& front, const CallPtr& call, const PromiseId& id,
           const Respond& respond,
           std::function<absl::Status(const absl::Status&)> done) {
@@ -60,8 +61,8 @@ void Keep(Front& front, const CallPtr& call, const PromiseId& id,
                     end);
 }
 
-// Opens the future. If the future exists already, returns false and promises it
-// to the client: at once, or when the request is on disk.
+// Opens the future and returns true. If the future exists already, returns
+// false and responds with its id: at once, or when its request is on disk.
 bool Open(Front& front, const CallPtr& call, const PromiseId& id,
           const Respond& respond) {
   const std::string future = id.ToString();
@@ -81,8 +82,8 @@ absl::Status TooMuchWaits() {
       {.name = "QUEUE_FULL", .values = {}});
 }
 
-// Returns the errors of PromiseStep for the sequence number, and UNAVAILABLE
-// while the server starts.
+// Returns the errors of PromiseStep that depend on `seq`. While the server
+// starts, also refuses requests that do not come from the ledger.
 absl::Status CheckPlace(const Front& front, const Call& call,
                         const Model& model, int64_t seq) {
   if (seq < 1) return BadField("seq_id", "must be at least 1");
@@ -109,14 +110,14 @@ absl::Status Promise(Front& front, const CallPtr& call, const PromiseId& id,
   if (!Open(front, call, id, respond)) return absl::OkStatus();
   const auto begin = [&front, id, task](const absl::Status& kept) {
     const auto finish = [&front, id](absl::StatusOr<FutureResult> result) {
-      // If the server stops, the future gets no result, because the next
-      // process runs the request.
+      // UNAVAILABLE means that the server stops. The future then gets no
+      // result, because the next process runs the request.
       if (id.seq && front.ledger->keeps() &&
           absl::IsUnavailable(result.status())) {
         return;
       }
-      // If the ledger kept the request, a restart would make the model again
-      // after it has trained.
+      // Only a request that makes a model has an `id.seq` here. If the ledger
+      // kept the request, a restart would make the model again.
       if (id.seq) front.ledger->Erase(EntryKind::kStep, id.ToString());
       front.futures.Finish(id.ToString(),
                            result.ok() ? *std::move(result)
@@ -147,7 +148,7 @@ absl::Status PromiseStep(Front& front, const CallPtr& call,
   if (!Open(front, call, id, respond)) return absl::OkStatus();
   auto reserved = front.waiting->Reserve(
       call->owner(), static_cast<int64_t>(call->http.body.size()) + kStepBytes);
-  // The step that all later steps wait for is never refused.
+  // The budget never refuses the step that all later steps wait for.
   if (!reserved.ok() && seq != model->line.next) {
     front.futures.Drop(id.ToString());
     return TooMuchWaits();

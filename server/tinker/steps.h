@@ -1,14 +1,12 @@
-// Promises futures. A request that takes long is answered at once with the id
-// of a future, which gets the result later. Most of these requests are steps of
-// a model.
+// Promises futures. A request that takes long is answered with the id of a
+// future, which gets the result later.
 //
-// The requests of a model have consecutive sequence numbers, and may arrive in
-// any order. Each is one step of the adapter (step_order.h). If a step is
-// repeated, the dispatcher gives the same answer again.
+// The steps of a model have consecutive sequence numbers, and may arrive in any
+// order. Each is one step of the adapter (step_order.h).
 //
 // With --state-dir, a step's request is on disk before its future is promised.
-// After a restart the front runs the request again. If the step was completed
-// before, the dispatcher gives its stored reply.
+// After a restart the front runs the request again. If the engine had completed
+// the step, the engine gives the stored reply.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_STEPS_H_
 #define WEFT_SERVER_TINKER_STEPS_H_
@@ -21,8 +19,8 @@
 
 namespace weft::tinker {
 
-// Begins the work whose result a future gets. If it returns an error, nothing
-// has begun and `done` does not run.
+// Begins work, and passes its result to `done` later. If a Task returns an
+// error, nothing has begun and `done` does not run.
 using Task = std::function<absl::Status(Callback<FutureResult> done)>;
 
 // The id of a future: a model, and either a sequence number or a name.
@@ -35,11 +33,13 @@ struct PromiseId {
   [[nodiscard]] std::string ToString() const;
 };
 
-// Responds with the id of a future, to which `task` gives the result. If this
-// future exists already, responds with its id, and `task` does not run. If
-// `task` returns an error that may pass (RetryMillis), there is no future. The
-// error is then the response; for a request from the ledger, Promise returns
-// it.
+// Runs `task`, which gives its result to a future, and then responds with the
+// future's id. If the future exists already, only responds with its id. If `id`
+// has a sequence number, first writes the request to the ledger.
+// If the write or `task` fails with an error that may pass (RetryMillis), drops
+// the future and responds with the error. Any other error becomes the future's
+// result. A request from the ledger gets no response: Promise returns its error
+// that may pass.
 [[nodiscard]] absl::Status Promise(Front& front, const CallPtr& call,
                                    const PromiseId& id, const Task& task,
                                    const Respond& respond);
@@ -48,11 +48,14 @@ struct StepKind {
   bool is_load = false;
 };
 
-// Like Promise, for a step of a model: `task` runs in the step's turn. Errors:
-// INVALID_ARGUMENT if `seq` is below 1, or more than kMaxAhead above
+// Writes the request of a model's step to the ledger, and responds with the id
+// of a future, or with the error of the write. Runs `task` in the step's turn,
+// and again if `task` returns an error that may pass (RetryMillis). If the
+// future exists already, only responds with its id.
+// Errors: INVALID_ARGUMENT if `seq` is below 1, or more than kMaxAhead above
 // StepLine::next; NOT_FOUND if there is no such model; ABORTED if `seq` is
-// below the latest load; RESOURCE_EXHAUSTED if too many requests wait;
-// UNAVAILABLE while the server starts.
+// below LatestLoad; RESOURCE_EXHAUSTED if too many requests wait; UNAVAILABLE
+// while the server starts.
 [[nodiscard]] absl::Status PromiseStep(Front& front, const CallPtr& call,
                                        const std::string& model, int64_t seq,
                                        StepTask task, const Respond& respond,
@@ -66,8 +69,9 @@ struct StepKind {
 
 // Waits until the adapters of all models are restored. Then runs the ledger's
 // requests again with `run`, one after the other, in the order of their
-// sequence numbers. So few of them are in memory at once. If `run` returns an
-// error, runs the request again later. At the end sets Front::ready.
+// sequence numbers, so that few requests are in memory at once. If `run`
+// returns an error, runs the request again later. Erases requests whose model
+// is gone, and those below LatestLoad. At the end sets Front::ready.
 void RestoreSteps(Front& front,
                   std::function<absl::Status(const CallPtr&)> run);
 

@@ -18,7 +18,7 @@ namespace weft::tinker {
 
 inline constexpr int64_t kMaxDenseValues = int64_t{16} << 20;
 
-// Returns K for a tensor [N, K], and 0 for a tensor [N].
+// Returns K for a tensor [N, K], and 0 for one with fewer dimensions.
 [[nodiscard]] absl::StatusOr<int64_t> TargetsPerToken(absl::string_view name,
                                                       const Tensor& tensor);
 
@@ -35,8 +35,8 @@ inline constexpr int64_t kMaxDenseValues = int64_t{16} << 20;
 // Returns the values as raw float32, little endian.
 [[nodiscard]] std::string RawFloats(const std::vector<float>& values);
 
-// Reads {"data": [...], "dtype": "int64" or "float32"}. "shape",
-// "sparse_crow_indices" and "sparse_col_indices" are optional.
+// Reads {"data": [...]}. Optional fields are "dtype" ("int64" or "float32", the
+// default), "shape", and "sparse_crow_indices" with "sparse_col_indices".
 [[nodiscard]] absl::StatusOr<Tensor> TensorFromJson(absl::string_view name,
                                                     const Json& json);
 

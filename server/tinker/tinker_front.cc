@@ -38,7 +38,8 @@ HttpLimits LimitsOf(const ServerOptions& options) {
 }
 
 // Runs a step of the ledger. Returns an error only if the step may succeed
-// later. Logs any other error, and the step is not run again.
+// later. Logs any other error and returns OK, so that the step is not run
+// again.
 absl::Status RunAgain(Front& front, const CallPtr& call) {
   const absl::Status run = ServeAgain(front, call);
   if (run.ok() || RetryMillis(run).has_value()) return run;

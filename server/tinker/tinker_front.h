@@ -10,12 +10,13 @@
 
 namespace weft::tinker {
 
-// Threads: one thread makes and destroys it; any thread may call EngineIsReady.
+// Threads: one thread makes and destroys the object; any thread may call
+// EngineIsReady.
 class TinkerFront {
  public:
-  // Listens on core->options.tinker_listen at once, and restores what the
-  // ledger keeps under options.state_dir. `core` outlives this object and its
-  // calls.
+  // Listens on core->options.tinker_listen, even while the engine starts.
+  // Restores what the ledger keeps under options.state_dir, except steps.
+  // REQUIRES: `core` outlives this object and its calls.
   // Errors: those of HttpServer::Bind and Ledger::Open.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<TinkerFront>> Start(
       ServiceCore* core);
@@ -29,7 +30,7 @@ class TinkerFront {
   [[nodiscard]] const std::string& address() const { return address_; }
 
   // Call this once, when the engine is ready. The front then runs the ledger's
-  // steps again. Until it has promised all of these, it refuses other steps.
+  // steps again, and refuses other steps until it has promised all of these.
   void EngineIsReady();
 
  private:

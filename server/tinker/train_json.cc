@@ -64,7 +64,7 @@ T At(const std::string& bytes, size_t index) {
   return value;
 }
 
-// Returns the tensor of datum `i` of a record as JSON.
+// Returns the part of `tensor` that belongs to datum `i` as JSON.
 Json TensorJson(const BatchedTensor& tensor, size_t i) {
   const auto begin = At<int64_t>(tensor.offsets(), i);
   const auto end = At<int64_t>(tensor.offsets(), i + 1);

@@ -6,8 +6,8 @@
 namespace weft::tinker {
 namespace {
 
-// Fills `out` with one field, `list`, of the data [begin, end), one datum after
-// the other. `shape` is the data's entry of TargetShapes.
+// Fills `out` with the field `list` of result.data[begin, end), one datum after
+// the other. `shape` is the number of targets per token of all these data.
 void FillField(const TrainResult& result, size_t begin, size_t end,
                int64_t shape, std::vector<float> DatumResult::*list,
                BatchedTensor* out) {

@@ -77,7 +77,8 @@ absl::Status ReadTokens(const Datum& in, v1::Datum* out) {
 
 // Reads sequence_ratio_mask, a mask for the loss gspo. Weft leaves out tokens
 // with weight 0, so the mask becomes the weights. The loss is the same only if
-// the mask is 0 or 1, and the advantage is 0 where the mask is 0.
+// the mask is 0 or 1, and the advantage is 0 where the mask is 0. Other masks
+// get UNIMPLEMENTED.
 absl::Status ReadMask(const Datum& in, v1::Datum* out) {
   const auto found = in.loss_fn_inputs().find("sequence_ratio_mask");
   if (found == in.loss_fn_inputs().end()) return absl::OkStatus();

@@ -27,7 +27,7 @@ namespace weft::tinker {
     const Json& body);
 
 // The number of targets per token of each datum. It is 0 if the datum's
-// target_tokens have one dimension.
+// target_tokens have one dimension or are absent.
 using TargetShapes = std::vector<int64_t>;
 
 struct TranslatedTrain {

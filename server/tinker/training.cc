@@ -102,8 +102,8 @@ absl::Status RunForwardBackward(Front& front, const CallPtr& call,
   const std::string model = in.model_id();
   const int64_t seq = in.seq_id();
   const bool forward_only = in.forward_only();
-  // Bad data fail the future, not the request, because the step must take its
-  // sequence number.
+  // An error of TranslateTrain fails the future, not the request, because the
+  // step must take its sequence number.
   const auto train =
       std::make_shared<absl::StatusOr<TranslatedTrain>>(TranslateTrain(in));
   in.Clear();
@@ -112,8 +112,8 @@ absl::Status RunForwardBackward(Front& front, const CallPtr& call,
       [&front, origin = call->origin(), model, train,
        forward_only](const StepRun& run) {
         if (!train->ok()) return train->status();
-        // This is a copy, because the task runs again if the engine has no room
-        // for the step.
+        // This is a copy, because the task runs again if the engine refuses the
+        // step for now.
         TranslatedTrain placed = **train;
         placed.request.set_adapter_id(AdapterOfModel(model));
         placed.request.set_step(run.number);

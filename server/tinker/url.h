@@ -19,7 +19,7 @@ struct Url {
 // Parses a target and decodes %XX in the parts of the path and in the values of
 // the query. A part may then hold any byte except NUL and '/'.
 // Errors: NOT_FOUND if the path does not begin with `root`; INVALID_ARGUMENT
-// for an escape that is malformed or stands for NUL or '/'.
+// for NUL, and for an escape that is malformed or stands for '/'.
 // Threads: any.
 [[nodiscard]] absl::StatusOr<Url> ParseUrl(absl::string_view target,
                                            absl::string_view root = "/api/v1/");

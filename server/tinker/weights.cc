@@ -25,7 +25,8 @@ struct Save {
   const char* type = "save_weights";
 };
 
-// Saves a checkpoint, and then stores its extras.
+// Begins to save a checkpoint. When the save has succeeded, stores the
+// checkpoint's extras.
 absl::Status StartSave(Front& front, const CallPtr& call, const Save& save,
                        const StepRun& run) {
   WEFT_ASSIGN_OR_RETURN(const CheckpointExtras extras, ReadExtras(call->body));
@@ -49,8 +50,8 @@ absl::Status StartSave(Front& front, const CallPtr& call, const Save& save,
       run.cancel);
 }
 
-// Handles a save. `kind` is the KIND of the checkpoint's path, and `type` is
-// the `type` of the result.
+// Promises a step that saves a checkpoint. `kind` is the KIND of the
+// checkpoint's path, and `type` is the `type` of the result.
 absl::Status PromiseSave(Front& front, const CallPtr& call, const char* kind,
                          const char* type, const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(const std::string model,
@@ -99,8 +100,8 @@ FutureResult Loaded(const std::string& model, const CheckpointPath& path) {
                            {"type", "load_weights"}});
 }
 
-// Handles the end of a load in the engine. The record of the load is on disk
-// before the client gets the result.
+// Handles a load that has succeeded in the engine. Writes the record of the
+// load to the ledger, and then runs `done`, which gives the client the result.
 void EndLoad(Front& front, const CallPtr& call, const std::string& adapter,
              const std::string& id, int64_t seq, uint64_t last_step,
              const std::function<void(absl::Status)>& done) {
@@ -108,15 +109,15 @@ void EndLoad(Front& front, const CallPtr& call, const std::string& adapter,
   if (found != front.models.end()) {
     return NoteLoad(front, found->second, seq, last_step, done);
   }
-  // The session has ended meanwhile. Its call of Reap may have come before the
-  // adapter was made.
+  // The model is gone. Reap may have run before the load made the adapter, so
+  // Reap runs again.
   Reap(front, call->caller, adapter);
   done(absl::NotFoundError("the session has ended"));
 }
 
-// Loads the checkpoint into the model's adapter, or makes the adapter if there
-// is none. `seq` is the load's sequence number; 0 if the load makes the model.
-// A load that NoteLoad has recorded does not run again.
+// Begins to load the checkpoint into the model's adapter, or to make the
+// adapter if there is none. `seq` is the load's sequence number; 0 if the load
+// makes the model. A load that NoteLoad has recorded does not run again.
 absl::Status StartLoad(Front& front, const CallPtr& call, const std::string& id,
                        int64_t seq, const StepRun& run) {
   WEFT_ASSIGN_OR_RETURN(const Load load, ReadLoad(call->body));
@@ -126,8 +127,8 @@ absl::Status StartLoad(Front& front, const CallPtr& call, const std::string& id,
     run.done(Loaded(id, load.path));
     return absl::OkStatus();
   }
-  // No step of a new model has run, so the first number is 1. PlaceLine sets
-  // another number if a load before the restart has made the adapter.
+  // No step of a new model has run, so the next number is 1. PlaceLine has set
+  // another number if a load before a restart had made the adapter.
   if (seq == 0) model->second.line.next = 1;
   v1::LoadCheckpointRequest request;
   request.set_adapter_id(model->second.adapter);

@@ -7,10 +7,10 @@
 
 namespace weft::tinker {
 
-// Handle save_weights, save_weights_for_sampler and save_weights_external. Each
-// is a step that saves a checkpoint of the kind training, sampler or external.
-// But if save_weights_for_sampler has a `sampling_session_seq_id`,
-// PublishSampler handles it.
+// Handle save_weights, save_weights_for_sampler and save_weights_external,
+// which save checkpoints of the kinds training, sampler and external. Each
+// request is a step. But if save_weights_for_sampler has a
+// `sampling_session_seq_id`, PublishSampler handles the request.
 [[nodiscard]] absl::Status SaveWeights(Front& front, const CallPtr& call,
                                        const Respond& respond);
 [[nodiscard]] absl::Status SaveWeightsForSampler(Front& front,
