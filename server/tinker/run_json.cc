@@ -9,6 +9,7 @@
 #include "server/field_checks.h"
 #include "server/tinker/loaded_adapters.h"
 #include "server/tinker/models.h"
+#include "src/auth/tokens.h"
 #include "src/base/status_macros.h"
 
 namespace weft::tinker {
@@ -30,6 +31,14 @@ absl::StatusOr<int64_t> QueryNumber(const Call& call, const char* name,
     return std::min(value, most);
   }
   return BadField(name, "must be a number that is not negative");
+}
+
+// Returns whether the Tinker API made the adapter to sample from a checkpoint.
+// For an admin, the name begins with its tenant.
+bool IsSamplerAdapter(absl::string_view adapter) {
+  const size_t separator = adapter.find(kTenantSeparator);
+  if (separator != adapter.npos) adapter.remove_prefix(separator + 1);
+  return absl::StartsWith(adapter, kSamplerAdapterPrefix);
 }
 
 bool Trains(const LoraConfig& config, TargetModule module) {
@@ -55,7 +64,7 @@ std::vector<Run> MakeRuns(const std::vector<AdapterInfo>& adapters,
                           const std::vector<CheckpointInfo>& checkpoints) {
   std::map<std::string, Run> runs;
   for (const AdapterInfo& info : adapters) {
-    if (absl::StartsWith(info.adapter_id, kSamplerAdapterPrefix)) continue;
+    if (IsSamplerAdapter(info.adapter_id)) continue;
     runs[info.adapter_id] = {.adapter = info.adapter_id,
                              .config = info.config,
                              .last_used_at = info.last_used_at};

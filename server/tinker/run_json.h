@@ -30,7 +30,8 @@ struct Run {
 };
 
 // Groups adapters and checkpoints into runs. The run that was used last comes
-// first. Leaves out adapters whose names begin with kSamplerAdapterPrefix.
+// first. Leaves out adapters of any tenant whose ids begin with
+// kSamplerAdapterPrefix.
 [[nodiscard]] std::vector<Run> MakeRuns(
     const std::vector<AdapterInfo>& adapters,
     const std::vector<CheckpointInfo>& checkpoints);

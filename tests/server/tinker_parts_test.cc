@@ -10,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "server/tinker/body.h"
 #include "server/tinker/checkpoint_path.h"
+#include "server/tinker/run_json.h"
 #include "server/tinker/sample_wire.h"
 #include "server/tinker/tensor.h"
 #include "server/tinker/url.h"
@@ -20,6 +21,7 @@ namespace weft::tinker {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::UnorderedElementsAre;
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
 std::string Zstd(const std::string& text) {
@@ -234,6 +236,19 @@ TEST(TinkerCheckpointPathTest, RefusesPathsThatLeaveTheirFolder) {
         "tinker://run/weights/sampler_weights.a", "tinker://run", ""}) {
     EXPECT_THAT(ParseCheckpointPath(text), IsStatus(kInvalid, "path")) << text;
   }
+}
+
+TEST(TinkerRunsTest, LeavesOutTheSamplingAdaptersOfEveryTenant) {
+  std::vector<AdapterInfo> adapters;
+  for (const char* name : {"tinker-sampler.1", "a~tinker-sampler.2", "mine",
+                           "a~mine", "a~not-a-tinker-sampler.3"}) {
+    adapters.emplace_back().adapter_id = name;
+  }
+  std::vector<std::string> runs;
+  for (const tinker::Run& run : MakeRuns(adapters, {}))
+    runs.push_back(run.adapter);
+  EXPECT_THAT(
+      runs, UnorderedElementsAre("mine", "a~mine", "a~not-a-tinker-sampler.3"));
 }
 
 }  // namespace
