@@ -1,5 +1,5 @@
 // Implements bf16_product.h with AVX512_BF16. This source is compiled for that
-// instruction set. So it includes no header with inline functions, except the
+// instruction set. So it calls no inline functions of headers, except the
 // compiler's intrinsics, which are always inlined.
 #include <immintrin.h>
 
@@ -174,8 +174,8 @@ __m512bh PairOf(const uint16_t* x) {
 
 // Prefetches the part of y that the next tile writes. The hardware does not
 // predict addresses that are a row of y apart (Zen 5, two threads, 4096 rows of
-// 576 inputs and 3072 outputs: 455 GFLOP/s a core, and 365 without this
-// prefetch and the one in AddProducts).
+// 576 inputs and 3072 outputs: 455 GFLOP/s a core; 365 without this prefetch
+// and the prefetch in AddProducts).
 template <int64_t kRows, int64_t kVectors>
 [[gnu::always_inline]] inline void PrefetchSums(const float* y,
                                                 int64_t y_stride) {
@@ -257,7 +257,7 @@ void Tile(const Bf16PanelProduct& p, int64_t row) {
   }
 }
 
-// Multiplies as many rows as fill whole tiles. Returns the first row that is
+// Multiplies the rows that fill whole tiles. Returns the first row that is
 // left.
 template <int64_t kVectors>
 int64_t RunTiles(const Bf16PanelProduct& p) {
@@ -267,8 +267,9 @@ int64_t RunTiles(const Bf16PanelProduct& p) {
   return row;
 }
 
-// Runs the tiles that fit the panel's outputs. With few outputs a tile has more
-// rows, so that the number of independent sums is about the same.
+// Multiplies the rows that fill whole tiles of the panel's width. A tile of few
+// outputs has more rows, so that the number of independent sums is the same.
+// Returns the first row that is left.
 int64_t RunTiles(const Bf16PanelProduct& p) {
   switch ((p.num_outputs + kLanes - 1) / kLanes) {
     case 1:

@@ -14,8 +14,8 @@ namespace weft::kernels::cpu {
 inline constexpr int64_t kBf16PanelOutputs = 64;
 inline constexpr int64_t kBf16PanelInputs = 2048;  // Even.
 
-// Memory for a packed panel. Kernels take panels at any address, but these are
-// aligned, so that a vector is one cache line.
+// Memory for a packed panel. Kernels take panels at any address. The alignment
+// is for speed: each vector is one cache line.
 struct alignas(64) Bf16Panel {
   uint16_t elements[kBf16PanelOutputs * kBf16PanelInputs];
 };
@@ -31,8 +31,8 @@ struct Bf16PanelSource {
   int64_t num_outputs = 0;  // In [1, kBf16PanelOutputs].
 };
 
-// Further terms of a product, such as those of an adapter: rows of x times a
-// packed panel with any number of inputs.
+// Further terms of a product, such as those of an adapter: the rows of a matrix
+// times a packed panel, which may have any number of inputs.
 struct Bf16Terms {
   const uint16_t* x = nullptr;  // A matrix in bf16 with adjacent inputs.
   int64_t x_row_stride = 0;
@@ -51,7 +51,7 @@ struct Bf16PanelProduct {
   int64_t x_pair_stride = 2;
   int64_t num_rows = 0;
   const uint16_t* panel = nullptr;
-  int64_t num_inputs = 0;   // As in Bf16PanelSource.
+  int64_t num_inputs = 0;   // The num_inputs of the panel's source.
   int64_t num_outputs = 0;  // O.
   bool adds = false;  // If true, the sums begin with y; otherwise with zero.
   Bf16Terms last;     // Added to the sums after the product.
@@ -62,20 +62,21 @@ struct Bf16PanelProduct {
 struct Bf16KernelTable {
   const char* name;
 
-  // Rounds a row times `scale` to bf16, to nearest, ties to even. Writes one
-  // zero behind the row if `count` is odd.
+  // Rounds a row times `scale` to bf16, to nearest, ties to even. If `count` is
+  // odd, writes one zero after the row.
   void (*round_row)(const float* x, float scale, int64_t count, uint16_t* y);
-  // Packs a panel. For each pair of inputs it holds the two weights of each of
-  // kBf16PanelOutputs outputs. Missing inputs and outputs become zeros.
+  // Packs a panel: for each pair of inputs, the two weights of each of
+  // kBf16PanelOutputs outputs. Missing outputs become zeros. If num_inputs is
+  // odd, the second weights of the last pair are zeros.
   void (*pack_panel)(const Bf16PanelSource<uint16_t>& source, uint16_t* panel);
   // Rounds a weight times `scale` as round_row does, and packs it.
   void (*round_panel)(const Bf16PanelSource<float>& source, float scale,
                       uint16_t* panel);
-  // Computes y = x W or y += x W. Sums are f32, in the order of the inputs. So
-  // the bits of an element of y do not depend on other rows. A sum that goes on
-  // over several panels has the bits of one long sum. The instructions read
-  // subnormal operands as zero. A NaN in x affects only its row of y, a NaN in
-  // the panel only its output.
+  // Computes y = x W + last, or adds this to y, where W is the panel. Sums are
+  // f32, in the order of the inputs. So the bits of an element of y do not
+  // depend on other rows, and a sum over several panels has the bits of one
+  // long sum. The instructions read subnormal operands as zero. A NaN in x
+  // affects only its row of y, and a NaN in the panel only its output.
   void (*multiply_panel)(const Bf16PanelProduct& item);
 };
 

@@ -36,9 +36,9 @@ void AddRow(const float* x, int64_t count, float* y) {
   for (; i < count; ++i) y[i] += x[i];
 }
 
-// Runs a plain loop that the compiler vectorises, because the vector extension
-// has no square root. The iterations are independent, even if weights_out is
-// weights.
+// Runs a plain loop, because the vector extension has no square root. The
+// compiler vectorises the loop. Its iterations are independent, even if
+// weights_out is weights.
 void AdamW(const AdamWScalars& scalars, int64_t count, const float* weights,
            const float* gradient, float* moment1, float* moment2,
            float* weights_out) {

@@ -4,8 +4,8 @@
 // group of 64 adjacent weights. The last group may be shorter. A weight is q s.
 // This product is exact in f32, because q has 7 bits and s has 8. Quantising
 // rounds w / s to the nearest q, so a weight w changes by at most s / 2. A
-// group has s <= max|w| / 127 (1 + 2^-7), or the smallest normal f32 if that is
-// larger.
+// group has s <= (1 + 2^-7) max|w| / 127, because s is rounded up to bf16; or s
+// is the smallest normal f32 if that is larger.
 #ifndef WEFT_KERNELS_CPU_INT8_ROWS_H_
 #define WEFT_KERNELS_CPU_INT8_ROWS_H_
 

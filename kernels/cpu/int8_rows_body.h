@@ -31,8 +31,8 @@ WEFT_INLINE uint32_t LargestBits(const float* x, int64_t count) {
   return largest;
 }
 
-// Returns the upper half of the smallest bf16 number that is at least
-// `largest` / 127 and a normal f32.
+// Returns the bits of the smallest bf16 number that is at least `largest` / 127
+// and a normal number.
 WEFT_INLINE uint16_t ScaleBits(float largest) {
   constexpr float kSmallestNormal = 0x1p-126f;
   float scale = largest / 127;

@@ -1,10 +1,10 @@
 // CPU kernels on raw pointers and sizes, with one table of functions for each
-// instruction set. They use no Torch, no Abseil and no threads; callers split
-// rows between threads. Every kernel handles each row (or element) by itself: a
-// NaN stays in its row, and the result does not depend on how rows are split.
+// instruction set. They use no Torch and no Abseil, and start no threads.
+// Callers split rows between threads. The result of a row does not depend on
+// other rows, so a NaN in a row of x affects no result of another row.
 //
 // Legend: D features of a row, C head features, F feed-forward features, V
-// vocabulary, N elements or rows.
+// vocabulary, N rows, I inputs and O outputs of a product.
 #ifndef WEFT_KERNELS_CPU_KERNELS_H_
 #define WEFT_KERNELS_CPU_KERNELS_H_
 
@@ -31,7 +31,7 @@ struct KernelTable {
   // x.
   void (*rms_norm_row)(const float* x, const float* weight, int64_t features,
                        float eps, float* y);
-  // Adds dLoss/dx to dx for one row [D]. Recomputes the statistics from x.
+  // Adds dLoss/dx to dx for one row [D], given dy = dLoss/dy.
   void (*rms_norm_backward_row)(const float* dy, const float* x,
                                 const float* weight, int64_t features,
                                 float eps, float* dx);
@@ -47,7 +47,8 @@ struct KernelTable {
   // Replaces gate and up [F] by their gradients, given dout = dLoss/dout [F].
   void (*swiglu_backward_row)(const float* dout, int64_t features, float* gate,
                               float* up);
-  // Compute the same as the swiglu functions, with GELU's tanh form for silu.
+  // Compute the same as the swiglu functions, but with GELU's tanh form in
+  // place of silu.
   void (*geglu_row)(const float* gate, const float* up, int64_t features,
                     float* out);
   void (*geglu_backward_row)(const float* dout, int64_t features, float* gate,
@@ -60,54 +61,56 @@ struct KernelTable {
                                       float* gate, float* up);
   // Scores one row of logits x [V], V <= kMaxVocab, with z = softcap(x) /
   // temperature. Writes logprobs[i] = z[targets[i]] - logsumexp(z), and the
-  // entropy of softmax(z) in nats if `entropy` is not null. Computes each
-  // exponential once, even if it writes the softmax. Logits of -inf have
-  // probability 0.
+  // entropy of softmax(z) in nats if `entropy` is not null. If
+  // options.write_softmax, overwrites x by softmax(z) * softcap'(x).
   void (*vocab_row)(float* logits, int64_t vocab,
                     const VocabRowOptions& options, const int64_t* targets,
                     int64_t num_targets, float* logprobs, float* entropy);
-  // Returns the largest of `count` logits, ignoring NaN. If all are NaN or
-  // -inf, returns the lowest finite number.
+  // Returns the largest of `count` logits, ignoring NaN. If all logits are NaN
+  // or -inf, returns the lowest finite number.
   float (*max_block)(const float* logits, int64_t count);
   // Writes the weights e^((logit - max) factor) of `count` logits, and returns
-  // their sum. The weight of -inf is 0. A NaN makes its weight and the sum NaN.
+  // their sum. A logit of -inf has weight 0. A NaN makes its weight and the sum
+  // NaN.
   // REQUIRES: `max` is finite, and factor > 0.
   float (*weigh_block)(const float* logits, int64_t count, float max,
                        float factor, float* weights);
   // Writes softmax(softcap(scale * q k^T)) v over the item's tokens to out [N,
   // G, C], and the log-sum-exp of the scores to lse [N, G], with the letters of
   // PagedAttentionItem. lse_merge_rows merges results over disjoint tokens.
-  // Reads keys and values from memory once for all G query heads. The bits of a
-  // head do not depend on the other heads.
+  // Reads a key/value head from memory once for up to 32 of its query heads.
+  // The bits of a query head do not depend on other query heads.
   // Source: online softmax, Milakov and Gimelshein 2018.
   void (*paged_attention)(const PagedAttentionItem& item, float* out,
                           float* lse);
-  // Adds keys to the softmax `state` of one query. Updates max, and replaces
-  // scores [size] by the weights e^(softcap(score) - max), which are 0 for keys
-  // that the query may not see. Returns e^(old max - max); the caller
-  // multiplies its sums of values by this factor. softcap(x) is x if softcap is
-  // 0, otherwise softcap * tanh(x / softcap).
+  // Adds keys to the softmax `state` of one query. Replaces scores [size] by
+  // the weights e^(softcap(score) - state->max), which are 0 for keys that the
+  // query may not see. Returns the factor e^(old max - new max) for the
+  // caller's sums of values, or 1 if the query sees none of the keys.
+  // softcap(x) is x if softcap is 0, otherwise softcap * tanh(x / softcap).
   float (*softmax_step_row)(const SoftmaxKeys& keys, float softcap,
                             float* scores, SoftmaxState* state);
   // Replaces scores [size] by the weights w = e^(softcap(score) - lse), and
-  // dLoss/dw by dLoss/dscore = w (dLoss/dw - delta) softcap'(score). Both are 0
-  // for keys that the query may not see.
+  // dweights = dLoss/dw by dLoss/dscore = w (dLoss/dw - delta) softcap'(score).
+  // Both are 0 for keys that the query may not see. lse is the log-sum-exp of
+  // softcap(score), and delta the sum of w dLoss/dw, over all keys of the
+  // query.
   void (*softmax_gradient_row)(const SoftmaxKeys& keys, float softcap,
                                float lse, float delta, float* scores,
                                float* dweights);
-  // Merges `part` into `out`, two attention results over disjoint keys. For
-  // each row: l = log(e^lse + e^part_lse), out = out e^(lse - l) + part
-  // e^(part_lse - l), lse = l. A row with part_lse -inf has no keys in `part`
-  // and does not change. Shapes: out, part [N, C]; lse, part_lse [N].
+  // Merges the attention result `part` into `out`, a result over other keys.
+  // For each row: l = log(e^lse + e^part_lse), out = out e^(lse - l) + part
+  // e^(part_lse - l), lse = l. A row with part_lse -inf has no keys in `part`,
+  // and its out and lse do not change. Shapes: out, part [N, C]; lse [N].
   void (*lse_merge_rows)(const float* part, const float* part_lse,
                          int64_t num_rows, int64_t head_features, float* out,
                          float* lse);
-  // Computes y = scale x W^T + bias, or adds that to y, for few rows of x and
-  // the item's range of outputs. The weight W [O, I] is f32, bf16 or in 8 bits
+  // Computes y = scale x W^T + bias, or adds this result to y, for few rows of
+  // x and the item's range of outputs. W [O, I] is f32, bf16 or in 8 bits
   // (int8_rows.h). It is widened in registers, and sums are f32. W is read from
   // memory once for all rows of x. y does not overlap other operands. The bits
   // of an element of y do not depend on other rows or on the range. A NaN in x
-  // affects only its row of y, a NaN in W only its output.
+  // affects only its row of y, and a NaN in W only its output.
   void (*skinny_product_f32)(const SkinnyProduct& item, const float* weight);
   void (*skinny_product_bf16)(const SkinnyProduct& item,
                               const uint16_t* weight);
@@ -119,13 +122,14 @@ struct KernelTable {
   void (*widen_int8_row)(const int8_t* row, int64_t inputs, int64_t begin,
                          int64_t end, float* out);
   // Computes y = x W with an f32 W [I, O], for few rows of x and the item's
-  // range of outputs. skinny_product_f32 says what holds for overlap and bits.
+  // range of outputs. y does not overlap other operands. The bits of an element
+  // of y do not depend on other rows or on the range.
   void (*row_product)(const RowProduct& item);
-  // Computes out = scale left right, or adds that to out, in f32. Serves
-  // products with a small side, such as a LoRA rank or a head. `out` does not
-  // overlap other operands. The bits of an element of `out` do not depend on
-  // other rows or columns, nor on whether the right matrix is in panels. A NaN
-  // affects only its row of the left matrix or its column of the right one.
+  // Computes out = scale left right, or adds this product to out, in f32. `out`
+  // does not overlap other operands. The bits of an element of `out` do not
+  // depend on other rows or columns, nor on whether the right matrix is in
+  // panels. A NaN in the left matrix affects only its row of `out`, and a NaN
+  // in the right matrix only its column.
   void (*panel_product)(const PanelProduct& item);
   // Copies a matrix to panels, which panel_product of the same table reads.
   void (*copy_panels)(const PanelCopy& copy);
@@ -139,13 +143,13 @@ struct KernelTable {
   // Returns the sum of x^2 in f64.
   double (*sum_of_squares)(const float* x, int64_t count);
   // Computes y = e^x for every element, within 2 ulp. The result is 0 for x <
-  // -87.33654 and +inf for x > 88.37626. Only tests call this: the other
-  // kernels inline the polynomial.
+  // -87.33654 and +inf for x > 88.37626. Tests use it to check the polynomial
+  // that other kernels inline.
   void (*exp)(const float* x, int64_t count, float* y);
 };
 
-// Returns the table of the widest instruction set that this processor has. The
-// first call chooses it. Threads: any.
+// Returns the table of the widest instruction set that the processor and the
+// build have. Threads: any.
 [[nodiscard]] const KernelTable& Kernels();
 
 // Returns the table of one instruction set, or null if the processor or the

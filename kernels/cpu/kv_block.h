@@ -9,12 +9,12 @@
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
-// The most tokens of a block. Its keys and values, 2 * 16 * C floats, stay in
-// the first-level cache while every query head of the group uses them. The
-// number is a multiple of every kWidth.
+// The most tokens of a block. The keys and values of a head (2 * 16 floats per
+// feature) stay in the first-level cache while every query head that shares
+// them uses them. The number is a multiple of every kWidth.
 constexpr int64_t kBlockTokens = 16;
 
-// Returns a vector whose lanes add up to the dot product of a and b, without
+// Returns a vector whose lanes add up to the dot product of a and b. Leaves out
 // the elements after the last whole vector.
 WEFT_INLINE Vec DotLanes(const float* a, const float* b, int64_t size) {
   Vec even{}, odd{};
@@ -42,8 +42,8 @@ struct KvBlock {
   int64_t stride;
 };
 
-// Computes q . k for every token of the block, four at a time. Writes 0 after
-// the block's tokens.
+// Computes q . k for every token of the block, four at a time. Sets the scores
+// after the block's tokens to 0, up to kBlockTokens.
 WEFT_INLINE void DotKeys(const KvBlock& block, const float* q_C, int64_t size,
                          float* scores) {
   const auto key = [&](int64_t t) { return block.k + t * block.stride; };
@@ -110,11 +110,11 @@ WEFT_INLINE KvBlock BlockAt(const PagedAttentionItem& item, int64_t token) {
 }
 
 // Prefetches the cache lines of a block, `step` tokens at a time. The model's
-// weights have evicted these lines since the sequence's last token. The
-// hardware prefetcher does not predict the rows of some heads in a page. If
-// more lines are requested at once than a core keeps in flight, its loads wait
-// (Zen 5, three heads of 96 tokens: 8.8 us in steps, 12.4 us at once; see
-// PagedAttentionKernel in bench).
+// weights have evicted these lines since the last decode step. The hardware
+// does not prefetch them, because the rows of a head are not adjacent. If more
+// lines are requested at once than a core keeps in flight, its loads wait (Zen
+// 5, three heads of 96 tokens: 8.8 us in steps, 12.4 us at once; see
+// PagedAttentionKernel in bench/decode_kernels_bench.cc).
 struct BlockFetch {
   KvBlock block;
   int64_t features;  // The number of adjacent features to fetch per token.

@@ -13,11 +13,12 @@ void LseMergeRows(const float* part, const float* part_lse, int64_t num_rows,
   for (int64_t row = 0; row < num_rows; ++row) {
     const float ours = lse[row];
     const float theirs = part_lse[row];
-    // Skips a part without keys, for which -inf minus -inf would be NaN.
+    // Skips a part without keys. If `out` had none either, -inf minus -inf
+    // would be NaN.
     if (theirs == -__builtin_inff()) continue;
     const float high = ours > theirs ? ours : theirs;
-    // Divides by the sum instead of computing e^(lse - new lse): if the new lse
-    // is large, its rounding error is large, too.
+    // Divides by the sum instead of computing e^(lse - l) with the new
+    // log-sum-exp l, because a large l has a large rounding error.
     const float our_share = __builtin_expf(ours - high);
     const float their_share = __builtin_expf(theirs - high);
     const float sum = our_share + their_share;

@@ -15,7 +15,7 @@ struct PagedAttentionItem {
   // Pages [P, S, K, C], already offset to the first of the N heads.
   const float* k_pages = nullptr;
   const float* v_pages = nullptr;
-  const int32_t* page_table = nullptr;  // Pages of the sequence, in order.
+  const int32_t* page_table = nullptr;  // The sequence's page numbers in order.
   int64_t begin = 0;
   int64_t end = 0;            // > begin.
   int64_t num_heads = 1;      // N.

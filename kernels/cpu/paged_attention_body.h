@@ -76,7 +76,7 @@ WEFT_INLINE void AddBlock(const PagedAttentionItem& item, const KvBlock& block,
 }
 
 // Adds a block to the softmax of each query head of the item. Meanwhile
-// prefetches the block of `fetch`, which is the next one.
+// prefetches the block of `fetch`, which is the next block if there is one.
 WEFT_INLINE void AddBlockToHeads(const PagedAttentionItem& item, KvBlock block,
                                  BlockFetch& fetch, RunningSoftmax* states,
                                  float* out_NGC) {

@@ -1,7 +1,6 @@
-// Arguments of panel_product, copy_panels and add_parts of kernels.h, which
-// serve LoRA's matrices, experts and attention. A panel is a copy of a few
-// adjacent columns of the right matrix, in the order in which a product reads
-// them.
+// Arguments of panel_product, copy_panels and add_parts of kernels.h. A panel
+// is a copy of a few adjacent columns of a product's right matrix, in the order
+// in which the product reads them.
 //
 // Legend: M rows, K terms of a sum, N columns. Strides count elements.
 #ifndef WEFT_KERNELS_CPU_PANEL_PRODUCT_H_
@@ -11,8 +10,8 @@
 
 namespace weft::kernels::cpu {
 
-// Returns the number of floats that the panels of a matrix [K, N] take with the
-// widest vectors, which is enough for all tables.
+// Returns how many floats the panels of a matrix [K, N] take at most, with any
+// instruction set.
 [[nodiscard]] constexpr int64_t PanelFloats(int64_t num_terms,
                                             int64_t num_columns) {
   constexpr int64_t kWidestVector = 16;
@@ -41,12 +40,12 @@ struct PanelProduct {
   // Panels from copy_panels, or the matrix itself if the elements of each row
   // are adjacent.
   const float* right_KN = nullptr;
-  int64_t right_stride = 0;  // From row to row of the matrix; 0: panels.
-  int64_t num_rows = 0;
-  int64_t num_terms = 0;  // K >= 1.
-  int64_t num_columns = 0;
-  float scale = 1;    // A factor of the product.
-  bool adds = false;  // If true, adds to out_MN; otherwise overwrites it.
+  int64_t right_stride = 0;  // From row to row of the matrix; 0 for panels.
+  int64_t num_rows = 0;      // M.
+  int64_t num_terms = 0;     // K >= 1.
+  int64_t num_columns = 0;   // N.
+  float scale = 1;           // A factor of the product.
+  bool adds = false;         // True: adds to out_MN; false: overwrites it.
   float* out_MN = nullptr;
   int64_t out_stride = 0;
 };

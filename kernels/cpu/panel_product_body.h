@@ -15,8 +15,7 @@ namespace {
 
 // The terms are cut into parts of this size. The terms of a part are summed one
 // after another, and then the sums of the parts are added. This keeps rounding
-// errors small for any number of terms. A part of a panel and the rows that it
-// multiplies fit the second-level cache.
+// errors small for any number of terms.
 inline constexpr int64_t kPartTerms = 256;
 
 WEFT_INLINE int64_t Smaller(int64_t a, int64_t b) { return a < b ? a : b; }

@@ -1,9 +1,9 @@
-// Multiplies a tile, a few rows of the left matrix, with a panel of the right
+// Multiplies a tile (a few rows of the left matrix) with a panel of the right
 // matrix. Compiled only in table_*.cc.
 //
 // The sums stay in registers while the terms are added in order. This order is
-// the same in tiles of any size, so the bits of an element do not depend on its
-// tile.
+// the same in tiles of any size, so the bits of an element do not depend on the
+// size.
 #ifndef WEFT_KERNELS_CPU_PANEL_TILE_H_
 #define WEFT_KERNELS_CPU_PANEL_TILE_H_
 
@@ -31,8 +31,9 @@ struct PanelPart {
   int64_t last_count;  // Columns of the last vector, at most kWidth.
 };
 
-// Computes the sums of kRows rows. If kPadded, reads the panel's last vector
-// whole; otherwise reads only its `last_count` columns.
+// Computes the sums of kRows rows. If kPadded, reads the whole last vector of
+// the panel; otherwise reads only the first `last_count` columns of that
+// vector.
 template <int64_t kRows, int64_t kVectors, bool kPadded>
 WEFT_INLINE void SumPanel(const PanelProduct& p, const PanelPart& part,
                           int64_t row, Vec (&sums)[kRows][kVectors]) {
@@ -62,8 +63,8 @@ WEFT_INLINE void SumPanel(const PanelProduct& p, const PanelPart& part,
   }
 }
 
-// Writes scale * sums, for the first `count` sums of a vector, to `out`, or
-// adds that to `out` if `adds`.
+// Writes scale * sums to `out`, or adds it to `out` if `adds`, for the first
+// `count` lanes.
 WEFT_INLINE void WriteSums(Vec scale, Vec sums, bool adds, int64_t count,
                            float* out) {
   if (count < kWidth) {

@@ -1,5 +1,4 @@
-// The functions of kernels.h as plain loops in f64, for tests. They are too
-// slow for other uses.
+// Functions of kernels.h as plain loops in f64, for tests and benches.
 #ifndef WEFT_KERNELS_CPU_REFERENCE_H_
 #define WEFT_KERNELS_CPU_REFERENCE_H_
 
@@ -15,7 +14,7 @@ namespace weft::kernels::cpu::reference {
                                              const std::vector<float>& weight,
                                              double eps);
 
-// Returns dLoss/dx alone. The kernel adds it to dx instead.
+// Returns dLoss/dx. The kernel adds it to dx instead.
 [[nodiscard]] std::vector<double> RmsNormBackwardRow(
     const std::vector<float>& dy, const std::vector<float>& x,
     const std::vector<float>& weight, double eps);
@@ -28,8 +27,8 @@ namespace weft::kernels::cpu::reference {
 [[nodiscard]] std::vector<double> SwiGluRow(const std::vector<float>& gate,
                                             const std::vector<float>& up);
 
-// Returns y [B, O] of x [B, I], weight [O, I] and bias [O]. An empty bias adds
-// nothing.
+// Returns y [B, O] = x W^T + bias for x [B, I], weight W [O, I] and bias [O].
+// An empty bias adds nothing.
 [[nodiscard]] std::vector<double> SkinnyProduct(
     const std::vector<float>& x, const std::vector<float>& weight,
     const std::vector<float>& bias, size_t num_rows, size_t num_outputs);
@@ -61,7 +60,7 @@ struct GatedGradient {
 
 struct VocabRow {
   std::vector<double> logprobs;  // One for every token of the vocabulary.
-  std::vector<double> softmax;   // Multiplied by the softcap's derivative.
+  std::vector<double> softmax;   // Times the softcap's derivative.
   double entropy = 0;
 };
 [[nodiscard]] VocabRow ScoreVocabRow(const std::vector<float>& logits,
@@ -74,7 +73,7 @@ struct SoftmaxRow {
   std::vector<double> dscores;
   double lse = 0;
 };
-// `dweights` is dLoss/dweights. `delta` is the sum of weights times dweights.
+// `dweights` is dLoss/dweights. `delta` is the sum of weights * dweights.
 [[nodiscard]] SoftmaxRow SoftmaxOfRow(const std::vector<float>& scores,
                                       const std::vector<float>& dweights,
                                       const SoftmaxKeys& keys, double softcap,

@@ -39,7 +39,8 @@ void RmsNormRow(const float* x, const float* weight, int64_t features,
   for (; i < features; ++i) y[i] = x[i] * inverse * weight[i];
 }
 
-// Adds (d - n * mean(d * n)) / rms to dx, with n = x / rms and d = dy * weight.
+// Adds (d - n * mean(d * n)) / rms to dx, with rms = sqrt(mean(x^2) + eps), n =
+// x / rms and d = dy * weight.
 void RmsNormBackwardRow(const float* dy, const float* x, const float* weight,
                         int64_t features, float eps, float* dx) {
   const float inverse = InverseRms(x, features, eps);

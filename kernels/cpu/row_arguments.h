@@ -11,27 +11,30 @@ namespace weft::kernels::cpu {
 struct VocabRowOptions {
   float softcap = 0;           // 0: none; else softcap * tanh(x / softcap).
   float temperature = 1;       // > 0.
-  bool write_softmax = false;  // The row becomes softmax(z) * softcap'(x).
+  bool write_softmax = false;  // If true, overwrites the row by softmax(z) *
+                               // softcap'(x).
 };
 
-// A row of scores has room for a multiple of this number.
+// A row of scores has room for `size` scores rounded up to a multiple of this
+// number, because kernels write whole vectors.
 inline constexpr int64_t kSoftmaxPadding = 16;
-// The keys of a row of `size` scores. Its query sees the keys [begin, end) and
-// no others. The row has room for `size` rounded up to kSoftmaxPadding.
+// The keys of one query: element i of a row of `size` scores belongs to key i.
+// The query sees only the keys [begin, end).
 struct SoftmaxKeys {
   int64_t begin = 0;
   int64_t end = 0;
   int64_t size = 0;
 };
 
-// The softmax of one query over the keys so far: their largest score, and the
-// sum of e^(score - max).
+// The softmax of one query over the keys so far: their largest softcapped
+// score, and the sum of e^(score - max).
 struct SoftmaxState {
   float max = -__builtin_inff();
   float sum = 0;
 };
 
-// The constants of one AdamW update, which the caller computes.
+// The constants of AdamW update number t (the first is 1), which the caller
+// computes.
 struct AdamWScalars {
   float gradient_scale = 1;  // Multiplies the gradient, to clip it.
   float beta1 = 0;

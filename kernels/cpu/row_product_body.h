@@ -1,8 +1,9 @@
 // Implements row_product of kernels.h. Compiled only in table_*.cc.
 //
 // A tile has a few rows of y and a block of outputs. Its sums stay in registers
-// while the inputs are added in order. This order is the same in tiles of any
-// size, so the bits of an element of y do not depend on its tile.
+// while the products of the inputs are added in order. This order is the same
+// in tiles of any size, so the bits of an element of y do not depend on the
+// size.
 #ifndef WEFT_KERNELS_CPU_ROW_PRODUCT_BODY_H_
 #define WEFT_KERNELS_CPU_ROW_PRODUCT_BODY_H_
 
@@ -12,8 +13,9 @@
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
-// The largest tile, in vectors of outputs and in rows. Its sums, as many
-// vectors of the weight and one x fit the registers: 32, or 16 before AVX-512.
+// The size of the largest tile, in vectors of outputs and in rows. Its sums,
+// kBlockVectors weight vectors and one x fit the registers: 32, or 16 before
+// AVX-512.
 inline constexpr int64_t kBlockVectors = kWidth == 16 ? 4 : 2;
 inline constexpr int64_t kBlockRows = kWidth == 16 ? 6 : 4;
 

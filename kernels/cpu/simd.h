@@ -17,8 +17,8 @@
 
 #define WEFT_INLINE inline __attribute__((always_inline))
 
-// Stands before a loop with independent iterations, which the compiler may then
-// vectorise.
+// Tells the compiler that the iterations of the loop that follows are
+// independent, so that it may vectorise the loop.
 #ifdef __clang__
 #define WEFT_INDEPENDENT_ITERATIONS \
   _Pragma("clang loop vectorize(assume_safety)")
@@ -44,16 +44,16 @@ inline constexpr int64_t kWidth = 8;
 inline constexpr int64_t kWidth = 4;
 #endif
 
-// The number of sums that a loop keeps in parallel, which hides the latency of
-// an addition.
+// The number of independent sums in a loop. Several sums hide the latency of an
+// addition.
 inline constexpr int64_t kUnroll = 4;
 inline constexpr int64_t kStride = kWidth * kUnroll;
 
 typedef float Vec __attribute__((vector_size(kWidth * 4)));
 typedef int32_t IntVec __attribute__((vector_size(kWidth * 4)));
 
-// Returns x in every lane. Subtracts 0, because x - 0 is x for every x, and the
-// compiler drops it. Adding 0 would cost an instruction: -0 + 0 is +0.
+// Returns x in every lane. x - 0 is x for every x, so the compiler drops the
+// subtraction. It could not drop an addition of 0, because -0 + 0 is +0.
 WEFT_INLINE Vec Fill(float x) { return x - Vec{}; }
 
 // Returns a b + c, rounded once if the instruction set has fused operations. In

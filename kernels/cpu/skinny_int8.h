@@ -14,8 +14,8 @@
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
-// Adds the products of kRows rows of x with kSkinnyOutputs rows of the weight.
-// Reads each scale once for its whole group.
+// Adds the products of kRows rows of x with kSkinnyOutputs rows of the weight
+// to `sums`. Reads each scale once for its whole group.
 template <int64_t kRows>
 WEFT_INLINE void SumTile(const SkinnyProduct& p, const float* x,
                          const int8_t* weight, Fetch& fetch,
@@ -49,14 +49,14 @@ WEFT_INLINE Vec SumRow(const SkinnyProduct& p, const float* x,
   return sum;
 }
 
-// The number of weight rows that SumOneRow takes, for which its sums and scales
+// The number of weight rows that SumOneRow multiplies. Their sums and scales
 // fit the registers.
 inline constexpr int64_t kInt8Outputs = kWidth == 16 ? 8 : kSkinnyOutputs;
 
 // Adds the products of one row of x with kInt8Outputs rows of the weight. With
-// one row of the weight, each addition would wait for the one before it (Zen 5,
+// one weight row, each addition would wait for the addition before it (Zen 5,
 // from the second-level cache: 29 GB/s with 1 row, 38 with 4, 47 with 8).
-// Prefetches the memory behind these rows (two cores, from memory: 58 GB/s with
+// Prefetches the weight rows that follow (two cores, from memory: 58 GB/s with
 // 4 rows and 1 KB ahead, 74 with 8 rows and 4 KB ahead).
 WEFT_INLINE void SumOneRow(const SkinnyProduct& p, const float* x,
                            const int8_t* weight, Vec (&sums)[kInt8Outputs]) {

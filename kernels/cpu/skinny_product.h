@@ -1,5 +1,5 @@
 // Arguments of the products of few rows: skinny_product_* and row_product of
-// kernels.h.
+// kernels.h. Legend: B rows, I inputs, O outputs.
 #ifndef WEFT_KERNELS_CPU_SKINNY_PRODUCT_H_
 #define WEFT_KERNELS_CPU_SKINNY_PRODUCT_H_
 
@@ -7,9 +7,8 @@
 
 namespace weft::kernels::cpu {
 
-// A product of few rows with a range of the outputs of a weight [O, I]. Legend:
-// B rows, I inputs, O outputs. Strides count elements from row to row. Elements
-// of a row are adjacent.
+// A product of few rows with a range of the outputs of a weight [O, I]. Strides
+// count elements from row to row. Elements of a row are adjacent.
 struct SkinnyProduct {
   const float* x_BI = nullptr;
   int64_t x_stride = 0;
@@ -41,8 +40,8 @@ struct RowProduct {
   int64_t end = 0;
 };
 
-// The number of outputs that a kernel computes together. The range of a
-// SkinnyProduct should begin at a multiple of this number.
+// The number of outputs that skinny_product_* computes together. Ranges whose
+// size is a multiple of this number are computed fastest.
 inline constexpr int64_t kSkinnyOutputs = 4;
 
 // Callers of these products pass at most this many rows in one call.

@@ -12,8 +12,8 @@ namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
 // Cuts the rows of x into tiles of nearly equal size, and multiplies each tile
-// with kSkinnyOutputs rows of the weight. Meanwhile prefetches `next_rows` rows
-// of the weight behind them.
+// with kSkinnyOutputs rows of the weight. Meanwhile prefetches memory of the
+// weight after these rows, as many bytes as `next_rows` rows have.
 template <typename Weight>
 WEFT_INLINE void RunTiles(const SkinnyProduct& p, const Weight* weight,
                           int64_t next_rows, int64_t output) {
@@ -55,7 +55,7 @@ WEFT_INLINE void RunTiles(const SkinnyProduct& p, const Weight* weight,
 }
 
 // Returns a vector whose lanes add up to the dot product of a row of x and a
-// row of the weight, without the elements after the last whole vector.
+// row of the weight. Leaves out the elements after the last whole vector.
 template <typename Weight>
 WEFT_INLINE Vec SumRow(const SkinnyProduct& p, const float* x,
                        const Weight* weight) {
@@ -68,7 +68,7 @@ WEFT_INLINE Vec SumRow(const SkinnyProduct& p, const float* x,
 }
 
 // Multiplies a single row of x with kSkinnyOutputs rows of the weight, one
-// after another. Reading them as one stream is faster than a tile.
+// after another. Reading one weight row at a time is faster than a tile.
 template <typename Weight>
 WEFT_INLINE void RunOneRow(const SkinnyProduct& p, const Weight* weight,
                            int64_t output) {

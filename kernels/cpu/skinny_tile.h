@@ -4,8 +4,8 @@
 // A tile multiplies kSkinnyOutputs weight rows with a few rows of x. The first
 // tile brings the weight rows into the first-level cache, so that they are read
 // from memory once for all rows of x. Each element of y has one vector of sums,
-// to which the inputs are added in order. So its bits do not depend on the tile
-// or on other elements.
+// to which the products of the inputs are added in order. So the element's bits
+// do not depend on the tile or on other elements.
 #ifndef WEFT_KERNELS_CPU_SKINNY_TILE_H_
 #define WEFT_KERNELS_CPU_SKINNY_TILE_H_
 
@@ -33,7 +33,8 @@ WEFT_INLINE float AddRest(const SkinnyProduct& p, const float* x,
   return sum;
 }
 
-// Adds the products of kRows rows of x with kSkinnyOutputs rows of the weight.
+// Adds the products of kRows rows of x with kSkinnyOutputs rows of the weight
+// to `sums`.
 template <typename Weight, int64_t kRows>
 WEFT_INLINE void SumTile(const SkinnyProduct& p, const float* x,
                          const Weight* weight, Fetch& fetch,

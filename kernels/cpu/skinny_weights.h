@@ -22,8 +22,8 @@ WEFT_INLINE Vec LoadWeights(const uint16_t* p) {
   return (Vec)(__builtin_convertvector(half, BitsVec) << 16);
 }
 
-// Returns the integers q of int8_rows.h as floats. Names the instruction,
-// because GCC 12 would convert byte by byte.
+// Returns the integers q of int8_rows.h as floats. With AVX2, names the
+// instruction, because GCC 12 would convert byte by byte.
 WEFT_INLINE Vec LoadWeights(const int8_t* p) {
 #if defined(__AVX2__)
   typedef int8_t Register __attribute__((vector_size(16)));
@@ -56,14 +56,14 @@ WEFT_INLINE float WeightAt(const SkinnyProduct& p, const int8_t* weight,
   return (float)weight[i] * Int8Scale(weight, p.num_inputs, i);
 }
 
-// Memory is prefetched this far ahead of the weights that are read, to hide its
-// latency. Twice the distance is faster in some runs and slower in others.
+// The distance from the weights that are read to the memory that is prefetched.
+// Twice this distance is faster in some runs and slower in others.
 inline constexpr int64_t kAheadBytes = 4096;
 
-// Prefetches the memory [at, end) line by line, in the order of addresses, so
-// that the hardware prefetcher follows. By itself the hardware does not follow
-// four parallel rows (Zen 4, one core: 13 GB/s, where memory gives 30). The
-// lines go to the second-level cache, because x fills the first-level cache.
+// Prefetches the memory [at, end) line by line, in the order of addresses. The
+// hardware alone does not prefetch four rows that are read in parallel (Zen 4,
+// one core: 13 GB/s, where memory gives 30). The lines go to the second-level
+// cache, because x fills the first-level cache.
 struct Fetch {
   static constexpr int64_t kLineBytes = 64;
   const char* at;

@@ -1,5 +1,5 @@
-// The tables of kernels. The source of each instruction set defines its own,
-// and only dispatch.cc uses them.
+// The tables of kernels for dispatch.cc. Each is defined in the source that is
+// compiled for its instruction set.
 #ifndef WEFT_KERNELS_CPU_TABLES_H_
 #define WEFT_KERNELS_CPU_TABLES_H_
 

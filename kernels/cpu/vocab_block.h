@@ -19,7 +19,7 @@ struct BlockSums {
   float weighted;
 };
 
-// Writes the softcapped logits and returns their maximum.
+// Writes the softcapped logits of a block, and returns their maximum.
 float CapBlock(const float* x, int64_t count, float softcap, float* capped) {
   const float inverse = 1.0F / softcap;
   Vec best = Fill(kLowest);
@@ -63,13 +63,15 @@ struct ExpBlock {
   Vec weighted[kUnroll] = {};
 
   // Adds e^d, and for the entropy d e^d, to the sums with index u, where d = (c
-  // - max) * inverse_temperature. Returns e^d times the softcap's derivative.
+  // - max) * inverse_temperature, and c are logits after the softcap. Returns
+  // e^d times the softcap's derivative.
   WEFT_INLINE Vec Add(Vec c, int64_t u) {
     const Vec d = (c - max) * inverse_temperature;
     const Vec e = Exp(d);
     exps[u] += e;
     if constexpr (kEntropy) {
-      // Leaves out logits of -inf, which would add 0 * inf = NaN.
+      // Leaves out terms with e = 0, because d may be -inf, and -inf * 0 is
+      // NaN.
       weighted[u] += e > Vec{} ? d * e : Vec{};
     }
     if constexpr (kSoftcap) {

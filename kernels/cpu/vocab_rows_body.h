@@ -1,12 +1,12 @@
 // Implements vocab_row of kernels.h. Compiled only in table_*.cc.
 //
-// The row is processed in blocks that stay in the L1 cache. Each block first
-// gets its maximum, and then its exponentials against m, the largest logit so
-// far. If the block raises m, the sums of earlier blocks are rescaled. If the
-// softmax is wanted, the exponentials replace the logits. In that case each
-// block keeps its m, and at the end its exponentials are multiplied by one
-// factor, which makes them probabilities. So no exponential is computed twice.
-// Sums are f32 inside a block and f64 between blocks.
+// The row is processed in blocks that stay in the L1 cache. For each block the
+// kernel finds the maximum, and then the exponentials relative to m, the
+// largest logit so far. If the block raises m, the sums of earlier blocks are
+// rescaled. If the softmax is wanted, the exponentials replace the logits, and
+// the kernel keeps the m of each block. At the end it multiplies the block's
+// exponentials by one factor, which makes them probabilities. So it computes no
+// exponential twice. Sums are f32 inside a block and f64 between blocks.
 #ifndef WEFT_KERNELS_CPU_VOCAB_ROWS_BODY_H_
 #define WEFT_KERNELS_CPU_VOCAB_ROWS_BODY_H_
 

@@ -19,7 +19,8 @@ struct RowRange {
 // Consecutive query rows of one sequence or of one node of a prefix tree, and
 // the key rows that at least one of them sees, in the order of positions. The
 // last key and the last query belong to the same token. So query i of n sees
-// the first (num_keys() - n + i + 1) keys, or the last `window` of these.
+// the first (num_keys() - n + i + 1) keys; with a window, only the last
+// `window` of these.
 struct AttentionBlock {
   RowRange queries;
   std::vector<RowRange> keys;
@@ -28,9 +29,9 @@ struct AttentionBlock {
   [[nodiscard]] int64_t num_keys() const;
 };
 
-// Returns the blocks of prefix trees. Each has at most `max_rows` rows of one
-// node, and the keys that they see on the path from the root. The blocks cover
-// all rows in order.
+// Returns the blocks of prefix trees. A block has at most `max_rows` query rows
+// of one node, and the keys that these see on the path from the root. The
+// blocks cover all rows in order.
 [[nodiscard]] std::vector<AttentionBlock> TreeBlocks(
     const std::vector<AttentionNode>& nodes, int64_t window, int64_t max_rows);
 

@@ -17,7 +17,7 @@ namespace weft::ops {
 // object.
 class Bf16Multiplier {
  public:
-  // Computes out = alpha a b, or adds it to out.
+  // Computes out = alpha a b, or adds this product to out if `adds`.
   // Shapes:  a [M, K], b [K, N], out [M, N], f32 on the CPU, K >= 1. a and b
   //          may be transposed views; elements of a row of out are adjacent.
   // Errors:  throws c10::Error if the processor lacks the instructions.
@@ -25,9 +25,9 @@ class Bf16Multiplier {
                 bool adds, double alpha);
 
  private:
-  // The first operand a, times alpha. RoundRows writes its rounded rows to
-  // rounded_, unless a is a transposed view. In that case MultiplyRows packs
-  // and rounds them.
+  // The first operand a, times alpha. If a is not a transposed view, RoundRows
+  // writes its rounded rows to rounded_. Otherwise MultiplyRows rounds and
+  // packs them.
   struct Rows {
     const at::Tensor& a;
     float alpha;
@@ -36,7 +36,7 @@ class Bf16Multiplier {
   };
   [[nodiscard]] Rows RoundRows(const kernels::cpu::Bf16KernelTable& kernels,
                                const at::Tensor& a, float alpha);
-  // Computes the product `all`, whose first operand is the columns of x from
+  // Computes the product `all`. Its first operand is the columns of x from
   // `input` on.
   void MultiplyRows(const kernels::cpu::Bf16KernelTable& kernels, const Rows& x,
                     int64_t input, kernels::cpu::Bf16PanelProduct all);

@@ -21,7 +21,7 @@ using kernels::cpu::kBf16PanelInputs;
 using kernels::cpu::kBf16PanelOutputs;
 
 // Threads share a product in groups of this many rows of one panel. The number
-// is a multiple of the rows of each kernel's tile.
+// is a multiple of the rows of every whole tile of multiply_panel.
 constexpr int64_t kRowGroup = 24;
 
 std::atomic<bool> is_allowed = false;
@@ -56,8 +56,8 @@ class Product {
         num_outputs_(b_KN.size(1)) {}
 
   // Returns the number of groups of rows, added up over all panels. The groups
-  // of a panel are adjacent, so a thread with adjacent groups packs a panel
-  // once.
+  // of a panel are adjacent, so a thread with adjacent groups packs the panel
+  // once for all of them.
   [[nodiscard]] int64_t num_groups() const {
     return GroupsOfPanel() * CeilDiv(num_outputs_, kBf16PanelOutputs);
   }
@@ -111,7 +111,7 @@ class Product {
   }
 
   // Multiplies the block's rows with the packed panel of the inputs from
-  // `input` on, and adds `last`.
+  // `input` on, and adds the terms `last`.
   void MultiplyPanel(const Bf16Block& block, int64_t input, int64_t num_inputs,
                      const Bf16Panel& panel,
                      const kernels::cpu::Bf16Terms& last) const {

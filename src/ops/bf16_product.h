@@ -40,8 +40,8 @@ bool AllowBf16Products(bool allowed);
                                  const at::Tensor& b_KN);
 
 // Returns whether Linear computes the product of these operands in bf16. Takes
-// the weight itself, because a transposed view of it would cost a decode step
-// more than this check.
+// the weight itself, because making its transposed view would take longer than
+// this check.
 [[nodiscard]] bool IsBf16Linear(const at::Tensor& x_MI,
                                 const at::Tensor& weight_OI);
 
@@ -59,12 +59,12 @@ struct Bf16Block {
 };
 
 // Returns terms to add to the block, such as those of an adapter. If only the
-// first rows of the block have these terms, reduces num_rows to them. The terms
-// are valid until the next call.
+// first rows of the block have these terms, reduces the block's num_rows to
+// their number. The terms are valid until the next call.
 using TermsOfBlock = std::function<kernels::cpu::Bf16Terms(Bf16Block&)>;
 // Makes the TermsOfBlock of one thread. Each thread that takes part in a
-// product calls it once. The thread then calls the result for one panel after
-// another, and for the rows of a panel in ascending order.
+// product calls MakeTermsOfBlock once. The thread then calls the TermsOfBlock
+// for one panel after another, and for the rows of a panel in ascending order.
 using MakeTermsOfBlock = std::function<TermsOfBlock()>;
 
 // Computes y = a b, where `rounded` is a as RoundToBf16 returns it, and adds
@@ -74,7 +74,8 @@ using MakeTermsOfBlock = std::function<TermsOfBlock()>;
 // over y. This product is as fast and writes f32.
 // Shapes:  b_KN [K, N] bf16, also a transposed view; y_MN [M, N] f32, whose
 //          rows may be rows of a larger matrix.
-// Errors:  throws c10::Error if the processor lacks the instructions.
+// Errors:  throws c10::Error if the processor lacks the instructions, or if
+//          the width of `rounded` does not fit K.
 // Threads: any.
 void Bf16Product(const at::Tensor& rounded, const at::Tensor& b_KN,
                  const at::Tensor& y_MN,

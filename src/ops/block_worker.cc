@@ -11,11 +11,10 @@
 namespace weft::ops {
 namespace {
 
-// The most keys of a chunk, few enough for its scores to stay in a core's
-// cache.
+// The most keys of a chunk. The chunk's scores stay in a core's cache.
 constexpr int64_t kMaxChunkKeys = 512;
 
-// A tensor [T, heads, C] with unit stride in C.
+// A tensor [T, heads, C] with unit stride in C, or a tensor [T, heads].
 template <typename Real>
 struct HeadRows {
   explicit HeadRows(const at::Tensor& x_TMC)

@@ -2,7 +2,8 @@
 // blocked_attention.cc.
 //
 // Legend: N rows of a block, G query heads of a key head, M = G N rows of a
-// product (head g of query i is row g N + i), S keys of a chunk.
+// product (head g of query i is row g N + i), S keys of a chunk, and the
+// letters of tree_attention.h.
 #ifndef WEFT_SRC_OPS_BLOCK_WORKER_H_
 #define WEFT_SRC_OPS_BLOCK_WORKER_H_
 
@@ -21,7 +22,7 @@
 namespace weft::ops {
 
 // Consecutive key rows of a block. `first` is the number of the block's keys
-// before these.
+// before the chunk.
 struct Chunk {
   RowRange rows;
   int64_t first = 0;
@@ -31,8 +32,8 @@ struct Chunk {
 // to whole vectors.
 [[nodiscard]] int64_t ChunkKeys(const std::vector<AttentionBlock>& blocks);
 
-// Computes blocks of one call, one after another. Threads: each thread has its
-// own object.
+// Computes blocks of one call of BlockedAttention or BlockedAttentionBackward,
+// one after another. Threads: each thread has its own object.
 template <typename Real>
 class BlockWorker {
  public:
@@ -41,10 +42,13 @@ class BlockWorker {
   BlockWorker(const AttentionInputs& inputs, int64_t block_rows,
               int64_t chunk_keys);
 
+  // Writes the output and the log-sum-exp of the block's rows, for the query
+  // heads of `kv_head`.
   void Forward(const AttentionBlock& block, int64_t kv_head,
                AttentionOutput& result);
 
-  // Adds the block's gradients to dk and dv, and writes the block's rows of dq.
+  // Adds the block's gradients to dk and dv, and writes the block's rows of dq,
+  // for the query heads of `kv_head`.
   void Backward(const AttentionBlock& block, int64_t kv_head,
                 const at::Tensor& dout_THC, const AttentionOutput& forward,
                 at::Tensor& dq_THC, const at::Tensor& dk_TKC,
@@ -69,24 +73,25 @@ class BlockWorker {
     }
   }
 
-  // Computes out = alpha a b, or adds it to out, in the dtype of the operands.
+  // Computes out = alpha a b, or adds this product to out if `adds`, in the
+  // dtype of the operands.
   void Multiply(at::Tensor out, const at::Tensor& a, const at::Tensor& b,
                 bool adds, double alpha);
 
-  // Computes a gradient of q, k or v: out = alpha a b, or adds it to out. Uses
-  // bf16 if rounded_ is set. Scores, outputs and gradients of weights never use
-  // bf16: if one key has nearly all weight, the gradient of its score is a
-  // small difference of large products.
+  // Computes a gradient of q, k or v: out = alpha a b, or adds this product to
+  // out if `adds`. Uses bf16 if rounded_ is set. Other products never use bf16,
+  // because the gradient of a score may be a small difference of large
+  // products.
   void MultiplyGradient(const at::Tensor& out, const at::Tensor& a,
                         const at::Tensor& b, bool adds, double alpha);
 
-  // Returns the block's rows of [T, H, C] as [M, C]: a view if G is 1,
-  // otherwise a copy in `scratch_MC`.
+  // Returns the block's rows of x, for the query heads of `kv_head`, as [M, C]:
+  // a view if G is 1, otherwise a copy in `scratch_MC`.
   [[nodiscard]] at::Tensor Gather(const at::Tensor& x_THC,
                                   const AttentionBlock& block, int64_t kv_head,
                                   const at::Tensor& scratch_MC) const;
 
-  // Returns the chunk's rows of [T, K, C] for one key head, as [S, C].
+  // Returns the chunk's rows of x for one key head, a view [S, C].
   [[nodiscard]] static at::Tensor Keys(const at::Tensor& x_TKC,
                                        const Chunk& chunk, int64_t kv_head) {
     return x_TKC.select(1, kv_head)
@@ -114,7 +119,7 @@ class BlockWorker {
   std::vector<typename SoftmaxRow<Real>::State> states_;
   std::vector<Real> lse_, delta_;
   PanelMultiplier panels_;
-  // Set if products are computed in bf16 (bf16_product.h).
+  // Set if MultiplyGradient computes in bf16 (AreBf16ProductsAllowed).
   std::optional<Bf16Multiplier> rounded_;
 };
 

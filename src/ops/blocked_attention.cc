@@ -15,14 +15,16 @@ namespace {
 constexpr int64_t kProductRows = 192;
 constexpr int64_t kMinBlockRows = 16;
 constexpr int64_t kMaxBlockRows = 128;
-// The gradients of keys are sums over blocks. The blocks of a tree are dealt
-// out to lanes with a sum each, so that several threads can add.
+// The gradients of keys and values are sums over blocks. The blocks of a tree
+// are divided into lanes. Each lane has its own sums, so several threads can
+// add.
 constexpr int64_t kMaxLanes = 4;
 constexpr int64_t kBlocksPerLane = 4;
 // The number of multiplications q[c] * k[c] that is worth waking a thread.
 constexpr int64_t kProductsPerThread = 1 << 20;
 
-// Blocks of one lane, which one thread computes in order for one key head.
+// Some blocks, which one thread computes in order for one key head. In the
+// backward pass, they are the blocks of one lane of a tree.
 struct LaneTask {
   std::vector<const AttentionBlock*> blocks;
   int64_t lane = 0;
@@ -30,8 +32,8 @@ struct LaneTask {
   int64_t products = 0;  // Queries times keys.
 };
 
-// Runs every task once, on as many threads as the work is worth. A free thread
-// takes the next task, so long tasks should come first.
+// Calls run(worker, task) once for every task, on as many threads as the work
+// is worth. A free thread takes the next task, so long tasks should come first.
 template <typename Real, typename Run>
 void RunTasks(const std::vector<LaneTask>& tasks, const AttentionInputs& inputs,
               const std::vector<AttentionBlock>& blocks, const Run& run) {
@@ -59,8 +61,8 @@ void RunTasks(const std::vector<LaneTask>& tasks, const AttentionInputs& inputs,
 }
 
 // Returns a task for each lane of each tree and each key head, the longest task
-// first. A tree has a lane for every kBlocksPerLane blocks, and at least one
-// and at most `max_lanes`.
+// first. A tree has one lane per kBlocksPerLane blocks, but at least one and at
+// most `max_lanes`.
 std::vector<LaneTask> DealOut(const std::vector<AttentionBlock>& blocks,
                               int64_t max_lanes, int64_t kv_heads) {
   std::vector<LaneTask> tasks;
@@ -119,7 +121,8 @@ void RunBackward(const at::Tensor& dout_THC, const AttentionInputs& inputs,
       DealOut(blocks, kMaxLanes, inputs.k_TKC.size(1));
   int64_t lanes = 1;
   for (const LaneTask& task : tasks) lanes = std::max(lanes, task.lane + 1);
-  // Lane 0 adds to the gradients themselves. The other lanes have own sums.
+  // Lane 0 adds to the gradients themselves. Each other lane has its own sums,
+  // which are added to the gradients at the end.
   std::vector<at::Tensor> dk = {gradients.dk_TKC.zero_()};
   std::vector<at::Tensor> dv = {gradients.dv_TKC.zero_()};
   while (static_cast<int64_t>(dk.size()) < lanes) {

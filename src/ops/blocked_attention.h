@@ -1,10 +1,10 @@
-// Attention on a CPU by blocks of query rows over exactly the keys that they
-// see. Private to src/ops.
+// Attention on a CPU by blocks of query rows, each with only the keys that at
+// least one of its rows sees. Private to src/ops.
 //
 // LibTorch's kernel for a CPU multiplies with all keys and then hides half of
-// them, and it has no windows, no softcaps and no prefix trees. Here a block
-// takes its keys in chunks, with one running softmax over all chunks. The query
-// heads that share a key head are multiplied with it in one product. The bits
+// them. It has no windows, no softcaps and no prefix trees. Here a block takes
+// its keys in chunks, with one running softmax over all chunks. The query heads
+// that share a key head are multiplied with its keys in one product. The bits
 // of a tree's rows do not depend on other trees or on the number of threads.
 #ifndef WEFT_SRC_OPS_BLOCKED_ATTENTION_H_
 #define WEFT_SRC_OPS_BLOCKED_ATTENTION_H_
@@ -22,12 +22,12 @@ namespace weft::ops {
 // Returns whether the tensor is f32 or f64 on a CPU.
 [[nodiscard]] bool BlockedSupports(const at::Tensor& q_THC);
 
-// Returns how many query rows a block should have, so that its products have an
-// efficient size.
+// Returns how many query rows a block should have at most, so that its products
+// have an efficient size.
 [[nodiscard]] int64_t BlockRows(const AttentionInputs& inputs);
 
-// Writes output and log-sum-exp of all query rows, without sinks; see
-// TreeAttention.
+// Writes the output and the log-sum-exp of all query rows to `result`, which
+// comes from EmptyOutput. The softmax is without sinks.
 void BlockedAttention(const AttentionInputs& inputs,
                       const std::vector<AttentionBlock>& blocks,
                       AttentionOutput& result);
@@ -39,8 +39,8 @@ void BlockedAttentionBackward(const at::Tensor& dout_THC,
                               const std::vector<AttentionBlock>& blocks,
                               AttentionGradients gradients);
 
-// Returns the most bytes that the backward pass takes beside its inputs and
-// outputs. They hold sums of dk and dv [T, K, C]; kv_width is K C.
+// Returns the most bytes of the sums of dk and dv that the backward pass keeps
+// beside its outputs, for `num_rows` rows of `kv_width` = K C elements.
 [[nodiscard]] int64_t BlockedBackwardBytes(int64_t num_rows, int64_t kv_width,
                                            int64_t element_bytes);
 

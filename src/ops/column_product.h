@@ -15,9 +15,9 @@ namespace weft::ops {
 // About this many elements of a weight are widened at a time.
 inline constexpr int64_t kWidenedElements = 16 << 20;
 
-// Returns a b + bias_N in the dtype of a. b has `outputs` columns, and
-// columns(begin, end) returns a range of them in that dtype. Asks for at most
-// `step` columns at a time.
+// Returns a b + bias_N in the dtype of a. An undefined bias adds nothing. b has
+// `outputs` columns, and columns(begin, end) returns a range of b's columns in
+// the dtype of a. Asks for at most `step` columns at a time.
 template <typename Columns>
 at::Tensor MatMulByColumns(const at::Tensor& a_MK, int64_t outputs,
                            int64_t step, const at::Tensor& bias_N,

@@ -27,8 +27,8 @@ namespace weft::ops {
   return (a + b - 1) / b;
 }
 
-// Returns the fewest rows per thread for at::parallel_for that are worth waking
-// a thread.
+// Returns the fewest rows that are worth waking a thread: the grain for
+// at::parallel_for and ParallelFor.
 [[nodiscard]] inline int64_t RowGrain(int64_t elements_per_row) {
   constexpr int64_t kElementsPerTask = 16384;
   return std::max<int64_t>(

@@ -21,8 +21,8 @@ void CheckSameType(const at::Tensor& a, const at::Tensor& b);
 [[nodiscard]] kernels::cuda::HeadRows RowsOfHeads(const at::Tensor& x_TMC);
 
 // The kernels' arguments for PrepareHeads and its backward pass. `rows` and
-// `norms` point to the tensors here, which may be copies. `slots` is empty if
-// head_slots.slots_T is undefined.
+// `norms` have pointers to `positions`, `q_C` and `k_C`, which may be copies.
+// `slots` is empty if head_slots.slots_T is undefined.
 struct HeadArguments {
   HeadArguments(const Heads& heads, const at::Tensor& positions_T,
                 const RotaryTable& table, const HeadNorms& head_norms,

@@ -1,12 +1,12 @@
 // Decides which tensors the kernels of kernels/cuda take, and calls the
 // kernels. In a build without CUDA, kHasCudaKernels is false, and the functions
-// declared here are neither defined nor called:
+// of namespace cuda are neither defined nor called:
 //
 //   if constexpr (kHasCudaKernels) {
 //     if (HasCudaKernel(x)) return cuda::RmsNorm(x, weight, eps, y);
 //   }
-// Shapes, aliasing and meaning are those of the ops that call the functions.
-// The ops check the arguments (check_argument.h), and the functions pass raw
+// A function without a comment does what the op of its name does on CUDA. The
+// callers check the arguments (check_argument.h), and the functions pass raw
 // pointers to a kernel. The functions throw c10::Error, also if a launch fails.
 // A function that waits for the device says so in its comment.
 #ifndef WEFT_SRC_OPS_CUDA_DISPATCH_H_
@@ -46,8 +46,8 @@ namespace cuda {
 [[nodiscard]] CUstream_st* CurrentStream();
 // Waits until the device has done all work on CurrentStream().
 void WaitForStream();
-// Copies the first tensor of each pair, on the device, to the second one, in
-// pinned host memory. The two are contiguous and have equal size and dtype.
+// Copies the first tensor of each pair, on the device, to the second tensor, in
+// pinned host memory. Both are contiguous and have equal sizes and dtypes.
 // Waits for the copies.
 void CopyToHost(const std::vector<std::pair<at::Tensor, at::Tensor>>& copies);
 
@@ -67,10 +67,11 @@ void GatedProduct(Activation activation, const at::Tensor& gate_up_T2F,
                   at::Tensor& out_TF);
 void GatedProductBackward(Activation activation, const at::Tensor& dout_TF,
                           at::Tensor& gate_up_T2F);
-// out_NHC and lse_NH are contiguous.
+// Computes MergeByLse of tree_attention_parts.h. out_NHC and lse_NH are
+// contiguous.
 void MergeByLse(const at::Tensor& part_NHC, const at::Tensor& part_lse_NH,
                 at::Tensor& out_NHC, at::Tensor& lse_NH);
-// logits_RV is f32.
+// Computes ops::VocabRows for f32 logits.
 void VocabRows(at::Tensor& logits_RV, const VocabRowsInput& input,
                bool softmax_in_place, at::Tensor& logprobs_E,
                at::Tensor& entropy_R);
@@ -93,7 +94,7 @@ void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
                     const at::Tensor& page_table_BL,
                     const at::Tensor& lengths_B, const AttentionRule& rule,
                     const at::Tensor& sinks_H, at::Tensor& out_BHC);
-// All tensors are [N] f32.
+// Makes one AdamW update (KernelTable::adamw). All tensors are [N] f32.
 void AdamW(const kernels::cpu::AdamWScalars& scalars,
            const at::Tensor& weights_N, const at::Tensor& gradient_N,
            at::Tensor& moment1_N, at::Tensor& moment2_N,

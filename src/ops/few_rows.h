@@ -1,5 +1,5 @@
-// Kernels of ops on raw memory, for callers that share few rows among threads
-// themselves. So these callers make no tensor for each thread's part.
+// Kernels of ops on raw memory, for callers that divide a product of few rows
+// among threads. These callers need no tensor for each thread's part.
 #ifndef WEFT_SRC_OPS_FEW_ROWS_H_
 #define WEFT_SRC_OPS_FEW_ROWS_H_
 
@@ -12,10 +12,10 @@
 
 namespace weft::ops {
 
-// Computes x W^T for few rows, where W is the rows of a weight from `first_row`
-// on. Output o of the item is row first_row + o of the weight.
+// Computes the item, a product of few rows, with the rows of `weight` from
+// `first_row` on: output o of the item is row first_row + o of the weight.
 // Shapes:  `weight` [O, I] of f32, bf16 or 8 bits, or its transposed view.
-//          item.weight_stride is the distance between its rows.
+//          item.weight_stride is the distance between the weight's rows.
 // Errors:  throws c10::Error if the weight is of another dtype.
 // Threads: any. Concurrent calls write distinct outputs.
 void RunSkinny(const kernels::cpu::SkinnyProduct& item,

@@ -26,9 +26,9 @@ void CheckArguments(const at::Tensor& gate_up_T2F, const char* name,
                 {gate_up_T2F.size(0), gate_up_T2F.size(1) / 2});
 }
 
-// A function's value and its derivative. An activation is x sigmoid(z(x)). SiLU
-// has z = x. GELU's tanh form has z = 2 sqrt(2 / pi) (x + 0.044715 x^3). The
-// clamped SiLU has z = 1.702 x with x = min(gate, 7).
+// The value and the derivative of a function. An activation is x sigmoid(z(x)).
+// SiLU has z = x. GELU's tanh form has z = 2 sqrt(2 / pi) (x + 0.044715 x^3).
+// The clamped SiLU has z = 1.702 x with x = min(gate, 7).
 struct Gate {
   at::Tensor value;
   at::Tensor slope;

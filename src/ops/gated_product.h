@@ -14,11 +14,13 @@ namespace weft::ops {
 // Shapes:  gate_up_T2F [T, 2F] contiguous, gate in columns [0, F);
 //          out_TF [T, F] contiguous, of the same dtype and device.
 // Errors:  throws c10::Error, which names the argument.
-// Threads: on a CPU any.   Source: Shazeer 2020 (SwiGLU, GEGLU).
+// Threads: any for CPU tensors, else the engine thread.
+// Source:  Shazeer 2020 (SwiGLU, GEGLU).
 void GatedProduct(Activation activation, const at::Tensor& gate_up_T2F,
                   at::Tensor& out_TF);
 
 // Overwrites gate_up_T2F by its gradient: dgate in columns [0, F), then dup.
+// dout_TF is the gradient of the product, contiguous.
 void GatedProductBackward(Activation activation, const at::Tensor& dout_TF,
                           at::Tensor& gate_up_T2F);
 

@@ -1,7 +1,7 @@
 // Copies between the host and the device. A copy of ordinary host memory waits
-// for all queued work of the stream, and the device then idles until the host
-// queues the next kernel. So ToDevice copies pinned memory, and only ToHost
-// waits.
+// for all queued work of the stream. The device then idles until the host
+// queues the next kernel. So ToDevice copies through pinned memory without
+// waiting, and only ToHost waits.
 #ifndef WEFT_SRC_OPS_HOST_COPY_H_
 #define WEFT_SRC_OPS_HOST_COPY_H_
 
@@ -21,12 +21,12 @@ namespace weft::ops {
 // Errors:  throws c10::Error.   Threads: engine thread only.
 [[nodiscard]] at::Tensor ToDevice(const at::Tensor& host, at::Device device);
 
-// Copies bytes to a tensor [N] of bytes on the device, also without a wait.
+// Copies N bytes to a tensor [N] of bytes on the device, also without a wait.
 [[nodiscard]] at::Tensor ToDevice(std::span<const std::byte> bytes,
                                   at::Device device);
 
-// Copies numbers to a tensor [N] on the device, in the dtype of T or in
-// `dtype`.
+// Copies N numbers to a tensor [N] of `dtype` on the device, also without a
+// wait.
 template <typename T>
 [[nodiscard]] at::Tensor ToDevice(
     const std::vector<T>& values, at::Device device,
@@ -35,9 +35,9 @@ template <typename T>
 }
 
 // Replaces these tensors by contiguous copies on the host. Leaves host tensors
-// and undefined ones unchanged. If there is anything to copy, waits once for
-// the stream.
-// Errors:  throws c10::Error, also for an operation that was queued before.
+// and undefined tensors unchanged. If any tensor is on the device, waits once
+// for the stream.
+// Errors:  throws c10::Error, also if work that was queued before has failed.
 // Threads: engine thread only.
 void ToHost(std::initializer_list<at::Tensor*> tensors);
 

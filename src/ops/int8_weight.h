@@ -2,9 +2,8 @@
 //
 // The weight is an int8 tensor [O, Int8RowBytes(I)]. Its rows have the format
 // of kernels/cpu/int8_rows.h: the integers, then the scales of groups of 64
-// inputs. So narrow() and index_select() of rows work as for any weight. MatMul
-// and the functions below know the format. Other ops refuse the tensor, because
-// they expect another dtype and a width of I.
+// inputs. So narrow() and index_select() of rows work as for any weight. The
+// functions of matmul.h, RunSkinny and the functions below know the format.
 #ifndef WEFT_SRC_OPS_INT8_WEIGHT_H_
 #define WEFT_SRC_OPS_INT8_WEIGHT_H_
 
@@ -28,13 +27,13 @@ using kernels::cpu::Int8RowBytes;
 // device, and returns nullopt. If a row has an infinite value or NaN, instead
 // returns the first such row, and leaves the content of `stored` undefined.
 // Shapes:  rows_OI [O, I] of any floating-point dtype, on the CPU.
-// Errors:  throws c10::Error if the shapes do not fit.
+// Errors:  throws c10::Error if `stored` has another shape or dtype.
 // Threads: any.
 [[nodiscard]] std::optional<int64_t> QuantizeRows(const at::Tensor& rows_OI,
                                                   const at::Tensor& stored);
 
-// Returns a weight, in 8 bits or not, as numbers [O, I] in `dtype`. From 8 bits
-// the numbers are exact in f32 and f64, and rounded once in bf16.
+// Returns a weight, in 8 bits or not, as numbers [O, I] in `dtype`. The numbers
+// of a weight in 8 bits are exact in f32 and f64, and rounded once in bf16.
 [[nodiscard]] at::Tensor Widened(const at::Tensor& weight,
                                  at::ScalarType dtype);
 

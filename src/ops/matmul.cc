@@ -20,8 +20,8 @@
 namespace weft::ops {
 namespace {
 
-// Up to this many skinny products, which each read a weight of bf16 or 8 bits
-// once, cost less than widening the weight for one product.
+// A skinny product of up to kSkinnyRows rows reads a weight of bf16 or 8 bits
+// once. Up to this many such products cost less than widening the weight.
 constexpr int64_t kMaxNarrowPasses = 4;
 
 // The only operator through which LibTorch exposes oneDNN's dense product. It
@@ -61,8 +61,9 @@ bool PrefersOneDnn(const at::Tensor& a_MK) {
   return has_one_dnn && HasCpuKernel(a_MK) && a_MK.numel() > 0;
 }
 
-// Returns whether a has few enough rows for a skinny product with this weight,
-// which is [O, I] or its transposed view.
+// Returns whether skinny products take a and this weight [O, I] or its
+// transposed view: a is f32 on a CPU, contiguous, not empty and has few rows,
+// and the weight is f32, bf16 or in 8 bits.
 bool HasSkinnyRows(const at::Tensor& a_MK, const at::Tensor& weight) {
   const bool is_narrow =
       weight.scalar_type() == at::kBFloat16 || IsInt8(weight);
@@ -115,7 +116,8 @@ at::Tensor SkinnyMatMul(const at::Tensor& a_MK, const at::Tensor& weight,
   return y_MN;
 }
 
-// Returns whether both are f32, b is stored row by row, and a has few rows.
+// Returns whether row_product computes the product: both operands are f32 on a
+// CPU and not empty, b is stored row by row, and a has few rows.
 bool IsRowProduct(const at::Tensor& a_MK, const at::Tensor& b_KN) {
   return b_KN.stride(1) == 1 && HasCpuKernel(a_MK) && a_MK.numel() > 0 &&
          b_KN.numel() > 0 && a_MK.size(0) <= kernels::cpu::kSkinnyRows &&
@@ -190,8 +192,8 @@ at::Tensor MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN) {
 
 at::Tensor Linear(const at::Tensor& x_MI, const at::Tensor& weight_OI,
                   const at::Tensor& bias_O, RowCount row_count) {
-  // Does not make the transposed view of the weight, which would cost a decode
-  // step more than its few rows do.
+  // For few rows, does not make the transposed view of the weight, because that
+  // would take a noticeable part of a decode step.
   if (x_MI.size(0) <= kernels::cpu::kSkinnyRows && weight_OI.size(1) > 1 &&
       weight_OI.stride(1) == 1 && HasSkinnyRows(x_MI, weight_OI)) {
     return SkinnyMatMul(x_MI, weight_OI, weight_OI.size(0), weight_OI.stride(0),

@@ -14,8 +14,8 @@ enum class RowCount { kRecurs, kVaries };
 // Returns a b. On a CPU, b may be bf16 while a is f32, so that weights may be
 // stored in bf16. MatMul computes this product in f32, or in bf16 with f32 sums
 // if IsBf16Product(a, b). b may also be a weight of 8 bits (int8_weight.h) or
-// its transposed view. The product is then the one with the numbers [O, I] or
-// [I, O] of the weight, widened to the dtype of a.
+// its transposed view. In that case MatMul multiplies with the weight's
+// numbers, widened to the dtype of a.
 //
 // If a is contiguous, f32, on a CPU and has few rows, a kernel of kernels/cpu
 // computes the product, and a row of the result has the same bits in every
@@ -24,13 +24,13 @@ enum class RowCount { kRecurs, kVaries };
 // is a transposed view of a weight of bf16 or 8 bits. Such a view is read once
 // for every 32 rows.
 //
-// With more rows, MatMul first widens a bf16 or 8-bit b, one part at a time.
-// In f32 on an AMD processor, oneDNN then computes the product, because MKL,
-// LibTorch's default, takes an older code path there (Zen 4, two cores, sizes
-// of training: 220 GFLOP/s with oneDNN, 190 with MKL). oneDNN keeps compiled
-// code for each shape, and server/main.cc bounds the number of shapes. With
-// kVaries, PanelMatMul computes f32 products on any CPU instead. Products with
-// a LoRA rank also have many shapes, and src/lora computes them.
+// With more rows, and if the product is not in bf16, MatMul first widens a bf16
+// or 8-bit b, one part at a time. In f32 on an AMD processor, oneDNN then
+// computes the product if LibTorch has it, because MKL, LibTorch's default,
+// takes an older code path there (Zen 4, two cores, sizes of training: 220
+// GFLOP/s with oneDNN, 190 with MKL). oneDNN keeps compiled code for each
+// shape, and server/main.cc bounds the number of shapes. With kVaries,
+// PanelMatMul computes f32 products on any CPU instead.
 // Shapes:  a_MK [M, K], whose rows may be rows of a larger matrix; b_KN [K, N],
 //          also a transposed view; of the same dtype, except as above. Returns
 //          [M, N] in the dtype of a.
@@ -38,7 +38,7 @@ enum class RowCount { kRecurs, kVaries };
 // Threads: any.
 [[nodiscard]] at::Tensor MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN);
 
-// Returns a b + bias_N. An undefined bias adds nothing.
+// Returns a b + bias_N, for operands as above. An undefined bias adds nothing.
 [[nodiscard]] at::Tensor MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
                                 const at::Tensor& bias_N,
                                 RowCount row_count = RowCount::kRecurs);
@@ -50,7 +50,7 @@ enum class RowCount { kRecurs, kVaries };
                                 const at::Tensor& bias_O = {},
                                 RowCount row_count = RowCount::kRecurs);
 
-// Computes y = a b, where y [M, N] may consist of rows of a larger matrix.
+// Computes y = MatMul(a, b), where y [M, N] may be rows of a larger matrix.
 void MatMulInto(const at::Tensor& a_MK, const at::Tensor& b_KN,
                 at::Tensor y_MN);
 

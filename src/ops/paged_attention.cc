@@ -57,8 +57,8 @@ void PagedAttentionReference(const at::Tensor& q_BHC,
     at::Tensor rows = all_pages.index_select(0, table)
                           .view({batch, pages * page_tokens, kv_heads, 1, C})
                           .to(compute);
-    // Unwritten slots may hold NaN, and a weight of 0 times NaN is NaN. So the
-    // rows of hidden tokens are cleared.
+    // Clears the rows of hidden tokens, because unwritten slots may hold NaN,
+    // and a weight of 0 times NaN is NaN.
     rows =
         rows.masked_fill(mask_BT.logical_not().view({batch, -1, 1, 1, 1}), 0);
     return rows.permute({0, 2, 3, 1, 4});  // [B, K, 1, T, C]
@@ -107,8 +107,8 @@ void CheckArguments(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
 }
 
 // Returns the numbers of the rows with a slot >= 0, or an undefined tensor if
-// that is all rows. Does not read slots on a CUDA device, because that would
-// wait. Such slots are never negative here: batches with padding go to the
+// all rows have one. Does not read slots on a CUDA device, because that would
+// wait, but assumes that none is negative: batches with padding go to the
 // kernel of PrepareHeads (ops/rotary.h), which skips the padding.
 at::Tensor RowsWithSlots(const at::Tensor& slots_T) {
   if (!slots_T.is_cpu()) return {};
@@ -121,8 +121,8 @@ at::Tensor RowsWithSlots(const at::Tensor& slots_T) {
   return ToDevice(rows, slots_T.device());
 }
 
-// Copies each row to its slot. LibTorch's indexed copy takes longer to set up
-// than the few rows of a decode step take to copy.
+// Copies each row with a slot >= 0 to its slot. LibTorch's indexed copy needs
+// more time for its setup than for the few rows of a decode step.
 void WriteRowsCpu(const at::Tensor& x_TKC, const at::Tensor& slots_T,
                   const at::Tensor& pages_PSKC) {
   const int64_t heads = x_TKC.size(1), features = x_TKC.size(2);

@@ -12,8 +12,8 @@ namespace weft::ops {
 
 // Writes row t of k and v to slot slots[t], which is row slots[t] % S of page
 // slots[t] / S. Slots >= 0 are distinct. On a CPU, skips a token whose slot is
-// negative. ops::PrepareHeads calls this function, except on CUDA where its own
-// kernel writes the pages.
+// negative; on CUDA, no slot may be negative. PrepareHeads (rotary.h) calls
+// this function if no CUDA kernel writes the pages.
 // Shapes:  k_TKC, v_TKC [T, K, C], unit stride in C; slots_T [T] i64
 //          contiguous, on the device; k_pages, v_pages [P, S, K, C] contiguous.
 // Threads: engine thread only.

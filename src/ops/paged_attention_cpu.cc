@@ -15,11 +15,12 @@
 namespace weft::ops {
 namespace {
 
-// The tokens of a sequence are cut into parts, which are computed apart and
-// merged in order. The number of parts depends only on the number of tokens.
-// So a sequence has the same bits in every batch and with any number of
-// threads. If there are P > 1 parts, each has at least 16 P tokens. So longer
-// contexts feed more threads, and merging stays a small part of the work.
+// The tokens of a sequence are cut into parts. The parts are computed in
+// parallel and merged in order. Their number depends only on the number of
+// visible tokens, so a sequence has the same bits in every batch and with any
+// number of threads. If there are P > 1 parts, each has at least 16 P tokens.
+// So longer contexts use more threads, and merging stays a small part of the
+// work.
 constexpr int64_t kMaxParts = 16;
 constexpr int64_t kPartTokens = 16;
 
@@ -54,17 +55,18 @@ struct Piece {
 };
 
 // Returns the number of key/value heads of a piece. A piece with all heads is
-// best, because their keys and values are adjacent in memory. If threads would
-// then be idle, pieces get fewer heads.
+// best, because the keys and values of all heads are adjacent in memory. If
+// threads would be idle with such pieces, pieces get fewer heads.
 int64_t HeadsOfPiece(int64_t num_parts, int64_t num_heads) {
   const int64_t threads = at::get_num_threads();
-  // Returns how many heads the busiest thread computes, if a piece has `heads`.
+  // Returns the work of the busiest thread if a piece has `heads` heads. The
+  // unit is one head of one part.
   const auto cost = [&](int64_t heads) {
     return CeilDiv(num_parts * CeilDiv(num_heads, heads), threads) * heads;
   };
   int64_t best = num_heads;
   for (int64_t heads = num_heads; heads > 0; --heads) {
-    // Stops if the busiest thread has at most 9 / 8 of an equal share.
+    // Stops if the busiest thread has at most 9 / 8 of the average work.
     if (8 * cost(best) * threads <= 9 * num_parts * num_heads) break;
     if (cost(heads) < cost(best)) best = heads;
   }
@@ -192,9 +194,9 @@ class Launch {
     }
     if (sinks_ == nullptr) return;
     for (int64_t h = 0; h < heads_; ++h) {
-      // `share` is what the sink leaves of the softmax to the keys. AddSinks
-      // would compute it in vectors over the whole batch. The elements after
-      // the last whole vector would have other bits.
+      // `share` is the part of the softmax that the sink leaves to the keys.
+      // AddSinks would compute it in vectors over the whole batch, so its bits
+      // would depend on the sequence's place in the batch.
       const float share = 1 / (1 + std::exp(sinks_[h] - lse_H[h]));
       float* const out_C = out + h * features_;
       for (int64_t c = 0; c < features_; ++c) out_C[c] *= share;

@@ -15,6 +15,7 @@ namespace weft::ops {
 // about as fast as MKL, and 5 % slower than oneDNN, which first compiles code
 // for each shape (Zen 4, from 128 rows on). The bits of a row do not depend on
 // other rows or on the number of threads.
+// REQUIRES: TakesPanels(a_MK, b_KN).
 // Shapes:  a_MK [M, K], whose rows may be rows of a larger matrix; b_KN [K, N],
 //          also a transposed view. Returns [M, N].
 // Errors:  throws c10::Error.

@@ -1,6 +1,6 @@
 // Small products of f32 matrices by panels (kernels/cpu/panel_product.h), for
-// one thread. LibTorch's product takes MKL's older code path on an AMD
-// processor (Zen 5: with it, attention takes 1.9 times as long). Private to
+// one thread. LibTorch's products take an older code path of MKL on AMD
+// processors (Zen 5: attention with them takes 1.9 times as long). Private to
 // src/ops.
 #ifndef WEFT_SRC_OPS_PANEL_MULTIPLIER_H_
 #define WEFT_SRC_OPS_PANEL_MULTIPLIER_H_
@@ -17,7 +17,7 @@ namespace weft::ops {
 // object.
 class PanelMultiplier {
  public:
-  // Computes out = alpha a b, or adds it to out.
+  // Computes out = alpha a b, or adds this product to out if `adds`.
   // Shapes:  a [M, K], b [K, N], out [M, N], f32 on the CPU, K >= 1. a may
   //          have any strides, one of b's is 1, and elements of a row of out
   //          are adjacent.

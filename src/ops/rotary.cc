@@ -166,7 +166,8 @@ void Rotate(const at::Tensor& heads_TMC, const at::Tensor& positions_T,
               });
 }
 
-// Returns whether the CUDA kernel takes the heads. It needs unit stride in C.
+// Returns whether the CUDA kernel takes the heads: f32 or bf16 on CUDA, with
+// unit stride in C.
 bool TakesKernel(const Heads& heads) {
   return HasCudaKernel(heads.q_TQC) && heads.q_TQC.stride(2) == 1 &&
          heads.k_TKC.stride(2) == 1;

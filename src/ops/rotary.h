@@ -4,7 +4,7 @@
 // feature c of a head with c + C/2.
 //
 // Legend: T packed tokens, M heads, Q query heads, K key heads, C head
-// features, P positions.
+// features, P positions (of a table) or pages, S tokens per page.
 #ifndef WEFT_SRC_OPS_ROTARY_H_
 #define WEFT_SRC_OPS_ROTARY_H_
 
@@ -20,7 +20,7 @@ struct RotaryTable {
   at::Tensor sin_PC;
 };
 
-// Returns the table of angles position * inverse_frequency[c]. Shapes:
+// Returns the table of the angles position * inverse_frequencies[c]. Shapes:
 // inverse_frequencies [C/2], with any scaling (such as llama3's) applied.
 [[nodiscard]] RotaryTable MakeRotaryTable(
     const std::vector<double>& inverse_frequencies, int64_t num_positions,
@@ -47,12 +47,12 @@ struct HeadNorms {
 // slots_T is undefined, no token is written.
 struct KvSlots {
   at::Tensor slots_T;       // [T] i64. Slots >= 0 are distinct.
-  at::Tensor k_pages_PSKC;  // Contiguous, S tokens per page.
+  at::Tensor k_pages_PSKC;  // Contiguous.
   at::Tensor v_pages_PSKC;
 };
 
 // Norms and rotates the heads of q and k in place, then writes k and v to the
-// pages. On CUDA this takes one kernel launch.
+// pages. On CUDA, f32 and bf16 heads take one kernel launch.
 // Shapes:  positions_T [T] i32 on the heads' device, each less than P.
 // Errors:  throws c10::Error.
 // Threads: engine thread only.
@@ -62,8 +62,8 @@ void PrepareHeads(const Heads& heads, const at::Tensor& positions_T,
 
 // Takes `gradients`, the gradients of the heads after PrepareHeads, and writes
 // the gradients of the heads before PrepareHeads to `into`, which may be
-// `gradients`. On CUDA this takes one kernel launch. `raw` holds q and k before
-// PrepareHeads, and is read only if there are norms.
+// `gradients`. `raw` holds q and k before PrepareHeads, and is read only if
+// there are norms. On CUDA, f32 and bf16 heads take one kernel launch.
 void PrepareHeadsBackward(const Heads& gradients, const at::Tensor& positions_T,
                           const RotaryTable& table, const HeadNorms& norms,
                           const Heads& raw, const Heads& into);

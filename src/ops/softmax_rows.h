@@ -1,5 +1,5 @@
-// The softmax of one query over chunks of keys: for f32 by the CPU kernel, for
-// f64 by plain loops. Private to src/ops.
+// The softmax of one query over chunks of keys: by the CPU kernels for f32, and
+// by plain loops for f64. Private to src/ops.
 #ifndef WEFT_SRC_OPS_SOFTMAX_ROWS_H_
 #define WEFT_SRC_OPS_SOFTMAX_ROWS_H_
 

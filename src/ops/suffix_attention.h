@@ -25,11 +25,12 @@ struct SuffixRows {
 };
 
 // Returns the attention of all query rows, [T, H, C] in the dtype of q. Query i
-// of a sequence sees the sequence's keys 0 to k_size - q_size + i, or the last
-// `window` of these. `sequences` cover the query rows and the key rows in
-// order. ops::TreeAttention says what sinks are.
-// Shapes:  q_THC [T, H, C], unit stride in C; k_SKC, v_SKC [S, K, C].
-// Units:   the same memory as ops::TreeAttention.
+// of a sequence sees the sequence's keys 0 to k_size - q_size + i; with a
+// window, only the last `window` of these. `sequences` cover the query rows and
+// the key rows in order. A sink is one more logit in the softmax of its head,
+// without a value.
+// Shapes:  q_THC [T, H, C]; k_SKC, v_SKC [S, K, C]; unit stride in C; sinks_H
+//          as for TreeAttention.
 // Errors:  throws c10::Error.
 // Threads: engine thread only.
 [[nodiscard]] at::Tensor SuffixAttention(

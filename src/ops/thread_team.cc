@@ -17,17 +17,17 @@ namespace {
 
 using Body = c10::function_ref<void(int64_t, int64_t)>;
 
-// Returns how often a thread that waits looks before it sleeps. 10,000 looks
-// take about 0.2 ms, longer than the work between two loops of a step. If there
-// are more threads than processors, a thread that looks takes time from one
-// that works.
+// Returns how often a waiting thread polls before it sleeps. 10,000 polls take
+// about 0.2 ms, which is longer than the work between two loops of a step. If
+// there are more threads than processors, polling takes time from the threads
+// that work.
 int MaxLooks(int threads) {
   const auto processors = static_cast<int>(std::thread::hardware_concurrency());
   return threads > processors ? 100 : 10000;
 }
 
-// A thread prefetches at most this much of its rows. A second-level cache holds
-// it beside the rows that the thread reads.
+// A thread prefetches at most this much of its rows of the next weight, so that
+// they fit its second-level cache beside the rows that it reads.
 constexpr int64_t kPrefetchBytes = int64_t{256} << 10;
 constexpr int64_t kLineBytes = 64;
 
@@ -38,8 +38,8 @@ void Pause() {
 #endif
 }
 
-// Returns the iterations of each part of [0, count). at::parallel_for computes
-// the same.
+// Returns the number of iterations of a part of [0, count); the last part may
+// have fewer. at::parallel_for cuts a range in the same way.
 int64_t PartSize(int64_t count, int64_t grain, int64_t threads) {
   const int64_t parts =
       std::min(threads, CeilDiv(count, std::max<int64_t>(1, grain)));
@@ -49,7 +49,8 @@ int64_t PartSize(int64_t count, int64_t grain, int64_t threads) {
 // Prefetches a range of memory into the second-level cache, line by line.
 class Prefetcher {
  public:
-  // Aims at a thread's part of `rows`. Goes on if it is the same as before.
+  // Makes Step prefetch a thread's part of `rows` from its begin on. Does
+  // nothing if the last call was for the same rows.
   void Aim(const SharedRows& rows, int64_t thread, int64_t threads) {
     if (rows.data == aim_) return;
     aim_ = rows.data;
@@ -73,7 +74,8 @@ class Prefetcher {
   const char* end_ = nullptr;
 };
 
-// Waits until `ready(value)` of an atomic number, and prefetches meanwhile.
+// Waits until `ready` returns true for the value of `number`. Meanwhile
+// prefetches.
 template <typename Ready>
 void Await(const std::atomic<uint32_t>& number, Prefetcher& prefetcher,
            int max_looks, const Ready& ready) {
@@ -109,7 +111,9 @@ class AtExit {
 class Team;
 thread_local Team* current_team = nullptr;
 
-// Thread 0 runs the step and gives out loops. The other threads serve.
+// The team of one call of WithThreadTeam. Thread 0 runs the step (Lead). For
+// each loop of the step it publishes loop_ by raising number_. The other
+// threads wait for that, and then run their parts of the loop (Serve).
 class Team {
  public:
   Team(const std::vector<SharedRows>& order, int capacity)
@@ -117,8 +121,8 @@ class Team {
         order_(order),
         done_(std::make_unique<Done[]>(capacity)) {}
 
-  // Runs `step` on thread 0, in a team of `threads` threads. Lets the other
-  // threads go afterwards.
+  // Runs `step` on thread 0, in a team of `threads` threads. Afterwards makes
+  // Serve return on the other threads.
   void Lead(int64_t threads, c10::function_ref<void()> step) {
     threads_ = threads;
     const AtExit dismiss([this] {
@@ -130,11 +134,11 @@ class Team {
     step();
   }
 
-  // Runs this thread's part of each loop until Lead ends.
+  // Runs the part of `thread` of each loop, until the step has ended.
   void Serve(int64_t thread) {
     std::atomic<uint32_t>& done = done_[thread].number;
-    // An exception of a loop goes to at::parallel_for. The other threads must
-    // not wait for this one from then on.
+    // If a loop throws, the exception leaves Serve. From then on thread 0 must
+    // not wait for this thread.
     const AtExit leave([&done] { Publish(done, kLeft); });
     Prefetcher prefetcher;
     for (uint32_t number = 1;; ++number) {
@@ -147,14 +151,15 @@ class Team {
     }
   }
 
-  // Runs a loop on all threads. Called by thread 0.
+  // Runs a loop on all threads of the team. Threads: thread 0.
   void Run(int64_t count, int64_t part_size, const Body& body) {
     loop_ = {
         .body = &body, .count = count, .part_size = part_size, .next = next_};
     Publish(number_, ++num_loops_);
     prefetcher_.Aim(next_, /*thread=*/0, threads_);
-    // `body` must live until no thread runs it, even if a part throws. A loop
-    // within a loop has no team.
+    // Even if thread 0's part throws, waits for the other threads, which use
+    // `body`. During the loop current_team is null, because loops within `body`
+    // have no team.
     const AtExit join([this] {
       current_team = this;
       Join();
@@ -163,11 +168,11 @@ class Team {
     RunPart(/*thread=*/0);
   }
 
-  // Finds the weight that follows `rows`. Products of adapters are not in the
-  // order, and change nothing.
+  // If `rows` are the next weight of order_, sets next_ to the weight after it.
+  // Otherwise does nothing: weights of adapters are not in order_.
   void Follow(const SharedRows& rows) {
     if (order_.empty() || order_[position_].data != rows.data) return;
-    // The next step begins with the first weight again.
+    // After the last weight, the next step reads the first one.
     position_ = (position_ + 1) % order_.size();
     next_ = order_[position_];
   }
@@ -181,10 +186,10 @@ class Team {
     const Body* body = nullptr;  // Null when the step has ended.
     int64_t count = 0;
     int64_t part_size = 0;
-    SharedRows next;
+    SharedRows next;  // The weight to prefetch after the loop.
   };
-  // The number of the latest loop that a thread has ended. Each is in a cache
-  // line of its own, because its thread writes it while others are read.
+  // The number of the latest loop whose part a thread has run, or kLeft. Each
+  // Done has a cache line to itself, because different threads write them.
   struct alignas(kLineBytes) Done {
     std::atomic<uint32_t> number = 0;
   };
@@ -204,8 +209,8 @@ class Team {
 
   const int max_looks_;
 
-  // Thread 0 writes these before it publishes number_, and the others read them
-  // afterwards.
+  // Thread 0 writes loop_ and threads_ before it raises number_, the number of
+  // the latest loop. The other threads read them afterwards.
   Loop loop_;
   int64_t threads_ = 1;
   alignas(kLineBytes) std::atomic<uint32_t> number_ = 0;
@@ -261,7 +266,8 @@ void WithThreadTeam(const std::vector<SharedRows>& order,
   Team team(order, capacity);
   at::parallel_for(0, capacity, 1, [&](int64_t begin, int64_t end) {
     if (begin == 0) {
-      // There are fewer threads than asked for if `end` is more than 1.
+      // at::parallel_for may have fewer threads than `capacity`. In that case
+      // it makes CeilDiv(capacity, end) parts of `end` > 1 iterations.
       team.Lead(CeilDiv(capacity, end), step);
     } else {
       team.Serve(at::get_thread_num());

@@ -4,13 +4,14 @@
 // head features.
 //
 // A node is a run of rows. Its rows attend to the node itself causally, and to
-// every ancestor in full. An ordinary sequence is a tree of one node. A root
-// begins at position 0, and a child begins where its parent ends.
+// every ancestor in full, except for keys that a window hides. An ordinary
+// sequence is a tree of one node. A root begins at position 0, and a child
+// begins at the position where its parent ends.
 //
 // On a CPU, a block of rows reads the keys on its path (blocked_attention.h).
-// On CUDA, the flash kernels compute parts: consecutive query rows over
-// consecutive key rows. Nodes are in depth-first order, so all descendants of a
-// node are the rows [end, subtree_end), whose attention to the node is one
+// The flash kernels of CUDA compute parts: consecutive query rows over
+// consecutive key rows. Nodes are in depth-first order, so the descendants of a
+// node are the rows [end, subtree_end). Their attention to the node is one
 // part. The parts of a row are merged by log-sum-exp.
 //
 // Worked example: a prompt of 3 tokens with two completions of 2 and 1 tokens.
@@ -31,9 +32,9 @@ namespace weft::ops {
 
 struct AttentionNode {
   int64_t begin = 0;        // First row.
-  int64_t end = 0;          // One past its own last row.
+  int64_t end = 0;          // One past the node's last row.
   int64_t parent = -1;      // Index of the parent; -1 for a root.
-  int64_t subtree_end = 0;  // One past the last row of its descendants.
+  int64_t subtree_end = 0;  // One past the last row of the node's subtree.
 };
 
 struct AttentionOutput {
@@ -43,20 +44,19 @@ struct AttentionOutput {
 };
 
 // kEager computes plain matrix products on any device, with a mask and with
-// copies of keys. Their memory is O(H) times 256 rows times the longest path
-// (or the window). kFused computes f32 and f64 on a CPU in blocks, for every
-// rule. On CUDA, kFused uses LibTorch's flash kernels for f16 and bf16 with C a
-// multiple of 8 and at most 256, if no window hides part of a path and scores
-// are not capped. In all other cases kFused does the same as kEager.
+// copies of keys. It needs memory for the scores of 256 rows at a time. kFused
+// computes f32 and f64 on a CPU in blocks, for every rule. On CUDA, kFused uses
+// LibTorch's flash kernels for f16 and bf16 with C a multiple of 8 and at most
+// 256, if no window hides part of a path and scores are not capped. In all
+// other cases kFused does the same as kEager.
 enum class AttentionMethod { kFused, kEager };
 
 // Returns the attention of all rows. A sink is one more logit in the softmax of
 // its head, without a value.
 // Shapes:  q_THC [T, H, C]; k_TKC, v_TKC [T, K, C]; unit stride in C, any other
 //          strides, so views into a fused projection are fine. nodes cover rows
-//          0..T in depth-first order. sinks_H [H], in the dtype of lse_TH, or
+//          [0, T) in depth-first order. sinks_H [H], in the dtype of lse_TH, or
 //          undefined.
-// Units:   O(T * (H + K) * C) memory.
 // Errors:  throws c10::Error.
 // Threads: engine thread only.
 // Source:  Dao 2023 (flash); Liu et al. 2023 (merge, ring attention).
@@ -66,8 +66,8 @@ enum class AttentionMethod { kFused, kEager };
     AttentionMethod method = AttentionMethod::kFused,
     const at::Tensor& sinks_H = {});
 
-// Writes the gradients of q, k and v. They are exact, because the backward pass
-// of each part gets the merged output and log-sum-exp, which include the sinks.
+// Writes the gradients of q, k and v. `forward` has the output and log-sum-exp
+// of TreeAttention, which include the sinks. Sinks get no gradient.
 // Shapes: dout like out; dq, dk, dv like q, k, v. The gradients may be views
 // but may not alias q, k, v; their old content is overwritten. An undefined
 // gradient becomes a new tensor, which saves the CUDA flash kernels a copy.

@@ -1,13 +1,13 @@
-// Tree and suffix attention by plain matrix products. They serve what neither
-// the flash kernels nor the CPU's blocks compute: on CUDA, windows that hide
-// part of a path, capped scores and other dtypes or widths of heads.
+// Tree and suffix attention by plain matrix products. They serve
+// AttentionMethod::kEager, and what neither the flash kernels nor the CPU's
+// blocks compute, such as capped scores on CUDA.
 //
 // The keys that a block of query rows may see are gathered along the block's
 // path from the root. So their positions are consecutive, and the mask is one
 // band of the score matrix.
 //
 // Legend: N query rows of a block, S keys of the block, G = H / K query heads
-// that share a key/value head.
+// that share a key/value head, and the letters of tree_attention.h.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -25,8 +25,8 @@ namespace {
 // enough for a small score matrix.
 constexpr int64_t kBlockRows = 256;
 
-// Takes the rows of a block from [T, H, C] and returns [K, G N, C] in the dtype
-// of ComputeType. So the query heads of a key head are rows of one matrix.
+// Returns the rows of a block of [T, H, C] as [K, G N, C], in the dtype of
+// ComputeType. So the query heads of a key head are rows of one matrix.
 at::Tensor GroupRows(const at::Tensor& x_THC, const RowRange& rows,
                      int64_t num_kv_heads) {
   return x_THC.narrow(0, rows.begin, rows.size)
@@ -41,7 +41,7 @@ at::Tensor UngroupRows(const at::Tensor& x_KNC, int64_t num_rows) {
   return x_KNC.unflatten(1, {-1, num_rows}).permute({2, 0, 1, 3}).flatten(1, 2);
 }
 
-// Takes the rows `keys` of [T, K, C] and returns [K, S, C] in the dtype of
+// Returns the rows `keys` of [T, K, C] as [K, S, C], in the dtype of
 // ComputeType.
 at::Tensor GatherKeys(const at::Tensor& x_TKC,
                       const std::vector<RowRange>& keys) {
@@ -52,7 +52,7 @@ at::Tensor GatherKeys(const at::Tensor& x_TKC,
   return at::cat(rows).to(ComputeType(x_TKC)).transpose(0, 1);
 }
 
-// Adds [K, S, C] to the rows of [T, K, C] that GatherKeys took.
+// Adds [K, S, C] to the rows `keys` of [T, K, C], as GatherKeys orders them.
 void ScatterAddKeys(const at::Tensor& d_KSC, const std::vector<RowRange>& keys,
                     at::Tensor& sum_TKC) {
   int64_t done = 0;
@@ -69,7 +69,7 @@ struct ScoredBlock {
 
   at::Tensor q_KNC, k_KSC, v_KSC;
   at::Tensor scores_KNS;  // -inf where a query may not see a key.
-  at::Tensor slope_KNS;   // Softcap's derivative; undefined if none.
+  at::Tensor slope_KNS;   // Softcap's derivative; undefined without softcap.
 };
 
 ScoredBlock::ScoredBlock(const AttentionInputs& inputs,
@@ -86,7 +86,7 @@ ScoredBlock::ScoredBlock(const AttentionInputs& inputs,
   }
   const int64_t rows = block.queries.size;
   const int64_t before = k_KSC.size(1) - rows;  // Number of keys before the
-                                                // first query.
+                                                // first query's own key.
   const at::Tensor all =
       at::ones({rows, k_KSC.size(1)}, scores_KNS.options().dtype(at::kBool));
   at::Tensor hidden = all.triu(before + 1);
@@ -157,8 +157,8 @@ void EagerTreeAttentionBackward(const at::Tensor& dout_THC,
                                 const std::vector<AttentionNode>& nodes,
                                 AttentionGradients gradients) {
   const int64_t kv_heads = inputs.k_TKC.size(1);
-  // A key is in many blocks. Its gradient is summed in a wide dtype and so
-  // rounded only once, at the end.
+  // A key is in many blocks. Its gradient is summed in the dtype of
+  // ComputeType, so that it is rounded to the dtype of k only once, at the end.
   const auto options = inputs.k_TKC.options().dtype(ComputeType(inputs.k_TKC));
   at::Tensor dk_TKC = at::zeros(inputs.k_TKC.sizes(), options);
   at::Tensor dv_TKC = at::zeros(inputs.v_TKC.sizes(), options);

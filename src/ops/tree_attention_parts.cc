@@ -70,7 +70,7 @@ void CheckSinks(const at::Tensor& sinks_H, const at::Tensor& q_THC) {
 void AddSinks(const at::Tensor& sinks_H, at::Tensor& out_NHC,
               at::Tensor& lse_NH) {
   if (!sinks_H.defined()) return;
-  // share_NH is what the sink leaves of the softmax to the keys.
+  // share_NH is the part of the softmax that the sink leaves to the keys.
   const at::Tensor share_NH = (lse_NH - sinks_H).sigmoid_();
   out_NHC.mul_(share_NH.unsqueeze(-1));
   lse_NH.copy_(at::logaddexp(lse_NH, sinks_H));

@@ -21,19 +21,19 @@ struct AttentionPart {
   int64_t k_size = 0;
 };
 
-// Returns the parts in which every node attends causally to itself. The parts
-// cover all rows in order.
+// Returns one part for each node that is not empty: the node's rows over
+// themselves. The parts cover all rows in order.
 [[nodiscard]] std::vector<AttentionPart> SelfParts(
     const std::vector<AttentionNode>& nodes);
 
 // Returns the parts in which descendants' rows attend to an ancestor's rows,
-// one list for each depth of the ancestor. The query rows of one list are
-// disjoint.
+// one list (maybe empty) for each depth of the ancestor. The parts of one list
+// have disjoint query rows.
 [[nodiscard]] std::vector<std::vector<AttentionPart>> AncestorParts(
     const std::vector<AttentionNode>& nodes);
 
-// Merges `part` into `out` and `lse`, two attention results over disjoint keys.
-// Shapes: [N, H, C], [N, H].
+// Merges the attention result `part` into the result `out` and `lse` of the
+// same rows over other keys. Shapes: out [N, H, C], lse [N, H].
 void MergeByLse(const AttentionOutput& part, at::Tensor& out_NHC,
                 at::Tensor& lse_NH);
 
@@ -43,9 +43,9 @@ void MergeByLse(const AttentionOutput& part, at::Tensor& out_NHC,
 // Throws c10::Error unless the sinks are undefined or fit q_THC.
 void CheckSinks(const at::Tensor& sinks_H, const at::Tensor& q_THC);
 
-// Adds exp(sink) to the sum of each head's softmax: shrinks `out` and raises
-// `lse`. Does nothing if the sinks are undefined. Shapes: [H], [N, H, C], [N,
-// H].
+// Adds exp(sink) to the sum of each head's softmax, which shrinks `out` and
+// raises `lse`. Does nothing if the sinks are undefined. Shapes: sinks [H], out
+// [N, H, C], lse [N, H].
 void AddSinks(const at::Tensor& sinks_H, at::Tensor& out_NHC,
               at::Tensor& lse_NH);
 
@@ -65,8 +65,8 @@ struct AttentionGradients {
   at::Tensor& dv_TKC;
 };
 
-// These functions use the CUDA flash kernels, with one call for all nodes and
-// one for each level of ancestors; see tree_attention_varlen.cc.
+// These functions use the CUDA flash kernels (tree_attention_varlen.cc).
+// VarlenSupports returns whether the kernels take q.
 [[nodiscard]] bool VarlenSupports(const at::Tensor& q_THC);
 [[nodiscard]] AttentionOutput VarlenTreeAttention(
     const AttentionInputs& inputs, const std::vector<AttentionNode>& nodes);
@@ -76,7 +76,7 @@ void VarlenTreeAttentionBackward(const at::Tensor& dout_THC,
                                  const std::vector<AttentionNode>& nodes,
                                  AttentionGradients gradients);
 
-// Computes all sequences in one call.
+// Computes all sequences in one call of the kernel.
 [[nodiscard]] AttentionOutput VarlenSuffixAttention(
     const AttentionInputs& inputs, const std::vector<SuffixRows>& sequences);
 

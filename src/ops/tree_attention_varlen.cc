@@ -3,8 +3,8 @@
 // level of ancestors.
 //
 // The code relies on these properties of LibTorch 2.11:
-// - Queries and keys are packed rows [N, M, C] with i32 cumulative lengths.
-// - The log-sum-exp is unpadded, [H, N] f32 (checked at run time).
+// - Queries and keys are packed [rows, heads, C] with i32 cumulative lengths.
+// - The log-sum-exp is unpadded, [heads, rows] f32 (RunForward checks this).
 // - Without dropout the random state is not read.
 // - A causal call with fewer queries than keys aligns the last query with the
 //   last key.
@@ -27,7 +27,7 @@ struct VarlenCall {
   at::Tensor k_rows;
   at::Tensor q_ends;  // Cumulative lengths, [parts + 1] i32.
   at::Tensor k_ends;
-  // The most query rows of a part. It is at least 2: with 1, the kernel would
+  // The most query rows of a part, but at least 2: with 1, the kernel would
   // fold query heads into rows and change the layout of the log-sum-exp.
   int64_t max_q = 2;
   int64_t max_k = 1;
@@ -73,8 +73,8 @@ AttentionOutput RunForward(const AttentionInputs& inputs,
                   lse_HN.size(1) == q.size(0),
               "flash attention's log-sum-exp is not [heads, rows] but ",
               lse_HN.sizes());
-  // Returns lse as a transposed view, because the backward pass needs [H, N] in
-  // memory.
+  // Returns lse as a transposed view, because the backward pass needs [heads,
+  // rows] in memory.
   return {std::get<0>(result), lse_HN.t()};
 }
 

@@ -14,8 +14,8 @@
 namespace weft::ops {
 namespace {
 
-// The reference scores about this many logits at a time, so that its
-// temporaries stay small beside the chunk.
+// VocabRowsReference scores about this many logits at a time, so that its
+// temporaries stay small.
 constexpr int64_t kReferenceBlockElements = int64_t{1} << 24;
 
 // Holds z = softcap(x) / temperature, and tanh(x / softcap) if there is a

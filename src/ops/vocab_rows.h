@@ -16,15 +16,16 @@ struct VocabRowsInput {
   at::Tensor targets_E;      // [E] i64.
   at::Tensor temperature_R;  // [R] f32, > 0.
   double softcap = 0;        // If > 0, x becomes softcap * tanh(x / softcap).
-  // If true, the written softmax is 0 at the targets of the row's entries.
+  // If true, the softmax that is written is 0 at the targets of the row's
+  // entries.
   bool clear_targets = false;
 };
 
 // Scores the logits, with z = softcap(logits) / temperature. Computes
 // logprobs[e] = z[row, target] - logsumexp(z[row]) and, if `entropy_R` is
 // defined, the entropy of softmax(z[row]) in nats. If `softmax_in_place`,
-// logits_RV then holds softmax(z) * D, where D is the softcap's derivative (1
-// without softcap).
+// overwrites logits_RV by softmax(z) * D, where D is the softcap's derivative
+// (1 without softcap).
 // Shapes:  logits_RV [R, V], logprobs_E [E] and entropy_R [R] of one dtype, f32
 //          or f64; entropy_R may be undefined; all contiguous. Targets and
 //          offsets are not checked.
@@ -35,9 +36,10 @@ void VocabRows(at::Tensor& logits_RV, const VocabRowsInput& input,
                at::Tensor& entropy_R);
 
 // Does what VocabRows does, but keeps the logits and writes the softmax as bf16
-// weights for a matrix product: weights[r] * scale[r] = softmax(z[r]) * D.
-// Usually reads each row once. Only on CUDA, for f32 logits.
+// weights for a matrix product: weights[r] * scale[r] = softmax(z[r]) * D,
+// where D is the softcap's derivative.
 // Shapes:  weights_RV [R, V] bf16, scale_R [R] f32; contiguous.
+// Errors:  throws c10::Error, also if the logits are not f32 on CUDA.
 void VocabWeights(const at::Tensor& logits_RV, const VocabRowsInput& input,
                   at::Tensor& weights_RV, at::Tensor& scale_R,
                   at::Tensor& logprobs_E, at::Tensor& entropy_R);

@@ -1,6 +1,6 @@
 // Times kernels beside the ATen code that they replace, on one thread and in
-// the same run. Compare the two times of one run: times of different runs
-// differ. ctest does not run this bench:
+// the same run. Only times of the same run are comparable. ctest does not run
+// this bench:
 //   ninja kernel_bench && kernels/cpu/kernel_bench
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -73,8 +73,8 @@ void SwiGluAten(benchmark::State& state) {
 }
 BENCHMARK(SwiGluAten);
 
-// With argument 1 the kernel also writes the softmax over the logits. The next
-// iteration takes this softmax for logits, which costs the same.
+// With argument 1, the kernel also overwrites the logits by the softmax. The
+// next iteration scores the softmax as logits, which costs the same.
 void VocabRowKernel(benchmark::State& state) {
   at::Tensor logits = at::randn({kVocabRows, kVocab});
   const int64_t target = 7;

@@ -1,4 +1,4 @@
-// Times LoRA's products by panels, with the copies to panels, beside ATen's
+// Times LoRA's products by panels, including copies to panels, beside ATen's
 // products of the same operands. Items are floating-point operations.
 // Arguments: rows, features, rank.
 #include <ATen/ATen.h>
@@ -11,8 +11,8 @@
 namespace weft::kernels::cpu {
 namespace {
 
-// The rows of one call of panel_product: rows of x in ShrinkPanels, rows of the
-// output in ExpandPanels, and the terms of a sum in GradientPanels.
+// The rows of one call of panel_product: kBlockRows in ShrinkPanels, and
+// kWrittenRows in ExpandPanels. GradientPanels sums over kSummedRows.
 constexpr int64_t kBlockRows = 64;
 constexpr int64_t kWrittenRows = 8;
 constexpr int64_t kSummedRows = 128;
