@@ -4,10 +4,10 @@
 // A checkpoint is the folder <checkpoint dir>/<adapter id>/<name>/ with
 //   adapter_config.json, adapter_model.safetensors   what PEFT loads;
 //   optimizer.safetensors   gradient and moments, not in kind sampler;
-//   trainer_state.json      the manifest's fields, for people;
+//   trainer_state.json      the manifest's fields, for people and for Upload;
 //   MANIFEST.json           sizes and checksums (src/files/durable_folder.h),
 //                           and the fields of src/peft/checkpoint_fields.h.
-// Threads: the I/O thread. The functions use no tensor of the engine.
+// Threads: one at a time. The functions use no tensor of the engine.
 #ifndef WEFT_SRC_ADAPTERS_ADAPTER_IO_H_
 #define WEFT_SRC_ADAPTERS_ADAPTER_IO_H_
 
@@ -44,23 +44,23 @@ struct AdapterCopy {
 
 class AdapterIo {
  public:
-  // Exported folders name `base` as their base model. Writes leave at least
-  // `disk_reserve` bytes of the disk free.
+  // `base` is the server's base model. A write fails if its tensors would leave
+  // fewer than `disk_reserve` bytes of the disk free.
   AdapterIo(std::string checkpoint_dir, lora::BaseModel base,
             uint64_t disk_reserve = 0)
       : checkpoint_dir_(std::move(checkpoint_dir)),
         base_(std::move(base)),
         disk_reserve_(disk_reserve) {}
 
-  // Removes the temporary folders of interrupted writes.
+  // Removes what interrupted writes have left. Call it before any write.
   void RemoveStaleFiles() const;
 
   // Writes the checkpoint, and then deletes older ones as request.keep_newest
   // says. If the write fails because the checkpoint exists or the disk is full,
-  // compares the stored checkpoint. If it has the same step, state and
-  // properties, an earlier process wrote it for the same call, and Save returns
-  // it. Errors: ALREADY_EXISTS without overwrite, RESOURCE_EXHAUSTED (the disk
-  // is full, or the reserve would be used).
+  // reads the stored checkpoint of this name. If it has the same step, state
+  // and properties, an earlier call wrote it, and Save returns it. Errors:
+  // ALREADY_EXISTS without overwrite, RESOURCE_EXHAUSTED (the disk is full, or
+  // the reserve would be used), and others of file_io.h.
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Save(
       const SaveCheckpointRequest& request, const AdapterCopy& adapter);
   // Reads a checkpoint. With weights_only the result has only weights, and
@@ -75,18 +75,18 @@ class AdapterIo {
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Describe(
       const LoadCheckpointRequest& request) const;
   // Returns the checkpoint's files except the manifest. trainer_state.json has
-  // the manifest's present fields. Errors: NOT_FOUND (also if it has expired),
+  // the manifest's fields. Errors: NOT_FOUND (also if it has expired),
   // DATA_LOSS.
   [[nodiscard]] absl::StatusOr<PeftFiles> Download(
       const std::string& adapter_id, const std::string& name) const;
   // Writes a checkpoint from the files of Download. Errors: INVALID_ARGUMENT
-  // (files that are no checkpoint), FAILED_PRECONDITION (another base model),
-  // ALREADY_EXISTS without overwrite, RESOURCE_EXHAUSTED as for Save.
+  // (files that are no checkpoint), FAILED_PRECONDITION (another base model or
+  // format version), and those of Save.
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Upload(
       const UploadCheckpointRequest& request);
   // Returns the adapter's checkpoints, newest first. If the id is empty,
   // returns the checkpoints of all adapters. Skips those that have expired.
-  // Skips a damaged folder and logs a warning.
+  // Skips a checkpoint with a damaged manifest and logs a warning.
   [[nodiscard]] absl::StatusOr<std::vector<CheckpointInfo>> List(
       const std::string& adapter_id) const;
   // Adds names of the adapter's checkpoints, at most five, to the message of a
@@ -95,12 +95,11 @@ class AdapterIo {
                                         const std::string& adapter_id) const;
   [[nodiscard]] absl::Status Delete(const std::string& adapter_id,
                                     const std::string& name);
-  // Deletes the checkpoints that have expired. Reads the folders only in the
-  // first call and when the next checkpoint expires, so it may be called often.
+  // Deletes the checkpoints that have expired. Reads the folders only if a
+  // checkpoint may have expired, so it may be called often.
   void DeleteExpired();
-  // Returns the bytes of all checkpoints, without reading the folders.
-  // Checkpoints of earlier processes count after the first call of
-  // DeleteExpired.
+  // Returns the bytes of the tensor files of all checkpoints. Checkpoints of
+  // earlier processes count after the first call of DeleteExpired.
   [[nodiscard]] uint64_t stored_bytes() const;
 
   [[nodiscard]] PeftFiles Export(const LoraConfig& config,
@@ -115,13 +114,13 @@ class AdapterIo {
   // properties are those of this save. Otherwise returns none.
   [[nodiscard]] std::optional<CheckpointInfo> SavedBefore(
       const SaveCheckpointRequest& request, const AdapterCopy& adapter) const;
-  // Deletes the adapter's oldest checkpoints of the kind of `saved`, so that
-  // `count` of this kind remain. Never deletes `saved`.
+  // Deletes the oldest checkpoints of the adapter and kind of `saved`, so that
+  // at most `count` remain. Never deletes `saved`.
   void KeepNewest(const CheckpointInfo& saved, uint64_t count);
   // Returns what List returns, and also the checkpoints that have expired.
   [[nodiscard]] std::vector<CheckpointInfo> ListAll(
       const std::string& adapter_id) const;
-  // Reads the fields and checks that the checkpoint may be loaded.
+  // Reads the fields and checks that `request` may load the checkpoint.
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Check(
       const LoadCheckpointRequest& request, const nlohmann::json& fields) const;
   [[nodiscard]] bool IsExpired(const std::string& adapter_id,

@@ -108,7 +108,7 @@ void AdapterManager::LoadNew(LoadCheckpointRequest request,
 void AdapterManager::ReadWhenRoom(const LoadCheckpointRequest& request,
                                   const Callback<AdapterInfo>& done) {
   // Reads the tensors only when the adapter has a slot (AdapterDesk::WhenSlot),
-  // because many loads may wait for one.
+  // because many loads may wait for a slot.
   context_.dispatcher.adapters().WhenSlotFor(
       request.adapter_id, request.tenant,
       [this, request, done](const absl::Status& room) {
@@ -171,8 +171,8 @@ absl::StatusOr<AdapterManager::NewAdapter> AdapterManager::ReadImport(
     return absl::InvalidArgumentError(
         absl::StrCat("adapter_config.json: ", ranks.message()));
   }
-  // Refuses before KeepState writes a file for an adapter that cannot be
-  // created.
+  // Checks this first, so that KeepState writes no file for an adapter that
+  // cannot be created.
   WEFT_RETURN_IF_ERROR(context_.dispatcher.adapters().CheckNew(
       request.adapter_id, request.tenant));
   NewAdapter adapter{.request = {.adapter_id = request.adapter_id,
@@ -201,10 +201,10 @@ absl::StatusOr<AdapterInfo> AdapterManager::Make(const NewAdapter& adapter) {
   const CreateAdapterRequest& request = adapter.request;
   dispatch::AdapterDesk& desk = context_.dispatcher.adapters();
   const AdapterKey key = desk.NewKey();
-  // The log stores times in microseconds, so `now` is rounded to them.
+  // The log stores times in microseconds, so `now` has whole microseconds.
   const absl::Time now = absl::FromUnixMicros(absl::ToUnixMicros(absl::Now()));
   // Since the first check, another adapter may have taken the name, or the last
-  // place in a limit.
+  // place that a limit allows.
   absl::Status status = desk.CheckNew(request.adapter_id, request.tenant);
   if (status.ok()) {
     status = MakeTensors(key, request.config, adapter.state, now);

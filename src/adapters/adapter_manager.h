@@ -17,8 +17,9 @@
 
 namespace weft::engine {
 
-// Public methods queue work and return; callbacks run on the reply thread.
-// Threads: any, except where a comment says otherwise.
+// The requests (Create to UploadCheckpoint) queue work and return. Their
+// callbacks run on the reply thread. Threads: any, except where a comment says
+// otherwise.
 class AdapterManager {
  public:
   // `context` and `mover` outlive the manager. When an adapter is removed,
@@ -48,10 +49,12 @@ class AdapterManager {
 
   // The engine thread calls the methods below.
 
-  // Creates an adapter that the log of an earlier process describes. The caller
-  // has a slot (AdapterDesk::WhenSlot), which MakeAgain returns after an error.
+  // Creates an adapter of an earlier process, as its record in the log
+  // describes it, with initial weights. The caller has a slot
+  // (AdapterDesk::WhenSlot). After an error, MakeAgain gives the slot back.
   [[nodiscard]] absl::Status MakeAgain(const records::AdapterRecord& adapter);
-  // Removes the adapter with its tensors, its spill file and its steps.
+  // Removes the adapter with its tensors, its spill file and its steps. Writes
+  // no record.
   void Remove(AdapterKey key);
 
  private:
@@ -60,7 +63,7 @@ class AdapterManager {
   struct NewAdapter {
     CreateAdapterRequest request;
     lora::AdapterState state;
-    std::string image;  // The image file that KeepState wrote.
+    std::string image;  // The image file that KeepState wrote; may be empty.
     uint64_t last_step = 0;
     std::optional<LoadCheckpointRequest> load;  // The load that creates the
                                                 // adapter.
@@ -90,7 +93,7 @@ class AdapterManager {
   // Replaces kDefault by the server's default. Errors: FAILED_PRECONDITION if
   // the durability needs --state-dir and the server runs without it.
   [[nodiscard]] absl::Status Resolve(Durability* durability) const;
-  // Refuses ranks above the limits of --max-rank.
+  // Returns INVALID_ARGUMENT for ranks above the limits of --max-rank.
   [[nodiscard]] absl::Status CheckRanks(const LoraConfig& config) const;
 
   // The I/O thread calls the next two methods. They read the first state of a
@@ -104,8 +107,8 @@ class AdapterManager {
   // The engine thread calls the methods below.
 
   void MakeWhenRoom(NewAdapter adapter, Callback<AdapterInfo> done);
-  // Creates an adapter in the slot that WhenSlot gave. After an error returns
-  // the slot and removes the adapter's image.
+  // Creates an adapter in the slot that WhenSlot gave. After an error gives the
+  // slot back and removes the image file.
   [[nodiscard]] absl::StatusOr<AdapterInfo> Make(const NewAdapter& adapter);
   [[nodiscard]] absl::Status MakeTensors(AdapterKey key,
                                          const LoraConfig& config,
@@ -118,8 +121,8 @@ class AdapterManager {
   // load's reply for repeated calls.
   void Record(AdapterKey key, const NewAdapter& adapter,
               const AdapterInfo& made) const;
-  // Removes the adapter and records its removal. Returns false if the adapter
-  // does not exist.
+  // Removes the adapter and records its removal. Returns false for the base
+  // model and for an adapter that does not exist.
   bool Forget(const std::string& adapter_id);
   // Exports an adapter that is on the device. If `status` is an error, only
   // gives `done` the error.

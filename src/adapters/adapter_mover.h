@@ -20,8 +20,8 @@ class AdapterMover {
       : context_(*context), spill_(*spill) {}
 
   // Makes the move. Reports its end to the dispatcher: at once, or after the
-  // I/O thread has written or read the file. Until the end the adapter keeps
-  // its tensors, and nothing changes them.
+  // I/O thread has written or read the file. If the adapter is removed
+  // meanwhile, reports nothing.
   void Run(const sched::Move& move);
   // Removes a spill file that is no longer needed. Does nothing to a file of
   // the state folder (ImageFile::durable).

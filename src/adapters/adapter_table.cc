@@ -96,8 +96,8 @@ absl::Status AdapterTable::ReleaseSnapshot(AdapterKey key,
     return absl::NotFoundError(
         absl::StrCat("name: snapshot '", name, "' does not exist"));
   }
-  // Leaves the image of an adapter on disk as it is, because it describes the
-  // content of the file.
+  // Leaves the image of an adapter on disk as it is, because the image
+  // describes the content of the file.
   if (entry.location() == AdapterLocation::kHost) {
     const uint64_t latest = entry.image.versions.front().number;
     std::erase_if(entry.image.versions, [&](const lora::VersionImage& version) {
@@ -187,7 +187,7 @@ void AdapterTable::MoveToDevice(AdapterKey key,
   std::map<uint64_t, lora::AdapterVersionPtr> versions = {
       {adapter.latest()->number, adapter.latest()}};
   // Besides the latest version, restores only versions with a snapshot. The
-  // image may also have versions that were released later.
+  // image may have other versions, whose snapshots were released since.
   for (const auto& [name, snapshot] : entry.snapshots) {
     if (versions.contains(snapshot.number)) continue;
     versions[snapshot.number] =

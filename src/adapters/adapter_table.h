@@ -1,4 +1,4 @@
-// The tensors of all adapters.
+// Keeps the tensors of all adapters.
 //
 // An adapter's tensors are on the device, in an image on the host
 // (lora::AdapterImage), or in a file that the table names.
@@ -35,8 +35,8 @@ class AdapterTable {
                at::Device device)
       : shape_(shape), compute_dtype_(compute_dtype), device_(device) {}
 
-  // Creates an adapter on the device. If it throws c10::Error, the adapter does
-  // not exist.
+  // Creates an adapter on the device. If Create throws c10::Error, the adapter
+  // does not exist.
   lora::Adapter& Create(AdapterKey key, const LoraConfig& config,
                         absl::Time created_at = absl::Now());
   // Adds an adapter of an earlier process. `file`, in the state folder, has the
@@ -50,12 +50,13 @@ class AdapterTable {
   // Removes the adapter. Returns false if it does not exist. A version stays
   // alive while others hold its AdapterVersionPtr.
   bool Erase(AdapterKey key);
-  // Returns what clients see of the adapter. REQUIRES: the adapter exists.
+  // Returns the facts that the table knows of the adapter. REQUIRES: the
+  // adapter exists.
   [[nodiscard]] dispatch::AdapterFacts Facts(AdapterKey key) const;
 
   // Keeps the latest version alive under the name `name`, and returns its
   // number. REQUIRES: the adapter is on the device or does not exist. Errors:
-  // ALREADY_EXISTS (the name is that of another version), NOT_FOUND.
+  // ALREADY_EXISTS (another version has the name), NOT_FOUND.
   [[nodiscard]] absl::StatusOr<uint64_t> PublishSnapshot(
       AdapterKey key, const std::string& name);
   // Removes the snapshot `name`. Errors: NOT_FOUND.
@@ -71,17 +72,17 @@ class AdapterTable {
 
   // Returns the bytes of the adapter's image.
   [[nodiscard]] uint64_t ImageBytes(AdapterKey key) const;
-  // Returns the adapter's image. Copies the tensors of an adapter on the
-  // device, which may throw c10::Error. Shares the tensors of an image on the
-  // host. The image of an adapter on disk has no tensors.
+  // Returns the adapter's image. For an adapter on a GPU copies the tensors,
+  // which may throw c10::Error. Otherwise shares the tensors of the adapter or
+  // of its image on the host. The image of an adapter on disk has no tensors.
   [[nodiscard]] lora::AdapterImage Image(AdapterKey key) const;
   // Keeps `image` and frees the adapter's memory on the device.
   void MoveToHost(AdapterKey key, lora::AdapterImage image);
   // Frees the adapter's memory on the device and the tensors of `image`. The
   // spill file `file` has these tensors.
   void MoveToDisk(AdapterKey key, lora::AdapterImage image, std::string file);
-  // Copies the tensors of `image` to the device and drops the host's image. If
-  // it throws c10::Error, nothing has changed.
+  // Copies the tensors of `image` to the device and drops the image in the
+  // table. If MoveToDevice throws c10::Error, nothing has changed.
   void MoveToDevice(AdapterKey key, const lora::AdapterImage& image);
   [[nodiscard]] ImageFile File(AdapterKey key) const;
   // Returns the names of the adapter's snapshots and the numbers of their

@@ -33,7 +33,7 @@ std::vector<std::string> AdapterIo::AdapterNames() const {
     std::error_code ignored;
     std::string name = it->path().filename().string();
     // Skips folders of the daemon's own files, whose names begin with a dot.
-    // Names of adapters never do.
+    // Adapter ids do not begin with a dot.
     if (name.front() != '.' && it->is_directory(ignored)) {
       names.push_back(std::move(name));
     }
@@ -80,8 +80,8 @@ std::vector<CheckpointInfo> AdapterIo::ListAll(
       absl::StatusOr<CheckpointInfo> info =
           fields.ok() ? lora::ReadCheckpointFields(*fields) : fields.status();
       if (info.ok()) {
-        // Takes both names from the path, because somebody may have moved the
-        // folder.
+        // Takes adapter_id and name from the path, because somebody may have
+        // moved the folder.
         info->adapter_id = adapter;
         info->name = name;
         infos.push_back(*std::move(info));

@@ -40,8 +40,8 @@ struct EngineContext {
   void PostIo(std::function<void()> task) const {
     io.Post([hold = dispatcher.Hold(), task = std::move(task)] { task(); });
   }
-  // Runs `task`, which calls a client's callback, on the reply thread. First
-  // waits until all earlier records are on disk.
+  // Runs `task`, which calls a client's callback, on the reply thread when all
+  // earlier records are on disk.
   void PostReply(std::function<void()> task) const {
     recorder.WhenDurable([this, task = std::move(task)]() mutable {
       replies.Post(std::move(task));

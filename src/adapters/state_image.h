@@ -1,6 +1,6 @@
 // Copies the state that a load or an import gives to an adapter into a file of
 // the state folder. The log then does not depend on the checkpoint. Threads:
-// the I/O thread; DropState: any thread.
+// KeepState on the I/O thread, the others on any thread.
 #ifndef WEFT_SRC_ADAPTERS_STATE_IMAGE_H_
 #define WEFT_SRC_ADAPTERS_STATE_IMAGE_H_
 
@@ -15,8 +15,9 @@ namespace weft::engine {
 
 // Writes the state as an image of one version (lora::AdapterImage) and returns
 // the file's name. The caller names the file in the log or passes it to
-// DropState. Without durability step, or if nothing is recorded, writes no file
-// and returns an empty name. Errors: RESOURCE_EXHAUSTED (disk full).
+// DropState. Without durability step, or before Recorder::Start, writes no file
+// and returns an empty name. Errors: RESOURCE_EXHAUSTED (disk full) and others
+// of journal::WriteImage.
 [[nodiscard]] absl::StatusOr<std::string> KeepState(
     const EngineContext& context, Durability durability,
     const lora::AdapterState& state);
@@ -25,7 +26,8 @@ namespace weft::engine {
 void DropState(const EngineContext& context, const std::string& image);
 
 // Reads the state of an adapter with `num_parameters` parameters from the file
-// `image`. Errors: NOT_FOUND, DATA_LOSS.
+// `image`, which lacks optim_steps. Errors: NOT_FOUND, DATA_LOSS and others of
+// journal::ReadImage.
 [[nodiscard]] absl::StatusOr<lora::AdapterState> ReadState(
     const journal::StateFolder& folder, const std::string& image,
     int64_t num_parameters);

@@ -59,8 +59,8 @@ void RemoveTree(const std::string& parent, const std::string& name) {
   std::filesystem::remove_all(std::filesystem::path(parent) / name, ignored);
 }
 
-// Owns a folder with a temporary name. Unless Keep was called, the destructor
-// removes the folder that has this name at that time.
+// Owns a folder with a temporary name. The destructor removes whatever folder
+// then has this name, unless Keep was called.
 class Temporary {
  public:
   static absl::StatusOr<Temporary> Create(const std::string& parent,
@@ -114,8 +114,8 @@ absl::Status WriteContents(int dir, const DurableFolder& folder) {
 }
 
 // Renames the temporary folder to `name`. With `overwrite`, an existing folder
-// `name` gets the temporary name in the same step, and the destructor of
-// `temporary` removes it.
+// `name` gets the temporary name in the same step. The destructor of
+// `temporary` then removes that old folder.
 absl::Status Publish(int parent_fd, const std::string& name, bool overwrite,
                      Temporary& temporary) {
   const char* from = temporary.name().c_str();
@@ -285,8 +285,8 @@ absl::Status RemoveDurableFolder(const std::string& parent,
   WEFT_ASSIGN_OR_RETURN(const UniqueFd parent_fd,
                         OpenDirectory(parent, "the parent"));
   // Renames the folder to the temporary name, which removes the folder `name`
-  // in one step. The destructor of `temporary` then deletes the files. A crash
-  // before that leaves only a temporary folder.
+  // in one step. Then the destructor of `temporary` deletes the files. A crash
+  // between the two leaves only a temporary folder.
   WEFT_ASSIGN_OR_RETURN(Temporary temporary,
                         Temporary::Create(parent, parent_fd.get()));
   if (Failpoint("files.rename") ||

@@ -3,14 +3,13 @@
 //
 // A write creates a temporary folder beside the final one. It writes the files
 // and then MANIFEST.json (their sizes and SHA-256), syncs all to disk, and
-// renames the folder. So a crash at any point leaves the old folder or the new
-// one. It may also leave the temporary folder, which RemoveStaleTemporaries
-// removes. A read checks every byte.
+// renames the folder. So after a crash at any point, the final folder is the
+// old one (or none) or the new one. The crash may leave the temporary folder,
+// which RemoveStaleTemporaries removes.
 //
-// Errors of all functions: INVALID_ARGUMENT (a name that is reserved or is not
-// one part of a path), RESOURCE_EXHAUSTED (disk or quota full, no file
-// descriptor left), INTERNAL (other input/output errors). Messages name the
-// folder and the file, not their path.
+// Errors: those of file_io.h. INVALID_ARGUMENT also for a reserved name: a
+// folder whose name begins with kTemporaryPrefix, or a file MANIFEST.json.
+// Messages contain no path.
 #ifndef WEFT_SRC_FILES_DURABLE_FOLDER_H_
 #define WEFT_SRC_FILES_DURABLE_FOLDER_H_
 
@@ -39,18 +38,20 @@ struct DurableFolder {
                                               const DurableFolder& folder,
                                               bool overwrite);
 
-// Reads the folder and checks its files. Errors: NOT_FOUND, DATA_LOSS. The
-// message of DATA_LOSS names the manifest, or the file that is missing or has
-// another size or content.
+// Reads the folder and checks the size and SHA-256 of each file. Errors:
+// NOT_FOUND; DATA_LOSS. The message of DATA_LOSS names the file or manifest
+// that is missing, damaged or unreadable.
 [[nodiscard]] absl::StatusOr<DurableFolder> ReadDurableFolder(
     const std::string& parent, const std::string& name);
 
 // Returns DurableFolder::fields from the manifest without reading the files.
+// Errors: NOT_FOUND, DATA_LOSS.
 [[nodiscard]] absl::StatusOr<nlohmann::json> ReadDurableFields(
     const std::string& parent, const std::string& name);
 
-// Returns the sorted names of the folders in `parent` that have a manifest.
-// Returns no names if `parent` does not exist.
+// Returns the sorted names of the folders in `parent` that have a manifest,
+// without temporary folders and symbolic links. Returns no names if `parent`
+// does not exist.
 [[nodiscard]] absl::StatusOr<std::vector<std::string>> ListDurableFolders(
     const std::string& parent);
 
@@ -59,8 +60,8 @@ struct DurableFolder {
 [[nodiscard]] absl::Status RemoveDurableFolder(const std::string& parent,
                                                const std::string& name);
 
-// Removes the temporary folders of interrupted writes. Call it at the start,
-// before any write.
+// Removes the temporary files and folders in `parent`. Call it before any
+// write, because it would also remove those of a running write.
 [[nodiscard]] absl::Status RemoveStaleTemporaries(const std::string& parent);
 
 }  // namespace weft

@@ -35,7 +35,7 @@ absl::Status WritePieces(UniqueFd fd, const std::string& name,
     offset += piece.size();
   }
   // Does not repeat a failed fsync: the kernel may have dropped the unwritten
-  // pages, and a second fsync would succeed without them.
+  // pages, and a second fsync could succeed without them.
   if (Failpoint("files.sync") || ::fsync(fd.get()) != 0) {
     return ErrnoStatus(errno, "syncing " + name);
   }

@@ -1,8 +1,8 @@
-// Reads files and writes them durably, in an open directory and without
-// following symbolic links. Errors: INVALID_ARGUMENT (a name that is not one
-// part of a path), RESOURCE_EXHAUSTED (disk or quota full, no file descriptor
-// left), NOT_FOUND, ALREADY_EXISTS, INTERNAL. Messages name `what`, never a
-// path.
+// Reads files and writes them durably. Functions with a directory and a `name`
+// do not follow a symbolic link of this name. Errors: INVALID_ARGUMENT (a name
+// that CheckPathPart refuses), RESOURCE_EXHAUSTED (disk or quota full, no file
+// descriptor left), NOT_FOUND, ALREADY_EXISTS, INTERNAL. Messages contain
+// `what` or `name`.
 #ifndef WEFT_SRC_FILES_FILE_IO_H_
 #define WEFT_SRC_FILES_FILE_IO_H_
 
@@ -45,14 +45,17 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-// Converts the errno of an operation on `what` to a status.
+// Converts an errno to a status. `what` tells what failed, such as "opening
+// FORMAT".
 [[nodiscard]] absl::Status ErrnoStatus(int error, const std::string& what);
 
-// Returns INVALID_ARGUMENT unless `name` is one part of a path.
+// Returns INVALID_ARGUMENT unless `name` can name one file or folder: it is not
+// empty, "." or "..", and has no '/' and no NUL.
 [[nodiscard]] absl::Status CheckPathPart(const std::string& name);
 
-// Opens a directory. Follows symbolic links in `path`, because the operator
-// chose the path.
+// Opens a directory, and follows symbolic links in `path`. OpenDirectoryAt
+// opens the directory `name` in `parent`, and fails if `name` is a symbolic
+// link.
 [[nodiscard]] absl::StatusOr<UniqueFd> OpenDirectory(const std::string& path,
                                                      const std::string& what);
 [[nodiscard]] absl::StatusOr<UniqueFd> OpenDirectoryAt(int parent,
@@ -71,19 +74,20 @@ class UniqueFd {
                                    std::string_view bytes,
                                    const std::string& what);
 
-// Creates the file, writes it and syncs it to disk. Errors: ALREADY_EXISTS.
+// Creates the file, writes it and syncs it to disk. Does not sync the
+// directory. Errors: ALREADY_EXISTS.
 [[nodiscard]] absl::Status WriteFileAt(int dir, const std::string& name,
                                        const std::string& contents);
 
-// The beginning of the names of temporary files and folders. PublishFileAt and
-// WriteDurableFolder make them; RemoveStaleTemporaries removes them.
+// The beginning of the names of temporary files and folders. If a crash leaves
+// some, RemoveStaleTemporaries (durable_folder.h) removes them.
 inline constexpr char kTemporaryPrefix[] = ".tmp-";
 
 // Writes all pieces, in order, to one file. Writes and syncs the file under a
 // temporary name and then renames it, so on success the file is durable. After
-// an error the file may exist. Errors: ALREADY_EXISTS without `replace`;
-// INVALID_ARGUMENT for a name that begins with kTemporaryPrefix. Threads: any,
-// on different names.
+// an error the file may exist. Errors: ALREADY_EXISTS if the file exists and
+// `replace` is false; INVALID_ARGUMENT for a name that begins with
+// kTemporaryPrefix. Threads: any, on different names.
 [[nodiscard]] absl::Status PublishFileAt(
     int dir, const std::string& name,
     const std::vector<std::string_view>& pieces, bool replace);

@@ -19,16 +19,15 @@ namespace {
 
 constexpr mode_t kOwnerOnly = 0700;
 
-// Opens the folder and locks it. Returns an empty UniqueFd if another process
-// holds the lock.
+// Opens the folder and locks it. Returns an empty UniqueFd if the folder is
+// locked already.
 absl::StatusOr<UniqueFd> Lock(const std::string& path) {
   WEFT_ASSIGN_OR_RETURN(UniqueFd dir, OpenDirectory(path, "the spill folder"));
   if (::flock(dir.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK) return UniqueFd();
     return ErrnoStatus(errno, "locking the spill folder");
   }
-  // Another process may have removed the folder after the open and before the
-  // lock.
+  // Another process may have removed the folder between the open and the lock.
   struct stat info {};
   if (::fstat(dir.get(), &info) != 0 || info.st_nlink == 0) {
     return absl::NotFoundError("the spill folder was removed");
@@ -36,7 +35,7 @@ absl::StatusOr<UniqueFd> Lock(const std::string& path) {
   return dir;
 }
 
-// Removes the folders of processes that have ended.
+// Removes the numbered folders that no process has locked.
 void RemoveAbandoned(const std::string& root) {
   std::error_code error;
   for (std::filesystem::directory_iterator it(root, error), end;

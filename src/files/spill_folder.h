@@ -1,16 +1,15 @@
-// Stores blocks of floats in files when host memory is short. A file is written
-// once, read back and removed. Files are not synced and do not outlive the
-// process.
+// Stores blocks of floats in files, so that they need no host memory. Files are
+// not synced, and a restart does not find them again.
 //
-// Each process owns a folder <root>/<n>, with the smallest n that is free. It
-// holds a lock on the folder, which ends with the process. So several processes
-// may share a root. The next process that starts removes the folder of a
-// crashed process.
+// Each process owns a folder <root>/<n> with a number n that is free. It holds
+// a lock on the folder, which ends with the process. So several processes may
+// share a root. The destructor removes the folder. After a crash, the next Open
+// with this root removes it.
 //
 // Errors: RESOURCE_EXHAUSTED (disk or quota full, no file descriptor left),
-// NOT_FOUND, DATA_LOSS (a file that is too short), INTERNAL. Messages name the
-// file, not its path.
-// Threads: any, on different files. All functions block on the disk.
+// NOT_FOUND, ALREADY_EXISTS, DATA_LOSS (a file that is too short), INTERNAL.
+// Messages contain no path.
+// Threads: any, on different files. All functions but path() block on the disk.
 #ifndef WEFT_SRC_FILES_SPILL_FOLDER_H_
 #define WEFT_SRC_FILES_SPILL_FOLDER_H_
 
@@ -27,7 +26,7 @@ namespace weft {
 
 class SpillFolder {
  public:
-  // Creates `root` if it does not exist, and a folder of this process inside.
+  // Creates `root` if it does not exist, and in it a folder of this process.
   // The parent of `root` must exist.
   [[nodiscard]] static absl::StatusOr<SpillFolder> Open(
       const std::string& root);
@@ -36,8 +35,8 @@ class SpillFolder {
   SpillFolder(SpillFolder&&) = default;
   SpillFolder& operator=(SpillFolder&&) = delete;
 
-  // Writes the blocks, in order, to a new file. After an error the file does
-  // not exist.
+  // Writes the blocks, in order, to a new file. After an error leaves no new
+  // file.
   [[nodiscard]] absl::Status Write(
       const std::string& name,
       const std::vector<std::span<const float>>& blocks) const;

@@ -57,14 +57,15 @@ class Copy {
       : from_(std::move(from)), to_(std::move(to)) {}
 
   // Copies once. Returns false if the server wrote a snapshot during the copy,
-  // because it then may have removed files that the copy needs.
+  // because the server may then have removed files that the copy needs.
   [[nodiscard]] absl::StatusOr<bool> Run() {
     WEFT_ASSIGN_OR_RETURN(const std::string snapshot, NewestSnapshot(from_));
     WEFT_RETURN_IF_ERROR(MakeFolder(to_));
     WEFT_RETURN_IF_ERROR(File("FORMAT"));
     if (!snapshot.empty()) WEFT_RETURN_IF_ERROR(File(snapshot));
     WEFT_RETURN_IF_ERROR(OtherFolders());
-    // The log is copied before the images, because its records name the images.
+    // The log comes first: each image that its records name then exists
+    // already.
     WEFT_RETURN_IF_ERROR(Folder("log"));
     WEFT_RETURN_IF_ERROR(Folder("images"));
     WEFT_RETURN_IF_ERROR(Sync(to_));
@@ -106,8 +107,8 @@ class Copy {
                           NamesIn(absl::StrCat(from_, "/", folder)));
     for (const std::string& name : names) {
       const absl::Status status = File(absl::StrCat(folder, "/", name));
-      // The server may remove a file that no record names. If a file is gone
-      // because of a new snapshot, the whole copy is repeated.
+      // Skips a file that the server has removed meanwhile. If the copy needs
+      // the file, the server has written a snapshot, and BackUp copies again.
       if (!status.ok() && !absl::IsNotFound(status)) return status;
     }
     return Sync(absl::StrCat(to_, "/", folder));

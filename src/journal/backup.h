@@ -14,13 +14,14 @@ struct BackupReport {
   uint64_t bytes = 0;
 };
 
-// Copies the state folder `from` to the new folder `to`, which may be on
-// another disk. The copy shows the folder at one moment: it has every record
-// that was durable when the call began. On success the copy is on disk. A
-// failed call removes the files that it has copied.
+// Copies the state folder `from`, without LOCK and set-aside, to the new folder
+// `to`, which may be on another disk. The copy has every record that was
+// durable when the call began. Makes the copy in `to`.partial, after removing
+// what is there, and then renames it. If copying fails, removes the partial
+// copy. Syncs the copied files.
 // Errors: ALREADY_EXISTS (`to`), NOT_FOUND (`from` is absent or not a state
 // folder), UNAVAILABLE (a snapshot was written during each of several tries),
-// and those of file_io.h.
+// DATA_LOSS (a file became shorter), and those of file_io.h.
 // Blocks on both disks. Threads: any.
 [[nodiscard]] absl::StatusOr<BackupReport> BackUp(const std::string& from,
                                                   const std::string& to);

@@ -1,4 +1,4 @@
-// Computes CRC32C (Castagnoli) by the processor's own instructions.
+// Computes CRC32C (Castagnoli) with the ISA-L library.
 #ifndef WEFT_SRC_JOURNAL_CRC32C_H_
 #define WEFT_SRC_JOURNAL_CRC32C_H_
 

@@ -1,7 +1,7 @@
-// The file's bytes:
-// "WEFTIMG1" | number of blocks u64 | for each block: floats u64, CRC32C u32,
-// u32 that is 1 if the block's bytes follow, else 0 | CRC32C of everything
-// before u32 | bytes of the blocks
+// The file's bytes, where u32 and u64 are little-endian numbers:
+// "WEFTIMG1" | u64 number of blocks | for each block: u64 number of floats,
+// u32 CRC32C (0 for a block of zeros), u32 1 if the block's bytes follow else 0
+// | u32 CRC32C of everything before | bytes of the blocks that are not all zero
 #include "src/journal/image_file.h"
 
 #include <fcntl.h>

@@ -1,9 +1,9 @@
 // Writes and reads images. An image is a file below images/ that holds the
 // tensors of one adapter as blocks of floats. It is written once and whole. Its
-// table has each block's size and CRC32C, and every read checks both. A block
-// whose bytes are all zero takes no room.
+// table has each block's size and CRC32C. The file omits the bytes of a block
+// that are all zero.
 //
-// Errors: those of state_folder.h, INVALID_ARGUMENT (a name that is not one
+// Errors: those of file_io.h, such as INVALID_ARGUMENT (a name that is not one
 // part of a path), and those that the comment of a function names.
 // Threads: any, on different names. All functions block on the disk.
 #ifndef WEFT_SRC_JOURNAL_IMAGE_FILE_H_
@@ -28,8 +28,8 @@ namespace weft::journal {
     const std::vector<std::span<const float>>& blocks);
 
 // Reads the blocks. Errors: NOT_FOUND; DATA_LOSS if the file is incomplete, or
-// if its sizes or checksums do not match. After an error the blocks' content is
-// undefined.
+// if its sizes or checksums do not match. After an error the content of the
+// blocks is undefined.
 [[nodiscard]] absl::Status ReadImage(
     const StateFolder& folder, const std::string& name,
     const std::vector<std::span<float>>& blocks);

@@ -1,17 +1,19 @@
 // Encodes and decodes the bytes of a segment, which is one file of the log. All
 // numbers are little-endian.
 //
-//   segment  "WEFTLOG1" | salt u64 | first sequence u64 | CRC32C u32 | 0 u32
-//   record   CRC32C of the rest of this header u32 | place in its group u32 |
-//            sequence u64 | length u64 | CRC32C of the bytes u32 | bytes
+//   segment  "WEFTLOG1" | u64 salt | u64 first sequence | u32 CRC32C of all
+//            before | u32 0
+//   record   u32 CRC32C of the salt and the rest of this header | u32 place in
+//            its group | u64 sequence | u64 length | u32 CRC32C of the bytes |
+//            bytes
 //
 // Records go to the disk in groups, each by one write and one sync. A group is
 // written only when all earlier groups are on disk. So a record of a group
 // proves that all records before the group were once on disk.
 //
 // The checksum of a record's header also covers the segment's random salt. So
-// neither old bytes on the disk nor a client's bytes inside a record can pass
-// for a record of this segment.
+// neither old bytes on the disk nor a client's bytes inside a record pass for a
+// record of this segment.
 #ifndef WEFT_SRC_JOURNAL_LOG_FORMAT_H_
 #define WEFT_SRC_JOURNAL_LOG_FORMAT_H_
 
@@ -38,8 +40,8 @@ struct RecordHeader {
 };
 
 [[nodiscard]] std::string EncodeSegmentHeader(const SegmentHeader& header);
-// Returns none if the bytes are not a header. REQUIRES: `bytes` has kBytes
-// bytes.
+// Returns none if the bytes are not a header. REQUIRES: `bytes` has at least
+// SegmentHeader::kBytes bytes.
 [[nodiscard]] std::optional<SegmentHeader> DecodeSegmentHeader(
     std::string_view bytes);
 
@@ -47,8 +49,8 @@ struct RecordHeader {
 void AppendRecord(uint64_t salt, uint64_t sequence, uint32_t place,
                   std::string_view bytes, std::string* out);
 // Returns none if the bytes are not the header of a record of this segment. The
-// caller checks the record's bytes against `crc`. REQUIRES: `bytes` has kBytes
-// bytes.
+// caller checks the record's bytes against `crc`. REQUIRES: `bytes` has at
+// least RecordHeader::kBytes bytes.
 [[nodiscard]] std::optional<RecordHeader> DecodeRecordHeader(
     uint64_t salt, std::string_view bytes);
 

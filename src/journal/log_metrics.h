@@ -1,4 +1,4 @@
-// The log's metrics.
+// The metrics of the write-ahead log (log_writer.h).
 #ifndef WEFT_SRC_JOURNAL_LOG_METRICS_H_
 #define WEFT_SRC_JOURNAL_LOG_METRICS_H_
 

@@ -44,7 +44,7 @@ absl::StatusOr<LogReader> LogReader::Open(const StateFolder& folder,
   WEFT_ASSIGN_OR_RETURN(std::vector<uint64_t> segments, folder.Segments());
   const auto after =
       std::upper_bound(segments.begin(), segments.end(), first_sequence);
-  // The segment before `after` holds record `first_sequence`.
+  // The segment before `after` holds record `first_sequence`, if any does.
   if (after != segments.begin()) segments.erase(segments.begin(), after - 1);
   LogReader reader(&folder, std::move(segments), first_sequence);
   WEFT_RETURN_IF_ERROR(reader.SyncLastAndSumSizes());
@@ -152,8 +152,9 @@ absl::StatusOr<std::optional<std::string>> LogReader::ReadRecord(
   return bytes;
 }
 
-// Decides whether a bad record is the end of the log or is damaged. If a later
-// group of records follows it, the record was once on disk, so it is damaged.
+// Decides about a bad record. Returns DATA_LOSS if it is damaged: it is not in
+// the last segment, or a later group follows it. Otherwise the log ends before
+// it.
 absl::Status LogReader::EndOrDamage() {
   if (!IsLast()) return Damaged("a record is bad");
   WEFT_ASSIGN_OR_RETURN(const std::optional<Found> later,

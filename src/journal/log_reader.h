@@ -5,8 +5,8 @@
 // are durable, so the log ends before the first bad record. If a later group
 // follows a bad record, the record is damaged, because it was on disk before
 // the later group was written. A bad record in an earlier segment is damaged,
-// too. Next returns DATA_LOSS, with segment and offset, for a damaged record,
-// and also for a missing segment.
+// too. Next returns DATA_LOSS for a damaged record or segment header, and for a
+// missing segment.
 //
 // Threads: one at a time.
 #ifndef WEFT_SRC_JOURNAL_LOG_READER_H_
@@ -61,7 +61,8 @@ class LogReader {
   // Cuts off the torn tail durably. REQUIRES: Next has returned none.
   [[nodiscard]] absl::Status Repair();
 
-  // For a progress bar: the bytes of all segments, and the bytes read so far.
+  // For a progress bar: the bytes of the segments to read, and of those read so
+  // far.
   [[nodiscard]] uint64_t total_bytes() const { return total_bytes_; }
   [[nodiscard]] uint64_t read_bytes() const { return read_bytes_; }
 
@@ -88,8 +89,8 @@ class LogReader {
   [[nodiscard]] absl::Status OpenSegment();
   [[nodiscard]] absl::Status ReadSegmentHeader();
   [[nodiscard]] bool IsLast() const { return opened_ == segments_.size(); }
-  // Returns the record at `offset` of the open segment, and its header. Returns
-  // none if there is no good record.
+  // Returns the bytes of the record at `offset` of the open segment and sets
+  // `*header`. Returns none if there is no good record.
   [[nodiscard]] absl::StatusOr<std::optional<std::string>> ReadRecord(
       uint64_t offset, RecordHeader* header) const;
   [[nodiscard]] absl::Status EndOrDamage();
@@ -98,8 +99,8 @@ class LogReader {
     uint64_t offset = 0;
     uint64_t sequence = 0;
   };
-  // Returns the first good record after the bad record at segment_.offset. If
-  // `later_group`, skips records of the bad record's group.
+  // Returns the first good record after the bad record at segment_.offset, or
+  // none. If `later_group`, skips records of the bad record's group.
   [[nodiscard]] absl::StatusOr<std::optional<Found>> FindRecord(
       bool later_group) const;
   [[nodiscard]] absl::Status Damaged(const std::string& how) const;
@@ -110,7 +111,7 @@ class LogReader {
   size_t opened_ = 0;               // Number of segments opened so far.
   Segment segment_;
   uint64_t first_sequence_;
-  uint64_t expected_;  // Sequence of the record at segment_.offset.
+  uint64_t expected_;  // Sequence that the next record must have.
   uint64_t next_sequence_;
   bool at_end_ = false;
   uint64_t torn_bytes_ = 0;

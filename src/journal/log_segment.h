@@ -1,6 +1,6 @@
 // Writes a segment, which is one file of the log.
 //
-// Threads: one at a time. All functions block on the disk.
+// Threads: one at a time. All functions but salt() block on the disk.
 #ifndef WEFT_SRC_JOURNAL_LOG_SEGMENT_H_
 #define WEFT_SRC_JOURNAL_LOG_SEGMENT_H_
 
@@ -18,8 +18,8 @@ namespace weft::journal {
 class LogSegment {
  public:
   // Creates the file and writes its header durably. Replaces a file of the same
-  // name, which can hold no record. After RESOURCE_EXHAUSTED the caller may try
-  // again.
+  // name, which has no record, because the log ends before `first_sequence`.
+  // After RESOURCE_EXHAUSTED the caller may try again.
   [[nodiscard]] static absl::StatusOr<LogSegment> Create(
       const StateFolder& folder, uint64_t first_sequence);
 
@@ -38,7 +38,7 @@ class LogSegment {
   UniqueFd fd_;
   std::string name_;
   uint64_t salt_;
-  uint64_t size_;  // Bytes of whole groups.
+  uint64_t size_;  // Bytes of the header and of whole groups.
 };
 
 }  // namespace weft::journal

@@ -15,7 +15,7 @@ namespace weft::journal {
 namespace {
 
 constexpr const char* kThreadName = "weft-log";
-// Limits the memory of a group, whose records are copied into one text.
+// Limits the memory for the text into which a group's records are copied.
 constexpr size_t kMaxGroupBytes = 16 << 20;
 
 // Checks that the log ends just before record `sequence`, so that a segment may
@@ -207,7 +207,7 @@ LogWriter::Work LogWriter::NextWork() const {
   const bool may_write = full_.ok() || now >= retry_at_;
   const bool at_boundary =
       !segments_.empty() && segments_.front() == durable_sequence_;
-  // A segment begins before the tasks that were posted after it.
+  // If the disk may be written, a due segment begins before the next task.
   if (at_boundary && may_write) return Work::kBeginSegment;
   if (!tasks_.empty() && tasks_.front().sequence <= durable_sequence_) {
     return Work::kRunTask;

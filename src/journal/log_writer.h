@@ -1,12 +1,12 @@
 // Appends records to the log of a state folder. The writer's own thread writes
-// them. Records that are appended during a sync form the next group, which goes
-// to the disk by one write and one sync (group commit).
+// them. It writes the records that wait as a group, by one write and one sync
+// (group commit).
 //
-// A full disk stalls the log: no record is lost, tasks wait, and the writer
-// tries again until there is room. The log counts as stalled as soon as the
-// disk has less room than its reserve, so that callers stop earlier. Any other
-// error of a write, and every error of a sync, is final, because the kernel may
-// have dropped dirty pages. Only the next start can tell what is on disk.
+// While the disk is full, the log is stalled: records and tasks wait, and the
+// writer tries again until there is room. The log counts as stalled as soon as
+// the disk has less room than its reserve, so that callers stop earlier. Any
+// other error of a write, and every error of a sync, is final: the kernel may
+// have dropped dirty pages, so only the next start can tell what is on disk.
 //
 // Threads: any. Tasks run on the log's thread and must be short, because the
 // next group waits for them.
@@ -44,33 +44,35 @@ class LogWriter {
     // but writes go on.
     uint64_t disk_reserve_bytes = 0;
     // Time between two attempts to write to a full disk, and between two checks
-    // of its free bytes.
+    // of the disk's free bytes.
     absl::Duration retry = absl::Seconds(1);
   };
 
-  // Begins a segment at `next_sequence`: the value of
-  // LogReader::next_sequence() at the log's end, after Repair(). `folder` and
-  // `metrics` outlive the writer. Errors: FAILED_PRECONDITION if the log does
-  // not end just before `next_sequence`, or has a torn tail.
+  // Begins a segment at `next_sequence`, which LogReader::next_sequence()
+  // returns at the log's end, after Repair(). `folder` and `metrics` outlive
+  // the writer. Errors: FAILED_PRECONDITION if the log does not end just before
+  // `next_sequence` or has a torn tail, and those of state_folder.h.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<LogWriter>> Open(
       const StateFolder* folder, uint64_t next_sequence, Options options,
       LogMetrics* metrics);
-  // Writes and syncs all appended records and runs the tasks. If the disk is
-  // full, tries once more, then drops the records and tasks that wait.
+  // Writes and syncs all appended records and runs the tasks. If a write or
+  // sync fails, even because the disk is full, drops the records and tasks that
+  // wait.
   ~LogWriter();
   LogWriter(const LogWriter&) = delete;
   LogWriter& operator=(const LogWriter&) = delete;
 
   // Queues the record and returns its sequence. Sequences are consecutive.
   // Never waits for the disk. Records are in the log in the order of calls.
+  // After a final error, drops the record.
   uint64_t Append(std::string record);
 
   // Runs `task` when all records appended before this call are on disk. Tasks
-  // run in the order of calls.
+  // run in the order of calls. After a final error no task runs.
   void WhenDurable(std::function<void()> task);
 
   // Makes the next record begin a new segment, which is a file of the log.
-  // Returns the sequence of the record.
+  // Returns the sequence of that record.
   uint64_t StartSegment();
 
   // Returns the sequence of the first record that may not be on disk yet.
@@ -81,8 +83,7 @@ class LogWriter {
   // Returns RESOURCE_EXHAUSTED, with the reason, while the disk is full or has
   // less room than the reserve, or while too many bytes wait for the disk.
   [[nodiscard]] absl::Status stalled() const;
-  // Returns UNAVAILABLE after a final error. Tasks then never run again, and
-  // the process must end.
+  // Returns UNAVAILABLE after a final error. The process must then end.
   [[nodiscard]] absl::Status failure() const;
 
  private:
@@ -110,8 +111,8 @@ class LogWriter {
   void CheckRoom();
   void RunTask();
   [[nodiscard]] absl::Status BeginSegment();
-  // Moves records that wait into `group_`, unless `group_` still holds a group
-  // that a full disk stalled.
+  // Moves records that wait into `group_`. Does nothing if `group_` still holds
+  // a group that could not be written because the disk was full.
   void TakeGroup();
   [[nodiscard]] absl::Status WriteGroup();
   void GroupIsDurable();
@@ -142,9 +143,10 @@ class LogWriter {
   uint64_t durable_sequence_ ABSL_GUARDED_BY(mu_);
   int64_t pending_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
-  // OK if the disk had its reserve at the last check of its free bytes.
+  // The result of the last check of the free bytes: RESOURCE_EXHAUSTED if the
+  // disk lacked its reserve, otherwise OK.
   absl::Status reserve_ ABSL_GUARDED_BY(mu_);
-  // The free bytes may have changed since the last check.
+  // The free bytes need another check, at `check_at_` or later.
   bool room_may_differ_ ABSL_GUARDED_BY(mu_) = true;
   std::chrono::steady_clock::time_point check_at_ ABSL_GUARDED_BY(mu_);
   absl::Status full_ ABSL_GUARDED_BY(mu_);

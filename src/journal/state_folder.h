@@ -7,15 +7,15 @@
 //   <dir>/images/<name>             blocks of floats (image_file.h)
 //   <dir>/set-aside/<name>          files given up by an operator (set_aside.h)
 //
-// LOCK and the log's last segment are written in place. Every other file is
-// written under a temporary name, synced and renamed, so it exists completely
-// or not at all.
+// LOCK and the log's last segment are written in place. FORMAT, snapshots and
+// images are written under a temporary name, synced and renamed, so each of
+// them exists completely or not at all.
 //
 // Errors of all functions: those of file_io.h. Messages name the file, not its
 // path.
 // Threads: only one thread at a time may call ReadSnapshot, WriteSnapshot or
-// Cut. Any thread may call the other const functions. All functions block on
-// the disk.
+// Cut. Any thread may call the other functions. All functions that return a
+// status block on the disk.
 #ifndef WEFT_SRC_JOURNAL_STATE_FOLDER_H_
 #define WEFT_SRC_JOURNAL_STATE_FOLDER_H_
 
@@ -41,32 +41,32 @@ struct Snapshot {
 
 class StateFolder {
  public:
-  // Creates the folder if it does not exist (its parent does), and removes the
-  // temporaries that a crash left. `model` is one line that identifies the base
-  // model; a new folder stores it. Errors: UNAVAILABLE (another process has the
-  // folder), FAILED_PRECONDITION (another format version or model; names both).
+  // Creates the folder if it does not exist (its parent must exist), and
+  // removes temporaries that a crash left. `model` is one line that identifies
+  // the base model; a new folder stores it. Errors: UNAVAILABLE (another
+  // process has the folder), FAILED_PRECONDITION (another format version or
+  // model; the message names both), DATA_LOSS (FORMAT is damaged or missing).
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<StateFolder>> Open(
       const std::string& path, const std::string& model);
   // Opens an existing folder without checking its base model. Errors:
-  // NOT_FOUND.
+  // NOT_FOUND, and those of Open.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<StateFolder>>
   OpenExisting(const std::string& path);
   StateFolder(const StateFolder&) = delete;
   StateFolder& operator=(const StateFolder&) = delete;
 
-  // Returns the newest snapshot; none in a new folder. Errors: DATA_LOSS.
+  // Returns the newest snapshot; none if there is none. Errors: DATA_LOSS.
   [[nodiscard]] absl::StatusOr<std::optional<Snapshot>> ReadSnapshot() const;
 
   // Writes a snapshot durably. It becomes the newest one, and Cut may follow.
   // Errors: FAILED_PRECONDITION if another snapshot contains more records.
   [[nodiscard]] absl::Status WriteSnapshot(const Snapshot& snapshot);
 
-  // Removes segments that hold only records before `next_sequence`, all
-  // snapshots but the newest, and images not in `keep_images`. During the call
-  // only images in `keep_images` may be written. A crash may leave some of the
-  // files.
-  // Errors: FAILED_PRECONDITION if the newest snapshot does not contain all
-  // records before `next_sequence`.
+  // Removes segments that hold only records before `next_sequence` (but not the
+  // last segment), all snapshots but the newest, and images not in
+  // `keep_images`. No image may be written during the call. After a crash or an
+  // error, some of these files may remain. Errors: FAILED_PRECONDITION if the
+  // newest snapshot does not contain all records before `next_sequence`.
   [[nodiscard]] absl::Status Cut(uint64_t next_sequence,
                                  const std::set<std::string>& keep_images);
 
@@ -92,8 +92,8 @@ class StateFolder {
 
   [[nodiscard]] absl::Status Lock();
   [[nodiscard]] absl::Status OpenFolders();
-  // Checks FORMAT, or writes it in a new folder. If `model` is none, does
-  // neither check the base model nor write.
+  // Checks FORMAT, or writes it in a new folder. If `model` is none, checks no
+  // base model and writes nothing.
   [[nodiscard]] absl::Status CheckFormat(
       const std::optional<std::string>& model) const;
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<StateFolder>> OpenAs(

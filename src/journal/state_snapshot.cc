@@ -1,8 +1,8 @@
 // Reads and writes snapshots, and removes the files that a snapshot replaces.
 //
-// The file's bytes:
-// "WEFTSNAP" | next sequence u64 | length u64 | CRC32C of the bytes u32 |
-// CRC32C of everything before u32 | bytes
+// The file's bytes, where u32 and u64 are little-endian numbers:
+// "WEFTSNAP" | u64 next sequence | u64 length | u32 CRC32C of the bytes |
+// u32 CRC32C of everything before | bytes
 #include <filesystem>
 #include <string_view>
 #include <system_error>

@@ -19,7 +19,7 @@ constexpr double kMaxScalar = 1e6;
 constexpr double kMaxSoftcap = 1e6;
 constexpr int64_t kFirstLateLayer = 28;  // If max_window_layers is absent.
 
-// Returns the window in tokens, or 0 if no layer has a window.
+// Returns the window in tokens; 0 means that there is none.
 absl::StatusOr<int64_t> ReadWindow(JsonFields& fields, const Family& family) {
   const bool off = fields.IsNull("sliding_window");
   // transformers 5 writes 0 for a Qwen2-MoE without windows.
@@ -27,7 +27,7 @@ absl::StatusOr<int64_t> ReadWindow(JsonFields& fields, const Family& family) {
   WEFT_ASSIGN_OR_RETURN(const int64_t window,
                         fields.IntOr("sliding_window", least, kMaxWindow,
                                      off ? 0 : family.window));
-  // Some files of Gemma 2 spell sliding_window so.
+  // Some files of Gemma 2 have sliding_window under this name.
   WEFT_ASSIGN_OR_RETURN(
       const int64_t same,
       fields.IntOr("sliding_window_size", 1, kMaxWindow, window));
@@ -87,7 +87,7 @@ absl::StatusOr<std::vector<bool>> ReadScheme(JsonFields& fields,
   return slides;
 }
 
-// Overwrites `slides` by layer_types if the file has that field.
+// Sets `slides` from layer_types if the file has that field.
 absl::Status ReadLayerTypes(JsonFields& fields, const Family& family,
                             int64_t window, std::vector<bool>& slides) {
   const Json* types = fields.Find("layer_types");

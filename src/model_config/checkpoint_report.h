@@ -1,5 +1,5 @@
 // Reports what a model folder holds, which of its tensors a server reads, and
-// why it cannot be served. Torch-free.
+// what problems the folder has. Torch-free.
 #ifndef WEFT_SRC_MODEL_CONFIG_CHECKPOINT_REPORT_H_
 #define WEFT_SRC_MODEL_CONFIG_CHECKPOINT_REPORT_H_
 
@@ -13,9 +13,10 @@
 
 namespace weft::model {
 
-// Tensors that differ only in the number of their layer.
+// Tensors of one dtype and shape whose names differ only in numbers, of layers
+// or of experts.
 struct TensorGroup {
-  std::string name;  // The file's name, with "*" for the layer.
+  std::string name;  // The file's name, with "*" for each number.
   weights::ScalarType dtype = weights::ScalarType::kF32;
   std::vector<int64_t> shape;
   int64_t count = 0;
@@ -23,15 +24,15 @@ struct TensorGroup {
   bool is_read = false;
 };
 
-// A reason why a model cannot be served. Tensors with the same fault that
-// differ only in the number of their layer share a ModelProblem.
+// A reason why a model cannot be served. Tensors with the same fault whose
+// names differ only in numbers share a ModelProblem.
 struct ModelProblem {
   std::string message;
   int64_t count = 0;
 };
 
 struct CheckpointReport {
-  std::optional<ModelConfig> config;  // None if config.json has a problem.
+  std::optional<ModelConfig> config;  // None if it cannot be read.
   int64_t num_files = 0;
   std::vector<TensorGroup> groups;  // Sorted by their first tensor's name.
   int64_t num_tensors = 0;
@@ -39,12 +40,12 @@ struct CheckpointReport {
   int64_t num_read_tensors = 0;
   uint64_t read_bytes = 0;             // Bytes that a server reads.
   uint64_t head_bytes = 0;             // Bytes of head and embedding.
-  std::vector<ModelProblem> problems;  // Empty if the model can be served.
+  std::vector<ModelProblem> problems;  // Empty if none was found.
 };
 
-// Reads config.json and the headers of the weights. Never fails: lists each
-// fault as a problem of the report. Does not compare a tied head with the
-// embedding.
+// Reads config.json, generation_config.json and the headers of the weights.
+// Never fails: lists the faults as problems of the report. Does not compare a
+// tied head with the embedding.
 [[nodiscard]] CheckpointReport InspectCheckpoint(const std::string& model_dir);
 
 }  // namespace weft::model

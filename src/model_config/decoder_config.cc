@@ -15,8 +15,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// These limits exceed every published model. They are small enough that no
-// product of sizes overflows int64.
+// These limits are above the sizes of published models. They are small enough
+// that the number of weights fits in int64.
 constexpr int64_t kMaxLayers = 1024;
 constexpr int64_t kMaxHidden = 1 << 17;
 constexpr int64_t kMaxFfn = 1 << 20;
@@ -152,8 +152,7 @@ absl::Status ReadHead(JsonFields& fields, const Family& family,
   return absl::OkStatus();
 }
 
-// Refuses settings that the decoder does not support, unless their value has no
-// effect.
+// Refuses a field with a value that turns on what the decoder does not support.
 absl::Status CheckInertFields(JsonFields& fields) {
   WEFT_ASSIGN_OR_RETURN(const double dropout,
                         fields.NumberOr("attention_dropout", 0, 1, 0));

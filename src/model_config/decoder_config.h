@@ -10,8 +10,8 @@
 
 namespace weft::model {
 
-// Reads all fields but eos_token_id. The caller reads that one and then calls
-// fields.Finish. Errors: those of ParseModelConfig.
+// Reads the fields that describe the decoder. The caller reads eos_token_id and
+// then calls fields.Finish. Errors: those of ParseModelConfig.
 [[nodiscard]] absl::StatusOr<ModelConfig> ReadDecoder(JsonFields& fields,
                                                       const Family& family);
 

@@ -11,23 +11,24 @@
 
 namespace weft::model {
 
-// Which layers attend only to the last sliding_window tokens.
+// Which layers attend only to the last sliding_window tokens, if the file has
+// no layer_types.
 enum class WindowScheme {
   kNone,        // No layer. sliding_window must be off.
   kEveryLayer,  // All layers.
   kLateLayers,  // Layers from max_window_layers on, if use_sliding_window is
                 // true.
-  kPattern,     // All layers except every nth.
+  kPattern,     // All layers except every nth (Family::pattern).
 };
 
 enum class AttentionBias {
   kNone,     // Never.
   kField,    // On q, k, v and o, if attention_bias is true.
   kFieldOn,  // As kField, but an absent attention_bias is true.
-  kQkv,      // Always on q, k and v.
+  kQkv,      // On q, k and v. qkv_bias of Qwen2-MoE may turn it off.
 };
 
-// Which fields describe a mixture of experts.
+// Which layers have experts, and which fields of config.json describe them.
 enum class ExpertFields {
   kNone,
   kQwen,     // moe_intermediate_size, decoder_sparse_step, mlp_only_layers.
@@ -47,9 +48,10 @@ struct DefaultSizes {
   int64_t heads = 0;
   int64_t kv_heads = 0;  // 0: the number of query heads.
   int64_t head_dim = 0;  // 0: hidden / heads.
+  // The next two are read only if Family::experts is not kNone.
   int64_t experts = 0;
   int64_t experts_per_token = 0;
-  int64_t expert_ffn = 0;
+  int64_t expert_ffn = 0;  // Read only with kQwen.
   int64_t shared_ffn = 0;  // 0: the family has no shared expert.
 };
 
@@ -62,14 +64,14 @@ struct Family {
   ExpertFields experts = ExpertFields::kNone;
   WindowScheme windows = WindowScheme::kNone;
   int64_t window = 0;   // Used if sliding_window is absent.
-  int64_t pattern = 0;  // kPattern: every nth layer has no window.
+  int64_t pattern = 0;  // n of kPattern: every nth layer has no window.
   // Each query head has a sink: a learned logit that takes part in the softmax
   // but has no value vector.
   bool sinks = false;
   double rms_norm_eps = 1e-6;  // Used if the field is absent.
   double theta = 10000;
-  // True if the file must have the fields of the rotary table, because releases
-  // of transformers differ in the defaults.
+  // True if the file must have rope_parameters or rope_scaling, because
+  // releases of transformers differ in the defaults.
   bool needs_rope = false;
   double local_theta = 0;  // If > 0, the base of a rotary table for layers
                            // with a window.
@@ -80,7 +82,7 @@ struct Family {
   bool gemma = false;
   double attention_softcap = 0;  // Used if the field is absent.
   double final_softcap = 0;
-  bool softcap_fields = false;  // If false, both softcaps must be null.
+  bool softcap_fields = false;  // If false, the file may set no softcap.
 };
 
 // Returns the family, or null if Weft does not support it.
@@ -90,7 +92,8 @@ struct Family {
 // Returns null for a model_type whose config has none.
 [[nodiscard]] const Family* FindWrappedFamily(absl::string_view model_type);
 
-// Returns every model_type that the two functions above know, quoted.
+// Returns every model_type that the two functions above know, quoted and with
+// commas between.
 [[nodiscard]] std::string KnownFamilies();
 
 }  // namespace weft::model

@@ -15,10 +15,10 @@
 
 namespace weft::model {
 
-// Each read notes the field's name, and Finish refuses all other fields. A
-// field that is null counts as absent. A wrong type or value is
-// INVALID_ARGUMENT, which names field, value and range. The JSON object
-// outlives the reader. Threads: not thread-safe.
+// Each read notes the field's name, and Finish refuses all fields that were not
+// read. A field that is null counts as absent. An absent required field, a
+// wrong type or a wrong value is INVALID_ARGUMENT, which names field, value and
+// range. The JSON object outlives the reader. Threads: not thread-safe.
 class JsonFields {
  public:
   explicit JsonFields(const nlohmann::json& object) : object_(object) {}
@@ -42,8 +42,8 @@ class JsonFields {
   [[nodiscard]] absl::StatusOr<std::string> StringOr(
       const char* name, const std::string& fallback);
 
-  // Returns UNIMPLEMENTED, naming the first field that is not null, was not
-  // read and is not in `ignored`.
+  // Returns UNIMPLEMENTED if a field is not null, was not read and is not in
+  // `ignored`. Names the first such field.
   [[nodiscard]] absl::Status Finish(
       absl::Span<const absl::string_view> ignored) const;
 

@@ -22,7 +22,7 @@ struct LayerAttention {
   int rope_table = 0;  // Index into ModelConfig::rope_tables.
 };
 
-// A mixture of experts in place of a layer's MLP.
+// The mixtures of experts that layers have in place of an MLP.
 struct MoeConfig {
   lora::ExpertShape shape;
   // If true, a token's router weights are scaled so that they sum to one.
@@ -51,13 +51,13 @@ struct ModelConfig {
   bool qkv_bias = false;
   bool o_bias = false;
   bool mlp_bias = false;
-  bool sinks = false;  // Family::sinks explains them.
+  bool sinks = false;  // Query heads have sinks (Family::sinks).
   // The outputs of attention and MLP also have RMS norms.
   bool output_norms = false;
   bool norms_from_one = false;  // Norms multiply by 1 + the stored weight.
   ops::Activation activation = ops::Activation::kSilu;
-  bool scaled_embeddings = false;         // Times sqrt(hidden), in the model's
-                                          // dtype.
+  bool scaled_embeddings = false;         // Times sqrt(hidden), which is
+                                          // rounded to the model's dtype.
   double final_softcap = 0;               // Caps the logits; 0: no cap.
   std::vector<LayerAttention> attention;  // One per layer.
   MoeConfig moe;
@@ -80,7 +80,8 @@ struct ModelConfig {
     std::string_view config_json);
 
 // Reads config.json and, if it exists, generation_config.json of a folder.
-// Errors: NOT_FOUND if there is no config.json; those of ParseModelConfig.
+// Errors: NOT_FOUND if there is no config.json; those of ParseModelConfig and
+// weights::ReadSmallFile.
 [[nodiscard]] absl::StatusOr<ModelConfig> ReadModelConfig(
     const std::string& model_dir);
 

@@ -12,9 +12,9 @@ namespace {
 using parallel::Range;
 using parallel::Shard;
 
-// Returns whether each key/value head serves the same number of the query heads
-// [begin, end), as attention requires. In the model, each key/value head serves
-// `group` query heads.
+// Returns whether the key/value heads that serve the query heads [begin, end)
+// serve equally many of them, as attention requires. In the model, each
+// key/value head serves `group` query heads.
 bool IsUniform(int64_t begin, int64_t end, int64_t group) {
   const int64_t first = begin / group;
   const int64_t last = (end - 1) / group;

@@ -39,13 +39,13 @@ struct ModelShard {
 // Returns INVALID_ARGUMENT, naming --tensor-parallel-size, its value and the
 // limit, if the model cannot be split over `size` ranks. Each rank needs at
 // least one query head, one feed-forward feature and one vocabulary entry. On
-// each rank every key/value head must serve the same number of query heads.
+// each rank every key/value head must serve equally many query heads.
 [[nodiscard]] absl::Status CheckTensorParallelSize(const ModelConfig& config,
                                                    int size);
 
 // Sets MoeConfig::expert_groups to `size`. Returns INVALID_ARGUMENT, naming
-// --expert-parallel-size, its value and the limit, unless `size` divides
-// `tensor_parallel_size` and every group has an expert.
+// --expert-parallel-size, its value and the limit, unless `size` is 1, or
+// divides `tensor_parallel_size` and is at most the number of experts.
 [[nodiscard]] absl::Status SetExpertParallelSize(int size,
                                                  int tensor_parallel_size,
                                                  ModelConfig& config);

@@ -71,8 +71,7 @@ absl::Status ReadQwen(JsonFields& fields, const Family& family,
                                        kMaxExpertFfn, family.sizes.shared_ffn));
     WEFT_ASSIGN_OR_RETURN(config.qkv_bias, fields.BoolOr("qkv_bias", true));
   }
-  // Accepts max_window_layers without using it here. It matters only to
-  // windows, which ReadAttention reads.
+  // Accepts max_window_layers, which matters only to windows (ReadAttention).
   WEFT_RETURN_IF_ERROR(
       fields.IntOr("max_window_layers", 0, kMaxExpertFfn, 0).status());
   WEFT_ASSIGN_OR_RETURN(moe.normalizes_weights,
@@ -120,8 +119,8 @@ absl::Status ReadGptOss(JsonFields& fields, ModelConfig& config) {
     return UnsupportedField("swiglu_limit", Json(limit),
                             absl::StrCat(ops::kClampedSiluLimit));
   }
-  // Ignores this field, because the published files also have rope_scaling,
-  // which says the same.
+  // Ignores initial_context_length: rope_scaling, which the published files
+  // also have, says the same.
   WEFT_RETURN_IF_ERROR(
       fields.IntOr("initial_context_length", 1, kMaxContext, 1).status());
   WEFT_ASSIGN_OR_RETURN(

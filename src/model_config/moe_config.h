@@ -10,9 +10,9 @@
 
 namespace weft::model {
 
-// Fills config.moe and changes what a family with experts sets differently.
-// Does nothing for a family without experts. REQUIRES: sizes, biases and
-// activation of `config` are read. Errors: those of ParseModelConfig.
+// Fills config.moe. May also set qkv_bias (Qwen2-MoE) and the activation
+// (gpt-oss). Does nothing for a family without experts. REQUIRES: sizes, biases
+// and activation of `config` are read. Errors: those of ParseModelConfig.
 [[nodiscard]] absl::Status ReadMoe(JsonFields& fields, const Family& family,
                                    ModelConfig& config);
 

@@ -161,8 +161,8 @@ absl::Status Scale(JsonFields& rope, const std::string& kind, double theta,
     for (double& frequency : table.frequencies) frequency /= factor;
   } else if (kind == "dynamic") {
     // Dynamic scaling changes nothing up to max_position_embeddings, and weftd
-    // refuses longer sequences. In these, every frequency would depend on the
-    // longest sequence in the batch.
+    // refuses longer sequences. In longer ones, every frequency would depend on
+    // the longest sequence in the batch.
     WEFT_RETURN_IF_ERROR(rope.Number("factor", 1, kMaxFactor).status());
   } else if (kind == "llama3") {
     WEFT_ASSIGN_OR_RETURN(const Llama3Scaling scaling, ReadLlama3(rope));

@@ -43,7 +43,8 @@ StoredPlace PlaceIn(const weights::Checkpoint& checkpoint,
   }
   StoredPlace place = entry.fused;
   if (checkpoint.Find(absl::StrCat(place.name, kBlocks)).ok()) {
-    // The shape [experts, columns, rows] becomes that of the scales.
+    // Turns the shape [experts, columns, rows] into that of the scales,
+    // [experts, rows, columns / 32].
     place.form = StoredForm::kMxfp4;
     place.shape = {place.shape[0], place.shape[2],
                    place.shape[1] / weights::kMxfp4Block};

@@ -15,10 +15,10 @@
 
 namespace weft::model {
 
-// Returns where the checkpoint has the entry's tensor. If `entry.fused` has a
-// name and form kRows, that is `entry.fused` if the checkpoint has such a
-// tensor, otherwise the entry's own name. With another form it is
-// `entry.fused`, in form kMxfp4 if the checkpoint has MXFP4 blocks.
+// Returns where the checkpoint has the entry's tensor. That is `entry.name` if
+// `entry.fused` has no name, or has form kRows and is not in the checkpoint.
+// Otherwise it is `entry.fused`. Its form becomes kMxfp4 if the checkpoint has
+// MXFP4 blocks in place of a kTransposed tensor.
 [[nodiscard]] StoredPlace PlaceIn(const weights::Checkpoint& checkpoint,
                                   const WeightEntry& entry);
 
@@ -26,15 +26,15 @@ namespace weft::model {
 struct StoredPart {
   std::string name;
   std::vector<int64_t> shape;
-  bool is_bytes = false;  // U8; if false, floating point.
+  bool is_bytes = false;  // dtype U8; if false, F32, F16 or BF16.
 };
 
 // Returns the tensors of a place: one tensor, or blocks and scales for MXFP4.
 [[nodiscard]] std::vector<StoredPart> PartsOf(const StoredPlace& place);
 
 // Returns INVALID_ARGUMENT, which quotes `name`, if `stored` does not fit
-// `part`. It must have the part's shape, be row-major and have dtype F32, F16
-// or BF16 (U8 with is_bytes).
+// `part`. `stored` must have the part's shape, be row-major and have dtype F32,
+// F16 or BF16 (U8 with is_bytes).
 [[nodiscard]] absl::Status CheckStored(absl::string_view name,
                                        const StoredPart& part,
                                        const weights::DiskTensor& stored);
@@ -42,6 +42,7 @@ struct StoredPart {
 // Returns INVALID_ARGUMENT, naming the tensor, if the checkpoint has a tensor
 // that a decoder of this config would ignore. Checks tensors inside the layers,
 // such as the bias of a projection, and biases of the head and the final norm.
+// Accepts rotary tables and layers beyond num_layers.
 [[nodiscard]] absl::Status CheckNoOtherTensors(
     const weights::Checkpoint& checkpoint, const ModelConfig& config);
 

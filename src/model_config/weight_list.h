@@ -14,7 +14,7 @@
 namespace weft::model {
 
 // A matrix or vector of Weft's decoder, which is a field of DecoderWeights or
-// LayerWeights. Projections that share an input share a slot.
+// LayerWeights. q, k and v share a slot, and gate and up share one.
 enum class WeightSlot : uint8_t {
   kEmbedding,
   kInputNorm,
@@ -65,8 +65,8 @@ enum class StoredForm : uint8_t {
   kMxfp4,
 };
 
-// A tensor of a checkpoint that contains an entry's matrix, and its place
-// there.
+// A tensor of a checkpoint that contains an entry's matrix, and the place of
+// the matrix in the tensor.
 struct StoredPlace {
   std::string name;
   std::vector<int64_t> shape;
@@ -95,33 +95,34 @@ struct WeightEntry {
   int64_t slot_rows = 0;
   // Another tensor of a checkpoint that may contain this matrix, such as the
   // tensor of all experts. Its name is empty if there is none. If its form is
-  // kRows, a checkpoint has either that tensor or the one named `name`.
+  // kRows, a checkpoint has either that tensor or the one named `name`. If its
+  // form is another, checkpoints have only that tensor.
   StoredPlace fused = {};
 
   [[nodiscard]] int64_t num_elements() const;  // In the whole tensor.
 };
 
-// Lists the tensors in the order of the forward pass. The entries of a slot are
-// next to each other. A tied head is not listed. If a product is summed over
-// ranks, only one of these ranks lists its bias, which is then added once.
-// REQUIRES: CheckTensorParallelSize accepts shard.size.
+// Lists the tensors, layer by layer. The entries of a slot are next to each
+// other. A tied head is not listed. If a product is summed over ranks, only one
+// of these ranks lists its bias, which is then added once. REQUIRES:
+// CheckTensorParallelSize accepts shard.size.
 [[nodiscard]] std::vector<WeightEntry> ListWeights(
     const ModelConfig& config, const parallel::Shard& shard = {});
 
-// Lists only the embedding and the head.
+// Lists only the embedding and, if it is not tied, the head. Lists them whole.
 [[nodiscard]] std::vector<WeightEntry> ListHeadWeights(
     const ModelConfig& config);
 
-// Returns the bytes that the slot of an entry takes in the common buffer.
-// Weights have `element_bytes` each, except norms with IsWide and matrices in 8
-// bits.
+// Returns the bytes that the slot of an entry takes in the common buffer,
+// rounded up for alignment. Weights have `element_bytes` each, except norms
+// with IsWide and matrices in 8 bits.
 [[nodiscard]] int64_t SlotBytes(const WeightEntry& entry,
                                 const ModelConfig& config,
                                 int64_t element_bytes,
                                 MatrixFormat format = MatrixFormat::kDtype);
-// Returns whether a slot is a norm that is f32 (ModelConfig::norms_from_one).
+// Returns whether the slot is a norm in f32 (ModelConfig::norms_from_one).
 [[nodiscard]] bool IsWide(WeightSlot slot, const ModelConfig& config);
-// Returns the bytes of all slots together.
+// Returns the bytes of all slots of a rank together.
 [[nodiscard]] int64_t WeightBytes(const ModelConfig& config,
                                   int64_t element_bytes,
                                   const parallel::Shard& shard = {},

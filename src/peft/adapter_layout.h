@@ -1,4 +1,4 @@
-// The place of each LoRA matrix of an adapter in its flat buffers.
+// Gives each LoRA matrix of an adapter a place in the adapter's flat buffers.
 //
 // An adapter has four f32 buffers of the same layout: weights, gradient and two
 // moments. So a step, a copy or a file is one pass over a buffer. Inside a
@@ -42,8 +42,8 @@ struct ModelShape {
   [[nodiscard]] ModelShape OfExpert(int expert) const;
 };
 
-// The parts of these widths that one rank of tensor parallelism has. Every rank
-// has the whole `hidden`.
+// The parts of ModelShape's widths that one rank of tensor parallelism has.
+// Every rank has the whole `hidden`.
 struct ShapeRanges {
   parallel::Range q;
   parallel::Range kv;
@@ -57,7 +57,7 @@ struct ShapeRanges {
 // LoraFactor::expert of a linear layer outside the experts.
 inline constexpr int kNoExpert = -1;
 
-// A linear layer with LoRA.
+// A linear layer with LoRA, or the embedding with LoRA.
 struct LoraFactor {
   int layer = 0;  // num_layers for the head and the embedding.
   TargetModule module = TargetModule::kQProj;
@@ -113,10 +113,11 @@ class AdapterLayout {
   [[nodiscard]] const std::vector<LoraFactor>& factors() const {
     return factors_;
   }
-  // Returns the layout of a group. It is empty if the layer does not have the
-  // group: kGateUp without an expert in a layer of experts, or an expert of
-  // another rank. REQUIRES: `layer` is in [0, num_layers), and `expert` is one
-  // of the layer's. kLmHead and kEmbedTokens ignore `layer` and `expert`.
+  // Returns the layout of a group. It has no factors if the adapter has no LoRA
+  // in the group, if `expert` is another rank's, or for kGateUp and kDown
+  // without an expert in a layer of experts. REQUIRES: `layer` is in [0,
+  // num_layers). `expert` is kNoExpert, or an expert of the layer for kGateUp
+  // and kDown. kLmHead and kEmbedTokens ignore `layer` and `expert`.
   [[nodiscard]] const GroupLayout& group(int layer, ProjectionGroup group,
                                          int expert = kNoExpert) const;
 

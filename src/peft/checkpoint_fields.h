@@ -31,16 +31,17 @@ struct BaseModel {
 [[nodiscard]] absl::StatusOr<nlohmann::json> ParseCheckpointFields(
     absl::string_view text, absl::string_view file);
 
-// Reads the fields. Accepts fields of older servers, which lack kind, metadata,
-// ttl, tenant and the base model's fingerprint. Errors: DATA_LOSS if a field is
-// missing, has another type or exceeds its limit.
+// Reads the fields. Accepts fields of older servers, which may lack overrides,
+// kind, metadata, ttl_seconds, tenant, base_model_name and base_fingerprint.
+// Errors: DATA_LOSS if another field is missing, or if a field has another type
+// or exceeds its limit.
 [[nodiscard]] absl::StatusOr<CheckpointInfo> ReadCheckpointFields(
     const nlohmann::json& fields);
 
-// Checks that the checkpoint belongs to the base model: it must have the same
-// shape and, if it has a fingerprint, the same fingerprint. Errors:
+// Checks that the checkpoint belongs to the base model: the fields must have
+// the same shape and, if they have a fingerprint, the same fingerprint. Errors:
 // FAILED_PRECONDITION for another model or format version; DATA_LOSS if a field
-// is missing or has another type.
+// that it reads is missing or has another type.
 [[nodiscard]] absl::Status CheckBaseModel(const nlohmann::json& fields,
                                           const BaseModel& base);
 

@@ -15,8 +15,8 @@ namespace weft::lora {
 enum class ExpertNames : uint8_t {
   kMlp,      // mlp.experts.0.gate_proj
   kMixtral,  // block_sparse_moe.experts.0.w1
-  kFused,    // mlp.experts.gate_up_proj: one tensor of all experts, which PEFT
-             // names too. Messages spell single experts as kMlp does.
+  kFused,    // mlp.experts.gate_up_proj: one tensor of all experts. PEFT has
+             // this name, too. Messages spell single experts as kMlp does.
 };
 
 // The experts of a model. A layer with experts has them in place of the MLP.

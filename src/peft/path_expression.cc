@@ -26,8 +26,8 @@ bool IsLetter(char c) {
 }
 
 // Scans an expression from left to right for syntax that Python and RE2 read
-// differently. Next and the methods that it calls consume the beginning of
-// text_. They return the problem, or an empty string if there is none.
+// differently. Next, Escape, Class, Repetition and Group consume the beginning
+// of text_. They return the problem, or an empty string if there is none.
 class Scanner {
  public:
   explicit Scanner(absl::string_view text) : text_(text) {}
@@ -117,8 +117,8 @@ class Scanner {
     return "";
   }
 
-  // Python reads {,3} and {01} as repetitions, but RE2 reads them as literal
-  // text.
+  // Refuses {,3} and {01}, for example: Python reads them as repetitions, but
+  // RE2 reads them as literal text.
   absl::string_view Repetition() {
     constexpr absl::string_view kWrong =
         "{ begins a repetition {n}, {n,} or {n,m}, or is written as \\{";

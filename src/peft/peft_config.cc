@@ -48,8 +48,8 @@ bool IsOff(const PeftJson& value) {
          (value.is_structured() && value.empty());
 }
 
-// Refuses every other field unless its value cannot change what the adapter
-// computes.
+// Refuses each field that is neither honoured nor bookkeeping and may change
+// what the adapter computes.
 absl::Status CheckOtherFields(const PeftJson& root) {
   for (const auto& [field, value] : root.items()) {
     if (Contains(kHonouredFields, field) ||

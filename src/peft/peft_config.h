@@ -11,11 +11,11 @@
 
 namespace weft::lora {
 
-// The largest rank that a file may have. The engine's own limit is lower.
+// The largest rank that a file may have. The server's --max-rank also applies.
 inline constexpr int kMaxFileRank = 4096;
 
-// Parses a client's file: ranks, alphas, and the layers and modules that PEFT
-// selects (src/peft/peft_targets.h). For a rank-stabilised adapter
+// Parses a client's file: ranks, alphas, and the layers and modules that the
+// file selects (src/peft/peft_targets.h). For a rank-stabilised adapter
 // (use_rslora), multiplies each alpha by sqrt(rank). Accepts lora_dropout and
 // does not apply it. Errors: INVALID_ARGUMENT, which names the field, its value
 // and what is accepted.

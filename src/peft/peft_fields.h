@@ -30,11 +30,11 @@ inline constexpr absl::string_view kPeftConfigFile = "adapter_config.json";
 // Returns the field's value, or JSON null if the file does not have the field.
 [[nodiscard]] const PeftJson& FieldOf(const PeftJson& root, const char* field);
 
-// Reads a rank in [1, kMaxFileRank].
+// Reads a rank in [1, kMaxFileRank]. Errors: INVALID_ARGUMENT (Refused).
 [[nodiscard]] absl::StatusOr<int> ReadRank(absl::string_view field,
                                            const PeftJson& value);
 
-// Reads an alpha in (0, 1e6].
+// Reads an alpha in (0, 1e6]. Errors: INVALID_ARGUMENT (Refused).
 [[nodiscard]] absl::StatusOr<double> ReadAlpha(absl::string_view field,
                                                const PeftJson& value);
 

@@ -28,8 +28,7 @@ using weights::TensorView;
 constexpr absl::string_view kTensorFile = "adapter_model.safetensors";
 constexpr absl::string_view kPeftPrefix = "base_model.model";
 
-// Refuses an adapter with NaN or infinity, because training it would be in
-// vain.
+// Refuses an adapter with NaN or infinity, because training could not use it.
 absl::Status CheckFinite(absl::Span<const float> buffer,
                          const std::vector<PeftMatrix>& matrices) {
   for (const PeftMatrix& matrix : matrices) {

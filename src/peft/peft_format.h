@@ -24,11 +24,11 @@ struct PeftAdapter {
 // Reads a PEFT LoRA folder. Supports rslora (as a factor of alpha),
 // rank_pattern, alpha_pattern, layers_to_transform, exclude_modules and
 // target_parameters, and tensors in F32, F16 and BF16. Refuses DoRA, biases,
-// modules_to_save, fan_in_fan_out, and every unknown field that is not null,
-// false or empty. The folder must have every targeted layer in the right shape.
-// It may also have copies of the base model's weights, which are skipped, but
-// no other tensor. Errors: INVALID_ARGUMENT, which names the file, the tensor
-// or field, and the rule.
+// modules_to_save, fan_in_fan_out, values that are not finite, and every
+// unknown field that is not null, false or empty. The folder must have every
+// targeted layer in the right shape. The file of tensors may also have copies
+// of the base model's weights, which are skipped, but no other tensor. Errors:
+// INVALID_ARGUMENT, which names the rule.
 [[nodiscard]] absl::StatusOr<PeftAdapter> ReadPeft(const PeftFiles& files,
                                                    const ModelShape& shape);
 
@@ -45,14 +45,15 @@ struct NamedBuffer {
   std::string name;
   absl::Span<const float> values;
 };
-// Returns a safetensors file of the buffers. A tensor's name is
-// `<buffer name>.<module path>.lora_A.weight`.
+// Returns a safetensors file of the buffers. A tensor's name is `<buffer
+// name>.<module path>` with PEFT's suffix, such as ".lora_A.weight".
 [[nodiscard]] std::string WriteBuffers(const LoraConfig& config,
                                        const ModelShape& shape,
                                        absl::Span<const NamedBuffer> buffers);
 
-// Reads one buffer from a file of WriteBuffers. Errors: INVALID_ARGUMENT or
-// DATA_LOSS, naming the tensor.
+// Reads one buffer from a file of WriteBuffers. Errors: those of
+// weights::ParseSafetensors; INVALID_ARGUMENT, naming the tensor, if it is
+// missing or has another shape or dtype.
 [[nodiscard]] absl::StatusOr<std::vector<float>> ReadBuffer(
     const std::string& safetensors, const std::string& buffer_name,
     const LoraConfig& config, const ModelShape& shape);

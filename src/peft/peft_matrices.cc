@@ -141,7 +141,7 @@ bool IsExpert(const LoraFactor& factor, const ExpertShape& experts) {
   return factor.expert != kNoExpert && factor.expert < experts.count;
 }
 
-// Returns whether a fused B [2 F, R E], with alternating rows of gate and up,
+// Returns whether a fused B [out, R E], with alternating rows of gate and up,
 // has ExpertForm::kHalves. Then it is zero in rows of gate for the second half
 // of R, and in rows of up for the first half.
 bool HasHalves(absl::Span<const float> b, int64_t columns) {

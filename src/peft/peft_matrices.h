@@ -10,8 +10,8 @@
 // Gate and up are one parameter, so they share A. Gate has the first half of
 // B's rows and up the second half. With ExpertNames::kFused, rows of gate and
 // up alternate. B may be zero in rows of gate for the second half of R, and in
-// rows of up for the first half. Then the pair stands for two adapters of rank
-// R / 2, each with its own A. Weft writes experts of ExpertNames::kFused so.
+// rows of up for the first half. Then gate and up have LoRA of rank R / 2 each,
+// and each its own A. Weft writes this form for ExpertNames::kFused.
 #ifndef WEFT_SRC_PEFT_PEFT_MATRICES_H_
 #define WEFT_SRC_PEFT_PEFT_MATRICES_H_
 
@@ -50,8 +50,8 @@ enum class ExpertForm : uint8_t {
   kHalves,  // As kFused, with half of the rank for gate and half for up.
 };
 
-// Returns all matrices of a file, A and B of each of the layout's factors in
-// order. Names begin with `prefix`.
+// Returns A and B of each factor of the layout, in order, with their places in
+// a file of the form `form`. Names begin with `prefix`.
 [[nodiscard]] std::vector<PeftMatrix> MatricesOf(
     const AdapterLayout& layout, const ExpertShape& experts,
     absl::string_view prefix, ExpertForm form = ExpertForm::kSingle);

@@ -21,7 +21,7 @@ bool IsSuffix(absl::string_view entry, absl::string_view path) {
 }
 
 // The value of target_modules or exclude_modules. It is a list of names or one
-// expression. A name selects a path that it equals or ends; an expression must
+// expression. A name selects a path that IsSuffix accepts. An expression must
 // match the whole path.
 struct ModuleNames {
   std::vector<std::string> names;
@@ -98,7 +98,8 @@ absl::StatusOr<Layers> ReadLayers(const PeftJson& root,
 // Returns whether layers_to_transform keeps the module. A module outside the
 // layers is kept only if one of the names is its whole path, as in PEFT. PEFT
 // shortens long lists of paths before this check, so the whole path of a module
-// inside a layer is ambiguous and is refused.
+// inside a layer is ambiguous and is refused. Without layers_to_transform keeps
+// every module.
 absl::StatusOr<bool> IsKept(const Layers& layers, const LoraFactor& site,
                             const std::string& path, const ModuleNames& names,
                             const ModelShape& shape) {
@@ -135,8 +136,8 @@ absl::Status CheckEveryNameIsThere(const ModuleNames& targets,
   return absl::OkStatus();
 }
 
-// Refuses an expression that also matches a norm or a module that contains
-// others, as PEFT does. Every model has such modules.
+// Refuses an expression that also matches a module that LoRA cannot adapt, such
+// as a norm or a whole layer. PEFT refuses it, too.
 absl::Status CheckMatchesLayersAlone(const ModuleNames& targets,
                                      const ModuleNames& excluded,
                                      const PeftJson& field,

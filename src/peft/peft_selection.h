@@ -21,11 +21,10 @@ namespace weft::lora {
 // Returns whether the module is gate, up or down.
 [[nodiscard]] bool IsOfMlp(TargetModule module);
 
-// Returns the name that stands in target_modules for this module of every
-// layer.
+// Returns the entry of target_modules that selects this module in every layer.
 [[nodiscard]] const char* NameOf(TargetModule module, const ModelShape& shape);
 
-// Returns the largest number of module names in a list.
+// Returns the most entries that a list or pattern of a file may have.
 [[nodiscard]] size_t MaxEntries(const ModelShape& shape);
 
 // Returns, for every site, whether target_parameters selects it. That field

@@ -167,8 +167,8 @@ nlohmann::json AlphaToJson(double alpha) {
 
 namespace {
 
-// Writes target_parameters. gate_up_proj gets the rank of gate plus that of up,
-// which are equal (ExpertForm::kHalves).
+// Writes target_parameters and the patterns for them. gate_up_proj gets the
+// rank of gate plus that of up, which are equal (ExpertForm::kHalves).
 void WriteFusedTargets(const LoraConfig& config, const ModelShape& shape,
                        nlohmann::json& root) {
   nlohmann::json& targets = root["target_parameters"] = nlohmann::json::array();

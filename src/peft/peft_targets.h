@@ -2,8 +2,8 @@
 // and alphas. Private to src/peft.
 //
 // A name in a list is the end of a module's path. A single string in place of a
-// list is a regular expression (src/peft/path_expression.h) or "all-linear".
-// Each key of a pattern is a regular expression.
+// list is a regular expression (src/peft/path_expression.h) or, in
+// target_modules, "all-linear". Each key of a pattern is a regular expression.
 #ifndef WEFT_SRC_PEFT_PEFT_TARGETS_H_
 #define WEFT_SRC_PEFT_PEFT_TARGETS_H_
 
@@ -17,25 +17,24 @@ namespace weft::lora {
 // Fills target_modules and overrides of `config` from the file's
 // target_modules, target_parameters, exclude_modules, layers_to_transform,
 // layers_pattern, rank_pattern and alpha_pattern. REQUIRES: `config` has the
-// file's r and lora_alpha. If `rank_stabilised`, multiplies every alpha by the
-// square root of its rank, so that LoraShape::scale() is right in both cases.
-// Errors: INVALID_ARGUMENT, which names the field, its value and what is
-// accepted.
+// file's r and lora_alpha. If `rank_stabilised`, multiplies every alpha, also
+// config.alpha, by the square root of its rank. Errors: INVALID_ARGUMENT, which
+// names the field, its value and what is accepted.
 [[nodiscard]] absl::Status ReadTargets(const PeftJson& root,
                                        const ModelShape& shape,
                                        bool rank_stabilised,
                                        LoraConfig& config);
 
 // Returns the r and lora_alpha to write to a file. If the adapter has LoRA in
-// experts, returns the experts' values, because transformers may fuse experts
-// and PEFT's patterns cannot name fused ones. Otherwise returns the values of
-// `config`.
+// experts, returns the values of their first layer, because transformers may
+// fuse experts and PEFT's patterns cannot name fused ones. Otherwise returns
+// the values of `config`.
 [[nodiscard]] LoraShape FileShape(const LoraConfig& config,
                                   const ModelShape& shape);
 
 // Writes target_modules, target_parameters, rank_pattern and alpha_pattern. If
-// `root` has the r and lora_alpha of FileShape, ReadTargets returns a config of
-// the same layout as `config`. Without experts the two configs are equal.
+// `root` has the r and lora_alpha of FileShape, ReadPeft makes a config of the
+// same layout from the files of this adapter.
 void WriteTargets(const LoraConfig& config, const ModelShape& shape,
                   nlohmann::json& root);
 

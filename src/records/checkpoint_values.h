@@ -12,8 +12,8 @@ void Put(const SaveCheckpointRequest& request, log::Request* out);
 void Put(const LoadCheckpointRequest& request, log::Request* out);
 void Put(const CheckpointInfo& info, log::Result* out);
 
-// The returned requests have neither adapter_id nor step. log::Request stores
-// these two for all kinds, and values.cc sets them.
+// The requests that Get returns have no adapter_id and no step. log::Request
+// has these two for every kind of request, and values.cc reads them.
 [[nodiscard]] SaveCheckpointRequest Get(const log::Save& in);
 [[nodiscard]] LoadCheckpointRequest Get(const log::Load& in);
 [[nodiscard]] CheckpointInfo Get(const log::CheckpointResult& in);

@@ -16,7 +16,7 @@ namespace {
 using Hole = journal::LogReader::Hole;
 
 // Returns the sequence number of the first record that the newest snapshot does
-// not contain.
+// not contain; 1 without a snapshot.
 absl::StatusOr<uint64_t> FirstSequence(const journal::StateFolder& folder) {
   WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> snapshots,
                         folder.Snapshots());
@@ -54,7 +54,8 @@ class Finder {
   struct Known {
     std::string name;
     std::vector<Image> images;
-    std::set<size_t> undecided;  // Holes that may contain its records.
+    std::set<size_t> undecided;  // Indexes of holes that may contain its
+                                 // records.
     bool lost = false;           // A hole contains one of its records.
     bool removed = false;
   };
@@ -133,8 +134,8 @@ class Finder {
     }
   }
 
-  // Handles a mark of a readable record: the adapter's latest record before
-  // that one has the sequence number `mark.last`.
+  // Handles a mark of a readable record: the record before it that changed the
+  // same adapter has the sequence number `mark.last`.
   void Follow(const Mark& mark) {
     NoteKey(mark.key);
     Known& adapter = adapters_[mark.key];

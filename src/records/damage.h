@@ -1,10 +1,11 @@
 // Finds which adapters of a state folder cannot be restored, because records of
 // the log or image files are damaged.
 //
-// A lost record does not show which adapter it changed, but each later record
-// names the adapter's latest record before it (Trail in record.h). If no such
-// later record exists, the adapter may have lost records, and counts as
-// damaged.
+// A lost record does not show which adapter it changed. But each later record
+// has the sequence number of its adapter's previous record, and some later
+// records have this number for all adapters (Trail in record.h). If the
+// readable records after the damage have no such number for an adapter, the
+// adapter counts as damaged.
 #ifndef WEFT_SRC_RECORDS_DAMAGE_H_
 #define WEFT_SRC_RECORDS_DAMAGE_H_
 
@@ -24,9 +25,9 @@
 namespace weft::records {
 
 struct DamagedAdapter {
-  std::string name;  // The adapter's id, or "#KEY" if all its records are lost.
+  std::string name;  // The adapter's id, or "#KEY" if its id is lost.
   std::string how;   // What is damaged, for a message.
-  std::set<std::string> images;  // The adapter's image files (record.h).
+  std::set<std::string> images;  // Names of the adapter's image files.
 };
 
 struct Damage {
@@ -40,30 +41,30 @@ struct Damage {
   uint64_t next_key = 1;
 };
 
-// Returns whether a record of the log after the newest snapshot is damaged.
-// Checks the records without decoding them.
+// Returns whether LogReader finds damage in the log after the newest snapshot.
+// Does not decode the records.
 [[nodiscard]] absl::StatusOr<bool> LogIsDamaged(
     const journal::StateFolder& folder);
 
 // Reads the snapshot and the log, and checks the adapters' image files.
 // `suspects` are adapter ids: checks all bytes of their images, but only the
-// tables of other images. Without `suspects`, checks all bytes of all images.
-// Errors: DATA_LOSS if the damage affects all adapters (a damaged snapshot, or
-// a log that cannot be read on), those of StateFolder. Blocks on the disk.
-// Threads: one at a time.
+// tables and sizes of other images. Without `suspects`, checks all bytes of all
+// images. Errors: DATA_LOSS if the damage affects all adapters (a damaged
+// snapshot, or a log that cannot be read on), and those of StateFolder. Blocks
+// on the disk. Threads: one at a time.
 [[nodiscard]] absl::StatusOr<Damage> FindDamage(
     const journal::StateFolder& folder,
     const std::optional<std::set<std::string>>& suspects);
 
 // Returns OK if `given_up` has the names of all damaged adapters. Otherwise
-// returns DATA_LOSS, which names the damaged places, every other damaged
-// adapter and what the operator can do.
+// returns DATA_LOSS. Its message names the damaged places, every damaged
+// adapter that is not in `given_up`, and what the operator can do.
 [[nodiscard]] absl::Status RefusalOf(const Damage& damage,
                                      const std::set<std::string>& given_up);
 
 // Returns the error of RefusalOf for one adapter, whose image could not be read
-// because of `reason`. Returns `reason` itself if it is RESOURCE_EXHAUSTED,
-// which is no sign of damage.
+// because of the error `reason`. Returns `reason` itself if it is
+// RESOURCE_EXHAUSTED, which is no sign of damage.
 [[nodiscard]] absl::Status ImageRefusal(const std::string& adapter_id,
                                         const absl::Status& reason);
 

@@ -5,8 +5,8 @@
 // A training request with gradients has a BeginRecord and a BatchRecord for
 // each micro-batch. Without its last BatchRecord the request has no effect. A
 // replay still computes its batches, so that other requests in them get the
-// same numbers. A load that succeeded has a LoadedRecord, any other step a
-// DoneRecord.
+// same numbers. A completed step of another kind has a DoneRecord, or a
+// LoadedRecord if it loads state into an existing adapter.
 #ifndef WEFT_SRC_RECORDS_RECORD_H_
 #define WEFT_SRC_RECORDS_RECORD_H_
 
@@ -45,7 +45,7 @@ struct ReplyRecord {
 };
 
 // A new adapter, with initial weights or with the state of a checkpoint or of
-// an imported folder. In a snapshot it is an existing adapter.
+// an imported folder. In a snapshot: an adapter that exists.
 struct AdapterRecord {
   AdapterKey key = AdapterKey::kBaseModel;
   std::string adapter_id;
@@ -54,14 +54,15 @@ struct AdapterRecord {
   uint64_t epoch = 0;
   uint64_t last_step = 0;
   absl::Time created_at;
-  std::optional<ImageRecord> image;   // None: initial weights, as in
-                                      // CreateAdapter.
+  std::optional<ImageRecord> image;   // None: initial weights, or
+                                      // from_checkpoint.
   std::vector<ReplyRecord> replies;   // Sorted by step.
   std::optional<ReplyRecord> origin;  // The load that began `epoch`.
   // The adapter has durability checkpoint: a server that starts makes the load
-  // `restore`. The log has only saves and loads of this adapter.
+  // `restore`. The only steps of this adapter in the log are loads, and saves
+  // of kind train.
   bool from_checkpoint = false;
-  std::optional<LoadCheckpointRequest> restore;  // None: no checkpoint.
+  std::optional<LoadCheckpointRequest> restore;  // None: nothing to load.
 };
 
 struct RemovedRecord {
@@ -87,17 +88,17 @@ struct BatchRecord {
   std::vector<sched::TrainSlice> slices;
 };
 
-// A completed step, except loads that succeeded and steps with gradients.
+// A completed step, except loads that succeeded and training with gradients.
 struct DoneRecord {
   AdapterKey key = AdapterKey::kBaseModel;
   uint64_t step = 0;  // 0 if the step has no number.
   std::string digest;
-  std::optional<StepRequest> request;  // None if replay skips the step.
+  std::optional<StepRequest> request;  // None: a replay does not run it.
   StepResult result;
 };
 
 // A load that replaced the state of an existing adapter. `file` is an image of
-// one version with a copy of the checkpoint. It is empty if the adapter has
+// one version with a copy of the checkpoint. `file` is empty if the adapter has
 // durability checkpoint.
 struct LoadedRecord {
   AdapterKey key = AdapterKey::kBaseModel;
@@ -115,9 +116,9 @@ struct ReleaseRecord {
   std::string name;
 };
 
-// The settings that change the bits of later results: the number of threads,
-// the CPU's instructions, sizes of pieces. A SettingsRecord is the first record
-// of every segment (file) of the log.
+// The settings that change the bits of later results, such as the device, the
+// number of threads and the CPU's instructions. A SettingsRecord is the first
+// record of every segment (file) of the log.
 struct SettingsRecord {
   std::string settings;
 };
@@ -126,10 +127,10 @@ using Record = std::variant<AdapterRecord, RemovedRecord, BeginRecord,
                             GivenUpRecord, BatchRecord, DoneRecord,
                             LoadedRecord, ReleaseRecord, SettingsRecord>;
 
-// Tells an adapter's latest record before the record that has this mark.
+// Names an adapter's latest record before the record that has this mark.
 struct Mark {
   AdapterKey key = AdapterKey::kBaseModel;
-  uint64_t last = 0;  // That record's sequence number; 0 = none.
+  uint64_t last = 0;  // Sequence number of that latest record; 0 = none.
   std::string name;   // The adapter's id. Set only in a census.
 };
 
@@ -137,26 +138,25 @@ struct Mark {
 // records show which adapters the lost ones changed (damage.h).
 struct Trail {
   std::vector<Mark> marks;                  // Adapters that the record changes.
-  std::optional<std::vector<Mark>> census;  // All adapters before the record.
+  std::optional<std::vector<Mark>> census;  // All adapters in the log.
 };
 
-// All adapters at one point of the log.
+// All adapters in the log at one point of it.
 struct Snapshot {
   uint64_t next_key = 1;
   uint64_t last_epoch = 0;
   std::vector<AdapterRecord> adapters;
 };
 
-// Returns the adapter that the record changes, or none if the record names no
-// adapter.
+// Returns the record's field `key`, or none if records of its kind do not have
+// this field.
 [[nodiscard]] std::optional<AdapterKey> KeyOf(const Record& record);
 
 [[nodiscard]] std::string Encode(const Record& record);
 // Encodes the trail. The caller appends these bytes to the bytes of a record,
 // and DecodeRecord then finds the trail.
 [[nodiscard]] std::string Encode(const Trail& trail);
-// Encodes the snapshot. Errors: RESOURCE_EXHAUSTED beyond 2 GiB, the limit of a
-// Protobuf message.
+// Errors: RESOURCE_EXHAUSTED beyond 2 GiB, the limit of a Protobuf message.
 [[nodiscard]] absl::StatusOr<std::string> Encode(const Snapshot& snapshot);
 // Encodes a BeginRecord with these fields without copying the request.
 [[nodiscard]] std::string EncodeBegin(uint64_t work, AdapterKey key,

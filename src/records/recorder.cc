@@ -12,9 +12,8 @@ namespace weft::records {
 namespace {
 
 // A census (Trail::census) is due after kCensusRecords records, or after as
-// many records as there are adapters if these are more. It is also due with the
-// first record after kCensusInterval. So a census adds only a few bytes per
-// record.
+// many records as there are adapters if these are more. A census is also due
+// with the first record after kCensusInterval.
 constexpr uint64_t kCensusRecords = 64;
 constexpr absl::Duration kCensusInterval = absl::Seconds(1);
 
@@ -34,7 +33,7 @@ void Recorder::Start(std::unique_ptr<journal::LogWriter> log,
 
 void Recorder::Append(std::string bytes, const std::set<AdapterKey>& keys) {
   Trail trail;
-  // Skips an adapter that was removed before its last step ended.
+  // Skips adapters without a mark: the log does not have them.
   for (const AdapterKey key : keys) {
     const auto mark = marks_.find(key);
     if (mark == marks_.end()) continue;
@@ -96,7 +95,7 @@ uint64_t Recorder::BeginSnapshot() {
     std::erase_if(images_, [](const auto& image) { return image.second; });
   }
   const uint64_t first = log_.load()->StartSegment();
-  census_at_ = absl::InfinitePast();  // A segment begins with a census.
+  census_at_ = absl::InfinitePast();  // The next record has a census.
   Append(Encode(SettingsRecord{.settings = settings_}), {});
   return first;
 }
@@ -155,7 +154,7 @@ void Recorder::Done(const dispatch::StepTask& step, const StepResult& result) {
                   .result = result};
   // Stores the request only of steps that a replay must run again. A saved
   // checkpoint is already on disk, and scores are in the result. An OptimStep
-  // changes the adapter even if it fails because the gradient is not finite: it
+  // that fails because the gradient is not finite also changes the adapter: it
   // clears the gradient.
   if (std::holds_alternative<OptimStepRequest>(*step.request) ||
       std::holds_alternative<PublishSnapshotRequest>(*step.request)) {

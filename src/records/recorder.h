@@ -69,13 +69,13 @@ class Recorder {
   };
 
   void Write(const Record& record);
-  // Records a micro-batch with gradients that succeeded.
+  // Records a micro-batch that succeeded. Ignores one without gradients.
   void Batch(const dispatch::RunTrain& train);
   // Records a step that ended with a result or with a StepFailure. Does nothing
-  // if its adapter was removed.
+  // if the step's adapter was removed.
   void Done(const dispatch::StepTask& step, const StepResult& result);
-  // Records that the request `work` will not complete. Does nothing if the log
-  // has no BeginRecord of this request.
+  // Records that the request `work` will not complete. Does nothing if the
+  // request has no BeginRecord or is complete.
   void Forget(uint64_t work);
   void AddCost(absl::Duration device_time) { cost_.time += device_time; }
   // Returns the cost of the records since the newest snapshot on disk.
@@ -105,15 +105,14 @@ class Recorder {
   // Removes a file from Images(), because no record will name it.
   void DropImage(const std::string& name) ABSL_LOCKS_EXCLUDED(mu_);
   // Runs `task` when all earlier records are on disk. Tasks run in order, on
-  // the log's thread. If nothing is recorded, runs `task` at once in the
-  // caller.
+  // the log's thread. Before Start, runs `task` at once on the caller's thread.
   void WhenDurable(std::function<void()> task);
-  // Returns RESOURCE_EXHAUSTED while the disk is full, has less room than the
-  // reserve, or is too slow, so that too many bytes wait. The server then
-  // refuses new work.
+  // Returns RESOURCE_EXHAUSTED while the disk is full or has less room than the
+  // reserve, or while too many bytes wait for the disk. The server then refuses
+  // new work.
   [[nodiscard]] absl::Status CheckRoom() const;
-  // Returns UNAVAILABLE after an error of the log, which then takes no more
-  // records.
+  // Returns UNAVAILABLE after a final error of the log, which then takes no
+  // more records.
   [[nodiscard]] absl::Status failure() const;
 
  private:

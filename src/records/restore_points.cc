@@ -7,7 +7,7 @@ namespace weft::records {
 namespace {
 
 // Returns the load that restores the adapter after this record. Returns none if
-// the record does not change which load this is.
+// the record does not change this load.
 std::optional<LoadCheckpointRequest> LoadAfter(const Record& record,
                                                const AdapterRecord& adapter) {
   if (const auto* loaded = std::get_if<LoadedRecord>(&record)) {

@@ -24,7 +24,7 @@ class RestorePoints {
     return adapters_.contains(key);
   }
   // Returns the record of each adapter. AdapterRecord::restore is the load that
-  // a server makes when it starts.
+  // a server makes when it starts, or none if there is no checkpoint.
   [[nodiscard]] const std::map<AdapterKey, AdapterRecord>& adapters() const {
     return adapters_;
   }

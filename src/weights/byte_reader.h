@@ -40,7 +40,8 @@ class ByteReader {
     return bytes;
   }
 
-  // Reads the bytes before the next newline, and skips the newline.
+  // Reads the bytes before the next newline, and skips the newline. Without a
+  // newline returns no bytes and clears ok().
   absl::string_view Line() {
     const size_t end = bytes_.find('\n', position_);
     if (end == absl::string_view::npos) {

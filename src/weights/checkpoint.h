@@ -23,17 +23,18 @@ class Checkpoint {
   // Opens the first of these that exists: model.safetensors, the files of
   // model.safetensors.index.json, pytorch_model.bin, the files of
   // pytorch_model.bin.index.json. Reads and checks headers, not tensors.
-  // Errors: NOT_FOUND, which names the missing files; others, which name file,
-  // tensor and rule. A damaged file is an error even if a later one of the list
-  // exists.
+  // Errors: NOT_FOUND, which names the missing files; those of
+  // TensorFile::Open, ReadSmallFile and ParseShardIndex; DATA_LOSS if a shard
+  // lacks a tensor of the index. A damaged file is an error even if a later one
+  // of the list exists.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(
       const std::string& model_dir);
 
   // Finds a tensor by Hugging Face's canonical name, such as
-  // "model.embed_tokens.weight" or "lm_head.weight". Tries every prefix that
-  // files use: none, "model.", "language_model.", "language_model.model.",
-  // "model.language_model.", "transformer.". Errors: NOT_FOUND, which names the
-  // tensor; INVALID_ARGUMENT if two tensors match.
+  // "model.embed_tokens.weight" or "lm_head.weight". Tries the prefixes that
+  // files use: none, "model.", "language_model.", "transformer." and others.
+  // Errors: NOT_FOUND, which names the tensor; INVALID_ARGUMENT if two tensors
+  // match.
   [[nodiscard]] absl::StatusOr<DiskTensor> Find(std::string_view name) const;
 
   // Returns all tensors, ordered by their names in the files.
@@ -47,8 +48,8 @@ class Checkpoint {
   // decoder. Returns an empty string for other tensors.
   [[nodiscard]] static std::string LayerTensorName(absl::string_view name);
 
-  // Returns the number of bytes read from all files since they were opened,
-  // headers included.
+  // Returns the number of bytes read from all tensor files since they were
+  // opened, headers included.
   [[nodiscard]] uint64_t bytes_read() const;
 
  private:

@@ -257,8 +257,9 @@ absl::Status PickleMachine::SetItems() {
   return heap_.Insert(dict, items);
 }
 
-// Refuses an index that skips entries, because writers number memo entries in
-// order. So the memo grows only with the length of a hostile pickle.
+// Stores the top of the stack in the memo. Refuses an index that skips entries,
+// so that the memo grows only with the length of a hostile pickle. Writers
+// number entries in order.
 absl::Status PickleMachine::MemoPut(uint64_t index) {
   if (stack_.size() <= Floor()) return Refuse("finds the stack empty");
   if (index > memo_.size()) {

@@ -3,7 +3,7 @@
 // A pickle is a program for a stack machine, and may import and call any
 // function by name. This machine knows only the opcodes for dicts of plain
 // values, protocols 2 to 5. A PickleObjects decides which names and calls are
-// allowed.
+// allowed, and what they return.
 #ifndef WEFT_SRC_WEIGHTS_PICKLE_MACHINE_H_
 #define WEFT_SRC_WEIGHTS_PICKLE_MACHINE_H_
 
@@ -25,7 +25,8 @@ inline constexpr size_t kMaxPickleString = 4096;
 inline constexpr size_t kMaxPickleStack = 65'536;
 
 // Decides which names a pickle may use and what a call returns. Errors are
-// INVALID_ARGUMENT. Their message continues "opcode X at byte N".
+// INVALID_ARGUMENT. PickleMachine puts "pickle opcode X at byte N" before their
+// message.
 class PickleObjects {
  public:
   virtual ~PickleObjects() = default;
@@ -48,8 +49,9 @@ class PickleMachine {
       : pickle_(pickle), in_(pickle), heap_(heap), objects_(objects) {}
 
   // Runs the pickle and returns its value. Units: time O(bytes), memory bounded
-  // by the limits above. Errors: DATA_LOSS if the pickle ends early, otherwise
-  // INVALID_ARGUMENT naming the opcode and its offset. Never throws.
+  // by the limits above and kMaxPickleItems. Errors: DATA_LOSS if the pickle
+  // ends early, otherwise INVALID_ARGUMENT naming the opcode and its offset.
+  // Never throws.
   absl::StatusOr<PickleValue> Run();
 
  private:

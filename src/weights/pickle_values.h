@@ -27,13 +27,14 @@ enum class PickleKind : uint8_t {
   kTuple,   // The heap's items [number, number + size).
   kList,    // The items are not kept.
   kDict,    // The dict with index `number` in the heap.
-  kGlobal,  // PickleObjects sets `number`, also below.
+  kGlobal,  // PickleObjects sets `number` here and in the next two.
   kStorage,
   kTensor,
 };
 
-// A value. It only refers to data in a PickleHeap, so copies are cheap. No code
-// walks or frees values recursively, so deep or circular pickles are harmless.
+// A value. Strings, tuples and dicts only refer to data in a PickleHeap, so
+// copies are cheap. No code walks or frees values recursively, so deep or
+// circular pickles are harmless.
 struct PickleValue {
   PickleKind kind = PickleKind::kNone;
   uint32_t size = 0;
@@ -47,8 +48,8 @@ struct PickleDict {
   std::vector<std::pair<PickleValue, PickleValue>> entries;
 };
 
-// Holds tuples and dicts while the pickle runs. Threads: not thread-safe.
-// Errors: INVALID_ARGUMENT beyond kMaxPickleItems.
+// Holds the tuples and dicts of a pickle. Threads: not thread-safe. Errors:
+// INVALID_ARGUMENT beyond kMaxPickleItems.
 class PickleHeap {
  public:
   // `pickle` outlives the heap.
@@ -72,7 +73,8 @@ class PickleHeap {
       absl::Span<const PickleValue> items);
   [[nodiscard]] absl::StatusOr<PickleValue> NewDict(bool ordered);
   // Adds pairs to the dict: `keys_and_values` has a key, its value, the next
-  // key and so on.
+  // key and so on. Errors: also INVALID_ARGUMENT for a key that has no value or
+  // is not a string.
   [[nodiscard]] absl::Status Insert(
       const PickleValue& dict, absl::Span<const PickleValue> keys_and_values);
 

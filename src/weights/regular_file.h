@@ -21,7 +21,7 @@ namespace weft::weights {
 class RegularFile {
  public:
   // Opens the file. Errors: NOT_FOUND if it does not exist; INVALID_ARGUMENT if
-  // it is not a regular file; otherwise PERMISSION_DENIED or INTERNAL. Messages
+  // it is not a regular file; otherwise those of absl::ErrnoToStatus. Messages
   // name the file.
   [[nodiscard]] static absl::StatusOr<RegularFile> Open(
       const std::string& path);
@@ -37,7 +37,7 @@ class RegularFile {
   [[nodiscard]] size_t size_bytes() const { return size_bytes_; }
 
   // Fills `destination` with the bytes from `offset` on. Errors: DATA_LOSS if
-  // the file ends earlier, INTERNAL and others if reading fails. Messages do
+  // the file ends earlier, otherwise those of absl::ErrnoToStatus. Messages do
   // not name the file.
   [[nodiscard]] absl::Status ReadAt(uint64_t offset,
                                     absl::Span<std::byte> destination) const;

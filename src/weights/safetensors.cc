@@ -75,7 +75,7 @@ absl::Status CheckContiguous(const HeaderEntries& entries,
   return absl::OkStatus();
 }
 
-// Reads the header's length from the file's first bytes.
+// Reads the header's length from the file's first bytes, and checks it.
 absl::StatusOr<uint64_t> HeaderBytes(absl::string_view start,
                                      uint64_t file_bytes) {
   if (file_bytes < kLengthBytes) {

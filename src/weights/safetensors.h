@@ -24,15 +24,15 @@ using TensorMap = absl::btree_map<std::string, TensorView>;
 
 // Parses a whole file that is in memory. The views point into `file`. Does not
 // check values, which may be NaN.
-// Units:  time and memory O(header bytes), bounded by the limits above.
+// Units:  time and memory O(header bytes), bounded by kMaxHeaderBytes.
 // Errors: DATA_LOSS if the file is shorter than its header says, otherwise
 // INVALID_ARGUMENT. Messages name the rule and, if there is one, the tensor.
 // Never throws.
 [[nodiscard]] absl::StatusOr<TensorMap> ParseSafetensors(
     absl::string_view file);
 
-// Reads only the header of a file on disk. Errors: as for ParseSafetensors.
-// Messages do not name the file.
+// Reads only the header of a file on disk. Errors: those of ParseSafetensors
+// and of RegularFile::ReadAt. Messages do not name the file.
 [[nodiscard]] absl::StatusOr<TensorDirectory> ReadSafetensorsDirectory(
     const RegularFile& file);
 

@@ -81,7 +81,7 @@ class HeaderHandler {
   HeaderEntries entries_;
   bool has_metadata_ = false;
   absl::flat_hash_set<std::string> metadata_keys_;
-  // Name of the tensor that is being read.
+  // Name of the tensor that is being read, or __metadata__; else empty.
   std::string tensor_;
   std::string field_;
   bool has_dtype_ = false;

@@ -25,7 +25,8 @@ struct HeaderEntry {
 using HeaderEntries = absl::btree_map<std::string, HeaderEntry>;
 
 // Parses the JSON text as a stream, without building a tree, and stops at the
-// first error. Errors: INVALID_ARGUMENT, which names the tensor and the rule.
+// first error. Errors: INVALID_ARGUMENT, which names the rule and, if there is
+// one, the tensor.
 [[nodiscard]] absl::StatusOr<HeaderEntries> ParseHeaderJson(
     absl::string_view text);
 

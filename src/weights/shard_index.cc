@@ -17,7 +17,8 @@ constexpr JsonLimits kIndexLimits = {.max_bytes = size_t{64} << 20,
                                      .max_depth = 4};
 constexpr size_t kMaxFileNameBytes = 255;
 
-// Returns whether the name stays inside its folder.
+// Returns whether the name is that of a file directly in the folder of the
+// index.
 bool IsBareFileName(absl::string_view name) {
   if (name.empty() || name.size() > kMaxFileNameBytes) return false;
   if (name == "." || name == "..") return false;

@@ -11,11 +11,11 @@
 
 namespace weft::weights {
 
-// Maps a tensor's name to a file's name, which has no folder and is not "..".
+// Maps a tensor's name to the name of a file in the folder of the index.
 using ShardIndex = absl::btree_map<std::string, std::string>;
 
-// Parses the text of an index. Errors: INVALID_ARGUMENT, which names the tensor
-// and the rule.
+// Parses the text of an index. Errors: INVALID_ARGUMENT, which names the rule
+// and, if there is one, the tensor.
 [[nodiscard]] absl::StatusOr<ShardIndex> ParseShardIndex(
     absl::string_view json);
 

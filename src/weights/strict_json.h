@@ -30,8 +30,8 @@ template <typename Json = nlohmann::json>
                                                    absl::string_view what,
                                                    const JsonLimits& limits);
 
-// Returns the contents of a small file that the operator owns. Errors: those of
-// RegularFile; INVALID_ARGUMENT if the file has more than max_bytes.
+// Returns the contents of a small file. Errors: those of RegularFile, naming
+// the path; INVALID_ARGUMENT if the file has more than max_bytes.
 [[nodiscard]] absl::StatusOr<std::string> ReadSmallFile(const std::string& path,
                                                         size_t max_bytes);
 

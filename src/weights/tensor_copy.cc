@@ -20,7 +20,7 @@ namespace {
 constexpr uint64_t kBlockBytes = uint64_t{4} << 20;
 
 // A new file, which has a temporary name until Commit renames it. Without
-// Commit the destructor removes it.
+// Commit the destructor removes the file.
 class NewFile {
  public:
   explicit NewFile(std::string path)

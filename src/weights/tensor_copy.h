@@ -17,23 +17,23 @@ namespace weft::weights {
 struct CopiedTensor {
   std::string name;  // The name in the new file.
   DiskTensor source;
-  std::optional<DiskTensor> twin;  // A tensor that must have the same bytes.
+  std::optional<DiskTensor> twin;  // If set, must have the dtype, shape and
+                                   // bytes of `source`.
 };
 
-// Writes the tensors, in this order and with the bytes that they have, to a
-// file that replaces any file of that name. Writes the file completely or not
-// at all. Copies in blocks, and calls `on_copied` with the size of each block
-// in bytes.
+// Writes the tensors, in this order and unchanged, to the file `path`, and
+// replaces any file there. Writes the file completely or not at all. Copies in
+// blocks, and calls `on_copied` with the size of each block in bytes.
 // Units:   a few MB of memory.
 // Errors:  those of DiskTensor::Read; INVALID_ARGUMENT if a twin differs; the
-//          status of errno, naming the path, if the file cannot be written.
-// Threads: any.
+//          status of errno, naming the file, if the file cannot be written.
+// Threads: any, on different paths.
 [[nodiscard]] absl::Status CopyTensors(
     const std::vector<CopiedTensor>& tensors, const std::string& path,
     const std::function<void(int64_t)>& on_copied);
 
-// Writes `contents` to a file that replaces any file of that name, completely
-// or not at all.
+// Writes `contents` to the file `path`, and replaces any file there. Writes the
+// file completely or not at all.
 [[nodiscard]] absl::Status ReplaceFile(const std::string& path,
                                        absl::string_view contents);
 

@@ -26,8 +26,8 @@ using DirectoryReader =
 // Threads: any, once opened.
 class TensorFile {
  public:
-  // Opens the file and reads its directory. Errors: those of RegularFile::Open
-  // and of `read_directory`. Messages name the path.
+  // Opens the file and reads its directory. Errors: DATA_LOSS if it is empty;
+  // those of RegularFile::Open and `read_directory`. Messages name the path.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<TensorFile>> Open(
       const std::string& path, DirectoryReader read_directory);
 
@@ -68,8 +68,8 @@ class DiskTensor {
     return entry_->second.size_bytes;
   }
 
-  // Returns whether both tensors are the same bytes of the same file, with the
-  // same dtype and shape. Tied tensors of a .bin file are the same.
+  // Returns whether both tensors are row-major, of one dtype and shape, and at
+  // the same place in one file, as tied tensors of a .bin file are.
   [[nodiscard]] bool IsSameAs(const DiskTensor& other) const;
 
   // Returns whether the tensor is row-major. Other tensors cannot be read.
@@ -91,8 +91,8 @@ class DiskTensor {
   // Reads a block of the tensor, and no other byte. Reads whole rows together,
   // and parts of rows one row at a time. Shapes: `destination` has
   // block.num_rows * block.num_bytes bytes. Errors: INVALID_ARGUMENT if the
-  // tensor is not row-major, DATA_LOSS if the file has become shorter, INTERNAL
-  // if the block is outside the tensor. Messages name the tensor.
+  // tensor is not row-major, INTERNAL if the block is outside the tensor, and
+  // those of RegularFile::ReadAt. Messages name the tensor.
   [[nodiscard]] absl::Status Read(const Block& block,
                                   absl::Span<std::byte> destination) const;
 

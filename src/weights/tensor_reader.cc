@@ -22,9 +22,9 @@
 namespace weft::weights {
 namespace {
 
-// The size of one read: two huge pages, so that threads rarely write to the
-// same page. A buffer of this size serves conversions and transfers to a
-// device.
+// The most bytes of one read of several rows: two huge pages, so that threads
+// rarely write to the same page. A buffer of this size serves conversions and
+// transfers to a device.
 constexpr int64_t kBlockBytes = int64_t{4} << 20;
 
 absl::Status ShapeError(absl::string_view name, const DiskTensor& source,

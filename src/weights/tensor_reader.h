@@ -1,4 +1,4 @@
-// Reads tensors of a checkpoint directly into their destinations.
+// Reads tensors of a checkpoint into their destinations.
 #ifndef WEFT_SRC_WEIGHTS_TENSOR_READER_H_
 #define WEFT_SRC_WEIGHTS_TENSOR_READER_H_
 
@@ -45,9 +45,9 @@ struct RowFormat {
 
 // A list of tensors to read. Add and AddSlice check a tensor. Run reads all
 // tensors on all compute threads, in blocks of a few MB. Values are converted
-// to the destination's dtype and moved to its device. Memory on the CPU never
-// holds a second copy of a whole tensor. A contiguous destination on the CPU in
-// the file's dtype is read into directly. Threads: not thread-safe. REQUIRES:
+// to the destination's dtype and moved to its device. A contiguous destination
+// on the CPU in the file's dtype is read into directly. Other destinations need
+// a buffer of one block for each thread. Threads: not thread-safe. REQUIRES:
 // destinations are distinct.
 class ReadPlan {
  public:
@@ -55,9 +55,9 @@ class ReadPlan {
   explicit ReadPlan(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
 
   // Adds a whole tensor. Shapes: `destination` has the tensor's shape; it may
-  // be a view of some rows of a fused matrix. Errors: NOT_FOUND;
-  // INVALID_ARGUMENT for another shape, or a dtype other than F32, F16, BF16.
-  // Messages name the tensor.
+  // be a view of some rows of a fused matrix. Errors: those of
+  // Checkpoint::Find; INVALID_ARGUMENT for another shape, or a dtype other than
+  // F32, F16, BF16. Messages name the tensor.
   [[nodiscard]] absl::Status Add(std::string_view name,
                                  const at::Tensor& destination);
 
@@ -75,9 +75,9 @@ class ReadPlan {
   [[nodiscard]] uint64_t num_bytes() const;
 
   // Reads all tensors. Calls `on_read`, on any thread, with the size of each
-  // block in bytes. Errors: INVALID_ARGUMENT for a tensor that is not
-  // row-major, DATA_LOSS if a file has become shorter, and those of
-  // RowFormat::store. After an error the destinations are undefined.
+  // block in bytes. Errors: those of DiskTensor::Read, such as DATA_LOSS if a
+  // file has become shorter, and those of RowFormat::store. After an error the
+  // destinations are undefined.
   [[nodiscard]] absl::Status Run(
       const std::function<void(int64_t)>& on_read) const;
 
@@ -102,8 +102,8 @@ class ReadPlan {
   std::vector<Item> items_;
 };
 
-// Returns whether `tensor` already has the bits that ReadPlan::AddSlice would
-// write to it. Reads the slice in blocks. Errors: those of ReadPlan.
+// Returns whether `tensor` already has the bits that a ReadPlan with this slice
+// would write. Reads the slice in blocks. Errors: those of ReadPlan.
 [[nodiscard]] absl::StatusOr<bool> HasValues(const Checkpoint& checkpoint,
                                              std::string_view name,
                                              const SliceBegin& begin,

@@ -55,7 +55,7 @@ struct TensorView {
 struct StoredTensor {
   ScalarType dtype = ScalarType::kF32;
   std::vector<int64_t> shape;
-  uint64_t offset = 0;      // Position of the first element.
+  uint64_t offset = 0;      // Bytes of the file before the first element.
   uint64_t size_bytes = 0;  // Implied by shape and dtype.
   bool row_major = true;    // If false, the tensor cannot be read.
 };
@@ -66,7 +66,7 @@ using TensorDirectory = absl::btree_map<std::string, StoredTensor>;
 // Returns the shape as text, such as "[2, 3]", for messages.
 [[nodiscard]] std::string ShapeString(absl::Span<const int64_t> shape);
 
-// Returns the escaped name, such as "tensor 'a'", for messages.
+// Returns the name with escapes and quotes, such as "tensor 'a'", for messages.
 [[nodiscard]] std::string QuotedTensor(absl::string_view name);
 
 // Returns what is wrong with a tensor's name, such as "has a control character
@@ -74,7 +74,7 @@ using TensorDirectory = absl::btree_map<std::string, StoredTensor>;
 [[nodiscard]] std::string TensorNameProblem(absl::string_view name);
 
 // Returns the number of bytes that shape and dtype imply. Errors:
-// INVALID_ARGUMENT beyond 2^63, which names the tensor.
+// INVALID_ARGUMENT, which names the tensor, from 2^63 bytes on.
 [[nodiscard]] absl::StatusOr<uint64_t> DeclaredBytes(
     absl::string_view name, ScalarType dtype, absl::Span<const uint64_t> shape);
 

@@ -29,7 +29,8 @@ constexpr size_t kMaxByteOrderBytes = 16;
 // Offset of a tar archive's magic. torch wrote tar archives before version 0.1.
 constexpr size_t kTarMagicOffset = 257;
 
-// Refuses a file that is not a zip archive. The message says what the file is.
+// Refuses a file that is not a zip archive. If the file has torch's old format,
+// the message says so.
 absl::Status CheckIsZip(const RegularFile& file) {
   WEFT_ASSIGN_OR_RETURN(
       const std::string start,
@@ -46,7 +47,7 @@ absl::Status CheckIsZip(const RegularFile& file) {
   return absl::InvalidArgumentError("is not a zip archive of torch.save");
 }
 
-// Returns the archive's only folder, which holds data.pkl.
+// Returns the only folder of the archive that has a data.pkl.
 absl::StatusOr<std::string> FindRoot(const ZipDirectory& zip) {
   std::string root;
   for (const auto& [name, entry] : zip) {
@@ -65,7 +66,7 @@ absl::StatusOr<std::string> FindRoot(const ZipDirectory& zip) {
   return root;
 }
 
-// Reads a whole entry.
+// Reads a whole entry and verifies its checksum.
 absl::StatusOr<std::string> ReadEntry(const RegularFile& file,
                                       absl::string_view name,
                                       const ZipEntry& entry,
@@ -97,8 +98,8 @@ absl::Status CheckByteOrder(const RegularFile& file, const ZipDirectory& zip,
       "zip archive has byteorder '", absl::CHexEscape(order), "', not little"));
 }
 
-// Returns whether the tensor's last element, by shape, strides and offset, is
-// inside the storage. The computation never overflows.
+// Returns whether the tensor, by shape, strides and offset, is inside the
+// storage. The computation never overflows.
 bool LiesInStorage(const PickledTensor& tensor) {
   uint64_t last = tensor.offset;
   for (size_t i = 0; i < tensor.shape.size(); ++i) {

@@ -187,8 +187,8 @@ absl::StatusOr<PickleValue> TorchObjects::RebuildTensor(
   return PickleValue{.kind = PickleKind::kTensor, .number = index};
 }
 
-// Accepts only the attribute _metadata of an OrderedDict, in which state_dict()
-// keeps versions of modules.
+// Accepts only the attribute _metadata of an OrderedDict. state_dict() keeps
+// versions of modules in it.
 absl::Status TorchObjects::SetState(const PickleValue& target,
                                     const PickleValue& state) {
   if (target.kind != PickleKind::kDict || !heap_.Dict(target).ordered ||

@@ -1,6 +1,6 @@
 // Reads the pickle inside a torch.save archive of a state dict. Torch-free.
-// Accepts only tensors and OrderedDicts. Refuses any other name with an error
-// that has its offset. Imports and calls nothing.
+// Accepts only the names that dicts of tensors need. Refuses any other name
+// with an error that has its offset. Imports and calls nothing.
 #ifndef WEFT_SRC_WEIGHTS_TORCH_PICKLE_H_
 #define WEFT_SRC_WEIGHTS_TORCH_PICKLE_H_
 
@@ -35,7 +35,7 @@ using PickledTensors = absl::btree_map<std::string, PickledTensor>;
 // Parameters, such as a module's state_dict().
 // Units:  time and memory O(bytes), bounded by the limits of pickle_machine.h.
 // Errors: DATA_LOSS if the pickle ends early, otherwise INVALID_ARGUMENT naming
-// the opcode and its offset, or the tensor. Never throws.
+// the opcode and its offset, the tensor or the limit. Never throws.
 [[nodiscard]] absl::StatusOr<PickledTensors> ParseTorchPickle(
     absl::string_view pickle);
 

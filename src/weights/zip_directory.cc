@@ -29,7 +29,8 @@ constexpr uint16_t kZip64Extra = 1;
 constexpr uint16_t kDeferredSizes = 1u << 3;
 constexpr uint16_t kEncrypted = 1u << 0;
 constexpr uint16_t kKnownFlags = kDeferredSizes | (1u << 11);
-// A field of 4 or 2 bytes with this value has its true value in a zip64 record.
+// A field of 4 or 2 bytes with such a value has its true value in a zip64
+// record.
 constexpr uint32_t kIn64 = 0xffffffff;
 constexpr uint16_t kIn64Short = 0xffff;
 

@@ -17,7 +17,7 @@ namespace weft::weights {
 inline constexpr size_t kMaxZipEntries = 200'000;
 inline constexpr size_t kMaxZipDirectoryBytes = size_t{64} << 20;
 
-// The place of an entry's bytes.
+// The place and the checksum of an entry's bytes.
 struct ZipEntry {
   uint64_t header_offset = 0;
   uint64_t data_offset = 0;
@@ -31,9 +31,9 @@ using ZipDirectory = absl::btree_map<std::string, ZipEntry>;
 // reader is stricter than the format, so that all readers see the same archive.
 // The directory ends the file (no comment), and every local header agrees with
 // the directory. Entries do not overlap, names are distinct, and nothing is
-// compressed, encrypted or split. Errors: DATA_LOSS if an entry reaches beyond
-// the end, otherwise INVALID_ARGUMENT. Messages name the rule and, if there is
-// one, the entry.
+// compressed, encrypted or split. Errors: DATA_LOSS if the archive seems cut
+// short, those of RegularFile::ReadAt, otherwise INVALID_ARGUMENT. Messages
+// name the rule and, if there is one, the entry.
 [[nodiscard]] absl::StatusOr<ZipDirectory> ReadZipDirectory(
     const RegularFile& file);
 
