@@ -1,10 +1,10 @@
 // Allocates the numbered pages of a cache of fixed size, and counts their
-// references. It has no memory for them: the owner of the memory decides where
+// references. It has no memory for pages: the owner of the memory decides where
 // a page is.
 //
-// A page is free, in use or idle. Keep prevents that a page becomes free when
-// its last user releases it. The page then becomes idle, so that its content
-// can be used again.
+// A page is free, in use or idle. When the last user of a page releases it, the
+// page becomes free. A kept page (Keep) becomes idle instead, so that its
+// content can be used again.
 // Threads: not thread-safe. All operations take constant time.
 #ifndef WEFT_SRC_KV_PAGE_ALLOCATOR_H_
 #define WEFT_SRC_KV_PAGE_ALLOCATOR_H_
@@ -29,7 +29,9 @@ class PageAllocator {
   // its memory.
   [[nodiscard]] std::optional<PageId> Allocate();
 
-  // Adds a user to a page that is in use or idle. Returns false if it is free.
+  // Adds a user to a page that is in use or idle. Returns false if the page is
+  // free. This and the next three methods return false if there is no such
+  // page.
   bool Share(PageId page);
 
   // Removes a user of a page. If it was the last user, the page becomes free,

@@ -6,9 +6,9 @@
 // previous page and the page's own tokens. Lookups compare the tokens
 // themselves, not hashes.
 //
-// The cache keeps its pages (PageAllocator::Keep). It evicts pages that no
-// sequence uses, the least recently used first. It evicts a page only after all
-// pages that follow the page in a sequence.
+// The cache keeps its pages (PageAllocator::Keep). Evict frees pages that no
+// sequence uses, the least recently used first. It frees a page only after all
+// cached pages that follow the page.
 // Threads: not thread-safe, and neither is the allocator that it shares.
 #ifndef WEFT_SRC_KV_PREFIX_CACHE_H_
 #define WEFT_SRC_KV_PREFIX_CACHE_H_
@@ -34,15 +34,15 @@ class PrefixCache {
   PrefixCache& operator=(const PrefixCache&) = delete;
 
   // Returns the pages of the longest cached prefix of `tokens`; only full pages
-  // count. The caller shares the pages before it allocates, evicts or drops
-  // any. `version` always identifies the same weights while the cache exists.
+  // count. The caller shares these pages before it allocates, evicts or drops
+  // pages. `version` always identifies the same weights while the cache exists.
   [[nodiscard]] std::vector<PageId> Lookup(uint64_t version,
                                            absl::Span<const int32_t> tokens);
 
   // Adds the full pages of `tokens`, which are the first tokens of `sequence`.
-  // If a page with the same prefix is already cached, `sequence` uses that page
-  // from now on. So every user of an entry's page also uses the page of the
-  // entry's parent.
+  // If a page with the same version and prefix is already cached, `sequence`
+  // uses that page from now on. So every user of an entry's page also uses the
+  // page of the entry's parent.
   void Insert(uint64_t version, absl::Span<const int32_t> tokens,
               SequencePages& sequence);
 
@@ -74,7 +74,8 @@ class PrefixCache {
 
   [[nodiscard]] Key KeyOf(const Entry* parent, absl::Span<const int32_t> tokens,
                           size_t page) const;
-  // Marks all entries from the first page to `last` as used now.
+  // Marks all entries from the first page to `last` as used now. Does nothing
+  // if `last` is null.
   void Touch(Entry* last);
   void Remove(Entry* leaf);
 

@@ -17,8 +17,8 @@
 
 namespace weft::kv {
 
-// A copy of rows. The caller of ForkSequence makes it before it uses the new
-// sequence.
+// A copy of rows that the caller of ForkSequence makes before the caller uses
+// the new sequence.
 struct PageCopy {
   PageId from = 0;
   PageId to = 0;
@@ -50,9 +50,9 @@ class SequencePages {
   [[nodiscard]] bool AppendMany(int64_t count);
 
   // Returns a second sequence with the same tokens. Both sequences share the
-  // full pages. If the last page is partly filled, the new sequence gets a page
-  // of its own, to which the caller copies the rows (Fork::copy). If no page is
-  // free for it, returns nullopt and changes nothing.
+  // full pages. If the last page is partly filled, the new sequence gets a new
+  // page, to which the caller copies the rows (Fork::copy). If no page is free,
+  // returns nullopt and changes nothing.
   [[nodiscard]] std::optional<Fork> ForkSequence() const;
 
   // Replaces pages()[index] by `page`, which is in use or idle and has the same

@@ -30,19 +30,20 @@ class WeightsId {
   uint64_t value_;
 };
 
-// An immutable set of weights. Its owners are the adapter (for its latest
-// version), its snapshots, and the samples and batches that use it.
+// A set of weights of an adapter. It does not change while anyone besides the
+// adapter uses it.
 struct AdapterVersion {
   uint64_t number = 0;  // 1 for an adapter's first version, then 2, 3, ...
   WeightsId id;
   std::shared_ptr<const AdapterLayout> layout;
-  at::Tensor weights_N;  // [N] f32, the master copy.
-  at::Tensor compute_N;  // [N] in the model's dtype. If that dtype is f32,
-                         // compute_N is weights_N itself.
+  at::Tensor weights_N;  // [N] f32, the master copy. Undefined in versions of
+                         // executor/channel.h.
+  at::Tensor compute_N;  // [N] in the dtype of the model's activations. It
+                         // shares the memory of weights_N if both are f32.
 
   // StackedA, A and B return views into `flat`, which holds weights or a
   // gradient in the layout's order. StackedA returns the A matrices of all
-  // factors of the group as one matrix [total_rank, in].
+  // factors of the group, at least one, as one matrix [total_rank, in].
   [[nodiscard]] at::Tensor StackedA(const at::Tensor& flat,
                                     const GroupLayout& group) const;
   // Return A [rank, in] and B [out, rank] of one factor.
@@ -66,35 +67,34 @@ struct AdapterState {
   uint64_t optim_steps = 0;
 };
 
-// A version of an adapter whose weights are on the host.
+// An adapter version, with its weights on the host.
 struct VersionImage {
   uint64_t number = 0;
   at::Tensor weights_N;                       // [N] f32 on the host.
-  std::weak_ptr<const AdapterVersion> alive;  // Expires with its last user.
+  std::weak_ptr<const AdapterVersion> alive;  // The version, while it exists.
 };
 
 [[nodiscard]] VersionImage ImageOf(const AdapterVersionPtr& version);
 // Restores the version. If image.alive has not expired, returns that object.
-// Otherwise returns a new object with the same bytes and the same number.
+// Otherwise returns a new object with the image's weights and number.
 [[nodiscard]] AdapterVersionPtr RestoreVersion(
     const VersionImage& image,
     const std::shared_ptr<const AdapterLayout>& layout,
     at::ScalarType compute_dtype, at::Device device);
 
-// An adapter on the host, with everything that it needs to continue. If the
-// adapter is on the CPU, the image shares the adapter's tensors and copies
-// nothing.
+// The tensors and the step count of an adapter, on the host. An image of an
+// adapter on the CPU shares the adapter's tensors and copies nothing.
 struct AdapterImage {
   uint64_t optim_steps = 0;
   at::Tensor gradient_N;  // [N] f32 on the host, like the moments.
   at::Tensor moment1_N;
   at::Tensor moment2_N;
-  std::vector<VersionImage> versions;  // The latest version, then those of
-                                       // the snapshots.
+  std::vector<VersionImage> versions;  // The latest version, then those that
+                                       // only snapshots have.
 
   // Returns pointers to all tensors, in a fixed order.
   [[nodiscard]] std::vector<at::Tensor*> Tensors();
-  // Returns the size in bytes of the image of an adapter with N parameters.
+  // Returns the size of an image with `num_versions` versions, in bytes.
   [[nodiscard]] static uint64_t NumBytes(int64_t num_parameters,
                                          size_t num_versions);
 };
@@ -120,11 +120,12 @@ class Adapter {
   [[nodiscard]] const AdapterLayout& layout() const { return *layout_; }
   [[nodiscard]] const AdapterVersionPtr& latest() const { return latest_; }
   [[nodiscard]] uint64_t optim_steps() const { return optim_steps_; }
-  // Returns the bytes of all buffers on the device.
+  // Returns the bytes of latest(), gradient(), scratch() and the moments.
   [[nodiscard]] uint64_t resident_bytes() const;
 
   // The buffer to which the micro-batches of a request add gradients. After the
-  // last one has succeeded, CommitScratch adds the buffer to gradient().
+  // last micro-batch has succeeded, CommitScratch adds this buffer to
+  // gradient().
   [[nodiscard]] at::Tensor& scratch() { return scratch_N_; }
   void ClearScratch() { scratch_N_.zero_(); }
   void CommitScratch() { gradient_N_.add_(scratch_N_); }
@@ -137,13 +138,14 @@ class Adapter {
   [[nodiscard]] at::Tensor& moment1() { return moment1_N_; }
   [[nodiscard]] at::Tensor& moment2() { return moment2_N_; }
   // Returns the latest version's own buffer if nobody else uses that version,
-  // otherwise a new buffer. Also allocates all memory that FinishStep needs, so
-  // a step that runs out of memory fails before it changes anything.
+  // otherwise a new buffer. Also allocates the tensors that FinishStep needs.
+  // So a step that runs out of memory fails before it changes the adapter.
   [[nodiscard]] at::Tensor NextWeights();
   void FinishStep(at::Tensor next_weights);
 
-  // Copy the state to and from the host. SetState publishes a new version. Its
-  // vectors have N elements; an empty gradient or moment means zeros.
+  // Copy the state to and from the host. SetState publishes a new version. The
+  // vectors of `state` have N elements; an empty gradient or moment means
+  // zeros.
   [[nodiscard]] AdapterState GetState() const;
   void SetState(const AdapterState& state);
 
@@ -155,8 +157,8 @@ class Adapter {
   std::shared_ptr<const AdapterLayout> layout_;
   at::ScalarType compute_dtype_;
   AdapterVersionPtr latest_;
-  at::Tensor next_compute_N_;  // NextWeights sets it, unless the model is
-                               // f32.
+  at::Tensor next_compute_N_;  // NextWeights sets it for Publish, unless
+                               // compute_dtype_ is f32.
   at::Tensor gradient_N_;
   at::Tensor scratch_N_;
   at::Tensor moment1_N_;

@@ -48,8 +48,8 @@ AdapterShard::AdapterShard(const AdapterLayout& whole,
                            const AdapterLayout& local,
                            const ShapeRanges& ranges)
     : num_whole_(whole.num_parameters()), num_local_(local.num_parameters()) {
-  // Both lists have the same order. The rank's list lacks only factors of
-  // experts.
+  // Both lists have the same order. Only factors of experts may be missing in
+  // the rank's list.
   auto next = local.factors().begin();
   const auto check = [&](bool fits) {
     TORCH_CHECK(fits, "layouts of ", whole.factors().size(), " and ",

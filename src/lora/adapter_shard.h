@@ -1,12 +1,12 @@
 // Copies between a whole adapter and the part of it that one rank trains.
 //
-// Each rank has an AdapterLayout with its own widths. If the ranks share a
-// projection's outputs, a rank has all of A and some rows of B. If they share
-// its inputs, a rank has some columns of A and all of B. For the embedding,
-// these columns belong to the rank's tokens. A matrix that several ranks have
-// whole has the same values on all of them. The gradient of such a matrix is
-// the sum over the ranks, because each rank counts only its own features. A
-// rank's part lacks the matrices of experts that the rank does not have.
+// Each rank has an AdapterLayout with its own widths. If the ranks split a
+// projection's outputs, a rank has all of A and some rows of B. If the ranks
+// split its inputs, a rank has some columns of A and all of B. For the
+// embedding, these columns belong to the rank's tokens. The ranks that have the
+// same element have the same value of it. The element's gradient is the sum
+// over these ranks, because each rank counts only its own features. A rank's
+// part lacks the matrices of experts that the rank does not have.
 //
 // Legend: N parameters of the whole adapter, M of the rank's part.
 #ifndef WEFT_SRC_LORA_ADAPTER_SHARD_H_
@@ -25,6 +25,7 @@ class AdapterShard {
  public:
   // Both layouts have the same LoraConfig. `whole` has the model's shape.
   // `local` has the rank's shape, whose widths are the sizes of `ranges`.
+  // Throws c10::Error if the two layouts list different layers.
   AdapterShard(const AdapterLayout& whole, const AdapterLayout& local,
                const ShapeRanges& ranges);
 

@@ -6,9 +6,9 @@
 
 namespace weft::lora {
 
-// Computes gradient += scale * a b, in the gradient's dtype, whatever the dtype
-// of a and b. Shapes: a [M, n], b [n, N]; gradient [M, N] is a view into a flat
-// buffer.
+// Computes gradient += scale * a b, with products and sums in the gradient's
+// dtype. a and b have the same dtype, which may be narrower.
+// Shapes: a [M, n], b [n, N]; gradient [M, N] may be a view.
 void AddProduct(at::Tensor gradient, const at::Tensor& a, const at::Tensor& b,
                 double scale);
 

@@ -155,7 +155,7 @@ void TermPanels::Pack(const RowTerms& rows, const ops::Bf16Block& block) {
 }
 
 kernels::cpu::Bf16Terms TermPanels::operator()(ops::Bf16Block& block) {
-  // The first terms whose rows end after the first row of the block.
+  // Finds the first RowTerms that end after the block's first row.
   const auto rows = std::ranges::find_if(
       terms_, [&](const RowTerms& terms) { return terms.end > block.row; });
   if (rows == terms_.end()) return {};

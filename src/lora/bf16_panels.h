@@ -28,8 +28,8 @@ struct Weight {
   [[nodiscard]] Weight Outputs(int64_t begin, int64_t end) const;
 };
 
-// A matrix in bf16. `stride` counts elements from row to row. If a row has an
-// odd number of elements, a zero follows them.
+// A matrix in bf16. `stride` counts elements from row to row. If rows have an
+// odd number of elements, a zero follows each row.
 struct RoundedRows {
   uint16_t* data = nullptr;
   int64_t stride = 0;
@@ -52,8 +52,8 @@ void RoundRows(const cpu::Rows& x, int64_t num_rows, int64_t num_columns,
 // Returns how many floats the panels of a weight take.
 [[nodiscard]] int64_t PanelFloats(int64_t num_inputs, int64_t num_outputs);
 
-// Rounds a weight and packs it into panels. `panels` is at a multiple of 64
-// bytes; elsewhere products would be slower.
+// Rounds a weight and packs it into panels. Products are fastest if `panels` is
+// at a multiple of 64 bytes.
 void PackPanels(const Weight& weight, float* panels);
 
 // Computes y = x W for a packed weight.
@@ -69,8 +69,8 @@ struct Term {
   Weight weight;
 };
 
-// The terms of the rows [begin, end). Their columns of y and of x are ascending
-// and disjoint.
+// The terms of the rows [begin, end). The terms' columns of y and of x are
+// ascending and disjoint.
 struct RowTerms {
   int64_t begin = 0;
   int64_t end = 0;
@@ -96,8 +96,8 @@ class TermPanels {
     Weight weight;
   };
   void Pack(const RowTerms& rows, const ops::Bf16Block& block);
-  // Returns one weight with the inputs of all parts. Its other elements are
-  // zero.
+  // Returns one weight with the inputs of all parts and `num_outputs` outputs.
+  // Elements that belong to no part are zero.
   [[nodiscard]] Weight Joined(const std::vector<Part>& parts,
                               int64_t num_outputs);
 

@@ -42,7 +42,8 @@ Weight WeightOfB(const LoraSegment& segment, const LoraFactor& factor) {
           .num_outputs = factor.out};
 }
 
-// Computes x A^T of the segments of more than 32 rows.
+// Computes x A^T of the segments that have more than 32 rows and whose adapters
+// adapt the site. Legend: as in lora_linear.h.
 class ManyRows {
  public:
   ManyRows(const LoraPass& pass, const LoraSite& site,
@@ -65,8 +66,8 @@ class ManyRows {
     }
   }
 
-  // Computes x A^T. If `rounded` is defined, also writes scale x A^T to it.
-  // There, the columns of each factor begin at an even column.
+  // Computes x A^T for x in bf16. If `rounded` is defined, also writes scale
+  // x A^T to it in bf16. Each factor begins at an even column of `rounded`.
   void Shrink(const at::Tensor& x, const at::Tensor& rounded) const {
     ForEachChunk(chunks_,
                  {.num_floats = num_floats_,
@@ -85,13 +86,13 @@ class ManyRows {
                       }});
   }
 
-  // Returns memory for `rounded`. Shrink writes only the rows of these
-  // segments.
+  // Allocates the `rounded` of Shrink for all rows. Shrink writes only the rows
+  // of this class's segments.
   [[nodiscard]] at::Tensor EmptyRounded(const at::Tensor& x) const {
     return at::empty({x.size(0), rounded_width_}, x.options());
   }
 
-  // Returns the terms of y += (scale x A^T) B^T for these segments.
+  // Returns the terms of y += (scale x A^T) B^T for this class's segments.
   [[nodiscard]] std::vector<RowTerms> Expansion() const {
     std::vector<RowTerms> all;
     for (size_t i = 0; i < results_.size(); ++i) {
@@ -111,7 +112,7 @@ class ManyRows {
     return all;
   }
 
-  // Moves the results of these segments to their places in `all`.
+  // Moves x A^T of each of this class's segments to its place in `all`.
   void MoveTo(ShrunkInputs& all) {
     for (size_t i = 0; i < results_.size(); ++i) {
       if (results_[i].defined()) all[i] = std::move(results_[i]);
@@ -147,7 +148,7 @@ class ManyRows {
 
   const LoraPass& pass_;
   const LoraSite& site_;
-  ShrunkInputs results_;  // x A^T; undefined for segments of few rows.
+  ShrunkInputs results_;  // x A^T; undefined for segments of other classes.
   std::vector<RowChunk> chunks_;
   int64_t num_floats_ = 0;
   int64_t rounded_width_ = 0;
@@ -170,7 +171,7 @@ std::vector<RowTerms> InputGradient(const LoraPass& pass,
   return all;
 }
 
-// Returns the base product with the terms added. `rounded` is the terms' x.
+// Returns x W plus the terms. `rounded` has the x of the terms.
 at::Tensor Multiply(const at::Tensor& x, const at::Tensor& weight_KN,
                     const std::vector<RowTerms>& terms,
                     const at::Tensor& rounded) {

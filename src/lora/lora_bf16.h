@@ -1,9 +1,10 @@
 // Linear layers with adapters in the arithmetic of bf16 (ops/bf16_product.h).
-// Forward rounds x once, for the base product and for the adapters' products.
-// The adapters' terms are added to the sums of y and dx while a kernel has
-// these sums in registers. These operands are rounded to bf16: x, dy, A, scale
-// x A^T, ds, and the B of the forward pass. Sums are f32. ds = scale dy B and
-// the gradients of A and B are computed in f32.
+// Forward rounds x once, for the base product and for the adapters' products. A
+// kernel adds the adapters' terms while it has the sums of y or dx in
+// registers. These operands are rounded to bf16: x, dy, A, ds, and in the
+// forward pass scale x A^T and B. Sums are f32. Some products are in f32: ds =
+// scale dy B, the gradients of A and B, and in the forward pass the adapters'
+// part of segments of at most 32 rows (lora_few_rows.h).
 //
 // Legend: as in lora_linear.h.
 #ifndef WEFT_SRC_LORA_LORA_BF16_H_
@@ -17,13 +18,12 @@ namespace weft::lora::bf16 {
 
 // The functions below compute the formulas of lora_linear.h.
 // REQUIRES: the base's product is in bf16 (ops::IsBf16Linear, IsBf16Product).
-// Errors:  throw c10::Error, also if a tensor is not f32.
+// Errors:  throw c10::Error.
 // Threads: any, for distinct outputs.
 // Source:  the formulas in f64 on rounded operands.
 
-// Returns y [T, O], and sets `shrunk`. The adapters' part is f32 in segments of
-// at most 32 rows (lora_few_rows.h). The bits of a row depend only on the row,
-// its adapter, and whether its segment has more than 32 rows.
+// Returns y [T, O], and sets `shrunk`. The bits of a row depend only on the
+// row, its adapter, and whether its segment has more than 32 rows.
 [[nodiscard]] at::Tensor Forward(const at::Tensor& x_TI, const BaseLinear& base,
                                  const LoraPass& pass, const LoraSite& site,
                                  ShrunkInputs& shrunk);

@@ -17,14 +17,16 @@ using kernels::cpu::Kernels;
 using kernels::cpu::PanelFloats;
 using kernels::cpu::PartSum;
 
-// The numbers of rows and columns in a block of dy. A block stays in the
-// second-level cache while it is multiplied by B and by x A^T. The number of
-// columns is a multiple of the width of every kernel's panel.
+// A block has up to kBlockRows rows, and a slice of dy has up to kSliceColumns
+// columns. A slice of a block stays in the second-level cache while it is
+// multiplied by B and by x A^T. kSliceColumns is a multiple of the width of
+// every kernel's panel.
 constexpr int64_t kBlockRows = 256;
 constexpr int64_t kSliceColumns = 192;
 
-// Returns the size of a segment's panels: every B [out, rank] in slices of
-// kSliceColumns rows, then the stacked A [R, I].
+// Returns the number of floats in a segment's panels: every B [out, rank] in
+// slices of kSliceColumns rows (a row of B meets a column of dy), then the
+// stacked A [R, I].
 int64_t NumPanelFloats(const GroupLayout& group) {
   int64_t floats = PanelFloats(group.total_rank, group.factors.front().in);
   for (const LoraFactor& factor : group.factors) {
@@ -33,8 +35,8 @@ int64_t NumPanelFloats(const GroupLayout& group) {
   return floats;
 }
 
-// Returns the size of the sums of a chunk: dA [R, I], then every dB^T [rank,
-// out].
+// Returns the number of floats in the sums of a chunk: dA [R, I], then every
+// dB^T [rank, out].
 int64_t NumSums(const GroupLayout& group) {
   int64_t floats = group.total_rank * group.factors.front().in;
   for (const LoraFactor& factor : group.factors) {
@@ -71,13 +73,13 @@ struct Block {
   int64_t num_rows;
   Rows dy, x, shrunk, ds, dx;
   float* sums;  // Null if the adapter does not learn.
-  bool adds;    // Whether to add to the sums; otherwise overwrites them.
+  bool adds;    // If true, adds to the sums; otherwise overwrites them.
 };
 
-// Computes ds and adds to the sums of dB. Both products read a slice of dy
-// while the slice is in the cache. ds includes each factor's scale, so one
-// product by the stacked A serves all factors. Returns the panels that follow
-// those of B.
+// Computes ds and, if the adapter learns, the block's part of the sums of dB
+// (Block::adds). Both products read a slice of dy while the slice is in the
+// cache. ds includes each factor's scale, so one product by the stacked A
+// serves all factors. Returns the panels that follow those of B.
 const float* MultiplyByB(const Block& block, const GroupLayout& group,
                          const ModelShape& shape, const float* panels) {
   float* sums = block.sums;
@@ -146,7 +148,7 @@ void RunBlock(const Block& block, const GroupLayout& group,
 }
 
 // Appends to `sums` the work that adds the sums of `num_parts` chunks to
-// `gradient`. One thread can do the work of one PartSum.
+// `gradient`. Different threads can do different elements of `sums`.
 void AddSums(const GroupLayout& group, const float* parts, int64_t num_parts,
              float* gradient, std::vector<PartSum>& sums) {
   const int64_t part_stride = NumSums(group);
@@ -178,8 +180,8 @@ struct Learner {
   size_t first_chunk = 0;
   int64_t num_chunks = 0;
   // The sums of the chunks, one after another. Null if the adapter does not
-  // learn, or if it has only one chunk. The thread of a single chunk adds its
-  // sums to the gradient itself.
+  // learn, or if it has only one chunk. The thread that computes a single chunk
+  // also adds the chunk's sums to the gradient.
   float* sums = nullptr;
 };
 

@@ -15,11 +15,11 @@ namespace {
 using kernels::cpu::Kernels;
 using kernels::cpu::PanelFloats;
 
-// So many rows of x A^T are computed before they are multiplied by B.
+// The most rows of x A^T that are computed before they are multiplied by B.
 constexpr int64_t kBlockRows = 64;
 
-// Returns the size of a segment's panels: A^T [I, R], then every B^T [rank,
-// out].
+// Returns the number of floats in a segment's panels: A^T [I, R], then every
+// B^T [rank, out].
 int64_t NumFloats(const GroupLayout& group) {
   int64_t floats = PanelFloats(group.factors.front().in, group.total_rank);
   for (const LoraFactor& factor : group.factors) {
@@ -50,7 +50,8 @@ void CopyWeights(const LoraSegment& segment, const GroupLayout& group,
   }
 }
 
-// Computes x A^T of some rows. If y is not null, adds the products by B to y.
+// Writes x A^T of some rows to `shrunk`. If y is not null, also adds the
+// products of x A^T and B to y.
 void RunRows(const Rows& x, const GroupLayout& group, const ModelShape& shape,
              const float* panels, int64_t num_rows, const Rows& shrunk,
              const Rows& y) {
@@ -76,7 +77,8 @@ void RunRows(const Rows& x, const GroupLayout& group, const ModelShape& shape,
   }
 }
 
-// Computes the segments of more than 32 rows, as Forward does.
+// Does for the segments of more than 32 rows what lora_cpu.h says of Forward.
+// Sets their elements of `shrunk`.
 void ForwardManyRows(const at::Tensor& x_TI, const LoraPass& pass,
                      const LoraSite& site, const at::Tensor& y_TO,
                      ShrunkInputs& shrunk) {

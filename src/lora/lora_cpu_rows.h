@@ -1,4 +1,4 @@
-// A matrix type and a product that lora_cpu.h and lora_few_rows.h share.
+// A matrix type and a product for LoRA on a CPU.
 #ifndef WEFT_SRC_LORA_LORA_CPU_ROWS_H_
 #define WEFT_SRC_LORA_LORA_CPU_ROWS_H_
 

@@ -48,8 +48,8 @@ void RunGradient(k::LoraProduct product, const at::Tensor& shrunk_TR,
   Check(AddLoraGradient(product, stream), "gradient of the adapters");
 }
 
-// Returns the arguments of a site's products for segments of few rows. The
-// address of an undefined tensor is null.
+// Returns the arguments of a site's products for segments of few rows. If y_TO
+// or s_TR is undefined, its address in the result is null.
 k::LoraFewRowsProduct OfFewRows(const at::Tensor& x_TI, const at::Tensor& y_TO,
                                 const at::Tensor& s_TR,
                                 const k::LoraProduct& of_a,
@@ -74,8 +74,8 @@ k::LoraFewRowsProduct OfFewRows(const at::Tensor& x_TI, const at::Tensor& y_TO,
   return product;
 }
 
-// For the segments of few rows, computes x A^T, and then calls the launch
-// `then`, which uses x A^T.
+// Computes x A^T for the segments of few rows. Then calls `then`, a launch that
+// uses x A^T.
 void RunFewRows(k::LoraFewRowsProduct product, const at::Tensor& x_TI,
                 cudaError_t (*then)(const k::LoraFewRowsProduct&, cudaStream_t),
                 CUstream_st* stream) {

@@ -1,7 +1,6 @@
 // The adapters' part of linear layers on CUDA. A launch of kernels/cuda
-// computes all segments of few rows, or all longer segments, whatever their
-// ranks. A build without CUDA does not have these functions
-// (src/ops/cuda_dispatch.h).
+// computes many segments, whatever their ranks. A build without CUDA does not
+// have these functions (src/ops/cuda_dispatch.h).
 //
 // Legend: as in lora_linear.h. S is x A^T of all rows in one matrix [T, Rmax],
 // where Rmax is the largest R. Each segment uses its rows and its first R
@@ -36,12 +35,11 @@ namespace weft::lora::cuda {
 // A routing in the device's memory. For each segment it has the rows, the
 // address of the weights, and for a backward pass the address of the gradient.
 // One upload serves all layers of a pass. The weights and gradients outlive the
-// table. The table's own arrays keep their addresses. Only one pass at a time
-// may use the table.
+// table. Only one pass at a time may use the table.
 class RoutingTable {
  public:
-  // Queues the upload on the current stream and does not wait. `decode_rows`
-  // has the meaning that it has for MakeRoutingTable. Throws c10::Error if a
+  // Queues the upload on the current stream and does not wait. `gradients` and
+  // `decode_rows` are as for MakeRoutingTable. Throws c10::Error, also if a
   // gradient is not f32.
   RoutingTable(const LoraRouting& routing, const LoraGradients& gradients,
                const ModelShape& shape, at::Device device,
@@ -52,7 +50,7 @@ class RoutingTable {
 
   [[nodiscard]] const kernels::cuda::LoraTable& table() const { return table_; }
   [[nodiscard]] const ModelShape& shape() const { return shape_; }
-  // Returns the end of the last segment's rows.
+  // Returns how many rows x and y must have at least.
   [[nodiscard]] int64_t end_row() const { return end_row_; }
   // In a decode pass, returns the number of all rows; otherwise 0.
   [[nodiscard]] int64_t decode_rows() const { return decode_rows_; }
@@ -70,11 +68,11 @@ class RoutingTable {
       const LoraSite& site) const;
 
  protected:
-  // Makes a table whose bytes the derived class sets.
+  // Leaves `bytes_`, `counters_` and `table_` empty.
   RoutingTable(const ModelShape& shape, std::vector<int32_t> max_ranks,
                int64_t end_row, int64_t decode_rows);
 
-  // Returns the address of `counters_`, or null in a DecodeTable.
+  // Returns the address of `counters_`, or null if there are none.
   [[nodiscard]] unsigned* Counters() const;
 
   ModelShape shape_;
@@ -82,8 +80,8 @@ class RoutingTable {
   int64_t end_row_;
   int64_t decode_rows_;
   at::Tensor bytes_;
-  // Counters for the kernels (LoraCounters in lora_product.h). One launch after
-  // the other uses them. A DecodeTable has none.
+  // Counters for the kernels (LoraCounters in lora_product.h). Launches use
+  // them one after another. A DecodeTable has none.
   at::Tensor counters_;
   kernels::cuda::LoraTable table_;
 };
@@ -101,8 +99,8 @@ struct DecodeCapacity {
 // on the capacity. The few-rows kernels compute all rows, even if an adapter
 // has many rows. Every row of the capacity has an entry, because
 // kernels/cuda/lora_decode.h also computes padding and rows without an adapter.
-// Sites that no adapter has are launched too and add nothing. The forward pass
-// leaves out the head.
+// At a site that no adapter has, the kernels run too and add nothing. The table
+// leaves out LoRA of the head.
 //
 //   DecodeTable table(capacity, shape);      // Once.
 //   table.Bind(device + offset);             // Needs table.num_bytes() there.
@@ -125,8 +123,8 @@ class DecodeTable : public RoutingTable {
   // Does not check dtypes (see TakesSegments) or adapters of the head.
   [[nodiscard]] bool Fits(const LoraRouting& routing) const;
   // Writes the routing as bytes to `host`. The adapters' weights outlive the
-  // launches that read the bytes. REQUIRES: Fits(routing), and `host` has
-  // num_bytes() bytes.
+  // launches that read the bytes. Throws c10::Error unless Fits(routing) and
+  // `host` has num_bytes() bytes.
   void Write(const LoraRouting& routing, std::span<std::byte> host) const;
 
  private:
@@ -139,12 +137,12 @@ class DecodeTable : public RoutingTable {
 // Errors:  throw c10::Error.
 // Threads: engine thread only.
 // Source:  the path by at::mm in lora_linear.cc, and a product with stacked and
-// masked adapters. The tests compare all three in f64.
+// masked adapters.
 
 // Computes y += scale_a x A_a^T B_a^T. Two launches compute all segments of at
-// most 16 rows. The launches of lora_product.h compute longer segments. Returns
-// S if `keeps_shrunk` and some adapter has the site; otherwise an undefined
-// tensor.
+// most 16 rows, and in a decode pass all rows. The launches of lora_product.h
+// compute the other segments. Returns S if `keeps_shrunk` and some adapter has
+// the site; otherwise an undefined tensor.
 at::Tensor Forward(const at::Tensor& x_TI, const RoutingTable& table,
                    const LoraSite& site, bool keeps_shrunk, at::Tensor& y_TO,
                    CUstream_st* stream);
@@ -155,7 +153,8 @@ at::Tensor Forward(const at::Tensor& x_TI, const RoutingTable& table,
                                 CUstream_st* stream);
 
 // Adds dLoss/dA and dLoss/dB to the table's gradients. If dx_TI is defined,
-// adds the adapters' part of dLoss/dx to it. Does nothing if S is undefined.
+// adds the adapters' part of dLoss/dx to it. `s_TR` is the S of Forward. Does
+// nothing if S is undefined.
 void Backward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
               const at::Tensor& s_TR, const RoutingTable& table,
               const LoraSite& site, at::Tensor& dx_TI, CUstream_st* stream);

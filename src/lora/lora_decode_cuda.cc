@@ -50,8 +50,8 @@ const void* DataOf(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.const_data_ptr() : nullptr;
 }
 
-// Returns the input of a group. A launch will write its rows and its partial
-// sums.
+// Returns the input of a group, with memory for `num_parts` partial sums, which
+// a launch then writes.
 GroupInput EmptyInput(at::Tensor rows_TI, const k::LoraProduct& of_a,
                       int64_t num_parts) {
   GroupInput input = {.rows_TI = std::move(rows_TI),

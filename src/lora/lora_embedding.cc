@@ -22,8 +22,8 @@ at::Tensor Rows(const at::Tensor& tensor, const LoraSegment& segment) {
   return tensor.narrow(0, segment.begin, segment.end - segment.begin);
 }
 
-// Computes gradient[:, tokens] += scale * d^T. Sums the rows of equal tokens
-// first, because index_add_ on a GPU adds equal indices in no fixed order.
+// Computes gradient[:, tokens] += scale * d^T. First sums the rows of equal
+// tokens, because index_add_ on a GPU adds equal indices in no fixed order.
 void AddColumns(at::Tensor gradient_RV, const at::Tensor& tokens_n,
                 const at::Tensor& d_nR, double scale) {
   const auto [tokens_U, index_n, counts] =

@@ -1,11 +1,12 @@
 // The embedding of tokens whose rows belong to different adapters:
 //   x = s (E[t] + scale_a A_a[:, t]^T B_a^T)   for the rows of adapter a.
-// Models that scale their embeddings have a factor s other than 1. Every token
-// gets a gradient. That includes the token that transformers uses as padding,
-// because packed batches have no padding.
+// E[t] is the base model's embedding of token t. Models that scale their
+// embeddings have a factor s other than 1. The token that transformers uses as
+// padding gets a gradient too, because packed batches have no padding.
 //
-// Legend: T packed tokens, n tokens of a segment, U distinct tokens among them,
-// R rank, H hidden. A is [R, vocabulary], B is [H, R].
+// Legend: T packed tokens, n tokens of a segment, U distinct tokens of a
+// segment, R rank, H hidden, V vocabulary, N parameters of an adapter. A is [R,
+// V], B is [H, R].
 #ifndef WEFT_SRC_LORA_LORA_EMBEDDING_H_
 #define WEFT_SRC_LORA_LORA_EMBEDDING_H_
 
@@ -22,11 +23,13 @@ namespace weft::lora {
 void AddLoraEmbedding(const at::Tensor& tokens_T, const LoraRouting& routing,
                       double embedding_scale, at::Tensor& x_TH);
 
-// Returns whether any of the gradients belongs to an adapter of the embedding.
+// Returns whether any of the gradients belongs to an adapter that adapts the
+// embedding.
 [[nodiscard]] bool TrainsEmbedding(const LoraGradients& gradients);
 
 // Adds dLoss/dA and dLoss/dB of each segment to the gradient [N] of its
-// version. Sums the rows of a token always in the same order.
+// version, if `gradients` has that version. Sums the rows of a token always in
+// the same order.
 // Shapes:  dx_TH like x_TH.
 void LoraEmbeddingBackward(const at::Tensor& dx_TH, const at::Tensor& tokens_T,
                            const LoraRouting& routing,

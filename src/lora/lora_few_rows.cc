@@ -15,8 +15,8 @@ namespace {
 
 using kernels::cpu::SkinnyProduct;
 
-// The number of weight elements in a task. A smaller task would not repay the
-// cost of waking a thread.
+// The usual number of weight elements in a task. Much smaller tasks would not
+// repay the cost of waking a thread.
 constexpr int64_t kTaskElements = 8192;
 
 struct Task {
@@ -24,7 +24,7 @@ struct Task {
   const float* weight_OI = nullptr;
 };
 
-// Products whose outputs are cut into tasks of about the same size.
+// Products, cut by their outputs into tasks of about the same size.
 class TaskList {
  public:
   // Adds one product, whose outputs are [0, outputs), as tasks.

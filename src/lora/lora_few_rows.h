@@ -1,10 +1,11 @@
-// The adapters' part of a linear layer if each adapter has few rows, as in
-// decoding. It calls the kernels of kernels/cpu on raw pointers, because a
-// tensor operation for every adapter and projection would cost more than the
-// products.
+// The adapters' part of linear layers on a CPU for segments of few rows, as in
+// decoding. The functions call the kernels of kernels/cpu on raw pointers,
+// because a tensor operation for every adapter and projection would cost more
+// than the products.
 //
 // Legend: as in lora_linear.h. S is the number of floats in x A^T of all
-// segments of few rows. Their matrices [rows, R] are stored one after another.
+// segments of few rows. The matrices [rows, R] of these segments are stored one
+// after another.
 #ifndef WEFT_SRC_LORA_LORA_FEW_ROWS_H_
 #define WEFT_SRC_LORA_LORA_FEW_ROWS_H_
 
@@ -22,8 +23,7 @@ namespace weft::lora {
 
 // The functions below compute the segments for which HasFewRows is true.
 // Threads: any, for distinct outputs.
-// Source:  lora_linear.h. The tests compare these functions and the path for
-// many rows with the formula in f64.
+// Source:  the formula of lora_linear.h.
 
 // Returns S, the number of floats in x A^T.
 [[nodiscard]] int64_t NumShrunk(const LoraRouting& routing,
@@ -44,7 +44,7 @@ void AddFewRows(const float* x_TI, const LoraRouting& routing,
                 const cpu::Rows& y_TO);
 
 // Returns a view of `shrunk_S` for each segment. The view is undefined if the
-// segment has many rows or its adapter does not have the site.
+// segment has more than 32 rows or its adapter does not adapt the site.
 [[nodiscard]] ShrunkInputs SplitShrunk(const at::Tensor& shrunk_S,
                                        const LoraRouting& routing,
                                        const LoraSite& site);

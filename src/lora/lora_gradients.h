@@ -17,9 +17,8 @@ struct LoraGradient {
   at::Tensor gradient_N;  // [N] f32, in the version's layout.
 };
 
-// Each version occurs at most once. A version of the routing that is not in
-// this list gets no gradient, but dLoss/dx still includes the products by its A
-// and B.
+// Each version occurs at most once. If a version of the routing is not in this
+// list, its A and B get no gradients, but still contribute to dLoss/dx.
 using LoraGradients = std::vector<LoraGradient>;
 
 // Returns the gradient [N] of `version`, or an undefined tensor if the list
@@ -27,7 +26,8 @@ using LoraGradients = std::vector<LoraGradient>;
 [[nodiscard]] at::Tensor GradientOf(const LoraGradients& gradients,
                                     const AdapterVersionPtr& version);
 
-// Returns a zero gradient for each version, in the same order.
+// Returns a zero gradient for each version, in the order of `versions`, which
+// are distinct.
 [[nodiscard]] LoraGradients ZeroGradients(
     const std::vector<AdapterVersionPtr>& versions, at::Device device);
 

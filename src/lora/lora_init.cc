@@ -20,7 +20,8 @@ double Uniform(uint64_t counter) {
   return static_cast<double>(Mix(counter) >> 11) * 0x1.0p-53;
 }
 
-// Returns draw `i` of the stream from N(0, 1). Source: Box and Muller 1958.
+// Returns draw `i` of `stream` from the distribution N(0, 1). Source: Box and
+// Muller 1958.
 double Normal(uint64_t stream, int64_t i) {
   const double radius = std::sqrt(-2 * std::log1p(-Uniform(stream + 2 * i)));
   return radius * std::cos(2 * std::numbers::pi * Uniform(stream + 2 * i + 1));

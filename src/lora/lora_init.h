@@ -13,7 +13,7 @@ namespace weft::lora {
 // 1/sqrt(in)), which equals kaiming_uniform(sqrt(5)), and B is zero. For the
 // embedding, A is zero and B is from N(0, 1). Each factor draws from its own
 // stream, whose key is (seed, expert, layer, module). So an adapter with fewer
-// targets or layers gets the same numbers for the factors that it has.
+// targets gets the same numbers for the targets that it has.
 [[nodiscard]] std::vector<float> InitialWeights(const AdapterLayout& layout,
                                                 uint64_t seed);
 

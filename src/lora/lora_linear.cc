@@ -49,7 +49,8 @@ void Expand(const at::Tensor& input_nR, const LoraSegment& segment,
 }
 
 // Adds dLoss/dA and dLoss/dB to `gradient_N`, and the adapter's part of
-// dLoss/dx to the segment's rows of `dx_TI`. Skips a tensor that is undefined.
+// dLoss/dx to the segment's rows of `dx_TI`. `input_nR` is x A^T. Skips
+// `gradient_N` or `dx_TI` if it is undefined.
 void SegmentBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
                      const LoraSegment& segment, const LoraSite& site,
                      const ModelShape& shape, const at::Tensor& input_nR,
@@ -84,16 +85,16 @@ void SegmentBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
   }
 }
 
-// Returns whether the forward pass computes the adapters' products in bf16. It
-// does so where a CPU computes the base product in bf16, except for experts. An
-// expert has too few rows for bf16 to pay off.
+// Returns whether bf16::Forward computes the layer. It does so where a CPU
+// computes the base product in bf16 and rows have adapters, except for experts.
+// An expert has too few rows for bf16 to pay off.
 bool TakesBf16(const at::Tensor& x_TI, const BaseLinear& base,
                const LoraPass& pass, const LoraSite& site) {
   return !pass.routing.empty() && site.expert == kNoExpert &&
          ops::IsBf16Linear(x_TI, base.weight_OI);
 }
 
-// Returns whether the backward pass computes the adapters' products in bf16.
+// Returns whether bf16::Backward computes the layer.
 bool TakesBf16Backward(const at::Tensor& dy_TO, const BaseLinear& base,
                        const LoraPass& pass, const LoraSite& site) {
   return !pass.routing.empty() && site.expert == kNoExpert &&

@@ -1,14 +1,12 @@
 // A linear layer whose rows belong to different adapters:
 //   y = x W^T + bias + scale_a (x A_a^T) B_a^T   for the rows of adapter a.
 //
-// The rows of an adapter are contiguous, so the routing is a short list of
-// segments, and no rows are sorted or gathered. Projections that share an input
-// have one base GEMM with stacked weights, and one product by their stacked A
-// (shrink). Each of these projections then has its own product by B (expand).
-// If a CPU computes a base product in bf16, it also computes that layer's
-// products of adapters in bf16, except for experts and for segments of few rows
-// (lora_bf16.h).
-// products of that layer in bf16, except for experts (lora_bf16.h).
+// The routing is a short list of segments, and a segment is consecutive rows of
+// one adapter. So no rows are sorted or gathered. Projections that share an
+// input have one base GEMM with stacked weights, and one product by their
+// stacked A (shrink). Each of these projections then has its own product by B
+// (expand). If a CPU computes a base product in bf16, lora_bf16.h computes the
+// layer with its adapters, except for experts.
 //
 // Legend: T packed tokens, I inputs, O outputs of the (fused) base weight, R
 // the sum of the ranks of the group's adapted projections, N parameters of an
@@ -43,7 +41,7 @@ struct BaseLinear {
   ops::RowCount row_count = ops::RowCount::kRecurs;
 };
 
-// Names a group of adapted projections in the model.
+// Names a group of projections in the model.
 struct LoraSite {
   int layer = 0;
   ProjectionGroup group = ProjectionGroup::kQkv;
@@ -64,10 +62,10 @@ class RoutingTable;  // Declared in lora_cuda.h.
 }  // namespace cuda
 using RoutingTablePtr = std::shared_ptr<const cuda::RoutingTable>;
 
-// Uploads the routing in the form that kernels/cuda read, and does not wait.
-// Returns null if those kernels do not support the routing. The caller makes
-// one table for a forward pass through all layers, and another one, with
-// gradients, for a backward pass. A table lives until its pass has ended.
+// Uploads the routing in the form that the kernels of kernels/cuda read, and
+// does not wait. Returns null if those kernels do not support the routing. The
+// caller makes one table for a forward pass through all layers, and another
+// one, with gradients, for a backward pass. A table outlives its pass.
 // Arguments: `gradients` is empty in a forward pass; `dtype` and `device` are
 // those of the layers' input rows; `decode_rows` is 0 except in a decode pass,
 // where it is the number of all rows. In a decode pass the few-rows kernels
@@ -79,9 +77,9 @@ using RoutingTablePtr = std::shared_ptr<const cuda::RoutingTable>;
                                                at::Device device,
                                                int64_t decode_rows = 0);
 
-// Returns an upper bound, in bytes, of the workspace for one product with a
-// table. The largest workspace holds the partial sums over rows of a gradient
-// [features, rank].
+// Estimates the bytes of workspace that one product with a table needs. The
+// largest workspace holds the partial sums over rows of a gradient [features,
+// rank].
 [[nodiscard]] int64_t TableWorkspaceBytes(int64_t num_rows, int64_t features,
                                           int64_t rank);
 
@@ -89,20 +87,20 @@ using RoutingTablePtr = std::shared_ptr<const cuda::RoutingTable>;
 struct LoraPass {
   const LoraRouting& routing;
   const ModelShape& shape;
-  // Null on a CPU. If it is null on CUDA, at::mm computes one segment after
-  // another.
+  // Null on a CPU. If the table is null on CUDA, at::mm computes one segment
+  // after another.
   const cuda::RoutingTable* table = nullptr;
 };
 
 // x A^T, which the backward pass needs. Without a table, there is one tensor
-// [rows, R] for each segment. A tensor is undefined if its segment's adapter
-// does not adapt the site. With a table, one tensor has all rows; lora_cuda.h
-// calls it S.
+// [rows, R] for each segment. It is undefined if the segment's adapter does not
+// adapt the site. With a table, there is one tensor for all rows, which
+// lora_cuda.h calls S. It is undefined if no adapter adapts the site.
 using ShrunkInputs = std::vector<at::Tensor>;
 
 // Returns y [T, O]. If `shrunk` is not null, sets it to x A^T.
-// Shapes:  x_TI [T, I] contiguous. Its dtype is that of the base weight; or f32
-// on a CPU if the weight is bf16; or any if the weight has 8 bits.
+// Shapes:  x_TI [T, I] contiguous, in the dtype of the adapters' compute_N.
+// ops::Linear must accept x_TI with the base weight.
 // Errors:  throws c10::Error.
 // Threads: any on a CPU, for distinct outputs; the engine thread on CUDA.
 [[nodiscard]] at::Tensor LoraLinear(const at::Tensor& x_TI,
@@ -117,8 +115,8 @@ using ShrunkInputs = std::vector<at::Tensor>;
                                       const LoraSite& site);
 
 // Adds dLoss/dA and dLoss/dB of each segment to the gradient [N] of its
-// version. Returns dLoss/dx [T, I], or an undefined tensor if
-// `want_input_gradient` is false.
+// version, if `gradients` has that version. Returns dLoss/dx [T, I], or an
+// undefined tensor if `want_input_gradient` is false.
 // Shapes:    dy_TO like y; x_TI, `shrunk` and the routing as in LoraLinear.
 // Arguments: if pass.table is not null, it was made with `gradients`.
 [[nodiscard]] at::Tensor LoraLinearBackward(

@@ -1,4 +1,4 @@
-// Implements RoutingTable and DecodeTable of lora_cuda.h.
+// Implements TakesSegments, RoutingTable and DecodeTable of lora_cuda.h.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -47,7 +47,7 @@ void ForSites(const ModelShape& shape, Visit visit) {
   visit(LoraSite{shape.num_layers, ProjectionGroup::kLmHead});
 }
 
-// Returns whether the two layouts are equal. Both have the same ModelShape.
+// Returns whether two layouts for the same ModelShape are equal.
 bool SameLayout(const AdapterLayout& a, const AdapterLayout& b) {
   if (&a == &b) return true;
   const LoraConfig& x = a.config();
@@ -129,7 +129,7 @@ void AddDecodeRows(const LoraRouting& routing, int64_t num_rows,
 }
 
 // Returns the largest rank of every slot if each factor has the rank `rank`.
-// The head's slots get rank 0, because a pass with a DecodeTable leaves out the
+// The head's slots get rank 0, because a DecodeTable leaves out LoRA of the
 // head.
 std::vector<int32_t> LargestRanks(const ModelShape& shape, int64_t rank) {
   std::vector<int32_t> ranks(static_cast<size_t>(NumSlots(shape)));

@@ -9,9 +9,9 @@
 namespace weft::lora {
 namespace {
 
-// A chunk has about this many rows, or more if its segment has over 1024 rows.
-// With fewer rows, copies of matrices and stores of sums would take too much of
-// a chunk's time.
+// A segment is cut into the fewest chunks of at most this many rows. Chunks
+// have more rows if the segment has over 1024. In smaller chunks, copies of
+// matrices and stores of sums would take too much of the time.
 constexpr int64_t kChunkRows = 64;
 // The largest number of chunks of a segment. It limits the memory for sums.
 constexpr int64_t kMaxChunks = 16;

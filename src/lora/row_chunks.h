@@ -1,8 +1,8 @@
 // Splits the rows of segments into chunks for the threads of a CPU.
 //
-// Only the number of a segment's rows determines its chunks, and a gradient
-// adds the sums of its chunks in the order of the chunks. So the bits of an
-// adapter depend neither on other segments nor on the number of threads.
+// Only the number of a segment's rows determines its chunks. A gradient adds
+// the sums of its chunks in the order of the chunks. So the bits of an
+// adapter's results do not depend on other adapters or the number of threads.
 #ifndef WEFT_SRC_LORA_ROW_CHUNKS_H_
 #define WEFT_SRC_LORA_ROW_CHUNKS_H_
 
@@ -26,19 +26,21 @@ struct RowChunk {
 void AddChunks(const LoraRouting& routing, size_t segment,
                std::vector<RowChunk>& chunks);
 
-// Calls work(i) for all i < count, on several threads.
+// Calls work(i) for all i < count, on the available threads.
 void ForEachOf(size_t count, const std::function<void(size_t)>& work);
 
 // The functions that ForEachChunk calls. `memory` belongs to the calling
 // thread.
 struct ChunkWork {
   int64_t num_floats = 0;  // The size of `memory`.
-  // Before a thread runs chunks of a segment, it calls `begin` once.
+  // Before a thread runs its first chunk of a segment, the thread calls
+  // `begin`.
   std::function<void(size_t segment, float* memory)> begin;
   std::function<void(size_t chunk, float* memory)> run;
 };
 
-// Calls work.run for the indices of all chunks, on several threads.
+// Calls work.run for the indices of all chunks, on the available threads. In
+// `chunks`, those of one segment are adjacent.
 void ForEachChunk(const std::vector<RowChunk>& chunks, const ChunkWork& work);
 
 }  // namespace weft::lora

@@ -1,26 +1,27 @@
 // The output head and the log-probabilities. They are computed in chunks of
-// rows, so no [tokens, vocab] tensor ever exists.
+// rows, so that memory need not hold the logits of all rows.
 //
 // Legend: R score rows, E score entries (row, target), H hidden, V vocabulary,
-// W the head's weight [V, H].
+// N parameters of an adapter. h is the hidden rows [R, H], W the head's weight
+// [V, H], and p the softmax.
 //
 // Forward, for each chunk of rows:
-//   1. logits = hidden W^T in f32, in a buffer [chunk, V] that chunks share;
-//   2. one pass over the buffer gives each entry's logprob and the entropy;
-//   3. if a gradient is wanted, U = (softmax * D) W [R, H] is computed from the
-//      buffer (on CUDA from a second one in bf16) and kept. D is the derivative
-//      of the softcap, or 1. The softmax at a row's own targets is set to 0.
-// The backward pass then needs neither logits nor a pass over the vocabulary.
-// Only the backward pass knows c, which is dLoss/dlogprob divided by the
-// temperature. Let C be the sum of a row's c over its targets t. Then
-//   dhidden[r] = sum of (c[t] - C p[t]) D_t W_t over t - C U[r].
+//   1. logits = h W^T, in a buffer [chunk, V] that chunks share;
+//   2. the buffer gives each entry's logprob and, if wanted, the entropies;
+//   3. if a gradient is wanted, U = (p * D) W [R, H] is computed from the
+//      buffer (or from a second one in bf16) and kept. D is the derivative of
+//      the softcap, or 1. In U, p at a row's own targets counts as 0.
+// Without LoRA of lm_head, the backward pass then needs no logits. Only the
+// backward pass knows c, which is dLoss/dlogprob divided by the temperature.
+// Let C be the sum of a row's c over its targets t. Then
+//   dh[r] = sum of (c[t] - C p[t]) D_t W_t over t - C U[r].
 // U leaves out the targets, because for a confident prediction p is near 1, and
 // W_t - p W_t would cancel. 1 - p is computed from the log-probability instead.
-// The total is 4 R H V FLOPs and chunk * V + R * H floats.
+// The total is about 4 R H V FLOPs and chunk * V + R * H floats.
 //
-// Rows of an adapter of lm_head use W + scale B A. Their dA and dhidden follow
-// from (softmax * D) B, which is kept like U. With the gradient dz of the
-// logits, dB = scale dz^T (h A^T), which needs the logits again. So each of
+// Rows of an adapter of lm_head use W + scale B A. The adapter's dA and the
+// rows' dh follow from (p * D) B, which is kept like U. With the gradient dz of
+// the logits, dB = scale dz^T (h A^T), which needs the logits again. So each of
 // these rows costs 6 H V FLOPs.
 //
 // Several ranks may each have a part of the vocabulary (vocab_shard.h). The
@@ -45,8 +46,8 @@ namespace weft::loss {
 struct VocabShard {
   parallel::Communicator* group = nullptr;  // Null if this rank has the whole
                                             // vocabulary.
-  // The size of the whole vocabulary. This rank has the range
-  // group->shard().Of(vocab).
+  // The size of the whole vocabulary, unless `group` is null. This rank has the
+  // range group->shard().Of(vocab).
   int64_t vocab = 0;
 };
 
@@ -56,9 +57,10 @@ struct HeadOptions {
   VocabShard shard;
 };
 
-// Returns the number of rows of a chunk. On a CPU, a large vocabulary reduces
-// it below options.chunk_rows. `vocab` is the size of the largest part on a
-// rank.
+// Returns the number of rows of a chunk: the lesser of num_rows and
+// options.chunk_rows, or fewer on a CPU with a large vocabulary. Returns
+// num_rows if options.chunk_rows is 0 or less. `vocab` is the size of the
+// largest part of the vocabulary on a rank.
 [[nodiscard]] int64_t HeadChunkRows(const HeadOptions& options,
                                     int64_t num_rows, int64_t vocab,
                                     bool is_cpu);
@@ -71,7 +73,7 @@ struct ScoreRows {
   std::vector<float> temperatures;   // [R], > 0.
   // Gradient filters, [R] in [0, 1). Empty means that all are 0. For a row, U
   // leaves out a block of a rank's vocabulary if p D is below the row's filter
-  // at all tokens of the block, except at the row's own targets.
+  // at all tokens of the block that are not targets of the row.
   std::vector<float> filters;
   lora::LoraRouting routing;  // The adapters of the rows; may be empty.
 };
@@ -80,27 +82,30 @@ struct HeadResult {
   at::Tensor logprobs_E;      // [E] f32.
   at::Tensor entropies_R;     // [R] f32; undefined if not wanted.
   at::Tensor projection_RH;   // U [R, H] f32; undefined without gradient.
-  at::Tensor target_slope_E;  // D_t [E] f32; undefined without softcap.
-  // The probability [R] of the rank's part of the vocabulary. Undefined if the
-  // rank has the whole vocabulary. If defined, U and projected_nR are the
-  // rank's terms of sums over ranks.
+  at::Tensor target_slope_E;  // D_t [E] f32; undefined without softcap or
+                              // without gradient.
+  // The probability [R] of the rank's part of the vocabulary. Undefined without
+  // gradient, or if the rank has the whole vocabulary. If defined, U and
+  // projected_nR are the rank's terms of sums over ranks.
   at::Tensor share_R;
   // Factors [R], f32, by which the rows of U must still be multiplied.
   // Undefined means 1.
   at::Tensor scale_R;
-  std::vector<at::Tensor> shrunk_nR;     // h A^T of each segment.
-  std::vector<at::Tensor> projected_nR;  // (softmax * D) B, if wanted.
+  // h A^T and, if a gradient is wanted, (p * D) B of each segment. A tensor is
+  // undefined if the segment's adapter does not adapt lm_head.
+  std::vector<at::Tensor> shrunk_nR;
+  std::vector<at::Tensor> projected_nR;
 };
 
-// Scores the rows. Waits for the device only if there are gradient filters,
-// because it counts the rows that a filter keeps.
+// Scores the rows. Waits for the device only to count the rows that a gradient
+// filter keeps.
 // Shapes:  hidden_RH [R, H]; weight_VH [V, H] of the same dtype, or in bf16
 // with f32 rows on a CPU, or in 8 bits (head_products.h). With options.shard,
-// weight_VH has the rank's rows. All other arguments are the same on all ranks,
-// and all ranks make this call together.
-// Errors:  throws c10::Error, also if memory is exhausted.
+// weight_VH and the adapters are this rank's parts. hidden_RH and the rest of
+// `rows` are the same on all ranks, which make this call together.
+// Errors:  throws c10::Error; std::exception if a rank is lost.
 // Threads: engine thread only.
-// Source:  the derivation above. The tests compare with dense f64 autograd.
+// Source:  the derivation above.
 [[nodiscard]] HeadResult ScoreHead(const at::Tensor& hidden_RH,
                                    const at::Tensor& weight_VH,
                                    const ScoreRows& rows,
@@ -108,12 +113,12 @@ struct HeadResult {
                                    bool want_gradient, bool want_entropy);
 
 // Returns dLoss/dhidden [R, H] in the dtype of hidden, for g_E = dLoss/dlogprob
-// [E] f32. Adds the gradients of lm_head's LoRA to the gradients [N] of the
-// versions in rows.routing. The other arguments are those of ScoreHead, which
-// was called with want_gradient. Consumes `forward`, because dhidden uses U's
-// memory. Every rank gets the whole dhidden. Waits for the device only if g_E,
-// forward.logprobs_E or forward.target_slope_E are not on the host yet
-// (ops::ToHost).
+// [E] f32. Adds the gradients of lm_head's LoRA to `gradients` [N]. The other
+// arguments are those of ScoreHead, which was called with want_gradient.
+// Consumes `forward`, because dhidden uses U's memory. Every rank gets the
+// whole dhidden. Waits for the device only if g_E, forward.logprobs_E or
+// forward.target_slope_E are not on the host yet (ops::ToHost). Errors and
+// threads as for ScoreHead.
 [[nodiscard]] at::Tensor HeadBackward(HeadResult forward,
                                       const at::Tensor& hidden_RH,
                                       const at::Tensor& weight_VH,

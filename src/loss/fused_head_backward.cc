@@ -36,8 +36,8 @@ at::Tensor RowFactors(const HeadCoefficients& coefficients, int64_t first,
 }
 
 // Replaces (softmax * D) W of rows [begin, begin + n), which the forward pass
-// kept, by dz W. dz is the gradient of the logits. W is the head's weight or an
-// adapter's B.
+// kept, by dz W. dz is the gradient of the logits. W [V, X] is the head's
+// weight or an adapter's B.
 void Combine(at::Tensor& projection_nX, const at::Tensor& weight_VX,
              const HeadCoefficients& coefficients, int64_t begin) {
   const at::Device device = projection_nX.device();
@@ -64,8 +64,8 @@ void Combine(at::Tensor& projection_nX, const at::Tensor& weight_VX,
   }
 }
 
-// Does what Combine does, for all rows in one launch on CUDA. Returns dz W in
-// the weight's dtype.
+// Returns dz W of all rows in the weight's dtype, by one launch on CUDA.
+// REQUIRES: forward.scale_R is defined.
 at::Tensor CombineScaled(const HeadResult& forward, const at::Tensor& weight_VH,
                          const HeadCoefficients& coefficients) {
   at::Tensor dhidden_RH =
@@ -84,7 +84,7 @@ at::Tensor CombineScaled(const HeadResult& forward, const at::Tensor& weight_VH,
 }
 
 // Replaces the chunk's logits by their gradient dz. `share_R` has all rows, not
-// only those of the chunk.
+// only those of the chunk, and may be undefined.
 void GradientOfLogits(HeadChunk& chunk, const HeadCoefficients& coefficients,
                       const at::Tensor& share_R) {
   const at::TensorOptions options = chunk.logits_RV.options();
@@ -108,7 +108,7 @@ void GradientOfLogits(HeadChunk& chunk, const HeadCoefficients& coefficients,
   }
 }
 
-// Adds the adapters' part of the head to dhidden, and adds dA and dB of lm_head
+// Adds the part of lm_head's adapters to dhidden, and adds dA and dB of lm_head
 // to `gradients`.
 void LoraBackward(const HeadChunks& chunks, HeadResult& forward,
                   const at::Tensor& hidden_RH, const ScoreRows& rows,

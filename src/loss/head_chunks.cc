@@ -12,17 +12,17 @@
 namespace weft::loss {
 namespace {
 
-// The largest size of the logits buffer on a CPU. A large vocabulary reduces
-// the rows of a chunk accordingly. Only memory limits a chunk, because products
-// are faster with more rows, although no cache holds the buffer. With one
-// thread, V 49152 and H 576: 84 GFLOP/s at 1024 rows, 77 at 512, 72 at 256.
+// The largest size of the logits buffer on a CPU, unless kCpuMinRows rows need
+// more. A large vocabulary reduces the rows of a chunk accordingly. The limit
+// only saves memory: products are faster with more rows, although no cache
+// holds the buffer. With one thread, V 49152 and H 576: 84 GFLOP/s at 1024
+// rows, 77 at 512, 72 at 256.
 constexpr int64_t kCpuBufferBytes = int64_t{256} << 20;
 constexpr int64_t kCpuMinRows = 64;
 
 // Returns a buffer for [chunk, V]. With `keep`, the thread keeps the buffer for
 // its next call, because on a CPU the first use of new memory pages costs as
-// much as the softmax. A GPU's allocator caches memory itself. A buffer for all
-// rows is not kept, because it may be huge.
+// much as the softmax. A GPU's allocator caches memory itself.
 at::Tensor LogitsBuffer(int64_t chunk, int64_t vocab,
                         const at::TensorOptions& options, bool keep) {
   if (!keep) return at::empty({chunk * vocab}, options);
@@ -47,8 +47,9 @@ DeviceRows Upload(const ScoreRows& rows, const HeadOptions& options,
   return uploaded;
 }
 
-// Returns the size of the largest part of the vocabulary on a rank. From it,
-// all ranks compute the same chunks, as their exchange for each chunk requires.
+// Returns the size of the largest part of the vocabulary on a rank. All ranks
+// compute their chunks from this size. So they have the same chunks, as the
+// exchange for each chunk requires.
 int64_t LargestVocab(const at::Tensor& weight_VH, const VocabShard& shard) {
   if (shard.group == nullptr) return weight_VH.size(0);
   const int size = shard.group->shard().size;

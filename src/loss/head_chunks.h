@@ -33,15 +33,16 @@ struct HeadChunk {
   at::Tensor weights_RV;
   at::Tensor scale_R;
 
-  // Returns the row of every entry, counted within the chunk.
+  // Returns the row of every entry, counted within the chunk. REQUIRES:
+  // all_rows_E is defined.
   [[nodiscard]] at::Tensor RowsOfEntries() const { return all_rows_E - begin; }
   // Returns the softcap's derivative D at the targets, [num_entries]. REQUIRES:
-  // softmax has not overwritten the logits yet.
+  // there is a softcap, and the softmax has not overwritten the logits yet.
   [[nodiscard]] at::Tensor TargetSlopes() const;
-  // Sets the log-probabilities and the entropies. Replaces the logits by
-  // softmax * D, with 0 at each row's own targets, and returns the result. If
-  // weights_RV is defined, writes the result there instead, without the factor
-  // scale_R.
+  // Sets the log-probabilities and, if entropies_R is defined, the entropies.
+  // Replaces the logits by softmax * D, with 0 at each row's own targets, and
+  // returns the result. If weights_RV is defined, writes the result to
+  // weights_RV instead, without the factor scale_R.
   const at::Tensor& SoftmaxBesideTargets(at::Tensor& logprobs_E,
                                          at::Tensor& entropies_R);
 };
@@ -64,18 +65,20 @@ struct DeviceRows {
   at::Tensor temperature_R;  // f32.
 };
 
-// Keeps references to its arguments.
+// Computes the logits of score rows, one chunk after another. hidden_RH,
+// weight_VH and `rows` outlive the object.
 class HeadChunks {
  public:
   HeadChunks(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
              const ScoreRows& rows, const HeadOptions& options);
 
-  // Gives all later chunks a weights_RV and a scale_R, which is a part of
-  // `scale_R`.
+  // Makes ForEach set weights_RV and scale_R of every chunk. A chunk's scale_R
+  // is a view of `scale_R` [R].
   void TakeWeights(const at::Tensor& scale_R);
 
-  // Calls `visit` for the rows [begin, end), one chunk after another. logits_RV
-  // has the chunk's raw logits. `shrunk_nR` is lora().Shrink(hidden).
+  // Calls `visit` for the rows [begin, end), one chunk after another. The
+  // chunk's logits_RV has the logits before the softcap. `shrunk_nR` is
+  // lora().Shrink(hidden).
   void ForEach(int64_t begin, int64_t end,
                const std::vector<at::Tensor>& shrunk_nR,
                const std::function<void(HeadChunk&)>& visit) const;

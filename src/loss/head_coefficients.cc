@@ -7,7 +7,7 @@
 namespace weft::loss {
 namespace {
 
-// Replaces `entries` by the entries of row r, sorted by target.
+// Sets `entries` to the indices of row r's entries, sorted by target.
 void TakeEntriesByTarget(const ScoreRows& rows, size_t r,
                          std::vector<int64_t>& entries) {
   entries.resize(rows.row_offsets[r + 1] - rows.row_offsets[r]);

@@ -29,8 +29,8 @@ struct HeadCoefficients {
     const ScoreRows& rows, const std::vector<double>& gradients_E,
     const std::vector<double>& logprobs_E, const std::vector<double>& slopes_E);
 
-// The entries that have the same position in their rows. A layer has at most
-// one entry of each row. So an addition of a layer has no collisions, and
+// Entries that have the same position in their rows. A layer has at most one
+// entry of each row. So the entries of a layer are added to different rows, and
 // layers are added in a fixed order.
 struct EntryLayer {
   std::vector<int64_t> rows;  // Counted from LayerEntries' `begin`.

@@ -12,15 +12,15 @@ namespace {
 
 // On a CPU, one product computes about this many logits, and at least
 // kCpuSliceLength vocabulary entries. This keeps the product's workspace small.
-// Its result (16 MiB) and a widened bf16 weight are still in a cache when they
-// are read.
+// The product's result (16 MiB) and a widened bf16 weight are still in a cache
+// when they are read.
 constexpr int64_t kCpuSliceLogits = int64_t{4} << 20;
 constexpr int64_t kCpuSliceLength = 4096;
 
-// With fewer rows than kCpuFewRows, BLAS libraries use matrix-vector kernels,
-// which sum a whole column number by number. Over V 49152 this has a relative
-// error of 1e-4, while sums by block have 5e-7. So few rows are summed over
-// blocks of kCpuSumLength vocabulary entries.
+// With fewer rows than kCpuFewRows, BLAS libraries may use matrix-vector
+// kernels, which sum a whole column number by number. Over V 49152 this has a
+// relative error of 1e-4, while sums by block have 5e-7. So ComputeProjection
+// sums few rows over blocks of kCpuSumLength vocabulary entries.
 constexpr int64_t kCpuFewRows = 64;
 constexpr int64_t kCpuSumLength = 512;
 
@@ -128,7 +128,8 @@ void ComputeProjection(const at::Tensor& p_RV, const at::Tensor& weight_VH,
   const int64_t block = few_rows ? kCpuSumLength : kCpuSliceLength;
   for (int64_t v = 0; v < vocab; v += block) {
     const int64_t count = std::min(block, vocab - v);
-    // addmm could take a matrix-vector kernel, which sums number by number.
+    // Does not call addmm, which could take a matrix-vector kernel, which sums
+    // number by number.
     out_RH.add_(
         ops::MatMul(p_RV.narrow(1, v, count), weight_VH.narrow(0, v, count)));
   }

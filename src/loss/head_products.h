@@ -1,8 +1,8 @@
 // The matrix products of the head. Private to src/loss.
 //
 // In all of src/loss, the head's weight may be in 8 bits (ops/int8_weight.h).
-// Its shape is then that of the numbers [V, H] for which it stands. These are
-// f32 on a CPU and bf16 on CUDA.
+// V and H then count the numbers for which the weight stands. Products read
+// these numbers as f32 on a CPU and as bf16 on CUDA.
 //
 // Legend: R rows, H hidden, V vocabulary.
 #ifndef WEFT_SRC_LOSS_HEAD_PRODUCTS_H_
@@ -16,21 +16,20 @@ namespace weft::loss {
 // f32.
 [[nodiscard]] at::ScalarType HeadComputeType(const at::Tensor& weight_VH);
 
-// Computes logits = hidden W^T, with products and sums in f32 or wider.
-// Shapes: logits_RV in the compute type; the others in the model dtype.
+// Computes logits = hidden W^T, with sums in f32 or wider.
+// Shapes: logits_RV in the compute type; the others as in ScoreHead.
 void ComputeLogits(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
                    at::Tensor& logits_RV);
 
-// Computes out = p W, which is a sum over the vocabulary. For every R, the
-// rounding errors are those of sums over short blocks.
-// Shapes: out_RH in the compute type; weight_VH in the model dtype; p_RV in one
-// of these two dtypes, on a CPU in the compute type.
+// Computes out = p W, which is a sum over the vocabulary. On a CPU, sums by
+// blocks keep the rounding errors of few rows as small as those of many rows.
+// Shapes: out_RH in the compute type, and on a CPU p_RV too.
 void ComputeProjection(const at::Tensor& p_RV, const at::Tensor& weight_VH,
                        at::Tensor& out_RH);
 
 // Computes out = p W without blocks of small probabilities. A block of the
 // vocabulary adds to a row only if one of the row's probabilities in the block
-// is at least the row's filter [R].
+// is at least the row's filter [R], or is NaN.
 // Source: the gradient filter of Wijmans et al. 2024, but by rows instead of
 // tiles, so that a row's result does not depend on other rows.
 void ComputeFilteredProjection(const at::Tensor& p_RV,

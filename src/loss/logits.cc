@@ -10,8 +10,8 @@
 namespace weft::loss {
 namespace {
 
-// Joins the columns of all ranks' logits. The numbers of columns differ by at
-// most one, so each rank pads its part to the largest and sends it.
+// Joins the columns of all ranks' logits. The ranks' numbers of columns differ
+// by at most one, so each rank pads its part to the largest number.
 at::Tensor GatherColumns(const at::Tensor& logits_RV, const VocabShard& shard) {
   const int size = shard.group->shard().size;
   const int64_t width = (shard.vocab + size - 1) / size;

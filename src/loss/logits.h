@@ -1,4 +1,4 @@
-// Computes the logits of the few rows from which tokens are drawn.
+// Computes the logits of few rows, such as those from which tokens are drawn.
 #ifndef WEFT_SRC_LOSS_LOGITS_H_
 #define WEFT_SRC_LOSS_LOGITS_H_
 
@@ -9,9 +9,10 @@
 
 namespace weft::loss {
 
-// Returns softcap(hidden W^T + LoRA) in f32, on the device of hidden. `routing`
-// names the adapters of the rows. With a shard, the weight has this rank's
-// rows, and every rank gets the same bits for the whole vocabulary.
+// Returns softcap(hidden W^T + LoRA) in f32, on the device of hidden. A softcap
+// of 0 changes nothing. `routing` names the adapters of the rows. If
+// shard.group is not null, the weight has this rank's rows, and every rank gets
+// the same bits for the whole vocabulary.
 // Shapes:  hidden_RH [R, H], weight_VH [V, H] as in fused_head.h. The result
 // [R, V] is contiguous.
 // Threads: engine thread only.

@@ -7,8 +7,8 @@
 namespace weft::loss {
 namespace {
 
-// With this bound, e^60 times any sensible advantage and weight fits in a
-// float.
+// Log ratios are cut to [-60, 60]. e^60 times any sensible advantage and weight
+// fits in a float.
 constexpr double kMaxLogRatio = 60.0;
 
 // The inputs of a token's loss. They are f64, so only the result is rounded.
@@ -35,8 +35,8 @@ double Clip(const LossConfig& config, double ratio) {
   return std::clamp(ratio, config.clip_low, config.clip_high);
 }
 
-// Returns PPO's clipped objective. On a tie, the slope is that of the unclipped
-// branch.
+// Returns the negative of PPO's clipped objective, times the weight. On a tie,
+// the slope is that of the unclipped branch.
 LossAndSlope ClippedSurrogate(const LossConfig& config, const Token& token) {
   const double unclipped = token.ratio * token.advantage;
   const double clipped = Clip(config, token.ratio) * token.advantage;
@@ -100,8 +100,8 @@ double Weight(const Datum& datum, size_t entry) {
   return datum.weights.empty() ? 1.0 : datum.weights[entry];
 }
 
-// Returns exp(mean(lp - q)) over the scored tokens of a datum, or 1 if it has
-// none.
+// Returns Ratio(mean of lp - q) over the scored tokens of a datum, or 1 if the
+// datum has none.
 double SequenceRatio(const Datum& datum, absl::Span<const float> logprobs) {
   double sum = 0;
   double count = 0;

@@ -14,7 +14,7 @@
 namespace weft::loss {
 
 // The metrics of a request, summed over its data. Call Add() and AddMean() for
-// the data in order, then Metrics() once.
+// the data in order, then Metrics().
 class MetricSums {
  public:
   void Add(const std::string& name, double value);
@@ -30,30 +30,29 @@ class MetricSums {
   std::map<std::string, std::pair<double, double>> means_;
 };
 
-// Computes the loss of every target of one datum, its derivative
-// dLoss/dlogprob, and the datum's part of the metrics. Only scored tokens,
-// whose weight w is not 0, count. lp is a token's log-probability, q the one
-// that its sampler gave, A its advantage. Every loss gives loss:sum and
-// tokens:sum. All losses except cross_entropy also give
+// Computes the loss of every target of one datum, the derivative
+// dLoss/dlogprob, and the datum's part of the metrics. A scored token is a
+// target whose weight w is not 0. lp is its log-probability, q the one that its
+// sampler gave, and A its advantage. Every loss function gives loss:sum and
+// tokens:sum over the scored tokens. All except cross_entropy also give
 //
 //   kl_sample_train_v1:mean  mean of q - lp;
 //   ratio:mean               mean of r = exp(lp - q);
 //   clip_fraction:mean       share of tokens whose ratio (gspo: s) lies outside
 //                            [clip_low, clip_high]; ppo, cispo, gspo only.
 //
-// Derivatives, with c(r) = clip(r, clip_low, clip_high):
-//   ppo    -w r A while r A <= c(r) A, else 0: on a tie the unclipped branch.
+// Derivatives of three losses, with c(r) = clip(r, clip_low, clip_high):
+//   ppo    -w r A if r A <= c(r) A, else 0: on a tie the unclipped branch.
 //   cispo  -w c(r) A; c(r) is a constant.
-//   gspo   -w_t s A_t while s A_t <= c(s) A_t, else 0, for token t. The
+//   gspo   -w_t s A_t if s A_t <= c(s) A_t, else 0, for token t. The
 //          sequence's ratio is s = exp(mean of lp - q over scored tokens), and
 //          the token's ratio s_t = s exp(lp_t - stopgrad(lp_t)). Its value is
 //          s, and its derivative by lp_t is s. As GSPO-token defines it, the
 //          gradient leaves out how the mean couples the tokens.
 //
-// Losses with a ratio cut lp - q to [-60, 60] before exp. So the ratio is
-// finite, and with finite A and w the loss and the derivative are finite too.
-// The derivatives above use the cut ratio. A NaN is not hidden: it reaches the
-// loss and the derivative.
+// Before an exp, lp - q or its mean is cut to [-60, 60], so that ratios are
+// finite. The derivatives above use the cut ratio. A NaN in lp, q or A of a
+// scored token reaches the loss.
 // Shapes:  logprobs, losses and gradients are flat, like the datum's targets.
 // Targets of weight 0 have loss 0 and gradient 0 and count in no metric,
 // whatever their logprob is.

@@ -13,7 +13,7 @@ namespace {
 
 using parallel::Range;
 
-// The value of an entry that another rank has. It is less than every number.
+// The value of an entry that another rank has. It is below all finite numbers.
 constexpr double kAbsent = -std::numeric_limits<double>::infinity();
 
 Range RangeOf(const VocabShard& shard) {
@@ -24,7 +24,8 @@ bool Contains(const Range& range, int64_t target) {
   return target >= range.begin && target < range.end;
 }
 
-// The largest logit of each row, after softcap and temperature.
+// The index of the largest logit of each row, and its value after softcap and
+// temperature.
 struct LargestLogits {
   at::Tensor index_R;
   at::Tensor value_R;  // f64.
@@ -62,7 +63,7 @@ LocalScores ScoreLocally(HeadChunk& chunk, bool want_gradient,
   const int64_t num_rows = chunk.count;
   const at::Tensor& targets_O = chunk.input.targets_E;
   const LargestLogits largest = FindLargest(chunk);
-  // Adds the row's largest logit as a target before the row's other targets.
+  // Adds each row's largest logit as a target before the row's other targets.
   const auto index = targets_O.options();
   ops::VocabRowsInput input = chunk.input;
   input.row_offsets = chunk.input.row_offsets - chunk.first_entry +

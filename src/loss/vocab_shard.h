@@ -28,7 +28,7 @@ namespace weft::loss {
 // The entries whose target this rank has.
 struct OwnEntries {
   ScoreRows rows;                  // Only own entries. Targets count from the
-                                   // rank's first.
+                                   // first token of the rank's vocabulary.
   std::vector<int64_t> entries_O;  // The index of each own entry among all
                                    // entries.
 };
@@ -45,8 +45,8 @@ struct EntryPlaces {
 [[nodiscard]] EntryPlaces PlacesOf(const ScoreRows& rows, const OwnEntries& own,
                                    at::Device device);
 
-// Returns rows_R, and the coefficients of the entries whose targets this rank
-// has.
+// Returns rows_R, and the coefficients of the targets that this rank has.
+// Targets count from the first token of the rank's vocabulary.
 [[nodiscard]] HeadCoefficients CoefficientsOfShard(
     const HeadCoefficients& coefficients, const VocabShard& shard);
 
@@ -55,13 +55,14 @@ struct ChunkScores {
   at::Tensor logprobs_E;
   at::Tensor entropies_R;
   at::Tensor slopes_E;
-  at::Tensor share_R;  // Defined if a gradient is wanted.
+  at::Tensor share_R;  // Defined if a gradient is wanted and ranks share the
+                       // vocabulary.
 };
 
 // Scores a chunk of OwnEntries::rows. `rows` has the entries of all ranks, and
 // `places` says which entries are own. If a gradient is wanted, replaces the
-// logits by the local softmax * D, with 0 at the rows' own targets. Errors:
-// throws c10::Error; std::exception if a rank is lost.
+// logits by the local softmax * D, with 0 at the rows' targets that this rank
+// has. Errors: throws c10::Error; std::exception if a rank is lost.
 void ScoreChunkOfShard(HeadChunk& chunk, const ScoreRows& rows,
                        const EntryPlaces& places, parallel::Communicator& group,
                        ChunkScores& scores);

@@ -1,9 +1,10 @@
-// Decodes with adapters on CUDA. Between two products or attention, one launch
-// does all other work of a layer, so a layer has 10 launches
-// (lora/lora_decode_cuda.h). Other passes run attention.h and mlp.h.
+// Decodes with adapters on CUDA. A layer has five main steps: four base
+// products and attention. After each of them, one launch does the work up to
+// the next main step (lora/lora_decode_cuda.h). Other passes run attention.h
+// and mlp.h.
 //
-// The factor of the residual stream's norm is applied after the products that
-// read the norm. So the last bits of a row differ from those of other passes.
+// The factor 1 / rms of a norm is applied after the products that read the
+// norm. So the last bits of a row may differ from those of other passes.
 #ifndef WEFT_SRC_MODEL_ADAPTED_DECODE_H_
 #define WEFT_SRC_MODEL_ADAPTED_DECODE_H_
 
@@ -17,9 +18,9 @@
 namespace weft::model {
 
 // Returns whether DecodeAdapted supports the pass. It supports decoding in bf16
-// with a table of adapters of ranks up to 128, in a dense model on one rank,
-// without norms after o and down, and with heads of at most 256 features.
-// `layer` is any of the model's layers; `kv` may be null.
+// with a table of adapters of ranks up to 128, in a dense model without a
+// tensor group, without norms after o and down, and with heads of at most 256
+// features. `layer` is any of the model's layers; `kv` may be null.
 [[nodiscard]] bool TakesAdaptedDecode(const Layer& layer, const Pass& pass,
                                       const KvAccess* kv);
 

@@ -16,8 +16,8 @@
 
 namespace weft::model {
 
-// Computes the first part of one layer. Keeps references only.
-// Threads: engine thread.
+// Computes the first part of one layer. The references in `layer` outlive the
+// object. Threads: engine thread.
 class Attention {
  public:
   explicit Attention(const Layer& layer) : layer_(layer) {}
@@ -27,12 +27,12 @@ class Attention {
   [[nodiscard]] Stream Forward(Stream stream, const Pass& pass, LayerTape* tape,
                                KvAccess* kv) const;
   // Replaces d_TH, the gradient of the residual stream after attention, by the
-  // gradient before it. The first layer does so only if an adapter trains the
-  // embedding.
+  // gradient of the stream before attention. The first layer does so only if an
+  // adapter trains the embedding. Adds to pass.gradients.
   void Backward(const BackwardPass& pass, LayerTape& tape,
                 at::Tensor& d_TH) const;
 
-  // adapted_decode.h calls these parts of Forward.
+  // adapted_decode.cc also calls the following parts of Forward.
 
   // Returns views of the heads in the fused rows. v is undefined if the rows
   // end before v.
@@ -51,7 +51,7 @@ class Attention {
   // Returns the output of the heads [T, Q C].
   [[nodiscard]] at::Tensor Attend(const at::Tensor& qkv_TW, const Pass& pass,
                                   LayerTape* tape, KvAccess* kv) const;
-  // Returns the gradient of Attend's input from the gradient of its output.
+  // Returns the gradient of qkv_TW, given that of Attend's result.
   [[nodiscard]] at::Tensor AttendBackward(const at::Tensor& d_attended_TW,
                                           const BackwardPass& pass,
                                           LayerTape& tape) const;

@@ -21,7 +21,7 @@ namespace weft::model {
 
 namespace {
 
-// Returns the dtype of all weights that are not in 8 bits.
+// Returns the dtype of matrices that are not in 8 bits.
 at::ScalarType StoredType(const DecoderWeights& weights) {
   const at::Tensor& embedding_VH = weights.embedding_VH;
   return ops::IsInt8(embedding_VH) ? weights.dtype : embedding_VH.scalar_type();
@@ -35,9 +35,9 @@ double EmbeddingScale(const ModelConfig& config,
       .item<double>();
 }
 
-// Converts norms, biases and routers to the dtype of the activations, and
-// leaves other matrices as they are. So on a CPU a router's product is never in
-// bf16.
+// Converts norms, biases and routers from bf16 to the dtype of the activations,
+// and leaves other matrices as they are. So on a CPU a router's product is
+// never in bf16.
 DecoderWeights WithSmallTensorsIn(at::ScalarType dtype,
                                   DecoderWeights weights) {
   const auto convert = [&](at::Tensor& tensor) {

@@ -1,12 +1,11 @@
-// The decoder. One function runs the layers for training and for evaluation.
+// The decoder: the embedding, the layers and the final norm of a model.
 //
 // Legend: T packed tokens, H hidden, K experts per token, R score rows, N
 // parameters of an adapter.
 //
 // The backward pass is written by hand. The forward pass keeps the tensors that
-// are expensive to recompute: layer inputs, q, k, v, attention output, gate and
-// up. The backward pass recomputes all others, and frees each buffer after its
-// use.
+// are expensive to recompute (tape.h). The backward pass recomputes the others,
+// and frees the tensors of a layer after their use.
 //
 // With a tensor group, every rank makes the same calls on the same batch, with
 // its part of the weights (model_shard.h) and of the adapters. The ranks sum
@@ -41,8 +40,8 @@ class Decoder {
           parallel::Communicator* tensor_group = nullptr);
 
   [[nodiscard]] const ModelConfig& config() const { return config_; }
-  // Returns the configuration of this rank's part of the model. The rank's
-  // adapters have its shape(), and the rank's cache has its number of heads.
+  // Returns the configuration of this rank's part of the model. Its shape() is
+  // that of the rank's adapters, and its num_kv_heads that of the rank's cache.
   [[nodiscard]] const ModelConfig& local_config() const {
     return local_config_;
   }
@@ -52,20 +51,20 @@ class Decoder {
   // Returns the number of ranks in the tensor group, or 1 without a group.
   [[nodiscard]] int tensor_size() const;
   [[nodiscard]] const DecoderWeights& weights() const { return weights_; }
-  // Returns the dtype of activations, cache and adapters. It is that of the
-  // weights that are not in 8 bits, but f32 on a CPU if those are bf16.
-  // Products then round the activations or widen the weights (ops/matmul.h).
+  // Returns the dtype of activations, cache and adapters. It is that of
+  // DecoderWeights::dtype, but f32 on a CPU if that is bf16. In this case,
+  // products round the activations or widen the weights (ops/matmul.h).
   [[nodiscard]] at::ScalarType dtype() const { return dtype_; }
   [[nodiscard]] at::Device device() const;
 
-  // In all calls below, the routing's adapters, the cache and the tape are this
-  // rank's parts.
+  // In all methods below, the adapters, the cache and the tape are this rank's
+  // parts.
 
   // Runs the embedding and the layers. Returns the residual stream [T, H]
-  // before the final norm. Fills `tape` in kTrain; in kEval it must be null.
-  // The first `num_recomputed` layers keep only x_in_TH and experts_TK of their
-  // tape. `kv` may be null. If `experts` is not null, appends the experts [T,
-  // K], i64, of each layer that has experts.
+  // before the final norm. Fills `tape` in kTrain; in kEval it is null. The
+  // first `num_recomputed` layers keep only x_in_TH and experts_TK of their
+  // tape. `kv` is null in kTrain and may be null in kEval. If `experts` is not
+  // null, appends the experts [T, K], i64, of each layer that has experts.
   // Errors:  throws c10::Error.
   // Threads: engine thread only.
   [[nodiscard]] at::Tensor ForwardLayers(
@@ -73,9 +72,9 @@ class Decoder {
       KvAccess* kv, std::vector<at::Tensor>* experts = nullptr) const;
 
   // Returns what ForwardLayers returns in kEval, on one rank and without
-  // adapters. `x_TH` has the tokens' rows of the embedding. All tensors are
-  // f32. `load` returns each layer's weights before the layer runs, and the
-  // weights are freed after it. Errors: those of `load`.
+  // adapters. `x_TH` has the tokens' rows of the embedding. x_TH and the
+  // weights are f32. Calls `load` before each layer, and frees the layer's
+  // weights after the layer. Errors: those of `load`.
   [[nodiscard]] absl::StatusOr<at::Tensor> ForwardStreamed(
       at::Tensor x_TH, const PackedBatch& batch, const LayerLoader& load);
 
@@ -94,11 +93,11 @@ class Decoder {
   [[nodiscard]] Layer LayerAt(int index) const;
   // `stream` has the norm that this layer reads. Returns the stream after the
   // layer with the norm that the next layer reads, or without a norm after the
-  // last layer. `experts_TK` is as for moe::ForwardExperts. If there is a cache
-  // for experts, writes `experts_TK` to it.
+  // last layer. `experts_TK` is as for moe::ForwardExperts. If the layer has
+  // experts and the cache keeps experts, writes `experts_TK` to the cache.
   Stream RunLayer(int index, Stream stream, const Pass& pass, LayerTape* tape,
                   at::Tensor& experts_TK, KvAccess* kv) const;
-  // Fills the tape of a layer that kept only its input, from that input.
+  // Fills the tape of a layer that kept only x_in_TH and experts_TK.
   void RecomputeLayer(int index, const Pass& pass, LayerTape& tape) const;
 
   [[nodiscard]] at::Tensor Embed(const PackedBatch& batch) const;
@@ -112,7 +111,8 @@ class Decoder {
   ModelConfig config_;
   parallel::Communicator* tensor_group_;
   ModelConfig local_config_;
-  // The factor of embeddings, rounded to the model's dtype as in transformers.
+  // The factor of embeddings, rounded to the model's dtype as in transformers,
+  // or 1 if the model does not scale them.
   double embedding_scale_;
   lora::ModelShape shape_;  // Shape of this rank's part.
   at::ScalarType dtype_;

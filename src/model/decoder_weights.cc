@@ -101,8 +101,8 @@ struct SlotTensor {
   int64_t offset = 0;  // In bytes.
 };
 
-// Allocates all matrices in one uninitialised buffer, so that nearly all of the
-// buffer is in huge pages.
+// Allocates all matrices in one uninitialised buffer. So on a CPU nearly all of
+// the buffer can be in huge pages.
 DecoderWeights Allocate(const std::vector<WeightEntry>& entries,
                         const ModelConfig& config,
                         const at::TensorOptions& options, MatrixFormat format) {
@@ -160,7 +160,8 @@ at::Tensor PlaceOf(DecoderWeights& w, const WeightEntry& entry) {
   return FieldOf(w, entry).narrow(0, entry.first_row, entry.part_shape[0]);
 }
 
-// Reads the entries into `w`. Shows progress if `label` is not empty.
+// Reads the entries into `w`. With norms_from_one, then adds 1 to the norms.
+// Shows progress if `label` is not empty.
 absl::Status ReadEntries(const weights::Checkpoint& checkpoint,
                          const ModelConfig& config,
                          const std::vector<WeightEntry>& entries,
@@ -224,14 +225,14 @@ absl::Status CheckTiedHead(const weights::Checkpoint& checkpoint,
 // Entries of one slot.
 using Slot = absl::Span<const WeightEntry>;
 
-// Fills a slot's whole matrix with random numbers. Each slot has its own stream
-// of them, so they depend neither on the order of slots nor on threads.
+// Fills a slot's whole matrix with random numbers. Each slot has its own random
+// stream. So the numbers do not depend on the order of slots or on threads.
 void Draw(const WeightEntry& first, uint64_t seed, at::Tensor& matrix_OI) {
   at::Generator generator = at::detail::createCPUGenerator(
       seed * 0x9e3779b97f4a7c15U + static_cast<uint64_t>(first.layer) * 64 +
       static_cast<uint64_t>(first.slot));
-  // This bound gives the variance 1 / inputs, which keeps the norm of the
-  // input.
+  // This bound gives the variance 1 / inputs, so that the outputs of a product
+  // have the mean square of its inputs.
   const double bound = std::sqrt(3.0 / static_cast<double>(matrix_OI.size(1)));
   matrix_OI.uniform_(-bound, bound, generator);
 }

@@ -2,9 +2,9 @@
 // as one stacked matrix: q, k, v, and gate, up. Norm weights are stored as the
 // factors by which a norm multiplies. If a checkpoint stores w for a factor 1 +
 // w, the factor is kept in f32, because it does not fit a narrower dtype.
-// Matrices may be held in 8 bits (MatrixFormat). Each rank quantises its own
-// part, so the first group of inputs with one scale begins at the rank's first
-// input.
+// Matrices may be held in 8 bits (MatrixFormat), with a scale for each group of
+// adjacent inputs of a row. Each rank quantises its own part, so the first
+// group of a rank begins at the rank's first input.
 //
 // Legend: H hidden, F feed-forward, V vocabulary, C head features, Q and K
 // query and key/value heads.
@@ -48,9 +48,10 @@ using LayerLoader = std::function<absl::StatusOr<LayerWeights>(int layer)>;
 
 // The weights of one rank: its columns of o and down, its rows of the other
 // projections, of embedding and of head, and its experts. Every rank has all
-// norms and routers. Only rank 0 has the biases of o and down.
+// norms and routers. If ranks sum their products by o or down, only one of
+// these ranks has the bias.
 struct DecoderWeights {
-  // The dtype of all tensors that are not in 8 bits.
+  // The dtype of matrices that are not in 8 bits.
   at::ScalarType dtype = at::kFloat;
   at::Tensor embedding_VH;
   std::vector<LayerWeights> layers;
@@ -58,22 +59,21 @@ struct DecoderWeights {
   at::Tensor head_VH;  // embedding_VH itself if the model ties them.
 };
 
-// Checks that the checkpoint has exactly the tensors of the model, with the
-// right shapes. Reads no weights. Errors: those of LoadDecoderWeights, except
-// errors of reading.
+// Checks that the checkpoint has all tensors of the model, with the right
+// shapes, and that CheckNoOtherTensors accepts the checkpoint. Reads no
+// weights. Errors: those of Checkpoint::Find, CheckStored and
+// CheckNoOtherTensors.
 [[nodiscard]] absl::Status CheckDecoderWeights(
     const weights::Checkpoint& checkpoint, const ModelConfig& config);
 
-// Reads the rank's part of every tensor in parallel, directly into its place.
-// Reads nothing else, except whole rows in 4 bits and a head that is tied.
-// Checks that all tensors exist before it reads any. Shows a progress bar.
-// `shard` must pass model::CheckTensorParallelSize; the default is the whole
-// model. Matrices in 8 bits are quantised while they are read, in blocks of a
-// few MB for each thread, so there is no other copy of them.
-// Errors: those of weights::ReadPlan; INVALID_ARGUMENT for a tensor that
-// config.json does not imply (such as a bias), for a tied head in the
-// checkpoint that differs from the embedding, and for a number that is not
-// finite in a matrix of 8 bits.
+// Reads the rank's part of every tensor, on all compute threads. First calls
+// CheckDecoderWeights. Shows a progress bar. `shard` must pass
+// model::CheckTensorParallelSize; the default is the whole model. Matrices in 8
+// bits are quantised in small parts while they are read, so memory never holds
+// the whole model in another dtype.
+// Errors: those of CheckDecoderWeights, weights::ReadPlan and ReadPacked;
+// INVALID_ARGUMENT for a tied head in the checkpoint that differs from the
+// embedding, and for a number that is not finite in a matrix of 8 bits.
 [[nodiscard]] absl::StatusOr<DecoderWeights> LoadDecoderWeights(
     const weights::Checkpoint& checkpoint, const ModelConfig& config,
     at::ScalarType dtype, at::Device device, const parallel::Shard& shard = {},
@@ -88,9 +88,10 @@ struct DecoderWeights {
     uint64_t seed, const parallel::Shard& shard = {},
     MatrixFormat format = MatrixFormat::kDtype);
 
-// Reads only the listed entries, as LoadDecoderWeights does, but shows no
-// progress and does not check other tensors. Entries are those of ListWeights,
-// or parts of them. Tensors that are not listed are undefined.
+// Reads only the listed entries, and shows no progress. Entries are those of
+// ListWeights, or parts of them. Tensors that are not listed are undefined.
+// REQUIRES: CheckDecoderWeights accepts the checkpoint. Errors: those of
+// weights::ReadPlan and ReadPacked.
 [[nodiscard]] absl::StatusOr<DecoderWeights> LoadEntries(
     const weights::Checkpoint& checkpoint, const ModelConfig& config,
     const std::vector<WeightEntry>& entries, at::ScalarType dtype,
@@ -102,8 +103,8 @@ struct HeadWeights {
   at::Tensor head_VH;  // embedding_VH itself if the model ties them.
 };
 
-// Reads the embedding and the head, as LoadDecoderWeights does. Other tensors
-// may be missing.
+// Reads only the embedding and the head, and ignores other tensors. Otherwise
+// has the errors of LoadDecoderWeights.
 [[nodiscard]] absl::StatusOr<HeadWeights> LoadHeadWeights(
     const weights::Checkpoint& checkpoint, const ModelConfig& config,
     at::ScalarType dtype, at::Device device);

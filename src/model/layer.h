@@ -11,8 +11,8 @@
 
 namespace weft::model {
 
-// One layer. Its weights and configuration outlive the object. `config`,
-// `shape` and `weights` are the rank's part of the model.
+// One layer. The objects to which it refers outlive it. `config`, `shape` and
+// `weights` are the rank's part of the model.
 struct Layer {
   int index = 0;
   const LayerWeights& weights;
@@ -26,7 +26,7 @@ struct Layer {
   }
 };
 
-// The arguments that all layers share in one pass.
+// The arguments that all layers share in one pass. `batch` outlives the object.
 struct Pass {
   const PackedBatch& batch;
   const lora::LoraPass lora;

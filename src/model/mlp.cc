@@ -111,7 +111,7 @@ at::Tensor Mlp::DenseBackward(const BackwardPass& pass, LayerTape& tape,
       {layer_.index, ProjectionGroup::kDown}, tape.shrunk_down, pass.gradients,
       /*want_input_gradient=*/true);
   product_TF.reset();
-  // GatedProductBackward replaces gate_up_T2F by its own gradient.
+  // GatedProductBackward replaces gate_up_T2F by the gradient of gate_up_T2F.
   ops::GatedProductBackward(layer_.config.activation, d_product_TF,
                             tape.gate_up_T2F);
   return LoraLinearBackward(

@@ -13,8 +13,8 @@
 
 namespace weft::model {
 
-// Computes the second part of one layer. Keeps references only.
-// Threads: engine thread.
+// Computes the second part of one layer. The references in `layer` outlive the
+// object. Threads: engine thread.
 class Mlp {
  public:
   explicit Mlp(const Layer& layer) : layer_(layer) {}
@@ -26,11 +26,12 @@ class Mlp {
   [[nodiscard]] Stream Forward(Stream mid, const at::Tensor& next_norm_H,
                                const Pass& pass, LayerTape* tape,
                                at::Tensor& experts_TK) const;
-  // Fills the fields of the tape that Backward reads; tape.experts_TK is
-  // already set. Computes the last product only if Backward reads its result.
+  // Fills the tape for Backward. The caller has set tape.x_mid_TH and, in a
+  // layer with experts, tape.experts_TK. Computes the output of the MLP only if
+  // Backward reads it.
   void Recompute(at::Tensor normed_TH, const Pass& pass, LayerTape& tape) const;
   // Replaces d_TH, the gradient of the residual stream after the MLP, by the
-  // gradient before it.
+  // gradient of the stream before the MLP. Adds to pass.gradients.
   void Backward(const BackwardPass& pass, LayerTape& tape,
                 at::Tensor& d_TH) const;
 

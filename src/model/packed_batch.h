@@ -35,7 +35,8 @@ struct PackedBatch {
 };
 
 // The cache: pages of keys and values for every layer, and the experts that
-// computed each token. P counts pages, S the tokens of a page.
+// computed each token. P counts pages, S the tokens of a page, K key/value
+// heads, C head features.
 struct KvStore {
   std::vector<at::Tensor> k_pages_PSKC;  // One per layer.
   std::vector<at::Tensor> v_pages_PSKC;
@@ -60,8 +61,10 @@ struct KvAccess {
   std::vector<ops::SuffixRows> suffixes;
   at::Tensor key_slots_S;  // [S] i64, for S keys; only with suffixes.
   bool decode = false;
-  at::Tensor page_table_TL;  // [T, L] i32, decode only.
-  at::Tensor lengths_T;      // [T] i32, decode only; counts the new token.
+  at::Tensor page_table_TL;  // [T, L] i32 for up to L pages of each sequence,
+                             // decode only.
+  at::Tensor lengths_T;      // [T] i32, decode only: the tokens of each
+                             // sequence, with the new one.
 };
 
 }  // namespace weft::model

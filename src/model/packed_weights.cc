@@ -25,7 +25,8 @@ using weights::Checkpoint;
 using weights::DiskTensor;
 using weights::kMxfp4Block;
 
-// The entries that need the same matrix of one expert, which is read once.
+// Adjacent entries that need the same matrix of one expert. The matrix is read
+// once.
 using Unit = absl::Span<const PackedEntry>;
 
 std::vector<Unit> UnitsOf(const std::vector<PackedEntry>& entries) {
@@ -85,8 +86,8 @@ absl::StatusOr<at::Tensor> ReadTransposed(const DiskTensor& stored, Unit unit) {
   return part.t();
 }
 
-// Reads the rows and columns that the unit needs, and returns them in f32.
-// Reads whole rows, because blocks do not end where a rank's columns end.
+// Returns the rows and columns that the unit needs, in f32. Reads whole rows,
+// because a block need not end where a rank's columns end.
 absl::StatusOr<at::Tensor> ReadMxfp4(const Checkpoint& checkpoint, Unit unit) {
   const StoredPlace& place = unit.front().place;
   const std::vector<StoredPart> parts = PartsOf(place);

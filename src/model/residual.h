@@ -10,8 +10,8 @@
 
 namespace weft::model {
 
-// The residual stream, and the norm of it that the next product reads and
-// frees.
+// The residual stream, and its norm, which the next product reads and frees.
+// There is no norm after the last layer.
 struct Stream {
   at::Tensor x_TH;
   at::Tensor normed_TH;
@@ -24,15 +24,16 @@ struct Stream {
 // `group` is null.
 void SumOverRanks(parallel::Communicator* group, at::Tensor& partial_TH);
 
-// Returns x + y, or x + norm(y) if out_norm_H is defined. If there is such a
-// norm and `raw` is not null, sets `raw` to y. If next_norm_H is defined, also
-// returns that norm of the sum. Consumes y.
+// Returns x + y, or x + norm(y) if out_norm_H is defined. If out_norm_H is
+// defined and `raw` is not null, sets `raw` to y. If next_norm_H is defined,
+// also returns that norm of the sum. Consumes y.
 [[nodiscard]] Stream AddOutput(const at::Tensor& x_TH, at::Tensor y_TH,
                                const at::Tensor& out_norm_H,
                                const at::Tensor& next_norm_H, double eps,
                                at::Tensor* raw);
 
-// Returns dLoss/dy of AddOutput. `d_TH` is the gradient of the sum.
+// Returns dLoss/dy of AddOutput. `d_TH` is the gradient of the sum. `raw_TH` is
+// y, and is read only if out_norm_H is defined.
 [[nodiscard]] at::Tensor AddOutputBackward(const at::Tensor& d_TH,
                                            const at::Tensor& out_norm_H,
                                            double eps,

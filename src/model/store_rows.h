@@ -11,10 +11,10 @@
 
 namespace weft::model {
 
-// Converts rows to the dtype of `destination`, or quantises them if
-// `destination` is in 8 bits. Shapes: rows [n, columns] of any floating-point
-// dtype on the CPU. Errors: INVALID_ARGUMENT with the name of the entry's
-// tensor, if a number that is to be quantised is not finite. Threads: any.
+// Writes rows to `destination`, in the dtype of `destination` or quantised to 8
+// bits. Shapes: rows [n, columns] of any floating-point dtype on the CPU.
+// Errors: INVALID_ARGUMENT with the name of the entry's tensor, if a number
+// that is to be quantised is not finite. Threads: any.
 [[nodiscard]] absl::Status StoreRows(const WeightEntry& entry,
                                      const at::Tensor& rows,
                                      const at::Tensor& destination);

@@ -1,7 +1,7 @@
 // The tensors that a training forward pass keeps for its backward pass.
 //
-// Legend: T packed tokens, H hidden, W the fused width (Q + 2K) C of query and
-// key/value heads, F feed-forward.
+// Legend: T packed tokens, H hidden, F feed-forward, K experts per token, W the
+// fused width of the query, key and value heads.
 #ifndef WEFT_SRC_MODEL_TAPE_H_
 #define WEFT_SRC_MODEL_TAPE_H_
 
@@ -25,7 +25,7 @@ enum class Mode { kTrain, kEval };
 // differently.
 struct LayerTape {
   at::Tensor x_in_TH;
-  at::Tensor qkv_TW;     // [T, (Q + 2K) C] after rotary.
+  at::Tensor qkv_TW;     // After rotary.
   at::Tensor qk_raw_TW;  // q and k before the norms; only with qk_norm.
   ops::AttentionOutput attention;
   at::Tensor x_mid_TH;  // Residual stream after attention.

@@ -1,5 +1,5 @@
-// The experts of tokens in one layer. A batch may give them, and the cache
-// keeps them.
+// The experts of tokens in one layer. A batch may give the experts of its
+// tokens, and the cache keeps those of cached tokens.
 //
 // Legend: T tokens, K experts per token.
 #ifndef WEFT_SRC_MODEL_TOKEN_EXPERTS_H_

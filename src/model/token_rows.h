@@ -11,14 +11,15 @@
 namespace weft::model {
 
 // The row of each token in the rank's part. `foreign_T1` marks the tokens of
-// other ranks; their row is 0 and must not be used. It is undefined if the rank
-// has the whole vocabulary.
+// other ranks. Their row is 0, and the caller discards the result of that row.
+// `foreign_T1` is undefined if the rank has the whole vocabulary.
 struct TokenRows {
   at::Tensor rows_T;
   at::Tensor foreign_T1;
 };
 
-// Returns the rows of the tokens. `own` is the rank's part of the vocabulary.
+// Returns the rows of the tokens, and sets foreign_T1. `own` is the rank's part
+// of the vocabulary.
 [[nodiscard]] TokenRows RowsOfTokens(const at::Tensor& tokens_T,
                                      const parallel::Range& own);
 

@@ -13,8 +13,8 @@
 namespace weft::moe {
 namespace {
 
-// Returns the segments of the batch among one expert's rows. [begin, end) are
-// the rows' tokens, in ascending order.
+// Returns the segments of one expert's rows. `routing` has the segments of the
+// batch, and [begin, end) are the tokens of the rows, in ascending order.
 lora::LoraRouting RoutingOf(const int64_t* begin, const int64_t* end,
                             const lora::LoraRouting& routing) {
   lora::LoraRouting result;

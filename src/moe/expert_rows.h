@@ -25,7 +25,8 @@
 namespace weft::moe {
 
 // The rows [begin, end) of one expert, in the order of their tokens. So the
-// rows of an adapter are contiguous. `routing` counts rows from `begin`.
+// rows of a segment of the batch are contiguous. `routing` has the segments of
+// these rows, and counts rows from `begin`.
 struct ExpertPart {
   int expert = 0;
   int64_t begin = 0;
@@ -41,7 +42,8 @@ struct ExpertRows {
   std::vector<ExpertPart> parts;  // The experts with rows, ascending.
 };
 
-// Sorts the rows on the host, in O(T K). On CUDA, waits for experts_TK.
+// Sorts the rows on the host by counting, in O(T K + experts.count). Then finds
+// the segments of each expert. On CUDA, waits for experts_TK.
 // Shapes:  experts_TK [T, K] i64 contiguous, each in [0, experts.count).
 // Errors:  throws c10::Error.
 // Threads: engine thread only.
@@ -55,9 +57,9 @@ struct ExpertRows {
                                     const at::Tensor& tokens_N);
 
 // Returns the sum [T, H] of every token's results. A token's results are added
-// in the order of its experts, so its sum does not depend on other tokens.
-// Shapes:  rows_NH [N, H] contiguous. If a place is N, one more row follows:
-// the result of all experts of other ranks.
+// in the order of places_TK, so a sum does not depend on other tokens.
+// Shapes:  rows_NH [N, H] contiguous. If a place is N, one more row follows,
+// which stands for the result of an expert of another rank.
 // Errors:  throws c10::Error.
 [[nodiscard]] at::Tensor SumOfRows(const at::Tensor& rows_NH,
                                    const at::Tensor& places_TK);

@@ -19,11 +19,11 @@ using lora::BaseLinear;
 using lora::LoraSite;
 using lora::ProjectionGroup;
 
-// Computes one expert of a layer on its rows, which n counts.
+// Computes one expert of a layer on its n rows.
 class Expert {
  public:
-  // `routing` has the segments of the expert's rows. Its row 0 is the first row
-  // of the expert. `routing` and `layer` outlive the object.
+  // `routing` has the segments of the expert's rows, counted from the expert's
+  // first row. `routing` and `layer` outlive the object.
   Expert(const ExpertLayer& layer, int expert, const lora::LoraRouting& routing)
       : layer_(layer),
         expert_(expert),
@@ -52,7 +52,7 @@ class Expert {
   Expert(const Expert&) = delete;
   Expert& operator=(const Expert&) = delete;
 
-  // Returns the expert's output [n, H], multiplied by the router's weights.
+  // Returns the expert's output [n, H], multiplied by `weight_n1`.
   [[nodiscard]] at::Tensor Forward(const at::Tensor& x_nH,
                                    const at::Tensor& weight_n1,
                                    PartTape* tape) const {
@@ -93,7 +93,7 @@ class Expert {
       result.weight_n.add_(at::mv(dy_nH, down_bias_H_));
     }
     d_nF.mul_(weight_n1);
-    // GatedProductBackward replaces gate_up_n2F by its own gradient.
+    // GatedProductBackward replaces gate_up_n2F by the gradient of gate_up_n2F.
     ops::GatedProductBackward(layer_.config.activation, d_nF, tape.gate_up_n2F);
     result.x_nH = lora::LoraLinearBackward(
         tape.gate_up_n2F, x_nH, gate_up_, pass_, Site(ProjectionGroup::kGateUp),
@@ -128,8 +128,8 @@ class Expert {
   const lora::LoraPass pass_;
   BaseLinear gate_up_;
   BaseLinear down_;
-  // The bias of down. It is not in down_, because down_'s input already has the
-  // router's weight as a factor, and the bias does not.
+  // The bias of down. It is not in down_, because the input of down_ is already
+  // multiplied by the router's weight, and the bias is not.
   at::Tensor down_bias_H_;
 };
 
@@ -143,8 +143,8 @@ bool HasPartPerThread(const ExpertRows& rows) {
 // thread computes whole experts, because the products of one expert are small.
 // A free thread takes the largest part that is left, so that all threads end at
 // about the same time. LibTorch's grouped product is no alternative: on Zen 5
-// it is half as fast (bench grouped), and an expert's LoRA and activation could
-// not run between its products.
+// it is half as fast (tests/bench/grouped.py), and an expert's LoRA and
+// activation could not run between its products.
 void ForEachPart(const ExpertRows& rows,
                  const std::function<void(size_t)>& work) {
   const std::vector<ExpertPart>& parts = rows.parts;
@@ -203,7 +203,8 @@ at::Tensor SharedWeight(const ExpertLayer& layer, const at::Tensor& x_TH) {
       .sigmoid_();
 }
 
-// Fills the tape's routing, sorted rows and weights of the shared expert.
+// Sets tape.routing, tape.rows and, if there is a shared expert,
+// tape.shared_weight_T1. The argument `routing` has the batch's segments.
 void Dispatch(const ExpertLayer& layer, const at::Tensor& x_TH,
               const lora::LoraRouting& routing, Routing experts,
               ExpertTape& tape) {

@@ -1,14 +1,16 @@
 // A mixture of experts with LoRA on every expert. Over a token's experts e,
-//   y = sum of w_e down_e(act(gate_e x) * up_e x),
-// where gate, up and down may have biases. If the model has a shared expert,
-// every token also has that expert, with the weight sigmoid(x g).
+//   y = sum of w_e down_e(gated(gate_e x, up_e x)),
+// where gate, up and down may have biases, and ops/gated_product.h computes
+// gated(). If the model has a shared expert, every token also has that expert,
+// with the weight sigmoid(x g), where g is shared_gate_1H.
 //
 // The weight w_e multiplies the input of `down` and not its output. The result
 // is the same, because the product is linear and the weight multiplies the bias
 // of `down` separately. So the gradient of the weight needs no expert's output.
 //
 // Legend: T tokens, H hidden, F features of an expert, S of the shared expert,
-// E experts, K experts per token, P experts that the rank has.
+// E experts, K experts per token, P experts that the rank has, n rows of an
+// expert, G = 2 P F, D = P H.
 #ifndef WEFT_SRC_MOE_EXPERTS_H_
 #define WEFT_SRC_MOE_EXPERTS_H_
 
@@ -23,11 +25,11 @@
 
 namespace weft::moe {
 
-// The frozen weights of one layer's experts. Each of several ranks has the
-// whole router, and its own features of its own experts.
+// The frozen weights of one layer's experts. Every rank has the whole router
+// and shared gate, and its own features of its own experts.
 struct ExpertWeights {
   at::Tensor router_EH;
-  at::Tensor router_bias_E;   // All biases are undefined if there are none.
+  at::Tensor router_bias_E;   // A bias that does not exist is undefined.
   at::Tensor gate_up_GH;      // [P 2F, H]: for each expert gate | up.
   at::Tensor gate_up_bias_G;  // [P 2F].
   at::Tensor down_DF;         // [P H, F].
@@ -63,8 +65,8 @@ struct ExpertTape {
 };
 
 // Returns y [T, H]. With several ranks, it is this rank's part of a sum over
-// ranks. `experts_TK` may be undefined, or gives experts as Route's `given_TK`
-// does; sets it to the experts of all tokens. `tape` may be null.
+// ranks. On entry, `experts_TK` may be undefined, or gives experts as Route's
+// `given_TK` does. Sets it to the experts of all tokens. `tape` may be null.
 // Shapes:  x_TH [T, H] contiguous.   Errors:  throws c10::Error.
 // Threads: engine thread only.
 [[nodiscard]] at::Tensor ForwardExperts(const ExpertLayer& layer,

@@ -1,6 +1,6 @@
 // Computes experts of few rows on a CPU, as in decoding. The kernels run on raw
-// memory. To make LibTorch's tensors for every expert would cost a large part
-// of the time that reading its weights takes.
+// memory, because tensors for every expert would cost much time compared to
+// reading the expert's weights.
 //
 // Legend: as in experts.h; N rows of all experts, n of one.
 #ifndef WEFT_SRC_MOE_FEW_ROWS_H_
@@ -31,8 +31,8 @@ class FewRowExperts {
   FewRowExperts(const FewRowExperts&) = delete;
   FewRowExperts& operator=(const FewRowExperts&) = delete;
 
-  // Writes the part's rows of y: the output of its expert, multiplied by the
-  // router's weights.
+  // Writes the part's rows of y: the output of the part's expert, multiplied by
+  // the router's weights.
   // Errors:  throws c10::Error.   Threads: any, for distinct parts.
   void Run(const ExpertPart& part) const;
 

@@ -30,9 +30,9 @@ at::Tensor Softmax(const at::Tensor& logits) {
       logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
 }
 
-// Returns the weights of the given experts, or with softmax_of_chosen the
-// logits from which their weights follow. `scores_TE` has logits with
-// softmax_of_chosen, and otherwise probabilities.
+// Returns the weights of `experts_TK`, or with softmax_of_chosen the logits
+// from which the weights follow. `scores_TE` has logits with softmax_of_chosen,
+// and otherwise probabilities.
 at::Tensor ScoresOf(const at::Tensor& scores_TE, const at::Tensor& experts_TK,
                     const model::MoeConfig& config) {
   at::Tensor chosen_TK = scores_TE.gather(1, experts_TK);
@@ -50,8 +50,9 @@ at::Tensor Choose(const at::Tensor& scores_TE, int64_t per_token,
 
 // Divides the weights by their sum. Adds them in the order in which at::sum on
 // x86 adds up to 31 numbers: in 4 lanes for fewer than 8 numbers, otherwise in
-// 8. The numbers after the last whole row of lanes are added to the first of 4
-// lanes. With 8 lanes, the sum of these numbers comes before the lanes.
+// 8. With 4 lanes, the numbers after the last whole row of lanes are added to
+// the first lane. With 8 lanes, the sum of these numbers comes before the
+// lanes.
 void NormalizeRow(float* weights_K, int64_t per_token) {
   const int64_t width = per_token < 8 ? 4 : 8;
   const int64_t whole = per_token / width * width;
@@ -69,7 +70,7 @@ void NormalizeRow(float* weights_K, int64_t per_token) {
 // operators take longer to set up than to run.
 class RowChoice {
  public:
-  // The tensors outlive the object. It writes `experts_TK` and `chosen_TK`.
+  // The tensors outlive the object. Run writes `experts_TK` and `chosen_TK`.
   RowChoice(const at::Tensor& scores_TE, const at::Tensor& given_TK,
             const at::Tensor& experts_TK, const at::Tensor& chosen_TK,
             const model::MoeConfig& config)
@@ -150,6 +151,7 @@ void ChooseRows(const at::Tensor& scores_TE, const at::Tensor& given_TK,
 }
 
 // Routes the tokens as Route does, or as RouteTo does if `all_given` is true.
+// `dtype` is that of the result's weights.
 Routing RouteByScores(const at::Tensor& scores_TE, const at::Tensor& given_TK,
                       bool all_given, const model::MoeConfig& config,
                       at::ScalarType dtype) {

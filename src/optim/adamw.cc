@@ -15,14 +15,16 @@
 namespace weft::optim {
 namespace {
 
-// The number of elements in a partial sum and in a task. It is fixed, so a norm
-// does not depend on the number of threads.
+// The number of elements in a partial sum of a norm, and the grain size of
+// AdamWStep's loop. It is fixed, so a norm does not depend on the number of
+// threads.
 constexpr int64_t kBlock = 65536;
 
 using ops::HasCpuKernel;
 using ops::kHasCudaKernels;
 
-// Returns whether this file's CUDA kernels support the tensor: only f32.
+// Returns whether the CUDA kernels that this file calls support the tensor.
+// They support only f32.
 bool HasCudaKernel(const at::Tensor& tensor) {
   return ops::HasCudaKernel(tensor) && tensor.scalar_type() == at::kFloat;
 }
@@ -54,7 +56,7 @@ void StepReference(const AdamWConfig& config, const Update& update,
                    const at::Tensor& weights_N, const at::Tensor& gradient_N,
                    at::Tensor& moment1_N, at::Tensor& moment2_N,
                    at::Tensor& weights_out_N) {
-  // Allocates all memory before the first change, so an error changes nothing.
+  // Allocates all memory first. So an allocation that fails changes nothing.
   const at::Tensor g = gradient_N * update.gradient_scale;
   at::Tensor deviation = at::empty_like(moment2_N);
   moment1_N.mul_(config.beta1).add_(g, 1 - config.beta1);

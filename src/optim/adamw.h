@@ -15,11 +15,12 @@ namespace weft::optim {
 // the gradient holds a NaN or an infinity.
 [[nodiscard]] double GradientNorm(const at::Tensor& gradient_N);
 
-// Makes one AdamW step, as torch.optim.AdamW does. Before it, scales the
-// gradient by min(1, max_grad_norm / (grad_norm + 1e-6)), as clip_grad_norm_
-// does, if max_grad_norm > 0. With the new moments m, v and bc = 1 - beta^step,
+// Makes one AdamW step, as torch.optim.AdamW does. If max_grad_norm > 0, the
+// step multiplies the gradient that it reads by min(1, max_grad_norm /
+// (grad_norm + 1e-6)), as clip_grad_norm_ does. With the new moments m and v,
 //   weights_out = weights * (1 - lr * decay)
-//                 - lr / bc1 * m / (sqrt(v / bc2) + eps)
+//                 - lr / (1 - beta1^step) * m
+//                   / (sqrt(v / (1 - beta2^step)) + eps)
 // Shapes:  all [N] f32 contiguous on one device. The moments are updated in
 // place. weights_out may be weights itself, or another buffer if the old
 // weights are still needed.

@@ -1,5 +1,4 @@
-// Draws tokens from the logits of a batch's rows, on the device that holds the
-// logits.
+// Draws tokens from the logits of a batch's rows.
 //
 // Legend: R rows, V vocabulary.
 #ifndef WEFT_SRC_SAMPLING_DRAW_ROWS_H_
@@ -22,7 +21,7 @@ struct DrawRule {
   uint64_t seed = 0;
   uint32_t sample_index = 0;
   uint32_t position = 0;  // Number of tokens that the sample already has.
-  int32_t row = 0;  // Row of the logits. Samples of one prompt share a row.
+  int32_t row = 0;        // Row of the logits. Several rules may share a row.
 };
 
 // Returns one draw for each rule, or nullopt if the row's logits are not a

@@ -21,12 +21,13 @@ namespace weft::sampling::cuda {
 // The size of one rule in the format that the kernels read.
 inline constexpr size_t kRuleBytes = 40;
 
-// Writes the rules in the kernels' format to `places`, which the caller then
-// uploads. Each place has kRuleBytes. Places without a rule draw nothing.
+// Writes the rules in the kernels' format to the first places of `places`,
+// which the caller then uploads. Each place has kRuleBytes. Places without a
+// rule draw nothing. Throws c10::Error if there are more rules than places.
 void PutRules(const std::vector<DrawRule>& rules, std::span<std::byte> places);
 
-// Returns the largest number of filters of a rule, 0 to 2. The number of
-// launches of a draw depends on it.
+// Returns the largest number of filters (top_k, top_p) of a rule, 0 to 2. The
+// number of launches of a draw depends on it.
 [[nodiscard]] int MaxFilters(const std::vector<DrawRule>& rules);
 
 // The memory of a draw on the device: its results and its workspace.
@@ -39,16 +40,16 @@ struct DrawSpace {
                                       int max_filters, at::Device device);
 
 // Queues a draw for all N places. Does not allocate, does not wait and reads no
-// host memory. So a graph may capture the draw and replay it with other rules,
-// which must not have more filters.
+// host memory. So a graph may capture the draw and replay it with other rules
+// of at most `max_filters` filters.
 // Shapes: rules N * kRuleBytes bytes on the device, aligned to 8; logits as in
 // DrawRows.
 void QueueDraw(const at::Tensor& logits_RV, const at::Tensor& rules,
                int max_filters, const DrawSpace& space);
 
 // Returns the results of QueueDraw for `rules`, which were in the first places.
-// For rules with top_logprobs, copies their logits and draws on the host. Waits
-// for the device.
+// For rules with top_logprobs, copies their logits and draws on the host. If
+// there are none, logits_RV may be undefined. Waits for the device.
 [[nodiscard]] std::vector<std::optional<DrawResult>> FetchDraws(
     const at::Tensor& logits_RV, const std::vector<DrawRule>& rules,
     const DrawSpace& space);

@@ -6,7 +6,8 @@ namespace {
 constexpr int kRounds = 10;
 constexpr uint32_t kMultiplier0 = 0xD2511F53;
 constexpr uint32_t kMultiplier1 = 0xCD9E8D57;
-// Increments of the key: the golden ratio and sqrt(3) - 1 as fractions of 2^32.
+// Increments of the key: the fractional parts of the golden ratio and of
+// sqrt(3), times 2^32.
 constexpr uint32_t kWeyl0 = 0x9E3779B9;
 constexpr uint32_t kWeyl1 = 0xBB67AE85;
 

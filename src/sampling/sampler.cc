@@ -13,8 +13,8 @@
 namespace weft::sampling {
 namespace {
 
-// A draw finds a block of this many tokens first, and then the token within it.
-// The block is short enough for a sum in f32.
+// A draw without filters first finds a block of this many tokens, and then the
+// token in the block. A block is short enough for a sum in f32.
 constexpr size_t kBlock = 512;
 // With top_p and no top_k, the first attempt takes this many of the likeliest
 // tokens. Later attempts take more.
@@ -97,14 +97,15 @@ size_t DrawUnfiltered(const Distribution& distribution, double total,
       if (rest < weight) break;
       rest -= weight;
     }
-    // Rounding may carry the search past the block's last token of positive
-    // weight. That token is then drawn.
+    // If rounding carries the search past the block's last token of positive
+    // weight, that token is drawn.
     return last;
   }
   return last;
 }
 
-// Returns the ids of the `count` likeliest tokens, sorted as sampler.h says.
+// Returns the ids of the `count` likeliest tokens, sorted by logit, highest
+// first, and on a tie by id, lowest first.
 std::vector<int32_t> LikeliestTokens(absl::Span<const float> logits,
                                      size_t count) {
   const auto is_likelier = [&](int32_t a, int32_t b) {
@@ -149,7 +150,8 @@ std::vector<int32_t> FilteredTokens(const Distribution& distribution,
     total = kept;
   } else {
     while (kept < config.top_p * total && count < vocab) {
-      // If a distribution is so flat, one sort is cheaper than another heap.
+      // If more than vocab / 16 tokens are needed, one sort of all tokens is
+      // cheaper than another heap.
       count = count < vocab / 16 ? 4 * count : vocab;
       tokens = LikeliestTokens(distribution.logits, count);
       kept = WeightOf(distribution, tokens);

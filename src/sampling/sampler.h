@@ -1,5 +1,5 @@
-// Draws a token from one row of logits, in plain floats. A draw does not depend
-// on other rows of the batch.
+// Draws a token from one row of logits on a CPU. A draw does not depend on
+// other rows of the batch.
 #ifndef WEFT_SRC_SAMPLING_SAMPLER_H_
 #define WEFT_SRC_SAMPLING_SAMPLER_H_
 
@@ -11,10 +11,9 @@
 
 namespace weft::sampling {
 
-// Returns a number in [0, 1) that depends only on the arguments. It is 24 bits
-// of Philox4x32-10 with the key `seed` and the counter (sample_index,
-// position). Source: Salmon et al. 2011. The known-answer test uses Random123's
-// vectors.
+// Returns a number in [0, 1) that depends only on the arguments. It has 24
+// random bits, from Philox4x32-10 with the key `seed` and the counter
+// (sample_index, position). Source: Salmon et al. 2011.
 [[nodiscard]] float CounterUniform(uint64_t seed, uint32_t sample_index,
                                    uint32_t position);
 
@@ -22,8 +21,8 @@ struct DrawConfig {
   double temperature = 1.0;  // 0 draws the likeliest token, or on a tie the
                              // one with the lowest id.
   int top_k = 0;             // 0 keeps all tokens.
-  double top_p = 1.0;
-  int top_logprobs = 0;
+  double top_p = 1.0;        // In (0, 1]; 1 keeps all tokens.
+  int top_logprobs = 0;      // The number of likeliest tokens in the result.
 };
 
 struct DrawResult {
@@ -49,9 +48,9 @@ struct DrawResult {
 // Shapes:  logits [V] f32, V >= 1. They must be finite or -inf, and not all
 // -inf. Otherwise returns nullopt, for example after training diverged.
 // Units:   Time is O(V) without filters and O(V log k) for top_k. top_p alone
-// sorts as many of the likeliest tokens as it needs. Without filters, weights
-// are f32, summed in f32 within blocks and in f64 over blocks. With filters,
-// weights are f64. Allocates only for filters or top_logprobs.
+// sorts as many of the likeliest tokens as it needs. The weights of all tokens
+// are f32, summed in f32 within blocks and in f64 over blocks. The weights of
+// tokens that filters keep are f64. Allocates only for filters or top_logprobs.
 // Threads: any.
 [[nodiscard]] std::optional<DrawResult> DrawToken(
     absl::Span<const float> logits, const DrawConfig& config, float uniform);

@@ -28,10 +28,10 @@ constexpr int64_t kMaxTokenId = (1 << 22) - 1;
 constexpr uintmax_t kMaxFileBytes = uintmax_t{256} << 20;
 constexpr char32_t kBadCodePoint = 0xffffffff;
 
-// The alphabet of byte-level vocabularies, which write every byte as a
-// printable character. A byte that is printable in Latin-1 is written as
-// itself. The other bytes are written as U+0100, U+0101 and so on, in ascending
-// order. Source: the byte encoder of GPT-2.
+// The alphabet of byte-level vocabularies, which write every byte as a visible
+// character. A byte that is a visible character of Latin-1 is written as that
+// character. The other bytes, such as the space, are written as U+0100, U+0101
+// and so on, in ascending order. Source: the byte encoder of GPT-2.
 class ByteAlphabet {
  public:
   ByteAlphabet() : byte_of_(kSize, -1) {
@@ -59,8 +59,8 @@ class ByteAlphabet {
  private:
   static constexpr size_t kSize = 0x100 + 68;
 
-  // Reads a code point of at most U+07FF, which is enough for the alphabet.
-  // Advances `i` past it.
+  // Reads the code point at `i` and advances `i`. Returns kBadCodePoint for
+  // code points above U+07FF, which the alphabet does not have.
   static char32_t NextCodePoint(absl::string_view text, size_t& i) {
     const auto first = static_cast<unsigned char>(text[i++]);
     if (first < 0x80) return first;
@@ -73,7 +73,7 @@ class ByteAlphabet {
 };
 
 // The alphabet of SentencePiece's vocabularies, which write a space as a
-// special character. A byte without a token of its own is written as `<0xE2>`.
+// special character. A token for a single byte is written like `<0xE2>`.
 class PieceAlphabet {
  public:
   // `space` is the special character for a space. If it is empty, a space is
@@ -115,8 +115,8 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(stream), {});
 }
 
-// Returns the steps of a sequence decoder. Returns another decoder as the only
-// step. Returns no steps if `decoder` is not an object.
+// Returns the steps of a sequence decoder, or any other decoder as the only
+// step. Returns no steps if the JSON has another form.
 std::vector<Json> DecoderSteps(const Json& decoder) {
   if (!decoder.is_object()) return {};
   const auto steps = decoder.find("decoders");
@@ -132,7 +132,8 @@ absl::Status Unsupported() {
 }
 
 // Returns the string that a step of a byte fallback decoder replaces by a
-// space, or an empty string if it replaces none.
+// space, or an empty string if the step replaces none. Errors: UNIMPLEMENTED
+// for an unknown kind of step.
 absl::StatusOr<std::string> SpaceOf(const Json& step) {
   const Json type = step.is_object() ? step.value("type", Json()) : Json();
   // Strip changes only the beginning of a text, and Fuse changes nothing.

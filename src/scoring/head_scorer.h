@@ -1,5 +1,5 @@
-// Computes log-probabilities from given hidden states. Loads and runs only the
-// head of a model, not its layers.
+// Computes log-probabilities from given hidden states. Runs only the head of a
+// model, and does not load the layers.
 //
 //   auto scorer = HeadScorer::Load("/models/Qwen3-8B", {});
 //   auto scores = scorer->Score(hidden_RH, targets, {});
@@ -23,11 +23,11 @@ struct HeadScorerOptions {
   at::ScalarType dtype = at::kFloat;  // Dtype of the weights: kFloat or
                                       // kBFloat16.
   at::Device device = at::kCPU;
-  int64_t chunk_rows = 1024;  // Rows of logits that are computed at a time.
+  int64_t chunk_rows = 1024;  // As in loss::HeadOptions.
 };
 
 struct ScoreOptions {
-  float temperature = 1;  // Divides the logits; > 0.
+  float temperature = 1;  // Divides the logits; > 0 and finite.
   bool want_entropy = false;
 };
 
