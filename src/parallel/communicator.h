@@ -1,11 +1,11 @@
 // Joins ranks to groups that compute together. A group is a process group of
 // c10d: NCCL for tensors on CUDA devices, Gloo for tensors on the CPU.
 //
-// All ranks of a group call the same operations in the same order. If a rank is
-// lost, Gloo's operations on the other ranks throw at once. NCCL's operations
-// wait on the device until NCCL's watchdog ends the process, so the supervisor
-// should end the other ranks earlier. A group that lost a rank cannot be used
-// again.
+// All ranks of a group call the same operations in the same order; a Send has a
+// Receive on one other rank. If the process of a rank ends, Gloo's operations
+// on the other ranks throw. NCCL's operations wait on the device until the
+// watchdog of c10d ends the process, so the supervisor should end the other
+// ranks earlier. A group that lost a rank cannot be used again.
 #ifndef WEFT_SRC_PARALLEL_COMMUNICATOR_H_
 #define WEFT_SRC_PARALLEL_COMMUNICATOR_H_
 
@@ -24,7 +24,8 @@ class Rendezvous {
  public:
   // Meets over TCP at `host`:`port`. If `serve`, this process serves the
   // address, on the socket `listen_fd` or, if that is -1, on a new one. Throws
-  // c10::Error after `timeout`. Only ranks with the same `attempt` meet.
+  // c10::Error if the address does not answer within `timeout`. Only ranks with
+  // the same `attempt` meet.
   static std::shared_ptr<Rendezvous> Tcp(const std::string& host, int port,
                                          bool serve, int listen_fd,
                                          absl::Duration timeout,
@@ -45,14 +46,15 @@ struct GroupOptions {
   at::Device device = at::kCPU;
   // If an operation takes longer, Gloo throws and NCCL ends the process.
   absl::Duration timeout = absl::Minutes(10);
-  // All ranks are on this machine, so the group listens only on loopback.
+  // All ranks are on this machine, so Gloo listens only on loopback.
   bool local = true;
 };
 
 // Threads: not thread-safe.
 class Communicator {
  public:
-  // Returns when all ranks have joined. Throws c10::Error or std::exception.
+  // Joins the group. With Gloo, returns when all ranks have joined. NCCL
+  // connects the ranks at the first operation. Throws std::exception.
   [[nodiscard]] static std::unique_ptr<Communicator> Join(
       const std::shared_ptr<Rendezvous>& rendezvous,
       const GroupOptions& options);

@@ -14,7 +14,7 @@ namespace weft::parallel {
 
 struct Topology {
   int tensor_size = 1;   // Ranks that share a replica's layers.
-  int num_replicas = 1;  // Replicas share the data.
+  int num_replicas = 1;  // Copies of the model; they share the data.
 
   [[nodiscard]] int size() const { return tensor_size * num_replicas; }
   [[nodiscard]] int ReplicaOf(int rank) const { return rank / tensor_size; }
@@ -23,14 +23,14 @@ struct Topology {
   }
 };
 
-// The process groups to which a rank belongs. If it is the only rank, there are
-// no groups, and all pointers are null.
+// The process groups to which a rank belongs. If it is the only rank, all three
+// groups are null.
 struct Links {
   Topology topology;
   int rank = 0;
   std::shared_ptr<Rendezvous> rendezvous;
   bool local = true;  // All ranks are on this machine.
-  // Group of all ranks on the host, for messages of rank 0.
+  // Group of all ranks on the host, for rank 0's messages and their results.
   std::unique_ptr<Communicator> commands;
   // Group of all ranks on the device, for weights and gradients.
   std::unique_ptr<Communicator> transfers;
@@ -43,13 +43,12 @@ struct Links {
 };
 
 // Ranks join in two parts, so that they can exchange errors before they need a
-// device. Each part returns when all ranks have joined, and throws c10::Error
-// or std::exception.
+// device. All ranks call each part. Both parts throw std::exception.
 
-// First part: sets up only `commands`. `topology` and `world` have the same
-// number of ranks.
+// First part: sets up only `commands`, and returns when all ranks have joined.
+// `topology` and `world` have the same number of ranks.
 [[nodiscard]] Links Meet(const World& world, const Topology& topology);
-// Does the same as the function above, over any rendezvous.
+// First part over any rendezvous. `local`: all ranks are on this machine.
 [[nodiscard]] Links Meet(const std::shared_ptr<Rendezvous>& rendezvous,
                          int rank, const Topology& topology, bool local);
 

@@ -1,4 +1,4 @@
-// Divides items among the ranks that share a layer.
+// Divides items among the ranks of a group.
 #ifndef WEFT_SRC_PARALLEL_SHARD_H_
 #define WEFT_SRC_PARALLEL_SHARD_H_
 
@@ -14,7 +14,7 @@ struct Range {
   friend bool operator==(const Range&, const Range&) = default;
 };
 
-// One of the `size` ranks that split every layer among them.
+// One of the `size` ranks of a group.
 struct Shard {
   int rank = 0;
   int size = 1;

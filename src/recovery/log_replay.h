@@ -1,6 +1,6 @@
-// Applies the records of the log, one after another, in turn with clients'
-// work. A turn ends after a record that uses the device, so a turn can apply
-// many records that need no device. Threads: engine thread.
+// Applies the records of the log, one after another. The replay and clients'
+// work take turns on the engine thread. A turn of the replay applies records
+// until one of them needs the device. Threads: engine thread.
 #ifndef WEFT_SRC_RECOVERY_LOG_REPLAY_H_
 #define WEFT_SRC_RECOVERY_LOG_REPLAY_H_
 
@@ -34,8 +34,8 @@ namespace weft::engine {
 
 class LogReplay {
  public:
-  // The arguments outlive the object. `settings` are those of this process, as
-  // a SettingsRecord stores them.
+  // The objects behind the pointers outlive this one. `settings` are those of
+  // this process, as a SettingsRecord stores them.
   LogReplay(const EngineContext* context, AdapterManager* manager,
             BatchTrainer* trainer, StepExecutor* steps, Snapshotter* snapshots,
             std::string settings, RecoveryReport* report)
@@ -50,22 +50,23 @@ class LogReplay {
   // The arguments of Start.
   struct Beginning {
     journal::LogReader reader;
-    std::set<AdapterKey> skipped;  // Adapters whose records are left out.
-    // The snapshot's adapters with Durability::kCheckpoint.
+    std::set<AdapterKey> skipped;  // Adapters that are not restored.
+    // The snapshot's adapters with Durability::kCheckpoint, without `skipped`.
     records::RestorePoints restores;
   };
-  // Replays the records that report->log describes, then runs `done` once.
+  // Replays the records before report->log.next_sequence. Then, or after the
+  // first error, runs `done` with the status.
   void Start(Beginning beginning,
              std::function<void(const absl::Status&)> done);
 
  private:
   using Next = std::function<void(const absl::Status&)>;
 
-  // Goes on to the next record. `next`, the last argument of Apply, calls it.
+  // Goes on to the next record, in this turn or in a new one.
   void Advance();
   void RunTurn();
   void ReadRecord();
-  // Skips a hole of the log: records that are lost.
+  // Skips a hole of the log: consecutive records that are lost.
   [[nodiscard]] absl::Status SkipHole();
   void ApplyRecord(const journal::LogReader::Record& bytes);
   // Lets clients use the adapters whose last record has this sequence.
@@ -89,7 +90,8 @@ class LogReplay {
   [[nodiscard]] absl::Status Install(const records::LoadedRecord& loaded,
                                      const lora::AdapterState& state);
   [[nodiscard]] std::string NameOf(AdapterKey key) const;
-  // Brings these adapters to the device, runs `body`, then `next`.
+  // Brings these adapters to the device and runs `body`. Then, or if an adapter
+  // cannot come to the device, runs `next` with the status.
   void WithAdapters(const std::vector<AdapterKey>& keys,
                     const std::function<absl::Status()>& body,
                     const Next& next);
@@ -102,17 +104,17 @@ class LogReplay {
   StepExecutor& steps_;
   Snapshotter& snapshots_;
   const std::string settings_;
-  std::string other_settings_;  // The settings of the last warning.
+  std::string other_settings_;  // The log's settings in the last warning.
   RecoveryReport& report_;
   std::function<void(const absl::Status&)> done_;
   std::optional<journal::LogReader> reader_;
   std::set<AdapterKey> skipped_;
   // The adapters with Durability::kCheckpoint after the records read so far.
   records::RestorePoints restores_;
-  // The ids of adapters to make ready, by their last records.
+  // Maps the sequence of an adapter's last record to the adapter's id.
   std::multimap<uint64_t, std::string> last_records_;
   bool in_turn_ = false;      // RunTurn is running.
-  bool advances_ = false;     // The last record of this turn is applied.
+  bool advances_ = false;     // The turn's latest record is done.
   bool used_device_ = false;  // A record of this turn used the device.
   struct Begun {
     dispatch::StepTask step;
@@ -126,7 +128,7 @@ class LogReplay {
   // two slices.
   void Unpin(AdapterKey key);
 
-  // Requests that have begun and not completed, by BeginRecord::work.
+  // Requests that have begun and not ended, by BeginRecord::work.
   BegunRequests begun_;
   std::unique_ptr<Progress> progress_;
 };

@@ -62,10 +62,10 @@ class LogSurvey {
     std::string id;
     std::string tenant;
   };
-  // A request that has begun and not completed.
+  // A request that has begun and not ended.
   struct Begun {
     AdapterKey key = AdapterKey::kBaseModel;
-    bool between_slices = false;  // Its gradients are on the device.
+    bool between_slices = false;  // A replay has its gradients on the device.
   };
 
   void Know(const records::AdapterRecord& adapter) {
@@ -83,7 +83,8 @@ class LogSurvey {
     summary_.marks[key] = {.key = key, .last = sequence, .name = id};
   }
 
-  // Notes that replaying this record changes the adapter.
+  // Notes that the replay of the record `sequence` changes the adapter. Does
+  // nothing for an adapter without Durability::kStep.
   void Touch(AdapterKey key, uint64_t sequence) {
     const auto owner = owners_.find(key);
     if (owner == owners_.end()) return;
@@ -91,8 +92,8 @@ class LogSurvey {
                                           .tenant = owner->second.tenant};
   }
 
-  // Notes the record's key and epoch. No later adapter may use them, even if
-  // this adapter is skipped or removed.
+  // Notes the key of a new adapter and the epoch of a new or loaded one. No
+  // later adapter may use them, even if this adapter is skipped or removed.
   void Reserve(const records::Record& record) {
     uint64_t epoch = 0;
     if (const auto* adapter = std::get_if<records::AdapterRecord>(&record)) {
@@ -252,8 +253,9 @@ absl::StatusOr<bool> PassHole(const journal::StateFolder& folder,
                         reader->SkipDamage());
   WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> segments,
                         folder.Segments());
-  // Every process begins a segment when it starts, and its request ids start
-  // again at 1. So no request that began before the segment goes on after it.
+  // A segment begins when a process starts, which ends the requests of earlier
+  // processes, or when a snapshot begins, while no request is between slices.
+  // So no request that began before the segment goes on after it.
   return std::ranges::any_of(segments, [&hole](uint64_t segment) {
     return hole.first <= segment && segment < hole.next;
   });

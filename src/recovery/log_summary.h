@@ -20,13 +20,15 @@
 
 namespace weft::engine {
 
-// What the log says about the adapters of one id. If one is removed and created
-// again, the id has several.
+// What the log says about the adapters of one id. An adapter that is created
+// after the removal of another may have the same id.
 struct LoggedAdapter {
   uint64_t last = 0;  // Sequence of the last record that changes any of them.
   std::string tenant;
 };
 
+// `marks`, `restores` and `changed` leave out the adapters in
+// LogReading::skipped.
 struct LogSummary {
   uint64_t num_records = 0;
   uint64_t next_sequence = 1;  // Sequence of the first record to write.
@@ -35,33 +37,34 @@ struct LogSummary {
                             // reply for them.
   uint64_t next_key = 1;    // Is greater than every key used so far.
   uint64_t last_epoch = 0;  // The latest epoch so far.
-  records::Marks marks;     // All adapters at the log's end.
+  records::Marks marks;     // Adapters at the log's end.
   records::RestorePoints restores;  // Adapters with Durability::kCheckpoint.
   // Adapters with Durability::kStep that the log changes, by id. Adapters that
   // the log removes are included.
   std::map<std::string, LoggedAdapter> changed;
-  // Requests that had begun but not completed when the process ended.
+  // BeginRecord::work of the requests that have begun and not ended.
   std::vector<uint64_t> given_up;
 };
 
 struct LogReading {
   uint64_t first_sequence = 1;
-  std::set<AdapterKey> skipped;  // Adapters whose records are left out.
+  std::set<AdapterKey> skipped;  // Adapters that are not restored.
   bool damaged = false;          // The log may have holes.
   size_t max_resident = 1;       // Adapters that the device has room for.
 };
 
-// Reads the log after the snapshot and cuts off its torn tail. Errors:
-// DATA_LOSS (a damaged record or image), FAILED_PRECONDITION (a batch has more
-// adapters than the device has room for). Blocks on the disk.
+// Reads the log after the snapshot and cuts off its torn tail (log_reader.h).
+// Errors: DATA_LOSS (a damaged record or image), FAILED_PRECONDITION (a record
+// needs more adapters at once than the device has room for), and those of
+// LogReader. Blocks on the disk.
 [[nodiscard]] absl::StatusOr<LogSummary> ReadLog(
     const journal::StateFolder& folder, const records::Snapshot& snapshot,
     const LogReading& reading);
 
-// Makes the reader skip a hole of the log: records that are lost. Returns
-// whether a segment begins in the hole. If so, all requests that had begun
-// before the hole have ended. REQUIRES: Next has returned DATA_LOSS. Errors:
-// those of SkipDamage.
+// Makes the reader skip a hole of the log: consecutive records that are lost.
+// Returns whether a segment (file) of the log begins in the hole. If so, all
+// requests that had begun before the hole have ended. REQUIRES: reader->Next
+// has returned DATA_LOSS. Errors: those of LogReader and StateFolder.
 [[nodiscard]] absl::StatusOr<bool> PassHole(const journal::StateFolder& folder,
                                             journal::LogReader* reader);
 

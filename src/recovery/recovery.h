@@ -1,22 +1,22 @@
-// Restores the state folder: first the adapters of the newest snapshot, then
-// all later changes in the order of the log.
+// Restores adapters from --state-dir: first those of the newest snapshot, then
+// the later changes in the order of the log.
 //
-// Recovery runs on the engine thread as a chain of tasks, one record after
-// another, so that adapters move to and from the device as usual. It first
-// reads the log to its end (log_summary.h). From then on clients may use an
-// adapter as soon as its last record has been replayed. So the replay and
-// clients never change the same adapter.
+// Recovery runs on the engine thread as a chain of tasks, so that adapters can
+// move to and from the device between two tasks. It first reads the log to its
+// end (log_summary.h). Clients may use an adapter that the log changes only
+// after its last record has been replayed. So the replay and clients never
+// change the same adapter.
 //
-// If the folder is damaged, the start fails and names the damaged adapters
+// If the start finds damaged adapters, it fails and names them
 // (records/damage.h). The operator may give them up: the next start leaves them
 // out and sets their files aside. Micro-batches that they shared then run
 // without them, so results of other adapters may differ in the last bits.
 //
 // If a step succeeded before and fails when it runs again, or the reverse,
-// recovery fails. With the same build, processor and settings its results have
-// the same bits, except from CUDA kernels that are not deterministic. If an
-// optimizer step has another result, a warning is logged and RecoveryReport
-// counts the difference.
+// recovery fails. Results may have other bits with another build, processor or
+// settings, and from CUDA kernels that are not deterministic. If the result of
+// an optimizer step differs from the log, recovery logs a warning, and
+// RecoveryReport counts the step.
 #ifndef WEFT_SRC_RECOVERY_RECOVERY_H_
 #define WEFT_SRC_RECOVERY_RECOVERY_H_
 
@@ -45,7 +45,7 @@ namespace weft::engine {
 
 class Recovery {
  public:
-  // The arguments are those of LogReplay.
+  // The arguments are those of LogReplay's constructor.
   Recovery(const EngineContext* context, AdapterManager* manager,
            BatchTrainer* trainer, StepExecutor* steps, Snapshotter* snapshots,
            std::string settings)
@@ -54,18 +54,18 @@ class Recovery {
         replay_(context, manager, trainer, steps, snapshots,
                 std::move(settings), &report_) {}
 
-  // Runs on the engine thread when the log has been read to its end. `read` is
-  // the outcome of reading; DATA_LOSS names the damage. If Opened returns an
-  // error, nothing is replayed.
+  // Runs on the engine thread when the log has been read to its end, or when an
+  // error has ended the reading. `read` is the outcome. If the function returns
+  // an error, nothing is replayed.
   using Opened = std::function<absl::Status(const absl::Status& read)>;
   // Runs on the engine thread when the log has been replayed without an error.
-  // If it returns an error, the recovery fails.
+  // If the function returns an error, the recovery fails.
   using Replayed = std::function<absl::Status()>;
   // Posts the first task of the recovery to the engine thread.
   void Start(Opened opened, Replayed replayed);
 
-  // The fields `log` and `damaged` are final when Opened runs, the other fields
-  // when the recovery ends.
+  // RecoveryReport::log and RecoveryReport::damaged are final when Opened runs
+  // without an error, the other fields when the recovery ends.
   [[nodiscard]] const RecoveryReport& report() const { return report_; }
 
   // Any thread may call the methods below.
@@ -78,9 +78,9 @@ class Recovery {
   [[nodiscard]] absl::Status failure() const;
 
  private:
-  // Reads snapshot and log, and restores the adapters of the snapshot.
+  // Reads the snapshot and the log. Restores adapters from the snapshot.
   [[nodiscard]] absl::Status Read();
-  // Looks for damage, and sets aside the adapters that the operator gives up.
+  // Looks for damage. Sets aside damaged adapters that the operator gives up.
   [[nodiscard]] absl::Status CheckFolder();
   [[nodiscard]] absl::Status SetAside(const records::Damage& damage);
   [[nodiscard]] absl::Status RestoreSnapshot(const records::Snapshot& snapshot);
@@ -93,8 +93,8 @@ class Recovery {
   Replayed replayed_;
   RecoveryReport report_;
   LogReplay replay_;
-  std::set<AdapterKey> skipped_;  // Adapters whose records are left out.
-  // The snapshot's adapters with Durability::kCheckpoint.
+  std::set<AdapterKey> skipped_;  // Adapters that are not restored.
+  // The snapshot's adapters with Durability::kCheckpoint, without skipped_.
   records::RestorePoints restores_;
   std::optional<journal::LogReader> reader_;
   absl::Status status_;  // Set before ended_ is notified.

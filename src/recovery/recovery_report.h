@@ -12,12 +12,12 @@ namespace weft::engine {
 struct RecoveryReport {
   LogSummary log;
   uint64_t adapters = 0;       // Adapters restored, even if removed later.
-  uint64_t mismatches = 0;     // Optimizer steps with another result.
-  absl::Duration device_time;  // The time of the steps that ran again.
-  // If true, the folder needs a new snapshot, because the log has a hole or
-  // names an adapter that was set aside.
+  uint64_t mismatches = 0;     // Optimizer steps whose result is not the log's.
+  absl::Duration device_time;  // Time of the batches, steps and loads replayed.
+  // If true, the folder needs a new snapshot, because the log has a hole or an
+  // adapter was set aside.
   bool damaged = false;
-  uint64_t thinned = 0;  // Batches that ran without an adapter set aside.
+  uint64_t thinned = 0;  // Batches replayed without skipped adapters' slices.
 };
 
 }  // namespace weft::engine

@@ -23,8 +23,8 @@ bool SameBits(double a, double b) {
   return std::memcmp(&a, &b, sizeof(a)) == 0;
 }
 
-// Compares two results of the same kind. Only results of optimizer steps have
-// numbers that may differ.
+// Returns whether two results of an optimizer step are equal. Returns true for
+// results of other steps, because these have no computed numbers.
 bool SameResult(const StepResult& a, const StepResult& b) {
   const auto* optim = std::get_if<OptimStepResult>(&a);
   if (optim == nullptr) return true;

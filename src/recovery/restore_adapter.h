@@ -1,5 +1,5 @@
-// Restores an adapter from its record in a snapshot or in the log. Its tensors
-// stay in the image file until a request needs them.
+// Restores an adapter from its record in a snapshot or in the log. The
+// adapter's tensors stay in the image file until work needs them.
 #ifndef WEFT_SRC_RECOVERY_RESTORE_ADAPTER_H_
 #define WEFT_SRC_RECOVERY_RESTORE_ADAPTER_H_
 
@@ -10,7 +10,9 @@
 
 namespace weft::engine {
 
-// Errors: DATA_LOSS (the image is missing, or its table is damaged).
+// Adds the adapter to context.adapters and context.dispatcher, as one on disk.
+// Errors: DATA_LOSS (the image is missing or damaged), RESOURCE_EXHAUSTED (from
+// the file system).
 // Threads: engine thread.   REQUIRES: the record has an image.
 [[nodiscard]] absl::Status RestoreFromImage(
     const EngineContext& context, const records::AdapterRecord& adapter,

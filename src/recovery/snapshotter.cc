@@ -16,21 +16,22 @@ namespace weft::engine {
 namespace {
 
 // If the copies that wait for the disk exceed this many bytes, the engine
-// waits.
+// thread waits before it makes another copy.
 constexpr uint64_t kMaxBytesInFlight = uint64_t{1} << 30;
-// GoOn makes another copy only if fewer files are being written. BeforeChange
-// has no such limit.
+// GoOn makes another copy only if fewer files than this are being written.
+// BeforeChange does not wait for that.
 constexpr int kMaxFilesInFlight = 2;
 constexpr absl::Duration kRetry = absl::Seconds(10);
 // The speed of a modest disk, used to weigh a last snapshot against a longer
 // start.
 constexpr double kDiskBytesPerSecond = 200e6;
-// If a replay takes longer than this, a last snapshot is worth its time even if
-// it takes longer than the replay. Clients wait for a start, but not for a
+// If a replay takes longer than this, a last snapshot may take longer than the
+// replay, up to kLongestLastSnapshot. Clients wait for a start, but not for a
 // stop.
 constexpr absl::Duration kQuickReplay = absl::Seconds(5);
-// Such a snapshot may take this long, because supervisors give the process a
-// little more time between its drain and its end.
+// A last snapshot that takes longer than the replay may take this long.
+// Supervisors give the process a little more time between its drain and its
+// end.
 constexpr absl::Duration kLongestLastSnapshot = absl::Seconds(45);
 constexpr absl::Duration kPoll = absl::Milliseconds(1);
 
@@ -47,8 +48,8 @@ bool Snapshotter::IsDue() const {
   const EngineOptions& options = context_.options;
   const records::ReplayCost& cost = context_.recorder.cost();
   if (!context_.recorder.recording() || absl::Now() < not_before_) return false;
-  // While new work is refused, a snapshot after a deletion makes room: it cuts
-  // the log and removes the images of adapters that are gone.
+  // While new work is refused for lack of room, a snapshot may make room: it
+  // cuts the log and removes the images of adapters that are gone.
   return cost.bytes > static_cast<uint64_t>(options.snapshot_log_bytes) ||
          cost.time > absl::Seconds(options.snapshot_replay_seconds) ||
          (cost.bytes > 0 && !context_.recorder.CheckRoom().ok());

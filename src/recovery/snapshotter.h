@@ -2,9 +2,9 @@
 // and cuts the log, so that a start replays only a short log.
 //
 // A snapshot shows all these adapters at one moment, and the log begins a new
-// segment at this moment. Each adapter that changed since its last image is
-// copied when its turn comes, or just before it changes again (BeforeChange).
-// So the engine keeps working during a snapshot.
+// segment (file) at this moment. An adapter with Durability::kStep that changed
+// since its last image is copied when its turn comes, or just before it changes
+// again (BeforeChange). So the engine keeps working during a snapshot.
 //
 // Threads: engine thread. The I/O thread writes the copies.
 #ifndef WEFT_SRC_RECOVERY_SNAPSHOTTER_H_
@@ -27,7 +27,7 @@
 
 namespace weft::engine {
 
-// Returns true if a process that ends should write a snapshot of `bytes`.
+// Returns true if a process that ends should write a snapshot of `bytes` bytes.
 // Without it the next start replays the log for the time `replay`. The snapshot
 // is worthwhile if the write is faster than the replay, or if the replay is
 // long and the write ends before a supervisor would kill the process.
@@ -47,24 +47,24 @@ class Snapshotter {
     images_[key] = image;
   }
   // Copies the adapter if the running snapshot still needs its present state.
-  // Call it before the adapter changes.
+  // Call it before the adapter changes or is removed.
   void BeforeChange(AdapterKey key);
-  // Call it between two pieces of work. Begins a snapshot if one is due, or
-  // continues the running one.
+  // Call it between two pieces of work. Continues the running snapshot. If none
+  // runs but one is due, begins it unless a training request is between slices.
   void GoOn();
   // Writes a snapshot before the engine serves clients. Returns when the
   // snapshot is on disk or has failed.
   [[nodiscard]] absl::Status WriteNow();
-  // Call it after a drain, before the process ends. Writes a snapshot if
-  // WorthLastSnapshot. Returns when the snapshot is on disk or has failed; logs
-  // a failure.
+  // Call it after a drain, before the process ends. Completes the running
+  // snapshot. If none runs, writes one if WorthLastSnapshot. Returns when the
+  // snapshot is on disk or has failed; logs a failure.
   void WriteLast();
 
  private:
   [[nodiscard]] bool IsDue() const;
   // Returns the adapters whose steps the log has.
   [[nodiscard]] std::vector<AdapterKey> LoggedKeys() const;
-  // Returns the bytes of the adapters that changed since their last images.
+  // Returns the bytes that the next snapshot must copy.
   [[nodiscard]] uint64_t ChangedBytes() const;
   void Begin();
   // Continues the running snapshot until it has ended.
@@ -82,7 +82,7 @@ class Snapshotter {
                                    lora::AdapterImage& image,
                                    const ImageFile& spilled) const;
   void Finish();
-  // Abandons a snapshot after an error.
+  // Abandons the running snapshot after an error.
   void GiveUp(const absl::Status& status);
 
   const EngineContext& context_;
@@ -96,8 +96,8 @@ class Snapshotter {
   Phase phase_ = Phase::kIdle;
   absl::Status failure_;         // Why the last snapshot was given up.
   absl::Time not_before_;        // No snapshot begins before this time.
-  uint64_t first_sequence_ = 0;  // First sequence not in the snapshot.
-  // The adapters at the moment that the snapshot shows.
+  uint64_t first_sequence_ = 0;  // First record that is not in the snapshot.
+  // Adapters with Durability::kStep at the moment that the snapshot shows.
   std::map<AdapterKey, records::AdapterRecord> adapters_;
   records::Snapshot snapshot_;
   std::set<AdapterKey> pending_;         // Adapters that are not copied yet.

@@ -25,12 +25,12 @@ class ComputeDevice {
  public:
   virtual ~ComputeDevice() = default;
 
-  // Returns 0 for each field if the memory is the host's. Asks only LibTorch's
-  // allocator, so it does not wait for the device.
+  // Returns the device's memory; 0 for each field if the device is the host.
+  // Asks only LibTorch's allocator, so it does not wait for the device.
   [[nodiscard]] virtual DeviceMemory Memory() const = 0;
   // Limits this process to `share` of the device's memory from now on. Returns
-  // how many bytes of the share tensors can still take. REQUIRES: the memory is
-  // not the host's.
+  // how many bytes of the share tensors can still take. REQUIRES: the device is
+  // not the host.
   [[nodiscard]] virtual int64_t LimitTo(double share) = 0;
 
   // Waits until the device has done the work of the current stream, so that
@@ -39,11 +39,12 @@ class ComputeDevice {
 
   // Frees cached memory. Call it after work ran out of memory. Does not throw.
   virtual void ReleaseCached() = 0;
-  // Frees cached memory of the host. Call it after a while without work. Does
-  // not throw.
+  // Frees cached memory if the device is the host. Call it after a while
+  // without work. Does not throw.
   virtual void ReleaseIdle() {}
-  // Returns UNAVAILABLE, with the device's message, if the device no longer
-  // computes for this process. Call it after any failed work. Does not throw.
+  // Waits for the device. Returns UNAVAILABLE, with the device's message, if
+  // the device no longer computes for this process. Call it after failed work.
+  // Does not throw.
   [[nodiscard]] virtual absl::Status CheckAnswers() = 0;
 };
 

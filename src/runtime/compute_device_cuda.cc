@@ -75,8 +75,8 @@ class CudaDevice final : public ComputeDevice {
   }
 
  private:
-  // Makes the device current, and lets LibTorch set up CUDA first. LibTorch
-  // creates its allocator only then.
+  // Lets LibTorch set up CUDA, which creates LibTorch's allocator. Then makes
+  // the device current.
   static c10::Device MadeCurrent(c10::Device device) {
     at::globalContext().lazyInitDevice(at::kCUDA);
     c10::cuda::set_device(device.index());

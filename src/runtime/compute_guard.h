@@ -1,5 +1,6 @@
-// Runs all work in which the device or another rank may fail. Turns exceptions
-// into a status. Detects and remembers the loss of the device or of a rank.
+// Runs the engine thread's work in which the device or another rank may fail.
+// Turns exceptions into a status. Detects and remembers the loss of the device
+// or of a rank.
 #ifndef WEFT_SRC_RUNTIME_COMPUTE_GUARD_H_
 #define WEFT_SRC_RUNTIME_COMPUTE_GUARD_H_
 
@@ -23,21 +24,24 @@ class ComputeGuard {
 
   // The engine thread calls the methods below.
 
-  // Like RunGuarded. After an error, checks whether the device still computes.
-  // If not, returns UNAVAILABLE, and so does failure() from then on. If memory
-  // ran out, also frees cached memory. Runs `body` whatever failure() returns.
+  // Like RunGuarded. After an error, checks whether the device still computes,
+  // unless Executor::failed is true. If it does not, returns UNAVAILABLE, and
+  // so does failure() from then on. If memory ran out, frees cached memory
+  // before the check. Runs `body` whatever failure() returns.
   [[nodiscard]] absl::Status Guarded(const char* what,
                                      const std::function<void()>& body);
   // Like Guarded, for work that all ranks run. If failure() is not OK, returns
-  // it and does not run `body`. If another rank is lost meanwhile, returns
-  // UNAVAILABLE, or RESOURCE_EXHAUSTED if memory ran out.
+  // it and does not run `body`. If Executor::failed is true after `body`,
+  // returns UNAVAILABLE, or RESOURCE_EXHAUSTED if memory ran out, and failure()
+  // returns UNAVAILABLE from then on.
   [[nodiscard]] absl::Status Compute(const char* what,
                                      const std::function<void()>& body);
-  // Checks that the other ranks are alive, but at most once a second.
+  // Checks that the other ranks are alive, but at most once a second. If one is
+  // not, failure() returns UNAVAILABLE from then on.
   void PingWhenDue();
 
-  // Returns UNAVAILABLE after the loss of the device or of a rank. Any thread
-  // may call this method.
+  // Returns UNAVAILABLE after the loss of the device or of a rank, otherwise
+  // OK. Any thread may call this method.
   [[nodiscard]] absl::Status failure() const;
 
  private:

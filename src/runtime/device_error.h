@@ -4,17 +4,16 @@
 
 namespace weft::engine {
 
-// What a device reports after a failure, as values of cudaError_t. 0 is
-// success.
+// A device's answers to two queries after a failure, as values of cudaError_t.
+// 0 is success.
 struct DeviceAnswer {
-  int waiting = 0;  // The error of the first query.
-  int again = 0;    // The error after the first was cleared.
+  int waiting = 0;  // The error of the first query; it is then cleared.
+  int again = 0;    // The error of the second query.
 };
 
-// Returns whether the device no longer computes for this process: the error
-// stays, or CUDA's context is unusable after it. The context is unusable after
-// an illegal address, a device-side assertion, a launch that failed or never
-// ended, or memory that ECC could not correct.
+// Returns whether the device no longer computes for this process: the second
+// query fails too, or CUDA's context is unusable after the first error, such as
+// an illegal address, a device-side assertion or a failed launch.
 [[nodiscard]] bool IsLost(const DeviceAnswer& answer);
 
 }  // namespace weft::engine

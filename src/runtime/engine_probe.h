@@ -27,13 +27,15 @@ class EngineProbe {
   }
 
   void ObserveTrain(bool backward, int64_t num_tokens, absl::Duration elapsed);
-  // `rows`: the number of rows that each expert of each layer had in a
-  // micro-batch, layer by layer. Not empty. `num_experts`: experts of a layer.
+  // `rows`: the number of rows that each expert had in a micro-batch, layer by
+  // layer, for the layers with experts. Not empty. `num_experts`: the number of
+  // experts of such a layer.
   void ObserveExperts(absl::Span<const int64_t> rows, size_t num_experts);
   // `max_grad_norm`: 0 without clipping.
   void ObserveOptim(double grad_norm, double max_grad_norm,
                     absl::Duration elapsed);
-  // Counts a micro-batch that ran out of memory, even if it then runs again.
+  // Counts a micro-batch for which there was too little memory, even if it then
+  // runs again.
   void CountOutOfMemory();
   void ObservePrefill(int64_t num_tokens, absl::Duration elapsed);
   void ObserveDecode(int64_t num_tokens, bool by_graph, absl::Duration elapsed);

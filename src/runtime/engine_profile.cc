@@ -5,7 +5,7 @@
 namespace weft::engine {
 namespace {
 
-// About 10 MB of records and 20 MB of JSON.
+// The most spans of a profile. They take about 10 MB, and their JSON 20 MB.
 constexpr size_t kMaxSpans = 200000;
 
 }  // namespace

@@ -23,8 +23,8 @@ namespace weft::engine {
 
 class EngineProfile {
  public:
-  // `io` makes the JSON of the trace, and `replies` runs the callback. Both
-  // outlive the engine thread and end before this object does.
+  // `io` makes the JSON of a trace, and `replies` gives it to the callback.
+  // Both outlive the engine thread and end before this object does.
   EngineProfile(Worker* io, Worker* replies) : io_(*io), replies_(*replies) {}
   // Answers UNAVAILABLE to a caller that still waits.
   ~EngineProfile();
@@ -34,20 +34,19 @@ class EngineProfile {
   // Any thread may call the methods below.
 
   // Begins to record after the present piece of work. `done` gets a Chrome
-  // trace. A cancelled profile ends after the present piece of work, and `done`
-  // gets the trace up to then. Errors: FAILED_PRECONDITION while another
-  // profile runs.
+  // trace. A cancelled profile ends early, and `done` gets the trace up to
+  // then. Errors: FAILED_PRECONDITION while another profile waits or runs,
+  // UNAVAILABLE if the engine ends first.
   CancelHandle Start(const ProfileRequest& request, Callback<std::string> done);
 
-  // Ends a running profile as soon as the present piece of work ends, so that
-  // the profile does not delay the server's end. `done` gets the trace up to
-  // then.
+  // Ends a running profile early, so that it does not delay the server's end.
+  // Its `done` gets the trace up to then.
   void EndEarly();
 
   // The engine thread calls the method below, between two pieces of work.
 
-  // Begins or ends the recording if it is time. `worked` is true if a piece of
-  // training or decoding has run since the last call.
+  // Begins or ends the recording if it is time. `worked` is true if a
+  // micro-batch, a step or a decode iteration has run since the last call.
   void BetweenWork(bool worked, absl::Time now);
 
  private:

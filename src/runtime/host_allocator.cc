@@ -63,7 +63,8 @@ c10::DataPtr HostAllocator::allocate(size_t bytes) {
     MutexLock lock(&mu_);
     data = Take(RoundUp(bytes, kGranule));
   }
-  // If mapping failed, LibTorch's own allocator throws with the reason.
+  // If mapping failed, LibTorch's own allocator tries too, and throws with the
+  // reason if it fails.
   if (data == nullptr) return c10::GetDefaultCPUAllocator()->allocate(bytes);
   return {data, data, &HostAllocator::Free, c10::Device(c10::kCPU)};
 }
@@ -98,8 +99,9 @@ void* HostAllocator::Take(size_t asked) {
 bool HostAllocator::Suits(size_t block, size_t bytes) const {
   // A block suits a tensor that is only slightly smaller.
   if (block <= bytes + bytes / 8) return true;
-  // It also suits a smaller tensor if a new block would cause others to be
-  // unmapped. The kernel would have to clear the new block, too.
+  // It also suits a tensor of at least half its size if a new block would cause
+  // others to be unmapped, and if few bytes of all blocks stay unused. The
+  // kernel would have to clear the new block, too.
   const bool is_full = usage_.in_use + usage_.cached + bytes > most_in_use_;
   return is_full && block <= 2 * bytes &&
          unused_ + block - bytes <= most_in_use_ / 8;

@@ -3,8 +3,8 @@
 // each block to the kernel, which would clear it again page by page.
 //
 // Cached blocks are unmapped before the mapped bytes exceed the largest number
-// of bytes that were in use at once. So the process maps at most a quarter more
-// than its tensors need at their peak, but it keeps this memory until
+// of bytes that were in use at once. So the process maps only about a quarter
+// more than its tensors need at their peak, but it keeps this memory until
 // ReleaseCached. A cached block serves a tensor that is only slightly smaller.
 // It may serve a tensor of at least half its size if a new block would cause
 // others to be unmapped. Blocks consist of huge pages where the kernel has

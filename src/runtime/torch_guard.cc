@@ -44,7 +44,7 @@ absl::Status RunGuarded(const char* what, const std::function<void()>& body) {
     return OutOfDeviceMemory(what);
   } catch (const c10::AcceleratorError& error) {
     // CUDA itself may also run out of memory, because pinned memory and CUDA's
-    // libraries do not use LibTorch's allocator.
+    // libraries do not use LibTorch's allocator of device memory.
     return error.get_error_code() == kCudaOutOfMemory ? OutOfDeviceMemory(what)
                                                       : Internal(what, error);
   } catch (const std::bad_alloc&) {

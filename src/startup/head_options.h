@@ -1,4 +1,4 @@
-// Gives the options with which every rank runs the head.
+// Gives the options with which every rank runs the output head.
 #ifndef WEFT_SRC_STARTUP_HEAD_OPTIONS_H_
 #define WEFT_SRC_STARTUP_HEAD_OPTIONS_H_
 

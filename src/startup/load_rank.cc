@@ -90,8 +90,8 @@ void FillHostDefaults(int local_size, EngineOptions& options) {
   if (options.memory_budget_bytes == 0) {
     options.memory_budget_bytes = DefaultHostBudget() / local_size;
   }
-  // By default an adapter that leaves moves to disk, because a copy in host
-  // memory would take the room that the adapter frees.
+  // By default an adapter that must make room moves to disk, because a copy in
+  // host memory would take the same room again.
   options.adapter_host_bytes = std::max<int64_t>(options.adapter_host_bytes, 0);
 }
 
@@ -111,7 +111,7 @@ absl::StatusOr<model::DecoderWeights> LoadWeights(
 }
 
 // Logs how much accuracy weights of 8 bits cost. Does nothing on ranks other
-// than 0, for dummy weights, and if a rank has only a part of every layer.
+// than 0, for other or dummy weights, and if several ranks share each layer.
 absl::Status LogWeightError(const EngineOptions& options,
                             const parallel::Links& links,
                             const model::Decoder& decoder) {
@@ -161,7 +161,7 @@ absl::StatusOr<std::unique_ptr<model::Decoder>> LoadDecoder(
 }
 
 // Sets the number of compute threads. If `wanted` is 0, all ranks of a machine
-// together use as many threads as one rank would use alone.
+// together use about as many threads as one rank would use alone.
 void SetThreads(int wanted, int local_size) {
   if (wanted == 0 && local_size > 1) {
     wanted = std::max(1, at::get_num_threads() / local_size);
@@ -195,8 +195,8 @@ absl::StatusOr<LocalFacts> FindLocalFacts(const EngineOptions& options,
   return facts;
 }
 
-// Returns the error of the first rank that has one. `own` is this rank's
-// status.
+// Returns the error of the first rank that has one, or OK. `own` is this rank's
+// status. Returns an error, too, if the ranks cannot exchange their statuses.
 absl::Status AgreeOn(const parallel::Links& links, const absl::Status& own) {
   if (links.alone()) return own;
   absl::Status all;
@@ -227,8 +227,8 @@ void LogSplit(const MemorySplit& split, int64_t total, int64_t available,
        {"reserve_bytes", split.reserve}});
 }
 
-// Limits the device memory of every rank. Rank 0 then plans its use, for the
-// rank with the least free memory.
+// All ranks call this function together. Each limits its device memory. Rank 0
+// then plans the memory's use, for the rank with the least free memory.
 absl::Status PlanDevice(LoadedRank& rank) {
   int64_t available = 0;
   WEFT_RETURN_IF_ERROR(AgreeOn(

@@ -1,5 +1,5 @@
-// Prepares a rank for computing: picks its device, meets the other ranks, loads
-// its part of the model and divides the device's memory.
+// Prepares a rank for computing: picks its device, meets the other ranks and
+// loads its part of the model. Rank 0 also divides the memory of CUDA devices.
 #ifndef WEFT_SRC_STARTUP_LOAD_RANK_H_
 #define WEFT_SRC_STARTUP_LOAD_RANK_H_
 
@@ -19,16 +19,17 @@ namespace weft::engine {
 
 // A rank with its part of the model.
 struct LoadedRank {
-  EngineOptions options;  // On rank 0, all defaults are filled in.
+  EngineOptions options;  // On rank 0, automatic sizes are replaced by numbers.
   parallel::Links links;
   std::unique_ptr<ComputeDevice> device;
   std::unique_ptr<model::Decoder> decoder;
   std::optional<MemorySplit> memory;  // Set on CUDA, on rank 0 only.
 };
 
-// Returns when every rank has loaded its part of the model. If a rank fails,
-// all ranks return its error. Calls `met`, if set, when all ranks have met.
-// Errors: those of StartEngine.
+// Returns when every rank has loaded its part of the model. If a rank cannot
+// load, its error is also the error of the ranks that it has met. Calls `met`,
+// if set, when all ranks have met. Errors: those of StartEngine, and of
+// RunGuarded (torch_guard.h).
 [[nodiscard]] absl::StatusOr<LoadedRank> LoadRank(
     const EngineOptions& options, const World& world,
     const std::function<void()>& met = {});

@@ -6,7 +6,8 @@
 namespace weft::engine {
 namespace {
 
-// The parts of a device's memory. The first four are those of kLimitedParts.
+// The parts of a device's memory. kParts has the names of all of them, and
+// kLimitedParts the names of the first four.
 enum Part : size_t {
   kActivations,
   kKvCache,

@@ -17,13 +17,13 @@ namespace weft::engine {
 namespace {
 
 constexpr int64_t kFloatBytes = 4;
-// An adapter's tensors in f32: weights, gradient, scratch (the gradient of a
-// request that still runs) and two moments.
+// The number of an adapter's tensors in f32: weights, gradient, scratch (the
+// gradient of a request that still runs) and two moments.
 constexpr int64_t kMasterCopies = 5;
 
-// The range of micro-batch lengths. More tokens than kMostBatchTokens gain
-// nothing. On a small device a micro-batch may be shorter than
-// kGoodBatchTokens, but fewer than kLeastBatchTokens waste kernel launches.
+// The range of micro-batch lengths, and the step between lengths of
+// kGoodBatchTokens and more. More tokens than kMostBatchTokens gain nothing.
+// Fewer than kLeastBatchTokens waste kernel launches.
 constexpr int64_t kMostBatchTokens = 16384;
 constexpr int64_t kBatchStep = 1024;
 constexpr int64_t kLeastBatchTokens = 512;
@@ -63,7 +63,7 @@ void SetBatches(const ModelSizes& sizes, const EngineOptions& options,
     needs.batches.push_back(needs_of(tokens));
   }
   // If the operator sets the length of a micro-batch but not the number of
-  // adapters, the micro-batch gets its memory before the adapters.
+  // adapters, the micro-batch gets its memory before further adapters.
   const bool wants_batch =
       options.max_batch_tokens > 0 && options.max_resident_adapters == 0;
   const int64_t longest = needs.batches.back().tokens;
@@ -108,7 +108,8 @@ int64_t LargestAdapterBytes(const ModelSizes& sizes, int max_rank) {
   const lora::AdapterLayout layout(shape, shared.ok() ? *shared : config);
   int64_t bytes = kMasterCopies * kFloatBytes;
   if (sizes.element_bytes < kFloatBytes) bytes += sizes.element_bytes;
-  // Adds rank 0's own part of the compute copy and of the gradient.
+  // Adds rank 0's own parts of the copy and of the gradient, at the size of the
+  // whole.
   if (sizes.tensor_size > 1) bytes += sizes.element_bytes + kFloatBytes;
   return bytes * layout.num_parameters();
 }
@@ -131,7 +132,7 @@ ActivationBytes BatchActivations(const ModelSizes& sizes,
 
 int64_t DecodeGraphBytes(const ModelSizes& sizes,
                          const EngineOptions& options) {
-  // Ranks that share every layer have no decode graphs.
+  // If several ranks share each layer, there are no decode graphs.
   if (!options.decode_graphs || sizes.tensor_size > 1) return 0;
   // The number of an expert's rows depends on the tokens, so a graph cannot
   // hold the experts.

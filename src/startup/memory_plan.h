@@ -23,7 +23,7 @@ inline constexpr int64_t kUsualSequenceTokens = 2048;
 struct ModelSizes {
   model::ModelConfig config;  // Config of the whole model.
   int tensor_size = 1;        // Ranks that share every layer.
-  int64_t element_bytes = 2;  // An element of activations, cache and copies.
+  int64_t element_bytes = 2;  // Bytes of an element of activations and cache.
 };
 [[nodiscard]] ModelSizes SizesOf(const model::Decoder& decoder);
 
@@ -39,29 +39,30 @@ struct ModelSizes {
 // weights of 8 bits are widened to bf16.
 [[nodiscard]] absl::Status CheckCudaFormat(const EngineOptions& options);
 
-// Returns the most tokens that a sequence may have: the operator's number, but
-// at most the model's positions.
+// Returns the most tokens that a sequence may have: the model's positions, or
+// the operator's number if it is set and less.
 [[nodiscard]] int ContextTokens(const EngineOptions& options,
                                 const model::ModelConfig& config);
 
 // Returns the bytes that an adapter takes on rank 0's device if it has the LoRA
-// rank `max_rank` on every module. They hold weights and their compute copy,
-// gradients, scratch and moments. If ranks share the layers, they also hold
-// rank 0's own part of the compute copy and of the gradient.
+// rank `max_rank` on every module (expert_rank.h for experts). They hold the
+// weights in f32, their copy in the model's dtype if that is not f32, gradient,
+// scratch and two moments. If several ranks share each layer, counts rank 0's
+// own parts of a copy and of the gradient, too, at the size of the whole.
 [[nodiscard]] int64_t LargestAdapterBytes(const ModelSizes& sizes,
                                           int max_rank);
 
 // Returns the bytes of activations of a micro-batch with one sequence of
-// `num_tokens`. Every token is scored, and adapters have the largest LoRA rank
-// and train lm_head.
+// `num_tokens` tokens. Counts every token as scored, and adapters with the
+// largest LoRA rank that also train lm_head.
 [[nodiscard]] ActivationBytes BatchActivations(const ModelSizes& sizes,
                                                const EngineOptions& options,
                                                int64_t num_tokens);
 
-// Returns the bytes that decode graphs keep between iterations: the tensors of
-// a step of --max-decode-sequences. Graphs of smaller steps share them. Returns
-// 0 if there are no graphs: with --no-decode-graphs, if ranks share every
-// layer, or if the model has experts.
+// Estimates the bytes that decode graphs keep between iterations: the tensors
+// of a step of --max-decode-sequences. Graphs of smaller steps share them.
+// Returns 0 if there are no graphs: with --no-decode-graphs, if several ranks
+// share each layer, or if the model has experts.
 [[nodiscard]] int64_t DecodeGraphBytes(const ModelSizes& sizes,
                                        const EngineOptions& options);
 

@@ -11,11 +11,11 @@ namespace {
 
 // The two parts of the reserve. cuBLAS, NCCL and attention take some hundred
 // megabytes on every device. Fragmentation takes 1 / kFragmentShare of the
-// device's memory.
+// memory that the model leaves.
 constexpr int64_t kWorkspaceBytes = int64_t{512} << 20;
 constexpr int64_t kFragmentShare = 16;
-// This many adapters get memory before a micro-batch becomes longer than
-// kGoodBatchTokens.
+// Up to this many adapters get memory before the micro-batch gets more than
+// needs.good_batch.
 constexpr int64_t kFewAdapters = 8;
 
 struct Batch {
@@ -38,9 +38,10 @@ Batch LeastBatch(const MemoryNeeds& needs) {
   return WithRecomputed(needs, needs.batches.front(), needs.most_recomputed);
 }
 
-// Returns the longest micro-batch within `budget`; LeastBatch if none fits. To
-// fit, a batch of more than kGoodBatchTokens may recompute layers only if it is
-// the shortest of needs.batches.
+// Returns the longest micro-batch that fits in `budget`; LeastBatch if none
+// fits. A batch may recompute more layers than needs.least_recomputed in order
+// to fit, except one of more than kGoodBatchTokens that is not the shortest of
+// needs.batches.
 Batch LongestBatch(const MemoryNeeds& needs, int64_t budget) {
   for (auto batch = needs.batches.rbegin(); batch != needs.batches.rend();
        ++batch) {

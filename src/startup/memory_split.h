@@ -1,6 +1,6 @@
 // Divides a device's memory at the start between adapters, key/value cache,
-// activations, decode graphs and a reserve. This file only computes;
-// memory_plan.h finds the sizes of the device and of the model.
+// activations, decode graphs and a reserve. memory_plan.h computes the input,
+// MemoryNeeds, from the options and the model.
 #ifndef WEFT_SRC_STARTUP_MEMORY_SPLIT_H_
 #define WEFT_SRC_STARTUP_MEMORY_SPLIT_H_
 
@@ -13,8 +13,8 @@
 namespace weft::engine {
 
 // A micro-batch of this length has nearly the full GEMM rate on a large device.
-// It gets memory before all parts but the decode graphs, so that it recomputes
-// few layers. More tokens gain only a few percent.
+// After the minimum of each part, only the decode graphs get memory before it,
+// so that it recomputes few layers. More tokens gain only a few percent.
 inline constexpr int64_t kGoodBatchTokens = 4096;
 
 // Memory for the activations of a micro-batch and for a chunk of logits.
@@ -29,18 +29,17 @@ struct MemoryNeeds {
   int64_t available = 0;    // Free after the model is loaded.
   int64_t adapter = 0;      // One adapter of the largest rank, in training.
   int64_t context = 0;      // Keys and values of the longest sequence.
-  int64_t usual_cache = 0;  // The usual cache; >= context.
-  int64_t most_cache = 0;   // More cache is of no use.
+  int64_t usual_cache = 0;  // Cache for a usual load; >= context.
+  int64_t most_cache = 0;   // The most cache that is of use.
   int64_t decode_graphs = 0;
   // The possible micro-batches, from short to long. The shortest must fit.
   std::vector<BatchNeeds> batches;
-  // BatchNeeds::bytes of the batch that gets memory before cache and adapters.
-  // It has kGoodBatchTokens, or the longest length if that is less or if the
-  // operator wants it.
+  // BatchNeeds::bytes of the batch that gets memory before further cache and
+  // adapters. It has kGoodBatchTokens unless the caller chooses another length.
   int64_t good_batch = 0;
   int least_recomputed = 0;  // Fewest layers that the policy permits.
   int most_recomputed = 0;
-  int64_t most_adapters = 1;  // More adapters are of no use.
+  int64_t most_adapters = 1;  // The most adapters that are of use.
   // Values that the operator has set, so that they do not change. 0: not set.
   int64_t wanted_adapters = 0;
   int64_t wanted_cache = 0;
@@ -72,25 +71,28 @@ struct MemorySplit {
   Limit batch_limit = Limit::kNothing;
   Limit graphs_limit = Limit::kNothing;
 
-  // Returns all bytes given, including the reserve.
+  // Returns the bytes of all parts but the model.
   [[nodiscard]] int64_t Total() const {
     return adapters + cache + activations + decode_graphs + reserve;
   }
 };
 
 // Divides needs.available. First each part gets its minimum: one adapter, the
-// cache of one longest sequence, the shortest micro-batch, and the reserve. The
-// reserve is for libraries' workspaces, further versions of adapters and
-// fragmentation. The rest goes, in this order, to
+// cache of one longest sequence, the shortest micro-batch, and the reserve. If
+// the operator sets the size of the cache or of the activations, the part gets
+// this size and no more. The reserve is for libraries' workspaces, further
+// versions of adapters and fragmentation. The rest goes, in this order, to
 //   1. the decode graphs, all or none, because they are small;
 //   2. a micro-batch of at most good_batch bytes, with few recomputed layers;
 //   3. the cache, up to usual_cache;
-//   4. a few adapters, so that micro-batches can mix them without moves;
-//   5. a longer micro-batch, if it need not recompute more layers;
+//   4. a few adapters, or the number that the operator sets, so that
+//      micro-batches can mix adapters without moves;
+//   5. a longer micro-batch, over kGoodBatchTokens only if it recomputes no
+//      more layers than needs.least_recomputed;
 //   6. further adapters, then the cache, then the activations.
-// The operator's number of adapters is always accepted, even if the memory that
-// is left is too small for it. Adapters rarely have the largest rank on every
-// layer. Errors: RESOURCE_EXHAUSTED with the bytes of each part and its flag.
+// The operator's number of adapters is always accepted, even if their memory is
+// too small for it. Adapters rarely have the largest rank on every layer.
+// Errors: RESOURCE_EXHAUSTED, with bytes and flags, if the minimum is too much.
 [[nodiscard]] absl::StatusOr<MemorySplit> SplitMemory(const MemoryNeeds& needs);
 
 }  // namespace weft::engine

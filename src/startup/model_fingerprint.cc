@@ -16,8 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The number of bytes read at each of three places of a file: from its
-// beginning, from its middle, and before its end.
+// The most bytes read at each of three places of a file: from its beginning,
+// from its middle, and before its end.
 constexpr uint64_t kSampleBytes = 256 << 10;
 
 std::string Samples(const fs::path& path) {

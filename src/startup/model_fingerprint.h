@@ -9,9 +9,10 @@
 
 namespace weft::engine {
 
-// Returns one line: the SHA-256, in hexadecimal, of config.json and of the size
-// and some bytes of every file of weights. The line does not depend on the name
-// and place of the folder. Errors: NOT_FOUND (no config.json).
+// Returns a SHA-256 in hexadecimal. It covers config.json and, of each .bin and
+// .safetensors file in the folder of the model, the size and some bytes. It
+// does not depend on the folder's name and place. Errors: NOT_FOUND
+// (config.json cannot be opened).
 [[nodiscard]] absl::StatusOr<std::string> ModelFingerprint(
     const EngineOptions& options);
 

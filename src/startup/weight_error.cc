@@ -46,7 +46,7 @@ class Parts {
     return w.final_norm_H;
   }
 
-  // Returns the tokens' rows of the embedding, [T, H].
+  // Returns the rows of the embedding for `tokens`, [tokens, hidden].
   [[nodiscard]] absl::StatusOr<at::Tensor> Embeddings(
       const std::vector<int64_t>& tokens) const {
     std::vector<WeightEntry> rows;
@@ -60,7 +60,7 @@ class Parts {
     return w.embedding_VH;
   }
 
-  // Returns rows of the head, [count, H].
+  // Returns the rows [begin, begin + count) of the head, [count, hidden].
   [[nodiscard]] absl::StatusOr<at::Tensor> Head(int64_t begin,
                                                 int64_t count) const {
     const bool tied = config_.tied_embeddings;
@@ -105,7 +105,8 @@ model::PackedBatch BatchOf(const std::vector<int64_t>& tokens,
               {.begin = 0, .end = count, .parent = -1, .subtree_end = count}}};
 }
 
-// Returns the checkpoint's logits [T, V] of the text, in f32.
+// Returns the checkpoint's logits in f32, [T, V], for the T tokens of `text`
+// and a vocabulary of V.
 absl::StatusOr<at::Tensor> LogitsOfCheckpoint(
     const model::Decoder& decoder, const Parts& parts,
     const std::vector<int64_t>& text) {
@@ -137,7 +138,7 @@ absl::StatusOr<at::Tensor> LogitsOfCheckpoint(
 
 std::vector<int64_t> FixedText(int64_t vocab) {
   // The fractional parts of the multiples of the golden ratio are spread evenly
-  // over [0, 1). kGolden is its fractional part in units of 2^-64.
+  // over [0, 1). kGolden is the ratio's fractional part in units of 2^-64.
   constexpr uint64_t kGolden = 0x9e3779b97f4a7c15U;
   std::vector<int64_t> text;
   for (uint64_t i = 1; i <= kTextTokens; ++i) {

@@ -16,8 +16,7 @@ namespace weft::engine {
 struct WeightError {
   int64_t num_tokens = 0;
   double mean_kl = 0;  // Mean of KL(f32 || decoder) over the tokens, in nats.
-  double top1 = 0;     // The share of tokens whose likeliest next token is the
-                       // same.
+  double top1 = 0;     // Share of tokens with the same likeliest next token.
 };
 
 // Returns the text on which models are compared: 64 token ids that are spread
@@ -29,7 +28,8 @@ struct WeightError {
 // Compares a decoder with the checkpoint from which it was loaded. Reads the
 // checkpoint again in f32: one layer at a time, and the head in slices of the
 // vocabulary. REQUIRES: this rank has the decoder's whole layers.
-// Errors: those of reading. Throws c10::Error. Threads: the loading thread.
+// Errors: those of model::LoadEntries. Throws c10::Error.
+// Threads: the loading thread.
 [[nodiscard]] absl::StatusOr<WeightError> CompareWithCheckpoint(
     const model::Decoder& decoder, const weights::Checkpoint& checkpoint);
 

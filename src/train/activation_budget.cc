@@ -21,12 +21,13 @@ constexpr int64_t kEntryBytes = 128;
 // gate, up, down in the MLP.
 constexpr int64_t kAttentionProjections = 4;
 constexpr int64_t kMlpProjections = 3;
-// Flash attention's backward pass pads each sequence by up to this many f32
-// rows.
+// Flash attention's backward pass pads each node of a prefix tree by up to this
+// many f32 rows.
 constexpr int64_t kFlashPadRows = 128;
 
 // Returns the file's first number, or the number after the word `key`. Returns
-// -1 if there is no number: a control group without a limit has "max" instead.
+// -1 if the file cannot be read or has no such number. A control group without
+// a limit has "max" instead.
 int64_t ReadNumber(const char* path, const std::string& key = "") {
   std::ifstream file(path);
   std::string word;
@@ -55,16 +56,15 @@ int64_t AttentionBackwardBytes(const model::ModelConfig& config,
 }
 
 // Elements for each token of an MLP, or of a layer's experts if they need more.
-// `kept` elements stay on the tape until the backward pass. `passing` elements
-// exist only while the layer runs.
+// `kept` elements are saved for the backward pass. `passing` elements exist
+// only while the layer runs.
 struct MlpWidths {
   int64_t kept = 0;
   int64_t passing = 0;
 };
 
-// Returns the elements of this rank. Each expert of a token has a row with a
-// copy of the token's input and output. All experts of a token may be on this
-// rank.
+// Returns the elements on this rank, which may have all experts of a token.
+// Each expert of a token has a row with a copy of the token's input and output.
 MlpWidths WidthsOfMlp(const lora::ModelShape& shape, int max_rank) {
   const lora::ExpertShape& experts = shape.experts;
   if (experts.count == 0) {

@@ -29,7 +29,7 @@ struct BatchRows {
   int64_t entries = 0;    // Targets of the scored rows.
   int64_t chunk = 0;      // Rows for which the head has logits at a time.
   int64_t head_rank = 0;  // Largest LoRA rank on lm_head; 0: none.
-  int64_t nodes = 1;      // Nodes of prefix trees, >= sequences.
+  int64_t nodes = 1;      // Nodes of the prefix trees (prefix_tree.h).
 };
 
 // Returns the memory of a micro-batch. `element_bytes` is the size of an
@@ -40,16 +40,16 @@ struct BatchRows {
 
 // Returns the fewest layers to recompute so that the batch needs at most
 // `budget` bytes. A budget of 0 is no limit. For the policy kAll, returns
-// `num_layers`; for kOff, 0. Errors: RESOURCE_EXHAUSTED with the needed and the
-// available bytes.
+// `num_layers`; for kOff, 0. Errors: RESOURCE_EXHAUSTED, with the needed and
+// the available bytes, if the policy permits no such number of layers.
 [[nodiscard]] absl::StatusOr<int> ChooseRecomputed(GradientCheckpointing policy,
                                                    const ActivationBytes& bytes,
                                                    int num_layers,
                                                    int64_t budget);
 
-// Returns half of the memory that this process could still allocate on the
-// host: MemAvailable, or the rest of its control group if that is less. Returns
-// 0 if MemAvailable is unknown.
+// Returns half of the bytes that this process could still allocate on the host:
+// MemAvailable, or the rest of the control group at /sys/fs/cgroup if that is
+// less. Returns 0 if MemAvailable is unknown.
 [[nodiscard]] int64_t DefaultHostBudget();
 
 }  // namespace weft::engine

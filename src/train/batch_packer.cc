@@ -84,8 +84,8 @@ class Builder {
   }
 
  private:
-  // Replaces the ids of `routed` in the tree by tokens, and adds the experts of
-  // the tree's rows. -1 means that the router chooses the expert.
+  // Replaces the ids of `routed` in tree.tokens by tokens, and adds the experts
+  // of the tree's rows. -1 means that the router chooses the expert.
   void AddRouting(const RoutedTokens& routed, PrefixTree& tree) {
     for (int32_t& id : tree.tokens) {
       const absl::Span<const uint16_t> routing = routed.routing(id);
@@ -176,8 +176,8 @@ class Builder {
     }
   }
 
-  // Gives each segment of the batch its range of score rows. Score rows are in
-  // the order of the batch's rows, so the ranges are contiguous.
+  // Gives each segment of the batch that has score rows its range of them.
+  // Score rows are in the order of the batch's rows, so ranges are contiguous.
   void RouteScoreRows() {
     const auto place = [this](int64_t row) {
       return std::ranges::lower_bound(score_index_, row) - score_index_.begin();

@@ -1,6 +1,7 @@
 // Packs the data of many requests into flat tensors: tokens, positions, nodes
-// of prefix trees, adapter segments, and score rows. A score row is a row that
-// the head evaluates; each of its targets is an entry.
+// of prefix trees, segments (consecutive rows of one adapter version) and score
+// rows. A score row is a row that the head evaluates; each of its targets is an
+// entry.
 #ifndef WEFT_SRC_TRAIN_BATCH_PACKER_H_
 #define WEFT_SRC_TRAIN_BATCH_PACKER_H_
 
@@ -16,8 +17,8 @@
 
 namespace weft::engine {
 
-// The data of one request that go into the batch. In a list of pieces, those of
-// one adapter version are adjacent.
+// Consecutive data of one request that go into the batch. In a list of pieces,
+// those of one adapter version are adjacent.
 struct TrainPiece {
   const TrainRequest* request = nullptr;
   int64_t first_datum = 0;
@@ -26,8 +27,8 @@ struct TrainPiece {
 };
 
 // The indices of one datum's score rows and entries in the batch. If two data
-// share a row of the batch and have equal temperature and gradient filter, they
-// also share its score row.
+// share a scored row of the batch and have equal temperature and gradient
+// filter, they also share its score row.
 struct PackedDatum {
   const TrainRequest* request = nullptr;
   const Datum* datum = nullptr;
@@ -44,13 +45,14 @@ struct PackedTrain {
 };
 
 // Returns whether the head scores target number `target` of the datum: the
-// target's weight is not 0, or `loss` scores all targets.
+// target's weight is not 0, the datum has no weights, or `loss` scores all
+// targets.
 [[nodiscard]] bool IsScored(const LossConfig& loss, const Datum& datum,
                             int64_t target);
 
 // Packs pieces into tensors on the host. With `share_prompts`, data of one
-// adapter version share the rows of their common prefixes (prefix_tree.h), and
-// the gradients of these rows add up.
+// adapter version share the rows of common prefixes that save enough rows
+// (prefix_tree.h), and the gradients of these rows add up.
 [[nodiscard]] PackedTrain PackTrain(const std::vector<TrainPiece>& pieces,
                                     bool share_prompts);
 

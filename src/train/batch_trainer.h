@@ -28,7 +28,7 @@ class BatchTrainer {
   // fails, returns the error: all its requests fail, and every adapter stays as
   // it was.
   absl::Status Run(const dispatch::RunTrain& train);
-  // Drops the progress of a request that ended between two of its slices.
+  // Drops the progress of a request that will not complete.
   void Forget(uint64_t step_id) {
     progress_.erase(step_id);
     context_.recorder.Forget(step_id);
@@ -47,14 +47,14 @@ class BatchTrainer {
   // other requests.
   [[nodiscard]] dispatch::RunTrain Runnable(const dispatch::RunTrain& train);
   // Returns the weights with which a request runs; null for the base model
-  // without an adapter. Errors: NOT_FOUND (the adapter or its snapshot does not
-  // exist any more).
+  // without an adapter. Errors: NOT_FOUND (the adapter does not exist any more,
+  // or has no snapshot of the request's name).
   [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> VersionOf(
       const dispatch::StepTask& step) const;
   [[nodiscard]] MicroBatch MakeMicroBatch(const dispatch::RunTrain& train);
   [[nodiscard]] absl::Status RunSlices(const dispatch::RunTrain& train);
-  // Runs the batch once. Adds gradients to the scratch of the adapters, which
-  // collects the gradients of a request that is not complete.
+  // Runs the batch once. A backward pass adds to the adapters' scratch, which
+  // has the gradients of requests that are not complete.
   [[nodiscard]] absl::StatusOr<TrainOutcome> TryBatch(MicroBatch& batch,
                                                       Recompute recompute);
   void FinishRequest(const dispatch::StepTask& step);

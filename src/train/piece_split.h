@@ -9,8 +9,8 @@
 namespace weft::engine {
 
 // Returns up to `num_parts` non-empty lists of pieces. Together they have all
-// data in order, and each has about equally many tokens. Adjacent data stay
-// together, because they may share a prompt.
+// data in order, and each has about equally many tokens. Each list has adjacent
+// data, because these may share a prompt. REQUIRES: `pieces` have a datum.
 [[nodiscard]] std::vector<std::vector<TrainPiece>> SplitPieces(
     const std::vector<TrainPiece>& pieces, int num_parts);
 

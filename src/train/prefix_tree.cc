@@ -69,8 +69,8 @@ class Builder {
     if (shares) tree_.nodes[parent].subtree_end = num_rows();
   }
 
-  // Adds a node for the tokens [from, to) that order_[first, last) have in
-  // common.
+  // Adds a node for the tokens [from, to) that the sequences order_[first,
+  // last) have in common. Returns its index.
   int64_t AddNode(size_t first, size_t last, size_t from, size_t to,
                   int64_t parent) {
     const int64_t begin = num_rows();

@@ -40,16 +40,16 @@ inline constexpr int64_t kMinSavedRows = 16;
 
 // Builds the tree of `sequences`, which are not empty. A common prefix becomes
 // a node if that saves at least `min_saved_rows` rows, because a further node
-// costs time, too. A prefix of N sequences saves N - 1 times its length. With
+// costs time, too. A node of N sequences saves N - 1 times its length. With
 // kNeverShare every sequence is one node, in the given order. Takes
 // O(tokens log sequences) time. Threads: any.
 [[nodiscard]] PrefixTree BuildPrefixTree(
     const std::vector<absl::Span<const int32_t>>& sequences,
     int64_t min_saved_rows);
 
-// Returns the number of rows, at least one, that `datum` adds to a tree that
+// Estimates the number of rows, at least one, that `datum` adds to a tree that
 // already has `previous`, the datum before it in the request. The scheduler
-// counts these rows as the cost of `datum`. Tokens are common only if their
+// uses this number for the cost of `datum`. Tokens are common only if their
 // routing is equal, too.
 [[nodiscard]] int64_t AddedRows(const Datum& previous, const Datum& datum);
 

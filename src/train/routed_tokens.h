@@ -1,6 +1,6 @@
-// Gives each pair of a token and its routing an id. The prefix tree compares
-// these ids, so that data share rows only if their tokens go to the same
-// experts.
+// Gives an id to each pair of a token and its routing: the experts that the
+// request wants for the token. The prefix tree compares these ids, so that data
+// share rows only if their tokens go to the same experts.
 #ifndef WEFT_SRC_TRAIN_ROUTED_TOKENS_H_
 #define WEFT_SRC_TRAIN_ROUTED_TOKENS_H_
 

@@ -16,8 +16,8 @@
 namespace weft::engine {
 namespace {
 
-// Returns whether an adapter of one config can take the state of the other: all
-// fields but the seed are equal.
+// Returns whether an adapter of config `a` can take the state of one of config
+// `b`. The seed does not matter, and existing adapters have no expert_rank.
 bool SameShape(const LoraConfig& a, const LoraConfig& b) {
   return a.rank == b.rank && a.alpha == b.alpha &&
          a.target_modules == b.target_modules && a.overrides == b.overrides;

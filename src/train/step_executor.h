@@ -20,8 +20,8 @@ class StepExecutor {
   explicit StepExecutor(const EngineContext* context) : context_(*context) {}
 
   // Runs the step. Completes it before the return, or later, when its files
-  // are written or read. No other work of the adapter runs until the step is
-  // complete.
+  // are written or read. Until then no other step of the adapter runs, except
+  // a Forward without a number.
   void Run(const dispatch::StepTask& step);
   // Runs and completes a step that is an OptimStep or a PublishSnapshot.
   // Returns its result, which may be a StepFailure.
@@ -37,15 +37,17 @@ class StepExecutor {
   // Puts `loaded`, which was read from a checkpoint, into the step's adapter.
   // `image` is the file with the log's copy of the state; empty if there is
   // none. Completes the step unless it returns an error: NOT_FOUND if the
-  // adapter no longer exists, FAILED_PRECONDITION if its config differs.
+  // adapter no longer exists, FAILED_PRECONDITION if the checkpoint's config
+  // has another shape, and those of ComputeGuard::Guarded.
   [[nodiscard]] absl::Status Install(const dispatch::StepTask& step,
                                      const LoadCheckpointRequest& request,
                                      const LoadedCheckpoint& loaded,
                                      const std::string& image);
   [[nodiscard]] absl::StatusOr<StepResult> Publish(
       const dispatch::StepTask& step, const PublishSnapshotRequest& request);
-  // Records and completes the step. Returns its result; an error after which
-  // the step counts as done becomes a StepFailure.
+  // Turns an error after which the step counts as done into a StepFailure.
+  // Completes the step, and records it unless it has an error. Returns the
+  // result.
   absl::StatusOr<StepResult> Complete(
       const dispatch::StepTask& step, absl::StatusOr<StepResult> result,
       const std::optional<dispatch::AdapterFacts>& facts = std::nullopt);

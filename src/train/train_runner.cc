@@ -30,8 +30,9 @@ std::vector<uint16_t> RoutingOf(const PackedDatum& packed,
   return routing;
 }
 
-// Returns the result of one datum, from the scores of the whole batch. Writes
-// dLoss/dlogprob of the datum's entries to `gradients_E`.
+// Returns the result of one datum, from the scores of all its replica's data.
+// Writes dLoss/dlogprob of the datum's entries to `gradients_E`, which has all
+// E entries. Adds to `metrics`.
 DatumResult ScatterDatum(const PackedDatum& packed,
                          const executor::TrainScores& scores,
                          float* gradients_E, loss::MetricSums* metrics) {
@@ -76,8 +77,8 @@ DatumResult ScatterDatum(const PackedDatum& packed,
   return result;
 }
 
-// Drops the tape of the forward pass at the end of Run, if no backward pass has
-// used it.
+// At the end of Run, drops the tensors that the forward pass has kept for a
+// backward pass that has not run.
 class PassGuard {
  public:
   explicit PassGuard(executor::Executor* executor) : executor_(*executor) {}

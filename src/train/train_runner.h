@@ -17,8 +17,8 @@ namespace weft::engine {
 // The results of every datum of the pieces.
 struct TrainOutcome {
   std::vector<DatumResult> data;  // In the order of the pieces' data.
-  // [L, E] i64: the number of rows that each expert had in each layer that has
-  // experts. Undefined if the model has no experts.
+  // [L, E] i64: the number of rows that each of the E experts had in each of
+  // the L layers with experts. Undefined if the model has no experts.
   at::Tensor expert_rows_LE;
 };
 
@@ -40,11 +40,11 @@ class TrainRunner {
       : executor_(*executor), options_(options) {}
 
   // Computes the results of every datum of the pieces. `gradients` has a
-  // gradient [N] for each adapter version, and the backward pass adds to it. If
-  // `gradients` is null, there is no backward pass. metrics[p] collects the
-  // metrics of piece p. Errors: RESOURCE_EXHAUSTED if the batch cannot fit;
-  // nothing has run then. Throws what Executor throws; gradients and metrics
-  // may then hold a part of the batch.
+  // gradient [N parameters] for each adapter version, and the backward pass
+  // adds to it. If `gradients` is null, there is no backward pass. metrics[p]
+  // collects the metrics of piece p. Errors: RESOURCE_EXHAUSTED if the batch
+  // cannot fit; nothing has run then. Throws what Executor throws; gradients
+  // and metrics may then hold a part of the batch.
   [[nodiscard]] absl::StatusOr<TrainOutcome> Run(
       const std::vector<TrainPiece>& pieces,
       const lora::LoraGradients* gradients,
