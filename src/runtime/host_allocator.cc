@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <new>
 
 #include "absl/types/span.h"
 #include "src/base/huge_pages.h"
@@ -63,9 +64,9 @@ c10::DataPtr HostAllocator::allocate(size_t bytes) {
     MutexLock lock(&mu_);
     data = Take(RoundUp(bytes, kGranule));
   }
-  // If mapping failed, LibTorch's own allocator tries too, and throws with the
-  // reason if it fails.
-  if (data == nullptr) return c10::GetDefaultCPUAllocator()->allocate(bytes);
+  // LibTorch's own allocator would throw a c10::Error, which RunGuarded does not
+  // take for a lack of memory.
+  if (data == nullptr) throw std::bad_alloc();
   return {data, data, &HostAllocator::Free, c10::Device(c10::kCPU)};
 }
 

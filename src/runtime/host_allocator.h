@@ -36,7 +36,8 @@ class HostAllocator final : public c10::Allocator {
   static HostAllocator& Get();
   static void Install();
 
-  // Errors: throws c10::Error if there is no memory.
+  // Errors: throws std::bad_alloc, or c10::Error for a small block, if there is
+  // no memory.
   c10::DataPtr allocate(size_t bytes) override;
   [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override;
   void copy_data(void* to, const void* from, size_t bytes) const override {
