@@ -194,23 +194,23 @@ absl::StatusOr<std::optional<LogReader::Found>> LogReader::FindRecord(
 
 absl::StatusOr<LogReader::Hole> LogReader::SkipDamage() {
   const uint64_t first = expected_;
+  std::optional<Found> next;
   if (segment_.offset >= SegmentHeader::kBytes) {
-    WEFT_ASSIGN_OR_RETURN(const std::optional<Found> found,
-                          FindRecord(/*later_group=*/false));
-    if (found) {
-      read_bytes_ += found->offset - segment_.offset;
-      segment_.offset = found->offset;
-      expected_ = found->sequence;
-      return Hole{.first = first, .next = expected_};
+    WEFT_ASSIGN_OR_RETURN(next, FindRecord(/*later_group=*/false));
+  }
+  if (!next) {
+    if (IsLast() || segments_[opened_] < first) {
+      return absl::DataLossError(
+          "nothing tells how many records are lost at the end of the log");
     }
+    next = Found{.offset = segment_.size, .sequence = segments_[opened_]};
   }
-  if (IsLast() || segments_[opened_] < first) {
-    return absl::DataLossError(
-        "nothing tells how many records are lost at the end of the log");
-  }
-  read_bytes_ += segment_.size - segment_.offset;
-  segment_.offset = segment_.size;
-  expected_ = segments_[opened_];
+  read_bytes_ += next->offset - segment_.offset;
+  segment_.offset = next->offset;
+  expected_ = next->sequence;
+  // The next segment may be empty and the last one. Then Next returns no record
+  // that would tell where the log ends.
+  next_sequence_ = std::max(next_sequence_, expected_);
   return Hole{.first = first, .next = expected_};
 }
 

@@ -50,9 +50,9 @@ class LogReader {
   // and no segment follows.
   [[nodiscard]] absl::StatusOr<Hole> SkipDamage();
 
-  // Returns the sequence after the last record from Next, or `first_sequence`
-  // before any record. At the end of the log, this is the sequence of the next
-  // record to write.
+  // Returns the sequence after the last record that Next has returned or
+  // SkipDamage has skipped, or `first_sequence` before any such record. At the
+  // end of the log, this is the sequence of the next record to write.
   [[nodiscard]] uint64_t next_sequence() const { return next_sequence_; }
 
   // Returns the number of bytes after the log's end in the last segment. Call
@@ -94,7 +94,8 @@ class LogReader {
   [[nodiscard]] absl::StatusOr<std::optional<std::string>> ReadRecord(
       uint64_t offset, RecordHeader* header) const;
   [[nodiscard]] absl::Status EndOrDamage();
-  // A good record after a bad one.
+  // The place after a bad record where reading goes on: a good record, or the
+  // end of the segment, after which `sequence` begins the next segment.
   struct Found {
     uint64_t offset = 0;
     uint64_t sequence = 0;

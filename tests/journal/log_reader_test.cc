@@ -295,6 +295,25 @@ TEST_F(LogReaderTest, GoesOnWithTheNextSegment) {
   EXPECT_THAT(records, ElementsAre("3", "4", "7"));
 }
 
+// The last process has written no record. The end of the segment before is
+// lost.
+TEST_F(LogReaderTest, AfterALostEndTheLogGoesOnWithTheEmptySegment) {
+  const std::string whole = MakeSegment(3, {{"3", "4"}});
+  WriteBytes(files_.Segment(3), whole.substr(0, whole.size() - 1));
+  WriteBytes(files_.Segment(5), MakeSegment(5, {}));
+  absl::StatusOr<LogReader> reader = LogReader::Open(*folder_, 3);
+  ASSERT_THAT(reader, IsOk());
+  EXPECT_THAT(reader->Next(), IsOk());
+  EXPECT_TRUE(absl::IsDataLoss(reader->Next().status()));
+  EXPECT_THAT(reader->SkipDamage(), IsOk());
+  const auto record = reader->Next();
+  ASSERT_THAT(record, IsOk());
+  EXPECT_FALSE(record->has_value());
+  EXPECT_EQ(reader->next_sequence(), 5);
+  TestLog log(*folder_, reader->next_sequence());
+  EXPECT_EQ(log->Append("5"), 5);
+}
+
 TEST_F(LogReaderTest, NothingFollowsTheLastSegmentsHeader) {
   WriteBytes(files_.Segment(0), MakeSegment(0, {{"0"}}));
   WriteBytes(files_.Segment(1), "bad");
