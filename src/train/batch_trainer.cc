@@ -84,11 +84,15 @@ struct BatchTrainer::MicroBatch {
   // the gradients of a request until its last slice.
   struct Touched {
     lora::Adapter* adapter;
-    bool fresh;           // This is the request's first slice.
-    bool complete;        // This is the request's last slice.
-    at::Tensor before_N;  // The scratch before this batch. Not set if `fresh`.
+    bool fresh;     // This is the request's first slice.
+    bool complete;  // This is the request's last slice.
+    // The scratch before this batch. Set if may_retry and not `fresh`.
+    at::Tensor before_N;
   };
   bool backward = false;
+  // The batch may run again if memory runs out. Copies of the scratch take
+  // room, so a CPU makes none, and its batches run only once.
+  bool may_retry = false;
   bool ran = false;  // The last attempt began to run the batch.
   std::vector<TrainPiece> pieces;
   std::vector<loss::MetricSums*> metrics;
@@ -99,7 +103,10 @@ struct BatchTrainer::MicroBatch {
 
 BatchTrainer::MicroBatch BatchTrainer::MakeMicroBatch(
     const dispatch::RunTrain& train) {
-  MicroBatch batch{.backward = train.backward};
+  MicroBatch batch{.backward = train.backward,
+                   .may_retry = context_.device.Memory().total > 0 &&
+                                context_.options.gradient_checkpointing ==
+                                    GradientCheckpointing::kAuto};
   for (size_t i = 0; i < train.slices.size(); ++i) {
     const sched::TrainSlice& slice = train.slices[i];
     const auto& request = std::get<TrainRequest>(*train.steps[i].request);
@@ -133,11 +140,6 @@ absl::StatusOr<TrainOutcome> BatchTrainer::TryBatch(MicroBatch& batch,
                                                     Recompute recompute) {
   absl::StatusOr<TrainOutcome> outcome = absl::InternalError("not run");
   batch.ran = false;
-  // After a GPU has run out of memory, the batch may run again and needs the
-  // scratch as it was. The copy takes room, so a CPU makes none.
-  const bool may_retry =
-      context_.device.Memory().total > 0 &&
-      context_.options.gradient_checkpointing == GradientCheckpointing::kAuto;
   WEFT_RETURN_IF_ERROR(context_.guard.Compute(
       batch.backward ? "ForwardBackward" : "Forward", [&] {
         for (MicroBatch::Touched& touched : batch.touched) {
@@ -145,7 +147,7 @@ absl::StatusOr<TrainOutcome> BatchTrainer::TryBatch(MicroBatch& batch,
             touched.adapter->ClearScratch();
           } else if (touched.before_N.defined()) {
             touched.adapter->scratch().copy_(touched.before_N);
-          } else if (may_retry) {
+          } else if (batch.may_retry) {
             touched.before_N = touched.adapter->scratch().clone();
           }
         }
@@ -170,7 +172,7 @@ absl::Status BatchTrainer::RunSlices(const dispatch::RunTrain& train) {
   if (absl::IsResourceExhausted(outcome.status())) {
     context_.probe.CountOutOfMemory();
   }
-  if (absl::IsResourceExhausted(outcome.status()) &&
+  if (absl::IsResourceExhausted(outcome.status()) && batch.may_retry &&
       context_.guard.failure().ok() && batch.ran && runner_.kept_layers()) {
     Log(LogLevel::kWarning,
         "a micro-batch runs once more, with all layers recomputed",

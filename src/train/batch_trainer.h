@@ -23,8 +23,8 @@ class BatchTrainer {
   BatchTrainer(const EngineContext* context, executor::Executor* executor);
 
   // Runs one micro-batch. Completes the requests that have their last slice in
-  // it. With GradientCheckpointing::kAuto, a micro-batch that runs out of
-  // memory runs once more, with all layers recomputed. If the micro-batch
+  // it. On a GPU with GradientCheckpointing::kAuto, a micro-batch that runs out
+  // of memory runs once more, with all layers recomputed. If the micro-batch
   // fails, returns the error: all its requests fail, and every adapter stays as
   // it was.
   absl::Status Run(const dispatch::RunTrain& train);

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <filesystem>
 #include <memory>
+#include <new>
 #include <string>
 #include <thread>
 #include <utility>
@@ -37,9 +38,11 @@ class ToldDevice final : public ComputeDevice {
     std::atomic<int> num_releases = 0;
     std::atomic<bool> lost = false;
     std::atomic<bool> fails_late = false;
+    std::atomic<bool> is_cpu = false;
   };
   explicit ToldDevice(State* state) : state_(*state) {}
   [[nodiscard]] DeviceMemory Memory() const override {
+    if (state_.is_cpu) return {};
     return {.total = 300, .reserved = 200, .allocated = 100};
   }
   [[nodiscard]] int64_t LimitTo(double /*share*/) override { return 0; }
@@ -198,6 +201,35 @@ TEST_F(OutOfMemoryTest, TheOperatorsOffIsNotOverruled) {
   memory_.SetLimit(scarce);
   EXPECT_THAT(Train(1), IsStatus(absl::StatusCode::kResourceExhausted,
                                  "ForwardBackward: out of device memory"));
+}
+
+// A CPU keeps no copy of the scratch. So a second try would add to what the
+// first try has left there.
+TEST_F(OutOfMemoryTest, OnACpuABatchRunsOnlyOnce) {
+  device_.is_cpu = true;
+  Start(GradientCheckpointing::kAuto);
+  std::atomic<int> num_allocations = 0;
+  memory_.SetHook([&] { ++num_allocations; });
+  ASSERT_THAT(Train(2), IsOk());
+  memory_.SetHook({});
+  const absl::StatusOr<double> expected = Optim();
+  ASSERT_THAT(expected, IsOk());
+
+  Start(GradientCheckpointing::kAuto);
+  // An allocation of the second micro-batch fails.
+  constexpr int kPlaces = 8;
+  for (int place = 0; place < kPlaces; ++place) {
+    memory_.SetHook(
+        [left = num_allocations * (kPlaces + place) / (2 * kPlaces)]() mutable {
+          if (left-- == 0) throw std::bad_alloc();
+        });
+    EXPECT_THAT(Train(2), IsStatus(absl::StatusCode::kResourceExhausted,
+                                   "ForwardBackward: out of memory"))
+        << place;
+  }
+  memory_.SetHook({});
+  EXPECT_THAT(Train(2), IsOk());
+  EXPECT_THAT(Optim(), IsOkAndHolds(*expected));
 }
 
 TEST_F(OutOfMemoryTest, AStepWithoutMemoryLeavesTheAdapterAsItWas) {
