@@ -124,9 +124,6 @@ Weight TermPanels::Joined(const std::vector<Part>& parts, int64_t num_outputs) {
 }
 
 void TermPanels::Pack(const RowTerms& rows, const ops::Bf16Block& block) {
-  if (packed_rows_ == &rows && packed_output_ == block.output) return;
-  packed_rows_ = &rows;
-  packed_output_ = block.output;
   num_inputs_ = 0;
   std::vector<Part> parts;
   const int64_t block_end = block.output + block.num_outputs;

@@ -78,7 +78,6 @@ struct RowTerms {
 };
 
 // Packs the terms of a base product, as a TermsOfBlock of ops/bf16_product.h.
-// Keeps the last panel, and packs again only for other rows or other outputs.
 // Threads: each thread has its own object.
 class TermPanels {
  public:
@@ -95,6 +94,7 @@ class TermPanels {
     int64_t output;  // The part's first output, counted within the block.
     Weight weight;
   };
+  // Packs the terms of these rows that have outputs of the block.
   void Pack(const RowTerms& rows, const ops::Bf16Block& block);
   // Returns one weight with the inputs of all parts and `num_outputs` outputs.
   // Elements that belong to no part are zero.
@@ -103,8 +103,6 @@ class TermPanels {
 
   std::span<const RowTerms> terms_;
   RoundedRows x_;
-  const RowTerms* packed_rows_ = nullptr;
-  int64_t packed_output_ = -1;
   int64_t x_column_ = 0;
   int64_t num_inputs_ = 0;  // 0 if no term has the packed outputs.
   at::Tensor panel_F_;
