@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -73,10 +74,13 @@ class HeadParts {
 };
 
 // Returns the largest number of ranks with which each rank has a feed-forward
-// feature of every MLP and of its experts.
+// feature of every MLP and of its experts. If every layer has experts, there is
+// no MLP, and config.ffn does not count.
 int64_t MostRanksWithFeatures(const ModelConfig& config) {
   const lora::ExpertShape& experts = config.moe.shape;
-  int64_t least = config.ffn;
+  int64_t least = experts.num_layers() < config.num_layers
+                      ? config.ffn
+                      : std::numeric_limits<int64_t>::max();
   if (experts.count > 0) {
     least = std::min(least, experts.ffn * config.moe.expert_groups);
   }

@@ -146,6 +146,16 @@ TEST(ModelShardTest, GroupsOfRanksNeedFewerFeatures) {
   EXPECT_THAT(CheckTensorParallelSize(config, 4), IsOk());
 }
 
+TEST(ModelShardTest, FeaturesOfAnMlpCountOnlyIfALayerHasOne) {
+  ModelConfig config = WithExperts(/*count=*/5, /*ffn=*/7);
+  config.ffn = 1;
+  EXPECT_THAT(CheckTensorParallelSize(config, 4), IsOk());
+  config.moe.shape.layers[0] = false;
+  EXPECT_THAT(CheckTensorParallelSize(config, 4),
+              IsStatus(absl::StatusCode::kInvalidArgument,
+                       "--tensor-parallel-size 4 > 1 feed-forward features"));
+}
+
 TEST(ModelShardTest, LocalWidthsAreThoseOfTheParts) {
   const ModelConfig config = Heads(9, 3);
   const Shard shard{.rank = 1, .size = 4};
