@@ -286,9 +286,15 @@ absl::StatusOr<LoadedCheckpoint> AdapterIo::Load(
   }
   LoadedCheckpoint loaded;
   WEFT_ASSIGN_OR_RETURN(loaded.info, Check(request, folder->fields));
-  WEFT_ASSIGN_OR_RETURN(
-      loaded.state,
-      ReadState(*folder, loaded.info, base_.shape, request.weights_only));
+  absl::StatusOr<lora::AdapterState> state =
+      ReadState(*folder, loaded.info, base_.shape, request.weights_only);
+  if (absl::IsInvalidArgument(state.status())) {
+    // The request is good: the server has stored bad files.
+    return absl::DataLossError(absl::StrCat("checkpoint '", request.name,
+                                            "': ", state.status().message()));
+  }
+  WEFT_RETURN_IF_ERROR(state.status());
+  loaded.state = *std::move(state);
   if (request.weights_only) loaded.info.last_step = 0;
   return loaded;
 }

@@ -65,9 +65,9 @@ class AdapterIo {
       const SaveCheckpointRequest& request, const AdapterCopy& adapter);
   // Reads a checkpoint. With weights_only the result has only weights, and
   // last_step is 0. Errors: NOT_FOUND (also if it has expired), DATA_LOSS
-  // (damaged files), FAILED_PRECONDITION (the checkpoint belongs to another
-  // base model, or has only weights and the request needs the optimizer's
-  // state).
+  // (damaged files, or weights that are not finite), FAILED_PRECONDITION (the
+  // checkpoint belongs to another base model, or has only weights and the
+  // request needs the optimizer's state).
   [[nodiscard]] absl::StatusOr<LoadedCheckpoint> Load(
       const LoadCheckpointRequest& request) const;
   // Describes the checkpoint that Load would read, without reading its tensors.

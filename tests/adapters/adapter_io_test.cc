@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -292,6 +293,14 @@ TEST_F(AdapterIoTest, RefusesAManifestOfAnotherAdapter) {
   EditConfig([](json& config) { config["overrides"] = json::array(); });
   EXPECT_THAT(io_.Load({.source_adapter_id = "a", .name = "c"}),
               IsStatus(kDataLoss, "adapter_config.json and manifest differ"));
+}
+
+TEST_F(AdapterIoTest, WeightsThatAreNotFiniteAreALossOfData) {
+  AdapterCopy copy = CopyOf({.rank = 2, .alpha = 3});
+  copy.state.weights[0] = std::numeric_limits<float>::quiet_NaN();
+  ASSERT_THAT(io_.Save({.adapter_id = "a", .name = "c"}, copy), IsOk());
+  EXPECT_THAT(io_.Load({.source_adapter_id = "a", .name = "c"}),
+              IsStatus(kDataLoss, "checkpoint 'c': adapter_model.safetensors"));
 }
 
 TEST_F(AdapterIoTest, KeepsTheCheckpointsProperties) {
