@@ -16,14 +16,6 @@
 namespace weft::ops {
 namespace {
 
-// Zeroes the output rows of padding, whose length is 0.
-void ClearEmptyRows(const at::Tensor& lengths_B, at::Tensor& out_BHC) {
-  const auto* lengths = lengths_B.const_data_ptr<int32_t>();
-  for (int64_t b = 0; b < lengths_B.size(0); ++b) {
-    if (lengths[b * lengths_B.stride(0)] == 0) out_BHC[b].zero_();
-  }
-}
-
 // Computes PagedAttention with ATen on copies of each sequence's pages. Takes
 // any dtype and device.
 void PagedAttentionReference(const at::Tensor& q_BHC,
@@ -76,7 +68,8 @@ void PagedAttentionReference(const at::Tensor& q_BHC,
     at::Tensor lse_BH = scores.logsumexp(-1).reshape({batch, heads});
     AddSinks(sinks_H, sums_BHC, lse_BH);
   }
-  out_BHC.copy_(sums_BHC);
+  // The softmax of padding, which sees no token, is NaN.
+  out_BHC.copy_(sums_BHC.masked_fill_((lengths_B == 0).view({-1, 1, 1}), 0));
 }
 
 void CheckArguments(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
@@ -198,7 +191,6 @@ void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
       HasCpuKernel(q_BHC) ? PagedAttentionCpu : PagedAttentionReference;
   attention(q_BHC, k_pages_PSKC, v_pages_PSKC, page_table_BL, lengths_B, rule,
             sinks_H, out_BHC);
-  if (q_BHC.is_cpu()) ClearEmptyRows(lengths_B, out_BHC);
 }
 
 }  // namespace weft::ops

@@ -167,8 +167,13 @@ class Launch {
     const int64_t head = piece.first_head * item_.group_size;
     kernels::cpu::PagedAttentionItem item = item_;
     lse += part * heads_ + head;
+    float* const to = (piece.part == 0 ? out + piece.b * row_size()
+                                       : parts + part * row_size()) +
+                      head * features_;
     if (tokens.size() == 0) {
-      std::fill_n(lse, piece.num_heads * item.group_size, -INFINITY);
+      const int64_t num_heads = piece.num_heads * item.group_size;
+      std::fill_n(lse, num_heads, -INFINITY);
+      std::fill_n(to, num_heads * features_, 0.0F);
       return;
     }
     item.begin = tokens.begin;
@@ -178,9 +183,7 @@ class Launch {
     item.k_pages += piece.first_head * features_;
     item.v_pages += piece.first_head * features_;
     item.page_table = page_table_ + piece.b * table_entries_;
-    float* const to = piece.part == 0 ? out + piece.b * row_size()
-                                      : parts + part * row_size();
-    kernels::cpu::Kernels().paged_attention(item, to + head * features_, lse);
+    kernels::cpu::Kernels().paged_attention(item, to, lse);
   }
 
   // Merges the parts of a sequence to its row of `out`, and adds the sinks.

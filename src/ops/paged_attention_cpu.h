@@ -10,9 +10,8 @@
 namespace weft::ops {
 
 // Computes PagedAttention of f32 tensors on the CPU. The caller has checked the
-// arguments, and there is at least one sequence. Leaves the output rows of a
-// sequence without tokens undefined. The bits of a sequence depend neither on
-// the batch nor on the number of threads.
+// arguments, and there is at least one sequence. The bits of a sequence depend
+// neither on the batch nor on the number of threads.
 void PagedAttentionCpu(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
                        const at::Tensor& v_pages_PSKC,
                        const at::Tensor& page_table_BL,
