@@ -79,12 +79,13 @@ void TreeAttentionBackward(const at::Tensor& dout_THC, const at::Tensor& q_THC,
                            at::Tensor& dk_TKC, at::Tensor& dv_TKC,
                            AttentionMethod method = AttentionMethod::kFused);
 
-// Returns the most bytes that kEager takes beside its inputs and outputs, for
-// up to `num_rows` rows in f32: scores, and in the backward pass copies and
-// sums of keys and values. Returns 0 if the rule lets the flash kernels compute
-// the attention: no softcap, and no window below num_rows. On a CPU, kFused
-// takes BlockedBackwardBytes instead, for every rule.
-[[nodiscard]] int64_t ScoreBytes(const AttentionRule& rule, int64_t num_rows,
+// Returns the most bytes that kFused takes on CUDA beside its inputs and
+// outputs, for up to `num_rows` rows, if it does the same as kEager: scores in
+// f32, and in the backward pass copies and sums of keys and values. Returns 0
+// if the flash kernels compute the attention (AttentionMethod). On a CPU,
+// kFused takes BlockedBackwardBytes instead.
+[[nodiscard]] int64_t ScoreBytes(const AttentionRule& rule,
+                                 int64_t element_bytes, int64_t num_rows,
                                  int64_t num_heads, int64_t num_kv_heads,
                                  int64_t head_features);
 

@@ -119,11 +119,14 @@ void RunBlocks(const AttentionInputs& inputs,
 
 }  // namespace
 
-int64_t ScoreBytes(const AttentionRule& rule, int64_t num_rows,
-                   int64_t num_heads, int64_t num_kv_heads,
+int64_t ScoreBytes(const AttentionRule& rule, int64_t element_bytes,
+                   int64_t num_rows, int64_t num_heads, int64_t num_kv_heads,
                    int64_t head_features) {
   const bool slides = rule.window > 0 && num_rows > rule.window;
-  if (!slides && rule.softcap <= 0) return 0;
+  if (!slides && rule.softcap <= 0 &&
+      FlashTakes(element_bytes, head_features)) {
+    return 0;
+  }
   const int64_t keys =
       slides ? std::min(num_rows, rule.window + kBlockRows) : num_rows;
   // The backward pass has up to four matrices of the scores' size: weights,

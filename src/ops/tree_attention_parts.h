@@ -68,6 +68,8 @@ struct AttentionGradients {
 // These functions use the CUDA flash kernels (tree_attention_varlen.cc).
 // VarlenSupports returns whether the kernels take q.
 [[nodiscard]] bool VarlenSupports(const at::Tensor& q_THC);
+// Returns whether the flash kernels take elements and heads of these sizes.
+[[nodiscard]] bool FlashTakes(int64_t element_bytes, int64_t head_features);
 [[nodiscard]] AttentionOutput VarlenTreeAttention(
     const AttentionInputs& inputs, const std::vector<AttentionNode>& nodes);
 void VarlenTreeAttentionBackward(const at::Tensor& dout_THC,

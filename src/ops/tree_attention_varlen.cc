@@ -104,11 +104,14 @@ void Keep(const at::Tensor& made, at::Tensor& gradient) {
 }  // namespace
 
 bool VarlenSupports(const at::Tensor& q_THC) {
-  const int64_t features = q_THC.size(2);
-  return q_THC.is_cuda() && q_THC.size(0) > 0 && features % 8 == 0 &&
-         features <= 256 &&
-         (q_THC.scalar_type() == at::kBFloat16 ||
-          q_THC.scalar_type() == at::kHalf);
+  return q_THC.is_cuda() && q_THC.size(0) > 0 && q_THC.is_floating_point() &&
+         FlashTakes(q_THC.element_size(), q_THC.size(2));
+}
+
+bool FlashTakes(int64_t element_bytes, int64_t head_features) {
+  constexpr int64_t kHalfBytes = 2;
+  return element_bytes == kHalfBytes && head_features % 8 == 0 &&
+         head_features <= 256;
 }
 
 AttentionOutput VarlenTreeAttention(const AttentionInputs& inputs,

@@ -122,7 +122,8 @@ ActivationBytes BatchActivations(const ModelSizes& sizes,
   const int64_t chunk =
       loss::HeadChunkRows({.chunk_rows = options.loss_chunk_size}, num_tokens,
                           config.vocab, /*is_cpu=*/false);
-  return ActivationsOf(config, sizes.element_bytes, options.max_rank,
+  return ActivationsOf(config, sizes.element_bytes, /*is_cpu=*/false,
+                       options.max_rank,
                        {.rows = num_tokens,
                         .scored = num_tokens,
                         .entries = num_tokens,

@@ -37,22 +37,40 @@ int64_t ReadNumber(const char* path, const std::string& key = "") {
   return file >> value ? value : -1;
 }
 
-// Returns the bytes of attention's backward pass beside the residual stream.
-// Activations are in bf16 only on CUDA. There, LibTorch's variable-length flash
-// kernels use whole tensors: gradients of the output, of q, k and v, and of q
-// again in f32. If query heads share k and v, the kernels keep gradients of k
-// and v for each query head. They also gather q, k, v, output and gradient of
-// ancestors in the prefix tree.
+// Returns the bytes of attention's backward pass beside the residual stream,
+// and beside ScoreBytes. Activations are in bf16 only on CUDA. There,
+// LibTorch's variable-length flash kernels use whole tensors: gradients of the
+// output, of q, k and v, and of q again in f32. If query heads share k and v,
+// the kernels keep gradients of k and v for each query head. They also gather
+// q, k, v, output and gradient of ancestors in the prefix tree.
 int64_t AttentionBackwardBytes(const model::ModelConfig& config,
-                               int64_t element_bytes, const BatchRows& batch) {
+                               int64_t element_bytes, bool is_cpu,
+                               const BatchRows& batch) {
   const lora::ModelShape shape = config.shape();
   if (element_bytes >= kFloatBytes) {
-    return batch.rows * element_bytes * (shape.q_width + 2 * shape.kv_width) +
+    const int64_t gradients =
+        batch.rows * element_bytes * (shape.q_width + 2 * shape.kv_width);
+    if (!is_cpu) return gradients;
+    return gradients +
            ops::BlockedBackwardBytes(batch.rows, shape.kv_width, element_bytes);
   }
   const int64_t sums_row = (shape.q_width + config.num_heads) * kFloatBytes;
   return batch.rows * element_bytes * (8 * shape.q_width + 6 * shape.kv_width) +
          (batch.rows + kFlashPadRows * batch.nodes) * sums_row;
+}
+
+// Returns the most bytes that any layer's attention scores take at a time.
+int64_t ScoreBytes(const model::ModelConfig& config, int64_t element_bytes,
+                   bool is_cpu, int64_t num_rows) {
+  int64_t bytes = 0;
+  if (is_cpu) return bytes;
+  for (const model::LayerAttention& layer : config.attention) {
+    bytes =
+        std::max(bytes, ops::ScoreBytes(layer.rule, element_bytes, num_rows,
+                                        config.num_heads, config.num_kv_heads,
+                                        config.head_dim));
+  }
+  return bytes;
 }
 
 // Elements for each token of an MLP, or of a layer's experts if they need more.
@@ -84,7 +102,7 @@ MlpWidths WidthsOfMlp(const lora::ModelShape& shape, int max_rank) {
 }  // namespace
 
 ActivationBytes ActivationsOf(const model::ModelConfig& config,
-                              int64_t element_bytes, int max_rank,
+                              int64_t element_bytes, bool is_cpu, int max_rank,
                               const BatchRows& batch) {
   const lora::ModelShape shape = config.shape();
   const int64_t qkv = shape.q_width + 2 * shape.kv_width;
@@ -94,18 +112,13 @@ ActivationBytes ActivationsOf(const model::ModelConfig& config,
   if (config.qk_norm) kept += shape.q_width + shape.kv_width;
   if (config.output_norms) kept += 2 * shape.hidden;
   const int64_t log_sum_exp = config.num_heads * kFloatBytes;
-  int64_t scores = 0;
-  for (const model::LayerAttention& layer : config.attention) {
-    scores = std::max(scores,
-                      ops::ScoreBytes(layer.rule, batch.rows, config.num_heads,
-                                      config.num_kv_heads, config.head_dim));
-  }
+  const int64_t scores = ScoreBytes(config, element_bytes, is_cpu, batch.rows);
   // The products and gradients that exist while the backward pass runs the
   // larger half of a layer: the MLP or attention.
   const int64_t passing =
       4 * batch.rows * shape.hidden * element_bytes +
       std::max(batch.rows * mlp.passing * element_bytes,
-               AttentionBackwardBytes(config, element_bytes, batch));
+               AttentionBackwardBytes(config, element_bytes, is_cpu, batch));
   // In bf16 the head's backward product needs a bf16 copy of the softmax.
   const int64_t narrow_bytes = element_bytes < kFloatBytes ? element_bytes : 0;
   const int64_t head =

@@ -32,10 +32,11 @@ struct BatchRows {
   int64_t nodes = 1;      // Nodes of the prefix trees (prefix_tree.h).
 };
 
-// Returns the memory of a micro-batch. `element_bytes` is the size of an
-// element of activations. `max_rank` is the largest LoRA rank.
+// Returns the memory of a micro-batch on a CPU or on CUDA. `element_bytes` is
+// the size of an element of activations. `max_rank` is the largest LoRA rank.
 [[nodiscard]] ActivationBytes ActivationsOf(const model::ModelConfig& config,
-                                            int64_t element_bytes, int max_rank,
+                                            int64_t element_bytes, bool is_cpu,
+                                            int max_rank,
                                             const BatchRows& batch);
 
 // Returns the fewest layers to recompute so that the batch needs at most

@@ -130,15 +130,16 @@ absl::StatusOr<int> TrainRunner::NumRecomputed(const Part& part) const {
   }
   const PackedTrain& packed = part.packed;
   const auto scored = static_cast<int64_t>(packed.rows.temperatures.size());
+  const bool is_cpu = executor_.decoder().device().is_cpu();
   const ActivationBytes bytes = ActivationsOf(
       config,
       static_cast<int64_t>(at::elementSize(executor_.decoder().dtype())),
-      max_rank,
+      is_cpu, max_rank,
       {.rows = packed.batch.tokens_T.size(0),
        .scored = scored,
        .entries = static_cast<int64_t>(packed.rows.targets.size()),
-       .chunk = loss::HeadChunkRows(executor_.head(), scored, config.vocab,
-                                    executor_.decoder().device().is_cpu()),
+       .chunk =
+           loss::HeadChunkRows(executor_.head(), scored, config.vocab, is_cpu),
        .head_rank = head_rank,
        .nodes = static_cast<int64_t>(packed.batch.nodes.size())});
   return ChooseRecomputed(options_.checkpointing, bytes, config.num_layers,

@@ -53,7 +53,7 @@ TEST(ChooseRecomputedTest, AModelWithoutLayersFits) {
 TEST(ActivationsOfTest, GrowsWithRowsAndCountsTheHeadByItsChunk) {
   const model::ModelConfig config = weft::testing::TinyConfig();
   const auto bytes = [&](int64_t rows, int64_t scored, int64_t chunk) {
-    return ActivationsOf(config, 4, 8,
+    return ActivationsOf(config, 4, /*is_cpu=*/true, 8,
                          {.rows = rows, .scored = scored, .chunk = chunk});
   };
   EXPECT_EQ(bytes(20, 0, 8).kept_layer, 2 * bytes(10, 0, 8).kept_layer);
@@ -65,7 +65,9 @@ TEST(ActivationsOfTest, GrowsWithRowsAndCountsTheHeadByItsChunk) {
 TEST(ActivationsOfTest, CountsTheSoftmaxAndThePartialSumsOfBf16) {
   const model::ModelConfig config = weft::testing::TinyConfig();
   const auto working = [&](int64_t element_bytes, const BatchRows& batch) {
-    return ActivationsOf(config, element_bytes, /*max_rank=*/8, batch).working;
+    return ActivationsOf(config, element_bytes, /*is_cpu=*/false,
+                         /*max_rank=*/8, batch)
+        .working;
   };
   // The head is the larger part here: logits and, in bf16, a copy of them.
   const BatchRows head = {.rows = 1, .scored = 4096, .chunk = 4096};
@@ -73,7 +75,8 @@ TEST(ActivationsOfTest, CountsTheSoftmaxAndThePartialSumsOfBf16) {
   // There are two partial sums of a gradient, with up to 2048 rows each: at
   // most four tiles of 128 features for the 80 of gate and up, with 16 ranks.
   const BatchRows layer = {.rows = 2049};
-  const ActivationBytes bf16 = ActivationsOf(config, 2, 8, layer);
+  const ActivationBytes bf16 =
+      ActivationsOf(config, 2, /*is_cpu=*/false, 8, layer);
   constexpr int64_t kPartialSums = 2 * (4 * 128) * 16 * 4;
   // Counts four rows of the residual stream. Attention is the larger half: 32
   // features of queries and 16 of keys, 8 and 6 times. Queries and their
@@ -102,7 +105,7 @@ TEST(ActivationsOfTest, IsWhatADeviceWasSeenToTake) {
                             .head_dim = 128};
   config.attention.resize(config.num_layers);
   constexpr int64_t kRows = 8 * 512;
-  const int64_t bound = ActivationsOf(config, 2, 32,
+  const int64_t bound = ActivationsOf(config, 2, /*is_cpu=*/false, 32,
                                       {.rows = kRows,
                                        .scored = kRows,
                                        .entries = kRows,
@@ -124,7 +127,7 @@ TEST(ActivationsOfTest, IsWhatADeviceWasSeenToTake) {
 TEST(ActivationsOfTest, CountsOutputNormsAndTheScoresOfMaskedAttention) {
   model::ModelConfig config = weft::testing::TinyConfig();
   const auto bytes = [&](int64_t rows) {
-    return ActivationsOf(config, 4, 8, {.rows = rows});
+    return ActivationsOf(config, 2, /*is_cpu=*/false, 8, {.rows = rows});
   };
   const ActivationBytes plain = bytes(1000);
   config.attention[1].rule.window = 1000;  // The window is longer than any path
@@ -142,7 +145,30 @@ TEST(ActivationsOfTest, CountsOutputNormsAndTheScoresOfMaskedAttention) {
   EXPECT_EQ(bytes(1000).working, plain.working + scores(1000));
   config.output_norms = true;
   EXPECT_EQ(bytes(1000).kept_layer,
-            plain.kept_layer + 1000 * 2 * config.hidden * 4);
+            plain.kept_layer + 1000 * 2 * config.hidden * 2);
+}
+
+TEST(ActivationsOfTest, CountsAllScoresWhereNoFlashKernelRuns) {
+  model::ModelConfig plain = weft::testing::TinyConfig();
+  model::ModelConfig capped = plain;
+  capped.attention[0].rule.softcap = 50;
+  const auto bytes = [](const model::ModelConfig& config, int64_t element_bytes,
+                        bool is_cpu) {
+    return ActivationsOf(config, element_bytes, is_cpu, 8, {.rows = 1000});
+  };
+  // On CUDA, f32 takes plain products, whatever the rule is.
+  const ActivationBytes f32 = bytes(plain, 4, /*is_cpu=*/false);
+  EXPECT_EQ(f32.working, bytes(capped, 4, /*is_cpu=*/false).working);
+  EXPECT_GT(f32.working, f32.kept_layer + 4 * 4 * plain.num_heads * 256 * 1000);
+  // In bf16, so do heads of a width that the flash kernels do not take.
+  EXPECT_LT(bytes(plain, 2, /*is_cpu=*/false).working,
+            bytes(capped, 2, /*is_cpu=*/false).working);
+  plain.head_dim = capped.head_dim = 12;
+  EXPECT_EQ(bytes(plain, 2, /*is_cpu=*/false).working,
+            bytes(capped, 2, /*is_cpu=*/false).working);
+  // On a CPU, no rule needs scores of 256 rows at a time.
+  EXPECT_EQ(bytes(plain, 4, /*is_cpu=*/true).working,
+            bytes(capped, 4, /*is_cpu=*/true).working);
 }
 
 TEST(DefaultHostBudgetTest, IsAPartOfThisMachine) {
