@@ -43,7 +43,7 @@ class KvPool {
   [[nodiscard]] kv::SequencePages Begin(uint64_t version,
                                         absl::Span<const int32_t> tokens);
   // Makes room for `count` more tokens. If there is no room, returns false and
-  // changes nothing.
+  // leaves the sequence as it is.
   [[nodiscard]] bool Append(kv::SequencePages& sequence, int64_t count);
   // Returns a second sequence with the same tokens. Returns none if no page is
   // free for the copy of a partly filled last page.

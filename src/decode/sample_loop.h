@@ -1,9 +1,9 @@
-// Continuous batching: a prompt is prefilled once for all its samples, and
-// every decode iteration draws one token for each running sequence of any
-// adapter. Sequences join and leave between iterations.
+// Continuous batching: the samples of a request share the prefill of its
+// prompt, and every decode iteration draws one token for each running sample of
+// any adapter. Samples join and leave between iterations.
 //
-// Prefill skips the part of a prompt that is cached for the same weights. A
-// long prompt is prefilled in pieces. Other sequences decode between these
+// Prefill can skip the part of a prompt that is cached for the same weights. A
+// long prompt is prefilled in pieces. Other samples decode between these
 // pieces.
 //
 // sample_sequences.h says which sequences hold pages, and which one waits.
@@ -52,7 +52,7 @@ class SampleLoop {
 
   // Any thread may call the method below.
 
-  // Returns RESOURCE_EXHAUSTED if one sample would not fit even an empty cache.
+  // Returns RESOURCE_EXHAUSTED if one sample would not fit into an empty cache.
   [[nodiscard]] absl::Status CheckFits(const SampleRequest& request) const;
 
   // The engine thread calls the methods below.
@@ -71,8 +71,8 @@ class SampleLoop {
   // Removes all requests and returns their ids. Called after an error in Step.
   std::vector<uint64_t> CancelAll();
 
-  // Draws one token for each running sequence, prefills admitted prompts, and
-  // starts samples. Throws what Executor throws.
+  // Draws one token for each running sample, runs one prefill pass, and starts
+  // samples. Throws what Executor throws.
   [[nodiscard]] std::vector<SampleEvent> Step();
 
  private:

@@ -13,9 +13,9 @@
 namespace weft::engine {
 namespace {
 
-// One pass gathers at most this many keys in each layer, times the tokens that
-// the pass may compute. Otherwise the last pieces of many long prompts could
-// exhaust the memory.
+// In each layer, one pass gathers at most this many keys for each token that it
+// may compute, unless its first piece alone needs more. Without this limit the
+// last pieces of many long prompts could exhaust the memory.
 constexpr int64_t kMaxKeysPerToken = 8;
 
 // Makes the CachePlan of one pass, row by row.
@@ -131,8 +131,8 @@ executor::CachePlan PrefillRows::Plan() && {
   return std::move(plan_);
 }
 
-// Returns the prompt tokens that this piece scores. Sets *begin to the position
-// before the first of these tokens.
+// Returns the prompt tokens that this piece scores; empty if there are none.
+// Otherwise sets *begin to the position before the first of these tokens.
 absl::Span<const int32_t> UnscoredPrompt(const SamplePiece& piece,
                                          int64_t* begin) {
   const SampleJob& job = *piece.sequence->job;
@@ -148,7 +148,7 @@ absl::Span<const int32_t> UnscoredPrompt(const SamplePiece& piece,
 }
 
 // Adds the likeliest tokens at the prompt's next position, where the prompt has
-// `token`.
+// `token`. Marks the job as failed if `drawn` is none.
 void AddTop(SampleJob& job, int32_t token,
             std::optional<sampling::DrawResult> drawn) {
   job.failed |= !drawn.has_value();
@@ -158,7 +158,7 @@ void AddTop(SampleJob& job, int32_t token,
   if (!job.request->prompt_logprobs) return;
   // Clients compare prompt_logprobs with this list to see whether `token` is
   // the likeliest. The two come from different matrix products and round
-  // differently, so the list gets the value in prompt_logprobs.
+  // differently, so the list gets the value of prompt_logprobs.
   for (auto& [id, logprob] : row) {
     if (id == token) logprob = job.result.prompt_logprobs[rows.size() - 1];
   }
@@ -200,7 +200,7 @@ std::vector<SamplePiece> SamplePrefill::Plan() {
     int64_t size = std::min(budget, sequence.target() - sequence.length);
     if (size == 0) continue;  // All tokens are cached.
     if (sequence.lists_prompt()) {
-      // Each row of this piece needs logits, like a draw.
+      // Each row of this piece needs logits, so it counts as a draw.
       if (draw_budget <= 0) break;
       size = std::min(size, draw_budget);
       draw_budget -= size;

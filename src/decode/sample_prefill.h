@@ -38,9 +38,8 @@ class SamplePrefill {
         max_tokens_(max_tokens),
         max_draws_(max_draws) {}
 
-  // Gives pages to waiting sequences and runs one pass with their next pieces.
-  // Marks a job as failed if its logits are not finite. Throws what Executor
-  // throws.
+  // Gives pages to waiting sequences and runs one pass with the next pieces of
+  // sequences that have pages. Throws what Executor throws.
   void Run();
 
  private:

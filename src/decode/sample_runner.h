@@ -1,5 +1,5 @@
-// Takes samples from the dispatcher to the decode loop, and results back to the
-// dispatcher.
+// Brings samples from the dispatcher to the decode loop, and results back to
+// the dispatcher.
 #ifndef WEFT_SRC_DECODE_SAMPLE_RUNNER_H_
 #define WEFT_SRC_DECODE_SAMPLE_RUNNER_H_
 

@@ -4,7 +4,7 @@
 // A sequence takes pages as it grows. If no page is left, cached prefixes are
 // evicted first. Then the youngest sequence is preempted: it loses its pages
 // and keeps its tokens. Later it is prefilled again and continues with the same
-// random numbers, so its result differs only by rounding. The oldest sequence
+// random numbers, so only rounding can change its result. The oldest sequence
 // always has room for all its tokens (CheckFits), so one sequence always makes
 // progress.
 #ifndef WEFT_SRC_DECODE_SAMPLE_SEQUENCES_H_
@@ -35,7 +35,7 @@ class SampleSequences {
 
   // Any thread may call the method below.
 
-  // Returns RESOURCE_EXHAUSTED if one sample would not fit even an empty cache.
+  // Returns RESOURCE_EXHAUSTED if one sample would not fit into an empty cache.
   [[nodiscard]] absl::Status CheckFits(const SampleRequest& request) const;
 
   // The engine thread calls the methods below.
@@ -63,7 +63,7 @@ class SampleSequences {
   // Gives a sequence without pages the pages for its tokens, and reuses a
   // cached prefix. Returns false if the sequence must wait.
   [[nodiscard]] bool TakePages(SampleSequence& sequence);
-  // Returns a copy of a prompt's pages for one of its samples; none if the
+  // Returns pages with the prompt's tokens for one of its samples; none if the
   // sample must wait.
   [[nodiscard]] std::optional<kv::SequencePages> Fork(
       const SampleSequence& prompt);
@@ -71,20 +71,22 @@ class SampleSequences {
   // youngest sequences until there is room. Returns the sequences that still
   // run, oldest first.
   [[nodiscard]] std::vector<SampleSequence*> GrowRunning();
-  // Keeps the sequence's full pages for later prompts that begin with the same
-  // tokens.
+  // Keeps the sequence's full pages for later sequences of the same version
+  // that begin with the same tokens.
   void CachePrefix(SampleSequence& sequence);
   // Drops cached prefixes of versions that no request can use any more.
   void ForgetDeadVersions();
 
-  // Returns the experts [N, L K], i16, of the tokens in the sequence's pages.
+  // Returns the experts [N, L K], i16, of the N tokens in the sequence's pages,
+  // for L layers with experts and K experts per token.
   [[nodiscard]] at::Tensor ExpertsOf(const SampleSequence& sequence) const;
   void ReportPages();
 
  private:
   // Returns whether a sequence of this age may take `count` pages to start or
-  // to continue. Leaves one page for each running sample. If no sample runs and
-  // no prompt is being prefilled, preempts younger sequences that hold pages.
+  // to continue. Leaves one page for each sample that has pages. If no sample
+  // has pages and no prompt is being prefilled, preempts younger prompts that
+  // have pages.
   [[nodiscard]] bool MakeRoom(int64_t count, SampleAge age);
   // Returns the youngest sequence with pages; null if there is none.
   [[nodiscard]] SampleSequence* Youngest();

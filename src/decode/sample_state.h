@@ -28,7 +28,8 @@ struct SampleJob {
   absl::Time accepted_at;
   lora::AdapterVersionPtr version;
   StopRule stop;
-  // The first token of each sample. Empty until the prompt is prefilled.
+  // The first draw of each sample, until the sample starts. Empty until the
+  // prompt is prefilled.
   std::vector<std::optional<sampling::DrawResult>> first_draws;
   SampleResult result;
   int num_started = 0;
@@ -72,13 +73,12 @@ using SampleAge = std::pair<uint64_t, int>;
 struct SampleSequence {
   SampleJob* job = nullptr;
   int sample_index = 0;
-  std::optional<kv::SequencePages> pages;  // None while the sequence waits for
-                                           // pages.
+  std::optional<kv::SequencePages> pages;  // None while the sequence waits.
   int64_t length = 0;  // Number of tokens whose keys are in the pages.
-  // The experts [N, L K], i16, with which the first tokens of a preempted
-  // sequence were computed, if the request wants its routing. Prefill computes
-  // these tokens with the same experts again. Undefined if the sequence was not
-  // preempted.
+  // The experts [N, L K], i16, with which the first N tokens of a preempted
+  // sequence were computed, for L layers with experts and K experts per token.
+  // Prefill computes these tokens with the same experts again. Undefined if the
+  // sequence was not preempted or the request does not want its routing.
   at::Tensor experts_NE = {};
   sampling::StopMatcher stop;
 

@@ -42,8 +42,9 @@ absl::Status Recovering(absl::string_view what,
       {.name = "ADAPTER_RECOVERING", .values = std::move(values)});
 }
 
-// Returns ADAPTER_RECOVERING if the rest of the replay decides whether `limit`
-// is reached. The replay makes `unmade` adapters and may remove `made` ones.
+// Returns UNAVAILABLE (ADAPTER_RECOVERING) if the rest of the replay decides
+// whether `limit` is reached. The replay makes `unmade` adapters and may remove
+// `made` adapters.
 absl::Status CheckSettled(int num_adapters, int limit,
                           const State::Recovering& recovering) {
   const bool full = num_adapters + recovering.unmade >= limit;
@@ -73,7 +74,7 @@ absl::StatusOr<AdapterPage> AdapterDesk::List(
     page.adapters.push_back(s_.InfoOf(next->second));
   }
   page.more = belongs(next, s_.keys);
-  // A page without an adapter that is not restored yet would look complete.
+  // A page that lacks an adapter which is not restored yet would look complete.
   const auto missing = s_.recovering.upper_bound(request.after);
   if (belongs(missing, s_.recovering) &&
       (!page.more || (!page.adapters.empty() &&

@@ -25,8 +25,9 @@ class AdapterDesk {
   // Returns the adapter's facts. Errors: NOT_FOUND, also for the base model.
   [[nodiscard]] absl::StatusOr<AdapterInfo> Info(const std::string& id) const;
   // Returns a page of adapters. Holds the lock for a time that grows with the
-  // page, not with the number of adapters. Errors: UNAVAILABLE, as CheckReady,
-  // if an adapter of the page is not restored yet.
+  // page, not with the number of adapters. Errors: UNAVAILABLE
+  // (ADAPTER_RECOVERING) if an adapter that belongs to the page is not restored
+  // yet.
   [[nodiscard]] absl::StatusOr<AdapterPage> List(
       const ListAdaptersRequest& request) const;
   [[nodiscard]] size_t Count() const;
@@ -34,21 +35,20 @@ class AdapterDesk {
   // one adapter or tenant at a time.
   [[nodiscard]] Activity Watch(const ActivityQuery& query) const;
   [[nodiscard]] std::optional<AdapterKey> KeyOf(const std::string& id) const;
-  // Returns the adapter's id, for messages; empty if the adapter no longer
-  // exists.
+  // Returns the adapter's id, for messages; empty if there is no such adapter.
   [[nodiscard]] std::string NameOf(AdapterKey key) const;
   // Returns UNAVAILABLE, with the reason ADAPTER_RECOVERING, if the replay of
   // the log has yet to restore the adapter.
   [[nodiscard]] absl::Status CheckReady(const std::string& id) const;
-  // Returns whether an adapter may be created. Errors: ALREADY_EXISTS;
+  // Returns OK if the adapter may be created. Errors: ALREADY_EXISTS;
   // RESOURCE_EXHAUSTED (the server or the tenant has its maximum of adapters,
-  // or the tenant that of bytes); UNAVAILABLE (as CheckReady, if adapters that
-  // are not restored yet may decide whether there is room).
+  // or the tenant that of bytes); UNAVAILABLE (ADAPTER_RECOVERING: adapters
+  // that are not restored yet decide whether there is room).
   [[nodiscard]] absl::Status CheckNew(const std::string& id,
                                       const std::string& tenant) const;
   // Wraps `done` for a create, so that a repeated call gets the same answer. If
-  // the adapter exists with the same tenant, config and durability and was
-  // never trained, `done` gets its info instead of ALREADY_EXISTS.
+  // the adapter exists with the same tenant, config and durability and has run
+  // no step, `done` gets its info instead of ALREADY_EXISTS.
   [[nodiscard]] Callback<AdapterInfo> AnswerRepeats(
       const CreateAdapterRequest& request, Callback<AdapterInfo> done) const;
 
@@ -66,21 +66,23 @@ class AdapterDesk {
   // checkpoint has them.
   void Add(AdapterKey key, const std::string& id, const std::string& tenant,
            uint64_t last_step, const AdapterFacts& facts);
-  // Sets the load that began the adapter's epoch. StepDesk::CompleteLoad does
-  // this for its own loads.
+  // Sets the load that began the adapter's epoch. Call it for a load that
+  // created the adapter. For a load into an existing adapter,
+  // StepDesk::CompleteLoad sets it.
   void SetOrigin(AdapterKey key, LoadOrigin origin);
-  // Removes the adapter. Fails its work and the tasks that wait for it, except
-  // a barrier or a last slice that is on the device. Returns the ids of failed
-  // work that had started. A later adapter with the same id gets another key.
+  // Removes the adapter, if it exists. Fails its queued samples, the tasks that
+  // wait for it, and its steps, unless their last part is on the device.
+  // Returns the ids of failed steps that had started.
   std::vector<uint64_t> Remove(AdapterKey key);
   // Updates the facts that clients see, if the adapter exists.
   void Publish(AdapterKey key, const AdapterFacts& facts);
 
-  // Runs `task` when the adapter is on the device. Runs it at once if the
-  // adapter is already there or does not exist.
+  // Runs `task` when the adapter is on the device. Runs `task` at once if the
+  // adapter is already there or does not exist. The task gets an error if the
+  // adapter is removed or cannot come in.
   void WhenOnDevice(AdapterKey key, EngineTask task);
-  // Runs `task` when a device slot for a new adapter is free. The task takes
-  // the slot with Add or gives it back with ReturnSlot.
+  // Runs `task` when a device slot for a new adapter is free. A task that gets
+  // OK takes the slot with Add or gives it back with ReturnSlot.
   void WhenSlot(EngineTask task);
   // Like WhenSlot if CheckNew accepts the adapter. Otherwise runs `task` at
   // once with the error. So no adapter has to leave the device for one that
@@ -94,7 +96,7 @@ class AdapterDesk {
   [[nodiscard]] bool IsUnderway(const sched::Move& move) const;
   // Ends a move of `bytes` bytes. If the adapter is now on the device, runs the
   // tasks that waited for it. If the move failed, fails the work and the tasks
-  // that get no slot because of that.
+  // that get no slot because of the failure.
   void FinishMove(const sched::Move& move, uint64_t bytes,
                   const absl::Status& status);
 

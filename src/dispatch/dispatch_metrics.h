@@ -1,6 +1,5 @@
 // The dispatcher's metrics: queues and waiting times, work by tenant, locations
-// of adapters, bytes of stored replies. Threads: any. Recording takes one
-// atomic operation or a histogram's own lock.
+// of adapters, bytes of stored replies. Threads: any.
 #ifndef WEFT_SRC_DISPATCH_DISPATCH_METRICS_H_
 #define WEFT_SRC_DISPATCH_DISPATCH_METRICS_H_
 
@@ -26,8 +25,8 @@ class DispatchMetrics {
 
   void SetQueues(const sched::Scheduler& scheduler);
   void ObserveWait(sched::WorkKind kind, absl::Duration waited);
-  // Count the tokens of a tenant's slices that ran, and of its finished samples
-  // with their prompts.
+  // CountTenantTrain counts the tokens of a slice that ran. CountTenantSample
+  // counts the tokens of a finished sample request, prompt included.
   void CountTenantTrain(std::string_view tenant, int64_t num_tokens);
   void CountTenantSample(std::string_view tenant, int64_t num_tokens);
   // `by_location` counts adapters in the order of AdapterLocation. `bytes` is

@@ -99,8 +99,8 @@ std::optional<Work> Dispatcher::Choose(int active_samples) {
   Work work = ChoosePlan(active_samples);
   state_.env.metrics->SetQueues(state_.scheduler);
   const bool idle = std::holds_alternative<Idle>(work);
-  // A batch that waits briefly for others starts before the next part of the
-  // replay.
+  // A batch that waits briefly for other adapters starts before the next part
+  // of the replay.
   if (idle && BatchWaits()) return work;
   replayed_last_ = false;
   if (!idle) return work;

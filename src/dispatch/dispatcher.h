@@ -7,8 +7,8 @@
 //   samples().Submit(...)                steps().Complete(id, result);
 //   Post(task)                         }
 //
-// It is a deterministic state machine: what Next returns depends only on the
-// calls before it and on the clock that the caller passes in.
+// It is a deterministic state machine: the result of Next depends only on the
+// earlier calls and on Environment::clock.
 #ifndef WEFT_SRC_DISPATCH_DISPATCHER_H_
 #define WEFT_SRC_DISPATCH_DISPATCHER_H_
 
@@ -43,12 +43,13 @@ class Dispatcher {
   // Any thread may call the methods below.
 
   // Queues a task, which the engine thread runs before its next micro-batch,
-  // step or decode iteration. After Close, the caller's thread runs the task
-  // with Close's error.
+  // step or decode iteration. If Close runs before the task, the task gets
+  // Close's error instead.
   void Post(EngineTask task);
-  // Returns UNAVAILABLE while draining.
+  // Returns UNAVAILABLE after Drain, Stop or Close.
   [[nodiscard]] absl::Status CheckOpen() const;
-  // Refuses new work from now on. Runs `done` when all accepted work is done.
+  // Refuses new work from now on. Runs `done` when all accepted work is done,
+  // or with Close's error if Close comes first.
   void Drain(Callback<bool> done);
   // Returns a pointer that delays the end of a drain until its last copy is
   // destroyed. Work on other threads holds a copy.
@@ -64,7 +65,8 @@ class Dispatcher {
   // Returns the next work. Waits at most `patience` for it, then returns Idle.
   // Returns none after Stop. `active_samples` is the number of samples in
   // prefill or decode. The time since the previous call of Next counts as
-  // device time of the work that the previous call returned.
+  // device time of the micro-batch, step or decode iteration that the previous
+  // call returned.
   [[nodiscard]] std::optional<Work> Next(int active_samples,
                                          absl::Duration patience);
   // Fails all work that has not ended and all tasks, also those that are posted
@@ -91,6 +93,7 @@ class Dispatcher {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   void AccountDeviceTime() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   void AnswerDrainWhenIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  // Returns what drained() returns. Any thread may call it.
   [[nodiscard]] bool Drained() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
 
   mutable State state_;

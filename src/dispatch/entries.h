@@ -35,10 +35,8 @@ struct StepWork {
   absl::Time accepted_at;
   TraceId trace = CurrentTrace();  // The first caller's trace id.
   bool started = false;
-  bool again = false;      // The step is replayed from the log, so the
-                           // scheduler does not know it.
-  bool cancelled = false;  // All callers have cancelled, so the request ends
-                           // after this slice.
+  bool again = false;      // A replay from the log; unknown to the scheduler.
+  bool cancelled = false;  // All callers have cancelled (see FinishSlice).
   std::vector<Waiter> waiters;
 };
 
@@ -51,18 +49,18 @@ struct SampleWork {
   Callback<SampleResult> done;
 };
 
-// Facts about an adapter, from the code that owns its tensors.
+// Facts about an adapter, from the engine thread.
 struct AdapterFacts {
   // The dispatcher itself sets adapter_id, tenant, last_step, durable_step and
-  // last_used_at, and keeps the durability that Add got. The epoch is 0 unless
-  // a new one begins.
+  // last_used_at. It keeps the durability with which the adapter was added. The
+  // epoch is 0 unless a new one begins.
   AdapterInfo info;
   uint64_t image_bytes = 0;  // Bytes of the tensors when off the device.
 };
 
-// The load that began an adapter's present epoch. The load's step number
-// belongs to the previous epoch, so the replay table does not have it. A
-// repeated call of the load is found here.
+// The load that began an adapter's present epoch. The load's step number is not
+// one of this epoch, so the replay table does not have it. A repeated call of
+// the load is found here.
 struct LoadOrigin {
   uint64_t step = 0;
   std::string digest;
@@ -77,10 +75,8 @@ struct AdapterRecord {
   ReplayTable replays;
   TrainHistory history;
   std::optional<LoadOrigin> origin;
-  std::optional<absl::Time> wanted_at;  // Since when work has waited for the
-                                        // adapter to be on the device.
-  std::vector<EngineTask> tasks;        // Tasks to run when the adapter is on
-                                        // the device.
+  std::optional<absl::Time> wanted_at;  // Since when work waits for the device.
+  std::vector<EngineTask> tasks;        // Tasks of AdapterDesk::WhenOnDevice.
   bool pinned = false;                  // A pinned adapter stays on the device.
 };
 

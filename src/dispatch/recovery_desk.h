@@ -1,6 +1,5 @@
 // Puts the adapters and steps of an earlier process back into the dispatcher.
-// Meanwhile clients may use only the adapters that are ready. Also returns the
-// content for a snapshot of the state. Threads: engine thread.
+// Also returns what a snapshot of the state stores. Threads: engine thread.
 #ifndef WEFT_SRC_DISPATCH_RECOVERY_DESK_H_
 #define WEFT_SRC_DISPATCH_RECOVERY_DESK_H_
 
@@ -22,8 +21,7 @@ struct StoredReply {
 // The part of an adapter's record that survives a restart.
 struct AdapterHistory {
   AdapterInfo info;
-  std::vector<StoredReply> replies;  // The stored replies, in the order of
-                                     // steps.
+  std::vector<StoredReply> replies;  // In the order of steps.
   std::optional<LoadOrigin> origin;
 };
 
@@ -38,8 +36,8 @@ class RecoveryDesk {
   [[nodiscard]] uint64_t last_epoch() const;
 
   // Names the adapters that the replay of the log restores, as a map of ids to
-  // tenants. Work of such an adapter is refused until SetReady. Call it before
-  // clients use the dispatcher.
+  // tenants. AdapterDesk::CheckReady refuses such an adapter until SetReady.
+  // Call it before clients use the dispatcher.
   void SetRecovering(std::map<std::string, std::string> tenants);
   void SetReady(const std::string& adapter_id);
   // Queues the next part of the replay. If there is other work, the engine
@@ -52,20 +50,21 @@ class RecoveryDesk {
   // Pins the adapter, so that it stays on the device, or unpins it.
   void Pin(AdapterKey key, bool pinned);
 
-  // Starts a replay of the step, for which no caller waits. The step ends with
-  // StepDesk::Complete, like any other step.
+  // Starts a replay of the step, for which no caller waits. The step ends as
+  // other steps do (StepDesk), or with AbandonStep.
   [[nodiscard]] StepTask BeginStep(AdapterKey key, uint64_t step,
                                    std::string digest, StepRequest request);
   // Removes a replayed step that cannot complete.
   void AbandonStep(uint64_t id);
   // Adds a completed step with its stored reply, without a replay of the step.
+  // Does nothing for step 0 or if there is no such adapter.
   void AddReply(AdapterKey key, const StoredReply& reply);
 
   // Returns the keys of all adapters, ascending.
   [[nodiscard]] std::vector<AdapterKey> Keys() const;
   [[nodiscard]] AdapterHistory HistoryOf(AdapterKey key) const;
   // Returns whether a training request is between two slices. If so, no other
-  // training starts until a later call returns false.
+  // step starts until a later call returns false.
   [[nodiscard]] bool FinishSlices();
 
  private:

@@ -1,6 +1,6 @@
 // Makes sure that each numbered step of one adapter is applied only once. The
 // table knows the steps in flight, the latest completed steps and their
-// results, so a repeated call never reaches the scheduler. Threads: not
+// results. So a repeated call does not reach the scheduler. Threads: not
 // thread-safe.
 #ifndef WEFT_SRC_DISPATCH_REPLAY_TABLE_H_
 #define WEFT_SRC_DISPATCH_REPLAY_TABLE_H_
@@ -46,16 +46,16 @@ class ReplayTable {
 
   // Returns whether a call with this number and payload is new, in flight or
   // completed. Step 0 is always new. Errors: ALREADY_EXISTS (another payload
-  // has the number), OUT_OF_RANGE (the result is no longer kept).
+  // has the number), OUT_OF_RANGE (completed, but the result is no longer
+  // kept).
   [[nodiscard]] absl::StatusOr<Answer> Lookup(uint64_t step,
                                               const std::string& digest) const;
 
-  // Marks an accepted step as in flight until Complete or Fail.
+  // Marks an accepted step as in flight until Complete or Fail. Ignores step 0.
   void Begin(uint64_t step, const std::string& digest, uint64_t work_id);
 
-  // Marks the step as completed. Returns the receipts of replies that are not
-  // kept: those that leave the window, or `receipt` if the step is not in
-  // flight.
+  // Marks a step in flight as completed. Returns the receipts of results that
+  // leave the window. If the step is not in flight, only returns `receipt`.
   std::vector<uint64_t> Complete(uint64_t step, StepResultPtr result,
                                  uint64_t receipt);
 
@@ -84,7 +84,7 @@ class ReplayTable {
   size_t window_;
   std::map<uint64_t, InFlight> in_flight_;
   std::map<uint64_t, Done> done_;
-  uint64_t forgotten_ = 0;  // The highest step that left the window.
+  uint64_t forgotten_ = 0;  // The highest completed step without an entry.
 };
 
 }  // namespace weft::dispatch

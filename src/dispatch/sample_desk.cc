@@ -105,8 +105,7 @@ void SampleDesk::Start(const SampleTask& sample) {
 }
 
 void SampleDesk::Finish(uint64_t id, absl::StatusOr<SampleResult> result) {
-  decltype(s_.samples)::node_type node;  // Destroyed after the lock is
-                                         // released.
+  decltype(s_.samples)::node_type node;  // Destroyed after the lock's release.
   MutexLock lock(&s_.mu);
   node = s_.samples.extract(id);
   if (node.empty()) return;

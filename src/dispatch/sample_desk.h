@@ -20,21 +20,22 @@ class SampleDesk {
   // Any thread may call the method below.
 
   // Queues a request. `on_delta` may be empty. Both callbacks run on the reply
-  // thread. If the request is refused, `done` runs before this method returns.
-  // Errors: NOT_FOUND, UNAVAILABLE while draining, those of Scheduler::Enqueue.
+  // thread. But if the request is refused, `done` runs before this method
+  // returns, with NOT_FOUND, UNAVAILABLE while draining, or an error of
+  // Scheduler::Enqueue.
   CancelHandle Submit(SampleRequest request,
                       std::function<void(SampleDelta)> on_delta,
                       Callback<SampleResult> done);
 
   // The engine thread calls the methods below.
 
-  // Returns the sample whose turn it is. The caller then calls PutBack, Start
-  // or Finish.
+  // Returns the sample whose turn it is, if there is one. The caller then calls
+  // PutBack, Start or Finish.
   [[nodiscard]] std::optional<SampleTask> Take();
-  // Puts a sample back at its old place in the queue, if the decode loop has no
-  // room for it.
+  // Puts the sample of the latest Take back at its old place in the queue. Call
+  // it if the decode loop has no room for the sample.
   void PutBack(const SampleTask& sample);
-  // Marks the sample as running: it is in prefill or decode.
+  // Notes that the sample is now in prefill or decode.
   void Start(const SampleTask& sample);
   // Ends the sample and gives `result` to its caller.
   void Finish(uint64_t id, absl::StatusOr<SampleResult> result);
@@ -44,6 +45,8 @@ class SampleDesk {
   void Deliver(uint64_t id, std::vector<SampleDelta> deltas);
 
  private:
+  // Any thread may call the methods below.
+
   [[nodiscard]] absl::StatusOr<uint64_t> Accept(
       SampleRequest& request, std::function<void(SampleDelta)> on_delta,
       const Callback<SampleResult>& done);

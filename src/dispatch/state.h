@@ -1,5 +1,5 @@
-// The state that the dispatcher's lock guards, and the operations that its
-// desks share. Code outside this folder uses dispatcher.h.
+// The state that the dispatcher's lock guards, and the operations that the
+// dispatcher's desks share. Code outside this folder uses dispatcher.h.
 #ifndef WEFT_SRC_DISPATCH_STATE_H_
 #define WEFT_SRC_DISPATCH_STATE_H_
 
@@ -45,13 +45,13 @@ struct Environment {
   // it holds the dispatcher's lock.
   std::function<void(std::function<void()>)> post_reply;
   // Runs tasks in order on the reply thread. Each task runs when everything
-  // that the engine thread has recorded so far is on disk. Replies of steps use
-  // post_durable. If it is empty, nothing is recorded and post_reply is used
-  // instead.
+  // that the engine thread has recorded so far is on disk. Results of steps use
+  // post_durable. If post_durable is empty, nothing is recorded and post_reply
+  // is used instead.
   std::function<void(std::function<void()>)> post_durable = {};
   DispatchMetrics* metrics = nullptr;
-  // Returns RESOURCE_EXHAUSTED if a new step cannot be recorded. If it is
-  // empty, every step can be recorded.
+  // Returns RESOURCE_EXHAUSTED if a new step cannot be recorded. If check_room
+  // is empty, every step can be recorded.
   std::function<absl::Status()> check_room = {};
 };
 
@@ -64,7 +64,7 @@ struct TenantAdapters {
 struct State {
   State(const Options& options, Environment environment);
 
-  // The desks call the methods below while they hold the lock.
+  // The dispatcher and its desks call the methods below with the lock held.
 
   [[nodiscard]] absl::Status CheckOpen() const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
@@ -78,13 +78,13 @@ struct State {
   // Returns what clients see of an adapter. REQUIRES: the adapter exists.
   [[nodiscard]] AdapterInfo InfoOf(AdapterKey adapter) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  // Asks for a device slot if the adapter has none. Called when the adapter has
-  // work.
+  // Asks for a device slot if the adapter has none. Call it when the adapter
+  // has work.
   void WantAdapter(AdapterKey adapter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   [[nodiscard]] StepTask StartStep(uint64_t id)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  // Returns a new epoch, greater than all earlier ones, including those of an
-  // earlier process.
+  // Returns a new epoch: the time in microseconds, or last_epoch + 1 if that is
+  // greater.
   [[nodiscard]] uint64_t NewEpoch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Ends work with an error. Does not remove the work from the scheduler.
   void Drop(uint64_t id, const absl::Status& status)
@@ -102,8 +102,8 @@ struct State {
   void SetFacts(AdapterRecord& record, const AdapterFacts& facts)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void ShowAdapters() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  // How many adapters the replay has not restored yet. CountRecovering counts
-  // those of `tenant`, or all if `tenant` is null.
+  // Numbers of adapters that the replay has not restored yet. CountRecovering
+  // counts those of `tenant`, or all if `tenant` is null.
   struct Recovering {
     int made = 0;    // These exist; the replay may still remove them.
     int unmade = 0;  // These do not exist yet; the replay will make them.

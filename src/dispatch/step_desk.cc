@@ -220,8 +220,8 @@ void StepDesk::Answer(StepWork& work, absl::StatusOr<StepResultPtr> result) {
                        step = work.step, waiters = std::move(work.waiters),
                        result = std::move(result)] {
     if (recorded) NoteDurable(adapter, epoch, step);
-    // The first caller submitted the step. The others repeated the call, so
-    // only their replies have `replayed` set.
+    // The first waiter counts as the caller that submitted the step. The others
+    // repeated the call, so only their replies have `replayed` set.
     for (const StepWork::Waiter& waiter : waiters) {
       waiter.done(result, /*replayed=*/&waiter != &waiters.front());
     }

@@ -22,59 +22,68 @@ class StepDesk {
 
   // Queues a new step. A repeated call of a step in flight waits for that
   // step's result. A repeated call of a completed step gets the stored result.
-  // `item` gives kind and cost; Submit fills in the rest. `done` runs on the
-  // reply thread, or before this method returns if the step is refused. Errors:
-  // those of ReplayTable::Lookup and Scheduler::Enqueue, NOT_FOUND,
-  // FAILED_PRECONDITION (an epoch that has ended), RESOURCE_EXHAUSTED (no room
-  // to record the step), UNAVAILABLE while draining.
+  // Submit sets id, adapter, step, deadline and `recorded` of `item`. `done`
+  // runs on the reply thread, or before this method returns if the step is
+  // refused. Errors of a refusal: those of ReplayTable::Lookup and
+  // Scheduler::Enqueue, NOT_FOUND, FAILED_PRECONDITION (an epoch that has
+  // ended), RESOURCE_EXHAUSTED (no room to record the step), or UNAVAILABLE
+  // while draining.
   CancelHandle Submit(StepRequest request, sched::WorkItem item,
                       StepCallback done);
 
   // The engine thread calls the methods below.
 
-  // Ends the step. Its result, which may be a StepFailure, goes to all callers
-  // that wait for it and to the replay table. After an error the step's number
-  // is free again. `facts` are the adapter's facts after the step. Clients see
-  // them from the moment at which they see the step as done.
+  // Ends the step. The result goes to all callers that wait for it and to the
+  // replay table. If IsStepFailure says so, an error becomes a StepFailure,
+  // which is a result. After any other error a caller may send the step again.
+  // `facts` are the adapter's facts after the step. Clients see them when they
+  // see the step as done.
   void Complete(uint64_t id, absl::StatusOr<StepResult> result,
                 const std::optional<AdapterFacts>& facts = std::nullopt);
   // Call it after a slice that is not the request's last. If all callers have
-  // cancelled the request, ends it and returns false.
+  // cancelled the request, ends it and returns false; otherwise returns true.
   [[nodiscard]] bool FinishSlice(uint64_t id);
   // Ends a load that replaced the adapter's state by the state after
   // `last_step`. A new epoch begins, with the number in `facts` unless that is
-  // 0. The numbers of waiting work start again after `last_step`, and the
-  // replay table is emptied.
+  // 0. Completed steps leave the replay table. Waiting work gets a new number
+  // if the scheduler chose its number; otherwise it fails if its number is at
+  // most `last_step`.
   void CompleteLoad(const StepTask& load, uint64_t last_step,
                     const AdapterFacts& facts);
   // Counts the micro-batch's tokens for each tenant and adapter.
   void CountTokens(const RunTrain& train);
 
  private:
+  // Any thread may call the methods below.
+
   [[nodiscard]] absl::StatusOr<CancelHandle> Accept(StepRequest& request,
                                                     sched::WorkItem item,
                                                     std::string digest,
                                                     const StepCallback& done);
   // If the call repeats a completed step, posts the stored result to `done`. If
-  // it repeats a step in flight, `done` waits for that step. Returns none if
-  // the call is new.
+  // the call repeats a step in flight, `done` waits for that step. Returns none
+  // if the call is new.
   [[nodiscard]] absl::StatusOr<std::optional<CancelHandle>> Repeated(
       AdapterRecord& record, const StepRequest& request,
       const std::string& digest, const StepCallback& done)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
   void Cancel(uint64_t id, uint64_t waiter_id);
   using StepNode = decltype(State::steps)::node_type;
+
+  // The engine thread calls the methods below.
+
   // Ends the step and answers its callers. Returns the step's entry, which the
   // caller destroys after it has released the lock.
   StepNode End(uint64_t id, absl::StatusOr<StepResultPtr> result)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
+  // Raises durable_step, if the epoch has not ended. Threads: reply thread.
   void NoteDurable(AdapterKey adapter, uint64_t epoch, uint64_t step)
       ABSL_LOCKS_EXCLUDED(s_.mu);
   // Gives the result to all callers that wait for the step.
   void Answer(StepWork& work, absl::StatusOr<StepResultPtr> result)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
-  // Empties the replay table, renumbers the work that waits behind the load,
-  // and adds that work to the table.
+  // Empties the replay table, renumbers or fails work that waits behind the
+  // load, and adds the work that stays to the table.
   void RestartNumbers(const StepTask& load, uint64_t last_step,
                       AdapterRecord& record)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
@@ -83,7 +92,7 @@ class StepDesk {
 };
 
 // Adapts `done` for Submit. `done` gets the alternative of StepResult that it
-// expects, or the status of a StepFailure.
+// expects, the status of a StepFailure, or the error.
 template <typename Result>
 [[nodiscard]] StepCallback TypedReply(Callback<StepReply<Result>> done) {
   return [done = std::move(done)](absl::StatusOr<StepResultPtr> result,

@@ -26,8 +26,9 @@ class StoredReplies {
   uint64_t Add(const Reply& reply);
   void Remove(uint64_t receipt);
 
-  // If there are too many bytes, removes and returns the oldest reply. The
-  // latest reply always stays, because its caller may not have received it yet.
+  // If the replies exceed the constructor's `max_bytes`, removes and returns
+  // the oldest reply; otherwise returns none. The latest reply always stays,
+  // because its caller may not have received it yet.
   std::optional<Reply> TakeExcess();
 
   [[nodiscard]] int64_t bytes() const { return bytes_; }

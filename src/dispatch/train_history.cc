@@ -9,8 +9,8 @@ namespace {
 // The metric that every loss function gives.
 constexpr char kLossSum[] = "loss:sum";
 
-// Returns the divisor of the sum of the losses. It makes the points of requests
-// of different sizes comparable.
+// Returns the sum of the weights' magnitudes, or 1 if it is 0. Losses are
+// divided by it, so that points of requests of different sizes are comparable.
 double TotalWeight(const TrainRequest& request) {
   double total = 0;
   for (const Datum& datum : request.data) {

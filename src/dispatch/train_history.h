@@ -1,5 +1,5 @@
 // What an adapter did lately: totals of tokens, and a point for each of the
-// latest ForwardBackward steps. The points take at most 8 KiB.
+// latest ForwardBackward steps.
 // Threads: not thread-safe.
 #ifndef WEFT_SRC_DISPATCH_TRAIN_HISTORY_H_
 #define WEFT_SRC_DISPATCH_TRAIN_HISTORY_H_
@@ -24,7 +24,7 @@ class TrainHistory {
   void CountSampled(int64_t num_tokens) {
     sampled_tokens_ += static_cast<uint64_t>(num_tokens);
   }
-  // Adds the point of a step that has ended. Does nothing for a Forward. If
+  // Adds the point of a step that has succeeded. Does nothing for a Forward. If
   // there are kMaxPoints already, the new point replaces the oldest one.
   void Add(const TrainRequest& request, const TrainResult& result,
            absl::Time now);

@@ -42,8 +42,8 @@ struct SampleTask {
   bool streams = false;  // The caller wants deltas.
 };
 
-// Runs on the engine thread with OK. If it cannot run there, it runs on any
-// thread with an error.
+// A task for the engine thread, which runs it with OK. If the task cannot do
+// its work any more, it runs on any thread with an error instead.
 using EngineTask = std::function<void(const absl::Status&)>;
 
 // Tasks to run between two plans, in this order.
@@ -62,11 +62,13 @@ struct RunTrain {
   std::vector<sched::TrainSlice> slices;
   std::vector<StepTask> steps;
 };
-// A step that runs alone on the device. Ends with StepDesk::Complete.
+// A step that runs alone on the device. Ends with StepDesk::Complete, or with
+// CompleteLoad if it loaded a checkpoint.
 struct RunStep {
   StepTask step;
 };
-// Admit samples as far as there is room, then run one decode iteration.
+// Asks to admit samples for which there is room, then to run one decode
+// iteration.
 struct RunDecode {};
 // Samples in prefill or decode that the client has cancelled. Each of them ends
 // with SampleDesk::Finish.

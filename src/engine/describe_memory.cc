@@ -33,8 +33,7 @@ int64_t ModelBytes(const ModelSizes& sizes, const EngineOptions& options) {
         std::max(weights, model::WeightBytes(sizes.config, sizes.element_bytes,
                                              shard, MatrixFormatOf(options)));
   }
-  int64_t rotary = 0;  // Bytes of the cosines and sines of all positions and
-                       // frequencies.
+  int64_t rotary = 0;  // Bytes of the cosines and sines of all positions.
   for (const std::vector<double>& frequencies : sizes.config.rope_tables) {
     rotary += 2 * kFloatBytes * options.max_context_tokens *
               static_cast<int64_t>(frequencies.size());

@@ -2,11 +2,9 @@
 // without tensors.
 //
 // Threads: every method may be called from any thread and never waits for the
-// device. Each callback runs exactly once, on the engine's reply thread, in the
-// order in which requests end. In three cases the callback runs on the caller's
-// thread instead, before the method returns: if the request is refused at once
-// (unless the adapter does not exist), for ListAdapters, and for GetAdapter of
-// an adapter that exists. Callbacks must not block.
+// device. Each `done` runs exactly once, on the engine's reply thread. But it
+// may run on the caller's thread before the method returns, for example if the
+// request is refused at once. Callbacks must not block.
 #ifndef WEFT_SRC_ENGINE_ENGINE_H_
 #define WEFT_SRC_ENGINE_ENGINE_H_
 
@@ -43,12 +41,13 @@ class Engine {
 
   [[nodiscard]] virtual const EngineInfo& info() const = 0;
 
-  // Training. Errors beside those of validation: NOT_FOUND (adapter),
-  // ALREADY_EXISTS (step number reused with another payload), OUT_OF_RANGE
-  // (step whose result is no longer kept), FAILED_PRECONDITION (step out of
-  // order, epoch has ended, gradient is not finite), RESOURCE_EXHAUSTED (queue,
-  // memory or disk), DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE (draining, or a
-  // start has not restored the adapter yet), INTERNAL.
+  // Training. Errors beside those of validation: NOT_FOUND (adapter or
+  // snapshot), ALREADY_EXISTS (step number reused with another payload),
+  // OUT_OF_RANGE (step whose result is no longer kept), FAILED_PRECONDITION
+  // (step out of order, epoch has ended, gradient is not finite),
+  // RESOURCE_EXHAUSTED (queue, memory or disk), DEADLINE_EXCEEDED, CANCELLED,
+  // UNAVAILABLE (draining, or a start has not restored the adapter yet),
+  // INTERNAL.
   virtual CancelHandle Train(TrainRequest request,
                              Callback<StepReply<TrainResult>> done) = 0;
   virtual CancelHandle OptimStep(OptimStepRequest request,
@@ -100,7 +99,8 @@ class Engine {
   [[nodiscard]] virtual Activity activity(const ActivityQuery& query) const = 0;
 
   // Records what the engine thread does. `done` gets a Chrome trace (JSON).
-  // Errors: FAILED_PRECONDITION while another profile runs, UNAVAILABLE.
+  // Errors: FAILED_PRECONDITION while another profile runs, UNAVAILABLE if the
+  // engine stops.
   virtual CancelHandle Profile(const ProfileRequest& request,
                                Callback<std::string> done) = 0;
 
@@ -113,26 +113,27 @@ class Engine {
   [[nodiscard]] virtual absl::Status failure() const = 0;
 
   // Returns the time when the engine thread last finished a piece of work or
-  // found no work. A piece is at most one micro-batch. Any thread may call it.
+  // found no work. Any thread may call it.
   [[nodiscard]] virtual absl::Time last_heartbeat() const = 0;
 };
 
-// Loads the base model and starts the engine thread. Shows progress on stderr.
-// In a world of several ranks this process is rank 0, and the call returns when
-// all ranks have loaded. `registry` outlives the engine. The engine's
-// destructor cancels queued work and joins its threads.
-// Errors: INVALID_ARGUMENT, NOT_FOUND, UNIMPLEMENTED (architecture or field),
-// DATA_LOSS (damaged files), FAILED_PRECONDITION (no such device),
-// RESOURCE_EXHAUSTED (the device's memory). Errors of another rank begin with
-// "rank N: ".
+// Loads the base model, restores --state-dir, and starts the engine thread.
+// Shows progress on stderr. In a world of several ranks this process is rank 0,
+// and the call returns when all ranks have loaded. `registry` outlives the
+// engine. The engine's destructor cancels queued work and joins its threads.
+// Errors, among others: INVALID_ARGUMENT, NOT_FOUND, UNIMPLEMENTED
+// (architecture or field), FAILED_PRECONDITION (no such device;
+// --checkpoint-dir cannot be written; --state-dir is of another model or
+// format), UNAVAILABLE (another process has --state-dir), DATA_LOSS (damaged
+// files), RESOURCE_EXHAUSTED (the device's memory). Errors of another rank
+// begin with "rank N: ".
 [[nodiscard]] absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
     const EngineOptions& options, const World& world,
     prometheus::Registry* registry);
 
 // Runs a rank other than 0: loads its part of the model and computes until rank
-// 0 ends. Runs `met` when all ranks are connected. Until then this process may
-// end without an effect on other ranks. Errors: those of StartEngine; INTERNAL
-// if another rank is lost.
+// 0 ends. Runs `met` when all ranks are connected. Errors: those of StartEngine
+// about the model and the device, and INTERNAL if another rank is lost.
 [[nodiscard]] absl::Status RunRemoteWorker(const EngineOptions& options,
                                            const World& world,
                                            const std::function<void()>& met);
@@ -141,8 +142,8 @@ class Engine {
 // with `device_bytes` each. A line of the table has a part, its bytes and GiB,
 // and what limits the part. Needs no device, and reads only config.json and the
 // headers of the weight files. Errors: INVALID_ARGUMENT for --device=cpu,
-// because a CPU's memory is not divided; errors of StartEngine about
-// config.json and the headers.
+// because a CPU's memory is not divided; errors of StartEngine about options,
+// config.json, the headers and the device's memory.
 [[nodiscard]] absl::StatusOr<std::string> DescribeMemory(
     const EngineOptions& options, int64_t device_bytes);
 

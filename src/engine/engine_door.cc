@@ -1,5 +1,5 @@
-// The methods of EngineImpl that the server's threads call. They use no tensor
-// and never wait for the device.
+// The methods of EngineImpl that other threads call for clients. They use no
+// tensor and never wait for the device.
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -11,7 +11,7 @@
 namespace weft::engine {
 namespace {
 
-// This many soft targets cost about the time and memory of one more token.
+// This many targets cost about the time and memory of one more token.
 constexpr int64_t kTargetsOfOneRow = 64;
 
 // Returns the scheduler's work item for a training request.
@@ -35,8 +35,8 @@ sched::WorkItem TrainItem(const TrainRequest& request, bool share_prompts) {
 
 constexpr sched::WorkKind kAdapterOp = sched::WorkKind::kAdapterOp;
 
-// Returns true unless the adapter is not restored yet. In that case gives the
-// error to `done`.
+// Returns true if clients may use the adapter. If the replay of the log has not
+// restored it yet, returns false and gives the error to `done`.
 template <typename Result>
 bool IsReady(const dispatch::Dispatcher& dispatcher,
              const std::string& adapter_id, const Callback<Result>& done) {

@@ -24,15 +24,15 @@
 namespace weft::engine {
 namespace {
 
-// The engine thread sleeps at most this long without work. So its heartbeat
-// stays recent.
+// The engine thread waits at most this long for work. So its heartbeat stays
+// recent.
 constexpr absl::Duration kIdleWait = absl::Milliseconds(200);
 
 // After this time without work the engine frees memory that it keeps for later
-// steps.
+// work.
 constexpr absl::Duration kIdleRelease = absl::Seconds(10);
 
-// The time between two looks of the I/O thread at the disks.
+// The I/O thread looks at the disks at most once in this time.
 constexpr absl::Duration kDiskInterval = absl::Seconds(1);
 
 // The engine thread's name in `top -H`. The compute threads inherit the name.
@@ -72,8 +72,7 @@ std::vector<std::string> NamedTenants(const EngineOptions& options) {
   return names;
 }
 
-// Returns the settings that change the bits of results, as text. Requests and
-// the build change them too.
+// Returns the settings that can change the bits of results, as text.
 std::string SettingsOf(const EngineOptions& options,
                        const model::Decoder& decoder) {
   return absl::StrCat("device=", decoder.device().str(),
@@ -231,7 +230,7 @@ absl::Status EngineImpl::LoadFromCheckpoints(
       const bool replaying = !recovery_.ended();
       loaded = LoadNow(manager_, *adapter.restore);
       if (!loaded.ok() && replaying) {
-        // The replay may remove adapters that count for a limit.
+        // The replay may remove adapters that count towards a limit.
         WEFT_RETURN_IF_ERROR(recovery_.Wait());
         loaded = LoadNow(manager_, *adapter.restore);
       }
@@ -348,8 +347,7 @@ void EngineImpl::Run(dispatch::Work& work) {
             const TraceScope scope(TraceOf(run));
             const profile::Span span("train batch", "slices",
                                      static_cast<int64_t>(run.slices.size()));
-            trainer_.Run(run).IgnoreError();  // The dispatcher already has the
-                                              // error.
+            trainer_.Run(run).IgnoreError();  // The dispatcher has the error.
           },
           [this](dispatch::RunStep& run) {
             const TraceScope scope(run.step.trace);

@@ -1,10 +1,10 @@
 // The engine: methods that any thread may call, and one thread that owns the
 // device.
 //
-// A method gives its request to the dispatcher and returns. The engine thread
-// asks the dispatcher for work and runs it. The part of the engine that did the
-// work gives the result back to the dispatcher. The I/O thread reads and writes
-// files. The reply thread runs callbacks.
+// A method hands its request on, most often to the dispatcher, and returns. The
+// engine thread asks the dispatcher for work and runs it. The part of the
+// engine that did the work gives the result back to the dispatcher. The I/O
+// thread reads and writes files. The reply thread runs callbacks.
 #ifndef WEFT_SRC_ENGINE_ENGINE_IMPL_H_
 #define WEFT_SRC_ENGINE_ENGINE_IMPL_H_
 
@@ -49,10 +49,10 @@ class EngineImpl final : public Engine {
   EngineImpl(EngineParts parts, prometheus::Registry* registry);
   ~EngineImpl() override;
 
-  // Restores the state in --state-dir and records all changes from then on.
-  // Call it before any other method. Returns when clients may use the engine;
-  // adapters may become ready later (recovery.h). Errors: DATA_LOSS (damaged
-  // files), those of StateFolder.
+  // Restores the state in --state-dir and records changes from then on. Does
+  // nothing without --state-dir. Call it before any other method. Returns when
+  // clients may use the engine; adapters may become ready later (recovery.h).
+  // Errors, among others: DATA_LOSS (damaged files).
   [[nodiscard]] absl::Status Recover();
 
   [[nodiscard]] const EngineInfo& info() const override { return parts_.info; }
@@ -113,8 +113,8 @@ class EngineImpl final : public Engine {
   // may call it.
   [[nodiscard]] absl::Status CheckRoom() const;
 
-  // Loads the adapters of durability kCheckpoint; logs those that fail. Blocks.
-  // Call it before the engine serves. Errors: those of Recover.
+  // Loads the adapters of durability kCheckpoint and logs the loads that fail.
+  // Blocks. Call it before the engine serves. Errors: those of Recovery::Wait.
   [[nodiscard]] absl::Status LoadFromCheckpoints(
       const records::RestorePoints& restores);
 

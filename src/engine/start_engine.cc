@@ -121,7 +121,7 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
   }
   WEFT_ASSIGN_OR_RETURN(engine::LoadedRank rank,
                         engine::LoadRank(chosen, world));
-  // LoadRank's errors say more about a folder that is no model.
+  // LoadRank's errors come first: they say more about a bad model folder.
   WEFT_RETURN_IF_ERROR(fingerprint.status());
   engine::EngineParts parts{
       .options = std::move(rank.options),

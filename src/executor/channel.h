@@ -12,12 +12,13 @@
 namespace weft::executor {
 
 // SendMessage sends from rank 0 to all other ranks, which call ReceiveMessage.
-// Both throw std::exception.
+// ReceiveMessage returns the message as Encode's bytes. Both functions throw
+// std::exception.
 void SendMessage(const Message& message, parallel::Communicator& commands);
 [[nodiscard]] std::string ReceiveMessage(parallel::Communicator& commands);
 
-// Returns the adapter version that this rank's decoder runs with. `compute_N`
-// has the adapter's N weights in the decoder's part of the model.
+// Returns the adapter version with which this rank's decoder runs. `compute_N`
+// has the N weights that the adapter adds to this rank's part of the model.
 [[nodiscard]] lora::AdapterVersionPtr MakeVersion(const model::Decoder& decoder,
                                                   const LoraConfig& config,
                                                   at::Tensor compute_N);

@@ -127,8 +127,8 @@ void DecodeGraphs::Record(const DecodeShape& shape, const CachePlan& plan,
     graph.recorded = device_->Record(step);
     graph.bytes = std::max<int64_t>(0, before - device_->FreeBytes());
   } catch (const std::exception& error) {
-    // The caller runs the step as launches instead. If these fail too, the
-    // exception is thrown there.
+    // The caller runs the step as launches instead. If the launches fail too,
+    // they throw.
     Log(LogLevel::kWarning, "decode steps of this shape run without a graph",
         {{"rows", shape.rows},
          {"table_entries", shape.table_entries},

@@ -39,10 +39,11 @@ class StepDevice {
  public:
   virtual ~StepDevice() = default;
 
-  // Runs `step` once and waits for it. The step allocates from a memory pool
-  // that all graphs of this object share. Only one graph runs at a time.
+  // Runs `step` and waits for it. May run it a second time if memory ran out.
+  // The step allocates from a memory pool that all graphs of this StepDevice
+  // share, so only one graph may run at a time.
   virtual void Run(const std::function<void()>& step) = 0;
-  // Records the launches that `step` queues, with memory from that pool.
+  // Records the launches that `step` queues, with memory from Run's pool.
   // REQUIRES: `step` has run before, so that libraries are ready for its sizes.
   [[nodiscard]] virtual std::unique_ptr<StepGraph> Record(
       const std::function<void()>& step) = 0;
@@ -52,7 +53,8 @@ class StepDevice {
   // Returns `bytes` bytes of pinned host memory.
   [[nodiscard]] virtual at::Tensor HostBuffer(int64_t bytes) = 0;
   // Queues a copy of the first `bytes` bytes of `host` to the device. The
-  // caller does not change them until the next Run or FetchDraws has returned.
+  // caller does not change `host` until the next Run or FetchDraws has
+  // returned.
   virtual void Upload(const at::Tensor& host, int64_t bytes,
                       const at::Tensor& device) = 0;
 
@@ -70,8 +72,9 @@ class StepDevice {
       const DrawRules& rules, const sampling::cuda::DrawSpace& space) = 0;
 };
 
-// Returns null if graphs are not available: on a CPU, if several ranks share
-// every layer, or if the decoder's type is neither bf16 nor f32.
+// Returns null if graphs are not available: in a build without CUDA, on a CPU,
+// if several ranks share every layer, or if the decoder's type is neither bf16
+// nor f32.
 [[nodiscard]] std::unique_ptr<StepDevice> MakeStepDevice(
     const model::Decoder& decoder);
 // Makes the device for CUDA. Only a build with CUDA defines it.
@@ -85,7 +88,7 @@ class DecodeGraphs {
                model::KvStore* store, int64_t max_rows,
                std::unique_ptr<StepDevice> device);
 
-  // Returns a token for each row. Returns none if the plan cannot run as a
+  // Returns a draw for each row. Returns none if the plan cannot run as a
   // graph; the caller then runs the plan as launches.
   [[nodiscard]] std::optional<Draws> Run(const CachePlan& plan);
 
@@ -106,8 +109,8 @@ class DecodeGraphs {
   // Queues the launches of the step. Record captures them.
   void Queue(const DecodeStep& step, int max_filters,
              const sampling::cuda::DrawSpace& draws) const;
-  // Returns the graph of the shape. Adds a graph without a recording if there
-  // is none.
+  // Returns the graph of the shape. If there is none, adds one without a
+  // recording, and may drop the oldest graph.
   [[nodiscard]] Graph& Find(const DecodeShape& shape);
   void Record(const DecodeShape& shape, const CachePlan& plan, Graph& graph);
   // Allocates the graph's memory, writes the plan into it, and returns the step

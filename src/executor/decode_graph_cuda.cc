@@ -40,8 +40,8 @@ class InPool {
 class CudaGraph final : public StepGraph {
  public:
   explicit CudaGraph(cudaGraphExec_t graph) : graph_(graph) {}
-  // The status is ignored, because it is an error only if the device is lost,
-  // which has nothing to free.
+  // Ignores the status, because it is an error only if the device is lost. A
+  // lost device has nothing to free.
   ~CudaGraph() override { static_cast<void>(cudaGraphExecDestroy(graph_)); }
   CudaGraph(const CudaGraph&) = delete;
   CudaGraph& operator=(const CudaGraph&) = delete;
@@ -54,7 +54,8 @@ class CudaGraph final : public StepGraph {
   const cudaGraphExec_t graph_;
 };
 
-// Captures the launches that `step` queues on the current stream.
+// Captures the launches that `step` queues on `stream`. The caller destroys the
+// graph.
 cudaGraph_t Capture(const std::function<void()>& step, cudaStream_t stream) {
   // The capture is thread-local, because other threads may allocate and copy
   // during the capture.
@@ -167,8 +168,8 @@ class CudaStepDevice final : public StepDevice {
     try {
       work(stream_.stream());
     } catch (...) {
-      // The caller will run the step as launches on another stream. So this
-      // stream must be idle by then.
+      // The caller may go on with launches on another stream. So this stream
+      // must be idle before the exception leaves.
       static_cast<void>(cudaStreamSynchronize(stream_.stream()));
       throw;
     }
@@ -178,8 +179,7 @@ class CudaStepDevice final : public StepDevice {
   const at::Device device_;
   const at::cuda::MempoolId_t pool_;
   const c10::cuda::CUDAStream stream_;  // Captures run on this stream.
-  int num_pools_ = 0;                   // Each use of InPool adds a reference
-                                        // to the pool.
+  int num_pools_ = 0;                   // References to pool_, one per InPool.
 };
 
 }  // namespace

@@ -14,9 +14,9 @@ namespace {
 // Each part begins at a multiple of this, because kernels read vectors.
 constexpr int64_t kAlignment = 256;
 
-// DecodeShape::max_rank is this number times a power of two.
+// DecodeShape::max_rank is 0, or this number times a power of two.
 constexpr int64_t kLeastRank = 16;
-// Most distinct adapter layouts in one step. A layout takes 12 KB at 32 layers.
+// The most distinct adapter layouts in one step.
 constexpr int64_t kMaxLayouts = 8;
 
 // Reserves `bytes` bytes at *end and returns their offset.
@@ -34,8 +34,8 @@ void Put(const at::Tensor& values, T padding, int64_t count, std::byte* to) {
   std::fill_n(end, count - values.numel(), padding);
 }
 
-// Returns whether the plan is a decode step that draws one token from every
-// row, without top_logprobs.
+// Returns whether the plan is a decode step that scores nothing and draws one
+// token from every row, without top_logprobs.
 bool DrawsFromAllRows(const CachePlan& plan) {
   const int64_t num_rows = plan.batch.tokens_T.size(0);
   const auto all = static_cast<size_t>(num_rows);
@@ -61,8 +61,8 @@ bool IsInLayersAlone(const lora::AdapterLayout& layout) {
              .factors.empty();
 }
 
-// Sets shape->max_rank. Returns false if the adapters are not bf16 on CUDA, or
-// if one has LoRA outside the layers.
+// Sets shape->max_rank. Returns false if the rows or an adapter are not bf16 on
+// CUDA, or if an adapter has LoRA outside the layers.
 bool AddAdapters(const lora::LoraRouting& routing,
                  const model::Decoder& decoder, DecodeShape* shape) {
   if constexpr (ops::kHasCudaKernels) {

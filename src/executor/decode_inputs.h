@@ -3,7 +3,7 @@
 // captured step reads the buffer in place, so an iteration uploads one block of
 // memory and launches one graph.
 //
-// Legend: T rows, L table entries per row.
+// Legend: T rows, L page table entries per row.
 #ifndef WEFT_SRC_EXECUTOR_DECODE_INPUTS_H_
 #define WEFT_SRC_EXECUTOR_DECODE_INPUTS_H_
 
@@ -33,10 +33,10 @@ struct DecodeShape {
 };
 
 // Returns the shape in which the plan runs, or none if the plan cannot be
-// captured. A plan can be captured if it is a decode step and every row draws
-// one token without top_logprobs. Its adapters must be bf16 on CUDA and have
-// LoRA only in the layers. A plan of more than `max_rows` rows is not captured.
-// A page has `page_tokens` tokens. The result's max_filters is 0.
+// captured. A plan can be captured if it is a decode step of at most `max_rows`
+// rows that scores nothing, and every row draws one token without top_logprobs.
+// If it has adapters, they and the rows must be bf16 on CUDA, with LoRA only in
+// the layers. A page has `page_tokens` tokens. The result's max_filters is 0.
 [[nodiscard]] std::optional<DecodeShape> ShapeOf(const CachePlan& plan,
                                                  const model::Decoder& decoder,
                                                  int64_t max_rows,
@@ -49,7 +49,7 @@ struct DecodeStep {
   at::Tensor rules;    // For sampling::cuda::QueueDraw.
 };
 
-// Divides a buffer into one part for each argument of a decode step.
+// Divides a buffer into parts, one for each argument of a decode step.
 class DecodeInputs {
  public:
   DecodeInputs(const DecodeShape& shape, const model::Decoder& decoder);
@@ -58,16 +58,16 @@ class DecodeInputs {
   // Returns whether the plan's distinct adapter layouts fit. REQUIRES: the plan
   // has this shape.
   [[nodiscard]] bool Fits(const CachePlan& plan) const;
-  // Writes the plan's values, except the rules, to `to`, which has bytes()
-  // bytes and is aligned to 16. Returns how many of the first bytes must be
-  // uploaded. Rows beyond the plan's are padding: they write to no slot and see
-  // no token. REQUIRES: the plan has this shape.
+  // Writes the plan's values, except the rules, to `to`, which has at least
+  // bytes() bytes and is aligned to 16. Returns how many of the first bytes
+  // must be uploaded. Rows beyond the plan's are padding: they write to no slot
+  // and see no token. REQUIRES: the plan has this shape.
   [[nodiscard]] int64_t Write(const CachePlan& plan,
                               std::span<std::byte> to) const;
   // Returns the part of `to` that holds the rules, one for each row.
   [[nodiscard]] std::span<std::byte> RulePlaces(std::span<std::byte> to) const;
   // Returns the step that reads `buffer` [bytes()] on the decoder's device.
-  // Call it once.
+  // Call it once, because the adapter table then reads this buffer.
   [[nodiscard]] DecodeStep At(const at::Tensor& buffer) const;
 
  private:

@@ -4,10 +4,10 @@
 // Rank 0 holds the whole adapters, with optimizer, versions and files. Every
 // other rank receives its part of the weights of the versions that plans name.
 // It sends back its part of the gradients, which the executor adds up. So the
-// loss of another rank loses only the running plan.
+// other ranks hold no state that must be saved.
 //
-// Each replica of the model runs one plan of a micro-batch. Sampling runs on
-// the first replica, which alone has the key/value cache.
+// Each replica of the model runs at most one plan of a micro-batch. Sampling
+// runs on the first replica, which alone has the key/value cache.
 #ifndef WEFT_SRC_EXECUTOR_EXECUTOR_H_
 #define WEFT_SRC_EXECUTOR_EXECUTOR_H_
 
@@ -48,17 +48,17 @@ class Executor {
   }
   [[nodiscard]] bool failed() const { return failed_; }
 
-  // Checks that the other ranks are alive, and makes them drop weights that no
-  // plan can name any more. Costs little. Called when there is no other work.
+  // Throws if another rank is lost. Makes the other ranks drop weights that no
+  // plan can name any more. Costs little.
   void Ping();
   [[nodiscard]] bool alone() const { return links_.alone(); }
 
   // Ends the other ranks. REQUIRES: no other call follows.
   void Stop();
 
-  // Runs up to one plan on each replica. Returns one score set for each plan,
-  // in their order. After plans with `backward`, the caller calls Backward or
-  // DropPending.
+  // Runs plans[i] on replica i. Returns the scores of each plan, in the same
+  // order. After plans with `backward`, the caller calls Backward or
+  // DropPending. REQUIRES: at least one plan, and at most num_replicas().
   [[nodiscard]] std::vector<TrainScores> Forward(std::vector<TrainPlan> plans);
   // Runs the backward pass of the latest Forward's plans. gradients_E[i] is
   // dLoss/dlogprob [E], f32, of plan i. Adds the results to gradients[i], which
@@ -66,8 +66,8 @@ class Executor {
   // may add to the same tensors.
   void Backward(const std::vector<at::Tensor>& gradients_E,
                 const std::vector<lora::LoraGradients>& gradients);
-  // Frees what rank 0 keeps for Backward, if Backward will not be called. Other
-  // ranks free theirs at their next plan with `backward`.
+  // Frees what rank 0 keeps for Backward. Call it if Backward will not be
+  // called. Other ranks free theirs at their next plan with `backward`.
   void DropPending();
 
   // Allocates the cache. Call it before the first CachePlan. A second call
@@ -97,15 +97,15 @@ class Executor {
   // A version that was sent to the other ranks.
   struct SentVersion {
     std::weak_ptr<const lora::AdapterVersion> whole;
-    lora::AdapterVersionPtr own;  // Rank 0's part; null if rank 0 has the whole
-                                  // version.
+    lora::AdapterVersionPtr own;  // Rank 0's part; null if that is the whole.
     std::vector<Part> parts;      // Empty if every rank has the whole version.
   };
-  // Throws if an earlier call has failed. A call that has broadcast a message
-  // counts as failed until it calls Succeed.
+  // The constructor throws if an earlier call has failed. A call that has
+  // broadcast a message counts as failed until Succeed.
   class ScopedCall;
 
-  // Sends the message to all other ranks. failed_ is then true until Succeed.
+  // Sends the message to all other ranks, if there are any. failed_ is then
+  // true until Succeed.
   void Broadcast(const Message& message);
   // Sends the routing's versions to the other ranks, unless they have them.
   // Called before the plan that names the versions.
@@ -114,7 +114,8 @@ class Executor {
   // Removes the versions that no plan can name any more from sent_versions_ and
   // returns their ids.
   [[nodiscard]] std::vector<uint64_t> TakeDead();
-  // Replaces the routing's versions by rank 0's parts of them.
+  // Replaces the routing's versions by rank 0's parts of them, if rank 0 has
+  // only parts.
   void UseOwnParts(lora::LoraRouting& routing) const;
   [[nodiscard]] TrainScores ReceiveScores(const TrainPlan& plan, int from);
   // Runs rank 0's part of a backward pass.

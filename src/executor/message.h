@@ -20,8 +20,8 @@ struct CacheSize {
   int64_t num_pages = 0;
   int64_t page_tokens = 0;
 };
-// Announces weights that later plans name. Each rank then receives its part of
-// the weights as a tensor.
+// Announces weights that later plans name. Each other rank then receives its
+// part of the weights as a tensor.
 struct NewVersion {
   uint64_t id = 0;  // A lora::WeightsId.
   LoraConfig config;
@@ -38,7 +38,8 @@ struct TrainCommand {
 // indexed by replica.
 struct GradientsCommand {
   std::vector<at::Tensor> gradients_E;  // dLoss/dlogprob, f32.
-  // Ids of the versions whose gradients each rank sends back, in this order.
+  // Ids of the versions whose gradients the ranks of a replica send back, in
+  // this order.
   std::vector<std::vector<uint64_t>> trained;
 };
 struct CacheCommand {
@@ -56,10 +57,11 @@ using Message =
 // Returns the weights with this id. Throws c10::Error if there are none.
 using FindVersion = std::function<lora::AdapterVersionPtr(uint64_t id)>;
 
-// Returns the message as bytes. Only the ids of a routing's weights are sent,
-// and Decode looks the weights up with FindVersion.
+// Returns the message as bytes. For a routing's weights the bytes have only
+// ids, and Decode gets the weights from `find`.
 [[nodiscard]] std::string Encode(const Message& message);
-// Throws c10::Error if the bytes are no message or an id is unknown.
+// Throws c10::Error if the bytes end too early or have an unknown kind, or what
+// `find` throws.
 [[nodiscard]] Message Decode(absl::string_view bytes, const FindVersion& find);
 
 }  // namespace weft::executor

@@ -59,7 +59,8 @@ class RowIndex {
 };
 
 // Sets the fields of `scores` about experts. `experts` has the experts [T, K]
-// of each layer.
+// of each layer with experts, for T rows and K experts per token. Does nothing
+// if `experts` is empty.
 void AddExperts(const std::vector<at::Tensor>& experts, int num_experts,
                 bool wants_routing, TrainScores& scores) {
   if (experts.empty()) return;
@@ -71,8 +72,8 @@ void AddExperts(const std::vector<at::Tensor>& experts, int num_experts,
 }
 
 // Returns the weights of a dense f32 model on a CPU in the order in which a
-// decode step reads them. Returns none for other models: ATen computes a part
-// of their steps, and has no threads within a team.
+// decode step reads them. Returns an empty vector for other models: ATen
+// computes a part of their steps, and has no threads within a team.
 std::vector<ops::SharedRows> WeightsInOrder(const model::Decoder& decoder) {
   if (!decoder.device().is_cpu() || decoder.dtype() != at::kFloat ||
       decoder.config().moe.shape.count > 0) {
@@ -145,7 +146,7 @@ void ModelRunner::Backward(const at::Tensor& gradients_E,
                          gradients_E, gradients),
       pending.x_TH, plan.score_index_R);
   head.reset();
-  // Frees the rows before the layers' backward pass, which needs the most
+  // Frees normed_RH before the layers' backward pass, which needs the most
   // memory.
   pending.normed_RH.reset();
   decoder_.BackwardLayers(plan.batch, pending.tape, std::move(d_TH), gradients);

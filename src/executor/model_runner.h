@@ -17,7 +17,7 @@
 
 namespace weft::executor {
 
-// Threads: not thread-safe. All methods throw c10::Error.
+// Threads: not thread-safe. Methods that compute throw std::exception.
 class ModelRunner {
  public:
   // `decoder` outlives the runner.
@@ -34,7 +34,7 @@ class ModelRunner {
   // which has the gradients [N] of the versions in the plan.
   void Backward(const at::Tensor& gradients_E,
                 const lora::LoraGradients& gradients);
-  // Frees what Forward has kept. Called if Backward will not be called.
+  // Frees what Forward has kept. Call it if Backward will not be called.
   void DropPending() { pending_.reset(); }
 
   // Runs a plan over `store`. `graphs` runs decode steps over the same store;
@@ -44,13 +44,13 @@ class ModelRunner {
 
  private:
   // Returns whether this rank is the first of its replica. Only the first rank
-  // returns results.
+  // returns a CacheOutput with results, and experts in TrainScores.
   [[nodiscard]] bool IsFirst() const {
     return head_.shard.group == nullptr || head_.shard.group->shard().rank == 0;
   }
 
-  // Returns whether a thread team runs the plan. It runs decode steps in which
-  // every product has few rows.
+  // Returns whether a thread team runs the plan: a decode step of at most
+  // ops::kMaxTeamRows rows, if weights_in_order_ is not empty.
   [[nodiscard]] bool TakesTeam(const CachePlan& plan) const;
   [[nodiscard]] CacheOutput RunLayersAndHead(CachePlan& plan) const;
 
@@ -77,17 +77,19 @@ class ModelRunner {
 // part.
 [[nodiscard]] int64_t PageBytes(const model::Decoder& decoder,
                                 int64_t page_tokens);
-// Returns the same for the configuration that model::LargestConfig returned.
+// Returns the bytes of one page in all layers, on the rank with configuration
+// `largest` (from model::LargestConfig).
 [[nodiscard]] int64_t PageBytes(const model::ModelConfig& largest,
                                 int64_t element_bytes, int64_t page_tokens);
 
 // Returns the experts [N, L K], i16, on the host, with which the tokens in
-// these N slots were computed. REQUIRES: the model has experts.
+// these N slots were computed, for L layers with experts and K experts per
+// token. REQUIRES: the model has experts.
 [[nodiscard]] at::Tensor ReadExperts(const model::KvStore& store,
                                      const std::vector<int64_t>& slots);
 
-// Copies the first copy.num_rows rows of page copy.from to copy.to, in every
-// layer.
+// Copies the first copy.num_rows rows of page copy.from to page copy.to, in
+// every layer, with their experts.
 void CopyPage(const kv::PageCopy& copy, model::KvStore* store);
 
 }  // namespace weft::executor

@@ -1,8 +1,8 @@
-// Plans: passes through the model that several ranks compute together. Rank 0
-// makes a plan, and each rank runs it on its part of the model. The tensors of
+// Plans: passes through the model. Rank 0 makes a plan. The ranks of one
+// replica run the plan together, each on its part of the model. The tensors of
 // plans are on the host.
 //
-// Legend: R score rows, E score entries, V vocabulary.
+// Legend: T batch rows, R score rows, E score entries.
 #ifndef WEFT_SRC_EXECUTOR_PLAN_H_
 #define WEFT_SRC_EXECUTOR_PLAN_H_
 
@@ -30,28 +30,30 @@ struct TrainPlan {
 };
 
 // The results of a TrainPlan, on the host; scores are f32. In the last two
-// fields, L layers have experts, and E is the number of experts in each.
+// fields, L is the number of layers with experts, K the experts per token, and
+// E the experts of a layer instead of score entries. Only the first rank of a
+// replica sets these two.
 struct TrainScores {
   at::Tensor logprobs_E;
   at::Tensor entropies_R;  // Undefined if no entropies were requested.
   // The experts [T, L K], i32, of every batch row, layer by layer. Undefined if
-  // no routing was requested.
+  // no routing was requested, or if no layer has experts.
   at::Tensor experts_TE;
-  // The number of rows [L, E], i64, that each expert of each layer had.
-  // Undefined if no layer has experts.
+  // The number of rows [L, E], i64, of each expert. Undefined if no layer has
+  // experts.
   at::Tensor expert_rows_LE;
 };
 
 using DrawRules = std::vector<sampling::DrawRule>;
-// One draw for each rule. A draw is none if the logits are not a distribution.
+// One draw for each rule. A draw is none if its logits are not a distribution.
 using Draws = std::vector<std::optional<sampling::DrawResult>>;
 
 // One pass over the key/value cache: a prefill or a decode iteration.
 struct CachePlan {
   model::PackedBatch batch;
   model::KvAccess kv;  // Each rank keeps its own part of the cache.
-  // Distinct batch rows whose logits are needed, and the adapters of the
-  // logits.
+  // Distinct batch rows whose logits are needed, and the adapters that the head
+  // applies to these rows.
   std::vector<int64_t> logit_rows;
   lora::LoraRouting logit_routing;
   // The rules for drawing tokens. Each rule names a row of the logits.

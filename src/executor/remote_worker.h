@@ -20,8 +20,8 @@ class RemoteWorker {
                parallel::Links* links)
       : runner_(decoder, head), links_(*links) {}
 
-  // Executes messages until a StopCommand. Throws std::exception if another
-  // rank is lost.
+  // Executes messages until a StopCommand. Throws std::exception, for example
+  // if another rank is lost.
   void Run();
 
  private:

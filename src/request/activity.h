@@ -1,5 +1,5 @@
 // What adapters did lately and what tenants hold, for people who watch the
-// server. Proto-free.
+// server.
 #ifndef WEFT_SRC_REQUEST_ACTIVITY_H_
 #define WEFT_SRC_REQUEST_ACTIVITY_H_
 
@@ -12,23 +12,22 @@
 
 namespace weft {
 
-// One ForwardBackward that has ended.
+// A ForwardBackward that has succeeded.
 struct TrainPoint {
   uint64_t step = 0;
   absl::Time ended_at;
-  // The sum of the losses, divided by the sum of the weights' magnitudes. May
-  // be infinite or NaN.
+  // The sum of the losses, divided by the sum of the magnitudes of the data's
+  // weights, or by 1 if that is 0. May be infinite or NaN.
   float loss = 0;
   uint32_t num_tokens = 0;
 };
 
 struct AdapterActivity {
   // Totals since the adapter came into this process: tokens of ForwardBackward
-  // and Forward, and tokens that were drawn.
+  // and Forward, and drawn tokens of finished samples.
   uint64_t train_tokens = 0;
   uint64_t sampled_tokens = 0;
-  std::vector<TrainPoint> points;  // The latest ones, in the order in which
-                                   // their steps ended.
+  std::vector<TrainPoint> points;  // The latest, in the order of `ended_at`.
 };
 
 struct TenantLoad {
@@ -37,15 +36,16 @@ struct TenantLoad {
   int64_t queued_requests = 0;  // Requests that have not started.
 };
 
-// Names adapters and tenants. `max_points` limits the points of each adapter.
+// Asks for these adapters and tenants, with at most `max_points` points for
+// each adapter.
 struct ActivityQuery {
   std::vector<std::string> adapter_ids;
   std::vector<std::string> tenants;
   size_t max_points = 0;
 };
 
-// The entries are in the order of the query. The entry of an unknown name is
-// empty.
+// The entries are in the order of the query. The entry of an unknown name has
+// only zeros.
 struct Activity {
   std::vector<AdapterActivity> adapters;
   std::vector<TenantLoad> tenants;

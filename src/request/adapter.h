@@ -1,6 +1,6 @@
-// Adapters as the service sees them: shape, state, operations. Proto-free. The
-// code that builds a request validates it (server/*_validation.cc); the modules
-// below do not check it again.
+// Adapters: their LoRA configuration, what clients see of them, and requests
+// for operations on them. The server validates a request before the engine gets
+// it (server/*_validation.cc).
 #ifndef WEFT_SRC_REQUEST_ADAPTER_H_
 #define WEFT_SRC_REQUEST_ADAPTER_H_
 
@@ -15,7 +15,8 @@
 
 namespace weft {
 
-// The layers that can carry LoRA. Checkpoints store these numbers.
+// The modules of the model that can have LoRA. Checkpoints and logs store these
+// numbers.
 enum class TargetModule : uint8_t {
   kQProj,
   kKProj,
@@ -35,14 +36,14 @@ inline constexpr std::array kAllTargetModules = {
     TargetModule::kDownProj,   TargetModule::kLmHead,
     TargetModule::kEmbedTokens};
 
-// Returns the targets of an adapter that names none: every projection of every
-// layer.
+// Returns the targets of an adapter that names none: all projections of the
+// layers.
 [[nodiscard]] std::vector<TargetModule> DefaultTargetModules();
 
 // Returns Hugging Face's name of the module, such as "q_proj".
 [[nodiscard]] const char* TargetModuleName(TargetModule module);
 
-// LoRA of one linear layer. With rank 0 the layer has no LoRA.
+// LoRA of one module. With rank 0 the module has no LoRA.
 struct LoraShape {
   int rank = 0;
   double alpha = 0;
@@ -51,9 +52,9 @@ struct LoraShape {
   friend bool operator==(const LoraShape&, const LoraShape&) = default;
 };
 
-// A linear layer whose LoRA shape differs from the rest of its adapter. `layer`
-// counts from 0. For a module outside the layers, `layer` is the number of
-// layers.
+// A module that has another LoRA shape than LoraConfig's rank and alpha say.
+// `layer` counts from 0. For a module outside the layers, `layer` is the number
+// of layers.
 struct LoraOverride {
   int layer = 0;
   TargetModule module = TargetModule::kQProj;
@@ -68,10 +69,10 @@ struct LoraConfig {
   std::vector<TargetModule> target_modules = DefaultTargetModules();
   uint64_t seed = 0;
   // In a CreateAdapterRequest: the rank of LoRA on experts; 0 means `rank`
-  // divided by the experts per token. An existing adapter has 0 here, and
-  // overrides instead.
+  // divided by the experts per token, at least 1. An existing adapter has 0
+  // here, and overrides instead.
   int expert_rank = 0;
-  // Ordered by layer and module. target_modules includes the module of each.
+  // Ordered by layer and module. target_modules has all of their modules.
   std::vector<LoraOverride> overrides;
 
   [[nodiscard]] LoraShape ShapeOf(int layer, TargetModule module) const;
@@ -82,10 +83,10 @@ struct LoraConfig {
 enum class AdapterLocation : uint8_t { kDevice, kHost, kDisk };
 inline constexpr int kNumAdapterLocations = 3;
 
-// What of an adapter the next process restores without a client's help: with
-// kMemory nothing, with kCheckpoint the last checkpoint, with kStep every
-// answered step. kDefault occurs only in requests. It means kStep with
-// --state-dir, otherwise kMemory.
+// Says what the next process restores of an adapter by itself. kMemory:
+// nothing. kCheckpoint: the latest training checkpoint that the adapter saved
+// or loaded. kStep: every answered step. kDefault occurs only in requests and
+// means kStep with --state-dir, otherwise kMemory.
 enum class Durability : uint8_t { kDefault, kMemory, kCheckpoint, kStep };
 inline constexpr int kNumDurabilities = 4;
 

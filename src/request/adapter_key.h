@@ -1,5 +1,4 @@
-// AdapterKey is the daemon's own name for an adapter, from the adapter's
-// creation on.
+// AdapterKey: the number by which the server knows an adapter.
 #ifndef WEFT_SRC_REQUEST_ADAPTER_KEY_H_
 #define WEFT_SRC_REQUEST_ADAPTER_KEY_H_
 
@@ -7,9 +6,9 @@
 
 namespace weft {
 
-// A client may delete an adapter and reuse its name. Keys ascend and are never
-// reused within a process. So work of a deleted adapter is never mistaken for
-// work of a new adapter with the same name.
+// A client may delete an adapter and create another one with the same name. The
+// new adapter gets a new key. So work of the deleted adapter is never mistaken
+// for work of the new one.
 enum class AdapterKey : uint64_t { kBaseModel = 0 };
 
 }  // namespace weft

@@ -1,5 +1,5 @@
 // Checkpoints of adapters: what they hold, and the requests that save and load
-// them. Proto-free. The code that builds a request validates it
+// them. The server validates a request before the engine gets it
 // (server/checkpoint_validation.cc).
 #ifndef WEFT_SRC_REQUEST_CHECKPOINT_H_
 #define WEFT_SRC_REQUEST_CHECKPOINT_H_
@@ -14,7 +14,7 @@
 
 namespace weft {
 
-// kTrain has weights, moments and gradient; kSampler has weights only.
+// kTrain: weights, optimizer moments and gradient. kSampler: weights only.
 // Checkpoints and logs store these numbers.
 enum class CheckpointKind : uint8_t { kTrain, kSampler };
 inline constexpr int kNumCheckpointKinds = 2;
@@ -22,7 +22,8 @@ inline constexpr int kNumCheckpointKinds = 2;
 // Returns "train" or "sampler".
 [[nodiscard]] const char* CheckpointKindName(CheckpointKind kind);
 
-// The caller's own entries. A key is a name (src/base/name.h).
+// Entries that the caller gave. A key is a name of at most 128 letters, digits,
+// '.', '_' and '-' (IsName).
 using CheckpointMetadata = std::map<std::string, std::string>;
 
 inline constexpr size_t kMaxMetadataEntries = 64;
@@ -44,7 +45,7 @@ struct CheckpointInfo {
   CheckpointKind kind = CheckpointKind::kTrain;
   CheckpointMetadata metadata;
   absl::Time expires_at = absl::InfiniteFuture();
-  // The next three are empty in checkpoints that are older than the fields.
+  // Old checkpoints lack the three fields below, which are then empty.
   std::string tenant;
   std::string base_model;  // Name of the base model.
   std::string base_fingerprint;
@@ -77,7 +78,7 @@ struct LoadCheckpointRequest {
   std::string source_adapter_id;
   std::string name;
   bool weights_only = false;
-  // The next two are used if the load creates the adapter.
+  // `tenant` and `durability` are used only if the load creates the adapter.
   std::string tenant;
   Durability durability = Durability::kDefault;
   uint64_t step = 0;

@@ -11,7 +11,7 @@
 namespace weft {
 namespace {
 
-// Streams values into SHA-256. Hashes the length of each string and vector
+// Computes the SHA-256 of values. Hashes the length of each string and vector
 // before its content, so that different values give different bytes.
 class Hasher {
  public:
@@ -57,8 +57,8 @@ class Hasher {
     void operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
   };
 
-  // SHA-256 fails only if memory is exhausted. With a wrong digest a step could
-  // run twice, so the process ends instead.
+  // Ends the process if OpenSSL fails, because a wrong digest could make a step
+  // run twice.
   static void Require(bool ok) {
     if (!ok) std::abort();
   }

@@ -16,9 +16,8 @@ namespace weft {
 [[nodiscard]] std::string Sha256(std::string_view bytes);
 
 // Returns the SHA-256 (32 bytes) of the request's type and of the fields that
-// decide what the step does. Step, epoch and deadline are not among them.
-// Floats are hashed by their bits. Machines of one byte order give equal
-// digests for equal payloads. Takes time linear in the bytes.
+// decide what a numbered step does. Step, epoch and deadline are not among
+// them. Floats are hashed by their bits. Takes time linear in the bytes.
 [[nodiscard]] std::string PayloadDigest(const TrainRequest& request);
 [[nodiscard]] std::string PayloadDigest(const OptimStepRequest& request);
 [[nodiscard]] std::string PayloadDigest(const SaveCheckpointRequest& request);

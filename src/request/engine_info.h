@@ -1,4 +1,4 @@
-// Facts about a running engine. Proto-free.
+// Facts about a running engine.
 #ifndef WEFT_SRC_REQUEST_ENGINE_INFO_H_
 #define WEFT_SRC_REQUEST_ENGINE_INFO_H_
 
@@ -19,7 +19,7 @@ struct EngineInfo {
   int context_length = 0;
   std::vector<int32_t> eos_token_ids;
   uint64_t num_parameters = 0;
-  // The next three are 0 for a dense model.
+  // A dense model has 0 in the three fields below.
   int num_experts = 0;
   int experts_per_token = 0;
   int expert_layers = 0;  // Layers that have experts.
@@ -27,15 +27,14 @@ struct EngineInfo {
   int max_adapters_per_tenant = 0;
   uint64_t max_adapter_bytes_per_tenant = 0;  // 0: no limit.
   int max_rank = 0;
-  // Limits on waiting requests and tokens: of all tenants, then of each tenant.
+  // Limits on waiting requests and tokens: two for all tenants together, then
+  // two for each tenant.
   int64_t max_queue_requests = 0;
   int64_t max_queue_tokens = 0;
   int64_t max_queue_requests_per_tenant = 0;
   int64_t max_queue_tokens_per_tenant = 0;
-  uint64_t reorder_window = 0;    // How far a step's number may be ahead of the
-                                  // lowest free one.
-  uint64_t replay_window = 0;     // Number of latest steps whose replies are
-                                  // kept.
+  uint64_t reorder_window = 0;    // Most numbers above the lowest free one.
+  uint64_t replay_window = 0;     // Latest steps whose replies are kept.
   bool has_byte_decoder = false;  // True if byte_strings work.
 };
 

@@ -12,8 +12,8 @@ inline constexpr int64_t kMaxProfileSteps = 100000;
 inline constexpr int kMaxProfileSeconds = 300;
 inline constexpr int kDefaultProfileSeconds = 10;
 
-// The profile ends after this many pieces of work (micro-batches, steps that
-// run alone, decode iterations), or after this time, whichever comes first.
+// The profile ends after `steps` pieces of work (micro-batches, steps that run
+// alone, decode iterations), or after `duration`. Drain ends it earlier.
 struct ProfileRequest {
   int64_t steps = 0;  // 0: no limit.
   absl::Duration duration = absl::Seconds(kDefaultProfileSeconds);

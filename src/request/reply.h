@@ -9,8 +9,8 @@
 
 namespace weft {
 
-// Runs exactly once. It must not block, because other callbacks wait for its
-// thread.
+// Gets the result of a request, exactly once. A callback must not block,
+// because other callbacks wait for the same thread.
 template <typename T>
 using Callback = std::function<void(absl::StatusOr<T>)>;
 
@@ -30,14 +30,15 @@ class CancelHandle {
   std::function<void()> cancel_;
 };
 
-// The URL of a payload in a step's error status; the payload's content does not
-// matter. If present, the step is completed and keeps its number (StepFailure).
+// The URL of a payload of an error status. A status with this payload means
+// that the step is completed and keeps its number (StepFailure). The payload's
+// content does not matter.
 inline constexpr char kStepDonePayload[] = "weft/step-done";
-// The URL of another payload. If present, the status is the stored reply of an
+// The URL of another payload. A status with this payload is the result of an
 // earlier, equal call.
 inline constexpr char kReplayedPayload[] = "weft/replayed";
 
-// A result, and whether it is the stored reply of an earlier, equal call.
+// A result, and whether it is that of an earlier, equal call.
 template <typename T>
 struct StepReply {
   T result;

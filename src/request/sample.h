@@ -1,4 +1,4 @@
-// Sampling requests and results. Proto-free, validated.
+// Sampling requests and results. The server has validated the requests.
 #ifndef WEFT_SRC_REQUEST_SAMPLE_H_
 #define WEFT_SRC_REQUEST_SAMPLE_H_
 
@@ -54,8 +54,8 @@ struct Sample {
   std::vector<float> logprobs;
   std::vector<TopLogprobs> top_logprobs;
   FinishReason finish_reason = FinishReason::kNone;
-  // The experts of the P prompt tokens and of the S drawn tokens except the
-  // last, [P + S - 1, L, K], for L layers with experts and K experts per token.
+  // The experts [P + S - 1, L, K] of the P prompt tokens and of the S drawn
+  // tokens except the last, for L layers with experts and K experts per token.
   // Empty unless requested. In a stream, only the sample's last delta has them.
   std::vector<uint16_t> routing = {};
 };
@@ -71,7 +71,7 @@ struct SampleResult {
 struct SampleDelta {
   int sample_index = 0;
   Sample piece;
-  // The next two are set in the request's first delta, if requested.
+  // The prompt's scores are set in the request's first delta, if requested.
   std::vector<float> prompt_logprobs;
   std::vector<TopLogprobs> prompt_top_logprobs;
   uint64_t version = 0;

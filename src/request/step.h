@@ -1,5 +1,6 @@
-// A step is one numbered call on an adapter. Each alternative of StepRequest
-// has its result at the same index of StepResult. StepFailure has no request.
+// A step: a call that trains or scores data, or that saves, loads or publishes
+// an adapter. StepResult has the result of each alternative of StepRequest at
+// the same index. The result may be a StepFailure instead.
 #ifndef WEFT_SRC_REQUEST_STEP_H_
 #define WEFT_SRC_REQUEST_STEP_H_
 
@@ -22,7 +23,7 @@ struct PublishedSnapshot {
 
 // A step that ran but could not be done, because of its request, the adapter's
 // state or the checkpoints on disk. The step counts as completed: it keeps its
-// number, and this failure is its stored reply.
+// number, and `status` is its stored reply.
 struct StepFailure {
   absl::Status status;
 };

@@ -1,4 +1,4 @@
-// Training requests and results. Proto-free, validated.
+// Training requests and results. The server has validated the requests.
 #ifndef WEFT_SRC_REQUEST_TRAIN_H_
 #define WEFT_SRC_REQUEST_TRAIN_H_
 
@@ -42,7 +42,7 @@ struct TargetSpan {
 
 // One sequence of N tokens. targets and weights have one value for each target
 // of each token, in order (targets_of); empty weights mean 1. logprobs and
-// advantages are [N], or empty for cross_entropy. routing is [N, L, K] for L
+// advantages are [N], or empty for kCrossEntropy. routing is [N, L, K] for L
 // layers with experts and K experts per token. If routing is empty, the router
 // chooses the experts.
 struct Datum {
@@ -60,8 +60,8 @@ struct Datum {
   [[nodiscard]] int64_t num_tokens() const {
     return static_cast<int64_t>(tokens.size());
   }
-  // Returns the targets of token i, which is in [0, num_tokens()). There may be
-  // none.
+  // Returns the targets of token i; a token may have none. REQUIRES: i is in
+  // [0, num_tokens()).
   [[nodiscard]] TargetSpan targets_of(int64_t i) const {
     if (target_offsets.empty()) {
       return {i * targets_per_token, (i + 1) * targets_per_token};
@@ -77,8 +77,8 @@ struct TrainRequest {
   uint64_t step = 0;       // 0: the one after the highest accepted.
   uint64_t epoch = 0;      // The adapter's epoch; 0: the present one.
   bool backward = true;
-  // True for a Forward without a step number, which has no place in the order
-  // of the adapter's steps.
+  // True for a Forward without a step number. It may run before or after any
+  // other step of the adapter.
   bool unnumbered = false;
   std::string snapshot;  // Only if unnumbered. Empty: the latest version.
   LossConfig loss;
@@ -93,7 +93,7 @@ struct TrainRequest {
 };
 
 // logprobs and losses have one value for each target of the datum. entropies is
-// [N] or empty. routing is [N, L, K] or empty.
+// [N] or empty, and routing is [N, L, K] or empty (N, L, K as for Datum).
 struct DatumResult {
   std::vector<float> logprobs;
   std::vector<float> losses;
@@ -103,8 +103,7 @@ struct DatumResult {
 
 struct TrainResult {
   std::vector<DatumResult> data;
-  std::map<std::string, double> metrics;  // Names have the form
-                                          // `name:reduction`.
+  std::map<std::string, double> metrics;  // By name, such as `loss:sum`.
   uint64_t step = 0;
 };
 

@@ -121,8 +121,8 @@ std::optional<AdapterQueue::Started> AdapterQueue::StartTrain(
     if (head->item.tokens > room) return std::nullopt;
     return StartData(*head, num_data);
   }
-  // If the plan already holds whole requests of this adapter, it takes no slice
-  // of a request that exceeds a micro-batch.
+  // A plan that already has whole requests of this adapter gets no slice of a
+  // request that exceeds a micro-batch.
   if (on_device()) return std::nullopt;
   int64_t end = head->next_datum;
   room -= head->prefix(end);
@@ -131,7 +131,7 @@ std::optional<AdapterQueue::Started> AdapterQueue::StartTrain(
     if (!take_any) return std::nullopt;
     room -= tokens[end++];
   }
-  // The slice may exceed `room` as long as that costs less than running the
+  // The slice may exceed `room` as long as that costs no more than running the
   // prefix again in the next slice.
   while (end < num_data && tokens[end] - room <= head->prefix(end)) {
     room -= tokens[end++];
@@ -170,8 +170,8 @@ AdapterQueue::Started AdapterQueue::StartData(const Entry& ready,
 AdapterQueue::Started AdapterQueue::StartBarrier() {
   Running running = TakeReady(waiting_.begin()->second);
   const WorkItem& item = running.entry.item;
-  // Every barrier has a cost, because a stream of free ones would starve other
-  // adapters.
+  // Every barrier has a cost, because a stream of barriers without a cost would
+  // starve other adapters.
   const Started started{.slice = {.work_id = item.id},
                         .tokens = std::max<int64_t>(item.tokens, 1)};
   running_.push_back(std::move(running));

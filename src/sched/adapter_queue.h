@@ -1,7 +1,7 @@
-// The training requests, optimizer steps and other operations of one adapter,
-// in the order in which they must run. The queue knows which item is next,
-// whether that item may start, and which step number is free. scheduler.h has
-// the rules.
+// The training requests, optimizer steps and other operations of one adapter
+// (or of the base model), in the order in which they must run. The queue knows
+// which item is next, whether that item may start, and which step number is
+// free. scheduler.h has the rules. Barriers are the items that are not kTrain.
 //
 // An item waits or is on the device. A request that is too big for one
 // micro-batch runs in slices of its data, and waits again between two slices.
@@ -28,12 +28,10 @@ namespace weft::sched {
 class AdapterQueue {
  public:
   struct Entry {
-    WorkItem item;           // item.step is the work's step number, or 0 if the
-                             // work has none.
+    WorkItem item;           // item.step is the step number; 0: it has none.
     uint64_t arrival = 0;    // Unique over all adapters.
     bool automatic = false;  // The queue chose the step number.
-    int64_t next_datum = 0;  // All data before this one are done. If > 0, the
-                             // work has started.
+    int64_t next_datum = 0;  // All earlier data are done. > 0: has started.
     int64_t in_flight = 0;   // Number of data on the device (kTrain).
 
     [[nodiscard]] bool barrier() const { return item.kind != WorkKind::kTrain; }
@@ -48,8 +46,7 @@ class AdapterQueue {
 
   // The changes that SetLastStep made to waiting work.
   struct StepChange {
-    std::vector<uint64_t> dropped;  // Ids of removed work whose number is now
-                                    // in the past.
+    std::vector<uint64_t> dropped;  // Ids of work whose number is in the past.
     // (id, new number) of work that got another number. The queue had chosen
     // the old number.
     std::vector<std::pair<uint64_t, uint64_t>> renumbered;
@@ -66,33 +63,38 @@ class AdapterQueue {
                uint64_t reorder_window);
 
   // Returns the step number that `item` would get, or 0 if it gets none.
-  // Errors: those of Scheduler::Enqueue about the number.
+  // Errors: ALREADY_EXISTS (the number is waiting, running, or applied ahead of
+  // a gap), FAILED_PRECONDITION (the number is in the past or beyond the
+  // reorder window).
   [[nodiscard]] absl::StatusOr<uint64_t> NumberFor(const WorkItem& item) const;
 
   // Adds an item. `number` comes from NumberFor. item.tokens is the item's
   // cost.
   void Add(WorkItem item, uint64_t number, uint64_t arrival);
 
-  // Returns the item that may start now, or null. An item may start if no
-  // number before its own is missing, if its deadline is after `now`, and if no
-  // barrier is on the device. A barrier also waits until all work before it is
-  // finished. If an unnumbered and a numbered item may start, returns the one
-  // that is between two slices, or else the one that arrived first.
+  // Returns the item that may start now, or null. A numbered item waits until
+  // all lower numbers have started. Every item waits while a barrier is on the
+  // device, and a barrier waits until nothing of the adapter is on the device.
+  // An item does not start after its deadline, but an item between two slices
+  // goes on. If an unnumbered Forward and another item may start, returns the
+  // one that is between two slices, or else the one that arrived first.
   [[nodiscard]] const Entry* Ready(absl::Time now) const;
 
-  // Starts the ready item if it is a kTrain with this `backward`. Starts the
-  // whole request if it fits `room` tokens. If the request exceeds
-  // `max_batch_tokens`, starts the data that fit, and at least one datum if
-  // `take_any`. Returns none if nothing fits. Data with a common prefix may
-  // exceed `room` if that costs less than running the prefix again.
+  // Starts the ready item if it is a kTrain with this `backward`. A request of
+  // at most `max_batch_tokens` starts as a whole, if it fits `room` tokens. A
+  // larger request starts with the data that fit, and at least one datum if
+  // `take_any`, but not while other work of the adapter is on the device.
+  // Returns none if nothing starts. Data with a common prefix may exceed `room`
+  // if that costs no more than running the prefix again.
   std::optional<Started> StartTrain(absl::Time now, bool backward, int64_t room,
                                     int64_t max_batch_tokens, bool take_any);
 
-  // Starts the ready item, which is a barrier.
+  // Starts the ready item. REQUIRES: it is a barrier.
   Started StartBarrier();
 
-  // Ends what Start... began. Returns true if the whole work is over, because
-  // its last slice ran or because `ok` is false.
+  // Ends the barrier or the slice of this work that is on the device. Returns
+  // true if the work is over: `ok` is false, or no data are left. Ignores work
+  // that is not on the device.
   bool Finish(uint64_t id, bool ok);
 
   // Removes work that has not started. Returns false if there is no such work.
@@ -100,8 +102,9 @@ class AdapterQueue {
 
   StepChange SetLastStep(uint64_t last_step);
 
-  // Returns the ids of the work that RemoveAdapter cancels: all work except a
-  // barrier on the device and a request whose last slice is on the device.
+  // Returns the ids of the work that cannot finish if the adapter is removed:
+  // all work except a barrier on the device and a request whose last slice is
+  // on the device.
   [[nodiscard]] std::vector<uint64_t> Unfinishable() const;
 
   [[nodiscard]] AdapterKey key() const { return key_; }
@@ -138,7 +141,8 @@ class AdapterQueue {
   [[nodiscard]] bool Taken(uint64_t number) const;
   [[nodiscard]] uint64_t HighestAccepted() const;
   [[nodiscard]] uint64_t LowestFree() const;
-  // Frees the number of removed work, or skips it (scheduler.h, Numbers).
+  // Frees the number of failed or removed work, or skips the number
+  // (scheduler.h, Numbers).
   void Release(const Entry& entry);
   void Apply(uint64_t number);
   Started StartData(const Entry& ready, int64_t num_data);
@@ -148,11 +152,9 @@ class AdapterQueue {
   const std::string name_;
   const uint64_t reorder_window_;
   uint64_t last_step_;
-  std::set<uint64_t> applied_ahead_;          // Numbers above a gap that were
-                                              // applied or skipped.
-  std::map<Place, Entry> waiting_;            // Waiting work, in the order of
-                                              // execution.
-  std::map<uint64_t, Entry> unnumbered_;      // Waiting, by arrival.
+  std::set<uint64_t> applied_ahead_;          // Applied or skipped above a gap.
+  std::map<Place, Entry> waiting_;            // Waiting work in order of Place.
+  std::map<uint64_t, Entry> unnumbered_;      // Unnumbered work, by arrival.
   std::map<uint64_t, Place> waiting_places_;  // Places of waiting work, by id.
   std::vector<Running> running_;
 };

@@ -27,15 +27,15 @@ class Line {
     tenants_[turn.tenant].emplace(turn.adapter, queue);
   }
 
-  // Removes the adapter whose turn it is and returns its index. The adapter's
-  // tenant stays first in line until MoveTenant.
+  // Removes the adapter whose turn it is and returns its index in `queues_`.
+  // The adapter's tenant stays first in line until MoveTenant.
   size_t Take() {
     auto& adapters = tenants_.begin()->second;
     return adapters.extract(adapters.begin()).mapped();
   }
 
-  // Moves the tenant of the latest Take to its new place, or removes a tenant
-  // that has no adapter left.
+  // Moves the tenant of the latest Take to its new place in line. Removes the
+  // tenant if none of its adapters is in line.
   void MoveTenant() {
     auto tenant = tenants_.extract(tenants_.begin());
     if (tenant.mapped().empty()) return;
@@ -64,8 +64,7 @@ Plan PlanBatch(const Queues& queues, absl::Time now, int64_t max_batch_tokens,
   int64_t room = max_batch_tokens;
   bool recorded = false;  // The log records the plan's work.
   std::vector<std::vector<TrainSlice>> slices(queues.size());
-  std::vector<size_t> order;  // Indices of `queues` in the order in which they
-                              // enter the plan.
+  std::vector<size_t> order;  // Indices of `queues`, in the order of the plan.
   while (!line.empty() && room > 0) {
     const size_t index = line.Take();
     AdapterQueue& queue = *queues[index];

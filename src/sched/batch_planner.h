@@ -1,7 +1,7 @@
 // Chooses the next plan from the adapters that have training work ready: one
 // micro-batch, or one barrier (a step that runs alone). The adapter whose turn
-// it is goes first and decides the kind of plan. The others fill the rest of a
-// micro-batch in turn, as far as the order of their own work allows.
+// it is goes first and decides the kind of plan. Then adapters fill the rest of
+// a micro-batch in turn, if their next work is of the same kind and fits.
 #ifndef WEFT_SRC_SCHED_BATCH_PLANNER_H_
 #define WEFT_SRC_SCHED_BATCH_PLANNER_H_
 
@@ -16,8 +16,8 @@
 namespace weft::sched {
 
 // Returns the plan, starts its work in `queues` and charges it to `shares`.
-// REQUIRES: each of `queues` has an item that is ready at `now`, and none on
-// the device.
+// REQUIRES: each of `queues` is active in `shares` and has an item that is
+// ready at `now`, and none on the device.
 Plan PlanBatch(const std::vector<AdapterQueue*>& queues, absl::Time now,
                int64_t max_batch_tokens, FairShares& shares);
 

@@ -13,7 +13,7 @@ constexpr absl::Duration kLongest = absl::Milliseconds(5);
 constexpr absl::Duration kShortest = absl::Microseconds(200);
 // A batch waits only for adapters that trained within this time.
 constexpr absl::Duration kLately = absl::Minutes(1);
-// The weight of the latest batch in the average.
+// The weight of the latest batch in the average time per token.
 constexpr double kLatest = 0.25;
 
 }  // namespace
@@ -29,7 +29,7 @@ bool BatchWindow::Waits(const std::vector<AdapterQueue*>& ready,
   for (const AdapterQueue* queue : ready) {
     const WorkItem& item = queue->Ready(now)->item;
     // A barrier runs alone, and nobody knows who else will send a Forward. So
-    // nothing waits if an adapter has one of these ready.
+    // nothing waits if an adapter has a barrier or a Forward ready.
     if (item.kind != WorkKind::kTrain || !item.backward) return false;
     present.insert(queue->key());
     tokens += item.tokens;

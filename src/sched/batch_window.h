@@ -1,11 +1,12 @@
 // Decides how long a training batch waits for other adapters.
 //
-// Clients that train in step send their requests within a few milliseconds.
-// Without a wait the first request would run alone, and the others in a batch
-// after it. So a batch with gradients waits for the adapters that trained
-// within the last minute. The wait is 1 % of the time that the batch is
-// expected to take, and at most 5 ms. A batch starts at once if it has work of
-// all those adapters, if it is large, or if the wait would be under 0.2 ms.
+// Clients that train at the same pace send their requests within a few
+// milliseconds. Without a wait the first request would run alone, and the
+// others in a batch after it. So a batch with gradients waits for the adapters
+// that trained within the last minute. The wait is 1 % of the time that the
+// batch is expected to take, and at most 5 ms. Among the batches that start at
+// once are those that have work of all these adapters, large ones, and those
+// whose wait would be under 0.2 ms.
 // A deterministic state machine without clock and threads. Not thread-safe.
 #ifndef WEFT_SRC_SCHED_BATCH_WINDOW_H_
 #define WEFT_SRC_SCHED_BATCH_WINDOW_H_
@@ -30,13 +31,14 @@ class BatchWindow {
       : large_batch_tokens_(max_batch_tokens / 4) {}
 
   // Returns whether a batch with the first work of the `ready` queues waits for
-  // more adapters. It does not wait for `absent` adapters, whose work cannot
-  // start. The first call since the latest Start or NoteIdle begins the wait.
+  // more adapters. The batch does not wait for `absent` adapters, whose work
+  // cannot start. The first call since the latest Start or NoteIdle begins the
+  // wait.
   [[nodiscard]] bool Waits(const std::vector<AdapterQueue*>& ready,
                            const std::set<AdapterKey>& absent, absl::Time now);
   // Returns the time at which the wait ends; InfiniteFuture if no batch waits.
   [[nodiscard]] absl::Time start() const { return start_; }
-  // Notes that `plan` starts, which has work of some of the `ready` queues.
+  // Notes that `plan` has started, with work of some of the `ready` queues.
   void Start(const Plan& plan, const std::vector<AdapterQueue*>& ready,
              absl::Time now);
   // Notes that the latest started batch ran for `elapsed`.

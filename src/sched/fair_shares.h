@@ -3,9 +3,10 @@
 //
 // A member (a tenant, or an adapter of one tenant) has a virtual start time.
 // The active member with the earliest start time is served next. Its start time
-// then grows by tokens / weight. Each level has a clock, which is the latest
-// start time of a served member. A member that was idle starts no earlier than
-// the clock, so idleness earns no credit.
+// then grows by tokens / weight. Each level has a clock: the latest start time
+// that a member had when it was served. When an idle member becomes active, its
+// start time is raised to the clock if it is earlier. So idleness earns no
+// credit.
 // Threads: not thread-safe.
 #ifndef WEFT_SRC_SCHED_FAIR_SHARES_H_
 #define WEFT_SRC_SCHED_FAIR_SHARES_H_
@@ -25,8 +26,7 @@ class FairShares {
   // members of a level have equal places.
   struct Place {
     int64_t start = 0;
-    uint64_t since = 0;  // Breaks ties: the member that has been active for
-                         // longest is first.
+    uint64_t since = 0;  // Breaks ties: the member active for longest is first.
     friend auto operator<=>(const Place&, const Place&) = default;
   };
   struct Turn {
@@ -35,8 +35,7 @@ class FairShares {
     friend auto operator<=>(const Turn&, const Turn&) = default;
   };
 
-  // `weights` maps tenants to weights >= 1. A tenant that is not in it has
-  // weight 1.
+  // `weights` maps tenants to weights >= 1. Other tenants have weight 1.
   explicit FairShares(std::map<std::string, int64_t> weights);
 
   // Adds an adapter. The other methods require that the adapter was added.
@@ -47,7 +46,8 @@ class FairShares {
   void SetActive(AdapterKey adapter, bool active);
   // Charges the adapter for work that it starts.
   void Charge(AdapterKey adapter, int64_t tokens);
-  // Undoes the adapter's latest Charge, when the work goes back to the queue.
+  // Takes back a Charge of `tokens` and makes the adapter active, because its
+  // work goes back to the queue.
   void Refund(AdapterKey adapter, int64_t tokens);
 
   // Returns the turn of an adapter. REQUIRES: the adapter is active.

@@ -2,14 +2,13 @@
 // each tenant.
 //
 // A tenant may fill the queue if no other tenant has requests in it. A full
-// queue still accepts work of a tenant below its guaranteed share. The
-// guaranteed share is the limits of the whole queue divided by the number of
-// tenants with waiting requests, and at least one request. So a tenant below
-// its share is never refused because of others. A tenant with nothing waiting
-// may queue one request of any size, because a big request could never run
-// otherwise. Therefore n tenants can fill the queue to at most 2 + ln(n) times
-// its limits, plus one request each.
-// Threads: not thread-safe.
+// queue still accepts work with which its tenant stays within a guaranteed
+// share: the limits of the whole queue, divided by the number of tenants with
+// waiting requests, the asking tenant included. So a tenant within its share is
+// never refused because of others. A tenant with nothing waiting may queue one
+// request of any size, because a big request could never run otherwise. So the
+// queue may exceed its limits while several tenants wait. Threads: not
+// thread-safe.
 #ifndef WEFT_SRC_SCHED_QUEUE_ROOM_H_
 #define WEFT_SRC_SCHED_QUEUE_ROOM_H_
 

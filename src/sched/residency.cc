@@ -100,7 +100,7 @@ std::optional<Move> Residency::Next(const DemandOf& demand_of,
 }
 
 std::optional<Move> Residency::BringIn() {
-  // A waiter whose adapter still moves away is passed over.
+  // Passes over adapters that still move away.
   const auto first = FirstInLine();
   if (first == waiters_.end()) return std::nullopt;
   const SlotWaiter waiter = std::move(*first);

@@ -2,19 +2,19 @@
 // adapters than device slots.
 //
 // Which adapter comes in: slots are given in the order in which they were asked
-// for. An adapter asks when it has work that could run. A new adapter does not
-// exist yet, so a ticket asks for it.
+// for. An adapter asks when it has work. A new adapter does not exist yet, so a
+// ticket asks for its slot.
 //
 // Which adapter leaves: the least recently used one without work that could
 // run. If all have such work, the least recently used one that was served
 // leaves and asks again. Served means: each kind of its ready work ran since it
-// came in, and it was used since the first waiter asked. An adapter with work
-// on the device never leaves. So every adapter that comes in is served, and
-// every waiter gets a turn, even with one slot.
+// came in, and it was used since the first waiter asked. A busy adapter
+// (Demand::busy) never leaves. So an adapter with work is served before it
+// leaves, and waiters get their turns even with one slot.
 //
 // Where the adapter goes: to host memory, which has room for `host_bytes`. If
-// host memory is full, its least recently used adapters go to disk. If
-// host_bytes is 0, every adapter goes straight to disk.
+// host memory is full, its least recently used adapters go to disk first. If no
+// room can be made, the adapter goes straight to disk.
 //
 // A deterministic state machine without clock, threads, tensors or files. The
 // caller makes each move that Next returns and reports its end. Threads: not
@@ -40,8 +40,7 @@ using Location = AdapterLocation;
 
 struct ResidencyOptions {
   int max_resident = 64;    // Device slots; >= 1.
-  uint64_t host_bytes = 0;  // Host memory for tensors off the device. If 0,
-                            // none is used.
+  uint64_t host_bytes = 0;  // Host memory for adapters; 0: none is used.
 };
 
 // The state of an adapter's work, which the caller knows.
@@ -91,16 +90,16 @@ class Residency {
   // Call it when the adapter has run work of these kinds.
   void Used(AdapterKey adapter, WorkKinds kinds);
 
-  // Returns the next move to make, or none until another call changes the
-  // state. An adapter that leaves the device may not run from now on. An
-  // adapter that comes in may run after Finished.
+  // Returns the next move to make; none if there is none now. An adapter that
+  // leaves the device may not run from now on. An adapter that comes in may run
+  // after Finished, if the move succeeded.
   std::optional<Move> Next(const DemandOf& demand_of, const BytesOf& bytes_of);
 
   // Returns whether this move of the adapter is running and the adapter exists.
   [[nodiscard]] bool IsUnderway(const Move& move) const;
-  // Ends a running move. After a failed move the adapter is where it was.
-  // Returns the waiter that will get no slot because of the failure; none if
-  // there is no such waiter. The returned waiter no longer waits.
+  // Ends a running move; does nothing unless IsUnderway. After a failed move
+  // the adapter is where it was. Returns the waiter that gets no slot because
+  // of the failure, if there is one. The returned waiter no longer waits.
   std::optional<SlotWaiter> Finished(const Move& move, bool ok);
 
   // Returns none if the adapter is unknown.
@@ -120,8 +119,7 @@ class Residency {
     uint64_t move_id = 0;  // > 0 during a move.
     Location target = Location::kDevice;
     bool waits = false;    // The adapter is among waiters_.
-    WorkKinds served = 0;  // Kinds of work that ran since the adapter came to
-                           // the device.
+    WorkKinds served = 0;  // Kinds that ran since the adapter came in.
     uint64_t last_use = 0;
     uint64_t bytes = 0;  // Bytes when off the device.
   };
@@ -133,22 +131,23 @@ class Residency {
   }
   [[nodiscard]] int UsedSlots() const;
   [[nodiscard]] int LeavingDevice() const;
-  // Returns whether the waiter is an adapter that still moves away, so that it
-  // cannot come in yet.
+  // Returns whether the waiter is an adapter in a move, so that it cannot come
+  // in yet.
   [[nodiscard]] bool IsLeaving(const SlotWaiter& waiter) const;
   void DropWaiter(AdapterKey adapter);
-  // Removes waiters that no longer have work that could run.
+  // Removes from waiters_ the adapters that have no work that could run.
   void DropSatisfied(const DemandOf& demand_of);
   std::optional<Move> BringIn();
   std::optional<Move> MakeSlot(const DemandOf& demand_of,
                                const BytesOf& bytes_of);
   // Returns the first waiter that could come in now, or end().
   [[nodiscard]] std::deque<SlotWaiter>::iterator FirstInLine();
-  // Returns the least recently used entry on the host that stays there, or
-  // end().
+  // Returns the least recently used entry on the host that neither moves nor
+  // waits for a slot, or end().
   [[nodiscard]] Entries::iterator OldestOnHost();
-  // Returns the adapter that leaves, or end(). Sets *ready to whether it has
-  // work that could run. Then it was served since `asked` (head of this file).
+  // Returns the adapter that leaves, or end(). Sets *ready to whether the
+  // adapter has work that could run. If so, the adapter was served (head of
+  // this file). `asked` is the SlotWaiter::asked of the first waiter.
   [[nodiscard]] Entries::iterator PickVictim(const DemandOf& demand_of,
                                              uint64_t asked, bool* ready);
   Move StartMove(Entries::iterator it, Location to);

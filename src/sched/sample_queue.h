@@ -44,10 +44,10 @@ class SampleQueue {
   void SetHeld(AdapterKey adapter, bool held);
 
   // Removes and returns the entry whose turn it is; none if there is no such
-  // entry. Skips expired entries.
+  // entry. Skips expired entries and held adapters.
   std::optional<Entry> Take(absl::Time now);
 
-  // Undoes the Take of `entry`.
+  // Puts an entry that Take returned back at its old place.
   void PutBack(Entry entry);
 
   bool Remove(AdapterKey adapter, uint64_t id);

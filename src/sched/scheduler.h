@@ -2,13 +2,13 @@
 // micro-batch, which step runs alone, and when decoding runs.
 //
 // Order. Numbered work of an adapter runs in number order from last_step + 1.
-// Work behind a gap waits until the missing number arrives or the work expires.
-// kTrain and kOptim without a number get the one after the highest accepted.
-// kAdapterOp without a number runs after all work accepted before it. kOptim
-// and kAdapterOp are barriers: they start when all work before them has
-// finished, and no work after them starts before they finish. Unnumbered
-// Forwards and work on the base model have no such order: they run by arrival
-// and wait for no gap. No other work of the adapter runs between their slices.
+// Work behind a gap waits for the missing number. kTrain and kOptim without a
+// number get the one after the highest accepted. kAdapterOp without a number
+// runs after all numbered work accepted before it. kOptim and kAdapterOp are
+// barriers: no other step of their adapter is on the device with them.
+// Unnumbered Forwards and training work on the base model have no such order:
+// they run by arrival and wait for no gap. No other step of the adapter runs
+// between two slices of a request.
 //
 // Numbers. If work fails or is removed, its number is free again, so that the
 // caller can send the work again. If the scheduler chose the number and a
@@ -19,7 +19,7 @@
 // The adapters of one tenant share equally. The same holds for sampling
 // (fair_shares.h). queue_room.h limits what a tenant may queue. Training and
 // decoding share device time by SchedulerOptions::sampling_share.
-// A small batch waits briefly for adapters that train in step (batch_window.h).
+// A small batch waits briefly for other adapters (batch_window.h).
 //
 // A deterministic state machine without clock and threads. Not thread-safe.
 #ifndef WEFT_SRC_SCHED_SCHEDULER_H_
@@ -68,11 +68,12 @@ class Scheduler {
                   const std::string& tenant, uint64_t last_step);
 
   // Removes the adapter. Later Finished calls for its work do nothing. Returns
-  // the ids of cancelled work: its samples, and AdapterQueue::Unfinishable.
+  // the ids of cancelled work: waiting samples, and steps unless their last
+  // part is on the device.
   std::vector<uint64_t> RemoveAdapter(AdapterKey adapter);
 
-  // Call it after a load replaced the adapter's state, before the load's
-  // Finished, or when the log's replay has done a step. The next number is
+  // Call it when a load has replaced the adapter's state, before the load's
+  // Finished, or when the log's replay has restored a step. The next number is
   // last_step + 1, whatever number running work had. Returns the changes to
   // waiting work.
   AdapterQueue::StepChange SetLastStep(AdapterKey adapter, uint64_t last_step);
@@ -83,7 +84,7 @@ class Scheduler {
   // Sets whether the adapter is held. Work of a held adapter does not start.
   void SetHeld(AdapterKey adapter, bool held);
 
-  // While set, requests between slices continue but no other training starts.
+  // While set, no new step starts. Slices of started steps and decoding go on.
   void SetFinishing(bool finishing) { finishing_ = finishing; }
 
   // Returns the kinds of work that could start if the adapter were not held.
@@ -98,8 +99,8 @@ class Scheduler {
   // Queues work. Returns its step number; 0 if it has none. An error changes
   // nothing: NOT_FOUND (adapter), ALREADY_EXISTS (number is waiting, running,
   // or applied ahead of a gap), FAILED_PRECONDITION (number is in the past or
-  // beyond the reorder window; names the expected one), RESOURCE_EXHAUSTED
-  // (names the limit), DEADLINE_EXCEEDED, INVALID_ARGUMENT (malformed item).
+  // beyond the reorder window; names the expected one), RESOURCE_EXHAUSTED,
+  // DEADLINE_EXCEEDED, INVALID_ARGUMENT (malformed item, or id in use).
   absl::StatusOr<uint64_t> Enqueue(WorkItem item, absl::Time now);
 
   // Removes waiting work. Returns false if it is unknown or has started.
@@ -108,12 +109,12 @@ class Scheduler {
   // Removes waiting work whose deadline has passed. Returns its ids.
   std::vector<uint64_t> TakeExpired(absl::Time now);
 
-  // Returns when TakeExpired next has work to remove, or InfiniteFuture.
+  // Returns the earliest deadline of waiting work, or InfiniteFuture.
   [[nodiscard]] absl::Time NextDeadline() const;
 
-  // Returns the next plan and starts its work. Expired work never starts. An
-  // adapter with unfinished work on the device is in no further plan.
-  // `active_decodes` is the number of sample requests in prefill or decode.
+  // Returns the next plan and starts its work. Expired work never starts. No
+  // step starts on an adapter that has a step on the device. `active_decodes`
+  // is the number of sample requests in prefill or decode.
   Plan Next(absl::Time now, int active_decodes);
 
   // Removes up to `max` sample requests from the queue and returns their ids,
@@ -121,14 +122,14 @@ class Scheduler {
   std::vector<uint64_t> TakeSamples(absl::Time now, int max);
 
   // Puts a sample back at its old place in the queue. Returns false if the
-  // latest TakeSamples did not return it.
+  // latest TakeSamples did not return it, or its adapter is gone.
   bool PutBack(uint64_t id);
 
   // Call it when a slice or a kExclusive plan ends. If `ok` is false, the whole
   // request has failed and its remaining slices are dropped.
   void Finished(uint64_t work_id, bool ok);
 
-  // Charges device time to sampling if `kind` is kDecode, or else to training.
+  // Charges device time to decoding or to training, as `kind` says.
   void AccountDeviceTime(Plan::Kind kind, absl::Duration elapsed);
 
   // Returns whether no work waits or is on the device. Ignores taken samples.
@@ -149,7 +150,7 @@ class Scheduler {
     bool waiting = true;  // True until it starts.
   };
 
-  // NoteWaiting and NoteLeft begin and end a wait. Forget also drops the entry.
+  // NoteWaiting adds waiting work, NoteLeft ends its wait, Forget removes it.
   void NoteWaiting(uint64_t id, Queued queued);
   void NoteLeft(uint64_t id);
   void Forget(uint64_t id);

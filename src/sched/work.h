@@ -12,7 +12,7 @@
 
 namespace weft::sched {
 
-// kTrain (ForwardBackward, Forward) shares micro-batches with other work.
+// kTrain (ForwardBackward, Forward) may share micro-batches with other kTrain.
 // kOptim and kAdapterOp are barriers: no other step of their adapter runs at
 // the same time. kSample is admitted to decoding.
 enum class WorkKind : uint8_t { kTrain, kOptim, kAdapterOp, kSample };
@@ -27,16 +27,15 @@ inline constexpr WorkKinds kTask = 4;  // A task on an adapter's tensors.
 struct WorkItem {
   uint64_t id = 0;  // Unique among the work that the scheduler holds.
   WorkKind kind = WorkKind::kTrain;
-  AdapterKey adapter = AdapterKey::kBaseModel;  // Work on the base model has no
-                                                // order.
+  AdapterKey adapter = AdapterKey::kBaseModel;  // The base model has no order.
   uint64_t step = 0;      // If > 0, the work's place in the adapter's order.
   bool backward = false;  // kTrain: computes gradients.
   // kTrain without backward: the work has no step number and does not wait for
   // missing numbers.
   bool unnumbered = false;
   // kTrain with backward: the log of --state-dir records the step. Recorded and
-  // other work never share a micro-batch, so that a replay of the log can run
-  // the same micro-batch again.
+  // other ForwardBackwards never share a micro-batch, so that a replay of the
+  // log can run the same micro-batch again.
   bool recorded = false;
   // kTrain: the cost of each datum in tokens, >= 1, without its datum_prefix.
   std::vector<int64_t> datum_tokens;
@@ -67,12 +66,10 @@ struct TrainSlice {
 // What the device does next.
 struct Plan {
   enum class Kind : uint8_t {
-    kNone,       // No work can run now, or a batch waits for requests of other
-                 // adapters.
+    kNone,       // No work can run now, or a batch waits for adapters.
     kTrain,      // One micro-batch, `slices`: all with backward or all without.
     kExclusive,  // One kOptim or kAdapterOp, which is `work_id`.
-    kDecode,     // Admits samples (TakeSamples), then runs one decode
-                 // iteration.
+    kDecode,     // Admits samples (TakeSamples), then decodes once.
   };
   Kind kind = Kind::kNone;
   bool backward = false;
