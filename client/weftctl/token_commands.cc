@@ -1,8 +1,10 @@
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -27,12 +29,16 @@ absl::StatusOr<std::string> FilePath(const Session& session) {
   return path;
 }
 
-// Reads the token file. If `may_lack`, a file that cannot be opened counts as
-// empty, so that `create` can make the first token.
+// Reads the token file. If `may_lack`, a missing file counts as empty, so that
+// `create` can make the first token. A file that exists but cannot be opened is
+// an error, because `create` would replace it and lose its tokens.
 absl::StatusOr<Records> ReadRecords(const std::string& path, bool may_lack) {
   std::ifstream file(path, std::ios::binary);
-  if (!file && may_lack) return Records();
-  if (!file) return absl::NotFoundError(absl::StrCat("cannot read ", path));
+  const int error = errno;
+  if (!file && may_lack && error == ENOENT) return Records();
+  if (!file) {
+    return absl::ErrnoToStatus(error, absl::StrCat("cannot read ", path));
+  }
   return ParseTokens(std::string(std::istreambuf_iterator<char>(file), {}));
 }
 

@@ -103,6 +103,15 @@ TEST_F(WeftctlTokenTest, RefusesWhatWouldBeNoToken) {
   EXPECT_EQ(RunOnFile({"token", "list"}), 1);
 }
 
+// The file is a symbolic link to itself, because root may read every file.
+TEST_F(WeftctlTokenTest, DoesNotReplaceAFileThatItCannotOpen) {
+  std::filesystem::create_symlink(file_, file_);
+  EXPECT_EQ(RunOnFile({"token", "create", "ci", "--tenant=acme"}), 1);
+  EXPECT_THAT(err_.str(), AllOf(HasSubstr("cannot read " + file_),
+                                HasSubstr("symbolic links")));
+  EXPECT_TRUE(std::filesystem::is_symlink(file_));
+}
+
 TEST_F(WeftctlTokenTest, SendsItsTokenButNeverInPlaintextOverANetwork) {
   CannedServer server;
   std::ofstream(file_) << "from-file\n";
