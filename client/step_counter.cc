@@ -38,9 +38,17 @@ absl::StatusOr<StepNumber> StepCounter::Take() {
 }
 
 void StepCounter::SetCancel(uint64_t number, std::function<void()> cancel) {
-  absl::MutexLock lock(&mu_);
-  const auto found = in_flight_.find(number);
-  if (found != in_flight_.end()) found->second.cancel = std::move(cancel);
+  {
+    absl::MutexLock lock(&mu_);
+    const auto found = in_flight_.find(number);
+    if (found == in_flight_.end()) return;
+    if (!found->second.withdrawn) {
+      found->second.cancel = std::move(cancel);
+      return;
+    }
+  }
+  // Holds no lock here, because a cancelled call may call Finish at once.
+  cancel();
 }
 
 absl::Status StepCounter::Finish(uint64_t number, StepOutcome outcome,

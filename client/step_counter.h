@@ -59,8 +59,9 @@ class StepCounter {
   // ended as kUnknown, or as kRefused while it was not the latest step.
   [[nodiscard]] absl::StatusOr<StepNumber> Take();
 
-  // Sets the function that the counter calls if it later withdraws the step
-  // `number`. The function cancels the step's call.
+  // Sets the function that the counter calls if it withdraws the step `number`.
+  // The function cancels the step's call. If the step was already withdrawn,
+  // SetCancel calls the function at once.
   void SetCancel(uint64_t number, std::function<void()> cancel);
 
   // Records the end of a step and withdraws later steps if this step was

@@ -36,6 +36,21 @@ TEST(StepCounterTest, CancelsWhatComesAfterARefusal) {
   EXPECT_EQ(counter.Take()->step, 2);
 }
 
+TEST(StepCounterTest, CancelsAStepThatWasWithdrawnBeforeSetCancel) {
+  StepCounter counter(0);
+  const uint64_t refused = counter.Take()->step;
+  const uint64_t later = counter.Take()->step;
+  EXPECT_EQ(counter.Finish(refused, StepOutcome::kRefused, kBad), kBad);
+  absl::Status ended;
+  // The function may call Finish, as a cancelled call does.
+  counter.SetCancel(later, [&] {
+    ended =
+        counter.Finish(later, StepOutcome::kUnknown, absl::CancelledError(""));
+  });
+  EXPECT_TRUE(absl::IsFailedPrecondition(ended));
+  EXPECT_TRUE(counter.CheckIdle().ok());
+}
+
 TEST(StepCounterTest, GivesNoNumberAfterAnUnknownEnd) {
   StepCounter counter(0);
   const absl::Status lost = absl::UnavailableError("gone");
