@@ -132,7 +132,8 @@ void LogFailure(const char* what, const absl::Status& status) {
 // Starts the engine on a thread of its own and watches for signals. A signal
 // ends the process at once, because no work was accepted and loading cannot be
 // interrupted. If another rank ends, loading might wait for it forever. So the
-// process ends kReasonGrace later, unless loading ends before.
+// process ends kReasonGrace later, unless loading returns an error before. If
+// loading succeeds although a rank has ended, the process ends at once.
 absl::StatusOr<std::unique_ptr<Engine>> Load(const EngineOptions& options,
                                              const EngineStarter& start_engine,
                                              const StopSignals& signals,
@@ -156,6 +157,11 @@ absl::StatusOr<std::unique_ptr<Engine>> Load(const EngineOptions& options,
     std::_Exit(0);
   }
   loader.join();
+  // The engine cannot compute without the rank. Serve would not learn of its
+  // end, because Check reports a rank once.
+  if (engine.ok() && give_up != absl::InfiniteFuture()) {
+    std::_Exit(kExitFailed);
+  }
   return engine;
 }
 

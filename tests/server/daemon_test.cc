@@ -23,7 +23,9 @@
 namespace weft {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // Runs RunDaemon in a fork of this single-threaded process. "Threadsafe" death
 // tests would do the same but cannot send signals.
@@ -270,9 +272,9 @@ TEST(DaemonTest, AWorkerProcessThatHasMetRank0LeavesSignalsToIt) {
   EXPECT_EQ(exit_status, 0);
 }
 
-// Runs a daemon whose other rank ends at once, while loading takes `seconds`.
+// Runs a daemon whose other rank ends at once, while `start` loads the engine.
 // Checks the exit status and returns the log.
-std::string LogOfAStartWithoutARank(double seconds) {
+std::string LogOfAStartWithoutARank(const EngineStarter& start) {
   const std::string log =
       absl::StrCat(::testing::TempDir(), "/weft_daemon_log_", getpid());
   const pid_t pid = fork();
@@ -288,16 +290,12 @@ std::string LogOfAStartWithoutARank(double seconds) {
     Settings settings;
     settings.server.listen = "127.0.0.1:0";
     settings.server.metrics_listen = "";
-    const auto start =
-        [&](const EngineOptions&,
-            prometheus::Registry*) -> absl::StatusOr<std::unique_ptr<Engine>> {
-      absl::SleepFor(absl::Seconds(seconds));
-      return absl::DataLossError("rank 1: a damaged file");
-    };
+    alarm(30);  // Ends a daemon that serves, so that the test fails.
     _exit(RunDaemon(settings, start, &*others));
   }
   int ended = 0;
   waitpid(pid, &ended, 0);
+  EXPECT_TRUE(WIFEXITED(ended));
   EXPECT_EQ(WEXITSTATUS(ended), 1);
   std::ifstream file(log);
   std::string text(std::istreambuf_iterator<char>(file), {});
@@ -305,12 +303,41 @@ std::string LogOfAStartWithoutARank(double seconds) {
   return text;
 }
 
+// Returns a starter that reports a damaged file after `seconds`.
+EngineStarter FailAfter(double seconds) {
+  return [seconds](
+             const EngineOptions&,
+             prometheus::Registry*) -> absl::StatusOr<std::unique_ptr<Engine>> {
+    absl::SleepFor(absl::Seconds(seconds));
+    return absl::DataLossError("rank 1: a damaged file");
+  };
+}
+
 TEST(DaemonTest, ARankThatEndsWhileLoadingIsNamedWithItsReason) {
-  EXPECT_THAT(LogOfAStartWithoutARank(1), HasSubstr("rank 1: a damaged file"));
+  EXPECT_THAT(LogOfAStartWithoutARank(FailAfter(1)),
+              HasSubstr("rank 1: a damaged file"));
 }
 
 TEST(DaemonTest, ARankThatEndsWhileLoadingWithoutAReasonEndsTheDaemon) {
-  EXPECT_THAT(LogOfAStartWithoutARank(600), HasSubstr("exited with status 0"));
+  EXPECT_THAT(LogOfAStartWithoutARank(FailAfter(600)),
+              HasSubstr("exited with status 0"));
+}
+
+TEST(DaemonTest, ARankThatEndsBeforeLoadingSucceedsEndsTheDaemon) {
+  const auto start =
+      [](const EngineOptions&,
+         prometheus::Registry*) -> absl::StatusOr<std::unique_ptr<Engine>> {
+    // Returns the engine when the daemon has noticed the end of the rank:
+    // waitid fails when the process has no more children.
+    siginfo_t info;
+    while (waitid(P_ALL, 0, &info, WEXITED | WNOWAIT) == 0) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    return std::make_unique<CannedEngine>();
+  };
+  EXPECT_THAT(LogOfAStartWithoutARank(start),
+              AllOf(HasSubstr("exited with status 0"),
+                    Not(HasSubstr("engine started"))));
 }
 
 TEST(DaemonTest, TakenPortEndsTheDaemon) {
