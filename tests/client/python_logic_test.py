@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ import weft
 from weft._proto import adapters_pb2, sampling_pb2
 from weft.channel import Security
 from weft.errors import make_error, retry_hint
-from weft.operations import Sleep
+from weft.methods import GET_ADAPTER
+from weft.operations import Call, Sleep
 from weft.retry import next_delay
 from weft.routing import adapter_metadata
 from weft.steps import Outcome, StepCounter
@@ -94,6 +96,30 @@ def test_unknown_end_amid_others_wants_a_resync() -> None:
         counter.needs_refresh()
     with pytest.raises(weft.FailedPrecondition, match="in flight"):
         counter.require_idle("resync")
+
+
+def test_a_step_withdrawn_while_its_call_starts_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counter = StepCounter("a", 0)
+    refused, later = counter.take(), counter.take()
+    call: Future[None] = Future()
+
+    def start(_: Call) -> Future[None]:
+        counter.finish(refused, Outcome.REFUSED)
+        return call
+
+    def operation() -> Any:
+        yield Call(GET_ADAPTER, adapters_pb2.GetAdapterRequest(), 30.0, later)
+
+    driver = ThreadDriver("127.0.0.1:1", Security())
+    monkeypatch.setattr(driver, "start", start)
+    run: _Run[None] = _Run(driver, operation())
+    run.resume()
+    assert call.cancelled()
+    with pytest.raises(weft.Cancelled):
+        run.future.result(timeout=5)
+    driver.close()
 
 
 def test_a_cancelled_pause_ends_the_operation_at_once_and_for_good() -> None:

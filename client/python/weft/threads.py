@@ -111,6 +111,9 @@ class _Run(Generic[T]):
         self._call = self._driver.start(effect)
         if effect.slot is not None:
             effect.slot.cancel = self._call.cancel
+            # Another thread may have withdrawn the step before it had a cancel.
+            if effect.slot.withdrawn_because is not None:
+                self._call.cancel()
 
     def _wake(self) -> None:
         with self._lock:
