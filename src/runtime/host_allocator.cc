@@ -64,8 +64,8 @@ c10::DataPtr HostAllocator::allocate(size_t bytes) {
     MutexLock lock(&mu_);
     data = Take(RoundUp(bytes, kGranule));
   }
-  // LibTorch's own allocator would throw a c10::Error, which RunGuarded does not
-  // take for a lack of memory.
+  // LibTorch's own allocator would throw a c10::Error. RunGuarded would take it
+  // for an internal error.
   if (data == nullptr) throw std::bad_alloc();
   return {data, data, &HostAllocator::Free, c10::Device(c10::kCPU)};
 }
