@@ -12,6 +12,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "src/base/failpoint.h"
 #include "src/base/status_macros.h"
 #include "src/files/file_io.h"
 #include "src/journal/set_aside.h"
@@ -62,7 +63,12 @@ class Copy {
     WEFT_ASSIGN_OR_RETURN(const std::string snapshot, NewestSnapshot(from_));
     WEFT_RETURN_IF_ERROR(MakeFolder(to_));
     WEFT_RETURN_IF_ERROR(File("FORMAT"));
-    if (!snapshot.empty()) WEFT_RETURN_IF_ERROR(File(snapshot));
+    if (!snapshot.empty()) {
+      const absl::Status status = File(snapshot);
+      // The server removes a snapshot only after it has written a newer one.
+      if (absl::IsNotFound(status)) return false;
+      WEFT_RETURN_IF_ERROR(status);
+    }
     WEFT_RETURN_IF_ERROR(OtherFolders());
     // The log comes first: each image that its records name then exists
     // already.
@@ -117,8 +123,11 @@ class Copy {
   // Copies only as many bytes as the file has now, because the server may
   // append to the log's last segment during the copy.
   [[nodiscard]] absl::Status File(const std::string& name) {
-    const UniqueFd in(
-        ::open(absl::StrCat(from_, "/", name).c_str(), O_RDONLY | O_CLOEXEC));
+    UniqueFd in;
+    if (!Failpoint("journal.copy")) {
+      in = UniqueFd(
+          ::open(absl::StrCat(from_, "/", name).c_str(), O_RDONLY | O_CLOEXEC));
+    }
     struct stat info {};
     if (in.get() < 0 || ::fstat(in.get(), &info) != 0) {
       return ErrnoStatus(errno, absl::StrCat("opening ", name));

@@ -38,7 +38,8 @@ struct Action {
 int Argument(const std::string& verb, const std::string& text) {
   static const std::map<std::string, int> errors = {
       {"EDQUOT", EDQUOT}, {"EINTR", EINTR},   {"EIO", EIO},
-      {"EMFILE", EMFILE}, {"ENOSPC", ENOSPC}, {"EROFS", EROFS}};
+      {"EMFILE", EMFILE}, {"ENOENT", ENOENT}, {"ENOSPC", ENOSPC},
+      {"EROFS", EROFS}};
   if (verb == "sleep") return std::stoi(text);
   const auto error = errors.find(text);
   if (error == errors.end()) Refuse(text);

@@ -1,0 +1,41 @@
+#include "src/journal/backup.h"
+
+#include "tests/journal/journal_folder.h"
+#include "tests/support/failpoints.h"
+
+namespace weft::journal {
+namespace {
+
+namespace fs = std::filesystem;
+
+class BackUpTest : public testing::Test {
+ protected:
+  BackUpTest() {
+    EXPECT_THAT(folder_->WriteSnapshot({.next_sequence = 1, .bytes = "all"}),
+                IsOk());
+  }
+
+  TestFolder files_;
+  std::unique_ptr<StateFolder> folder_ = files_.Open();
+  const std::string copy_ = files_.path() + ".copy";
+};
+
+// A try copies FORMAT and then the snapshot.
+TEST_F(BackUpTest, TriesAgainIfTheSnapshotWasRemovedBeforeItsCopy) {
+  const ScopedFailpoints fail("journal.copy=err(ENOENT)#2");
+  ASSERT_THAT(BackUp(files_.path(), copy_), IsOk());
+  EXPECT_EQ(FailpointHits("journal.copy"), 4);
+  EXPECT_EQ(ReadBytes(copy_ + "/" + StateFolder::SnapshotName(1)),
+            ReadBytes(files_.path() + "/" + StateFolder::SnapshotName(1)));
+}
+
+TEST_F(BackUpTest, DoesNotTryAgainIfTheSnapshotCannotBeRead) {
+  const ScopedFailpoints fail("journal.copy=err(EIO)#2");
+  EXPECT_THAT(BackUp(files_.path(), copy_),
+              IsStatus(absl::StatusCode::kInternal, "SNAPSHOT-"));
+  EXPECT_EQ(FailpointHits("journal.copy"), 2);
+  EXPECT_FALSE(fs::exists(copy_ + ".partial"));
+}
+
+}  // namespace
+}  // namespace weft::journal
