@@ -52,6 +52,11 @@ absl::StatusOr<std::string> NewestSnapshot(const std::string& path) {
   return newest;
 }
 
+absl::Status Sync(const std::string& path) {
+  WEFT_ASSIGN_OR_RETURN(const UniqueFd fd, OpenDirectory(path, path));
+  return SyncDirectory(fd.get(), path);
+}
+
 class Copy {
  public:
   Copy(std::string from, std::string to)
@@ -85,11 +90,6 @@ class Copy {
   [[nodiscard]] static absl::Status MakeFolder(const std::string& path) {
     if (::mkdir(path.c_str(), 0700) == 0) return absl::OkStatus();
     return ErrnoStatus(errno, absl::StrCat("making ", path));
-  }
-
-  [[nodiscard]] static absl::Status Sync(const std::string& path) {
-    WEFT_ASSIGN_OR_RETURN(const UniqueFd fd, OpenDirectory(path, "the copy"));
-    return SyncDirectory(fd.get(), "the copy");
   }
 
   // Copies the folders of other parts of the server, such as tinker/. Their
@@ -182,6 +182,8 @@ absl::StatusOr<BackupReport> BackUp(const std::string& from,
     if (!*whole) continue;
     fs::rename(draft, to, error);
     if (error) return ErrnoStatus(error.value(), absl::StrCat("making ", to));
+    const std::string parent = fs::path(to).parent_path().string();
+    WEFT_RETURN_IF_ERROR(Sync(parent.empty() ? "." : parent));
     return copy.report();
   }
   fs::remove_all(draft, error);

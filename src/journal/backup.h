@@ -18,7 +18,9 @@ struct BackupReport {
 // `to`, which may be on another disk. The copy has every record that was
 // durable when the call began. Makes the copy in `to`.partial, after removing
 // what is there, and then renames it. If copying fails, removes the partial
-// copy. Syncs the copied files.
+// copy. On success the copy is durable under the name `to`: BackUp has synced
+// its files and folders and the parent folder of `to`. If only the sync of this
+// parent fails, `to` exists.
 // Errors: ALREADY_EXISTS (`to`), NOT_FOUND (`from` is absent or not a state
 // folder), UNAVAILABLE (a snapshot was written during each of several tries),
 // DATA_LOSS (a file became shorter), and those of file_io.h.

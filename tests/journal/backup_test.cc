@@ -37,5 +37,24 @@ TEST_F(BackUpTest, DoesNotTryAgainIfTheSnapshotCannotBeRead) {
   EXPECT_FALSE(fs::exists(copy_ + ".partial"));
 }
 
+// BackUp syncs log, images and the copy before it renames the copy.
+TEST_F(BackUpTest, SyncsTheParentFolderAfterTheRename) {
+  const ScopedFailpoints fail("files.sync_folder=err(EIO)#4");
+  EXPECT_THAT(
+      BackUp(files_.path(), copy_),
+      IsStatus(absl::StatusCode::kInternal,
+               "syncing " + fs::path(copy_).parent_path().string() + ": "));
+  EXPECT_TRUE(fs::exists(copy_));
+  EXPECT_FALSE(fs::exists(copy_ + ".partial"));
+}
+
+TEST_F(BackUpTest, MakesACopyInTheCurrentFolder) {
+  const fs::path before = fs::current_path();
+  fs::current_path(fs::path(copy_).parent_path());
+  EXPECT_THAT(BackUp(files_.path(), fs::path(copy_).filename()), IsOk());
+  fs::current_path(before);
+  EXPECT_TRUE(fs::exists(copy_ + "/FORMAT"));
+}
+
 }  // namespace
 }  // namespace weft::journal
