@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -129,16 +130,36 @@ RoutingTablePtr MakeRoutingTable(const LoraRouting& routing,
   return nullptr;
 }
 
-int64_t TableWorkspaceBytes(int64_t num_rows, int64_t features, int64_t rank) {
+int64_t GradientWorkspaceBytes(int64_t num_rows, const ModelShape& shape,
+                               int64_t rank) {
   namespace k = kernels::cuda;
   const auto ceil = [](int64_t x, int64_t of) { return (x + of - 1) / of; };
-  // Each projection is padded to whole tiles.
-  const int64_t tiles =
-      ceil(features, k::kLoraTileFeatures) + k::kMaxLoraProjections;
-  const int64_t rank_tile = k::LoraRankTile(rank);
-  return ceil(num_rows, k::kLoraPartRows) * tiles * k::kLoraTileFeatures *
-         ceil(rank, rank_tile) * rank_tile *
-         static_cast<int64_t>(sizeof(float));
+  const auto padded = [&](int64_t x) {
+    return ceil(x, k::LoraRankTile(x)) * k::LoraRankTile(x);
+  };
+  // The largest number of elements of a part, over all A and B of a layer. A
+  // part consists of whole tiles.
+  int64_t elements = 0;
+  for (int g = 0; g < kGroupsPerLayer; ++g) {
+    const auto modules = ModulesOf(static_cast<ProjectionGroup>(g));
+    const auto num_modules = static_cast<int64_t>(modules.size());
+    const int64_t in = InWidth(shape, modules.front());
+    int64_t tiles_of_b = 0;
+    for (const TargetModule module : modules) {
+      tiles_of_b += ceil(OutWidth(shape, module), k::kLoraTileFeatures);
+    }
+    const int64_t tiles_of_a = ceil(in, k::kLoraTileFeatures);
+    elements = std::max({elements, tiles_of_b * padded(rank),
+                         tiles_of_a * padded(num_modules * rank)});
+  }
+  elements *= k::kLoraTileFeatures;
+  // An adapter with one part needs no workspace. So there are the most parts if
+  // as many adapters as possible have kLoraPartRows + 1 rows, and the remaining
+  // rows also belong to one of these adapters.
+  const int64_t adapters = num_rows / (k::kLoraPartRows + 1);
+  const int64_t parts =
+      adapters == 0 ? 0 : adapters + (num_rows - adapters) / k::kLoraPartRows;
+  return parts * elements * static_cast<int64_t>(sizeof(float));
 }
 
 ShrunkInputs LoraShrink(const at::Tensor& x_TI, const BaseLinear& base,

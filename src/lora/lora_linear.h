@@ -77,11 +77,13 @@ using RoutingTablePtr = std::shared_ptr<const cuda::RoutingTable>;
                                                at::Device device,
                                                int64_t decode_rows = 0);
 
-// Estimates the bytes of workspace that one product with a table needs. The
-// largest workspace holds the partial sums over rows of a gradient [features,
-// rank].
-[[nodiscard]] int64_t TableWorkspaceBytes(int64_t num_rows, int64_t features,
-                                          int64_t rank);
+// Returns an upper bound of the workspace, in bytes, for the gradients of one
+// A or B of a layer with a table. The workspace holds partial sums over rows.
+// The bound holds for any split of `num_rows` rows among adapters of at most
+// this rank, if the rows of each adapter are one segment.
+[[nodiscard]] int64_t GradientWorkspaceBytes(int64_t num_rows,
+                                             const ModelShape& shape,
+                                             int64_t rank);
 
 // The arguments that are the same for all linear layers of a pass.
 struct LoraPass {

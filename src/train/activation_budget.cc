@@ -128,11 +128,10 @@ ActivationBytes ActivationsOf(const model::ModelConfig& config,
       (2 * batch.scored + config.vocab) * batch.head_rank * kFloatBytes +
       batch.entries * kEntryBytes;
   // The bf16 kernels on CUDA sum gradients in parts and need room for them.
-  const int64_t lora =
-      narrow_bytes == 0
-          ? 0
-          : lora::TableWorkspaceBytes(batch.rows, std::max(2 * shape.ffn, qkv),
-                                      max_rank);
+  int64_t lora = 0;
+  if (narrow_bytes > 0) {
+    lora = lora::GradientWorkspaceBytes(batch.rows, shape, max_rank);
+  }
   const int64_t kept_layer = batch.rows * (kept * element_bytes + log_sum_exp);
   return {.kept_layer = kept_layer,
           .recomputed_layer = batch.rows * shape.hidden * element_bytes,

@@ -9,10 +9,12 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <numeric>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "kernels/cuda/lora_gradient.h"
 #include "src/ops/cuda_dispatch.h"
 #include "tests/lora/mixed_routing.h"
 #include "tests/lora/stacked_masked.h"
@@ -147,6 +149,68 @@ TEST_F(LoraCudaTest, GivesAnAdapterTheSameBitsWithoutItsNeighbours) {
   EXPECT_TRUE(at::equal(rows(with.y_TO), rows(without.y_TO)));
   EXPECT_TRUE(at::equal(rows(with.dx_TI), rows(without.dx_TI)));
   EXPECT_TRUE(at::equal(all.Gradient(2), alone.Gradient(0)));
+}
+
+// Returns the largest workspace of a gradient in layer 0, in bytes, for one
+// adapter of rank 33 for each entry of `rows`.
+int64_t LargestWorkspace(const ModelShape& shape,
+                         const std::vector<int64_t>& rows) {
+  auto layout = std::make_shared<const AdapterLayout>(
+      shape, LoraConfig{.rank = 33, .target_modules = DefaultTargetModules()});
+  const at::TensorOptions options(TheDevice());
+  LoraRouting routing;
+  LoraGradients gradients;
+  for (const int64_t count : rows) {
+    auto version = std::make_shared<AdapterVersion>();
+    version->layout = layout;
+    version->compute_N =
+        at::empty({layout->num_parameters()}, options.dtype(at::kBFloat16));
+    const int64_t begin = routing.empty() ? 0 : routing.back().end;
+    routing.push_back(
+        {.begin = begin, .end = begin + count, .version = version});
+    gradients.push_back({.version = version,
+                         .gradient_N = at::empty({layout->num_parameters()},
+                                                 options.dtype(at::kFloat))});
+  }
+  const cuda::RoutingTable table(routing, gradients, shape, TheDevice());
+  int64_t floats = 0;
+  for (const ProjectionGroup group :
+       {ProjectionGroup::kQkv, ProjectionGroup::kO, ProjectionGroup::kGateUp,
+        ProjectionGroup::kDown}) {
+    for (const kernels::cuda::LoraProduct& product :
+         {table.ProductsOfA({0, group}), table.ProductsOfB({0, group})}) {
+      floats = std::max(floats, kernels::cuda::LoraGradientWorkspace(product));
+    }
+  }
+  return floats * static_cast<int64_t>(sizeof(float));
+}
+
+TEST_F(LoraCudaTest, BoundsTheWorkspaceOfAGradientForAnySplitOfTheRows) {
+  constexpr int64_t kPart = kernels::cuda::kLoraPartRows;
+  // The largest gradient is that of B in the first shape, and that of the
+  // stacked A of q, k and v in the second.
+  ModelShape narrow = kMixedShape;
+  narrow.hidden = 1000;
+  for (const ModelShape& shape : {kMixedShape, narrow}) {
+    const auto bound = [&](int64_t rows) {
+      return GradientWorkspaceBytes(rows, shape, /*rank=*/33);
+    };
+    EXPECT_EQ(bound(kPart), 0);
+    // These splits need the most parts that their numbers of rows can need.
+    EXPECT_EQ(LargestWorkspace(shape, {kPart + 1}), bound(kPart + 1));
+    EXPECT_EQ(LargestWorkspace(shape, {kPart + 1, kPart + 1}),
+              bound(2 * kPart + 2));
+    EXPECT_EQ(LargestWorkspace(shape, {kPart + 1, 2 * kPart + 1}),
+              bound(3 * kPart + 2));
+    for (const std::vector<int64_t>& rows :
+         std::vector<std::vector<int64_t>>{{kPart},
+                                           {2 * kPart + 2},
+                                           {kPart + 2, 1, kPart + 1},
+                                           {3 * kPart, kPart + 1, 5}}) {
+      EXPECT_LE(LargestWorkspace(shape, rows),
+                bound(std::accumulate(rows.begin(), rows.end(), int64_t{0})));
+    }
+  }
 }
 
 TEST_F(LoraCudaTest, LeavesGradientsOutOnDemand) {

@@ -72,12 +72,12 @@ TEST(ActivationsOfTest, CountsTheSoftmaxAndThePartialSumsOfBf16) {
   // The head is the larger part here: logits and, in bf16, a copy of them.
   const BatchRows head = {.rows = 1, .scored = 4096, .chunk = 4096};
   EXPECT_EQ(working(2, head) - working(4, head), 4096 * config.vocab * 2);
-  // There are two partial sums of a gradient, with up to 2048 rows each: at
-  // most four tiles of 128 features for the 80 of gate and up, with 16 ranks.
+  // There are two partial sums of a gradient, with up to 2048 rows each: three
+  // tiles of 128 features for q, k and v, with 16 ranks.
   const BatchRows layer = {.rows = 2049};
   const ActivationBytes bf16 =
       ActivationsOf(config, 2, /*is_cpu=*/false, 8, layer);
-  constexpr int64_t kPartialSums = 2 * (4 * 128) * 16 * 4;
+  constexpr int64_t kPartialSums = 2 * (3 * 128) * 16 * 4;
   // Counts four rows of the residual stream. Attention is the larger half: 32
   // features of queries and 16 of keys, 8 and 6 times. Queries and their
   // softmax count once in f32, where a sequence has 128 rows more.
