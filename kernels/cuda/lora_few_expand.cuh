@@ -19,7 +19,8 @@ __device__ inline float SumOf(const WarpSums& sums, int lower, int i) {
   return sums[i / 2][2 * lower + i % 2];
 }
 
-// The f32 sums of four adjacent ranks, for one row of S.
+// Four adjacent ranks of one row of S in f32: of one part, or of the sum of
+// parts.
 inline constexpr int kQuad = 4;
 union Quad {
   uint4 whole;

@@ -18,7 +18,8 @@ struct StoredReply {
   StepResultPtr result;
 };
 
-// The part of an adapter's record that survives a restart.
+// The part of the dispatcher's AdapterRecord (entries.h) that survives a
+// restart.
 struct AdapterHistory {
   AdapterInfo info;
   std::vector<StoredReply> replies;  // In the order of steps.

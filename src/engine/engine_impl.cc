@@ -210,8 +210,8 @@ absl::Status EngineImpl::Recover() {
       std::ranges::any_of(log.restores.adapters(), [&log](const auto& adapter) {
         return log.changed.contains(adapter.second.adapter_id);
       });
-  // Clients wait for the replay if records are lost, or if an adapter to load
-  // has the id of an adapter in the replay.
+  // Clients wait for the replay if the log has a hole or an adapter was set
+  // aside, or if an adapter of `restores` has the id of one in the replay.
   if (report.damaged || names_collide) WEFT_RETURN_IF_ERROR(recovery_.Wait());
   return LoadFromCheckpoints(log.restores);
 }

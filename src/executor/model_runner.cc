@@ -73,7 +73,7 @@ void AddExperts(const std::vector<at::Tensor>& experts, int num_experts,
 
 // Returns the weights of a dense f32 model on a CPU in the order in which a
 // decode step reads them. Returns an empty vector for other models: ATen
-// computes a part of their steps, and has no threads within a team.
+// computes a part of their layers, and has no threads within a team.
 std::vector<ops::SharedRows> WeightsInOrder(const model::Decoder& decoder) {
   if (!decoder.device().is_cpu() || decoder.dtype() != at::kFloat ||
       decoder.config().moe.shape.count > 0) {
@@ -166,25 +166,10 @@ CacheOutput ModelRunner::Run(CachePlan plan, model::KvStore* store,
   MoveTo(decoder_.device(),
          {&plan.batch.tokens_T, &plan.batch.positions_T, &plan.batch.experts_TE,
           &kv.slots_T, &kv.key_slots_S, &kv.page_table_TL, &kv.lengths_T});
-  if (!TakesTeam(plan)) return RunLayersAndHead(plan);
-  CacheOutput output;
-  ops::WithThreadTeam(weights_in_order_,
-                      [&] { output = RunLayersAndHead(plan); });
-  return output;
-}
-
-bool ModelRunner::TakesTeam(const CachePlan& plan) const {
-  return plan.kv.decode && !weights_in_order_.empty() &&
-         plan.batch.tokens_T.size(0) <= ops::kMaxTeamRows;
-}
-
-CacheOutput ModelRunner::RunLayersAndHead(CachePlan& plan) const {
   const int64_t num_rows = plan.batch.tokens_T.size(0);
   const RowIndex scored(plan.score_rows, num_rows, decoder_.device());
   const RowIndex drawn(plan.logit_rows, num_rows, decoder_.device());
-  const at::Tensor x_TH =
-      decoder_.ForwardLayers(model::Mode::kEval, plan.batch, /*tape=*/nullptr,
-                             /*num_recomputed=*/0, &plan.kv);
+  const at::Tensor x_TH = RunLayers(plan);
   const at::Tensor& head_VH = decoder_.weights().head_VH;
   const profile::Span head("head and draws", "rows",
                            static_cast<int64_t>(plan.logit_rows.size()));
@@ -208,6 +193,23 @@ CacheOutput ModelRunner::RunLayersAndHead(CachePlan& plan) const {
   ops::ToHost({&logprobs_E});
   output.logprobs_E = std::move(logprobs_E);
   return output;
+}
+
+at::Tensor ModelRunner::RunLayers(CachePlan& plan) const {
+  at::Tensor x_TH;
+  const auto run = [&] {
+    x_TH =
+        decoder_.ForwardLayers(model::Mode::kEval, plan.batch, /*tape=*/nullptr,
+                               /*num_recomputed=*/0, &plan.kv);
+  };
+  const bool takes_team = plan.kv.decode && !weights_in_order_.empty() &&
+                          plan.batch.tokens_T.size(0) <= ops::kMaxTeamRows;
+  if (takes_team) {
+    ops::WithThreadTeam(weights_in_order_, run);
+  } else {
+    run();
+  }
+  return x_TH;
 }
 
 model::KvStore AllocateCache(const model::Decoder& decoder, int64_t num_pages,

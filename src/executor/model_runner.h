@@ -49,10 +49,9 @@ class ModelRunner {
     return head_.shard.group == nullptr || head_.shard.group->shard().rank == 0;
   }
 
-  // Returns whether a thread team runs the plan: a decode step of at most
-  // ops::kMaxTeamRows rows, if weights_in_order_ is not empty.
-  [[nodiscard]] bool TakesTeam(const CachePlan& plan) const;
-  [[nodiscard]] CacheOutput RunLayersAndHead(CachePlan& plan) const;
+  // Returns the output [T, H] of the layers. On a CPU, a thread team runs a
+  // decode step of few rows.
+  [[nodiscard]] at::Tensor RunLayers(CachePlan& plan) const;
 
   // What Forward keeps for Backward.
   struct Pending {

@@ -51,8 +51,8 @@ class SequencePages {
 
   // Returns a second sequence with the same tokens. Both sequences share the
   // full pages. If the last page is partly filled, the new sequence gets a new
-  // page, to which the caller copies the rows (Fork::copy). If no page is free,
-  // returns nullopt and changes nothing.
+  // page, to which the caller copies the rows (Fork::copy). If it needs this
+  // page and none is free, returns nullopt and changes nothing.
   [[nodiscard]] std::optional<Fork> ForkSequence() const;
 
   // Replaces pages()[index] by `page`, which is in use or idle and has the same

@@ -104,7 +104,7 @@ using ShrunkInputs = std::vector<at::Tensor>;
 // Shapes:  x_TI [T, I] contiguous, in the dtype of the adapters' compute_N.
 // ops::Linear must accept x_TI with the base weight.
 // Errors:  throws c10::Error.
-// Threads: any on a CPU, for distinct outputs; the engine thread on CUDA.
+// Threads: any on a CPU, with a different `shrunk`; the engine thread on CUDA.
 [[nodiscard]] at::Tensor LoraLinear(const at::Tensor& x_TI,
                                     const BaseLinear& base,
                                     const LoraPass& pass, const LoraSite& site,

@@ -28,7 +28,8 @@
 namespace weft {
 
 // Returns the metric with this name and these labels, and creates it if needed.
-// Throws std::invalid_argument for a malformed name.
+// Throws std::invalid_argument, for example for a malformed name or for a name
+// that a metric of another type has.
 [[nodiscard]] prometheus::Counter& AddCounter(
     prometheus::Registry* registry, const std::string& name,
     const std::string& help, const prometheus::Labels& labels = {});

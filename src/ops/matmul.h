@@ -17,12 +17,12 @@ enum class RowCount { kRecurs, kVaries };
 // its transposed view. In that case MatMul multiplies with the weight's
 // numbers, widened to the dtype of a.
 //
-// If a is contiguous, f32, on a CPU and has few rows, a kernel of kernels/cpu
-// computes the product, and a row of the result has the same bits in every
-// batch. Libraries choose their code by the number of rows, and on some
-// processors that changes the bits. Few means up to 32 rows, or up to 128 if b
-// is a transposed view of a weight of bf16 or 8 bits. Such a view is read once
-// for every 32 rows.
+// If the product is not in bf16, and a is contiguous, f32, on a CPU and has few
+// rows, a kernel of kernels/cpu computes the product, and a row of the result
+// has the same bits in every such batch. Libraries choose their code by the
+// number of rows, and on some processors that changes the bits. Few means up to
+// 32 rows, or up to 128 if b is a transposed view of a weight of bf16 or 8
+// bits. Such a view is read once for every 32 rows.
 //
 // With more rows, and if the product is not in bf16, MatMul first widens a bf16
 // or 8-bit b, one part at a time. In f32 on an AMD processor, oneDNN then

@@ -20,7 +20,7 @@ using Body = c10::function_ref<void(int64_t, int64_t)>;
 // Returns how often a waiting thread polls before it sleeps. 10,000 polls take
 // about 0.2 ms, which is longer than the work between two loops of a step. If
 // there are more threads than processors, polling takes time from the threads
-// that work.
+// that work. Threads of other processes are not counted.
 int MaxLooks(int threads) {
   const auto processors = static_cast<int>(std::thread::hardware_concurrency());
   return threads > processors ? 100 : 10000;
@@ -91,8 +91,12 @@ void Await(const std::atomic<uint32_t>& number, Prefetcher& prefetcher,
   }
 }
 
+// Stores `value` and wakes the threads that sleep until it changes. notify_all
+// wakes nobody if its count of waiters is 0. A thread that goes to sleep counts
+// itself and then reads the number again. So the store must come before the
+// read of the count, for which a release store would not be enough.
 void Publish(std::atomic<uint32_t>& number, uint32_t value) {
-  number.store(value, std::memory_order_release);
+  number.store(value, std::memory_order_seq_cst);
   number.notify_all();
 }
 
@@ -171,10 +175,11 @@ class Team {
   // If `rows` are the next weight of order_, sets next_ to the weight after it.
   // Otherwise does nothing: weights of adapters are not in order_.
   void Follow(const SharedRows& rows) {
-    if (order_.empty() || order_[position_].data != rows.data) return;
-    // After the last weight, the next step reads the first one.
-    position_ = (position_ + 1) % order_.size();
-    next_ = order_[position_];
+    if (position_ == order_.size() || order_[position_].data != rows.data) {
+      return;
+    }
+    ++position_;
+    next_ = position_ < order_.size() ? order_[position_] : SharedRows();
   }
 
   [[nodiscard]] int64_t threads() const { return threads_; }
@@ -215,8 +220,9 @@ class Team {
   int64_t threads_ = 1;
   alignas(kLineBytes) std::atomic<uint32_t> number_ = 0;
 
-  // Only thread 0 uses these.
-  const std::vector<SharedRows>& order_;
+  // Only thread 0 uses these. They are not in the cache line of number_, which
+  // the waiting threads read.
+  alignas(kLineBytes) const std::vector<SharedRows>& order_;
   size_t position_ = 0;
   SharedRows next_;
   uint32_t num_loops_ = 0;

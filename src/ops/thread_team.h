@@ -4,8 +4,8 @@
 // of attention. Such a loop lasts a few microseconds, and waits for memory most
 // of this time. Between two loops, the thread that runs the step does small
 // work, and all other threads wait. WithThreadTeam keeps LibTorch's threads in
-// one parallel region (a team) for the whole step. So a loop starts faster, and
-// a thread that waits can prefetch its rows of the next weight.
+// one parallel region (a team) for all layers. So a loop starts faster, and a
+// thread that waits can prefetch its rows of the next weight.
 #ifndef WEFT_SRC_OPS_THREAD_TEAM_H_
 #define WEFT_SRC_OPS_THREAD_TEAM_H_
 

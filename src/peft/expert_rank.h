@@ -1,6 +1,6 @@
 // Chooses the LoRA rank of experts. A token passes through few of many experts,
-// so an expert sees few tokens. Therefore the experts of a token share the
-// adapter's rank.
+// so an expert sees few tokens. Therefore the adapter's rank is divided by the
+// number of experts per token.
 #ifndef WEFT_SRC_PEFT_EXPERT_RANK_H_
 #define WEFT_SRC_PEFT_EXPERT_RANK_H_
 

@@ -1,10 +1,10 @@
 #include "src/sampling/draw_rows.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include "absl/types/span.h"
 #include "src/ops/cuda_dispatch.h"
-#include "src/ops/thread_team.h"
 #include "src/sampling/draw_rows_cuda.h"
 
 namespace weft::sampling {
@@ -26,7 +26,7 @@ std::vector<std::optional<DrawResult>> DrawRows(
   const float* logits = logits_RV.const_data_ptr<float>();
   const int64_t vocab = logits_RV.size(1);
   const auto num_rules = static_cast<int64_t>(rules.size());
-  ops::ParallelFor(num_rules, 1, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, num_rules, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const DrawRule& rule = rules[i];
       drawn[i] = DrawToken(

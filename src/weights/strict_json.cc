@@ -14,7 +14,8 @@
 namespace weft::weights {
 namespace {
 
-// Checks the parser's events against the limits.
+// Checks the parser's events against the limits, and refuses a key that an
+// object has twice.
 template <typename Json>
 class Watcher {
  public:
