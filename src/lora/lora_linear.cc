@@ -133,9 +133,8 @@ RoutingTablePtr MakeRoutingTable(const LoraRouting& routing,
 int64_t GradientWorkspaceBytes(int64_t num_rows, const ModelShape& shape,
                                int64_t rank) {
   namespace k = kernels::cuda;
-  const auto ceil = [](int64_t x, int64_t of) { return (x + of - 1) / of; };
-  const auto padded = [&](int64_t x) {
-    return ceil(x, k::LoraRankTile(x)) * k::LoraRankTile(x);
+  const auto padded = [](int64_t x) {
+    return ops::CeilDiv(x, k::LoraRankTile(x)) * k::LoraRankTile(x);
   };
   // The largest number of elements of a part, over all A and B of a layer. A
   // part consists of whole tiles.
@@ -146,9 +145,9 @@ int64_t GradientWorkspaceBytes(int64_t num_rows, const ModelShape& shape,
     const int64_t in = InWidth(shape, modules.front());
     int64_t tiles_of_b = 0;
     for (const TargetModule module : modules) {
-      tiles_of_b += ceil(OutWidth(shape, module), k::kLoraTileFeatures);
+      tiles_of_b += ops::CeilDiv(OutWidth(shape, module), k::kLoraTileFeatures);
     }
-    const int64_t tiles_of_a = ceil(in, k::kLoraTileFeatures);
+    const int64_t tiles_of_a = ops::CeilDiv(in, k::kLoraTileFeatures);
     elements = std::max({elements, tiles_of_b * padded(rank),
                          tiles_of_a * padded(num_modules * rank)});
   }

@@ -8,8 +8,8 @@
 #include <limits>
 #include <memory>
 #include <thread>
-#include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "src/ops/cpu_dispatch.h"
 
 namespace weft::ops {
@@ -22,7 +22,8 @@ using Body = c10::function_ref<void(int64_t, int64_t)>;
 // there are more threads than processors, polling takes time from the threads
 // that work. Threads of other processes are not counted.
 int MaxLooks(int threads) {
-  const auto processors = static_cast<int>(std::thread::hardware_concurrency());
+  static const auto processors =
+      static_cast<int>(std::thread::hardware_concurrency());
   return threads > processors ? 100 : 10000;
 }
 
@@ -100,18 +101,6 @@ void Publish(std::atomic<uint32_t>& number, uint32_t value) {
   number.notify_all();
 }
 
-template <typename Function>
-class AtExit {
- public:
-  explicit AtExit(Function function) : function_(std::move(function)) {}
-  ~AtExit() { function_(); }
-  AtExit(const AtExit&) = delete;
-  AtExit& operator=(const AtExit&) = delete;
-
- private:
-  const Function function_;
-};
-
 class Team;
 thread_local Team* current_team = nullptr;
 
@@ -129,11 +118,11 @@ class Team {
   // Serve return on the other threads.
   void Lead(int64_t threads, c10::function_ref<void()> step) {
     threads_ = threads;
-    const AtExit dismiss([this] {
+    const absl::Cleanup dismiss = [this] {
       current_team = nullptr;
       loop_.body = nullptr;
       Publish(number_, ++num_loops_);
-    });
+    };
     current_team = this;
     step();
   }
@@ -143,7 +132,7 @@ class Team {
     std::atomic<uint32_t>& done = done_[thread].number;
     // If a loop throws, the exception leaves Serve. From then on thread 0 must
     // not wait for this thread.
-    const AtExit leave([&done] { Publish(done, kLeft); });
+    const absl::Cleanup leave = [&done] { Publish(done, kLeft); };
     Prefetcher prefetcher;
     for (uint32_t number = 1;; ++number) {
       Await(number_, prefetcher, max_looks_,
@@ -164,10 +153,10 @@ class Team {
     // Even if thread 0's part throws, waits for the other threads, which use
     // `body`. During the loop current_team is null, because loops within `body`
     // have no team.
-    const AtExit join([this] {
+    const absl::Cleanup join = [this] {
       current_team = this;
       Join();
-    });
+    };
     current_team = nullptr;
     RunPart(/*thread=*/0);
   }
