@@ -1,5 +1,6 @@
 // Compares the ops that pass CUDA tensors to kernels/cuda with the same ops on
-// the CPU in f64. Other tests compare the CPU's ops with autograd.
+// the CPU in f64. Other tests compare the CPU's ops with autograd. Also runs
+// on the device of tests/support/host_device (tests/model).
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -146,14 +147,15 @@ TEST_P(CudaOpsTest, PagedAttentionIsThatOfTheCpu) {
   for (const int64_t window : {0, 50}) {
     const AttentionRule rule = {.scale = 0.125, .window = window};
     const auto run = [&](const at::Tensor& q_in, const at::Tensor& k_in,
-                         const at::Tensor& v_in) {
+                         const at::Tensor& v_in, const at::Tensor& sinks_in) {
       at::Tensor out = at::empty_like(q_in);
       PagedAttention(q_in, k_in, v_in, table.to(q_in.device()),
-                     lengths.to(q_in.device()), rule, out,
-                     sinks.to(q_in.device()));
+                     lengths.to(q_in.device()), rule, out, sinks_in);
       return out;
     };
-    ExpectClose(run(OnDevice(q), OnDevice(k), OnDevice(v)), run(q, k, v),
+    // The sinks are f32 for rows of f32 and of bf16.
+    ExpectClose(run(OnDevice(q), OnDevice(k), OnDevice(v), sinks.to(at::kCUDA)),
+                run(q, k, v, sinks.to(at::kDouble)),
                 StoredTolerance(Epsilon(), 964, 1, 1));
   }
 }
