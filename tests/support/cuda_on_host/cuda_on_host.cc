@@ -59,6 +59,13 @@ struct Block {
 };
 Block block;
 
+struct QueuedCopy {
+  const void* from = nullptr;
+  size_t num_bytes = 0;
+  void* to = nullptr;
+};
+std::vector<QueuedCopy> queued_copies;
+
 void Wait(Waits reason) {
   Fiber& fiber = block.fibers[block.running];
   fiber.waits = reason;
@@ -162,6 +169,13 @@ void* DynamicShared() { return block.dynamic_shared.get(); }
 
 unsigned NextSlot() { return block.fibers[block.running].num_exchanges++ % 2; }
 
+void MakeQueuedCopies() {
+  for (const QueuedCopy& copy : queued_copies) {
+    std::memcpy(copy.to, copy.from, copy.num_bytes);
+  }
+  queued_copies.clear();
+}
+
 cudaError_t RunGrid(const cudaLaunchConfig_t& config,
                     const std::function<void()>& thread) {
   const dim3 grid = config.gridDim;
@@ -172,6 +186,7 @@ cudaError_t RunGrid(const cudaLaunchConfig_t& config,
                     config.blockDim.y == 1 && config.blockDim.z == 1 &&
                     config.dynamicSmemBytes <= kMaxSharedBytes;
   if (!fits) return cudaErrorInvalidConfiguration;
+  MakeQueuedCopies();
   if (block.fibers.size() < threads) block.fibers.resize(kMaxThreads);
   gridDim = grid;
   blockDim = config.blockDim;
@@ -207,29 +222,39 @@ cudaError_t cudaMalloc(void** data, size_t num_bytes) {
 }
 
 cudaError_t cudaFree(void* data) {
+  host::MakeQueuedCopies();
   std::free(data);
   return cudaSuccess;
 }
 
 cudaError_t cudaMemcpy(void* to, const void* from, size_t num_bytes,
                        cudaMemcpyKind /*kind*/) {
+  host::MakeQueuedCopies();
   if (num_bytes > 0) std::memcpy(to, from, num_bytes);
   return cudaSuccess;
 }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t num_bytes,
                             cudaMemcpyKind kind, cudaStream_t /*stream*/) {
-  return cudaMemcpy(to, from, num_bytes, kind);
+  if (num_bytes == 0) return cudaSuccess;
+  if (kind == cudaMemcpyDeviceToHost) std::memset(to, 0xFF, num_bytes);
+  host::queued_copies.push_back(
+      {.from = from, .num_bytes = num_bytes, .to = to});
+  return cudaSuccess;
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t /*stream*/) {
   if (host::observer.waits != nullptr) {
     host::observer.waits("cudaStreamSynchronize");
   }
+  host::MakeQueuedCopies();
   return cudaSuccess;
 }
 
-cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+cudaError_t cudaDeviceSynchronize() {
+  host::MakeQueuedCopies();
+  return cudaSuccess;
+}
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 
 const char* cudaGetErrorString(cudaError_t error) {

@@ -25,7 +25,10 @@ enum cudaError_t {
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
 using cudaStream_t = struct CUstream_st*;
 
-// There is one device. A launch has finished when it returns.
+// There is one device. A launch has finished when it returns. An asynchronous
+// copy happens at the next launch or wait. Before that it fills memory of the
+// host that it will write. So tests detect host memory that is read or written
+// too early.
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaMalloc(void** data, size_t num_bytes);
 cudaError_t cudaFree(void* data);
@@ -48,6 +51,9 @@ struct Observer {
   void (*waits)(const char* call) = nullptr;
 };
 inline Observer observer;
+
+// Makes the asynchronous copies that have not happened yet.
+void MakeQueuedCopies();
 
 }  // namespace weft::testing::cuda_on_host
 

@@ -28,6 +28,7 @@ void* Allocate(size_t num_bytes) {
 }
 
 void FreeOnDevice(void* data) {
+  cuda_on_host::MakeQueuedCopies();
   AddLiveAllocations(-1);
   std::free(data);
 }
