@@ -130,9 +130,8 @@ class CudaStepDevice final : public StepDevice {
 
   void Upload(const at::Tensor& host, int64_t bytes,
               const at::Tensor& device) override {
-    C10_CUDA_CHECK(
-        cudaMemcpyAsync(device.mutable_data_ptr(), host.const_data_ptr(), bytes,
-                        cudaMemcpyHostToDevice, ops::cuda::CurrentStream()));
+    ops::cuda::QueueUpload(host.const_data_ptr(), bytes,
+                           device.mutable_data_ptr());
   }
 
   [[nodiscard]] int MaxFilters(const DrawRules& rules) override {

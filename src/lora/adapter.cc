@@ -5,17 +5,30 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstddef>
 #include <utility>
 
+#include "absl/types/span.h"
+#include "src/base/huge_pages.h"
 #include "src/lora/lora_init.h"
+#include "src/ops/bulk_copy.h"
 
 namespace weft::lora {
 namespace {
 
 std::vector<float> ToVector(const at::Tensor& tensor_N) {
-  const at::Tensor host = tensor_N.to(at::kCPU).contiguous();
-  const float* data = host.const_data_ptr<float>();
-  return {data, data + host.numel()};
+  if (tensor_N.is_cpu()) {
+    const float* data = tensor_N.const_data_ptr<float>();
+    return {data, data + tensor_N.numel()};
+  }
+  std::vector<float> values;
+  values.reserve(tensor_N.numel());
+  PreferHugePages(absl::MakeSpan(reinterpret_cast<std::byte*>(values.data()),
+                                 tensor_N.nbytes()));
+  values.resize(tensor_N.numel());
+  ops::BulkCopy(tensor_N,
+                at::from_blob(values.data(), tensor_N.sizes(), at::kFloat));
+  return values;
 }
 
 void FromVector(const std::vector<float>& values, at::Tensor& destination_N) {
@@ -23,8 +36,9 @@ void FromVector(const std::vector<float>& values, at::Tensor& destination_N) {
     destination_N.zero_();
     return;
   }
-  destination_N.copy_(at::from_blob(const_cast<float*>(values.data()),
-                                    {destination_N.numel()}, at::kFloat));
+  ops::BulkCopy(at::from_blob(const_cast<float*>(values.data()),
+                              {destination_N.numel()}, at::kFloat),
+                destination_N);
 }
 
 }  // namespace
@@ -59,7 +73,7 @@ std::vector<float> AdapterVersion::HostWeights() const {
 
 VersionImage ImageOf(const AdapterVersionPtr& version) {
   return {.number = version->number,
-          .weights_N = version->weights_N.to(at::kCPU),
+          .weights_N = ops::BulkCopyTo(version->weights_N, at::kCPU),
           .alive = version};
 }
 
@@ -71,7 +85,7 @@ AdapterVersionPtr RestoreVersion(
   auto version = std::make_shared<AdapterVersion>();
   version->number = image.number;
   version->layout = layout;
-  version->weights_N = image.weights_N.to(device);
+  version->weights_N = ops::BulkCopyTo(image.weights_N, device);
   version->compute_N = version->weights_N.to(compute_dtype);
   return version;
 }
@@ -111,17 +125,17 @@ Adapter::Adapter(const LoraConfig& config,
       compute_dtype_(compute_dtype),
       latest_(RestoreVersion(image.versions.front(), layout_, compute_dtype,
                              device)),
-      gradient_N_(image.gradient_N.to(device)),
+      gradient_N_(ops::BulkCopyTo(image.gradient_N, device)),
       scratch_N_(at::zeros_like(gradient_N_)),
-      moment1_N_(image.moment1_N.to(device)),
-      moment2_N_(image.moment2_N.to(device)),
+      moment1_N_(ops::BulkCopyTo(image.moment1_N, device)),
+      moment2_N_(ops::BulkCopyTo(image.moment2_N, device)),
       optim_steps_(image.optim_steps) {}
 
 AdapterImage Adapter::ToImage() const {
   return {.optim_steps = optim_steps_,
-          .gradient_N = gradient_N_.to(at::kCPU),
-          .moment1_N = moment1_N_.to(at::kCPU),
-          .moment2_N = moment2_N_.to(at::kCPU),
+          .gradient_N = ops::BulkCopyTo(gradient_N_, at::kCPU),
+          .moment1_N = ops::BulkCopyTo(moment1_N_, at::kCPU),
+          .moment2_N = ops::BulkCopyTo(moment2_N_, at::kCPU),
           .versions = {ImageOf(latest_)}};
 }
 

@@ -70,14 +70,23 @@ void WaitForStream() {
   C10_CUDA_CHECK(cudaStreamSynchronize(CurrentStream()));
 }
 
+void QueueDownload(const void* from, int64_t bytes, void* to) {
+  C10_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost,
+                                 CurrentStream()));
+}
+
+void QueueUpload(const void* from, int64_t bytes, void* to) {
+  C10_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice,
+                                 CurrentStream()));
+}
+
 void CopyToHost(const std::vector<std::pair<at::Tensor, at::Tensor>>& copies) {
   // LibTorch's own copy would make the allocator query the device when the
   // pinned memory is freed. If the device was lost in between, that query would
   // end the process.
   for (const auto& [from, to] : copies) {
-    C10_CUDA_CHECK(cudaMemcpyAsync(to.mutable_data_ptr(), from.const_data_ptr(),
-                                   from.nbytes(), cudaMemcpyDeviceToHost,
-                                   CurrentStream()));
+    QueueDownload(from.const_data_ptr(), static_cast<int64_t>(from.nbytes()),
+                  to.mutable_data_ptr());
   }
   WaitForStream();
 }

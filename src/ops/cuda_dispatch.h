@@ -46,6 +46,11 @@ namespace cuda {
 [[nodiscard]] CUstream_st* CurrentStream();
 // Waits until the device has done all work on CurrentStream().
 void WaitForStream();
+// Queue a copy of `bytes` bytes on CurrentStream(): from the device to pinned
+// host memory, and from pinned host memory to the device. The host memory stays
+// allocated and unchanged until the device has made the copy.
+void QueueDownload(const void* from, int64_t bytes, void* to);
+void QueueUpload(const void* from, int64_t bytes, void* to);
 // Copies the first tensor of each pair, on the device, to the second tensor, in
 // pinned host memory. Both are contiguous and have equal sizes and dtypes.
 // Waits for the copies.

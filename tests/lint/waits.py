@@ -3,7 +3,8 @@
 Values go to the device and back through src/ops/host_copy.h, where ToHost is the
 one wait of a pass. Any other wait leaves the device idle while the host prepares
 the next kernel. Such waits are reading a number from a tensor, copying between
-ordinary memory and a device, and results whose size only the device knows.
+ordinary memory and a device (src/ops/bulk_copy.h does, too), and results whose size
+only the device knows.
 """
 
 import re
@@ -34,7 +35,7 @@ ALLOWED = {
     ("ops/cuda_dispatch.cc", "item"): "the norm, which an optimizer step returns",
     ("optim/adamw.cc", "item"): "the norm, which an optimizer step returns",
     ("lora/lora_embedding.cc", "unique"): "LoRA of the embedding alone",
-    ("lora/adapter.cc", "to"): "an adapter comes to the device or leaves it",
+    ("lora/adapter.cc", "bulk"): "an adapter comes to the device or leaves it",
     ("model/decoder.cc", "item"): "when a model is loaded",
     ("loss/head_products.cc", "nonzero"): "a gradient filter, off by default",
     ("executor/channel.cc", "item"): "a tensor of the host",
@@ -48,6 +49,7 @@ _WAIT = re.compile(
     r"|\b(?P<unique>_unique2?|unique_\w+)\s*\("
     r"|(?:\.|->)(?P<to>to)\s*\("
     r"|\bat::(?P<tensor>tensor)\s*\("
+    r"|\bops::(?P<bulk>BulkCopy)"
     r"|\bat::(?P<repeat>repeat_interleave)\s*\("
 )
 _DEVICE = re.compile(r"device|kCPU|kCUDA|ptions")

@@ -32,6 +32,7 @@ def test_what_is_named_exists() -> None:
         ("mask.nonzero();", "nonzero"),
         ("at::_unique2(x, true);", "unique"),
         ("at::repeat_interleave(F(a, b));", "repeat"),
+        ("ops::BulkCopyTo(x, device);", "bulk"),
     ],
 )
 def test_finds_each_kind(code: str, kind: str) -> None:

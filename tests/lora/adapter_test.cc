@@ -232,33 +232,47 @@ TEST(AdapterTest, LoadedStateIsANewVersionBesideAPinnedOne) {
   EXPECT_EQ(pinned->HostWeights(), weights);
 }
 
+void ExpectGoesOnFromItsImage(at::ScalarType dtype, at::Device device) {
+  Adapter stayed(Config(), kShape, dtype, device);
+  stayed.SetState(RampState(stayed.layout().num_parameters()));
+  AdapterImage image = stayed.ToImage();
+  uint64_t bytes = 0;
+  for (const at::Tensor* tensor : image.Tensors()) {
+    EXPECT_TRUE(tensor->is_cpu());
+    bytes += tensor->nbytes();
+  }
+  EXPECT_EQ(bytes, 16 * stayed.layout().num_parameters());
+  EXPECT_EQ(bytes, AdapterImage::NumBytes(stayed.layout().num_parameters(),
+                                          image.versions.size()));
+  // The image gets its own tensors, as after it was in a file.
+  for (at::Tensor* tensor : image.Tensors()) *tensor = tensor->clone();
+  image.versions.front().alive.reset();
+  const Adapter back(Config(), stayed.shared_layout(), image, dtype, device);
+  EXPECT_EQ(back.latest()->number, 2u);
+  EXPECT_EQ(back.latest()->weights_N.device(), device);
+  EXPECT_EQ(back.latest()->compute_N.scalar_type(), dtype);
+  EXPECT_TRUE(at::equal(back.latest()->compute_N, stayed.latest()->compute_N));
+  const AdapterState expected = RampState(stayed.layout().num_parameters());
+  const AdapterState actual = back.GetState();
+  EXPECT_EQ(actual.weights, expected.weights);
+  EXPECT_EQ(actual.gradient, expected.gradient);
+  EXPECT_EQ(actual.moment1, expected.moment1);
+  EXPECT_EQ(actual.moment2, expected.moment2);
+  EXPECT_EQ(actual.optim_steps, 17u);
+  EXPECT_EQ(back.resident_bytes(), stayed.resident_bytes());
+}
+
 TEST(AdapterTest, GoesOnFromItsImageAsIfItHadStayed) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    Adapter stayed = MakeAdapter(dtype);
-    stayed.SetState(RampState(stayed.layout().num_parameters()));
-    AdapterImage image = stayed.ToImage();
-    uint64_t bytes = 0;
-    for (const at::Tensor* tensor : image.Tensors()) bytes += tensor->nbytes();
-    EXPECT_EQ(bytes, 16 * stayed.layout().num_parameters());
-    EXPECT_EQ(bytes, AdapterImage::NumBytes(stayed.layout().num_parameters(),
-                                            image.versions.size()));
-    // The image gets its own tensors, as after it was in a file.
-    for (at::Tensor* tensor : image.Tensors()) *tensor = tensor->clone();
-    image.versions.front().alive.reset();
-    const Adapter back(Config(), stayed.shared_layout(), image, dtype,
-                       at::kCPU);
-    EXPECT_EQ(back.latest()->number, 2u);
-    EXPECT_EQ(back.latest()->compute_N.scalar_type(), dtype);
-    EXPECT_TRUE(
-        at::equal(back.latest()->compute_N, stayed.latest()->compute_N));
-    const AdapterState expected = stayed.GetState();
-    const AdapterState actual = back.GetState();
-    EXPECT_EQ(actual.weights, expected.weights);
-    EXPECT_EQ(actual.gradient, expected.gradient);
-    EXPECT_EQ(actual.moment1, expected.moment1);
-    EXPECT_EQ(actual.moment2, expected.moment2);
-    EXPECT_EQ(actual.optim_steps, 17u);
-    EXPECT_EQ(back.resident_bytes(), stayed.resident_bytes());
+    ExpectGoesOnFromItsImage(dtype, at::kCPU);
+  }
+}
+
+// Also runs on the device of tests/support/host_device (tests/model).
+TEST(AdapterCudaTest, GoesOnFromItsImageAsIfItHadStayed) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    ExpectGoesOnFromItsImage(dtype, at::Device(at::kCUDA, 0));
   }
 }
 
