@@ -2,11 +2,12 @@
 
     python3 tests/device/trace/trace_weft.py SHAPE BATCH LENGTH RANK [weftd flags]
 
-One adapter trains, then eight train together. Then the base model and an adapter
-are sampled with 1, 8 and 64 sequences. Each line has the client's wall clock. weftd
-runs with this process's environment, so CUDA_INJECTION64_PATH and CUDA_TRACE_FILE
-make it write its kernels too. Repetitions are 0.3 s apart, so cuda_trace.py --gap
-100 finds them as bursts.
+One adapter trains, then eight train together. Then one adapter more than there are
+slots takes turns with them: each step moves one adapter to the host and another one
+back. At last the base model and an adapter are sampled with 1, 8 and 64 sequences.
+Each line has the client's wall clock. weftd runs with this process's environment, so
+CUDA_INJECTION64_PATH and CUDA_TRACE_FILE make it write its kernels too. Repetitions
+are 0.3 s apart, so cuda_trace.py --gap 100 finds them as bursts.
 """
 
 from __future__ import annotations
@@ -29,7 +30,14 @@ import shapes  # noqa: E402
 
 import weft  # noqa: E402
 
+METRICS = (
+    "weft_device_memory",
+    "weft_adapter_moves_total",
+    "weft_adapter_swap_in_seconds_sum",
+    "weft_adapter_swap_in_seconds_count",
+)
 ADAPTERS = 8
+SLOTS = ADAPTERS + 1
 BATCHES = (1, 8, 64)
 PROMPT, NEW_TOKENS = 32, 33
 IDLE_SECONDS = 0.3
@@ -83,7 +91,19 @@ def train(client: Any, tokens: Tokens, batch: int, length: int, rank: int) -> An
             ),
             3,
         )
+    take_turns([one, *many, client.create_adapter("last", rank=rank)], parts[0])
     return many[0]
+
+
+def take_turns(adapters: Sequence[Any], data: Sequence[weft.Datum]) -> None:
+    """Times a step of an adapter that stays, and of one that makes room first."""
+    # After a round the next adapter is always the one that was used longest ago, and
+    # so the one that has left.
+    for adapter in adapters:
+        adapter.forward_backward(data)
+    timed("step, no move", lambda: adapters[-1].forward_backward(data), 3)
+    turns = iter(adapters)
+    timed("step, 1 out, 1 in", lambda: next(turns).forward_backward(data), 4)
 
 
 def _all(
@@ -111,13 +131,14 @@ def main() -> int:
     name, batch, length, rank = sys.argv[1], *map(int, sys.argv[2:5])
     folder = shapes.folder(name, daemon_module.DEVICE)
     tokens = Tokens(shapes.SHAPES[name]["vocab_size"])
-    server = daemon_module.Daemon(folder, Path("trace_weft"), *sys.argv[5:])
+    flags = ("--max-resident-adapters", str(SLOTS), *sys.argv[5:])
+    server = daemon_module.Daemon(folder, Path("trace_weft"), *flags)
     server.start()
     with server.client() as client:
         adapter = train(client, tokens, batch, length, rank)
         sample(client, adapter, tokens)
         for line in server.scrape().splitlines():
-            if line.startswith("weft_device_memory"):
+            if line.startswith(METRICS):
                 print(line, flush=True)
     return server.stop()
 
