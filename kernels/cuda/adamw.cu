@@ -1,5 +1,6 @@
 #include "kernels/cuda/adamw.h"
 #include "kernels/cuda/device.cuh"
+#include "kernels/cuda/launch.cuh"
 
 namespace weft::kernels::cuda {
 namespace {

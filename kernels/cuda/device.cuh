@@ -1,14 +1,13 @@
-// Functions that the kernels share: conversion of elements to and from f32,
-// reductions over a warp and a block, and launches. A reduction combines values
-// in a fixed order, so that the same input gives the same bits. Blocks are
-// one-dimensional and have whole warps.
+// Functions that the kernels share: conversion of elements to and from f32, and
+// reductions over a warp and a block. A reduction combines values in a fixed
+// order, so that the same input gives the same bits. Blocks are one-dimensional
+// and have whole warps.
 #ifndef WEFT_KERNELS_CUDA_DEVICE_CUH_
 #define WEFT_KERNELS_CUDA_DEVICE_CUH_
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
-#include <cstddef>
 #include <cstdint>
 
 #include "kernels/cuda/dtype.h"
@@ -21,10 +20,6 @@ inline constexpr unsigned kAllLanes = 0xffffffffU;
 // The lowest finite float. A running maximum starts from it and not from -inf,
 // because -inf minus -inf is NaN.
 inline constexpr float kLowest = -3.402823466e+38F;
-// The largest grid of a launch: kMaxGrid blocks in x, and kMaxGridYz blocks in
-// each of y and z.
-inline constexpr int64_t kMaxGrid = 2147483647;
-inline constexpr int64_t kMaxGridYz = 65535;
 
 __device__ inline float ToFloat(float x) { return x; }
 __device__ inline float ToFloat(__nv_bfloat16 x) { return __bfloat162float(x); }
@@ -83,39 +78,6 @@ __device__ T BlockReduce(T value, Combine combine) {
 }
 
 inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// Starts the kernel with `shared_bytes` of dynamic shared memory per block, and
-// does not wait. If the grid is too large for a device, returns
-// cudaErrorInvalidConfiguration and starts nothing.
-template <typename... Parameters, typename... Arguments>
-cudaError_t LaunchWithShared(void (*kernel)(Parameters...), int64_t grid_x,
-                             int64_t grid_y, unsigned threads,
-                             size_t shared_bytes, cudaStream_t stream,
-                             Arguments... arguments) {
-  if (grid_x > kMaxGrid || grid_y > kMaxGridYz) {
-    return cudaErrorInvalidConfiguration;
-  }
-  cudaLaunchConfig_t config = {};
-  config.gridDim =
-      dim3(static_cast<unsigned>(grid_x), static_cast<unsigned>(grid_y), 1);
-  config.blockDim = dim3(threads, 1, 1);
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  const cudaError_t status = cudaLaunchKernelEx(
-      &config, kernel, static_cast<Parameters>(arguments)...);
-  // Clears the runtime's last error. Otherwise the next launch would report it.
-  const cudaError_t last = cudaGetLastError();
-  return status == cudaSuccess ? last : status;
-}
-
-// Starts a kernel without dynamic shared memory, like LaunchWithShared.
-template <typename... Parameters, typename... Arguments>
-cudaError_t Launch(void (*kernel)(Parameters...), int64_t grid_x,
-                   int64_t grid_y, unsigned threads, cudaStream_t stream,
-                   Arguments... arguments) {
-  return LaunchWithShared(kernel, grid_x, grid_y, threads, 0, stream,
-                          arguments...);
-}
 
 }  // namespace weft::kernels::cuda
 

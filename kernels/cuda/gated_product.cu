@@ -1,6 +1,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/gated_product.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/pack.cuh"
 
 namespace weft::kernels::cuda {
@@ -17,6 +18,7 @@ __device__ int64_t Feature() {
 template <typename T, int kN, GateActivation kActivation>
 __global__ void __launch_bounds__(kThreads)
     GatedProductKernel(int64_t features, const T* gate_up_T2F, T* out_TF) {
+  WaitForEarlierLaunches();
   const int64_t row = blockIdx.x;
   const int64_t i = Feature<kN>();
   if (i >= features) return;
@@ -90,7 +92,7 @@ cudaError_t GatedProduct(DType dtype, GateActivation activation,
   return WithKernel(dtype, activation, features, gate_up_T2F, out_TF,
                     [&]<typename T>(const T*, auto width, auto gate) {
                       constexpr int kN = decltype(width)::value;
-                      return Launch(
+                      return LaunchEarly(
                           GatedProductKernel<T, kN, decltype(gate)::value>,
                           num_rows, CeilDiv(features, kN * kThreads), kThreads,
                           stream, features, static_cast<const T*>(gate_up_T2F),

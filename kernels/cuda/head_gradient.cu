@@ -1,4 +1,5 @@
 #include "kernels/cuda/head_gradient.h"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/pack.cuh"
 
 namespace weft::kernels::cuda {

@@ -5,6 +5,7 @@
 
 #include <initializer_list>
 
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/lora_decode.h"
 #include "kernels/cuda/lora_decode_items.cuh"
 #include "kernels/cuda/lora_few_expand.cuh"
@@ -12,9 +13,9 @@
 
 namespace weft::kernels::cuda::few_rows {
 
+// The warps of a block, each with kWarpFeatures features of an item.
 inline constexpr int kDecodeWarps = 8;
 inline constexpr unsigned kDecodeThreads = kDecodeWarps * kWarp;
-// The number of features that a block computes at a time.
 inline constexpr int kSpan = kDecodeWarps * kWarpFeatures;
 
 // Returns the number of tiles of kFeatures features. Kernels call it instead of
@@ -63,15 +64,41 @@ __device__ inline float SumOverRow(float x) {
   return x + __shfl_xor_sync(kAllLanes, x, 2);
 }
 
-// Returns a row's factor 1 / rms(x); see DeferredNorm. The result is of no use
-// if the row does not exist. All lanes of the warp call it.
+// One lane's first parts of a row's sum of squares: parts l, l + 4 and so on,
+// where l is Lane() % 4. Parts that do not exist are 0.
+inline constexpr int kSquares = 4;
+struct Squares {
+  float values[kSquares];
+};
+
+// Loads the squares of a row, but none if the row does not exist.
+__device__ inline Squares LoadSquares(const DeferredNorm& norm, int64_t row,
+                                      bool exists) {
+  Squares squares = {};
+  if (norm.squares_TP == nullptr || !exists) return squares;
+  const int parts = TilesOf<kLoraResidualFeatures>(norm.hidden);
+#pragma unroll
+  for (int k = 0; k < kSquares; ++k) {
+    const int i = Lane() % 4 + k * 4;
+    if (i < parts) squares.values[k] = norm.squares_TP[row * parts + i];
+  }
+  return squares;
+}
+
+// Returns a row's factor 1 / rms(x); see DeferredNorm. `loaded` is the result
+// of LoadSquares for the row. The factor is of no use if the row does not
+// exist. All lanes of the warp call it.
 __device__ inline float FactorOf(const DeferredNorm& norm, int64_t row,
-                                 bool exists) {
+                                 bool exists, const Squares& loaded) {
   if (norm.squares_TP == nullptr) return 1;
   const int parts = TilesOf<kLoraResidualFeatures>(norm.hidden);
   const float* squares = norm.squares_TP + row * parts;
   float sum = 0;
-  for (int i = Lane() % 4; exists && i < parts; i += 4) sum += squares[i];
+#pragma unroll
+  for (int k = 0; k < kSquares; ++k) sum += loaded.values[k];
+  for (int i = Lane() % 4 + kSquares * 4; exists && i < parts; i += 4) {
+    sum += squares[i];
+  }
   return rsqrtf(SumOverRow(sum) / static_cast<float>(norm.hidden) + norm.eps);
 }
 
@@ -88,12 +115,13 @@ __device__ inline bool BIsAligned(const LoraFewRows& rows,
 }
 
 // Fills slab k with the entry's S for the k-th of kSides projections. All
-// threads of the block call it, and all see the slabs afterwards. Kernels
-// prefetch the matrices and then call it, before they load operands into
-// registers.
+// threads of the block call it, and all see the slabs afterwards. Before it,
+// kernels read only the table and the adapters' weights, which no launch of a
+// decode step writes, because FillSlabs first waits for earlier launches.
 template <int kSides>
 __device__ void FillSlabs(const LoraParts& parts, const LoraFewRows& rows,
                           const LoraMatrix* matrices, Slab (&slabs)[kSides]) {
+  WaitForEarlierLaunches();
 #pragma unroll
   for (int k = 0; k < kSides; ++k) {
     FillSlab<kSlabRanks>(

@@ -3,6 +3,7 @@
 #ifndef WEFT_KERNELS_CUDA_LORA_DECODE_ITEMS_CUH_
 #define WEFT_KERNELS_CUDA_LORA_DECODE_ITEMS_CUH_
 
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/lora_few_rows.cuh"
 
 namespace weft::kernels::cuda::few_rows {
@@ -17,14 +18,14 @@ int64_t DecodeGrid(const LoraTable& table, int64_t tiles) {
   return items < kMost ? items : kMost;
 }
 
-// The most cache lines that a thread prefetches for an item: kLinesOfFewItems
-// if the launch has at most kFewItems items, otherwise kLines. All blocks
-// together then prefetch at most about 30 MB, which stay in the 50 MB cache of
-// an H100 until they are read.
+// The most cache lines that a block prefetches for an item: kLinesOfFewItems if
+// the launch has at most kFewItems items, otherwise kLines. All blocks together
+// then prefetch at most about 30 MB, which stay in the 50 MB cache of an H100
+// until they are read.
 inline constexpr int kLine = 64;  // Elements in a line of 128 bytes.
 inline constexpr unsigned kFewItems = 40;
-inline constexpr int kLines = 3;
-inline constexpr int kLinesOfFewItems = 24;
+inline constexpr int kLines = 768;
+inline constexpr int kLinesOfFewItems = 6144;
 
 // A table entry (up to 16 rows of one adapter or of none), and the matrices
 // that an item of it needs.
@@ -34,6 +35,17 @@ struct Place {
   LoraMatrix matrices[kMatrices];
 };
 
+// Returns whether a kernel loads the ranks of a matrix in several steps.
+template <int kMatrices>
+__device__ bool HasLaterRanks(const Place<kMatrices>& place) {
+  bool has = false;
+#pragma unroll
+  for (int k = 0; k < kMatrices; ++k) {
+    has = has || place.matrices[k].rank > kDepth;
+  }
+  return has;
+}
+
 // `places` holds the block's present item and its next item, which take turns.
 // While all threads compute the present item, thread 0 writes the place of the
 // next one. It has loaded the next item's entry into `ahead` one item earlier,
@@ -42,16 +54,34 @@ template <int kMatrices>
 struct Places {
   Place<kMatrices> places[2];
   LoraFewRows ahead;
+  // The items of the launch. In a register the number would be spilled.
+  unsigned num_items;
 };
 
-// Calls run(place, tile, lines) for each item of the block. `place` is in
-// shared memory, because operands need the registers. Its matrix k is that of
-// slot slot_of(tile, k), or has rank 0 if the slot is negative. `lines` is the
-// number of cache lines that each thread may prefetch for the item. All threads
-// of the block call ForItems.
-template <int kMatrices, typename SlotOf, typename Run>
+// Writes the place of an item of the entry `rows`, as ForItems describes it.
+template <int kMatrices, typename SlotOf>
+__device__ void LookUp(const LoraTable& table, const LoraFewRows& rows,
+                       int tile, SlotOf slot_of, Place<kMatrices>* place) {
+  place->rows = rows;
+#pragma unroll
+  for (int k = 0; k < kMatrices; ++k) {
+    const int64_t slot = slot_of(tile, k);
+    place->matrices[k] = slot < 0 ? LoraMatrix() : MatrixOf(table, rows, slot);
+  }
+}
+
+// Calls run(place, tile, prefetch_next) for each item of the block. `place` is
+// in shared memory, because operands need the registers. Its matrix k is that
+// of slot slot_of(tile, k), or has rank 0 if the slot is negative. `run` calls
+// prefetch_next() once, in all threads and after a barrier. prefetch_next()
+// calls prefetch(place, tile, lines) for the block's next item, so that its
+// matrices arrive while this item is computed. `lines` is the number of cache
+// lines that the block may prefetch. For the block's first item, ForItems
+// itself calls prefetch() if a matrix has more ranks than `run` loads at first.
+// All threads of the block call ForItems.
+template <int kMatrices, typename SlotOf, typename PrefetchItem, typename Run>
 __device__ void ForItems(const LoraTable& table, int tiles, SlotOf slot_of,
-                         Run run) {
+                         PrefetchItem prefetch, Run run) {
   // A shared variable cannot have initial values, but the members of Places
   // have some. So the variable is declared as bytes.
   struct Bytes {
@@ -59,43 +89,54 @@ __device__ void ForItems(const LoraTable& table, int tiles, SlotOf slot_of,
   };
   __shared__ Bytes memory;
   auto& places = reinterpret_cast<Places<kMatrices>&>(memory);
-  const auto look_up = [&](const LoraFewRows& rows, unsigned item, int turn) {
-    places.places[turn].rows = rows;
-#pragma unroll
-    for (int k = 0; k < kMatrices; ++k) {
-      const int64_t slot = slot_of(static_cast<int>(item % tiles), k);
-      places.places[turn].matrices[k] =
-          slot < 0 ? LoraMatrix() : MatrixOf(table, rows, slot);
-    }
+  const auto tile_of = [tiles](unsigned item) {
+    return static_cast<int>(item % tiles);
   };
   // Loads the block's first table entry before the kernel knows whether the
   // entry is used. The table has memory for max_few entries, so the address is
   // valid.
   const LoraFewRows first = table.few[blockIdx.x / tiles];
-  const auto num_items = static_cast<unsigned>(*table.num_few * tiles);
-  if (blockIdx.x >= num_items) return;
+  const auto loaded_items = static_cast<unsigned>(*table.num_few * tiles);
+  if (blockIdx.x >= loaded_items) {
+    WaitForEarlierLaunches();
+    return;
+  }
   if (threadIdx.x == 0) {
-    if (blockIdx.x + gridDim.x < num_items) {
+    places.num_items = loaded_items;
+    if (blockIdx.x + gridDim.x < loaded_items) {
       places.ahead = table.few[(blockIdx.x + gridDim.x) / tiles];
     }
-    look_up(first, blockIdx.x, 0);
+    LookUp(table, first, tile_of(blockIdx.x), slot_of, &places.places[0]);
   }
+  const auto lines = [&] {
+    return places.num_items <= kFewItems ? kLinesOfFewItems : kLines;
+  };
   int turn = 0;
-  for (unsigned item = blockIdx.x; item < num_items; item += gridDim.x) {
+  unsigned item = blockIdx.x;
+  do {
     // Waits until the item's place is complete and no thread reads the place of
     // the previous item.
     __syncthreads();
-    if (threadIdx.x == 0 && item + gridDim.x < num_items) {
+    const unsigned next_item = item + gridDim.x;
+    if (threadIdx.x == 0 && next_item < places.num_items) {
       const LoraFewRows next = places.ahead;
-      if (item + 2 * gridDim.x < num_items) {
-        places.ahead = table.few[(item + 2 * gridDim.x) / tiles];
+      if (next_item + gridDim.x < places.num_items) {
+        places.ahead = table.few[(next_item + gridDim.x) / tiles];
       }
-      look_up(next, item + gridDim.x, 1 - turn);
+      LookUp(table, next, tile_of(next_item), slot_of,
+             &places.places[1 - turn]);
     }
-    run(places.places[turn], static_cast<int>(item % tiles),
-        num_items <= kFewItems ? kLinesOfFewItems : kLines);
+    const Place<kMatrices>& place = places.places[turn];
+    if (item == blockIdx.x && HasLaterRanks(place)) {
+      prefetch(place, tile_of(item), lines());
+    }
+    run(place, tile_of(item), [&] {
+      if (next_item >= places.num_items) return;
+      prefetch(places.places[1 - turn], tile_of(next_item), lines());
+    });
     turn = 1 - turn;
-  }
+    item = next_item;
+  } while (item < places.num_items);
 }
 
 }  // namespace weft::kernels::cuda::few_rows

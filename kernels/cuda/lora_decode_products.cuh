@@ -8,60 +8,65 @@
 namespace weft::kernels::cuda::few_rows {
 
 // Prefetches B's rows of the features [first, end), but at most `lines` cache
-// lines for each thread.
+// lines.
 __device__ inline void PrefetchB(const LoraFewRows& rows, const LoraMatrix& b,
                                  int first, int end, int lines) {
-  const int count = (end - first) * b.rank;
-  if (count == 0) return;
+  if (b.rank == 0) return;
+  const int wanted = ((end - first) * b.rank + kLine - 1) / kLine;
+  const int count = wanted < lines ? wanted : lines;
   const Bf16* from = static_cast<const Bf16*>(rows.weights) + b.offset +
                      static_cast<int64_t>(first) * b.rank;
-  for (int i = 0; i < lines; ++i) {
-    const int at =
-        (static_cast<int>(threadIdx.x) + i * static_cast<int>(kDecodeThreads)) *
-        kLine;
-    if (at >= count) break;
-    Prefetch(from + at);
+  for (int i = static_cast<int>(threadIdx.x); i < count;
+       i += static_cast<int>(blockDim.x)) {
+    Prefetch(from + i * kLine);
   }
 }
 
-// Prefetches A's features [first, end) of every rank, but at most `lines` cache
-// lines for each thread.
-__device__ inline void PrefetchA(const LoraFewRows& rows, const LoraMatrix& a,
-                                 int64_t inputs, int first, int end,
-                                 int lines) {
-  if (a.rank == 0) return;
-  const int per_rank = (end - first + kLine - 1) / kLine;
-  const Bf16* from = static_cast<const Bf16*>(rows.weights) + a.offset + first;
-  for (int i = 0; i < lines; ++i) {
-    const int at =
-        static_cast<int>(threadIdx.x) + i * static_cast<int>(kDecodeThreads);
-    if (at >= a.rank * per_rank) break;
-    Prefetch(from + at / per_rank * inputs + at % per_rank * kLine);
+// Prefetches A's features [first, end), at most kFeatures, of every rank, but
+// at most `lines` cache lines.
+template <int64_t kFeatures>
+__device__ void PrefetchA(const LoraFewRows& rows, const LoraMatrix& a,
+                          int64_t inputs, int first, int end, int lines) {
+  constexpr int kPerRank = kFeatures / kLine;
+  static_assert(kFeatures % kLine == 0);
+  const int wanted = a.rank * kPerRank;
+  const int count = wanted < lines ? wanted : lines;
+  const Bf16* from = static_cast<const Bf16*>(rows.weights) + a.offset;
+  for (int i = static_cast<int>(threadIdx.x); i < count;
+       i += static_cast<int>(blockDim.x)) {
+    const int feature = first + i % kPerRank * kLine;
+    if (feature < end) Prefetch(from + i / kPerRank * inputs + feature);
+  }
+}
+
+// Loads B's first step (LoadStep) for the warp's features, ahead of
+// AddExpansion. `own` is the first of the lane's 8 features. Without kAligned,
+// does nothing, because such loads need more registers.
+template <bool kAligned>
+__device__ void LoadFirstStep(const LoraFewRows& rows, const LoraMatrix& b,
+                              int features, int own, Chunk (&step)[kTiles]) {
+  if constexpr (kAligned) {
+    LoadStep<true>(rows, b, features, own - Lane() % 4 * kChunk, 0, step);
   }
 }
 
 // Adds S B^T to the warp's sums, for those of the warp's features that are
-// below `features`. `own` is the first of the lane's 8 features. With kAhead,
-// the loads of a step overlap with the products of the step before; this takes
-// more registers.
-template <bool kAligned, bool kAhead>
-__device__ void AddExpansion(const LoraFewRows& rows, const LoraMatrix& matrix,
+// below `features`. `own` is the first of the lane's 8 features, and `step` is
+// the result of LoadFirstStep. With kAligned, the loads of a step overlap with
+// the products of the step before.
+template <bool kAligned>
+__device__ void AddExpansion(const LoraFewRows& rows, const LoraMatrix& b,
                              const Slab& slab, int features, int own,
-                             WarpSums& sums) {
-  if (matrix.rank == 0) return;
+                             Chunk (&step)[kTiles], WarpSums& sums) {
   const int first = own - Lane() % 4 * kChunk;
-  Chunk b[kTiles];
-  if constexpr (kAhead) {
-    LoadStep<kAligned>(rows, matrix, features, first, 0, b);
-  }
-  for (int rank = 0; rank < matrix.rank; rank += kDepth) {
+  for (int rank = 0; rank < b.rank; rank += kDepth) {
     Chunk next[kTiles];
-    LoadStep<kAligned>(rows, matrix, features, first,
-                       rank + (kAhead ? kDepth : 0), kAhead ? next : b);
-    MultiplyStep(slab, rank / kDepth, b, sums);
-    if constexpr (kAhead) {
+    LoadStep<kAligned>(rows, b, features, first, rank + (kAligned ? kDepth : 0),
+                       kAligned ? next : step);
+    MultiplyStep(slab, rank / kDepth, step, sums);
+    if constexpr (kAligned) {
 #pragma unroll
-      for (int j = 0; j < kTiles; ++j) b[j] = next[j];
+      for (int j = 0; j < kTiles; ++j) step[j] = next[j];
     }
   }
 }
@@ -77,47 +82,38 @@ using Round = Chunk[kRoundTiles];
 template <bool kAligned>
 __device__ void LoadRound(const LoraFewRows& rows, const LoraMatrix& a,
                           int inputs, int own, int first_rank, Round& round) {
-  if (a.rank == 0) return;
+  const Bf16* from = static_cast<const Bf16*>(rows.weights) + a.offset;
 #pragma unroll
   for (int j = 0; j < kRoundTiles; ++j) {
-    const int64_t rank = first_rank + j * kColumns + Lane() / 4;
-    const Bf16* row =
-        static_cast<const Bf16*>(rows.weights) + a.offset + rank * inputs;
-    round[j] = Load<kAligned>(row, own, inputs, rank < a.rank);
+    const int rank = first_rank + j * kColumns + Lane() / 4;
+    round[j] = Load<kAligned>(from + rank * inputs, own, inputs, rank < a.rank);
   }
 }
 
-// The sums of all warps for one round. Rows are padded, so that they start in
-// different banks.
+// The sums of kWarps warps for one round. Rows are padded, so that adjacent
+// rows start in different banks.
+template <int kWarps>
 struct RoundSums {
-  float sums[kDecodeWarps][kRows][kRoundRanks + kColumns];
+  float sums[kWarps][kRows][kRoundRanks + kQuad];
 };
 
-// Writes part `part` of scale x A^T for the entry's rows. x is in registers:
-// x[s] has the lane's two rows at the 8 features from own + s * kSpan on.
-// round[s] holds A's first round at the same features. All threads of the block
-// call it.
-template <bool kAligned, int kSpans>
+// Writes part `part` of scale x A^T for the entry's rows. x is in registers: it
+// has the lane's two rows at the 8 features from `own` on. `round` holds A's
+// first round at the same features. All threads of the block call it.
+template <bool kAligned, int kWarps>
 __device__ void WritePart(const LoraParts& parts, const LoraFewRows& rows,
                           const LoraMatrix& a, int inputs, int own, int part,
-                          const Chunk (&x)[kSpans][2], Round (&round)[kSpans],
-                          RoundSums* memory) {
+                          const Chunk (&x)[2], Round& round,
+                          RoundSums<kWarps>* memory) {
   for (int first = 0; first < a.rank; first += kRoundRanks) {
     WarpSums sums = {};
 #pragma unroll
-    for (int s = 0; s < kSpans; ++s) {
-#pragma unroll
-      for (int j = 0; j < kRoundTiles; ++j) {
-        Multiply(x[s][0], x[s][1], round[s][j], sums[j]);
-      }
+    for (int j = 0; j < kRoundTiles; ++j) {
+      Multiply(x[0], x[1], round[j], sums[j]);
     }
     // Loads the next round before the warps' sums are added up, so that both
     // overlap.
-#pragma unroll
-    for (int s = 0; s < kSpans; ++s) {
-      LoadRound<kAligned>(rows, a, inputs, own + s * kSpan, first + kRoundRanks,
-                          round[s]);
-    }
+    LoadRound<kAligned>(rows, a, inputs, own, first + kRoundRanks, round);
 #pragma unroll
     for (int j = 0; j < kRoundTiles; ++j) {
 #pragma unroll
@@ -128,13 +124,13 @@ __device__ void WritePart(const LoraParts& parts, const LoraFewRows& rows,
     }
     __syncthreads();
     for (int i = static_cast<int>(threadIdx.x); i < rows.num_rows * kRoundRanks;
-         i += static_cast<int>(kDecodeThreads)) {
+         i += kWarps * kWarp) {
       const int row = i / kRoundRanks;
       const int rank = i % kRoundRanks;
       if (first + rank >= a.rank) continue;
       float sum = 0;
 #pragma unroll
-      for (int warp = 0; warp < kDecodeWarps; ++warp) {
+      for (int warp = 0; warp < kWarps; ++warp) {
         sum += memory->sums[warp][row][rank];
       }
       PartOf(parts, rows, row, part)[a.column + first + rank] = a.scale * sum;

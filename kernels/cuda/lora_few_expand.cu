@@ -1,3 +1,4 @@
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/lora_few_expand.cuh"
 
 namespace weft::kernels::cuda {
@@ -109,6 +110,7 @@ __global__ void __launch_bounds__(kExpandThreads) ExpandKernel(Task task) {
   LoraFewRows rows = product.table.few[blockIdx.x / task.tiles];
   const auto num_items =
       static_cast<unsigned>(*product.table.num_few * task.tiles);
+  WaitForEarlierLaunches();
   for (unsigned item = blockIdx.x; item < num_items; item += gridDim.x) {
     if (item != blockIdx.x) rows = product.table.few[item / task.tiles];
     const FeatureTile tile =
@@ -164,8 +166,8 @@ cudaError_t RunLoraFewRowsExpand(const LoraFewRowsProduct& product,
   const auto kernel = product.max_projection_rank <= kDepth
                           ? ExpandKernel<1>
                           : ExpandKernel<kMostSteps>;
-  return Launch(kernel, NumBlocks(product, tiles), 1, kExpandThreads, stream,
-                TaskOf(product, tiles));
+  return LaunchEarly(kernel, NumBlocks(product, tiles), 1, kExpandThreads,
+                     stream, TaskOf(product, tiles));
 }
 
 cudaError_t RunLoraFewRowsSum(const LoraFewRowsProduct& product,

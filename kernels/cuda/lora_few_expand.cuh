@@ -1,9 +1,9 @@
-// Functions for the expansion in lora_few_rows.h and lora_decode.h: they add up
-// the parts of S and multiply S with B.
+// Functions for the expansion in lora_few_rows.h and lora_decode.h: they put S
+// into shared memory and multiply it with B.
 #ifndef WEFT_KERNELS_CUDA_LORA_FEW_EXPAND_CUH_
 #define WEFT_KERNELS_CUDA_LORA_FEW_EXPAND_CUH_
 
-#include "kernels/cuda/lora_few_rows.cuh"
+#include "kernels/cuda/lora_few_sums.cuh"
 
 namespace weft::kernels::cuda::few_rows {
 
@@ -17,73 +17,6 @@ using WarpSums = float[kTiles][4];
 // (lower = 0) or in its lower row (lower = 1).
 __device__ inline float SumOf(const WarpSums& sums, int lower, int i) {
   return sums[i / 2][2 * lower + i % 2];
-}
-
-// Four adjacent ranks of one row of S in f32: of one part, or of the sum of
-// parts.
-inline constexpr int kQuad = 4;
-union Quad {
-  uint4 whole;
-  float values[kQuad];
-};
-
-// kSumLanes adjacent lanes compute the sums of a quad of ranks. The l-th of
-// these lanes adds the parts l, l + kSumLanes and so on, in order, and loads
-// kPartsAtOnce of them at once. Then the lanes add their sums, and each lane
-// keeps the sum of one rank.
-inline constexpr int kSumLanes = kQuad;
-inline constexpr int kPartsAtOnce = 4;
-
-// Returns S in `row` in f32, at the lane's rank of the quad that begins at
-// `rank`. Returns 0 if the matrix does not have that rank. All lanes of the
-// warp call it.
-__device__ inline float SumOfParts(const LoraParts& parts,
-                                   const LoraFewRows& rows,
-                                   const LoraMatrix& matrix, int row,
-                                   int rank) {
-  Quad sum = {};
-  // Loads nothing if the whole quad is beyond the matrix, because the quad may
-  // then be beyond the end of the part.
-  const int count = rank < matrix.rank ? parts.count : 0;
-  const int column = matrix.column + rank;
-  const float* from = PartOf(parts, rows, row, 0) + column;
-  const bool is_aligned = column % kQuad == 0;
-  for (int first = Lane() % kSumLanes; first < count;
-       first += kSumLanes * kPartsAtOnce) {
-    Quad loaded[kPartsAtOnce];
-#pragma unroll
-    for (int i = 0; i < kPartsAtOnce; ++i) {
-      loaded[i] = {};
-      const int at = first + i * kSumLanes;
-      if (at >= count) continue;
-      const float* part = from + at * parts.stride;
-      if (is_aligned) {
-        loaded[i].whole = *reinterpret_cast<const uint4*>(part);
-      } else {
-#pragma unroll
-        for (int j = 0; j < kQuad; ++j) {
-          if (rank + j < matrix.rank) loaded[i].values[j] = part[j];
-        }
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kPartsAtOnce; ++i) {
-#pragma unroll
-      for (int j = 0; j < kQuad; ++j) sum.values[j] += loaded[i].values[j];
-    }
-  }
-  float own = 0;
-#pragma unroll
-  for (int j = 0; j < kQuad; ++j) {
-#pragma unroll
-    for (int offset = 1; offset < kSumLanes; offset *= 2) {
-      sum.values[j] += __shfl_xor_sync(kAllLanes, sum.values[j], offset);
-    }
-    // Leaves out ranks beyond this matrix, because a 16-byte load may have read
-    // them.
-    if (Lane() % kSumLanes == j && rank + j < matrix.rank) own = sum.values[j];
-  }
-  return own;
 }
 
 // Some ranks of an entry's S as bf16, in shared memory.
@@ -127,13 +60,13 @@ __device__ void LoadStep(const LoraFewRows& rows, const LoraMatrix& matrix,
                          int features, int first, int rank,
                          Chunk (&b)[kTiles]) {
   const int g = Lane() / 4;
+  const Bf16* from = static_cast<const Bf16*>(rows.weights) + matrix.offset;
 #pragma unroll
   for (int j = 0; j < kTiles; ++j) {
-    const int64_t feature = first + g / 2 * kChunk + 2 * j + g % 2;
-    const Bf16* row = static_cast<const Bf16*>(rows.weights) + matrix.offset +
-                      feature * matrix.rank;
-    b[j] = Load<kAligned>(row, rank + Lane() % 4 * kChunk, matrix.rank,
-                          feature < features);
+    const int feature = first + g / 2 * kChunk + 2 * j + g % 2;
+    b[j] =
+        Load<kAligned>(from + feature * matrix.rank, rank + Lane() % 4 * kChunk,
+                       matrix.rank, feature < features);
   }
 }
 

@@ -1,3 +1,4 @@
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/lora_few_rows.cuh"
 
 namespace weft::kernels::cuda {
@@ -97,6 +98,7 @@ __global__ void __launch_bounds__(kShrinkThreads, kShrinkBlocks)
   // valid.
   LoraFewRows rows = table.few[blockIdx.x / per_entry];
   const auto num_items = static_cast<unsigned>(*table.num_few * per_entry);
+  WaitForEarlierLaunches();
   for (unsigned item = blockIdx.x; item < num_items; item += gridDim.x) {
     if (item != blockIdx.x) rows = table.few[item / per_entry];
     const LoraMatrix matrix = MatrixOf(table, rows, task.product.slot_of_a);
@@ -129,8 +131,8 @@ cudaError_t RunLoraFewRowsShrink(const LoraFewRowsProduct& product,
   const Task task = TaskOf(product, CeilDiv(product.max_rank, kColumns));
   const int64_t per_entry = int64_t{task.tiles} * task.parts.count;
   if (IsEmpty(product) || per_entry == 0) return cudaSuccess;
-  return Launch(ShrinkKernel, NumBlocks(product, per_entry), 1, kShrinkThreads,
-                stream, task);
+  return LaunchEarly(ShrinkKernel, NumBlocks(product, per_entry), 1,
+                     kShrinkThreads, stream, task);
 }
 
 }  // namespace weft::kernels::cuda

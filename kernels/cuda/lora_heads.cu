@@ -1,3 +1,4 @@
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/lora_decode_products.cuh"
 #include "kernels/cuda/rotary.cuh"
 
@@ -71,19 +72,24 @@ __device__ void LoadPlaces(const LoraHeads& heads, const LoraFewRows& rows,
 
 // Writes the tile's heads to shared memory: base product plus S B^T, times the
 // deferred factor, plus bias.
-template <bool kAligned>
+template <bool kAligned, typename PrefetchNext>
 __device__ void ExpandHeads(const HeadsTask& task, const LoraFewRows& rows,
                             const LoraMatrix& b, const HeadTile& tile,
-                            Memory* memory) {
+                            PrefetchNext prefetch_next, Memory* memory) {
   const LoraHeads& heads = task.heads;
   const HeadRows& in = HeadsOf(heads, tile.which);
   const int features = 2 * task.geometry.half;
   const int begin = tile.first * features;
   const int end = begin + tile.count * features;
   const int own = OwnFeature(begin);
+  Chunk step[kTiles];
+  LoadFirstStep<kAligned>(rows, b, end, own, step);
   FillSlabs<1>(heads.shrunk, rows, &b, memory->slabs);
+  LoadPlaces(heads, rows, memory);
+  // The last launches wrote the heads and the squares, so these loads find them
+  // in the cache.
   Chunk product[2];
-  float factors[2];
+  Squares squares[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int64_t token = rows.row + OwnRow(half);
@@ -91,23 +97,26 @@ __device__ void ExpandHeads(const HeadsTask& task, const LoraFewRows& rows,
     product[half] = Load<kAligned>(
         static_cast<const Bf16*>(in.data) + token * in.token_stride, own, end,
         exists);
-    factors[half] = FactorOf(heads.norm, token, exists);
+    squares[half] = LoadSquares(heads.norm, token, exists);
   }
   const Chunk bias =
       Load<kAligned>(Behind(static_cast<const Bf16*>(heads.bias_W),
                             heads.projections[tile.which].column),
                      own, end, heads.bias_W != nullptr);
+  prefetch_next();
   WarpSums sums = {};
-  AddExpansion<kAligned, kAligned>(rows, b, memory->slabs[0], end, own, sums);
+  AddExpansion<kAligned>(rows, b, memory->slabs[0], end, own, step, sums);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
+    if (half * kColumns >= rows.num_rows) break;
+    const float factor = FactorOf(heads.norm, rows.row + OwnRow(half),
+                                  OwnRow(half) < rows.num_rows, squares[half]);
     Chunk y;
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
-      y.elements[i] =
-          BitsOf(Rounded(factors[half] * (ElementOf(product[half], i) +
-                                          b.scale * SumOf(sums, half, i)) +
-                         ElementOf(bias, i)));
+      y.elements[i] = BitsOf(Rounded(factor * (ElementOf(product[half], i) +
+                                               b.scale * SumOf(sums, half, i)) +
+                                     ElementOf(bias, i)));
     }
     *reinterpret_cast<uint4*>(&memory->y[OwnRow(half)][own - begin]) = y.whole;
   }
@@ -155,17 +164,19 @@ __global__ void __launch_bounds__(kDecodeThreads, kPerSm)
   const auto slot_of = [&](int number, int /*k*/) {
     return heads.projections[TileAt(task, number).which].slot;
   };
+  const auto prefetch = [&](const Place<1>& place, int number, int lines) {
+    const HeadTile tile = TileAt(task, number);
+    const int features = 2 * task.geometry.half;
+    PrefetchB(place.rows, place.matrices[0], tile.first * features,
+              (tile.first + tile.count) * features, lines);
+  };
   ForItems<1>(
-      heads.table, tiles, slot_of,
-      [&](const Place<1>& place, int number, int lines) {
+      heads.table, tiles, slot_of, prefetch,
+      [&](const Place<1>& place, int number, const auto& prefetch_next) {
         const LoraFewRows& rows = place.rows;
         const LoraMatrix& b = place.matrices[0];
         const HeadTile tile = TileAt(task, number);
         const HeadRows& in = HeadsOf(heads, tile.which);
-        LoadPlaces(heads, rows, &memory);
-        const int features = 2 * task.geometry.half;
-        PrefetchB(rows, b, tile.first * features,
-                  (tile.first + tile.count) * features, lines);
         const bool is_aligned =
             BIsAligned(rows, b) && task.geometry.half % (kChunk / 2) == 0 &&
             IsAligned(static_cast<const Bf16*>(in.data), in.token_stride) &&
@@ -173,9 +184,9 @@ __global__ void __launch_bounds__(kDecodeThreads, kPerSm)
                              heads.projections[tile.which].column),
                       0);
         if (is_aligned) {
-          ExpandHeads<true>(task, rows, b, tile, &memory);
+          ExpandHeads<true>(task, rows, b, tile, prefetch_next, &memory);
         } else {
-          ExpandHeads<false>(task, rows, b, tile, &memory);
+          ExpandHeads<false>(task, rows, b, tile, prefetch_next, &memory);
         }
         __syncthreads();
         const int lanes = task.geometry.lanes;
@@ -208,8 +219,8 @@ cudaError_t LaunchHeads(const LoraHeads& heads, cudaStream_t stream) {
   }
   const auto kernel = heads.norms.q_C == nullptr ? HeadsKernel<kN, false>
                                                  : HeadsKernel<kN, true>;
-  return Launch(kernel, DecodeGrid<kPerSm>(heads.table, tiles), 1,
-                kDecodeThreads, stream, task);
+  return LaunchEarly(kernel, DecodeGrid<kPerSm>(heads.table, tiles), 1,
+                     kDecodeThreads, stream, task);
 }
 
 }  // namespace

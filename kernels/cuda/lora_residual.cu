@@ -1,3 +1,4 @@
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/lora_decode_products.cuh"
 
 namespace weft::kernels::cuda {
@@ -11,7 +12,7 @@ constexpr int kPerSm = 2;
 
 struct Memory {
   Slab slabs[1];
-  RoundSums round;
+  RoundSums<kDecodeWarps> round;
   float squares[kDecodeWarps][kRows];
 };
 
@@ -39,36 +40,40 @@ __device__ void WriteSquares(const LoraResidual& task, const LoraFewRows& rows,
 }
 
 // Computes one item: up to 16 rows at kSpan features.
-template <bool kAligned>
+template <bool kAligned, typename PrefetchNext>
 __device__ void ResidualItem(const LoraResidual& task, const LoraFewRows& rows,
                              const LoraMatrix& b, const LoraMatrix& a, int tile,
-                             Memory* memory) {
+                             PrefetchNext prefetch_next, Memory* memory) {
   const int hidden = static_cast<int>(task.hidden);
   const int own = OwnFeature(tile * kSpan);
   const bool has_norm = task.weight_H != nullptr;
   const auto* weight = static_cast<const Bf16*>(task.weight_H);
+  Chunk step[kTiles];
+  LoadFirstStep<kAligned>(rows, b, hidden, own, step);
+  Round round = {};
+  LoadRound<kAligned>(rows, a, hidden, own, 0, round);
   FillSlabs<1>(task.shrunk, rows, &b, memory->slabs);
+  // The last launches wrote y and x, so these loads find them in the cache.
   Chunk y[2], x[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int64_t at = (rows.row + OwnRow(half)) * task.hidden;
+    const int64_t at = rows.row * task.hidden + OwnRow(half) * hidden;
     const bool exists = OwnRow(half) < rows.num_rows;
     y[half] = Load<kAligned>(static_cast<const Bf16*>(task.y_TH) + at, own,
                              hidden, exists);
     x[half] = Load<kAligned>(static_cast<const Bf16*>(task.x_TH) + at, own,
                              hidden, exists);
   }
-  WarpSums sums = {};
-  AddExpansion<kAligned, kAligned>(rows, b, memory->slabs[0], hidden, own,
-                                   sums);
-  Round round[1] = {};
-  LoadRound<kAligned>(rows, a, hidden, own, 0, round[0]);
   const Chunk factor = Load<kAligned>(weight, own, hidden, has_norm);
+  prefetch_next();
+  WarpSums sums = {};
+  AddExpansion<kAligned>(rows, b, memory->slabs[0], hidden, own, step, sums);
   float squares[2] = {0, 0};
-  Chunk scaled[1][2] = {};
+  Chunk scaled[2] = {};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int64_t at = (rows.row + OwnRow(half)) * task.hidden;
+    if (half * kColumns >= rows.num_rows) break;
+    const int64_t at = rows.row * task.hidden + OwnRow(half) * hidden;
     const bool exists = OwnRow(half) < rows.num_rows;
     Chunk sum;
 #pragma unroll
@@ -79,14 +84,13 @@ __device__ void ResidualItem(const LoraResidual& task, const LoraFewRows& rows,
       sum.elements[i] = BitsOf(value);
       // Beyond the last feature, all operands are 0 and add nothing.
       squares[half] += own_value * own_value;
-      scaled[0][half].elements[i] =
+      scaled[half].elements[i] =
           BitsOf(Rounded(own_value * ElementOf(factor, i)));
     }
     Save<kAligned>(sum, static_cast<Bf16*>(task.sum_TH) + at, own, hidden,
                    exists);
-    Save<kAligned>(scaled[0][half],
-                   Behind(static_cast<Bf16*>(task.scaled_TH), at), own, hidden,
-                   exists && has_norm);
+    Save<kAligned>(scaled[half], Behind(static_cast<Bf16*>(task.scaled_TH), at),
+                   own, hidden, exists && has_norm);
   }
   if (!has_norm) return;
   WriteSquares(task, rows, tile, squares, memory);
@@ -102,22 +106,26 @@ __global__ void __launch_bounds__(kDecodeThreads, kPerSm)
     if (k == 0) return task.slot_of_b;
     return task.next.data == nullptr ? int64_t{-1} : task.slot_of_a;
   };
-  ForItems<2>(task.table, tiles, slot_of,
-              [&](const Place<2>& place, int tile, int lines) {
-                const LoraFewRows& rows = place.rows;
-                const LoraMatrix& b = place.matrices[0];
-                const LoraMatrix& a = place.matrices[1];
-                const int first = tile * kSpan;
-                const int end = EndOf<kLoraResidualFeatures>(tile, task.hidden);
-                PrefetchB(rows, b, first, end, lines / 2);
-                PrefetchA(rows, a, task.hidden, first, end, lines / 2);
-                if (rows_are_aligned && BIsAligned(rows, b) &&
-                    AIsAligned(rows, a, task.hidden)) {
-                  ResidualItem<true>(task, rows, b, a, tile, &memory);
-                } else {
-                  ResidualItem<false>(task, rows, b, a, tile, &memory);
-                }
-              });
+  const auto prefetch = [&](const Place<2>& place, int tile, int lines) {
+    const int first = tile * kSpan;
+    const int end = EndOf<kLoraResidualFeatures>(tile, task.hidden);
+    PrefetchB(place.rows, place.matrices[0], first, end, lines / 2);
+    PrefetchA<kLoraResidualFeatures>(place.rows, place.matrices[1], task.hidden,
+                                     first, end, lines / 2);
+  };
+  ForItems<2>(
+      task.table, tiles, slot_of, prefetch,
+      [&](const Place<2>& place, int tile, const auto& prefetch_next) {
+        const LoraFewRows& rows = place.rows;
+        const LoraMatrix& b = place.matrices[0];
+        const LoraMatrix& a = place.matrices[1];
+        if (rows_are_aligned && BIsAligned(rows, b) &&
+            AIsAligned(rows, a, task.hidden)) {
+          ResidualItem<true>(task, rows, b, a, tile, prefetch_next, &memory);
+        } else {
+          ResidualItem<false>(task, rows, b, a, tile, prefetch_next, &memory);
+        }
+      });
 }
 
 }  // namespace
@@ -130,7 +138,7 @@ cudaError_t RunLoraResidual(const LoraResidual& residual, cudaStream_t stream) {
       RowsAreAligned({residual.y_TH, residual.x_TH, residual.sum_TH,
                       residual.weight_H, residual.scaled_TH},
                      residual.hidden);
-  return Launch(
+  return LaunchEarly(
       ResidualKernel,
       DecodeGrid<kPerSm>(residual.table, LoraResidualParts(residual.hidden)), 1,
       kDecodeThreads, stream, residual, rows_are_aligned);

@@ -4,6 +4,7 @@
 #define WEFT_KERNELS_CUDA_LORA_TILE_CUH_
 
 #include "kernels/cuda/device.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/lora_product.h"
 #include "kernels/cuda/tile.cuh"
 

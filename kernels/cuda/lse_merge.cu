@@ -1,3 +1,4 @@
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/lse_merge.h"
 #include "kernels/cuda/pack.cuh"
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/paged_attention_warp.cuh"
 
 namespace weft::kernels::cuda {
@@ -249,6 +250,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOnProcessor<T, kChunks>)
     PagedAttentionKernel(PagedAttentionBatch batch) {
   __shared__ BlockMemory<T, kChunks> memory;
   BlockWork work = HeadsOfBlock(batch);
+  WaitForEarlierLaunches();
   const int length = batch.lengths_B[work.sequence];
   // The grid has splits for the longest sequence that the table allows. If a
   // sequence has fewer splits, the blocks of the other splits end at once. The
@@ -289,8 +291,8 @@ cudaError_t Run(const PagedAttentionBatch& batch, cudaStream_t stream) {
   const auto kernel = IsWide<T>(batch)
                           ? PagedAttentionKernel<T, kChunks, true>
                           : PagedAttentionKernel<T, kChunks, false>;
-  return Launch(kernel, NumItems(batch), batch.splits.most, kThreads, stream,
-                batch);
+  return LaunchEarly(kernel, NumItems(batch), batch.splits.most, kThreads,
+                     stream, batch);
 }
 
 template <typename T>

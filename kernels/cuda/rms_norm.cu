@@ -1,3 +1,4 @@
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/pack.cuh"
 #include "kernels/cuda/rms_norm.h"
 
@@ -34,6 +35,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   const int packs = features / kN;
   ThreadRow<Part, kKept> row;
   float squares = 0;
+  WaitForEarlierLaunches();
   row.Read(
       packs,
       [&](int i) {
@@ -155,7 +157,7 @@ cudaError_t LaunchForward(const RmsNormRows& rows, Rows<T> sum_TD, Rows<T> y_TD,
                        IsWide<T>(sum_TD.data, sum_TD.stride);
   return WithWidth<T>(is_wide, [&](auto width) {
     constexpr int kN = decltype(width)::value;
-    return Launch(
+    return LaunchEarly(
         RmsNormKernel<T, W, kN, kAdd>, rows.num_rows, 1,
         PackThreads(rows.features / kN, kKept, kMaxThreads), stream,
         Rows<const T>{static_cast<const T*>(rows.x_TD), rows.x_stride}, sum_TD,

@@ -1,3 +1,4 @@
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/rotary.cuh"
 
 namespace weft::kernels::cuda {
@@ -18,6 +19,7 @@ template <typename T, typename W, int kN, bool kNorm>
 __global__ void __launch_bounds__(kMaxThreads, kMinBlocks<kNorm>)
     RotaryKernel(RotaryRows rows, HeadNorms norms, KvSlots slots,
                  HeadGeometry geometry) {
+  WaitForEarlierLaunches();
   const int64_t token = blockIdx.x;
   const int64_t slot = slots.slots_T == nullptr ? -1 : slots.slots_T[token];
   const int num_k = static_cast<int>(rows.k.num_heads);
@@ -84,6 +86,7 @@ template <typename T, typename W, int kN, bool kNorm>
 __global__ void __launch_bounds__(kMaxThreads, kMinBlocks<kNorm>)
     RotaryBackwardKernel(RotaryRows rows, HeadNorms norms,
                          HeadGradients gradients, HeadGeometry geometry) {
+  WaitForEarlierLaunches();
   const int64_t token = blockIdx.x;
   const int half = geometry.half;
   const int first_v = static_cast<int>(rows.q.num_heads + rows.k.num_heads);
@@ -178,9 +181,9 @@ cudaError_t LaunchTokens(Kernel kernel, const RotaryRows& rows, int64_t heads,
       .lanes = LanesOf(rows.half_features / width),
       .half = static_cast<int>(rows.half_features),
       .share = 0.5F / static_cast<float>(rows.half_features)};
-  return Launch(kernel, rows.num_tokens, 1,
-                PackThreads(heads * geometry.lanes, 1, kMaxThreads), stream,
-                rows, arguments..., geometry);
+  return LaunchEarly(kernel, rows.num_tokens, 1,
+                     PackThreads(heads * geometry.lanes, 1, kMaxThreads),
+                     stream, rows, arguments..., geometry);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/block_scan.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/philox.cuh"
 #include "kernels/cuda/sample_histogram.cuh"
 #include "kernels/cuda/sample_row.cuh"

@@ -1,3 +1,4 @@
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/pack.cuh"
 #include "kernels/cuda/vocab_rows.h"
 

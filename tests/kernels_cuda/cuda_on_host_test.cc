@@ -42,6 +42,11 @@ void DivergentKernel() {
   if (threadIdx.x < kThreads / 2) __syncthreads();
 }
 
+// Only some threads of the block wait for earlier launches.
+void EarlyKernel(unsigned waiting_threads) {
+  if (threadIdx.x < waiting_threads) cudaGridDependencySynchronize();
+}
+
 template <typename... Parameters, typename... Arguments>
 cudaError_t RunBlock(unsigned threads, void (*kernel)(Parameters...),
                      Arguments... arguments) {
@@ -79,6 +84,17 @@ TEST(CudaOnHostTest, AnOverwriteWithoutABarrierComesOutWrong) {
 TEST(CudaOnHostDeathTest, ABarrierThatNotAllThreadsReachEndsTheProcess) {
   EXPECT_DEATH((void)RunBlock(kThreads, DivergentKernel),
                "not all threads reach a barrier");
+}
+
+TEST(CudaOnHostDeathTest, AThreadThatDoesNotWaitForEarlierLaunchesEndsIt) {
+  cudaLaunchAttribute early = {};
+  cudaLaunchConfig_t config;
+  config.blockDim.x = kThreads;
+  config.attrs = &early;
+  config.numAttrs = 1;
+  EXPECT_EQ(cudaLaunchKernelEx(&config, EarlyKernel, kThreads), cudaSuccess);
+  EXPECT_DEATH((void)cudaLaunchKernelEx(&config, EarlyKernel, kThreads - 1),
+               "a launch that may start early does not wait");
 }
 
 // Returns small whole numbers, which are exact in bf16.

@@ -12,6 +12,7 @@ multiples of 16 bytes) need no wide instructions."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -98,11 +99,17 @@ _FEW_ROWS = {
 # kernels also prefetch the matrices.
 _PREFETCHED = ("LDG.128", "HMMA", "CCTL")
 _DECODE = {
-    r"few_rows::GateKernel<\d>": Rule(256, 16, (*_PREFETCHED, "STG.128")),
+    r"few_rows::GateKernel<\d>": Rule(512, 16, (*_PREFETCHED, "STG.128")),
     r"few_rows::HeadsKernel<1, \w+>": Rule(256, 16, _PREFETCHED),
     r"few_rows::HeadsKernel<8, \w+>": Rule(256, 16, (*_PREFETCHED, "STG.128")),
     "few_rows::ResidualKernel": Rule(256, 16, (*_PREFETCHED, "STG.128")),
 }
+
+# The kernels that LaunchEarly starts. They wait for earlier launches themselves.
+EARLY = re.compile(
+    r"(GatedProduct|PagedAttention|RmsNorm|Rotary|RotaryBackward)Kernel<.*>"
+    r"|few_rows::(Expand|Gate|Heads|Residual|Shrink)Kernel.*"
+)
 
 RULES: dict[str, Rule] = {
     "AdamWKernel": Rule(256, 48),

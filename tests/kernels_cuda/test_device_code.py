@@ -10,7 +10,7 @@ from pathlib import Path
 import device_code
 import pytest
 from device_code import Kernel
-from device_rules import RULES, Rule
+from device_rules import EARLY, RULES, Rule
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("WEFT_CUDA_BUILD_DIR", ROOT / "build" / "cuda"))
@@ -78,6 +78,15 @@ def test_kernels_use_the_instructions_they_are_built_on(kernels: list[Kernel]) -
         if not kernel.has(mnemonic)
     ]
     assert not missing, "\n" + "\n".join(missing)
+
+
+def test_kernels_that_start_early_wait_and_no_others(kernels: list[Kernel]) -> None:
+    wrong = [
+        _label(kernel)
+        for kernel in kernels
+        if kernel.has("ACQBULK") != bool(EARLY.fullmatch(kernel.name))
+    ]
+    assert not wrong, "\n" + "\n".join(wrong)
 
 
 USAGE = """

@@ -1,6 +1,7 @@
 #include "kernels/cuda/bench/bench.h"
 #include "kernels/cuda/bench/peer_passes.h"
 #include "kernels/cuda/device.cuh"
+#include "kernels/cuda/launch.cuh"
 
 namespace weft::kernels::cuda::bench {
 namespace {

@@ -41,6 +41,7 @@ struct Fiber {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
   Waits waits = Waits::kNot;
+  bool has_waited_for_grids = false;
   unsigned num_exchanges = 0;
   std::deque<CopyGroup> ended_copies;
   CopyGroup copies;
@@ -81,6 +82,7 @@ void RunThread() {
 void StartFiber(Fiber& fiber) {
   if (fiber.stack == nullptr) fiber.stack.reset(new char[kStackBytes]);
   fiber.waits = Waits::kNot;
+  fiber.has_waited_for_grids = false;
   fiber.num_exchanges = 0;
   fiber.ended_copies.clear();
   fiber.copies.clear();
@@ -121,6 +123,16 @@ void RunWarp(unsigned first, bool forwards) {
     }
     forwards = !forwards;
   } while (Release(first, first + kWarp, Waits::kForWarp));
+}
+
+// Ends the process if a thread of the block has ended without the call.
+void ExpectAllWaitedForGrids(unsigned threads) {
+  for (unsigned i = 0; i < threads; ++i) {
+    if (block.fibers[i].has_waited_for_grids) continue;
+    std::fputs("cuda_on_host: a launch that may start early does not wait\n",
+               stderr);
+    std::abort();
+  }
 }
 
 void RunBlock(unsigned threads) {
@@ -196,6 +208,7 @@ cudaError_t RunGrid(const cudaLaunchConfig_t& config,
     for (unsigned x = 0; x < grid.x; ++x) {
       blockIdx = {x, y, 0};
       RunBlock(threads);
+      if (config.numAttrs > 0) ExpectAllWaitedForGrids(threads);
     }
   }
   return cudaSuccess;
@@ -207,9 +220,23 @@ namespace host = weft::testing::cuda_on_host;
 
 void __syncthreads() { host::Wait(host::Waits::kForBlock); }
 void __syncwarp() { host::Wait(host::Waits::kForWarp); }
+void cudaGridDependencySynchronize() {
+  host::block.fibers[host::block.running].has_waited_for_grids = true;
+}
 
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = 1;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr /*attribute*/,
+                                   int /*device*/) {
+  *value = 9;
   return cudaSuccess;
 }
 

@@ -42,13 +42,29 @@ extern dim3 blockIdx;
 extern dim3 blockDim;
 extern dim3 threadIdx;
 
+// An early start changes nothing, because launches run one after another. But
+// the process ends if a thread of such a launch ends without a call of
+// cudaGridDependencySynchronize.
+enum cudaLaunchAttributeID {
+  cudaLaunchAttributeProgrammaticStreamSerialization
+};
+struct cudaLaunchAttribute {
+  cudaLaunchAttributeID id;
+  struct {
+    int programmaticStreamSerializationAllowed;
+  } val;
+};
+
 struct cudaLaunchConfig_t {
   dim3 gridDim;
   dim3 blockDim;
   size_t dynamicSmemBytes = 0;
   cudaStream_t stream = nullptr;
+  cudaLaunchAttribute* attrs = nullptr;
+  unsigned numAttrs = 0;
 };
 
+void cudaGridDependencySynchronize();
 void __syncthreads();
 void __syncwarp();
 

@@ -22,6 +22,7 @@ enum cudaError_t {
   cudaErrorMemoryAllocation = 2,
   cudaErrorInvalidConfiguration = 9,
 };
+enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
 using cudaStream_t = struct CUstream_st*;
 
@@ -30,6 +31,9 @@ using cudaStream_t = struct CUstream_st*;
 // host that it will write. So tests detect host memory that is read or written
 // too early.
 cudaError_t cudaGetDeviceCount(int* count);
+cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute,
+                                   int device);
 cudaError_t cudaMalloc(void** data, size_t num_bytes);
 cudaError_t cudaFree(void* data);
 cudaError_t cudaMemcpy(void* to, const void* from, size_t num_bytes,
