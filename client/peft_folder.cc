@@ -105,7 +105,8 @@ absl::Status PeftFolderWriter::Add(const v1::FileChunk& chunk) {
 }
 
 absl::Status PeftFolderWriter::Commit() {
-  file_.close();
+  // A stream that was never opened fails to close.
+  if (file_.is_open()) file_.close();
   if (file_.fail()) return DiskError("write", scratch_ / name_);
   for (const char* name : kFiles) {
     if (!fs::exists(scratch_ / name)) {

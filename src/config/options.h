@@ -31,9 +31,10 @@ struct EngineOptions {
   // refused; if that of `state_dir` has fewer, new work is refused. 0: no
   // reserve.
   int64_t disk_reserve_bytes = int64_t{512} << 20;
-  // Folder for the log of all steps and for snapshots of the adapters. A
-  // restarted server continues from it. Empty: a restart loses everything that
-  // is not in a checkpoint.
+  // Folder for the log of steps, for snapshots of the adapters and for the
+  // ledger of the Tinker API. A restarted server continues from it; an
+  // adapter's Durability says how much of the adapter is in it. Empty: a
+  // restart loses everything that is not in a checkpoint.
   std::string state_dir;
   // If the data of one of these adapters in `state_dir` is damaged, the server
   // starts without the adapter. Damage to any other adapter stops the start.

@@ -47,9 +47,11 @@ struct LayerWeights {
 using LayerLoader = std::function<absl::StatusOr<LayerWeights>(int layer)>;
 
 // The weights of one rank: its columns of o and down, its rows of the other
-// projections, of embedding and of head, and its experts. Every rank has all
-// norms and routers. If ranks sum their products by o or down, only one of
-// these ranks has the bias.
+// projections, of embedding and of head, and the sinks of its query heads. It
+// has a part of each expert of its group and of the shared expert, split in the
+// same way (model_shard.h). Every rank has all norms, routers and gates of
+// shared experts. If ranks sum their products by o or down, only one of these
+// ranks has the bias.
 struct DecoderWeights {
   // The dtype of matrices that are not in 8 bits.
   at::ScalarType dtype = at::kFloat;

@@ -1,5 +1,6 @@
-// The implementations of tree and suffix attention, and what they share.
-// Private to src/ops.
+// The flash and the eager implementation of tree and suffix attention (that of
+// CPUs is in blocked_attention.h), and what the attention functions of src/ops
+// share. Private to src/ops.
 #ifndef WEFT_SRC_OPS_TREE_ATTENTION_PARTS_H_
 #define WEFT_SRC_OPS_TREE_ATTENTION_PARTS_H_
 

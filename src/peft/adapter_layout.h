@@ -84,8 +84,8 @@ enum class ProjectionGroup : uint8_t {
 };
 inline constexpr int kGroupsPerLayer = 4;
 
-// Returns the linear layers of a group, in the order of their outputs in the
-// group's product.
+// Returns the modules of a group, in the order in which the base model stacks
+// their outputs (q, k, v; gate, up).
 [[nodiscard]] std::span<const TargetModule> ModulesOf(ProjectionGroup group);
 // Returns the number of inputs or of outputs of a module. The embedding's
 // inputs are the tokens of the vocabulary.

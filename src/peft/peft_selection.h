@@ -28,8 +28,9 @@ namespace weft::lora {
 [[nodiscard]] size_t MaxEntries(const ModelShape& shape);
 
 // Returns, for every site, whether target_parameters selects it. That field
-// names the parameters of all experts together, mlp.experts.gate_up_proj and
-// mlp.experts.down_proj. Errors: those of SelectSites.
+// names fused parameters, mlp.experts.gate_up_proj and mlp.experts.down_proj.
+// Each holds one matrix of every expert of a layer, except the shared expert.
+// Errors: those of SelectSites.
 [[nodiscard]] absl::StatusOr<std::vector<bool>> SelectFused(
     const PeftJson& root, const ModelShape& shape,
     const std::vector<LoraFactor>& sites);

@@ -114,6 +114,11 @@ TEST_F(PeftFolderTest, LeavesNothingOfAnExportThatBrokeOff) {
   EXPECT_TRUE(fs::is_empty(root_));
 }
 
+TEST_F(PeftFolderTest, SaysThatAnExportWithoutFilesLacksThem) {
+  PeftFolderWriter writer(root_ / "out");
+  EXPECT_TRUE(absl::IsDataLoss(writer.Commit()));
+}
+
 TEST_F(PeftFolderTest, SaysThatTheDiskRefuses) {
   Write(root_ / "file", "");
   PeftFolderWriter writer(root_ / "file" / "out");
