@@ -18,9 +18,9 @@ int32_t CutsOf(int64_t segment_rows) {
   return static_cast<int32_t>(std::clamp<int64_t>(cuts, 1, kLoraMaxCuts));
 }
 
-int32_t MaxPartsOf(int64_t segment_rows) {
+int32_t MaxPartsOf(int64_t segment_rows, int64_t most_parts) {
   const int64_t parts = kLoraEnoughBlocks / NumBlocks(segment_rows);
-  return static_cast<int32_t>(std::clamp<int64_t>(parts, 1, kLoraMaxParts));
+  return static_cast<int32_t>(std::clamp<int64_t>(parts, 1, most_parts));
 }
 
 template <typename T>
@@ -58,7 +58,7 @@ void LoraTableBuilder::AddSegment(int64_t row, int64_t num_rows, int layout,
   if (num_rows <= 0) return;
   const bool is_few = num_rows <= kLoraFewRows;
   const int32_t cuts = CutsOf(num_rows);
-  const int32_t max_parts = MaxPartsOf(num_rows);
+  const int32_t max_parts = MaxPartsOf(num_rows, most_parts_);
   for (int64_t done = 0; done < num_rows; done += kLoraBlockRows) {
     (is_few ? few_blocks_ : blocks_)
         .push_back({.weights = weights,
@@ -95,31 +95,31 @@ void LoraTableBuilder::AddFewRows(int64_t row, int64_t num_rows, int layout,
 
 void LoraTableBuilder::AddParts(int64_t row, int64_t num_rows, int layout,
                                 float* gradient) {
-  auto owner = std::ranges::find(gradients_, gradient, &Gradient::data);
-  if (owner == gradients_.end()) {
-    owner = gradients_.insert(owner, Gradient{.data = gradient, .parts = {}});
-  }
+  const auto [known, is_new] =
+      gradient_index_.try_emplace(gradient, parts_of_gradients_.size());
+  if (is_new) parts_of_gradients_.emplace_back();
+  std::vector<LoraRowPart>& parts = parts_of_gradients_[known->second];
   for (int64_t done = 0; done < num_rows; done += kLoraPartRows) {
-    owner->parts.push_back({.gradient = gradient,
-                            .row = row + done,
-                            .num_rows = static_cast<int32_t>(
-                                std::min(kLoraPartRows, num_rows - done)),
-                            .layout = layout});
+    parts.push_back({.gradient = gradient,
+                     .row = row + done,
+                     .num_rows = static_cast<int32_t>(
+                         std::min(kLoraPartRows, num_rows - done)),
+                     .layout = layout});
   }
 }
 
 void LoraTableBuilder::CollectParts() {
-  for (Gradient& gradient : gradients_) {
-    const auto count = static_cast<int32_t>(gradient.parts.size());
+  for (std::vector<LoraRowPart>& parts : parts_of_gradients_) {
+    const auto count = static_cast<int32_t>(parts.size());
     if (count > 1) {
       for (int32_t i = 0; i < count; ++i) {
-        gradient.parts[i].partial = i;
-        gradient.parts[i].sum = static_cast<int32_t>(sums_.size());
+        parts[i].partial = i;
+        parts[i].sum = static_cast<int32_t>(sums_.size());
       }
       sums_.push_back({.first = num_partials_, .count = count});
       num_partials_ += count;
     }
-    parts_.insert(parts_.end(), gradient.parts.begin(), gradient.parts.end());
+    parts_.insert(parts_.end(), parts.begin(), parts.end());
   }
 }
 

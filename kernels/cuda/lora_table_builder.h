@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 #include "kernels/cuda/lora_table.h"
@@ -31,7 +32,11 @@ struct LoraTableCapacity {
 // Threads: not thread-safe.
 class LoraTableBuilder {
  public:
-  explicit LoraTableBuilder(int64_t num_slots) : num_slots_(num_slots) {}
+  // No sum over features of AddSegment's segments has more than `max_parts`
+  // parts. With one part the launches need no workspace for these sums.
+  explicit LoraTableBuilder(int64_t num_slots,
+                            int64_t max_parts = kLoraMaxParts)
+      : num_slots_(num_slots), most_parts_(max_parts) {}
 
   // Adds a layout: an adapter's matrices by slot. Layouts are numbered from 0.
   // `slots` has num_slots entries.
@@ -64,21 +69,19 @@ class LoraTableBuilder {
                std::span<std::byte> bytes) const;
 
  private:
-  struct Gradient {
-    float* data = nullptr;
-    std::vector<LoraRowPart> parts;
-  };
   void AddParts(int64_t row, int64_t num_rows, int layout, float* gradient);
-  // Fills parts_ and sums_ from gradients_, and numbers the parts of gradients
-  // that have several.
+  // Fills parts_ and sums_ from parts_of_gradients_, and numbers the parts of
+  // gradients that have several.
   void CollectParts();
 
   int64_t num_slots_;
+  int64_t most_parts_;
   std::vector<LoraMatrix> matrices_;
   std::vector<LoraRowBlock> blocks_;
   std::vector<LoraRowBlock> few_blocks_;
   std::vector<LoraFewRows> few_;
-  std::vector<Gradient> gradients_;
+  std::vector<std::vector<LoraRowPart>> parts_of_gradients_;
+  std::unordered_map<float*, size_t> gradient_index_;  // In the vector above.
   std::vector<LoraRowPart> parts_;
   std::vector<LoraPartialSum> sums_;
   int64_t num_long_blocks_ = 0;

@@ -68,10 +68,15 @@ class RoutingTable {
       const LoraSite& site) const;
 
  protected:
-  // Leaves `bytes_`, `counters_` and `table_` empty.
-  RoutingTable(const ModelShape& shape, std::vector<int32_t> max_ranks,
-               int64_t end_row, int64_t decode_rows);
+  // Makes a table without layouts and segments. Leaves `bytes_`, `counters_`
+  // and `table_` empty.
+  RoutingTable(const ModelShape& shape, int64_t end_row, int64_t decode_rows);
 
+  // Adds a layout to the builder and its ranks to max_ranks_.
+  void AddLayout(const std::vector<kernels::cuda::LoraMatrix>& slots,
+                 kernels::cuda::LoraTableBuilder& builder);
+  // Uploads the builder's table, after all layouts and segments are added.
+  void Upload(kernels::cuda::LoraTableBuilder& builder, at::Device device);
   // Returns the address of `counters_`, or null if there are none.
   [[nodiscard]] unsigned* Counters() const;
 

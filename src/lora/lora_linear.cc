@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "src/lora/add_product.h"
+#include "src/lora/expert_table.h"
 #include "src/lora/lora_bf16.h"
 #include "src/lora/lora_cpu.h"
 #include "src/lora/lora_cuda.h"
@@ -102,6 +103,22 @@ bool TakesBf16Backward(const at::Tensor& dy_TO, const BaseLinear& base,
          ops::IsBf16Product(dy_TO, base.weight_OI);
 }
 
+// Returns the layer's output without adapters.
+at::Tensor BaseOutput(const at::Tensor& x_TI, const BaseLinear& base) {
+  return base.groups != nullptr
+             ? ops::GroupedLinear(x_TI, base.weight_OI, base.bias_O,
+                                  *base.groups)
+             : ops::Linear(x_TI, base.weight_OI, base.bias_O, base.row_count);
+}
+
+// Returns dLoss/dx without the adapters' part.
+at::Tensor BaseGradient(const at::Tensor& dy_TO, const BaseLinear& base) {
+  return base.groups != nullptr
+             ? ops::GroupedMatMul(dy_TO, base.weight_OI, *base.groups)
+             : ops::MatMul(dy_TO, base.weight_OI, /*bias_N=*/{},
+                           base.row_count);
+}
+
 }  // namespace
 
 int64_t LoraSite::ColumnOf(TargetModule module, const ModelShape& shape) {
@@ -125,6 +142,19 @@ RoutingTablePtr MakeRoutingTable(const LoraRouting& routing,
     if (cuda::TakesSegments(routing, dtype, device)) {
       return std::make_shared<cuda::RoutingTable>(routing, gradients, shape,
                                                   device, decode_rows);
+    }
+  }
+  return nullptr;
+}
+
+RoutingTablePtr MakeExpertTable(const ExpertRouting& routing, int layer,
+                                const LoraGradients& gradients,
+                                const ModelShape& shape, at::ScalarType dtype,
+                                at::Device device) {
+  if constexpr (ops::kHasCudaKernels) {
+    if (cuda::TakesSegments(routing.segments, dtype, device)) {
+      return std::make_shared<cuda::ExpertTable>(routing, layer, gradients,
+                                                 shape, device);
     }
   }
   return nullptr;
@@ -189,8 +219,7 @@ at::Tensor LoraLinear(const at::Tensor& x_TI, const BaseLinear& base,
     if (shrunk != nullptr) *shrunk = std::move(inputs);
     return y_TO;
   }
-  at::Tensor y_TO =
-      ops::Linear(x_TI, base.weight_OI, base.bias_O, base.row_count);
+  at::Tensor y_TO = BaseOutput(x_TI, base);
   if constexpr (ops::kHasCudaKernels) {
     if (pass.table != nullptr) {
       at::Tensor s_TR =
@@ -223,9 +252,7 @@ at::Tensor LoraLinearBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
                           want_input_gradient);
   }
   at::Tensor dx_TI;
-  if (want_input_gradient) {
-    dx_TI = ops::MatMul(dy_TO, base.weight_OI, /*bias_N=*/{}, base.row_count);
-  }
+  if (want_input_gradient) dx_TI = BaseGradient(dy_TO, base);
   if constexpr (ops::kHasCudaKernels) {
     if (pass.table != nullptr) {
       cuda::Backward(dy_TO, x_TI, shrunk.front(), *pass.table, site, dx_TI,

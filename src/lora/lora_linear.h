@@ -21,6 +21,7 @@
 
 #include "src/lora/adapter.h"
 #include "src/lora/lora_gradients.h"
+#include "src/ops/grouped_matmul.h"
 #include "src/ops/matmul.h"
 
 namespace weft::lora {
@@ -34,11 +35,21 @@ struct LoraSegment {
 };
 using LoraRouting = std::vector<LoraSegment>;
 
+// The segments of rows that are sorted by expert. A segment has rows of one
+// adapter and one expert.
+struct ExpertRouting {
+  LoraRouting segments;
+  std::vector<int> experts;  // The expert of each segment.
+};
+
 // A linear layer of the frozen base model.
 struct BaseLinear {
   at::Tensor weight_OI;  // May be in 8 bits (ops/int8_weight.h).
   at::Tensor bias_O;     // Undefined if there is no bias.
   ops::RowCount row_count = ops::RowCount::kRecurs;
+  // If not null, each group of rows has its own weight and bias. They are
+  // stacked, as for ops::GroupedLinear.
+  const ops::RowGroups* groups = nullptr;
 };
 
 // Names a group of projections in the model.
@@ -76,6 +87,12 @@ using RoutingTablePtr = std::shared_ptr<const cuda::RoutingTable>;
                                                at::ScalarType dtype,
                                                at::Device device,
                                                int64_t decode_rows = 0);
+
+// Does the same for the experts of one layer in one pass, by the table of
+// expert_table.h. `shape` is the model's.
+[[nodiscard]] RoutingTablePtr MakeExpertTable(
+    const ExpertRouting& routing, int layer, const LoraGradients& gradients,
+    const ModelShape& shape, at::ScalarType dtype, at::Device device);
 
 // Returns an upper bound of the workspace, in bytes, for the gradients of one
 // A or B of a layer with a table. The workspace holds partial sums over rows.

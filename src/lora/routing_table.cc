@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <array>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "kernels/cuda/lora_product.h"
 #include "src/lora/lora_cuda.h"
+#include "src/lora/table_slots.h"
 #include "src/ops/host_copy.h"
 
 namespace weft::lora::cuda {
@@ -16,25 +16,9 @@ namespace {
 
 namespace k = kernels::cuda;
 
-constexpr int64_t kSlotsPerSite = 1 + k::kMaxLoraProjections;
-
 constexpr std::array kLayerGroups = {ProjectionGroup::kQkv, ProjectionGroup::kO,
                                      ProjectionGroup::kGateUp,
                                      ProjectionGroup::kDown};
-
-int64_t NumSlots(const ModelShape& shape) {
-  return (shape.num_layers * kGroupsPerLayer + 1) * kSlotsPerSite;
-}
-
-// Returns the first slot of a site, which describes the site's stacked A. The
-// next slots describe the B of its projections.
-int64_t FirstSlot(const ModelShape& shape, const LoraSite& site) {
-  const int64_t index =
-      site.group == ProjectionGroup::kLmHead
-          ? shape.num_layers * kGroupsPerLayer
-          : site.layer * kGroupsPerLayer + static_cast<int64_t>(site.group);
-  return index * kSlotsPerSite;
-}
 
 // Calls visit(site) for every site that has slots.
 template <typename Visit>
@@ -47,58 +31,13 @@ void ForSites(const ModelShape& shape, Visit visit) {
   visit(LoraSite{shape.num_layers, ProjectionGroup::kLmHead});
 }
 
-// Returns whether two layouts for the same ModelShape are equal.
-bool SameLayout(const AdapterLayout& a, const AdapterLayout& b) {
-  if (&a == &b) return true;
-  const LoraConfig& x = a.config();
-  const LoraConfig& y = b.config();
-  return x.rank == y.rank && x.alpha == y.alpha &&
-         x.target_modules == y.target_modules && x.overrides == y.overrides;
-}
-
-// Numbers the distinct layouts of a routing.
-class LayoutList {
- public:
-  int NumberOf(const AdapterLayout& layout) {
-    const auto known = std::ranges::find_if(
-        layouts_,
-        [&](const AdapterLayout* other) { return SameLayout(*other, layout); });
-    const auto number = static_cast<int>(known - layouts_.begin());
-    if (known == layouts_.end()) layouts_.push_back(&layout);
-    return number;
-  }
-  [[nodiscard]] const std::vector<const AdapterLayout*>& all() const {
-    return layouts_;
-  }
-
- private:
-  std::vector<const AdapterLayout*> layouts_;
-};
-
 // Returns the contents of all slots for an adapter's layout.
 std::vector<k::LoraMatrix> SlotsOf(const AdapterLayout& layout,
                                    const ModelShape& shape) {
   std::vector<k::LoraMatrix> slots(static_cast<size_t>(NumSlots(shape)));
-  const auto set = [&](int64_t slot, int64_t offset, int64_t rank,
-                       int64_t column, double scale) {
-    slots[slot] = {.offset = offset,
-                   .rank = static_cast<int32_t>(rank),
-                   .column = static_cast<int32_t>(column),
-                   .scale = static_cast<float>(scale)};
-  };
   ForSites(shape, [&](const LoraSite& site) {
-    const GroupLayout& group = layout.group(site.layer, site.group);
-    if (group.factors.empty()) return;
-    const int64_t first = FirstSlot(shape, site);
-    set(first, group.factors.front().a_offset, group.total_rank, 0, 1);
-    const auto modules = ModulesOf(site.group);
-    int64_t column = 0;
-    for (const LoraFactor& factor : group.factors) {
-      const auto at = std::ranges::find(modules, factor.module);
-      set(first + 1 + (at - modules.begin()), factor.b_offset, factor.rank,
-          column, factor.scale);
-      column += factor.rank;
-    }
+    SetSlots(layout.group(site.layer, site.group), site.group,
+             FirstSlot(shape, site), /*start=*/0, slots);
   });
   return slots;
 }
@@ -160,8 +99,8 @@ RoutingTable::RoutingTable(const LoraRouting& routing,
                            const LoraGradients& gradients,
                            const ModelShape& shape, at::Device device,
                            int64_t decode_rows)
-    : RoutingTable(shape, std::vector<int32_t>(NumSlots(shape)),
-                   routing.empty() ? 0 : routing.back().end, decode_rows) {
+    : RoutingTable(shape, routing.empty() ? 0 : routing.back().end,
+                   decode_rows) {
   k::LoraTableBuilder builder(NumSlots(shape));
   LayoutList layouts;
   if (decode_rows > 0) AddDecodeRows(routing, decode_rows, &layouts, &builder);
@@ -175,26 +114,33 @@ RoutingTable::RoutingTable(const LoraRouting& routing,
         gradient_N.defined() ? gradient_N.mutable_data_ptr<float>() : nullptr);
   }
   for (const AdapterLayout* layout : layouts.all()) {
-    const std::vector<k::LoraMatrix> slots = SlotsOf(*layout, shape);
-    for (size_t i = 0; i < slots.size(); ++i) {
-      max_ranks_[i] = std::max(max_ranks_[i], slots[i].rank);
-    }
-    builder.AddLayout(slots);
+    AddLayout(SlotsOf(*layout, shape), builder);
   }
+  Upload(builder, device);
+}
+
+RoutingTable::RoutingTable(const ModelShape& shape, int64_t end_row,
+                           int64_t decode_rows)
+    : shape_(shape),
+      max_ranks_(static_cast<size_t>(NumSlots(shape))),
+      end_row_(end_row),
+      decode_rows_(decode_rows) {}
+
+void RoutingTable::AddLayout(const std::vector<k::LoraMatrix>& slots,
+                             k::LoraTableBuilder& builder) {
+  for (size_t i = 0; i < slots.size(); ++i) {
+    max_ranks_[i] = std::max(max_ranks_[i], slots[i].rank);
+  }
+  builder.AddLayout(slots);
+}
+
+void RoutingTable::Upload(k::LoraTableBuilder& builder, at::Device device) {
   const std::vector<std::byte> bytes = builder.Finish();
   bytes_ = ops::ToDevice(std::span(bytes), device);
   table_ = builder.At(bytes_.const_data_ptr());
   counters_ = at::zeros({NumCounters(*this)},
                         at::TensorOptions(device).dtype(at::kInt));
 }
-
-RoutingTable::RoutingTable(const ModelShape& shape,
-                           std::vector<int32_t> max_ranks, int64_t end_row,
-                           int64_t decode_rows)
-    : shape_(shape),
-      max_ranks_(std::move(max_ranks)),
-      end_row_(end_row),
-      decode_rows_(decode_rows) {}
 
 int64_t RoutingTable::max_rank() const {
   int64_t most = 0;
@@ -249,12 +195,13 @@ unsigned* RoutingTable::Counters() const {
 
 DecodeTable::DecodeTable(const DecodeCapacity& capacity,
                          const ModelShape& shape)
-    : RoutingTable(shape, LargestRanks(shape, capacity.rank), capacity.rows,
-                   capacity.rows),
+    : RoutingTable(shape, capacity.rows, capacity.rows),
       capacity_(capacity),
       layout_({.num_slots = NumSlots(shape),
                .max_layouts = capacity.layouts,
-               .max_rows = capacity.rows}) {}
+               .max_rows = capacity.rows}) {
+  max_ranks_ = LargestRanks(shape, capacity.rank);
+}
 
 bool DecodeTable::Fits(const LoraRouting& routing) const {
   LayoutList layouts;

@@ -49,7 +49,8 @@ struct ExpertLayer {
   const lora::ModelShape& shape;
 };
 
-// The tensors that the forward pass of one expert keeps for the backward pass.
+// The tensors that the forward pass of one expert, or of all experts at once,
+// keeps for the backward pass.
 struct PartTape {
   at::Tensor gate_up_n2F;
   lora::ShrunkInputs shrunk_gate_up, shrunk_down;
@@ -59,7 +60,7 @@ struct PartTape {
 struct ExpertTape {
   Routing routing;
   ExpertRows rows;
-  std::vector<PartTape> parts;
+  std::vector<PartTape> parts;  // One for each of rows.parts, or one for all.
   PartTape shared;
   at::Tensor shared_weight_T1;
 };

@@ -91,6 +91,14 @@ void CopyToHost(const std::vector<std::pair<at::Tensor, at::Tensor>>& copies) {
   WaitForStream();
 }
 
+bool HasGroupedProduct() {
+  int device = 0, major = 0;
+  C10_CUDA_CHECK(cudaGetDevice(&device));
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(
+      &major, cudaDevAttrComputeCapabilityMajor, device));
+  return major == 9 || major == 10;
+}
+
 void RmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
              at::Tensor& y_TD) {
   CheckSameType(x_TD, y_TD);

@@ -56,6 +56,11 @@ void QueueUpload(const void* from, int64_t bytes, void* to);
 // Waits for the copies.
 void CopyToHost(const std::vector<std::pair<at::Tensor, at::Tensor>>& copies);
 
+// Returns whether LibTorch has a kernel for the grouped product of bf16
+// matrices on the current device: its compute capability is 9 or 10. On other
+// devices at::_grouped_mm waits, and launches a product for each group.
+[[nodiscard]] bool HasGroupedProduct();
+
 void RmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
              at::Tensor& y_TD);
 void RmsNormBackward(const at::Tensor& dy_TD, const at::Tensor& x_TD,

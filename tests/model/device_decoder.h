@@ -3,15 +3,35 @@
 #define WEFT_TESTS_MODEL_DEVICE_DECODER_H_
 
 #include <ATen/ATen.h>
+#include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "src/model/decoder.h"
 #include "tests/model/tiny_model.h"
+#include "tests/support/tolerance.h"
 
 namespace weft::testing {
+
+inline double Rms(const at::Tensor& x) {
+  return std::sqrt(x.square().mean().item<double>());
+}
+
+// Each rounding has an error of at most half an epsilon of its element,
+// independently of others. So over all elements the errors add up like the
+// square root of their number.
+inline void ExpectNearInAll(const at::Tensor& actual,
+                            const at::Tensor& expected, int64_t roundings,
+                            const std::string& what) {
+  ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
+  const double error = Rms(actual.cpu().to(at::kDouble) - expected);
+  EXPECT_LE(error, kEpsilonBf16 / 2 * std::sqrt(roundings) * Rms(expected))
+      << what;
+}
 
 // Returns a small Llama whose widths are whole vectors and whole tiles.
 inline model::ModelConfig WideConfig(int num_layers) {
@@ -70,6 +90,9 @@ inline model::PackedBatch BatchTo(model::PackedBatch batch,
   const at::Device device = options.device();
   batch.tokens_T = batch.tokens_T.to(device);
   batch.positions_T = batch.positions_T.to(device);
+  if (batch.experts_TE.defined()) {
+    batch.experts_TE = batch.experts_TE.to(device);
+  }
   for (lora::LoraSegment& segment : batch.routing) {
     auto version = std::make_shared<lora::AdapterVersion>(*segment.version);
     version->compute_N = version->compute_N.to(options);

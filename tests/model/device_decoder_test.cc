@@ -7,7 +7,6 @@
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,21 +28,6 @@ const at::TensorOptions kF32OnDevice =
     at::TensorOptions(at::kFloat).device(at::kCUDA);
 const at::TensorOptions kBf16OnDevice =
     at::TensorOptions(at::kBFloat16).device(at::kCUDA);
-
-double Rms(const at::Tensor& x) {
-  return std::sqrt(x.square().mean().item<double>());
-}
-
-// Each rounding has an error of at most half an epsilon of its element,
-// independently of others. So over all elements the errors add up like the
-// square root of their number.
-void ExpectNearInAll(const at::Tensor& actual, const at::Tensor& expected,
-                     int64_t roundings, const std::string& what) {
-  ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
-  const double error = Rms(actual.cpu().to(at::kDouble) - expected);
-  EXPECT_LE(error, kEpsilonBf16 / 2 * std::sqrt(roundings) * Rms(expected))
-      << what;
-}
 
 // Products, norms, sums and intermediate values, each stored in bf16.
 constexpr int64_t kRoundingsPerLayer = 16;

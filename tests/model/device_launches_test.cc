@@ -218,11 +218,36 @@ class DeviceLaunchesTest : public ::testing::Test {
     DeviceEvents backward;
   };
   static Step Train(int num_layers, bool with_adapters) {
-    const Decoder decoder = MakeDecoder(num_layers);
+    return TrainOn(MakeDecoder(num_layers), with_adapters);
+  }
+
+  // Trains a model whose layers have this many experts, with adapters. Every
+  // token has expert 0 and one of the others. So an expert has long segments,
+  // and others have short ones.
+  static Step TrainExperts(int num_layers, int num_experts) {
+    model::ModelConfig config = WideConfig(num_layers);
+    config.moe.shape = {.count = num_experts,
+                        .per_token = 2,
+                        .ffn = 64,
+                        .layers = std::vector<bool>(num_layers, true)};
+    at::manual_seed(3);
+    const at::Tensor other_T = at::arange(kTrainRows) % (num_experts - 1) + 1;
+    const at::Tensor experts_TK =
+        at::stack({at::zeros_like(other_T), other_T}, 1);
+    return TrainOn(
+        {config, WeightsTo(TinyWeights(config, at::kBFloat16), kBf16OnDevice),
+         config.max_positions},
+        /*with_adapters=*/true,
+        experts_TK.repeat({1, num_layers}).to(at::kShort));
+  }
+
+  static Step TrainOn(const Decoder& decoder, bool with_adapters,
+                      const at::Tensor& experts_TE = {}) {
     PackedBatch batch{
         .tokens_T = at::arange(kTrainRows),
         .positions_T = at::cat({at::arange(10), at::arange(30)}).to(at::kInt),
-        .nodes = {{0, 10, -1, 10}, {10, kTrainRows, -1, kTrainRows}}};
+        .nodes = {{0, 10, -1, 10}, {10, kTrainRows, -1, kTrainRows}},
+        .experts_TE = experts_TE};
     if (with_adapters) {
       batch.routing = MakeRouting(decoder.config(), kTrainRows);
     }
@@ -337,6 +362,23 @@ TEST_F(DeviceLaunchesTest, TrainsALayerWithAdaptersInFew) {
   const Step one = Train(1, true), two = Train(2, true);
   ExpectAtMost(17, one.forward, two.forward);
   ExpectAtMost(32, one.backward, two.backward);
+}
+
+// The launches of a layer of experts do not depend on the number of experts.
+// The host waits once for the experts that the router chose.
+TEST_F(DeviceLaunchesTest, TrainsALayerOfExpertsInFew) {
+  for (const int num_experts : {4, 12}) {
+    SCOPED_TRACE(num_experts);
+    const Step one = TrainExperts(1, num_experts);
+    const Step two = TrainExperts(2, num_experts);
+    const Counts forward = Beyond(one.forward.launches, two.forward.launches);
+    const Counts backward =
+        Beyond(one.backward.launches, two.backward.launches);
+    EXPECT_LE(Sum(forward), 39) << ListOf(forward);
+    EXPECT_LE(Sum(backward), 53) << ListOf(backward);
+    EXPECT_EQ(two.forward.waits.size(), 2);
+    EXPECT_THAT(two.backward.waits, ::testing::IsEmpty());
+  }
 }
 
 }  // namespace

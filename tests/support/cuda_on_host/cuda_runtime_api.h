@@ -59,6 +59,9 @@ inline Observer observer;
 // Makes the asynchronous copies that have not happened yet.
 void MakeQueuedCopies();
 
+// The value of cudaDevAttrComputeCapabilityMajor.
+inline int compute_capability_major = 9;
+
 }  // namespace weft::testing::cuda_on_host
 
 #endif  // WEFT_TESTS_SUPPORT_CUDA_ON_HOST_CUDA_RUNTIME_API_H_

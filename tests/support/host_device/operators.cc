@@ -4,6 +4,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <ATen/native/GroupedMMUtils.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/view_native.h>
@@ -199,6 +200,23 @@ at::Tensor WideningMm(const at::Tensor& a, const at::Tensor& b,
   return DeviceOf(at::mm(HostOf(a).to(dtype), HostOf(b).to(dtype)));
 }
 
+// Runs the CPU's product, after the checks of LibTorch's kernel. It has two
+// launches.
+at::Tensor GroupedMm(const at::Tensor& rows, const at::Tensor& weights,
+                     const std::optional<at::Tensor>& ends,
+                     const std::optional<at::Tensor>& bias,
+                     std::optional<at::ScalarType> dtype) {
+  at::native::_grouped_mm_validate_inputs(rows, weights, ends, bias, dtype);
+  TORCH_CHECK(rows.scalar_type() == at::kBFloat16 && ends->is_cuda() &&
+                  weights.size(0) < 1024,
+              "the device's grouped product does not take these matrices");
+  DeviceEvents& events = CurrentEvents();
+  events.launches.emplace_back("prepare_grouped_gemm_data");
+  events.launches.emplace_back("_grouped_mm");
+  return DeviceOf(
+      at::_grouped_mm(HostOf(rows), HostOf(weights), HostOf(*ends)));
+}
+
 TORCH_LIBRARY_IMPL(_, CUDA, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&RunOnHost>());
 }
@@ -209,6 +227,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("resize_", &Resize);
   library.impl("copy_", &Copy);
   library.impl("mm.dtype", &WideningMm);
+  library.impl("_grouped_mm", &GroupedMm);
   library.impl("as_strided", &at::native::as_strided_tensorimpl);
   library.impl("view", &at::native::view);
   library.impl("_reshape_alias", &at::native::_reshape_alias);

@@ -1,0 +1,31 @@
+// The table of the experts of one layer (lora_cuda.h). Each segment has rows of
+// one adapter and one expert, so that a launch computes all experts.
+#ifndef WEFT_SRC_LORA_EXPERT_TABLE_H_
+#define WEFT_SRC_LORA_EXPERT_TABLE_H_
+
+#include "src/lora/lora_cuda.h"
+
+namespace weft::lora::cuda {
+
+// In this table the layer is layer 0 of a model of one layer, whose MLP is one
+// expert. So its sites are those of layer 0, and shape() is that of such a
+// model. All experts of a layer have the same places in an adapter, counted
+// from the expert's first matrix. A segment's addresses begin there.
+//
+// A sum over features has one part, because many segments keep the device busy
+// anyway, and workspace for parts of short segments would be larger than the
+// rows.
+class ExpertTable : public RoutingTable {
+ public:
+  // Queues the upload on the current stream and does not wait. `shape` is the
+  // model's, and `gradients` are as for MakeExpertTable. Throws c10::Error,
+  // also if weights are not bf16 or a gradient is not f32.
+  // REQUIRES: the routing has segments.
+  ExpertTable(const ExpertRouting& routing, int layer,
+              const LoraGradients& gradients, const ModelShape& shape,
+              at::Device device);
+};
+
+}  // namespace weft::lora::cuda
+
+#endif  // WEFT_SRC_LORA_EXPERT_TABLE_H_

@@ -1,0 +1,95 @@
+// The MLP of one expert, or of all experts of a layer at once, on sorted rows.
+//
+// On CUDA in bf16, all experts at once take a fixed number of launches: the
+// grouped products of ops/grouped_matmul.h, the adapters' products with a table
+// of experts (lora/expert_table.h), and the work between them on all rows. One
+// expert after another would take more launches than the host can queue in the
+// time of their work.
+//
+// Legend: as in experts.h; n the rows of the MLP.
+#ifndef WEFT_SRC_MOE_EXPERT_MLP_H_
+#define WEFT_SRC_MOE_EXPERT_MLP_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+#include "src/moe/experts.h"
+#include "src/ops/grouped_matmul.h"
+
+namespace weft::moe {
+
+// What a pass through all experts at once needs beside the rows.
+struct AllExperts {
+  ops::RowGroups groups;        // A group for each expert that the rank has.
+  lora::RoutingTablePtr table;  // Null if no row has an adapter.
+};
+
+// Returns nullopt if each expert must be computed by itself: if `x` is not bf16
+// on CUDA, if an adapter's weights are not bf16, or if there are no rows.
+// Otherwise queues uploads and does not wait. `gradients` is empty in a forward
+// pass, and outlives the result.
+// Errors:  throws c10::Error.   Threads: engine thread only.
+[[nodiscard]] std::optional<AllExperts> AllAtOnce(
+    const ExpertLayer& layer, const at::Tensor& x, const ExpertRows& rows,
+    const lora::LoraGradients& gradients);
+
+// The arguments of the constructors outlive the object.
+// Errors:  the methods throw c10::Error.
+// Threads: any on a CPU for different experts; the engine thread on CUDA.
+class ExpertMlp {
+ public:
+  // The MLP of one expert. `routing` has the segments of the expert's rows,
+  // counted from the expert's first row. An expert that follows the layer's
+  // last is the shared one.
+  ExpertMlp(const ExpertLayer& layer, int expert,
+            const lora::LoraRouting& routing);
+  // The MLPs of all experts that the rank has, without the shared one.
+  ExpertMlp(const ExpertLayer& layer, const AllExperts& all);
+  ExpertMlp(const ExpertMlp&) = delete;
+  ExpertMlp& operator=(const ExpertMlp&) = delete;
+
+  // Returns the output [n, H], multiplied by the router's weights.
+  // Shapes:  x_nH [n, H] contiguous, weight_n1 [n, 1]. `tape` may be null.
+  [[nodiscard]] at::Tensor Forward(const at::Tensor& x_nH,
+                                   const at::Tensor& weight_n1,
+                                   PartTape* tape) const;
+  // Fills the tape as Forward does, but skips the product by `down`.
+  void Recompute(const at::Tensor& x_nH, const at::Tensor& weight_n1,
+                 PartTape& tape) const;
+
+  // dLoss/dx and dLoss/dweight.
+  struct InputGradients {
+    at::Tensor x_nH;
+    at::Tensor weight_n;
+  };
+  // Adds to `gradients`, with which AllAtOnce was called for all experts.
+  [[nodiscard]] InputGradients Backward(const at::Tensor& dy_nH,
+                                        const at::Tensor& x_nH,
+                                        const at::Tensor& weight_n1,
+                                        const lora::LoraGradients& gradients,
+                                        PartTape tape) const;
+
+ private:
+  [[nodiscard]] lora::LoraSite Site(lora::ProjectionGroup group) const;
+  [[nodiscard]] at::Tensor GateUp(const at::Tensor& x_nH, PartTape* tape) const;
+  [[nodiscard]] at::Tensor Activated(const at::Tensor& gate_up_n2F) const;
+  // Add the part of the bias of down to the output, and to dLoss/dweight.
+  void AddDownBias(const at::Tensor& weight_n1, at::Tensor& y_nH) const;
+  void AddDownBiasGradient(const at::Tensor& dy_nH, at::Tensor& d_n) const;
+
+  const ExpertLayer& layer_;
+  const int expert_;  // kNoExpert for all experts.
+  const lora::ModelShape shape_;
+  const lora::LoraPass pass_;
+  lora::BaseLinear gate_up_;
+  lora::BaseLinear down_;
+  // The biases of down, one row for each expert; undefined if there are none.
+  // They are not in down_, because the input of down_ is already multiplied by
+  // the router's weight, and the bias is not.
+  at::Tensor down_bias_PH_;
+};
+
+}  // namespace weft::moe
+
+#endif  // WEFT_SRC_MOE_EXPERT_MLP_H_

@@ -1,0 +1,116 @@
+#include "src/ops/grouped_matmul.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "src/ops/cuda_dispatch.h"
+#include "src/ops/host_copy.h"
+#include "src/ops/matmul.h"
+
+namespace weft::ops {
+namespace {
+
+// LibTorch's kernel moves 16 bytes at a time: 8 elements of bf16.
+constexpr int64_t kVector = 8;
+constexpr uintptr_t kAlignment = 16;
+// A block of its first launch has a thread for each group.
+constexpr int64_t kMaxGroups = 1023;
+
+int64_t NumGroups(const RowGroups& groups) {
+  return static_cast<int64_t>(groups.ends.size());
+}
+
+bool IsAligned(const at::Tensor& matrix) {
+  return matrix.scalar_type() == at::kBFloat16 && matrix.is_contiguous() &&
+         matrix.size(1) % kVector == 0 &&
+         reinterpret_cast<uintptr_t>(matrix.const_data_ptr()) % kAlignment == 0;
+}
+
+// Returns whether at::_grouped_mm computes the product, also that by the
+// transposed weights.
+bool TakesGroupedMm(const at::Tensor& rows, const at::Tensor& weights_GI,
+                    const RowGroups& groups) {
+  if constexpr (kHasCudaKernels) {
+    const int64_t outputs = weights_GI.size(0) / NumGroups(groups);
+    return rows.is_cuda() && IsAligned(rows) && IsAligned(weights_GI) &&
+           outputs % kVector == 0 && NumGroups(groups) <= kMaxGroups &&
+           cuda::HasGroupedProduct();
+  }
+  return false;
+}
+
+at::Tensor Stacked(const at::Tensor& weights_GI, const RowGroups& groups) {
+  return weights_GI.view({NumGroups(groups), -1, weights_GI.size(1)});
+}
+
+// Returns product(rows, weight) of each group's rows and weight.
+template <typename Product>
+at::Tensor OneByOne(const at::Tensor& rows, const at::Tensor& weights_GI,
+                    const RowGroups& groups, Product product) {
+  const int64_t outputs = weights_GI.size(0) / NumGroups(groups);
+  at::Tensor results;
+  int64_t begin = 0;
+  for (int64_t group = 0; group < NumGroups(groups); ++group) {
+    const int64_t count = groups.ends[group] - begin;
+    if (count == 0) continue;
+    const at::Tensor result =
+        product(rows.narrow(0, begin, count),
+                weights_GI.narrow(0, group * outputs, outputs));
+    if (!results.defined()) {
+      results = at::empty({rows.size(0), result.size(1)}, rows.options());
+    }
+    results.narrow(0, begin, count).copy_(result);
+    begin += count;
+  }
+  return results;
+}
+
+}  // namespace
+
+RowGroups::RowGroups(std::vector<int64_t> ends_of_groups, at::Device device)
+    : ends(std::move(ends_of_groups)),
+      ends_P(ToDevice(ends, device, at::kInt)) {}
+
+at::Tensor RowGroups::GroupOfRows() const {
+  std::vector<int64_t> group_of_row(ends.back());
+  int64_t begin = 0;
+  for (size_t group = 0; group < ends.size(); ++group) {
+    std::fill(group_of_row.begin() + begin, group_of_row.begin() + ends[group],
+              static_cast<int64_t>(group));
+    begin = ends[group];
+  }
+  return ToDevice(group_of_row, ends_P.device());
+}
+
+at::Tensor GroupedLinear(const at::Tensor& x_NI, const at::Tensor& weights_GI,
+                         const at::Tensor& bias_G, const RowGroups& groups) {
+  at::Tensor y_NO =
+      TakesGroupedMm(x_NI, weights_GI, groups)
+          ? at::_grouped_mm(x_NI, Stacked(weights_GI, groups).transpose(1, 2),
+                            groups.ends_P)
+          : OneByOne(x_NI, weights_GI, groups,
+                     [](const at::Tensor& x, const at::Tensor& weight) {
+                       return Linear(x, weight, /*bias_O=*/{},
+                                     RowCount::kVaries);
+                     });
+  if (bias_G.defined()) {
+    y_NO.add_(bias_G.view({NumGroups(groups), -1})
+                  .index_select(0, groups.GroupOfRows()));
+  }
+  return y_NO;
+}
+
+at::Tensor GroupedMatMul(const at::Tensor& y_NO, const at::Tensor& weights_GI,
+                         const RowGroups& groups) {
+  if (TakesGroupedMm(y_NO, weights_GI, groups)) {
+    return at::_grouped_mm(y_NO, Stacked(weights_GI, groups), groups.ends_P);
+  }
+  return OneByOne(y_NO, weights_GI, groups,
+                  [](const at::Tensor& y, const at::Tensor& weight) {
+                    return MatMul(y, weight, /*bias_N=*/{}, RowCount::kVaries);
+                  });
+}
+
+}  // namespace weft::ops

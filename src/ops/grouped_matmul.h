@@ -1,0 +1,55 @@
+// Products of rows in groups, where each group has a weight of its own, as the
+// rows of experts have.
+//
+// Legend: N rows, P groups, I inputs and O outputs of one weight, G = P O.
+#ifndef WEFT_SRC_OPS_GROUPED_MATMUL_H_
+#define WEFT_SRC_OPS_GROUPED_MATMUL_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace weft::ops {
+
+// Group p has the rows [ends[p - 1], ends[p]). A group may have no rows.
+struct RowGroups {
+  // Queues an upload to the device of the rows and does not wait.
+  RowGroups(std::vector<int64_t> ends_of_groups, at::Device device);
+
+  // Returns the group of each row, [N] i64 on the device of the rows. Queues
+  // an upload and does not wait.
+  [[nodiscard]] at::Tensor GroupOfRows() const;
+
+  std::vector<int64_t> ends;
+  at::Tensor ends_P;  // The same numbers, i32 on the device of the rows.
+};
+
+// In both functions, the weights of the groups are stacked: weights_GI is
+// [P O, I], as in Linear, and may be in 8 bits. There is at least one row.
+//
+// LibTorch's grouped product computes all groups in two launches if the device
+// has it (cuda::HasGroupedProduct), rows and weights are bf16, and I and O are
+// multiples of 8. The sums of a row do not depend on other rows, but their
+// order may depend on the number of rows and groups. Otherwise the products of
+// matmul.h compute one group after another.
+// Errors:  throw c10::Error.
+// Threads: the engine thread on CUDA, any on a CPU.
+
+// Returns x W_p^T + bias_p for the rows of each group p, [N, O]. An undefined
+// bias adds nothing.
+// Shapes:  x_NI [N, I] contiguous, bias_G [P O].
+[[nodiscard]] at::Tensor GroupedLinear(const at::Tensor& x_NI,
+                                       const at::Tensor& weights_GI,
+                                       const at::Tensor& bias_G,
+                                       const RowGroups& groups);
+
+// Returns y W_p for the rows of each group p, [N, I].
+// Shapes:  y_NO [N, O] contiguous.
+[[nodiscard]] at::Tensor GroupedMatMul(const at::Tensor& y_NO,
+                                       const at::Tensor& weights_GI,
+                                       const RowGroups& groups);
+
+}  // namespace weft::ops
+
+#endif  // WEFT_SRC_OPS_GROUPED_MATMUL_H_

@@ -1,0 +1,248 @@
+// Compares a layer of experts in its form for CUDA with the layer on the CPU in
+// f64. It runs on the device of tests/support/host_device.
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "src/moe/experts.h"
+#include "src/ops/int8_weight.h"
+#include "tests/model/device_decoder.h"
+#include "tests/support/host_device/host_device.h"
+
+namespace weft::testing {
+namespace {
+
+const at::TensorOptions kExact = at::kDouble;
+const at::TensorOptions kBf16OnDevice =
+    at::TensorOptions(at::kBFloat16).device(at::kCUDA);
+
+constexpr int64_t kTokens = 64;
+constexpr int kExperts = 6;
+
+// Products, sums and intermediate values, each stored in bf16. The backward
+// pass has about twice as many as the forward pass, and begins after it.
+constexpr int64_t kForwardRoundings = 16;
+constexpr int64_t kBackwardRoundings = 3 * kForwardRoundings;
+
+// What distinguishes the layers of these tests.
+struct Variant {
+  std::string name;
+  int64_t ffn = 16;
+  int64_t shared_ffn = 0;
+  bool has_biases = false;
+  bool is_int8 = false;
+  parallel::Range own = {.begin = 0, .end = kExperts};
+  int compute_capability = 9;
+};
+
+std::vector<Variant> Variants() {
+  return {{.name = "all at once"},
+          {.name = "biases and a shared expert",
+           .shared_ffn = 24,
+           .has_biases = true},
+          {.name = "widths of no vectors", .ffn = 9, .has_biases = true},
+          {.name = "8 bits", .is_int8 = true},
+          {.name = "a part of the experts", .has_biases = true, .own = {1, 4}},
+          {.name = "a device without grouped products",
+           .has_biases = true,
+           .compute_capability = 8}};
+}
+
+class DeviceExpertsTest : public ::testing::Test {
+ protected:
+  DeviceExpertsTest() {
+    at::set_num_threads(1);
+    at::manual_seed(41);
+  }
+  ~DeviceExpertsTest() override { SetComputeCapability(9); }
+
+  static void SetComputeCapability(int major) {
+    cuda_on_host::compute_capability_major = major;
+  }
+
+  static model::ModelConfig ConfigOf(const Variant& variant) {
+    model::ModelConfig config = TinyConfig(/*num_layers=*/2);
+    config.hidden = 32;
+    config.moe.shape = {.count = kExperts,
+                        .per_token = 2,
+                        .ffn = variant.ffn,
+                        .shared_ffn = variant.shared_ffn,
+                        .layers = {false, true},
+                        .own = variant.own};
+    config.moe.normalizes_weights = true;
+    return config;
+  }
+
+  // Makes weights that are bf16 numbers.
+  static moe::ExpertWeights WeightsOf(const Variant& variant) {
+    model::ModelConfig config = ConfigOf(variant);
+    const lora::ExpertShape& experts = config.moe.shape;
+    const int64_t num_own = experts.num_own();
+    moe::ExpertWeights w = TinyExperts(config, at::kBFloat16);
+    w.router_EH = w.router_EH / 4;
+    w.gate_up_GH = w.gate_up_GH.narrow(0, 0, num_own * 2 * experts.ffn);
+    w.down_DF = w.down_DF.narrow(0, 0, num_own * config.hidden);
+    if (variant.has_biases) {
+      w.gate_up_bias_G =
+          RandomTensor({num_own * 2 * experts.ffn}, 0.5, at::kBFloat16);
+      w.down_bias_D =
+          RandomTensor({num_own * config.hidden}, 0.5, at::kBFloat16);
+    }
+    if (variant.is_int8) {
+      w.gate_up_GH = Quantized(w.gate_up_GH);
+      w.down_DF = Quantized(w.down_DF);
+    }
+    return w;
+  }
+
+  static at::Tensor Quantized(const at::Tensor& weight_OI) {
+    at::Tensor stored = at::empty(
+        {weight_OI.size(0), ops::Int8RowBytes(weight_OI.size(1))}, at::kChar);
+    EXPECT_FALSE(ops::QuantizeRows(weight_OI, stored).has_value());
+    return stored;
+  }
+
+  static moe::ExpertWeights MovedTo(moe::ExpertWeights w,
+                                    const at::TensorOptions& options) {
+    for (at::Tensor* tensor :
+         {&w.router_EH, &w.gate_up_GH, &w.gate_up_bias_G, &w.down_DF,
+          &w.down_bias_D, &w.shared_gate_up_S2H, &w.shared_down_HS,
+          &w.shared_gate_1H}) {
+      if (!tensor->defined()) continue;
+      *tensor = ops::IsInt8(*tensor) ? tensor->to(options.device())
+                                     : tensor->to(options);
+    }
+    return w;
+  }
+
+  // Makes two adapters of different ranks and modules, one that adapts no
+  // expert, and rows without adapter.
+  static lora::LoraRouting MakeRouting(const model::ModelConfig& config) {
+    using enum TargetModule;
+    const auto version = [&](const LoraConfig& lora) {
+      return TinyVersion(config, lora, at::kBFloat16);
+    };
+    return {
+        {.begin = 0, .end = 24, .version = version({.rank = 4, .alpha = 8})},
+        {.begin = 26,
+         .end = 50,
+         .version = version({.rank = 20,
+                             .alpha = 20,
+                             .target_modules = {kQProj, kUpProj, kDownProj}})},
+        {.begin = 50,
+         .end = 58,
+         .version =
+             version({.rank = 3, .alpha = 3, .target_modules = {kQProj}})}};
+  }
+
+  // Gives expert 1 every token, expert 3 none, and the others the rest. So
+  // there are segments of more and of fewer rows than lora_few_rows.h takes.
+  static at::Tensor GivenExperts() {
+    std::vector<int64_t> experts;
+    for (int64_t token = 0; token < kTokens; ++token) {
+      constexpr int64_t kOthers[] = {0, 2, 4, 5};
+      experts.push_back(1);
+      experts.push_back(kOthers[token % 4]);
+    }
+    return at::tensor(experts).view({kTokens, 2});
+  }
+
+  struct Results {
+    at::Tensor y_TH;
+    at::Tensor dx_TH;
+    std::vector<at::Tensor> gradients;
+  };
+  // Runs a training step of layer 1. If `recomputes` is true, the backward pass
+  // has the tape of a recomputation.
+  static Results Train(const model::ModelConfig& config,
+                       const moe::ExpertWeights& weights,
+                       const at::TensorOptions& options, bool recomputes,
+                       lora::LoraRouting routing) {
+    at::manual_seed(43);
+    const at::Tensor x_TH =
+        RandomTensor({kTokens, config.hidden}, 1, at::kBFloat16).to(options);
+    const at::Tensor dy_TH =
+        RandomTensor({kTokens, config.hidden}, 1, at::kBFloat16).to(options);
+    const moe::ExpertWeights moved = MovedTo(weights, options);
+    const lora::ModelShape shape = config.shape();
+    const moe::ExpertLayer layer = {
+        .layer = 1, .weights = moved, .config = config, .shape = shape};
+    routing = BatchTo({.tokens_T = x_TH,
+                       .positions_T = x_TH,
+                       .routing = std::move(routing)},
+                      options)
+                  .routing;
+    const lora::LoraGradients gradients = TinyGradients(routing);
+    at::Tensor experts_TK = GivenExperts().to(options.device());
+    moe::ExpertTape tape;
+    Results results;
+    results.y_TH = moe::ForwardExperts(layer, x_TH, routing, experts_TK, &tape);
+    if (recomputes) {
+      tape = {};
+      moe::RecomputeExperts(layer, x_TH, routing, experts_TK, tape);
+    }
+    results.dx_TH =
+        moe::BackwardExperts(layer, dy_TH, x_TH, routing, gradients, tape);
+    for (const lora::LoraGradient& gradient : gradients) {
+      results.gradients.push_back(gradient.gradient_N);
+    }
+    return results;
+  }
+
+  static void ExpectSame(const Results& actual, const Results& expected) {
+    ExpectNearInAll(actual.y_TH, expected.y_TH, kForwardRoundings, "y");
+    ExpectNearInAll(actual.dx_TH, expected.dx_TH, kBackwardRoundings, "dx");
+    for (size_t i = 0; i < expected.gradients.size(); ++i) {
+      ExpectNearInAll(actual.gradients[i], expected.gradients[i],
+                      kBackwardRoundings, "gradient " + std::to_string(i));
+    }
+  }
+
+  const c10::InferenceMode no_autograd_;
+};
+
+TEST_F(DeviceExpertsTest, TrainsAsInF64) {
+  for (const Variant& variant : Variants()) {
+    SCOPED_TRACE(variant.name);
+    SetComputeCapability(variant.compute_capability);
+    const model::ModelConfig config = ConfigOf(variant);
+    const moe::ExpertWeights weights = WeightsOf(variant);
+    for (const bool has_adapters : {true, false}) {
+      const lora::LoraRouting routing =
+          has_adapters ? MakeRouting(config) : lora::LoraRouting{};
+      const Results expected = Train(config, weights, kExact, false, routing);
+      const Results actual =
+          Train(config, weights, kBf16OnDevice, false, routing);
+      ExpectSame(actual, expected);
+      if (!has_adapters) continue;
+      // A recomputed tape holds the same bits.
+      const Results again =
+          Train(config, weights, kBf16OnDevice, true, routing);
+      EXPECT_TRUE(at::equal(again.dx_TH.cpu(), actual.dx_TH.cpu()));
+      for (size_t i = 0; i < actual.gradients.size(); ++i) {
+        EXPECT_TRUE(
+            at::equal(again.gradients[i].cpu(), actual.gradients[i].cpu()));
+      }
+    }
+  }
+}
+
+// A rank may have none of the experts that a batch's tokens chose.
+TEST_F(DeviceExpertsTest, ARankWithoutRowsAddsNothing) {
+  const Variant variant = {.has_biases = true, .own = {3, 4}};
+  const model::ModelConfig config = ConfigOf(variant);
+  const Results results = Train(config, WeightsOf(variant), kBf16OnDevice,
+                                false, MakeRouting(config));
+  EXPECT_EQ(results.y_TH.abs().max().item<double>(), 0);
+  for (const at::Tensor& gradient_N : results.gradients) {
+    EXPECT_EQ(gradient_N.abs().max().item<double>(), 0);
+  }
+}
+
+}  // namespace
+}  // namespace weft::testing
