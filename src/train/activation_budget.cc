@@ -99,6 +99,20 @@ MlpWidths WidthsOfMlp(const lora::ModelShape& shape, int max_rank) {
               std::max(3 * features, 3 * shape.ffn) + 3 * rows * shape.hidden};
 }
 
+// Returns the most bytes of partial sums that the bf16 kernels on CUDA need for
+// a gradient of LoRA. The kernels compute all experts at once, with a row for
+// each expert of each token.
+int64_t PartialSumBytes(const lora::ModelShape& shape, int max_rank,
+                        int64_t num_rows) {
+  const int64_t bytes = lora::GradientWorkspaceBytes(num_rows, shape, max_rank);
+  const lora::ExpertShape& experts = shape.experts;
+  if (experts.count == 0) return bytes;
+  const int64_t chosen = std::min(experts.per_token, experts.num_own());
+  return std::max(
+      bytes, lora::GradientWorkspaceBytes(
+                 num_rows * chosen, shape.OfExpert(/*expert=*/0), max_rank));
+}
+
 }  // namespace
 
 ActivationBytes ActivationsOf(const model::ModelConfig& config,
@@ -127,11 +141,8 @@ ActivationBytes ActivationsOf(const model::ModelConfig& config,
       4 * batch.scored * shape.hidden * kFloatBytes +
       (2 * batch.scored + config.vocab) * batch.head_rank * kFloatBytes +
       batch.entries * kEntryBytes;
-  // The bf16 kernels on CUDA sum gradients in parts and need room for them.
-  int64_t lora = 0;
-  if (narrow_bytes > 0) {
-    lora = lora::GradientWorkspaceBytes(batch.rows, shape, max_rank);
-  }
+  const int64_t lora =
+      narrow_bytes > 0 ? PartialSumBytes(shape, max_rank, batch.rows) : 0;
   const int64_t kept_layer = batch.rows * (kept * element_bytes + log_sum_exp);
   return {.kept_layer = kept_layer,
           .recomputed_layer = batch.rows * shape.hidden * element_bytes,

@@ -272,12 +272,13 @@ TEST_F(CudaLoraTest, AddsGradientsOfSegmentsThatShareThemOrNot) {
 struct OneMatrix {
   OneMatrix(int64_t num_rows, int32_t rank, int64_t features,
             const std::vector<float>& x_values,
-            const std::vector<float>& weight_values)
+            const std::vector<float>& weight_values,
+            int64_t max_parts = kLoraMaxParts)
       : x(DType::kBf16, x_values),
         weight(DType::kBf16, weight_values),
         shrunk(DType::kBf16, std::vector<float>(num_rows * rank, 1)),
         gradient(std::vector<float>(rank * features, 7)),
-        builder(1) {
+        builder(1, max_parts) {
     builder.AddLayout({{.rank = rank, .scale = 2}});
     builder.AddSegment(0, num_rows, 0, weight.data(), gradient.data());
     bytes = std::make_unique<DeviceBuffer<std::byte>>(builder.Finish());
@@ -347,6 +348,15 @@ TEST_F(CudaLoraTest, CutsWideSumsIntoNoMoreThanTheMostParts) {
     EXPECT_EQ(one.shrunk.Read(), std::vector<float>{2 * kWide});
     EXPECT_TRUE(one.HasZeroCounters());
   }
+}
+
+TEST_F(CudaLoraTest, SumsInOnePartOnDemand) {
+  constexpr int64_t kWide = 3 * kLoraSpan;
+  const std::vector<float> ones(kWide, 1);
+  OneMatrix one(/*num_rows=*/1, /*rank=*/1, kWide, ones, ones, /*max_parts=*/1);
+  EXPECT_EQ(LoraShrinkWorkspace(one.product), 0);
+  ASSERT_EQ(RunLoraShrink(one.ProductWith(0), nullptr), cudaSuccess);
+  EXPECT_EQ(one.shrunk.Read(), std::vector<float>{2 * kWide});
 }
 
 // The bits of a segment's rows do not depend on other segments, whose ranks

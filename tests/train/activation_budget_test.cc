@@ -91,6 +91,24 @@ TEST(ActivationsOfTest, CountsTheSoftmaxAndThePartialSumsOfBf16) {
   EXPECT_EQ(working(2, nine), bf16.working + 8 * 128 * kSumsRow);
 }
 
+// An expert of each token has a row. So the experts need partial sums for fewer
+// tokens than the other layers do.
+TEST(ActivationsOfTest, CountsThePartialSumsOfExperts) {
+  model::ModelConfig config = weft::testing::TinyConfig();
+  config.moe.shape = {
+      .count = 4, .per_token = 2, .ffn = 1000, .layers = {true, true}};
+  const auto bytes = [&](int64_t rows) {
+    return ActivationsOf(config, 2, /*is_cpu=*/false, 8, {.rows = rows});
+  };
+  // Two times 1024 rows are one part; with one more token there are two parts,
+  // of 16 tiles of 128 features for gate and up, with 16 ranks.
+  const auto working = [&](int64_t rows) {
+    return bytes(rows).working - bytes(rows).kept_layer;
+  };
+  const int64_t row = working(1024) - working(1023);
+  EXPECT_EQ(working(1025) - working(1024), row + 2 * (16 * 128) * 16 * 4);
+}
+
 // Measured on an H100: 8 sequences of 512 tokens in Llama-3.1-8B's shape, with
 // an adapter of rank 32 and no layer recomputed, took 13.70 GB beside model and
 // adapter. This includes cuBLAS' workspaces and the allocator's rounding, which
