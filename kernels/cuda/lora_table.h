@@ -1,9 +1,11 @@
 // The table that the LoRA kernels read for a batch: which rows belong to which
 // adapter, and where each matrix is. One upload serves every linear layer of a
-// pass. A launch names matrices by their slots in the table.
+// pass, or all experts of one layer. A launch names matrices by their slots in
+// the table.
 //
 // A segment is consecutive rows of one adapter. A layout gives the places of
-// all slots' matrices in an adapter. Adapters of the same shape share a layout.
+// all slots' matrices in an adapter, or in an expert's part of an adapter.
+// Adapters of the same shape share a layout.
 //
 // Legend: T packed rows; F features, which are inputs of A or outputs of B; R
 // the rank; S the shrunk rows, which are x A^T or their gradient.
@@ -57,7 +59,7 @@ struct LoraMatrix {
 
 // Rows [row, row + num_rows) of one segment: at most kLoraBlockRows.
 struct LoraRowBlock {
-  const void* weights = nullptr;  // The adapter's, bf16.
+  const void* weights = nullptr;  // Where the layout's offsets start; bf16.
   int64_t row = 0;
   int32_t num_rows = 0;
   int32_t layout = 0;
@@ -68,7 +70,7 @@ struct LoraRowBlock {
 // Up to kLoraPartRows rows of one segment: a part of a gradient's sum over
 // rows.
 struct LoraRowPart {
-  float* gradient = nullptr;  // The adapter's.
+  float* gradient = nullptr;  // Where the layout's offsets start.
   int64_t row = 0;
   int32_t num_rows = 0;
   int32_t layout = 0;
@@ -89,7 +91,7 @@ inline constexpr int32_t kNoLoraLayout = -1;
 // An entry of few rows: up to kLoraFewRows consecutive rows of one segment, or
 // of rows without an adapter.
 struct alignas(16) LoraFewRows {
-  const void* weights = nullptr;  // The adapter's, bf16.
+  const void* weights = nullptr;  // Where the layout's offsets start; bf16.
   int64_t row = 0;
   int32_t num_rows = 0;
   int32_t layout = 0;

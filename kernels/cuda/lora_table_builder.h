@@ -41,9 +41,9 @@ class LoraTableBuilder {
   // Adds a layout: an adapter's matrices by slot. Layouts are numbered from 0.
   // `slots` has num_slots entries.
   void AddLayout(const std::vector<LoraMatrix>& slots);
-  // Adds a segment: rows of one adapter. Segments do not overlap. `weights` and
-  // `gradient` are device addresses. `gradient` may be null. Segments of one
-  // layout may share a gradient.
+  // Adds a segment: rows of one adapter. Segments do not overlap. The layout's
+  // offsets count from the device addresses `weights` and `gradient`.
+  // `gradient` may be null. Segments of one layout may share a gradient.
   void AddSegment(int64_t row, int64_t num_rows, int layout,
                   const void* weights, float* gradient);
   // Adds a segment for the forward pass only: entries of few rows, even if it

@@ -34,7 +34,8 @@ namespace weft::lora::cuda {
 
 // A routing in the device's memory. For each segment it has the rows, the
 // address of the weights, and for a backward pass the address of the gradient.
-// One upload serves all layers of a pass. The weights and gradients outlive the
+// One upload serves all layers of a pass, except experts, for which
+// expert_table.h has tables. The weights and gradients outlive the
 // table. Only one pass at a time may use the table.
 class RoutingTable {
  public:

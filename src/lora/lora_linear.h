@@ -97,7 +97,10 @@ using RoutingTablePtr = std::shared_ptr<const cuda::RoutingTable>;
 // Returns an upper bound of the workspace, in bytes, for the gradients of one
 // A or B of a layer with a table. The workspace holds partial sums over rows.
 // The bound holds for any split of `num_rows` rows among adapters of at most
-// this rank, if the rows of each adapter are one segment.
+// this rank, if the rows of each adapter are one segment. For a table of
+// experts, it holds if `num_rows` is the number of rows of all experts, `shape`
+// is the result of OfExpert, and the rows of each adapter and expert are one
+// segment.
 [[nodiscard]] int64_t GradientWorkspaceBytes(int64_t num_rows,
                                              const ModelShape& shape,
                                              int64_t rank);

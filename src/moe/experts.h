@@ -8,6 +8,9 @@
 // is the same, because the product is linear and the weight multiplies the bias
 // of `down` separately. So the gradient of the weight needs no expert's output.
 //
+// Experts are computed one after another, on a CPU several at a time, or on
+// CUDA all at once (expert_mlp.h).
+//
 // Legend: T tokens, H hidden, F features of an expert, S of the shared expert,
 // E experts, K experts per token, P experts that the rank has, n rows of an
 // expert, G = 2 P F, D = P H.

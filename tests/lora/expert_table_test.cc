@@ -68,7 +68,7 @@ struct Batch {
 
 // Makes expert 0 with two adapters in few and many rows, an adapter that adapts
 // no expert, expert 1 without rows, and expert 2 with both adapters and rows
-// without one.
+// without one. Expert 2 also has an adapter of down alone.
 Batch MakeBatch() {
   using enum TargetModule;
   const AdapterVersionPtr wide = MakeVersion({.rank = 20, .alpha = 10});
@@ -76,15 +76,19 @@ Batch MakeBatch() {
       {.rank = 3, .alpha = 6, .target_modules = {kQProj, kUpProj, kDownProj}});
   const AdapterVersionPtr none =
       MakeVersion({.rank = 2, .alpha = 1, .target_modules = {kVProj}});
+  const AdapterVersionPtr down =
+      MakeVersion({.rank = 5, .alpha = 5, .target_modules = {kDownProj}});
   return {.routing = {.segments = {{0, 5, wide},
                                    {5, 40, some},
                                    {40, 44, none},
                                    {44, 70, wide},
-                                   {75, 82, some}},
-                      .experts = {0, 0, 0, 2, 2}},
+                                   {75, 82, some},
+                                   {82, 100, down}},
+                      .experts = {0, 0, 0, 2, 2, 2}},
           .gradients = {{wide, RandomBf16(wide->compute_N.sizes())},
                         {some, RandomBf16(some->compute_N.sizes())},
-                        {none, RandomBf16(none->compute_N.sizes())}}};
+                        {none, RandomBf16(none->compute_N.sizes())},
+                        {down, RandomBf16(down->compute_N.sizes())}}};
 }
 
 // Returns the batch with weights and gradients on the device.
