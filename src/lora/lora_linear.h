@@ -122,7 +122,8 @@ using ShrunkInputs = std::vector<at::Tensor>;
 
 // Returns y [T, O]. If `shrunk` is not null, sets it to x A^T.
 // Shapes:  x_TI [T, I] contiguous, in the dtype of the adapters' compute_N.
-// ops::Linear must accept x_TI with the base weight.
+// ops::Linear, or with groups ops::GroupedLinear, must accept x_TI with the
+// base weight.
 // Errors:  throws c10::Error.
 // Threads: any on a CPU, with a different `shrunk`; the engine thread on CUDA.
 [[nodiscard]] at::Tensor LoraLinear(const at::Tensor& x_TI,

@@ -90,8 +90,8 @@ class DeviceExpertsTest : public ::testing::Test {
     if (variant.has_biases) {
       w.gate_up_bias_G =
           RandomTensor({num_own * 2 * experts.ffn}, 0.5, at::kBFloat16);
-      w.down_bias_D =
-          RandomTensor({num_own * config.hidden}, 0.5, at::kBFloat16);
+      // Large, so that the gradient of the router's weights matters in dx.
+      w.down_bias_D = RandomTensor({num_own * config.hidden}, 3, at::kBFloat16);
     }
     if (variant.is_int8) {
       w.gate_up_GH = Quantized(w.gate_up_GH);
