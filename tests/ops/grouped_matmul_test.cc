@@ -1,3 +1,5 @@
+// Compares grouped products with products in f64. Also runs on the device of
+// tests/support/host_device (tests/model).
 #include "src/ops/grouped_matmul.h"
 
 #include <ATen/ATen.h>
@@ -11,42 +13,81 @@
 namespace weft::ops {
 namespace {
 
-constexpr int64_t kOutputs = 5;
-constexpr int64_t kInputs = 7;
+using ::weft::testing::kEpsilonBf16;
+using ::weft::testing::kEpsilonF32;
+using ::weft::testing::Tolerance;
 
-// Groups of 3, 0, 1 and 4 rows. tests/model/device_experts_test.cc has the
-// products on CUDA.
-TEST(GroupedMatMulTest, MultipliesEachGroupByItsWeight) {
+struct Widths {
+  int64_t inputs;
+  int64_t outputs;
+};
+
+// Groups of 0, 3, 0, 1, 140 and 0 rows.
+std::vector<int64_t> Ends() { return {0, 3, 3, 4, 144, 144}; }
+
+// Sums of `terms` products are f32, and bf16 rounds them when they are stored.
+void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
+                int64_t terms) {
+  ASSERT_EQ(actual.sizes(), expected.sizes());
+  const double largest = expected.abs().max().item<double>();
+  const double tolerance = actual.scalar_type() == at::kFloat
+                               ? Tolerance(kEpsilonF32, terms, largest)
+                               : Tolerance(kEpsilonBf16, 1, largest);
+  EXPECT_LE(
+      (actual.cpu().to(at::kDouble) - expected).abs().max().item<double>(),
+      tolerance);
+}
+
+// Compares both functions for numbers of the dtype of `options`.
+void ExpectProducts(const Widths& widths, const at::TensorOptions& options) {
   at::manual_seed(5);
-  const std::vector<int64_t> group_of_row = {0, 0, 0, 2, 3, 3, 3, 3};
-  const RowGroups groups({3, 3, 4, 8}, at::kCPU);
-  const at::Tensor group_N = at::tensor(group_of_row);
-  EXPECT_TRUE(at::equal(groups.GroupOfRows(), group_N));
-  const at::Tensor x_NI = at::randn({8, kInputs});
-  const at::Tensor weights_GI = at::randn({4 * kOutputs, kInputs});
-  const at::Tensor bias_G = at::randn({4 * kOutputs});
-  const at::Tensor weights_NOI =
-      weights_GI.view({4, kOutputs, kInputs}).index_select(0, group_N);
-  const at::Tensor bias_NO =
-      bias_G.view({4, kOutputs}).index_select(0, group_N);
-  const auto expect_near = [](const at::Tensor& actual, const at::Tensor& wide,
-                              int64_t terms) {
-    ASSERT_EQ(actual.sizes(), wide.sizes());
-    EXPECT_LE((actual - wide).abs().max().item<double>(),
-              testing::Tolerance(testing::kEpsilonF32, terms,
-                                 wide.abs().max().item<double>()));
+  const RowGroups groups(Ends(), options.device());
+  const auto num_groups = static_cast<int64_t>(groups.ends.size());
+  const at::Tensor group_N = groups.GroupOfRows().cpu();
+  const auto random = [&](at::IntArrayRef sizes) {
+    return at::randn(sizes).to(options.dtype()).to(at::kDouble);
   };
-  const at::Tensor y_NO = at::einsum(
-      "ni,noi->no", {x_NI.to(at::kDouble), weights_NOI.to(at::kDouble)});
-  expect_near(GroupedLinear(x_NI, weights_GI, /*bias_G=*/{}, groups), y_NO,
-              kInputs);
-  expect_near(GroupedLinear(x_NI, weights_GI, bias_G, groups), y_NO + bias_NO,
-              kInputs + 1);
-  const at::Tensor dy_NO = at::randn({8, kOutputs});
-  expect_near(GroupedMatMul(dy_NO, weights_GI, groups),
-              at::einsum("no,noi->ni",
-                         {dy_NO.to(at::kDouble), weights_NOI.to(at::kDouble)}),
-              kOutputs);
+  const at::Tensor x_NI = random({group_N.size(0), widths.inputs});
+  const at::Tensor y_NO = random({group_N.size(0), widths.outputs});
+  const at::Tensor weights_GI =
+      random({num_groups * widths.outputs, widths.inputs});
+  const at::Tensor bias_G = random({num_groups * widths.outputs});
+  const at::Tensor weights_NOI =
+      weights_GI.view({num_groups, widths.outputs, widths.inputs})
+          .index_select(0, group_N);
+  const at::Tensor expected_NO = at::einsum("ni,noi->no", {x_NI, weights_NOI});
+  const at::Tensor x = x_NI.to(options), weights = weights_GI.to(options);
+  ExpectNear(GroupedLinear(x, weights, /*bias_G=*/{}, groups), expected_NO,
+             widths.inputs);
+  ExpectNear(
+      GroupedLinear(x, weights, bias_G.to(options), groups),
+      expected_NO +
+          bias_G.view({num_groups, widths.outputs}).index_select(0, group_N),
+      widths.inputs + 1);
+  ExpectNear(GroupedMatMul(y_NO.to(options), weights, groups),
+             at::einsum("no,noi->ni", {y_NO, weights_NOI}), widths.outputs);
+}
+
+TEST(GroupedMatMulTest, MultipliesEachGroupByItsWeight) {
+  ExpectProducts({.inputs = 7, .outputs = 5}, at::kFloat);
+}
+
+// Of these widths, LibTorch's grouped product takes all but the last two.
+TEST(GroupedMatMulTest, MultipliesEachGroupByItsWeightOnCuda) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  for (const Widths& widths :
+       std::vector<Widths>{{.inputs = 8, .outputs = 8},
+                           {.inputs = 72, .outputs = 264},
+                           {.inputs = 256, .outputs = 24},
+                           {.inputs = 20, .outputs = 8},
+                           {.inputs = 8, .outputs = 20}}) {
+    ExpectProducts(widths, at::TensorOptions(at::kBFloat16).device(at::kCUDA));
+  }
+}
+
+TEST(GroupedMatMulTest, KnowsTheGroupOfEachRow) {
+  EXPECT_TRUE(at::equal(RowGroups({2, 2, 3}, at::kCPU).GroupOfRows(),
+                        at::tensor({0, 0, 2}, at::kLong)));
 }
 
 }  // namespace
