@@ -72,7 +72,7 @@ TEST(GroupedMatMulTest, MultipliesEachGroupByItsWeight) {
   ExpectProducts({.inputs = 7, .outputs = 5}, at::kFloat);
 }
 
-// Of these widths, LibTorch's grouped product takes all but the last two.
+// LibTorch's grouped product takes all of these widths but the last two.
 TEST(GroupedMatMulTest, MultipliesEachGroupByItsWeightOnCuda) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   for (const Widths& widths :
