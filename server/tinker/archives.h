@@ -19,9 +19,9 @@ inline constexpr absl::Duration kUrlLifetime = absl::Hours(1);
 [[nodiscard]] absl::Status GetArchive(Front& front, const CallPtr& call,
                                       const Respond& respond);
 // Serves the file of a signed URL, or responds with the error if the file
-// cannot be opened. Errors: NOT_FOUND if the URL has expired, or if this process
-// has not signed it; UNAVAILABLE if too many reads wait; INTERNAL if the system
-// has no random bits for the secret.
+// cannot be opened. Errors: NOT_FOUND if the URL has expired, or if this
+// process has not signed it; UNAVAILABLE if too many reads wait; INTERNAL if
+// the system has no random bits for the secret.
 [[nodiscard]] absl::Status DownloadFile(Front& front, const CallPtr& call,
                                         const Respond& respond);
 
