@@ -83,6 +83,16 @@ __device__ inline unsigned PackBf16(float low, float high) {
   return word;
 }
 
+// Returns the differences a - b of two pairs of bf16, rounded to nearest.
+__device__ inline unsigned SubtractBf16Pairs(unsigned a, unsigned b) {
+  constexpr unsigned kMinusOnes = 0xBF80BF80;
+  unsigned differences;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;"
+      : "=r"(differences)
+      : "r"(b), "r"(kMinusOnes), "r"(a));
+  return differences;
+}
+
 // Starts a copy of 16 bytes to shared memory. Reads only the first `num_bytes`
 // bytes; the others become 0. Both addresses are multiples of 16.
 __device__ inline void CopyAsync(const void* from, int num_bytes,
@@ -90,6 +100,14 @@ __device__ inline void CopyAsync(const void* from, int num_bytes,
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                :
                : "r"(SharedAddress(shared)), "l"(from), "r"(num_bytes)
+               : "memory");
+}
+
+// Starts a copy of 4 bytes. Both addresses are multiples of 4.
+__device__ inline void CopyWordAsync(const void* from, void* shared) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
+               :
+               : "r"(SharedAddress(shared)), "l"(from)
                : "memory");
 }
 

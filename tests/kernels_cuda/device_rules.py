@@ -105,10 +105,38 @@ _DECODE = {
     "few_rows::ResidualKernel": Rule(256, 16, (*_PREFETCHED, "STG.128")),
 }
 
+
+def _ring(outputs: int, chunk_words: int) -> int:
+    """Returns the bytes of four stages of a block's eight warps, with 64 inputs of each
+    output, in chunks of 16."""
+    return 8 * 4 * outputs * 4 * chunk_words * 4
+
+
+# A weight of 8 bits goes through shared memory to the registers of a warp's products.
+# Its rows need not begin at multiples of 16 bytes (false).
+_COPIED = ("LDG.128", "LDGSTS.128", "HMMA")
+_INT8 = {
+    rf"WidenInt8Kernel<{_T}>": Rule(256, 48),
+    rf"WidenInt8ChunksKernel<{_T}>": Rule(256, 48, WIDE),
+    "few_int8::Int8FewRowsKernel<few_int8::Shape<[12], true> >": Rule(
+        256, 24, _COPIED, _ring(16, 4)
+    ),
+    "few_int8::Int8FewRowsKernel<few_int8::Shape<[48], true> >": Rule(
+        256, 8, _COPIED, _ring(32, 4)
+    ),
+    "few_int8::Int8FewRowsKernel<few_int8::Shape<[12], false> >": Rule(
+        256, 16, ("LDGSTS", "HMMA"), _ring(16, 5)
+    ),
+    "few_int8::Int8FewRowsKernel<few_int8::Shape<[48], false> >": Rule(
+        256, 8, ("LDGSTS", "HMMA"), _ring(32, 5)
+    ),
+}
+
 # The kernels that LaunchEarly starts. They wait for earlier launches themselves.
 EARLY = re.compile(
     r"(GatedProduct|PagedAttention|RmsNorm|Rotary|RotaryBackward)Kernel<.*>"
     r"|few_rows::(Expand|Gate|Heads|Residual|Shrink)Kernel.*"
+    r"|WidenInt8(Chunks)?Kernel<.*>|few_int8::Int8FewRowsKernel<.*>"
 )
 
 RULES: dict[str, Rule] = {
@@ -121,4 +149,5 @@ RULES: dict[str, Rule] = {
     **_TILES,
     **_FEW_ROWS,
     **_DECODE,
+    **_INT8,
 }

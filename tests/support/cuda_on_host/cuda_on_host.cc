@@ -25,7 +25,6 @@ constexpr unsigned kMaxThreads = 1024;
 // The address sanitizer clears the state of a whole stack at each switch.
 constexpr size_t kStackBytes = 32 << 10;
 constexpr size_t kSlotBytes = 32;
-constexpr size_t kCopyBytes = 16;
 constexpr size_t kMaxSharedBytes = 227 << 10;
 
 enum class Waits { kNot, kForWarp, kForBlock, kDone };
@@ -34,6 +33,7 @@ struct Copy {
   const void* from = nullptr;
   size_t num_bytes = 0;
   char* to = nullptr;
+  size_t to_bytes = 0;
 };
 using CopyGroup = std::vector<Copy>;
 
@@ -155,11 +155,12 @@ void* LaneSlot(unsigned lane, unsigned which) {
   return block.slots[which] + (threadIdx.x / kWarp * kWarp + lane) * kSlotBytes;
 }
 
-void CopyLater(const void* from, int num_bytes, void* to) {
-  CheckAlignment(from);
-  CheckAlignment(to);
+void CopyLater(const void* from, int num_bytes, void* to, int to_bytes) {
+  CheckAlignment(from, to_bytes);
+  CheckAlignment(to, to_bytes);
   block.fibers[block.running].copies.push_back(
-      {from, static_cast<size_t>(num_bytes), static_cast<char*>(to)});
+      {from, static_cast<size_t>(num_bytes), static_cast<char*>(to),
+       static_cast<size_t>(to_bytes)});
 }
 
 void EndCopyGroup() {
@@ -171,7 +172,7 @@ void WaitForCopies(size_t num_pending) {
   auto& groups = block.fibers[block.running].ended_copies;
   for (; groups.size() > num_pending; groups.pop_front()) {
     for (const Copy& copy : groups.front()) {
-      std::memset(copy.to, 0, kCopyBytes);
+      std::memset(copy.to, 0, copy.to_bytes);
       std::memcpy(copy.to, copy.from, copy.num_bytes);
     }
   }

@@ -13,22 +13,23 @@
 
 namespace weft::testing::cuda_on_host {
 
-// Queues a copy that the thread has not waited for.
-void CopyLater(const void* from, int num_bytes, void* to);
+// Queues a copy that the thread has not waited for. Bytes of `to` beyond
+// num_bytes become 0.
+void CopyLater(const void* from, int num_bytes, void* to, int to_bytes);
 void EndCopyGroup();
 void WaitForCopies(size_t num_pending);
 // Returns the dynamic shared memory of the running launch.
 void* DynamicShared();
 
-// A device takes only multiples of 16 bytes.
-inline void CheckAlignment(const void* address) {
-  if (reinterpret_cast<uintptr_t>(address) % 16 != 0) std::abort();
+// A device takes only multiples of the number of bytes.
+inline void CheckAlignment(const void* address, int num_bytes) {
+  if (reinterpret_cast<uintptr_t>(address) % num_bytes != 0) std::abort();
 }
 
 // Gives lane l its elements of four 8 x 8 matrices. Each lane passes one row.
 inline void LoadMatrices(const __nv_bfloat16* row, bool transposed,
                          unsigned (&fragments)[4]) {
-  CheckAlignment(row);
+  CheckAlignment(row, 16);
   const unsigned lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const unsigned which = NextSlot();
   std::memcpy(LaneSlot(lane, which), &row, sizeof(row));
@@ -112,8 +113,19 @@ inline unsigned PackBf16(float low, float high) {
          static_cast<unsigned>(__float2bfloat16_rn(high).bits) << 16;
 }
 
+inline unsigned SubtractBf16Pairs(unsigned a, unsigned b) {
+  const auto difference = [&](unsigned shift) {
+    return __bfloat162float({static_cast<uint16_t>(a >> shift)}) -
+           __bfloat162float({static_cast<uint16_t>(b >> shift)});
+  };
+  return PackBf16(difference(0), difference(16));
+}
+
 inline void CopyAsync(const void* from, int num_bytes, void* shared) {
-  weft::testing::cuda_on_host::CopyLater(from, num_bytes, shared);
+  weft::testing::cuda_on_host::CopyLater(from, num_bytes, shared, 16);
+}
+inline void CopyWordAsync(const void* from, void* shared) {
+  weft::testing::cuda_on_host::CopyLater(from, 4, shared, 4);
 }
 inline void EndCopyGroup() { weft::testing::cuda_on_host::EndCopyGroup(); }
 template <int kPending>

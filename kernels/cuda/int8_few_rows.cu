@@ -1,0 +1,279 @@
+#include "kernels/cuda/int8_few_rows.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/lora_few_rows.cuh"
+#include "kernels/cuda/mma.cuh"
+
+namespace weft::kernels::cuda {
+namespace few_int8 {
+namespace {
+
+using few_rows::Bf16;
+using few_rows::Chunk;
+
+// The warps of a block have the same outputs and share the groups.
+constexpr int kWarps = 8;
+constexpr unsigned kThreads = kWarps * kWarp;
+
+// A warp has kStages - 1 groups under way from memory to shared memory.
+constexpr int kStages = 4;
+
+// A block has kRowTiles tiles of rows and kOutputTiles tiles of outputs. With
+// many rows, two tiles of outputs use the same registers of x, because
+// otherwise loads of x would take longer than the weight. If the rows are wide,
+// a multiprocessor holds kBlocks blocks, which have 48 or 72 KB of the weight
+// under way. About 40 KB keep an H100's memory busy.
+template <int kTiles, bool kIsWide>
+struct Shape {
+  static constexpr bool kWide = kIsWide;
+  static constexpr int kRowTiles = kTiles;
+  // Tiles of x in registers at a time. Eight of them would not fit.
+  static constexpr int kBatch = kTiles > 4 ? 4 : kTiles;
+  static constexpr int kOutputTiles = kTiles > 2 ? 2 : 1;
+  static constexpr int kOutputs = kOutputTiles * kTileOutputs;
+  static constexpr int kChunks = 2 * kOutputTiles;  // Chunks of a lane.
+  static constexpr int kWarpWords =
+      kStages * kChunks * kWarp * ChunkRing<kIsWide>::kChunkWords;
+  static constexpr size_t kBytes = kWarps * kWarpWords * sizeof(unsigned);
+  static constexpr int kBlocks = kTiles > 2 ? 1 : kIsWide ? 3 : 2;
+};
+
+// Returns whether 16-byte loads can read the rows of x.
+template <typename S>
+__device__ bool HasAlignedInputs(const Int8FewRowsProduct& product) {
+  return S::kWide ||
+         (product.weight.inputs % few_rows::kChunk == 0 &&
+          few_rows::IsAligned(static_cast<const Bf16*>(product.x_MI),
+                              product.x_stride));
+}
+
+// Loads the lane's 16 inputs of row g of the tiles from `first` on. Inputs and
+// rows that do not exist are 0.
+template <bool kAligned, int kTiles>
+__device__ void LoadInputs(const Int8FewRowsProduct& product, int group,
+                           int first, Chunk (&x)[kTiles][2]) {
+  const auto inputs = static_cast<int>(product.weight.inputs);
+  const int input = group * kGroup + Lane() % 4 * kInt8Chunk;
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+    const int row = (first + i) * kTileRows + Lane() / 4;
+    const Bf16* from = static_cast<const Bf16*>(product.x_MI) +
+                       row * static_cast<unsigned>(product.x_stride);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      x[i][half] =
+          few_rows::Load<kAligned>(from, input + half * few_rows::kChunk,
+                                   inputs, row < product.num_rows);
+    }
+  }
+}
+template <typename S>
+__device__ void LoadInputs(const Int8FewRowsProduct& product, int group,
+                           int first, Chunk (&x)[S::kBatch][2]) {
+  if (HasAlignedInputs<S>(product)) {
+    LoadInputs<true>(product, group, first, x);
+  } else {
+    LoadInputs<false>(product, group, first, x);
+  }
+}
+
+// Returns bytes 2 half and 2 half + 1 of a word as bf16. An integer is 128 plus
+// its lower 7 bits, less 128, or less 256 if it is negative. These numbers have
+// the same upper byte in bf16.
+__device__ unsigned ToBf16Pair(unsigned word, int half) {
+  const unsigned pair =
+      __byte_perm(word, 0x43434343, half == 0 ? 0x4140 : 0x4342);
+  return SubtractBf16Pairs(pair & 0xFF7FFF7F, pair & 0xFF80FF80);
+}
+
+// The left operands of a group's four products.
+using Operands = unsigned[4][4];
+
+// `upper` and `lower` are the chunks of outputs g and g + 8 of a tile.
+__device__ void ToOperands(const Int8Chunk& upper, const Int8Chunk& lower,
+                           Operands& operands) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    operands[i][0] = ToBf16Pair(upper.words[i], 0);
+    operands[i][1] = ToBf16Pair(lower.words[i], 0);
+    operands[i][2] = ToBf16Pair(upper.words[i], 1);
+    operands[i][3] = ToBf16Pair(lower.words[i], 1);
+  }
+}
+
+// Adds a group's products with one tile of rows to the sums.
+__device__ void AddGroup(const Operands& operands, float upper_scale,
+                         float lower_scale, const Chunk (&x)[2],
+                         float (&sums)[4]) {
+  float own[4] = {};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const unsigned* pairs = x[i / 2].pairs + i % 2 * 2;
+    MultiplyAdd(operands[i], {pairs[0], pairs[1]}, own);
+  }
+  sums[0] += upper_scale * own[0];
+  sums[1] += upper_scale * own[1];
+  sums[2] += lower_scale * own[2];
+  sums[3] += lower_scale * own[3];
+}
+
+// Adds the warp's groups, which are every kWarps-th one.
+template <typename S>
+__device__ void AddGroups(const Int8FewRowsProduct& product, unsigned* ring,
+                          float (&sums)[S::kOutputTiles][S::kRowTiles][4]) {
+  const LaneWeight<S> weight(product.weight, ring);
+  const int first = WarpIndex();
+#pragma unroll
+  for (int i = 0; i < kStages - 1; ++i) weight.Start(first + i * kWarps, i);
+  float scales[S::kChunks];
+  weight.LoadScales(first, scales);
+  // What follows reads x and writes y.
+  WaitForEarlierLaunches();
+  int stage = 0;
+  for (int group = first; group < weight.num_groups(); group += kWarps) {
+    // Loads what the group needs beside the weight, and the next scales, before
+    // it waits for the weight.
+    Chunk x[S::kBatch][2];
+    LoadInputs<S>(product, group, 0, x);
+    float next[S::kChunks];
+    weight.LoadScales(group + kWarps, next);
+    WaitForCopies<kStages - 2>();
+    Int8Chunk chunks[S::kChunks];
+#pragma unroll
+    for (int i = 0; i < S::kChunks; ++i) {
+      chunks[i] = weight.Read(i, group, stage);
+    }
+    weight.Start(group + (kStages - 1) * kWarps,
+                 (stage + kStages - 1) % kStages);
+    Operands operands[S::kOutputTiles];
+#pragma unroll
+    for (int i = 0; i < S::kOutputTiles; ++i) {
+      ToOperands(chunks[2 * i], chunks[2 * i + 1], operands[i]);
+    }
+#pragma unroll
+    for (int tile = 0; tile < S::kRowTiles; ++tile) {
+      if (tile > 0 && tile % S::kBatch == 0) {
+        LoadInputs<S>(product, group, tile, x);
+      }
+#pragma unroll
+      for (int i = 0; i < S::kOutputTiles; ++i) {
+        AddGroup(operands[i], scales[2 * i], scales[2 * i + 1],
+                 x[tile % S::kBatch], sums[i][tile]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < S::kChunks; ++i) scales[i] = next[i];
+    stage = (stage + 1) % kStages;
+  }
+}
+
+// Stores one number of y.
+__device__ void StoreResult(const Int8FewRowsProduct& product, int64_t row,
+                            int64_t output, float sum) {
+  if (product.bias_O != nullptr) {
+    sum += ToFloat(static_cast<const Bf16*>(product.bias_O)[output]);
+  }
+  const int64_t at = row * product.y_stride + output;
+  if (product.y_dtype == DType::kF32) {
+    static_cast<float*>(product.y_MO)[at] = sum;
+  } else {
+    Store(sum, static_cast<Bf16*>(product.y_MO) + at);
+  }
+}
+
+// Adds up the warps' sums of one tile of rows in `parts`, and stores them. All
+// threads call it.
+template <typename S>
+__device__ void StoreTile(const Int8FewRowsProduct& product, int first_row,
+                          const float (&sums)[S::kOutputTiles][4],
+                          float* parts) {
+  // With this distance between rows, lanes write to different banks.
+  constexpr int kStride = S::kOutputs + 4;
+  constexpr int kPart = kTileRows * kStride;
+  static_assert(kPart <= S::kWarpWords);
+  static_assert(kTileRows * S::kOutputs <= kThreads);
+  // All threads wait here, because the sums overwrite what other warps read.
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < S::kOutputTiles; ++i) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const int row = Lane() % 4 * 2 + k % 2;
+      const int output = i * kTileOutputs + Lane() / 4 + k / 2 * kTileRows;
+      parts[WarpIndex() * kPart + row * kStride + output] = sums[i][k];
+    }
+  }
+  __syncthreads();
+  const int row = static_cast<int>(threadIdx.x) / S::kOutputs;
+  const int column = static_cast<int>(threadIdx.x) % S::kOutputs;
+  const int64_t output = int64_t{blockIdx.x} * S::kOutputs + column;
+  if (row >= kTileRows || first_row + row >= product.num_rows ||
+      output >= product.weight.outputs) {
+    return;
+  }
+  float sum = 0;
+#pragma unroll
+  for (int warp = 0; warp < kWarps; ++warp) {
+    sum += parts[warp * kPart + row * kStride + column];
+  }
+  StoreResult(product, first_row + row, output, sum);
+}
+
+template <typename S>
+__global__ void __launch_bounds__(kThreads, S::kBlocks)
+    Int8FewRowsKernel(Int8FewRowsProduct product) {
+  auto* memory = static_cast<unsigned*>(DynamicShared());
+  float sums[S::kOutputTiles][S::kRowTiles][4] = {};
+  AddGroups<S>(product, memory + WarpIndex() * S::kWarpWords, sums);
+#pragma unroll
+  for (int tile = 0; tile < S::kRowTiles; ++tile) {
+    float own[S::kOutputTiles][4];
+#pragma unroll
+    for (int i = 0; i < S::kOutputTiles * 4; ++i) {
+      own[i / 4][i % 4] = sums[i / 4][tile][i % 4];
+    }
+    StoreTile<S>(product, tile * kTileRows, own,
+                 reinterpret_cast<float*>(memory));
+  }
+}
+
+template <typename S>
+cudaError_t Run(const Int8FewRowsProduct& product, cudaStream_t stream) {
+  const cudaError_t status = cudaFuncSetAttribute(
+      Int8FewRowsKernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+      static_cast<int>(S::kBytes));
+  if (status != cudaSuccess) return status;
+  return LaunchShaped(Int8FewRowsKernel<S>,
+                      {.grid_x = CeilDiv(product.weight.outputs, S::kOutputs),
+                       .threads = kThreads,
+                       .shared_bytes = S::kBytes,
+                       .starts_early = true},
+                      stream, product);
+}
+
+template <bool kWide>
+cudaError_t RunTiles(const Int8FewRowsProduct& product, cudaStream_t stream) {
+  const int64_t tiles = CeilDiv(product.num_rows, kTileRows);
+  if (tiles <= 1) return Run<Shape<1, kWide>>(product, stream);
+  if (tiles <= 2) return Run<Shape<2, kWide>>(product, stream);
+  if (tiles <= 4) return Run<Shape<4, kWide>>(product, stream);
+  return Run<Shape<8, kWide>>(product, stream);
+}
+
+}  // namespace
+}  // namespace few_int8
+
+cudaError_t Int8FewRows(const Int8FewRowsProduct& product,
+                        cudaStream_t stream) {
+  const Int8Weight& weight = product.weight;
+  if (product.num_rows > kMaxInt8FewRows || weight.stride > kMaxInt8Stride ||
+      product.x_stride > kMaxInt8Stride) {
+    return cudaErrorInvalidValue;
+  }
+  if (product.num_rows == 0 || weight.outputs == 0) return cudaSuccess;
+  const bool is_wide = HasWideRows(weight) && weight.inputs % kInt8Chunk == 0 &&
+                       IsWide<__nv_bfloat16>(product.x_MI, product.x_stride);
+  return is_wide ? few_int8::RunTiles<true>(product, stream)
+                 : few_int8::RunTiles<false>(product, stream);
+}
+
+}  // namespace weft::kernels::cuda

@@ -1,0 +1,167 @@
+// How the kernel of Int8FewRows (int8_weight.h) reads the weight: several
+// groups ahead to shared memory, and from there to the lane's registers.
+#ifndef WEFT_KERNELS_CUDA_INT8_FEW_ROWS_CUH_
+#define WEFT_KERNELS_CUDA_INT8_FEW_ROWS_CUH_
+
+#include "kernels/cuda/int8_weight.cuh"
+#include "kernels/cuda/mma.cuh"
+
+namespace weft::kernels::cuda::few_int8 {
+
+// A product of tensor cores has 16 outputs and 8 rows of x. Four of them sum
+// over a group. Lane 4 g + t loads the t-th 16 integers of outputs g and g + 8,
+// and the same 16 inputs of row g of x. So the depth of both operands is
+// permuted in the same way, which does not change their product.
+inline constexpr int kTileOutputs = 16;
+inline constexpr int kTileRows = 8;
+inline constexpr int kGroup = static_cast<int>(cpu::kInt8Group);
+static_assert(kGroup == 4 * kInt8Chunk);
+
+// A lane's chunks on their way from memory, in the lane's places of the warp's
+// ring of shared memory. No lane reads what another lane has loaded.
+template <bool kWide>
+class ChunkRing;
+
+// Chunks at multiples of 16 bytes.
+template <>
+class ChunkRing<true> {
+ public:
+  static constexpr int kChunkWords = kInt8Chunk / 4;
+
+  __device__ explicit ChunkRing(unsigned* warp_ring)
+      : chunks_(reinterpret_cast<uint4*>(warp_ring) + Lane()) {}
+
+  // Starts to load the first `count` integers of a chunk, which are all or
+  // none. The others become 0.
+  __device__ void Start(const int8_t* from, int count, int place) const {
+    if (count > 0) {
+      CopyAsync(from, kInt8Chunk, chunks_ + place * kWarp);
+    } else {
+      chunks_[place * kWarp] = {};
+    }
+  }
+  // Reads a chunk whose copies are complete.
+  __device__ Int8Chunk Read(const int8_t* /*from*/, int place) const {
+    return {.whole = chunks_[place * kWarp]};
+  }
+
+ private:
+  uint4* chunks_;
+};
+
+// Chunks at any place. A chunk at an even place is copied in the words that
+// hold it. The last of them may reach into the scales, which follow it. Other
+// chunks, and those that end with the row, are loaded byte by byte.
+template <>
+class ChunkRing<false> {
+ public:
+  static constexpr int kChunkWords = kInt8Chunk / 4 + 1;
+
+  __device__ explicit ChunkRing(unsigned* warp_ring)
+      : words_(warp_ring + Lane()) {}
+
+  __device__ void Start(const int8_t* from, int count, int place) const {
+    unsigned* to = words_ + place * kChunkWords * kWarp;
+    const int shift = ShiftOf(from);
+    if (count >= kInt8Chunk && shift % 2 == 0) {
+#pragma unroll
+      for (int i = 0; i < kChunkWords; ++i) {
+        if (i < kChunkWords - 1 || shift > 0) {
+          CopyWordAsync(from - shift + 4 * i, to + i * kWarp);
+        }
+      }
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kChunkWords; ++i) to[i * kWarp] = 0;
+    for (int i = 0; i < count && i < kInt8Chunk; ++i) {
+      const int at = shift + i;
+      reinterpret_cast<int8_t*>(to + at / 4 * kWarp)[at % 4] = from[i];
+    }
+  }
+  __device__ Int8Chunk Read(const int8_t* from, int place) const {
+    const unsigned* words = words_ + place * kChunkWords * kWarp;
+    const unsigned which = 0x3210 + 0x1111 * ShiftOf(from);
+    Int8Chunk chunk;
+#pragma unroll
+    for (int i = 0; i < kInt8Chunk / 4; ++i) {
+      chunk.words[i] =
+          __byte_perm(words[i * kWarp], words[(i + 1) * kWarp], which);
+    }
+    return chunk;
+  }
+
+ private:
+  static __device__ int ShiftOf(const int8_t* from) {
+    return static_cast<int>(reinterpret_cast<uintptr_t>(from) % 4);
+  }
+
+  unsigned* words_;
+};
+
+// A lane's part of the weight: chunk i is of output + 8 i. Places in the
+// block's rows are 32 bits wide, because the registers are few.
+template <typename S>
+class LaneWeight {
+ public:
+  // `ring` is the warp's shared memory of S::kWarpWords words.
+  __device__ LaneWeight(const Int8Weight& weight, unsigned* ring)
+      : rows_(weight.rows_OB + blockIdx.x * S::kOutputs * weight.stride),
+        stride_(static_cast<unsigned>(weight.stride)),
+        inputs_(static_cast<int>(weight.inputs)),
+        outputs_(static_cast<int>(weight.outputs - blockIdx.x * S::kOutputs) -
+                 Lane() / 4),
+        ring_(ring) {}
+
+  [[nodiscard]] __device__ int num_groups() const {
+    return (inputs_ + kGroup - 1) / kGroup;
+  }
+  // Starts to load a group, if there is one, to a stage of the ring.
+  __device__ void Start(int group, int stage) const {
+    if (group < num_groups()) {
+#pragma unroll
+      for (int i = 0; i < S::kChunks; ++i) {
+        const int count = Exists(i) ? inputs_ - InputOf(group) : 0;
+        ring_.Start(PlaceOf(i, group), count, stage * S::kChunks + i);
+      }
+    }
+    EndCopyGroup();
+  }
+  // Reads chunk i of a group from a stage whose copies are complete.
+  [[nodiscard]] __device__ Int8Chunk Read(int i, int group, int stage) const {
+    return ring_.Read(PlaceOf(i, group), stage * S::kChunks + i);
+  }
+  // Loads the scales of a group, if there is one.
+  __device__ void LoadScales(int group, float (&scales)[S::kChunks]) const {
+#pragma unroll
+    for (int i = 0; i < S::kChunks; ++i) {
+      scales[i] = Exists(i) && group < num_groups()
+                      ? ScaleOf<S::kWide>(rows_ + RowOf(i), inputs_, group)
+                      : 0;
+    }
+  }
+
+ private:
+  [[nodiscard]] __device__ bool Exists(int i) const {
+    return i * kTileRows < outputs_;
+  }
+  [[nodiscard]] __device__ unsigned RowOf(int i) const {
+    return (Lane() / 4 + i * kTileRows) * stride_;
+  }
+  [[nodiscard]] static __device__ int InputOf(int group) {
+    return group * kGroup + Lane() % 4 * kInt8Chunk;
+  }
+  [[nodiscard]] __device__ const int8_t* PlaceOf(int i, int group) const {
+    return rows_ + (RowOf(i) + static_cast<unsigned>(InputOf(group)));
+  }
+
+  const int8_t* rows_;  // The block's.
+  unsigned stride_;
+  int inputs_;
+  int outputs_;  // The number of outputs from the lane's on.
+  ChunkRing<S::kWide> ring_;
+};
+
+}  // namespace weft::kernels::cuda::few_int8
+
+#endif  // WEFT_KERNELS_CUDA_INT8_FEW_ROWS_CUH_

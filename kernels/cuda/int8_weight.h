@@ -1,0 +1,70 @@
+// Products with weights of 8 bits (kernels/cpu/int8_rows.h).
+//
+//   WidenInt8Rows   the weight's numbers, for products that read them so often
+//                   that a copy in the dtype of the product pays
+//   Int8FewRows     y = x W^T + bias for few rows, as in decoding; reads each
+//                   byte of the weight from memory once
+//
+// Legend: M rows, I inputs, O outputs; B = Int8RowBytes(I).
+#ifndef WEFT_KERNELS_CUDA_INT8_WEIGHT_H_
+#define WEFT_KERNELS_CUDA_INT8_WEIGHT_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/dtype.h"
+
+namespace weft::kernels::cuda {
+
+// A weight of 8 bits.
+struct Int8Weight {
+  int64_t outputs = 0;              // O.
+  int64_t inputs = 0;               // I.
+  const int8_t* rows_OB = nullptr;  // Rows of B bytes, `stride` bytes apart.
+  int64_t stride = 0;
+};
+
+// Writes the numbers of the inputs [begin, end) to wide. They are exact in f32,
+// and rounded once in bf16.
+// Shapes:  wide [O, end - begin], contiguous and of `dtype`; begin is the first
+//          input of a group.
+// Errors:  cudaErrorInvalidValue for another begin.
+// Threads: any; the work is queued on `stream`, and nothing waits for it.
+// Source:  the format in f64.
+[[nodiscard]] cudaError_t WidenInt8Rows(const Int8Weight& weight, int64_t begin,
+                                        int64_t end, DType dtype, void* wide,
+                                        cudaStream_t stream);
+
+// The most rows of Int8FewRows. With more rows the tensor cores would need more
+// time than reading the weight.
+inline constexpr int64_t kMaxInt8FewRows = 64;
+// The longest rows of Int8FewRows: bytes of the weight, and elements of x.
+// Places in a block's rows then fit into 32 bits.
+inline constexpr int64_t kMaxInt8Stride = int64_t{1} << 25;
+
+struct Int8FewRowsProduct {
+  int64_t num_rows = 0;  // M, at most kMaxInt8FewRows.
+  Int8Weight weight;
+  const void* x_MI = nullptr;  // bf16; strides in elements.
+  int64_t x_stride = 0;
+  const void* bias_O = nullptr;  // bf16; null: no bias.
+  DType y_dtype = DType::kBf16;
+  void* y_MO = nullptr;
+  int64_t y_stride = 0;
+};
+
+// Computes y = x W^T + bias in one launch, without a workspace. Sums are f32:
+// first over the integers of a group, times the group's scale, then over the
+// groups. y is rounded once. A NaN stays in its row. A row's bits depend only
+// on that row, the weight and the widths. The kernel starts early (LaunchEarly)
+// and reads the weight at once, so no launch that is still queued may write it.
+// Errors:  cudaErrorInvalidValue for more or longer rows.
+// Threads: as for WidenInt8Rows.
+// Source:  the formula in f64.
+[[nodiscard]] cudaError_t Int8FewRows(const Int8FewRowsProduct& product,
+                                      cudaStream_t stream);
+
+}  // namespace weft::kernels::cuda
+
+#endif  // WEFT_KERNELS_CUDA_INT8_WEIGHT_H_
