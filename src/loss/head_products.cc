@@ -64,6 +64,10 @@ void CudaLogits(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
     CudaProduct(hidden_RH, weight_VH.t(), logits_RV);
     return;
   }
+  if (ops::TakesInt8FewRows(hidden_RH, weight_VH)) {
+    ops::Int8FewRows(hidden_RH, weight_VH, /*bias_O=*/{}, logits_RV);
+    return;
+  }
   ForEachCudaPart(weight_VH, [&](int64_t v, const at::Tensor& part_VH) {
     at::Tensor part_RV =
         at::empty({hidden_RH.size(0), part_VH.size(0)}, logits_RV.options());

@@ -2,7 +2,8 @@
 //
 // In all of src/loss, the head's weight may be in 8 bits (ops/int8_weight.h).
 // V and H then count the numbers for which the weight stands. Products read
-// these numbers as f32 on a CPU and as bf16 on CUDA.
+// these numbers as f32 on a CPU and as bf16 on CUDA, except that the logits of
+// few rows on CUDA are products with the exact numbers (ops::Int8FewRows).
 //
 // Legend: R rows, H hidden, V vocabulary.
 #ifndef WEFT_SRC_LOSS_HEAD_PRODUCTS_H_

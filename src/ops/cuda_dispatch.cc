@@ -4,9 +4,13 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <algorithm>
+
+#include "kernels/cpu/int8_rows.h"
 #include "kernels/cuda/adamw.h"
 #include "kernels/cuda/gated_product.h"
 #include "kernels/cuda/head_gradient.h"
+#include "kernels/cuda/int8_weight.h"
 #include "kernels/cuda/lse_merge.h"
 #include "kernels/cuda/paged_attention.h"
 #include "kernels/cuda/rms_norm.h"
@@ -56,6 +60,19 @@ k::VocabRows RowsOfVocab(const at::Tensor& logits_RV,
           .logprobs_E = logprobs_E.mutable_data_ptr<float>(),
           .entropy_R = entropy_R.defined() ? entropy_R.mutable_data_ptr<float>()
                                            : nullptr};
+}
+
+// Rows of 8 bits may be part of a larger matrix.
+bool HasRowsOfBytes(const at::Tensor& weight) {
+  return weight.is_cuda() && weight.scalar_type() == at::kChar &&
+         weight.stride(1) == 1;
+}
+
+k::Int8Weight Int8WeightOf(const at::Tensor& weight) {
+  return {.outputs = weight.size(0),
+          .inputs = kernels::cpu::Int8RowInputs(weight.size(1)),
+          .rows_OB = weight.const_data_ptr<int8_t>(),
+          .stride = weight.stride(0)};
 }
 
 }  // namespace
@@ -273,6 +290,51 @@ void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
                                          q.options().dtype(at::kFloat));
   batch.workspace = workspace.mutable_data_ptr<float>();
   C10_CUDA_CHECK(k::PagedAttention(batch, CurrentStream()));
+}
+
+bool TakesWidenInt8Rows(const at::Tensor& weight, at::ScalarType dtype) {
+  return HasRowsOfBytes(weight) &&
+         (dtype == at::kFloat || dtype == at::kBFloat16);
+}
+
+at::Tensor WidenInt8Rows(const at::Tensor& weight, int64_t begin, int64_t end,
+                         at::ScalarType dtype) {
+  at::Tensor wide_OI =
+      at::empty({weight.size(0), end - begin}, weight.options().dtype(dtype));
+  C10_CUDA_CHECK(k::WidenInt8Rows(Int8WeightOf(weight), begin, end,
+                                  DTypeOf(wide_OI), wide_OI.mutable_data_ptr(),
+                                  CurrentStream()));
+  return wide_OI;
+}
+
+bool TakesInt8FewRows(const at::Tensor& x_MI, const at::Tensor& weight) {
+  return HasRowsOfBytes(weight) && x_MI.is_cuda() &&
+         x_MI.scalar_type() == at::kBFloat16 &&
+         x_MI.size(0) <= k::kMaxInt8FewRows && x_MI.stride(1) == 1 &&
+         std::max(x_MI.stride(0), weight.stride(0)) <= k::kMaxInt8Stride;
+}
+
+void Int8FewRows(const at::Tensor& x_MI, const at::Tensor& weight,
+                 const at::Tensor& bias_O, at::Tensor& y_MO) {
+  const k::Int8Weight stored = Int8WeightOf(weight);
+  TORCH_CHECK(
+      x_MI.size(1) == stored.inputs &&
+          y_MO.sizes() == at::IntArrayRef({x_MI.size(0), stored.outputs}) &&
+          y_MO.stride(1) == 1,
+      "rows ", x_MI.sizes(), " and ", y_MO.sizes(),
+      " do not fit a weight of 8 bits ", weight.sizes());
+  at::Tensor bias;
+  if (bias_O.defined()) bias = bias_O.to(x_MI.scalar_type()).contiguous();
+  C10_CUDA_CHECK(k::Int8FewRows(
+      {.num_rows = x_MI.size(0),
+       .weight = stored,
+       .x_MI = x_MI.const_data_ptr(),
+       .x_stride = x_MI.stride(0),
+       .bias_O = bias.defined() ? bias.const_data_ptr() : nullptr,
+       .y_dtype = DTypeOf(y_MO),
+       .y_MO = y_MO.mutable_data_ptr(),
+       .y_stride = y_MO.stride(0)},
+      CurrentStream()));
 }
 
 void AdamW(const kernels::cpu::AdamWScalars& scalars,

@@ -104,6 +104,18 @@ void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
                     const at::Tensor& page_table_BL,
                     const at::Tensor& lengths_B, const AttentionRule& rule,
                     const at::Tensor& sinks_H, at::Tensor& out_BHC);
+// Returns whether WidenInt8Rows takes a weight (int8_weight.h) for this dtype.
+[[nodiscard]] bool TakesWidenInt8Rows(const at::Tensor& weight,
+                                      at::ScalarType dtype);
+// Returns the inputs [begin, end) of a weight of 8 bits, as wide [O, end -
+// begin]. `begin` is the first input of a group.
+[[nodiscard]] at::Tensor WidenInt8Rows(const at::Tensor& weight, int64_t begin,
+                                       int64_t end, at::ScalarType dtype);
+// Compute TakesInt8FewRows and Int8FewRows of int8_weight.h.
+[[nodiscard]] bool TakesInt8FewRows(const at::Tensor& x_MI,
+                                    const at::Tensor& weight);
+void Int8FewRows(const at::Tensor& x_MI, const at::Tensor& weight,
+                 const at::Tensor& bias_O, at::Tensor& y_MO);
 // Makes one AdamW update (KernelTable::adamw). All tensors are [N] f32.
 void AdamW(const kernels::cpu::AdamWScalars& scalars,
            const at::Tensor& weights_N, const at::Tensor& gradient_N,

@@ -10,6 +10,7 @@
 #include "kernels/cpu/kernels.h"
 #include "src/ops/column_product.h"
 #include "src/ops/cpu_dispatch.h"
+#include "src/ops/cuda_dispatch.h"
 
 namespace weft::ops {
 namespace {
@@ -35,8 +36,7 @@ at::Tensor WidenWithKernel(const at::Tensor& weight, int64_t begin,
   return wide_OI;
 }
 
-// Does what WidenWithKernel does, on any device and in any dtype. No size
-// depends on values in device memory, so a CUDA graph may record the calls.
+// Does what WidenWithKernel does, on any device and in any dtype.
 at::Tensor WidenWithAten(const at::Tensor& weight, int64_t begin, int64_t end,
                          at::ScalarType dtype) {
   const int64_t inputs = Int8RowInputs(weight.size(1));
@@ -57,6 +57,11 @@ at::Tensor WidenWithAten(const at::Tensor& weight, int64_t begin, int64_t end,
 
 at::Tensor Widen(const at::Tensor& weight, int64_t begin, int64_t end,
                  at::ScalarType dtype) {
+  if constexpr (kHasCudaKernels) {
+    if (cuda::TakesWidenInt8Rows(weight, dtype)) {
+      return cuda::WidenInt8Rows(weight, begin, end, dtype);
+    }
+  }
   return weight.is_cpu() && dtype == at::kFloat && weight.stride(1) == 1
              ? WidenWithKernel(weight, begin, end)
              : WidenWithAten(weight, begin, end, dtype);
@@ -106,11 +111,28 @@ at::Tensor WidenedRows(const at::Tensor& weight, const at::Tensor& index_T,
   return Widened(weight.index_select(0, index_T), dtype);
 }
 
-at::Tensor MatMulOfWidened(const at::Tensor& a_MK, const at::Tensor& int8_KN,
-                           const at::Tensor& bias_N, RowCount row_count) {
+bool TakesInt8FewRows(const at::Tensor& x_MI, const at::Tensor& weight) {
+  if constexpr (kHasCudaKernels) return cuda::TakesInt8FewRows(x_MI, weight);
+  return false;
+}
+
+void Int8FewRows(const at::Tensor& x_MI, const at::Tensor& weight,
+                 const at::Tensor& bias_O, at::Tensor y_MO) {
+  if constexpr (kHasCudaKernels) {
+    cuda::Int8FewRows(x_MI, weight, bias_O, y_MO);
+  }
+}
+
+at::Tensor MatMulOfInt8(const at::Tensor& a_MK, const at::Tensor& int8_KN,
+                        const at::Tensor& bias_N, RowCount row_count) {
   const at::ScalarType dtype = a_MK.scalar_type();
   const bool is_transposed = int8_KN.stride(0) == 1;
   const at::Tensor weight = is_transposed ? int8_KN.t() : int8_KN;
+  if (is_transposed && TakesInt8FewRows(a_MK, weight)) {
+    at::Tensor y_MN = at::empty({a_MK.size(0), weight.size(0)}, a_MK.options());
+    Int8FewRows(a_MK, weight, bias_N, y_MN);
+    return y_MN;
+  }
   const int64_t rows = std::max<int64_t>(1, weight.size(0));
   const int64_t inputs = Int8RowInputs(weight.size(1));
   if (is_transposed) {

@@ -42,12 +42,29 @@ using kernels::cpu::Int8RowBytes;
                                      const at::Tensor& index_T,
                                      at::ScalarType dtype);
 
+// Returns whether Int8FewRows takes the operands: they are on CUDA, and x has
+// up to 64 rows of bf16.
+[[nodiscard]] bool TakesInt8FewRows(const at::Tensor& x_MI,
+                                    const at::Tensor& weight);
+
+// Computes y = x W^T + bias_O, where W is a weight of 8 bits, without widening
+// it. Sums are f32, and no number of W is rounded. A row's bits depend only on
+// that row and W. An undefined bias adds nothing. No work that is still queued
+// may write W, as for all frozen weights.
+// Shapes:  x_MI [M, I] and weight [O, Int8RowBytes(I)] for which
+//          TakesInt8FewRows is true; y_MO [M, O] of f32 or bf16, which may be
+//          columns of a larger matrix.
+// Errors:  throws c10::Error.
+void Int8FewRows(const at::Tensor& x_MI, const at::Tensor& weight,
+                 const at::Tensor& bias_O, at::Tensor y_MO);
+
 // Returns a b + bias_N as MatMul does, where b is a weight of 8 bits or its
-// transposed view, for any number of rows. Widens a part of b at a time.
-[[nodiscard]] at::Tensor MatMulOfWidened(const at::Tensor& a_MK,
-                                         const at::Tensor& int8_KN,
-                                         const at::Tensor& bias_N,
-                                         RowCount row_count);
+// transposed view, for any number of rows. Calls Int8FewRows if it takes the
+// product, and otherwise widens a part of b at a time.
+[[nodiscard]] at::Tensor MatMulOfInt8(const at::Tensor& a_MK,
+                                      const at::Tensor& int8_KN,
+                                      const at::Tensor& bias_N,
+                                      RowCount row_count);
 
 }  // namespace weft::ops
 

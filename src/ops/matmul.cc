@@ -209,7 +209,7 @@ at::Tensor MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
     return SkinnyMatMul(a_MK, b_KN, b_KN.size(1), b_KN.stride(1), bias_N);
   }
   if (IsInt8(b_KN)) {
-    return MatMulOfWidened(a_MK, b_KN, bias_N, row_count);
+    return MatMulOfInt8(a_MK, b_KN, bias_N, row_count);
   }
   if (b_KN.scalar_type() != a_MK.scalar_type()) {
     return WidenedMatMul(a_MK, b_KN, bias_N, row_count);

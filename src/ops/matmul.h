@@ -15,7 +15,9 @@ enum class RowCount { kRecurs, kVaries };
 // stored in bf16. MatMul computes this product in f32, or in bf16 with f32 sums
 // if IsBf16Product(a, b). b may also be a weight of 8 bits (int8_weight.h) or
 // its transposed view. In that case MatMul multiplies with the weight's
-// numbers, widened to the dtype of a.
+// numbers, widened to the dtype of a. Up to 64 rows of bf16 on CUDA times such
+// a view are an exception: Int8FewRows multiplies with the exact numbers, and a
+// row of the result has the same bits in every such batch.
 //
 // If the product is not in bf16, and a is contiguous, f32, on a CPU and has few
 // rows, a kernel of kernels/cpu computes the product, and a row of the result

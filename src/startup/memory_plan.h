@@ -36,7 +36,7 @@ struct ModelSizes {
 }
 
 // Returns INVALID_ARGUMENT for --weights=int8 with --dtype=f32, because on CUDA
-// weights of 8 bits are widened to bf16.
+// products with weights of 8 bits are in bf16.
 [[nodiscard]] absl::Status CheckCudaFormat(const EngineOptions& options);
 
 // Returns the most tokens that a sequence may have: the model's positions, or

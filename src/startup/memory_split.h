@@ -80,8 +80,9 @@ struct MemorySplit {
 // Divides needs.available. First each part gets its minimum: one adapter, the
 // cache of one longest sequence, the shortest micro-batch, and the reserve. If
 // the operator sets the size of the cache or of the activations, the part gets
-// this size and no more. The reserve is for libraries' workspaces, further
-// versions of adapters and fragmentation. The rest goes, in this order, to
+// this size and no more. The reserve is for libraries' workspaces, widened
+// parts of weights, further versions of adapters and fragmentation. The rest
+// goes, in this order, to
 //   1. the decode graphs, all or none, because they are small;
 //   2. a micro-batch of at most good_batch bytes, with few recomputed layers;
 //   3. the cache, up to usual_cache;

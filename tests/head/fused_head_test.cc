@@ -11,7 +11,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "src/loss/logits.h"
+#include "src/ops/int8_weight.h"
 #include "tests/head/head_problem.h"
+#include "tests/ops/quantized.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::loss {
@@ -30,6 +33,7 @@ using ::weft::testing::kLargestLogit;
 using ::weft::testing::MakeProblem;
 using ::weft::testing::Oracle;
 using ::weft::testing::Problem;
+using ::weft::testing::QuantizedRows;
 using ::weft::testing::Score;
 using ::weft::testing::Tolerance;
 
@@ -138,6 +142,25 @@ TEST(FusedHeadCudaTest, MatchesDenseAutograd) {
     ExpectClose(
         Backward(result, problem, options).cpu(), oracle.dhidden,
         Tolerance(kEpsilonBf16, 1, oracle.dhidden.abs().max().item<double>()));
+  }
+}
+
+// Few rows take a kernel that reads the 8 bits, and more rows read numbers that
+// are rounded to bf16.
+TEST(FusedHeadCudaTest, LogitsOf8BitsAreThoseOfTheNumbers) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  at::manual_seed(9);
+  const at::Tensor stored = QuantizedRows(at::randn({300, 192}));
+  for (const int64_t rows : {1, 64, 65}) {
+    const at::Tensor hidden = at::randn({rows, 192}).to(at::kBFloat16);
+    const at::Tensor numbers =
+        ops::Widened(stored, rows > 64 ? at::kBFloat16 : at::kDouble);
+    const at::Tensor expected =
+        at::mm(hidden.to(at::kDouble), numbers.to(at::kDouble).t());
+    ExpectClose(
+        HeadLogits(hidden.to(at::kCUDA), stored.to(at::kCUDA), {}, 0, {}).cpu(),
+        expected,
+        Tolerance(kEpsilonF32, 192, expected.abs().max().item<double>()));
   }
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "src/model/decoder.h"
+#include "src/ops/int8_weight.h"
 #include "tests/model/tiny_model.h"
 #include "tests/support/tolerance.h"
 
@@ -49,11 +50,15 @@ inline model::ModelConfig WideConfig(int num_layers) {
   return config;
 }
 
+// Matrices of 8 bits stay in 8 bits.
 inline model::DecoderWeights WeightsTo(model::DecoderWeights weights,
                                        at::TensorOptions options) {
   const auto move = [&](at::Tensor& tensor) {
-    if (tensor.defined()) tensor = tensor.to(options);
+    if (!tensor.defined()) return;
+    tensor =
+        tensor.to(ops::IsInt8(tensor) ? options.dtype(at::kChar) : options);
   };
+  weights.dtype = c10::typeMetaToScalarType(options.dtype());
   for (model::LayerWeights& w : weights.layers) {
     for (at::Tensor* tensor : {&w.input_norm_H,
                                &w.q_norm_C,

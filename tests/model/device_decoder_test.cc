@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/model/decoder_fixture.h"
+#include "tests/model/int8_weights.h"
 #include "tests/support/host_device/host_device.h"
 
 namespace weft::testing {
@@ -48,12 +49,24 @@ class DeviceDecoderTest : public ::testing::Test {
         : Pair(WideConfig(kLayers),
                TinyWeights(WideConfig(kLayers), at::kBFloat16)) {}
     Pair(const model::ModelConfig& config, const model::DecoderWeights& weights)
+        : Pair(config, weights, weights) {}
+    // `stored` stands for the same numbers as `weights`.
+    Pair(const model::ModelConfig& config, const model::DecoderWeights& weights,
+         const model::DecoderWeights& stored)
         : exact(config, WeightsTo(weights, kExact), config.max_positions),
-          on_device(config, WeightsTo(weights, kBf16OnDevice),
+          on_device(config, WeightsTo(stored, kBf16OnDevice),
                     config.max_positions) {}
     Decoder exact;
     Decoder on_device;
   };
+
+  // Makes the same pair, but with matrices in 8 bits on the device.
+  static Pair Int8Pair() {
+    const model::ModelConfig config = WideConfig(kLayers);
+    const model::DecoderWeights stored =
+        Quantized(TinyWeights(config, at::kBFloat16));
+    return {config, Widened(stored), stored};
+  }
 
   // Makes ranks of one tile and of more, a projection that is left out, one
   // with another rank, and rows without adapter.
@@ -205,6 +218,14 @@ TEST_F(DeviceDecoderTest, Decodes) {
   const Pair pair;
   ExpectSameDecoding(pair, {});
   ExpectSameDecoding(pair, MakeRouting(6));
+}
+
+TEST_F(DeviceDecoderTest, DecodesAndTrainsWithWeightsOf8Bits) {
+  const Pair pair = Int8Pair();
+  ExpectSameDecoding(pair, {});
+  ExpectSameDecoding(pair, MakeRouting(6));
+  ExpectSameStep(pair, MakeTrainBatch(),
+                 RandomTensor({40, 128}, 1, at::kBFloat16));
 }
 
 // With adapters of ranks that the joined kernels do not take.

@@ -19,6 +19,7 @@
 #include "src/lora/lora_cuda.h"
 #include "src/model/decoder.h"
 #include "tests/model/device_decoder.h"
+#include "tests/model/int8_weights.h"
 #include "tests/support/host_device/host_device.h"
 #include "tests/support/op_observer.h"
 
@@ -142,11 +143,12 @@ class DeviceLaunchesTest : public ::testing::Test {
  protected:
   DeviceLaunchesTest() { at::set_num_threads(1); }
 
-  static Decoder MakeDecoder(int num_layers) {
+  static Decoder MakeDecoder(int num_layers, bool is_int8 = false) {
     at::manual_seed(3);
     const model::ModelConfig config = WideConfig(num_layers);
+    const model::DecoderWeights weights = TinyWeights(config, at::kBFloat16);
     return {config,
-            WeightsTo(TinyWeights(config, at::kBFloat16), kBf16OnDevice),
+            WeightsTo(is_int8 ? Quantized(weights) : weights, kBf16OnDevice),
             config.max_positions};
   }
 
@@ -161,8 +163,8 @@ class DeviceLaunchesTest : public ::testing::Test {
             {.begin = rows / 2 + 1, .end = rows, .version = version(16)}};
   }
 
-  static DeviceEvents Decode(int num_layers, bool with_adapters) {
-    const Decoder decoder = MakeDecoder(num_layers);
+  static DeviceEvents Decode(int num_layers, bool with_adapters, bool is_int8) {
+    const Decoder decoder = MakeDecoder(num_layers, is_int8);
     const model::ModelConfig& config = decoder.config();
     PackedBatch batch{.tokens_T = at::arange(kSequences) + 7,
                       .positions_T = at::arange(kSequences).to(at::kInt) + 3};
@@ -279,11 +281,12 @@ class DeviceLaunchesTest : public ::testing::Test {
 };
 
 TEST_F(DeviceLaunchesTest, DecodesALayerInFew) {
-  ExpectAtMost(kDecodeLaunches, Decode(1, false), Decode(2, false));
-}
-
-TEST_F(DeviceLaunchesTest, DecodesALayerWithAdaptersInFew) {
-  ExpectAtMost(kDecodeLaunchesWithAdapters, Decode(1, true), Decode(2, true));
+  for (const bool is_int8 : {false, true}) {
+    ExpectAtMost(kDecodeLaunches, Decode(1, false, is_int8),
+                 Decode(2, false, is_int8));
+    ExpectAtMost(kDecodeLaunchesWithAdapters, Decode(1, true, is_int8),
+                 Decode(2, true, is_int8));
+  }
 }
 
 // The host takes no part in a decode step, and the step keeps no memory except

@@ -6,6 +6,7 @@
 
 #include "src/model/decoder_weights.h"
 #include "src/ops/int8_weight.h"
+#include "tests/ops/quantized.h"
 
 namespace weft::testing {
 
@@ -35,12 +36,7 @@ model::DecoderWeights WithMatrices(model::DecoderWeights w, Change change) {
 }
 
 inline model::DecoderWeights Quantized(const model::DecoderWeights& weights) {
-  return WithMatrices(weights, [](const at::Tensor& matrix) {
-    at::Tensor stored = at::empty(
-        {matrix.size(0), ops::Int8RowBytes(matrix.size(1))}, at::kChar);
-    TORCH_CHECK(!ops::QuantizeRows(matrix, stored).has_value());
-    return stored;
-  });
+  return WithMatrices(weights, QuantizedRows);
 }
 
 inline model::DecoderWeights Widened(const model::DecoderWeights& weights) {

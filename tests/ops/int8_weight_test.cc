@@ -10,20 +10,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/ops/matmul.h"
+#include "tests/ops/quantized.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::ops {
 namespace {
 
 using ::weft::testing::kEpsilonF32;
+using ::weft::testing::QuantizedRows;
 using ::weft::testing::Tolerance;
-
-at::Tensor Quantized(const at::Tensor& rows_OI) {
-  at::Tensor stored =
-      at::empty({rows_OI.size(0), Int8RowBytes(rows_OI.size(1))}, at::kChar);
-  EXPECT_EQ(QuantizeRows(rows_OI, stored), std::nullopt);
-  return stored;
-}
 
 void ExpectProduct(const at::Tensor& actual, const at::Tensor& a,
                    const at::Tensor& b, const at::Tensor& bias) {
@@ -44,7 +39,7 @@ TEST_P(Int8ProductTest, IsThatOfTheWidenedWeightInF32) {
   for (const int64_t inputs : {7, 64, 150}) {
     at::manual_seed(4);
     const at::Tensor a = at::randn({rows, inputs}), bias = at::randn({50});
-    const at::Tensor weight = Quantized(at::randn({50, inputs}));
+    const at::Tensor weight = QuantizedRows(at::randn({50, inputs}));
     const at::Tensor wide = Widened(weight, at::kDouble);
     const at::Tensor y = MatMul(a, weight.t(), bias);
     ExpectProduct(y, a, wide.t(), bias);
@@ -66,7 +61,7 @@ TEST(Int8ProductTest, WidensALargeWeightInParts) {
   at::manual_seed(6);
   const at::Tensor a = at::randn({130, 4096});
   const at::Tensor bias = at::randn({5000});
-  const at::Tensor weight = Quantized(at::randn({5000, 4096}));
+  const at::Tensor weight = QuantizedRows(at::randn({5000, 4096}));
   const at::Tensor wide = Widened(weight, at::kDouble);
   const at::Tensor y = MatMul(a, weight.t(), bias);
   ExpectProduct(y, a, wide.t(), bias);
@@ -76,7 +71,7 @@ TEST(Int8ProductTest, WidensALargeWeightInParts) {
 TEST(Int8ProductTest, ARowOfFewHasTheSameBitsInEveryBatch) {
   at::manual_seed(5);
   const at::Tensor a = at::randn({128, 200});
-  const at::Tensor weight = Quantized(at::randn({30, 200}));
+  const at::Tensor weight = QuantizedRows(at::randn({30, 200}));
   const at::Tensor all = MatMul(a, weight.t());
   for (const int64_t rows : {1, 2, 31, 33, 100}) {
     EXPECT_TRUE(at::equal(MatMul(a.narrow(0, 0, rows), weight.t()),
@@ -88,17 +83,19 @@ TEST(Int8WeightTest, IsTheSameFromEveryDtypeThatHoldsTheNumbers) {
   at::manual_seed(7);
   const at::Tensor half = at::randn({20, 100}).to(at::kHalf);
   const at::Tensor bf16 = half.to(at::kBFloat16);
-  EXPECT_TRUE(at::equal(Quantized(half), Quantized(half.to(at::kFloat))));
-  EXPECT_TRUE(at::equal(Quantized(bf16), Quantized(bf16.to(at::kFloat))));
+  EXPECT_TRUE(
+      at::equal(QuantizedRows(half), QuantizedRows(half.to(at::kFloat))));
+  EXPECT_TRUE(
+      at::equal(QuantizedRows(bf16), QuantizedRows(bf16.to(at::kFloat))));
   // Rows and columns of a larger matrix.
   const at::Tensor wide = at::randn({40, 300});
   const at::Tensor part = wide.narrow(0, 5, 20).narrow(1, 64, 100);
-  EXPECT_TRUE(at::equal(Quantized(part), Quantized(part.contiguous())));
+  EXPECT_TRUE(at::equal(QuantizedRows(part), QuantizedRows(part.contiguous())));
 }
 
 TEST(Int8WeightTest, IsWidenedExactlyAndRoundedOnceInBf16) {
   at::manual_seed(8);
-  const at::Tensor weight = Quantized(at::randn({20, 150}));
+  const at::Tensor weight = QuantizedRows(at::randn({20, 150}));
   const at::Tensor wide = Widened(weight, at::kFloat);
   EXPECT_TRUE(at::equal(Widened(weight, at::kDouble), wide.to(at::kDouble)));
   EXPECT_TRUE(
@@ -121,7 +118,7 @@ TEST(Int8WeightTest, NamesTheFirstRowThatIsNotFinite) {
 }
 
 TEST(Int8WeightTest, OtherOperatorsRefuseIt) {
-  const at::Tensor weight = Quantized(at::ones({4, 64}));
+  const at::Tensor weight = QuantizedRows(at::ones({4, 64}));
   EXPECT_THROW(static_cast<void>(at::mm(at::ones({2, 64}), weight.t())),
                c10::Error);
   EXPECT_THROW(static_cast<void>(QuantizeRows(at::ones({4, 63}), weight)),

@@ -34,7 +34,7 @@ ADAPTERS = {"qwen3-moe": MIXED_EXPERTS[2]}
 GREEDY_TOKENS = 32
 
 pytestmark = pytest.mark.skipif(
-    daemon_module.DEVICE == "cuda", reason="CUDA rounds 8 bits once more, to bf16"
+    daemon_module.DEVICE == "cuda", reason="CUDA multiplies 8 bits in bf16"
 )
 
 
