@@ -16,8 +16,9 @@ inline constexpr int64_t kMaxGridYz = 65535;
 
 // Waits until the earlier launches of the stream have ended, and their writes
 // can be read. All threads of a kernel that LaunchEarly starts call it, also
-// those that have no work, before they read or write anything that an earlier
-// launch writes or reads.
+// those that have no work, before the kernel writes anything. Before the call a
+// kernel reads only what no launch writes since the last ordinary launch or
+// copy of the stream: tables and weights.
 __device__ inline void WaitForEarlierLaunches() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
@@ -25,13 +26,25 @@ __device__ inline void WaitForEarlierLaunches() {
 }
 
 // Returns whether the current device can start a kernel before earlier launches
-// have ended.
+// have ended, and runs code that waits: code for an older device does not.
 inline bool StartsEarly() {
-  int device = 0, major = 0;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,
-                                device) == cudaSuccess &&
-         major >= 9;
+  int device = 0, major = 0, minor = 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,
+                             device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor,
+                             device) != cudaSuccess) {
+    return false;
+  }
+  const int own = 100 * major + 10 * minor;
+#ifdef __CUDA_ARCH_LIST__
+  for (const int compiled : {__CUDA_ARCH_LIST__}) {
+    if (compiled >= 900 && compiled <= own) return true;
+  }
+  return false;
+#else
+  return own >= 900;
+#endif
 }
 
 struct LaunchShape {

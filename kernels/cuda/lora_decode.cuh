@@ -13,7 +13,8 @@
 
 namespace weft::kernels::cuda::few_rows {
 
-// The warps of a block, each with kWarpFeatures features of an item.
+// The warps of a block of RunLoraHeads and of RunLoraResidual. Each warp has
+// kWarpFeatures of the kSpan features of an item.
 inline constexpr int kDecodeWarps = 8;
 inline constexpr unsigned kDecodeThreads = kDecodeWarps * kWarp;
 inline constexpr int kSpan = kDecodeWarps * kWarpFeatures;
@@ -114,10 +115,10 @@ __device__ inline bool BIsAligned(const LoraFewRows& rows,
   return AIsAligned(rows, b, b.rank);
 }
 
-// Fills slab k with the entry's S for the k-th of kSides projections. All
-// threads of the block call it, and all see the slabs afterwards. Before it,
-// kernels read only the table and the adapters' weights, which no launch of a
-// decode step writes, because FillSlabs first waits for earlier launches.
+// Waits for earlier launches. Then fills slab k with the entry's S for the k-th
+// of kSides projections. All threads of the block call it, and all see the
+// slabs afterwards. Before it, kernels read only the table and the adapters'
+// weights, which no launch of a decode step writes.
 template <int kSides>
 __device__ void FillSlabs(const LoraParts& parts, const LoraFewRows& rows,
                           const LoraMatrix* matrices, Slab (&slabs)[kSides]) {

@@ -19,12 +19,13 @@ int64_t DecodeGrid(const LoraTable& table, int64_t tiles) {
 }
 
 // The most cache lines that a block prefetches for an item: kLinesOfFewItems if
-// the launch has at most kFewItems items, otherwise kLines. All blocks together
-// then prefetch at most about 30 MB, which stay in the 50 MB cache of an H100
-// until they are read.
+// the launch has at most kFewItems items, so that no block has a second one,
+// otherwise kLines. All blocks together then prefetch at most 22 MB for their
+// items and as much for their next ones, which stay in the 50 MB cache of an
+// H100 until they are read.
 inline constexpr int kLine = 64;  // Elements in a line of 128 bytes.
 inline constexpr unsigned kFewItems = 40;
-inline constexpr int kLines = 768;
+inline constexpr int kLines = 640;
 inline constexpr int kLinesOfFewItems = 6144;
 
 // A table entry (up to 16 rows of one adapter or of none), and the matrices
@@ -35,7 +36,7 @@ struct Place {
   LoraMatrix matrices[kMatrices];
 };
 
-// Returns whether a kernel loads the ranks of a matrix in several steps.
+// Returns whether a matrix has more ranks than a kernel loads at a time.
 template <int kMatrices>
 __device__ bool HasLaterRanks(const Place<kMatrices>& place) {
   bool has = false;
@@ -77,8 +78,8 @@ __device__ void LookUp(const LoraTable& table, const LoraFewRows& rows,
 // calls prefetch(place, tile, lines) for the block's next item, so that its
 // matrices arrive while this item is computed. `lines` is the number of cache
 // lines that the block may prefetch. For the block's first item, ForItems
-// itself calls prefetch() if a matrix has more ranks than `run` loads at first.
-// All threads of the block call ForItems.
+// itself calls prefetch() if HasLaterRanks(place). All threads of the block
+// call ForItems.
 template <int kMatrices, typename SlotOf, typename PrefetchItem, typename Run>
 __device__ void ForItems(const LoraTable& table, int tiles, SlotOf slot_of,
                          PrefetchItem prefetch, Run run) {

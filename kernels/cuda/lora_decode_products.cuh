@@ -75,6 +75,7 @@ __device__ void AddExpansion(const LoraFewRows& rows, const LoraMatrix& b,
 // has one lane's elements of these ranks.
 inline constexpr int kRoundTiles = 4;
 inline constexpr int kRoundRanks = kRoundTiles * kColumns;
+static_assert(kRoundRanks == kDepth, "HasLaterRanks knows only kDepth");
 using Round = Chunk[kRoundTiles];
 
 // Loads the kRoundRanks ranks of A from `first_rank` on, at the lane's 8
@@ -82,6 +83,7 @@ using Round = Chunk[kRoundTiles];
 template <bool kAligned>
 __device__ void LoadRound(const LoraFewRows& rows, const LoraMatrix& a,
                           int inputs, int own, int first_rank, Round& round) {
+  if (a.rank == 0) return;  // Rows without an adapter have no weights.
   const Bf16* from = static_cast<const Bf16*>(rows.weights) + a.offset;
 #pragma unroll
   for (int j = 0; j < kRoundTiles; ++j) {
@@ -91,7 +93,8 @@ __device__ void LoadRound(const LoraFewRows& rows, const LoraMatrix& a,
 }
 
 // The sums of kWarps warps for one round. Rows are padded, so that adjacent
-// rows start in different banks.
+// rows start in different banks. With more padding, the sums of 16 warps and
+// two slabs would exceed 48 KB.
 template <int kWarps>
 struct RoundSums {
   float sums[kWarps][kRows][kRoundRanks + kQuad];

@@ -103,7 +103,8 @@ __device__ void GateItem(const LoraGate& task, const LoraFewRows& rows,
   AddExpansion<kAligned>(rows, matrices[0], memory->slabs[0], features, own,
                          steps[0], sums[0]);
   // The last launches wrote the rows and their squares, so these loads find
-  // them in the cache. Their registers are those of gate's first step.
+  // them in the cache. They are only here, because gate's step no longer needs
+  // its registers.
   SideRows product;
   LoadRows<kAligned>(task, rows, own, product);
   Squares squares[2];

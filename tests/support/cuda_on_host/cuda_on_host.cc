@@ -235,9 +235,11 @@ cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr /*attribute*/,
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute,
                                    int /*device*/) {
-  *value = weft::testing::cuda_on_host::compute_capability_major;
+  *value = attribute == cudaDevAttrComputeCapabilityMajor
+               ? weft::testing::cuda_on_host::compute_capability_major
+               : 0;
   return cudaSuccess;
 }
 
