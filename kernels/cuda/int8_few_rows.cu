@@ -14,13 +14,13 @@ using few_rows::Chunk;
 constexpr int kWarps = 8;
 constexpr unsigned kThreads = kWarps * kWarp;
 
-// A warp has kStages - 1 groups under way from memory to shared memory.
+// A warp has up to kStages groups under way from memory to shared memory.
 constexpr int kStages = 4;
 
 // A block has kRowTiles tiles of rows and kOutputTiles tiles of outputs. With
 // many rows, two tiles of outputs use the same registers of x, because
 // otherwise loads of x would take longer than the weight. If the rows are wide,
-// a multiprocessor holds kBlocks blocks, which have 48 or 72 KB of the weight
+// a multiprocessor holds kBlocks blocks, which have 64 or 96 KB of the weight
 // under way. About 40 KB keep an H100's memory busy.
 template <int kTiles, bool kIsWide>
 struct Shape {
@@ -100,7 +100,8 @@ __device__ void ToOperands(const Int8Chunk& upper, const Int8Chunk& lower,
   }
 }
 
-// Adds a group's products with one tile of rows to the sums.
+// Adds a group's products with one tile of rows to the sums. The sums round
+// once in each addition, whatever the shape of the kernel.
 __device__ void AddGroup(const Operands& operands, float upper_scale,
                          float lower_scale, const Chunk (&x)[2],
                          float (&sums)[4]) {
@@ -110,10 +111,10 @@ __device__ void AddGroup(const Operands& operands, float upper_scale,
     const unsigned* pairs = x[i / 2].pairs + i % 2 * 2;
     MultiplyAdd(operands[i], {pairs[0], pairs[1]}, own);
   }
-  sums[0] += upper_scale * own[0];
-  sums[1] += upper_scale * own[1];
-  sums[2] += lower_scale * own[2];
-  sums[3] += lower_scale * own[3];
+  sums[0] = fmaf(upper_scale, own[0], sums[0]);
+  sums[1] = fmaf(upper_scale, own[1], sums[1]);
+  sums[2] = fmaf(lower_scale, own[2], sums[2]);
+  sums[3] = fmaf(lower_scale, own[3], sums[3]);
 }
 
 // Adds the warp's groups, which are every kWarps-th one.
@@ -124,26 +125,27 @@ __device__ void AddGroups(const Int8FewRowsProduct& product, unsigned* ring,
   const int first = WarpIndex();
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i) weight.Start(first + i * kWarps, i);
-  float scales[S::kChunks];
+  unsigned scales[S::kChunks];
   weight.LoadScales(first, scales);
   // What follows reads x and writes y.
   WaitForEarlierLaunches();
   int stage = 0;
   for (int group = first; group < weight.num_groups(); group += kWarps) {
-    // Loads what the group needs beside the weight, and the next scales, before
-    // it waits for the weight.
+    // The copies of a later group start first, because nvcc moves the wait for
+    // this group's before other loads. Their stage is that of the group before,
+    // which is in registers.
+    weight.Start(group + (kStages - 1) * kWarps,
+                 (stage + kStages - 1) % kStages);
     Chunk x[S::kBatch][2];
     LoadInputs<S>(product, group, 0, x);
-    float next[S::kChunks];
+    unsigned next[S::kChunks];
     weight.LoadScales(group + kWarps, next);
-    WaitForCopies<kStages - 2>();
+    WaitForCopies<kStages - 1>();
     Int8Chunk chunks[S::kChunks];
 #pragma unroll
     for (int i = 0; i < S::kChunks; ++i) {
       chunks[i] = weight.Read(i, group, stage);
     }
-    weight.Start(group + (kStages - 1) * kWarps,
-                 (stage + kStages - 1) % kStages);
     Operands operands[S::kOutputTiles];
 #pragma unroll
     for (int i = 0; i < S::kOutputTiles; ++i) {
@@ -156,8 +158,9 @@ __device__ void AddGroups(const Int8FewRowsProduct& product, unsigned* ring,
       }
 #pragma unroll
       for (int i = 0; i < S::kOutputTiles; ++i) {
-        AddGroup(operands[i], scales[2 * i], scales[2 * i + 1],
-                 x[tile % S::kBatch], sums[i][tile]);
+        AddGroup(operands[i], ScaleOf(scales[2 * i]),
+                 ScaleOf(scales[2 * i + 1]), x[tile % S::kBatch],
+                 sums[i][tile]);
       }
     }
 #pragma unroll
@@ -241,7 +244,11 @@ cudaError_t Run(const Int8FewRowsProduct& product, cudaStream_t stream) {
   const cudaError_t status = cudaFuncSetAttribute(
       Int8FewRowsKernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize,
       static_cast<int>(S::kBytes));
-  if (status != cudaSuccess) return status;
+  if (status != cudaSuccess) {
+    // Clears the runtime's last error, as a launch does.
+    static_cast<void>(cudaGetLastError());
+    return status;
+  }
   return LaunchShaped(Int8FewRowsKernel<S>,
                       {.grid_x = CeilDiv(product.weight.outputs, S::kOutputs),
                        .threads = kThreads,

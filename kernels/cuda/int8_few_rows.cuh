@@ -131,12 +131,12 @@ class LaneWeight {
   [[nodiscard]] __device__ Int8Chunk Read(int i, int group, int stage) const {
     return ring_.Read(PlaceOf(i, group), stage * S::kChunks + i);
   }
-  // Loads the scales of a group, if there is one.
-  __device__ void LoadScales(int group, float (&scales)[S::kChunks]) const {
+  // Loads the bits of the scales of a group, if there is one.
+  __device__ void LoadScales(int group, unsigned (&scales)[S::kChunks]) const {
 #pragma unroll
     for (int i = 0; i < S::kChunks; ++i) {
       scales[i] = Exists(i) && group < num_groups()
-                      ? ScaleOf<S::kWide>(rows_ + RowOf(i), inputs_, group)
+                      ? ScaleBitsOf<S::kWide>(rows_ + RowOf(i), inputs_, group)
                       : 0;
     }
   }

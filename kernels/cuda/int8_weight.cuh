@@ -24,18 +24,22 @@ inline bool HasWideRows(const Int8Weight& weight) {
          weight.inputs % cpu::kInt8ScaleBytes == 0;
 }
 
-// Returns the scale of a group of a row. If kWide, HasWideRows is true.
+// Returns the bits of the scale of a group of a row. If kWide, HasWideRows is
+// true.
+template <bool kWide>
+__device__ unsigned ScaleBitsOf(const int8_t* row, int64_t inputs,
+                                int64_t group) {
+  const int8_t* at = row + inputs + group * cpu::kInt8ScaleBytes;
+  if constexpr (kWide) return *reinterpret_cast<const uint16_t*>(at);
+  const auto* bytes = reinterpret_cast<const uint8_t*>(at);
+  return bytes[0] | static_cast<unsigned>(bytes[1]) << 8;
+}
+__device__ inline float ScaleOf(unsigned bits) {
+  return __uint_as_float(bits << 16);
+}
 template <bool kWide>
 __device__ float ScaleOf(const int8_t* row, int64_t inputs, int64_t group) {
-  const int8_t* at = row + inputs + group * cpu::kInt8ScaleBytes;
-  unsigned bits;
-  if constexpr (kWide) {
-    bits = *reinterpret_cast<const uint16_t*>(at);
-  } else {
-    const auto* bytes = reinterpret_cast<const uint8_t*>(at);
-    bits = bytes[0] | static_cast<unsigned>(bytes[1]) << 8;
-  }
-  return __uint_as_float(bits << 16);
+  return ScaleOf(ScaleBitsOf<kWide>(row, inputs, group));
 }
 
 }  // namespace weft::kernels::cuda

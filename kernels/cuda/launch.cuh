@@ -17,8 +17,8 @@ inline constexpr int64_t kMaxGridYz = 65535;
 // Waits until the earlier launches of the stream have ended, and their writes
 // can be read. All threads of a kernel that LaunchEarly starts call it, also
 // those that have no work, before the kernel writes anything. Before the call a
-// kernel reads only what no launch writes since the last ordinary launch or
-// copy of the stream: tables and weights.
+// kernel reads only tables and weights: what was complete before the last
+// ordinary launch of the stream began.
 __device__ inline void WaitForEarlierLaunches() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();

@@ -8,9 +8,9 @@
 // Adapters of the same shape share a layout.
 //
 // Kernels read the table, and those of decoding also weights, before earlier
-// launches have ended (launch.cuh). So an ordinary launch or a copy on the
-// stream comes between the last write of a table or of an adapter's weights on
-// the device and the first kernel that reads it. An upload is such a copy.
+// launches have ended (launch.cuh). So an ordinary launch on the stream comes
+// between the last write of a table or of an adapter's weights on the device
+// and the first kernel that reads it.
 //
 // Legend: T packed rows; F features, which are inputs of A or outputs of B; R
 // the rank; S the shrunk rows, which are x A^T or their gradient.

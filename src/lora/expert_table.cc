@@ -56,6 +56,15 @@ class ExpertPlaces {
 
 }  // namespace
 
+bool FitsExpertTable(const ExpertRouting& routing) {
+  int64_t blocks = 0;
+  for (const LoraSegment& segment : routing.segments) {
+    const int64_t rows = segment.end - segment.begin;
+    blocks += (rows + k::kLoraBlockRows - 1) / k::kLoraBlockRows;
+  }
+  return blocks <= kMaxExpertBlocks;
+}
+
 ExpertTable::ExpertTable(const ExpertRouting& routing, int layer,
                          const LoraGradients& gradients,
                          const ModelShape& shape, at::Device device)

@@ -152,7 +152,8 @@ RoutingTablePtr MakeExpertTable(const ExpertRouting& routing, int layer,
                                 const ModelShape& shape, at::ScalarType dtype,
                                 at::Device device) {
   if constexpr (ops::kHasCudaKernels) {
-    if (cuda::TakesSegments(routing.segments, dtype, device)) {
+    if (cuda::TakesSegments(routing.segments, dtype, device) &&
+        cuda::FitsExpertTable(routing)) {
       return std::make_shared<cuda::ExpertTable>(routing, layer, gradients,
                                                  shape, device);
     }

@@ -89,7 +89,7 @@ using RoutingTablePtr = std::shared_ptr<const cuda::RoutingTable>;
                                                int64_t decode_rows = 0);
 
 // Does the same for the experts of one layer in one pass, by the table of
-// expert_table.h. `shape` is the model's.
+// expert_table.h, if the table can have the segments. `shape` is the model's.
 [[nodiscard]] RoutingTablePtr MakeExpertTable(
     const ExpertRouting& routing, int layer, const LoraGradients& gradients,
     const ModelShape& shape, at::ScalarType dtype, at::Device device);

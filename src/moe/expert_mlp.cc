@@ -72,8 +72,8 @@ ExpertMlp::ExpertMlp(const ExpertLayer& layer, int expert,
     : layer_(layer),
       expert_(expert),
       shape_(layer.shape.OfExpert(expert)),
-      // The pass has no routing table on CUDA, because an upload for every
-      // expert would cost more than a table saves.
+      // The pass has no routing table on CUDA: a table has the segments of all
+      // experts.
       pass_{routing, shape_} {
   const ExpertWeights& w = layer.weights;
   if (expert == layer.shape.experts.count) {

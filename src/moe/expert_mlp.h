@@ -1,10 +1,11 @@
 // The MLP of one expert, or of all experts of a layer at once, on sorted rows.
 //
-// On CUDA in bf16, all experts at once take a fixed number of launches: the
-// grouped products of ops/grouped_matmul.h, the adapters' products with a table
-// of experts (lora/expert_table.h), and the work between them on all rows. One
-// expert after another would take more launches than the host can queue in the
-// time of their work.
+// On CUDA in bf16, the routed experts are computed at once: by the grouped
+// products of ops/grouped_matmul.h, the adapters' products with a table of
+// experts (lora/expert_table.h), and the work between them on all rows. If the
+// device has LibTorch's grouped product, the number of launches does not grow
+// with that of experts. One expert after another would take more launches than
+// the host can queue in the time of their work.
 //
 // Legend: as in experts.h; n the rows of the MLP.
 #ifndef WEFT_SRC_MOE_EXPERT_MLP_H_
@@ -26,9 +27,10 @@ struct AllExperts {
 };
 
 // Returns nullopt if each expert must be computed by itself: if `x` is not bf16
-// on CUDA, if an adapter's weights are not bf16, or if there are no rows.
-// Otherwise queues uploads and does not wait. `gradients` is empty in a forward
-// pass, and outlives the result.
+// on CUDA, if an adapter's weights are not bf16, if there are no rows, or if
+// the table cannot have all segments (FitsExpertTable). Otherwise queues
+// uploads and does not wait. `gradients` is empty in a forward pass, and its
+// tensors outlive the result.
 // Errors:  throws c10::Error.   Threads: engine thread only.
 [[nodiscard]] std::optional<AllExperts> AllAtOnce(
     const ExpertLayer& layer, const at::Tensor& x, const ExpertRows& rows,

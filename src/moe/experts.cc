@@ -162,7 +162,10 @@ ExpertMlp::InputGradients RowGradients(const ExpertLayer& layer,
   at::Tensor x_NH = GatherRows(x_TH, rows.tokens_N);
   at::Tensor dy_NH = GatherRows(dy_TH, rows.tokens_N);
   const at::Tensor weights_N1 = WeightsOf(tape.routing, rows);
-  if (const auto all = AllAtOnce(layer, x_NH, rows, gradients)) {
+  const auto all = AllAtOnce(layer, x_NH, rows, gradients);
+  TORCH_CHECK(tape.parts.size() == (all ? 1 : rows.parts.size()),
+              "the tape has ", tape.parts.size(), " parts of experts");
+  if (all) {
     ExpertMlp::InputGradients d =
         ExpertMlp(layer, *all)
             .Backward(dy_NH, x_NH, weights_N1, gradients,

@@ -9,8 +9,8 @@
 // of `down` separately. So the gradient of the weight needs no expert's output.
 //
 // On a CPU a thread computes whole experts, if there are enough of them. On
-// CUDA in bf16 a launch computes all experts (expert_mlp.h). In other dtypes
-// one expert follows another.
+// CUDA in bf16 the routed experts are computed at once (expert_mlp.h). In other
+// dtypes one expert follows another.
 //
 // Legend: T tokens, H hidden, F features of an expert, S of the shared expert,
 // E experts, K experts per token, P experts that the rank has, n rows of an

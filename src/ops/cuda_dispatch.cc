@@ -320,7 +320,8 @@ void Int8FewRows(const at::Tensor& x_MI, const at::Tensor& weight,
   TORCH_CHECK(
       x_MI.size(1) == stored.inputs &&
           y_MO.sizes() == at::IntArrayRef({x_MI.size(0), stored.outputs}) &&
-          y_MO.stride(1) == 1,
+          y_MO.stride(1) == 1 &&
+          (!bias_O.defined() || bias_O.numel() == stored.outputs),
       "rows ", x_MI.sizes(), " and ", y_MO.sizes(),
       " do not fit a weight of 8 bits ", weight.sizes());
   at::Tensor bias;

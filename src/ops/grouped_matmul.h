@@ -30,9 +30,10 @@ struct RowGroups {
 //
 // LibTorch's grouped product computes all groups in two launches if the device
 // has it (cuda::HasGroupedProduct), rows and weights are bf16, and I and O are
-// multiples of 8. The sums of a row do not depend on other rows, but their
-// order may depend on the number of rows and groups. Otherwise the products of
-// matmul.h compute one group after another.
+// multiples of 8. It chooses between two kernels by the number of rows and of
+// groups. Neither splits a sum over blocks, but the order of a row's sum may
+// differ between them, so a row's bits may depend on the number of other rows.
+// Otherwise the products of matmul.h compute one group after another.
 // Errors:  throw c10::Error.
 // Threads: the engine thread on CUDA, any on a CPU.
 

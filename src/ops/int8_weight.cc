@@ -120,6 +120,8 @@ void Int8FewRows(const at::Tensor& x_MI, const at::Tensor& weight,
                  const at::Tensor& bias_O, at::Tensor y_MO) {
   if constexpr (kHasCudaKernels) {
     cuda::Int8FewRows(x_MI, weight, bias_O, y_MO);
+  } else {
+    TORCH_CHECK(false, "no CUDA kernels in this build");
   }
 }
 

@@ -42,8 +42,9 @@ using kernels::cpu::Int8RowBytes;
                                      const at::Tensor& index_T,
                                      at::ScalarType dtype);
 
-// Returns whether Int8FewRows takes the operands: they are on CUDA, and x has
-// up to 64 rows of bf16.
+// Returns whether Int8FewRows takes the operands: they are on CUDA, x has up to
+// 64 rows of bf16, and both have contiguous rows of at most kMaxInt8Stride
+// elements (kernels/cuda/int8_weight.h).
 [[nodiscard]] bool TakesInt8FewRows(const at::Tensor& x_MI,
                                     const at::Tensor& weight);
 

@@ -238,5 +238,16 @@ TEST_F(ExpertTableTest, IsOnlyForBf16) {
   EXPECT_THROW(TableOf(batch), c10::Error);
 }
 
+TEST_F(ExpertTableTest, HasALimitOfRowBlocks) {
+  ExpertRouting routing;
+  for (int64_t i = 0; i < cuda::kMaxExpertBlocks; ++i) {
+    routing.segments.push_back({.begin = i, .end = i + 1});
+  }
+  EXPECT_TRUE(cuda::FitsExpertTable(routing));
+  // A second row block of the last segment is one too many.
+  routing.segments.back().end += kernels::cuda::kLoraBlockRows;
+  EXPECT_FALSE(cuda::FitsExpertTable(routing));
+}
+
 }  // namespace
 }  // namespace weft::lora

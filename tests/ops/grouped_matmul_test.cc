@@ -23,7 +23,7 @@ struct Widths {
 };
 
 // Groups of 0, 3, 0, 1, 140 and 0 rows.
-std::vector<int64_t> Ends() { return {0, 3, 3, 4, 144, 144}; }
+const std::vector<int64_t> kEnds = {0, 3, 3, 4, 144, 144};
 
 // Sums of `terms` products are f32, and bf16 rounds them when they are stored.
 void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
@@ -39,9 +39,10 @@ void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
 }
 
 // Compares both functions for numbers of the dtype of `options`.
-void ExpectProducts(const Widths& widths, const at::TensorOptions& options) {
+void ExpectProducts(const Widths& widths, const at::TensorOptions& options,
+                    const std::vector<int64_t>& ends = kEnds) {
   at::manual_seed(5);
-  const RowGroups groups(Ends(), options.device());
+  const RowGroups groups(ends, options.device());
   const auto num_groups = static_cast<int64_t>(groups.ends.size());
   const at::Tensor group_N = groups.GroupOfRows().cpu();
   const auto random = [&](at::IntArrayRef sizes) {
@@ -82,6 +83,16 @@ TEST(GroupedMatMulTest, MultipliesEachGroupByItsWeightOnCuda) {
                            {.inputs = 20, .outputs = 8},
                            {.inputs = 8, .outputs = 20}}) {
     ExpectProducts(widths, at::TensorOptions(at::kBFloat16).device(at::kCUDA));
+  }
+}
+
+// LibTorch has another kernel for more than 128 rows a group and outputs.
+TEST(GroupedMatMulTest, MultipliesLongGroupsOnCuda) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  for (const std::vector<int64_t>& ends : std::vector<std::vector<int64_t>>{
+           {200, 200, 500}, {0, 0, 400}, {400, 400, 400}}) {
+    ExpectProducts({.inputs = 136, .outputs = 264},
+                   at::TensorOptions(at::kBFloat16).device(at::kCUDA), ends);
   }
 }
 
