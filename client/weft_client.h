@@ -85,8 +85,8 @@ class Client {
       absl::string_view adapter_id, v1::LoraConfig config = {},
       absl::string_view tenant = "",
       v1::Durability durability = v1::DURABILITY_UNSPECIFIED);
-  // Returns a handle of an existing adapter. The handle continues after the
-  // adapter's last step.
+  // Returns a handle of an existing adapter. The number of the handle's first
+  // step is one above that of the adapter's latest step.
   [[nodiscard]] absl::StatusOr<std::unique_ptr<AdapterHandle>> OpenAdapter(
       absl::string_view adapter_id);
   // Creates an adapter from a PEFT LoRA folder on this machine. The call is not

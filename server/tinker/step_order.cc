@@ -65,7 +65,8 @@ void Leave(Front& front, Model& model, int64_t seq) {
                       absl::StrCat(model.id, ":", seq - kKeptSteps));
   if (line.loading != seq) return Advance(front, model.id);
   if (HasLoaded(model, seq)) return OpenLine(front, model.id);
-  // The load has failed, so steps before it may run again after a restart.
+  // The load has failed. So after a restart, it must no longer keep the steps
+  // before it from running.
   model.begun_load = 0;
   KeepModel(front, model,
             [&front, id = model.id](const absl::Status& /*kept*/) {

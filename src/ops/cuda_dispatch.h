@@ -107,8 +107,8 @@ void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
 // Returns whether WidenInt8Rows takes a weight (int8_weight.h) for this dtype.
 [[nodiscard]] bool TakesWidenInt8Rows(const at::Tensor& weight,
                                       at::ScalarType dtype);
-// Returns the inputs [begin, end) of a weight of 8 bits, as wide [O, end -
-// begin]. `begin` is the first input of a group.
+// Returns the columns of the inputs [begin, end) of a weight of 8 bits, as
+// numbers [O, end - begin] in `dtype`. `begin` is the first input of a group.
 [[nodiscard]] at::Tensor WidenInt8Rows(const at::Tensor& weight, int64_t begin,
                                        int64_t end, at::ScalarType dtype);
 // Compute TakesInt8FewRows and Int8FewRows of int8_weight.h.
