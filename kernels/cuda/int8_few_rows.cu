@@ -241,14 +241,6 @@ __global__ void __launch_bounds__(kThreads, S::kBlocks)
 
 template <typename S>
 cudaError_t Run(const Int8FewRowsProduct& product, cudaStream_t stream) {
-  const cudaError_t status = cudaFuncSetAttribute(
-      Int8FewRowsKernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-      static_cast<int>(S::kBytes));
-  if (status != cudaSuccess) {
-    // Clears the runtime's last error, as a launch does.
-    static_cast<void>(cudaGetLastError());
-    return status;
-  }
   return LaunchShaped(Int8FewRowsKernel<S>,
                       {.grid_x = CeilDiv(product.weight.outputs, S::kOutputs),
                        .threads = kThreads,

@@ -55,8 +55,9 @@ struct LaunchShape {
   bool starts_early = false;  // See LaunchEarly.
 };
 
-// Starts the kernel, and does not wait. If the grid is too large for a device,
-// returns cudaErrorInvalidConfiguration and starts nothing.
+// Starts the kernel, and does not wait. Raises the kernel's limit of dynamic
+// shared memory if needed, because the default may be lower. If the grid is too
+// large for a device, returns cudaErrorInvalidConfiguration and starts nothing.
 template <typename... Parameters, typename... Arguments>
 cudaError_t LaunchShaped(void (*kernel)(Parameters...),
                          const LaunchShape& shape, cudaStream_t stream,
@@ -75,26 +76,19 @@ cudaError_t LaunchShaped(void (*kernel)(Parameters...),
   config.stream = stream;
   config.attrs = &early;
   config.numAttrs = shape.starts_early && StartsEarly() ? 1 : 0;
-  const cudaError_t status = cudaLaunchKernelEx(
-      &config, kernel, static_cast<Parameters>(arguments)...);
+  cudaError_t status = cudaSuccess;
+  if (shape.shared_bytes > 0) {
+    status = cudaFuncSetAttribute(kernel,
+                                  cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(shape.shared_bytes));
+  }
+  if (status == cudaSuccess) {
+    status = cudaLaunchKernelEx(&config, kernel,
+                                static_cast<Parameters>(arguments)...);
+  }
   // Clears the runtime's last error. Otherwise the next launch would report it.
   const cudaError_t last = cudaGetLastError();
   return status == cudaSuccess ? last : status;
-}
-
-// Starts a kernel with `shared_bytes` of dynamic shared memory per block, like
-// LaunchShaped.
-template <typename... Parameters, typename... Arguments>
-cudaError_t LaunchWithShared(void (*kernel)(Parameters...), int64_t grid_x,
-                             int64_t grid_y, unsigned threads,
-                             size_t shared_bytes, cudaStream_t stream,
-                             Arguments... arguments) {
-  return LaunchShaped(kernel,
-                      {.grid_x = grid_x,
-                       .grid_y = grid_y,
-                       .threads = threads,
-                       .shared_bytes = shared_bytes},
-                      stream, arguments...);
 }
 
 // Starts a kernel without dynamic shared memory, like LaunchShaped.
@@ -102,8 +96,9 @@ template <typename... Parameters, typename... Arguments>
 cudaError_t Launch(void (*kernel)(Parameters...), int64_t grid_x,
                    int64_t grid_y, unsigned threads, cudaStream_t stream,
                    Arguments... arguments) {
-  return LaunchWithShared(kernel, grid_x, grid_y, threads, 0, stream,
-                          arguments...);
+  return LaunchShaped(kernel,
+                      {.grid_x = grid_x, .grid_y = grid_y, .threads = threads},
+                      stream, arguments...);
 }
 
 // Starts a kernel like Launch. On a device that can, the kernel may begin

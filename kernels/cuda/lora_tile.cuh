@@ -76,20 +76,18 @@ cudaError_t WithTileKind(const LoraProduct& product, Run run) {
 }
 
 // Launches a kernel whose blocks have the threads of Tile and the dynamic
-// shared memory of Memory. First raises the kernel's limit of this memory,
-// because the default may be lower.
+// shared memory of Memory.
 template <typename Tile, typename Memory, typename... Parameters,
           typename... Arguments>
 cudaError_t LaunchTile(void (*kernel)(Parameters...), int64_t grid_x,
                        int64_t grid_y, cudaStream_t stream,
                        Arguments... arguments) {
-  constexpr auto kBytes = sizeof(Memory);
-  const cudaError_t status =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(kBytes));
-  if (status != cudaSuccess) return status;
-  return LaunchWithShared(kernel, grid_x, grid_y, Tile::kThreads, kBytes,
-                          stream, arguments...);
+  return LaunchShaped(kernel,
+                      {.grid_x = grid_x,
+                       .grid_y = grid_y,
+                       .threads = Tile::kThreads,
+                       .shared_bytes = sizeof(Memory)},
+                      stream, arguments...);
 }
 
 }  // namespace weft::kernels::cuda

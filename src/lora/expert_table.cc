@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "src/lora/table_slots.h"
+#include "src/ops/cpu_dispatch.h"
 
 namespace weft::lora::cuda {
 namespace {
@@ -59,8 +60,7 @@ class ExpertPlaces {
 bool FitsExpertTable(const ExpertRouting& routing) {
   int64_t blocks = 0;
   for (const LoraSegment& segment : routing.segments) {
-    const int64_t rows = segment.end - segment.begin;
-    blocks += (rows + k::kLoraBlockRows - 1) / k::kLoraBlockRows;
+    blocks += ops::CeilDiv(segment.end - segment.begin, k::kLoraBlockRows);
   }
   return blocks <= kMaxExpertBlocks;
 }

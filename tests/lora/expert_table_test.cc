@@ -13,13 +13,10 @@
 
 #include "kernels/cuda/lora_product.h"
 #include "src/ops/cuda_dispatch.h"
-#include "tests/support/tolerance.h"
+#include "tests/lora/on_device.h"
 
 namespace weft::lora {
 namespace {
-
-using ::weft::testing::kEpsilonBf16;
-using ::weft::testing::Tolerance;
 
 constexpr int kLayer = 1;
 constexpr int64_t kRows = 110;
@@ -37,17 +34,6 @@ ModelShape TheShape() {
                       .ffn = 24,
                       .shared_ffn = 32,
                       .layers = {false, true}}};
-}
-
-CUstream_st* Stream() {
-  if constexpr (ops::kHasCudaKernels) return ops::cuda::CurrentStream();
-  return nullptr;
-}
-
-at::Device TheDevice() { return ops::kHasCudaKernels ? at::kCUDA : at::kCPU; }
-
-at::Tensor OnDevice(const at::Tensor& x) {
-  return x.to(TheDevice(), at::kBFloat16);
 }
 
 at::Tensor RandomBf16(at::IntArrayRef sizes) {
@@ -156,16 +142,6 @@ struct Passage {
   ProjectionGroup group;
   at::Tensor x, dy, y, dx;
 };
-
-void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
-                const char* what) {
-  const double error =
-      (actual.cpu().to(at::kDouble) - expected).abs().max().item<double>();
-  // Sums are f32. Values are rounded when they are stored.
-  EXPECT_LE(error,
-            Tolerance(kEpsilonBf16, 1, expected.abs().max().item<double>()))
-      << what;
-}
 
 constexpr ProjectionGroup kGroups[] = {ProjectionGroup::kGateUp,
                                        ProjectionGroup::kDown};

@@ -17,37 +17,13 @@
 #include "kernels/cuda/lora_gradient.h"
 #include "src/ops/cuda_dispatch.h"
 #include "tests/lora/mixed_routing.h"
+#include "tests/lora/on_device.h"
 #include "tests/lora/stacked_masked.h"
-#include "tests/support/tolerance.h"
 
 namespace weft::lora {
 namespace {
 
-using ::weft::testing::kEpsilonBf16;
-using ::weft::testing::Tolerance;
-
 constexpr LoraSite kQkv = {0, ProjectionGroup::kQkv};
-
-CUstream_st* Stream() {
-  if constexpr (ops::kHasCudaKernels) return ops::cuda::CurrentStream();
-  return nullptr;
-}
-
-at::Device TheDevice() { return ops::kHasCudaKernels ? at::kCUDA : at::kCPU; }
-
-at::Tensor OnDevice(const at::Tensor& x) {
-  return x.to(TheDevice(), at::kBFloat16);
-}
-
-void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
-                const char* what) {
-  ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
-  const double largest = expected.abs().max().item<double>();
-  const double error =
-      (actual.cpu().to(at::kDouble) - expected).abs().max().item<double>();
-  // Sums are f32. Values are rounded when they are stored.
-  EXPECT_LE(error, Tolerance(kEpsilonBf16, 1, largest)) << what;
-}
 
 // The inputs and outputs of one site.
 struct Passage {

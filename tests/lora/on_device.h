@@ -1,0 +1,42 @@
+// The device of tests of the CUDA path: CUDA or, in a build without CUDA, the
+// host, on which the kernels then run.
+#ifndef WEFT_TESTS_LORA_ON_DEVICE_H_
+#define WEFT_TESTS_LORA_ON_DEVICE_H_
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "src/ops/cuda_dispatch.h"
+#include "tests/support/tolerance.h"
+
+namespace weft::lora {
+
+inline CUstream_st* Stream() {
+  if constexpr (ops::kHasCudaKernels) return ops::cuda::CurrentStream();
+  return nullptr;
+}
+
+inline at::Device TheDevice() {
+  return ops::kHasCudaKernels ? at::kCUDA : at::kCPU;
+}
+
+inline at::Tensor OnDevice(const at::Tensor& x) {
+  return x.to(TheDevice(), at::kBFloat16);
+}
+
+// Compares stored bf16, or f32 sums of bf16, with numbers in f64 on the host.
+inline void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
+                       const char* what) {
+  using ::weft::testing::kEpsilonBf16;
+  ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
+  const double largest = expected.abs().max().item<double>();
+  const double error =
+      (actual.cpu().to(at::kDouble) - expected).abs().max().item<double>();
+  // Sums are f32. Values are rounded when they are stored.
+  EXPECT_LE(error, ::weft::testing::Tolerance(kEpsilonBf16, 1, largest))
+      << what;
+}
+
+}  // namespace weft::lora
+
+#endif  // WEFT_TESTS_LORA_ON_DEVICE_H_
