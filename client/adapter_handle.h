@@ -44,17 +44,16 @@ class AdapterHandle {
                                                    v1::LossConfig loss);
   [[nodiscard]] Future<ForwardReply> Forward(std::vector<v1::Datum> data,
                                              v1::LossConfig loss);
-  // Computes the same as Forward, but is no step: it takes no number and does
-  // not wait for a missing step. An empty `snapshot` means the latest weights
-  // when the server runs the call.
+  // Computes the same as Forward, but is not a step. It takes no step number
+  // and does not wait for missing steps. An empty `snapshot` means the weights
+  // that are the latest when the server runs the call.
   [[nodiscard]] Future<ForwardReply> Score(std::vector<v1::Datum> data,
                                            v1::LossConfig loss,
                                            absl::string_view snapshot = "");
   [[nodiscard]] Future<OptimReply> OptimStep(v1::AdamWConfig adamw = {});
 
   // Asks the server for the last step and continues after it. Errors:
-  // FAILED_PRECONDITION while steps are in flight; those of the call
-  // GetAdapter.
+  // FAILED_PRECONDITION while steps are in flight; the errors of GetAdapter.
   [[nodiscard]] absl::Status Resync();
 
  private:

@@ -16,10 +16,10 @@ namespace weft::client {
 struct Security {
   // Sent as `authorization: Bearer ...`. Empty: no token.
   std::string token = {};
-  // Uses TLS with the system's authorities. `root_certificates` or
-  // `certificate` also means TLS.
+  // Uses TLS with the system's certificate authorities. If `root_certificates`
+  // or `certificate` is set, the channel uses TLS even if `tls` is false.
   bool tls = false;
-  std::string root_certificates = {};  // PEM, replaces those authorities.
+  std::string root_certificates = {};  // PEM, replaces the system's CAs.
   // The client's certificate and its key, in PEM, for mutual TLS.
   std::string certificate = {};
   std::string private_key = {};
@@ -31,8 +31,8 @@ struct Security {
   }
 };
 
-// Returns whether the target is on this machine, so that plaintext stays
-// private: in 127.0.0.0/8, [::1], localhost or unix:PATH.
+// Returns whether the target is on this machine, where plaintext is private.
+// Local targets are 127.0.0.0/8, [::1], localhost and unix:PATH.
 [[nodiscard]] bool IsLocalTarget(absl::string_view target);
 
 // Opens a channel, which connects at the first call. Errors:

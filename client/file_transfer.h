@@ -11,9 +11,9 @@
 
 namespace weft::client {
 
-// Sends `request`, which holds the options, and then the folder's files, which
-// `read_folder` reads (peft_folder.h). Errors: those of `read_folder` and of
-// the call.
+// Sends `request`, which holds the options. Then sends the folder's files,
+// which `read_folder` reads (peft_folder.h). Errors: those of `read_folder` and
+// of the call.
 template <typename Request, typename Read>
 [[nodiscard]] absl::Status SendFiles(grpc::ClientWriter<Request>& writer,
                                      grpc::ClientContext& context,

@@ -105,7 +105,7 @@ absl::Status PeftFolderWriter::Add(const v1::FileChunk& chunk) {
 }
 
 absl::Status PeftFolderWriter::Commit() {
-  // A stream that was never opened fails to close.
+  // Closing a stream that was never opened would set its fail bit.
   if (file_.is_open()) file_.close();
   if (file_.fail()) return DiskError("write", scratch_ / name_);
   for (const char* name : kFiles) {

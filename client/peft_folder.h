@@ -40,8 +40,8 @@ class PeftFolderWriter {
   // plain file name; INTERNAL if the file cannot be written.
   [[nodiscard]] absl::Status Add(const v1::FileChunk& chunk);
   // Moves the files into the folder and replaces files with the same names.
-  // Errors: DATA_LOSS if adapter_config.json or adapter_model.safetensors did
-  // not come; INTERNAL if a file cannot be written.
+  // Errors: DATA_LOSS if adapter_config.json or adapter_model.safetensors is
+  // missing; INTERNAL if a file cannot be written.
   [[nodiscard]] absl::Status Commit();
 
  private:

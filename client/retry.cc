@@ -22,13 +22,14 @@ std::optional<absl::Duration> NextDelay(const RetryPolicy& policy, int attempt,
   }
   absl::Duration delay;
   if (failure.retry_after) {
-    // The jitter only adds time, so that no call comes before the hint. It
-    // spreads the repetitions of many refused clients.
+    // The jitter spreads the retries of many refused clients. After a hint it
+    // only adds time, so that no client retries earlier than the server asked.
     delay = std::max(*failure.retry_after, policy.initial_delay);
     delay *= 1 + policy.jitter * draw;
   } else {
     if (attempt >= policy.max_attempts) return std::nullopt;
-    // Bounds the shift below. 2^20 initial delays exceed any max_delay in use.
+    // Limits the shift below, so that it cannot overflow. 2^20 initial delays
+    // exceed any max_delay in use.
     const int doublings = std::min(attempt - 1, 20);
     delay = std::min(policy.initial_delay * (1 << doublings), policy.max_delay);
     delay *= 1 + policy.jitter * (2 * draw - 1);

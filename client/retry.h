@@ -10,8 +10,8 @@
 
 namespace weft::client {
 
-// How a failed call is repeated. If the server says when to come again (a
-// hint), the client repeats the call until its deadline. Otherwise the delay
+// How a failed call is repeated. If the server says when to retry (a hint), the
+// client repeats the call until the call's deadline. Otherwise the delay
 // doubles with each attempt, up to max_delay, with jitter. The default delays
 // add up to about 16 seconds, which outlasts a short restart of the daemon.
 struct RetryPolicy {
@@ -19,22 +19,23 @@ struct RetryPolicy {
   int max_attempts = 8;
   absl::Duration initial_delay = absl::Milliseconds(200);
   absl::Duration max_delay = absl::Seconds(5);
-  double jitter = 0.2;  // Delays vary by this fraction; after a hint only up.
+  // Delays vary by up to this fraction. After a hint, they only get longer.
+  double jitter = 0.2;
 };
 
 // The outcome of an attempt that failed.
 struct Failure {
   absl::Status status;
   std::optional<absl::Duration> retry_after;  // The server's hint, if any.
-  bool repeatable = true;  // False: the server asks for no repetition.
+  bool repeatable = true;  // False: the server asks clients not to retry.
 };
 
 // Returns how long to wait after an attempt failed, or nullopt to give up.
 // UNAVAILABLE, and RESOURCE_EXHAUSTED with a hint, are repeated if the server
 // does not forbid it. All other errors are final. `attempt` counts the attempts
 // in a row that failed without a hint, including this one. `remaining` is the
-// time until the deadline; a delay that is not shorter means giving up. `draw`
-// in [0, 1) sets the jitter.
+// time until the deadline. NextDelay gives up if the delay would be at least
+// `remaining`. `draw` in [0, 1) sets the jitter.
 [[nodiscard]] std::optional<absl::Duration> NextDelay(const RetryPolicy& policy,
                                                       int attempt,
                                                       const Failure& failure,
@@ -49,7 +50,7 @@ struct Failure {
 
 // Returns the outcome of a failed attempt, with the hint of the trailer
 // `grpc-retry-pushback-ms`. By gRPC's rule (proposal A6), a value that is
-// negative or no number forbids a repetition.
+// negative or not a number forbids a retry.
 [[nodiscard]] Failure ReadFailure(const grpc::Status& status,
                                   const grpc::ClientContext& context);
 

@@ -1,11 +1,12 @@
 // Numbers an adapter's steps, without I/O.
 //
 // A step gets its number when it is submitted. So several steps can be in
-// flight, and the server runs them in the order of their numbers. A step that
-// the server refuses did not run, and all later steps wait for its number. If
-// no later step exists, the next step takes the number again. Otherwise the
-// counter withdraws the later steps, and needs a Reset to the server's last
-// step. It also needs a Reset if it is unknown whether a step ran.
+// flight, and the server runs them in the order of their numbers. If the server
+// refuses a step, the step did not run, so the server cannot run later steps.
+// If no later step exists, the next step takes the refused number again.
+// Otherwise the counter withdraws the later steps, and needs a Reset to the
+// server's last step. The counter also needs a Reset if it is unknown whether a
+// step ran.
 //
 // A step also carries the epoch in which its number was given out. The server
 // begins a new epoch when the adapter is created, imported or loaded from a
@@ -28,7 +29,7 @@
 namespace weft::client {
 
 enum class StepOutcome : uint8_t {
-  kDone,     // The step ran, now or earlier.
+  kDone,     // The step ran, in this call or an earlier call.
   kRefused,  // The step did not run, so its number is free.
   kUnknown,  // The step may have run.
 };

@@ -24,7 +24,8 @@ namespace weft::client {
 template <typename Response>
 struct Reply {
   Response message;
-  bool replayed = false;  // A stored reply: the step ran before.
+  // True if the server sent a stored reply, because the step ran before.
+  bool replayed = false;
 };
 
 struct CallOptions {

@@ -4,9 +4,9 @@
 //   auto adapter = (*client)->CreateAdapter("mine");
 //
 // The client takes and returns the messages of the .proto files. Every call has
-// a deadline. If the server is unavailable, or is full and says when to come
-// again, the client repeats most calls, with the same step number.
-// Errors: those of the server keep their code and message.
+// a deadline. If the server is unavailable, or is full and says when to retry,
+// the client repeats most calls, with the same step number.
+// Errors: the server's errors keep their code and message.
 // Threads: any.
 #ifndef WEFT_CLIENT_WEFT_CLIENT_H_
 #define WEFT_CLIENT_WEFT_CLIENT_H_
@@ -57,7 +57,7 @@ struct ClientOptions {
 [[nodiscard]] absl::StatusOr<v1::Datum> NextTokenDatum(
     const std::vector<uint32_t>& tokens, size_t prompt_length = 0);
 
-// Returns the values of a result's raw field of little-endian float32.
+// Decodes a raw field of a result, which holds little-endian float32 values.
 [[nodiscard]] std::vector<float> ReadFloats(absl::string_view raw);
 
 class Client {
@@ -68,9 +68,9 @@ class Client {
       ClientOptions options);
 
   [[nodiscard]] absl::StatusOr<v1::ServerInfo> GetInfo();
-  // Returns whether a service is SERVING, by grpc.health.v1. The empty name
-  // asks whether the server takes work; "liveness" asks whether its process is
-  // healthy. The call is not repeated.
+  // Returns whether a service is SERVING, according to grpc.health.v1. The
+  // empty name asks whether the server takes work. "liveness" asks whether the
+  // server's process is healthy. The call is not repeated.
   [[nodiscard]] absl::StatusOr<bool> IsHealthy(absl::string_view service = "");
   [[nodiscard]] absl::Status Drain();  // Is not repeated.
   // Records what the engine's thread does in `steps` pieces of work (0: no
@@ -85,8 +85,8 @@ class Client {
       absl::string_view adapter_id, v1::LoraConfig config = {},
       absl::string_view tenant = "",
       v1::Durability durability = v1::DURABILITY_UNSPECIFIED);
-  // Returns a handle of an existing adapter. The number of the handle's first
-  // step is one above that of the adapter's latest step.
+  // Returns a handle of an existing adapter. The handle's step numbers start
+  // one above the adapter's latest step.
   [[nodiscard]] absl::StatusOr<std::unique_ptr<AdapterHandle>> OpenAdapter(
       absl::string_view adapter_id);
   // Creates an adapter from a PEFT LoRA folder on this machine. The call is not
@@ -116,7 +116,7 @@ class Client {
   [[nodiscard]] absl::StatusOr<v1::ListAdaptersResponse> ListAdapters();
   [[nodiscard]] absl::Status DeleteAdapter(absl::string_view adapter_id);
   // SaveCheckpoint, LoadCheckpoint and PublishSnapshot repeat only a request
-  // with a step number, because the server may run a request without one twice.
+  // that has a step number. The server may run other repeated requests twice.
   [[nodiscard]] absl::StatusOr<v1::Checkpoint> SaveCheckpoint(
       const v1::SaveCheckpointRequest& request);
   [[nodiscard]] absl::StatusOr<v1::Adapter> LoadCheckpoint(
@@ -133,8 +133,9 @@ class Client {
   [[nodiscard]] absl::StatusOr<v1::SampleResponse> Sample(
       const v1::SampleRequest& request);
   // Calls `on_delta` with each message, on this thread. If `on_delta` returns
-  // false, the client cancels the call. Messages that arrived before may still
-  // follow, and the result is CANCELLED. The call is not repeated.
+  // false, the client cancels the call, and the result is normally CANCELLED.
+  // `on_delta` may still get messages that had already arrived. The call is not
+  // repeated.
   [[nodiscard]] absl::Status SampleStream(
       const v1::SampleRequest& request,
       const std::function<bool(const v1::SampleStreamResponse&)>& on_delta);

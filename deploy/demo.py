@@ -2,11 +2,11 @@
 """Four tenants train four adapters on one server at the same time.
 
 A pirate, a haiku gardener, a ship's telegraph and a clerk who thinks in JSON
-answer the same questions. Each tenant is a client process of its own that
-trains its own LoRA adapter over gRPC; the server batches their steps. Prints
-the losses as they fall, then what the base model and each adapter say to a
-question none of them has seen. Exits with 1 unless every loss fell by at least
-30 %.
+answer the same questions. Each tenant is a client process that trains its own
+LoRA adapter over gRPC. The server batches the tenants' steps. The script prints
+the losses during training. Then it asks the base model and each adapter a
+question that was not in the training data, and prints the answers. It exits
+with 1 if any loss fell by less than 30 %.
 
     deploy/demo.py --server 127.0.0.1:50051
 """
@@ -117,7 +117,7 @@ def make_data(tokenizer: Tokenizer, tenant: Tenant) -> list[weft.Datum]:
 
 
 def loss_per_token(result: weft.TrainResult, data: Sequence[weft.Datum]) -> float:
-    """Returns the mean loss over target tokens, where the service returns sums."""
+    """Returns the mean loss per target token. The service returns the sum."""
     weights = [datum.weights for datum in data if datum.weights is not None]
     return float(result.metrics["loss:sum"]) / float(np.concatenate(weights).sum())
 
@@ -127,7 +127,7 @@ def adapter_id(tenant: Tenant) -> str:
 
 
 def new_adapter(client: weft.Client, tenant: Tenant) -> weft.Adapter:
-    """Creates the adapter, and deletes one that an earlier run left."""
+    """Creates the adapter. First deletes the adapter of an earlier run, if any."""
     name = adapter_id(tenant)
     if name in {info.adapter_id for info in client.adapters()}:
         client.delete_adapter(name)
@@ -146,7 +146,8 @@ def train(
         for number in range(1, options.steps + 1):
             first = (number - 1) * BATCH % len(data)
             batch = data[first : first + BATCH]
-            # Sends both before the first is answered, so that no time is idle.
+            # Sends both requests before waiting for a reply, so that the server
+            # is not idle between them.
             gradient = adapter.submit.forward_backward(batch)
             update = adapter.submit.optim_step(learning_rate=options.learning_rate)
             loss = loss_per_token(gradient.result(), batch)

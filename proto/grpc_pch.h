@@ -1,5 +1,6 @@
-// Precompiled for everything that uses gRPC: server, client and their tests.
-// These headers take most of their compile time.
+// Headers that are precompiled for the targets that use gRPC: the server, the
+// client and their tests. Without this, the headers would take most of the
+// compile time of these targets.
 #ifndef WEFT_PROTO_GRPC_PCH_H_
 #define WEFT_PROTO_GRPC_PCH_H_
 

@@ -21,8 +21,8 @@ absl::StatusOr<std::string> ReadAdapterId(const Message& request,
   return request.adapter_id();
 }
 
-// Returns the request's tenant; empty if it names none. Caller::Qualify then
-// sets it.
+// Returns the request's tenant. Returns an empty string if the request names no
+// tenant; Caller::Qualify later sets the tenant.
 template <typename Message>
 absl::StatusOr<std::string> ReadTenant(absl::string_view field,
                                        const Message& request) {

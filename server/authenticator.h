@@ -1,8 +1,8 @@
 // Checks bearer tokens against --auth-tokens-file, finds the caller, and
 // decides whether the call is permitted.
 //
-// Processor checks every gRPC call before gRPC reads the call's first message,
-// also calls of methods that do not exist. CallRecord checks again to get the
+// Processor checks every gRPC call, even of an unknown method, before gRPC
+// reads the call's first message. CallRecord repeats the check to get the
 // caller, because a processor can report a caller only for a whole connection.
 #ifndef WEFT_SERVER_AUTHENTICATOR_H_
 #define WEFT_SERVER_AUTHENTICATOR_H_
@@ -32,9 +32,9 @@ class Authenticator {
   static constexpr int kLinesPerSecond = 20;
 
   // Reads the file now, and again within a second after each change. If a
-  // changed file cannot be read or parsed, logs that and keeps the last good
-  // tokens. Errors: those of ReadOperatorFile and ParseTokens, with the name of
-  // the flag.
+  // changed file cannot be read or parsed, logs the error and keeps the last
+  // good tokens. Errors: those of ReadOperatorFile and ParseTokens, with the
+  // name of the flag.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Authenticator>> Start(
       const std::string& tokens_file, prometheus::Registry* registry);
 
@@ -47,10 +47,10 @@ class Authenticator {
       absl::string_view path, absl::string_view authorization) const
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Like Check, for an HTTP request, which needs the scope of the method
+  // Like Check, for an HTTP request that needs the scope of the gRPC method
   // `path`. Passes a refusal to Note, because Processor does not see HTTP
-  // requests. `what` is the HTTP method and the path, `peer` the client's
-  // address.
+  // requests. `what` is the HTTP method and the HTTP path. `peer` is the
+  // client's address.
   [[nodiscard]] absl::StatusOr<Caller> CheckHttp(
       absl::string_view path, absl::string_view authorization,
       const std::string& what, const std::string& peer)
@@ -92,7 +92,7 @@ class Authenticator {
   LabelledCounters failures_;
   mutable Mutex mu_;
   Records records_ ABSL_GUARDED_BY(mu_);
-  // Start of the present interval of one second, and the refusals since then.
+  // Start of the current one-second interval, and the refusals in it so far.
   absl::Time second_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   int lines_ ABSL_GUARDED_BY(mu_) = 0;
   // Declared last, so that its thread ends before the other members are

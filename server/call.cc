@@ -112,7 +112,7 @@ void CallRecord::CountRefusal(const absl::Status& status) {
 }
 
 void CallRecord::NoteError(const absl::Status& status) {
-  // A cancelled call is no failure of the server.
+  // A cancelled call is not a failure of the server.
   if (absl::IsCancelled(status)) return;
   const std::string rpc = RpcName(rpc_);
   const std::optional<Reason> reason = FindReason(status);
@@ -141,8 +141,8 @@ void CallRecord::Audit(const absl::Status& status) const {
 
 absl::Status CallRecord::Settle(const absl::Status& status) {
   const TraceScope scope(trace());
-  // Leaves the quota before the reply, because a client that has the reply may
-  // begin its next call at once.
+  // Leaves the quota before the reply is sent, because a client that has the
+  // reply may begin its next call at once.
   if (has_tenant()) core_->quota.Leave(caller()->tenant());
   const absl::Duration elapsed = absl::Now() - start_;
   core_->metrics.Handled(rpc_, status, elapsed);

@@ -28,8 +28,8 @@ struct CallOrigin {
   TraceId trace = MakeTraceId("", "");
 };
 
-// Follows one call from its arrival to its status: metrics, log line, trailers,
-// quota.
+// Follows one call from its arrival to its status. Updates the metrics and the
+// tenant's quota, sets the trailers, and writes the log line.
 // Threads: any, one at a time. Call Settle or Close exactly once.
 class CallRecord {
  public:
@@ -46,7 +46,7 @@ class CallRecord {
   [[nodiscard]] absl::Time deadline() const { return origin_.deadline; }
 
   // Returns the caller. Errors: those of Authenticator::Check, because a token
-  // may be revoked between gRPC's check and this one.
+  // may be revoked after gRPC has checked it.
   [[nodiscard]] const absl::StatusOr<Caller>& caller() const {
     return origin_.caller;
   }
@@ -57,9 +57,9 @@ class CallRecord {
   [[nodiscard]] absl::StatusOr<Engine*> Admit() const;
 
   // Validates the request and returns it in the engine's form, with the
-  // engine's names of adapters and the call's deadline (if the form has that
-  // field). Counts its tokens against the tenant's rate. REQUIRES: caller() is
-  // OK. Errors: those of Validate, Qualify and Spend.
+  // engine's names of adapters and the call's deadline (if the form has a
+  // deadline). Counts the request's tokens against the tenant's rate. REQUIRES:
+  // caller() is OK. Errors: those of Validate, Qualify and Spend.
   template <typename Request>
   [[nodiscard]] auto Read(const Engine& engine, const Request& request)
       -> decltype(Validate(request, RequestLimits())) {
@@ -75,9 +75,9 @@ class CallRecord {
   }
   [[nodiscard]] RequestLimits limits(const Engine& engine) const;
 
-  // Calls Admit and Read, then `start` with the engine and the result of Read,
-  // in a TraceScope of the call. Returns OK if `start` ran, otherwise the
-  // error.
+  // In a TraceScope of the call, calls Admit and Read, then `start` with the
+  // engine and the result of Read. Errors: those of Admit and Read. After an
+  // error, `start` does not run.
   template <typename Request, typename StartFn>
   [[nodiscard]] absl::Status Begin(const Request& request, StartFn start) {
     const TraceScope scope(trace());
@@ -89,8 +89,8 @@ class CallRecord {
     return absl::OkStatus();
   }
 
-  // Stores the adapter's id (in a pair: ADAPTER/CHECKPOINT) for Audit and
-  // NoteError.
+  // Stores the object of the call for Audit and NoteError: the adapter's id, or
+  // ADAPTER/CHECKPOINT if `plain` is a pair.
   template <typename Plain>
   void SetObject(const Plain& plain) {
     if constexpr (std::is_same_v<Plain, std::string>) {
@@ -106,18 +106,18 @@ class CallRecord {
   void CountReceived() { core_->metrics.Received(rpc_); }
   void CountSent() { core_->metrics.Sent(rpc_); }
 
-  // Records that the reply is the stored reply of an earlier call: in the
-  // metrics and, for gRPC, in a trailer.
+  // Notes in the metrics and, for gRPC, in a trailer that the reply is the
+  // stored reply of an earlier call.
   void MarkReplayed();
 
-  // Counts and logs the outcome, and ends the call for the tenant's quota.
-  // Returns the status with the caller's names of adapters.
+  // Counts and logs the outcome, and frees the call's place in the tenant's
+  // quota. Returns the status with the caller's names of adapters.
   [[nodiscard]] absl::Status Settle(const absl::Status& status);
-  // Like Settle, for a gRPC call: adds trailers, and returns Finish's status.
+  // Like Settle, for a gRPC call: adds trailers and returns the gRPC status.
   [[nodiscard]] grpc::Status Close(const absl::Status& status);
 
-  // Returns the id of the call's log lines. Hold a TraceScope with it while the
-  // engine takes the request.
+  // Returns the trace id of the call's log lines. Hold a TraceScope of this id
+  // while you pass the request to the engine.
   [[nodiscard]] const TraceId& trace() const { return origin_.trace; }
   [[nodiscard]] ServiceCore* core() const { return core_; }
   [[nodiscard]] grpc::CallbackServerContext* context() const {
@@ -142,16 +142,16 @@ class CallRecord {
     }
   }
   [[nodiscard]] absl::Status Spend(int64_t tokens) const;
-  // Returns whether the call has a valid token. The quota counts only these
-  // calls.
+  // Returns whether the call has a valid token. The quota counts only calls
+  // with a valid token.
   [[nodiscard]] bool has_tenant() const {
     return caller().ok() && !caller()->tenant().empty();
   }
   void CountRefusal(const absl::Status& status);
   // Adds the failure to ServiceCore::errors, unless it is CANCELLED.
   void NoteError(const absl::Status& status);
-  // Logs what an operator may want to look up later: deletions and drains, and
-  // an admin's calls of methods that need scope train or admin.
+  // Logs the calls that an operator may want to look up later: deletions,
+  // drains, and an admin's calls of methods that need scope train or admin.
   void Audit(const absl::Status& status) const;
 
   ServiceCore* const core_;

@@ -1,5 +1,5 @@
-// The latest calls that failed, for people who watch the server. Keeps no
-// status messages, and of a request only the adapter's name.
+// Keeps the latest failed calls, for people who watch the server. Stores the
+// adapter's name, but nothing else of a request, and no status messages.
 #ifndef WEFT_SERVER_CALL_ERRORS_H_
 #define WEFT_SERVER_CALL_ERRORS_H_
 
@@ -25,22 +25,22 @@ struct CallError {
   std::string reason;      // Reason::name of the error; empty if it has none.
   std::string adapter_id;  // Empty if no valid name was read.
   std::string tenant;      // The caller's tenant.
-  absl::Time at;           // The end of the latest such call.
-  // How many failed calls agree in rpc, code, reason and adapter_id.
+  absl::Time at;           // When the latest of the `count` calls ended.
+  // How many failed calls have this rpc, code, reason and adapter_id.
   int64_t count = 1;
 };
 
 // Threads: any.
 class CallErrors {
  public:
-  // How many different errors are kept for one Owner (below), and for how many
+  // The most different errors that are kept for one Owner (below), and the most
   // Owners.
   static constexpr size_t kMaxKept = 32;
   static constexpr size_t kMaxOwners = 256;
 
   // Adds one failed call. `error` has the engine's name of the adapter. If the
   // caller has too many different errors, drops the oldest one. If there are
-  // too many Owners, drops all errors of the Owner that had none for longest.
+  // too many Owners, drops the errors of the Owner whose last error is oldest.
   void Add(const Caller& caller, CallError error) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Returns at most `max` errors, newest first, with the caller's names of

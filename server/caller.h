@@ -56,8 +56,8 @@ class Caller {
     return status;
   }
 
-  // Replaces the engine's names in a result by the caller's. Removes from a
-  // list the entries that the caller does not own.
+  // Replaces the engine's names in a result by the caller's names. If the
+  // result is a list, removes the entries that the caller does not own.
   template <typename Result>
   void Reveal(Result* result) const {
     if constexpr (requires { result->adapter_id; }) {

@@ -14,8 +14,8 @@ namespace {
 
 using nlohmann::json;
 
-// Returns whether a --config file may have the flag. It may not have actions,
-// such as --help, or --config itself.
+// Returns whether a --config file may set the flag. Actions, such as --help,
+// and --config itself are not allowed.
 bool IsSetting(const Flag& flag) {
   return !flag.is_action && flag.name != "config";
 }

@@ -18,14 +18,14 @@
 namespace weft {
 
 // Reads the file's settings into `settings`. Adds an error to `errors` for each
-// name that is unknown, repeated or no setting, and for each value that does
-// not parse. Stops with an error if the file cannot be read or is not one flat
-// JSON object.
+// name that is unknown, repeated or not allowed in a file, and for each value
+// that does not parse. Adds an error and stops if the file cannot be read or is
+// not one flat JSON object.
 void ReadConfigFile(const std::string& path, Settings* settings,
                     std::vector<std::string>* errors);
 
 // Returns all settings in the form of a --config file. Each setting that was
-// given has a comment that tells where it was given.
+// given, and so is not a default, has a comment with its source.
 [[nodiscard]] std::string ConfigText(const Settings& settings);
 
 }  // namespace weft

@@ -35,7 +35,7 @@ constexpr absl::Duration kFailureGrace = absl::Seconds(15);
 // error.
 constexpr absl::Duration kReasonGrace = absl::Seconds(3);
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
-// The interval of Drain is short, because an idle engine drains at once.
+// Drain checks at short intervals, because an idle engine drains at once.
 constexpr absl::Duration kDrainInterval = absl::Milliseconds(5);
 
 void SetUpLog(const ServerOptions& options) {
@@ -129,11 +129,11 @@ void LogFailure(const char* what, const absl::Status& status) {
        {"error", std::string(status.message())}});
 }
 
-// Starts the engine on a thread of its own and watches for signals. A signal
-// ends the process at once, because no work was accepted and loading cannot be
-// interrupted. If another rank ends, loading might wait for it forever. So the
-// process ends kReasonGrace later, unless loading returns an error before. If
-// loading succeeds although a rank has ended, the process ends at once.
+// Starts the engine on a separate thread and watches for signals. A signal ends
+// the process at once, because no work was accepted and loading cannot be
+// interrupted. If another rank ends, loading might wait for this rank forever.
+// So loading has kReasonGrace left to return an error, and then the process
+// ends. If loading succeeds although a rank has ended, the process also ends.
 absl::StatusOr<std::unique_ptr<Engine>> Load(const EngineOptions& options,
                                              const EngineStarter& start_engine,
                                              const StopSignals& signals,
@@ -157,8 +157,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Load(const EngineOptions& options,
     std::_Exit(0);
   }
   loader.join();
-  // The engine cannot compute without the rank. Serve would not learn of its
-  // end, because Check reports a rank once.
+  // The engine cannot compute without the rank that has ended. Serve would not
+  // notice, because Check reports the end of a rank only once.
   if (engine.ok() && give_up != absl::InfiniteFuture()) {
     std::_Exit(kExitFailed);
   }
@@ -174,8 +174,8 @@ void ExitLater(int status) {
   }).detach();
 }
 
-// Returns UNAVAILABLE if the engine has hung for kHeartbeatLimit plus
-// kHangGrace.
+// Returns UNAVAILABLE if the engine's last heartbeat is older than
+// kHeartbeatLimit + kHangGrace.
 absl::Status CheckHeartbeat(const Engine& engine) {
   const absl::Duration age = absl::Now() - engine.last_heartbeat();
   if (age <= kHeartbeatLimit + kHangGrace) return absl::OkStatus();

@@ -243,8 +243,8 @@ class DatumReader {
     return absl::OkStatus();
   }
 
-  // Returns the part of the error message that follows the expert at `index`;
-  // empty if the expert is valid.
+  // Checks the expert at `index`. Returns the text that follows the expert's id
+  // in the error message, or an empty string if the expert is valid.
   absl::string_view WrongExpert(const std::vector<uint16_t>& routing,
                                 size_t index) const {
     if (routing[index] >= limits_.num_experts) return ", must be in [0, ";

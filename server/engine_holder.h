@@ -14,7 +14,7 @@ namespace weft {
 // Ownership: the caller of Set owns the engine. The engine outlives the server.
 class EngineHolder {
  public:
-  // Sets the engine when it can take work. Call it once.
+  // Sets the engine. Call it once, when the engine can take work.
   void Set(Engine* engine) { engine_.store(engine); }
 
   // Refuses new work from now on.

@@ -82,8 +82,8 @@ int64_t FindNonFinite(absl::Span<const float> values) {
   const auto is_bad = [](float value) {
     return (std::bit_cast<uint32_t>(value) & kExponent) == kExponent;
   };
-  // The loop has no early exit, so that the compiler vectorizes it. Nearly all
-  // requests are valid, so nearly all loops read all values anyway.
+  // The loop has no early exit, so that the compiler vectorizes it. An early
+  // exit would save little, because nearly all requests are valid.
   bool any = false;
   for (const float value : values) any |= is_bad(value);
   if (!any) return -1;

@@ -24,14 +24,14 @@ class FileAssembler {
 
   virtual ~FileAssembler() = default;
 
-  // Adds a message: first the options, then the chunks of one file after the
-  // other. Errors: INVALID_ARGUMENT for another order, a field that is not
-  // valid, or more than kMaxFiles files.
+  // Adds a message. The first message has the options. The others have chunks,
+  // with all chunks of a file in a row. Errors: INVALID_ARGUMENT for a wrong
+  // order, an invalid field, or more than kMaxFiles files.
   [[nodiscard]] absl::Status Add(const Message& message);
 
-  // Returns the joined request when the stream has ended, and empties the
-  // assembler. Errors: INVALID_ARGUMENT if the options or adapter_config.json
-  // are missing.
+  // Returns the joined request and empties the assembler. Call it when the
+  // stream has ended. Errors: INVALID_ARGUMENT if the options or
+  // adapter_config.json are missing.
   [[nodiscard]] absl::StatusOr<Request> Finish();
 
  protected:

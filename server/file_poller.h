@@ -14,15 +14,15 @@
 
 namespace weft {
 
-// Reads the whole file and follows links. Errors: NOT_FOUND; INTERNAL;
+// Reads the whole file, through symbolic links. Errors: NOT_FOUND; INTERNAL;
 // RESOURCE_EXHAUSTED if the file is larger than 16 MiB or no descriptor is
 // left. The message does not name the path.
 [[nodiscard]] absl::StatusOr<std::string> ReadOperatorFile(
     const std::string& path);
 
 // Calls `changed` when one of the files changes. Checks the files every half
-// second. It does not use inotify, because Kubernetes swaps links to folders
-// and network file systems report no changes.
+// second. Does not use inotify, which misses changes on network file systems
+// and changes that Kubernetes makes by swapping symbolic links.
 // Threads: `changed` runs on the poller's thread, never after the destructor.
 class FilePoller {
  public:
@@ -35,7 +35,8 @@ class FilePoller {
 
  private:
   void Loop() ABSL_LOCKS_EXCLUDED(mu_);
-  // Returns a text that changes when a file changes: inodes, sizes and times.
+  // Returns the files' inodes, sizes and times as text, which differs after a
+  // file has changed.
   [[nodiscard]] std::string Signature() const;
 
   const std::vector<std::string> paths_;

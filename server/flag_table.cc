@@ -11,7 +11,7 @@
 namespace weft {
 namespace {
 
-// Makes a row. `field` maps Settings to a reference to the flag's value.
+// Makes a row. `field` returns a reference to the flag's value in Settings.
 template <typename Field>
 Flag MakeFlag(const char* group, std::string name, Field field,
               std::string help, std::string value_name = "") {

@@ -31,20 +31,20 @@ struct Flag {
 
   [[nodiscard]] std::string environment() const;
   // Reads the value from `text` and stores `source` as its source. If the flag
-  // is a list and `source` gave it before, appends to the list. If `text` is
+  // is a list that `source` has set before, appends to the list. If `text` is
   // not a value of the flag, adds an error that names `source` to `errors`.
   void Set(absl::string_view source, absl::string_view text, Settings* settings,
            std::vector<std::string>* errors) const;
 };
 
-// Returns the table, which the first call makes. Threads: any.
+// Returns the table. The first call builds it. Threads: any.
 [[nodiscard]] const std::vector<Flag>& FlagTable();
 
 // Returns the flag of this name; null if there is none.
 [[nodiscard]] const Flag* FindFlag(absl::string_view name);
 
-// Returns the end of the error about an unknown flag: "; did you mean --X?" if
-// a name is similar, otherwise "; see --help".
+// Returns the last part of the error message for an unknown flag: "; did you
+// mean --X?" if a flag has a similar name, otherwise "; see --help".
 [[nodiscard]] std::string NearFlag(absl::string_view name);
 
 }  // namespace weft

@@ -29,7 +29,7 @@ using EnumNames = std::vector<std::pair<absl::string_view, Enum>>;
 [[nodiscard]] const EnumNames<LogStyle>& NamesOf(LogStyle tag);
 [[nodiscard]] const EnumNames<LogLevel>& NamesOf(LogLevel tag);
 
-// Parses the text as a value. Returns false if the text is not a value.
+// Parses `text` as a value of the type of `*out`. Returns false if that fails.
 [[nodiscard]] bool ReadFlagValue(absl::string_view text, std::string* out);
 [[nodiscard]] bool ReadFlagValue(absl::string_view text, int* out);
 [[nodiscard]] bool ReadFlagValue(absl::string_view text, int64_t* out);
@@ -49,7 +49,7 @@ requires std::is_enum_v<Enum>
   return false;
 }
 
-// Returns the placeholder for a value in --help.
+// Returns the placeholder that --help prints for a value of type T.
 template <typename T>
 [[nodiscard]] std::string FlagValueName(const T& /*tag*/) {
   if constexpr (std::is_enum_v<T>) {

@@ -2,10 +2,10 @@
 // drives parsing, --help, --print-config and the documentation of defaults.
 // Precedence: flag > environment > file > default.
 //
-// The parser is weftd's own, because a start lists every mistake at once and
-// suggests similar names. CLI11, which Debian has, stops at the first mistake.
+// weftd has its own parser, which reports all mistakes at once and suggests
+// similar names. CLI11, which Debian packages, stops at the first mistake.
 //
-// This code uses neither Torch nor network, so that --help is quick.
+// This code does not use Torch or the network, so that --help is quick.
 #ifndef WEFT_SERVER_FLAGS_H_
 #define WEFT_SERVER_FLAGS_H_
 
@@ -31,8 +31,8 @@ struct Settings {
   bool print_config = false;
   std::string config_file;          // Empty: no file.
   int64_t device_memory_bytes = 0;  // For check_config; 0: not given.
-  // Where each setting that was given comes from. Maps the flag's name without
-  // dashes to "--max-rank", "WEFT_MAX_RANK" or "FILE: max-rank".
+  // The source of each setting that was given. Maps a flag's name, such as
+  // "max-rank", to "--max-rank", "WEFT_MAX_RANK" or "FILE: max-rank".
   std::map<std::string, std::string> sources;
 };
 
@@ -45,8 +45,9 @@ struct Settings {
 [[nodiscard]] absl::StatusOr<Settings> ParseSettings(
     const std::vector<std::string>& args, const Environment& environment);
 
-// Returns INVALID_ARGUMENT with the errors of EngineOptions::Validate and
-// ServerOptions::Validate and those about --device-memory-bytes, one per line.
+// Checks all settings. Errors: INVALID_ARGUMENT, with one line for each error
+// of EngineOptions::Validate, of ServerOptions::Validate, or about
+// --device-memory-bytes.
 [[nodiscard]] absl::Status ValidateSettings(const Settings& settings);
 
 // Returns the help, in groups and at most 100 columns wide.

@@ -50,8 +50,8 @@ void SetLimits(const ServerOptions& options, grpc::ServerBuilder* builder) {
   for (const auto algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
     builder->SetCompressionAlgorithmSupportStatus(algorithm, false);
   }
-  // The limit is so high that steps which wait for a missing step do not take
-  // all streams. Otherwise the missing step could never arrive.
+  // The limit is high, because steps that wait for a missing step hold streams.
+  // If they held all streams, the missing step could never arrive.
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 1024);
   grpc::ResourceQuota quota("weftd");
   quota.Resize(static_cast<size_t>(options.max_message_bytes * kQuotaMessages));

@@ -26,13 +26,14 @@
 namespace weft {
 
 // The engine counts as hung if its heartbeat is older than this. The engine's
-// thread renews the heartbeat after each piece of work, at most a micro-batch,
-// and while it is idle. A micro-batch takes about a second on a GPU, and at
-// most minutes for a large model on a CPU. deploy/prometheus warns earlier.
+// thread renews the heartbeat while idle and after each piece of work. The
+// longest piece is a micro-batch. It takes about a second on a GPU, and at most
+// minutes for a large model on a CPU. An alert in deploy/prometheus fires
+// earlier.
 inline constexpr absl::Duration kHeartbeatLimit = absl::Minutes(15);
 // If the engine hangs for kHeartbeatLimit plus this time, the process ends, so
-// that a supervisor restarts it. In this time, liveness is NOT_SERVING, so that
-// a probe may restart the process sooner and an operator may look at it.
+// that a supervisor restarts it. During kHangGrace, liveness is NOT_SERVING. A
+// probe may then restart the process sooner, or an operator may inspect it.
 inline constexpr absl::Duration kHangGrace = absl::Minutes(5);
 
 // Serves all listeners. The health services "" and "weft.v1.TrainingService"

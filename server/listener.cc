@@ -38,15 +38,15 @@ size_t DefaultLimit() {
   return std::clamp<size_t>(limit.rlim_cur / 2, 1, kMaxDefault);
 }
 
-// Listens on the address with `*port`. Returns the descriptor and sets `*port`
-// to the port that was chosen. If that fails, returns -errno.
+// Listens on `address` with the port `*port`. Returns the descriptor and sets
+// `*port` to the port that was chosen. Returns -errno if it cannot listen.
 int Open(const addrinfo& address, int* port) {
   UniqueFd fd(
       socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (fd.get() < 0) return -errno;
   const int on = 1;
-  // Permits a port with connections that linger after their close. A port on
-  // which another socket listens stays refused.
+  // Permits a port that still has closed connections in TIME_WAIT. bind still
+  // refuses a port on which another socket listens.
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   sockaddr_storage name = {};
   std::memcpy(&name, address.ai_addr, address.ai_addrlen);
@@ -90,7 +90,7 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Bind(
   WEFT_ASSIGN_OR_RETURN(HostPort place, ParseHostPort("listen", listen));
   std::unique_ptr<Listener> listener(new Listener(max_connections, registry));
   int port = place.port;
-  int error = 0;  // The latest errno, but EADDRINUSE stays. 0: none.
+  int error = 0;  // EADDRINUSE if any address had it, else the last errno.
   const auto open_all = [&](const std::string& host) {
     const Addresses addresses = Resolve(host);
     for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
@@ -106,8 +106,9 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Bind(
   // 0.0.0.0 if the machine has no IPv6.
   if (place.host == "0.0.0.0") open_all("::");
   if (listener->sockets_.empty() && error != EADDRINUSE) open_all(place.host);
-  // An address may fail to open: "localhost" may have one of a family that the
-  // machine lacks. One open address is enough if no port was taken.
+  // Some addresses may fail, such as the IPv6 address of "localhost" on a
+  // machine without IPv6. One open address is enough. But if the port is taken
+  // on any address, Bind fails.
   if (listener->sockets_.empty() || error == EADDRINUSE) {
     return absl::UnavailableError(
         absl::StrCat("cannot listen on --listen=", listen, ": ",

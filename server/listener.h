@@ -29,8 +29,8 @@ class Listener {
   // [::] mean all addresses of both families. Connections wait in the kernel
   // until Start. If max_connections is 0, the limit is half of the files that
   // the process may open, at most 10000. Errors: UNAVAILABLE if no address can
-  // be bound or the port is taken on one; those of ParseHostPort; those of
-  // ErrnoStatus.
+  // be bound, or if the port is taken on any address; those of ParseHostPort;
+  // those of ErrnoStatus.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Listener>> Bind(
       const std::string& listen, int max_connections,
       prometheus::Registry* registry);

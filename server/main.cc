@@ -40,8 +40,8 @@ void SetLibraryDefaults() {
   ::setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128", /*replace=*/0);
   ::setenv("LRU_CACHE_CAPACITY", "128", /*replace=*/0);
   // Compute threads that wait for each other spin for some microseconds, then
-  // sleep. Longer spinning gains nothing on idle cores and takes time from
-  // shared ones.
+  // sleep. Longer spinning gains nothing on idle cores. On shared cores, it
+  // takes time from other threads.
   ::setenv("GOMP_SPINCOUNT", "20000", /*replace=*/0);
 }
 
@@ -66,11 +66,12 @@ bool LoadTorch(const std::string& folder) {
 }
 
 // Returns the world of this process: its rank and how to reach the others.
-// Starts the other ranks, except if torchrun or another launcher started them.
+// Starts the other ranks, unless torchrun or another launcher started them.
 absl::StatusOr<weft::World> MakeWorld(const weft::EngineOptions& options,
                                       char** argv, weft::LocalRanks* others) {
   const int size = options.tensor_parallel_size * options.data_parallel_size;
-  // A server of one rank ignores RANK and the like, which an outer job may set.
+  // A server of one rank ignores variables such as RANK, because they may
+  // belong to an outer job.
   if (size == 1) return weft::World();
   absl::StatusOr<std::optional<weft::World>> given =
       weft::WorldFromEnvironment(weft::ProcessEnvironment());
@@ -89,14 +90,14 @@ absl::StatusOr<weft::World> MakeWorld(const weft::EngineOptions& options,
   return world;
 }
 
-// Loads LibTorch and returns the function of this name in weftd.so. If that
-// fails, prints a message on stderr and returns null.
+// Loads LibTorch and returns the function `name` of weftd.so. If that fails,
+// prints a message on stderr and returns null.
 void* FindInService(const weft::ServerOptions& options, const char* name) {
   if (!options.torch_dir.empty() && !LoadTorch(options.torch_dir)) {
     return nullptr;
   }
-  // This binary's RUNPATH leads to weftd.so. RTLD_GLOBAL also concerns
-  // LibTorch, whose libraries use each other's symbols.
+  // dlopen finds weftd.so by this binary's RUNPATH. RTLD_GLOBAL also applies to
+  // LibTorch's libraries, which weftd.so loads. They use each other's symbols.
   void* const library = ::dlopen("weftd.so", RTLD_NOW | RTLD_GLOBAL);
   void* const function = library == nullptr ? nullptr : ::dlsym(library, name);
   if (function == nullptr) std::fprintf(stderr, "weftd: %s\n", ::dlerror());

@@ -21,8 +21,8 @@ class MetricValues {
 
   // Returns the sum over all labels of a family; 0 if there is no such family.
   [[nodiscard]] double Sum(const std::string& name) const;
-  // Returns a family's values, added up for each value of the first label;
-  // empty if there is no such family.
+  // Returns a map from each value of the family's first label to the sum of the
+  // metrics with this label value; empty if there is no such family.
   [[nodiscard]] std::map<std::string, double> ByLabel(
       const std::string& name) const;
   // Returns the seconds since the start of the process; 0 if unknown.

@@ -59,8 +59,8 @@ MetricsServer::MetricsServer(std::unique_ptr<prometheus::Exposer> exposer,
                              std::string address)
     : exposer_(std::move(exposer)), address_(std::move(address)) {}
 
-// civetweb's listening thread checks whether it must stop only every 2 s and at
-// each connection. No option changes that, so the destructor connects.
+// civetweb's listening thread checks for a stop only once in 2 s and when a
+// client connects. No option changes this, so the destructor itself connects.
 MetricsServer::~MetricsServer() {
   absl::Notification stopped;
   std::thread stop([&] {

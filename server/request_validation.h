@@ -30,8 +30,8 @@
 
 namespace weft {
 
-// Limits of the targets of a token, of the entries of a StopRule, and of
-// top_logprobs and prompt_top_logprobs.
+// The most targets of a token, the most entries of a StopRule, and the highest
+// value of top_logprobs and of prompt_top_logprobs.
 inline constexpr uint32_t kMaxTargetsPerToken = 1024;
 inline constexpr size_t kMaxStopEntries = 64;
 inline constexpr uint32_t kMaxTopLogprobs = 20;
@@ -56,8 +56,9 @@ struct RequestLimits {
 [[nodiscard]] RequestLimits MakeLimits(const EngineInfo& info,
                                        const ServerOptions& options);
 
-// Returns INVALID_ARGUMENT, which names `field`, if `asked` and the model has
-// no experts. `asked` is true if the request has or wants routing.
+// Returns INVALID_ARGUMENT, which names `field`, if `asked` is true but the
+// model has no experts. `asked` says whether the request sends routing or asks
+// for it.
 [[nodiscard]] absl::Status CheckRouting(absl::string_view field, bool asked,
                                         const RequestLimits& limits);
 
@@ -68,7 +69,7 @@ struct RequestLimits {
 [[nodiscard]] absl::StatusOr<OptimStepRequest> Validate(
     const v1::OptimStepRequest& request, const RequestLimits& limits);
 
-// Replaces absent fields by defaults; an absent seed by a random one.
+// Sets absent fields to their defaults, and an absent seed to a random number.
 [[nodiscard]] absl::StatusOr<SampleRequest> Validate(
     const v1::SampleRequest& request, const RequestLimits& limits);
 

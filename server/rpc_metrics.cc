@@ -43,8 +43,8 @@ constexpr RpcMethod kRpcMethods[] = {
 };
 static_assert(std::size(kRpcMethods) == static_cast<size_t>(Rpc::kCount));
 
-// The names that gRPC for Go gives to status codes. The metrics have the names
-// of go-grpc-prometheus.
+// The names that gRPC for Go gives to status codes. The metrics use them as
+// labels, as go-grpc-prometheus does.
 constexpr const char* kCodeNames[] = {"OK",
                                       "Canceled",
                                       "Unknown",

@@ -48,9 +48,9 @@ enum class Rpc : uint8_t {
 // Reason TOO_LARGE. Messages above --max-message-bytes are not counted, because
 // gRPC itself refuses them. kQuota counts too many calls, tokens per second or
 // bytes of imports. kAdapterRoom counts too many adapters or bytes of adapters.
-// kDiskFull means the disk of --state-dir or of checkpoints. kNoRoom means any
-// other RESOURCE_EXHAUSTED. kOrder means a step number out of order or an
-// existing name.
+// kDiskFull means that the disk of --state-dir or of the checkpoints is full.
+// kNoRoom means any other RESOURCE_EXHAUSTED. kOrder means a step number out of
+// order, or a name that exists already.
 enum class RejectReason : uint8_t {
   kInvalid,
   kTooLarge,
@@ -65,10 +65,10 @@ enum class RejectReason : uint8_t {
   kCount,
 };
 
-// Returns the reason under which `status` is counted; kCount if it is no
-// refusal. UNAVAILABLE counts as kStarting for the reason ADAPTER_RECOVERING,
-// otherwise as kDraining; CallRecord changes kDraining to kStarting while there
-// is no engine.
+// Returns the reason under which `status` is counted, or kCount if `status` is
+// not a refusal. UNAVAILABLE counts as kStarting if its Reason is
+// ADAPTER_RECOVERING, and as kDraining otherwise. While there is no engine,
+// CallRecord changes kDraining to kStarting.
 [[nodiscard]] RejectReason ReasonOf(const absl::Status& status);
 
 enum class StartupPhase : uint8_t { kListening, kLoading, kServing, kDraining };

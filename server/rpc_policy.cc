@@ -29,8 +29,8 @@ constexpr RpcPolicy kPolicies[] = {
     {"/weft.v1.ServerService/Drain", false, Scope::kAdmin},
     // Needs kAdmin, because a profile shows the work of all tenants.
     {"/weft.v1.ServerService/Profile", false, Scope::kAdmin},
-    // Probes have no token, so Check needs none. It reveals only one word.
-    // Watch needs a token, because it also holds a stream.
+    // Probes have no token, so Check needs none. Check reveals only one word.
+    // Watch needs a token, because Watch also holds a stream.
     {"/grpc.health.v1.Health/Check", true, Scope::kRead},
     {"/grpc.health.v1.Health/Watch", false, Scope::kRead},
     {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", false,

@@ -13,8 +13,8 @@ struct RpcPolicy {
   Scope scope = Scope::kAdmin;
 };
 
-// Returns the method's policy; null if it has none, and then nobody may call
-// it.
+// Returns the policy of a method, or null if it has none. Nobody may call a
+// method without a policy.
 [[nodiscard]] const RpcPolicy* FindPolicy(absl::string_view path);
 
 }  // namespace weft

@@ -22,7 +22,7 @@ constexpr size_t kMaxStopBytes = 256;
 uint64_t DrawSeed() {
   uint64_t seed = 0;
   if (getrandom(&seed, sizeof(seed), 0) != sizeof(seed)) {
-    // getrandom hardly ever fails. Then the time is good enough as a seed.
+    // getrandom hardly ever fails. If it does, the time is a good enough seed.
     seed = static_cast<uint64_t>(absl::GetCurrentTimeNanos());
   }
   return seed;

@@ -1,4 +1,4 @@
-// Fills the load that GetInfo reports, from the server's metrics.
+// Computes the load that GetInfo reports. The input is the server's metrics.
 #ifndef WEFT_SERVER_SERVER_LOAD_H_
 #define WEFT_SERVER_SERVER_LOAD_H_
 

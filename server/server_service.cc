@@ -97,7 +97,8 @@ class ServerService final : public v1::ServerService::CallbackService {
         call->record().caller()->Reveal(&*page);
         info->set_num_adapters(static_cast<uint32_t>(page->adapters.size()));
       }
-      // While adapters are restored after a start, their number is not known.
+      // UNAVAILABLE means that adapters are still being restored after a start.
+      // The reply then leaves out their number.
       call->Reply(absl::IsUnavailable(page.status()) ? absl::OkStatus()
                                                      : page.status());
     });

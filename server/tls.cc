@@ -164,7 +164,7 @@ absl::StatusOr<TlsFiles> TlsRotation::Read() const {
           absl::StrCat(file.flag, ": ", contents.status().message()));
     }
     *file.contents = *std::move(contents);
-    // An empty file of authorities must not mean that clients need no
+    // An empty --tls-client-ca file must not mean that clients need no
     // certificate.
     if (file.contents->empty()) return Bad(file.flag, "the file is empty");
   }

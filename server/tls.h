@@ -32,7 +32,7 @@ struct TlsFiles {
 
 // Reads the files again when they change. New connections use the new files;
 // open connections stay. If the new files cannot be read or do not pass
-// CheckTlsFiles, logs that and keeps the last good ones. So a key and its
+// CheckTlsFiles, logs the error and keeps the last good files. So a key and its
 // certificate may be replaced in any order.
 class TlsRotation {
  public:
@@ -59,8 +59,9 @@ class TlsRotation {
   const ServerOptions options_;
   prometheus::Gauge& expiry_;
   TlsFiles current_;  // After Start, only the poller's thread uses this member.
-  // The files that gRPC reads: the key with its certificates, and the
-  // authorities. They are in memory, so that no copy of the key reaches a disk.
+  // The files that gRPC reads: the key with its certificates, and the CA
+  // certificates for clients. The files are in memory, so that no copy of the
+  // key reaches a disk.
   UniqueFd identity_;
   UniqueFd client_ca_;
   // Declared last, so that its thread ends before the other members are

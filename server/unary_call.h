@@ -57,8 +57,8 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   std::shared_ptr<UnaryCall> self_;
 };
 
-// Passes a result to `fill`. The overload for StepReply passes the result
-// inside, and marks the call as replayed if the reply is a stored one.
+// Passes a result to `fill`. The overload for StepReply passes reply.result,
+// and marks the call as replayed if the engine returned a stored reply.
 template <typename Result, typename Fill>
 void FillReply(CallRecord& /*record*/, const Result& result, const Fill& fill) {
   fill(result);
@@ -71,8 +71,8 @@ void FillReply(CallRecord& record, const StepReply<Result>& reply,
 }
 
 // Runs a call. `start(Engine&, Plain, Callback<Result>)` returns a CancelHandle
-// or nothing. `fill(const T&)` writes the response. T is Result, or the type
-// inside if Result is a StepReply. Plain is the type that Validate returns for
+// or nothing. `fill(const T&)` writes the response. If Result is StepReply<U>,
+// T is U. Otherwise T is Result. Plain is the type that Validate returns for
 // `request`.
 template <typename Result, typename Request, typename StartFn, typename FillFn>
 grpc::ServerUnaryReactor* RunUnary(ServiceCore* core,

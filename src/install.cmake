@@ -1,13 +1,14 @@
 # cmake --install BUILD --prefix DIR makes a tree that runs from any place:
 #   bin/weftd, bin/weftctl
-#   lib/weft/weftd.so, and every library that is not the system's or LibTorch's
-# LibTorch is found as lib/weft/torch, a copy of or a link to the torch package's
-# folder, or by weftd --torch-dir.
+#   lib/weft/weftd.so, and its libraries except those of the system and LibTorch
+# weftd looks for LibTorch in lib/weft/torch, which is a copy of the torch
+# package's folder or a link to it. weftd --torch-dir names another folder.
 if(NOT TARGET weftd)
   return()
 endif()
 
-# DT_RPATH also applies to the libraries of libraries. RUNPATH does not.
+# These flags write DT_RPATH, which also applies to the libraries of libraries.
+# RUNPATH does not.
 target_link_options(weftd PRIVATE -Wl,--disable-new-dtags)
 target_link_options(weftctl PRIVATE -Wl,--disable-new-dtags)
 target_link_options(weftd_service PRIVATE -Wl,--disable-new-dtags)
@@ -19,7 +20,7 @@ set_target_properties(weftd_service PROPERTIES
 install(TARGETS weftd weftctl RUNTIME DESTINATION bin)
 install(TARGETS weftd_service LIBRARY DESTINATION lib/weft)
 install(FILES LICENSE README.md DESTINATION share/doc/weft)
-# Every system has these: the C and C++ runtimes.
+# Every system has the C and C++ runtimes, so they are not installed.
 install(CODE "set(_system \"^(ld-linux.*|lib(c|m|dl|rt|util|pthread|resolv|stdc\\\\+\\\\+|gcc_s)\\\\.so.*)$\")")
 install(CODE "set(_torch \"^lib(torch|c10|gomp).*\")")
 install(CODE "

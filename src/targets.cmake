@@ -1,6 +1,6 @@
-# One helper per kind of target, so that a module's CMakeLists.txt is a list of
-# names. Dependencies are explicit. tests/lint/layering_test.py checks that the
-# includes agree with src/layers.txt.
+# Defines one helper for each kind of target, so that a module's CMakeLists.txt
+# is a list of names. Dependencies are explicit. tests/lint/layering_test.py
+# checks that the includes agree with src/layers.txt.
 
 find_package(Threads REQUIRED)
 find_package(absl REQUIRED)
@@ -9,10 +9,10 @@ find_package(OpenSSL REQUIRED)
 find_package(PkgConfig REQUIRED)
 # The prefix is not re2, because gRPC's own search for re2 would then fail.
 pkg_check_modules(WEFT_RE2 REQUIRED IMPORTED_TARGET re2)
-# Threads::Threads adds threads. -pthread would not agree with the precompiled
-# headers.
+# Removes -pthread, which would not agree with the precompiled headers.
+# Threads::Threads adds threads.
 set_property(TARGET PkgConfig::WEFT_RE2 PROPERTY INTERFACE_COMPILE_OPTIONS "")
-# CRC32C by the processor's instructions.
+# libisal computes CRC32C with the processor's instructions.
 pkg_check_modules(WEFT_ISAL REQUIRED IMPORTED_TARGET libisal)
 find_package(Protobuf CONFIG QUIET)
 if(NOT Protobuf_FOUND)
@@ -21,9 +21,9 @@ endif()
 add_library(weft_protobuf INTERFACE)
 target_link_libraries(weft_protobuf INTERFACE protobuf::libprotobuf)
 if(WEFT_SANITIZER STREQUAL "thread")
-  # protobuf's map fields have two more members in instrumented sources, but the
-  # library is not instrumented. So protobuf is told that sources are not, and
-  # libstdc++ is told in another way.
+  # In instrumented sources, protobuf's map fields have two more members than in
+  # the library, which is not instrumented. So the first flag hides the
+  # instrumentation from protobuf. The second flag shows it to libstdc++.
   target_compile_options(weft_protobuf INTERFACE
     -U__SANITIZE_THREAD__ -D_GLIBCXX_TSAN=1)
 endif()
@@ -42,19 +42,21 @@ endif()
 
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # Precompiled headers cache only if ccache may ignore their time stamps. Paths
-  # relative to the project let clones and build folders share the cache. The
-  # inode cache lets ccache hash a precompiled header of 400 MB once, and not for
-  # each source.
-  # `cmake -E env` would take 10 ms for each object.
+  # ccache can cache precompiled headers only if it may ignore their time
+  # stamps. Paths relative to the project let clones and build folders share the
+  # cache. With the inode cache, ccache hashes a precompiled header of 400 MB
+  # once instead of for each source.
+  # The launcher is `env`, because `cmake -E env` would take 10 ms for each
+  # object.
   set(CMAKE_CXX_COMPILER_LAUNCHER env
       CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 CCACHE_INODECACHE=1
       CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
       ${CCACHE_PROGRAM})
-  # In this mode ccache identifies a result by the files that the compiler read.
-  # nvcc preprocesses a source once for each architecture. And where an old
-  # precompiled header lies, preprocessing its successor reads it in place of
-  # the headers that have changed, so that ccache would return the old one.
+  # With CCACHE_DEPEND, ccache identifies a result by the files that the
+  # compiler read, not by the preprocessed source. Preprocessing has two
+  # problems. nvcc preprocesses a source once for each architecture. And where
+  # an old precompiled header exists, preprocessing the new one reads the old
+  # one instead of the changed headers, so that ccache would return the old one.
   set(_by_dependencies ${CMAKE_CXX_COMPILER_LAUNCHER})
   list(INSERT _by_dependencies 1 CCACHE_DEPEND=1)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${_by_dependencies})
@@ -62,8 +64,9 @@ if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
 endif()
 
 # weft_precompile(OWNER HEADER): the library OWNER owns the precompiled header.
-# In angle brackets, because otherwise CMake writes the clone's path into it, and
-# then clones share no object that uses it.
+# CMake gets HEADER in angle brackets. Otherwise CMake would write the clone's
+# path into the precompiled header, and clones could not share the objects that
+# use it.
 function(weft_precompile owner header)
   file(RELATIVE_PATH _path ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR}/${header})
   target_precompile_headers(${owner} PUBLIC <${_path}>)
@@ -84,15 +87,16 @@ if(WEFT_SANITIZER)
   string(REPLACE ";" "," _weft_sanitizers "${WEFT_SANITIZER}")
   target_compile_options(weft_flags INTERFACE -fsanitize=${_weft_sanitizers}
                          -fno-omit-frame-pointer -fno-sanitize-recover=all
-                         # Clang does not vectorise loops with checks.
+                         # Clang would warn that it does not vectorise
+                         # loops with checks.
                          $<$<CXX_COMPILER_ID:Clang>:-Wno-pass-failed>)
   target_link_options(weft_flags INTERFACE -fsanitize=${_weft_sanitizers})
 endif()
 
 # LibTorch from the wheel of the project's .venv (deploy/setup.sh). The wheel's
-# own CMake files need a whole CUDA toolkit even for a CPU build, so the target
-# is written here. Its include folder has old protobuf headers. It comes last
-# (-idirafter), so that the system's headers come first.
+# own CMake files need a whole CUDA toolkit even for a CPU build, so this file
+# defines the target. The wheel's include folder has old protobuf headers. The
+# folder comes last (-idirafter), so that the system's headers come first.
 if(WEFT_WITH_TORCH)
   file(GLOB _weft_torch_candidates
        ${PROJECT_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch)
@@ -104,19 +108,20 @@ if(WEFT_WITH_TORCH)
     message(FATAL_ERROR "No LibTorch in WEFT_TORCH_DIR='${WEFT_TORCH_DIR}'. "
                         "Run deploy/setup.sh, or configure with -DWEFT_WITH_TORCH=OFF.")
   endif()
-  # Some wheels have a hash in its name.
+  # In some wheels the library's name has a hash.
   file(GLOB _weft_openmp ${WEFT_TORCH_DIR}/lib/libgomp*.so*)
   if(NOT _weft_openmp)
     message(FATAL_ERROR "No libgomp in ${WEFT_TORCH_DIR}/lib.")
   endif()
   add_library(weft_torch INTERFACE)
-  # at::parallel_for is a template. Callers without OpenMP would run on one
-  # thread. The runtime is LibTorch's own, so that there is one pool of threads.
+  # at::parallel_for is a template, so it runs on one thread in callers that are
+  # compiled without OpenMP. The OpenMP runtime is LibTorch's own, so that there
+  # is only one pool of threads.
   target_compile_options(weft_torch INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>
     $<$<COMPILE_LANGUAGE:CXX>:-idirafter${WEFT_TORCH_DIR}/include>)
-  # The wheel's libraries name CUDA libraries that a CPU host lacks. They are
-  # resolved at run time, and only for the parts that are used.
+  # The wheel's libraries use symbols of CUDA libraries that a CPU host lacks.
+  # Such symbols are resolved at run time, and only for the parts that are used.
   target_link_options(weft_torch INTERFACE -Wl,--allow-shlib-undefined
     -Wl,--no-as-needed)
   target_link_libraries(weft_torch INTERFACE
@@ -141,9 +146,9 @@ endfunction()
 
 # weft_asks_for_cuda(FILE...)
 # Names the sources of this folder that depend on whether the build has CUDA.
-# Only for them WEFT_WITH_CUDA is 0 or 1 and CUDA's headers are found. All other
-# objects of the two builds have the same compile commands, so that both share
-# the compiler cache.
+# Only these sources get the macro WEFT_WITH_CUDA (0 or 1) and can include
+# CUDA's headers. All other objects have the same compile commands with and
+# without CUDA, so that both kinds of builds share the compiler cache.
 function(weft_asks_for_cuda)
   if(WEFT_WITH_CUDA)
     set(definition WEFT_WITH_CUDA=1)
@@ -157,10 +162,10 @@ function(weft_asks_for_cuda)
   set_property(GLOBAL APPEND PROPERTY WEFT_ASKS_FOR_CUDA ${paths})
 endfunction()
 
-# weft_use_pch(TARGET OWNER): the precompiled header that OWNER has built.
+# weft_use_pch(TARGET OWNER): TARGET uses the precompiled header of OWNER.
 function(weft_use_pch target owner)
   target_precompile_headers(${target} REUSE_FROM ${owner})
-  # An executable's -fPIE would not agree with the precompiled -fPIC headers.
+  # An executable's -fPIE would not agree with headers precompiled with -fPIC.
   get_target_property(type ${target} TYPE)
   if(type STREQUAL "EXECUTABLE")
     set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
@@ -201,13 +206,16 @@ endfunction()
 
 # weft_cc_test(NAME name [TORCH] [ISOLATED] [ONE_THREAD] [SHARDS n] [PCH owner]
 #              SRCS ... DEPS ... LABELS ...)
-# The program is one ctest entry, labelled for `tests/run.sh LABEL`, because the
-# start of a program that links LibTorch takes longer than most tests. Its report
-# has each TEST. `ctest -C single` has an entry for each TEST as well. ISOLATED:
-# each TEST is always an entry, and so has a process of its own. SHARDS: the tests
-# of a long program are n entries, which run beside each other. ONE_THREAD: neither
-# the tests nor what they test start a thread or take a lock, so the thread
-# sanitizer's build leaves the program out; tests/lint/one_thread_test.py checks it.
+# The program is one ctest entry, because a program that links LibTorch takes
+# longer to start than most tests take to run. The entry has LABELS for
+# `tests/run.sh LABEL`, and its report lists each TEST. `ctest -C single` also
+# has one entry for each TEST.
+# ISOLATED: each TEST is always an entry of its own, and so has its own process.
+# SHARDS: the tests of a long program are split into n entries, which can run at
+# the same time.
+# ONE_THREAD: the tests and the tested code start no threads and take no locks,
+# so the thread sanitizer's build leaves the program out.
+# tests/lint/one_thread_test.py checks this.
 function(weft_cc_test)
   cmake_parse_arguments(A "TORCH;ISOLATED;ONE_THREAD" "NAME;PCH;SHARDS;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
   if(NOT BUILD_TESTING OR (A_TORCH AND NOT WEFT_WITH_TORCH) OR
@@ -263,8 +271,8 @@ function(weft_cc_test)
   endforeach()
 endfunction()
 
-# Makes ctest read what gtest_discover_tests() has just written in `ctest -C
-# single` alone.
+# gtest_discover_tests() has just written a file for ctest. Makes ctest read
+# this file only under `ctest -C single`.
 function(_weft_discover_only_for_single)
   get_directory_property(files TEST_INCLUDE_FILES)
   list(POP_BACK files discovery)
@@ -278,7 +286,7 @@ endfunction()
 
 # weft_py_test(NAME name [CONFIGURATIONS name] FILES ... [ARGUMENTS ...] LABELS ...
 #              [TIMEOUT seconds])
-# pytest of some files is one ctest entry. Its report has each test.
+# Makes a pytest run of FILES one ctest entry, whose report lists each test.
 function(weft_py_test)
   cmake_parse_arguments(A "" "NAME;TIMEOUT" "CONFIGURATIONS;FILES;ARGUMENTS;LABELS" ${ARGN})
   if(NOT A_TIMEOUT)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-# How GoogleTest and pytest are told where to write their report.
+# The flag that tells GoogleTest or pytest where to write its report.
 REPORT = re.compile(r"--(?:gtest_output=xml:|junitxml=)(.+)")
 
 

@@ -4,7 +4,7 @@
 # and the format check. With arguments it runs only tests with one of these
 # labels. Label image, which builds a container image, runs only if it is named.
 #
-# tests/run.sh                  # all but label image
+#   tests/run.sh                  # all but label image
 #   tests/run.sh unit             # about three minutes once it is built
 #   tests/run.sh oracle deploy
 set -euo pipefail
@@ -27,11 +27,12 @@ cd "${ROOT}"
 heading "Install what the build needs"
 deploy/setup.sh --cpu
 
-# pip uses one core. So the tests' packages are installed beside the build.
+# pip uses one core, so the tests' packages are installed during the build.
 install_rest() {
   .venv/bin/python deploy/prepare_demo_model.py && deploy/setup.sh "$@"
 }
-# CMake must not look at a compiler while it is being installed.
+# Looks for clang++ before the installer starts, because CMake must not look at
+# a compiler that is being installed.
 meanwhile=(tsan:g++)
 if command -v clang++ >/dev/null; then meanwhile=(asan:clang++ "${meanwhile[@]}"); fi
 packages=(--tests)
@@ -40,7 +41,8 @@ log="$(mktemp)"
 readonly log
 install_rest "${packages[@]}" >"${log}" 2>&1 &
 readonly installer=$!
-# A build that fails leaves no half-installed package behind.
+# If the build fails, waits for the installer, so that no package stays
+# half-installed.
 trap 'wait; rm -f "${log}"' EXIT
 
 heading "Configure and build (preset cpu)"
@@ -48,8 +50,8 @@ cmake --preset cpu
 export NINJA_STATUS="[%f/%t %es] "
 cmake --build --preset cpu --parallel "${JOBS}"
 
-# While the installer runs on one core, the other one builds what needs none of
-# its packages. If a build fails, the test of its preset repeats it.
+# While the installer runs on one core, the other core builds presets that need
+# none of its packages. If a build fails, the preset's test builds again.
 for preset in "${meanwhile[@]}"; do
   if (($# > 0)) || ! kill -0 "${installer}" 2>/dev/null; then break; fi
   heading "Build (preset ${preset%:*})"

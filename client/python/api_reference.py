@@ -18,7 +18,7 @@ BODY = re.compile(r"<main.*?</main>", re.DOTALL)
 
 
 def main() -> None:
-    """Renders each module with pdoc and joins what they say into one page."""
+    """Renders each module with pdoc and joins the results into one page."""
     parser = argparse.ArgumentParser(description="Write the API reference.")
     parser.add_argument("page", type=Path)
     page = parser.parse_args().page

@@ -1,8 +1,8 @@
 """Generates weft/_proto from proto/weft/v1/*.proto with the protoc of grpcio-tools.
 
-Our files import nothing from each other, only what protobuf brings, so their
-modules can stand flat in weft._proto, and no import needs rewriting. There are
-no gRPC stubs: the table in weft/methods.py takes their place, so no plugin is needed.
+The .proto files import only protobuf's own files, not each other. So the generated
+modules can all lie in weft._proto, and no import needs rewriting. There are no gRPC
+stubs, because the table in weft/methods.py replaces them. So no plugin is needed.
 
     python client/python/generate.py
 """
@@ -25,14 +25,15 @@ def _sources() -> list[Path]:
 
 
 def generate() -> None:
-    """Writes the stubs; each file appears whole, so two runs may overlap."""
-    # Only where stubs are made: an unpacked sdist brings its own.
+    """Writes the stubs. Each file is replaced atomically, so two runs may overlap."""
+    # Imported only here, because an unpacked sdist brings its stubs and needs no
+    # grpc_tools.
     from grpc_tools import protoc
 
     OUTPUT.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=OUTPUT.parent) as scratch:
-        # protoc looks for protobuf's own files beside python alone, where only a
-        # system that has its headers has them.
+        # protoc looks for protobuf's own .proto files only beside python. They are
+        # there only if protobuf's headers are installed, so this adds other copies.
         own = resources.files("grpc_tools") / "_proto"
         command = ["protoc", "-I", str(PROTO_ROOT), "-I", str(own)]
         command += [f"--python_out={scratch}"]
@@ -41,17 +42,16 @@ def generate() -> None:
             raise RuntimeError(f"protoc failed: {' '.join(command)}")
         init = Path(scratch, "weft", "v1", "__init__.py")
         init.write_text(DOCSTRING, encoding="utf-8")
-        # __init__ last: its time stamp says that all the others are there.
+        # Moves __init__ last: its time stamp says that all other files are there.
         made = sorted(init.parent.iterdir(), key=lambda path: path == init)
         for path in made:
             os.replace(path, OUTPUT / path.name)
 
 
 def ensure_stubs() -> None:
-    """Generates unless the stubs are newer than the .proto files.
+    """Generates the stubs unless they are newer than the .proto files.
 
-    Outside the repository (an unpacked wheel or sdist) there are no sources;
-    the stubs that came along are used.
+    An unpacked wheel or sdist has no .proto files, so its own stubs are used.
     """
     init = OUTPUT / "__init__.py"
     sources = _sources()

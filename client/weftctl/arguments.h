@@ -1,4 +1,5 @@
-// Parses the command line of one command: its flags and its words.
+// Parses the command line of one command: its flags and its words, which are
+// the positional arguments.
 #ifndef WEFT_CLIENT_WEFTCTL_ARGUMENTS_H_
 #define WEFT_CLIENT_WEFTCTL_ARGUMENTS_H_
 
@@ -16,7 +17,7 @@ namespace weft::weftctl {
 
 struct FlagSpec {
   std::string name;   // Without dashes.
-  std::string value;  // Placeholder in --help. Empty: takes no value.
+  std::string value;  // Placeholder in --help. Empty: the flag takes no value.
   std::string help;
   std::string default_value;
 };

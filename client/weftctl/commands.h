@@ -1,4 +1,4 @@
-// The commands of weftctl. Each function *Commands returns the table of one
+// The commands of weftctl. Each *Commands function returns the commands of one
 // source file.
 #ifndef WEFT_CLIENT_WEFTCTL_COMMANDS_H_
 #define WEFT_CLIENT_WEFTCTL_COMMANDS_H_

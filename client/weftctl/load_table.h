@@ -18,9 +18,10 @@ struct LoadSample {
 };
 
 // Returns two tables: one of the server, and one of at most `max_adapters`
-// adapters, the latest used first. Rates are averages since `before`; without
-// `before` they are "-". A server with tokens reports its load only to admins.
-// Without a load, the table of the server is missing.
+// adapters, the most recently used first. Rates are averages since `before`;
+// without `before` they are "-". The server's table is missing if the server
+// reported no load. A server that requires bearer tokens reports its load only
+// to admins.
 [[nodiscard]] std::string LoadTable(const std::optional<LoadSample>& before,
                                     const LoadSample& now, size_t max_adapters);
 

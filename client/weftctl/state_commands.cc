@@ -1,5 +1,5 @@
-// Commands on the folder of weftd's --state-dir. They run on the machine on
-// which the folder is.
+// Commands that read or copy the folder of weftd's --state-dir. They run on the
+// machine that has the folder.
 #include "absl/strings/str_cat.h"
 #include "client/weftctl/commands.h"
 #include "client/weftctl/output.h"

@@ -44,8 +44,8 @@ absl::StatusOr<TrainOptions> ReadOptions(const Arguments& arguments) {
   return options;
 }
 
-// Trains. Sends ForwardBackward and OptimStep of a step, and only then reads
-// the results of the previous step. So the server seldom waits for this
+// Trains an adapter. Sends ForwardBackward and OptimStep of a step before it
+// reads the results of the previous step. So the server seldom waits for this
 // process.
 class Trainer {
  public:

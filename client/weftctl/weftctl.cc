@@ -137,8 +137,8 @@ absl::StatusOr<std::unique_ptr<Client>> Connect(const Command& command,
 
 int RunCommand(const Command& command, const std::vector<std::string>& rest,
                const Streams& streams) {
-  // The command's own flags come first, because the first flag of a name
-  // counts. So a command may redefine a common flag.
+  // The command's own flags come first. If two flags have the same name, the
+  // first one counts, so a command may redefine a common flag.
   std::vector<FlagSpec> flags = command.flags;
   const std::vector<FlagSpec> common = CommonFlags();
   flags.insert(flags.end(), common.begin(), common.end());

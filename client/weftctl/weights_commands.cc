@@ -116,8 +116,8 @@ absl::Status Inspect(const Session& session) {
       model_dir, " cannot be served: ", report.problems.front().message));
 }
 
-// Returns the tensors that `weights head` copies: the embedding and, if it is
-// not tied, the head, under their canonical names.
+// Returns the tensors that `weights head` copies, under their canonical names:
+// the embedding, and also the head if the head is not tied to the embedding.
 absl::StatusOr<std::vector<weights::CopiedTensor>> HeadTensors(
     const weights::Checkpoint& checkpoint, const model::ModelConfig& config) {
   std::vector<weights::CopiedTensor> tensors;

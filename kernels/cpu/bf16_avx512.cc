@@ -1,6 +1,7 @@
-// Implements bf16_product.h with AVX512_BF16. This source is compiled for that
-// instruction set. So it calls no inline functions of headers, except the
-// compiler's intrinsics, which are always inlined.
+// Implements bf16_product.h with AVX512_BF16. Only this source is compiled for
+// that instruction set. So it calls no inline functions of headers: the linker
+// could use this source's copy of such a function on any processor. The
+// compiler's intrinsics are safe, because they are always inlined.
 #include <immintrin.h>
 
 #include "kernels/cpu/bf16_product.h"
@@ -13,7 +14,7 @@ constexpr int64_t kLanes = 16;  // f32 numbers, or pairs of bf16, in a vector.
 // The most vectors of sums in a tile. These sums, one row of the panel and one
 // pair of x fill up to 29 of the 32 registers.
 constexpr int64_t kTileSums = 24;
-// The size of a tile for a panel with all its outputs.
+// The size of a tile for a panel of kBf16PanelOutputs outputs.
 constexpr int64_t kWholeVectors = kBf16PanelOutputs / kLanes;
 constexpr int64_t kWholeRows = kTileSums / kWholeVectors;
 // Pairs of adjacent inputs in a cache line.
@@ -78,7 +79,7 @@ struct Bf16Reader {
   }
 };
 
-// Reads a weight in f32, and rounds it times `factor` to bf16.
+// Reads a weight in f32, multiplies it by `factor` and rounds it to bf16.
 struct F32Reader {
   using Element = float;
 
@@ -173,9 +174,9 @@ __m512bh PairOf(const uint16_t* x) {
 }
 
 // Prefetches the part of y that the next tile writes. The hardware does not
-// predict addresses that are a row of y apart (Zen 5, two threads, 4096 rows of
-// 576 inputs and 3072 outputs: 455 GFLOP/s a core; 365 without this prefetch
-// and the prefetch in AddProducts).
+// predict addresses that are a row of y apart. On Zen 5 with two threads, for
+// 4096 rows of 576 inputs and 3072 outputs, a core computes 455 GFLOP/s.
+// Without this prefetch and the prefetch in AddProducts, it computes 365.
 template <int64_t kRows, int64_t kVectors>
 [[gnu::always_inline]] inline void PrefetchSums(const float* y,
                                                 int64_t y_stride) {

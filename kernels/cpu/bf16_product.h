@@ -32,7 +32,7 @@ struct Bf16PanelSource {
 };
 
 // Further terms of a product, such as those of an adapter: the rows of a matrix
-// times a packed panel, which may have any number of inputs.
+// times a packed panel. This panel may have any number of inputs.
 struct Bf16Terms {
   const uint16_t* x = nullptr;  // A matrix in bf16 with adjacent inputs.
   int64_t x_row_stride = 0;
@@ -43,10 +43,10 @@ struct Bf16Terms {
 // A product of rows with a packed panel. Legend: B rows, I the panel's inputs
 // rounded up to an even number, O its outputs. The pair of inputs (i, i + 1) of
 // row b is at x[b * x_row_stride + i / 2 * x_pair_stride]. So x may be a matrix
-// with pair stride 2. It may also be a packed panel whose outputs are the rows,
-// with row stride 2 and pair stride 2 kBf16PanelOutputs.
+// with pair stride 2. x may also be a packed panel whose outputs are the rows,
+// with row stride 2 and pair stride 2 * kBf16PanelOutputs.
 struct Bf16PanelProduct {
-  const uint16_t* x = nullptr;  // If I was rounded up, each row ends with 0.
+  const uint16_t* x = nullptr;  // If num_inputs is odd, each row ends with 0.
   int64_t x_row_stride = 0;
   int64_t x_pair_stride = 2;
   int64_t num_rows = 0;
@@ -62,14 +62,14 @@ struct Bf16PanelProduct {
 struct Bf16KernelTable {
   const char* name;
 
-  // Rounds a row times `scale` to bf16, to nearest, ties to even. If `count` is
-  // odd, writes one zero after the row.
+  // Multiplies a row by `scale`, and rounds it to bf16 (to nearest, ties to
+  // even). If `count` is odd, writes one zero after the row.
   void (*round_row)(const float* x, float scale, int64_t count, uint16_t* y);
-  // Packs a panel: for each pair of inputs, the two weights of each of
-  // kBf16PanelOutputs outputs. Missing outputs become zeros. If num_inputs is
-  // odd, the second weights of the last pair are zeros.
+  // Packs a panel. For each pair of inputs, the panel has the two weights of
+  // each of kBf16PanelOutputs outputs. Missing outputs become zeros. If
+  // num_inputs is odd, the second weights of the last pair are zeros.
   void (*pack_panel)(const Bf16PanelSource<uint16_t>& source, uint16_t* panel);
-  // Rounds a weight times `scale` as round_row does, and packs it.
+  // Multiplies a weight by `scale`, rounds it as round_row does, and packs it.
   void (*round_panel)(const Bf16PanelSource<float>& source, float scale,
                       uint16_t* panel);
   // Computes y = x W + last, or adds this to y, where W is the panel. Sums are

@@ -15,8 +15,9 @@ namespace {
 struct PlainInputs {
   static WEFT_INLINE Vec Gate(Vec gate) { return gate; }
   static WEFT_INLINE Vec Up(Vec up) { return up; }
-  // Returns the gradient of `gate`, given d, the gradient of Gate(gate).
-  // UpGradient returns the gradient of `up`, given that of Up(up).
+  // GateGradient returns the gradient of `gate`, given the gradient d of
+  // Gate(gate). UpGradient returns the gradient of `up`, given the gradient d
+  // of Up(up).
   static WEFT_INLINE Vec GateGradient(Vec d, Vec /*gate*/) { return d; }
   static WEFT_INLINE Vec UpGradient(Vec d, Vec /*up*/) { return d; }
 };

@@ -76,10 +76,10 @@ struct KernelTable {
   float (*weigh_block)(const float* logits, int64_t count, float max,
                        float factor, float* weights);
   // Writes softmax(softcap(scale * q k^T)) v over the item's tokens to out [N,
-  // G, C], and the log-sum-exp of the scores to lse [N, G], with the letters of
-  // PagedAttentionItem. lse_merge_rows merges results over disjoint tokens.
+  // G, C], and the log-sum-exp of the scores to lse [N, G]. PagedAttentionItem
+  // defines the letters. lse_merge_rows merges results over disjoint tokens.
   // Reads a key/value head from memory once for up to 32 of its query heads.
-  // The bits of a query head do not depend on other query heads.
+  // The bits of a query head's result do not depend on other query heads.
   // Source: online softmax, Milakov and Gimelshein 2018.
   void (*paged_attention)(const PagedAttentionItem& item, float* out,
                           float* lse);
@@ -118,7 +118,7 @@ struct KernelTable {
   // Writes x [inputs] in 8 bits to `row` (int8_rows.h). Returns whether all x
   // are finite; if not, `row` is incomplete.
   bool (*quantize_row)(const float* x, int64_t inputs, int8_t* row);
-  // Writes the weights [begin, end) of a row in 8 bits to `out` as exact f32.
+  // Writes the weights [begin, end) of an 8-bit row to `out`, as exact f32.
   void (*widen_int8_row)(const int8_t* row, int64_t inputs, int64_t begin,
                          int64_t end, float* out);
   // Computes y = x W with an f32 W [I, O], for few rows of x and the item's

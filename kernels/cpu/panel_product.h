@@ -10,7 +10,7 @@
 
 namespace weft::kernels::cpu {
 
-// Returns how many floats the panels of a matrix [K, N] take at most, with any
+// Returns the most floats that the panels of a matrix [K, N] take with any
 // instruction set.
 [[nodiscard]] constexpr int64_t PanelFloats(int64_t num_terms,
                                             int64_t num_columns) {

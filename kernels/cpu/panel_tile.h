@@ -17,7 +17,8 @@ inline constexpr int64_t kPanelVectors = 3;
 inline constexpr int64_t kPanelColumns = kPanelVectors * kWidth;
 
 // The number of rows of the largest tile. Its sums, a row of the panel and an
-// element of the left matrix fit the registers: 32, or 16 before AVX-512.
+// element of the left matrix fit in the vector registers (32 with AVX-512,
+// otherwise 16).
 template <int64_t kVectors>
 inline constexpr int64_t kPanelRows = kWidth == 16 || kVectors == 1 ? 8 : 4;
 

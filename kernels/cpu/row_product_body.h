@@ -14,8 +14,8 @@ namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
 // The size of the largest tile, in vectors of outputs and in rows. Its sums,
-// kBlockVectors weight vectors and one x fit the registers: 32, or 16 before
-// AVX-512.
+// kBlockVectors weight vectors and one x fit in the vector registers (32 with
+// AVX-512, otherwise 16).
 inline constexpr int64_t kBlockVectors = kWidth == 16 ? 4 : 2;
 inline constexpr int64_t kBlockRows = kWidth == 16 ? 6 : 4;
 

@@ -1,6 +1,6 @@
-// Vectors of floats for the CPU kernels. They are the compiler's vector
-// extension with plain C++ operators, as wide as the instruction set that a
-// source is compiled for.
+// Vectors of floats for the CPU kernels. They use the compiler's vector
+// extension and plain C++ operators. They are as wide as the vectors of the
+// instruction set for which a source is compiled.
 //
 // Each instruction set has a source (table_*.cc), which includes this header in
 // a namespace of its own (WEFT_KERNEL_ISA). So the linker cannot pick an

@@ -14,7 +14,7 @@ namespace {
 // stays NaN.
 WEFT_INLINE Vec Exp(Vec x) {
   constexpr float kLog2E = 1.44269504088896341F;
-  // Adding 1.5 * 2^23 rounds to an integer, which is in the sum's lowest bits.
+  // Adding 1.5 * 2^23 rounds a number to an integer in the sum's lowest bits.
   constexpr float kRound = 12582912.0F;
   const Vec shifted = x * kLog2E + kRound;
   const Vec n = shifted - kRound;

@@ -49,8 +49,8 @@ WEFT_INLINE Vec SumRow(const SkinnyProduct& p, const float* x,
   return sum;
 }
 
-// The number of weight rows that SumOneRow multiplies. Their sums and scales
-// fit the registers.
+// The number of weight rows that SumOneRow multiplies at a time. Their sums and
+// scales fit in the vector registers.
 inline constexpr int64_t kInt8Outputs = kWidth == 16 ? 8 : kSkinnyOutputs;
 
 // Adds the products of one row of x with kInt8Outputs rows of the weight. With

@@ -12,8 +12,8 @@ namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
 // Cuts the rows of x into tiles of nearly equal size, and multiplies each tile
-// with kSkinnyOutputs rows of the weight. Meanwhile prefetches memory of the
-// weight after these rows, as many bytes as `next_rows` rows have.
+// with kSkinnyOutputs rows of the weight. Meanwhile prefetches later rows of
+// the weight: as many bytes as `next_rows` rows have.
 template <typename Weight>
 WEFT_INLINE void RunTiles(const SkinnyProduct& p, const Weight* weight,
                           int64_t next_rows, int64_t output) {
@@ -68,7 +68,8 @@ WEFT_INLINE Vec SumRow(const SkinnyProduct& p, const float* x,
 }
 
 // Multiplies a single row of x with kSkinnyOutputs rows of the weight, one
-// after another. Reading one weight row at a time is faster than a tile.
+// after another. For a single row of x, this is faster than a tile, which reads
+// the weight rows in parallel.
 template <typename Weight>
 WEFT_INLINE void RunOneRow(const SkinnyProduct& p, const Weight* weight,
                            int64_t output) {

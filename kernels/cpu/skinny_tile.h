@@ -18,7 +18,8 @@ namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
 // The most rows of x in a tile. The tile's sums, a vector of each weight row
-// and one of x fit the registers: 32, or 16 before AVX-512.
+// and a vector of x fit in the vector registers (32 with AVX-512, otherwise
+// 16).
 inline constexpr int64_t kTileRows = kWidth == 16 ? 6 : 2;
 
 // Returns `sum` plus the products of the inputs from `begin` on, added one by

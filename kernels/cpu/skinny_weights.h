@@ -22,8 +22,8 @@ WEFT_INLINE Vec LoadWeights(const uint16_t* p) {
   return (Vec)(__builtin_convertvector(half, BitsVec) << 16);
 }
 
-// Returns the integers q of int8_rows.h as floats. With AVX2, names the
-// instruction, because GCC 12 would convert byte by byte.
+// Returns the integers q of int8_rows.h as floats. With AVX2, uses inline
+// assembly, because GCC 12 would convert byte by byte.
 WEFT_INLINE Vec LoadWeights(const int8_t* p) {
 #if defined(__AVX2__)
   typedef int8_t Register __attribute__((vector_size(16)));

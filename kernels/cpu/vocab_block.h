@@ -62,8 +62,8 @@ struct ExpBlock {
   Vec exps[kUnroll] = {};
   Vec weighted[kUnroll] = {};
 
-  // Adds e^d, and for the entropy d e^d, to the sums with index u, where d = (c
-  // - max) * inverse_temperature, and c are logits after the softcap. Returns
+  // Adds e^d to exps[u], and d e^d to weighted[u] for the entropy. Here c are
+  // logits after the softcap, and d = (c - max) * inverse_temperature. Returns
   // e^d times the softcap's derivative.
   WEFT_INLINE Vec Add(Vec c, int64_t u) {
     const Vec d = (c - max) * inverse_temperature;

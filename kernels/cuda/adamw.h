@@ -15,7 +15,7 @@ namespace weft::kernels::cuda {
 // Applies one AdamW step to `count` elements: writes the new weights to
 // weights_out, and updates the moments in place. weights_out may be weights.
 // Threads: any; the work is queued on `stream`, and nothing waits for it.
-// Source:  reference::AdamW.
+// Source: reference::AdamW.
 [[nodiscard]] cudaError_t AdamW(const cpu::AdamWScalars& scalars, int64_t count,
                                 const float* weights_N, const float* gradient_N,
                                 float* moment1_N, float* moment2_N,

@@ -10,18 +10,18 @@ namespace {
 using few_rows::Bf16;
 using few_rows::Chunk;
 
-// The warps of a block have the same outputs and share the groups.
+// All warps of a block have the same outputs, but different groups of inputs.
 constexpr int kWarps = 8;
 constexpr unsigned kThreads = kWarps * kWarp;
 
-// A warp has up to kStages groups under way from memory to shared memory.
+// A warp has up to kStages groups in flight from global to shared memory.
 constexpr int kStages = 4;
 
 // A block has kRowTiles tiles of rows and kOutputTiles tiles of outputs. With
-// many rows, two tiles of outputs use the same registers of x, because
-// otherwise loads of x would take longer than the weight. If the rows are wide,
-// a multiprocessor holds kBlocks blocks, which have 64 or 96 KB of the weight
-// under way. About 40 KB keep an H100's memory busy.
+// many rows, two tiles of outputs share the registers of x. Otherwise the loads
+// of x would take longer than those of the weight. If the rows are wide, the
+// kBlocks blocks of a multiprocessor have 64 or 96 KB of the weight in flight.
+// About 40 KB keep an H100's memory busy.
 template <int kTiles, bool kIsWide>
 struct Shape {
   static constexpr bool kWide = kIsWide;
@@ -46,8 +46,8 @@ __device__ bool HasAlignedInputs(const Int8FewRowsProduct& product) {
                               product.x_stride));
 }
 
-// Loads the lane's 16 inputs of row g of the tiles from `first` on. Inputs and
-// rows that do not exist are 0.
+// Loads the lane's 16 inputs of a group for one row in each of kTiles tiles,
+// which begin with tile `first`. Inputs and rows that do not exist are 0.
 template <bool kAligned, int kTiles>
 __device__ void LoadInputs(const Int8FewRowsProduct& product, int group,
                            int first, Chunk (&x)[kTiles][2]) {
@@ -76,9 +76,9 @@ __device__ void LoadInputs(const Int8FewRowsProduct& product, int group,
   }
 }
 
-// Returns bytes 2 half and 2 half + 1 of a word as bf16. An integer is 128 plus
-// its lower 7 bits, less 128, or less 256 if it is negative. These numbers have
-// the same upper byte in bf16.
+// Returns bytes 2 half and 2 half + 1 of a word as bf16. Each byte is a signed
+// integer with the lower 7 bits b. As bf16, the word 0x4300 + b is 128 + b. The
+// integer is 128 + b minus 128 (0x4300) or, if negative, minus 256 (0x4380).
 __device__ unsigned ToBf16Pair(unsigned word, int half) {
   const unsigned pair =
       __byte_perm(word, 0x43434343, half == 0 ? 0x4140 : 0x4342);
@@ -88,7 +88,8 @@ __device__ unsigned ToBf16Pair(unsigned word, int half) {
 // The left operands of a group's four products.
 using Operands = unsigned[4][4];
 
-// `upper` and `lower` are the chunks of outputs g and g + 8 of a tile.
+// `upper` and `lower` are the chunks of outputs g and g + 8 of a tile, where g
+// is Lane() / 4.
 __device__ void ToOperands(const Int8Chunk& upper, const Int8Chunk& lower,
                            Operands& operands) {
 #pragma unroll
@@ -100,8 +101,8 @@ __device__ void ToOperands(const Int8Chunk& upper, const Int8Chunk& lower,
   }
 }
 
-// Adds a group's products with one tile of rows to the sums. The sums round
-// once in each addition, whatever the shape of the kernel.
+// Adds a group's products with one tile of rows to the sums. Each addition
+// rounds once, so that every Shape gives the same bits.
 __device__ void AddGroup(const Operands& operands, float upper_scale,
                          float lower_scale, const Chunk (&x)[2],
                          float (&sums)[4]) {
@@ -117,7 +118,7 @@ __device__ void AddGroup(const Operands& operands, float upper_scale,
   sums[3] = fmaf(lower_scale, own[3], sums[3]);
 }
 
-// Adds the warp's groups, which are every kWarps-th one.
+// Adds the products of the warp's groups. A warp takes every kWarps-th group.
 template <typename S>
 __device__ void AddGroups(const Int8FewRowsProduct& product, unsigned* ring,
                           float (&sums)[S::kOutputTiles][S::kRowTiles][4]) {
@@ -127,13 +128,13 @@ __device__ void AddGroups(const Int8FewRowsProduct& product, unsigned* ring,
   for (int i = 0; i < kStages - 1; ++i) weight.Start(first + i * kWarps, i);
   unsigned scales[S::kChunks];
   weight.LoadScales(first, scales);
-  // What follows reads x and writes y.
+  // Reads of x and writes of y must wait for earlier launches.
   WaitForEarlierLaunches();
   int stage = 0;
   for (int group = first; group < weight.num_groups(); group += kWarps) {
-    // The copies of a later group start first, because nvcc moves the wait for
-    // this group's before other loads. Their stage is that of the group before,
-    // which is in registers.
+    // Starts the copies of a later group first, because nvcc moves the wait for
+    // this group's copies ahead of other loads. The new copies overwrite the
+    // stage of the previous group, whose chunks have already been read.
     weight.Start(group + (kStages - 1) * kWarps,
                  (stage + kStages - 1) % kStages);
     Chunk x[S::kBatch][2];
@@ -169,7 +170,7 @@ __device__ void AddGroups(const Int8FewRowsProduct& product, unsigned* ring,
   }
 }
 
-// Stores one number of y.
+// Adds the bias to `sum` and stores it as one element of y.
 __device__ void StoreResult(const Int8FewRowsProduct& product, int64_t row,
                             int64_t output, float sum) {
   if (product.bias_O != nullptr) {
@@ -194,7 +195,8 @@ __device__ void StoreTile(const Int8FewRowsProduct& product, int first_row,
   constexpr int kPart = kTileRows * kStride;
   static_assert(kPart <= S::kWarpWords);
   static_assert(kTileRows * S::kOutputs <= kThreads);
-  // All threads wait here, because the sums overwrite what other warps read.
+  // All threads wait here, because other warps may still read the memory that
+  // the sums overwrite.
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < S::kOutputTiles; ++i) {

@@ -1,5 +1,5 @@
-// How the kernel of Int8FewRows (int8_weight.h) reads the weight: several
-// groups ahead to shared memory, and from there to the lane's registers.
+// Reads the weight for the kernel of Int8FewRows (int8_weight.h): copies groups
+// ahead to shared memory, and loads them from there to registers.
 #ifndef WEFT_KERNELS_CUDA_INT8_FEW_ROWS_CUH_
 #define WEFT_KERNELS_CUDA_INT8_FEW_ROWS_CUH_
 
@@ -8,21 +8,21 @@
 
 namespace weft::kernels::cuda::few_int8 {
 
-// A product of tensor cores has 16 outputs and 8 rows of x. Four of them sum
-// over a group. Lane 4 g + t loads the t-th 16 integers of outputs g and g + 8,
-// and the same 16 inputs of row g of x. So the depth of both operands is
-// permuted in the same way, which does not change their product.
+// A tensor-core product has 16 outputs and 8 rows of x. Four products cover a
+// group. In each group, lane 4 g + t loads the t-th 16 integers of outputs g
+// and g + 8, and the same 16 inputs of row g of x. Both operands thus have
+// their inputs in the same permuted order, which does not change the product.
 inline constexpr int kTileOutputs = 16;
 inline constexpr int kTileRows = 8;
 inline constexpr int kGroup = static_cast<int>(cpu::kInt8Group);
 static_assert(kGroup == 4 * kInt8Chunk);
 
-// A lane's chunks on their way from memory, in the lane's places of the warp's
-// ring of shared memory. No lane reads what another lane has loaded.
+// A lane's part of the warp's ring in shared memory. It holds the chunks that
+// the lane has started to load. No lane reads another lane's chunks.
 template <bool kWide>
 class ChunkRing;
 
-// Chunks at multiples of 16 bytes.
+// Rows consist of whole chunks, at multiples of 16 bytes.
 template <>
 class ChunkRing<true> {
  public:
@@ -31,8 +31,8 @@ class ChunkRing<true> {
   __device__ explicit ChunkRing(unsigned* warp_ring)
       : chunks_(reinterpret_cast<uint4*>(warp_ring) + Lane()) {}
 
-  // Starts to load the first `count` integers of a chunk, which are all or
-  // none. The others become 0.
+  // Starts to load a chunk that begins `count` integers before the row's end.
+  // If count <= 0, the chunk is beyond the row and becomes 0.
   __device__ void Start(const int8_t* from, int count, int place) const {
     if (count > 0) {
       CopyAsync(from, kInt8Chunk, chunks_ + place * kWarp);
@@ -49,9 +49,9 @@ class ChunkRing<true> {
   uint4* chunks_;
 };
 
-// Chunks at any place. A chunk at an even place is copied in the words that
-// hold it. The last of them may reach into the scales, which follow it. Other
-// chunks, and those that end with the row, are loaded byte by byte.
+// Chunks at any address. A whole chunk at an even address is copied as the
+// aligned words that contain it. The last word may reach into the row's scales,
+// which follow its integers. Other chunks are loaded byte by byte.
 template <>
 class ChunkRing<false> {
  public:
@@ -99,8 +99,8 @@ class ChunkRing<false> {
   unsigned* words_;
 };
 
-// A lane's part of the weight: chunk i is of output + 8 i. Places in the
-// block's rows are 32 bits wide, because the registers are few.
+// A lane's part of the weight. Chunk i belongs to output Lane() / 4 + 8 i of
+// the block. Offsets in the block's rows have 32 bits, to save registers.
 template <typename S>
 class LaneWeight {
  public:
@@ -116,7 +116,7 @@ class LaneWeight {
   [[nodiscard]] __device__ int num_groups() const {
     return (inputs_ + kGroup - 1) / kGroup;
   }
-  // Starts to load a group, if there is one, to a stage of the ring.
+  // Starts to load a group to a stage of the ring, if the group exists.
   __device__ void Start(int group, int stage) const {
     if (group < num_groups()) {
 #pragma unroll
@@ -131,7 +131,7 @@ class LaneWeight {
   [[nodiscard]] __device__ Int8Chunk Read(int i, int group, int stage) const {
     return ring_.Read(PlaceOf(i, group), stage * S::kChunks + i);
   }
-  // Loads the bits of the scales of a group, if there is one.
+  // Loads the bits of a group's scales, or 0 if the group does not exist.
   __device__ void LoadScales(int group, unsigned (&scales)[S::kChunks]) const {
 #pragma unroll
     for (int i = 0; i < S::kChunks; ++i) {
@@ -155,10 +155,10 @@ class LaneWeight {
     return rows_ + (RowOf(i) + static_cast<unsigned>(InputOf(group)));
   }
 
-  const int8_t* rows_;  // The block's.
+  const int8_t* rows_;  // The block's rows of the weight.
   unsigned stride_;
   int inputs_;
-  int outputs_;  // The number of outputs from the lane's on.
+  int outputs_;  // Number of outputs from the lane's first output on.
   ChunkRing<S::kWide> ring_;
 };
 

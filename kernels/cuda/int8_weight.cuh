@@ -1,4 +1,4 @@
-// What the kernels of int8_weight.h share.
+// Types and functions that the kernels of int8_weight.h share.
 #ifndef WEFT_KERNELS_CUDA_INT8_WEIGHT_CUH_
 #define WEFT_KERNELS_CUDA_INT8_WEIGHT_CUH_
 

@@ -1,7 +1,7 @@
 // Products with weights of 8 bits (kernels/cpu/int8_rows.h).
 //
-//   WidenInt8Rows   the weight's numbers, for products that read them so often
-//                   that a copy in the dtype of the product pays
+//   WidenInt8Rows   copies the weight in the dtype of a product; worthwhile if
+//                   the product reads the weight many times
 //   Int8FewRows     y = x W^T + bias for few rows, as in decoding; reads each
 //                   byte of the weight from memory once
 //
@@ -25,22 +25,22 @@ struct Int8Weight {
   int64_t stride = 0;
 };
 
-// Writes the numbers of the inputs [begin, end) to wide. They are exact in f32,
-// and rounded once in bf16.
+// Writes the weights of the inputs [begin, end) to `wide`. They are exact in
+// f32, and rounded once in bf16.
 // Shapes:  wide [O, end - begin], contiguous and of `dtype`; begin is the first
 //          input of a group.
-// Errors:  cudaErrorInvalidValue for another begin.
+// Errors:  cudaErrorInvalidValue if begin is not the first input of a group.
 // Threads: any; the work is queued on `stream`, and nothing waits for it.
-// Source:  the format in f64.
+// Source:  the format of kernels/cpu/int8_rows.h, in f64.
 [[nodiscard]] cudaError_t WidenInt8Rows(const Int8Weight& weight, int64_t begin,
                                         int64_t end, DType dtype, void* wide,
                                         cudaStream_t stream);
 
-// The most rows of Int8FewRows. With more rows the tensor cores would need more
-// time than reading the weight.
+// The most rows of Int8FewRows. With more rows, the tensor cores would take
+// longer than the reads of the weight.
 inline constexpr int64_t kMaxInt8FewRows = 64;
-// The longest rows of Int8FewRows: bytes of the weight, and elements of x.
-// Places in a block's rows then fit into 32 bits.
+// The largest strides of Int8FewRows, in bytes of the weight and in elements of
+// x. With them, offsets in a block's rows fit into 32 bits.
 inline constexpr int64_t kMaxInt8Stride = int64_t{1} << 25;
 
 struct Int8FewRowsProduct {
@@ -58,8 +58,9 @@ struct Int8FewRowsProduct {
 // first over the integers of a group, times the group's scale, then over the
 // groups. y is rounded once. A NaN stays in its row. A row's bits depend only
 // on that row, the weight and the widths. The kernel starts early (LaunchEarly)
-// and reads the weight at once, so no launch that is still queued may write it.
-// Errors:  cudaErrorInvalidValue for more or longer rows.
+// and reads the weight immediately, so no queued launch may write the weight.
+// Errors:  cudaErrorInvalidValue for more than kMaxInt8FewRows rows, or for a
+//          stride above kMaxInt8Stride.
 // Threads: as for WidenInt8Rows.
 // Source:  the formula in f64.
 [[nodiscard]] cudaError_t Int8FewRows(const Int8FewRowsProduct& product,

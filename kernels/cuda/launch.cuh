@@ -14,11 +14,11 @@ namespace weft::kernels::cuda {
 inline constexpr int64_t kMaxGrid = 2147483647;
 inline constexpr int64_t kMaxGridYz = 65535;
 
-// Waits until the earlier launches of the stream have ended, and their writes
-// can be read. All threads of a kernel that LaunchEarly starts call it, also
-// those that have no work, before the kernel writes anything. Before the call a
-// kernel reads only tables and weights: what was complete before the last
-// ordinary launch of the stream began.
+// Waits until the earlier launches of the stream have ended and their writes
+// can be read. In a kernel that LaunchEarly starts, every thread calls it
+// before the kernel writes anything, even a thread without work. Before the
+// call, a kernel reads only tables and weights, which were complete before the
+// last ordinary launch of the stream began.
 __device__ inline void WaitForEarlierLaunches() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
@@ -26,7 +26,8 @@ __device__ inline void WaitForEarlierLaunches() {
 }
 
 // Returns whether the current device can start a kernel before earlier launches
-// have ended, and runs code that waits: code for an older device does not.
+// have ended. This also requires code that was compiled for compute capability
+// 9.0 or later, because older code does not wait for these launches.
 inline bool StartsEarly() {
   int device = 0, major = 0, minor = 0;
   if (cudaGetDevice(&device) != cudaSuccess ||
@@ -101,9 +102,9 @@ cudaError_t Launch(void (*kernel)(Parameters...), int64_t grid_x,
                       stream, arguments...);
 }
 
-// Starts a kernel like Launch. On a device that can, the kernel may begin
-// before earlier launches of the stream have ended, so that the time to start
-// it overlaps with their end. It calls WaitForEarlierLaunches.
+// Starts a kernel like Launch. If StartsEarly(), the kernel may begin before
+// earlier launches of the stream have ended, so that its startup overlaps with
+// their end. The kernel must call WaitForEarlierLaunches.
 template <typename... Parameters, typename... Arguments>
 cudaError_t LaunchEarly(void (*kernel)(Parameters...), int64_t grid_x,
                         int64_t grid_y, unsigned threads, cudaStream_t stream,

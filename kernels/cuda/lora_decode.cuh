@@ -13,8 +13,8 @@
 
 namespace weft::kernels::cuda::few_rows {
 
-// The warps of a block of RunLoraHeads and of RunLoraResidual. Each warp has
-// kWarpFeatures of the kSpan features of an item.
+// The number of warps in a block of RunLoraHeads or RunLoraResidual. Each warp
+// computes kWarpFeatures of the kSpan features of an item.
 inline constexpr int kDecodeWarps = 8;
 inline constexpr unsigned kDecodeThreads = kDecodeWarps * kWarp;
 inline constexpr int kSpan = kDecodeWarps * kWarpFeatures;
@@ -32,9 +32,9 @@ __device__ int EndOf(int tile, int64_t features) {
   return static_cast<int>(end < features ? end : features);
 }
 
-// Returns whether all these rows of `features` elements begin at multiples of
-// 16 bytes. A null pointer counts as aligned. The host computes this, because
-// in a kernel it would take a register.
+// Returns whether every row of every matrix begins at a multiple of 16 bytes. A
+// row has `features` elements. A null matrix counts as aligned. The host
+// computes this, because in a kernel it would take a register.
 inline bool RowsAreAligned(std::initializer_list<const void*> rows,
                            int64_t features) {
   bool are = true;
@@ -47,8 +47,8 @@ inline bool RowsAreAligned(std::initializer_list<const void*> rows,
 __device__ inline int OwnFeature(int first) {
   return first + WarpIndex() * kWarpFeatures + Lane() % 4 * kChunk;
 }
-// Returns the index in the entry of the lane's upper row (lower = 0) or of its
-// lower row (lower = 1).
+// Returns the lane's upper row (lower = 0) or lower row (lower = 1), as an
+// index in the entry.
 __device__ inline int OwnRow(int lower) {
   return Lane() / 4 + lower * kColumns;
 }
@@ -65,14 +65,14 @@ __device__ inline float SumOverRow(float x) {
   return x + __shfl_xor_sync(kAllLanes, x, 2);
 }
 
-// One lane's first parts of a row's sum of squares: parts l, l + 4 and so on,
-// where l is Lane() % 4. Parts that do not exist are 0.
+// The first kSquares parts of a row's sum of squares that one lane adds: parts
+// l, l + 4 and so on, where l is Lane() % 4. Parts that do not exist are 0.
 inline constexpr int kSquares = 4;
 struct Squares {
   float values[kSquares];
 };
 
-// Loads the squares of a row, but none if the row does not exist.
+// Loads the lane's Squares of a row. They are 0 if the row does not exist.
 __device__ inline Squares LoadSquares(const DeferredNorm& norm, int64_t row,
                                       bool exists) {
   Squares squares = {};
@@ -87,8 +87,8 @@ __device__ inline Squares LoadSquares(const DeferredNorm& norm, int64_t row,
 }
 
 // Returns a row's factor 1 / rms(x); see DeferredNorm. `loaded` is the result
-// of LoadSquares for the row. The factor is of no use if the row does not
-// exist. All lanes of the warp call it.
+// of LoadSquares for the row. If the row does not exist, the result is
+// meaningless. All lanes of the warp call it.
 __device__ inline float FactorOf(const DeferredNorm& norm, int64_t row,
                                  bool exists, const Squares& loaded) {
   if (norm.squares_TP == nullptr) return 1;
@@ -117,8 +117,8 @@ __device__ inline bool BIsAligned(const LoraFewRows& rows,
 
 // Waits for earlier launches. Then fills slab k with the entry's S for the k-th
 // of kSides projections. All threads of the block call it, and all see the
-// slabs afterwards. Before it, kernels read only the table and the adapters'
-// weights, which no launch of a decode step writes.
+// slabs afterwards. Before this call, kernels read only the table and the
+// adapters' weights, which no launch of a decode step writes.
 template <int kSides>
 __device__ void FillSlabs(const LoraParts& parts, const LoraFewRows& rows,
                           const LoraMatrix* matrices, Slab (&slabs)[kSides]) {

@@ -3,8 +3,8 @@
 // consists of four base products, attention, RunLoraFewRowsShrink for o, and
 // these four launches of the functions below:
 //
-//   RunLoraHeads     after q, k, v:  expands; norms and rotates q and k; writes
-//                                    q in place, and k and v to the pages
+//   RunLoraHeads     after q, k, v:  expands; normalizes and rotates q and k;
+//                                    writes q in place, and k and v to pages
 //   RunLoraResidual  after o:        expands; adds to the residual stream; sums
 //                                    its squares; shrinks for gate and up
 //   RunLoraGate      after gate, up: expands; computes the gated product;
@@ -13,11 +13,11 @@
 //                                    its squares; shrinks for the next q, k, v
 //
 // An item is the rows of one table entry at some features. A block computes
-// several items in turn. It needs nothing that another block of its launch
-// computes, so no block waits. For this, the norm before a group is deferred:
-// RunLoraResidual writes u = x * weight and parts of the sum of x^2. The next
-// kernel multiplies by 1 / rms(x), a factor of the row, after the products of u
-// with the base weight and with A.
+// several items in turn. No block waits, because no block needs a result of
+// another block of its launch. To make this possible, the norm before a group
+// is deferred. RunLoraResidual writes u = x * weight and parts of the sum of
+// x^2. The next kernel multiplies each row by its factor 1 / rms(x), after the
+// products of u with the base weight and with A.
 //
 // REQUIRES: the table has an entry for every row, also for rows without an
 // adapter (LoraTableBuilder::AddBaseRows). No B has a rank above
@@ -27,8 +27,9 @@
 // that depends only on the widths. So a row's bits depend only on the row and
 // its adapter. Grids depend only on the table's limits and on the widths.
 //
-// Legend: as in lora_few_rows.h, except F feed-forward. H hidden, W the width
-// of q, k and v together, P parts of a row's sum of squares.
+// Legend: as in lora_few_rows.h, but F is the feed-forward width. H is the
+// hidden width, W the width of q, k and v together, P parts of a row's sum of
+// squares.
 #ifndef WEFT_KERNELS_CUDA_LORA_DECODE_H_
 #define WEFT_KERNELS_CUDA_LORA_DECODE_H_
 
@@ -43,8 +44,8 @@
 
 namespace weft::kernels::cuda {
 
-// The number of features of an item. They make one part of the next group's S
-// and, in RunLoraResidual, one part of the sum of squares.
+// The number of features of an item. From them, the item computes one part of
+// the next group's S and, in RunLoraResidual, one part of the sum of squares.
 inline constexpr int64_t kLoraResidualFeatures = 256;
 inline constexpr int64_t kLoraGateFeatures = 512;
 constexpr int64_t LoraResidualParts(int64_t hidden) {
@@ -72,14 +73,14 @@ struct LoraHeads {
   LoraParts shrunk;
   DeferredNorm norm;
   const void* bias_W = nullptr;  // May be null.
-  // `rows` has the base product's heads of q and k, and slots.v has its heads
-  // of v. They are bf16, and the heads of a row are adjacent. RunLoraHeads
+  // The base product's heads of q and k are in `rows`, and its heads of v are
+  // in slots.v. All are bf16, and the heads of a row are adjacent. RunLoraHeads
   // overwrites q, and writes k and v only to the pages.
   RotaryRows rows;
   HeadNorms norms;  // bf16.
   KvSlots slots;
 };
-// Expands q, k and v, norms and rotates q and k, and stores the results.
+// Expands q, k and v, normalizes and rotates q and k, and stores the results.
 // Errors:  cudaErrorInvalidValue for heads of more than kLoraMaxHeadFeatures,
 //          and for heads or norms that are not bf16; and those of the launch.
 // Threads: any, as for the functions below; the work is queued on `stream`, and
@@ -115,13 +116,13 @@ struct LoraResidual {
   const void* y_TH = nullptr;      // The base product.
   const void* x_TH = nullptr;      // The residual stream.
   void* sum_TH = nullptr;          // x + y + scale S B^T; may be y.
-  const void* weight_H = nullptr;  // The next norm's. Null: no norm, no `next`.
+  const void* weight_H = nullptr;  // The weight of the next norm; may be null.
   void* scaled_TH = nullptr;       // sum * weight.
   float* squares_TP = nullptr;     // LoraResidualParts(H) parts.
   LoraParts next;  // LoraResidualParts(H) parts. Null data: nothing is shrunk.
 };
 // Expands, adds to the residual stream, and shrinks sum * weight for the next
-// group.
+// group. If weight_H is null, writes only sum_TH.
 // Source: RunLoraFewRowsExpand, AddRmsNorm, RunLoraFewRowsShrink.
 [[nodiscard]] cudaError_t RunLoraResidual(const LoraResidual& residual,
                                           cudaStream_t stream);

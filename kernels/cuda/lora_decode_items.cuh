@@ -18,11 +18,11 @@ int64_t DecodeGrid(const LoraTable& table, int64_t tiles) {
   return items < kMost ? items : kMost;
 }
 
-// The most cache lines that a block prefetches for an item: kLinesOfFewItems if
-// the launch has at most kFewItems items, so that no block has a second one,
-// otherwise kLines. All blocks together then prefetch at most 22 MB for their
-// items and as much for their next ones, which stay in the 50 MB cache of an
-// H100 until they are read.
+// The most cache lines that a block prefetches for an item. If the launch has
+// at most kFewItems items, no block has a second item, and the limit is
+// kLinesOfFewItems. Otherwise the limit is kLines. With kLines, all blocks
+// together prefetch at most 22 MB for their items and 22 MB for their next
+// items. Both stay in the 50 MB cache of an H100 until they are read.
 inline constexpr int kLine = 64;  // Elements in a line of 128 bytes.
 inline constexpr unsigned kFewItems = 40;
 inline constexpr int kLines = 640;
@@ -47,19 +47,19 @@ __device__ bool HasLaterRanks(const Place<kMatrices>& place) {
   return has;
 }
 
-// `places` holds the block's present item and its next item, which take turns.
-// While all threads compute the present item, thread 0 writes the place of the
-// next one. It has loaded the next item's entry into `ahead` one item earlier,
-// so it waits for memory only once.
+// `places` holds the block's current item and its next item, which take turns.
+// While all threads compute the current item, thread 0 writes the place of the
+// next item. Thread 0 has loaded that item's entry into `ahead` one item
+// earlier, so it now waits for memory only once.
 template <int kMatrices>
 struct Places {
   Place<kMatrices> places[2];
   LoraFewRows ahead;
-  // The items of the launch. In a register the number would be spilled.
+  // The number of items in the launch. A register for it would be spilled.
   unsigned num_items;
 };
 
-// Writes the place of an item of the entry `rows`, as ForItems describes it.
+// Writes the place of an item: tile `tile` of the entry `rows`.
 template <int kMatrices, typename SlotOf>
 __device__ void LookUp(const LoraTable& table, const LoraFewRows& rows,
                        int tile, SlotOf slot_of, Place<kMatrices>* place) {
@@ -72,14 +72,14 @@ __device__ void LookUp(const LoraTable& table, const LoraFewRows& rows,
 }
 
 // Calls run(place, tile, prefetch_next) for each item of the block. `place` is
-// in shared memory, because operands need the registers. Its matrix k is that
-// of slot slot_of(tile, k), or has rank 0 if the slot is negative. `run` calls
-// prefetch_next() once, in all threads and after a barrier. prefetch_next()
-// calls prefetch(place, tile, lines) for the block's next item, so that its
-// matrices arrive while this item is computed. `lines` is the number of cache
-// lines that the block may prefetch. For the block's first item, ForItems
-// itself calls prefetch() if HasLaterRanks(place). All threads of the block
-// call ForItems.
+// in shared memory, because operands need the registers. Matrix k of the place
+// is the matrix in slot slot_of(tile, k). If the slot is negative, matrix k has
+// rank 0. `run` calls prefetch_next() once, in all threads and after a barrier.
+// prefetch_next() calls prefetch(place, tile, lines) for the block's next item,
+// so that its matrices arrive while this item is computed. `lines` is the
+// number of cache lines that the block may prefetch. For the block's first
+// item, ForItems itself calls prefetch() if HasLaterRanks(place). All threads
+// of the block call ForItems.
 template <int kMatrices, typename SlotOf, typename PrefetchItem, typename Run>
 __device__ void ForItems(const LoraTable& table, int tiles, SlotOf slot_of,
                          PrefetchItem prefetch, Run run) {

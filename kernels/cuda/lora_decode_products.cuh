@@ -41,7 +41,7 @@ __device__ void PrefetchA(const LoraFewRows& rows, const LoraMatrix& a,
 
 // Loads B's first step (LoadStep) for the warp's features, ahead of
 // AddExpansion. `own` is the first of the lane's 8 features. Without kAligned,
-// does nothing, because such loads need more registers.
+// does nothing, because unaligned loads need more registers.
 template <bool kAligned>
 __device__ void LoadFirstStep(const LoraFewRows& rows, const LoraMatrix& b,
                               int features, int own, Chunk (&step)[kTiles]) {

@@ -22,7 +22,7 @@ __device__ void KeepShrunk(const LoraFewRowsProduct& product,
       value;
 }
 
-// The features of a projection to which one item adds.
+// Some features of one projection. One item adds to these features of y.
 struct FeatureTile {
   int64_t slot;
   int64_t column;  // Where the projection begins in y.

@@ -26,10 +26,10 @@ struct Slab {
   Chunk chunks[kRows][kSlabRanks / kChunk + 1];
 };
 
-// Fills the slab with a projection's ranks of S from `first` on: at most kMost,
-// with zeros up to a whole step of kDepth ranks. Calls keep(row, rank, value)
-// for each element of S that it reads. The slab's rows beyond the entry keep
-// old values, and no kernel uses their products.
+// Fills the slab with at most kMost ranks of a projection's S, from `first` on.
+// Pads the ranks with zeros to a whole step of kDepth ranks. Calls keep(row,
+// rank, value) for each element of S that it reads. The slab's rows beyond the
+// entry keep old values, and no kernel uses their products.
 template <int kMost, typename Keep>
 __device__ void FillSlab(const LoraParts& parts, const LoraFewRows& rows,
                          const LoraMatrix& matrix, int first, Keep keep,

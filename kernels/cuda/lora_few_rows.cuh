@@ -81,8 +81,8 @@ __device__ inline uint16_t BitsOf(Bf16 x) {
   memcpy(&bits, &x, sizeof bits);
   return bits;
 }
-// Takes the element from its pair. If it took it from `elements`, nvcc would
-// keep the chunk as 8 halves, in twice the registers.
+// Extracts the element from its pair. If this function read `elements`, nvcc
+// would keep the chunk as 8 halves, in twice the registers.
 __device__ inline float ElementOf(const Chunk& chunk, int i) {
   const unsigned pair = chunk.pairs[i / 2];
   return __uint_as_float(i % 2 == 0 ? pair << 16 : pair & 0xffff0000U);

@@ -21,13 +21,15 @@ union Quad {
 inline constexpr int kSumLanes = kQuad;
 inline constexpr int kPartsAtOnce = 4;
 
-// Adds the lane's parts of a quad to `sum`: of the first `ranks` ranks or, with
-// kAligned, by 16-byte loads. `from` is where the quad begins in part 0.
+// Adds the lane's parts of a quad to `sum`. With kAligned, loads all ranks of
+// the quad at once. Otherwise loads only its first `ranks` ranks. `from` is
+// where the quad begins in part 0.
 template <bool kAligned>
 __device__ void AddParts(const LoraParts& parts, const float* from, int ranks,
                          Quad* sum) {
   const int stride = static_cast<int>(parts.stride);
-  // Unrolled, the loop would take the registers that hold other operands.
+  // If the loop were unrolled, it would need registers that hold other
+  // operands.
 #pragma unroll 1
   for (int first = Lane() % kSumLanes; first < parts.count;
        first += kSumLanes * kPartsAtOnce) {
@@ -55,7 +57,7 @@ __device__ void AddParts(const LoraParts& parts, const float* from, int ranks,
 }
 
 // Returns S in `row` in f32, at the lane's rank of the quad that begins at
-// `rank`. Returns 0 if the matrix does not have that rank. All lanes of the
+// `rank`. Returns 0 if the lane's rank is beyond the matrix. All lanes of the
 // warp call it.
 __device__ inline float SumOfParts(const LoraParts& parts,
                                    const LoraFewRows& rows,

@@ -6,7 +6,8 @@ namespace weft::kernels::cuda {
 namespace few_rows {
 namespace {
 
-// Each warp of a block has kWarpFeatures features of gate and the same of up.
+// Each warp of a block computes kWarpFeatures features of gate and the same
+// features of up.
 constexpr int kGateWarps = 16;
 constexpr unsigned kGateThreads = kGateWarps * kWarp;
 static_assert(kLoraGateFeatures == kGateWarps * kWarpFeatures);
@@ -102,9 +103,9 @@ __device__ void GateItem(const LoraGate& task, const LoraFewRows& rows,
   WarpSums sums[kSides] = {};
   AddExpansion<kAligned>(rows, matrices[0], memory->slabs[0], features, own,
                          steps[0], sums[0]);
-  // The last launches wrote the rows and their squares, so these loads find
-  // them in the cache. They are only here, because gate's step no longer needs
-  // its registers.
+  // The previous launches wrote the rows and their squares, so these loads find
+  // them in the cache. The loads are not earlier, because gate's step needs its
+  // registers until here.
   SideRows product;
   LoadRows<kAligned>(task, rows, own, product);
   Squares squares[2];

@@ -22,7 +22,8 @@ using GradientTile =
          kRanksAreRows<Kind> ? kTileFeatures : Kind::kRank, kStepDepth, kStages,
          /*kLeftDepthIsRows=*/true, /*kRightDepthIsRows=*/true>;
 
-// A gradient from the first element of the block's tile on.
+// The part of a gradient that begins with the first element of the block's
+// tile.
 struct GradientView {
   float* data;
   int64_t stride;
@@ -61,9 +62,9 @@ __device__ void AddToGradient(const GradientView& gradient, float scale,
   });
 }
 
-// A block computes one tile of a gradient, some ranks by some features of one
-// projection, over one LoraRowPart. Along blockIdx.x the tile of ranks varies
-// fastest.
+// A block computes one tile of a gradient over one LoraRowPart. The tile has
+// some ranks and some features of one projection. Along blockIdx.x, the ranks
+// vary fastest.
 template <typename Kind>
 __global__ void __launch_bounds__(GradientTile<Kind>::kThreads, Kind::kBlocks)
     LoraGradientKernel(LoraProduct product, int rank_tiles) {

@@ -86,8 +86,8 @@ __device__ void ExpandHeads(const HeadsTask& task, const LoraFewRows& rows,
   LoadFirstStep<kAligned>(rows, b, end, own, step);
   FillSlabs<1>(heads.shrunk, rows, &b, memory->slabs);
   LoadPlaces(heads, rows, memory);
-  // The last launches wrote the heads and the squares, so these loads find them
-  // in the cache.
+  // The previous launches wrote the heads and the squares, so these loads find
+  // them in the cache.
   Chunk product[2];
   Squares squares[2];
 #pragma unroll

@@ -84,8 +84,8 @@ __host__ __device__ inline int64_t NumParts(int64_t features, int64_t cuts,
 }
 
 // A block computes one part of the sums for one LoraRowBlock, one projection
-// and one tile of ranks. The last block of a sum adds up its parts. Along
-// blockIdx.y the part varies fastest.
+// and one tile of ranks. Among the blocks that share a sum, the last to finish
+// adds up the parts. Along blockIdx.y, the part varies fastest.
 template <typename Kind>
 __global__ void __launch_bounds__(ShrinkTile<Kind>::kThreads, Kind::kBlocks)
     ShrinkKernel(LoraProduct product, int rank_tiles, int max_parts) {

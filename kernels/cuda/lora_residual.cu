@@ -53,7 +53,7 @@ __device__ void ResidualItem(const LoraResidual& task, const LoraFewRows& rows,
   Round round = {};
   LoadRound<kAligned>(rows, a, hidden, own, 0, round);
   FillSlabs<1>(task.shrunk, rows, &b, memory->slabs);
-  // The last launches wrote y and x, so these loads find them in the cache.
+  // The previous launches wrote y and x, so these loads find them in the cache.
   Chunk y[2], x[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {

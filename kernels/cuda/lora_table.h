@@ -7,10 +7,10 @@
 // all slots' matrices in an adapter, or in an expert's part of an adapter.
 // Adapters of the same shape share a layout.
 //
-// Kernels read the table, and those of decoding also weights, before earlier
-// launches have ended (launch.cuh). So an ordinary launch on the stream comes
-// between the last write of a table or of an adapter's weights on the device
-// and the first kernel that reads it.
+// Kernels may read the table, and decode kernels also the weights, before
+// earlier launches have ended (launch.cuh). So after the last write of a table
+// or of an adapter's weights on the device, the stream must run an ordinary
+// launch before the first kernel that reads them.
 //
 // Legend: T packed rows; F features, which are inputs of A or outputs of B; R
 // the rank; S the shrunk rows, which are x A^T or their gradient.

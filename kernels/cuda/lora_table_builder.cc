@@ -11,8 +11,8 @@ int64_t NumBlocks(int64_t segment_rows) {
 }
 
 // Returns LoraRowBlock::cuts. A short segment needs small parts to keep the
-// device busy. A long one keeps it busy anyway, and more parts would only add
-// memory traffic.
+// device busy. A long segment keeps the device busy anyway, and more parts
+// would only add memory traffic.
 int32_t CutsOf(int64_t segment_rows) {
   const int64_t cuts = kLoraBlockRows / segment_rows;
   return static_cast<int32_t>(std::clamp<int64_t>(cuts, 1, kLoraMaxCuts));

@@ -32,8 +32,8 @@ struct LoraTableCapacity {
 // Threads: not thread-safe.
 class LoraTableBuilder {
  public:
-  // No sum over features of AddSegment's segments has more than `max_parts`
-  // parts. With one part the launches need no workspace for these sums.
+  // In segments of AddSegment, a sum over features has at most `max_parts`
+  // parts. If max_parts is 1, launches need no workspace for these sums.
   explicit LoraTableBuilder(int64_t num_slots,
                             int64_t max_parts = kLoraMaxParts)
       : num_slots_(num_slots), most_parts_(max_parts) {}
@@ -46,8 +46,8 @@ class LoraTableBuilder {
   // `gradient` may be null. Segments of one layout may share a gradient.
   void AddSegment(int64_t row, int64_t num_rows, int layout,
                   const void* weights, float* gradient);
-  // Adds a segment for the forward pass only: entries of few rows, even if it
-  // is long.
+  // Adds a segment for the forward pass only. Splits the segment, even a long
+  // one, into entries of few rows.
   void AddFewRows(int64_t row, int64_t num_rows, int layout,
                   const void* weights);
   // Adds rows without an adapter to the entries of few rows. lora_decode.h
@@ -71,7 +71,7 @@ class LoraTableBuilder {
  private:
   void AddParts(int64_t row, int64_t num_rows, int layout, float* gradient);
   // Fills parts_ and sums_ from parts_of_gradients_, and numbers the parts of
-  // gradients that have several.
+  // gradients that have several parts.
   void CollectParts();
 
   int64_t num_slots_;

@@ -2,8 +2,8 @@
 // loads the fragments of a warp from there.
 //
 // Legend: an operand has an outer index (a row or a column of the product) and
-// a depth index, over which the product sums. Either index may be the row in
-// memory.
+// a depth index, over which the product sums. Either index may be the row index
+// in memory.
 #ifndef WEFT_KERNELS_CUDA_OPERAND_TILE_CUH_
 #define WEFT_KERNELS_CUDA_OPERAND_TILE_CUH_
 

@@ -11,10 +11,10 @@ constexpr int kNumWarps = kAttentionWarps;
 // About two blocks for each of 132 multiprocessors keep a large device busy.
 constexpr int64_t kWantedBlocks = 256;
 // A sequence gets at most one split per kMinSplitTokens tokens, and at least
-// one per kMaxSplitTokens if splits.most allows. To start and merge a split
-// costs 5 to 10 us on an H100, which is more than a shorter split saves. Longer
-// splits leave multiprocessors idle at the end: 64 sequences of 8,192 tokens
-// take 766 us whole and 726 us split.
+// one per kMaxSplitTokens if splits.most allows. Starting and merging a split
+// takes 5 to 10 us on an H100, so a shorter split would cost more than it
+// saves. Longer splits leave multiprocessors idle at the end: 64 sequences of
+// 8,192 tokens take 766 us whole and 726 us split.
 constexpr int kMinSplitTokens = 128;
 constexpr int kMaxSplitTokens = 2048;
 // The most groups of heads (grid.x) in a launch with splits. A group is up to
@@ -38,7 +38,7 @@ __host__ __device__ inline unsigned HeadChunks(
 }
 
 // Returns the number of groups of heads. A launch without splits has one block
-// for each.
+// for each group.
 inline int64_t NumItems(const PagedAttentionBatch& batch) {
   return batch.batch * batch.num_kv_heads * HeadChunks(batch);
 }
@@ -56,9 +56,9 @@ __host__ __device__ inline int NumSplits(const AttentionSplits& splits,
   return num_splits < splits.most ? num_splits : splits.most;
 }
 
-// Returns the block's sequence and heads. blockIdx.x numbers the groups of
-// heads: the chunk of a key/value head's query heads varies fastest, then the
-// key/value head, then the sequence.
+// Returns the block's sequence and heads. blockIdx.x is the index of a group of
+// heads. Groups are ordered by sequence, then by key/value head, then by chunk
+// of its query heads.
 __device__ BlockWork HeadsOfBlock(const PagedAttentionBatch& batch) {
   BlockWork work = {};
   const unsigned chunks = HeadChunks(batch);
@@ -96,8 +96,8 @@ __device__ void SetTokens(const PagedAttentionBatch& batch, int length,
   work->end = bound(blockIdx.y + 1);
 }
 
-// Return where the workspace holds a split's mean, and its log-sum-exp in
-// powers of 2, for one row (query head). All means come first.
+// Return where the workspace holds a split's mean and its base-2 log-sum-exp
+// for one row (query head). The means of all splits come first.
 __device__ float* SplitMean(const PagedAttentionBatch& batch, int split,
                             int64_t row) {
   return batch.workspace +
@@ -172,8 +172,8 @@ __device__ void StoreBlock(const PagedAttentionBatch& batch,
   }
 }
 
-// Returns true in the block that is the last of its group's splits to finish.
-// All threads call it.
+// Returns true only in the block that finishes last among the splits of its
+// group. All threads call it.
 __device__ bool IsLastSplit(int num_splits, bool* is_last) {
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -238,8 +238,8 @@ __device__ const T* QueryOf(const PagedAttentionBatch& batch,
          work.sequence * between;
 }
 
-// The fewest blocks per multiprocessor. This number leaves each thread the
-// registers that a step's keys and values need.
+// The fewest blocks per multiprocessor. This number leaves each thread enough
+// registers for a step's keys and values.
 template <typename T, int kChunks>
 inline constexpr int kBlocksOnProcessor = sizeof(T) == 4 || kChunks > 2
                                               ? 2

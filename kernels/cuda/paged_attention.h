@@ -33,8 +33,8 @@ struct PagedAttentionBatch {
   int64_t head_features = 0;    // C, at most kMaxHeadFeatures.
   int64_t page_tokens = 0;      // S.
   const void* q_BHC = nullptr;  // The heads of each sequence are contiguous.
-  // Elements from one sequence's heads to the next sequence's, if rows also
-  // hold k and v. 0: all heads are contiguous.
+  // The distance in elements between the heads of adjacent sequences, if rows
+  // also hold k and v. 0: all heads are contiguous.
   int64_t q_stride = 0;
   const void* k_pages_PSKC = nullptr;
   const void* v_pages_PSKC = nullptr;
@@ -55,8 +55,8 @@ struct PagedAttentionBatch {
 // Returns the splits that keep a device busy. Without splits, few sequences
 // would leave multiprocessors idle, and a very long sequence would end long
 // after the others. Only the device knows the lengths, so this function bounds
-// them by the table's width and the window. Returns one split for more groups
-// of heads than PagedAttention can split.
+// them by the table's width and the window. Returns one split if there are more
+// groups of heads than PagedAttention can split.
 [[nodiscard]] AttentionSplits ChooseAttentionSplits(
     const PagedAttentionBatch& batch);
 
@@ -77,8 +77,8 @@ struct PagedAttentionBatch {
 //          the launch. A group is up to 8 query heads of a sequence that share
 //          a key/value head.
 // Threads: any; the work is queued on `stream`, and nothing waits for it. Two
-// launches with splits must not run on one device at a time, because they share
-// the counters of finished splits.
+//          launches with splits must not run on one device at the same time,
+//          because they share the counters of finished splits.
 // Source:  dense attention in f64; online softmax, Milakov and Gimelshein 2018;
 //          splits, Dao et al., Flash-Decoding 2023.
 [[nodiscard]] cudaError_t PagedAttention(const PagedAttentionBatch& batch,

@@ -1,8 +1,8 @@
 // The reads of keys and values by a warp in paged attention. In a step, a warp
 // multiplies 16 tokens with up to 8 query heads on tensor cores. Each lane
-// reads the keys and values that it multiplies from global memory without
-// shared memory, 16 bytes at a time if rows are aligned. A product may sum its
-// terms in any order, so each lane takes adjacent features.
+// reads its keys and values directly from global memory, 16 bytes at a time if
+// rows are aligned. A product may sum its terms in any order, so each lane
+// takes adjacent features.
 //
 // Tensor cores multiply bf16, so a number with more digits is split into a sum
 // of bf16 parts. An f32 number has three parts. If values are bf16, a token's
@@ -26,8 +26,8 @@ inline constexpr int kStepTokens = 16;
 inline constexpr int kStepHeads = 8;
 // The number of features in a piece, which a lane reads at once.
 inline constexpr int kPiece = 8;
-// The number of features that 8 lanes read at once as values, or that 4 lanes
-// read in two reads as keys.
+// The number of features in a chunk. For values, 8 lanes read a chunk with one
+// read each. For keys, 4 lanes read it with two reads each.
 inline constexpr int kFeatureChunk = 64;
 
 // The number of bf16 parts of a query's, key's or value's feature.
@@ -35,7 +35,8 @@ template <typename T>
 inline constexpr int kParts = sizeof(T) == 2 ? 1 : 3;
 // The number of bf16 parts of a token's weight. Part i of a weight times part j
 // of a value is left out if i + j is at least this number, because the product
-// is too small to matter. Scores do the same with kParts.
+// is too small to matter. For scores, kParts is the limit for parts of queries
+// and keys.
 template <typename T>
 inline constexpr int kWeightParts = sizeof(T) == 2 ? 2 : 3;
 
@@ -53,10 +54,10 @@ struct Piece {
 // Returns features [first, first + 8) of a row of `count` features. `from`
 // points to feature `first`. Without kWide, features beyond the row are zeros.
 // With kWide, the row begins at a multiple of 16 bytes and `count` is a
-// multiple of 8. A piece beyond the row is then the row's first piece, which
-// takes no branch. It does no harm, because the query has zeros there or the
-// sums are not stored. `is_inside` means that the piece is known to be inside
-// the row.
+// multiple of 8. To avoid a branch, a piece beyond the row is then the row's
+// first piece. This is harmless: keys are multiplied with zeros of the query,
+// and sums of values are not stored. `is_inside` means that the piece is known
+// to be inside the row.
 template <typename T, bool kWide>
 __device__ Piece<T> LoadPiece(const T* from, int first, int count,
                               bool is_inside) {

@@ -21,8 +21,8 @@ struct RunningSoftmax {
   float sum[2] = {};
 };
 
-// Returns the values of all lanes with the same t combined, in each of these
-// lanes.
+// Combines the values of all lanes with the same t. Each of these lanes gets
+// the result.
 template <typename Combine>
 __device__ float ReduceTokens(float value, Combine combine) {
 #pragma unroll

@@ -19,8 +19,8 @@ struct Rows {
   __device__ T* Of(int64_t row) const { return data + row * stride; }
 };
 
-// One block norms one row. If kAdd, first adds the row of x to the row of sum,
-// and norms the row of sum; otherwise norms the row of x.
+// One block normalizes one row. If kAdd, adds the row of x to the row of sum
+// and normalizes the row of sum. Otherwise normalizes the row of x.
 template <typename T, typename W, int kN, bool kAdd>
 __global__ void __launch_bounds__(kMaxThreads)
     RmsNormKernel(Rows<const T> x_TD, Rows<T> sum_TD, Rows<T> y_TD,

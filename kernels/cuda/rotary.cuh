@@ -1,5 +1,5 @@
-// Functions that the kernels over heads share: they load the pairs of a head,
-// norm and rotate them, and store them in place and to the pages.
+// Device functions that the rotary kernels share. They load the pairs of a
+// head, norm and rotate the pairs, and store them in place and in the KV pages.
 #ifndef WEFT_KERNELS_CUDA_ROTARY_CUH_
 #define WEFT_KERNELS_CUDA_ROTARY_CUH_
 
@@ -8,13 +8,13 @@
 
 namespace weft::kernels::cuda {
 
-// `lanes` adjacent threads compute one head of 2 * half features. Lane l
-// computes the kN pairs (c, c + half) from c = l * kN on, then those from c =
-// (l + lanes) * kN on, and so on.
+// `lanes` adjacent threads compute one head of 2 * half features. A pair is the
+// features (c, c + half). Lane l computes kN pairs starting at c = l * kN, then
+// kN pairs starting at c = (l + lanes) * kN, and so on.
 struct HeadGeometry {
   int lanes;
   int half;
-  float share;  // 1 / (2 half), the factor of means.
+  float share;  // 1 / (2 * half), which turns a sum into a mean.
 };
 
 template <typename T, int kN>
@@ -51,8 +51,8 @@ __device__ const W* WeightOf(const HeadNorms& norms, const HeadRows& q,
   return static_cast<const W*>(head < q.num_heads ? norms.q_C : norms.k_C);
 }
 
-// Rotates kN pairs, from pair c on, by the token's angles or, with kBack, by
-// the negative angles.
+// Rotates kN pairs, starting at pair c, by the token's angles. If kBack,
+// rotates by the negative angles.
 template <bool kBack, typename T, int kN>
 __device__ void Rotate(const RotaryRows& rows, int64_t token, int c,
                        Pairs<T, kN>* pairs) {
@@ -102,20 +102,20 @@ __device__ float InverseRmsOf(const T* x, const HeadGeometry& geometry,
   return rsqrtf(sum * geometry.share + eps);
 }
 
-// Returns where the pages hold a head of k or v, for the token in `slot`.
+// Returns the address in `pages` of a head of k or v, for the token in `slot`.
 template <typename T>
 __device__ T* PageOf(void* pages, int64_t slot, int64_t num_heads, int64_t head,
                      int half) {
   return static_cast<T*>(pages) + (slot * num_heads + head) * 2 * half;
 }
 
-// A head of one token: where it is read, and where the result is stored.
+// One head of one token: its input address and its output addresses.
 template <typename T, typename W>
 struct HeadWork {
   int64_t token = 0;
   const T* from = nullptr;  // Null: the lane has no head.
-  T* to = nullptr;          // Null: nothing is stored there.
-  T* page = nullptr;        // Null: nothing is stored there.
+  T* to = nullptr;          // Null: the head is not stored in place.
+  T* page = nullptr;        // Null: the head is not stored in a page.
   bool rotates = false;     // False for a head of v, which is only copied.
   const W* weight_C = nullptr;
 };

@@ -38,7 +38,7 @@ struct RotaryRows {
 // The RmsNorm of every head of q and k before the rotation. Its results are
 // rounded to the heads' dtype. If q_C is null, there is no norm.
 struct HeadNorms {
-  DType dtype = DType::kF32;  // Dtype of the weights: the heads', or f32.
+  DType dtype = DType::kF32;  // Dtype of the weights: f32 or rows.dtype.
   float eps = 0;
   const void* q_C = nullptr;
   const void* k_C = nullptr;
@@ -80,7 +80,7 @@ struct HeadGradients {
 
 // Writes dLoss/d(inputs) to rows.q and rows.k: first rotates the gradients
 // back, then applies the backward pass of the norms if there are any. Errors
-// and threads as for Rotary.
+// and threads are those of Rotary.
 // Source:  reference::RmsNormBackwardRow.
 [[nodiscard]] cudaError_t RotaryBackward(const RotaryRows& rows,
                                          const HeadNorms& norms,

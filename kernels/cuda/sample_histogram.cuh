@@ -1,5 +1,5 @@
-// Histograms of logits in the sampler. A key is a logit as an integer of the
-// same order (KeyOf), and a bucket is a range of keys.
+// Histograms of logits in the sampler. A key is an integer that sorts like its
+// logit (KeyOf). A bucket is a range of keys.
 #ifndef WEFT_KERNELS_CUDA_SAMPLE_HISTOGRAM_CUH_
 #define WEFT_KERNELS_CUDA_SAMPLE_HISTOGRAM_CUH_
 
@@ -90,9 +90,10 @@ class Buckets {
   [[nodiscard]] __device__ uint64_t num_tokens() const { return num_tokens_; }
   [[nodiscard]] __device__ uint64_t weight() const { return weight_; }
 
-  // Returns the first bucket, from the largest keys on, at which the running
-  // sum reaches `target`. Sums tokens if `counts`, otherwise weights. `target`
-  // is at least 1 and at most the whole sum. All threads call it.
+  // Adds up the buckets, starting at the largest keys. Returns the bucket at
+  // which the running sum reaches `target`. Adds numbers of tokens if `counts`,
+  // otherwise weights. `target` is from 1 to the sum of all buckets. All
+  // threads call it.
   [[nodiscard]] __device__ Bucket Find(bool counts, uint64_t target) const {
     __shared__ Bucket found;
     uint64_t above = counts ? count_above_ : weight_above_;
@@ -126,8 +127,8 @@ class Buckets {
 
   uint32_t counts_[kOfThread];
   uint64_t weights_[kOfThread];
-  // Sums over this thread's buckets, over those of the threads before it, and
-  // over all buckets.
+  // Sums over this thread's buckets (own), over the buckets of all earlier
+  // threads (above), and over all buckets.
   uint64_t own_count_ = 0, own_weight_ = 0;
   uint64_t count_above_ = 0, weight_above_ = 0;
   uint64_t num_tokens_ = 0, weight_ = 0;

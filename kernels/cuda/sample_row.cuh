@@ -7,13 +7,13 @@
 
 namespace weft::kernels::cuda {
 
-// A chunk: the logits that one warp loads at a time. Each lane loads 16 bytes
-// kVectors times, which are kOfLane logits.
+// A chunk is the logits that one warp loads at a time. Each lane loads kOfLane
+// logits, in kVectors loads of 16 bytes.
 constexpr int kVectors = 4;
 constexpr int kOfLane = 4 * kVectors;
 constexpr int64_t kChunk = kOfLane * kWarp;
-// The units in a weight of 1. Weights are whole multiples of 2^-40, so that the
-// sum over kMaxSampleVocab tokens is below 2^63 units.
+// The number of units in a weight of 1. A unit is 2^-40, so that the sum of the
+// weights of kMaxSampleVocab tokens is below 2^63 units.
 constexpr float kUnitsPerOne = 1099511627776.0F;
 
 // Returns the sort key of a logit: a larger logit has a larger key.
@@ -44,8 +44,8 @@ __device__ inline bool IsFiltered(const SampleRule& rule) {
 
 __device__ inline Row RowOf(const SampleRows& rows, const SampleRule& rule,
                             float max) {
-  // Without the bound, a tiny temperature would give 0 * infinity for the
-  // largest logit, which is NaN.
+  // Without the bound of 1e30, a tiny temperature would give 0 * infinity = NaN
+  // for the largest logit.
   return {rows.logits_MV + rule.row * rows.row_stride, rows.vocab, max,
           rule.temperature > 0 ? fminf(1 / rule.temperature, 1e30F) : 1};
 }
@@ -60,8 +60,8 @@ __device__ inline int64_t TokenOf(int64_t chunk, int i) {
   return chunk * kChunk + i / 4 * (4 * kWarp) + Lane() * 4 + i % 4;
 }
 
-// Loads the lane's logits of a chunk. Gives -inf, which is never drawn, for
-// tokens beyond the vocabulary.
+// Loads the lane's logits of a chunk. Sets x to -inf for tokens beyond the
+// vocabulary, so that they are never drawn.
 __device__ inline void LoadChunk(const SampleRows& rows, int32_t row,
                                  int64_t chunk, float (&x)[kOfLane]) {
   const float* logits = rows.logits_MV + row * rows.row_stride;
@@ -85,8 +85,8 @@ __device__ inline void LoadChunk(const SampleRows& rows, int32_t row,
   }
 }
 
-// Maps a random number of 24 bits to a target in a sum of weights, from 1 to
-// `total`.
+// Maps a random number of 24 bits to a target from 1 to `total`, which is a sum
+// of weights.
 __device__ inline uint64_t TargetOf(uint64_t total, uint32_t random) {
   // Computes floor(total * random / 2^24) in 64 bits.
   const uint64_t low = (total & 0xFFFFFFU) * random >> 24;

@@ -1,8 +1,8 @@
-// The sampler's searches in the order of logits: a radix select over histograms
-// of keys. A rule has up to three searches: for top_k, for top_p and for the
-// drawn token. All use one histogram of the upper 11 bits of all keys. Each
-// search then takes two more histograms of the keys in its range: of their next
-// 11 bits and of their last 10 bits.
+// Finds a rule's top_k limit, its top_p limit and its drawn token, each with
+// one search in the order of logits. A search is a radix select over histograms
+// of keys. All searches of a rule share one histogram of the upper 11 bits of
+// all keys. Each search then needs two more histograms of the keys in its
+// range: one of their next 11 bits, and one of their last 10 bits.
 #ifndef WEFT_KERNELS_CUDA_SAMPLE_SEARCH_CUH_
 #define WEFT_KERNELS_CUDA_SAMPLE_SEARCH_CUH_
 
@@ -12,8 +12,8 @@
 
 namespace weft::kernels::cuda {
 
-// The number of launches of CountKernel that count the upper bits of keys, and
-// the number that each search needs for the other bits.
+// The number of CountKernel launches that count the upper bits of keys, and the
+// number of further launches that each search needs for the lower bits.
 constexpr int kFirstCounts = 1;
 constexpr int kCountsOfSearch = 2;
 
@@ -25,7 +25,8 @@ struct Histograms {
   Histogram range;
 };
 
-// The aims of the searches, in order. kFound: all searches are done.
+// What a search looks for. The searches run in this order. kFound means that
+// all searches are done.
 enum class Aim : int32_t { kTopK, kTopP, kDraw, kFound };
 
 // The state of a rule's search. The search's range holds the keys that have the
@@ -39,9 +40,9 @@ struct Search {
   uint64_t total = 0;       // Weight of all tokens.
   uint64_t kept = 0;        // Weight that earlier filters keep.
   uint64_t above = 0;       // Weight of the keys above the range.
-  // The part of the target that is left in the range: for top_k a number of
-  // tokens, otherwise a weight. After the last search it is the drawn token's
-  // number, counted from 1, among the tokens with key `low`.
+  // The target minus the sum over the keys above the range. For top_k it is a
+  // number of tokens, otherwise a weight. After the last search, `rest` is the
+  // drawn token's number, counted from 1, among the tokens with key `low`.
   uint64_t rest = 0;
 };
 
@@ -67,9 +68,9 @@ __device__ inline void Narrow(const Bucket& bucket, Search* search) {
   ++search->level;
 }
 
-// Begins the search for `aim` or, if the rule lacks this filter or the filter
-// keeps all tokens, for the next aim. `first` is the histogram of the upper
-// bits.
+// Begins the search for `aim`. If the rule lacks this filter, or if the filter
+// keeps all tokens, begins the search for the next aim instead. `first` is the
+// histogram of the upper bits.
 __device__ inline void Begin(const SampleRule& rule, Aim aim,
                              const Buckets& first, Search* search) {
   uint64_t target = 0;
@@ -82,7 +83,8 @@ __device__ inline void Begin(const SampleRule& rule, Aim aim,
   if (aim == Aim::kTopP) {
     const double wanted = ceil(rule.top_p * static_cast<double>(search->kept));
     target = wanted < 1 ? 1 : static_cast<uint64_t>(wanted);
-    // The conversion of `kept` to f64 may have rounded up.
+    // The conversion of `kept` to f64 may round up, so `target` may exceed
+    // `kept`.
     if (target > search->kept) target = search->kept;
     if (!(rule.top_p < 1)) aim = Aim::kDraw;
   }
@@ -117,7 +119,8 @@ __device__ inline void Advance(const SampleRule& rule, Histograms* histograms,
   }
   Narrow(bucket, search);
   if (search->level <= kCountsOfSearch) return;
-  // The bucket is one key, so all its tokens have the same weight.
+  // After the last level, the bucket is one key, so all its tokens have the
+  // same weight.
   const uint64_t each = bucket.weight / bucket.count;
   if (!counts) search->rest = (search->rest + each - 1) / each;
   if (search->aim == Aim::kDraw) {

@@ -16,14 +16,14 @@ constexpr int64_t kWarps = kThreads / kWarp;
 // Blocks of DrawKernel per multiprocessor. Several blocks share a
 // multiprocessor, because a block mostly waits for memory.
 constexpr unsigned kDrawBlocks = 6;
-// The wanted number of CountKernel's blocks: two for each multiprocessor of a
-// large device. More blocks would take longer, because each clears and adds a
-// histogram. Each rule has at least one block.
+// The intended number of CountKernel's blocks for all rules: two for each
+// multiprocessor of a large device. More blocks would take longer, because each
+// block clears and adds a histogram. Each rule has at least one block.
 constexpr int64_t kCountBlocks = 264;
 constexpr int64_t kCountWarps = kCountThreads / kWarp;
 
-// The device memory by which the kernels of one SampleTokens call pass data on.
-// C is the number of chunks of a row.
+// Device memory in which each kernel of a SampleTokens call leaves data for the
+// next kernels. C is the number of chunks of a row.
 struct Workspace {
   Histograms* histograms_N;  // Used only with filters.
   Search* searches_N;
@@ -46,7 +46,7 @@ class Area {
   [[nodiscard]] size_t num_bytes() const { return num_bytes_; }
 
  private:
-  uintptr_t begin_;  // An integer; 0 if the area is only measured.
+  uintptr_t begin_;  // 0 if the area is only measured.
   size_t num_bytes_ = 0;
 };
 
@@ -140,16 +140,17 @@ __global__ void __launch_bounds__(kCountThreads)
   if (threadIdx.x == 0) space.searches_N[n] = search;
 }
 
-// Defines the tokens that a rule may draw. If the rule has filters, its search
-// has found `key`, the key of the token.
+// Defines the tokens that a rule may draw. `key` is used only if the rule has
+// filters. It is the key of the drawn token, which the search has found.
 struct Draw {
   Row row;
   bool greedy;
   bool filtered;
   uint32_t key;
 
-  // Returns what a logit adds to the sum that locates the token: its weight or,
-  // if the rule is greedy or filtered, 1 for each token that may be drawn.
+  // Returns what a logit adds to the sum that locates the drawn token. This is
+  // the logit's weight. If the rule is greedy or filtered, it is instead 1 for
+  // each token that may be drawn, and 0 for the others.
   [[nodiscard]] __device__ uint64_t Measure(float x) const {
     if (greedy) return x == row.max ? 1 : 0;
     if (filtered) return KeyOf(x) == key ? 1 : 0;
@@ -162,8 +163,9 @@ struct Draw {
   }
 };
 
-// Draws the token by the chunks' sums. Reads the rule and the search again,
-// because registers cannot hold them together with a chunk.
+// Finds the chunk of the drawn token by the chunks' sums, and then the token in
+// the chunk. Reads the rule and the search again, because DrawKernel's
+// registers cannot hold them together with a chunk.
 __device__ void Finish(const SampleRows& rows, const Workspace& space,
                        int64_t n, const Draw& draw) {
   const SampleRule rule = rows.rules_N[n];
@@ -222,8 +224,8 @@ __global__ void __launch_bounds__(kThreads, kDrawBlocks)
     const float max = space.chunk_max_NC[n * space.num_chunks + chunk];
     counts = KeyOf(max) >= search.low;
   }
-  // Starts to load the chunk before RowMax reads the maxima, so that both
-  // overlap.
+  // Starts to load the chunk before RowMax reads the maxima, so that the two
+  // loads overlap.
   if (counts) LoadChunk(rows, rule.row, chunk, x);
   const float max = rule.row < 0 ? INFINITY : RowMax(space, n);
   if (!IsDistribution(max) || (filtered && search.aim != Aim::kFound)) {
@@ -273,8 +275,8 @@ cudaError_t SampleTokens(const SampleRows& rows, cudaStream_t stream) {
   };
   cudaError_t status = launch(ChunkMaxKernel, parts, kThreads);
   if (rows.max_filters > 0) {
-    // A block counts kCountWarps chunks in a round, one with each warp. It
-    // takes at most `rounds` rounds.
+    // In each round, a block counts kCountWarps chunks, one per warp. A block
+    // has at most `rounds` rounds.
     const int64_t most = CeilDiv(space.num_chunks, kCountWarps);
     const int64_t wanted = CeilDiv(kCountBlocks, rows.num_rules);
     const int64_t rounds = CeilDiv(most, wanted < most ? wanted : most);

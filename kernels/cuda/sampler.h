@@ -12,8 +12,8 @@ namespace weft::kernels::cuda {
 
 inline constexpr int64_t kMaxSampleVocab = int64_t{1} << 22;
 
-// The rule by which a token is drawn. (seed, sample_index, position) choose its
-// random number.
+// The rule by which a token is drawn. `seed`, `sample_index` and `position`
+// determine the random number of the draw.
 struct SampleRule {
   // 0: draws the likeliest token or, if several are likeliest, the lowest id.
   float temperature = 1;
@@ -27,8 +27,9 @@ struct SampleRule {
   int32_t row = 0;
 };
 
-// All pointers are device pointers. Launches depend only on num_rules, vocab
-// and max_filters, so a recorded graph serves other rules in rules_N.
+// All pointers are device pointers. The number and size of launches depend only
+// on num_rules, vocab and max_filters. So a captured CUDA graph can be replayed
+// after the rules in rules_N have changed.
 struct SampleRows {
   int64_t num_rules = 0;  // N.
   int64_t vocab = 0;      // V, from 1 to kMaxSampleVocab.
@@ -48,23 +49,23 @@ struct SampleRows {
 [[nodiscard]] size_t SampleWorkspaceBytes(int64_t num_rules, int64_t vocab,
                                           int max_filters);
 
-// Writes for each rule a token and its logprob under softmax(logits / T)
-// without filters. T is the temperature, or 1 for a temperature of 0. In these
-// cases the token is -1 and the logprob NaN: the row has a NaN or +inf, the row
-// has only -inf, or the rule's row is -1. The same may happen if the rule has
-// more than max_filters filters.
+// Draws a token for each rule, and writes the token and its logprob. The
+// logprob is that of softmax(logits / T), before top_k and top_p. T is the
+// temperature, or 1 for a temperature of 0. The token is -1 and the logprob is
+// NaN if the row has a NaN or +inf, if the row has only -inf, or if the rule's
+// row is -1. The same may happen if the rule has more than max_filters filters.
 //
-// The draw follows src/sampling/sampler.h: inverse cumulative distribution.
-// Without filters, tokens are in the order of ids. With top_k or top_p, they
-// are in the order of logits, highest first, and equal logits are in the order
-// of ids. top_k keeps the first k tokens. Then top_p keeps the shortest prefix
-// whose renormalised probability reaches top_p. A token's weight, relative to
-// the likeliest token, is rounded down to a multiple of 2^-40. A token of
-// weight 0 is never drawn. Sums of weights are exact in any order, so a rule's
-// result depends only on the rule and its row.
-// Units:   two launches, each a pass over the logits; 5 more if max_filters is
-//          1, 7 more if it is 2. These skip chunks whose logits are all below a
-//          search's range.
+// The draw inverts the cumulative distribution, as src/sampling/sampler.h does.
+// Without filters, the distribution is in the order of ids. With top_k or
+// top_p, it is in the order of logits, highest first, and equal logits are in
+// the order of ids. top_k keeps the first k tokens. Then top_p keeps the
+// shortest prefix whose renormalised probability reaches top_p. A token's
+// weight, relative to the likeliest token, is rounded down to a multiple of
+// 2^-40. A token of weight 0 is never drawn. Sums of weights are exact in any
+// order, so a rule's result depends only on the rule and its row.
+// Units:   two launches, each of which reads all logits. There are 5 more
+//          launches if max_filters is 1, and 7 more if it is 2. The additional
+//          launches skip chunks whose logits are all below a search's range.
 // Errors:  cudaErrorInvalidValue for V or max_filters out of range; and those
 //          of the launches.
 // Threads: any; the work is queued on `stream`, and nothing waits for it.

@@ -13,8 +13,8 @@
 namespace weft::kernels::cuda {
 
 // A tile of kRows x kColumns sums. A step covers kDepth elements of the depth.
-// Shared memory holds the operands of kStages steps. If kStages is 1,
-// Multiply's range of depths is at most one step.
+// Shared memory holds the operands of kStages steps. If kStages is 1, Multiply
+// takes at most one step: end - begin <= kDepth.
 template <int kRows, int kColumns, int kDepth, int kStages,
           bool kLeftDepthIsRows, bool kRightDepthIsRows>
 struct Tile {
@@ -119,16 +119,16 @@ struct Tile {
     *sums = {};
     for (int step = 0; step < num_steps; ++step) {
       WaitForCopies<kAhead - 1>();
-      // After this barrier all threads see this step's operands, and the copy
-      // below may overwrite those of the step before.
+      // After this barrier all threads see this step's operands. The copy below
+      // may overwrite the previous step's operands, which no thread still uses.
       __syncthreads();
       copy(step + kAhead);
       if (has_sums) MultiplyStage(memory->stages[step % kStages], sums);
     }
   }
 
-  // Calls run(row, column, sum, next) for each pair of this thread's sums:
-  // `sum` is at (row, column), and `next` is in the next column.
+  // Calls run(row, column, sum, next) for each pair of adjacent sums of this
+  // thread: `sum` is at (row, column), and `next` is at (row, column + 1).
   template <typename Run>
   static __device__ void ForPairs(const Sums& sums, Run run) {
 #pragma unroll

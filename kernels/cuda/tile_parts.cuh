@@ -1,5 +1,6 @@
-// Adds up the parts of a tile's sums, if several blocks each sum over a part of
-// the tile's depth. A tile is a rectangle of a product's output.
+// Adds up partial sums of a tile. Several blocks may compute the same tile,
+// each over a part of the depth. A tile is a rectangle of a matrix product's
+// output.
 #ifndef WEFT_KERNELS_CUDA_TILE_PARTS_CUH_
 #define WEFT_KERNELS_CUDA_TILE_PARTS_CUH_
 
@@ -7,11 +8,11 @@
 
 namespace weft::kernels::cuda {
 
-// Writes the block's `sums`, which are part `part`, to `workspace`. Returns
-// true only in the block that finishes last. There, replaces `sums` by the sums
-// of all parts, added in order. `workspace` has Tile::kFloats floats for each
-// part. `counter` is 0 before the first part and after the last. All threads of
-// each block call it.
+// Writes the block's `sums`, which are part number `part`, to `workspace`. The
+// block that finishes last replaces its `sums` by the totals of all parts,
+// added in order, and returns true. The other blocks return false. `workspace`
+// has Tile::kFloats floats for each part. `counter` must be 0 before the first
+// call, and is 0 again after the last. All threads of each block call it.
 template <typename Tile>
 __device__ bool AddParts(float* workspace, int part, int num_parts,
                          unsigned* counter, typename Tile::Sums* sums) {
@@ -32,7 +33,7 @@ __device__ bool AddParts(float* workspace, int part, int num_parts,
   if (!is_last) return false;
   __threadfence();
   *sums = {};
-  // The unrolled loop loads several parts at once if a part is small.
+  // If a part is small, unrolling lets the loop load several parts at once.
   [[maybe_unused]] constexpr int kPartsAtOnce = kQuads >= 8 ? 1 : 8 / kQuads;
 #pragma unroll kPartsAtOnce
   for (int p = 0; p < num_parts; ++p) {

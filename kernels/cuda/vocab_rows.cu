@@ -8,19 +8,20 @@ namespace {
 constexpr unsigned kThreads = 512;
 // The weight of a softcapped logit c is e^((c - reference) / temperature),
 // times the softcap's slope. The kernel chooses the reference before it reads
-// the whole row. If the largest exponent of a row is above kLargestPower, the
-// kernel writes the weights again.
+// the whole row. If the largest exponent of the row turns out to be above
+// kLargestPower, the kernel writes the weights again, with the row's maximum as
+// the reference.
 constexpr float kLargestPower = 60;
 
-// Sums over some of a row's softcapped logits c. `max` is the largest of them,
-// and d = (c - max) / temperature.
+// Sums over a set of softcapped logits c of a row. `max` is the largest c of
+// the set, and d = (c - max) / temperature.
 struct RowSums {
   float max;
   float exps;      // Sum of e^d.
   float weighted;  // Sum of d e^d.
 };
 
-// Returns the same sums for another `max`, which is not lower.
+// Converts `sums` to a new maximum `max`, which is at least sums.max.
 __device__ RowSums MoveTo(float max, RowSums sums, float inverse_temperature) {
   const float shift = (sums.max - max) * inverse_temperature;
   const float factor = expf(shift);
@@ -77,8 +78,8 @@ class Row {
     return BlockReduce(max, Max());
   }
 
-  // Returns the sums of the whole row, the same in every thread. With kWeights,
-  // also writes the weights for this reference.
+  // Returns the sums of the whole row, the same in every thread. If kSoftmax is
+  // kWeights, also writes the weights for `reference`.
   __device__ RowSums Sum(float reference) {
     RowSums sums = {kLowest, 0, 0};
     float factor = 0;  // e^((sums.max - reference) / temperature).
@@ -95,7 +96,7 @@ class Row {
         const float d = (c - sums.max) * inverse_temperature_;
         const float e = expf(d);
         sums.exps += e;
-        // Leaves out a logit of -inf, which would add -inf * 0 = NaN.
+        // Skips a logit of -inf, which would add -inf * 0 = NaN.
         sums.weighted += e > 0 ? d * e : 0.0F;
         logits.elements[k] = e * factor * softcap_.Slope(c);
       }
@@ -124,8 +125,8 @@ class Row {
     }
   }
 
-  // Writes e^((c - max) / temperature) * factor * softcap'(x) for each logit x
-  // with the capped value c.
+  // Writes e^((c - max) / temperature) * factor * softcap'(x) for each logit x,
+  // where c = softcap(x).
   __device__ void WriteAgainst(float max, float factor) {
     for (int i = static_cast<int>(threadIdx.x); i < packs_; i += kThreads) {
       auto logits = Logits(i);
@@ -148,7 +149,7 @@ class Row {
     }
   }
 
-  // Returns the scale that turns the weights for this reference into
+  // Returns the factor that turns the weights for `reference` into
   // probabilities.
   [[nodiscard]] __device__ float ScaleOf(float reference,
                                          const RowSums& sums) const {
@@ -199,8 +200,8 @@ __global__ void __launch_bounds__(kThreads) VocabRowsKernel(VocabRows rows) {
   if constexpr (kSoftmax == VocabSoftmax::kNone) return;
   if (!kWeights || row.IsFar(reference, sums.max)) {
     reference = sums.max;
-    // With kInPlace, the softmax overwrites the logits, so all threads must
-    // first have read the targets' logits in Score.
+    // With kInPlace, the softmax overwrites the logits. So this barrier waits
+    // until all threads have read the targets' logits in Score.
     __syncthreads();
     row.WriteAgainst(sums.max, kWeights ? 1 : 1 / sums.exps);
   }

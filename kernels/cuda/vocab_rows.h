@@ -10,19 +10,20 @@
 
 namespace weft::kernels::cuda {
 
-// The place to which the softmax is written.
+// Where the softmax is written.
 enum class VocabSoftmax {
   kNone,
   // The softmax replaces the logits, which are read twice.
   kInPlace,
-  // The softmax is written to weights_RV in bf16, without the factor scale_R of
-  // each row. The logits stay, and are usually read once.
+  // weights_RV gets unnormalised weights in bf16, and scale_R gets one factor
+  // for each row. The softmax is their product. The logits stay unchanged, and
+  // are usually read once.
   kWeights,
 };
 
-// A chunk: some rows of logits. Row r owns the entries from row_offsets[r] -
-// row_offsets[0] to row_offsets[r + 1] - row_offsets[0], exclusive. All
-// pointers are device pointers.
+// A chunk of rows of logits. With first = row_offsets[0], row r owns the
+// entries [row_offsets[r] - first, row_offsets[r + 1] - first). All pointers
+// are device pointers.
 struct VocabRows {
   int64_t num_rows = 0;                  // R.
   int64_t vocab = 0;                     // V.
@@ -34,7 +35,7 @@ struct VocabRows {
   VocabSoftmax softmax = VocabSoftmax::kNone;
   void* weights_RV = nullptr;  // bf16, contiguous; only for kWeights.
   float* scale_R = nullptr;    // Only for kWeights.
-  bool clear_targets = false;  // Writes 0 as the softmax of a row's targets.
+  bool clear_targets = false;  // Writes 0 for the softmax at targets.
   float* logprobs_E = nullptr;
   float* entropy_R = nullptr;  // Null if the entropy is not wanted.
 };
@@ -43,8 +44,8 @@ struct VocabRows {
 // logsumexp(z), the entropy of softmax(z) in nats and, if wanted, softmax(z) *
 // softcap'(x). Without softcap, a logit of -inf has probability 0, unless the
 // whole row is -inf. A NaN makes all results of its row NaN, except cleared
-// targets; with kWeights, the products of weights and scale are NaN. Other
-// rows' results do not change.
+// targets. With kWeights, some weights may be finite, but their products with
+// the scale are NaN. The results of other rows do not change.
 // Threads: any; the work is queued on `stream`, and nothing waits for it.
 // Source:  reference::ScoreVocabRow; online softmax, Milakov and Gimelshein
 //          2018.

@@ -1,4 +1,4 @@
-// The files of the console's page, which the build puts into the program
+// The files of the console's page, which the build compiles into the program
 // (embed.cmake).
 #ifndef WEFT_SERVER_CONSOLE_ASSETS_H_
 #define WEFT_SERVER_CONSOLE_ASSETS_H_

@@ -20,12 +20,12 @@ using tinker::Json;
 // The most adapters that one call of ListAdapters reads. The call holds the
 // dispatcher's lock, so it must be short.
 constexpr size_t kPage = 100;
-// The most points (TrainPoint) of a listed adapter, and of the selected one.
+// The most TrainPoints of a listed adapter, and of the selected adapter.
 constexpr size_t kListedPoints = 32;
 constexpr size_t kSelectedPoints = 256;
 constexpr size_t kMaxSnapshots = 50;
 
-// An adapter, and its totals of tokens.
+// An adapter, and its total numbers of tokens.
 struct Entry {
   AdapterInfo info;
   std::string engine_name;
@@ -108,9 +108,9 @@ Json LoadJson(const MetricValues& values) {
           {"adapters_at", values.ByLabel("weft_adapters")}};
 }
 
-// Returns at most kMaxTenants tenants with adapters, in the order of names. On
-// a server without tokens, an adapter may be its own tenant. Such tenants are
-// left out.
+// Returns at most kMaxTenants tenants that have adapters, in the order of
+// names. Leaves out a tenant that has the name of its adapter: on a server
+// without tokens, an adapter may be its own tenant.
 Json TenantsJson(const Engine& engine, const std::vector<Entry>& entries) {
   std::map<std::string, AdapterActivity> totals;
   for (const Entry& entry : entries) {

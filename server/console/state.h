@@ -31,8 +31,8 @@ inline constexpr size_t kMaxErrors = 50;
 inline constexpr size_t kMaxCheckpoints = 50;
 
 struct StateQuery {
-  // "adapters" has only those with this text in their id or tenant. Upper and
-  // lower case count as the same. An empty text matches all adapters.
+  // "adapters" lists only adapters with this text in their id or tenant. Case
+  // does not matter. An empty text matches all adapters.
   std::string search;
   // The id of the adapter that "selected" shows.
   std::string selected;

@@ -13,9 +13,9 @@
 
 namespace weft::tinker {
 
-// A budget of bytes that holders share. A holder is an owner (owner.h). Each
-// holder may have half of the budget, or one larger reservation, so that room
-// is left for the others.
+// A budget of bytes that holders share. A holder is an owner (owner.h). All
+// reservations of a holder together may take half of the budget, so that room
+// is left for other holders. A single reservation may take more.
 // Threads: any.
 class BodyBudget : public std::enable_shared_from_this<BodyBudget> {
  public:

@@ -31,8 +31,8 @@ struct CheckpointPath {
 // Parses "tinker://RUN/KIND/NAME". Errors: INVALID_ARGUMENT.
 [[nodiscard]] absl::StatusOr<CheckpointPath> ParseCheckpointPath(
     absl::string_view path);
-// Makes the path from a run and "KIND/NAME". Errors: INVALID_ARGUMENT, also for
-// a training checkpoint with a NAME such as "sampler_weights.a", because
+// Makes the path from a run and "KIND/NAME". Errors: INVALID_ARGUMENT. The NAME
+// of a training checkpoint must not be like "sampler_weights.a", because
 // PathOfWeft would take it for a sampler checkpoint.
 [[nodiscard]] absl::StatusOr<CheckpointPath> ParseCheckpointId(
     absl::string_view run, absl::string_view id);

@@ -1,6 +1,6 @@
 // Calls the engine for the handlers of the Tinker API, with the metrics and log
 // lines of a gRPC call (server/call.h). Results come back on the front's
-// thread. These calls check no scopes; routes.h does so before.
+// thread. These calls do not check scopes, because routes.h has checked them.
 #ifndef WEFT_SERVER_TINKER_ENGINE_PORT_H_
 #define WEFT_SERVER_TINKER_ENGINE_PORT_H_
 
@@ -37,10 +37,10 @@ class EnginePort {
   // Plain, Callback<Result>)`. Plain is the type that Validate returns. If
   // `start` returns a handle and `cancel` is not null, Call sets `*cancel`.
   // If Call returns an error, `done` does not run, and the engine does no more
-  // work for the call. If the error has kStepDonePayload, the step is
-  // completed. If Call returns OK, `done` runs once on the front's thread,
-  // perhaps before Call returns. If the HTTP server stops first, `done` does
-  // not run.
+  // work for the call. If the error has kStepDonePayload, the step has failed
+  // but is completed and keeps its number. If Call returns OK, `done` runs once
+  // on the front's thread, perhaps before Call returns. If the HTTP server
+  // stops first, `done` does not run.
   template <typename Result, typename Request, typename StartFn>
   [[nodiscard]] absl::Status Call(CallOrigin origin, Rpc rpc,
                                   const Request& request, StartFn start,
@@ -66,8 +66,8 @@ class EnginePort {
   }
 
   // Like Call, but checks no quota and validates nothing. `plain` has the
-  // caller's names for adapters. The quotas do not apply because calls of the
-  // tenant that wait for this one may have used them up.
+  // caller's names for adapters. No quota applies, because other calls of the
+  // tenant may have used up the quota while they wait for this call.
   template <typename Result, typename Plain, typename StartFn>
   [[nodiscard]] absl::Status CallUnmetered(CallOrigin origin, Rpc rpc,
                                            Plain plain, StartFn start,
@@ -96,8 +96,8 @@ class EnginePort {
     std::function<absl::Status()> early;
   };
 
-  // Counts and logs the outcome of a call, and returns its status. Replaces the
-  // engine's names of adapters by the caller's in `*result` and in the status.
+  // Counts and logs the outcome of a call, and returns its status. Changes the
+  // engine's adapter names to the caller's, in `*result` and in the status.
   template <typename Result>
   static absl::Status SettleResult(Pending<Result>* call,
                                    absl::StatusOr<Result>* result) {

@@ -28,7 +28,7 @@ using Json = nlohmann::json;
 [[nodiscard]] absl::StatusOr<const Json*> ObjectField(const Json& object,
                                                       const char* name);
 
-// Return the field. If it is absent, they return `otherwise` or nullopt.
+// Return the field, or `otherwise` or nullopt if the field is absent.
 [[nodiscard]] absl::StatusOr<std::string> StringOr(const Json& object,
                                                    const char* name,
                                                    const char* otherwise);
@@ -40,8 +40,8 @@ using Json = nlohmann::json;
 [[nodiscard]] absl::StatusOr<bool> BoolOr(const Json& object, const char* name,
                                           bool otherwise);
 
-// Reads a list of whole numbers in the range of int32. `name` is for the
-// messages of errors.
+// Reads a list of whole numbers in the range of int32. Error messages contain
+// `name`.
 [[nodiscard]] absl::StatusOr<std::vector<int32_t>> Int32List(const Json& value,
                                                              const char* name);
 

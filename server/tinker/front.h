@@ -46,12 +46,12 @@ struct Model {
   std::string adapter;
   Json user_metadata;
   // Pairs (first, offset), ascending. The last pair with first <= s maps
-  // sequence number s to the adapter's step s + offset; if there is none, s is
-  // the step. Each load that succeeds adds a pair, because it sets the adapter
-  // to the steps of its checkpoint. Only the last two pairs are kept.
+  // sequence number s to the adapter's step s + offset. Without such a pair,
+  // the step is s. Each successful load adds a pair, because the adapter then
+  // goes on from the checkpoint's last step. Only the last two pairs are kept.
   std::vector<std::pair<int64_t, int64_t>> offsets;
-  // The sequence number of the step that loads a checkpoint, from its begin to
-  // its end; 0 if no such step runs. The ledger keeps the number.
+  // The sequence number of the load of a checkpoint that runs now, or 0 if no
+  // load runs. The ledger keeps this number.
   int64_t begun_load = 0;
   StepLine line;
 
@@ -67,7 +67,7 @@ struct Sampler {
   std::string adapter;     // Empty for the base model.
   std::string snapshot;    // Empty: no snapshot, but the current weights.
   std::string model_path;  // Empty if not made from a checkpoint.
-  uint64_t used = 0;       // Higher if the sampling session was used later.
+  uint64_t used = 0;       // A later use sets a higher number (TouchSampler).
 };
 
 // An adapter that the front loads for sampling sessions (loaded_adapters.h).
@@ -135,11 +135,11 @@ struct Front {
   const Futures::After after;
   // The memory budget of unfinished steps, and of the samples in `samples`.
   const std::shared_ptr<BodyBudget> waiting;
-  // Clients that wait until a future's request is on disk, by future's id.
+  // Clients that wait until a future's request is on disk, by future id.
   std::map<std::string, std::vector<Respond>> keeping;
   std::map<std::string, Session> sessions;
   std::map<std::string, Model> models;
-  // Callbacks of requests that wait until a model is on disk, by model's id.
+  // Callbacks of requests that wait until a model is on disk, by model id.
   std::map<std::string, std::vector<std::function<void(absl::Status)>>> opening;
   std::map<std::string, Sampler> samplers;
   uint64_t sampler_uses = 0;  // Counts the uses of all samplers (TouchSampler).
@@ -149,7 +149,7 @@ struct Front {
   SampleQueue samples;
   // True while a timer is set that tries waiting samples again.
   bool samples_come_again = false;
-  // The handles of samples that the engine has, by owner and future's id.
+  // Handles that cancel the engine's samples, by owner and future id.
   std::map<std::string, CancelHandle> cancels;
   std::map<std::string, LoadedAdapter> loaded;  // Keys have owner and adapter.
   std::map<std::string, Orphan> orphans;        // Keys have owner and adapter.
@@ -158,8 +158,8 @@ struct Front {
   bool ready = false;
 };
 
-// Handles one request: calls `Respond` once, now or later, or returns an error,
-// with which the caller of the handler responds.
+// Handles one request. Calls `Respond` once, now or later. If the handler
+// returns an error instead, its caller responds with the error.
 using Handler = absl::Status (*)(Front&, const CallPtr&, const Respond&);
 
 }  // namespace weft::tinker

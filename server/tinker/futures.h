@@ -22,8 +22,9 @@ namespace weft::tinker {
 // retrieve_future waits this long for a result before it responds "try_again".
 // The SDK gives up after 45 s.
 inline constexpr absl::Duration kLongPoll = absl::Seconds(30);
-// A client that sends `allow_metadata_only` gets only the size of a result with
-// more bytes, so that the client can make room and ask again.
+// If a result has more bytes than this, a client that sends
+// `allow_metadata_only` gets only the size. The client can then make room and
+// ask again.
 inline constexpr size_t kAnnouncedBytes = size_t{1} << 20;
 
 // A result: JSON, or protobuf if `to_json` is set. `to_json` converts the
@@ -44,9 +45,9 @@ class Futures {
  public:
   using After = std::function<void(absl::Duration, std::function<void()>)>;
 
-  // If all results together have more than `max_bytes`, the owner with the most
-  // bytes loses its oldest results, but never the newest result of all. `after`
-  // runs a function after a delay.
+  // While all results together have more than `max_bytes`, the oldest result of
+  // the owner with the most bytes is forgotten. The newest result of all owners
+  // is never forgotten. `after` runs a function after a delay.
   Futures(int64_t max_bytes, After after)
       : max_bytes_(max_bytes), after_(std::move(after)) {}
 
@@ -54,8 +55,8 @@ class Futures {
   bool Open(const std::string& id, const std::string& owner);
   // Returns true if there is a future with this id, with or without a result.
   [[nodiscard]] bool Has(const std::string& id) const;
-  // Forgets a future, which has no result. Responds with 410 to the clients
-  // that wait for the result, so that they send the request again.
+  // Forgets a future that has no result. Responds with 410 to the clients that
+  // wait for the result, so that they send the request again.
   void Drop(const std::string& id);
   // Gives the future its result, and answers the clients that wait for it. Does
   // nothing if the future is unknown or has a result.

@@ -100,8 +100,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   }
 
   void ReadBody() {
-    // Beast reads only as many bytes at once as the buffer has room for. After
-    // the header, the room may be only 512 bytes.
+    // Reserves room, because Beast reads at once only what the buffer has room
+    // for. After the header, the room may be only 512 bytes.
     const auto bytes = parser_->content_length().value_or(0);
     buffer_.reserve(static_cast<size_t>(std::min(bytes, kBodyPiece)));
     http::async_read(

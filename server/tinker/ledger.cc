@@ -17,8 +17,8 @@
 namespace weft::tinker {
 namespace {
 
-// The most bytes of LedgerEntry::bytes that may wait to be written. If none
-// wait, a larger entry may wait, too.
+// The most bytes of LedgerEntry::bytes that may wait to be written. If no bytes
+// wait, an entry of any size may wait.
 constexpr size_t kMaxWaitingBytes = size_t{256} << 20;
 
 constexpr const char* kPrefixes[] = {"session-",    "model-",  "sampler-",

@@ -65,9 +65,10 @@ class Ledger {
   // the ledger keeps nothing, `done` gets OK before Put returns.
   void Put(EntryKind kind, LedgerEntry entry,
            std::function<void(absl::Status)> done);
-  // Erases an entry later. If the process crashes first, the entry stays.
+  // Has the ledger's thread erase an entry. If the process crashes first, the
+  // entry stays.
   void Erase(EntryKind kind, const std::string& id);
-  // Erases later the requests of all steps of a model.
+  // Has the ledger's thread erase the requests of all steps of a model.
   void EraseSteps(const std::string& model);
 
   // Returns the entries of a kind in any order. Waits for the disk, so call it
@@ -97,8 +98,8 @@ class Ledger {
   UniqueFd folder_;
   std::string path_;
   size_t waiting_bytes_ = 0;
-  // The last member, because the Worker's destructor runs the tasks that are
-  // left, which use the other members.
+  // The last member, so that it is destroyed first. The Worker's destructor
+  // runs the remaining tasks, which use the other members.
   Worker disk_;
 };
 

@@ -28,8 +28,9 @@ void EndLoad(Front& front, const CallOrigin& origin, const std::string& adapter,
     entry.users += static_cast<int>(waiting.size());
     Spare(front, *origin.caller, adapter);
   } else {
-    // Sessions from before the load still use the adapter's name. They stay
-    // counted, so that their ends do not count down the users of a later load.
+    // Sessions from before this load still use the adapter's name, so they stay
+    // in `users`. Each of them calls LeaveAdapter when it ends. Without them in
+    // `users`, the call would remove a user of a later load.
     if (entry.users > 0) {
       entry.state = State::kLeaving;
     } else {
@@ -111,8 +112,9 @@ void UseAdapter(Front& front, const CallOrigin& origin,
     return UseReady(front, origin, adapter, info, done);
   }
   loaded.waiting.push_back(std::move(done));
-  // True for the first session that finds that the adapter must be deleted
-  // before it is loaded, for example because the last user has left.
+  // The adapter may have to be deleted before its load, for example because
+  // its last user has left. The first session that needs the load has the
+  // adapter deleted.
   const bool leaves =
       added ? IsOrphan(front, *origin.caller, adapter)
             : loaded.state == State::kLeaving && loaded.waiting.size() == 1;
@@ -134,8 +136,8 @@ void LeaveAdapter(Front& front, const Caller& caller,
   const std::string key = LoadedKey(OwnerKey(caller), adapter);
   const auto found = front.loaded.find(key);
   if (found == front.loaded.end() || --found->second.users > 0) return;
-  // Other sessions wait for a load of the adapter. EndLoad counts these
-  // sessions as users, or has the adapter deleted if the load fails.
+  // Keeps an adapter if other sessions wait for its load. EndLoad then counts
+  // these sessions as users, or has the adapter deleted if the load fails.
   if (!found->second.waiting.empty()) return;
   found->second.state = State::kLeaving;
   Reap(front, caller, adapter, [&front, key] {

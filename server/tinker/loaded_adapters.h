@@ -29,8 +29,8 @@ inline constexpr char kSamplerAdapterPrefix[] = "tinker-sampler.";
 void UseAdapter(Front& front, const CallOrigin& origin,
                 const CheckpointInfo& info,
                 std::function<void(const absl::Status&)> done);
-// Counts one user less. If no user is left and no session waits for the
-// adapter, has the adapter deleted.
+// Subtracts one user. If no user is left and no session waits for the adapter,
+// has the adapter deleted.
 void LeaveAdapter(Front& front, const Caller& caller,
                   const std::string& adapter);
 // Counts a user of an adapter that the front loaded before the restart. Call it

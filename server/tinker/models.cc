@@ -336,8 +336,8 @@ void RestoreModels(Front& front) {
     model.begun_load = entry.fields.value("begun_load", int64_t{0});
     if (!front.sessions.contains(model.session)) orphans.push_back(entry.id);
   }
-  // A model without a session is left if the ledger could not erase the model's
-  // file or could not read the session's.
+  // A model has no session if the ledger failed to erase the model's file or to
+  // read the session's file.
   for (const std::string& id : orphans) {
     Reap(front, front.models.at(id).caller, front.models.at(id).adapter);
     ForgetModel(front, id);

@@ -18,8 +18,8 @@ namespace weft::tinker {
 [[nodiscard]] std::string AdapterOfModel(absl::string_view model_id);
 [[nodiscard]] std::string ModelOfAdapter(absl::string_view adapter_id);
 
-// Returns UNIMPLEMENTED if the server does not run `base_model`. It runs a
-// model whose name is the served model's name, or ends in "/" and this name.
+// Returns UNIMPLEMENTED if the server does not run `base_model`. `base_model`
+// must be the served model's name, or end in "/" and the served model's name.
 [[nodiscard]] absl::Status CheckBaseModel(const Front& front,
                                           absl::string_view base_model);
 // Returns UNIMPLEMENTED if the body asks for another optimizer than AdamW;

@@ -24,7 +24,7 @@ namespace weft::tinker {
 void Reap(Front& front, const Caller& caller, const std::string& adapter,
           std::function<void()> gone = nullptr);
 
-// Returns true if Front::orphans has the adapter, so that it is to be deleted.
+// Returns true if the adapter is in Front::orphans, so it will be deleted.
 [[nodiscard]] bool IsOrphan(const Front& front, const Caller& caller,
                             const std::string& adapter);
 

@@ -16,8 +16,8 @@
 namespace weft::tinker {
 namespace {
 
-// The largest body of a route that is not `large`. The front keeps names and
-// metadata of such bodies in memory.
+// The largest body of a route that is not `large`. The limit is low, because
+// the front keeps names and metadata from such bodies in memory.
 constexpr uint64_t kMaxSmallBody = 256 << 10;
 
 bool Matches(const Route& route, const Call& call,

@@ -34,7 +34,7 @@ absl::StatusOr<int64_t> QueryNumber(const Call& call, const char* name,
 }
 
 // Returns whether the Tinker API made the adapter to sample from a checkpoint.
-// For an admin, the name begins with its tenant.
+// If the caller is an admin, the adapter's name begins with the tenant.
 bool IsSamplerAdapter(absl::string_view adapter) {
   const size_t separator = adapter.find(kTenantSeparator);
   if (separator != adapter.npos) adapter.remove_prefix(separator + 1);

@@ -30,8 +30,8 @@ struct Run {
 };
 
 // Groups adapters and checkpoints into runs. The run that was used last comes
-// first. Leaves out adapters of any tenant whose ids begin with
-// kSamplerAdapterPrefix.
+// first. Leaves out the adapters of all tenants that were loaded for sampling
+// (kSamplerAdapterPrefix).
 [[nodiscard]] std::vector<Run> MakeRuns(
     const std::vector<AdapterInfo>& adapters,
     const std::vector<CheckpointInfo>& checkpoints);

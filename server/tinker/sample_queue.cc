@@ -13,7 +13,8 @@ void SampleQueue::Add(const std::string& owner, WaitingSample sample) {
 bool SampleQueue::Advance(
     const std::function<bool(const std::string& owner,
                              const WaitingSample& sample)>& start) {
-  // The callback of a sample that ends within `start` may call Advance.
+  // A sample that ends within `start` may call Advance in its callback. This
+  // inner call does nothing.
   if (std::exchange(advances_, true)) return false;
   std::set<std::string> blocked;
   while (blocked.size() < owners_.size()) {

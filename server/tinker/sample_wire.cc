@@ -16,7 +16,7 @@ namespace {
 absl::Status ReadStop(const Json& params, v1::SamplingConfig* out) {
   const Json* const stop = Find(params, "stop");
   // Without `stop`, the model's end-of-sequence tokens stop a sample. With
-  // `stop`, its entries do, and end-of-sequence tokens do not.
+  // `stop`, only the entries of `stop` do.
   if (stop == nullptr) return absl::OkStatus();
   v1::StopRule* const rule = out->mutable_stop();
   rule->set_ignore_eos(true);

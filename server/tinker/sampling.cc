@@ -68,9 +68,9 @@ absl::Status StartSample(Front& front, const std::string& owner,
   return refused;
 }
 
-// Returns the last part of the future's id: the request's `seq_id`. A request
-// without a `seq_id` or a sampling session gets a random id, because it cannot
-// repeat another request.
+// Returns the last part of the future's id: the request's `seq_id`. If the
+// request has no `seq_id` or no sampling session, returns a random id, because
+// it cannot repeat another request.
 absl::StatusOr<std::string> NumberOf(const Call& call, const Sampler& sampler) {
   if (sampler.session.empty() || Find(call.body, "seq_id") == nullptr) {
     return NewId();

@@ -46,9 +46,9 @@ absl::Status CheckEnd(const Front& front, const Call& call,
 }
 
 // Makes room for one more session of the caller's owner. If the owner has
-// kMaxSessions, ends one of those that have been silent for kSilence and that
-// the caller may end: the one that has been silent for longest. Errors:
-// RESOURCE_EXHAUSTED if there is none.
+// kMaxSessions sessions, ends an old one, as kMaxSessions says. Errors:
+// RESOURCE_EXHAUSTED if the caller may end no session that has been silent for
+// kSilence.
 absl::Status MakeRoom(Front& front, const Call& call, absl::Time now) {
   size_t count = 0;
   std::vector<const Session*> silent;

@@ -1,7 +1,7 @@
 // Handles sessions, and the requests that need no model: configuration,
 // capabilities, health, telemetry.
 // Threads: the front's thread; until it runs, the thread that starts it. Any
-// for NewId.
+// thread may call NewId.
 #ifndef WEFT_SERVER_TINKER_SESSIONS_H_
 #define WEFT_SERVER_TINKER_SESSIONS_H_
 
@@ -15,9 +15,9 @@ namespace weft::tinker {
 // A session ends if it has no heartbeat for this time.
 inline constexpr absl::Duration kSessionTimeout = absl::Hours(1);
 // The most sessions of one owner. A new session above this limit ends an old
-// one: the session that has been silent for longest, of all that have been
-// silent for kSilence and that the caller may end. If there is no such session,
-// the new one is refused. The SDK sends about thirty heartbeats in kSilence.
+// session. Of the sessions that the caller may end, this is the one that has
+// been silent for longest. If it has not been silent for kSilence, the new
+// session is refused. The SDK sends about thirty heartbeats in kSilence.
 inline constexpr size_t kMaxSessions = 1000;
 inline constexpr absl::Duration kSilence = absl::Minutes(5);
 

@@ -22,8 +22,8 @@
 namespace weft::tinker {
 
 // The arguments of a StepTask: the number of the adapter's step, the callback
-// for the result, and where the task puts the handle that cancels the step
-// (null: nowhere).
+// for the result, and a place for the handle that cancels the step (may be
+// null).
 struct StepRun {
   uint64_t number = 0;
   Callback<FutureResult> done;
@@ -63,8 +63,8 @@ struct StepLine {
   std::optional<int64_t> loading;
   // Steps that wait for their turn, by sequence number.
   std::map<int64_t, ArrivedStep> arrived;
-  // Steps that the engine has, by sequence number. Failed steps stay here while
-  // FillStep gives their numbers to other steps.
+  // Steps that the engine has, by sequence number. A failed step stays here
+  // while FillStep gives its number to a step that does nothing.
   std::map<int64_t, RunningStep> running;
   bool advances = false;  // Advance is running.
   bool retries = false;   // A timer will run Advance.

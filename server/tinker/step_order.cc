@@ -12,11 +12,12 @@
 namespace weft::tinker {
 namespace {
 
-// The most steps of one model that the engine has at once. A few steps keep the
-// engine busy. More would fill the queue that all tenants share.
+// At most this many steps of one model are in the engine at a time. A few steps
+// keep the engine busy. More steps would fill the queue that all tenants share.
 constexpr size_t kMaxRunning = 64;
-// The ledger keeps the requests of this many steps that have ended, because the
-// dispatcher keeps the replies of as many steps (kReplayWindow).
+// The ledger keeps the requests of this many finished steps of a model. It
+// needs no more, because the dispatcher keeps only as many replies
+// (kReplayWindow).
 constexpr int64_t kKeptSteps = 64;
 // No checkpoint can have this name, so a load of it changes nothing.
 constexpr absl::string_view kNoCheckpoint = "~";
@@ -46,10 +47,10 @@ void AdvanceLater(Front& front, Model& model) {
   });
 }
 
-// Returns true if the engine still waits for the number of a step that ended
-// with this error. kStepDonePayload, ALREADY_EXISTS and OUT_OF_RANGE mean that
-// the engine has had the number. After NOT_FOUND (the adapter is gone) and
-// UNAVAILABLE (the server stops), nothing waits for the number.
+// A step has failed with `status`. Returns true if the engine still waits for
+// the step's number. kStepDonePayload, ALREADY_EXISTS and OUT_OF_RANGE mean
+// that the engine already has the number. After NOT_FOUND (the adapter is gone)
+// and UNAVAILABLE (the server stops), nothing waits for the number.
 bool LeavesGap(const absl::Status& status) {
   return !status.GetPayload(kStepDonePayload) && !absl::IsNotFound(status) &&
          !absl::IsAlreadyExists(status) && !absl::IsOutOfRange(status) &&
@@ -65,8 +66,8 @@ void Leave(Front& front, Model& model, int64_t seq) {
                       absl::StrCat(model.id, ":", seq - kKeptSteps));
   if (line.loading != seq) return Advance(front, model.id);
   if (HasLoaded(model, seq)) return OpenLine(front, model.id);
-  // The load has failed. So after a restart, it must no longer keep the steps
-  // before it from running.
+  // The load has failed. If begun_load kept its value, a restart would drop the
+  // steps before the load (LatestLoad).
   model.begun_load = 0;
   KeepModel(front, model,
             [&front, id = model.id](const absl::Status& /*kept*/) {
@@ -87,7 +88,8 @@ void MakeRoom(StepLine& line, int64_t seq) {
 }
 
 // Gives the number of the failed step `seq` to a step that does nothing, so
-// that the steps after `seq` can run. `number` is the adapter's step.
+// that the steps after `seq` can run. `number` is the number of the adapter's
+// step.
 void FillStep(Front& front, const std::string& id, int64_t seq,
               uint64_t number) {
   Model* const model = FindModel(front, id);
@@ -119,13 +121,13 @@ void FillStep(Front& front, const std::string& id, int64_t seq,
   if (!refused.ok()) end(refused);
 }
 
-// Handles the end of a step. `number` is the adapter's step.
+// Handles the end of a step. `number` is the number of the adapter's step.
 void End(Front& front, const std::string& id, int64_t seq, uint64_t number,
          Result result) {
   Model* const model = FindModel(front, id);
   if (model == nullptr) return;  // ForgetModel has finished the future.
   // UNAVAILABLE means that the server stops. The future then gets no result,
-  // because the next process runs the step.
+  // because the restarted server runs the step again.
   if (absl::IsUnavailable(result.status()) && front.ledger->keeps()) return;
   StepLine& line = model->line;
   const auto running = line.running.find(seq);
@@ -174,7 +176,7 @@ void RunLoad(Front& front, const std::string& id, int64_t seq,
               [&front, id, seq, step] { RunLoad(front, id, seq, step); });
 }
 
-// Writes to disk that the load begins, and then starts the load. So after a
+// Records on disk that the load has begun, and then starts the load. So after a
 // restart, no step from before the load can change the loaded weights.
 void BeginLoad(Front& front, Model& model, int64_t seq, ArrivedStep step) {
   model.line.loading = seq;
@@ -190,8 +192,8 @@ void BeginLoad(Front& front, Model& model, int64_t seq, ArrivedStep step) {
             });
 }
 
-// Gives the engine the model's next steps in their order, until a step has not
-// arrived or must wait.
+// Gives the engine the model's next steps in order. Stops at a step that has
+// not arrived or must wait.
 void Advance(Front& front, const std::string& id) {
   Model* const model = FindModel(front, id);
   if (model == nullptr || model->line.advances) return;
@@ -217,8 +219,8 @@ void Advance(Front& front, const std::string& id) {
   line.advances = false;
 }
 
-// Gives the engine a step whose number it has had before, to get the stored
-// reply. No later step waits for this one.
+// Gives the engine a step whose number it already has, to get the stored reply.
+// No later step waits for this step.
 void RunAgain(Front& front, const std::string& id, int64_t seq,
               const ArrivedStep& step) {
   Model* const model = FindModel(front, id);
@@ -259,8 +261,8 @@ void NoteLoad(Front& front, Model& model, int64_t seq, uint64_t last_step,
   if (!HasLoaded(model, seq)) {
     model.offsets.emplace_back(seq + 1, static_cast<int64_t>(last_step) - seq);
   }
-  // Only the latest load and the steps after it can still run (LatestLoad).
-  // They need the last two pairs.
+  // Only the latest load and the steps after it can still run (LatestLoad). The
+  // last two pairs map their sequence numbers to the adapter's steps.
   if (model.offsets.size() > 2) model.offsets.erase(model.offsets.begin());
   model.begun_load = 0;
   KeepModel(front, model, done);

@@ -2,8 +2,8 @@
 //
 // The engine runs an adapter's steps in the order of their numbers, and waits
 // for a number that is missing. So if a step is refused, or fails before it has
-// changed anything, a step that does nothing takes its number. The tenant's
-// quotas do not apply to the step that does nothing.
+// changed anything, an empty step takes its number. The tenant's quotas do not
+// apply to empty steps.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_STEP_ORDER_H_
 #define WEFT_SERVER_TINKER_STEP_ORDER_H_
@@ -15,15 +15,15 @@
 
 namespace weft::tinker {
 
-// The pause before the next try if the engine refuses a step or a sample for
-// now.
+// The pause before the front retries a step or a sample that the engine has
+// refused for now.
 inline constexpr absl::Duration kRetryPause = absl::Milliseconds(100);
-// The most that a step's sequence number may be above StepLine::next.
+// A step's sequence number may be above StepLine::next by at most this much.
 inline constexpr int64_t kMaxAhead = 4096;
 
-// Runs the step in its turn. If the engine has had the step's number before,
-// gives the step to the engine at once, for its stored reply. If the model is
-// gone, fails the step's future.
+// Runs the step in its turn. If the engine already has the step's number, gives
+// the step to the engine at once to get the stored reply. If the model is gone,
+// fails the step's future.
 void EnterStep(Front& front, const std::string& model, int64_t seq,
                ArrivedStep step);
 
@@ -31,8 +31,9 @@ void EnterStep(Front& front, const std::string& model, int64_t seq,
 // request that makes the model has ended.
 void OpenLine(Front& front, const std::string& model);
 
-// Records that the load with sequence number `seq` has set the adapter to
-// `last_step`. `done` gets the outcome when the ledger has written the record.
+// Records that the load with sequence number `seq` has set the adapter's last
+// step to `last_step`. `done` gets the outcome when the ledger has written the
+// record.
 void NoteLoad(Front& front, Model& model, int64_t seq, uint64_t last_step,
               const std::function<void(absl::Status)>& done);
 // Returns true if the load with this number is one of the last two that

@@ -14,10 +14,10 @@ namespace {
 // restored yet.
 constexpr absl::Duration kPause = absl::Milliseconds(200);
 
-// Sets line.next to the sequence number after the adapter's last step. But if a
-// load had begun before the restart, sets line.next to the load's number,
-// because the load may have set the adapter back. Returns false if the adapter
-// is not restored yet.
+// Sets line.next to the sequence number after the adapter's last step. If a
+// load had begun before the restart, sets line.next to the load's number
+// instead, because the load may have set the adapter to an earlier step.
+// Returns false if the adapter is not restored yet.
 bool PlaceLine(Front& front, Model& model) {
   if (model.begun_load > 0) {
     model.line.next = model.begun_load;
@@ -75,7 +75,7 @@ class Restore : public std::enable_shared_from_this<Restore> {
   }
 
   // Returns true if the step must not run: its model is gone, or a load with a
-  // higher number has begun, whose weights the step would change.
+  // higher number has begun and the step would change the loaded weights.
   [[nodiscard]] bool IsOver(const LedgerEntry& entry) const {
     const auto model = front_.models.find(entry.fields.value("model", ""));
     return model == front_.models.end() ||

@@ -18,7 +18,7 @@ namespace {
 // While the server starts, retrieve_future fails after this pause, so that
 // clients do not ask again at once.
 constexpr absl::Duration kStartPause = absl::Seconds(1);
-// The memory of a step besides its body.
+// Bytes of memory that a step needs besides its request's body.
 constexpr int64_t kStepBytes = 1024;
 
 void RespondPromise(const PromiseId& id, const Respond& respond) {
@@ -62,7 +62,7 @@ void Keep(Front& front, const CallPtr& call, const PromiseId& id,
 }
 
 // Opens the future and returns true. If the future exists already, returns
-// false and responds with its id: at once, or when its request is on disk.
+// false and responds with its id as soon as its request is on disk.
 bool Open(Front& front, const CallPtr& call, const PromiseId& id,
           const Respond& respond) {
   const std::string future = id.ToString();
@@ -111,7 +111,7 @@ absl::Status Promise(Front& front, const CallPtr& call, const PromiseId& id,
   const auto begin = [&front, id, task](const absl::Status& kept) {
     const auto finish = [&front, id](absl::StatusOr<FutureResult> result) {
       // UNAVAILABLE means that the server stops. The future then gets no
-      // result, because the next process runs the request.
+      // result, because the restarted server runs the request again.
       if (id.seq && front.ledger->keeps() &&
           absl::IsUnavailable(result.status())) {
         return;

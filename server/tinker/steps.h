@@ -1,5 +1,5 @@
-// Promises futures. A request that takes long is answered with the id of a
-// future, which gets the result later.
+// Promises futures: answers a slow request with the id of a future, which gets
+// the result later.
 //
 // The steps of a model have consecutive sequence numbers, and may arrive in any
 // order. Each is one step of the adapter (step_order.h).
@@ -36,10 +36,10 @@ struct PromiseId {
 // Runs `task`, which gives its result to a future, and then responds with the
 // future's id. If the future exists already, only responds with its id. If `id`
 // has a sequence number, first writes the request to the ledger.
-// If the write or `task` fails with an error that may pass (RetryMillis), drops
-// the future and responds with the error. Any other error becomes the future's
-// result. A request from the ledger gets no response: Promise returns its error
-// that may pass.
+// If the write or `task` fails with a transient error (RetryMillis), drops the
+// future and responds with the error. Any other error becomes the future's
+// result. A request from the ledger gets no response. For such a request,
+// Promise returns the transient error.
 [[nodiscard]] absl::Status Promise(Front& front, const CallPtr& call,
                                    const PromiseId& id, const Task& task,
                                    const Respond& respond);
@@ -50,8 +50,8 @@ struct StepKind {
 
 // Writes the request of a model's step to the ledger, and responds with the id
 // of a future, or with the error of the write. Runs `task` in the step's turn,
-// and again if `task` returns an error that may pass (RetryMillis). If the
-// future exists already, only responds with its id.
+// and again after a transient error (RetryMillis). If the future exists
+// already, only responds with its id.
 // Errors: INVALID_ARGUMENT if `seq` is below 1, or more than kMaxAhead above
 // StepLine::next; NOT_FOUND if there is no such model; ABORTED if `seq` is
 // below LatestLoad; RESOURCE_EXHAUSTED if too many requests wait; UNAVAILABLE
@@ -68,10 +68,10 @@ struct StepKind {
                                         const Respond& respond);
 
 // Waits until the adapters of all models are restored. Then runs the ledger's
-// requests again with `run`, one after the other, in the order of their
-// sequence numbers, so that few requests are in memory at once. If `run`
-// returns an error, runs the request again later. Erases requests whose model
-// is gone, and those below LatestLoad. At the end sets Front::ready.
+// requests again with `run`, in the order of their sequence numbers. Runs them
+// one after the other, so that few requests are in memory at once. If `run`
+// returns an error, runs the request again later. Erases a request if its model
+// is gone or its number is below LatestLoad. At the end sets Front::ready.
 void RestoreSteps(Front& front,
                   std::function<absl::Status(const CallPtr&)> run);
 

@@ -98,8 +98,8 @@ absl::StatusOr<std::vector<To>> Densify(absl::string_view name,
       return BadField(name, "has CSR rows that do not ascend");
     }
     for (int64_t i = rows[row]; i < rows[row + 1]; ++i) {
-      // The last row ends at `stored`, but an earlier row may claim to end
-      // behind `stored`.
+      // Only the last row is known to end at `stored`. An earlier row may claim
+      // to end after `stored`.
       if (i >= stored || columns[static_cast<size_t>(i)] < 0 ||
           columns[static_cast<size_t>(i)] >= width) {
         return BadField(name, "has a CSR index out of its shape");

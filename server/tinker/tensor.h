@@ -1,5 +1,6 @@
-// Reads the tensors of Tinker's messages. Makes sparse tensors dense, up to
-// kMaxDenseValues values, because a few bytes may claim any shape.
+// Reads the tensors of Tinker's messages. Makes sparse tensors dense. Refuses
+// more than kMaxDenseValues values, because a sparse tensor of a few bytes may
+// claim a huge shape.
 // Errors: INVALID_ARGUMENT, which names the tensor.
 // Threads: any.
 #ifndef WEFT_SERVER_TINKER_TENSOR_H_
@@ -18,7 +19,7 @@ namespace weft::tinker {
 
 inline constexpr int64_t kMaxDenseValues = int64_t{16} << 20;
 
-// Returns K for a tensor [N, K], and 0 for one with fewer dimensions.
+// Returns K for a tensor [N, K], and 0 for a tensor with fewer dimensions.
 [[nodiscard]] absl::StatusOr<int64_t> TargetsPerToken(absl::string_view name,
                                                       const Tensor& tensor);
 
@@ -27,7 +28,7 @@ inline constexpr int64_t kMaxDenseValues = int64_t{16} << 20;
     absl::string_view name, const Tensor& tensor);
 
 // Returns the tensor's whole numbers as raw uint32, little endian. A number
-// that does not fit becomes the largest uint32, which is no token of any
+// that does not fit becomes the largest uint32, which is not a token id of any
 // vocabulary.
 [[nodiscard]] absl::StatusOr<std::string> ReadIds(absl::string_view name,
                                                   const Tensor& tensor);

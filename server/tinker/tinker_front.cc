@@ -28,7 +28,8 @@ constexpr absl::Duration kOrphanInterval = absl::Seconds(2);
 
 HttpLimits LimitsOf(const ServerOptions& options) {
   HttpLimits limits;
-  // The budget has room for the largest requests of two holders.
+  // Two owners can each have a request of the largest size in memory
+  // (body_budget.h).
   limits.max_pending_bytes =
       std::max(limits.max_pending_bytes, 2 * options.max_message_bytes);
   if (options.max_connections > 0) {

@@ -30,7 +30,7 @@ class TinkerFront {
   [[nodiscard]] const std::string& address() const { return address_; }
 
   // Call this once, when the engine is ready. The front then runs the ledger's
-  // steps again, and refuses other steps until it has promised all of these.
+  // steps again. Until all of them have futures, the front refuses other steps.
   void EngineIsReady();
 
  private:

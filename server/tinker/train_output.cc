@@ -7,7 +7,7 @@ namespace weft::tinker {
 namespace {
 
 // Fills `out` with the field `list` of result.data[begin, end), one datum after
-// the other. `shape` is the number of targets per token of all these data.
+// the other. `shape` is the entry of TargetShapes that all these data share.
 void FillField(const TrainResult& result, size_t begin, size_t end,
                int64_t shape, std::vector<float> DatumResult::*list,
                BatchedTensor* out) {

@@ -76,9 +76,9 @@ absl::Status ReadTokens(const Datum& in, v1::Datum* out) {
 }
 
 // Reads sequence_ratio_mask, a mask for the loss gspo. Weft leaves out tokens
-// with weight 0, so the mask becomes the weights. The loss is the same only if
-// the mask is 0 or 1, and the advantage is 0 where the mask is 0. Other masks
-// get UNIMPLEMENTED.
+// with weight 0, so the mask becomes the weights. The loss with these weights
+// equals the masked loss only if each mask value is 0 or 1, and the advantage
+// is 0 where the mask is 0. Other masks get UNIMPLEMENTED.
 absl::Status ReadMask(const Datum& in, v1::Datum* out) {
   const auto found = in.loss_fn_inputs().find("sequence_ratio_mask");
   if (found == in.loss_fn_inputs().end()) return absl::OkStatus();
@@ -102,8 +102,8 @@ absl::Status ReadMask(const Datum& in, v1::Datum* out) {
   return absl::OkStatus();
 }
 
-// Reads one tensor of loss_fn_inputs. If it is target_tokens, sets `*shape` to
-// the datum's entry of TargetShapes.
+// Reads one tensor of loss_fn_inputs. If the tensor is target_tokens, sets
+// `*shape` to the datum's entry of TargetShapes.
 absl::Status ReadInput(const std::string& name, const Tensor& tensor,
                        v1::Datum* out, int64_t* shape) {
   // ReadMask reads this tensor for gspo. Other losses ignore it.

@@ -38,8 +38,9 @@ struct TranslatedTrain {
 [[nodiscard]] absl::StatusOr<TranslatedTrain> TranslateTrain(
     const ForwardBackwardRequest& in);
 
-// Returns a serialized ForwardBackwardOutput with the metrics, and for each
-// datum `logprobs` and `elementwise_loss` in the shape of its targets.
+// Returns a serialized ForwardBackwardOutput. It holds the metrics and, for
+// each datum, `logprobs` and `elementwise_loss` in the shape of the datum's
+// targets.
 [[nodiscard]] std::string TrainOutput(const TrainResult& result,
                                       const TargetShapes& shapes);
 // Converts the result of TrainOutput to JSON text.

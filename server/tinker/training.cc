@@ -103,7 +103,7 @@ absl::Status RunForwardBackward(Front& front, const CallPtr& call,
   const int64_t seq = in.seq_id();
   const bool forward_only = in.forward_only();
   // An error of TranslateTrain fails the future, not the request, because the
-  // step must take its sequence number.
+  // step must still use its sequence number.
   const auto train =
       std::make_shared<absl::StatusOr<TranslatedTrain>>(TranslateTrain(in));
   in.Clear();

@@ -1,6 +1,6 @@
 // Handles forward_backward, forward and optim_step. Each request is a step of a
-// model (PromiseStep). If a body has a good form but bad data, only the step's
-// future fails.
+// model (PromiseStep). If a body parses but its data are bad, the request
+// succeeds and the step's future fails.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_TRAINING_H_
 #define WEFT_SERVER_TINKER_TRAINING_H_

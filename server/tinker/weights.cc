@@ -109,8 +109,8 @@ void EndLoad(Front& front, const CallPtr& call, const std::string& adapter,
   if (found != front.models.end()) {
     return NoteLoad(front, found->second, seq, last_step, done);
   }
-  // The model is gone. Reap may have run before the load made the adapter, so
-  // Reap runs again.
+  // The model is gone. An earlier Reap may have run before the load made the
+  // adapter, so this Reap deletes the adapter.
   Reap(front, call->caller, adapter);
   done(absl::NotFoundError("the session has ended"));
 }
@@ -127,8 +127,8 @@ absl::Status StartLoad(Front& front, const CallPtr& call, const std::string& id,
     run.done(Loaded(id, load.path));
     return absl::OkStatus();
   }
-  // No step of a new model has run, so the next number is 1. PlaceLine has set
-  // another number if a load before a restart had made the adapter.
+  // The first step of a new model has number 1. PlaceLine has set another
+  // number if a load had already made the adapter before a restart.
   if (seq == 0) model->second.line.next = 1;
   v1::LoadCheckpointRequest request;
   request.set_adapter_id(model->second.adapter);

@@ -114,8 +114,8 @@ class AdapterIo {
   // properties are those of this save. Otherwise returns none.
   [[nodiscard]] std::optional<CheckpointInfo> SavedBefore(
       const SaveCheckpointRequest& request, const AdapterCopy& adapter) const;
-  // Deletes the oldest checkpoints of the adapter and kind of `saved`, so that
-  // at most `count` remain. Never deletes `saved`.
+  // Deletes the oldest checkpoints that have the adapter and the kind of
+  // `saved`, until at most `count` remain. Never deletes `saved`.
   void KeepNewest(const CheckpointInfo& saved, uint64_t count);
   // Returns what List returns, and also the checkpoints that have expired.
   [[nodiscard]] std::vector<CheckpointInfo> ListAll(

@@ -171,8 +171,8 @@ absl::StatusOr<AdapterManager::NewAdapter> AdapterManager::ReadImport(
     return absl::InvalidArgumentError(
         absl::StrCat("adapter_config.json: ", ranks.message()));
   }
-  // Checks this first, so that KeepState writes no file for an adapter that
-  // cannot be created.
+  // Calls CheckNew before KeepState, so that KeepState writes no file for an
+  // adapter that cannot be created.
   WEFT_RETURN_IF_ERROR(context_.dispatcher.adapters().CheckNew(
       request.adapter_id, request.tenant));
   NewAdapter adapter{.request = {.adapter_id = request.adapter_id,

@@ -49,9 +49,9 @@ class AdapterManager {
 
   // The engine thread calls the methods below.
 
-  // Creates an adapter of an earlier process, as its record in the log
-  // describes it, with initial weights. The caller has a slot
-  // (AdapterDesk::WhenSlot). After an error, MakeAgain gives the slot back.
+  // Creates an adapter of an earlier process from its record in the log, with
+  // initial weights. The caller must hold a slot (AdapterDesk::WhenSlot). After
+  // an error, MakeAgain gives the slot back.
   [[nodiscard]] absl::Status MakeAgain(const records::AdapterRecord& adapter);
   // Removes the adapter with its tensors, its spill file and its steps. Writes
   // no record.

@@ -48,7 +48,7 @@ class AdapterTable {
   // Returns the adapter, or null if it does not exist or is not on the device.
   [[nodiscard]] lora::Adapter* Find(AdapterKey key);
   // Removes the adapter. Returns false if it does not exist. A version stays
-  // alive while others hold its AdapterVersionPtr.
+  // alive while an AdapterVersionPtr refers to it.
   bool Erase(AdapterKey key);
   // Returns the facts that the table knows of the adapter. REQUIRES: the
   // adapter exists.
@@ -78,8 +78,8 @@ class AdapterTable {
   [[nodiscard]] lora::AdapterImage Image(AdapterKey key) const;
   // Keeps `image` and frees the adapter's memory on the device.
   void MoveToHost(AdapterKey key, lora::AdapterImage image);
-  // Frees the adapter's memory on the device and the tensors of `image`. The
-  // spill file `file` has these tensors.
+  // Keeps `image` without its tensors, which are in the spill file `file`.
+  // Frees the adapter's memory on the device.
   void MoveToDisk(AdapterKey key, lora::AdapterImage image, std::string file);
   // Copies the tensors of `image` to the device and drops the image in the
   // table. If MoveToDevice throws c10::Error, nothing has changed.

@@ -1,6 +1,6 @@
-// Copies the state that a load or an import gives to an adapter into a file of
-// the state folder. The log then does not depend on the checkpoint. Threads:
-// KeepState on the I/O thread, the others on any thread.
+// When a load or an import creates an adapter's state, copies the state to a
+// file in the state folder. So the log does not depend on the checkpoint.
+// Threads: KeepState on the I/O thread, the others on any thread.
 #ifndef WEFT_SRC_ADAPTERS_STATE_IMAGE_H_
 #define WEFT_SRC_ADAPTERS_STATE_IMAGE_H_
 
@@ -26,8 +26,8 @@ namespace weft::engine {
 void DropState(const EngineContext& context, const std::string& image);
 
 // Reads the state of an adapter with `num_parameters` parameters from the file
-// `image`, which lacks optim_steps. Errors: NOT_FOUND, DATA_LOSS and others of
-// journal::ReadImage.
+// `image`. The file does not store optim_steps. Errors: NOT_FOUND, DATA_LOSS
+// and others of journal::ReadImage.
 [[nodiscard]] absl::StatusOr<lora::AdapterState> ReadState(
     const journal::StateFolder& folder, const std::string& image,
     int64_t num_parameters);

@@ -50,7 +50,7 @@ inline constexpr size_t kMaxTenantLength = 64;
 [[nodiscard]] std::string HashToken(absl::string_view token);
 
 // Returns the record of `token`, even if it has expired, or null if there is
-// none. The time of the search does not tell how much `token` resembles a known
+// none. The search time does not reveal how similar `token` is to a known
 // token.
 [[nodiscard]] const TokenRecord* FindToken(
     const std::vector<TokenRecord>& records, absl::string_view token);

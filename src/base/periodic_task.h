@@ -21,8 +21,8 @@ class PeriodicTask {
       : interval_(interval), run_(std::move(run)) {}
 
   // Passes the task to `post`. Does nothing if less than `interval` has passed
-  // since the last post, or if the task posted last has not ended. A posted
-  // task may outlive this object. Threads: the same one for all calls.
+  // since the last post, or if the last posted task has not ended. A posted
+  // task may outlive this object. Threads: one thread makes all calls.
   void PostWhenDue(absl::Time now,
                    const std::function<void(std::function<void()>)>& post) {
     if (now < due_ || is_posted_->load()) return;

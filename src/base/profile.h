@@ -9,7 +9,7 @@
 //
 // On a thread without a recording, a Span costs one load of a thread-local
 // pointer. Times are host times. On CUDA a span ends when its kernels are
-// queued. The thread waits for the kernels in the later span that reads their
+// queued. The wait for the kernels is part of the later span that reads their
 // result.
 #ifndef WEFT_SRC_BASE_PROFILE_H_
 #define WEFT_SRC_BASE_PROFILE_H_

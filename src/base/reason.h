@@ -14,8 +14,8 @@ namespace weft {
 
 struct Reason {
   std::string name;  // For example QUEUE_FULL. Has no line breaks.
-  // For example {"limit", "64"}. Keys and values have no line breaks, and keys
-  // no "=".
+  // For example {"limit", "64"}. No key or value has a line break, and no key
+  // has "=".
   std::map<std::string, std::string> values;
 
   friend bool operator==(const Reason&, const Reason&) = default;

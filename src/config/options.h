@@ -28,13 +28,13 @@ struct EngineOptions {
   // the working directory.
   std::string checkpoint_dir;
   // Bytes to keep free. If the disk of `checkpoint_dir` has fewer, saves are
-  // refused; if that of `state_dir` has fewer, new work is refused. 0: no
+  // refused. If the disk of `state_dir` has fewer, new work is refused. 0: no
   // reserve.
   int64_t disk_reserve_bytes = int64_t{512} << 20;
   // Folder for the log of steps, for snapshots of the adapters and for the
-  // ledger of the Tinker API. A restarted server continues from it; an
-  // adapter's Durability says how much of the adapter is in it. Empty: a
-  // restart loses everything that is not in a checkpoint.
+  // ledger of the Tinker API. A restarted server continues from this folder. An
+  // adapter's Durability says how much of the adapter the folder holds. Empty:
+  // a restart loses everything that is not in a checkpoint.
   std::string state_dir;
   // If the data of one of these adapters in `state_dir` is damaged, the server
   // starts without the adapter. Damage to any other adapter stops the start.
@@ -62,8 +62,8 @@ struct EngineOptions {
   // Most adapters on the device at a time, [0, 100000]. 0: 64, or fewer if a
   // CUDA device has no memory for 64.
   int max_resident_adapters = 0;
-  // Bytes of host memory for adapters that leave the device. Adapters beyond
-  // them move to disk. 0: none on a CPU, chosen at the start on CUDA; -1: none.
+  // Host bytes for adapters that leave the device. Adapters that do not fit
+  // move to disk. 0: none on a CPU, chosen at the start on CUDA; -1: none.
   int64_t adapter_host_bytes = 0;
   int max_rank = 64;               // [1, 1024]
   int max_context_tokens = 0;      // At most the model's limit; 0: that limit.
@@ -76,7 +76,7 @@ struct EngineOptions {
   bool share_prompts = true;           // Compute equal prefixes once.
   int64_t max_queue_requests = 1024;   // Requests that may wait; >= 1.
   int64_t max_queue_tokens = 4 << 20;  // Tokens of waiting requests; >= 1.
-  // Like the two limits above, but for each tenant. 0: as high as those.
+  // Like the two limits above, but for each tenant. 0: the same value as above.
   int64_t max_queue_requests_per_tenant = 0;
   int64_t max_queue_tokens_per_tenant = 0;
   // Bytes of stored replies, for all adapters. A repeated step gets its stored
@@ -113,7 +113,8 @@ struct ServerOptions {
                            // this file, one per line.
   std::string model_name;  // Empty: the last part of the model folder.
   std::string torch_dir;   // Empty: the LibTorch that weftd was linked with.
-  // 0: half of the files that the process may open, at most 10000.
+  // 0: for gRPC, half of the files that the process may open, at most 10000;
+  // for the Tinker API, 1024.
   int max_connections = 0;
   int64_t max_message_bytes = 64 << 20;  // [1 KiB, 2 GiB)
   int64_t max_import_bytes = 2LL << 30;  // All open imports and uploads.
@@ -140,7 +141,7 @@ struct ServerOptions {
 
   // Validates like EngineOptions::Validate. Refuses plaintext beyond loopback
   // without --insecure, for gRPC and for the Tinker API. With tokens,
-  // --insecure does not help, and plaintext gRPC needs the host 127.0.0.1, ::1
+  // --insecure has no effect, and plaintext gRPC needs the host 127.0.0.1, ::1
   // or localhost.
   [[nodiscard]] absl::Status Validate() const;
 };

@@ -52,7 +52,7 @@ class KvPool {
 
   // Caches the full pages of `tokens`, which are the sequence's first tokens
   // and were computed with `version`. If equal pages are cached already, this
-  // sequence shares those from now on.
+  // sequence shares them from now on.
   void CachePrefix(uint64_t version, absl::Span<const int32_t> tokens,
                    kv::SequencePages& sequence);
   void Forget(uint64_t version) { prefixes_.DropVersion(version); }

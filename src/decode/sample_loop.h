@@ -6,7 +6,7 @@
 // long prompt is prefilled in pieces. Other samples decode between these
 // pieces.
 //
-// sample_sequences.h says which sequences hold pages, and which one waits.
+// sample_sequences.h says which sequences hold pages and which ones wait.
 #ifndef WEFT_SRC_DECODE_SAMPLE_LOOP_H_
 #define WEFT_SRC_DECODE_SAMPLE_LOOP_H_
 
@@ -79,7 +79,7 @@ class SampleLoop {
   void StartSamples();
   [[nodiscard]] bool StartSample(SampleJob& job);
   void Decode();
-  // Appends the token to its sample. Returns true if the sample ends with it.
+  // Appends the token to its sample. Returns true if the token ends the sample.
   bool Accept(SampleJob& job, int sample_index, sampling::StopMatcher& stop,
               const sampling::DrawResult& drawn);
   // Stores the experts of a finished sample's tokens in its result, if the

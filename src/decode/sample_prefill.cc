@@ -13,9 +13,9 @@
 namespace weft::engine {
 namespace {
 
-// In each layer, one pass gathers at most this many keys for each token that it
-// may compute, unless its first piece alone needs more. Without this limit the
-// last pieces of many long prompts could exhaust the memory.
+// A pass that may compute N tokens gathers at most N * kMaxKeysPerToken keys in
+// each layer. Only its first piece may need more. Without this limit, the last
+// pieces of many long prompts could exhaust the memory.
 constexpr int64_t kMaxKeysPerToken = 8;
 
 // Makes the CachePlan of one pass, row by row.
@@ -26,7 +26,7 @@ class PrefillRows {
   // Scores the tokens `targets` with rows [begin, begin + targets.size()).
   void Score(int64_t begin, absl::Span<const int32_t> targets,
              const lora::AdapterVersionPtr& version);
-  // Asks for the `count` likeliest tokens after each of rows [begin, begin +
+  // Asks for the `count` likeliest tokens after each row in [begin, begin +
   // size).
   void List(int64_t begin, size_t size, int count,
             const lora::AdapterVersionPtr& version);
@@ -47,7 +47,7 @@ class PrefillRows {
   std::vector<ops::SuffixRows> suffixes_;
   bool has_past_ = false;
   // For each preempted sequence: its first row in the pass, and the experts
-  // with which the tokens were computed before.
+  // that computed its tokens before the preemption.
   std::vector<std::pair<int64_t, at::Tensor>> given_;
   executor::CachePlan plan_{.scores = {.row_offsets = {0}}};
 };
@@ -158,7 +158,7 @@ void AddTop(SampleJob& job, int32_t token,
   if (!job.request->prompt_logprobs) return;
   // Clients compare prompt_logprobs with this list to see whether `token` is
   // the likeliest. The two come from different matrix products and round
-  // differently, so the list gets the value of prompt_logprobs.
+  // differently, so the list gets `token`'s value from prompt_logprobs.
   for (auto& [id, logprob] : row) {
     if (id == token) logprob = job.result.prompt_logprobs[rows.size() - 1];
   }
@@ -187,20 +187,21 @@ std::vector<SamplePiece> SamplePrefill::Plan() {
   std::vector<SamplePiece> pieces;
   int64_t budget = max_tokens_;
   int64_t key_budget = kMaxKeysPerToken * budget;
-  // The piece that ends a prompt also draws the first token of each of its
-  // samples.
+  // The piece that ends a prompt also draws the first token of each of the
+  // prompt's samples.
   int64_t draw_budget = max_draws_;
   for (auto& [age, sequence] : sequences_.by_age()) {
     if (budget == 0) break;
     if (sequence.ready()) continue;
-    // Sequences take pages in order of age, so that small ones do not take the
-    // pages that an older large one waits for. If this sequence gets no pages,
-    // no younger one has any, so the break skips no prefill that has begun.
+    // Sequences take pages in order of age. Otherwise small sequences could
+    // take the pages that an older, large sequence waits for. If this sequence
+    // gets no pages, no younger sequence has pages. So the break skips no
+    // prefill that has begun.
     if (!sequence.pages.has_value() && !sequences_.TakePages(sequence)) break;
     int64_t size = std::min(budget, sequence.target() - sequence.length);
     if (size == 0) continue;  // All tokens are cached.
     if (sequence.lists_prompt()) {
-      // Each row of this piece needs logits, so it counts as a draw.
+      // Each row of this piece counts as a draw, because it needs logits.
       if (draw_budget <= 0) break;
       size = std::min(size, draw_budget);
       draw_budget -= size;

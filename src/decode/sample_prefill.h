@@ -1,5 +1,6 @@
 // Prefill: computes the keys and values of new prompts and of preempted
-// sequences. Each pass through the model takes a piece of one or more of them.
+// sequences. Each pass through the model computes pieces of one or more
+// sequences.
 #ifndef WEFT_SRC_DECODE_SAMPLE_PREFILL_H_
 #define WEFT_SRC_DECODE_SAMPLE_PREFILL_H_
 

@@ -69,8 +69,9 @@ void SampleSequences::EraseAllOf(const SampleJob& job) {
 bool SampleSequences::TakePages(SampleSequence& sequence) {
   const SampleJob& job = *sequence.job;
   const int64_t target = sequence.target();
-  // Keys and values are cached, hidden states are not. So prefill must compute
-  // the rows that still need scores, and the last row of a prompt, which draws.
+  // Keys and values are cached, but hidden states are not. So prefill must
+  // compute the rows that still need scores, and the last row of a prompt, from
+  // which the samples draw their first tokens.
   int64_t reusable = target;
   if (sequence.sample_index == kPrompt && job.first_draws.empty()) {
     reusable = (job.scores_prompt() ? job.num_scored() : target) - 1;
@@ -145,8 +146,8 @@ at::Tensor SampleSequences::ExpertsOf(const SampleSequence& sequence) const {
 }
 
 void SampleSequences::Preempt(SampleSequence& sequence) {
-  // If the sequence was preempted before and has not computed all its tokens
-  // again since, it has their experts already.
+  // An earlier preemption may have stored the experts of all the sequence's
+  // computed tokens. Then they are not read again.
   if (sequence.job->request->return_routing &&
       (!sequence.experts_NE.defined() ||
        sequence.experts_NE.size(0) < sequence.length)) {

@@ -84,9 +84,9 @@ class SampleSequences {
 
  private:
   // Returns whether a sequence of this age may take `count` pages to start or
-  // to continue. Leaves one page for each sample that has pages. If no sample
-  // has pages and no prompt is being prefilled, preempts younger prompts that
-  // have pages.
+  // to continue. Leaves one page free for each sample that has pages. If no
+  // sample has pages and no prompt is being prefilled, preempts younger prompts
+  // that have pages.
   [[nodiscard]] bool MakeRoom(int64_t count, SampleAge age);
   // Returns the youngest sequence with pages; null if there is none.
   [[nodiscard]] SampleSequence* Youngest();

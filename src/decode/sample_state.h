@@ -28,8 +28,8 @@ struct SampleJob {
   absl::Time accepted_at;
   lora::AdapterVersionPtr version;
   StopRule stop;
-  // The first draw of each sample, until the sample starts. Empty until the
-  // prompt is prefilled.
+  // The first draw of each sample that has not started. Empty until the prompt
+  // is prefilled.
   std::vector<std::optional<sampling::DrawResult>> first_draws;
   SampleResult result;
   int num_started = 0;
@@ -68,23 +68,23 @@ inline constexpr int kPrompt = -1;
 // job the prompt comes first, and then the samples in the order of their start.
 using SampleAge = std::pair<uint64_t, int>;
 
-// A prompt, or a sample with its prompt. A prompt exists as a sequence until
-// the last of its samples starts.
+// A prompt, or a prompt and the tokens of one of its samples. The prompt has a
+// sequence of its own until its last sample starts.
 struct SampleSequence {
   SampleJob* job = nullptr;
   int sample_index = 0;
   std::optional<kv::SequencePages> pages;  // None while the sequence waits.
   int64_t length = 0;  // Number of tokens whose keys are in the pages.
-  // The experts [N, L K], i16, with which the first N tokens of a preempted
-  // sequence were computed, for L layers with experts and K experts per token.
-  // Prefill computes these tokens with the same experts again. Undefined if the
+  // The experts [N, L K], i16, that computed the first N tokens of a preempted
+  // sequence, for L layers with experts and K experts per token. Prefill
+  // computes these tokens with the same experts again. Undefined if the
   // sequence was not preempted or the request does not want its routing.
   at::Tensor experts_NE = {};
   sampling::StopMatcher stop;
 
   [[nodiscard]] SampleAge age() const { return {job->order, sample_index}; }
   // Returns the number of tokens whose keys the sequence needs to continue: all
-  // tokens of a prompt, all but the last one of a sample.
+  // tokens of a prompt, or all tokens of a sample except the last.
   [[nodiscard]] int64_t target() const;
   [[nodiscard]] bool ready() const {
     return pages.has_value() && length == target();

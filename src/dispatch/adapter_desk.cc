@@ -43,8 +43,8 @@ absl::Status Recovering(absl::string_view what,
 }
 
 // Returns UNAVAILABLE (ADAPTER_RECOVERING) if the rest of the replay decides
-// whether `limit` is reached. The replay makes `unmade` adapters and may remove
-// `made` adapters.
+// whether `limit` is reached. The rest of the replay makes recovering.unmade
+// adapters, and may remove recovering.made adapters.
 absl::Status CheckSettled(int num_adapters, int limit,
                           const State::Recovering& recovering) {
   const bool full = num_adapters + recovering.unmade >= limit;
@@ -74,7 +74,8 @@ absl::StatusOr<AdapterPage> AdapterDesk::List(
     page.adapters.push_back(s_.InfoOf(next->second));
   }
   page.more = belongs(next, s_.keys);
-  // A page that lacks an adapter which is not restored yet would look complete.
+  // Without this check, a page would look complete although it lacks an adapter
+  // that is not restored yet.
   const auto missing = s_.recovering.upper_bound(request.after);
   if (belongs(missing, s_.recovering) &&
       (!page.more || (!page.adapters.empty() &&

@@ -41,9 +41,10 @@ class AdapterDesk {
   // the log has yet to restore the adapter.
   [[nodiscard]] absl::Status CheckReady(const std::string& id) const;
   // Returns OK if the adapter may be created. Errors: ALREADY_EXISTS;
-  // RESOURCE_EXHAUSTED (the server or the tenant has its maximum of adapters,
-  // or the tenant that of bytes); UNAVAILABLE (ADAPTER_RECOVERING: adapters
-  // that are not restored yet decide whether there is room).
+  // RESOURCE_EXHAUSTED (the server or the tenant has its maximum number of
+  // adapters, or the tenant has its maximum number of bytes); UNAVAILABLE
+  // (ADAPTER_RECOVERING: adapters that are not restored yet decide whether
+  // there is room).
   [[nodiscard]] absl::Status CheckNew(const std::string& id,
                                       const std::string& tenant) const;
   // Wraps `done` for a create, so that a repeated call gets the same answer. If
@@ -71,8 +72,8 @@ class AdapterDesk {
   // StepDesk::CompleteLoad sets it.
   void SetOrigin(AdapterKey key, LoadOrigin origin);
   // Removes the adapter, if it exists. Fails its queued samples, the tasks that
-  // wait for it, and its steps, unless their last part is on the device.
-  // Returns the ids of failed steps that had started.
+  // wait for it, and its steps. A step whose last part is on the device does
+  // not fail. Returns the ids of failed steps that had started.
   std::vector<uint64_t> Remove(AdapterKey key);
   // Updates the facts that clients see, if the adapter exists.
   void Publish(AdapterKey key, const AdapterFacts& facts);
@@ -85,8 +86,8 @@ class AdapterDesk {
   // OK takes the slot with Add or gives it back with ReturnSlot.
   void WhenSlot(EngineTask task);
   // Like WhenSlot if CheckNew accepts the adapter. Otherwise runs `task` at
-  // once with the error. So no adapter has to leave the device for one that
-  // cannot be added.
+  // once with the error. So no adapter has to leave the device for an adapter
+  // that cannot be added.
   void WhenSlotFor(const std::string& id, const std::string& tenant,
                    EngineTask task);
   void ReturnSlot();

@@ -74,8 +74,9 @@ std::optional<Work> Dispatcher::Next(int active_samples,
     if (now >= give_up) return work;
     const absl::Time wake = std::min({give_up, state_.scheduler.NextDeadline(),
                                       state_.scheduler.batch_window().start()});
-    // `wake` is later than the time at which Choose ran: Choose has removed
-    // expired work, and a batch waits only for a future time.
+    // `wake` is later than the time at which Choose ran, so the loop does not
+    // spin. Choose has removed expired work, and a batch waits only for a
+    // future time.
     state_.changed.WaitFor(&state_.mu,
                            absl::ToChronoNanoseconds(
                                std::max(wake - now, absl::Microseconds(100))));
@@ -150,7 +151,7 @@ std::optional<Work> Dispatcher::ChooseMove() {
   }
   if (move->from == AdapterLocation::kDevice) {
     state_.scheduler.SetHeld(move->adapter, true);
-    // If the adapter leaves although it has work, that work waits from now on.
+    // If the adapter has work, that work waits from now on.
     state_.adapters.at(move->adapter).wanted_at = state_.env.clock->Now();
   }
   return RunMove{.move = *move};

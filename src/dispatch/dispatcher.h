@@ -56,21 +56,21 @@ class Dispatcher {
   [[nodiscard]] std::shared_ptr<void> Hold();
   // Makes Next return none from now on.
   void Stop();
-  // Returns whether a drain has ended: no new work is accepted, and none is
-  // left but the replay of the log.
+  // Returns whether a drain has ended: no new work is accepted, and all
+  // accepted work has ended. Parts of the replay of the log may be left.
   [[nodiscard]] bool drained() const;
 
   // The engine thread calls the methods below.
 
   // Returns the next work. Waits at most `patience` for it, then returns Idle.
   // Returns none after Stop. `active_samples` is the number of samples in
-  // prefill or decode. The time since the previous call of Next counts as
-  // device time of the micro-batch, step or decode iteration that the previous
-  // call returned.
+  // prefill or decode. If the previous call returned a micro-batch, step or
+  // decode iteration, the time since that call counts as this work's device
+  // time.
   [[nodiscard]] std::optional<Work> Next(int active_samples,
                                          absl::Duration patience);
-  // Fails all work that has not ended and all tasks, also those that are posted
-  // later. Call it after the last Next.
+  // Fails all work that has not ended, all queued tasks, and every task that is
+  // posted later. Call it after the last Next.
   void Close(const absl::Status& status);
 
  private:
@@ -78,9 +78,9 @@ class Dispatcher {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   [[nodiscard]] std::optional<Work> ChooseMove()
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
-  // Returns the next part of the replay of the log. Returns none if there is no
-  // part, if a drain has ended, or if other work has the turn. If `idle`, there
-  // is no other work.
+  // Returns the next part of the replay of the log. Returns none if no part is
+  // queued, if a drain has ended, or if it is other work's turn. `idle` means
+  // that there is no other work.
   [[nodiscard]] std::optional<Work> ChooseReplay(bool idle)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   [[nodiscard]] Work ChoosePlan(int active_samples)
@@ -105,8 +105,8 @@ class Dispatcher {
   sched::Plan::Kind running_ ABSL_GUARDED_BY(state_.mu) =
       sched::Plan::Kind::kNone;
   absl::Time running_since_ ABSL_GUARDED_BY(state_.mu);
-  // True if the replay had the latest turn, so that other work has the next
-  // one.
+  // True if the replay had the latest turn. The next turn then goes to other
+  // work.
   bool replayed_last_ ABSL_GUARDED_BY(state_.mu) = false;
 };
 

@@ -51,16 +51,17 @@ struct SampleWork {
 
 // Facts about an adapter, from the engine thread.
 struct AdapterFacts {
-  // The dispatcher itself sets adapter_id, tenant, last_step, durable_step and
-  // last_used_at. It keeps the durability with which the adapter was added. The
-  // epoch is 0 unless a new one begins.
+  // The dispatcher ignores adapter_id, tenant, last_step, durable_step and
+  // last_used_at, because it has its own values. It takes the durability only
+  // when it adds the adapter. It takes the epoch only when a new epoch begins.
+  // If the given epoch is 0, the dispatcher chooses one.
   AdapterInfo info;
   uint64_t image_bytes = 0;  // Bytes of the tensors when off the device.
 };
 
-// The load that began an adapter's present epoch. The load's step number is not
-// one of this epoch, so the replay table does not have it. A repeated call of
-// the load is found here.
+// The load that began an adapter's present epoch. The load's step number does
+// not belong to this epoch, so the replay table does not have it. A repeated
+// call of the load gets `result`.
 struct LoadOrigin {
   uint64_t step = 0;
   std::string digest;
@@ -75,7 +76,7 @@ struct AdapterRecord {
   ReplayTable replays;
   TrainHistory history;
   std::optional<LoadOrigin> origin;
-  std::optional<absl::Time> wanted_at;  // Since when work waits for the device.
+  std::optional<absl::Time> wanted_at;  // When the wait for the device began.
   std::vector<EngineTask> tasks;        // Tasks of AdapterDesk::WhenOnDevice.
   bool pinned = false;                  // A pinned adapter stays on the device.
 };

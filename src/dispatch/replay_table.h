@@ -55,7 +55,8 @@ class ReplayTable {
   void Begin(uint64_t step, const std::string& digest, uint64_t work_id);
 
   // Marks a step in flight as completed. Returns the receipts of results that
-  // leave the window. If the step is not in flight, only returns `receipt`.
+  // leave the window. If the step is not in flight, changes nothing and returns
+  // `receipt` itself.
   std::vector<uint64_t> Complete(uint64_t step, StepResultPtr result,
                                  uint64_t receipt);
 

@@ -21,8 +21,8 @@ class SampleDesk {
 
   // Queues a request. `on_delta` may be empty. Both callbacks run on the reply
   // thread. But if the request is refused, `done` runs before this method
-  // returns, with NOT_FOUND, UNAVAILABLE while draining, or an error of
-  // Scheduler::Enqueue.
+  // returns. Errors of a refusal: NOT_FOUND, UNAVAILABLE while draining, and
+  // those of Scheduler::Enqueue.
   CancelHandle Submit(SampleRequest request,
                       std::function<void(SampleDelta)> on_delta,
                       Callback<SampleResult> done);
@@ -40,8 +40,8 @@ class SampleDesk {
   // Ends the sample and gives `result` to its caller.
   void Finish(uint64_t id, absl::StatusOr<SampleResult> result);
 
-  // Delivers the tokens that were drawn since the last call, to a request that
-  // streams.
+  // Passes `deltas`, the tokens drawn since the last call, to the request's
+  // `on_delta`. REQUIRES: the request streams, or `deltas` is empty.
   void Deliver(uint64_t id, std::vector<SampleDelta> deltas);
 
  private:

@@ -34,7 +34,7 @@ struct Options {
   int max_adapters_per_tenant = 1024;
   uint64_t max_adapter_bytes_per_tenant = 0;  // 0: no limit.
   int64_t max_stored_reply_bytes = int64_t{256} << 20;
-  bool records_steps = false;  // With --state-dir; requires post_durable.
+  bool records_steps = false;  // True with --state-dir. Requires post_durable.
 };
 
 // What the dispatcher uses but does not own. Everything here outlives the
@@ -44,10 +44,10 @@ struct Environment {
   // Runs tasks in order on the reply thread. Any thread may call it, even while
   // it holds the dispatcher's lock.
   std::function<void(std::function<void()>)> post_reply;
-  // Runs tasks in order on the reply thread. Each task runs when everything
-  // that the engine thread has recorded so far is on disk. Results of steps use
-  // post_durable. If post_durable is empty, nothing is recorded and post_reply
-  // is used instead.
+  // Runs tasks in order on the reply thread. A task runs when everything that
+  // the engine thread had recorded before this call is on disk. The dispatcher
+  // posts results of steps here. If post_durable is empty, nothing is recorded
+  // and post_reply is used instead.
   std::function<void(std::function<void()>)> post_durable = {};
   DispatchMetrics* metrics = nullptr;
   // Returns RESOURCE_EXHAUSTED if a new step cannot be recorded. If check_room

@@ -34,20 +34,20 @@ class StepDesk {
   // The engine thread calls the methods below.
 
   // Ends the step. The result goes to all callers that wait for it and to the
-  // replay table. If IsStepFailure says so, an error becomes a StepFailure,
-  // which is a result. After any other error a caller may send the step again.
-  // `facts` are the adapter's facts after the step. Clients see them when they
-  // see the step as done.
+  // replay table. An error for which IsStepFailure returns true becomes a
+  // StepFailure, which is a result. After any other error a caller may send the
+  // step again. `facts` are the adapter's facts after the step. A client that
+  // sees the step as done also sees these facts.
   void Complete(uint64_t id, absl::StatusOr<StepResult> result,
                 const std::optional<AdapterFacts>& facts = std::nullopt);
   // Call it after a slice that is not the request's last. If all callers have
   // cancelled the request, ends it and returns false; otherwise returns true.
   [[nodiscard]] bool FinishSlice(uint64_t id);
-  // Ends a load that replaced the adapter's state by the state after
-  // `last_step`. A new epoch begins, with the number in `facts` unless that is
-  // 0. Completed steps leave the replay table. Waiting work gets a new number
-  // if the scheduler chose its number; otherwise it fails if its number is at
-  // most `last_step`.
+  // Ends a load after which the adapter has the state of step `last_step`. A
+  // new epoch begins. Its number is the one in `facts`, or a new number if that
+  // is 0. Completed steps leave the replay table. Waiting work gets a new step
+  // number if the scheduler chose the old one. Other waiting work fails if its
+  // step number is at most `last_step`.
   void CompleteLoad(const StepTask& load, uint64_t last_step,
                     const AdapterFacts& facts);
   // Counts the micro-batch's tokens for each tenant and adapter.
@@ -76,14 +76,15 @@ class StepDesk {
   // caller destroys after it has released the lock.
   StepNode End(uint64_t id, absl::StatusOr<StepResultPtr> result)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
-  // Raises durable_step, if the epoch has not ended. Threads: reply thread.
+  // Raises the adapter's durable_step to `step`. Does nothing if `epoch` has
+  // ended. Threads: reply thread.
   void NoteDurable(AdapterKey adapter, uint64_t epoch, uint64_t step)
       ABSL_LOCKS_EXCLUDED(s_.mu);
   // Gives the result to all callers that wait for the step.
   void Answer(StepWork& work, absl::StatusOr<StepResultPtr> result)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
-  // Empties the replay table, renumbers or fails work that waits behind the
-  // load, and adds the work that stays to the table.
+  // Renumbers or fails the work that waits behind the load. Then empties the
+  // replay table and adds the remaining work to it.
   void RestartNumbers(const StepTask& load, uint64_t last_step,
                       AdapterRecord& record)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);

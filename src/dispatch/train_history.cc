@@ -9,8 +9,9 @@ namespace {
 // The metric that every loss function gives.
 constexpr char kLossSum[] = "loss:sum";
 
-// Returns the sum of the weights' magnitudes, or 1 if it is 0. Losses are
-// divided by it, so that points of requests of different sizes are comparable.
+// Returns the sum of the weights' magnitudes, or 1 if it is 0. The loss of a
+// point is divided by this sum, so that requests of different sizes have
+// comparable points.
 double TotalWeight(const TrainRequest& request) {
   double total = 0;
   for (const Datum& datum : request.data) {

@@ -1,5 +1,5 @@
-// What an adapter did lately: totals of tokens, and a point for each of the
-// latest ForwardBackward steps.
+// An adapter's recent activity: its token totals, and a TrainPoint for each of
+// the latest ForwardBackward steps.
 // Threads: not thread-safe.
 #ifndef WEFT_SRC_DISPATCH_TRAIN_HISTORY_H_
 #define WEFT_SRC_DISPATCH_TRAIN_HISTORY_H_

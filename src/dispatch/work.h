@@ -30,7 +30,7 @@ struct StepTask {
   uint64_t last_step = 0;  // The adapter's last step before this one.
   const StepRequest* request = nullptr;
   const std::string* digest = nullptr;  // PayloadDigest of the request.
-  TraceId trace;                        // The first caller's.
+  TraceId trace;                        // The first caller's trace id.
 };
 
 // A sample that has left the queue.
@@ -42,8 +42,8 @@ struct SampleTask {
   bool streams = false;  // The caller wants deltas.
 };
 
-// A task for the engine thread, which runs it with OK. If the task cannot do
-// its work any more, it runs on any thread with an error instead.
+// A task for the engine thread, which calls it with OK. If the task can no
+// longer do its work, some thread calls it with an error instead.
 using EngineTask = std::function<void(const absl::Status&)>;
 
 // Tasks to run between two plans, in this order.

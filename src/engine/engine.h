@@ -41,13 +41,12 @@ class Engine {
 
   [[nodiscard]] virtual const EngineInfo& info() const = 0;
 
-  // Training. Errors beside those of validation: NOT_FOUND (adapter or
+  // Training calls. Errors, besides validation errors: NOT_FOUND (adapter or
   // snapshot), ALREADY_EXISTS (step number reused with another payload),
   // OUT_OF_RANGE (step whose result is no longer kept), FAILED_PRECONDITION
   // (step out of order, epoch has ended, gradient is not finite),
   // RESOURCE_EXHAUSTED (queue, memory or disk), DEADLINE_EXCEEDED, CANCELLED,
-  // UNAVAILABLE (draining, or a start has not restored the adapter yet),
-  // INTERNAL.
+  // UNAVAILABLE (draining, or the adapter is not restored yet), INTERNAL.
   virtual CancelHandle Train(TrainRequest request,
                              Callback<StepReply<TrainResult>> done) = 0;
   virtual CancelHandle OptimStep(OptimStepRequest request,
@@ -94,8 +93,8 @@ class Engine {
   // Returns the number of adapters. Any thread may call it.
   [[nodiscard]] virtual size_t num_adapters() const = 0;
 
-  // Returns what adapters did lately and what tenants hold. Any thread may call
-  // it.
+  // Returns the recent activity of the adapters in `query` and the load of the
+  // tenants in `query`. Any thread may call it.
   [[nodiscard]] virtual Activity activity(const ActivityQuery& query) const = 0;
 
   // Records what the engine thread does. `done` gets a Chrome trace (JSON).
@@ -123,10 +122,10 @@ class Engine {
 // engine. The engine's destructor cancels queued work and joins its threads.
 // Errors, among others: INVALID_ARGUMENT, NOT_FOUND, UNIMPLEMENTED
 // (architecture or field), FAILED_PRECONDITION (no such device;
-// --checkpoint-dir cannot be written; --state-dir is of another model or
-// format), UNAVAILABLE (another process has --state-dir), DATA_LOSS (damaged
-// files), RESOURCE_EXHAUSTED (the device's memory). Errors of another rank
-// begin with "rank N: ".
+// --checkpoint-dir cannot be written; --state-dir belongs to another model or
+// has another format), UNAVAILABLE (another process uses --state-dir),
+// DATA_LOSS (damaged files), RESOURCE_EXHAUSTED (the device's memory). Errors
+// of another rank begin with "rank N: ".
 [[nodiscard]] absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
     const EngineOptions& options, const World& world,
     prometheus::Registry* registry);
@@ -139,11 +138,11 @@ class Engine {
                                            const std::function<void()>& met);
 
 // Returns a table of how StartEngine would divide the memory of CUDA devices
-// with `device_bytes` each. A line of the table has a part, its bytes and GiB,
-// and what limits the part. Needs no device, and reads only config.json and the
-// headers of the weight files. Errors: INVALID_ARGUMENT for --device=cpu,
-// because a CPU's memory is not divided; errors of StartEngine about options,
-// config.json, the headers and the device's memory.
+// with `device_bytes` each. Each line names a part, its size in bytes and GiB,
+// what limits the part, and what it is for. Needs no device, and reads only
+// config.json and the headers of the weight files. Errors: INVALID_ARGUMENT for
+// --device=cpu, because a CPU's memory is not divided; errors of StartEngine
+// about options, config.json, the headers and the device's memory.
 [[nodiscard]] absl::StatusOr<std::string> DescribeMemory(
     const EngineOptions& options, int64_t device_bytes);
 

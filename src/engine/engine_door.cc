@@ -11,7 +11,7 @@
 namespace weft::engine {
 namespace {
 
-// This many targets cost about the time and memory of one more token.
+// This many targets take about as much time and memory as one token.
 constexpr int64_t kTargetsOfOneRow = 64;
 
 // Returns the scheduler's work item for a training request.
@@ -193,7 +193,8 @@ Activity EngineImpl::activity(const ActivityQuery& query) const {
   return dispatcher_.adapters().Watch(query);
 }
 
-// Calls IsOpenFor and not Admit, because deletions must work on a full disk.
+// Calls IsOpenFor and not Admit, because a deletion must work on a full disk,
+// where Admit fails.
 void EngineImpl::DeleteAdapter(std::string adapter_id, Callback<bool> done) {
   if (IsReady(dispatcher_, adapter_id, done) && IsOpenFor(done)) {
     manager_.Delete(std::move(adapter_id), std::move(done));

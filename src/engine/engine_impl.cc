@@ -182,7 +182,7 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
 EngineImpl::~EngineImpl() {
   dispatcher_.Stop();
   thread_.join();
-  // The status is ignored, because the loss of a rank was logged before.
+  // Ignores the status: RunGuarded has already logged an error.
   RunGuarded("stopping the other ranks", [this] {
     executor_.Stop();
   }).IgnoreError();
@@ -210,16 +210,16 @@ absl::Status EngineImpl::Recover() {
       std::ranges::any_of(log.restores.adapters(), [&log](const auto& adapter) {
         return log.changed.contains(adapter.second.adapter_id);
       });
-  // Clients wait for the replay if the log has a hole or an adapter was set
-  // aside, or if an adapter of `restores` has the id of one in the replay.
+  // If the log has a hole, an adapter was set aside, or names collide, the
+  // replay must end before clients may use the engine.
   if (report.damaged || names_collide) WEFT_RETURN_IF_ERROR(recovery_.Wait());
   return LoadFromCheckpoints(log.restores);
 }
 
 absl::Status EngineImpl::LoadFromCheckpoints(
     const records::RestorePoints& restores) {
-  // Loads higher keys first: if an adapter that failed to load at an earlier
-  // start has a successor of the same name, only the successor is loaded.
+  // Loads higher keys first. If an adapter failed to load at an earlier start,
+  // a newer adapter may have its name. Then only the newer one is loaded.
   for (auto it = restores.adapters().rbegin(); it != restores.adapters().rend();
        ++it) {
     const auto& [key, adapter] = *it;
@@ -230,7 +230,7 @@ absl::Status EngineImpl::LoadFromCheckpoints(
       const bool replaying = !recovery_.ended();
       loaded = LoadNow(manager_, *adapter.restore);
       if (!loaded.ok() && replaying) {
-        // The replay may remove adapters that count towards a limit.
+        // A limit may have refused the load. The replay may remove adapters.
         WEFT_RETURN_IF_ERROR(recovery_.Wait());
         loaded = LoadNow(manager_, *adapter.restore);
       }
@@ -239,7 +239,7 @@ absl::Status EngineImpl::LoadFromCheckpoints(
       Log(LogLevel::kWarning, "an adapter does not come back",
           {{"adapter", adapter.adapter_id}, {"reason", loaded.message()}});
     }
-    // A load that failed is tried again at the next start.
+    // Without a RemovedRecord, the next start tries the failed load again.
     if (!loaded.ok() && adapter.restore && !succeeded) continue;
     dispatcher_.Post([this, gone = key](const absl::Status& open) {
       if (open.ok()) recorder_.Write(records::RemovedRecord{.key = gone});
@@ -347,7 +347,7 @@ void EngineImpl::Run(dispatch::Work& work) {
             const TraceScope scope(TraceOf(run));
             const profile::Span span("train batch", "slices",
                                      static_cast<int64_t>(run.slices.size()));
-            trainer_.Run(run).IgnoreError();  // The dispatcher has the error.
+            trainer_.Run(run).IgnoreError();  // Run has reported the error.
           },
           [this](dispatch::RunStep& run) {
             const TraceScope scope(run.step.trace);

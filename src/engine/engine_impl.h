@@ -1,10 +1,10 @@
 // The engine: methods that any thread may call, and one thread that owns the
 // device.
 //
-// A method hands its request on, most often to the dispatcher, and returns. The
-// engine thread asks the dispatcher for work and runs it. The part of the
-// engine that did the work gives the result back to the dispatcher. The I/O
-// thread reads and writes files. The reply thread runs callbacks.
+// A method passes its request on, usually to the dispatcher, and returns. The
+// engine thread asks the dispatcher for work, runs it, and gives the result
+// back to the dispatcher. The I/O thread reads and writes files. The reply
+// thread runs callbacks.
 #ifndef WEFT_SRC_ENGINE_ENGINE_IMPL_H_
 #define WEFT_SRC_ENGINE_ENGINE_IMPL_H_
 
@@ -122,7 +122,7 @@ class EngineImpl final : public Engine {
 
   void Loop();
   void Run(dispatch::Work& work);
-  // Adds checkpoint names to an adapter's NOT_FOUND. Any thread may call it.
+  // Wraps `done` to add checkpoint names to NOT_FOUND. Any thread may call it.
   template <typename Result>
   [[nodiscard]] Callback<Result> NameCheckpoints(const std::string& adapter_id,
                                                  Callback<Result> done) const;
@@ -152,8 +152,8 @@ class EngineImpl final : public Engine {
   std::optional<journal::LogMetrics> log_metrics_;
   EngineProfile profile_{&io_, &replies_};
 
-  // The workers are declared last, so that they stop first. replies_ is the
-  // first of them, because the log posts its last tasks to replies_.
+  // The workers are declared last, so that they stop first. replies_ stops
+  // after recorder_, whose log posts its last tasks to replies_.
   Worker replies_;
   records::Recorder recorder_;
   Worker io_;

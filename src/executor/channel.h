@@ -1,5 +1,5 @@
-// Sends messages between the ranks, and makes adapter versions from weights
-// that were sent.
+// Sends messages between the ranks, and makes adapter versions from received
+// weights.
 #ifndef WEFT_SRC_EXECUTOR_CHANNEL_H_
 #define WEFT_SRC_EXECUTOR_CHANNEL_H_
 
@@ -12,8 +12,8 @@
 namespace weft::executor {
 
 // SendMessage sends from rank 0 to all other ranks, which call ReceiveMessage.
-// ReceiveMessage returns the message as Encode's bytes. Both functions throw
-// std::exception.
+// ReceiveMessage returns the bytes that Encode made of the message. On failure,
+// both functions throw std::exception.
 void SendMessage(const Message& message, parallel::Communicator& commands);
 [[nodiscard]] std::string ReceiveMessage(parallel::Communicator& commands);
 

@@ -14,8 +14,8 @@ namespace weft::executor {
 [[nodiscard]] int64_t RowBucket(int64_t num_rows, int64_t max_rows);
 
 // Returns the smallest of 512, 2048, 8192, ... that is at least `num_tokens`.
-// The launches in a graph depend on this bound on the tokens of each sequence.
-// Few bounds mean few graphs.
+// Each graph is recorded for one such bound on the tokens per sequence, so few
+// bounds mean few graphs.
 [[nodiscard]] int64_t TokenBound(int64_t num_tokens);
 
 }  // namespace weft::executor

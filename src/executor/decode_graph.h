@@ -33,8 +33,8 @@ class StepGraph {
   virtual void Replay() = 0;
 };
 
-// The device functions that decode steps need beside the model. CUDA implements
-// them; tests have a fake. Methods throw c10::Error.
+// The device functions, besides the model, that decode steps need. CUDA
+// implements them; tests have a fake. Methods throw c10::Error.
 class StepDevice {
  public:
   virtual ~StepDevice() = default;
@@ -109,8 +109,8 @@ class DecodeGraphs {
   // Queues the launches of the step. Record captures them.
   void Queue(const DecodeStep& step, int max_filters,
              const sampling::cuda::DrawSpace& draws) const;
-  // Returns the graph of the shape. If there is none, adds one without a
-  // recording, and may drop the oldest graph.
+  // Returns the graph of the shape. If there is none, adds a graph without a
+  // recording, and may call DropOldest.
   [[nodiscard]] Graph& Find(const DecodeShape& shape);
   void Record(const DecodeShape& shape, const CachePlan& plan, Graph& graph);
   // Allocates the graph's memory, writes the plan into it, and returns the step
@@ -122,7 +122,7 @@ class DecodeGraphs {
   // memory pool gets the memory that later recordings use.
   void TakeMemory(DecodeShape shape);
   void Upload(const CachePlan& plan, const Graph& graph);
-  // Drops the graph that has not run for the longest time.
+  // Drops the least recently run graph.
   void DropOldest();
 
   const model::Decoder& decoder_;

@@ -97,8 +97,8 @@ class CudaStepDevice final : public StepDevice {
       run();
       return;
     } catch (const c10::OutOfMemoryError&) {
-      // Gives memory that the allocator has cached for other pools back to the
-      // device, so that this pool can get it.
+      // Frees the memory that the allocator has cached for other pools, so that
+      // this pool can get it.
       allocator::emptyCache();
     }
     run();

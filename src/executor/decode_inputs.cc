@@ -11,7 +11,7 @@
 namespace weft::executor {
 namespace {
 
-// Each part begins at a multiple of this, because kernels read vectors.
+// Each part begins at a multiple of this, because kernels use vector loads.
 constexpr int64_t kAlignment = 256;
 
 // DecodeShape::max_rank is 0, or this number times a power of two.

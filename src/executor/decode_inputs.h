@@ -34,9 +34,10 @@ struct DecodeShape {
 
 // Returns the shape in which the plan runs, or none if the plan cannot be
 // captured. A plan can be captured if it is a decode step of at most `max_rows`
-// rows that scores nothing, and every row draws one token without top_logprobs.
-// If it has adapters, they and the rows must be bf16 on CUDA, with LoRA only in
-// the layers. A page has `page_tokens` tokens. The result's max_filters is 0.
+// rows. It must score nothing, and draw one token from each row without
+// top_logprobs. If the plan has adapters, the device must be CUDA, the rows and
+// the adapters must be bf16, and only the layers may have LoRA. A page has
+// `page_tokens` tokens. The result's max_filters is 0.
 [[nodiscard]] std::optional<DecodeShape> ShapeOf(const CachePlan& plan,
                                                  const model::Decoder& decoder,
                                                  int64_t max_rows,
@@ -59,15 +60,15 @@ class DecodeInputs {
   // has this shape.
   [[nodiscard]] bool Fits(const CachePlan& plan) const;
   // Writes the plan's values, except the rules, to `to`, which has at least
-  // bytes() bytes and is aligned to 16. Returns how many of the first bytes
-  // must be uploaded. Rows beyond the plan's are padding: they write to no slot
-  // and see no token. REQUIRES: the plan has this shape.
+  // bytes() bytes and is aligned to 16. Returns how many bytes, from the start
+  // of `to`, must be uploaded. Rows beyond the plan's are padding: they write
+  // to no slot and see no token. REQUIRES: the plan has this shape.
   [[nodiscard]] int64_t Write(const CachePlan& plan,
                               std::span<std::byte> to) const;
   // Returns the part of `to` that holds the rules, one for each row.
   [[nodiscard]] std::span<std::byte> RulePlaces(std::span<std::byte> to) const;
   // Returns the step that reads `buffer` [bytes()] on the decoder's device.
-  // Call it once, because the adapter table then reads this buffer.
+  // Call it only once, because it also binds the adapter table to this buffer.
   [[nodiscard]] DecodeStep At(const at::Tensor& buffer) const;
 
  private:

@@ -1,10 +1,11 @@
 // Runs plans on all ranks, from rank 0. The engine uses it even if there is
 // only one rank.
 //
-// Rank 0 holds the whole adapters, with optimizer, versions and files. Every
-// other rank receives its part of the weights of the versions that plans name.
-// It sends back its part of the gradients, which the executor adds up. So the
-// other ranks hold no state that must be saved.
+// Rank 0 holds the whole adapters, with optimizer state, versions and files.
+// Before a plan names a new adapter version, every other rank receives its part
+// of the version's weights. It sends back its part of the gradients, and the
+// executor adds up the parts. So the other ranks hold no state that must be
+// saved.
 //
 // Each replica of the model runs at most one plan of a micro-batch. Sampling
 // runs on the first replica, which alone has the key/value cache.
@@ -29,8 +30,8 @@
 namespace weft::executor {
 
 // Threads: engine thread only. Methods that compute throw std::exception. If a
-// method throws after it has sent a message, failed() is true: the ranks are
-// out of step, and the processes of all ranks must end.
+// method throws after it has sent a message, failed() is true. Then the ranks
+// are out of step, and the processes of all ranks must end.
 class Executor {
  public:
   // `decoder` outlives the executor. `links` are those of rank 0.
@@ -114,8 +115,8 @@ class Executor {
   // Removes the versions that no plan can name any more from sent_versions_ and
   // returns their ids.
   [[nodiscard]] std::vector<uint64_t> TakeDead();
-  // Replaces the routing's versions by rank 0's parts of them, if rank 0 has
-  // only parts.
+  // If rank 0 runs only a part of a version, replaces the version in the
+  // routing by this part.
   void UseOwnParts(lora::LoraRouting& routing) const;
   [[nodiscard]] TrainScores ReceiveScores(const TrainPlan& plan, int from);
   // Runs rank 0's part of a backward pass.
@@ -129,7 +130,7 @@ class Executor {
   ModelRunner runner_;
   parallel::Links links_;
   model::KvStore cache_;
-  std::unique_ptr<DecodeGraphs> graphs_;  // Runs over the cache; may be null.
+  std::unique_ptr<DecodeGraphs> graphs_;  // Uses cache_. May be null.
   std::map<uint64_t, SentVersion> sent_versions_;
   bool failed_ = false;
 };

@@ -18,8 +18,8 @@ namespace weft::executor {
 namespace {
 
 // Returns dLoss/dx of all rows from the gradient of the normed score rows.
-// Works on slices of rows, because copies of all score rows could take more
-// memory than a chunk of logits.
+// Works on slices of rows to limit memory: copies of all score rows could be
+// larger than a chunk of the head's logits.
 at::Tensor NormBackward(const model::Decoder& decoder, const at::Tensor& dy_RH,
                         const at::Tensor& x_TH, const at::Tensor& index_R) {
   constexpr int64_t kSlice = 1024;
@@ -58,9 +58,9 @@ class RowIndex {
   at::Tensor index_R_;
 };
 
-// Sets the fields of `scores` about experts. `experts` has the experts [T, K]
-// of each layer with experts, for T rows and K experts per token. Does nothing
-// if `experts` is empty.
+// Sets the expert fields of `scores`. `experts` has a tensor [T, K] for each
+// layer with experts, for T rows and K experts per token. Does nothing if
+// `experts` is empty.
 void AddExperts(const std::vector<at::Tensor>& experts, int num_experts,
                 bool wants_routing, TrainScores& scores) {
   if (experts.empty()) return;
@@ -72,8 +72,9 @@ void AddExperts(const std::vector<at::Tensor>& experts, int num_experts,
 }
 
 // Returns the weights of a dense f32 model on a CPU in the order in which a
-// decode step reads them. Returns an empty vector for other models: ATen
-// computes a part of their layers, and has no threads within a team.
+// decode step reads them. Returns an empty vector for other models, which use
+// no thread team: ATen computes a part of their layers, and within a team ATen
+// has only one thread (ops/thread_team.h).
 std::vector<ops::SharedRows> WeightsInOrder(const model::Decoder& decoder) {
   if (!decoder.device().is_cpu() || decoder.dtype() != at::kFloat ||
       decoder.config().moe.shape.count > 0) {

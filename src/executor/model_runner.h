@@ -44,7 +44,7 @@ class ModelRunner {
 
  private:
   // Returns whether this rank is the first of its replica. Only the first rank
-  // returns a CacheOutput with results, and experts in TrainScores.
+  // returns results in CacheOutput and experts in TrainScores.
   [[nodiscard]] bool IsFirst() const {
     return head_.shard.group == nullptr || head_.shard.group->shard().rank == 0;
   }
@@ -81,9 +81,9 @@ class ModelRunner {
 [[nodiscard]] int64_t PageBytes(const model::ModelConfig& largest,
                                 int64_t element_bytes, int64_t page_tokens);
 
-// Returns the experts [N, L K], i16, on the host, with which the tokens in
-// these N slots were computed, for L layers with experts and K experts per
-// token. REQUIRES: the model has experts.
+// Returns the experts that computed the tokens in these N slots, as [N, L K],
+// i16, on the host. L is the number of layers with experts, and K is the number
+// of experts per token. REQUIRES: the model has experts.
 [[nodiscard]] at::Tensor ReadExperts(const model::KvStore& store,
                                      const std::vector<int64_t>& slots);
 

@@ -26,13 +26,13 @@ struct TrainPlan {
   bool backward = false;
   bool wants_entropy = false;
   bool wants_routing = false;
-  int num_recomputed = 0;  // Number of layers that keep only their input.
+  int num_recomputed = 0;  // Number of leading layers that Backward recomputes.
 };
 
-// The results of a TrainPlan, on the host; scores are f32. In the last two
-// fields, L is the number of layers with experts, K the experts per token, and
-// E the experts of a layer instead of score entries. Only the first rank of a
-// replica sets these two.
+// The results of a TrainPlan, on the host. Scores are f32. Only the first rank
+// of a replica sets the last two fields. In their shapes, L is the number of
+// layers with experts, K the experts per token, and E the experts of a layer
+// (not score entries).
 struct TrainScores {
   at::Tensor logprobs_E;
   at::Tensor entropies_R;  // Undefined if no entropies were requested.

@@ -1,5 +1,5 @@
-// Encodes plain values as bytes. This is no file format: the programs that
-// write and read must come from one build and run on machines of one kind.
+// Encodes plain values as bytes. This is not a file format: the writer and the
+// reader must come from the same build and run on the same kind of machine.
 #ifndef WEFT_SRC_EXECUTOR_WIRE_H_
 #define WEFT_SRC_EXECUTOR_WIRE_H_
 

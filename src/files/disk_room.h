@@ -24,7 +24,7 @@ struct DiskRoom {
 
 // Returns RESOURCE_EXHAUSTED if a write of `bytes` bytes to the folder `path`
 // would leave fewer than `reserve` bytes free. If `reserve` is 0, returns OK
-// and reads nothing. Errors also: those of ReadDiskRoom.
+// and reads nothing. Other errors: those of ReadDiskRoom.
 [[nodiscard]] absl::Status CheckDiskRoom(const std::string& path,
                                          const std::string& what,
                                          uint64_t bytes, uint64_t reserve);

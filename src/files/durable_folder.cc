@@ -286,7 +286,7 @@ absl::Status RemoveDurableFolder(const std::string& parent,
                         OpenDirectory(parent, "the parent"));
   // Renames the folder to the temporary name, which removes the folder `name`
   // in one step. Then the destructor of `temporary` deletes the files. A crash
-  // between the two leaves only a temporary folder.
+  // after the rename leaves only a temporary folder.
   WEFT_ASSIGN_OR_RETURN(Temporary temporary,
                         Temporary::Create(parent, parent_fd.get()));
   if (Failpoint("files.rename") ||

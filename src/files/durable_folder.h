@@ -3,13 +3,13 @@
 //
 // A write creates a temporary folder beside the final one. It writes the files
 // and then MANIFEST.json (their sizes and SHA-256), syncs all to disk, and
-// renames the folder. So after a crash at any point, the final folder is the
-// old one (or none) or the new one. The crash may leave the temporary folder,
-// which RemoveStaleTemporaries removes.
+// renames the folder. So after a crash at any point, the final folder is either
+// the new one, or the old one if there was one. The crash may leave the
+// temporary folder, which RemoveStaleTemporaries removes.
 //
-// Errors: those of file_io.h. INVALID_ARGUMENT also for a reserved name: a
-// folder whose name begins with kTemporaryPrefix, or a file MANIFEST.json.
-// Messages contain no path.
+// Errors: those of file_io.h. INVALID_ARGUMENT also means a reserved name: a
+// folder name that begins with kTemporaryPrefix, or the file name
+// MANIFEST.json. Messages contain no path.
 #ifndef WEFT_SRC_FILES_DURABLE_FOLDER_H_
 #define WEFT_SRC_FILES_DURABLE_FOLDER_H_
 

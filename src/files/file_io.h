@@ -49,8 +49,8 @@ class UniqueFd {
 // FORMAT".
 [[nodiscard]] absl::Status ErrnoStatus(int error, const std::string& what);
 
-// Returns INVALID_ARGUMENT unless `name` can name one file or folder: it is not
-// empty, "." or "..", and has no '/' and no NUL.
+// Returns INVALID_ARGUMENT if `name` is not a single path component: it is
+// empty, "." or "..", or has a '/' or a NUL.
 [[nodiscard]] absl::Status CheckPathPart(const std::string& name);
 
 // Opens a directory, and follows symbolic links in `path`. OpenDirectoryAt

@@ -1,10 +1,10 @@
 // Stores blocks of floats in files, so that they need no host memory. Files are
 // not synced, and a restart does not find them again.
 //
-// Each process owns a folder <root>/<n> with a number n that is free. It holds
-// a lock on the folder, which ends with the process. So several processes may
-// share a root. The destructor removes the folder. After a crash, the next Open
-// with this root removes it.
+// Each process owns a folder <root>/<n>, where n is a free number. The process
+// locks its folder, and the lock ends with the process. So several processes
+// may share a root. The destructor removes the folder. After a crash, the next
+// Open with this root removes it.
 //
 // Errors: RESOURCE_EXHAUSTED (disk or quota full, no file descriptor left),
 // NOT_FOUND, ALREADY_EXISTS, DATA_LOSS (a file that is too short), INTERNAL.
@@ -26,8 +26,8 @@ namespace weft {
 
 class SpillFolder {
  public:
-  // Creates `root` if it does not exist, and in it a folder of this process.
-  // The parent of `root` must exist.
+  // Creates `root` if it does not exist, and creates this process's folder in
+  // `root`. The parent of `root` must exist.
   [[nodiscard]] static absl::StatusOr<SpillFolder> Open(
       const std::string& root);
   // Removes the folder with its files.
@@ -35,8 +35,7 @@ class SpillFolder {
   SpillFolder(SpillFolder&&) = default;
   SpillFolder& operator=(SpillFolder&&) = delete;
 
-  // Writes the blocks, in order, to a new file. After an error leaves no new
-  // file.
+  // Writes the blocks, in order, to a new file. On error, leaves no new file.
   [[nodiscard]] absl::Status Write(
       const std::string& name,
       const std::vector<std::span<const float>>& blocks) const;

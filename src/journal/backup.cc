@@ -75,8 +75,8 @@ class Copy {
       WEFT_RETURN_IF_ERROR(status);
     }
     WEFT_RETURN_IF_ERROR(OtherFolders());
-    // The log comes first: each image that its records name then exists
-    // already.
+    // The log is copied before the images, so that every image that a copied
+    // record names already exists.
     WEFT_RETURN_IF_ERROR(Folder("log"));
     WEFT_RETURN_IF_ERROR(Folder("images"));
     WEFT_RETURN_IF_ERROR(Sync(to_));
@@ -113,8 +113,9 @@ class Copy {
                           NamesIn(absl::StrCat(from_, "/", folder)));
     for (const std::string& name : names) {
       const absl::Status status = File(absl::StrCat(folder, "/", name));
-      // Skips a file that the server has removed meanwhile. If the copy needs
-      // the file, the server has written a snapshot, and BackUp copies again.
+      // Skips a file that the server has removed meanwhile. The server removes
+      // a file that the copy needs only after it has written a snapshot. Then
+      // BackUp copies again.
       if (!status.ok() && !absl::IsNotFound(status)) return status;
     }
     return Sync(absl::StrCat(to_, "/", folder));

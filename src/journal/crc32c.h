@@ -7,8 +7,8 @@
 
 namespace weft::journal {
 
-// Returns the CRC of `bytes`. If `bytes` continue a text, `crc` is the CRC of
-// the text before them, and the result is the CRC of the whole text.
+// Returns the CRC of `bytes`. If `crc` is the CRC of the text that precedes
+// `bytes`, returns the CRC of the whole text.
 [[nodiscard]] uint32_t Crc32c(std::string_view bytes, uint32_t crc = 0);
 
 }  // namespace weft::journal

@@ -1,10 +1,10 @@
 // Writes and reads images. An image is a file below images/ that holds the
 // tensors of one adapter as blocks of floats. It is written once and whole. Its
 // table has each block's size and CRC32C. The file omits the bytes of a block
-// that are all zero.
+// of zeros.
 //
-// Errors: those of file_io.h, such as INVALID_ARGUMENT (a name that is not one
-// part of a path), and those that the comment of a function names.
+// Errors: those of file_io.h, such as INVALID_ARGUMENT (a name that is not a
+// single path component), and those that the comment of a function names.
 // Threads: any, on different names. All functions block on the disk.
 #ifndef WEFT_SRC_JOURNAL_IMAGE_FILE_H_
 #define WEFT_SRC_JOURNAL_IMAGE_FILE_H_

@@ -1,5 +1,5 @@
-// Writes and reads numbers in the bytes of a file. They are little-endian, as
-// on every processor on which Weft runs.
+// Writes and reads numbers in the bytes of a file. The numbers are
+// little-endian, as in the memory of every processor on which Weft runs.
 #ifndef WEFT_SRC_JOURNAL_LITTLE_ENDIAN_H_
 #define WEFT_SRC_JOURNAL_LITTLE_ENDIAN_H_
 

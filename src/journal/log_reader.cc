@@ -152,9 +152,10 @@ absl::StatusOr<std::optional<std::string>> LogReader::ReadRecord(
   return bytes;
 }
 
-// Decides about a bad record. Returns DATA_LOSS if it is damaged: it is not in
-// the last segment, or a later group follows it. Otherwise the log ends before
-// it.
+// Decides whether the bad record at segment_.offset is damaged or begins the
+// torn tail. It is damaged if it is not in the last segment or if a later group
+// follows it. Returns DATA_LOSS for a damaged record. Otherwise ends the log
+// before it.
 absl::Status LogReader::EndOrDamage() {
   if (!IsLast()) return Damaged("a record is bad");
   WEFT_ASSIGN_OR_RETURN(const std::optional<Found> later,
@@ -208,8 +209,8 @@ absl::StatusOr<LogReader::Hole> LogReader::SkipDamage() {
   read_bytes_ += next->offset - segment_.offset;
   segment_.offset = next->offset;
   expected_ = next->sequence;
-  // The next segment may be empty and the last one. Then Next returns no record
-  // that would tell where the log ends.
+  // Sets next_sequence_ here, because Next does not set it if no record
+  // follows: the next segment may be empty and the last one.
   next_sequence_ = std::max(next_sequence_, expected_);
   return Hole{.first = first, .next = expected_};
 }

@@ -32,7 +32,7 @@ class LogReader {
     uint64_t sequence = 0;
     std::string bytes;
   };
-  // Records that are lost: those from `first` to `next` - 1.
+  // The lost records: `first` to `next` - 1.
   struct Hole {
     uint64_t first = 0;
     uint64_t next = 0;
@@ -61,8 +61,8 @@ class LogReader {
   // Cuts off the torn tail durably. REQUIRES: Next has returned none.
   [[nodiscard]] absl::Status Repair();
 
-  // For a progress bar: the bytes of the segments to read, and of those read so
-  // far.
+  // For a progress bar: the number of bytes to read from the segments, and the
+  // number read so far.
   [[nodiscard]] uint64_t total_bytes() const { return total_bytes_; }
   [[nodiscard]] uint64_t read_bytes() const { return read_bytes_; }
 
@@ -95,7 +95,8 @@ class LogReader {
       uint64_t offset, RecordHeader* header) const;
   [[nodiscard]] absl::Status EndOrDamage();
   // The place after a bad record where reading goes on: a good record, or the
-  // end of the segment, after which `sequence` begins the next segment.
+  // end of the segment. There, `sequence` is the first sequence of the next
+  // segment.
   struct Found {
     uint64_t offset = 0;
     uint64_t sequence = 0;

@@ -18,8 +18,8 @@ namespace weft::journal {
 class LogSegment {
  public:
   // Creates the file and writes its header durably. Replaces a file of the same
-  // name, which has no record, because the log ends before `first_sequence`.
-  // After RESOURCE_EXHAUSTED the caller may try again.
+  // name. Such a file has no records, because the log ends before
+  // `first_sequence`. After RESOURCE_EXHAUSTED the caller may try again.
   [[nodiscard]] static absl::StatusOr<LogSegment> Create(
       const StateFolder& folder, uint64_t first_sequence);
 

@@ -207,7 +207,7 @@ LogWriter::Work LogWriter::NextWork() const {
   const bool may_write = full_.ok() || now >= retry_at_;
   const bool at_boundary =
       !segments_.empty() && segments_.front() == durable_sequence_;
-  // If the disk may be written, a due segment begins before the next task.
+  // A due segment begins before the next task, except while the disk is full.
   if (at_boundary && may_write) return Work::kBeginSegment;
   if (!tasks_.empty() && tasks_.front().sequence <= durable_sequence_) {
     return Work::kRunTask;

@@ -1,12 +1,13 @@
 // Appends records to the log of a state folder. The writer's own thread writes
-// them. It writes the records that wait as a group, by one write and one sync
+// them. It writes waiting records in groups, each with one write and one sync
 // (group commit).
 //
 // While the disk is full, the log is stalled: records and tasks wait, and the
 // writer tries again until there is room. The log counts as stalled as soon as
-// the disk has less room than its reserve, so that callers stop earlier. Any
-// other error of a write, and every error of a sync, is final: the kernel may
-// have dropped dirty pages, so only the next start can tell what is on disk.
+// the disk has less room than its reserve, so that callers stop before the disk
+// is full. Any other error of a write, and every error of a sync, is final.
+// After such an error the kernel may have dropped dirty pages, so only the next
+// start can tell what is on disk.
 //
 // Threads: any. Tasks run on the log's thread and must be short, because the
 // next group waits for them.
@@ -80,8 +81,9 @@ class LogWriter {
   // Returns the bytes of records that may not be on disk yet.
   [[nodiscard]] int64_t pending_bytes() const;
 
-  // Returns RESOURCE_EXHAUSTED, with the reason, while the disk is full or has
-  // less room than the reserve, or while too many bytes wait for the disk.
+  // Returns RESOURCE_EXHAUSTED, with the reason, while the log is stalled: the
+  // disk is full or has less room than the reserve, or too many bytes wait for
+  // the disk.
   [[nodiscard]] absl::Status stalled() const;
   // Returns UNAVAILABLE after a final error. The process must then end.
   [[nodiscard]] absl::Status failure() const;
@@ -116,7 +118,7 @@ class LogWriter {
   void TakeGroup();
   [[nodiscard]] absl::Status WriteGroup();
   void GroupIsDurable();
-  // Records whether an attempt to write succeeded, stalled or failed for good.
+  // Stores whether an attempt to write succeeded, stalled or failed for good.
   void NoteResult(const absl::Status& status);
   void SetMetrics() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   [[nodiscard]] absl::Status StalledLocked() const

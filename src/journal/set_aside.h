@@ -15,11 +15,12 @@ namespace weft::journal {
 inline constexpr char kSetAsideFolder[] = "set-aside";
 
 // Makes the folder set-aside/`name`, with FORMAT, all snapshots, the log and
-// those of `images` that exist. The files are hard links to those of the state
-// folder. A link takes no room until the state folder removes its own file. On
-// success the new folder is on disk. Errors: ALREADY_EXISTS, INVALID_ARGUMENT
-// (`name` is not one part of a path), those of state_folder.h. Blocks on the
-// disk. Threads: not during StateFolder::WriteSnapshot or Cut.
+// the existing files of `images`. The files are hard links to those of the
+// state folder. A link takes no room until the state folder removes its own
+// file. On success the new folder is on disk. Errors: ALREADY_EXISTS,
+// INVALID_ARGUMENT (`name` is not a single path component), those of
+// state_folder.h. Blocks on the disk. Threads: not during
+// StateFolder::WriteSnapshot or Cut.
 [[nodiscard]] absl::Status SetAside(const StateFolder& folder,
                                     const std::string& name,
                                     const std::set<std::string>& images);

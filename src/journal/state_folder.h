@@ -55,7 +55,8 @@ class StateFolder {
   StateFolder(const StateFolder&) = delete;
   StateFolder& operator=(const StateFolder&) = delete;
 
-  // Returns the newest snapshot; none if there is none. Errors: DATA_LOSS.
+  // Returns the newest snapshot, or none if the folder has no snapshot. Errors:
+  // DATA_LOSS.
   [[nodiscard]] absl::StatusOr<std::optional<Snapshot>> ReadSnapshot() const;
 
   // Writes a snapshot durably. It becomes the newest one, and Cut may follow.
@@ -70,8 +71,8 @@ class StateFolder {
   [[nodiscard]] absl::Status Cut(uint64_t next_sequence,
                                  const std::set<std::string>& keep_images);
 
-  // Returns RESOURCE_EXHAUSTED if fewer than `reserve` bytes are free. Errors
-  // also: those of ReadDiskRoom (disk_room.h).
+  // Returns RESOURCE_EXHAUSTED if fewer than `reserve` bytes are free. Other
+  // errors: those of ReadDiskRoom (disk_room.h).
   [[nodiscard]] absl::Status CheckRoom(uint64_t reserve) const;
 
   // Returns the first sequence of each segment, ascending.

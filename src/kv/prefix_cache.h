@@ -7,8 +7,8 @@
 // themselves, not hashes.
 //
 // The cache keeps its pages (PageAllocator::Keep). Evict frees pages that no
-// sequence uses, the least recently used first. It frees a page only after all
-// cached pages that follow the page.
+// sequence uses, the least recently used first. It frees a page only after it
+// has freed all cached pages that follow the page.
 // Threads: not thread-safe, and neither is the allocator that it shares.
 #ifndef WEFT_SRC_KV_PREFIX_CACHE_H_
 #define WEFT_SRC_KV_PREFIX_CACHE_H_
@@ -34,8 +34,9 @@ class PrefixCache {
   PrefixCache& operator=(const PrefixCache&) = delete;
 
   // Returns the pages of the longest cached prefix of `tokens`; only full pages
-  // count. The caller shares these pages before it allocates, evicts or drops
-  // pages. `version` always identifies the same weights while the cache exists.
+  // count. The caller must share these pages before it allocates, evicts or
+  // drops pages. `version` always identifies the same weights while the cache
+  // exists.
   [[nodiscard]] std::vector<PageId> Lookup(uint64_t version,
                                            absl::Span<const int32_t> tokens);
 

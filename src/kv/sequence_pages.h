@@ -3,8 +3,7 @@
 //
 // Token t is in slot pages()[t / page_size] * page_size + t % page_size of a
 // memory with num_pages * page_size rows.
-// Threads: not thread-safe. Sequences that share an allocator share a thread
-// too.
+// Threads: not thread-safe. One thread uses all sequences of an allocator.
 #ifndef WEFT_SRC_KV_SEQUENCE_PAGES_H_
 #define WEFT_SRC_KV_SEQUENCE_PAGES_H_
 
@@ -17,8 +16,8 @@
 
 namespace weft::kv {
 
-// A copy of rows that the caller of ForkSequence makes before the caller uses
-// the new sequence.
+// A copy of rows. The caller of ForkSequence makes this copy before it uses the
+// new sequence.
 struct PageCopy {
   PageId from = 0;
   PageId to = 0;
@@ -51,8 +50,8 @@ class SequencePages {
 
   // Returns a second sequence with the same tokens. Both sequences share the
   // full pages. If the last page is partly filled, the new sequence gets a new
-  // page, to which the caller copies the rows (Fork::copy). If it needs this
-  // page and none is free, returns nullopt and changes nothing.
+  // page, to which the caller copies the rows (Fork::copy). If a new page is
+  // needed and no page is free, returns nullopt and changes nothing.
   [[nodiscard]] std::optional<Fork> ForkSequence() const;
 
   // Replaces pages()[index] by `page`, which is in use or idle and has the same

@@ -3,10 +3,10 @@
 // Each rank has an AdapterLayout with its own widths. If the ranks split a
 // projection's outputs, a rank has all of A and some rows of B. If the ranks
 // split its inputs, a rank has some columns of A and all of B. For the
-// embedding, these columns belong to the rank's tokens. The ranks that have the
-// same element have the same value of it. The element's gradient is the sum
-// over these ranks, because each rank counts only its own features. A rank's
-// part lacks the matrices of experts that the rank does not have.
+// embedding, these columns belong to the rank's tokens. If several ranks have
+// the same element of A or B, its value is equal on all of them. The element's
+// gradient is the sum of their gradients, because each rank counts only its own
+// features. A rank has no matrices for experts of other ranks.
 //
 // Legend: N parameters of the whole adapter, M of the rank's part.
 #ifndef WEFT_SRC_LORA_ADAPTER_SHARD_H_
@@ -37,8 +37,8 @@ class AdapterShard {
   void AddTo(const at::Tensor& local_M, at::Tensor& whole_N) const;
 
  private:
-  // A matrix of the whole layout, and the block of it that is a matrix of the
-  // rank's layout.
+  // A matrix of the whole layout, and the block of this matrix that the rank's
+  // layout has.
   struct Piece {
     int64_t whole_offset = 0;
     int64_t whole_rows = 0;

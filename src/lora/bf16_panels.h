@@ -77,7 +77,8 @@ struct RowTerms {
   std::vector<Term> terms;
 };
 
-// Packs the terms of a base product, as a TermsOfBlock of ops/bf16_product.h.
+// Packs the terms of a base product. An object serves as a TermsOfBlock
+// (ops/bf16_product.h).
 // Threads: each thread has its own object.
 class TermPanels {
  public:
@@ -88,7 +89,7 @@ class TermPanels {
   kernels::cpu::Bf16Terms operator()(ops::Bf16Block& block);
 
  private:
-  // The part of a term in a block of outputs.
+  // The part of a term that belongs to a block of outputs.
   struct Part {
     const Term* term;
     int64_t output;  // The part's first output, counted within the block.
@@ -104,7 +105,7 @@ class TermPanels {
   std::span<const RowTerms> terms_;
   RoundedRows x_;
   int64_t x_column_ = 0;
-  int64_t num_inputs_ = 0;  // 0 if no term has the packed outputs.
+  int64_t num_inputs_ = 0;  // 0 if no term has outputs of the block.
   at::Tensor panel_F_;
   std::vector<float> joined_;
 };

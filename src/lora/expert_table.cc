@@ -36,8 +36,8 @@ class ExpertPlaces {
     const GroupLayout& first = gate_up_.factors.empty() ? down_ : gate_up_;
     return first.factors.front().a_offset;
   }
-  // Returns the contents of all slots, with offsets from start() on. `shape` is
-  // that of OneExpertLayer.
+  // Returns the contents of all slots, with offsets relative to start().
+  // `shape` is the result of OneExpertLayer.
   [[nodiscard]] std::vector<k::LoraMatrix> Slots(
       const ModelShape& shape) const {
     std::vector<k::LoraMatrix> slots(static_cast<size_t>(NumSlots(shape)));

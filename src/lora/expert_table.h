@@ -7,25 +7,28 @@
 
 namespace weft::lora::cuda {
 
-// The most row blocks (kernels::cuda::kLoraBlockRows rows of a segment) of a
-// table. A launch has a row of blocks in y for each.
+// The largest number of row blocks in a table. A row block has up to
+// kernels::cuda::kLoraBlockRows rows of a segment. A launch's grid has one y
+// index for each row block.
 inline constexpr int64_t kMaxExpertBlocks = 65535;
 // Returns whether the segments have at most kMaxExpertBlocks row blocks.
 [[nodiscard]] bool FitsExpertTable(const ExpertRouting& routing);
 
-// In this table the layer is layer 0 of a model of one layer, whose MLP is one
-// expert. So its sites are those of layer 0, and shape() is that of such a
-// model. All experts of a layer have the same places in an adapter, counted
-// from the expert's first matrix. A segment's addresses begin there.
+// The table describes a one-layer model whose MLP is one expert. So the caller
+// uses the sites of layer 0, and shape() is the shape of this model. Relative
+// to an expert's first matrix, the matrices of all experts of a layer have the
+// same offsets in an adapter. So a segment's addresses are those of its
+// expert's first matrix.
 //
-// A sum over features has one part. If the number of parts depended on that of
-// segments, an adapter's bits would depend on other adapters, and workspace for
-// parts of short segments would be larger than the rows.
+// Each sum over features has one part. If the number of parts depended on the
+// number of segments, the bits of an adapter's results would depend on other
+// adapters. Also, the workspace for the parts of short segments would be larger
+// than the rows of these segments.
 class ExpertTable : public RoutingTable {
  public:
   // Queues the upload on the current stream and does not wait. `shape` is the
-  // model's, and `gradients` are as for MakeExpertTable. Throws c10::Error,
-  // also if weights are not bf16 or a gradient is not f32.
+  // model's, and `gradients` are as for MakeExpertTable. Throws c10::Error on a
+  // CUDA error, or if weights are not bf16 or a gradient is not f32.
   // REQUIRES: the routing has segments, and FitsExpertTable(routing).
   ExpertTable(const ExpertRouting& routing, int layer,
               const LoraGradients& gradients, const ModelShape& shape,

@@ -86,8 +86,8 @@ class ManyRows {
                       }});
   }
 
-  // Allocates the `rounded` of Shrink for all rows. Shrink writes only the rows
-  // of this class's segments.
+  // Allocates the `rounded` argument of Shrink, with all rows of x. Shrink
+  // writes only the rows of this class's segments.
   [[nodiscard]] at::Tensor EmptyRounded(const at::Tensor& x) const {
     return at::empty({x.size(0), rounded_width_}, x.options());
   }
@@ -148,7 +148,7 @@ class ManyRows {
 
   const LoraPass& pass_;
   const LoraSite& site_;
-  ShrunkInputs results_;  // x A^T; undefined for segments of other classes.
+  ShrunkInputs results_;  // x A^T; undefined for skipped segments.
   std::vector<RowChunk> chunks_;
   int64_t num_floats_ = 0;
   int64_t rounded_width_ = 0;
@@ -171,7 +171,7 @@ std::vector<RowTerms> InputGradient(const LoraPass& pass,
   return all;
 }
 
-// Returns x W plus the terms. `rounded` has the x of the terms.
+// Returns x W plus the terms. `rounded` has the rows that the terms multiply.
 at::Tensor Multiply(const at::Tensor& x, const at::Tensor& weight_KN,
                     const std::vector<RowTerms>& terms,
                     const at::Tensor& rounded) {

@@ -1,10 +1,10 @@
-// Linear layers with adapters in the arithmetic of bf16 (ops/bf16_product.h).
-// Forward rounds x once, for the base product and for the adapters' products. A
-// kernel adds the adapters' terms while it has the sums of y or dx in
-// registers. These operands are rounded to bf16: x, dy, A, ds, and in the
-// forward pass scale x A^T and B. Sums are f32. Some products are in f32: ds =
-// scale dy B, the gradients of A and B, and in the forward pass the adapters'
-// part of segments of at most 32 rows (lora_few_rows.h).
+// Linear layers with adapters in bf16 arithmetic (ops/bf16_product.h). Forward
+// rounds x once for both the base product and the adapters' products. A kernel
+// adds the adapters' terms while the sums of y or dx are in registers. These
+// operands are rounded to bf16: x, dy, A, ds, and in the forward pass scale x
+// A^T and B. Sums are f32. Some products are in f32: ds = scale dy B, and the
+// gradients of A and B. In the forward pass, so are the adapters' products for
+// segments of at most 32 rows (lora_few_rows.h).
 //
 // Legend: as in lora_linear.h.
 #ifndef WEFT_SRC_LORA_LORA_BF16_H_

@@ -24,8 +24,8 @@ namespace weft::lora::cpu {
 ShrunkInputs Forward(const at::Tensor& x_TI, const LoraPass& pass,
                      const LoraSite& site, const at::Tensor& y_TO);
 
-// Does the same only for segments of at most 32 rows. For other segments,
-// leaves y unchanged and returns an undefined tensor.
+// Like Forward, but only for segments of at most 32 rows. For each other
+// segment, leaves y unchanged and returns an undefined tensor.
 ShrunkInputs ForwardFewRows(const at::Tensor& x_TI, const LoraPass& pass,
                             const LoraSite& site, const at::Tensor& y_TO);
 

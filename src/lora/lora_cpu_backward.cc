@@ -25,7 +25,7 @@ constexpr int64_t kBlockRows = 256;
 constexpr int64_t kSliceColumns = 192;
 
 // Returns the number of floats in a segment's panels: every B [out, rank] in
-// slices of kSliceColumns rows (a row of B meets a column of dy), then the
+// slices of kSliceColumns rows (row i of B multiplies column i of dy), then the
 // stacked A [R, I].
 int64_t NumPanelFloats(const GroupLayout& group) {
   int64_t floats = PanelFloats(group.total_rank, group.factors.front().in);
@@ -76,10 +76,11 @@ struct Block {
   bool adds;    // If true, adds to the sums; otherwise overwrites them.
 };
 
-// Computes ds and, if the adapter learns, the block's part of the sums of dB
-// (Block::adds). Both products read a slice of dy while the slice is in the
-// cache. ds includes each factor's scale, so one product by the stacked A
-// serves all factors. Returns the panels that follow those of B.
+// Computes ds. If the adapter learns, also adds the block's part of dB to the
+// sums, or overwrites them (Block::adds). Both products read a slice of dy
+// while the slice is in the cache. ds includes each factor's scale, so one
+// product by the stacked A serves all factors. Returns the address of A's
+// panels, which follow B's.
 const float* MultiplyByB(const Block& block, const GroupLayout& group,
                          const ModelShape& shape, const float* panels) {
   float* sums = block.sums;
@@ -148,7 +149,7 @@ void RunBlock(const Block& block, const GroupLayout& group,
 }
 
 // Appends to `sums` the work that adds the sums of `num_parts` chunks to
-// `gradient`. Different threads can do different elements of `sums`.
+// `gradient`. Different threads may run different elements of `sums`.
 void AddSums(const GroupLayout& group, const float* parts, int64_t num_parts,
              float* gradient, std::vector<PartSum>& sums) {
   const int64_t part_stride = NumSums(group);
@@ -225,8 +226,8 @@ class BackwardPass {
     return GroupOf(pass_.routing[segment], site_);
   }
 
-  // Adds a Learner for the adapter of a segment, with all segments of the
-  // adapter.
+  // Adds a Learner for a segment's adapter, and the chunks of all segments of
+  // that adapter. Sets `seen` for these segments.
   void AddLearner(size_t segment, const LoraGradients& gradients,
                   std::vector<bool>& seen) {
     const std::vector<LoraSegment>& routing = pass_.routing;

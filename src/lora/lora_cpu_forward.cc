@@ -77,8 +77,8 @@ void RunRows(const Rows& x, const GroupLayout& group, const ModelShape& shape,
   }
 }
 
-// Does for the segments of more than 32 rows what lora_cpu.h says of Forward.
-// Sets their elements of `shrunk`.
+// Like Forward (lora_cpu.h), but only for segments of more than 32 rows. Sets
+// only the elements of `shrunk` for these segments.
 void ForwardManyRows(const at::Tensor& x_TI, const LoraPass& pass,
                      const LoraSite& site, const at::Tensor& y_TO,
                      ShrunkInputs& shrunk) {

@@ -32,8 +32,8 @@ struct Rows {
 };
 
 // Computes y += scale * shrunk W, where W [rank, features] is packed in
-// `panels`. Computes a few rows at a time, so that the processor sees few
-// streams of addresses.
+// `panels`. Computes a few rows at a time, so that the processor reads and
+// writes few memory streams at once.
 inline void AddExpansion(const Rows& shrunk, int64_t rank, const float* panels,
                          float scale, int64_t num_rows, const Rows& y,
                          int64_t features) {

@@ -3,7 +3,7 @@
 // have these functions (src/ops/cuda_dispatch.h).
 //
 // Legend: as in lora_linear.h. S is x A^T of all rows in one matrix [T, Rmax],
-// where Rmax is the largest R. Each segment uses its rows and its first R
+// where Rmax is the largest R. Each segment uses its rows and the first R
 // columns.
 #ifndef WEFT_SRC_LORA_LORA_CUDA_H_
 #define WEFT_SRC_LORA_LORA_CUDA_H_
@@ -34,14 +34,14 @@ namespace weft::lora::cuda {
 
 // A routing in the device's memory. For each segment it has the rows, the
 // address of the weights, and for a backward pass the address of the gradient.
-// One upload serves all layers of a pass, except experts, for which
-// expert_table.h has tables. The weights and gradients outlive the
-// table. Only one pass at a time may use the table.
+// One upload serves all layers of a pass, except experts (expert_table.h). The
+// weights and gradients outlive the table. Only one pass at a time may use the
+// table.
 class RoutingTable {
  public:
   // Queues the upload on the current stream and does not wait. `gradients` and
-  // `decode_rows` are as for MakeRoutingTable. Throws c10::Error, also if a
-  // gradient is not f32.
+  // `decode_rows` are as for MakeRoutingTable. Throws c10::Error on a CUDA
+  // error, or if a gradient is not f32.
   RoutingTable(const LoraRouting& routing, const LoraGradients& gradients,
                const ModelShape& shape, at::Device device,
                int64_t decode_rows = 0);
@@ -51,7 +51,7 @@ class RoutingTable {
 
   [[nodiscard]] const kernels::cuda::LoraTable& table() const { return table_; }
   [[nodiscard]] const ModelShape& shape() const { return shape_; }
-  // Returns how many rows x and y must have at least.
+  // Returns the smallest number of rows that x and y may have.
   [[nodiscard]] int64_t end_row() const { return end_row_; }
   // In a decode pass, returns the number of all rows; otherwise 0.
   [[nodiscard]] int64_t decode_rows() const { return decode_rows_; }
@@ -61,8 +61,8 @@ class RoutingTable {
   // B.
   [[nodiscard]] kernels::cuda::LoraProjection ProjectionOf(
       const LoraSite& site, TargetModule module) const;
-  // Return the arguments of a site's products: those by its stacked A, and
-  // those by the B of its projections. The caller adds the operands.
+  // Return the arguments of the products by a site's stacked A, or by the B of
+  // its projections. The caller adds the operands.
   [[nodiscard]] kernels::cuda::LoraProduct ProductsOfA(
       const LoraSite& site) const;
   [[nodiscard]] kernels::cuda::LoraProduct ProductsOfB(
@@ -94,7 +94,7 @@ class RoutingTable {
 
 // The capacity of a DecodeTable.
 struct DecodeCapacity {
-  int64_t rows = 0;     // All rows of a batch, also those without adapters.
+  int64_t rows = 0;     // All rows of a batch, with or without adapters.
   int64_t layouts = 1;  // Number of distinct adapter layouts.
   int64_t rank = 0;     // The largest rank of a projection.
 };
@@ -105,8 +105,8 @@ struct DecodeCapacity {
 // on the capacity. The few-rows kernels compute all rows, even if an adapter
 // has many rows. Every row of the capacity has an entry, because
 // kernels/cuda/lora_decode.h also computes padding and rows without an adapter.
-// At a site that no adapter has, the kernels run too and add nothing. The table
-// leaves out LoRA of the head.
+// If no adapter adapts a site, the kernels still run there and add nothing. The
+// table leaves out LoRA of the head.
 //
 //   DecodeTable table(capacity, shape);      // Once.
 //   table.Bind(device + offset);             // Needs table.num_bytes() there.
@@ -129,8 +129,8 @@ class DecodeTable : public RoutingTable {
   // Does not check dtypes (see TakesSegments) or adapters of the head.
   [[nodiscard]] bool Fits(const LoraRouting& routing) const;
   // Writes the routing as bytes to `host`. The adapters' weights outlive the
-  // launches that read the bytes. Throws c10::Error unless Fits(routing) and
-  // `host` has num_bytes() bytes.
+  // launches that read the bytes. Throws c10::Error if the routing does not
+  // fit, or if the size of `host` is not num_bytes().
   void Write(const LoraRouting& routing, std::span<std::byte> host) const;
 
  private:
@@ -147,8 +147,8 @@ class DecodeTable : public RoutingTable {
 
 // Computes y += scale_a x A_a^T B_a^T. Two launches compute all segments of at
 // most 16 rows, and in a decode pass all rows. The launches of lora_product.h
-// compute the other segments. Returns S if `keeps_shrunk` and some adapter has
-// the site; otherwise an undefined tensor.
+// compute the other segments. Returns S if `keeps_shrunk` and some adapter
+// adapts the site; otherwise an undefined tensor.
 at::Tensor Forward(const at::Tensor& x_TI, const RoutingTable& table,
                    const LoraSite& site, bool keeps_shrunk, at::Tensor& y_TO,
                    CUstream_st* stream);

@@ -21,8 +21,9 @@ namespace weft::lora::cuda {
 // for the launch that follows the base product.
 struct GroupInput {
   at::Tensor rows_TI;
-  // Partial sums of rows A^T, in f32, which that launch multiplies by B.
-  // Undefined if the table's largest rank for the group is 0.
+  // Partial sums of rows A^T, in f32. The launch that follows the base product
+  // multiplies them by B. Undefined if the table's largest rank for the group
+  // is 0.
   at::Tensor parts;
   int num_parts = 0;
   int part_stride = 0;

@@ -1,8 +1,9 @@
 // The embedding of tokens whose rows belong to different adapters:
 //   x = s (E[t] + scale_a A_a[:, t]^T B_a^T)   for the rows of adapter a.
 // E[t] is the base model's embedding of token t. Models that scale their
-// embeddings have a factor s other than 1. The token that transformers uses as
-// padding gets a gradient too, because packed batches have no padding.
+// embeddings have a factor s other than 1. The padding token also gets a
+// gradient, unlike in Hugging Face transformers, because packed batches have no
+// padding.
 //
 // Legend: T packed tokens, n tokens of a segment, U distinct tokens of a
 // segment, R rank, H hidden, V vocabulary, N parameters of an adapter. A is [R,
@@ -28,7 +29,7 @@ void AddLoraEmbedding(const at::Tensor& tokens_T, const LoraRouting& routing,
 [[nodiscard]] bool TrainsEmbedding(const LoraGradients& gradients);
 
 // Adds dLoss/dA and dLoss/dB of each segment to the gradient [N] of its
-// version, if `gradients` has that version. Sums the rows of a token always in
+// version, if `gradients` has that version. Always sums the rows of a token in
 // the same order.
 // Shapes:  dx_TH like x_TH.
 void LoraEmbeddingBackward(const at::Tensor& dx_TH, const at::Tensor& tokens_T,

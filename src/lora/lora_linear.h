@@ -47,8 +47,8 @@ struct BaseLinear {
   at::Tensor weight_OI;  // May be in 8 bits (ops/int8_weight.h).
   at::Tensor bias_O;     // Undefined if there is no bias.
   ops::RowCount row_count = ops::RowCount::kRecurs;
-  // If not null, each group of rows has its own weight and bias. They are
-  // stacked, as for ops::GroupedLinear.
+  // If not null, each group of rows has its own weight and bias. The weights
+  // are stacked, and so are the biases (ops::GroupedLinear).
   const ops::RowGroups* groups = nullptr;
 };
 
@@ -76,7 +76,7 @@ using RoutingTablePtr = std::shared_ptr<const cuda::RoutingTable>;
 // Uploads the routing in the form that the kernels of kernels/cuda read, and
 // does not wait. Returns null if those kernels do not support the routing. The
 // caller makes one table for a forward pass through all layers, and another
-// one, with gradients, for a backward pass. A table outlives its pass.
+// table, with gradients, for a backward pass. A table must outlive its pass.
 // Arguments: `gradients` is empty in a forward pass; `dtype` and `device` are
 // those of the layers' input rows; `decode_rows` is 0 except in a decode pass,
 // where it is the number of all rows. In a decode pass the few-rows kernels
@@ -88,19 +88,20 @@ using RoutingTablePtr = std::shared_ptr<const cuda::RoutingTable>;
                                                at::Device device,
                                                int64_t decode_rows = 0);
 
-// Does the same for the experts of one layer in one pass, by the table of
-// expert_table.h, if the table can have the segments. `shape` is the model's.
+// Like MakeRoutingTable, but makes an ExpertTable (expert_table.h) for the
+// experts of one layer in one pass. Also returns null if the table has no room
+// for the segments. `shape` is the model's.
 [[nodiscard]] RoutingTablePtr MakeExpertTable(
     const ExpertRouting& routing, int layer, const LoraGradients& gradients,
     const ModelShape& shape, at::ScalarType dtype, at::Device device);
 
-// Returns an upper bound of the workspace, in bytes, for the gradients of one
-// A or B of a layer with a table. The workspace holds partial sums over rows.
-// The bound holds for any split of `num_rows` rows among adapters of at most
-// this rank, if the rows of each adapter are one segment. For a table of
-// experts, it holds if `num_rows` is the number of rows of all experts, `shape`
-// is the result of OfExpert, and the rows of each adapter and expert are one
-// segment.
+// Returns an upper bound, in bytes, of the workspace that the gradient of any A
+// or B of a layer needs if the pass has a table. The workspace holds partial
+// sums over rows. The bound holds for any split of `num_rows` rows among
+// adapters of at most this rank, if the rows of each adapter are one segment.
+// For a table of experts, it holds if `num_rows` is the number of rows of all
+// experts, `shape` is the result of OfExpert, and the rows of each adapter and
+// expert are one segment.
 [[nodiscard]] int64_t GradientWorkspaceBytes(int64_t num_rows,
                                              const ModelShape& shape,
                                              int64_t rank);

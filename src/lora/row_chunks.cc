@@ -9,9 +9,10 @@
 namespace weft::lora {
 namespace {
 
-// A segment is cut into the fewest chunks of at most this many rows. Chunks
-// have more rows if the segment has over 1024. In smaller chunks, copies of
-// matrices and stores of sums would take too much of the time.
+// A segment is cut into the fewest chunks of at most this many rows. With
+// smaller chunks, copying matrices and storing sums would take too much of the
+// time. A segment of over 1024 rows has larger chunks, because kMaxChunks
+// limits their number.
 constexpr int64_t kChunkRows = 64;
 // The largest number of chunks of a segment. It limits the memory for sums.
 constexpr int64_t kMaxChunks = 16;

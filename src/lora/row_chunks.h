@@ -39,8 +39,8 @@ struct ChunkWork {
   std::function<void(size_t chunk, float* memory)> run;
 };
 
-// Calls work.run for the indices of all chunks, on the available threads. In
-// `chunks`, those of one segment are adjacent.
+// Calls work.run for the indices of all chunks, on the available threads. The
+// chunks of a segment are adjacent in `chunks`.
 void ForEachChunk(const std::vector<RowChunk>& chunks, const ChunkWork& work);
 
 }  // namespace weft::lora

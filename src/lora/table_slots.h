@@ -18,14 +18,14 @@ namespace weft::lora::cuda {
 // Returns the first slot of a site.
 [[nodiscard]] int64_t FirstSlot(const ModelShape& shape, const LoraSite& site);
 
-// Sets the slots of a site, from its first slot on. Their offsets count from
-// `start` in the adapter's buffer. Leaves them as they are if the adapter does
-// not adapt the site.
+// Sets the slots of a site, whose first slot is `first`. A slot's offsets count
+// from `start` in the adapter's buffer. Leaves the slots unchanged if the
+// adapter does not adapt the site.
 void SetSlots(const GroupLayout& layout, ProjectionGroup group, int64_t first,
               int64_t start, std::vector<kernels::cuda::LoraMatrix>& slots);
 
-// Numbers the distinct layouts of a routing. All are for the same ModelShape,
-// and outlive the list.
+// Numbers the distinct layouts of a routing. All layouts are for the same
+// ModelShape and outlive the list.
 class LayoutList {
  public:
   // Returns the layout's number. The first layout has number 0, and each new

@@ -46,9 +46,9 @@ ChunkScores ScoresOf(const HeadResult& result, const ScoreRows& rows,
   };
 }
 
-// Scores a chunk if this rank has the whole vocabulary; otherwise
-// ScoreChunkOfShard does. If a gradient is wanted, returns softmax * D, with 0
-// at each row's own targets; otherwise an undefined tensor.
+// Scores a chunk on a rank that has the whole vocabulary. Other ranks call
+// ScoreChunkOfShard. If a gradient is wanted, returns softmax * D, with 0 at
+// each row's own targets; otherwise an undefined tensor.
 at::Tensor ScoreChunk(HeadChunk& chunk, bool want_gradient,
                       ChunkScores& scores) {
   if (scores.slopes_E.defined()) scores.slopes_E.copy_(chunk.TargetSlopes());
@@ -114,9 +114,9 @@ void ProjectRows(const HeadChunk& chunk, const at::Tensor& softmax_RV,
   }
 }
 
-// Multiplies U and projected_nR by the rank's share. Before, they are sums
-// weighted by the rank's local softmax. After, they are terms of sums over all
-// ranks.
+// Multiplies U and projected_nR by the rank's share. Before the call, they are
+// sums weighted by the rank's local softmax. After it, they are the rank's
+// terms of sums over all ranks.
 void ScaleToShare(HeadResult& result, const lora::LoraRouting& routing) {
   const at::Tensor share_R1 = result.share_R.unsqueeze(1);
   result.projection_RH.mul_(share_R1);

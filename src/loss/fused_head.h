@@ -9,8 +9,8 @@
 //   1. logits = h W^T, in a buffer [chunk, V] that chunks share;
 //   2. the buffer gives each entry's logprob and, if wanted, the entropies;
 //   3. if a gradient is wanted, U = (p * D) W [R, H] is computed from the
-//      buffer (or from a second one in bf16) and kept. D is the derivative of
-//      the softcap, or 1. In U, p at a row's own targets counts as 0.
+//      buffer (or from a second buffer in bf16) and kept. D is the derivative
+//      of the softcap, or 1. In U, p at a row's own targets counts as 0.
 // Without LoRA of lm_head, the backward pass then needs no logits. Only the
 // backward pass knows c, which is dLoss/dlogprob divided by the temperature.
 // Let C be the sum of a row's c over its targets t. Then
@@ -71,9 +71,9 @@ struct ScoreRows {
   std::vector<int64_t> row_offsets;  // [R + 1].
   std::vector<int64_t> targets;      // [E], in [0, V).
   std::vector<float> temperatures;   // [R], > 0.
-  // Gradient filters, [R] in [0, 1). Empty means that all are 0. For a row, U
+  // Gradient filters, [R] in [0, 1). Empty means that all are 0. A row's U
   // leaves out a block of a rank's vocabulary if p D is below the row's filter
-  // at all tokens of the block that are not targets of the row.
+  // at all tokens of the block. The row's own targets do not count.
   std::vector<float> filters;
   lora::LoraRouting routing;  // The adapters of the rows; may be empty.
 };
@@ -102,7 +102,7 @@ struct HeadResult {
 // Shapes:  hidden_RH [R, H]; weight_VH [V, H] of the same dtype, or in bf16
 // with f32 rows on a CPU, or in 8 bits (head_products.h). With options.shard,
 // weight_VH and the adapters are this rank's parts. hidden_RH and the rest of
-// `rows` are the same on all ranks, which make this call together.
+// `rows` are the same on all ranks. All ranks make this call together.
 // Errors:  throws c10::Error; std::exception if a rank is lost.
 // Threads: engine thread only.
 // Source:  the derivation above.

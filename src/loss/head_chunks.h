@@ -28,8 +28,9 @@ struct HeadChunk {
   // softcap or several ranks.
   at::Tensor all_rows_E;
   at::Tensor logits_RV;
-  // If weights_RV is defined, the softmax is written to it and not over the
-  // logits. scale_R is then the scale of its rows (ops::VocabWeights).
+  // If weights_RV is defined, the softmax is written to weights_RV, and the
+  // logits are kept. scale_R is then the scale of the rows of weights_RV
+  // (ops::VocabWeights).
   at::Tensor weights_RV;
   at::Tensor scale_R;
 

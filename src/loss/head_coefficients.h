@@ -29,9 +29,9 @@ struct HeadCoefficients {
     const ScoreRows& rows, const std::vector<double>& gradients_E,
     const std::vector<double>& logprobs_E, const std::vector<double>& slopes_E);
 
-// Entries that have the same position in their rows. A layer has at most one
-// entry of each row. So the entries of a layer are added to different rows, and
-// layers are added in a fixed order.
+// A layer of entries. Layer i has entry i of every row with more than i
+// entries. So no two entries of a layer add to the same row. Layers are added
+// one after another, so each row's sum has a fixed order.
 struct EntryLayer {
   std::vector<int64_t> rows;  // Counted from LayerEntries' `begin`.
   std::vector<int64_t> targets;

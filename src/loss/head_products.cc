@@ -18,14 +18,15 @@ constexpr int64_t kCpuSliceLogits = int64_t{4} << 20;
 constexpr int64_t kCpuSliceLength = 4096;
 
 // With fewer rows than kCpuFewRows, BLAS libraries may use matrix-vector
-// kernels, which sum a whole column number by number. Over V 49152 this has a
-// relative error of 1e-4, while sums by block have 5e-7. So ComputeProjection
-// sums few rows over blocks of kCpuSumLength vocabulary entries.
+// kernels, which sum a whole column number by number. For a vocabulary of
+// 49152, such a sum has a relative error of 1e-4, but a sum by blocks has only
+// 5e-7. So ComputeProjection sums few rows over blocks of kCpuSumLength
+// vocabulary entries.
 constexpr int64_t kCpuFewRows = 64;
 constexpr int64_t kCpuSumLength = 512;
 
-// On CUDA, this many vocabulary entries of a weight of 8 bits are widened at a
-// time.
+// The number of vocabulary entries of a weight in 8 bits that are widened at a
+// time on CUDA.
 constexpr int64_t kCudaWidenedLength = 16384;
 
 // A filter keeps or drops blocks of this many adjacent vocabulary entries.
@@ -132,7 +133,7 @@ void ComputeProjection(const at::Tensor& p_RV, const at::Tensor& weight_VH,
   const int64_t block = few_rows ? kCpuSumLength : kCpuSliceLength;
   for (int64_t v = 0; v < vocab; v += block) {
     const int64_t count = std::min(block, vocab - v);
-    // Does not call addmm, which could take a matrix-vector kernel, which sums
+    // Does not call addmm, because it may use a matrix-vector kernel that sums
     // number by number.
     out_RH.add_(
         ops::MatMul(p_RV.narrow(1, v, count), weight_VH.narrow(0, v, count)));

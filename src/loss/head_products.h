@@ -1,9 +1,10 @@
 // The matrix products of the head. Private to src/loss.
 //
-// In all of src/loss, the head's weight may be in 8 bits (ops/int8_weight.h).
-// V and H then count the numbers for which the weight stands. Products read
-// these numbers as f32 on a CPU and as bf16 on CUDA, except that the logits of
-// few rows on CUDA are products with the exact numbers (ops::Int8FewRows).
+// In all of src/loss, the head's weight may be in 8 bits (ops/int8_weight.h). V
+// and H are then the sizes of the dequantized weight. Products dequantize to
+// f32 on a CPU and to bf16 on CUDA. The logits of few rows on CUDA are an
+// exception: their product does not round the dequantized weight
+// (ops::Int8FewRows).
 //
 // Legend: R rows, H hidden, V vocabulary.
 #ifndef WEFT_SRC_LOSS_HEAD_PRODUCTS_H_

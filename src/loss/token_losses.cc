@@ -7,8 +7,8 @@
 namespace weft::loss {
 namespace {
 
-// Log ratios are cut to [-60, 60]. e^60 times any sensible advantage and weight
-// fits in a float.
+// Log ratios are clamped to [-60, 60]. e^60 times any sensible advantage and
+// weight fits in a float.
 constexpr double kMaxLogRatio = 60.0;
 
 // The inputs of a token's loss. They are f64, so only the result is rounded.

@@ -32,9 +32,10 @@ class MetricSums {
 
 // Computes the loss of every target of one datum, the derivative
 // dLoss/dlogprob, and the datum's part of the metrics. A scored token is a
-// target whose weight w is not 0. lp is its log-probability, q the one that its
-// sampler gave, and A its advantage. Every loss function gives loss:sum and
-// tokens:sum over the scored tokens. All except cross_entropy also give
+// target whose weight w is not 0. lp is its log-probability, q its
+// log-probability when it was sampled, and A its advantage. Every loss function
+// gives loss:sum and tokens:sum over the scored tokens. All except
+// cross_entropy also give
 //
 //   kl_sample_train_v1:mean  mean of q - lp;
 //   ratio:mean               mean of r = exp(lp - q);
@@ -42,16 +43,16 @@ class MetricSums {
 //                            [clip_low, clip_high]; ppo, cispo, gspo only.
 //
 // Derivatives of three losses, with c(r) = clip(r, clip_low, clip_high):
-//   ppo    -w r A if r A <= c(r) A, else 0: on a tie the unclipped branch.
+//   ppo    -w r A if r A <= c(r) A, else 0. A tie takes the unclipped branch.
 //   cispo  -w c(r) A; c(r) is a constant.
 //   gspo   -w_t s A_t if s A_t <= c(s) A_t, else 0, for token t. The
 //          sequence's ratio is s = exp(mean of lp - q over scored tokens), and
 //          the token's ratio s_t = s exp(lp_t - stopgrad(lp_t)). Its value is
-//          s, and its derivative by lp_t is s. As GSPO-token defines it, the
-//          gradient leaves out how the mean couples the tokens.
+//          s, and its derivative by lp_t is s. As in GSPO-token, the gradient
+//          treats the mean as a constant.
 //
-// Before an exp, lp - q or its mean is cut to [-60, 60], so that ratios are
-// finite. The derivatives above use the cut ratio. A NaN in lp, q or A of a
+// Before an exp, lp - q or its mean is clamped to [-60, 60], so that ratios are
+// finite. The derivatives above use the clamped ratio. A NaN in lp, q or A of a
 // scored token reaches the loss.
 // Shapes:  logprobs, losses and gradients are flat, like the datum's targets.
 // Targets of weight 0 have loss 0 and gradient 0 and count in no metric,

@@ -173,7 +173,7 @@ void ScoreChunkOfShard(HeadChunk& chunk, const ScoreRows& rows,
                                          scores.entropies_R.defined());
   if (scores.share_R.defined()) {
     // Sets the softmax at the rows' own targets to 0. ScoreLocally cannot do
-    // it, because its targets also include the largest logits.
+    // this, because its targets also include the largest logits.
     at::index_put_(chunk.logits_RV,
                    {chunk.RowsOfEntries(), chunk.input.targets_E},
                    at::zeros({}, chunk.logits_RV.options()));

@@ -1,13 +1,13 @@
 // Scores entries if each rank has a part of the vocabulary. A rank computes
-// local scores from its own logits, and an exchange merges those of all ranks.
-// Private to src/loss.
+// local scores from its own logits. An exchange then merges the local scores of
+// all ranks. Private to src/loss.
 //
 // Let lse_s be the log-sum-exp of the logits of rank s, and lse that of all
 // logits. The share of rank s, which is the probability of its part, is w_s =
-// e^(lse_s - lse). A log-probability is the local one plus log w_s. The entropy
-// is the sum over ranks of w_s (local entropy - log w_s). A sum over the
-// vocabulary weighted by p is the sum over ranks of w_s times the sum weighted
-// by the local softmax.
+// e^(lse_s - lse). A log-probability is the local log-probability plus log w_s.
+// The entropy is the sum over ranks of w_s (local entropy - log w_s). A sum
+// over the vocabulary may be weighted by p. It is the sum over ranks of w_s
+// times the rank's own sum, weighted by the local softmax.
 //
 // Legend: R score rows of a chunk, E score entries, O entries whose target this
 // rank has.

@@ -45,7 +45,8 @@ at::Tensor Attend(const Layer& layer, const GroupInput& in, const Pass& pass,
 }
 
 // Runs a layer. stream.next is the input of the layer's q, k and v. Returns the
-// residual stream after the layer, and the input for which `next` is the norm.
+// residual stream after the layer, and the input of next.site, which is the
+// stream after the norm `next`.
 AddedRows RunLayer(const Layer& layer, AddedRows stream, const Pass& pass,
                    const KvAccess& kv, const NextNorm& next) {
   const profile::Span span("layer forward", "layer", layer.index);

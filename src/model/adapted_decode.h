@@ -17,16 +17,16 @@
 
 namespace weft::model {
 
-// Returns whether DecodeAdapted supports the pass. It supports decoding in bf16
-// with a table of adapters of ranks up to 128, in a dense model without a
-// tensor group, without norms after o and down, and with heads of at most 256
+// Returns whether DecodeAdapted supports the pass. The pass must decode in bf16
+// with a table of adapters of ranks up to 128. The model must be dense, without
+// a tensor group, without norms after o and down, and with heads of at most 256
 // features. `layer` is any of the model's layers; `kv` may be null.
 [[nodiscard]] bool TakesAdaptedDecode(const Layer& layer, const Pass& pass,
                                       const KvAccess* kv);
 
-// Runs all layers. `x_TH` is the residual stream, and `normed_TH` its norm for
-// the first layer. Returns the residual stream after the last layer. `layer_at`
-// returns a layer by its index. REQUIRES: TakesAdaptedDecode.
+// Runs all layers. `x_TH` is the residual stream, and `normed_TH` is x_TH after
+// the input norm of the first layer. Returns the residual stream after the last
+// layer. `layer_at` returns a layer by its index. REQUIRES: TakesAdaptedDecode.
 [[nodiscard]] at::Tensor DecodeAdapted(
     at::Tensor x_TH, const at::Tensor& normed_TH, const Pass& pass,
     const KvAccess& kv, const std::function<Layer(int index)>& layer_at);

@@ -35,7 +35,7 @@ class Attention {
   // adapted_decode.cc also calls the following parts of Forward.
 
   // Returns views of the heads in the fused rows. v is undefined if the rows
-  // end before v.
+  // have only q and k.
   [[nodiscard]] ops::Heads SplitHeads(const at::Tensor& qkv_TW) const;
   // Returns the weights of the head norms, or undefined tensors if the model
   // has none.

@@ -40,8 +40,8 @@ class Decoder {
           parallel::Communicator* tensor_group = nullptr);
 
   [[nodiscard]] const ModelConfig& config() const { return config_; }
-  // Returns the configuration of this rank's part of the model. Its shape() is
-  // that of the rank's adapters, and its num_kv_heads that of the rank's cache.
+  // Returns the configuration of this rank's part of the model. Its shape()
+  // describes the rank's adapters, and its num_kv_heads the rank's cache.
   [[nodiscard]] const ModelConfig& local_config() const {
     return local_config_;
   }
@@ -51,9 +51,10 @@ class Decoder {
   // Returns the number of ranks in the tensor group, or 1 without a group.
   [[nodiscard]] int tensor_size() const;
   [[nodiscard]] const DecoderWeights& weights() const { return weights_; }
-  // Returns the dtype of activations, cache and adapters. It is that of
-  // DecoderWeights::dtype, but f32 on a CPU if that is bf16. In this case,
-  // products round the activations or widen the weights (ops/matmul.h).
+  // Returns the dtype of activations, cache and adapters. This is
+  // DecoderWeights::dtype, except that on a CPU f32 replaces bf16. Products
+  // with bf16 weights then round the activations or widen the weights
+  // (ops/matmul.h).
   [[nodiscard]] at::ScalarType dtype() const { return dtype_; }
   [[nodiscard]] at::Device device() const;
 
@@ -101,8 +102,8 @@ class Decoder {
   void RecomputeLayer(int index, const Pass& pass, LayerTape& tape) const;
 
   [[nodiscard]] at::Tensor Embed(const PackedBatch& batch) const;
-  // Adds the gradients of the adapters' embeddings. `d_TH` is dLoss/dx for the
-  // result of Embed.
+  // Adds the gradients of the adapters' embeddings. `d_TH` is the gradient of
+  // Embed's result.
   void EmbedBackward(const BackwardPass& pass, const at::Tensor& d_TH) const;
   [[nodiscard]] TokenRows RowsOf(const at::Tensor& tokens_T) const;
   // Returns the norm of the residual stream that the layer at `index` reads.

@@ -231,8 +231,8 @@ void Draw(const WeightEntry& first, uint64_t seed, at::Tensor& matrix_OI) {
   at::Generator generator = at::detail::createCPUGenerator(
       seed * 0x9e3779b97f4a7c15U + static_cast<uint64_t>(first.layer) * 64 +
       static_cast<uint64_t>(first.slot));
-  // This bound gives the variance 1 / inputs, so that the outputs of a product
-  // have the mean square of its inputs.
+  // This bound gives the variance 1 / inputs, so that a product's outputs have
+  // the same mean square as its inputs.
   const double bound = std::sqrt(3.0 / static_cast<double>(matrix_OI.size(1)));
   matrix_OI.uniform_(-bound, bound, generator);
 }
@@ -250,8 +250,8 @@ Slot TakeSlot(Slot& entries) {
   return slot;
 }
 
-// Draws the slot's whole matrix and keeps the rank's part. Only `whole` has the
-// experts of other ranks.
+// Draws a slot's whole matrix and keeps the rank's part. `part` has the rank's
+// entries. Only `whole` also has the experts of other ranks.
 void FillMatrix(Slot whole, Slot part, uint64_t seed, DecoderWeights& w) {
   at::Tensor& field = FieldOf(w, part.front());
   const bool is_int8 = ops::IsInt8(field);

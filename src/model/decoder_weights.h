@@ -47,11 +47,11 @@ struct LayerWeights {
 using LayerLoader = std::function<absl::StatusOr<LayerWeights>(int layer)>;
 
 // The weights of one rank: its columns of o and down, its rows of the other
-// projections, of embedding and of head, and the sinks of its query heads. It
-// has a part of each expert of its group and of the shared expert, split in the
-// same way (model_shard.h). Every rank has all norms, routers and gates of
-// shared experts. If ranks sum their products by o or down, only one of these
-// ranks has the bias.
+// projections, of embedding and of head, and the sinks of its query heads. A
+// rank also has a part of the shared expert and of each expert of its expert
+// group, split in the same way (model_shard.h). Every rank has all norms,
+// routers and gates of shared experts. If ranks sum their products by o or
+// down, only one of these ranks has the bias.
 struct DecoderWeights {
   // The dtype of matrices that are not in 8 bits.
   at::ScalarType dtype = at::kFloat;
@@ -105,8 +105,8 @@ struct HeadWeights {
   at::Tensor head_VH;  // embedding_VH itself if the model ties them.
 };
 
-// Reads only the embedding and the head, and ignores other tensors. Otherwise
-// has the errors of LoadDecoderWeights.
+// Reads only the embedding and the head, and ignores other tensors. Errors:
+// those of LoadDecoderWeights for these two tensors.
 [[nodiscard]] absl::StatusOr<HeadWeights> LoadHeadWeights(
     const weights::Checkpoint& checkpoint, const ModelConfig& config,
     at::ScalarType dtype, at::Device device);

@@ -1,11 +1,11 @@
 // The input of one pass through the layers: the tokens of many sequences of
 // many adapters, one after another, without padding.
 //
-// Example: adapter 7 has sequences of 3 and 2 tokens, and adapter 9 has one of
-// 2.
+// Example: adapter 7 has sequences of 3 and 2 tokens, and adapter 9 has one
+// sequence of 2 tokens.
 //   tokens_T    a b c | d e | f g
 //   positions_T 0 1 2 | 0 1 | 0 1
-//   nodes       {0,3,-1,3} {3,5,-1,5} {5,7,-1,7}
+//   nodes       {0,3,-1,3} {3,5,-1,5} {5,7,-1,7}  (ops::AttentionNode)
 //   routing     {0,5,adapter 7} {5,7,adapter 9}
 #ifndef WEFT_SRC_MODEL_PACKED_BATCH_H_
 #define WEFT_SRC_MODEL_PACKED_BATCH_H_
@@ -51,7 +51,7 @@ struct KvStore {
 // pages.
 //
 // Example of suffixes: the last 2 of 5 tokens, and a whole prompt of 3 tokens.
-//   suffixes     {0,2,0,5} {2,3,5,3}
+//   suffixes     {0,2,0,5} {2,3,5,3}  (ops::SuffixRows)
 //   key_slots_S  the slots of the 5 tokens, then of the 3
 struct KvAccess {
   KvStore* store = nullptr;
@@ -64,7 +64,7 @@ struct KvAccess {
   at::Tensor page_table_TL;  // [T, L] i32 for up to L pages of each sequence,
                              // decode only.
   at::Tensor lengths_T;      // [T] i32, decode only: the tokens of each
-                             // sequence, with the new one.
+                             // sequence, with the new token.
 };
 
 }  // namespace weft::model

@@ -87,7 +87,7 @@ absl::StatusOr<at::Tensor> ReadTransposed(const DiskTensor& stored, Unit unit) {
 }
 
 // Returns the rows and columns that the unit needs, in f32. Reads whole rows,
-// because a block need not end where a rank's columns end.
+// because a rank's columns may end within an MXFP4 block.
 absl::StatusOr<at::Tensor> ReadMxfp4(const Checkpoint& checkpoint, Unit unit) {
   const StoredPlace& place = unit.front().place;
   const std::vector<StoredPart> parts = PartsOf(place);

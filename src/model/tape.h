@@ -20,9 +20,9 @@ namespace weft::model {
 enum class Mode { kTrain, kEval };
 
 // The tensors that one layer keeps for its backward pass. A recomputed layer
-// keeps only x_in_TH and, if it has experts, experts_TK. With experts_TK, a
-// token has the same experts again even if its hidden state is rounded
-// differently.
+// keeps only x_in_TH and, if it has experts, experts_TK. Recomputation uses
+// experts_TK, so that a token has the same experts again even if its hidden
+// state is rounded differently.
 struct LayerTape {
   at::Tensor x_in_TH;
   at::Tensor qkv_TW;     // After rotary.

@@ -1,5 +1,5 @@
-// The experts of tokens in one layer. A batch may give the experts of its
-// tokens, and the cache keeps those of cached tokens.
+// Reads the experts that a batch gives for its tokens in one layer, and stores
+// the experts of tokens in the cache.
 //
 // Legend: T tokens, K experts per token.
 #ifndef WEFT_SRC_MODEL_TOKEN_EXPERTS_H_
@@ -13,7 +13,8 @@
 namespace weft::model {
 
 // Returns the experts [T, K] i64 that the batch gives to a layer, or an
-// undefined tensor if it gives none. An entry of -1 is not given.
+// undefined tensor if it gives none. At an entry of -1, the batch gives no
+// expert.
 [[nodiscard]] at::Tensor GivenExperts(const PackedBatch& batch, int layer,
                                       const lora::ExpertShape& experts);
 

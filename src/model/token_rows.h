@@ -10,9 +10,10 @@
 
 namespace weft::model {
 
-// The row of each token in the rank's part. `foreign_T1` marks the tokens of
-// other ranks. Their row is 0, and the caller discards the result of that row.
-// `foreign_T1` is undefined if the rank has the whole vocabulary.
+// The row of each token in the rank's part of the embedding. `foreign_T1` marks
+// tokens whose embedding is on another rank. Such a token has row 0, and the
+// caller discards its result. `foreign_T1` is undefined if the rank has the
+// whole vocabulary.
 struct TokenRows {
   at::Tensor rows_T;
   at::Tensor foreign_T1;

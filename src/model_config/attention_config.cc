@@ -17,7 +17,7 @@ constexpr int64_t kMaxWindow = 1 << 28;
 constexpr int64_t kMaxLayers = 1024;
 constexpr double kMaxScalar = 1e6;
 constexpr double kMaxSoftcap = 1e6;
-constexpr int64_t kFirstLateLayer = 28;  // If max_window_layers is absent.
+constexpr int64_t kFirstLateLayer = 28;  // Default of max_window_layers.
 
 // Returns the window in tokens; 0 means that there is none.
 absl::StatusOr<int64_t> ReadWindow(JsonFields& fields, const Family& family) {
@@ -27,7 +27,7 @@ absl::StatusOr<int64_t> ReadWindow(JsonFields& fields, const Family& family) {
   WEFT_ASSIGN_OR_RETURN(const int64_t window,
                         fields.IntOr("sliding_window", least, kMaxWindow,
                                      off ? 0 : family.window));
-  // Some files of Gemma 2 have sliding_window under this name.
+  // Some Gemma 2 files call sliding_window `sliding_window_size`.
   WEFT_ASSIGN_OR_RETURN(
       const int64_t same,
       fields.IntOr("sliding_window_size", 1, kMaxWindow, window));
@@ -68,8 +68,9 @@ absl::StatusOr<std::vector<bool>> ReadScheme(JsonFields& fields,
   if (family.local_theta > 0) {  // Gemma 3. Gemma 2 has a fixed pattern.
     WEFT_ASSIGN_OR_RETURN(pattern, fields.IntOr("sliding_window_pattern", 1,
                                                 kMaxLayers, pattern));
-    // transformers writes "_sliding_window_pattern" and reads
-    // "sliding_window_pattern".
+    // transformers writes "_sliding_window_pattern" but reads
+    // "sliding_window_pattern". Values that disagree are accepted only if the
+    // file has layer_types, which replaces the pattern.
     WEFT_ASSIGN_OR_RETURN(
         const int64_t written,
         fields.IntOr("_sliding_window_pattern", 1, kMaxLayers, pattern));

@@ -13,10 +13,10 @@
 
 namespace weft::model {
 
-// Tensors of one dtype and shape whose names differ only in numbers, of layers
-// or of experts.
+// Tensors of one dtype and shape whose names differ only in the numbers of
+// layers or experts.
 struct TensorGroup {
-  std::string name;  // The file's name, with "*" for each number.
+  std::string name;  // The tensors' name, with "*" for each number.
   weights::ScalarType dtype = weights::ScalarType::kF32;
   std::vector<int64_t> shape;
   int64_t count = 0;
@@ -44,8 +44,8 @@ struct CheckpointReport {
 };
 
 // Reads config.json, generation_config.json and the headers of the weights.
-// Never fails: lists the faults as problems of the report. Does not compare a
-// tied head with the embedding.
+// Never fails: lists the faults as problems of the report. If the head is tied,
+// does not check whether a stored head equals the embedding.
 [[nodiscard]] CheckpointReport InspectCheckpoint(const std::string& model_dir);
 
 }  // namespace weft::model

@@ -129,8 +129,8 @@ absl::Status ReadActivation(JsonFields& fields, const Family& family,
       const std::string name,
       fields.StringOr(field, family.gemma ? "gelu_pytorch_tanh" : "silu"));
   WEFT_ASSIGN_OR_RETURN(config.activation, ActivationOf(field, name));
-  // Gemma's files may have hidden_act beside hidden_activation, although
-  // transformers' Gemma does not read hidden_act.
+  // Gemma's files may also have hidden_act, which transformers' Gemma does not
+  // read. So hidden_act may be "gelu".
   WEFT_ASSIGN_OR_RETURN(const std::string other,
                         fields.StringOr("hidden_act", name));
   if (other != name && !(family.gemma && other == "gelu")) {
@@ -152,7 +152,7 @@ absl::Status ReadHead(JsonFields& fields, const Family& family,
   return absl::OkStatus();
 }
 
-// Refuses a field with a value that turns on what the decoder does not support.
+// Refuses values that turn on features that the decoder does not support.
 absl::Status CheckInertFields(JsonFields& fields) {
   WEFT_ASSIGN_OR_RETURN(const double dropout,
                         fields.NumberOr("attention_dropout", 0, 1, 0));

@@ -1,5 +1,5 @@
-// Reads the decoder that the fields of config.json (or of its text_config)
-// describe. Torch-free.
+// Reads the decoder's configuration from the fields of config.json or of its
+// text_config. Torch-free.
 #ifndef WEFT_SRC_MODEL_CONFIG_DECODER_CONFIG_H_
 #define WEFT_SRC_MODEL_CONFIG_DECODER_CONFIG_H_
 

@@ -34,7 +34,8 @@ enum class ExpertFields {
   kQwen,     // moe_intermediate_size, decoder_sparse_step, mlp_only_layers.
   kMixtral,  // Every layer has experts, of intermediate_size features.
   kGptOss,   // As kMixtral, with biases, clamped activations and a softmax over
-             // only a token's experts. Checkpoints have fused tensors only.
+             // only a token's experts. Each tensor of experts in a checkpoint
+             // has all experts of a layer.
 };
 
 // The defaults of absent fields. A field with default 0 is required, except
@@ -82,18 +83,18 @@ struct Family {
   bool gemma = false;
   double attention_softcap = 0;  // Used if the field is absent.
   double final_softcap = 0;
-  bool softcap_fields = false;  // If false, the file may set no softcap.
+  bool softcap_fields = false;  // If false, a file with a softcap is refused.
 };
 
 // Returns the family, or null if Weft does not support it.
 [[nodiscard]] const Family* FindFamily(absl::string_view model_type);
 
 // Returns the family of the text_config inside a config of this model_type.
-// Returns null for a model_type whose config has none.
+// Returns null if such a config has no text_config.
 [[nodiscard]] const Family* FindWrappedFamily(absl::string_view model_type);
 
-// Returns every model_type that the two functions above know, quoted and with
-// commas between.
+// Returns every model_type that the two functions above know. The names are
+// quoted and separated by commas.
 [[nodiscard]] std::string KnownFamilies();
 
 }  // namespace weft::model

@@ -48,7 +48,7 @@ absl::StatusOr<int64_t> JsonFields::Int(const char* name, int64_t min,
   const std::string accepted =
       absl::StrCat("an integer in [", min, ", ", max, "]");
   if (value == nullptr) return Refused(name, Json(), accepted);
-  // nlohmann makes a number beyond int64 an unsigned number or a float.
+  // nlohmann parses a number outside int64 as an unsigned number or a float.
   const bool fits =
       value->is_number_integer() &&
       (!value->is_number_unsigned() ||

@@ -17,8 +17,9 @@ namespace weft::model {
 
 // Each read notes the field's name, and Finish refuses all fields that were not
 // read. A field that is null counts as absent. An absent required field, a
-// wrong type or a wrong value is INVALID_ARGUMENT, which names field, value and
-// range. The JSON object outlives the reader. Threads: not thread-safe.
+// wrong type or a wrong value is an INVALID_ARGUMENT error, which names the
+// field, the value and the range. The JSON object outlives the reader. Threads:
+// not thread-safe.
 class JsonFields {
  public:
   explicit JsonFields(const nlohmann::json& object) : object_(object) {}

@@ -1,6 +1,6 @@
-// Describes the architecture of a base model, as config.json tells it. One
-// decoder serves all families of models; these fields hold the differences.
-// Torch-free.
+// Describes the architecture of a base model, as given by config.json. One
+// decoder serves all families of models. The fields of ModelConfig hold the
+// differences between them. Torch-free.
 #ifndef WEFT_SRC_MODEL_CONFIG_MODEL_CONFIG_H_
 #define WEFT_SRC_MODEL_CONFIG_MODEL_CONFIG_H_
 
@@ -27,8 +27,9 @@ struct MoeConfig {
   lora::ExpertShape shape;
   // If true, a token's router weights are scaled so that they sum to one.
   bool normalizes_weights = false;
-  // If true, a token's router weights are the softmax of the logits of its
-  // experts. If false, they come from the softmax over all experts.
+  // If true, a token's router weights are the softmax over the logits of only
+  // this token's experts. If false, they come from the softmax over all
+  // experts.
   bool softmax_of_chosen = false;
   // The number of groups of ranks (processes) among which the experts are dealt
   // out. The ranks of a group split the features of the group's experts.
@@ -56,8 +57,8 @@ struct ModelConfig {
   bool output_norms = false;
   bool norms_from_one = false;  // Norms multiply by 1 + the stored weight.
   ops::Activation activation = ops::Activation::kSilu;
-  bool scaled_embeddings = false;         // Times sqrt(hidden), which is
-                                          // rounded to the model's dtype.
+  // Embeddings are multiplied by sqrt(hidden), rounded to the model's dtype.
+  bool scaled_embeddings = false;
   double final_softcap = 0;               // Caps the logits; 0: no cap.
   std::vector<LayerAttention> attention;  // One per layer.
   MoeConfig moe;

@@ -13,9 +13,9 @@ namespace {
 using parallel::Range;
 using parallel::Shard;
 
-// Returns whether the key/value heads that serve the query heads [begin, end)
-// serve equally many of them, as attention requires. In the model, each
-// key/value head serves `group` query heads.
+// Returns whether every key/value head that serves some of the query heads
+// [begin, end) serves equally many of them. Attention requires this. In the
+// model, each key/value head serves `group` query heads.
 bool IsUniform(int64_t begin, int64_t end, int64_t group) {
   const int64_t first = begin / group;
   const int64_t last = (end - 1) / group;
@@ -45,8 +45,8 @@ class HeadParts {
   }
 
  private:
-  // Assigns the remaining heads to the remaining ranks, after `large_used`
-  // larger parts. Returns false if no assignment works.
+  // Assigns the remaining heads to the remaining ranks. The ranks before them
+  // have `large_used` larger parts. Returns false if no assignment works.
   bool Place(int64_t large_used) {
     const auto rank = static_cast<int64_t>(parts_.size());
     if (rank == size_) return large_used == num_large_;
@@ -73,9 +73,9 @@ class HeadParts {
   std::vector<Range> parts_;
 };
 
-// Returns the largest number of ranks with which each rank has a feed-forward
-// feature of every MLP and of its experts. If every layer has experts, there is
-// no MLP, and config.ffn does not count.
+// Returns the largest number of ranks for which every rank has at least one
+// feature of each MLP, of its experts and of the shared expert. If every layer
+// has experts, there is no MLP, and config.ffn does not count.
 int64_t MostRanksWithFeatures(const ModelConfig& config) {
   const lora::ExpertShape& experts = config.moe.shape;
   int64_t least = experts.num_layers() < config.num_layers
@@ -141,7 +141,7 @@ absl::Status SetExpertParallelSize(int size, int tensor_parallel_size,
 
 ModelShard ShardOf(const ModelConfig& config, const Shard& shard) {
   const lora::ExpertShape& experts = config.moe.shape;
-  // A single rank has the whole model, even if expert_groups is larger.
+  // A single rank has the whole model, even if expert_groups is more than 1.
   const int num_groups = std::min(config.moe.expert_groups, shard.size);
   const int group_size = shard.size / num_groups;
   const Shard group{.rank = shard.rank / group_size, .size = num_groups};

@@ -33,7 +33,8 @@ struct ModelShard {
   parallel::Range experts;
   parallel::Range expert_ffn;
   parallel::Range shared_ffn;
-  bool has_expert_bias = true;  // One rank of a group adds down's bias.
+  // One rank of each group (MoeConfig::expert_groups) adds the bias of `down`.
+  bool has_expert_bias = true;
 };
 
 // Returns INVALID_ARGUMENT, naming --tensor-parallel-size, its value and the
@@ -43,9 +44,10 @@ struct ModelShard {
 [[nodiscard]] absl::Status CheckTensorParallelSize(const ModelConfig& config,
                                                    int size);
 
-// Sets MoeConfig::expert_groups to `size`. Returns INVALID_ARGUMENT, naming
-// --expert-parallel-size, its value and the limit, unless `size` is 1, or
-// divides `tensor_parallel_size` and is at most the number of experts.
+// Sets MoeConfig::expert_groups to `size`. `size` must be 1, or must divide
+// `tensor_parallel_size` and be at most the number of experts. Otherwise
+// returns INVALID_ARGUMENT, which names --expert-parallel-size, its value and
+// the limit.
 [[nodiscard]] absl::Status SetExpertParallelSize(int size,
                                                  int tensor_parallel_size,
                                                  ModelConfig& config);

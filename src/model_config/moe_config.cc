@@ -119,8 +119,8 @@ absl::Status ReadGptOss(JsonFields& fields, ModelConfig& config) {
     return UnsupportedField("swiglu_limit", Json(limit),
                             absl::StrCat(ops::kClampedSiluLimit));
   }
-  // Ignores initial_context_length: rope_scaling, which the published files
-  // also have, says the same.
+  // Ignores initial_context_length. Published files also have rope_scaling,
+  // which gives the same length.
   WEFT_RETURN_IF_ERROR(
       fields.IntOr("initial_context_length", 1, kMaxContext, 1).status());
   WEFT_ASSIGN_OR_RETURN(

@@ -107,9 +107,9 @@ absl::StatusOr<YarnScaling> ReadYarn(JsonFields& rope) {
   return scaling;
 }
 
-// Scales the frequencies. Keeps those that turn often within the original
-// positions, divides those that turn rarely by the factor, and blends those
-// between.
+// Scales the frequencies. Keeps those that make many turns within the original
+// positions. Divides those that make few turns by the factor. Blends the
+// results for frequencies in between.
 void ScaleAsYarn(const YarnScaling& scaling, double theta, int head_dim,
                  std::vector<double>& frequencies) {
   // Returns the (fractional) index of the frequency that makes `rotations`

@@ -15,10 +15,10 @@
 
 namespace weft::model {
 
-// Returns where the checkpoint has the entry's tensor. That is `entry.name` if
-// `entry.fused` has no name, or has form kRows and is not in the checkpoint.
-// Otherwise it is `entry.fused`. Its form becomes kMxfp4 if the checkpoint has
-// MXFP4 blocks in place of a kTransposed tensor.
+// Returns the place of the entry's tensor in the checkpoint. This is
+// `entry.name` if `entry.fused` has no name, or if `entry.fused` has form kRows
+// and the checkpoint lacks it. Otherwise this is `entry.fused`, with the form
+// kMxfp4 if the checkpoint has MXFP4 blocks in place of a kTransposed tensor.
 [[nodiscard]] StoredPlace PlaceIn(const weights::Checkpoint& checkpoint,
                                   const WeightEntry& entry);
 

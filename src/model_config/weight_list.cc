@@ -144,7 +144,7 @@ class LayerList {
   }
 
   // Adds the experts of a model whose checkpoints have only tensors of all
-  // experts together. These are transposed, and rows of gate and up alternate.
+  // experts of a layer. They are transposed, and rows of gate and up alternate.
   void AddFusedExperts() {
     const lora::ExpertShape& experts = config_.moe.shape;
     const std::vector<Projection> router = {

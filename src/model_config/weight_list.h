@@ -51,9 +51,10 @@ enum class WeightSlot : uint8_t {
 // dtype, or 8 bits (ops/int8_weight.h).
 enum class MatrixFormat : uint8_t { kDtype, kInt8 };
 
-// Returns whether MatrixFormat::kInt8 puts a slot in 8 bits. It does so with
-// the embedding, the head and the projections, also those of experts. It leaves
-// norms, biases, sinks, the router and the gate of a shared expert as they are.
+// Returns whether MatrixFormat::kInt8 stores a slot in 8 bits. This is true for
+// the embedding, the head and the projections, including those of experts.
+// Norms, biases, sinks, the router and the gate of a shared expert are never in
+// 8 bits.
 [[nodiscard]] bool MayBeInt8(WeightSlot slot);
 
 // How a tensor of a checkpoint stores an entry's matrix.
@@ -70,13 +71,13 @@ enum class StoredForm : uint8_t {
 struct StoredPlace {
   std::string name;
   std::vector<int64_t> shape;
-  // The tensor's row that is the entry's first row. With kRows, rows count over
-  // all dimensions but the last. With other forms, rows count inside the matrix
-  // of `expert`.
+  // The row of the tensor at which the entry begins. With kRows, rows count
+  // over all dimensions but the last. With other forms, rows count inside the
+  // matrix of `expert`.
   int64_t first_row = 0;
   StoredForm form = StoredForm::kRows;
   int64_t expert = 0;    // The expert's number; unused with kRows.
-  int64_t row_step = 1;  // From a row of the entry to the next; 1 with kRows.
+  int64_t row_step = 1;  // The stride of the entry's rows; 1 with kRows.
 };
 
 struct WeightEntry {
@@ -89,14 +90,14 @@ struct WeightEntry {
   std::vector<int64_t> part_shape;
   int64_t part_row = 0;
   int64_t part_column = 0;
-  // The row of the slot's matrix at which this part begins, and the number of
-  // rows of that matrix, both on the rank.
+  // The part begins at row `first_row` of the slot's matrix on this rank. This
+  // matrix has `slot_rows` rows.
   int64_t first_row = 0;
   int64_t slot_rows = 0;
   // Another tensor of a checkpoint that may contain this matrix, such as the
   // tensor of all experts. Its name is empty if there is none. If its form is
-  // kRows, a checkpoint has either that tensor or the one named `name`. If its
-  // form is another, checkpoints have only that tensor.
+  // kRows, a checkpoint has either this tensor or the tensor `name`. With any
+  // other form, checkpoints have only this tensor.
   StoredPlace fused = {};
 
   [[nodiscard]] int64_t num_elements() const;  // In the whole tensor.
@@ -104,7 +105,7 @@ struct WeightEntry {
 
 // Lists the tensors, layer by layer. The entries of a slot are next to each
 // other. A tied head is not listed. If a product is summed over ranks, only one
-// of these ranks lists its bias, which is then added once. REQUIRES:
+// of these ranks lists the bias, so that the sum has the bias once. REQUIRES:
 // CheckTensorParallelSize accepts shard.size.
 [[nodiscard]] std::vector<WeightEntry> ListWeights(
     const ModelConfig& config, const parallel::Shard& shard = {});
@@ -113,9 +114,9 @@ struct WeightEntry {
 [[nodiscard]] std::vector<WeightEntry> ListHeadWeights(
     const ModelConfig& config);
 
-// Returns the bytes that the slot of an entry takes in the common buffer,
-// rounded up for alignment. Weights have `element_bytes` each, except norms
-// with IsWide and matrices in 8 bits.
+// Returns the bytes that the slot of an entry takes in the buffer of all
+// weights, rounded up for alignment. Weights have `element_bytes` each, except
+// norms with IsWide and matrices in 8 bits.
 [[nodiscard]] int64_t SlotBytes(const WeightEntry& entry,
                                 const ModelConfig& config,
                                 int64_t element_bytes,

@@ -15,7 +15,8 @@ namespace {
 using lora::LoraSite;
 using lora::ProjectionGroup;
 
-// Returns the segments of all parts, counted from the first row of all.
+// Returns the segments of all parts. Their row numbers count from the first row
+// of the first part.
 lora::ExpertRouting RoutingOf(const ExpertRows& rows) {
   lora::ExpertRouting routing;
   for (const ExpertPart& part : rows.parts) {
@@ -29,7 +30,7 @@ lora::ExpertRouting RoutingOf(const ExpertRows& rows) {
   return routing;
 }
 
-// Returns the ends of the rows of all experts that the rank has.
+// Returns the end of the rows of each expert that the rank has.
 std::vector<int64_t> EndsOf(const ExpertRows& rows,
                             const lora::ExpertShape& experts) {
   std::vector<int64_t> ends(experts.num_own());
@@ -43,7 +44,9 @@ std::vector<int64_t> EndsOf(const ExpertRows& rows,
   return ends;
 }
 
-// A table has the segments of all experts. Without one, no row has an adapter.
+// The routing of a pass through all experts. It has no segments, because the
+// pass has a table with the segments of all experts. If the table is null, no
+// row has an adapter.
 const lora::LoraRouting& NoSegments() {
   static const lora::LoraRouting kNone;
   return kNone;
@@ -72,8 +75,8 @@ ExpertMlp::ExpertMlp(const ExpertLayer& layer, int expert,
     : layer_(layer),
       expert_(expert),
       shape_(layer.shape.OfExpert(expert)),
-      // The pass has no routing table on CUDA: a table has the segments of all
-      // experts.
+      // The pass of one expert has no routing table on CUDA, because a table
+      // has the segments of all experts.
       pass_{routing, shape_} {
   const ExpertWeights& w = layer.weights;
   if (expert == layer.shape.experts.count) {
@@ -185,8 +188,8 @@ void ExpertMlp::AddDownBiasGradient(const at::Tensor& dy_nH,
     d_n.add_(at::mv(dy_nH, down_bias_PH_.squeeze(0)));
     return;
   }
-  // The product with the biases of all experts is smaller than a copy of each
-  // row's bias.
+  // Multiplies with the biases of all experts, because this product [n, P] is
+  // smaller than a copy [n, H] of each row's bias.
   d_n.add_(at::mm(dy_nH, down_bias_PH_.t())
                .gather(1, down_.groups->GroupOfRows().unsqueeze(1))
                .squeeze(1));

@@ -1,11 +1,11 @@
 // The MLP of one expert, or of all experts of a layer at once, on sorted rows.
 //
-// On CUDA in bf16, the routed experts are computed at once: by the grouped
-// products of ops/grouped_matmul.h, the adapters' products with a table of
-// experts (lora/expert_table.h), and the work between them on all rows. If the
-// device has LibTorch's grouped product, the number of launches does not grow
-// with that of experts. One expert after another would take more launches than
-// the host can queue in the time of their work.
+// On CUDA in bf16, the routed experts are computed at once. The base products
+// are the grouped products of ops/grouped_matmul.h. The adapters' products take
+// a table of experts (lora/expert_table.h). All other operations run on all
+// rows. If the device has LibTorch's grouped product, the number of launches
+// does not grow with the number of experts. One expert after another would take
+// so many launches that the device would wait for the host.
 //
 // Legend: as in experts.h; n the rows of the MLP.
 #ifndef WEFT_SRC_MOE_EXPERT_MLP_H_
@@ -42,8 +42,8 @@ struct AllExperts {
 class ExpertMlp {
  public:
   // The MLP of one expert. `routing` has the segments of the expert's rows,
-  // counted from the expert's first row. An expert that follows the layer's
-  // last is the shared one.
+  // counted from the expert's first row. If `expert` is the layer's number of
+  // experts, it is the shared expert.
   ExpertMlp(const ExpertLayer& layer, int expert,
             const lora::LoraRouting& routing);
   // The MLPs of all experts that the rank has, without the shared one.
@@ -65,7 +65,8 @@ class ExpertMlp {
     at::Tensor x_nH;
     at::Tensor weight_n;
   };
-  // Adds to `gradients`, with which AllAtOnce was called for all experts.
+  // Adds the adapters' gradients to `gradients`. For all experts, AllAtOnce
+  // must have been called with the same `gradients`.
   [[nodiscard]] InputGradients Backward(const at::Tensor& dy_nH,
                                         const at::Tensor& x_nH,
                                         const at::Tensor& weight_n1,
@@ -76,7 +77,7 @@ class ExpertMlp {
   [[nodiscard]] lora::LoraSite Site(lora::ProjectionGroup group) const;
   [[nodiscard]] at::Tensor GateUp(const at::Tensor& x_nH, PartTape* tape) const;
   [[nodiscard]] at::Tensor Activated(const at::Tensor& gate_up_n2F) const;
-  // Add the part of the bias of down to the output, and to dLoss/dweight.
+  // Add what the bias of `down` contributes to the output and to dLoss/dweight.
   void AddDownBias(const at::Tensor& weight_n1, at::Tensor& y_nH) const;
   void AddDownBiasGradient(const at::Tensor& dy_nH, at::Tensor& d_n) const;
 
@@ -87,8 +88,8 @@ class ExpertMlp {
   lora::BaseLinear gate_up_;
   lora::BaseLinear down_;
   // The biases of down, one row for each expert; undefined if there are none.
-  // They are not in down_, because the input of down_ is already multiplied by
-  // the router's weight, and the bias is not.
+  // They are not in down_, because down_ would add them without the router's
+  // weight, which multiplies the input of down_.
   at::Tensor down_bias_PH_;
 };
 

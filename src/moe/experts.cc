@@ -96,14 +96,15 @@ void Dispatch(const ExpertLayer& layer, const at::Tensor& x_TH,
   if (HasShared(layer)) tape.shared_weight_T1 = SharedWeight(layer, x_TH);
 }
 
-// Appends what ResultsOf appends.
+// If tokens have experts of other ranks, appends a zero result, as ResultsOf
+// does.
 at::Tensor WithAbsent(const ExpertRows& rows, at::Tensor results) {
   if (!rows.has_absent) return results;
   return at::cat({results, at::zeros_like(results.narrow(0, 0, 1))});
 }
 
 // Returns the outputs of the sorted rows, multiplied by the router's weights,
-// as ResultsOf does. Fills tape.parts if `keeps` is true.
+// in the form of ResultsOf. Fills tape.parts if `keeps` is true.
 at::Tensor RowOutputs(const ExpertLayer& layer, const at::Tensor& x_TH,
                       ExpertTape& tape, bool keeps) {
   const ExpertRows& rows = tape.rows;
@@ -151,8 +152,8 @@ void RecomputeRows(const ExpertLayer& layer, const at::Tensor& x_TH,
   });
 }
 
-// Returns the gradients of the sorted rows' inputs and weights, as ResultsOf
-// does. Adds to `gradients`. Consumes tape.parts.
+// Returns the gradients of the sorted rows' inputs and weights, in the form of
+// ResultsOf. Adds to `gradients`. Consumes tape.parts.
 ExpertMlp::InputGradients RowGradients(const ExpertLayer& layer,
                                        const at::Tensor& dy_TH,
                                        const at::Tensor& x_TH,

@@ -37,15 +37,15 @@ struct ExpertWeights {
   at::Tensor gate_up_GH;      // [P 2F, H]: for each expert gate | up.
   at::Tensor gate_up_bias_G;  // [P 2F].
   at::Tensor down_DF;         // [P H, F].
-  at::Tensor down_bias_D;  // [P H], on one of the ranks that share an expert.
+  at::Tensor down_bias_D;     // [P H]. Only one of an expert's ranks has it.
   at::Tensor shared_gate_up_S2H;  // [2S, H]. Undefined if there is no shared
                                   // expert, like the next two.
   at::Tensor shared_down_HS;
   at::Tensor shared_gate_1H;
 };
 
-// The arguments of the functions below that describe a layer. `config` and
-// `shape` are the rank's part.
+// Describes a layer to the functions below. `config` and `shape` are those of
+// the rank's part.
 struct ExpertLayer {
   int layer = 0;
   const ExpertWeights& weights;
@@ -71,7 +71,8 @@ struct ExpertTape {
 
 // Returns y [T, H]. With several ranks, it is this rank's part of a sum over
 // ranks. On entry, `experts_TK` may be undefined, or gives experts as Route's
-// `given_TK` does. Sets it to the experts of all tokens. `tape` may be null.
+// `given_TK` does. On return, it has the experts of all tokens. `tape` may be
+// null.
 // Shapes:  x_TH [T, H] contiguous.   Errors:  throws c10::Error.
 // Threads: engine thread only.
 [[nodiscard]] at::Tensor ForwardExperts(const ExpertLayer& layer,

@@ -45,7 +45,7 @@ class FewRowExperts {
   const ExpertLayer& layer_;
   const lora::ModelShape shape_;  // The shape of one expert.
   const ops::GatedRow gated_row_;
-  const at::Tensor scratch_N3F_;  // For gate | up, and then for their product.
+  const at::Tensor scratch_N3F_;  // Each part's gate | up, then their product.
   const int64_t* pairs_;
   const float* weights_;
   const float* x_;

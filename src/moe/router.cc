@@ -30,9 +30,9 @@ at::Tensor Softmax(const at::Tensor& logits) {
       logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
 }
 
-// Returns the weights of `experts_TK`, or with softmax_of_chosen the logits
-// from which the weights follow. `scores_TE` has logits with softmax_of_chosen,
-// and otherwise probabilities.
+// Returns the weights of `experts_TK`, given the probabilities `scores_TE`.
+// With softmax_of_chosen, `scores_TE` has logits, and the result is the logits
+// of `experts_TK`.
 at::Tensor ScoresOf(const at::Tensor& scores_TE, const at::Tensor& experts_TK,
                     const model::MoeConfig& config) {
   at::Tensor chosen_TK = scores_TE.gather(1, experts_TK);
@@ -49,10 +49,10 @@ at::Tensor Choose(const at::Tensor& scores_TE, int64_t per_token,
 }
 
 // Divides the weights by their sum. Adds them in the order in which at::sum on
-// x86 adds up to 31 numbers: in 4 lanes for fewer than 8 numbers, otherwise in
-// 8. With 4 lanes, the numbers after the last whole row of lanes are added to
-// the first lane. With 8 lanes, the sum of these numbers comes before the
-// lanes.
+// x86 adds at most 31 numbers. Fewer than 8 numbers are added in 4 lanes, and
+// others in 8 lanes. The last numbers may not fill a whole row of lanes. With 4
+// lanes, they are added to the first lane. With 8 lanes, they are added up
+// first, and the lanes are added to their sum.
 void NormalizeRow(float* weights_K, int64_t per_token) {
   const int64_t width = per_token < 8 ? 4 : 8;
   const int64_t whole = per_token / width * width;
@@ -83,7 +83,7 @@ class RowChoice {
         per_token_(experts_TK.size(1)),
         normalizes_(config.normalizes_weights && !config.softmax_of_chosen) {}
 
-  // Chooses for the tokens [begin, end).
+  // Chooses the experts of the tokens [begin, end).
   void Run(int64_t begin, int64_t end) const {
     const int64_t first = begin * per_token_, last = end * per_token_;
     if (given_ == nullptr ||

@@ -1,6 +1,6 @@
 // The router of a mixture of experts. It chooses the experts of each token and
-// their weights. It is frozen, but gradients pass through the weights to its
-// input.
+// the weights of these experts. It is frozen, but gradients pass through the
+// experts' weights to the router's input.
 //
 // Legend: T tokens, H hidden, E experts, K experts per token.
 #ifndef WEFT_SRC_MOE_ROUTER_H_
@@ -13,7 +13,7 @@
 namespace weft::moe {
 
 struct Routing {
-  at::Tensor experts_TK;  // i64. Chosen experts are most probable first.
+  at::Tensor experts_TK;  // i64. Sorted by falling probability, unless given.
   at::Tensor weights_TK;  // In the dtype of x.
   // The softmax from which the weights come, in f32 or f64. It is over all
   // experts, [T, E], or with softmax_of_chosen over the token's experts, [T,

@@ -5,9 +5,9 @@
 namespace weft::ops {
 
 // kSilu is x sigmoid(x). kGeluTanh is the tanh form of GELU: x (1 + tanh(sqrt(2
-// / pi) (x + 0.044715 x^3))) / 2. kClampedSilu, of gpt-oss, is g sigmoid(1.702
-// g) with g = min(x, 7), and its layer multiplies it by clamp(up, -7, 7) + 1
-// instead of by the up projection.
+// / pi) (x + 0.044715 x^3))) / 2. kClampedSilu (gpt-oss) is g sigmoid(1.702 g),
+// where g = min(x, 7). It is multiplied by clamp(up, -7, 7) + 1 instead of by
+// the up projection.
 enum class Activation { kSilu, kGeluTanh, kClampedSilu };
 
 inline constexpr double kClampedSiluLimit = 7;

@@ -22,8 +22,8 @@ std::vector<RowRange> PathRows(const std::vector<AttentionNode>& nodes,
   return ranges;
 }
 
-// Returns how many of a sequence's `keys` keys at least one of its last `rows`
-// tokens sees.
+// A sequence has `keys` keys. Returns how many of them are seen by at least one
+// of the sequence's last `rows` tokens.
 int64_t VisibleKeys(int64_t keys, int64_t rows, int64_t window) {
   return window > 0 ? std::min(keys, rows + window - 1) : keys;
 }

@@ -1,5 +1,5 @@
-// Divides the query rows of attention into blocks, with the key rows that each
-// block sees. Private to src/ops.
+// Divides the query rows of attention into blocks, and finds the key rows that
+// each block sees. Private to src/ops.
 #ifndef WEFT_SRC_OPS_ATTENTION_BLOCKS_H_
 #define WEFT_SRC_OPS_ATTENTION_BLOCKS_H_
 

@@ -20,8 +20,8 @@ using kernels::cpu::Bf16Panel;
 using kernels::cpu::kBf16PanelInputs;
 using kernels::cpu::kBf16PanelOutputs;
 
-// Threads share a product in groups of this many rows of one panel. The number
-// is a multiple of the rows of every whole tile of multiply_panel.
+// Threads divide a product into groups. A group is this many rows of one panel.
+// The number is a multiple of the rows of every full tile of multiply_panel.
 constexpr int64_t kRowGroup = 24;
 
 std::atomic<bool> is_allowed = false;

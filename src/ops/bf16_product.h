@@ -59,19 +59,19 @@ struct Bf16Block {
 };
 
 // Returns terms to add to the block, such as those of an adapter. If only the
-// first rows of the block have these terms, reduces the block's num_rows to
-// their number. The terms are valid until the next call.
+// first rows of the block have these terms, reduces the block's num_rows to the
+// number of these rows. The terms are valid until the next call.
 using TermsOfBlock = std::function<kernels::cpu::Bf16Terms(Bf16Block&)>;
 // Makes the TermsOfBlock of one thread. Each thread that takes part in a
 // product calls MakeTermsOfBlock once. The thread then calls the TermsOfBlock
 // for one panel after another, and for the rows of a panel in ascending order.
 using MakeTermsOfBlock = std::function<TermsOfBlock()>;
 
-// Computes y = a b, where `rounded` is a as RoundToBf16 returns it, and adds
-// the terms of make_terms if given. The bits of a row of y do not depend on
-// other rows or on the number of threads. Through LibTorch, oneDNN's bf16
-// product writes bf16 only, which rounds every sum and costs two more passes
-// over y. This product is as fast and writes f32.
+// Computes y = a b, where `rounded` is RoundToBf16(a), and adds the terms of
+// make_terms if given. The bits of a row of y do not depend on other rows or on
+// the number of threads. Through LibTorch, oneDNN's bf16 product writes bf16
+// only, which rounds every sum and costs two more passes over y. Bf16Product is
+// as fast and writes f32.
 // Shapes:  b_KN [K, N] bf16, also a transposed view; y_MN [M, N] f32, whose
 //          rows may be rows of a larger matrix.
 // Errors:  throws c10::Error if the processor lacks the instructions, or if

@@ -11,7 +11,7 @@
 namespace weft::ops {
 namespace {
 
-// The most keys of a chunk. The chunk's scores stay in a core's cache.
+// The most keys of a chunk, so that the chunk's scores stay in a core's cache.
 constexpr int64_t kMaxChunkKeys = 512;
 
 // A tensor [T, heads, C] with unit stride in C, or a tensor [T, heads].

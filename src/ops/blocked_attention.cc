@@ -16,8 +16,8 @@ constexpr int64_t kProductRows = 192;
 constexpr int64_t kMinBlockRows = 16;
 constexpr int64_t kMaxBlockRows = 128;
 // The gradients of keys and values are sums over blocks. The blocks of a tree
-// are divided into lanes. Each lane has its own sums, so several threads can
-// add.
+// are divided into lanes. Each lane has its own sums, so that several threads
+// can add at the same time.
 constexpr int64_t kMaxLanes = 4;
 constexpr int64_t kBlocksPerLane = 4;
 // The number of multiplications q[c] * k[c] that is worth waking a thread.
@@ -32,8 +32,9 @@ struct LaneTask {
   int64_t products = 0;  // Queries times keys.
 };
 
-// Calls run(worker, task) once for every task, on as many threads as the work
-// is worth. A free thread takes the next task, so long tasks should come first.
+// Calls run(worker, task) once for every task. The more work there is, the more
+// threads take part (kProductsPerThread). A free thread takes the next task, so
+// long tasks should come first.
 template <typename Real, typename Run>
 void RunTasks(const std::vector<LaneTask>& tasks, const AttentionInputs& inputs,
               const std::vector<AttentionBlock>& blocks, const Run& run) {

@@ -39,8 +39,9 @@ void BlockedAttentionBackward(const at::Tensor& dout_THC,
                               const std::vector<AttentionBlock>& blocks,
                               AttentionGradients gradients);
 
-// Returns the most bytes of the sums of dk and dv that the backward pass keeps
-// beside its outputs, for `num_rows` rows of `kv_width` = K C elements.
+// Returns an upper bound of the bytes of the extra sums of dk and dv in the
+// backward pass, beside its outputs. Each sum has `num_rows` rows of `kv_width`
+// = K C elements.
 [[nodiscard]] int64_t BlockedBackwardBytes(int64_t num_rows, int64_t kv_width,
                                            int64_t element_bytes);
 

@@ -26,8 +26,8 @@ inline constexpr int64_t kBulkPieceBytes = int64_t{16} << 20;
 void BulkCopy(const at::Tensor& from, const at::Tensor& to);
 
 // Returns a copy on `device`, which is the host or the one device of the
-// process. Returns a tensor that is already there unchanged. Host memory of the
-// copy consists of huge pages where the kernel has them.
+// process. If the tensor is already on `device`, returns the tensor itself. A
+// copy on the host is in huge pages if the operating system has them.
 // Errors:  those of BulkCopy; std::bad_alloc if there is no host memory.
 // Threads: engine thread only.
 [[nodiscard]] at::Tensor BulkCopyTo(const at::Tensor& tensor,

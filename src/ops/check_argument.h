@@ -7,7 +7,8 @@
 
 namespace weft::ops {
 
-// kAny: any strides. The op itself copies the tensor if its kernel needs that.
+// kAny: any strides. The op copies the tensor if its kernel needs contiguous
+// memory.
 enum class Layout { kContiguous, kAny };
 
 // Throws c10::Error unless the argument is defined, has this dtype, these sizes

@@ -62,7 +62,7 @@ k::VocabRows RowsOfVocab(const at::Tensor& logits_RV,
                                            : nullptr};
 }
 
-// Rows of 8 bits may be part of a larger matrix.
+// Does not check stride(0), because the rows may be part of a larger matrix.
 bool HasRowsOfBytes(const at::Tensor& weight) {
   return weight.is_cuda() && weight.scalar_type() == at::kChar &&
          weight.stride(1) == 1;

@@ -15,7 +15,8 @@
 namespace weft::ops {
 namespace {
 
-// Throws c10::Error unless the shapes fit. Messages call narrow_TF by `name`.
+// Throws c10::Error unless the shapes fit. `name` is narrow_TF's name in
+// messages.
 void CheckArguments(const at::Tensor& gate_up_T2F, const char* name,
                     const at::Tensor& narrow_TF) {
   TORCH_CHECK(gate_up_T2F.dim() == 2 && gate_up_T2F.size(1) % 2 == 0,

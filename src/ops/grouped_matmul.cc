@@ -15,7 +15,8 @@ namespace {
 // LibTorch's kernel moves 16 bytes at a time: 8 elements of bf16.
 constexpr int64_t kVector = 8;
 constexpr uintptr_t kAlignment = 16;
-// A block of its first launch has a thread for each group.
+// In its first launch, LibTorch's grouped product has a block with a thread for
+// each group.
 constexpr int64_t kMaxGroups = 1023;
 
 int64_t NumGroups(const RowGroups& groups) {
@@ -28,8 +29,8 @@ bool IsAligned(const at::Tensor& matrix) {
          reinterpret_cast<uintptr_t>(matrix.const_data_ptr()) % kAlignment == 0;
 }
 
-// Returns whether at::_grouped_mm computes the product, also that by the
-// transposed weights.
+// Returns whether at::_grouped_mm can compute the product of `rows` with the
+// weights or with the transposed weights.
 bool TakesGroupedMm(const at::Tensor& rows, const at::Tensor& weights_GI,
                     const RowGroups& groups) {
   if constexpr (kHasCudaKernels) {

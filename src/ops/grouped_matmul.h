@@ -1,5 +1,5 @@
-// Products of rows in groups, where each group has a weight of its own, as the
-// rows of experts have.
+// Products of rows in groups. Each group has a weight of its own, such as the
+// weight of an expert.
 //
 // Legend: N rows, P groups, I inputs and O outputs of one weight, G = P O.
 #ifndef WEFT_SRC_OPS_GROUPED_MATMUL_H_
@@ -28,12 +28,15 @@ struct RowGroups {
 // In both functions, the weights of the groups are stacked: weights_GI is
 // [P O, I], as in Linear, and may be in 8 bits. There is at least one row.
 //
-// LibTorch's grouped product computes all groups in two launches if the device
-// has it (cuda::HasGroupedProduct), rows and weights are bf16, and I and O are
-// multiples of 8. It chooses between two kernels by the number of rows and of
-// groups. Neither splits a sum over blocks, but the order of a row's sum may
-// differ between them, so a row's bits may depend on the number of other rows.
-// Otherwise the products of matmul.h compute one group after another.
+// LibTorch's grouped product computes all groups in two launches. It needs a
+// device that has it (cuda::HasGroupedProduct), rows and weights in bf16, and
+// multiples of 8 for I and O. Otherwise the products of matmul.h compute one
+// group after another.
+//
+// LibTorch's grouped product chooses between two kernels by the number of rows
+// and of groups. Neither kernel splits a sum over blocks, but they may add up a
+// row in different orders. So a row's bits may depend on the number of other
+// rows.
 // Errors:  throw c10::Error.
 // Threads: the engine thread on CUDA, any on a CPU.
 

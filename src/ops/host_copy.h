@@ -1,8 +1,8 @@
 // Copies between the host and the device. A copy of ordinary host memory waits
 // for all queued work of the stream. The device then idles until the host
 // queues the next kernel. So ToDevice copies through pinned memory without
-// waiting, and only ToHost waits. Both take pinned memory of the tensor's size;
-// bulk_copy.h does not.
+// waiting, and only ToHost waits. Both allocate pinned memory of the tensor's
+// size. The functions of bulk_copy.h do not.
 #ifndef WEFT_SRC_OPS_HOST_COPY_H_
 #define WEFT_SRC_OPS_HOST_COPY_H_
 

@@ -15,9 +15,10 @@ enum class RowCount { kRecurs, kVaries };
 // stored in bf16. MatMul computes this product in f32, or in bf16 with f32 sums
 // if IsBf16Product(a, b). b may also be a weight of 8 bits (int8_weight.h) or
 // its transposed view. In that case MatMul multiplies with the weight's
-// numbers, widened to the dtype of a. Up to 64 rows of bf16 on CUDA times such
-// a view are an exception: Int8FewRows multiplies with the exact numbers, and a
-// row of the result has the same bits in every such batch.
+// numbers, widened to the dtype of a. There is one exception: on CUDA, if a has
+// up to 64 rows of bf16 and b is a transposed view of 8 bits, Int8FewRows
+// multiplies with the exact numbers. Then a row of the result has the same bits
+// in every such batch.
 //
 // If the product is not in bf16, and a is contiguous, f32, on a CPU and has few
 // rows, a kernel of kernels/cpu computes the product, and a row of the result
@@ -29,9 +30,9 @@ enum class RowCount { kRecurs, kVaries };
 // With more rows, and if the product is not in bf16, MatMul first widens a bf16
 // or 8-bit b, one part at a time. In f32 on an AMD processor, oneDNN then
 // computes the product if LibTorch has it, because MKL, LibTorch's default,
-// takes an older code path there (Zen 4, two cores, sizes of training: 220
-// GFLOP/s with oneDNN, 190 with MKL). oneDNN keeps compiled code for each
-// shape, and server/main.cc bounds the number of shapes. With kVaries,
+// takes an older code path on AMD. On Zen 4 with two cores and the sizes of
+// training, oneDNN reaches 220 GFLOP/s and MKL 190. oneDNN keeps compiled code
+// for each shape, and server/main.cc bounds the number of shapes. With kVaries,
 // PanelMatMul computes f32 products on any CPU instead.
 // Shapes:  a_MK [M, K], whose rows may be rows of a larger matrix; b_KN [K, N],
 //          also a transposed view; of the same dtype, except as above. Returns

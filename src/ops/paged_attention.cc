@@ -68,7 +68,7 @@ void PagedAttentionReference(const at::Tensor& q_BHC,
     at::Tensor lse_BH = scores.logsumexp(-1).reshape({batch, heads});
     AddSinks(sinks_H, sums_BHC, lse_BH);
   }
-  // The softmax of padding, which sees no token, is NaN.
+  // Padding sees no token, so its softmax is NaN. Writes zeros instead.
   out_BHC.copy_(sums_BHC.masked_fill_((lengths_B == 0).view({-1, 1, 1}), 0));
 }
 
@@ -100,9 +100,9 @@ void CheckArguments(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
 }
 
 // Returns the numbers of the rows with a slot >= 0, or an undefined tensor if
-// all rows have one. Does not read slots on a CUDA device, because that would
-// wait, but assumes that none is negative: batches with padding go to the
-// kernel of PrepareHeads (ops/rotary.h), which skips the padding.
+// all rows have one. Does not read slots on a CUDA device, because reading
+// would wait. Instead assumes that no slot is negative: batches with padding go
+// to the kernel of PrepareHeads (ops/rotary.h), which skips the padding.
 at::Tensor RowsWithSlots(const at::Tensor& slots_T) {
   if (!slots_T.is_cpu()) return {};
   const int64_t* slots = slots_T.const_data_ptr<int64_t>();

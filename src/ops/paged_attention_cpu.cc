@@ -130,7 +130,7 @@ class Launch {
   struct Sequence {
     Tokens tokens;
     int64_t num_parts = 0;
-    int64_t first_part = 0;  // Its first part's index among all parts.
+    int64_t first_part = 0;  // The index of its first part among all parts.
   };
 
   [[nodiscard]] int64_t row_size() const { return heads_ * features_; }

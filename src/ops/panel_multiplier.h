@@ -1,7 +1,7 @@
 // Small products of f32 matrices by panels (kernels/cpu/panel_product.h), for
 // one thread. LibTorch's products take an older code path of MKL on AMD
-// processors (Zen 5: attention with them takes 1.9 times as long). Private to
-// src/ops.
+// processors. On Zen 5, attention with LibTorch's products takes 1.9 times as
+// long. Private to src/ops.
 #ifndef WEFT_SRC_OPS_PANEL_MULTIPLIER_H_
 #define WEFT_SRC_OPS_PANEL_MULTIPLIER_H_
 

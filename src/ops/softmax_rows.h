@@ -14,8 +14,8 @@ namespace weft::ops {
 
 using kernels::cpu::SoftmaxKeys;
 
-// Step computes softmax_step_row of kernels/cpu/kernels.h, and Gradient
-// softmax_gradient_row, for one type of numbers.
+// Computes in the type Real. Step does what softmax_step_row of
+// kernels/cpu/kernels.h does. Gradient does what softmax_gradient_row does.
 template <typename Real>
 struct SoftmaxRow;
 

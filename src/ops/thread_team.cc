@@ -50,8 +50,8 @@ int64_t PartSize(int64_t count, int64_t grain, int64_t threads) {
 // Prefetches a range of memory into the second-level cache, line by line.
 class Prefetcher {
  public:
-  // Makes Step prefetch a thread's part of `rows` from its begin on. Does
-  // nothing if the last call was for the same rows.
+  // Makes Step prefetch `thread`'s part of `rows`, starting at the part's first
+  // line. Does nothing if the last call was for the same rows.
   void Aim(const SharedRows& rows, int64_t thread, int64_t threads) {
     if (rows.data == aim_) return;
     aim_ = rows.data;
@@ -94,8 +94,8 @@ void Await(const std::atomic<uint32_t>& number, Prefetcher& prefetcher,
 
 // Stores `value` and wakes the threads that sleep until it changes. notify_all
 // wakes nobody if its count of waiters is 0. A thread that goes to sleep counts
-// itself and then reads the number again. So the store must come before the
-// read of the count, for which a release store would not be enough.
+// itself and then reads the number again. So the store must come before
+// notify_all reads the count. A release store would not ensure this order.
 void Publish(std::atomic<uint32_t>& number, uint32_t value) {
   number.store(value, std::memory_order_seq_cst);
   number.notify_all();
@@ -105,8 +105,9 @@ class Team;
 thread_local Team* current_team = nullptr;
 
 // The team of one call of WithThreadTeam. Thread 0 runs the step (Lead). For
-// each loop of the step it publishes loop_ by raising number_. The other
-// threads wait for that, and then run their parts of the loop (Serve).
+// each loop of the step, thread 0 sets loop_ and then raises number_. The other
+// threads wait until number_ rises, and then run their parts of the loop
+// (Serve).
 class Team {
  public:
   Team(const std::vector<SharedRows>& order, int capacity)
@@ -127,7 +128,7 @@ class Team {
     step();
   }
 
-  // Runs the part of `thread` of each loop, until the step has ended.
+  // Runs `thread`'s part of each loop until the step has ended.
   void Serve(int64_t thread) {
     std::atomic<uint32_t>& done = done_[thread].number;
     // If a loop throws, the exception leaves Serve. From then on thread 0 must
@@ -151,8 +152,8 @@ class Team {
     Publish(number_, ++num_loops_);
     prefetcher_.Aim(next_, /*thread=*/0, threads_);
     // Even if thread 0's part throws, waits for the other threads, which use
-    // `body`. During the loop current_team is null, because loops within `body`
-    // have no team.
+    // `body`. During the loop current_team is null, so that loops within `body`
+    // do not use the team.
     const absl::Cleanup join = [this] {
       current_team = this;
       Join();

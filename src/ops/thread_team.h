@@ -32,23 +32,24 @@ struct SharedRows {
   int64_t grain = 1;  // The fewest groups that are worth waking a thread.
 };
 
-// Returns the groups of the first `num_rows` rows of a weight, which are
-// `stride` elements apart. Threads share these groups in products of few rows.
+// Groups the first `num_rows` rows of a weight, so that threads can share them
+// in a product with few rows. `stride` is the number of elements from one row
+// to the next.
 [[nodiscard]] SharedRows RowsOf(const at::Tensor& weight, int64_t num_rows,
                                 int64_t stride);
 
 // Calls `run(begin, end)` for parts of [0, count), on several threads if there
 // is more than one part. There are at most count / grain parts, rounded up.
 // Uses the team of the calling thread if there is one, otherwise
-// at::parallel_for. Rethrows an exception of `run`. If another thread of a team
-// throws, WithThreadTeam rethrows the exception, and later loops of the step
-// lack the parts of that thread.
+// at::parallel_for. Rethrows an exception of `run`. If `run` throws on another
+// thread of a team, WithThreadTeam rethrows the exception, and that thread runs
+// no parts of later loops.
 void ParallelFor(int64_t count, int64_t grain,
                  c10::function_ref<void(int64_t, int64_t)> run);
 
-// Calls ParallelFor for the groups of a weight. Within a team, a thread that
-// waits afterwards prefetches its groups of the weight that follows in the
-// `order` of WithThreadTeam.
+// Calls ParallelFor for the groups of a weight. Within a team, threads that
+// wait after the loop prefetch their groups of the next weight in the `order`
+// of WithThreadTeam.
 void ParallelForRows(const SharedRows& rows,
                      c10::function_ref<void(int64_t, int64_t)> run);
 

@@ -45,14 +45,14 @@ struct AttentionOutput {
 
 // kEager computes plain matrix products on any device, with a mask and with
 // copies of keys. It needs memory for the scores of 256 rows at a time. kFused
-// computes f32 and f64 on a CPU in blocks, for every rule. On CUDA, kFused uses
-// LibTorch's flash kernels for f16 and bf16 with C a multiple of 8 and at most
-// 256, if no window hides part of a path and scores are not capped. In all
-// other cases kFused does the same as kEager.
+// computes f32 and f64 on a CPU in blocks, for every AttentionRule. On CUDA,
+// kFused uses LibTorch's flash kernels under these conditions: f16 or bf16, C a
+// multiple of 8 and at most 256, no softcap, and no window that hides part of a
+// path. In all other cases kFused does the same as kEager.
 enum class AttentionMethod { kFused, kEager };
 
 // Returns the attention of all rows. A sink is one more logit in the softmax of
-// its head, without a value.
+// its head. It has no value vector.
 // Shapes:  q_THC [T, H, C]; k_TKC, v_TKC [T, K, C]; unit stride in C, any other
 //          strides, so views into a fused projection are fine. nodes cover rows
 //          [0, T) in depth-first order. sinks_H [H], in the dtype of lse_TH, or
@@ -80,10 +80,10 @@ void TreeAttentionBackward(const at::Tensor& dout_THC, const at::Tensor& q_THC,
                            AttentionMethod method = AttentionMethod::kFused);
 
 // Returns the most bytes that kFused takes on CUDA beside its inputs and
-// outputs, for up to `num_rows` rows, if it does the same as kEager: scores in
-// f32, and in the backward pass copies and sums of keys and values. Returns 0
-// if the flash kernels compute the attention (AttentionMethod). On a CPU,
-// kFused takes BlockedBackwardBytes instead.
+// outputs, for up to `num_rows` rows. Returns 0 if the flash kernels compute
+// the attention. Otherwise kFused does the same as kEager: it takes scores in
+// f32 and, in the backward pass, copies of keys and values and sums of their
+// gradients. On a CPU, kFused takes BlockedBackwardBytes instead.
 [[nodiscard]] int64_t ScoreBytes(const AttentionRule& rule,
                                  int64_t element_bytes, int64_t num_rows,
                                  int64_t num_heads, int64_t num_kv_heads,

@@ -1,6 +1,6 @@
-// Tree and suffix attention by plain matrix products. They serve
-// AttentionMethod::kEager, and what neither the flash kernels nor the CPU's
-// blocks compute, such as capped scores on CUDA.
+// Tree and suffix attention by plain matrix products. This file implements
+// AttentionMethod::kEager. It also computes what neither the flash kernels nor
+// the CPU's blocks support, such as capped scores on CUDA.
 //
 // The keys that a block of query rows may see are gathered along the block's
 // path from the root. So their positions are consecutive, and the mask is one
@@ -26,7 +26,8 @@ namespace {
 constexpr int64_t kBlockRows = 256;
 
 // Returns the rows of a block of [T, H, C] as [K, G N, C], in the dtype of
-// ComputeType. So the query heads of a key head are rows of one matrix.
+// ComputeType. So the query heads that share a key/value head are rows of one
+// matrix.
 at::Tensor GroupRows(const at::Tensor& x_THC, const RowRange& rows,
                      int64_t num_kv_heads) {
   return x_THC.narrow(0, rows.begin, rows.size)

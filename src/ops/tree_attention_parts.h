@@ -1,6 +1,6 @@
-// The flash and the eager implementation of tree and suffix attention (that of
-// CPUs is in blocked_attention.h), and what the attention functions of src/ops
-// share. Private to src/ops.
+// The flash and eager implementations of tree and suffix attention, and
+// functions that the attention files of src/ops share. The implementation for
+// CPUs is in blocked_attention.h. Private to src/ops.
 #ifndef WEFT_SRC_OPS_TREE_ATTENTION_PARTS_H_
 #define WEFT_SRC_OPS_TREE_ATTENTION_PARTS_H_
 
@@ -22,8 +22,8 @@ struct AttentionPart {
   int64_t k_size = 0;
 };
 
-// Returns one part for each node that is not empty: the node's rows over
-// themselves. The parts cover all rows in order.
+// Returns one part for each node that is not empty. In this part, the node's
+// rows attend to the node's own rows. The parts cover all rows in order.
 [[nodiscard]] std::vector<AttentionPart> SelfParts(
     const std::vector<AttentionNode>& nodes);
 
@@ -33,15 +33,15 @@ struct AttentionPart {
 [[nodiscard]] std::vector<std::vector<AttentionPart>> AncestorParts(
     const std::vector<AttentionNode>& nodes);
 
-// Merges the attention result `part` into the result `out` and `lse` of the
-// same rows over other keys. Shapes: out [N, H, C], lse [N, H].
+// Merges `part` into `out` and `lse`, which are the attention of the same query
+// rows over other keys. Shapes: out [N, H, C], lse [N, H].
 void MergeByLse(const AttentionOutput& part, at::Tensor& out_NHC,
                 at::Tensor& lse_NH);
 
 // Returns uninitialised memory for the output of attention with queries q_THC.
 [[nodiscard]] AttentionOutput EmptyOutput(const at::Tensor& q_THC);
 
-// Throws c10::Error unless the sinks are undefined or fit q_THC.
+// Throws c10::Error if the sinks are defined but do not fit q_THC.
 void CheckSinks(const at::Tensor& sinks_H, const at::Tensor& q_THC);
 
 // Adds exp(sink) to the sum of each head's softmax, which shrinks `out` and

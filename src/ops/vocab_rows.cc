@@ -61,8 +61,8 @@ void VocabRowsReference(at::Tensor& logits_RV, const VocabRowsInput& input,
                         bool softmax_in_place, at::Tensor& logprobs_E,
                         at::Tensor& entropy_R) {
   const int64_t rows = logits_RV.size(0);
-  // repeat_interleave gets the size of its result, because otherwise it would
-  // wait for the device.
+  // Passes the size of the result, because otherwise repeat_interleave would
+  // wait for the device to compute it.
   const at::Tensor row_of_entry_E =
       at::repeat_interleave(input.row_offsets.diff(),
                             std::optional<int64_t>(input.targets_E.numel()));

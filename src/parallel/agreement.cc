@@ -15,7 +15,8 @@ constexpr int64_t kMessageBytes = 1024;
 }  // namespace
 
 absl::Status Agree(Communicator& group, const absl::Status& own) {
-  // The note has the code of `own`, then its message padded with zeros.
+  // The note is one byte with the code of `own`, then the message of `own`,
+  // padded with zeros.
   at::Tensor note = at::zeros({1 + kMessageBytes}, at::kByte);
   auto* const bytes = note.mutable_data_ptr<uint8_t>();
   bytes[0] = static_cast<uint8_t>(own.raw_code());

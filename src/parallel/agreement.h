@@ -9,8 +9,9 @@
 
 namespace weft::parallel {
 
-// All ranks of `group` call these functions together. `group` is for tensors on
-// the CPU. The functions throw what the operations of Communicator throw.
+// All ranks of `group` call these functions together. `group` must be a group
+// for tensors on the CPU. The functions throw what the operations of
+// Communicator throw.
 
 // Returns OK if `own` is OK on every rank. Otherwise every rank gets the error
 // of the first rank that has one. Its message is "rank N: " and the first

@@ -28,8 +28,9 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
 // c10d logs every operation of the process. Groups on several threads would
-// write this log without a lock. TORCH_FR_BUFFER_SIZE=0 turns the log off. It
-// is set before the first group reads it, unless the user has set it.
+// write this log without a lock. TORCH_FR_BUFFER_SIZE=0 turns the log off. The
+// variable is set here before the first group reads it, unless the user has set
+// it.
 [[maybe_unused]] const int kFlightRecorderOff =
     setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
 

@@ -1,11 +1,12 @@
 // Joins ranks to groups that compute together. A group is a process group of
 // c10d: NCCL for tensors on CUDA devices, Gloo for tensors on the CPU.
 //
-// All ranks of a group call the same operations in the same order; a Send has a
-// Receive on one other rank. If the process of a rank ends, Gloo's operations
-// on the other ranks throw. NCCL's operations wait on the device until the
-// watchdog of c10d ends the process, so the supervisor should end the other
-// ranks earlier. A group that lost a rank cannot be used again.
+// All ranks of a group call the same operations in the same order, except that
+// a Send on one rank matches a Receive on one other rank. If the process of a
+// rank ends, Gloo's operations on the other ranks throw. NCCL's operations wait
+// on the device until the watchdog of c10d ends the process, so the supervisor
+// should end the other ranks earlier. A group that lost a rank cannot be used
+// again.
 #ifndef WEFT_SRC_PARALLEL_COMMUNICATOR_H_
 #define WEFT_SRC_PARALLEL_COMMUNICATOR_H_
 
@@ -23,9 +24,9 @@ namespace weft::parallel {
 class Rendezvous {
  public:
   // Meets over TCP at `host`:`port`. If `serve`, this process serves the
-  // address, on the socket `listen_fd` or, if that is -1, on a new one. Throws
-  // c10::Error if the address does not answer within `timeout`. Only ranks with
-  // the same `attempt` meet.
+  // address. It uses the socket `listen_fd`, or a new socket if `listen_fd` is
+  // -1. Throws c10::Error if the address does not answer within `timeout`. Only
+  // ranks with the same `attempt` meet.
   static std::shared_ptr<Rendezvous> Tcp(const std::string& host, int port,
                                          bool serve, int listen_fd,
                                          absl::Duration timeout,
@@ -46,7 +47,7 @@ struct GroupOptions {
   at::Device device = at::kCPU;
   // If an operation takes longer, Gloo throws and NCCL ends the process.
   absl::Duration timeout = absl::Minutes(10);
-  // All ranks are on this machine, so Gloo listens only on loopback.
+  // If true, all ranks are on this machine, and Gloo listens only on loopback.
   bool local = true;
 };
 

@@ -14,7 +14,7 @@ namespace weft::parallel {
 
 struct Topology {
   int tensor_size = 1;   // Ranks that share a replica's layers.
-  int num_replicas = 1;  // Copies of the model; they share the data.
+  int num_replicas = 1;  // Copies of the model. They divide the training data.
 
   [[nodiscard]] int size() const { return tensor_size * num_replicas; }
   [[nodiscard]] int ReplicaOf(int rank) const { return rank / tensor_size; }
@@ -30,12 +30,12 @@ struct Links {
   int rank = 0;
   std::shared_ptr<Rendezvous> rendezvous;
   bool local = true;  // All ranks are on this machine.
-  // Group of all ranks on the host, for rank 0's messages and their results.
+  // CPU group of all ranks, for rank 0's messages and their results.
   std::unique_ptr<Communicator> commands;
-  // Group of all ranks on the device, for weights and gradients.
+  // Device group of all ranks, for weights and gradients.
   std::unique_ptr<Communicator> transfers;
-  // Group of this replica's ranks on the device; null if the replica has only
-  // this rank.
+  // Device group of this replica's ranks; null if the replica has only this
+  // rank.
   std::unique_ptr<Communicator> tensor;
 
   [[nodiscard]] bool alone() const { return topology.size() == 1; }

@@ -1,9 +1,10 @@
 // Gives each LoRA matrix of an adapter a place in the adapter's flat buffers.
 //
 // An adapter has four f32 buffers of the same layout: weights, gradient and two
-// moments. So a step, a copy or a file is one pass over a buffer. Inside a
-// layer the A matrices of projections that share an input (q,k,v; gate,up) are
-// adjacent, so that one GEMM multiplies all of them with the input:
+// moments. So an optimizer step, a copy or a file write is a single pass over a
+// buffer. Inside a layer the A matrices of projections that share an input
+// (q,k,v; gate,up) are adjacent, so that one GEMM multiplies all of them with
+// the input:
 //   layer 0: A_q A_k A_v B_q B_k B_v | A_o B_o | A_gate A_up B_gate B_up |
 //   A_down B_down, layer 1: ..., A_lm_head B_lm_head, A_embed B_embed
 // In a layer of experts each expert has its own gate, up and down. If several
@@ -113,11 +114,12 @@ class AdapterLayout {
   [[nodiscard]] const std::vector<LoraFactor>& factors() const {
     return factors_;
   }
-  // Returns the layout of a group. It has no factors if the adapter has no LoRA
-  // in the group, if `expert` is another rank's, or for kGateUp and kDown
-  // without an expert in a layer of experts. REQUIRES: `layer` is in [0,
-  // num_layers). `expert` is kNoExpert, or an expert of the layer for kGateUp
-  // and kDown. kLmHead and kEmbedTokens ignore `layer` and `expert`.
+  // Returns the layout of a group. The layout has no factors in three cases:
+  // the adapter has no LoRA in the group; `expert` belongs to another rank; or
+  // the layer has experts, `group` is kGateUp or kDown, and `expert` is
+  // kNoExpert. REQUIRES: `layer` is in [0, num_layers). `expert` is kNoExpert,
+  // or an expert of the layer for kGateUp and kDown. kLmHead and kEmbedTokens
+  // ignore `layer` and `expert`.
   [[nodiscard]] const GroupLayout& group(int layer, ProjectionGroup group,
                                          int expert = kNoExpert) const;
 
@@ -137,8 +139,8 @@ class AdapterLayout {
 
 // Returns Hugging Face's path of the module, such as
 // "model.layers.0.mlp.up_proj", "model.layers.0.mlp.experts.3.up_proj" or
-// "lm_head". `experts` has the model's spelling of experts. PEFT adds the
-// prefix "base_model.model." and the suffix ".lora_A.weight" or
+// "lm_head". `experts` says how the model spells the paths of experts. PEFT
+// adds the prefix "base_model.model." and the suffix ".lora_A.weight" or
 // ".lora_B.weight". For the embedding the suffix is ".lora_embedding_A" or
 // ".lora_embedding_B".
 [[nodiscard]] std::string ModulePath(const LoraFactor& factor,

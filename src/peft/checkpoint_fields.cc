@@ -18,11 +18,12 @@ using nlohmann::json;
 constexpr int kFormatVersion = 1;
 constexpr uint64_t kMaxStoredRank = 1 << 16;
 constexpr uint64_t kMaxStoredLayer = 1 << 16;
-// Refuses larger step numbers, because the numbering continues from the stored
-// step.
+// The largest step number that a manifest may have. The numbering continues
+// from the stored step and must not overflow.
 constexpr uint64_t kMaxStoredStep = uint64_t{1} << 62;
 constexpr double kMaxCreatedAt = 253402300800;  // The year 10000.
-// The most characters of a fingerprint, and of a name, that an error shows.
+// An error message shows at most this many characters of a fingerprint and of a
+// name.
 constexpr size_t kShownDigits = 12;
 constexpr size_t kShownName = 64;
 

@@ -25,7 +25,7 @@ struct BaseModel {
 [[nodiscard]] nlohmann::json WriteCheckpointFields(const CheckpointInfo& info,
                                                    const ModelShape& shape);
 
-// Parses the text of a client's file with these fields. Errors:
+// Parses the text of a client's file that has the manifest's fields. Errors:
 // INVALID_ARGUMENT, naming `file`, for text that is no JSON object or exceeds
 // the default limits of weights::JsonLimits.
 [[nodiscard]] absl::StatusOr<nlohmann::json> ParseCheckpointFields(

@@ -14,8 +14,8 @@ int SharedRank(int rank, const ExpertShape& experts) {
 
 namespace {
 
-// Refuses one of gate and up alone if the model's experts have both in one
-// parameter.
+// Returns an error if the config targets only one of gate and up, but the
+// model's experts have both in one parameter.
 absl::Status CheckFusedTargets(const LoraConfig& config,
                                const ExpertShape& experts) {
   if (experts.names != ExpertNames::kFused) return absl::OkStatus();

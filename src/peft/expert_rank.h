@@ -13,12 +13,12 @@ namespace weft::lora {
 // Returns `rank` / experts per token, rounded down, but at least 1.
 [[nodiscard]] int SharedRank(int rank, const ExpertShape& experts);
 
-// Replaces config.expert_rank by overrides for the experts' gate, up and down,
-// as far as the config targets them. The experts get the scale (alpha / rank)
-// of the other layers. An expert_rank of 0 stands for SharedRank(config.rank).
+// Replaces config.expert_rank with overrides for the modules of experts (gate,
+// up, down) that the config targets. The overrides have the same scale (alpha /
+// rank) as the other layers. An expert_rank of 0 means SharedRank(config.rank).
 // Changes nothing for a model without experts. Errors: INVALID_ARGUMENT for an
-// expert_rank in a model without experts, or for one of gate and up alone if
-// the model fuses them.
+// expert_rank in a model without experts, or if the model fuses gate and up but
+// the config targets only one of them.
 [[nodiscard]] absl::StatusOr<LoraConfig> WithExpertRank(
     LoraConfig config, const ModelShape& shape);
 

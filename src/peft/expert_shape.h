@@ -15,8 +15,9 @@ namespace weft::lora {
 enum class ExpertNames : uint8_t {
   kMlp,      // mlp.experts.0.gate_proj
   kMixtral,  // block_sparse_moe.experts.0.w1
-  kFused,    // mlp.experts.gate_up_proj: one tensor of all experts. PEFT has
-             // this name, too. Messages spell single experts as kMlp does.
+  kFused,    // mlp.experts.gate_up_proj: one tensor of all experts. PEFT's
+             // target_parameters use this name, too. Error messages name a
+             // single expert as kMlp does.
 };
 
 // The experts of a model. A layer with experts has them in place of the MLP.
@@ -30,7 +31,7 @@ struct ExpertShape {
   ExpertNames names = ExpertNames::kMlp;
   std::vector<bool> layers;  // Says for every layer whether it has experts.
   // The experts that this rank (process) has, with `ffn` features each. By
-  // default all.
+  // default, these are all experts.
   parallel::Range own = {.begin = 0,
                          .end = std::numeric_limits<int64_t>::max()};
 

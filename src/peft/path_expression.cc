@@ -44,8 +44,8 @@ class Scanner {
  private:
   static constexpr absl::string_view kFlags = "ims";
 
-  // Skips flags of the whole expression. Python accepts them only at its
-  // beginning.
+  // Skips flags of the whole expression, such as (?i). Python accepts these
+  // flags only at the beginning of the expression.
   void TakeFlags() {
     if (!absl::StartsWith(text_, "(?")) return;
     const size_t end = text_.find_first_not_of(kFlags, 2);

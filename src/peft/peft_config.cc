@@ -26,8 +26,7 @@ constexpr absl::string_view kHonouredFields[] = {
     "alpha_pattern",    "layers_to_transform", "layers_pattern",
     "target_parameters"};
 
-// Fields about an adapter's origin, which do not change what the adapter
-// computes.
+// Fields that do not change what the adapter computes.
 constexpr absl::string_view kBookkeepingFields[] = {
     "auto_mapping",      "base_model_name_or_path",
     "eva_config",        "inference_mode",
@@ -48,8 +47,8 @@ bool IsOff(const PeftJson& value) {
          (value.is_structured() && value.empty());
 }
 
-// Refuses each field that is neither honoured nor bookkeeping and may change
-// what the adapter computes.
+// Refuses a field outside the two lists above if its value may change what the
+// adapter computes.
 absl::Status CheckOtherFields(const PeftJson& root) {
   for (const auto& [field, value] : root.items()) {
     if (Contains(kHonouredFields, field) ||

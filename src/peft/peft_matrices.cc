@@ -41,10 +41,10 @@ bool HasFactors(const AdapterLayout& layout, const LoraFactor& factor,
   return !layout.group(factor.layer, group, factor.expert).factors.empty();
 }
 
-// Changes A and B of an expert to parts of the tensors of the fused parameter.
-// If an adapter has gate_up_proj and down_proj, PEFT wraps gate_up_proj first.
-// The path of gate_up_proj then contains base_layer, PEFT's name for the
-// wrapped part.
+// Makes A and B of an expert refer to parts of the tensors of the fused
+// parameter. If an adapter has both gate_up_proj and down_proj, PEFT wraps
+// gate_up_proj first. The path of gate_up_proj then contains base_layer, PEFT's
+// name for the wrapped part.
 void PointToFused(const LoraFactor& factor, const AdapterLayout& layout,
                   const ExpertShape& experts, absl::string_view prefix,
                   ExpertForm form, PeftMatrix& a, PeftMatrix& b) {
@@ -142,8 +142,8 @@ bool IsExpert(const LoraFactor& factor, const ExpertShape& experts) {
 }
 
 // Returns whether a fused B [out, R E], with alternating rows of gate and up,
-// has ExpertForm::kHalves. Then it is zero in rows of gate for the second half
-// of R, and in rows of up for the first half.
+// has ExpertForm::kHalves. In this form B is zero in rows of gate for the
+// second half of R, and in rows of up for the first half.
 bool HasHalves(absl::Span<const float> b, int64_t columns) {
   for (size_t i = 0; i < b.size(); ++i) {
     const int64_t row = static_cast<int64_t>(i) / columns;

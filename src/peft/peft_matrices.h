@@ -2,16 +2,17 @@
 // Private to src/peft.
 //
 // LoRA of experts has two forms in files. In the first form each expert has its
-// own modules, like in a checkpoint with a tensor for each expert. The second
-// form is PEFT's target_parameters. There one pair of matrices adapts a
+// own modules, like in a checkpoint with a tensor for each expert. In the
+// second form, PEFT's target_parameters, one pair of matrices adapts a
 // parameter [E, out, in] of all E experts, with LoRA rank R:
 //   A [E R, in]   expert by expert
 //   B [out, R E]  with the experts innermost
 // Gate and up are one parameter, so they share A. Gate has the first half of
 // B's rows and up the second half. With ExpertNames::kFused, rows of gate and
 // up alternate. B may be zero in rows of gate for the second half of R, and in
-// rows of up for the first half. Then gate and up have LoRA of rank R / 2 each,
-// and each its own A. Weft writes this form for ExpertNames::kFused.
+// rows of up for the first half. Then gate and up each have an A and a B of
+// their own, with LoRA rank R / 2. Weft writes this form for
+// ExpertNames::kFused.
 #ifndef WEFT_SRC_PEFT_PEFT_MATRICES_H_
 #define WEFT_SRC_PEFT_PEFT_MATRICES_H_
 

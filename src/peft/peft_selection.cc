@@ -95,11 +95,11 @@ absl::StatusOr<Layers> ReadLayers(const PeftJson& root,
   return Layers(std::move(layers));
 }
 
-// Returns whether layers_to_transform keeps the module. A module outside the
-// layers is kept only if one of the names is its whole path, as in PEFT. PEFT
-// shortens long lists of paths before this check, so the whole path of a module
-// inside a layer is ambiguous and is refused. Without layers_to_transform keeps
-// every module.
+// Returns whether layers_to_transform keeps the module. Without this field,
+// every module is kept. As in PEFT, a module outside the layers is kept only if
+// one of the names is its whole path. PEFT shortens long lists of paths before
+// it makes this check. So the whole path of a module inside a layer is
+// ambiguous and is refused.
 absl::StatusOr<bool> IsKept(const Layers& layers, const LoraFactor& site,
                             const std::string& path, const ModuleNames& names,
                             const ModelShape& shape) {
@@ -176,7 +176,8 @@ absl::StatusOr<ModuleNames> ReadTargetNames(const PeftJson& root,
   ModuleNames every;
   const bool is_fused = shape.experts.names == ExpertNames::kFused;
   for (const TargetModule module : DefaultTargetModules()) {
-    if (is_fused && IsOfMlp(module)) continue;  // Not linear layers.
+    // Fused experts are parameters, not linear layers.
+    if (is_fused && IsOfMlp(module)) continue;
     every.names.emplace_back(NameOf(module, shape));
   }
   return every;

@@ -27,10 +27,10 @@ namespace weft::lora {
 // Returns the most entries that a list or pattern of a file may have.
 [[nodiscard]] size_t MaxEntries(const ModelShape& shape);
 
-// Returns, for every site, whether target_parameters selects it. That field
-// names fused parameters, mlp.experts.gate_up_proj and mlp.experts.down_proj.
-// Each holds one matrix of every expert of a layer, except the shared expert.
-// Errors: those of SelectSites.
+// Returns, for every site, whether target_parameters selects it. This field
+// names fused parameters: mlp.experts.gate_up_proj and mlp.experts.down_proj. A
+// fused parameter holds weights of all experts of a layer, except the shared
+// expert. Errors: those of SelectSites.
 [[nodiscard]] absl::StatusOr<std::vector<bool>> SelectFused(
     const PeftJson& root, const ModelShape& shape,
     const std::vector<LoraFactor>& sites);

@@ -17,24 +17,25 @@ namespace weft::lora {
 // Fills target_modules and overrides of `config` from the file's
 // target_modules, target_parameters, exclude_modules, layers_to_transform,
 // layers_pattern, rank_pattern and alpha_pattern. REQUIRES: `config` has the
-// file's r and lora_alpha. If `rank_stabilised`, multiplies every alpha, also
-// config.alpha, by the square root of its rank. Errors: INVALID_ARGUMENT, which
-// names the field, its value and what is accepted.
+// file's r and lora_alpha. If `rank_stabilised`, multiplies every alpha,
+// including config.alpha, by the square root of its rank. Errors:
+// INVALID_ARGUMENT, which names the field, its value and what is accepted.
 [[nodiscard]] absl::Status ReadTargets(const PeftJson& root,
                                        const ModelShape& shape,
                                        bool rank_stabilised,
                                        LoraConfig& config);
 
 // Returns the r and lora_alpha to write to a file. If the adapter has LoRA in
-// experts, returns the values of their first layer, because transformers may
-// fuse experts and PEFT's patterns cannot name fused ones. Otherwise returns
-// the values of `config`.
+// experts, returns the values of the first layer with such LoRA. The experts
+// need these values as defaults, because transformers may fuse experts and
+// PEFT's patterns cannot name fused experts. Otherwise returns the values of
+// `config`.
 [[nodiscard]] LoraShape FileShape(const LoraConfig& config,
                                   const ModelShape& shape);
 
-// Writes target_modules, target_parameters, rank_pattern and alpha_pattern. If
-// `root` has the r and lora_alpha of FileShape, ReadPeft makes a config of the
-// same layout from the files of this adapter.
+// Writes target_modules, target_parameters, rank_pattern and alpha_pattern.
+// `root` should have the r and lora_alpha of FileShape. Then ReadPeft returns a
+// config with the same layout from the files of this adapter.
 void WriteTargets(const LoraConfig& config, const ModelShape& shape,
                   nlohmann::json& root);
 

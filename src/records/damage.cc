@@ -54,9 +54,9 @@ class Finder {
   struct Known {
     std::string name;
     std::vector<Image> images;
-    std::set<size_t> undecided;  // Indexes of holes that may contain its
-                                 // records.
-    bool lost = false;           // A hole contains one of its records.
+    std::set<size_t> undecided;  // Indexes in holes_ of the holes that may
+                                 // contain records of the adapter.
+    bool lost = false;           // A hole contains records of the adapter.
     bool removed = false;
   };
 
@@ -134,7 +134,7 @@ class Finder {
     }
   }
 
-  // Handles a mark of a readable record: the record before it that changed the
+  // Handles a mark of a readable record. The previous record that changed the
   // same adapter has the sequence number `mark.last`.
   void Follow(const Mark& mark) {
     NoteKey(mark.key);

@@ -1,11 +1,11 @@
 // Finds which adapters of a state folder cannot be restored, because records of
 // the log or image files are damaged.
 //
-// A lost record does not show which adapter it changed. But each later record
-// has the sequence number of its adapter's previous record, and some later
-// records have this number for all adapters (Trail in record.h). If the
-// readable records after the damage have no such number for an adapter, the
-// adapter counts as damaged.
+// A lost record cannot show which adapter it changed. But each later record has
+// the sequence number of its adapter's previous record, and some later records
+// have this number for all adapters (Trail in record.h). An adapter counts as
+// damaged if such a number belongs to a lost record, or if no readable record
+// after the damage has the adapter's number.
 #ifndef WEFT_SRC_RECORDS_DAMAGE_H_
 #define WEFT_SRC_RECORDS_DAMAGE_H_
 
@@ -47,11 +47,11 @@ struct Damage {
     const journal::StateFolder& folder);
 
 // Reads the snapshot and the log, and checks the adapters' image files.
-// `suspects` are adapter ids: checks all bytes of their images, but only the
-// tables and sizes of other images. Without `suspects`, checks all bytes of all
-// images. Errors: DATA_LOSS if the damage affects all adapters (a damaged
-// snapshot, or a log that cannot be read on), and those of StateFolder. Blocks
-// on the disk. Threads: one at a time.
+// `suspects` are adapter ids. The function checks all bytes of the suspects'
+// images, but only the tables and sizes of other images. Without `suspects`, it
+// checks all bytes of all images. Errors: DATA_LOSS if the damage affects all
+// adapters (a damaged snapshot, or damage that LogReader cannot skip), and
+// those of StateFolder. Blocks on the disk. Threads: one at a time.
 [[nodiscard]] absl::StatusOr<Damage> FindDamage(
     const journal::StateFolder& folder,
     const std::optional<std::set<std::string>>& suspects);

@@ -58,9 +58,9 @@ struct AdapterRecord {
                                       // from_checkpoint.
   std::vector<ReplyRecord> replies;   // Sorted by step.
   std::optional<ReplyRecord> origin;  // The load that began `epoch`.
-  // The adapter has durability checkpoint: a server that starts makes the load
-  // `restore`. The only steps of this adapter in the log are loads, and saves
-  // of kind train.
+  // The adapter has durability checkpoint. A server that starts runs the load
+  // `restore`. The log has only those of the adapter's steps that are loads, or
+  // saves of kind train.
   bool from_checkpoint = false;
   std::optional<LoadCheckpointRequest> restore;  // None: nothing to load.
 };
@@ -93,7 +93,7 @@ struct DoneRecord {
   AdapterKey key = AdapterKey::kBaseModel;
   uint64_t step = 0;  // 0 if the step has no number.
   std::string digest;
-  std::optional<StepRequest> request;  // None: a replay does not run it.
+  std::optional<StepRequest> request;  // None: a replay skips the step.
   StepResult result;
 };
 
@@ -141,7 +141,7 @@ struct Trail {
   std::optional<std::vector<Mark>> census;  // All adapters in the log.
 };
 
-// All adapters in the log at one point of it.
+// All adapters at one point of the log.
 struct Snapshot {
   uint64_t next_key = 1;
   uint64_t last_epoch = 0;

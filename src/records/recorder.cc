@@ -11,9 +11,10 @@ namespace weft::records {
 
 namespace {
 
-// A census (Trail::census) is due after kCensusRecords records, or after as
-// many records as there are adapters if these are more. A census is also due
-// with the first record after kCensusInterval.
+// A census (Trail::census) is due after kCensusRecords records. If there are
+// more adapters than kCensusRecords, it is due after as many records as there
+// are adapters. It is also due if the last census is at least kCensusInterval
+// old.
 constexpr uint64_t kCensusRecords = 64;
 constexpr absl::Duration kCensusInterval = absl::Seconds(1);
 

@@ -54,7 +54,8 @@ class Recorder {
   [[nodiscard]] bool recording() const { return log_.load() != nullptr; }
 
   // While an object of this class lives, the recorder records nothing. The
-  // replay makes changes that are already in the log.
+  // replay holds such an object, because the log already has the changes that
+  // the replay makes.
   class Replaying {
    public:
     explicit Replaying(Recorder* recorder) : depth_(recorder->replaying_) {
@@ -69,7 +70,7 @@ class Recorder {
   };
 
   void Write(const Record& record);
-  // Records a micro-batch that succeeded. Ignores one without gradients.
+  // Records a micro-batch that succeeded. Ignores a batch without gradients.
   void Batch(const dispatch::RunTrain& train);
   // Records a step that ended with a result or with a StepFailure. Does nothing
   // if the step's adapter was removed.

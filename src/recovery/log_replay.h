@@ -34,8 +34,8 @@ namespace weft::engine {
 
 class LogReplay {
  public:
-  // The objects behind the pointers outlive this one. `settings` are those of
-  // this process, as a SettingsRecord stores them.
+  // The objects behind the pointers outlive this object. `settings` are the
+  // settings of this process, in the form of a SettingsRecord.
   LogReplay(const EngineContext* context, AdapterManager* manager,
             BatchTrainer* trainer, StepExecutor* steps, Snapshotter* snapshots,
             std::string settings, RecoveryReport* report)
@@ -90,8 +90,9 @@ class LogReplay {
   [[nodiscard]] absl::Status Install(const records::LoadedRecord& loaded,
                                      const lora::AdapterState& state);
   [[nodiscard]] std::string NameOf(AdapterKey key) const;
-  // Brings these adapters to the device and runs `body`. Then, or if an adapter
-  // cannot come to the device, runs `next` with the status.
+  // Brings these adapters to the device and runs `body`. Then runs `next` with
+  // the status of `body`. If an adapter cannot come to the device, runs only
+  // `next`, with the error.
   void WithAdapters(const std::vector<AdapterKey>& keys,
                     const std::function<absl::Status()>& body,
                     const Next& next);

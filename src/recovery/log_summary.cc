@@ -65,7 +65,8 @@ class LogSurvey {
   // A request that has begun and not ended.
   struct Begun {
     AdapterKey key = AdapterKey::kBaseModel;
-    bool between_slices = false;  // A replay has its gradients on the device.
+    // The replay has gradients of the request on the device.
+    bool between_slices = false;
   };
 
   void Know(const records::AdapterRecord& adapter) {
@@ -147,8 +148,8 @@ class LogSurvey {
   }
 
   [[nodiscard]] absl::Status Apply(const records::BeginRecord& begin) {
-    // Replaces an earlier request with the same number, if the record that gave
-    // it up is lost.
+    // If begun_ has an earlier request with this number, its GivenUpRecord is
+    // lost. The new request replaces it.
     begun_[begin.work] = {.key = begin.key};
     return absl::OkStatus();
   }
@@ -253,9 +254,10 @@ absl::StatusOr<bool> PassHole(const journal::StateFolder& folder,
                         reader->SkipDamage());
   WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> segments,
                         folder.Segments());
-  // A segment begins when a process starts, which ends the requests of earlier
-  // processes, or when a snapshot begins, while no request is between slices.
-  // So no request that began before the segment goes on after it.
+  // A segment begins when a process starts or when a snapshot begins. When a
+  // process starts, the requests of earlier processes have ended. When a
+  // snapshot begins, no request is between slices. So no request goes on from
+  // one segment to the next.
   return std::ranges::any_of(segments, [&hole](uint64_t segment) {
     return hole.first <= segment && segment < hole.next;
   });

@@ -20,8 +20,8 @@
 
 namespace weft::engine {
 
-// What the log says about the adapters of one id. An adapter that is created
-// after the removal of another may have the same id.
+// What the log says about all adapters with one id. After an adapter is
+// removed, a new adapter may get its id.
 struct LoggedAdapter {
   uint64_t last = 0;  // Sequence of the last record that changes any of them.
   std::string tenant;

@@ -3,20 +3,21 @@
 //
 // Recovery runs on the engine thread as a chain of tasks, so that adapters can
 // move to and from the device between two tasks. It first reads the log to its
-// end (log_summary.h). Clients may use an adapter that the log changes only
-// after its last record has been replayed. So the replay and clients never
-// change the same adapter.
+// end (log_summary.h). If the log changes an adapter, clients may use the
+// adapter only after its last record has been replayed. So the replay and
+// clients never change the same adapter.
 //
 // If the start finds damaged adapters, it fails and names them
-// (records/damage.h). The operator may give them up: the next start leaves them
-// out and sets their files aside. Micro-batches that they shared then run
-// without them, so results of other adapters may differ in the last bits.
+// (records/damage.h). The operator may give these adapters up. The next start
+// then leaves them out, sets their files aside, and runs their micro-batches
+// without them. So results of other adapters in these micro-batches may differ
+// in the last bits.
 //
-// If a step succeeded before and fails when it runs again, or the reverse,
-// recovery fails. Results may have other bits with another build, processor or
-// settings, and from CUDA kernels that are not deterministic. If the result of
-// an optimizer step differs from the log, recovery logs a warning, and
-// RecoveryReport counts the step.
+// Recovery fails if a step that succeeded before now fails, or if a step that
+// failed now succeeds. Results may have other bits with another build,
+// processor or settings, or if CUDA kernels are not deterministic. If the
+// result of an optimizer step differs from the log, recovery logs a warning,
+// and RecoveryReport counts the step.
 #ifndef WEFT_SRC_RECOVERY_RECOVERY_H_
 #define WEFT_SRC_RECOVERY_RECOVERY_H_
 
@@ -65,7 +66,7 @@ class Recovery {
   void Start(Opened opened, Replayed replayed);
 
   // RecoveryReport::log and RecoveryReport::damaged are final when Opened runs
-  // without an error, the other fields when the recovery ends.
+  // without an error. The other fields are final when the recovery ends.
   [[nodiscard]] const RecoveryReport& report() const { return report_; }
 
   // Any thread may call the methods below.

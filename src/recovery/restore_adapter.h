@@ -10,9 +10,9 @@
 
 namespace weft::engine {
 
-// Adds the adapter to context.adapters and context.dispatcher, as one on disk.
-// Errors: DATA_LOSS (the image is missing or damaged), RESOURCE_EXHAUSTED (from
-// the file system).
+// Adds the adapter to context.adapters and context.dispatcher as an adapter on
+// disk. Errors: DATA_LOSS (the image is missing or damaged), RESOURCE_EXHAUSTED
+// (from the file system).
 // Threads: engine thread.   REQUIRES: the record has an image.
 [[nodiscard]] absl::Status RestoreFromImage(
     const EngineContext& context, const records::AdapterRecord& adapter,

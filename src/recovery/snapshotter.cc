@@ -19,19 +19,19 @@ namespace {
 // thread waits before it makes another copy.
 constexpr uint64_t kMaxBytesInFlight = uint64_t{1} << 30;
 // GoOn makes another copy only if fewer files than this are being written.
-// BeforeChange does not wait for that.
+// BeforeChange makes its copy regardless of this limit.
 constexpr int kMaxFilesInFlight = 2;
 constexpr absl::Duration kRetry = absl::Seconds(10);
-// The speed of a modest disk, used to weigh a last snapshot against a longer
-// start.
+// The assumed speed of the disk. WorthLastSnapshot uses it to estimate how long
+// a last snapshot takes.
 constexpr double kDiskBytesPerSecond = 200e6;
 // If a replay takes longer than this, a last snapshot may take longer than the
-// replay, up to kLongestLastSnapshot. Clients wait for a start, but not for a
-// stop.
+// replay, up to kLongestLastSnapshot. A slow stop is better than a slow start,
+// because clients wait for a start, but not for a stop.
 constexpr absl::Duration kQuickReplay = absl::Seconds(5);
-// A last snapshot that takes longer than the replay may take this long.
-// Supervisors give the process a little more time between its drain and its
-// end.
+// A last snapshot that takes longer than the replay may take this long. After a
+// drain, supervisors wait only a little longer than this before they kill the
+// process.
 constexpr absl::Duration kLongestLastSnapshot = absl::Seconds(45);
 constexpr absl::Duration kPoll = absl::Milliseconds(1);
 
@@ -128,7 +128,8 @@ void Snapshotter::GiveUp(const absl::Status& status) {
       {{"reason", status.message()}});
   failure_ = status;
   not_before_ = absl::Now() + kRetry;
-  // In kWriting the snapshot may already be on disk and name the new images.
+  // In kWriting the snapshot may already be on disk and name the new images, so
+  // they are kept.
   if (phase_ == Phase::kCopying) {
     for (const std::string& name : new_images_) DropState(context_, name);
   }

@@ -1,10 +1,11 @@
 // Writes snapshots of the adapters that the log records to the state folder,
 // and cuts the log, so that a start replays only a short log.
 //
-// A snapshot shows all these adapters at one moment, and the log begins a new
-// segment (file) at this moment. An adapter with Durability::kStep that changed
-// since its last image is copied when its turn comes, or just before it changes
-// again (BeforeChange). So the engine keeps working during a snapshot.
+// A snapshot holds the state of all these adapters at one moment, and the log
+// begins a new segment (file) at this moment. If an adapter with
+// Durability::kStep has changed since its last image, it is copied when its
+// turn comes, or just before it changes again (BeforeChange). So the engine
+// keeps working during a snapshot.
 //
 // Threads: engine thread. The I/O thread writes the copies.
 #ifndef WEFT_SRC_RECOVERY_SNAPSHOTTER_H_
@@ -27,10 +28,11 @@
 
 namespace weft::engine {
 
-// Returns true if a process that ends should write a snapshot of `bytes` bytes.
-// Without it the next start replays the log for the time `replay`. The snapshot
-// is worthwhile if the write is faster than the replay, or if the replay is
-// long and the write ends before a supervisor would kill the process.
+// Returns true if a process that is about to end should write a snapshot of
+// `bytes` bytes. Without this snapshot, the next start replays the log for the
+// time `replay`. The snapshot is worthwhile if the write is faster than the
+// replay, or if the replay is long and the write ends before a supervisor would
+// kill the process.
 [[nodiscard]] bool WorthLastSnapshot(absl::Duration replay, uint64_t bytes);
 
 class Snapshotter {
@@ -49,15 +51,17 @@ class Snapshotter {
   // Copies the adapter if the running snapshot still needs its present state.
   // Call it before the adapter changes or is removed.
   void BeforeChange(AdapterKey key);
-  // Call it between two pieces of work. Continues the running snapshot. If none
-  // runs but one is due, begins it unless a training request is between slices.
+  // Call it between two pieces of work. Continues the running snapshot. If no
+  // snapshot runs but one is due, begins it, unless a training request is
+  // between slices.
   void GoOn();
   // Writes a snapshot before the engine serves clients. Returns when the
   // snapshot is on disk or has failed.
   [[nodiscard]] absl::Status WriteNow();
   // Call it after a drain, before the process ends. Completes the running
-  // snapshot. If none runs, writes one if WorthLastSnapshot. Returns when the
-  // snapshot is on disk or has failed; logs a failure.
+  // snapshot. If no snapshot runs, writes one if it is worthwhile
+  // (WorthLastSnapshot). Returns when the snapshot is on disk or has failed;
+  // logs a failure.
   void WriteLast();
 
  private:
@@ -97,7 +101,7 @@ class Snapshotter {
   absl::Status failure_;         // Why the last snapshot was given up.
   absl::Time not_before_;        // No snapshot begins before this time.
   uint64_t first_sequence_ = 0;  // First record that is not in the snapshot.
-  // Adapters with Durability::kStep at the moment that the snapshot shows.
+  // Adapters with Durability::kStep, as of the moment of the snapshot.
   std::map<AdapterKey, records::AdapterRecord> adapters_;
   records::Snapshot snapshot_;
   std::set<AdapterKey> pending_;         // Adapters that are not copied yet.

@@ -1,5 +1,5 @@
-// What adapters did lately and what tenants hold, for people who watch the
-// server.
+// Recent activity of adapters and current load of tenants, for people who watch
+// the server.
 #ifndef WEFT_SRC_REQUEST_ACTIVITY_H_
 #define WEFT_SRC_REQUEST_ACTIVITY_H_
 
@@ -17,7 +17,8 @@ struct TrainPoint {
   uint64_t step = 0;
   absl::Time ended_at;
   // The sum of the losses, divided by the sum of the magnitudes of the data's
-  // weights, or by 1 if that is 0. May be infinite or NaN.
+  // weights. If the magnitudes sum to 0, the divisor is 1. May be infinite or
+  // NaN.
   float loss = 0;
   uint32_t num_tokens = 0;
 };

@@ -52,9 +52,9 @@ struct LoraShape {
   friend bool operator==(const LoraShape&, const LoraShape&) = default;
 };
 
-// A module that has another LoRA shape than LoraConfig's rank and alpha say.
-// `layer` counts from 0. For a module outside the layers, `layer` is the number
-// of layers.
+// A module whose LoRA shape differs from LoraConfig's rank and alpha. `layer`
+// counts from 0. For a module outside the layers, `layer` is the number of
+// layers.
 struct LoraOverride {
   int layer = 0;
   TargetModule module = TargetModule::kQProj;
@@ -72,7 +72,8 @@ struct LoraConfig {
   // divided by the experts per token, at least 1. An existing adapter has 0
   // here, and overrides instead.
   int expert_rank = 0;
-  // Ordered by layer and module. target_modules has all of their modules.
+  // Ordered by layer and module. target_modules lists every module that has an
+  // override.
   std::vector<LoraOverride> overrides;
 
   [[nodiscard]] LoraShape ShapeOf(int layer, TargetModule module) const;
@@ -83,7 +84,7 @@ struct LoraConfig {
 enum class AdapterLocation : uint8_t { kDevice, kHost, kDisk };
 inline constexpr int kNumAdapterLocations = 3;
 
-// Says what the next process restores of an adapter by itself. kMemory:
+// What a server restores of an adapter by itself after a restart. kMemory:
 // nothing. kCheckpoint: the latest training checkpoint that the adapter saved
 // or loaded. kStep: every answered step. kDefault occurs only in requests and
 // means kStep with --state-dir, otherwise kMemory.

@@ -81,8 +81,8 @@ std::string PayloadDigest(const TrainRequest& request) {
          << loss.function << loss.clip_low << loss.clip_high << loss.beta
          << loss.temperature << loss.return_entropy << loss.gradient_filter
          << uint64_t{request.data.size()};
-  // A field below adds nothing to the digest at its default, because logs hold
-  // digests that were made before the field existed.
+  // Hashes a field below only if it is not at its default. So digests in old
+  // logs, made before the field existed, stay valid.
   if (loss.score_all) hasher << std::string_view("score_all");
   if (loss.return_routing) hasher << std::string_view("return_routing");
   for (const Datum& datum : request.data) {
@@ -109,8 +109,8 @@ std::string PayloadDigest(const SaveCheckpointRequest& request) {
   Hasher hasher;
   hasher << std::string_view("save") << request.adapter_id << request.name
          << request.overwrite;
-  // A field below adds nothing to the digest at its default, because logs hold
-  // digests that were made before the field existed.
+  // Hashes a field below only if it is not at its default. So digests in old
+  // logs, made before the field existed, stay valid.
   if (request.kind != CheckpointKind::kTrain) {
     hasher << std::string_view("kind") << request.kind;
   }

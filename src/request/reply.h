@@ -38,7 +38,7 @@ inline constexpr char kStepDonePayload[] = "weft/step-done";
 // earlier, equal call.
 inline constexpr char kReplayedPayload[] = "weft/replayed";
 
-// A result, and whether it is that of an earlier, equal call.
+// A result, and whether it is the result of an earlier, equal call.
 template <typename T>
 struct StepReply {
   T result;

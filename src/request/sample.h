@@ -12,8 +12,8 @@
 
 namespace weft {
 
-// What ends a sample before max_tokens. The tokens that match stay in the
-// output.
+// The conditions that end a sample before max_tokens. The matching tokens stay
+// in the output.
 struct StopRule {
   bool ignore_eos = false;  // If true, end-of-sequence tokens end nothing.
   std::vector<int32_t> token_ids;

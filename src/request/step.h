@@ -1,6 +1,6 @@
 // A step: a call that trains or scores data, or that saves, loads or publishes
-// an adapter. StepResult has the result of each alternative of StepRequest at
-// the same index. The result may be a StepFailure instead.
+// an adapter. The alternatives of StepRequest and of StepResult are in the same
+// order. A result may also be a StepFailure.
 #ifndef WEFT_SRC_REQUEST_STEP_H_
 #define WEFT_SRC_REQUEST_STEP_H_
 
@@ -21,9 +21,9 @@ struct PublishedSnapshot {
   uint64_t version = 0;
 };
 
-// A step that ran but could not be done, because of its request, the adapter's
-// state or the checkpoints on disk. The step counts as completed: it keeps its
-// number, and `status` is its stored reply.
+// The result of a step that ran but failed because of its request, the
+// adapter's state or the checkpoints on disk. The step counts as completed: it
+// keeps its number, and `status` is its stored reply.
 struct StepFailure {
   absl::Status status;
 };
@@ -35,12 +35,13 @@ using StepResult = std::variant<TrainResult, OptimStepResult, CheckpointInfo,
                                 AdapterInfo, PublishedSnapshot, StepFailure>;
 
 [[nodiscard]] const std::string& AdapterIdOf(const StepRequest& request);
-// Returns the number that the caller chose; 0 if it chose none.
+// Returns the step number that the caller chose, or 0 if it chose none.
 [[nodiscard]] uint64_t StepOf(const StepRequest& request);
-// Returns the adapter's epoch that the caller named; 0 means the present one.
+// Returns the adapter epoch that the caller named. 0 means the present epoch.
 [[nodiscard]] uint64_t EpochOf(const StepRequest& request);
 [[nodiscard]] absl::Time DeadlineOf(const StepRequest& request);
-// Returns whether a step that ran and ended with this error is a StepFailure:
+// Returns whether a step that ran and ended with this error is a StepFailure.
+// These errors are StepFailures:
 //
 //   OptimStep         FAILED_PRECONDITION (the gradient is not finite)
 //   PublishSnapshot   ALREADY_EXISTS

@@ -40,11 +40,11 @@ struct TargetSpan {
   int64_t end = 0;
 };
 
-// One sequence of N tokens. targets and weights have one value for each target
-// of each token, in order (targets_of); empty weights mean 1. logprobs and
-// advantages are [N], or empty for kCrossEntropy. routing is [N, L, K] for L
-// layers with experts and K experts per token. If routing is empty, the router
-// chooses the experts.
+// One sequence of N tokens. `targets` and `weights` have one value for each
+// target of each token, in order (targets_of). If `weights` is empty, every
+// weight is 1. logprobs and advantages are [N], or empty for kCrossEntropy.
+// routing is [N, L, K] for L layers with experts and K experts per token. If
+// routing is empty, the router chooses the experts.
 struct Datum {
   std::vector<int32_t> tokens;
   std::vector<int32_t> targets;
@@ -74,7 +74,7 @@ struct Datum {
 // A ForwardBackward request, or a Forward request if `backward` is false.
 struct TrainRequest {
   std::string adapter_id;  // Empty: the base model (Forward only).
-  uint64_t step = 0;       // 0: the one after the highest accepted.
+  uint64_t step = 0;       // 0: the number after the highest accepted one.
   uint64_t epoch = 0;      // The adapter's epoch; 0: the present one.
   bool backward = true;
   // True for a Forward without a step number. It may run before or after any

@@ -12,8 +12,8 @@
 
 namespace weft::engine {
 
-// Bytes. `reserved` is what LibTorch's allocator holds. `allocated` is the part
-// of it that tensors use; the rest is cached.
+// Sizes in bytes. LibTorch's allocator holds `reserved` bytes. Tensors use
+// `allocated` of these bytes; the rest is cached.
 struct DeviceMemory {
   int64_t total = 0;
   int64_t reserved = 0;
@@ -29,12 +29,12 @@ class ComputeDevice {
   // Asks only LibTorch's allocator, so it does not wait for the device.
   [[nodiscard]] virtual DeviceMemory Memory() const = 0;
   // Limits this process to `share` of the device's memory from now on. Returns
-  // how many bytes of the share tensors can still take. REQUIRES: the device is
-  // not the host.
+  // how many bytes are left for tensors within the share. REQUIRES: the device
+  // is not the host.
   [[nodiscard]] virtual int64_t LimitTo(double share) = 0;
 
   // Waits until the device has done the work of the current stream, so that
-  // time and errors count for the work that caused them.
+  // time and errors are attributed to the work that caused them.
   virtual void Wait() = 0;
 
   // Frees cached memory. Call it after work ran out of memory. Does not throw.

@@ -35,8 +35,8 @@ absl::Status ComputeGuard::Compute(const char* what,
   if (!executor_.failed()) return status;
   const absl::Status failed =
       Fail(what, status, "the ranks of the server have lost each other");
-  // RESOURCE_EXHAUSTED stays, so that the client does not send a request that
-  // needs too much memory to another server.
+  // Keeps RESOURCE_EXHAUSTED, so that the client does not send the request to
+  // another server. The request needs too much memory there, too.
   return absl::IsResourceExhausted(status) ? status : failed;
 }
 

@@ -1,6 +1,6 @@
-// Runs the engine thread's work in which the device or another rank may fail.
-// Turns exceptions into a status. Detects and remembers the loss of the device
-// or of a rank.
+// Runs work of the engine thread during which the device or another rank may
+// fail. Turns exceptions into a status. Detects and remembers the loss of the
+// device or of a rank.
 #ifndef WEFT_SRC_RUNTIME_COMPUTE_GUARD_H_
 #define WEFT_SRC_RUNTIME_COMPUTE_GUARD_H_
 
@@ -25,9 +25,10 @@ class ComputeGuard {
   // The engine thread calls the methods below.
 
   // Like RunGuarded. After an error, checks whether the device still computes,
-  // unless Executor::failed is true. If it does not, returns UNAVAILABLE, and
-  // so does failure() from then on. If memory ran out, frees cached memory
-  // before the check. Runs `body` whatever failure() returns.
+  // unless Executor::failed is true. If the device does not, returns
+  // UNAVAILABLE, and failure() returns UNAVAILABLE from then on. If memory ran
+  // out, frees cached memory before the check. Runs `body` even if failure() is
+  // not OK.
   [[nodiscard]] absl::Status Guarded(const char* what,
                                      const std::function<void()>& body);
   // Like Guarded, for work that all ranks run. If failure() is not OK, returns
@@ -36,8 +37,8 @@ class ComputeGuard {
   // returns UNAVAILABLE from then on.
   [[nodiscard]] absl::Status Compute(const char* what,
                                      const std::function<void()>& body);
-  // Checks that the other ranks are alive, but at most once a second. If one is
-  // not, failure() returns UNAVAILABLE from then on.
+  // Checks that the other ranks are alive, but at most once a second. If a rank
+  // is not alive, failure() returns UNAVAILABLE from then on.
   void PingWhenDue();
 
   // Returns UNAVAILABLE after the loss of the device or of a rank, otherwise

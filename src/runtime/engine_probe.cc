@@ -130,7 +130,8 @@ void EngineProbe::ObserveTrain(bool backward, int64_t num_tokens,
 
 void EngineProbe::ObserveExperts(absl::Span<const int64_t> rows,
                                  size_t num_experts) {
-  // Every token has the same number of experts, so all layers have one mean.
+  // Every token uses the same number of experts in each layer. So the mean of
+  // the first layer is the mean of every layer.
   const double mean =
       static_cast<double>(std::accumulate(
           rows.begin(), rows.begin() + num_experts, int64_t{0})) /

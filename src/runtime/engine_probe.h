@@ -27,14 +27,14 @@ class EngineProbe {
   }
 
   void ObserveTrain(bool backward, int64_t num_tokens, absl::Duration elapsed);
-  // `rows`: the number of rows that each expert had in a micro-batch, layer by
-  // layer, for the layers with experts. Not empty. `num_experts`: the number of
-  // experts of such a layer.
+  // `rows` has each expert's number of rows in a micro-batch, layer by layer,
+  // for the layers with experts. It is not empty. `num_experts` is the number
+  // of experts of each such layer.
   void ObserveExperts(absl::Span<const int64_t> rows, size_t num_experts);
   // `max_grad_norm`: 0 without clipping.
   void ObserveOptim(double grad_norm, double max_grad_norm,
                     absl::Duration elapsed);
-  // Counts a micro-batch for which there was too little memory, even if it then
+  // Counts a micro-batch that ran out of memory, even if the micro-batch then
   // runs again.
   void CountOutOfMemory();
   void ObservePrefill(int64_t num_tokens, absl::Duration elapsed);

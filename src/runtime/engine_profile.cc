@@ -5,7 +5,8 @@
 namespace weft::engine {
 namespace {
 
-// The most spans of a profile. They take about 10 MB, and their JSON 20 MB.
+// The largest number of spans in a profile. They take about 10 MB, and their
+// JSON 20 MB.
 constexpr size_t kMaxSpans = 200000;
 
 }  // namespace

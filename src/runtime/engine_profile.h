@@ -23,8 +23,8 @@ namespace weft::engine {
 
 class EngineProfile {
  public:
-  // `io` makes the JSON of a trace, and `replies` gives it to the callback.
-  // Both outlive the engine thread and end before this object does.
+  // `io` converts a trace to JSON. `replies` passes the JSON to the callback.
+  // Both workers outlive the engine thread, and this object outlives both.
   EngineProfile(Worker* io, Worker* replies) : io_(*io), replies_(*replies) {}
   // Answers UNAVAILABLE to a caller that still waits.
   ~EngineProfile();
@@ -45,8 +45,9 @@ class EngineProfile {
 
   // The engine thread calls the method below, between two pieces of work.
 
-  // Begins or ends the recording if it is time. `worked` is true if a
-  // micro-batch, a step or a decode iteration has run since the last call.
+  // Begins a requested recording, or ends one that is complete or cancelled.
+  // `worked` is true if a micro-batch, a step or a decode iteration has run
+  // since the last call.
   void BetweenWork(bool worked, absl::Time now);
 
  private:

@@ -22,7 +22,7 @@ constexpr bool kHasAddressSanitizer = false;
 #endif
 
 constexpr size_t kHugePage = size_t{2} << 20;
-constexpr size_t kGranule = size_t{64} << 10;  // Divides all block sizes.
+constexpr size_t kGranule = size_t{64} << 10;  // Block sizes are multiples.
 
 size_t RoundUp(size_t bytes, size_t unit) {
   return (bytes + unit - 1) / unit * unit;
@@ -64,8 +64,8 @@ c10::DataPtr HostAllocator::allocate(size_t bytes) {
     MutexLock lock(&mu_);
     data = Take(RoundUp(bytes, kGranule));
   }
-  // LibTorch's own allocator would throw a c10::Error. RunGuarded would take it
-  // for an internal error.
+  // RunGuarded reports std::bad_alloc as exhausted memory. It would report a
+  // c10::Error, which LibTorch's own allocator throws, as an internal error.
   if (data == nullptr) throw std::bad_alloc();
   return {data, data, &HostAllocator::Free, c10::Device(c10::kCPU)};
 }
@@ -100,9 +100,10 @@ void* HostAllocator::Take(size_t asked) {
 bool HostAllocator::Suits(size_t block, size_t bytes) const {
   // A block suits a tensor that is only slightly smaller.
   if (block <= bytes + bytes / 8) return true;
-  // It also suits a tensor of at least half its size if a new block would cause
-  // others to be unmapped, and if few bytes of all blocks stay unused. The
-  // kernel would have to clear the new block, too.
+  // A block of up to twice the tensor's size also suits it if a new block would
+  // cause cached blocks to be unmapped. This reuse saves the kernel from
+  // clearing a new block. The last condition limits the unused bytes of all
+  // blocks.
   const bool is_full = usage_.in_use + usage_.cached + bytes > most_in_use_;
   return is_full && block <= 2 * bytes &&
          unused_ + block - bytes <= most_in_use_ / 8;
@@ -131,8 +132,9 @@ void HostAllocator::Free(void* data) {
       const auto [bytes, asked] = held->second;
       allocator.in_use_.erase(held);
       allocator.unused_ -= bytes - asked;
-      // Inserts the block before cached blocks of its size, so that Take finds
-      // the latest one first. Its bytes may still be in the processor's cache.
+      // Inserts the block before cached blocks of its size. So Take finds the
+      // block that was freed last, whose bytes may still be in the processor's
+      // cache.
       allocator.cache_.emplace_hint(
           allocator.cache_.lower_bound(bytes), bytes,
           Cached{.data = data, .freed_at = ++allocator.num_frees_});

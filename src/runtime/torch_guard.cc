@@ -13,8 +13,8 @@
 namespace weft::engine {
 namespace {
 
-// The value of cudaErrorMemoryAllocation. A CPU build has no CUDA headers with
-// the name.
+// The value of cudaErrorMemoryAllocation. A CPU build lacks the CUDA header
+// that defines the name.
 constexpr int kCudaOutOfMemory = 2;
 
 absl::Status Internal(const char* what, const c10::Error& error) {

@@ -56,13 +56,13 @@ class ListedDraws {
     }
   }
 
-  // Returns these rules' rows of logits on the device, or an undefined tensor
-  // if there are no such rules.
+  // Returns the rows of logits that the rules with top_logprobs use, on the
+  // device. Returns an undefined tensor if there are no such rules.
   [[nodiscard]] at::Tensor Logits(const at::Tensor& logits_RV) const {
     if (rows_.empty()) return {};
     return logits_RV.index_select(0, ops::ToDevice(rows_, logits_RV.device()));
   }
-  // Draws from the rows that Logits returned, after a copy to the host.
+  // Draws from `logits_LV`, a host copy of the rows that Logits returned.
   void Draw(const at::Tensor& logits_LV,
             std::vector<std::optional<DrawResult>>& drawn) const {
     if (rows_.empty()) return;

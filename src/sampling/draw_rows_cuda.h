@@ -26,7 +26,7 @@ inline constexpr size_t kRuleBytes = 40;
 // rule draw nothing. Throws c10::Error if there are more rules than places.
 void PutRules(const std::vector<DrawRule>& rules, std::span<std::byte> places);
 
-// Returns the largest number of filters (top_k, top_p) of a rule, 0 to 2. The
+// Returns the largest number of filters (top_k, top_p) of any rule, 0 to 2. The
 // number of launches of a draw depends on it.
 [[nodiscard]] int MaxFilters(const std::vector<DrawRule>& rules);
 
@@ -48,8 +48,8 @@ void QueueDraw(const at::Tensor& logits_RV, const at::Tensor& rules,
                int max_filters, const DrawSpace& space);
 
 // Returns the results of QueueDraw for `rules`, which were in the first places.
-// For rules with top_logprobs, copies their logits and draws on the host. If
-// there are none, logits_RV may be undefined. Waits for the device.
+// For rules with top_logprobs, copies their logits and draws on the host. If no
+// rule has top_logprobs, logits_RV may be undefined. Waits for the device.
 [[nodiscard]] std::vector<std::optional<DrawResult>> FetchDraws(
     const at::Tensor& logits_RV, const std::vector<DrawRule>& rules,
     const DrawSpace& space);

@@ -81,7 +81,7 @@ size_t DrawUnfiltered(const Distribution& distribution, double total,
   BlockWeights weights;
   double rest = uniform * total;
   size_t last = 0;
-  // `rest` is at most total (1 - 2^-24), and the error of f64 sums is far
+  // `rest` is at most total * (1 - 2^-24), and the error of f64 sums is far
   // smaller than the difference to `total`. So some block contains the draw.
   for (size_t begin = 0; begin < vocab; begin += kBlock) {
     const size_t end = std::min(begin + kBlock, vocab);

@@ -206,8 +206,8 @@ absl::StatusOr<std::vector<std::string>> ReadTable(const Json& root) {
     if (!token.is_object() || !token.value("content", Json()).is_string()) {
       return Damaged("an added token has no content");
     }
-    // The tokenizers library decodes added tokens like those of the vocabulary.
-    // For example, Gemma's runs of spaces are added tokens.
+    // The tokenizers library decodes added tokens like tokens of the
+    // vocabulary. For example, Gemma's runs of spaces are added tokens.
     WEFT_RETURN_IF_ERROR(Place(token.value("id", Json()),
                                decode(token["content"].get<std::string>()),
                                table));

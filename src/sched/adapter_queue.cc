@@ -79,8 +79,8 @@ const AdapterQueue::Entry* AdapterQueue::Ready(absl::Time now) const {
     return ordered == nullptr ? unnumbered : ordered;
   }
   if (ordered->next_datum > 0) return ordered;
-  // All slices of a request see the same weights, so a request that has started
-  // goes first.
+  // All slices of a request must see the same weights, so a request that has
+  // started goes first.
   if (unnumbered->next_datum > 0) return unnumbered;
   return unnumbered->arrival < ordered->arrival ? unnumbered : ordered;
 }
@@ -101,8 +101,8 @@ const AdapterQueue::Entry* AdapterQueue::ReadyInOrder(absl::Time now) const {
     if (running.entry.barrier() || head.barrier()) return nullptr;
   }
   if (head.item.step == 0) return &head;
-  // `head` is the first waiting work. So a number before its own is missing
-  // unless it was applied or is on the device.
+  // `head` is the first waiting work, so no lower number waits. Each lower
+  // number was applied, is on the device, or is missing.
   uint64_t expected = last_step_ + 1;
   while (expected < head.item.step && Taken(expected)) ++expected;
   return expected == head.item.step ? &head : nullptr;
@@ -131,7 +131,7 @@ std::optional<AdapterQueue::Started> AdapterQueue::StartTrain(
     if (!take_any) return std::nullopt;
     room -= tokens[end++];
   }
-  // The slice may exceed `room` as long as that costs no more than running the
+  // The slice may exceed `room` if the excess costs no more than running the
   // prefix again in the next slice.
   while (end < num_data && tokens[end] - room <= head->prefix(end)) {
     room -= tokens[end++];
@@ -246,7 +246,7 @@ AdapterQueue::StepChange AdapterQueue::SetLastStep(uint64_t last_step) {
     }
     if (entry.automatic) {
       uint64_t number = highest + 1;
-      // Skips numbers that callers chose, because those do not change.
+      // Skips numbers that callers chose: work with a chosen number keeps it.
       for (auto chosen = old.find({.number = number, .after = 0});
            chosen != old.end() && !chosen->second.automatic;
            chosen = old.find({.number = number, .after = 0})) {

@@ -82,10 +82,10 @@ class AdapterQueue {
 
   // Starts the ready item if it is a kTrain with this `backward`. A request of
   // at most `max_batch_tokens` starts as a whole, if it fits `room` tokens. A
-  // larger request starts with the data that fit, and at least one datum if
-  // `take_any`, but not while other work of the adapter is on the device.
+  // larger request waits while other work of the adapter is on the device. Then
+  // it starts with the data that fit, or with at least one datum if `take_any`.
   // Returns none if nothing starts. Data with a common prefix may exceed `room`
-  // if that costs no more than running the prefix again.
+  // if the excess costs no more than running the prefix again.
   std::optional<Started> StartTrain(absl::Time now, bool backward, int64_t room,
                                     int64_t max_batch_tokens, bool take_any);
 
@@ -136,7 +136,7 @@ class AdapterQueue {
 
   [[nodiscard]] const Entry* ReadyInOrder(absl::Time now) const;
   [[nodiscard]] const Entry* ReadyUnnumbered(absl::Time now) const;
-  // Removes `ready`, which Ready has returned, from the waiting work.
+  // Removes `ready`, which Ready returned, from the waiting work.
   [[nodiscard]] Running TakeReady(const Entry& ready);
   [[nodiscard]] bool Taken(uint64_t number) const;
   [[nodiscard]] uint64_t HighestAccepted() const;

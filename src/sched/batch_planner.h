@@ -16,8 +16,8 @@
 namespace weft::sched {
 
 // Returns the plan, starts its work in `queues` and charges it to `shares`.
-// REQUIRES: each of `queues` is active in `shares` and has an item that is
-// ready at `now`, and none on the device.
+// REQUIRES: each of `queues` is active in `shares`, has an item that is ready
+// at `now`, and has no item on the device.
 Plan PlanBatch(const std::vector<AdapterQueue*>& queues, absl::Time now,
                int64_t max_batch_tokens, FairShares& shares);
 

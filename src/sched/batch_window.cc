@@ -28,8 +28,9 @@ bool BatchWindow::Waits(const std::vector<AdapterQueue*>& ready,
   absl::Time deadline = absl::InfiniteFuture();
   for (const AdapterQueue* queue : ready) {
     const WorkItem& item = queue->Ready(now)->item;
-    // A barrier runs alone, and nobody knows who else will send a Forward. So
-    // nothing waits if an adapter has a barrier or a Forward ready.
+    // A barrier runs alone, and it is unknown which other adapters will send a
+    // Forward. So no batch waits if an adapter has a barrier or a Forward
+    // ready.
     if (item.kind != WorkKind::kTrain || !item.backward) return false;
     present.insert(queue->key());
     tokens += item.tokens;

@@ -1,12 +1,12 @@
 // Decides how long a training batch waits for other adapters.
 //
 // Clients that train at the same pace send their requests within a few
-// milliseconds. Without a wait the first request would run alone, and the
-// others in a batch after it. So a batch with gradients waits for the adapters
-// that trained within the last minute. The wait is 1 % of the time that the
-// batch is expected to take, and at most 5 ms. Among the batches that start at
-// once are those that have work of all these adapters, large ones, and those
-// whose wait would be under 0.2 ms.
+// milliseconds. Without a wait, the first request would run alone, and the
+// other requests would run in a batch after it. So a batch with gradients waits
+// for the adapters that trained within the last minute. The wait is 1 % of the
+// time that the batch is expected to take, and at most 5 ms. A batch starts at
+// once if, for example, it has work of all these adapters, it is large, or its
+// wait would be under 0.2 ms.
 // A deterministic state machine without clock and threads. Not thread-safe.
 #ifndef WEFT_SRC_SCHED_BATCH_WINDOW_H_
 #define WEFT_SRC_SCHED_BATCH_WINDOW_H_

@@ -2,10 +2,9 @@
 // kind has a virtual time, which grows by the device time that the kind used,
 // divided by its share. If both kinds have work, the kind with less virtual
 // time goes first. When an idle kind gets work, its virtual time is raised to
-// the virtual time at which the latest turn started, if that is later
-// (start-time fair queueing). So idleness earns no credit, and work that
-// arrives during a micro-batch does not wait for a second one. Threads: not
-// thread-safe.
+// at least the virtual time at which the latest turn started (start-time fair
+// queueing). So idleness earns no credit, and work that arrives during a
+// micro-batch does not wait for a second one. Threads: not thread-safe.
 #ifndef WEFT_SRC_SCHED_DEVICE_SHARE_H_
 #define WEFT_SRC_SCHED_DEVICE_SHARE_H_
 

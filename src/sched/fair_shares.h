@@ -5,8 +5,7 @@
 // The active member with the earliest start time is served next. Its start time
 // then grows by tokens / weight. Each level has a clock: the latest start time
 // that a member had when it was served. When an idle member becomes active, its
-// start time is raised to the clock if it is earlier. So idleness earns no
-// credit.
+// start time is raised to at least the clock. So idleness earns no credit.
 // Threads: not thread-safe.
 #ifndef WEFT_SRC_SCHED_FAIR_SHARES_H_
 #define WEFT_SRC_SCHED_FAIR_SHARES_H_

@@ -1,14 +1,14 @@
 // Limits the requests and tokens that wait, for all tenants together and for
 // each tenant.
 //
-// A tenant may fill the queue if no other tenant has requests in it. A full
-// queue still accepts work with which its tenant stays within a guaranteed
-// share: the limits of the whole queue, divided by the number of tenants with
-// waiting requests, the asking tenant included. So a tenant within its share is
-// never refused because of others. A tenant with nothing waiting may queue one
-// request of any size, because a big request could never run otherwise. So the
-// queue may exceed its limits while several tenants wait. Threads: not
-// thread-safe.
+// A tenant may fill the queue if no other tenant has requests in it. Each
+// tenant has a guaranteed share: the limits of the whole queue, divided by the
+// number of tenants with waiting requests, the asking tenant included. A full
+// queue still accepts work that keeps its tenant within this share. So a tenant
+// within its share is never refused because of other tenants. A tenant with
+// nothing waiting may queue one request of any size, because a big request
+// could never run otherwise. So the queue may exceed its limits while several
+// tenants wait. Threads: not thread-safe.
 #ifndef WEFT_SRC_SCHED_QUEUE_ROOM_H_
 #define WEFT_SRC_SCHED_QUEUE_ROOM_H_
 

@@ -100,7 +100,7 @@ std::optional<Move> Residency::Next(const DemandOf& demand_of,
 }
 
 std::optional<Move> Residency::BringIn() {
-  // Passes over adapters that still move away.
+  // Skips waiters whose adapters are still moving away.
   const auto first = FirstInLine();
   if (first == waiters_.end()) return std::nullopt;
   const SlotWaiter waiter = std::move(*first);
@@ -125,8 +125,8 @@ std::deque<SlotWaiter>::iterator Residency::FirstInLine() {
 
 std::optional<Move> Residency::MakeSlot(const DemandOf& demand_of,
                                         const BytesOf& bytes_of) {
-  // A waiter whose adapter still moves away needs no slot yet, so no other
-  // adapter leaves for it.
+  // A waiter whose adapter is still moving away needs no slot yet. So no other
+  // adapter has to leave for this waiter.
   const auto leaving = std::ranges::count_if(
       waiters_, [&](const SlotWaiter& waiter) { return IsLeaving(waiter); });
   const auto needed = static_cast<int>(waiters_.size() - leaving);

@@ -6,11 +6,11 @@
 // ticket asks for its slot.
 //
 // Which adapter leaves: the least recently used one without work that could
-// run. If all have such work, the least recently used one that was served
-// leaves and asks again. Served means: each kind of its ready work ran since it
-// came in, and it was used since the first waiter asked. A busy adapter
-// (Demand::busy) never leaves. So an adapter with work is served before it
-// leaves, and waiters get their turns even with one slot.
+// run. If all adapters have such work, the least recently used one that was
+// served leaves and asks again. An adapter was served if each kind of its ready
+// work ran since it came in, and if it was used since the first waiter asked. A
+// busy adapter (Demand::busy) never leaves. So an adapter with work is served
+// before it leaves, and waiters get their turns even with one slot.
 //
 // Where the adapter goes: to host memory, which has room for `host_bytes`. If
 // host memory is full, its least recently used adapters go to disk first. If no
@@ -67,14 +67,14 @@ struct SlotWaiter {
 class Residency {
  public:
   using DemandOf = std::function<Demand(AdapterKey adapter)>;
-  // Returns the bytes of an adapter's tensors when off the device.
+  // Returns the bytes of an adapter's tensors when they are off the device.
   using BytesOf = std::function<uint64_t(AdapterKey adapter)>;
 
   explicit Residency(const ResidencyOptions& options) : options_(options) {}
 
   // Adds a new adapter on the device, in the slot that a ticket got.
   void Add(AdapterKey adapter);
-  // Adds an adapter of an earlier process, whose tensors are on disk.
+  // Adds an adapter that an earlier process left on disk.
   void AddOnDisk(AdapterKey adapter);
   // Frees the slot that a ticket got, if no adapter was made for the ticket.
   void ReturnSlot() { --granted_; }
@@ -90,7 +90,7 @@ class Residency {
   // Call it when the adapter has run work of these kinds.
   void Used(AdapterKey adapter, WorkKinds kinds);
 
-  // Returns the next move to make; none if there is none now. An adapter that
+  // Returns the next move, or none if no move should start now. An adapter that
   // leaves the device may not run from now on. An adapter that comes in may run
   // after Finished, if the move succeeded.
   std::optional<Move> Next(const DemandOf& demand_of, const BytesOf& bytes_of);
@@ -107,8 +107,8 @@ class Residency {
   // Returns whether the adapter is on the device and not leaving.
   [[nodiscard]] bool CanRun(AdapterKey adapter) const;
   [[nodiscard]] bool has_waiters() const { return !waiters_.empty(); }
-  // Returns the number of adapters at each location. An adapter that moves
-  // counts where it comes from.
+  // Returns the number of adapters at each location. A moving adapter counts at
+  // the location that it leaves.
   [[nodiscard]] std::array<int, kNumAdapterLocations> Counts() const {
     return counts_;
   }
@@ -131,11 +131,11 @@ class Residency {
   }
   [[nodiscard]] int UsedSlots() const;
   [[nodiscard]] int LeavingDevice() const;
-  // Returns whether the waiter is an adapter in a move, so that it cannot come
-  // in yet.
+  // Returns whether the waiter's adapter is still moving away, so that it
+  // cannot come in yet.
   [[nodiscard]] bool IsLeaving(const SlotWaiter& waiter) const;
   void DropWaiter(AdapterKey adapter);
-  // Removes from waiters_ the adapters that have no work that could run.
+  // Removes waiters whose adapters have no work that could run.
   void DropSatisfied(const DemandOf& demand_of);
   std::optional<Move> BringIn();
   std::optional<Move> MakeSlot(const DemandOf& demand_of,
@@ -145,9 +145,10 @@ class Residency {
   // Returns the least recently used entry on the host that neither moves nor
   // waits for a slot, or end().
   [[nodiscard]] Entries::iterator OldestOnHost();
-  // Returns the adapter that leaves, or end(). Sets *ready to whether the
-  // adapter has work that could run. If so, the adapter was served (head of
-  // this file). `asked` is the SlotWaiter::asked of the first waiter.
+  // Returns the adapter that should leave the device, or end(). Sets *ready to
+  // whether this adapter has work that could run. If it has such work, it was
+  // served (head of this file). `asked` is the SlotWaiter::asked of the first
+  // waiter.
   [[nodiscard]] Entries::iterator PickVictim(const DemandOf& demand_of,
                                              uint64_t asked, bool* ready);
   Move StartMove(Entries::iterator it, Location to);

@@ -3,12 +3,12 @@
 //
 // Order. Numbered work of an adapter runs in number order from last_step + 1.
 // Work behind a gap waits for the missing number. kTrain and kOptim without a
-// number get the one after the highest accepted. kAdapterOp without a number
-// runs after all numbered work accepted before it. kOptim and kAdapterOp are
-// barriers: no other step of their adapter is on the device with them.
+// number get the number after the highest accepted one. kAdapterOp without a
+// number runs after all numbered work accepted before it. kOptim and kAdapterOp
+// are barriers: no other step of their adapter is on the device with them.
 // Unnumbered Forwards and training work on the base model have no such order:
-// they run by arrival and wait for no gap. No other step of the adapter runs
-// between two slices of a request.
+// they run by arrival and do not wait for gaps. No other step of the adapter
+// runs between two slices of a request.
 //
 // Numbers. If work fails or is removed, its number is free again, so that the
 // caller can send the work again. If the scheduler chose the number and a
@@ -97,10 +97,10 @@ class Scheduler {
   std::vector<uint64_t> CancelWaiting(AdapterKey adapter);
 
   // Queues work. Returns its step number; 0 if it has none. An error changes
-  // nothing: NOT_FOUND (adapter), ALREADY_EXISTS (number is waiting, running,
-  // or applied ahead of a gap), FAILED_PRECONDITION (number is in the past or
-  // beyond the reorder window; names the expected one), RESOURCE_EXHAUSTED,
-  // DEADLINE_EXCEEDED, INVALID_ARGUMENT (malformed item, or id in use).
+  // nothing. Errors: NOT_FOUND (adapter), ALREADY_EXISTS (number waits, runs,
+  // or was applied ahead of a gap), FAILED_PRECONDITION (number is in the past
+  // or beyond the reorder window; names the expected one), RESOURCE_EXHAUSTED,
+  // DEADLINE_EXCEEDED, INVALID_ARGUMENT (malformed item, id in use).
   absl::StatusOr<uint64_t> Enqueue(WorkItem item, absl::Time now);
 
   // Removes waiting work. Returns false if it is unknown or has started.

@@ -34,8 +34,8 @@ struct WorkItem {
   // missing numbers.
   bool unnumbered = false;
   // kTrain with backward: the log of --state-dir records the step. Recorded and
-  // other ForwardBackwards never share a micro-batch, so that a replay of the
-  // log can run the same micro-batch again.
+  // unrecorded ForwardBackwards never share a micro-batch, so that a replay of
+  // the log can run the same micro-batch again.
   bool recorded = false;
   // kTrain: the cost of each datum in tokens, >= 1, without its datum_prefix.
   std::vector<int64_t> datum_tokens;

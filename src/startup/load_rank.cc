@@ -47,8 +47,8 @@ absl::StatusOr<at::Device> PickDevice(Device device, int local_rank) {
         absl::StrCat("LOCAL_RANK=", local_rank, ": this machine has ",
                      static_cast<int>(num_devices), " CUDA devices"));
   }
-  // Makes cuBLAS add the parts of a split sum in f32, so that it rounds
-  // products of few rows and of many rows alike.
+  // Makes cuBLAS add the parts of a split sum in f32, so that products with few
+  // rows and products with many rows are rounded alike.
   at::globalContext().setAllowBF16ReductionCuBLAS(false);
   return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(local_rank));
 }
@@ -110,8 +110,9 @@ absl::StatusOr<model::DecoderWeights> LoadWeights(
                                    format);
 }
 
-// Logs how much accuracy weights of 8 bits cost. Does nothing on ranks other
-// than 0, for other or dummy weights, and if several ranks share each layer.
+// Logs how much accuracy is lost by 8-bit weights. Does nothing for dummy
+// weights, for weights that are not 8-bit, on ranks other than 0, or if several
+// ranks share each layer.
 absl::Status LogWeightError(const EngineOptions& options,
                             const parallel::Links& links,
                             const model::Decoder& decoder) {
@@ -227,8 +228,8 @@ void LogSplit(const MemorySplit& split, int64_t total, int64_t available,
        {"reserve_bytes", split.reserve}});
 }
 
-// All ranks call this function together. Each limits its device memory. Rank 0
-// then plans the memory's use, for the rank with the least free memory.
+// All ranks call this function together. Each rank limits its device memory.
+// Rank 0 then plans the memory's use, for the rank with the least free memory.
 absl::Status PlanDevice(LoadedRank& rank) {
   int64_t available = 0;
   WEFT_RETURN_IF_ERROR(AgreeOn(
@@ -269,8 +270,8 @@ absl::StatusOr<LoadedRank> LoadRank(const EngineOptions& options,
   FillTenantDefaults(rank.options);
   absl::StatusOr<LocalFacts> facts = FindLocalFacts(options, world);
   if (!facts.ok()) {
-    // If this process started all other ranks, they end with it, so it does not
-    // wait for them.
+    // If this process started all other ranks, they end when it ends. So it
+    // does not have to meet them to report the error.
     if (world.size == 1 || world.listen_fd >= 0) return facts.status();
     Log(LogLevel::kError, "the rank cannot load; it tells the others",
         {{"rank", world.rank}, {"error", facts.status().message()}});

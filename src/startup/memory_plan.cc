@@ -21,15 +21,15 @@ constexpr int64_t kFloatBytes = 4;
 // gradient of a request that still runs) and two moments.
 constexpr int64_t kMasterCopies = 5;
 
-// The range of micro-batch lengths, and the step between lengths of
-// kGoodBatchTokens and more. More tokens than kMostBatchTokens gain nothing.
-// Fewer than kLeastBatchTokens waste kernel launches.
+// The range of micro-batch lengths. More tokens than kMostBatchTokens gain
+// nothing. Fewer than kLeastBatchTokens waste kernel launches. Lengths of
+// kGoodBatchTokens and more are kBatchStep apart.
 constexpr int64_t kMostBatchTokens = 16384;
 constexpr int64_t kBatchStep = 1024;
 constexpr int64_t kLeastBatchTokens = 512;
 
-// Returns the lengths to choose from, ascending. If the operator wants a
-// length, it is the only one.
+// Returns the lengths to choose from, ascending. If `wanted_tokens` is not 0,
+// returns only this length.
 std::vector<int64_t> BatchLengths(int64_t wanted_tokens) {
   if (wanted_tokens > 0) return {wanted_tokens};
   std::vector<int64_t> lengths;
@@ -108,8 +108,8 @@ int64_t LargestAdapterBytes(const ModelSizes& sizes, int max_rank) {
   const lora::AdapterLayout layout(shape, shared.ok() ? *shared : config);
   int64_t bytes = kMasterCopies * kFloatBytes;
   if (sizes.element_bytes < kFloatBytes) bytes += sizes.element_bytes;
-  // Adds rank 0's own parts of the copy and of the gradient, at the size of the
-  // whole.
+  // If several ranks share each layer, rank 0 also has its own parts of the
+  // copy and of the gradient. Counts each part as if it were whole.
   if (sizes.tensor_size > 1) bytes += sizes.element_bytes + kFloatBytes;
   return bytes * layout.num_parameters();
 }

@@ -19,7 +19,7 @@ namespace weft::engine {
 // --max-context if that is less.
 inline constexpr int64_t kUsualSequenceTokens = 2048;
 
-// The numbers of a model on which the sizes in memory depend.
+// The properties of a model from which sizes in memory are computed.
 struct ModelSizes {
   model::ModelConfig config;  // Config of the whole model.
   int tensor_size = 1;        // Ranks that share every layer.
@@ -45,24 +45,26 @@ struct ModelSizes {
                                 const model::ModelConfig& config);
 
 // Returns the bytes that an adapter takes on rank 0's device if it has the LoRA
-// rank `max_rank` on every module (expert_rank.h for experts). They hold the
-// weights in f32, their copy in the model's dtype if that is not f32, gradient,
-// scratch and two moments. If several ranks share each layer, counts rank 0's
-// own parts of a copy and of the gradient, too, at the size of the whole.
+// rank `max_rank` on every module (expert_rank.h for experts). The bytes
+// include the weights in f32, their copy in the model's dtype if the dtype is
+// not f32, the gradient, scratch and two moments. If several ranks share each
+// layer, rank 0 also has its own parts of a copy and of the gradient. Counts
+// each part as if it were whole.
 [[nodiscard]] int64_t LargestAdapterBytes(const ModelSizes& sizes,
                                           int max_rank);
 
 // Returns the bytes of activations of a micro-batch with one sequence of
-// `num_tokens` tokens. Counts every token as scored, and adapters with the
-// largest LoRA rank that also train lm_head.
+// `num_tokens` tokens. Assumes that every token is scored, and that the
+// adapters have the largest LoRA rank and train lm_head.
 [[nodiscard]] ActivationBytes BatchActivations(const ModelSizes& sizes,
                                                const EngineOptions& options,
                                                int64_t num_tokens);
 
 // Estimates the bytes that decode graphs keep between iterations: the tensors
-// of a step of --max-decode-sequences. Graphs of smaller steps share them.
-// Returns 0 if there are no graphs: with --no-decode-graphs, if several ranks
-// share each layer, or if the model has experts.
+// of a decode step with --max-decode-sequences sequences. Graphs of smaller
+// steps share these tensors. Returns 0 if there are no graphs: with
+// --no-decode-graphs, if several ranks share each layer, or if the model has
+// experts.
 [[nodiscard]] int64_t DecodeGraphBytes(const ModelSizes& sizes,
                                        const EngineOptions& options);
 

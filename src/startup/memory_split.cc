@@ -9,7 +9,7 @@
 namespace weft::engine {
 namespace {
 
-// The two parts of the reserve. cuBLAS, NCCL and attention take some hundred
+// The two parts of the reserve. cuBLAS, NCCL and attention take a few hundred
 // megabytes on every device. Fragmentation takes 1 / kFragmentShare of the
 // memory that the model leaves.
 constexpr int64_t kWorkspaceBytes = int64_t{512} << 20;
@@ -40,8 +40,8 @@ Batch LeastBatch(const MemoryNeeds& needs) {
 
 // Returns the longest micro-batch that fits in `budget`; LeastBatch if none
 // fits. A batch may recompute more layers than needs.least_recomputed in order
-// to fit, except one of more than kGoodBatchTokens that is not the shortest of
-// needs.batches.
+// to fit. A batch of more than kGoodBatchTokens may do so only if it is the
+// shortest of needs.batches.
 Batch LongestBatch(const MemoryNeeds& needs, int64_t budget) {
   for (auto batch = needs.batches.rbegin(); batch != needs.batches.rend();
        ++batch) {

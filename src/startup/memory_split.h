@@ -13,8 +13,8 @@
 namespace weft::engine {
 
 // A micro-batch of this length has nearly the full GEMM rate on a large device.
-// After the minimum of each part, only the decode graphs get memory before it,
-// so that it recomputes few layers. More tokens gain only a few percent.
+// More tokens gain only a few percent. The micro-batch gets memory right after
+// the minimums and the decode graphs, so that it recomputes few layers.
 inline constexpr int64_t kGoodBatchTokens = 4096;
 
 // Memory for the activations of a micro-batch and for a chunk of logits.
@@ -71,7 +71,7 @@ struct MemorySplit {
   Limit batch_limit = Limit::kNothing;
   Limit graphs_limit = Limit::kNothing;
 
-  // Returns the bytes of all parts but the model.
+  // Returns the bytes of all parts except the model.
   [[nodiscard]] int64_t Total() const {
     return adapters + cache + activations + decode_graphs + reserve;
   }
@@ -80,9 +80,9 @@ struct MemorySplit {
 // Divides needs.available. First each part gets its minimum: one adapter, the
 // cache of one longest sequence, the shortest micro-batch, and the reserve. If
 // the operator sets the size of the cache or of the activations, the part gets
-// this size and no more. The reserve is for libraries' workspaces, widened
-// parts of weights, further versions of adapters and fragmentation. The rest
-// goes, in this order, to
+// this size and no more. The reserve is for libraries' workspaces, parts of
+// weights in a wider dtype, further versions of adapters and fragmentation. The
+// rest goes, in this order, to
 //   1. the decode graphs, all or none, because they are small;
 //   2. a micro-batch of at most good_batch bytes, with few recomputed layers;
 //   3. the cache, up to usual_cache;
@@ -92,8 +92,9 @@ struct MemorySplit {
 //      more layers than needs.least_recomputed;
 //   6. further adapters, then the cache, then the activations.
 // The operator's number of adapters is always accepted, even if their memory is
-// too small for it. Adapters rarely have the largest rank on every layer.
-// Errors: RESOURCE_EXHAUSTED, with bytes and flags, if the minimum is too much.
+// too small for it, because adapters rarely have the largest rank on every
+// layer.
+// Errors: RESOURCE_EXHAUSTED, with bytes and flags, if the minimums do not fit.
 [[nodiscard]] absl::StatusOr<MemorySplit> SplitMemory(const MemoryNeeds& needs);
 
 }  // namespace weft::engine

@@ -37,12 +37,12 @@ int64_t ReadNumber(const char* path, const std::string& key = "") {
   return file >> value ? value : -1;
 }
 
-// Returns the bytes of attention's backward pass beside the residual stream,
-// and beside ScoreBytes. Activations are in bf16 only on CUDA. There,
-// LibTorch's variable-length flash kernels use whole tensors: gradients of the
-// output, of q, k and v, and of q again in f32. If query heads share k and v,
-// the kernels keep gradients of k and v for each query head. They also gather
-// q, k, v, output and gradient of ancestors in the prefix tree.
+// Returns the bytes that attention's backward pass needs in addition to the
+// residual stream and to ScoreBytes. Activations are in bf16 only on CUDA. In
+// bf16, LibTorch's variable-length flash kernels use whole tensors: gradients
+// of the output, of q, k and v, and of q again in f32. If query heads share k
+// and v, the kernels keep gradients of k and v for each query head. They also
+// gather q, k, v, output and gradient of ancestors in the prefix tree.
 int64_t AttentionBackwardBytes(const model::ModelConfig& config,
                                int64_t element_bytes, bool is_cpu,
                                const BatchRows& batch) {
@@ -73,16 +73,17 @@ int64_t ScoreBytes(const model::ModelConfig& config, int64_t element_bytes,
   return bytes;
 }
 
-// Elements for each token of an MLP, or of a layer's experts if they need more.
-// `kept` elements are saved for the backward pass. `passing` elements exist
-// only while the layer runs.
+// Elements per token that a layer needs for its MLP, or for its experts if they
+// need more. `kept` elements are saved for the backward pass. `passing`
+// elements exist only while the layer runs.
 struct MlpWidths {
   int64_t kept = 0;
   int64_t passing = 0;
 };
 
-// Returns the elements on this rank, which may have all experts of a token.
-// Each expert of a token has a row with a copy of the token's input and output.
+// Returns the elements on this rank, which may hold all experts that a token
+// uses. Each expert of a token has a row with a copy of the token's input and
+// output.
 MlpWidths WidthsOfMlp(const lora::ModelShape& shape, int max_rank) {
   const lora::ExpertShape& experts = shape.experts;
   if (experts.count == 0) {
@@ -99,9 +100,9 @@ MlpWidths WidthsOfMlp(const lora::ModelShape& shape, int max_rank) {
               std::max(3 * features, 3 * shape.ffn) + 3 * rows * shape.hidden};
 }
 
-// Returns the most bytes of partial sums that the bf16 kernels on CUDA need for
-// a gradient of LoRA. The kernels compute all experts at once, with a row for
-// each expert of each token.
+// Returns the largest number of bytes that the bf16 kernels on CUDA need for
+// the partial sums of a LoRA gradient. The kernels compute all experts at once,
+// with a row for each expert of each token.
 int64_t PartialSumBytes(const lora::ModelShape& shape, int max_rank,
                         int64_t num_rows) {
   const int64_t bytes = lora::GradientWorkspaceBytes(num_rows, shape, max_rank);

@@ -42,7 +42,7 @@ struct BatchRows {
 // Returns the fewest layers to recompute so that the batch needs at most
 // `budget` bytes. A budget of 0 is no limit. For the policy kAll, returns
 // `num_layers`; for kOff, 0. Errors: RESOURCE_EXHAUSTED, with the needed and
-// the available bytes, if the policy permits no such number of layers.
+// the available bytes, if no number that the policy permits is enough.
 [[nodiscard]] absl::StatusOr<int> ChooseRecomputed(GradientCheckpointing policy,
                                                    const ActivationBytes& bytes,
                                                    int num_layers,

@@ -84,8 +84,9 @@ class Builder {
   }
 
  private:
-  // Replaces the ids of `routed` in tree.tokens by tokens, and adds the experts
-  // of the tree's rows. -1 means that the router chooses the expert.
+  // Replaces each id in tree.tokens by the token that `routed` has for it. Adds
+  // the experts of the tree's rows; -1 means that the router chooses the
+  // expert.
   void AddRouting(const RoutedTokens& routed, PrefixTree& tree) {
     for (int32_t& id : tree.tokens) {
       const absl::Span<const uint16_t> routing = routed.routing(id);
@@ -176,8 +177,9 @@ class Builder {
     }
   }
 
-  // Gives each segment of the batch that has score rows its range of them.
-  // Score rows are in the order of the batch's rows, so ranges are contiguous.
+  // Computes each segment's range of score rows, and skips segments without
+  // score rows. Score rows are in the order of the batch's rows, so ranges are
+  // contiguous.
   void RouteScoreRows() {
     const auto place = [this](int64_t row) {
       return std::ranges::lower_bound(score_index_, row) - score_index_.begin();

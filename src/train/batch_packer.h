@@ -26,9 +26,9 @@ struct TrainPiece {
   lora::AdapterVersionPtr version;  // Null: the base model.
 };
 
-// The indices of one datum's score rows and entries in the batch. If two data
-// share a scored row of the batch and have equal temperature and gradient
-// filter, they also share its score row.
+// The indices of one datum's score rows and entries in the batch. Two data
+// share a score row if they share its batch row and have the same temperature
+// and gradient filter.
 struct PackedDatum {
   const TrainRequest* request = nullptr;
   const Datum* datum = nullptr;
@@ -51,8 +51,8 @@ struct PackedTrain {
                             int64_t target);
 
 // Packs pieces into tensors on the host. With `share_prompts`, data of one
-// adapter version share the rows of common prefixes that save enough rows
-// (prefix_tree.h), and the gradients of these rows add up.
+// adapter version share the rows of a common prefix if this saves enough rows
+// (prefix_tree.h). The gradients of shared rows add up.
 [[nodiscard]] PackedTrain PackTrain(const std::vector<TrainPiece>& pieces,
                                     bool share_prompts);
 

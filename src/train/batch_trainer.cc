@@ -73,8 +73,9 @@ void BatchTrainer::FinishRequest(const dispatch::StepTask& step) {
   progress.result.step = step.step;
   const bool backward = std::get<TrainRequest>(*step.request).backward;
   StepResult result = std::move(progress.result);
-  // The log already has the batches of a step with gradients. A Forward without
-  // a step number changes nothing that must be recorded.
+  // Records only a Forward with a step number. The log already has the batches
+  // of a step with gradients. A Forward without a step number changes nothing
+  // that must be recorded.
   if (!backward && step.step > 0) context_.recorder.Done(step, result);
   context_.dispatcher.steps().Complete(step.id, std::move(result));
 }
@@ -90,8 +91,8 @@ struct BatchTrainer::MicroBatch {
     at::Tensor before_N;
   };
   bool backward = false;
-  // The batch may run again if memory runs out. Copies of the scratch take
-  // room, so a CPU makes none, and its batches run only once.
+  // The batch may run again if memory runs out. A retry needs copies of the
+  // scratch, which take memory, so batches on a CPU run only once.
   bool may_retry = false;
   bool ran = false;  // The last attempt began to run the batch.
   std::vector<TrainPiece> pieces;

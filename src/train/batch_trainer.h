@@ -35,7 +35,7 @@ class BatchTrainer {
   }
 
  private:
-  // The results of the slices of a request that have run.
+  // The results that a request's finished slices have produced so far.
   struct Progress {
     TrainResult result;
     loss::MetricSums metrics;
@@ -47,14 +47,14 @@ class BatchTrainer {
   // other requests.
   [[nodiscard]] dispatch::RunTrain Runnable(const dispatch::RunTrain& train);
   // Returns the weights with which a request runs; null for the base model
-  // without an adapter. Errors: NOT_FOUND (the adapter does not exist any more,
-  // or has no snapshot of the request's name).
+  // without an adapter. Errors: NOT_FOUND if the adapter no longer exists, or
+  // lacks the snapshot that the request names.
   [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> VersionOf(
       const dispatch::StepTask& step) const;
   [[nodiscard]] MicroBatch MakeMicroBatch(const dispatch::RunTrain& train);
   [[nodiscard]] absl::Status RunSlices(const dispatch::RunTrain& train);
-  // Runs the batch once. A backward pass adds to the adapters' scratch, which
-  // has the gradients of requests that are not complete.
+  // Runs the batch once. The backward pass adds gradients to each adapter's
+  // scratch, which holds the gradients of an unfinished request.
   [[nodiscard]] absl::StatusOr<TrainOutcome> TryBatch(MicroBatch& batch,
                                                       Recompute recompute);
   void FinishRequest(const dispatch::StepTask& step);

@@ -26,8 +26,8 @@ class Builder {
       }
       return std::move(tree_);
     }
-    // After the sort, sequences with a common prefix are adjacent. A group's
-    // common prefix is that of its first and last sequence.
+    // After the sort, sequences with a common prefix are adjacent. A prefix
+    // that a group's first and last sequences share belongs to the whole group.
     std::ranges::stable_sort(order_, [&](size_t a, size_t b) {
       return std::ranges::lexicographical_compare(sequences_[a], sequences_[b]);
     });

@@ -34,14 +34,14 @@ struct PrefixTree {
 
 // The value of `min_saved_rows` with which no prefix is shared.
 inline constexpr int64_t kNeverShare = INT64_MAX;
-// A further node costs a layer about as much time as this many rows, because
-// the node's attention is computed on its own.
+// An additional node costs each layer about as much time as this many rows,
+// because the attention of each node is computed separately.
 inline constexpr int64_t kMinSavedRows = 16;
 
 // Builds the tree of `sequences`, which are not empty. A common prefix becomes
-// a node if that saves at least `min_saved_rows` rows, because a further node
-// costs time, too. A node of N sequences saves N - 1 times its length. With
-// kNeverShare every sequence is one node, in the given order. Takes
+// a node only if the node saves at least `min_saved_rows` rows, because each
+// node also costs time. A node of N sequences saves N - 1 times its length.
+// With kNeverShare every sequence is one node, in the given order. Takes
 // O(tokens log sequences) time. Threads: any.
 [[nodiscard]] PrefixTree BuildPrefixTree(
     const std::vector<absl::Span<const int32_t>>& sequences,
@@ -49,8 +49,8 @@ inline constexpr int64_t kMinSavedRows = 16;
 
 // Estimates the number of rows, at least one, that `datum` adds to a tree that
 // already has `previous`, the datum before it in the request. The scheduler
-// uses this number for the cost of `datum`. Tokens are common only if their
-// routing is equal, too.
+// uses this number for the cost of `datum`. The data share a token's row only
+// if the token has the same routing in both.
 [[nodiscard]] int64_t AddedRows(const Datum& previous, const Datum& datum);
 
 }  // namespace weft::engine

@@ -16,8 +16,9 @@
 namespace weft::engine {
 namespace {
 
-// Returns whether an adapter of config `a` can take the state of one of config
-// `b`. The seed does not matter, and existing adapters have no expert_rank.
+// Returns whether an adapter with config `a` can take the state of an adapter
+// with config `b`. Ignores the seed. Ignores expert_rank, which existing
+// adapters do not have.
 bool SameShape(const LoraConfig& a, const LoraConfig& b) {
   return a.rank == b.rank && a.alpha == b.alpha &&
          a.target_modules == b.target_modules && a.overrides == b.overrides;

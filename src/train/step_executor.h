@@ -19,9 +19,9 @@ class StepExecutor {
   // `context` outlives the executor.
   explicit StepExecutor(const EngineContext* context) : context_(*context) {}
 
-  // Runs the step. Completes it before the return, or later, when its files
-  // are written or read. Until then no other step of the adapter runs, except
-  // a Forward without a number.
+  // Runs the step. Completes it before this call returns, or, for a save or
+  // load, after its files are written or read. Until the step completes, no
+  // other step of the adapter runs, except a Forward without a number.
   void Run(const dispatch::StepTask& step);
   // Runs and completes a step that is an OptimStep or a PublishSnapshot.
   // Returns its result, which may be a StepFailure.
@@ -45,9 +45,9 @@ class StepExecutor {
                                      const std::string& image);
   [[nodiscard]] absl::StatusOr<StepResult> Publish(
       const dispatch::StepTask& step, const PublishSnapshotRequest& request);
-  // Turns an error after which the step counts as done into a StepFailure.
-  // Completes the step, and records it unless it has an error. Returns the
-  // result.
+  // Turns an error for which IsStepFailure returns true into a StepFailure,
+  // which is a result. Records a result, but not an error. Completes the step,
+  // and returns the result or error.
   absl::StatusOr<StepResult> Complete(
       const dispatch::StepTask& step, absl::StatusOr<StepResult> result,
       const std::optional<dispatch::AdapterFacts>& facts = std::nullopt);

@@ -30,9 +30,9 @@ std::vector<uint16_t> RoutingOf(const PackedDatum& packed,
   return routing;
 }
 
-// Returns the result of one datum, from the scores of all its replica's data.
-// Writes dLoss/dlogprob of the datum's entries to `gradients_E`, which has all
-// E entries. Adds to `metrics`.
+// Returns the result of one datum. `scores` has the scores of all data of the
+// datum's replica. Writes dLoss/dlogprob of the datum's entries to
+// `gradients_E`, which has all E entries. Adds to `metrics`.
 DatumResult ScatterDatum(const PackedDatum& packed,
                          const executor::TrainScores& scores,
                          float* gradients_E, loss::MetricSums* metrics) {
@@ -77,8 +77,8 @@ DatumResult ScatterDatum(const PackedDatum& packed,
   return result;
 }
 
-// At the end of Run, drops the tensors that the forward pass has kept for a
-// backward pass that has not run.
+// Calls DropPending at the end of Run. If Backward was not called, this frees
+// the tensors that Forward kept for it.
 class PassGuard {
  public:
   explicit PassGuard(executor::Executor* executor) : executor_(*executor) {}

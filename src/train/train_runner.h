@@ -50,8 +50,9 @@ class TrainRunner {
       const lora::LoraGradients* gradients,
       const std::vector<loss::MetricSums*>& metrics,
       Recompute recompute = Recompute::kByBudget);
-  // Returns whether the last Run kept layers that another Run may recompute.
-  // False unless the policy is GradientCheckpointing::kAuto.
+  // Returns whether the last Run kept the activations of layers that another
+  // Run could recompute. False unless the policy is
+  // GradientCheckpointing::kAuto.
   [[nodiscard]] bool kept_layers() const { return kept_layers_; }
 
  private:
@@ -62,7 +63,7 @@ class TrainRunner {
   };
 
   [[nodiscard]] absl::StatusOr<int> NumRecomputed(const Part& part) const;
-  // Returns, for each part, the gradients of the versions with which it runs.
+  // Returns, for each part, the gradients of the adapter versions that it uses.
   [[nodiscard]] static std::vector<lora::LoraGradients> GradientsOf(
       const std::vector<Part>& parts, const lora::LoraGradients& gradients);
 

@@ -25,8 +25,8 @@ class Checkpoint {
   // pytorch_model.bin.index.json. Reads and checks headers, not tensors.
   // Errors: NOT_FOUND, which names the missing files; those of
   // TensorFile::Open, ReadSmallFile and ParseShardIndex; DATA_LOSS if a shard
-  // lacks a tensor of the index. A damaged file is an error even if a later one
-  // of the list exists.
+  // lacks a tensor of the index. A damaged file is an error, even if a file
+  // later in the list exists.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(
       const std::string& model_dir);
 

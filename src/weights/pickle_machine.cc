@@ -257,9 +257,9 @@ absl::Status PickleMachine::SetItems() {
   return heap_.Insert(dict, items);
 }
 
-// Stores the top of the stack in the memo. Refuses an index that skips entries,
-// so that the memo grows only with the length of a hostile pickle. Writers
-// number entries in order.
+// Stores the top of the stack in the memo. Writers number the entries in order.
+// Refuses an index that skips entries, so that a short hostile pickle cannot
+// make the memo large.
 absl::Status PickleMachine::MemoPut(uint64_t index) {
   if (stack_.size() <= Floor()) return Refuse("finds the stack empty");
   if (index > memo_.size()) {

@@ -27,7 +27,7 @@ enum class PickleKind : uint8_t {
   kTuple,   // The heap's items [number, number + size).
   kList,    // The items are not kept.
   kDict,    // The dict with index `number` in the heap.
-  kGlobal,  // PickleObjects sets `number` here and in the next two.
+  kGlobal,  // PickleObjects sets `number` of the last three kinds.
   kStorage,
   kTensor,
 };

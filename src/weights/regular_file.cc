@@ -68,7 +68,7 @@ absl::Status RegularFile::ReadAt(uint64_t offset,
 
 absl::StatusOr<std::string> RegularFile::ReadBytes(uint64_t offset,
                                                    uint64_t num_bytes) const {
-  // Checks the range before the allocation, whose size comes from a file.
+  // Checks the range before it allocates, because the size comes from a file.
   WEFT_RETURN_IF_ERROR(CheckRange(offset, num_bytes));
   std::string bytes(num_bytes, '\0');
   WEFT_RETURN_IF_ERROR(

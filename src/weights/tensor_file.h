@@ -59,9 +59,9 @@ class DiskTensor {
   [[nodiscard]] absl::Span<const int64_t> shape() const {
     return entry_->second.shape;
   }
-  // Returns the number of rows of the tensor seen as a matrix. The last of two
-  // or more dimensions gives the columns, and the others together give the
-  // rows. A vector has one column; a scalar has one row.
+  // Returns the number of rows of the tensor seen as a matrix. With two or more
+  // dimensions, the last one is the columns, and the others are flattened into
+  // the rows. A vector has one column; a scalar has one row.
   [[nodiscard]] int64_t num_rows() const;
   [[nodiscard]] uint64_t row_bytes() const;
   [[nodiscard]] uint64_t size_bytes() const {

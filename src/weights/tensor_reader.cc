@@ -22,9 +22,9 @@
 namespace weft::weights {
 namespace {
 
-// The most bytes of one read of several rows: two huge pages, so that threads
-// rarely write to the same page. A buffer of this size serves conversions and
-// transfers to a device.
+// The most bytes that one read of several rows takes. They fill two huge pages,
+// so that threads rarely write to the same page. Conversions and transfers to a
+// device use a buffer of this size.
 constexpr int64_t kBlockBytes = int64_t{4} << 20;
 
 absl::Status ShapeError(absl::string_view name, const DiskTensor& source,
@@ -43,7 +43,7 @@ at::Tensor AsMatrix(const at::Tensor& tensor) {
   return tensor.view({-1, tensor.size(-1)});
 }
 
-// Rows [begin, end) of the destination of item number `item` of the plan.
+// Rows [begin, end) of a plan item's destination. `item` is the item's index.
 struct RowBlock {
   size_t item = 0;
   int64_t begin = 0;
@@ -58,8 +58,8 @@ void AddBlocks(size_t item, int64_t num_rows, int64_t row_bytes,
   }
 }
 
-// Returns the place of a block's rows in the file's tensor. The slice begins at
-// `begin` and has `columns` columns.
+// Returns the part of the file's tensor that fills the rows of `block`. The
+// slice of the tensor begins at `begin` and has `columns` columns.
 DiskTensor::Block BlockOf(const SliceBegin& begin, const RowBlock& block,
                           int64_t columns, at::ScalarType dtype) {
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(dtype));
@@ -119,7 +119,7 @@ std::vector<int64_t> SliceShape(const at::Tensor& destination,
   return shape;
 }
 
-// Writes the rows `read`, which have the file's dtype, to `rows` of a
+// Writes `read`, rows in the file's dtype, to `rows`, the same rows of the
 // destination.
 absl::Status Store(const at::Tensor& read, const RowFormat& format,
                    const at::Tensor& rows) {

@@ -78,7 +78,7 @@ absl::StatusOr<std::string> ReadEntry(const RegularFile& file,
   }
   WEFT_ASSIGN_OR_RETURN(std::string bytes,
                         file.ReadBytes(entry.data_offset, entry.size_bytes));
-  // torch writes 0 if it is set to compute no checksums.
+  // torch writes 0 if it is configured to skip checksums.
   if (entry.crc32 != 0 && Crc32(bytes) != entry.crc32) {
     return absl::DataLossError(absl::StrCat(
         "zip entry '", absl::CHexEscape(name), "' fails its checksum"));

@@ -159,8 +159,8 @@ absl::Status TorchObjects::Sizes(const PickleValue& tuple,
 }
 
 // Creates a tensor. The arguments have the form (storage, offset, size, stride,
-// requires_grad, hooks[, metadata]). Refuses metadata other than None: that of
-// conjugate and negative views would change the values.
+// requires_grad, hooks[, metadata]). Refuses metadata other than None, because
+// the metadata of conjugate and negative views changes the values.
 absl::StatusOr<PickleValue> TorchObjects::RebuildTensor(
     absl::Span<const PickleValue> arguments) {
   constexpr PickleKind kKinds[] = {PickleKind::kStorage, PickleKind::kInt,
@@ -187,8 +187,8 @@ absl::StatusOr<PickleValue> TorchObjects::RebuildTensor(
   return PickleValue{.kind = PickleKind::kTensor, .number = index};
 }
 
-// Accepts only the attribute _metadata of an OrderedDict. state_dict() keeps
-// versions of modules in it.
+// Accepts only the attribute _metadata of an OrderedDict. In this attribute,
+// state_dict() keeps the versions of modules.
 absl::Status TorchObjects::SetState(const PickleValue& target,
                                     const PickleValue& state) {
   if (target.kind != PickleKind::kDict || !heap_.Dict(target).ordered ||

@@ -1,6 +1,6 @@
 // Reads the pickle inside a torch.save archive of a state dict. Torch-free.
-// Accepts only the names that dicts of tensors need. Refuses any other name
-// with an error that has its offset. Imports and calls nothing.
+// Accepts only the Python names that dicts of tensors need. For any other name,
+// returns an error with the offset in the pickle. Imports and calls nothing.
 #ifndef WEFT_SRC_WEIGHTS_TORCH_PICKLE_H_
 #define WEFT_SRC_WEIGHTS_TORCH_PICKLE_H_
 

@@ -24,13 +24,12 @@ constexpr size_t kEndBytes = 22;
 constexpr size_t kEnd64Bytes = 56;
 constexpr size_t kLocator64Bytes = 20;
 constexpr uint16_t kZip64Extra = 1;
-// Bits of an entry's flags. Accepted are kDeferredSizes (sizes only in the
+// Bits of an entry's flags. Two are accepted: kDeferredSizes (sizes only in the
 // directory) and bit 11 (names in UTF-8).
 constexpr uint16_t kDeferredSizes = 1u << 3;
 constexpr uint16_t kEncrypted = 1u << 0;
 constexpr uint16_t kKnownFlags = kDeferredSizes | (1u << 11);
-// A field of 4 or 2 bytes with such a value has its true value in a zip64
-// record.
+// If a field of 4 or 2 bytes has this value, a zip64 record has the true value.
 constexpr uint32_t kIn64 = 0xffffffff;
 constexpr uint16_t kIn64Short = 0xffff;
 
@@ -150,8 +149,8 @@ struct CentralEntry {
   ZipEntry entry;
 };
 
-// Reads the values that are too large for the entry's fields from the entry's
-// zip64 extra field.
+// Replaces each field that is kIn64 by its value in the entry's zip64 extra
+// field.
 absl::Status ReadExtra(absl::string_view extra, CentralEntry& central) {
   uint64_t* const fields[] = {&central.entry.size_bytes, &central.stored_bytes,
                               &central.entry.header_offset};

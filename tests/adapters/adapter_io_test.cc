@@ -156,7 +156,7 @@ TEST_F(AdapterIoTest, AnUploadIsTheDownloadUnderAnotherName) {
 TEST_F(AdapterIoTest, FilesThatAreNoCheckpointAreNotWritten) {
   Save(Uneven());
   const PeftFiles good = *io_.Download("a", "c");
-  // Changes one file, or removes it if the edit returns nothing.
+  // Uploads the good files with one edited, or omitted if `edit` returns none.
   const auto upload =
       [&](const std::string& name,
           const std::function<std::optional<std::string>(const std::string&)>&
@@ -287,7 +287,7 @@ TEST_F(AdapterIoTest, RefusesADamagedManifest) {
   }
 }
 
-// Weights of one shape with moments of another would be read past their end.
+// A read could pass the end if weights and moments had different shapes.
 TEST_F(AdapterIoTest, RefusesAManifestOfAnotherAdapter) {
   Save(Uneven());
   EditConfig([](json& config) { config["overrides"] = json::array(); });
@@ -375,7 +375,7 @@ TEST_F(AdapterIoTest, ReadsManifestsFromBeforeTheProperties) {
   EXPECT_EQ(loaded->info.kind, CheckpointKind::kTrain);
   EXPECT_EQ(loaded->info.expires_at, absl::InfiniteFuture());
   EXPECT_EQ(loaded->state.moment2, StateOf(Uneven()).moment2);
-  // The shape counts still.
+  // A base model of another shape is still refused.
   other.shape.ffn = 9;
   EXPECT_THAT(
       AdapterIo(folder_, other).Load({.source_adapter_id = "a", .name = "c"}),
@@ -412,7 +412,7 @@ TEST_F(AdapterIoTest, RefusesDamagedProperties) {
   }
 }
 
-// Moves the save of a checkpoint into the past.
+// Makes a checkpoint look as if it was saved long ago.
 constexpr auto kLongAgo = [](json& fields) { fields["created_at"] = 1e9; };
 
 TEST_F(AdapterIoTest, AnExpiredCheckpointIsNotThere) {
@@ -429,7 +429,7 @@ TEST_F(AdapterIoTest, AnExpiredCheckpointIsNotThere) {
                "\"over\" has expired; there are checkpoints 'kept'");
   EXPECT_THAT(io_.Load(load), gone);
   EXPECT_THAT(io_.Describe(load), gone);
-  // Its name is free.
+  // A new checkpoint can take the name of an expired one.
   ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "over"}), IsOk());
   EXPECT_THAT(io_.Load(load), IsOk());
 }
@@ -444,7 +444,7 @@ TEST_F(AdapterIoTest, DeletesWhatHasExpired) {
   io_.DeleteExpired();
   EXPECT_FALSE(std::filesystem::exists(folder_ / "a" / "over"));
   EXPECT_THAT(Names(), ::testing::UnorderedElementsAre("kept", "later"));
-  // A checkpoint that expires sooner than the others is found, too.
+  // DeleteExpired also finds a checkpoint that expires before all the others.
   ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "soon", .ttl_seconds = 1}),
               IsOk());
   absl::SleepFor(absl::Milliseconds(1100));
@@ -484,7 +484,7 @@ TEST_F(AdapterIoTest, ASaveLeavesTheReserveOfTheDisk) {
   EXPECT_THAT(refused, IsStatus(absl::StatusCode::kResourceExhausted,
                                 "--disk-reserve-bytes is 4611686018427387904"));
   EXPECT_EQ(FindReason(refused.status())->name, "CHECKPOINT_DISK_FULL");
-  // A call that was answered before needs no room.
+  // A repeated save of a stored checkpoint needs no disk space.
   EXPECT_THAT(full.Save({.adapter_id = "a", .name = "c"}, copy), IsOk());
   EXPECT_THAT(full.Delete("a", "c"), IsOk());
   EXPECT_THAT(Names(), ::testing::IsEmpty());
@@ -503,7 +503,7 @@ TEST_F(AdapterIoTest, KnowsTheBytesOfAllCheckpoints) {
   const auto first = SaveAs({.adapter_id = "a", .name = "c1"});
   ASSERT_THAT(first, IsOk());
   EXPECT_EQ(io_.stored_bytes(), first->size_bytes);
-  // A smaller checkpoint takes the place of a larger one.
+  // A smaller checkpoint replaces a larger one.
   ASSERT_THAT(SaveAs({.adapter_id = "a",
                       .name = "c1",
                       .overwrite = true,
@@ -521,7 +521,7 @@ TEST_F(AdapterIoTest, KnowsTheBytesOfAllCheckpoints) {
               IsOk());
   EXPECT_THAT(io_.Delete("d", "up"), IsOk());
   EXPECT_EQ(io_.stored_bytes(), listed());
-  // The next process counts what is there, but for what it deletes at once.
+  // The next process deletes the expired checkpoint, and counts the others.
   ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "over", .ttl_seconds = 60}),
               IsOk());
   EditFields("over", kLongAgo);
@@ -542,7 +542,7 @@ TEST_F(AdapterIoTest, KeepsTheNewestOfAKind) {
   ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "c4", .keep_newest = 2}),
               IsOk());
   EXPECT_THAT(Names(), ::testing::ElementsAre("c4", "s1", "c3"));
-  // The new one stays, also if the others come from the future.
+  // The new checkpoint stays, even if another one has a later creation time.
   EditFields("c3", [](json& fields) { fields["created_at"] = 9e9; });
   ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "c5", .keep_newest = 1}),
               IsOk());

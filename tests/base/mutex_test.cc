@@ -9,8 +9,8 @@
 namespace weft {
 namespace {
 
-// The class is annotated, so that a clang build checks the annotations
-// themselves.
+// Has thread-safety annotations, so that a clang build also checks the
+// annotations of Mutex, MutexLock and CondVar.
 class Counter {
  public:
   void Add() {
@@ -67,7 +67,7 @@ TEST(CondVarTest, WakesAWaiter) {
 TEST(CondVarTest, StillHoldsTheMutexAfterATimeout) {
   Counter counter;
   counter.WaitBriefly();
-  counter.Add();  // This would deadlock if the wait had kept or lost the lock.
+  counter.Add();  // This would deadlock if the mutex were still locked.
   EXPECT_EQ(counter.Get(), 1);
 }
 

@@ -21,7 +21,7 @@ TraceId Id(const std::string& text) {
 
 TEST(TraceIdTest, TakesTheIdOfAValidTraceparentFirst) {
   EXPECT_EQ(*MakeTraceId(kParent, "mine"), kTrace);
-  // A later version may have more fields.
+  // A traceparent of a later version than 0 may have more fields.
   EXPECT_EQ(*MakeTraceId("cc" + std::string(kParent).substr(2) + "-x", ""),
             kTrace);
 }
@@ -31,7 +31,7 @@ TEST(TraceIdTest, LeavesOutATraceparentThatIsNotValid) {
   const std::string bad[] = {
       "",
       parent.substr(1),
-      parent + "-x",                                     // Version 0.
+      parent + "-x",                                     // Extra field.
       "ff" + parent.substr(2),                           // Reserved.
       "00-" + std::string(32, '0') + parent.substr(35),  // All zero.
       parent.substr(0, 36) + std::string(16, '0') + parent.substr(52),

@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
         [ATTENTION_BENCH, *numbers], capture_output=True, text=True, check=True
     )
     line = json.loads(done.stdout)
-    # Products sum over features, and weights over keys.
+    # A score sums over the features, and an output sums over the keys.
     allowed = tolerance.summed("f32", options.length + options.features)
     if not line["difference"] <= allowed:
         raise AssertionError(f"results differ by {line['difference']} > {allowed}")

@@ -92,8 +92,8 @@ def measure(sides: dict[str, Calls], rounds: int) -> Runs:
 
 
 class Calls:
-    """The timed calls of one build, by name. They use the model, and a tiny model
-    with which only the cost of a call counts."""
+    """The timed calls of one build, by name. Those whose name starts with `small` use a
+    tiny model, so that only the cost of a call counts. The others use options.model."""
 
     def __init__(
         self,
@@ -198,9 +198,8 @@ def _best(runs: list[dict[str, float]]) -> dict[str, float]:
 def _ratios(
     before: list[dict[str, float]], after: list[dict[str, float]]
 ) -> dict[str, float]:
-    """Returns for each call the median over the rounds of before's seconds
-    divided by after's.
-    """
+    """Returns the speedup of each call: its seconds in `before` divided by its seconds
+    in `after`, as the median over the rounds."""
     return {
         name: statistics.median(
             one[name] / other[name] for one, other in zip(before, after, strict=True)

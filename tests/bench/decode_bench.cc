@@ -1,12 +1,15 @@
 // Times Weft's decode loop by itself, without a server:
 //   decode_bench MODEL_DIR f32|bf16|int8 BATCH PROMPT TOKENS THREADS cpu|cuda
 // BATCH sequences of PROMPT tokens draw TOKENS tokens each. Prints one JSON
-// line with the seconds of the fastest and of the median iteration, the tokens
-// per second of both, and the bytes that an iteration must read: weights once,
-// and keys and values of every sequence; an expert only if a token chose it.
-// Weights are random if MODEL_DIR has only config.json. It also has the rate of
-// memory in the same run. On a CPU it is the rate at which the same threads get
-// the lines of memory; on a device it is that of reading or copying.
+// line with the seconds of the fastest and of the median iteration, and the
+// tokens per second of both. The line also has the bytes that an iteration must
+// read: the weights once, and the keys and values of every sequence. An expert
+// counts only if a token chose it. Weights are random if MODEL_DIR has only
+// config.json.
+//
+// The line also has the rate of memory, measured in the same run. On a CPU it
+// is the rate at which the same threads read cache lines. On a device it is the
+// rate of reading or of copying, whichever is higher.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -63,10 +66,10 @@ double Middle(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Like ReadMemory, on a device. Times reading all of `memory` and copying one
-// half to the other, and takes the faster, because a sum may not keep the
-// memory busy. Each time is the mean of `times` runs, because a single run may
-// take no longer than its launch.
+// Like ReadMemory, on a device. Measures the rate of a sum over all of
+// `memory`, and that of a copy of one half to the other. Appends the higher
+// rate, because a sum may not keep the memory busy. Each rate is the mean of
+// `times` runs, because a single run may take no longer than its launch.
 void ReadDeviceMemory(const at::Tensor& memory, int64_t times,
                       std::vector<double>* rates) {
   const std::vector<at::Tensor> halves = memory.chunk(2);
@@ -145,9 +148,9 @@ int64_t ExpertBytes(const Decoder& decoder) {
   return 0;
 }
 
-// Returns the number of experts of all layers that an average iteration reads.
-// An iteration computes one token of every sequence. `routings` have the
-// experts of each sequence, as Sample::routing has them.
+// Returns how many experts an average iteration reads, summed over the layers.
+// An iteration computes one token of every sequence. `routings` has the
+// Sample::routing of each sequence.
 double ExpertsPerIteration(const weft::lora::ExpertShape& experts,
                            const std::vector<std::vector<uint16_t>>& routings,
                            int64_t prompt) {
@@ -257,7 +260,7 @@ void Run(const Arguments& arguments) {
       common_bytes + expert_bytes * experts.count * experts.num_layers();
   at::Tensor memory =
       at::empty({all_bytes / 8}, at::dtype(at::kLong).device(arguments.device));
-  // The weights are in huge pages, too.
+  // Uses huge pages, because the weights are in huge pages, too.
   if (memory.is_cpu()) {
     weft::PreferHugePages(absl::MakeSpan(
         static_cast<std::byte*>(memory.mutable_data_ptr()), memory.nbytes()));
@@ -271,7 +274,7 @@ void Run(const Arguments& arguments) {
   const double best = *std::min_element(seconds.begin(), seconds.end());
   const double middle = Middle(seconds);
   const auto batch = static_cast<double>(arguments.batch);
-  // Counts the cache of the average iteration.
+  // Counts the KV cache at its average length.
   const double bytes =
       static_cast<double>(common_bytes) +
       experts_per_iteration * static_cast<double>(expert_bytes) +

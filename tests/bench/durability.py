@@ -1,7 +1,7 @@
-"""Measures what it costs to have each step on disk before its reply. Reports the
-tokens per second of many small adapters that train at once, with and without
---state-dir, in turns, and the bytes and syncs of the log per step. Losses must be
-equal up to rounding on both sides."""
+"""Measures what it costs to have each step on disk before its reply. Many small
+adapters train at once, with and without --state-dir, in turns. Reports the tokens per
+second of both sides, and the bytes and syncs of the log per step. Losses must be equal
+up to rounding on both sides."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def main(arguments: list[str]) -> int:
 
 
 def measure(options: argparse.Namespace, work: Path, side: str) -> dict[str, Any]:
-    """Runs `reps` rounds of a gradient and a step of every adapter, all in flight."""
+    """Trains all adapters at once, for `reps` rounds. In a round, each adapter takes a
+    forward_backward and an optim_step."""
     work.mkdir(parents=True)
     state = work / "state"
     flags = ["--state-dir", str(state)] if side == "recorded" else []

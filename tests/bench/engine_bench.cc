@@ -2,7 +2,7 @@
 //   engine_bench MODEL_DIR TOKENS_FILE SEQUENCES RANK REPS THREADS f32|bf16
 // TOKENS_FILE has SEQUENCES rows of int32 tokens, of equal length. Each token
 // predicts the next one. Prints one JSON line with the loss of the first step
-// and the seconds of REPS further ones.
+// and the seconds of REPS later steps.
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>

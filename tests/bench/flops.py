@@ -1,7 +1,7 @@
 """Counts the floating-point operations of a step.
 
-Only operations that the result needs count. Layers that run again in the backward
-pass do not, so that the figures show what recomputing costs a side.
+Counts only the operations that the result needs. Layers that run again in the backward
+pass count once, so that the figures show what recomputing costs a side.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ def step(
 
 
 def decode(config: dict[str, Any], length: int) -> float:
-    """Returns the operations of the base model for one token that attends to
-    `length` others, with its logits."""
+    """Returns the operations of the base model for one token that attends to `length`
+    others. The token's logits count, too."""
     layers, heads, head, shapes = _shapes(config)
     per_layer = 2 * sum(a * b for a, b in shapes) + 4 * length * heads * head
     return float(layers * per_layer + 2 * config["hidden_size"] * config["vocab_size"])
 
 
 def model_flops(config: dict[str, Any], tokens: int) -> float:
-    """Returns 4 P per token, where P counts the base's weights in matrix products:
-    the forward pass and the gradient of inputs. Leaves out attention, LoRA and what
-    runs again."""
+    """Returns 4 P per token, where P is the number of the base's weights in matrix
+    products. This counts the forward pass and the gradient of inputs. It leaves out
+    attention, LoRA and recomputed layers."""
     return 4.0 * tokens * _matrix_weights(config)
 
 
@@ -83,9 +83,9 @@ def head_flops(rows: int, hidden: int, vocab: int) -> float:
 
 
 def _shapes(config: dict[str, Any]) -> tuple[int, int, int, list[tuple[int, int]]]:
-    """Returns the number of layers, of query heads and of a head's features, and
-    the inputs and outputs of the linear layers of one layer that a token passes:
-    q, k, v, o, then those of the MLP or of its experts. A router counts as nothing."""
+    """Returns the number of layers, of query heads and of features per head. Also
+    returns (inputs, outputs) of each linear layer that a token passes in one layer: q,
+    k, v, o, then those of the MLP or of the token's experts. Leaves out the router."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     head = config.get("head_dim") or hidden // heads
     kv = config.get("num_key_value_heads", heads) * head

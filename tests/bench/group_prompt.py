@@ -15,7 +15,7 @@ import inputs
 import report
 from processes import StepBench, scratch
 
-# Target ratios of shared over repeated, by group, prompt and completion.
+# Target speeds of shared relative to repeated, by (group, prompt, completion).
 TARGETS = {(8, 512, 64): 3.3, (16, 2048, 64): 7.0}
 
 

@@ -29,7 +29,7 @@ using weft::ops::RowCount;
 struct Operands {
   at::Tensor x_RH, w_EFH;
   at::Tensor ends_E;  // i32: the end of each expert's rows.
-  at::Tensor y_RF;    // Where expert by expert is written.
+  at::Tensor y_RF;    // RunExpert writes here.
 
   Operands(int64_t rows, int64_t hidden, int64_t features, int64_t experts)
       : x_RH(at::randn({rows, hidden})),

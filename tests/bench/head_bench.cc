@@ -3,9 +3,9 @@
 // Reads hidden [R, H], weight [V, H], gradients [R] (f32) and targets [R] (i64)
 // from FOLDER, raw and little-endian. Writes logprobs [R] and dhidden [R, H]
 // there, in f32. Prints one JSON line with the seconds of the pass with
-// gradient and of the forward pass alone, and with the memory above the inputs:
-// resident memory on a CPU, the allocator's on CUDA. Computes in f32 on a CPU
-// and in bf16 on CUDA.
+// gradient, the seconds of the forward pass alone, and the memory used beyond
+// the inputs. This is resident memory on a CPU, and the allocator's memory on
+// CUDA. Computes in f32 on a CPU and in bf16 on CUDA.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/core/CachingDeviceAllocator.h>

@@ -30,8 +30,8 @@ def rows(model: Path, count: int, length: int) -> np.ndarray:
 
 
 def group(model: Path, count: int, prompt: int, completion: int) -> np.ndarray:
-    """Returns [count, prompt + completion] passages, which are equal over the
-    prompt."""
+    """Returns [count, prompt + completion] passages that begin with the same `prompt`
+    tokens."""
     passages = rows(model, count, prompt + completion)
     passages[:, :prompt] = passages[0, :prompt]
     return passages

@@ -1,7 +1,7 @@
 """Runs one process of llama.cpp, one sequence at a time, and prints one JSON line.
-sample.py starts it and sets allocator and threads. It needs the package
-llama-cpp-python and the demo model, whose GGUF file it writes again with matrices
-in f32, bf16 or 8 bits (Q8_0)."""
+sample.py starts the process and sets allocator and threads. The process needs the
+package llama-cpp-python and the demo model. It writes a copy of the model's GGUF file
+with matrices in f32, bf16 or 8 bits (Q8_0)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def write_model(path: Path, dtype: str) -> None:
-    """Writes the demo model's own file with its matrices in `dtype`."""
+    """Writes a copy of the demo model's GGUF file with matrices in `dtype`."""
     reader = gguf.GGUFReader(prepare_demo_model.find_gguf())
     architecture = reader.fields["general.architecture"].contents()
     writer = gguf.GGUFWriter(path, architecture)

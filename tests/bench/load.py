@@ -1,12 +1,12 @@
-"""Times loading a model: Weft's loader compared with `cat` of the same files, with
-a warm page cache. Also measures its peak memory, and the bytes that it reads for
+"""Times loading a model: Weft's loader compared with `cat` of the same files, with a
+warm page cache. Also measures the loader's peak memory, and the bytes that it reads for
 the head alone.
 
 The model is a Llama with random bf16 weights in shards, loaded as bf16. Sides take
 turns, and the best time counts. A process loads several times into memory that it
-keeps, because the host of a virtual machine may take longer to provide memory than
-all the rest takes, and cat needs none. `first_seconds` is the load that has to wait
-for memory.
+keeps, so only its first load waits until the machine provides memory. On a virtual
+machine this wait may be longer than the rest of the load, and cat needs no memory.
+`first_seconds` is the time of the first load.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ LOAD_BENCH = daemon.BUILD_DIR / "tests" / "bench" / "load_bench"
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 LEAST_RATE = 0.8  # Least rate of the reader, as a multiple of cat's.
 MOST_MEMORY = 1.05  # Most memory, as a multiple of the bytes of the kept weights.
-SPARE_BYTES = 150e6  # Memory of the process beside the weights.
-SPARE_READ_BYTES = 1e6  # Bytes that each file may read beside the head's tensors.
+SPARE_BYTES = 150e6  # Memory that the process may use beyond the weights.
+SPARE_READ_BYTES = 1e6  # Bytes that may be read per file beyond the head.
 
 
 def main(arguments: list[str]) -> int:
@@ -101,8 +101,8 @@ def memory_limit(run: dict[str, Any]) -> float:
 
 
 def head_limit(run: dict[str, Any]) -> float:
-    """Returns the most bytes to read for the head, if the files have it in its own
-    dtype."""
+    """Returns the most bytes that a load of the head may read, if the files have the
+    head in the dtype that is loaded."""
     return float(run["kept_bytes"] + SPARE_READ_BYTES * run["files"])
 
 

@@ -1,8 +1,8 @@
 // Times loading weights, for tests/bench/load.py and tests/oracle:
 //   load_bench MODEL_DIR f32|bf16 all|head REPS
 // Loads the weights of a model, or of its head alone, as the daemon does, REPS
-// times. Prints one JSON line with the first and the least time, and what a
-// load takes.
+// times. Prints one JSON line with the time of the first load, and with the
+// time, memory and bytes read of the fastest load.
 #include <ATen/ATen.h>
 
 #include <chrono>

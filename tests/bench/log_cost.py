@@ -1,8 +1,10 @@
 """Measures what the log of --state-dir costs for a step of one adapter: bytes on disk,
-time of the engine's thread, time of a sync; and what a snapshot of the adapter costs.
+time of the engine's thread, and time of a sync. Also measures what a snapshot of the
+adapter costs.
 
-An adapter of durability memory takes the same steps in turns. Its losses must be
-those of the logged adapter, and it must add nothing to the log.
+For comparison, a second adapter with durability memory takes the same steps. The two
+adapters take turns. Their losses must be equal, and the second adapter must add nothing
+to the log.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ SPANS = {"forward_backward": "record batch", "optim_step": "record step"}
 PROFILE_SECONDS = 300
 # Drawing the weights of an 8B shape takes about two minutes.
 START_SECONDS = 600.0
-# The engine's thread sees within this time that a profile is wanted.
+# The engine's thread notices a requested profile within this time.
 IDLE_SECONDS = 0.5
 COUNTS = {
     "log_bytes": "weft_journal_bytes_total",
@@ -78,7 +80,7 @@ def main(arguments: list[str]) -> int:
 
 def measure(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     state = work / "state"
-    # Only the stop writes a snapshot.
+    # Prevents snapshots before the stop of the daemon, which writes one.
     flags = ["--state-dir", str(state), "--snapshot-replay-seconds", "86400"]
     flags += ["--log-format", "json"]
     if options.shape:
@@ -90,10 +92,10 @@ def measure(options: argparse.Namespace, work: Path) -> dict[str, Any]:
             name: Steps(options, process, client, name, durability)
             for name, durability in (("unlogged", "memory"), ("logged", "step"))
         }
-        _take_turns(pair, 1)  # To warm up.
+        _take_turns(pair, 1)  # Warms up.
         for steps in pair.values():
             steps.runs.clear()
-        # Both take a gradient and a step in each turn.
+        # In each turn, both adapters take a forward_backward and an optim_step.
         with profiled(process, 4 * options.reps) as profile:
             _take_turns(pair, options.reps)
         spans = profile.result()
@@ -151,8 +153,8 @@ class Steps:
 
 @contextmanager
 def profiled(process: daemon.Daemon, pieces: int) -> Iterator[Future[Any]]:
-    """Records the engine's thread for so many pieces of work. Afterwards the future
-    has the trace's spans in the order of time."""
+    """Profiles the engine's thread for `pieces` pieces of work. After the `with` block,
+    the future has the trace's spans, ordered by time."""
     request = server_pb2.ProfileRequest(steps=pieces, seconds=PROFILE_SECONDS)
 
     def record() -> list[dict[str, Any]]:
@@ -186,7 +188,8 @@ def _take_turns(pair: dict[str, Steps], reps: int) -> None:
 def _kind(
     kind: str, logged: Steps, unlogged: Steps, spans: list[dict[str, Any]]
 ) -> dict[str, float]:
-    """Returns what a step of this kind costs: means, but medians of times."""
+    """Returns what a step of this kind costs: medians for the times of the engine and
+    of the step, and means for the rest."""
     recorded = [span["dur"] for span in spans if span["name"] == SPANS[kind]]
     if len(recorded) != 2 * len(logged.runs):
         raise SystemExit(

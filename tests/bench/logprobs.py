@@ -1,10 +1,11 @@
 """Times the head alone: log-probabilities of targets and the gradient of the hidden
-rows, with a frozen weight, in f32 (on cuda in bf16). Compares Weft's fused head
-with torch with all logits (naive), TRL's way (selective) and torch in checkpointed
-chunks (chunked).
+rows, with a frozen weight, in f32 (on cuda in bf16). Compares Weft's fused head with
+three heads in torch. They keep all logits (naive), compute as TRL does (selective), or
+run in checkpointed chunks (chunked).
 
 Every side's results are compared with f64 before its times count. Memory is what a
-process needs in addition to its inputs; on cuda it is that of LibTorch's allocator.
+process needs in addition to its inputs. On cuda it is the memory of LibTorch's
+allocator.
 """
 
 from __future__ import annotations

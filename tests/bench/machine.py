@@ -15,8 +15,7 @@ from typing import Any
 FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
 
 
-# The smallest amount of memory. It replaces 0, because figures are divided by
-# each other.
+# Replaces a memory figure of 0, because figures are divided by each other.
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -41,8 +40,8 @@ def describe(device: str = "cpu") -> dict[str, Any]:
 
 
 def short_name(described: dict[str, Any]) -> str:
-    """Returns how files of results name a machine: epyc-2core. `described` is
-    from describe."""
+    """Returns the machine's name in the names of result files, such as epyc-2core.
+    `described` is a result of `describe`."""
     words = re.sub(r"\(.*?\)|@.*", " ", described["cpu"]).lower().split()
     family = next((w for w in words if w not in ("amd", "intel")), "cpu")
     return f"{family}-{described['cores']}core"
@@ -78,16 +77,15 @@ def tcmalloc() -> str | None:
 
 
 class PeakMemory:
-    """Measures how far the resident memory of a process rises from now on. On
-    "cuda" it also measures the device's memory, so nothing else may run there.
+    """Measures how far the resident memory of a process rises from now on. On "cuda" it
+    also measures the device's memory, so nothing else may run there.
 
-    On "cuda", some machines do not permit watching a process' own memory, which is
-    then left out, because the device's memory is what counts.
+    Some machines do not permit a reset of the kernel's high-water mark. On "cuda" the
+    resident memory is then left out, because the device's memory is what counts.
 
-    The kernel's high-water mark (VmHWM) is reset to the memory that is resident now
-    (VmRSS). So neither the loaded weights count, nor what loading took for a
-    moment. A process keeps the device memory that it once had, so its use at the
-    end is the highest.
+    The high-water mark (VmHWM) is reset to the memory that is resident now (VmRSS). So
+    the result excludes the loaded weights, and memory that only loading used. A process
+    keeps the device memory that it once had, so its use at the end is the highest.
     """
 
     def __init__(self, pid: int | str = "self", device: str = "cpu"):
@@ -109,7 +107,8 @@ class PeakMemory:
         return result
 
     def _start(self) -> int | None:
-        """Returns the resident memory, or None where it cannot be watched."""
+        """Resets the high-water mark and returns the resident memory. Returns None on
+        "cuda" if the reset is not permitted."""
         try:
             (self._process / "clear_refs").write_text("5", "ascii")
         except OSError:

@@ -1,17 +1,17 @@
-"""Measures peak memory and speed of a step. Weft recomputes every layer (all) or
-none (off). transformers + peft run with their defaults (naive), and with their
-gradient checkpointing and a loss in chunks (lean).
+"""Measures peak memory and speed of a step. Weft recomputes every layer (all) or none
+(off). transformers + peft run with their defaults (naive), and with their gradient
+checkpointing and a loss in chunks (lean).
 
-Memory is what a process needs in addition to what it has loaded. It is the
-high-water mark of resident memory over all steps, minus the memory that was
-resident after loading model and adapter and reading two tokens, when the mark is
-reset. The kernel counts it for both sides, which have the same allocator. Weft
-splits the batch by its default --max-batch-tokens.
+Memory is what a process needs in addition to what it has loaded. A process loads model
+and adapter and reads two tokens, and then the high-water mark of resident memory is
+reset. The figure is the mark after all steps minus the memory at the reset. The kernel
+counts it for both sides, which have the same allocator. Weft splits the batch by its
+default --max-batch-tokens.
 
-The end shows how the memory of Weft's head grows. In a step of one micro-batch,
-more and more rows are scored, from one chunk of logits to four. The same step with
-one scored row per sequence is subtracted. Layers are recomputed and always cost the
-same.
+The last part shows how the memory of Weft's head grows. A step of one micro-batch runs
+with more and more scored rows, from one chunk of logits to four. The memory of the same
+step with one scored row per sequence is subtracted. All layers are recomputed, so they
+always cost the same.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Measures what it costs that adapters of durability step and memory share no batch.
-In one server many small adapters train at once, in turns: all of durability step, all
-of durability memory, and half of each. Losses must be equal up to rounding, whatever
-the durability."""
+"""Measures the cost of mixing durabilities: adapters with durability step and adapters
+with durability memory share no batch. In one server many small adapters train at once.
+In turns, all have durability step, all have durability memory, and half have each.
+Losses must be equal up to rounding, whatever the durability."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
         },
         "peer": {},
         "ratio": {
-            # Half of each would take the mean of both.
+            # If mixing cost nothing, `half` would take the mean of the other times.
             "speed half/mean of both": report.ratio(
                 (best["step"] + best["memory"]) / 2 / best["half"]
             ),
@@ -55,7 +55,8 @@ def main(arguments: list[str]) -> int:
 
 
 def measure(options: argparse.Namespace, work: Path) -> dict[str, list[float]]:
-    """Returns the seconds of each round of a gradient and a step of every adapter."""
+    """Returns the seconds of each round, by side. In a round, every adapter of the side
+    takes a forward_backward and an optim_step."""
     count = options.adapters
     rows = inputs.rows(options.model, count, options.length + 1)
     data = [[weft.Datum.next_token(row)] for row in rows]
@@ -75,7 +76,8 @@ def measure(options: argparse.Namespace, work: Path) -> dict[str, list[float]]:
         mixed = [runs["memory" if i % 2 else "step"][i] for i in range(count)]
         sides = {"step": runs["step"], "half": mixed, "memory": runs["memory"]}
         for number in range(options.rounds + 1):
-            # Every second round in the other order, so that drift cancels out.
+            # Every second round runs the sides in reverse order, so that drift cancels
+            # out.
             for side in SIDES[:: -1 if number % 2 else 1]:
                 start = time.perf_counter()
                 list(pool.map(Run.take, sides[side]))
@@ -88,7 +90,7 @@ def measure(options: argparse.Namespace, work: Path) -> dict[str, list[float]]:
         for logged, unlogged in zip(runs["step"], runs["memory"], strict=True):
             for ours, expected in zip(logged.losses, unlogged.losses, strict=False):
                 report.expect_close("loss", ours, expected, report.LOSS_TOLERANCE)
-    # The first round is to warm up.
+    # The first round warms up and does not count.
     return {side: times[1:] for side, times in seconds.items()}
 
 

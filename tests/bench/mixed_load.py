@@ -1,7 +1,7 @@
 """Trains and samples at the same time. Measures how long the first token of a short
-prompt takes while clients flood training, whether tenants of equal weight get equal
-shares whatever they offer, whether a flood makes another tenant's request fail, and
-how fast each kind of work is beside the other."""
+prompt takes while clients flood training, and how fast training and sampling are at the
+same time. Also measures whether tenants of equal weight get equal shares, whatever load
+they offer, and whether a flood makes another tenant's request fail."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ import weft
 
 FLOODING = 4
 DEPTH = 4  # The most requests that one client has in flight.
-# For how many micro-batches the first token may wait, beside its own work.
+# The most micro-batches that the first token may wait for, on top of its time alone.
 MOST_BATCHES = 1.5
 MOST_UNEVEN = 0.1
 

@@ -79,7 +79,7 @@ def _step(model: Any, tokens: torch.Tensor, options: argparse.Namespace) -> floa
     loss_of: Callable[..., torch.Tensor] = _chunked_loss if options.chunk else _loss
     total = 0.0
     for rows in tokens.split(options.slice or len(tokens)):
-        # Only rows that predict a token to learn reach the head.
+        # The head computes only the rows that predict a trained token.
         with torch.autocast("cpu", torch.bfloat16, enabled=options.autocast):
             loss = loss_of(model, rows, max(options.prompt - 1, 0), options.chunk)
         loss.backward()

@@ -1,5 +1,5 @@
-"""Times forward_backward of a mixture of experts with LoRA on every expert, and of
-transformers + peft with both implementations of experts that it offers."""
+"""Times forward_backward of a mixture of experts with LoRA on every expert. Compares
+Weft with transformers + peft, with each of two implementations of experts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from processes import StepBench, scratch
 from train_step import add_batch_options, batch_config, batch_work
 
 PEERS = ("eager", "grouped_mm")
-PEER_TARGET = 1.5  # Over the better of the peers.
+PEER_TARGET = 1.5  # Speed relative to the faster peer.
 
 
 def main(arguments: list[str]) -> int:

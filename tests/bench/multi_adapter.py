@@ -26,9 +26,9 @@ from train_step import MODEL_FLOPS, model_flops_ratio
 
 import weft
 
-# Target ratios over the peer, by (adapters, sequences of each, their greatest
-# length). SINGLE_TARGETS has those over one adapter with all the sequences, by
-# adapters.
+# PEER_TARGETS has target speeds relative to the peer, by (adapters, sequences of each,
+# greatest length). SINGLE_TARGETS has target speeds relative to one adapter that trains
+# all the sequences, by the number of adapters.
 PEER_TARGETS = {(8, 8, 512): 1.8, (8, 1, 64): 2.0}
 SINGLE_TARGETS = {8: 0.95, 64: 0.85}
 
@@ -99,9 +99,9 @@ def draw(result: dict[str, Any], options: argparse.Namespace) -> None:
 
 
 def ragged(options: argparse.Namespace) -> list[list[np.ndarray]]:
-    """Returns each adapter's sequences. They have one token more than they train.
-    Lengths are spread evenly from the shortest to the longest and assigned at
-    random."""
+    """Returns each adapter's sequences. A sequence of length n has n + 1 tokens,
+    because each token predicts the next one. Lengths are spread evenly from the
+    shortest to the longest and assigned at random."""
     count = options.adapters * options.sequences
     lengths = np.linspace(options.shortest, options.longest, count).astype(int)
     np.random.default_rng(inputs.SEED).shuffle(lengths)

@@ -1,5 +1,5 @@
-"""The options of every peer's program. It does not import torch, because some peers
-do not have it."""
+"""The options of every peer's program. This module does not import torch, because some
+peers do not have it."""
 
 from __future__ import annotations
 

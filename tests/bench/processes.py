@@ -127,7 +127,7 @@ def resident(options: argparse.Namespace, adapters: int) -> tuple[str, ...]:
 
 
 def expect_resident(page: str) -> None:
-    """Ends the bench if an adapter was moved, because the times would be those of
+    """Ends the bench if an adapter was moved, because the times would include the
     moves."""
     moves = adapter_moves(page)
     if moves > 0:
@@ -150,8 +150,8 @@ class StepBench:
         work: Path,
         prompt: int = 0,
     ):
-        """`tokens` are [sequences, length + 1]. Each token predicts the next one,
-        but the first `prompt` of a sequence are not learnt."""
+        """`tokens` are [sequences, length + 1]. Each token predicts the next one. The
+        first `prompt` tokens of a sequence are not trained."""
         self._options, self._work, self._prompt = options, work, prompt
         self._tokens = tokens
         self._data = [
@@ -192,9 +192,9 @@ class StepBench:
         return run_peer(self._options, self._work, "model_peer.py", *prompt, *flags)
 
     def _make_adapter(self) -> None:
-        """Makes a PEFT folder for all processes. A daemon of its own trains the
-        adapter a little, so that neither A nor B is zero. The daemon is not reused,
-        because training leaves memory behind."""
+        """Makes a PEFT folder for all processes. A separate daemon trains the adapter a
+        little, so that both A and B are nonzero. The daemon is not reused, because
+        training leaves memory behind."""
         with running(self._options, self._work) as (_, client):
             adapter = client.create_adapter(
                 "bench", rank=self._options.rank, alpha=ALPHA, seed=1

@@ -30,7 +30,7 @@ MEMORY = (
     *("extra_allocated_bytes", "extra_device_bytes"),
 )
 LOSS_TOLERANCE = 1e-5  # Relative. Both losses sum some thousand f32 terms.
-NORM_TOLERANCE = 1e-4  # Relative. The oracle tests permit as much for a tensor.
+NORM_TOLERANCE = 1e-4  # Relative, as the oracle tests permit for a tensor.
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ def parse_with_model(
 def parse_with_device(
     options_parser: argparse.ArgumentParser, arguments: list[str]
 ) -> argparse.Namespace:
-    """Like parse_with_model, for a bench that runs on any device, with adapters of
-    any rank and models that are only shapes."""
+    """Like parse_with_model, for a bench that runs on any device, with adapters of any
+    rank and with the models of shapes.py."""
     add_device(options_parser)
     options_parser.add_argument("--rank", type=int, help="of adapters")
     options_parser.add_argument(
@@ -124,16 +124,16 @@ def take_turns(
 
 
 def bounds(dtype: str) -> dict[str, float]:
-    """Returns the largest relative difference of loss and gradient norm between two
-    sides, if one computes in `dtype`."""
+    """Returns the largest permitted relative difference of loss and gradient norm
+    between two sides, if one side computes in `dtype`."""
     if dtype == "f32":
         return {"loss": LOSS_TOLERANCE, "grad_norm": NORM_TOLERANCE}
     return dict.fromkeys(("loss", "grad_norm"), tolerance.summed(dtype, 1))
 
 
 def equal_steps(options: argparse.Namespace) -> Callable[[Run, Run], None]:
-    """Checks for take_turns that loss and gradient norm are the same. Ends the
-    bench if not. A run names its "dtype" if it is not the usual one."""
+    """Returns a check for take_turns. It ends the bench if loss or gradient norm differ
+    between two runs. A run has a "dtype" if its dtype is not the device's usual one."""
 
     def check(run: Run, reference: Run) -> None:
         dtype = run.get("dtype", DTYPES[options.device])

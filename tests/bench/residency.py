@@ -1,6 +1,6 @@
-"""Trains more adapters than fit on the device. Compares the steps per second of
-adapters that take turns if all are resident, and if a few slots serve them all.
-Every adapter's steps must give the same losses on both sides."""
+"""Trains many adapters in turn. Compares the steps per second with all adapters
+resident on the device, and with a few slots that all adapters share. Every adapter's
+steps must give the same losses on both sides."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Measures how long a start takes that restores all adapters of --state-dir: after a
-clean stop, and after SIGKILL, when some steps are in the log and in no snapshot. A
-start ends when all adapters are restored. They must be those from before it."""
+"""Measures how long weftd takes to start and to restore all adapters of --state-dir.
+One start follows a clean stop. Another follows SIGKILL, when some steps are in the log
+and in no snapshot. A start ends when all adapters are restored. Their steps and
+versions must equal those before the start."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def main(arguments: list[str]) -> int:
             "seconds of a start after a stop": report.ratio(
                 ours["start_after_stop"], at_most=30
             ),
-            # --snapshot-replay-seconds bounds this one.
+            # This time has no target. --snapshot-replay-seconds bounds it.
             "seconds of a start after a kill": report.ratio(ours["start_after_kill"]),
         },
         "config": {

@@ -1,7 +1,7 @@
-"""Measures the cost of calls over gRPC: the processor time that a request of a
-million tokens takes outside the engine's threads; a step of the daemon compared
-with the same step of the engine in its own process; and the time of the smallest
-calls on a tiny model, where nothing else counts."""
+"""Measures the cost of calls over gRPC in three ways. Measures the processor time that
+a request of a million tokens takes outside the engine's threads. Compares a step of the
+daemon with the same step of the engine in its own process. Times the smallest calls on
+a tiny model, where nothing else counts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENGINE_BENCH = daemon.BUILD_DIR / "tests" / "bench" / "engine_bench"
 ENGINE_THREADS = "weft-engine"
 MOST_CPU_SECONDS = 0.1
 MOST_CALL_SECONDS = 3e-3
-# Least speed, as a fraction of that of the engine in its own process.
+# The daemon's least speed, as a fraction of the engine's speed in its own process.
 LEAST_SPEED = 0.97
 WARM_CALLS = 50
 

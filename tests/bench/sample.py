@@ -52,8 +52,8 @@ def main(arguments: list[str]) -> int:
 class SampleBench:
     def __init__(self, options: argparse.Namespace, work: Path):
         self._options, self._work = options, work
-        # Weft is measured in all of these dtypes; the peer, mixed adapters and
-        # samples of one prompt only in the first. In int8 the weights have 8 bits.
+        # Weft runs in all of these dtypes. transformers, mixed adapters and samples of
+        # one prompt run only in the first. In int8 the weights have 8 bits.
         on_cpu = options.device == "cpu"
         self._dtypes = ("f32", "bf16", "int8") if on_cpu else ("bf16",)
         most = max(*options.batches, MIXED_ADAPTERS)
@@ -73,8 +73,8 @@ class SampleBench:
         return self._make(sides)
 
     def _sides(self) -> dict[str, Any]:
-        """Measures each side. Weft's comes first, because others are compared with
-        it."""
+        """Returns a function for each side, which measures it. Weft's sides come first,
+        because the others are compared with them."""
         sides: dict[str, Any] = {
             f"weft {dtype}": partial(self._weft, dtype) for dtype in self._dtypes
         }
@@ -87,8 +87,8 @@ class SampleBench:
                 sides[f"llama.cpp {dtype}"] = partial(self._llama_cpp, dtype)
         return sides
 
-    # Each function returns `seconds` by the name of the call. Those that draw
-    # also return `tokens`.
+    # A side's function returns `seconds` by the name of the call. All sides except the
+    # limits also return `tokens`.
 
     def _weft(self, dtype: str) -> dict[str, Any]:
         options = self._options
@@ -244,8 +244,8 @@ def _expect_same_tokens(
 
 
 def _expect_likely_tokens(gaps: dict[str, float], bound: float) -> None:
-    """Bounds how much less likely weft's tokens are than the likeliest ones, by
-    transformers' logits."""
+    """Ends the bench if weft drew a token whose gap from transformers' likeliest token
+    exceeds `bound`."""
     for batch, gap in gaps.items():
         if not gap <= bound:
             raise SystemExit(

@@ -21,9 +21,9 @@ Points = dict[str, float]  # Seconds, by the name of the call.
 
 
 def decoding_seconds(drawn: float, prefill: float) -> float:
-    """Returns the seconds after the first token. `drawn` is the time of the whole
-    call, `prefill` that of a call for one token. In tiny models a call costs more
-    than a token, and then all seconds count."""
+    """Returns the seconds after the first token. `drawn` is the time of the whole call,
+    and `prefill` is the time of a call for one token. With a tiny model, `drawn` may
+    not exceed `prefill`. Then returns `drawn`."""
     return drawn - prefill if drawn > prefill else drawn
 
 

@@ -18,8 +18,8 @@ import report
 from peer_options import DTYPES
 from sample_client import Points, decoding_seconds
 
-# The target is this multiple of transformers' tokens per second, or the
-# fraction of the limit if that is less.
+# The target is PEER_TARGETS[batch] times transformers' tokens per second, or
+# LIMIT_TARGETS[device] times the limit, whichever is less.
 PEER_TARGETS = {1: 2.5, 8: 2.5, 32: 2.0}
 LIMIT_TARGETS = {"cpu": 0.8, "cuda": 0.75}
 MIXED_TARGET = 0.85
@@ -31,8 +31,8 @@ Runs = list[dict[str, Any]]
 
 
 def by_batch(runs: Runs, gemm: float, options: argparse.Namespace) -> dict[str, Any]:
-    """Returns the most tokens per second, and the reading rate from which they
-    follow. `runs` have the bytes by batch."""
+    """Returns the most tokens per second of each batch size, and the reading rate from
+    which they are computed. `runs` have the bytes by batch size."""
     read = max(run["read_bytes_per_second"] for run in runs)
     length = options.prompt + options.tokens // 2
     model = inputs.config(options.model)
@@ -45,8 +45,8 @@ def by_batch(runs: Runs, gemm: float, options: argparse.Namespace) -> dict[str, 
 
 
 def of_device(peers: Runs, options: argparse.Namespace) -> Runs:
-    """Returns runs in the form that by_batch takes, from the rate of torch on the
-    device: the faster of copying and reading."""
+    """Returns runs in the form that by_batch takes. Their reading rate is torch's rate
+    of copying or of reading on the device, whichever is higher."""
     model = inputs.config(options.model)
     length = options.prompt + options.tokens // 2
     bytes_read = {

@@ -1,8 +1,9 @@
-"""Draws a batch of reinforcement learning by one `sample_many`, and the same
-prompts by a caller who offers them in pieces and replaces each piece that has
-ended. Both sides must draw the same tokens, because these depend on the seed and
-not on the batch. A sample may part at an unlikely token: a batch changes the last
-bits of the cumulative probabilities, and there these lie closer than that."""
+"""Draws the samples of a reinforcement-learning batch in two ways. One side makes a
+single `sample_many` call. The other makes one `sample` call per prompt, and keeps
+--pieces calls in flight. Both sides must draw the same tokens, because tokens depend on
+the seed and not on the batch. Two samples may still diverge at an unlikely token. There
+the cumulative probabilities are so close that their last bits decide, and these bits
+depend on the batch."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ from processes import RANK, running, scratch
 import weft
 
 SEED = 11
-# The least share of tokens that both sides draw before their samples part. With
-# other seeds or prompts it would be near 0.
+# The least share of tokens that both sides draw before their samples diverge. If the
+# sides had different seeds or prompts, the share would be near 0.
 EQUAL = 0.75
 Results = list[weft.SampleResult]
 
@@ -125,8 +126,9 @@ def _iterations(process: daemon.Daemon) -> int:
 
 
 def _expect_same_tokens(runs: dict[str, list[dict[str, Any]]]) -> float:
-    """Returns the least share of a run's tokens that equal those of the first run, up
-    to where two samples part. Up to there their logprobs must be equal."""
+    """Returns the least share of a run's tokens that equal those of the first run. In
+    each sample, only tokens before the first difference count. Their logprobs must be
+    equal up to rounding."""
     first, *others = [run.pop("samples") for own in runs.values() for run in own]
     drawn = sum(len(sample.tokens) for sample in first)
     least = 1.0

@@ -1,8 +1,8 @@
 """Writes a model of shapes.py: shape_peer.py CONFIG_JSON FOLDER DEVICE.
 
-Weights are bf16, as in published models. A matrix has a variance of one over its
-inputs, so that activations, losses and gradients have the sizes of a trained
-model's. Norms are near one.
+Weights are bf16, as in published models. A matrix with n inputs has variance 1 / n, so
+that activations, losses and gradients have the sizes of a trained model's. The weights
+of norms are near 1.
 """
 
 from __future__ import annotations

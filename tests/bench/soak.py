@@ -29,8 +29,8 @@ import weft
 from weft import aio
 
 TOKENS = 12
-# How much a reading may exceed the one after the first third of the run,
-# because allocators and gRPC's pools vary.
+# The most that a later reading may be, relative to the reading after the first third of
+# the run. It is above 1, because allocators and gRPC's pools vary.
 MOST_GROWTH = {"rss_bytes": 1.1, "threads": 1.1, "file_descriptors": 1.1}
 
 
@@ -55,8 +55,8 @@ def main(arguments: list[str]) -> int:
 
 
 async def _soak(options: argparse.Namespace, process: daemon.Daemon) -> dict[str, Any]:
-    """Each client runs in its own process, because one event loop serves only a
-    few."""
+    """Spreads the clients over several processes, because one event loop can serve only
+    a few clients."""
     loop = asyncio.get_running_loop()
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.processes, mp_context=context) as pool:
@@ -154,8 +154,8 @@ class Client:
             await asyncio.sleep(self._random.uniform(0, self._options.pause))
 
     async def _train(self, client: aio.AsyncClient, name: str) -> None:
-        """Sends a few gradients and a step, all in flight at once. Sometimes a
-        handle that has not seen them sends the last one again."""
+        """Sends a few gradients and a step, all in flight at once. Sometimes a second
+        handle, which has not seen these calls, sends the first gradient again."""
         counts = self._counts[name]
         adapter = await client.adapter(name)
         again = await client.adapter(name)

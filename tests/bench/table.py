@@ -1,9 +1,9 @@
-"""Measures README's table of figures on a CPU anew: runs the bench of every row, one
-after another, and saves each line in one file. With --write puts the rows of such a
-file into README.md.
+"""Measures README's table of figures on a CPU anew. Runs the bench of every row, one
+after another, and saves the JSON line of each bench in one file. With --write puts the
+rows of such a file into README.md.
 
-A run that fails does not stop the others. --resume measures what the newest file of
-this machine lacks, so it also goes on where a run was cut off.
+A run that fails does not stop the others. --resume measures the rows that the newest
+file of this machine lacks, for example after an interruption.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 RESULTS = HERE / "results"
 README = REPOSITORY / "README.md"
-PROGRAM = "tests/bench/run.py"  # In the repository, where it runs.
+PROGRAM = "tests/bench/run.py"  # Relative to the repository, where it runs.
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 WIDTH = 99  # Columns of README's running text.
 
@@ -102,8 +102,8 @@ def _start(name: str, resume: bool) -> tuple[Path, list[Entry]]:
 
 
 class Progress:
-    """Says what runs, for how long, and how much time is left. The guess follows
-    from how much slower or faster than expected the runs were so far."""
+    """Says what runs, for how long, and how much time is left. Scales the expected time
+    by the pace of the runs so far."""
 
     def __init__(self, seconds: Sequence[float]):
         self._start = time.monotonic()
@@ -171,8 +171,8 @@ def measure(commands: dict[Run, list[str]], path: Path, entries: list[Entry]) ->
 
 
 def _result(words: Sequence[str]) -> tuple[Any, str | None]:
-    """Runs a bench in the repository. Returns its line, or None and what went
-    wrong. What it says to people goes to stderr as it comes."""
+    """Runs a bench in the repository. Returns its JSON line, or None and what went
+    wrong. The bench's stderr goes to this program's stderr."""
     ran = subprocess.run(
         [sys.executable, *words], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
     )

@@ -16,7 +16,7 @@ PEFT = "transformers + peft"
 
 
 def _number(value: float) -> str:
-    """Returns about two digits, and all those before the point."""
+    """Returns an integer if the value is at least 10, otherwise one decimal."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
 
 
@@ -144,7 +144,8 @@ def sample(result: Result) -> Cells:
 
 
 def _reading(side: Mapping[str, Any]) -> str:
-    """Returns the median part of a token's time that reading the weights takes."""
+    """Returns the fraction of a token's time that reading the weights takes. This is
+    the median over the pairs."""
     parts = [pair["reading"] / pair["token"] for pair in side["pairs"]]
     return f"{statistics.median(parts):.2f}"
 

@@ -14,7 +14,8 @@ import table_cells as cells
 from table_cells import NOT_HERE, Cells, Result
 
 HEAD = "| what (SmolLM2-135M, f32, rank 16 on all linears) | here | peer | ratio |"
-# Options of benches that a CPU without these instructions goes without.
+# Maps an option of benches to the instruction set that it needs. A CPU without the
+# instruction set runs the bench without the option.
 OPTION_NEEDS = {"--cpu-bf16": "avx512_bf16"}
 
 
@@ -41,8 +42,8 @@ class Run:
     rows: tuple[Row, ...]
 
 
-# Every step is warmed up and timed twice: in one process, or in two if a process is
-# soon done.
+# Every step is warmed up and timed twice. ONE_ROUND times it twice in one process.
+# TWO_ROUNDS times it once in each of two processes, if a process is short.
 ONE_ROUND = ("--rounds", "1", "--reps", "2")
 TWO_ROUNDS = ("--rounds", "2", "--reps", "1")
 

@@ -1,5 +1,5 @@
-"""Tests that the benches still run, still compare and count correctly, at tiny
-sizes where times mean nothing."""
+"""Tests that the benches still run, and that they compare and count correctly. The
+sizes are tiny, so the times mean nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 # Waiting threads must sleep, because other tests need the core.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import run  # It sets the path for those below.
+import run  # Sets the import path for the modules below.
 
 # isort: split
 import daemon
@@ -63,7 +63,8 @@ def one_import(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def brief_rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rates of the machine take each peer seconds at the sizes of a bench."""
+    """Makes the rates of the machine quick to measure. At the sizes of a bench, each
+    peer would take seconds."""
     monkeypatch.setitem(torch_peer.GEMM_SHAPE, "cpu", (64, 48, 32))
     monkeypatch.setitem(torch_peer.READ_BYTES, "cpu", 1 << 16)
     monkeypatch.setattr(sample_client, "PAIRS", 2)
@@ -96,8 +97,7 @@ def tiny() -> tuple[str, str]:
     return ("--model", str(models.tiny_model("llama-tied")))
 
 
-# Selects a model that is only a shape, written on first use, and the device by
-# name.
+# Selects the model `tiny` of shapes.py, which is written on first use, and the CPU.
 SHAPE = ("--shape", "tiny", "--device", "cpu")
 
 
@@ -132,7 +132,7 @@ def test_group_prompt(capsys: Any) -> None:
     size = ("--group", "3", "--prompt", "32", "--completion", "8", "--slice", "2")
     ratios = compared("group_prompt", capsys, *SHAPE, *size)["ratio"]
     speed = ratios.pop("speed shared/repeated")["value"]
-    # The prompt repeated takes 3 (32 + 8) tokens, shared 32 + 3 * 8.
+    # Repeated prompts make 3 * (32 + 8) tokens. A shared prompt makes 32 + 3 * 8.
     over = ratios.pop("speed shared/repeated over that of the tokens")["value"]
     assert over * 3 * 40 / 56 == pytest.approx(speed)
     assert ratios.keys() == {"speed shared/peer"}
@@ -200,7 +200,7 @@ def test_multi_adapter(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multi_adapter, "running", running)
     size = ("--adapters", "3", "--sequences", "2", "--shortest", "4", "--longest", "24")
     result = compared("multi_adapter", capsys, *SHAPE, *size, "--rank", "4")
-    # Each weftd started with one slot of this rank per adapter.
+    # One weftd ran 3 adapters and one ran 1. Each had one slot of rank 4 per adapter.
     assert started == [
         ("--max-rank", "4", "--max-resident-adapters", count) for count in "31"
     ]
@@ -351,7 +351,7 @@ def test_log_cost(shape: tuple[str, ...], capsys: Any, tiny: tuple[str, str]) ->
     ours = result["ours"]
     for kind in ("forward_backward", "optim_step"):
         assert all(figure > 0 for figure in ours[kind].values()), ours
-    # Weights and both moments of 16 ranks; the gradient is zero.
+    # The image has the weights and both moments of rank 16. The gradient is zero.
     assert ours["snapshot"]["image_bytes"] > 3 * 4 * 16 * 1000
     assert ours["snapshot"]["seconds"] > 0
     assert all(entry["value"] > 0 for entry in result["ratio"].values())
@@ -404,8 +404,7 @@ def test_decode_counts_the_bytes_of_an_iteration(
     )
     assert result["tokens_per_second"] == pytest.approx(3 / result["seconds"])
     width = 2 if dtype == "bf16" else 4
-    # Keys and values of three sequences of 4 + 6 / 2 tokens are f32 on both
-    # sides.
+    # The cache has three sequences of 4 + 6 / 2 tokens. It is f32 for both dtypes.
     wanted = flops.decode_bytes(inputs.config(Path(tiny[1])), 3, 7, width, 4)
     assert result["bytes_per_iteration"] == wanted
 
@@ -444,8 +443,8 @@ def test_flops_of_one_layer_counted_by_hand() -> None:
     halves = [flops.Run(3), flops.Run(3, before=3)]
     assert flops.step(config, 1, halves, 5) == expected
     assert flops.model_flops(config, 6) == 4 * 6 * (base + 4 * 10)
-    # A weight has two bytes, a number of keys and values four: 2 x 3 tokens
-    # with 2 numbers.
+    # A weight has 2 bytes, and a number in the cache has 4. The cache has 2 x 3 tokens,
+    # each with 2 numbers in its key and 2 in its value.
     assert flops.decode_bytes(config, 2, 3, 2, 4) == 2 * (base + 40) + 4 * 6 * 2 * 2
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import run  # noqa: F401  It sets the path for those below.
+import run  # noqa: F401  Sets sys.path for the imports below.
 
 # isort: split
 import machine
@@ -129,8 +129,8 @@ def test_a_machine_has_a_short_name(cpu: str, name: str) -> None:
 def test_memory_of_a_process_that_cannot_be_watched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """If the process's memory cannot be watched, it is left out where the device's
-    memory is measured. Elsewhere that is an error."""
+    """Some machines do not permit watching a process's memory. A measurement on
+    "cuda" leaves this memory out. A measurement on a CPU raises."""
     monkeypatch.setattr(machine, "nvidia_smi", lambda fields: ["0"])
 
     def forbidden(self: Path, text: str, encoding: str) -> int:

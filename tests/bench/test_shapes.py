@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-import run  # noqa: F401  It sets the path for those below.
+import run  # noqa: F401  Sets sys.path for the imports below.
 
 # isort: split
 import daemon
@@ -39,7 +39,7 @@ def test_tensors_are_those_of_transformers(name: str, tmp_path: Path) -> None:
 
 
 def fused(tensors: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Returns the tensors with the experts of a layer as transformers fuses them."""
+    """Returns the tensors with each layer's experts fused as in transformers."""
     result = {}
     for name, sizes in tensors.items():
         layer, experts, module = name.partition(".experts.")
@@ -58,7 +58,7 @@ def fused(tensors: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("name", shapes.SHAPES)
 def test_weft_reads_every_tensor(name: str, tmp_path: Path) -> None:
-    """The file has a header, and holes in place of data."""
+    """The model's file is sparse: it has a header, and a hole in place of data."""
     header, end = {}, 0
     for tensor, sizes in shape_peer.tensors(shapes.SHAPES[name]):
         begin, end = end, end + 2 * shape_peer.elements(sizes)

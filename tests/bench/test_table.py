@@ -1,5 +1,5 @@
-"""Tests that README shows the newest measured figures, and that measuring them
-outlives a bench that fails."""
+"""Tests that README shows the newest measured figures, and that a bench that fails
+does not stop the other measurements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import run  # It sets the path for those below.
+import run  # Sets sys.path for the imports below.
 
 # isort: split
 import machine
@@ -21,7 +21,8 @@ TESTDATA = Path(__file__).resolve().parent / "testdata"
 FIGURES = TESTDATA / "table_epyc-2core_2026-11-25.json"
 RENDERED = TESTDATA / "table.md"
 
-# A bench that says how it was called. With --fail it does so instead.
+# A bench that records its calls. With --fail it exits with 3, and with --mute it
+# prints nothing.
 BENCH = """import json, sys
 from pathlib import Path
 if sys.argv[2] == "--fail": sys.exit(3)
@@ -167,7 +168,7 @@ def test_a_run_that_fails_is_reported_and_stops_no_other(
         [r.name for r in o.rows] for o in (first, last)
     ]
     assert [e["result"]["bench"] for e in saved] == ["first", "last"]
-    # What is there is not measured again, and the rows keep their order.
+    # Runs that have figures are not measured again, and the rows keep their order.
     assert table.measure(commands("--ok", "--ok", "--ok", "--ok"), path, saved) == 0
     assert (tmp_path / "calls").read_text().split() == [
         "first",

@@ -1,6 +1,7 @@
-"""What the Tinker front costs over gRPC: the same ForwardBackward of many short
-data to the same daemon by both ways, in turns, each from the bytes of the request
-to those of the result at the client.
+"""Times a ForwardBackward of many short data over the Tinker front and over gRPC.
+
+Both send the same data to the same daemon, in turns. The times include serializing
+the request and parsing the result at the client.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from processes import RANK, running, scratch
 
 import weft
 
-MOST_COST = 0.10  # A part of the step over gRPC.
+MOST_COST = 0.10  # As a fraction of the step's time over gRPC.
 MODEL = "bench"
 
 
@@ -154,7 +155,7 @@ def _raw(values: np.ndarray, dtype: Any) -> bytes:
 
 
 def _wire(work: Path) -> Any:
-    """The messages of server/tinker/wire.proto."""
+    """Returns the Python module that protoc generates from wire.proto."""
     source = daemon.REPOSITORY / "server" / "tinker"
     subprocess.run(
         [sys.executable, "-m", "grpc_tools.protoc"]

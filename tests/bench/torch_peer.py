@@ -1,4 +1,4 @@
-"""Shared by the peers' programs: how they measure themselves, and the heads."""
+"""Shared by the peers' programs: measurements, and log-probabilities of targets."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from peer_options import DTYPES
 from torch.utils.checkpoint import checkpoint
 
-# Rows, inputs and outputs: SmolLM2's MLP on a CPU; sizes that fill a large
-# device.
+# Rows, inputs and outputs of a matrix product. On a CPU they are those of SmolLM2's
+# MLP. On "cuda" they fill a large device.
 GEMM_SHAPE = {"cpu": (4096, 576, 1536), "cuda": (8192, 8192, 8192)}
 READ_BYTES = {"cpu": 1 << 28, "cuda": 1 << 32}  # More bytes than any cache holds.
 TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -42,9 +42,9 @@ def load_base(options: argparse.Namespace, **extra: Any) -> Any:
 
 
 def measure(step: Callable[[], T], reps: int, device: str) -> tuple[dict[str, Any], T]:
-    """Returns the seconds of `reps` steps after a first one, the memory that they
-    needed, torch's GEMM rate and version, and what the first step returned. On
-    "cuda" the memory includes what torch's allocator took, `extra_allocated_bytes`."""
+    """Runs one step and then times `reps` steps. Returns their seconds, the memory
+    that all steps needed, torch's GEMM rate and version, and the first step's result.
+    On "cuda" also returns what torch's allocator took, `extra_allocated_bytes`."""
     # The first checkpoint of a process imports a compiler, which takes memory
     # for code and not for activations.
     checkpoint(torch.neg, torch.zeros(1), use_reentrant=False)
@@ -124,7 +124,7 @@ def chunked_logprobs(
 
 def gemm_rate(device: str) -> float:
     """Returns the floating-point operations per second of torch's matrix product of
-    random data, in the dtype of all sides."""
+    random data, in the dtype that all sides use on the device."""
     rows, inner, columns = GEMM_SHAPE[device]
     options: dict[str, Any] = {"dtype": dtype_on(device), "device": device}
     left = torch.randn(rows, inner, **options)
@@ -149,7 +149,7 @@ def memory_rates(device: str) -> dict[str, float]:
 
 def best_seconds(call: Callable[[], object], count: int, device: str) -> float:
     """Returns the seconds of the fastest of `count` calls, made one after another.
-    On a device its own clock measures them, after some calls that warm up."""
+    On "cuda", CUDA events time the calls, after three calls that warm up."""
     if device == "cpu":
         return min(timing.each(call, count))
     marks = []

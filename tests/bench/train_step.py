@@ -14,7 +14,8 @@ from processes import StepBench, scratch
 
 MODEL_FLOPS = "model FLOPs/GEMM rate"
 MODEL_FLOPS_TARGET = 0.45  # For a GPU.
-# Speeds on a CPU with instructions for bf16.
+# Targets for a CPU with instructions for bf16: the speed-up of Weft in bf16 over Weft
+# in f32, and over the peer in bf16.
 BF16_TARGET, BF16_PEER_TARGET = 1.6, 1.5
 WEFT_BF16, NAIVE_BF16 = "weft bf16", "naive bf16"
 
@@ -104,7 +105,8 @@ def _ratios(options: argparse.Namespace, sides: report.Sides) -> dict[str, Any]:
 def model_flops_ratio(
     options: argparse.Namespace, work: report.Work, side: dict[str, Any]
 ) -> dict[str, Any]:
-    """The base's own operations over the GEMM rate, for a side that does `work`."""
+    """Returns the rate of the base model's own operations, as a fraction of the GEMM
+    rate, for a side that does `work`."""
     model = flops.model_flops(inputs.config(options.model), work.tokens)
     return report.ratio(
         side["fraction_of_gemm_rate"] * model / work.flops,

@@ -321,8 +321,8 @@ TEST_F(ClientTest, NamesTheAdapterOfEachCallInItsMetadata) {
   const std::string folder = testing::TempDir() + "/named";
   EXPECT_TRUE(client_->ExportAdapter("a", "", folder).ok() && names("a"));
   EXPECT_TRUE(client_->ImportAdapter("b", folder).ok() && names("b"));
-  // Metadata cannot hold the id, so the server gets it only in the field and
-  // refuses it.
+  // Metadata cannot hold this id. So the server gets the id only in the
+  // request's field, and refuses it.
   EXPECT_TRUE(absl::IsInvalidArgument(client_->DeleteAdapter("\xc3\xa4\n")));
   EXPECT_TRUE(names(""));
 }

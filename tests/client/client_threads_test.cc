@@ -46,7 +46,7 @@ TEST(StepCounterThreadsTest, EveryNumberIsGivenOutOnce) {
   EXPECT_TRUE(counter.CheckIdle().ok());
 }
 
-// The call is not repeated, because repetitions come from gRPC's threads.
+// Retries are off, because they would start on gRPC's threads.
 TEST(UnaryCallThreadsTest, ACallMayBeCancelledWhileItStarts) {
   using Call = UnaryCall<v1::GetInfoRequest, v1::GetInfoResponse>;
   std::atomic<int> ended = 0;

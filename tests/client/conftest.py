@@ -40,8 +40,8 @@ def server() -> Iterator[FakeWeftd]:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Returns a list that collects the messages, as serialized, that clients made
-    from now on send."""
+    """Returns a list that collects requests as they are serialized. Only clients
+    that are made after this fixture add theirs."""
     messages: list[Any] = []
 
     def bind(method: methods.Method[Any, Any], channel: Any) -> Any:
@@ -81,7 +81,7 @@ def model_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def base(model_dir: Path, server: FakeWeftd, tmp_path: Path) -> list[str]:
-    """What both recipes are given here."""
+    """Returns the options that the tests give to every recipe."""
     return [
         *("--model-dir", str(model_dir), "--server", server.target),
         *("--adapter", "a", "--output", str(tmp_path / "run"), "--rank", "4"),
@@ -98,7 +98,7 @@ def texts(tmp_path: Path) -> list[str]:
 
 @pytest.fixture
 def play(tmp_path: Path) -> list[str]:
-    """Prompts and a reward."""
+    """Writes prompts and a reward function. Returns the options that name them."""
     path = tmp_path / "prompts.jsonl"
     lines = [
         json.dumps({"messages": [{"role": "user", "content": f"w{n}"}], "bonus": 5})
@@ -117,5 +117,5 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def log(tmp_path: Path) -> list[dict[str, float]]:
-    """The log of a run with the options of `base`."""
+    """Returns the rows in the log of a run with the options of `base`."""
     return [json.loads(line) for line in (tmp_path / "run/log.jsonl").open()]

@@ -27,7 +27,7 @@ PLAINTEXT = weft.Security()
 
 
 def canned_logprobs(targets: np.ndarray) -> np.ndarray:
-    """Returns what the server answers for targets whose weight is not 0."""
+    """Returns the server's log-probabilities of targets whose weight is not 0."""
     return (-(targets.astype("f8") + 1) / 8).astype("<f4")
 
 
@@ -39,9 +39,9 @@ class FakeWeftd:
     """A server on a free port of the loopback interface, as a context manager. A
     method that injects a failure returns when the failure is in effect.
 
-    flags: weftd's flags, after those that every server here has.
-    files: how many files the process may have open; None: as many as this one.
-    security: how to connect when asking for its health.
+    flags: weftd's flags, added after the flags that every server here has.
+    files: the server's limit of open files; None: the same as this process's.
+    security: how to connect to ask for the server's health.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class FakeWeftd:
         )
         limit = time.monotonic() + START_SECONDS
         self._wait_until(port_file.exists, limit)
-        # With --tinker-listen the file has a third line.
+        # With --tinker-listen the port file has a third line.
         addresses = [*port_file.read_text().splitlines(), ""]
         self.target, self.metrics, self.http = addresses[:3]
         with weft.Client(self.target, retry=weft.NO_RETRY, security=security) as client:
@@ -127,12 +127,12 @@ class FakeWeftd:
         self._say(do="lose_reply", rpc=rpc, code=code.value[0], message=message)
 
     def retry_hint(self, milliseconds: int | None) -> None:
-        """Sets the hint with which refusals tell clients when to come again.
-        Without it refusals have no hint."""
+        """Sets the hint in refusals that tells clients how long to wait before a
+        retry. None: refusals have no hint."""
         self._say(do="hint", ms=milliseconds)
 
     def hold(self) -> None:
-        """Does no work until release()."""
+        """Stops the server's work until release()."""
         self._say(do="hold")
 
     def release(self) -> None:

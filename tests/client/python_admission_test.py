@@ -1,5 +1,5 @@
-"""Tests a whole batch of reinforcement learning: 128 prompts, with 8 samples of
-2,048 tokens each, on a server that decodes 64 sequences."""
+"""Tests sampling as in a step of reinforcement learning: 128 prompts, with 8 samples
+of 2,048 tokens each, on a server that decodes 64 sequences at a time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import weft
 
 NUM_PROMPTS, NUM_SAMPLES, MAX_TOKENS = 128, 8, 2048
 PROMPT = np.arange(64)
-# There is room for the prompts, but not for a hundredth of what they may
-# produce.
+# The queue has room for the tokens of the prompts, but not for a hundredth of the
+# tokens that may be sampled.
 FLAGS = ("--max-queue-tokens", str(NUM_PROMPTS * PROMPT.size))
 
 
@@ -24,17 +24,17 @@ def sample(client: weft.Client, max_tokens: int) -> weft.SampleResult:
 
 
 def wait_for_samples(server: FakeWeftd, count: int) -> None:
-    """Waits until this many calls of Sample have arrived since the start."""
+    """Waits until `count` calls of Sample have arrived since the server's start."""
     while len([c for c in server.arrived() if c[0] == "Sample"]) < count:
         time.sleep(0.01)
 
 
 def offer(server: FakeWeftd, client: weft.Client, threads: int) -> int:
-    """Returns the decode iterations that the batch takes with this many calls in
+    """Returns the decode iterations that the batch takes with `threads` calls in
     flight.
 
-    The server starts when the first of them have arrived: its iterations take
-    microseconds, so that the start of the client's threads would be most of them.
+    The server decodes nothing until that many calls have arrived. Its iterations take
+    microseconds, so most of them would otherwise pass while the client's threads start.
     """
     before, arrived = server.iterations(), len(server.arrived())
     server.hold()
@@ -87,8 +87,8 @@ def test_a_second_tenant_is_served_before_what_the_first_has_queued() -> None:
 
 
 def test_calls_are_repeated_while_the_server_says_so() -> None:
-    """Makes more calls than the queue has room for, for longer than eight attempts
-    take."""
+    """Makes more calls than the queue has room for. Holds the server until there were
+    nine attempts per call on average, although max_attempts is 2."""
     policy = weft.RetryPolicy(max_attempts=2, initial_delay=0.01)
     with (
         FakeWeftd("--max-queue-requests", "8") as server,

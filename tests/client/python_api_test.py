@@ -1,4 +1,5 @@
-"""Tests that all public names are described, typed without Any, and on one page."""
+"""Tests that all public names have a description and types without Any, and that one
+page lists all of them."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ class Public(NamedTuple):
 
 
 def members(name: str, cls: type) -> Iterator[Public]:
-    """Returns the public methods and properties of a class and of its own base
-    classes."""
+    """Returns the public methods and properties of a class and of its bases in
+    weft."""
     for base in cls.__mro__:
         if not base.__module__.startswith("weft"):
             continue
@@ -73,8 +74,8 @@ def mentions_any(hint: Any) -> bool:
 
 
 def hints(function: Any) -> dict[str, Any]:
-    """Returns the types of the parameters. Types under TYPE_CHECKING have a
-    substitute."""
+    """Returns the types of the parameters. Replaces types that weft imports only under
+    TYPE_CHECKING by `object`."""
     unknown = {"torch": types.SimpleNamespace(Tensor=object), "Tokenizer": object}
     return typing.get_type_hints(function, localns=unknown)
 

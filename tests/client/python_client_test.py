@@ -297,7 +297,7 @@ def test_custom_loss_sends_the_negative_gradient(
 
     result = adapter.forward_backward_custom(DATA, loss_fn)
     expected = canned_logprobs(np.array([2, 3, 4], "u4"))
-    expected[0] = 0  # It is not scored.
+    expected[0] = 0  # The first target has weight 0.
     weights = np.frombuffer(sent[-1].data[0].weights_le, "<f4")
     np.testing.assert_allclose(weights[1:], -(2 * expected[1:] + 1), rtol=1e-6)
     assert weights[0] == 0
@@ -513,7 +513,7 @@ def test_checkpoints_and_snapshots(client: weft.Client) -> None:
     plain = client.checkpoints("a")[0]
     assert (plain.kind, plain.metadata, plain.expires_at) == ("train", {}, None)
     assert (plain.tenant, plain.base_model) == ("a", "canned")
-    # The failed step has kept its number.
+    # The failed save took number 3.
     assert adapter.load("one").last_step == 4
     assert adapter.next_step == 5
     adapter.load("two", weights_only=True)

@@ -1,5 +1,5 @@
-"""Tests weft.data: formats, ends, truncation, sources, and what happens to bad
-records."""
+"""Tests weft.data: formats, ends of sequence, truncation, sources, and what happens to
+bad records."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def ids(text: str) -> list[int]:
 
 
 def learnt(example: data.Example | data.Pair) -> str:
-    """Returns the words, with those that are learnt in capitals."""
+    """Returns the words. Words that are learnt are in capitals."""
     assert isinstance(example, data.Example)
     pairs = zip(example.tokens, example.learnt, strict=True)
     return " ".join(WORDS[t].upper() if one else WORDS[t] for t, one in pairs)
@@ -107,7 +107,8 @@ def test_an_answer_gets_no_space_before_it_that_nobody_wrote() -> None:
     example = encode.example({"prompt": "ab=", "completion": "a"})
     assert [letters[t] for t in example.tokens] == [*"\u2581ab=a", "<eos>"]
     assert example.prompt_length == 4
-    # Where both become one token, the prompt stays as a sample has it.
+    # "=b" would be one token. So the answer is encoded alone, and the prompt keeps the
+    # tokens that sampling continues.
     example = encode.example({"prompt": "a=", "completion": "b"})
     assert [letters[t] for t in example.tokens] == [*"\u2581a=\u2581b", "<eos>"]
 
@@ -238,7 +239,7 @@ def test_a_template_writes_json_as_transformers_lets_it() -> None:
 
 def test_a_template_renders_on_several_threads() -> None:
     class Slow:
-        """Lets other threads run where it is written."""
+        """Lets other threads run while a template writes it."""
 
         def __init__(self, text: str) -> None:
             self._text = text
@@ -285,7 +286,7 @@ def test_a_turn_is_learnt_to_the_last_byte_of_its_last_character(
     )
     pairs = zip(example.tokens, example.learnt, strict=True)
     written = tokenizer.decode([token for token, one in pairs if one])
-    # Blanks that a tokenizer leaves out of its tokens' places are not found.
+    # With trim_offsets, no token's offsets cover a leading space, so it is not learnt.
     assert written == (answer.lstrip() if trim else answer)
 
 
@@ -354,8 +355,7 @@ def test_parquet_is_read_in_batches(
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "data.parquet"
-    # A column or a message's field that only some records have is null for the
-    # others.
+    # The table holds null where a record lacks a column, or a message lacks a field.
     calling = {**USER, "tool_calls": [{"name": "f"}]}
     rows = [
         {"messages": [USER, ANSWER]},
@@ -404,7 +404,7 @@ def test_a_folder_of_records_is_a_dataset_of_hugging_face(
     (folder / "train.jsonl").write_text("\n".join(map(json.dumps, lines)))
     found = list(data.read(f"hf:{folder}"))
     assert [one.record for one in found] == lines
-    # Handed over as it is, its rows have every column.
+    # Each row of a datasets.Dataset has every column.
     rows = datasets.Dataset.from_list([{**lines[0], "messages": None}, lines[1]])
     made = data.Dataset(rows, data.Encoder(tokenizer)).load()
     assert [learnt(one) for one in made] == [

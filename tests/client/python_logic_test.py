@@ -1,4 +1,4 @@
-"""Tests the decisions about numbers and repetitions, without any I/O."""
+"""Tests the decisions about step numbers and retries, without any I/O."""
 
 from __future__ import annotations
 
@@ -144,7 +144,8 @@ def test_a_cancelled_pause_ends_the_operation_at_once_and_for_good() -> None:
 
 @pytest.mark.parametrize("adapter_id", ["", "ä", "a b", "a\n", "a\x7f"])
 def test_metadata_holds_no_id_that_it_cannot(adapter_id: str) -> None:
-    """gRPC would refuse the call, but the server can name the wrong field."""
+    """With such an id in the metadata, gRPC would refuse the call. Without it the call
+    reaches the server, which can name the wrong field."""
     request = adapters_pb2.GetAdapterRequest(adapter_id=adapter_id)
     assert adapter_metadata(request) == ()
 

@@ -1,5 +1,5 @@
-"""What a program may do wrong: closed clients, callbacks that wait, values that no
-message holds."""
+"""Tests wrong uses of the client: closed clients, callbacks that wait, and values that
+no message can hold."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_end_of_an_asyncio_client_is_a_weft_error(server: FakeWeftd) -> None
         refused = other.submit.optim_step()
         while steps_arrived(server) < 2:
             await asyncio.sleep(0.01)
-        # Long enough for the refusal, and much less than the pause.
+        # The refusal arrives within this time. The client's pause is much longer.
         await asyncio.sleep(0.5)
         await client.close()
         with pytest.raises(weft.Cancelled):
@@ -118,15 +118,15 @@ def test_a_callback_that_waits_is_told_so_and_one_that_submits_works(
     server.release()
     assert "submit the call" in waited.result(5)
     assert found.result(5).step == 2
-    assert client.info()  # This thread may wait.
+    assert client.info()  # Outside of callbacks, a call may wait.
 
 
 def test_no_error_of_many_samples_goes_unseen(server: FakeWeftd) -> None:
     unseen: list[Any] = []
 
     def note(_: object, context: dict[str, Any]) -> None:
-        # gRPC's poller of an earlier loop in this process may tell this one that
-        # its own is closed.
+        # The gRPC poller of an earlier loop in this process may report to this loop
+        # that the earlier loop is closed. Such a report is not counted.
         if "task" in context or "future" in context:
             unseen.append(context)
 
@@ -137,14 +137,14 @@ def test_no_error_of_many_samples_goes_unseen(server: FakeWeftd) -> None:
             for _ in range(4):
                 server.refuse("Sample", grpc.StatusCode.INTERNAL, "broken")
             many = asyncio.ensure_future(client.sample_many([[1]] * 6))
-            # The loop sleeps while all answers come, and sees them at once.
+            # Blocks the loop while the answers come, so that it sees all at once.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             time.sleep(0.3)
             with pytest.raises(weft.Internal, match="broken"):
                 await many
             del many
-            # None is left in flight.
+            # No call is left in flight.
             assert asyncio.all_tasks() == {asyncio.current_task()}
             gc.collect()
 

@@ -188,7 +188,7 @@ def test_fields_that_change_nothing_are_taken() -> None:
     ],
 )
 def test_a_request_has_few_errors(field: Any) -> None:
-    """Each costs a thousand times the bytes that cause it."""
+    """An error costs a thousand times the bytes of the input that causes it."""
     with pytest.raises(ValidationError) as caught:
         CompletionRequest.model_validate({"model": "m", **field})
     assert caught.value.error_count() <= 4

@@ -44,7 +44,7 @@ def test_stubs_need_no_headers_of_the_system(
     monkeypatch.setattr(generate, "OUTPUT", tmp_path / "_proto")
     with pytest.raises(RuntimeError, match="protoc failed"):
         generate.generate()
-    # Some of ours import files that protobuf brings.
+    # Some of Weft's protos import files that come with protobuf.
     assert any((one / "google/protobuf/any.proto").is_file() for one in folders)
 
 

@@ -91,7 +91,7 @@ def test_sft_trains_evaluates_saves_and_logs(
         for message in steps[:2]
         for datum in message.data
     ]
-    assert sum(w.sum() for w in weights) == pytest.approx(1.0)  # A mean.
+    assert sum(w.sum() for w in weights) == pytest.approx(1.0)  # The loss is a mean.
     updates = [m for m in sent if type(m).__name__ == "OptimStepRequest"]
     assert all(m.adamw.max_grad_norm == 1.0 for m in updates)
 
@@ -114,8 +114,8 @@ def test_a_trained_adapter_is_taken_up_only_where_asked(
     assert main([*command, "--steps", "5"]) == 1
     assert "2 steps: give --resume" in capsys.readouterr().err
     assert main([*command, "--steps", "3", "--resume"]) == 0
-    # The server has lost the adapter, which comes back from its last
-    # checkpoint.
+    # Deletes the adapter and the first run's checkpoint. The adapter comes back from
+    # the checkpoint of step 3.
     client.adapter("a").delete()
     client.delete_checkpoint("a", "step-5")
     assert main([*command, "--steps", "5", "--resume"]) == 0
@@ -169,7 +169,7 @@ def test_tensorboard_reads_what_is_written(tmp_path: Path) -> None:
     (path,) = tmp_path.glob("events.out.tfevents.*")
     rest = path.read_bytes()
     found: dict[int, float] = {}
-    while rest:  # Length, its checksum, an event, its checksum.
+    while rest:  # A record: a length, its checksum, an event, its checksum.
         (size,) = struct.unpack("<Q", rest[:8])
         event = Event.FromString(rest[12 : 12 + size])
         rest = rest[16 + size :]
@@ -222,7 +222,7 @@ def test_grpo_of_equal_rewards_takes_a_step_without_a_gradient(
     (tmp_path / "score.py").write_text("def same(reply):\n    return 1.0\n")
     play[-1] += ":same"
     assert main(["grpo", *base, *play, "--steps", "1", "--prompts", "2"]) == 0
-    # The step counts nevertheless, and a resumed run continues after it.
+    # The step counts, although it has no gradient. A resumed run continues after it.
     assert client.adapter("a").info().optim_steps == 1
     assert "loss" not in log(tmp_path)[0]
 

@@ -26,7 +26,7 @@ Run = Callable[..., int]
 
 @pytest.fixture
 def run(base: list[str], texts: list[str]) -> Run:
-    """`sft` on these texts for so many steps in all."""
+    """Returns a function that runs `sft` on the texts up to a number of steps."""
 
     def call(steps: int, *options: str) -> int:
         held = ["--batch", "2", "--eval-fraction", "0.25"]
@@ -40,7 +40,7 @@ def learnt(sent: list[Any]) -> list[Any]:
 
 
 def whole(run: Run, client: weft.Client, sent: list[Any], steps: int) -> list[Any]:
-    """The data of a run that nothing cuts."""
+    """Returns the training data of an uninterrupted run, and deletes its adapter."""
     assert run(steps) == 0
     data = learnt(sent)
     for checkpoint in client.checkpoints("a"):
@@ -62,7 +62,7 @@ def test_a_gradient_without_its_step_is_not_learnt_twice(
 ) -> None:
     expected = whole(run, client, sent, 5)
     assert run(3, "--save-every", "2") == 0
-    # A run that is killed behind a gradient leaves this.
+    # A run that is killed between a gradient and its step leaves this state.
     adapter = client.adapter("a")
     adapter.forward_backward([weft.Datum.next_token([1, 2, 3])])
     number = adapter.next_step - 1
@@ -71,7 +71,8 @@ def test_a_gradient_without_its_step_is_not_learnt_twice(
     assert names(client) == {"step-2", "step-3", f"cut-{number}", "step-5"}
     assert learnt(sent)[:3] + learnt(sent)[4:] == expected
     assert client.adapter("a").info().optim_steps == 5
-    # A new run does not continue from the checkpoint of an interrupted run.
+    # Without the adapter, the run continues from step-3. No run continues from the
+    # checkpoint cut-N of an interrupted run.
     client.delete_adapter("a")
     client.delete_checkpoint("a", "step-5")
     assert run(5, "--resume") == 0
@@ -93,13 +94,13 @@ def test_what_is_done_is_not_done_again(
     run: Run, client: weft.Client, sent: list[Any]
 ) -> None:
     assert run(2) == 0
-    # As if the run was killed before this checkpoint was written.
+    # Now it looks as if the run was killed before it wrote this checkpoint.
     client.delete_checkpoint("a", "step-2")
     number = client.adapter("a").info().last_step
     for _ in range(2):
         sent.clear()
-        # The log has the last step's number, but nothing has the deleted
-        # save's.
+        # The log has the number of the last step. Nothing has the number of the save
+        # whose checkpoint was deleted.
         assert run(2, "--resume") == 0
         assert not learnt(sent)
     assert names(client) >= {"step-2"} and number > 0
@@ -119,7 +120,8 @@ def test_an_adapter_that_was_made_but_not_loaded_is_loaded(
 
 @pytest.fixture
 def press(monkeypatch: pytest.MonkeyPatch, server: FakeWeftd) -> Callable[[int], None]:
-    """Presses Ctrl-C so many times while the first step is waited for."""
+    """Returns a function that makes the next run get Ctrl-C `times` times while it
+    waits for its first step."""
     update, on_signal = adapters.update, Interrupt._on_signal
     seen: list[int] = []
 
@@ -135,7 +137,7 @@ def press(monkeypatch: pytest.MonkeyPatch, server: FakeWeftd) -> Callable[[int],
             for _ in range(times):
                 seen.clear()
                 os.kill(os.getpid(), signal.SIGINT)
-                # The system may make one signal of two that come at once.
+                # The system may merge two signals that come at the same time.
                 wait_until(lambda: bool(seen))
             server.release()
 
@@ -191,7 +193,7 @@ def test_a_log_ends_where_the_adapter_is(tmp_path: Path) -> None:
         watch.step(3, 1, {"loss": 0.5})
     lines = (tmp_path / "log.jsonl").read_text().splitlines()
     assert [json.loads(line)["loss"] for line in lines] == [1, 2, 0.5]
-    with Watch(tmp_path, 4) as watch:  # A new run, which keeps the old one's.
+    with Watch(tmp_path, 4) as watch:  # A new run keeps the old log.
         watch.step(1, 1, {"loss": 7.0})
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
     assert len((tmp_path / "log.old.jsonl").read_text().splitlines()) == 3

@@ -27,7 +27,7 @@ def test_the_bound_doubles_until_a_refusal_then_creeps() -> None:
     assert bound.limit == 8
     refused, other = bound.watch(), bound.watch()
     refused()
-    other()  # The second call has the same prompts and cuts the connection once.
+    other()  # Both calls were in flight, so they halve the bound only once.
     assert bound.limit == 4
     for _ in range(3):
         bound.answered()
@@ -95,7 +95,7 @@ def test_a_batch_may_take_longer_than_the_timeout_while_answers_come(
     server.retry_hint(400)
 
     def each(client: weft.Client) -> Iterator[Any]:
-        """Prompts that wait one after the other."""
+        """Yields calls, each of which is refused once and then waits."""
         prompts = [[1], [2], [3]]
         for draw in client._core.sampler.sample_each(prompts, {}, None, InFlight()):
             server.refuse("Sample", FULL, "the queue is full")

@@ -120,7 +120,7 @@ def test_knows_what_is_local() -> None:
 def test_nothing_fails_while_certificates_and_tokens_are_replaced(
     authority: Pair, identity: Pair, tokens: Tokens, tmp_path: Path
 ) -> None:
-    """Two loops make calls, one of them with a new connection for each call."""
+    """Two threads make calls. One of them opens a new connection for each call."""
     current = [tokens.add("t0", "acme", "train", "sample")]
     failures: list[str] = []
     calls = [0, 0]
@@ -207,8 +207,8 @@ def requests_on(adapter: str) -> list[tuple[methods.Method[Any, Any], Any]]:
     ]
 
 
-# Methods that cannot name another tenant's adapter: lists, and those that
-# create one.
+# Methods that cannot name another tenant's adapter. They list or create adapters or
+# checkpoints, or concern the whole server.
 WITHOUT_AN_ADAPTER = {
     methods.CREATE_ADAPTER.path,
     methods.LIST_ADAPTERS.path,
@@ -280,7 +280,8 @@ def test_a_stolen_token_sees_nothing_of_another_tenant(tokens: Tokens) -> None:
         assert client.adapter("victim").info().config.rank == 2
         assert adapter.info().last_step == steps
         assert [c.adapter_id for c in client.checkpoints()] == ["victim"]
-        # An upload goes to the tenant's own adapters, also if the names are equal.
+        # An upload goes to the tenant's own adapter, even if another tenant has an
+        # adapter of the same name.
         client.download_checkpoint("victim", "secret", tokens.path.parent / "files")
         theirs.upload_checkpoint("victim", "mine", tokens.path.parent / "files")
         assert [c.name for c in client.checkpoints()] == ["secret"]
@@ -342,7 +343,8 @@ def open_sockets(address: str, count: int) -> list[socket.socket]:
 
 @pytest.mark.parametrize("limit", ["--max-connections=0", "--max-connections=1000"])
 def test_serves_again_after_all_descriptors_were_taken(limit: str) -> None:
-    """Tests a limit of its own, below the system's, and the default."""
+    """0 is the default: half of the files that the server may open. 1000 is more than
+    the 64 files that it may open."""
     with FakeWeftd(limit, files=64) as server:
         taken = open_sockets(server.target, 100)
         time.sleep(1.0)
@@ -385,7 +387,7 @@ def test_idle_connections_do_not_block_a_scrape() -> None:
         time.sleep(0.2)
         start = time.monotonic()
         assert "weft_build_info" in scrape(server)
-        # A server that waited for an idle connection would do so for 30 s.
+        # If the server waited for the idle connections, this would take 30 s.
         assert time.monotonic() - start < 10.0
         for one in idle:
             one.close()
@@ -393,6 +395,6 @@ def test_idle_connections_do_not_block_a_scrape() -> None:
 
 @pytest.fixture(autouse=True)
 def no_proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The scrapes go to this machine, whatever proxy the environment names."""
+    """Makes scrapes reach this machine even if the environment names a proxy."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     yield

@@ -1,5 +1,5 @@
 """Tests that weft.client and weft.aio are one interface: the same methods with the
-same parameters and descriptions, and a return type that follows from the other's."""
+same parameters and descriptions, and with corresponding return types."""
 
 from __future__ import annotations
 

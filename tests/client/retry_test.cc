@@ -40,7 +40,8 @@ TEST(NextDelayTest, WaitsAsLongAsTheServerSays) {
             std::nullopt);
 }
 
-// However often the call was refused, only the deadline ends it.
+// A refusal with a hint counts as no attempt. So only the deadline ends the
+// call, except that max_attempts 1 permits no retry.
 TEST(NextDelayTest, CountsNoAttemptThatWasHinted) {
   RetryPolicy policy = Policy();
   const Failure hinted{absl::UnavailableError(""), absl::Seconds(2)};

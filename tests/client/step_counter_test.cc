@@ -67,7 +67,7 @@ TEST(StepCounterTest, AStepHasTheEpochOfItsNumber) {
   EXPECT_EQ(first.epoch, 7);
   absl::Status stale = absl::FailedPreconditionError("ended");
   stale.SetPayload(kStaleEpochPayload, {});
-  // The number stays free in the epoch that the counter has.
+  // The refused step's number stays free, in the counter's own epoch.
   EXPECT_EQ(counter.Finish(first.step, OutcomeOfTrainingStep(stale), stale),
             stale);
   EXPECT_EQ(counter.Take()->epoch, 7);

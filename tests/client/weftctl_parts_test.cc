@@ -175,7 +175,7 @@ TEST(LoadTableTest, RatesCompareWithTheSampleBefore) {
   *before.adapters.add_adapters() = Used("a", 4, 1);
   LoadSample now{.seconds = 12};
   now.info.mutable_load()->set_train_tokens(1500);
-  now.info.mutable_load()->set_sampled_tokens(7);  // The server began anew.
+  now.info.mutable_load()->set_sampled_tokens(7);  // The server restarted.
   *now.adapters.add_adapters() = Used("a", 9, 2);
   *now.adapters.add_adapters() = Used("b", 3, 3);
   const std::string table = LoadTable(before, now, /*max_adapters=*/5);
@@ -183,7 +183,7 @@ TEST(LoadTableTest, RatesCompareWithTheSampleBefore) {
   EXPECT_THAT(table, HasSubstr("sampled tokens/s   -\n"));
   EXPECT_THAT(table, HasSubstr("a        t       9     2.5"));
   EXPECT_THAT(table, HasSubstr("b        t       3     -"));
-  EXPECT_LT(table.find("\nb "), table.find("\na "));  // The latest first.
+  EXPECT_LT(table.find("\nb "), table.find("\na "));  // Last used first.
 }
 
 TEST(LoadTableTest, LeavesOutWhatTheServerDoesNotTellAndManyAdapters) {

@@ -32,7 +32,7 @@ class WeftctlTest : public ::testing::Test {
   nlohmann::json Json() { return nlohmann::json::parse(out_.str()); }
 
   std::string WriteData(const std::string& lines) {
-    // The name differs, because tests run in parallel.
+    // Each test has its own file, because tests run in parallel.
     const std::string path =
         ::testing::TempDir() + "/weftctl_" +
         ::testing::UnitTest::GetInstance()->current_test_info()->name() +
@@ -218,7 +218,7 @@ TEST_F(WeftctlTest, SamplesTokens) {
   given = base;
   given.push_back("--stream");
   EXPECT_EQ(Run(given), 0);
-  // A line holds one token, or the tokens that were drawn in the meantime.
+  // Each line holds the tokens that were drawn since the previous line.
   const std::string tokens =
       absl::StrReplaceAll(out_.str(), {{"0: ", ""}, {"\n", ","}});
   EXPECT_EQ(tokens, "7,8,9,");

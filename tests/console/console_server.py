@@ -1,4 +1,4 @@
-"""A fake weftd that serves the console, and requests to it."""
+"""A fake weftd that serves the console, with methods that send it requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DATA = [weft.Datum.next_token([1, 2, 3])]
 
 
 class ConsoleServer(FakeWeftd):
-    """Listens for HTTP, too."""
+    """A fake weftd that also listens for HTTP."""
 
     def __init__(self, *flags: str) -> None:
         super().__init__("--tinker-listen=127.0.0.1:0", *flags)

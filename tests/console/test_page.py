@@ -58,8 +58,8 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Opens pages. At the end none of them may have had an error: of the script,
-    or of the Content-Security-Policy."""
+    """Opens pages. Fails at the end if a page had an error, such as an exception or a
+    violation of the Content-Security-Policy."""
     contexts, errors = [], []
 
     def note(message: Any) -> None:
@@ -144,7 +144,7 @@ def test_the_page_works_from_the_keyboard(
     assert focused(page) == "first"
     page.focus("#loss")
     page.keyboard.press("End")
-    # Its targets 2 and 29 have the canned losses 3/8 and 30/8.
+    # The step's targets 2 and 29 have the canned losses 3/8 and 30/8.
     playwright.expect(page.locator("#loss .readout")).to_contain_text(
         "step 12: 2.063, 2 tokens"
     )
@@ -243,7 +243,7 @@ def test_a_token_opens_the_page_and_stays_in_its_tab(
         page.fill("#token", "weft_guess")
         page.press("#token", "Enter")
         playwright.expect(page.locator("#token-error")).not_to_be_empty()
-        # A key of the Tinker API is a token, too.
+        # The page also takes a token with the prefix of a Tinker API key.
         page.fill("#token", f"tml-{owner}")
         page.press("#token", "Enter")
         page.wait_for_selector("tr[data-id=mine]")

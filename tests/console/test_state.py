@@ -1,4 +1,4 @@
-"""Tests what the console's endpoint gives to whom, and how much of it."""
+"""Tests what the console's endpoint returns to each caller, and its reply's size."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_an_adapter_has_its_steps_and_losses(server: ConsoleServer) -> None:
         adapter.save("one")
     state = server.state(adapter="steps", checkpoints="1")
     (row,) = [a for a in state["adapters"] if a["id"] == "steps"]
-    # Three losses of canned results: targets 2 and 3 give 3/8 and 4/8.
+    # Each loss is a mean: targets 2 and 3 have the canned losses 3/8 and 4/8.
     assert row["losses"] == [0.4375] * 3
     assert (row["rank"], row["step"]) == (4, 6)
     assert row["train_tokens"] == 4 * NUM_TOKENS
@@ -145,7 +145,7 @@ def test_a_thousand_adapters_give_a_bounded_answer() -> None:
         assert status == 200 and len(body) < MAX_BYTES
         state = json.loads(body)
         assert (state["num_adapters"], state["num_matching"]) == (1000, 1000)
-        # Those used last are listed, in the order of ids.
+        # The reply lists the 200 adapters that were used last, in the order of ids.
         assert [name[:4] for name in ids(state)] == [
             f"{i:04d}" for i in range(340, 540)
         ]

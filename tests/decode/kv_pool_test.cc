@@ -83,7 +83,7 @@ TEST(KvPoolTest, AForkThatHasNoRoomTakesNothing) {
   EXPECT_TRUE(pool.Fork(source).has_value());
 }
 
-// Caches a prefix of a sequence that then ends.
+// Caches the prefix of a new sequence and then ends the sequence.
 void RememberNew(KvPool& pool, uint64_t version,
                  const std::vector<int32_t>& tokens) {
   kv::SequencePages sequence =

@@ -68,14 +68,13 @@ TEST_F(PreemptionTest, PreemptedSamplesDrawWhatTheyWouldHave) {
   EXPECT_TRUE(AllPagesFree(kFewPages));
 }
 
-// Two groups, whose prompts hold pages while their samples wait.
+// The prompts of all groups hold pages while samples of the groups wait.
 TEST_F(PreemptionTest, GroupsFinishOneSampleAtATimeIfNeedBe) {
   SampleRequest first = Request(1, 20, 100, 7);
   first.num_samples = 4;
   SampleRequest second = Request(2, 35, 85, 8);
   second.num_samples = 3;
-  SampleRequest same = Request(1, 20, 90, 9);  // Equal to the first one's
-                                               // prompt.
+  SampleRequest same = Request(1, 20, 90, 9);  // The prompt of `first`.
   same.num_samples = 2;
   const SampleResult expected[] = {Alone(first), Alone(second, adapter_),
                                    Alone(same)};
@@ -103,8 +102,9 @@ TEST_F(PreemptionTest, GroupsOfOnePromptLeaveEachOtherRoom) {
   EXPECT_TRUE(AllPagesFree(kFewPages));
 }
 
-// The long prompt waits for the pages of the group's prompt. The group must not
-// wait for pages of a prompt that it keeps from being prefilled.
+// The long prompt waits until the group's prompt frees its pages. The group
+// must not wait for pages of the long prompt, because the group keeps the long
+// prompt from being prefilled.
 TEST_F(PreemptionTest, AYoungerPromptNeverTakesPagesOfAnOlderOne) {
   SampleRequest group = Request(1, 20, 30, 7);
   group.num_samples = 5;
@@ -172,8 +172,8 @@ TEST_F(PreemptionTest, CancelFreesAPromptBetweenItsPieces) {
   EXPECT_EQ(Metric("weft_kv_cache_used_bytes"), 0);
 }
 
-// Requests come and are cancelled at random. Each one that stays gets the same
-// result as alone.
+// Requests come and are cancelled at random. A request that is not cancelled
+// gets the same result as when it runs alone.
 TEST_F(PreemptionTest, AnyOrderOfEventsGivesTheSameResults) {
   const at::InferenceMode no_autograd;
   std::mt19937 random(3);
@@ -181,7 +181,7 @@ TEST_F(PreemptionTest, AnyOrderOfEventsGivesTheSameResults) {
   std::vector<SampleResult> expected;
   for (int i = 0; i < 12; ++i) {
     const int length = 1 + static_cast<int>(random() % 60);
-    // There are few beginnings, so that prompts are prefixes of each other.
+    // Prompts begin in only three ways, so some are prefixes of others.
     requests.push_back(Request(static_cast<int32_t>(random() % 3), length,
                                1 + static_cast<int>(random() % 60), random()));
     requests.back().num_samples = 1 + static_cast<int>(random() % 4);
@@ -196,8 +196,8 @@ TEST_F(PreemptionTest, AnyOrderOfEventsGivesTheSameResults) {
     uint64_t next = 0;
     for (int step = 0; next < 12 || loop_->active() > 0; ++step) {
       ASSERT_LT(step, 5000) << "the loop does not end";
-      // Nothing breaks even if more requests are admitted than there is room
-      // for.
+      // In even rounds requests are also admitted without room, which must be
+      // harmless.
       if (next < 12 && random() % 3 == 0 &&
           (round % 2 == 0 || loop_->HasRoom(requests[next]))) {
         Admit(next, requests[next], next % 2 == 0 ? nullptr : adapter_);

@@ -1,5 +1,5 @@
-// Tests what the sampling loop takes from its cache instead of computing it,
-// and that results do not change.
+// Tests which tokens the sampling loop takes from its cache instead of
+// computing them, and that results do not change.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -23,13 +23,13 @@ using ::weft::testing::Tolerance;
 
 class PrefixReuseTest : public SampleLoopTest {
  protected:
-  // Returns the tokens that the cache had since the last call.
+  // Returns how many tokens the cache supplied since the last call.
   int64_t NewHits() {
     const auto hits =
         static_cast<int64_t>(Metric("weft_prefix_cache_hit_tokens_total"));
     return hits - std::exchange(hits_, hits);
   }
-  // Returns the tokens that were computed since the last call.
+  // Returns how many prompt tokens were computed since the last call.
   int64_t NewPrefilled() {
     const auto tokens =
         static_cast<int64_t>(Metric("weft_prompt_tokens_total"));
@@ -99,7 +99,8 @@ TEST_F(PrefixReuseTest, RunningSequencesShareAlready) {
   EXPECT_EQ(NewHits(), 32);
 }
 
-// One pass computes the prompt for both, and one copy is enough.
+// One pass computes the prompt for both requests. The pool keeps one copy of
+// the prompt's full pages.
 TEST_F(PrefixReuseTest, PromptsThatComeTogetherKeepOneCopy) {
   const at::InferenceMode no_autograd;
   const SampleRequest first = Request(3, 40, 20, 7);
@@ -109,7 +110,7 @@ TEST_F(PrefixReuseTest, PromptsThatComeTogetherKeepOneCopy) {
   Admit(1, first);
   Admit(2, second);
   (void)loop_->Step();
-  // There are two pages that both fill, and one each for the rest.
+  // The requests share two full pages, and each has its own last page.
   EXPECT_EQ(Metric("weft_kv_cache_used_bytes"), BytesOfPages(decoder_, 4));
   ExpectSameDraws(Finish().at(2), alone);
   EXPECT_TRUE(AllPagesFree());
@@ -125,7 +126,7 @@ TEST_F(PrefixReuseTest, OtherWeightsNeverSeeThePrefix) {
   (void)NewHits();
   ExpectSameDraws(Alone(request, other), expected);
   EXPECT_EQ(NewHits(), 0);
-  // A snapshot is the version that it pins.
+  // The old version, which a snapshot may pin, still finds its own prefix.
   ExpectSameDraws(Alone(request, adapter_), adapted);
   EXPECT_EQ(NewHits(), 32);
   EXPECT_NE(base.samples[0].logprobs, adapted.samples[0].logprobs);
@@ -146,7 +147,7 @@ TEST_F(PrefixReuseTest, PrefixesGoWithTheirWeights) {
   EXPECT_EQ(NewHits(), 32);
 }
 
-// Hidden states are not cached.
+// Hidden states are not cached, so a scored prompt is computed in full.
 TEST_F(PrefixReuseTest, ScoredPromptsAreComputed) {
   SampleRequest request = Request(3, 40, 1, 7);
   (void)Alone(request, adapter_);
@@ -200,7 +201,7 @@ TEST_F(PrefixReuseTest, LongPromptsArePrefilledInPieces) {
   }
 }
 
-// A pass copies the keys of all prompts.
+// A pass gathers the keys of all its prompts, so it takes few long prompts.
 TEST_F(PrefixReuseTest, FewRestsOfLongPromptsGoInOnePass) {
   const at::InferenceMode no_autograd;
   const SampleRequest request = Request(3, 97, 30, 7);

@@ -33,8 +33,8 @@ class SampleLifecycleTest : public SampleLoopTest {
     return loop_->Step();
   }
 
-  // Compares the likeliest tokens at each position of the prompt with those of
-  // a pass over the tokens before it.
+  // Compares the likeliest tokens at each prompt position with those of a pass
+  // over the tokens before the position.
   void ExpectListed(const SampleRequest& request,
                     const lora::AdapterVersionPtr& version,
                     const SampleResult& result) {
@@ -89,8 +89,7 @@ TEST_F(SampleLifecycleTest, CancelFreesPagesAtEveryStage) {
 TEST_F(SampleLifecycleTest, CancelFreesSamplesThatNeverStarted) {
   SampleRequest group = Request(2, 5, 20, 7);
   group.num_samples = 8;
-  // There is room for two samples at a time, and the waiting ones keep the
-  // prompt.
+  // Two samples run at a time. The waiting samples keep the prompt's pages.
   Restart({.kv_cache_bytes = BytesOfPages(decoder_, kPages),
            .max_decode_sequences = 2});
   Admit(1, group);
@@ -232,8 +231,8 @@ TEST_F(SampleLifecycleTest, ScoresThePromptOnDemand) {
   }
 }
 
-// The prompts are listed in pieces of at most max_decode_sequences rows, alone,
-// together, and beside a prompt that is not listed.
+// Lists the prompts' likeliest tokens, at most max_decode_sequences rows at a
+// time. Prompts are listed alone, together, and beside a prompt that is not.
 TEST_F(SampleLifecycleTest, ListsTheLikeliestTokensOfThePrompt) {
   Restart({.kv_cache_bytes = BytesOfPages(decoder_, kPages),
            .max_decode_sequences = 4});
@@ -260,7 +259,7 @@ TEST_F(SampleLifecycleTest, ListsTheLikeliestTokensOfThePrompt) {
   EXPECT_TRUE(AllPagesFree());
 }
 
-// The score and the list come from different products.
+// The score and the list come from different matrix products, but must agree.
 TEST_F(SampleLifecycleTest, AListedPromptTokenHasItsScore) {
   SampleRequest request = Request(1, 9, 1, 7);
   request.config.temperature = 0;

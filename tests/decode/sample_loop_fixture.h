@@ -48,9 +48,9 @@ inline SampleRequest Request(int32_t first, int length, int max_tokens,
   return request;
 }
 
-// Compares scores up to the order of summation. A matrix product of one row may
-// take another path than one of many rows. Logits are sums over both layers'
-// widths.
+// Compares scores with a tolerance for the order of summation, because a matrix
+// product of one row may sum in another order than one of many rows. A logit is
+// a sum over the widths of both layers.
 inline void ExpectSameScores(const std::vector<float>& actual,
                              const std::vector<float>& expected) {
   ASSERT_EQ(actual.size(), expected.size());

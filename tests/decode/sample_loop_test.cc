@@ -82,7 +82,7 @@ TEST_F(SampleLoopTest, SeedsAndSamplesDrawOnTheirOwn) {
   EXPECT_NE(other.samples[0].tokens, result.samples[0].tokens);
 }
 
-// Prompts end inside a page, at its end and one token after.
+// The prompts end inside a page, at the end of a page, and one token after it.
 TEST_F(SampleLoopTest, ForkedSamplesDrawWhatASingleOneDraws) {
   for (const int length : {5, 16, 17}) {
     SampleRequest single = Request(2, length, 20, 7);
@@ -116,7 +116,7 @@ TEST_F(SampleLoopTest, SamplesWithoutRoomWaitForThoseBefore) {
   SampleRequest group = Request(2, 5, 20, 7);
   group.num_samples = 6;
   const SampleResult expected = Alone(group);
-  // The pages are the prompt's and those of two samples with two pages each.
+  // There is room for the prompt's page, and for two samples of two pages each.
   Restart({.kv_cache_bytes = BytesOfPages(decoder_, 5)});
   ASSERT_TRUE(loop_->CheckFits(group).ok());
   ExpectSameDraws(Alone(group), expected);
@@ -136,7 +136,7 @@ TEST_F(SampleLoopTest, NoMoreSequencesRunThanAreAllowed) {
   EXPECT_FALSE(loop_->HasRoom(request));
 }
 
-// Counts each token except the first, which is drawn with the prefill.
+// Each token takes an iteration, except the first, which the prefill draws.
 TEST_F(SampleLoopTest, IterationsAreCountedByTheWayTheyRan) {
   static_cast<void>(Alone(Request(2, 5, 12, 7)));
   double graphs = -1, launches = -1;

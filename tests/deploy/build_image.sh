@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Builds stage runtime-cpu of deploy/Dockerfile with buildah and without a
-# registry of images: debootstrap makes the base image, with the package
-# sources and the certificates of this machine. As root, from any folder:
+# Builds stage runtime-cpu of deploy/Dockerfile with buildah, without an image
+# registry. debootstrap makes the base image, with the package sources and the
+# certificates of this machine. Run it as root, from any folder:
 #   tests/deploy/build_image.sh STORE [IMAGE]
-# STORE keeps base, layers and image: what did not change is not built again.
+# STORE keeps the base, the layers and the image. Unchanged parts are not built
+# again.
 set -euo pipefail
 
 if (($# < 1 || $# > 2)); then
@@ -14,7 +15,7 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 mkdir -p "$1"
 STORE="$(cd "$1" && pwd)"
 readonly ROOT STORE IMAGE="${2:-weft:cpu}"
-# The name that the Dockerfile builds on, in full.
+# The full name of the image that the Dockerfile builds on.
 readonly BASE=docker.io/library/debian:bookworm-slim
 
 for program in buildah debootstrap; do
@@ -24,7 +25,8 @@ for program in buildah debootstrap; do
   fi
 done
 
-# chroot isolation and vfs need nothing of the kernel; overlay copies no layers.
+# chroot isolation and the vfs driver need no kernel support. The overlay driver
+# needs it, but copies no layers.
 driver=vfs
 if grep -qw overlay /proc/filesystems; then driver=overlay; fi
 engine() {
@@ -32,14 +34,15 @@ engine() {
     --storage-driver "${driver}" "$@"
 }
 
-# mirror: where apt gets Debian's packages from on this machine.
+# mirror: prints the URL from which apt gets Debian's packages on this machine.
 mirror() {
   # shellcheck disable=SC2016  # apt's own variables.
   apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(CREATED_BY)' |
     awk '$2 == "bookworm" && $3 == "Packages" { print $1; exit }'
 }
 
-# make_base FOLDER: a minimal Debian 12 that reaches what this machine reaches.
+# make_base FOLDER: makes a minimal Debian 12 with this machine's settings of
+# apt and pip, and with its certificates.
 make_base() {
   local folder="$1"
   debootstrap --variant=minbase --include=ca-certificates bookworm \

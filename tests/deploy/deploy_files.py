@@ -33,8 +33,8 @@ def tool(name: str) -> str:
     """Returns the path of a program that deploy/setup.sh --tests installs, or of
     kubectl.
 
-    Debian 12 has no kubectl that knows present kustomizations, so without kubectl
-    the test is skipped. Any other missing program is a failure.
+    No package of Debian 12 has a kubectl that is new enough for the kustomizations. So
+    the test is skipped without kubectl. Any other missing program is a failure.
     """
     path = ROOT / ".venv" / "bin" / name
     found = str(path) if path.exists() else shutil.which(name)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run_device_test.sh BINARY --gtest_output=xml:REPORT NAME...: runs GoogleTests by
-# name and writes their report. Without the binary, because preset cuda was not
-# built here, each is reported as skipped.
+# name and writes their report. If the binary is missing, because preset cuda
+# was not built here, each test is reported as skipped.
 set -euo pipefail
 readonly binary="$1" output="$2"
 shift 2
@@ -24,5 +24,6 @@ log="$("${binary}" "${output}" --gtest_filter="${filter}")" || {
   exit "${status}"
 }
 echo "${log}"
-# A name that this binary lacks would pass by running nothing.
+# A test that the binary lacks would pass, because nothing runs. So this counts
+# the tests that ran.
 [[ "${log}" =~ "Running "([0-9]+)" test" ]] && ((BASH_REMATCH[1] >= $#))

@@ -3,8 +3,8 @@
 # and runs its tests with one of the labels (a regular expression) when some are
 # given. Tests of the sources (label lint) depend on no build and run in preset
 # cpu alone. Fuzzers run for 10 s each. Exit status 77: the compiler is not on
-# this machine. Preset cuda is built for one architecture and PTX: the others
-# are the same sources and as many minutes again.
+# this machine. Preset cuda is built for one architecture and PTX, because each
+# other architecture would compile the same sources again and take as long.
 set -euo pipefail
 readonly preset="$1" compiler="$2" labels="${3:-}"
 

@@ -19,8 +19,7 @@ from deploy_files import (
 from test_prometheus import alert_rules
 
 EVERYTHING = "gpu tls mtls durable monitoring group"
-# The variables that the controller sets before the variables that refer to
-# them.
+# The controller sets these variables before the variables that refer to them.
 CONTROLLERS = {"LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX"}
 
 
@@ -104,7 +103,7 @@ def test_tls_leaves_no_plaintext(name: str) -> None:
         "tokens": ("WEFT_AUTH_TOKENS_FILE",),
     }.items():
         assert mounts[mount]["readOnly"] is True
-        # The kubelet renews folders, but never single files.
+        # The kubelet updates a mounted folder, but never a single file (subPath).
         assert "subPath" not in mounts[mount]
         for variable in variables:
             assert config[variable].startswith(mounts[mount]["mountPath"] + "/")
@@ -172,8 +171,8 @@ def test_the_readme_says_which_overlay_and_which_component_to_choose() -> None:
 
 
 def test_components_are_listed_in_an_order_that_works() -> None:
-    """The group copies the pod, so it comes after the components that change the
-    pod."""
+    """Component `group` copies the pod, so it comes after the components that change
+    the pod."""
     for path in K8S.glob("overlays/*/kustomization.yaml"):
         listed = yaml.safe_load(path.read_text()).get("components", [])
         names = [name.rpartition("/")[2] for name in listed]

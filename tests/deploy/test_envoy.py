@@ -146,7 +146,7 @@ def proxied(tmp_path: Path) -> Iterator[Proxied]:
 
 
 def use(client: weft.Client, adapter_id: str, folder: Path) -> None:
-    """Makes every kind of call that names an adapter. Another replica has no such
+    """Makes every kind of call that names an adapter. Only one replica has the
     adapter."""
     adapter = client.create_adapter(adapter_id)
     adapter.forward_backward([weft.Datum.next_token([1, 2, 3])])
@@ -191,8 +191,8 @@ def test_every_call_of_an_adapter_reaches_the_replica_that_holds_it(
 def test_places_on_the_ring_are_those_of_names_not_addresses(
     tmp_path: Path,
 ) -> None:
-    """The servers have other addresses after each start, and the adapters still
-    find the same server."""
+    """The servers get other addresses at the second start. Each adapter is still on
+    the server of the same name."""
     built("tests/support/fake_weftd")
     import weft
 

@@ -1,10 +1,10 @@
-"""Tests that headers compile alone, including those that preset asan does not
-compile, and that clones share precompiled headers.
+"""Tests that the headers outside of preset asan compile alone, and that clones share
+precompiled headers.
 
-Preset asan compiles every header of the modules without LibTorch and gRPC by
-itself. Most other headers have a source of the same name that includes them first
-(clang-format keeps that order), so they are compiled with it. The others are
-compiled here, each content once. To compile all headers without precompiled ones
+In the modules that use neither LibTorch nor gRPC, preset asan compiles each header
+alone. Most other headers have a source of the same name that includes them first
+(clang-format keeps that order), so the source checks them. This test compiles the
+remaining headers, each content once. Compiling all headers without precompiled ones
 would take five minutes of CPU time.
 """
 
@@ -56,7 +56,7 @@ def _alone(cache: Path) -> CheckedOnce:
             *("clang++", *flags, "-fsyntax-only", "-w"),
             str(unit),
         ],
-        not_compiled=re.compile("(?!)"),  # Each header is read alone anyway.
+        not_compiled=re.compile("(?!)"),  # Matches nothing: each part is one header.
         salt=version,
         cache=cache,
     )

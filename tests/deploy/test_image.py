@@ -1,7 +1,7 @@
 """Builds image runtime-cpu from the Dockerfile and runs it as clusters do.
 
-It runs as its user, with a read-only root, no capabilities, and no network but its
-own loopback. unshare, chroot and setpriv do here what a container engine would do.
+The image runs as its own user, with a read-only root, no capabilities, and no network
+except a loopback. unshare, chroot and setpriv stand in for a container engine.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ MOST_BYTES = 2e9
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
 
-# The arguments are root file system, model and state, and then words of env:
-# variables and the command.
+# The arguments are the root file system, the model, the state and the user. The
+# arguments of env follow: variables and the command.
 START = """
 set -eu
 root="$1" model="$2" state="$3" user="$4"
@@ -59,7 +59,7 @@ def engine(*words: str) -> str:
 
 
 def build() -> None:
-    """This takes long. build.log in the store shows its progress."""
+    """Builds the image, which takes long. build.log in the store shows the progress."""
     STORE.mkdir(parents=True, exist_ok=True)
     script = ROOT / "tests" / "deploy" / "build_image.sh"
     log = STORE / "build.log"
@@ -86,7 +86,7 @@ def root(image: dict[str, Any]) -> Iterator[Path]:
     """Returns the image's files, in a container that is removed afterwards."""
     container = engine("from", "--pull=never", IMAGE).strip()
     folder = Path(engine("mount", container).strip())
-    # A container engine creates the places of mounts.
+    # A container engine would create these mount points.
     (folder / "models" / "base").mkdir(parents=True)
     for device in ("null", "urandom"):
         (folder / "dev" / device).touch()
@@ -96,14 +96,14 @@ def root(image: dict[str, Any]) -> Iterator[Path]:
 
 
 class Container:
-    """Runs the image's command on a model. Its state outlives it."""
+    """Runs the image's command on a model. The state folder outlives the container."""
 
     def __init__(
         self, root: Path, image: dict[str, Any], model: Path, state: Path
     ) -> None:
         config = image["Docker"]["config"]
         self.root = root
-        # The OCI format has no place for the health check.
+        # The OCI format has no health check, so it is read from the Dockerfile.
         check = re.search(r"HEALTHCHECK .+\\\n\s+CMD (\[.+\])", DOCKERFILE.read_text())
         assert check
         self.health = json.loads(check[1])

@@ -37,7 +37,7 @@ def torch_folder() -> Path:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The tree is installed, and then moved."""
+    """Installs the tree and then moves it."""
     first = tmp_path_factory.mktemp("install") / "weft"
     subprocess.run(
         ["cmake", "--install", daemon_module.BUILD_DIR, "--prefix", first],
@@ -138,7 +138,7 @@ class Bundle:
         self.folder = folder / "weft-device"
 
     def run(self, *words: str, path: str = "") -> subprocess.CompletedProcess[str]:
-        """Runs its run.sh with this Python, and with the tools in `path`."""
+        """Runs the bundle's run.sh with this Python, and with the tools in `path`."""
         return subprocess.run(
             [self.folder / "tests" / "device" / "run.sh", *words],
             env={
@@ -181,9 +181,9 @@ def test_a_bundle_runs_tests_and_benches_elsewhere(tree: Path, tmp_path: Path) -
 
 
 def check_bad_ends(bundle: Bundle, tmp_path: Path) -> None:
-    """Tests how the bundle's run.sh fails: a device that is missing, or that a
-    program does not see, or too few devices; a program that fails or hangs; a wrong
-    name; a client that does not load."""
+    """Tests how the bundle's run.sh reports problems: no device, a device that a
+    program does not see, too few devices, a program that fails or hangs, an unknown
+    step, and a client that does not load."""
     if daemon_module.num_devices() == 0:
         done = bundle.run("optim", "sample")
         assert done.returncode == 1

@@ -31,7 +31,7 @@ LABELS = {"app.kubernetes.io/name": "weftd", "app.kubernetes.io/instance": "weft
 
 
 def pod_templates(group: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns both templates of a LeaderWorkerSet as Kubernetes' own objects."""
+    """Returns both templates of a LeaderWorkerSet as objects of kind PodTemplate."""
     parts = group["spec"]["leaderWorkerTemplate"]
     return [
         {
@@ -57,7 +57,7 @@ def test_rendered_objects_match_the_schemas(version: str, tmp_path: Path) -> Non
         files[-1].write_text(yaml.safe_dump_all(own))
     command = [tool("kubernetes-validate"), "--strict", "-k", version]
     output = run(*command, *map(str, files))
-    # For an unknown kind kubeconform only warns.
+    # The tool only warns about an unknown kind.
     assert "WARN" not in output, output
 
 

@@ -48,8 +48,8 @@ def variables_of(component: str) -> set[str]:
 
 
 def missing_components(help_text: str) -> set[str]:
-    """Returns the components whose flags weftd does not know, because it was built
-    without what they use."""
+    """Returns the components whose flags weftd lacks, because it was built without
+    their features."""
     names = {path.parent.name for path in K8S.glob("components/*/kustomization.yaml")}
     flags = flags_of(help_text) - {"insecure"}
     return {

@@ -73,7 +73,7 @@ def test_every_alert_links_its_section_of_the_runbook() -> None:
 
 
 def exported() -> set[str]:
-    """Returns the names in the sources that make metrics."""
+    """Returns all quoted words in the sources. They include the metrics' names."""
     sources = [
         path for folder in ("src", "server") for path in (ROOT / folder).rglob("*.cc")
     ]

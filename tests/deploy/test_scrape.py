@@ -33,13 +33,13 @@ import models  # noqa: E402
 import weft  # noqa: E402
 
 LIMIT_SECONDS = 30.0
-# Whether these are quiet depends on the disk of the machine that runs the test.
+# Whether these alerts fire depends on the disk of the machine that runs the test.
 ABOUT_THE_DISK = {"WeftDiskLow", "WeftDiskFills", "WeftJournalSlow"}
 
 
 class Prometheus:
-    """Runs one process with the shipped configuration, except for target and
-    interval."""
+    """Runs a Prometheus with the shipped configuration, except for the target and the
+    intervals."""
 
     def __init__(self, folder: Path, target: str) -> None:
         text = (DEPLOY / "prometheus" / "prometheus.yml").read_text()
@@ -81,13 +81,13 @@ class Prometheus:
                 if self.query(expression):
                     return
             except OSError:
-                pass  # It does not listen yet.
+                pass  # Prometheus does not listen yet.
             assert time.monotonic() < limit, expression
             time.sleep(0.1)
 
 
 def work(process: Any) -> None:
-    """Does some of everything that metrics count."""
+    """Does some work of each kind that the metrics count."""
     with process.client() as client:
         for name in ("a", "b", "c"):
             adapter = client.create_adapter(name, rank=4)
@@ -132,7 +132,7 @@ def test_every_query_of_a_dashboard_has_data(
     path: Path, prometheus: Prometheus
 ) -> None:
     for expression in expressions(path):
-        # A panel for a CUDA device leaves out the zeros of a CPU.
+        # A panel for CUDA devices hides the zeros of a CPU with `> 0`.
         asked = expression.removesuffix(" > 0")
         assert prometheus.query(asked), expression
 
@@ -140,7 +140,7 @@ def test_every_query_of_a_dashboard_has_data(
 def test_the_page_is_scraped_as_the_alerts_name_it(prometheus: Prometheus) -> None:
     (up,) = prometheus.query('up{job="weft"}')
     assert up["value"][1] == "1"
-    # Prometheus reports an error in the page's format here.
+    # An error in the page's format would be in lastError.
     (target,) = prometheus.get("targets")["activeTargets"]
     assert target["health"] == "up" and not target["lastError"]
 

@@ -11,7 +11,7 @@ import pytest
 from deploy_files import DEPLOY, run
 
 UNIT = DEPLOY / "systemd" / "weftd.service"
-# How much of the system the service may reach, on systemd's scale up to 10.
+# The highest exposure level that the service may have, on systemd's scale up to 10.
 LEAST_CONFINED = 2.0
 
 

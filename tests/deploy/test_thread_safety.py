@@ -1,9 +1,8 @@
 """Runs Clang's thread-safety analysis over what the sanitizer builds leave out.
 
-Preset asan compiles the modules without Torch and gRPC with the analysis on. This
-test checks the server, the clients and the engine's threads, without generating
-code, with the flags of the CPU build's compile_commands.json and once for each
-content.
+Preset asan analyzes the modules that use neither Torch nor gRPC. This test analyzes
+the server, the clients and the engine's threads. It generates no code, and takes the
+flags from the CPU build's compile_commands.json. It analyzes each content once.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from checked_once import CheckedOnce, cache_folder, parts
 from compile_flags import compile_flags
 
 FOLDERS = ("server", "client", "tests/support", "src/engine", "src/runtime")
-# One source of each kind. Without its first lock it must fail.
+# One source of each kind. If its first lock is removed, the analysis must fail.
 LOCKED = (
     "src/runtime/compute_guard.cc",
     "server/sample_stream.cc",

@@ -6,16 +6,16 @@
 #   tests/device/bundle.sh [OPTIONS] OUTPUT.tar.gz
 #
 #   --preset NAME      cuda (default); cpu to try the bundle itself
-#   --python VERSION   of the Python there, 3.12 say (default: that of .venv)
-#   --tree FOLDER      installed by cmake --install of this preset's build, whose
-#                      programs are built: nothing is built or installed again
+#   --python VERSION   the target's Python, such as 3.12 (default: .venv's)
+#   --tree FOLDER      tree that cmake --install made from this preset's build.
+#                      Then nothing is built: the build must have the programs.
 #
-# There: tar xf OUTPUT.tar.gz && weft-device/tests/device/run.sh
+# On the target: tar xf OUTPUT.tar.gz && weft-device/tests/device/run.sh
 set -euo pipefail
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 readonly ROOT PYTHON="${ROOT}/.venv/bin/python"
-# Every machine has these, or torch brings them.
+# Libraries that every machine has, or that come with torch.
 readonly SYSTEM='^(ld-linux|lib(c|m|dl|rt|util|pthread|resolv|stdc\+\+|gcc_s)\.so)'
 readonly SITE_PACKAGES=(grpcio protobuf typing_extensions)
 

@@ -2,11 +2,11 @@
 # Runs the device's tests and benches from an unpacked bundle (bundle.sh), and
 # prints one line for each step, which says how it ended:
 #
-#   tests/device/run.sh [OPTIONS] [STEP...]     all steps without one
+#   tests/device/run.sh [OPTIONS] [STEP...]     (default: all steps)
 #
 #   --device NAME     cuda (default); cpu tries the steps on tiny sizes
 #   --output FOLDER   logs, and one JSON line per bench (default: results)
-#   --seconds N       after which a step has failed (default: each step's own)
+#   --seconds N       time limit of each step (default: each step's own limit)
 #   --list            names of the steps
 #
 # A step is skipped, with the reason, if it needs a device, a tool or a package
@@ -76,7 +76,7 @@ if ! "${PYTHON}" -c 'import weft' 2>/dev/null; then
     no_client="no client in ${PYTHON}: ${error##*$'\n'}"
   fi
 fi
-# Prints each device on its own line. The tool may be missing.
+# Holds a line for each device. It is empty if nvidia-smi is missing.
 devices=$'\n'"$(nvidia-smi -L 2>/dev/null || true)"
 
 # Prints the reason why a step cannot run, or nothing.
@@ -113,8 +113,8 @@ kernels() {
   fi
 }
 
-# Uses as many processes as help, if pytest-xdist is installed. Most of their
-# time is the reference's, on one core.
+# Runs pytest with up to six processes if pytest-xdist is installed. Most of the
+# time goes to the reference, which uses one core.
 oracles() {
   local workers=() num
   num="$(($(nproc) < 6 ? $(nproc) : 6))"
@@ -125,7 +125,7 @@ oracles() {
     "${PYTHON}" -m pytest -q -rs -p no:cacheprovider "${workers[@]}" "$@"
 }
 
-# Runs a bench of tests/bench/run.py on the device, or otherwise at tiny sizes.
+# Runs a bench of tests/bench/run.py. On cpu the bench has tiny sizes.
 bench() {
   local name="$1" shape="$2"
   shift 2
@@ -149,7 +149,7 @@ record() {
   "${PYTHON}" tests/device/record.py "${step}" "${output}/${step}.json" "${device}" "$@"
 }
 
-# Decodes a shape, on a CPU a tiny one.
+# Runs decode_bench on shape $1. On a CPU runs it on the tiny shape $2.
 decode() {
   local shape="$1" dtype=bf16
   if [[ "${device}" == cpu ]]; then
@@ -163,7 +163,7 @@ print(shapes.folder(*sys.argv[1:]))' "${shape}" "${device}")"
   record bin/decode_bench "${folder}" "${dtype}" 1 32 64 "$(nproc)" "${device}"
 }
 
-# Times the 8B shape, and then the same with a line for each kernel.
+# Times the 8B shape. Then runs it again and records each kernel.
 trace() {
   local program=(tests/device/trace/trace_weft.py llama-3.1-8b 16 512 32)
   export WEFT_TEST_DEVICE="${device}" WEFT_TEST_DTYPE=bf16
@@ -171,15 +171,14 @@ trace() {
   rm -f "${output}"/trace.*.csv
   CUDA_INJECTION64_PATH="${ROOT}/lib/libcuda_trace.so" \
     CUDA_TRACE_FILE="${output}/trace" "${PYTHON}" "${program[@]}" >/dev/null
-  # Takes the trace of weftd. If the script itself used CUDA, it wrote an
-  # earlier and shorter one.
+  # Takes the largest trace, which is weftd's. If the script itself used CUDA,
+  # it wrote a trace too, but a smaller one.
   local largest
   largest="$(find "${output}" -name 'trace.*.csv' -printf '%s %p\n' | sort -n | tail -n 1)"
   "${PYTHON}" tests/device/trace/cuda_trace.py --gap 100 "${largest#* }"
 }
 
-# After this many seconds a step has failed: three times what it takes on an
-# H100.
+# Prints a step's limit in seconds: three times what the step takes on an H100.
 limit_of() {
   case "$1" in
     oracle | oracle_bf16 | sample | trace) echo 600 ;;

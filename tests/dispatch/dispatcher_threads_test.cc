@@ -62,7 +62,7 @@ class DispatcherThreadsTest : public ::testing::Test {
           Complete(step);
         }
       } else if (auto* step = std::get_if<RunStep>(&*work)) {
-        // Like a checkpoint, whose file another thread writes.
+        // Ends later, like a checkpoint whose file another thread writes.
         Count(step->step);
         AfterIo([this, step = step->step] { Complete(step); });
       } else if (auto* move = std::get_if<RunMove>(&*work)) {
@@ -96,7 +96,8 @@ class DispatcherThreadsTest : public ::testing::Test {
     desk.FinishMove(move, 1, absl::OkStatus());
   }
 
-  // Counts a step. Steps of adapters that are never deleted must run once.
+  // Counts the runs of steps of adapters that are never deleted ("a..."). Each
+  // such step must run once.
   void Count(const StepTask& step) {
     if (AdapterIdOf(*step.request).starts_with("a")) ++runs_;
   }
@@ -136,7 +137,7 @@ class DispatcherThreadsTest : public ::testing::Test {
     while (dispatcher_.adapters().Info(id).ok()) std::this_thread::yield();
   }
 
-  // Lists page by page. Adapters that are never deleted must be there.
+  // Lists the adapters page by page. Checks their order and their number.
   void List() {
     std::vector<std::string> ids;
     ListAdaptersRequest request{.size = 2};
@@ -247,8 +248,8 @@ TEST(DispatcherWaitTest, IdleComesWhenPatienceEnds) {
   EXPECT_GE(clock.Now() - start, absl::Milliseconds(20));
 }
 
-// The batch waits for an adapter that trains in step with its own, which does
-// not come.
+// The batch of `a` waits for `b`, because both trained together before. No step
+// of `b` comes.
 TEST(BatchWindowTest, TheEngineThreadWakesWhenTheWaitOfABatchIsOver) {
   FakeEngineThread engine({.residency = {.max_resident = 2}});
   Dispatcher& dispatcher = engine.dispatcher();

@@ -67,8 +67,8 @@ class FakeEngineThread {
     }
   }
 
-  // Like a client's CreateAdapter, which is answered when there is a slot. An
-  // adapter has ten bytes.
+  // Creates an adapter of ten bytes like a client's CreateAdapter: `done` runs
+  // when there is a slot, or with an error.
   void Create(const std::string& id, const std::string& tenant,
               Callback<AdapterKey> done, uint64_t last_step = 0) {
     dispatcher_.Post([this, id, tenant, done,
@@ -115,7 +115,7 @@ class FakeEngineThread {
     }
   }
 
-  // Ends a move at once, like the owner of the tensors.
+  // Ends a move at once, in place of the owner of the tensors.
   void Finish(const sched::Move& move, const absl::Status& status) {
     AdapterDesk& desk = dispatcher_.adapters();
     if (desk.IsUnderway(move) && status.ok()) {

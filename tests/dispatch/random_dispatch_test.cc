@@ -35,7 +35,7 @@ class World {
       engine_.RunReplies();
       if (testing::Test::HasFailure()) return;
     }
-    // Without new calls everything must end, so nothing waits forever.
+    // Without new calls, all calls and moves must end. None may wait forever.
     quiet_ = true;
     for (int round = 0; round < 1000; ++round) {
       engine_.clock().Advance(absl::Seconds(1));
@@ -55,7 +55,7 @@ class World {
     int answers = 0;
     CancelHandle handle;
   };
-  // A step of one adapter that had the name.
+  // The key of an adapter, and the number of a step that it ran.
   using Effect = std::pair<AdapterKey, uint64_t>;
 
   int Uniform(int low, int high) {
@@ -129,8 +129,7 @@ class World {
           Call& call = calls_[index];
           ++call.answers;
           if (!result.ok()) return;
-          // The effect with this number, on one of the adapters that had this
-          // name.
+          // The effect has this step's number, and its adapter had this name.
           const uint64_t serial = std::get<OptimStepResult>(**result).version;
           EXPECT_EQ(effects_.at(serial).second, call.step);
           EXPECT_EQ(names_.at(effects_.at(serial).first), call.adapter);
@@ -179,7 +178,8 @@ class World {
     }
   }
 
-  // Checks the adapters that are on the device or on their way there.
+  // Checks that the slots suffice for the adapters that are on the device or on
+  // their way there.
   void CheckSlots() {
     int64_t used = 0;
     const AdapterPage all = *engine_.dispatcher().adapters().List({});
@@ -196,7 +196,8 @@ class World {
     EXPECT_LE(used, slots_);
   }
 
-  // Files and moves end some time later, when another thread reports it.
+  // Ends a step or a move some time after its start, as if another thread had
+  // reported its end.
   void EndSomething() {
     if (!steps_.empty() && (quiet_ || Uniform(0, 1) == 0)) {
       const StepTask step = steps_.front();

@@ -72,7 +72,7 @@ TEST_F(RecoveryDeskTest, TheReplayAndOtherWorkTakeTurns) {
   EXPECT_EQ(replayed_, 5);
 }
 
-// The batch waits for an adapter that trains in step with its own.
+// The batch of `a` waits for `b`, because both trained together before.
 TEST_F(RecoveryDeskTest, ABatchThatWaitsBrieflyKeepsItsTurn) {
   Create("a");
   Create("b");
@@ -127,7 +127,7 @@ TEST_F(RecoveryDeskTest, APageIsRefusedIfItLacksAnAdapter) {
   EXPECT_FALSE(others->more);
 }
 
-// At most three adapters, two of one tenant.
+// The limits are three adapters in all, and two adapters of one tenant.
 TEST_F(RecoveryDeskTest, AdaptersThatAreNotSettledMayTakeTheLastSlots) {
   Create("a");
   const auto code = [this](const std::string& tenant) {
@@ -138,7 +138,7 @@ TEST_F(RecoveryDeskTest, AdaptersThatAreNotSettledMayTakeTheLastSlots) {
   EXPECT_EQ(code("other"), absl::StatusCode::kOk);
   desk().SetRecovering({{"b", "tenant"}, {"c", "other"}});
   EXPECT_EQ(code("third"), absl::StatusCode::kUnavailable);
-  // The replay may remove it.
+  // The replay may still remove `b`, so the refusal is not final.
   desk().SetRecovering({});
   Create("b");
   desk().SetRecovering({{"b", "tenant"}});

@@ -13,7 +13,7 @@ _ORACLE = Path(__file__).resolve().parents[1] / "oracle"
 sys.path.insert(0, str(_ORACLE))
 sys.path.append(str(_ORACLE.parent / "client"))
 
-# Both folders have a conftest.py, so that one is loaded under another name.
+# Both folders have a conftest.py, so that of tests/oracle is loaded as "fixtures".
 _spec = importlib.util.spec_from_file_location("fixtures", _ORACLE / "conftest.py")
 assert _spec is not None and _spec.loader is not None
 fixtures = importlib.util.module_from_spec(_spec)
@@ -27,7 +27,7 @@ pytest_configure = fixtures.pytest_configure
 pytest_collection_modifyitems = fixtures.pytest_collection_modifyitems
 pytest_runtest_makereport = fixtures.pytest_runtest_makereport
 
-from durable import Durable  # noqa: E402  Beside the path that is set above.
+from durable import Durable  # noqa: E402  Needs the path that is set above.
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ def image(server: Durable, adapter_id: str) -> dict[str, bytes]:
 def facts(server: Durable, adapter_id: str) -> Any:
     request = adapters_pb2.GetAdapterRequest(adapter_id=adapter_id)
     adapter = server.call(methods.GET_ADAPTER, request).reply.adapter
-    # The place of the tensors may differ.
+    # The place of the tensors and the time of use may differ.
     adapter.ClearField("resident_bytes")
     adapter.ClearField("location")
     adapter.ClearField("last_used_at")

@@ -42,9 +42,9 @@ def gone(pid: int) -> bool:
 
 
 def waits_for_signals(pid: int) -> bool:
-    """Returns whether the process keeps SIGTERM back, to answer it in its own way.
-    Then it also ignores SIGPIPE, which it does directly afterwards. Its mask does not
-    say so while it waits, because sigtimedwait takes the signals out of it."""
+    """Returns whether the process has blocked SIGTERM, to handle it in its own way.
+    Checks SIGPIPE instead, which the process ignores directly afterwards. The mask of
+    blocked signals does not show SIGTERM while sigtimedwait waits for it."""
     status = Path(f"/proc/{pid}/status").read_text("ascii")
     ignored = int(status.split("SigIgn:")[1].split()[0], 16)
     return bool(ignored >> (signal.SIGPIPE - 1) & 1)

@@ -1,5 +1,5 @@
-"""Makes single RPCs with every field as given: without checks, numbers and
-repetitions."""
+"""Makes single RPCs with every field as given. It does not check fields, number steps
+or repeat calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-import weft  # noqa: F401  Makes weft._proto where it is missing.
+import weft  # noqa: F401  Generates weft._proto if it is missing.
 from weft import methods
 from weft._proto import adapters_pb2, sampling_pb2, training_pb2
 

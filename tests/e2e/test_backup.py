@@ -31,7 +31,7 @@ def test_a_backup_has_what_was_answered_before_it(
         for seed in range(4):
             train(client, "a", seed)
         before, known = image(durable, "a"), facts(durable, "a")
-        # Another part of the server keeps this in the folder.
+        # Other parts of the server may keep files in the state folder.
         (state / "beside").mkdir()
         (state / "beside" / "entry").write_text("kept")
         stop = threading.Event()

@@ -1,5 +1,5 @@
-"""Tests that every refusal has its code and names what was wrong, and that it
-affects nothing else."""
+"""Tests that every refusal has the right code and names what was wrong, and that a
+refused request changes nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAN, INFINITY = math.nan, math.inf
 INVALID = "INVALID_ARGUMENT"
 POLICY = {"logprobs": [-1.0] * 3, "advantages": [1.0] * 3}
 
-# Each has what is wrong, the datum's fields, and words of the message.
+# Each entry has what is wrong, the datum's fields, and words of the error message.
 BAD_DATA: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("empty", {"tokens": [], "targets": []}, ("tokens",)),
     ("id = vocab", {"tokens": [5, VOCAB, 7]}, ("tokens", "320")),

@@ -47,7 +47,7 @@ def test_a_sampler_checkpoint_gives_the_weights_and_no_more(
         adapter = client.create_adapter("a", rank=4, seed=1)
         train_once(adapter)
         saved = adapter.save("small", kind="sampler", metadata={"loss": "0.5"})
-        assert durable_step(daemon) == 0  # It cannot bring the steps back.
+        assert durable_step(daemon) == 0  # A sampler checkpoint restores no steps.
         whole = adapter.save("whole")
         assert durable_step(daemon) == whole.last_step == 4
         assert saved.size_bytes < whole.size_bytes / 2

@@ -2,10 +2,10 @@
 answered is there exactly once, and the adapters end with the bits of a run without
 kills.
 
-Half of the processes end at a random file operation (support/failpoints.h), the
-others at a random moment. At least WEFT_CRASHES kills come, and at least a quarter
-of that many during recovery. The test fails if that takes MOST_KILLS, or if a call
-is not answered within CALL_SECONDS, so it ends.
+About half of the processes end at a random file operation (support/failpoints.h),
+the others at a random moment. The test makes at least WEFT_CRASHES kills, at least a
+quarter of that number during recovery. It fails after MOST_KILLS kills, or if a call
+is not answered within CALL_SECONDS, so it always ends.
 """
 
 from __future__ import annotations
@@ -32,12 +32,11 @@ VOCAB = 320
 CLIENTS = 8
 CRASHES = int(os.environ.get("WEFT_CRASHES", "20"))
 MOST_KILLS = 4 * CRASHES + 20
-# A call is repeated over this time. Kills may interrupt it several times.
+# A call is repeated for this long, because kills may interrupt it several times.
 CALL_SECONDS = 120.0
 FAILPOINTS = daemon_module.BUILD_DIR / "tests" / "support" / "libweft_failpoints.so"
-# Products of so few rows have the same bits in every batch (src/ops/matmul.h).
-# So it does not matter which requests share a batch, which differs between
-# runs.
+# Products of so few rows have the same bits in every batch (src/ops/matmul.h). So it
+# does not matter that different requests share a batch in different runs.
 FLAGS = ("--max-batch-tokens", "32", "--snapshot-log-bytes", "30000")
 
 
@@ -91,7 +90,7 @@ class Server:
             if self.daemon.ends_within(rng.uniform(0.5, 3)):
                 how = "failpoint"
         elif choice < 0.65 or 4 * self.deaths["recovery"] < self.kills:
-            # Slow reads make recovery long enough to be met.
+            # Slow reads make recovery so long that the kill comes within it.
             self.launch(
                 LD_PRELOAD=str(FAILPOINTS), WEFT_FAILPOINTS="files.read=sleep(2)"
             )
@@ -99,7 +98,7 @@ class Server:
             time.sleep(rng.uniform(0, 0.2))
         else:
             self.start()
-            # The log is cut only after the replay.
+            # Waits for the end of the replay, because the log is cut only after it.
             self.daemon.wait_until_restored()
             time.sleep(rng.uniform(0.05, 0.5))
         self.daemon.kill()

@@ -1,5 +1,5 @@
-"""Tests a start whose state folder is damaged: it names the adapters that are hit and
-ends. With --recover-adapter it goes on without them and keeps their files."""
+"""Tests the start on a damaged state folder. The server names the damaged adapters and
+ends. With --recover-adapter it starts without them and keeps their files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from durable import Durable, batch, image, train
 from test_recovery import SMALL_SNAPSHOTS
 
 WEFTCTL = daemon_module.BUILD_DIR / "client" / "weftctl" / "weftctl"
-# The pause after which the next record lists all adapters.
+# After this many seconds the next record lists all adapters.
 CENSUS = 1.1
 
 
@@ -41,7 +41,7 @@ def refused(durable: Durable, *flags: str) -> str:
 def newest_snapshot(durable: Durable) -> bytes:
     try:
         return max((durable.folder / "state").glob("SNAPSHOT-*")).read_bytes()
-    except (ValueError, FileNotFoundError):  # There is none, or a newer one.
+    except (ValueError, FileNotFoundError):  # No snapshot, or a newer one.
         return b""
 
 
@@ -51,8 +51,8 @@ def sides(durable: Durable) -> list[Path]:
 
 @pytest.fixture
 def trained(durable: Durable) -> Durable:
-    """Two adapters whose gradients share batches, one that is trained alone, and
-    damage in the middle of the second one's steps."""
+    """Has two adapters whose gradients share batches, and a third that is trained
+    alone."""
     daemon = durable.start()
     with daemon.client() as client:
         adapters = [
@@ -91,21 +91,21 @@ def test_a_hole_in_the_log_costs_only_the_adapter_that_is_given_up(
     with daemon.client() as client:
         assert [a.adapter_id for a in client.adapters()] == ["first", "third"]
         assert client.adapter("first").info().optim_steps == 2
-    # Products of so few rows have the same bits in every batch (src/ops/matmul.h),
-    # also in those that ran without the lost adapter.
+    # Products of so few rows have the same bits in every batch (src/ops/matmul.h), even
+    # if the replay runs the batch without the lost adapter.
     assert {name: image(trained, name) for name in before} == before
     (side,) = sides(trained)
     assert list((side / "log").iterdir()) and (side / "FORMAT").exists()
     kept = max((side / "log").iterdir(), key=lambda path: path.stat().st_size)
     assert b"wounded" in kept.read_bytes()
 
-    # The flag may stay where it is: an adapter of that name is not given up again.
+    # The flag may stay: a new adapter with the same name is not given up.
     with daemon.client() as client:
         client.create_adapter("wounded", rank=8)
     trained.restart("--recover-adapter", "wounded")
     with trained.daemon.client() as client:
         assert client.adapter("wounded").info().config.rank == 8
-    # Another start needs no flag.
+    # A later start does not need the flag.
     trained.restart("--log-format", "json")
     assert {name: image(trained, name) for name in before} == before
     assert sides(trained) == [side]

@@ -20,7 +20,7 @@ from weft._proto import adapters_pb2, training_pb2
 
 
 def train_together(client: Any, adapters: list[Any], rounds: int) -> None:
-    """Steps of all adapters meet in the same micro-batches."""
+    """Trains the adapters so that their steps share micro-batches."""
     for step in range(rounds):
         together(
             client,

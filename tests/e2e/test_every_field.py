@@ -3,8 +3,8 @@ request.
 
 The requests and their fields come from the descriptors, so that a new field is
 tested at once. Every answer has a code that a client understands and comes within
-SECONDS. A canary adapter is served after each call and ends with the state that it
-had.
+SECONDS. Before and after each test, a canary adapter gives the same scores. At the end
+its state is unchanged.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ SPREAD = {
     FieldDescriptor.CPPTYPE_BOOL: (False, True),
     FieldDescriptor.CPPTYPE_ENUM: (0, 1, 99, -1),
 }
-# How much the peak memory may grow over all calls. One call has 10 MB, of
-# which there are copies.
+# How much the peak memory may grow over all calls. The largest call has 10 MB, and
+# the server holds copies of it.
 RESIDENT_LIMIT = 128 << 20
 
 
@@ -161,7 +161,8 @@ def fill(message: Any, name: str, values: list[Any]) -> None:
 
 @pytest.fixture(scope="module")
 def canary(daemon_for: Any) -> Iterator[Callable[[], Any]]:
-    """Scores a datum with an adapter that no test names."""
+    """Returns a function that checks the scores of an adapter and returns the daemon.
+    No test names the adapter, so its scores must not change."""
     daemon = daemon_for("llama-tied")
     with daemon.client() as client, Raw(daemon.address) as channel:
         adapter = client.create_adapter("field-canary", rank=4, seed=1)
@@ -180,7 +181,8 @@ def canary(daemon_for: Any) -> Iterator[Callable[[], Any]]:
         yield check
         check()
         assert daemon.peak_resident_bytes() - resident < RESIDENT_LIMIT
-        # The scores took step numbers that this client does not know.
+        # Gets the adapter again: the first object does not know the step numbers that
+        # the scores took.
         adapter = client.adapter("field-canary")
         assert exported.saved(daemon, adapter, "after") == before
 
@@ -200,7 +202,8 @@ def test_every_field_at_its_extremes(name: str, canary: Any) -> None:
 
 
 def test_requests_are_tried_for_every_method() -> None:
-    """A method that is left out is a stream, or ends the server."""
+    """Every unary method is tried except HEALTH_CHECK and DRAIN. DRAIN would end the
+    server."""
     unary = {
         name
         for name, value in vars(methods).items()

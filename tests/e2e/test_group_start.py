@@ -36,7 +36,8 @@ def damaged(model: Path, folder: Path, file: str) -> Path:
     return copy
 
 
-# Rank 0 reads its config.json before it meets the others.
+# There is no case (0, "config.json"), because rank 0 reads the file before it meets the
+# other ranks.
 @pytest.mark.parametrize(
     ("bad_rank", "file"),
     [(1, "config.json"), (0, "model.safetensors"), (1, "model.safetensors")],
@@ -68,7 +69,7 @@ def test_a_rank_that_waits_for_rank_0_can_be_stopped(
     other = launch(monkeypatch, 1, models.tiny_model("llama-tied"), tmp_path)
     try:
         wait_until(lambda: waits_for_signals(other.pid), "no handling of signals")
-        time.sleep(1)  # It tries to reach rank 0 meanwhile.
+        time.sleep(1)  # Meanwhile rank 1 tries to reach rank 0.
         begin = time.monotonic()
         assert other.stop() == 0
         assert time.monotonic() - begin < 2

@@ -141,7 +141,7 @@ def test_an_adapter_completes_what_it_has_learned(
         for name in (base, "keeper", "keeper@untrained")
     }
     assert "violet thunder" in texts["keeper"]
-    # A new adapter changes nothing.
+    # An untrained adapter does not change the base model's text.
     assert texts["keeper@untrained"] == texts[base] != texts["keeper"]
 
 
@@ -158,7 +158,7 @@ def test_completions_are_equal_whole_and_streamed(
         "max_tokens": 24,
         "stop": stop,
         "logprobs": 2,
-        # Few tokens to draw from, so that rounding turns no draw.
+        # With few tokens to draw from, rounding errors do not change a draw.
         "extra_body": {"top_k": 8},
     }
     whole: Any = client.completions.create(**call)
@@ -204,8 +204,8 @@ def test_chats_are_equal_whole_and_streamed(client: openai.OpenAI, base: str) ->
 
 
 class Guarded:
-    """A small daemon that asks for tokens, one for each scope, with a front in this
-    process."""
+    """A small daemon that requires tokens, with a front in this process. `keys` has a
+    token for each scope."""
 
     def __init__(self, daemon: Any, front: TestClient, keys: dict[str, str]) -> None:
         self.daemon = daemon
@@ -253,10 +253,10 @@ def guarded(
 
 
 def test_a_request_lists_no_adapters(guarded: Guarded) -> None:
-    """Counts the calls for each kind of name."""
+    """Counts the server's calls for each kind of model name."""
     with guarded.client("train") as owner:
         owner.create_adapter("mine", rank=4).snapshot("kept")
-    assert guarded.ask("sample").status_code == 200  # The front asks for the model.
+    assert guarded.ask("sample").status_code == 200  # The front fetches server info.
     for name, handles in ((guarded.base, 0), ("mine", 1), ("mine@kept", 1)):
         before = guarded.calls()
         assert guarded.ask("sample", model=name).status_code == 200
@@ -293,7 +293,7 @@ def test_a_stream_does_not_wait_for_a_server_that_drains(guarded: Guarded) -> No
 def test_scores_of_a_prompt_are_the_samplers(
     client: openai.OpenAI, adapter: weft.Adapter, tokenizer: ModelTokenizer
 ) -> None:
-    """What evaluation harnesses ask for: no answer, but the prompt's scores."""
+    """Evaluation harnesses ask for no new tokens, but for the prompt's scores."""
     tokens = tokenizer.encode(SECRET)
     reply: Any = client.completions.create(
         model="keeper", prompt=tokens, max_tokens=0, echo=True, logprobs=1
@@ -305,9 +305,9 @@ def test_scores_of_a_prompt_are_the_samplers(
     assert np.allclose(scores[1:], adapter.compute_logprobs(tokens)[1:], atol=1e-4)
     best = [max(top.values()) for top in choice.logprobs.top_logprobs[1:]]
     assert all(b >= s - 1e-4 for b, s in zip(best, scores[1:], strict=True))
-    # It has learned the sentence: most tokens are the likeliest.
+    # The adapter has learned the sentence, so most tokens are the likeliest.
     assert sum(np.isclose(best, scores[1:], atol=1e-4)) >= len(best) - 3
-    # Harnesses compare by equality.
+    # Harnesses check whether a token's score is exactly equal to the best score.
     assert sum(b == s for b, s in zip(best, scores[1:], strict=True)) >= len(best) - 3
     assert reply.usage.completion_tokens == 0
 

@@ -23,7 +23,7 @@ VOCAB = 320
 DATA = [datum(random_tokens(VOCAB, 40, seed)) for seed in range(4)]
 PROMPT = [int(token) for token in random_tokens(VOCAB, 20, 7)]
 STEPS = 60
-# What each span lies in directly.
+# The parent of each span; "" if it has none.
 PARENTS = {
     "pack": "train batch",
     "forward pass": "train batch",
@@ -55,7 +55,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def record(raw: Raw) -> list[Span]:
-    """The spans of STEPS pieces of work: training, optimizer steps, samples."""
+    """Returns the spans of STEPS pieces of work: training, optimizer steps, samples."""
     request = server_pb2.ProfileRequest(steps=STEPS, seconds=60)
     with ThreadPoolExecutor(1) as pool:
         profile = pool.submit(raw.drain_stream, methods.PROFILE, request, 90.0)
@@ -72,7 +72,7 @@ def record(raw: Raw) -> list[Span]:
 
 
 def with_parents(spans: Iterable[Span]) -> Iterator[tuple[str, str]]:
-    """(name, name of the span around it). Fails for spans that cross."""
+    """Yields each span's name and its parent's. Fails if a span outlasts its parent."""
     slack = 0.002  # Times are rounded to a nanosecond.
     open_spans: list[Span] = []
     for span in spans:
@@ -98,7 +98,7 @@ def test_a_profile_shows_each_part_of_the_engines_work(daemon: Any) -> None:
     assert found["layer forward"] == {"forward pass", "pass over pages"}
     layers = {s["args"]["layer"] for s in spans if s["name"] == "layer backward"}
     assert layers == {0, 1, 2}
-    # The engine's thread is always in a span: what is left out is small.
+    # The engine's thread is in a span nearly all of the time.
     parents = [parent for _, parent in with_parents(spans)]
     top = [s for s, parent in zip(spans, parents, strict=True) if not parent]
     covered = sum(s["dur"] for s in top)

@@ -1,5 +1,5 @@
-"""Tests what survives of adapters of each durability, and that clients whose adapter
-has another state than they know are told so."""
+"""Tests what a restart keeps of adapters of each durability, and that the server tells
+a client if the adapter's state is not the one that the client knows."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_each_adapter_survives_as_it_was_promised(durable: Durable) -> None:
     optim = training_pb2.OptimStepRequest(adapter_id="memory", step=12)
     gone = durable.call(methods.OPTIM_STEP, optim)
     assert gone.code == "NOT_FOUND" and "checkpoints 'image'" in gone.message
-    # The step that was answered before is not in this epoch.
+    # Step 9 was answered before the restart, but it does not belong to the new epoch.
     optim = training_pb2.OptimStepRequest(
         adapter_id="checkpoint", step=9, epoch=promised["checkpoint"].epoch
     )
@@ -109,7 +109,8 @@ def test_a_checkpointed_adapter_comes_back_from_the_latest_load_or_save(
 
 
 def test_a_checkpointed_adapter_comes_back_from_every_start(durable: Durable) -> None:
-    # The log removes an adapter, so the limit allows the other one only behind that.
+    # The limit is one adapter. So the replay of the log must remove `first` before it
+    # restores `a`.
     daemon = durable.start("--max-adapters-per-tenant", "1")
     with daemon.client() as client:
         client.create_adapter("first", rank=4, tenant="t").delete()
@@ -119,7 +120,7 @@ def test_a_checkpointed_adapter_comes_back_from_every_start(durable: Durable) ->
         train(client, "a", 1)
         a.resync()
         a.save("c")
-    # Its key is the highest of the log, and no later adapter may get it.
+    # The key of `a` is the highest in the log, and no later adapter may get this key.
     for _ in range(3):
         durable.restart()
         with durable.daemon.client() as client:
@@ -167,7 +168,7 @@ def test_a_client_is_fenced_once_another_one_has_loaded(
         first.save("c")
         second = two.adapter(name)
         second.load("c")
-        for _ in range(2):  # The client does not go on by itself.
+        for _ in range(2):  # The client does not adopt the new epoch.
             with pytest.raises(weft.FailedPrecondition, match="epoch"):
                 first.optim_step()
         assert second.info().optim_steps == 0

@@ -32,15 +32,15 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 def one_step(adapter: Any, number: int) -> float:
-    """Returns the norm of the gradient."""
+    """Trains one step. Returns the norm of the gradient."""
     adapter.forward_backward(data(number))
     norm: float = adapter.optim_step(learning_rate=LEARNING_RATE).grad_norm
     return norm
 
 
 class Work(threading.Thread):
-    """Makes calls of one adapter until the server is gone. Returns what the server
-    acknowledged."""
+    """Makes calls of one adapter until the server is gone. `norms` and `saved` hold
+    what the server acknowledged."""
 
     def __init__(self, process: daemon_module.Daemon, phase: str):
         super().__init__()
@@ -84,8 +84,8 @@ class Work(threading.Thread):
 
 
 def expect_what_was_acknowledged(process: daemon_module.Daemon, work: Work) -> None:
-    """Repeats the work from the start on the group that comes back, and continues
-    from the last checkpoint."""
+    """Starts the group again. Repeats all work on a new adapter, and the work after the
+    last checkpoint on an adapter that is loaded from it."""
     process.start()
     try:
         _repeat(process, work)
@@ -152,7 +152,7 @@ def test_idle(victim: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("victim", range(2))
 @pytest.mark.parametrize("delay", (0.0, 0.3, 0.8))
 def test_while_loading(victim: int, delay: float, tmp_path: Path) -> None:
-    """The failure comes after the start and before the ranks have their weights."""
+    """Kills a rank after the start, before the ranks have their weights."""
     import models
 
     process = make(tmp_path, *TENSOR_2, model=models.DEMO_MODEL)

@@ -1,5 +1,5 @@
-"""What a reader of README.md and client/python/README.md types, twice each: today, and
-tomorrow again."""
+"""Tests that the commands and code in README.md and client/python/README.md work, also
+if a reader runs them a second time."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SMOLLM2 = fixtures.SHORT_SMOLLM2
 ADDRESS = "127.0.0.1:50051"
 READMES = (ROOT / "README.md", CLIENT / "README.md")
 COMMAND = re.compile(r"^python -m weft (?:.*\\\n)*.*$", re.MULTILINE)
-# What a reader puts in the place of a name.
+# What a reader types in place of each placeholder.
 NAMES = {"MODEL": "models/smollm2-135m-instruct"}
-# Fewer steps than a reader takes, of less.
+# Options that shorten the commands: fewer steps, with less work in each.
 SHORTER = {
     "sft": "--steps 2 --batch 1 --eval-fraction 0.005",
     "grpo": "--steps 1 --prompts 1 --samples 4 --max-tokens 4 --eval-data topic.jsonl",
@@ -42,7 +42,7 @@ def blocks(path: Path) -> list[Block]:
 
 
 def commands(block: Block) -> list[list[str]]:
-    """The words of each `python -m weft` of a block, from the subcommand on."""
+    """Returns the words of each `python -m weft` command, from the subcommand on."""
     if block.language:
         return []
     lines = (found.replace("\\\n", " ") for found in COMMAND.findall(block.text))
@@ -50,7 +50,7 @@ def commands(block: Block) -> list[list[str]]:
 
 
 class Reader:
-    """Types blocks in a folder like the repository, against a server.
+    """Runs blocks against a server, in a folder that looks like the repository.
 
     ran: the subcommands of all commands, in order.
     """
@@ -68,7 +68,7 @@ class Reader:
         (folder / "topic.jsonl").write_text(topics.read_text().splitlines()[0])
 
     def read(self, path: Path) -> None:
-        """All of a page, top to bottom; later blocks know the names of earlier ones."""
+        """Runs all blocks of a page in order. They share their Python names."""
         names: dict[str, Any] = {}
         for block in blocks(path):
             if block.language == "python":

@@ -1,5 +1,5 @@
-"""Tests a start whose log is not as its writer would leave it: torn, written with
-other limits, with dropped replies, or from a disk that failed."""
+"""Tests starts from unusual logs: torn, written with other limits, without stored
+replies, or from a disk that failed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_replayed_load_is_in_the_next_snapshot(durable: Durable) -> None:
         client.adapter("a").load("c")
     before = image(durable, "a")
     snapshots = sorted((durable.folder / "state").glob("SNAPSHOT-*"))
-    # The earlier log counts, so a small step makes a snapshot due.
+    # The log of the earlier process counts, so a small step makes a snapshot due.
     daemon = durable.restart(*SMALL_SNAPSHOTS)
     with daemon.client() as client:
         train(client, "b", 3)
@@ -140,7 +140,7 @@ def test_an_adapter_serves_while_others_are_restored(durable: Durable) -> None:
             assert refused.code == "UNAVAILABLE", (refused, daemon.log_tail())
             assert "grpc-retry-pushback-ms" in refused.trailers
         assert "\nweft_adapters_recovering 1\n" in daemon.scrape()
-    daemon.kill()  # In the replay, with new records behind those to replay.
+    daemon.kill()  # During the replay, with new records in the log.
     durable.start()
     assert facts(durable, "a").last_step == known["a"] + 2
     assert facts(durable, "b").last_step == known["b"]
@@ -165,7 +165,8 @@ def test_a_replay_that_fails_ends_the_server(durable: Durable) -> None:
             train(client, "b", seed)
     before = image(durable, "b")
     daemon.kill()
-    # A snapshot of what is not replayed would lose the rest, so none is written.
+    # A snapshot during the replay would lose the records that are not replayed yet, so
+    # none is written.
     daemon = durable.launch(
         *SMALL_SNAPSHOTS,
         failpoints="recovery.replay=err(EIO)#8;recovery.replay=sleep(500)",
@@ -315,7 +316,7 @@ def test_a_clean_stop_leaves_a_start_nothing_to_run_again(durable: Durable) -> N
         for record in map(json.loads, daemon.log_tail().splitlines())
         if record["msg"] == "state recovered"
     ]
-    # The settings record of the segment that the snapshot began may be there.
+    # The snapshot began a new segment, which may have a settings record.
     assert recovered[-1]["records"] <= 1
     assert image(durable, "a") == before
 

@@ -28,8 +28,8 @@ def test_clients_at_once_get_the_bits_of_clients_in_turn(tmp_path: Path) -> None
     with daemon_module.running(model, tmp_path / "all", *ALONE) as daemon:
         expected = [_use(daemon, tenant, None) for tenant in range(CLIENTS)]
         assert _series(daemon, "weft_adapter_moves_total") == 0
-    # On a device the other adapters would wait in host memory, as far as there
-    # is room.
+    # Without -1, the adapters that leave a GPU would wait in host memory if there is
+    # room, and not on disk.
     flags = (
         "--max-resident-adapters",
         str(SLOTS),

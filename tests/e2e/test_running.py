@@ -84,8 +84,8 @@ def test_a_cancelled_request_leaves_nothing_behind(
         assert raw.create(name, rank=4).code == "OK"
         outcome = raw.forward_backward(name, LONG, step=1, timeout=0.05)
         assert outcome.code == "DEADLINE_EXCEEDED"
-        # The step ran or it did not run, and its number has the same meaning
-        # in both cases.
+        # Whether or not the step ran, its number can be sent again with the same
+        # request.
         assert raw.forward_backward(name, LONG, step=1).code == "OK"
         assert raw.optim_step(name, step=2).code == "OK"
 

@@ -1,5 +1,5 @@
-"""Tests the way from Sample to training: the real daemon scores its samples as it
-sampled them, and every loss learns from them."""
+"""Tests training on samples: Forward gives the log-probabilities that Sample gave, and
+every loss learns from the samples."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def train(
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_every_loss_trains_on_samples(daemon_for: Any, unique: Any, loss: str) -> None:
-    """Tokens with an advantage become likelier than tokens without."""
+    """Samples with a positive advantage gain more probability than the others."""
     with daemon_for(KIND).client() as client:
         adapter = client.create_adapter(unique(loss), rank=4, seed=1)
         samples = draw(adapter, 1.0)
         result = train(adapter, samples, loss)
         if loss != "cross_entropy":
-            # For the policy itself the ratio is 1.
+            # The policy that trains also drew the samples, so the ratio is 1.
             assert abs(result.metrics["kl_sample_train_v1:mean"]) < 1e-5
         again = adapter.forward([weft.Datum.from_sample(s) for s in samples])
     gains = [

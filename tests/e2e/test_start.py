@@ -20,11 +20,11 @@ from models import tiny_model
 import weft
 
 START_SECONDS = 60.0
-# The time from an error to the end of the process beside other tests. A server
-# that polls before it ends would need two seconds. test_stop_time has the bound
-# of an idle machine.
+# The most seconds from an error to the end of the process while other tests run. A
+# server that polled before its end would take two seconds. test_stop_time has the bound
+# for an idle machine.
 FAILED_START_SECONDS = 1.7
-# The processor's time, which does not depend on what else the machine does.
+# CPU time, which does not depend on the machine's load.
 HELP_SECONDS = 0.050
 
 
@@ -83,8 +83,8 @@ def _no_config(folder: Path) -> None:
     (folder / "config.json").unlink()
 
 
-# Each has the damage, the model, how to make the damage, and what the message
-# must name.
+# Each entry has the damage's name, the model, the function that makes the damage, and
+# what the error message must name.
 DAMAGES: tuple[tuple[str, str, Callable[[Path], None], str], ...] = (
     ("truncated", "llama-tied", _truncate, "model.safetensors"),
     ("header", "llama-tied", _damage_header, "model.safetensors"),
@@ -130,7 +130,7 @@ def test_a_damaged_model_folder_ends_the_start(
 
 
 def test_dummy_weights_need_config_json_alone(tmp_path: Path) -> None:
-    """With one seed two daemons agree, and a folder with other weights differs."""
+    """Two daemons with dummy weights agree. A daemon with the real weights differs."""
     source = tiny_model("gemma2")
     folder = tmp_path / "model"
     folder.mkdir()

@@ -125,7 +125,7 @@ def test_a_gap_waits_no_longer_than_the_deadline(daemon_for: Any, unique: Any) -
 
 
 def test_a_save_behind_a_gap_can_be_given_up(daemon_for: Any, unique: Any) -> None:
-    """The step must not run later, when its number belongs to another step."""
+    """A save that was given up must not run later, when another step has its number."""
     from weft import methods
     from weft._proto import adapters_pb2
 

@@ -14,8 +14,8 @@ from texts import next_token, random_tokens
 
 VOCAB = 320
 STOP_SECONDS = 0.8
-# The time from an error to the end of the process, which is 0.1 s on an idle
-# machine. A server that polls before it ends would need two seconds.
+# The most seconds from an error to the end of the process. An idle machine takes
+# 0.1 s. A server that polled before its end would take two seconds.
 FAILED_START_SECONDS = 0.5
 
 

@@ -1,5 +1,5 @@
-"""Tests tenants: only a flooding tenant is refused, shares are counted, and slots
-are limited."""
+"""Tests tenants: only a flooding tenant is refused, served tokens are counted, and
+slots are limited."""
 
 from __future__ import annotations
 

@@ -94,8 +94,8 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("kind", ["llama-tied", "llama-untied", "gemma3-wrapped"])
 def test_copies_a_models_head_and_nothing_else(kind: str, tmp_path: Path) -> None:
-    """Tests safetensors as one file and in shards, with canonical names, and
-    readable by transformers' own tools."""
+    """The models are stored as one safetensors file or as shards. The copied tensors
+    have canonical names, and the safetensors library can read them."""
     source = tiny_model(kind)
     inspected = run("weights", "inspect", str(source), "-o", "json")
     assert inspected.returncode == 0, inspected.stderr
@@ -136,7 +136,8 @@ def test_says_why_a_model_cannot_be_served(tmp_path: Path) -> None:
 
 
 def test_refuses_a_head_that_no_model_has(tmp_path: Path) -> None:
-    """In a sparse file, a header may declare a row of terabytes."""
+    """The file is sparse, so that it can have the terabytes that its header declares
+    for one row."""
     source = tiny_model("llama-tied")
     (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
     size = 1 << 42

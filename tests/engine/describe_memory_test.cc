@@ -1,5 +1,5 @@
-// Tests what weftd --check-config --device-memory-bytes prints, by the engine's
-// function that computes it.
+// Tests the engine function that computes the output of weftd --check-config
+// --device-memory-bytes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -79,7 +79,7 @@ TEST_F(DescribeMemoryTest, SaysPartsBytesAndLimits) {
   options_.load_format = LoadFormat::kDummy;
   const auto text = Describe(80 * kGiB);
   ASSERT_THAT(text.status(), IsOk());
-  // The numbers are those of memory_plan_test.cc, and the model's bytes include
+  // memory_plan_test.cc expects the same numbers. The model's bytes include
   // 131,072 positions of 64 cosines and sines.
   EXPECT_THAT(
       Squeezed(*text),
@@ -98,17 +98,19 @@ TEST_F(DescribeMemoryTest, ARankOfSeveralHasItsPart) {
   WriteConfig(kLarge);
   options_.load_format = LoadFormat::kDummy;
   options_.tensor_parallel_size = 2;
-  // Half of the matrices and all 65 norms of 4096 take two bytes each:
-  // (8,029,995,008 / 2 + 266,240). Rotary tables are added.
+  // Half of the 8,029,995,008 weights in matrices, and all 65 norms of 4096
+  // weights, take two bytes each: 2 * (8,029,995,008 / 2 + 266,240). Rotary
+  // tables are added.
   EXPECT_THAT(*Describe(80 * kGiB), HasSubstr(" 8097636352 "));
-  options_.tensor_parallel_size = 64;  // This is more than the model has heads.
+  options_.tensor_parallel_size = 64;  // The model has fewer heads.
   EXPECT_THAT(
       Describe(80 * kGiB).status(),
       IsStatus(absl::StatusCode::kInvalidArgument, "--tensor-parallel-size"));
 }
 
-// 8,029,995,008 weights of matrices take a byte each and 2 bytes for every 64
-// inputs; 65 norms of 4096 take 2 bytes each. Rotary tables are added.
+// The matrices have 8,029,995,008 weights. Each takes one byte, and every 64
+// inputs take two more for their scale. The 65 norms of 4096 weights take two
+// bytes for each weight. Rotary tables are added.
 TEST_F(DescribeMemoryTest, CountsWeightsOfEightBits) {
   WriteConfig(kLarge);
   options_.load_format = LoadFormat::kDummy;

@@ -1,5 +1,5 @@
-// Tests more adapters than device slots: clients see no difference, and no
-// failed move costs an adapter.
+// Tests more adapters than device slots. Clients see no difference, and a
+// failed move loses no adapter.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -94,7 +94,7 @@ class ResidencyFixture : public weft::testing::EngineFixture {
     return static_cast<int>(std::distance(fs::directory_iterator(Spill()), {}));
   }
 
-  // Makes the next writes fail, because files with their names exist.
+  // Makes the next spills fail, because files with their names exist already.
   void BlockSpills() {
     for (int n = 1; n <= 40; ++n) {
       std::ofstream(Spill() / absl::StrCat(n), std::ios::app);
@@ -115,7 +115,8 @@ class ResidencyFixture : public weft::testing::EngineFixture {
     seen_.emplace_back(id, std::move(tokens));
   }
 
-  // Collects all that clients can see of a few adapters that are used in turn.
+  // Uses four adapters in turn, and collects everything that clients can see of
+  // them.
   void RunScript() {
     seen_.clear();
     files_.clear();
@@ -137,7 +138,7 @@ class ResidencyFixture : public weft::testing::EngineFixture {
       }
       ASSERT_THAT(Publish(ids[round], "s"), IsOk());
     }
-    // A gradient is in the accumulator.
+    // Leaves a gradient in the accumulator of each adapter.
     for (const std::string& id : ids) ASSERT_THAT(Train(id), IsOk());
     for (const char* id : {"a", "b", "c"}) {
       Note(id, Sample(id, "s"));
@@ -171,7 +172,7 @@ TEST_P(EveryResidencyTest, TheSameStepsGiveTheSameBits) {
   RunScript();
   const auto expected_seen = seen_;
   const auto expected_files = files_;
-  // The host buffers hold this many adapters with one snapshot each.
+  // An adapter with one snapshot takes this many bytes of the host buffers.
   const int64_t bytes = 20 * static_cast<int64_t>(Info("a").num_parameters);
   Restart(slots, host_adapters == 0 ? -1 : host_adapters * bytes, dtype);
   RunScript();
@@ -307,7 +308,7 @@ TEST_F(EngineResidencyTest, WhoCannotBeSpilledStaysAndOthersAreTold) {
   EXPECT_EQ(Exported("b"), expected);
   UnblockSpills();
   EXPECT_THAT(Create("c"), IsOk());
-  // The failed steps took no number.
+  // The failed requests used up no step number.
   EXPECT_THAT(Train("a", 1), IsOk());
   EXPECT_EQ(Exported("b"), expected);
 }

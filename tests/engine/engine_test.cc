@@ -76,8 +76,7 @@ TEST_F(EngineTest, ARepeatedCreationIsAnsweredUntilTheFirstStep) {
 TEST_F(EngineTest, AdaptersDoNotTouchEachOther) {
   for (const char* id : {"a", "b", "c"}) ASSERT_THAT(Create(id), IsOk());
   Learn("a", 2);
-  // b learns the same, with another adapter's steps and samples between its
-  // own.
+  // b takes the same steps as a, with steps and samples of c in between.
   for (int step = 0; step < 2; ++step) {
     ASSERT_THAT(Train("b"), IsOk());
     ASSERT_THAT(Train("c", 0, /*first_token=*/20), IsOk());

@@ -5,7 +5,7 @@
 namespace weft::engine {
 namespace {
 
-constexpr uint64_t kGigabyte = 1'000'000'000;  // Written in 5 s.
+constexpr uint64_t kGigabyte = 1'000'000'000;  // Takes 5 s to write.
 
 TEST(LastSnapshotTest, IsWrittenIfTheReplayWouldTakeLonger) {
   EXPECT_TRUE(WorthLastSnapshot(absl::Seconds(1), kGigabyte / 10));
@@ -14,7 +14,8 @@ TEST(LastSnapshotTest, IsWrittenIfTheReplayWouldTakeLonger) {
 }
 
 TEST(LastSnapshotTest, SparesTheNextStartALongReplay) {
-  // A hundred adapters of rank 16 on SmolLM2, each with a step or two.
+  // This is the state of a hundred adapters of rank 16 on SmolLM2 after a step
+  // or two of each.
   EXPECT_TRUE(WorthLastSnapshot(absl::Seconds(20), 6 * kGigabyte));
   EXPECT_FALSE(WorthLastSnapshot(absl::Seconds(4), 6 * kGigabyte));
 }

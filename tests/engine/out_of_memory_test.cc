@@ -31,7 +31,7 @@ using ::weft::testing::Wait;
 constexpr int kLayers = 8;
 constexpr int64_t kDatumTokens = 32;
 
-// A device whose answers the test sets.
+// A fake device. The test sets what it answers.
 class ToldDevice final : public ComputeDevice {
  public:
   struct State {
@@ -150,7 +150,7 @@ class OutOfMemoryTest : public ::testing::Test {
         .status();
   }
 
-  // Returns the most memory that a request takes.
+  // Returns the peak memory of a request with two micro-batches.
   int64_t PeakOfTraining(GradientCheckpointing checkpointing) {
     Start(checkpointing);
     static_cast<void>(memory_.TakePeak());
@@ -158,8 +158,8 @@ class OutOfMemoryTest : public ::testing::Test {
     return memory_.TakePeak();
   }
 
-  // Returns fewer bytes than a step needs that keeps its layers, and enough for
-  // a step that recomputes them.
+  // Returns a memory limit that is too small for a step that keeps its layers,
+  // but large enough for a step that recomputes them.
   int64_t ScarceBytes() {
     const int64_t kept = PeakOfTraining(GradientCheckpointing::kOff);
     const int64_t recomputed = PeakOfTraining(GradientCheckpointing::kAll);
@@ -182,8 +182,8 @@ TEST_F(OutOfMemoryTest, AStepIsTheSameWhenItHadToRecomputeAllLayers) {
   const int64_t scarce = ScarceBytes();
   Start(GradientCheckpointing::kAuto);
   memory_.SetLimit(scarce);
-  // There are three micro-batches, and the later ones add to the gradient of
-  // the first.
+  // There are three micro-batches. The later two add to the gradient of the
+  // first.
   const absl::StatusOr<TrainResult> result = Train(3);
   ASSERT_THAT(result, IsOk());
   EXPECT_GE(device_.num_releases, 3);
@@ -203,8 +203,8 @@ TEST_F(OutOfMemoryTest, TheOperatorsOffIsNotOverruled) {
                                  "ForwardBackward: out of device memory"));
 }
 
-// A CPU keeps no copy of the scratch. So a second try would add to what the
-// first try has left there.
+// On a CPU, an attempt keeps no copy of the scratch gradients. A second attempt
+// would add to the gradients that the first attempt left there.
 TEST_F(OutOfMemoryTest, OnACpuABatchRunsOnlyOnce) {
   device_.is_cpu = true;
   Start(GradientCheckpointing::kAuto);
@@ -280,15 +280,14 @@ TEST_F(OutOfMemoryTest, AnErrorThatShowsLateIsThatOfTheBatchThatMadeIt) {
   device_.fails_late = true;
   EXPECT_THAT(Train(1), IsStatus(absl::StatusCode::kInternal, "has failed"));
   device_.fails_late = false;
-  // Nothing of it was added.
+  // The failed batch added nothing to the gradient.
   EXPECT_THAT(Train(1), IsOk());
   EXPECT_THAT(Optim(), IsOkAndHolds(*expected));
 }
 
 TEST_F(OutOfMemoryTest, AfterTheDeviceIsLostNothingIsComputed) {
   device_.lost = true;
-  EXPECT_THAT(Train(1), IsOk());  // The memory was not full, so nothing was
-                                  // freed.
+  EXPECT_THAT(Train(1), IsOk());  // The device is queried only after an error.
   memory_.SetHook([] { TORCH_CHECK(false, "an illegal address"); });
   EXPECT_THAT(Train(1), IsStatus(absl::StatusCode::kUnavailable,
                                  "the server has lost its device"));
@@ -339,7 +338,7 @@ TEST(TrainRunnerOutOfMemoryTest, KeepsNothingWhereverItEnds) {
   const auto run = [&] {
     return runner.Run({piece}, &gradients, {&metrics}).ok();
   };
-  ASSERT_TRUE(run());  // Memory that is allocated only once now exists.
+  ASSERT_TRUE(run());  // Allocates what later runs use again.
   const int64_t used = memory.used();
   int num_failures = 0;
   for (bool done = false; !done; ++num_failures) {
@@ -402,7 +401,7 @@ TEST(GroupOutOfMemoryTest, ARankThatRunsOutEndsTheGroup) {
     return executor.Forward(std::move(plans));
   };
   EXPECT_EQ(forward().size(), 2);
-  // Rank 0 waits for the scores of this rank.
+  // Rank 1 now runs out of memory, while rank 0 waits for its scores.
   short_of_memory = true;
   EXPECT_THROW(static_cast<void>(forward()), std::exception);
   EXPECT_TRUE(executor.failed());

@@ -52,7 +52,8 @@ class DecodeGraphCudaTest : public ::testing::Test {
                                        kMaxRows, MakeStepDevice(*decoder_));
   }
 
-  // Returns the plan's rows, then padding, with the table of the graph's bound.
+  // Returns the plan padded to `rows` rows, with a page table as wide as the
+  // graph's.
   [[nodiscard]] static CachePlan Padded(CachePlan plan, int64_t rows) {
     const int64_t padding = rows - plan.batch.tokens_T.size(0);
     const auto pad = [&](at::Tensor& values, int64_t value) {
@@ -121,8 +122,8 @@ TEST_F(DecodeGraphCudaTest, RulesChangeBetweenReplays) {
 TEST_F(DecodeGraphCudaTest, AdaptersChangeBetweenReplays) {
   for (int64_t salt = 0; salt < 6; ++salt) {
     CachePlan plan = Plan(7, salt);
-    // The first adapter has one row or more, the base model none or one, and
-    // the second adapter the rest.
+    // The first segment has 1 to 3 rows, the base model no row or one, and the
+    // second segment the rest.
     const int64_t first = 1 + salt % 3;
     const int64_t second = first + salt % 2;
     plan.batch.routing = {

@@ -1,6 +1,6 @@
 // Tests decode steps as graphs on a fake device, which records a step as a
-// function that runs again. The step reads only the one buffer and never waits
-// for the host.
+// function that runs again. The step reads only the buffer of its inputs and
+// never waits for the host.
 #include "src/executor/decode_graph.h"
 
 #include <ATen/ATen.h>
@@ -29,7 +29,7 @@ using ::weft::testing::TinyDecoder;
 
 constexpr int64_t kMaxRows = 12;
 
-// What a test may ask about the fake device.
+// What the fake device has done, and whether it fails.
 struct Counts {
   int records = 0, replays = 0, uploads = 0;
   int64_t uploaded = 0;
@@ -81,7 +81,8 @@ class HostStepDevice final : public StepDevice {
     counts_.uploaded = bytes;
   }
 
-  // A rule is its number in the list of all rules that were put.
+  // The fake device encodes a rule as its index in the last `rules` that
+  // PutRules got.
   int MaxFilters(const DrawRules& rules) override {
     return rules.front().config.top_k > 0 ? 1 : 0;
   }
@@ -179,7 +180,7 @@ TEST_F(DecodeGraphTest, AFullBucketHasTheBitsOfLaunches) {
   for (int64_t salt = 0; salt < 4; ++salt) ExpectSame(Plan(4, salt));
   EXPECT_EQ(counts_.records, 1);
   EXPECT_EQ(counts_.replays, 4);
-  EXPECT_EQ(counts_.uploads, 6);  // Recording needs two more.
+  EXPECT_EQ(counts_.uploads, 6);  // Four for replays, two for recording.
 }
 
 TEST_F(DecodeGraphTest, RowsOfABucketWithPaddingHaveTheBitsOfLaunches) {
@@ -228,8 +229,8 @@ TEST_F(DecodeGraphTest, OnlyRowsOfTheBatchHaveTheirTablesUploaded) {
   EXPECT_EQ(counts_.uploaded, bytes + kRowOfTable);
 }
 
-// Where the kernels of the adapters are built in, the step has the table to
-// which the plan's adapters are written.
+// A build with CUDA's LoRA kernels gives the step an adapter table. Write puts
+// the plan's adapters into it.
 TEST_F(DecodeGraphTest, AStepReadsItsAdaptersInTheBuffer) {
   if constexpr (!ops::kHasCudaKernels) GTEST_SKIP() << "no kernels for CUDA";
   if constexpr (ops::kHasCudaKernels) {
@@ -249,9 +250,10 @@ TEST_F(DecodeGraphTest, AStepReadsItsAdaptersInTheBuffer) {
     const int64_t count = inputs.Write(
         plan,
         {static_cast<std::byte*>(buffer.mutable_data_ptr()), buffer.nbytes()});
-    EXPECT_LT(count, inputs.bytes());  // One row is padding.
+    EXPECT_LT(count, inputs.bytes());  // A padding row has no page table.
     const kernels::cuda::LoraTable& table = step.batch.table->table();
-    // A row without an adapter, the rows of the adapter, and padding.
+    // The entries are a row without an adapter, the adapter's two rows, and
+    // padding.
     ASSERT_EQ(*table.num_few, 3);
     EXPECT_EQ(table.few[0].layout, kernels::cuda::kNoLoraLayout);
     EXPECT_EQ(table.few[1].row, 1);
@@ -261,7 +263,7 @@ TEST_F(DecodeGraphTest, AStepReadsItsAdaptersInTheBuffer) {
     EXPECT_EQ(table.few[2].row, 3);
     EXPECT_EQ(table.few[2].layout, kernels::cuda::kNoLoraLayout);
     EXPECT_EQ(table.max_few_rows, 4);
-    // The tokens have not moved.
+    // The step also reads the plan's tokens.
     EXPECT_TRUE(step.batch.tokens_T.narrow(0, 0, 3).equal(plan.batch.tokens_T));
   }
 }
@@ -273,7 +275,7 @@ TEST_F(DecodeGraphTest, OtherPlansWantLaunches) {
   plans[2].draws.clear();
   plans[3].logit_rows = {1, 0};
   plans[4].kv.decode = false;
-  // The adapters of this device are in no table.
+  // Graphs take only bf16 adapters on CUDA.
   plans[5].batch.routing = {{.begin = 0,
                              .end = 1,
                              .version = testing::TinyVersion(

@@ -1,4 +1,4 @@
-// Makes decode steps for tests, over a cache that is full of numbers.
+// Makes decode steps for tests, over a cache that is full of random numbers.
 #ifndef WEFT_TESTS_EXECUTOR_DECODE_PLAN_H_
 #define WEFT_TESTS_EXECUTOR_DECODE_PLAN_H_
 
@@ -28,7 +28,7 @@ inline model::KvStore FilledCache(const model::Decoder& decoder) {
 }
 
 // Makes one step of `num_rows` sequences, whose lengths and tokens differ with
-// `salt`. At most kPages / kPagesOfSequence rows.
+// `salt`. `num_rows` is at most kPages / kPagesOfSequence.
 inline CachePlan DecodePlan(int64_t num_rows, int64_t salt, int64_t vocab) {
   const at::Tensor row = at::arange(num_rows);
   const at::Tensor length = (row * 7 + salt * 5).remainder(40) + 1;

@@ -18,7 +18,8 @@ namespace {
 using ::weft::testing::RandomTensor;
 using ::weft::testing::TinyConfig;
 
-// While this object exists, every wait throws that is not declared as intended.
+// While this object exists, every wait through LibTorch throws. Intended waits
+// call CUDA directly and do not throw.
 class WaitsThrow {
  public:
   WaitsThrow() { Set(c10::cuda::SyncDebugMode::L_ERROR); }
@@ -104,7 +105,7 @@ TEST_F(DeviceWaitsTest, TheSearchFindsAWait) {
 TEST_F(DeviceWaitsTest, ATrainingStepWaitsForItsScoresAlone) {
   const at::InferenceMode no_autograd;
   const at::Tensor gradients_E = at::arange(kTokens, at::kFloat).sin_();
-  // The first call creates the libraries' handles.
+  // The first call may wait, because it creates the handles of CUDA libraries.
   for (const bool first : {true, false}) {
     std::unique_ptr<WaitsThrow> waits_throw;
     if (!first) waits_throw = std::make_unique<WaitsThrow>();

@@ -117,7 +117,8 @@ class ExecutorTest : public ::testing::TestWithParam<std::tuple<int, int>> {
     std::vector<at::Tensor> logprobs, entropies, gradients;
   };
 
-  // Runs `at_once` plans at a time, which train these versions.
+  // Runs four plans, `at_once` at a time, and collects the gradients of the
+  // versions `trained`.
   [[nodiscard]] Outcome Train(
       Executor& executor, int at_once,
       const std::vector<lora::AdapterVersionPtr>& trained) const {
@@ -151,7 +152,7 @@ class ExecutorTest : public ::testing::TestWithParam<std::tuple<int, int>> {
   std::vector<lora::AdapterVersionPtr> versions_;
 };
 
-// The values are sums over the widths of the layers below, a few hundred terms.
+// Each value is a sum over the widths of the layers: a few hundred terms.
 void ExpectNear(const std::vector<at::Tensor>& actual,
                 const std::vector<at::Tensor>& expected) {
   ASSERT_EQ(actual.size(), expected.size());

@@ -1,4 +1,4 @@
-// Tests what a rank other than 0 keeps of the messages.
+// Tests that a remote worker keeps and drops weights as rank 0 tells it.
 #include "src/executor/remote_worker.h"
 
 #include <ATen/ATen.h>
@@ -24,8 +24,8 @@ using ::weft::testing::TinyVersion;
 
 constexpr int64_t kTokens = 4;
 
-// Runs `lead` as rank 0 of two replicas, where the other replica works
-// for it. Returns the error that ends the worker, or "".
+// Runs `lead` as rank 0 of two replicas. The other replica is a RemoteWorker.
+// Returns the error that ends the worker, or "".
 std::string ErrorOfWorker(const model::ModelConfig& config,
                           const std::function<void(parallel::Links&)>& lead) {
   const auto meeting = parallel::Rendezvous::InProcess();
@@ -63,7 +63,8 @@ void Drop(const std::vector<uint64_t>& ids, parallel::Links& links) {
   SendMessage(DropVersions{.ids = ids}, *links.commands);
 }
 
-// Gives rank 0 no work. The worker scores some tokens with these weights.
+// Sends a step that gives rank 0 no work. The worker scores one target with
+// these weights.
 void SendPlan(const lora::AdapterVersionPtr& version, parallel::Links& links) {
   TrainPlan plan;
   plan.batch = {.tokens_T = at::arange(kTokens) * 3,

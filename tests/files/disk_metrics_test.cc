@@ -14,7 +14,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::Key;
 
-// Returns a family's values by the folder.
+// Returns the values of a metric family by folder.
 std::map<std::string, double> ValuesOf(const prometheus::Registry& registry,
                                        const std::string& name) {
   std::map<std::string, double> values;

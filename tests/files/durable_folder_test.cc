@@ -100,8 +100,9 @@ TEST_F(DurableFolderTest, EveryErrorLeavesTheOldFolderOrTheNewOne) {
     EXPECT_EQ(std::distance(fs::directory_iterator(parent_), {}), 1);
     ASSERT_THAT(WriteDurableFolder(parent_, "one", folder_, true), IsOk());
   }
-  // The operations create a folder, create, write, sync and close two files,
-  // sync two folders, and exchange two folders.
+  // The 12 operations that may fail create a folder, create, write, sync and
+  // close two files, sync two folders, and exchange two folders. In the last
+  // round nothing fails.
   EXPECT_EQ(operations, 13);
 }
 

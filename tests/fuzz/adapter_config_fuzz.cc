@@ -1,5 +1,6 @@
-// Fuzzes an adapter_config.json from a client, with regular expressions. No
-// input may crash or take long, and every accepted config keeps the limits.
+// Fuzzes an adapter_config.json from a client, which may contain regular
+// expressions. No input may crash or take long, and every accepted config keeps
+// the limits.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

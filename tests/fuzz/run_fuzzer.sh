@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # run_fuzzer.sh FUZZER SEEDS WORK: runs a fuzzer for WEFT_FUZZ_SECONDS (60) from
-# the files of SEEDS. Inputs that reach something new stay in WORK/corpus for
-# the next run; one that fails is left in WORK, by name in the output.
+# the files of SEEDS. Inputs that reach new code stay in WORK/corpus for the
+# next run. An input that fails is written to WORK, and the output names its
+# file.
 set -euo pipefail
 readonly fuzzer="$1" seeds="$2" work="$3"
 

@@ -1,5 +1,6 @@
-// A request's body: no input may crash or grow beyond its limit, and what is
-// accepted can be printed. The first byte says whether it is compressed.
+// Fuzzes the body of a Tinker request. No input may crash or grow beyond its
+// limit, and every accepted body can be printed. The first byte says whether
+// the body is compressed.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

@@ -1,5 +1,5 @@
-// A request's target: no input may crash, and no part of an accepted path hides
-// a separator.
+// Fuzzes the target (path and query) of a Tinker request. No input may crash,
+// and no part of an accepted path contains '/' or NUL.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

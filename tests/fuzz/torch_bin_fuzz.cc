@@ -1,6 +1,7 @@
 // Fuzzes .bin files. No input may crash, and every tensor that is found is
-// inside the file. An input that starts like a pickle runs as one, because
-// behind the archive's checksums a fuzzer would reach little of the machine.
+// inside the file. An input that starts like a pickle is parsed as a pickle
+// without its archive. Inside an archive, the checksums would keep a fuzzer
+// from most of the pickle machine.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

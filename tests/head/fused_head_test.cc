@@ -125,8 +125,8 @@ TEST(FusedHeadBf16Test, WeightsWiderThanOneBlockAreWidenedInPieces) {
               Tolerance(kEpsilonF32, 8, 20));
 }
 
-// On a device the softmax is written as bf16 weights, and one kernel ends the
-// backward pass.
+// On a device, the softmax is stored as bf16 weights, and one kernel does the
+// last part of the backward pass.
 TEST(FusedHeadCudaTest, MatchesDenseAutograd) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   for (const double softcap : {0.0, 30.0}) {
@@ -145,8 +145,8 @@ TEST(FusedHeadCudaTest, MatchesDenseAutograd) {
   }
 }
 
-// Few rows take a kernel that reads the 8 bits, and more rows read numbers that
-// are rounded to bf16.
+// Up to 64 rows take a kernel that reads the 8-bit weights. For more rows, the
+// weights are widened to bf16.
 TEST(FusedHeadCudaTest, LogitsOf8BitsAreThoseOfTheNumbers) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   at::manual_seed(9);
@@ -164,8 +164,8 @@ TEST(FusedHeadCudaTest, LogitsOf8BitsAreThoseOfTheNumbers) {
   }
 }
 
-// Row r of the hidden states points at its target's weight, so p is nearly 1
-// and the gradient is proportional to 1 - p.
+// Row r of the hidden states points at its target's weight, so p is nearly 1.
+// The gradient is proportional to 1 - p, which must keep its digits.
 TEST(FusedHeadAccuracyTest, SurePredictionsKeepTheirDigits) {
   Problem problem = MakeProblem(8, at::kFloat);
   problem.rows = {};
@@ -182,8 +182,8 @@ TEST(FusedHeadAccuracyTest, SurePredictionsKeepTheirDigits) {
   const HeadResult result = Score(problem, {}, true, false);
   const at::Tensor dhidden = Backward(result, problem);
   for (int64_t r = 0; r < 8; ++r) {
-    // The size is relative to this row's own tiny gradient. p itself is rounded
-    // once.
+    // The tolerance is relative to this row's own tiny gradient, plus one
+    // rounding of p.
     const double size = oracle.dhidden[r].abs().max().item<double>();
     const double weight = problem.weight[r].abs().max().item<double>();
     ExpectClose(
@@ -192,8 +192,9 @@ TEST(FusedHeadAccuracyTest, SurePredictionsKeepTheirDigits) {
   }
 }
 
-// A group shares prompt tokens that are learnt: one row and one target with
-// many entries. The gradient is proportional to G (1 - p).
+// If the samples of a group also train on their shared prompt, one row has many
+// entries with the same target. The gradient is proportional to G (1 - p),
+// where G is the sum of the entries' gradients.
 TEST(FusedHeadAccuracyTest, RepeatedTargetsKeepTheirDigits) {
   constexpr int64_t kRepeats = 16;
   Problem problem = MakeProblem(1, at::kFloat, Adapters::kOne);
@@ -206,7 +207,7 @@ TEST(FusedHeadAccuracyTest, RepeatedTargetsKeepTheirDigits) {
   const HeadResult result = Score(problem);
   const at::Tensor dhidden = Backward(result, problem);
   const at::Tensor dadapter = problem.Gradient(0);
-  // 1 - p has the relative rounding error of the logits.
+  // The relative error of 1 - p is the absolute rounding error of the logits.
   const double tolerance = Tolerance(kEpsilonF32, kHidden, kLargestLogit);
   for (const auto& [actual, expected] :
        {std::pair(dhidden, oracle.dhidden),
@@ -220,8 +221,8 @@ TEST(FusedHeadAccuracyTest, RepeatedTargetsKeepTheirDigits) {
 TEST(FusedHeadAccuracyTest, FewRowsSumALongVocabularyAsWellAsMany) {
   at::manual_seed(7);
   constexpr int64_t kLong = 40000;
-  // With this common offset, a BLAS that sums number by number is off by 1e-5
-  // or more.
+  // All weights have an offset of 1. A BLAS that adds such numbers one by one
+  // is off by 1e-5 or more.
   const at::Tensor weight = at::randn({kLong, 4}) * 0.1 + 1.0;
   const at::Tensor hidden = at::randn({1, 4}) * 0.1;
   const ScoreRows rows{{0, 1}, {7}, {1}};
@@ -233,8 +234,9 @@ TEST(FusedHeadAccuracyTest, FewRowsSumALongVocabularyAsWellAsMany) {
               Tolerance(kEpsilonF32, 1, 1));
 }
 
-// Row 0 keeps everything. Row 1 drops what cannot matter in f32. Row 2 drops
-// all except its own target, so only c (1 - p) W_t is left.
+// Row 0 filters nothing. Row 1 drops probabilities that are too small to matter
+// in f32. Row 2 drops all tokens except its target, so only (1 - p) W_t is
+// left.
 TEST(FusedHeadFilterTest, LeavesOutWhatIsSmallInTheRowsThatAskForIt) {
   Problem problem = MakeProblem(3, at::kFloat);
   problem.rows.row_offsets = {0, 1, 2, 3};

@@ -57,9 +57,9 @@ inline void AddSegment(lora::LoraRouting& routing, int64_t begin, int64_t end,
       {.begin = begin, .end = end, .version = HeadVersion(rank, dtype)});
 }
 
-// Makes the routing. kSkewed has a first row with its own adapter, then most
-// rows with one adapter, then an adapter of layers only, and at the end rows of
-// the base model.
+// Makes the routing. kSkewed gives the first row its own adapter, and most rows
+// a second adapter. One row of an adapter without lm_head and rows of the base
+// model follow.
 inline lora::LoraRouting MakeRouting(Adapters adapters, int64_t num_rows,
                                      at::ScalarType dtype) {
   lora::LoraRouting routing;
@@ -83,8 +83,8 @@ inline lora::LoraRouting MakeRouting(Adapters adapters, int64_t num_rows,
   return routing;
 }
 
-// Returns zeros for every segment's version, except for an adapter of layers
-// only.
+// Returns zeros for every segment's version, except for adapters without
+// lm_head.
 inline lora::LoraGradients HeadGradients(const lora::LoraRouting& routing) {
   lora::LoraGradients gradients;
   for (const lora::LoraSegment& segment : routing) {
@@ -164,7 +164,7 @@ struct Oracle {
   std::vector<at::Tensor> dadapters;  // One flat tensor per segment.
 };
 
-// Adds every segment's LoRA to the dense logits. Returns the leaves.
+// Adds every segment's LoRA to the dense logits. Returns the autograd leaves.
 inline std::vector<at::Tensor> AddDenseLora(const Problem& problem,
                                             const at::Tensor& hidden,
                                             at::Tensor& z) {

@@ -37,7 +37,7 @@ using ::weft::testing::RunRanks;
 using ::weft::testing::Score;
 using ::weft::testing::Tolerance;
 
-// A rank's part of the adapters of lm_head: rows of B.
+// A rank's part of the lm_head adapters: the rows of B for its vocabulary.
 class SegmentParts {
  public:
   SegmentParts(const lora::LoraRouting& whole, const parallel::Range& vocab)
@@ -101,7 +101,7 @@ bool SameBits(const at::Tensor& a, const at::Tensor& b) {
 }
 
 // Runs forward and backward on `size` ranks, whose results must have equal
-// bits. Adds the adapters' gradients to the problem's.
+// bits. Adds the gradients of all ranks to the problem's gradients.
 Outcome RunOnRanks(const Problem& problem, HeadOptions options, int size) {
   std::mutex mutex;
   Outcome outcome;
@@ -170,7 +170,7 @@ INSTANTIATE_TEST_SUITE_P(EverySize, VocabShardTest, ::testing::Values(2, 3, 4),
                            return absl::StrCat("Ranks", test.param);
                          });
 
-// The other ranks then have no entries in whole chunks.
+// The other ranks then have chunks without any entry.
 TEST_P(VocabShardTest, TargetsMayAllBeOnOneRank) {
   for (const int owner : {0, GetParam() - 1}) {
     for (const double softcap : {0.0, 5.0}) {
@@ -191,9 +191,9 @@ TEST_P(VocabShardTest, TargetsMayAllBeOnOneRank) {
   }
 }
 
-// Row r of the hidden states points at its target's weight, so p is nearly 1
-// and the gradient is proportional to 1 - p. This must also hold after the
-// exchange between ranks.
+// Row r of the hidden states points at its target's weight, so p is nearly 1.
+// The gradient is proportional to 1 - p, which must keep its digits even after
+// the exchange between ranks.
 TEST(VocabShardAccuracyTest, SurePredictionsKeepTheirDigits) {
   Problem problem = MakeProblem(8, at::kFloat);
   problem.rows = {.row_offsets = {0}};
@@ -208,8 +208,8 @@ TEST(VocabShardAccuracyTest, SurePredictionsKeepTheirDigits) {
   const Oracle oracle = DenseOracle(problem, 0);
   const Outcome outcome = RunOnRanks(problem, {}, /*size=*/3);
   for (int64_t r = 0; r < 8; ++r) {
-    // The size is relative to this row's own tiny gradient. p itself is rounded
-    // once.
+    // The tolerance is relative to this row's own tiny gradient, plus one
+    // rounding of p.
     const double size = oracle.dhidden[r].abs().max().item<double>();
     const double weight = problem.weight[r * 25].abs().max().item<double>();
     ExpectClose(
@@ -218,10 +218,11 @@ TEST(VocabShardAccuracyTest, SurePredictionsKeepTheirDigits) {
   }
 }
 
-// A filter applies to probabilities over the whole vocabulary. With a filter
-// just above the largest of them, only the target is left, although that
-// probability is far above the filter within the rank's own part. With a filter
-// just below, the block is kept.
+// Filters compare probabilities over the whole vocabulary. `largest` is the
+// largest probability of a token other than the target. A filter just above
+// `largest` leaves only the target. A softmax over one rank's part of the
+// vocabulary would give that token far more than the filter. A filter just
+// below `largest` keeps the token's block.
 TEST(VocabShardFilterTest, FiltersAreForTheWholeVocabulary) {
   Problem problem = MakeProblem(1, at::kFloat);
   problem.hidden.mul_(0.1);  // This spreads the probability over all ranks.

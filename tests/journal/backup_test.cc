@@ -20,7 +20,8 @@ class BackUpTest : public testing::Test {
   const std::string copy_ = files_.path() + ".copy";
 };
 
-// A try copies FORMAT and then the snapshot.
+// Each attempt copies FORMAT and then the snapshot, so the second copy is the
+// snapshot's.
 TEST_F(BackUpTest, TriesAgainIfTheSnapshotWasRemovedBeforeItsCopy) {
   const ScopedFailpoints fail("journal.copy=err(ENOENT)#2");
   ASSERT_THAT(BackUp(files_.path(), copy_), IsOk());
@@ -37,7 +38,8 @@ TEST_F(BackUpTest, DoesNotTryAgainIfTheSnapshotCannotBeRead) {
   EXPECT_FALSE(fs::exists(copy_ + ".partial"));
 }
 
-// BackUp syncs log, images and the copy before it renames the copy.
+// BackUp syncs three folders (log, images and the copy) before it renames the
+// copy.
 TEST_F(BackUpTest, SyncsTheParentFolderAfterTheRename) {
   const ScopedFailpoints fail("files.sync_folder=err(EIO)#4");
   EXPECT_THAT(

@@ -1,6 +1,6 @@
 // A process that writes the log is killed at random failpoints, also during
-// recovery. Every record that it was told is durable is there once after the
-// restart.
+// recovery. After the restart, each record that was reported as durable is in
+// the log exactly once.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -115,7 +115,7 @@ TEST(CrashTest, WhatIsAcknowledgedSurvivesEveryKill) {
         acknowledged[s] = RecordOf(one.life, s);
       }
     }
-    // Reading repairs nothing; the next process does.
+    // This read does not repair the log. The next process does.
     const auto folder = files.Open();
     const auto snapshot = folder->ReadSnapshot();
     ASSERT_THAT(snapshot, IsOk());
@@ -131,7 +131,8 @@ TEST(CrashTest, WhatIsAcknowledgedSurvivesEveryKill) {
                                      contents.records.end());
     ASSERT_EQ(once.size(), contents.records.size());
   }
-  // The test is useful only if the kills are spread.
+  // The test is useful only if many processes are killed, some before they
+  // report anything and some later.
   EXPECT_GT(kills, kLives / 2);
   EXPECT_GT(early_kills, kLives / 10);
   EXPECT_LT(early_kills, kills);

@@ -29,7 +29,7 @@ std::string PathOf(int fd) {
   return path;
 }
 
-// A file or a folder, with what is certainly on the disk and what is not.
+// A file or a folder: what is certainly on the disk, and the pending changes.
 struct Node {
   std::string bytes;
   std::map<std::string, int> entries;
@@ -65,7 +65,7 @@ void ChangeEntry(const Change& change, std::map<std::string, int>* entries) {
   if (change.kind == Kind::kRename) (*entries)[change.to] = child;
 }
 
-// Applies the changes that were not synced, as far as they survive.
+// Applies the pending changes that survive `loss`.
 void Settle(Node* node, DiskRecorder::Loss loss, std::mt19937* random) {
   size_t entries = node->pending.size();
   if (loss == DiskRecorder::Loss::kAll) entries = 0;
@@ -112,7 +112,7 @@ void DiskRecorder::Add(Change change) {
 
 void DiskRecorder::AddLink(int dir, const std::string& name, bool folder) {
   const std::lock_guard lock(mu_);
-  // The test's folder itself is created by its path.
+  // Only the test's folder itself is created by its path, with AT_FDCWD.
   const std::string parent =
       dir == AT_FDCWD ? std::filesystem::path(name).parent_path().string()
                       : PathOf(dir);

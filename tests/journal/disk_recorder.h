@@ -2,10 +2,11 @@
 // that a loss of power may leave at any moment.
 //
 // The linker's --wrap redirects the system calls to the recorder. The model of
-// the disk is POSIX's, without what file systems add. The bytes of a file are
-// certain once the file was synced, and a name once its folder was synced.
-// Before that, any sectors of a file may be on the disk, and the first few of a
-// folder's changes. Renames stay within a folder.
+// the disk is POSIX's, without the guarantees that file systems add. The bytes
+// of a file are certain once the file is synced, and a name is certain once its
+// folder is synced. Before the sync, the disk may have any of a file's written
+// sectors, and only the first few changes of a folder. Renames stay within a
+// folder.
 #ifndef WEFT_TESTS_JOURNAL_DISK_RECORDER_H_
 #define WEFT_TESTS_JOURNAL_DISK_RECORDER_H_
 
@@ -27,12 +28,12 @@ class DiskRecorder {
   DiskRecorder(const DiskRecorder&) = delete;
   DiskRecorder& operator=(const DiskRecorder&) = delete;
 
-  // Returns a number for the present moment, which MakeDisk takes.
+  // Returns the present moment as a number for MakeDisk.
   [[nodiscard]] size_t Moment() const;
 
-  // Says how much of what was not synced is on the disk.
+  // Says how many of the changes that were not synced are lost.
   enum class Loss { kAll, kNone, kSome };
-  // Makes the disk of a moment, below `root`, which does not exist.
+  // Makes the disk as of a moment in the new folder `root`.
   void MakeDisk(size_t moment, Loss loss, std::mt19937* random,
                 const std::string& root) const;
 
@@ -45,7 +46,7 @@ class DiskRecorder {
   void Unlink(int dir, const std::string& name);
   void Sync(int fd);
 
-  // A change. Its kind says which fields count.
+  // A change. `kind` says which other fields are used.
   struct Change {
     enum class Kind { kLink, kUnlink, kRename, kWrite, kTruncate, kSync };
     Kind kind;

@@ -100,8 +100,8 @@ TEST_F(LogReaderTest, AFlippedBitIsATornTailOrDamage) {
     const LogContents contents = ReadLog(*folder_);
     ASSERT_TRUE(IsPrefix(contents.records, records_)) << i;
     ASSERT_LT(contents.records.size(), records_.size()) << i;
-    // Nobody was told that the last group is durable, and all others were on
-    // disk.
+    // No caller was told that the last group is durable, so damage there is a
+    // torn tail. All other groups were durable.
     if (i >= last_group) {
       ASSERT_THAT(contents.status, IsOk()) << i;
       ASSERT_GT(contents.torn_bytes, 0) << i;
@@ -168,7 +168,8 @@ TEST_F(LogReaderTest, ARecordInsideOfARecordIsNone) {
 }
 
 TEST_F(LogReaderTest, ARecordOfAnotherPlaceIsNone) {
-  // Exchanges two records of equal length, removes one, and duplicates one.
+  // The logs have two records of equal length exchanged, one record removed, or
+  // one record twice.
   const std::string header = MakeSegment(0, {});
   const auto record = [&](const char* text) {
     std::string bytes;
@@ -193,7 +194,7 @@ TEST_F(LogReaderTest, ALengthBeyondTheFileTakesNoMemory) {
   for (const uint64_t length : {uint64_t{1} << 40, ~uint64_t{0}}) {
     std::string record = huge;
     record.replace(16, 8, reinterpret_cast<const char*>(&length), 8);
-    // The checksum is correct.
+    // Makes the checksum correct, so that only the length is wrong.
     const uint32_t sum =
         Crc32c(record.substr(4, 24),
                Crc32c({reinterpret_cast<const char*>(&kSalt), sizeof(kSalt)}));
@@ -233,7 +234,7 @@ TEST_F(LogReaderTest, AMissingSegmentIsDamage) {
   EXPECT_THAT(contents.records, ElementsAre("3", "4"));
 }
 
-// Reads the whole log, also behind damage. Returns the records that it lacks.
+// Reads the whole log and skips damage. Returns the ranges of missing records.
 std::vector<std::pair<uint64_t, uint64_t>> HolesOf(
     const StateFolder& folder, uint64_t first_sequence,
     std::vector<std::string>* records) {
@@ -295,8 +296,8 @@ TEST_F(LogReaderTest, GoesOnWithTheNextSegment) {
   EXPECT_THAT(records, ElementsAre("3", "4", "7"));
 }
 
-// The last process has written no record. The end of the segment before is
-// lost.
+// The last process began segment 5 and wrote no record. Segment 3, the one
+// before, has lost its end.
 TEST_F(LogReaderTest, AfterALostEndTheLogGoesOnWithTheEmptySegment) {
   const std::string whole = MakeSegment(3, {{"3", "4"}});
   WriteBytes(files_.Segment(3), whole.substr(0, whole.size() - 1));

@@ -20,7 +20,7 @@ class LogWriterTest : public testing::Test {
   std::unique_ptr<StateFolder> folder_ = files_.Open();
 };
 
-// Waits for what another thread does.
+// Waits up to 10 s until `condition` holds. Returns whether it does.
 template <typename Condition>
 bool Eventually(Condition condition) {
   for (int i = 0; i < 2000; ++i) {
@@ -89,7 +89,7 @@ TEST_F(LogWriterTest, SyncsOnceForWhatGathersMeanwhile) {
   EXPECT_EQ(log.metrics().bytes.Value() + SegmentHeader::kBytes,
             std::filesystem::file_size(files_.Segment(0)));
   log.Close();
-  // Each thread's records are there in the thread's order.
+  // The log has the records of each thread in the order of that thread.
   std::vector<int> next(kThreads, 0);
   for (const std::string& record : ReadLog(*folder_).records) {
     const int thread = record[0] - '0';
@@ -158,7 +158,7 @@ TEST_F(LogWriterTest, RefusesToBeginAnywhereElse) {
                 IsStatus(absl::StatusCode::kFailedPrecondition,
                          absl::StrCat("record 1, not with ", sequence)));
   }
-  // A snapshot may contain more than the log.
+  // A snapshot may include records that the log does not have.
   ASSERT_THAT(folder_->WriteSnapshot({.next_sequence = 9}), IsOk());
   EXPECT_THAT(LogWriter::Open(folder_.get(), 1, {}, &metrics).status(),
               IsStatus(absl::StatusCode::kFailedPrecondition, "record 9"));
@@ -192,7 +192,7 @@ TEST_F(LogWriterTest, WaitsForRoomOnAFullDisk) {
   log->Append("before");
   log.Flush();
   const auto size = std::filesystem::file_size(files_.Segment(0));
-  // A part of the group is written before the disk is full.
+  // Part of the group is written before the disk is full.
   SetFailpoints("files.write=short#1;files.write=err(ENOSPC)#2-1000000");
   log->Append(std::string(1000, 'x'));
   std::atomic<bool> durable = false;
@@ -229,7 +229,7 @@ TEST_F(LogWriterTest, WaitsForRoomForASegment) {
   log->StartSegment();
   log->Append("1");
   ASSERT_TRUE(Eventually([&] { return !log->stalled().ok(); }));
-  // Records that are on disk already need no room.
+  // Record 0 is on disk already, so it stays durable.
   EXPECT_EQ(log->durable_sequence(), 1);
   SetFailpoints("");
   log.Flush();
@@ -361,8 +361,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         FinalError{"Write", "files.write=err(EIO)#2-9", "Input/output error"},
         FinalError{"Sync", "journal.sync=err(EIO)", "syncing"},
-        // After a failed sync the caller must not try again, whatever the
-        // reason.
+        // A failed sync must not be tried again, even if the disk was full.
         FinalError{"SyncOfAFullDisk", "journal.sync=err(ENOSPC)", "syncing"},
         FinalError{"CutBack",
                    "files.write=err(ENOSPC)#2;journal.cut_back=err(EIO)",

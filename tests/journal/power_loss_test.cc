@@ -1,5 +1,5 @@
-// The power fails at every moment of a journal's work, and a start from every
-// disk that this may leave must succeed.
+// Cuts the power at every moment of a journal's work. A start must succeed from
+// every disk that the loss of power may leave.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -15,8 +15,7 @@ namespace {
 
 constexpr int kRandomDisks = 6;
 
-// Some records are longer than a sector of the disk, others than several
-// sectors.
+// Some records are longer than one sector of the disk.
 std::string RecordOf(uint64_t sequence) {
   return absl::StrCat(sequence, ":", std::string(sequence * 97 % 1500, 'r'));
 }
@@ -29,8 +28,8 @@ std::vector<float> ImageOf(uint64_t sequence) {
 struct Promise {
   size_t moment = 0;
   uint64_t records = 0;   // Records with lower numbers are durable.
-  uint64_t snapshot = 0;  // The snapshot of the state after the records below
-                          // this number is durable.
+  uint64_t snapshot = 0;  // A snapshot of all records below this number is
+                          // durable.
 };
 
 class PowerLossTest : public testing::Test {
@@ -64,8 +63,8 @@ class PowerLossTest : public testing::Test {
     ASSERT_THAT(folder->Cut(next, {name}), IsOk());
   }
 
-  // Works from open to close: groups of several records, with snapshots between
-  // them.
+  // Opens the folder, writes `groups` groups of 1 to 4 records, and closes the
+  // folder. Takes a snapshot after every third group.
   void Work(int groups) {
     absl::StatusOr<std::unique_ptr<StateFolder>> folder =
         StateFolder::Open(state(), kModel);
@@ -146,7 +145,8 @@ TEST_F(PowerLossTest, LosesNothingThatWasAcknowledged) {
 }
 
 TEST_F(PowerLossTest, LosesNothingThatWasWrittenWhileTheDiskWasFull) {
-  // Groups are cut back and written again, in parts.
+  // A group that does not fit is cut back and written again later. Short writes
+  // write a group in parts.
   SetFailpoints("files.write=short@0.5|err(ENOSPC)#8-9|err(ENOSPC)#14", 5);
   Work(5);
   SetFailpoints("");
@@ -154,8 +154,8 @@ TEST_F(PowerLossTest, LosesNothingThatWasWrittenWhileTheDiskWasFull) {
 }
 
 TEST_F(PowerLossTest, LosesNothingThatAStartHasRead) {
-  // A process that is killed before its sync leaves records that no disk has.
-  // The next start reads them, and from then on they count.
+  // A process that is killed before its sync leaves records that are not on the
+  // disk yet. Once the next start has read them, they must not be lost.
   Work(2);
   const uint64_t before = next_;
   {

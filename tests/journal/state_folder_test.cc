@@ -156,7 +156,7 @@ TEST_F(StateFolderTest, KeepsTheOldSnapshotWhenTheNewOneFails) {
     EXPECT_THAT(*folder->ReadSnapshot(),
                 Optional(Field(&Snapshot::bytes, "old")));
   }
-  // No temporary takes room on the full disk.
+  // No temporary file is left on the full disk.
   EXPECT_EQ(Names("").size(), 5);
 }
 
@@ -175,7 +175,7 @@ TEST_F(StateFolderTest, CutsWhatTheSnapshotMakesSuperfluous) {
   ASSERT_THAT(folder->WriteSnapshot({1, "old"}), IsOk());
   ASSERT_THAT(folder->WriteSnapshot({5, "new"}), IsOk());
   ASSERT_THAT(folder->Cut(5, {"b", "unknown"}), IsOk());
-  // Segment 4 has record 5.
+  // Segment 4 stays, because it has record 5.
   EXPECT_THAT(*folder->Segments(), ElementsAre(4, 6));
   EXPECT_THAT(*folder->Snapshots(), ElementsAre(5));
   EXPECT_THAT(Names("images"), ElementsAre("b"));

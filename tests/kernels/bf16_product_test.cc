@@ -1,5 +1,5 @@
-// Compares the bf16 products with plain f64 loops over operands that were
-// rounded here. The bounds are those of f32 sums, so that a product with sums
+// Compares the bf16 products with plain f64 loops over operands that this file
+// rounds to bf16. The bounds are those of f32 sums, so that a product with sums
 // in bf16 fails.
 #include "kernels/cpu/bf16_product.h"
 
@@ -77,7 +77,8 @@ class Bf16ProductTest : public ::testing::TestWithParam<Stored> {
     }
   }
 
-  // Returns a source of the whole weight, in the layout of the parameter.
+  // Returns a source of the whole weight, in the layout of the test's
+  // parameter.
   template <typename Element>
   static Bf16PanelSource<Element> SourceOf(const std::vector<Element>& weight,
                                            int64_t inputs, int64_t outputs) {
@@ -126,8 +127,8 @@ class Bf16ProductTest : public ::testing::TestWithParam<Stored> {
     return operands;
   }
 
-  // Adds the product over inputs [begin, end), where begin is even, to y
-  // [B, O + kGap], or overwrites y.
+  // Computes the product over inputs [begin, end), where begin is even. Adds it
+  // to y [B, O + kGap], or overwrites y.
   void Multiply(const Problem& p, int64_t begin, int64_t end, bool adds,
                 std::vector<float>& y) const {
     const Operands operands = Pack(p, begin, end);
@@ -142,7 +143,7 @@ class Bf16ProductTest : public ::testing::TestWithParam<Stored> {
                               .y_stride = p.outputs + kGap});
   }
 
-  // Returns the product whose inputs from `split` on are its last terms.
+  // Returns the product. Passes the inputs from `split` on as its last terms.
   [[nodiscard]] std::vector<float> MultiplyWithLastTerms(const Problem& p,
                                                          int64_t split) const {
     const Operands first = Pack(p, 0, split), last = Pack(p, split, p.inputs);
@@ -172,7 +173,8 @@ class Bf16ProductTest : public ::testing::TestWithParam<Stored> {
 };
 
 TEST_P(Bf16ProductTest, MatchesTheReferenceAndTouchesNothingElse) {
-  // A panel with few outputs takes up to 24 rows at a time.
+  // A panel with few outputs takes up to 24 rows at a time, so 29 rows take two
+  // steps.
   for (const int64_t rows : {1, 2, 3, 4, 5, 6, 7, 13, 29}) {
     for (const int64_t inputs : {1, 2, 3, 31, 32, 33, 64, 257}) {
       for (const int64_t outputs : {1, 15, 16, 17, 33, 63, 64}) {
@@ -255,8 +257,8 @@ TEST_P(Bf16ProductTest, NanStaysInItsRowAndOutput) {
   }
 }
 
-// A packed panel can be the rows of a product: x^T W, as in the gradients of
-// keys and values.
+// A packed panel can also take the place of x. The gradients of keys and values
+// compute x^T W in this way.
 TEST_P(Bf16ProductTest, RowsMayBeAPackedPanel) {
   const Problem problem(50, 41, 37);
   std::vector<uint16_t> x_IB(problem.inputs * problem.rows);

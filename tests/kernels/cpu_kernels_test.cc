@@ -125,7 +125,7 @@ TEST_P(CpuKernelsTest, RotaryMatchesTheReferenceAndInverts) {
 using GatedRow = void (*)(const float*, const float*, int64_t, float*);
 using GatedBackwardRow = void (*)(const float*, int64_t, float*, float*);
 
-// The bounds of out, of the gradient of the gate and of that of `up`.
+// The bounds of the output, of the gate's gradient and of up's gradient.
 struct GatedBounds {
   double out;
   double gate;
@@ -147,7 +147,7 @@ void CheckGated(GatedRow row, GatedBackwardRow backward, Reference reference,
   ExpectNear(up, expected.up, Tolerance(kEpsilonF32, 1, bounds.up));
 }
 
-// Returns gates, of which two are far out.
+// Returns random gates. The first two have extreme values.
 std::vector<float> Gates(size_t n) {
   std::vector<float> gate = RandomRow(n, 6, 4);
   gate[0] = -200;
@@ -279,8 +279,8 @@ TEST_P(CpuKernelsTest, NanAnywhereMakesItsVocabRowNan) {
   }
 }
 
-// Each operation of the exponent adds a rounding of its size, and e^x is within
-// two units in the last place.
+// Each operation on the exponent adds a rounding error relative to the
+// exponent's size, and e^x is within two units in the last place.
 TEST_P(CpuKernelsTest, WeightsOfABlockAreThoseOfF64) {
   constexpr float kFactor = 1.25F;
   for (const size_t n : kLengths) {
@@ -363,8 +363,8 @@ TEST_P(CpuKernelsTest, SumOfSquaresIsExactToF64) {
   }
 }
 
-// A row of scores with room for whole vectors. What follows its keys is NaN,
-// which must not be read as a score.
+// Returns the scores, padded with NaN to whole vectors. The padding must not be
+// read as scores.
 std::vector<float> PaddedRow(const std::vector<float>& row) {
   std::vector<float> padded(
       (row.size() + kSoftmaxPadding - 1) / kSoftmaxPadding * kSoftmaxPadding,

@@ -1,5 +1,5 @@
-// Checks rows in 8 bits (kernels/cpu/int8_rows.h) and their products, with
-// every instruction set that this processor runs.
+// Checks 8-bit rows (kernels/cpu/int8_rows.h) and their products, with every
+// instruction set that this processor runs.
 #include "kernels/cpu/int8_rows.h"
 
 #include <gtest/gtest.h>
@@ -183,8 +183,9 @@ std::vector<float> Product(const Problem& problem, Kernel kernel,
   return y;
 }
 
-// So it is as exact as f32, and has what skinny_product_test.cc checks of the
-// product in f32: no element depends on other rows or on the range.
+// The product is therefore as exact as the product in f32. It also has the
+// property that skinny_product_test.cc checks in f32: no element depends on
+// other rows or on the range.
 TEST_P(Int8RowsTest, AProductHasTheBitsOfTheProductWithTheWidenedWeight) {
   for (const int64_t rows : {1, 2, 5, 6, 7, 32}) {
     for (const int64_t inputs : kLengths) {

@@ -31,7 +31,8 @@ std::vector<float> RandomValues(int64_t count, uint32_t seed) {
   return values;
 }
 
-// A matrix with gaps between its rows, or transposed: between its columns.
+// A matrix with gaps between its rows. If it is transposed, the gaps are
+// between its columns.
 struct Stored {
   std::vector<float> data;
   int64_t row_stride;
@@ -70,7 +71,7 @@ struct Problem {
 // How the matrices are stored.
 struct Form {
   bool left_transposed = false;
-  bool right_transposed = false;  // Only in panels.
+  bool right_transposed = false;  // Only with panels.
   bool panels = true;
 };
 
@@ -169,7 +170,8 @@ TEST_P(PanelProductTest, ScalesTheProductAndAddsToWhatIsThere) {
   }
 }
 
-// Adapters rely on this: how rows and columns are cut does not change bits.
+// Adapters rely on this: the bits do not depend on how rows and columns are
+// cut.
 TEST_P(PanelProductTest, AnElementIsTheSameToTheBitInEveryProduct) {
   const Problem all(17, 300, 53);
   const std::vector<float> whole =

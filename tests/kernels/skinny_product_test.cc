@@ -173,8 +173,8 @@ TEST_P(SkinnyProductTest, ScalesTheProductAndAddsToWhatIsThere) {
 // how threads share the outputs.
 TEST_P(SkinnyProductTest, ARowIsTheSameToTheBitInEveryBatchAndRange) {
   const Problem all(33, 67, 23);
-  // LoRA's expansion uses the kernel in this way. The last step must be fused
-  // in all tiles or in none.
+  // These are the options of LoRA's expansion. The compiler must fuse the last
+  // multiplication and addition in all tiles or in none.
   const auto run = [this](const Problem& problem, int64_t begin, int64_t end) {
     return Run(problem, /*with_bias=*/true, begin, end, /*scale=*/0.3F,
                /*adds=*/true);

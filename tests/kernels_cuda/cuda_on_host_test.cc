@@ -27,7 +27,8 @@ void ShiftKernel(bool waits, int distance, int* out) {
   out[threadIdx.x] = shared[(threadIdx.x + kThreads + distance) % kThreads];
 }
 
-// Every warp overwrites what the others read before the barrier.
+// Each thread reads a number and then overwrites it. Without the second
+// barrier, some threads read the new number.
 void OverwriteKernel(bool waits, int* out) {
   __shared__ int shared;
   shared = 1;
@@ -127,7 +128,8 @@ TEST(CudaOnHostTest, TransposesAMatrixOfAWarp) {
 
 TEST(CudaOnHostTest, PacksTwoNumbersToNearest) {
   EXPECT_EQ(kernels::cuda::PackBf16(1.0F, -2.0F), 0xC0003F80U);
-  // Adds half of the last digit, or a little more.
+  // The first number is a tie and rounds to even. The second is slightly larger
+  // and rounds up.
   EXPECT_EQ(kernels::cuda::PackBf16(1 + 0x1p-8F, 1 + 0x1.01p-8F), 0x3F813F80U);
 }
 
@@ -250,7 +252,7 @@ TEST(CudaOnHostTest, MultipliesFragmentsAsDocumented) {
   EXPECT_EQ(o.sums, expected);
 }
 
-// Copies in two groups and waits for one of them, two or none.
+// Starts two groups of copies, and waits for none, one or both of them.
 void CopyKernel(int num_waited, const uint16_t* from, uint16_t* out) {
   auto* shared = static_cast<uint16_t*>(kernels::cuda::DynamicShared());
   if (threadIdx.x != 0) return;

@@ -56,7 +56,7 @@ class DeviceBuffer {
   ~DeviceBuffer() { cudaFree(data_); }
 
   [[nodiscard]] T* data() const { return static_cast<T*>(data_); }
-  // Returns what the device holds when all queued work has finished.
+  // Waits for all queued work. Returns the device's values.
   [[nodiscard]] std::vector<T> Read() const {
     std::vector<T> values(size_);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -81,7 +81,7 @@ inline float FromBf16(uint16_t bits) {
   return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
 }
 
-// Rounds numbers as the kernels of a dtype store them.
+// Rounds numbers to the dtype in which kernels store them.
 inline std::vector<float> Rounded(DType dtype, std::vector<float> values) {
   if (dtype == DType::kBf16) {
     for (float& x : values) x = FromBf16(ToBf16(x));
@@ -141,8 +141,8 @@ inline std::vector<float> RandomFloats(int64_t count, uint32_t seed,
 }
 
 // Appends `count` elements again, multiplied by `sign`. The terms of a sum over
-// them cancel, so only rounding errors are left, and any other order changes
-// those.
+// them cancel, so the sum has only rounding errors, which any other order of
+// the terms changes.
 inline void Repeat(float* begin, int64_t count, float sign) {
   for (int64_t i = 0; i < count; ++i) begin[count + i] = sign * begin[i];
 }

@@ -1,5 +1,5 @@
-"""Reads what nvcc made of kernels/cuda: the resources and instructions of each
-kernel, from the built library by cuobjdump."""
+"""Reads the resources and instructions of each kernel of kernels/cuda from the built
+library, with cuobjdump."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Kernel:
     instructions: set[str] = field(default_factory=set)
 
     def has(self, mnemonic: str) -> bool:
-        """Returns whether there is an instruction with this beginning and these
-        dotted parts. LDG.128 is found in LDG.E.128.CONSTANT."""
+        """Returns whether an instruction has this opcode and all these dotted parts.
+        LDG.128 is found in LDG.E.128.CONSTANT."""
         head, *parts = mnemonic.split(".")
         return any(
             found.split(".")[0] == head and set(parts) <= set(found.split("."))
@@ -54,8 +54,8 @@ class Kernel:
         )
 
     def resident_warps(self, threads: int, dynamic_shared_bytes: int = 0) -> int:
-        """Returns how many warps of blocks with this many threads an SM holds at a
-        time."""
+        """Returns how many warps an SM holds at a time, in blocks of this many
+        threads."""
         warps = threads // _WARP
         per_warp = -(-self.registers * _WARP // _REGISTER_UNIT) * _REGISTER_UNIT
         shared = self.shared_bytes + dynamic_shared_bytes + _BLOCK_SHARED_BYTES
@@ -102,8 +102,8 @@ def _demangled(names: list[str]) -> dict[str, str]:
 
 
 def _plain(name: str) -> str:
-    """Removes return type, namespaces and parameters, which leaves Kernel<float,
-    64>."""
+    """Removes return type, namespaces and parameters. The result looks like
+    Kernel<float, 64>."""
     name = re.sub(r"\(anonymous namespace\)::|weft::kernels::cuda::|^void ", "", name)
     name = re.sub(r"\(\w+\)(?=\d)", "", name)  # Removes the type of an enumerator.
     return re.sub(r"\(.*$", "", name)

@@ -1,11 +1,11 @@
-"""What nvcc's output must keep to, by kernel: a regular expression for its name, and
+"""The rules for nvcc's output. Each has a regular expression for kernels' names, and
 
-- threads of a block, and bytes of its dynamic shared memory;
-- warps that an SM of compute capability 9.0 must hold at a time: 32 where a thread
-  has one or two loads of 16 bytes under way, fewer where it has several, or where
-  copies of whole stages are under way in shared memory;
-- instructions that must be there: 128-bit loads and stores where rows are moved,
-  HMMA fed by LDSM and LDGSTS where tiles are multiplied.
+- the threads of a block, and the bytes of its dynamic shared memory;
+- the warps that an SM of compute capability 9.0 must hold at a time: at least 32 if a
+  thread has one or two loads of 16 bytes in flight; fewer if it has several, or if
+  whole stages are being copied to shared memory;
+- the instructions that must occur: 128-bit loads and stores if rows are moved; HMMA
+  fed by LDSM and LDGSTS if tiles are multiplied.
 
 Kernels that read one element at a time (a width of 1, for rows that do not begin at
 multiples of 16 bytes) need no wide instructions."""
@@ -45,7 +45,7 @@ _ROWS = {
     rf"Rotary(Backward)?Kernel<{_T}, {_T}, 1, \w+>": Rule(384, 24),
     rf"Rotary(Backward)?Kernel<{_T}, {_T}, {_N}, \w+>": Rule(384, 24, WIDE),
     r"VocabRowsKernel<1, \d>": Rule(512, 48),
-    # Without the softmax (0), a kernel writes nothing as long as a row.
+    # Without the softmax (0), a kernel writes no whole rows.
     rf"VocabRowsKernel<{_N}, 0>": Rule(512, 48, ("LDG.128",)),
     rf"VocabRowsKernel<{_N}, [12]>": Rule(512, 48, WIDE),
 }
@@ -56,7 +56,7 @@ _SAMPLER = {
     "DrawKernel": Rule(256, 40, ("LDG.128",)),
 }
 
-# Keys and values go directly to the registers of a warp's products.
+# A warp loads keys and values directly into the registers that it multiplies.
 _ATTENTION = {
     rf"PagedAttentionKernel<{_T}, [1-4], true>": Rule(128, 8, ("LDG.128", "HMMA")),
     rf"PagedAttentionKernel<{_T}, [1-4], false>": Rule(128, 8, ("HMMA",)),
@@ -64,14 +64,14 @@ _ATTENTION = {
 
 
 def _stages(rank: int, stages: int) -> int:
-    """Returns the bytes of stages of 128 rows (or features) and of the ranks, 64
-    deep, bf16."""
+    """Returns the bytes of `stages` stages. Each holds 64 bf16 numbers for each of 128
+    rows (or features) and for each rank."""
     return stages * (128 + rank) * 64 * 2
 
 
 def _expand_bytes(rank: int) -> int:
-    """Returns the bytes of 128 rows and 64 features, as deep as the rank, and of
-    y's tile."""
+    """Returns the bytes of 128 rows and 64 features with `rank` bf16 numbers each, and
+    of y's tile."""
     return (128 + 64) * rank * 2 + 128 * 64 * 2
 
 
@@ -88,15 +88,15 @@ for _rank, _blocks in ((16, 3), (32, 2), (64, 2), (128, 1)):
         f"LoraGradientKernel{_kind}": Rule(256, _warps, TILES, _stages(_rank, 4)),
     }
 
-# With few rows, a matrix goes directly to the registers of a warp's products.
+# With few rows, a warp loads a matrix directly into the registers that it multiplies.
 _FEW_ROWS = {
     "few_rows::ShrinkKernel": Rule(256, 24, ("LDG.128", "HMMA")),
     r"few_rows::ExpandKernel<[12]>": Rule(128, 16, ("LDG.128", "HMMA")),
     "few_rows::SumKernel": Rule(128, 32, ("LDG.128",)),
 }
 
-# The same, and what lies between an expansion and the next base product. The
-# kernels also prefetch the matrices.
+# These kernels load matrices in the same way, and also prefetch them. They do the work
+# between an expansion and the next base product.
 _PREFETCHED = ("LDG.128", "HMMA", "CCTL")
 _DECODE = {
     r"few_rows::GateKernel<\d>": Rule(512, 16, (*_PREFETCHED, "STG.128")),
@@ -107,13 +107,13 @@ _DECODE = {
 
 
 def _ring(outputs: int, chunk_words: int) -> int:
-    """Returns the bytes of four stages of a block's eight warps, with 64 inputs of each
-    output, in chunks of 16."""
+    """Returns the bytes of four stages for each of a block's eight warps. A stage holds
+    64 inputs of each output, in chunks of 16."""
     return 8 * 4 * outputs * 4 * chunk_words * 4
 
 
-# A weight of 8 bits goes through shared memory to the registers of a warp's products.
-# Its rows need not begin at multiples of 16 bytes (false).
+# 8-bit weights go through shared memory to the registers that a warp multiplies. Shapes
+# with `false` accept rows that do not begin at multiples of 16 bytes.
 _COPIED = ("LDG.128", "LDGSTS.128", "HMMA")
 _INT8 = {
     rf"WidenInt8Kernel<{_T}>": Rule(256, 48),

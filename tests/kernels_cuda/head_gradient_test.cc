@@ -15,8 +15,8 @@ using weft::testing::StoredTolerance;
 
 class CudaHeadGradientTest : public CudaDtypeTest {};
 
-// Rows have one, no, three and two entries. Hidden sizes are of single
-// elements, of packs, and of a served model.
+// The four rows have one, no, three and two entries. The hidden sizes make the
+// kernel read single elements or packs. 4096 is the size of a served model.
 TEST_P(CudaHeadGradientTest, MatchesTheFormula) {
   constexpr int64_t kVocab = 7;
   const std::vector<int64_t> offsets = {0, 1, 1, 4, 6};

@@ -1,5 +1,5 @@
-// Compares widened weights of 8 bits, and their products with few rows, with
-// the format in f64.
+// Compares widened 8-bit weights, and their products with few rows, with f64
+// loops over the stored bytes.
 #include "kernels/cuda/int8_weight.h"
 
 #include <gtest/gtest.h>
@@ -46,7 +46,7 @@ struct Weight {
     }
   }
 
-  // Returns a number, which f32 holds exactly.
+  // Returns one weight, which f32 holds exactly.
   [[nodiscard]] float At(int64_t output, int64_t input) const {
     const int8_t* row = bytes.data() + shift + output * stride;
     const int8_t* scale = row + inputs + input / kInt8Group * 2;
@@ -66,7 +66,7 @@ struct Weight {
 };
 
 // Weights whose rows are whole chunks at multiples of 16 bytes, then weights
-// with rows at other even places, and then at any.
+// whose rows begin at other even addresses, then at any address.
 std::vector<Weight> Weights() {
   return {Weight(35, 512),
           Weight(17, 528, /*padding=*/14),
@@ -93,7 +93,7 @@ TEST_P(WidenInt8Test, GivesTheNumbersRoundedOnce) {
       for (const int64_t count :
            {weight.inputs - begin, int64_t{32}, int64_t{5}}) {
         if (begin + count > weight.inputs) continue;
-        // Writes nothing behind the last number.
+        // The extra 7 at the end reveals a write behind the last number.
         const DeviceArray wide(
             GetParam(),
             std::vector<float>(static_cast<size_t>(weight.outputs * count + 1),
@@ -127,8 +127,8 @@ INSTANTIATE_TEST_SUITE_P(EveryDtype, WidenInt8Test,
                          ::testing::Values(DType::kF32, DType::kBf16),
                          DTypeName);
 
-// Rows of x, and what a product writes. The rows of x and y are wider than the
-// inputs and outputs, and what x has behind its inputs is NaN.
+// The product of random rows x with a weight. The rows of x and y have margins
+// behind the inputs and outputs. The margins of x are NaN.
 struct Product {
   static constexpr int64_t kMargin = 3;
 
@@ -152,7 +152,7 @@ struct Product {
     }
     return wide;
   }
-  // Returns y, whose margins begin as 7.
+  // Computes the product. Returns y, whose margins were 7 before.
   [[nodiscard]] std::vector<float> Run() const {
     const DeviceBuffer<int8_t> stored(weight.bytes);
     const DeviceArray rows(DType::kBf16, WideX()), add(DType::kBf16, bias);

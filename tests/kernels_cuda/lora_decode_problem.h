@@ -1,4 +1,5 @@
-// Adapters, rows and parts of S for the tests of kernels/cuda/lora_decode.h.
+// Adapters, rows and parts of S = x A^T for the tests of
+// kernels/cuda/lora_decode.h.
 #ifndef WEFT_TESTS_KERNELS_CUDA_LORA_DECODE_PROBLEM_H_
 #define WEFT_TESTS_KERNELS_CUDA_LORA_DECODE_PROBLEM_H_
 
@@ -14,8 +15,8 @@
 
 namespace weft::kernels::cuda {
 
-// The ranks of an adapter's B, one for each projection, and of its next A. Rank
-// 0 means that it has none.
+// The ranks of an adapter's B, one for each projection, and of its A for the
+// next group. Rank 0 means that the adapter lacks the matrix.
 struct DecodeLayout {
   std::vector<int32_t> ranks_of_b;
   int32_t rank_of_a = 0;
@@ -31,13 +32,13 @@ struct DecodeSegment {
 // What the kernels read about the adapters of all rows. Slot 0 is the A, and
 // slot 1 + p is the B of projection p.
 struct DecodeProblem {
-  std::vector<int64_t> features;  // Those of each projection.
-  int64_t inputs = 0;             // Those of A.
+  std::vector<int64_t> features;  // One for each projection.
+  int64_t inputs = 0;             // The inputs of A.
   std::vector<DecodeLayout> layouts;
   std::vector<DecodeSegment> segments;  // They cover all rows.
   int64_t num_rows = 0;
-  // The number of elements before everything that a kernel reads or writes. An
-  // odd number leaves nothing aligned.
+  // The matrices and the bf16 arrays of a launch begin this many elements after
+  // an aligned address. An odd number leaves none of them aligned.
   int64_t shift = 0;
 
   [[nodiscard]] std::vector<LoraMatrix> SlotsOf(
@@ -77,7 +78,7 @@ struct DecodeProblem {
     }
     return most;
   }
-  // Returns the sum of the ranks of all B.
+  // Returns the largest sum of a layout's ranks of B.
   [[nodiscard]] int64_t MaxRankOfB() const {
     int64_t most = 0;
     for (const DecodeLayout& layout : layouts) {
@@ -118,7 +119,7 @@ class DecodeAdapters {
                            device_.back()->data());
       }
     }
-    // The kernels never read beyond the batch.
+    // The bytes behind the batch are 0xFF, because the kernels never read them.
     std::vector<std::byte> bytes(capacity_.num_bytes(), std::byte{0xFF});
     builder.WriteTo(capacity_, bytes);
     bytes_ = std::make_unique<DeviceBuffer<std::byte>>(bytes);
@@ -140,8 +141,8 @@ class DecodeAdapters {
     }
     return b.scale * sum;
   }
-  // Returns the terms of x A^T at one rank over the features [first, end) of a
-  // row x.
+  // Returns the sum of the terms of x A^T at one rank over the features [first,
+  // end) of a row x.
   [[nodiscard]] double ShrunkPart(int64_t row, const float* x, int64_t rank,
                                   int64_t first, int64_t end) const {
     const LoraMatrix a = MatrixOf(row, 0);
@@ -164,7 +165,7 @@ class DecodeAdapters {
     for (float& x : parts) x = std::clamp(std::round(x), -3.0F, 3.0F);
     return parts;
   }
-  // Returns S, whose rows are in the order of the segments.
+  // Returns element (row, column) of S, which is the sum of its parts.
   [[nodiscard]] double Shrunk(int64_t row, int64_t column) const {
     double sum = 0;
     for (int64_t part = 0; part < kParts; ++part) {
@@ -186,14 +187,15 @@ class DecodeAdapters {
   const LoraTableCapacity capacity_;
   const std::vector<float> parts_;
   DeviceBuffer<float> parts_device_;
-  std::vector<std::vector<LoraMatrix>> slots_;  // Those of each layout.
-  std::vector<std::vector<float>> weights_;     // Those of each segment.
+  std::vector<std::vector<LoraMatrix>> slots_;  // The slots of each layout.
+  std::vector<std::vector<float>> weights_;     // One for each segment.
   std::vector<std::unique_ptr<DeviceArray>> device_;
   std::unique_ptr<DeviceBuffer<std::byte>> bytes_;
 };
 
-// Rows of several adapters, of one that has nothing here, and without an
-// adapter. One segment is longer than an entry.
+// Makes rows of several adapters, rows of an adapter without any of these
+// matrices, and rows without an adapter. One segment has more rows than an
+// entry holds.
 inline DecodeProblem MixedDecode(std::vector<int64_t> features, int64_t inputs,
                                  int64_t shift) {
   const size_t count = features.size();
@@ -229,9 +231,9 @@ inline DecodeProblem OneRow(std::vector<int64_t> features, int64_t inputs,
           .num_rows = 1};
 }
 
-// More items than twice the blocks of a launch, so that blocks take one after
-// the other. Each row has its own entry, of `tiles` tiles, and each fourth row
-// its own adapter.
+// Makes more items than twice the blocks of a launch, so that each block
+// computes several items in turn. Each row has its own entry of `tiles` tiles.
+// Each fourth row has its own adapter.
 inline DecodeProblem ManyItems(std::vector<int64_t> features, int64_t inputs,
                                int64_t tiles) {
   constexpr int64_t kMostBlocks = 264;
@@ -251,7 +253,7 @@ inline DecodeProblem ManyItems(std::vector<int64_t> features, int64_t inputs,
   return problem;
 }
 
-// The same rows, of which only row `row` has an adapter, if it has one.
+// Returns the same rows, but only `row` keeps its adapter, if it has one.
 inline DecodeProblem WithBaseRowsAround(DecodeProblem problem, int64_t row) {
   DecodeSegment own = problem.SegmentOf(row);
   own.begin = row;

@@ -23,13 +23,13 @@ constexpr float kEps = 1e-5F;
 
 class CudaLoraDecodeTest : public CudaKernelTest {};
 
-// Returns values behind `shift` others, as the device rounds them.
+// Returns `shift` + `count` random values, rounded as the device stores them.
 std::vector<float> Shifted(int64_t shift, int64_t count, uint32_t seed) {
   return Rounded(DType::kBf16, RandomFloats(shift + count, seed));
 }
 
-// Compares the parts of x A^T with those of the rows x, of which each part has
-// `each` features.
+// Compares `values`, the parts of x A^T, with f64 sums over the rows `x`. Each
+// part is a sum over `each` features.
 void CheckParts(const DecodeAdapters& adapters, const LoraParts& parts,
                 const std::vector<float>& values, const std::vector<float>& x,
                 int64_t each) {
@@ -90,7 +90,7 @@ struct Residual {
   }
   void Run() const { ASSERT_EQ(RunLoraResidual(launch, nullptr), cudaSuccess); }
 
-  // Returns the rows that the device holds.
+  // Returns the rows of an array that the device holds, without the shift.
   [[nodiscard]] std::vector<float> Rows(const DeviceArray& array) const {
     return Slice(array.Read(), shift, rows * hidden);
   }
@@ -108,7 +108,7 @@ struct Residual {
       }
     }
   }
-  // Checks what comes from the stored sum.
+  // Checks the results that the kernel computes from the stored sum.
   void CheckNext() const {
     const std::vector<float> sum = Rows(y), u = Rows(scaled);
     const std::vector<float> squared = squares.Read();
@@ -156,7 +156,8 @@ TEST_F(CudaLoraDecodeTest, AddsToAResidualStreamThatLiesAnywhere) {
   CheckResidual(MixedDecode({264}, 264, 3));
 }
 
-// o of Llama-3.1-8B and the A of its gate and up; down of SmolLM2.
+// The layers are o of Llama-3.1-8B with the A of its gate and up, and down of
+// SmolLM2.
 TEST_F(CudaLoraDecodeTest, AddsToTheResidualStreamOfServedModels) {
   CheckResidual(OneRow({4096}, 4096, 32, 64));
   CheckResidual(OneRow({576}, 576, 8, 24));
@@ -166,7 +167,7 @@ TEST_F(CudaLoraDecodeTest, AddsToTheResidualStreamOfManyRows) {
   CheckResidual(ManyItems({24}, 24, /*tiles=*/1));
 }
 
-// After the last layer.
+// This is the launch after the last layer.
 TEST_F(CudaLoraDecodeTest, AddsWithoutANormThatFollows) {
   const Residual residual(MixedDecode({520}, 520, 0), /*has_next=*/false);
   residual.Run();
@@ -223,7 +224,7 @@ struct Gate {
     for (int64_t i = 0; i < parts; ++i) sum += squares_values[row * parts + i];
     return 1 / std::sqrt(sum / static_cast<double>(kHidden) + kEps);
   }
-  // Returns gate (0) or up (1) with everything added.
+  // Returns a row's gate (0) or up (1) with LoRA, norm factor and bias.
   [[nodiscard]] std::vector<float> Side(int64_t row, int64_t side) const {
     std::vector<float> values;
     for (int64_t i = 0; i < features; ++i) {
@@ -284,13 +285,13 @@ TEST_F(CudaLoraDecodeTest, GatesManyRows) {
   CheckGate(Gate(ManyItems({24, 24}, 24, /*tiles=*/1)));
 }
 
-// Llama-3.1-8B and SmolLM2.
+// The widths are those of Llama-3.1-8B and SmolLM2.
 TEST_F(CudaLoraDecodeTest, GatesTheWidthsOfServedModels) {
   CheckGate(Gate(OneRow({14336, 14336}, 14336, 8, 8)));
   CheckGate(Gate(OneRow({1536, 1536}, 1536, 128, 128)));
 }
 
-// Without a deferred norm and without adapters for down.
+// The launch has no deferred norm and no adapters for down.
 TEST_F(CudaLoraDecodeTest, GatesNormedRows) {
   Gate gate(MixedDecode({520, 520}, 520, 0));
   gate.launch.norm = {};
@@ -358,8 +359,8 @@ TEST_F(CudaLoraDecodeTest, KeepsNanInItsRow) {
   for (size_t i = 0; i < squares.size(); ++i) {
     ASSERT_EQ(std::isnan(squares[i]), i == 9 * 3 + 1) << i;
   }
-  // The ranks of the row's adapter in the parts that have the feature, and the
-  // ranks that no adapter has.
+  // NaN is in two places: in the part of row 9 that has the NaN's feature, and
+  // at the ranks that the row's adapter lacks, where nothing is written.
   const auto check_parts = [&](const LoraParts& parts,
                                const std::vector<float>& values, int64_t own) {
     for (int64_t i = 0; i < residual.rows * parts.count * parts.stride; ++i) {

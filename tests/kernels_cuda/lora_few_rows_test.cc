@@ -19,8 +19,8 @@ using weft::testing::kEpsilonBf16;
 
 constexpr int kMostProjections = kMaxLoraProjections;
 
-// The ranks and scales of an adapter's projections. Rank 0 means that it has
-// none.
+// The ranks and scales of an adapter's projections. Rank 0 means that the
+// adapter lacks the projection.
 struct Layout {
   int32_t ranks[kMostProjections] = {};
   float scales[kMostProjections] = {2, -1, 0.5F};
@@ -40,10 +40,11 @@ struct Problem {
   std::vector<Layout> layouts;
   std::vector<Segment> segments;
   int64_t num_rows = 0;
-  // The number of elements before the matrices, before x's columns and before
-  // y's. An odd number leaves nothing aligned.
+  // The matrices, x's columns and y's columns begin this many elements after an
+  // aligned address. An odd number leaves none of them aligned.
   int64_t shift = 0;
-  // The terms of sums over inputs and over ranks cancel, and y begins with 0.
+  // If true, the terms of sums over inputs and over ranks cancel, and y begins
+  // with 0.
   bool cancels = false;
 
   [[nodiscard]] int64_t x_stride() const { return inputs + shift; }
@@ -128,7 +129,8 @@ struct Problem {
 
 // The problem on the device.
 struct OnDevice {
-  // With `capacity`, the table has that size, and every segment has few rows.
+  // With `capacity`, the table has that capacity, and all segments, even long
+  // ones, are added as entries of few rows.
   explicit OnDevice(const Problem& problem,
                     const LoraTableCapacity* capacity = nullptr)
       : of(problem),
@@ -157,7 +159,8 @@ struct OnDevice {
     if (capacity == nullptr) {
       table = builder.Finish();
     } else {
-      // The kernels never read beyond the batch.
+      // The bytes behind the batch are 0xFF, because the kernels never read
+      // them.
       table.resize(capacity->num_bytes(), std::byte{0xFF});
       builder.WriteTo(*capacity, table);
     }
@@ -200,8 +203,9 @@ struct OnDevice {
     return sum;
   }
 
-  // Checks S and y of all rows. y is computed in f64 from the S that the device
-  // stores, so that the rounding of S is checked only on S.
+  // CheckShrunk checks S, and CheckOutputs checks y, in all rows. The expected
+  // y is computed from the S that the device stores, so that the rounding of S
+  // is checked only on S.
   void CheckShrunk() const {
     const std::vector<float> actual = shrunk.Read();
     std::vector<double> expected(actual.size(), 3);
@@ -296,14 +300,15 @@ TEST_F(CudaLoraFewRowsTest, TakesMixedRanksRowsAndProjections) {
   RunAndCheck(Mixed(264, {136, 40, 48}, 0));
 }
 
-// No wide load divides these widths, strides and addresses.
+// These widths, strides and addresses are not multiples of a wide load.
 TEST_F(CudaLoraFewRowsTest, TakesWhatLiesAnywhere) {
   RunAndCheck(Mixed(101, {35, 3, 47}, 0));
   RunAndCheck(Mixed(264, {136, 40, 48}, 3));
 }
 
 // One row, as for a decoded token. The layers are qkv, gate and up, and down of
-// Llama-3.1-8B, and qkv of SmolLM2, whose widths are not whole parts.
+// Llama-3.1-8B, then qkv and down of SmolLM2. The input widths of SmolLM2 are
+// not multiples of a part.
 TEST_F(CudaLoraFewRowsTest, TakesTheWidthsOfServedModels) {
   const auto one_row = [](int64_t inputs, std::vector<int64_t> features,
                           Layout layout) {
@@ -368,7 +373,7 @@ TEST_F(CudaLoraFewRowsTest, ServesAnyBatchOfACapacity) {
   Problem problem = Mixed(64, {24, 16, 8}, 0);
   const LoraTableCapacity capacity = {
       .num_slots = 4, .max_layouts = 5, .max_rows = 40};
-  // Here a long segment also has few rows in each entry.
+  // Here a long segment also becomes entries of few rows.
   problem.segments = {{0, 1, 3, 4}, {1, 31, 0, 5}};
   const OnDevice first(problem, &capacity);
   first.Run();
@@ -411,11 +416,11 @@ TEST_F(CudaLoraFewRowsTest, SumsWhatTheExpansionKeeps) {
             std::vector<float>(problem.num_rows * problem.MaxRank(), 3));
 }
 
-// The bits of a row depend neither on other segments nor on other rows of its
-// own segment. Nor do they depend on the ranks of other layouts, which select
-// the kernel and the layout of parts and S.
+// A row's bits do not depend on other segments or on other rows of its own
+// segment. They do not depend on the ranks of other layouts either, although
+// those ranks select the kernel and the layout of parts and S.
 TEST_F(CudaLoraFewRowsTest, GivesARowTheSameBitsWithoutItsNeighbours) {
-  // The sums have two parts.
+  // The sums over 1096 inputs have two parts.
   Problem all = Mixed(1096, {136, 40, 48}, 0);
   all.cancels = true;
   const OnDevice with(all);

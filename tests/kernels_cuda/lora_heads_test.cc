@@ -25,7 +25,7 @@ constexpr int64_t kPositions = 9;
 struct Shape {
   int64_t num_q = 4;
   int64_t num_k = 2;
-  int64_t features = 0;  // Those of a head.
+  int64_t features = 0;  // The features of one head.
   bool has_norms = false;
   bool has_bias = false;
 };
@@ -35,7 +35,8 @@ std::vector<int64_t> WidthsOf(const Shape& shape) {
           shape.num_k * shape.features};
 }
 
-// A launch. The product's rows have `shift` elements more than the heads.
+// A launch of RunLoraHeads. The base product's rows are `shift` elements wider
+// than the heads.
 struct Heads {
   Heads(const DecodeProblem& problem, const Shape& of_shape)
       : adapters(problem),
@@ -129,7 +130,8 @@ struct Heads {
   }
   void Run() const { ASSERT_EQ(RunLoraHeads(launch, nullptr), cudaSuccess); }
 
-  // Returns a prepared head of a projection.
+  // Returns the expected head of a projection. Heads of v get no norm and no
+  // rotation.
   [[nodiscard]] std::vector<double> Expected(int64_t row, size_t projection,
                                              int64_t head) const {
     const int64_t parts = LoraResidualParts(kHidden);
@@ -155,7 +157,7 @@ struct Heads {
     return reference::RotaryHead(y, Slice(cos_values, at, half),
                                  Slice(sin_values, at, half), false);
   }
-  // The head, its norm and the rotated head are rounded.
+  // The tolerance covers the rounding of the head, its norm and its rotation.
   static void ExpectHead(const float* actual,
                          const std::vector<double>& expected) {
     double largest = 1;
@@ -237,7 +239,7 @@ TEST_F(CudaLoraHeadsTest, PreparesHeadsOfManyRows) {
   CheckHeads(ManyItems(WidthsOf(shape), 0, /*tiles=*/3), shape);
 }
 
-// Llama-3.1-8B, Qwen3-8B and SmolLM2.
+// The heads are those of Llama-3.1-8B, Qwen3-8B and SmolLM2.
 TEST_F(CudaLoraHeadsTest, PreparesTheHeadsOfServedModels) {
   for (const Shape& shape :
        {Shape{.num_q = 32, .num_k = 8, .features = 128},
@@ -247,7 +249,7 @@ TEST_F(CudaLoraHeadsTest, PreparesTheHeadsOfServedModels) {
   }
 }
 
-// As for the first layer, whose rows are normed.
+// As in the first layer, the rows are already normed.
 TEST_F(CudaLoraHeadsTest, PreparesNormedRowsLikeAFactorOfOne) {
   const Shape shape = {.features = 64};
   const DecodeProblem problem = MixedDecode(WidthsOf(shape), 0, 0);

@@ -21,7 +21,7 @@ using weft::testing::kEpsilonF32;
 using weft::testing::Tolerance;
 
 constexpr int64_t kRows = 300;
-// No vector load divides this stride.
+// This stride is not a multiple of any vector load.
 constexpr int64_t kStride = 541;
 constexpr int64_t kShrunkStride = 213;
 
@@ -31,8 +31,8 @@ struct Segment {
   int layout;
 };
 
-// A linear layer with two projections of its columns, and adapters of three
-// layouts: with both projections, with only the second, with none.
+// A linear layer whose columns are two projections, and adapters of three
+// layouts: with both projections, with only the second, and with none.
 struct Problem {
   LoraOrder order;
   int64_t features[2] = {260, 270};
@@ -112,7 +112,7 @@ class CudaLoraTest : public CudaKernelTest {
                  .features_stride = kStride,
                  .shrunk_TR = shrunk.data(),
                  .shrunk_stride = kShrunkStride};
-      // Only projections that some layout has.
+      // The product has only the projections that some layout has.
       for (int p = 0; p < 2; ++p) {
         if (problem.MaxRank(p) == 0) continue;
         product.max_rank =
@@ -252,7 +252,8 @@ TEST_F(CudaLoraTest, AddsGradientsOfSegmentsThatShareThemOrNot) {
         }
       });
       const OnDevice device(*this, problem, num_gradients);
-      // Two parts must not add to one gradient at the same time.
+      // Segments that share a gradient need partial sums, because two parts
+      // must not add to one gradient at the same time.
       EXPECT_EQ(device.product.table.num_partials, num_gradients == 3 ? 6 : 0);
       ASSERT_EQ(AddLoraGradient(device.product, nullptr), cudaSuccess);
       for (size_t g = 0; g < num_gradients; ++g) {
@@ -321,7 +322,7 @@ struct OneMatrix {
 // partial sums.
 TEST_F(CudaLoraTest, CutsLongSegmentsIntoParts) {
   constexpr int64_t kLong = 2 * kLoraPartRows + 5;
-  // Each of three parts has a tile of the smallest number of ranks.
+  // Each of three parts needs a tile with the smallest number of ranks, 16.
   constexpr int64_t kFloats = 3 * kLoraTileFeatures * 16;
   const std::vector<float> ones(kLong * 3, 1);
   OneMatrix one(kLong, /*rank=*/2, /*features=*/3, ones, ones);
@@ -359,11 +360,11 @@ TEST_F(CudaLoraTest, SumsInOnePartOnDemand) {
   EXPECT_EQ(one.shrunk.Read(), std::vector<float>{2 * kWide});
 }
 
-// The bits of a segment's rows do not depend on other segments, whose ranks
-// select the tile and which have more projections.
+// The bits of a segment's rows do not depend on other segments, although the
+// ranks of other segments select the tile, and some have more projections.
 TEST_F(CudaLoraTest, GivesASegmentTheSameBitsWithoutItsNeighbours) {
-  // S has values that the shrink never writes, so small that they would not
-  // change x.
+  // The expansion uses this S. The sums that the shrink writes cancel, so they
+  // would be too small to change x.
   const DeviceArray shrunk(DType::kBf16, shrunk_);
   const auto run = [&](LoraProduct product) {
     ASSERT_EQ(AddLoraGradient(product, nullptr), cudaSuccess);

@@ -24,7 +24,7 @@ struct AttentionCase {
   int64_t features;
   int64_t page_tokens;
   std::vector<int32_t> lengths;
-  int num_splits = 1;  // The splits that are wanted, and the most splits.
+  int num_splits = 1;  // The wanted number of splits, and the most.
   int64_t window = 0;
   float softcap = 0;
   // The number of elements by which pages and queries miss the alignment of
@@ -119,7 +119,7 @@ std::vector<double> Dense(const AttentionCase& c, const Cache& cache,
   return out;
 }
 
-// A case on the device.
+// An attention case on the device.
 class Decoding {
  public:
   Decoding(DType dtype, const AttentionCase& c)
@@ -252,8 +252,8 @@ TEST_P(CudaPagedAttentionTest, PagesMayBeginAnywhere) {
   }
 }
 
-// A split has 128 tokens or more, so there are at most 1, 2, 3 and 4 splits
-// here.
+// A sequence gets at most one split per 128 tokens, so these lengths allow 1 to
+// 4 splits.
 TEST_P(CudaPagedAttentionTest, SplitsMergeToTheSame) {
   for (const int splits : {2, kMaxSplits}) {
     for (const auto& [heads, kv_heads, features] :
@@ -295,7 +295,7 @@ TEST_P(CudaPagedAttentionTest, SinksMatchDenseAttention) {
   }
 }
 
-// A graph of the launch relies on this.
+// A graph that replays the launch relies on this.
 TEST_P(CudaPagedAttentionTest, LengthsMayChangeBetweenEqualLaunches) {
   AttentionCase c = {4, 2, 16, 16, {400, 300, 65}, /*num_splits=*/8};
   Decoding decoding(GetParam(), c);

@@ -25,7 +25,7 @@ constexpr int64_t kNumK = 2;
 constexpr int64_t kTokens = 4;
 const std::vector<int32_t> kPositions = {5, 0, 7, 7};
 constexpr int64_t kNumPositions = 8;
-// The third token is not written.
+// The third token is not written to the pages.
 const std::vector<int64_t> kSlots = {6, 2, -1, 0};
 constexpr int64_t kNumSlots = 7;
 
@@ -54,8 +54,8 @@ struct Layout {
   }
 };
 
-// Returns layouts of packs and of single elements, with the heads of served
-// models.
+// Returns layouts that are read in packs and layouts that are read element by
+// element. Their heads include those of served models.
 std::vector<Layout> Layouts() {
   return {{.half = 1, .gap = 3},  {.half = 3},
           {.half = 32},           {.half = 64},

@@ -82,7 +82,7 @@ class CudaRmsNormTest : public CudaDtypeTest {
     }
   }
 
-  // Compares an addition and an RmsNorm of its result.
+  // Compares AddRmsNorm with an addition and an RmsNorm of its result.
   void CheckAdd(int64_t rows, int64_t features, int64_t gap) {
     const int64_t stride = features + gap;
     std::vector<float> x, before;
@@ -139,7 +139,8 @@ TEST_P(CudaRmsNormTest, MatchesTheReferenceForAnyShapeAndRowStride) {
   }
 }
 
-// The last row is longer than what the threads of a block keep.
+// A row of the last size is longer than what the threads of a block keep in
+// registers.
 TEST_P(CudaRmsNormTest, MatchesTheReferenceInPacks) {
   for (const int64_t features : {8, 128, 576, 4096, 8192 + 1024}) {
     Check(2, features, GetParam(), 8);
@@ -279,8 +280,8 @@ TEST_P(CudaGatedProductTest, ClampsKeepNan) {
 
 class CudaLseMergeTest : public CudaDtypeTest {};
 
-// The four rows: both parts have keys; only ours has; only the other has;
-// neither has.
+// In the four rows, both parts have keys, only `out` has keys, only `part` has
+// keys, and no part has keys.
 TEST_P(CudaLseMergeTest, MatchesTheFormulaAndLeavesEmptyPartsOut) {
   for (const int64_t features : {1, 20, 64, 128, 256, 300}) {
     const std::vector<float> lse = {3, 100, -kInf, -kInf};

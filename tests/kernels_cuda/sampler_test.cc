@@ -107,8 +107,8 @@ Kept KeptBy(const std::vector<float>& logits, const SampleRule& rule) {
 
 class CudaSamplerTest : public CudaKernelTest {
  protected:
-  // Checks for each drawn token that its random number falls into its part of
-  // the sum over the tokens that the rule keeps.
+  // Checks each drawn token: the random number must fall into the token's part
+  // of the sum over the tokens that the rule keeps.
   static void Check(const std::vector<float>& logits,
                     const std::vector<SampleRule>& rules, const Drawn& drawn) {
     for (size_t r = 0; r < rules.size(); ++r) {
@@ -119,7 +119,7 @@ class CudaSamplerTest : public CudaKernelTest {
       if (HasFatalFailure()) return;
     }
   }
-  // Checks the first draws of the rule's stream.
+  // Checks the first `num_draws` draws of the rule's random numbers.
   static void Check(const std::vector<float>& logits, SampleRule rule,
                     uint32_t num_draws) {
     std::vector<SampleRule> rules;
@@ -218,7 +218,7 @@ TEST_F(CudaSamplerTest, RulesOfAllKindsDrawFromOneLongRow) {
   }
 }
 
-// Even if all logits are equal, the order is that of ids.
+// If all logits are equal, filters order the tokens by id.
 TEST_F(CudaSamplerTest, FiltersAmongNothingButTies) {
   const std::vector<float> logits(2600, -2);
   for (const SampleRule& rule :
@@ -268,7 +268,7 @@ TEST_F(CudaSamplerTest, RulesNameTheirRow) {
     rules.push_back(
         {.top_k = index % 3 == 0 ? 9 : 0, .sample_index = index, .row = row});
   }
-  // The rows are aligned to 16 bytes, or not.
+  // With offset 0 the rows are aligned to 16 bytes, with offset 1 they are not.
   for (const size_t offset : {0, 1}) {
     const Drawn drawn = DrawFromRows(logits, rules, 1, offset);
     for (size_t r = 0; r < rules.size(); ++r) {
@@ -286,7 +286,8 @@ TEST_F(CudaSamplerTest, RulesNameTheirRow) {
   }
 }
 
-// The rule has no place in which to count. It must not draw a wrong token.
+// With `max_filters` 0, a rule with a filter has no workspace for its counts.
+// The rule must then draw no token, rather than a wrong one.
 TEST_F(CudaSamplerTest, DrawsNothingByARuleOfMoreFiltersThanAnnounced) {
   const std::vector<float> logits = RandomFloats(100, 58);
   const std::vector<SampleRule> rules = {{}, {.top_k = 3}, {.temperature = 0}};

@@ -43,7 +43,7 @@ Scores ScoreOnDevice(const std::vector<float>& logits,
                      const Options& options) {
   const DeviceBuffer<float> logits_device(logits);
   const DeviceArray weights(DType::kBf16, std::vector<float>(logits.size(), 7));
-  // The chunk's first entry is not the first of all entries.
+  // As in a later chunk of rows, the offsets do not begin at 0.
   std::vector<int64_t> offsets = kOffsets;
   for (int64_t& offset : offsets) offset += 1000;
   const DeviceBuffer<int64_t> offsets_device(offsets), targets_device(targets);
@@ -117,7 +117,7 @@ class CudaVocabRowsTest : public CudaKernelTest {
       const double stored = options.softmax == VocabSoftmax::kWeights
                                 ? weft::testing::kEpsilonBf16
                                 : kEpsilonF32;
-      // An error in the exponent is a relative error of the power.
+      // An absolute error of the exponent is a relative error of the softmax.
       for (int64_t v = 0; v < vocab; ++v) {
         ASSERT_NEAR(scores.softmax[r * vocab + v], softmax[v],
                     StoredTolerance(stored, 1, kLargestExponent * softmax[v],
@@ -134,7 +134,7 @@ class CudaVocabRowsTest : public CudaKernelTest {
 constexpr VocabSoftmax kSoftmaxes[] = {
     VocabSoftmax::kNone, VocabSoftmax::kInPlace, VocabSoftmax::kWeights};
 
-// Rows consist of single elements or of packs.
+// Rows are read element by element or in packs, depending on the vocabulary.
 TEST_F(CudaVocabRowsTest, MatchesTheReference) {
   for (const int64_t vocab : {1, 513, 5000}) {
     for (const float softcap : {0.0F, 30.0F}) {
@@ -153,8 +153,9 @@ TEST_F(CudaVocabRowsTest, EntropiesAndClearedTargetsMayBeLeftOut) {
   }
 }
 
-// The weights are first written against the first logits. The largest logit is
-// so far above them that the weights would be infinite.
+// The kernel first writes the weights relative to the largest of the first
+// logits. The largest logit of the row comes last. It is so far above them that
+// its weight could be infinite.
 TEST_F(CudaVocabRowsTest, WeightsAreFiniteWhereverTheLargestLogitLies) {
   for (const float most : {50.0F, 100.0F, 1e4F}) {
     std::vector<float> logits = RandomFloats(kRows * 8000, 12);

@@ -23,7 +23,7 @@ constexpr uint64_t kBase = 0;
 class PrefixCacheTest : public ::testing::Test {
  protected:
   // Returns a sequence of `tokens`, which begins with the pages that the cache
-  // has.
+  // has for them.
   SequencePages Start(uint64_t version, const Tokens& tokens) {
     SequencePages sequence(&allocator_, kPageSize,
                            cache_.Lookup(version, tokens));
@@ -33,7 +33,7 @@ class PrefixCacheTest : public ::testing::Test {
   }
 
   // Computes the tokens, caches them and releases the sequence. Returns the
-  // pages that it had.
+  // pages of the sequence.
   std::vector<PageId> Run(uint64_t version, const Tokens& tokens) {
     SequencePages sequence = Start(version, tokens);
     cache_.Insert(version, tokens, sequence);
@@ -55,7 +55,7 @@ TEST_F(PrefixCacheTest, FindsTheLongestPrefixInWholePages) {
   EXPECT_THAT(cache_.Lookup(kBase, {2, 1, 3, 4}), IsEmpty());
 }
 
-// After other tokens, the same tokens have other keys and values.
+// The keys and values of a token depend on the tokens before it.
 TEST_F(PrefixCacheTest, APageIsFoundOnlyAfterThePagesBeforeIt) {
   const std::vector<PageId> first = Run(kBase, {1, 1, 2, 2});
   const std::vector<PageId> second = Run(kBase, {3, 3, 2, 2});
@@ -138,7 +138,7 @@ TEST_F(PrefixCacheTest, TheFirstPageWithTheSameTokensIsSharedByBoth) {
               ElementsAre(first.pages()[0], first.pages()[1], own[2]));
   EXPECT_EQ(allocator_.num_used(), 4);
   EXPECT_EQ(allocator_.num_free(), 4);
-  // The pages before a page in use are in use too.
+  // `second` still uses the pages that both shared.
   first.Release();
   EXPECT_EQ(allocator_.num_idle(), 0);
 }
@@ -154,8 +154,8 @@ TEST(PrefixCacheLifetimeTest, GivesItsPagesBack) {
   EXPECT_EQ(allocator.num_free(), 2);
 }
 
-// The expected behaviour: for every prefix, the page that holds its end, and
-// the prefix's last use.
+// A simple model of the cache. It maps each prefix to the page that holds its
+// end, and to the time of its last use.
 class Model {
  public:
   using Prefix = std::pair<uint64_t, Tokens>;
@@ -176,7 +176,7 @@ class Model {
     return pages;
   }
 
-  // Returns the pages that the sequence has afterwards.
+  // Returns the sequence's pages after the insertion.
   std::vector<PageId> Insert(uint64_t version, const Tokens& tokens,
                              std::vector<PageId> pages) {
     ++now_;
@@ -194,8 +194,7 @@ class Model {
                   [&](const auto& p) { return p.first.first == version; });
   }
 
-  // Evicts the leaf that is not in use and was used before all other such
-  // leaves.
+  // Evicts the least recently used leaf that no sequence uses.
   bool EvictOne(const PageAllocator& allocator) {
     auto oldest = pages_.end();
     for (auto it = pages_.begin(); it != pages_.end(); ++it) {

@@ -32,7 +32,7 @@ def cache_folder(checker: str) -> Path:
 
 
 def parts(flags_of: dict[str, list[str]]) -> list[Part]:
-    """Returns flags, and the sources of a folder that are read together with them."""
+    """Returns, for each folder and set of flags, the flags and their sources."""
     found = defaultdict(list)
     for name, flags in sorted(flags_of.items()):
         found[Path(name).parent, tuple(flags)].append(name)
@@ -44,8 +44,8 @@ class CheckedOnce:
     """A checker with a cache. Threads: any.
 
     command: the checker's command line for one file with these flags.
-    not_compiled: matches the messages about a source that does not compile, with the
-    source's path below the root as its first group.
+    not_compiled: matches the messages about a source that does not compile. Its first
+    group is the source's path below the root.
     salt: identifies the checker, with its version and configuration.
     """
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from sources import CODE_FOLDERS, CPP_SUFFIXES, ROOT, files
 
-# Overloads count once. Constructors, accessors, operators and what an interface
-# declares do not count.
+# Overloads count once. Constructors, accessors, operators and overrides do not count.
 MAX_METHODS = 25
 EXEMPT = {"PickleMachine": "has a method of a few lines for each kind of opcode"}
 # Literals come first, because a comment cannot begin inside one.
@@ -27,7 +26,8 @@ _METHOD = re.compile(r"[^=(]*\b([A-Z]\w*)\s*\((?!\*)")
 
 
 def _members(text: str, begin: int) -> Iterator[str]:
-    """Yields what the class declares whose body begins at `begin`, without bodies."""
+    """Yields the declarations of the class whose body begins at `begin`, without the
+    bodies of functions."""
     member, depth = "", 0
     for place in range(begin, len(text)):
         char = text[place]
@@ -35,7 +35,7 @@ def _members(text: str, begin: int) -> Iterator[str]:
         if depth < 0:
             return
         ends_body = char == "}" and depth == 0
-        # A list of initializers goes on after the braces of one of them.
+        # An initializer list continues after the braces of one initializer.
         if ends_body and text[place + 1 :].lstrip()[:1] in (*",;{)",):
             continue
         if ends_body or (char == ";" and depth == 0):
@@ -46,7 +46,7 @@ def _members(text: str, begin: int) -> Iterator[str]:
 
 
 def _method(member: str) -> str | None:
-    """Returns the name of the method that this declares, if it is one."""
+    """Returns the name of the method that `member` declares, or None."""
     text, count = member, 1
     while count:
         text, count = re.subn(r"<[^<>]*>", "", text)
@@ -58,7 +58,7 @@ def _method(member: str) -> str | None:
 
 
 def method_counts(text: str) -> Iterator[tuple[str, int]]:
-    """Yields each class with the number of its methods, nested classes apart."""
+    """Yields each class, also nested ones, with the number of its own methods."""
     code = _LITERAL_OR_NO_CODE.sub(lambda match: '""' if match[1] else "", text)
     for match in _CLASS.finditer(code):
         methods = set(map(_method, _members(code, match.end())))

@@ -23,12 +23,11 @@ def _kept(command: str) -> Iterator[str]:
 
 
 def compile_flags(database: Path, root: Path = ROOT) -> dict[str, list[str]]:
-    """Maps a source to the flags that determine how it is read: no warnings, no
-    precompiled headers.
+    """Maps each source of a compile_commands.json to the flags that determine how it is
+    read. Flags for warnings and precompiled headers are left out.
 
-    Names are those of a compile_commands.json, relative to the root. So are the
-    folders in the flags, which must be used in the root. Generated sources are left
-    out.
+    Names of sources and folders in flags are relative to the root, so a tool must run
+    in the root. Generated sources are left out.
     """
     found = {}
     for entry in json.loads(database.read_text()):

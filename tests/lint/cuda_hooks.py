@@ -1,8 +1,8 @@
-"""Finds calls of LibTorch's device hooks that CUDA does not answer.
+"""Finds calls of LibTorch's device hooks that its class for CUDA does not override.
 
-at::detail::getCUDAHooks() gives an interface whose functions are inlined from its
-header and throw unless CUDA's own class overrides them: such a call compiles and
-links, and fails on the first machine that has a device.
+at::detail::getCUDAHooks() returns an interface whose own functions are inline and
+throw. So a call of a function that CUDA's class does not override compiles and links,
+but fails on a machine that has a device.
 """
 
 import re
@@ -31,7 +31,7 @@ def hook_calls(text: str) -> Iterator[tuple[int, str]]:
 
 
 def hook_offences(root: Path, header: str) -> list[str]:
-    """Returns one `file:line: reason` for each call that CUDA does not answer."""
+    """Returns one `file:line: reason` for each call of a hook that CUDA lacks."""
     known = answered(header)
     return [
         f"{path.relative_to(root)}:{line}: CUDA has no {name}: it throws"

@@ -1,10 +1,10 @@
 """Checks #include lines against src/layers.txt.
 
-A module of src/ may include itself, base, and what its row names; a row may name
-only modules above it, and only what some file includes. Torch's headers are for
-rows marked (torch), and there not for the files that the torch-free side reads.
-kernels/ knows neither Torch nor Abseil nor any of our modules; its bench/ folders
-may, to have something to compare with.
+A module of src/ may include itself, base, and what its row names. A row may name only
+modules above it that some file of its module includes. Only modules whose rows are
+marked (torch) may include Torch's headers. TORCH_FREE_FILES in these modules may not,
+because modules without Torch include them. kernels/ may not include Torch, Abseil or
+our modules. Its bench/ folders may, to compare kernels with other code.
 """
 
 import fnmatch

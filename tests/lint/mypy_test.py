@@ -16,8 +16,8 @@ import generate
 
 # Folders that setuptools and protoc leave in the tree.
 GENERATED = ("build", "_proto")
-# Holds what mypy found out about a module until its text changes. It knows a file by
-# path and time, and the file of another clone by its text.
+# mypy's results for each module, which all clones share. mypy recognizes an unchanged
+# file by its path and time, and a file in another clone by its text.
 CACHE = cache_folder("mypy")
 
 
@@ -38,7 +38,7 @@ def _mypy(*paths: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def cache() -> Iterator[None]:
-    """Keeps runs in other clones out of the cache meanwhile."""
+    """Locks the cache, so that runs in other clones wait."""
     generate.ensure_stubs()
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
@@ -73,7 +73,7 @@ def test_finds_each_offence(tmp_path: Path, text: str, code: str) -> None:
 
 
 def test_the_file_of_another_clone_is_read(tmp_path: Path) -> None:
-    """It has the name, the size and the time of one that was found right."""
+    """The file with an error has the name, size and time of a file without one."""
     outcomes = []
     for clone, value in (("one", "10"), ("other", "''")):
         path = tmp_path / clone / "a.py"

@@ -1,5 +1,5 @@
-"""Tests that no program marked ONE_THREAD, which the thread sanitizer's build leaves
-out, has code that uses threads."""
+"""Tests that no program marked ONE_THREAD has code that uses threads. The thread
+sanitizer's build leaves out these programs."""
 
 import re
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from sources import ROOT
 
 _PROGRAM = re.compile(r"weft_cc_test\(NAME (\w+) ONE_THREAD\s+SRCS ([^)]*?)\s+DEPS")
 _INCLUDE = re.compile(r'^#include (?:<(.+)>|"(.+)")$', re.MULTILINE)
-# An atomic number alone starts no thread and takes no lock.
+# <atomic> is not in the list, because an atomic starts no thread and takes no lock.
 THREADS = {"thread", "mutex", "future", "condition_variable", "pthread.h"}
 THREADS |= {"shared_mutex", "semaphore", "latch", "barrier", "omp.h"}
 THREADS |= {"src/base/mutex.h", "src/base/worker.h", "src/base/periodic_task.h"}
@@ -17,7 +17,7 @@ THREADS |= {"ATen/Parallel.h", "absl/synchronization/mutex.h"}
 
 
 def programs() -> dict[str, list[Path]]:
-    """Returns the sources of each such program."""
+    """Returns the sources of each program that is marked ONE_THREAD."""
     found = {}
     for path in sorted(ROOT.glob("tests/*/CMakeLists.txt")):
         text = path.read_text()
@@ -29,8 +29,8 @@ def programs() -> dict[str, list[Path]]:
 
 
 def thread_headers(root: Path, sources: list[Path]) -> Iterator[str]:
-    """Yields each header of threads that the sources include, or that a file includes
-    which belongs to a header of theirs."""
+    """Yields each header of THREADS that the sources include, directly or through the
+    project's headers and their .cc files."""
     queue, seen = list(sources), set(sources)
     while queue:
         path = queue.pop()

@@ -15,7 +15,7 @@ _NUM_ARGUMENTS = 4
 
 
 def _num_arguments(text: str, start: int) -> int:
-    """Counts the arguments of the call whose parenthesis ends before start."""
+    """Counts the arguments of a call. They begin at `start`."""
     depth, count = 1, 1
     for character in text[start:]:
         depth += (character in _OPEN) - (character in _CLOSE)

@@ -15,7 +15,7 @@ HEADER_SUFFIXES = frozenset({".h", ".cuh"})
 MAX_FUNCTION_LINES = 60
 # clang-format leaves comments as they are, so nothing else wraps them.
 MAX_COLUMNS = 80
-# The start of a block that is no function.
+# The start of a block that is not a function.
 NO_FUNCTION = re.compile(
     r"\s*(namespace|class|struct|enum|union|extern|if|for|while|switch|else|do|try)\b"
 )
@@ -51,7 +51,7 @@ def _function_offences(name: str, text: str) -> Iterator[str]:
 
 
 def _first_line(lines: list[str], brace: int) -> int:
-    """Returns where the statement begins that opens a block in line `brace`."""
+    """Returns the first line of the statement whose block opens in line `brace`."""
     first = brace
     while (
         first > 0
@@ -68,8 +68,8 @@ def _indent(line: str) -> int:
 
 
 def _cpp_function_offences(name: str, lines: list[str]) -> Iterator[str]:
-    """clang-format has laid out the lines: the next line that is not deeper than a
-    function's first line has the brace that ends the function."""
+    """Yields the functions that are too long. clang-format has laid out the lines, so a
+    function ends at the next line that is indented no deeper than its first line."""
     for brace, line in enumerate(lines):
         if not line.endswith("{") or line.lstrip().startswith(("}", "//", "#")):
             continue

@@ -2,9 +2,9 @@
 
 Values go to the device and back through src/ops/host_copy.h, where ToHost is the
 one wait of a pass. Any other wait leaves the device idle while the host prepares
-the next kernel. Such waits are reading a number from a tensor, copying between
-ordinary memory and a device (src/ops/bulk_copy.h does, too), and results whose size
-only the device knows.
+the next kernel. The host waits if it reads a number from a tensor, copies between
+ordinary memory and a device (as src/ops/bulk_copy.h does), or needs a result whose
+size only the device knows.
 """
 
 import re
@@ -61,7 +61,7 @@ class Wait(NamedTuple):
 
 
 def _arguments(text: str, start: int) -> str:
-    """Returns the text between the parenthesis that ends before start and its end."""
+    """Returns the text of the arguments that begin at `start`."""
     depth = 1
     for end in range(start, len(text)):
         depth += {"(": 1, ")": -1}.get(text[end], 0)

@@ -35,7 +35,8 @@ ModelShape LocalShape(const ShapeRanges& ranges) {
   return shape;
 }
 
-// Targets every module, but one has another rank and one is left out.
+// Targets every module, but gives v of layer 0 another rank and leaves out up
+// of layer 1.
 LoraConfig EveryModule() {
   return {
       .rank = 3,
@@ -129,7 +130,7 @@ TEST_F(AdapterShardTest, SliceHasTheRanksRowsAndColumns) {
 }
 
 TEST_F(AdapterShardTest, GradientsOfAllRanksAddUp) {
-  // Every element starts at one, so that the sum counts the ranks that have it.
+  // Every element starts at 1. Each rank that has the element adds 1.
   at::Tensor counts = at::ones({whole_.num_parameters()});
   for (size_t rank = 0; rank < 2; ++rank) {
     shards_[rank].AddTo(at::ones({locals_[rank].num_parameters()}), counts);

@@ -51,8 +51,8 @@ AdapterState RampState(int64_t size) {
           .optim_steps = 17};
 }
 
-// Version numbers belong to one adapter, and the next adapter has the same
-// numbers.
+// Version numbers count within one adapter, so another adapter has the same
+// numbers. Ids are unique.
 TEST(WeightsIdTest, EverySetOfWeightsHasItsOwn) {
   Adapter adapter = MakeAdapter();
   std::set<uint64_t> ids = {adapter.latest()->id.value()};
@@ -244,7 +244,7 @@ void ExpectGoesOnFromItsImage(at::ScalarType dtype, at::Device device) {
   EXPECT_EQ(bytes, 16 * stayed.layout().num_parameters());
   EXPECT_EQ(bytes, AdapterImage::NumBytes(stayed.layout().num_parameters(),
                                           image.versions.size()));
-  // The image gets its own tensors, as after it was in a file.
+  // Gives the image its own tensors, as if it had been read from a file.
   for (at::Tensor* tensor : image.Tensors()) *tensor = tensor->clone();
   image.versions.front().alive.reset();
   const Adapter back(Config(), stayed.shared_layout(), image, dtype, device);
@@ -268,7 +268,7 @@ TEST(AdapterTest, GoesOnFromItsImageAsIfItHadStayed) {
   }
 }
 
-// Also runs on the device of tests/support/host_device (tests/model).
+// tests/model also runs this test, on the device of tests/support/host_device.
 TEST(AdapterCudaTest, GoesOnFromItsImageAsIfItHadStayed) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {

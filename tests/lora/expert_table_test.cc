@@ -1,6 +1,6 @@
-// Compares the adapters' products of all experts at once, by the table of
-// experts, with those of one expert after another in f64. Without CUDA the
-// kernels run on the host, on CPU tensors.
+// Compares the adapters' products of all experts at once (ExpertTable) with
+// products in f64 of one expert after another. Without CUDA, the kernels run on
+// the host, on CPU tensors.
 #include "src/lora/expert_table.h"
 
 #include <ATen/ATen.h>
@@ -52,9 +52,9 @@ struct Batch {
   LoraGradients gradients;
 };
 
-// Makes expert 0 with two adapters in few and many rows, an adapter that adapts
-// no expert, expert 1 without rows, and expert 2 with both adapters and rows
-// without one. Expert 2 also has an adapter of down alone.
+// Makes the rows of three experts. Expert 0 has an adapter in few rows, one in
+// many rows, and one that adapts no expert. Expert 1 has no rows. Expert 2 has
+// the first two adapters, rows without an adapter, and an adapter of down only.
 Batch MakeBatch() {
   using enum TargetModule;
   const AdapterVersionPtr wide = MakeVersion({.rank = 20, .alpha = 10});
@@ -120,7 +120,7 @@ struct Passage {
                                        /*keeps_shrunk=*/true, y, Stream());
     cuda::Backward(OnDevice(dy), on_device, s, table, site, dx, Stream());
   }
-  // Runs the path of a CPU for each segment by itself.
+  // Runs the CPU path for each segment separately.
   void RunOneByOne(Batch& batch) {
     for (size_t i = 0; i < batch.routing.segments.size(); ++i) {
       const int expert = batch.routing.experts[i];
@@ -198,8 +198,8 @@ TEST_F(ExpertTableTest, GivesAnAdapterTheSameBitsWithoutItsNeighbours) {
       at::equal(all.gradients[1].gradient_N, alone.gradients[1].gradient_N));
 }
 
-// The workspace for parts of many short segments would be larger than their
-// rows.
+// Experts have many short segments. A workspace for their parts would be larger
+// than their rows.
 TEST_F(ExpertTableTest, ShrinksWithoutWorkspace) {
   const auto table = TableOf(BatchOnDevice(MakeBatch()));
   for (const ProjectionGroup group : kGroups) {

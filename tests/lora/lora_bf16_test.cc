@@ -1,7 +1,6 @@
 // Tests linear layers with adapters in the arithmetic of bf16. The operands are
 // small whole numbers, which bf16 holds exactly, so that the bounds are those
-// of f32 sums: a product with sums in bf16, or one that rounds another operand,
-// fails.
+// of f32 sums. A product fails if it sums in bf16 or rounds another operand.
 #include "src/lora/lora_bf16.h"
 
 #include <ATen/ATen.h>
@@ -28,7 +27,7 @@ at::Tensor SmallNumbers(at::IntArrayRef sizes) {
 
 AdapterVersionPtr MakeVersion(int rank) {
   auto version = std::make_shared<AdapterVersion>();
-  // alpha / rank is a power of 2.
+  // The scale alpha / rank is 2, so scaling is exact.
   version->layout = std::make_shared<AdapterLayout>(
       kShape, LoraConfig{.rank = rank, .alpha = 2.0 * rank});
   version->weights_N = SmallNumbers({version->layout->num_parameters()});
@@ -49,7 +48,7 @@ Problem MakeProblem(LoraSite site, const std::vector<int64_t>& sizes,
   at::manual_seed(5);
   Problem problem{.site = site,
                   .routing = SideBySide(sizes, versions, /*gap=*/3)};
-  // More rows than few, so that the base's product is in bf16.
+  // Makes enough rows that the base's product is in bf16.
   const int64_t rows = std::max<int64_t>(problem.routing.back().end, 40);
   const auto [in, out] = OddWidthsOf(site);
   const bool has_bias = site.group == ProjectionGroup::kQkv;
@@ -98,7 +97,7 @@ void ExpectMatchesTheFormula(const Problem& p) {
           at::mm(rows(p.dy_TO).narrow(1, column, factor.out).to(at::kDouble),
                  b) *
           factor.scale;
-      // bf16 holds such numbers exactly.
+      // bf16 holds whole numbers up to 256 exactly.
       ASSERT_LE((s.abs().max() * factor.scale).item<double>(), 256);
       ASSERT_LE(ds.abs().max().item<double>(), 256);
       rows(y_TO)
@@ -166,7 +165,8 @@ TEST_F(LoraBf16Test, AnAdapterHasTheSameBitsAloneAndWithAnyNumberOfThreads) {
   }
 }
 
-// The backward pass with recomputation takes it in place of the forward pass.
+// With recomputation, the backward pass calls LoraShrink in place of the
+// forward pass.
 TEST_F(LoraBf16Test, ShrinkHasTheBitsOfTheForwardPass) {
   Problem p = MakeProblem(kDown, {100, 7}, {MakeVersion(5), MakeVersion(16)});
   p.x_TI = at::randn(p.x_TI.sizes());

@@ -1,6 +1,7 @@
-// Tests the adapters' products in f32 on a CPU for segments of many sizes:
-// against the formula in f64, and that an adapter's bits depend on nothing
-// else. lora_linear_test.cc tests the layer with its base.
+// Tests the adapters' products in f32 on a CPU for segments of many sizes.
+// Compares them with the formula in f64, and checks that an adapter's bits
+// depend only on its own rows. lora_linear_test.cc tests the layer with its
+// base.
 #include "src/lora/lora_cpu.h"
 
 #include <ATen/ATen.h>
@@ -31,7 +32,7 @@ struct Problem {
   LoraRouting routing;
   at::Tensor x_TI, y_TO, dy_TO, dx_TI;
 
-  // Rows [begin, end) with no segment.
+  // Returns the rows [begin, end), without segments.
   [[nodiscard]] Problem Part(int64_t begin, int64_t end) const {
     return {.site = site,
             .x_TI = x_TI.slice(0, begin, end).clone(),
@@ -74,7 +75,7 @@ Result Evaluate(const Problem& problem) {
   return result;
 }
 
-// The formulas in f64.
+// Computes the formulas in f64.
 Result Expected(const Problem& problem) {
   Result result{.y_TO = problem.y_TO.to(at::kDouble),
                 .dx_TI = problem.dx_TI.to(at::kDouble)};
@@ -131,7 +132,7 @@ TEST(LoraCpuTest, MatchesTheFormulaForSegmentsOfEverySize) {
   }
 }
 
-// A chunk then has more rows than a block of the backward pass.
+// A chunk of this segment has more rows than a block of the backward pass.
 TEST(LoraCpuTest, MatchesTheFormulaForAVeryLongSegment) {
   ExpectMatchesTheFormula(MakeProblem(kDown, {9000}, {MakeVersion(3)}));
 }

@@ -1,7 +1,7 @@
-// Compares the CUDA path of the adapters' part of a linear layer with two
-// others in f64: the CPU path, which lora_linear_test.cc compares with
-// autograd, and the stacked and masked form. Without CUDA its kernels run on
-// the host, on CPU tensors.
+// Compares the CUDA path of the adapters' part of a linear layer with two other
+// paths in f64: the CPU path, which lora_linear_test.cc compares with autograd,
+// and the stacked and masked form. Without CUDA, the kernels run on the host,
+// on CPU tensors.
 #include "src/lora/lora_cuda.h"
 
 #include <ATen/ATen.h>
@@ -70,7 +70,7 @@ class LoraCudaTest : public ::testing::Test {
   MixedBatch made_;
 };
 
-// One table serves all sites of all layers, and gradients add up in it.
+// One table serves all sites of all layers, which add to the same gradients.
 TEST_F(LoraCudaTest, IsTheCpusWayAndTheStackedFormAtEverySite) {
   const MixedBatch batch = BatchOnDevice();
   const RoutingTablePtr table = TableOf(batch);
@@ -127,8 +127,8 @@ TEST_F(LoraCudaTest, GivesAnAdapterTheSameBitsWithoutItsNeighbours) {
   EXPECT_TRUE(at::equal(all.Gradient(2), alone.Gradient(0)));
 }
 
-// Returns the largest workspace of a gradient in layer 0, in bytes, for one
-// adapter of rank 33 for each entry of `rows`.
+// Returns the largest workspace of a gradient in layer 0, in bytes. Each entry
+// of `rows` is the number of rows of an adapter of rank 33.
 int64_t LargestWorkspace(const ModelShape& shape,
                          const std::vector<int64_t>& rows) {
   auto layout = std::make_shared<const AdapterLayout>(
@@ -172,7 +172,7 @@ TEST_F(LoraCudaTest, BoundsTheWorkspaceOfAGradientForAnySplitOfTheRows) {
       return GradientWorkspaceBytes(rows, shape, /*rank=*/33);
     };
     EXPECT_EQ(bound(kPart), 0);
-    // These splits need the most parts that their numbers of rows can need.
+    // These splits of the rows need the largest possible number of parts.
     EXPECT_EQ(LargestWorkspace(shape, {kPart + 1}), bound(kPart + 1));
     EXPECT_EQ(LargestWorkspace(shape, {kPart + 1, kPart + 1}),
               bound(2 * kPart + 2));
@@ -241,9 +241,8 @@ TEST_F(LoraCudaTest, RefusesRowsThatTheRoutingIsNotOf) {
       c10::Error);
 }
 
-// One table at one place serves one routing after another.
-// Binds the table to bytes of the device that have this routing, and returns
-// the bytes.
+// Writes the routing to bytes on the device and binds the table to them.
+// Returns the bytes.
 at::Tensor Bind(cuda::DecodeTable& table, const LoraRouting& routing) {
   std::vector<std::byte> host(table.num_bytes());
   table.Write(routing, host);
@@ -316,8 +315,8 @@ TEST_F(LoraCudaTest, DecodesAShortSegmentToTheBitsOfAnyForwardPass) {
   }
 }
 
-// A step without a graph treats all rows as one with a graph does, also those
-// of long segments.
+// A step without a graph treats all rows, also those of long segments, as a
+// step with a graph does.
 TEST_F(LoraCudaTest, DecodesToTheSameBitsWithoutACapacity) {
   const LoraRouting routing = BatchOnDevice().routing;
   cuda::DecodeTable table({.rows = kMixedRows, .layouts = 4, .rank = 128},

@@ -28,7 +28,7 @@ constexpr ModelShape kShape = {.num_layers = 1,
                                .ffn = 40,
                                .vocab = 9};
 constexpr int64_t kRows = 23;
-constexpr double kScale = 4.875;  // This value is the same in every dtype.
+constexpr double kScale = 4.875;  // Exact in every dtype.
 
 double EpsilonOf(at::ScalarType dtype) {
   if (dtype == at::kDouble) return kEpsilonF64;
@@ -58,8 +58,8 @@ struct Problem {
 };
 
 // The rows are 2 of the base, 9 of adapter 1, 5 of adapter 2, 3 of the base,
-// and 4 of an adapter of other layers. There are 9 different tokens, so most
-// occur more than once.
+// and 4 of an adapter without the embedding. There are only 9 different tokens,
+// so most occur more than once.
 Problem MakeProblem(at::ScalarType dtype) {
   at::manual_seed(12);
   const auto random = [&] {
@@ -126,7 +126,7 @@ Result Oracle(const Problem& problem) {
   return result;
 }
 
-// Adds to copies of the gradients.
+// Runs both passes, and adds to copies of the gradients.
 Result Evaluate(const Problem& problem) {
   LoraGradients gradients = problem.gradients;
   for (LoraGradient& gradient : gradients) {
@@ -208,7 +208,7 @@ TEST(LoraEmbeddingRoutingTest, TrainsOnlyWhereAGradientIsWanted) {
   EXPECT_FALSE(TrainsEmbedding(problem.gradients));
 }
 
-// A few tokens occur thousands of times, on one thread and on several.
+// Nine tokens occur hundreds of times each, on one thread and on several.
 TEST(LoraEmbeddingRoutingTest, SumsInTheSameOrderEachTime) {
   constexpr int64_t kMany = 4000;
   at::manual_seed(13);

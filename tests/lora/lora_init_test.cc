@@ -86,9 +86,9 @@ TEST(InitialWeightsTest, DrawBOfTheEmbeddingAndStartItsAAtZero) {
 
 TEST(InitialWeightsTest, DifferBetweenSeedsLayersAndModules) {
   const AdapterLayout layout(kShape, Config());
-  // Compares rows of equal length of all matrices. Their bounds may differ, so
-  // the draws are compared relative to the bound, which shows a repeated
-  // sequence.
+  // Compares the first 8 draws of all matrices, to find a repeated sequence.
+  // Multiplies each draw by sqrt(in), because the matrices have different
+  // bounds.
   std::set<std::vector<int64_t>> seen;
   int drawn = 0;
   for (const uint64_t seed : {0u, 1u, 2u}) {

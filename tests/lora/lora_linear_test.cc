@@ -59,7 +59,7 @@ AdapterVersionPtr MakeVersion(int rank, double alpha, at::ScalarType dtype,
   return version;
 }
 
-// Ranks and scales that differ inside a group, and a layer without k.
+// Makes ranks and scales differ inside a group, and leaves out k in layer 1.
 std::vector<LoraOverride> Overrides() {
   return {{0, TargetModule::kQProj, {.rank = 2, .alpha = 6}},
           {0, TargetModule::kVProj, {.rank = 5, .alpha = 1}},
@@ -74,8 +74,7 @@ struct Problem {
   at::Tensor x_TI;
   BaseLinear base;
   LoraRouting routing;
-  LoraGradients gradients;  // The gradients before the pass. Tests add to
-                            // copies.
+  LoraGradients gradients;  // The gradients before the pass.
   at::Tensor dy_TO;
 
   [[nodiscard]] at::Tensor Gradient(size_t segment) const {
@@ -83,7 +82,7 @@ struct Problem {
   }
 };
 
-// Gradients are summed in f32, or in f64 for f64.
+// Returns random sums of gradients, in f64 if `dtype` is f64, otherwise f32.
 at::Tensor RandomGradient(const AdapterVersion& version, at::ScalarType dtype) {
   return at::randn({version.layout->num_parameters()},
                    dtype == at::kDouble ? at::kDouble : at::kFloat);
@@ -107,9 +106,9 @@ std::pair<int64_t, int64_t> WidthsOf(ProjectionGroup group) {
   return {};
 }
 
-// The rows are 2 of the base, 9 of adapter 1, 5 of adapter 2 (some targets
-// only, other rank and scale), 3 of the base, 3 of adapter 1's earlier version,
-// and 1 of an adapter that has only the head.
+// Makes 23 rows: 2 of the base model, 9 of an adapter of every module, 5 of one
+// of some modules with another rank and scale, 3 of the base model, 3 of one
+// with Overrides(), and 1 of one of only the head. Fewer rows have no adapter.
 Problem MakeProblem(LoraSite site, at::ScalarType dtype, bool with_bias,
                     int64_t rows = kRows) {
   at::manual_seed(11);
@@ -147,8 +146,8 @@ struct Result {
   std::vector<at::Tensor> gradients;  // One per segment.
 };
 
-// Computes the formula in f64 and differentiates it by autograd. Gradients are
-// added to the problem's.
+// Computes the formula in f64 and differentiates it by autograd. The returned
+// gradients include problem.gradients.
 Result Oracle(const Problem& problem) {
   at::Tensor x = problem.x_TI.to(at::kDouble).clone().requires_grad_(true);
   at::Tensor y = at::mm(x, problem.base.weight_OI.to(at::kDouble).t());
@@ -191,7 +190,7 @@ Result Oracle(const Problem& problem) {
   return result;
 }
 
-// Adds to copies of the gradients.
+// Runs the tested functions, which add to copies of problem.gradients.
 Result Evaluate(const Problem& problem, bool want_input_gradient = true) {
   LoraGradients gradients = problem.gradients;
   for (LoraGradient& gradient : gradients) {
@@ -253,7 +252,7 @@ TEST_P(LoraLinearTest, MatchesAutogradOfTheFormulaInF64) {
   }
 }
 
-// There are more rows than the kernels for few rows take.
+// The batch has more rows than the kernels for few rows support.
 TEST_P(LoraLinearTest, MatchesTheFormulaForFewAndManyRows) {
   for (const LoraSite& site : kSites) {
     Problem problem = MakeProblem(site, GetParam(), /*with_bias=*/true);
@@ -355,7 +354,7 @@ TEST(LoraLinearGradientTest, OfTwoSegmentsOfOneAdapterAddUp) {
   const at::Tensor gradient_N = problem.Gradient(0);
   problem.routing = {first, {.begin = 14, .end = 20, .version = first.version}};
   const Result expected = Oracle(problem);
-  // Both add to the old values.
+  // Both results include the old values, so one copy is subtracted.
   const at::Tensor both =
       expected.gradients[0] + expected.gradients[1] - gradient_N;
   ShrunkInputs shrunk;

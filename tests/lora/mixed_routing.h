@@ -21,7 +21,7 @@ constexpr ModelShape kMixedShape = {.num_layers = 2,
                                     .ffn = 100,
                                     .vocab = 56};
 constexpr int64_t kMixedRows = 400;
-// Sites of both layers, because a table must not confuse them.
+// Sites of both layers, because a routing table must not mix up the layers.
 constexpr LoraSite kMixedSites[] = {
     {0, ProjectionGroup::kQkv},    {1, ProjectionGroup::kQkv},
     {0, ProjectionGroup::kGateUp}, {1, ProjectionGroup::kGateUp},
@@ -59,9 +59,9 @@ inline AdapterVersionPtr MakeMixedVersion(
   return version;
 }
 
-// Makes ranks 1 to 70, rows 1 to 200, rows outside all segments, an adapter
-// whose projections have different ranks, two segments of one adapter, two
-// adapters of one configuration, and an adapter of only the head.
+// Makes segments of 1 to 200 rows, with gaps, and adapters of ranks 1 to 70.
+// One adapter has different ranks in its projections, one has two segments, and
+// one has only the head. Two adapters have equal configurations.
 inline LoraRouting MakeMixedRouting() {
   using enum TargetModule;
   const AdapterVersionPtr long_one =
@@ -109,7 +109,7 @@ inline MixedBatch MakeMixedBatch() {
   return batch;
 }
 
-// Returns the same batch with copies of its tensors.
+// Returns the batch with converted copies of its weights and gradients.
 inline MixedBatch Converted(MixedBatch batch, at::Device device,
                             at::ScalarType weights, at::ScalarType gradients) {
   for (LoraGradient& gradient : batch.gradients) {

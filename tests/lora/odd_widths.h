@@ -1,6 +1,6 @@
-// What the tests of the adapters' products on a CPU share: a shape whose widths
-// are no multiples of a vector, of a slice or of a panel, so that a panel has
-// outputs of several projections.
+// A shape with odd widths, for CPU tests of the adapters' products. The widths
+// of hidden, q and ffn are not multiples of a vector, a slice or a panel. So a
+// panel can have outputs of several projections.
 #ifndef WEFT_TESTS_LORA_ODD_WIDTHS_H_
 #define WEFT_TESTS_LORA_ODD_WIDTHS_H_
 
@@ -59,7 +59,8 @@ inline std::vector<AdapterVersionPtr> VersionsOf(const LoraRouting& routing) {
   return versions;
 }
 
-// Compares with numbers in f64, within the roundings of sums in f32.
+// Expects that `actual` differs from `expected`, which is f64, only by the
+// rounding of f32 sums of `reduction` terms.
 inline void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
                        int64_t reduction, const char* what) {
   const double largest = expected.abs().max().item<double>();

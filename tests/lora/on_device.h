@@ -1,5 +1,5 @@
-// The device of tests of the CUDA path: CUDA or, in a build without CUDA, the
-// host, on which the kernels then run.
+// The device for tests of the CUDA path. In a build without CUDA it is the
+// host, and the kernels run there.
 #ifndef WEFT_TESTS_LORA_ON_DEVICE_H_
 #define WEFT_TESTS_LORA_ON_DEVICE_H_
 

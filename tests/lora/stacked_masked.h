@@ -1,6 +1,6 @@
 // The adapters' part of a linear layer without segments, as an oracle for code
-// with segments. It stacks the matrices of all k adapters. A mask leaves each
-// row its own adapter's columns, times the scale.
+// with segments. It stacks the matrices of all k adapters. In each row, a mask
+// multiplies the columns of the row's adapter by the scale, and others by 0.
 //
 //   S  = mask * (X [A_1 .. A_k]^T)    Y  += S [B_1 .. B_k]^T
 //   dS = mask * (dY [B_1 .. B_k])     dX += dS [A_1 .. A_k]

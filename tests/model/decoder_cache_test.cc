@@ -75,7 +75,8 @@ class DecoderCacheTest : public ::testing::TestWithParam<Variant> {
     std::vector<Story> stories = {{.pages = {7, 2, 9, 4}, .prompt = 6},
                                   {.pages = {0, 11, 5, 1}, .prompt = 4}};
     for (Story& story : stories) {
-      const int64_t length = story.prompt + 8;  // Both cross the end of a page.
+      // The 8 tokens after the prompt cross the end of a page.
+      const int64_t length = story.prompt + 8;
       const at::Tensor drawn =
           at::randint(decoder.config().vocab, {length}, at::kLong);
       const auto* data = drawn.const_data_ptr<int64_t>();
@@ -174,8 +175,8 @@ class DecoderCacheTest : public ::testing::TestWithParam<Variant> {
     return Evaluate(decoder, Pack(stories, lengths), &kv);
   }
 
-  // Feeds the next token after `done` decoded ones of each story, one row for
-  // each story.
+  // Decodes one more token of each story, after `done` decoded tokens. Each
+  // story has one row.
   static at::Tensor DecodeStep(const Decoder& decoder,
                                const std::vector<Story>& stories, int64_t done,
                                KvStore* store) {
@@ -222,7 +223,7 @@ class DecoderCacheTest : public ::testing::TestWithParam<Variant> {
         Evaluate(decoder, Pack(stories, lengths), /*kv=*/nullptr)
             .to(at::kDouble);
     const double magnitude = std::max(1.0, full.abs().max().item<double>());
-    // The reductions of both layers follow one another.
+    // The errors of all layers' reductions add up.
     const lora::ModelShape shape = decoder.config().shape();
     const int64_t terms = shape.num_layers * (4 * shape.hidden + shape.q_width +
                                               shape.ffn + total);
@@ -298,8 +299,8 @@ TEST_P(DecoderCacheTest, NanOfOneSequenceStaysInItsPages) {
   EXPECT_TRUE(at::equal(before[1], after[1]));
 }
 
-// One story's second piece of the prompt runs beside the whole prompt of the
-// other.
+// The second piece of one story's prompt runs in a batch with the whole prompt
+// of the other story.
 TEST_P(DecoderCacheTest, PrefillInPiecesIsTheFullForward) {
   const std::vector<int64_t> lengths = {stories_[0].prompt, stories_[1].prompt};
   const at::Tensor full =

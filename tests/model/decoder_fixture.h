@@ -91,7 +91,7 @@ inline std::vector<Family> Families() {
            }},
           {"one expert per token", [](model::ModelConfig& config) {
              AddExperts(config, {.count = 30, .ffn = 12}, 1);
-             // No layer has an MLP. So some ranks have no feature of it.
+             // No layer has an MLP, so a rank may have no MLP features.
              config.ffn = 1;
            }}};
 }
@@ -158,7 +158,7 @@ struct TrainResult {
   std::vector<at::Tensor> gradients;
 };
 
-// The loss depends on all features of all rows.
+// Returns a random gradient for all features of all rows.
 inline at::Tensor UpstreamGradient(const model::Decoder& decoder) {
   at::manual_seed(23);
   return at::randn({kRows, decoder.config().hidden}, at::kDouble)

@@ -47,7 +47,7 @@ lora::AdapterShard ShardAdapter(const Decoder& decoder,
           LocalRanges(decoder.config(), decoder.tensor_group()->shard())};
 }
 
-// Returns the batch with the rank's parts of its adapters.
+// Returns the batch with the parts of its adapters that this rank holds.
 PackedBatch ShardBatch(const Decoder& decoder, PackedBatch batch,
                        const std::vector<LoraConfig>& configs) {
   for (size_t i = 0; i < batch.routing.size(); ++i) {
@@ -62,9 +62,9 @@ PackedBatch ShardBatch(const Decoder& decoder, PackedBatch batch,
   return batch;
 }
 
-// Runs one step on `size` ranks, among which the experts are dealt out in
-// `expert_groups`. Returns their common result and the joined gradients of the
-// adapters.
+// Runs one step on `size` ranks. They form `expert_groups` groups, each with a
+// part of the experts. Returns the ranks' common result and the joined
+// gradients of the adapters.
 TrainResult TrainOnRanks(const Decoder& whole, const PackedBatch& batch,
                          const at::Tensor& dy_TH, int num_recomputed, int size,
                          int expert_groups = 1) {
@@ -100,7 +100,7 @@ void ExpectSame(const TrainResult& actual, const TrainResult& expected,
   ExpectNear(actual.x_TH, expected.x_TH, epsilon, path, "x");
   ExpectNear(actual.y_TH, expected.y_TH, epsilon, path, "y");
   for (size_t i = 0; i < expected.gradients.size(); ++i) {
-    // The path goes forward and back.
+    // A gradient has the roundings of a forward and a backward pass.
     ExpectNear(actual.gradients[i], expected.gradients[i], epsilon, 2 * path,
                "gradient " + std::to_string(i));
   }
@@ -150,7 +150,7 @@ TEST(DecoderShardTest, RecomputedLayersGiveTheSameBits) {
     const Decoder whole = MakeDecoder(family, at::kFloat);
     const PackedBatch batch = MakeBatch(whole);
     const at::Tensor dy_TH = UpstreamGradient(whole);
-    // Two ranks add up to the same bits in any order.
+    // With two ranks, a sum has the same bits in either order.
     const TrainResult kept = TrainOnRanks(whole, batch, dy_TH, 0, /*size=*/2);
     const TrainResult again = TrainOnRanks(whole, batch, dy_TH, 1, /*size=*/2);
     EXPECT_TRUE(at::equal(again.x_TH, kept.x_TH)) << family.name;

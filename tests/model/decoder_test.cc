@@ -51,7 +51,7 @@ TEST(DecoderTest, MatchesDenseAutogradInF64) {
       ExpectNear(actual.y_TH, expected.y_TH, epsilon, path, "y");
       ASSERT_EQ(actual.gradients.size(), expected.gradients.size());
       for (size_t i = 0; i < actual.gradients.size(); ++i) {
-        // The path goes forward and back.
+        // A gradient has the roundings of a forward and a backward pass.
         ExpectNear(actual.gradients[i], expected.gradients[i], epsilon,
                    2 * path, "gradient " + std::to_string(i));
       }

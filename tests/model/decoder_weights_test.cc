@@ -1,5 +1,5 @@
-// Tests where the tensors of a checkpoint go, and how norms that store their
-// weight less one are rounded.
+// Tests where the tensors of a checkpoint go, and how a norm is rounded if the
+// checkpoint stores its weight minus one.
 #include "src/model/decoder_weights.h"
 
 #include <ATen/ATen.h>
@@ -239,7 +239,7 @@ void ExpectSame(const DecoderWeights& a, const DecoderWeights& b) {
   }
 }
 
-// Counts bytes in the file's dtype.
+// Returns the bytes that loading `w` reads from a bf16 checkpoint.
 int64_t NumBytesRead(const DecoderWeights& w, bool tied) {
   int64_t count = w.embedding_VH.numel() + w.final_norm_H.numel();
   if (!tied) count += w.head_VH.numel();

@@ -22,9 +22,9 @@ inline double Rms(const at::Tensor& x) {
   return std::sqrt(x.square().mean().item<double>());
 }
 
-// Each rounding has an error of at most half an epsilon of its element,
-// independently of others. So over all elements the errors add up like the
-// square root of their number.
+// Each rounding of an element has an independent error of at most half an
+// epsilon of the element. So the root mean square of the elements' errors grows
+// with the square root of the number of roundings.
 inline void ExpectNearInAll(const at::Tensor& actual,
                             const at::Tensor& expected, int64_t roundings,
                             const std::string& what) {
@@ -50,7 +50,7 @@ inline model::ModelConfig WideConfig(int num_layers) {
   return config;
 }
 
-// Matrices of 8 bits stay in 8 bits.
+// Converts weights to `options`. Matrices in 8 bits stay in 8 bits.
 inline model::DecoderWeights WeightsTo(model::DecoderWeights weights,
                                        at::TensorOptions options) {
   const auto move = [&](at::Tensor& tensor) {
@@ -89,7 +89,7 @@ inline model::DecoderWeights WeightsTo(model::DecoderWeights weights,
   return weights;
 }
 
-// Also moves the batch's adapters.
+// Moves a batch and its adapters.
 inline model::PackedBatch BatchTo(model::PackedBatch batch,
                                   at::TensorOptions options) {
   const at::Device device = options.device();
@@ -117,7 +117,7 @@ inline model::KvAccess AccessTo(model::KvAccess kv, model::KvStore* store,
   return kv;
 }
 
-// Every slot holds numbers, so that no page must be written first.
+// Fills every slot with random numbers, so that tests can read unwritten pages.
 inline model::KvStore RandomStore(const model::ModelConfig& config,
                                   int64_t num_pages, int64_t page_tokens) {
   model::KvStore store;

@@ -1,6 +1,6 @@
-// Compares the decoder in its form for CUDA with the decoder on the CPU in f64.
-// It runs on the device of tests/support/host_device, with all kernels and with
-// the code that passes tensors to them.
+// Compares the decoder's CUDA code with the decoder on the CPU in f64. The CUDA
+// code runs on the device of tests/support/host_device. It includes all kernels
+// and the code that passes tensors to them.
 #include "tests/model/device_decoder.h"
 
 #include <ATen/ATen.h>
@@ -50,7 +50,7 @@ class DeviceDecoderTest : public ::testing::Test {
                TinyWeights(WideConfig(kLayers), at::kBFloat16)) {}
     Pair(const model::ModelConfig& config, const model::DecoderWeights& weights)
         : Pair(config, weights, weights) {}
-    // `stored` stands for the same numbers as `weights`.
+    // `stored` has the same numbers as `weights`, maybe in 8 bits.
     Pair(const model::ModelConfig& config, const model::DecoderWeights& weights,
          const model::DecoderWeights& stored)
         : exact(config, WeightsTo(weights, kExact), config.max_positions),
@@ -182,7 +182,7 @@ TEST_F(DeviceDecoderTest, Trains) {
                  RandomTensor({40, 128}, 1, at::kBFloat16));
 }
 
-// Flash attention runs with norms of heads, and not with windows.
+// Flash attention supports the head norms of qwen3, but not gemma3's windows.
 TEST_F(DeviceDecoderTest, TrainsOtherFamilies) {
   for (const Family& family : Families()) {
     if (family.name != "qwen3" && family.name != "gemma3") continue;
@@ -228,7 +228,7 @@ TEST_F(DeviceDecoderTest, DecodesAndTrainsWithWeightsOf8Bits) {
                  RandomTensor({40, 128}, 1, at::kBFloat16));
 }
 
-// With adapters of ranks that the joined kernels do not take.
+// The rank is above the limit of the kernels of lora_decode.h.
 TEST_F(DeviceDecoderTest, DecodesHighRanks) {
   const Pair pair;
   ExpectSameDecoding(pair, {{.begin = 1,
@@ -238,8 +238,8 @@ TEST_F(DeviceDecoderTest, DecodesHighRanks) {
                                                     at::kBFloat16)}});
 }
 
-// With biases, norms of heads, windows, and norms after o and down. No widths
-// of these models are whole vectors.
+// The families have biases, norms of heads, windows, and norms after o and
+// down. Their widths are those of TinyConfig.
 TEST_F(DeviceDecoderTest, DecodesOtherFamilies) {
   for (const Family& family : Families()) {
     const Decoder decoder = MakeDecoder(family, at::kBFloat16);

@@ -1,5 +1,5 @@
-// Compares a layer of experts in its form for CUDA with the layer on the CPU in
-// f64. It runs on the device of tests/support/host_device.
+// Compares the CUDA code of a layer of experts with the layer on the CPU in
+// f64. The CUDA code runs on the device of tests/support/host_device.
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 #include <cuda_runtime_api.h>
@@ -24,8 +24,8 @@ const at::TensorOptions kBf16OnDevice =
 constexpr int64_t kTokens = 64;
 constexpr int kExperts = 6;
 
-// Products, sums and intermediate values, each stored in bf16. The backward
-// pass has about twice as many as the forward pass, and begins after it.
+// Products, sums and intermediate values, each stored in bf16. A gradient has
+// the roundings of the forward pass, and about twice as many of its own.
 constexpr int64_t kForwardRoundings = 16;
 constexpr int64_t kBackwardRoundings = 3 * kForwardRoundings;
 
@@ -90,7 +90,7 @@ class DeviceExpertsTest : public ::testing::Test {
     if (variant.has_biases) {
       w.gate_up_bias_G =
           RandomTensor({num_own * 2 * experts.ffn}, 0.5, at::kBFloat16);
-      // Large, so that the gradient of the router's weights matters in dx.
+      // A large bias makes the gradient of the router's weights matter in dx.
       w.down_bias_D = RandomTensor({num_own * config.hidden}, 3, at::kBFloat16);
     }
     if (variant.is_int8) {
@@ -141,7 +141,7 @@ class DeviceExpertsTest : public ::testing::Test {
   }
 
   // Gives expert 1 every token, expert 3 none, and the others the rest. So
-  // there are segments of more and of fewer rows than lora_few_rows.h takes.
+  // some segments have too many rows for lora_few_rows.h, and some do not.
   static at::Tensor GivenExperts() {
     std::vector<int64_t> experts;
     for (int64_t token = 0; token < kTokens; ++token) {
@@ -158,7 +158,7 @@ class DeviceExpertsTest : public ::testing::Test {
     std::vector<at::Tensor> gradients;
   };
   // Runs a training step of layer 1. If `recomputes` is true, the backward pass
-  // has the tape of a recomputation.
+  // uses a recomputed tape.
   static Results Train(const model::ModelConfig& config,
                        const moe::ExpertWeights& weights,
                        const at::TensorOptions& options, bool recomputes,
@@ -220,7 +220,7 @@ TEST_F(DeviceExpertsTest, TrainsAsInF64) {
           Train(config, weights, kBf16OnDevice, false, routing);
       ExpectSame(actual, expected);
       if (!has_adapters) continue;
-      // A recomputed tape holds the same bits.
+      // A recomputed tape gives the same bits.
       const Results again =
           Train(config, weights, kBf16OnDevice, true, routing);
       EXPECT_TRUE(at::equal(again.dx_TH.cpu(), actual.dx_TH.cpu()));

@@ -1,6 +1,6 @@
-// Tests how many kernels a layer launches on a CUDA device: the launches of two
-// layers minus those of one, on the device of tests/support/host_device. A
-// failing test prints them by name. Also tests that a graph can record a decode
+// Tests how many kernels a layer launches: the launches of two layers minus
+// those of one layer, on the device of tests/support/host_device. A failing
+// test prints the launches by name. Also tests that a graph can record a decode
 // step.
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
@@ -40,8 +40,8 @@ constexpr int64_t kPageTokens = 4;
 // kernels.
 constexpr int64_t kTrainRows = 40;
 
-// Launches of a layer that decodes. Adapters add x A^T of o. Their other parts
-// share launches with the work between base products.
+// Launches of a layer that decodes. Adapters add one launch, x A^T of o. The
+// launches between the base products compute the other products of adapters.
 constexpr int kDecodeLaunches = 9;
 constexpr int kDecodeLaunchesWithAdapters = kDecodeLaunches + 1;
 
@@ -82,8 +82,8 @@ struct StepValues {
   KvStore store;
 };
 
-// A decode step as a graph records it: what it reads stays at its places, and
-// the host does not know the values there.
+// A decode step as a graph records it. Its inputs stay at the same addresses,
+// and the host does not know their values.
 class RecordedStep {
  public:
   RecordedStep(const Decoder& decoder, const StepValues& values)
@@ -109,7 +109,7 @@ class RecordedStep {
   RecordedStep(const RecordedStep&) = delete;
   RecordedStep& operator=(const RecordedStep&) = delete;
 
-  // Writes values of the same sizes where the step reads them.
+  // Copies `values`, which have the same sizes, to the step's inputs.
   void Put(const StepValues& values) {
     std::vector<std::byte> host(table_->num_bytes());
     ASSERT_TRUE(table_->Fits(values.batch.routing));
@@ -184,7 +184,7 @@ class DeviceLaunchesTest : public ::testing::Test {
     return recording.events();
   }
 
-  // Makes the values of a step over sequences of `length` tokens and more. With
+  // Makes the values of a step over sequences of `length` or more tokens. With
   // `is_padded` the last row is padding.
   static StepValues MakeValues(const model::ModelConfig& config, int64_t length,
                                bool is_padded, lora::LoraRouting routing) {
@@ -313,8 +313,8 @@ TEST_F(DeviceLaunchesTest, DecodesAsAGraphCanRecord) {
   ExpectAtMost(kDecodeLaunchesWithAdapters, record(1), record(2));
 }
 
-// A replay has the bits of a pass that knows its routing, whatever the places
-// held before.
+// A recorded step has the bits of a pass whose routing the host knows, whatever
+// values its inputs had before.
 TEST_F(DeviceLaunchesTest, DecodesOtherValuesAtTheSamePlaces) {
   const Decoder decoder = MakeDecoder(2);
   const model::ModelConfig& config = decoder.config();
@@ -368,7 +368,7 @@ TEST_F(DeviceLaunchesTest, TrainsALayerWithAdaptersInFew) {
 }
 
 // The launches of a layer of experts do not depend on the number of experts.
-// The host waits once for the experts that the router chose.
+// In each layer, the host waits once for the experts of the tokens.
 TEST_F(DeviceLaunchesTest, TrainsALayerOfExpertsInFew) {
   for (const int num_experts : {4, 12}) {
     SCOPED_TRACE(num_experts);

@@ -1,4 +1,4 @@
-// Weights of a small model in 8 bits, and the numbers that they stand for.
+// Weights of a small model in 8 bits, and the same weights dequantized.
 #ifndef WEFT_TESTS_MODEL_INT8_WEIGHTS_H_
 #define WEFT_TESTS_MODEL_INT8_WEIGHTS_H_
 
@@ -10,7 +10,7 @@
 
 namespace weft::testing {
 
-// Replaces every matrix that MatrixFormat::kInt8 holds in 8 bits.
+// Applies `change` to every matrix that MatrixFormat::kInt8 holds in 8 bits.
 template <typename Change>
 model::DecoderWeights WithMatrices(model::DecoderWeights w, Change change) {
   const auto replace = [&](at::Tensor& matrix) {

@@ -40,8 +40,8 @@ void ExpectSameMatrices(const DecoderWeights& a, const DecoderWeights& b) {
   for (size_t i = 0; i < of_a.size(); ++i) ExpectSame(of_a[i], of_b[i]);
 }
 
-// The tiny batch has few rows, for which products in f32 and in 8 bits take
-// kernels with the same order of sums.
+// The tiny batch has few rows. For few rows, the kernels for f32 weights and
+// for 8-bit weights add in the same order.
 TEST(Int8DecoderTest, HasTheBitsOfTheWidenedWeights) {
   for (const testing::Family& family : testing::Families()) {
     SCOPED_TRACE(family.name);

@@ -1,5 +1,5 @@
 // The decoder in textbook form: dense, in f64, differentiated by autograd. It
-// is slow, and shares only the structs that it reads with src/.
+// is slow. It shares with src/ only the structs that it reads.
 #ifndef WEFT_TESTS_MODEL_REFERENCE_DECODER_H_
 #define WEFT_TESTS_MODEL_REFERENCE_DECODER_H_
 

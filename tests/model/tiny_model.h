@@ -30,7 +30,7 @@ inline model::ModelConfig TinyConfig(int num_layers = 2) {
                                .max_positions = 128,
                                .rms_norm_eps = 1e-5,
                                .tied_embeddings = true};
-  // The second table is for tests in which some layers have their own.
+  // The second table is for tests in which some layers use another theta.
   for (const double theta : {10000.0, 50.0}) {
     std::vector<double>& table = config.rope_tables.emplace_back();
     for (int i = 0; i < config.head_dim / 2; ++i) {
@@ -57,7 +57,7 @@ inline moe::ExpertWeights TinyExperts(const model::ModelConfig& config,
                         dtype);
   };
   moe::ExpertWeights w;
-  // Distinct logits, so that rounding does not change a token's experts.
+  // Spreads the logits, so that rounding does not change a token's experts.
   w.router_EH = matrix(experts.count, hidden) * 4;
   w.gate_up_GH = matrix(experts.count * 2 * experts.ffn, hidden);
   w.down_DF = matrix(experts.count * hidden, experts.ffn);

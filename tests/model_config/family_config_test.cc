@@ -194,7 +194,7 @@ TEST(FamilyConfig, NullSwitchesOffWhatGemma2HasByDefault) {
                             "final_logit_softcapping"}) {
     json[field] = nullptr;
   }
-  // transformers has no mask for such layers.
+  // transformers has no mask for a layer of sliding attention without a window.
   EXPECT_THAT(Parse(json),
               IsStatus(absl::StatusCode::kUnimplemented, "sliding_window"));
   json["layer_types"] = std::vector<std::string>(26, "full_attention");

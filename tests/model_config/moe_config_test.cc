@@ -1,4 +1,4 @@
-// Tests what config.json says of experts, and which tensors follow from it.
+// Tests what config.json says about experts, and which tensors follow from it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -96,7 +96,7 @@ TEST(MoeConfig, ReadsQwen3Moe) {
   EXPECT_EQ(experts.shared_ffn, 0);
   EXPECT_TRUE(config->moe.normalizes_weights);
   EXPECT_TRUE(config->qk_norm);
-  // The number on the model's page.
+  // The model's page gives this number.
   EXPECT_EQ(config->num_parameters(), 30532122624u);
 }
 
@@ -128,7 +128,7 @@ TEST(MoeConfig, ReadsGptOss) {
   EXPECT_EQ(config->rope_tables[0][0], 1);
   EXPECT_NEAR(config->rope_tables[0][31], std::pow(150000.0, -31.0 / 32) / 32,
               1e-15);
-  // The number on the model's page.
+  // The model's page gives this number.
   EXPECT_EQ(config->num_parameters(), 20914757184u);
   EXPECT_TRUE(With(GptOss(), {{"quantization_config", nullptr}}).ok());
 }
@@ -162,7 +162,7 @@ TEST(MoeConfig, ListsTheTensorsOfExperts) {
   EXPECT_EQ(names[17], block + "experts.0.w2.weight");
 }
 
-// Two ranks have half of each expert's features and the whole router.
+// Each of two ranks has half of every expert's features, and the whole router.
 TEST(MoeConfig, SplitsTheFeaturesOfExperts) {
   const auto config = With(Mixtral(), {{"num_hidden_layers", 1}});
   int64_t num_gate_up = 0;
@@ -174,7 +174,7 @@ TEST(MoeConfig, SplitsTheFeaturesOfExperts) {
       EXPECT_THAT(entry.part_shape, ElementsAre(7168, 4096));
       EXPECT_EQ(entry.part_row, 7168);
       EXPECT_THAT(entry.fused.shape, ElementsAre(8, 28672, 4096));
-      // Gate and up of every expert follow each other there.
+      // In the fused tensor, gate and up of every expert follow each other.
       EXPECT_EQ(entry.fused.first_row, 14336 * num_gate_up++);
     } else if (entry.slot == WeightSlot::kExpertDown) {
       EXPECT_THAT(entry.part_shape, ElementsAre(4096, 7168));

@@ -13,7 +13,7 @@ at::Tensor Longs(std::vector<int64_t> values) {
   return at::tensor(values, at::kLong);
 }
 
-// The example of the header.
+// The example in expert_rows.h.
 TEST(SortByExpertTest, PutsTheRowsOfAnExpertTogether) {
   const ExpertRows rows =
       SortByExpert(Longs({2, 0, 0, 1, 2, 0}).view({3, 2}), {.count = 3}, {});
@@ -58,7 +58,7 @@ TEST(SortByExpertTest, GivesEveryExpertTheSegmentsOfItsTokens) {
   EXPECT_EQ(one[1].end, 2);
 }
 
-// The experts of the header's example are dealt out to two ranks.
+// Two ranks share the experts of the example in expert_rows.h.
 TEST(SortByExpertTest, LeavesOutTheExpertsOfOtherRanks) {
   const at::Tensor experts_TK = Longs({2, 0, 0, 1, 2, 0}).view({3, 2});
   const ExpertRows first =
@@ -85,7 +85,7 @@ TEST(ExpertRowsTest, RowsAreGatheredAndAddedUpInTheOrderOfTheExperts) {
                      {.count = 3, .own = {1, 3}}, {});
     EXPECT_TRUE(at::equal(GatherRows(x_TH, rows.tokens_N),
                           x_TH.index_select(0, rows.tokens_N)));
-    // The last row is that of the absent expert.
+    // The places of the absent expert point to the last row.
     const at::Tensor rows_NH = at::randn({7, 37}, dtype);
     const at::Tensor of_TKH =
         rows_NH.index_select(0, rows.places_TK.flatten()).view({3, 3, 37});

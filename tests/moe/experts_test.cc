@@ -90,8 +90,8 @@ TEST_F(ExpertsTest, AllTokensMayGoToTheSameExperts) {
             bound);
 }
 
-// An expert's products of at most 32 rows have kernels of their own, whose
-// results differ from those of more rows by rounding and by no more.
+// Products of at most 32 rows use other kernels than products of more rows. The
+// results differ only by rounding.
 TEST_F(ExpertsTest, ATokenDoesNotDependOnTheOthersBeyondRounding) {
   const at::Tensor x_TH = at::randn({300, kHidden});
   const at::Tensor all_TH = Forward(x_TH);
@@ -117,8 +117,8 @@ TEST_F(ExpertsTest, AmongFewRowsATokenHasTheSameBitsInEveryBatch) {
   }
 }
 
-// A tape needs tensors for every expert. Without one, few rows pass through the
-// same kernels on raw memory.
+// A tape needs tensors for every expert. Without a tape, few rows pass through
+// the same kernels on raw memory.
 TEST_F(ExpertsTest, FewRowsHaveTheSameBitsWithATape) {
   const auto bias = [](int64_t features) {
     return at::randn({kExperts * features});
@@ -144,7 +144,7 @@ TEST_F(ExpertsTest, FewRowsHaveTheSameBitsWithATape) {
             ForwardExperts(layer, x_TH, routing, tape_experts_TK, &tape);
         const at::Tensor without =
             ForwardExperts(layer, x_TH, routing, experts_TK, nullptr);
-        // LibTorch may fuse the sum of the bias.
+        // LibTorch may fuse the addition of the bias, which changes rounding.
         const double bound =
             has_bias ? testing::Tolerance(testing::kEpsilonF32, 4,
                                           with_tape.abs().max().item<double>())
@@ -157,7 +157,7 @@ TEST_F(ExpertsTest, FewRowsHaveTheSameBitsWithATape) {
   }
 }
 
-// The same holds if every expert and every segment has many rows.
+// Every expert and every segment has many rows.
 TEST_F(ExpertsTest, AmongManyRowsATokenHasTheSameBitsInEveryBatch) {
   const at::Tensor x_TH = at::randn({150, kHidden});
   std::vector<int64_t> experts;

@@ -150,7 +150,7 @@ INSTANTIATE_TEST_SUITE_P(EveryDtype, RouteDtypeTest,
                          ::testing::Values(at::kFloat, at::kDouble),
                          weft::testing::DtypeName);
 
-// What LibTorch's operators make of the logits.
+// Returns the routing that LibTorch's operators compute from the logits.
 Routing RouteOfLogits(const at::Tensor& logits_TE,
                       const model::MoeConfig& config) {
   const at::Tensor scores_TE =

@@ -1,5 +1,5 @@
-// Tests bulk copies. Those of a device also run without one, on the device of
-// tests/support/host_device (tests/model).
+// Tests bulk copies. tests/model runs the CUDA tests also without a GPU, on the
+// device of tests/support/host_device.
 #include "src/ops/bulk_copy.h"
 
 #include <ATen/ATen.h>
@@ -10,7 +10,7 @@
 namespace weft::ops {
 namespace {
 
-// Returns bytes in which pieces differ.
+// Returns bytes that differ from piece to piece, to show a misplaced piece.
 at::Tensor Bytes(int64_t size) {
   return at::arange(size / 4 + 1, at::kInt).view(at::kByte).narrow(0, 0, size);
 }
@@ -77,7 +77,7 @@ TEST_F(BulkCopyCudaTest, AnUploadHasReadTheHostWhenItReturns) {
 }
 
 TEST_F(BulkCopyCudaTest, NoHostMemoryIsABadAlloc) {
-  // Has the size but not the memory.
+  // `huge` has 2^50 elements, but memory for only one.
   const at::Tensor one = at::zeros({1}, device_);
   const at::Tensor huge =
       at::for_blob(one.mutable_data_ptr(), {int64_t{1} << 50})

@@ -1,5 +1,5 @@
-// Tests weights of 8 bits on CUDA: their products are those of the numbers that
-// they stand for.
+// Compares products with 8-bit weights on CUDA with products of the dequantized
+// numbers in f64.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -52,7 +52,7 @@ TEST_F(CudaInt8Test, AProductIsThatOfTheNumbers) {
     const at::Tensor stored = QuantizedRows(at::randn({50, inputs}));
     const at::Tensor weight = OnDevice(stored);
     const at::Tensor bias = at::randn({50}).to(at::kBFloat16);
-    // What more rows and the backward pass read.
+    // Products of more rows and the backward pass read weights rounded to bf16.
     const at::Tensor rounded = Widened(stored, at::kBFloat16).to(at::kDouble);
     for (const int64_t rows : {int64_t{1}, kMostRows, kMostRows + 1}) {
       const at::Tensor x = RandomRows(rows, inputs), dy = RandomRows(rows, 50);

@@ -81,7 +81,7 @@ TEST_P(CudaOpsTest, AddRmsNormIsThatOfTheCpu) {
     AddRmsNorm(a, w, 1e-5, sum, normed);
     return at::stack({sum, normed});
   };
-  // The norm is that of the stored sum.
+  // The norm reads the sum after it has been stored in the dtype.
   ExpectClose(run(OnDevice(x), OnDevice(y), OnDevice(weight)),
               run(x, y.clone(), weight),
               StoredTolerance(Epsilon(), 576, 16, 32));

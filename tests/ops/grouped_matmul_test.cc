@@ -73,7 +73,7 @@ TEST(GroupedMatMulTest, MultipliesEachGroupByItsWeight) {
   ExpectProducts({.inputs = 7, .outputs = 5}, at::kFloat);
 }
 
-// LibTorch's grouped product takes all of these widths but the last two.
+// LibTorch's grouped product supports all of these widths except the last two.
 TEST(GroupedMatMulTest, MultipliesEachGroupByItsWeightOnCuda) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   for (const Widths& widths :
@@ -86,7 +86,7 @@ TEST(GroupedMatMulTest, MultipliesEachGroupByItsWeightOnCuda) {
   }
 }
 
-// LibTorch has another kernel for more than 128 rows a group and outputs.
+// LibTorch uses another kernel for more than 128 rows per group and outputs.
 TEST(GroupedMatMulTest, MultipliesLongGroupsOnCuda) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   for (const std::vector<int64_t>& ends : std::vector<std::vector<int64_t>>{

@@ -1,5 +1,5 @@
-// Weights of 8 bits: how they are stored, and that their products are those
-// with the numbers that they stand for, in f32.
+// Tests how weights are stored in 8 bits. Compares their f32 products with
+// products of the dequantized numbers in f64.
 #include "src/ops/int8_weight.h"
 
 #include <ATen/ATen.h>
@@ -103,7 +103,7 @@ TEST(Int8WeightTest, IsWidenedExactlyAndRoundedOnceInBf16) {
   const at::Tensor index = at::tensor({3, 19, 3}, at::kLong);
   EXPECT_TRUE(at::equal(WidenedRows(weight, index, at::kFloat),
                         wide.index_select(0, index)));
-  // A weight of numbers is itself.
+  // A weight that is not in 8 bits keeps its numbers.
   EXPECT_TRUE(at::equal(WidenedRows(wide, index, at::kDouble),
                         wide.index_select(0, index).to(at::kDouble)));
 }

@@ -206,7 +206,8 @@ TEST_F(Bf16ArithmeticTest, NothingElseIsRounded) {
 TEST(MatMulFewRowsTest, ARowIsTheSameToTheBitInEveryBatch) {
   at::manual_seed(5);
   const at::Tensor a = at::randn({32, 70});
-  // A weight as the forward pass and as the backward pass reads it.
+  // The forward pass reads a weight as a transposed view, the backward pass as
+  // it is stored.
   for (const at::Tensor& b :
        {at::randn({145, 70}).t(), at::randn({70, 145}), at::randn({70, 3})}) {
     const at::Tensor all = MatMul(a, b);

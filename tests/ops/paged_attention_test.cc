@@ -133,11 +133,11 @@ std::vector<Shape> Shapes() {
           {8, 1, 128, 32, {31, 64, 65}},
           {6, 2, 20, 5, {4, 5, 6, 23}},  // The features are not a multiple of a
                                          // vector.
-          {40, 1, 8, 4, {9}},            // The group is wider than the
-                                         // kernel's.
-          {72, 24, 20, 4, {9, 10}},      // Together the groups are wider.
+          {40, 1, 8, 4, {9}},            // The kernel cuts the group of 40
+                                         // query heads.
+          {72, 24, 20, 4, {9, 10}},      // 72 heads: more than one piece.
           {2, 1, 64, 16, {3000}},        // The tokens are cut into parts.
-          {4, 2, 64, 16, {1, 63, 0, 64, 2500}}};  // One is padding.
+          {4, 2, 64, 16, {1, 63, 0, 64, 2500}}};  // Length 0 is padding.
 }
 
 TEST(PagedAttentionTest, MatchesDenseAttentionInF32) {
@@ -178,7 +178,7 @@ TEST(PagedAttentionTest, SinksMatchDenseAttention) {
   }
 }
 
-// With 32 threads the heads of a part are computed apart, too.
+// With 32 threads, different threads may compute the heads of a part.
 TEST(PagedAttentionTest, BitsDependNeitherOnTheBatchNorOnThreads) {
   const std::vector<int32_t> lengths = {1, 63, 64, 300, 1100, 4200};
   for (const Shape& shape :

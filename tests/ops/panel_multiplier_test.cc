@@ -39,7 +39,7 @@ at::Tensor Product(const at::Tensor& a, const at::Tensor& b) {
   return at::mm(a.to(at::kDouble), b.to(at::kDouble));
 }
 
-// Returns the bound of an element of a b. No partial sum exceeds |a| |b|.
+// Returns the error bound of the product a b. No partial sum exceeds |a| |b|.
 double ToleranceOf(const at::Tensor& a, const at::Tensor& b) {
   return Tolerance(kEpsilonF32, a.size(1),
                    Product(a.abs(), b.abs()).max().item<double>());

@@ -155,8 +155,9 @@ TEST(PrepareHeadsTest, BackwardIsThatOfAutograd) {
   EXPECT_TRUE(at::equal(into.v_TKC, dy));
 }
 
-// The norms' part has the bits of RmsNormBackward over all heads as rows. The
-// heads are views with strides and have more tokens than one task takes.
+// The gradient through the norms has the bits of RmsNormBackward, with each
+// head as a row. The heads are strided views and have more tokens than one task
+// takes.
 TEST(PrepareHeadsTest, BackwardHasTheBitsOfRmsNormBackward) {
   at::manual_seed(5);
   constexpr int64_t kTokens = 400, kFeatures = 34;

@@ -83,7 +83,7 @@ void CheckAgainstDense(const std::vector<Lengths>& lengths, AttentionRule rule,
                            .view({q_rows, kHeads, kFeatures});
   const at::Tensor k = at::randn({k_rows, kKvHeads, kFeatures}).to(dtype);
   const at::Tensor v = at::randn({k_rows, kKvHeads, kFeatures}).to(dtype);
-  // Sinks of -inf take nothing.
+  // A sink of -inf does not change the softmax.
   const at::Tensor none_H = at::full({kHeads}, -INFINITY);
   const at::Tensor sinks_H =
       at::randn({kHeads}, dtype == at::kDouble ? at::kDouble : at::kFloat);
@@ -133,7 +133,8 @@ TEST(SuffixAttentionTest, IsTheEndOfCausalAttention) {
   }
 }
 
-// No document says where the mask of LibTorch's kernel begins.
+// LibTorch does not document how its kernel aligns the causal mask if there are
+// fewer queries than keys.
 TEST(SuffixAttentionTest, CudaIsTheEndOfCausalAttention) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   CheckAgainstDense({{16, 21}}, {}, at::kBFloat16, kEpsilonBf16, at::kCUDA);

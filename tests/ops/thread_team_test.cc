@@ -76,7 +76,8 @@ TEST_P(ThreadTeamTest, WakesThreadsThatSleep) {
     for (int round = 0; round < 3; ++round) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       ParallelFor(8, 1, [&](int64_t begin, int64_t end) {
-        // The thread of the step sleeps, too, while the others work.
+        // The first part is on the thread of the step. That thread sleeps, too,
+        // while it waits for the other parts.
         if (begin > 0)
           std::this_thread::sleep_for(std::chrono::milliseconds(5));
         sum += end - begin;
@@ -117,14 +118,14 @@ TEST_P(ThreadTeamTest, RethrowsAnExceptionOfALoop) {
       ParallelFor(8, 1, [&](int64_t begin, int64_t end) {
         if (begin <= bad && bad < end) throw std::runtime_error("of a loop");
       });
-      // The step goes on if another thread has thrown.
+      // If another thread throws, the step continues.
       ParallelFor(8, 1,
                   [&](int64_t begin, int64_t end) { later += end - begin; });
     };
     EXPECT_THROW(WithThreadTeam({}, step), std::runtime_error) << bad;
     EXPECT_LE(later, 8);
   }
-  // The next team is whole.
+  // After an exception, the next team runs all parts.
   std::atomic<int64_t> sum = 0;
   WithThreadTeam({}, [&] {
     ParallelFor(8, 1, [&](int64_t begin, int64_t end) { sum += end - begin; });

@@ -208,8 +208,8 @@ void CheckAgainstOracle(const Pack& pack, const Heads& heads,
   const AttentionOutput result = TreeAttention(
       in.q, in.k, in.v, pack.nodes, rule, method,
       sinks_H.defined() ? sinks_H.to(options.device()) : at::Tensor());
-  // The gradient starts with NaN, so that a value shows that the backward pass
-  // does not overwrite.
+  // The gradient starts with NaN, which stays where the backward pass does not
+  // overwrite it.
   Fused grad(at::full({rows, width}, NAN, options), heads);
   TreeAttentionBackward(dout, in.q, in.k, in.v, result, pack.nodes, rule,
                         grad.q, grad.k, grad.v, method);
@@ -311,7 +311,7 @@ TEST(TreeAttentionTest, WindowsAndSoftcapsMatchDenseAutograd) {
   }
 }
 
-// Some sinks leave nearly nothing to the keys, and some take nothing.
+// The largest sink takes most of the softmax, the smallest nearly nothing.
 TEST(TreeAttentionTest, SinksMatchDenseAutograd) {
   const at::Tensor sinks_H = at::tensor({-30.0, 0.5, 2.0, 12.0});
   for (const Pack& pack : Packs()) {
@@ -335,7 +335,7 @@ TEST(TreeAttentionTest, SinksOfAnotherShapeAreRefused) {
                c10::Error);
 }
 
-// There are more rows than the plain products take at a time.
+// There are more rows than one block of the attention has.
 TEST(TreeAttentionTest, WindowsReachAcrossBlocksOfRows) {
   for (const int64_t window : {1, 40, 256, 300, 400}) {
     CheckAgainstOracle(Groups("Long", 300, {{280, 77}}), {2, 1, 8}, at::kDouble,

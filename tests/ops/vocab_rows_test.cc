@@ -23,7 +23,7 @@ struct Result {
   at::Tensor buffer;
 };
 
-// Row r owns r % 4 entries, because rows without a target are scored too.
+// Row r has r % 4 entries, because a row may have several targets or none.
 VocabRowsInput MakeInput(int64_t rows, int64_t vocab, double softcap) {
   std::vector<int64_t> offsets = {0}, targets;
   std::vector<float> temperatures;

@@ -14,8 +14,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "client" / "python"))
 
-# Waiting threads of torch must sleep. If they spin, they take the cores from
-# the daemon; if the daemon's threads spin, they take them from the reference.
+# Waiting threads must sleep. Spinning threads of torch would take the cores
+# from the daemon, and spinning threads of the daemon from the reference.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import daemon as daemon_module

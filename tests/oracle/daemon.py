@@ -40,7 +40,8 @@ LIVE: list[Daemon] = []
 
 def free_port() -> int:
     """Returns a port that stays free until a daemon takes it, and between its
-    restarts: the kernel gives ports below 32768 to nobody who does not ask."""
+    restarts. The kernel gives a port below 32768 only to a process that asks for
+    this port."""
     while True:
         port = random.randrange(20000, 32000)
         try:
@@ -53,7 +54,7 @@ def free_port() -> int:
 class Daemon:
     """One weftd process. `address` and `metrics_address` are HOST:PORT.
 
-    authority: signs the certificate that the flags give; None: plaintext.
+    authority: the CA that signed the certificate in the flags; None: plaintext.
     """
 
     def __init__(
@@ -110,15 +111,15 @@ class Daemon:
         self.wait_until_restored()
 
     def wait_until_restored(self) -> None:
-        """Waits until the log is replayed. Earlier builds, which some benches
-        run, serve only then and have no such metric."""
+        """Waits until the log is replayed. Some benches run earlier builds. These
+        have no such metric, and are not SERVING before the log is replayed."""
         limit = time.monotonic() + START_SECONDS
         while re.search(r"^weft_adapters_recovering [1-9]", self.scrape(), re.M):
             self._expect_alive(limit, "did not restore all adapters")
             time.sleep(0.01)
 
     def wait_until_serving(self) -> None:
-        """Waits until its health is SERVING."""
+        """Waits until the health service returns SERVING."""
         LIVE.append(self)
         limit = time.monotonic() + START_SECONDS
         self._wait_for_ports(limit)
@@ -131,7 +132,7 @@ class Daemon:
                 time.sleep(0.02)
 
     def start_with(self, *launcher: str) -> None:
-        """Starts the process by a program that starts weftd."""
+        """Starts weftd through another program, given with its arguments."""
         self._arguments[:0] = launcher
         self.start()
 
@@ -149,8 +150,8 @@ class Daemon:
             return str(response.read().decode("utf-8"))
 
     def wait_for_metric(self, name: str, labels: str, least: float) -> None:
-        """Waits until the series has at least this value. `labels` is a regular
-        expression for a part of the labels."""
+        """Waits until the sum of the matching series is at least `least`. `labels` is
+        a regular expression for a part of the labels."""
         pattern = re.compile(rf"^{name}{{.*{labels}.*}} (\S+)$", re.MULTILINE)
         limit = time.monotonic() + STOP_SECONDS
         while sum(map(float, pattern.findall(self.scrape()))) < least:
@@ -161,7 +162,7 @@ class Daemon:
         """Waits until `count` calls of this RPC are in the queue or have run."""
         labels = f'grpc_method="{method}"'
         self.wait_for_metric("grpc_server_started_total", labels, count)
-        time.sleep(0.1)  # They pass from their arrival to the queue.
+        time.sleep(0.1)  # Until the calls that have arrived are in the queue.
 
     def wait_for_drain(self) -> None:
         self.wait_for_metric("weft_startup_phase", 'phase="draining"', 1)

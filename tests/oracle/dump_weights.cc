@@ -1,8 +1,8 @@
-// Loads models as the daemon does, and writes every tensor that the decoder
-// then holds to a safetensors file, for tests that compare bits:
+// Loads dense models as the daemon does. Writes the tensors of each decoder to
+// a safetensors file, for tests that compare bits:
 //   dump_weights DTYPE (MODEL_DIR FILE)...
 // DTYPE is f32, f16 or bf16. Stacked projections stay stacked. Names are those
-// of LayerWeights without shapes.
+// of LayerWeights without shape suffixes.
 #include <ATen/ATen.h>
 
 #include <fstream>

@@ -1,9 +1,10 @@
-"""LoRA on experts, between two forms: single experts, as checkpoints and adapters
-name them, and the fused parameters that transformers 5 and peft compute with.
+"""Converts LoRA of experts between two forms. Checkpoints and adapters name single
+experts. transformers 5 and peft compute with fused parameters.
 
 peft itself converts a folder of single experts when it loads one, so that the
-reference gets its weights from peft's code. The way back, for gradients, is here.
-gpt-oss has no single experts, so its folders are fused here.
+reference gets its weights from peft's code. This module converts weights and
+gradients back. gpt-oss has no single experts, so this module writes its folders in
+the fused form.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ def has_experts(config: Any) -> bool:
 
 
 def need_equal_choices(config: Any) -> None:
-    """Skips a test where rounding may choose other experts than the reference's f64.
-    With experts that are given, such models are compared in every dtype
-    (test_routing.py)."""
+    """Skips a test in bf16 if the model has experts: rounding may choose other experts
+    than the reference's f64. test_routing.py compares such models in every dtype,
+    with given experts."""
     if DTYPE == "bf16" and has_experts(config):
         pytest.skip("in bf16, rounding may choose other experts")
 
@@ -65,7 +66,7 @@ def write_adapter(model: Any, folder: Path, shape: Any, seed: int) -> Path:
 
 
 def is_fused(config: Any) -> bool:
-    """Returns whether there are no modules of single experts."""
+    """Returns whether the model has no single experts, only fused parameters."""
     return bool(config.model_type == "gpt_oss")
 
 
@@ -82,7 +83,7 @@ def _draw_factors(model: Any, rank: int, names: list[str]) -> dict[str, torch.Te
 
 
 def _write_fused(model: Any, folder: Path, shape: Any, names: list[str]) -> None:
-    """Writes gate and up as one pair of twice the rank."""
+    """Writes gate and up as one pair of A and B with twice the rank."""
     modules, rank = _QWEN[0], shape.rank
     parameters = []
     if "down_proj" in names:
@@ -153,9 +154,9 @@ def _linear_layers(model: Any) -> dict[str, tuple[int, int]]:
 def of_single_experts(
     fused: dict[str, np.ndarray], config: Any
 ) -> dict[str, np.ndarray]:
-    """Returns tensors of single experts, given those of fused parameters: A is
-    [E R, in], expert by expert; B is [out, R E], with the experts innermost; gate
-    and up have the two halves of R and of B's rows."""
+    """Returns the tensors of single experts, given those of fused parameters. A fused
+    A is [E R, in], expert by expert. A fused B is [out, R E], with the experts
+    innermost. Gate and up each have half of R and half of B's rows."""
     if not has_experts(config):
         return fused
     (gate, up, down), block = _spelling(config)

@@ -1,5 +1,5 @@
-// Returns what adapter_config.json files adapt, for a test that compares with
-// peft:
+// Prints which modules adapter_config.json files adapt, for a test that
+// compares with peft:
 //   peft_targets LAYERS
 // Reads one file per line. Writes one object per line for a model of LAYERS
 // layers: {path: [rank, alpha]} for what is adapted, or {"error": reason} for a

@@ -2,9 +2,9 @@
 sequence at a time, without padding.
 
 The weights are the checkpoint's f32, rounded to bf16 if the daemon computes in
-bf16. The arithmetic is f64. In f32, torch's own log_softmax has an error of 8e-6
-over 49152 entries, and gradients of sequences of two tokens have 1e-4, which is
-more than the daemon promises.
+bf16. The arithmetic is f64, because torch's own errors in f32 are too large:
+log_softmax over 49152 entries has an error of 8e-6, and gradients of sequences of
+two tokens have one of 1e-4, the whole bound of tolerance.GRADIENTS.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ MIXED_EXPERTS = (
     AdapterShape(8, 32.0, ("k_proj", "o_proj", "down_proj", "lm_head")),
     MIXED[2],
 )
-# peft's conversion takes gate_proj, up_proj and down_proj for those of experts
-# alone, so an adapter of a shared expert has no form that it reads.
+# peft's conversion takes every gate_proj, up_proj and down_proj for a module of a
+# single expert. So peft cannot read an adapter of a shared expert.
 MIXED_SHARED = (
     MIXED[0],
     AdapterShape(8, 32.0, ("k_proj", "o_proj", "lm_head")),
@@ -133,7 +133,7 @@ class Reference:
             self.model = peft_model.unload()
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
-        """[N, V]."""
+        """Returns the logits, [N, V]."""
         with torch.no_grad():
             return np.asarray(_logits(self.model, tokens).numpy())
 
@@ -174,11 +174,11 @@ class Adapted:
     def logprobs(
         self, tokens: Sequence[int], targets: Sequence[int], temperature: float = 1.0
     ) -> torch.Tensor:
-        """Returns [N], differentiable."""
+        """Returns the log-probability of every target, [N], differentiable."""
         return target_logprobs(self.model, tokens, targets, temperature)
 
     def all_logprobs(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Returns [N, V], differentiable."""
+        """Returns all log-probabilities, [N, V], differentiable."""
         return torch.log_softmax(_logits(self.model, tokens), dim=-1)
 
     def gradients(self) -> dict[str, np.ndarray]:
@@ -230,7 +230,7 @@ def target_logprobs(
     targets: Sequence[int],
     temperature: float = 1.0,
 ) -> torch.Tensor:
-    """Returns [N], differentiable."""
+    """Returns the log-probability of every target, [N], differentiable."""
     scores = torch.log_softmax(_logits(model, tokens) / temperature, dim=-1)
     index = torch.tensor(np.asarray(targets, dtype=np.int64))
     return scores.gather(1, index[:, None])[:, 0]
@@ -259,7 +259,7 @@ def _as_list(value: int | list[int] | None) -> list[int]:
 
 
 def _plain_name(name: str) -> str:
-    """Returns the name that files have, without PEFT's prefix, such as
+    """Returns the name of a parameter in PEFT files, without PEFT's prefix, such as
     `model.layers.0.self_attn.q_proj.lora_A.weight`."""
     plain = name.removeprefix(PEFT_PREFIX).replace(".default.", ".")
     return plain.removesuffix(".default")

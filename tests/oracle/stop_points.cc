@@ -2,7 +2,7 @@
 //   stop_points MODEL_DIR
 // Reads lines {"tokens": [...], "stops": ["text", ...]}. Answers each line with
 // the number of tokens up to and including the one that ends the sample, or
-// with 0.
+// with 0 if no token does.
 #include <iostream>
 #include <string>
 #include <vector>

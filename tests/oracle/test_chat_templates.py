@@ -106,8 +106,9 @@ def chats(family: Family) -> list[list[dict[str, str]]]:
 
 @pytest.fixture(scope="module", params=list(FAMILIES))
 def case(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Returns a family, transformers' tokenizer with its template, and the folders
-    of the template with and without marks."""
+    """Returns a family, transformers' tokenizer with the family's template, and a
+    folder. Its subfolders `marked` and `plain` have the tokenizer with and without
+    marks in the template."""
     from transformers import AutoTokenizer
 
     family = FAMILIES[request.param]
@@ -116,7 +117,7 @@ def case(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
         {"eos_token": family.eos, "additional_special_tokens": family.special}
     )
     folder = tmp_path_factory.mktemp(request.param)
-    # A block of another kind strips the same blanks.
+    # An `if` block strips the same blanks as a `generation` block.
     plain = re.sub(r"(%-? ?)generation ", r"\1if true ", family.template)
     plain = plain.replace("endgeneration", "endif")
     assert plain != family.template
@@ -184,8 +185,8 @@ def test_the_demo_models_own_template() -> None:
     ours = ModelTokenizer.from_folder(folder)
     assert ours.eos_ids == (theirs.eos_token_id,)
     for chat in chats(FAMILIES["chatml"]):
-        # Otherwise the first blank would share a token with the line break
-        # before it.
+        # A blank at the beginning would share a token with the line break before
+        # it.
         for message in chat:
             message["content"] = message["content"].lstrip()
         tokens, mask = ours.chat(chat)

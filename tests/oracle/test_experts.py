@@ -69,7 +69,7 @@ def test_fused_adapters_return(
     for path in (folder, exported):
         is_alone = form in ("gate and up alone", "two ranks")
         if path == exported and is_alone and kind != "gpt-oss":
-            continue  # peft's conversion of single experts cannot express them.
+            continue  # peft's conversion of single experts cannot do this.
         with reference.adapter(path) as adapted:
             expected = adapted.logprobs(tokens[:-1], tokens[1:]).detach().numpy()
         difference = tolerance.max_difference(measured, expected)
@@ -108,8 +108,8 @@ def experts_per_token(reference: Any) -> int:
 def test_a_checkpoint_of_experts_returns(
     kind: str, daemon_for: Any, unique: Any
 ) -> None:
-    """gpt-oss has gate and up as one pair of twice the rank. A new adapter's B is zero,
-    and all its file says is zero, too."""
+    """Files of gpt-oss have gate and up as one pair of twice the rank. A reader knows
+    this by zeros in B. After 0 steps all of B is zero."""
     data = [next_token(random_tokens(320, 30, 3))]
     with daemon_for(kind).client() as client:
         for steps in (0, 2):

@@ -229,8 +229,8 @@ def _policy_datum(adapted: Adapted, tokens: list[int], seed: int) -> Any:
 
 
 def _policy_loss(learner: Any, datum: Any, name: str, config: Any) -> Any:
-    """Returns [N] by the formulas of proto/weft/v1/training.proto, under autograd.
-    `learner` are the adapter's log-probabilities."""
+    """Returns losses [N] by the formulas of proto/weft/v1/training.proto, with
+    autograd. `learner` are the adapter's log-probabilities."""
     import torch
 
     sampler = torch.tensor(np.asarray(datum.logprobs))
@@ -245,8 +245,8 @@ def _policy_loss(learner: Any, datum: Any, name: str, config: Any) -> Any:
     elif name == "gspo":
         scored = weights != 0
         mean = (learner - sampler)[scored].mean().detach()
-        # GSPO-token uses the sequence's ratio as value, and each token's own
-        # slope.
+        # GSPO-token takes the value of the sequence's ratio, and the gradient
+        # through each token's log-probability.
         ratio = torch.exp(mean) * torch.exp(learner - learner.detach())
         clipped = ratio.clamp(config.get("clip_low", 0.8), config.get("clip_high", 1.2))
         objective = torch.minimum(ratio * advantages, clipped * advantages)

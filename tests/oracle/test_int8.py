@@ -1,8 +1,8 @@
 """Compares a daemon that holds its base weights in 8 bits with transformers + peft,
-whose base weights are replaced by the numbers that the 8 bits stand for.
+whose base weights are rounded in the same way.
 
-So the comparison has the bounds of f32: rounding of the weights is in both sides,
-and nothing else is rounded to less than f32.
+Both sides have the same rounded weights, and nothing else is rounded to less than
+f32. So the comparison has the bounds of f32.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def rounded(weight: torch.Tensor, ranks: int = 1) -> torch.Tensor:
-    """Returns the numbers [..., inputs] that 8 bits hold, in f64. Each of `ranks`
+    """Returns a weight [..., inputs] as 8 bits round it, in f64. Each of `ranks` ranks
     rounds its part of the inputs."""
     parts = weight.float().chunk(ranks, dim=-1)
     groups = [group for part in parts for group in part.split(GROUP, dim=-1)]
@@ -48,14 +48,14 @@ def rounded(weight: torch.Tensor, ranks: int = 1) -> torch.Tensor:
 
 def _rounded_group(group: torch.Tensor) -> torch.Tensor:
     scale = (group.abs().amax(dim=-1, keepdim=True) / 127).clamp(min=2.0**-126)
-    # The next bf16 number that is not less.
+    # Rounds the scale up to bf16.
     bits = scale.view(torch.int32)
     scale = ((bits + 0xFFFF) & ~0xFFFF).view(torch.float32)
     return torch.round(group / scale).double() * scale.double()
 
 
 class RoundedReference(Reference):
-    """A model with its matrices rounded, but for the router and the norms."""
+    """A model with rounded matrices. Routers and vectors are not rounded."""
 
     def __init__(self, kind: str, ranks: int = 1):
         super().__init__(model_folder(kind))
@@ -120,8 +120,8 @@ def expect_results(
 
 
 def expect_error(daemon: Any, rounded_: Reference, exact: Reference) -> None:
-    """Compares what the daemon says of its rounding with both references, on the
-    text of src/startup/weight_error.h."""
+    """Compares the rounding error that the daemon logs with the difference between the
+    two references, on the text of src/startup/weight_error.h."""
     golden = 0x9E3779B97F4A7C15
     spread = ((i * golden % 2**64) >> 32 for i in range(1, 65))
     text = [value * exact.vocab >> 32 for value in spread]
@@ -152,8 +152,8 @@ def test_is_the_model_of_the_rounded_weights(
 
 
 def test_each_rank_rounds_its_own_inputs(daemon_of: Any, tmp_path: Path) -> None:
-    """Two ranks have the bounds of one, from the weights that they hold. Their
-    groups of inputs are others, so the weights are too."""
+    """Two ranks have the same bounds as one rank. But they split the inputs of a weight
+    into other groups, so the reference rounds the weight in these groups."""
     kind, flags = "llama-tied", SIZES["tensor 2"]
     need_devices(flags)
     daemon = daemon_of(kind, *flags)
@@ -161,7 +161,7 @@ def test_each_rank_rounds_its_own_inputs(daemon_of: Any, tmp_path: Path) -> None
 
 
 def test_demo_model_in_less_memory_than_bf16(tmp_path: Path) -> None:
-    """The peak counts the start, with the comparison with f32."""
+    """The peak includes the start, when the daemon compares its weights with f32."""
     folder = model_folder(SMOLLM2)
     peaks, lines = {}, []
     for flags in (("--dtype", "bf16"), INT8):
@@ -212,7 +212,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None
 
 
 def test_random_weights_may_be_in_8_bits(tmp_path: Path) -> None:
-    """There is nothing to compare them with."""
+    """Random weights have no checkpoint in f32, so the daemon logs no comparison."""
     folder = model_folder("llama-tied")
     flags = (*INT8, "--load-format", "dummy")
     with daemon_module.running(folder, tmp_path / "run", *flags) as daemon:

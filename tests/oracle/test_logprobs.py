@@ -72,8 +72,8 @@ def test_adapters_mixed_in_one_batch(
 def test_score_all_returns_what_weights_hide(
     daemon_for: Any, reference_for: Any, unique: Any
 ) -> None:
-    """Tokens of weight 0 have the reference's log-probabilities too, and no part in
-    the loss."""
+    """With score_all, tokens of weight 0 also get the reference's log-probabilities,
+    but do not count in the loss."""
     kind = "llama-tied"
     reference = reference_for(kind)
     tokens = sequences(kind, model_folder(kind), reference.vocab)[0]
@@ -101,7 +101,7 @@ def test_score_all_returns_what_weights_hide(
 
 
 def test_scores_beside_the_steps(daemon_for: Any, unique: Any) -> None:
-    """Scores with a snapshot's and with the latest weights, without a number."""
+    """Scores with a snapshot's and with the latest weights, without a step number."""
     kind = "llama-tied"
     rows = [next_token(list(range(3 + i, 30 + 2 * i))) for i in range(3)]
     with daemon_for(kind).client() as client:

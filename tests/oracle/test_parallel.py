@@ -86,8 +86,8 @@ def test_losses_and_gradients_of_a_mixed_batch(
     unique: Any,
     tmp_path: Path,
 ) -> None:
-    """Runs twice: the second batch has weights that an optimizer step on rank 0 has
-    made."""
+    """Runs two steps. The second one uses weights that an optimizer step on rank 0
+    has changed."""
     kind, daemon = group
     reference = reference_for(kind)
     tokens = sequences(kind, model_folder(kind), reference.vocab)
@@ -144,8 +144,8 @@ def test_sampling_is_that_of_one_rank(
     unique: Any,
     tmp_path: Path,
 ) -> None:
-    """Samples the base and an adapter, several times per prompt. The prompt ends
-    inside a page, so pages are copied, and found again the second time."""
+    """Samples the base model and an adapter, each twice and with several samples per
+    prompt. SmolLM2's prompt ends inside a page, so its samples copy the page."""
     kind = group.kind
     reference = reference_for(kind)
     prompt = sequences(kind, model_folder(kind), reference.vocab)[3]

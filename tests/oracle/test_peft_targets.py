@@ -70,7 +70,7 @@ PATTERNS: tuple[dict[str, int], ...] = (
     {r"model\.layers\.(0|2)\.mlp\.\w+": 3},
     {"^lm_head": 2, "^q_proj": 3, "model.embed_tokens|o_proj": 5},
     {r"[qk]_proj|1\.self_attn\.v_proj": 2, r"\d\.mlp\.up_proj$": 6},
-    # These close the group into which peft puts them.
+    # This key closes the group into which peft puts it.
     {"model)|(lm_head": 2},
     {"": 2, ".": 3, "lm_hea": 4, "nothing.*": 5, "q_proj": 6},
 )
@@ -212,7 +212,7 @@ NAMES = tuple(
 def random_expressions(count: int) -> Iterator[str]:
     draw = random.Random(16)
     for _ in range(count):
-        # Most of them match something, so that most of them test something.
+        # Most expressions have a part that matches names, so that they select some.
         pieces = [draw.choice(PIECES) for _ in range(draw.randint(1, 5))]
         base = draw.choice((".*_proj", r".*\.q_proj", "lm_head", NAMES[0], ""))
         at = draw.randint(0, len(base))

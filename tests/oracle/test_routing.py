@@ -1,5 +1,5 @@
-"""Compares the experts of tokens, chosen or given, with transformers, and sampling
-with training where rounding would change the experts."""
+"""Compares the experts of tokens, chosen or given, with transformers. Also compares
+sampling with training where rounding would change the experts."""
 
 from __future__ import annotations
 
@@ -171,8 +171,8 @@ def page_bytes(folder: Path) -> int:
 
 
 def test_preempted_samples_keep_their_experts(twins: Path, tmp_path: Path) -> None:
-    """Prefill computes a preempted sample again, with other roundings than the decode
-    iterations that drew its tokens."""
+    """Prefill computes a preempted sample again. Its roundings differ from those of the
+    decode iterations that drew the sample's tokens."""
     prompts = [random_tokens(320, n, n) for n in (17, 40, 64)]
     options = {"max_tokens": 90, "seed": 3, "return_routing": True}
     with (

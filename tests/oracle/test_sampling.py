@@ -18,7 +18,7 @@ from reference import MIXED, mixed_shapes
 from texts import passages, random_tokens
 
 PROMPT_TOKENS = 12
-# Beyond the second page. Two of SmolLM2's texts end before.
+# Prompt and tokens are longer than two pages. Two of SmolLM2's texts end earlier.
 GREEDY_TOKENS = 21
 FAMILIES = (
     SHORT_SMOLLM2,
@@ -40,9 +40,9 @@ def prompts_of(kind: str, vocab: int) -> list[list[int]]:
 
 
 def amount(kind: str, tiny: int, demo: int) -> int:
-    """Returns how many tokens or prompts to sample: `demo` for SmolLM2, whose tokens
-    take as long as hundreds of a tiny model. They reach the next page, as `tiny` do,
-    but end no window, because SmolLM2 has none."""
+    """Returns how many tokens or prompts to sample: `demo` for SmolLM2, otherwise
+    `tiny`. `demo` is smaller, because a token of SmolLM2 takes as long as hundreds of a
+    tiny model. It need not pass the end of a window, because SmolLM2 has none."""
     return demo if kind in SMOLLM2S else tiny
 
 

@@ -1,5 +1,5 @@
-"""Compares string stops with transformers' StopStringCriteria: random parts of
-random texts, in the tokens of byte-level and of byte fallback tokenizers."""
+"""Compares string stops with transformers' StopStringCriteria. The stops are random
+parts of random texts, for byte-level and byte-fallback tokenizers."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def byte_fallback(path: Path, prefix: bool) -> None:
     words = (space + word for text in texts(300) for word in text.split(" "))
     tokenizer.train_from_iterator(words, trainer)
     told = json.loads(tokenizer.to_str())
-    # Pieces are in the vocabulary, as in SentencePiece's tokenizers.
+    # The byte pieces are no added tokens, as in SentencePiece's tokenizers.
     told["added_tokens"] = [t for t in told["added_tokens"] if t["content"] in named]
     path.write_text(json.dumps(told))
 
@@ -137,8 +137,8 @@ def criterion(tokenizer: Any, tokens: list[int], stop: str) -> int:
 
 def cuts(tokenizer: Any, count: int, seed: int) -> list[tuple[list[int], str]]:
     """Returns texts, as tokens, with a stop: a part of this text or of another one.
-    The characters are only those that no token splits, because transformers does
-    not handle others."""
+    The texts are ASCII: tokens may split other characters, and transformers does not
+    handle this."""
     source = random.Random(seed)
     whole = [text for text in texts(200) if text.isascii()]
     cases = []
@@ -181,7 +181,7 @@ def test_added_tokens(folder: Path, tmp_path: Path) -> None:
         "\u4e00 a",
     ]
     made = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    # As models ship theirs.
+    # Models ship their added tokens with normalized=False, too.
     made.add_tokens([AddedToken(name, normalized=False) for name in added])
     made.save(str(tmp_path / "tokenizer.json"))
     first = made.encode("stop", add_special_tokens=False).ids
@@ -191,7 +191,7 @@ def test_added_tokens(folder: Path, tmp_path: Path) -> None:
         tokens = [*first, ids[name], *first]
         decoded = made.decode(tokens[: len(first) + 1], skip_special_tokens=False)
         written = decoded.removeprefix(made.decode(first))
-        # What a token writes is a stop; its name is one only where it writes that.
+        # The text of a token stops the sample. Its name does only if they are equal.
         for stop in sorted({written, name}):
             cases.append((tokens, stop))
             expected.append(len(first) + 1 if stop == written else 0)
@@ -200,8 +200,8 @@ def test_added_tokens(folder: Path, tmp_path: Path) -> None:
 
 
 def test_characters_of_many_tokens(folder: Path) -> None:
-    """The stops are in text that is not ASCII, also at single bytes for which there
-    are tokens."""
+    """The stops are around a character that is not ASCII. Such a character may have a
+    token for each of its bytes."""
     tokenizer = tokenizer_of(folder)
     source = random.Random(11)
     cases, expected = [], []

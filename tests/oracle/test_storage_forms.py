@@ -1,6 +1,6 @@
-"""Tests every family from every form and dtype on disk: each form gives the same
-bits, and one of them gives the results of transformers + peft on the weights rounded
-to this dtype."""
+"""Tests every family from every form and dtype on disk. All forms give the same bits,
+and one of them gives the results of transformers + peft on weights that are rounded
+to the dtype."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_every_form_gives_the_same_bits(
 
 
 def form_of(kind: str, dtype: str) -> str:
-    """Returns a form, so that each occurs with each dtype."""
+    """Returns a form. Over all kinds, each form occurs with each dtype."""
     return forms.FORMS[(KINDS.index(kind) + [*DTYPES].index(dtype)) % len(forms.FORMS)]
 
 

@@ -22,23 +22,22 @@ EPSILON = {"f32": 2.0**-23, "bf16": 2.0**-7}
 
 
 def logprobs(dtype: str, expected: Any) -> float:
-    """Returns the largest permitted difference of log-probabilities from the
-    `expected` ones of a sequence: the promise for f32, otherwise roundings of the
-    largest one."""
+    """Returns the largest permitted difference from the `expected` log-probabilities of
+    a sequence: the promise for f32, otherwise the rounding error of the largest one."""
     if dtype == "f32":
         return LOGPROBS
     return summed(dtype, 1) * float(np.max(np.abs(np.asarray(expected))))
 
 
 def sampler_versus_trainer(dtype: str, expected: Any) -> float:
-    """Returns the largest permitted difference of the log-probabilities of sampling
-    from the `expected` ones of training."""
+    """Returns the largest permitted difference between the log-probabilities of
+    sampling and the `expected` ones of training."""
     return SAMPLER_VERSUS_TRAINER if dtype == "f32" else logprobs(dtype, expected)
 
 
 def gradients(dtype: str) -> float:
-    """Returns GRADIENTS for f32, otherwise the roundings of the terms of a
-    gradient."""
+    """Returns the largest permitted relative difference of a gradient: GRADIENTS for
+    f32, otherwise the rounding error of its terms."""
     return GRADIENTS if dtype == "f32" else summed(dtype, 1)
 
 

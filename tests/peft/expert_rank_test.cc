@@ -88,7 +88,7 @@ TEST(CheckRanksTest, ExpertsHaveTheirShareOfTheLimit) {
                        "8 (--max-rank / experts per token)"));
 }
 
-// The file has the experts' rank as r, so that its patterns name no expert.
+// The file's r is the rank of the experts, so rank_pattern names no expert.
 TEST(PeftExpertsTest, AConfigReturnsFromItsFileWithTheSameLayout) {
   for (const ExpertNames names : {ExpertNames::kMlp, ExpertNames::kMixtral}) {
     const ModelShape shape = Shape(names);

@@ -98,7 +98,7 @@ TEST(DiffersInPython, SharedExpressionsAreFree) {
 
 TEST(DiffersInPython, FindsWhatTheOtherReadsOtherwise) {
   for (const char* text :
-       {"\xc3\xa9",    "a\n",  // Unicode letters.
+       {"\xc3\xa9",    "a\n",  // A non-ASCII letter; a line break.
         "a{,3}",       "a{01}",  "a{1,02}",   "a{",      "{a}",
         "a{12345}",             // RE2 reads letters.
         "[[:alpha:]]", "[a[]",  // RE2 reads a class.

@@ -65,7 +65,7 @@ TEST(ReadTargets, KeepsTheLayersToTransform) {
                      {"layers_to_transform", {3}},
                      {"layers_pattern", PeftJson::array({"layers"})}}),
               ElementsAre(Q(3)));
-  // The layers do not restrict a name that is a whole path.
+  // layers_to_transform does not restrict a name that is a whole path.
   EXPECT_THAT(Paths({{"target_modules", {"q_proj", "lm_head"}},
                      {"layers_to_transform", {0}}}),
               ElementsAre(Q(0), "lm_head"));
@@ -175,8 +175,8 @@ TEST(ReadTargets, ExpressionsOfAFileShareABudget) {
   alphas["(" + std::string(1200, 'z') + ")"] = 3;
   EXPECT_THAT(Parse({{"rank_pattern", ranks}, {"alpha_pattern", alphas}}),
               IsStatus(kInvalid, "at most 8192 instructions"));
-  // A spelled-out path costs nothing, but there may not be more of them than
-  // modules.
+  // A key that spells out a path costs no instructions, but the number of keys
+  // is limited.
   for (int i = 0; i < 105; ++i) ranks[absl::StrCat("other", i)] = 1;
   EXPECT_THAT(Parse({{"rank_pattern", ranks}}), IsOk());
   ranks["one_more"] = 1;

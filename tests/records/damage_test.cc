@@ -18,7 +18,7 @@ using testing::Not;
 
 constexpr AdapterKey kA{1}, kB{2}, kC{3};
 
-// A log of the recorder, each of whose records is a group of its own.
+// A log that a recorder has written. Each record is a group of its own.
 class DamageTest : public testing::Test {
  protected:
   DamageTest() {
@@ -50,7 +50,7 @@ class DamageTest : public testing::Test {
   size_t Change(AdapterKey key) {
     return Write(ReleaseRecord{.key = key, .name = "s"});
   }
-  // A segment begins with a census.
+  // Begins a new segment, whose first record has a census.
   void Census() {
     const uint64_t first = recorder_->BeginSnapshot();
     segment_ = files_.Segment(first);
@@ -162,7 +162,7 @@ TEST_F(DamageTest, AWholeLostSegmentIsAttributed) {
     const Damage damage = Find();
     ASSERT_EQ(damage.adapters.size(), 2u);
     EXPECT_EQ(damage.adapters.at(kB).name, "b");
-    // Its creation is lost, and the census has its name.
+    // The record that created C is lost, but the census has C's name.
     EXPECT_EQ(damage.adapters.at(kC).name, "c");
     EXPECT_GT(damage.next_key, static_cast<uint64_t>(kC));
   }
@@ -184,7 +184,7 @@ TEST_F(DamageTest, AnAdapterThatWasRemovedNeedsNobodysConsent) {
 }
 
 TEST_F(DamageTest, RecordsWithoutTrailsClearNobody) {
-  // So were logs before trails.
+  // Earlier versions wrote logs without trails.
   std::string bytes = journal::ReadBytes(first_segment_);
   const journal::SegmentHeader header = *journal::DecodeSegmentHeader(
       std::string_view(bytes).substr(0, journal::SegmentHeader::kBytes));
@@ -230,7 +230,7 @@ TEST_F(DamageTest, ImagesAreChecked) {
   ASSERT_EQ(found.size(), 2u);
   EXPECT_THAT(found.at("a"), HasSubstr("No such file"));
   EXPECT_THAT(found.at("b"), HasSubstr("another size"));
-  // Only those who are suspected are read as a whole.
+  // Only the images of suspects are read as a whole.
   EXPECT_EQ(Hit(std::set<std::string>{"d"}).size(), 2u);
   EXPECT_THAT(Hit(std::set<std::string>{"c"}).at("c"),
               HasSubstr("another sum"));

@@ -1,4 +1,4 @@
-// What is known of a log before it is replayed.
+// Tests what is known about a log before it is replayed.
 #include "src/recovery/log_summary.h"
 
 #include <future>

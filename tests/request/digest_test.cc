@@ -129,10 +129,10 @@ TEST(DigestTest, EveryFieldOfTheOtherRequestsCounts) {
   EXPECT_TRUE(is_new(load));
 }
 
-// Logs of earlier servers hold such digests.
+// Logs of earlier servers hold digests of such saves.
 TEST(DigestTest, ASaveWithoutPropertiesKeepsItsDigest) {
-  // Python's hashlib made it from texts, each after its length in 8 bytes, and
-  // one byte for `overwrite`.
+  // Python's hashlib made this digest. Its input is three texts, each after its
+  // length in 8 bytes, and one byte for `overwrite`.
   EXPECT_EQ(absl::BytesToHexString(PayloadDigest(
                 SaveCheckpointRequest{.adapter_id = "a", .name = "n"})),
             "736b86087c406dd52eec59b4608c09ab1a527841415587001df51182839391ad");

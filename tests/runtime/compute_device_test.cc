@@ -68,8 +68,8 @@ void LoseTheDevice() {
   const std::unique_ptr<ComputeDevice> cuda =
       MakeComputeDevice(at::Device(at::kCUDA, 0));
   const at::Tensor x = at::zeros({4}, at::TensorOptions().device(at::kCUDA));
-  // Small index ranges are read as 32 bits, so a larger index could wrap into
-  // the range.
+  // The index fits in 32 bits. LibTorch may read 32 bits of an index, so a
+  // larger index could wrap into the range of x.
   const at::Tensor beyond =
       at::full({1}, int64_t{1} << 20, x.options().dtype(at::kLong));
   const absl::Status before = cuda->CheckAnswers();

@@ -16,15 +16,15 @@ constexpr size_t kMiB = size_t{1} << 20;
 
 class HostAllocatorTest : public ::testing::Test {
  protected:
-  // Makes kPeak the largest number of bytes that were in use.
+  // Raises the allocator's peak of bytes in use to kPeak.
   void SetUp() override {
     allocator_.allocate(kPeak);
     allocator_.ReleaseCached();
   }
   void TearDown() override { allocator_.ReleaseCached(); }
 
-  // More than any test of this program uses at once. It takes no memory,
-  // because nobody writes to it.
+  // More bytes than any test of this program uses at once. SetUp's block takes
+  // no memory, because nothing writes to it.
   static constexpr size_t kPeak = 512 * kMiB;
 
   HostAllocator& allocator_ = HostAllocator::Get();

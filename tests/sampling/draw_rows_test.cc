@@ -22,8 +22,8 @@ using ::weft::testing::Tolerance;
 
 constexpr int64_t kVocab = 700;
 
-// Returns rules of every kind: greedy, plain, filtered, with a list of
-// likeliest tokens.
+// Returns rules of every kind: greedy, plain, filtered, and with the top
+// log-probabilities.
 std::vector<DrawRule> SomeRules() {
   std::vector<DrawRule> rules;
   for (const DrawConfig& config :
@@ -64,7 +64,7 @@ TEST(DrawRowsTest, EveryRowIsDrawnByItsOwnRule) {
   }
 }
 
-// The rules are the samples of one prompt.
+// Several rules draw from one row, as for several samples of one prompt.
 TEST(DrawRowsTest, ManyRulesDrawFromOneRow) {
   const at::Tensor logits = SomeLogits();
   std::vector<DrawRule> rules;
@@ -103,13 +103,15 @@ TEST(DrawRowsTest, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(DrawRows(logits.narrow(0, 0, 0), {}).empty());
 }
 
-// No draw here is so near a border that rounding decides it.
+// In these draws, the uniform number is far enough from every border between
+// tokens that rounding does not change the token.
 TEST(CudaDrawRowsTest, DrawsAsTheCpuDoes) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   std::vector<DrawRule> rules = SomeRules();
   rules[2].config.temperature = 1e-60;  // This temperature is 0 in f32, where 0
                                         // means greedy.
-  // One rule lists its likeliest tokens, and one does not.
+  // Adds a second rule to row 4, whose first rule lists its likeliest tokens,
+  // and to row 2, whose first rule does not.
   for (const int32_t row : {4, 2}) {
     rules.push_back(
         {.config = {.top_logprobs = 5}, .sample_index = 9, .row = row});
@@ -129,7 +131,7 @@ TEST(CudaDrawRowsTest, DrawsAsTheCpuDoes) {
   }
 }
 
-// A graph may have more places than there are rules.
+// A captured graph may have places for more rules than a batch has.
 TEST(CudaDrawRowsTest, PlacesWithoutARuleAreLeftOut) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   if constexpr (ops::kHasCudaKernels) {

@@ -16,7 +16,7 @@
 namespace weft::sampling {
 namespace {
 
-// Draws from logits from which a token can be drawn.
+// Draws a token. REQUIRES: the logits allow a draw.
 DrawResult Draw(absl::Span<const float> logits, const DrawConfig& config,
                 float uniform) {
   return DrawToken(logits, config, uniform).value();
@@ -27,8 +27,8 @@ using ::testing::ElementsAre;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kJustBelowOne = 1.0F - 0x1p-24F;
 
-// Returns logits in the form of a rough bell over the ids. A counter makes
-// them, so all runs are equal.
+// Returns logits that are distributed roughly like a bell. They come from a
+// counter, so every run has the same logits.
 std::vector<float> SomeLogits(size_t vocab, float spread) {
   std::vector<float> logits(vocab);
   for (size_t i = 0; i < vocab; ++i) {
@@ -215,8 +215,7 @@ TEST(DrawTokenTest, TopPCountsWithinWhatTopKKept) {
 TEST(DrawTokenTest, TopPGrowsPastItsFirstCandidatesOnFlatLogits) {
   const std::vector<float> flat(5000, 0.5F);
   const DrawConfig config{.top_p = 0.5};
-  // For equal logits the order is that of ids, so the last kept token is the
-  // 2500th.
+  // Equal logits are ordered by id, so the last kept token is the 2500th.
   EXPECT_EQ(Draw(flat, config, 0).token, 0);
   EXPECT_NEAR(Draw(flat, config, kJustBelowOne).token, 2499, 1);
 }

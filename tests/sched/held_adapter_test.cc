@@ -1,5 +1,5 @@
-// Tests work of an adapter whose tensors are elsewhere: it waits, and other
-// work continues.
+// Tests work of a held adapter, whose tensors are not on the device. The work
+// waits, and the work of other adapters continues.
 #include <optional>
 #include <string>
 #include <vector>

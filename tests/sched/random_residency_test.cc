@@ -1,6 +1,7 @@
-// Compares the residency policy under random work, failures and deletions with
-// a model of the locations, the requests for slots and the uses. Memory limits
-// always hold, the right adapter moves, and every adapter is served.
+// Runs the residency policy with random work, failures and deletions, and
+// compares it with a model. The model tracks the adapters' locations, their
+// requests for slots and their uses. Memory limits always hold, the right
+// adapter moves, and every adapter is served.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -185,7 +186,8 @@ class World {
     }
   }
 
-  // Does not count adapters that are leaving.
+  // Expects that `name` is the first in line, and removes it. Skips other
+  // adapters that are leaving.
   void ExpectFirstInLine(const std::string& name) {
     const auto first = std::ranges::find_if(line_, [&](const std::string& n) {
       return n[0] == '+' || n == name || !models_.at(n).move.has_value();
@@ -251,8 +253,9 @@ class World {
   Residency residency_;
   std::map<std::string, Model> models_;
   std::map<uint64_t, std::string> tickets_;
-  std::deque<std::string> line_;  // Names that asked. "+" is a new adapter.
-  std::map<std::string, uint64_t> asked_;  // The count of uses when each asked.
+  // The adapters that asked for a slot. A prefix "+" marks a new adapter.
+  std::deque<std::string> line_;
+  std::map<std::string, uint64_t> asked_;  // uses_ when each adapter asked.
   uint64_t next_ticket_ = 0;
   uint64_t uses_ = 0;
 };

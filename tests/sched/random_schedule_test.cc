@@ -1,7 +1,7 @@
-// Random clients use the scheduler: numbers out of order, losses, cancels,
-// deadlines and failures, with a few tenants. Every adapter's effects must be
-// those of its steps, each applied once, in order across barriers. No tenant
-// may queue beyond its limits, and none is refused below its share.
+// Random clients of a few tenants use the scheduler. Steps arrive out of order,
+// and some are cancelled, expire or fail. Every adapter's effects must be those
+// of its steps, each applied once, in order across barriers. No tenant may
+// queue beyond its limits, and none is refused below its share.
 #include <algorithm>
 #include <cstdint>
 #include <map>
@@ -24,15 +24,15 @@ struct Step {
   std::vector<int64_t> datum_tokens;
 };
 
-// An adapter with a script of numbered steps. Its client sends them in any
-// order within a window, and sends lost ones again.
+// An adapter with a script of numbered steps. Its client sends the steps in any
+// order within a window. It sends a step again if the step was cancelled,
+// expired or failed.
 struct Client {
   std::string name;
   std::string tenant;
   std::vector<Step> script;               // Step n is script[n - 1].
-  std::set<uint64_t> missing;             // Steps that are not accepted now.
-  std::map<uint64_t, int64_t> data_done;  // Data done of steps that have
-                                          // started.
+  std::set<uint64_t> missing;             // Steps that the client must send.
+  std::map<uint64_t, int64_t> data_done;  // Number of data done, by step.
   std::set<uint64_t> applied;
 };
 
@@ -142,7 +142,8 @@ class World {
     }
   }
 
-  // Checks the answer to a request, given what waited before it.
+  // Checks whether a request was rightly accepted or refused, given the
+  // requests that waited before it.
   void CheckRoom(const std::string& tenant, int64_t tokens,
                  const absl::Status& answer) {
     std::set<std::string> tenants = {tenant};
@@ -208,8 +209,9 @@ class World {
     }
   }
 
-  // Checks that everything before the work, up to the last barrier, has been
-  // applied.
+  // Checks that the last barrier before the step, and all steps before that
+  // barrier, have been applied. If the step itself is a barrier, checks all
+  // earlier steps.
   void CheckOrder(uint64_t id, bool barrier) {
     Accepted& work = accepted_.at(id);
     work.started = true;

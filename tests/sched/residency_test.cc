@@ -15,7 +15,7 @@ namespace {
 using ::testing::ElementsAre;
 using enum AdapterLocation;
 
-// Adapters of ten bytes, and the work that they have.
+// Each adapter has ten bytes, and its work is in demands_.
 class ResidencyTest : public ::testing::Test {
  protected:
   void Start(int max_resident, uint64_t host_bytes = 0) {
@@ -29,7 +29,7 @@ class ResidencyTest : public ::testing::Test {
         [](AdapterKey) { return uint64_t{10}; });
   }
 
-  // Makes room and creates the adapter there. Returns the moves as text.
+  // Asks for a slot and creates the adapter in it. Returns the moves as text.
   std::vector<std::string> Create(const std::string& adapter) {
     residency_->WantSlot(++tickets_);
     std::vector<std::string> moves = Settle();
@@ -54,7 +54,7 @@ class ResidencyTest : public ::testing::Test {
     residency_->Used(Key(adapter), kTraining);
   }
 
-  // Makes all moves until there are none. Each succeeds at once.
+  // Makes moves until the policy has none. Each move succeeds at once.
   std::vector<std::string> Settle() {
     std::vector<std::string> moves;
     while (const std::optional<Move> move = Next()) {
@@ -236,7 +236,7 @@ TEST_F(ResidencyTest, WhoIsRemovedWhileItMovesFreesItsSlot) {
   EXPECT_FALSE(residency_->IsUnderway(*out));
   EXPECT_THAT(Settle(), ElementsAre("slot"));
   Add("a");
-  // A new adapter with that name has nothing to do with the old move.
+  // The end of the old move does not affect a new adapter with the same name.
   EXPECT_FALSE(residency_->Finished(*out, true).has_value());
   EXPECT_TRUE(residency_->CanRun(Key("a")));
 }

@@ -95,7 +95,8 @@ std::string PlanText(const Plan& plan) {
 
 class Interpreter {
  public:
-  // Returns the answer to the command line, which `->` compares.
+  // Runs a command line and returns its answer, which the test compares with
+  // the text after `->`.
   std::string Run(const Words& words) {
     const std::string& command = words[0];
     const auto handler = handlers_.find(command);
@@ -181,7 +182,8 @@ class Interpreter {
     return absl::StrJoin(shares, " ", absl::PairFormatter(" "));
   }
 
-  // Runs a number of plans. Requests are never divided.
+  // Runs a number of plans and returns the tokens served. REQUIRES: no plan
+  // divides a request.
   std::string RunPlans(const Words& words) {
     Shares shares;
     for (int64_t i = 0; i < Number(words.at(1)); ++i) {

@@ -17,7 +17,8 @@ namespace {
 constexpr int64_t kHidden = 2304;
 constexpr int64_t kVocab = 101;
 
-// Gemma 2 with a softcap that bends most logits. The file has no layer.
+// A Gemma 2 config whose softcap bends most logits. The checkpoint has no
+// layers.
 constexpr char kConfig[] =
     R"({"model_type": "gemma2", "vocab_size": 101, "num_hidden_layers": 26,
         "final_logit_softcapping": 2.5})";
@@ -59,7 +60,8 @@ TEST_F(HeadScorerTest, ScoresLikeADenseLogSoftmax) {
   const auto scores = scorer->Score(hidden, targets,
                                     {.temperature = 0.7, .want_entropy = true});
   ASSERT_THAT(scores, IsOk());
-  // The error is that of a product of kHidden terms and of its exponential.
+  // Allows for the rounding of a dot product of kHidden terms and of its
+  // exponential.
   const double bound =
       testing::Tolerance(testing::kEpsilonF32, kHidden, 2.5 / 0.7);
   EXPECT_LE((scores->logprobs_R - expected).abs().max().item<double>(), bound);

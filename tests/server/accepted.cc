@@ -13,7 +13,7 @@
 namespace weft {
 namespace {
 
-// The rule as the proto states it, and not the code under test.
+// Repeats the rule from the proto, and does not use the code under test.
 bool IsPlainName(absl::string_view name) {
   return !name.empty() && name.size() <= 128 && absl::ascii_isalnum(name[0]) &&
          name.back() != '.' && std::ranges::all_of(name, [](unsigned char c) {

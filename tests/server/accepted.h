@@ -1,5 +1,5 @@
-// What later layers rely on in a request that was accepted. They do not check
-// it again.
+// Checks what later layers rely on in an accepted request, because they do not
+// check it again.
 #ifndef WEFT_TESTS_SERVER_ACCEPTED_H_
 #define WEFT_TESTS_SERVER_ACCEPTED_H_
 
@@ -10,7 +10,7 @@
 
 namespace weft {
 
-// Each adds a failure to the test for what does not hold.
+// Each adds a test failure for every property that does not hold.
 void ExpectUsable(const TrainRequest& request, const RequestLimits& limits);
 void ExpectUsable(const OptimStepRequest& request, const RequestLimits& limits);
 void ExpectUsable(const SampleRequest& request, const RequestLimits& limits);
@@ -33,7 +33,7 @@ void ExpectUsable(const UploadCheckpointRequest& request,
                   const RequestLimits& limits);
 void ExpectUsable(const ImportAdapterRequest& request,
                   const RequestLimits& limits);
-// An adapter's id, and with a checkpoint's name.
+// For an adapter's id, and for an adapter's id with a checkpoint's name.
 void ExpectUsable(const std::string& adapter_id, const RequestLimits& limits);
 void ExpectUsable(const std::pair<std::string, std::string>& names,
                   const RequestLimits& limits);

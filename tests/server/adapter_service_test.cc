@@ -381,7 +381,7 @@ TEST_F(AdapterServiceTest, ImportsAreBoundedTogether) {
   const grpc::Status status = Import(messages, &response);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_THAT(status.error_message(), HasSubstr("--max-import-bytes 4194304"));
-  // The bytes that an import held are free again as soon as it is answered.
+  // When an import is answered, the bytes that it held are free again.
   messages.resize(5);
   for (int i = 0; i < 3; ++i) {
     messages[0] = Options(absl::StrCat("large", i));

@@ -74,7 +74,8 @@ class AuthTest : public ServerTest {
     grpc::ByteBuffer reply;
     call->Read(&reply, this);
     queue.Next(&tag, &ok);
-    // A stream that began to answer was permitted. A watch never ends.
+    // A first message means that the call was permitted. Watch never ends, so
+    // its status is not awaited.
     if (ok && absl::EndsWith(path, "Watch")) return grpc::Status::OK;
     grpc::Status status;
     call->Finish(&status, this);
@@ -335,7 +336,7 @@ TEST_F(AuthTest, MessagesHaveTheCallersNames) {
   EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND);
   EXPECT_THAT(status.error_message(), HasSubstr("'x'"));
   EXPECT_THAT(status.error_message(), Not(HasSubstr("acme~")));
-  // The details for programs are there and have the caller's names.
+  // The ErrorInfo in the details has the caller's names, too.
   EXPECT_THAT(status.error_details(), HasSubstr("google.rpc.ErrorInfo"));
   EXPECT_THAT(status.error_details(), Not(HasSubstr("acme~")));
 }

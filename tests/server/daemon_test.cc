@@ -102,7 +102,7 @@ absl::StatusOr<std::unique_ptr<Engine>> StartCanned(const EngineOptions&,
   return std::make_unique<CannedEngine>();
 }
 
-// Starts an engine that never finishes.
+// Starts an engine that is held, so that a drain never finishes.
 absl::StatusOr<std::unique_ptr<Engine>> StartStuck(const EngineOptions&,
                                                    prometheus::Registry*) {
   auto engine = std::make_unique<CannedEngine>();
@@ -172,8 +172,8 @@ TEST(DaemonTest, EngineThatFailsEndsTheDaemon) {
   EXPECT_EQ(daemon.WaitForExit(), 1);
 }
 
-// Returns the daemon's liveness after an engine has started whose heartbeat is
-// `age` old and does not advance.
+// Returns the daemon's liveness with an engine whose heartbeat is `age` old and
+// does not advance.
 int LivenessAfterHang(absl::Duration age) {
   DaemonProcess daemon(
       [age](const EngineOptions&,
@@ -272,8 +272,8 @@ TEST(DaemonTest, AWorkerProcessThatHasMetRank0LeavesSignalsToIt) {
   EXPECT_EQ(exit_status, 0);
 }
 
-// Runs a daemon whose other rank ends at once, while `start` loads the engine.
-// Checks the exit status and returns the log.
+// Runs a daemon whose other rank ends at once. Meanwhile `start` loads the
+// engine. Checks the exit status and returns the log.
 std::string LogOfAStartWithoutARank(const EngineStarter& start) {
   const std::string log =
       absl::StrCat(::testing::TempDir(), "/weft_daemon_log_", getpid());
@@ -290,7 +290,7 @@ std::string LogOfAStartWithoutARank(const EngineStarter& start) {
     Settings settings;
     settings.server.listen = "127.0.0.1:0";
     settings.server.metrics_listen = "";
-    alarm(30);  // Ends a daemon that serves, so that the test fails.
+    alarm(30);  // Kills a daemon that does not exit, so that the test fails.
     _exit(RunDaemon(settings, start, &*others));
   }
   int ended = 0;
@@ -327,8 +327,8 @@ TEST(DaemonTest, ARankThatEndsBeforeLoadingSucceedsEndsTheDaemon) {
   const auto start =
       [](const EngineOptions&,
          prometheus::Registry*) -> absl::StatusOr<std::unique_ptr<Engine>> {
-    // Returns the engine when the daemon has noticed the end of the rank:
-    // waitid fails when the process has no more children.
+    // Waits until the daemon has noticed that the rank ended. From then on the
+    // process has no more children, so waitid fails.
     siginfo_t info;
     while (waitid(P_ALL, 0, &info, WEXITED | WNOWAIT) == 0) {
       absl::SleepFor(absl::Milliseconds(1));

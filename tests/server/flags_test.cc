@@ -37,8 +37,8 @@ std::string Error(const std::vector<std::string>& args,
   return std::string(Parse(args, environment).status().message());
 }
 
-// A new flag needs a default, a unit and a reason. Whoever changes this list
-// should check that.
+// A new flag needs a default, a unit and a reason. Check them before you add
+// its name to this list.
 TEST(FlagsTest, ListIsFrozen) {
   std::vector<std::string> names;
   for (const Flag& flag : FlagTable()) names.push_back(flag.name);
@@ -176,7 +176,7 @@ TEST(FlagsTest, AListGrowsWithinItsSource) {
   const std::map<std::string, std::string> environment = {
       {"WEFT_RECOVER_ADAPTER", "a,b"}};
   EXPECT_EQ(Parse({}, environment)->engine.recover_adapters, (Names{"a", "b"}));
-  // The flag goes before the environment, as for every other value.
+  // The flag takes precedence over the environment, as for all other values.
   const auto both =
       Parse({"--recover-adapter=c", "--recover-adapter", "t~d"}, environment);
   EXPECT_EQ(both->engine.recover_adapters, (Names{"c", "t~d"}));

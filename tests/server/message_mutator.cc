@@ -13,7 +13,7 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::Reflection;
 
-// How reflection writes a value of one type.
+// The methods of Reflection that write a value of one type.
 template <typename Value>
 struct Writer {
   void (Reflection::*set)(Message*, const FieldDescriptor*, Value) const;
@@ -201,7 +201,7 @@ std::string MessageMutator::Text() {
                                        std::string(257, 'x'),
                                        std::string(300, '\x01')};
   if (!OneIn(3)) return kTexts[Below(std::size(kTexts))];
-  // The raw form of a few numbers, or a little more or less than that.
+  // The bytes of up to five 4-byte numbers, sometimes with up to 3 more bytes.
   std::string raw(4 * Below(6) + (OneIn(4) ? Below(4) : 0), '\0');
   for (size_t i = 0; i < raw.size(); i += OneIn(8) ? 1 : 4) {
     raw[i] = static_cast<char>(Below(OneIn(8) ? 256 : 100));

@@ -31,8 +31,8 @@ class MessageMutator {
   void Change(google::protobuf::Message* message);
   void ChangeList(google::protobuf::Message* message,
                   const google::protobuf::FieldDescriptor* field);
-  // Writes the value of a field, or of a list's item. An `index` of the list's
-  // size adds an item; -1: the field is no list.
+  // Writes a value to a field, or to item `index` of a list. If `index` is the
+  // list's size, adds an item. -1: the field is not a list.
   void Put(google::protobuf::Message* message,
            const google::protobuf::FieldDescriptor* field, int index);
 

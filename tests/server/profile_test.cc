@@ -1,4 +1,4 @@
-// ServerService.Profile, and the load that GetInfo tells.
+// Tests ServerService.Profile, and the load that GetInfo returns.
 #include <atomic>
 #include <limits>
 #include <string>
@@ -28,7 +28,8 @@ class ProfileTest : public ServerTest {
     return reader->Finish();
   }
 
-  // The engine has the request a moment after the server counts the call.
+  // Waits until the server has counted a call of Profile, and then a moment
+  // more, so that the engine has the request.
   void WaitUntilOneRuns() {
     ASSERT_TRUE(Eventually([this] {
       return MetricValue(

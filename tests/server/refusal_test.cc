@@ -1,5 +1,5 @@
-// Tests every refusal of the other services: its cause, its code and its
-// message.
+// Tests every refusal of the services other than TrainingService: its cause,
+// its code and its message.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -168,7 +168,7 @@ TEST(RefusalTest, BadNames) {
     request.set_adapter_id(name);
     const absl::Status status = Validate(request, Limits()).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    // Control characters and foreign bytes are escaped in messages.
+    // Messages escape control characters and bytes that are not ASCII.
     for (const char c : status.message()) {
       EXPECT_GE(c, ' ');
       EXPECT_LE(c, '~');

@@ -31,8 +31,8 @@ inline RequestLimits Limits() {
           .max_samples = 8};
 }
 
-// A valid message, the change that makes it invalid, and the beginning of the
-// refusal.
+// A change that makes a valid message invalid, and the beginning of the
+// refusal's message.
 template <typename Message>
 struct Row {
   std::string name;

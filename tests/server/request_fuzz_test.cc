@@ -1,5 +1,6 @@
-// Random requests of every kind: each is refused with a short message, or is
-// one on which later layers can rely. Seeds are fixed, so a failure repeats.
+// Tests random requests of every kind. The server must refuse a request with a
+// short message, or accept one that later layers can rely on. Seeds are fixed,
+// so a failure repeats.
 #include <cstdint>
 #include <set>
 #include <string>
@@ -20,9 +21,9 @@
 namespace weft {
 namespace {
 
-constexpr int kRequests = 20000;  // For each kind, within about 0.1 s.
+constexpr int kRequests = 20000;  // For each kind. They take about 0.1 s.
 
-// SampleStream validates the request inside.
+// SampleStream validates the SampleRequest in its message.
 absl::StatusOr<SampleRequest> Validate(const v1::SampleStreamRequest& request,
                                        const RequestLimits& limits) {
   return weft::Validate(request.request(), limits);
@@ -43,7 +44,8 @@ void ExpectGoodRefusal(const absl::Status& status) {
 
 class RequestFuzzTest : public ::testing::Test {
  protected:
-  // Counts both answers, so that a fuzzer that reaches only one fails.
+  // Counts accepted and refused requests. If the fuzzer reaches only one
+  // outcome, the test fails.
   template <typename Result>
   void Take(const absl::StatusOr<Result>& result,
             const google::protobuf::Message& request) {
@@ -187,7 +189,8 @@ TEST_F(RequestFuzzTest, Profiles) {
   Fuzz(profile);
 }
 
-// The messages of an import, or of an upload, are one request.
+// Returns a message with a chunk of `file`. Several messages make an import or
+// an upload.
 template <typename Message>
 Message Piece(const std::string& file) {
   Message message;
@@ -238,7 +241,8 @@ TEST_F(RequestFuzzTest, Adapters) {
   Fuzz(Named<v1::ExportAdapterRequest>());
   std::set<std::string> others =
       RequestsOf(*v1::CreateAdapterRequest::descriptor()->file());
-  others.erase("weft.v1.ImportAdapterRequest");  // The next tests have these.
+  // The next two tests fuzz these two requests.
+  others.erase("weft.v1.ImportAdapterRequest");
   others.erase("weft.v1.UploadCheckpointRequest");
   EXPECT_EQ(fuzzed_, others);
 }

@@ -61,7 +61,8 @@ TEST_F(SamplingServiceTest, FillsInDefaults) {
   grpc::ClientContext first;
   ASSERT_TRUE(sampling_->Sample(&first, request, &response).ok());
   const SampleRequest seen = engine_.last_sample();
-  // The default is 128, but the context of 32 leaves 31.
+  // The default is 128, but a context of 32 has room for only 31 after the
+  // prompt.
   EXPECT_EQ(seen.config.max_tokens, 31);
   EXPECT_EQ(seen.num_samples, 1);
   EXPECT_EQ(seen.config.temperature, 1.0);
@@ -188,8 +189,9 @@ TEST_F(SamplingServiceTest, StreamEndsAtItsDeadline) {
   EXPECT_TRUE(Eventually([&] { return engine_.num_cancelled() == 1; }));
 }
 
-// A reader that never reads. Its tokens wait in merged form, and not as one
-// message per token. The server still ends the call when the client leaves.
+// The client never reads. The server merges its waiting tokens into one message
+// instead of keeping a message per token. The server still ends the call when
+// the client leaves.
 TEST_F(SamplingServiceTest, UnreadStreamIsHeldAndLetGo) {
   engine_.mutable_info()->context_length = 200000;
   v1::SampleStreamRequest request;

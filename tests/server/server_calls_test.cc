@@ -212,7 +212,7 @@ class ServerCallsTest : public ::testing::Test {
     EXPECT_EQ(loaded.adapter().last_step(), saved.checkpoint().last_step());
   }
 
-  // Reads what operators look at.
+  // Makes the calls that operators use to inspect the server.
   void Look() {
     v1::ListAdaptersRequest list;
     list.set_page_size(2);
@@ -250,7 +250,8 @@ class ServerCallsTest : public ::testing::Test {
     SaveAndLoad(id);
   }
 
-  // Starts a step that waits for the one before it, which never comes.
+  // Starts a step that never runs, because it waits for an earlier step that
+  // never arrives.
   void StartStuck(const std::string& id, DirectUnary* call,
                   v1::ForwardBackwardResponse* response) {
     const v1::ForwardBackwardRequest request = Step(id, 2);
@@ -266,8 +267,8 @@ class ServerCallsTest : public ::testing::Test {
     for (std::thread& thread : clients) thread.join();
   }
 
-  // It outlives the engine, whose reply thread may still post to it when a call
-  // has ended.
+  // Outlives the engine. The engine's reply thread may still post to this
+  // worker after a call has ended.
   Worker wire_;
   prometheus::Registry registry_;
   std::unique_ptr<CannedEngine> engine_ =

@@ -125,7 +125,8 @@ double ServerTest::MetricValue(const std::string& sample) const {
 
 int HealthOf(const std::shared_ptr<grpc::Channel>& channel,
              const std::string& service) {
-  // The messages have the same encoding as the wrapper types.
+  // The wrapper types have the same encoding as the messages of the health
+  // check.
   grpc::TemplatedGenericStub<google::protobuf::StringValue,
                              google::protobuf::Int32Value>
       stub(channel);

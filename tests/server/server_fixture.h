@@ -36,7 +36,7 @@ class ServerTest : public ::testing::Test {
   // Returns a valid request for adapter "a": one sequence of three tokens.
   static v1::ForwardBackwardRequest GoodStep();
 
-  // Waits up to 5 s for `condition`. Returns whether it became true.
+  // Waits up to 30 s for `condition`. Returns whether it became true.
   static bool Eventually(const std::function<bool()>& condition);
 
   // Return the metrics page, and the value of one of its samples (-1 if it is

@@ -130,7 +130,7 @@ TEST(RefusalTest, ATokenHasAtMost1024Targets) {
   }
 }
 
-// The index in the message is that of the datum, also for Forward.
+// The message has the index of the invalid datum, for Forward as well.
 TEST(RefusalTest, NamesTheDatumAtFault) {
   v1::ForwardRequest good;
   good.mutable_loss()->set_function(v1::LOSS_FUNCTION_CROSS_ENTROPY);

@@ -44,7 +44,8 @@ TEST(TenantQuotaTest, ACallCountsUntilItsAnswerAndNoLonger) {
   EXPECT_THAT(refused, IsStatus(kExhausted, "tenant 'a' has 1 calls"));
   (void)second->Settle(refused);
   (void)first->Settle(absl::OkStatus());
-  // Calls exist until gRPC has sent their status. The client may have it then.
+  // A CallRecord exists until gRPC has sent its status. But it no longer counts
+  // after Settle, because the client may already have the status.
   const auto third = begin();
   const absl::Status admitted = third->Admit().status();
   EXPECT_THAT(admitted, IsStatus(absl::StatusCode::kUnavailable, ""));
@@ -66,7 +67,7 @@ TEST(TenantQuotaTest, RefusesTheRateAndNotTheSize) {
   EXPECT_THAT(quota.Spend("a", 1, start + absl::Seconds(4.9)),
               IsStatus(kExhausted, "in 100ms"));
   EXPECT_THAT(quota.Spend("a", 1000, start + absl::Seconds(5.1)), IsOk());
-  // Credit grows neither beyond the burst nor when the clock goes back.
+  // Credit stops at the burst. It does not grow when the clock goes back.
   const absl::Time later = start + absl::Hours(1);
   EXPECT_THAT(quota.Spend("a", 1000, later), IsOk());
   EXPECT_THAT(quota.Spend("a", 1, later - absl::Hours(1)),

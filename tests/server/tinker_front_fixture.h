@@ -26,12 +26,13 @@ class TinkerFrontTest : public ::testing::Test {
   // Makes a token and returns its API key. Call it before Start.
   std::string AddKey(const std::string& id, std::set<Scope> scopes,
                      const std::string& tenant = "acme");
-  // Starts a front with an engine. With tokens if AddKey has made some.
+  // Starts an engine and a front. If AddKey made tokens, the front requires
+  // them.
   void Start(ServerOptions options = {});
-  // Ends the front and starts the next one with what the ledger has. Work that
-  // the engine holds runs meanwhile.
+  // Ends the front and starts a new front, which reads the ledger. In between,
+  // the engine does the work that it held.
   void Restart();
-  // Like Restart, with a new engine, which is empty.
+  // Like Restart, but with a new, empty engine.
   void RestartAll();
 
   // Runs `work` on the front's thread and waits for its end.
@@ -42,9 +43,9 @@ class TinkerFrontTest : public ::testing::Test {
                                   const Json& body = Json::object());
   HttpReply Ask(const std::string& method, const std::string& path,
                 const Json& body = Json::object());
-  // The answer must be good.
+  // Sends a POST request and expects status 200. Returns the reply.
   Json Post(const std::string& path, const Json& body = Json::object());
-  // Waits for the result of a promise.
+  // Returns the result of a future, and waits for it.
   Json Result(const Json& promise);
 
   std::string NewSession();
@@ -60,9 +61,9 @@ class TinkerFrontTest : public ::testing::Test {
                                          int number = 0);
   HttpReply SampleFrom(const std::string& session, const std::string& path,
                        int number = 0);
-  // Returns the number of calls of the RPC that the engine has had.
+  // Returns how often the RPC was called on the engine.
   int Calls(const std::string& rpc) const;
-  // Waits up to 5 s.
+  // Waits up to 30 s for `condition`. Returns whether it became true.
   static bool Eventually(const std::function<bool()>& condition);
 
   std::string key_ = "tml-any";

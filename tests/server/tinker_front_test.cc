@@ -1,4 +1,4 @@
-// Tests the handlers of the Tinker front where the SDK does not lead them:
+// Tests the Tinker front's handlers in cases that the SDK does not cause:
 // refused and repeated deletions, restarts, drains, quotas.
 #include <future>
 #include <memory>
@@ -30,8 +30,8 @@ constexpr char kDelete[] = "DeleteAdapter";
 constexpr char kDeleteCheckpoint[] = "DeleteCheckpoint";
 constexpr char kLoad[] = "LoadCheckpoint";
 
-// Returns the number of adapters that are yet to be deleted, while the engine
-// deletes none.
+// Returns how many adapters wait to be deleted. Leaves out the adapters that
+// the engine is deleting.
 size_t NumOrphans(Front& front) {
   size_t count = 0;
   for (const auto& [key, orphan] : front.orphans) count += !orphan.running;
@@ -40,8 +40,8 @@ size_t NumOrphans(Front& front) {
 
 class TinkerEndsTest : public TinkerFrontTest {
  protected:
-  // Fills the owner's sessions with silent ones. The oldest ones have these
-  // ids.
+  // Adds silent sessions, up to kMaxSessions. The sessions in `oldest` become
+  // the ones that were silent for longest.
   void FillSessions(const std::vector<std::string>& oldest) {
     OnFront([&oldest](Front& front) {
       const Session some = front.sessions.at(oldest.front());
@@ -80,7 +80,7 @@ TEST_F(TinkerEndsTest, ATokenEndsNoSessionThatItCouldNotHaveMade) {
               HasSubstr("lacks the scope train"));
   EXPECT_THAT(Ask("POST", absl::StrCat("sessions/", sampling, "/finish")).body,
               HasSubstr("lacks the scope sample"));
-  // One more session ends the oldest of those that the token may end.
+  // A new session ends the oldest of the sessions that this token may end.
   EXPECT_EQ(Ask("POST", "create_session").status, 200);
   EXPECT_TRUE(Has(training));
   EXPECT_TRUE(Has(sampling));
@@ -307,7 +307,7 @@ TEST_F(TinkerFrontTest, AServerThatStopsLeavesAModelToTheNextProcess) {
 
 class TinkerLoadTest : public TinkerFrontTest {
  protected:
-  // Begins to make a model from a checkpoint, which the engine holds.
+  // Asks for a model from a checkpoint, and for a step. The held engine waits.
   void LoadHeld() {
     Start();
     const std::string session = NewSession();

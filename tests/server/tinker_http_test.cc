@@ -40,7 +40,7 @@ TEST(TinkerBodyBudgetTest, OneHolderHasHalfAndEachHasWhatIsLeft) {
   EXPECT_TRUE(budget->Reserve("c", 1).ok());
 }
 
-// A client that sends what a test has it send.
+// A client that sends exactly the text that the test gives it.
 class Client {
  public:
   explicit Client(int port) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
@@ -75,7 +75,7 @@ std::string Post(const std::string& path, size_t bytes) {
                       "\r\n\r\n");
 }
 
-// The path is the holder; /held is answered when the test says so.
+// A request's holder is its path. The test itself answers /held.
 class TinkerHttpTest : public ::testing::Test {
  protected:
   TinkerHttpTest() {
@@ -120,9 +120,10 @@ class TinkerHttpTest : public ::testing::Test {
     return reply;
   }
 
-  std::latch arrived_{1};  // The thread sanitizer sees it.
+  // Signals that /held has arrived, in a way that ThreadSanitizer understands.
+  std::latch arrived_{1};
   std::unique_ptr<HttpServer> server_;
-  // They end before the server, on whose sockets they answer.
+  // Destroyed before the server, because they answer on its sockets.
   HttpRequest held_;
   Respond respond_;
 };
@@ -180,7 +181,7 @@ TEST_F(TinkerHttpTest, AStreamIsSentPieceByPiece) {
   while (all.find("3rd") == std::string::npos) all += client.Receive();
   EXPECT_THAT(all, HasSubstr("Content-Length: 9\r\n"));
   EXPECT_THAT(all, HasSubstr("\r\n\r\n1st2nd3rd"));
-  // The connection lives on.
+  // The connection stays open.
   ASSERT_TRUE(client.Send(Post("/a", 0)));
   EXPECT_THAT(client.Receive(), HasSubstr("served"));
 }

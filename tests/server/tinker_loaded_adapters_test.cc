@@ -68,7 +68,8 @@ TEST_F(TinkerLoadedAdaptersTest, ASessionThatEndsLeavesALoadToThoseWhoWait) {
   engine_->Hold();
   auto waiting = SampleFromLater(NewSession(), path_);
   ASSERT_TRUE(Eventually([&] { return Calls(kLoad) > loads; }));
-  // A deletion that is refused now would be tried again after the load.
+  // Refuses a deletion. If Finish wrongly tried one now, SweepOrphans would
+  // repeat it after the load, and the last check would fail.
   engine_->FailNext(absl::InternalError("no"), kDelete);
   Finish(old_);
   engine_->Release();

@@ -1,4 +1,5 @@
-// The parts of the Tinker front that read what clients send, without a server.
+// Tests the parts of the Tinker front that read what clients send. Needs no
+// server.
 #include <zstd.h>
 
 #include <cstring>
@@ -81,7 +82,7 @@ TEST(TinkerBodyTest, ReadsOnlyObjects) {
   for (const char* text : {"[]", "1", "{", "{\"a\":}", "\xff"}) {
     EXPECT_THAT(ParseObject(text), IsStatus(kInvalid, "JSON object")) << text;
   }
-  // The library recurses where it copies and prints, so depth has a limit.
+  // The JSON library copies and prints recursively, so the depth has a limit.
   const auto nested = [](size_t depth) {
     return ParseObject("{\"a\":" + std::string(depth, '[') +
                        std::string(depth, ']') + "}");

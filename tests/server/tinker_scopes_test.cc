@@ -26,8 +26,8 @@ constexpr Need kRead = Need::kRead;
 constexpr Need kSample = Need::kSample;
 constexpr Need kTrain = Need::kTrain;
 
-// A request with an empty JSON object as its body, and the status for a caller
-// who has what it needs.
+// A request whose body is an empty JSON object, and the status for a caller who
+// meets `need`.
 struct Row {
   const char* method;
   const char* path;

@@ -32,7 +32,7 @@ class TinkerFuturesTest : public ::testing::Test {
   Respond Take() {
     return [this](HttpReply reply) { replies_.push_back(std::move(reply)); };
   }
-  // Retrieves a JSON answer without an announcement.
+  // Retrieves a result as JSON. Does not accept its size instead.
   void Retrieve(const std::string& id, const std::string& owner = "me") {
     futures_.Retrieve(id, owner, false, false, Take());
   }
@@ -124,7 +124,7 @@ class TinkerLedgerTest : public ::testing::Test {
   }
   ~TinkerLedgerTest() override { std::filesystem::remove_all(folder_); }
 
-  // The test's thread is the front's: it runs what the ledger posts.
+  // The test's thread acts as the front's: it runs what the ledger posts.
   std::unique_ptr<Ledger> Open(const std::string& folder) {
     auto ledger = Ledger::Open(folder, [this](std::function<void()> work) {
       MutexLock lock(&mu_);
@@ -187,7 +187,8 @@ TEST_F(TinkerLedgerTest, EntriesAreThereAgainAfterARestart) {
     ledger->Put(EntryKind::kStep, {"a:3", {{"n", 1}}, bytes}, count);
     ledger->Put(EntryKind::kStep, {"a:12", {{"n", 3}}, ""}, count);
     RunUntil(all_kept);
-    // The end waits for what was put, though nobody hears of it.
+    // The destructor waits for these writes, although their callbacks never
+    // run.
     ledger->Put(EntryKind::kModel, {"../a", {{"n", 4}}, ""}, count);
     ledger->Erase(EntryKind::kStep, "unknown:1");
   }

@@ -41,7 +41,7 @@ class TlsTest : public ServerTest {
   // certificate.
   int Health(const Identity& authority, const Identity& own = {}) {
     grpc::ChannelArguments arguments;
-    // Otherwise a channel with equal arguments would share the connection.
+    // Without this, channels with equal arguments would share a connection.
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     return HealthOf(grpc::CreateCustomChannel(
                         frontend_->address(),

@@ -1,4 +1,4 @@
-// The id of a request: from its headers to its log lines and its trailer.
+// Tests the id of a request: from its headers to its log lines and its trailer.
 #include <string>
 #include <vector>
 
@@ -73,7 +73,7 @@ TEST_F(TraceTest, ARefusedCallHasItsIdToo) {
 }
 
 TEST_F(TraceTest, LogLinesHoldNoTokensAndNoCredentials) {
-  // The words that only the request's content and its headers have.
+  // The log must not contain these values from the headers and the request.
   grpc::ClientContext context;
   context.AddMetadata("authorization", "Bearer weft_secret");
   context.AddMetadata("x-request-id", "weft secret");

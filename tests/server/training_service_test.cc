@@ -130,7 +130,7 @@ TEST_F(TrainingServiceTest, RaggedTargetsAreFlatInBothForms) {
   }
 }
 
-// No token has targets, so the sequence is only read.
+// No token has a target, so the result has no log-probabilities.
 TEST_F(TrainingServiceTest, RaggedTargetsMayBeNone) {
   v1::ForwardBackwardRequest request = GoodStep();
   request.mutable_data(0)->clear_targets();

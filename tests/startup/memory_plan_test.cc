@@ -54,7 +54,7 @@ TEST_P(MemoryPlanTest, CountsWhatTheLargestAdapterHolds) {
 TEST_P(MemoryPlanTest, FillsInWhatIsNotSet) {
   const auto split = PlanMemory(sizes_, 8 * kGiB, &options_);
   ASSERT_TRUE(split.ok()) << split.status();
-  // A tiny model needs no more than the default.
+  // Memory is ample, so the plan has the default number of adapters.
   EXPECT_EQ(options_.max_resident_adapters, kDefaultResidentAdapters);
   EXPECT_EQ(options_.kv_cache_bytes, options_.max_decode_sequences *
                                          (64 / kPageTokens) *
@@ -126,8 +126,8 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, MemoryPlanTest,
                          weft::testing::DtypeName);
 
 // Published models in bf16 on devices of published sizes. The available memory
-// is nine tenths of the device minus the model. The reserve is 512 MiB plus a
-// sixteenth of it.
+// is nine tenths of the device, minus the model and its rotary tables. The
+// reserve is 512 MiB plus a sixteenth of the available memory.
 ModelSizes Llama8B() {
   return {.config = *model::ParseModelConfig(R"({
     "architectures": ["LlamaForCausalLM"], "model_type": "llama",
@@ -179,15 +179,15 @@ TEST(PublishedModelsTest, SizesAreThoseWorkedOutByHand) {
   const ModelSizes llama = Llama8B();
   // The model has 8,030,261,248 parameters.
   EXPECT_EQ(model::WeightBytes(llama.config, 2), 16'060'522'496);
-  // The bytes are rank 64 times, per layer, inputs plus outputs of q (8192), k
-  // and v (5120 each), o (8192), gate, up and down (18432 each), plus twice
-  // 132,352 for embedding and head. This makes 184,713,216 parameters of 5 x 4
-  // + 2 bytes.
+  // The parameters are rank 64 times the inputs plus outputs of the matrices.
+  // In each of 32 layers, these are 8192 for q and for o, 5120 for k and for v,
+  // and 18432 for gate, up and down each. Embedding and head have 132,352 each.
+  // This makes 184,713,216 parameters of 5 x 4 + 2 bytes.
   EXPECT_EQ(LargestAdapterBytes(llama, 64), 22 * int64_t{184'713'216});
   // A token has keys and values in 32 layers, with 8 heads of 128 features.
   EXPECT_EQ(executor::PageBytes(llama.config, 2, /*page_tokens=*/1), 131'072);
-  // 64 rows have logits twice in f32, and four tensors of 4096, three of 14336
-  // and two of 6144.
+  // A graph has 64 rows. Each row has its logits twice in f32, and in bf16 four
+  // vectors of 4096, three of 14336 and two of 6144.
   EXPECT_EQ(DecodeGraphBytes(llama, {}),
             64 * (2 * 128'256 * 4 + 2 * (4 * 4096 + 3 * 14'336 + 2 * 6144)));
   EXPECT_EQ(DecodeGraphBytes(llama, {.decode_graphs = false}), 0);
@@ -202,12 +202,12 @@ TEST(PublishedModelsTest, SizesAreThoseWorkedOutByHand) {
 
 TEST(PublishedModelsTest, Llama8BOn80GB) {
   // 77,309,411,328 - 16,060,522,496 - 67,108,864 = 61,181,779,968 bytes are
-  // left, of which 4,360,732,160 are the reserve. One adapter takes
+  // available. Of these, 4,360,732,160 are the reserve. One adapter takes
   // 4,063,690,752. One context takes 17,179,869,184, which also holds 64
   // sequences of 2048 tokens. Graphs take 74,842,112. 4096 tokens without
   // recomputation take 32 layers of 390,070,272 plus 1,091,895,296 for the
-  // head. That leaves 21,928,501,760: enough for five more adapters, and too
-  // little for 5120 tokens or a sixth adapter.
+  // head. Then 21,928,501,760 are left. This is enough for five more adapters,
+  // and too little for 5120 tokens or a sixth adapter.
   const MemorySplit split = *PlanFor(Llama8B(), k80GB);
   EXPECT_EQ(split.reserve, 4'360'732'160);
   EXPECT_EQ(split.batch_tokens, 4096);
@@ -223,8 +223,8 @@ TEST(PublishedModelsTest, Llama8BOn80GB) {
 }
 
 TEST(PublishedModelsTest, LongBatchesOfTheOperatorsOn80GB) {
-  // 8192 tokens take 26,846,707,712, which is 13,272,563,712 more than 4096
-  // tokens. So there are two adapters beside the required one.
+  // 8192 tokens take 26,832,027,648, which is 13,257,883,648 more than 4096
+  // tokens. So there is room for two adapters beside the required one.
   const MemorySplit batch =
       *PlanFor(Llama8B(), k80GB, {.max_batch_tokens = 8192});
   EXPECT_EQ(batch.batch_tokens, 8192);
@@ -241,10 +241,11 @@ TEST(PublishedModelsTest, LongBatchesOfTheOperatorsOn80GB) {
 }
 
 TEST(PublishedModelsTest, Llama8BOn141GB) {
-  // 103,312,224,688 remain without the reserve of 7,460,143,952. The required
-  // parts and the first three steps leave 68,419,678,640, and eight adapters
-  // leave 39,973,843,376. With the 13,573,947,392 of 4096 tokens this is enough
-  // for 15,360 tokens (50,328,387,584), but not for 16,384.
+  // 103,312,224,688 remain without the reserve of 7,460,143,952. The minimum of
+  // each part, the graphs and a batch of 4096 tokens leave 68,419,678,640.
+  // Seven more adapters leave 39,973,843,376. With the 13,574,144,000 of the
+  // 4096 tokens, this is enough for 15,360 tokens (50,328,387,584), but not for
+  // 16,384.
   const MemorySplit split = *PlanFor(Llama8B(), k141GB);
   EXPECT_EQ(split.num_adapters, 8);
   EXPECT_EQ(split.batch_tokens, 15'360);
@@ -254,16 +255,16 @@ TEST(PublishedModelsTest, Llama8BOn141GB) {
 }
 
 TEST(PublishedModelsTest, Llama8BOn24GB) {
-  // 7,065,192,038 are left beside the model, which is less than one whole
-  // context.
+  // 7,065,192,033 are available, which is less than one whole context.
   EXPECT_THAT(std::string(PlanFor(Llama8B(), k24GB).status().message()),
               AllOf(HasSubstr("4063690752 for an adapter (--max-rank)"),
                     HasSubstr("17179869184 for keys and values "
                               "(--kv-cache-bytes, --max-context)"),
                     HasSubstr("594935808 for activations (--memory-budget")));
   // A context of 8192 takes 1,073,741,824, and an adapter of rank 16 takes
-  // 1,015,922,688. 3,981,222,400 remain for activations: 13,459,865,600 for
-  // 4096 tokens minus 353,763,328 for each of 27 layers.
+  // 1,015,922,688. 3,981,222,395 remain for activations. 4096 tokens need
+  // 13,459,865,600 without recomputation. Each recomputed layer saves
+  // 353,763,328, so 27 layers are recomputed.
   const MemorySplit split =
       *PlanFor(Llama8B(), k24GB, {.max_rank = 16, .max_context_tokens = 8192});
   EXPECT_EQ(split.batch_tokens, 4096);
@@ -279,7 +280,7 @@ TEST(PublishedModelsTest, Qwen8BOn80GB) {
   // a context 6,039,797,760, graphs 86,179,840, and 4096 tokens without
   // recomputation 15,587,966,976. The cache takes 13,287,555,072 more for 64
   // sequences of 2048 tokens. The remaining 17,281,592,960 are enough for four
-  // adapters.
+  // more adapters.
   const MemorySplit split = *PlanFor(Qwen8B(), k80GB);
   EXPECT_EQ(split.batch_tokens, 4096);
   EXPECT_EQ(split.recomputed_layers, 0);
@@ -290,10 +291,10 @@ TEST(PublishedModelsTest, Qwen8BOn80GB) {
 }
 
 TEST(PublishedModelsTest, SmallModelsHaveAllThatIsOfUse) {
-  // 20,952,219,304 remain without the reserve of a device of 24 GiB. 4096
-  // tokens (1,885,044,736), 64 sequences of 2048 (3,019,898,880), graphs, eight
-  // adapters (569,868,288 each) and 16,384 tokens (6,639,882,752) leave
-  // 6,707,195,048, which is enough for eleven more adapters.
+  // 20,952,211,979 remain without the reserve of a device of 24 GiB. 64
+  // sequences of 2048 tokens take 3,019,898,880, eight adapters take
+  // 569,868,288 each, and 16,384 tokens take 6,638,309,888. With the graphs,
+  // this leaves 6,708,760,587, which is enough for eleven more adapters.
   const MemorySplit small = *PlanFor(SmolLm(), k24GB);
   EXPECT_EQ(small.batch_tokens, 16'384);
   EXPECT_EQ(small.recomputed_layers, 0);

@@ -14,8 +14,9 @@ using ::testing::HasSubstr;
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int64_t kGiB = int64_t{1} << 30;
 
-// About a model of 8 billion parameters in 32 layers on a device of 80 GB. With
-// all layers recomputed, the micro-batches need 2, 2, 4 and 8 GiB.
+// Roughly the needs of a model with 8 billion parameters in 32 layers on a
+// device of 80 GB. If all layers are recomputed, the micro-batches need 2, 2, 4
+// and 8 GiB.
 MemoryNeeds Large() {
   return {.available = 56 * kGiB,
           .adapter = 3 * kGiB,
@@ -37,10 +38,10 @@ MemorySplit Split(const MemoryNeeds& needs) {
 }
 
 TEST(SplitMemoryTest, GoesInTheOrderOfTheHeader) {
-  // In GiB: the reserve is 4, which is 512 MiB plus a sixteenth. Adapter,
-  // context and shortest batch leave 43, graphs 42, a batch of 4096 tokens 34,
-  // the cache 30, and seven adapters 9. That is less than the 10 for a batch of
-  // 8192, so there are three more adapters.
+  // In GiB: the reserve is 4, which is 512 MiB plus a sixteenth of 56. One
+  // adapter, one context and the shortest batch leave 43. Then graphs leave 42,
+  // a batch of 4096 tokens leaves 34, the cache leaves 30, and seven adapters
+  // leave 9. A batch of 8192 needs 10 more, so three adapters follow instead.
   const MemorySplit split = Split(Large());
   EXPECT_EQ(split.reserve, 4 * kGiB);
   EXPECT_EQ(split.batch_tokens, 4096);
@@ -60,10 +61,10 @@ TEST(SplitMemoryTest, GoesInTheOrderOfTheHeader) {
 TEST(SplitMemoryTest, ALongerBatchComesAfterAFewAdapters) {
   MemoryNeeds needs = Large();
   needs.available = 64 * kGiB;
-  // In GiB: the reserve is half a GiB larger, so each step has 7.5 more than
-  // above, and after eight adapters 16.5 are left. A batch of 8192 takes 10,
-  // and two adapters follow. The rest is too little for another adapter and
-  // goes to the cache.
+  // In GiB: 8 more are available, but the reserve is 0.5 larger. So each step
+  // has 7.5 more than in the test above, and eight adapters leave 16.5. A batch
+  // of 8192 takes 10, and two more adapters take 6. The rest is too little for
+  // another adapter and goes to the cache.
   const MemorySplit split = Split(needs);
   EXPECT_EQ(split.batch_tokens, 8192);
   EXPECT_EQ(split.recomputed_layers, 0);
@@ -77,8 +78,8 @@ TEST(SplitMemoryTest, RecomputesAsFewLayersAsFit) {
   MemoryNeeds needs = Large();
   needs.available = 16 * kGiB;
   // In GiB: the reserve of 1.5 and the required 9 leave 5.5, and graphs leave
-  // 4.5. So activations have 6.5, which is 3.5 less than needed without
-  // recomputation.
+  // 4.5. Activations get these 4.5 and the 2 that they require. Without
+  // recomputation they need 10, so 14 layers of 0.25 are recomputed.
   const MemorySplit split = Split(needs);
   EXPECT_EQ(split.batch_tokens, 4096);
   EXPECT_EQ(split.recomputed_layers, 14);
@@ -94,10 +95,10 @@ TEST(SplitMemoryTest, RecomputesAsFewLayersAsFit) {
 TEST(SplitMemoryTest, AShortBatchIsTheLastResort) {
   MemoryNeeds needs = Large();
   needs.available = 11 * kGiB;
-  needs.batches[1].layer_saving = 128 * kMiB;  // The shortest batch now takes
-                                               // at least 6 GiB.
+  needs.batches[1].layer_saving = 128 * kMiB;  // 4096 tokens now take at least
+                                               // 6 GiB, which do not fit.
   // In GiB: 9 are required and 1.1875 are the reserve. The remaining 0.8125 are
-  // less than the one GiB that would keep all layers of the short batch, so six
+  // less than the 1 that would keep all layers of the shortest batch. So six
   // layers are recomputed.
   const MemorySplit split = Split(needs);
   EXPECT_EQ(split.batch_tokens, 512);
@@ -119,15 +120,15 @@ TEST(SplitMemoryTest, NobodyGetsMoreThanIsOfUse) {
   EXPECT_EQ(split.batch_tokens, 16384);
   EXPECT_EQ(split.batch_limit, Limit::kNothing);
   EXPECT_EQ(split.adapters_limit, Limit::kNothing);
-  // Sequences may be longer than any batch.
+  // Activations get the rest, because sequences may be longer than any batch.
   EXPECT_GT(split.activations, 40 * kGiB);
   EXPECT_EQ(split.Total(), needs.available);
 }
 
 TEST(SplitMemoryTest, FollowsThePolicyOfRecomputing) {
   MemoryNeeds needs = Large();
-  // With --gradient-checkpointing=all, batches need the memory of all layers
-  // recomputed.
+  // With --gradient-checkpointing=all, BatchNeeds::bytes is the memory with all
+  // layers recomputed.
   needs.least_recomputed = 32;
   needs.batches = {{512, 2 * kGiB, 32 * kMiB},
                    {4096, 2 * kGiB + 1, 256 * kMiB},
@@ -175,9 +176,9 @@ TEST(SplitMemoryTest, ABudgetForNoBatchIsTheOperatorsBusiness) {
 TEST(SplitMemoryTest, ALongBatchOfTheOperatorsRecomputesWhatItMust) {
   MemoryNeeds needs = Large();
   needs.batches = {{16384, 40 * kGiB, 1024 * kMiB}};
-  // In GiB: 8 are required, and 10, as for 4096 tokens, come first, so 30
-  // layers are recomputed. Graphs, cache and seven adapters leave 9, which is
-  // enough for nine layers.
+  // In GiB: the batch requires 8. It first gets 10, as a batch of 4096 tokens
+  // would, so 30 layers are recomputed. Graphs, cache and seven adapters leave
+  // 9, so nine of the 30 layers are kept after all.
   const MemorySplit split = Split(needs);
   EXPECT_EQ(split.batch_tokens, 16384);
   EXPECT_EQ(split.activations, 19 * kGiB);

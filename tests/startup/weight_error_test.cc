@@ -1,6 +1,6 @@
-// Tests the measure of what 8 bits cost: the second pass over the checkpoint,
-// layer by layer, is the model in f32, and the numbers are those of their
-// definition.
+// Tests how the error of 8-bit weights is measured. CompareWithCheckpoint reads
+// the checkpoint again, layer by layer. It must compute what the whole model in
+// f32 computes, and return the error as it is defined.
 #include "src/startup/weight_error.h"
 
 #include <ATen/ATen.h>

@@ -15,8 +15,8 @@ constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 constexpr auto kUnsupported = absl::StatusCode::kUnimplemented;
 
 TEST(TokenBytes, DecodesTheByteAlphabet) {
-  // U+0100 is byte 0, U+0120 a space, U+010A a line feed, and U+0143 the last
-  // one, 0xad.
+  // U+0100 is byte 0, U+0120 a space, U+010A a line feed, and U+0143, the last
+  // code point of the alphabet, is 0xad.
   const TokenizerFolder folder(
       R"({"\u0100":0,"\u0120the":1,"\u010a":2,"\u0143":3,"\u00ff~!":4,)"
       R"("\u0121":5,"\u0122":6,"\u0142":7})");

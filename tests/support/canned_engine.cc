@@ -8,7 +8,7 @@ namespace {
 
 constexpr absl::Duration kIdleWait = absl::Milliseconds(50);
 
-// There are few places, so that adapters must move.
+// Few adapters fit on the device, so that tests make adapters move.
 constexpr int kPlacesOnDevice = 2;
 
 const char* RpcOf(const dispatch::StepTask& step) {

@@ -35,8 +35,8 @@ namespace weft {
 // Limits on the work that the engine accepts.
 struct CannedLimits {
   sched::QueueLimits queue = {};
-  // Most samples that are drawn together, except that one request may have
-  // more. 0: any number.
+  // The most samples that are drawn together. A request that is drawn alone may
+  // have more. 0: any number.
   int max_decode_sequences = 0;
 };
 

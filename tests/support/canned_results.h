@@ -22,21 +22,24 @@ inline constexpr double kCannedGradNorm = 2.5;
 // tokens, and room for four adapters.
 [[nodiscard]] EngineInfo CannedInfo();
 
-// The log-probability of target t is -(t + 1) / 8, or 0 if its weight is 0. Its
-// loss is -weight times that. Entropies are 0.5.
+// The log-probability of target t is -(t + 1) / 8, or 0 if the target has
+// weight 0 and score_all is not set. A loss is -weight times a log-probability.
+// Entropies are 0.5.
 [[nodiscard]] TrainResult CannedTrain(const TrainRequest& request,
                                       uint64_t step);
 
 // Returns 0 for the prompt's first token and -1 for all others.
 [[nodiscard]] std::vector<float> CannedPromptLogprobs(
     const SampleRequest& request);
-// Returns nothing for the prompt's first token. For each other token it returns
-// as many entries as requested, all of them that token with -1.
+// Returns nothing for the prompt's first token. For each other token, returns
+// as many entries as requested. Each entry is that token, with log-probability
+// -1.
 [[nodiscard]] std::vector<TopLogprobs> CannedPromptTop(
     const SampleRequest& request);
 
-// Draws one token. Sample i counts up from the token i + 1 after the prompt's
-// last one, modulo the vocabulary. The log-probability is -0.25.
+// Draws one token. The first token of sample i is the prompt's last token plus
+// i + 1, and each next token is one higher, modulo the vocabulary. The
+// log-probability is -0.25.
 [[nodiscard]] Sample CannedToken(const SampleRequest& request, int vocab_size,
                                  int sample_index, int position);
 

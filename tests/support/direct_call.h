@@ -1,7 +1,7 @@
 // A call of a service without a connection. A test's thread runs the handler,
 // and another thread replaces gRPC's threads, so ThreadSanitizer sees
-// everything. gRPC's own threads are not instrumented, and with them it would
-// report many false races.
+// everything. gRPC's own threads are not instrumented. With them,
+// ThreadSanitizer would report many false races.
 //
 //   DirectUnary call(&wire);
 //   call.Start(service.Drain(call.context(), &request, &response));
@@ -50,7 +50,7 @@ class DirectCall : public Call {
     End();
   }
 
-  // Returns the status when the reactor has been destroyed.
+  // Waits until the reactor has been destroyed, and returns the status.
   [[nodiscard]] grpc::Status Wait() ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(&mu_);
     while (!done_) changed_.Wait(&mu_);
@@ -144,7 +144,7 @@ class DirectWriter final
   }
 
  private:
-  std::vector<Response> received_;  // Belongs to the wire until the end.
+  std::vector<Response> received_;  // Used by the wire until the call ends.
 };
 
 // A call in which the client streams `requests` and then half-closes.
@@ -166,7 +166,7 @@ class DirectReader final
 
  private:
   const std::vector<Request> requests_;
-  size_t next_ = 0;  // Belongs to the wire.
+  size_t next_ = 0;  // Used by the wire.
 };
 
 }  // namespace weft

@@ -13,7 +13,7 @@
 //   {"do": "calls"}           {"arrived": [["OptimStep", 1]], "applied": [],
 //                              "iterations": 0}
 //
-// The end of stdin ends it too, so that it does not outlive its test.
+// The end of stdin ends fake_weftd, too, so that it does not outlive its test.
 #include <signal.h>
 #include <unistd.h>
 
@@ -133,6 +133,6 @@ int main(int argc, char** argv) {
   const int status =
       weft::Serve(std::vector<std::string>(argv + 1, argv + argc));
   std::fflush(nullptr);
-  // Does not join the thread that reads stdin, because it waits for a line.
+  // Does not join the thread that reads stdin, because that thread may wait.
   std::_Exit(status);
 }

@@ -1,6 +1,6 @@
-// Part of each test program that links LibTorch. Before each test it sets what
-// tests change in LibTorch, its number of threads and its generator, to what a
-// new process has. So a test does not depend on those that ran before it.
+// Part of each test program that links LibTorch. Before each test, it resets
+// LibTorch's number of threads and random generator to those of a new process.
+// So a test does not depend on the tests that ran before it.
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>

@@ -16,8 +16,9 @@
 
 namespace weft::testing {
 
-// Replaces LibTorch's host allocator while the object exists. Counts the bytes
-// of the allocator below it. Tensors may outlive it.
+// Replaces LibTorch's host allocator while the object exists, and counts the
+// bytes that tensors take. Memory comes from the replaced allocator. Tensors
+// may outlive the object.
 class LimitedMemory {
  public:
   static constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
@@ -30,8 +31,9 @@ class LimitedMemory {
   LimitedMemory(const LimitedMemory&) = delete;
   LimitedMemory& operator=(const LimitedMemory&) = delete;
 
-  // From now on tensors may take at most `bytes` bytes. Further allocations
-  // fail like a device's allocator. Threads: any.
+  // Limits all tensors together to `bytes` bytes. An allocation that would
+  // exceed the limit throws c10::OutOfMemoryError, as on a device. Threads:
+  // any.
   void SetLimit(int64_t bytes) { counter_.state->limit = bytes; }
   // Sets a function that runs before each allocation and may throw. Call it
   // while nothing allocates.
@@ -82,7 +84,7 @@ class LimitedMemory {
       header->~Header();
       below->raw_deallocate(header);
     }
-    // oneDNN allocates without an owner.
+    // oneDNN allocates raw memory, which needs this deleter.
     [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override {
       return &Free;
     }

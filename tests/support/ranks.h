@@ -16,14 +16,14 @@
 
 namespace weft::testing {
 
-// Runs `body` on `size` threads that form a group. Each computes on one thread.
-// An exception fails the test.
+// Runs `body` on `size` threads that form a group. Each rank computes with one
+// thread. An exception fails the test.
 inline void RunRanks(int size,
                      const std::function<void(parallel::Communicator&)>& body) {
   const std::shared_ptr<parallel::Rendezvous> meeting =
       parallel::Rendezvous::InProcess();
-  // A rank whose body ends at once would close connections that the others are
-  // still making.
+  // All ranks join before a body runs. A body that ends at once would close
+  // connections that other ranks are still making.
   std::barrier joined(size);
   const auto run = [&](int rank) {
     bool waits = true;

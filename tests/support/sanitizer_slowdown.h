@@ -6,7 +6,8 @@
 
 namespace weft {
 
-// About the processor time of this build in that of a build without sanitizers.
+// The approximate processor time of this build, divided by the processor time
+// of a build without sanitizers.
 #if defined(ABSL_HAVE_THREAD_SANITIZER)
 inline constexpr int kSanitizerSlowdown = 10;
 #elif defined(ABSL_HAVE_ADDRESS_SANITIZER)

@@ -57,7 +57,7 @@ def _folder(tmp_path: Path) -> Folder:
 
 
 def case(name: str, inside: str = "") -> str:
-    """Returns a test of a GoogleTest program's report."""
+    """Returns the entry of one test in a GoogleTest report."""
     return f'<testcase classname="Suite" name="{name}" status="run">{inside}</testcase>'
 
 

@@ -1,6 +1,7 @@
-// Reports the order of absl::Mutex to ThreadSanitizer, because gRPC's reactors
-// use it and the library is not instrumented. The linker uses these methods
-// instead of the library's, which they call. Only in preset tsan.
+// Tells ThreadSanitizer in which order threads lock an absl::Mutex. gRPC's
+// reactors use absl::Mutex, and its library is not instrumented. The linker
+// uses the methods below instead of the library's methods, which they call.
+// Only in preset tsan.
 #include <dlfcn.h>
 #include <sanitizer/tsan_interface.h>
 

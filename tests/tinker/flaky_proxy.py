@@ -1,5 +1,5 @@
-"""A proxy that breaks connections: now before a request has gone through, now
-in the middle of its reply."""
+"""A proxy that breaks connections: before it forwards a request, or in the middle of
+the reply."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class FlakyProxy:
             ).start()
 
     def _forward(self, client: socket.socket, number: int) -> None:
-        """Every connection breaks: one in its request, the next in the reply to
-        a later request. Pieces go on as they come: a request may have several."""
+        """Forwards pieces as they arrive, until request 3 + number % 4. Breaks the
+        connection before that request if `number` is odd, else in its reply."""
         requests = 3 + number % 4
         replied = True
         with (

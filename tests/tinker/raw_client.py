@@ -33,7 +33,7 @@ class RawClient:
             connection.close()
 
     def must(self, route: str, /, **body: Any) -> Any:
-        """Asks until the server has room; the answer must be good."""
+        """Asks until the server has room. The status must then be 200."""
         end = time.monotonic() + 60
         while time.monotonic() < end:
             status, reply = self.ask(route, body)

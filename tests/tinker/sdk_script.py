@@ -1,7 +1,6 @@
-"""Runs inside the SDK's own environment (which has no Weft client): Tinker
-programs against the server that TINKER_BASE_URL names. Reads their names from
-stdin, a line each, and prints the results of each as a line of JSON for
-test_sdk.py to judge.
+"""Runs Tinker programs with the SDK against the server at TINKER_BASE_URL. Runs in
+the SDK's own environment, which has no Weft client. Each line of stdin names a
+program. Prints its result as the line "result JSON", which the tests check.
 
 Usage: sdk_script.py BASE_MODEL
 """
@@ -28,7 +27,7 @@ def prompt(tokens: list[int]) -> types.ModelInput:
 
 
 def datum(tokens: list[int] = TOKENS, **inputs: Any) -> types.Datum:
-    """Predicts each next token."""
+    """Returns a datum whose targets are the next tokens."""
     return types.Datum(
         model_input=prompt(tokens[:-1]),
         loss_fn_inputs={"target_tokens": tokens[1:], **inputs},
@@ -108,8 +107,8 @@ def refused(base: str) -> dict[str, Any]:
 
 
 def custom(base: str) -> dict[str, Any]:
-    """Tests that forward_backward_custom with the loss of cross_entropy gives its
-    gradient."""
+    """Trains with cross_entropy as a custom loss and as the built-in loss. Returns the
+    gradient norms and the losses of both."""
     norms = []
     for own in (True, False):
         _, client = new_client(base)
@@ -132,7 +131,7 @@ def custom(base: str) -> dict[str, Any]:
 
 
 def as_json(result: types.SampleResponse) -> dict[str, Any]:
-    """The values that the SDK has read from the protobuf form."""
+    """Returns, as JSON, the values that the SDK has read from the protobuf form."""
     return {
         "sequences": [
             {
@@ -282,8 +281,8 @@ def checkpoints(base: str) -> dict[str, Any]:
 
 
 def survive(base: str) -> dict[str, Any]:
-    """Trains while the test kills and restarts the server, twice: each time when it
-    reads a line."""
+    """Trains and samples. The test kills and restarts the server each time that this
+    prints "kill"."""
     _, client = new_client(base)
     norms = []
     for number in range(6):
@@ -300,7 +299,7 @@ def survive(base: str) -> dict[str, Any]:
 
 
 def calm(base: str) -> dict[str, Any]:
-    """Does what survive does, without kills."""
+    """Does the same as survive(), but without kills."""
     _, client = new_client(base)
     norms = []
     for _ in range(6):
@@ -313,8 +312,8 @@ def calm(base: str) -> dict[str, Any]:
 
 
 def back_to_checkpoint(base: str, kill: bool) -> list[float]:
-    """Returns the norms of steps after a load that set the model back, with a kill
-    in between."""
+    """Loads an earlier checkpoint, and returns the gradient norms of three steps after
+    it. If `kill`, asks the test to kill the server after the first of them."""
     _, client = new_client(base)
 
     def step(weight: float) -> float:
@@ -327,7 +326,7 @@ def back_to_checkpoint(base: str, kill: bool) -> list[float]:
     step(1)
     path = client.save_state("early").result().path
     for _ in range(5):
-        step(2)  # None of these steps may be replayed.
+        step(2)  # The server must not run these steps again.
     client.load_state_with_optimizer(path).result()
     norms = [step(1)]
     if kill:
@@ -344,8 +343,8 @@ def back_killed(base: str) -> dict[str, Any]:
 
 
 def chunks(base: str) -> dict[str, Any]:
-    """Makes one call that consists of many requests, which arrive in no order. The
-    server takes four data at a time, as its configuration says."""
+    """Makes one call that the SDK sends as many requests, which arrive in any order.
+    The server tells the SDK to send at most four data in a request."""
     _, client = new_client(base)
     data = [datum(weights=[1.0 / (1 + i)] * 7) for i in range(30)]
     result = client.forward_backward(data, "cross_entropy")
@@ -359,7 +358,7 @@ def chunks(base: str) -> dict[str, Any]:
 
 
 def rest(base: str) -> dict[str, Any]:
-    """What the REST client asks, and what is refused."""
+    """Returns the REST client's results, and the refusals of unsupported calls."""
     service, client = new_client(base)
     client.forward_backward([datum(weights=[1.0] * 7)], "cross_entropy").result()
     path = client.save_state("kept", ttl_seconds=7200).result().path
@@ -400,7 +399,7 @@ def rest(base: str) -> dict[str, Any]:
 
 
 def crowd(base: str) -> dict[str, Any]:
-    """32 clients train while one has 500 samples under way."""
+    """32 clients train while another client waits for 500 samples."""
     sampler = tinker.ServiceClient().create_sampling_client(base_model=base)
     one = types.SamplingParams(max_tokens=2, temperature=1.0, stop=[])
     drawn = [sampler.sample(prompt([3 + i % 200, 5]), 1, one) for i in range(500)]

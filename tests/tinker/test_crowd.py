@@ -1,4 +1,4 @@
-"""Many clients at once, connections that break, tenants."""
+"""Tests many clients at once, connections that break, and tenants."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_clients_and_samples_beyond_the_queue_wait(tmp_path: Path) -> None:
     assert re.search(r'rejected_total{reason="queue_full"} [1-9]', page)
     assert out["lengths"] == [2]
     assert len(out["norms"]) == 32
-    # Rounding depends on what shares a batch.
+    # The norms differ by rounding, which depends on the requests in a batch.
     assert out["norms"] == pytest.approx([out["norms"][0]] * 32, rel=1e-5)
     assert math.isfinite(out["norms"][0]) and out["norms"][0] > 0
 
@@ -84,7 +84,7 @@ def test_tenants_see_their_own(tmp_path: Path) -> None:
         future = one.train(model, 1)
         assert other.ask("retrieve_future", future)[0] == 410
         assert "metrics" in one.result(future)
-        # Both train, and each has its own.
+        # The other tenant can train a model of its own.
         assert other.norm(other.step(other.model(other.session()), 1)) >= 0
     finally:
         server.stop()

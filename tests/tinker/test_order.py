@@ -1,5 +1,5 @@
-"""Order, ends and limits that the SDK does not show, by a client that sends
-requests in any order and leaves when it likes."""
+"""Tests the order of requests, the end of sessions, and limits in cases that the SDK
+does not cause. The client sends requests in any order and leaves at any time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def wait_for(what: Callable[[], bool]) -> None:
 
 
 def trained(client: RawClient) -> tuple[str, str]:
-    """A model after one step with a checkpoint of it; 4 is its next number."""
+    """Returns a model after one step, and its checkpoint. The next seq_id is 4."""
     model = client.model(client.session())
     client.train(model, 1)
     client.step(model, 2)
@@ -48,8 +48,8 @@ def trained(client: RawClient) -> tuple[str, str]:
 
 
 def unwrite_load(daemon: TinkerDaemon, model: str, seq: int) -> None:
-    """Leaves the state of a process that ended before it wrote that the load,
-    which the engine has on record, is done."""
+    """Edits the model's file as if the process had ended after the engine recorded
+    the load, but before the file said that the load is done."""
     for file in (daemon.state / "tinker").glob("model-*"):
         entry = json.loads(file.read_text())
         if entry["id"] == model:
@@ -107,7 +107,7 @@ def test_a_number_far_ahead_is_refused_and_not_kept(daemon: TinkerDaemon) -> Non
     status, reply = client.ask("optim_step", body)
     assert status == 400 and "seq_id" in reply["detail"]
     assert not list(state(daemon).glob("step-*-5000"))
-    # The name is the one that the number would have had.
+    # A step that is kept has such a file, so the check above uses the right name.
     client.step(model, 500)
     assert len(list(state(daemon).glob("step-*-500"))) == 1
 
@@ -132,7 +132,7 @@ def test_a_session_that_ends_takes_its_adapters_along(daemon: TinkerDaemon) -> N
     client = RawClient(daemon)
     session = client.session()
     client.model(session, 0)
-    # The second one is still being made.
+    # The second model is still being made when the session ends.
     client.must(
         "create_model",
         session_id=session,
@@ -153,7 +153,7 @@ def test_an_adapter_without_its_session_goes_after_a_restart(
     session = client.session()
     client.model(session)
     daemon.server.kill()
-    # As a crash at the end of a session may leave it.
+    # A crash while a session ends may leave its adapter without its file.
     for file in set(state(daemon).glob("session-*")) - before:
         file.unlink()
     daemon.server.start()
@@ -184,7 +184,7 @@ def test_a_checkpoint_is_sampled_from_while_its_last_session_ends(
 def test_a_sampling_session_that_is_asked_for_twice_is_one(
     daemon: TinkerDaemon,
 ) -> None:
-    """A client that repeats the call while the first one loads the checkpoint."""
+    """Repeats the call while the first call loads the checkpoint."""
     client = RawClient(daemon)
     model, _ = trained(client)
     saved = client.must(

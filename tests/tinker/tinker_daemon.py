@@ -36,7 +36,7 @@ class TinkerDaemon:
             *flags,
         )
         self.server.start()
-        # Where the SDK looks for it.
+        # The URL that the SDK uses. A test may replace it with a proxy's URL.
         self.sdk_url = self.url
         self._sdk: subprocess.Popen[str] | None = None
 
@@ -83,7 +83,7 @@ class TinkerDaemon:
         return self.result()
 
     def end_sdk(self) -> None:
-        """The next program gets a new process."""
+        """Ends the SDK's process, so that the next program gets a new one."""
         if self._sdk is not None:
             self._sdk.kill()
             self._sdk.communicate()

@@ -19,7 +19,7 @@ int Choose(GradientCheckpointing policy, int64_t budget) {
 }
 
 TEST(ChooseRecomputedTest, AutoRecomputesNoMoreThanItMust) {
-  // With all layers kept it takes 450. Each recomputed layer saves 90.
+  // A step takes 450 with all layers kept. Each recomputed layer saves 90.
   EXPECT_EQ(Choose(GradientCheckpointing::kAuto, 0), 0);
   EXPECT_EQ(Choose(GradientCheckpointing::kAuto, 450), 0);
   EXPECT_EQ(Choose(GradientCheckpointing::kAuto, 449), 1);
@@ -58,7 +58,7 @@ TEST(ActivationsOfTest, GrowsWithRowsAndCountsTheHeadByItsChunk) {
   };
   EXPECT_EQ(bytes(20, 0, 8).kept_layer, 2 * bytes(10, 0, 8).kept_layer);
   EXPECT_LT(bytes(10, 0, 8).recomputed_layer, bytes(10, 0, 8).kept_layer / 8);
-  // The head is larger than a layer, in chunks and as a whole.
+  // The head takes more than a layer, whether it runs in chunks or as a whole.
   EXPECT_LT(bytes(1, 1000, 10).working, bytes(1, 1000, 1000).working);
 }
 
@@ -72,15 +72,15 @@ TEST(ActivationsOfTest, CountsTheSoftmaxAndThePartialSumsOfBf16) {
   // The head is the larger part here: logits and, in bf16, a copy of them.
   const BatchRows head = {.rows = 1, .scored = 4096, .chunk = 4096};
   EXPECT_EQ(working(2, head) - working(4, head), 4096 * config.vocab * 2);
-  // There are two partial sums of a gradient, with up to 2048 rows each: three
-  // tiles of 128 features for q, k and v, with 16 ranks.
+  // 2049 rows make two partial sums of a gradient. Each has three tiles of 128
+  // features, for q, k and v, and 16 ranks.
   const BatchRows layer = {.rows = 2049};
   const ActivationBytes bf16 =
       ActivationsOf(config, 2, /*is_cpu=*/false, 8, layer);
   constexpr int64_t kPartialSums = 2 * (3 * 128) * 16 * 4;
-  // Counts four rows of the residual stream. Attention is the larger half: 32
-  // features of queries and 16 of keys, 8 and 6 times. Queries and their
-  // softmax count once in f32, where a sequence has 128 rows more.
+  // The residual stream counts four times. Attention takes more than the MLP: 8
+  // times its 32 query features and 6 times its 16 key features. In f32, query
+  // features and heads count once more, and each node adds 128 rows.
   constexpr int64_t kResidual = 2049 * 4 * 24 * 2;
   constexpr int64_t kSumsRow = (32 + 4) * 4;
   constexpr int64_t kAttention =
@@ -91,8 +91,8 @@ TEST(ActivationsOfTest, CountsTheSoftmaxAndThePartialSumsOfBf16) {
   EXPECT_EQ(working(2, nine), bf16.working + 8 * 128 * kSumsRow);
 }
 
-// An expert of each token has a row. So the experts need partial sums for fewer
-// tokens than the other layers do.
+// Each expert of a token has its own row. So the experts need partial sums for
+// fewer tokens than the other layers do.
 TEST(ActivationsOfTest, CountsThePartialSumsOfExperts) {
   model::ModelConfig config = weft::testing::TinyConfig();
   config.moe.shape = {
@@ -100,8 +100,9 @@ TEST(ActivationsOfTest, CountsThePartialSumsOfExperts) {
   const auto bytes = [&](int64_t rows) {
     return ActivationsOf(config, 2, /*is_cpu=*/false, 8, {.rows = rows});
   };
-  // Two times 1024 rows are one part; with one more token there are two parts,
-  // of 16 tiles of 128 features for gate and up, with 16 ranks.
+  // 1024 tokens have 2048 rows, which are one part. With one more token there
+  // are two parts. Each has 16 tiles of 128 features, for gate and up, and 16
+  // ranks.
   const auto working = [&](int64_t rows) {
     return bytes(rows).working - bytes(rows).kept_layer;
   };
@@ -174,17 +175,18 @@ TEST(ActivationsOfTest, CountsAllScoresWhereNoFlashKernelRuns) {
                         bool is_cpu) {
     return ActivationsOf(config, element_bytes, is_cpu, 8, {.rows = 1000});
   };
-  // On CUDA, f32 takes plain products, whatever the rule is.
+  // On CUDA, attention in f32 never uses the flash kernels.
   const ActivationBytes f32 = bytes(plain, 4, /*is_cpu=*/false);
   EXPECT_EQ(f32.working, bytes(capped, 4, /*is_cpu=*/false).working);
   EXPECT_GT(f32.working, f32.kept_layer + 4 * 4 * plain.num_heads * 256 * 1000);
-  // In bf16, so do heads of a width that the flash kernels do not take.
+  // In bf16, the flash kernels run without a softcap, but not for a head width
+  // of 12.
   EXPECT_LT(bytes(plain, 2, /*is_cpu=*/false).working,
             bytes(capped, 2, /*is_cpu=*/false).working);
   plain.head_dim = capped.head_dim = 12;
   EXPECT_EQ(bytes(plain, 2, /*is_cpu=*/false).working,
             bytes(capped, 2, /*is_cpu=*/false).working);
-  // On a CPU, no rule needs scores of 256 rows at a time.
+  // On a CPU, no rule needs additional memory for scores.
   EXPECT_EQ(bytes(plain, 4, /*is_cpu=*/true).working,
             bytes(capped, 4, /*is_cpu=*/true).working);
 }

@@ -106,8 +106,8 @@ TEST(PackTrainTest, LeavesRowsOfTheBaseModelOutOfTheRouting) {
   const TrainRequest request = Request({Tokens({1, 2})});
   const lora::AdapterVersionPtr version = Version();
   EXPECT_THAT(SegmentsOf(Pack({Whole(request, nullptr)})), IsEmpty());
-  // Rows of the base model lie between two runs of one adapter, which must not
-  // merge.
+  // The base model's rows lie between two segments of one adapter. These
+  // segments must not merge.
   EXPECT_THAT(
       SegmentsOf(Pack({Whole(request, version), Whole(request, nullptr),
                        Whole(request, version)})),
@@ -141,7 +141,7 @@ TEST(PackTrainTest, ScoresOnlyTokensWhoseWeightIsNotZero) {
   const PackedTrain packed = Pack({Whole(request, nullptr)});
   EXPECT_THAT(packed.rows.targets, ElementsAre(109, 102, 104));
   EXPECT_THAT(packed.rows.row_offsets, ElementsAre(0, 1, 2, 3));
-  // These are rows of the batch, not of the datum.
+  // score_index_R has rows of the batch, not of the datum.
   EXPECT_THAT(Values<int64_t>(packed.score_index_R), ElementsAre(0, 2, 4));
 }
 
@@ -162,7 +162,7 @@ TEST(PackTrainTest, GivesARowOneEntryForEachScoredTarget) {
 }
 
 TEST(PackTrainTest, TakesAsManyTargetsAsATokenHas) {
-  // The tokens have 2, no, 3 and 1 targets. The last target has weight 0.
+  // The tokens have 2, 0, 3 and 1 targets. Two targets have weight 0.
   const Datum datum{.tokens = {1, 2, 3, 4},
                     .targets = {10, 11, 30, 31, 32, 40},
                     .weights = {1, 1, 1, 0, 1, 0},
@@ -215,8 +215,8 @@ TEST(PackTrainTest, ABatchMayScoreNothing) {
   EXPECT_EQ(packed.data.size(), 1u);
 }
 
-// The first 60 tokens are a prompt, of which the last 20 have other experts in
-// the third sequence.
+// The first 60 tokens are a prompt. In the third sequence, the last 20 tokens
+// of the prompt have other experts.
 TEST(PackTrainTest, DataShareThePrefixWithEqualExperts) {
   std::vector<Datum> data;
   for (int32_t last = 1; last <= 4; ++last) {

@@ -35,8 +35,8 @@ std::string Show(const PrefixTree& tree) {
   return out;
 }
 
-// Checks that the spans of each sequence give its tokens at the right
-// positions.
+// Checks that the spans of each sequence give the sequence's tokens at the
+// right positions.
 void ExpectHolds(const PrefixTree& tree,
                  const std::vector<std::vector<int32_t>>& sequences) {
   ASSERT_EQ(tree.spans.size(), sequences.size());

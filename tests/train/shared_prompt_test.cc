@@ -1,4 +1,4 @@
-// Tests that a step with shared prompts and recomputed layers is the same step.
+// Tests that shared prompts and recomputed layers do not change a step.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -34,9 +34,9 @@ using ::weft::testing::Tolerance;
 // The roundings along the path through both layers and the head.
 constexpr int64_t kPath = 1000;
 
-// Makes a datum of `length` tokens from `first` on, each of which should be
-// followed by another token. Every third token is not scored, and the others
-// have different weights.
+// Makes a datum of `length` tokens that count up from `first` in steps of 5.
+// The target of a token is the next token. Every third token is not scored, and
+// the others have different weights.
 Datum MakeDatum(int32_t first, int32_t length) {
   Datum datum;
   for (int32_t i = 0; i < length; ++i) {
@@ -279,11 +279,12 @@ TEST_F(TrainRunnerTest, GivesEntropiesToThoseWhoAsk) {
   }
 }
 
-// Tokens have no, one and three targets. In the dense form, rows are filled up
-// with targets of weight 0.
+// The tokens have zero, one or three targets. In the dense form, each row is
+// padded with targets of weight 0.
 TEST_F(TrainRunnerTest, RaggedTargetsAreThoseOfPaddedRows) {
   constexpr int kWidth = 3;
-  // `ragged` and `dense` have the same tokens, so their rows are shared.
+  // `ragged` and `dense` have the tokens of `other`, so each shares rows with
+  // it.
   const Datum other = MakeDatum(3, kMinSavedRows + 4);
   Datum ragged{.tokens = other.tokens, .target_offsets = {0}};
   Datum dense{.tokens = other.tokens, .targets_per_token = kWidth};

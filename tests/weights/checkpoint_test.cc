@@ -20,8 +20,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// Returns the names of the tensors. Each tensor of a file has one byte, its
-// place in the list.
+// Returns the names of the tensors.
 std::vector<std::string> NamesOf(const Checkpoint& checkpoint) {
   std::vector<std::string> names;
   for (const DiskTensor& tensor : checkpoint.Tensors()) {
@@ -30,6 +29,7 @@ std::vector<std::string> NamesOf(const Checkpoint& checkpoint) {
   return names;
 }
 
+// Makes a file of one-byte tensors. Each byte is the tensor's index.
 std::string FileWith(const std::vector<std::string>& names) {
   std::vector<std::byte> values;
   for (size_t i = 0; i < names.size(); ++i) values.push_back(std::byte(i));
@@ -48,7 +48,7 @@ std::string IndexOf(const std::string& map) {
                       "}}");
 }
 
-// Makes the same file as a .bin. `first` is the first tensor's byte.
+// Like FileWith, but makes a .bin. The bytes count up from `first`.
 std::string BinWith(const std::vector<std::string>& names, char first = 0) {
   std::vector<std::pair<std::string, std::string>> entries;
   ZipItems storages;
@@ -146,8 +146,8 @@ TEST(Checkpoint, OpensBinFilesAndTheirShards) {
 }
 
 TEST(Checkpoint, PrefersWhatTransformersPrefers) {
-  // The files appear from the last choice to the first, and each takes
-  // precedence over those before it.
+  // The files in the order in which they are written. Each file takes
+  // precedence over the files before it.
   const std::pair<const char*, std::string> steps[] = {
       {"pytorch_model.bin.index.json", IndexOf(R"("a":"s.bin")")},
       {"pytorch_model.bin", BinWith({"a"}, 11)},

@@ -226,8 +226,8 @@ TEST_P(HostileSafetensors, IsRefusedByNameWithinASecond) {
   ExpectRefused(GetParam());
 }
 
-// The files are no test parameters, because those would be made again for each
-// test.
+// These large files are not test parameters, because parameters are made again
+// for each test.
 TEST(HostileLargeSafetensors, IsRefusedByNameWithinASecond) {
   constexpr int kTooMany = static_cast<int>(kMaxTensors) + 1;
   for (const int count :

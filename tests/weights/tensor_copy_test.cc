@@ -20,8 +20,8 @@ namespace {
 constexpr int64_t kRows = 3001;  // Enough rows for several blocks.
 constexpr int64_t kColumns = 1001;
 
-// Has checkpoints of a large tensor, of a copy that may differ in its last
-// byte, of a scalar, and of no tensor.
+// Has a checkpoint of four tensors: a large tensor, its copy that may differ in
+// the last byte, a scalar, and an empty tensor.
 class CopyTensorsTest : public ::testing::Test {
  protected:
   void Store(bool same) {

@@ -110,8 +110,8 @@ std::string Zip64Storage(uint16_t field_bytes) {
   const std::string field = Le(1, 2) + Le(field_bytes, 2) +
                             (Le(24, 8) + Le(24, 8)).substr(0, field_bytes);
   const std::string name = "m/data/0";
-  // The field is written as part of the name, and then the lengths declare it
-  // to be after the name.
+  // Zip writes the field as the end of the name. Then the changed lengths make
+  // it an extra field after the name.
   const std::string lengths = Le(name.size(), 2) + Le(field.size(), 2);
   std::string file =
       Zip({{"m/data.pkl", Pickle(DictOf({{"t", Tensor(kTensor)}}))},
@@ -258,7 +258,7 @@ std::vector<BadFile> BadEntries() {
   };
 }
 
-// Returns valid archives with other contents.
+// Returns archives that have the right form, but the wrong contents.
 std::vector<BadFile> BadContents() {
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
   const std::string pickle = Pickle(DictOf({{"t", Tensor(kTensor)}}));
@@ -359,8 +359,8 @@ TEST(ReadTorchDirectory, RefusesEveryTruncation) {
 }
 
 TEST(ReadTorchDirectory, NeverPlacesATensorOutsideOfTheFile) {
-  // The checksum is left out, because it would reveal the damage before the
-  // pickle's checks do.
+  // The file has no checksum, because a checksum would reveal the damage before
+  // the pickle's checks do.
   const std::string good = Patch(GoodFile(), kCentral, 0, 16, Le(0, 4));
   ASSERT_TRUE(Directory(good).ok());
   for (size_t at = 0; at < good.size(); ++at) {

@@ -16,7 +16,7 @@ namespace weft::weights {
 inline std::string Le(uint64_t value, int num_bytes) {
   std::string bytes;
   for (int i = 0; i < num_bytes; ++i) {
-    // A number may have more bytes than its type.
+    // Shifts by 8 each time, because a shift by 64 or more is undefined.
     bytes.push_back(static_cast<char>(value));
     value >>= 8;
   }
@@ -109,8 +109,8 @@ inline std::string TorchFile(const std::string& pickle,
   return Zip(items);
 }
 
-// Returns the same file in which the field at `offset` of the n-th record with
-// a signature (such as "PK\1\2") is `value`.
+// Returns the file with `value` at `offset` in record n, counted from 0 among
+// the records with this signature (such as "PK\1\2").
 inline std::string Patch(std::string file, std::string_view signature, int n,
                          size_t offset, std::string_view value) {
   size_t at = file.find(signature);

@@ -74,7 +74,7 @@ TEST(ParseTorchPickle, KnowsEveryStorageType) {
 }
 
 TEST(ParseTorchPickle, ReadsWhatAStateDictIsMadeOf) {
-  // The OrderedDict is set item by item and has the attribute that modules add.
+  // The OrderedDict is filled item by item. It has _metadata, like a module's.
   const std::string metadata =
       DictOf({{"_metadata", std::string(kNoHooks) + Str("") +
                                 DictOf({{"version", "K\x01"},
@@ -161,7 +161,7 @@ void PrintTo(const BadPickle& bad, std::ostream* stream) {
   *stream << bad.name;
 }
 
-// Programs that attack the machine itself.
+// Pickles that attack the PickleMachine itself.
 std::vector<BadPickle> BadPrograms() {
   constexpr auto kLost = absl::StatusCode::kDataLoss;
   return {
@@ -219,7 +219,7 @@ std::vector<BadPickle> BadPrograms() {
   };
 }
 
-// Programs that attack the objects that it builds.
+// Pickles that attack the objects that the PickleMachine builds.
 std::vector<BadPickle> BadObjects() {
   TestTensor rank_nine = {.shape = std::vector<int64_t>(9, 1),
                           .strides = std::vector<int64_t>(9, 1)};
@@ -319,8 +319,8 @@ TEST_P(HostilePickle, IsRefusedByNameWithinASecond) {
   ExpectRefused(GetParam());
 }
 
-// The pickles are no test parameters, because those would be made again for
-// each test.
+// These large pickles are not test parameters, because parameters are made
+// again for each test.
 TEST(HostileLargePickle, IsRefusedByNameWithinASecond) {
   ExpectRefused({"ManyItems",
                  Pickle("]" + Repeat(kMaxPickleItems + 1,

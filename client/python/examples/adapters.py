@@ -1,7 +1,7 @@
 """Several adapters at once: the server trains them in one batch.
 
-Each adapter learns the same words in a style of its own. The calls of all of them
-are under way together; the server mixes them in its batches, so that two adapters
+Each adapter learns the same words in its own style. The calls of all adapters are
+in flight at the same time, and the server mixes them in its batches. So two adapters
 take less than twice the time of one.
 
     python adapters.py --model MODEL --server 127.0.0.1:50051
@@ -23,7 +23,7 @@ BATCH = 4
 
 
 def records(style: str) -> list[weft.data.Record]:
-    """The chats of the file, answered in this style."""
+    """Returns the file's chats, with the answers in this style."""
     chats = [json.loads(line)["messages"] for line in CHATS.open(encoding="utf-8")]
     return [
         {
@@ -42,7 +42,7 @@ async def train(
     name: str,
     options: Options,
 ) -> str:
-    """Trains one adapter; what it answers then."""
+    """Trains one adapter and returns its answer to a question."""
     encoder = weft.data.Encoder(tokenizer)
     examples = weft.data.Dataset(records(STYLES[name]), encoder.example).load()
     adapter = await client.get_or_create(f"example-{name}", rank=8)
@@ -61,7 +61,7 @@ async def train(
 
 
 async def main() -> None:
-    """Trains all of them at once and lets each answer."""
+    """Trains all adapters at once and prints their answers."""
     options = arguments(__doc__, steps=24)
     tokenizer = weft.data.ModelTokenizer.from_folder(options.model)
     async with weft.AsyncClient(options.server) as client:

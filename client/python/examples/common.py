@@ -11,7 +11,7 @@ MODEL = Path(__file__).resolve().parents[3] / "models/smollm2-135m-instruct"
 
 @dataclass(frozen=True)
 class Options:
-    """What every example asks for."""
+    """The options of every example."""
 
     server: str
     model: Path

@@ -1,8 +1,9 @@
 """Distillation by soft targets: a student learns a teacher's likeliest tokens.
 
-The teacher is an adapter that was trained first; the student, of a lower rank, sees
-prompts alone. The teacher answers, and says at each position how likely its best
-tokens are: the student's cross-entropy has them all as targets.
+The teacher is an adapter that is trained first on the file's answers. It then answers
+prompts and returns the probabilities of its likeliest tokens at each position. The
+student is an adapter of a lower rank. All these tokens are targets of its
+cross-entropy.
 
     python distill.py --model MODEL --server 127.0.0.1:50051
 """
@@ -23,9 +24,10 @@ BATCH = 4
 
 
 def soft_datum(sample: weft.Sample, num_tokens: int) -> weft.Datum:
-    """A reply whose targets are what the teacher thought of at each position, with
-    its probabilities; positions of the prompt have none. num_tokens: in the batch,
-    so that the loss is a mean."""
+    """Returns the training data of a reply. The targets at each position are the
+    teacher's likeliest tokens, weighted by their probabilities. Positions of the prompt
+    have no targets. num_tokens: the number of reply tokens in the batch, by which the
+    weights are divided, so that the summed loss is a mean."""
     tokens = [*sample.prompt, *sample.tokens]
     unscored: list[list[int]] = [[] for _ in sample.prompt[1:]]
     targets = [[token for token, _ in top] for top in sample.top_logprobs]

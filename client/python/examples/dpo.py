@@ -1,7 +1,7 @@
 """DPO by a custom loss: an adapter learns which of two answers is preferred.
 
-The loss is torch code that runs here; the server gives log-probabilities and takes
-gradients. The reference policy is the base model itself.
+The loss is torch code that runs in this process. The server computes the
+log-probabilities and receives the gradients. The reference policy is the base model.
 
     python dpo.py --model MODEL --server 127.0.0.1:50051
 """
@@ -22,10 +22,10 @@ BATCH = 4
 
 
 def dpo(references: list[float]) -> weft.LossFn:
-    """The loss of pairs that stand next to each other: chosen, rejected, ...
+    """Returns the loss of a batch that lists chosen, rejected, chosen, rejected, ...
 
-    references: the reference's log-probability of each answer. Tokens of the prompt
-    have weight 0: they read 0 and count for nothing.
+    references: the reference policy's log-probability of each answer. Tokens of the
+    prompt have weight 0, so their log-probabilities are 0 and add nothing to the sums.
     """
 
     def loss(logprobs: list[torch.Tensor]) -> torch.Tensor:
@@ -38,7 +38,8 @@ def dpo(references: list[float]) -> weft.LossFn:
 
 
 def main() -> None:
-    """Trains; prints the loss, which starts at log 2, and the pairs put in order."""
+    """Trains. Prints the loss, which starts at log 2, and the number of pairs in which
+    the chosen answer gained more log-probability than the rejected one."""
     options = arguments(__doc__, steps=12)
     tokenizer = weft.data.ModelTokenizer.from_folder(options.model)
     pairs = weft.data.Dataset(PAIRS, weft.data.Encoder(tokenizer).pair).load()

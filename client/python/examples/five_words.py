@@ -18,11 +18,12 @@ QUESTION = {"in", "five", "words", "what"}
 
 
 def reward(reply: Reply) -> float:
-    """1 for five words, a quarter less for each word too few or too many.
+    """Returns 1 for five words, and 1/4 less for each word too few or too many.
 
-    Nothing unless the reply came to its end, opens with the topic, says no word
-    twice and takes none from the question. Laxer rules are soon gamed: without
-    the last one the adapter learns to answer "rain is in five words".
+    Returns 0 for a reply that is cut off, does not open with the topic, repeats a
+    word, uses a word of the question, or holds anything but letters. The adapter
+    soon exploits laxer rules. If words of the question were allowed, it would learn
+    to answer "rain is in five words".
     """
     words = [word.strip(string.punctuation) for word in reply.text.lower().split()]
     plain = all(map(str.isalpha, words)) and len(set(words)) == len(words)

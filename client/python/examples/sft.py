@@ -18,7 +18,7 @@ CHATS = Path(__file__).parent / "data" / "dictionary.jsonl"
 
 
 def main() -> None:
-    """Trains, then asks for a word that is not in the file."""
+    """Trains, then asks for the meaning of a word that is not in the file."""
     options = arguments(__doc__, steps=20)
     tokenizer = weft.data.ModelTokenizer.from_folder(options.model)
     chats = weft.data.Dataset(CHATS, weft.data.Encoder(tokenizer).example).load()

@@ -61,7 +61,7 @@ def _sample(options: argparse.Namespace) -> None:
         for delta in stream:
             tokens += delta.tokens
             decoded = tokenizer.decode(tokens)
-            # A character may still lack its last bytes.
+            # The last character may still lack some of its bytes.
             if decoded.startswith(shown) and not decoded.endswith("\ufffd"):
                 print(decoded[len(shown) :], end="", flush=True)
                 shown = decoded
@@ -121,7 +121,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command line: 0 done, 1 failed, 2 (argparse) wrong usage, 130 Ctrl-C."""
+    """Runs a command line. Returns 0 for success, 1 for failure and 130 for Ctrl-C.
+    For wrong usage argparse exits with 2."""
     logging.basicConfig(format="weft: %(message)s")
     options = _parser().parse_args(argv)
     try:

@@ -37,7 +37,7 @@ class Submit:
     Each step gets its number when it is submitted, and the server runs the steps in
     that order. A step that cannot be sent raises at once; the future raises all other
     errors. A future cannot be cancelled, but it ends when the client's timeout has
-    passed. A future's callback may submit calls; one that waits for a call gets
+    passed. A future's callback may submit calls, but if it waits for a call it gets
     FailedPrecondition.
     """
 
@@ -77,14 +77,14 @@ class Submit:
         overwrite: bool = False,
         **options: Unpack[SaveOptions],
     ) -> Future[CheckpointInfo]:
-        """Writes a checkpoint on the server, after the steps submitted before it."""
+        """Writes a checkpoint on the server, after the steps submitted earlier."""
         return self._driver.submit(
             self._core.save(name, overwrite, options, submit=True)
         )
 
     def snapshot(self, name: str) -> Future[int]:
-        """Keeps the weights under a name, after the steps submitted before it. The
-        result is their version."""
+        """Keeps the weights under a name, after the steps submitted earlier. The result
+        is the version of the weights."""
         return self._driver.submit(self._core.snapshot(name, submit=True))
 
     def sample(
@@ -95,7 +95,8 @@ class Submit:
         **options: Unpack[SampleOptions],
     ) -> Future[SampleResult]:
         """Samples from a snapshot, or from the weights that are the latest when
-        sampling starts. Sampling is no step: it has no number and waits for none."""
+        sampling starts. Sampling is not a step: it takes no step number and does not
+        wait for steps."""
         return self._driver.submit(self._core.sampler.sample(prompt, options, snapshot))
 
 
@@ -154,7 +155,7 @@ class Adapter:
     ) -> TrainResult:
         """Computes what forward_backward returns, without the gradient.
 
-        It is a step and has a number; `score` is not.
+        The call is a step and takes a step number, unlike `score`.
         """
         return self._driver.run(self._core.train(data, loss, options, backward=False))
 
@@ -166,11 +167,11 @@ class Adapter:
         snapshot: str | None = None,
         **options: Unpack[LossOptions],
     ) -> TrainResult:
-        """Computes the same as forward, but is no step.
+        """Computes the same as forward, but is not a step.
 
-        It takes no number and does not wait for a missing one, so an evaluator does
-        not disturb a trainer. Without a snapshot it uses the weights that are the
-        latest when it runs.
+        The call takes no step number and does not wait for missing steps, so an
+        evaluator does not disturb a trainer. Without a snapshot it uses the weights
+        that are the latest when it runs.
         """
         return self._driver.run(self._core.score(data, loss, options, snapshot))
 
@@ -179,10 +180,10 @@ class Adapter:
     ) -> TrainResult:
         """Trains with a loss that this process computes from the log-probabilities.
 
-        loss_fn gets one array per datum and returns the loss and one gradient per
-        datum, of the array's shape. `weft.torch_loss` makes one from torch code.
-        The call takes two steps. Raises InvalidArgument if the number or the shape
-        of the gradients does not fit.
+        loss_fn gets one array of log-probabilities per datum. It returns the loss and,
+        for each array, a gradient of the same shape. `weft.torch_loss` makes a loss_fn
+        from torch code. The call takes two steps. Raises InvalidArgument if the number
+        or the shape of the gradients does not fit.
         """
         forward = self.forward(data)
         surrogate = custom_loss.surrogate(data, forward, loss_fn)
@@ -217,10 +218,10 @@ class Adapter:
         order.
 
         The client keeps as many prompts in flight as the server admits. If the
-        server is full, the client tries again when the server says. If a seed is
-        given, prompt i uses seed + i. An error that retries do not cure is raised and
-        cancels the other prompts. The client's timeout bounds the time from one
-        answer to the next, so the whole call may take longer.
+        server is full, the client retries after the delay that the server names. If a
+        seed is given, prompt i uses seed + i. An error that retries do not cure is
+        raised and cancels the other prompts. The client's timeout bounds the time from
+        one answer to the next, so the whole call may take longer.
         """
         bound = InFlight()
         each = self._core.sampler.sample_each(prompts, options, snapshot, bound)
@@ -245,10 +246,10 @@ class Adapter:
     def compute_logprobs(
         self, tokens: ArrayLike, *, snapshot: str | None = None
     ) -> FloatArray:
-        """Returns the log-probability of each token, given those before it, [N].
+        """Returns the log-probability of each token, given the tokens before it, [N].
 
         tokens: [N], 1 <= N < the model's context. The first value is 0 and has no
-        meaning, because no token comes before the first. The call is no step.
+        meaning, because no token comes before the first. The call is not a step.
         """
         return self._driver.run(self._core.sampler.compute_logprobs(tokens, snapshot))
 
@@ -276,10 +277,11 @@ class Adapter:
 
         source: the adapter that saved the checkpoint; None means this one.
         weights_only: load no optimizer state, gradient or step number; these start
-        anew. A checkpoint of kind "sampler" loads only so. durability: as in
-        create_adapter, where the load makes the adapter again because the server has
-        lost it; an existing adapter keeps its own. Raises NotFound if there is no such
-        checkpoint, FailedPrecondition while steps are in flight.
+        anew. A checkpoint of kind "sampler" can only be loaded with weights_only.
+        durability: as in create_adapter, but used only if the server has lost the
+        adapter and the load makes it again. An existing adapter keeps its durability.
+        Raises NotFound if there is no such checkpoint, FailedPrecondition while steps
+        are in flight.
         """
         operation = self._core.load(name, source, weights_only, durability)
         return self._driver.run(operation)
@@ -290,14 +292,14 @@ class Adapter:
         return self._driver.run(self._core.snapshot(name))
 
     def release_snapshot(self, name: str) -> None:
-        """Removes the snapshot's name. Its memory is freed when no sample uses it any
-        more."""
+        """Removes the snapshot's name. The snapshot's memory is freed when no sample
+        uses it any more."""
         self._driver.run(self._core.release_snapshot(name))
 
     def export(self, folder: StrPath, *, snapshot: str | None = None) -> None:
         """Writes the latest weights, or a snapshot, to a PEFT folder on this machine.
 
-        The files replace those in the folder only after the last byte has come.
+        Files in the folder are replaced only after the last byte has arrived.
         """
         request = self._core.export_request(snapshot)
         timeout = self._core.caller.timeout

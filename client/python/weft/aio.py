@@ -43,7 +43,7 @@ class AsyncBaseSubmit:
     def sample(
         self, prompt: ArrayLike, **options: Unpack[SampleOptions]
     ) -> Task[SampleResult]:
-        """Samples from the base model. Returns before the samples are there.
+        """Samples from the base model. Returns at once.
 
         prompt: [P] token ids, 1 <= P < the model's context.
         """
@@ -55,7 +55,7 @@ class AsyncBaseSubmit:
         loss: str = "cross_entropy",
         **options: Unpack[LossOptions],
     ) -> Task[TrainResult]:
-        """Computes the loss of the data under the base model. Returns before that ends.
+        """Computes the loss of the data under the base model. Returns at once.
 
         The results are in the data's order.
         """
@@ -91,8 +91,8 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Ends the connection and the calls in flight. Later calls, and those that
-        pause before they are repeated, raise FailedPrecondition."""
+        """Ends the connection and the calls in flight. Later calls raise
+        FailedPrecondition, and so do calls that are waiting for a retry."""
         self._core.caller.close()
         await self._driver.close()
 
@@ -103,8 +103,7 @@ class AsyncClient:
     async def healthy(self) -> bool:
         """Returns whether the server takes work now.
 
-        Returns False where the server does not answer within 5 seconds or the call
-        fails.
+        Returns False if the call fails or the server does not answer within 5 seconds.
         """
         return await self._driver.run(self._core.healthy())
 
@@ -130,13 +129,13 @@ class AsyncClient:
         target_modules: the layers that get LoRA weights, "q_proj", ... "down_proj",
         "lm_head", "embed_tokens"; None means the server's default. seed: seed of the
         initial weights; None lets the server derive it from the name. expert_rank:
-        rank of the experts of a mixture; None means rank divided by the experts per
-        token. tenant: the adapter shares queue and slots with this tenant's other
-        adapters; None means the token's tenant or, on a server without tokens, a
-        tenant of its own. durability: what of the adapter survives the end of the
-        server, "memory", "checkpoint" (its last checkpoint) or "step" (every step);
-        None means all that the server can keep. Raises AlreadyExists if the name is
-        taken, FailedPrecondition if the server cannot keep what durability asks.
+        rank of the experts in a mixture-of-experts model; None means rank divided by
+        the number of experts per token. tenant: the adapter shares queue and slots with
+        this tenant's other adapters; None means the token's tenant or, on a server
+        without tokens, a tenant of its own. durability: what survives the end of the
+        server, "memory" (nothing), "checkpoint" (the last checkpoint) or "step" (every
+        step); None means the most that the server can keep. Raises AlreadyExists if the
+        name is taken, FailedPrecondition if the server cannot offer the durability.
         """
         operation = self._core.create_adapter(
             adapter_id,
@@ -162,12 +161,11 @@ class AsyncClient:
         tenant: str | None = None,
         durability: str | None = None,
     ) -> AsyncAdapter:
-        """Returns the adapter of that name, and makes it if there is none.
+        """Returns the adapter of that name, or makes it if there is none.
 
-        A program that starts a second time so finds its adapter, which goes on after
-        its last step. seed, expert_rank, tenant and durability matter only for a new
-        adapter.
-        Raises FailedPrecondition if the adapter exists with another rank, alpha or
+        So a restarted program finds its adapter, which continues after its last step.
+        seed, expert_rank, tenant and durability matter only for a new adapter. Raises
+        FailedPrecondition if the adapter exists with another rank, alpha or
         target_modules.
         """
         operation = self._core.get_or_create(
@@ -183,7 +181,7 @@ class AsyncClient:
         return AsyncAdapter(await self._driver.run(operation), self._driver)
 
     async def adapter(self, adapter_id: str) -> AsyncAdapter:
-        """Returns an existing adapter, which goes on after its last step.
+        """Returns an existing adapter, which continues after its last step.
 
         Raises NotFound if there is no adapter of that name.
         """
@@ -229,8 +227,8 @@ class AsyncClient:
     ) -> None:
         """Writes a checkpoint's files to a folder on this machine.
 
-        The files replace those in the folder only after the last byte has come. PEFT
-        can load the folder. Raises NotFound if there is no such checkpoint.
+        Files in the folder are replaced only after the last byte has arrived. PEFT can
+        load the folder. Raises NotFound if there is no such checkpoint.
         """
         request = self._core.download_request(adapter_id, name)
         timeout = self._core.caller.timeout
@@ -252,10 +250,11 @@ class AsyncClient:
     ) -> CheckpointInfo:
         """Makes a checkpoint on the server from a downloaded folder.
 
-        The adapter need not exist; a load makes it. tenant: as in create_adapter.
-        Raises InvalidArgument if the folder holds no checkpoint, FailedPrecondition
-        if that is of another base model, AlreadyExists if the name is taken and
-        overwrite is False. The call is not repeated when it fails.
+        The adapter need not exist, because loading the checkpoint creates it. tenant:
+        as in create_adapter. Raises InvalidArgument if the folder holds no checkpoint,
+        FailedPrecondition if the checkpoint is of another base model, AlreadyExists if
+        the name is taken and overwrite is False. The call is not repeated when it
+        fails.
         """
         operation = self._core.upload_checkpoint(
             adapter_id, name, folder, overwrite, tenant
@@ -293,8 +292,8 @@ class AsyncClient:
         return self._driver.deltas(request, self._core.caller.timeout)
 
     async def compute_logprobs(self, tokens: ArrayLike) -> FloatArray:
-        """Returns the base model's log-probability of each token, given those before
-        it, [N].
+        """Returns the base model's log-probability of each token, given the tokens
+        before it, [N].
 
         tokens: [N], 1 <= N < the model's context. The first value is 0 and has no
         meaning, because no token comes before the first.

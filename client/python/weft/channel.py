@@ -17,8 +17,8 @@ from weft.errors import FailedPrecondition, InvalidArgument
 ChannelT = TypeVar("ChannelT")
 Options = list[tuple[str, int | str]]
 # Only the server limits the size of messages. Keepalive finds a dead server during
-# long calls. Each client has a connection of its own, so that a large request of one
-# does not delay the requests of another.
+# long calls. Each client has its own connection, so that its large requests do not
+# delay other clients.
 OPTIONS: Options = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -31,8 +31,8 @@ OPTIONS: Options = [
 
 
 def is_local(target: str) -> bool:
-    """Returns whether the target is on this machine, so that plaintext stays private:
-    a loopback address, localhost or unix:PATH."""
+    """Returns whether the target is on this machine, where plaintext is private. Local
+    targets are loopback addresses, localhost and unix:PATH."""
     if target.startswith("unix:"):
         return True
     for scheme in ("dns:///", "dns:", "ipv4:", "ipv6:"):
@@ -51,7 +51,7 @@ def is_local(target: str) -> bool:
 def system_roots() -> bytes | None:
     """Returns the certificate authorities that the system trusts, in PEM.
 
-    None makes grpcio use those that it brings.
+    None makes grpcio use its own list of authorities.
     """
     file = ssl.get_default_verify_paths().cafile
     return None if file is None else Path(file).read_bytes()
@@ -59,22 +59,22 @@ def system_roots() -> bytes | None:
 
 @dataclass(frozen=True)
 class Security:
-    """The credentials of a client. If all are absent, the channel is plaintext, for
-    loopback."""
+    """The credentials of a client. Without TLS the channel is plaintext, and a token is
+    then sent only to a target on this machine."""
 
     token: str | None = None  # Sent as `authorization: Bearer ...`.
     tls: bool = False  # Uses TLS with the system's authorities.
-    root_certificates: bytes | None = None  # PEM, in their place; implies TLS.
+    root_certificates: bytes | None = None  # PEM, replaces the system's; implies TLS.
     certificate: bytes | None = None  # PEM, with its key for mutual TLS; implies TLS.
     private_key: bytes | None = None  # PEM.
-    server_name: str | None = None  # In the server's certificate; None: the host.
+    server_name: str | None = None  # Name in the server's certificate; None: the host.
 
     @classmethod
     def from_environment(cls) -> Security:
-        """Reads the variables that weftctl reads, too: WEFT_TOKEN, WEFT_TOKEN_FILE,
+        """Reads the environment variables of weftctl: WEFT_TOKEN, WEFT_TOKEN_FILE,
         WEFT_TLS=1, WEFT_CA, WEFT_CLIENT_CERT, WEFT_CLIENT_KEY, WEFT_SERVER_NAME.
 
-        Raises OSError if a file that one of them names cannot be read.
+        Raises OSError if a file that a variable names cannot be read.
         """
 
         def contents(name: str) -> bytes | None:
@@ -106,7 +106,7 @@ class Security:
         insecure: Callable[[str, Options], ChannelT],
         secure: Callable[[str, grpc.ChannelCredentials, Options], ChannelT],
     ) -> ChannelT:
-        """Opens a channel by these functions of `grpc` or `grpc.aio`.
+        """Opens a channel with `insecure` or `secure`, functions of grpc or grpc.aio.
 
         Raises FailedPrecondition if a token would leave this machine in plaintext,
         InvalidArgument for a certificate without its key, or a key alone.
@@ -121,8 +121,8 @@ class Security:
                     "the token would be sent in plaintext, for anybody on the "
                     "way to read: use TLS"
                 )
-            # Ignores a proxy that the environment names, because it would send the
-            # call to another machine.
+            # Ignores a proxy that the environment names, because the proxy would send
+            # the token to another machine.
             return insecure(target, [*OPTIONS, ("grpc.enable_http_proxy", 0)])
         credentials = grpc.ssl_channel_credentials(
             self.root_certificates or system_roots(),

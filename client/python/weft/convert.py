@@ -47,7 +47,7 @@ TrainResponse = TypeVar(
 
 
 def _enum_name(enum: EnumTypeWrapper, prefix: str, what: str, name: str) -> str:
-    """Returns the full name of an enum value, given its short one in lower case."""
+    """Returns the full name of an enum value, given its short name in lower case."""
     values = {
         key.removeprefix(prefix).lower(): key
         for key, number in enum.items()
@@ -67,7 +67,7 @@ def _durability_name(number: adapters_pb2.Durability) -> str:
 
 
 def durability_name(name: str | None) -> str:
-    """Returns the message's name of a durability; of the server's default for None.
+    """Returns the protobuf name of a durability. None means the server's default.
     Raises InvalidArgument for an unknown name."""
     names = ("memory", "checkpoint", "step")
     if name is None:
@@ -103,7 +103,8 @@ def _check_names(options_type: type, options: Mapping[str, object]) -> None:
 
 @contextmanager
 def _sendable() -> Iterator[None]:
-    """Raises InvalidArgument for what no message can hold, such as a negative count."""
+    """Raises InvalidArgument for values that a message cannot hold, such as a negative
+    count."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -202,8 +203,8 @@ def save_request(
 
 
 def datum_message(datum: Datum) -> training_pb2.Datum:
-    """Returns a datum as a message of raw little-endian arrays, which Python copies
-    as a whole."""
+    """Returns a datum as a message. The message holds raw little-endian arrays, because
+    Python copies each of them in one piece."""
 
     def raw(array: FloatArray | TokenArray | RoutingArray | None) -> bytes:
         return b"" if array is None else array.tobytes()
@@ -296,9 +297,9 @@ def to_optim_result(
 
 
 def stop_rule(stop: Stop, ignore_eos: bool) -> sampling_pb2.StopRule:
-    """Returns a stop rule with the entries sorted by their kind."""
+    """Returns a stop rule with the entries grouped by their kind."""
     rule = sampling_pb2.StopRule(ignore_eos=ignore_eos)
-    # One text is one entry, although Python takes it as a sequence of characters.
+    # A string is one entry, although Python can iterate over its characters.
     for entry in (stop,) if isinstance(stop, (str, bytes)) else stop:
         if isinstance(entry, str):
             rule.byte_strings.append(entry.encode())

@@ -30,8 +30,8 @@ from weft.types import (
 
 T = TypeVar("T")
 HEALTH_TIMEOUT = 5.0  # Seconds.
-# A save or a snapshot that fails while it runs has used its number. One that is
-# refused before has not. The codes are the same, so the client asks the server.
+# A save or a snapshot that fails while it runs has used its number; one that the server
+# refuses has not. Both give the same codes, so the client asks for the next number.
 _NO_REFUSALS: frozenset[str] = frozenset()
 
 
@@ -66,7 +66,7 @@ class AdapterCore:
         submit: bool = False,
     ) -> Operation[TrainResult]:
         """Builds a ForwardBackward or a Forward. Converts the data before it takes a
-        number, so data that cannot be sent uses none."""
+        number, so data that cannot be sent uses no number."""
         batch = list(data)
         messages = [convert.datum_message(datum) for datum in batch]
         config = convert.loss_config(loss, options)
@@ -134,7 +134,7 @@ class AdapterCore:
         self, name: str, overwrite: bool, options: SaveOptions, *, submit: bool = False
     ) -> Operation[CheckpointInfo]:
         """Builds a save. Builds the message once before it takes a number, so options
-        that cannot be sent use none."""
+        that cannot be sent use no number."""
         convert.save_request(self.adapter_id, name, overwrite, StepSlot(0), options)
 
         def build(slot: StepSlot) -> adapters_pb2.SaveCheckpointRequest:
@@ -152,9 +152,9 @@ class AdapterCore:
     def load(
         self, name: str, source: str | None, weights_only: bool, durability: str | None
     ) -> Operation[AdapterInfo]:
-        """Builds a load. It has no number, because it replaces the numbering, and it
-        may be repeated. It has no epoch, because it is the caller's wish to replace
-        whatever is there.
+        """Builds a load. A load has no step number, because it replaces the numbering.
+        It may be repeated. It has no epoch, because the caller wants to replace the
+        state whatever its epoch is.
 
         If the server has lost the adapter, the load makes it again for its tenant.
         """
@@ -284,7 +284,7 @@ class ClientCore:
         durability: str | None,
     ) -> Operation[AdapterCore]:
         """Gets the adapter, or creates it if there is none. If another client creates
-        it at the same time, both get that one adapter."""
+        it at the same time, both clients get the same adapter."""
         modules = None if target_modules is None else list(target_modules)
         request = adapters_pb2.GetAdapterRequest(adapter_id=adapter_id)
         try:
@@ -339,8 +339,8 @@ class ClientCore:
         tenant: str | None,
         durability: str | None,
     ) -> Operation[AdapterCore]:
-        """Builds an import. It is not repeated, because the stream is used up and may
-        have arrived."""
+        """Builds an import. A failed import is not repeated, because its stream is used
+        up and may have arrived."""
         requests = import_requests(adapter_id, folder, tenant, durability)
         reply = yield from self.caller.call(
             methods.IMPORT_ADAPTER, requests, retry=False
@@ -372,8 +372,8 @@ class ClientCore:
         overwrite: bool,
         tenant: str | None,
     ) -> Operation[CheckpointInfo]:
-        """Builds an upload. It is not repeated, because the stream is used up and may
-        have arrived."""
+        """Builds an upload. A failed upload is not repeated, because its stream is used
+        up and may have arrived."""
         requests = upload_requests(adapter_id, name, folder, overwrite, tenant)
         reply = yield from self.caller.call(
             methods.UPLOAD_CHECKPOINT, requests, retry=False

@@ -1,9 +1,9 @@
-"""The parts without I/O of a loss that the client computes.
+"""Builds the surrogate of a loss that the client computes, without I/O.
 
 A loss C of the log-probabilities lp_i has the gradient dC/dlp_i. The surrogate
-sum_i(-w_i lp_i), with constant w_i = -dC/dlp_i, has the same gradient, and the server
-has it as cross_entropy with weights w_i. So the client calls Forward, computes C and
-its gradient, and calls ForwardBackward with the surrogate.
+sum_i(-w_i lp_i), with constant w_i = -dC/dlp_i, has the same gradient. The server can
+compute the surrogate: it is cross_entropy with weights w_i. So the client calls
+Forward, computes C and its gradient, and calls ForwardBackward with the surrogate.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Surrogate:
 
     def finish(self, forward: TrainResult, result: TrainResult) -> TrainResult:
         """Returns the surrogate's result with the custom loss as "loss:sum" and with
-        the logprobs of Forward. `losses` stay those of the surrogate.
+        the logprobs of Forward. `losses` are still the surrogate's.
 
-        The server does not score tokens without a gradient in the surrogate, so its
-        own logprobs have gaps.
+        In the surrogate the server does not score tokens whose gradient is 0. So the
+        logprobs of the surrogate's result have gaps.
         """
         metrics = dict(result.metrics)
         metrics["surrogate_loss:sum"] = metrics.get("loss:sum", 0.0)

@@ -58,7 +58,7 @@ def _targets(values: ArrayLike) -> tuple[TokenArray, TokenArray | None]:
         raise InvalidArgument(f"{name}: an id per token, or a list of ids per token")
     offsets = np.zeros(len(rows) + 1, dtype="<u4")
     np.cumsum([len(row) for row in rows], out=offsets[1:])
-    # Converts each row by itself, because numpy takes an empty list for floats.
+    # Converts each row by itself, because numpy makes an empty list a float array.
     return np.concatenate([_tokens(name, row) for row in rows]), offsets
 
 
@@ -154,7 +154,7 @@ class Datum:
         """Returns a datum with the same tokens and targets and these weights, but
         without logprobs and advantages.
 
-        weights: the shape of `targets`, which is flat for ragged ones. Raises
+        weights: of the shape of `targets`, which are flat if they are ragged. Raises
         InvalidArgument for another shape.
         """
         datum = copy.copy(self)
@@ -201,10 +201,10 @@ class Datum:
         prompt is not. `logprobs` holds the sampler's log-probabilities.
 
         advantage, weight: one number, or one for each drawn token, [S]. Without an
-        advantage the datum is for cross_entropy. With it `forward`, at the sample's
-        temperature, computes `sample.logprobs` again. If the sample has its routing,
-        so has the datum. Raises InvalidArgument if the
-        sample has no prompt or no token, or if a length does not fit.
+        advantage the datum is for cross_entropy. Then `forward` at the sample's
+        temperature computes `sample.logprobs` again. If the sample has routing, the
+        datum gets it. Raises InvalidArgument if the sample has no prompt or no token,
+        or if a length does not fit.
         """
         if not sample.prompt or not sample.tokens:
             raise InvalidArgument("sample: needs a prompt and at least one drawn token")

@@ -14,7 +14,7 @@ from weft._proto import errors_pb2
 class WeftError(Exception):
     """A call failed. `code` is the name of the gRPC status code.
 
-    retry_after: the seconds after which the server suggests a repetition, or None.
+    retry_after: the seconds after which the server suggests a retry, or None.
     repeatable: False if the server asks not to repeat the call at all.
     step_done: the step ran and failed, so its number is used.
     reason, values: details for programs, listed in weft/v1/errors.proto; "" and {}
@@ -103,19 +103,19 @@ class Unimplemented(WeftError):
 
 
 class Internal(WeftError):
-    """The server met an error of its own."""
+    """The server has an internal error."""
 
     code = "INTERNAL"
 
 
 class Unavailable(WeftError):
-    """The server cannot be reached, still starts, or is draining."""
+    """The server cannot be reached, is starting, or is draining."""
 
     code = "UNAVAILABLE"
 
 
 class DataLoss(WeftError):
-    """Files on the server do not match their checksums."""
+    """Files on the server do not match their checksums, or a download is incomplete."""
 
     code = "DATA_LOSS"
 
@@ -154,8 +154,8 @@ def metadata_dict(
 
 
 def retry_hint(trailers: dict[str, str]) -> tuple[float | None, bool]:
-    """Reads the trailer `grpc-retry-pushback-ms`: its seconds, or None, and whether
-    the call may be repeated.
+    """Reads the trailer `grpc-retry-pushback-ms`. Returns its delay in seconds, or
+    None, and whether the call may be repeated.
 
     By gRPC's rule (proposal A6) a negative number, or a text that is no number,
     forbids a repetition. Without the trailer the client decides.
@@ -193,5 +193,5 @@ def _reason(details: bytes) -> tuple[str, dict[str, str]]:
             if detail.type_url.endswith("/google.rpc.ErrorInfo"):
                 info.ParseFromString(detail.value)
     except DecodeError:
-        pass  # Another kind of server sent them. The code says enough.
+        pass  # Not details of this service. The gRPC code is enough.
     return info.reason, dict(info.metadata)

@@ -22,7 +22,7 @@ StrPath = str | os.PathLike[str]
 
 
 class FileRequests(Iterator[RequestT]):
-    """The messages of an upload of files, with the id of the adapter that they name."""
+    """The messages that upload files, with the id of the adapter."""
 
     def __init__(self, adapter_id: str, messages: Iterator[RequestT]) -> None:
         self.adapter_id = adapter_id
@@ -67,7 +67,7 @@ def upload_requests(
 ) -> FileRequests[adapters_pb2.UploadCheckpointRequest]:
     """Returns the messages of an upload. Reads the files while the call sends them.
 
-    Raises InvalidArgument if the folder lacks a file of every checkpoint.
+    Raises InvalidArgument if the folder lacks a file that every checkpoint has.
     """
     paths = _paths(folder, (*FILES, STATE_FILE))
     optimizer = Path(folder, OPTIMIZER_FILE)
@@ -104,9 +104,10 @@ def _chunks(paths: Iterable[Path]) -> Iterator[adapters_pb2.FileChunk]:
 
 
 class FolderWriter:
-    """Writes exported chunks to files beside `folder`. `commit` moves them into it.
+    """Writes exported chunks to files beside `folder`. `commit` moves the files
+    into `folder`.
 
-    It is a context manager. Without `commit` its end removes the written files, so
+    It is a context manager. Without `commit` its exit removes the written files, so
     that a failed export does not change the folder. Not thread-safe.
     """
 
@@ -141,7 +142,7 @@ class FolderWriter:
     def commit(self) -> None:
         """Moves the files into the folder and replaces files with the same names.
 
-        Raises DataLoss if the export lacks one of PEFT's two files.
+        Raises DataLoss if the chunks lack one of PEFT's two files.
         """
         self._close()
         made = sorted(Path(self._scratch.name).iterdir())

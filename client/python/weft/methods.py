@@ -34,7 +34,7 @@ Bound = Any
 
 
 class Arity(enum.Enum):
-    """Says which side of a call streams. The value names the channel's factory."""
+    """Says which side of a call streams. The value names a method of the channel."""
 
     UNARY = "unary_unary"
     DOWNLOAD = "unary_stream"
@@ -65,7 +65,7 @@ def _method(
     response_type: type[_ResponseT],
     arity: Arity = Arity.UNARY,
 ) -> Method[_RequestT, _ResponseT]:
-    """Returns the method whose name is that of its request type less "Request"."""
+    """Returns the method that is named like its request type without "Request"."""
     name = request_type.DESCRIPTOR.name.removesuffix("Request")
     path = f"/weft.v1.{service}/{name}"
     return Method(path, request_type, response_type, arity)
@@ -142,9 +142,9 @@ PROFILE = _method(_V, server.ProfileRequest, server.ProfileResponse, Arity.DOWNL
 
 
 class RawMessage(bytes):
-    """Bytes that stand for a message. They encode grpc.health.v1 without its stubs:
-    the empty request asks about the whole server, and the reply SERVING is field 1
-    with value 1."""
+    """The bytes of an encoded message. The client uses them for grpc.health.v1, because
+    it has no stubs of that service. The empty request asks about the whole server, and
+    the reply SERVING is field 1 with value 1."""
 
     @classmethod
     def FromString(cls, data: bytes, /) -> RawMessage:

@@ -33,7 +33,7 @@ REFUSALS = frozenset(
     }
 )
 
-STALE_EPOCH = "STALE_EPOCH"  # A reason of weft/v1/errors.proto.
+STALE_EPOCH = "STALE_EPOCH"  # An error reason, as in weft/v1/errors.proto.
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Reply(Generic[ResponseT]):
 
     @property
     def replayed(self) -> bool:
-        """Returns whether the server ran this step before and has stored its reply."""
+        """Returns whether this is the stored reply of a step that ran before."""
         return self.trailers.get("weft-replayed") == "1"
 
 
@@ -121,7 +121,7 @@ class Caller:
         limit = self.timeout if timeout is None else timeout
         deadline = time.monotonic() + limit
         repeated = False
-        unanswered = 0  # Consecutive failed attempts without a hint of the server.
+        unanswered = 0  # Consecutive failures without a server's retry hint.
         while True:
             remaining = deadline - time.monotonic()
             try:
@@ -203,7 +203,7 @@ class Caller:
         convert: Callable[[Reply[ResponseT]], T],
         refusals: frozenset[str] = REFUSALS,
     ) -> Operation[T]:
-        """Builds a step that first asks the server for its number if it is unknown."""
+        """Builds a step. If its number is unknown, it first asks the server."""
         if counter.needs_refresh():
             adapter = yield from self._present(counter)
             counter.refresh(adapter.last_step, adapter.epoch)

@@ -14,11 +14,11 @@ class RetryPolicy:
     """Bounded exponential back-off with jitter.
 
     The default delays add up to about 16 seconds, which outlasts a short restart of
-    the server. If the server says when to come again, repetitions go on until the
-    call's deadline.
+    the server. If the server says when to retry, retries continue until the call's
+    deadline.
     """
 
-    max_attempts: int = 8  # Consecutive calls without a hint; 1: never repeat.
+    max_attempts: int = 8  # Consecutive attempts without a hint; 1: no retry.
     initial_delay: float = 0.2  # Seconds before the first repetition.
     multiplier: float = 2.0
     max_delay: float = 5.0  # Seconds.
@@ -37,18 +37,18 @@ def next_delay(
 ) -> float | None:
     """Returns the seconds to wait after a failed call, or None to give up.
 
-    attempt: the number of consecutive calls that failed without a hint of the
-    server, including this one. None means that the error or the server allows no
-    repetition, that the attempts are used up, or that the wait would take `remaining`
-    seconds or more. RESOURCE_EXHAUSTED is repeated only with a hint, and then without
-    a limit of attempts, because the server sets the pace.
+    attempt: the number of consecutive calls that failed without a retry hint from the
+    server, including this call. None means that the error or the server allows no
+    retry, that the attempts are used up, or that the wait would take `remaining`
+    seconds or more. After RESOURCE_EXHAUSTED a call is retried only with a hint. Then
+    the number of attempts has no limit, because the server sets the pace.
     """
     if policy.max_attempts == 1 or not error.repeatable:
         return None
     hint = error.retry_after
     if isinstance(error, (Unavailable, ResourceExhausted)) and hint is not None:
-        # The jitter only adds time, so that many refused clients do not come back at
-        # once, and none before the hint.
+        # The jitter spreads the retries of many refused clients. It only adds time, so
+        # that no client retries earlier than the hint says.
         delay = max(hint, policy.initial_delay) * uniform(1, 1 + policy.jitter)
     elif isinstance(error, Unavailable) and attempt < policy.max_attempts:
         delay = policy.initial_delay * policy.multiplier ** (attempt - 1)

@@ -1,5 +1,5 @@
-"""Names a call's adapter in its metadata, by which a proxy in front of several
-servers finds the one that has the adapter."""
+"""Puts the id of a call's adapter into the call's metadata. A proxy in front of several
+servers uses the id to find the server that has the adapter."""
 
 from __future__ import annotations
 

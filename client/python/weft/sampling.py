@@ -15,15 +15,16 @@ from weft.operations import Caller, Operation
 from weft.types import ArrayLike, FloatArray, SampleOptions, SampleResult
 
 FIRST_LIMIT = 16
-MOST = 4096  # Calls in flight, whatever the server admits.
+MOST = 4096  # The most calls in flight, even if the server admits more.
 
 
 class InFlight:
     """Finds out how many calls the server admits at the same time.
 
-    Before the first refusal each answer raises the bound by one, so it doubles with
-    each round of answers. After it a whole round raises the bound by one. A refusal
-    halves it, once for all calls that were in flight then. Threads: any.
+    Before the first refusal each answer raises the bound by one, so each round of
+    answers doubles the bound. After the first refusal a whole round raises the bound by
+    one. A refusal halves the bound, but only once for all calls that were in flight
+    then. Threads: any.
     """
 
     def __init__(self, first: int = FIRST_LIMIT) -> None:
@@ -108,8 +109,9 @@ class SamplerCore:
     def compute_logprobs(
         self, tokens: ArrayLike, snapshot: str | None = None
     ) -> Operation[FloatArray]:
-        """Builds a call that returns the log-probability of each token, given those
-        before it, [N]. It samples one token and asks for the prompt's scores."""
+        """Builds a call that returns the log-probability of each token, given the
+        tokens before it, [N]. The call samples one token and asks for the prompt's
+        logprobs."""
         options: SampleOptions = {
             "prompt_logprobs": True,
             "max_tokens": 1,

@@ -1,4 +1,4 @@
-"""Converts what a server says of itself."""
+"""Converts a server's protobuf description of itself."""
 
 from __future__ import annotations
 

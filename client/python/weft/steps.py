@@ -62,8 +62,8 @@ class StepCounter:
         return len(self._in_flight)
 
     def needs_refresh(self) -> bool:
-        """Returns whether the client must ask the server and call `reset` before the
-        next `take`.
+        """Returns whether the next number is unknown. Then the client must ask the
+        server and call `refresh` before the next `take`.
 
         Raises FailedPrecondition if the user must first wait for the steps in flight
         or call resync.
@@ -76,8 +76,8 @@ class StepCounter:
             return self._unsure is not None
 
     def take(self) -> StepSlot:
-        """Takes the next number. Raises FailedPrecondition if it is unknown, until
-        `reset`."""
+        """Takes the next number. If the number is unknown, raises FailedPrecondition
+        until `reset` is called."""
         with self._lock:
             problem = self._broken or self._unsure
             if problem is not None:
@@ -96,7 +96,7 @@ class StepCounter:
             )
 
     def reset(self, last_step: int, epoch: int = 0) -> None:
-        """Continues after `last_step` of this epoch, which the server reported."""
+        """Continues after the step and in the epoch that the server reported."""
         with self._lock:
             self._next = last_step + 1
             self._epoch = epoch
@@ -104,8 +104,8 @@ class StepCounter:
             self._broken = None
 
     def refresh(self, last_step: int, epoch: int) -> None:
-        """Does the same, but only within the epoch that the counter has. Raises
-        FailedPrecondition, until `reset`, if another one has begun."""
+        """Like `reset`, if the counter's epoch has not ended. Otherwise raises
+        FailedPrecondition, and so do later calls until `reset`."""
         with self._lock:
             if self._epoch not in (0, epoch):
                 self._broken = (

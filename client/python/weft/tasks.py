@@ -57,8 +57,8 @@ class TaskDriver:
         """Runs operations, at most limit() at the same time, and returns the results
         in the operations' order.
 
-        The first error cancels the operations in flight and is raised. It is
-        DeadlineExceeded if none of them ends for `patience` seconds.
+        The first error cancels the operations in flight and is raised. If no operation
+        ends for `patience` seconds, raises DeadlineExceeded.
         """
         waiting = enumerate(operations)
         tasks: dict[asyncio.Task[T], int] = {}
@@ -86,8 +86,8 @@ class TaskDriver:
         finally:
             for task in tasks:
                 task.cancel()
-            # Waits until all have ended, and collects their errors, so that asyncio
-            # does not report them as never retrieved.
+            # Waits until all tasks have ended, and collects their errors, so that
+            # asyncio does not report the errors as never retrieved.
             await asyncio.gather(*tasks, return_exceptions=True)
         return [results[index] for index in range(len(results))]
 
@@ -108,7 +108,7 @@ class TaskDriver:
 
     async def _perform(self, effect: Call | Sleep) -> Reply[Any] | None:
         if isinstance(effect, Sleep):
-            # The end of the client ends the pause.
+            # Closing the client ends the pause early.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closed.wait(), effect.seconds)
             return None

@@ -37,13 +37,13 @@ T = TypeVar("T")
 CallFuture = Any
 
 
-# The driver whose reply this thread is delivering. If the thread waited for another
-# call of that driver, it would wait for itself.
+# The driver whose reply this thread is delivering. The thread must not wait for another
+# call of that driver, because it may be the thread that delivers the reply.
 _delivering = threading.local()
 
 
 class _Run(Generic[T]):
-    """One operation that runs. Only one thread at a time resumes it."""
+    """A running operation. Only one thread at a time resumes it."""
 
     def __init__(self, driver: ThreadDriver, operation: Operation[T]) -> None:
         self.future: Future[T] = Future()
@@ -83,7 +83,7 @@ class _Run(Generic[T]):
             call.cancel()
 
     def end_pause(self) -> None:
-        """Resumes the operation at once if it pauses."""
+        """Resumes the operation at once if it is paused."""
         with self._lock:
             pause = self._pause
         if pause is not None:
@@ -111,7 +111,7 @@ class _Run(Generic[T]):
         self._call = self._driver.start(effect)
         if effect.slot is not None:
             effect.slot.cancel = self._call.cancel
-            # Another thread may have withdrawn the step before it had a cancel.
+            # Another thread may have withdrawn the step before `cancel` was set.
             if effect.slot.withdrawn_because is not None:
                 self._call.cancel()
 
@@ -186,7 +186,7 @@ class ThreadDriver:
     def run(self, operation: Operation[T]) -> T:
         """Runs an operation and returns its result. An interrupt cancels the call.
 
-        Raises FailedPrecondition in a callback of one of this driver's futures.
+        Raises FailedPrecondition if a callback of this driver's futures calls it.
         """
         _require_may_wait(self)
         run = _Run(self, operation)
@@ -206,8 +206,8 @@ class ThreadDriver:
         """Runs operations, at most limit() at the same time, and returns the results
         in the operations' order.
 
-        The first error cancels the operations in flight and is raised. It is
-        DeadlineExceeded if none of them ends for `patience` seconds.
+        The first error cancels the operations in flight and is raised. If no operation
+        ends for `patience` seconds, raises DeadlineExceeded.
         """
         _require_may_wait(self)
         waiting = enumerate(operations)

@@ -33,7 +33,7 @@ class LossOptions(TypedDict, total=False):
     # Also returns the experts of every token; for models with experts. Default False.
     return_routing: bool
     # The backward pass leaves out blocks of the vocabulary in which all of a token's
-    # probabilities are below this. Default 0: the gradient is exact.
+    # probabilities are below this value. Default 0: the gradient is exact.
     gradient_filter: float
 
 
@@ -55,15 +55,15 @@ class SampleOptions(TypedDict, total=False):
     max_tokens: int | None  # At least 1; None: the server's default (128).
     temperature: float  # 0 takes the most likely token; default 1.
     top_k: int  # Draws from the k most likely tokens; default 0: from all.
-    top_p: float  # Draws from the most likely tokens of this total; default 1.
+    top_p: float  # Total probability of the likeliest tokens to draw from; default 1.
     seed: int | None  # None: the server draws one.
     # These end a sample, beside the model's end of sequence: token ids, sequences
     # of token ids, and text or bytes of the decoded output.
     stop: Stop | None
     ignore_eos: bool  # The end of sequence does not end a sample; default False.
     prompt_logprobs: bool  # Also returns the prompt's logprobs; default False.
-    top_logprobs: int  # Also returns so many likely tokens per position; default 0.
-    # Also returns so many likely tokens at each position of the prompt; default 0.
+    top_logprobs: int  # Also returns this many likely tokens per position; default 0.
+    # Also returns this many likely tokens per position of the prompt; default 0.
     prompt_top_logprobs: int
     # Also returns the experts of every token; for models with experts. Default False.
     return_routing: bool
@@ -82,7 +82,7 @@ class ModelInfo:
     eos_token_ids: list[int]
     num_parameters: int
     dtype: str
-    num_experts: int  # Each layer with experts has so many; 0: a dense model.
+    num_experts: int  # In each layer with experts; 0: a dense model.
     experts_per_token: int
     expert_layers: int  # How many layers have experts.
 
@@ -110,11 +110,11 @@ class ServerInfo:
     max_queue_tokens: int
     max_queue_requests_per_tenant: int
     max_queue_tokens_per_tenant: int
-    reorder_window: int  # How far a number may be ahead of the lowest missing one.
+    reorder_window: int  # How far a step may be ahead of the lowest missing step.
     replay_window: int  # How many of an adapter's latest replies the server keeps.
     max_targets_per_token: int
     max_stop_entries: int
-    max_top_logprobs: int  # And the largest prompt_top_logprobs.
+    max_top_logprobs: int  # Also the limit of prompt_top_logprobs.
 
 
 @dataclass(frozen=True)
@@ -142,9 +142,9 @@ class AdapterInfo:
     created_at: float  # Unix time in seconds.
     tenant: str
     location: str  # Where the server keeps its tensors: "device", "host" or "disk".
-    epoch: int  # Grows whenever another state begins: create, import, load.
+    epoch: int  # Grows when create, import or load begins a new state.
     durable_step: int  # Steps up to this number survive the end of the server.
-    durability: str  # What survives by itself: "memory", "checkpoint" or "step".
+    durability: str  # "memory", "checkpoint" or "step", as in create_adapter.
 
 
 @dataclass(frozen=True)
@@ -169,8 +169,8 @@ class CheckpointInfo:
 class SaveOptions(TypedDict, total=False):
     """Optional properties of a checkpoint.
 
-    kind: "train", or "sampler": weights only, to sample from. metadata: entries of the
-    caller's own. ttl_seconds: the server deletes the checkpoint then; 0 means never.
+    kind: "train", or "sampler", which holds only weights. metadata: the caller's own
+    entries. ttl_seconds: the server deletes the checkpoint after that time; 0: never.
     keep_newest: after the save, the server deletes the adapter's oldest checkpoints of
     the same kind, so that this many remain; 0 deletes none.
     """
@@ -202,9 +202,9 @@ class TrainResult:
     """The result of a forward or a forward_backward call."""
 
     results: list[DatumResult]
-    metrics: dict[str, float]  # Keys are `name:reduction`; "loss:sum" is there.
+    metrics: dict[str, float]  # Keys: `name:reduction`, always with "loss:sum".
     step: int  # The step's number; 0 for the base model.
-    replayed: bool  # The server ran this step before and has stored its reply.
+    replayed: bool  # Whether this is the stored reply of a step that ran before.
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ class Sample:
     """
 
     tokens: list[int]  # [S] drawn tokens, including the stop token.
-    # [S], at the call's temperature, before top_k and top_p; at 0, as if it were 1.
+    # [S], before top_k and top_p, at the call's temperature (at 1 if that is 0).
     logprobs: FloatArray
     finish_reason: FinishReason | None
     top_logprobs: list[list[tuple[int, float]]]  # Empty unless asked for.
@@ -241,7 +241,7 @@ class SampleResult:
 
     samples: list[Sample]
     prompt_logprobs: FloatArray | None  # [P]; the first is 0 and has no meaning.
-    # [P]; the first is empty. Without a request for it the whole list is.
+    # [P]; the first entry is empty. The list is empty unless asked for.
     prompt_top_logprobs: list[list[tuple[int, float]]]
     version: int  # The version of the weights; 0 for the base model.
 

@@ -1,5 +1,5 @@
-// Times kernels of decoding, for one token, beside ATen code that computes the
-// same.
+// Times the decode kernels for one token, and ATen code that computes the same
+// results.
 #include <ATen/ATen.h>
 #include <benchmark/benchmark.h>
 
@@ -99,7 +99,8 @@ void Shapes(benchmark::internal::Benchmark* bench) {
 BENCHMARK(PagedAttentionKernel)->Apply(Shapes);
 BENCHMARK(AttentionAten)->Apply(Shapes);
 
-// Weighs a row of logits, block by block, as the drawing of a token does.
+// Computes the sampling weights of a row of logits, block by block, as the
+// sampler does.
 void WeighVocabKernel(benchmark::State& state) {
   constexpr int64_t kBlock = 512;
   const at::Tensor logits = at::randn(kVocab);

@@ -1,6 +1,6 @@
-// Times kernels beside the ATen code that they replace, on one thread and in
-// the same run. Only times of the same run are comparable. ctest does not run
-// this bench:
+// Times kernels and the ATen code that they replace, on one thread and in the
+// same run. Only times of the same run are comparable. ctest does not run this
+// bench. To run it:
 //   ninja kernel_bench && kernels/cpu/kernel_bench
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -73,8 +73,8 @@ void SwiGluAten(benchmark::State& state) {
 }
 BENCHMARK(SwiGluAten);
 
-// With argument 1, the kernel also overwrites the logits by the softmax. The
-// next iteration scores the softmax as logits, which costs the same.
+// With argument 1, the kernel also overwrites the logits with their softmax.
+// The next iteration uses the softmax as logits, which takes the same time.
 void VocabRowKernel(benchmark::State& state) {
   at::Tensor logits = at::randn({kVocabRows, kVocab});
   const int64_t target = 7;
@@ -146,7 +146,8 @@ void AdamWAten(benchmark::State& state) {
 BENCHMARK(AdamWAten);
 
 // Returns the product of x [rows, kFeatures] with a weight [kVocab, kFeatures],
-// which has 113 MB in f32. The benches below take the number of rows.
+// which has 113 MB in f32. The argument of the benches below is the number of
+// rows.
 SkinnyProduct FewRows(const at::Tensor& x, at::Tensor& y) {
   return {.x_BI = x.const_data_ptr<float>(),
           .x_stride = kFeatures,
@@ -170,8 +171,8 @@ void SkinnyF32Kernel(benchmark::State& state) {
 }
 BENCHMARK(SkinnyF32Kernel)->Arg(1)->Arg(8)->Arg(32);
 
-// Counts the bytes that the weight has in f32, so that rates compare with those
-// of SkinnyF32Kernel.
+// Counts bytes as if the weight were f32, so that the rates are comparable with
+// those of SkinnyF32Kernel.
 void SkinnyBf16Kernel(benchmark::State& state) {
   const at::Tensor x = at::randn({state.range(0), kFeatures});
   const at::Tensor weight =

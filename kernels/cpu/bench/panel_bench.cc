@@ -1,6 +1,6 @@
-// Times LoRA's products by panels, including copies to panels, beside ATen's
-// products of the same operands. Items are floating-point operations.
-// Arguments: rows, features, rank.
+// Times LoRA's products on panels, including the copies to panels, and ATen's
+// products of the same operands. Items are floating-point operations. The
+// arguments of a bench are rows, features and rank.
 #include <ATen/ATen.h>
 #include <benchmark/benchmark.h>
 
@@ -11,8 +11,8 @@
 namespace weft::kernels::cpu {
 namespace {
 
-// The rows of one call of panel_product: kBlockRows in ShrinkPanels, and
-// kWrittenRows in ExpandPanels. GradientPanels sums over kSummedRows.
+// The most rows that one call of panel_product processes: kBlockRows in
+// ShrinkPanels, kWrittenRows in ExpandPanels, kSummedRows in GradientPanels.
 constexpr int64_t kBlockRows = 64;
 constexpr int64_t kWrittenRows = 8;
 constexpr int64_t kSummedRows = 128;

@@ -1,5 +1,5 @@
-// Times PagedAttention, which reads each key and value once, beside a copy of
-// these bytes.
+// Times PagedAttention, which reads each key and value once, and compares it
+// with a copy that moves the same number of bytes.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

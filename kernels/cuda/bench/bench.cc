@@ -15,8 +15,8 @@ namespace {
 constexpr int kWarmUps = 3;
 constexpr int kRepetitions = 20;
 
-// Returns a new seed for each buffer. With equal buffers, a product would
-// multiply rows with themselves and not be random.
+// Returns a new seed for each buffer. If two buffers were equal, a product
+// would multiply rows with themselves, so its results would not be random.
 uint32_t NextSeed() {
   static uint32_t seed = 7;
   return seed++;

@@ -24,7 +24,8 @@ void CheckNear(double actual, double expected, double stored_epsilon,
 [[nodiscard]] float FromBf16(uint16_t bits);
 
 // Device memory with given values, or with random numbers in [-limit, limit).
-// With zeros, kernels would run faster than on real data.
+// The numbers are random, because kernels run faster on zeros than on real
+// data.
 template <typename T>
 class Buffer {
  public:

@@ -23,9 +23,9 @@ constexpr int64_t kHidden = 4096;
 constexpr int64_t kVocab = 131072;
 // The standard deviation of the logits, as in tests/bench/logprobs.py. If it
 // were larger, almost all probability would fall on one token, and the second
-// product would multiply zeros. kWeightLimit follows from it: a logit sums
-// kHidden products of uniform numbers, and a number in [-L, L] has the variance
-// L^2 / 3.
+// product would multiply zeros. kWeightLimit follows from kDeviation: a logit
+// sums kHidden products of uniform numbers, and a uniform number in [-L, L] has
+// the variance L^2 / 3.
 constexpr double kDeviation = 3;
 const float kWeightLimit = static_cast<float>(
     3 * kDeviation / std::sqrt(static_cast<double>(kHidden)));

@@ -1,6 +1,6 @@
-// Times weights of 8 bits: their widening, beside a copy of the bytes that it
-// moves, and their products with few rows, beside a copy of the weight and
-// beside cuBLAS' product with a weight of bf16.
+// Times the kernels for weights of 8 bits. Compares widening with a copy that
+// moves the same number of bytes. Compares products of few rows with a copy of
+// the weight, and with cuBLAS' product with a bf16 weight.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -31,9 +31,9 @@ constexpr Matrix kMatrices[] = {{"qkv", 4096, 6144},
                                 {"down", 14336, 4096}};
 constexpr int64_t kRows[] = {1, 8, 16, 64};
 
-// Equal layers of one matrix, which exceed the cache. Every two bytes of a row
-// are those of a random bf16, so the scales are random numbers and the integers
-// are bytes of such numbers.
+// Equal layers of one matrix. Together they exceed the cache. The memory is
+// filled with random bf16 numbers. So the scales are random numbers, and the
+// integers are the single bytes of random bf16 numbers.
 class Weights {
  public:
   explicit Weights(const Matrix& matrix)
@@ -140,8 +140,8 @@ struct Rows {
   Bf16Buffer x, y;
 };
 
-// `time` is that of a launch in a replayed graph. The others include what a
-// single call costs.
+// `time` is the time of a launch in a replayed graph. `call` and
+// `cublas_bf16_call` also include the fixed cost of a single call.
 void BenchProduct(const Device& device, const Weights& weights,
                   const Bf16Buffer& bf16_weight, const Rows& rows) {
   rows.Multiply(weights.Layer(0), nullptr);

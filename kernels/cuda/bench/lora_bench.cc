@@ -1,5 +1,5 @@
-// Times the adapters' products, compared with the bytes that they must move,
-// with cuBLAS, and with the products of the base model.
+// Times the adapters' products. Compares them with a copy of the bytes that
+// they must move, with cuBLAS, and with the products of the base model.
 #include <cstdint>
 #include <vector>
 
@@ -11,8 +11,8 @@ namespace {
 
 void BenchProblem(const Device& device, int64_t num_adapters,
                   const std::vector<int64_t>& ranks) {
-  // Each problem has new activations. Runs add to Y and dX, and larger old
-  // values would widen the tolerance.
+  // Each problem has new activations, because runs add to Y and dX. Their
+  // values would grow from problem to problem and widen the tolerance.
   const LoraActivations activations;
   const LoraProblem problem(device, activations, num_adapters, ranks);
   problem.CheckResults();

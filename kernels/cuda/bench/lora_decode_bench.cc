@@ -1,5 +1,5 @@
-// Times each kernel of lora_decode.h beside the separate launches that it
-// replaces, in replayed graphs of layers whose matrices exceed the cache.
+// Times each kernel of lora_decode.h, and the separate launches that the kernel
+// replaces. Replays graphs of layers whose matrices exceed the cache.
 #include <cstdint>
 #include <vector>
 

@@ -1,7 +1,7 @@
-// Times LoRA's part of a decode step, beside a copy of the bytes that it must
-// move. Replays a graph of layers whose matrices exceed the cache, so that each
-// launch reads its matrices from memory. The times include what a launch costs
-// on the device, but not on the host.
+// Times LoRA's part of a decode step, and compares it with a copy that moves
+// the same number of bytes. Replays a graph of layers whose matrices exceed the
+// cache, so that each launch reads its matrices from memory. The times include
+// the cost of a launch on the device, but not its cost on the host.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -42,8 +42,8 @@ struct Batch {
 constexpr Batch kBatches[] = {{1, 1},   {8, 1},   {8, 8},   {64, 1},
                               {64, 64}, {256, 1}, {256, 64}};
 
-// A decode step with equally many rows for each adapter, at num_layers() equal
-// groups.
+// A decode step of num_layers() layers, each with the same group. Every adapter
+// has the same number of rows.
 class FewProblem {
  public:
   FewProblem(const Group& group, const Batch& batch, int64_t rank)
@@ -65,7 +65,8 @@ class FewProblem {
         table_(TableBytes()),
         workspace_(LoraFewRowsWorkspace(ProductOf(0))) {}
 
-  // The A of all layers exceed the cache, and so do their B.
+  // The A matrices of all layers together exceed the cache. So do their B
+  // matrices.
   [[nodiscard]] int64_t num_layers() const { return num_layers_; }
   void Shrink(int64_t layer, cudaStream_t stream) const {
     Check(RunLoraFewRowsShrink(ProductOf(layer), stream));

@@ -1,5 +1,5 @@
-// A problem of the bench lora_decode: a kernel of lora_decode.h at many equal
-// layers, and the separate launches that it replaces.
+// A problem of the lora_decode bench. In each of many equal layers, a joined
+// launch (a kernel of lora_decode.h) replaces several separate launches.
 #ifndef WEFT_KERNELS_CUDA_BENCH_LORA_JOIN_H_
 #define WEFT_KERNELS_CUDA_BENCH_LORA_JOIN_H_
 
@@ -22,8 +22,8 @@ enum class JoinKind { kHeads, kGate, kResidual };
 struct Join {
   const char* name;
   JoinKind kind;
-  int64_t inputs;                 // The inputs of the expanded group.
-  std::vector<int64_t> features;  // The outputs of its projections.
+  int64_t inputs;                 // Number of inputs of the expanded group.
+  std::vector<int64_t> features;  // Number of outputs of each projection.
   int64_t next_inputs;
   int64_t next_projections;
 };
@@ -37,8 +37,9 @@ class JoinProblem {
   JoinProblem(const Join& join, const Batch& batch, int64_t rank);
 
   [[nodiscard]] int64_t num_layers() const { return num_layers_; }
-  // Returns the bytes that must move: each adapter's matrices once, and for
-  // each row the base product and three vectors of `width_` elements.
+  // Returns the number of bytes that a launch has to read and write: each
+  // adapter's matrices once, and for each row the base product and three
+  // vectors of `width_` elements.
   [[nodiscard]] double NumBytes() const {
     return 2.0 * static_cast<double>(batch_.adapters * LayerElements() +
                                      batch_.rows * (outputs_ + 3 * width_));
@@ -61,8 +62,8 @@ class JoinProblem {
   [[nodiscard]] int64_t SeparateCount() const {
     return LoraFewRowsParts({.max_rank = 1, .inputs = join_.inputs}).count;
   }
-  // Returns the number of parts of S that the joined launch reads. The launch
-  // before it writes as many.
+  // Returns the number of parts of S that the joined launch reads. The previous
+  // launch writes the same number of parts.
   [[nodiscard]] int64_t JoinedCount() const {
     if (join_.kind == JoinKind::kResidual) {
       return join_.inputs == 4096 ? SeparateCount()

@@ -1,5 +1,5 @@
 // The peer of LoraProblem: cuBLAS multiplies stacked matrices, and a kernel
-// masks the results. Also checks the results of Weft and of the peer.
+// masks the results. This file also checks the results of Weft and of the peer.
 #include <algorithm>
 #include <cmath>
 #include <iterator>
@@ -32,10 +32,10 @@ struct Strided {
   }
 };
 
-// In a result, kNumPlaces elements of the first, the middle and the last
-// adapter are checked. Place i is the i-th of kNumPlaces spread indices in one
-// dimension, and the kOtherPlaces[i]-th in the other. So most places are off
-// the diagonal.
+// CheckStep checks kNumPlaces elements in the result of the first, the middle
+// and the last adapter. Spread() gives kNumPlaces indices in each dimension.
+// Place i has the i-th index in one dimension and the kOtherPlaces[i]-th index
+// in the other, so most places are off the diagonal.
 constexpr int64_t kOtherPlaces[] = {0, 3, 6, 2, 5, 1, 4, 7};
 constexpr int64_t kNumPlaces = std::size(kOtherPlaces);
 
@@ -151,9 +151,8 @@ struct LoraProblem::Matrices {
   const float* db = nullptr;
 };
 
-// Returns an adapter's matrices in Weft's buffers or, if of_peer, its part of
-// the peer's stacked ones. The peer's S includes the scale, and Weft's does
-// not.
+// Returns an adapter's matrices in Weft's buffers or, if of_peer, in the peer's
+// stacked buffers. The peer's S includes the scale, but Weft's S does not.
 LoraProblem::Matrices LoraProblem::MatricesOf(int64_t adapter,
                                               bool of_peer) const {
   const auto& [rank, offset, column] = adapters_[static_cast<size_t>(adapter)];

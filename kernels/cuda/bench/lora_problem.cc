@@ -115,8 +115,9 @@ void LoraProblem::MakePeer() {
 
 LoraProduct LoraProblem::Product(LoraStep step) const {
   const bool of_a = IsOfA(step);
-  // Steps with A read X, except kInputGradient, which adds to dX. Steps with B
-  // read dY, except kExpand, which adds to Y.
+  // The steps of A (its products and its gradient) read X, except
+  // kInputGradient, which adds to dX. The steps of B read dY, except kExpand,
+  // which adds to Y.
   const Bf16Buffer& features =
       of_a ? (step == LoraStep::kInputGradient ? activations_.dx
                                                : activations_.x)

@@ -1,4 +1,4 @@
-// A problem of the bench lora: one linear layer whose rows belong to many
+// A problem of the lora bench: one linear layer whose rows belong to many
 // adapters. Weft's kernels compute its products. cuBLAS computes the same
 // results from stacked matrices and a mask.
 //
@@ -52,18 +52,19 @@ class LoraProblem {
               int64_t num_adapters, const std::vector<int64_t>& ranks);
 
   void Run(LoraStep step) const;
-  // Runs the step by cuBLAS, with stacked matrices and a mask.
+  // Runs the step with cuBLAS, on stacked matrices and with a mask.
   // REQUIRES: HasPeer.
   void RunPeer(LoraStep step) const;
   [[nodiscard]] bool HasPeer() const { return peer_ != nullptr; }
-  // Returns the floating-point operations of the peer divided by those of Run.
-  // The peer multiplies each row by the matrices of every adapter.
+  // Returns the peer's floating-point operations divided by those of Run. The
+  // peer needs more, because it multiplies each row by the matrices of every
+  // adapter.
   [[nodiscard]] double PeerFlopsRatio() const;
-  // Runs all steps, and compares some elements of Weft's results, and of the
-  // peer's if there is one, with loops in f64. Call it once, because steps add
-  // to old values and larger values would widen the tolerance.
+  // Runs all steps. Compares some elements of Weft's results and, if HasPeer,
+  // of the peer's results with loops in f64. Call it only once: steps add to
+  // old values, and larger values would widen the tolerance.
   void CheckResults() const;
-  // Returns the bytes that must move.
+  // Returns the number of bytes that the step has to read and write.
   [[nodiscard]] double NumBytes(LoraStep step) const;
 
  private:
@@ -87,7 +88,8 @@ class LoraProblem {
   [[nodiscard]] Element ElementOf(LoraStep step, int64_t adapter, int64_t place,
                                   bool of_peer) const;
 
-  // Returns the number of elements of S: the rank of its adapter for each row.
+  // Returns the number of elements of S. A row has as many as its adapter's
+  // rank.
   [[nodiscard]] double NumShrunk() const;
   void MakeTable(const std::vector<int64_t>& ranks);
   void MakePeer();

@@ -1,7 +1,7 @@
 // Times each kernel and, in the same run, a peer: a copy from device to device,
 // cuBLAS, or the launches that the kernel replaces. Before that, checks some
-// elements of most results. Prints one line of JSON for each measurement. A
-// time is in microseconds and the best of several runs. Each run begins with a
+// elements of most results. Prints one line of JSON for each measurement. Each
+// time is the best of several runs, in microseconds. Each run begins with a
 // cold cache, but in lora_few and lora_decode only the adapters' matrices are
 // cold. ctest does not run this program.
 //   ninja cuda_kernel_bench && kernels/cuda/cuda_kernel_bench [NAME...]

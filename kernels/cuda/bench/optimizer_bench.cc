@@ -23,7 +23,7 @@ std::vector<double> Widened(const FloatBuffer& buffer) {
 void BenchAdamW(const Device& device) {
   const FloatBuffer w(kParameters), g(kParameters);
   // The moments are m = g and v = g^2, so that m is 0 wherever v is 0. With
-  // another m, the update would divide m by almost 0 there.
+  // another m, the update would divide a nonzero m by almost 0 where v is 0.
   std::vector<float> squares = g.Read(0, kParameters);
   const FloatBuffer m(squares);
   for (float& x : squares) x *= x;

@@ -1,5 +1,5 @@
-// Times the kernels that pass over rows once: norms, the heads of a projection,
-// the gated product, and the merge of attention.
+// Times the kernels that pass over rows once: norms, the rotation of the heads
+// of a projection, the gated product, and the merge of attention results.
 #include <cmath>
 #include <cstdint>
 #include <numeric>
@@ -45,7 +45,7 @@ std::vector<double> Sum(const std::vector<float>& before,
   return added;
 }
 
-// Checks that rows of y are the norms of rows of `sum`.
+// Checks that y has the RMS norm of `sum` in the checked rows.
 void CheckAdd(const Bf16Buffer& sum, const Bf16Buffer& y,
               const Bf16Buffer& weight) {
   const std::vector<float> w = weight.Floats(0, kHidden);
@@ -253,7 +253,7 @@ void BenchRotary(const Device& device) {
   projection.CheckResults();
   constexpr double kTokenBytes =
       4.0 * (kHeads + kKvHeads) * kHeadFeatures + 2.0 * sizeof(float) * kHalf;
-  // Writing pages reads v and writes k and v.
+  // To write a token to the pages, the kernel reads v and writes k and v.
   constexpr double kPageBytes = 6.0 * kKvHeads * kHeadFeatures;
   for (const bool norms : {false, true}) {
     for (const bool pages : {false, true}) {

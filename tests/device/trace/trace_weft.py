@@ -2,11 +2,11 @@
 
     python3 tests/device/trace/trace_weft.py SHAPE BATCH LENGTH RANK [weftd flags]
 
-One adapter trains, then eight train together. Then one adapter more than there are
-slots takes turns with them: each step moves one adapter to the host and another one
-back. At last the base model and an adapter are sampled with 1, 8 and 64 sequences.
-Each line has the client's wall clock. weftd runs with this process's environment, so
-CUDA_INJECTION64_PATH and CUDA_TRACE_FILE make it write its kernels too. Repetitions
+One adapter trains, then eight train together. Then ten adapters take turns in nine
+slots, so that each step moves one adapter to the host and another adapter back.
+Finally the base model and an adapter are sampled with 1, 8 and 64 sequences. Each line
+has the client's wall clock. weftd runs with this process's environment, so
+CUDA_INJECTION64_PATH and CUDA_TRACE_FILE make it record its kernels too. Repetitions
 are 0.3 s apart, so cuda_trace.py --gap 100 finds them as bursts.
 """
 
@@ -68,7 +68,7 @@ def timed(label: str, call: Callable[[], object], reps: int) -> None:
 
 
 def train(client: Any, tokens: Tokens, batch: int, length: int, rank: int) -> Any:
-    """Returns an adapter that has trained."""
+    """Times the training of one adapter and of several. Returns a trained adapter."""
     one = client.create_adapter("one", rank=rank)
     data = [tokens.datum(length) for _ in range(batch)]
     timed(
@@ -96,9 +96,10 @@ def train(client: Any, tokens: Tokens, batch: int, length: int, rank: int) -> An
 
 
 def take_turns(adapters: Sequence[Any], data: Sequence[weft.Datum]) -> None:
-    """Times a step of an adapter that stays, and of one that makes room first."""
-    # After a round the next adapter is always the one that was used longest ago, and
-    # so the one that has left.
+    """Times steps of an adapter that is on the device, and steps that first move one
+    adapter out and another one in."""
+    # After this round, the next adapter is always the one that was used longest ago. So
+    # it is the one that is not on the device.
     for adapter in adapters:
         adapter.forward_backward(data)
     timed("step, no move", lambda: adapters[-1].forward_backward(data), 3)

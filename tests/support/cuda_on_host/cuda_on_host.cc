@@ -47,7 +47,7 @@ struct Fiber {
   CopyGroup copies;
 };
 
-// The fibers of the running block, which the next block uses again.
+// The fibers of the running block. The next block reuses them.
 struct Block {
   std::vector<Fiber> fibers;
   ucontext_t scheduler;
@@ -114,7 +114,7 @@ bool Release(unsigned begin, unsigned end, Waits reason) {
   return true;
 }
 
-// Runs a warp's lanes until each waits for the block or has ended.
+// Runs a warp's lanes until each waits at a barrier of the block or has ended.
 void RunWarp(unsigned first, bool forwards) {
   do {
     for (unsigned i = 0; i < kWarp; ++i) {
@@ -125,7 +125,8 @@ void RunWarp(unsigned first, bool forwards) {
   } while (Release(first, first + kWarp, Waits::kForWarp));
 }
 
-// Ends the process if a thread of the block has ended without the call.
+// Ends the process if a thread of the block has ended without a call of
+// cudaGridDependencySynchronize.
 void ExpectAllWaitedForGrids(unsigned threads) {
   for (unsigned i = 0; i < threads; ++i) {
     if (block.fibers[i].has_waited_for_grids) continue;

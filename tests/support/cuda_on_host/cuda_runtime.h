@@ -26,7 +26,7 @@ struct dim3 {
   unsigned y;
   unsigned z;
 };
-// Kernels move elements of every type as these.
+// Kernels copy elements of every type as uint4, so it may alias them.
 struct alignas(16) [[gnu::may_alias]] uint4 {
   unsigned x, y, z, w;
 };
@@ -36,7 +36,7 @@ struct alignas(16) float4 {
 struct alignas(8) float2 {
   float x, y;
 };
-// The place of the running thread.
+// The position of the running thread in its grid.
 extern dim3 gridDim;
 extern dim3 blockIdx;
 extern dim3 blockDim;

@@ -3,11 +3,12 @@
 // need neither a GPU nor nvcc.
 //
 // A block's threads are fibers of one thread. They run one after another from
-// barrier to barrier. Each warp runs as far as it can before the next one,
-// alternately in forward and in backward order. If a barrier is missing, one of
-// the two orders gives a wrong result. All threads (lanes) must reach a barrier
-// or a warp operation, otherwise the process ends with a message. "Device"
-// memory is the heap, so the address sanitizer sees every access.
+// barrier to barrier. Each warp runs as far as it can before the next warp. The
+// order alternates between forward and backward. If a barrier is missing, one
+// of the two orders gives a wrong result. All threads of a block must reach a
+// barrier, and all lanes of a warp must reach a warp operation. Otherwise the
+// process ends with a message. "Device" memory is the heap, so the address
+// sanitizer sees every access.
 //
 // Tests here do not measure speed, and do not find behaviour that is undefined
 // only on a device.
@@ -30,9 +31,9 @@ enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
 using cudaStream_t = struct CUstream_st*;
 
 // There is one device. A launch has finished when it returns. An asynchronous
-// copy happens at the next launch or wait. Before that it fills memory of the
-// host that it will write. So tests detect host memory that is read or written
-// too early.
+// copy happens at the next launch or wait. Until then, a copy to the host
+// leaves 0xFF in all bytes of its destination. So tests detect host memory that
+// is read or written too early.
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute,
@@ -50,9 +51,9 @@ const char* cudaGetErrorString(cudaError_t error);
 
 namespace weft::testing::cuda_on_host {
 
-// Functions that may be null. They are called for each launch with the address
-// of the kernel, and for each call that waits for a stream with the call's
-// name.
+// Functions that may be null. `launches` is called for each launch, with the
+// kernel's address. `waits` is called for each call that waits for a stream,
+// with the name of that call.
 struct Observer {
   void (*launches)(const void* kernel) = nullptr;
   void (*waits)(const char* call) = nullptr;

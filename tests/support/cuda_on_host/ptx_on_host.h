@@ -13,15 +13,15 @@
 
 namespace weft::testing::cuda_on_host {
 
-// Queues a copy that the thread has not waited for. Bytes of `to` beyond
-// num_bytes become 0.
+// Queues a copy, which happens when the thread waits for it. Bytes of `to`
+// beyond num_bytes become 0.
 void CopyLater(const void* from, int num_bytes, void* to, int to_bytes);
 void EndCopyGroup();
 void WaitForCopies(size_t num_pending);
 // Returns the dynamic shared memory of the running launch.
 void* DynamicShared();
 
-// A device takes only multiples of the number of bytes.
+// A device accepts only addresses that are multiples of num_bytes.
 inline void CheckAlignment(const void* address, int num_bytes) {
   if (reinterpret_cast<uintptr_t>(address) % num_bytes != 0) std::abort();
 }
@@ -99,8 +99,8 @@ inline unsigned Transpose8x8(unsigned word) {
   const auto element = [&](unsigned all, unsigned j) {
     return all >> 16 * (j % 2) & 0xFFFF;
   };
-  // Row `column` of the matrix has the word's lower half, and the next row its
-  // upper half.
+  // Row `column` of the matrix gives the lower half of the result, and the next
+  // row gives the upper half.
   const unsigned low =
       weft::testing::cuda_on_host::ReadLane(word, 4 * column + row / 2);
   const unsigned high =

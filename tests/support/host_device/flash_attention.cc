@@ -93,9 +93,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> Forward(
   return {out_THC, lse_HT, none, none, none};
 }
 
-// Records the launches of LibTorch 2.11: the sum of out and its gradient, the
-// kernel, the gradient of queries from f32, and the sums over heads that share
-// keys.
+// Records the launches of LibTorch 2.11: the dot product of the output and its
+// gradient, the kernel, the conversion of the queries' gradient from f32, and
+// the sums of dk and dv over the query heads that share keys.
 void NoteBackwardLaunches(bool has_groups) {
   for (const char* name :
        {"flash attention backward: dot", "flash attention backward",

@@ -24,8 +24,8 @@ struct DeviceEvents {
   std::vector<std::string> launches;
   // Copies to the device for which the host does not wait.
   std::vector<std::string> uploads;
-  // Waits of the host: values that it reads, copies of memory that is not
-  // pinned, and calls that wait.
+  // Operations for which the host waits: reads of values, copies of memory that
+  // is not pinned, and calls that wait.
   std::vector<std::string> waits;
 };
 
@@ -47,8 +47,9 @@ class DeviceRecording {
 // of operators.
 [[nodiscard]] int64_t NumLiveAllocations();
 
-// The next two are for the files of this folder. They change the number of
-// blocks, and return the events of the present recording, if there is one.
+// Only the files of this folder use the two functions below. The first changes
+// the number of blocks. The second returns the events of the current recording.
+// Without a recording, nothing reads these events.
 void AddLiveAllocations(int64_t count);
 [[nodiscard]] DeviceEvents& CurrentEvents();
 

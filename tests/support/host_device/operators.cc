@@ -99,8 +99,8 @@ std::string ShortName(const c10::OperatorHandle& op) {
   return name.substr(name.find("::") + 2);
 }
 
-// Returns whether the operator may size this argument. LibTorch first makes
-// empty results.
+// Returns whether the argument is an empty tensor that LibTorch made for a
+// result. The operator sets its size.
 bool IsUnsized(const c10::Argument& argument, const IValue& value) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite() &&
          value.isTensor() && value.toTensor().defined() &&
@@ -193,15 +193,16 @@ const at::Tensor& Resize(const at::Tensor& tensor, c10::IntArrayRef sizes,
   return tensor;
 }
 
-// Only cuBLAS has this product.
+// On a GPU, cuBLAS widens the result. The CPU has no such product, so this
+// widens the operands.
 at::Tensor WideningMm(const at::Tensor& a, const at::Tensor& b,
                       at::ScalarType dtype) {
   CurrentEvents().launches.emplace_back("mm");
   return DeviceOf(at::mm(HostOf(a).to(dtype), HostOf(b).to(dtype)));
 }
 
-// Runs the CPU's product, after the checks of LibTorch's kernel. It has two
-// launches.
+// Runs the CPU's product, after the checks of LibTorch's CUDA kernel. Records
+// two launches.
 at::Tensor GroupedMm(const at::Tensor& rows, const at::Tensor& weights,
                      const std::optional<at::Tensor>& ends,
                      const std::optional<at::Tensor>& bias,

@@ -48,8 +48,8 @@ def _now(form: str) -> str:
 def _environment(pieces: list[str], spans: list[Span]) -> jinja2.Environment:
     """Returns the environment that templates of Hugging Face models expect.
 
-    It appends the span of each {% generation %} block to `spans`. The caller puts
-    the text rendered so far into `pieces`, from which the spans count.
+    The environment appends the span of each {% generation %} block to `spans`. The
+    caller appends the rendered text to `pieces`. Spans count characters from its start.
     """
     try:
         from jinja2 import nodes
@@ -126,9 +126,9 @@ class ChatTemplate:
         the text that the turn adds to the prompt before it.
 
         last: returns only the span of the last message, which must be the
-        assistant's. Raises InvalidArgument if there is no such message. Raises it
-        also if nothing is marked and the template renders a turn differently at the
-        end of a chat and within it, because then only the last turn can be found.
+        assistant's. Raises InvalidArgument if there is no such message. Also raises
+        InvalidArgument if the template marks nothing and renders a turn at the end of
+        a chat differently from a turn within it. Then only the last turn can be found.
         """
         text, marked = self._render(messages, tools, False)
         turns = [i for i, m in enumerate(messages) if m.get("role") == "assistant"]
@@ -181,7 +181,7 @@ class ChatTemplate:
                     **self._special,
                 ):
                     self._pieces.append(piece)
-            # A template is a program, and its errors are about the chat.
+            # A template is a program that can raise anything. The chat is the cause.
             except Exception as error:
                 raise InvalidArgument(f"chat template: {error}") from error
             return "".join(self._pieces), list(self._spans)

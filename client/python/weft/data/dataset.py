@@ -26,18 +26,18 @@ class BadRecord:
 
 
 def log_bad_record(bad: BadRecord) -> None:
-    """Logs a warning by the logger "weft.data"."""
+    """Logs a bad record as a warning of the logger "weft.data"."""
     _log.warning("left out: %s", bad)
 
 
 class Dataset(Generic[T]):
     """Streams a source through an encoder. Each iteration reads the source again.
 
-    source: a path, "hf:NAME[:SPLIT]" or an iterable of mappings (a list, a dataset
-    of Hugging Face). encode: a function such as an `Encoder`; it raises
-    InvalidArgument for a record that it cannot use. on_bad: called for each such
-    record. num_good and num_bad count in the iteration that began last. Iterating
-    raises InvalidArgument if the source cannot be read at all.
+    source: a path, "hf:NAME[:SPLIT]" or an iterable of mappings, such as a list or a
+    Hugging Face dataset. encode: a function such as an `Encoder`; it raises
+    InvalidArgument for a bad record. on_bad: called for each bad record. num_good and
+    num_bad count the records of the latest iteration. Iterating raises InvalidArgument
+    if the source cannot be read.
     """
 
     def __init__(

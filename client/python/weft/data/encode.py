@@ -37,8 +37,8 @@ class Example:
     def prompt_length(self) -> int:
         """Returns the number of tokens before the first learnt one.
 
-        Raises InvalidArgument if a token after that one is not learnt, as in a chat
-        of several turns.
+        Raises InvalidArgument if a later token is not learnt, as in a chat of several
+        turns.
         """
         first = self.learnt.index(True) if any(self.learnt) else len(self.tokens)
         if not all(self.learnt[first:]):
@@ -77,9 +77,9 @@ class Encoder:
     learns "all" turns of the assistant in "messages", or the "last". eos: ends an
     example with the model's end of sequence, except {"tokens"} and a chat that does
     not end with the assistant. max_tokens: the most tokens of an example. truncate: a
-    longer one loses its "end" or its "start", or is refused ("never"). Raises
-    InvalidArgument for options that do not fit, and a call raises it for a record
-    that gives nothing to learn.
+    longer example loses its "end" or its "start", or is refused ("never"). The
+    constructor raises InvalidArgument for invalid options. A call raises
+    InvalidArgument for a record with nothing to learn.
     """
 
     def __init__(
@@ -149,14 +149,16 @@ class Encoder:
         return self._tokenizer.chat_prompt(messages, tools=_tools(record))
 
     def _answer(self, record: Record, name: str) -> Example:
-        """Returns an example of record["prompt"] and record[name], which is learnt."""
+        """Returns an example in which record[name] is learnt and follows
+        record["prompt"]."""
         if str in (type(record.get("prompt")), type(record.get(name))):
             text = _text(record, "prompt")
             prompt = self._tokenizer.encode(text)
             tokens = self._tokenizer.encode(text + _text(record, name))
-            # Encodes both together, because an answer by itself may get a space in
-            # front that nobody wrote. But a sample continues the prompt's own tokens,
-            # so if these would change, the answer is encoded by itself.
+            # Encodes the prompt and the answer together, because some tokenizers add
+            # a space to an answer that is encoded alone. But sampling continues the
+            # prompt's own tokens. So if encoding them together changes the prompt's
+            # tokens, the answer is encoded alone.
             if tokens[: len(prompt)] != prompt:
                 answer = self._tokenizer.encode(_text(record, name), special=False)
                 tokens = prompt + answer

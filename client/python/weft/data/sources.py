@@ -28,7 +28,8 @@ class Located:
 
 
 def read(source: Source) -> Iterator[Located]:
-    """Yields a source's records one at a time, and a problem for each that is none.
+    """Yields a source's records one at a time. An entry that is not a record yields a
+    problem.
 
     Raises InvalidArgument if the source as a whole cannot be read, because the file
     or a package is missing.
@@ -39,7 +40,7 @@ def read(source: Source) -> Iterator[Located]:
     if text.startswith(HUB):
         return _hub(text)
     path = Path(text)
-    if not path.exists() or path.is_dir():  # A pipe is no file, but can be read.
+    if not path.exists() or path.is_dir():  # A pipe can be read, too.
         raise InvalidArgument(f"{path}: no such file")
     return _parquet(path) if path.suffix == ".parquet" else _lines(path)
 
@@ -99,14 +100,14 @@ def _hub(source: str) -> Iterator[Located]:
 
 
 def _streamed(records: Iterable[object], source: str) -> Iterator[object]:
-    """Yields the records of a stream. Raises InvalidArgument with the place where it
-    breaks, because the file there cannot be read or the network is gone."""
+    """Yields the records of a stream. If a read fails (a bad file, no network), raises
+    InvalidArgument with the number of the record."""
     number = 0
     try:
         for record in records:
             number += 1
             yield record
-    except Exception as error:  # Each format and file system has its own.
+    except Exception as error:  # Each format and file system raises its own.
         raise InvalidArgument(f"{source}:{number + 1}: {error}") from error
 
 

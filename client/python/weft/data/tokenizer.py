@@ -15,14 +15,14 @@ from weft.folders import StrPath
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
-HALF = "\ufffd"  # What a character reads as that lacks some of its bytes.
+HALF = "\ufffd"  # The decoded text of a character that lacks some bytes.
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Returns the bytes that the characters of a byte-level vocabulary stand for.
+    """Maps each character of a byte-level vocabulary to the byte that it stands for.
 
-    Bytes that are printable in Latin-1 stand for themselves. The others are numbered
-    from U+0100 in order. Source: the byte encoder of GPT-2.
+    A byte that is printable in Latin-1 is its own character. The other bytes, in order,
+    have the characters from U+0100 on. Source: the byte encoder of GPT-2.
     """
     alphabet: dict[str, int] = {}
     for byte in range(256):
@@ -76,7 +76,7 @@ class ModelTokenizer:
             ) from None
         try:
             tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # The package has no class of its own for it.
+        except Exception as error:  # tokenizers has no exception class of its own.
             raise InvalidArgument(f"{path} cannot be read: {error}") from None
         config = _json(Path(folder, "tokenizer_config.json"))
         special = {
@@ -112,7 +112,7 @@ class ModelTokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """Returns the bytes that a token adds to an answer. They may be a part of a
-        character, which its text cannot show."""
+        character, which a text cannot show."""
         text = self.decode([token], special=True)
         if HALF not in text:
             return text.encode()
@@ -135,22 +135,22 @@ class ModelTokenizer:
         The result equals that of transformers' `apply_chat_template` with
         `return_assistant_tokens_mask`, except that all tokens of a turn's last
         character belong to the turn. If the template marks no turns, a turn is the
-        text that it adds to the prompt, up to its last end of sequence.
-        last: only the last message counts as written. Raises InvalidArgument if no
-        message is the assistant's, if the template refuses the chat, or if there is
-        no template.
+        text that follows the turn's prompt, up to the turn's last end of sequence.
+
+        last: marks only the last message. Raises InvalidArgument if no message is the
+        assistant's, if the template refuses the chat, or if there is no template.
         """
         text, spans, marked = self._chat_template().spans(messages, tools, last)
         encoding = self._encode(text, special=False)
         tokens: list[int] = encoding.ids
         written = [False] * len(tokens)
         for begin, end in spans:
-            # With some tokenizers a blank belongs to no token.
+            # Finds the first character that has a token. Some spaces have none.
             places = map(encoding.char_to_token, range(begin, end))
             first = next((at for at in places if at is not None), None)
             if first is None:
                 continue
-            if not marked:  # Blanks behind the turn may belong to no token.
+            if not marked:  # Spaces after the turn may have no token.
                 end = begin + len(text[begin:end].rstrip())
             final = encoding.char_to_token(end - 1)
             stop = len(tokens) if final is None else final + 1
@@ -165,9 +165,9 @@ class ModelTokenizer:
     def chat_prompt(
         self, messages: Sequence[Message], *, tools: Sequence[Message] | None = None
     ) -> list[int]:
-        """Returns the token ids of a chat that the assistant shall answer, [P].
+        """Returns the token ids of a chat whose next turn is the assistant's, [P].
 
-        Raises InvalidArgument if the template refuses the chat or there is none.
+        Raises InvalidArgument if the template refuses the chat or there is no template.
         """
         template = self._chat_template()
         text = template.render(messages, tools=tools, add_generation_prompt=True)
@@ -181,7 +181,8 @@ class ModelTokenizer:
 
     def _after_last_eos(self, tokens: Sequence[int], first: int, stop: int) -> int:
         """Returns the end of a turn: the position after its last end of sequence, or
-        `stop` without one. The model does not write the line break that follows."""
+        `stop` if it has none. The model does not write the line break that follows the
+        end of sequence."""
         ends = [i for i in range(first, stop) if tokens[i] in self.eos_ids]
         return ends[-1] + 1 if ends else stop
 

@@ -12,7 +12,7 @@ from weft.data import ModelTokenizer
 from weft.types import FloatArray
 
 Json = dict[str, Any]
-Top = Sequence[Sequence[tuple[int, float]]]  # Likely tokens, for each position.
+Top = Sequence[Sequence[tuple[int, float]]]  # (token, logprob) pairs of each position.
 
 
 class Scored:
@@ -35,11 +35,11 @@ class Scored:
         return self._tokenizer.decode([token], special=True)
 
     def as_completion(self, offset: int = 0) -> Json:
-        """Returns the form of /v1/completions. offset: characters before the first
-        token."""
+        """Returns the logprobs in the format of /v1/completions. offset: the number of
+        characters before the first token."""
         texts = [self._text(token) for token in self._tokens]
         offsets = [*accumulate(map(len, texts), initial=offset)][:-1]
-        # Tokens that are parts of characters share a text. The likeliest has it.
+        # Tokens that are parts of characters have the same text. Keeps the likeliest.
         top: list[dict[str, float] | None] = [
             {self._text(token): float(p) for token, p in reversed(entries)} or None
             for entries in self._top
@@ -52,7 +52,7 @@ class Scored:
         }
 
     def as_chat(self) -> Json:
-        """Returns the form of /v1/chat/completions."""
+        """Returns the logprobs in the format of /v1/chat/completions."""
 
         def entry(token: int, logprob: float | None) -> Json:
             return {

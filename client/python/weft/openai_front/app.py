@@ -33,15 +33,15 @@ from weft.types import SampleOptions, ServerInfo
 T = TypeVar("T")
 
 MAX_CLIENTS = 64  # Connections to the server, one for each key.
-_TOKEN_PREFIX = "weft_"  # Keys that are tokens of the server.
-_POLL_SECONDS = 0.5  # How often a call looks whether its client is still there.
+_TOKEN_PREFIX = "weft_"  # Callers' keys with this prefix are server tokens.
+_POLL_SECONDS = 0.5  # The interval at which a call checks for a disconnect.
 
 
 class Front:
     """Connections to the server, one per key.
 
-    security: of all connections. If it has no token, a caller's key becomes the
-    token if it looks like one.
+    security: the credentials of all connections. If they have no token, a caller's key
+    that has the prefix of a token becomes the token.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Front:
         self._info: ServerInfo | None = None
 
     async def client(self, request: Request) -> AsyncClient:
-        """Returns the connection with the caller's key."""
+        """Returns the connection for the caller's key."""
         token = self._security.token
         if token is None:
             kind, _, key = request.headers.get("authorization", "").partition(" ")
@@ -64,14 +64,14 @@ class Front:
         if client is None:
             security = dataclasses.replace(self._security, token=token)
             client = AsyncClient(self._target, security=security)
-        self._clients[token] = client  # The last one is that of the latest call.
+        self._clients[token] = client  # Keeps the dict in order of use.
         if len(self._clients) > MAX_CLIENTS:
-            # Calls in flight keep the connection, which ends with the last of them.
+            # Calls in flight keep the dropped connection open until they end.
             del self._clients[next(iter(self._clients))]
         return client
 
     async def info(self, client: AsyncClient) -> ServerInfo:
-        """Returns what the server runs, which stays the same while it runs."""
+        """Returns the server's info. Fetches it once: the model stays the same."""
         if self._info is None:
             self._info = await client.info()
         return self._info
@@ -89,7 +89,7 @@ def make_app(front: Front, max_body_bytes: int) -> FastAPI:
         yield
         await front.close()
 
-    # Pages about the API would load scripts from elsewhere.
+    # Serves no API pages, because they would load scripts from other sites.
     app = FastAPI(title="Weft", lifespan=lifespan, openapi_url=None)
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
     app.add_exception_handler(WeftError, on_weft_error)
@@ -165,7 +165,7 @@ async def _completion(
     if not all(prompts) or not prompts:
         raise InvalidArgument("prompt has no tokens, must have at least one")
     options = _options(body, top=body.logprobs or 0)
-    # Without an answer, one token is drawn and dropped.
+    # If max_tokens is 0, one token is drawn and dropped.
     options["max_tokens"] = max(1, body.max_tokens or 16)
     if body.echo and body.logprobs is not None:
         options["prompt_logprobs"] = True
@@ -206,7 +206,8 @@ async def _serve(
     if not body.stream:
         return JSONResponse(await _while_connected(request, sampling.answer(job)))
     events = sampling.stream(job)
-    # A refusal comes with the first draw, which is after a chat's first events.
+    # A refusal arrives with the first sampled token. In a chat one event per sample,
+    # which holds the role, comes before that token.
     count = (job.num_samples if job.chat else 0) + 1
     early = await _while_connected(request, _first(events, count))
 
@@ -227,7 +228,7 @@ async def _first(events: AsyncIterator[str], count: int) -> list[str]:
 
 
 async def _while_connected(request: Request, work: Awaitable[T]) -> T:
-    """Returns the result; ends the work if the client leaves."""
+    """Returns the result of `work`. Cancels `work` if the client disconnects."""
     task = asyncio.ensure_future(work)
     try:
         while not (await asyncio.wait({task}, timeout=_POLL_SECONDS))[0]:

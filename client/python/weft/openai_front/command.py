@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Serves until SIGINT or SIGTERM. Raises InvalidArgument if the packages are
-    missing, or if everybody who reaches the address could use the token."""
+    missing, or if other machines could use the token of --token-file."""
     try:
         import uvicorn
 
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> None:
     host, _, port = options.listen.rpartition(":")
     if not port.isdecimal():
         raise InvalidArgument(f"--listen is {options.listen!r}, must be HOST:PORT")
-    # The token is that of a caller, unless the operator says otherwise.
+    # Each caller brings its own token, unless the operator gives a --token-file.
     security = dataclasses.replace(Security.from_environment(), token=None)
     if options.token_file is not None:
         if host not in ("127.0.0.1", "::1", "[::1]", "localhost"):

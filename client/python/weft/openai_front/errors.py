@@ -48,7 +48,7 @@ def body_of(
 
 
 def describe(error: WeftError) -> tuple[int, dict[str, object]]:
-    """Returns the status and the body of a server's or the client's error."""
+    """Returns the HTTP status and the body of an error."""
     status, kind = next(
         (entry for known, entry in _STATUS.items() if isinstance(error, known)),
         (500, "server_error"),
@@ -72,7 +72,7 @@ async def on_weft_error(_: Request, error: Exception) -> JSONResponse:
 
 
 async def on_http_error(request: Request, error: Exception) -> JSONResponse:
-    """Answers unknown paths, other methods, and bodies that cannot be parsed."""
+    """Answers a request with an unknown path or method, or with a broken body."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
     body = body_of(message, "invalid_request_error")

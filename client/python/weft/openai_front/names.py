@@ -18,7 +18,7 @@ def _missing(model: str) -> NotFound:
 
 @contextlib.contextmanager
 def _named(model: str) -> Iterator[None]:
-    """Says which model it is that the server does not find."""
+    """Turns NotFound into an error that names the model."""
     try:
         yield
     except NotFound as error:
@@ -26,7 +26,7 @@ def _named(model: str) -> Iterator[None]:
 
 
 class Sampler(Protocol):
-    """What a name of a model stands for."""
+    """The weights that a model name stands for."""
 
     async def sample_many(
         self, prompts: Iterable[ArrayLike], **options: Unpack[SampleOptions]
@@ -40,7 +40,8 @@ class Sampler(Protocol):
 class AdapterWeights:
     """An adapter's latest weights, or those of a snapshot.
 
-    The server looks for the snapshot when it samples, so a request lists nothing.
+    The server looks for the snapshot when it samples. So a request need not list the
+    snapshots first.
     """
 
     def __init__(self, adapter: AsyncAdapter, snapshot: str | None, model: str) -> None:
@@ -79,11 +80,10 @@ async def model_ids(client: AsyncClient) -> dict[str, int]:
 
 
 async def find_sampler(client: AsyncClient, base: str, model: str) -> Sampler:
-    """Returns the sampler of a name, by at most one call, whatever the number of
-    adapters.
+    """Returns the sampler of a model name. Makes at most one call to the server.
 
     Raises NotFound if there is no such adapter. If there is no such snapshot, the
-    sampler's methods raise it.
+    sampler's methods raise NotFound.
     """
     if model == base:
         return client

@@ -34,8 +34,8 @@ class Job:
     usage_in_stream: bool = False
 
     def seeded(self, index: int) -> SampleOptions:
-        """Returns the options of one prompt. Prompts of one seed would share their
-        random numbers."""
+        """Returns the options of one prompt, with its own seed. Prompts with the same
+        seed would share their random numbers."""
         seed = self.options.get("seed")
         return self.options if seed is None else {**self.options, "seed": seed + index}
 
@@ -100,8 +100,9 @@ def _completion_logprobs(
 
 
 async def stream(job: Job) -> AsyncIterator[str]:
-    """Yields the answer's events, the prompts' answers one after another. The first
-    event is drawn before any is sent, so that a refusal has its status."""
+    """Yields the events of the answers, one prompt after another. The caller waits for
+    the first sampled event before it sends any event. So a refusal still sets the HTTP
+    status."""
     drawn = 0
     for index, prompt in enumerate(job.prompts):
         texts = [Answer(job.tokenizer, job.stops) for _ in range(job.num_samples)]

@@ -1,7 +1,7 @@
 """Requests of OpenAI's API, as far as the server can answer them.
 
-A field that would change the answer and is not offered is refused by name, unless it
-has the value of a client that does not use it.
+Some fields that would change the answer are not supported. A request that uses one of
+them is refused, and the error names the field.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 T = TypeVar("T")
 
-# Reports its first bad entry. An error for each would cost far more than the request.
+# A list that reports only its first bad entry. One error per entry would cost far more
+# than the request itself.
 Several = Annotated[list[T], Field(fail_fast=True)]
 Prompt = str | Several[str] | Several[int] | Several[Several[int]]
 
 
 class StreamOptions(BaseModel):
-    """What a stream carries beside its text."""
+    """What a stream contains besides text."""
 
     include_usage: bool = False
-    include_obfuscation: bool = False  # Accepted, and without effect.
+    include_obfuscation: bool = False  # Accepted but ignored.
 
 
 class SamplingRequest(BaseModel):
@@ -41,7 +42,7 @@ class SamplingRequest(BaseModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
 
-    # These change no answer.
+    # Accepted but ignored, because these fields do not change the answer.
     user: Any = None
     store: Any = None
     metadata: Any = None
@@ -49,13 +50,13 @@ class SamplingRequest(BaseModel):
     safety_identifier: Any = None
     prompt_cache_key: Any = None
 
-    # These would.
+    # Refused if set, because these fields would change the answer.
     presence_penalty: float | None = 0
     frequency_penalty: float | None = 0
     logit_bias: dict[str, Any] | None = None
 
     def unoffered(self) -> dict[str, object]:
-        """Returns the values of fields that only their absence can be offered for."""
+        """Returns the values of the fields that a request must not set."""
         return {
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
@@ -65,8 +66,8 @@ class SamplingRequest(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def known_fields(cls, data: object) -> object:
-        """Leaves out fields that are null, which are those that a client does not
-        set, and refuses the first that is not known."""
+        """Leaves out null fields, because a client sends null for a field that it does
+        not set. Refuses the first unknown field."""
         if not isinstance(data, dict):
             return data
         for name in data:
@@ -123,7 +124,7 @@ class CompletionRequest(SamplingRequest):
 
 
 class ResponseFormat(BaseModel):
-    """The only form of an answer is text."""
+    """The format of an answer, which can only be text."""
 
     type: Literal["text"]
 
@@ -147,8 +148,8 @@ class ChatRequest(SamplingRequest):
 
     @model_validator(mode="after")
     def join_texts(self) -> ChatRequest:
-        """Replaces contents that are lists of texts by the texts, as templates read
-        them."""
+        """Joins each content that is a list of texts into one text, because chat
+        templates expect a text."""
         for message in self.messages:
             parts = message.get("content")
             if not isinstance(parts, list):

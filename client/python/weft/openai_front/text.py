@@ -1,4 +1,4 @@
-"""From drawn tokens to the text of an answer, piece by piece.
+"""Turns drawn tokens into the text of an answer, piece by piece.
 
 Whole and streamed answers use the same steps, so their texts are equal.
 """
@@ -17,19 +17,19 @@ class Decoder:
     def __init__(self, tokenizer: ModelTokenizer) -> None:
         self._tokenizer = tokenizer
         self._tokens: list[int] = []
-        # Tokens before `_begin` matter no more. Those before `_shown` have been
-        # returned; they stay as the context of the next ones, because some
-        # tokenizers drop the blank before a text's first word.
+        # The text of the tokens before `_shown` has been returned. Tokens from
+        # `_begin` on are decoded together with the next ones, because some tokenizers
+        # drop the space before a text's first word.
         self._begin = 0
         self._shown = 0
 
     def add(self, token: int) -> str:
-        """Returns the text that is certain now."""
+        """Adds a token and returns the text that the token completes."""
         self._tokens.append(token)
         return self._next(whole=False)
 
     def finish(self) -> str:
-        """Returns the rest."""
+        """Returns the remaining text, even if its last character is incomplete."""
         return self._next(whole=True)
 
     def _next(self, whole: bool) -> str:
@@ -42,16 +42,16 @@ class Decoder:
 
 
 class StopCutter:
-    """Cuts a text before the first of some stop texts. What may be the beginning of
-    one waits."""
+    """Cuts a text before the first stop text. Holds back text that may be the beginning
+    of a stop text."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
         self._held = ""
-        self.stopped = False  # A stop text has come, and the text is over.
+        self.stopped = False  # A stop text was found, so the text has ended.
 
     def add(self, text: str) -> str:
-        """Returns the text that no stop text can take back."""
+        """Adds text and returns the text that cannot belong to a stop text."""
         if self.stopped:
             return ""
         self._held += text
@@ -65,12 +65,12 @@ class StopCutter:
         return done
 
     def finish(self) -> str:
-        """Returns what waited for a stop text that did not come."""
+        """Returns the text that was held back, unless a stop text was found."""
         done, self._held = ("" if self.stopped else self._held), ""
         return done
 
     def _begun(self, stop: str) -> int:
-        """Returns how many characters at the end may begin this stop text."""
+        """Returns how many of the last held characters may begin this stop text."""
         most = min(len(stop) - 1, len(self._held))
         return next((n for n in range(most, 0, -1) if self._held.endswith(stop[:n])), 0)
 

@@ -1,7 +1,7 @@
 """Training loops: `python -m weft sft` and `python -m weft grpo`.
 
-Each loop is one file that reads top to bottom, to run as it is or to copy. The other
-files hold the parts that both use. They need the extra `train`.
+Each loop is one file that reads from top to bottom. Run it as it is, or copy it. The
+other files hold the parts that both loops use. The loops need the extra `train`.
 """
 
 from weft.recipes.batches import BatchOrder, requests

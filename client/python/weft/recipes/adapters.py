@@ -24,7 +24,8 @@ from weft.types import (
     ServerInfo,
 )
 
-# Names of checkpoints of interrupted runs begin with it. No run resumes from one.
+# The prefix of checkpoints that keep the state of an interrupted run. No run resumes
+# from these checkpoints.
 CUT = "cut-"
 
 
@@ -75,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def server_info(client: Client) -> ServerInfo:
-    """Waits until the server has loaded its model, and returns what it runs.
+    """Waits until the server has loaded its model, and returns the server's info.
 
     Raises Unavailable if the server cannot be reached.
     """
@@ -91,8 +92,8 @@ def server_info(client: Client) -> ServerInfo:
 def open_adapter(client: Client, options: argparse.Namespace) -> tuple[Adapter, int]:
     """Returns the adapter and the number of its optimizer steps.
 
-    With --resume an adapter goes on from its last checkpoint if the server has lost
-    it, or if it may hold a part of a gradient. Without --resume, raises
+    With --resume, loads the adapter's last checkpoint if the server has lost the
+    adapter, or if the adapter may hold a part of a gradient. Without --resume, raises
     FailedPrecondition for an adapter that was trained before.
     """
     saved = [
@@ -126,12 +127,12 @@ def open_adapter(client: Client, options: argparse.Namespace) -> tuple[Adapter, 
 def _without_gradient(
     adapter: Adapter, info: AdapterInfo, last: CheckpointInfo | None
 ) -> AdapterInfo:
-    """Loads the last checkpoint, if there is one, and keeps the present state as
-    another.
+    """If there is a checkpoint, saves the present state under another name and loads
+    the last checkpoint.
 
-    Neither the log nor a checkpoint knows the adapter's last step. So a run was
-    interrupted, maybe between a gradient and its optimizer step. To go on from there
-    would add the gradient twice.
+    The adapter's last step is missing from the log and from all checkpoints. So a run
+    was interrupted, maybe between a gradient and its optimizer step. A run that
+    continues from there would add the gradient twice.
     """
     if last is None:
         print(f"{adapter.id} may hold a part of a gradient, and has no checkpoint")
@@ -177,8 +178,8 @@ def update(
 ) -> Update:
     """Adds up the gradients of all batches, then makes an optimizer step.
 
-    All calls are in flight before the first answer, because numbered steps keep
-    their order.
+    Sends all calls before it waits for the first answer. The server keeps their order,
+    because steps are numbered.
     """
     gradients = [
         adapter.submit.forward_backward(request, loss, **loss_options)
@@ -204,13 +205,13 @@ def optim_options(options: argparse.Namespace, step: int, total: int) -> OptimOp
 
 
 def is_due(step: int, every: int, total: int) -> bool:
-    """Returns whether an action that is due every `every` steps (0: never) and at the
-    end is due after step `step`, counted from 1."""
+    """Returns whether an action is due after step `step`, counted from 1. The action is
+    due every `every` steps (0: never) and after the last step."""
     return step == total or (every > 0 and step % every == 0)
 
 
 def save_missing(client: Client, adapter: Adapter, step: int) -> None:
-    """Writes the checkpoint step-N if a run ended after the step and before it."""
+    """Writes the checkpoint step-N if a run ended before it wrote the checkpoint."""
     saved = {one.name: one.optim_steps for one in client.checkpoints(adapter.id)}
     if saved.get(f"step-{step}") != step:
         save(adapter, step)

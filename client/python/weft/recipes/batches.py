@@ -17,9 +17,9 @@ BYTES_PER_TOKEN = 24
 class BatchOrder:
     """Cuts shuffled epochs into batches. A batch may span two epochs.
 
-    The seed alone decides which examples step n takes, so that a resumed run goes on
-    with the right ones. count: the number of examples, at least 1. batch: the number
-    of examples in a batch.
+    The seed alone decides which examples step n takes. So a resumed run takes the same
+    examples as a run that was not interrupted. count: the number of examples, at least
+    1. batch: the number of examples in a batch.
     """
 
     def __init__(self, count: int, batch: int, seed: int) -> None:

@@ -25,7 +25,7 @@ from weft.recipes.watch import Watch
 from weft.types import FloatArray, OptimOptions, Sample, ServerInfo
 
 SUMMARY = "Train an adapter by the rewards of its own replies (GRPO)."
-# The metric KL(sampler || trainer) per token. Only rounding moves it away from 0.
+# The metric KL(sampler || trainer) per token. Only rounding makes it differ from 0.
 KL = "kl_sample_train_v1:mean"
 LOSSES = ("importance_sampling", "ppo", "cispo", "gspo", "dro")
 
@@ -123,7 +123,8 @@ def load_prompts(
 class Player:
     """Samples replies from the adapter and scores them.
 
-    return_routing: the samples keep their experts, which training then repeats.
+    return_routing: the samples record the experts of each token, and training then uses
+    the same experts.
     """
 
     def __init__(
@@ -211,7 +212,7 @@ def learn(
 
 
 def shown(groups: Sequence[Group], result: adapters.Update) -> dict[str, float]:
-    """Returns the values of a step that the log gets."""
+    """Returns a step's values for the log."""
     values = {"reward": mean_reward(groups), "grad_norm": result.grad_norm}
     if result.metrics:
         values["loss"] = result.loss
@@ -226,8 +227,8 @@ def shown(groups: Sequence[Group], result: adapters.Update) -> dict[str, float]:
 def run(options: argparse.Namespace) -> None:
     """Samples, scores, trains, evaluates and saves.
 
-    Raises WeftError if a call fails, and KeyboardInterrupt after an interrupt, once
-    the step under way is saved.
+    Raises WeftError if a call fails. After an interrupt, saves the current step and
+    raises KeyboardInterrupt.
     """
     tokenizer = data.ModelTokenizer.from_folder(options.model_dir)
     reward = load_reward(options.reward)

@@ -1,4 +1,4 @@
-"""Lets a run end and save its present step when the user presses Ctrl-C."""
+"""Lets a run finish and save its current step when the user presses Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Interrupt:
     """Within this context the first SIGINT or SIGTERM only sets `asked`. The second
     raises KeyboardInterrupt.
 
-    The run can so end its step, because an interrupted one may leave a part of its
-    gradient on the server. Outside of the main thread the context does nothing.
+    So the run can finish its step. An interrupted step may leave a part of its gradient
+    on the server. Outside of the main thread the context does nothing.
     """
 
     def __init__(self) -> None:
@@ -37,5 +37,5 @@ class Interrupt:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        # print is not safe here, because the signal may have interrupted one.
+        # print is not safe here, because the signal may have interrupted a print.
         os.write(_STDERR, b"weft: this step is the last; once more: at once\n")

@@ -81,7 +81,7 @@ def load(options: argparse.Namespace, context: int) -> Examples:
 def evaluate(
     adapter: Adapter, examples: Sequence[data.Example], info: ServerInfo
 ) -> float:
-    """Returns the mean loss per token that counts. It trains nothing and takes no step
+    """Returns the mean loss per learnt token. The call does not train and takes no step
     number."""
     batch = [example.datum() for example in examples]
     sums = [adapter.score(r).metrics["loss:sum"] for r in requests(batch, info)]
@@ -89,8 +89,8 @@ def evaluate(
 
 
 def run(options: argparse.Namespace) -> None:
-    """Trains, evaluates and saves. Raises WeftError if a call fails, and, after an
-    interrupt, KeyboardInterrupt once the step under way is saved."""
+    """Trains, evaluates and saves. Raises WeftError if a call fails. After an
+    interrupt, saves the current step and raises KeyboardInterrupt."""
     with Client(options.server, timeout=options.timeout) as client:
         info = adapters.server_info(client)
         examples = load(options, info.model.context_length)

@@ -28,11 +28,11 @@ class _Board(Protocol):
 class Watch:
     """Prints a line for each step, and writes log.jsonl or log.csv to the folder.
 
-    The log goes on after step `done` of a log that exists. If that one has later
-    steps, it is kept as log.old.jsonl or log.old.csv. The folder also gets event
-    files if tensorboardX, or tensorboard and torch, are installed. total: the number
-    of steps of the run. It is a context manager. Raises InvalidArgument for another
-    form, and for a file that is no log of a run.
+    Continues an existing log after its step `done`. If the existing log has later
+    steps, keeps it as log.old.jsonl or log.old.csv. The folder also gets event files if
+    tensorboardX, or tensorboard and torch, are installed. total: the number of steps of
+    the run. It is a context manager. Raises InvalidArgument for an unknown form, and
+    for an existing file that is not a log.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class Watch:
 
     @property
     def rows(self) -> Sequence[Mapping[str, float]]:
-        """Returns the log, with one row per step. It includes the rows of earlier runs
-        that this one continues."""
+        """Returns the log, with one row per step. The log includes the rows of earlier
+        runs that this run continues."""
         return self._rows
 
     def step(
@@ -92,7 +92,8 @@ class Watch:
     def note(self, step: int, name: str, value: float) -> None:
         """Logs a value that only some steps have, such as that of an evaluation.
 
-        It joins the last row if that is its step's; otherwise it gets a new row.
+        Adds the value to the last row if that row is of the same step. Otherwise adds a
+        new row.
         """
         if not self._rows or self._rows[-1]["step"] != step:
             self._rows.append({"step": step})
@@ -118,7 +119,7 @@ class Watch:
             steps = [step for step, _ in pairs]
             values = [value for _, value in pairs]
             color = f"C{index}"
-            if len(pairs) < len(self._rows) // 2:  # Few steps have an evaluation.
+            if len(pairs) < len(self._rows) // 2:  # Too few to average: an evaluation.
                 axes.plot(steps, values, "o-", color=color, linewidth=2, label=name)
                 continue
             width = max(1, min(SMOOTHED, len(values) // 5))
@@ -135,7 +136,7 @@ class Watch:
         return path
 
     def _write(self) -> None:
-        """Writes the whole log again, because a value may join an earlier row."""
+        """Writes the whole log again, because `note` may change the last row."""
         names = list(dict.fromkeys(name for row in self._rows for name in row))
         # A run may be killed at any moment, so the old log stays until the new one is
         # whole.
@@ -157,7 +158,8 @@ class Watch:
 
 
 def _average(values: Sequence[float], width: int) -> list[float]:
-    """Returns, at each position, the mean of the last `width` values, or of all."""
+    """Returns the moving average: at each position the mean of the last `width` values,
+    or of all values so far if they are fewer."""
     ends = range(1, len(values) + 1)
     parts = [values[max(end - width, 0) : end] for end in ends]
     return [sum(part) / len(part) for part in parts]
