@@ -95,7 +95,7 @@ void* FindInService(const weft::ServerOptions& options, const char* name) {
   if (!options.torch_dir.empty() && !LoadTorch(options.torch_dir)) {
     return nullptr;
   }
-  // This binary's RUNPATH leads to weftd.so. RTLD_GLOBAL also concerns
+  // The RPATH of this binary leads to weftd.so. RTLD_GLOBAL also concerns
   // LibTorch, whose libraries use each other's symbols.
   void* const library = ::dlopen("weftd.so", RTLD_NOW | RTLD_GLOBAL);
   void* const function = library == nullptr ? nullptr : ::dlsym(library, name);
