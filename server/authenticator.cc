@@ -12,6 +12,7 @@
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
 #include "src/base/trace_id.h"
+#include "src/files/operator_file.h"
 
 namespace weft {
 namespace {

@@ -1,13 +1,12 @@
 #include "server/config_file.h"
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <set>
 
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
 #include "server/flag_table.h"
+#include "src/files/operator_file.h"
 
 namespace weft {
 namespace {
@@ -103,12 +102,13 @@ class Reader : public nlohmann::json_sax<json> {
 
 void ReadConfigFile(const std::string& path, Settings* settings,
                     std::vector<std::string>* errors) {
-  std::ifstream file(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file) {
-    errors->push_back(absl::StrCat("--config=", path, " cannot be read"));
+  const absl::StatusOr<std::string> contents = ReadOperatorFile(path);
+  if (!contents.ok()) {
+    errors->push_back(absl::StrCat("--config=", path, " cannot be read: ",
+                                   contents.status().message()));
     return;
   }
+  const std::string& text = *contents;
   Reader reader(path, settings, errors);
   if (json::sax_parse(text, &reader, json::input_format_t::json,
                       /*strict=*/true, /*ignore_comments=*/true) ||

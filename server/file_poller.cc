@@ -1,40 +1,18 @@
 #include "server/file_poller.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include <cerrno>
 #include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "src/files/file_io.h"
 
 namespace weft {
 namespace {
 
 constexpr std::chrono::milliseconds kInterval(500);
-constexpr size_t kMaxFileBytes = 16 << 20;
 
 }  // namespace
-
-absl::StatusOr<std::string> ReadOperatorFile(const std::string& path) {
-  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (fd.get() < 0) return ErrnoStatus(errno, "opening the file");
-  std::string contents;
-  char buffer[16384];
-  for (;;) {
-    const ssize_t count = read(fd.get(), buffer, sizeof(buffer));
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return ErrnoStatus(errno, "reading the file");
-    if (count == 0) return contents;
-    contents.append(buffer, static_cast<size_t>(count));
-    if (contents.size() > kMaxFileBytes) {
-      return absl::ResourceExhaustedError("the file is larger than 16 MiB");
-    }
-  }
-}
 
 FilePoller::FilePoller(std::vector<std::string> paths,
                        std::function<void()> changed)

@@ -1,5 +1,4 @@
-// Reads the operator's files, such as certificates and tokens, and reports
-// changes.
+// Reports changes of the operator's files, such as certificates and tokens.
 #ifndef WEFT_SERVER_FILE_POLLER_H_
 #define WEFT_SERVER_FILE_POLLER_H_
 
@@ -9,16 +8,9 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/status/statusor.h"
 #include "src/base/mutex.h"
 
 namespace weft {
-
-// Reads the whole file, through symbolic links. Errors: NOT_FOUND; INTERNAL;
-// RESOURCE_EXHAUSTED if the file is larger than 16 MiB or no descriptor is
-// left. The message does not name the path.
-[[nodiscard]] absl::StatusOr<std::string> ReadOperatorFile(
-    const std::string& path);
 
 // Calls `changed` when one of the files changes. Checks the files every half
 // second. Does not use inotify, which misses changes on network file systems

@@ -250,7 +250,7 @@ std::vector<Flag> ServerFlags() {
       MakeFlag(kGroup, "max-connections", WEFT_SERVER(max_connections),
                "Open connections of clients; further ones are turned away, "
                "[0, 1048576]. 0: half of the open files that the system "
-               "grants, at most 10000."),
+               "grants, at most 10000; 1024 for the Tinker API."),
       MakeFlag(kGroup, "max-message-bytes", WEFT_SERVER(max_message_bytes),
                "Largest message a client may send, [1 KiB, 2 GiB).", "BYTES"),
       MakeFlag(kGroup, "max-data-per-request",

@@ -96,7 +96,7 @@ void* FindInService(const weft::ServerOptions& options, const char* name) {
   if (!options.torch_dir.empty() && !LoadTorch(options.torch_dir)) {
     return nullptr;
   }
-  // dlopen finds weftd.so by this binary's RUNPATH. RTLD_GLOBAL also applies to
+  // dlopen finds weftd.so by this binary's RPATH. RTLD_GLOBAL also applies to
   // LibTorch's libraries, which weftd.so loads. They use each other's symbols.
   void* const library = ::dlopen("weftd.so", RTLD_NOW | RTLD_GLOBAL);
   void* const function = library == nullptr ? nullptr : ::dlsym(library, name);

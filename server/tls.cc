@@ -20,6 +20,8 @@
 #include "grpcpp/security/tls_credentials_options.h"
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
+#include "src/files/file_io.h"
+#include "src/files/operator_file.h"
 
 namespace weft {
 namespace {

@@ -1,12 +1,11 @@
 #include "client/weftctl/security_flags.h"
 
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <string>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "src/files/operator_file.h"
 
 namespace weft::weftctl {
 namespace {
@@ -22,10 +21,13 @@ absl::StatusOr<std::string> ReadFile(const Arguments& arguments,
                                      const std::string& flag) {
   const std::string path = arguments.GetString(flag);
   if (path.empty()) return std::string();
-  std::ifstream file(path, std::ios::binary);
-  std::string contents{std::istreambuf_iterator<char>(file), {}};
-  if (!file || contents.empty()) {
-    return UsageError(absl::StrCat("--", flag, ": cannot read ", path));
+  absl::StatusOr<std::string> contents = ReadOperatorFile(path);
+  if (!contents.ok()) {
+    return UsageError(absl::StrCat("--", flag, ": cannot read ", path, ": ",
+                                   contents.status().message()));
+  }
+  if (contents->empty()) {
+    return UsageError(absl::StrCat("--", flag, ": ", path, " is empty"));
   }
   return contents;
 }

@@ -1,8 +1,5 @@
 #include <algorithm>
-#include <cerrno>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -14,6 +11,7 @@
 #include "nlohmann/json.hpp"
 #include "src/auth/token_file.h"
 #include "src/base/name.h"
+#include "src/files/operator_file.h"
 
 namespace weft::weftctl {
 namespace {
@@ -33,13 +31,14 @@ absl::StatusOr<std::string> FilePath(const Session& session) {
 // `create` can make the first token. A file that exists but cannot be opened is
 // an error, because `create` would replace it and lose its tokens.
 absl::StatusOr<Records> ReadRecords(const std::string& path, bool may_lack) {
-  std::ifstream file(path, std::ios::binary);
-  const int error = errno;
-  if (!file && may_lack && error == ENOENT) return Records();
-  if (!file) {
-    return absl::ErrnoToStatus(error, absl::StrCat("cannot read ", path));
+  const absl::StatusOr<std::string> text = ReadOperatorFile(path);
+  if (may_lack && absl::IsNotFound(text.status())) return Records();
+  if (!text.ok()) {
+    return absl::Status(
+        text.status().code(),
+        absl::StrCat("cannot read ", path, ": ", text.status().message()));
   }
-  return ParseTokens(std::string(std::istreambuf_iterator<char>(file), {}));
+  return ParseTokens(*text);
 }
 
 std::string Expiry(const TokenRecord& record) {

@@ -24,12 +24,14 @@ bool SampleQueue::Advance(
     if (blocked.contains(last_)) continue;
     const WaitingSample sample = std::move(next->second.front());
     next->second.pop_front();
-    if (start(last_, sample)) {
-      if (next->second.empty()) owners_.erase(next);
-    } else {
-      next->second.push_front(sample);
+    if (!start(last_, sample)) {
+      owners_[last_].push_front(sample);
       blocked.insert(last_);
+      continue;
     }
+    // A callback within `start` may have removed the owner's other samples.
+    next = owners_.find(last_);
+    if (next != owners_.end() && next->second.empty()) owners_.erase(next);
   }
   advances_ = false;
   return !owners_.empty();

@@ -26,6 +26,7 @@ struct StepWork {
   struct Waiter {
     uint64_t id = 0;
     StepCallback done;
+    bool repeated = false;  // It sent the step again.
   };
   StepRequest request;  // Never changes.
   AdapterKey adapter = AdapterKey::kBaseModel;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -29,6 +30,10 @@ absl::Status StaleEpoch(uint64_t epoch, const AdapterRecord& record) {
 absl::StatusOr<StepResultPtr> Share(absl::StatusOr<StepResult> result) {
   if (!result.ok()) return result.status();
   return std::make_shared<const StepResult>(*std::move(result));
+}
+
+absl::Status Cancelled() {
+  return absl::CancelledError("cancelled by the client");
 }
 
 void RaiseDurableStep(AdapterRecord& record, uint64_t step) {
@@ -77,9 +82,15 @@ absl::StatusOr<std::optional<CancelHandle>> StepDesk::Repeated(
   }
   if (answer.verdict == Verdict::kNew) return std::nullopt;
   StepWork& work = *s_.steps.at(answer.work_id);
+  if (std::exchange(work.cancelled, false)) {
+    // Nobody else waits for the step any more. So it ends early if this caller
+    // cancels, too.
+    for (StepWork::Waiter& waiter : std::exchange(work.waiters, {})) {
+      AnswerCancelled(std::move(waiter.done));
+    }
+  }
   const uint64_t waiter_id = s_.next_id++;
-  work.waiters.push_back({.id = waiter_id, .done = done});
-  work.cancelled = false;
+  work.waiters.push_back({.id = waiter_id, .done = done, .repeated = true});
   return CancelHandle(
       [this, id = answer.work_id, waiter_id] { Cancel(id, waiter_id); });
 }
@@ -134,8 +145,6 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
 }
 
 void StepDesk::Cancel(uint64_t id, uint64_t waiter_id) {
-  const absl::Status cancelled =
-      absl::CancelledError("cancelled by the client");
   MutexLock lock(&s_.mu);
   const auto it = s_.steps.find(id);
   if (it == s_.steps.end()) return;
@@ -145,14 +154,17 @@ void StepDesk::Cancel(uint64_t id, uint64_t waiter_id) {
   if (waiter == work.waiters.end()) return;
   if (work.waiters.size() == 1) {
     work.cancelled = true;
-    if (s_.scheduler.Cancel(id)) s_.Drop(id, cancelled);
+    if (s_.scheduler.Cancel(id)) s_.Drop(id, Cancelled());
     // Work that waited for this step may now run, and a drain may end.
     s_.changed.NotifyAll();
     return;
   }
-  s_.env.post_reply(
-      [done = std::move(waiter->done), cancelled] { done(cancelled, false); });
+  AnswerCancelled(std::move(waiter->done));
   work.waiters.erase(waiter);
+}
+
+void StepDesk::AnswerCancelled(StepCallback done) {
+  s_.env.post_reply([done = std::move(done)] { done(Cancelled(), false); });
 }
 
 void StepDesk::Complete(uint64_t id, absl::StatusOr<StepResult> result,
@@ -220,10 +232,8 @@ void StepDesk::Answer(StepWork& work, absl::StatusOr<StepResultPtr> result) {
                        step = work.step, waiters = std::move(work.waiters),
                        result = std::move(result)] {
     if (recorded) NoteDurable(adapter, epoch, step);
-    // The first waiter counts as the caller that submitted the step. The others
-    // repeated the call, so only their replies have `replayed` set.
     for (const StepWork::Waiter& waiter : waiters) {
-      waiter.done(result, /*replayed=*/&waiter != &waiters.front());
+      waiter.done(result, /*replayed=*/waiter.repeated);
     }
   });
 }
@@ -235,7 +245,7 @@ bool StepDesk::FinishSlice(uint64_t id) {
     s_.scheduler.Finished(id, /*ok=*/true);
     return true;
   }
-  ended = End(id, absl::CancelledError("cancelled by the client"));
+  ended = End(id, Cancelled());
   return false;
 }
 

@@ -68,6 +68,8 @@ class StepDesk {
       const std::string& digest, const StepCallback& done)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
   void Cancel(uint64_t id, uint64_t waiter_id);
+  // Posts CANCELLED to a caller. Its step may go on for other callers.
+  void AnswerCancelled(StepCallback done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
   using StepNode = decltype(State::steps)::node_type;
 
   // The engine thread calls the methods below.

@@ -163,7 +163,9 @@ class Copy {
 }  // namespace
 
 absl::StatusOr<BackupReport> BackUp(const std::string& from,
-                                    const std::string& to) {
+                                    const std::string& path) {
+  // Without a "/" at its end, so that the draft lies beside the copy.
+  const std::string to = (fs::path(path) / "").parent_path().string();
   std::error_code error;
   if (fs::exists(to, error)) {
     return absl::AlreadyExistsError(absl::StrCat(to, " exists"));

@@ -232,11 +232,13 @@ std::optional<SlotWaiter> Residency::Finished(const Move& move, bool ok) {
   // The adapter is still on the device, so it waits for no slot.
   if (move.from == Location::kDevice) DropWaiter(move.adapter);
   // A second move would probably fail too, so the first waiter gets an error.
-  if (waiters_.empty() || UsedSlots() < options_.max_resident) {
+  // Like BringIn, passes over adapters that still move away.
+  const auto first = FirstInLine();
+  if (first == waiters_.end() || UsedSlots() < options_.max_resident) {
     return std::nullopt;
   }
-  SlotWaiter failed = std::move(waiters_.front());
-  waiters_.pop_front();
+  const SlotWaiter failed = *first;
+  waiters_.erase(first);
   if (failed.ticket == 0) entries_.at(failed.adapter).waits = false;
   return failed;
 }

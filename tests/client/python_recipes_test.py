@@ -59,6 +59,19 @@ def test_batches_keep_to_the_servers_limits(client: weft.Client) -> None:
     assert [d for r in cut for d in r] == data
 
 
+def test_batches_count_the_bytes_of_soft_targets_and_of_routing() -> None:
+    limits = SimpleNamespace(
+        max_data_per_request=100, max_tokens_per_request=1 << 20, max_message_bytes=5000
+    )
+    ids, table = np.ones(100, int), np.ones([100, 8], int)
+    plain = weft.Datum(ids, ids)  # 800 bytes
+    routed = weft.Datum(ids, ids, routing=table)  # 2400
+    soft = weft.Datum(ids, table[:, :4], table[:, :4])  # 3600
+    for datum, most in ((plain, 4), (routed, 1), (soft, 1)):
+        cut = list(requests([datum] * 4, limits))  # type: ignore[arg-type]
+        assert [len(r) for r in cut] == [most] * (4 // most)
+
+
 def test_sft_trains_evaluates_saves_and_logs(
     base: list[str],
     texts: list[str],

@@ -112,6 +112,18 @@ TEST_F(WeftctlTokenTest, DoesNotReplaceAFileThatItCannotOpen) {
   EXPECT_TRUE(std::filesystem::is_symlink(file_));
 }
 
+TEST_F(WeftctlTokenTest, RefusesAFolderInPlaceOfAFile) {
+  std::filesystem::create_directory(file_);
+  EXPECT_EQ(RunOnFile({"token", "list"}), 1);
+  EXPECT_THAT(err_.str(), AllOf(HasSubstr("cannot read " + file_),
+                                HasSubstr("Is a directory")));
+  EXPECT_EQ(RunOnFile({"token", "create", "ci", "--tenant=acme"}), 1);
+  for (const char* const flag : {"--token-file", "--ca"}) {
+    EXPECT_EQ(Run({"info", absl::StrCat(flag, "=", file_)}), 2);
+    EXPECT_THAT(err_.str(), HasSubstr(absl::StrCat(flag, ": cannot read ")));
+  }
+}
+
 TEST_F(WeftctlTokenTest, SendsItsTokenButNeverInPlaintextOverANetwork) {
   CannedServer server;
   std::ofstream(file_) << "from-file\n";

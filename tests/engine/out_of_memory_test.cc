@@ -182,8 +182,8 @@ TEST_F(OutOfMemoryTest, AStepIsTheSameWhenItHadToRecomputeAllLayers) {
   const int64_t scarce = ScarceBytes();
   Start(GradientCheckpointing::kAuto);
   memory_.SetLimit(scarce);
-  // There are three micro-batches. The later two add to the gradient of the
-  // first.
+  // There are three micro-batches, and the later ones add to the gradient of
+  // the first.
   const absl::StatusOr<TrainResult> result = Train(3);
   ASSERT_THAT(result, IsOk());
   EXPECT_GE(device_.num_releases, 3);

@@ -101,7 +101,7 @@ bool SameBits(const at::Tensor& a, const at::Tensor& b) {
 }
 
 // Runs forward and backward on `size` ranks, whose results must have equal
-// bits. Adds the gradients of all ranks to the problem's gradients.
+// bits. Adds the adapters' gradients to the problem's.
 Outcome RunOnRanks(const Problem& problem, HeadOptions options, int size) {
   std::mutex mutex;
   Outcome outcome;

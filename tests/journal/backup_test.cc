@@ -50,6 +50,12 @@ TEST_F(BackUpTest, SyncsTheParentFolderAfterTheRename) {
   EXPECT_FALSE(fs::exists(copy_ + ".partial"));
 }
 
+TEST_F(BackUpTest, MakesACopyWhosePathEndsInASlash) {
+  ASSERT_THAT(BackUp(files_.path(), copy_ + "//"), IsOk());
+  EXPECT_TRUE(fs::exists(copy_ + "/FORMAT"));
+  EXPECT_FALSE(fs::exists(copy_ + "/.partial"));
+}
+
 TEST_F(BackUpTest, MakesACopyInTheCurrentFolder) {
   const fs::path before = fs::current_path();
   fs::current_path(fs::path(copy_).parent_path());

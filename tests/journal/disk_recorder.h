@@ -28,7 +28,7 @@ class DiskRecorder {
   DiskRecorder(const DiskRecorder&) = delete;
   DiskRecorder& operator=(const DiskRecorder&) = delete;
 
-  // Returns the present moment as a number for MakeDisk.
+  // Returns a number for the present moment, which MakeDisk takes.
   [[nodiscard]] size_t Moment() const;
 
   // Says how many of the changes that were not synced are lost.

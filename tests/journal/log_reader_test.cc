@@ -168,8 +168,7 @@ TEST_F(LogReaderTest, ARecordInsideOfARecordIsNone) {
 }
 
 TEST_F(LogReaderTest, ARecordOfAnotherPlaceIsNone) {
-  // The logs have two records of equal length exchanged, one record removed, or
-  // one record twice.
+  // Exchanges two records of equal length, removes one, and duplicates one.
   const std::string header = MakeSegment(0, {});
   const auto record = [&](const char* text) {
     std::string bytes;

@@ -89,7 +89,7 @@ TEST_F(LogWriterTest, SyncsOnceForWhatGathersMeanwhile) {
   EXPECT_EQ(log.metrics().bytes.Value() + SegmentHeader::kBytes,
             std::filesystem::file_size(files_.Segment(0)));
   log.Close();
-  // The log has the records of each thread in the order of that thread.
+  // Each thread's records are there in the thread's order.
   std::vector<int> next(kThreads, 0);
   for (const std::string& record : ReadLog(*folder_).records) {
     const int thread = record[0] - '0';
@@ -192,7 +192,7 @@ TEST_F(LogWriterTest, WaitsForRoomOnAFullDisk) {
   log->Append("before");
   log.Flush();
   const auto size = std::filesystem::file_size(files_.Segment(0));
-  // Part of the group is written before the disk is full.
+  // A part of the group is written before the disk is full.
   SetFailpoints("files.write=short#1;files.write=err(ENOSPC)#2-1000000");
   log->Append(std::string(1000, 'x'));
   std::atomic<bool> durable = false;

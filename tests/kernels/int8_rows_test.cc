@@ -1,5 +1,5 @@
-// Checks 8-bit rows (kernels/cpu/int8_rows.h) and their products, with every
-// instruction set that this processor runs.
+// Checks rows in 8 bits (kernels/cpu/int8_rows.h) and their products, with
+// every instruction set that this processor runs.
 #include "kernels/cpu/int8_rows.h"
 
 #include <gtest/gtest.h>

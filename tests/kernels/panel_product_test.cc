@@ -170,8 +170,7 @@ TEST_P(PanelProductTest, ScalesTheProductAndAddsToWhatIsThere) {
   }
 }
 
-// Adapters rely on this: the bits do not depend on how rows and columns are
-// cut.
+// Adapters rely on this: how rows and columns are cut does not change bits.
 TEST_P(PanelProductTest, AnElementIsTheSameToTheBitInEveryProduct) {
   const Problem all(17, 300, 53);
   const std::vector<float> whole =

@@ -119,7 +119,7 @@ class DecodeAdapters {
                            device_.back()->data());
       }
     }
-    // The bytes behind the batch are 0xFF, because the kernels never read them.
+    // The bytes behind the batch are 0xFF. The kernels must not read them.
     std::vector<std::byte> bytes(capacity_.num_bytes(), std::byte{0xFF});
     builder.WriteTo(capacity_, bytes);
     bytes_ = std::make_unique<DeviceBuffer<std::byte>>(bytes);

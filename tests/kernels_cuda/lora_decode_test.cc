@@ -90,7 +90,7 @@ struct Residual {
   }
   void Run() const { ASSERT_EQ(RunLoraResidual(launch, nullptr), cudaSuccess); }
 
-  // Returns the rows of an array that the device holds, without the shift.
+  // Returns the rows that the device holds.
   [[nodiscard]] std::vector<float> Rows(const DeviceArray& array) const {
     return Slice(array.Read(), shift, rows * hidden);
   }

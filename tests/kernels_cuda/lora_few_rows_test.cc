@@ -159,8 +159,7 @@ struct OnDevice {
     if (capacity == nullptr) {
       table = builder.Finish();
     } else {
-      // The bytes behind the batch are 0xFF, because the kernels never read
-      // them.
+      // The bytes behind the batch are 0xFF. The kernels must not read them.
       table.resize(capacity->num_bytes(), std::byte{0xFF});
       builder.WriteTo(*capacity, table);
     }
@@ -300,7 +299,8 @@ TEST_F(CudaLoraFewRowsTest, TakesMixedRanksRowsAndProjections) {
   RunAndCheck(Mixed(264, {136, 40, 48}, 0));
 }
 
-// These widths, strides and addresses are not multiples of a wide load.
+// In the first problem, no width or stride is a multiple of a wide load. In the
+// second problem, no address is.
 TEST_F(CudaLoraFewRowsTest, TakesWhatLiesAnywhere) {
   RunAndCheck(Mixed(101, {35, 3, 47}, 0));
   RunAndCheck(Mixed(264, {136, 40, 48}, 3));

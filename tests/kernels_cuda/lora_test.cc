@@ -21,7 +21,7 @@ using weft::testing::kEpsilonF32;
 using weft::testing::Tolerance;
 
 constexpr int64_t kRows = 300;
-// This stride is not a multiple of any vector load.
+// This stride is not a multiple of any vector load's width.
 constexpr int64_t kStride = 541;
 constexpr int64_t kShrunkStride = 213;
 

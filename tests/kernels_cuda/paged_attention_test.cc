@@ -119,7 +119,7 @@ std::vector<double> Dense(const AttentionCase& c, const Cache& cache,
   return out;
 }
 
-// An attention case on the device.
+// A case on the device.
 class Decoding {
  public:
   Decoding(DType dtype, const AttentionCase& c)

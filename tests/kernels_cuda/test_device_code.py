@@ -23,7 +23,7 @@ def kernels() -> list[Kernel]:
         pytest.skip("preset cuda was not built")
     if device_code.tool() is None:
         pytest.skip("no cuobjdump")
-    # The rules are for sm_90, the only architecture that was measured.
+    # The rules are those of the one architecture that was measured.
     found = [k for k in device_code.read(LIBRARY) if k.arch.startswith("sm_90")]
     if not found:
         pytest.skip("preset cuda was not built for sm_90")

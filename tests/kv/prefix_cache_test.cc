@@ -23,7 +23,7 @@ constexpr uint64_t kBase = 0;
 class PrefixCacheTest : public ::testing::Test {
  protected:
   // Returns a sequence of `tokens`, which begins with the pages that the cache
-  // has for them.
+  // has.
   SequencePages Start(uint64_t version, const Tokens& tokens) {
     SequencePages sequence(&allocator_, kPageSize,
                            cache_.Lookup(version, tokens));

@@ -44,8 +44,8 @@ class CheckedOnce:
     """A checker with a cache. Threads: any.
 
     command: the checker's command line for one file with these flags.
-    not_compiled: matches the messages about a source that does not compile. Its first
-    group is the source's path below the root.
+    not_compiled: matches the messages about a source that does not compile, with the
+    source's path below the root as its first group.
     salt: identifies the checker, with its version and configuration.
     """
 

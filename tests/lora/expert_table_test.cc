@@ -120,7 +120,7 @@ struct Passage {
                                        /*keeps_shrunk=*/true, y, Stream());
     cuda::Backward(OnDevice(dy), on_device, s, table, site, dx, Stream());
   }
-  // Runs the CPU path for each segment separately.
+  // Runs the path of a CPU for each segment by itself.
   void RunOneByOne(Batch& batch) {
     for (size_t i = 0; i < batch.routing.segments.size(); ++i) {
       const int expert = batch.routing.experts[i];

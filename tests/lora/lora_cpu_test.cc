@@ -75,7 +75,7 @@ Result Evaluate(const Problem& problem) {
   return result;
 }
 
-// Computes the formulas in f64.
+// The formulas in f64.
 Result Expected(const Problem& problem) {
   Result result{.y_TO = problem.y_TO.to(at::kDouble),
                 .dx_TI = problem.dx_TI.to(at::kDouble)};

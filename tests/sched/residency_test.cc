@@ -207,6 +207,26 @@ TEST_F(ResidencyTest, WhoCannotLeaveStaysAndTheFirstInLineIsTold) {
   EXPECT_FALSE(residency_->has_waiters());
 }
 
+TEST_F(ResidencyTest, AFailedMoveFailsNoAdapterThatStillMovesAway) {
+  Start(2);
+  Create("a");
+  Create("b");
+  residency_->WantSlot(8);
+  ASSERT_EQ(Text(Next().value()), "a to disk");
+  EXPECT_THAT(Want("a"), ElementsAre());
+  residency_->Remove(Key("b"));
+  ASSERT_EQ(Text(Next().value()), "slot");
+  Add("c");
+  // The adapter "a" is first in line, but needs no slot yet.
+  residency_->WantSlot(9);
+  residency_->WantSlot(10);
+  const std::optional<Move> out = Next();
+  ASSERT_EQ(Text(out.value()), "c to disk");
+  const std::optional<SlotWaiter> failed = residency_->Finished(*out, false);
+  ASSERT_TRUE(failed.has_value());
+  EXPECT_EQ(failed->ticket, 9u);
+}
+
 TEST_F(ResidencyTest, WhoCannotComeInFreesItsSlotAndMayAskAgain) {
   Start(1);
   Create("a");

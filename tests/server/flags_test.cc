@@ -242,6 +242,7 @@ TEST_F(ConfigFileTest, RefusesWhatIsNoFlatObject) {
   EXPECT_THAT(Error({Write(R"({"model": null})")}),
               HasSubstr("\"model\" has no value"));
   EXPECT_THAT(Error({"--config=/no/such/file"}), HasSubstr("cannot be read"));
+  EXPECT_THAT(Error({"--config=/"}), HasSubstr("Is a directory"));
 }
 
 TEST_F(ConfigFileTest, WhatIsPrintedReadsBackAsTheSameSettings) {

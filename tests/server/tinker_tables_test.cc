@@ -262,5 +262,18 @@ TEST_F(TinkerSampleQueueTest, OneThatWaitsCanBeTakenOut) {
   EXPECT_THAT(Advance(9, ""), ElementsAre());
 }
 
+TEST_F(TinkerSampleQueueTest, StartMayRemoveTheOtherSamplesOfTheOwner) {
+  for (const char* id : {"a1", "a2"}) queue_.Add("a", {.id = id});
+  queue_.Add("b", {.id = "b1"});
+  std::vector<std::string> started;
+  EXPECT_FALSE(queue_.Advance(
+      [&](const std::string& owner, const WaitingSample& sample) {
+        started.push_back(sample.id);
+        queue_.Remove(owner, "a2");
+        return true;
+      }));
+  EXPECT_THAT(started, ElementsAre("a1", "b1"));
+}
+
 }  // namespace
 }  // namespace weft::tinker

@@ -10,8 +10,9 @@ import numpy.typing as npt
 from weft.datum import Datum
 from weft.types import ServerInfo
 
-# Five arrays of 4 bytes per token, and room for the message around them.
-BYTES_PER_TOKEN = 24
+# Room for what surrounds the arrays of a sequence, and for the rest of a request.
+BYTES_AROUND_DATUM = 64
+BYTES_AROUND_REQUEST = 1024
 
 
 class BatchOrder:
@@ -44,17 +45,26 @@ class BatchOrder:
 
 def requests(data: Sequence[Datum], info: ServerInfo) -> Iterator[list[Datum]]:
     """Yields the data in order, in as few requests as the server's limits allow."""
-    most_tokens = min(
-        info.max_tokens_per_request, info.max_message_bytes // BYTES_PER_TOKEN
-    )
+    most_bytes = info.max_message_bytes - BYTES_AROUND_REQUEST
     request: list[Datum] = []
-    tokens = 0
+    tokens = size = 0
     for datum in data:
-        full = len(request) >= info.max_data_per_request
-        if request and (full or tokens + len(datum.tokens) > most_tokens):
-            yield request
-            request, tokens = [], 0
-        request.append(datum)
         tokens += len(datum.tokens)
+        size += _message_bytes(datum)
+        if request and (
+            len(request) >= info.max_data_per_request
+            or tokens > info.max_tokens_per_request
+            or size > most_bytes
+        ):
+            yield request
+            request = []
+            tokens, size = len(datum.tokens), _message_bytes(datum)
+        request.append(datum)
     if request:
         yield request
+
+
+def _message_bytes(datum: Datum) -> int:
+    """Returns an upper bound of the bytes that a sequence takes in a request."""
+    arrays = (getattr(datum, name) for name in Datum.__slots__)
+    return BYTES_AROUND_DATUM + sum(a.nbytes for a in arrays if a is not None)
