@@ -29,8 +29,8 @@ using Future = std::future<absl::StatusOr<T>>;
 // ForwardBackward, Forward and OptimStep each send one step at once and return
 // a future, so that several steps can be in flight. The server runs the steps
 // in the order of the calls. If the server refuses a step while later steps are
-// in flight, the later steps end with FAILED_PRECONDITION. Then, or if it is
-// unknown whether a step ran, the handle needs a Resync().
+// in flight, the later steps end with FAILED_PRECONDITION. After that, and also
+// if it is unknown whether a step ran, the handle needs a Resync().
 // Threads: any. Ownership: futures may outlive the handle.
 class AdapterHandle {
  public:
@@ -45,8 +45,9 @@ class AdapterHandle {
   [[nodiscard]] Future<ForwardReply> Forward(std::vector<v1::Datum> data,
                                              v1::LossConfig loss);
   // Computes the same as Forward, but is not a step. It takes no step number
-  // and does not wait for missing steps. An empty `snapshot` means the weights
-  // that are the latest when the server runs the call.
+  // and does not wait for steps that have not reached the server. An empty
+  // `snapshot` means the weights that are the latest when the server runs the
+  // call.
   [[nodiscard]] Future<ForwardReply> Score(std::vector<v1::Datum> data,
                                            v1::LossConfig loss,
                                            absl::string_view snapshot = "");

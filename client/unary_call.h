@@ -125,7 +125,8 @@ class UnaryCall final
   }
 
   // Releases the connection before the caller gets the result. So if the caller
-  // then destroys its client, the client closes the channel.
+  // then destroys its client, the client closes the channel, and not this
+  // callback.
   void End(absl::StatusOr<Reply<Response>> result) ABSL_LOCKS_EXCLUDED(mu_) {
     {
       absl::MutexLock lock(&mu_);

@@ -115,8 +115,8 @@ class Client {
       absl::string_view adapter_id);
   [[nodiscard]] absl::StatusOr<v1::ListAdaptersResponse> ListAdapters();
   [[nodiscard]] absl::Status DeleteAdapter(absl::string_view adapter_id);
-  // SaveCheckpoint, LoadCheckpoint and PublishSnapshot repeat only a request
-  // that has a step number. The server may run other repeated requests twice.
+  // SaveCheckpoint, LoadCheckpoint and PublishSnapshot are repeated only with a
+  // step number. Without it, the server might run a repeated call twice.
   [[nodiscard]] absl::StatusOr<v1::Checkpoint> SaveCheckpoint(
       const v1::SaveCheckpointRequest& request);
   [[nodiscard]] absl::StatusOr<v1::Adapter> LoadCheckpoint(

@@ -65,8 +65,8 @@ class Caller {
     } else if constexpr (requires { result->replayed; }) {
       Reveal(&result->result);
     } else if constexpr (requires { result->more; }) {
-      // A page is sorted, so a tenant's adapters are adjacent. If Reveal
-      // removed an adapter, no later page has one of this tenant.
+      // A page is sorted, and Qualify lets it begin at the tenant's adapters.
+      // So if Reveal removes an adapter, no later page has one of the tenant's.
       const size_t size = result->adapters.size();
       Reveal(&result->adapters);
       result->more = result->more && result->adapters.size() == size;

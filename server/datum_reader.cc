@@ -18,8 +18,8 @@ namespace {
 static_assert(std::endian::native == std::endian::little,
               "raw fields are copied, not swapped");
 
-// Reads one datum. The parts are read in the order of Read, because later
-// checks use the lengths of earlier parts.
+// Reads one datum. Read must keep the order of its calls, because later checks
+// use the lengths of earlier parts.
 class DatumReader {
  public:
   DatumReader(const v1::Datum& datum, int index, LossFunction function,

@@ -30,7 +30,7 @@ struct Settings {
   bool check_config = false;
   bool print_config = false;
   std::string config_file;          // Empty: no file.
-  int64_t device_memory_bytes = 0;  // For check_config; 0: not given.
+  int64_t device_memory_bytes = 0;  // For --check-config; 0: not given.
   // The source of each setting that was given. Maps a flag's name, such as
   // "max-rank", to "--max-rank", "WEFT_MAX_RANK" or "FILE: max-rank".
   std::map<std::string, std::string> sources;

@@ -29,8 +29,8 @@ void SetKeepalive(grpc::ServerBuilder* builder) {
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 60 * kSecond);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20 * kSecond);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  // Lets a client ping every 10 s. With gRPC's default of 5 min, ordinary
-  // client settings would end in "too many pings".
+  // Lets a client ping every 10 s. With gRPC's default of 5 min, the server
+  // would close the connections of ordinary clients with "too many pings".
   builder->AddChannelArgument(
       GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10 * kSecond);
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 2);

@@ -90,7 +90,7 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Bind(
   WEFT_ASSIGN_OR_RETURN(HostPort place, ParseHostPort("listen", listen));
   std::unique_ptr<Listener> listener(new Listener(max_connections, registry));
   int port = place.port;
-  int error = 0;  // EADDRINUSE if any address had it, else the last errno.
+  int error = 0;  // EADDRINUSE if any Open failed with it; else the last errno.
   const auto open_all = [&](const std::string& host) {
     const Addresses addresses = Resolve(host);
     for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {

@@ -63,8 +63,9 @@ constexpr const char* kCodeNames[] = {"OK",
                                       "DataLoss",
                                       "Unauthenticated"};
 
-// Returns whether requests of this method have a step number. A repeated
-// request with a step number may get its stored reply.
+// Returns whether requests of this method have a step number. The engine may
+// answer a repeat of such a request with the stored reply, so these methods
+// count their replays.
 bool HasStep(Rpc rpc) {
   return rpc == Rpc::kForwardBackward || rpc == Rpc::kForward ||
          rpc == Rpc::kOptimStep || rpc == Rpc::kSaveCheckpoint ||

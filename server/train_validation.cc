@@ -11,8 +11,8 @@
 namespace weft {
 namespace {
 
-// Logits are divided by the temperature. A lower temperature could make them
-// infinite in f32.
+// Logits are divided by the temperature. With a lower temperature, a quotient
+// could be infinite in f32.
 constexpr Interval kTemperature = {.low = 1e-8, .high = 1e8};
 
 absl::StatusOr<LossFunction> ReadLossFunction(v1::LossFunction function) {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run_ctest.sh BUILD [ARGUMENT...]: runs ctest in a build folder and counts the
-# tests in its entries. The last line is `N passed, N failed, N skipped`. The exit
-# status is ctest's. If only the count finds a failure, it is 1.
+# tests in its entries. The last line is `N passed, N failed, N skipped`. The
+# exit status is that of ctest, or 1 if only the count finds a failure.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 readonly here build="$1"

@@ -45,7 +45,7 @@ absl::StatusOr<Example> ReadExample(const std::string& line) {
   const size_t prompt_length = prompt == json.end() ? 0 : prompt->get<size_t>();
   auto datum = client::NextTokenDatum(ids, prompt_length);
   if (!datum.ok()) return datum.status();
-  // Neither the tokens of the prompt nor the first token are scored targets.
+  // Targets in the prompt have weight 0. The first token is not a target.
   const size_t num_scored = ids.size() - std::max<size_t>(prompt_length, 1);
   return Example{*std::move(datum), num_scored};
 }

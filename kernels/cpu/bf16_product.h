@@ -46,7 +46,7 @@ struct Bf16Terms {
 // with pair stride 2. x may also be a packed panel whose outputs are the rows,
 // with row stride 2 and pair stride 2 * kBf16PanelOutputs.
 struct Bf16PanelProduct {
-  const uint16_t* x = nullptr;  // If num_inputs is odd, each row ends with 0.
+  const uint16_t* x = nullptr;  // If num_inputs is odd, a 0 follows each row.
   int64_t x_row_stride = 0;
   int64_t x_pair_stride = 2;
   int64_t num_rows = 0;

@@ -3,10 +3,10 @@
 // A row of I weights has I signed bytes q, and then a scale s in bf16 for each
 // group of 64 adjacent weights. The last group may be shorter. A weight is q s.
 // This product is exact in f32, because q has 7 significant bits and s has 8.
-// Quantising rounds w / s to the nearest q, so a weight w changes by at most
-// s / 2. The scale s is max|w| / 127 of the group, rounded up to bf16. So s is
-// at most (1 + 2^-7) max|w| / 127. But s is never less than the smallest normal
-// f32.
+// Quantising rounds w / s to the nearest q, so w changes by at most s / 2.
+// The scale s is m / 127 rounded up to bf16, where m is the largest |w| of the
+// group. So s is at most (1 + 2^-7) m / 127. But s is at least the smallest
+// normal f32.
 #ifndef WEFT_KERNELS_CPU_INT8_ROWS_H_
 #define WEFT_KERNELS_CPU_INT8_ROWS_H_
 

@@ -75,8 +75,9 @@ WEFT_INLINE void AddBlock(const PagedAttentionItem& item, const KvBlock& block,
   AddValues(block, weights, head_features, out_C);
 }
 
-// Adds a block to the softmax of each query head of the item. Meanwhile
-// prefetches the block of `fetch`, which is the next block if there is one.
+// Adds a block to the softmax of each query head of the item. Meanwhile,
+// `fetch` prefetches the next block. If there is none, `fetch` has nothing left
+// to do.
 WEFT_INLINE void AddBlockToHeads(const PagedAttentionItem& item, KvBlock block,
                                  BlockFetch& fetch, RunningSoftmax* states,
                                  float* out_NGC) {

@@ -57,8 +57,8 @@ void CopyRows(const PanelCopy& copy, const float* from, int64_t columns,
 }
 
 // Copies the terms [begin, end) of four columns of a matrix. The elements of
-// each column are adjacent. If `columns`, the number of columns that are left,
-// is less than 4 (even negative), zeros replace the missing columns.
+// each column are adjacent. `columns` is the number of columns that are left.
+// If it is less than 4 (it may be negative), zeros replace the missing columns.
 WEFT_INLINE void CopyFourColumns(const PanelCopy& copy, const float* from,
                                  int64_t columns, int64_t begin, int64_t end,
                                  int64_t width, float* to) {

@@ -4,9 +4,9 @@
 // kernel finds the maximum, and then the exponentials relative to m, the
 // largest logit so far. If the block raises m, the sums of earlier blocks are
 // rescaled. If the softmax is wanted, the exponentials replace the logits, and
-// the kernel keeps the m of each block. At the end it multiplies the block's
-// exponentials by one factor, which makes them probabilities. So it computes no
-// exponential twice. Sums are f32 inside a block and f64 between blocks.
+// the kernel keeps the m that it used for each block. At the end, one factor
+// per block turns the exponentials into probabilities, so no exponential is
+// computed twice. Sums are f32 inside a block and f64 between blocks.
 #ifndef WEFT_KERNELS_CPU_VOCAB_ROWS_BODY_H_
 #define WEFT_KERNELS_CPU_VOCAB_ROWS_BODY_H_
 

@@ -56,8 +56,9 @@ __global__ void __launch_bounds__(kThreads)
   StorePack(up, at + features);
 }
 
-// Calls run(const T*, width, activation) with the types for a launch. `narrow`
-// is the tensor with F columns: out or dout.
+// Calls run(const T*, width, activation). The types of these arguments give the
+// kernel's template arguments: the element type, the features per thread and
+// the activation. `narrow` is the tensor with F columns: out or dout.
 template <typename Run>
 cudaError_t WithKernel(DType dtype, GateActivation activation, int64_t features,
                        const void* gate_up, const void* narrow, Run run) {

@@ -19,9 +19,9 @@ constexpr int kStages = 4;
 
 // A block has kRowTiles tiles of rows and kOutputTiles tiles of outputs. With
 // many rows, two tiles of outputs share the registers of x. Otherwise the loads
-// of x would take longer than those of the weight. If the rows are wide, the
-// kBlocks blocks of a multiprocessor have 64 or 96 KB of the weight in flight.
-// About 40 KB keep an H100's memory busy.
+// of x would take longer than those of the weight. If kIsWide, the kBlocks
+// blocks of a multiprocessor together have 64 or 96 KB of the weight in flight.
+// About 40 KB per multiprocessor keep an H100's memory busy.
 template <int kTiles, bool kIsWide>
 struct Shape {
   static constexpr bool kWide = kIsWide;
@@ -30,7 +30,7 @@ struct Shape {
   static constexpr int kBatch = kTiles > 4 ? 4 : kTiles;
   static constexpr int kOutputTiles = kTiles > 2 ? 2 : 1;
   static constexpr int kOutputs = kOutputTiles * kTileOutputs;
-  static constexpr int kChunks = 2 * kOutputTiles;  // Chunks of a lane.
+  static constexpr int kChunks = 2 * kOutputTiles;  // Per lane and group.
   static constexpr int kWarpWords =
       kStages * kChunks * kWarp * ChunkRing<kIsWide>::kChunkWords;
   static constexpr size_t kBytes = kWarps * kWarpWords * sizeof(unsigned);
@@ -76,9 +76,10 @@ __device__ void LoadInputs(const Int8FewRowsProduct& product, int group,
   }
 }
 
-// Returns bytes 2 half and 2 half + 1 of a word as bf16. Each byte is a signed
-// integer with the lower 7 bits b. As bf16, the word 0x4300 + b is 128 + b. The
-// integer is 128 + b minus 128 (0x4300) or, if negative, minus 256 (0x4380).
+// Returns the bytes 2 * half and 2 * half + 1 of a word as bf16. Each byte is a
+// signed integer whose lower 7 bits are b. So the integer is b or, if negative,
+// b - 128. The bf16 with the bits 0x4300 + b is 128 + b. The function subtracts
+// 128 (0x4300) from it or, if the integer is negative, 256 (0x4380).
 __device__ unsigned ToBf16Pair(unsigned word, int half) {
   const unsigned pair =
       __byte_perm(word, 0x43434343, half == 0 ? 0x4140 : 0x4342);
@@ -88,8 +89,8 @@ __device__ unsigned ToBf16Pair(unsigned word, int half) {
 // The left operands of a group's four products.
 using Operands = unsigned[4][4];
 
-// `upper` and `lower` are the chunks of outputs g and g + 8 of a tile, where g
-// is Lane() / 4.
+// Converts the integers of two chunks to bf16 operands. `upper` and `lower` are
+// the chunks of outputs g and g + 8 of a tile, where g is Lane() / 4.
 __device__ void ToOperands(const Int8Chunk& upper, const Int8Chunk& lower,
                            Operands& operands) {
 #pragma unroll
@@ -101,8 +102,8 @@ __device__ void ToOperands(const Int8Chunk& upper, const Int8Chunk& lower,
   }
 }
 
-// Adds a group's products with one tile of rows to the sums. Each addition
-// rounds once, so that every Shape gives the same bits.
+// Adds a group's products with one tile of rows to the sums. Uses fmaf, so that
+// every Shape rounds in the same way and gives the same bits.
 __device__ void AddGroup(const Operands& operands, float upper_scale,
                          float lower_scale, const Chunk (&x)[2],
                          float (&sums)[4]) {
@@ -184,8 +185,8 @@ __device__ void StoreResult(const Int8FewRowsProduct& product, int64_t row,
   }
 }
 
-// Adds up the warps' sums of one tile of rows in `parts`, and stores them. All
-// threads call it.
+// Adds up the warps' sums for one tile of rows, and stores the results in y.
+// `parts` is shared memory for the warps' sums. All threads call it.
 template <typename S>
 __device__ void StoreTile(const Int8FewRowsProduct& product, int first_row,
                           const float (&sums)[S::kOutputTiles][4],

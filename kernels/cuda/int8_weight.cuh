@@ -24,8 +24,8 @@ inline bool HasWideRows(const Int8Weight& weight) {
          weight.inputs % cpu::kInt8ScaleBytes == 0;
 }
 
-// Returns the bits of the scale of a group of a row. If kWide, HasWideRows is
-// true.
+// Returns the bits of the scale of a group of a row. kWide requires
+// HasWideRows.
 template <bool kWide>
 __device__ unsigned ScaleBitsOf(const int8_t* row, int64_t inputs,
                                 int64_t group) {

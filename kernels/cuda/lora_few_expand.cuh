@@ -37,7 +37,8 @@ __device__ void FillSlab(const LoraParts& parts, const LoraFewRows& rows,
   const int left = matrix.rank - first;
   const int ranks = left < kMost ? left : kMost;
   const int quads = (ranks + kDepth - 1) / kDepth * (kDepth / kQuad);
-  // Whole warps call SumOfParts, because kDepth ranks of a row take 32 threads.
+  // SumOfParts needs all lanes. Each kDepth ranks of a row take a whole warp,
+  // so the lanes of a warp leave the loop together.
   static_assert(kDepth / kQuad * kSumLanes % kWarp == 0 && kMost <= kSlabRanks);
   for (int i = static_cast<int>(threadIdx.x);
        i < rows.num_rows * quads * kSumLanes;

@@ -52,8 +52,8 @@ struct LoraProduct {
 
 // Writes S at the rows of table.blocks and the ranks of their adapters, in one
 // launch, and leaves the rest of S unchanged. Sums are f32, in an order that
-// depends only on the numbers of the segment's rows and of features. A NaN in X
-// stays in its row, and a NaN in a matrix stays in its rank.
+// depends only on the number of features and the number of rows of the segment.
+// A NaN in X stays in its row, and a NaN in a matrix stays in its rank.
 // Threads: any; the work is queued on `stream`, and nothing waits for it.
 // Source:  the formula in f64; segments as in Punica (Chen et al. 2023).
 [[nodiscard]] cudaError_t RunLoraShrink(const LoraProduct& product,

@@ -107,8 +107,9 @@ struct alignas(16) LoraFewRows {
 struct LoraTable {
   const LoraMatrix* matrices = nullptr;  // [layouts, num_slots].
   int64_t num_slots = 0;
-  // The row blocks of the segments of AddSegment: first those of long segments,
-  // then those of at most kLoraFewRows rows, which only the backward pass uses.
+  // The row blocks of the segments that AddSegment adds. The blocks of long
+  // segments come first. The other segments have at most kLoraFewRows rows, and
+  // only the backward pass uses their blocks.
   const LoraRowBlock* blocks = nullptr;
   int64_t num_blocks = 0;
   int64_t num_long_blocks = 0;

@@ -26,7 +26,8 @@ __global__ void __launch_bounds__(kThreads)
   // A part without keys changes nothing. If `out` has no keys either, the code
   // below would compute -inf minus -inf, which is NaN.
   if (theirs == -INFINITY) return;
-  // fmaxf ignores a NaN, but the NaN stays in our_share or their_share.
+  // fmaxf ignores a NaN, but our_share or their_share is then NaN, and so are
+  // the results.
   const float high = fmaxf(ours, theirs);
   // Computes the weights from `sum` and not from the new lse, because a large
   // lse has a large rounding error.

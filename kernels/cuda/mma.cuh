@@ -103,7 +103,7 @@ __device__ inline void CopyAsync(const void* from, int num_bytes,
                : "memory");
 }
 
-// Starts a copy of 4 bytes. Both addresses are multiples of 4.
+// Starts a copy of 4 bytes to shared memory. Both addresses are multiples of 4.
 __device__ inline void CopyWordAsync(const void* from, void* shared) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
                :
@@ -111,7 +111,8 @@ __device__ inline void CopyWordAsync(const void* from, void* shared) {
                : "memory");
 }
 
-// Ends a group of copies: all that the thread has started since the last call.
+// Ends a group of copies. The group has all copies that the thread has started
+// since its last call of EndCopyGroup.
 __device__ inline void EndCopyGroup() {
   asm volatile("cp.async.commit_group;" : : : "memory");
 }

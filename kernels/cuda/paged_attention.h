@@ -44,8 +44,8 @@ struct PagedAttentionBatch {
   int64_t window = 0;                  // Number of last tokens to see; 0: all.
   float scale = 1;
   float softcap = 0;  // If > 0, x becomes softcap * tanh(x / softcap).
-  // One extra logit per head [H], which has no value but takes part in the
-  // head's softmax. Null: none.
+  // One extra logit per head [H]. It counts in the denominator of the head's
+  // softmax, but belongs to no token. Null: none.
   const float* sinks_H = nullptr;
   void* out_BHC = nullptr;  // Contiguous.
   AttentionSplits splits;

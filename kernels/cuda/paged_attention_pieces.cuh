@@ -1,12 +1,12 @@
 // The reads of keys and values by a warp in paged attention. In a step, a warp
 // multiplies 16 tokens with up to 8 query heads on tensor cores. Each lane
 // reads its keys and values directly from global memory, 16 bytes at a time if
-// rows are aligned. A product may sum its terms in any order, so each lane
-// takes adjacent features.
+// rows are aligned. The products may take the features in any order, so each
+// lane takes adjacent features.
 //
-// Tensor cores multiply bf16, so a number with more digits is split into a sum
-// of bf16 parts. An f32 number has three parts. If values are bf16, a token's
-// weight has two parts, and their error is far below that of the values.
+// Tensor cores multiply bf16, so a number with more bits is split into a sum of
+// bf16 parts. An f32 number has three parts. If values are bf16, a token's
+// weight has two parts, whose error is far below the error of the values.
 // kWeightParts tells which products of parts are added.
 //
 // Legend: lane 4 g + t as in mma.cuh. The lane reads the keys of tokens g and g
@@ -35,8 +35,8 @@ template <typename T>
 inline constexpr int kParts = sizeof(T) == 2 ? 1 : 3;
 // The number of bf16 parts of a token's weight. Part i of a weight times part j
 // of a value is left out if i + j is at least this number, because the product
-// is too small to matter. For scores, kParts is the limit for parts of queries
-// and keys.
+// is too small to matter. In a score, part i of a query times part j of a key
+// is left out if i + j is at least kParts.
 template <typename T>
 inline constexpr int kWeightParts = sizeof(T) == 2 ? 2 : 3;
 

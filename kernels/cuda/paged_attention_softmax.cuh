@@ -47,8 +47,9 @@ struct ScoreRule {
 };
 
 // Turns the products in `scores` into weights and updates `state`. Sets
-// `shrink` to the factors that the sums of earlier steps need, one for each
-// head. Only the step's first num_tokens tokens exist; the others get weight 0.
+// `shrink` to one factor per head. The caller must multiply the head's sums of
+// earlier steps by this factor. Only the step's first num_tokens tokens exist;
+// the others get weight 0.
 __device__ inline void Weigh(const ScoreRule& rule, int num_tokens,
                              RunningSoftmax* state, float (&scores)[4],
                              float (&shrink)[2]) {

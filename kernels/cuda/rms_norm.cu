@@ -104,8 +104,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     Pack<T, kN> dy;
     Pack<T, kN> x;
     Pack<T, kN> dx;
-    // A thread keeps the weights too, so that no load waits for the final
-    // stores.
+    // A kept part includes the weights, so that Finish loads nothing for it.
     Pack<W, kN> weight;
   };
   const T* dy = dy_TD.Of(blockIdx.x);

@@ -101,7 +101,8 @@ __global__ void __launch_bounds__(kMaxThreads, kMinBlocks<kNorm>)
                              : HeadOf<T>(gradients.v, token, head - first_v);
     T* dx = is_rotated ? HeadOf<T>(rows.q, rows.k, token, head)
                        : HeadOf<T>(gradients.v_to, token, head - first_v);
-    // Returns the gradient at the pairs from c on. Rotates it back, except v's.
+    // Returns the gradients of kN pairs, starting at pair c. Rotates the
+    // gradients of q and k back.
     const auto gradient = [&](int c) {
       auto pairs = LoadPairs<kN>(dy + c, half);
       if (is_rotated) Rotate<true>(rows, token, c, &pairs);

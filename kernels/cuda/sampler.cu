@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kThreads)
   float max = -INFINITY;
 #pragma unroll
   for (int i = 0; i < kOfLane; ++i) {
-    max = fmaxf(max, x[i] < INFINITY ? x[i] : INFINITY);  // NaN: inf.
+    max = fmaxf(max, x[i] < INFINITY ? x[i] : INFINITY);  // NaN becomes inf.
   }
   max = WarpReduce(max, Max());
   if (Lane() == 0) space.chunk_max_NC[n * space.num_chunks + chunk] = max;

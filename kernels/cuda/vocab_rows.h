@@ -44,8 +44,8 @@ struct VocabRows {
 // logsumexp(z), the entropy of softmax(z) in nats and, if wanted, softmax(z) *
 // softcap'(x). Without softcap, a logit of -inf has probability 0, unless the
 // whole row is -inf. A NaN makes all results of its row NaN, except cleared
-// targets. With kWeights, some weights may be finite, but their products with
-// the scale are NaN. The results of other rows do not change.
+// targets. With kWeights, some weights of the row may be finite, but its scale
+// is NaN. The results of other rows do not change.
 // Threads: any; the work is queued on `stream`, and nothing waits for it.
 // Source:  reference::ScoreVocabRow; online softmax, Milakov and Gimelshein
 //          2018.

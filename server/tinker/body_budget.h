@@ -15,7 +15,7 @@ namespace weft::tinker {
 
 // A budget of bytes that holders share. A holder is an owner (owner.h). All
 // reservations of a holder together may take half of the budget, so that room
-// is left for other holders. A single reservation may take more.
+// is left for other holders. But a holder's only reservation may take more.
 // Threads: any.
 class BodyBudget : public std::enable_shared_from_this<BodyBudget> {
  public:

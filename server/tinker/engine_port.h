@@ -37,10 +37,10 @@ class EnginePort {
   // Plain, Callback<Result>)`. Plain is the type that Validate returns. If
   // `start` returns a handle and `cancel` is not null, Call sets `*cancel`.
   // If Call returns an error, `done` does not run, and the engine does no more
-  // work for the call. If the error has kStepDonePayload, the step has failed
-  // but is completed and keeps its number. If Call returns OK, `done` runs once
-  // on the front's thread, perhaps before Call returns. If the HTTP server
-  // stops first, `done` does not run.
+  // work for the call. If the error has kStepDonePayload, the engine counts the
+  // failed step as completed, so the step keeps its number. If Call returns OK,
+  // `done` runs once on the front's thread, perhaps before Call returns. If the
+  // HTTP server stops first, `done` does not run.
   template <typename Result, typename Request, typename StartFn>
   [[nodiscard]] absl::Status Call(CallOrigin origin, Rpc rpc,
                                   const Request& request, StartFn start,

@@ -25,8 +25,8 @@ int HttpStatusOf(const absl::Status& status) {
       return 403;
     case absl::StatusCode::kNotFound:
       return 404;
-    // The usual statuses are 409 and 501. But the SDK would then repeat the
-    // request, so both codes become 400.
+    // The usual HTTP statuses for these two codes are 409 and 501. But the SDK
+    // repeats a request after 409 and 501, so both codes become 400.
     case absl::StatusCode::kAlreadyExists:
     case absl::StatusCode::kUnimplemented:
       return 400;

@@ -26,8 +26,9 @@ std::string PeerOf(const Tcp::socket& socket) {
 }
 
 // After the last reply on a connection, the server reads and drops what the
-// client still sends, up to this size and for at most this time. Otherwise the
-// client might not get the reply.
+// client still sends, up to this size and for at most this time. Closing the
+// socket with unread data would reset the connection, and the client might not
+// get the reply.
 constexpr size_t kMaxDiscardedBytes = size_t{64} << 20;
 constexpr absl::Duration kDiscardTime = absl::Seconds(5);
 
@@ -100,8 +101,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   }
 
   void ReadBody() {
-    // Reserves room, because Beast reads at once only what the buffer has room
-    // for. After the header, the room may be only 512 bytes.
+    // Reserves room, because a single read of Beast takes only as many bytes as
+    // the buffer has room for. After the header, this may be only 512 bytes.
     const auto bytes = parser_->content_length().value_or(0);
     buffer_.reserve(static_cast<size_t>(std::min(bytes, kBodyPiece)));
     http::async_read(
@@ -219,8 +220,9 @@ class Connection final : public std::enable_shared_from_this<Connection> {
         });
   }
 
-  // Sends the last `left` bytes of a streamed body, piece by piece. Each piece
-  // may take limits_.transfer, because a large file may take longer in all.
+  // Sends the last `left` bytes of a streamed body, piece by piece. The time
+  // limit limits_.transfer applies to each piece, because a whole large file
+  // may take longer.
   void WriteStream(const ReplyStream& stream, uint64_t left) {
     if (left == 0) return EndReply();
     stream.next([self = shared_from_this(), stream, left](std::string piece) {

@@ -28,9 +28,9 @@ void EndLoad(Front& front, const CallOrigin& origin, const std::string& adapter,
     entry.users += static_cast<int>(waiting.size());
     Spare(front, *origin.caller, adapter);
   } else {
-    // Sessions from before this load still use the adapter's name, so they stay
-    // in `users`. Each of them calls LeaveAdapter when it ends. Without them in
-    // `users`, the call would remove a user of a later load.
+    // `users` counts sessions from before this load. Each of them will call
+    // LeaveAdapter with this adapter's name when it ends. If the entry were
+    // erased now, these calls would subtract users of a later load.
     if (entry.users > 0) {
       entry.state = State::kLeaving;
     } else {
@@ -112,9 +112,9 @@ void UseAdapter(Front& front, const CallOrigin& origin,
     return UseReady(front, origin, adapter, info, done);
   }
   loaded.waiting.push_back(std::move(done));
-  // The adapter may have to be deleted before its load, for example because
-  // its last user has left. The first session that needs the load has the
-  // adapter deleted.
+  // An old adapter of this name may still wait for its deletion, for example
+  // after its last user has left. It must be gone before the load begins. The
+  // first session that waits for the load has it deleted.
   const bool leaves =
       added ? IsOrphan(front, *origin.caller, adapter)
             : loaded.state == State::kLeaving && loaded.waiting.size() == 1;

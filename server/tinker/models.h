@@ -22,7 +22,7 @@ namespace weft::tinker {
 // must be the served model's name, or end in "/" and the served model's name.
 [[nodiscard]] absl::Status CheckBaseModel(const Front& front,
                                           absl::string_view base_model);
-// Returns UNIMPLEMENTED if the body asks for another optimizer than AdamW;
+// Returns UNIMPLEMENTED if the body asks for an optimizer other than AdamW;
 // INVALID_ARGUMENT if `optimizer_config` is malformed.
 [[nodiscard]] absl::Status CheckOptimizer(const Json& body);
 

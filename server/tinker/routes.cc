@@ -95,10 +95,10 @@ absl::Status ReadBody(const Front& front, Call* call) {
   return absl::OkStatus();
 }
 
-// Returns the route of a request. Unless the route is open, sets the call's
-// caller from the API key, and may_delete and may_sample if the request can end
-// a session. Then clears the key and the Authorization header. After an error,
-// the call is not to be used.
+// Returns the route of a request. Unless the route is open, sets call->caller
+// from the API key. If the request can end a session, also sets may_delete and
+// may_sample. Then clears the key and the Authorization header. If Judge
+// returns an error, `call` must not be used.
 absl::StatusOr<const Route*> Judge(const Front& front, Call* call) {
   WEFT_ASSIGN_OR_RETURN(const Route* const route, FindRoute(call));
   if (!route->open) {

@@ -2,7 +2,7 @@
 // sampling client samples from.
 //
 // A sampling session that is made from a model has a snapshot of the model's
-// weights. A model keeps the kMaxSnapshots snapshots that were used last. A
+// weights. A model keeps the kMaxSnapshots most recently used snapshots. A
 // sampling session that is made from a checkpoint uses an adapter that the
 // front loads from the checkpoint (loaded_adapters.h).
 // Threads: the front's thread; until it runs, the thread that starts it.

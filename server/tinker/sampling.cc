@@ -22,7 +22,7 @@ namespace {
 constexpr int64_t kSampleBytes = 1024;
 
 // Returns the sampling session that the body names. If the body names none,
-// returns one for the base model that serves only this request.
+// returns a temporary session of the base model for this request only.
 absl::StatusOr<Sampler> ReadSampler(Front& front, const Call& call) {
   WEFT_ASSIGN_OR_RETURN(const std::string id,
                         StringOr(call.body, "sampling_session_id", ""));
@@ -69,8 +69,8 @@ absl::Status StartSample(Front& front, const std::string& owner,
 }
 
 // Returns the last part of the future's id: the request's `seq_id`. If the
-// request has no `seq_id` or no sampling session, returns a random id, because
-// it cannot repeat another request.
+// request has no `seq_id` or no sampling session, it cannot be a repeat of an
+// earlier request. So it gets a random id.
 absl::StatusOr<std::string> NumberOf(const Call& call, const Sampler& sampler) {
   if (sampler.session.empty() || Find(call.body, "seq_id") == nullptr) {
     return NewId();

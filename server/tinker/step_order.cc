@@ -47,8 +47,8 @@ void AdvanceLater(Front& front, Model& model) {
   });
 }
 
-// A step has failed with `status`. Returns true if the engine still waits for
-// the step's number. kStepDonePayload, ALREADY_EXISTS and OUT_OF_RANGE mean
+// Returns true if the engine still waits for the number of a step that has
+// failed with `status`. kStepDonePayload, ALREADY_EXISTS and OUT_OF_RANGE mean
 // that the engine already has the number. After NOT_FOUND (the adapter is gone)
 // and UNAVAILABLE (the server stops), nothing waits for the number.
 bool LeavesGap(const absl::Status& status) {
@@ -75,9 +75,9 @@ void Leave(Front& front, Model& model, int64_t seq) {
             });
 }
 
-// Cancels the running step with the highest number, if this number is above
-// `seq` and the step is not cancelled yet. The engine's queue may be full of
-// steps that wait for step `seq`.
+// Makes room for step `seq` in the engine's queue, which may be full of steps
+// that wait for `seq`. Cancels the running step with the highest number, if
+// this number is above `seq` and the step is not cancelled yet.
 void MakeRoom(StepLine& line, int64_t seq) {
   const auto last = line.running.rbegin();
   if (last == line.running.rend() || last->first <= seq || last->second.again) {
@@ -262,7 +262,8 @@ void NoteLoad(Front& front, Model& model, int64_t seq, uint64_t last_step,
     model.offsets.emplace_back(seq + 1, static_cast<int64_t>(last_step) - seq);
   }
   // Only the latest load and the steps after it can still run (LatestLoad). The
-  // last two pairs map their sequence numbers to the adapter's steps.
+  // last pair maps the numbers of the steps after the load. The pair before it
+  // maps the load's own number.
   if (model.offsets.size() > 2) model.offsets.erase(model.offsets.begin());
   model.begun_load = 0;
   KeepModel(front, model, done);

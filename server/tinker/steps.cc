@@ -148,7 +148,7 @@ absl::Status PromiseStep(Front& front, const CallPtr& call,
   if (!Open(front, call, id, respond)) return absl::OkStatus();
   auto reserved = front.waiting->Reserve(
       call->owner(), static_cast<int64_t>(call->http.body.size()) + kStepBytes);
-  // The budget never refuses the step that all later steps wait for.
+  // If the budget is full, accepts only the step that all later steps wait for.
   if (!reserved.ok() && seq != model->line.next) {
     front.futures.Drop(id.ToString());
     return TooMuchWaits();

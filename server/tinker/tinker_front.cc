@@ -28,8 +28,8 @@ constexpr absl::Duration kOrphanInterval = absl::Seconds(2);
 
 HttpLimits LimitsOf(const ServerOptions& options) {
   HttpLimits limits;
-  // Two owners can each have a request of the largest size in memory
-  // (body_budget.h).
+  // An owner may use half of this budget (body_budget.h). So two owners can
+  // each have a request of the largest size in memory.
   limits.max_pending_bytes =
       std::max(limits.max_pending_bytes, 2 * options.max_message_bytes);
   if (options.max_connections > 0) {

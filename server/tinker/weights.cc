@@ -127,8 +127,9 @@ absl::Status StartLoad(Front& front, const CallPtr& call, const std::string& id,
     run.done(Loaded(id, load.path));
     return absl::OkStatus();
   }
-  // The first step of a new model has number 1. PlaceLine has set another
-  // number if a load had already made the adapter before a restart.
+  // The first step of a new model has sequence number 1. But if a load made the
+  // adapter before a restart, PlaceLine has set `next` by the adapter's last
+  // step.
   if (seq == 0) model->second.line.next = 1;
   v1::LoadCheckpointRequest request;
   request.set_adapter_id(model->second.adapter);

@@ -48,8 +48,9 @@ absl::StatusOr<lora::AdapterState> ReadState(const DurableFolder& folder,
                                              bool weights_only) {
   WEFT_ASSIGN_OR_RETURN(lora::PeftAdapter peft,
                         lora::ReadPeft(folder.files, shape));
-  // Compares layouts, not configs. Two different configs may describe the same
-  // matrices: one may have the experts' rank as `rank`, the other as overrides.
+  // Compares layouts, not configs, because different configs may describe the
+  // same matrices. For example, one config may give the experts' rank in
+  // `rank`, and the other may give it in `overrides`.
   if (lora::AdapterLayout(shape, peft.config).factors() !=
       lora::AdapterLayout(shape, info.config).factors()) {
     return absl::DataLossError(
@@ -289,7 +290,8 @@ absl::StatusOr<LoadedCheckpoint> AdapterIo::Load(
   absl::StatusOr<lora::AdapterState> state =
       ReadState(*folder, loaded.info, base_.shape, request.weights_only);
   if (absl::IsInvalidArgument(state.status())) {
-    // The request is good: the server has stored bad files.
+    // The error is about the files that the server has stored, not about the
+    // request.
     return absl::DataLossError(absl::StrCat("checkpoint '", request.name,
                                             "': ", state.status().message()));
   }

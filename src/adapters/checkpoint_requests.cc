@@ -1,5 +1,5 @@
-// Requests on checkpoints as files: list, delete, download and upload. No
-// adapter of the engine changes.
+// Requests that list, delete, download or upload checkpoints. They read and
+// write files only, and change no adapter of the engine.
 #include <utility>
 
 #include "src/adapters/adapter_manager.h"

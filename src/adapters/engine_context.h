@@ -30,7 +30,8 @@ struct EngineContext {
   EngineProbe& probe;
   records::Recorder& recorder;
   const journal::StateFolder* state;  // Null without --state-dir.
-  // The engine calls this function before an adapter changes or is removed.
+  // Call it before an adapter changes or is removed. A running snapshot then
+  // copies the adapter if it still needs the old state (snapshotter.h).
   std::function<void(AdapterKey)> before_change;
   Worker& io;       // Reads and writes files.
   Worker& replies;  // Runs the callbacks of clients.

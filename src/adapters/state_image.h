@@ -15,9 +15,9 @@ namespace weft::engine {
 
 // Writes the state as an image of one version (lora::AdapterImage) and returns
 // the file's name. The caller names the file in the log or passes it to
-// DropState. Without durability step, or before Recorder::Start, writes no file
-// and returns an empty name. Errors: RESOURCE_EXHAUSTED (disk full) and others
-// of journal::WriteImage.
+// DropState. If `durability` is not kStep, or before Recorder::Start, writes no
+// file and returns an empty name. Errors: RESOURCE_EXHAUSTED (disk full) and
+// others of journal::WriteImage.
 [[nodiscard]] absl::StatusOr<std::string> KeepState(
     const EngineContext& context, Durability durability,
     const lora::AdapterState& state);

@@ -117,7 +117,7 @@ struct ServerOptions {
   // for the Tinker API, 1024.
   int max_connections = 0;
   int64_t max_message_bytes = 64 << 20;  // [1 KiB, 2 GiB)
-  int64_t max_import_bytes = 2LL << 30;  // All open imports and uploads.
+  int64_t max_import_bytes = 2LL << 30;  // Sum over open imports and uploads.
   int max_data_per_request = 4096;
   int64_t max_tokens_per_request = 1 << 20;
   int max_samples = 256;

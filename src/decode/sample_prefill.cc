@@ -13,9 +13,10 @@
 namespace weft::engine {
 namespace {
 
-// A pass that may compute N tokens gathers at most N * kMaxKeysPerToken keys in
-// each layer. Only its first piece may need more. Without this limit, the last
-// pieces of many long prompts could exhaust the memory.
+// A piece gathers the keys of all tokens up to its end. So the last pieces of
+// many long prompts in one pass could exhaust the memory. A pass that may
+// compute N tokens therefore gathers at most N * kMaxKeysPerToken keys in each
+// layer, or only the keys of its first piece if these are more.
 constexpr int64_t kMaxKeysPerToken = 8;
 
 // Makes the CachePlan of one pass, row by row.
@@ -194,9 +195,10 @@ std::vector<SamplePiece> SamplePrefill::Plan() {
     if (budget == 0) break;
     if (sequence.ready()) continue;
     // Sequences take pages in order of age. Otherwise small sequences could
-    // take the pages that an older, large sequence waits for. If this sequence
-    // gets no pages, no younger sequence has pages. So the break skips no
-    // prefill that has begun.
+    // take the pages that an older, large sequence waits for. Preemption takes
+    // pages from the youngest sequence first. So if this sequence must wait, no
+    // younger sequence has pages, and the break skips no prefill that has
+    // begun.
     if (!sequence.pages.has_value() && !sequences_.TakePages(sequence)) break;
     int64_t size = std::min(budget, sequence.target() - sequence.length);
     if (size == 0) continue;  // All tokens are cached.

@@ -28,8 +28,8 @@ struct SampleJob {
   absl::Time accepted_at;
   lora::AdapterVersionPtr version;
   StopRule stop;
-  // The first draw of each sample that has not started. Empty until the prompt
-  // is prefilled.
+  // first_draws[i] is sample i's first draw, and is reset when the sample
+  // starts. The vector is empty until the prompt is prefilled.
   std::vector<std::optional<sampling::DrawResult>> first_draws;
   SampleResult result;
   int num_started = 0;
@@ -89,8 +89,8 @@ struct SampleSequence {
   [[nodiscard]] bool ready() const {
     return pages.has_value() && length == target();
   }
-  // Returns whether this is a prompt whose likeliest tokens are still to be
-  // listed.
+  // Returns whether this is a prompt that needs prompt_top_logprobs and is not
+  // prefilled yet.
   [[nodiscard]] bool lists_prompt() const {
     return sample_index == kPrompt && job->first_draws.empty() &&
            job->request->prompt_top_logprobs > 0;

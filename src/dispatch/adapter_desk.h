@@ -31,8 +31,8 @@ class AdapterDesk {
   [[nodiscard]] absl::StatusOr<AdapterPage> List(
       const ListAdaptersRequest& request) const;
   [[nodiscard]] size_t Count() const;
-  // Returns what adapters did lately and what tenants hold. Holds the lock for
-  // one adapter or tenant at a time.
+  // Returns the recent activity of the query's adapters and the load of its
+  // tenants. Holds the lock for one adapter or tenant at a time.
   [[nodiscard]] Activity Watch(const ActivityQuery& query) const;
   [[nodiscard]] std::optional<AdapterKey> KeyOf(const std::string& id) const;
   // Returns the adapter's id, for messages; empty if there is no such adapter.
@@ -80,7 +80,7 @@ class AdapterDesk {
 
   // Runs `task` when the adapter is on the device. Runs `task` at once if the
   // adapter is already there or does not exist. The task gets an error if the
-  // adapter is removed or cannot come in.
+  // adapter is removed or cannot be moved to the device.
   void WhenOnDevice(AdapterKey key, EngineTask task);
   // Runs `task` when a device slot for a new adapter is free. A task that gets
   // OK takes the slot with Add or gives it back with ReturnSlot.

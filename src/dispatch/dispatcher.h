@@ -65,8 +65,8 @@ class Dispatcher {
   // Returns the next work. Waits at most `patience` for it, then returns Idle.
   // Returns none after Stop. `active_samples` is the number of samples in
   // prefill or decode. If the previous call returned a micro-batch, step or
-  // decode iteration, the time since that call counts as this work's device
-  // time.
+  // decode iteration, the time since then counts as the device time of that
+  // previous work.
   [[nodiscard]] std::optional<Work> Next(int active_samples,
                                          absl::Duration patience);
   // Fails all work that has not ended, all queued tasks, and every task that is

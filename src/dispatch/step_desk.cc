@@ -83,8 +83,8 @@ absl::StatusOr<std::optional<CancelHandle>> StepDesk::Repeated(
   if (answer.verdict == Verdict::kNew) return std::nullopt;
   StepWork& work = *s_.steps.at(answer.work_id);
   if (std::exchange(work.cancelled, false)) {
-    // Nobody else waits for the step any more. So it ends early if this caller
-    // cancels, too.
+    // All earlier callers have cancelled. Answers and removes them, so that
+    // only this caller is left. If it cancels too, the step ends early.
     for (StepWork::Waiter& waiter : std::exchange(work.waiters, {})) {
       AnswerCancelled(std::move(waiter.done));
     }

@@ -44,10 +44,10 @@ class StepDesk {
   // cancelled the request, ends it and returns false; otherwise returns true.
   [[nodiscard]] bool FinishSlice(uint64_t id);
   // Ends a load after which the adapter has the state of step `last_step`. A
-  // new epoch begins. Its number is the one in `facts`, or a new number if that
-  // is 0. Completed steps leave the replay table. Waiting work gets a new step
-  // number if the scheduler chose the old one. Other waiting work fails if its
-  // step number is at most `last_step`.
+  // new epoch begins. Its number is facts.info.epoch, or a new number if
+  // facts.info.epoch is 0. Completed steps leave the replay table. Waiting work
+  // gets a new step number if the scheduler chose the old one. Other waiting
+  // work fails if its step number is at most `last_step`.
   void CompleteLoad(const StepTask& load, uint64_t last_step,
                     const AdapterFacts& facts);
   // Counts the micro-batch's tokens for each tenant and adapter.

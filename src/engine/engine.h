@@ -1,5 +1,4 @@
-// The engine as the server sees it: it takes requests and gives results,
-// without tensors.
+// The engine's interface for the server. Requests and results hold no tensors.
 //
 // Threads: every method may be called from any thread and never waits for the
 // device. Each `done` runs exactly once, on the engine's reply thread. But it

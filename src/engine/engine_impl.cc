@@ -210,8 +210,9 @@ absl::Status EngineImpl::Recover() {
       std::ranges::any_of(log.restores.adapters(), [&log](const auto& adapter) {
         return log.changed.contains(adapter.second.adapter_id);
       });
-  // If the log has a hole, an adapter was set aside, or names collide, the
-  // replay must end before clients may use the engine.
+  // If the log has a hole or an adapter was set aside (report.damaged), clients
+  // may use the engine only after the replay. If names collide, adapters may be
+  // loaded from checkpoints only after the replay.
   if (report.damaged || names_collide) WEFT_RETURN_IF_ERROR(recovery_.Wait());
   return LoadFromCheckpoints(log.restores);
 }
@@ -230,7 +231,7 @@ absl::Status EngineImpl::LoadFromCheckpoints(
       const bool replaying = !recovery_.ended();
       loaded = LoadNow(manager_, *adapter.restore);
       if (!loaded.ok() && replaying) {
-        // A limit may have refused the load. The replay may remove adapters.
+        // A limit may have refused the load, but the replay may make room.
         WEFT_RETURN_IF_ERROR(recovery_.Wait());
         loaded = LoadNow(manager_, *adapter.restore);
       }
@@ -239,7 +240,8 @@ absl::Status EngineImpl::LoadFromCheckpoints(
       Log(LogLevel::kWarning, "an adapter does not come back",
           {{"adapter", adapter.adapter_id}, {"reason", loaded.message()}});
     }
-    // Without a RemovedRecord, the next start tries the failed load again.
+    // A loaded adapter has a new key, so its old key is removed. A failed load
+    // keeps the old key, so that the next start tries again.
     if (!loaded.ok() && adapter.restore && !succeeded) continue;
     dispatcher_.Post([this, gone = key](const absl::Status& open) {
       if (open.ok()) recorder_.Write(records::RemovedRecord{.key = gone});

@@ -164,7 +164,8 @@ class Copy {
 
 absl::StatusOr<BackupReport> BackUp(const std::string& from,
                                     const std::string& path) {
-  // Without a "/" at its end, so that the draft lies beside the copy.
+  // Removes a "/" at the end of the path, so that `draft` is a folder beside
+  // `to` and not in it.
   const std::string to = (fs::path(path) / "").parent_path().string();
   std::error_code error;
   if (fs::exists(to, error)) {

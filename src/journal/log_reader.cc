@@ -209,8 +209,8 @@ absl::StatusOr<LogReader::Hole> LogReader::SkipDamage() {
   read_bytes_ += next->offset - segment_.offset;
   segment_.offset = next->offset;
   expected_ = next->sequence;
-  // Sets next_sequence_ here, because Next does not set it if no record
-  // follows: the next segment may be empty and the last one.
+  // Next sets next_sequence_ only when it returns a record, but the next
+  // segment may be empty.
   next_sequence_ = std::max(next_sequence_, expected_);
   return Hole{.first = first, .next = expected_};
 }

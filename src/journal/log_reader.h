@@ -94,9 +94,9 @@ class LogReader {
   [[nodiscard]] absl::StatusOr<std::optional<std::string>> ReadRecord(
       uint64_t offset, RecordHeader* header) const;
   [[nodiscard]] absl::Status EndOrDamage();
-  // The place after a bad record where reading goes on: a good record, or the
-  // end of the segment. There, `sequence` is the first sequence of the next
-  // segment.
+  // The place after a bad record where reading goes on. This is a good record,
+  // or else the end of the segment. At the end of the segment, `sequence` is
+  // the first sequence of the next segment.
   struct Found {
     uint64_t offset = 0;
     uint64_t sequence = 0;

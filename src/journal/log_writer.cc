@@ -15,7 +15,7 @@ namespace weft::journal {
 namespace {
 
 constexpr const char* kThreadName = "weft-log";
-// Limits the memory for the text into which a group's records are copied.
+// Limits the buffer into which WriteGroup copies the records of a group.
 constexpr size_t kMaxGroupBytes = 16 << 20;
 
 // Checks that the log ends just before record `sequence`, so that a segment may
@@ -28,7 +28,8 @@ absl::Status CheckLogEndsAt(const StateFolder& folder, uint64_t sequence) {
                         LogReader::Open(folder, segments.back()));
   for (bool more = true; more;) {
     const auto record = reader.Next();
-    // The start that opens the writer has already accepted the damage.
+    // Recovery has already checked the log and accepted the damage, so it is
+    // skipped here.
     if (absl::IsDataLoss(record.status())) {
       WEFT_RETURN_IF_ERROR(reader.SkipDamage().status());
       continue;
@@ -207,7 +208,8 @@ LogWriter::Work LogWriter::NextWork() const {
   const bool may_write = full_.ok() || now >= retry_at_;
   const bool at_boundary =
       !segments_.empty() && segments_.front() == durable_sequence_;
-  // A due segment begins before the next task, except while the disk is full.
+  // A due segment begins before the next task. While the disk is full, the
+  // segment waits, but tasks whose records are durable run.
   if (at_boundary && may_write) return Work::kBeginSegment;
   if (!tasks_.empty() && tasks_.front().sequence <= durable_sequence_) {
     return Work::kRunTask;

@@ -1,4 +1,5 @@
-// Keeps the files of damaged adapters that the operator gives up at a start.
+// Keeps the files of damaged adapters that the operator gives up with
+// --recover-adapter.
 #ifndef WEFT_SRC_JOURNAL_SET_ASIDE_H_
 #define WEFT_SRC_JOURNAL_SET_ASIDE_H_
 

@@ -35,8 +35,8 @@ class PrefixCache {
 
   // Returns the pages of the longest cached prefix of `tokens`; only full pages
   // count. The caller must share these pages before it allocates, evicts or
-  // drops pages. `version` always identifies the same weights while the cache
-  // exists.
+  // drops pages. A `version` must never be reused for other weights while the
+  // cache exists.
   [[nodiscard]] std::vector<PageId> Lookup(uint64_t version,
                                            absl::Span<const int32_t> tokens);
 

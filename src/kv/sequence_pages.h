@@ -16,12 +16,12 @@
 
 namespace weft::kv {
 
-// A copy of rows. The caller of ForkSequence makes this copy before it uses the
-// new sequence.
+// Tells the caller of ForkSequence to copy the first `num_rows` rows of a page
+// to another page, before it uses the new sequence.
 struct PageCopy {
   PageId from = 0;
   PageId to = 0;
-  int32_t num_rows = 0;  // The page's first rows.
+  int32_t num_rows = 0;
 
   friend bool operator==(const PageCopy&, const PageCopy&) = default;
 };

@@ -36,14 +36,15 @@ struct AdapterVersion {
   uint64_t number = 0;  // 1 for an adapter's first version, then 2, 3, ...
   WeightsId id;
   std::shared_ptr<const AdapterLayout> layout;
-  at::Tensor weights_N;  // [N] f32, the master copy. Undefined in versions of
-                         // executor/channel.h.
+  at::Tensor weights_N;  // [N] f32, the master copy. Undefined in a version
+                         // that MakeVersion (executor/channel.h) makes.
   at::Tensor compute_N;  // [N] in the dtype of the model's activations. It
                          // shares the memory of weights_N if both are f32.
 
   // StackedA, A and B return views into `flat`, which holds weights or a
   // gradient in the layout's order. StackedA returns the A matrices of all
-  // factors of the group, at least one, as one matrix [total_rank, in].
+  // factors of the group as one matrix [total_rank, in]. The group must have at
+  // least one factor.
   [[nodiscard]] at::Tensor StackedA(const at::Tensor& flat,
                                     const GroupLayout& group) const;
   // Return A [rank, in] and B [out, rank] of one factor.
@@ -90,8 +91,8 @@ struct AdapterImage {
   at::Tensor gradient_N;  // [N] f32 on the host, like the moments.
   at::Tensor moment1_N;
   at::Tensor moment2_N;
-  std::vector<VersionImage> versions;  // The latest version, then those that
-                                       // only snapshots have.
+  std::vector<VersionImage> versions;  // The latest version, then the other
+                                       // versions that snapshots use.
 
   // Returns pointers to all tensors, in a fixed order.
   [[nodiscard]] std::vector<at::Tensor*> Tensors();

@@ -5,8 +5,8 @@
 // split its inputs, a rank has some columns of A and all of B. For the
 // embedding, these columns belong to the rank's tokens. If several ranks have
 // the same element of A or B, its value is equal on all of them. The element's
-// gradient is the sum of their gradients, because each rank counts only its own
-// features. A rank has no matrices for experts of other ranks.
+// gradient is the sum of the ranks' gradients, because each rank counts only
+// its own features. A rank has no matrices for experts of other ranks.
 //
 // Legend: N parameters of the whole adapter, M of the rank's part.
 #ifndef WEFT_SRC_LORA_ADAPTER_SHARD_H_

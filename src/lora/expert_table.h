@@ -15,10 +15,10 @@ inline constexpr int64_t kMaxExpertBlocks = 65535;
 [[nodiscard]] bool FitsExpertTable(const ExpertRouting& routing);
 
 // The table describes a one-layer model whose MLP is one expert. So the caller
-// uses the sites of layer 0, and shape() is the shape of this model. Relative
-// to an expert's first matrix, the matrices of all experts of a layer have the
-// same offsets in an adapter. So a segment's addresses are those of its
-// expert's first matrix.
+// uses the sites of layer 0, and shape() is the shape of this model. In an
+// adapter's buffer, the matrices of every expert of a layer have the same
+// offsets from the expert's first matrix. So a segment has the address of its
+// expert's first matrix, and all experts of an adapter share these offsets.
 //
 // Each sum over features has one part. If the number of parts depended on the
 // number of segments, the bits of an adapter's results would depend on other

@@ -2,9 +2,9 @@
 // rounds x once for both the base product and the adapters' products. A kernel
 // adds the adapters' terms while the sums of y or dx are in registers. These
 // operands are rounded to bf16: x, dy, A, ds, and in the forward pass scale x
-// A^T and B. Sums are f32. Some products are in f32: ds = scale dy B, and the
-// gradients of A and B. In the forward pass, so are the adapters' products for
-// segments of at most 32 rows (lora_few_rows.h).
+// A^T and B. Sums are f32. These products are in f32: ds = scale dy B, the
+// gradients of A and B, and the forward products of adapters for segments of at
+// most 32 rows (lora_few_rows.h).
 //
 // Legend: as in lora_linear.h.
 #ifndef WEFT_SRC_LORA_LORA_BF16_H_

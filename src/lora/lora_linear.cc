@@ -167,8 +167,8 @@ int64_t GradientWorkspaceBytes(int64_t num_rows, const ModelShape& shape,
   const auto padded = [](int64_t x) {
     return ops::CeilDiv(x, k::LoraRankTile(x)) * k::LoraRankTile(x);
   };
-  // The largest number of elements in a part of a gradient's sum over rows, for
-  // any A or B of a layer. A part consists of whole tiles.
+  // A gradient's sum over rows is split into partial sums, called parts. This
+  // is the largest size of a part for any group, in elements of whole tiles.
   int64_t elements = 0;
   for (int g = 0; g < kGroupsPerLayer; ++g) {
     const auto modules = ModulesOf(static_cast<ProjectionGroup>(g));
@@ -183,9 +183,9 @@ int64_t GradientWorkspaceBytes(int64_t num_rows, const ModelShape& shape,
                          tiles_of_a * padded(num_modules * rank)});
   }
   elements *= k::kLoraTileFeatures;
-  // An adapter with one part needs no workspace. So the worst case has as many
-  // adapters of kLoraPartRows + 1 rows as possible. One of them also has the
-  // remaining rows.
+  // An adapter with one part needs no workspace, and kLoraPartRows + 1 rows are
+  // the fewest that have two parts. So the worst case has as many adapters with
+  // this number of rows as possible. One of them also has the remaining rows.
   const int64_t adapters = num_rows / (k::kLoraPartRows + 1);
   const int64_t parts =
       adapters == 0 ? 0 : adapters + (num_rows - adapters) / k::kLoraPartRows;

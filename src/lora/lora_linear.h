@@ -126,7 +126,8 @@ using ShrunkInputs = std::vector<at::Tensor>;
 // ops::Linear, or with groups ops::GroupedLinear, must accept x_TI with the
 // base weight.
 // Errors:  throws c10::Error.
-// Threads: any on a CPU, with a different `shrunk`; the engine thread on CUDA.
+// Threads: any on a CPU, if each call has its own `shrunk`; the engine thread
+// on CUDA.
 [[nodiscard]] at::Tensor LoraLinear(const at::Tensor& x_TI,
                                     const BaseLinear& base,
                                     const LoraPass& pass, const LoraSite& site,

@@ -14,7 +14,7 @@
 // Without LoRA of lm_head, the backward pass then needs no logits. Only the
 // backward pass knows c, which is dLoss/dlogprob divided by the temperature.
 // Let C be the sum of a row's c over its targets t. Then
-//   dh[r] = sum of (c[t] - C p[t]) D_t W_t over t - C U[r].
+//   dh[r] = (sum over t of (c[t] - C p[t]) D_t W_t) - C U[r].
 // U leaves out the targets, because for a confident prediction p is near 1, and
 // W_t - p W_t would cancel. 1 - p is computed from the log-probability instead.
 // The total is about 4 R H V FLOPs and chunk * V + R * H floats.

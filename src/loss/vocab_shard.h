@@ -6,8 +6,8 @@
 // logits. The share of rank s, which is the probability of its part, is w_s =
 // e^(lse_s - lse). A log-probability is the local log-probability plus log w_s.
 // The entropy is the sum over ranks of w_s (local entropy - log w_s). A sum
-// over the vocabulary may be weighted by p. It is the sum over ranks of w_s
-// times the rank's own sum, weighted by the local softmax.
+// over the vocabulary with the weights p is the sum over ranks of w_s times the
+// rank's own sum, which has the local softmax as its weights.
 //
 // Legend: R score rows of a chunk, E score entries, O entries whose target this
 // rank has.

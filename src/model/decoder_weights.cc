@@ -251,7 +251,7 @@ Slot TakeSlot(Slot& entries) {
 }
 
 // Draws a slot's whole matrix and keeps the rank's part. `part` has the rank's
-// entries. Only `whole` also has the experts of other ranks.
+// entries. `whole` also has the entries of other ranks' experts.
 void FillMatrix(Slot whole, Slot part, uint64_t seed, DecoderWeights& w) {
   at::Tensor& field = FieldOf(w, part.front());
   const bool is_int8 = ops::IsInt8(field);

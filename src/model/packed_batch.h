@@ -29,8 +29,8 @@ struct PackedBatch {
   // experts and K experts per token. At an entry of -1 the router chooses. If
   // the tensor is undefined, the router chooses everywhere.
   at::Tensor experts_TE;
-  // The table of a recorded decode step, for which `routing` is empty. If null,
-  // the pass makes a table from `routing`.
+  // Set for a decode step that a CUDA graph records; `routing` is then empty.
+  // If null, the pass makes a table from `routing`.
   lora::RoutingTablePtr table;
 };
 
@@ -44,14 +44,15 @@ struct KvStore {
                            // Undefined if the model has no experts.
 };
 
-// The use of the cache by an evaluation pass. The pass writes the batch's keys
-// and values to slots_T. A prefill attends within the batch (`nodes`). A
+// Describes how an evaluation pass uses the cache. The pass writes the batch's
+// keys and values to slots_T. A prefill attends within the batch (`nodes`). A
 // prefill with suffixes also attends to the cached beginning of each sequence.
 // A decode pass has one row for each sequence and attends to the sequence's
 // pages.
 //
 // Example of suffixes: the last 2 of 5 tokens, and a whole prompt of 3 tokens.
-//   suffixes     {0,2,0,5} {2,3,5,3}  (ops::SuffixRows)
+//   suffixes     {0,2,0,5} {2,3,5,3}  (ops::SuffixRows: first row, number of
+//                rows, first key, number of keys)
 //   key_slots_S  the slots of the 5 tokens, then of the 3
 struct KvAccess {
   KvStore* store = nullptr;

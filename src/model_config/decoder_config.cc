@@ -129,8 +129,8 @@ absl::Status ReadActivation(JsonFields& fields, const Family& family,
       const std::string name,
       fields.StringOr(field, family.gemma ? "gelu_pytorch_tanh" : "silu"));
   WEFT_ASSIGN_OR_RETURN(config.activation, ActivationOf(field, name));
-  // Gemma's files may also have hidden_act, which transformers' Gemma does not
-  // read. So hidden_act may be "gelu".
+  // Gemma's files may also have hidden_act. transformers does not read this
+  // field for Gemma, so the value "gelu" is accepted there.
   WEFT_ASSIGN_OR_RETURN(const std::string other,
                         fields.StringOr("hidden_act", name));
   if (other != name && !(family.gemma && other == "gelu")) {

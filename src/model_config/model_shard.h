@@ -68,7 +68,7 @@ struct ModelShard {
 // REQUIRES: as for ShardOf.
 [[nodiscard]] ModelConfig LargestConfig(const ModelConfig& config, int size);
 
-// Returns the rank's parts as ranges of features.
+// Returns the rank's parts as ranges of features and of vocabulary entries.
 [[nodiscard]] lora::ShapeRanges LocalRanges(const ModelConfig& config,
                                             const parallel::Shard& shard);
 

@@ -107,13 +107,13 @@ absl::StatusOr<YarnScaling> ReadYarn(JsonFields& rope) {
   return scaling;
 }
 
-// Scales the frequencies. Keeps those that make many turns within the original
-// positions. Divides those that make few turns by the factor. Blends the
-// results for frequencies in between.
+// Keeps the frequencies that make many turns within `original_positions`
+// tokens, and divides those that make few turns by the factor. Frequencies in
+// between get a blend of both results.
 void ScaleAsYarn(const YarnScaling& scaling, double theta, int head_dim,
                  std::vector<double>& frequencies) {
   // Returns the (fractional) index of the frequency that makes `rotations`
-  // turns within the original positions.
+  // turns within `original_positions` tokens.
   const auto feature_of = [&](double rotations) {
     return head_dim *
            std::log(scaling.original_positions /
@@ -128,7 +128,7 @@ void ScaleAsYarn(const YarnScaling& scaling, double theta, int head_dim,
   }
   low = std::max(low, 0.0);
   high = std::min(high, head_dim - 1.0);
-  if (low == high) high += 0.001;  // As in transformers.
+  if (low == high) high += 0.001;  // Avoids 0 / 0, as transformers does.
   for (size_t i = 0; i < frequencies.size(); ++i) {
     const double divided =
         std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);

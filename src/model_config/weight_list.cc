@@ -143,8 +143,8 @@ class LayerList {
              WeightSlot::kSharedGate, Hidden());
   }
 
-  // Adds the experts of a model whose checkpoints have only tensors of all
-  // experts of a layer. They are transposed, and rows of gate and up alternate.
+  // Adds experts with ExpertNames::kFused: one tensor for all experts of a
+  // layer. Matrices are transposed, and rows of gate and up alternate.
   void AddFusedExperts() {
     const lora::ExpertShape& experts = config_.moe.shape;
     const std::vector<Projection> router = {

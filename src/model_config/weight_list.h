@@ -71,9 +71,9 @@ enum class StoredForm : uint8_t {
 struct StoredPlace {
   std::string name;
   std::vector<int64_t> shape;
-  // The row of the tensor at which the entry begins. With kRows, rows count
-  // over all dimensions but the last. With other forms, rows count inside the
-  // matrix of `expert`.
+  // The row of the tensor at which the entry begins. With kRows, this is a row
+  // of the tensor flattened to two dimensions. With the other forms, it is a
+  // row of the matrix of `expert`.
   int64_t first_row = 0;
   StoredForm form = StoredForm::kRows;
   int64_t expert = 0;    // The expert's number; unused with kRows.

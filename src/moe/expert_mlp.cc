@@ -155,7 +155,8 @@ ExpertMlp::InputGradients ExpertMlp::Backward(
 }
 
 LoraSite ExpertMlp::Site(ProjectionGroup group) const {
-  // A table of experts has the sites of layer 0.
+  // The table of all experts describes a one-layer model (expert_table.h), so
+  // its layer is always 0.
   if (expert_ == lora::kNoExpert) return {.layer = 0, .group = group};
   return {.layer = layer_.layer, .group = group, .expert = expert_};
 }

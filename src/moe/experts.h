@@ -70,9 +70,8 @@ struct ExpertTape {
 };
 
 // Returns y [T, H]. With several ranks, it is this rank's part of a sum over
-// ranks. On entry, `experts_TK` may be undefined, or gives experts as Route's
-// `given_TK` does. On return, it has the experts of all tokens. `tape` may be
-// null.
+// ranks. On entry, `experts_TK` is undefined or gives experts, as `given_TK` of
+// Route does. On return, it has the experts of all tokens. `tape` may be null.
 // Shapes:  x_TH [T, H] contiguous.   Errors:  throws c10::Error.
 // Threads: engine thread only.
 [[nodiscard]] at::Tensor ForwardExperts(const ExpertLayer& layer,

@@ -1,6 +1,6 @@
-// Computes experts of few rows on a CPU, as in decoding. The kernels run on raw
-// memory, because tensors for every expert would cost much time compared to
-// reading the expert's weights.
+// Computes experts that have few rows each, as in decoding, on a CPU. The
+// kernels run on raw memory, because making tensors for every expert would take
+// much time compared to reading the expert's weights.
 //
 // Legend: as in experts.h; N rows of all experts, n of one.
 #ifndef WEFT_SRC_MOE_FEW_ROWS_H_

@@ -28,8 +28,7 @@ struct RouterWeights {
 };
 
 // Routes the tokens. Breaks ties as torch.topk does. If `given_TK` is defined,
-// each of its experts that is not negative replaces the chosen one in the same
-// place.
+// each of its entries >= 0 replaces the chosen expert at the same place.
 // Shapes:  x_TH [T, H], router_EH [E, H], bias_E [E], given_TK [T, K] i64 or
 //          undefined.
 // Errors:  throws c10::Error.   Threads: engine thread only.

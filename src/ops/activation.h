@@ -6,8 +6,8 @@ namespace weft::ops {
 
 // kSilu is x sigmoid(x). kGeluTanh is the tanh form of GELU: x (1 + tanh(sqrt(2
 // / pi) (x + 0.044715 x^3))) / 2. kClampedSilu (gpt-oss) is g sigmoid(1.702 g),
-// where g = min(x, 7). It is multiplied by clamp(up, -7, 7) + 1 instead of by
-// the up projection.
+// where g = min(x, 7). The layer multiplies kSilu and kGeluTanh by `up`, the
+// up projection, and kClampedSilu by clamp(up, -7, 7) + 1.
 enum class Activation { kSilu, kGeluTanh, kClampedSilu };
 
 inline constexpr double kClampedSiluLimit = 7;

@@ -71,8 +71,9 @@ void Bf16Multiplier::MultiplyRows(const Bf16KernelTable& kernels, const Rows& x,
     kernels.multiply_panel(all);
     return;
   }
-  // The kernel needs the two inputs of a pair to be adjacent. In a transposed
-  // view they are not, so the rows are packed as a panel, where they are.
+  // The kernel reads inputs in pairs, and the two inputs of a pair must be
+  // adjacent in memory. In a transposed view they are not. So this code packs
+  // the rows as a panel, which stores pairs.
   for (int64_t row = 0; row < all.num_rows; row += kBf16PanelOutputs) {
     Bf16PanelProduct part = all;
     part.num_rows = std::min(kBf16PanelOutputs, all.num_rows - row);

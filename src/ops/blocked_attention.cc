@@ -23,8 +23,8 @@ constexpr int64_t kBlocksPerLane = 4;
 // The number of multiplications q[c] * k[c] that is worth waking a thread.
 constexpr int64_t kProductsPerThread = 1 << 20;
 
-// Some blocks, which one thread computes in order for one key head. In the
-// backward pass, they are the blocks of one lane of a tree.
+// Blocks that one thread computes in order, for one key head. In the backward
+// pass, they are the blocks of one lane of a tree.
 struct LaneTask {
   std::vector<const AttentionBlock*> blocks;
   int64_t lane = 0;

@@ -47,7 +47,7 @@ void CopyOnHost(const std::byte* from, int64_t bytes, std::byte* to) {
   });
 }
 
-// Copies at least one byte from the device.
+// Copies from the device. REQUIRES: bytes > 0.
 void Download(const std::byte* from, int64_t bytes, std::byte* to) {
   const int64_t num_pieces = CeilDiv(bytes, kBulkPieceBytes);
   const auto queue = [&](const Piece& piece) {

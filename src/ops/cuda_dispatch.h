@@ -5,9 +5,9 @@
 //   if constexpr (kHasCudaKernels) {
 //     if (HasCudaKernel(x)) return cuda::RmsNorm(x, weight, eps, y);
 //   }
-// A function without a comment does what the op of its name does on CUDA. The
-// callers check the arguments (check_argument.h), and the functions pass raw
-// pointers to a kernel. The functions throw c10::Error, also if a launch fails.
+// A function without a comment is the CUDA implementation of the op of the same
+// name. The callers check the arguments (check_argument.h), and the functions
+// pass raw pointers to a kernel. They throw c10::Error, also if a launch fails.
 // A function that waits for the device says so in its comment.
 #ifndef WEFT_SRC_OPS_CUDA_DISPATCH_H_
 #define WEFT_SRC_OPS_CUDA_DISPATCH_H_
@@ -47,8 +47,8 @@ namespace cuda {
 // Waits until the device has done all work on CurrentStream().
 void WaitForStream();
 // Queue a copy of `bytes` bytes on CurrentStream(): from the device to pinned
-// host memory, and from pinned host memory to the device. The host memory stays
-// allocated and unchanged until the device has made the copy.
+// host memory, and from pinned host memory to the device. Until the device has
+// made the copy, the caller neither frees nor writes the host memory.
 void QueueDownload(const void* from, int64_t bytes, void* to);
 void QueueUpload(const void* from, int64_t bytes, void* to);
 // Copies the first tensor of each pair, on the device, to the second tensor, in

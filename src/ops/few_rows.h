@@ -1,5 +1,5 @@
-// Kernels of ops on raw memory, for callers that divide a product of few rows
-// among threads. These callers need no tensor for each thread's part.
+// Kernels of ops on raw memory. With them, a caller can divide a product of few
+// rows among threads without a tensor for each thread's part.
 #ifndef WEFT_SRC_OPS_FEW_ROWS_H_
 #define WEFT_SRC_OPS_FEW_ROWS_H_
 

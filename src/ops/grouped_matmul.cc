@@ -15,8 +15,8 @@ namespace {
 // LibTorch's kernel moves 16 bytes at a time: 8 elements of bf16.
 constexpr int64_t kVector = 8;
 constexpr uintptr_t kAlignment = 16;
-// In its first launch, LibTorch's grouped product has a block with a thread for
-// each group.
+// LibTorch's grouped product first launches one block with a thread for each
+// group. It refuses 1024 or more groups.
 constexpr int64_t kMaxGroups = 1023;
 
 int64_t NumGroups(const RowGroups& groups) {

@@ -12,7 +12,8 @@ namespace weft::ops {
 
 at::Tensor ToDevice(const at::Tensor& host, at::Device device) {
   if (host.device() == device) return host;
-  // LibTorch reuses pinned memory only after the stream has read it.
+  // `source` may be freed before the copy is done, because LibTorch reuses
+  // pinned memory only after the stream has read it.
   const at::Tensor source = device.is_cuda() ? host.pin_memory() : host;
   return source.to(device, /*non_blocking=*/true);
 }

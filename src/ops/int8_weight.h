@@ -50,8 +50,8 @@ using kernels::cpu::Int8RowBytes;
 
 // Computes y = x W^T + bias_O, where W is a weight of 8 bits, without widening
 // it. Sums are f32, and no number of W is rounded. A row's bits depend only on
-// that row and W. An undefined bias adds nothing. No work that is still queued
-// may write W, as for all frozen weights.
+// that row and W. An undefined bias adds nothing. The kernel may read W before
+// earlier work on the stream is done, so no queued work may write W.
 // Shapes:  x_MI [M, I] and weight [O, Int8RowBytes(I)] for which
 //          TakesInt8FewRows is true; y_MO [M, O] of f32 or bf16, which may be
 //          columns of a larger matrix.

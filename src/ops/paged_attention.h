@@ -27,7 +27,7 @@ void WriteKvPages(const at::Tensor& k_TKC, const at::Tensor& v_TKC,
 // gets zeros. Table entries of pages without visible tokens are ignored. If
 // there are sinks, exp(sinks[h]) is added to the sum of head h's softmax.
 // Shapes:  q_BHC, out_BHC [B, H, C] (out contiguous); page_table_BL [B, L] i32;
-//          lengths_B [B] i32, all on the device; sinks_H [H] f32 (f64 beside
+//          lengths_B [B] i32, all on the device; sinks_H [H] f32 (f64 if q is
 //          f64), or undefined; the others have one dtype.
 // Errors:  throws c10::Error, which names the argument.
 void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,

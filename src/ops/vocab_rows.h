@@ -16,8 +16,8 @@ struct VocabRowsInput {
   at::Tensor targets_E;      // [E] i64.
   at::Tensor temperature_R;  // [R] f32, > 0.
   double softcap = 0;        // If > 0, x becomes softcap * tanh(x / softcap).
-  // If true, the softmax that is written is 0 at the targets of the row's
-  // entries.
+  // If true, 0 is written in place of the softmax at the targets of the row's
+  // entries. See U in src/loss/fused_head.h.
   bool clear_targets = false;
 };
 

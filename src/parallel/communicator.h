@@ -1,4 +1,4 @@
-// Joins ranks to groups that compute together. A group is a process group of
+// Joins ranks into groups that compute together. A group is a process group of
 // c10d: NCCL for tensors on CUDA devices, Gloo for tensors on the CPU.
 //
 // All ranks of a group call the same operations in the same order, except that

@@ -55,7 +55,7 @@ struct ShapeRanges {
   int num_experts = 0;  // ExpertShape::count.
 };
 
-// LoraFactor::expert of a linear layer outside the experts.
+// The value of LoraFactor::expert for a linear layer outside the experts.
 inline constexpr int kNoExpert = -1;
 
 // A linear layer with LoRA, or the embedding with LoRA.

@@ -26,8 +26,9 @@ bool IsLetter(char c) {
 }
 
 // Scans an expression from left to right for syntax that Python and RE2 read
-// differently. Next, Escape, Class, Repetition and Group consume the beginning
-// of text_. They return the problem, or an empty string if there is none.
+// differently. The methods Escape, Class, Repetition, Group and Next consume
+// the beginning of text_. They return the problem, or an empty string if there
+// is none.
 class Scanner {
  public:
   explicit Scanner(absl::string_view text) : text_(text) {}

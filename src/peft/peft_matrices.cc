@@ -142,8 +142,8 @@ bool IsExpert(const LoraFactor& factor, const ExpertShape& experts) {
 }
 
 // Returns whether a fused B [out, R E], with alternating rows of gate and up,
-// has ExpertForm::kHalves. In this form B is zero in rows of gate for the
-// second half of R, and in rows of up for the first half.
+// has ExpertForm::kHalves. In this form rows of gate are zero in the second
+// half of B's columns, and rows of up are zero in the first half.
 bool HasHalves(absl::Span<const float> b, int64_t columns) {
   for (size_t i = 0; i < b.size(); ++i) {
     const int64_t row = static_cast<int64_t>(i) / columns;

@@ -7,12 +7,14 @@
 // parameter [E, out, in] of all E experts, with LoRA rank R:
 //   A [E R, in]   expert by expert
 //   B [out, R E]  with the experts innermost
-// Gate and up are one parameter, so they share A. Gate has the first half of
-// B's rows and up the second half. With ExpertNames::kFused, rows of gate and
-// up alternate. B may be zero in rows of gate for the second half of R, and in
-// rows of up for the first half. Then gate and up each have an A and a B of
-// their own, with LoRA rank R / 2. Weft writes this form for
-// ExpertNames::kFused.
+// Gate and up are one parameter, so they share A. With ExpertNames::kFused,
+// rows of gate and up alternate in B. Otherwise gate has the first half of B's
+// rows and up the second half.
+//
+// With ExpertNames::kFused, gate and up may still have an A and a B of their
+// own, each with LoRA rank R / 2 (ExpertForm::kHalves). Gate then uses the
+// first half of R: B's other columns are zero in rows of gate. Up uses the
+// second half in the same way. Weft writes this form for ExpertNames::kFused.
 #ifndef WEFT_SRC_PEFT_PEFT_MATRICES_H_
 #define WEFT_SRC_PEFT_PEFT_MATRICES_H_
 

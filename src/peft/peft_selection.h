@@ -35,8 +35,8 @@ namespace weft::lora {
     const PeftJson& root, const ModelShape& shape,
     const std::vector<LoraFactor>& sites);
 
-// Returns the path of the parameter of all experts that contains the site, such
-// as "model.layers.0.mlp.experts.gate_up_proj".
+// Returns the path of the fused parameter that contains the site, such as
+// "model.layers.0.mlp.experts.gate_up_proj".
 [[nodiscard]] std::string FusedPath(const LoraFactor& site);
 
 // Returns, for every site, whether the file selects it as a module. If the file

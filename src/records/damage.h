@@ -2,10 +2,10 @@
 // the log or image files are damaged.
 //
 // A lost record cannot show which adapter it changed. But each later record has
-// the sequence number of its adapter's previous record, and some later records
-// have this number for all adapters (Trail in record.h). An adapter counts as
-// damaged if such a number belongs to a lost record, or if no readable record
-// after the damage has the adapter's number.
+// a mark: the sequence number of its adapter's previous record. Some later
+// records have the marks of all adapters (Trail in record.h). An adapter counts
+// as damaged if one of its marks names a lost record, or if no readable record
+// after the damage has a mark of the adapter.
 #ifndef WEFT_SRC_RECORDS_DAMAGE_H_
 #define WEFT_SRC_RECORDS_DAMAGE_H_
 

@@ -108,9 +108,9 @@ class Recorder {
   // Runs `task` when all earlier records are on disk. Tasks run in order, on
   // the log's thread. Before Start, runs `task` at once on the caller's thread.
   void WhenDurable(std::function<void()> task);
-  // Returns RESOURCE_EXHAUSTED while the disk is full or has less room than the
-  // reserve, or while too many bytes wait for the disk. The server then refuses
-  // new work.
+  // Returns RESOURCE_EXHAUSTED while the disk is full or has less room than
+  // disk_reserve_bytes, or while too many bytes wait for the disk. The server
+  // then refuses new work.
   [[nodiscard]] absl::Status CheckRoom() const;
   // Returns UNAVAILABLE after a final error of the log, which then takes no
   // more records.

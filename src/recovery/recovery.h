@@ -8,16 +8,16 @@
 // clients never change the same adapter.
 //
 // If the start finds damaged adapters, it fails and names them
-// (records/damage.h). The operator may give these adapters up. The next start
-// then leaves them out, sets their files aside, and runs their micro-batches
-// without them. So results of other adapters in these micro-batches may differ
-// in the last bits.
+// (records/damage.h). The operator may give these adapters up with
+// --recover-adapter. The next start then leaves them out, sets their files
+// aside, and runs their micro-batches without them. So results of other
+// adapters in these micro-batches may differ in the last bits.
 //
-// Recovery fails if a step that succeeded before now fails, or if a step that
-// failed now succeeds. Results may have other bits with another build,
-// processor or settings, or if CUDA kernels are not deterministic. If the
-// result of an optimizer step differs from the log, recovery logs a warning,
-// and RecoveryReport counts the step.
+// Recovery fails if a step succeeded in the log but fails in the replay, or
+// failed in the log but succeeds in the replay. The bits of a result may differ
+// from the log with another build, processor or settings, or if CUDA kernels
+// are not deterministic. If the result of an optimizer step differs, recovery
+// logs a warning, and RecoveryReport counts the step.
 #ifndef WEFT_SRC_RECOVERY_RECOVERY_H_
 #define WEFT_SRC_RECOVERY_RECOVERY_H_
 

@@ -102,8 +102,8 @@ void Snapshotter::RunToEnd() {
 
 void Snapshotter::GoOn() {
   if (phase_ == Phase::kIdle) {
-    // FinishSlices makes sure that the snapshot does not divide a request's
-    // slices.
+    // While a training request is between slices, FinishSlices returns true
+    // and lets no other step start. So a snapshot never divides a request.
     if (IsDue() && !context_.dispatcher.recovery().FinishSlices()) Begin();
     return;
   }

@@ -112,8 +112,8 @@ struct AdapterInfo {
   absl::Time last_used_at;
 };
 
-// Asks for the first `size` adapters, in the order of ids, after the id
-// `after`.
+// Asks for the first `size` adapters whose ids come after `after`, in the order
+// of ids. `after` begins with `prefix`.
 struct ListAdaptersRequest {
   size_t size = 100;
   std::string after;

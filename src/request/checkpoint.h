@@ -60,7 +60,9 @@ struct SaveCheckpointRequest {
   CheckpointKind kind = CheckpointKind::kTrain;
   CheckpointMetadata metadata;
   uint64_t ttl_seconds = 0;  // From the save to the expiry; 0: no expiry.
-  uint64_t keep_newest = 0;  // 0: deletes no older checkpoint.
+  // The save then deletes the adapter's oldest checkpoints of the same kind, so
+  // that this many remain. 0: deletes none.
+  uint64_t keep_newest = 0;
   absl::Time deadline = absl::InfiniteFuture();
 };
 

@@ -35,7 +35,7 @@ struct EngineInfo {
   int64_t max_queue_tokens_per_tenant = 0;
   uint64_t reorder_window = 0;    // How far ahead a step number may be.
   uint64_t replay_window = 0;     // Latest steps whose replies are kept.
-  bool has_byte_decoder = false;  // True if byte_strings work.
+  bool has_byte_decoder = false;  // True if StopRule::byte_strings work.
 };
 
 }  // namespace weft

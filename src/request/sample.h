@@ -15,7 +15,7 @@ namespace weft {
 // The conditions that end a sample before max_tokens. The matching tokens stay
 // in the output.
 struct StopRule {
-  bool ignore_eos = false;  // If true, end-of-sequence tokens end nothing.
+  bool ignore_eos = false;  // If true, EOS tokens do not end a sample.
   std::vector<int32_t> token_ids;
   std::vector<std::vector<int32_t>> token_sequences;
   std::vector<std::string> byte_strings;

@@ -25,8 +25,8 @@ std::vector<double> StepBuckets() { return ExponentialBuckets(0.001, 2, 18); }
 
 std::vector<double> TokenBuckets() { return ExponentialBuckets(1, 2, 17); }
 
-// Returns the buckets of an expert's load. The first one counts experts without
-// rows.
+// Returns the buckets of an expert's load: its rows, divided by the mean rows
+// of all experts. The first bucket counts experts without rows.
 std::vector<double> LoadBuckets() {
   return {0, 0.25, 0.5, 1, 1.5, 2, 4, 8, 16};
 }

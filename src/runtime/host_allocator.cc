@@ -22,7 +22,8 @@ constexpr bool kHasAddressSanitizer = false;
 #endif
 
 constexpr size_t kHugePage = size_t{2} << 20;
-constexpr size_t kGranule = size_t{64} << 10;  // Block sizes are multiples.
+// The size of every block is a multiple of this.
+constexpr size_t kGranule = size_t{64} << 10;
 
 size_t RoundUp(size_t bytes, size_t unit) {
   return (bytes + unit - 1) / unit * unit;

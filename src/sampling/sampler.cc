@@ -57,8 +57,7 @@ double TotalWeight(const Distribution& distribution) {
   return total;
 }
 
-// The largest logit, and the first token of the first block that has this
-// logit.
+// The largest logit, and the start of the first block that contains it.
 struct Best {
   float logit = -std::numeric_limits<float>::infinity();
   size_t block = 0;

@@ -35,12 +35,12 @@ struct DrawResult {
 // Draws a token by the inverse of the cumulative distribution. `uniform` is the
 // random number, in [0, 1).
 //
-// Without filters, tokens are summed in the order of their ids. With top_k or
-// top_p, they are first sorted: by logit, highest first, and on a tie by id,
-// lowest first. top_k keeps the first k tokens of the sorted order. top_p keeps
-// the shortest prefix of these tokens, at least one, whose share of the
-// remaining probability reaches top_p. The draw sums the kept tokens in the
-// sorted order.
+// Without filters, probabilities are summed in the order of token ids. With
+// top_k or top_p, the tokens are first sorted: by logit, highest first, and on
+// a tie by id, lowest first. top_k keeps the first k tokens of the sorted
+// order. Then top_p keeps the shortest prefix of these tokens, at least one,
+// that has at least the share top_p of their total probability. The draw sums
+// the probabilities of the kept tokens in the sorted order.
 //
 // A token with logit -inf is never drawn. Temperature 0 ignores `uniform` and
 // the filters. The result has min(top_logprobs, V) top_logprobs in the sorted

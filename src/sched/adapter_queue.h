@@ -63,8 +63,8 @@ class AdapterQueue {
                uint64_t reorder_window);
 
   // Returns the step number that `item` would get, or 0 if it gets none.
-  // Errors: ALREADY_EXISTS (the number is waiting, running, or applied ahead of
-  // a gap), FAILED_PRECONDITION (the number is in the past or beyond the
+  // Errors: ALREADY_EXISTS (the number waits, runs, or was applied before a
+  // lower number), FAILED_PRECONDITION (the number is in the past or beyond the
   // reorder window).
   [[nodiscard]] absl::StatusOr<uint64_t> NumberFor(const WorkItem& item) const;
 

@@ -7,8 +7,8 @@
 // queue still accepts work that keeps its tenant within this share. So a tenant
 // within its share is never refused because of other tenants. A tenant with
 // nothing waiting may queue one request of any size, because a big request
-// could never run otherwise. So the queue may exceed its limits while several
-// tenants wait. Threads: not thread-safe.
+// could never run otherwise. These two rules let the queue exceed its limits.
+// Threads: not thread-safe.
 #ifndef WEFT_SRC_SCHED_QUEUE_ROOM_H_
 #define WEFT_SRC_SCHED_QUEUE_ROOM_H_
 

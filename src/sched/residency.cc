@@ -229,7 +229,7 @@ std::optional<SlotWaiter> Residency::Finished(const Move& move, bool ok) {
     return std::nullopt;
   }
   if (move.to == Location::kDevice) return SlotWaiter{.adapter = move.adapter};
-  // The adapter is still on the device, so it waits for no slot.
+  // The adapter stays on the device, so it no longer waits for a slot.
   if (move.from == Location::kDevice) DropWaiter(move.adapter);
   // A second move would probably fail too, so the first waiter gets an error.
   // Like BringIn, passes over adapters that still move away.

@@ -2,8 +2,8 @@
 // adapters than device slots.
 //
 // Which adapter comes in: slots are given in the order in which they were asked
-// for. An adapter asks when it has work. A new adapter does not exist yet, so a
-// ticket asks for its slot.
+// for. An adapter asks when it has work. A new adapter does not exist yet, so
+// the caller asks for its slot with a number, its ticket (WantSlot).
 //
 // Which adapter leaves: the least recently used one without work that could
 // run. If all adapters have such work, the least recently used one that was

@@ -78,7 +78,7 @@ class Scheduler {
   // waiting work.
   AdapterQueue::StepChange SetLastStep(AdapterKey adapter, uint64_t last_step);
 
-  // Returns the last applied step before a gap; none for an unknown adapter.
+  // Returns the last applied step with no gap below; none if no such adapter.
   [[nodiscard]] std::optional<uint64_t> LastStep(AdapterKey adapter) const;
 
   // Sets whether the adapter is held. Work of a held adapter does not start.
@@ -98,8 +98,8 @@ class Scheduler {
 
   // Queues work. Returns its step number; 0 if it has none. An error changes
   // nothing. Errors: NOT_FOUND (adapter), ALREADY_EXISTS (number waits, runs,
-  // or was applied ahead of a gap), FAILED_PRECONDITION (number is in the past
-  // or beyond the reorder window; names the expected one), RESOURCE_EXHAUSTED,
+  // or was applied before a lower one), FAILED_PRECONDITION (number is past or
+  // beyond the reorder window; names the expected one), RESOURCE_EXHAUSTED,
   // DEADLINE_EXCEEDED, INVALID_ARGUMENT (malformed item, id in use).
   absl::StatusOr<uint64_t> Enqueue(WorkItem item, absl::Time now);
 
@@ -137,7 +137,7 @@ class Scheduler {
 
   // Returns the number of requests of this kind that have not started.
   [[nodiscard]] int64_t QueueDepth(WorkKind kind) const;
-  [[nodiscard]] const QueueRoom& room() const { return room_; }  // By tenant.
+  [[nodiscard]] const QueueRoom& room() const { return room_; }
   [[nodiscard]] const BatchWindow& batch_window() const { return window_; }
   [[nodiscard]] const std::string& TenantOf(AdapterKey adapter) const;
 

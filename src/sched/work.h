@@ -14,7 +14,7 @@ namespace weft::sched {
 
 // kTrain (ForwardBackward, Forward) may share micro-batches with other kTrain.
 // kOptim and kAdapterOp are barriers: no other step of their adapter runs at
-// the same time. kSample is admitted to decoding.
+// the same time. kSample waits for decoding (Scheduler::TakeSamples).
 enum class WorkKind : uint8_t { kTrain, kOptim, kAdapterOp, kSample };
 inline constexpr int kNumWorkKinds = 4;
 

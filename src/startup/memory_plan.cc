@@ -108,8 +108,8 @@ int64_t LargestAdapterBytes(const ModelSizes& sizes, int max_rank) {
   const lora::AdapterLayout layout(shape, shared.ok() ? *shared : config);
   int64_t bytes = kMasterCopies * kFloatBytes;
   if (sizes.element_bytes < kFloatBytes) bytes += sizes.element_bytes;
-  // If several ranks share each layer, rank 0 also has its own parts of the
-  // copy and of the gradient. Counts each part as if it were whole.
+  // If several ranks share each layer, rank 0 holds the whole adapter, and also
+  // a copy and a gradient of its own part. Counts the part as if it were whole.
   if (sizes.tensor_size > 1) bytes += sizes.element_bytes + kFloatBytes;
   return bytes * layout.num_parameters();
 }

@@ -48,8 +48,8 @@ struct ModelSizes {
 // rank `max_rank` on every module (expert_rank.h for experts). The bytes
 // include the weights in f32, their copy in the model's dtype if the dtype is
 // not f32, the gradient, scratch and two moments. If several ranks share each
-// layer, rank 0 also has its own parts of a copy and of the gradient. Counts
-// each part as if it were whole.
+// layer, rank 0 holds the whole adapter, and also a copy and a gradient of its
+// own part. Counts the part as if it were whole.
 [[nodiscard]] int64_t LargestAdapterBytes(const ModelSizes& sizes,
                                           int max_rank);
 

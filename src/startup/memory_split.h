@@ -80,14 +80,14 @@ struct MemorySplit {
 // Divides needs.available. First each part gets its minimum: one adapter, the
 // cache of one longest sequence, the shortest micro-batch, and the reserve. If
 // the operator sets the size of the cache or of the activations, the part gets
-// this size and no more. The reserve is for libraries' workspaces, parts of
-// weights in a wider dtype, further versions of adapters and fragmentation. The
-// rest goes, in this order, to
+// this size and no more. The reserve is for libraries' workspaces, for parts of
+// weights that a product widens, for further versions of adapters and for
+// fragmentation. The rest goes, in this order, to
 //   1. the decode graphs, all or none, because they are small;
 //   2. a micro-batch of at most good_batch bytes, with few recomputed layers;
 //   3. the cache, up to usual_cache;
 //   4. a few adapters, or the number that the operator sets, so that
-//      micro-batches can mix adapters without moves;
+//      micro-batches can mix adapters without moving any to the device;
 //   5. a longer micro-batch, over kGoodBatchTokens only if it recomputes no
 //      more layers than needs.least_recomputed;
 //   6. further adapters, then the cache, then the activations.

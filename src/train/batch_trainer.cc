@@ -73,9 +73,9 @@ void BatchTrainer::FinishRequest(const dispatch::StepTask& step) {
   progress.result.step = step.step;
   const bool backward = std::get<TrainRequest>(*step.request).backward;
   StepResult result = std::move(progress.result);
-  // Records only a Forward with a step number. The log already has the batches
-  // of a step with gradients. A Forward without a step number changes nothing
-  // that must be recorded.
+  // Records the step only if it is a Forward with a step number. A step with
+  // gradients is already in the log, batch by batch. A Forward without a step
+  // number changes nothing that must be recorded.
   if (!backward && step.step > 0) context_.recorder.Done(step, result);
   context_.dispatcher.steps().Complete(step.id, std::move(result));
 }

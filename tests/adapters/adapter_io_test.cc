@@ -287,7 +287,8 @@ TEST_F(AdapterIoTest, RefusesADamagedManifest) {
   }
 }
 
-// A read could pass the end if weights and moments had different shapes.
+// The weights' shapes come from adapter_config.json, and the moments' from the
+// manifest. If they differed, a read could pass the end of a buffer.
 TEST_F(AdapterIoTest, RefusesAManifestOfAnotherAdapter) {
   Save(Uneven());
   EditConfig([](json& config) { config["overrides"] = json::array(); });
@@ -444,7 +445,8 @@ TEST_F(AdapterIoTest, DeletesWhatHasExpired) {
   io_.DeleteExpired();
   EXPECT_FALSE(std::filesystem::exists(folder_ / "a" / "over"));
   EXPECT_THAT(Names(), ::testing::UnorderedElementsAre("kept", "later"));
-  // DeleteExpired also finds a checkpoint that expires before all the others.
+  // DeleteExpired does nothing before the earliest expiry. A new checkpoint can
+  // make this time earlier.
   ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "soon", .ttl_seconds = 1}),
               IsOk());
   absl::SleepFor(absl::Milliseconds(1100));

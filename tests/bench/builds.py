@@ -142,7 +142,8 @@ class Calls:
 
     @staticmethod
     def _loss(adapter: weft.Adapter, rows: np.ndarray) -> float:
-        """A step with learning rate 0 clears the gradient and changes no weights."""
+        """Returns the summed loss. Then clears the gradient by a step with learning
+        rate 0, which changes no weights."""
         data = [weft.Datum.next_token(row) for row in rows]
         loss = float(adapter.forward_backward(data).metrics["loss:sum"])
         adapter.optim_step(learning_rate=0.0)

@@ -92,8 +92,8 @@ void ReadDeviceMemory(const at::Tensor& memory, int64_t times,
 void ReadMemory(const at::Tensor& memory, int64_t times,
                 std::vector<double>* rates) {
   if (memory.is_cuda()) return ReadDeviceMemory(memory, times, rates);
-  // One number of each cache line is enough, so that threads wait only for
-  // memory, whatever the width of their registers.
+  // Reads only one number of each cache line. So threads wait only for memory,
+  // whatever the width of their registers.
   constexpr int64_t kLineNumbers = 8;
   constexpr int64_t kAhead = 128 * kLineNumbers;
   const auto* data = memory.const_data_ptr<int64_t>();

@@ -101,8 +101,8 @@ def _shapes(config: dict[str, Any]) -> tuple[int, int, int, list[tuple[int, int]
 
 
 def _lora_rank(config: dict[str, Any], index: int, rank: int) -> int:
-    """Returns the rank of a linear layer of _shapes. The experts of a token share
-    the rank."""
+    """Returns the LoRA rank of the linear layer `index` of _shapes. The rank of an
+    expert is `rank` divided by the number of experts per token, but at least 1."""
     if index < ATTENTION_LAYERS:
         return rank
     return max(1, rank // int(config.get("num_experts_per_tok", 1)))

@@ -1,6 +1,7 @@
 """Times the products of many experts' rows with the experts' weights, on a CPU in f32.
-Compares the way of Weft's mixture with LibTorch's grouped product and with one product
-after another. All sides run in turns in one process.
+Each thread of Weft computes whole experts, as in its mixture layers. The peers are
+LibTorch's grouped product, and a loop that computes one expert after another. All sides
+run in turns in one process.
 
 The results must be equal up to rounding before the times count.
 """

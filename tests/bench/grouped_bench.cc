@@ -1,5 +1,6 @@
-// Multiplies the rows of many experts with their weights on a CPU, as the
-// mixture does and by LibTorch's grouped product, for tests/bench/grouped.py:
+// For tests/bench/grouped.py, multiplies the rows of many experts with their
+// weights on a CPU in three ways: as src/moe does, by LibTorch's grouped
+// product, and in a loop over the experts.
 //   grouped_bench ROWS HIDDEN FEATURES EXPERTS THREADS REPS
 // Rows are dealt to the experts at random. All sides compute the same products
 // in f32, in turns. Prints one JSON line with the seconds of each repetition,

@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> int:
 
 def measure(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     state = work / "state"
-    # Prevents snapshots before the stop of the daemon, which writes one.
+    # Prevents snapshots while the daemon runs. It writes one when it stops.
     flags = ["--state-dir", str(state), "--snapshot-replay-seconds", "86400"]
     flags += ["--log-format", "json"]
     if options.shape:

@@ -28,7 +28,7 @@ import weft
 
 FLOODING = 4
 DEPTH = 4  # The most requests that one client has in flight.
-# The most micro-batches that the first token may wait for, on top of its time alone.
+# The first token may take as long as without training, plus this many micro-batches.
 MOST_BATCHES = 1.5
 MOST_UNEVEN = 0.1
 

@@ -7,8 +7,8 @@ must draw the same tokens. Tokens that are drawn in bf16 must be the likeliest f
 transformers too, up to rounding.
 
 On shared machines the rate of memory changes by the minute. On a CPU, one sequence
-is therefore drawn many times, each time between two readings of the rate, and the
-median of the fractions counts.
+is therefore drawn many times, each time between two measurements of the rate. Each
+draw reaches a fraction of that rate, and the median of these fractions counts.
 """
 
 from __future__ import annotations

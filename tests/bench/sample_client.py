@@ -46,9 +46,9 @@ class SampleClient:
     def measure(
         self, reading_seconds: Callable[[], float] | None, *, groups: bool
     ) -> dict[str, Any]:
-        """Returns seconds by the name of the call, tokens by batch, and `pairs`,
-        which compare a token of one sequence with reading its bytes. With `groups`
-        also times mixed adapters and samples of one prompt."""
+        """Returns `seconds` by the name of the call, `tokens` by batch, and `pairs`
+        (see _pairs), which is empty without `reading_seconds`. With `groups`, also
+        times mixed adapters and samples of one prompt."""
         options, seconds, tokens = self._options, {}, {}
         for batch in options.batches:
             calls = [(self._client, row) for row in self._prompts[:batch]]
@@ -72,8 +72,9 @@ class SampleClient:
         }
 
     def _pairs(self, reading_seconds: Callable[[], float]) -> list[Points]:
-        """Returns the seconds of a token of one sequence, paired with the seconds
-        that reading alone took directly before and after."""
+        """Draws one sequence PAIRS times. `token` is the seconds of one token.
+        `reading` is the seconds that reading a token's bytes took, as the mean of a
+        measurement directly before and one directly after."""
         calls = [(self._client, self._prompts[0])]
         pairs = []
         before = reading_seconds()
@@ -97,7 +98,8 @@ class SampleClient:
         return min(self._timed(calls, tokens) for _ in range(self._options.reps))
 
     def _timed(self, calls: list[tuple[Any, np.ndarray]], tokens: int) -> float:
-        """The prompts get new first tokens each time, so that no cache has them."""
+        """Times the calls once. Gives the prompts new first tokens, so that no cache
+        has them."""
         calls = [(source, self._fresh(row)) for source, row in calls]
         return timing.once(lambda: self._draw(calls, tokens))
 
@@ -120,9 +122,9 @@ class SampleClient:
         return list(self._pool.map(one, calls))
 
     def _time_group(self) -> tuple[float, float]:
-        """Times samples of one long prompt, and samples of as many different
-        prompts of the same length, which no prefix cache can share. Returns the
-        least time of several calls, after one of each that warms up."""
+        """Returns two times: of GROUP_SIZE samples of one long prompt, and of one
+        sample of each of GROUP_SIZE prompts of this length, which share no prefix.
+        Each is the least of several repetitions. One more repetition warms up."""
         tokens = self._options.group_tokens
         calls = [(self._client, row) for row in self._group]
         together, separate = [], []

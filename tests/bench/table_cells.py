@@ -41,7 +41,7 @@ def _seconds(value: float) -> str:
 
 
 def _apart(name: str, side: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
-    """Returns the relative difference: 1.8e-4."""
+    """Returns the relative difference as text, such as 1.8e-4."""
     value = abs(side[name] - reference[name]) / abs(reference[name])
     digits, exponent = f"{value:.1e}".split("e")
     return f"{digits}e{int(exponent)}"

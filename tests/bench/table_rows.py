@@ -42,8 +42,9 @@ class Run:
     rows: tuple[Row, ...]
 
 
-# Every step is warmed up and timed twice. ONE_ROUND times it twice in one process.
-# TWO_ROUNDS times it once in each of two processes, if a process is short.
+# Every step is timed twice, after a step that warms up. ONE_ROUND times it twice in one
+# process. TWO_ROUNDS times it once in each of two processes, for benches whose
+# processes take little time.
 ONE_ROUND = ("--rounds", "1", "--reps", "2")
 TWO_ROUNDS = ("--rounds", "2", "--reps", "1")
 

@@ -351,7 +351,8 @@ def test_log_cost(shape: tuple[str, ...], capsys: Any, tiny: tuple[str, str]) ->
     ours = result["ours"]
     for kind in ("forward_backward", "optim_step"):
         assert all(figure > 0 for figure in ours[kind].values()), ours
-    # The image has the weights and both moments of rank 16. The gradient is zero.
+    # The image has the weights and both moments of rank 16. It leaves out the gradient,
+    # which is zero.
     assert ours["snapshot"]["image_bytes"] > 3 * 4 * 16 * 1000
     assert ours["snapshot"]["seconds"] > 0
     assert all(entry["value"] > 0 for entry in result["ratio"].values())

@@ -25,7 +25,7 @@ from processes import RANK, running, scratch
 
 import weft
 
-MOST_COST = 0.10  # As a fraction of the step's time over gRPC.
+MOST_COST = 0.10  # Extra time over Tinker, as a fraction of the time over gRPC.
 MODEL = "bench"
 
 

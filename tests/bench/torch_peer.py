@@ -45,8 +45,8 @@ def measure(step: Callable[[], T], reps: int, device: str) -> tuple[dict[str, An
     """Runs one step and then times `reps` steps. Returns their seconds, the memory
     that all steps needed, torch's GEMM rate and version, and the first step's result.
     On "cuda" also returns what torch's allocator took, `extra_allocated_bytes`."""
-    # The first checkpoint of a process imports a compiler, which takes memory
-    # for code and not for activations.
+    # A process's first call of checkpoint() imports a compiler. This call does it
+    # before the memory is measured, so that the compiler's code does not count.
     checkpoint(torch.neg, torch.zeros(1), use_reentrant=False)
     memory = machine.PeakMemory(device=device)
     allocated = 0

@@ -17,7 +17,7 @@ class Pair:
     key: Path
 
     def install(self, at: Pair) -> None:
-        """Replaces the files of `at` with copies of these, one after the other."""
+        """Replaces the files of `at` with copies of this pair, one after the other."""
         for source, target in ((self.certificate, at.certificate), (self.key, at.key)):
             draft = target.with_suffix(".new")
             draft.write_bytes(source.read_bytes())

@@ -139,7 +139,7 @@ class FakeWeftd:
         self._say(do="release")
 
     def next_export(self, files: dict[str, str]) -> None:
-        """Sets the files that the next export sends, whatever their content."""
+        """Sets the files that the next export sends. The server does not check them."""
         self._say(do="export", files=files)
 
     def arrived(self) -> list[tuple[str, int]]:

@@ -88,7 +88,8 @@ def test_a_second_tenant_is_served_before_what_the_first_has_queued() -> None:
 
 def test_calls_are_repeated_while_the_server_says_so() -> None:
     """Makes more calls than the queue has room for. Holds the server until there were
-    nine attempts per call on average, although max_attempts is 2."""
+    nine attempts per call on average. max_attempts is 2, but a refusal with a retry
+    hint does not count as an attempt."""
     policy = weft.RetryPolicy(max_attempts=2, initial_delay=0.01)
     with (
         FakeWeftd("--max-queue-requests", "8") as server,

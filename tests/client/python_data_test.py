@@ -107,8 +107,8 @@ def test_an_answer_gets_no_space_before_it_that_nobody_wrote() -> None:
     example = encode.example({"prompt": "ab=", "completion": "a"})
     assert [letters[t] for t in example.tokens] == [*"\u2581ab=a", "<eos>"]
     assert example.prompt_length == 4
-    # "=b" would be one token. So the answer is encoded alone, and the prompt keeps the
-    # tokens that sampling continues.
+    # Encoded together, "=" and "b" would become the token "=b". But sampling continues
+    # the prompt's own tokens, so the answer is encoded alone.
     example = encode.example({"prompt": "a=", "completion": "b"})
     assert [letters[t] for t in example.tokens] == [*"\u2581a=\u2581b", "<eos>"]
 
@@ -239,7 +239,7 @@ def test_a_template_writes_json_as_transformers_lets_it() -> None:
 
 def test_a_template_renders_on_several_threads() -> None:
     class Slow:
-        """Lets other threads run while a template writes it."""
+        """A text that lets other threads run while a template writes the text."""
 
         def __init__(self, text: str) -> None:
             self._text = text

@@ -144,8 +144,8 @@ def test_a_cancelled_pause_ends_the_operation_at_once_and_for_good() -> None:
 
 @pytest.mark.parametrize("adapter_id", ["", "ä", "a b", "a\n", "a\x7f"])
 def test_metadata_holds_no_id_that_it_cannot(adapter_id: str) -> None:
-    """With such an id in the metadata, gRPC would refuse the call. Without it the call
-    reaches the server, which can name the wrong field."""
+    """gRPC refuses a call whose metadata contains such an id. If the metadata omits the
+    id, the call reaches the server, which can name the wrong field."""
     request = adapters_pb2.GetAdapterRequest(adapter_id=adapter_id)
     assert adapter_metadata(request) == ()
 

@@ -1,4 +1,4 @@
-"""Tests how the front for OpenAI's API makes texts of tokens."""
+"""Tests how the front for OpenAI's API decodes tokens, and how it parses requests."""
 
 from __future__ import annotations
 
@@ -188,7 +188,8 @@ def test_fields_that_change_nothing_are_taken() -> None:
     ],
 )
 def test_a_request_has_few_errors(field: Any) -> None:
-    """An error costs a thousand times the bytes of the input that causes it."""
+    """One error costs a thousand times the bytes of the bad entry that it describes. So
+    a request with many bad entries gets only a few errors."""
     with pytest.raises(ValidationError) as caught:
         CompletionRequest.model_validate({"model": "m", **field})
     assert caught.value.error_count() <= 4

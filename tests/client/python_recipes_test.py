@@ -127,8 +127,8 @@ def test_a_trained_adapter_is_taken_up_only_where_asked(
     assert main([*command, "--steps", "5"]) == 1
     assert "2 steps: give --resume" in capsys.readouterr().err
     assert main([*command, "--steps", "3", "--resume"]) == 0
-    # Deletes the adapter and the first run's checkpoint. The adapter comes back from
-    # the checkpoint of step 3.
+    # Deletes the adapter, and step-5 of the first run, which would be the last
+    # checkpoint. So the next run continues from step-3.
     client.adapter("a").delete()
     client.delete_checkpoint("a", "step-5")
     assert main([*command, "--steps", "5", "--resume"]) == 0

@@ -99,8 +99,8 @@ def test_what_is_done_is_not_done_again(
     number = client.adapter("a").info().last_step
     for _ in range(2):
         sent.clear()
-        # The log has the number of the last step. Nothing has the number of the save
-        # whose checkpoint was deleted.
+        # In the first round, the adapter's last step is the save of the deleted
+        # checkpoint. Neither the log nor a checkpoint has the number of this step.
         assert run(2, "--resume") == 0
         assert not learnt(sent)
     assert names(client) >= {"step-2"} and number > 0

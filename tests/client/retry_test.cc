@@ -40,8 +40,8 @@ TEST(NextDelayTest, WaitsAsLongAsTheServerSays) {
             std::nullopt);
 }
 
-// A refusal with a hint counts as no attempt. So only the deadline ends the
-// call, except that max_attempts 1 permits no retry.
+// A refusal with a hint does not count as an attempt, so only the deadline ends
+// the retries. But max_attempts 1 permits no retry at all.
 TEST(NextDelayTest, CountsNoAttemptThatWasHinted) {
   RetryPolicy policy = Policy();
   const Failure hinted{absl::UnavailableError(""), absl::Seconds(2)};

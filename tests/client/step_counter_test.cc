@@ -67,7 +67,8 @@ TEST(StepCounterTest, AStepHasTheEpochOfItsNumber) {
   EXPECT_EQ(first.epoch, 7);
   absl::Status stale = absl::FailedPreconditionError("ended");
   stale.SetPayload(kStaleEpochPayload, {});
-  // The refused step's number stays free, in the counter's own epoch.
+  // The step did not run, so its number is free again. The counter keeps its
+  // epoch until Reset.
   EXPECT_EQ(counter.Finish(first.step, OutcomeOfTrainingStep(stale), stale),
             stale);
   EXPECT_EQ(counter.Take()->epoch, 7);

@@ -103,7 +103,8 @@ TEST_F(WeftctlTokenTest, RefusesWhatWouldBeNoToken) {
   EXPECT_EQ(RunOnFile({"token", "list"}), 1);
 }
 
-// The file is a symbolic link to itself, because root may read every file.
+// The file is a symbolic link to itself. File permissions would not do, because
+// root may read every file.
 TEST_F(WeftctlTokenTest, DoesNotReplaceAFileThatItCannotOpen) {
   std::filesystem::create_symlink(file_, file_);
   EXPECT_EQ(RunOnFile({"token", "create", "ci", "--tenant=acme"}), 1);

@@ -36,8 +36,8 @@ class PrefixReuseTest : public SampleLoopTest {
     return tokens - std::exchange(prefilled_, tokens);
   }
 
-  // Returns other weights with the same number, as after an adapter was deleted
-  // and created again.
+  // Returns other weights with the same version number, as if the adapter had
+  // been deleted and created again.
   [[nodiscard]] lora::AdapterVersionPtr OtherWeights() const {
     auto other = std::make_shared<lora::AdapterVersion>(*adapter_);
     other->compute_N = adapter_->compute_N * 2;
@@ -201,7 +201,8 @@ TEST_F(PrefixReuseTest, LongPromptsArePrefilledInPieces) {
   }
 }
 
-// A pass gathers the keys of all its prompts, so it takes few long prompts.
+// Only the last token of each prompt is not cached. But a pass also gathers the
+// keys of the cached tokens, so it takes only one prompt of this length.
 TEST_F(PrefixReuseTest, FewRestsOfLongPromptsGoInOnePass) {
   const at::InferenceMode no_autograd;
   const SampleRequest request = Request(3, 97, 30, 7);

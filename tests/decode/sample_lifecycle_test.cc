@@ -231,8 +231,8 @@ TEST_F(SampleLifecycleTest, ScoresThePromptOnDemand) {
   }
 }
 
-// Lists the prompts' likeliest tokens, at most max_decode_sequences rows at a
-// time. Prompts are listed alone, together, and beside a prompt that is not.
+// Three requests ask for their prompt's likeliest tokens, and one does not.
+// Lists are made for at most max_decode_sequences rows at a time.
 TEST_F(SampleLifecycleTest, ListsTheLikeliestTokensOfThePrompt) {
   Restart({.kv_cache_bytes = BytesOfPages(decoder_, kPages),
            .max_decode_sequences = 4});

@@ -1,11 +1,11 @@
-"""Tests that the headers outside of preset asan compile alone, and that clones share
-precompiled headers.
+"""Tests that the headers outside of preset asan compile alone, and that precompiled
+headers contain no path of this clone, so that clones can share them.
 
 In the modules that use neither LibTorch nor gRPC, preset asan compiles each header
 alone. Most other headers have a source of the same name that includes them first
 (clang-format keeps that order), so the source checks them. This test compiles the
-remaining headers, each content once. Compiling all headers without precompiled ones
-would take five minutes of CPU time.
+remaining headers, and caches clean results by the text that was compiled. Compiling
+all headers without precompiled ones would take five minutes of CPU time.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Preset asan analyzes the modules that use neither Torch nor gRPC. This test analyzes
 the server, the clients and the engine's threads. It generates no code, and takes the
-flags from the CPU build's compile_commands.json. It analyzes each content once.
+flags from the CPU build's compile_commands.json. Clean results are cached by the text
+that was analyzed.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@
 #   --preset NAME      cuda (default); cpu to try the bundle itself
 #   --python VERSION   the target's Python, such as 3.12 (default: .venv's)
 #   --tree FOLDER      tree that cmake --install made from this preset's build.
-#                      Then nothing is built: the build must have the programs.
+#                      With it, nothing is built, so this build must already
+#                      have the programs of the tests.
 #
 # On the target: tar xf OUTPUT.tar.gz && weft-device/tests/device/run.sh
 set -euo pipefail

@@ -11,8 +11,8 @@
 #
 # A step is skipped, with the reason, if it needs a device, a tool or a package
 # that is missing. PYTHON is the Python with torch (default: python3). The
-# client's packages in the bundle are for the version that is printed below. The
-# exit status is 1 if a step failed, or on cuda if none passed.
+# client's packages in the bundle are for one version of Python, printed below.
+# The exit status is 1 if a step failed, or on cuda if none passed.
 set -euo pipefail
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"

@@ -1,4 +1,5 @@
-// While the log is replayed, clients use the adapters that are ready.
+// Tests that clients can use the adapters that are ready while the log is still
+// being replayed.
 #include "src/dispatch/recovery_desk.h"
 
 #include <functional>

@@ -1,4 +1,4 @@
-// A request's trace id goes with its work to the engine thread.
+// Tests that a request's trace id reaches the engine thread with its work.
 #include <memory>
 #include <string>
 #include <variant>

@@ -43,8 +43,9 @@ def gone(pid: int) -> bool:
 
 def waits_for_signals(pid: int) -> bool:
     """Returns whether the process has blocked SIGTERM, to handle it in its own way.
-    Checks SIGPIPE instead, which the process ignores directly afterwards. The mask of
-    blocked signals does not show SIGTERM while sigtimedwait waits for it."""
+    The mask of blocked signals cannot tell, because it lacks SIGTERM while sigtimedwait
+    waits. So this checks whether the process ignores SIGPIPE, which it does right after
+    it blocks SIGTERM."""
     status = Path(f"/proc/{pid}/status").read_text("ascii")
     ignored = int(status.split("SigIgn:")[1].split()[0], 16)
     return bool(ignored >> (signal.SIGPIPE - 1) & 1)

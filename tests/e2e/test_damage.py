@@ -41,7 +41,7 @@ def refused(durable: Durable, *flags: str) -> str:
 def newest_snapshot(durable: Durable) -> bytes:
     try:
         return max((durable.folder / "state").glob("SNAPSHOT-*")).read_bytes()
-    except (ValueError, FileNotFoundError):  # No snapshot, or a newer one.
+    except (ValueError, FileNotFoundError):  # None yet, or it was just replaced.
         return b""
 
 
@@ -143,7 +143,8 @@ def test_an_image_that_cannot_be_read_costs_its_adapter(
         text=True,
     )
     assert checked.returncode == 1 and "adapter 'bad'" in checked.stderr
-    if how != "flipped":  # A start does not read the blocks of all images.
+    # A start does not read the blocks of every image, so it may miss a flipped byte.
+    if how != "flipped":
         assert "adapter 'bad'" in refused(durable, *SMALL_SNAPSHOTS)
     with durable.start("--recover-adapter=bad").client() as client:
         (good,) = client.adapters()

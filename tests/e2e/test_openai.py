@@ -291,13 +291,18 @@ def test_a_stream_does_not_wait_for_a_server_that_drains(guarded: Guarded) -> No
 
 
 def test_scores_of_a_prompt_are_the_samplers(
-    client: openai.OpenAI, adapter: weft.Adapter, tokenizer: ModelTokenizer
+    client: openai.OpenAI,
+    adapter: weft.Adapter,
+    tokenizer: ModelTokenizer,
+    daemon_for: Any,
 ) -> None:
     """Evaluation harnesses ask for no new tokens, but for the prompt's scores."""
     tokens = tokenizer.encode(SECRET)
+    before = drawn(daemon_for(SMOLLM2))
     reply: Any = client.completions.create(
         model="keeper", prompt=tokens, max_tokens=0, echo=True, logprobs=1
     )
+    assert drawn(daemon_for(SMOLLM2)) == before + 1  # weftd draws at least one token.
     choice = reply.choices[0]
     assert choice.text == SECRET
     scores = choice.logprobs.token_logprobs

@@ -47,6 +47,7 @@ class Work(threading.Thread):
         self.norms: list[float] = []
         self.saved: list[str] = []
         self.rounds = 0
+        self._failure: Exception | None = None
         self._process = process
         self._call: Callable[[Any], object] = {
             "train": self._train,
@@ -55,12 +56,25 @@ class Work(threading.Thread):
         }[phase]
 
     def run(self) -> None:
+        try:
+            self._work()
+        except Exception as error:
+            self._failure = error
+
+    def finish(self) -> None:
+        """Waits until the server is gone. Raises the error if a call failed for another
+        reason."""
+        self.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _work(self) -> None:
         import weft
 
         with self._process.client(timeout=STOP_SECONDS, retry=weft.NO_RETRY) as client:
             adapter = client.create_adapter("a", rank=4, seed=1)
             self.save(adapter)
-            # Any error except a lost server fails the test's thread.
+            # The loop ends when the server is lost.
             with contextlib.suppress(weft.Unavailable):
                 while True:
                     self._call(adapter)
@@ -84,8 +98,9 @@ class Work(threading.Thread):
 
 
 def expect_what_was_acknowledged(process: daemon_module.Daemon, work: Work) -> None:
-    """Starts the group again. Repeats all work on a new adapter, and the work after the
-    last checkpoint on an adapter that is loaded from it."""
+    """Starts the group again. Repeats all work on a new adapter. Loads the last
+    checkpoint into another adapter, and repeats the work after the checkpoint there.
+    The gradients must have the norms that were acknowledged."""
     process.start()
     try:
         _repeat(process, work)
@@ -136,7 +151,7 @@ def test_at_work(
     work.wait_for_rounds(2)
     time.sleep(delay)
     kill_rank(process, victim)
-    work.join()
+    work.finish()
     expect_what_was_acknowledged(process, work)
 
 

@@ -98,9 +98,9 @@ TEST_F(DescribeMemoryTest, ARankOfSeveralHasItsPart) {
   WriteConfig(kLarge);
   options_.load_format = LoadFormat::kDummy;
   options_.tensor_parallel_size = 2;
-  // Half of the 8,029,995,008 weights in matrices, and all 65 norms of 4096
-  // weights, take two bytes each: 2 * (8,029,995,008 / 2 + 266,240). Rotary
-  // tables are added.
+  // A rank has half of the 8,029,995,008 weights in matrices, and all 65 norms
+  // of 4096 weights. Each weight takes two bytes: 2 * (8,029,995,008 / 2 +
+  // 266,240). Rotary tables are added.
   EXPECT_THAT(*Describe(80 * kGiB), HasSubstr(" 8097636352 "));
   options_.tensor_parallel_size = 64;  // The model has fewer heads.
   EXPECT_THAT(

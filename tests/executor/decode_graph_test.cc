@@ -275,7 +275,7 @@ TEST_F(DecodeGraphTest, OtherPlansWantLaunches) {
   plans[2].draws.clear();
   plans[3].logit_rows = {1, 0};
   plans[4].kv.decode = false;
-  // Graphs take only bf16 adapters on CUDA.
+  // A graph takes adapters only in bf16 on CUDA. This one is f32 on a CPU.
   plans[5].batch.routing = {{.begin = 0,
                              .end = 1,
                              .version = testing::TinyVersion(

@@ -196,7 +196,7 @@ TEST_P(ExecutorTest, NewWeightsReachAllRanksAndOldOnesAreForgotten) {
     return [this, at_once, outcomes](Executor& executor) {
       at::manual_seed(8);
       outcomes->push_back(Train(executor, at_once));
-      executor.Ping();  // versions_[1] still holds the old weights.
+      executor.Ping();  // Drops nothing: versions_ still has all weights.
       const std::weak_ptr<const lora::AdapterVersion> old = versions_[1];
       versions_[1] = TinyVersion(config_, {.rank = 2, .alpha = 4}, at::kFloat);
       outcomes->push_back(Train(executor, at_once));

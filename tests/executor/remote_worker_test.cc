@@ -63,8 +63,8 @@ void Drop(const std::vector<uint64_t>& ids, parallel::Links& links) {
   SendMessage(DropVersions{.ids = ids}, *links.commands);
 }
 
-// Sends a step that gives rank 0 no work. The worker scores one target with
-// these weights.
+// Sends a step in which rank 0 has no work, and the worker scores one target
+// with the weights of `version`.
 void SendPlan(const lora::AdapterVersionPtr& version, parallel::Links& links) {
   TrainPlan plan;
   plan.batch = {.tokens_T = at::arange(kTokens) * 3,

@@ -164,8 +164,9 @@ TEST(FusedHeadCudaTest, LogitsOf8BitsAreThoseOfTheNumbers) {
   }
 }
 
-// Row r of the hidden states points at its target's weight, so p is nearly 1.
-// The gradient is proportional to 1 - p, which must keep its digits.
+// Row r of the hidden states points at its target's weight, so the target's
+// probability p is nearly 1. The gradient is proportional to 1 - p, which must
+// keep its significant digits.
 TEST(FusedHeadAccuracyTest, SurePredictionsKeepTheirDigits) {
   Problem problem = MakeProblem(8, at::kFloat);
   problem.rows = {};

@@ -191,9 +191,9 @@ TEST_P(VocabShardTest, TargetsMayAllBeOnOneRank) {
   }
 }
 
-// Row r of the hidden states points at its target's weight, so p is nearly 1.
-// The gradient is proportional to 1 - p, which must keep its digits even after
-// the exchange between ranks.
+// Row r of the hidden states points at its target's weight, so the target's
+// probability p is nearly 1. The gradient is proportional to 1 - p, which must
+// keep its significant digits even after the exchange between ranks.
 TEST(VocabShardAccuracyTest, SurePredictionsKeepTheirDigits) {
   Problem problem = MakeProblem(8, at::kFloat);
   problem.rows = {.row_offsets = {0}};
@@ -220,9 +220,9 @@ TEST(VocabShardAccuracyTest, SurePredictionsKeepTheirDigits) {
 
 // Filters compare probabilities over the whole vocabulary. `largest` is the
 // largest probability of a token other than the target. A filter just above
-// `largest` leaves only the target. A softmax over one rank's part of the
-// vocabulary would give that token far more than the filter. A filter just
-// below `largest` keeps the token's block.
+// `largest` keeps only the target. If each rank took the softmax over its own
+// part of the vocabulary, this filter would also keep the token that has
+// probability `largest`. A filter below `largest` keeps that token's block.
 TEST(VocabShardFilterTest, FiltersAreForTheWholeVocabulary) {
   Problem problem = MakeProblem(1, at::kFloat);
   problem.hidden.mul_(0.1);  // This spreads the probability over all ranks.

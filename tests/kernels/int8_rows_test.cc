@@ -75,7 +75,8 @@ class Int8RowsTest : public ::testing::TestWithParam<Isa> {
       const double scale = ScaleOf(row, inputs, i);
       ASSERT_LE(scale, std::max(largest / 127 * (1 + 0x1p-7), 0x1p-126));
       ASSERT_EQ(wide[i], row[i] * scale) << "the product is exact";
-      // x / scale is rounded to f32 before it is rounded to an integer.
+      // x / scale is rounded to f32 before it is rounded to an integer, so the
+      // error can be slightly more than half a step.
       ASSERT_LE(std::abs(x[i] - row[i] * scale),
                 scale * (0.5 + 128 * std::numeric_limits<float>::epsilon()))
           << "input " << i << " of " << inputs;
@@ -183,9 +184,9 @@ std::vector<float> Product(const Problem& problem, Kernel kernel,
   return y;
 }
 
-// The product is therefore as exact as the product in f32. It also has the
-// property that skinny_product_test.cc checks in f32: no element depends on
-// other rows or on the range.
+// Equal bits make the product as exact as the f32 product. They also give it
+// the property that skinny_product_test.cc checks for f32: no element depends
+// on other rows or on the range.
 TEST_P(Int8RowsTest, AProductHasTheBitsOfTheProductWithTheWidenedWeight) {
   for (const int64_t rows : {1, 2, 5, 6, 7, 32}) {
     for (const int64_t inputs : kLengths) {

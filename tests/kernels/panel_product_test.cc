@@ -71,7 +71,7 @@ struct Problem {
 // How the matrices are stored.
 struct Form {
   bool left_transposed = false;
-  bool right_transposed = false;  // Only with panels.
+  bool right_transposed = false;  // REQUIRES: panels is true.
   bool panels = true;
 };
 

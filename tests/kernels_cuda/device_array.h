@@ -140,9 +140,9 @@ inline std::vector<float> RandomFloats(int64_t count, uint32_t seed,
   return values;
 }
 
-// Appends `count` elements again, multiplied by `sign`. The terms of a sum over
-// them cancel, so the sum has only rounding errors, which any other order of
-// the terms changes.
+// Appends a copy of the `count` elements, multiplied by `sign`. If one factor
+// of a product has sign 1 and the other -1, the terms of its sum cancel. Then
+// only rounding errors remain, which any other order of the terms changes.
 inline void Repeat(float* begin, int64_t count, float sign) {
   for (int64_t i = 0; i < count; ++i) begin[count + i] = sign * begin[i];
 }

@@ -45,7 +45,7 @@ _ROWS = {
     rf"Rotary(Backward)?Kernel<{_T}, {_T}, 1, \w+>": Rule(384, 24),
     rf"Rotary(Backward)?Kernel<{_T}, {_T}, {_N}, \w+>": Rule(384, 24, WIDE),
     r"VocabRowsKernel<1, \d>": Rule(512, 48),
-    # Without the softmax (0), a kernel writes no whole rows.
+    # A kernel without the softmax (0) writes no whole rows, so it has no wide stores.
     rf"VocabRowsKernel<{_N}, 0>": Rule(512, 48, ("LDG.128",)),
     rf"VocabRowsKernel<{_N}, [12]>": Rule(512, 48, WIDE),
 }
@@ -112,8 +112,8 @@ def _ring(outputs: int, chunk_words: int) -> int:
     return 8 * 4 * outputs * 4 * chunk_words * 4
 
 
-# 8-bit weights go through shared memory to the registers that a warp multiplies. Shapes
-# with `false` accept rows that do not begin at multiples of 16 bytes.
+# 8-bit weights go through shared memory to the registers that a warp multiplies. A
+# Shape<..., false> accepts rows that do not begin at multiples of 16 bytes.
 _COPIED = ("LDG.128", "LDGSTS.128", "HMMA")
 _INT8 = {
     rf"WidenInt8Kernel<{_T}>": Rule(256, 48),

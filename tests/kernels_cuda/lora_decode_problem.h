@@ -15,8 +15,9 @@
 
 namespace weft::kernels::cuda {
 
-// The ranks of an adapter's B, one for each projection, and of its A for the
-// next group. Rank 0 means that the adapter lacks the matrix.
+// The ranks of an adapter's matrices in one launch: the B of each projection in
+// the group that the launch expands, and the A of the next group. Rank 0 means
+// that the adapter lacks the matrix.
 struct DecodeLayout {
   std::vector<int32_t> ranks_of_b;
   int32_t rank_of_a = 0;

@@ -156,8 +156,8 @@ TEST_F(CudaLoraDecodeTest, AddsToAResidualStreamThatLiesAnywhere) {
   CheckResidual(MixedDecode({264}, 264, 3));
 }
 
-// The layers are o of Llama-3.1-8B with the A of its gate and up, and down of
-// SmolLM2.
+// The sizes are those of o of Llama-3.1-8B, with the A of gate and up that
+// follow it, and of down of SmolLM2.
 TEST_F(CudaLoraDecodeTest, AddsToTheResidualStreamOfServedModels) {
   CheckResidual(OneRow({4096}, 4096, 32, 64));
   CheckResidual(OneRow({576}, 576, 8, 24));
@@ -359,8 +359,8 @@ TEST_F(CudaLoraDecodeTest, KeepsNanInItsRow) {
   for (size_t i = 0; i < squares.size(); ++i) {
     ASSERT_EQ(std::isnan(squares[i]), i == 9 * 3 + 1) << i;
   }
-  // NaN is in two places: in the part of row 9 that has the NaN's feature, and
-  // at the ranks that the row's adapter lacks, where nothing is written.
+  // Row 9 has NaN in the part that sums the NaN's feature. Every row keeps its
+  // initial NaN at ranks that its adapter lacks, because none are written.
   const auto check_parts = [&](const LoraParts& parts,
                                const std::vector<float>& values, int64_t own) {
     for (int64_t i = 0; i < residual.rows * parts.count * parts.stride; ++i) {

@@ -300,7 +300,7 @@ TEST_F(CudaLoraFewRowsTest, TakesMixedRanksRowsAndProjections) {
 }
 
 // In the first problem, no width or stride is a multiple of a wide load. In the
-// second problem, no address is.
+// second problem, x, y and the matrices are not aligned to wide loads.
 TEST_F(CudaLoraFewRowsTest, TakesWhatLiesAnywhere) {
   RunAndCheck(Mixed(101, {35, 3, 47}, 0));
   RunAndCheck(Mixed(264, {136, 40, 48}, 3));

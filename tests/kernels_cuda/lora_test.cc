@@ -360,8 +360,8 @@ TEST_F(CudaLoraTest, SumsInOnePartOnDemand) {
   EXPECT_EQ(one.shrunk.Read(), std::vector<float>{2 * kWide});
 }
 
-// The bits of a segment's rows do not depend on other segments, although the
-// ranks of other segments select the tile, and some have more projections.
+// A segment's bits do not depend on other segments. This holds although ranks
+// of other segments select the tile, and some of them have more projections.
 TEST_F(CudaLoraTest, GivesASegmentTheSameBitsWithoutItsNeighbours) {
   // The expansion uses this S. The sums that the shrink writes cancel, so they
   // would be too small to change x.

@@ -180,7 +180,8 @@ void CudaRotaryTest::CheckBackward(const Layout& layout, DType norm_dtype) {
       Rounded(GetParam(), RandomFloats(layout.size(), 6));
   const std::vector<float> raw =
       Rounded(GetParam(), RandomFloats(layout.size(), 11));
-  // Computes in place, and from another tensor.
+  // The first call has no norms and rotates back in place. The second call has
+  // norms and reads dy from another tensor.
   const DeviceArray rotated(GetParam(), dy), dy_device(GetParam(), dy);
   const DeviceArray normed(GetParam(), raw), raw_device(GetParam(), raw);
   ASSERT_EQ(RotaryBackward(problem.Rows(rotated), {},

@@ -25,8 +25,9 @@ struct Drawn {
   std::vector<float> logprobs;
 };
 
-// Draws from adjacent rows, with values between them that the kernels must not
-// read. The rows begin `offset` floats after a fully aligned address.
+// Draws from the rows of `logits`. Between the rows are infinite values, which
+// the kernels must not read. Each row begins `offset` floats after a multiple
+// of 16 bytes.
 Drawn DrawFromRows(const std::vector<std::vector<float>>& logits,
                    const std::vector<SampleRule>& rules, int max_filters = 2,
                    size_t offset = 0) {

@@ -154,8 +154,8 @@ TEST_F(CudaVocabRowsTest, EntropiesAndClearedTargetsMayBeLeftOut) {
 }
 
 // The kernel first writes the weights relative to the largest of the first
-// logits. The largest logit of the row comes last. It is so far above them that
-// its weight could be infinite.
+// logits. The largest logit of the row comes last. It is so far above the first
+// ones that its weight could be infinite.
 TEST_F(CudaVocabRowsTest, WeightsAreFiniteWhereverTheLargestLogitLies) {
   for (const float most : {50.0F, 100.0F, 1e4F}) {
     std::vector<float> logits = RandomFloats(kRows * 8000, 12);

@@ -2,7 +2,7 @@
 
 A sentence that opens with one of the words below lacks its subject or its verb and
 must be read twice: a reader of "Of the prompt." asks what, a reader of "Tokens of
-the prompt." does not. A question may open so: "Who may still queue?"
+the prompt." does not. A question may open with such a word: "Who may still queue?"
 """
 
 import re

@@ -12,7 +12,7 @@ from pathlib import Path
 from layering import read_layers
 
 # The modules that the paths cross. Paths also enter other modules, such as
-# files and weights, and name only the first source there.
+# src/files and src/weights, but name only the source that is called first.
 CROSSED = (
     "adapters",
     "decode",

@@ -106,9 +106,10 @@ std::pair<int64_t, int64_t> WidthsOf(ProjectionGroup group) {
   return {};
 }
 
-// Makes 23 rows: 2 of the base model, 9 of an adapter of every module, 5 of one
-// of some modules with another rank and scale, 3 of the base model, 3 of one
-// with Overrides(), and 1 of one of only the head. Fewer rows have no adapter.
+// Makes 2 rows of the base model, 9 of an adapter of every module, 5 of an
+// adapter of some modules, 3 of the base model, 3 of an adapter with
+// Overrides(), and 1 of an adapter of the head. If `rows` is below 23, no row
+// has an adapter.
 Problem MakeProblem(LoraSite site, at::ScalarType dtype, bool with_bias,
                     int64_t rows = kRows) {
   at::manual_seed(11);

@@ -40,7 +40,7 @@ Result Compute(const LossConfig& config, const Datum& datum,
 
 // Makes tokens on both sides of the default clip range, with both signs of
 // advantage and weight, and one that is not scored. No ratio is within 1e-3 of
-// a bound.
+// a bound, where difference quotients would be wrong.
 Datum PolicyDatum() {
   return {.tokens = {1, 2, 3, 4, 5, 6, 7},
           .targets = {2, 3, 4, 5, 6, 7, 8},
@@ -147,8 +147,8 @@ TEST_P(PolicyLossTest, StaysFiniteForAnyRatio) {
     if (GetParam() == LossFunction::kCispo ||
         GetParam() == LossFunction::kDro) {
       if (std::isinf(lp))
-        continue;  // lp itself is a factor of this
-                   // derivative.
+        continue;  // Both losses contain lp itself,
+                   // so they are not finite.
     }
     const Result result = Compute({.function = GetParam()}, datum, logprobs);
     for (size_t t = 0; t < logprobs.size(); ++t) {

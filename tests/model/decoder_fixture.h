@@ -91,7 +91,8 @@ inline std::vector<Family> Families() {
            }},
           {"one expert per token", [](model::ModelConfig& config) {
              AddExperts(config, {.count = 30, .ffn = 12}, 1);
-             // No layer has an MLP, so a rank may have no MLP features.
+             // All layers have experts and no MLP, so some ranks may have no
+             // MLP features.
              config.ffn = 1;
            }}};
 }

@@ -68,8 +68,9 @@ class DeviceDecoderTest : public ::testing::Test {
     return {config, Widened(stored), stored};
   }
 
-  // Makes ranks of one tile and of more, a projection that is left out, one
-  // with another rank, and rows without adapter.
+  // Makes rows of two adapters and rows without one. One rank fits in a tile,
+  // the other does not. The second adapter leaves out projections and gives one
+  // projection another rank.
   static lora::LoraRouting MakeRouting(
       int64_t rows, const model::ModelConfig& config = WideConfig(kLayers)) {
     using enum TargetModule;
@@ -182,7 +183,8 @@ TEST_F(DeviceDecoderTest, Trains) {
                  RandomTensor({40, 128}, 1, at::kBFloat16));
 }
 
-// Flash attention supports the head norms of qwen3, but not gemma3's windows.
+// qwen3 adds head norms and can use flash attention. gemma3 has windows, which
+// flash attention does not support.
 TEST_F(DeviceDecoderTest, TrainsOtherFamilies) {
   for (const Family& family : Families()) {
     if (family.name != "qwen3" && family.name != "gemma3") continue;

@@ -224,8 +224,8 @@ class DeviceLaunchesTest : public ::testing::Test {
   }
 
   // Trains a model whose layers have this many experts, with adapters. Every
-  // token has expert 0 and one of the others. So an expert has long segments,
-  // and others have short ones.
+  // token has expert 0 and one of the others. So expert 0 has long segments,
+  // and the others have short ones.
   static Step TrainExperts(int num_layers, int num_experts) {
     model::ModelConfig config = WideConfig(num_layers);
     config.moe.shape = {.count = num_experts,
@@ -313,8 +313,8 @@ TEST_F(DeviceLaunchesTest, DecodesAsAGraphCanRecord) {
   ExpectAtMost(kDecodeLaunchesWithAdapters, record(1), record(2));
 }
 
-// A recorded step has the bits of a pass whose routing the host knows, whatever
-// values its inputs had before.
+// A recorded step has the bits of a pass whose routing the host knows. Earlier
+// values of the step's inputs do not matter.
 TEST_F(DeviceLaunchesTest, DecodesOtherValuesAtTheSamePlaces) {
   const Decoder decoder = MakeDecoder(2);
   const model::ModelConfig& config = decoder.config();

@@ -124,8 +124,9 @@ class Reference {
         -1);
   }
 
-  // Row i may see an earlier row j of its node, or any row j of an ancestor, if
-  // its position is inside the window.
+  // Returns [T, T], which is true at [i, j] if row i must not see row j. A row
+  // sees itself, the earlier rows of its node and all rows of the node's
+  // ancestors, but no row before its window.
   [[nodiscard]] at::Tensor Hidden(int64_t window) const {
     const int64_t rows = batch_.tokens_T.numel();
     at::Tensor hidden = at::ones({rows, rows}, at::kBool);

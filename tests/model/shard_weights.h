@@ -37,7 +37,7 @@ inline lora::BaseLinear ColumnsOf(const lora::BaseLinear& linear,
           .bias_O = rank == 0 ? linear.bias_O : at::Tensor()};
 }
 
-// Returns the rank's features of its experts.
+// Returns the rank's experts, each with only the rank's features.
 inline moe::ExpertWeights ExpertsOf(const moe::ExpertWeights& whole,
                                     const lora::ExpertShape& shape,
                                     const model::ModelShard& part) {

@@ -1,5 +1,5 @@
-// Tests that arguments that do not fit are refused by name, because kernels
-// take raw pointers.
+// Tests that ops refuse an argument that does not fit, and name it in the
+// error. The kernels take raw pointers, so they cannot check shapes.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -86,7 +86,8 @@ TEST(GroupedMatMulTest, MultipliesEachGroupByItsWeightOnCuda) {
   }
 }
 
-// LibTorch uses another kernel for more than 128 rows per group and outputs.
+// LibTorch uses another kernel if the groups have more than 128 rows on average
+// and there are more than 128 outputs.
 TEST(GroupedMatMulTest, MultipliesLongGroupsOnCuda) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   for (const std::vector<int64_t>& ends : std::vector<std::vector<int64_t>>{

@@ -76,8 +76,8 @@ TEST_P(ThreadTeamTest, WakesThreadsThatSleep) {
     for (int round = 0; round < 3; ++round) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       ParallelFor(8, 1, [&](int64_t begin, int64_t end) {
-        // The first part is on the thread of the step. That thread sleeps, too,
-        // while it waits for the other parts.
+        // The thread of the step runs the first part. It finishes early, so
+        // it sleeps while it waits for the other parts.
         if (begin > 0)
           std::this_thread::sleep_for(std::chrono::milliseconds(5));
         sum += end - begin;
@@ -118,7 +118,7 @@ TEST_P(ThreadTeamTest, RethrowsAnExceptionOfALoop) {
       ParallelFor(8, 1, [&](int64_t begin, int64_t end) {
         if (begin <= bad && bad < end) throw std::runtime_error("of a loop");
       });
-      // If another thread throws, the step continues.
+      // If a part on another thread throws, the step continues with this loop.
       ParallelFor(8, 1,
                   [&](int64_t begin, int64_t end) { later += end - begin; });
     };

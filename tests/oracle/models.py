@@ -205,9 +205,9 @@ def demo_model() -> Path:
 
 
 def short_demo_model() -> Path:
-    """Returns the demo model without most of its layers, for tests of what does not
-    depend on depth: its tokenizer, its chat template, its vocabulary, its first
-    layers' weights. A token costs a third of one of the whole model."""
+    """Returns the demo model with only its first layers. It has the whole tokenizer,
+    chat template and vocabulary, for tests that do not depend on depth. A token costs
+    a third of what it costs in the whole model."""
     return _cached("short-demo", _write_short)
 
 

@@ -130,8 +130,9 @@ def test_one_tensor_may_have_all_experts(
 
 
 def _write_mxfp4(tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    """Replaces the experts' matrices in `tensors` by random MXFP4, as transformers
-    widens it. Writes all tensors into the folder, with the experts in 4 bits."""
+    """Replaces the experts' matrices in `tensors` by random MXFP4 values, which
+    transformers widens to f32. Writes all tensors into the folder, with the experts'
+    matrices in MXFP4."""
     generator = torch.Generator().manual_seed(4)
     stored = {}
     for name, tensor in tensors.items():

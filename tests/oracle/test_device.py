@@ -12,7 +12,7 @@ import daemon
 import pytest
 
 HERE = Path(__file__).resolve().parent
-# Shows one device, whatever the machine has.
+# A fake nvidia-smi that lists one GPU, whatever the machine has.
 NVIDIA_SMI = '#!/bin/sh\n[ "$1" = -L ] && echo "GPU 0: NVIDIA H100 (UUID: GPU-1)"\n'
 
 
@@ -98,7 +98,8 @@ def test_a_rank_without_a_device_is_a_skip_with_its_reason(
 def test_bounds_of_f32_are_not_held_against_bf16(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # A module keeps the dtype with which it was imported.
+    # These modules copy daemon.DTYPE when they are imported, so pytest collects them
+    # before the test changes it.
     files = [f"{HERE}/test_{name}.py" for name in ("logprobs", "gradients")]
     collected = printed_by_pytest(capsys, "--collect-only", "-m", "bf16", *files)
     for name in ("test_base_logprobs", "test_adapters_mixed", "test_three_ranks"):

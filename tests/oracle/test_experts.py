@@ -1,5 +1,5 @@
-"""Adapters of experts that peft makes for the fused parameters of transformers 5, and
-the rank that the server gives to experts."""
+"""Tests adapters that peft makes for the fused parameters of experts in transformers 5,
+and the rank that the server gives to experts."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_fused_adapters_return(
     for path in (folder, exported):
         is_alone = form in ("gate and up alone", "two ranks")
         if path == exported and is_alone and kind != "gpt-oss":
-            continue  # peft's conversion of single experts cannot do this.
+            continue  # peft cannot convert these forms from single experts.
         with reference.adapter(path) as adapted:
             expected = adapted.logprobs(tokens[:-1], tokens[1:]).detach().numpy()
         difference = tolerance.max_difference(measured, expected)
@@ -108,8 +108,9 @@ def experts_per_token(reference: Any) -> int:
 def test_a_checkpoint_of_experts_returns(
     kind: str, daemon_for: Any, unique: Any
 ) -> None:
-    """Files of gpt-oss have gate and up as one pair of twice the rank. A reader knows
-    this by zeros in B. After 0 steps all of B is zero."""
+    """In a file for gpt-oss, gate and up share one pair of A and B with twice the
+    rank. A reader recognizes this form by zeros in B. After 0 steps, all of B is
+    zero, which is this form, too."""
     data = [next_token(random_tokens(320, 30, 3))]
     with daemon_for(kind).client() as client:
         for steps in (0, 2):

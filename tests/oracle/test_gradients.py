@@ -202,7 +202,8 @@ def test_policy_losses_in_one_mixed_batch(
             assert_gradients(gradients, adapted.gradients())
             for loss, result in zip(losses, reply.results, strict=True):
                 expected = loss.detach().numpy()
-                # A loss is a few units times an exponential of the log-ratio.
+                # A loss is a few units times exp(log-ratio), which multiplies the error
+                # of a log-probability.
                 bound = 10.0 * tolerance.LOGPROBS
                 assert tolerance.max_difference(result.losses, expected) <= bound, name
 

@@ -121,7 +121,7 @@ def expect_results(
 
 def expect_error(daemon: Any, rounded_: Reference, exact: Reference) -> None:
     """Compares the rounding error that the daemon logs with the difference between the
-    two references, on the text of src/startup/weight_error.h."""
+    two references. Uses the text that src/startup/weight_error.h describes."""
     golden = 0x9E3779B97F4A7C15
     spread = ((i * golden % 2**64) >> 32 for i in range(1, 65))
     text = [value * exact.vocab >> 32 for value in spread]

@@ -18,7 +18,7 @@ DUMP = BUILD_DIR / "tests" / "oracle" / "dump_weights"
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 SHARD = "20MB"
 
-# The decoder's names of the layers' tensors that it stacks.
+# A layer's tensors in the decoder, with the file's tensors that each one stacks.
 STACKED = {
     "input_norm": ("input_layernorm.weight",),
     "qkv.weight": tuple(f"self_attn.{p}_proj.weight" for p in "qkv"),
@@ -29,7 +29,8 @@ STACKED = {
 }
 
 
-# The form in which the model is published has all layers, the others the first four.
+# In the form in which it is published, the model has all its layers. In the other
+# forms it has only the first four.
 @pytest.fixture(scope="module", params=forms.FORMS)
 def folder_and_layers(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

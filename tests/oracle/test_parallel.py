@@ -4,6 +4,7 @@ one rank."""
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from test_sampling import amount
 from texts import next_token, sequences
 
 KINDS = ("llama-tied", "qwen3", "gemma2")
+PAGE_TOKENS = 16  # Tokens of a page of keys and values.
 
 
 class Group(NamedTuple):
@@ -145,10 +147,12 @@ def test_sampling_is_that_of_one_rank(
     tmp_path: Path,
 ) -> None:
     """Samples the base model and an adapter, each twice and with several samples per
-    prompt. SmolLM2's prompt ends inside a page, so its samples copy the page."""
+    prompt. The prompt ends inside a page, so the samples copy the page. The second
+    call finds the prompt's full pages in the prefix cache."""
     kind = group.kind
     reference = reference_for(kind)
-    prompt = sequences(kind, model_folder(kind), reference.vocab)[3]
+    prompt = sequences(kind, model_folder(kind), reference.vocab)[3][:-3]
+    assert len(prompt) > PAGE_TOKENS and len(prompt) % PAGE_TOKENS
     folder = reference.make_adapter(tmp_path / "a", mixed_shapes(kind)[1], seed=5)
     options = {
         "max_tokens": amount(kind, 6, 3),
@@ -161,18 +165,23 @@ def test_sampling_is_that_of_one_rank(
         with daemon.client() as client:
             adapter = client.import_adapter(unique("ranks"), folder)
             return [
-                source.sample(prompt, prompt_logprobs=True, **options)
-                for source in (client, client, adapter, adapter)
+                source.sample(prompt, prompt_logprobs=scores_prompt, **options)
+                for source in (client, adapter)
+                for scores_prompt in (True, False)
             ]
 
     if kind not in of_one_rank:
         of_one_rank[kind] = draw(daemon_for(kind))
     for own, other in zip(draw(group.daemon), of_one_rank[kind], strict=True):
-        difference = tolerance.max_difference(
-            own.prompt_logprobs, other.prompt_logprobs
-        )
-        assert difference <= tolerance.LOGPROBS
+        if other.prompt_logprobs is not None:
+            difference = tolerance.max_difference(
+                own.prompt_logprobs, other.prompt_logprobs
+            )
+            assert difference <= tolerance.LOGPROBS
         for sample, wanted in zip(own.samples, other.samples, strict=True):
             np.testing.assert_array_equal(sample.tokens, wanted.tokens)
             difference = tolerance.max_difference(sample.logprobs, wanted.logprobs)
             assert difference <= tolerance.LOGPROBS
+    page = group.daemon.scrape()
+    hits = re.search(r"^weft_prefix_cache_hit_tokens_total (\S+)$", page, re.MULTILINE)
+    assert hits is not None and float(hits[1]) >= 2 * PAGE_TOKENS

@@ -70,7 +70,7 @@ PATTERNS: tuple[dict[str, int], ...] = (
     {r"model\.layers\.(0|2)\.mlp\.\w+": 3},
     {"^lm_head": 2, "^q_proj": 3, "model.embed_tokens|o_proj": 5},
     {r"[qk]_proj|1\.self_attn\.v_proj": 2, r"\d\.mlp\.up_proj$": 6},
-    # This key closes the group into which peft puts it.
+    # peft puts each key into a group of an expression. This key closes the group.
     {"model)|(lm_head": 2},
     {"": 2, ".": 3, "lm_hea": 4, "nothing.*": 5, "q_proj": 6},
 )
@@ -185,8 +185,8 @@ def test_layers_to_transform(model: LlamaForCausalLM) -> None:
     assert "layers_to_transform is [1]" in reply["error"]
 
 
-# Random expressions consist of pieces of paths and of characters that have a
-# meaning in one of the two languages.
+# Random expressions consist of pieces of paths and of syntax that has a meaning in
+# Python's re or in RE2.
 PIECES = (
     *("q_proj", "model", "layers", "self_attn", "mlp", "lm_head", "_proj", "1", "k"),
     *(r"\.", r"\d", r"\w", r"\W", r"\D", r"\b", r"\B", r"\A", r"\Z", r"\z", r"\s"),

@@ -67,8 +67,8 @@ VARIANTS: dict[str, AdapterShape] = {
         r".*\.(0|2)\.self_attn\.[qv]_proj|.*\.mlp\.(?:up|down)_proj|lm_head",
         options={
             "exclude_modules": r".*\.2\.mlp\..*",
-            # The order is that in which peft writes keys. The first match
-            # counts.
+            # The first key that matches counts. The keys are in the order in
+            # which peft writes them.
             "rank_pattern": {r"(0|1)\.self_attn\.\w+": 2, r"(up|q)_proj": 6},
             "alpha_pattern": {r"layers\.\d\.mlp\..*": 5, "^lm_head$": 3},
         },

@@ -18,7 +18,8 @@ from reference import MIXED, mixed_shapes
 from texts import passages, random_tokens
 
 PROMPT_TOKENS = 12
-# Prompt and tokens are longer than two pages. Two of SmolLM2's texts end earlier.
+# Prompt and sampled tokens together are longer than two pages. Two of SmolLM2's texts
+# end earlier.
 GREEDY_TOKENS = 21
 FAMILIES = (
     SHORT_SMOLLM2,

@@ -191,7 +191,8 @@ def test_added_tokens(folder: Path, tmp_path: Path) -> None:
         tokens = [*first, ids[name], *first]
         decoded = made.decode(tokens[: len(first) + 1], skip_special_tokens=False)
         written = decoded.removeprefix(made.decode(first))
-        # The text of a token stops the sample. Its name does only if they are equal.
+        # A stop that is the token's text ends the sample. A stop that is only its name
+        # does not.
         for stop in sorted({written, name}):
             cases.append((tokens, stop))
             expected.append(len(first) + 1 if stop == written else 0)

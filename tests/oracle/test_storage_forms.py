@@ -94,8 +94,8 @@ def oracle_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Oracle
 def test_every_form_gives_the_same_bits(
     kind: str, dtype: str, oracle_for: Any, tmp_path: Path
 ) -> None:
-    """A daemon's results are a function of its weights, so one form stands for all
-    in the test below."""
+    """Compares the weights that the decoder holds. Results depend only on these
+    weights, so the test below runs with one form."""
     oracle = oracle_for(kind, dtype)
     made: list[Path] = []
     for form in forms.FORMS:
@@ -185,7 +185,7 @@ def _legacy(state: dict[str, torch.Tensor], path: Path) -> None:
 def _with_bin(
     kind: str, write: Callable[[dict[str, torch.Tensor], Path], None], folder: Path
 ) -> Path:
-    """Makes a tiny model whose one weight file `write` writes."""
+    """Makes a tiny model with one weight file, which `write` writes."""
     model = AutoModelForCausalLM.from_pretrained(tiny_model(kind))
     model.config.save_pretrained(folder)
     write(model.state_dict(), folder / "pytorch_model.bin")

@@ -37,8 +37,8 @@ def passages(folder: Path) -> list[list[int]]:
 
 
 def random_tokens(vocab: int, length: int, seed: int) -> list[int]:
-    """Returns `length` ids in [3, vocab), which has none of a tiny model's special
-    tokens."""
+    """Returns `length` ids in [3, vocab). All special tokens of a tiny model have
+    smaller ids."""
     generator = np.random.default_rng(seed)
     return [int(token) for token in generator.integers(3, vocab, length)]
 
@@ -46,7 +46,7 @@ def random_tokens(vocab: int, length: int, seed: int) -> list[int]:
 def sequences(kind: str, folder: Path, vocab: int) -> list[list[int]]:
     """Returns ragged sequences, the shortest of two tokens."""
     if kind.startswith("smollm2"):
-        sizes = (33, 2, 17, 20, 2, 9)  # The first begins a third page.
+        sizes = (33, 2, 17, 20, 2, 9)  # 33 tokens begin a third page.
         return [p[:n] for p, n in zip(passages(folder), sizes, strict=False)]
     lengths = (130, 2, 5, 64, 31, 2, 97)
     return [random_tokens(vocab, n, 100 + i) for i, n in enumerate(lengths)]

@@ -88,7 +88,7 @@ TEST(CheckRanksTest, ExpertsHaveTheirShareOfTheLimit) {
                        "8 (--max-rank / experts per token)"));
 }
 
-// The file's r is the rank of the experts, so rank_pattern names no expert.
+// In the file, r is the experts' rank, so rank_pattern has no key for experts.
 TEST(PeftExpertsTest, AConfigReturnsFromItsFileWithTheSameLayout) {
   for (const ExpertNames names : {ExpertNames::kMlp, ExpertNames::kMixtral}) {
     const ModelShape shape = Shape(names);

@@ -44,7 +44,8 @@ TEST(PathExpression, MatchesTheEndOfThePathAfterADot) {
         "^model.layers.1.self_attn.q_proj", "(q|k)_proj", "q_proj$", ".*",
         // A dot matches any character.
         "q.proj", "self.attn.q_proj", "......",
-        // PEFT puts the key into a group, which this key closes.
+        // PEFT puts each key into a group of an expression. This key closes the
+        // group.
         "model)|(nothing"}) {
     EXPECT_TRUE(Matches(text, PathMatch::kEnd)) << text;
   }
@@ -100,8 +101,8 @@ TEST(DiffersInPython, FindsWhatTheOtherReadsOtherwise) {
   for (const char* text :
        {"\xc3\xa9",    "a\n",  // A non-ASCII letter; a line break.
         "a{,3}",       "a{01}",  "a{1,02}",   "a{",      "{a}",
-        "a{12345}",             // RE2 reads letters.
-        "[[:alpha:]]", "[a[]",  // RE2 reads a class.
+        "a{12345}",             // In RE2, this is literal text.
+        "[[:alpha:]]", "[a[]",  // RE2 knows [:alpha:].
         R"(\60)",      R"(\z)",  R"(\pL)",    R"(\C)",   R"(\Qa\E)",
         R"([\b])",     "a\\",    R"([\w-a])", "a(?i)",   "(?i",
         "(?U)a",       "(?-i)a", "(?-i:a)",   "(?)",     "(?P<1>a)",

@@ -125,7 +125,7 @@ TEST(PeftFormat, SkipsCopiesOfTheBaseAndOtherFiles) {
 }
 
 TEST(PeftFormat, ReadsHalfAndBrainFloats) {
-  // The bits of 1.0.
+  // The bits of 1.0 in f16 and in bf16.
   const std::vector<uint16_t> half(40, 0x3c00);
   const std::vector<uint16_t> brain(40, 0x3f80);
   const PeftFiles files = Edited([&](auto& tensors) {

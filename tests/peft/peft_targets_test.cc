@@ -175,8 +175,8 @@ TEST(ReadTargets, ExpressionsOfAFileShareABudget) {
   alphas["(" + std::string(1200, 'z') + ")"] = 3;
   EXPECT_THAT(Parse({{"rank_pattern", ranks}, {"alpha_pattern", alphas}}),
               IsStatus(kInvalid, "at most 8192 instructions"));
-  // A key that spells out a path costs no instructions, but the number of keys
-  // is limited.
+  // A key that is a plain path does not count against the limit of RE2
+  // instructions. But the number of keys has a limit, too.
   for (int i = 0; i < 105; ++i) ranks[absl::StrCat("other", i)] = 1;
   EXPECT_THAT(Parse({{"rank_pattern", ranks}}), IsOk());
   ranks["one_more"] = 1;

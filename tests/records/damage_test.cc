@@ -184,7 +184,7 @@ TEST_F(DamageTest, AnAdapterThatWasRemovedNeedsNobodysConsent) {
 }
 
 TEST_F(DamageTest, RecordsWithoutTrailsClearNobody) {
-  // Earlier versions wrote logs without trails.
+  // Earlier versions wrote records without trails (Trail in record.h).
   std::string bytes = journal::ReadBytes(first_segment_);
   const journal::SegmentHeader header = *journal::DecodeSegmentHeader(
       std::string_view(bytes).substr(0, journal::SegmentHeader::kBytes));
@@ -230,7 +230,8 @@ TEST_F(DamageTest, ImagesAreChecked) {
   ASSERT_EQ(found.size(), 2u);
   EXPECT_THAT(found.at("a"), HasSubstr("No such file"));
   EXPECT_THAT(found.at("b"), HasSubstr("another size"));
-  // Only the images of suspects are read as a whole.
+  // The check reads all bytes of an image only if its adapter is a suspect.
+  // Without a set of suspects, it reads all bytes of all images.
   EXPECT_EQ(Hit(std::set<std::string>{"d"}).size(), 2u);
   EXPECT_THAT(Hit(std::set<std::string>{"c"}).at("c"),
               HasSubstr("another sum"));

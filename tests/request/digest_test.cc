@@ -129,7 +129,7 @@ TEST(DigestTest, EveryFieldOfTheOtherRequestsCounts) {
   EXPECT_TRUE(is_new(load));
 }
 
-// Logs of earlier servers hold digests of such saves.
+// Logs of earlier servers hold digests of saves without properties.
 TEST(DigestTest, ASaveWithoutPropertiesKeepsItsDigest) {
   // Python's hashlib made this digest. Its input is three texts, each after its
   // length in 8 bytes, and one byte for `overwrite`.

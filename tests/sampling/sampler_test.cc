@@ -141,7 +141,8 @@ INSTANTIATE_TEST_SUITE_P(
                       DistributionCase{"Vocab513", 513, {}},
                       DistributionCase{"Vocab1100", 1100, {}},
                       DistributionCase{"Temperature2", 300, {.temperature = 2}},
-                      // Filters that keep everything change only the order.
+                      // These filters keep all tokens, but draw from them in
+                      // order of likelihood.
                       DistributionCase{"TopKKeepsAll", 300, {.top_k = 300}},
                       DistributionCase{
                           "TopPKeepsAll", 300, {.top_p = 1 - 1e-12}}),

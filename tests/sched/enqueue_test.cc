@@ -1,5 +1,5 @@
-// Tests the refusals of Enqueue: codes and messages. scenarios/ tests what is
-// accepted.
+// Tests the refusals of Enqueue: codes and messages. The scenarios in
+// scenarios/ test accepted requests.
 #include <algorithm>
 #include <cmath>
 

@@ -116,8 +116,8 @@ class AuthTest : public ServerTest {
   std::vector<TokenRecord> records_;
 };
 
-// Returns every method of every service on the server. The descriptors of
-// reflection and health are not linked in, so their methods are listed here.
+// Returns every method of every service on the server. The descriptor of the
+// health service is not linked in, so its methods are listed here.
 std::vector<std::string> AllMethods() {
   std::vector<std::string> paths = {"/grpc.health.v1.Health/Check",
                                     "/grpc.health.v1.Health/Watch"};

@@ -294,7 +294,7 @@ TEST_F(FrontendTest, StopsWithoutWaitingForTheMetricsPage) {
     ServerOptions options = TestOptions();
     options.metrics_listen = listen;
     StartServer(options);
-    // civetweb's listening thread is waiting for 2 s now.
+    // Gives civetweb's listening thread time to begin its wait of 2 s.
     absl::SleepFor(absl::Milliseconds(100));
     const absl::Time start = absl::Now();
     frontend_->Shutdown(absl::ZeroDuration());

@@ -75,7 +75,8 @@ std::string Post(const std::string& path, size_t bytes) {
                       "\r\n\r\n");
 }
 
-// A request's holder is its path. The test itself answers /held.
+// Each path has its own share of the budget of bodies. A test itself answers
+// /held, and the server answers all other paths at once.
 class TinkerHttpTest : public ::testing::Test {
  protected:
   TinkerHttpTest() {

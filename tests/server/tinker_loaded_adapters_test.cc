@@ -1,5 +1,5 @@
-// Tests the adapters that the Tinker front loads for sampling sessions, while
-// clients delete them over gRPC and loads fail.
+// Tests the adapters that the Tinker front loads for sampling sessions. Clients
+// delete these adapters over gRPC, and loads fail.
 #include <future>
 #include <string>
 

@@ -32,7 +32,7 @@ class TinkerFuturesTest : public ::testing::Test {
   Respond Take() {
     return [this](HttpReply reply) { replies_.push_back(std::move(reply)); };
   }
-  // Retrieves a result as JSON. Does not accept its size instead.
+  // Retrieves the whole result as JSON, however large it is.
   void Retrieve(const std::string& id, const std::string& owner = "me") {
     futures_.Retrieve(id, owner, false, false, Take());
   }
@@ -55,7 +55,7 @@ TEST_F(TinkerFuturesTest, AnswersAllWhoWaitAndAllWhoComeLater) {
   Retrieve("f");
   ASSERT_EQ(replies_.size(), 3u);
   for (const HttpReply& reply : replies_) EXPECT_EQ(reply.body, R"({"a":1})");
-  // The futures' long polls have ended already.
+  // The long polls have been answered, so their timeouts do nothing.
   for (const auto& give_up : later_) give_up();
   EXPECT_EQ(replies_.size(), 3u);
 }

@@ -26,7 +26,7 @@ TEST(ValidationTest, AMillionTokensTakeMilliseconds) {
     datum->set_targets_le(std::string(kTokens * 4, '\1'));
     datum->set_weights_le(std::string(kTokens * 4, '\1'));
   }
-  // The bytes 0x01010101 would be out of range, so the ids get valid values.
+  // As an id, 0x01010101 is out of range. So each id gets an upper half of 0.
   for (v1::Datum& datum : *request.mutable_data()) {
     for (size_t i = 2; i < datum.tokens_le().size(); i += 4) {
       for (std::string* ids :

@@ -179,10 +179,11 @@ TEST(PublishedModelsTest, SizesAreThoseWorkedOutByHand) {
   const ModelSizes llama = Llama8B();
   // The model has 8,030,261,248 parameters.
   EXPECT_EQ(model::WeightBytes(llama.config, 2), 16'060'522'496);
-  // The parameters are rank 64 times the inputs plus outputs of the matrices.
-  // In each of 32 layers, these are 8192 for q and for o, 5120 for k and for v,
-  // and 18432 for gate, up and down each. Embedding and head have 132,352 each.
-  // This makes 184,713,216 parameters of 5 x 4 + 2 bytes.
+  // At rank 64, an adapter has 64 parameters for each input and each output of
+  // a matrix. In each of 32 layers, q and o have 8192 inputs and outputs each,
+  // k and v have 5120 each, and gate, up and down have 18432 each. Embedding
+  // and head have 132,352 each. This makes 184,713,216 parameters. Each takes
+  // 5 x 4 + 2 bytes: five copies in f32 and one in bf16.
   EXPECT_EQ(LargestAdapterBytes(llama, 64), 22 * int64_t{184'713'216});
   // A token has keys and values in 32 layers, with 8 heads of 128 features.
   EXPECT_EQ(executor::PageBytes(llama.config, 2, /*page_tokens=*/1), 131'072);

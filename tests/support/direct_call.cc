@@ -1,5 +1,6 @@
-// Two methods of gRPC's context ask its core for the call, but a direct call
-// has none. The linker uses these methods instead of the library's.
+// Replaces two methods of gRPC's context. The library's versions need a call of
+// gRPC's core, which a direct call does not have. The linker uses the methods
+// below instead.
 #include "tests/support/direct_call.h"
 
 namespace grpc {

@@ -34,8 +34,8 @@ class DirectCall : public Call {
 
   [[nodiscard]] grpc::CallbackServerContext* context() { return &context_; }
 
-  // Call it when the handler has returned. The handler's operations on the
-  // reactor now take effect.
+  // Call it after the handler has returned. Only then do the handler's
+  // operations on the reactor take effect.
   void Start(Reactor* reactor) {
     reactor_ = reactor;
     this->BindReactor(reactor);

@@ -90,8 +90,8 @@ bool Matches(const Action& action, const std::string& name) {
                       action.name.size() - 1) == 0;
 }
 
-// The failpoints, which every thread that uses files passes. Created before
-// main.
+// The actions and hits of all failpoints. Every thread that uses files passes
+// failpoints.
 class Failpoints {
  public:
   Failpoints() {

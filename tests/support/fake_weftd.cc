@@ -133,6 +133,6 @@ int main(int argc, char** argv) {
   const int status =
       weft::Serve(std::vector<std::string>(argv + 1, argv + argc));
   std::fflush(nullptr);
-  // Does not join the thread that reads stdin, because that thread may wait.
+  // Does not join the thread that reads stdin. It may still wait for a line.
   std::_Exit(status);
 }

@@ -1,6 +1,6 @@
-// Injects faults between a server and its clients: lost replies, other retry
-// hints. They change what the servers of this process send after their
-// handlers.
+// Injects faults between a server and its clients: lost replies and changed
+// retry hints. The faults change what the servers of this process send after a
+// handler has run.
 #ifndef WEFT_TESTS_SUPPORT_WIRE_FAULTS_H_
 #define WEFT_TESTS_SUPPORT_WIRE_FAULTS_H_
 
@@ -26,7 +26,7 @@ class WireFaults {
   // Removes all faults.
   void Reset() ABSL_LOCKS_EXCLUDED(mu_);
   // The next call of this RPC runs, but its caller gets this status instead of
-  // the reply. Repeated calls of LoseReply apply to further calls.
+  // the reply. Repeated faults queue, and each affects one call.
   void LoseReply(std::string rpc, grpc::Status instead)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Sets the retry hint of refusals in milliseconds; none: no hint.

@@ -312,8 +312,8 @@ def calm(base: str) -> dict[str, Any]:
 
 
 def back_to_checkpoint(base: str, kill: bool) -> list[float]:
-    """Loads an earlier checkpoint, and returns the gradient norms of three steps after
-    it. If `kill`, asks the test to kill the server after the first of them."""
+    """Loads an earlier checkpoint, runs three more steps and returns their gradient
+    norms. If `kill`, asks the test to kill the server after the first of the three."""
     _, client = new_client(base)
 
     def step(weight: float) -> float:
@@ -326,7 +326,7 @@ def back_to_checkpoint(base: str, kill: bool) -> list[float]:
     step(1)
     path = client.save_state("early").result().path
     for _ in range(5):
-        step(2)  # The server must not run these steps again.
+        step(2)  # A restarted server must not run these steps again.
     client.load_state_with_optimizer(path).result()
     norms = [step(1)]
     if kill:

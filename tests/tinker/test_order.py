@@ -107,7 +107,8 @@ def test_a_number_far_ahead_is_refused_and_not_kept(daemon: TinkerDaemon) -> Non
     status, reply = client.ask("optim_step", body)
     assert status == 400 and "seq_id" in reply["detail"]
     assert not list(state(daemon).glob("step-*-5000"))
-    # A step that is kept has such a file, so the check above uses the right name.
+    # A step that is kept has a file of this name, so the check above looks for the
+    # right name.
     client.step(model, 500)
     assert len(list(state(daemon).glob("step-*-500"))) == 1
 
@@ -153,7 +154,7 @@ def test_an_adapter_without_its_session_goes_after_a_restart(
     session = client.session()
     client.model(session)
     daemon.server.kill()
-    # A crash while a session ends may leave its adapter without its file.
+    # A crash while a session ends may leave the adapter, but no file of the session.
     for file in set(state(daemon).glob("session-*")) - before:
         file.unlink()
     daemon.server.start()

@@ -19,7 +19,7 @@ int Choose(GradientCheckpointing policy, int64_t budget) {
 }
 
 TEST(ChooseRecomputedTest, AutoRecomputesNoMoreThanItMust) {
-  // A step takes 450 with all layers kept. Each recomputed layer saves 90.
+  // Keeping all layers takes 450 bytes. Each recomputed layer saves 90.
   EXPECT_EQ(Choose(GradientCheckpointing::kAuto, 0), 0);
   EXPECT_EQ(Choose(GradientCheckpointing::kAuto, 450), 0);
   EXPECT_EQ(Choose(GradientCheckpointing::kAuto, 449), 1);
@@ -73,14 +73,15 @@ TEST(ActivationsOfTest, CountsTheSoftmaxAndThePartialSumsOfBf16) {
   const BatchRows head = {.rows = 1, .scored = 4096, .chunk = 4096};
   EXPECT_EQ(working(2, head) - working(4, head), 4096 * config.vocab * 2);
   // 2049 rows make two partial sums of a gradient. Each has three tiles of 128
-  // features, for q, k and v, and 16 ranks.
+  // features, for q, k and v. The rank of 8 is padded to 16.
   const BatchRows layer = {.rows = 2049};
   const ActivationBytes bf16 =
       ActivationsOf(config, 2, /*is_cpu=*/false, 8, layer);
   constexpr int64_t kPartialSums = 2 * (3 * 128) * 16 * 4;
-  // The residual stream counts four times. Attention takes more than the MLP: 8
-  // times its 32 query features and 6 times its 16 key features. In f32, query
-  // features and heads count once more, and each node adds 128 rows.
+  // The residual stream counts four times. Attention takes more than the MLP:
+  // in bf16, 8 times its 32 query features and 6 times its 16 key features. In
+  // f32, it takes its query features and its 4 heads once, with 128 more rows
+  // for each node.
   constexpr int64_t kResidual = 2049 * 4 * 24 * 2;
   constexpr int64_t kSumsRow = (32 + 4) * 4;
   constexpr int64_t kAttention =
@@ -101,8 +102,8 @@ TEST(ActivationsOfTest, CountsThePartialSumsOfExperts) {
     return ActivationsOf(config, 2, /*is_cpu=*/false, 8, {.rows = rows});
   };
   // 1024 tokens have 2048 rows, which are one part. With one more token there
-  // are two parts. Each has 16 tiles of 128 features, for gate and up, and 16
-  // ranks.
+  // are two parts. Each has 16 tiles of 128 features, for gate and up. The rank
+  // is padded to 16.
   const auto working = [&](int64_t rows) {
     return bytes(rows).working - bytes(rows).kept_layer;
   };

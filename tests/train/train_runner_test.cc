@@ -119,7 +119,7 @@ void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
             Tolerance(kEpsilonF32, kPath, std::max(1.0, scale)));
 }
 
-// Computes in f64, by autograd: log-probabilities of every target and
+// Results of autograd in f64: the log-probability of every target, and
 // dLoss/d(normed hidden row) for weighted cross-entropy.
 struct HeadReference {
   at::Tensor logprobs_T;

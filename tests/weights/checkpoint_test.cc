@@ -146,8 +146,8 @@ TEST(Checkpoint, OpensBinFilesAndTheirShards) {
 }
 
 TEST(Checkpoint, PrefersWhatTransformersPrefers) {
-  // The files in the order in which they are written. Each file takes
-  // precedence over the files before it.
+  // The test writes these files in this order. Each file takes precedence over
+  // the files before it.
   const std::pair<const char*, std::string> steps[] = {
       {"pytorch_model.bin.index.json", IndexOf(R"("a":"s.bin")")},
       {"pytorch_model.bin", BinWith({"a"}, 11)},

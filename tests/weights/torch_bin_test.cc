@@ -110,8 +110,8 @@ std::string Zip64Storage(uint16_t field_bytes) {
   const std::string field = Le(1, 2) + Le(field_bytes, 2) +
                             (Le(24, 8) + Le(24, 8)).substr(0, field_bytes);
   const std::string name = "m/data/0";
-  // Zip writes the field as the end of the name. Then the changed lengths make
-  // it an extra field after the name.
+  // Zip() writes the field as the end of the name. The lengths that Patch()
+  // writes then make it an extra field after the name.
   const std::string lengths = Le(name.size(), 2) + Le(field.size(), 2);
   std::string file =
       Zip({{"m/data.pkl", Pickle(DictOf({{"t", Tensor(kTensor)}}))},

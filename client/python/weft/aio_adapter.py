@@ -169,9 +169,9 @@ class AsyncAdapter:
     ) -> TrainResult:
         """Computes the same as forward, but is not a step.
 
-        The call takes no step number and does not wait for missing steps, so an
-        evaluator does not disturb a trainer. Without a snapshot it uses the weights
-        that are the latest when it runs.
+        The call takes no step number and does not wait for steps that have not
+        reached the server, so an evaluator does not disturb a trainer. Without a
+        snapshot it uses the weights that are the latest when it runs.
         """
         return await self._driver.run(self._core.score(data, loss, options, snapshot))
 

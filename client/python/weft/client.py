@@ -130,9 +130,10 @@ class Client:
         "lm_head", "embed_tokens"; None means the server's default. seed: seed of the
         initial weights; None lets the server derive it from the name. expert_rank:
         rank of the experts in a mixture-of-experts model; None means rank divided by
-        the number of experts per token. tenant: the adapter shares queue and slots with
-        this tenant's other adapters; None means the token's tenant or, on a server
-        without tokens, a tenant of its own. durability: what survives the end of the
+        the number of experts per token. tenant: the owner of the adapter. A tenant's
+        adapters share its part of the device's time, its room in the queue and its
+        limit of adapters; None means the token's tenant or, on a server without tokens,
+        a tenant with the adapter's name. durability: what survives the end of the
         server, "memory" (nothing), "checkpoint" (the last checkpoint) or "step" (every
         step); None means the most that the server can keep. Raises AlreadyExists if the
         name is taken, FailedPrecondition if the server cannot offer the durability.

@@ -321,7 +321,7 @@ def sample_request(
 ) -> sampling_pb2.SampleRequest:
     _check_names(SampleOptions, options)
     for name in ("max_tokens", "num_samples"):
-        if options.get(name) == 0:  # The server would take 0 as its default.
+        if options.get(name) == 0:  # In a request, 0 means the server's default.
             raise InvalidArgument(f"{name} is 0, must be at least 1")
     with _sendable():
         config = sampling_pb2.SamplingConfig(

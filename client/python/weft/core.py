@@ -30,8 +30,8 @@ from weft.types import (
 
 T = TypeVar("T")
 HEALTH_TIMEOUT = 5.0  # Seconds.
-# A save or a snapshot that fails while it runs has used its number; one that the server
-# refuses has not. Both give the same codes, so the client asks for the next number.
+# A save or a snapshot that fails has used its number if it ran, but not if the server
+# refused it. The code can be the same, so the client asks for the next number.
 _NO_REFUSALS: frozenset[str] = frozenset()
 
 

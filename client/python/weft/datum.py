@@ -201,10 +201,11 @@ class Datum:
         prompt is not. `logprobs` holds the sampler's log-probabilities.
 
         advantage, weight: one number, or one for each drawn token, [S]. Without an
-        advantage the datum is for cross_entropy. Then `forward` at the sample's
-        temperature computes `sample.logprobs` again. If the sample has routing, the
-        datum gets it. Raises InvalidArgument if the sample has no prompt or no token,
-        or if a length does not fit.
+        advantage the datum is for cross_entropy. If `forward` gets such a datum and
+        the sample's temperature, and the weights are still the same, it returns
+        `sample.logprobs` up to rounding. If the sample has routing, the datum gets it.
+        Raises InvalidArgument if the sample has no prompt or no token, or if a length
+        does not fit.
         """
         if not sample.prompt or not sample.tokens:
             raise InvalidArgument("sample: needs a prompt and at least one drawn token")

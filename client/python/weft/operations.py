@@ -21,7 +21,7 @@ from weft.steps import Outcome, StepCounter, StepSlot
 
 T = TypeVar("T")
 
-# With these codes the server refuses a training step before it queues it.
+# If a training step fails with one of these codes, the server did not queue the step.
 REFUSALS = frozenset(
     {
         "INVALID_ARGUMENT",

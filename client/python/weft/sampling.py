@@ -21,10 +21,10 @@ MOST = 4096  # The most calls in flight, even if the server admits more.
 class InFlight:
     """Finds out how many calls the server admits at the same time.
 
-    Before the first refusal each answer raises the bound by one, so each round of
-    answers doubles the bound. After the first refusal a whole round raises the bound by
-    one. A refusal halves the bound, but only once for all calls that were in flight
-    then. Threads: any.
+    Until the first refusal, each answer raises the bound by 1. So the bound doubles
+    when all calls in flight have been answered. Afterwards, each answer raises it by
+    1 / bound. A refused call halves the bound, unless another refusal has halved it
+    since this call started or was last refused. Threads: any.
     """
 
     def __init__(self, first: int = FIRST_LIMIT) -> None:

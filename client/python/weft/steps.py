@@ -62,8 +62,8 @@ class StepCounter:
         return len(self._in_flight)
 
     def needs_refresh(self) -> bool:
-        """Returns whether the next number is unknown. Then the client must ask the
-        server and call `refresh` before the next `take`.
+        """Returns whether the next number is unknown. If it is, the client must ask the
+        server for it and call `refresh` before the next `take`.
 
         Raises FailedPrecondition if the user must first wait for the steps in flight
         or call resync.

@@ -37,8 +37,9 @@ T = TypeVar("T")
 CallFuture = Any
 
 
-# The driver whose reply this thread is delivering. The thread must not wait for another
-# call of that driver, because it may be the thread that delivers the reply.
+# Its attribute `driver` is the driver whose reply this thread is delivering. The thread
+# must not wait for another call of that driver, because gRPC may need this thread to
+# deliver that call's reply.
 _delivering = threading.local()
 
 

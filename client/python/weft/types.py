@@ -32,8 +32,8 @@ class LossOptions(TypedDict, total=False):
     score_all: bool
     # Also returns the experts of every token; for models with experts. Default False.
     return_routing: bool
-    # The backward pass leaves out blocks of the vocabulary in which all of a token's
-    # probabilities are below this value. Default 0: the gradient is exact.
+    # For each scored token, the backward pass skips a block of the vocabulary if all
+    # probabilities in it are below this value. Default 0: the gradient is exact.
     gradient_filter: float
 
 
@@ -225,7 +225,8 @@ class Sample:
     """
 
     tokens: list[int]  # [S] drawn tokens, including the stop token.
-    # [S], before top_k and top_p, at the call's temperature (at 1 if that is 0).
+    # [S] log-probabilities before top_k and top_p, at the call's temperature. If the
+    # temperature is 0, they are at temperature 1.
     logprobs: FloatArray
     finish_reason: FinishReason | None
     top_logprobs: list[list[tuple[int, float]]]  # Empty unless asked for.

@@ -42,7 +42,7 @@ void CountOperations(benchmark::State& state, const Operands& o) {
                           o.rank);
 }
 
-// Times x A^T. dy B has the same form.
+// Times x A^T. The product dy B has the same form, so it is not timed.
 void ShrinkPanels(benchmark::State& state) {
   const Operands o(state);
   for (auto _ : state) {
@@ -73,7 +73,8 @@ void ShrinkAten(benchmark::State& state) {
   CountOperations(state, o);
 }
 
-// Times dx += ds A. y += s B^T has the same form.
+// Times dx += ds A. The update y += s B^T has the same form, so it is not
+// timed.
 void ExpandPanels(benchmark::State& state) {
   const Operands o(state);
   for (auto _ : state) {
@@ -104,7 +105,7 @@ void ExpandAten(benchmark::State& state) {
   CountOperations(state, o);
 }
 
-// Times dA += ds^T x. dB has the same form.
+// Times dA += ds^T x. The gradient dB has the same form, so it is not timed.
 void GradientPanels(benchmark::State& state) {
   const Operands o(state);
   for (auto _ : state) {

@@ -31,8 +31,8 @@ const float kWeightLimit = static_cast<float>(
     3 * kDeviation / std::sqrt(static_cast<double>(kHidden)));
 constexpr double kLargestLogit = 8 * kDeviation;
 
-// Computes logits = hidden W^T, their softmax, and U = softmax(logits) W, one
-// chunk after another. U lacks the factor scales_ of each row.
+// Computes logits = hidden W^T, their softmax, and U = weights_ W, one chunk
+// after another. Row r of the softmax is scales_[r] * weights_[r].
 class Head {
  public:
   Head(const Device& device, int64_t chunk_rows)
@@ -128,8 +128,9 @@ void Head::CheckProjection(int64_t row, int64_t column) const {
     total += p[v];
     sum += static_cast<double>(p[v]) * FromBf16(w[v]);
   }
-  // After division by `scale`, W's elements are at most 1 in magnitude and the
-  // row's weights add up to 1. So the magnitude of the sum is at most 1.
+  // Divides both values by `scale`, so that no partial sum exceeds 1 in
+  // magnitude: the row's weights add up to `total`, and the elements of W are
+  // at most kWeightLimit in magnitude.
   const double scale = kWeightLimit * total;
   CheckNear(u_.Read(row * kHidden + column, 1)[0] / scale, sum / scale,
             kEpsilonF32, kVocab, 1, "an element of U");

@@ -53,7 +53,7 @@ class Weights {
                        layer * bytes(),
             .stride = Int8RowBytes(matrix_.inputs)};
   }
-  // Returns the numbers of a row of the first layer.
+  // Returns a row of the first layer, widened to floats.
   [[nodiscard]] std::vector<float> Row(int64_t output) const {
     const int64_t row_words = Int8RowBytes(matrix_.inputs) / 2;
     const std::vector<uint16_t> row =

@@ -275,7 +275,8 @@ void JoinProblem::CheckResults() const {
   reset();
   RunJoined(0, nullptr);
   const auto actual = Result().Floats(row * width, checked);
-  // The separate and the joined launches round at different places.
+  // The separate and the joined launches round at different places, so their
+  // results may differ by rounding errors.
   const auto compare = [&](const std::vector<float>& a,
                            const std::vector<float>& b, double factor) {
     double largest = 1e-3;

@@ -22,7 +22,8 @@ namespace {
 
 constexpr unsigned kWarp = 32;
 constexpr unsigned kMaxThreads = 1024;
-// The address sanitizer clears the state of a whole stack at each switch.
+// Small, because the address sanitizer clears the state of a whole stack at
+// each switch between fibers.
 constexpr size_t kStackBytes = 32 << 10;
 constexpr size_t kSlotBytes = 32;
 constexpr size_t kMaxSharedBytes = 227 << 10;
@@ -53,8 +54,8 @@ struct Block {
   ucontext_t scheduler;
   unsigned running = 0;
   const std::function<void()>* thread = nullptr;
-  // Each launch allocates it with the exact size, so that a sanitizer sees
-  // accesses beyond it.
+  // Each launch allocates exactly as many bytes as it asks for, so that a
+  // sanitizer sees accesses beyond them.
   std::unique_ptr<char[]> dynamic_shared;
   alignas(16) char slots[2][kMaxThreads * kSlotBytes];
 };

@@ -42,9 +42,9 @@ extern dim3 blockIdx;
 extern dim3 blockDim;
 extern dim3 threadIdx;
 
-// An early start changes nothing, because launches run one after another. But
-// the process ends if a thread of such a launch ends without a call of
-// cudaGridDependencySynchronize.
+// A launch with this attribute does not start early, because launches run one
+// after another. But the process ends if a thread of the launch ends without a
+// call of cudaGridDependencySynchronize.
 enum cudaLaunchAttributeID {
   cudaLaunchAttributeProgrammaticStreamSerialization
 };
@@ -144,7 +144,7 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned which) {
 }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
-// Stores with the cache policy of an assignment.
+// On a device, this store has the same cache policy as an assignment.
 inline void __stwb(uint4* to, uint4 value) { *to = value; }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 

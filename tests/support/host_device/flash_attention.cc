@@ -55,7 +55,7 @@ struct Sequences {
         .transpose(0, 1)
         .repeat_interleave(group, 0);
   }
-  // Returns the scores. The last query sees the last key.
+  // Returns the scores. A causal mask aligns the last query with the last key.
   [[nodiscard]] at::Tensor Scores(int64_t i) const {
     at::Tensor scores_Hnm =
         at::matmul(Queries(q_THC, i), Keys(k_TKC, i).transpose(1, 2)) * scale;

@@ -48,8 +48,9 @@ def _now(form: str) -> str:
 def _environment(pieces: list[str], spans: list[Span]) -> jinja2.Environment:
     """Returns the environment that templates of Hugging Face models expect.
 
-    The environment appends the span of each {% generation %} block to `spans`. The
-    caller appends the rendered text to `pieces`. Spans count characters from its start.
+    The environment appends the span of each {% generation %} block to `spans`. To
+    find a span's place in the text, it needs the text before the span. So the caller
+    appends each piece of text to `pieces` as soon as it is rendered.
     """
     try:
         from jinja2 import nodes
@@ -128,7 +129,8 @@ class ChatTemplate:
         last: returns only the span of the last message, which must be the
         assistant's. Raises InvalidArgument if there is no such message. Also raises
         InvalidArgument if the template marks nothing and renders a turn at the end of
-        a chat differently from a turn within it. Then only the last turn can be found.
+        a chat differently from a turn within it. For such a template, only the last
+        turn can be found, so use `last`.
         """
         text, marked = self._render(messages, tools, False)
         turns = [i for i, m in enumerate(messages) if m.get("role") == "assistant"]

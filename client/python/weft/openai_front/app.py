@@ -165,8 +165,9 @@ async def _completion(
     if not all(prompts) or not prompts:
         raise InvalidArgument("prompt has no tokens, must have at least one")
     options = _options(body, top=body.logprobs or 0)
-    # If max_tokens is 0, one token is drawn and dropped.
-    options["max_tokens"] = max(1, body.max_tokens or 16)
+    # The server draws at least one token. If max_tokens is 0, the answer leaves out
+    # the drawn tokens.
+    options["max_tokens"] = 16 if body.max_tokens is None else max(1, body.max_tokens)
     if body.echo and body.logprobs is not None:
         options["prompt_logprobs"] = True
         options["prompt_top_logprobs"] = body.logprobs

@@ -34,7 +34,7 @@ class SamplingRequest(BaseModel):
     n: int = Field(default=1, ge=1, le=128)
     temperature: float | None = None
     top_p: float | None = None
-    # Not in OpenAI's API; 0 draws from all.
+    # Not in OpenAI's API. 0: draws from all tokens.
     top_k: int = Field(default=0, ge=0, lt=2**32)
     seed: int | None = Field(default=None, ge=0, lt=2**64)
     stop: str | Several[str] | None = None

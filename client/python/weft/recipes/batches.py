@@ -10,7 +10,8 @@ import numpy.typing as npt
 from weft.datum import Datum
 from weft.types import ServerInfo
 
-# Room for what surrounds the arrays of a sequence, and for the rest of a request.
+# Upper bounds: the bytes of a sequence in a request besides its arrays, and the bytes
+# of a request besides its sequences.
 BYTES_AROUND_DATUM = 64
 BYTES_AROUND_REQUEST = 1024
 

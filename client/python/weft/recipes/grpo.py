@@ -25,7 +25,8 @@ from weft.recipes.watch import Watch
 from weft.types import FloatArray, OptimOptions, Sample, ServerInfo
 
 SUMMARY = "Train an adapter by the rewards of its own replies (GRPO)."
-# The metric KL(sampler || trainer) per token. Only rounding makes it differ from 0.
+# The metric KL(sampler || trainer) per token. Each step trains the same weights that
+# drew its replies, so only rounding makes the metric differ from 0.
 KL = "kl_sample_train_v1:mean"
 LOSSES = ("importance_sampling", "ppo", "cispo", "gspo", "dro")
 

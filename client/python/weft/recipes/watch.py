@@ -16,7 +16,9 @@ from weft.errors import InvalidArgument
 Row = dict[str, float]
 FORMATS = ("jsonl", "csv")
 NUMBER = "adapter_step"
-SMOOTHED = 10  # Steps in the plot's moving average, at most a fifth of the run.
+# The plot's moving average covers this many values, or a fifth of all values if that
+# is less.
+SMOOTHED = 10
 
 
 class _Board(Protocol):
@@ -119,7 +121,8 @@ class Watch:
             steps = [step for step, _ in pairs]
             values = [value for _, value in pairs]
             color = f"C{index}"
-            if len(pairs) < len(self._rows) // 2:  # Too few to average: an evaluation.
+            # An evaluation runs seldom, so it has too few values to average.
+            if len(pairs) < len(self._rows) // 2:
                 axes.plot(steps, values, "o-", color=color, linewidth=2, label=name)
                 continue
             width = max(1, min(SMOOTHED, len(values) // 5))
