@@ -104,8 +104,8 @@ void ReadConfigFile(const std::string& path, Settings* settings,
                     std::vector<std::string>* errors) {
   const absl::StatusOr<std::string> contents = ReadOperatorFile(path);
   if (!contents.ok()) {
-    errors->push_back(absl::StrCat("--config=", path, " cannot be read: ",
-                                   contents.status().message()));
+    errors->push_back(absl::StrCat(
+        "--config=", path, " cannot be read: ", contents.status().message()));
     return;
   }
   const std::string& text = *contents;

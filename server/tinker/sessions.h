@@ -14,10 +14,10 @@ namespace weft::tinker {
 
 // A session ends if it has no heartbeat for this time.
 inline constexpr absl::Duration kSessionTimeout = absl::Hours(1);
-// The most sessions of one owner. A new session above this limit ends an old
-// session. Of the sessions that the caller may end, this is the one that has
-// been silent for longest. If it has not been silent for kSilence, the new
-// session is refused. The SDK sends about thirty heartbeats in kSilence.
+// The most sessions of one owner. A new session above this limit ends the
+// session that has been silent for longest, among those that the caller may
+// end. If it has been silent for less than kSilence, the new session is refused
+// instead. The SDK sends about thirty heartbeats in kSilence.
 inline constexpr size_t kMaxSessions = 1000;
 inline constexpr absl::Duration kSilence = absl::Minutes(5);
 

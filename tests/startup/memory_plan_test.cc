@@ -203,7 +203,7 @@ TEST(PublishedModelsTest, SizesAreThoseWorkedOutByHand) {
 
 TEST(PublishedModelsTest, Llama8BOn80GB) {
   // 77,309,411,328 - 16,060,522,496 - 67,108,864 = 61,181,779,968 bytes are
-  // available. Of these, 4,360,732,160 are the reserve. One adapter takes
+  // available. The reserve takes 4,360,732,160 of them. One adapter takes
   // 4,063,690,752. One context takes 17,179,869,184, which also holds 64
   // sequences of 2048 tokens. Graphs take 74,842,112. 4096 tokens without
   // recomputation take 32 layers of 390,070,272 plus 1,091,895,296 for the
