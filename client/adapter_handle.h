@@ -26,11 +26,12 @@ using OptimReply = Reply<v1::OptimStepResponse>;
 template <typename T>
 using Future = std::future<absl::StatusOr<T>>;
 
-// ForwardBackward, Forward and OptimStep each send one step at once and return
-// a future, so that several steps can be in flight. The server runs the steps
-// in the order of the calls. If the server refuses a step while later steps are
-// in flight, the later steps end with FAILED_PRECONDITION. After that, and also
-// if it is unknown whether a step ran, the handle needs a Resync().
+// ForwardBackward, Forward and OptimStep each send one step and return a future
+// without waiting, so that several steps can be in flight. The server runs the
+// steps in the order of the calls. If the server refuses a step while later
+// steps are in flight, the later steps end with FAILED_PRECONDITION, and the
+// handle needs a Resync(). It also needs a Resync() if it is unknown whether a
+// step ran.
 // Threads: any. Ownership: futures may outlive the handle.
 class AdapterHandle {
  public:
@@ -53,8 +54,9 @@ class AdapterHandle {
                                            absl::string_view snapshot = "");
   [[nodiscard]] Future<OptimReply> OptimStep(v1::AdamWConfig adamw = {});
 
-  // Asks the server for the last step and continues after it. Errors:
-  // FAILED_PRECONDITION while steps are in flight; the errors of GetAdapter.
+  // Asks the server for the number of the last step. The next step gets the
+  // number after that. Errors: FAILED_PRECONDITION while steps are in flight;
+  // the errors of GetAdapter.
   [[nodiscard]] absl::Status Resync();
 
  private:

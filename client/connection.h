@@ -40,8 +40,9 @@ class Connection {
   std::unique_ptr<v1::TrainingService::Stub> training_;
 };
 
-// Marks this thread as one that runs a callback of gRPC. Declare it before the
-// variables that the callback destroys.
+// Marks this thread as one that runs a callback of gRPC, until the end of the
+// scope. Declare it before the variables that the callback destroys, so that
+// the thread is still marked when they are destroyed.
 class CallbackScope {
  public:
   CallbackScope();

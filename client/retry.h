@@ -30,12 +30,12 @@ struct Failure {
   bool repeatable = true;  // False: the server asks clients not to retry.
 };
 
-// Returns how long to wait after an attempt failed, or nullopt to give up.
-// UNAVAILABLE, and RESOURCE_EXHAUSTED with a hint, are repeated if the server
-// does not forbid it. All other errors are final. `attempt` counts the attempts
-// in a row that failed without a hint, including this one. `remaining` is the
-// time until the deadline. NextDelay gives up if the delay would be at least
-// `remaining`. `draw` in [0, 1) sets the jitter.
+// Returns how long to wait after an attempt failed, or nullopt to give up. A
+// call is repeated after UNAVAILABLE, or RESOURCE_EXHAUSTED with a hint, unless
+// the server forbids a retry. All other errors are final. `attempt` counts the
+// attempts in a row that failed without a hint, including the latest attempt.
+// `remaining` is the time until the deadline. NextDelay gives up if the delay
+// would be at least `remaining`. `draw` in [0, 1) sets the jitter.
 [[nodiscard]] std::optional<absl::Duration> NextDelay(const RetryPolicy& policy,
                                                       int attempt,
                                                       const Failure& failure,

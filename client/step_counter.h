@@ -56,8 +56,8 @@ class StepCounter {
   // Returns the number of the next step.
   [[nodiscard]] uint64_t next_step() const;
 
-  // Takes the next number. Errors: FAILED_PRECONDITION until a Reset, if a step
-  // ended as kUnknown, or as kRefused while it was not the latest step.
+  // Takes the next number. Errors: FAILED_PRECONDITION after a step ended as
+  // kUnknown, or a step other than the latest as kRefused, until a Reset.
   [[nodiscard]] absl::StatusOr<StepNumber> Take();
 
   // Sets the function that the counter calls if it withdraws the step `number`.

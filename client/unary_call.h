@@ -125,8 +125,8 @@ class UnaryCall final
   }
 
   // Releases the connection before the caller gets the result. So if the caller
-  // then destroys its client, the client closes the channel, and not this
-  // callback.
+  // then destroys its client, the channel closes in the client's destructor and
+  // not on this callback's thread.
   void End(absl::StatusOr<Reply<Response>> result) ABSL_LOCKS_EXCLUDED(mu_) {
     {
       absl::MutexLock lock(&mu_);
@@ -143,7 +143,8 @@ class UnaryCall final
   const Done done_;
   // The buffer of the reply. Only one attempt at a time uses it.
   Response response_;
-  int unanswered_ = 0;  // Attempts in a row that failed without a hint.
+  // Attempts in a row that failed without a retry hint from the server.
+  int unanswered_ = 0;
 
   absl::Mutex mu_;
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;

@@ -72,7 +72,7 @@ class Client {
   // empty name asks whether the server takes work. "liveness" asks whether the
   // server's process is healthy. The call is not repeated.
   [[nodiscard]] absl::StatusOr<bool> IsHealthy(absl::string_view service = "");
-  [[nodiscard]] absl::Status Drain();  // Is not repeated.
+  [[nodiscard]] absl::Status Drain();  // The call is not repeated.
   // Records what the engine's thread does in `steps` pieces of work (0: no
   // limit), and at most for `time`. A piece is a micro-batch, an optimizer step
   // or a decode iteration. Returns a Chrome trace. The call is not repeated.
@@ -115,8 +115,8 @@ class Client {
       absl::string_view adapter_id);
   [[nodiscard]] absl::StatusOr<v1::ListAdaptersResponse> ListAdapters();
   [[nodiscard]] absl::Status DeleteAdapter(absl::string_view adapter_id);
-  // SaveCheckpoint, LoadCheckpoint and PublishSnapshot are repeated only with a
-  // step number. Without it, the server might run a repeated call twice.
+  // SaveCheckpoint, LoadCheckpoint and PublishSnapshot are repeated only if the
+  // request sets `step`. Otherwise the server might run the request twice.
   [[nodiscard]] absl::StatusOr<v1::Checkpoint> SaveCheckpoint(
       const v1::SaveCheckpointRequest& request);
   [[nodiscard]] absl::StatusOr<v1::Adapter> LoadCheckpoint(

@@ -99,7 +99,7 @@ class Board:
 
 
 def encode_prompt(tokenizer: Tokenizer, topic: str) -> list[int]:
-    """Returns the question in the model's chat format, up to the answer."""
+    """Returns a question's tokens in the chat format, up to the answer."""
     text = f"<|im_start|>user\nTell me about {topic}.<|im_end|>\n"
     return list(tokenizer.encode(text + "<|im_start|>assistant\n").ids)
 
@@ -201,8 +201,8 @@ def show_samples(client: weft.Client, tokenizer: Tokenizer) -> None:
 
 
 def report(losses: dict[str, tuple[float, float]]) -> bool:
-    """Prints the losses before and after. Returns whether all fell far
-    enough.
+    """Prints the losses before and after training. Returns whether every loss fell
+    far enough.
     """
     print("\nLoss per token over all twelve answers:")
     good = True

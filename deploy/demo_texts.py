@@ -1,7 +1,7 @@
 """The demo's training texts: four tenants, twelve short answers each.
 
-All answer the same questions, so that the only thing an adapter can
-learn is how its tenant talks.
+All tenants answer the same questions. So the only thing an adapter can learn
+is how its tenant talks.
 """
 
 TOPICS = (

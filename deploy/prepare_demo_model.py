@@ -303,8 +303,8 @@ def write_folder(out: Path, source: Path, num_shards: int) -> int:
 
 
 def recipe_digest(source: Path, num_shards: int) -> str:
-    """Returns a digest of this script, the size of the source and the number of
-    shards. If the digest changes, the folder must be made again.
+    """Hashes this script together with the source's size and the number of shards.
+    If the digest changes, the folder must be made again.
     """
     digest = hashlib.sha256(Path(__file__).read_bytes())
     digest.update(f"{num_shards} {source.stat().st_size}".encode())

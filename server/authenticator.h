@@ -1,8 +1,8 @@
 // Checks bearer tokens against --auth-tokens-file, finds the caller, and
 // decides whether the call is permitted.
 //
-// Processor checks every gRPC call, even of an unknown method, before gRPC
-// reads the call's first message. CallRecord repeats the check to get the
+// Processor checks every gRPC call, even a call of an unknown method, before
+// gRPC reads the call's first message. CallRecord repeats the check to get the
 // caller, because a processor can report a caller only for a whole connection.
 #ifndef WEFT_SERVER_AUTHENTICATOR_H_
 #define WEFT_SERVER_AUTHENTICATOR_H_
@@ -64,7 +64,7 @@ class Authenticator {
  private:
   class Processor;
   using Records = std::shared_ptr<const std::vector<TokenRecord>>;
-  // Why a call was refused. The value is the index of the label in failures_.
+  // Why a call was refused. The value is the index of a counter in failures_.
   enum Refusal : uint8_t { kNoToken, kUnknown, kExpired, kScope, kMethod };
   struct Verdict {
     absl::Status status;

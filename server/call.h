@@ -106,8 +106,8 @@ class CallRecord {
   void CountReceived() { core_->metrics.Received(rpc_); }
   void CountSent() { core_->metrics.Sent(rpc_); }
 
-  // Notes in the metrics and, for gRPC, in a trailer that the reply is the
-  // stored reply of an earlier call.
+  // Counts the reply in the metrics as the stored reply of an earlier call. For
+  // gRPC, also marks the reply with a trailer.
   void MarkReplayed();
 
   // Counts and logs the outcome, and frees the call's place in the tenant's

@@ -20,7 +20,7 @@
 namespace weft {
 
 struct CallError {
-  std::string rpc;  // "ForwardBackward".
+  std::string rpc;  // For example "ForwardBackward".
   absl::StatusCode code = absl::StatusCode::kUnknown;
   std::string reason;      // Reason::name of the error; empty if it has none.
   std::string adapter_id;  // Empty if no valid name was read.
@@ -39,7 +39,7 @@ class CallErrors {
   static constexpr size_t kMaxOwners = 256;
 
   // Adds one failed call. `error` has the engine's name of the adapter. If the
-  // caller has too many different errors, drops the oldest one. If there are
+  // Owner has too many different errors, drops its oldest error. If there are
   // too many Owners, drops the errors of the Owner whose last error is oldest.
   void Add(const Caller& caller, CallError error) ABSL_LOCKS_EXCLUDED(mu_);
 

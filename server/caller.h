@@ -65,8 +65,9 @@ class Caller {
     } else if constexpr (requires { result->replayed; }) {
       Reveal(&result->result);
     } else if constexpr (requires { result->more; }) {
-      // A page is sorted, and Qualify lets it begin at the tenant's adapters.
-      // So if Reveal removes an adapter, no later page has one of the tenant's.
+      // The list is sorted and, through Qualify, begins at the tenant's
+      // adapters. So if Reveal removes an adapter from this page, no later page
+      // has an adapter of the tenant.
       const size_t size = result->adapters.size();
       Reveal(&result->adapters);
       result->more = result->more && result->adapters.size() == size;

@@ -67,7 +67,7 @@ class Reader : public nlohmann::json_sax<json> {
     return false;
   }
 
-  // Returns the position at which the text is not JSON; 0 if there is none.
+  // Returns the position of the JSON syntax error; 0 if there is none.
   [[nodiscard]] size_t error_at() const { return error_at_; }
 
  private:

@@ -25,7 +25,7 @@ void ReadConfigFile(const std::string& path, Settings* settings,
                     std::vector<std::string>* errors);
 
 // Returns all settings in the form of a --config file. Each setting that was
-// given, and so is not a default, has a comment with its source.
+// given explicitly has a comment that names its source.
 [[nodiscard]] std::string ConfigText(const Settings& settings);
 
 }  // namespace weft

@@ -31,8 +31,8 @@ constexpr absl::Duration kStreamGrace = absl::Seconds(2);
 // How long the process may take to stop after the engine has failed or a drain
 // was cut off.
 constexpr absl::Duration kFailureGrace = absl::Seconds(15);
-// After another rank has ended, how long loading may still run and report an
-// error.
+// How long loading may still run after another rank has ended, so that it can
+// return an error.
 constexpr absl::Duration kReasonGrace = absl::Seconds(3);
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
 // Drain checks at short intervals, because an idle engine drains at once.
@@ -131,9 +131,9 @@ void LogFailure(const char* what, const absl::Status& status) {
 
 // Starts the engine on a separate thread and watches for signals. A signal ends
 // the process at once, because no work was accepted and loading cannot be
-// interrupted. If another rank ends, loading might wait for this rank forever.
-// So loading has kReasonGrace left to return an error, and then the process
-// ends. If loading succeeds although a rank has ended, the process also ends.
+// interrupted. If another rank ends, loading might wait for the ended rank
+// forever. So loading has kReasonGrace left to return an error, and then the
+// process ends. It also ends if loading succeeds although a rank has ended.
 absl::StatusOr<std::unique_ptr<Engine>> Load(const EngineOptions& options,
                                              const EngineStarter& start_engine,
                                              const StopSignals& signals,
@@ -158,7 +158,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Load(const EngineOptions& options,
   }
   loader.join();
   // The engine cannot compute without the rank that has ended. Serve would not
-  // notice, because Check reports the end of a rank only once.
+  // notice the missing rank, because Check reports the end of a rank only once.
   if (engine.ok() && give_up != absl::InfiniteFuture()) {
     std::_Exit(kExitFailed);
   }

@@ -18,8 +18,8 @@ namespace {
 static_assert(std::endian::native == std::endian::little,
               "raw fields are copied, not swapped");
 
-// Reads one datum. Read must keep the order of its calls, because later checks
-// use the lengths of earlier parts.
+// Reads one datum. Do not reorder the calls in Read(), because later checks use
+// the lengths of parts that were read earlier.
 class DatumReader {
  public:
   DatumReader(const v1::Datum& datum, int index, LossFunction function,
@@ -40,10 +40,10 @@ class DatumReader {
     return absl::StrCat("data[", index_, "].", field);
   }
 
-  // Copies a field from its packed or its raw form; empty if neither is set.
-  // Out is int32_t for ids (FindBadId checks their range later), uint32_t for
-  // offsets and float for reals. Errors: INVALID_ARGUMENT if both forms are
-  // set, or if the raw form's size is not a multiple of 4.
+  // Copies a field from its packed or its raw form. `*out` becomes empty if
+  // neither form is set. Out is int32_t for ids (FindBadId checks their range
+  // later), uint32_t for offsets and float for reals. Errors: INVALID_ARGUMENT
+  // if both forms are set, or if the raw form's size is not a multiple of 4.
   template <typename In, typename Out>
   absl::Status Copy(absl::string_view field,
                     const google::protobuf::RepeatedField<In>& packed,

@@ -56,8 +56,8 @@ struct Interval {
                                       uint64_t low, uint64_t high);
 
 // Returns the index of the first id outside [0, vocab_size), or -1. Requests
-// have uint32 ids, which are stored as int32. So a negative id stands for 2^31
-// or more.
+// have uint32 ids, which are stored as int32. So a request's id of 2^31 or more
+// is a negative number here.
 [[nodiscard]] int64_t FindBadId(absl::Span<const int32_t> ids, int vocab_size);
 
 // Returns the index of the first value that is NaN or infinite, or -1.

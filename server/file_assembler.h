@@ -24,9 +24,10 @@ class FileAssembler {
 
   virtual ~FileAssembler() = default;
 
-  // Adds a message. The first message has the options. The others have chunks,
-  // with all chunks of a file in a row. Errors: INVALID_ARGUMENT for a wrong
-  // order, an invalid field, or more than kMaxFiles files.
+  // Adds a message. The first message has the options. Every later message has
+  // a chunk of a file. The chunks of a file come one after another. Errors:
+  // INVALID_ARGUMENT for a message out of order, an invalid field, or more than
+  // kMaxFiles files.
   [[nodiscard]] absl::Status Add(const Message& message);
 
   // Returns the joined request and empties the assembler. Call it when the

@@ -18,8 +18,8 @@ namespace weft {
 // Threads: `changed` runs on the poller's thread, never after the destructor.
 class FilePoller {
  public:
-  // The first check always calls `changed`. So no change is lost between the
-  // caller's first reading and that check.
+  // The first check always calls `changed`, because a file may have changed
+  // after the caller first read it.
   FilePoller(std::vector<std::string> paths, std::function<void()> changed);
   ~FilePoller();
   FilePoller(const FilePoller&) = delete;

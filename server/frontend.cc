@@ -105,9 +105,9 @@ Frontend::MakeCredentials() {
     WEFT_ASSIGN_OR_RETURN(tls_, TlsRotation::Start(options, registry_.get()));
     credentials = tls_->MakeCredentials();
   } else if (!options.auth_tokens_file.empty()) {
-    // These credentials are plaintext and accept connections only from this
-    // machine. With them gRPC calls the authenticator's processor. With
-    // insecure credentials gRPC does not.
+    // Local credentials are plaintext and accept connections only from this
+    // machine. gRPC calls the authenticator's processor with local credentials,
+    // but not with insecure credentials.
     credentials = grpc::experimental::LocalServerCredentials(LOCAL_TCP);
   } else {
     credentials = grpc::InsecureServerCredentials();

@@ -41,7 +41,7 @@ inline constexpr absl::Duration kHangGrace = absl::Minutes(5);
 // the model loads, and later while the engine's heartbeat is younger than
 // kHeartbeatLimit.
 //
-// Threads: one; but any thread may call StartDraining and draining.
+// Threads: one; but any thread may call StartDraining() and draining().
 class Frontend {
  public:
   // Listens at once and writes options.port_file. Until SetEngine, every RPC of

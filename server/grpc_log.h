@@ -4,9 +4,9 @@
 
 namespace weft {
 
-// From now on, writes gRPC's messages as log lines "grpc": errors at level
-// warning, others at level debug. Writes at most about ten lines a second, so
-// that failed handshakes cannot fill the disk.
+// From now on, logs gRPC's messages as events named "grpc". Errors have level
+// warning, and other messages have level debug. Writes at most about ten lines
+// a second, so that failed handshakes cannot fill the disk.
 void TakeOverGrpcLog();
 
 }  // namespace weft

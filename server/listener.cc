@@ -172,7 +172,8 @@ bool Listener::Accept(int listener) {
   UniqueFd fd(
       accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (fd.get() < 0) {
-    // Any other error concerns one connection, which no longer exists.
+    // An error that is not listed here concerns only one connection, which no
+    // longer exists.
     const bool exhausted = errno == EMFILE || errno == ENFILE ||
                            errno == ENOBUFS || errno == ENOMEM;
     if (exhausted) refused_[kNoDescriptor].Increment();

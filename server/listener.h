@@ -35,7 +35,7 @@ class Listener {
       const std::string& listen, int max_connections,
       prometheus::Registry* registry);
 
-  // Stops accepting. Open connections stay.
+  // Stops accepting connections. Open connections stay open.
   ~Listener();
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;

@@ -96,8 +96,9 @@ void* FindInService(const weft::ServerOptions& options, const char* name) {
   if (!options.torch_dir.empty() && !LoadTorch(options.torch_dir)) {
     return nullptr;
   }
-  // dlopen finds weftd.so by this binary's RPATH. RTLD_GLOBAL also applies to
-  // LibTorch's libraries, which weftd.so loads. They use each other's symbols.
+  // dlopen finds weftd.so by this binary's RPATH. The LibTorch libraries that
+  // weftd.so loads use each other's symbols. RTLD_GLOBAL applies to these
+  // libraries too.
   void* const library = ::dlopen("weftd.so", RTLD_NOW | RTLD_GLOBAL);
   void* const function = library == nullptr ? nullptr : ::dlsym(library, name);
   if (function == nullptr) std::fprintf(stderr, "weftd: %s\n", ::dlerror());

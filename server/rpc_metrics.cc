@@ -64,8 +64,8 @@ constexpr const char* kCodeNames[] = {"OK",
                                       "Unauthenticated"};
 
 // Returns whether requests of this method have a step number. The engine may
-// answer a repeat of such a request with the stored reply, so these methods
-// count their replays.
+// answer a repeat of such a request with the stored reply. So replays are
+// counted for methods with a step number.
 bool HasStep(Rpc rpc) {
   return rpc == Rpc::kForwardBackward || rpc == Rpc::kForward ||
          rpc == Rpc::kOptimStep || rpc == Rpc::kSaveCheckpoint ||

@@ -80,9 +80,9 @@ class RpcMetrics {
 
   void Started(Rpc rpc);
   void Handled(Rpc rpc, const absl::Status& status, absl::Duration elapsed);
-  // Count a request message that was read, and a response message handed to
-  // gRPC.
+  // Counts a request message that was read.
   void Received(Rpc rpc);
+  // Counts a response message that was handed to gRPC.
   void Sent(Rpc rpc);
   void Rejected(RejectReason reason);
   void Replayed(Rpc rpc);

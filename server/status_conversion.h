@@ -17,9 +17,9 @@ inline constexpr size_t kMaxStatusMessageBytes = 1024;
 // no "retry_ms".
 inline constexpr int kRetryPushbackMillis = 1000;
 
-// Converts a status. Codes map one to one. The message is cut between UTF-8
-// characters to at most kMaxStatusMessageBytes. A Reason becomes the details
-// (weft/v1/errors.proto).
+// Converts a status. Codes map one to one. A message longer than
+// kMaxStatusMessageBytes is cut, but not inside a UTF-8 character. A Reason
+// becomes the details of the gRPC status (weft/v1/errors.proto).
 [[nodiscard]] grpc::Status ToGrpcStatus(const absl::Status& status);
 
 // Returns after how many milliseconds the same call may succeed. Returns

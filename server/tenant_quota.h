@@ -29,8 +29,9 @@ class TenantQuota {
 
   // Takes `tokens` from the tenant's credit. The credit grows with time, up to
   // kBurst times tokens_per_second. If the credit is not positive, returns
-  // RESOURCE_EXHAUSTED and takes nothing. Otherwise the credit may become
-  // negative. So a request of any size is served, but the next one waits.
+  // RESOURCE_EXHAUSTED and takes nothing. A positive credit is enough for a
+  // request of any size, and may become negative. Later requests are then
+  // refused until the credit is positive again.
   [[nodiscard]] absl::Status Spend(const std::string& tenant, int64_t tokens,
                                    absl::Time now) ABSL_LOCKS_EXCLUDED(mu_);
   static constexpr absl::Duration kBurst = absl::Seconds(10);

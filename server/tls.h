@@ -26,7 +26,7 @@ struct TlsFiles {
 };
 
 // Returns FAILED_PRECONDITION, which names the flag, if a file holds no
-// certificate or no key, the key belongs to another certificate, or the
+// certificate or no key, if the key belongs to another certificate, or if the
 // server's certificate is not valid now. client_ca may be empty.
 [[nodiscard]] absl::Status CheckTlsFiles(const TlsFiles& files);
 

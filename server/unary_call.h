@@ -1,6 +1,7 @@
 // Runs a unary call. RunUnary checks the token, the quota and the deadline,
-// gets the engine, and validates the request. Then the engine runs it. The
-// engine's callback records status and metrics and replies.
+// gets the engine, and validates the request. Then the engine runs the request.
+// The engine's callback records the status and the metrics, and then sends the
+// reply.
 //
 //   return RunUnary<StepReply<TrainResult>>(
 //       core_, context, Rpc::kForward, *request,

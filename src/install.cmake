@@ -7,8 +7,8 @@ if(NOT TARGET weftd)
   return()
 endif()
 
-# These flags write DT_RPATH, which also applies to the libraries of libraries.
-# RUNPATH does not.
+# These flags write DT_RPATH, which also finds the libraries that a library
+# needs. RUNPATH does not.
 target_link_options(weftd PRIVATE -Wl,--disable-new-dtags)
 target_link_options(weftctl PRIVATE -Wl,--disable-new-dtags)
 target_link_options(weftd_service PRIVATE -Wl,--disable-new-dtags)

@@ -7,10 +7,11 @@ find_package(absl REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(OpenSSL REQUIRED)
 find_package(PkgConfig REQUIRED)
-# The prefix is not re2, because gRPC's own search for re2 would then fail.
+# The prefix is WEFT_RE2: with the prefix re2, gRPC's own search for re2 would
+# fail.
 pkg_check_modules(WEFT_RE2 REQUIRED IMPORTED_TARGET re2)
-# Removes -pthread, which would not agree with the precompiled headers.
-# Threads::Threads adds threads.
+# Removes -pthread, which would not agree with the precompiled headers. The
+# library in src/base links Threads::Threads instead.
 set_property(TARGET PkgConfig::WEFT_RE2 PROPERTY INTERFACE_COMPILE_OPTIONS "")
 # libisal computes CRC32C with the processor's instructions.
 pkg_check_modules(WEFT_ISAL REQUIRED IMPORTED_TARGET libisal)
@@ -23,7 +24,8 @@ target_link_libraries(weft_protobuf INTERFACE protobuf::libprotobuf)
 if(WEFT_SANITIZER STREQUAL "thread")
   # In instrumented sources, protobuf's map fields have two more members than in
   # the library, which is not instrumented. So the first flag hides the
-  # instrumentation from protobuf. The second flag shows it to libstdc++.
+  # instrumentation from protobuf. The second flag still shows the
+  # instrumentation to libstdc++.
   target_compile_options(weft_protobuf INTERFACE
     -U__SANITIZE_THREAD__ -D_GLIBCXX_TSAN=1)
 endif()
@@ -54,9 +56,10 @@ if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
       ${CCACHE_PROGRAM})
   # With CCACHE_DEPEND, ccache identifies a result by the files that the
   # compiler read, not by the preprocessed source. Preprocessing has two
-  # problems. nvcc preprocesses a source once for each architecture. And where
-  # an old precompiled header exists, preprocessing the new one reads the old
-  # one instead of the changed headers, so that ccache would return the old one.
+  # problems. nvcc preprocesses a source once for each architecture. And if an
+  # old precompiled header exists, the preprocessor reads the old file instead
+  # of the changed headers, so that ccache would return the old precompiled
+  # header.
   set(_by_dependencies ${CMAKE_CXX_COMPILER_LAUNCHER})
   list(INSERT _by_dependencies 1 CCACHE_DEPEND=1)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${_by_dependencies})
@@ -138,7 +141,8 @@ if(WEFT_WITH_CUDA)
 endif()
 
 # weft_link_only(NAME TARGET)
-# NAME links TARGET and adds no flag to the compile commands of its users.
+# Defines the library NAME. Targets that link NAME also link TARGET, but get no
+# compile flags from TARGET.
 function(weft_link_only name target)
   add_library(${name} INTERFACE)
   target_link_libraries(${name} INTERFACE $<LINK_ONLY:${target}>)
@@ -229,8 +233,8 @@ function(weft_cc_test)
     set(A_LABELS unit)
   endif()
   add_executable(${A_NAME} ${A_SRCS})
-  # Saves a fifth of the compile time, and half of it with the address
-  # sanitizer. The tested code keeps the product's flags.
+  # -O1 saves a fifth of the compile time. With the address sanitizer, -O0 saves
+  # half of the compile time. The tested code keeps the product's flags.
   set(_level -O1)
   if(WEFT_SANITIZER MATCHES address)
     set(_level -O0)
@@ -252,7 +256,8 @@ function(weft_cc_test)
   set(environment
       TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/support/tsan.supp)
   set(properties LABELS "${A_LABELS}" TIMEOUT ${A_TIMEOUT})
-  # LibTorch may have to be read from the disk: the default of 5 s is too short.
+  # Discovery runs the program, which may have to read LibTorch from the disk.
+  # The default timeout of 5 s is too short for this.
   gtest_discover_tests(${A_NAME} DISCOVERY_MODE PRE_TEST NO_PRETTY_VALUES
     DISCOVERY_TIMEOUT 60 PROPERTIES ${properties} ENVIRONMENT "${environment}")
   if(A_ISOLATED)

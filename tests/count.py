@@ -35,7 +35,7 @@ def _result(case: ElementTree.Element) -> str:
 
 
 def _cases(report: Path) -> list[Outcome]:
-    """Returns the tests in a report. Raises ParseError if it ends early."""
+    """Returns the tests in a report. Raises ParseError if the report ends early."""
     return [
         Outcome(f"{case.get('classname')}.{case.get('name')}", _result(case))
         for case in ElementTree.parse(report).iter("testcase")
@@ -62,7 +62,7 @@ def outcomes(entry: str, result: str, report: Path | None) -> list[Outcome]:
 
 
 def _entry_result(case: ElementTree.Element) -> str:
-    """Returns passed, failed, skipped, or `not run` for a missing program."""
+    """Returns passed, failed or skipped. If the program is missing: `not run`."""
     if case.get("status") == "fail":
         return "failed"
     if case.get("status") == "run":

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # run_ctest.sh BUILD [ARGUMENT...]: runs ctest in a build folder and counts the
-# tests in its entries. The last line is `N passed, N failed, N skipped`. The
+# tests inside the ctest entries. The last line is `N passed, N failed, N skipped`. The
 # exit status is that of ctest, or 1 if only the count finds a failure.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -14,8 +14,8 @@ readonly python
 rm -rf "${reports}"
 mkdir -p "${reports}"
 status=0
-# Two more entries than cores, because entries also wait: for a start, a stop, a
-# disk, and for their own threads.
+# Runs two more entries than there are cores, because entries do not always
+# compute: they wait for a start, a stop, a disk or their own threads.
 ctest --test-dir "${build}" --output-on-failure --parallel "$(($(nproc) + 2))" --no-tests=error \
   --output-junit reports/ctest.xml "$@" || status=$?
 ctest --test-dir "${build}" --show-only=json-v1 "$@" >"${reports}/entries.json"

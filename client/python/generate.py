@@ -2,7 +2,7 @@
 
 The .proto files import only protobuf's own files, not each other. So the generated
 modules can all lie in weft._proto, and no import needs rewriting. There are no gRPC
-stubs, because the table in weft/methods.py replaces them. So no plugin is needed.
+stubs, because the table in weft/methods.py replaces them. So protoc needs no plugin.
 
     python client/python/generate.py
 """
@@ -25,15 +25,15 @@ def _sources() -> list[Path]:
 
 
 def generate() -> None:
-    """Writes the stubs. Each file is replaced atomically, so two runs may overlap."""
-    # Imported only here, because an unpacked sdist brings its stubs and needs no
-    # grpc_tools.
+    """Writes the modules. Each file is replaced atomically, so two runs may overlap."""
+    # Imported only here, because an unpacked sdist contains the generated modules and
+    # does not need grpc_tools.
     from grpc_tools import protoc
 
     OUTPUT.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=OUTPUT.parent) as scratch:
-        # protoc looks for protobuf's own .proto files only beside python. They are
-        # there only if protobuf's headers are installed, so this adds other copies.
+        # protoc looks for protobuf's own .proto files only near the python executable,
+        # where they may be missing. So this adds the copies in grpc_tools.
         own = resources.files("grpc_tools") / "_proto"
         command = ["protoc", "-I", str(PROTO_ROOT), "-I", str(own)]
         command += [f"--python_out={scratch}"]
@@ -42,16 +42,17 @@ def generate() -> None:
             raise RuntimeError(f"protoc failed: {' '.join(command)}")
         init = Path(scratch, "weft", "v1", "__init__.py")
         init.write_text(DOCSTRING, encoding="utf-8")
-        # Moves __init__ last: its time stamp says that all other files are there.
+        # Moves __init__.py last, because ensure_stubs takes a new __init__.py as a sign
+        # that all other files are there.
         made = sorted(init.parent.iterdir(), key=lambda path: path == init)
         for path in made:
             os.replace(path, OUTPUT / path.name)
 
 
 def ensure_stubs() -> None:
-    """Generates the stubs unless they are newer than the .proto files.
+    """Generates the modules unless they are newer than the .proto files.
 
-    An unpacked wheel or sdist has no .proto files, so its own stubs are used.
+    An unpacked wheel or sdist has no .proto files. It contains the generated modules.
     """
     init = OUTPUT / "__init__.py"
     sources = _sources()

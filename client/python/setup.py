@@ -1,4 +1,4 @@
-"""Generates the protobuf stubs before setuptools looks for packages.
+"""Generates the protobuf modules before setuptools looks for packages.
 
 From a checkout: `python -m build client/python`.
 """

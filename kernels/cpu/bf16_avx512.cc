@@ -209,7 +209,7 @@ template <int64_t kRows, int64_t kVectors>
     }
     const uint16_t* x = inputs.x + i * inputs.pair_stride;
     if (i % kLinePairs == 0) {
-      // Prefetches a cache line of each row of x of the next tile.
+      // Prefetches one cache line from each x row of the next tile.
       for (int64_t r = kRows; r < 2 * kRows; ++r) {
         __builtin_prefetch(x + r * inputs.row_stride);
       }

@@ -12,7 +12,8 @@
 namespace weft::kernels::cpu {
 
 inline constexpr int64_t kBf16PanelOutputs = 64;
-inline constexpr int64_t kBf16PanelInputs = 2048;  // Even.
+// Must be even, because a panel stores inputs in pairs.
+inline constexpr int64_t kBf16PanelInputs = 2048;
 
 // Memory for a packed panel. Kernels take panels at any address. The alignment
 // is for speed: each vector is one cache line.
@@ -20,8 +21,8 @@ struct alignas(64) Bf16Panel {
   uint16_t elements[kBf16PanelOutputs * kBf16PanelInputs];
 };
 
-// The part of a weight that becomes a panel. Strides count elements, and one of
-// them is 1. Element is float, or uint16_t for bf16.
+// The part of a weight that becomes a panel. Strides count elements. One of the
+// two strides is 1. Element is float, or uint16_t for bf16.
 template <typename Element>
 struct Bf16PanelSource {
   const Element* weight = nullptr;  // At the panel's first input and output.
@@ -72,11 +73,11 @@ struct Bf16KernelTable {
   // Multiplies a weight by `scale`, rounds it as round_row does, and packs it.
   void (*round_panel)(const Bf16PanelSource<float>& source, float scale,
                       uint16_t* panel);
-  // Computes y = x W + last, or adds this to y, where W is the panel. Sums are
-  // f32, in the order of the inputs. So the bits of an element of y do not
+  // Computes y = x W + last, or y += x W + last if `adds`. W is the panel. Sums
+  // are f32, in the order of the inputs. So the bits of an element of y do not
   // depend on other rows, and a sum over several panels has the bits of one
   // long sum. The instructions read subnormal operands as zero. A NaN in x
-  // affects only its row of y, and a NaN in the panel only its output.
+  // affects only its row of y, and a NaN in W only its column of y.
   void (*multiply_panel)(const Bf16PanelProduct& item);
 };
 

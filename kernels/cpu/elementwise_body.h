@@ -38,7 +38,7 @@ void AddRow(const float* x, int64_t count, float* y) {
 
 // Runs a plain loop, because the vector extension has no square root. The
 // compiler vectorises the loop. Its iterations are independent, even if
-// weights_out is weights.
+// weights_out and `weights` are the same buffer.
 void AdamW(const AdamWScalars& scalars, int64_t count, const float* weights,
            const float* gradient, float* moment1, float* moment2,
            float* weights_out) {

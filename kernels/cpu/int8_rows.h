@@ -5,8 +5,8 @@
 // This product is exact in f32, because q has 7 significant bits and s has 8.
 // Quantising rounds w / s to the nearest q, so w changes by at most s / 2.
 // The scale s is m / 127 rounded up to bf16, where m is the largest |w| of the
-// group. So s is at most (1 + 2^-7) m / 127. But s is at least the smallest
-// normal f32.
+// group. So s is at most (1 + 2^-7) m / 127. If m / 127 is below the smallest
+// normal f32, s is the smallest normal f32 instead.
 #ifndef WEFT_KERNELS_CPU_INT8_ROWS_H_
 #define WEFT_KERNELS_CPU_INT8_ROWS_H_
 

@@ -42,7 +42,8 @@ WEFT_INLINE uint16_t ScaleBits(float largest) {
 
 bool QuantizeRow(const float* x, int64_t inputs, int8_t* row) {
   constexpr uint32_t kInfinity = 0x7f800000U;
-  // Adding 1.5 * 2^23 rounds a number to an integer in the sum's lowest bits.
+  // Adding 1.5 * 2^23 to a number rounds the number to an integer. The sum's
+  // lowest bits hold this integer.
   constexpr float kRounder = 0x1.8p23f;
   int8_t* scales = row + inputs;
   for (int64_t begin = 0; begin < inputs; begin += kInt8Group) {

@@ -36,7 +36,7 @@ struct KernelTable {
                                 const float* weight, int64_t features,
                                 float eps, float* dx);
   // Rotates one head [C] in place. The pair of features (c, c + C/2) turns by
-  // the angle with cosine cos[c] and sine sin[c], or back if `inverse`.
+  // the angle with cosine cos[c] and sine sin[c]. `inverse` negates the angle.
   void (*rotary_head)(float* x, const float* cos, const float* sin,
                       int64_t half_features, bool inverse);
   // Computes y += x for `count` elements.
@@ -90,11 +90,11 @@ struct KernelTable {
   // softcap(x) is x if softcap is 0, otherwise softcap * tanh(x / softcap).
   float (*softmax_step_row)(const SoftmaxKeys& keys, float softcap,
                             float* scores, SoftmaxState* state);
-  // Replaces scores [size] by the weights w = e^(softcap(score) - lse), and
-  // dweights = dLoss/dw by dLoss/dscore = w (dLoss/dw - delta) softcap'(score).
-  // Both are 0 for keys that the query may not see. lse is the log-sum-exp of
-  // softcap(score), and delta the sum of w dLoss/dw, over all keys of the
-  // query.
+  // Replaces scores [size] by the weights w = e^(softcap(score) - lse).
+  // Replaces dweights, which holds dLoss/dw, by dLoss/dscore = w (dLoss/dw -
+  // delta) softcap'(score). Both results are 0 for keys that the query may not
+  // see. Over all keys of the query, lse is the log-sum-exp of softcap(score),
+  // and delta is the sum of w dLoss/dw.
   void (*softmax_gradient_row)(const SoftmaxKeys& keys, float softcap,
                                float lse, float delta, float* scores,
                                float* dweights);
@@ -136,7 +136,7 @@ struct KernelTable {
   // Sums matrices in order, and adds the sum to another matrix.
   void (*add_parts)(const PartSum& sum);
   // Makes one AdamW update of `count` weights, and of their moments in place.
-  // Writes the new weights to weights_out, which may be weights.
+  // Writes the new weights to weights_out, which may equal `weights`.
   void (*adamw)(const AdamWScalars& scalars, int64_t count,
                 const float* weights, const float* gradient, float* moment1,
                 float* moment2, float* weights_out);

@@ -9,9 +9,9 @@
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
-// The most tokens of a block. The keys and values of a head (2 * 16 floats per
-// feature) stay in the first-level cache while every query head that shares
-// them uses them. The number is a multiple of every kWidth.
+// The most tokens of a block. The block's keys and values of one head (2 * 16
+// floats per feature) stay in the first-level cache while all query heads of
+// this key/value head use them. The number is a multiple of every kWidth.
 constexpr int64_t kBlockTokens = 16;
 
 // Returns a vector whose lanes add up to the dot product of a and b. Leaves out

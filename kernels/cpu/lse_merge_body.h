@@ -13,8 +13,8 @@ void LseMergeRows(const float* part, const float* part_lse, int64_t num_rows,
   for (int64_t row = 0; row < num_rows; ++row) {
     const float ours = lse[row];
     const float theirs = part_lse[row];
-    // Skips a part without keys. If `out` had none either, -inf minus -inf
-    // would be NaN.
+    // Skips a row that has no keys in `part`. If the row has no keys in `out`
+    // either, `ours - high` would be -inf minus -inf, which is NaN.
     if (theirs == -__builtin_inff()) continue;
     const float high = ours > theirs ? ours : theirs;
     // Divides by the sum instead of computing e^(lse - l) with the new

@@ -76,8 +76,8 @@ WEFT_INLINE void AddBlock(const PagedAttentionItem& item, const KvBlock& block,
 }
 
 // Adds a block to the softmax of each query head of the item. Meanwhile,
-// `fetch` prefetches the next block. If there is none, `fetch` has nothing left
-// to do.
+// `fetch` prefetches the next block. For the last block, `fetch` has nothing
+// left to do.
 WEFT_INLINE void AddBlockToHeads(const PagedAttentionItem& item, KvBlock block,
                                  BlockFetch& fetch, RunningSoftmax* states,
                                  float* out_NGC) {

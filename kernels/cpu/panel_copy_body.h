@@ -57,8 +57,9 @@ void CopyRows(const PanelCopy& copy, const float* from, int64_t columns,
 }
 
 // Copies the terms [begin, end) of four columns of a matrix. The elements of
-// each column are adjacent. `columns` is the number of columns that are left.
-// If it is less than 4 (it may be negative), zeros replace the missing columns.
+// each column are adjacent. `columns` is the number of columns left to copy,
+// and may be negative. If fewer than 4 are left, zeros replace the missing
+// columns.
 WEFT_INLINE void CopyFourColumns(const PanelCopy& copy, const float* from,
                                  int64_t columns, int64_t begin, int64_t end,
                                  int64_t width, float* to) {
@@ -79,11 +80,11 @@ WEFT_INLINE void CopyFourColumns(const PanelCopy& copy, const float* from,
 }
 
 // Does what CopyRows does, for a matrix in which the elements of each column
-// are adjacent. Reads one cache line of each column at a time, because columns
-// may compete for a place in the cache. Prefetches later lines, because the
-// hardware does not prefetch so many columns. On Zen 5, with the adapters'
-// weights in memory, the copies take 2.2 % of a step without prefetches, and
-// 1.6 % with prefetches.
+// are adjacent. Reads one cache line of each column at a time, because lines of
+// different columns may evict each other from the cache. Prefetches later
+// lines, because the hardware does not prefetch so many columns. On Zen 5, with
+// the adapters' weights in memory, the copies take 2.2 % of a step without
+// prefetches, and 1.6 % with prefetches.
 void CopyColumns(const PanelCopy& copy, const float* from, int64_t columns,
                  int64_t width, float* to) {
   constexpr int64_t kLine = 16;

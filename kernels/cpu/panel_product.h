@@ -40,11 +40,11 @@ struct PanelProduct {
   // Panels from copy_panels, or the matrix itself if the elements of each row
   // are adjacent.
   const float* right_KN = nullptr;
-  int64_t right_stride = 0;  // From row to row of the matrix; 0 for panels.
+  int64_t right_stride = 0;  // Floats from one row to the next; 0 for panels.
   int64_t num_rows = 0;      // M.
   int64_t num_terms = 0;     // K >= 1.
   int64_t num_columns = 0;   // N.
-  float scale = 1;           // A factor of the product.
+  float scale = 1;           // Multiplies the product.
   bool adds = false;         // True: adds to out_MN; false: overwrites it.
   float* out_MN = nullptr;
   int64_t out_stride = 0;
@@ -53,8 +53,8 @@ struct PanelProduct {
 // A sum of num_parts matrices [M, N], which is added to out_MN.
 struct PartSum {
   const float* parts = nullptr;  // The first matrix.
-  int64_t row_stride = 0;        // From row to row of a matrix.
-  int64_t part_stride = 0;       // From matrix to matrix.
+  int64_t row_stride = 0;        // Floats from one row to the next.
+  int64_t part_stride = 0;       // Floats from one matrix to the next.
   int64_t num_parts = 1;
   int64_t num_rows = 0;
   int64_t num_columns = 0;

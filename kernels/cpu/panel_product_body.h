@@ -13,9 +13,9 @@
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
-// The terms are cut into parts of this size. The terms of a part are summed one
-// after another, and then the sums of the parts are added. This keeps rounding
-// errors small for any number of terms.
+// The K terms of each sum are cut into parts of this size. The terms of a part
+// are summed one after another, and then the sums of the parts are added. This
+// keeps rounding errors small for any number of terms.
 inline constexpr int64_t kPartTerms = 256;
 
 WEFT_INLINE int64_t Smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -48,8 +48,8 @@ void RunPanel(const PanelProduct& p, const PanelPart& part) {
   }
 }
 
-// Multiplies the part of the terms that begins at `term` with the panel that
-// begins at `column`.
+// Multiplies all rows with one part of a panel. The panel begins at `column`,
+// and the part begins at `term`.
 WEFT_INLINE void RunPart(const PanelProduct& p, int64_t term, int64_t column) {
   const int64_t columns = Smaller(p.num_columns - column, kPanelColumns);
   const int64_t vectors = (columns + kWidth - 1) / kWidth;

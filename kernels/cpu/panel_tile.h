@@ -25,7 +25,7 @@ inline constexpr int64_t kPanelRows = kWidth == 16 || kVectors == 1 ? 8 : 4;
 // A part of the terms of one panel.
 struct PanelPart {
   const float* right;    // The row of the panel for first_term.
-  int64_t right_stride;  // From row to row of the panel.
+  int64_t right_stride;  // Floats from one row of the panel to the next.
   int64_t first_term;
   int64_t num_terms;
   int64_t first_column;

@@ -60,7 +60,7 @@ struct GatedGradient {
 
 struct VocabRow {
   std::vector<double> logprobs;  // One for every token of the vocabulary.
-  std::vector<double> softmax;   // Times the softcap's derivative.
+  std::vector<double> softmax;   // The softmax times the softcap's derivative.
   double entropy = 0;
 };
 [[nodiscard]] VocabRow ScoreVocabRow(const std::vector<float>& logits,

@@ -15,8 +15,8 @@ struct VocabRowOptions {
                                // softcap'(x).
 };
 
-// The buffer for a row of scores has room for SoftmaxKeys::size, rounded up to
-// a multiple of this number, because kernels write whole vectors.
+// The buffer for a row of scores has room for SoftmaxKeys::size floats, rounded
+// up to a multiple of this number, because kernels write whole vectors.
 inline constexpr int64_t kSoftmaxPadding = 16;
 // The keys of one query: element i of a row of `size` scores belongs to key i.
 // The query sees only the keys [begin, end).
@@ -33,8 +33,8 @@ struct SoftmaxState {
   float sum = 0;
 };
 
-// The constants of AdamW update number t, which the caller computes. The first
-// update has t = 1.
+// The constants of AdamW update number t. The first update has t = 1. The
+// caller computes the constants.
 struct AdamWScalars {
   float gradient_scale = 1;  // Multiplies the gradient, to clip it.
   float beta1 = 0;

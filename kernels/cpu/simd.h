@@ -141,8 +141,8 @@ WEFT_INLINE float Sum(Vec v) {
 WEFT_INLINE Quad SumEach(Vec a, Vec b, Vec c, Vec d) {
   const Quad qa = FoldToQuad(a), qb = FoldToQuad(b);
   const Quad qc = FoldToQuad(c), qd = FoldToQuad(d);
-  // Adds lanes 0 + 2 and 1 + 3 of each vector. The lanes of `ab` are sums of a,
-  // b, a and b, and those of `cd` are sums of c, d, c and d.
+  // Adds lanes 0 + 2 and 1 + 3 of each vector. The four lanes of `ab` are sums
+  // of a, b, a and b. The four lanes of `cd` are sums of c, d, c and d.
   const Quad ab = __builtin_shufflevector(qa, qb, 0, 4, 1, 5) +
                   __builtin_shufflevector(qa, qb, 2, 6, 3, 7);
   const Quad cd = __builtin_shufflevector(qc, qd, 0, 4, 1, 5) +

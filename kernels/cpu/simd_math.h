@@ -14,12 +14,13 @@ namespace {
 // stays NaN.
 WEFT_INLINE Vec Exp(Vec x) {
   constexpr float kLog2E = 1.44269504088896341F;
-  // Adding 1.5 * 2^23 rounds a number to an integer in the sum's lowest bits.
+  // Adding 1.5 * 2^23 to a number rounds the number to an integer. The sum's
+  // lowest bits hold this integer.
   constexpr float kRound = 12582912.0F;
   const Vec shifted = x * kLog2E + kRound;
   const Vec n = shifted - kRound;
-  // Subtracts n ln 2 in two parts. The first part has so few bits that n times
-  // it is exact.
+  // Subtracts n ln 2 in two parts. The first factor of n has so few bits that
+  // its product with n is exact.
   Vec r = x - n * 0.693359375F;
   r = r - n * -2.12194440e-4F;
   Vec p = r * 1.9875691500e-4F + 1.3981999507e-3F;
@@ -34,8 +35,8 @@ WEFT_INLINE Vec Exp(Vec x) {
   return x > Fill(88.37626F) ? Fill(__builtin_inff()) : low;
 }
 
-// Returns tanh: a polynomial near 0 (Cephes' tanhf), elsewhere 1 - 2 / (e^2x +
-// 1).
+// Returns tanh(x). Near 0 it is a polynomial (Cephes' tanhf), and elsewhere it
+// is 1 - 2 / (e^(2x) + 1).
 WEFT_INLINE Vec Tanh(Vec x) {
   const Vec s = x * x;
   Vec p = s * -5.70498872745e-3F + 2.06390887954e-2F;

@@ -1,8 +1,8 @@
 // The sums of skinny products (products of few rows) with weights in 8 bits.
 // Compiled only in table_*.cc.
 //
-// The product q s (int8_rows.h) is exact in a register. So an element of y has
-// the same bits as with the weight widened to f32.
+// A weight is a product q s (int8_rows.h), which is exact in f32. So an element
+// of y has the same bits as with weights that were widened to f32 beforehand.
 #ifndef WEFT_KERNELS_CPU_SKINNY_INT8_H_
 #define WEFT_KERNELS_CPU_SKINNY_INT8_H_
 

@@ -7,14 +7,14 @@
 
 namespace weft::kernels::cpu {
 
-// A product of few rows with a range of the outputs of a weight [O, I]. Strides
-// count elements from row to row. Elements of a row are adjacent.
+// The product of a few rows of x with the rows [begin, end) of a weight [O, I].
+// Strides count elements from row to row. Elements of a row are adjacent.
 struct SkinnyProduct {
   const float* x_BI = nullptr;
   int64_t x_stride = 0;
   int64_t num_rows = 1;           // B >= 1.
   int64_t num_inputs = 0;         // I.
-  int64_t weight_stride = 0;      // In bytes for weights in 8 bits.
+  int64_t weight_stride = 0;      // In elements; for 8-bit weights, in bytes.
   const float* bias_O = nullptr;  // Null if there is no bias.
   float scale = 1;                // Multiplies the product, but not the bias.
   bool adds = false;              // If true, adds to y; otherwise overwrites
@@ -25,8 +25,9 @@ struct SkinnyProduct {
   int64_t end = 0;
 };
 
-// A product of few rows with a range of the columns of a matrix [I, O]. Strides
-// count elements from row to row. Elements of a row are adjacent.
+// The product of a few rows of x with the columns [begin, end) of a weight
+// [I, O]. Strides count elements from row to row. Elements of a row are
+// adjacent.
 struct RowProduct {
   const float* x_BI = nullptr;
   int64_t x_stride = 0;

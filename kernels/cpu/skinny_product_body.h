@@ -19,8 +19,8 @@ WEFT_INLINE void RunTiles(const SkinnyProduct& p, const Weight* weight,
                           int64_t next_rows, int64_t output) {
   const int64_t num_tiles = (p.num_rows + kTileRows - 1) / kTileRows;
   const int64_t num_steps = num_tiles * (p.num_inputs / kWidth + 1);
-  // Four rows of bf16 or 8 bits are multiplied too fast to hide the latency of
-  // memory, so the prefetches are further ahead.
+  // Four weight rows in bf16 or 8 bits are multiplied too fast to hide the
+  // latency of memory, so their prefetches are further ahead.
   constexpr int64_t kAhead = sizeof(Weight) < sizeof(float) ? kAheadBytes : 0;
   const char* next =
       (const char*)(weight + kSkinnyOutputs * p.weight_stride) + kAhead;

@@ -62,9 +62,9 @@ struct ExpBlock {
   Vec exps[kUnroll] = {};
   Vec weighted[kUnroll] = {};
 
-  // Adds e^d to exps[u], and d e^d to weighted[u] for the entropy. Here c are
-  // logits after the softcap, and d = (c - max) * inverse_temperature. Returns
-  // e^d times the softcap's derivative.
+  // Adds e^d to exps[u], and d e^d to weighted[u] for the entropy, where d =
+  // (c - max) * inverse_temperature. `c` holds logits after the softcap.
+  // Returns e^d times the softcap's derivative.
   WEFT_INLINE Vec Add(Vec c, int64_t u) {
     const Vec d = (c - max) * inverse_temperature;
     const Vec e = Exp(d);

@@ -13,7 +13,7 @@
 namespace weft::kernels::cuda {
 
 // Applies one AdamW step to `count` elements: writes the new weights to
-// weights_out, and updates the moments in place. weights_out may be weights.
+// weights_out, and updates the moments in place. weights_out may equal weights.
 // Threads: any; the work is queued on `stream`, and nothing waits for it.
 // Source: reference::AdamW.
 [[nodiscard]] cudaError_t AdamW(const cpu::AdamWScalars& scalars, int64_t count,
@@ -26,8 +26,8 @@ namespace weft::kernels::cuda {
 [[nodiscard]] int64_t SumOfSquaresPartials(int64_t count);
 
 // Writes the sum of x^2 in f64 to partials[0]. `partials` is a device buffer of
-// SumOfSquaresPartials(count) doubles. The order of the sum depends only on
-// `count`.
+// SumOfSquaresPartials(count) doubles. The order of the additions depends only
+// on `count`.
 [[nodiscard]] cudaError_t SumOfSquares(const float* x_N, int64_t count,
                                        double* partials, cudaStream_t stream);
 

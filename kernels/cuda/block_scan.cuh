@@ -36,8 +36,8 @@ __device__ inline uint64_t BlockScan(uint64_t value, uint64_t* total) {
   return before;
 }
 
-// The result of FindInOrder: an item of a list, and the part of the target that
-// is left after all items before it.
+// The result of FindInOrder: the index of the found item, and the target minus
+// the measures of all earlier items.
 struct Place {
   int item;
   uint64_t rest;  // From 1 to measure(item).

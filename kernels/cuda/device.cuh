@@ -43,7 +43,7 @@ struct Add {
   }
 };
 // Returns the larger number and ignores NaN. A kernel that must not lose a NaN
-// also sums the same values, because a sum keeps it.
+// also sums the same values, because a sum keeps the NaN.
 struct Max {
   __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };

@@ -1,5 +1,5 @@
-// The element types of the CUDA kernels that support several. These kernels sum
-// in f32.
+// The element types of the CUDA kernels that support several element types.
+// These kernels sum in f32.
 #ifndef WEFT_KERNELS_CUDA_DTYPE_H_
 #define WEFT_KERNELS_CUDA_DTYPE_H_
 

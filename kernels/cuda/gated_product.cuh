@@ -42,8 +42,8 @@ __device__ Gate Activate(float x) {
   return {value, is_clamped ? 0.0F : sigmoid + value * (1 - sigmoid) * dz};
 }
 
-// Returns the factor that multiplies the activated gate, and its derivative
-// with respect to `up`.
+// Returns the factor that multiplies the activated gate, and the factor's
+// derivative with respect to `up`.
 template <GateActivation kActivation>
 __device__ Gate Factor(float up) {
   if constexpr (kActivation != GateActivation::kClampedSilu) return {up, 1};

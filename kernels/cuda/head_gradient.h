@@ -1,5 +1,5 @@
-// The gradient of the output head's input, the last step of the head's backward
-// pass.
+// Computes the gradient of the output head's input. This computation is the
+// last step of the head's backward pass.
 // Legend: R rows, E entries (row, target), H hidden, V vocabulary.
 #ifndef WEFT_KERNELS_CUDA_HEAD_GRADIENT_H_
 #define WEFT_KERNELS_CUDA_HEAD_GRADIENT_H_

@@ -30,7 +30,8 @@ struct Shape {
   static constexpr int kBatch = kTiles > 4 ? 4 : kTiles;
   static constexpr int kOutputTiles = kTiles > 2 ? 2 : 1;
   static constexpr int kOutputs = kOutputTiles * kTileOutputs;
-  static constexpr int kChunks = 2 * kOutputTiles;  // Per lane and group.
+  // Chunks that a lane loads from each group of inputs.
+  static constexpr int kChunks = 2 * kOutputTiles;
   static constexpr int kWarpWords =
       kStages * kChunks * kWarp * ChunkRing<kIsWide>::kChunkWords;
   static constexpr size_t kBytes = kWarps * kWarpWords * sizeof(unsigned);
@@ -46,8 +47,8 @@ __device__ bool HasAlignedInputs(const Int8FewRowsProduct& product) {
                               product.x_stride));
 }
 
-// Loads the lane's 16 inputs of a group for one row in each of kTiles tiles,
-// which begin with tile `first`. Inputs and rows that do not exist are 0.
+// In each of the kTiles tiles from `first` on, loads the lane's 16 inputs of a
+// group from one row. Inputs and rows that do not exist are 0.
 template <bool kAligned, int kTiles>
 __device__ void LoadInputs(const Int8FewRowsProduct& product, int group,
                            int first, Chunk (&x)[kTiles][2]) {
@@ -78,8 +79,8 @@ __device__ void LoadInputs(const Int8FewRowsProduct& product, int group,
 
 // Returns the bytes 2 * half and 2 * half + 1 of a word as bf16. Each byte is a
 // signed integer whose lower 7 bits are b. So the integer is b or, if negative,
-// b - 128. The bf16 with the bits 0x4300 + b is 128 + b. The function subtracts
-// 128 (0x4300) from it or, if the integer is negative, 256 (0x4380).
+// b - 128. The bf16 with the bits 0x4300 + b is 128 + b. From this bf16, the
+// function subtracts 128 (0x4300), or 256 (0x4380) for a negative integer.
 __device__ unsigned ToBf16Pair(unsigned word, int half) {
   const unsigned pair =
       __byte_perm(word, 0x43434343, half == 0 ? 0x4140 : 0x4342);
@@ -133,9 +134,10 @@ __device__ void AddGroups(const Int8FewRowsProduct& product, unsigned* ring,
   WaitForEarlierLaunches();
   int stage = 0;
   for (int group = first; group < weight.num_groups(); group += kWarps) {
-    // Starts the copies of a later group first, because nvcc moves the wait for
-    // this group's copies ahead of other loads. The new copies overwrite the
-    // stage of the previous group, whose chunks have already been read.
+    // Starts the copies of a later group before the loads of x and of the
+    // scales, because nvcc moves the wait for this group's copies ahead of the
+    // loads. The new copies overwrite the stage of the previous group, whose
+    // chunks have already been read.
     weight.Start(group + (kStages - 1) * kWarps,
                  (stage + kStages - 1) % kStages);
     Chunk x[S::kBatch][2];

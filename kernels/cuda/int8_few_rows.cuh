@@ -22,7 +22,7 @@ static_assert(kGroup == 4 * kInt8Chunk);
 template <bool kWide>
 class ChunkRing;
 
-// Rows consist of whole chunks, at multiples of 16 bytes.
+// The ring for rows of whole chunks that begin at multiples of 16 bytes.
 template <>
 class ChunkRing<true> {
  public:
@@ -49,9 +49,9 @@ class ChunkRing<true> {
   uint4* chunks_;
 };
 
-// Chunks at any address. A whole chunk at an even address is copied as the
-// aligned words that contain it. The last word may reach into the row's scales,
-// which follow its integers. Other chunks are loaded byte by byte.
+// The ring for chunks at any address. A whole chunk at an even address is
+// copied as the aligned words that contain it. The last word may reach into the
+// scales, which follow the row's integers. Other chunks are loaded bytewise.
 template <>
 class ChunkRing<false> {
  public:

@@ -1,7 +1,7 @@
 // Products with weights of 8 bits (kernels/cpu/int8_rows.h).
 //
-//   WidenInt8Rows   copies the weight in the dtype of a product; worthwhile if
-//                   the product reads the weight many times
+//   WidenInt8Rows   writes a copy of the weight in a product's dtype;
+//                   worthwhile if the product reads the weight many times
 //   Int8FewRows     y = x W^T + bias for few rows, as in decoding; reads each
 //                   byte of the weight from memory once
 //
@@ -39,8 +39,8 @@ struct Int8Weight {
 // The most rows of Int8FewRows. With more rows, the tensor cores would take
 // longer than the reads of the weight.
 inline constexpr int64_t kMaxInt8FewRows = 64;
-// The largest strides of Int8FewRows, in bytes of the weight and in elements of
-// x. With them, offsets in a block's rows fit into 32 bits.
+// The largest stride in Int8FewRows: in bytes for the weight, and in elements
+// for x. Up to this stride, offsets in a block's rows fit into 32 bits.
 inline constexpr int64_t kMaxInt8Stride = int64_t{1} << 25;
 
 struct Int8FewRowsProduct {

@@ -17,7 +17,7 @@ struct Task {
   T* wide = nullptr;
 };
 
-// Returns the thread's place in a row, which is blockIdx.x.
+// Returns the thread's place in its row. The row's index is blockIdx.x.
 __device__ int64_t PlaceInRow() {
   return int64_t{blockIdx.y} * blockDim.x + threadIdx.x;
 }
@@ -42,7 +42,7 @@ template <typename T>
 __global__ void __launch_bounds__(kMostThreads)
     WidenInt8ChunksKernel(Task<T> task) {
   constexpr int kPacks = kInt8Chunk / kWidth<T>;
-  constexpr int kPackWords = kWidth<T> / 4;  // Words of integers in a pack.
+  constexpr int kPackWords = kWidth<T> / 4;  // Words of integers for one pack.
   WaitForEarlierLaunches();
   const int64_t num_chunks = task.count / kInt8Chunk;
   const int64_t chunk = PlaceInRow();

@@ -65,8 +65,9 @@ __device__ inline float SumOverRow(float x) {
   return x + __shfl_xor_sync(kAllLanes, x, 2);
 }
 
-// The first kSquares parts of a row's sum of squares that one lane adds: parts
-// l, l + 4 and so on, where l is Lane() % 4. Parts that do not exist are 0.
+// A lane adds parts l, l + 4 and so on of a row's sum of squares, where l is
+// Lane() % 4. Squares holds the first kSquares of these parts. Parts that do
+// not exist are 0.
 inline constexpr int kSquares = 4;
 struct Squares {
   float values[kSquares];

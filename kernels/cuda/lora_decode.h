@@ -19,7 +19,7 @@
 // x^2. The next kernel multiplies each row by its factor 1 / rms(x), after the
 // products of u with the base weight and with A.
 //
-// REQUIRES: the table has an entry for every row, also for rows without an
+// REQUIRES: the table has an entry for every row, even for rows without an
 // adapter (LoraTableBuilder::AddBaseRows). No B has a rank above
 // kLoraMaxDecodeRank. Rows are bf16 and, except in RunLoraHeads, contiguous.
 //
@@ -44,8 +44,9 @@
 
 namespace weft::kernels::cuda {
 
-// The number of features of an item. From them, the item computes one part of
-// the next group's S and, in RunLoraResidual, one part of the sum of squares.
+// The number of features of an item. From these features, the item computes one
+// part of the next group's S and, in RunLoraResidual, one part of the sum of
+// squares.
 inline constexpr int64_t kLoraResidualFeatures = 256;
 inline constexpr int64_t kLoraGateFeatures = 512;
 constexpr int64_t LoraResidualParts(int64_t hidden) {
@@ -77,7 +78,7 @@ struct LoraHeads {
   // in slots.v. All are bf16, and the heads of a row are adjacent. RunLoraHeads
   // overwrites q, and writes k and v only to the pages.
   RotaryRows rows;
-  HeadNorms norms;  // bf16.
+  HeadNorms norms;  // Must be bf16.
   KvSlots slots;
 };
 // Expands q, k and v, normalizes and rotates q and k, and stores the results.
@@ -100,7 +101,8 @@ struct LoraGate {
   const void* gate_up_T2F = nullptr;
   const void* bias_2F = nullptr;  // May be null.
   void* out_TF = nullptr;
-  LoraParts down;  // LoraGateParts(F) parts. Null data: nothing is shrunk.
+  // LoraGateParts(F) parts. If down.data is null, nothing is shrunk.
+  LoraParts down;
 };
 // Expands gate and up, writes their gated product, and shrinks it for down.
 // Source: RunLoraFewRowsExpand, GatedProduct, RunLoraFewRowsShrink.
@@ -115,11 +117,12 @@ struct LoraResidual {
   LoraParts shrunk;
   const void* y_TH = nullptr;      // The base product.
   const void* x_TH = nullptr;      // The residual stream.
-  void* sum_TH = nullptr;          // x + y + scale S B^T; may be y.
+  void* sum_TH = nullptr;          // x + y + scale S B^T; may equal y_TH.
   const void* weight_H = nullptr;  // The weight of the next norm; may be null.
   void* scaled_TH = nullptr;       // sum * weight.
   float* squares_TP = nullptr;     // LoraResidualParts(H) parts.
-  LoraParts next;  // LoraResidualParts(H) parts. Null data: nothing is shrunk.
+  // LoraResidualParts(H) parts. If next.data is null, nothing is shrunk.
+  LoraParts next;
 };
 // Expands, adds to the residual stream, and shrinks sum * weight for the next
 // group. If weight_H is null, writes only sum_TH.

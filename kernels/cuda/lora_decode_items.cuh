@@ -36,7 +36,8 @@ struct Place {
   LoraMatrix matrices[kMatrices];
 };
 
-// Returns whether a matrix has more ranks than a kernel loads at a time.
+// Returns whether any matrix of the place has more ranks than a kernel loads at
+// a time.
 template <int kMatrices>
 __device__ bool HasLaterRanks(const Place<kMatrices>& place) {
   bool has = false;
@@ -47,15 +48,15 @@ __device__ bool HasLaterRanks(const Place<kMatrices>& place) {
   return has;
 }
 
-// `places` holds the block's current item and its next item, which take turns.
-// While all threads compute the current item, thread 0 writes the place of the
-// next item. Thread 0 has loaded that item's entry into `ahead` one item
-// earlier, so it now waits for memory only once.
+// `places` holds the places of the block's current item and of its next item.
+// Before thread 0 computes the current item, it writes the next item's place.
+// Thread 0 loaded the next item's entry into `ahead` one item earlier, so now
+// it waits for memory only once, for the matrices.
 template <int kMatrices>
 struct Places {
   Place<kMatrices> places[2];
   LoraFewRows ahead;
-  // The number of items in the launch. A register for it would be spilled.
+  // The number of items in the launch. In a register, it would be spilled.
   unsigned num_items;
 };
 

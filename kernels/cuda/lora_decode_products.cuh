@@ -22,8 +22,8 @@ __device__ inline void PrefetchB(const LoraFewRows& rows, const LoraMatrix& b,
   }
 }
 
-// Prefetches A's features [first, end), at most kFeatures, of every rank, but
-// at most `lines` cache lines.
+// Prefetches the features [first, end) of every rank of A, but at most `lines`
+// cache lines. end - first is at most kFeatures.
 template <int64_t kFeatures>
 __device__ void PrefetchA(const LoraFewRows& rows, const LoraMatrix& a,
                           int64_t inputs, int first, int end, int lines) {
@@ -71,8 +71,8 @@ __device__ void AddExpansion(const LoraFewRows& rows, const LoraMatrix& b,
   }
 }
 
-// A warp multiplies kRoundRanks ranks of A at a time, which is a round. A Round
-// has one lane's elements of these ranks.
+// In one round, a warp multiplies kRoundRanks ranks of A. A Round has one
+// lane's elements of these ranks.
 inline constexpr int kRoundTiles = 4;
 inline constexpr int kRoundRanks = kRoundTiles * kColumns;
 static_assert(kRoundRanks == kDepth, "HasLaterRanks knows only kDepth");

@@ -71,8 +71,8 @@ __device__ void LoadStep(const LoraFewRows& rows, const LoraMatrix& matrix,
   }
 }
 
-// Adds the product of one step of ranks in the slab and in `b` to the warp's
-// sums.
+// Multiplies step `step` of the slab's ranks by the same ranks of B, which are
+// in `b`. Adds the product to the warp's sums.
 __device__ inline void MultiplyStep(const Slab& slab, int step,
                                     const Chunk (&b)[kTiles], WarpSums& sums) {
   const int chunk = step * kDepth / kChunk + Lane() % 4;

@@ -117,7 +117,7 @@ struct Task {
   LoraParts parts;
   int inputs = 0;
   int part_features = 0;
-  unsigned tiles = 0;  // Items per entry; in the shrink, per entry and part.
+  unsigned tiles = 0;  // Items per entry (shrink: items per entry and part).
 };
 
 // Returns where part `part` of S begins for a row of the entry `rows`.

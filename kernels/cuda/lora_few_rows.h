@@ -40,7 +40,7 @@ constexpr int LoraPartStride(int64_t max_rank) {
 
 struct LoraFewRowsProduct {
   LoraTable table;
-  int64_t slot_of_a = 0;  // The stacked A of all projections.
+  int64_t slot_of_a = 0;  // The slot of all projections' stacked A.
   int64_t max_rank = 0;   // The largest R in slot_of_a; 0: no work.
   // Each projection's slot of B and its columns of y.
   LoraProjection projections[kMaxLoraProjections];

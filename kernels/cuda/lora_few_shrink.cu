@@ -8,7 +8,7 @@ namespace {
 constexpr int kShrinkWarps = 8;
 constexpr unsigned kShrinkThreads = kShrinkWarps * kWarp;
 // A warp loads the operands of kShrinkSteps products before it computes the
-// first of them. If the operands are not aligned, it loads and computes one
+// first product. If the operands are not aligned, it loads and computes one
 // product at a time.
 constexpr int kShrinkSteps = 4;
 // Blocks per multiprocessor. Without this number the compiler would use too few

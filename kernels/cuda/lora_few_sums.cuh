@@ -6,8 +6,8 @@
 
 namespace weft::kernels::cuda::few_rows {
 
-// Four adjacent ranks of one row of S in f32: of one part, or of the sum of
-// parts.
+// The values of four adjacent ranks in one row of S, in f32. They are from one
+// part of S, or they are sums over parts.
 inline constexpr int kQuad = 4;
 union Quad {
   uint4 whole;
@@ -28,8 +28,7 @@ template <bool kAligned>
 __device__ void AddParts(const LoraParts& parts, const float* from, int ranks,
                          Quad* sum) {
   const int stride = static_cast<int>(parts.stride);
-  // If the loop were unrolled, it would need registers that hold other
-  // operands.
+  // Unrolling this loop would take registers away from the caller's operands.
 #pragma unroll 1
   for (int first = Lane() % kSumLanes; first < parts.count;
        first += kSumLanes * kPartsAtOnce) {
@@ -56,9 +55,10 @@ __device__ void AddParts(const LoraParts& parts, const float* from, int ranks,
   }
 }
 
-// Returns S in `row` in f32, at the lane's rank of the quad that begins at
-// `rank`. Returns 0 if the lane's rank is beyond the matrix. All lanes of the
-// warp call it.
+// Returns the value of S, in f32, at row `row` of the entry and at the lane's
+// rank. The quad begins at `rank`, and the lane's rank is
+// rank + Lane() % kSumLanes. Returns 0 if the lane's rank is beyond the matrix.
+// All lanes of the warp call it.
 __device__ inline float SumOfParts(const LoraParts& parts,
                                    const LoraFewRows& rows,
                                    const LoraMatrix& matrix, int row,

@@ -104,8 +104,8 @@ __device__ void GateItem(const LoraGate& task, const LoraFewRows& rows,
   AddExpansion<kAligned>(rows, matrices[0], memory->slabs[0], features, own,
                          steps[0], sums[0]);
   // The previous launches wrote the rows and their squares, so these loads find
-  // them in the cache. They come after gate's expansion, because before it
-  // steps[0] occupies the registers that they need.
+  // them in the cache. The loads come after gate's expansion, which frees the
+  // registers of steps[0] for them.
   SideRows product;
   LoadRows<kAligned>(task, rows, own, product);
   Squares squares[2];

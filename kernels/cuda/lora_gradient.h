@@ -16,8 +16,8 @@ namespace weft::kernels::cuda {
 
 // Adds scale times the products of X and S to the gradients in table.parts, in
 // one launch. A gradient is f32 and has the layout of its adapter's weights.
-// The order of its sums depends only on the numbers of rows of the segments
-// that share the gradient.
+// The order of a gradient's sums depends only on the numbers of rows of the
+// segments that share the gradient.
 // Threads: any; the work is queued on `stream`, and nothing waits for it.
 // Source:  the formula in f64.
 [[nodiscard]] cudaError_t AddLoraGradient(const LoraProduct& product,

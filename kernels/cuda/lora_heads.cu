@@ -13,7 +13,7 @@ constexpr int kProjections = 3;
 struct HeadsTask {
   LoraHeads heads;
   HeadGeometry geometry;
-  int tile_heads = 0;  // The most heads of a tile, all of one projection.
+  int tile_heads = 0;  // The most heads of a tile.
 };
 
 // Blocks per multiprocessor.
@@ -70,8 +70,8 @@ __device__ void LoadPlaces(const LoraHeads& heads, const LoraFewRows& rows,
   memory->positions[row] = heads.rows.positions_T[rows.row + row];
 }
 
-// Writes the tile's heads to shared memory: base product plus S B^T, times the
-// deferred factor, plus bias.
+// Writes the tile's heads to shared memory. A head is
+// factor * (base product + scale S B^T) + bias. FactorOf returns the factor.
 template <bool kAligned, typename PrefetchNext>
 __device__ void ExpandHeads(const HeadsTask& task, const LoraFewRows& rows,
                             const LoraMatrix& b, const HeadTile& tile,

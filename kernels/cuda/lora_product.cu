@@ -5,8 +5,8 @@
 namespace weft::kernels::cuda {
 namespace {
 
-// The depth that a tile multiplies in one step. PartDepth returns multiples of
-// it.
+// The depth that a tile multiplies in one step. PartDepth returns a multiple of
+// kStepDepth.
 constexpr int kStepDepth = 64;
 
 constexpr int kBlockRows = kLoraBlockRows;

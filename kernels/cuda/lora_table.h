@@ -64,7 +64,7 @@ struct LoraMatrix {
 
 // Rows [row, row + num_rows) of one segment: at most kLoraBlockRows.
 struct LoraRowBlock {
-  const void* weights = nullptr;  // Where the layout's offsets start; bf16.
+  const void* weights = nullptr;  // bf16; the layout's offsets count from here.
   int64_t row = 0;
   int32_t num_rows = 0;
   int32_t layout = 0;
@@ -75,7 +75,7 @@ struct LoraRowBlock {
 // Up to kLoraPartRows rows of one segment: a part of a gradient's sum over
 // rows.
 struct LoraRowPart {
-  float* gradient = nullptr;  // Where the layout's offsets start.
+  float* gradient = nullptr;  // The layout's offsets count from here.
   int64_t row = 0;
   int32_t num_rows = 0;
   int32_t layout = 0;
@@ -93,10 +93,10 @@ struct LoraPartialSum {
 // The value of LoraFewRows::layout for rows without an adapter.
 inline constexpr int32_t kNoLoraLayout = -1;
 
-// An entry of few rows: up to kLoraFewRows consecutive rows of one segment, or
-// of rows without an adapter.
+// An entry of few rows: up to kLoraFewRows consecutive rows. They all belong to
+// one segment, or none of them has an adapter.
 struct alignas(16) LoraFewRows {
-  const void* weights = nullptr;  // Where the layout's offsets start; bf16.
+  const void* weights = nullptr;  // bf16; the layout's offsets count from here.
   int64_t row = 0;
   int32_t num_rows = 0;
   int32_t layout = 0;
@@ -123,7 +123,7 @@ struct LoraTable {
   int64_t num_partials = 0;
   // The entries of few rows. Their number is on the device. The launches for
   // them depend only on max_few and max_few_rows, so that a recorded launch
-  // serves other batches.
+  // serves every batch within these limits.
   const LoraFewRows* few = nullptr;
   const int64_t* num_few = nullptr;
   int64_t max_few = 0;

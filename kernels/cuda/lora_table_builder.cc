@@ -29,8 +29,8 @@ size_t NumBytes(const std::vector<T>& array) {
   return array.size() * sizeof(T);
 }
 
-// The size of the table's header, which holds the number of LoraFewRows and
-// padding up to their alignment.
+// The size of the table's header. The header holds the number of LoraFewRows
+// entries, and padding that aligns the entries.
 constexpr size_t kHeaderBytes = 16;
 
 template <typename T>

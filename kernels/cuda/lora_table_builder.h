@@ -26,14 +26,14 @@ struct LoraTableCapacity {
 };
 
 // Builds a table. Long sums are cut into parts. The parts of a sum over
-// features depend only on the numbers of features and of the segment's rows.
-// The parts of a gradient depend only on the rows of the segments that share
-// the gradient. So the bits of a result do not depend on other adapters.
+// features depend only on the number of features and the segment's number of
+// rows. The parts of a gradient depend only on the rows of the segments that
+// share the gradient. So the bits of a result do not depend on other adapters.
 // Threads: not thread-safe.
 class LoraTableBuilder {
  public:
-  // In segments of AddSegment, a sum over features has at most `max_parts`
-  // parts. If max_parts is 1, launches need no workspace for these sums.
+  // If AddSegment added a segment, its sums over features have at most
+  // `max_parts` parts. If max_parts is 1, these sums need no workspace.
   explicit LoraTableBuilder(int64_t num_slots,
                             int64_t max_parts = kLoraMaxParts)
       : num_slots_(num_slots), most_parts_(max_parts) {}
@@ -70,8 +70,8 @@ class LoraTableBuilder {
 
  private:
   void AddParts(int64_t row, int64_t num_rows, int layout, float* gradient);
-  // Fills parts_ and sums_ from parts_of_gradients_, and numbers the parts of
-  // gradients that have several parts.
+  // Fills parts_ and sums_ from parts_of_gradients_. If a gradient has several
+  // parts, sets `partial` and `sum` of these parts.
   void CollectParts();
 
   int64_t num_slots_;
@@ -81,7 +81,8 @@ class LoraTableBuilder {
   std::vector<LoraRowBlock> few_blocks_;
   std::vector<LoraFewRows> few_;
   std::vector<std::vector<LoraRowPart>> parts_of_gradients_;
-  std::unordered_map<float*, size_t> gradient_index_;  // In the vector above.
+  // Maps a gradient to its index in parts_of_gradients_.
+  std::unordered_map<float*, size_t> gradient_index_;
   std::vector<LoraRowPart> parts_;
   std::vector<LoraPartialSum> sums_;
   int64_t num_long_blocks_ = 0;

@@ -19,8 +19,8 @@ inline constexpr int kChunk = 8;
 // The side of the square part of an operand that one ldmatrix loads.
 inline constexpr int kFragment = 16;
 
-// A row-major matrix in global memory. OperandTile::Copy reads elements beyond
-// its rows and columns as 0.
+// A row-major matrix in global memory. OperandTile::Copy reads elements outside
+// the matrix as 0.
 struct MatrixView {
   const Bf16* data;
   int64_t stride;
@@ -36,7 +36,7 @@ struct MatrixView {
     const int count = num_columns - column;
     return count < 0 ? 0 : count < kChunk ? count : kChunk;
   }
-  // Returns whether one 16-byte access can read each chunk.
+  // Returns whether each chunk can be read with one 16-byte access.
   __device__ bool IsAligned() const {
     return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % kChunk == 0;
   }
@@ -54,7 +54,7 @@ struct OperandTile {
   uint4 chunks[kChunks];
 
   // Returns the index of a chunk in `chunks`. The order of a row's chunks is
-  // permuted, so that eight consecutive rows have the chunks of one column in
+  // permuted, so that in eight consecutive rows the chunks of one column are in
   // different banks.
   static __device__ int Place(int row, int chunk) {
     if constexpr (kRowChunks >= kLineChunks) {
@@ -69,9 +69,9 @@ struct OperandTile {
     return chunks[Place(row, chunk)];
   }
 
-  // Copies the matrix' first rows and columns, and writes 0 beyond the matrix.
-  // If is_aligned (matrix.IsAligned()), the copy is asynchronous. All threads
-  // of the block call it.
+  // Fills the tile with the matrix's first rows and columns. Elements outside
+  // the matrix become 0. If is_aligned (matrix.IsAligned()), the copy is
+  // asynchronous. All threads of the block call it.
   __device__ void Copy(const MatrixView& matrix, bool is_aligned) {
     // All chunks that a thread copies are in the same columns.
     constexpr int kRowStep = kThreads / kRowChunks;

@@ -1,7 +1,7 @@
 // Packs: adjacent elements of a row that a thread loads or stores together. The
 // template parameter kN of a kernel is the number of elements in a pack. kN is
-// kWidth of an element type if all rows begin at multiples of 16 bytes and have
-// whole packs, otherwise 1.
+// kWidth<T> for an element type T if all rows begin at multiples of 16 bytes
+// and consist of whole packs. Otherwise kN is 1.
 #ifndef WEFT_KERNELS_CUDA_PACK_CUH_
 #define WEFT_KERNELS_CUDA_PACK_CUH_
 
@@ -97,8 +97,8 @@ class ThreadRow {
   Part kept_[kKept];
 };
 
-// Returns the number of threads for a row of `packs`: enough that each has at
-// most `kept` of them, rounded up to whole warps, but at most `most`.
+// Returns the number of threads for a row of `packs` packs: whole warps, and
+// enough that each thread has at most `kept` packs, but at most `most` threads.
 inline unsigned PackThreads(int64_t packs, int64_t kept, int64_t most) {
   const int64_t warps = CeilDiv(CeilDiv(packs, kept), kWarp);
   return static_cast<unsigned>(warps * kWarp < most ? warps * kWarp : most);
@@ -113,7 +113,7 @@ inline int LanesOf(int64_t packs) {
 }
 
 // Returns whether all rows begin at multiples of 16 bytes. The first row begins
-// at `data`, and the next ones `stride` elements of T apart.
+// at `data`. `stride` is the distance between rows, in elements of T.
 template <typename T>
 bool IsWide(const void* data, int64_t stride) {
   return reinterpret_cast<uintptr_t>(data) % kAccessBytes == 0 &&

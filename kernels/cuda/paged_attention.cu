@@ -22,7 +22,7 @@ constexpr int kMaxSplitTokens = 2048;
 constexpr int64_t kMaxSplitItems = 8192;
 
 // Counts, for each group of heads, the splits that have written to the
-// workspace. It is 0 between launches.
+// workspace. All counts are 0 between launches.
 __device__ unsigned finished_splits[kMaxSplitItems];
 
 // Returns the number of query heads that share a key/value head. Device code

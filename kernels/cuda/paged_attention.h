@@ -33,8 +33,8 @@ struct PagedAttentionBatch {
   int64_t head_features = 0;    // C, at most kMaxHeadFeatures.
   int64_t page_tokens = 0;      // S.
   const void* q_BHC = nullptr;  // The heads of each sequence are contiguous.
-  // The distance in elements between the heads of adjacent sequences, if rows
-  // also hold k and v. 0: all heads are contiguous.
+  // The distance in elements from the q of one sequence to the q of the next.
+  // Set it if rows also hold k and v. 0: all of q is contiguous.
   int64_t q_stride = 0;
   const void* k_pages_PSKC = nullptr;
   const void* v_pages_PSKC = nullptr;
@@ -69,7 +69,7 @@ struct PagedAttentionBatch {
 // read. Keys and values are read once for up to 8 query heads that share them.
 //
 // The work is one launch, which a graph may replay with other lengths: its grid
-// depends only on B, H, K and splits.most, and each block reads a length.
+// depends only on B, H, K and splits.most, and each block reads lengths[b].
 // Splits of a sequence merge in order, so a sequence's bits depend only on its
 // own tokens and on `splits`.
 // Errors:  cudaErrorInvalidValue for C or splits.most out of range, or for

@@ -63,8 +63,8 @@ struct Keys {
     }
   }
 
-  // Sets scores[0] and scores[1] to the products of token g's key with heads 2
-  // t and 2 t + 1. Sets scores[2] and scores[3] likewise for token g + 8.
+  // Sets scores[0] and scores[1] to the products of token g's key with heads
+  // 2 t and 2 t + 1. Sets scores[2] and scores[3] likewise for token g + 8.
   __device__ void Score(const Query<T, kChunks>& query, float (&scores)[4]) {
     float other[4] = {};
 #pragma unroll

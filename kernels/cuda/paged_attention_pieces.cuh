@@ -9,8 +9,8 @@
 // weight has two parts, whose error is far below the error of the values.
 // kWeightParts tells which products of parts are added.
 //
-// Legend: lane 4 g + t as in mma.cuh. The lane reads the keys of tokens g and g
-// + 8 and the values of tokens 2 t, 2 t + 1, 2 t + 8, 2 t + 9. It has the
+// Legend: lane 4 g + t as in mma.cuh. The lane reads the keys of tokens g and
+// g + 8 and the values of tokens 2 t, 2 t + 1, 2 t + 8, 2 t + 9. It has the
 // scores and sums of heads 2 t and 2 t + 1.
 #ifndef WEFT_KERNELS_CUDA_PAGED_ATTENTION_PIECES_CUH_
 #define WEFT_KERNELS_CUDA_PAGED_ATTENTION_PIECES_CUH_
@@ -54,10 +54,10 @@ struct Piece {
 // Returns features [first, first + 8) of a row of `count` features. `from`
 // points to feature `first`. Without kWide, features beyond the row are zeros.
 // With kWide, the row begins at a multiple of 16 bytes and `count` is a
-// multiple of 8. To avoid a branch, a piece beyond the row is then the row's
-// first piece. This is harmless: keys are multiplied with zeros of the query,
-// and sums of values are not stored. `is_inside` means that the piece is known
-// to be inside the row.
+// multiple of 8. To avoid a branch, LoadPiece<T, true> returns the row's first
+// piece if the requested piece is beyond the row. This is harmless: keys are
+// multiplied with zeros of the query, and sums of values are not stored.
+// `is_inside` means that the piece is known to be inside the row.
 template <typename T, bool kWide>
 __device__ Piece<T> LoadPiece(const T* from, int first, int count,
                               bool is_inside) {

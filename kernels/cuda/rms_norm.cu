@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     Pack<T, kN> dy;
     Pack<T, kN> x;
     Pack<T, kN> dx;
-    // A kept part includes the weights, so that Finish loads nothing for it.
+    // Includes the weight, so that Finish loads nothing for a kept part.
     Pack<W, kN> weight;
   };
   const T* dy = dy_TD.Of(blockIdx.x);

@@ -1,5 +1,5 @@
-// Root-mean-square norm of rows, its backward pass, and the norm of a sum with
-// the residual stream.
+// Root-mean-square norm of rows, and its backward pass. AddRmsNorm first adds
+// the rows to the residual stream.
 //
 // Legend: T rows, D features.
 #ifndef WEFT_KERNELS_CUDA_RMS_NORM_H_
@@ -17,7 +17,7 @@ namespace weft::kernels::cuda {
 // to row, in elements.
 struct RmsNormRows {
   DType dtype = DType::kF32;         // The dtype of x, y, dy and dx.
-  DType weight_dtype = DType::kF32;  // The same dtype, or f32.
+  DType weight_dtype = DType::kF32;  // Equal to `dtype`, or f32.
   int64_t num_rows = 0;              // T.
   int64_t features = 0;              // D.
   float eps = 0;

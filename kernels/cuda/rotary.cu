@@ -50,8 +50,8 @@ __global__ void __launch_bounds__(kMaxThreads, kMinBlocks<kNorm>)
   }
 }
 
-// Sums for the backward pass of a head's norm: `squares` of raw^2, and `dot` of
-// dy * weight * raw.
+// Sums for the backward pass of a head's norm. `squares` is the sum of raw^2,
+// and `dot` is the sum of dy * weight * raw.
 struct NormSums {
   float squares;
   float dot;
@@ -64,7 +64,7 @@ struct NormSums {
 
 // The gradient of a head's norm. With inverse = 1 / rms(raw), d = dy * weight
 // and n = raw * inverse, `Of` returns (d - n mean(d n)) * inverse. All lanes of
-// the warp construct it.
+// the warp call the constructor.
 struct NormSlope {
   __device__ NormSlope(const NormSums& sums, const HeadGeometry& geometry,
                        float eps) {
@@ -172,8 +172,8 @@ cudaError_t WithNorms(DType dtype, const HeadNorms& norms, Run run) {
                    });
 }
 
-// Starts one block for each token. It has threads for `heads` heads, but at
-// most kMaxThreads.
+// Starts one block for each token. A block has threads for `heads` heads, but
+// at most kMaxThreads threads.
 template <typename Kernel, typename... Arguments>
 cudaError_t LaunchTokens(Kernel kernel, const RotaryRows& rows, int64_t heads,
                          int width, cudaStream_t stream,

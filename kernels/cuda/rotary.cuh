@@ -1,5 +1,5 @@
-// Device functions that the rotary kernels share. They load the pairs of a
-// head, norm and rotate the pairs, and store them in place and in the KV pages.
+// Device functions that the rotary kernels share. They load a head's pairs,
+// normalize and rotate the pairs, and store them in place and in the KV pages.
 #ifndef WEFT_KERNELS_CUDA_ROTARY_CUH_
 #define WEFT_KERNELS_CUDA_ROTARY_CUH_
 
@@ -120,8 +120,8 @@ struct HeadWork {
   const W* weight_C = nullptr;
 };
 
-// Stores a head. If head.rotates, first norms it (if kNorm) and rotates it. All
-// lanes of the warp call it.
+// Stores a head. If head.rotates, first normalizes the head (if kNorm) and
+// rotates it. All lanes of the warp call this function.
 template <bool kNorm, int kN, typename T, typename W>
 __device__ void PrepareHead(const RotaryRows& rows,
                             const HeadGeometry& geometry, float eps,

@@ -1,7 +1,7 @@
-// Prepares the heads of a projection for attention, in one launch: norms the
-// heads of q and k if the model has head norms, and applies rotary position
-// embedding in half-split form, both in place. Writes keys and values to their
-// pages if they have any.
+// Prepares the heads of a projection for attention, in one launch. Normalizes
+// the heads of q and k if the model has head norms. Applies rotary position
+// embedding in half-split form. Both steps work in place. Writes the keys and
+// values of tokens with a slot to the pages.
 //
 // Legend: T tokens, Q query heads, K key/value heads, C head features, P
 // positions, S tokens of a page.
@@ -55,9 +55,9 @@ struct KvSlots {
   void* v_pages = nullptr;
 };
 
-// Norms the heads of q and k if there are norms, and rotates their pairs (c, c
-// + C/2) by the token's angles, in place. Writes the rotated k and the
-// unchanged v of tokens with a slot to the pages.
+// Normalizes the heads of q and k if there are norms, and rotates their pairs
+// (c, c + C/2) by the token's angles, in place. For tokens with a slot, writes
+// the rotated k and the unchanged v to the pages.
 // Errors:  cudaErrorInvalidValue for bf16 weights with f32 heads, or for a
 //          token with 2^30 pairs or more; and those of the launch.
 // Threads: any; the work is queued on `stream`, and nothing waits for it.

@@ -56,7 +56,7 @@ __device__ inline int ShiftOf(int level) {
 // the range.
 __device__ inline uint32_t BucketOf(const Search& search, uint32_t key) {
   const uint32_t bucket = (key - search.low) >> ShiftOf(search.level);
-  // The last level has ten bits, so a larger bucket is outside the range.
+  // The last level has 10 bits, so its range has kBuckets / 2 buckets.
   return search.level == 2 && bucket >= kBuckets / 2 ? kBuckets : bucket;
 }
 
@@ -68,7 +68,7 @@ __device__ inline void Narrow(const Bucket& bucket, Search* search) {
   ++search->level;
 }
 
-// Begins the search for `aim`. If the rule lacks this filter, or if the filter
+// Begins the search for `aim`. If `aim` is a filter that the rule lacks or that
 // keeps all tokens, begins the search for the next aim instead. `first` is the
 // histogram of the upper bits.
 __device__ inline void Begin(const SampleRule& rule, Aim aim,
@@ -76,8 +76,8 @@ __device__ inline void Begin(const SampleRule& rule, Aim aim,
   uint64_t target = 0;
   if (aim == Aim::kTopK) {
     target = static_cast<uint64_t>(rule.top_k);
-    // Only num_tokens tokens have a weight, so a larger top_k keeps all of
-    // them.
+    // Only num_tokens tokens can be drawn. A top_k of num_tokens or more keeps
+    // them all.
     if (rule.top_k <= 0 || target >= search->num_tokens) aim = Aim::kTopP;
   }
   if (aim == Aim::kTopP) {

@@ -15,7 +15,7 @@ inline constexpr int64_t kMaxSampleVocab = int64_t{1} << 22;
 // The rule by which a token is drawn. `seed`, `sample_index` and `position`
 // determine the random number of the draw.
 struct SampleRule {
-  // 0: draws the likeliest token or, if several are likeliest, the lowest id.
+  // 0: draws the likeliest token. If several tokens tie, draws the lowest id.
   float temperature = 1;
   int32_t top_k = 0;  // 0: all.
   double top_p = 1;   // In (0, 1]; 1 keeps all.

@@ -88,7 +88,7 @@ struct Tile {
 
   // Computes sums(i, j) = sum over d in [begin, end) of left(i, d) right(j, d).
   // The views begin at the tile's first outer index and at depth 0. `begin` is
-  // a multiple of kDepth. `end` is a multiple of kDepth or the operands' depth.
+  // a multiple of kDepth. `end` is the operands' depth or a multiple of kDepth.
   // All threads call it.
   static __device__ void Multiply(const MatrixView& left,
                                   const MatrixView& right, int begin, int end,

@@ -39,7 +39,7 @@ struct Softcap {
   [[nodiscard]] __device__ float Of(float x) const {
     return cap > 0 ? cap * tanhf(x * inverse) : x;
   }
-  // Returns the derivative, given the capped value.
+  // Returns the derivative of Of(x), given the capped value c = Of(x).
   [[nodiscard]] __device__ float Slope(float c) const {
     const float tanh = cap > 0 ? c * inverse : 0.0F;
     return 1 - tanh * tanh;

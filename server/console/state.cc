@@ -29,7 +29,7 @@ constexpr size_t kMaxSnapshots = 50;
 struct Entry {
   AdapterInfo info;
   std::string engine_name;
-  AdapterActivity totals;  // Without points.
+  AdapterActivity totals;  // `totals.points` is empty.
 };
 
 double Seconds(absl::Time time) {
@@ -226,8 +226,8 @@ Json SelectedJson(const Engine& engine, const Entry& entry) {
 }
 
 // Returns the adapters that match `search`, which is in lower case, in the
-// order of ids. If more than kMaxAdapters match, returns those that were used
-// last. Sets `*matching` to the number of all that match.
+// order of ids. If more than kMaxAdapters match, returns the most recently used
+// ones. Sets `*matching` to the number of all that match.
 std::vector<const Entry*> Listed(const std::vector<Entry>& entries,
                                  const std::string& search, size_t* matching) {
   std::vector<const Entry*> found;

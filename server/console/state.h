@@ -23,8 +23,8 @@
 
 namespace weft::console {
 
-// The most entries of each list. If more adapters match, the list has those
-// that were used last.
+// The most entries of each list. If more than kMaxAdapters adapters match,
+// "adapters" has the most recently used ones.
 inline constexpr size_t kMaxAdapters = 200;
 inline constexpr size_t kMaxTenants = 100;
 inline constexpr size_t kMaxErrors = 50;

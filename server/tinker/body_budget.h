@@ -13,9 +13,9 @@
 
 namespace weft::tinker {
 
-// A budget of bytes that holders share. A holder is an owner (owner.h). All
-// reservations of a holder together may take half of the budget, so that room
-// is left for other holders. But a holder's only reservation may take more.
+// A budget of bytes that holders share. A holder is an owner (owner.h). A
+// holder with several reservations may take at most half of the budget, so that
+// room is left for other holders. A holder with one reservation may take more.
 // Threads: any.
 class BodyBudget : public std::enable_shared_from_this<BodyBudget> {
  public:

@@ -33,7 +33,7 @@ struct CheckpointPath {
     absl::string_view path);
 // Makes the path from a run and "KIND/NAME". Errors: INVALID_ARGUMENT. The NAME
 // of a training checkpoint must not begin with "sampler_weights." or
-// "external_weights.", because PathOfWeft would return another kind for it.
+// "external_weights.", because PathOfWeft takes such names for other kinds.
 [[nodiscard]] absl::StatusOr<CheckpointPath> ParseCheckpointId(
     absl::string_view run, absl::string_view id);
 // Returns the path of a checkpoint from its run and its name in Weft.

@@ -35,12 +35,12 @@ class EnginePort {
 
   // Checks the tenant's quotas, validates `request`, and runs `start(Engine&,
   // Plain, Callback<Result>)`. Plain is the type that Validate returns. If
-  // `start` returns a handle and `cancel` is not null, Call sets `*cancel`.
-  // If Call returns an error, `done` does not run, and the engine does no more
-  // work for the call. If the error has kStepDonePayload, the engine counts the
-  // failed step as completed, so the step keeps its number. If Call returns OK,
-  // `done` runs once on the front's thread, perhaps before Call returns. If the
-  // HTTP server stops first, `done` does not run.
+  // `start` returns a handle and `cancel` is not null, Call stores the handle
+  // in `*cancel`. If Call returns an error, `done` does not run, and the engine
+  // does no more work for the call. If the error has kStepDonePayload, the
+  // engine counts the failed step as completed, so the step keeps its number.
+  // If Call returns OK, `done` runs once on the front's thread, perhaps before
+  // Call returns. If the HTTP server stops first, `done` does not run.
   template <typename Result, typename Request, typename StartFn>
   [[nodiscard]] absl::Status Call(CallOrigin origin, Rpc rpc,
                                   const Request& request, StartFn start,
@@ -110,8 +110,8 @@ class EnginePort {
   }
 
   // Returns the callback for the engine. The callback posts the result to
-  // `done` on the front's thread. But if the callback runs on the thread that
-  // calls the engine, and before Return runs, it leaves the result in `early`.
+  // `done` on the front's thread. But if the callback runs before Return on the
+  // thread that calls the engine, the callback leaves the result in `early`.
   template <typename Result>
   Callback<Result> Deliver(std::shared_ptr<Pending<Result>> call,
                            Callback<Result> done) const {

@@ -3,8 +3,8 @@
 namespace weft::tinker {
 namespace {
 
-// Prints JSON. Replaces bytes that are not UTF-8, for which the library would
-// throw an exception.
+// Prints JSON. Replaces bytes that are not UTF-8, because the library would
+// throw an exception for such bytes.
 std::string Dump(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }

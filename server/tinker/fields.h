@@ -28,7 +28,7 @@ using Json = nlohmann::json;
 [[nodiscard]] absl::StatusOr<const Json*> ObjectField(const Json& object,
                                                       const char* name);
 
-// Return the field, or `otherwise` or nullopt if the field is absent.
+// Return the field. If the field is absent, return `otherwise` or nullopt.
 [[nodiscard]] absl::StatusOr<std::string> StringOr(const Json& object,
                                                    const char* name,
                                                    const char* otherwise);

@@ -6,8 +6,9 @@
 namespace weft::tinker {
 namespace {
 
-// The limit of Futures for the bytes of all results. A result stays after a
-// client has fetched it, because the client may fetch it again.
+// If all results together have more bytes than this, Futures forgets old ones.
+// Futures keeps results that a client has fetched, because the client may fetch
+// them again.
 constexpr int64_t kMaxResultBytes = int64_t{512} << 20;
 // The size of the budget Front::waiting.
 constexpr int64_t kMaxWaitingBytes = int64_t{512} << 20;

@@ -74,10 +74,10 @@ struct Sampler {
 struct LoadedAdapter {
   enum class State : uint8_t { kLoading, kReady, kLeaving };
   State state = State::kLoading;
-  // Counts the sampling sessions with the adapter, except those in `waiting`.
+  // Counts the sampling sessions that use the adapter, not those in `waiting`.
   int users = 0;
-  // Callbacks for the end of the load, one per sampling session that waits. In
-  // kLeaving, the load begins after the adapter's deletion.
+  // Callbacks for the end of the load, one per sampling session that waits. If
+  // `state` is kLeaving, the load begins after the adapter's deletion.
   std::vector<std::function<void(const absl::Status&)>> waiting;
 };
 
@@ -85,7 +85,7 @@ struct LoadedAdapter {
 struct Orphan {
   Caller caller;
   std::string adapter;
-  // True while the engine has the request for the deletion.
+  // True while the engine handles a request to delete the adapter.
   bool running = false;
   // Callbacks that run when the adapter is deleted.
   std::vector<std::function<void()>> gone;
@@ -98,8 +98,8 @@ struct Call {
   std::map<std::string, std::string> query;
   Json body;  // The body as a JSON object; empty if the body is protobuf.
   Caller caller;
-  // True if the caller has the scope of DeleteAdapter (may_delete), or of
-  // Sample (may_sample). Both are false for requests that cannot end a session.
+  // Whether the caller has the scopes of DeleteAdapter and of Sample. Both
+  // fields are false for requests that cannot end a session.
   bool may_delete = false;
   bool may_sample = false;
   bool kept = false;  // The request comes from the ledger; no client waits.

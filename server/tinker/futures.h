@@ -56,7 +56,7 @@ class Futures {
   // Returns true if there is a future with this id, with or without a result.
   [[nodiscard]] bool Has(const std::string& id) const;
   // Forgets a future that has no result. Responds with 410 to the clients that
-  // wait for the result, so that they send the request again.
+  // wait for the result, so that they send the future's request again.
   void Drop(const std::string& id);
   // Gives the future its result, and answers the clients that wait for it. Does
   // nothing if the future is unknown or has a result.

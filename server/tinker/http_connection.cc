@@ -95,14 +95,15 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     }
     header_.reserved = *std::move(reserved);
     parser_->body_limit(admission_.max_body_bytes);
-    // A client that has sent "Expect: 100-continue" waits for the reply 100,
-    // which Continue sends, before it sends the body.
+    // A client that has sent "Expect: 100-continue" sends the body only after
+    // it gets the reply 100. Continue sends this reply.
     WantsContinue() ? Continue() : ReadBody();
   }
 
   void ReadBody() {
     // Reserves room, because a single read of Beast takes only as many bytes as
-    // the buffer has room for. After the header, this may be only 512 bytes.
+    // the buffer has room for. After the header, the buffer may have room for
+    // only 512 bytes.
     const auto bytes = parser_->content_length().value_or(0);
     buffer_.reserve(static_cast<size_t>(std::min(bytes, kBodyPiece)));
     http::async_read(

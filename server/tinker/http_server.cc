@@ -83,8 +83,8 @@ class HttpServer::Core {
   }
 
   const HttpLimits limits_;
-  // The number of open connections. Each Connection shares this number. Its
-  // constructor adds one, and its destructor subtracts one.
+  // The number of open connections. The constructor of Connection adds one, and
+  // the destructor of Connection subtracts one.
   const std::shared_ptr<size_t> connections_ = std::make_shared<size_t>(0);
   const std::shared_ptr<BodyBudget> budget_;
   HttpHandler handler_;

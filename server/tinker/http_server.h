@@ -25,20 +25,21 @@ struct HttpLimits {
   int64_t max_pending_bytes = int64_t{512} << 20;
   size_t max_connections = 1024;
   // The longest time from a request's first byte to its last one, and the
-  // longest time to send a reply. In a streamed reply, each piece has this
-  // time.
+  // longest time to send a reply. In a streamed reply, each piece may take this
+  // long.
   absl::Duration transfer = absl::Seconds(60);
   // The longest time that a connection may wait for its next request.
   absl::Duration idle = absl::Seconds(120);
 };
 
 // A server that listens on one address.
-// It refuses these requests itself: 400 (the request is not HTTP), 411 (the
-// body is chunked, so its length is unknown), 413 (the body is too large), 429
-// (the holder's half of the body budget is full), 431 (the header is too
-// large), 503 (the body budget is full). Replies 429 and 503 have the header
-// Retry-After. If a body would follow a refused header, the server closes the
-// connection. It closes a connection above max_connections at once.
+// The server itself refuses requests with these statuses: 400 (the request is
+// not HTTP), 411 (the body is chunked, so its length is unknown), 413 (the body
+// is too large), 429 (the holder's half of the body budget is full), 431 (the
+// header is too large), 503 (the body budget is full). Replies 429 and 503 have
+// the header Retry-After. If a body would follow a refused header, the server
+// closes the connection. While max_connections are open, the server closes each
+// new connection at once.
 // Threads: one thread makes, starts, stops and destroys the server; any thread
 // may call Post and After.
 class HttpServer {
@@ -55,8 +56,8 @@ class HttpServer {
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
 
-  // Returns the port of `listen`; if that is 0, the port that the system has
-  // chosen.
+  // Returns the port of `listen`. If that port is 0, returns the port that the
+  // system has chosen.
   [[nodiscard]] int port() const;
   // Starts the front's thread, which serves requests with `handler`.
   void Start(HttpHandler handler);

@@ -29,7 +29,7 @@ const char* PrefixOf(EntryKind kind) {
 }
 
 // Returns the part of a file's name that stands for an id. The id itself may be
-// too long for a file's name, or have characters that such names must not have.
+// too long for a file's name, or have characters that are not allowed there.
 std::string Hash(absl::string_view id) {
   return absl::BytesToHexString(Sha256(std::string(id)).substr(0, 16));
 }

@@ -3,9 +3,9 @@
 // steps.
 //
 // Each entry is a file in the folder STATE_DIR/tinker, and is written whole or
-// not at all. Without --state-dir the ledger keeps nothing. One thread of the
-// ledger writes and erases, in the order of the calls. Callbacks run on the
-// front's thread.
+// not at all. Without --state-dir the ledger keeps nothing. The ledger has one
+// thread, which writes and erases in the order of the calls. Callbacks run on
+// the front's thread.
 // Threads: the front's thread; until it runs, the thread that starts it.
 #ifndef WEFT_SERVER_TINKER_LEDGER_H_
 #define WEFT_SERVER_TINKER_LEDGER_H_
@@ -32,7 +32,7 @@ enum class EntryKind : uint8_t {
   kCheckpoint,
   // An adapter that is to be deleted (reaper.h).
   kOrphan,
-  // The request of a step; its id is MODEL:SEQ.
+  // The request of a step. The entry's id is MODEL:SEQ.
   kStep,
 };
 

@@ -70,8 +70,8 @@ void UseReady(Front& front, const CallOrigin& origin,
                     done](const absl::Status& found) {
     const auto entry =
         front.loaded.find(LoadedKey(OwnerKey(*origin.caller), adapter));
-    // The state may have changed meanwhile: the last user may have left, or
-    // another session may load the adapter again.
+    // The state may have changed during the call of GetAdapter: the last user
+    // may have left, or another session may load the adapter again.
     if (entry == front.loaded.end() || entry->second.state != State::kReady) {
       return UseAdapter(front, origin, info, done);
     }
@@ -113,8 +113,8 @@ void UseAdapter(Front& front, const CallOrigin& origin,
   }
   loaded.waiting.push_back(std::move(done));
   // An old adapter of this name may still wait for its deletion, for example
-  // after its last user has left. It must be gone before the load begins. The
-  // first session that waits for the load has it deleted.
+  // after its last user has left. The old adapter must be gone before the load
+  // begins. The first session that waits for the load has the old one deleted.
   const bool leaves =
       added ? IsOrphan(front, *origin.caller, adapter)
             : loaded.state == State::kLeaving && loaded.waiting.size() == 1;

@@ -98,9 +98,9 @@ absl::Status StartCreation(Front& front, const CallPtr& call,
 }
 
 // Adds the model that the body names to front.models, and writes it to the
-// ledger. Then calls `then` with the model's id; at once if the model was
-// written before. If the write fails, or `then` returns an error, the error is
-// the response.
+// ledger. Then calls `then` with the model's id. If the model is in the ledger
+// already, only calls `then`. If the write fails, or `then` returns an error,
+// the error is the response.
 absl::Status OpenModel(
     Front& front, const CallPtr& call, const Respond& respond,
     std::function<absl::Status(const std::string& id)> then) {
@@ -140,8 +140,8 @@ absl::Status OpenModel(
   return absl::OkStatus();
 }
 
-// Runs `start`, which begins to make the adapter of the model `id`. Holds the
-// model's steps until this work has ended.
+// Runs `start`, which begins to make the adapter of the model `id`. The model's
+// steps wait until the work of `start` has ended.
 absl::Status StartModel(Front& front, const std::string& id,
                         const ModelStart& start,
                         const Callback<FutureResult>& done) {

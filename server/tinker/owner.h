@@ -14,7 +14,7 @@
 namespace weft::tinker {
 
 // Returns the name of the owner that the caller belongs to; empty on a server
-// without tokens. All callers of a tenant that are not admins are one owner and
+// without tokens. All of a tenant's callers except its admins are one owner and
 // share sessions. The tenant's admins are another owner, because they use the
 // engine's names for adapters.
 [[nodiscard]] std::string OwnerKey(const Caller& caller);

@@ -38,8 +38,8 @@ void Spare(Front& front, const Caller& caller, const std::string& adapter);
 // Tries again all deletions that have not succeeded.
 void SweepOrphans(Front& front);
 // Reads from the ledger which adapters are to be deleted, and waits for the
-// disk. If `is_used` returns true for an adapter, erases its entry instead.
-// Call it before the front's thread starts.
+// disk. If `is_used` returns true for an adapter, keeps the adapter and erases
+// the adapter's entry. Call RestoreOrphans before the front's thread starts.
 void RestoreOrphans(
     Front& front,
     const std::function<bool(const std::string& owner,

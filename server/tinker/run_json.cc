@@ -33,7 +33,7 @@ absl::StatusOr<int64_t> QueryNumber(const Call& call, const char* name,
   return BadField(name, "must be a number that is not negative");
 }
 
-// Returns whether the Tinker API made the adapter to sample from a checkpoint.
+// Returns true if the front loaded the adapter from a checkpoint for sampling.
 // If the caller is an admin, the adapter's name begins with the tenant.
 bool IsSamplerAdapter(absl::string_view adapter) {
   const size_t separator = adapter.find(kTenantSeparator);

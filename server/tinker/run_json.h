@@ -30,7 +30,7 @@ struct Run {
 };
 
 // Groups adapters and checkpoints into runs. The run that was used last comes
-// first. Leaves out the adapters that were loaded for sampling, of any tenant
+// first. Leaves out all tenants' adapters that were loaded for sampling
 // (kSamplerAdapterPrefix).
 [[nodiscard]] std::vector<Run> MakeRuns(
     const std::vector<AdapterInfo>& adapters,

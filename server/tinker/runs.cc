@@ -55,8 +55,8 @@ absl::Status ListAdapters(Front& front, const CallPtr& call,
       });
 }
 
-// Responds with the JSON, or the error, that `make` returns for the caller's
-// runs.
+// Calls `make` with the caller's runs. Responds with the JSON or the error that
+// `make` returns.
 absl::Status WithRuns(
     Front& front, const CallPtr& call, const Respond& respond,
     std::function<absl::StatusOr<Json>(const std::vector<Run>&)> make) {

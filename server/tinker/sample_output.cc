@@ -60,7 +60,7 @@ Json LogprobsJson(const std::string& raw) {
 }
 
 // Converts a table to JSON as the SDK does. A row becomes the list of the pairs
-// (token, logprob) before its first empty cell, or null if there are none.
+// (token, logprob) before its first empty cell. An empty list becomes null.
 Json TopJson(const TopkLogprobs& top) {
   const auto ids = GetRaw<int32_t>(top.token_ids());
   const auto logprobs = GetRaw<float>(top.logprobs());

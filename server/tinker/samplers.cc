@@ -98,8 +98,8 @@ void ReleaseOldest(Front& front, const CallOrigin& origin,
   if (!refused.ok()) end(refused);
 }
 
-// Begins to publish the snapshot. When this has succeeded, writes the sampler
-// to the ledger, and then gives `run.done` the result.
+// Begins to publish the snapshot. When the engine has published it, writes the
+// sampler to the ledger, and then gives `run.done` the result.
 absl::Status StartPublish(Front& front, const CallOrigin& origin,
                           const Sampler& sampler, const StepRun& run) {
   v1::PublishSnapshotRequest request;

@@ -14,7 +14,7 @@
 namespace weft::tinker {
 
 inline constexpr size_t kMaxSnapshots = 32;
-// The most sampling sessions without a snapshot that one session may have.
+// One session may have at most this many sampling sessions without a snapshot.
 inline constexpr int64_t kMaxSamplers = 1024;
 
 // Handles save_weights_for_sampler with a `sampling_session_seq_id`. As a step
@@ -31,16 +31,16 @@ inline constexpr int64_t kMaxSamplers = 1024;
 // Notes in Sampler::used that the sampling session is used now.
 void TouchSampler(Front& front, Sampler& sampler);
 
-// Forgets the sampling sessions of a session. Calls LeaveAdapter for each one
-// that uses a loaded adapter.
+// Forgets the sampling sessions of a session. If a sampling session uses a
+// loaded adapter, calls LeaveAdapter for this adapter.
 void DropSamplersOf(Front& front, const std::string& session);
 // Forgets the sampling sessions of a model's snapshots. The snapshots
 // themselves are deleted with the model's adapter.
 void DropSnapshotsOf(Front& front, const Model& model);
 
-// Reads the sampling sessions from the ledger, and waits for the disk. Drops
-// those without a session. Call it after RestoreSessions, and before the
-// front's thread starts.
+// Reads the sampling sessions from the ledger, and waits for the disk. Drops a
+// sampling session if its session is gone. Call it after RestoreSessions, and
+// before the front's thread starts.
 void RestoreSamplers(Front& front);
 
 }  // namespace weft::tinker

@@ -89,7 +89,8 @@ void RespondSamplePromise(const std::string& id, int64_t num_samples,
 }
 
 // Translates the request and adds it to front.samples. `id` is the id of the
-// future. If Enqueue returns an error, the future has no result yet.
+// future. If Enqueue returns an error, the caller must finish or drop the
+// future.
 absl::Status Enqueue(Front& front, const CallPtr& call, const Sampler& sampler,
                      const std::string& id) {
   WEFT_ASSIGN_OR_RETURN(const Engine* const engine, front.port.engine());

@@ -46,9 +46,9 @@ absl::Status CheckEnd(const Front& front, const Call& call,
 }
 
 // Makes room for one more session of the caller's owner. If the owner has
-// kMaxSessions sessions, ends an old one, as kMaxSessions says. Errors:
-// RESOURCE_EXHAUSTED if no session has been silent for kSilence, or if the
-// caller may not end any of those that have.
+// kMaxSessions sessions, ends the session that has been silent for longest,
+// among those that the caller may end. Errors: RESOURCE_EXHAUSTED if the caller
+// may end no session that has been silent for kSilence.
 absl::Status MakeRoom(Front& front, const Call& call, absl::Time now) {
   size_t count = 0;
   std::vector<const Session*> silent;

@@ -14,10 +14,10 @@ namespace weft::tinker {
 
 // A session ends if it has no heartbeat for this time.
 inline constexpr absl::Duration kSessionTimeout = absl::Hours(1);
-// The most sessions of one owner. A new session above this limit ends the
-// session that has been silent for longest, among those that the caller may
-// end. If it has been silent for less than kSilence, the new session is refused
-// instead. The SDK sends about thirty heartbeats in kSilence.
+// One owner may have at most this many sessions. Above the limit, a new session
+// ends the session that has been silent for longest, among those that the
+// caller may end. But if none of these has been silent for kSilence, the new
+// session is refused. The SDK sends about thirty heartbeats in kSilence.
 inline constexpr size_t kMaxSessions = 1000;
 inline constexpr absl::Duration kSilence = absl::Minutes(5);
 
@@ -38,17 +38,17 @@ inline constexpr absl::Duration kSilence = absl::Minutes(5);
 
 // Makes a session, writes it to the ledger, and then responds with its id or
 // the error of the write. Errors: RESOURCE_EXHAUSTED if the owner has
-// kMaxSessions sessions, and none of them may be ended; those of NewId.
+// kMaxSessions sessions, and none of them may be ended; the errors of NewId.
 [[nodiscard]] absl::Status CreateSession(Front& front, const CallPtr& call,
                                          const Respond& respond);
 // Takes a heartbeat. Errors: ABORTED (410) if the session is unknown, so that
 // the client sends no more heartbeats.
 [[nodiscard]] absl::Status BeatSession(Front& front, const CallPtr& call,
                                        const Respond& respond);
-// Ends a session with its models and sampling sessions, unless it has ended
-// already. Errors: PERMISSION_DENIED if the session has models and the token
-// lacks the scope train; or if it has sampling sessions and the token lacks
-// both scopes, sample and train.
+// Ends a session with its models and sampling sessions. Does nothing if the
+// session has ended already. Errors: PERMISSION_DENIED if the session has
+// models and the token lacks the scope train, or if the session has sampling
+// sessions and the token lacks both the scope sample and the scope train.
 [[nodiscard]] absl::Status FinishSession(Front& front, const CallPtr& call,
                                          const Respond& respond);
 // Responds with a page of the ids of the caller's sessions.

@@ -2,8 +2,8 @@
 //
 // Steps may arrive in any order. The front gives them to the engine in the
 // order of their sequence numbers, because a load changes the mapping from
-// later numbers to the adapter's steps (Model::offsets). A load starts when all
-// steps before it have ended, and all steps after it wait for its end.
+// later sequence numbers to the adapter's steps (Model::offsets). A load starts
+// when all steps before it have ended, and all steps after it wait for its end.
 #ifndef WEFT_SERVER_TINKER_STEP_LINE_H_
 #define WEFT_SERVER_TINKER_STEP_LINE_H_
 
@@ -49,8 +49,8 @@ struct ArrivedStep {
 struct RunningStep {
   ArrivedStep step;
   std::shared_ptr<CancelHandle> cancel = std::make_shared<CancelHandle>();
-  // True if MakeRoom has cancelled the step. If the cancellation comes in time,
-  // the step goes back to StepLine::arrived.
+  // True if MakeRoom has cancelled the step. If the step then ends with
+  // CANCELLED, it goes back to StepLine::arrived.
   bool again = false;
 };
 

@@ -15,9 +15,9 @@ namespace {
 // At most this many steps of one model are in the engine at a time. A few steps
 // keep the engine busy. More steps would fill the queue that all tenants share.
 constexpr size_t kMaxRunning = 64;
-// The ledger keeps the requests of this many finished steps of a model. It
-// needs no more, because the dispatcher keeps only as many replies
-// (kReplayWindow).
+// The ledger keeps the requests of this many finished steps of a model. The
+// ledger needs no more requests, because the dispatcher keeps the replies of
+// only 64 steps (kReplayWindow).
 constexpr int64_t kKeptSteps = 64;
 // No checkpoint can have this name, so a load of it changes nothing.
 constexpr absl::string_view kNoCheckpoint = "~";
@@ -261,9 +261,9 @@ void NoteLoad(Front& front, Model& model, int64_t seq, uint64_t last_step,
   if (!HasLoaded(model, seq)) {
     model.offsets.emplace_back(seq + 1, static_cast<int64_t>(last_step) - seq);
   }
-  // Only the latest load and the steps after it can still run (LatestLoad). The
-  // last pair maps the numbers of the steps after the load. The pair before it
-  // maps the load's own number.
+  // Only the latest load and the steps after it can still run (LatestLoad), so
+  // two offsets are enough. The last offset applies to the steps after the
+  // load. The offset before the last applies to the load itself.
   if (model.offsets.size() > 2) model.offsets.erase(model.offsets.begin());
   model.begun_load = 0;
   KeepModel(front, model, done);

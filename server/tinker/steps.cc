@@ -28,10 +28,10 @@ void RespondPromise(const PromiseId& id, const Respond& respond) {
 }
 
 // Writes the request to the ledger, if `id` has a sequence number and the
-// request does not come from the ledger. Then runs `done` with the outcome. If
-// `done` returns an error, drops the future and erases the request. Then
-// answers all clients that wait for the promise, with the future's id or the
-// error.
+// request does not come from the ledger. Then runs `done` with the status of
+// the write. If `done` returns an error, drops the future and erases the
+// request. Then answers all clients that wait for the promise, with the
+// future's id or the error.
 void Keep(Front& front, const CallPtr& call, const PromiseId& id,
           const Respond& respond,
           std::function<absl::Status(const absl::Status&)> done) {
@@ -62,7 +62,8 @@ void Keep(Front& front, const CallPtr& call, const PromiseId& id,
 }
 
 // Opens the future and returns true. If the future exists already, returns
-// false and responds with its id as soon as its request is on disk.
+// false and responds with the future's id. But while Keep still writes the
+// request, leaves the response to Keep.
 bool Open(Front& front, const CallPtr& call, const PromiseId& id,
           const Respond& respond) {
   const std::string future = id.ToString();

@@ -36,8 +36,8 @@ inline constexpr int64_t kMaxDenseValues = int64_t{16} << 20;
 // Returns the values as raw float32, little endian.
 [[nodiscard]] std::string RawFloats(const std::vector<float>& values);
 
-// Reads {"data": [...]}. Optional fields are "dtype" ("int64" or "float32", the
-// default), "shape", and "sparse_crow_indices" with "sparse_col_indices".
+// Reads {"data": [...]}. Optional fields are "dtype" ("float32" by default, or
+// "int64"), "shape", and "sparse_crow_indices" with "sparse_col_indices".
 [[nodiscard]] absl::StatusOr<Tensor> TensorFromJson(absl::string_view name,
                                                     const Json& json);
 

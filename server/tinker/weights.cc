@@ -50,8 +50,8 @@ absl::Status StartSave(Front& front, const CallPtr& call, const Save& save,
       run.cancel);
 }
 
-// Promises a step that saves a checkpoint. `kind` is the KIND of the
-// checkpoint's path, and `type` is the `type` of the result.
+// Promises a step that saves a checkpoint. `kind` is the KIND in the
+// checkpoint's path, tinker://RUN/KIND/NAME. `type` is the result's `type`.
 absl::Status PromiseSave(Front& front, const CallPtr& call, const char* kind,
                          const char* type, const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(const std::string model,
@@ -127,9 +127,9 @@ absl::Status StartLoad(Front& front, const CallPtr& call, const std::string& id,
     run.done(Loaded(id, load.path));
     return absl::OkStatus();
   }
-  // The first step of a new model has sequence number 1. But if a load made the
-  // adapter before a restart, PlaceLine has set `next` by the adapter's last
-  // step.
+  // The first step of a new model has sequence number 1. After a restart,
+  // `next` may differ: if this load had already made the adapter, PlaceLine has
+  // computed `next` from the adapter's last step.
   if (seq == 0) model->second.line.next = 1;
   v1::LoadCheckpointRequest request;
   request.set_adapter_id(model->second.adapter);

@@ -41,7 +41,7 @@ const std::string* FindFile(const DurableFolder& folder,
 }
 
 // Reads the tensors of a checkpoint. Reads only the weights if `weights_only`
-// or if the checkpoint has kind sampler.
+// is true or the checkpoint has kind sampler.
 absl::StatusOr<lora::AdapterState> ReadState(const DurableFolder& folder,
                                              const CheckpointInfo& info,
                                              const lora::ModelShape& shape,

@@ -44,8 +44,8 @@ struct AdapterCopy {
 
 class AdapterIo {
  public:
-  // `base` is the server's base model. A write fails if its tensors would leave
-  // fewer than `disk_reserve` bytes of the disk free.
+  // `base` is the server's base model. Save and Upload fail if the checkpoint's
+  // tensors would leave fewer than `disk_reserve` bytes of the disk free.
   AdapterIo(std::string checkpoint_dir, lora::BaseModel base,
             uint64_t disk_reserve = 0)
       : checkpoint_dir_(std::move(checkpoint_dir)),
@@ -57,10 +57,10 @@ class AdapterIo {
 
   // Writes the checkpoint, and then deletes older ones as request.keep_newest
   // says. If the write fails because the checkpoint exists or the disk is full,
-  // reads the stored checkpoint of this name. If it has the same step, state
-  // and properties, an earlier call wrote it, and Save returns it. Errors:
-  // ALREADY_EXISTS without overwrite, RESOURCE_EXHAUSTED (the disk is full, or
-  // the reserve would be used), and others of file_io.h.
+  // reads the stored checkpoint of this name. If the stored checkpoint has the
+  // step, state and properties of this save, an earlier call wrote it, and Save
+  // returns it. Errors: ALREADY_EXISTS without overwrite, RESOURCE_EXHAUSTED
+  // (the disk is full, or the reserve would be used), and others of file_io.h.
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Save(
       const SaveCheckpointRequest& request, const AdapterCopy& adapter);
   // Reads a checkpoint. With weights_only the result has only weights, and
@@ -89,14 +89,14 @@ class AdapterIo {
   // Skips a checkpoint with a damaged manifest and logs a warning.
   [[nodiscard]] absl::StatusOr<std::vector<CheckpointInfo>> List(
       const std::string& adapter_id) const;
-  // Adds names of the adapter's checkpoints, at most five, to the message of a
-  // NOT_FOUND. Keeps the status's payloads. Returns any other status as it is.
+  // Adds the names of up to five of the adapter's checkpoints to the message of
+  // a NOT_FOUND. Keeps the payloads. Returns any other status as it is.
   [[nodiscard]] absl::Status NameOthers(const absl::Status& status,
                                         const std::string& adapter_id) const;
   [[nodiscard]] absl::Status Delete(const std::string& adapter_id,
                                     const std::string& name);
   // Deletes the checkpoints that have expired. Reads the folders only if a
-  // checkpoint may have expired, so it may be called often.
+  // checkpoint may have expired, so frequent calls are cheap.
   void DeleteExpired();
   // Returns the bytes of the tensor files of all checkpoints. Checkpoints of
   // earlier processes count after the first call of DeleteExpired.

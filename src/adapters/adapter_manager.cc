@@ -107,8 +107,8 @@ void AdapterManager::LoadNew(LoadCheckpointRequest request,
 
 void AdapterManager::ReadWhenRoom(const LoadCheckpointRequest& request,
                                   const Callback<AdapterInfo>& done) {
-  // Reads the tensors only when the adapter has a slot (AdapterDesk::WhenSlot),
-  // because many loads may wait for a slot.
+  // Reads the tensors only when the adapter has a slot (AdapterDesk::WhenSlot).
+  // So the loads that wait for a slot hold no tensors in memory.
   context_.dispatcher.adapters().WhenSlotFor(
       request.adapter_id, request.tenant,
       [this, request, done](const absl::Status& room) {

@@ -22,9 +22,9 @@ namespace weft::engine {
 // otherwise.
 class AdapterManager {
  public:
-  // `context` and `mover` outlive the manager. When an adapter is removed,
-  // `forget_step` runs on the engine thread for each of its steps that had
-  // started.
+  // `context` and `mover` outlive the manager. The removal of an adapter fails
+  // the adapter's steps. `forget_step` runs on the engine thread for each
+  // failed step that had started.
   AdapterManager(const EngineContext* context, AdapterMover* mover,
                  std::function<void(uint64_t step_id)> forget_step)
       : context_(*context),
@@ -49,12 +49,12 @@ class AdapterManager {
 
   // The engine thread calls the methods below.
 
-  // Creates an adapter of an earlier process from its record in the log, with
-  // initial weights. The caller must hold a slot (AdapterDesk::WhenSlot). After
-  // an error, MakeAgain gives the slot back.
+  // Creates an adapter of an earlier process from the adapter's record in the
+  // log. The adapter gets initial weights. The caller must hold a slot
+  // (AdapterDesk::WhenSlot). After an error, MakeAgain gives the slot back.
   [[nodiscard]] absl::Status MakeAgain(const records::AdapterRecord& adapter);
-  // Removes the adapter with its tensors, its spill file and its steps. Writes
-  // no record.
+  // Removes the adapter with its tensors, its spill file and its steps. Does
+  // not write the removal to the log.
   void Remove(AdapterKey key);
 
  private:
@@ -93,7 +93,8 @@ class AdapterManager {
   // Replaces kDefault by the server's default. Errors: FAILED_PRECONDITION if
   // the durability needs --state-dir and the server runs without it.
   [[nodiscard]] absl::Status Resolve(Durability* durability) const;
-  // Returns INVALID_ARGUMENT for ranks above the limits of --max-rank.
+  // Returns INVALID_ARGUMENT if a rank is above --max-rank, or if an expert's
+  // rank is above SharedRank(--max-rank).
   [[nodiscard]] absl::Status CheckRanks(const LoraConfig& config) const;
 
   // The I/O thread calls the next two methods. They read the first state of a
@@ -116,9 +117,9 @@ class AdapterManager {
                                          absl::Time created_at);
   void ReadWhenRoom(const LoadCheckpointRequest& request,
                     const Callback<AdapterInfo>& done);
-  // Writes the adapter's AdapterRecord, with the facts in `made`, unless the
-  // adapter has durability memory. If a load made the adapter, stores the
-  // load's reply for repeated calls.
+  // Writes the adapter's AdapterRecord, with the facts in `made`. Writes none
+  // if the durability is kMemory. If a load made the adapter, stores the load's
+  // reply for repeated calls.
   void Record(AdapterKey key, const NewAdapter& adapter,
               const AdapterInfo& made) const;
   // Removes the adapter and records its removal. Returns false for the base

@@ -72,9 +72,10 @@ class AdapterTable {
 
   // Returns the bytes of the adapter's image.
   [[nodiscard]] uint64_t ImageBytes(AdapterKey key) const;
-  // Returns the adapter's image. For an adapter on a GPU copies the tensors,
-  // which may throw c10::Error. Otherwise shares the tensors of the adapter or
-  // of its image on the host. The image of an adapter on disk has no tensors.
+  // Returns the adapter's image. If the adapter is on a GPU, copies the tensors
+  // and may throw c10::Error. If the adapter is on a CPU device or on the host,
+  // the image shares its tensors with the table. If the adapter is on disk, the
+  // image has no tensors.
   [[nodiscard]] lora::AdapterImage Image(AdapterKey key) const;
   // Keeps `image` and frees the adapter's memory on the device.
   void MoveToHost(AdapterKey key, lora::AdapterImage image);

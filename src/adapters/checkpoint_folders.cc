@@ -1,4 +1,5 @@
-// Lists checkpoints, and deletes those that have expired or are too many.
+// Lists checkpoints. Deletes expired checkpoints, and the oldest ones above a
+// maximum number.
 #include <algorithm>
 #include <filesystem>
 #include <utility>

@@ -30,8 +30,9 @@ struct EngineContext {
   EngineProbe& probe;
   records::Recorder& recorder;
   const journal::StateFolder* state;  // Null without --state-dir.
-  // Call it before an adapter changes or is removed. A running snapshot then
-  // copies the adapter if it still needs the old state (snapshotter.h).
+  // Must be called before an adapter changes or is removed. If a running
+  // snapshot still needs the adapter's old state, the call copies the old state
+  // (snapshotter.h).
   std::function<void(AdapterKey)> before_change;
   Worker& io;       // Reads and writes files.
   Worker& replies;  // Runs the callbacks of clients.

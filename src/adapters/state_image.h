@@ -1,5 +1,5 @@
-// When a load or an import creates an adapter's state, copies the state to a
-// file in the state folder. So the log does not depend on the checkpoint.
+// Copies the state of a loaded or imported adapter to a file in the state
+// folder. So the log does not depend on the checkpoint or the imported files.
 // Threads: KeepState on the I/O thread, the others on any thread.
 #ifndef WEFT_SRC_ADAPTERS_STATE_IMAGE_H_
 #define WEFT_SRC_ADAPTERS_STATE_IMAGE_H_
@@ -14,7 +14,7 @@
 namespace weft::engine {
 
 // Writes the state as an image of one version (lora::AdapterImage) and returns
-// the file's name. The caller names the file in the log or passes it to
+// the file's name. The caller must write the name to the log or pass it to
 // DropState. If `durability` is not kStep, or before Recorder::Start, writes no
 // file and returns an empty name. Errors: RESOURCE_EXHAUSTED (disk full) and
 // others of journal::WriteImage.

@@ -26,10 +26,10 @@ namespace weft {
 
 [[nodiscard]] std::string FormatTokens(const std::vector<TokenRecord>& records);
 
-// Replaces the file atomically, so that a reader never sees a part of it. A new
-// file gets mode 0600. A replaced file keeps its mode. If two processes write
-// at once, the later write wins. Errors: those of ErrnoStatus, such as
-// NOT_FOUND if the folder is missing.
+// Replaces the file atomically, so that a reader sees either the old or the new
+// content. A new file gets mode 0600. A replaced file keeps its mode. If two
+// processes write at once, the later write wins. Errors: those of ErrnoStatus,
+// such as NOT_FOUND if the folder is missing.
 [[nodiscard]] absl::Status WriteTokenFile(
     const std::string& path, const std::vector<TokenRecord>& records);
 

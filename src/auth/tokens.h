@@ -1,7 +1,7 @@
-// Bearer tokens: the record that a server has of a token, and how to find it.
+// Bearer tokens, and the records in which a server describes its tokens.
 //
-// A token is "weft_" and 32 random bytes in base64. The server stores only its
-// SHA-256, from which nobody can compute the token. A slow hash, as for
+// A token is "weft_" and 32 random bytes in base64. The server stores only the
+// token's SHA-256, from which nobody can compute the token. A slow hash, as for
 // passwords, gains nothing, because nobody can guess 256 random bits.
 // Threads: any.
 #ifndef WEFT_SRC_AUTH_TOKENS_H_

@@ -18,8 +18,8 @@ namespace {
 
 constexpr int64_t kMaxTokens = int64_t{1} << 30;
 constexpr int64_t kMaxBytes = int64_t{1} << 50;
-// With --state-dir, stored replies are part of a snapshot, which is one
-// Protobuf message of less than 2 GiB.
+// With --state-dir, a snapshot contains the stored replies. A snapshot is one
+// Protobuf message, which must be smaller than 2 GiB.
 constexpr int64_t kMaxDurableReplyBytes = int64_t{1} << 30;
 
 // Collects all errors, so that an operator can fix the whole configuration at

@@ -39,8 +39,8 @@ struct EngineOptions {
   // If the data of one of these adapters in `state_dir` is damaged, the server
   // starts without the adapter. Damage to any other adapter stops the start.
   std::vector<std::string> recover_adapters;
-  // A snapshot is written when the log has grown by this many bytes since the
-  // last snapshot, or when a replay of the log would take this many seconds.
+  // A snapshot is written when the log has grown by snapshot_log_bytes since
+  // the last snapshot, or when a replay would take snapshot_replay_seconds.
   int64_t snapshot_log_bytes = int64_t{1} << 30;
   int snapshot_replay_seconds = 120;
   Device device = Device::kAuto;
@@ -63,11 +63,11 @@ struct EngineOptions {
   // CUDA device has no memory for 64.
   int max_resident_adapters = 0;
   // Host bytes for adapters that leave the device. Adapters that do not fit
-  // move to disk. 0: none on a CPU, chosen at the start on CUDA; -1: none.
+  // move to disk. -1: none. 0: none on a CPU; chosen at startup on CUDA.
   int64_t adapter_host_bytes = 0;
   int max_rank = 64;               // [1, 1024]
   int max_context_tokens = 0;      // At most the model's limit; 0: that limit.
-  int64_t max_batch_tokens = 0;    // Tokens of a micro-batch. 0: by device.
+  int64_t max_batch_tokens = 0;    // Micro-batch tokens. 0: depends on device.
   int64_t loss_chunk_size = 1024;  // Rows of logits per chunk; 0, -1: all.
   GradientCheckpointing gradient_checkpointing = GradientCheckpointing::kAuto;
   int64_t memory_budget_bytes = 0;  // For a micro-batch's activations; 0: auto.
@@ -83,7 +83,7 @@ struct EngineOptions {
   // reply. The oldest replies are dropped first.
   int64_t max_stored_reply_bytes = int64_t{256} << 20;
   std::string tenant_weights;     // In the format of ParseTenantWeights.
-  int64_t kv_cache_bytes = 0;     // 0: 1 GiB on a CPU, chosen on CUDA.
+  int64_t kv_cache_bytes = 0;     // 0: 1 GiB on a CPU; set at startup on CUDA.
   int max_decode_sequences = 64;  // Most sequences in a decode iteration.
   bool decode_graphs = true;      // Run decode steps as CUDA graphs.
   // Share of device time for sampling while training waits, [0.01, 0.99].
@@ -113,8 +113,8 @@ struct ServerOptions {
                            // this file, one per line.
   std::string model_name;  // Empty: the last part of the model folder.
   std::string torch_dir;   // Empty: the LibTorch that weftd was linked with.
-  // 0: for gRPC, half of the files that the process may open, at most 10000;
-  // for the Tinker API, 1024.
+  // Limit for each API. 0: gRPC permits half of the files that the process may
+  // open, at most 10000. The Tinker API permits 1024.
   int max_connections = 0;
   int64_t max_message_bytes = 64 << 20;  // [1 KiB, 2 GiB)
   int64_t max_import_bytes = 2LL << 30;  // Sum over open imports and uploads.
@@ -139,8 +139,8 @@ struct ServerOptions {
   std::string state_dir;
   std::string checkpoint_dir;
 
-  // Validates like EngineOptions::Validate. Refuses plaintext beyond loopback
-  // without --insecure, for gRPC and for the Tinker API. With tokens,
+  // Validates like EngineOptions::Validate. Without --insecure, gRPC and the
+  // Tinker API may use plaintext only on loopback addresses. With tokens,
   // --insecure has no effect, and plaintext gRPC needs the host 127.0.0.1, ::1
   // or localhost.
   [[nodiscard]] absl::Status Validate() const;
@@ -156,7 +156,7 @@ struct HostPort {
 [[nodiscard]] absl::StatusOr<HostPort> ParseHostPort(absl::string_view flag,
                                                      absl::string_view address);
 
-// Returns whether `host` is in 127.0.0.0/8, ::1 or "localhost".
+// Returns whether `host` is "localhost", ::1 or an address in 127.0.0.0/8.
 [[nodiscard]] bool IsLoopback(absl::string_view host);
 
 }  // namespace weft

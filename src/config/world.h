@@ -21,7 +21,7 @@ struct World {
   // The address at which the ranks find rank 0.
   std::string host = "127.0.0.1";
   int port = 0;
-  int listen_fd = -1;  // Rank 0's socket on that port; -1: not bound.
+  int listen_fd = -1;  // Rank 0's socket on `port`; -1: not bound.
   // True if torchrun's agent already serves a TCP store at host:port.
   bool has_agent = false;
   // torchrun's count of restarts; empty if unknown. Ranks with different counts

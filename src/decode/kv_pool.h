@@ -20,8 +20,8 @@ inline constexpr int64_t kPageTokens = 16;
 // Threads: engine thread only, except num_pages and bytes_per_page.
 class KvPool {
  public:
-  // The pool has at least one page, even if `bytes` is smaller. `copy_page`
-  // copies rows from one page's memory to another's.
+  // The pool has at least one page, even if `bytes` is less than a page's size.
+  // `copy_page` copies rows from one page's memory to another's.
   KvPool(int64_t bytes_per_page, int64_t bytes,
          std::function<void(const kv::PageCopy&)> copy_page);
 

@@ -16,7 +16,8 @@ namespace {
 // A piece gathers the keys of all tokens up to its end. So the last pieces of
 // many long prompts in one pass could exhaust the memory. A pass that may
 // compute N tokens therefore gathers at most N * kMaxKeysPerToken keys in each
-// layer, or only the keys of its first piece if these are more.
+// layer. If the first piece alone exceeds this limit, the pass has no other
+// piece.
 constexpr int64_t kMaxKeysPerToken = 8;
 
 // Makes the CachePlan of one pass, row by row.

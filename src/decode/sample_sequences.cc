@@ -10,7 +10,8 @@ namespace weft::engine {
 namespace {
 
 int64_t SequenceTokens(const SampleRequest& request) {
-  // The model does not read the last drawn token, so the token needs no slot.
+  // The model does not read the last drawn token, so the cache has no slot for
+  // the token.
   return static_cast<int64_t>(request.prompt.size()) +
          request.config.max_tokens - 1;
 }
@@ -147,7 +148,7 @@ at::Tensor SampleSequences::ExpertsOf(const SampleSequence& sequence) const {
 
 void SampleSequences::Preempt(SampleSequence& sequence) {
   // An earlier preemption may have stored the experts of all the sequence's
-  // computed tokens. Then they are not read again.
+  // computed tokens. Then the experts are not read again.
   if (sequence.job->request->return_routing &&
       (!sequence.experts_NE.defined() ||
        sequence.experts_NE.size(0) < sequence.length)) {

@@ -40,8 +40,9 @@ class SampleSequences {
 
   // The engine thread calls the methods below.
 
-  // Returns whether the request's prompt could start now. There may be at most
-  // `max_sequences` sequences, not counting prompts that are ready.
+  // Returns whether the request's prompt could start now. With the prompt,
+  // there may be at most `max_sequences` sequences, not counting prompts that
+  // are prefilled.
   [[nodiscard]] bool HasRoom(const SampleRequest& request,
                              int max_sequences) const;
 
@@ -60,8 +61,8 @@ class SampleSequences {
   void EraseAllOf(const SampleJob& job);
   void Clear() { sequences_.clear(); }
 
-  // Gives a sequence without pages the pages for its tokens, and reuses a
-  // cached prefix. Returns false if the sequence must wait.
+  // Allocates the pages of `sequence`, which has no pages yet. Reuses a cached
+  // prefix. Returns false if the sequence must wait.
   [[nodiscard]] bool TakePages(SampleSequence& sequence);
   // Returns pages with the prompt's tokens for one of its samples; none if the
   // sample must wait.

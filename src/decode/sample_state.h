@@ -44,8 +44,8 @@ struct SampleJob {
   [[nodiscard]] bool scores_prompt() const {
     return request->prompt_logprobs || request->prompt_top_logprobs > 0;
   }
-  // Returns the number of prompt tokens that have their scores. The first token
-  // counts, though it has only a placeholder. REQUIRES: scores_prompt().
+  // Returns the number of prompt tokens that have their scores. Includes the
+  // first token, whose score is a placeholder. REQUIRES: scores_prompt().
   [[nodiscard]] int64_t num_scored() const {
     return static_cast<int64_t>(request->prompt_logprobs
                                     ? result.prompt_logprobs.size()
@@ -78,7 +78,7 @@ struct SampleSequence {
   // The experts [N, L K], i16, that computed the first N tokens of a preempted
   // sequence, for L layers with experts and K experts per token. Prefill
   // computes these tokens with the same experts again. Undefined if the
-  // sequence was not preempted or the request does not want its routing.
+  // sequence was not preempted or the request has no return_routing.
   at::Tensor experts_NE = {};
   sampling::StopMatcher stop;
 

@@ -43,8 +43,9 @@ absl::Status Recovering(absl::string_view what,
 }
 
 // Returns UNAVAILABLE (ADAPTER_RECOVERING) if the rest of the replay decides
-// whether `limit` is reached. The rest of the replay makes recovering.unmade
-// adapters, and may remove recovering.made adapters.
+// whether `limit` is reached. `recovering.unmade` is the number of adapters
+// that the rest of the replay will add. `recovering.made` is the number of
+// adapters that it may remove.
 absl::Status CheckSettled(int num_adapters, int limit,
                           const State::Recovering& recovering) {
   const bool full = num_adapters + recovering.unmade >= limit;

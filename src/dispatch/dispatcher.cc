@@ -74,9 +74,9 @@ std::optional<Work> Dispatcher::Next(int active_samples,
     if (now >= give_up) return work;
     const absl::Time wake = std::min({give_up, state_.scheduler.NextDeadline(),
                                       state_.scheduler.batch_window().start()});
-    // `wake` is later than the time at which Choose ran, because Choose has
-    // removed expired work and a batch waits only for a future time. So the
-    // loop does not spin.
+    // Choose has removed expired work, and a batch waits only for a future
+    // time. So `wake` was in the future when Choose ran, and the loop does not
+    // spin.
     state_.changed.WaitFor(&state_.mu,
                            absl::ToChronoNanoseconds(
                                std::max(wake - now, absl::Microseconds(100))));

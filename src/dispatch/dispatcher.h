@@ -54,7 +54,7 @@ class Dispatcher {
   // Returns a pointer that delays the end of a drain until its last copy is
   // destroyed. Work on other threads holds a copy.
   [[nodiscard]] std::shared_ptr<void> Hold();
-  // Makes Next return none from now on.
+  // From now on, Next returns nullopt.
   void Stop();
   // Returns whether a drain has ended: no new work is accepted, and all
   // accepted work has ended. Parts of the replay of the log may be left.

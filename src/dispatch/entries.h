@@ -26,7 +26,7 @@ struct StepWork {
   struct Waiter {
     uint64_t id = 0;
     StepCallback done;
-    bool repeated = false;  // It sent the step again.
+    bool repeated = false;  // True if this caller repeated the call.
   };
   StepRequest request;  // Never changes.
   AdapterKey adapter = AdapterKey::kBaseModel;
@@ -57,12 +57,12 @@ struct AdapterFacts {
   // when it adds the adapter. It takes the epoch only when a new epoch begins.
   // If the given epoch is 0, the dispatcher chooses one.
   AdapterInfo info;
-  uint64_t image_bytes = 0;  // Bytes of the tensors when off the device.
+  uint64_t image_bytes = 0;  // Bytes of the tensors off the device.
 };
 
 // The load that began an adapter's present epoch. The load's step number does
-// not belong to this epoch, so the replay table does not have it. A repeated
-// call of the load gets `result`.
+// not belong to this epoch, so the replay table has no entry for the load. A
+// repeated call of the load gets `result`.
 struct LoadOrigin {
   uint64_t step = 0;
   std::string digest;

@@ -41,13 +41,13 @@ struct Options {
 // dispatcher.
 struct Environment {
   const Clock* clock = nullptr;
-  // Runs tasks in order on the reply thread. Any thread may call it, even while
-  // it holds the dispatcher's lock.
+  // Runs tasks in order on the reply thread. Any thread may call post_reply,
+  // with or without the dispatcher's lock.
   std::function<void(std::function<void()>)> post_reply;
   // Runs tasks in order on the reply thread. A task runs when everything that
-  // the engine thread had recorded before this call is on disk. The dispatcher
-  // posts results of steps here. If post_durable is empty, nothing is recorded
-  // and post_reply is used instead.
+  // the engine thread recorded before the task was posted is on disk. The
+  // dispatcher posts results of steps here. If post_durable is empty, nothing
+  // is recorded and post_reply is used instead.
   std::function<void(std::function<void()>)> post_durable = {};
   DispatchMetrics* metrics = nullptr;
   // Returns RESOURCE_EXHAUSTED if a new step cannot be recorded. If check_room
@@ -105,8 +105,8 @@ struct State {
   // Numbers of adapters that the replay has not restored yet. CountRecovering
   // counts those of `tenant`, or all if `tenant` is null.
   struct Recovering {
-    int made = 0;    // These exist; the replay may still remove them.
-    int unmade = 0;  // These do not exist yet; the replay will make them.
+    int made = 0;    // Adapters that exist; the replay may still remove them.
+    int unmade = 0;  // Adapters that the replay will make.
   };
   [[nodiscard]] Recovering CountRecovering(const std::string* tenant) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);

@@ -84,7 +84,8 @@ absl::StatusOr<std::optional<CancelHandle>> StepDesk::Repeated(
   StepWork& work = *s_.steps.at(answer.work_id);
   if (std::exchange(work.cancelled, false)) {
     // All earlier callers have cancelled. Answers and removes them, so that
-    // only this caller is left. If it cancels too, the step ends early.
+    // only the new caller is left. If the new caller cancels too, the step ends
+    // early.
     for (StepWork::Waiter& waiter : std::exchange(work.waiters, {})) {
       AnswerCancelled(std::move(waiter.done));
     }

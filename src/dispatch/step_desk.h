@@ -46,8 +46,8 @@ class StepDesk {
   // Ends a load after which the adapter has the state of step `last_step`. A
   // new epoch begins. Its number is facts.info.epoch, or a new number if
   // facts.info.epoch is 0. Completed steps leave the replay table. Waiting work
-  // gets a new step number if the scheduler chose the old one. Other waiting
-  // work fails if its step number is at most `last_step`.
+  // whose step number the scheduler chose gets a new number. Other waiting work
+  // fails if its step number is at most `last_step`.
   void CompleteLoad(const StepTask& load, uint64_t last_step,
                     const AdapterFacts& facts);
   // Counts the micro-batch's tokens for each tenant and adapter.
@@ -85,8 +85,8 @@ class StepDesk {
   // Gives the result to all callers that wait for the step.
   void Answer(StepWork& work, absl::StatusOr<StepResultPtr> result)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
-  // Renumbers or fails the work that waits behind the load. Then empties the
-  // replay table and adds the remaining work to it.
+  // Renumbers or fails waiting work, as CompleteLoad says. Then empties the
+  // replay table and adds the work that is left to the table.
   void RestartNumbers(const StepTask& load, uint64_t last_step,
                       AdapterRecord& record)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);

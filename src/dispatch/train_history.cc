@@ -9,8 +9,8 @@ namespace {
 // The metric that every loss function gives.
 constexpr char kLossSum[] = "loss:sum";
 
-// Returns the sum of the weights' magnitudes, or 1 if it is 0. The loss of a
-// point is divided by this sum, so that requests of different sizes have
+// Returns the sum of the weights' magnitudes, or 1 if the sum is 0. A point's
+// loss is divided by this sum, so that requests of different sizes have
 // comparable points.
 double TotalWeight(const TrainRequest& request) {
   double total = 0;

@@ -62,13 +62,13 @@ struct RunTrain {
   std::vector<sched::TrainSlice> slices;
   std::vector<StepTask> steps;
 };
-// A step that runs alone on the device. Ends with StepDesk::Complete, or with
-// CompleteLoad if it loaded a checkpoint.
+// A step that runs alone on the device. The step ends with StepDesk::Complete,
+// or with StepDesk::CompleteLoad if it loaded a checkpoint.
 struct RunStep {
   StepTask step;
 };
-// Asks to admit samples for which there is room, then to run one decode
-// iteration.
+// The engine thread admits the samples for which there is room. Then it runs
+// one decode iteration.
 struct RunDecode {};
 // Samples in prefill or decode that the client has cancelled. Each of them ends
 // with SampleDesk::Finish.

@@ -120,11 +120,12 @@ class Engine {
 // and the call returns when all ranks have loaded. `registry` outlives the
 // engine. The engine's destructor cancels queued work and joins its threads.
 // Errors, among others: INVALID_ARGUMENT, NOT_FOUND, UNIMPLEMENTED
-// (architecture or field), FAILED_PRECONDITION (no such device;
-// --checkpoint-dir cannot be written; --state-dir belongs to another model or
-// has another format), UNAVAILABLE (another process uses --state-dir),
-// DATA_LOSS (damaged files), RESOURCE_EXHAUSTED (the device's memory). Errors
-// of another rank begin with "rank N: ".
+// (a model whose architecture or config field is not supported),
+// FAILED_PRECONDITION (no such device; --checkpoint-dir cannot be written;
+// --state-dir belongs to another model or has another format), UNAVAILABLE
+// (another process uses --state-dir), DATA_LOSS (damaged files),
+// RESOURCE_EXHAUSTED (too little device memory). Errors of another rank begin
+// with "rank N: ".
 [[nodiscard]] absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
     const EngineOptions& options, const World& world,
     prometheus::Registry* registry);

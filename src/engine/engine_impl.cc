@@ -211,16 +211,16 @@ absl::Status EngineImpl::Recover() {
         return log.changed.contains(adapter.second.adapter_id);
       });
   // If the log has a hole or an adapter was set aside (report.damaged), clients
-  // may use the engine only after the replay. If names collide, adapters may be
-  // loaded from checkpoints only after the replay.
+  // may use the engine only after the replay. If log.restores and log.changed
+  // share an adapter id, checkpoints are loaded only after the replay.
   if (report.damaged || names_collide) WEFT_RETURN_IF_ERROR(recovery_.Wait());
   return LoadFromCheckpoints(log.restores);
 }
 
 absl::Status EngineImpl::LoadFromCheckpoints(
     const records::RestorePoints& restores) {
-  // Loads higher keys first. If an adapter failed to load at an earlier start,
-  // a newer adapter may have its name. Then only the newer one is loaded.
+  // Loads newer adapters (higher keys) first. An adapter that failed to load at
+  // an earlier start is skipped if a newer adapter of the same name is loaded.
   for (auto it = restores.adapters().rbegin(); it != restores.adapters().rend();
        ++it) {
     const auto& [key, adapter] = *it;
@@ -231,7 +231,7 @@ absl::Status EngineImpl::LoadFromCheckpoints(
       const bool replaying = !recovery_.ended();
       loaded = LoadNow(manager_, *adapter.restore);
       if (!loaded.ok() && replaying) {
-        // A limit may have refused the load, but the replay may make room.
+        // A limit may refuse the load until the replay makes room.
         WEFT_RETURN_IF_ERROR(recovery_.Wait());
         loaded = LoadNow(manager_, *adapter.restore);
       }
@@ -368,7 +368,7 @@ void EngineImpl::Run(dispatch::Work& work) {
 }
 
 void EngineImpl::ShowDevice() {
-  // On a lost device, Memory() would only fail again.
+  // After a failure the device may be lost, and then Memory() would fail too.
   if (!failure().ok()) return;
   const DeviceMemory memory = parts_.device->Memory();
   probe_.SetDeviceMemory(memory.total, memory.reserved, memory.allocated);

@@ -122,7 +122,7 @@ class EngineImpl final : public Engine {
 
   void Loop();
   void Run(dispatch::Work& work);
-  // Wraps `done` to add checkpoint names to NOT_FOUND. Any thread may call it.
+  // Wraps `done`: a NOT_FOUND then lists checkpoints. Any thread may call it.
   template <typename Result>
   [[nodiscard]] Callback<Result> NameCheckpoints(const std::string& adapter_id,
                                                  Callback<Result> done) const;

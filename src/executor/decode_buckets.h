@@ -1,6 +1,6 @@
 // The sizes for which decode steps are captured as CUDA graphs. A graph has
-// fixed sizes, so a batch runs in the graph of the next larger size, and the
-// other rows are padding. Torch-free.
+// fixed sizes, so a batch runs in the smallest graph that holds it, and the
+// rows that the batch does not fill are padding. Torch-free.
 #ifndef WEFT_SRC_EXECUTOR_DECODE_BUCKETS_H_
 #define WEFT_SRC_EXECUTOR_DECODE_BUCKETS_H_
 

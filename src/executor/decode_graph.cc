@@ -34,7 +34,7 @@ std::span<std::byte> BytesOf(const at::Tensor& tensor) {
 
 std::unique_ptr<StepDevice> MakeStepDevice(const model::Decoder& decoder) {
   if constexpr (ops::kHasCudaKernels) {
-    // Only these two types have kernels that skip padding.
+    // Only bf16 and f32 have kernels that skip padding.
     const bool has_kernels =
         decoder.dtype() == at::kBFloat16 || decoder.dtype() == at::kFloat;
     if (decoder.device().is_cuda() && decoder.tensor_group() == nullptr &&

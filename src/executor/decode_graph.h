@@ -33,8 +33,8 @@ class StepGraph {
   virtual void Replay() = 0;
 };
 
-// The device functions, besides the model, that decode steps need. CUDA
-// implements them; tests have a fake. Methods throw c10::Error.
+// The device functions that decode steps need in addition to the model. There
+// is an implementation for CUDA and a fake for tests. Methods throw c10::Error.
 class StepDevice {
  public:
   virtual ~StepDevice() = default;
@@ -132,7 +132,7 @@ class DecodeGraphs {
   const std::unique_ptr<StepDevice> device_;
   std::map<DecodeShape, Graph> graphs_;
   // The host memory of DecodeInputs. One buffer is enough, because each
-  // iteration waits for its draws before the next one writes.
+  // iteration waits for its draws before the next iteration writes the buffer.
   at::Tensor host_inputs_;
   bool has_memory_ = false;
   uint64_t num_runs_ = 0;

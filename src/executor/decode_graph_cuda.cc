@@ -167,8 +167,8 @@ class CudaStepDevice final : public StepDevice {
     try {
       work(stream_.stream());
     } catch (...) {
-      // The caller may go on with launches on another stream. So this stream
-      // must be idle before the exception leaves.
+      // The caller may continue on another stream. So the work on this stream
+      // must end before the exception reaches the caller.
       static_cast<void>(cudaStreamSynchronize(stream_.stream()));
       throw;
     }

@@ -11,7 +11,8 @@
 namespace weft::executor {
 namespace {
 
-// Each part begins at a multiple of this, because kernels use vector loads.
+// Each part of the buffer begins at a multiple of this number of bytes, because
+// kernels use vector loads.
 constexpr int64_t kAlignment = 256;
 
 // DecodeShape::max_rank is 0, or this number times a power of two.
@@ -26,7 +27,8 @@ int64_t Take(int64_t bytes, int64_t* end) {
   return begin;
 }
 
-// Writes the values of a host tensor, then `padding`: `count` values in total.
+// Writes `count` values to `to`: first the values of a host tensor, then copies
+// of `padding`.
 template <typename T>
 void Put(const at::Tensor& values, T padding, int64_t count, std::byte* to) {
   auto* const end = std::copy_n(values.const_data_ptr<T>(), values.numel(),
@@ -158,7 +160,7 @@ int64_t DecodeInputs::Write(const CachePlan& plan,
                             to.subspan(adapters_, adapter_table_->num_bytes()));
     }
   }
-  // Entries after the plan's own stay unset, because no row reads them.
+  // Sets only the plan's entries of the page table. No row reads the others.
   const auto* from = plan.kv.page_table_TL.const_data_ptr<int32_t>();
   auto* table = reinterpret_cast<int32_t*>(to.data() + table_);
   for (int64_t row = 0; row < num_rows; ++row) {

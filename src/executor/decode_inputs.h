@@ -56,8 +56,8 @@ class DecodeInputs {
   DecodeInputs(const DecodeShape& shape, const model::Decoder& decoder);
 
   [[nodiscard]] int64_t bytes() const { return bytes_; }
-  // Returns whether the plan's distinct adapter layouts fit. REQUIRES: the plan
-  // has this shape.
+  // Returns whether the adapter table has room for the plan's distinct adapter
+  // layouts. REQUIRES: the plan has this shape.
   [[nodiscard]] bool Fits(const CachePlan& plan) const;
   // Writes the plan's values, except the rules, to `to`, which has at least
   // bytes() bytes and is aligned to 16. Returns how many bytes, from the start

@@ -3,9 +3,9 @@
 //
 // Rank 0 holds the whole adapters, with optimizer state, versions and files.
 // Before a plan names a new adapter version, every other rank receives its part
-// of the version's weights. It sends back its part of the gradients, and the
-// executor adds up the parts. So the other ranks hold no state that must be
-// saved.
+// of the version's weights. After a backward pass, these ranks send back their
+// parts of the gradients, and the executor adds up the parts. So the other
+// ranks hold no state that must be saved.
 //
 // Each replica of the model runs at most one plan of a micro-batch. Sampling
 // runs on the first replica, which alone has the key/value cache.
@@ -98,7 +98,7 @@ class Executor {
   // A version that was sent to the other ranks.
   struct SentVersion {
     std::weak_ptr<const lora::AdapterVersion> whole;
-    lora::AdapterVersionPtr own;  // Rank 0's part; null if that is the whole.
+    lora::AdapterVersionPtr own;  // Rank 0's part; null if `parts` is empty.
     std::vector<Part> parts;      // Empty if every rank has the whole version.
   };
   // The constructor throws if an earlier call has failed. A call that has
@@ -108,8 +108,8 @@ class Executor {
   // Sends the message to all other ranks, if there are any. failed_ is then
   // true until Succeed.
   void Broadcast(const Message& message);
-  // Sends the routing's versions to the other ranks, unless they have them.
-  // Called before the plan that names the versions.
+  // Sends the routing's versions to the other ranks, except versions that were
+  // sent before. Called before the plan that names the versions.
   void Announce(const lora::LoraRouting& routing);
   void AnnounceOne(const lora::AdapterVersionPtr& version);
   // Removes the versions that no plan can name any more from sent_versions_ and

@@ -30,8 +30,8 @@ void Get(Reader& in, const FindVersion& find, lora::LoraRouting& routing) {
   }
 }
 
-// Calls `each`, which writes or reads a field, for every field. So the fields
-// are listed once for both directions.
+// Calls `each` for every field. `each` either writes or reads the field, so one
+// list of fields serves for writing and for reading.
 template <typename Rows, typename Each>
 void EachField(Rows& rows, const Each& each) requires
     std::is_same_v<std::remove_const_t<Rows>, loss::ScoreRows> {

@@ -38,8 +38,8 @@ struct TrainCommand {
 // indexed by replica.
 struct GradientsCommand {
   std::vector<at::Tensor> gradients_E;  // dLoss/dlogprob, f32.
-  // Ids of the versions whose gradients the ranks of a replica send back, in
-  // this order.
+  // The ids of versions. The ranks of a replica send back the gradients of its
+  // versions in this order.
   std::vector<std::vector<uint64_t>> trained;
 };
 struct CacheCommand {
@@ -57,11 +57,11 @@ using Message =
 // Returns the weights with this id. Throws c10::Error if there are none.
 using FindVersion = std::function<lora::AdapterVersionPtr(uint64_t id)>;
 
-// Returns the message as bytes. For a routing's weights the bytes have only
-// ids, and Decode gets the weights from `find`.
+// Returns the message as bytes. The bytes contain only the ids of the weights
+// in a routing. Decode gets the weights from `find`.
 [[nodiscard]] std::string Encode(const Message& message);
-// Throws c10::Error if the bytes end too early or have an unknown kind, or what
-// `find` throws.
+// Throws c10::Error if the bytes end too early or the kind of message is
+// unknown. Also throws what `find` throws.
 [[nodiscard]] Message Decode(absl::string_view bytes, const FindVersion& find);
 
 }  // namespace weft::executor

@@ -18,8 +18,8 @@ namespace weft::executor {
 namespace {
 
 // Returns dLoss/dx of all rows from the gradient of the normed score rows.
-// Works on slices of rows to limit memory: copies of all score rows could be
-// larger than a chunk of the head's logits.
+// The head computes its logits in chunks. Copies of all score rows could be
+// larger than a chunk, so this function works on slices to limit memory.
 at::Tensor NormBackward(const model::Decoder& decoder, const at::Tensor& dy_RH,
                         const at::Tensor& x_TH, const at::Tensor& index_R) {
   constexpr int64_t kSlice = 1024;

@@ -49,8 +49,8 @@ class ModelRunner {
     return head_.shard.group == nullptr || head_.shard.group->shard().rank == 0;
   }
 
-  // Returns the output [T, H] of the layers. On a CPU, a thread team runs a
-  // decode step of few rows.
+  // Returns the output [T, H] of the layers. If the model is dense and f32 on a
+  // CPU, a thread team runs decode steps of few rows.
   [[nodiscard]] at::Tensor RunLayers(CachePlan& plan) const;
 
   // What Forward keeps for Backward.
@@ -73,7 +73,7 @@ class ModelRunner {
                                            int64_t num_pages,
                                            int64_t page_tokens);
 // Returns the bytes of one page in all layers, on the rank with the largest
-// part.
+// part of the model.
 [[nodiscard]] int64_t PageBytes(const model::Decoder& decoder,
                                 int64_t page_tokens);
 // Returns the bytes of one page in all layers, on the rank with configuration
@@ -87,8 +87,8 @@ class ModelRunner {
 [[nodiscard]] at::Tensor ReadExperts(const model::KvStore& store,
                                      const std::vector<int64_t>& slots);
 
-// Copies the first copy.num_rows rows of page copy.from to page copy.to, in
-// every layer, with their experts.
+// Copies the first copy.num_rows rows of page copy.from to page copy.to: the
+// keys and values of every layer, and the experts of the rows.
 void CopyPage(const kv::PageCopy& copy, model::KvStore* store);
 
 }  // namespace weft::executor

@@ -18,7 +18,8 @@
 
 namespace weft::executor {
 
-// A micro-batch, or a replica's share of one, that is trained or only scored.
+// A plan that trains on a micro-batch or only scores it. The plan may cover
+// just one replica's share of the micro-batch.
 struct TrainPlan {
   model::PackedBatch batch;
   at::Tensor score_index_R;  // [R] i64: the batch row of each score row.

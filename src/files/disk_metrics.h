@@ -11,7 +11,7 @@
 namespace weft {
 
 struct WatchedFolder {
-  std::string label;  // The metrics' label, which is not the path.
+  std::string label;  // Names the folder in the metrics, such as "spill".
   std::string path;
 };
 

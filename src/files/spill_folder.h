@@ -4,7 +4,7 @@
 // Each process owns a folder <root>/<n>, where n is a free number. The process
 // locks its folder, and the lock ends with the process. So several processes
 // may share a root. The destructor removes the folder. After a crash, the next
-// Open with this root removes it.
+// Open with this root removes the folder.
 //
 // Errors: RESOURCE_EXHAUSTED (disk or quota full, no file descriptor left),
 // NOT_FOUND, ALREADY_EXISTS, DATA_LOSS (a file that is too short), INTERNAL.

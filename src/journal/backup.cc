@@ -26,7 +26,7 @@ constexpr int kTries = 5;
 constexpr size_t kPieceBytes = size_t{4} << 20;
 constexpr char kSnapshots[] = "SNAPSHOT-";
 
-// Returns the names in a folder, sorted, without temporaries.
+// Returns the names in a folder, sorted, without temporary files.
 absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& path) {
   std::vector<std::string> names;
   std::error_code error;
@@ -75,8 +75,8 @@ class Copy {
       WEFT_RETURN_IF_ERROR(status);
     }
     WEFT_RETURN_IF_ERROR(OtherFolders());
-    // The log is copied before the images, so that every image that a copied
-    // record names already exists.
+    // The log is copied first. So every image that a copied record names exists
+    // when the images are copied.
     WEFT_RETURN_IF_ERROR(Folder("log"));
     WEFT_RETURN_IF_ERROR(Folder("images"));
     WEFT_RETURN_IF_ERROR(Sync(to_));

@@ -1,6 +1,6 @@
 // The file's bytes, where u32 and u64 are little-endian numbers:
 // "WEFTIMG1" | u64 number of blocks | for each block: u64 number of floats,
-// u32 CRC32C (0 for a block of zeros), u32 1 if the block's bytes follow else 0
+// u32 CRC32C (0 for a block of zeros), u32 0 for a block of zeros, otherwise 1
 // | u32 CRC32C of everything before | bytes of the blocks that are not all zero
 #include "src/journal/image_file.h"
 

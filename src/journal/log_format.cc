@@ -8,7 +8,8 @@ namespace {
 
 constexpr std::string_view kMagic = "WEFTLOG1";
 
-// Offsets of fields, first in a segment's header, then in a record's.
+// Offsets of fields. The first line is for the header of a segment, the second
+// for the header of a record.
 constexpr size_t kSalt = 8, kFirstSequence = 16;
 constexpr size_t kPlace = 4, kSequence = 8, kLength = 16, kBytesSum = 24;
 

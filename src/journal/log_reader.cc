@@ -44,7 +44,7 @@ absl::StatusOr<LogReader> LogReader::Open(const StateFolder& folder,
   WEFT_ASSIGN_OR_RETURN(std::vector<uint64_t> segments, folder.Segments());
   const auto after =
       std::upper_bound(segments.begin(), segments.end(), first_sequence);
-  // The segment before `after` holds record `first_sequence`, if any does.
+  // If any segment holds record `first_sequence`, it is the one before `after`.
   if (after != segments.begin()) segments.erase(segments.begin(), after - 1);
   LogReader reader(&folder, std::move(segments), first_sequence);
   WEFT_RETURN_IF_ERROR(reader.SyncLastAndSumSizes());
@@ -153,9 +153,9 @@ absl::StatusOr<std::optional<std::string>> LogReader::ReadRecord(
 }
 
 // Decides whether the bad record at segment_.offset is damaged or begins the
-// torn tail. It is damaged if it is not in the last segment or if a later group
-// follows it. Returns DATA_LOSS for a damaged record. Otherwise ends the log
-// before it.
+// torn tail. The record is damaged if it is in an earlier segment than the
+// last, or if a later group follows. Returns DATA_LOSS for a damaged record.
+// Otherwise the log ends before the record.
 absl::Status LogReader::EndOrDamage() {
   if (!IsLast()) return Damaged("a record is bad");
   WEFT_ASSIGN_OR_RETURN(const std::optional<Found> later,
@@ -209,8 +209,8 @@ absl::StatusOr<LogReader::Hole> LogReader::SkipDamage() {
   read_bytes_ += next->offset - segment_.offset;
   segment_.offset = next->offset;
   expected_ = next->sequence;
-  // Next sets next_sequence_ only when it returns a record, but the next
-  // segment may be empty.
+  // If the next segment is empty, Next returns no record and does not set
+  // next_sequence_. So it is set here.
   next_sequence_ = std::max(next_sequence_, expected_);
   return Hole{.first = first, .next = expected_};
 }

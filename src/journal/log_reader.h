@@ -51,8 +51,9 @@ class LogReader {
   [[nodiscard]] absl::StatusOr<Hole> SkipDamage();
 
   // Returns the sequence after the last record that Next has returned or
-  // SkipDamage has skipped, or `first_sequence` before any such record. At the
-  // end of the log, this is the sequence of the next record to write.
+  // SkipDamage has skipped. Before the first such record, returns
+  // `first_sequence`. At the end of the log, the result is the sequence of the
+  // next record to write.
   [[nodiscard]] uint64_t next_sequence() const { return next_sequence_; }
 
   // Returns the number of bytes after the log's end in the last segment. Call

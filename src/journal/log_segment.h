@@ -38,7 +38,7 @@ class LogSegment {
   UniqueFd fd_;
   std::string name_;
   uint64_t salt_;
-  uint64_t size_;  // Bytes of the header and of whole groups.
+  uint64_t size_;  // Bytes of the header and of all successful writes.
 };
 
 }  // namespace weft::journal

@@ -28,8 +28,8 @@ absl::Status CheckLogEndsAt(const StateFolder& folder, uint64_t sequence) {
                         LogReader::Open(folder, segments.back()));
   for (bool more = true; more;) {
     const auto record = reader.Next();
-    // Recovery has already checked the log and accepted the damage, so it is
-    // skipped here.
+    // Recovery has already checked the log and accepted the damage, so the
+    // damage is skipped here.
     if (absl::IsDataLoss(record.status())) {
       WEFT_RETURN_IF_ERROR(reader.SkipDamage().status());
       continue;
@@ -208,8 +208,8 @@ LogWriter::Work LogWriter::NextWork() const {
   const bool may_write = full_.ok() || now >= retry_at_;
   const bool at_boundary =
       !segments_.empty() && segments_.front() == durable_sequence_;
-  // A due segment begins before the next task. While the disk is full, the
-  // segment waits, but tasks whose records are durable run.
+  // If a segment is due, it begins before the next task runs. While the disk is
+  // full, the segment waits. Tasks run even then if their records are durable.
   if (at_boundary && may_write) return Work::kBeginSegment;
   if (!tasks_.empty() && tasks_.front().sequence <= durable_sequence_) {
     return Work::kRunTask;

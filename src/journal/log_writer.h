@@ -49,8 +49,8 @@ class LogWriter {
     absl::Duration retry = absl::Seconds(1);
   };
 
-  // Begins a segment at `next_sequence`, which LogReader::next_sequence()
-  // returns at the log's end, after Repair(). `folder` and `metrics` outlive
+  // Begins a segment at `next_sequence`. The caller gets `next_sequence` from
+  // LogReader at the log's end, after Repair(). `folder` and `metrics` outlive
   // the writer. Errors: FAILED_PRECONDITION if the log does not end just before
   // `next_sequence` or has a torn tail, and those of state_folder.h.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<LogWriter>> Open(

@@ -1,5 +1,5 @@
-// Keeps the files of damaged adapters that the operator gives up with
-// --recover-adapter.
+// Keeps the files of damaged adapters after the operator has given up these
+// adapters with --recover-adapter.
 #ifndef WEFT_SRC_JOURNAL_SET_ASIDE_H_
 #define WEFT_SRC_JOURNAL_SET_ASIDE_H_
 
@@ -11,16 +11,16 @@
 
 namespace weft::journal {
 
-// A folder in the state folder. Nothing removes the files in it, and backups
-// leave it out.
+// A folder in the state folder, for the files that are set aside. Nothing
+// removes these files, and backups do not contain them.
 inline constexpr char kSetAsideFolder[] = "set-aside";
 
 // Makes the folder set-aside/`name`, with FORMAT, all snapshots, the log and
 // the existing files of `images`. The files are hard links to those of the
-// state folder. A link takes no room until the state folder removes its own
-// file. On success the new folder is on disk. Errors: ALREADY_EXISTS,
-// INVALID_ARGUMENT (`name` is not a single path component), those of
-// state_folder.h. Blocks on the disk. Threads: not during
+// state folder. A link takes disk space only after the state folder has removed
+// the linked file. On success the new folder is on disk. Errors:
+// ALREADY_EXISTS, INVALID_ARGUMENT (`name` is not a single path component),
+// those of state_folder.h. Blocks on the disk. Threads: not during
 // StateFolder::WriteSnapshot or Cut.
 [[nodiscard]] absl::Status SetAside(const StateFolder& folder,
                                     const std::string& name,

@@ -166,8 +166,8 @@ absl::Status StateFolder::CheckFormat(
   if (!segments.empty() || !snapshots.empty()) {
     return absl::DataLossError("FORMAT of the state folder is missing");
   }
-  // The state folder is new, because FORMAT is written before any record. The
-  // folder's parent is synced first, so that the folder survives a crash.
+  // A folder without FORMAT and records is new. Its parent is synced before
+  // FORMAT is written, so that the folder itself survives a crash.
   constexpr char kParent[] = "the parent of the state folder";
   WEFT_ASSIGN_OR_RETURN(const UniqueFd parent,
                         OpenDirectory(path_ + "/..", kParent));

@@ -59,7 +59,7 @@ class StateFolder {
   // DATA_LOSS.
   [[nodiscard]] absl::StatusOr<std::optional<Snapshot>> ReadSnapshot() const;
 
-  // Writes a snapshot durably. It becomes the newest one, and Cut may follow.
+  // Writes a snapshot durably, as the newest one. The caller may then call Cut.
   // Errors: FAILED_PRECONDITION if another snapshot contains more records.
   [[nodiscard]] absl::Status WriteSnapshot(const Snapshot& snapshot);
 
@@ -93,8 +93,8 @@ class StateFolder {
 
   [[nodiscard]] absl::Status Lock();
   [[nodiscard]] absl::Status OpenFolders();
-  // Checks FORMAT, or writes it in a new folder. If `model` is none, checks no
-  // base model and writes nothing.
+  // Checks FORMAT, or writes it in a new folder. If `model` is none, does not
+  // check the base model and writes nothing.
   [[nodiscard]] absl::Status CheckFormat(
       const std::optional<std::string>& model) const;
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<StateFolder>> OpenAs(

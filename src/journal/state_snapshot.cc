@@ -1,8 +1,9 @@
 // Reads and writes snapshots, and removes the files that a snapshot replaces.
 //
-// The file's bytes, where u32 and u64 are little-endian numbers:
-// "WEFTSNAP" | u64 next sequence | u64 length | u32 CRC32C of the bytes |
-// u32 CRC32C of everything before | bytes
+// The layout of the file, where u32 and u64 are little-endian numbers and
+// `bytes` is Snapshot::bytes:
+// "WEFTSNAP" | u64 next sequence | u64 length of `bytes` |
+// u32 CRC32C of `bytes` | u32 CRC32C of the fields so far | `bytes`
 #include <filesystem>
 #include <string_view>
 #include <system_error>

@@ -1,10 +1,10 @@
 // Finds the pages that already have the keys and values of a prefix. A sequence
 // with that prefix then does not compute them again.
 //
-// Keys and values depend on the weights and on all earlier tokens. So an entry
-// is a full page, and its key consists of the version of the weights, the
-// previous page and the page's own tokens. Lookups compare the tokens
-// themselves, not hashes.
+// An entry of the cache is a full page. The page's keys and values depend on
+// the weights and on all earlier tokens. So the cache finds an entry by the
+// version of the weights, the previous page and the page's own tokens. Lookups
+// compare the tokens themselves, not hashes.
 //
 // The cache keeps its pages (PageAllocator::Keep). Evict frees pages that no
 // sequence uses, the least recently used first. It frees a page only after it
@@ -42,8 +42,8 @@ class PrefixCache {
 
   // Adds the full pages of `tokens`, which are the first tokens of `sequence`.
   // If a page with the same version and prefix is already cached, `sequence`
-  // uses that page from now on. So every user of an entry's page also uses the
-  // page of the entry's parent.
+  // uses that page from now on. So a sequence that uses a cached page also uses
+  // the cached pages of all earlier tokens.
   void Insert(uint64_t version, absl::Span<const int32_t> tokens,
               SequencePages& sequence);
 

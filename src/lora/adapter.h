@@ -84,8 +84,8 @@ struct VersionImage {
     const std::shared_ptr<const AdapterLayout>& layout,
     at::ScalarType compute_dtype, at::Device device);
 
-// The tensors and the step count of an adapter, on the host. An image of an
-// adapter on the CPU shares the adapter's tensors and copies nothing.
+// The tensors and the step count of an adapter, on the host. If the adapter is
+// on the CPU, its image shares the adapter's tensors and copies nothing.
 struct AdapterImage {
   uint64_t optim_steps = 0;
   at::Tensor gradient_N;  // [N] f32 on the host, like the moments.
@@ -101,7 +101,7 @@ struct AdapterImage {
                                          size_t num_versions);
 };
 
-// An adapter on the device that can be trained. Threads: engine thread only.
+// A trainable adapter on the device. Threads: engine thread only.
 class Adapter {
  public:
   // Creates an adapter with PEFT's initial weights (src/lora/lora_init.h).
@@ -122,7 +122,7 @@ class Adapter {
   [[nodiscard]] const AdapterLayout& layout() const { return *layout_; }
   [[nodiscard]] const AdapterVersionPtr& latest() const { return latest_; }
   [[nodiscard]] uint64_t optim_steps() const { return optim_steps_; }
-  // Returns the bytes of latest(), gradient(), scratch() and the moments.
+  // Returns the size of latest(), gradient(), scratch() and moments, in bytes.
   [[nodiscard]] uint64_t resident_bytes() const;
 
   // The buffer to which the micro-batches of a request add gradients. After the

@@ -5,8 +5,8 @@
 namespace weft::lora {
 namespace {
 
-// The first input feature and the first output feature that the rank has in a
-// projection.
+// Where a rank's part of a projection begins: the part's first input feature
+// and first output feature.
 struct Begin {
   int64_t in = 0;
   int64_t out = 0;
@@ -48,8 +48,8 @@ AdapterShard::AdapterShard(const AdapterLayout& whole,
                            const AdapterLayout& local,
                            const ShapeRanges& ranges)
     : num_whole_(whole.num_parameters()), num_local_(local.num_parameters()) {
-  // Both lists have the same order. The rank's list may lack factors, but only
-  // those of experts.
+  // `whole` and `local` list their factors in the same order. `local` may lack
+  // factors of experts, but no other factors.
   auto next = local.factors().begin();
   const auto check = [&](bool fits) {
     TORCH_CHECK(fits, "layouts of ", whole.factors().size(), " and ",

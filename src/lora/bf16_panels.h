@@ -53,7 +53,7 @@ void RoundRows(const cpu::Rows& x, int64_t num_rows, int64_t num_columns,
 [[nodiscard]] int64_t PanelFloats(int64_t num_inputs, int64_t num_outputs);
 
 // Rounds a weight and packs it into panels. Products are fastest if `panels` is
-// at a multiple of 64 bytes.
+// aligned to 64 bytes.
 void PackPanels(const Weight& weight, float* panels);
 
 // Computes y = x W for a packed weight.
@@ -69,8 +69,8 @@ struct Term {
   Weight weight;
 };
 
-// The terms of the rows [begin, end). The terms' columns of y and of x are
-// ascending and disjoint.
+// The terms of the rows [begin, end). Both in y and in x, the columns of the
+// terms are ascending and disjoint.
 struct RowTerms {
   int64_t begin = 0;
   int64_t end = 0;
@@ -82,7 +82,8 @@ struct RowTerms {
 // Threads: each thread has its own object.
 class TermPanels {
  public:
-  // `terms` outlives the object. Its ranges of rows are ascending and disjoint.
+  // `terms` outlives the object. The ranges of rows in `terms` are ascending
+  // and disjoint.
   TermPanels(std::span<const RowTerms> terms, const RoundedRows& x)
       : terms_(terms), x_(x) {}
 
@@ -95,7 +96,7 @@ class TermPanels {
     int64_t output;  // The part's first output, counted within the block.
     Weight weight;
   };
-  // Packs the terms of these rows that have outputs of the block.
+  // Packs those terms in `rows` whose outputs overlap the block's outputs.
   void Pack(const RowTerms& rows, const ops::Bf16Block& block);
   // Returns one weight with the inputs of all parts and `num_outputs` outputs.
   // Elements that belong to no part are zero.

@@ -20,7 +20,8 @@ ModelShape OneExpertLayer(const ModelShape& shape) {
   return one;
 }
 
-// The matrices of one expert in an adapter. They are adjacent in its buffer.
+// The matrices of one expert in an adapter. The matrices are adjacent in the
+// adapter's buffer.
 class ExpertPlaces {
  public:
   // `layout` outlives the object.

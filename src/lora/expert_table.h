@@ -1,5 +1,5 @@
-// The table of the experts of one layer (lora_cuda.h). Each segment has rows of
-// one adapter and one expert, so that a launch computes all experts.
+// The RoutingTable (lora_cuda.h) for the experts of one layer. Each segment has
+// rows of one adapter and one expert, so that one launch computes all experts.
 #ifndef WEFT_SRC_LORA_EXPERT_TABLE_H_
 #define WEFT_SRC_LORA_EXPERT_TABLE_H_
 
@@ -20,10 +20,10 @@ inline constexpr int64_t kMaxExpertBlocks = 65535;
 // offsets from the expert's first matrix. So a segment has the address of its
 // expert's first matrix, and all experts of an adapter share these offsets.
 //
-// Each sum over features has one part. If the number of parts depended on the
-// number of segments, the bits of an adapter's results would depend on other
-// adapters. Also, the workspace for the parts of short segments would be larger
-// than the rows of these segments.
+// No sum over features is split into parts. If the number of parts depended on
+// the number of segments, the bits of an adapter's results would depend on
+// other adapters. Also, the workspace for the parts of short segments would be
+// larger than the rows of these segments.
 class ExpertTable : public RoutingTable {
  public:
   // Queues the upload on the current stream and does not wait. `shape` is the

@@ -66,8 +66,9 @@ class ManyRows {
     }
   }
 
-  // Computes x A^T for x in bf16. If `rounded` is defined, also writes scale
-  // x A^T to it in bf16. Each factor begins at an even column of `rounded`.
+  // Computes x A^T for x in bf16. If `rounded` is defined, also writes
+  // scale * (x A^T) to `rounded` in bf16. Each factor begins at an even column
+  // of `rounded`.
   void Shrink(const at::Tensor& x, const at::Tensor& rounded) const {
     ForEachChunk(chunks_,
                  {.num_floats = num_floats_,
@@ -171,7 +172,7 @@ std::vector<RowTerms> InputGradient(const LoraPass& pass,
   return all;
 }
 
-// Returns x W plus the terms. `rounded` has the rows that the terms multiply.
+// Returns x W plus the terms. `rounded` is the left operand of the terms.
 at::Tensor Multiply(const at::Tensor& x, const at::Tensor& weight_KN,
                     const std::vector<RowTerms>& terms,
                     const at::Tensor& rounded) {

@@ -17,16 +17,16 @@ using kernels::cpu::Kernels;
 using kernels::cpu::PanelFloats;
 using kernels::cpu::PartSum;
 
-// A block has up to kBlockRows rows, and a slice of dy has up to kSliceColumns
-// columns. A slice of a block stays in the second-level cache while it is
-// multiplied by B and by x A^T. kSliceColumns is a multiple of the width of
+// A block has up to kBlockRows rows of a chunk. A slice has up to kSliceColumns
+// columns of a block's dy. The slice stays in the second-level cache while it
+// is multiplied by B and by x A^T. kSliceColumns is a multiple of the width of
 // every kernel's panel.
 constexpr int64_t kBlockRows = 256;
 constexpr int64_t kSliceColumns = 192;
 
-// Returns the number of floats in a segment's panels: every B [out, rank] in
-// slices of kSliceColumns rows (row i of B multiplies column i of dy), then the
-// stacked A [R, I].
+// Returns the number of floats in a segment's panels: every B [out, rank], cut
+// into slices of kSliceColumns rows, then the stacked A [R, I]. Row i of B
+// multiplies column i of dy.
 int64_t NumPanelFloats(const GroupLayout& group) {
   int64_t floats = PanelFloats(group.total_rank, group.factors.front().in);
   for (const LoraFactor& factor : group.factors) {
@@ -77,7 +77,7 @@ struct Block {
 };
 
 // Computes ds. If the adapter learns, also adds the block's part of dB to the
-// sums, or overwrites them (Block::adds). Both products read a slice of dy
+// sums, or overwrites the sums (Block::adds). Both products read a slice of dy
 // while the slice is in the cache. ds includes each factor's scale, so one
 // product by the stacked A serves all factors. Returns the address of A's
 // panels, which follow B's.
@@ -148,8 +148,8 @@ void RunBlock(const Block& block, const GroupLayout& group,
   }
 }
 
-// Appends to `sums` the work that adds the sums of `num_parts` chunks to
-// `gradient`. Different threads may run different elements of `sums`.
+// Appends to `sums` the tasks that add the results of `num_parts` chunks to
+// `gradient`. Different threads may run different tasks.
 void AddSums(const GroupLayout& group, const float* parts, int64_t num_parts,
              float* gradient, std::vector<PartSum>& sums) {
   const int64_t part_stride = NumSums(group);

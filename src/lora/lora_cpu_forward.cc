@@ -15,7 +15,8 @@ namespace {
 using kernels::cpu::Kernels;
 using kernels::cpu::PanelFloats;
 
-// The most rows of x A^T that are computed before they are multiplied by B.
+// The largest number of rows of x A^T that are computed before these rows are
+// multiplied by B.
 constexpr int64_t kBlockRows = 64;
 
 // Returns the number of floats in a segment's panels: A^T [I, R], then every

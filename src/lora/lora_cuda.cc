@@ -21,8 +21,8 @@ at::Tensor Workspace(int64_t num_floats, const at::Tensor& like) {
   return at::empty({num_floats}, like.options().dtype(at::kFloat));
 }
 
-// Returns `product` with these tensors as its operands. They are 2-D, and the
-// elements of a row are adjacent.
+// Returns `product` with these tensors as its operands. The tensors are 2-D,
+// and the elements of a row are adjacent.
 k::LoraProduct On(const at::Tensor& features_TF, const at::Tensor& shrunk_TR,
                   k::LoraProduct product) {
   product.features_TF = features_TF.data_ptr();

@@ -21,7 +21,8 @@
 struct CUstream_st;  // A CUDA stream.
 
 namespace weft::kernels::cuda {
-struct LoraProduct;  // Both are declared in lora_product.h.
+// lora_product.h defines LoraProduct and LoraProjection.
+struct LoraProduct;
 struct LoraProjection;
 }  // namespace weft::kernels::cuda
 
@@ -73,7 +74,7 @@ class RoutingTable {
   // and `table_` empty.
   RoutingTable(const ModelShape& shape, int64_t end_row, int64_t decode_rows);
 
-  // Adds a layout to the builder and its ranks to max_ranks_.
+  // Adds a layout to the builder. Updates max_ranks_ with the layout's ranks.
   void AddLayout(const std::vector<kernels::cuda::LoraMatrix>& slots,
                  kernels::cuda::LoraTableBuilder& builder);
   // Uploads the builder's table, after all layouts and segments are added.

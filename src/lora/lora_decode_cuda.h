@@ -21,15 +21,16 @@ namespace weft::lora::cuda {
 // for the launch that follows the base product.
 struct GroupInput {
   at::Tensor rows_TI;
-  // Partial sums of rows A^T, in f32. The launch that follows the base product
-  // multiplies them by B. Undefined if the table's largest rank for the group
-  // is 0.
+  // Partial sums of rows_TI A^T, in f32. The launch that follows the base
+  // product multiplies them by B. Undefined if the table's largest rank for the
+  // group is 0.
   at::Tensor parts;
   int num_parts = 0;
   int part_stride = 0;
   // Partial sums of the squares of each row, in f32. If they are defined,
   // rows_TI lacks the factor 1 / rms of its norm. The launch that follows the
-  // base product multiplies by this factor, and then adds the bias.
+  // base product adds the adapters' part, multiplies the sum by this factor,
+  // and then adds the bias.
   at::Tensor squares_TP;
   double eps = 0;
 };
@@ -59,7 +60,7 @@ struct AddedRows {
 // Errors:  throw c10::Error.
 // Threads: engine thread only.
 
-// Returns `rows_TI` with the partial sums of rows A^T for the group at `site`.
+// Returns rows_TI and the partial sums of rows_TI A^T for the group at `site`.
 [[nodiscard]] GroupInput ShrinkRows(const at::Tensor& rows_TI,
                                     const RoutingTable& table,
                                     const LoraSite& site);

@@ -87,9 +87,9 @@ void SegmentBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
   }
 }
 
-// Returns whether bf16::Forward computes the layer. It does so where a CPU
-// computes the base product in bf16 and rows have adapters, except for experts.
-// An expert has too few rows for bf16 to pay off.
+// Returns whether bf16::Forward computes the layer. It does if a CPU computes
+// the base product in bf16 and some rows have adapters. Experts are excluded,
+// because an expert has too few rows for bf16 to pay off.
 bool TakesBf16(const at::Tensor& x_TI, const BaseLinear& base,
                const LoraPass& pass, const LoraSite& site) {
   return !pass.routing.empty() && site.expert == kNoExpert &&
@@ -167,8 +167,9 @@ int64_t GradientWorkspaceBytes(int64_t num_rows, const ModelShape& shape,
   const auto padded = [](int64_t x) {
     return ops::CeilDiv(x, k::LoraRankTile(x)) * k::LoraRankTile(x);
   };
-  // A gradient's sum over rows is split into partial sums, called parts. This
-  // is the largest size of a part for any group, in elements of whole tiles.
+  // A gradient's sum over rows is split into partial sums, called parts.
+  // `elements` becomes the size of the largest part of any group, rounded up to
+  // whole tiles.
   int64_t elements = 0;
   for (int g = 0; g < kGroupsPerLayer; ++g) {
     const auto modules = ModulesOf(static_cast<ProjectionGroup>(g));

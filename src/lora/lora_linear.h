@@ -73,10 +73,10 @@ class RoutingTable;  // Declared in lora_cuda.h.
 }  // namespace cuda
 using RoutingTablePtr = std::shared_ptr<const cuda::RoutingTable>;
 
-// Uploads the routing in the form that the kernels of kernels/cuda read, and
-// does not wait. Returns null if those kernels do not support the routing. The
-// caller makes one table for a forward pass through all layers, and another
-// table, with gradients, for a backward pass. A table must outlive its pass.
+// Queues an upload of the routing in the form that the kernels of kernels/cuda
+// read. Returns null if those kernels do not support the routing. The caller
+// makes one table for a forward pass through all layers, and another table,
+// with gradients, for a backward pass. A table must outlive its pass.
 // Arguments: `gradients` is empty in a forward pass; `dtype` and `device` are
 // those of the layers' input rows; `decode_rows` is 0 except in a decode pass,
 // where it is the number of all rows. In a decode pass the few-rows kernels
@@ -116,15 +116,15 @@ struct LoraPass {
 };
 
 // x A^T, which the backward pass needs. Without a table, there is one tensor
-// [rows, R] for each segment. It is undefined if the segment's adapter does not
-// adapt the site. With a table, there is one tensor for all rows, which
-// lora_cuda.h calls S. It is undefined if no adapter adapts the site.
+// [rows, R] for each segment. A segment's tensor is undefined if its adapter
+// does not adapt the site. With a table, there is one tensor for all rows,
+// called S in lora_cuda.h. S is undefined if no adapter adapts the site.
 using ShrunkInputs = std::vector<at::Tensor>;
 
 // Returns y [T, O]. If `shrunk` is not null, sets it to x A^T.
 // Shapes:  x_TI [T, I] contiguous, in the dtype of the adapters' compute_N.
-// ops::Linear, or with groups ops::GroupedLinear, must accept x_TI with the
-// base weight.
+// ops::Linear (ops::GroupedLinear if base.groups is not null) must accept x_TI
+// with the base weight.
 // Errors:  throws c10::Error.
 // Threads: any on a CPU, if each call has its own `shrunk`; the engine thread
 // on CUDA.

@@ -1,5 +1,5 @@
-// The slots of the tables in lora_cuda.h: the places of a layer's matrices in
-// an adapter's buffer. A site has a slot for its stacked A, and then one for
+// The slots of the tables in lora_cuda.h. A slot is the place of one matrix in
+// an adapter's buffer. A site has a slot for its stacked A, and then a slot for
 // the B of each projection.
 #ifndef WEFT_SRC_LORA_TABLE_SLOTS_H_
 #define WEFT_SRC_LORA_TABLE_SLOTS_H_

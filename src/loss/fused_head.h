@@ -46,8 +46,8 @@ namespace weft::loss {
 struct VocabShard {
   parallel::Communicator* group = nullptr;  // Null if this rank has the whole
                                             // vocabulary.
-  // The size of the whole vocabulary, unless `group` is null. This rank has the
-  // range group->shard().Of(vocab).
+  // The size of the whole vocabulary, of which this rank has the range
+  // group->shard().Of(vocab). Not used if `group` is null.
   int64_t vocab = 0;
 };
 
@@ -101,8 +101,9 @@ struct HeadResult {
 // filter keeps.
 // Shapes:  hidden_RH [R, H]; weight_VH [V, H] of the same dtype, or in bf16
 // with f32 rows on a CPU, or in 8 bits (head_products.h). With options.shard,
-// weight_VH and the adapters are this rank's parts. hidden_RH and the rest of
-// `rows` are the same on all ranks. All ranks make this call together.
+// weight_VH and the adapters in rows.routing are this rank's parts. hidden_RH
+// and the other fields of `rows` are the same on all ranks. All ranks make this
+// call together.
 // Errors:  throws c10::Error; std::exception if a rank is lost.
 // Threads: engine thread only.
 // Source:  the derivation above.

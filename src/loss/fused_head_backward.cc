@@ -35,9 +35,9 @@ at::Tensor RowFactors(const HeadCoefficients& coefficients, int64_t first,
       .unsqueeze(1);
 }
 
-// Replaces (softmax * D) W of rows [begin, begin + n), which the forward pass
-// kept, by dz W. dz is the gradient of the logits. W [V, X] is the head's
-// weight or an adapter's B.
+// Replaces the forward pass's (softmax * D) W of rows [begin, begin + n) by
+// dz W. dz is the gradient of the logits. W [V, X] is the head's weight or an
+// adapter's B.
 void Combine(at::Tensor& projection_nX, const at::Tensor& weight_VX,
              const HeadCoefficients& coefficients, int64_t begin) {
   const at::Device device = projection_nX.device();

@@ -48,8 +48,8 @@ DeviceRows Upload(const ScoreRows& rows, const HeadOptions& options,
 }
 
 // Returns the size of the largest part of the vocabulary on a rank. All ranks
-// compute their chunks from this size. So they have the same chunks, as the
-// exchange for each chunk requires.
+// compute their chunks from this size, because the exchange for each chunk
+// requires the same chunks on all ranks.
 int64_t LargestVocab(const at::Tensor& weight_VH, const VocabShard& shard) {
   if (shard.group == nullptr) return weight_VH.size(0);
   const int size = shard.group->shard().size;

@@ -21,9 +21,9 @@ struct HeadCoefficients {
   std::vector<double> rows_R;
 };
 
-// Computes the coefficients. Merges entries of a row with equal targets,
-// because for confident predictions the coefficients of these entries nearly
-// cancel, and their sum must be rounded to f32 only once. `gradients_E` is
+// Computes the coefficients. If several entries of a row have the same
+// target, merges them. Their coefficients nearly cancel for confident
+// predictions, so only the sum may be rounded to f32. `gradients_E` is
 // dLoss/dlogprob. `slopes_E` is D at the targets, and empty without softcap.
 [[nodiscard]] HeadCoefficients MakeHeadCoefficients(
     const ScoreRows& rows, const std::vector<double>& gradients_E,

@@ -25,8 +25,8 @@ constexpr int64_t kCpuSliceLength = 4096;
 constexpr int64_t kCpuFewRows = 64;
 constexpr int64_t kCpuSumLength = 512;
 
-// The number of vocabulary entries of a weight in 8 bits that are widened at a
-// time on CUDA.
+// On CUDA, a weight in 8 bits is widened in parts of this many vocabulary
+// entries.
 constexpr int64_t kCudaWidenedLength = 16384;
 
 // A filter keeps or drops blocks of this many adjacent vocabulary entries.

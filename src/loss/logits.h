@@ -1,4 +1,4 @@
-// Computes the logits of few rows, such as those from which tokens are drawn.
+// Computes the logits of few rows, for example to draw the next tokens.
 #ifndef WEFT_SRC_LOSS_LOGITS_H_
 #define WEFT_SRC_LOSS_LOGITS_H_
 

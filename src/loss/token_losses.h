@@ -47,9 +47,9 @@ class MetricSums {
 //   cispo  -w c(r) A; c(r) is a constant.
 //   gspo   -w_t s A_t if s A_t <= c(s) A_t, else 0, for token t. The
 //          sequence's ratio is s = exp(mean of lp - q over scored tokens), and
-//          the token's ratio s_t = s exp(lp_t - stopgrad(lp_t)). Its value is
-//          s, and its derivative by lp_t is s. As in GSPO-token, the gradient
-//          treats the mean as a constant.
+//          the token's ratio s_t = s exp(lp_t - stopgrad(lp_t)). So s_t
+//          equals s, and its derivative by lp_t is s. As in GSPO-token, the
+//          gradient treats the mean as a constant.
 //
 // Before an exp, lp - q or its mean is clamped to [-60, 60], so that ratios are
 // finite. The derivatives above use the clamped ratio. A NaN in lp, q or A of a

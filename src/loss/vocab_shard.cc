@@ -56,8 +56,8 @@ struct LocalScores {
 };
 
 // Computes the local scores. The log-sum-exp is the largest logit minus its
-// log-probability. For a confident row that log-probability is small, so no
-// digits are lost.
+// log-probability. In a confident row this log-probability is near 0, so
+// the subtraction loses no digits.
 LocalScores ScoreLocally(HeadChunk& chunk, bool want_gradient,
                          bool want_entropy) {
   const int64_t num_rows = chunk.count;
@@ -101,7 +101,8 @@ void Merge(at::Tensor told_SX, int64_t num_rows, const at::Tensor& rows_E,
   const at::Tensor lse_SR = take(num_rows);
   const at::Tensor log_share_SR = lse_SR - lse_SR.logsumexp(0);
   const at::Tensor share_SR = log_share_SR.exp();
-  // The maximum ignores kAbsent and keeps a NaN.
+  // For each entry, all ranks except one sent kAbsent. amax picks the other
+  // rank's value, even if it is NaN.
   scores.logprobs_E.copy_(
       (take(num_entries) + log_share_SR.index_select(1, rows_E)).amax(0));
   if (scores.slopes_E.defined()) {

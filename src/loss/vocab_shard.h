@@ -9,8 +9,8 @@
 // over the vocabulary with the weights p is the sum over ranks of w_s times the
 // rank's own sum, which has the local softmax as its weights.
 //
-// Legend: R score rows of a chunk, E score entries, O entries whose target this
-// rank has.
+// Legend: R score rows of a chunk, E score entries, O own entries, which are
+// the entries whose target this rank has.
 #ifndef WEFT_SRC_LOSS_VOCAB_SHARD_H_
 #define WEFT_SRC_LOSS_VOCAB_SHARD_H_
 
@@ -45,8 +45,8 @@ struct EntryPlaces {
 [[nodiscard]] EntryPlaces PlacesOf(const ScoreRows& rows, const OwnEntries& own,
                                    at::Device device);
 
-// Returns rows_R, and the coefficients of the targets that this rank has.
-// Targets count from the first token of the rank's vocabulary.
+// Returns the coefficients without the targets that other ranks have. rows_R is
+// unchanged. Targets count from the first token of the rank's vocabulary.
 [[nodiscard]] HeadCoefficients CoefficientsOfShard(
     const HeadCoefficients& coefficients, const VocabShard& shard);
 

@@ -22,8 +22,9 @@ class Attention {
  public:
   explicit Attention(const Layer& layer) : layer_(layer) {}
 
-  // `stream` has the norm that attention reads. Returns the stream after
-  // attention, with the norm that the MLP reads. `tape` and `kv` may be null.
+  // stream.normed_TH is the input of q, k and v. Returns the stream after
+  // attention, where normed_TH is the input of the MLP. `tape` and `kv` may be
+  // null.
   [[nodiscard]] Stream Forward(Stream stream, const Pass& pass, LayerTape* tape,
                                KvAccess* kv) const;
   // Replaces d_TH, the gradient of the residual stream after attention, by the

@@ -92,10 +92,10 @@ class Decoder {
 
  private:
   [[nodiscard]] Layer LayerAt(int index) const;
-  // `stream` has the norm that this layer reads. Returns the stream after the
-  // layer with the norm that the next layer reads, or without a norm after the
-  // last layer. `experts_TK` is as for moe::ForwardExperts. If the layer has
-  // experts and the cache keeps experts, writes `experts_TK` to the cache.
+  // stream.normed_TH is the input of this layer. Returns the stream after the
+  // layer, where normed_TH is the input of the next layer, or undefined if this
+  // is the last layer. `experts_TK` is as for moe::ForwardExperts. If the layer
+  // has experts and the cache keeps experts, writes `experts_TK` to the cache.
   Stream RunLayer(int index, Stream stream, const Pass& pass, LayerTape* tape,
                   at::Tensor& experts_TK, KvAccess* kv) const;
   // Fills the tape of a layer that kept only x_in_TH and experts_TK.
@@ -106,14 +106,14 @@ class Decoder {
   // Embed's result.
   void EmbedBackward(const BackwardPass& pass, const at::Tensor& d_TH) const;
   [[nodiscard]] TokenRows RowsOf(const at::Tensor& tokens_T) const;
-  // Returns the norm of the residual stream that the layer at `index` reads.
+  // Returns x_TH after the input norm of the layer at `index`.
   [[nodiscard]] at::Tensor InputNorm(int index, const at::Tensor& x_TH) const;
 
   ModelConfig config_;
   parallel::Communicator* tensor_group_;
   ModelConfig local_config_;
-  // The factor of embeddings, rounded to the model's dtype as in transformers,
-  // or 1 if the model does not scale them.
+  // The model multiplies embeddings by this factor, which is rounded to the
+  // model's dtype as in transformers. 1 if the model does not scale embeddings.
   double embedding_scale_;
   lora::ModelShape shape_;  // Shape of this rank's part.
   at::ScalarType dtype_;

@@ -101,8 +101,8 @@ struct SlotTensor {
   int64_t offset = 0;  // In bytes.
 };
 
-// Allocates all matrices in one uninitialised buffer. So on a CPU nearly all of
-// the buffer can be in huge pages.
+// Allocates all matrices in one uninitialised buffer. On a CPU, nearly all of
+// one large buffer can be in huge pages.
 DecoderWeights Allocate(const std::vector<WeightEntry>& entries,
                         const ModelConfig& config,
                         const at::TensorOptions& options, MatrixFormat format) {
@@ -160,8 +160,8 @@ at::Tensor PlaceOf(DecoderWeights& w, const WeightEntry& entry) {
   return FieldOf(w, entry).narrow(0, entry.first_row, entry.part_shape[0]);
 }
 
-// Reads the entries into `w`. With norms_from_one, then adds 1 to the norms.
-// Shows progress if `label` is not empty.
+// Reads the entries into `w`. If config.norms_from_one is true, then adds 1 to
+// the norm weights. Shows progress if `label` is not empty.
 absl::Status ReadEntries(const weights::Checkpoint& checkpoint,
                          const ModelConfig& config,
                          const std::vector<WeightEntry>& entries,

@@ -74,8 +74,8 @@ struct DecoderWeights {
 // bits are quantised in small parts while they are read, so memory never holds
 // the whole model in another dtype.
 // Errors: those of CheckDecoderWeights, weights::ReadPlan and ReadPacked;
-// INVALID_ARGUMENT for a tied head in the checkpoint that differs from the
-// embedding, and for a number that is not finite in a matrix of 8 bits.
+// INVALID_ARGUMENT if the checkpoint has a tied head that differs from the
+// embedding, or if a number that is to be quantised is not finite.
 [[nodiscard]] absl::StatusOr<DecoderWeights> LoadDecoderWeights(
     const weights::Checkpoint& checkpoint, const ModelConfig& config,
     at::ScalarType dtype, at::Device device, const parallel::Shard& shard = {},
@@ -84,14 +84,14 @@ struct DecoderWeights {
 // Returns weights of the model's shape without a checkpoint: random matrices
 // that keep activations near one, norms of one, biases of zero. Equal seeds
 // give equal weights for any number of threads. Each rank gets its part of
-// them.
+// these weights.
 [[nodiscard]] DecoderWeights MakeDummyWeights(
     const ModelConfig& config, at::ScalarType dtype, at::Device device,
     uint64_t seed, const parallel::Shard& shard = {},
     MatrixFormat format = MatrixFormat::kDtype);
 
-// Reads only the listed entries, and shows no progress. Entries are those of
-// ListWeights, or parts of them. Tensors that are not listed are undefined.
+// Reads only `entries`, and shows no progress. Each is an entry of ListWeights,
+// or a part of such an entry. Other tensors of the result are undefined.
 // REQUIRES: CheckDecoderWeights accepts the checkpoint. Errors: those of
 // weights::ReadPlan and ReadPacked.
 [[nodiscard]] absl::StatusOr<DecoderWeights> LoadEntries(

@@ -28,8 +28,9 @@ struct PackedEntry {
                                   const std::vector<PackedEntry>& entries);
 
 // Fills the destinations on all compute threads. If adjacent entries need the
-// same matrix of an expert, reads it once. A thread holds one such matrix at a
-// time. After each matrix, calls `on_read` with its bytes, on any thread.
+// same matrix of an expert, reads it once. A thread holds one expert's matrix
+// at a time. After each matrix, calls `on_read` on any thread, with the number
+// of bytes read.
 // REQUIRES: CheckStored accepts all tensors. Errors: those of DiskTensor::Read,
 // weights::WidenMxfp4 and StoreRows.
 [[nodiscard]] absl::Status ReadPacked(

@@ -10,8 +10,9 @@
 
 namespace weft::model {
 
-// The residual stream, and its norm, which the next product reads and frees.
-// There is no norm after the last layer.
+// The residual stream, and the output of the norm that follows. The next
+// product reads normed_TH and frees it. After the last layer, normed_TH is
+// undefined.
 struct Stream {
   at::Tensor x_TH;
   at::Tensor normed_TH;
@@ -26,7 +27,7 @@ void SumOverRanks(parallel::Communicator* group, at::Tensor& partial_TH);
 
 // Returns x + y, or x + norm(y) if out_norm_H is defined. If out_norm_H is
 // defined and `raw` is not null, sets `raw` to y. If next_norm_H is defined,
-// also returns that norm of the sum. Consumes y.
+// also returns the sum normed with the weights next_norm_H. Consumes y.
 [[nodiscard]] Stream AddOutput(const at::Tensor& x_TH, at::Tensor y_TH,
                                const at::Tensor& out_norm_H,
                                const at::Tensor& next_norm_H, double eps,

@@ -65,7 +65,7 @@ absl::StatusOr<std::vector<bool>> ReadScheme(JsonFields& fields,
                                               kMaxWindow, kFirstLateLayer));
   }
   int64_t pattern = family.pattern;
-  if (family.local_theta > 0) {  // Gemma 3. Gemma 2 has a fixed pattern.
+  if (family.local_theta > 0) {  // Only files of Gemma 3 can set the pattern.
     WEFT_ASSIGN_OR_RETURN(pattern, fields.IntOr("sliding_window_pattern", 1,
                                                 kMaxLayers, pattern));
     // transformers writes "_sliding_window_pattern" but reads

@@ -25,7 +25,7 @@ enum class AttentionBias {
   kNone,     // Never.
   kField,    // On q, k, v and o, if attention_bias is true.
   kFieldOn,  // As kField, but an absent attention_bias is true.
-  kQkv,      // On q, k and v. qkv_bias of Qwen2-MoE may turn it off.
+  kQkv,      // On q, k and v. qkv_bias of Qwen2-MoE may turn these off.
 };
 
 // Which layers have experts, and which fields of config.json describe them.

@@ -66,8 +66,8 @@ constexpr absl::string_view kImageFields[] = {
     "mm_tokens_per_image", "vision_config",
 };
 
-// Reads eos_token_id, which is a number, a list or null, and adds its ids to
-// `ids`, each once.
+// Adds the ids of the field eos_token_id to `ids`, without duplicates. `value`
+// is a number, a list or null.
 absl::Status AddEosTokens(const Json* value, int64_t vocab,
                           std::vector<int32_t>& ids) {
   if (value == nullptr || value->is_null()) return absl::OkStatus();

@@ -57,7 +57,8 @@ struct ModelConfig {
   bool output_norms = false;
   bool norms_from_one = false;  // Norms multiply by 1 + the stored weight.
   ops::Activation activation = ops::Activation::kSilu;
-  // Embeddings are multiplied by sqrt(hidden), rounded to the model's dtype.
+  // Embeddings are multiplied by sqrt(hidden). This factor is first rounded to
+  // the model's dtype.
   bool scaled_embeddings = false;
   double final_softcap = 0;               // Caps the logits; 0: no cap.
   std::vector<LayerAttention> attention;  // One per layer.

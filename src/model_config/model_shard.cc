@@ -13,9 +13,9 @@ namespace {
 using parallel::Range;
 using parallel::Shard;
 
-// Returns whether every key/value head that serves some of the query heads
-// [begin, end) serves equally many of them. Attention requires this. In the
-// model, each key/value head serves `group` query heads.
+// In the model, each key/value head serves `group` query heads. Returns whether
+// the range [begin, end) has equally many query heads of each key/value head
+// that it uses. Attention requires this.
 bool IsUniform(int64_t begin, int64_t end, int64_t group) {
   const int64_t first = begin / group;
   const int64_t last = (end - 1) / group;
@@ -45,8 +45,8 @@ class HeadParts {
   }
 
  private:
-  // Assigns the remaining heads to the remaining ranks. The ranks before them
-  // have `large_used` larger parts. Returns false if no assignment works.
+  // Assigns the remaining heads to the remaining ranks. `large_used` of the
+  // earlier ranks have a larger part. Returns false if no assignment works.
   bool Place(int64_t large_used) {
     const auto rank = static_cast<int64_t>(parts_.size());
     if (rank == size_) return large_used == num_large_;
@@ -69,7 +69,8 @@ class HeadParts {
   const int64_t num_large_;
   const int64_t group_;
   const int64_t size_;
-  std::vector<bool> dead_;  // Marks states of Place from which no split works.
+  // Marks each state (rank, large_used) in which Place returned false.
+  std::vector<bool> dead_;
   std::vector<Range> parts_;
 };
 

@@ -33,7 +33,8 @@ struct ModelShard {
   parallel::Range experts;
   parallel::Range expert_ffn;
   parallel::Range shared_ffn;
-  // One rank of each group (MoeConfig::expert_groups) adds the bias of `down`.
+  // True if this rank adds the bias of its experts' `down`. In each group
+  // (MoeConfig::expert_groups), only one rank adds it.
   bool has_expert_bias = true;
 };
 
@@ -63,9 +64,9 @@ struct ModelShard {
 [[nodiscard]] ModelConfig LocalConfig(const ModelConfig& config,
                                       const parallel::Shard& shard);
 
-// Returns a config that has, in each field, the largest number that any of
-// `size` ranks has. Memory budgets from this config hold on all ranks.
-// REQUIRES: as for ShardOf.
+// Computes the LocalConfig of each of `size` ranks. Returns the largest value of
+// each field. Memory budgets from this config hold on all ranks. REQUIRES: as
+// for ShardOf.
 [[nodiscard]] ModelConfig LargestConfig(const ModelConfig& config, int size);
 
 // Returns the rank's parts as ranges of features and of vocabulary entries.

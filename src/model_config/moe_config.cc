@@ -71,7 +71,8 @@ absl::Status ReadQwen(JsonFields& fields, const Family& family,
                                        kMaxExpertFfn, family.sizes.shared_ffn));
     WEFT_ASSIGN_OR_RETURN(config.qkv_bias, fields.BoolOr("qkv_bias", true));
   }
-  // Accepts max_window_layers, which matters only to windows (ReadAttention).
+  // Reads max_window_layers, so that Finish accepts the field. Only models with
+  // windows use its value (ReadAttention).
   WEFT_RETURN_IF_ERROR(
       fields.IntOr("max_window_layers", 0, kMaxExpertFfn, 0).status());
   WEFT_ASSIGN_OR_RETURN(moe.normalizes_weights,

@@ -32,8 +32,8 @@ std::vector<double> PlainFrequencies(double theta, int head_dim) {
   return frequencies;
 }
 
-// Scales one frequency: divides a low one by the factor, keeps a high one, and
-// blends between the two.
+// Divides a low frequency by the factor and keeps a high frequency. A frequency
+// in between gets a blend of both results.
 double ScaleAsLlama3(double frequency, const Llama3Scaling& scaling) {
   const double wavelength = 2 * std::numbers::pi / frequency;
   if (wavelength > scaling.original_positions / scaling.low_frequency_factor) {
@@ -161,8 +161,8 @@ absl::Status Scale(JsonFields& rope, const std::string& kind, double theta,
     for (double& frequency : table.frequencies) frequency /= factor;
   } else if (kind == "dynamic") {
     // Dynamic scaling changes nothing up to max_position_embeddings, and weftd
-    // refuses longer sequences. In longer ones, every frequency would depend on
-    // the longest sequence in the batch.
+    // refuses longer sequences. With longer sequences, every frequency would
+    // depend on the longest sequence in the batch.
     WEFT_RETURN_IF_ERROR(rope.Number("factor", 1, kMaxFactor).status());
   } else if (kind == "llama3") {
     WEFT_ASSIGN_OR_RETURN(const Llama3Scaling scaling, ReadLlama3(rope));

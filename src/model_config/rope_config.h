@@ -12,21 +12,22 @@ namespace weft::model {
 
 struct RopeTable {
   std::vector<double> frequencies;  // [head_dim / 2], with scaling applied.
-  // YaRN multiplies queries and keys by attention_factor, so it multiplies
-  // attention scores by the square of attention_factor, which is this number.
+  // The factor of the attention scores. YaRN multiplies both queries and keys
+  // by attention_factor, so this is the square of attention_factor.
   double score_factor = 1;
 };
 
 // Reads the rotary tables from rope_parameters, or from rope_theta,
 // rope_scaling and rope_local_base_freq, in the spellings of transformers 4 and
-// 5. Knows the scalings default, linear, llama3, yarn and dynamic. Returns one
-// table. If layers with a window have their own table (Family::local_theta),
-// returns two: that of full layers, then that of layers with a window. Dynamic
+// 5. Knows the scalings default, linear, llama3, yarn and dynamic. Dynamic
 // scaling changes nothing, because it applies only beyond
-// max_position_embeddings, the longest context. Errors: UNIMPLEMENTED for
-// another kind of scaling or another field; INVALID_ARGUMENT for values out of
-// range or spellings that disagree. Source: Su et al. 2021 (theta^(-2i/d));
-// Llama 3.1's piecewise scaling; Peng et al. 2023 (YaRN).
+// max_position_embeddings, the longest context. Returns one table for all
+// layers, unless layers with a window have their own table
+// (Family::local_theta). Then the first table is for full layers and the second
+// for layers with a window. Errors: UNIMPLEMENTED for another kind of scaling
+// or another field; INVALID_ARGUMENT for values out of range or spellings that
+// disagree. Source: Su et al. 2021 (theta^(-2i/d)); Llama 3.1's piecewise
+// scaling; Peng et al. 2023 (YaRN).
 [[nodiscard]] absl::StatusOr<std::vector<RopeTable>> ReadRopeTables(
     JsonFields& config, const Family& family, int head_dim);
 

@@ -15,10 +15,10 @@
 
 namespace weft::model {
 
-// Returns the place of the entry's tensor in the checkpoint. This is
-// `entry.name` if `entry.fused` has no name, or if `entry.fused` has form kRows
-// and the checkpoint lacks it. Otherwise this is `entry.fused`, with the form
-// kMxfp4 if the checkpoint has MXFP4 blocks in place of a kTransposed tensor.
+// Returns where the checkpoint stores the entry's matrix. Returns `entry.fused`
+// if it has a name, except if its form is kRows and the checkpoint lacks the
+// tensor. Otherwise returns the tensor `entry.name`. If the checkpoint has
+// MXFP4 blocks in place of a kTransposed tensor, the returned form is kMxfp4.
 [[nodiscard]] StoredPlace PlaceIn(const weights::Checkpoint& checkpoint,
                                   const WeightEntry& entry);
 

@@ -252,7 +252,7 @@ class LayerList {
     if (has_bias && is_first_rank_) AddBiases(rows, bias_slot);
   }
 
-  // Adds an entry for each projection. All go to one matrix or vector.
+  // Adds an entry for each projection. All entries share one matrix or vector.
   void AddRows(const std::vector<Projection>& projections,
                absl::string_view suffix, WeightSlot slot,
                const Columns& columns) {

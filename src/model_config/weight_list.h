@@ -110,7 +110,7 @@ struct WeightEntry {
 [[nodiscard]] std::vector<WeightEntry> ListWeights(
     const ModelConfig& config, const parallel::Shard& shard = {});
 
-// Lists only the embedding and, if it is not tied, the head. Lists them whole.
+// Lists only the whole embedding and, if the head is not tied, the whole head.
 [[nodiscard]] std::vector<WeightEntry> ListHeadWeights(
     const ModelConfig& config);
 

@@ -30,14 +30,14 @@ lora::ExpertRouting RoutingOf(const ExpertRows& rows) {
   return routing;
 }
 
-// Returns the end of the rows of each expert that the rank has.
+// Returns where the rows of each of the rank's experts end.
 std::vector<int64_t> EndsOf(const ExpertRows& rows,
                             const lora::ExpertShape& experts) {
   std::vector<int64_t> ends(experts.num_own());
   for (const ExpertPart& part : rows.parts) {
     ends[part.expert - experts.own.begin] = part.end;
   }
-  // An expert without rows ends where the one before it does.
+  // An expert without rows ends where the previous expert ends.
   for (size_t i = 1; i < ends.size(); ++i) {
     ends[i] = std::max(ends[i], ends[i - 1]);
   }

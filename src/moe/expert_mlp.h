@@ -20,7 +20,7 @@
 
 namespace weft::moe {
 
-// What a pass through all experts at once needs beside the rows.
+// What a pass through all experts at once needs besides the rows.
 struct AllExperts {
   ops::RowGroups groups;        // A group for each expert that the rank has.
   lora::RoutingTablePtr table;  // Null if no row has an adapter.
@@ -38,7 +38,8 @@ struct AllExperts {
 
 // The arguments of the constructors outlive the object.
 // Errors:  the methods throw c10::Error.
-// Threads: any on a CPU for different experts; the engine thread on CUDA.
+// Threads: on a CPU, any thread, if no other thread runs the same expert; on
+// CUDA, the engine thread.
 class ExpertMlp {
  public:
   // The MLP of one expert. `routing` has the segments of the expert's rows,
@@ -65,8 +66,8 @@ class ExpertMlp {
     at::Tensor x_nH;
     at::Tensor weight_n;
   };
-  // Adds the adapters' gradients to `gradients`. For all experts, AllAtOnce
-  // must have been called with the same `gradients`.
+  // Adds the adapters' gradients to `gradients`. If the object has all experts,
+  // AllAtOnce must have been called with the same `gradients`.
   [[nodiscard]] InputGradients Backward(const at::Tensor& dy_nH,
                                         const at::Tensor& x_nH,
                                         const at::Tensor& weight_n1,

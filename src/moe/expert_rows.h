@@ -25,8 +25,8 @@
 namespace weft::moe {
 
 // The rows [begin, end) of one expert, in the order of their tokens. So the
-// rows of a segment of the batch are contiguous. `routing` has the segments of
-// these rows, and counts rows from `begin`.
+// rows that come from one segment of the batch are contiguous in [begin, end).
+// `routing` has the segments of these rows. Its row 0 is row `begin`.
 struct ExpertPart {
   int expert = 0;
   int64_t begin = 0;
@@ -38,7 +38,7 @@ struct ExpertRows {
   at::Tensor tokens_N;            // i64
   at::Tensor pairs_N;             // i64
   at::Tensor places_TK;           // i64
-  bool has_absent = false;        // Whether some place is N.
+  bool has_absent = false;        // True if an entry of places_TK is N.
   std::vector<ExpertPart> parts;  // The experts with rows, ascending.
 };
 
@@ -58,8 +58,8 @@ struct ExpertRows {
 
 // Returns the sum [T, H] of every token's results. A token's results are added
 // in the order of places_TK, so a sum does not depend on other tokens.
-// Shapes:  rows_NH [N, H] contiguous. If a place is N, one more row follows,
-// which stands for the result of an expert of another rank.
+// Shapes:  rows_NH [N, H] contiguous. If places_TK contains N, rows_NH has one
+//          more row, row N: the result of every expert of another rank.
 // Errors:  throws c10::Error.
 [[nodiscard]] at::Tensor SumOfRows(const at::Tensor& rows_NH,
                                    const at::Tensor& places_TK);

@@ -21,12 +21,12 @@ bool HasPartPerThread(const ExpertRows& rows) {
          static_cast<int64_t>(rows.parts.size()) >= at::get_num_threads();
 }
 
-// Calls work(i) for every part. If a CPU has a part for each thread, every
-// thread computes whole experts, because the products of one expert are small.
-// A free thread takes the largest part that is left, so that all threads end at
-// about the same time. LibTorch's grouped product is no alternative: on Zen 5
-// it is half as fast (tests/bench/grouped.py), and an expert's LoRA and
-// activation could not run between its products.
+// Calls work(i) for every part. If HasPartPerThread(rows), every thread
+// computes whole experts, because the products of one expert are small. A free
+// thread takes the largest part that is left, so that all threads end at about
+// the same time. LibTorch's grouped product is no alternative: on Zen 5 it is
+// half as fast (tests/bench/grouped.py), and an expert's LoRA and activation
+// could not run between its products.
 void ForEachPart(const ExpertRows& rows,
                  const std::function<void(size_t)>& work) {
   const std::vector<ExpertPart>& parts = rows.parts;
@@ -103,8 +103,9 @@ at::Tensor WithAbsent(const ExpertRows& rows, at::Tensor results) {
   return at::cat({results, at::zeros_like(results.narrow(0, 0, 1))});
 }
 
-// Returns the outputs of the sorted rows, multiplied by the router's weights,
-// in the form of ResultsOf. Fills tape.parts if `keeps` is true.
+// Returns the outputs of the sorted rows, multiplied by the router's weights.
+// Like ResultsOf, appends a zero result if tokens have experts of other ranks.
+// Fills tape.parts if `keeps` is true.
 at::Tensor RowOutputs(const ExpertLayer& layer, const at::Tensor& x_TH,
                       ExpertTape& tape, bool keeps) {
   const ExpertRows& rows = tape.rows;
@@ -152,8 +153,9 @@ void RecomputeRows(const ExpertLayer& layer, const at::Tensor& x_TH,
   });
 }
 
-// Returns the gradients of the sorted rows' inputs and weights, in the form of
-// ResultsOf. Adds to `gradients`. Consumes tape.parts.
+// Returns the gradients of the sorted rows' inputs and weights. Like ResultsOf,
+// appends a zero to both if tokens have experts of other ranks. Adds to
+// `gradients`. Consumes tape.parts.
 ExpertMlp::InputGradients RowGradients(const ExpertLayer& layer,
                                        const at::Tensor& dy_TH,
                                        const at::Tensor& x_TH,

@@ -33,13 +33,13 @@ namespace weft::moe {
 // and shared gate, and its own features of its own experts.
 struct ExpertWeights {
   at::Tensor router_EH;
-  at::Tensor router_bias_E;   // A bias that does not exist is undefined.
+  at::Tensor router_bias_E;   // Missing biases are undefined tensors.
   at::Tensor gate_up_GH;      // [P 2F, H]: for each expert gate | up.
   at::Tensor gate_up_bias_G;  // [P 2F].
   at::Tensor down_DF;         // [P H, F].
   at::Tensor down_bias_D;     // [P H]. Only one of an expert's ranks has it.
-  at::Tensor shared_gate_up_S2H;  // [2S, H]. Undefined if there is no shared
-                                  // expert, like the next two.
+  // The three tensors of the shared expert are undefined if there is none.
+  at::Tensor shared_gate_up_S2H;  // [2S, H].
   at::Tensor shared_down_HS;
   at::Tensor shared_gate_1H;
 };
@@ -64,7 +64,8 @@ struct PartTape {
 struct ExpertTape {
   Routing routing;
   ExpertRows rows;
-  std::vector<PartTape> parts;  // One for each of rows.parts, or one for all.
+  // One tape for each of rows.parts, or a single tape for all of them.
+  std::vector<PartTape> parts;
   PartTape shared;
   at::Tensor shared_weight_T1;
 };

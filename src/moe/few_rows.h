@@ -45,7 +45,8 @@ class FewRowExperts {
   const ExpertLayer& layer_;
   const lora::ModelShape shape_;  // The shape of one expert.
   const ops::GatedRow gated_row_;
-  const at::Tensor scratch_N3F_;  // Each part's gate | up, then their product.
+  // For each part: gate_up_n2F, then activated_nF.
+  const at::Tensor scratch_N3F_;
   const int64_t* pairs_;
   const float* weights_;
   const float* x_;

@@ -51,8 +51,9 @@ at::Tensor Choose(const at::Tensor& scores_TE, int64_t per_token,
 // Divides the weights by their sum, as ScoresOf does. Adds the weights in the
 // order in which at::sum on x86 adds at most 31 numbers: in 4 lanes if there
 // are fewer than 8 weights, otherwise in 8 lanes. The last weights may not fill
-// all lanes. With 4 lanes, they are added to the first lane. With 8 lanes, they
-// are added up first, and then the lanes are added to their sum.
+// all lanes. With 4 lanes, the last weights are added to the first lane. With 8
+// lanes, the last weights have a sum of their own, to which the lanes are
+// added.
 void NormalizeRow(float* weights_K, int64_t per_token) {
   const int64_t width = per_token < 8 ? 4 : 8;
   const int64_t whole = per_token / width * width;

@@ -1,6 +1,6 @@
-// The router of a mixture of experts. It chooses the experts of each token and
-// the weights of these experts. It is frozen, but gradients pass through the
-// experts' weights to the router's input.
+// The router of a mixture of experts. It chooses the experts of each token, and
+// computes a routing weight for each chosen expert. The router is frozen, but
+// gradients pass through the routing weights to the router's input.
 //
 // Legend: T tokens, H hidden, E experts, K experts per token.
 #ifndef WEFT_SRC_MOE_ROUTER_H_
@@ -13,11 +13,13 @@
 namespace weft::moe {
 
 struct Routing {
-  at::Tensor experts_TK;  // i64. Sorted by falling probability, unless given.
+  // i64. Each token's experts have descending probability, except where the
+  // caller chose the expert.
+  at::Tensor experts_TK;
   at::Tensor weights_TK;  // In the dtype of x.
   // The softmax from which the weights come, in f32 or f64. It is over all
-  // experts, [T, E], or with softmax_of_chosen over the token's experts, [T,
-  // K].
+  // experts and has shape [T, E]. With softmax_of_chosen, it is over the
+  // token's experts and has shape [T, K].
   at::Tensor probs;
 };
 

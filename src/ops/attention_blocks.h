@@ -17,10 +17,10 @@ struct RowRange {
 };
 
 // Consecutive query rows of one sequence or of one node of a prefix tree, and
-// the key rows that at least one of them sees, in the order of positions. The
-// last key and the last query belong to the same token. So query i of n sees
-// the first (num_keys() - n + i + 1) keys; with a window, only the last
-// `window` of these.
+// the key rows that at least one of these queries sees. The key rows are in the
+// order of positions. The last key and the last query belong to the same token.
+// So query i of n sees the first (num_keys() - n + i + 1) keys; with a window,
+// only the last `window` of these.
 struct AttentionBlock {
   RowRange queries;
   std::vector<RowRange> keys;
@@ -30,13 +30,13 @@ struct AttentionBlock {
 };
 
 // Returns the blocks of prefix trees. A block has at most `max_rows` query rows
-// of one node, and the keys that these see on the path from the root. The
-// blocks cover all rows in order.
+// of one node, and the keys on the path from the root that these queries see.
+// The blocks cover all rows in order.
 [[nodiscard]] std::vector<AttentionBlock> TreeBlocks(
     const std::vector<AttentionNode>& nodes, int64_t window, int64_t max_rows);
 
-// Returns the blocks of SuffixAttention: at most `max_rows` query rows of one
-// sequence each. Every sequence counts as a tree.
+// Returns the blocks of SuffixAttention. A block has at most `max_rows` query
+// rows of one sequence. Every sequence counts as a tree.
 [[nodiscard]] std::vector<AttentionBlock> SuffixBlocks(
     const std::vector<SuffixRows>& sequences, int64_t window, int64_t max_rows);
 

@@ -23,8 +23,8 @@ namespace weft::ops {
 
 // Allows or forbids products in bf16: MatMul of f32 rows with bf16 weights, the
 // adapters of these weights (lora/lora_bf16.h), and gradients of attention over
-// f32 rows. Without a call they are forbidden. Returns whether products are in
-// bf16 from now on, which needs HasBf16Instructions().
+// f32 rows. Before the first call, these products are forbidden. Returns
+// whether they are allowed from now on, which also needs HasBf16Instructions().
 // Threads: called before products run.
 bool AllowBf16Products(bool allowed);
 

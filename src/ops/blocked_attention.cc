@@ -51,8 +51,8 @@ void RunTasks(const std::vector<LaneTask>& tasks, const AttentionInputs& inputs,
   const int64_t chunk_keys = ChunkKeys(blocks);
   std::atomic<size_t> next = 0;
   at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
-    // The caller may be in inference mode, and the results may be inference
-    // tensors. Other threads are not in that mode by themselves.
+    // The results may be inference tensors, which only a thread in inference
+    // mode may write. Other threads do not inherit the caller's mode.
     const c10::InferenceMode guard;
     BlockWorker<Real> worker(inputs, rows, chunk_keys);
     for (size_t i = next++; i < tasks.size(); i = next++) {
@@ -96,7 +96,7 @@ template <typename Real>
 void RunForward(const AttentionInputs& inputs,
                 const std::vector<AttentionBlock>& blocks,
                 AttentionOutput& result) {
-  // Makes a task of each block and key head.
+  // Makes a task for each pair of a block and a key head.
   const int64_t kv_heads = inputs.k_TKC.size(1);
   std::vector<LaneTask> tasks;
   for (const AttentionBlock& block : blocks) {

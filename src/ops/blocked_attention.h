@@ -1,11 +1,12 @@
 // Attention on a CPU by blocks of query rows, each with only the keys that at
 // least one of its rows sees. Private to src/ops.
 //
-// LibTorch's kernel for a CPU multiplies with all keys and then hides half of
-// them. It has no windows, no softcaps and no prefix trees. Here a block takes
-// its keys in chunks, with one running softmax over all chunks. The query heads
-// that share a key head are multiplied with its keys in one product. The bits
-// of a tree's rows do not depend on other trees or on the number of threads.
+// LibTorch's kernel for a CPU multiplies queries with all keys and then masks
+// half of the scores. It has no windows, no softcaps and no prefix trees. Here
+// a block takes its keys in chunks, with one running softmax over all chunks.
+// The query heads that share a key head are multiplied with its keys in one
+// product. The bits of a tree's rows do not depend on other trees or on the
+// number of threads.
 #ifndef WEFT_SRC_OPS_BLOCKED_ATTENTION_H_
 #define WEFT_SRC_OPS_BLOCKED_ATTENTION_H_
 
@@ -39,9 +40,9 @@ void BlockedAttentionBackward(const at::Tensor& dout_THC,
                               const std::vector<AttentionBlock>& blocks,
                               AttentionGradients gradients);
 
-// Returns an upper bound of the bytes of the extra sums of dk and dv in the
-// backward pass, beside its outputs. Each sum has `num_rows` rows of `kv_width`
-// = K C elements.
+// Returns an upper bound on the bytes that the backward pass allocates for its
+// extra sums of dk and dv. The outputs are not counted. Each sum has `num_rows`
+// rows of `kv_width` = K C elements.
 [[nodiscard]] int64_t BlockedBackwardBytes(int64_t num_rows, int64_t kv_width,
                                            int64_t element_bytes);
 

@@ -2,8 +2,8 @@
 //
 // CUDA itself copies ordinary memory with one thread, and that thread takes all
 // page faults of new memory. BulkCopy copies pieces through two pinned buffers
-// in turn: while the device copies one piece, all threads of LibTorch copy the
-// next or the previous one between the other buffer and the ordinary memory.
+// in turn. While the device copies a piece to or from one buffer, all threads
+// of LibTorch copy another piece between the other buffer and ordinary memory.
 //
 // The first copy allocates the buffers, 2 * kBulkPieceBytes of pinned memory.
 // The process keeps them until it ends, and needs no more for larger tensors.

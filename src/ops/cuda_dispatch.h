@@ -51,9 +51,9 @@ void WaitForStream();
 // made the copy, the caller neither frees nor writes the host memory.
 void QueueDownload(const void* from, int64_t bytes, void* to);
 void QueueUpload(const void* from, int64_t bytes, void* to);
-// Copies the first tensor of each pair, on the device, to the second tensor, in
-// pinned host memory. Both are contiguous and have equal sizes and dtypes.
-// Waits for the copies.
+// Copies the first tensor of each pair to the second, and waits for the copies.
+// The first is on the device, and the second is in pinned host memory. Both are
+// contiguous and have equal sizes and dtypes.
 void CopyToHost(const std::vector<std::pair<at::Tensor, at::Tensor>>& copies);
 
 // Returns whether LibTorch has a kernel for the grouped product of bf16
@@ -107,8 +107,8 @@ void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
 // Returns whether WidenInt8Rows takes a weight (int8_weight.h) for this dtype.
 [[nodiscard]] bool TakesWidenInt8Rows(const at::Tensor& weight,
                                       at::ScalarType dtype);
-// Returns the columns of the inputs [begin, end) of a weight of 8 bits, as
-// numbers [O, end - begin] in `dtype`. `begin` is the first input of a group.
+// Widens inputs [begin, end) of every row of a weight of 8 bits to `dtype`.
+// Returns [O, end - begin]. `begin` is the first input of a group.
 [[nodiscard]] at::Tensor WidenInt8Rows(const at::Tensor& weight, int64_t begin,
                                        int64_t end, at::ScalarType dtype);
 // Compute TakesInt8FewRows and Int8FewRows of int8_weight.h.

@@ -12,8 +12,8 @@
 
 namespace weft::ops {
 
-// Computes the item, a product of few rows, with the rows of `weight` from
-// `first_row` on: output o of the item is row first_row + o of the weight.
+// Computes `item`, a product of few rows. Output o of the item is the product
+// with row first_row + o of `weight`.
 // Shapes:  `weight` [O, I] of f32, bf16 or 8 bits, or its transposed view.
 //          item.weight_stride is the distance between the weight's rows.
 // Errors:  throws c10::Error if the weight is of another dtype.

@@ -14,7 +14,8 @@ namespace weft::ops {
 
 // Group p has the rows [ends[p - 1], ends[p]). A group may have no rows.
 struct RowGroups {
-  // Queues an upload to the device of the rows and does not wait.
+  // `device` is the device of the rows. Queues an upload of the ends to
+  // `device` and does not wait.
   RowGroups(std::vector<int64_t> ends_of_groups, at::Device device);
 
   // Returns the group of each row, [N] i64 on the device of the rows. Queues
@@ -29,9 +30,9 @@ struct RowGroups {
 // [P O, I], as in Linear, and may be in 8 bits. There is at least one row.
 //
 // LibTorch's grouped product computes all groups in two launches. It needs a
-// device that has it (cuda::HasGroupedProduct), rows and weights in bf16, and
-// multiples of 8 for I and O. Otherwise the products of matmul.h compute one
-// group after another.
+// device for which cuda::HasGroupedProduct() is true, rows and weights in bf16,
+// and multiples of 8 for I and O. Otherwise the products of matmul.h compute
+// one group after another.
 //
 // LibTorch's grouped product chooses between two kernels by the number of rows
 // and of groups. Neither kernel splits a sum over blocks, but they may add up a

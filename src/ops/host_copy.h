@@ -2,7 +2,7 @@
 // for all queued work of the stream. The device then idles until the host
 // queues the next kernel. So ToDevice copies through pinned memory without
 // waiting, and only ToHost waits. Both allocate pinned memory of the tensor's
-// size. The functions of bulk_copy.h do not.
+// size. The functions of bulk_copy.h need two pinned buffers of a fixed size.
 #ifndef WEFT_SRC_OPS_HOST_COPY_H_
 #define WEFT_SRC_OPS_HOST_COPY_H_
 
@@ -17,8 +17,8 @@
 
 namespace weft::ops {
 
-// Copies a host tensor to the device through pinned memory, without a wait.
-// Returns a tensor that is already on the device unchanged.
+// Copies a host tensor to the device through pinned memory, without a wait. If
+// the tensor is already on the device, returns the tensor itself.
 // Errors:  throws c10::Error.   Threads: engine thread only.
 [[nodiscard]] at::Tensor ToDevice(const at::Tensor& host, at::Device device);
 

@@ -18,8 +18,8 @@ namespace {
 using kernels::cpu::Int8RowInputs;
 using kernels::cpu::kInt8Group;
 
-// Returns the inputs [begin, end) of a weight of 8 bits, as f32 [O, end -
-// begin]. `begin` is the first input of a group.
+// Widens inputs [begin, end) of every row of a weight of 8 bits to f32. Returns
+// [O, end - begin]. `begin` is the first input of a group.
 at::Tensor WidenWithKernel(const at::Tensor& weight, int64_t begin,
                            int64_t end) {
   const int64_t rows = weight.size(0), count = end - begin;

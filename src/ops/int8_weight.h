@@ -49,9 +49,9 @@ using kernels::cpu::Int8RowBytes;
                                     const at::Tensor& weight);
 
 // Computes y = x W^T + bias_O, where W is a weight of 8 bits, without widening
-// it. Sums are f32, and no number of W is rounded. A row's bits depend only on
-// that row and W. An undefined bias adds nothing. The kernel may read W before
-// earlier work on the stream is done, so no queued work may write W.
+// it. Sums are f32, and no number of W is rounded. The bits of a row of y do
+// not depend on other rows. An undefined bias adds nothing. The kernel may read
+// W before earlier work on the stream is done, so no queued work may write W.
 // Shapes:  x_MI [M, I] and weight [O, Int8RowBytes(I)] for which
 //          TakesInt8FewRows is true; y_MO [M, O] of f32 or bf16, which may be
 //          columns of a larger matrix.

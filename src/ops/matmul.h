@@ -7,25 +7,26 @@
 namespace weft::ops {
 
 // How the number of rows changes between products with the same weight.
-// kRecurs: the same numbers come again, as for the tokens of batches. kVaries:
-// most products have a new number, as for the tokens of an expert.
+// kRecurs: the same numbers come again, such as the token counts of batches.
+// kVaries: most products have a new number, such as the token count of an
+// expert.
 enum class RowCount { kRecurs, kVaries };
 
 // Returns a b. On a CPU, b may be bf16 while a is f32, so that weights may be
 // stored in bf16. MatMul computes this product in f32, or in bf16 with f32 sums
 // if IsBf16Product(a, b). b may also be a weight of 8 bits (int8_weight.h) or
-// its transposed view. In that case MatMul multiplies with the weight's
-// numbers, widened to the dtype of a. There is one exception: on CUDA, if a has
-// up to 64 rows of bf16 and b is a transposed view of 8 bits, Int8FewRows
-// multiplies with the exact numbers. Then a row of the result has the same bits
-// in every such batch.
+// its transposed view. In that case MatMul multiplies with the weight's numbers
+// in the dtype of a, so bf16 rounds them. There is one exception: on CUDA, if a
+// has up to 64 rows of bf16 and b is a transposed view of 8 bits, Int8FewRows
+// multiplies with the exact numbers. Then the bits of a row of the result do
+// not depend on the other rows of a.
 //
 // If the product is not in bf16, and a is contiguous, f32, on a CPU and has few
-// rows, a kernel of kernels/cpu computes the product, and a row of the result
-// has the same bits in every such batch. Libraries choose their code by the
-// number of rows, and on some processors that changes the bits. Few means up to
-// 32 rows, or up to 128 if b is a transposed view of a weight of bf16 or 8
-// bits. Such a view is read once for every 32 rows.
+// rows, a kernel of kernels/cpu computes the product. Then a row of the result
+// has the same bits for any such number of rows. Libraries choose their code by
+// the number of rows, and on some processors this choice changes the bits. Few
+// means up to 32 rows, or up to 128 if b is a transposed view of a weight of
+// bf16 or 8 bits. Such a view is read once for every 32 rows.
 //
 // With more rows, and if the product is not in bf16, MatMul first widens a bf16
 // or 8-bit b, one part at a time. In f32 on an AMD processor, oneDNN then

@@ -100,9 +100,10 @@ void CheckArguments(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
 }
 
 // Returns the numbers of the rows with a slot >= 0, or an undefined tensor if
-// all rows have one. Does not read slots on a CUDA device, because reading
-// would wait. Instead assumes that no slot is negative: batches with padding go
-// to the kernel of PrepareHeads (ops/rotary.h), which skips the padding.
+// all rows have one. Does not read slots on a CUDA device, because the read
+// would wait for the device. Instead assumes that no slot is negative: batches
+// with padding go to the kernel of PrepareHeads (ops/rotary.h), which skips the
+// padding.
 at::Tensor RowsWithSlots(const at::Tensor& slots_T) {
   if (!slots_T.is_cpu()) return {};
   const int64_t* slots = slots_T.const_data_ptr<int64_t>();
@@ -114,8 +115,8 @@ at::Tensor RowsWithSlots(const at::Tensor& slots_T) {
   return ToDevice(rows, slots_T.device());
 }
 
-// Copies each row with a slot >= 0 to its slot. LibTorch's indexed copy needs
-// more time for its setup than for the few rows of a decode step.
+// Copies each row with a slot >= 0 to its slot. LibTorch's indexed copy takes
+// longer to set up than to copy the few rows of a decode step.
 void WriteRowsCpu(const at::Tensor& x_TKC, const at::Tensor& slots_T,
                   const at::Tensor& pages_PSKC) {
   const int64_t heads = x_TKC.size(1), features = x_TKC.size(2);

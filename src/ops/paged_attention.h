@@ -22,13 +22,14 @@ void WriteKvPages(const at::Tensor& k_TKC, const at::Tensor& v_TKC,
                   at::Tensor& v_pages_PSKC);
 
 // Computes out[b] = softmax(softcap(scale * q[b] . k)) v over the first
-// lengths[b] tokens of sequence b, or over the last `window` of these. The
-// sequence's pages are page_table[b]. A sequence of 0 tokens, which is padding,
-// gets zeros. Table entries of pages without visible tokens are ignored. If
-// there are sinks, exp(sinks[h]) is added to the sum of head h's softmax.
+// lengths[b] tokens of sequence b. If there is a window, only the last `window`
+// of these tokens count. The sequence's pages are page_table[b]. A sequence of
+// 0 tokens, which is padding, gets zeros. Table entries of pages without
+// visible tokens are ignored. If there are sinks, exp(sinks[h]) is added to the
+// sum of head h's softmax.
 // Shapes:  q_BHC, out_BHC [B, H, C] (out contiguous); page_table_BL [B, L] i32;
 //          lengths_B [B] i32, all on the device; sinks_H [H] f32 (f64 if q is
-//          f64), or undefined; the others have one dtype.
+//          f64), or undefined; all other tensors have one dtype.
 // Errors:  throws c10::Error, which names the argument.
 void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
                     const at::Tensor& v_pages_PSKC,

@@ -16,11 +16,11 @@ namespace weft::ops {
 namespace {
 
 // The tokens of a sequence are cut into parts. The parts are computed in
-// parallel and merged in order. Their number depends only on the number of
-// visible tokens, so a sequence has the same bits in every batch and with any
-// number of threads. If there are P > 1 parts, each has at least 16 P tokens.
-// So longer contexts use more threads, and merging stays a small part of the
-// work.
+// parallel and merged in order. The number of parts depends only on the number
+// of visible tokens, so a sequence has the same bits in every batch and with
+// any number of threads. If there are P > 1 parts, each has at least 16 P
+// tokens. So longer contexts use more threads, and merging takes little of the
+// time.
 constexpr int64_t kMaxParts = 16;
 constexpr int64_t kPartTokens = 16;
 
@@ -130,7 +130,7 @@ class Launch {
   struct Sequence {
     Tokens tokens;
     int64_t num_parts = 0;
-    int64_t first_part = 0;  // The index of its first part among all parts.
+    int64_t first_part = 0;  // The sequence's first part among all parts.
   };
 
   [[nodiscard]] int64_t row_size() const { return heads_ * features_; }
@@ -186,7 +186,8 @@ class Launch {
     kernels::cpu::Kernels().paged_attention(item, to, lse);
   }
 
-  // Merges the parts of a sequence to its row of `out`, and adds the sinks.
+  // Merges the parts of sequence `b` into `out`, which holds the first part.
+  // Then adds the sinks.
   void Finish(int64_t b, float* out, const float* parts, float* lse) const {
     const Sequence& sequence = sequences_[b];
     float* const lse_H = lse + sequence.first_part * heads_;
@@ -210,7 +211,8 @@ class Launch {
   const int32_t* const page_table_;
   const int64_t table_entries_;
   const float* const sinks_;  // Null if there are none.
-  // The values that all pieces share. RunPiece sets the others.
+  // Holds the values that all pieces share. RunPiece copies the item and sets
+  // the values of its piece.
   const kernels::cpu::PagedAttentionItem item_;
   std::vector<Sequence> sequences_;
   int64_t num_parts_ = 0;

@@ -9,8 +9,8 @@ namespace weft::ops {
 
 // Writes y = x * rsqrt(mean(x^2) + eps) * weight. y may be x.
 // Shapes:  x_TD, y_TD [T, D] with unit stride in D, any row stride; weight_D
-//          [D]. All have one dtype, but the weight may be f32 with a narrower
-//          x. Computes in f32, or in f64 for f64.
+//          [D]. All have one dtype, but the weight may be f32 if x is
+//          narrower. Computes in f32, or in f64 for f64.
 // Threads: engine thread only.   Source: Zhang and Sennrich 2019.
 void RmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
              at::Tensor& y_TD);

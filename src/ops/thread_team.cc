@@ -92,10 +92,11 @@ void Await(const std::atomic<uint32_t>& number, Prefetcher& prefetcher,
   }
 }
 
-// Stores `value` and wakes the threads that sleep until it changes. notify_all
-// wakes nobody if its count of waiters is 0. A thread that goes to sleep counts
-// itself and then reads the number again. So the store must come before
-// notify_all reads the count. A release store would not ensure this order.
+// Stores `value` in `number` and wakes the threads that sleep until `number`
+// changes. notify_all wakes nobody if its count of waiters is 0. A thread that
+// goes to sleep counts itself and then reads `number` again. So the store must
+// come before notify_all reads the count. A release store would not ensure this
+// order.
 void Publish(std::atomic<uint32_t>& number, uint32_t value) {
   number.store(value, std::memory_order_seq_cst);
   number.notify_all();
@@ -183,8 +184,8 @@ class Team {
     int64_t part_size = 0;
     SharedRows next;  // The weight to prefetch after the loop.
   };
-  // The number of the latest loop whose part a thread has run, or kLeft. Each
-  // Done has a cache line to itself, because different threads write them.
+  // The number of the latest loop in which a thread has run its part, or kLeft.
+  // Each Done has its own cache line, because each thread writes its own Done.
   struct alignas(kLineBytes) Done {
     std::atomic<uint32_t> number = 0;
   };

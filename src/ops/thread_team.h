@@ -47,9 +47,9 @@ struct SharedRows {
 void ParallelFor(int64_t count, int64_t grain,
                  c10::function_ref<void(int64_t, int64_t)> run);
 
-// Calls ParallelFor for the groups of a weight. Within a team, threads that
-// wait after the loop prefetch their groups of the next weight in the `order`
-// of WithThreadTeam.
+// Calls ParallelFor for the groups of a weight. Within a team, each thread runs
+// its part and then, while it waits, prefetches its groups of the next weight
+// in the `order` of WithThreadTeam.
 void ParallelForRows(const SharedRows& rows,
                      c10::function_ref<void(int64_t, int64_t)> run);
 

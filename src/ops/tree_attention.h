@@ -9,10 +9,11 @@
 // begins at the position where its parent ends.
 //
 // On a CPU, a block of rows reads the keys on its path (blocked_attention.h).
-// The flash kernels of CUDA compute parts: consecutive query rows over
-// consecutive key rows. Nodes are in depth-first order, so the descendants of a
-// node are the rows [end, subtree_end). Their attention to the node is one
-// part. The parts of a row are merged by log-sum-exp.
+// On CUDA, the flash kernels compute the attention in parts. A part is the
+// attention of consecutive query rows to consecutive key rows. Nodes are in
+// depth-first order, so the descendants of a node are the rows [end,
+// subtree_end). The attention of these rows to the node is one part. The parts
+// of a row are merged by log-sum-exp.
 //
 // Worked example: a prompt of 3 tokens with two completions of 2 and 1 tokens.
 // `nodes` has the fields of AttentionNode in order.

@@ -25,7 +25,7 @@ namespace {
 // enough for a small score matrix.
 constexpr int64_t kBlockRows = 256;
 
-// Returns the rows of a block of [T, H, C] as [K, G N, C], in the dtype of
+// Returns the rows `rows` of [T, H, C] as [K, G N, C], in the dtype of
 // ComputeType. So the query heads that share a key/value head are rows of one
 // matrix.
 at::Tensor GroupRows(const at::Tensor& x_THC, const RowRange& rows,
@@ -53,7 +53,8 @@ at::Tensor GatherKeys(const at::Tensor& x_TKC,
   return at::cat(rows).to(ComputeType(x_TKC)).transpose(0, 1);
 }
 
-// Adds [K, S, C] to the rows `keys` of [T, K, C], as GatherKeys orders them.
+// Adds [K, S, C], which has the keys in the order of GatherKeys, to the rows
+// `keys` of [T, K, C].
 void ScatterAddKeys(const at::Tensor& d_KSC, const std::vector<RowRange>& keys,
                     at::Tensor& sum_TKC) {
   int64_t done = 0;
@@ -130,8 +131,8 @@ int64_t ScoreBytes(const AttentionRule& rule, int64_t element_bytes,
   }
   const int64_t keys =
       slides ? std::min(num_rows, rule.window + kBlockRows) : num_rows;
-  // The backward pass has up to four matrices of the scores' size: weights,
-  // their gradient, and the softcap's slope with a temporary.
+  // The backward pass has up to four matrices of the scores' size: the softmax,
+  // its gradient, the softcap's slope, and a temporary.
   constexpr int64_t kMatrices = 4;
   constexpr int64_t kFloatBytes = 4;
   // Counts dK and dV of all rows, and K, V, dK and dV of a block's keys.
@@ -161,7 +162,7 @@ void EagerTreeAttentionBackward(const at::Tensor& dout_THC,
                                 const std::vector<AttentionNode>& nodes,
                                 AttentionGradients gradients) {
   const int64_t kv_heads = inputs.k_TKC.size(1);
-  // A key is in many blocks. Its gradient is summed in the dtype of
+  // A key may be in many blocks. Its gradient is summed in the dtype of
   // ComputeType, so that it is rounded to the dtype of k only once, at the end.
   const auto options = inputs.k_TKC.options().dtype(ComputeType(inputs.k_TKC));
   at::Tensor dk_TKC = at::zeros(inputs.k_TKC.sizes(), options);

@@ -14,8 +14,8 @@ namespace weft::parallel {
 // Communicator throw.
 
 // Returns OK if `own` is OK on every rank. Otherwise every rank gets the error
-// of the first rank that has one. Its message is "rank N: " and the first
-// kilobyte of the original message.
+// of the lowest rank that has an error. The message is "rank N: " and the first
+// kilobyte of that rank's message.
 [[nodiscard]] absl::Status Agree(Communicator& group, const absl::Status& own);
 
 // Returns the smallest of all ranks' `own`.

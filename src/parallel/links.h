@@ -52,7 +52,7 @@ struct Links {
 [[nodiscard]] Links Meet(const std::shared_ptr<Rendezvous>& rendezvous,
                          int rank, const Topology& topology, bool local);
 
-// Second part: adds the groups on `device`.
+// The second part of joining: adds `transfers` and `tensor`, on `device`.
 void JoinOn(at::Device device, Links* links);
 
 }  // namespace weft::parallel

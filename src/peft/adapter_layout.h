@@ -39,7 +39,7 @@ struct ModelShape {
   int64_t vocab = 0;
   ExpertShape experts;
 
-  // Returns these widths for the linear layers of one expert.
+  // Returns this shape with `ffn` set to the width of the expert.
   [[nodiscard]] ModelShape OfExpert(int expert) const;
 };
 
@@ -133,7 +133,7 @@ class AdapterLayout {
   std::vector<LoraFactor> factors_;
   std::vector<GroupLayout> groups_;
   // The index in groups_ of each layer's first group. The last entry is the
-  // index of the head.
+  // index of the head's group.
   std::vector<size_t> layer_groups_;
 };
 

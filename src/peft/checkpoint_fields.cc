@@ -22,8 +22,8 @@ constexpr uint64_t kMaxStoredLayer = 1 << 16;
 // from the stored step and must not overflow.
 constexpr uint64_t kMaxStoredStep = uint64_t{1} << 62;
 constexpr double kMaxCreatedAt = 253402300800;  // The year 10000.
-// An error message shows at most this many characters of a fingerprint and of a
-// name.
+// An error message shows at most kShownDigits characters of a fingerprint and
+// kShownName characters of a name.
 constexpr size_t kShownDigits = 12;
 constexpr size_t kShownName = 64;
 

@@ -13,8 +13,8 @@ namespace weft::lora {
 // Returns `rank` / experts per token, rounded down, but at least 1.
 [[nodiscard]] int SharedRank(int rank, const ExpertShape& experts);
 
-// Replaces config.expert_rank with overrides for the modules of experts (gate,
-// up, down) that the config targets. The overrides have the same scale (alpha /
+// Replaces config.expert_rank with overrides for the targeted modules (gate,
+// up, down) of layers with experts. The overrides have the same scale (alpha /
 // rank) as the other layers. An expert_rank of 0 means SharedRank(config.rank).
 // Changes nothing for a model without experts. Errors: INVALID_ARGUMENT for an
 // expert_rank in a model without experts, or if the model fuses gate and up but

@@ -143,7 +143,8 @@ class Scanner {
     return true;
   }
 
-  // Accepts after "(?" only what Python and RE2 read alike.
+  // Reads the start of a group. After "(?", accepts only what has the same
+  // meaning in Python and RE2.
   absl::string_view Group() {
     text_.remove_prefix(1);
     if (!absl::StartsWith(text_, "?")) return "";

@@ -19,14 +19,16 @@ namespace weft::lora {
 
 // Limits the RE2 instructions of all expressions of one file together. A letter
 // takes about one instruction. Expressions that only spell out a path cost
-// nothing, so that each linear layer may have its own rank. With this limit,
-// matching all modules of a model of 126 layers takes about two seconds.
+// nothing, so a file may have one such expression for each linear layer. With
+// this limit, matching all modules of a model of 126 layers takes about two
+// seconds.
 inline constexpr int kMaxInstructions = 1 << 13;
 
 // How PEFT matches a path.
 enum class PathMatch : uint8_t {
   kWhole,  // re.fullmatch(text, path), for target_modules and exclude_modules.
-  kEnd,    // re.match(rf"(.*\.)?({text})$", path), for keys of patterns.
+  kEnd,    // re.match(rf"(.*\.)?({text})$", path), for the keys of
+           // rank_pattern and alpha_pattern.
 };
 
 // Threads: any.

@@ -13,8 +13,8 @@
 namespace weft::lora {
 namespace {
 
-// These limits suffice for a large model whose patterns have a key for each
-// module.
+// These limits suffice for a file whose rank_pattern and alpha_pattern have a
+// key for each module of a large model.
 constexpr weights::JsonLimits kConfigLimits = {
     .max_bytes = size_t{1} << 20, .max_depth = 6, .max_keys = 4096};
 

@@ -28,7 +28,7 @@ struct PeftAdapter {
 // unknown field that is not null, false or empty. The folder must have every
 // targeted layer in the right shape. The file of tensors may also have copies
 // of the base model's weights, which are skipped, but no other tensor. Errors:
-// INVALID_ARGUMENT, which names the rule.
+// INVALID_ARGUMENT, which names the violated rule.
 [[nodiscard]] absl::StatusOr<PeftAdapter> ReadPeft(const PeftFiles& files,
                                                    const ModelShape& shape);
 

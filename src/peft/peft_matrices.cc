@@ -41,10 +41,10 @@ bool HasFactors(const AdapterLayout& layout, const LoraFactor& factor,
   return !layout.group(factor.layer, group, factor.expert).factors.empty();
 }
 
-// Makes A and B of an expert refer to parts of the tensors of the fused
-// parameter. If an adapter has both gate_up_proj and down_proj, PEFT wraps
-// gate_up_proj first. The path of gate_up_proj then contains base_layer, PEFT's
-// name for the wrapped part.
+// Makes an expert's A and B refer to parts of the fused parameter's A and B. If
+// an adapter has both gate_up_proj and down_proj, PEFT's wrapper for down_proj
+// wraps its wrapper for gate_up_proj. So the path of gate_up_proj contains
+// base_layer, PEFT's name for the wrapped part.
 void PointToFused(const LoraFactor& factor, const AdapterLayout& layout,
                   const ExpertShape& experts, absl::string_view prefix,
                   ExpertForm form, PeftMatrix& a, PeftMatrix& b) {
@@ -101,8 +101,8 @@ bool IsWhole(const PeftMatrix& matrix) {
          matrix.columns == matrix.tensor_columns;
 }
 
-// Converts each tensor of a file to floats only once, although many matrices
-// are parts of it.
+// Converts each tensor of a file to floats only once, even if the tensor
+// contains many matrices.
 class FusedTensors {
  public:
   explicit FusedTensors(const TensorMap& tensors) : tensors_(tensors) {}

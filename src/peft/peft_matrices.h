@@ -59,8 +59,8 @@ enum class ExpertForm : uint8_t {
     const AdapterLayout& layout, const ExpertShape& experts,
     absl::string_view prefix, ExpertForm form = ExpertForm::kSingle);
 
-// Returns the form of a file whose ranks are those of `layout`. Only a model of
-// ExpertNames::kFused can have kHalves. Errors: those of Gather.
+// Returns the form of a file whose ranks are those of `layout`. Returns kHalves
+// only for a model with ExpertNames::kFused. Errors: those of Gather.
 [[nodiscard]] absl::StatusOr<ExpertForm> FormOf(
     const weights::TensorMap& tensors, const AdapterLayout& layout,
     const ExpertShape& experts, absl::string_view prefix);

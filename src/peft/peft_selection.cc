@@ -97,10 +97,10 @@ absl::StatusOr<Layers> ReadLayers(const PeftJson& root,
 
 // Returns whether layers_to_transform keeps the module. Without this field,
 // every module is kept. As in PEFT, a module that is in no layer, such as
-// lm_head, is kept only if one of the names is its whole path. A name that is
-// the whole path of a module in a layer is refused, because its meaning in PEFT
-// depends on the list's length: PEFT shortens the paths of long lists before it
-// compares them.
+// lm_head, is kept only if `names` has its whole path. Returns an error if
+// `names` has the whole path of a module in a layer: PEFT shortens the paths in
+// long lists before it compares them, so the meaning of the path would depend
+// on the length of the list.
 absl::StatusOr<bool> IsKept(const Layers& layers, const LoraFactor& site,
                             const std::string& path, const ModuleNames& names,
                             const ModelShape& shape) {

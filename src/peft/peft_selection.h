@@ -15,7 +15,7 @@
 
 namespace weft::lora {
 
-// Returns every site of the model, in the order of the buffers.
+// Returns every site of the model, in the order of AdapterLayout.
 [[nodiscard]] std::vector<LoraFactor> EverySite(const ModelShape& shape);
 
 // Returns whether the module is gate, up or down.
@@ -24,7 +24,7 @@ namespace weft::lora {
 // Returns the entry of target_modules that selects this module in every layer.
 [[nodiscard]] const char* NameOf(TargetModule module, const ModelShape& shape);
 
-// Returns the most entries that a list or pattern of a file may have.
+// Returns the maximum number of entries in a list or pattern of a file.
 [[nodiscard]] size_t MaxEntries(const ModelShape& shape);
 
 // Returns, for every site, whether target_parameters selects it. This field

@@ -89,8 +89,8 @@ absl::StatusOr<std::vector<LoraShape>> ShapesOf(
   return loras;
 }
 
-// Refuses experts of a layer whose ranks or alphas differ, because LoraConfig
-// has one LoraShape for each module of a layer.
+// Returns an error if experts of the same layer have different ranks or alphas
+// for a module. LoraConfig has only one LoraShape for each module of a layer.
 absl::Status CheckExpertsAgree(const std::vector<LoraFactor>& sites,
                                const std::vector<LoraShape>& loras,
                                const ModelShape& shape) {

@@ -3,7 +3,8 @@
 //
 // A name in a list is the end of a module's path. A single string in place of a
 // list is a regular expression (src/peft/path_expression.h) or, in
-// target_modules, "all-linear". Each key of a pattern is a regular expression.
+// target_modules, "all-linear". Each key of rank_pattern and alpha_pattern is a
+// regular expression.
 #ifndef WEFT_SRC_PEFT_PEFT_TARGETS_H_
 #define WEFT_SRC_PEFT_PEFT_TARGETS_H_
 
@@ -34,8 +35,8 @@ namespace weft::lora {
                                   const ModelShape& shape);
 
 // Writes target_modules, target_parameters, rank_pattern and alpha_pattern.
-// `root` should have the r and lora_alpha of FileShape. Then ReadPeft returns a
-// config with the same layout from the files of this adapter.
+// If `root` has the r and lora_alpha of FileShape, ReadPeft of the written
+// files returns a config with the same layout.
 void WriteTargets(const LoraConfig& config, const ModelShape& shape,
                   nlohmann::json& root);
 

@@ -1,11 +1,11 @@
 // The records of the log in --state-dir: changes of adapters, in the order in
-// which the engine thread made them. A server that starts loads the snapshot
-// and replays the log, which restores the adapters.
+// which the engine thread made them. To restore the adapters, a starting server
+// reads the snapshot and replays the log.
 //
 // A training request with gradients has a BeginRecord and a BatchRecord for
-// each micro-batch. Without its last BatchRecord the request has no effect. A
-// replay still computes its batches, so that other requests in them get the
-// same numbers. A completed step of another kind has a DoneRecord, or a
+// each micro-batch. A request without its last BatchRecord has no effect. A
+// replay still computes its batches, so that the batches' other requests get
+// the same numbers. A completed step of another kind has a DoneRecord, or a
 // LoadedRecord if it loads state into an existing adapter.
 #ifndef WEFT_SRC_RECORDS_RECORD_H_
 #define WEFT_SRC_RECORDS_RECORD_H_
@@ -54,12 +54,12 @@ struct AdapterRecord {
   uint64_t epoch = 0;
   uint64_t last_step = 0;
   absl::Time created_at;
-  std::optional<ImageRecord> image;   // None: initial weights, or
-                                      // from_checkpoint.
+  std::optional<ImageRecord> image;   // None: the weights are initial, or
+                                      // from_checkpoint is true.
   std::vector<ReplyRecord> replies;   // Sorted by step.
   std::optional<ReplyRecord> origin;  // The load that began `epoch`.
-  // The adapter has durability checkpoint. A server that starts runs the load
-  // `restore`. The log has only those of the adapter's steps that are loads, or
+  // The adapter has Durability::kCheckpoint. When a server starts, it runs the
+  // load `restore`. The log has no other steps of the adapter than loads and
   // saves of kind train.
   bool from_checkpoint = false;
   std::optional<LoadCheckpointRequest> restore;  // None: nothing to load.
@@ -97,9 +97,9 @@ struct DoneRecord {
   StepResult result;
 };
 
-// A load that replaced the state of an existing adapter. `file` is an image of
-// one version with a copy of the checkpoint. `file` is empty if the adapter has
-// durability checkpoint.
+// A load that replaced the state of an existing adapter. The image `file` has
+// one version: a copy of the checkpoint. `file` is empty if the adapter has
+// Durability::kCheckpoint.
 struct LoadedRecord {
   AdapterKey key = AdapterKey::kBaseModel;
   uint64_t step = 0;
@@ -130,7 +130,7 @@ using Record = std::variant<AdapterRecord, RemovedRecord, BeginRecord,
 // Names an adapter's latest record before the record that has this mark.
 struct Mark {
   AdapterKey key = AdapterKey::kBaseModel;
-  uint64_t last = 0;  // Sequence number of that latest record; 0 = none.
+  uint64_t last = 0;  // Sequence number of the latest record; 0: none.
   std::string name;   // The adapter's id. Set only in a census.
 };
 

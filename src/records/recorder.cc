@@ -153,10 +153,10 @@ void Recorder::Done(const dispatch::StepTask& step, const StepResult& result) {
                   .digest = *step.digest,
                   .request = {},
                   .result = result};
-  // Stores the request only of steps that a replay must run again. A saved
-  // checkpoint is already on disk, and scores are in the result. An OptimStep
-  // that fails because the gradient is not finite also changes the adapter: it
-  // clears the gradient.
+  // Stores the request only if a replay must run the step again. A replay does
+  // not repeat a save, whose checkpoint is on disk, or a scoring, whose scores
+  // are in the result. It repeats even an OptimStep that failed because the
+  // gradient was not finite: such a step clears the gradient.
   if (std::holds_alternative<OptimStepRequest>(*step.request) ||
       std::holds_alternative<PublishSnapshotRequest>(*step.request)) {
     done.request = *step.request;

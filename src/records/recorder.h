@@ -4,8 +4,8 @@
 // Start is called only with --state-dir, after the log has been read to its
 // end. The log is replayed after Start (Replaying).
 //
-// The recorder ignores adapters of durability memory, which have no
-// AdapterRecord. It omits most steps of adapters of durability checkpoint
+// The recorder ignores adapters with Durability::kMemory, which have no
+// AdapterRecord. It omits most steps of adapters with Durability::kCheckpoint
 // (record.h).
 //
 // Threads: the engine thread, except where a comment says otherwise.
@@ -47,8 +47,8 @@ class Recorder {
  public:
   // Starts to record. `cost` is the cost of the existing log. Each
   // SettingsRecord gets `settings`. `marks` are the marks of all adapters at
-  // the end of the existing log. `restores` has the adapters of durability
-  // checkpoint.
+  // the end of the existing log. `restores` has the adapters with
+  // Durability::kCheckpoint.
   void Start(std::unique_ptr<journal::LogWriter> log, const ReplayCost& cost,
              std::string settings, Marks marks, RestorePoints restores);
   [[nodiscard]] bool recording() const { return log_.load() != nullptr; }
@@ -81,7 +81,7 @@ class Recorder {
   void AddCost(absl::Duration device_time) { cost_.time += device_time; }
   // Returns the cost of the records since the newest snapshot on disk.
   [[nodiscard]] const ReplayCost& cost() const { return cost_; }
-  // Returns whether the log has all steps of the adapter (durability step).
+  // Returns whether the log has all steps of the adapter (Durability::kStep).
   [[nodiscard]] bool HasSteps(AdapterKey key) const;
   [[nodiscard]] const RestorePoints& restores() const { return restores_; }
   // Begins a snapshot. Returns the sequence number of the first record that the
@@ -95,9 +95,9 @@ class Recorder {
 
   // Returns a new name for an image file.
   [[nodiscard]] std::string NewImageName();
-  // Returns the image files that a record since the last BeginSnapshot names or
-  // that a later record will name. Does not return the files that only the
-  // snapshot names.
+  // Returns the image files that are named in a record since the last
+  // BeginSnapshot or will be named in a later record. Leaves out files that are
+  // named only in the snapshot.
   [[nodiscard]] std::set<std::string> Images() const ABSL_LOCKS_EXCLUDED(mu_);
   // Adds a file to Images(). `recorded` says whether a record already names the
   // file; otherwise a later record will.
@@ -117,7 +117,7 @@ class Recorder {
   [[nodiscard]] absl::Status failure() const;
 
  private:
-  // Appends an encoded record that changes the adapters `keys`, with its trail.
+  // Appends an encoded record and its trail. The record changes `keys`.
   void Append(std::string bytes, const std::set<AdapterKey>& keys);
   [[nodiscard]] bool records() const { return recording() && replaying_ == 0; }
   [[nodiscard]] bool CensusIsDue() const;

@@ -1,6 +1,6 @@
-// Keeps the adapters of durability checkpoint. For each adapter, keeps the load
-// that a server makes when it starts. This load reads the checkpoint that the
-// adapter most recently loaded, or saved with kind train.
+// Keeps the adapters with Durability::kCheckpoint. For each adapter, keeps the
+// load that a server makes when it starts. This load reads the checkpoint that
+// the adapter most recently loaded, or saved with kind train.
 //
 // Threads: not thread-safe.
 #ifndef WEFT_SRC_RECORDS_RESTORE_POINTS_H_
@@ -16,7 +16,7 @@ namespace weft::records {
 class RestorePoints {
  public:
   // Updates the adapters from the next record of the log. Returns true if the
-  // record concerns an adapter of durability checkpoint. A replay then does
+  // record concerns an adapter with Durability::kCheckpoint. A replay then does
   // nothing else with the record.
   bool Follow(const Record& record);
 

@@ -69,7 +69,7 @@ class LogReplay {
   // Skips a hole of the log: consecutive records that are lost.
   [[nodiscard]] absl::Status SkipHole();
   void ApplyRecord(const journal::LogReader::Record& bytes);
-  // Lets clients use the adapters whose last record has this sequence.
+  // Lets clients use the adapters whose last record has this sequence number.
   void EndRecord(uint64_t sequence);
   void Finish(const absl::Status& status);
 
@@ -112,7 +112,7 @@ class LogReplay {
   std::set<AdapterKey> skipped_;
   // The adapters with Durability::kCheckpoint after the records read so far.
   records::RestorePoints restores_;
-  // Maps the sequence of an adapter's last record to the adapter's id.
+  // Maps the sequence number of an adapter's last record to the adapter's id.
   std::multimap<uint64_t, std::string> last_records_;
   bool in_turn_ = false;      // RunTurn is running.
   bool advances_ = false;     // The turn's latest record is done.
@@ -126,7 +126,7 @@ class LogReplay {
   void GiveUp(BegunRequests::iterator begun);
   void GiveUpIf(const std::function<bool(AdapterKey)>& applies);
   // Lets the adapter leave the device, unless one of its requests is between
-  // two slices.
+  // two slices (parts in micro-batches).
   void Unpin(AdapterKey key);
 
   // Requests that have begun and not ended, by BeginRecord::work.

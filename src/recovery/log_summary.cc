@@ -65,7 +65,7 @@ class LogSurvey {
   // A request that has begun and not ended.
   struct Begun {
     AdapterKey key = AdapterKey::kBaseModel;
-    // The replay has gradients of the request on the device.
+    // A slice was replayed, so gradients of the request are on the device.
     bool between_slices = false;
   };
 
@@ -93,8 +93,9 @@ class LogSurvey {
                                           .tenant = owner->second.tenant};
   }
 
-  // Notes the key of a new adapter and the epoch of a new or loaded one. No
-  // later adapter may use them, even if this adapter is skipped or removed.
+  // Notes the key of a new adapter and the epoch of a new or loaded adapter. No
+  // later adapter may use this key or epoch, even if this adapter is skipped or
+  // removed.
   void Reserve(const records::Record& record) {
     uint64_t epoch = 0;
     if (const auto* adapter = std::get_if<records::AdapterRecord>(&record)) {

@@ -23,7 +23,8 @@ namespace weft::engine {
 // What the log says about all adapters with one id. After an adapter is
 // removed, a new adapter may get its id.
 struct LoggedAdapter {
-  uint64_t last = 0;  // Sequence of the last record that changes any of them.
+  // Sequence number of the last record that changes one of these adapters.
+  uint64_t last = 0;
   std::string tenant;
 };
 

@@ -14,9 +14,9 @@
 // adapters in these micro-batches may differ in the last bits.
 //
 // Recovery fails if a step succeeded in the log but fails in the replay, or
-// failed in the log but succeeds in the replay. The bits of a result may differ
-// from the log with another build, processor or settings, or if CUDA kernels
-// are not deterministic. If the result of an optimizer step differs, recovery
+// failed in the log but succeeds in the replay. With another build, processor
+// or settings, or if CUDA kernels are not deterministic, the bits of a result
+// may differ from the log. If the result of an optimizer step differs, recovery
 // logs a warning, and RecoveryReport counts the step.
 #ifndef WEFT_SRC_RECOVERY_RECOVERY_H_
 #define WEFT_SRC_RECOVERY_RECOVERY_H_

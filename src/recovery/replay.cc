@@ -24,7 +24,7 @@ bool SameBits(double a, double b) {
 }
 
 // Returns whether two results of an optimizer step are equal. Returns true for
-// results of other steps, because these have no computed numbers.
+// other kinds of steps, because their results have no computed numbers.
 bool SameResult(const StepResult& a, const StepResult& b) {
   const auto* optim = std::get_if<OptimStepResult>(&a);
   if (optim == nullptr) return true;
@@ -66,7 +66,8 @@ void LogReplay::Apply(records::RemovedRecord& removed, const Next& next) {
 }
 
 void LogReplay::Apply(records::BeginRecord& begin, const Next& next) {
-  // An earlier request has the same number only if its GivenUpRecord is lost.
+  // If an earlier request still has this number, the log has lost the
+  // GivenUpRecord of the earlier request.
   const auto earlier = begun_.find(begin.work);
   if (earlier != begun_.end()) GiveUp(earlier);
   begun_[begin.work].step = context_.dispatcher.recovery().BeginStep(

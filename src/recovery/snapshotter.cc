@@ -128,8 +128,8 @@ void Snapshotter::GiveUp(const absl::Status& status) {
       {{"reason", status.message()}});
   failure_ = status;
   not_before_ = absl::Now() + kRetry;
-  // In kWriting the snapshot may already be on disk and name the new images, so
-  // they are kept.
+  // In kWriting, the snapshot may already be on disk. The new images are kept,
+  // because the snapshot refers to them.
   if (phase_ == Phase::kCopying) {
     for (const std::string& name : new_images_) DropState(context_, name);
   }

@@ -1,8 +1,8 @@
-// Writes snapshots of the adapters that the log records to the state folder,
-// and cuts the log, so that a start replays only a short log.
+// Writes snapshots to the state folder and then cuts the log, so that a start
+// replays only a short log.
 //
-// A snapshot holds the state of all these adapters at one moment, and the log
-// begins a new segment (file) at this moment. If an adapter with
+// A snapshot holds the state of all adapters of the log at one moment. At this
+// moment the log begins a new segment (file). If an adapter with
 // Durability::kStep has changed since its last image, it is copied when its
 // turn comes, or just before it changes again (BeforeChange). So the engine
 // keeps working during a snapshot.
@@ -93,8 +93,8 @@ class Snapshotter {
   journal::StateFolder* const folder_;
   const SpillFolder& spill_;
 
-  // The latest image of an adapter, for adapters that have not changed since
-  // their image was made.
+  // The latest image of each adapter that has not changed since this image was
+  // made.
   std::map<AdapterKey, records::ImageRecord> images_;
   enum class Phase : uint8_t { kIdle, kCopying, kWriting };
   Phase phase_ = Phase::kIdle;

@@ -28,17 +28,19 @@ struct AdapterActivity {
   // and Forward, and drawn tokens of finished samples.
   uint64_t train_tokens = 0;
   uint64_t sampled_tokens = 0;
-  std::vector<TrainPoint> points;  // The latest, in the order of `ended_at`.
+  std::vector<TrainPoint> points;  // The latest points, in order of `ended_at`.
 };
 
 struct TenantLoad {
   int num_adapters = 0;
-  uint64_t adapter_bytes = 0;   // Bytes of the tensors when off the device.
+  // The bytes that the tensors of all the tenant's adapters would take off the
+  // device.
+  uint64_t adapter_bytes = 0;
   int64_t queued_requests = 0;  // Requests that have not started.
 };
 
-// Asks for these adapters and tenants, with at most `max_points` points for
-// each adapter.
+// Asks for the activity of adapters and the load of tenants. The answer has at
+// most `max_points` points for each adapter.
 struct ActivityQuery {
   std::vector<std::string> adapter_ids;
   std::vector<std::string> tenants;

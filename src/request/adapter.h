@@ -36,8 +36,8 @@ inline constexpr std::array kAllTargetModules = {
     TargetModule::kDownProj,   TargetModule::kLmHead,
     TargetModule::kEmbedTokens};
 
-// Returns the targets of an adapter that names none: all projections of the
-// layers.
+// Returns the modules that get LoRA if a request lists none: all projections of
+// the layers.
 [[nodiscard]] std::vector<TargetModule> DefaultTargetModules();
 
 // Returns Hugging Face's name of the module, such as "q_proj".
@@ -69,8 +69,8 @@ struct LoraConfig {
   std::vector<TargetModule> target_modules = DefaultTargetModules();
   uint64_t seed = 0;
   // In a CreateAdapterRequest: the rank of LoRA on experts; 0 means `rank`
-  // divided by the experts per token, at least 1. An existing adapter has 0
-  // here, and overrides instead.
+  // divided by the experts per token, at least 1. For an existing adapter, this
+  // field is 0. If the experts' rank differs from `rank`, `overrides` has it.
   int expert_rank = 0;
   // Ordered by layer and module. target_modules lists every module that has an
   // override.
@@ -84,7 +84,7 @@ struct LoraConfig {
 enum class AdapterLocation : uint8_t { kDevice, kHost, kDisk };
 inline constexpr int kNumAdapterLocations = 3;
 
-// What a server restores of an adapter by itself after a restart. kMemory:
+// What a restarted server restores of an adapter without a request. kMemory:
 // nothing. kCheckpoint: the latest training checkpoint that the adapter saved
 // or loaded. kStep: every answered step. kDefault occurs only in requests and
 // means kStep with --state-dir, otherwise kMemory.

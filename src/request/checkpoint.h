@@ -15,7 +15,7 @@
 namespace weft {
 
 // kTrain: weights, optimizer moments and gradient. kSampler: weights only.
-// Checkpoints and logs store these numbers.
+// Checkpoints store the kind's name, and logs store its number.
 enum class CheckpointKind : uint8_t { kTrain, kSampler };
 inline constexpr int kNumCheckpointKinds = 2;
 
@@ -60,8 +60,8 @@ struct SaveCheckpointRequest {
   CheckpointKind kind = CheckpointKind::kTrain;
   CheckpointMetadata metadata;
   uint64_t ttl_seconds = 0;  // From the save to the expiry; 0: no expiry.
-  // The save then deletes the adapter's oldest checkpoints of the same kind, so
-  // that this many remain. 0: deletes none.
+  // After the save, the adapter's oldest checkpoints of the same kind are
+  // deleted until this many remain. 0: none are deleted.
   uint64_t keep_newest = 0;
   absl::Time deadline = absl::InfiniteFuture();
 };

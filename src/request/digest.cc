@@ -81,8 +81,8 @@ std::string PayloadDigest(const TrainRequest& request) {
          << loss.function << loss.clip_low << loss.clip_high << loss.beta
          << loss.temperature << loss.return_entropy << loss.gradient_filter
          << uint64_t{request.data.size()};
-  // Hashes a field below only if it is not at its default. So digests in old
-  // logs, made before the field existed, stay valid.
+  // Hashes score_all, return_routing and routing only if they are set. So
+  // digests in logs that are older than these fields stay valid.
   if (loss.score_all) hasher << std::string_view("score_all");
   if (loss.return_routing) hasher << std::string_view("return_routing");
   for (const Datum& datum : request.data) {

@@ -24,7 +24,7 @@ struct StopRule {
 struct SamplingConfig {
   int max_tokens = 128;
   double temperature = 1.0;  // 0 draws the likeliest token.
-  int top_k = 0;             // 0: all.
+  int top_k = 0;             // 0 keeps all tokens.
   double top_p = 1.0;
   uint64_t seed = 0;
   StopRule stop;
@@ -67,7 +67,7 @@ struct SampleResult {
   uint64_t version = 0;
 };
 
-// Tokens that were drawn since the sample's last delta.
+// Tokens that were drawn since the sample's previous delta.
 struct SampleDelta {
   int sample_index = 0;
   Sample piece;

@@ -80,7 +80,7 @@ struct TrainRequest {
   // True for a Forward without a step number. It may run before or after any
   // other step of the adapter.
   bool unnumbered = false;
-  std::string snapshot;  // Only if unnumbered. Empty: the latest version.
+  std::string snapshot;  // Set only if unnumbered. Empty: the latest version.
   LossConfig loss;
   std::vector<Datum> data;
   absl::Time deadline = absl::InfiniteFuture();

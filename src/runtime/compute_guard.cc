@@ -11,8 +11,8 @@ namespace weft::engine {
 namespace {
 
 // Bounds how long an idle server takes to detect the loss of a rank that
-// another process started. It detects the end of its own child processes
-// without pings (LocalRanks::Check).
+// another process started. The server detects the end of its own child
+// processes without pings (LocalRanks::Check).
 constexpr absl::Duration kPingInterval = absl::Seconds(1);
 
 }  // namespace

@@ -17,7 +17,7 @@ const std::vector<std::string> kPhases = {"train", "forward", "optim",
 enum Batch : size_t { kTrainBatch, kPrefillBatch, kDecodeBatch };
 const std::vector<std::string> kBatches = {"train", "prefill", "decode"};
 
-// One label value combines a checkpoint's operation and its outcome.
+// Each label value combines an operation on checkpoints and its outcome.
 const std::vector<std::string> kCheckpointOutcomes = {"save_ok", "save_error",
                                                       "load_ok", "load_error"};
 

@@ -24,7 +24,8 @@
 
 namespace weft::engine {
 
-// Threads: any. Lives until the process ends, because tensors do.
+// Threads: any. Lives until the process ends, because a tensor may live that
+// long.
 class HostAllocator final : public c10::Allocator {
  public:
   // Smaller blocks come from LibTorch's own allocator.
@@ -56,9 +57,9 @@ class HostAllocator final : public c10::Allocator {
  private:
   struct Cached {
     void* data = nullptr;
-    uint64_t freed_at = 0;  // The number of frees up to this one.
+    uint64_t freed_at = 0;  // The value of num_frees_ after this free.
   };
-  using Cache = std::multimap<size_t, Cached>;  // By size.
+  using Cache = std::multimap<size_t, Cached>;  // Keys: block sizes in bytes.
   struct Held {
     size_t block = 0;
     size_t asked = 0;  // Bytes asked for, at most `block`.

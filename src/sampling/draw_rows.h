@@ -14,8 +14,8 @@
 
 namespace weft::sampling {
 
-// The rule for one draw, and the place of its random number in the stream of
-// the sample.
+// The rule for one draw, and the values that determine the draw's random number
+// (CounterUniform).
 struct DrawRule {
   DrawConfig config;
   uint64_t seed = 0;
@@ -24,14 +24,15 @@ struct DrawRule {
   int32_t row = 0;        // Row of the logits. Several rules may share a row.
 };
 
-// Returns one draw for each rule, or nullopt if the row's logits are not a
-// distribution.
+// Returns one entry for each rule: the draw, or nullopt if the logits of the
+// rule's row are not a distribution.
 //
 // On a CPU, DrawToken draws. On a CUDA device, kernels::cuda::SampleTokens
 // draws, and only tokens and log-probabilities are copied to the host. But if a
 // rule has top_logprobs, its row of logits is copied to the host, and DrawToken
 // draws from it. Except for rounding, both functions draw the same token.
-// Shapes:  logits_RV [R, V] f32 contiguous, V >= 1; the rules name its rows.
+// Shapes:  logits_RV [R, V] f32 contiguous, V >= 1. Each rule's row is in
+// [0, R).
 // Errors:  throws c10::Error.
 // Threads: engine thread only; waits for the device.
 [[nodiscard]] std::vector<std::optional<DrawResult>> DrawRows(

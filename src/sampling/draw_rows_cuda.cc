@@ -154,8 +154,8 @@ std::vector<std::optional<DrawResult>> DrawRows(
     const at::Tensor& logits_RV, const std::vector<DrawRule>& rules) {
   std::vector<std::optional<DrawResult>> drawn;
   drawn.reserve(rules.size());
-  // Draws for at most kRulesAtOnce rules at a time. This bounds the workspace,
-  // because a prompt may have thousands of samples.
+  // A prompt may have thousands of samples. To bound the workspace, the loop
+  // draws for at most kRulesAtOnce rules at a time.
   for (size_t begin = 0; begin < rules.size(); begin += kRulesAtOnce) {
     const size_t end = std::min(rules.size(), begin + kRulesAtOnce);
     const std::vector<DrawRule> some(rules.begin() + begin,

@@ -33,7 +33,7 @@ void PutRules(const std::vector<DrawRule>& rules, std::span<std::byte> places);
 // The memory of a draw on the device: its results and its workspace.
 struct DrawSpace {
   at::Tensor results_2N;  // [2, N] i32: tokens, then the bits of logprobs.
-  at::Tensor workspace;   // Bytes.
+  at::Tensor workspace;   // u8, scratch memory of the kernels.
 };
 // Allocates memory for draws with up to `max_filters` filters.
 [[nodiscard]] DrawSpace MakeDrawSpace(int64_t num_places, int64_t vocab,

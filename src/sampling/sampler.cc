@@ -80,8 +80,8 @@ size_t DrawUnfiltered(const Distribution& distribution, double total,
   BlockWeights weights;
   double rest = uniform * total;
   size_t last = 0;
-  // `rest` is at most total * (1 - 2^-24), and the error of f64 sums is far
-  // smaller than the difference to `total`. So some block contains the draw.
+  // `rest` is less than `total` by at least total * 2^-24. The rounding error
+  // of the sums in f64 is far smaller. So some block contains the draw.
   for (size_t begin = 0; begin < vocab; begin += kBlock) {
     const size_t end = std::min(begin + kBlock, vocab);
     const double sum = FillWeights(distribution, begin, end, weights);

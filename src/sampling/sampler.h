@@ -27,8 +27,9 @@ struct DrawConfig {
 
 struct DrawResult {
   int32_t token = 0;
-  float logprob = 0;  // By softmax(logits / temperature) without filters. A
-                      // temperature of 0 counts as 1 here.
+  // The token's log-probability in softmax(logits / temperature), without
+  // filters. A temperature of 0 counts as 1 here.
+  float logprob = 0;
   TopLogprobs top_logprobs;
 };
 

@@ -48,8 +48,9 @@ bool StopMatcher::Push(int32_t token) {
   }
   if (longest_string_ > 0 && token_bytes_ != nullptr) {
     tail_ += token_bytes_->Bytes(token);
-    // A match may begin in the bytes of earlier tokens, which tail_ has. Those
-    // bytes alone have no match, because the sample would have ended there.
+    // A match may begin in the bytes of earlier tokens, which tail_ keeps. The
+    // match ends in this token, because an earlier match would have ended the
+    // sample.
     stops |= std::ranges::any_of(rule_.byte_strings, [this](const auto& text) {
       return tail_.find(text) != std::string::npos;
     });

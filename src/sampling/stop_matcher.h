@@ -21,8 +21,8 @@ class TokenBytes {
   // fallback (Llama 2, Mistral, Gemma). The bytes of a token are its bytes
   // inside a text; at the beginning of a text, SentencePiece drops a space.
   // Errors: NOT_FOUND if there is no tokenizer.json, UNIMPLEMENTED for other
-  // kinds of tokenizers, INVALID_ARGUMENT for a damaged file or one of more
-  // than 256 MiB.
+  // kinds of tokenizers, INVALID_ARGUMENT if the file is damaged or exceeds
+  // 256 MiB.
   [[nodiscard]] static absl::StatusOr<TokenBytes> Load(
       const std::string& model_dir);
 

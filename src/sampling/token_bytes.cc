@@ -115,8 +115,8 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(stream), {});
 }
 
-// Returns the steps of a sequence decoder, or any other decoder as the only
-// step. Returns no steps if the JSON has another form.
+// Returns the steps of a sequence decoder. Any other decoder is returned as a
+// single step. Returns no steps if the JSON has another form.
 std::vector<Json> DecoderSteps(const Json& decoder) {
   if (!decoder.is_object()) return {};
   const auto steps = decoder.find("decoders");

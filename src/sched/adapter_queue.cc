@@ -44,7 +44,7 @@ absl::StatusOr<uint64_t> AdapterQueue::NumberFor(const WorkItem& item) const {
     return refused(kAlreadyExists, "was applied");
   if (Taken(step)) return refused(kAlreadyExists, "is waiting or running");
   // A step's number may exceed the lowest free number by at most the window.
-  // The first comparison only saves the search for that number.
+  // The first comparison only avoids needless calls of LowestFree.
   if (step - last_step_ > reorder_window_ &&
       step - LowestFree() > reorder_window_) {
     return refused(

@@ -31,7 +31,7 @@ class AdapterQueue {
     WorkItem item;           // item.step is the step number; 0: it has none.
     uint64_t arrival = 0;    // Unique over all adapters.
     bool automatic = false;  // The queue chose the step number.
-    int64_t next_datum = 0;  // All earlier data are done. > 0: has started.
+    int64_t next_datum = 0;  // Number of data that are done (kTrain).
     int64_t in_flight = 0;   // Number of data on the device (kTrain).
 
     [[nodiscard]] bool barrier() const { return item.kind != WorkKind::kTrain; }
@@ -47,8 +47,8 @@ class AdapterQueue {
   // The changes that SetLastStep made to waiting work.
   struct StepChange {
     std::vector<uint64_t> dropped;  // Ids of work whose number is in the past.
-    // (id, new number) of work that got another number. The queue had chosen
-    // the old number.
+    // (id, new number) of work whose number changed. Only numbers that the
+    // queue chose can change.
     std::vector<std::pair<uint64_t, uint64_t>> renumbered;
   };
 
@@ -63,9 +63,9 @@ class AdapterQueue {
                uint64_t reorder_window);
 
   // Returns the step number that `item` would get, or 0 if it gets none.
-  // Errors: ALREADY_EXISTS (the number waits, runs, or was applied before a
-  // lower number), FAILED_PRECONDITION (the number is in the past or beyond the
-  // reorder window).
+  // Errors: ALREADY_EXISTS (waiting or running work has the number, or the
+  // number was applied before a lower number), FAILED_PRECONDITION (the number
+  // is in the past or beyond the reorder window).
   [[nodiscard]] absl::StatusOr<uint64_t> NumberFor(const WorkItem& item) const;
 
   // Adds an item. `number` comes from NumberFor. item.tokens is the item's
@@ -92,9 +92,9 @@ class AdapterQueue {
   // Starts the ready item. REQUIRES: it is a barrier.
   Started StartBarrier();
 
-  // Ends the barrier or the slice of this work that is on the device. Returns
-  // true if the work is over: `ok` is false, or no data are left. Ignores work
-  // that is not on the device.
+  // Ends the part of work `id` that is on the device: a barrier or a slice.
+  // Returns true if the work is over: `ok` is false, or no data are left.
+  // Ignores work that is not on the device.
   bool Finish(uint64_t id, bool ok);
 
   // Removes work that has not started. Returns false if there is no such work.
@@ -126,7 +126,7 @@ class AdapterQueue {
   // the highest number that was accepted before it arrived.
   struct Place {
     uint64_t number = 0;
-    uint64_t after = 0;  // Arrival of work without a number; otherwise 0.
+    uint64_t after = 0;  // Entry::arrival if work has no number; otherwise 0.
     friend auto operator<=>(const Place&, const Place&) = default;
   };
   struct Running {
@@ -152,7 +152,8 @@ class AdapterQueue {
   const std::string name_;
   const uint64_t reorder_window_;
   uint64_t last_step_;
-  std::set<uint64_t> applied_ahead_;          // Applied or skipped above a gap.
+  // Step numbers above a missing number that were applied or skipped.
+  std::set<uint64_t> applied_ahead_;
   std::map<Place, Entry> waiting_;            // Waiting work in order of Place.
   std::map<uint64_t, Entry> unnumbered_;      // Unnumbered work, by arrival.
   std::map<uint64_t, Place> waiting_places_;  // Places of waiting work, by id.

@@ -8,8 +8,8 @@ namespace {
 // The longest wait, as a share of the time that the batch is expected to take.
 constexpr double kShare = 0.01;
 constexpr absl::Duration kLongest = absl::Milliseconds(5);
-// A batch does not wait for less than this, because a timer and the wake-up of
-// a thread take about as long.
+// A batch starts at once if its wait would be shorter than this. A timer and
+// the wake-up of a thread take about this long.
 constexpr absl::Duration kShortest = absl::Microseconds(200);
 // A batch waits only for adapters that trained within this time.
 constexpr absl::Duration kLately = absl::Minutes(1);

@@ -232,7 +232,7 @@ std::optional<SlotWaiter> Residency::Finished(const Move& move, bool ok) {
   // The adapter stays on the device, so it no longer waits for a slot.
   if (move.from == Location::kDevice) DropWaiter(move.adapter);
   // A second move would probably fail too, so the first waiter gets an error.
-  // Like BringIn, passes over adapters that still move away.
+  // FirstInLine skips adapters that still move away.
   const auto first = FirstInLine();
   if (first == waiters_.end() || UsedSlots() < options_.max_resident) {
     return std::nullopt;

@@ -61,7 +61,7 @@ struct Move {
 struct SlotWaiter {
   AdapterKey adapter = AdapterKey::kBaseModel;
   uint64_t ticket = 0;
-  uint64_t asked = 0;  // The value of uses_ when it asked.
+  uint64_t asked = 0;  // The value of uses_ when the waiter asked.
 };
 
 class Residency {
@@ -76,7 +76,8 @@ class Residency {
   void Add(AdapterKey adapter);
   // Adds an adapter that an earlier process left on disk.
   void AddOnDisk(AdapterKey adapter);
-  // Frees the slot that a ticket got, if no adapter was made for the ticket.
+  // Frees a slot that a ticket got. Call it instead of Add if the adapter could
+  // not be made.
   void ReturnSlot() { --granted_; }
   // Removes an adapter, even during a move. Returns false if it is unknown.
   bool Remove(AdapterKey adapter);
@@ -121,7 +122,7 @@ class Residency {
     bool waits = false;    // The adapter is among waiters_.
     WorkKinds served = 0;  // Kinds that ran since the adapter came in.
     uint64_t last_use = 0;
-    uint64_t bytes = 0;  // Bytes when off the device.
+    uint64_t bytes = 0;  // Bytes off the device, set by MakeSlot.
   };
   using Entries = std::map<AdapterKey, Entry>;
 

@@ -52,7 +52,7 @@ struct SchedulerOptions {
   int64_t max_batch_tokens = 8192;  // A larger single datum still runs.
   QueueLimits queue;                // Limits of waiting work of all kinds.
   double sampling_share = 0.5;      // In (0, 1).
-  uint64_t reorder_window = 256;    // How far ahead a number may be; >= 1.
+  uint64_t reorder_window = 256;    // How far ahead a step number may be; >= 1.
   // Weights >= 1. A tenant that is not named has weight 1.
   std::map<std::string, int64_t> tenant_weights = {};
 };
@@ -72,10 +72,10 @@ class Scheduler {
   // part is on the device.
   std::vector<uint64_t> RemoveAdapter(AdapterKey adapter);
 
-  // Call it when a load has replaced the adapter's state, before the load's
-  // Finished, or when the log's replay has restored a step. The next number is
-  // last_step + 1, whatever number running work had. Returns the changes to
-  // waiting work.
+  // Call it when a replay of the log has restored a step. Call it also when a
+  // load has replaced the adapter's state, before Finished for this load. The
+  // next number is last_step + 1, even if running work had a higher number.
+  // Returns the changes to waiting work.
   AdapterQueue::StepChange SetLastStep(AdapterKey adapter, uint64_t last_step);
 
   // Returns the last applied step with no gap below; none if no such adapter.
@@ -97,9 +97,9 @@ class Scheduler {
   std::vector<uint64_t> CancelWaiting(AdapterKey adapter);
 
   // Queues work. Returns its step number; 0 if it has none. An error changes
-  // nothing. Errors: NOT_FOUND (adapter), ALREADY_EXISTS (number waits, runs,
-  // or was applied before a lower one), FAILED_PRECONDITION (number is past or
-  // beyond the reorder window; names the expected one), RESOURCE_EXHAUSTED,
+  // nothing. Errors: NOT_FOUND (adapter), ALREADY_EXISTS (number in use, or
+  // applied before a lower number), FAILED_PRECONDITION (number <= LastStep or
+  // beyond the reorder window; names the expected number), RESOURCE_EXHAUSTED,
   // DEADLINE_EXCEEDED, INVALID_ARGUMENT (malformed item, id in use).
   absl::StatusOr<uint64_t> Enqueue(WorkItem item, absl::Time now);
 
@@ -145,9 +145,9 @@ class Scheduler {
   struct Queued {
     AdapterKey adapter = AdapterKey::kBaseModel;
     WorkKind kind = WorkKind::kTrain;
-    int64_t held_tokens = 0;  // Tokens that count against the limit.
+    int64_t held_tokens = 0;  // Tokens that count against the queue's limit.
     absl::Time deadline;
-    bool waiting = true;  // True until it starts.
+    bool waiting = true;  // True until the work starts.
   };
 
   // NoteWaiting adds waiting work, NoteLeft ends its wait, Forget removes it.

@@ -27,7 +27,8 @@ inline constexpr WorkKinds kTask = 4;  // A task on an adapter's tensors.
 struct WorkItem {
   uint64_t id = 0;  // Unique among the work that the scheduler holds.
   WorkKind kind = WorkKind::kTrain;
-  AdapterKey adapter = AdapterKey::kBaseModel;  // The base model has no order.
+  // Work on the base model has no step number.
+  AdapterKey adapter = AdapterKey::kBaseModel;
   uint64_t step = 0;      // If > 0, the work's place in the adapter's order.
   bool backward = false;  // kTrain: computes gradients.
   // kTrain without backward: the work has no step number and does not wait for

@@ -46,8 +46,8 @@ class HeadScorer {
   [[nodiscard]] static absl::StatusOr<HeadScorer> Load(
       const std::string& model_dir, const HeadScorerOptions& options);
 
-  // Computes log p(targets[r] | hidden_RH[r]) from the head's product, softcap,
-  // temperature and log-softmax.
+  // Computes log p(targets[r] | hidden_RH[r]): multiplies hidden_RH by the head
+  // and applies softcap, temperature and log-softmax.
   // Shapes: hidden_RH [R, H] is the final norm's output (transformers'
   // last_hidden_state), of any floating-point dtype and on any device; targets
   // [R] in [0, V).

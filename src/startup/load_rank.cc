@@ -90,8 +90,8 @@ void FillHostDefaults(int local_size, EngineOptions& options) {
   if (options.memory_budget_bytes == 0) {
     options.memory_budget_bytes = DefaultHostBudget() / local_size;
   }
-  // By default an adapter that must make room moves to disk, because a copy in
-  // host memory would take the same room again.
+  // A CPU rank computes in host memory. So by default an adapter that must make
+  // room moves to disk: a copy in host memory would free nothing.
   options.adapter_host_bytes = std::max<int64_t>(options.adapter_host_bytes, 0);
 }
 
@@ -270,8 +270,8 @@ absl::StatusOr<LoadedRank> LoadRank(const EngineOptions& options,
   FillTenantDefaults(rank.options);
   absl::StatusOr<LocalFacts> facts = FindLocalFacts(options, world);
   if (!facts.ok()) {
-    // If this process started all other ranks, they end when it ends. So it
-    // does not have to meet them to report the error.
+    // If this process started all other ranks, those ranks end with this
+    // process. So this process need not meet them to report the error.
     if (world.size == 1 || world.listen_fd >= 0) return facts.status();
     Log(LogLevel::kError, "the rank cannot load; it tells the others",
         {{"rank", world.rank}, {"error", facts.status().message()}});

@@ -7,7 +7,8 @@
 
 namespace weft::engine {
 
-// All values are 0 until Set. On the CPU, Set is never called. Threads: any.
+// All values are 0 until Set is called. On the CPU, Set is never called.
+// Threads: any.
 class MemoryMetrics {
  public:
   explicit MemoryMetrics(prometheus::Registry* registry);

@@ -17,8 +17,8 @@ namespace weft::engine {
 namespace {
 
 constexpr int64_t kFloatBytes = 4;
-// The number of an adapter's tensors in f32: weights, gradient, scratch (the
-// gradient of a request that still runs) and two moments.
+// The number of f32 values for each parameter of an adapter: weight, gradient,
+// scratch (the gradient of a request that still runs) and two moments.
 constexpr int64_t kMasterCopies = 5;
 
 // The range of micro-batch lengths. More tokens than kMostBatchTokens gain
@@ -109,7 +109,8 @@ int64_t LargestAdapterBytes(const ModelSizes& sizes, int max_rank) {
   int64_t bytes = kMasterCopies * kFloatBytes;
   if (sizes.element_bytes < kFloatBytes) bytes += sizes.element_bytes;
   // If several ranks share each layer, rank 0 holds the whole adapter, and also
-  // a copy and a gradient of its own part. Counts the part as if it were whole.
+  // a copy and a gradient of its own part. The copy and this gradient are
+  // counted at the size of the whole adapter.
   if (sizes.tensor_size > 1) bytes += sizes.element_bytes + kFloatBytes;
   return bytes * layout.num_parameters();
 }

@@ -14,8 +14,8 @@
 
 namespace weft::engine {
 
-// Prompt and completion tokens of a usual sequence. The key/value cache is
-// meant to hold --max-decode-sequences sequences of this length, or of
+// Tokens of a usual sequence, prompt and completion together. The key/value
+// cache is meant to hold --max-decode-sequences sequences of this length, or of
 // --max-context if that is less.
 inline constexpr int64_t kUsualSequenceTokens = 2048;
 
@@ -35,8 +35,8 @@ struct ModelSizes {
              : model::MatrixFormat::kDtype;
 }
 
-// Returns INVALID_ARGUMENT for --weights=int8 with --dtype=f32, because on CUDA
-// products with weights of 8 bits are in bf16.
+// Returns INVALID_ARGUMENT for --weights=int8 with --dtype=f32, because a CUDA
+// device computes products with 8-bit weights in bf16.
 [[nodiscard]] absl::Status CheckCudaFormat(const EngineOptions& options);
 
 // Returns the most tokens that a sequence may have: the model's positions, or
@@ -49,7 +49,8 @@ struct ModelSizes {
 // include the weights in f32, their copy in the model's dtype if the dtype is
 // not f32, the gradient, scratch and two moments. If several ranks share each
 // layer, rank 0 holds the whole adapter, and also a copy and a gradient of its
-// own part. Counts the part as if it were whole.
+// own part. The copy and this gradient are counted at the size of the whole
+// adapter.
 [[nodiscard]] int64_t LargestAdapterBytes(const ModelSizes& sizes,
                                           int max_rank);
 

@@ -1,4 +1,4 @@
-// Divides a device's memory at the start between adapters, key/value cache,
+// At startup, divides a device's memory between adapters, key/value cache,
 // activations, decode graphs and a reserve. memory_plan.h computes the input,
 // MemoryNeeds, from the options and the model.
 #ifndef WEFT_SRC_STARTUP_MEMORY_SPLIT_H_
@@ -40,7 +40,7 @@ struct MemoryNeeds {
   int least_recomputed = 0;  // Fewest layers that the policy permits.
   int most_recomputed = 0;
   int64_t most_adapters = 1;  // The most adapters that are of use.
-  // Values that the operator has set, so that they do not change. 0: not set.
+  // Values that the operator has set. SplitMemory keeps them. 0: not set.
   int64_t wanted_adapters = 0;
   int64_t wanted_cache = 0;
   int64_t wanted_activations = 0;
@@ -55,10 +55,10 @@ enum class Limit : uint8_t {
 [[nodiscard]] absl::string_view NameOf(Limit limit);
 
 struct MemorySplit {
-  int64_t model = 0;  // Taken before the split; for reports.
+  int64_t model = 0;  // Bytes of the loaded model; only for reports.
   int64_t num_adapters = 0;
-  int64_t adapters = 0;  // May be too small if all adapters have the largest
-                         // rank.
+  int64_t adapters = 0;  // Bytes. May be too few if all adapters have the
+                         // largest rank.
   int64_t cache = 0;
   int64_t activations = 0;
   int64_t decode_graphs = 0;
@@ -81,8 +81,8 @@ struct MemorySplit {
 // cache of one longest sequence, the shortest micro-batch, and the reserve. If
 // the operator sets the size of the cache or of the activations, the part gets
 // this size and no more. The reserve is for libraries' workspaces, for parts of
-// weights that a product widens, for further versions of adapters and for
-// fragmentation. The rest goes, in this order, to
+// weights that are widened for a product, for further versions of adapters and
+// for fragmentation. The rest goes, in this order, to
 //   1. the decode graphs, all or none, because they are small;
 //   2. a micro-batch of at most good_batch bytes, with few recomputed layers;
 //   3. the cache, up to usual_cache;

@@ -9,10 +9,10 @@
 
 namespace weft::engine {
 
-// Returns a SHA-256 in hexadecimal. It covers config.json and, of each .bin and
-// .safetensors file in the folder of the model, the size and some bytes. It
-// does not depend on the folder's name and place. Errors: NOT_FOUND
-// (config.json cannot be opened).
+// Returns a SHA-256 in hexadecimal. It covers config.json, and the size and
+// some bytes of each .bin and .safetensors file in the model's folder. It does
+// not depend on the folder's name and place. Errors: NOT_FOUND (config.json
+// cannot be opened).
 [[nodiscard]] absl::StatusOr<std::string> ModelFingerprint(
     const EngineOptions& options);
 

@@ -41,9 +41,10 @@ int64_t ReadNumber(const char* path, const std::string& key = "") {
 // residual stream and to ScoreBytes. Activations are in bf16 only on CUDA. In
 // bf16, LibTorch's variable-length flash kernels need gradients of the output,
 // q, k and v for all rows, and q's gradient again in f32. If query heads share
-// k and v, the kernels also need gradients of k and v for each query head. In a
-// prefix tree, copies are made of the descendants' q, output and output
-// gradient, and of their ancestors' k and v.
+// k and v, the kernels also need gradients of k and v for each query head. For
+// a prefix tree, the backward pass also copies q, the output and the output's
+// gradient of rows that attend to an ancestor node, and k and v of the ancestor
+// nodes.
 int64_t AttentionBackwardBytes(const model::ModelConfig& config,
                                int64_t element_bytes, bool is_cpu,
                                const BatchRows& batch) {
@@ -61,7 +62,8 @@ int64_t AttentionBackwardBytes(const model::ModelConfig& config,
 }
 
 // Returns the most bytes that any layer's attention scores take at a time.
-// Returns 0 on a CPU, where attention takes ops::BlockedBackwardBytes instead.
+// Returns 0 on a CPU: attention needs ops::BlockedBackwardBytes there, which
+// AttentionBackwardBytes counts.
 int64_t ScoreBytes(const model::ModelConfig& config, int64_t element_bytes,
                    bool is_cpu, int64_t num_rows) {
   int64_t bytes = 0;
@@ -83,9 +85,9 @@ struct MlpWidths {
   int64_t passing = 0;
 };
 
-// Returns the elements on this rank. Assumes that as many of a token's experts
-// as possible are on this rank. Each of these experts has a row with a copy of
-// the token's input and output.
+// Returns the widths for this rank. Assumes that as many of a token's experts
+// as possible are on this rank. Each such expert has a row with a copy of the
+// token's input and output.
 MlpWidths WidthsOfMlp(const lora::ModelShape& shape, int max_rank) {
   const lora::ExpertShape& experts = shape.experts;
   if (experts.count == 0) {

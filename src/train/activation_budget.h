@@ -14,7 +14,7 @@ namespace weft::engine {
 // The parts of a micro-batch's memory, in bytes.
 struct ActivationBytes {
   int64_t kept_layer = 0;        // Tensors kept for the layer's backward pass.
-  int64_t recomputed_layer = 0;  // Only the input of a layer.
+  int64_t recomputed_layer = 0;  // Only the layer's input is kept.
   int64_t working = 0;           // Used while one layer or the head runs.
 
   [[nodiscard]] int64_t Total(int num_layers, int num_recomputed) const {
@@ -27,7 +27,7 @@ struct BatchRows {
   int64_t rows = 0;       // Rows of the micro-batch.
   int64_t scored = 0;     // Rows that the head scores.
   int64_t entries = 0;    // Targets of the scored rows.
-  int64_t chunk = 0;      // Rows for which the head has logits at a time.
+  int64_t chunk = 0;      // The most rows whose logits exist at once.
   int64_t head_rank = 0;  // Largest LoRA rank on lm_head; 0: none.
   int64_t nodes = 1;      // Nodes of the prefix trees (prefix_tree.h).
 };
@@ -40,17 +40,17 @@ struct BatchRows {
                                             const BatchRows& batch);
 
 // Returns the fewest layers to recompute so that the batch needs at most
-// `budget` bytes. A budget of 0 is no limit. For the policy kAll, returns
-// `num_layers`; for kOff, 0. Errors: RESOURCE_EXHAUSTED, with the needed and
-// the available bytes, if no number that the policy permits is enough.
+// `budget` bytes. A budget of 0 is no limit. The policy kAll permits only
+// `num_layers`, and kOff only 0. Errors: RESOURCE_EXHAUSTED, with the needed
+// and the available bytes, if the batch needs more with every permitted number.
 [[nodiscard]] absl::StatusOr<int> ChooseRecomputed(GradientCheckpointing policy,
                                                    const ActivationBytes& bytes,
                                                    int num_layers,
                                                    int64_t budget);
 
-// Returns half of the bytes that this process could still allocate on the host:
-// MemAvailable, or the rest of the control group at /sys/fs/cgroup if that is
-// less. Returns 0 if MemAvailable is unknown.
+// Returns half of the host's free memory, in bytes. The free memory is the
+// smaller of MemAvailable and the unused part of the control group's limit
+// (/sys/fs/cgroup). Returns 0 if MemAvailable is unknown.
 [[nodiscard]] int64_t DefaultHostBudget();
 
 }  // namespace weft::engine

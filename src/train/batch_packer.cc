@@ -84,9 +84,8 @@ class Builder {
   }
 
  private:
-  // Replaces each id in tree.tokens by the token that `routed` has for it. Adds
-  // the experts of the tree's rows; -1 means that the router chooses the
-  // expert.
+  // Replaces each id in tree.tokens by the id's token. Appends the experts of
+  // the tree's rows to experts_; -1 means that the router chooses the expert.
   void AddRouting(const RoutedTokens& routed, PrefixTree& tree) {
     for (int32_t& id : tree.tokens) {
       const absl::Span<const uint16_t> routing = routed.routing(id);
@@ -178,8 +177,8 @@ class Builder {
   }
 
   // Computes each segment's range of score rows, and skips segments without
-  // score rows. Score rows are in the order of the batch's rows, so ranges are
-  // contiguous.
+  // score rows. Score rows are in the order of the batch's rows, so the score
+  // rows of a segment are consecutive.
   void RouteScoreRows() {
     const auto place = [this](int64_t row) {
       return std::ranges::lower_bound(score_index_, row) - score_index_.begin();

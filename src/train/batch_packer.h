@@ -18,7 +18,7 @@
 namespace weft::engine {
 
 // Consecutive data of one request that go into the batch. In a list of pieces,
-// those of one adapter version are adjacent.
+// the pieces of one adapter version are adjacent.
 struct TrainPiece {
   const TrainRequest* request = nullptr;
   int64_t first_datum = 0;
@@ -27,7 +27,7 @@ struct TrainPiece {
 };
 
 // The indices of one datum's score rows and entries in the batch. Two data
-// share a score row if they share its batch row and have the same temperature
+// share a score row if they share the batch row and have the same temperature
 // and gradient filter.
 struct PackedDatum {
   const TrainRequest* request = nullptr;

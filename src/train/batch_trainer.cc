@@ -82,7 +82,7 @@ void BatchTrainer::FinishRequest(const dispatch::StepTask& step) {
 
 struct BatchTrainer::MicroBatch {
   // An adapter with gradients from the batch. The adapter's scratch collects
-  // the gradients of a request until its last slice.
+  // the gradients of a request until the request's last slice.
   struct Touched {
     lora::Adapter* adapter;
     bool fresh;     // This is the request's first slice.

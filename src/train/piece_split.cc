@@ -28,9 +28,9 @@ std::vector<std::vector<TrainPiece>> SplitPieces(
       one.num_data = 1;
       const int64_t tokens = NumTokens(one);
       const auto others = num_parts - static_cast<int64_t>(parts.size());
-      // The last part's share is an equal part of all tokens that the earlier
-      // parts do not have. If the middle of this datum lies beyond the share,
-      // the part ends before the datum.
+      // The last part and the parts not yet begun share the remaining tokens
+      // equally. If the middle of this datum lies beyond the last part's share,
+      // the last part ends before the datum.
       if (taken > 0 && others > 0 &&
           (taken + tokens / 2) * (others + 1) > taken + left) {
         parts.emplace_back();

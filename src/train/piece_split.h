@@ -8,9 +8,9 @@
 
 namespace weft::engine {
 
-// Returns up to `num_parts` non-empty lists of pieces. Together they have all
-// data in order, and each has about equally many tokens. Each list has adjacent
-// data, because these may share a prompt. REQUIRES: `pieces` have a datum.
+// Returns up to `num_parts` non-empty lists of pieces with about equal numbers
+// of tokens. Concatenated, the lists have all data in order, because adjacent
+// data may share a prompt. REQUIRES: `pieces` has at least one datum.
 [[nodiscard]] std::vector<std::vector<TrainPiece>> SplitPieces(
     const std::vector<TrainPiece>& pieces, int num_parts);
 

@@ -70,7 +70,7 @@ class Builder {
   }
 
   // Adds a node for the tokens [from, to) that the sequences order_[first,
-  // last) have in common. Returns its index.
+  // last) have in common. Returns the node's index.
   int64_t AddNode(size_t first, size_t last, size_t from, size_t to,
                   int64_t parent) {
     const int64_t begin = num_rows();

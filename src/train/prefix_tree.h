@@ -47,10 +47,10 @@ inline constexpr int64_t kMinSavedRows = 16;
     const std::vector<absl::Span<const int32_t>>& sequences,
     int64_t min_saved_rows);
 
-// Estimates the number of rows, at least one, that `datum` adds to a tree that
-// already has `previous`, the datum before it in the request. The scheduler
-// uses this number for the cost of `datum`. The data share a token's row only
-// if the token has the same routing in both.
+// Estimates how many rows `datum` adds to a tree that already has `previous`,
+// the datum before `datum` in the request. Returns at least 1. The scheduler
+// uses this number for the cost of `datum`. The two data share a token's row
+// only if the token has the same routing in both.
 [[nodiscard]] int64_t AddedRows(const Datum& previous, const Datum& datum);
 
 }  // namespace weft::engine

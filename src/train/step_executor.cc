@@ -17,8 +17,8 @@ namespace weft::engine {
 namespace {
 
 // Returns whether an adapter with config `a` can take the state of an adapter
-// with config `b`. Ignores the seed. Also ignores expert_rank, which is 0 in
-// every existing adapter, because `overrides` has the experts' ranks.
+// with config `b`. Ignores the seed. Also ignores expert_rank: it is 0 in every
+// existing adapter, and `overrides` has the experts' ranks instead.
 bool SameShape(const LoraConfig& a, const LoraConfig& b) {
   return a.rank == b.rank && a.alpha == b.alpha &&
          a.target_modules == b.target_modules && a.overrides == b.overrides;

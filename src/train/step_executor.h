@@ -19,9 +19,10 @@ class StepExecutor {
   // `context` outlives the executor.
   explicit StepExecutor(const EngineContext* context) : context_(*context) {}
 
-  // Runs the step. Completes it before this call returns, or, for a save or
-  // load, after its files are written or read. Until the step completes, no
-  // other step of the adapter runs, except a Forward without a number.
+  // Runs the step. A save or load completes after its files are written or
+  // read. Any other step completes before this call returns. Until the step
+  // completes, no other step of the adapter runs, except a Forward without a
+  // step number.
   void Run(const dispatch::StepTask& step);
   // Runs and completes a step that is an OptimStep or a PublishSnapshot.
   // Returns its result, which may be a StepFailure.
@@ -36,9 +37,10 @@ class StepExecutor {
             const LoadCheckpointRequest& request);
   // Puts `loaded`, which was read from a checkpoint, into the step's adapter.
   // `image` is the file with the log's copy of the state; empty if there is
-  // none. Completes the step unless it returns an error: NOT_FOUND if the
-  // adapter no longer exists, FAILED_PRECONDITION if the checkpoint's config
-  // has another shape, and those of ComputeGuard::Guarded.
+  // none. Completes the step unless this function returns an error. Errors:
+  // NOT_FOUND if the adapter no longer exists; FAILED_PRECONDITION if the
+  // checkpoint's config has another shape than the adapter's; those of
+  // ComputeGuard::Guarded.
   [[nodiscard]] absl::Status Install(const dispatch::StepTask& step,
                                      const LoadCheckpointRequest& request,
                                      const LoadedCheckpoint& loaded,

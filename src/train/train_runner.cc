@@ -77,8 +77,8 @@ DatumResult ScatterDatum(const PackedDatum& packed,
   return result;
 }
 
-// Calls DropPending at the end of Run. If Backward was not called, this frees
-// the tensors that Forward kept for it.
+// Calls DropPending at the end of Run. If Backward was not called, DropPending
+// frees the tensors that Forward kept for Backward.
 class PassGuard {
  public:
   explicit PassGuard(executor::Executor* executor) : executor_(*executor) {}
@@ -97,7 +97,8 @@ bool Wants(const std::vector<TrainPiece>& pieces, bool LossConfig::*field) {
   });
 }
 
-// Maps a datum, by its index over all pieces, to the metrics of its piece.
+// Returns the metrics of the piece that has a datum. Data are numbered over all
+// pieces.
 class PieceMetrics {
  public:
   PieceMetrics(const std::vector<TrainPiece>& pieces,

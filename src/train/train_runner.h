@@ -63,7 +63,8 @@ class TrainRunner {
   };
 
   [[nodiscard]] absl::StatusOr<int> NumRecomputed(const Part& part) const;
-  // Returns, for each part, the gradients of the adapter versions that it uses.
+  // Returns one list for each part. The list has the gradients of the adapter
+  // versions that the part uses.
   [[nodiscard]] static std::vector<lora::LoraGradients> GradientsOf(
       const std::vector<Part>& parts, const lora::LoraGradients& gradients);
 

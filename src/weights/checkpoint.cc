@@ -22,8 +22,8 @@ namespace {
 
 constexpr size_t kMaxIndexBytes = size_t{64} << 20;
 
-// Prefixes that files use for names in the decoder. The canonical one is
-// "model.".
+// Prefixes that files use for names in the decoder. The canonical prefix
+// is "model.".
 constexpr absl::string_view kDecoderPrefixes[] = {"",
                                                   "model.",
                                                   "language_model.",

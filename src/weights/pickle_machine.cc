@@ -74,8 +74,8 @@ absl::StatusOr<PickleValue> PickleMachine::Run() {
     if (done.ok() && in_.ok()) continue;
     const std::string where = absl::StrCat("opcode ", PickleOpcodeName(opcode_),
                                            " at byte ", opcode_offset_);
-    // Checks for the end first: an error of Step may come from the zeros that a
-    // read past the end returns.
+    // A read past the end returns zeros, and the zeros may cause an error in
+    // Step. So this check comes before Step's error.
     if (!in_.ok()) {
       return absl::DataLossError(absl::StrCat("pickle ends inside ", where));
     }

@@ -14,8 +14,8 @@
 
 namespace weft::weights {
 
-// Limits the sum of tuple items, dict keys, dict values, dicts, storages and
-// memo entries. A state dict takes about 30 for each tensor.
+// Limits the total number of tuple items, dict keys, dict values, dicts,
+// storages and memo entries. A state dict has about 30 of them for each tensor.
 inline constexpr size_t kMaxPickleItems = 4'000'000;
 
 enum class PickleKind : uint8_t {
@@ -27,7 +27,8 @@ enum class PickleKind : uint8_t {
   kTuple,   // The heap's items [number, number + size).
   kList,    // The items are not kept.
   kDict,    // The dict with index `number` in the heap.
-  kGlobal,  // PickleObjects sets `number` of the last three kinds.
+  // For kGlobal, kStorage and kTensor, PickleObjects sets `number`.
+  kGlobal,
   kStorage,
   kTensor,
 };

@@ -17,8 +17,7 @@ constexpr JsonLimits kIndexLimits = {.max_bytes = size_t{64} << 20,
                                      .max_depth = 4};
 constexpr size_t kMaxFileNameBytes = 255;
 
-// Returns whether the name is that of a file directly in the folder of the
-// index.
+// Returns whether `name` can name a file directly in the index's folder.
 bool IsBareFileName(absl::string_view name) {
   if (name.empty() || name.size() > kMaxFileNameBytes) return false;
   if (name == "." || name == "..") return false;

@@ -48,7 +48,7 @@ class Watcher {
   [[nodiscard]] const std::string& problem() const { return problem_; }
 
  private:
-  // `depth` is the number of containers around the new one.
+  // `depth` is the number of containers around the new container.
   bool CheckDepth(int depth) {
     if (depth < limits_.max_depth) return true;
     problem_ = absl::StrCat("is nested deeper than ", limits_.max_depth);

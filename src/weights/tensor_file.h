@@ -26,8 +26,9 @@ using DirectoryReader =
 // Threads: any, once opened.
 class TensorFile {
  public:
-  // Opens the file and reads its directory. Errors: DATA_LOSS if it is empty;
-  // those of RegularFile::Open and `read_directory`. Messages name the path.
+  // Opens the file and reads its directory. Errors: DATA_LOSS if the file is
+  // empty; those of RegularFile::Open and `read_directory`. Messages name the
+  // path.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<TensorFile>> Open(
       const std::string& path, DirectoryReader read_directory);
 
@@ -46,8 +47,8 @@ class TensorFile {
   const TensorDirectory tensors_;
 };
 
-// A tensor of a TensorFile, which is read whole or in slices. Copies are cheap.
-// The TensorFile outlives the tensor. Threads: any.
+// A tensor of a TensorFile. The tensor is read whole or in slices. Copies are
+// cheap. The TensorFile outlives the tensor. Threads: any.
 class DiskTensor {
  public:
   DiskTensor(const TensorFile& file, const TensorDirectory::value_type& entry)

@@ -22,9 +22,9 @@
 namespace weft::weights {
 namespace {
 
-// The most bytes that one read of several rows takes. They fill two huge pages,
-// so that threads rarely write to the same page. Conversions and transfers to a
-// device use a buffer of this size.
+// The largest read of several rows, in bytes. A block of this size fills two
+// huge pages, so threads rarely write to the same page. Conversions and
+// transfers to a device use a buffer of this size.
 constexpr int64_t kBlockBytes = int64_t{4} << 20;
 
 absl::Status ShapeError(absl::string_view name, const DiskTensor& source,
@@ -98,8 +98,8 @@ absl::Status ForEachBlock(
   return result;
 }
 
-// Returns the integer type of the same size, to compare bits. Equality of
-// floats would find a NaN different from itself.
+// Returns the integer type with the size of the tensor's elements. HasValues
+// compares bits as integers, because a float NaN is not equal to itself.
 at::ScalarType BitsType(const at::Tensor& tensor) {
   switch (tensor.element_size()) {
     case 1:
@@ -111,7 +111,7 @@ at::ScalarType BitsType(const at::Tensor& tensor) {
   }
 }
 
-// Returns the shape, in the file, of the slice that fills `destination`.
+// Returns the shape of the file's slice that fills `destination`.
 std::vector<int64_t> SliceShape(const at::Tensor& destination,
                                 const RowFormat& format) {
   std::vector<int64_t> shape = destination.sizes().vec();
@@ -119,8 +119,8 @@ std::vector<int64_t> SliceShape(const at::Tensor& destination,
   return shape;
 }
 
-// Writes `read`, rows in the file's dtype, to `rows`, the same rows of the
-// destination.
+// Converts `read` to the destination's format, and writes the result to `rows`.
+// `read` has rows in the file's dtype.
 absl::Status Store(const at::Tensor& read, const RowFormat& format,
                    const at::Tensor& rows) {
   if (format.store) return format.store(read, rows);

@@ -36,8 +36,8 @@ struct SliceBegin {
 // rows, and values are converted to its dtype.
 struct RowFormat {
   int64_t columns = 0;  // The columns of the rows in the file.
-  // Writes `rows` [n, columns], on the CPU in the file's dtype, to the n rows
-  // of `destination`. Any thread calls this function.
+  // Writes `rows` [n, columns] to the n rows of `destination`. `rows` is on the
+  // CPU and has the file's dtype. Any thread may call this function.
   std::function<absl::Status(const at::Tensor& rows,
                              const at::Tensor& destination)>
       store = nullptr;
@@ -45,10 +45,10 @@ struct RowFormat {
 
 // A list of tensors to read. Add and AddSlice check a tensor. Run reads all
 // tensors on all compute threads, in blocks of a few MB. Values are converted
-// to the destination's dtype and moved to its device. A contiguous destination
-// on the CPU in the file's dtype is read into directly. Other destinations need
-// a buffer of one block for each thread. Threads: not thread-safe. REQUIRES:
-// destinations are distinct.
+// to the destination's dtype and moved to its device. Run reads directly into a
+// destination that is contiguous, on the CPU and of the file's dtype. Other
+// destinations need a buffer of one block for each thread. Threads: not
+// thread-safe. REQUIRES: destinations are distinct.
 class ReadPlan {
  public:
   // `checkpoint` outlives the plan.
@@ -87,7 +87,7 @@ class ReadPlan {
     at::ScalarType dtype;  // The file's dtype.
     SliceBegin begin;
     at::Tensor destination;  // [rows, columns], or rows in `format`.
-    RowFormat format;        // `columns` is set even without `store`.
+    RowFormat format;        // Without `format.store`, only `columns` is set.
 
     [[nodiscard]] int64_t element_bytes() const {
       return static_cast<int64_t>(c10::elementSize(dtype));

@@ -74,7 +74,7 @@ using TensorDirectory = absl::btree_map<std::string, StoredTensor>;
 [[nodiscard]] std::string TensorNameProblem(absl::string_view name);
 
 // Returns the number of bytes that shape and dtype imply. Errors:
-// INVALID_ARGUMENT, which names the tensor, from 2^63 bytes on.
+// INVALID_ARGUMENT, which names the tensor, if the number is 2^63 or more.
 [[nodiscard]] absl::StatusOr<uint64_t> DeclaredBytes(
     absl::string_view name, ScalarType dtype, absl::Span<const uint64_t> shape);
 

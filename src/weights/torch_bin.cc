@@ -98,7 +98,7 @@ absl::Status CheckByteOrder(const RegularFile& file, const ZipDirectory& zip,
       "zip archive has byteorder '", absl::CHexEscape(order), "', not little"));
 }
 
-// Returns whether the tensor, by shape, strides and offset, is inside the
+// Computes from shape, strides and offset whether the tensor is inside its
 // storage. The computation never overflows.
 bool LiesInStorage(const PickledTensor& tensor) {
   uint64_t last = tensor.offset;
@@ -113,8 +113,8 @@ bool LiesInStorage(const PickledTensor& tensor) {
   return last < tensor.storage_elements;
 }
 
-// Returns whether the tensor is row-major. Strides of dimensions of size 1 and
-// of empty tensors have no meaning.
+// Returns whether the tensor is row-major. Ignores the strides of dimensions of
+// size 1, and all strides of an empty tensor.
 bool IsRowMajor(const PickledTensor& tensor) {
   if (std::ranges::count(tensor.shape, 0u) > 0) return true;
   uint64_t stride = 1;

@@ -58,7 +58,8 @@ struct DirectoryRange {
 };
 
 // Returns whether a field of the end record agrees with the zip64 end record.
-// The value `saturated` refers to the zip64 end record.
+// A field equal to `saturated` agrees, too: its value is only in the zip64 end
+// record.
 bool Agree(uint64_t field, uint64_t saturated, uint64_t field64) {
   return field == saturated || field == field64;
 }
@@ -149,8 +150,8 @@ struct CentralEntry {
   ZipEntry entry;
 };
 
-// Replaces each field that is kIn64 by its value in the entry's zip64 extra
-// field.
+// Replaces each size or offset that is kIn64 with the value in the entry's
+// zip64 extra field.
 absl::Status ReadExtra(absl::string_view extra, CentralEntry& central) {
   uint64_t* const fields[] = {&central.entry.size_bytes, &central.stored_bytes,
                               &central.entry.header_offset};

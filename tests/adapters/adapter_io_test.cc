@@ -156,7 +156,7 @@ TEST_F(AdapterIoTest, AnUploadIsTheDownloadUnderAnotherName) {
 TEST_F(AdapterIoTest, FilesThatAreNoCheckpointAreNotWritten) {
   Save(Uneven());
   const PeftFiles good = *io_.Download("a", "c");
-  // Uploads the good files with one edited, or omitted if `edit` returns none.
+  // Uploads the good files. `edit` changes the file `name`; nullopt omits it.
   const auto upload =
       [&](const std::string& name,
           const std::function<std::optional<std::string>(const std::string&)>&

@@ -1,5 +1,5 @@
-"""Times training's attention on a CPU, forward and backward in f32, beside LibTorch's
-causal kernel, in turns in one process.
+"""Times training's attention and LibTorch's causal kernel on a CPU, forward and
+backward in f32. The two take turns in one process.
 
 Outputs and gradients of both must be equal up to rounding before the times count.
 """

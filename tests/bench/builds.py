@@ -2,8 +2,8 @@
 change did to the speed of a training step, of many adapters, of sampling, and of
 the smallest calls.
 
-All daemons run at the same time and wait while one works, so that the load of the
-machine affects all of them. Losses must be equal up to rounding, and tokens equal.
+The daemons of all builds stay up and take turns, one call at a time. So other load on
+the machine affects all builds. Losses must be equal up to rounding, and tokens equal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from processes import RANK, scratch
 
 import weft
 
-# Calls that are timed together, because one takes about a millisecond.
+# Number of small calls that are timed together. A single one takes about a millisecond.
 SMALL_CALLS = 50
 Result = float | list[list[int]]
 Call = Callable[[], Result]
@@ -92,7 +92,7 @@ def measure(sides: dict[str, Calls], rounds: int) -> Runs:
 
 
 class Calls:
-    """The timed calls of one build, by name. Those whose name starts with `small` use a
+    """The timed calls of one build, by name. Calls whose name starts with `small` use a
     tiny model, so that only the cost of a call counts. The others use options.model."""
 
     def __init__(

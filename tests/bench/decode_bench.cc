@@ -7,8 +7,8 @@
 // counts only if a token chose it. Weights are random if MODEL_DIR has only
 // config.json.
 //
-// The line also has the rate of memory, measured in the same run. On a CPU it
-// is the rate at which the same threads read cache lines. On a device it is the
+// The line also has the memory bandwidth, measured in the same run. On a CPU it
+// is the rate at which THREADS threads read cache lines. On a device it is the
 // rate of reading or of copying, whichever is higher.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -67,9 +67,10 @@ double Middle(std::vector<double> values) {
 }
 
 // Like ReadMemory, on a device. Measures the rate of a sum over all of
-// `memory`, and that of a copy of one half to the other. Appends the higher
-// rate, because a sum may not keep the memory busy. Each rate is the mean of
-// `times` runs, because a single run may take no longer than its launch.
+// `memory`, and the rate of a copy from one half to the other half. Appends the
+// higher rate, because a sum can be too slow to use the full bandwidth. Each
+// rate is the mean of `times` runs, because a single run may take no longer
+// than its launch.
 void ReadDeviceMemory(const at::Tensor& memory, int64_t times,
                       std::vector<double>* rates) {
   const std::vector<at::Tensor> halves = memory.chunk(2);
@@ -87,8 +88,8 @@ void ReadDeviceMemory(const at::Tensor& memory, int64_t times,
   rates->push_back(std::max(reading, copying));
 }
 
-// Reads `memory` `times` times with all threads together. Appends the bytes per
-// second of each time.
+// Makes `times` passes over `memory`, each with all threads together. Appends
+// the bytes per second of each pass.
 void ReadMemory(const at::Tensor& memory, int64_t times,
                 std::vector<double>* rates) {
   if (memory.is_cuda()) return ReadDeviceMemory(memory, times, rates);
@@ -115,8 +116,8 @@ void ReadMemory(const at::Tensor& memory, int64_t times,
   }
 }
 
-// Returns the bytes of the weights that every iteration reads, without those of
-// the experts.
+// Returns the bytes of the weights that every iteration reads. Leaves out the
+// routed experts, because an iteration reads only some of them.
 int64_t CommonWeightBytes(const Decoder& decoder) {
   const weft::model::DecoderWeights& w = decoder.weights();
   int64_t bytes = 0;

@@ -2,7 +2,7 @@
 prompt once (shared) or repeats it (repeated). transformers + peft (peer) repeats it
 and computes only the logits of scored rows.
 
-On all sides, tokens per second count the prompt with every completion.
+On all sides, tokens per second count the prompt once for each completion.
 """
 
 from __future__ import annotations

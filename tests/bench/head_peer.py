@@ -1,7 +1,7 @@
-"""Runs one process of a peer of Weft's head and prints one JSON line. The files are
-those of head_bench.cc. logprobs.py starts the process and sets allocator and threads.
-The side `exact` is the chunked head in f64, and writes its results in f64. All other
-sides are compared with it."""
+"""Runs a head in torch, a peer of Weft's head, and prints one JSON line. Reads and
+writes the same files as head_bench.cc. logprobs.py starts the process and sets
+allocator and threads. The side `exact` is the chunked head in f64, and writes its
+results in f64. All other sides are compared with `exact`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 import torch_peer
 from peer_options import DTYPES
 
-SEQUENCES = 8  # For side `selective`: TRL's loop runs over sequences.
+SEQUENCES = 8  # Side `selective` needs them: TRL loops over sequences.
 EXACT_ROWS = 256  # Rows in a chunk.
 
 

@@ -3,10 +3,10 @@ warm page cache. Also measures the loader's peak memory, and the bytes that it r
 the head alone.
 
 The model is a Llama with random bf16 weights in shards, loaded as bf16. Sides take
-turns, and the best time counts. A process loads several times into memory that it
-keeps, so only its first load waits until the machine provides memory. On a virtual
-machine this wait may be longer than the rest of the load, and cat needs no memory.
-`first_seconds` is the time of the first load.
+turns, and the best time counts. A process loads several times and keeps its memory
+between loads, so only the first load waits until the machine provides memory. This wait
+would distort the comparison: cat has no such wait, and on a virtual machine the wait
+may be longer than the rest of the load. `first_seconds` is the time of the first load.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from processes import scratch
 LOAD_BENCH = daemon.BUILD_DIR / "tests" / "bench" / "load_bench"
 # With these settings glibc reuses freed memory, whatever its size.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
-LEAST_RATE = 0.8  # Least rate of the reader, as a multiple of cat's.
+LEAST_RATE = 0.8  # Least rate of the loader, as a multiple of cat's.
 MOST_MEMORY = 1.05  # Most memory, as a multiple of the bytes of the kept weights.
 SPARE_BYTES = 150e6  # Memory that the process may use beyond the weights.
 SPARE_READ_BYTES = 1e6  # Bytes that may be read per file beyond the head.

@@ -2,9 +2,9 @@
 time of the engine's thread, and time of a sync. Also measures what a snapshot of the
 adapter costs.
 
-For comparison, a second adapter with durability memory takes the same steps. The two
-adapters take turns. Their losses must be equal, and the second adapter must add nothing
-to the log.
+For comparison, a second adapter whose durability is `memory` takes the same steps. The
+two adapters take turns. Their losses must be equal, and the second adapter must add
+nothing to the log.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import weft
 from weft import methods
 from weft._proto import server_pb2
 
-# The spans of src/base/profile.h in which the engine's thread makes records.
+# The profile spans in which the engine's thread makes records for the log.
 SPANS = {"forward_backward": "record batch", "optim_step": "record step"}
 PROFILE_SECONDS = 300
 # Drawing the weights of an 8B shape takes about two minutes.
@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> int:
 
 def measure(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     state = work / "state"
-    # Prevents snapshots while the daemon runs. It writes one when it stops.
+    # Prevents snapshots while the daemon runs. The daemon writes one when it stops.
     flags = ["--state-dir", str(state), "--snapshot-replay-seconds", "86400"]
     flags += ["--log-format", "json"]
     if options.shape:

@@ -94,7 +94,7 @@ def bf16(values: np.ndarray) -> np.ndarray:
 
 
 def error(found: np.ndarray, expected: np.ndarray) -> float:
-    """Returns the relative error by norm."""
+    """Returns the norm of the difference, divided by the norm of `expected`."""
     difference = found.reshape(expected.shape) - expected
     return float(np.linalg.norm(difference) / np.linalg.norm(expected))
 
@@ -160,8 +160,8 @@ def _measure(
 
 
 def _take(path: Path, dtype: type) -> np.ndarray:
-    """Reads and removes what a process wrote, so that the next one must write it
-    itself."""
+    """Reads and removes a result file. So a later process that writes no results cannot
+    pass with this file."""
     values: np.ndarray = np.fromfile(path, dtype=dtype)
     path.unlink()
     return values

@@ -95,8 +95,8 @@ class PeakMemory:
         self._device_before = self._device_bytes()
 
     def read(self) -> dict[str, int]:
-        """Returns `peak_rss_bytes` and `extra_rss_bytes`, which is the part above
-        the start; on "cuda" also `extra_device_bytes`."""
+        """Returns `peak_rss_bytes`, and `extra_rss_bytes`: the peak minus the resident
+        memory at the start. On "cuda" also returns `extra_device_bytes`."""
         result: dict[str, int] = {}
         if self._before is not None:
             peak = self._bytes("VmHWM")

@@ -4,9 +4,9 @@ checkpointing and a loss in chunks (lean).
 
 Memory is what a process needs in addition to what it has loaded. A process loads model
 and adapter and reads two tokens, and then the high-water mark of resident memory is
-reset. The figure is the mark after all steps minus the memory at the reset. The kernel
-counts it for both sides, which have the same allocator. Weft splits the batch by its
-default --max-batch-tokens.
+reset. The figure is the mark after all steps minus the memory at the reset. On both
+sides the kernel counts this memory, and the allocator is the same. Weft splits the
+batch by its default --max-batch-tokens.
 
 The last part shows how the memory of Weft's head grows. A step of one micro-batch runs
 with more and more scored rows, from one chunk of logits to four. The memory of the same
@@ -32,7 +32,7 @@ import weft
 
 PEERS = ("naive", "lean")
 RECOMPUTED = ("all", "lean")
-HEAD_CHUNKS = (1, 2, 4)  # Numbers of scored rows, in chunks.
+HEAD_CHUNKS = (1, 2, 4)  # The numbers of scored rows, as multiples of --chunk.
 HEAD_GROWTH = 1.10
 
 

@@ -1,7 +1,8 @@
-"""Measures the cost of mixing durabilities: adapters with durability step and adapters
-with durability memory share no batch. In one server many small adapters train at once.
-In turns, all have durability step, all have durability memory, and half have each.
-Losses must be equal up to rounding, whatever the durability."""
+"""Measures the cost of mixing durabilities. Mixing may cost time, because adapters of
+durability `step` and adapters of durability `memory` share no batch. In one server many
+small adapters train at once. Three sides take turns: all adapters have `step`, all have
+`memory`, or half have `step` and half `memory`. Losses must be equal up to rounding,
+whatever the durability."""
 
 from __future__ import annotations
 
@@ -95,7 +96,7 @@ def measure(options: argparse.Namespace, work: Path) -> dict[str, list[float]]:
 
 
 class Run:
-    """The steps of one adapter."""
+    """Trains one adapter step by step and keeps the losses."""
 
     def __init__(
         self, client: Any, name: str, durability: str, data: Any, seed: int

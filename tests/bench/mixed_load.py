@@ -75,8 +75,8 @@ def main(arguments: list[str]) -> int:
 
 
 class Trainer:
-    """Keeps requests of one adapter in flight until stopped. Each request has one
-    datum of its own, because equal data would run once."""
+    """Keeps requests of one adapter in flight until stopped. Each request in flight has
+    a different datum, because the daemon would compute equal data only once."""
 
     def __init__(self, adapter: Any, data: list[weft.Datum]):
         self._adapter, self._data = adapter, data
@@ -158,8 +158,8 @@ class MixedLoad:
         }
 
     def shares(self) -> dict[str, Any]:
-        """Returns the tokens of two tenants of equal weight. One has three adapters
-        and many requests in flight, the other one adapter and two requests."""
+        """Returns the trained tokens of two tenants of equal weight. `many` has three
+        adapters and many requests in flight. `few` has one adapter and two requests."""
         with self._daemon() as (_, client):
             many = [
                 self._trainer(client, i, depth=DEPTH, tenant="many")

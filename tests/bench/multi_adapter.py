@@ -1,7 +1,7 @@
 """Times forward_backward of many adapters at once, each with its own sequences of
-different lengths. Weft has all of them in flight; it also runs the same sequences
-with one adapter and with more and more adapters. transformers + peft (peer) runs
-the adapters one by one, each with a padded batch.
+different lengths. Weft has the steps of all adapters in flight. It also runs the
+same sequences with other numbers of adapters (--spread). transformers + peft
+(peer) runs the adapters one by one, each with a padded batch.
 
 Tokens per second count real tokens without padding.
 """

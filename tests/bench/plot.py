@@ -20,9 +20,9 @@ def lines(
     y: str,
     limits: Mapping[str, Points] | None = None,
 ) -> None:
-    """Writes a PNG with one line for each of `sides` and a gray one for each of up
-    to three `limits`. The x axis is logarithmic to the base 2, with ticks where
-    points are."""
+    """Writes a PNG with one line for each of `sides` and a gray line for each of
+    `limits`, which are at most three. The x axis is logarithmic to the base 2, with
+    ticks where points are."""
     import matplotlib
 
     matplotlib.use("Agg")

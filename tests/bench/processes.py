@@ -68,7 +68,7 @@ def running(
     options: argparse.Namespace, work: Path, *flags: str, model: Path | None = None
 ) -> Iterator[tuple[daemon.Daemon, Any]]:
     """Starts a fresh weftd of `model`, by default `options.model`, and a client of
-    it. Its files are in a new folder below `work`."""
+    it. weftd's files are in a new folder below `work`."""
     arguments = _arguments(options, work, flags, model)
     with (
         daemon.running(*arguments) as process,
@@ -81,7 +81,7 @@ def running(
 def running_until_killed(
     options: argparse.Namespace, work: Path, *flags: str
 ) -> Iterator[tuple[daemon.Daemon, Any]]:
-    """Like running, but ends weftd with SIGKILL, so that it cannot tidy up."""
+    """Like `running`, but ends weftd with SIGKILL, so that it cannot tidy up."""
     process = daemon.Daemon(*_arguments(options, work, flags))
     process.start()
     try:
@@ -104,7 +104,7 @@ def _arguments(
 
 
 def metric(page: str, name: str) -> float:
-    """Returns the sum of a metric's series on a metrics page; 0 if it has none."""
+    """Returns the sum of a metric's series on a metrics page; 0 if there is none."""
     return sum(
         float(line.split()[-1])
         for line in page.splitlines()
@@ -113,8 +113,7 @@ def metric(page: str, name: str) -> float:
 
 
 def adapter_moves(page: str) -> int:
-    """Returns how often an adapter was moved, in any direction, from a metrics
-    page."""
+    """Reads from a metrics page how often adapters were moved, in any direction."""
     return int(metric(page, "weft_adapter_moves_total"))
 
 

@@ -24,13 +24,13 @@ Runs = dict[str, list[Run]]
 Sides = Mapping[str, dict[str, Any]]
 
 RANK = 16  # LoRA rank of adapters, on all linear layers.
-# Names of a run's memory figures. Those of a device come last.
+# Names of a run's memory figures. The device's figures come last.
 MEMORY = (
     *("peak_rss_bytes", "extra_rss_bytes"),
     *("extra_allocated_bytes", "extra_device_bytes"),
 )
 LOSS_TOLERANCE = 1e-5  # Relative. Both losses sum some thousand f32 terms.
-NORM_TOLERANCE = 1e-4  # Relative, as the oracle tests permit for a tensor.
+NORM_TOLERANCE = 1e-4  # Relative. The oracle tests allow it for a tensor.
 
 
 @dataclass(frozen=True)

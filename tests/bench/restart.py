@@ -1,7 +1,7 @@
 """Measures how long weftd takes to start and to restore all adapters of --state-dir.
-One start follows a clean stop. Another follows SIGKILL, when some steps are in the log
-and in no snapshot. A start ends when all adapters are restored. Their steps and
-versions must equal those before the start."""
+One start follows a clean stop. Another follows SIGKILL, and some steps are then in the
+log but in no snapshot. A start ends when all adapters are restored. The adapters' steps
+and versions must be the same as before the start."""
 
 from __future__ import annotations
 

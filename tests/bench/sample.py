@@ -73,8 +73,8 @@ class SampleBench:
         return self._make(sides)
 
     def _sides(self) -> dict[str, Any]:
-        """Returns a function for each side, which measures it. Weft's sides come first,
-        because the others are compared with them."""
+        """Returns, for each side, the function that measures it. Weft's sides come
+        first, because the other sides are compared with them."""
         sides: dict[str, Any] = {
             f"weft {dtype}": partial(self._weft, dtype) for dtype in self._dtypes
         }
@@ -130,8 +130,8 @@ class SampleBench:
         return run_program(command, options.threads)
 
     def _reading_seconds(self, dtype: str) -> float:
-        """Returns the seconds that an iteration of one sequence now takes to read
-        its bytes."""
+        """Measures the rate of memory. Returns how many seconds an iteration of one
+        sequence needs to read its bytes at this rate."""
         run = self._decode(dtype, 1)
         return float(run["bytes_per_iteration"] / run["read_bytes_per_second"])
 
@@ -244,8 +244,8 @@ def _expect_same_tokens(
 
 
 def _expect_likely_tokens(gaps: dict[str, float], bound: float) -> None:
-    """Ends the bench if weft drew a token whose gap from transformers' likeliest token
-    exceeds `bound`."""
+    """Ends the bench if a gap exceeds `bound`. A gap is the relative difference of two
+    logits in transformers: those of the likeliest token and of weft's token."""
     for batch, gap in gaps.items():
         if not gap <= bound:
             raise SystemExit(

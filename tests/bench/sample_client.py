@@ -17,13 +17,13 @@ MIXED_ADAPTERS = 8
 GROUP_SIZE = 16
 PAIRS = 5
 
-Points = dict[str, float]  # Seconds, by the name of the call.
+Points = dict[str, float]  # Seconds, keyed by the name of the measured call.
 
 
 def decoding_seconds(drawn: float, prefill: float) -> float:
     """Returns the seconds after the first token. `drawn` is the time of the whole call,
-    and `prefill` is the time of a call for one token. With a tiny model, `drawn` may
-    not exceed `prefill`. Then returns `drawn`."""
+    and `prefill` is the time of a call for one token. Returns `drawn` if
+    it is not longer than `prefill`, which happens with a tiny model."""
     return drawn - prefill if drawn > prefill else drawn
 
 
@@ -73,8 +73,8 @@ class SampleClient:
 
     def _pairs(self, reading_seconds: Callable[[], float]) -> list[Points]:
         """Draws one sequence PAIRS times. `token` is the seconds of one token.
-        `reading` is the seconds that reading a token's bytes took, as the mean of a
-        measurement directly before and one directly after."""
+        `reading` is the seconds that memory needs to deliver the bytes of a decode
+        iteration. It is the mean of measurements directly before and after the draw."""
         calls = [(self._client, self._prompts[0])]
         pairs = []
         before = reading_seconds()
@@ -98,8 +98,8 @@ class SampleClient:
         return min(self._timed(calls, tokens) for _ in range(self._options.reps))
 
     def _timed(self, calls: list[tuple[Any, np.ndarray]], tokens: int) -> float:
-        """Times the calls once. Gives the prompts new first tokens, so that no cache
-        has them."""
+        """Times the calls once. Gives each prompt a new first token, so that no cache
+        has the prompt."""
         calls = [(source, self._fresh(row)) for source, row in calls]
         return timing.once(lambda: self._draw(calls, tokens))
 
@@ -122,9 +122,10 @@ class SampleClient:
         return list(self._pool.map(one, calls))
 
     def _time_group(self) -> tuple[float, float]:
-        """Returns two times: of GROUP_SIZE samples of one long prompt, and of one
-        sample of each of GROUP_SIZE prompts of this length, which share no prefix.
-        Each is the least of several repetitions. One more repetition warms up."""
+        """Returns the seconds of drawing GROUP_SIZE samples of one long prompt, and of
+        drawing one sample for each of GROUP_SIZE prompts. All prompts have the same
+        length, and they share no prefix. Each time is the least of several repetitions,
+        after one that warms up."""
         tokens = self._options.group_tokens
         calls = [(self._client, row) for row in self._group]
         together, separate = [], []

@@ -1,8 +1,8 @@
-"""Computes the most that a machine could do when it samples, and how much of that
-was reached.
+"""Computes the highest rate at which a machine could sample, and the fraction of this
+rate that was reached.
 
-The limit of a batch is the time that one iteration needs at least. It is the larger
-of two numbers: the bytes to read divided by the rate of memory, and the
+The limit of a batch follows from the least time of one iteration. This time is the
+larger of two numbers: the bytes to read divided by the rate of memory, and the
 floating-point operations divided by torch's GEMM rate.
 """
 
@@ -32,7 +32,7 @@ Runs = list[dict[str, Any]]
 
 def by_batch(runs: Runs, gemm: float, options: argparse.Namespace) -> dict[str, Any]:
     """Returns the most tokens per second of each batch size, and the reading rate from
-    which they are computed. `runs` have the bytes by batch size."""
+    which they are computed. Each run has the bytes of an iteration by batch size."""
     read = max(run["read_bytes_per_second"] for run in runs)
     length = options.prompt + options.tokens // 2
     model = inputs.config(options.model)
@@ -70,8 +70,8 @@ def ratios(
     pairs: dict[str, list[Points]],
     options: argparse.Namespace,
 ) -> dict[str, Any]:
-    """Returns the ratios to report, from each side's best seconds and, by dtype,
-    the limits and the pairs."""
+    """Returns the ratios to report. `best` has the best seconds of each side. `limits`
+    and `pairs` are by dtype."""
     dtype = DTYPES[options.device]
     ours, peer = best[f"weft {dtype}"]["seconds"], best["transformers"]["seconds"]
     result: dict[str, Any] = {}
@@ -112,7 +112,7 @@ def _of_batch(batch: int, speed: float, fraction: float, device: str) -> dict[st
         ),
     }
     if device == "cpu" and batch in PEER_TARGETS:
-        # One of the two targets must be reached, not both.
+        # It is enough to reach one of the two targets.
         reached = max(speed / PEER_TARGETS[batch], fraction / least)
         result[f"of the target, batch {batch}"] = report.ratio(reached, at_least=1)
     return result

@@ -1,9 +1,9 @@
 """Draws the samples of a reinforcement-learning batch in two ways. One side makes a
 single `sample_many` call. The other makes one `sample` call per prompt, and keeps
 --pieces calls in flight. Both sides must draw the same tokens, because tokens depend on
-the seed and not on the batch. Two samples may still diverge at an unlikely token. There
-the cumulative probabilities are so close that their last bits decide, and these bits
-depend on the batch."""
+the seed and not on the batch. Two samples may still diverge at an unlikely token:
+the cumulative probabilities before and after this token are so close that their last
+bits decide whether the token is drawn. These bits depend on the batch."""
 
 from __future__ import annotations
 
@@ -127,8 +127,8 @@ def _iterations(process: daemon.Daemon) -> int:
 
 def _expect_same_tokens(runs: dict[str, list[dict[str, Any]]]) -> float:
     """Returns the least share of a run's tokens that equal those of the first run. In
-    each sample, only tokens before the first difference count. Their logprobs must be
-    equal up to rounding."""
+    each sample, only tokens before the first difference count. The logprobs of these
+    tokens must be equal up to rounding."""
     first, *others = [run.pop("samples") for own in runs.values() for run in own]
     drawn = sum(len(sample.tokens) for sample in first)
     least = 1.0

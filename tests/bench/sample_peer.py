@@ -65,7 +65,7 @@ def _gap(model: Any, prompts: torch.Tensor, drawn: list[list[int]]) -> float:
 
 
 def _generate(model: Any, rows: torch.Tensor, count: int) -> torch.Tensor:
-    """Returns [rows, count], the most likely tokens, on the CPU."""
+    """Returns the greedy tokens after each row, as [rows, count] on the CPU."""
     with torch.inference_mode():
         output: torch.Tensor = model.generate(
             input_ids=rows,

@@ -93,8 +93,8 @@ def tensors(config: dict[str, Any]) -> Iterator[tuple[str, Sizes]]:
 
 
 def shards(named: list[tuple[str, Sizes]]) -> list[list[tuple[str, Sizes]]]:
-    """Returns the tensors of each file, in order. Starts a new file when the last
-    one has its share of the elements."""
+    """Returns the tensors of each file, in order. Starts a new file when the
+    current file has its share of the elements."""
     total = sum(elements(sizes) for _, sizes in named)
     count = max(FEWEST_SHARDS, -(-2 * total // MOST_SHARD_BYTES))
     result: list[list[tuple[str, Sizes]]] = [[]]

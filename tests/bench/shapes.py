@@ -112,7 +112,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_experts": 128,
         "vocab_size": 151936,
     },
-    # No published model has the shapes below. This one fits a small machine.
+    # No published model has these shapes. They fit a small machine.
     "moe-64": {
         **_QWEN3_MOE,
         "head_dim": 64,

@@ -30,7 +30,7 @@ from weft import aio
 
 TOKENS = 12
 # The most that a later reading may be, relative to the reading after the first third of
-# the run. It is above 1, because allocators and gRPC's pools vary.
+# the run. The limits are above 1, because allocators and gRPC's pools vary.
 MOST_GROWTH = {"rss_bytes": 1.1, "threads": 1.1, "file_descriptors": 1.1}
 
 
@@ -136,7 +136,7 @@ class Client:
         return [self._steps, self._samples, sum(wrong), self._failed]
 
     async def _work(self, client: aio.AsyncClient, calls: int) -> None:
-        """Makes some calls on one connection."""
+        """Samples or trains up to `calls` times on one connection."""
         for _ in range(calls):
             if time.monotonic() >= self._deadline:
                 return

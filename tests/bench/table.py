@@ -29,7 +29,7 @@ HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 RESULTS = HERE / "results"
 README = REPOSITORY / "README.md"
-PROGRAM = "tests/bench/run.py"  # Relative to the repository, where it runs.
+PROGRAM = "tests/bench/run.py"  # Relative to its working directory.
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 WIDTH = 99  # Columns of README's running text.
 
@@ -86,7 +86,7 @@ def newest(name: str = "*") -> Path | None:
 
 
 def _start(name: str, resume: bool) -> tuple[Path, list[Entry]]:
-    """Returns the file to write and what it has so far."""
+    """Returns the file to write and the entries that the file has so far."""
     if resume:
         path = newest(name)
         if path is None:
@@ -138,8 +138,8 @@ def _clock(seconds: float) -> str:
 
 
 def measure(commands: dict[Run, list[str]], path: Path, entries: list[Entry]) -> int:
-    """Runs each command whose line is not among the entries, and saves the entries
-    after each. Returns 1 if a run failed."""
+    """Runs each command that has no entry yet. Saves the entries after each run.
+    Returns 1 if a run failed."""
     done = {entry["command"]: entry for entry in entries}
     others = set(done) - set(map(shlex.join, commands.values()))
     if others:
@@ -185,7 +185,7 @@ def _result(words: Sequence[str]) -> tuple[Any, str | None]:
 
 
 def _save(path: Path, entries: Sequence[Entry]) -> None:
-    """Replaces the file, so that it is whole even if this process ends now."""
+    """Replaces the file in one step, so that it is never half written."""
     draft = path.with_suffix(".draft")
     lines = ",\n".join(map(json.dumps, entries))
     draft.write_text(f"[\n{lines}\n]\n", "utf-8")
@@ -196,7 +196,7 @@ def _save(path: Path, entries: Sequence[Entry]) -> None:
 
 
 def write(path: Path, readme: Path) -> None:
-    """Puts the rows of a file into the place that README has for them."""
+    """Puts the rows of a file between README's markers."""
     text = readme.read_text("utf-8")
     before, _, after = _split(text)
     readme.write_text(before + render(path) + after, "utf-8")

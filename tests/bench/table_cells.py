@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Result = dict[str, Any]
-Cells = tuple[str, str, str]  # Here, peer, ratio.
+Cells = tuple[str, str, str]  # Weft's figures, the peer's figures, their ratio.
 
 NOT_HERE: Cells = ("not on this CPU", "", "")
 PEFT = "transformers + peft"
@@ -16,7 +16,7 @@ PEFT = "transformers + peft"
 
 
 def _number(value: float) -> str:
-    """Returns an integer if the value is at least 10, otherwise one decimal."""
+    """Returns the value as text, with one decimal if it is below 10, else with none."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
 
 

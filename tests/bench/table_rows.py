@@ -21,10 +21,10 @@ OPTION_NEEDS = {"--cpu-bf16": "avx512_bf16"}
 
 @dataclass(frozen=True)
 class Row:
-    name: str  # In the file of results.
-    label: str  # Braces are filled from the `config` of the bench's line.
+    name: str  # The row's key in the file of results.
+    label: str  # A format string for the `config` in the bench's JSON line.
     cells: Callable[[Result], Cells]
-    needs: str = ""  # Instructions without which the row has no figures.
+    needs: str = ""  # An instruction set that the figures require.
 
     def line(self, result: Result) -> str:
         label = self.label.format(**result["config"])
@@ -37,7 +37,7 @@ class Row:
 class Run:
     """One run of a bench, which gives one row or several."""
 
-    arguments: tuple[str, ...]  # After run.py.
+    arguments: tuple[str, ...]  # The command line after run.py.
     seconds: float  # How long it takes on two cores of an AMD EPYC.
     rows: tuple[Row, ...]
 

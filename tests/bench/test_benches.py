@@ -200,7 +200,7 @@ def test_multi_adapter(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multi_adapter, "running", running)
     size = ("--adapters", "3", "--sequences", "2", "--shortest", "4", "--longest", "24")
     result = compared("multi_adapter", capsys, *SHAPE, *size, "--rank", "4")
-    # One weftd ran 3 adapters and one ran 1. Each had one slot of rank 4 per adapter.
+    # One weftd ran 3 adapters, another ran 1. Each had one slot of rank 4 per adapter.
     assert started == [
         ("--max-rank", "4", "--max-resident-adapters", count) for count in "31"
     ]
@@ -351,8 +351,8 @@ def test_log_cost(shape: tuple[str, ...], capsys: Any, tiny: tuple[str, str]) ->
     ours = result["ours"]
     for kind in ("forward_backward", "optim_step"):
         assert all(figure > 0 for figure in ours[kind].values()), ours
-    # The image has the weights and both moments of rank 16. It leaves out the gradient,
-    # which is zero.
+    # The image has the weights and both moments of an adapter of rank 16. It leaves out
+    # the gradient, which is zero.
     assert ours["snapshot"]["image_bytes"] > 3 * 4 * 16 * 1000
     assert ours["snapshot"]["seconds"] > 0
     assert all(entry["value"] > 0 for entry in result["ratio"].values())
@@ -380,8 +380,8 @@ def test_load_keeps_to_its_memory_and_reads_only_the_head(capsys: Any) -> None:
     assert result["ratio"]["peak memory/limit"]["met"]
     assert result["ratio"]["bytes read for the head/limit"]["met"]
     head = result["ours"]["head"]
-    # The reader's own count is compared with the kernel's, which also sees
-    # config.json.
+    # The kernel's count may exceed the reader's own count, because the kernel also
+    # counts the bytes of config.json.
     assert 0 <= head["rchar_bytes"] - head["bytes_read"] < 1 << 16
 
 

@@ -1,4 +1,4 @@
-"""Tests how transformers and Weft read models that are only shapes."""
+"""Tests that models of shapes.py have the tensors that transformers and Weft expect."""
 
 from __future__ import annotations
 

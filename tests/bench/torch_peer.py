@@ -66,7 +66,7 @@ def measure(step: Callable[[], T], reps: int, device: str) -> tuple[dict[str, An
 
 
 def waiting(call: Callable[[], object], device: str) -> Callable[[], object]:
-    """Returns a `call` that waits until the device has done the queued work."""
+    """Returns a function that runs `call`, then waits for the device's queued work."""
     if device == "cpu":
         return call
 
@@ -103,7 +103,7 @@ def selective_logprobs(
     """TRL's selective_log_softmax for f32: the target's logit minus a logsumexp
     that is computed row by row, so that no log_softmax of all rows is kept.
 
-    It is written here because importing TRL's requires pandas and datasets.
+    TRL's own function is not used, because importing it requires pandas and datasets.
     """
     logits = hidden @ weight.T
     selected = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)

@@ -40,8 +40,8 @@ def server() -> Iterator[FakeWeftd]:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Returns a list that collects requests as they are serialized. Only clients
-    that are made after this fixture add theirs."""
+    """Returns a list that collects requests as they are serialized. Clients made
+    before this fixture do not add their requests."""
     messages: list[Any] = []
 
     def bind(method: methods.Method[Any, Any], channel: Any) -> Any:

@@ -44,9 +44,9 @@ class SilentServer {
   std::string target_;
 };
 
-// This process has no server, so gRPC's callback threads end when the channel
-// ends. If a callback thread waited for its own end, gRPC would free what the
-// thread still uses, and might abort the process.
+// This process has no gRPC server, so gRPC's callback threads end when the
+// channel ends. If a callback thread waited for its own end, gRPC would free
+// what the thread still uses, and might abort the process.
 TEST(ConnectionTest, ACallbackMayLetGoOfTheLastReference) {
   const SilentServer server;
   for (int round = 0; round < 20; ++round) {

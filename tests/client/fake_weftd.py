@@ -122,8 +122,7 @@ class FakeWeftd:
         code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE,
         message: str = "the reply was lost",
     ) -> None:
-        """Runs the next call of this RPC, but ends it with this error for its
-        caller."""
+        """Runs the next call of this RPC, but replaces its reply by this error."""
         self._say(do="lose_reply", rpc=rpc, code=code.value[0], message=message)
 
     def retry_hint(self, milliseconds: int | None) -> None:

@@ -33,8 +33,9 @@ def offer(server: FakeWeftd, client: weft.Client, threads: int) -> int:
     """Returns the decode iterations that the batch takes with `threads` calls in
     flight.
 
-    The server decodes nothing until that many calls have arrived. Its iterations take
-    microseconds, so most of them would otherwise pass while the client's threads start.
+    The server decodes nothing until `threads` calls have arrived. Otherwise most
+    iterations would pass while the client's threads start, because an iteration takes
+    microseconds.
     """
     before, arrived = server.iterations(), len(server.arrived())
     server.hold()

@@ -460,7 +460,7 @@ def test_a_checkpoint_has_properties(client: weft.Client) -> None:
     assert saved == client.checkpoints("a")[0]
     assert (saved.kind, saved.metadata) == ("sampler", {"loss": "0.5"})
     assert saved.expires_at == saved.created_at + 60
-    assert saved.last_step == 1  # The refused saves have used no number.
+    assert saved.last_step == 1  # The refused saves used no step number.
 
 
 def test_a_load_by_another_client_fences_this_one(
@@ -513,7 +513,7 @@ def test_checkpoints_and_snapshots(client: weft.Client) -> None:
     plain = client.checkpoints("a")[0]
     assert (plain.kind, plain.metadata, plain.expires_at) == ("train", {}, None)
     assert (plain.tenant, plain.base_model) == ("a", "canned")
-    # The failed save took number 3.
+    # The failed save took step number 3.
     assert adapter.load("one").last_step == 4
     assert adapter.next_step == 5
     adapter.load("two", weights_only=True)

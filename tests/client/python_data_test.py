@@ -158,7 +158,7 @@ def test_truncation_follows_its_rule(tokenizer: data.ModelTokenizer) -> None:
         encode = data.Encoder(tokenizer, max_tokens=most, truncate=rule)
         return learnt(encode(record))
 
-    assert cut("end") == "one two THREE"  # A truncated text does not teach the end.
+    assert cut("end") == "one two THREE"  # The end of sequence is cut off too.
     assert cut("start") == "THREE FOUR END"
     with pytest.raises(weft.InvalidArgument, match="5 tokens > max_tokens 3"):
         cut("never")
@@ -255,7 +255,7 @@ def test_a_template_renders_on_several_threads() -> None:
     assert written == [str(n) * 9 for n in range(20)]
 
 
-# In this template turns end in a line break, without an end of sequence.
+# In this template, a turn ends with a line break, without an end of sequence.
 PLAIN = (
     "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
@@ -286,7 +286,7 @@ def test_a_turn_is_learnt_to_the_last_byte_of_its_last_character(
     )
     pairs = zip(example.tokens, example.learnt, strict=True)
     written = tokenizer.decode([token for token, one in pairs if one])
-    # With trim_offsets, no token's offsets cover a leading space, so it is not learnt.
+    # With trim_offsets, no token's offsets cover leading spaces. These are not learnt.
     assert written == (answer.lstrip() if trim else answer)
 
 

@@ -38,8 +38,7 @@ def test_hints_are_followed_until_the_deadline() -> None:
     assert next_delay(weft.NO_RETRY, 0, full, 100) is None
     assert next_delay(POLICY, 1, make_error("RESOURCE_EXHAUSTED", ""), 9) is None
     assert next_delay(POLICY, 0, make_error("UNAVAILABLE", "", 7), 9) == 7
-    # Even if the server asks the client to come again at once, the client
-    # waits.
+    # The client waits even if the server tells it to retry at once.
     assert next_delay(POLICY, 0, make_error("UNAVAILABLE", "", 0), 9) == 1
 
 
@@ -144,8 +143,8 @@ def test_a_cancelled_pause_ends_the_operation_at_once_and_for_good() -> None:
 
 @pytest.mark.parametrize("adapter_id", ["", "ä", "a b", "a\n", "a\x7f"])
 def test_metadata_holds_no_id_that_it_cannot(adapter_id: str) -> None:
-    """gRPC refuses a call whose metadata contains such an id. If the metadata omits the
-    id, the call reaches the server, which can name the wrong field."""
+    """gRPC refuses a call whose metadata contains an invalid id. If the metadata omits
+    the id, the call reaches the server, whose error can name the invalid field."""
     request = adapters_pb2.GetAdapterRequest(adapter_id=adapter_id)
     assert adapter_metadata(request) == ()
 

@@ -81,7 +81,7 @@ def test_the_end_of_an_asyncio_client_is_a_weft_error(server: FakeWeftd) -> None
         refused = other.submit.optim_step()
         while steps_arrived(server) < 2:
             await asyncio.sleep(0.01)
-        # The refusal arrives within this time. The client's pause is much longer.
+        # The refusal arrives within this time. The client then waits 20 s to retry.
         await asyncio.sleep(0.5)
         await client.close()
         with pytest.raises(weft.Cancelled):
@@ -137,7 +137,7 @@ def test_no_error_of_many_samples_goes_unseen(server: FakeWeftd) -> None:
             for _ in range(4):
                 server.refuse("Sample", grpc.StatusCode.INTERNAL, "broken")
             many = asyncio.ensure_future(client.sample_many([[1]] * 6))
-            # Blocks the loop while the answers come, so that it sees all at once.
+            # Blocks the loop while the answers come. The loop then sees all at once.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             time.sleep(0.3)

@@ -53,8 +53,8 @@ def test_batches_keep_to_the_servers_limits(client: weft.Client) -> None:
     assert info.max_data_per_request > 0
     data = [weft.Datum.next_token([1] * n) for n in (3, 3, 3, 3, 10, 12, 2)]
     cut = list(requests(data, small))  # type: ignore[arg-type]
-    # A record that is too long by itself is kept, because the server must
-    # refuse it.
+    # A record that exceeds the limit by itself is sent anyway, so that the
+    # server refuses it.
     assert [len(r) for r in cut] == [3, 1, 1, 1, 1]
     assert [d for r in cut for d in r] == data
 
@@ -127,8 +127,8 @@ def test_a_trained_adapter_is_taken_up_only_where_asked(
     assert main([*command, "--steps", "5"]) == 1
     assert "2 steps: give --resume" in capsys.readouterr().err
     assert main([*command, "--steps", "3", "--resume"]) == 0
-    # Deletes the adapter, and step-5 of the first run, which would be the last
-    # checkpoint. So the next run continues from step-3.
+    # Deletes the adapter, and the first run's checkpoint step-5, which is later
+    # than step-3. So the next run continues from step-3.
     client.adapter("a").delete()
     client.delete_checkpoint("a", "step-5")
     assert main([*command, "--steps", "5", "--resume"]) == 0
@@ -235,7 +235,7 @@ def test_grpo_of_equal_rewards_takes_a_step_without_a_gradient(
     (tmp_path / "score.py").write_text("def same(reply):\n    return 1.0\n")
     play[-1] += ":same"
     assert main(["grpo", *base, *play, "--steps", "1", "--prompts", "2"]) == 0
-    # The step counts, although it has no gradient. A resumed run continues after it.
+    # A step without a gradient is counted too. A resumed run continues after it.
     assert client.adapter("a").info().optim_steps == 1
     assert "loss" not in log(tmp_path)[0]
 

@@ -25,7 +25,7 @@ from weft import channel, methods
 from weft._proto import adapters_pb2, sampling_pb2, server_pb2, training_pb2
 
 DATA = [weft.Datum.next_token([1, 2, 3])]
-# The server checks files every half second, and gRPC every second.
+# The server checks files every half second. gRPC checks files every second.
 RELOAD_SECONDS = 2.5
 
 

@@ -42,7 +42,7 @@ TEST(StepCounterTest, CancelsAStepThatWasWithdrawnBeforeSetCancel) {
   const uint64_t later = counter.Take()->step;
   EXPECT_EQ(counter.Finish(refused, StepOutcome::kRefused, kBad), kBad);
   absl::Status ended;
-  // The function may call Finish, as a cancelled call does.
+  // The cancel function may call Finish, as a cancelled call does.
   counter.SetCancel(later, [&] {
     ended =
         counter.Finish(later, StepOutcome::kUnknown, absl::CancelledError(""));

@@ -183,7 +183,8 @@ TEST(LoadTableTest, RatesCompareWithTheSampleBefore) {
   EXPECT_THAT(table, HasSubstr("sampled tokens/s   -\n"));
   EXPECT_THAT(table, HasSubstr("a        t       9     2.5"));
   EXPECT_THAT(table, HasSubstr("b        t       3     -"));
-  EXPECT_LT(table.find("\nb "), table.find("\na "));  // Last used first.
+  // The adapter that was used last comes first.
+  EXPECT_LT(table.find("\nb "), table.find("\na "));
 }
 
 TEST(LoadTableTest, LeavesOutWhatTheServerDoesNotTellAndManyAdapters) {

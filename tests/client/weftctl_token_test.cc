@@ -1,5 +1,5 @@
-// Tests weftctl's tokens: the commands that edit weftd's file, and the flags
-// that send one.
+// Tests weftctl's tokens: the commands that edit weftd's token file, and the
+// flags that send a token.
 #include <unistd.h>
 
 #include <cstdlib>

@@ -33,7 +33,7 @@ ROWS = "table.adapters tbody tr"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ConsoleServer]:
-    """Has two adapters: "first" with a curve, and "second", which was used last."""
+    """A server with adapters "first", which has a curve, and "second", used last."""
     with ConsoleServer() as running:
         with running.client() as client:
             for name, steps in (("first", 12), ("second", 3)):

@@ -74,7 +74,7 @@ TEST_F(PreemptionTest, GroupsFinishOneSampleAtATimeIfNeedBe) {
   first.num_samples = 4;
   SampleRequest second = Request(2, 35, 85, 8);
   second.num_samples = 3;
-  SampleRequest same = Request(1, 20, 90, 9);  // The prompt of `first`.
+  SampleRequest same = Request(1, 20, 90, 9);  // Has the prompt of `first`.
   same.num_samples = 2;
   const SampleResult expected[] = {Alone(first), Alone(second, adapter_),
                                    Alone(same)};

@@ -71,7 +71,7 @@ TEST_F(PrefixReuseTest, TheLastTokenOfAPromptIsComputed) {
   EXPECT_EQ(NewHits(), 16);
 }
 
-// The prompt is the next turn of a conversation.
+// The second prompt begins with the first prompt and its drawn tokens.
 TEST_F(PrefixReuseTest, TokensThatWereDrawnAreRemembered) {
   const SampleRequest turn = Request(3, 20, 30, 7);
   const SampleResult drawn = Alone(turn, adapter_);

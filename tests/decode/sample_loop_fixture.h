@@ -48,9 +48,8 @@ inline SampleRequest Request(int32_t first, int length, int max_tokens,
   return request;
 }
 
-// Compares scores with a tolerance for the order of summation, because a matrix
-// product of one row may sum in another order than one of many rows. A logit is
-// a sum over the widths of both layers.
+// Compares scores with a tolerance for rounding, because matrix products of one
+// row and of many rows may sum in different orders.
 inline void ExpectSameScores(const std::vector<float>& actual,
                              const std::vector<float>& expected) {
   ASSERT_EQ(actual.size(), expected.size());
@@ -92,7 +91,7 @@ class SampleLoopTest : public ::testing::Test {
     loop_->Admit(id, &request, streams, absl::Now(), std::move(version));
   }
 
-  // Runs steps until nothing is left. Returns the results by id.
+  // Runs steps until no request is active. Returns the results by work id.
   std::map<uint64_t, SampleResult> Finish() {
     const at::InferenceMode no_autograd;
     std::map<uint64_t, SampleResult> results;

@@ -82,7 +82,7 @@ TEST_F(SampleLoopTest, SeedsAndSamplesDrawOnTheirOwn) {
   EXPECT_NE(other.samples[0].tokens, result.samples[0].tokens);
 }
 
-// The prompts end inside a page, at the end of a page, and one token after it.
+// The prompts end inside a page, at its end, and one token into the next page.
 TEST_F(SampleLoopTest, ForkedSamplesDrawWhatASingleOneDraws) {
   for (const int length : {5, 16, 17}) {
     SampleRequest single = Request(2, length, 20, 7);

@@ -25,8 +25,8 @@ for program in buildah debootstrap; do
   fi
 done
 
-# chroot isolation and the vfs driver need no kernel support. The overlay driver
-# needs it, but copies no layers.
+# The vfs driver runs on every kernel, but copies layers. The overlay driver
+# copies no layers, but needs a kernel with overlay support.
 driver=vfs
 if grep -qw overlay /proc/filesystems; then driver=overlay; fi
 engine() {

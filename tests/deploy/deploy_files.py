@@ -1,4 +1,4 @@
-"""Shared by the deploy tests: where things are, and how to run a tool."""
+"""Helpers of the deploy tests: paths, rendered manifests, and calls of tools."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def configuration(name: str) -> dict[str, str]:
 
 
 def built(program: str) -> Path:
-    """Returns the path of a program of the build. The test is skipped if it is
+    """Returns the path of a program of the build. Skips the test if the program is
     missing."""
     build = Path(os.environ.get("WEFT_BUILD_DIR", ROOT / "build" / "cpu"))
     path = build / program

@@ -50,13 +50,13 @@ def test_panel_ids_are_unique_and_the_datasource_is_a_variable(path: Path) -> No
 
 
 def documented() -> set[str]:
-    """Returns the names in the metrics table of deploy/README.md."""
+    """Returns the metric names in deploy/README.md."""
     text = (DEPLOY / "README.md").read_text()
     return set(re.findall(r"`((?:weft|grpc|process)_\w+)", text))
 
 
 def used_metrics() -> set[str]:
-    """Returns the names in the dashboards and in the alert rules."""
+    """Returns the metric names in the dashboards and in the alert rules."""
     text = (DEPLOY / "prometheus" / "rules.yml").read_text()
     texts = [line for line in text.splitlines() if "record:" not in line]
     for path in DASHBOARDS:

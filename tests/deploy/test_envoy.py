@@ -170,7 +170,7 @@ def test_every_call_of_an_adapter_reaches_the_replica_that_holds_it(
         # A call without an adapter gets an answer too.
         assert client.info().model.name == "toy"
 
-    # Uses the command line, which has the C++ client.
+    # weftctl makes these calls with the C++ client.
     for adapter_id in ADAPTERS:
         command = [str(weftctl()), "adapters", "get", adapter_id]
         run(*command, "--server", proxied.target)

@@ -34,8 +34,8 @@ def _build() -> Path:
 
 
 def _headers() -> dict[Path, list[str]]:
-    """Returns the headers that are compiled here, with the flags of a source beside
-    them."""
+    """Returns the headers that this test compiles. The flags of a header are those of
+    a source in the same folder."""
     found: dict[Path, list[str]] = {}
     commands = _build() / "compile_commands.json"
     for name, flags in sorted(compile_flags(commands).items()):

@@ -179,7 +179,7 @@ def test_it_serves_trains_a_step_and_stops(
     state = tmp_path / "state"
     state.mkdir(mode=0o750)
     os.chown(state, 10001, 10001)
-    # The image's user can read the model here, wherever the tests' folder is.
+    # The image's user can read this copy of the model, but perhaps not the original.
     model = tmp_path / "model"
     shutil.copytree(models.tiny_model("llama-tied"), model)
     for path in (model, *model.rglob("*")):

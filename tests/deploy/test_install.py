@@ -56,8 +56,8 @@ def environment() -> dict[str, str]:
 def serve(
     tree: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *flags: str
 ) -> set[Path]:
-    """Samples with the tree's weftd. Returns the files that it has mapped, with
-    links resolved."""
+    """Samples with the tree's weftd. Returns the shared libraries that weftd has
+    mapped, with links resolved."""
     monkeypatch.setattr(daemon_module, "WEFTD", tree / "bin" / "weftd")
     for name in [name for name in os.environ if name.startswith("LD_")]:
         monkeypatch.delenv(name)
@@ -77,8 +77,8 @@ def serve(
 
 
 def strangers(libraries: set[Path], *known: Path) -> list[Path]:
-    """Returns the libraries that are neither the system's runtime nor below a known
-    folder."""
+    """Returns the libraries outside the known folders, except those of the system's
+    runtime."""
     return sorted(
         library
         for library in libraries
@@ -163,8 +163,8 @@ def test_a_bundle_runs_tests_and_benches_elsewhere(tree: Path, tmp_path: Path) -
         line = json.loads((tmp_path / "out" / f"{name}.json").read_text("utf-8"))
         assert line["bench"] == name
         assert line["machine"]["cores"] > 0 and line["command"]
-    # The client runs with the packages of the bundle and nothing else of this
-    # Python.
+    # The client's packages load from the bundle alone: -S hides the packages of
+    # this Python.
     program = (
         "import grpc, google.protobuf.message as m; print(grpc.__file__, m.__file__)"
     )

@@ -133,7 +133,7 @@ def test_probes_go_through_the_grpc_listener(name: str) -> None:
 
 
 def heartbeat_limit() -> int:
-    """Returns after how many seconds weftd reports that it is not alive."""
+    """Returns the age of the heartbeat, in seconds, from which weftd is not alive."""
     header = (ROOT / "server" / "frontend.h").read_text()
     minutes = re.search(r"kHeartbeatLimit = absl::Minutes\((\d+)\)", header)
     assert minutes

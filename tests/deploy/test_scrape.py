@@ -117,7 +117,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     ) as process:
         server = Prometheus(folder, process.metrics_address)
         try:
-            # A rate needs a value before the work and one after it.
+            # A rate needs one sample from before the work and one from afterwards.
             server.wait_for("weft_optim_steps_total == 0")
             work(process)
             server.wait_for("rate(weft_optim_steps_total[5m]) > 0")
@@ -132,7 +132,7 @@ def test_every_query_of_a_dashboard_has_data(
     path: Path, prometheus: Prometheus
 ) -> None:
     for expression in expressions(path):
-        # A panel for CUDA devices hides the zeros of a CPU with `> 0`.
+        # Some queries end in `> 0` to hide zeros, which are normal on a CPU.
         asked = expression.removesuffix(" > 0")
         assert prometheus.query(asked), expression
 

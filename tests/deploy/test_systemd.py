@@ -1,5 +1,5 @@
-"""Tests that the systemd unit is well formed, confined, and gives a drain enough
-time."""
+"""Tests that the systemd unit is well formed and confined, and that it gives a drain
+enough time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def settings(path: Path) -> dict[str, str]:
 
 def test_systemd_finds_nothing(tmp_path: Path) -> None:
     copy = tmp_path / UNIT.name
-    # The test replaces the program, because it need not be installed here.
+    # The copy starts /bin/true, because weftd may not be installed here.
     copy.write_text(UNIT.read_text().replace("/opt/weft/bin/weftd", "/bin/true"))
     assert analyze("verify", "--man=no", "--recursive-errors=no", str(copy)) == ""
     copy.write_text(copy.read_text().replace("LimitNOFILE", "LimitNOFILES"))

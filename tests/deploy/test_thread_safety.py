@@ -23,7 +23,7 @@ from checked_once import CheckedOnce, cache_folder, parts
 from compile_flags import compile_flags
 
 FOLDERS = ("server", "client", "tests/support", "src/engine", "src/runtime")
-# One source of each kind. If its first lock is removed, the analysis must fail.
+# If the first lock of any of these sources is removed, the analysis must fail.
 LOCKED = (
     "src/runtime/compute_guard.cc",
     "server/sample_stream.cc",

@@ -8,7 +8,7 @@
 #   --preset NAME      cuda (default); cpu to try the bundle itself
 #   --python VERSION   the target's Python, such as 3.12 (default: .venv's)
 #   --tree FOLDER      tree that cmake --install made from this preset's build.
-#                      With it, nothing is built, so this build must already
+#                      With --tree, nothing is built. The build must already
 #                      have the programs of the tests.
 #
 # On the target: tar xf OUTPUT.tar.gz && weft-device/tests/device/run.sh
@@ -89,7 +89,7 @@ ldd "${build}/tests/"{ops/ops_test,bench/decode_bench,oracle/dump_weights} |
     fi
   done
 
-# The Python tests and benches look here in a build folder.
+# The Python tests and benches look for programs at these paths.
 ln -s ../weft/bin "${bundle}/build/server"
 ln -s ../../weft/bin "${bundle}/build/client/weftctl"
 ln -s ../../bin "${bundle}/build/tests/bench"

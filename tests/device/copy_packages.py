@@ -14,7 +14,7 @@ def main() -> None:
     for name in sys.argv[2:]:
         for file in distribution(name).files or ():
             if ".." in file.parts or "__pycache__" in file.parts:
-                continue  # Skips scripts, and files that another Python compiles again.
+                continue  # Skips scripts, and bytecode, which Python compiles again.
             target = folder / file
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(str(file.locate()), target)

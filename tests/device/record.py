@@ -1,4 +1,4 @@
-"""Runs a program that measures. Writes one JSON line with the program's output, its
+"""Runs a benchmark program. Writes one JSON line with the program's output, its
 command and the machine: record.py NAME OUTPUT cpu|cuda COMMAND..."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> int:
 
 
 def _value(text: str) -> Any:
-    """Returns the parsed text if it is JSON."""
+    """Returns the parsed JSON, or the text itself if it is not JSON."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:

@@ -11,7 +11,7 @@
 #
 # A step is skipped, with the reason, if it needs a device, a tool or a package
 # that is missing. PYTHON is the Python with torch (default: python3). The
-# client's packages in the bundle are for one version of Python, printed below.
+# client's packages in the bundle are for the Python that --help prints last.
 # The exit status is 1 if a step failed, or on cuda if none passed.
 set -euo pipefail
 
@@ -61,7 +61,7 @@ cd "${ROOT}"
 
 # --- What the machine has ------------------------------------------------------
 
-# The package is found and not imported, because an import would take seconds.
+# Finds the folder of torch without an import, which would take seconds.
 torch="$("${PYTHON}" -c 'import importlib.util
 print(importlib.util.find_spec("torch").submodule_search_locations[0])' 2>/dev/null || true)"
 if [[ -n "${torch}" ]]; then
@@ -76,7 +76,7 @@ if ! "${PYTHON}" -c 'import weft' 2>/dev/null; then
     no_client="no client in ${PYTHON}: ${error##*$'\n'}"
   fi
 fi
-# Holds a line for each device. It is empty if nvidia-smi is missing.
+# Holds a line for each device, or no device if nvidia-smi is missing.
 devices=$'\n'"$(nvidia-smi -L 2>/dev/null || true)"
 
 # Prints the reason why a step cannot run, or nothing.
@@ -210,8 +210,8 @@ run_step() {
     train_step_qwen) bench train_step qwen3-8b --rank 32 ;;
     train_step_small) bench train_step smollm2-135m --batch 32 ;;
     adapters_8) bench multi_adapter llama-3.1-8b --rank 32 --adapters 8 ;;
-    # Rank 8, because 64 adapters of rank 32 have 86 GB of weights, gradients
-    # and moments.
+    # Rank 8, because at rank 32 the weights, gradients and moments of 64
+    # adapters take 86 GB, more than an H100 has.
     adapters_64) bench multi_adapter llama-3.1-8b --rank 8 --adapters 64 --sequences 2 ;;
     group_prompt)
       bench group_prompt llama-3.1-8b --prompt 5000 --completion 256 --group 16
@@ -244,7 +244,7 @@ for step in "${steps[@]}"; do
   fi
   begin="${SECONDS}"
   log="${output}/${step}.log"
-  # Runs in its own shell, whose whole process group is killed when time is up.
+  # The step runs in its own process group, which is killed when time is up.
   status=0
   setsid bash -c "$(declare -p ROOT PYTHON device output step)
 $(declare -f kernels oracles bench record decode trace run_step)

@@ -62,7 +62,7 @@ class DispatcherThreadsTest : public ::testing::Test {
           Complete(step);
         }
       } else if (auto* step = std::get_if<RunStep>(&*work)) {
-        // Ends later, like a checkpoint whose file another thread writes.
+        // The step ends later, as if another thread wrote a checkpoint.
         Count(step->step);
         AfterIo([this, step = step->step] { Complete(step); });
       } else if (auto* move = std::get_if<RunMove>(&*work)) {

@@ -46,7 +46,7 @@ class FakeEngineThread {
   FakeClock& clock() { return clock_; }
   prometheus::Registry& registry() { return registry_; }
 
-  // Returns the next work after all tasks have run.
+  // Runs tasks until the next work is not RunTasks, and returns this work.
   std::optional<Work> Next(int active_samples = 0) {
     for (;;) {
       std::optional<Work> work =
@@ -67,7 +67,7 @@ class FakeEngineThread {
     }
   }
 
-  // Creates an adapter of ten bytes like a client's CreateAdapter: `done` runs
+  // Creates an adapter of ten bytes, as RPC CreateAdapter would. `done` runs
   // when there is a slot, or with an error.
   void Create(const std::string& id, const std::string& tenant,
               Callback<AdapterKey> done, uint64_t last_step = 0) {

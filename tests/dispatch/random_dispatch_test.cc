@@ -99,7 +99,7 @@ class World {
     }
   }
 
-  // Sends the next step, or repeats one of the latest.
+  // Sends the next step, or repeats one of the last two steps.
   void Send(const std::string& name) {
     uint64_t& next = next_step_[name];
     if (next == 0) next = 1;
@@ -256,7 +256,7 @@ class World {
   std::map<uint64_t, Effect> effects_;  // Keys: serial numbers.
   uint64_t serial_ = 0;
   std::vector<StepTask> steps_;  // Steps that are running.
-  std::set<uint64_t> samples_;   // Samples in decoding.
+  std::set<uint64_t> samples_;   // Samples that are being decoded.
   std::vector<sched::Move> moves_;
 };
 

@@ -44,7 +44,7 @@ class RecoveryDeskTest : public ::testing::Test {
     });
   }
 
-  // Runs a step if one is next. Returns its adapter's id.
+  // Runs the next work if it is a step. Returns the step's adapter id, or "".
   std::string Run() {
     const std::optional<Work> work = engine_.Next();
     const auto* run = work ? std::get_if<RunStep>(&*work) : nullptr;
@@ -128,7 +128,7 @@ TEST_F(RecoveryDeskTest, APageIsRefusedIfItLacksAnAdapter) {
   EXPECT_FALSE(others->more);
 }
 
-// The limits are three adapters in all, and two adapters of one tenant.
+// The limits are three adapters in all, and two for each tenant.
 TEST_F(RecoveryDeskTest, AdaptersThatAreNotSettledMayTakeTheLastSlots) {
   Create("a");
   const auto code = [this](const std::string& tenant) {

@@ -13,7 +13,7 @@ _ORACLE = Path(__file__).resolve().parents[1] / "oracle"
 sys.path.insert(0, str(_ORACLE))
 sys.path.append(str(_ORACLE.parent / "client"))
 
-# Both folders have a conftest.py, so that of tests/oracle is loaded as "fixtures".
+# The conftest.py of tests/oracle is loaded as "fixtures", because the name is taken.
 _spec = importlib.util.spec_from_file_location("fixtures", _ORACLE / "conftest.py")
 assert _spec is not None and _spec.loader is not None
 fixtures = importlib.util.module_from_spec(_spec)

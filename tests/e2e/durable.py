@@ -1,4 +1,4 @@
-"""A daemon with a state folder that tests kill and restart."""
+"""A daemon that tests kill and restart on the same state folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FAILPOINTS = daemon_module.BUILD_DIR / "tests" / "support" / "libweft_failpoints
 
 
 class Durable:
-    """A daemon with a state folder that is killed and restarted."""
+    """A daemon whose restarts use the same state folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -29,7 +29,7 @@ class Durable:
         self.daemon: Any = None
 
     def launch(self, *flags: str, failpoints: str = "") -> Any:
-        """Starts the process. `flags` replace those of the last start."""
+        """Starts the process. Without `flags`, the flags of the last start apply."""
         self.flags = flags or self.flags
         self.daemon = daemon_module.Daemon(
             models.tiny_model(KIND),

@@ -1,4 +1,4 @@
-"""Returns adapters as bytes."""
+"""Exports or saves an adapter and reads the files."""
 
 from __future__ import annotations
 

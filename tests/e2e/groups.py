@@ -59,7 +59,7 @@ def wait_until(holds: Callable[[], bool], what: str) -> None:
 
 
 def ranks_of(process: daemon_module.Daemon) -> list[int]:
-    """Returns the processes of a group that one weftd has started."""
+    """Returns the process ids of all ranks. `process`, rank 0, started the others."""
     return [process.pid, *children(process.pid)]
 
 
@@ -73,8 +73,7 @@ def kill_rank(process: daemon_module.Daemon, rank: int) -> None:
 
 
 def make(folder: Path, *flags: str, model: Path | None = None) -> daemon_module.Daemon:
-    """Returns a daemon that is not started yet. It serves a tiny model unless one
-    is given."""
+    """Returns a daemon that is not started yet. The default model is a tiny one."""
     need_devices(flags)
     return daemon_module.Daemon(
         model or models.tiny_model("llama-tied"), folder, *flags

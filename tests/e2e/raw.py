@@ -49,7 +49,8 @@ class Raw:
         self._channel.close()
 
     def call(self, method: Any, request: Any, timeout: float = 60.0) -> Outcome:
-        """Makes one unary RPC. `request` is a message, or an iterable of them."""
+        """Makes one RPC with a single reply. A method that streams requests takes an
+        iterable of messages as `request`."""
         bound = method.bind(self._channel)
         try:
             reply, call = bound.with_call(request, timeout=timeout)

@@ -265,7 +265,7 @@ def test_what_the_base_model_cannot_do(raw: Raw) -> None:
 
 
 def test_an_adapter_that_is_there_already(raw: Raw) -> None:
-    """The same call again is answered; another shape with the same name is refused."""
+    """A repeated create call succeeds, except with another rank or after training."""
     assert raw.create("twice", rank=4, seed=1).code == "OK"
     assert raw.create("twice", rank=4, seed=1).code == "OK"
     check(raw.create("twice", rank=8, seed=1), "ALREADY_EXISTS", ("twice",))
@@ -327,8 +327,8 @@ def test_strange_imports(raw: Raw, canary: Any, tmp_path: Path) -> None:
 
 
 def test_a_gradient_that_is_not_finite_is_dropped(raw: Raw) -> None:
-    """The weights are huge but finite when they arrive, and overflow in the
-    backward pass."""
+    """The loss weights of the datum are huge but finite. Their gradient overflows in
+    the backward pass."""
     assert raw.create("overflow", rank=4, seed=1).code == "OK"
     assert raw.forward_backward("overflow", [GOOD]).code == "OK"
     assert raw.optim_step("overflow").code == "OK"

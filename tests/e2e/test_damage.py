@@ -41,7 +41,8 @@ def refused(durable: Durable, *flags: str) -> str:
 def newest_snapshot(durable: Durable) -> bytes:
     try:
         return max((durable.folder / "state").glob("SNAPSHOT-*")).read_bytes()
-    except (ValueError, FileNotFoundError):  # None yet, or it was just replaced.
+    except (ValueError, FileNotFoundError):
+        # There is no snapshot yet, or it was just replaced.
         return b""
 
 
@@ -91,15 +92,15 @@ def test_a_hole_in_the_log_costs_only_the_adapter_that_is_given_up(
     with daemon.client() as client:
         assert [a.adapter_id for a in client.adapters()] == ["first", "third"]
         assert client.adapter("first").info().optim_steps == 2
-    # Products of so few rows have the same bits in every batch (src/ops/matmul.h), even
-    # if the replay runs the batch without the lost adapter.
+    # The replay runs the batch without the lost adapter. The bits do not change,
+    # because the batch has few rows (src/ops/matmul.h).
     assert {name: image(trained, name) for name in before} == before
     (side,) = sides(trained)
     assert list((side / "log").iterdir()) and (side / "FORMAT").exists()
     kept = max((side / "log").iterdir(), key=lambda path: path.stat().st_size)
     assert b"wounded" in kept.read_bytes()
 
-    # The flag may stay: a new adapter with the same name is not given up.
+    # The flag may stay: it does not remove a new adapter with the same name.
     with daemon.client() as client:
         client.create_adapter("wounded", rank=8)
     trained.restart("--recover-adapter", "wounded")

@@ -42,7 +42,8 @@ def test_adapters_survive_a_kill_with_all_their_bits(durable: Durable) -> None:
         train_together(client, adapters, 3)
         adapters[0].snapshot("early")
         train_together(client, adapters, 1)
-        adapters[1].forward_backward(batch(77))  # This stays in the accumulator.
+        # This gradient stays in the accumulator.
+        adapters[1].forward_backward(batch(77))
         adapters[2].snapshot("late")
         adapters[2].release_snapshot("late")
         client.create_adapter("gone", rank=4).delete()

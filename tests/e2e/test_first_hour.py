@@ -18,7 +18,7 @@ import wheels  # noqa: E402
 
 SMOLLM2 = fixtures.SMOLLM2
 CHATS = ROOT / "client/python/examples/data/dictionary.jsonl"
-# The file does not define these words, but it has questions of the same form.
+# CHATS does not define these words, but it has questions of the same form.
 QUESTIONS = ['What does "river" mean?', "Define the word happy."]
 FORMAT = re.compile(r"\w+ \((noun|verb|adjective)\): [^\n]+\.")
 

@@ -1,4 +1,4 @@
-"""Tests ranks that another program starts, so that weftd does not watch them."""
+"""Tests ranks that another program starts. No weftd watches such ranks."""
 
 from __future__ import annotations
 

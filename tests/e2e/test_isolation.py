@@ -20,8 +20,8 @@ STEPS = 20
 
 
 def batch(tenant: int, step: int) -> list[Any]:
-    """Returns the tenant's sequences for a step. Each tenant has its own sequences, and
-    so few of them that it learns them."""
+    """Returns the tenant's sequences for a step. Each tenant has a few sequences of its
+    own, which its adapter can learn."""
     length = 6 + 5 * (tenant % 4)
     seeds = (1000 * tenant + step % 4, 1000 * tenant + 500 + step % 3)
     return [next_token(random_tokens(VOCAB, length, seed)) for seed in seeds]

@@ -296,7 +296,7 @@ def test_scores_of_a_prompt_are_the_samplers(
     tokenizer: ModelTokenizer,
     daemon_for: Any,
 ) -> None:
-    """Evaluation harnesses ask for no new tokens, but for the prompt's scores."""
+    """Evaluation harnesses ask for the prompt's scores and for no new tokens."""
     tokens = tokenizer.encode(SECRET)
     before = drawn(daemon_for(SMOLLM2))
     reply: Any = client.completions.create(
@@ -310,7 +310,7 @@ def test_scores_of_a_prompt_are_the_samplers(
     assert np.allclose(scores[1:], adapter.compute_logprobs(tokens)[1:], atol=1e-4)
     best = [max(top.values()) for top in choice.logprobs.top_logprobs[1:]]
     assert all(b >= s - 1e-4 for b, s in zip(best, scores[1:], strict=True))
-    # The adapter has learned the sentence, so most tokens are the likeliest.
+    # The adapter has learned the sentence, so most of its tokens have the best score.
     assert sum(np.isclose(best, scores[1:], atol=1e-4)) >= len(best) - 3
     # Harnesses check whether a token's score is exactly equal to the best score.
     assert sum(b == s for b, s in zip(best, scores[1:], strict=True)) >= len(best) - 3
@@ -380,7 +380,7 @@ def drawn(daemon: Any) -> float:
 
 
 def rests(daemon: Any) -> bool:
-    """Returns whether the daemon draws no tokens for a while."""
+    """Returns whether the daemon draws no tokens for half a second."""
     before = drawn(daemon)
     time.sleep(0.5)
     return drawn(daemon) == before

@@ -1,5 +1,5 @@
-"""Tests what a restart keeps of adapters of each durability, and that the server tells
-a client if the adapter's state is not the one that the client knows."""
+"""Tests which state of an adapter survives a restart, for each durability. The server
+tells a client if the adapter's state is not the one that the client knows."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_checkpointed_adapter_comes_back_from_the_latest_load_or_save(
         durable.restart()
         with durable.daemon.client() as client:
             assert client.adapter("a").info().optim_steps == 1
-    assert image(durable, "a") == expected  # This saves "image".
+    assert image(durable, "a") == expected  # image() saves checkpoint "image".
     with durable.daemon.client() as client:
         a = client.adapter("a")
         a.optim_step()

@@ -184,7 +184,7 @@ def test_while_loading(victim: int, delay: float, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("victim", range(2))
 def test_while_draining(victim: int, tmp_path: Path) -> None:
-    """Waiting steps get an error, and none of them was half done."""
+    """Waiting steps get an error, and none of them is half done."""
     import weft
 
     process = make(tmp_path, *TENSOR_2)

@@ -17,8 +17,8 @@ def test_a_drain_ends_all_ranks(tmp_path: Path) -> None:
     ranks = children(process.pid)
     begin = time.monotonic()
     assert process.stop() == 0
-    # The ranks got the command to stop, so nobody waited for them or killed
-    # them.
+    # The ranks got the command to stop, so they ended without a timeout and
+    # without a kill.
     assert time.monotonic() - begin < 8
     assert "the rank stops" not in process.log_tail()
     assert all(gone(rank) for rank in ranks)

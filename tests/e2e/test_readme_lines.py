@@ -1,5 +1,5 @@
-"""Tests that the commands and code in README.md and client/python/README.md work, also
-if a reader runs them a second time."""
+"""Tests that the commands and code in README.md and client/python/README.md work, even
+when they run a second time."""
 
 from __future__ import annotations
 

@@ -58,7 +58,8 @@ def test_a_replayed_load_is_in_the_next_snapshot(durable: Durable) -> None:
         client.adapter("a").load("c")
     before = image(durable, "a")
     snapshots = sorted((durable.folder / "state").glob("SNAPSHOT-*"))
-    # The log of the earlier process counts, so a small step makes a snapshot due.
+    # The log that the earlier process wrote counts toward --snapshot-log-bytes, so a
+    # small step makes a snapshot due.
     daemon = durable.restart(*SMALL_SNAPSHOTS)
     with daemon.client() as client:
         train(client, "b", 3)
@@ -140,7 +141,7 @@ def test_an_adapter_serves_while_others_are_restored(durable: Durable) -> None:
             assert refused.code == "UNAVAILABLE", (refused, daemon.log_tail())
             assert "grpc-retry-pushback-ms" in refused.trailers
         assert "\nweft_adapters_recovering 1\n" in daemon.scrape()
-    daemon.kill()  # During the replay, with new records in the log.
+    daemon.kill()  # The replay still runs, and the log has new records.
     durable.start()
     assert facts(durable, "a").last_step == known["a"] + 2
     assert facts(durable, "b").last_step == known["b"]
@@ -166,7 +167,7 @@ def test_a_replay_that_fails_ends_the_server(durable: Durable) -> None:
     before = image(durable, "b")
     daemon.kill()
     # A snapshot during the replay would lose the records that are not replayed yet, so
-    # none is written.
+    # the daemon writes no snapshot.
     daemon = durable.launch(
         *SMALL_SNAPSHOTS,
         failpoints="recovery.replay=err(EIO)#8;recovery.replay=sleep(500)",

@@ -1,4 +1,4 @@
-"""Tests more adapters than device slots: clients see no difference."""
+"""Tests that clients see no difference if adapters outnumber the device slots."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def test_clients_at_once_get_the_bits_of_clients_in_turn(tmp_path: Path) -> None
     with daemon_module.running(model, tmp_path / "all", *ALONE) as daemon:
         expected = [_use(daemon, tenant, None) for tenant in range(CLIENTS)]
         assert _series(daemon, "weft_adapter_moves_total") == 0
-    # Without -1, the adapters that leave a GPU would wait in host memory if there is
-    # room, and not on disk.
+    # With -1, the adapters that leave a GPU wait on disk. By default they would wait in
+    # host memory if there is room.
     flags = (
         "--max-resident-adapters",
         str(SLOTS),

@@ -160,7 +160,7 @@ def _sockets(pid: int) -> set[str]:
     """Returns the open sockets of a process, by inode."""
     links = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # It was closed after it was listed.
+        with suppress(FileNotFoundError):  # The file was closed after it was listed.
             links.add(os.readlink(descriptor))
     return {link for link in links if link.startswith("socket:")}
 
@@ -232,8 +232,8 @@ def _moved(before: dict[str, float], after: dict[str, float], name: str) -> floa
 def test_client_side_preference_loss(
     daemon_for: Any, unique: Any, tmp_path: Path
 ) -> None:
-    """Tests a DPO loss that the user wrote. The accumulated gradient is that of the
-    loss, and training raises the margin."""
+    """Tests a DPO loss that the user wrote. The accumulated gradient is the
+    gradient of this loss, and training raises the margin."""
     daemon = daemon_for("llama-tied")
     chosen = next_token(random_tokens(VOCAB, 14, 1))
     rejected = next_token(random_tokens(VOCAB, 17, 2))

@@ -215,8 +215,8 @@ def test_check_config_tells_the_memory_of_a_device_that_is_not_there(
     total = int(rows.pop("all")[0])
     assert sum(int(row[0]) for row in rows.values()) == total
     assert total <= 0.9 * 4 * 2**30
-    # Tests what makes a start fail: too little memory, flags, a damaged
-    # folder.
+    # Each of these makes a start fail: too little memory, wrong flags, and a
+    # damaged folder.
     done = _check_config(folder, "--device-memory-bytes", str(2**29))
     assert (done.returncode, done.stdout) == (1, "")
     assert "--max-rank" in done.stderr and "--max-context" in done.stderr

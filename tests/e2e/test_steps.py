@@ -38,7 +38,8 @@ def test_the_same_step_again_returns_the_same_reply(
         assert first.reply == again.reply
         step = expect(raw.optim_step(name, step=2, adamw=ADAMW))
         once = exported.saved(daemon, client.adapter(name), "once")
-        # The save took its own number, and the old numbers still answer.
+        # The save took its own number. Requests with the old numbers still get their
+        # replies.
         repeated = expect(raw.optim_step(name, step=2, adamw=ADAMW))
         assert repeated.replayed and repeated.reply == step.reply
         assert expect(raw.forward_backward(name, DATA, step=1)).replayed
@@ -125,7 +126,8 @@ def test_a_gap_waits_no_longer_than_the_deadline(daemon_for: Any, unique: Any) -
 
 
 def test_a_save_behind_a_gap_can_be_given_up(daemon_for: Any, unique: Any) -> None:
-    """A save that was given up must not run later, when another step has its number."""
+    """If a client gives up a waiting save, the save must not run later. Another step
+    may then have the save's number."""
     from weft import methods
     from weft._proto import adapters_pb2
 

@@ -20,7 +20,7 @@ FAILED_START_SECONDS = 0.5
 
 
 def test_an_idle_daemon_ends_at_once(tmp_path: Path) -> None:
-    """On an idle machine this takes 0.3 s, even with a client and a scraper."""
+    """On an idle machine, stopping takes 0.3 s, even with a client and a scraper."""
     seconds = []
     for attempt in range(3):
         folder = tmp_path / str(attempt)

@@ -48,7 +48,7 @@ def test_a_checkpoint_goes_on_at_another_server(
         adapter = client.create_adapter("a", rank=4, seed=3)
         train(adapter)
         adapter.optim_step(learning_rate=1e-2)
-        train(adapter)  # The checkpoint includes its gradient.
+        train(adapter)  # A train checkpoint includes this gradient.
         saved = adapter.save("c", kind=kind, metadata={"run": "7"}, ttl_seconds=900)
         client.download_checkpoint("a", "c", folder)
     names = {path.name for path in folder.iterdir()}

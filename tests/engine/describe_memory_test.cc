@@ -79,8 +79,8 @@ TEST_F(DescribeMemoryTest, SaysPartsBytesAndLimits) {
   options_.load_format = LoadFormat::kDummy;
   const auto text = Describe(80 * kGiB);
   ASSERT_THAT(text.status(), IsOk());
-  // memory_plan_test.cc expects the same numbers. The model's bytes include
-  // 131,072 positions of 64 cosines and sines.
+  // memory_plan_test.cc expects the same numbers. The model's bytes include 64
+  // cosines and 64 sines for each of 131,072 positions.
   EXPECT_THAT(
       Squeezed(*text),
       AllOf(HasSubstr("model 16127631360 15.02 8030261248 parameters"),
@@ -108,9 +108,9 @@ TEST_F(DescribeMemoryTest, ARankOfSeveralHasItsPart) {
       IsStatus(absl::StatusCode::kInvalidArgument, "--tensor-parallel-size"));
 }
 
-// The matrices have 8,029,995,008 weights. Each takes one byte, and every 64
-// inputs take two more for their scale. The 65 norms of 4096 weights take two
-// bytes for each weight. Rotary tables are added.
+// The matrices have 8,029,995,008 weights of one byte. Each group of 64 weights
+// has a scale of two bytes. The 65 norms of 4096 weights take two bytes for
+// each weight. Rotary tables are added.
 TEST_F(DescribeMemoryTest, CountsWeightsOfEightBits) {
   WriteConfig(kLarge);
   options_.load_format = LoadFormat::kDummy;

@@ -1,5 +1,5 @@
-// Tests more adapters than device slots. Clients see no difference, and a
-// failed move loses no adapter.
+// Tests an engine that has more adapters than device slots. Clients see no
+// difference, and a failed move loses no adapter.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -271,7 +271,7 @@ TEST_F(EngineResidencyTest, AnAdapterCanBeDeletedWhereverItIs) {
     ASSERT_THAT(Create("a"), IsOk());
     const std::string fresh = Exported("a");
     ASSERT_THAT(Create("b"), IsOk());
-    // By chance the adapter is on disk, on its way in, or in use.
+    // At the deletion, the adapter may be on disk, on its way in, or in use.
     auto promise = std::make_shared<std::promise<absl::Status>>();
     engine_->OptimStep(
         {.adapter_id = "a", .adamw = {.learning_rate = 1}},

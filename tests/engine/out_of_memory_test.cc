@@ -31,7 +31,7 @@ using ::weft::testing::Wait;
 constexpr int kLayers = 8;
 constexpr int64_t kDatumTokens = 32;
 
-// A fake device. The test sets what it answers.
+// A fake device. The test sets the device's answers.
 class ToldDevice final : public ComputeDevice {
  public:
   struct State {
@@ -203,8 +203,8 @@ TEST_F(OutOfMemoryTest, TheOperatorsOffIsNotOverruled) {
                                  "ForwardBackward: out of device memory"));
 }
 
-// On a CPU, an attempt keeps no copy of the scratch gradients. A second attempt
-// would add to the gradients that the first attempt left there.
+// On a CPU, the trainer keeps no copy of the scratch gradients. So a second
+// attempt would add to what the first attempt left in the scratch.
 TEST_F(OutOfMemoryTest, OnACpuABatchRunsOnlyOnce) {
   device_.is_cpu = true;
   Start(GradientCheckpointing::kAuto);

@@ -122,8 +122,8 @@ TEST_F(DecodeGraphCudaTest, RulesChangeBetweenReplays) {
 TEST_F(DecodeGraphCudaTest, AdaptersChangeBetweenReplays) {
   for (int64_t salt = 0; salt < 6; ++salt) {
     CachePlan plan = Plan(7, salt);
-    // The first segment has 1 to 3 rows, the base model no row or one, and the
-    // second segment the rest.
+    // The first segment has 1 to 3 rows. At most one row of the base model
+    // follows. The second segment has the rest.
     const int64_t first = 1 + salt % 3;
     const int64_t second = first + salt % 2;
     plan.batch.routing = {

@@ -1,6 +1,6 @@
-// Tests decode steps as graphs on a fake device, which records a step as a
-// function that runs again. The step reads only the buffer of its inputs and
-// never waits for the host.
+// Tests decode steps as graphs on a fake device. Its graph keeps the step's
+// function, and a replay calls the function again. A step reads only the buffer
+// of its inputs and never waits for the host.
 #include "src/executor/decode_graph.h"
 
 #include <ATen/ATen.h>
@@ -35,7 +35,7 @@ struct Counts {
   int64_t uploaded = 0;
   std::set<std::string> ops;         // Operators that replays have run.
   std::set<std::string> host_reads;  // Operators for which the host waits.
-  bool fails = false;                // Recording fails.
+  bool fails = false;                // If true, recording a graph fails.
 };
 
 class FunctionGraph final : public StepGraph {
@@ -229,8 +229,8 @@ TEST_F(DecodeGraphTest, OnlyRowsOfTheBatchHaveTheirTablesUploaded) {
   EXPECT_EQ(counts_.uploaded, bytes + kRowOfTable);
 }
 
-// A build with CUDA's LoRA kernels gives the step an adapter table. Write puts
-// the plan's adapters into it.
+// In a build with CUDA's LoRA kernels, the step has an adapter table.
+// DecodeInputs::Write puts the plan's adapters into the table.
 TEST_F(DecodeGraphTest, AStepReadsItsAdaptersInTheBuffer) {
   if constexpr (!ops::kHasCudaKernels) GTEST_SKIP() << "no kernels for CUDA";
   if constexpr (ops::kHasCudaKernels) {
@@ -275,7 +275,7 @@ TEST_F(DecodeGraphTest, OtherPlansWantLaunches) {
   plans[2].draws.clear();
   plans[3].logit_rows = {1, 0};
   plans[4].kv.decode = false;
-  // A graph takes adapters only in bf16 on CUDA. This one is f32 on a CPU.
+  // A graph takes adapters only in bf16 on CUDA. This adapter is f32 on a CPU.
   plans[5].batch.routing = {{.begin = 0,
                              .end = 1,
                              .version = testing::TinyVersion(

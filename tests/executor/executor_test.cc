@@ -85,8 +85,8 @@ class ExecutorTest : public ::testing::TestWithParam<std::tuple<int, int>> {
             .num_replicas = std::get<1>(GetParam())};
   }
 
-  // Two sequences of 6 and 5 tokens, with one adapter each. All tokens except
-  // the last score a target.
+  // Two sequences of 6 and 5 tokens, with one adapter each. Every token scores
+  // one target.
   [[nodiscard]] TrainPlan MakePlan(int64_t first) const {
     constexpr int64_t kTokens = 11;
     TrainPlan plan{
@@ -152,7 +152,7 @@ class ExecutorTest : public ::testing::TestWithParam<std::tuple<int, int>> {
   std::vector<lora::AdapterVersionPtr> versions_;
 };
 
-// Each value is a sum over the widths of the layers: a few hundred terms.
+// Each value sums over the widths of the layers, which are a few hundred terms.
 void ExpectNear(const std::vector<at::Tensor>& actual,
                 const std::vector<at::Tensor>& expected) {
   ASSERT_EQ(actual.size(), expected.size());

@@ -62,7 +62,7 @@ TEST_F(DurableFolderTest, ReplacesAFolderOnlyWhenAskedTo) {
   EXPECT_EQ(ReadDurableFolder(parent_, "one")->files, folder_.files);
   ASSERT_THAT(WriteDurableFolder(parent_, "one", other, true), IsOk());
   EXPECT_EQ(ReadDurableFolder(parent_, "one")->files, other.files);
-  // Neither the refused nor the replaced folder remains as a temporary.
+  // No temporary folder remains of the refused write or of the replacement.
   EXPECT_EQ(std::distance(fs::directory_iterator(parent_), {}), 1);
 }
 
@@ -100,9 +100,9 @@ TEST_F(DurableFolderTest, EveryErrorLeavesTheOldFolderOrTheNewOne) {
     EXPECT_EQ(std::distance(fs::directory_iterator(parent_), {}), 1);
     ASSERT_THAT(WriteDurableFolder(parent_, "one", folder_, true), IsOk());
   }
-  // The 12 operations that may fail create a folder, create, write, sync and
-  // close two files, sync two folders, and exchange two folders. In the last
-  // round nothing fails.
+  // 12 operations may fail: one creates a folder, four for each of two files
+  // (create, write, sync and close), two syncs of folders, and one exchange of
+  // two folders. In the last round nothing fails.
   EXPECT_EQ(operations, 13);
 }
 

@@ -65,7 +65,7 @@ TEST_F(SpillFolderTest, TellsOfAFileThatWasCutShort) {
 TEST_F(SpillFolderTest, AFailedWriteLeavesNothing) {
   const SpillFolder folder = Open();
   ASSERT_EQ(symlink("/dev/full", (root_ / "0" / "5").c_str()), 0);
-  // A write never follows a symbolic link that somebody created there.
+  // A write never follows a symbolic link that has the file's name.
   EXPECT_THAT(folder.Write("5", {first_}), IsStatus(kAlreadyExists, "5"));
   fs::remove_all(root_ / "0");
   EXPECT_THAT(folder.Write("6", {first_}), IsStatus(kNotFound, "creating 6"));

@@ -1,6 +1,6 @@
 // Fuzzes an adapter_config.json from a client, which may contain regular
-// expressions. No input may crash or take long, and every accepted config keeps
-// the limits.
+// expressions. No input may crash or take long. Every accepted config has LoRA
+// factors, and its ranks are within the limits.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

@@ -1,5 +1,5 @@
 // Fuzzes the config.json of a base model. No input may crash, and every
-// accepted config is a model that can be computed.
+// accepted config describes a model that can be computed.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>

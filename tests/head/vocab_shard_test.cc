@@ -37,7 +37,8 @@ using ::weft::testing::RunRanks;
 using ::weft::testing::Score;
 using ::weft::testing::Tolerance;
 
-// A rank's part of the lm_head adapters: the rows of B for its vocabulary.
+// The lm_head adapters of one rank, with only the rows of B for the rank's part
+// of the vocabulary.
 class SegmentParts {
  public:
   SegmentParts(const lora::LoraRouting& whole, const parallel::Range& vocab)
@@ -101,7 +102,7 @@ bool SameBits(const at::Tensor& a, const at::Tensor& b) {
 }
 
 // Runs forward and backward on `size` ranks, whose results must have equal
-// bits. Adds the adapters' gradients to the problem's.
+// bits. Adds the adapters' gradients to `problem.gradients`.
 Outcome RunOnRanks(const Problem& problem, HeadOptions options, int size) {
   std::mutex mutex;
   Outcome outcome;
@@ -170,7 +171,7 @@ INSTANTIATE_TEST_SUITE_P(EverySize, VocabShardTest, ::testing::Values(2, 3, 4),
                            return absl::StrCat("Ranks", test.param);
                          });
 
-// The other ranks then have chunks without any entry.
+// One rank has all targets, so the other ranks have chunks without entries.
 TEST_P(VocabShardTest, TargetsMayAllBeOnOneRank) {
   for (const int owner : {0, GetParam() - 1}) {
     for (const double softcap : {0.0, 5.0}) {
@@ -222,7 +223,8 @@ TEST(VocabShardAccuracyTest, SurePredictionsKeepTheirDigits) {
 // largest probability of a token other than the target. A filter just above
 // `largest` keeps only the target. If each rank took the softmax over its own
 // part of the vocabulary, this filter would also keep the token that has
-// probability `largest`. A filter below `largest` keeps that token's block.
+// probability `largest`. A filter below `largest` also keeps that other
+// token's block.
 TEST(VocabShardFilterTest, FiltersAreForTheWholeVocabulary) {
   Problem problem = MakeProblem(1, at::kFloat);
   problem.hidden.mul_(0.1);  // This spreads the probability over all ranks.

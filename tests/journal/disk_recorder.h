@@ -33,11 +33,12 @@ class DiskRecorder {
 
   // Says how many of the changes that were not synced are lost.
   enum class Loss { kAll, kNone, kSome };
-  // Makes the disk as of a moment in the new folder `root`.
+  // Creates the folder `root` with the files that the disk has after a loss of
+  // power at `moment`.
   void MakeDisk(size_t moment, Loss loss, std::mt19937* random,
                 const std::string& root) const;
 
-  // The wrapped calls report here after they have succeeded.
+  // The wrapped system calls call these functions after they have succeeded.
   void Create(int dir, const std::string& name);
   void MakeFolder(int dir, const std::string& name);
   void Write(int fd, uint64_t offset, const std::string& bytes);
@@ -69,7 +70,7 @@ class DiskRecorder {
   mutable std::mutex mu_;
   std::vector<Change> changes_;
   std::map<std::string, int> nodes_;  // The present nodes by path.
-  std::vector<bool> is_folder_;       // By node number.
+  std::vector<bool> is_folder_;       // Index: the node's number.
 };
 
 }  // namespace weft

@@ -66,7 +66,7 @@ class TestFolder {
   std::string path_;
 };
 
-// The contents of a log from a record on.
+// The contents of a log, beginning at a given record.
 struct LogContents {
   absl::Status status;  // How the reading ended.
   std::vector<std::string> records;

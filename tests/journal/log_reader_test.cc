@@ -295,8 +295,8 @@ TEST_F(LogReaderTest, GoesOnWithTheNextSegment) {
   EXPECT_THAT(records, ElementsAre("3", "4", "7"));
 }
 
-// The last process began segment 5 and wrote no record. Segment 3, the one
-// before, has lost its end.
+// The last process began segment 5 and wrote no record. The previous segment is
+// segment 3, which has lost its end.
 TEST_F(LogReaderTest, AfterALostEndTheLogGoesOnWithTheEmptySegment) {
   const std::string whole = MakeSegment(3, {{"3", "4"}});
   WriteBytes(files_.Segment(3), whole.substr(0, whole.size() - 1));

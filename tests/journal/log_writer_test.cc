@@ -89,7 +89,7 @@ TEST_F(LogWriterTest, SyncsOnceForWhatGathersMeanwhile) {
   EXPECT_EQ(log.metrics().bytes.Value() + SegmentHeader::kBytes,
             std::filesystem::file_size(files_.Segment(0)));
   log.Close();
-  // Each thread's records are there in the thread's order.
+  // The log has each thread's records in the order of the thread's appends.
   std::vector<int> next(kThreads, 0);
   for (const std::string& record : ReadLog(*folder_).records) {
     const int thread = record[0] - '0';
@@ -120,7 +120,7 @@ TEST_F(LogWriterTest, BeginsSegmentsWhereItIsTold) {
   log->Append("6");
   log->Append("7");
   EXPECT_EQ(log->StartSegment(), 8);
-  // The segment exists before its first record.
+  // Segment 8 exists before its first record.
   log.Flush();
   EXPECT_THAT(*folder_->Segments(), ElementsAre(5, 6, 8));
   EXPECT_EQ(FailpointHits("files.rename"), 3);

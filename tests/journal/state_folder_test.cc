@@ -114,7 +114,8 @@ TEST_F(StateFolderTest, ReadsTheNewestSnapshot) {
   ASSERT_THAT(snapshot, IsOk());
   EXPECT_THAT(*snapshot, Optional(Field(&Snapshot::bytes, bytes)));
   EXPECT_EQ((*snapshot)->next_sequence, 100);
-  // Another snapshot of the same records replaces it; an older one does not.
+  // Another snapshot of the same records replaces the newest snapshot. A
+  // snapshot of fewer records is refused.
   ASSERT_THAT(folder->WriteSnapshot({100, ""}), IsOk());
   EXPECT_THAT(*folder->ReadSnapshot(), Optional(Field(&Snapshot::bytes, "")));
   EXPECT_THAT(folder->WriteSnapshot({99, ""}),

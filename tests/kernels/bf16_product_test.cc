@@ -24,7 +24,7 @@ namespace {
 using ::weft::testing::kEpsilonF32;
 using ::weft::testing::Tolerance;
 
-constexpr int64_t kGap = 6;  // Between the rows of every matrix.
+constexpr int64_t kGap = 6;  // Elements between the rows of every matrix.
 constexpr float kUntouched = -77;
 constexpr uint16_t kUntouchedBits = 0x4321;
 
@@ -48,7 +48,7 @@ std::vector<uint16_t> RandomHalves(int64_t count, uint32_t seed) {
 
 enum class Stored { kOutputsByInputs, kInputsByOutputs };
 
-// x [B, I] and weight [O, I], in the layout of `stored`.
+// x [B, I] and weight [O, I].
 struct Problem {
   int64_t rows, inputs, outputs;
   std::vector<uint16_t> x, weight;
@@ -143,7 +143,8 @@ class Bf16ProductTest : public ::testing::TestWithParam<Stored> {
                               .y_stride = p.outputs + kGap});
   }
 
-  // Returns the product. Passes the inputs from `split` on as its last terms.
+  // Returns the product. The inputs from `split` on are the kernel's `last`
+  // terms.
   [[nodiscard]] std::vector<float> MultiplyWithLastTerms(const Problem& p,
                                                          int64_t split) const {
     const Operands first = Pack(p, 0, split), last = Pack(p, split, p.inputs);

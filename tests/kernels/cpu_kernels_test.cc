@@ -1,5 +1,5 @@
-// Compares every kernel of every instruction set that this processor runs with
-// the plain f64 loops of kernels/cpu/reference.h.
+// Compares every kernel with the plain f64 loops of kernels/cpu/reference.h,
+// for every instruction set that this processor has.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -411,7 +411,7 @@ TEST_P(CpuKernelsTest, SoftmaxRowsMatchTheReference) {
 
 TEST_P(CpuKernelsTest, SoftmaxStepsAddUpToTheSoftmaxOfAllKeys) {
   std::vector<float> all = RandomRow(64, 23, 3);
-  all[40] = 60;  // Earlier sums are scaled to nearly 0.
+  all[40] = 60;  // This large score scales the earlier sums to nearly 0.
   const auto expected = reference::SoftmaxOfRow(all, all, {0, 64, 64}, 0, 0);
   SoftmaxState state;
   for (size_t begin = 0; begin < all.size(); begin += 16) {

@@ -160,7 +160,7 @@ struct Problem {
   int64_t rows, inputs, outputs;
 };
 
-// Returns y of the outputs [begin, end); others are zero.
+// Returns y [B, O]. Outputs outside [begin, end) are zero.
 template <typename Kernel, typename Weight>
 std::vector<float> Product(const Problem& problem, Kernel kernel,
                            const std::vector<Weight>& weight, int64_t stride,
@@ -184,9 +184,9 @@ std::vector<float> Product(const Problem& problem, Kernel kernel,
   return y;
 }
 
-// Equal bits make the product as exact as the f32 product. They also give it
-// the property that skinny_product_test.cc checks for f32: no element depends
-// on other rows or on the range.
+// The 8-bit product has the bits of the f32 product. So it has the property
+// that skinny_product_test.cc checks for f32: no element depends on other rows
+// or on the range.
 TEST_P(Int8RowsTest, AProductHasTheBitsOfTheProductWithTheWidenedWeight) {
   for (const int64_t rows : {1, 2, 5, 6, 7, 32}) {
     for (const int64_t inputs : kLengths) {

@@ -1,5 +1,5 @@
-// Compares the products by panels of every instruction set that this processor
-// runs with the plain f64 loop of kernels/cpu/reference.h.
+// Compares the products by panels with the plain f64 loop of
+// kernels/cpu/reference.h, for every instruction set that this processor has.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -89,7 +89,7 @@ class PanelProductTest : public ::testing::TestWithParam<Isa> {
     }
   }
 
-  // Returns `out` [M, N + kGap], which was kUntouched before.
+  // Returns `out` [M, N + kGap]. Before the product, it is full of kUntouched.
   [[nodiscard]] std::vector<float> Run(const Problem& problem, const Form& form,
                                        float scale = 1,
                                        bool adds = false) const {
@@ -170,7 +170,8 @@ TEST_P(PanelProductTest, ScalesTheProductAndAddsToWhatIsThere) {
   }
 }
 
-// Adapters rely on this: how rows and columns are cut does not change bits.
+// Adapters rely on this: an element has the same bits, however the rows and
+// columns are divided among products.
 TEST_P(PanelProductTest, AnElementIsTheSameToTheBitInEveryProduct) {
   const Problem all(17, 300, 53);
   const std::vector<float> whole =

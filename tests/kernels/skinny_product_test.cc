@@ -1,5 +1,5 @@
-// Compares the skinny products of every instruction set that this processor
-// runs with the plain f64 loop of kernels/cpu/reference.h.
+// Compares the skinny products with the plain f64 loop of
+// kernels/cpu/reference.h, for every instruction set that this processor has.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -35,7 +35,7 @@ constexpr int64_t kGap = 5;
 constexpr float kUntouched = -77;
 
 // x [B, I], weight [O, I] and bias [O]. The weight's values are bf16 numbers,
-// so that both kernels compute the same product.
+// so that the kernels for f32 and for bf16 weights compute the same product.
 struct Problem {
   int64_t rows, inputs, outputs;
   std::vector<float> x, weight, bias;

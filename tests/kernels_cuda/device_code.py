@@ -41,7 +41,7 @@ class Kernel:
     registers: int
     stack_bytes: int
     local_bytes: int
-    shared_bytes: int  # Static.
+    shared_bytes: int  # Bytes of static shared memory.
     instructions: set[str] = field(default_factory=set)
 
     def has(self, mnemonic: str) -> bool:

@@ -95,8 +95,8 @@ _FEW_ROWS = {
     "few_rows::SumKernel": Rule(128, 32, ("LDG.128",)),
 }
 
-# These kernels load matrices in the same way, and also prefetch them. They do the work
-# between an expansion and the next base product.
+# These kernels do the work between an expansion and the next base product. Here too, a
+# warp loads a matrix directly into registers. The kernels also prefetch matrices.
 _PREFETCHED = ("LDG.128", "HMMA", "CCTL")
 _DECODE = {
     r"few_rows::GateKernel<\d>": Rule(512, 16, (*_PREFETCHED, "STG.128")),

@@ -152,7 +152,7 @@ struct Product {
     }
     return wide;
   }
-  // Computes the product. Returns y, whose margins were 7 before.
+  // Fills y with 7, computes the product and returns y with its margins.
   [[nodiscard]] std::vector<float> Run() const {
     const DeviceBuffer<int8_t> stored(weight.bytes);
     const DeviceArray rows(DType::kBf16, WideX()), add(DType::kBf16, bias);

@@ -34,12 +34,12 @@ struct DecodeSegment {
 // slot 1 + p is the B of projection p.
 struct DecodeProblem {
   std::vector<int64_t> features;  // One for each projection.
-  int64_t inputs = 0;             // The inputs of A.
+  int64_t inputs = 0;             // The number of A's inputs.
   std::vector<DecodeLayout> layouts;
   std::vector<DecodeSegment> segments;  // They cover all rows.
   int64_t num_rows = 0;
-  // The matrices and the bf16 arrays of a launch begin this many elements after
-  // an aligned address. An odd number leaves none of them aligned.
+  // The bf16 arrays of a launch, and the first matrix of its weights, begin
+  // this many elements after an aligned address.
   int64_t shift = 0;
 
   [[nodiscard]] std::vector<LoraMatrix> SlotsOf(
@@ -79,7 +79,7 @@ struct DecodeProblem {
     }
     return most;
   }
-  // Returns the largest sum of a layout's ranks of B.
+  // Sums the ranks of B in each layout, and returns the largest sum.
   [[nodiscard]] int64_t MaxRankOfB() const {
     int64_t most = 0;
     for (const DecodeLayout& layout : layouts) {
@@ -131,7 +131,7 @@ class DecodeAdapters {
   [[nodiscard]] LoraParts shrunk() const {
     return {.data = parts_device_.data(), .count = kParts, .stride = stride_};
   }
-  // Returns element `feature` of scale S B^T.
+  // Returns element `feature` of scale * S B^T for a row and a projection.
   [[nodiscard]] double Expanded(int64_t row, size_t projection,
                                 int64_t feature) const {
     const LoraMatrix b = MatrixOf(row, 1 + projection);
@@ -194,9 +194,9 @@ class DecodeAdapters {
   std::unique_ptr<DeviceBuffer<std::byte>> bytes_;
 };
 
-// Makes rows of several adapters, rows of an adapter without any of these
-// matrices, and rows without an adapter. One segment has more rows than an
-// entry holds.
+// Makes rows of several adapters, rows of an adapter that lacks A and all B,
+// and rows without an adapter. One segment has more rows than an entry of the
+// table holds.
 inline DecodeProblem MixedDecode(std::vector<int64_t> features, int64_t inputs,
                                  int64_t shift) {
   const size_t count = features.size();
@@ -232,9 +232,9 @@ inline DecodeProblem OneRow(std::vector<int64_t> features, int64_t inputs,
           .num_rows = 1};
 }
 
-// Makes more items than twice the blocks of a launch, so that each block
-// computes several items in turn. Each row has its own entry of `tiles` tiles.
-// Each fourth row has its own adapter.
+// Makes more than twice as many items as a launch has blocks, so that each
+// block computes several items in turn. Each row has its own entry of `tiles`
+// tiles. Every fourth row has its own adapter.
 inline DecodeProblem ManyItems(std::vector<int64_t> features, int64_t inputs,
                                int64_t tiles) {
   constexpr int64_t kMostBlocks = 264;

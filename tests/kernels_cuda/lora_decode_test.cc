@@ -156,8 +156,8 @@ TEST_F(CudaLoraDecodeTest, AddsToAResidualStreamThatLiesAnywhere) {
   CheckResidual(MixedDecode({264}, 264, 3));
 }
 
-// The sizes are those of o of Llama-3.1-8B, with the A of gate and up that
-// follow it, and of down of SmolLM2.
+// The first problem has the sizes of Llama-3.1-8B: B of o, then A of gate and
+// up. The second problem has the sizes of B of down in SmolLM2.
 TEST_F(CudaLoraDecodeTest, AddsToTheResidualStreamOfServedModels) {
   CheckResidual(OneRow({4096}, 4096, 32, 64));
   CheckResidual(OneRow({576}, 576, 8, 24));
@@ -359,8 +359,9 @@ TEST_F(CudaLoraDecodeTest, KeepsNanInItsRow) {
   for (size_t i = 0; i < squares.size(); ++i) {
     ASSERT_EQ(std::isnan(squares[i]), i == 9 * 3 + 1) << i;
   }
-  // Row 9 has NaN in the part that sums the NaN's feature. Every row keeps its
-  // initial NaN at ranks that its adapter lacks, because none are written.
+  // In row 9, the part that sums over the NaN's feature is NaN. The kernels do
+  // not write ranks that a row's adapter lacks, so these ranks keep their
+  // initial NaN.
   const auto check_parts = [&](const LoraParts& parts,
                                const std::vector<float>& values, int64_t own) {
     for (int64_t i = 0; i < residual.rows * parts.count * parts.stride; ++i) {

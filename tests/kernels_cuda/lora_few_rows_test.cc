@@ -202,9 +202,9 @@ struct OnDevice {
     return sum;
   }
 
-  // CheckShrunk checks S, and CheckOutputs checks y, in all rows. The expected
-  // y is computed from the S that the device stores, so that the rounding of S
-  // is checked only on S.
+  // CheckShrunk checks S, and CheckOutputs checks y, in all rows. CheckOutputs
+  // computes the expected y from the device's S, so the rounding of S does not
+  // affect the comparison of y.
   void CheckShrunk() const {
     const std::vector<float> actual = shrunk.Read();
     std::vector<double> expected(actual.size(), 3);
@@ -308,7 +308,7 @@ TEST_F(CudaLoraFewRowsTest, TakesWhatLiesAnywhere) {
 
 // One row, as for a decoded token. The layers are qkv, gate and up, and down of
 // Llama-3.1-8B, then qkv and down of SmolLM2. The input widths of SmolLM2 are
-// not multiples of a part.
+// not multiples of a part's width.
 TEST_F(CudaLoraFewRowsTest, TakesTheWidthsOfServedModels) {
   const auto one_row = [](int64_t inputs, std::vector<int64_t> features,
                           Layout layout) {
@@ -339,7 +339,7 @@ TEST_F(CudaLoraFewRowsTest, CutsWideSumsIntoNoMoreThanTheMostParts) {
   EXPECT_EQ(LoraFewRowsWorkspace(product), 16 * 4);
 }
 
-// There are more items than a launch has blocks.
+// There are more work items than a launch has blocks.
 TEST_F(CudaLoraFewRowsTest, TakesManyAdapters) {
   Problem problem = {.inputs = 64,
                      .features = {24},
@@ -418,7 +418,8 @@ TEST_F(CudaLoraFewRowsTest, SumsWhatTheExpansionKeeps) {
 
 // A row's bits do not depend on other segments or on other rows of its own
 // segment. They do not depend on the ranks of other layouts either, although
-// those ranks select the kernel and the layout of parts and S.
+// the other ranks affect the choice of the kernel and the strides of parts and
+// S.
 TEST_F(CudaLoraFewRowsTest, GivesARowTheSameBitsWithoutItsNeighbours) {
   // The sums over 1096 inputs have two parts.
   Problem all = Mixed(1096, {136, 40, 48}, 0);

@@ -85,7 +85,7 @@ struct Heads {
   }
   [[nodiscard]] int64_t NumSlots() const { return rows * 7 + 4; }
   [[nodiscard]] int64_t stride() const { return width + shift; }
-  // Returns the column in a row's heads where a projection begins.
+  // Returns the first column of a projection within a row's heads.
   [[nodiscard]] int64_t ColumnOf(size_t projection) const {
     return projection == 0
                ? 0
@@ -189,7 +189,7 @@ struct Heads {
       SCOPED_TRACE(row);
       CheckRow(row, q, &k, &v);
     }
-    // Nothing else is written.
+    // CheckRow has reset what it checked. The kernel wrote nothing else.
     EXPECT_EQ(k, Untouched());
     EXPECT_EQ(v, Untouched());
   }

@@ -1,5 +1,5 @@
-// Compares the products of one adapter on one layer with loops in f64, in
-// shapes that models have and in odd ones.
+// Compares the products of one adapter on one layer with loops in f64, for the
+// shapes of models and for irregular shapes.
 #include <gtest/gtest.h>
 
 #include <algorithm>

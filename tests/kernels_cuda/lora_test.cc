@@ -238,7 +238,7 @@ TEST_F(CudaLoraTest, AddsGradientsOfSegmentsThatShareThemOrNot) {
   for (const LoraOrder order : kOrders) {
     for (const size_t num_gradients : {6, 3}) {
       Problem problem = {.order = order};
-      // Segments that share a gradient have one layout.
+      // Segments that share a gradient have the same layout.
       for (size_t s = 0; s < 6; ++s) problem.segments[s].layout = s % 3 % 2;
       const std::vector<double> start(before_.begin(), before_.end());
       std::vector<std::vector<double>> expected(num_gradients, start);
@@ -360,11 +360,11 @@ TEST_F(CudaLoraTest, SumsInOnePartOnDemand) {
   EXPECT_EQ(one.shrunk.Read(), std::vector<float>{2 * kWide});
 }
 
-// A segment's bits do not depend on other segments. This holds although ranks
-// of other segments select the tile, and some of them have more projections.
+// A segment's bits do not depend on other segments, although ranks of other
+// segments select the tile. Some other segments also have more projections.
 TEST_F(CudaLoraTest, GivesASegmentTheSameBitsWithoutItsNeighbours) {
-  // The expansion uses this S. The sums that the shrink writes cancel, so they
-  // would be too small to change x.
+  // The expansion reads this S instead of the shrink's result. The sums of the
+  // shrink cancel, so its result would be too small to change x.
   const DeviceArray shrunk(DType::kBf16, shrunk_);
   const auto run = [&](LoraProduct product) {
     ASSERT_EQ(AddLoraGradient(product, nullptr), cudaSuccess);

@@ -24,14 +24,14 @@ struct AttentionCase {
   int64_t features;
   int64_t page_tokens;
   std::vector<int32_t> lengths;
-  int num_splits = 1;  // AttentionSplits::most.
+  int num_splits = 1;  // The value of AttentionSplits::most.
   int64_t window = 0;
   float softcap = 0;
   // The number of elements by which pages and queries miss the alignment of
   // wide loads.
   int64_t misalignment = 0;
   bool has_sinks = false;
-  int wanted_splits = 0;  // AttentionSplits::wanted; 0: num_splits.
+  int wanted_splits = 0;  // AttentionSplits::wanted, or num_splits if 0.
 
   [[nodiscard]] std::vector<float> Sinks() const {
     return has_sinks ? RandomFloats(heads, 45) : std::vector<float>();
@@ -298,7 +298,7 @@ TEST_P(CudaPagedAttentionTest, SinksMatchDenseAttention) {
   }
 }
 
-// A graph that replays the launch relies on this.
+// A replayed graph repeats the same launch with other lengths.
 TEST_P(CudaPagedAttentionTest, LengthsMayChangeBetweenEqualLaunches) {
   AttentionCase c = {4, 2, 16, 16, {400, 300, 65}, /*num_splits=*/8};
   Decoding decoding(GetParam(), c);

@@ -41,7 +41,8 @@ struct Layout {
     return (kNumQ + 2 * kNumK) * features() + gap;
   }
   [[nodiscard]] int64_t size() const { return offset + kTokens * width(); }
-  // Returns the first element of a head. Heads are numbered through q, k and v.
+  // Returns the index of a head's first element. Heads of q have the lowest
+  // numbers, then k, then v.
   [[nodiscard]] int64_t At(int64_t token, int64_t head) const {
     return offset + token * width() + head * features();
   }
@@ -168,7 +169,7 @@ void CudaRotaryTest::CheckForward(const Layout& layout, bool with_norms,
     std::copy_n(before.begin() + layout.At(t, kNumQ + kNumK), row,
                 v_expected.begin() + kSlots[t] * row);
   }
-  // Only q and k change, and the pages hold copies.
+  // In the heads, only q and k change. The pages get copies of k and v.
   ASSERT_EQ(after, expected);
   ASSERT_EQ(k_pages.Read(), k_expected);
   ASSERT_EQ(v_pages.Read(), v_expected);

@@ -27,7 +27,7 @@ constexpr float kGap = 77;  // The value between the rows, where no kernel may
 
 class CudaRmsNormTest : public CudaDtypeTest {
  protected:
-  // Fills rows of `features` in wider rows, with gaps of kGap.
+  // Makes rows of `stride` elements: `features` random values, then kGap.
   void Fill(int64_t rows, int64_t features, int64_t stride, uint32_t seed,
             std::vector<float>* values) const {
     const std::vector<float> random = RandomFloats(rows * features, seed);
@@ -39,8 +39,8 @@ class CudaRmsNormTest : public CudaDtypeTest {
     *values = Rounded(GetParam(), *values);
   }
 
-  // `gap` is the number of elements between rows. If it and `features` are
-  // multiples of 8, rows are read in packs.
+  // `gap` is the number of elements between rows of x. If `gap` and `features`
+  // are multiples of 8, rows are read in packs.
   void Check(int64_t rows, int64_t features, DType weight_dtype, int64_t gap) {
     const int64_t stride = features + gap;
     std::vector<float> x, dy, before;

@@ -1,5 +1,5 @@
-"""Tests that every kernel of preset cuda keeps its values in registers, leaves an
-SM room for enough warps, and moves and multiplies with the intended instructions."""
+"""Tests that every kernel of preset cuda keeps its values in registers, lets an SM
+hold enough warps, and moves and multiplies with the intended instructions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def kernels() -> list[Kernel]:
         pytest.skip("preset cuda was not built")
     if device_code.tool() is None:
         pytest.skip("no cuobjdump")
-    # The rules are those of the one architecture that was measured.
+    # The rules apply only to sm_90, the one architecture that was measured.
     found = [k for k in device_code.read(LIBRARY) if k.arch.startswith("sm_90")]
     if not found:
         pytest.skip("preset cuda was not built for sm_90")
@@ -108,8 +108,8 @@ def test_reads_resources_and_instructions() -> None:
     assert (kernel.arch, kernel.registers, kernel.local_bytes) == ("sm_90a", 70, 16)
     assert kernel.name == "a::Kernel<float, 64>"
     assert kernel.has("LDG.128") and kernel.has("STL") and not kernel.has("STG.128")
-    # 70 registers take 9 x 256 per warp: 65536 / 2304 = 28 warps, which are 7
-    # blocks of 4.
+    # With 70 registers per thread, a warp takes 9 x 256 = 2304 registers.
+    # 65536 / 2304 = 28 warps, or 7 blocks of 4 warps.
     assert kernel.resident_warps(128) == 28
     # 233,472 bytes / (2,048 + 97,280 + 1,024) = 2 blocks.
     assert kernel.resident_warps(128, 97280) == 8

@@ -21,7 +21,8 @@ namespace reference = weft::kernels::cpu::reference;
 
 struct Scores {
   std::vector<float> logits;
-  std::vector<float> softmax;  // Weights times scale, or the softmax in place.
+  // The weights times the row's scale, or the softmax that replaced the logits.
+  std::vector<float> softmax;
   std::vector<float> logprobs;
   std::vector<float> entropies;
 };

@@ -22,8 +22,8 @@ constexpr uint64_t kBase = 0;
 
 class PrefixCacheTest : public ::testing::Test {
  protected:
-  // Returns a sequence of `tokens`, which begins with the pages that the cache
-  // has.
+  // Returns a sequence of `tokens`. The sequence begins with the pages that the
+  // cache finds for `tokens`.
   SequencePages Start(uint64_t version, const Tokens& tokens) {
     SequencePages sequence(&allocator_, kPageSize,
                            cache_.Lookup(version, tokens));
@@ -154,8 +154,8 @@ TEST(PrefixCacheLifetimeTest, GivesItsPagesBack) {
   EXPECT_EQ(allocator.num_free(), 2);
 }
 
-// A simple model of the cache. It maps each prefix to the page that holds its
-// end, and to the time of its last use.
+// A simple model of the cache. It maps each prefix to the page of the prefix's
+// last tokens, and to the time when the page was last used.
 class Model {
  public:
   using Prefix = std::pair<uint64_t, Tokens>;

@@ -1,4 +1,4 @@
-"""Runs a checker that reads sources as a compiler does, once for each content.
+"""Runs a checker that reads sources as a compiler does, and caches clean results.
 
 Nearly all of such a checker's time goes to headers. So the sources of a folder with
 the same flags are read together, which takes a fifth of the time. A source whose
@@ -32,7 +32,7 @@ def cache_folder(checker: str) -> Path:
 
 
 def parts(flags_of: dict[str, list[str]]) -> list[Part]:
-    """Returns, for each folder and set of flags, the flags and their sources."""
+    """Groups sources by folder and flags. Returns each group's flags and sources."""
     found = defaultdict(list)
     for name, flags in sorted(flags_of.items()):
         found[Path(name).parent, tuple(flags)].append(name)

@@ -1,4 +1,4 @@
-"""Runs clang-tidy (.clang-tidy) on the product's sources, once for each content.
+"""Runs clang-tidy (.clang-tidy) on the product's sources, and caches clean results.
 
 Sources that include LibTorch are left out, because they take ten times as long.
 """

@@ -10,7 +10,7 @@ from sources import CODE_FOLDERS, CPP_SUFFIXES, ROOT, files
 # Overloads count once. Constructors, accessors, operators and overrides do not count.
 MAX_METHODS = 25
 EXEMPT = {"PickleMachine": "has a method of a few lines for each kind of opcode"}
-# Literals come first, because a comment cannot begin inside one.
+# Literals come first, because a comment cannot begin inside a literal.
 _LITERAL_OR_NO_CODE = re.compile(
     r"""("(?:\\.|[^"\\\n])*"|\B'(?:\\.|[^'\\\n])+')|//[^\n]*|/\*.*?\*/|^\s*#[^\n]*""",
     re.DOTALL | re.MULTILINE,
@@ -58,7 +58,8 @@ def _method(member: str) -> str | None:
 
 
 def method_counts(text: str) -> Iterator[tuple[str, int]]:
-    """Yields each class, also nested ones, with the number of its own methods."""
+    """Yields the name and the number of methods of each class. A nested class is
+    counted separately."""
     code = _LITERAL_OR_NO_CODE.sub(lambda match: '""' if match[1] else "", text)
     for match in _CLASS.finditer(code):
         methods = set(map(_method, _members(code, match.end())))

@@ -1,4 +1,4 @@
-"""Finds calls of LibTorch's device hooks that its class for CUDA does not override.
+"""Finds calls of device hooks that LibTorch's class for CUDA does not override.
 
 at::detail::getCUDAHooks() returns an interface whose own functions are inline and
 throw. So a call of a function that CUDA's class does not override compiles and links,

@@ -1,4 +1,4 @@
-"""Tests that LibTorch's CUDA hooks are called only where CUDA has them."""
+"""Tests that sources call only hooks that LibTorch's class for CUDA overrides."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Tests that kernels/README.md has each kernel of a CPU, and no other."""
+"""Tests that kernels/README.md lists exactly the CPU kernels that exist."""
 
 import re
 

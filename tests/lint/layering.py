@@ -1,10 +1,10 @@
 """Checks #include lines against src/layers.txt.
 
 A module of src/ may include itself, base, and what its row names. A row may name only
-modules above it that some file of its module includes. Only modules whose rows are
-marked (torch) may include Torch's headers. TORCH_FREE_FILES in these modules may not,
-because modules without Torch include them. kernels/ may not include Torch, Abseil or
-our modules. Its bench/ folders may, to compare kernels with other code.
+modules that are above the row and that its own module includes. Only modules whose rows
+are marked (torch) may include Torch's headers. TORCH_FREE_FILES in marked modules may
+not, because modules without Torch include these files. kernels/ may not include Torch,
+Abseil or our modules. Its bench/ folders may, to compare kernels with other code.
 """
 
 import fnmatch
@@ -38,8 +38,8 @@ class Layer(NamedTuple):
 
 
 def read_layers(path: Path) -> dict[str, Layer]:
-    """Reads the rows of layers.txt. Raises ValueError if a row names a module below
-    it."""
+    """Reads the rows of layers.txt. Raises ValueError if a line is not a row, or names
+    a module that is not above it."""
     layers: dict[str, Layer] = {}
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         if not line.strip() or line.startswith("#"):

@@ -1,5 +1,5 @@
-"""Tests that the modules form layers, and that the table of a request's path is
-true."""
+"""Tests that the modules form layers, and that the files in the tables of
+src/README.md exist."""
 
 from pathlib import Path
 

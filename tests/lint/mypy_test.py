@@ -73,7 +73,7 @@ def test_finds_each_offence(tmp_path: Path, text: str, code: str) -> None:
 
 
 def test_the_file_of_another_clone_is_read(tmp_path: Path) -> None:
-    """The file with an error has the name, size and time of a file without one."""
+    """The file with an error has the name, size and time of the correct file."""
     outcomes = []
     for clone, value in (("one", "10"), ("other", "''")):
         path = tmp_path / clone / "a.py"

@@ -21,7 +21,7 @@ _STRING = re.compile(r"\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'")
 _DOCSTRING = re.compile(r'"""(.*?)"""', re.DOTALL)
 _SLASH = re.compile(r"(?P<code>.*?)//+ ?(?P<text>.*)")
 _HASH = re.compile(r"(?P<code>|.*?\s)#+ ?(?P<text>.*)")
-# What opens a list item, a table row, a heading or a quotation.
+# Matches the opening of a list item, a table row, a heading or a quotation.
 _ITEM = re.compile(r"\s*(?:[-*+]|\d+[.)])\s+|\s*\|\s*|\s*#+\s+|\s*>\s+")
 _FRAGMENT = re.compile(
     r"(?:^|(?<=[.?!:] )|(?<=[.?!:]\n)|(?<=\| ))(?P<word>" + "|".join(OPENINGS) + r")\b"

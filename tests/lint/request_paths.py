@@ -1,6 +1,6 @@
 """Checks the paths of src/README.md against the sources and layers.txt.
 
-A path is a table below a `###` heading whose first column is `file`. Its files
+A path is a table below a `###` heading. Its first column is `file`. The files must
 exist, and each row's modules are at most as high as those of the row above, because
 a request goes down and does not come back. The document names every source of the
 modules in CROSSED, so that a new file is listed where a reader looks for it.

@@ -95,7 +95,7 @@ def waits(text: str) -> Iterator[Wait]:
 
 def wait_offences(root: Path) -> list[str]:
     """Returns one `file:line: reason` for each forbidden wait, and for each
-    allowance that nothing needs."""
+    allowance of an existing file that nothing needs."""
     found = []
     unused = {k for k in ALLOWED if (root / "src" / k[0]).exists()}
     for path in files(root / "src", FOLDERS, CPP_SUFFIXES):

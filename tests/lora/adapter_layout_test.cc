@@ -100,7 +100,7 @@ TEST(AdapterLayoutTest, TakesWidthsFromTheProjection) {
   EXPECT_THAT(widths,
               ElementsAre(Pair(5, 7), Pair(5, 3), Pair(5, 3), Pair(7, 5),
                           Pair(5, 11), Pair(5, 11), Pair(11, 5)));
-  // Factor 14 is that of the head, factor 15 that of the embedding.
+  // Factor 14 belongs to the head, and factor 15 to the embedding.
   EXPECT_EQ(layout.factors()[14].in, 5);
   EXPECT_EQ(layout.factors()[14].out, 13);
   EXPECT_EQ(layout.factors()[15].in, 13);
@@ -165,7 +165,7 @@ TEST(AdapterLayoutTest, ModulesThatAreNotTargetedTakeNoRoom) {
 
 TEST(AdapterLayoutTest, GivesEveryLayerItsRankAndScale) {
   LoraConfig config =
-      Targets({TargetModule::kQProj, TargetModule::kVProj});  // alpha 32
+      Targets({TargetModule::kQProj, TargetModule::kVProj});  // Has alpha 32.
   config.overrides = {{0, TargetModule::kVProj, {.rank = 4, .alpha = 2}},
                       {1, TargetModule::kQProj, {}}};
   const AdapterLayout layout(kShape, config);

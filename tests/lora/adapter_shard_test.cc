@@ -35,8 +35,8 @@ ModelShape LocalShape(const ShapeRanges& ranges) {
   return shape;
 }
 
-// Targets every module, but gives v of layer 0 another rank and leaves out up
-// of layer 1.
+// Targets every module, except the up projection of layer 1. The v projection
+// of layer 0 has its own rank.
 LoraConfig EveryModule() {
   return {
       .rank = 3,

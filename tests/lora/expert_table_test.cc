@@ -52,9 +52,10 @@ struct Batch {
   LoraGradients gradients;
 };
 
-// Makes the rows of three experts. Expert 0 has an adapter in few rows, one in
-// many rows, and one that adapts no expert. Expert 1 has no rows. Expert 2 has
-// the first two adapters, rows without an adapter, and an adapter of down only.
+// Makes the rows of three experts. Expert 0 has few rows of `wide`, many rows
+// of `some`, and rows of `none`, which adapts no expert. Expert 1 has no rows.
+// Expert 2 has rows of `wide` and `some`, rows without an adapter, and rows of
+// `down`, which adapts only the down projection.
 Batch MakeBatch() {
   using enum TargetModule;
   const AdapterVersionPtr wide = MakeVersion({.rank = 20, .alpha = 10});
@@ -120,7 +121,7 @@ struct Passage {
                                        /*keeps_shrunk=*/true, y, Stream());
     cuda::Backward(OnDevice(dy), on_device, s, table, site, dx, Stream());
   }
-  // Runs the path of a CPU for each segment by itself.
+  // Runs the CPU path on one segment at a time.
   void RunOneByOne(Batch& batch) {
     for (size_t i = 0; i < batch.routing.segments.size(); ++i) {
       const int expert = batch.routing.experts[i];

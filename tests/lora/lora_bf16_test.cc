@@ -1,6 +1,7 @@
-// Tests linear layers with adapters in the arithmetic of bf16. The operands are
-// small whole numbers, which bf16 holds exactly, so that the bounds are those
-// of f32 sums. A product fails if it sums in bf16 or rounds another operand.
+// Tests linear layers with adapters in bf16 arithmetic. The operands are small
+// whole numbers, which bf16 holds exactly. So the bounds allow only the
+// rounding of f32 sums. A product fails if it sums in bf16 or rounds any other
+// operand.
 #include "src/lora/lora_bf16.h"
 
 #include <ATen/ATen.h>
@@ -42,7 +43,8 @@ struct Problem {
   at::Tensor x_TI, dy_TO;
 };
 
-// Lays the segments side by side, with three rows of no adapter before each.
+// Lays out the segments in order. Puts three rows without an adapter before
+// each segment.
 Problem MakeProblem(LoraSite site, const std::vector<int64_t>& sizes,
                     const std::vector<AdapterVersionPtr>& versions) {
   at::manual_seed(5);

@@ -1,7 +1,7 @@
 // Tests the adapters' products in f32 on a CPU for segments of many sizes.
-// Compares them with the formula in f64, and checks that an adapter's bits
-// depend only on its own rows. lora_linear_test.cc tests the layer with its
-// base.
+// Compares the products with the formula in f64. Checks that the bits of an
+// adapter's results depend only on its own rows. lora_linear_test.cc tests the
+// layer with its base.
 #include "src/lora/lora_cpu.h"
 
 #include <ATen/ATen.h>
@@ -42,7 +42,8 @@ struct Problem {
   }
 };
 
-// Lays the segments side by side, with `gap` rows of no adapter before each.
+// Lays out the segments in order. Puts `gap` rows without an adapter before
+// each segment.
 Problem MakeProblem(LoraSite site, const std::vector<int64_t>& sizes,
                     const std::vector<AdapterVersionPtr>& versions,
                     int64_t gap = 3) {

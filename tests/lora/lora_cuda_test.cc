@@ -1,7 +1,7 @@
-// Compares the CUDA path of the adapters' part of a linear layer with two other
-// paths in f64: the CPU path, which lora_linear_test.cc compares with autograd,
-// and the stacked and masked form. Without CUDA, the kernels run on the host,
-// on CPU tensors.
+// Tests the CUDA code for the adapters' part of a linear layer. Compares it
+// with the CPU code and with AddStackedAndMasked, both in f64.
+// lora_linear_test.cc compares the CPU code with autograd. Without CUDA, the
+// kernels run on the host, on CPU tensors.
 #include "src/lora/lora_cuda.h"
 
 #include <ATen/ATen.h>
@@ -70,7 +70,7 @@ class LoraCudaTest : public ::testing::Test {
   MixedBatch made_;
 };
 
-// One table serves all sites of all layers, which add to the same gradients.
+// All sites of all layers use one table and add to the same gradients.
 TEST_F(LoraCudaTest, IsTheCpusWayAndTheStackedFormAtEverySite) {
   const MixedBatch batch = BatchOnDevice();
   const RoutingTablePtr table = TableOf(batch);
@@ -163,8 +163,8 @@ int64_t LargestWorkspace(const ModelShape& shape,
 
 TEST_F(LoraCudaTest, BoundsTheWorkspaceOfAGradientForAnySplitOfTheRows) {
   constexpr int64_t kPart = kernels::cuda::kLoraPartRows;
-  // The largest gradient is that of B in the first shape, and that of the
-  // stacked A of q, k and v in the second.
+  // In the first shape, B has the largest gradient. In the second, the stacked
+  // A of q, k and v has the largest one.
   ModelShape narrow = kMixedShape;
   narrow.hidden = 1000;
   for (const ModelShape& shape : {kMixedShape, narrow}) {
@@ -293,7 +293,7 @@ TEST_F(LoraCudaTest, DecodesOneRoutingAfterTheOtherWithOneTable) {
   }
 }
 
-// A row has the same bits in both tables if both treat it as one of few rows.
+// With both tables, a short segment uses the kernels for few rows.
 TEST_F(LoraCudaTest, DecodesAShortSegmentToTheBitsOfAnyForwardPass) {
   const MixedBatch batch = BatchOnDevice();
   const LoraRouting& routing = batch.routing;
@@ -315,8 +315,8 @@ TEST_F(LoraCudaTest, DecodesAShortSegmentToTheBitsOfAnyForwardPass) {
   }
 }
 
-// A step without a graph treats all rows, also those of long segments, as a
-// step with a graph does.
+// With and without a graph, a decode step uses the kernels for few rows for all
+// segments, even for long ones.
 TEST_F(LoraCudaTest, DecodesToTheSameBitsWithoutACapacity) {
   const LoraRouting routing = BatchOnDevice().routing;
   cuda::DecodeTable table({.rows = kMixedRows, .layouts = 4, .rank = 128},
@@ -351,7 +351,7 @@ TEST_F(LoraCudaTest, DecodesWithinACapacityAlone) {
   EXPECT_THROW(small.Write({}, std::span(host).first(16)), c10::Error);
 }
 
-// Computes S of long and of short segments, with y and without.
+// Computes S of long and short segments, once together with y and once alone.
 TEST_F(LoraCudaTest, ShrinksToTheSameBitsWithoutTheOutputs) {
   const MixedBatch batch = BatchOnDevice();
   const RoutingTablePtr table = TableOf(batch);

@@ -88,7 +88,7 @@ Problem MakeProblem(at::ScalarType dtype) {
 
 struct Result {
   at::Tensor x_TH;
-  std::vector<at::Tensor> gradients;  // Added to the buffers' old values.
+  std::vector<at::Tensor> gradients;  // They include problem.gradients.
 };
 
 // Computes the formula in f64, with a one-hot product for the embedding, and
@@ -208,7 +208,8 @@ TEST(LoraEmbeddingRoutingTest, TrainsOnlyWhereAGradientIsWanted) {
   EXPECT_FALSE(TrainsEmbedding(problem.gradients));
 }
 
-// Nine tokens occur hundreds of times each, on one thread and on several.
+// Each of the nine tokens occurs hundreds of times. The test computes the
+// gradient on one thread and on two.
 TEST(LoraEmbeddingRoutingTest, SumsInTheSameOrderEachTime) {
   constexpr int64_t kMany = 4000;
   at::manual_seed(13);

@@ -355,7 +355,7 @@ TEST(LoraLinearGradientTest, OfTwoSegmentsOfOneAdapterAddUp) {
   const at::Tensor gradient_N = problem.Gradient(0);
   problem.routing = {first, {.begin = 14, .end = 20, .version = first.version}};
   const Result expected = Oracle(problem);
-  // Both results include the old values, so one copy is subtracted.
+  // Each gradient includes the old values. The sum must include them once.
   const at::Tensor both =
       expected.gradients[0] + expected.gradients[1] - gradient_N;
   ShrunkInputs shrunk;

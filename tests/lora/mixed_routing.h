@@ -86,7 +86,7 @@ inline LoraRouting MakeMixedRouting() {
   return routing;
 }
 
-// A routing with the sums of its adapters' gradients.
+// A routing with a gradient for each of its adapters.
 struct MixedBatch {
   LoraRouting routing;
   LoraGradients gradients;

@@ -1,6 +1,6 @@
 // A shape with odd widths, for CPU tests of the adapters' products. The widths
-// of hidden, q and ffn are not multiples of a vector, a slice or a panel. So a
-// panel can have outputs of several projections.
+// hidden, q and ffn do not consist of whole vectors, slices or panels. So one
+// panel can contain outputs of several projections.
 #ifndef WEFT_TESTS_LORA_ODD_WIDTHS_H_
 #define WEFT_TESTS_LORA_ODD_WIDTHS_H_
 
@@ -25,7 +25,7 @@ inline constexpr ModelShape kShape = {.num_layers = 1,
 inline constexpr LoraSite kQkv = {0, ProjectionGroup::kQkv};
 inline constexpr LoraSite kDown = {0, ProjectionGroup::kDown};
 
-// The inputs and outputs of a site's base weight.
+// The numbers of inputs and outputs of a site's base weight.
 struct OddWidths {
   int64_t in, out;
 };
@@ -34,7 +34,8 @@ inline OddWidths OddWidthsOf(const LoraSite& site) {
   return {kShape.hidden, kShape.q_width + 2 * kShape.kv_width};
 }
 
-// Lays the segments side by side, with `gap` rows of no adapter before each.
+// Lays out the segments in order. Puts `gap` rows without an adapter before
+// each segment.
 inline LoraRouting SideBySide(const std::vector<int64_t>& sizes,
                               const std::vector<AdapterVersionPtr>& versions,
                               int64_t gap) {
@@ -59,7 +60,7 @@ inline std::vector<AdapterVersionPtr> VersionsOf(const LoraRouting& routing) {
   return versions;
 }
 
-// Expects that `actual` differs from `expected`, which is f64, only by the
+// Expects that `actual` differs from the f64 tensor `expected` only by the
 // rounding of f32 sums of `reduction` terms.
 inline void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
                        int64_t reduction, const char* what) {

@@ -24,7 +24,8 @@ inline at::Tensor OnDevice(const at::Tensor& x) {
   return x.to(TheDevice(), at::kBFloat16);
 }
 
-// Compares stored bf16, or f32 sums of bf16, with numbers in f64 on the host.
+// Compares `actual` with `expected`, which is f64 on the host. `actual` is
+// bf16, or it is f32 and holds sums of bf16 numbers.
 inline void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
                        const char* what) {
   using ::weft::testing::kEpsilonBf16;

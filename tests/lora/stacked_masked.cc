@@ -9,8 +9,7 @@
 namespace weft::lora {
 namespace {
 
-// The matrices of an adapter that has the module, and the places of their
-// gradients.
+// The matrices of an adapter that has the module, and views of their gradients.
 struct Stacked {
   const AdapterVersion* version;
   at::Tensor a_RI, b_OR;

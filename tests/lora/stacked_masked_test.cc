@@ -1,4 +1,5 @@
-// Compares the path by segments with the stacked and masked form, in f64.
+// Compares LoraLinear, which works on segments, with AddStackedAndMasked in
+// f64.
 #include "tests/lora/stacked_masked.h"
 
 #include <gtest/gtest.h>

@@ -38,9 +38,9 @@ Result Compute(const LossConfig& config, const Datum& datum,
   return result;
 }
 
-// Makes tokens on both sides of the default clip range, with both signs of
-// advantage and weight, and one that is not scored. No ratio is within 1e-3 of
-// a bound, where difference quotients would be wrong.
+// Makes tokens with ratios on both sides of the default clip range, with both
+// signs of advantage and weight. One token is not scored. No ratio is within
+// 1e-3 of a bound, because difference quotients are wrong there.
 Datum PolicyDatum() {
   return {.tokens = {1, 2, 3, 4, 5, 6, 7},
           .targets = {2, 3, 4, 5, 6, 7, 8},

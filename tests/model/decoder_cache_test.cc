@@ -102,7 +102,7 @@ class DecoderCacheTest : public ::testing::TestWithParam<Variant> {
     return store;
   }
 
-  // Packs tokens [0, length of each) of the stories, one story after another.
+  // Packs the first lengths[s] tokens of each story s, one story after another.
   static PackedBatch Pack(const std::vector<Story>& stories,
                           const std::vector<int64_t>& lengths) {
     std::vector<int64_t> tokens;
@@ -207,8 +207,8 @@ class DecoderCacheTest : public ::testing::TestWithParam<Variant> {
     return Evaluate(decoder, batch, &kv);
   }
 
-  // Compares a prefill and eight decoded tokens of each story with one pass
-  // over everything.
+  // Prefills each story and decodes eight tokens. Compares the decoded rows
+  // with the rows of one pass over all tokens.
   static void ExpectDecodeIsForward(const Decoder& decoder,
                                     const std::vector<Story>& stories,
                                     KvStore store, double epsilon) {

@@ -91,8 +91,8 @@ inline std::vector<Family> Families() {
            }},
           {"one expert per token", [](model::ModelConfig& config) {
              AddExperts(config, {.count = 30, .ffn = 12}, 1);
-             // All layers have experts and no MLP, so some ranks may have no
-             // MLP features.
+             // All layers have experts and no MLP, so ffn may be smaller than
+             // the number of ranks.
              config.ffn = 1;
            }}};
 }

@@ -161,8 +161,8 @@ TEST(DecoderShardTest, RecomputedLayersGiveTheSameBits) {
   }
 }
 
-// Prefills a prompt and then decodes token by token, over pages of the rank's
-// heads.
+// Prefills a prompt and then decodes token by token. The pages hold only the
+// rank's heads.
 at::Tensor PrefillAndDecode(const Decoder& decoder, const PackedBatch& batch,
                             int64_t prompt) {
   constexpr int64_t kPageTokens = 4;

@@ -135,7 +135,7 @@ TEST(DecoderTest, EvaluatesExactlyWhatItTrains) {
   }
 }
 
-// On a CPU bf16 weights are stored, but computation is f32.
+// On a CPU, the decoder stores weights in bf16 but computes in f32.
 TEST(DecoderTest, Bf16WeightsGiveTheBitsOfTheirWidenedValues) {
   const Decoder narrow = MakeDecoder(Families()[0], at::kBFloat16);
   DecoderWeights widened = narrow.weights();

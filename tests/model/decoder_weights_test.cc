@@ -1,5 +1,5 @@
-// Tests where the tensors of a checkpoint go, and how a norm is rounded if the
-// checkpoint stores its weight minus one.
+// Tests into which weights a checkpoint's tensors are loaded. Also tests how a
+// norm is rounded if the checkpoint stores the norm's weight minus one.
 #include "src/model/decoder_weights.h"
 
 #include <ATen/ATen.h>
@@ -24,8 +24,8 @@
 namespace weft::model {
 namespace {
 
-// A checkpoint of one Gemma layer in bf16, with a tensor that is not the
-// decoder's.
+// A checkpoint of one Gemma layer in bf16, with a tensor that the decoder does
+// not use.
 class GemmaCheckpointTest : public ::testing::Test {
  protected:
   GemmaCheckpointTest() : config_(testing::TinyConfig(/*num_layers=*/1)) {
@@ -77,7 +77,7 @@ class GemmaCheckpointTest : public ::testing::Test {
     Add(Layer("mlp.down_proj.bias"), {shape.hidden});
   }
 
-  // Stores every tensor under `prefix`, and one that is not the decoder's.
+  // Stores every tensor under `prefix`, and a vision tensor.
   std::unique_ptr<weights::Checkpoint> Store(const std::string& prefix) {
     std::vector<weights::NamedTensor> views;
     const auto add = [&](const std::string& name, const at::Tensor& tensor) {

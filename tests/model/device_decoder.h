@@ -1,4 +1,5 @@
-// A decoder on the device of tests/support/host_device, and passes through it.
+// A small decoder for the device of tests/support/host_device, and functions
+// that move its weights, batches and pages to the device.
 #ifndef WEFT_TESTS_MODEL_DEVICE_DECODER_H_
 #define WEFT_TESTS_MODEL_DEVICE_DECODER_H_
 
@@ -34,7 +35,8 @@ inline void ExpectNearInAll(const at::Tensor& actual,
       << what;
 }
 
-// Returns a small Llama whose widths are whole vectors and whole tiles.
+// Returns a small Llama whose widths are multiples of the vector and tile
+// sizes.
 inline model::ModelConfig WideConfig(int num_layers) {
   model::ModelConfig config = TinyConfig(num_layers);
   config.hidden = 128;
@@ -89,7 +91,7 @@ inline model::DecoderWeights WeightsTo(model::DecoderWeights weights,
   return weights;
 }
 
-// Moves a batch and its adapters.
+// Moves a batch and its adapters to the device. The adapters get the dtype.
 inline model::PackedBatch BatchTo(model::PackedBatch batch,
                                   at::TensorOptions options) {
   const at::Device device = options.device();
@@ -106,7 +108,7 @@ inline model::PackedBatch BatchTo(model::PackedBatch batch,
   return batch;
 }
 
-// Copies pages, slots and lengths to where a pass reads them.
+// Copies slots, page tables and lengths to `device`, and sets the store.
 inline model::KvAccess AccessTo(model::KvAccess kv, model::KvStore* store,
                                 at::Device device) {
   kv.store = store;

@@ -1,6 +1,6 @@
 // Compares the decoder's CUDA code with the decoder on the CPU in f64. The CUDA
-// code runs on the device of tests/support/host_device. It includes all kernels
-// and the code that passes tensors to them.
+// code consists of all kernels and the code that passes tensors to them. The
+// CUDA code runs on the device of tests/support/host_device.
 #include "tests/model/device_decoder.h"
 
 #include <ATen/ATen.h>
@@ -30,7 +30,8 @@ const at::TensorOptions kF32OnDevice =
 const at::TensorOptions kBf16OnDevice =
     at::TensorOptions(at::kBFloat16).device(at::kCUDA);
 
-// Products, norms, sums and intermediate values, each stored in bf16.
+// A layer rounds products, norms, sums and intermediate values when it stores
+// them in bf16.
 constexpr int64_t kRoundingsPerLayer = 16;
 
 class DeviceDecoderTest : public ::testing::Test {
@@ -43,7 +44,7 @@ class DeviceDecoderTest : public ::testing::Test {
     at::manual_seed(31);
   }
 
-  // One model with bf16 numbers, in f64 and on the device.
+  // Two decoders with the same bf16 weights: one in f64, and one on the device.
   struct Pair {
     Pair()
         : Pair(WideConfig(kLayers),
@@ -60,7 +61,7 @@ class DeviceDecoderTest : public ::testing::Test {
     Decoder on_device;
   };
 
-  // Makes the same pair, but with matrices in 8 bits on the device.
+  // Makes a pair whose decoder on the device has matrices in 8 bits.
   static Pair Int8Pair() {
     const model::ModelConfig config = WideConfig(kLayers);
     const model::DecoderWeights stored =
@@ -240,8 +241,8 @@ TEST_F(DeviceDecoderTest, DecodesHighRanks) {
                                                     at::kBFloat16)}});
 }
 
-// The families have biases, norms of heads, windows, and norms after o and
-// down. Their widths are those of TinyConfig.
+// The families have biases, norms of heads, windows, and norms after the
+// projections o and down. Their widths are those of TinyConfig.
 TEST_F(DeviceDecoderTest, DecodesOtherFamilies) {
   for (const Family& family : Families()) {
     const Decoder decoder = MakeDecoder(family, at::kBFloat16);

@@ -24,8 +24,9 @@ const at::TensorOptions kBf16OnDevice =
 constexpr int64_t kTokens = 64;
 constexpr int kExperts = 6;
 
-// Products, sums and intermediate values, each stored in bf16. A gradient has
-// the roundings of the forward pass, and about twice as many of its own.
+// The forward pass rounds products, sums and intermediate values when it stores
+// them in bf16. A gradient has these roundings, and about twice as many of its
+// own.
 constexpr int64_t kForwardRoundings = 16;
 constexpr int64_t kBackwardRoundings = 3 * kForwardRoundings;
 
@@ -90,7 +91,8 @@ class DeviceExpertsTest : public ::testing::Test {
     if (variant.has_biases) {
       w.gate_up_bias_G =
           RandomTensor({num_own * 2 * experts.ffn}, 0.5, at::kBFloat16);
-      // A large bias makes the gradient of the router's weights matter in dx.
+      // The large bias makes expert outputs large. So the gradients of the
+      // routing weights contribute visibly to dx.
       w.down_bias_D = RandomTensor({num_own * config.hidden}, 3, at::kBFloat16);
     }
     if (variant.is_int8) {

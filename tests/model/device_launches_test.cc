@@ -40,8 +40,8 @@ constexpr int64_t kPageTokens = 4;
 // kernels.
 constexpr int64_t kTrainRows = 40;
 
-// Launches of a layer that decodes. Adapters add one launch, x A^T of o. The
-// launches between the base products compute the other products of adapters.
+// Launches of a layer that decodes. Adapters add one launch, for x A^T of o.
+// Other launches compute the other adapter products along with their own work.
 constexpr int kDecodeLaunches = 9;
 constexpr int kDecodeLaunchesWithAdapters = kDecodeLaunches + 1;
 
@@ -78,7 +78,7 @@ Counts Beyond(const std::vector<std::string>& fewer,
 // The tensors on the device that a decode step reads.
 struct StepValues {
   PackedBatch batch;
-  KvAccess kv;  // The next member is its store.
+  KvAccess kv;  // Its store is the next member.
   KvStore store;
 };
 
@@ -313,8 +313,8 @@ TEST_F(DeviceLaunchesTest, DecodesAsAGraphCanRecord) {
   ExpectAtMost(kDecodeLaunchesWithAdapters, record(1), record(2));
 }
 
-// A recorded step has the bits of a pass whose routing the host knows. Earlier
-// values of the step's inputs do not matter.
+// A recorded step gives the same bits as a pass whose routing the host knows.
+// Earlier values of the step's inputs do not matter.
 TEST_F(DeviceLaunchesTest, DecodesOtherValuesAtTheSamePlaces) {
   const Decoder decoder = MakeDecoder(2);
   const model::ModelConfig& config = decoder.config();
@@ -367,8 +367,8 @@ TEST_F(DeviceLaunchesTest, TrainsALayerWithAdaptersInFew) {
   ExpectAtMost(32, one.backward, two.backward);
 }
 
-// The launches of a layer of experts do not depend on the number of experts.
-// In each layer, the host waits once for the experts of the tokens.
+// The launches of a layer of experts do not depend on the number of experts. In
+// each layer, the host waits once, to learn which experts the tokens have.
 TEST_F(DeviceLaunchesTest, TrainsALayerOfExpertsInFew) {
   for (const int num_experts : {4, 12}) {
     SCOPED_TRACE(num_experts);

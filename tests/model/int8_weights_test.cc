@@ -1,4 +1,5 @@
-// Tests what is loaded in 8 bits, and that a decoder computes with it in f32.
+// Tests which weights are loaded in 8 bits, and that a decoder computes with
+// these weights in f32.
 #include "tests/model/int8_weights.h"
 
 #include <ATen/ATen.h>

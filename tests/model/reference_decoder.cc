@@ -42,7 +42,8 @@ class Reference {
   }
 
  private:
-  // Returns the embedding without the factor of models that scale it.
+  // Returns the tokens' embeddings. Some models scale embeddings, but this
+  // function does not.
   [[nodiscard]] at::Tensor Embedding() const {
     at::Tensor x = F64(weights_.embedding_VH).index_select(0, batch_.tokens_T);
     for (size_t i = 0; i < batch_.routing.size(); ++i) {

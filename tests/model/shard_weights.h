@@ -12,8 +12,9 @@
 
 namespace weft::testing {
 
-// Returns rows of a stack of projections, one range after another. Each range
-// counts from the beginning of its projection.
+// Returns rows of a stack of projections, part after part. Each part gives the
+// first row of a projection in the stack and a range of rows within the
+// projection.
 inline at::Tensor RowsOf(
     const at::Tensor& stack,
     const std::vector<std::pair<int64_t, parallel::Range>>& parts) {

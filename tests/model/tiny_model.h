@@ -121,8 +121,8 @@ inline model::Decoder TinyDecoder(at::ScalarType dtype, uint64_t seed) {
   return {config, std::move(weights), config.max_positions};
 }
 
-// Makes a version with random weights. B is random too, because a new adapter
-// would change nothing.
+// Makes a version with random weights. B is random too, because with the zero B
+// of a new adapter the adapter would change nothing.
 inline lora::AdapterVersionPtr TinyVersion(const model::ModelConfig& config,
                                            const LoraConfig& lora_config,
                                            at::ScalarType dtype,
@@ -137,8 +137,9 @@ inline lora::AdapterVersionPtr TinyVersion(const model::ModelConfig& config,
   return version;
 }
 
-// Makes zero gradients for the versions of a routing that has each version
-// once, on the device of its weights. They are f32, or f64 for f64 weights.
+// Makes a zero gradient for each version of the routing, on the device of the
+// version's weights. The gradient is f64 for f64 weights, otherwise f32. The
+// routing must have each version only once.
 inline lora::LoraGradients TinyGradients(const lora::LoraRouting& routing) {
   lora::LoraGradients gradients;
   for (const lora::LoraSegment& segment : routing) {

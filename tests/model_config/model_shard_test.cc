@@ -26,8 +26,8 @@ ModelConfig Heads(int num_heads, int num_kv_heads) {
           .tied_embeddings = true};
 }
 
-// Counts, for each key/value head of the rank, the rank's query heads that read
-// it. Query head h of the model reads key/value head h / (query heads per
+// Returns how many of the rank's query heads read each of the rank's key/value
+// heads. Query head h of the model reads key/value head h / (query heads per
 // key/value head).
 std::vector<int64_t> Served(const ModelConfig& config, const ModelShard& part) {
   std::vector<int64_t> served(part.kv_heads.size(), 0);
@@ -136,7 +136,8 @@ TEST(ModelShardTest, GroupsThatGetNoExpertsAreRefused) {
          "--expert-parallel-size 2 > 1, but the model has no experts");
 }
 
-// Four ranks form two groups. The ranks of a group share each of its experts.
+// Four ranks form two groups. The two ranks of a group split the features of
+// the group's experts.
 TEST(ModelShardTest, GroupsOfRanksNeedFewerFeatures) {
   ModelConfig config = WithExperts(/*count=*/5, /*ffn=*/2);
   EXPECT_THAT(CheckTensorParallelSize(config, 4),

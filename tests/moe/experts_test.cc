@@ -1,5 +1,6 @@
-// Compares a layer of experts with its parts. tests/model compares it with
-// autograd.
+// Compares a layer of experts with the weighted sum of single experts, and the
+// results of different batches with each other. tests/model compares the layer
+// with autograd.
 #include "src/moe/experts.h"
 
 #include <ATen/ATen.h>
@@ -107,7 +108,7 @@ TEST_F(ExpertsTest, ATokenDoesNotDependOnTheOthersBeyondRounding) {
   }
 }
 
-// With few rows of every expert, one kernel computes all products, row by row.
+// If every expert has few rows, one kernel computes all products row by row.
 TEST_F(ExpertsTest, AmongFewRowsATokenHasTheSameBitsInEveryBatch) {
   const at::Tensor x_TH = at::randn({12, kHidden});
   const at::Tensor all_TH = Forward(x_TH);

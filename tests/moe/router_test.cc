@@ -58,7 +58,8 @@ TEST(RouteTest, GradientsAreThoseOfAutograd) {
   }
 }
 
-// gpt-oss chooses by logits with a bias and takes the softmax of the chosen.
+// gpt-oss adds a bias to the logits, chooses experts by these logits, and takes
+// the softmax of only the chosen logits.
 TEST(RouteTest, TheSoftmaxMayBeThatOfTheChosen) {
   at::manual_seed(4);
   model::MoeConfig config = Config(/*normalizes=*/false);
@@ -98,7 +99,8 @@ TEST(RouteTest, GivenExpertsMayBeVeryImprobable) {
   EXPECT_TRUE(at::allclose(routing.weights_TK, at::eye(1, 2)));
 }
 
-// f32 on a CPU has its own loop over the rows; f64 has LibTorch's operators.
+// For f32 on a CPU, the router has its own loop over the rows. For f64, it uses
+// LibTorch's operators.
 class RouteDtypeTest : public ::testing::TestWithParam<at::ScalarType> {
  protected:
   static at::Tensor Random(int64_t rows, int64_t columns) {
@@ -164,7 +166,8 @@ Routing RouteOfLogits(const at::Tensor& logits_TE,
   return {.experts_TK = experts_TK, .weights_TK = weights_TK, .probs = {}};
 }
 
-// The logits are whole numbers, most of them equal to others of their row.
+// The logits are small whole numbers, so most of them occur more than once in
+// their row.
 TEST(RouteTest, BreaksTiesAsTopKDoes) {
   at::manual_seed(8);
   for (const int num_experts : {8, 9, 64, 128, 512}) {
@@ -184,7 +187,7 @@ TEST(RouteTest, BreaksTiesAsTopKDoes) {
         const Routing expected = RouteOfLogits(logits_TE, config);
         EXPECT_TRUE(at::equal(actual.experts_TK, expected.experts_TK));
         if (form == 1) {
-          // Sums may be added in another order.
+          // The terms of a sum may be added in another order.
           EXPECT_LE((actual.weights_TK / expected.weights_TK - 1)
                         .abs()
                         .max()

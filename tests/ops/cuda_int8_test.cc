@@ -26,7 +26,8 @@ at::Tensor RandomRows(int64_t rows, int64_t columns) {
   return at::randn({rows, columns}).to(at::kBFloat16);
 }
 
-// Checks a product of bf16 rows with numbers [K, N] in f64.
+// Compares `actual` with a numbers + bias in f64. Shapes: a [M, K], numbers [K,
+// N].
 void ExpectProduct(const at::Tensor& actual, const at::Tensor& a,
                    const at::Tensor& numbers, const at::Tensor& bias) {
   at::Tensor expected = at::mm(a.to(at::kDouble), numbers);
@@ -52,7 +53,8 @@ TEST_F(CudaInt8Test, AProductIsThatOfTheNumbers) {
     const at::Tensor stored = QuantizedRows(at::randn({50, inputs}));
     const at::Tensor weight = OnDevice(stored);
     const at::Tensor bias = at::randn({50}).to(at::kBFloat16);
-    // Products of more rows and the backward pass read weights rounded to bf16.
+    // Products of more than kMostRows rows read weights rounded to bf16. The
+    // backward pass also reads the rounded weights.
     const at::Tensor rounded = Widened(stored, at::kBFloat16).to(at::kDouble);
     for (const int64_t rows : {int64_t{1}, kMostRows, kMostRows + 1}) {
       const at::Tensor x = RandomRows(rows, inputs), dy = RandomRows(rows, 50);

@@ -38,7 +38,8 @@ void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
       tolerance);
 }
 
-// Compares both functions for numbers of the dtype of `options`.
+// Compares GroupedLinear and GroupedMatMul in the dtype of `options` with
+// products in f64.
 void ExpectProducts(const Widths& widths, const at::TensorOptions& options,
                     const std::vector<int64_t>& ends = kEnds) {
   at::manual_seed(5);

@@ -79,7 +79,7 @@ INSTANTIATE_TEST_SUITE_P(
                                          at::kBFloat16)),
     ShapeName);
 
-// A weight in the dtype in which models store it, with f32 activations.
+// Multiplies f32 activations by a bf16 weight, as models store it.
 class MatMulOfBf16WeightTest : public ::testing::TestWithParam<int64_t> {};
 
 TEST_P(MatMulOfBf16WeightTest, IsThatOfItsWidenedValues) {

@@ -153,8 +153,8 @@ TEST(PagedAttentionTest, ReferenceMatchesDenseAttention) {
   }
 }
 
-// The windows lie inside a page, cover a page, some pages, some parts, and
-// everything.
+// The windows lie inside a page, cover one page, several pages or several parts
+// of the tokens, or cover all tokens.
 TEST(PagedAttentionTest, WindowsAndSoftcapsMatchDenseAttention) {
   for (const Shape& shape : Shapes()) {
     for (const int64_t window : {0, 1, 7, 16, 50, 1500, 4000}) {
@@ -178,7 +178,8 @@ TEST(PagedAttentionTest, SinksMatchDenseAttention) {
   }
 }
 
-// With 32 threads, different threads may compute the heads of a part.
+// With 32 threads, different threads may compute different heads of one part of
+// the tokens.
 TEST(PagedAttentionTest, BitsDependNeitherOnTheBatchNorOnThreads) {
   const std::vector<int32_t> lengths = {1, 63, 64, 300, 1100, 4200};
   for (const Shape& shape :
@@ -296,7 +297,7 @@ TEST(LseMergeTest, EveryInstructionSetMergesAndSkipsPartsWithoutKeys) {
   }
 }
 
-// The kernel cuts an item of several heads into pieces.
+// The kernel cuts an item with more than 32 query heads into pieces.
 TEST(PagedAttentionKernelTest, EveryInstructionSetAgreesWithTheOthers) {
   using kernels::cpu::Isa;
   constexpr int64_t kTokens = 39, kPage = 8;

@@ -13,8 +13,8 @@ namespace {
 using ::weft::testing::kEpsilonF32;
 using ::weft::testing::Tolerance;
 
-// Sizes around the edges of what the kernels cut: tiles of 4 or 8 rows, parts
-// of 256 terms, panels of 3 vectors of 4, 8 or 16 columns.
+// Sizes near the edges of the kernels' blocks: tiles of 4 or 8 rows, parts of
+// 256 terms, panels of 3 vectors of 4, 8 or 16 columns.
 constexpr int64_t kRows[] = {1, 4, 5, 8, 9};
 constexpr int64_t kTerms[] = {1, 7, 256, 513};
 constexpr int64_t kColumns[] = {1,  3,  4,  11, 12, 13, 16, 17,

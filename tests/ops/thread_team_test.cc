@@ -133,8 +133,8 @@ TEST_P(ThreadTeamTest, RethrowsAnExceptionOfALoop) {
   EXPECT_EQ(sum, 8);
 }
 
-// Products have the same bits in a team, whether the order of weights is right,
-// wrong or empty.
+// In a team, products have the same bits whether the given order of weights is
+// right, wrong or empty.
 TEST_P(ThreadTeamTest, ProductsHaveTheSameBits) {
   const at::Tensor first_OI = at::randn({1000, 96});
   const at::Tensor second_OI = at::randn({301, 1000}).to(at::kBFloat16);

@@ -217,7 +217,8 @@ void CheckAgainstOracle(const Pack& pack, const Heads& heads,
   EXPECT_EQ(result.out_THC.scalar_type(), in.q.scalar_type());
   const int64_t reduction = rows + heads.features;
   ExpectNear(result.out_THC, oracle.out, epsilon, reduction, "out");
-  // The kernels' exp is only as exact as the dtype of the output requires.
+  // The kernels' exp is only as exact as the dtype of the output requires, so
+  // the log-sum-exp has the same bound as the output.
   ExpectNear(result.lse_TH, oracle.lse, epsilon, reduction, "log-sum-exp");
   ExpectNear(grad.all, oracle.grad, epsilon, reduction, "gradient");
 }
@@ -249,7 +250,7 @@ TEST(TreeAttentionTest, MatchesDenseAutogradInBf16) {
   }
 }
 
-// Allows products in bf16 over f32 rows for one test.
+// During each test, allows attention over f32 rows to compute products in bf16.
 class Bf16ArithmeticAttentionTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -275,7 +276,7 @@ TEST_F(Bf16ArithmeticAttentionTest, MatchesDenseAutograd) {
                          AttentionMethod::kFused, {.window = window}, sinks_H);
     }
   }
-  // Several blocks and chunks of keys.
+  // This case has several blocks and several chunks of keys.
   CheckAgainstOracle(Groups("LongGroup", 700, {{150, 3}}), {6, 2, 20},
                      at::kFloat, kEpsilonBf16, AttentionMethod::kFused);
 }

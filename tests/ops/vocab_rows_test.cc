@@ -71,7 +71,8 @@ TEST_P(VocabRowsTest, MatchesDenseLogSoftmax) {
   const VocabRowsInput input = MakeInput(rows, vocab, softcap);
   const Result expected = Dense(logits, input);
   const double epsilon = dtype == at::kDouble ? kEpsilonF64 : kEpsilonF32;
-  // In f64 the oracle's own sums round as much as the tested ones.
+  // In f64, the oracle's sums have rounding errors, too, as large as those of
+  // the tested sums.
   const int64_t terms = dtype == at::kDouble ? vocab : 1;
   const double tolerance = Tolerance(epsilon, terms, 100);
   for (bool in_place : {false, true}) {

@@ -14,8 +14,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "client" / "python"))
 
-# Waiting threads must sleep. Spinning threads of torch would take the cores
-# from the daemon, and spinning threads of the daemon from the reference.
+# Waiting threads must sleep. Spinning threads of the reference would take the
+# cores from the daemon. Those of the daemon would take them from the reference.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import daemon as daemon_module
@@ -29,7 +29,7 @@ _names = itertools.count(1)
 
 
 def model_folder(kind: str) -> Path:
-    """Returns the folder of the demo model, whole or short, or of a tiny model.
+    """Returns the folder of a model: the demo model, its short form or a tiny model.
     Skips the test if the demo model cannot be made."""
     if kind not in SMOLLM2S:
         return models.tiny_model(kind)
@@ -58,7 +58,7 @@ def daemon_for(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonFor]:
 
 @pytest.fixture(scope="session")
 def reference_for() -> Callable[[str], Any]:
-    """Returns transformers models by name, the demo model and tiny ones."""
+    """Returns references by model. Each is loaded on first use."""
     from reference import Reference
 
     loaded: dict[str, Any] = {}

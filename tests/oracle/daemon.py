@@ -39,7 +39,7 @@ LIVE: list[Daemon] = []
 
 
 def free_port() -> int:
-    """Returns a port that stays free until a daemon takes it, and between its
+    """Returns a port that stays free until a daemon takes it, and while the daemon
     restarts. The kernel gives a port below 32768 only to a process that asks for
     this port."""
     while True:
@@ -111,8 +111,8 @@ class Daemon:
         self.wait_until_restored()
 
     def wait_until_restored(self) -> None:
-        """Waits until the log is replayed. Some benches run earlier builds. These
-        have no such metric, and are not SERVING before the log is replayed."""
+        """Waits until the log is replayed. Earlier builds, which some benches run, lack
+        this metric. They are SERVING only after they have replayed the log."""
         limit = time.monotonic() + START_SECONDS
         while re.search(r"^weft_adapters_recovering [1-9]", self.scrape(), re.M):
             self._expect_alive(limit, "did not restore all adapters")

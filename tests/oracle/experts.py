@@ -1,10 +1,9 @@
 """Converts LoRA of experts between two forms. Checkpoints and adapters name single
 experts. transformers 5 and peft compute with fused parameters.
 
-peft itself converts a folder of single experts when it loads one, so that the
-reference gets its weights from peft's code. This module converts weights and
-gradients back. gpt-oss has no single experts, so this module writes its folders in
-the fused form.
+When peft loads a folder with single experts, it converts them to the fused form.
+This module converts weights and gradients back. gpt-oss has no single experts, so this
+module writes its folders in the fused form.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ def has_experts(config: Any) -> bool:
 
 
 def need_equal_choices(config: Any) -> None:
-    """Skips a test in bf16 if the model has experts: rounding may choose other experts
-    than the reference's f64. test_routing.py compares such models in every dtype,
-    with given experts."""
+    """Skips a test in bf16 if the model has experts, because rounding may lead to other
+    experts than in the reference. test_routing.py compares such models in every
+    dtype: it gives both sides the same experts."""
     if DTYPE == "bf16" and has_experts(config):
         pytest.skip("in bf16, rounding may choose other experts")
 
@@ -128,7 +127,7 @@ def _write_fused(model: Any, folder: Path, shape: Any, names: list[str]) -> None
 
 
 def _linear_layers(model: Any) -> dict[str, tuple[int, int]]:
-    """Returns the shapes of all linear layers, with single experts, by path."""
+    """Returns the shape of each linear layer by path. Experts have one path each."""
     (gate, up, down), block = _spelling(model.config)
     layers: dict[str, tuple[int, int]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -154,7 +153,7 @@ def _linear_layers(model: Any) -> dict[str, tuple[int, int]]:
 def of_single_experts(
     fused: dict[str, np.ndarray], config: Any
 ) -> dict[str, np.ndarray]:
-    """Returns the tensors of single experts, given those of fused parameters. A fused
+    """Converts the tensors of fused parameters to tensors of single experts. A fused
     A is [E R, in], expert by expert. A fused B is [out, R E], with the experts
     innermost. Gate and up each have half of R and half of B's rows."""
     if not has_experts(config):
@@ -184,7 +183,8 @@ def of_single_experts(
 
 def keep_halves_apart(parameters: dict[str, Any], config: Any) -> None:
     """Makes the gradient zero outside the diagonal blocks of gate and up in fused B
-    matrices [2 F, R E], so that peft trains what single experts can express."""
+    matrices [2 F, R E], so that peft trains only what single experts can
+    express."""
     for name, parameter in parameters.items():
         if ".mlp.experts.base_layer.lora_B" not in name:
             continue

@@ -17,8 +17,8 @@ _NO_SHARDS = "100GB"
 def write(model: Any, folder: Path, form: str, shard: str) -> Path:
     """Writes config and weights of a transformers model.
 
-    form: one of FORMS. shard: size of the largest shard, such as "40KB"; the model
-    is larger.
+    form: one of FORMS. shard: size of the largest shard, such as "40KB". The model
+    must be larger than one shard.
     """
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
@@ -52,10 +52,10 @@ def read(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _save_bin(state: dict[str, torch.Tensor], folder: Path, shard: str) -> None:
-    """Writes what save_pretrained(safe_serialization=False) wrote up to
-    transformers 4.
+    """Writes what save_pretrained(safe_serialization=False) wrote in transformers 4
+    and earlier.
 
-    A tied head is written twice, in one storage.
+    A tied head is written besides the embedding. Both share one storage.
     """
     split = split_torch_state_dict_into_shards(
         state, filename_pattern="pytorch_model{suffix}.bin", max_shard_size=shard

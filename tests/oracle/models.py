@@ -61,7 +61,7 @@ _TINY_VISION: dict[str, Any] = {
     "patch_size": 8,
 }
 
-# What each tiny model changes in the first one, or adds to it.
+# The values that each tiny model changes in _LLAMA or adds to it.
 TINY: dict[str, dict[str, Any]] = {
     "llama-tied": {},
     "llama-untied": {
@@ -89,8 +89,7 @@ TINY: dict[str, dict[str, Any]] = {
     "llama-linear-rope": {
         "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
     },
-    # Up to max_position_embeddings the frequencies equal those without
-    # scaling.
+    # Up to max_position_embeddings, this scaling does not change the frequencies.
     "llama-dynamic-rope": {
         "rope_parameters": {
             "rope_type": "dynamic",
@@ -230,8 +229,9 @@ def _write_short(folder: Path) -> None:
 
 
 def _cached(name: str, write: Callable[[Path], None]) -> Path:
-    """Returns folder `name`, which is complete or absent. If several processes make
-    it, the first one renames its folder into place."""
+    """Returns folder `name`, which `write` fills on first use. Each process writes to
+    a draft folder of its own. The first one that finishes renames its draft to
+    `name`."""
     version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
     root = BUILD_DIR / "test_models" / version
     folder = root / name

@@ -1,9 +1,9 @@
 // Prints which modules adapter_config.json files adapt, for a test that
 // compares with peft:
 //   peft_targets LAYERS
-// Reads one file per line. Writes one object per line for a model of LAYERS
-// layers: {path: [rank, alpha]} for what is adapted, or {"error": reason} for a
-// refusal.
+// Reads one file per line of stdin, for a model of LAYERS layers. Answers each
+// line with {path: [rank, alpha]} of all adapted modules, or with
+// {"error": reason} if the file is refused.
 #include <cstdlib>
 #include <iostream>
 #include <nlohmann/json.hpp>

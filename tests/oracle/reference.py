@@ -3,8 +3,8 @@ sequence at a time, without padding.
 
 The weights are the checkpoint's f32, rounded to bf16 if the daemon computes in
 bf16. The arithmetic is f64, because torch's own errors in f32 are too large:
-log_softmax over 49152 entries has an error of 8e-6, and gradients of sequences of
-two tokens have one of 1e-4, the whole bound of tolerance.GRADIENTS.
+log_softmax over 49152 entries has an error of 8e-6. Gradients of sequences of two
+tokens have an error of 1e-4, which is as large as the bound tolerance.GRADIENTS.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
-# A second thread waits for the first in most products of a tiny model, and ctest
-# has other work for its core.
+# In most products of a tiny model, a second thread would only wait for the first.
+# ctest has other work for that core.
 torch.set_num_threads(1)
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -59,7 +59,7 @@ MIXED_EXPERTS = (
     AdapterShape(8, 32.0, ("k_proj", "o_proj", "down_proj", "lm_head")),
     MIXED[2],
 )
-# peft's conversion takes every gate_proj, up_proj and down_proj for a module of a
+# peft's conversion assumes that every gate_proj, up_proj and down_proj belongs to a
 # single expert. So peft cannot read an adapter of a shared expert.
 MIXED_SHARED = (
     MIXED[0],
@@ -205,12 +205,12 @@ class Adapted:
             parameter.data = parameter.data.double()
 
     def cross_entropy_backward(self, data: Sequence[Any]) -> float:
-        """Adds the gradient of the summed loss of data like weft.Datum."""
+        """Adds the gradient of the summed loss of the data, and returns this loss."""
         return self.scored_backward(data)[0]
 
     def scored_backward(self, data: Sequence[Any]) -> tuple[float, list[np.ndarray]]:
-        """Like cross_entropy_backward; returns also each datum's log-probabilities
-        [N]."""
+        """Like cross_entropy_backward, but also returns each datum's
+        log-probabilities [N]."""
         total, scores = 0.0, []
         for datum in data:
             weights = torch.ones(len(datum.targets))
@@ -237,8 +237,8 @@ def target_logprobs(
 
 
 def _decoder_of(model: Any) -> Any:
-    """Returns the text model inside a model that also reads images, with plain
-    names."""
+    """Returns the text model of a model that also reads images. In the text model,
+    parameters have plain names. Returns other models as they are."""
     if not hasattr(model.model, "language_model"):
         return model
     from transformers import Gemma3ForCausalLM

@@ -1,8 +1,8 @@
-// Finds where string stops end samples:
+// Finds the token at which a stop string ends a sample:
 //   stop_points MODEL_DIR
 // Reads lines {"tokens": [...], "stops": ["text", ...]}. Answers each line with
-// the number of tokens up to and including the one that ends the sample, or
-// with 0 if no token does.
+// the number of tokens up to and including the token that ends the sample, or
+// with 0 if no token ends it.
 #include <iostream>
 #include <string>
 #include <vector>

@@ -10,7 +10,7 @@ from conftest import SMOLLM2, model_folder
 
 
 class Family(NamedTuple):
-    """A template of a model family, with its marks around the assistant's text."""
+    """A chat template, in which `generation` blocks mark the assistant's text."""
 
     template: str
     eos: str
@@ -107,8 +107,8 @@ def chats(family: Family) -> list[list[dict[str, str]]]:
 @pytest.fixture(scope="module", params=list(FAMILIES))
 def case(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Returns a family, transformers' tokenizer with the family's template, and a
-    folder. Its subfolders `marked` and `plain` have the tokenizer with and without
-    marks in the template."""
+    folder. Its subfolders hold the tokenizer: `marked` has `generation` blocks in the
+    template, and `plain` has none."""
     from transformers import AutoTokenizer
 
     family = FAMILIES[request.param]

@@ -1,5 +1,5 @@
-"""Tests that a model under other names and in other spellings gives the same bits
-as the folder that the other tests compare with transformers."""
+"""Tests that a model gives the same bits if its tensors have other names, or if its
+config has another spelling. Other tests compare the original with transformers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _rename(folder: Path, new_name: Callable[[str], str]) -> set[str]:
 
 
 def _plain_name(name: str) -> str:
-    """Removes what a wrapper puts before the decoder's names."""
+    """Removes the prefix that a wrapper puts before the decoder's tensor names."""
     for prefix in ("model.language_model.", "language_model.model."):
         if name.startswith(prefix):
             return "model." + name.removeprefix(prefix)
@@ -261,8 +261,8 @@ def _as_transformers_4(config: dict[str, Any], kind_key: str) -> dict[str, Any]:
 
 
 def _meaning(folder: Path) -> Any:
-    """Returns what transformers reads from a folder's config.json, without what
-    depends on the spelling."""
+    """Returns what transformers reads from a folder's config.json, without the
+    fields that depend on the spelling."""
     spelling = {
         "transformers_version",
         "_name_or_path",

@@ -1,5 +1,6 @@
-"""Tests that the environment chooses the device of the oracle and end-to-end tests,
-and that tests which need more are skipped with the reason."""
+"""Tests that the environment chooses the device and dtype of the oracle and
+end-to-end tests. Also tests that a test which needs more devices, or has no bounds
+for bf16, is skipped with the reason."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_fused_adapters_return(
     for path in (folder, exported):
         is_alone = form in ("gate and up alone", "two ranks")
         if path == exported and is_alone and kind != "gpt-oss":
-            continue  # peft cannot convert these forms from single experts.
+            continue  # peft cannot fuse the single experts of these forms.
         with reference.adapter(path) as adapted:
             expected = adapted.logprobs(tokens[:-1], tokens[1:]).detach().numpy()
         difference = tolerance.max_difference(measured, expected)
@@ -110,7 +110,7 @@ def test_a_checkpoint_of_experts_returns(
 ) -> None:
     """In a file for gpt-oss, gate and up share one pair of A and B with twice the
     rank. A reader recognizes this form by zeros in B. After 0 steps, all of B is
-    zero, which is this form, too."""
+    zero, and the reader must still recognize the form."""
     data = [next_token(random_tokens(320, 30, 3))]
     with daemon_for(kind).client() as client:
         for steps in (0, 2):

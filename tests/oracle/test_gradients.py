@@ -129,7 +129,7 @@ def test_gradients_add_up_over_requests(
 def test_shared_prompts_count_once_per_datum(
     kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
 ) -> None:
-    """A group of completions of one prompt may be packed with the prompt once.
+    """The daemon may pack completions of one prompt with a single copy of the prompt.
     Windows end inside the prompt."""
     reference, daemon = reference_for(kind), daemon_for(kind)
     prompt = random_tokens(reference.vocab, 40, 1)
@@ -202,8 +202,8 @@ def test_policy_losses_in_one_mixed_batch(
             assert_gradients(gradients, adapted.gradients())
             for loss, result in zip(losses, reply.results, strict=True):
                 expected = loss.detach().numpy()
-                # A loss is a few units times exp(log-ratio), which multiplies the error
-                # of a log-probability.
+                # A loss is exp(log-ratio) times a factor of a few units. So its error
+                # is a multiple of the log-probability's error.
                 bound = 10.0 * tolerance.LOGPROBS
                 assert tolerance.max_difference(result.losses, expected) <= bound, name
 

@@ -29,15 +29,15 @@ STACKED = {
 }
 
 
-# In the form in which it is published, the model has all its layers. In the other
-# forms it has only the first four.
+# The published form of the model has all layers. The other forms have only the
+# first four.
 @pytest.fixture(scope="module", params=forms.FORMS)
 def folder_and_layers(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Path, int]]:
     published = request.param == "safetensors"
     source = model_folder(SMOLLM2 if published else SHORT_SMOLLM2)
-    # The dtype in which the model was published.
+    # The model was published in bf16.
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
     path = tmp_path_factory.mktemp("form") / "model"
     yield forms.write(model, path, request.param, SHARD), 30 if published else 4

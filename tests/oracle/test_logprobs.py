@@ -101,7 +101,8 @@ def test_score_all_returns_what_weights_hide(
 
 
 def test_scores_beside_the_steps(daemon_for: Any, unique: Any) -> None:
-    """Scores with a snapshot's and with the latest weights, without a step number."""
+    """Scores with a snapshot's weights and with the latest weights. Scoring does not
+    use up a step number."""
     kind = "llama-tied"
     rows = [next_token(list(range(3 + i, 30 + 2 * i))) for i in range(3)]
     with daemon_for(kind).client() as client:

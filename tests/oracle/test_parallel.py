@@ -1,5 +1,5 @@
-"""Compares several ranks that share one model with transformers and peft, and with
-one rank."""
+"""Splits one model over several ranks. Compares the results with transformers and
+peft, and with those of one rank."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ PROGRAM = BUILD_DIR / "tests" / "oracle" / "peft_targets"
 LAYERS = 12
 RANK, ALPHA = 8, 16
 
-# An expression in the form in which Unsloth writes them.
+# An expression like those that Unsloth writes.
 UNSLOTH = (
     r"(?:.*?(?:language|text).*?(?:self_attn|attention|attn|mlp|feed_forward|ffn|dense)"
     r".*?(?:q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj).*?)"
@@ -51,10 +51,10 @@ TARGETS = (
     "All-Linear",
     ["q_proj", "up_proj", "lm_head"],
     ["1.self_attn.q_proj", "model.layers.2.mlp.up_proj"],
-    # A list holds names and not expressions, so these match nothing.
+    # A list holds names, so these expressions match nothing.
     [r".*q_proj"],
     ["q_pro."],
-    # These match no module, or one that is not a linear layer.
+    # Each of these matches no module, or some module that is not a linear layer.
     "q_proj",
     "q_proj|v_proj",
     ".*q_proj\n",
@@ -157,7 +157,7 @@ def test_excluded_modules(model: LlamaForCausalLM) -> None:
         for targets in (".*_proj", "all-linear", ["v_proj", "q_proj"])
         for exclude in excluded
     ]
-    # Modules that peft could not adapt are excluded before it tries.
+    # Modules that peft cannot adapt cause no error if they are excluded.
     no_layers = r"model(\.(layers|norm|rotary_emb))?|.*(\d|attn|mlp|act_fn|layernorm)"
     configs.append({"target_modules": ".*", "exclude_modules": no_layers})
     replies = assert_equal_choice(model, configs)
@@ -180,7 +180,7 @@ def test_layers_to_transform(model: LlamaForCausalLM) -> None:
     configs.append({**configs[0], "rank_pattern": {r".*\.[3-5]\..*": 2}})
     replies = assert_equal_choice(model, configs)
     assert not any("error" in reply for reply in replies)
-    # peft accepts the layers only together with a list.
+    # peft accepts layers_to_transform only if target_modules is a list.
     (reply,) = ours([{"target_modules": ".*q_proj", "layers_to_transform": [1]}])
     assert "layers_to_transform is [1]" in reply["error"]
 
@@ -212,7 +212,7 @@ NAMES = tuple(
 def random_expressions(count: int) -> Iterator[str]:
     draw = random.Random(16)
     for _ in range(count):
-        # Most expressions have a part that matches names, so that they select some.
+        # Most expressions have a part that matches names, so they select some names.
         pieces = [draw.choice(PIECES) for _ in range(draw.randint(1, 5))]
         base = draw.choice((".*_proj", r".*\.q_proj", "lm_head", NAMES[0], ""))
         at = draw.randint(0, len(base))

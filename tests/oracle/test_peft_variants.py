@@ -1,5 +1,5 @@
-"""Tests adapters made by peft whose layers differ: what they compute, how they
-learn, and how peft reads them afterwards."""
+"""Tests peft's adapters in which layers differ: what they compute, how they learn,
+and how peft reads them afterwards."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def test_the_embedding_in_a_mixed_batch(
 def test_sampling_with_the_embedding(
     kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
 ) -> None:
-    """Prompt and new tokens run through the cache, together with the base model."""
+    """Samples with the adapter and with the base model in the same batches."""
     reference = reference_for(kind)
     prompts = [random_tokens(reference.vocab, 12, seed) for seed in range(4)]
     folder = reference.make_adapter(tmp_path / "a", EMBEDDING["and head"], seed=5)
@@ -274,8 +274,8 @@ def test_sampling_with_the_embedding(
 def test_a_new_embedding_adapter_starts_as_pefts_do(
     daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
 ) -> None:
-    """A is zero and B normal. The adapter learns, and peft reads what it has
-    learnt."""
+    """The embedding's A starts at zero, and its B has a normal distribution. The
+    adapter learns, and peft reads what it has learnt."""
     kind = "llama-tied"
     reference = reference_for(kind)
     data = data_of(kind, reference.vocab)

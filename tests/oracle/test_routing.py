@@ -1,5 +1,6 @@
-"""Compares the experts of tokens, chosen or given, with transformers. Also compares
-sampling with training where rounding would change the experts."""
+"""Compares the daemon with transformers when the daemon chooses each token's experts,
+and when the request gives them. Also compares sampling with training where rounding
+would change the experts."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ def random_routing(length: int, layers: int, per_token: int, count: int) -> np.n
 def test_tokens_go_to_the_experts_that_are_given(
     kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
 ) -> None:
-    """Two of four data share a prompt and its experts. The last has no routing."""
+    """All four data have the same prompt. Two of them also have the same experts for
+    it. The last datum has no routing."""
     reference, daemon = reference_for(kind), daemon_for(kind)
     shape = MIXED_SHARED[2] if kind == "qwen2-moe" else mixed_shapes(kind)[1]
     folder = reference.make_adapter(tmp_path / "a", shape, seed=4)
@@ -110,7 +112,7 @@ def test_tokens_go_to_the_experts_that_are_given(
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns a model with one expert per token, whose experts come in pairs. The
-    router gives both of a pair equal logits, up to rounding."""
+    router gives both experts of a pair equal logits, up to rounding."""
     folder = tmp_path_factory.mktemp("twins") / "model"
     shutil.copytree(tiny_model("mixtral"), folder)
     tensors = forms.read(folder)

@@ -43,7 +43,7 @@ def prompts_of(kind: str, vocab: int) -> list[list[int]]:
 def amount(kind: str, tiny: int, demo: int) -> int:
     """Returns how many tokens or prompts to sample: `demo` for SmolLM2, otherwise
     `tiny`. `demo` is smaller, because a token of SmolLM2 takes as long as hundreds of a
-    tiny model. It need not pass the end of a window, because SmolLM2 has none."""
+    tiny model. SmolLM2 has no window whose end the samples must pass."""
     return demo if kind in SMOLLM2S else tiny
 
 

@@ -68,7 +68,7 @@ def byte_fallback(path: Path, prefix: bool) -> None:
     trainer = BpeTrainer(
         vocab_size=700,
         special_tokens=named + pieces,
-        # Some characters have no token of their own, but their bytes have.
+        # Some characters have no token of their own, but their bytes have tokens.
         limit_alphabet=60,
         show_progress=False,
     )
@@ -77,7 +77,7 @@ def byte_fallback(path: Path, prefix: bool) -> None:
     words = (space + word for text in texts(300) for word in text.split(" "))
     tokenizer.train_from_iterator(words, trainer)
     told = json.loads(tokenizer.to_str())
-    # The byte pieces are no added tokens, as in SentencePiece's tokenizers.
+    # SentencePiece's tokenizers do not list the byte pieces as added tokens.
     told["added_tokens"] = [t for t in told["added_tokens"] if t["content"] in named]
     path.write_text(json.dumps(told))
 
@@ -108,7 +108,7 @@ def tokenizer_of(folder: Path) -> Any:
 
 
 def ask(folder: Path, cases: list[tuple[list[int], str]]) -> list[int]:
-    """Returns where the server would stop."""
+    """Returns the number of tokens up to the stop for each case; 0: no stop."""
     lines = "".join(
         json.dumps({"tokens": tokens, "stops": [stop]}) + "\n" for tokens, stop in cases
     )
@@ -124,8 +124,7 @@ def ask(folder: Path, cases: list[tuple[list[int], str]]) -> list[int]:
 
 
 def criterion(tokenizer: Any, tokens: list[int], stop: str) -> int:
-    """Returns where transformers would stop. Every row holds the first tokens, one
-    more than the row before."""
+    """Returns where transformers would stop. Row i holds the first i + 1 tokens."""
     size = len(tokens)
     vocab = tokenizer.get_vocab()
     rows = torch.full((size, size), vocab.get("<0x00>", vocab.get("\u0100")))
@@ -136,9 +135,9 @@ def criterion(tokenizer: Any, tokens: list[int], stop: str) -> int:
 
 
 def cuts(tokenizer: Any, count: int, seed: int) -> list[tuple[list[int], str]]:
-    """Returns texts, as tokens, with a stop: a part of this text or of another one.
-    The texts are ASCII: tokens may split other characters, and transformers does not
-    handle this."""
+    """Returns pairs of a text's tokens and a stop. The stop is a part of the text or
+    of another text. The texts are ASCII, because tokens may split other characters,
+    and transformers does not handle split characters."""
     source = random.Random(seed)
     whole = [text for text in texts(200) if text.isascii()]
     cases = []

@@ -42,7 +42,7 @@ LENGTHS = (41, 2, 19)  # The windows are shorter than the first sequence.
 
 @dataclass(frozen=True)
 class Oracle:
-    """One model as a dtype rounds it, with the results of transformers and peft."""
+    """A model rounded to a dtype, with the results of transformers and peft."""
 
     model: Any
     adapter: Path

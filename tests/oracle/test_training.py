@@ -56,7 +56,7 @@ def test_weights_after_ten_steps_of_three_adapters(
 ) -> None:
     reference = reference_for(kind)
     tokens = sequences(kind, model_folder(kind), reference.vocab)
-    # SmolLM2 is large enough without a long text.
+    # SmolLM2 gets short texts, because the model itself is large.
     length = 9 if kind == SHORT_SMOLLM2 else 24
     tokens = [t[:length] for t in tokens if len(t) > 8]
     values = (PLAIN, DECAYED, CLIPPED)

@@ -1,6 +1,6 @@
 """The bounds of the numeric comparisons, and the measures to which they apply.
 
-No bound was tuned until a test passed. The promised bounds come from the product,
+No bound was chosen to make a test pass. The promised bounds come from the product,
 whose users may rely on them; the derived bounds follow from machine epsilon.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-# Promised for f32, compared with transformers + peft.
+# The promised bounds for f32. All but the last compare with transformers + peft.
 LOGITS = 1e-3  # Largest absolute difference.
 LOGPROBS = 1e-4  # Largest absolute difference.
 GRADIENTS = 1e-4  # Relative Frobenius norm, for every tensor.

@@ -35,8 +35,8 @@ absl::StatusOr<LoraConfig> Parse(const PeftJson& changes) {
   return ParsePeftConfig(json.dump(), kShape);
 }
 
-// Returns the paths that the file adapts. The model has 12 layers; without
-// changes the file adapts all of them.
+// Returns the paths that the changed file adapts. The model has 12 layers.
+// Without changes, the file adapts modules of all layers.
 std::vector<std::string> Paths(const PeftJson& changes) {
   const auto config = Parse(changes);
   EXPECT_THAT(config, IsOk());

@@ -129,10 +129,11 @@ TEST(DigestTest, EveryFieldOfTheOtherRequestsCounts) {
   EXPECT_TRUE(is_new(load));
 }
 
-// Logs of earlier servers hold digests of saves without properties.
+// Logs of earlier servers hold digests of saves without properties, so these
+// digests must not change.
 TEST(DigestTest, ASaveWithoutPropertiesKeepsItsDigest) {
-  // Python's hashlib made this digest. Its input is three texts, each after its
-  // length in 8 bytes, and one byte for `overwrite`.
+  // Python's hashlib made this digest. Its input is three texts and one byte
+  // for `overwrite`. Before each text comes its length in 8 bytes.
   EXPECT_EQ(absl::BytesToHexString(PayloadDigest(
                 SaveCheckpointRequest{.adapter_id = "a", .name = "n"})),
             "736b86087c406dd52eec59b4608c09ab1a527841415587001df51182839391ad");

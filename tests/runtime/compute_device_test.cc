@@ -63,13 +63,14 @@ TEST_F(CudaDeviceTest, AllocationsBeyondTheShareFailAndMemoryComesBack) {
   EXPECT_GE(cuda_->LimitTo(1), left);
 }
 
-// Runs in a process of its own, in which nothing can be computed afterwards.
+// Runs in a process of its own, because that process can compute nothing more
+// afterwards.
 void LoseTheDevice() {
   const std::unique_ptr<ComputeDevice> cuda =
       MakeComputeDevice(at::Device(at::kCUDA, 0));
   const at::Tensor x = at::zeros({4}, at::TensorOptions().device(at::kCUDA));
-  // The index fits in 32 bits. LibTorch may read 32 bits of an index, so a
-  // larger index could wrap into the range of x.
+  // The index is out of range but fits in 32 bits. LibTorch may read only 32
+  // bits of an index, so a larger index could wrap into the range of x.
   const at::Tensor beyond =
       at::full({1}, int64_t{1} << 20, x.options().dtype(at::kLong));
   const absl::Status before = cuda->CheckAnswers();

@@ -23,8 +23,8 @@ class HostAllocatorTest : public ::testing::Test {
   }
   void TearDown() override { allocator_.ReleaseCached(); }
 
-  // More bytes than any test of this program uses at once. SetUp's block takes
-  // no memory, because nothing writes to it.
+  // No test of this class holds more bytes at once. SetUp's block takes no
+  // memory, because nothing writes to it.
   static constexpr size_t kPeak = 512 * kMiB;
 
   HostAllocator& allocator_ = HostAllocator::Get();

@@ -110,8 +110,8 @@ TEST(CudaDrawRowsTest, DrawsAsTheCpuDoes) {
   std::vector<DrawRule> rules = SomeRules();
   rules[2].config.temperature = 1e-60;  // This temperature is 0 in f32, where 0
                                         // means greedy.
-  // Adds a second rule to row 4, whose first rule lists its likeliest tokens,
-  // and to row 2, whose first rule does not.
+  // Adds a second rule to rows 4 and 2. The first rule of row 4 asks for top
+  // log-probabilities, and the first rule of row 2 does not.
   for (const int32_t row : {4, 2}) {
     rules.push_back(
         {.config = {.top_logprobs = 5}, .sample_index = 9, .row = row});

@@ -27,8 +27,8 @@ using ::testing::ElementsAre;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kJustBelowOne = 1.0F - 0x1p-24F;
 
-// Returns logits that are distributed roughly like a bell. They come from a
-// counter, so every run has the same logits.
+// Returns logits that are distributed roughly like a bell. A counter-based
+// generator makes them, so every run has the same logits.
 std::vector<float> SomeLogits(size_t vocab, float spread) {
   std::vector<float> logits(vocab);
   for (size_t i = 0; i < vocab; ++i) {
@@ -207,8 +207,8 @@ TEST(DrawTokenTest, TopPKeepsTheShortestPrefixThatReachesIt) {
 TEST(DrawTokenTest, TopPCountsWithinWhatTopKKept) {
   const float ln2 = std::log(2.0F);
   const std::vector<float> logits = {-ln2, -2 * ln2, -3 * ln2, -3 * ln2};
-  // The first token has 2/3 of the weight of the best two, which is enough for
-  // 0.6. It has less than 0.6 of the whole weight.
+  // The first token has 2/3 of the weight of the best two tokens, so it reaches
+  // a top_p of 0.6 alone. Among all tokens, it has only half of the weight.
   EXPECT_THAT(Support(logits, {.top_k = 2, .top_p = 0.6}), ElementsAre(0));
   EXPECT_THAT(Support(logits, {.top_k = 2, .top_p = 0.7}), ElementsAre(0, 1));
 }

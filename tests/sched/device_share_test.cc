@@ -41,7 +41,7 @@ TEST(DeviceShareTest, IdleTimeEarnsNoCreditForEitherKind) {
   device.AddDecoding(absl::Seconds(1));
   EXPECT_TRUE(device.ChooseDecode(false, true));
   // Now both kinds have work. The hour that training ran alone does not count
-  // against it, and the second of decoding does not count either.
+  // against training. The second of decoding does not count against decoding.
   EXPECT_FALSE(device.ChooseDecode(true, true));
   device.AddTraining(absl::Seconds(2));
   EXPECT_TRUE(device.ChooseDecode(true, true));
@@ -51,8 +51,8 @@ TEST(DeviceShareTest, WhatArrivesDuringATurnIsNext) {
   DeviceShare device(0.5);
   for (int i = 0; i < 5; ++i) {
     EXPECT_FALSE(device.ChooseDecode(/*can_train=*/true, /*can_decode=*/false));
-    // A short sample arrives while this micro-batch runs. It decodes next and
-    // ends.
+    // A short sample arrives while a micro-batch runs for 2 s. The sample
+    // decodes next and ends.
     device.AddTraining(absl::Seconds(2));
     EXPECT_TRUE(device.ChooseDecode(true, true));
     device.AddDecoding(absl::Milliseconds(20));

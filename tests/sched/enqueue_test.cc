@@ -101,8 +101,8 @@ TEST(TenantLimitsTest, AreNamedWhenReached) {
                        "max_queue_requests_per_tenant is 2"));
 }
 
-// However many tenants flood, one more tenant is accepted, and the queue stays
-// bounded.
+// A full queue still accepts requests of a tenant that has none in it. With 40
+// tenants the queue stays within `bound` times its limits.
 TEST(TenantLimitsTest, NeverShutOutATenant) {
   Scheduler scheduler({.queue = {.max_requests = 64,
                                  .max_tokens = 640,

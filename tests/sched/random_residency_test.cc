@@ -98,7 +98,7 @@ class World {
     }
   }
 
-  // The device works, some moves end, and new ones begin.
+  // Lets the device begin and end work, ends some moves, and begins new moves.
   void Advance() {
     for (auto& [name, model] : models_) {
       if (model.demand.busy && Uniform(0, 1) == 0) {
@@ -255,7 +255,8 @@ class World {
   std::map<uint64_t, std::string> tickets_;
   // The adapters that asked for a slot. A prefix "+" marks a new adapter.
   std::deque<std::string> line_;
-  std::map<std::string, uint64_t> asked_;  // uses_ when each adapter asked.
+  // The value of uses_ when each adapter asked.
+  std::map<std::string, uint64_t> asked_;
   uint64_t next_ticket_ = 0;
   uint64_t uses_ = 0;
 };

@@ -1,7 +1,7 @@
 // Random clients of a few tenants use the scheduler. Steps arrive out of order,
-// and some are cancelled, expire or fail. Every adapter's effects must be those
-// of its steps, each applied once, in order across barriers. No tenant may
-// queue beyond its limits, and none is refused below its share.
+// and some are cancelled, expire or fail. Every step must be applied exactly
+// once, and no step may move across a barrier. No tenant may queue beyond its
+// limits, and no tenant may be refused below its share.
 #include <algorithm>
 #include <cstdint>
 #include <map>

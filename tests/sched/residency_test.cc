@@ -195,7 +195,8 @@ TEST_F(ResidencyTest, WhoCannotLeaveStaysAndTheFirstInLineIsTold) {
   residency_->WantSlot(8);
   residency_->WantSlot(9);
   const std::optional<Move> out = Next();
-  // Work that arrived while the adapter was about to leave can run again.
+  // Work arrives while the adapter is about to leave. The work can run after
+  // the move has failed.
   demands_["a"].ready = kTraining;
   EXPECT_TRUE(residency_->Want(Key("a")));
   const std::optional<SlotWaiter> failed = residency_->Finished(*out, false);

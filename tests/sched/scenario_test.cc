@@ -136,7 +136,7 @@ class Interpreter {
     return "";
   }
 
-  // Ids "1-40" mean forty requests. The answer is the last one's.
+  // Ids "1-40" mean forty requests. Returns the answer to the last request.
   std::string EnqueueAll(WorkKind kind, const Words& words) {
     const std::vector<std::string> ids = absl::StrSplit(words.at(1), '-');
     std::string answer;

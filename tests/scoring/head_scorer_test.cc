@@ -1,4 +1,4 @@
-// Compares a head alone with a dense log-softmax in f64.
+// Compares HeadScorer with a dense log-softmax in f64.
 #include "src/scoring/head_scorer.h"
 
 #include <ATen/ATen.h>

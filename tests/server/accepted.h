@@ -1,5 +1,5 @@
-// Checks what later layers rely on in an accepted request, because they do not
-// check it again.
+// Checks the properties of an accepted request that later layers rely on and do
+// not check again.
 #ifndef WEFT_TESTS_SERVER_ACCEPTED_H_
 #define WEFT_TESTS_SERVER_ACCEPTED_H_
 

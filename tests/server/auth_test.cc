@@ -264,7 +264,7 @@ TEST_F(AuthTest, TenantsHaveNamesOfTheirOwn) {
   EXPECT_EQ(adapter.tenant(), "birch");
   EXPECT_EQ(Create("y", a, "birch").error_code(),
             grpc::StatusCode::PERMISSION_DENIED);
-  // Only an admin may use the engine's names.
+  // Only an admin may use the engine's names, which are TENANT~ID.
   EXPECT_EQ(Create("birch~y", a).error_code(),
             grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_TRUE(Create("birch~z", admin, "", &adapter).ok());
@@ -313,7 +313,8 @@ TEST_F(AuthTest, ATenantHasAQuotaOfCallsAndOfTokens) {
   one.join();
   two.join();
   EXPECT_TRUE(first.ok() && second.ok());
-  // Six tokens are spent. The fourth step of three tokens goes into debt.
+  // Six tokens are spent, and each step costs three. The fourth step goes into
+  // debt, so the next step is refused.
   EXPECT_TRUE(train(a).ok());
   EXPECT_TRUE(train(a).ok());
   const grpc::Status over = train(a);

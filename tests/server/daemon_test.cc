@@ -67,7 +67,7 @@ class DaemonProcess {
   }
 
   // Returns the liveness that a client sees. Asks in a separate process,
-  // because this one must not fork after gRPC has run in it.
+  // because this process must not fork after gRPC has run in it.
   int Liveness() const {
     std::ifstream file(port_file_);
     std::string address;

@@ -235,8 +235,8 @@ TEST_F(FrontendTest, MetricsPagePassesPromtool) {
   const std::string page = Scrape();
   EXPECT_THAT(page, HasSubstr("process_resident_memory_bytes"));
   EXPECT_THAT(page, HasSubstr("weft_build_info"));
-  // The server has no certificate. A metric of 0 would mean that one has
-  // expired.
+  // The server has no certificate. A metric of 0 would mean that a certificate
+  // has expired.
   EXPECT_THAT(page, ::testing::Not(HasSubstr("weft_tls_certificate")));
   std::ofstream(path) << page;
   const std::string command = "promtool check metrics < " + path;

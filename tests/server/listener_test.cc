@@ -13,7 +13,8 @@
 #include "gtest/gtest.h"
 
 // Replaces the C library's function in this program. "nowhere.test" has no
-// address. "two.test" has 192.0.2.1, which is not this machine's, and loopback.
+// address. "two.test" has two: 192.0.2.1, which this machine does not have, and
+// loopback.
 extern "C" int getaddrinfo(const char* host, const char* service,
                            const addrinfo* hints, addrinfo** found) {
   static const auto resolve =

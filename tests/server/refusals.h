@@ -57,8 +57,8 @@ void ExpectRefusals(const Message& good,
   }
 }
 
-// Returns one sequence of three tokens, with everything that a policy loss
-// needs.
+// Returns a request with one sequence of three tokens and everything that a
+// policy loss needs.
 inline v1::ForwardBackwardRequest GoodTrain() {
   v1::ForwardBackwardRequest request;
   request.set_adapter_id("a");

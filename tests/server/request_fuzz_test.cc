@@ -21,7 +21,7 @@
 namespace weft {
 namespace {
 
-constexpr int kRequests = 20000;  // For each kind. They take about 0.1 s.
+constexpr int kRequests = 20000;  // Requests of one kind. They take 0.1 s.
 
 // SampleStream validates the SampleRequest in its message.
 absl::StatusOr<SampleRequest> Validate(const v1::SampleStreamRequest& request,
@@ -88,7 +88,7 @@ class RequestFuzzTest : public ::testing::Test {
 
   const RequestLimits limits_ = Limits();
   MessageMutator mutator_{17};
-  // The parser logs each string that is not UTF-8.
+  // Silences the parser, which logs each string that is not UTF-8.
   google::protobuf::LogSilencer silencer_;
   int accepted_ = 0;
   int refused_ = 0;
@@ -115,7 +115,7 @@ v1::ForwardBackwardRequest GoodSoftTrain() {
   return request;
 }
 
-// Three tokens with the two experts of each of two layers.
+// Three tokens. Each token has two experts in each of two layers.
 v1::ForwardBackwardRequest GoodRoutedTrain() {
   v1::ForwardBackwardRequest request = GoodTrain();
   request.mutable_loss()->set_return_routing(true);

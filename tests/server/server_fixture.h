@@ -63,7 +63,7 @@ inline constexpr int kNotServing = 2;
 int HealthOf(const std::shared_ptr<grpc::Channel>& channel,
              const std::string& service);
 
-// Convert bytes to little-endian floats and back.
+// Floats converts little-endian bytes to f32. Raw converts values to bytes.
 std::vector<float> Floats(const std::string& raw);
 template <typename T>
 std::string Raw(const std::vector<T>& values) {

@@ -1,4 +1,4 @@
-// Tests every refusal of soft targets, with K per token or ragged.
+// Tests every refusal of soft targets: K targets per token, or ragged targets.
 #include <cstdint>
 #include <string>
 

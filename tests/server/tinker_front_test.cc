@@ -307,7 +307,7 @@ TEST_F(TinkerFrontTest, AServerThatStopsLeavesAModelToTheNextProcess) {
 
 class TinkerLoadTest : public TinkerFrontTest {
  protected:
-  // Asks for a model from a checkpoint, and for a step. The held engine waits.
+  // Asks to load a model and to train it. Both wait, as the engine is held.
   void LoadHeld() {
     Start();
     const std::string session = NewSession();

@@ -75,8 +75,8 @@ std::string Post(const std::string& path, size_t bytes) {
                       "\r\n\r\n");
 }
 
-// Each path has its own share of the budget of bodies. A test itself answers
-// /held, and the server answers all other paths at once.
+// Each path has its own share of the byte budget for request bodies. A test
+// answers /held itself. Serve answers all other paths at once.
 class TinkerHttpTest : public ::testing::Test {
  protected:
   TinkerHttpTest() {

@@ -68,8 +68,9 @@ TEST_F(TinkerLoadedAdaptersTest, ASessionThatEndsLeavesALoadToThoseWhoWait) {
   engine_->Hold();
   auto waiting = SampleFromLater(NewSession(), path_);
   ASSERT_TRUE(Eventually([&] { return Calls(kLoad) > loads; }));
-  // Refuses a deletion. If Finish wrongly tried one now, SweepOrphans would
-  // repeat it after the load, and the last check would fail.
+  // The next deletion will fail. If Finish wrongly tried a deletion now,
+  // SweepOrphans would retry the deletion after the load, and the last check
+  // would fail.
   engine_->FailNext(absl::InternalError("no"), kDelete);
   Finish(old_);
   engine_->Release();

@@ -231,7 +231,7 @@ TEST_F(TinkerLedgerTest, WithoutAFolderNothingIsKept) {
 
 class TinkerSampleQueueTest : public ::testing::Test {
  protected:
-  // Starts up to `room` samples and returns their ids.
+  // Starts up to `room` samples, but none of owner `blocked`. Returns the ids.
   std::vector<std::string> Advance(size_t room, const std::string& blocked) {
     std::vector<std::string> started;
     queue_.Advance([&](const std::string& owner, const WaitingSample& sample) {

@@ -51,7 +51,7 @@ class TlsTest : public ServerTest {
                     "liveness");
   }
 
-  // Returns the days until the expiry on the metrics page.
+  // Returns the days until the certificate expires, from the metrics page.
   double DaysLeft() const {
     return (MetricValue("weft_tls_certificate_expiry_timestamp_seconds") -
             absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch())) /
@@ -91,7 +91,7 @@ TEST_F(TlsTest, NewFilesServeNewConnectionsWithoutARestart) {
   EXPECT_NEAR(DaysLeft(), 1, 0.01);
   const Identity next = MakeAuthority("second");
   const Identity renewed = MakeIdentity(next, "server", /*days=*/30);
-  // A new key without its certificate changes nothing, however long it waits.
+  // A new key changes nothing until its certificate arrives.
   Write("key.pem", renewed.key);
   absl::SleepFor(absl::Milliseconds(1800));
   EXPECT_EQ(Health(authority_), kServing);

@@ -115,7 +115,7 @@ TEST(RefusalTest, ForwardBackwardData) {
         "data[0].advantages and data[0].advantages_le are both set"}});
 }
 
-// Three tokens, two layers, two experts.
+// Routes three tokens in two layers, to two experts each.
 std::string GoodRouting() {
   const std::vector<uint16_t> experts = {0, 1, 2, 3, 5, 4, 1, 0, 0, 5, 4, 3};
   return {reinterpret_cast<const char*>(experts.data()), 2 * experts.size()};

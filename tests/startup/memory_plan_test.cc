@@ -244,9 +244,9 @@ TEST(PublishedModelsTest, LongBatchesOfTheOperatorsOn80GB) {
 TEST(PublishedModelsTest, Llama8BOn141GB) {
   // 103,312,224,688 remain without the reserve of 7,460,143,952. The minimum of
   // each part, the graphs and a batch of 4096 tokens leave 68,419,678,640.
-  // Seven more adapters leave 39,973,843,376. With the 13,574,144,000 of the
-  // 4096 tokens, this is enough for 15,360 tokens (50,328,387,584), but not for
-  // 16,384.
+  // Seven more adapters leave 39,973,843,376. Together with the 13,574,144,000
+  // that the 4096 tokens take, this is enough for 15,360 tokens
+  // (50,328,387,584), but not for 16,384.
   const MemorySplit split = *PlanFor(Llama8B(), k141GB);
   EXPECT_EQ(split.num_adapters, 8);
   EXPECT_EQ(split.batch_tokens, 15'360);

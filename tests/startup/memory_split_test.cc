@@ -63,8 +63,8 @@ TEST(SplitMemoryTest, ALongerBatchComesAfterAFewAdapters) {
   needs.available = 64 * kGiB;
   // In GiB: 8 more are available, but the reserve is 0.5 larger. So each step
   // has 7.5 more than in the test above, and eight adapters leave 16.5. A batch
-  // of 8192 takes 10, and two more adapters take 6. The rest is too little for
-  // another adapter and goes to the cache.
+  // of 8192 takes 10 more, and two more adapters take 6. The rest is too little
+  // for another adapter and goes to the cache.
   const MemorySplit split = Split(needs);
   EXPECT_EQ(split.batch_tokens, 8192);
   EXPECT_EQ(split.recomputed_layers, 0);
@@ -137,7 +137,7 @@ TEST(SplitMemoryTest, FollowsThePolicyOfRecomputing) {
   const MemorySplit all = Split(needs);
   EXPECT_EQ(all.batch_tokens, 16384);
   EXPECT_EQ(all.recomputed_layers, 32);
-  // With =off, a batch that does not fit without recomputation is not used.
+  // With --gradient-checkpointing=off, a batch must fit without recomputation.
   needs = Large();
   needs.available = 16 * kGiB;
   needs.most_recomputed = 0;

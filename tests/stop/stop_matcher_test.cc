@@ -44,8 +44,8 @@ TEST(StopMatcher, StopsAtTheEndOfASequence) {
 
 class ByteStops : public ::testing::Test {
  protected:
-  // The tokens are 0 "a", 1 "b", 2 "ab", 3 " ", and 4 and 5, the two bytes of
-  // "é".
+  // The tokens are 0 "a", 1 "b", 2 "ab", 3 " " and 6 "abababab". Tokens 4 and 5
+  // are the two bytes of "é".
   ByteStops()
       : bytes_(*TokenBytes::Load(
             TokenizerFolder(

@@ -42,7 +42,7 @@ struct CannedLimits {
 
 class CannedEngine final : public Engine {
  public:
-  // An RPC's name and its step number, or 0 if it has none.
+  // An RPC's name, and its step number or 0 if the RPC has no step number.
   using Call = std::pair<std::string, uint64_t>;
 
   explicit CannedEngine(EngineInfo info = CannedInfo(),
@@ -59,10 +59,10 @@ class CannedEngine final : public Engine {
   void FailNextRun(absl::Status status, std::string rpc);
   // Sets the files that the next export sends.
   void ExportNext(PeftFiles files);
-  // While held, the engine thread does no work.
+  // Between Hold and Release, the engine thread does no work.
   void Hold();
   void Release();
-  // Stops the heartbeat at this time, or starts it again if there is none.
+  // Stops the heartbeat at `since`, or starts it again if `since` is nullopt.
   void HangSince(std::optional<absl::Time> since);
   void FailForGood(absl::Status status);
 
@@ -143,10 +143,10 @@ class CannedEngine final : public Engine {
   // If the server drains, answers `done` with UNAVAILABLE and returns false.
   template <typename Result>
   [[nodiscard]] bool CheckOpen(const Callback<Result>& done) const;
-  // Removes and returns the first refusal that fits.
+  // Removes and returns the first refusal that fits `rpc`, or returns OK.
   [[nodiscard]] static absl::Status Take(Refusals& refusals,
                                          const std::string& rpc);
-  // Counts the call until its answer.
+  // Counts the call in num_waiting_ until the call is answered.
   template <typename Result>
   [[nodiscard]] Callback<Result> Counted(Callback<Result> done);
   template <typename Request, typename Result>

@@ -1,4 +1,5 @@
-// The methods of Engine, which the server's threads call.
+// CannedEngine's methods that override Engine's. The server's threads call
+// them.
 #include "tests/support/canned_engine.h"
 
 namespace weft {

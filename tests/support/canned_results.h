@@ -31,9 +31,9 @@ inline constexpr double kCannedGradNorm = 2.5;
 // Returns 0 for the prompt's first token and -1 for all others.
 [[nodiscard]] std::vector<float> CannedPromptLogprobs(
     const SampleRequest& request);
-// Returns nothing for the prompt's first token. For each other token, returns
-// as many entries as requested. Each entry is that token, with log-probability
-// -1.
+// Returns no entries for the prompt's first token. Each later token gets as
+// many entries as the request asks for. Each of its entries is the token
+// itself, with log-probability -1.
 [[nodiscard]] std::vector<TopLogprobs> CannedPromptTop(
     const SampleRequest& request);
 

@@ -27,7 +27,7 @@ CannedServer::CannedServer()
 }
 
 CannedServer::~CannedServer() {
-  // Releases held work, because the server waits for it next.
+  // The shutdown waits for held work, so this releases the work first.
   engine_.Release();
   frontend_->Shutdown(absl::ZeroDuration());
 }

@@ -1,4 +1,5 @@
-// The real server in this process over a canned engine, for tests of clients.
+// Runs the real server with a canned engine in the test's process, for tests of
+// clients.
 #ifndef WEFT_TESTS_SUPPORT_CANNED_SERVER_H_
 #define WEFT_TESTS_SUPPORT_CANNED_SERVER_H_
 

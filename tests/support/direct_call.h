@@ -1,7 +1,6 @@
 // A call of a service without a connection. A test's thread runs the handler,
-// and another thread replaces gRPC's threads, so ThreadSanitizer sees
-// everything. gRPC's own threads are not instrumented. With them,
-// ThreadSanitizer would report many false races.
+// and another thread replaces gRPC's threads. gRPC's own threads are not
+// instrumented, so ThreadSanitizer would report many false races.
 //
 //   DirectUnary call(&wire);
 //   call.Start(service.Drain(call.context(), &request, &response));
@@ -23,18 +22,18 @@
 namespace weft {
 
 // The part that all kinds of calls share. `Call` is the interface through which
-// a `Reactor` uses gRPC. Threads: one thread calls Start, and any thread calls
-// the others after Start. The object exists until Wait has returned.
+// a `Reactor` uses gRPC. The object must live until Wait returns. Threads: one
+// thread calls Start. After Start, any thread may call the other methods.
 template <typename Call, typename Reactor>
 class DirectCall : public Call {
  public:
-  // `wire` runs the reactor's callbacks, except OnCancel. It outlives the call,
-  // and calls may share it.
+  // `wire` runs the reactor's callbacks, except OnCancel. `wire` must outlive
+  // the call. Several calls may share one wire.
   explicit DirectCall(Worker* wire) : wire_(*wire) {}
 
   [[nodiscard]] grpc::CallbackServerContext* context() { return &context_; }
 
-  // Call it after the handler has returned. Only then do the handler's
+  // Call it after the handler has returned. This call makes the handler's
   // operations on the reactor take effect.
   void Start(Reactor* reactor) {
     reactor_ = reactor;
@@ -42,7 +41,7 @@ class DirectCall : public Call {
     End();
   }
 
-  // Cancels the call like a client, unless it has ended.
+  // Cancels the call as a client would. Does nothing if the call has ended.
   void Cancel() ABSL_LOCKS_EXCLUDED(mu_) {
     if (!Begin()) return;
     context_.TryCancel();
@@ -87,7 +86,7 @@ class DirectCall : public Call {
       changed_.NotifyAll();
     });
   }
-  // Runs `task` on the wire. The reactor asked for it, so the reactor is alive.
+  // Runs `task` on the wire. The reactor is alive, because it asked for `task`.
   template <typename Task>
   void OnWire(Task task) {
     (void)Begin();
@@ -109,7 +108,7 @@ class DirectCall : public Call {
   Worker& wire_;
   Mutex mu_;
   CondVar changed_;
-  int under_way_ ABSL_GUARDED_BY(mu_) = 2;  // Counts the handler and Finish.
+  int under_way_ ABSL_GUARDED_BY(mu_) = 2;  // Counts what OnDone must wait for.
   bool done_ ABSL_GUARDED_BY(mu_) = false;
   grpc::Status status_ ABSL_GUARDED_BY(mu_);
 };

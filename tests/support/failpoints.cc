@@ -90,8 +90,8 @@ bool Matches(const Action& action, const std::string& name) {
                       action.name.size() - 1) == 0;
 }
 
-// The actions and hits of all failpoints. Every thread that uses files passes
-// failpoints.
+// The actions and hits of all failpoints. A mutex guards them, because any
+// thread may pass a failpoint.
 class Failpoints {
  public:
   Failpoints() {

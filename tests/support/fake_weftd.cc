@@ -1,8 +1,8 @@
 // fake_weftd: the daemon over a canned engine, for tests of clients in another
 // language. Takes weftd's flags, writes its port file and ends on SIGTERM.
 //
-// A test sends a fault as a line of JSON on stdin. The answer is a line of JSON
-// on stdout, after the fault is set.
+// A test sends a fault as a line of JSON on stdin. fake_weftd sets the fault,
+// and then answers with a line of JSON on stdout.
 //
 //   {"do": "refuse", "rpc": "OptimStep", "code": 8, "message": "full"}
 //   {"do": "fail_run", ...}   the step fails when it is run
@@ -10,8 +10,8 @@
 //   {"do": "hint", "ms": 20} the retry hint of refusals; null: none
 //   {"do": "hold"}, {"do": "release"}
 //   {"do": "export", "files": {"name": "text"}} the files of the next export
-//   {"do": "calls"}           {"arrived": [["OptimStep", 1]], "applied": [],
-//                              "iterations": 0}
+//   {"do": "calls"}           the answer: {"arrived": [["OptimStep", 1]],
+//                             "applied": [], "iterations": 0}
 //
 // The end of stdin ends fake_weftd, too, so that it does not outlive its test.
 #include <signal.h>
@@ -133,6 +133,6 @@ int main(int argc, char** argv) {
   const int status =
       weft::Serve(std::vector<std::string>(argv + 1, argv + argc));
   std::fflush(nullptr);
-  // Does not join the thread that reads stdin. It may still wait for a line.
+  // The thread that reads stdin may still wait for a line, so do not join it.
   std::_Exit(status);
 }

@@ -22,8 +22,8 @@ inline void RunRanks(int size,
                      const std::function<void(parallel::Communicator&)>& body) {
   const std::shared_ptr<parallel::Rendezvous> meeting =
       parallel::Rendezvous::InProcess();
-  // All ranks join before a body runs. A body that ends at once would close
-  // connections that other ranks are still making.
+  // All ranks join before a body runs. Otherwise, a body that ends at once
+  // would close connections that other ranks are still making.
   std::barrier joined(size);
   const auto run = [&](int rank) {
     bool waits = true;

@@ -44,7 +44,7 @@ X509* NewCertificate(EVP_PKEY* key, const std::string& name, int days) {
   return certificate;
 }
 
-// Returns both as PEM and frees them.
+// Returns the certificate and the key as PEM, and frees both.
 Identity ToPem(X509* certificate, EVP_PKEY* key) {
   BIO* const certificate_bio = BIO_new(BIO_s_mem());
   PEM_write_bio_X509(certificate_bio, certificate);

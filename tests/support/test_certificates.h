@@ -16,7 +16,7 @@ struct Identity {
 [[nodiscard]] Identity MakeAuthority(const std::string& name);
 
 // Makes a certificate for 127.0.0.1 and localhost, valid for `days` from now.
-// If `days` is negative, it was valid until now.
+// If `days` is negative, the certificate was valid until now.
 [[nodiscard]] Identity MakeIdentity(const Identity& authority,
                                     const std::string& name, int days = 1);
 

@@ -1,4 +1,4 @@
-"""Tests the count of tests that run_ctest.sh prints, on folders of made-up entries."""
+"""Tests the number of tests that run_ctest.sh prints, with made-up CTest entries."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Folder:
         self.entries.append(f'add_test({name} {PYTEST} "--junitxml={report}" "{file}")')
 
     def run(self) -> tuple[int, list[str]]:
-        """Returns the exit status and the last lines."""
+        """Returns the exit status and the stdout lines of run_ctest.sh."""
         (self.path / "CTestTestfile.cmake").write_text("\n".join(self.entries))
         done = subprocess.run(
             [TESTS / "run_ctest.sh", self.path], capture_output=True, text=True

@@ -1,7 +1,7 @@
 // Tells ThreadSanitizer in which order threads lock an absl::Mutex. gRPC's
-// reactors use absl::Mutex, and its library is not instrumented. The linker
-// uses the methods below instead of the library's methods, which they call.
-// Only in preset tsan.
+// reactors use absl::Mutex, and Abseil's library is not instrumented. The
+// linker uses the methods below instead of the library's methods. The methods
+// below call the library's methods. Only preset tsan uses this file.
 #include <dlfcn.h>
 #include <sanitizer/tsan_interface.h>
 

@@ -36,7 +36,7 @@ class WireFaults {
   // Returns the adapter in the metadata of the last call; empty: none.
   [[nodiscard]] std::string adapter_id() const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // For the interceptor.
+  // The interceptor calls the functions below.
   using Metadata = std::multimap<std::string, std::string>;
   void Received(
       const std::multimap<grpc::string_ref, grpc::string_ref>& metadata)

@@ -1,4 +1,4 @@
-"""The fixture of the tests under the SDK."""
+"""The fixture of the tests that need the Tinker SDK."""
 
 from __future__ import annotations
 

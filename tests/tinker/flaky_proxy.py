@@ -11,7 +11,7 @@ import threading
 
 
 class FlakyProxy:
-    """Forwards to `url`; `broken` counts the connections that it broke."""
+    """Forwards to `url`. `broken` counts the connections that the proxy broke."""
 
     def __init__(self, url: str) -> None:
         host, port = url.removeprefix("http://").split(":")
@@ -35,8 +35,9 @@ class FlakyProxy:
             ).start()
 
     def _forward(self, client: socket.socket, number: int) -> None:
-        """Forwards pieces as they arrive, until request 3 + number % 4. Breaks the
-        connection before that request if `number` is odd, else in its reply."""
+        """Forwards pieces as they arrive, until request 3 + number % 4. If `number` is
+        odd, breaks the connection before that request. Otherwise, breaks the connection
+        in the middle of the reply to that request."""
         requests = 3 + number % 4
         replied = True
         with (

@@ -98,7 +98,7 @@ def refused(base: str) -> dict[str, Any]:
             client.forward_backward(data, loss).result()
         except tinker.RequestFailedError as error:
             messages.append([str(error), str(error.category)])
-    # The step numbers of the refused calls leave no gap.
+    # The refused calls leave no gap in the step numbers, so the next calls run.
     result = client.forward_backward([datum(weights=[1.0] * 7)], "cross_entropy")
     step = client.optim_step(types.AdamParams())
     result.result()
@@ -131,7 +131,7 @@ def custom(base: str) -> dict[str, Any]:
 
 
 def as_json(result: types.SampleResponse) -> dict[str, Any]:
-    """Returns, as JSON, the values that the SDK has read from the protobuf form."""
+    """Returns the values of a response, which the SDK has read from protobuf."""
     return {
         "sequences": [
             {
@@ -149,7 +149,7 @@ def as_json(result: types.SampleResponse) -> dict[str, Any]:
 
 
 def retrieve_json(result: types.SampleResponse) -> Any:
-    """Asks for the JSON form of the same result."""
+    """Asks for the JSON form of `result`."""
     future = result.sequences[0].sequence_id.rsplit(":", 1)[0]
     request = urllib.request.Request(
         os.environ["TINKER_BASE_URL"] + "/api/v1/retrieve_future",
@@ -164,7 +164,7 @@ def retrieve_json(result: types.SampleResponse) -> Any:
 
 
 def sample(base: str) -> dict[str, Any]:
-    """Returns samples of a snapshot before and after ten further steps."""
+    """Samples from a snapshot before and after ten more steps, and from the base."""
     service, client = new_client(base)
     params = types.AdamParams(learning_rate=1e-2)
 
@@ -281,8 +281,8 @@ def checkpoints(base: str) -> dict[str, Any]:
 
 
 def survive(base: str) -> dict[str, Any]:
-    """Trains and samples. The test kills and restarts the server each time that this
-    prints "kill"."""
+    """Trains and samples. The test kills and restarts the server after each line "kill"
+    that this function prints."""
     _, client = new_client(base)
     norms = []
     for number in range(6):
@@ -343,7 +343,7 @@ def back_killed(base: str) -> dict[str, Any]:
 
 
 def chunks(base: str) -> dict[str, Any]:
-    """Makes one call that the SDK sends as many requests, which arrive in any order.
+    """Makes one call that the SDK splits into many requests, which arrive in any order.
     The server tells the SDK to send at most four data in a request."""
     _, client = new_client(base)
     data = [datum(weights=[1.0 / (1 + i)] * 7) for i in range(30)]

@@ -1,5 +1,5 @@
 """Tests what a client of the Tinker API may send by mistake or on purpose. Each
-request is answered with its status, and the server continues to serve."""
+request gets the right status, and the server continues to serve."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROTOBUF = {"Content-Type": "application/x-protobuf"}
 KEY = {"X-API-Key": "tml-any"}
 ZSTD = {"Content-Encoding": "zstd"}
 MAX_BYTES = 1 << 20
-# A frame of a gigabyte of zeros, in 32 KiB.
+# A program that writes a zstd frame of 32 KiB, which expands to a gigabyte of zeros.
 BOMB = "import zstandard,sys; sys.stdout.buffer.write(zstandard.compress(bytes(1<<30)))"
 
 
@@ -141,7 +141,7 @@ def test_a_header_is_refused_before_its_body_comes(
         peer.sendall(header.encode())
         reply = peer.recv(4096)
         assert f" {status} ".encode() in reply and b"Connection: close" in reply
-        # A client that sends the body nevertheless still finds the reply.
+        # The server may have closed the connection, but the client sends its body.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             peer.sendall(bytes(size))
     assert is_alive(small)

@@ -107,8 +107,8 @@ def test_a_number_far_ahead_is_refused_and_not_kept(daemon: TinkerDaemon) -> Non
     status, reply = client.ask("optim_step", body)
     assert status == 400 and "seq_id" in reply["detail"]
     assert not list(state(daemon).glob("step-*-5000"))
-    # A step that is kept has a file of this name, so the check above looks for the
-    # right name.
+    # A step that is kept has such a file. This shows that the check above looks for
+    # the right name.
     client.step(model, 500)
     assert len(list(state(daemon).glob("step-*-500"))) == 1
 

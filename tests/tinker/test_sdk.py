@@ -80,10 +80,10 @@ def test_snapshots_stay_frozen(server: TinkerDaemon) -> None:
     for own, row in zip(out["prompt_logprobs"][1:], out["top"][1:], strict=True):
         values = [value for _, value in row]
         assert len(row) == 4 and values == sorted(values, reverse=True)
-        # The prompt's own token is one of the top tokens, or less likely than all.
+        # The prompt's own token is among the top tokens or less likely than they are.
         assert own <= values[-1] or min(abs(own - v) for v in values) < 1e-4
     assert not out["top"][0] and len(out["top"]) == len(TOKENS)
-    # With prompt_logprobs_last_n=2, the rows equal the last two of the whole prompt.
+    # With prompt_logprobs_last_n=2, all rows except the last two are None.
     assert out["last_top"] == [None] * (len(TOKENS) - 2) + out["top"][-2:]
     assert [value is None for value in out["last_logprobs"]] == [
         value is None for value in out["last_top"]

@@ -50,7 +50,7 @@ class TinkerDaemon:
         }
 
     def begin(self, name: str) -> None:
-        """Runs a program of sdk_script.py in the SDK's process."""
+        """Starts a program of sdk_script.py in the SDK's process."""
         if self._sdk is None:
             self._sdk = subprocess.Popen(
                 [str(SDK), str(SCRIPT), "toy"],

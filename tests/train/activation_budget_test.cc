@@ -58,7 +58,7 @@ TEST(ActivationsOfTest, GrowsWithRowsAndCountsTheHeadByItsChunk) {
   };
   EXPECT_EQ(bytes(20, 0, 8).kept_layer, 2 * bytes(10, 0, 8).kept_layer);
   EXPECT_LT(bytes(10, 0, 8).recomputed_layer, bytes(10, 0, 8).kept_layer / 8);
-  // The head takes more than a layer, whether it runs in chunks or as a whole.
+  // In both cases the head takes more than a layer, so `working` is the head's.
   EXPECT_LT(bytes(1, 1000, 10).working, bytes(1, 1000, 1000).working);
 }
 
@@ -69,7 +69,8 @@ TEST(ActivationsOfTest, CountsTheSoftmaxAndThePartialSumsOfBf16) {
                          /*max_rank=*/8, batch)
         .working;
   };
-  // The head is the larger part here: logits and, in bf16, a copy of them.
+  // Here the head takes more than a layer. The head holds the logits and, in
+  // bf16, a copy of the logits.
   const BatchRows head = {.rows = 1, .scored = 4096, .chunk = 4096};
   EXPECT_EQ(working(2, head) - working(4, head), 4096 * config.vocab * 2);
   // 2049 rows make two partial sums of a gradient. Each has three tiles of 128
@@ -78,10 +79,10 @@ TEST(ActivationsOfTest, CountsTheSoftmaxAndThePartialSumsOfBf16) {
   const ActivationBytes bf16 =
       ActivationsOf(config, 2, /*is_cpu=*/false, 8, layer);
   constexpr int64_t kPartialSums = 2 * (3 * 128) * 16 * 4;
-  // The residual stream counts four times. Attention takes more than the MLP:
-  // in bf16, 8 times its 32 query features and 6 times its 16 key features. In
-  // f32, it takes its query features and its 4 heads once, with 128 more rows
-  // for each node.
+  // The residual stream counts four times. Attention takes more than the MLP. A
+  // row of attention has, in bf16, 8 times the 32 query features and 6 times
+  // the 16 key features. In f32, a row has the query features and one number
+  // for each of 4 heads. The f32 part has 128 more rows for each node.
   constexpr int64_t kResidual = 2049 * 4 * 24 * 2;
   constexpr int64_t kSumsRow = (32 + 4) * 4;
   constexpr int64_t kAttention =
@@ -92,8 +93,8 @@ TEST(ActivationsOfTest, CountsTheSoftmaxAndThePartialSumsOfBf16) {
   EXPECT_EQ(working(2, nine), bf16.working + 8 * 128 * kSumsRow);
 }
 
-// Each expert of a token has its own row. So the experts need partial sums for
-// fewer tokens than the other layers do.
+// A token has one row for each of its experts. So the experts' gradients need a
+// second partial sum at fewer tokens than other gradients do.
 TEST(ActivationsOfTest, CountsThePartialSumsOfExperts) {
   model::ModelConfig config = weft::testing::TinyConfig();
   config.moe.shape = {
@@ -132,10 +133,10 @@ TEST(ActivationsOfTest, IsWhatADeviceWasSeenToTake) {
                                        .chunk = 1024,
                                        .nodes = 8})
                             .Total(config.num_layers, 0);
-  // A layer counts the residual stream twice, q, k, v, attention's output,
-  // gate, up and seven products of rank 32 in bf16, and the log-sum-exp of 32
-  // heads in f32. The head counts the logits of 1024 rows in f32 and bf16, four
-  // times the rows in f32, and targets.
+  // In bf16, a layer counts q, k, v, attention's output, gate, up, seven
+  // products of rank 32, and the residual stream twice. In f32, it counts the
+  // log-sum-exp of 32 heads. The head counts the logits of 1024 rows in f32 and
+  // bf16, the hidden rows four times in f32, and the targets.
   constexpr int64_t kLayer =
       kRows * (2 * (2 * 4096 + 6144 + 4096 + 2 * 14336 + 7 * 32) + 4 * 32);
   constexpr int64_t kHead =

@@ -32,7 +32,8 @@ using ::weft::testing::TinyDecoder;
 using ::weft::testing::TinyVersion;
 using ::weft::testing::Tokens;
 
-// The promised relative difference of shared and repeated prompts in f64.
+// In f64, steps with shared and with repeated prompts differ by at most this
+// relative difference.
 constexpr double kPromised = 1e-10;
 constexpr double kSoftcap = 9;
 

@@ -24,7 +24,7 @@ std::vector<int32_t> Letters(const std::string& text) {
   return {text.begin(), text.end()};
 }
 
-// Shows every node as "begin-end^parent", with its subtree's end.
+// Shows every node as "begin-end^parent/end of its subtree".
 std::string Show(const PrefixTree& tree) {
   std::string out;
   for (const ops::AttentionNode& node : tree.nodes) {

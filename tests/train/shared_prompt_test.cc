@@ -30,7 +30,8 @@ using ::weft::testing::TinyDecoder;
 using ::weft::testing::TinyVersion;
 using ::weft::testing::Tokens;
 
-// The promised largest relative difference of shared and repeated prompts.
+// Steps with shared and with repeated prompts differ by at most this relative
+// difference.
 constexpr double kPromised = 1e-5;
 
 struct Step {
@@ -66,8 +67,9 @@ class SharedPromptTest : public ::testing::Test {
     return step;
   }
 
-  // Checks that shared prompts, with and without recomputation, give the step
-  // of repeated prompts. Returns the rows of both.
+  // Checks that a step with shared prompts equals the step with repeated
+  // prompts, with and without recomputation. Returns the number of rows with
+  // shared prompts, and the number with repeated prompts.
   std::pair<int64_t, int64_t> ExpectSame(
       const std::vector<TrainRequest>& requests) {
     const Step repeated = Train(

@@ -31,7 +31,7 @@ using ::weft::testing::TinyDecoder;
 using ::weft::testing::TinyVersion;
 using ::weft::testing::Tolerance;
 
-// The roundings along the path through both layers and the head.
+// The number of roundings along the path through both layers and the head.
 constexpr int64_t kPath = 1000;
 
 // Makes a datum of `length` tokens that count up from `first` in steps of 5.
@@ -84,7 +84,7 @@ class TrainRunnerTest : public ::testing::Test {
             .version = version};
   }
 
-  // Adds to the gradients. If they are null, runs only the forward pass.
+  // Adds to `gradients`. If `gradients` is null, runs only the forward pass.
   Outcome Run(const std::vector<TrainPiece>& pieces,
               const lora::LoraGradients* gradients) {
     Outcome outcome;
@@ -95,7 +95,7 @@ class TrainRunnerTest : public ::testing::Test {
     if (gradients != nullptr) outcome.gradients = *gradients;
     return outcome;
   }
-  // Adds to gradients of zero.
+  // Runs the pieces with gradients that start at zero.
   Outcome Run(const std::vector<TrainPiece>& pieces) {
     std::vector<lora::AdapterVersionPtr> versions;
     for (const TrainPiece& piece : pieces) versions.push_back(piece.version);
@@ -284,7 +284,7 @@ TEST_F(TrainRunnerTest, GivesEntropiesToThoseWhoAsk) {
 TEST_F(TrainRunnerTest, RaggedTargetsAreThoseOfPaddedRows) {
   constexpr int kWidth = 3;
   // `ragged` and `dense` have the tokens of `other`, so each shares rows with
-  // it.
+  // `other`.
   const Datum other = MakeDatum(3, kMinSavedRows + 4);
   Datum ragged{.tokens = other.tokens, .target_offsets = {0}};
   Datum dense{.tokens = other.tokens, .targets_per_token = kWidth};

@@ -72,7 +72,7 @@ std::string IndexOf(const std::string& file) {
   return absl::StrCat(R"({"weight_map":{"t":")", file, "\"}}");
 }
 
-// Each of these makes something other than a file under the name.
+// Each function below makes something other than a readable regular file.
 void MakeFolder(const TempFolder& folder, const std::string& name) {
   std::filesystem::create_directory(In(folder, name));
 }

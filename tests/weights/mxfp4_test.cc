@@ -10,7 +10,8 @@
 namespace weft::weights {
 namespace {
 
-// The values of the format's table: sign, two exponent bits, one mantissa bit.
+// Returns a value of the format's table. `bits` is a sign bit, two exponent
+// bits and one mantissa bit.
 float ValueOf(unsigned bits) {
   const unsigned exponent = (bits >> 1) & 3;
   const float mantissa = static_cast<float>(bits & 1) / 2;

@@ -1,4 +1,4 @@
-// Makes pickles, zip archives and .bin files for tests, valid ones and others.
+// Makes valid and invalid pickles, zip archives and .bin files for tests.
 #ifndef WEFT_TESTS_WEIGHTS_TORCH_FILES_H_
 #define WEFT_TESTS_WEIGHTS_TORCH_FILES_H_
 

@@ -74,7 +74,8 @@ TEST(ParseTorchPickle, KnowsEveryStorageType) {
 }
 
 TEST(ParseTorchPickle, ReadsWhatAStateDictIsMadeOf) {
-  // The OrderedDict is filled item by item. It has _metadata, like a module's.
+  // The OrderedDict is filled item by item. It has the attribute _metadata,
+  // like a module's state dict.
   const std::string metadata =
       DictOf({{"_metadata", std::string(kNoHooks) + Str("") +
                                 DictOf({{"version", "K\x01"},

@@ -2,8 +2,8 @@
 
 The teacher is an adapter that is trained first on the file's answers. It then answers
 prompts and returns the probabilities of its likeliest tokens at each position. The
-student is an adapter of a lower rank. All these tokens are targets of its
-cross-entropy.
+student is an adapter of a lower rank. It trains with cross-entropy, and all the
+likeliest tokens of the teacher are its targets.
 
     python distill.py --model MODEL --server 127.0.0.1:50051
 """
@@ -26,8 +26,8 @@ BATCH = 4
 def soft_datum(sample: weft.Sample, num_tokens: int) -> weft.Datum:
     """Returns the training data of a reply. The targets at each position are the
     teacher's likeliest tokens, weighted by their probabilities. Positions of the prompt
-    have no targets. num_tokens: the number of reply tokens in the batch, by which the
-    weights are divided, so that the summed loss is a mean."""
+    have no targets. num_tokens: the number of reply tokens in the batch. The weights
+    are divided by this number, so that the summed loss is a mean."""
     tokens = [*sample.prompt, *sample.tokens]
     unscored: list[list[int]] = [[] for _ in sample.prompt[1:]]
     targets = [[token for token, _ in top] for top in sample.top_logprobs]

@@ -25,7 +25,8 @@ def dpo(references: list[float]) -> weft.LossFn:
     """Returns the loss of a batch that lists chosen, rejected, chosen, rejected, ...
 
     references: the reference policy's log-probability of each answer. Tokens of the
-    prompt have weight 0, so their log-probabilities are 0 and add nothing to the sums.
+    prompt have weight 0. The server returns 0 as their log-probabilities, so they add
+    nothing to the sums.
     """
 
     def loss(logprobs: list[torch.Tensor]) -> torch.Tensor:

@@ -28,7 +28,7 @@ def main() -> None:
         for step in range(options.steps):
             batch = list(islice(stream, 8))
             num_learnt = sum(chat.num_learnt for chat in batch)
-            # Losses are sums: these weights make a mean over learnt tokens.
+            # The loss is a sum. This weight makes it a mean over the learnt tokens.
             data = [chat.datum(1 / num_learnt) for chat in batch]
             gradient = adapter.submit.forward_backward(data)
             adapter.submit.optim_step(learning_rate=1e-3).result()

@@ -97,7 +97,7 @@ class AsyncSubmit:
 
 
 class AsyncAdapter:
-    """One adapter on the server. AsyncClient's methods make it.
+    """A handle of one adapter on the server. Methods of AsyncClient return it.
 
     Every call raises a WeftError if the server refuses it, if it fails, or if the
     client's timeout passes first.
@@ -223,7 +223,7 @@ class AsyncAdapter:
         server is full, the client retries after the delay that the server names. If a
         seed is given, prompt i uses seed + i. An error that retries do not cure is
         raised and cancels the other prompts. The client's timeout bounds the time from
-        one answer to the next, so the whole call may take longer.
+        one answer to the next, so the whole call may take longer than the timeout.
         """
         bound = InFlight()
         each = self._core.sampler.sample_each(prompts, options, snapshot, bound)
@@ -279,7 +279,7 @@ class AsyncAdapter:
     ) -> AdapterInfo:
         """Replaces the adapter's state by a checkpoint and returns the new state.
 
-        source: the adapter that saved the checkpoint; None means this one.
+        source: the adapter that saved the checkpoint; None means this adapter.
         weights_only: load no optimizer state, gradient or step number; these start
         anew. A checkpoint of kind "sampler" can only be loaded with weights_only.
         durability: as in create_adapter, but used only if the server has lost the

@@ -106,7 +106,8 @@ class Security:
         insecure: Callable[[str, Options], ChannelT],
         secure: Callable[[str, grpc.ChannelCredentials, Options], ChannelT],
     ) -> ChannelT:
-        """Opens a channel with `insecure` or `secure`, functions of grpc or grpc.aio.
+        """Opens a channel with `insecure` or `secure`, which are functions of grpc or
+        grpc.aio.
 
         Raises FailedPrecondition if a token would leave this machine in plaintext,
         InvalidArgument for a certificate without its key, or a key alone.

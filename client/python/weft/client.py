@@ -66,8 +66,8 @@ class Client:
     """A connection to one server. It is a context manager that closes itself.
 
     target: the server's address, host:port. timeout: the seconds that a call may
-    take, with all its repetitions. retry: when a failed call is repeated.
-    security: TLS and token; None reads them from the environment.
+    take, including retries. retry: how often and after which delays a failed call is
+    repeated. security: TLS and token; None reads them from the environment.
     """
 
     def __init__(
@@ -108,8 +108,8 @@ class Client:
         return self._driver.run(self._core.healthy())
 
     def drain(self) -> None:
-        """Makes the server refuse new work, and returns when it has finished the work
-        that it accepted before."""
+        """Makes the server refuse new work. Returns when the server has finished the
+        work that it accepted before."""
         self._driver.run(self._core.drain())
 
     def create_adapter(
@@ -130,13 +130,14 @@ class Client:
         "lm_head", "embed_tokens"; None means the server's default. seed: seed of the
         initial weights; None lets the server derive it from the name. expert_rank:
         rank of the experts in a mixture-of-experts model; None means rank divided by
-        the number of experts per token. tenant: the owner of the adapter. A tenant's
-        adapters share its part of the device's time, its room in the queue and its
-        limit of adapters; None means the token's tenant or, on a server without tokens,
-        a tenant with the adapter's name. durability: what survives the end of the
-        server, "memory" (nothing), "checkpoint" (the last checkpoint) or "step" (every
-        step); None means the most that the server can keep. Raises AlreadyExists if the
-        name is taken, FailedPrecondition if the server cannot offer the durability.
+        the number of experts per token. tenant: the owner of the adapter. The
+        adapters of a tenant share the tenant's part of the device's time, the tenant's
+        room in the queue and the tenant's limit of adapters. None means the token's
+        tenant or, on a server without tokens, a tenant with the adapter's name.
+        durability: what survives the end of the server, "memory" (nothing),
+        "checkpoint" (the last checkpoint) or "step" (every step); None means the most
+        that the server can keep. Raises AlreadyExists if the name is taken,
+        FailedPrecondition if the server cannot offer the durability.
         """
         operation = self._core.create_adapter(
             adapter_id,

@@ -94,7 +94,7 @@ def _kind_name(number: adapters_pb2.CheckpointKind) -> str:
 
 
 def _check_names(options_type: type, options: Mapping[str, object]) -> None:
-    """Raises TypeError for an unknown option, as for an unknown keyword argument."""
+    """Raises TypeError for an unknown option, as Python does for unknown keywords."""
     known = options_type.__annotations__
     for name in options:
         if name not in known:
@@ -204,7 +204,7 @@ def save_request(
 
 def datum_message(datum: Datum) -> training_pb2.Datum:
     """Returns a datum as a message. The message holds raw little-endian arrays, because
-    Python copies each of them in one piece."""
+    Python can copy each such array as one block."""
 
     def raw(array: FloatArray | TokenArray | RoutingArray | None) -> bytes:
         return b"" if array is None else array.tobytes()
@@ -250,7 +250,7 @@ def _array(raw: bytes) -> FloatArray:
 
 
 def _routing(raw: bytes, num_tokens: int) -> RoutingArray | None:
-    """Returns the experts of tokens, [N, L K], or None if there are none."""
+    """Returns the experts of each token, [N, L K], or None if `raw` is empty."""
     if not raw:
         return None
     return np.frombuffer(raw, dtype="<u2").reshape(num_tokens, -1).copy()
@@ -297,7 +297,7 @@ def to_optim_result(
 
 
 def stop_rule(stop: Stop, ignore_eos: bool) -> sampling_pb2.StopRule:
-    """Returns a stop rule with the entries grouped by their kind."""
+    """Returns a stop rule with the entries of `stop`, grouped by type."""
     rule = sampling_pb2.StopRule(ignore_eos=ignore_eos)
     # A string is one entry, although Python can iterate over its characters.
     for entry in (stop,) if isinstance(stop, (str, bytes)) else stop:

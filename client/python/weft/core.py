@@ -30,8 +30,9 @@ from weft.types import (
 
 T = TypeVar("T")
 HEALTH_TIMEOUT = 5.0  # Seconds.
-# A save or a snapshot that fails has used its number if it ran, but not if the server
-# refused it. The code can be the same, so the client asks for the next number.
+# A save or snapshot that fails has used its step number if it ran, but not if the
+# server refused it. The error code can be the same in both cases. So no code counts as
+# a refusal, and the client must ask the server for the next number.
 _NO_REFUSALS: frozenset[str] = frozenset()
 
 
@@ -66,7 +67,7 @@ class AdapterCore:
         submit: bool = False,
     ) -> Operation[TrainResult]:
         """Builds a ForwardBackward or a Forward. Converts the data before it takes a
-        number, so data that cannot be sent uses no number."""
+        step number, so data that cannot be sent uses no step number."""
         batch = list(data)
         messages = [convert.datum_message(datum) for datum in batch]
         config = convert.loss_config(loss, options)
@@ -101,8 +102,8 @@ class AdapterCore:
         options: LossOptions,
         snapshot: str | None,
     ) -> Operation[TrainResult]:
-        """Builds a Forward without a number. It changes nothing on the server, so a
-        failed call may be repeated."""
+        """Builds a Forward without a step number. The call changes nothing on the
+        server, so a failed call may be repeated."""
         batch = list(data)
         messages = [convert.datum_message(datum) for datum in batch]
         request = training_pb2.ForwardRequest(
@@ -133,8 +134,8 @@ class AdapterCore:
     def save(
         self, name: str, overwrite: bool, options: SaveOptions, *, submit: bool = False
     ) -> Operation[CheckpointInfo]:
-        """Builds a save. Builds the message once before it takes a number, so options
-        that cannot be sent use no number."""
+        """Builds a save. First builds its message with step number 0 as a check, so
+        options that cannot be sent use no step number."""
         convert.save_request(self.adapter_id, name, overwrite, StepSlot(0), options)
 
         def build(slot: StepSlot) -> adapters_pb2.SaveCheckpointRequest:
@@ -153,8 +154,8 @@ class AdapterCore:
         self, name: str, source: str | None, weights_only: bool, durability: str | None
     ) -> Operation[AdapterInfo]:
         """Builds a load. A load has no step number, because it replaces the numbering.
-        It may be repeated. It has no epoch, because the caller wants to replace the
-        state whatever its epoch is.
+        It has no epoch, because it replaces the state in any epoch. A failed load may
+        be repeated.
 
         If the server has lost the adapter, the load makes it again for its tenant.
         """
@@ -339,8 +340,8 @@ class ClientCore:
         tenant: str | None,
         durability: str | None,
     ) -> Operation[AdapterCore]:
-        """Builds an import. A failed import is not repeated, because its stream is used
-        up and may have arrived."""
+        """Builds an import. A failed import is not repeated, because its stream of
+        requests is used up and the server may have received it."""
         requests = import_requests(adapter_id, folder, tenant, durability)
         reply = yield from self.caller.call(
             methods.IMPORT_ADAPTER, requests, retry=False
@@ -372,8 +373,8 @@ class ClientCore:
         overwrite: bool,
         tenant: str | None,
     ) -> Operation[CheckpointInfo]:
-        """Builds an upload. A failed upload is not repeated, because its stream is used
-        up and may have arrived."""
+        """Builds an upload. A failed upload is not repeated, because its stream of
+        requests is used up and the server may have received it."""
         requests = upload_requests(adapter_id, name, folder, overwrite, tenant)
         reply = yield from self.caller.call(
             methods.UPLOAD_CHECKPOINT, requests, retry=False

@@ -1,4 +1,4 @@
-"""Builds the surrogate of a loss that the client computes, without I/O.
+"""Builds the surrogate of a loss that the client computes. Does no I/O.
 
 A loss C of the log-probabilities lp_i has the gradient dC/dlp_i. The surrogate
 sum_i(-w_i lp_i), with constant w_i = -dC/dlp_i, has the same gradient. The server can
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 from weft.types import ArrayLike, FloatArray, TrainResult
 
 # Takes one array of logprobs per datum. Returns the loss and one array of
-# dloss/dlogprob per datum. The values of ragged targets are one flat array.
+# dloss/dlogprob per datum. If targets are ragged, the arrays are flat.
 LossFn = Callable[[list[FloatArray]], tuple[float, Sequence[ArrayLike]]]
 
 
@@ -35,11 +35,11 @@ class Surrogate:
     loss: float
 
     def finish(self, forward: TrainResult, result: TrainResult) -> TrainResult:
-        """Returns the surrogate's result with the custom loss as "loss:sum" and with
-        the logprobs of Forward. `losses` are still the surrogate's.
+        """Returns the surrogate's `result`, but with the custom loss as "loss:sum" and
+        with the logprobs of `forward`.
 
-        In the surrogate the server does not score tokens whose gradient is 0. So the
-        logprobs of the surrogate's result have gaps.
+        The surrogate's logprobs would have gaps, because the server does not score
+        tokens whose gradient is 0. Each datum's `losses` remain the surrogate's.
         """
         metrics = dict(result.metrics)
         metrics["surrogate_loss:sum"] = metrics.get("loss:sum", 0.0)

@@ -45,8 +45,8 @@ def _floats(
 
 
 def _targets(values: ArrayLike) -> tuple[TokenArray, TokenArray | None]:
-    """Returns the targets and None, or ragged targets as one flat array and their
-    offsets [N + 1]."""
+    """Returns the targets as an array, and their offsets. Ragged targets become a flat
+    array with offsets [N + 1]. For other targets the offsets are None."""
     name = "datum.targets"
     array = None
     with contextlib.suppress(ValueError):  # numpy refuses rows of several lengths.
@@ -58,7 +58,7 @@ def _targets(values: ArrayLike) -> tuple[TokenArray, TokenArray | None]:
         raise InvalidArgument(f"{name}: an id per token, or a list of ids per token")
     offsets = np.zeros(len(rows) + 1, dtype="<u4")
     np.cumsum([len(row) for row in rows], out=offsets[1:])
-    # Converts each row by itself, because numpy makes an empty list a float array.
+    # Converts each row by itself, because numpy turns an empty list into floats.
     return np.concatenate([_tokens(name, row) for row in rows]), offsets
 
 
@@ -154,8 +154,8 @@ class Datum:
         """Returns a datum with the same tokens and targets and these weights, but
         without logprobs and advantages.
 
-        weights: of the shape of `targets`, which are flat if they are ragged. Raises
-        InvalidArgument for another shape.
+        weights: the shape of `targets`. Ragged targets are stored flat, so their
+        weights must be flat, too. Raises InvalidArgument for another shape.
         """
         datum = copy.copy(self)
         datum.weights = _floats("datum.weights", weights, self.targets.shape)
@@ -175,8 +175,8 @@ class Datum:
     def next_token(cls, tokens: ArrayLike, *, prompt_length: int = 0) -> Datum:
         """Returns a datum in which each token predicts the next one.
 
-        tokens: [N], at least 2. The first `prompt_length` of them are not learnt.
-        Raises InvalidArgument if either does not fit.
+        tokens: [N], at least 2. The first `prompt_length` tokens are not learnt.
+        Raises InvalidArgument if tokens or prompt_length are not valid.
         """
         array = _tokens("tokens", tokens)
         if array.ndim != 1 or len(array) < 2:
@@ -201,9 +201,9 @@ class Datum:
         prompt is not. `logprobs` holds the sampler's log-probabilities.
 
         advantage, weight: one number, or one for each drawn token, [S]. Without an
-        advantage the datum is for cross_entropy. If `forward` gets such a datum and
-        the sample's temperature, and the weights are still the same, it returns
-        `sample.logprobs` up to rounding. If the sample has routing, the datum gets it.
+        advantage the datum is for cross_entropy. `forward` of such a datum, at the
+        sample's temperature, returns `sample.logprobs` up to rounding if the adapter
+        has not changed. If the sample has routing, the datum gets the routing, too.
         Raises InvalidArgument if the sample has no prompt or no token, or if a length
         does not fit.
         """

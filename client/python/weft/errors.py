@@ -39,9 +39,9 @@ class WeftError(Exception):
 
 
 class InvalidArgument(WeftError, ValueError):
-    """The request breaks a rule. The message names field, value and limit.
+    """The request breaks a rule. The error's text names field, value and limit.
 
-    The client itself raises it for values that a message cannot hold.
+    The client itself raises this error for values that protobuf cannot encode.
     """
 
     code = "INVALID_ARGUMENT"
@@ -172,7 +172,7 @@ def retry_hint(trailers: dict[str, str]) -> tuple[float | None, bool]:
 
 def from_rpc_error(error: grpc.RpcError) -> WeftError:
     """Converts an error of grpc or grpc.aio that carries a status."""
-    # grpc's type stubs name a class for the entries, but they are pairs.
+    # grpc's type stubs declare a class for the entries, but the entries are pairs.
     metadata: Iterable[Any] = error.trailing_metadata()
     trailers = metadata_dict(metadata)
     hint, repeatable = retry_hint(trailers)

@@ -51,7 +51,7 @@ class Method(Generic[RequestT, ResponseT]):
     arity: Arity = Arity.UNARY
 
     def bind(self, channel: grpc.Channel | grpc.aio.Channel) -> Bound:
-        """Returns the function of the channel that performs this RPC."""
+        """Returns a function that performs this RPC on the channel."""
         return getattr(channel, self.arity.value)(
             self.path,
             request_serializer=self.request_type.SerializeToString,
@@ -142,9 +142,9 @@ PROFILE = _method(_V, server.ProfileRequest, server.ProfileResponse, Arity.DOWNL
 
 
 class RawMessage(bytes):
-    """The bytes of an encoded message. The client uses them for grpc.health.v1, because
-    it has no stubs of that service. The empty request asks about the whole server, and
-    the reply SERVING is field 1 with value 1."""
+    """The bytes of an encoded message. The client uses this class for grpc.health.v1,
+    because it has no stubs of that service. The empty request asks about the whole
+    server, and the reply SERVING is field 1 with value 1."""
 
     @classmethod
     def FromString(cls, data: bytes, /) -> RawMessage:

@@ -114,8 +114,8 @@ class Caller:
     ) -> Operation[Reply[ResponseT]]:
         """Builds one RPC with its repetitions, all within one deadline.
 
-        gone_is_done: NOT_FOUND for a repetition counts as success, because an
-        earlier attempt, whose reply was lost, did the work. on_refusal is called
+        gone_is_done: a repetition that gets NOT_FOUND counts as a success, because an
+        earlier attempt did the work and its reply was lost. on_refusal is called
         before each repetition that follows RESOURCE_EXHAUSTED.
         """
         limit = self.timeout if timeout is None else timeout
@@ -203,7 +203,7 @@ class Caller:
         convert: Callable[[Reply[ResponseT]], T],
         refusals: frozenset[str] = REFUSALS,
     ) -> Operation[T]:
-        """Builds a step. If its number is unknown, it first asks the server."""
+        """Builds a step. Asks the server first if the next step number is unknown."""
         if counter.needs_refresh():
             adapter = yield from self._present(counter)
             counter.refresh(adapter.last_step, adapter.epoch)

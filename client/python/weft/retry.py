@@ -18,7 +18,7 @@ class RetryPolicy:
     deadline.
     """
 
-    max_attempts: int = 8  # Consecutive attempts without a hint; 1: no retry.
+    max_attempts: int = 8  # Consecutive attempts without a server's hint; 1: no retry.
     initial_delay: float = 0.2  # Seconds before the first repetition.
     multiplier: float = 2.0
     max_delay: float = 5.0  # Seconds.
@@ -40,8 +40,8 @@ def next_delay(
     attempt: the number of consecutive calls that failed without a retry hint from the
     server, including this call. None means that the error or the server allows no
     retry, that the attempts are used up, or that the wait would take `remaining`
-    seconds or more. After RESOURCE_EXHAUSTED a call is retried only with a hint. Then
-    the number of attempts has no limit, because the server sets the pace.
+    seconds or more. After RESOURCE_EXHAUSTED a call is retried only with a hint. With a
+    hint the number of attempts has no limit, because the server sets the pace.
     """
     if policy.max_attempts == 1 or not error.repeatable:
         return None

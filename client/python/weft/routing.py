@@ -10,7 +10,7 @@ def adapter_metadata(request: object) -> tuple[tuple[str, str], ...]:
     """Returns the id of the adapter that the request names, as metadata.
 
     Leaves out an id with characters other than visible ASCII. Metadata cannot hold
-    most of them, and every server refuses such an id.
+    most such characters, and every server refuses such an id.
     """
     # SampleStreamRequest holds a SampleRequest.
     named = getattr(request, "request", request)

@@ -21,10 +21,11 @@ MOST = 4096  # The most calls in flight, even if the server admits more.
 class InFlight:
     """Finds out how many calls the server admits at the same time.
 
-    Until the first refusal, each answer raises the bound by 1. So the bound doubles
-    when all calls in flight have been answered. Afterwards, each answer raises it by
-    1 / bound. A refused call halves the bound, unless another refusal has halved it
-    since this call started or was last refused. Threads: any.
+    Keeps a bound on the calls in flight. Until the first refusal, each answer raises
+    the bound by 1. So the bound doubles when all calls in flight have been answered.
+    After the first refusal, each answer raises the bound by 1 / bound. A refusal halves
+    the bound. But it does not if the bound was already halved since the same call
+    started or was last refused. Threads: any.
     """
 
     def __init__(self, first: int = FIRST_LIMIT) -> None:
@@ -34,7 +35,7 @@ class InFlight:
 
     @property
     def limit(self) -> int:
-        """Returns the present bound, which is at least 1."""
+        """Returns the present bound on the calls in flight, at least 1."""
         return int(self._limit)
 
     def answered(self) -> None:
@@ -44,8 +45,8 @@ class InFlight:
             self._limit = min(self._limit + step, MOST)
 
     def watch(self) -> Callable[[], None]:
-        """Returns, for a call that starts now, the function to call each time the
-        server refuses it."""
+        """Returns a callback for a call that starts now. Run the callback each time the
+        server refuses the call."""
         seen = self._cuts
 
         def refused() -> None:

@@ -1,11 +1,12 @@
 """Numbers an adapter's steps, without I/O.
 
-A step gets its number when it is submitted, so that several can be in flight and
-the server runs them in that order. If the server refuses a step, the step was never
-queued, and all later steps wait for its number. If the number was the last one, the
-next step takes it. Otherwise the counter withdraws the later steps in flight, and
-the user must call resync. If it is unknown whether a step ran (a deadline, a lost
-connection), the client asks the server for the next number.
+A step gets its number when it is submitted. So several steps can be in flight, and
+the server runs them in the order of their numbers. If the server refuses a step, the
+step was never queued, and all later steps wait for its number. If no later number was
+given out, the next step takes the refused step's number. Otherwise the counter
+withdraws the later steps in flight, and the user must call resync. If it is unknown
+whether the last step ran (a deadline, a lost connection), the client asks the server
+for the next number.
 
 Each step carries the epoch in which its number was given out. If another client has
 loaded a checkpoint since then, the server refuses the step. Then the user must call
@@ -76,8 +77,8 @@ class StepCounter:
             return self._unsure is not None
 
     def take(self) -> StepSlot:
-        """Takes the next number. If the number is unknown, raises FailedPrecondition
-        until `reset` is called."""
+        """Takes the next number. Raises FailedPrecondition if the next number is
+        unknown or the user must call resync."""
         with self._lock:
             problem = self._broken or self._unsure
             if problem is not None:
@@ -104,8 +105,8 @@ class StepCounter:
             self._broken = None
 
     def refresh(self, last_step: int, epoch: int) -> None:
-        """Like `reset`, if the counter's epoch has not ended. Otherwise raises
-        FailedPrecondition, and so do later calls until `reset`."""
+        """Does what `reset` does if the counter's epoch has not ended. Otherwise raises
+        FailedPrecondition, and then `take` raises it, too, until `reset`."""
         with self._lock:
             if self._epoch not in (0, epoch):
                 self._broken = (

@@ -127,7 +127,7 @@ class TaskDriver:
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
         except asyncio.CancelledError:
-            # grpc raises this not only if the task is cancelled, but also if the step
+            # grpc raises CancelledError if the task is cancelled, but also if the step
             # counter withdrew the call or the client was closed.
             withdrawn = slot is not None and slot.withdrawn_because is not None
             task = asyncio.current_task()

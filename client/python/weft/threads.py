@@ -1,7 +1,7 @@
 """Drives operations without asyncio.
 
 A call starts in the thread that submits it, so pipelined steps leave in order. The
-conversion of a reply runs on a thread of gRPC. A repetition runs on a timer's
+conversion of a reply runs on a thread of gRPC. A repeated call starts on a timer's
 thread. No thread waits for the reply of a submitted call.
 """
 
@@ -37,9 +37,9 @@ T = TypeVar("T")
 CallFuture = Any
 
 
-# Its attribute `driver` is the driver whose reply this thread is delivering. The thread
-# must not wait for another call of that driver, because gRPC may need this thread to
-# deliver that call's reply.
+# `_delivering.driver` is the driver whose reply the current thread is delivering. The
+# thread must not wait for another call of this driver, because gRPC may need the thread
+# to deliver that call's reply.
 _delivering = threading.local()
 
 
@@ -71,7 +71,7 @@ class _Run(Generic[T]):
             self.future.set_exception(failure)
 
     def cancel(self) -> None:
-        """Ends the call in flight or the pause. The operation gets Cancelled."""
+        """Ends the call in flight or the pause. Raises Cancelled in the operation."""
         with self._lock:
             self._cancelled = True
             call, pause = self._call, self._pause
@@ -187,7 +187,7 @@ class ThreadDriver:
     def run(self, operation: Operation[T]) -> T:
         """Runs an operation and returns its result. An interrupt cancels the call.
 
-        Raises FailedPrecondition if a callback of this driver's futures calls it.
+        Raises FailedPrecondition if a callback of this driver's futures calls run().
         """
         _require_may_wait(self)
         run = _Run(self, operation)

@@ -20,7 +20,7 @@ Stop = str | bytes | Sequence[int | Sequence[int] | str | bytes]
 
 
 class LossOptions(TypedDict, total=False):
-    """Settings of a loss. An absent one takes the server's default."""
+    """Settings of a loss. An absent setting takes the server's default."""
 
     clip_low: float | None  # For ppo, cispo and gspo; default 0.8.
     clip_high: float | None  # For ppo, cispo and gspo; default 1.2.
@@ -38,7 +38,7 @@ class LossOptions(TypedDict, total=False):
 
 
 class OptimOptions(TypedDict, total=False):
-    """AdamW's settings for one step. An absent one takes the server's default."""
+    """AdamW's settings for one step. An absent setting takes the server's default."""
 
     learning_rate: float  # Default 1e-4.
     beta1: float  # Default 0.9.
@@ -56,9 +56,9 @@ class SampleOptions(TypedDict, total=False):
     temperature: float  # 0 takes the most likely token; default 1.
     top_k: int  # Draws from the k most likely tokens; default 0: from all.
     top_p: float  # Total probability of the likeliest tokens to draw from; default 1.
-    seed: int | None  # None: the server draws one.
-    # These end a sample, beside the model's end of sequence: token ids, sequences
-    # of token ids, and text or bytes of the decoded output.
+    seed: int | None  # None: the server draws a seed.
+    # Token ids, sequences of token ids, and text or bytes of the decoded output. Each
+    # ends a sample, as the model's end of sequence does.
     stop: Stop | None
     ignore_eos: bool  # The end of sequence does not end a sample; default False.
     prompt_logprobs: bool  # Also returns the prompt's logprobs; default False.
@@ -141,7 +141,7 @@ class AdapterInfo:
     snapshots: list[str]
     created_at: float  # Unix time in seconds.
     tenant: str
-    location: str  # Where the server keeps its tensors: "device", "host" or "disk".
+    location: str  # Where the adapter's tensors are: "device", "host" or "disk".
     epoch: int  # Grows when create, import or load begins a new state.
     durable_step: int  # Steps up to this number survive the end of the server.
     durability: str  # "memory", "checkpoint" or "step", as in create_adapter.
@@ -183,12 +183,13 @@ class SaveOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class DatumResult:
-    """The results of one datum, each in the shape of `datum.targets`.
+    """The results of one datum.
 
-    The shape is [N] or [N, K]. For ragged targets it is flat, and `datum.per_token`
-    splits it. Where the weight is 0 the values are 0, unless the call set score_all.
-    `entropies` is [N] and `routing` [N, L K], as in Datum; each is None if the call
-    did not ask for it.
+    `logprobs` and `losses` have the shape of `datum.targets`: [N] or [N, K]. For
+    ragged targets they are flat, and `datum.per_token` splits them. Tokens with
+    weight 0 have loss 0. Their logprobs and entropies are 0 too, unless the call set
+    score_all. `entropies` is [N]. `routing` is [N, L K], in the form of Datum.routing.
+    Each of the two is None if the call did not ask for it.
     """
 
     logprobs: FloatArray
@@ -242,7 +243,7 @@ class SampleResult:
 
     samples: list[Sample]
     prompt_logprobs: FloatArray | None  # [P]; the first is 0 and has no meaning.
-    # [P]; the first entry is empty. The list is empty unless asked for.
+    # If asked for, [P] with an empty first entry; otherwise an empty list.
     prompt_top_logprobs: list[list[tuple[int, float]]]
     version: int  # The version of the weights; 0 for the base model.
 

@@ -13,8 +13,8 @@ namespace weft::kernels::cpu {
 namespace {
 
 constexpr int64_t kPageTokens = 16;
-// The bytes of keys and values that the bench reads in turn. They exceed the
-// caches, so every read is from memory.
+// Total bytes of the keys and values, which the bench reads one sequence after
+// the other. The total exceeds the caches, so every read is from memory.
 constexpr int64_t kColdBytes = int64_t{256} << 20;
 constexpr int64_t kVocab = 49152;
 

@@ -145,9 +145,9 @@ void AdamWAten(benchmark::State& state) {
 }
 BENCHMARK(AdamWAten);
 
-// Returns the product of x [rows, kFeatures] with a weight [kVocab, kFeatures],
-// which has 113 MB in f32. The argument of the benches below is the number of
-// rows.
+// Returns the kernel's argument for the product of x [rows, kFeatures] with a
+// weight [kVocab, kFeatures]. In f32, the weight has 113 MB. The benches below
+// take the number of rows as their argument.
 SkinnyProduct FewRows(const at::Tensor& x, at::Tensor& y) {
   return {.x_BI = x.const_data_ptr<float>(),
           .x_stride = kFeatures,
@@ -196,8 +196,8 @@ void FewRowsAten(benchmark::State& state) {
 }
 BENCHMARK(FewRowsAten)->Arg(1)->Arg(8)->Arg(32);
 
-// Times the two large products of the language-model head, for different
-// numbers of rows: hidden W^T and logits W, where W is [49152, 576].
+// Times the two large products of the language-model head: hidden W^T and
+// logits W, where W is [49152, 576]. The argument is the number of rows.
 void HeadGemm(benchmark::State& state) {
   const int64_t rows = state.range(0);
   const at::Tensor hidden = at::randn({rows, kFeatures});

@@ -1,5 +1,5 @@
-// Functions that the benches share: time on the device, cuBLAS, and the line of
-// JSON that each measurement prints.
+// Functions that the benches share. They measure time on the device, run cuBLAS
+// products, and print one line of JSON per measurement.
 #ifndef WEFT_KERNELS_CUDA_BENCH_BENCH_H_
 #define WEFT_KERNELS_CUDA_BENCH_BENCH_H_
 
@@ -32,8 +32,9 @@ class Device {
   Device& operator=(const Device&) = delete;
   ~Device();
 
-  // Returns the device's seconds for one call of `run`, which queues work on
-  // the default stream: the best of several calls, each with a cold cache.
+  // Returns the device time of one call of `run`, in seconds. This time is the
+  // best of several calls, each with a cold cache. `run` queues work on the
+  // default stream.
   [[nodiscard]] double Seconds(const std::function<void()>& run) const;
   // Returns the rate of a copy from device to device: the bytes read plus the
   // bytes written, per second.

@@ -1,5 +1,5 @@
-// Times the output head: the scores of one chunk (some rows of logits), and the
-// whole head chunk by chunk, compared with cuBLAS' products alone.
+// Times the scores of one chunk (some rows of logits), and the whole output
+// head, chunk by chunk. Compares the whole head with its cuBLAS products alone.
 #include <cmath>
 #include <cstdint>
 #include <numeric>
@@ -22,10 +22,10 @@ constexpr int64_t kChunks[] = {1024, 2048, 4096};
 constexpr int64_t kHidden = 4096;
 constexpr int64_t kVocab = 131072;
 // The standard deviation of the logits, as in tests/bench/logprobs.py. If it
-// were larger, almost all probability would fall on one token, and the second
-// product would multiply zeros. kWeightLimit follows from kDeviation: a logit
-// sums kHidden products of uniform numbers, and a uniform number in [-L, L] has
-// the variance L^2 / 3.
+// were larger, almost all probability would fall on one token, and the product
+// of the softmax and W would multiply zeros. kWeightLimit follows from
+// kDeviation: a logit sums kHidden products of uniform numbers, and a uniform
+// number in [-L, L] has the variance L^2 / 3.
 constexpr double kDeviation = 3;
 const float kWeightLimit = static_cast<float>(
     3 * kDeviation / std::sqrt(static_cast<double>(kHidden)));

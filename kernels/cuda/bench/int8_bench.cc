@@ -31,9 +31,9 @@ constexpr Matrix kMatrices[] = {{"qkv", 4096, 6144},
                                 {"down", 14336, 4096}};
 constexpr int64_t kRows[] = {1, 8, 16, 64};
 
-// Equal layers of one matrix. Together they exceed the cache. The memory is
-// filled with random bf16 numbers. So the scales are random numbers, and the
-// integers are the single bytes of random bf16 numbers.
+// Layers of one matrix each, all of the same shape. Together the layers exceed
+// the cache. The memory is filled with random bf16 numbers. So the scales are
+// random numbers, and each integer is one byte of a random bf16 number.
 class Weights {
  public:
   explicit Weights(const Matrix& matrix)

@@ -11,8 +11,8 @@ namespace {
 
 void BenchProblem(const Device& device, int64_t num_adapters,
                   const std::vector<int64_t>& ranks) {
-  // Each problem has new activations, because runs add to Y and dX. Their
-  // values would grow from problem to problem and widen the tolerance.
+  // Each problem has new activations, because runs add to Y and dX. Otherwise Y
+  // and dX would grow from problem to problem and widen the tolerance.
   const LoraActivations activations;
   const LoraProblem problem(device, activations, num_adapters, ranks);
   problem.CheckResults();

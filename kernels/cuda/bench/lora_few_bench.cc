@@ -84,7 +84,7 @@ class FewProblem {
     return 2.0 * static_cast<double>(batch_.adapters * ElementsOfB() +
                                      2 * batch_.rows * outputs_);
   }
-  // Compares some elements of S and y with loops in f64.
+  // Compares some elements of the shrunk rows and of y with loops in f64.
   void CheckResults() const;
 
  private:
@@ -99,8 +99,8 @@ class FewProblem {
   [[nodiscard]] int64_t LayerElements() const {
     return ElementsOfA() + ElementsOfB();
   }
-  // Return the offsets in an adapter's weights at which a layer's A and one of
-  // its B begin.
+  // Return the offset of a layer's A, or of a projection's B, in an adapter's
+  // weights.
   [[nodiscard]] int64_t OffsetOfA(int64_t layer) const {
     return layer * LayerElements();
   }

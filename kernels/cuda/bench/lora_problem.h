@@ -60,9 +60,9 @@ class LoraProblem {
   // peer needs more, because it multiplies each row by the matrices of every
   // adapter.
   [[nodiscard]] double PeerFlopsRatio() const;
-  // Runs all steps. Compares some elements of Weft's results and, if HasPeer,
-  // of the peer's results with loops in f64. Call it only once: steps add to
-  // old values, and larger values would widen the tolerance.
+  // Runs all steps. Compares some elements of the results with loops in f64:
+  // Weft's results and, if HasPeer, also the peer's. Call it only once: steps
+  // add to old values, and larger values would widen the tolerance.
   void CheckResults() const;
   // Returns the number of bytes that the step has to read and write.
   [[nodiscard]] double NumBytes(LoraStep step) const;
@@ -88,8 +88,8 @@ class LoraProblem {
   [[nodiscard]] Element ElementOf(LoraStep step, int64_t adapter, int64_t place,
                                   bool of_peer) const;
 
-  // Returns the number of elements of S. A row has as many as its adapter's
-  // rank.
+  // Returns the number of elements of S. The number of elements in a row of S
+  // is the rank of the row's adapter.
   [[nodiscard]] double NumShrunk() const;
   void MakeTable(const std::vector<int64_t>& ranks);
   void MakePeer();

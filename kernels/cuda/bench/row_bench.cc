@@ -45,7 +45,7 @@ std::vector<double> Sum(const std::vector<float>& before,
   return added;
 }
 
-// Checks that y has the RMS norm of `sum` in the checked rows.
+// Compares y with the RMS norm of `sum`, in the rows kCheckedRows.
 void CheckAdd(const Bf16Buffer& sum, const Bf16Buffer& y,
               const Bf16Buffer& weight) {
   const std::vector<float> w = weight.Floats(0, kHidden);

@@ -4,7 +4,7 @@
 //   CUDA_INJECTION64_PATH=libcuda_trace.so CUDA_TRACE_FILE=run weftd ...
 //
 // The library writes run.PID.csv until the process ends, with one line for each
-// kernel, copy and set. The columns are kind, start and end in ns, stream,
+// kernel, copy and memset. The columns are kind, start and end in ns, stream,
 // grid, block, registers of a thread, bytes (of shared memory, or moved), and
 // name. cuda_trace.py adds the lines up. Each kernel of a replayed graph has
 // its own line.

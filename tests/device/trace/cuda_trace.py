@@ -22,7 +22,7 @@ _NAME_WIDTH = 110
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel, copy or set on the device. Times are in ns."""
+    """A kernel, copy or memset on the device. Times are in ns."""
 
     start: int
     end: int
@@ -74,7 +74,7 @@ def busy(burst: list[Launch]) -> float:
 
 @dataclass
 class Sum:
-    """All launches with one name."""
+    """The sums over all launches with one name."""
 
     time: int = 0
     calls: int = 0

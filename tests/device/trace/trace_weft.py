@@ -4,9 +4,9 @@
 
 One adapter trains, then eight train together. Then ten adapters take turns in nine
 slots, so that each step moves one adapter to the host and another adapter back.
-Finally the base model and an adapter are sampled with 1, 8 and 64 sequences. Each line
-has the client's wall clock. weftd runs with this process's environment, so
-CUDA_INJECTION64_PATH and CUDA_TRACE_FILE make it record its kernels too. Repetitions
+Finally the base model and an adapter are sampled with 1, 8 and 64 sequences. The
+printed times are wall time at the client. weftd runs with this process's environment,
+so CUDA_INJECTION64_PATH and CUDA_TRACE_FILE make it record its kernels too. Repetitions
 are 0.3 s apart, so cuda_trace.py --gap 100 finds them as bursts.
 """
 
@@ -44,7 +44,7 @@ IDLE_SECONDS = 0.3
 
 
 class Tokens:
-    """Makes seeded token ids of a vocabulary."""
+    """Draws random token ids of a vocabulary, with a fixed seed."""
 
     def __init__(self, vocab: int):
         self._vocab = vocab
@@ -98,8 +98,8 @@ def train(client: Any, tokens: Tokens, batch: int, length: int, rank: int) -> An
 def take_turns(adapters: Sequence[Any], data: Sequence[weft.Datum]) -> None:
     """Times steps of an adapter that is on the device, and steps that first move one
     adapter out and another one in."""
-    # After this round, the next adapter is always the one that was used longest ago. So
-    # it is the one that is not on the device.
+    # There is one slot less than adapters. After this round, the next adapter is always
+    # the least recently used one, so it is not on the device.
     for adapter in adapters:
         adapter.forward_backward(data)
     timed("step, no move", lambda: adapters[-1].forward_backward(data), 3)

@@ -26,7 +26,7 @@ struct dim3 {
   unsigned y;
   unsigned z;
 };
-// Kernels copy elements of every type as uint4, so it may alias them.
+// Kernels copy elements of every type as uint4, so uint4 may alias every type.
 struct alignas(16) [[gnu::may_alias]] uint4 {
   unsigned x, y, z, w;
 };
@@ -36,15 +36,15 @@ struct alignas(16) float4 {
 struct alignas(8) float2 {
   float x, y;
 };
-// The position of the running thread in its grid.
+// The running thread's position, and the sizes of its grid and block.
 extern dim3 gridDim;
 extern dim3 blockIdx;
 extern dim3 blockDim;
 extern dim3 threadIdx;
 
-// A launch with this attribute does not start early, because launches run one
-// after another. But the process ends if a thread of the launch ends without a
-// call of cudaGridDependencySynchronize.
+// On a device, a launch with this attribute may start before the previous
+// launch ends. Here, launches run one after another. But the process ends if a
+// thread of the launch never calls cudaGridDependencySynchronize.
 enum cudaLaunchAttributeID {
   cudaLaunchAttributeProgrammaticStreamSerialization
 };
@@ -74,14 +74,13 @@ namespace weft::testing::cuda_on_host {
 cudaError_t RunGrid(const cudaLaunchConfig_t& config,
                     const std::function<void()>& thread);
 
-// Returns 32 bytes per lane, through which the lanes of a warp exchange values.
-// `which` alternates, so that one barrier separates two exchanges.
+// Returns the 32 bytes in which a lane of the running warp passes values.
+// `which` alternates, so that one barrier for each exchange is enough.
 void* LaneSlot(unsigned lane, unsigned which);
 // Returns 0 and 1 alternately, separately for each thread.
 unsigned NextSlot();
 
-// Returns the value that another lane passes in the same call. All lanes call
-// it.
+// Returns the value that lane `other` passes. All lanes make this call.
 template <typename T>
 T ReadLane(T value, unsigned other) {
   static_assert(sizeof(T) <= 16);
@@ -131,8 +130,8 @@ T __ldcg(const T* address) {
   return *address;
 }
 
-// Returns selected bytes of two words, counted from the lowest byte of `low`.
-// Four bits of `which` select one byte.
+// Numbers the bytes of both words from the lowest byte of `low`, and returns
+// four of these bytes. Each hexadecimal digit of `which` selects one byte.
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned which) {
   const auto all = static_cast<unsigned long long>(high) << 32 | low;
   unsigned word = 0;

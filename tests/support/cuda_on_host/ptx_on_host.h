@@ -26,7 +26,8 @@ inline void CheckAlignment(const void* address, int num_bytes) {
   if (reinterpret_cast<uintptr_t>(address) % num_bytes != 0) std::abort();
 }
 
-// Gives lane l its elements of four 8 x 8 matrices. Each lane passes one row.
+// Gives each lane its elements of four 8 x 8 matrices. Each lane passes the
+// address of one row.
 inline void LoadMatrices(const __nv_bfloat16* row, bool transposed,
                          unsigned (&fragments)[4]) {
   CheckAlignment(row, 16);

@@ -28,8 +28,8 @@ std::vector<T> Table(const std::string& bytes, uint64_t offset, uint64_t size) {
   return table;
 }
 
-// Returns mangled names by their address in the file. Reads the file's symbol
-// table, because dladdr knows only exported names.
+// Maps each function's address in the program's file to its mangled name. Reads
+// the file's symbol table, because dladdr knows only exported names.
 std::map<uint64_t, std::string> ReadFunctions() {
   std::map<uint64_t, std::string> functions;
   const std::string bytes = ReadFile("/proc/self/exe");

@@ -43,8 +43,8 @@ class DeviceRecording {
   DeviceEvents events_;
 };
 
-// Returns how many blocks of device memory tensors hold, including the results
-// of operators.
+// Returns the number of blocks of device memory that are held by tensors,
+// including the results of operators.
 [[nodiscard]] int64_t NumLiveAllocations();
 
 // Only the files of this folder use the two functions below. The first changes

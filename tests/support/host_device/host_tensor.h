@@ -1,4 +1,4 @@
-// Views of tensors of host_device.h's device as tensors of the host.
+// Makes host tensors that share memory with tensors on host_device.h's device.
 #ifndef WEFT_TESTS_SUPPORT_HOST_DEVICE_HOST_TENSOR_H_
 #define WEFT_TESTS_SUPPORT_HOST_DEVICE_HOST_TENSOR_H_
 
@@ -7,8 +7,8 @@
 
 namespace weft::testing {
 
-// Returns the same memory as a host tensor, after the copies that were queued
-// before. Returns undefined tensors and host tensors unchanged.
+// Makes all queued copies, and then returns a host tensor that shares memory
+// with `tensor`. Returns undefined tensors and host tensors unchanged.
 [[nodiscard]] inline at::Tensor HostOf(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_cuda()) return tensor;
   cuda_on_host::MakeQueuedCopies();

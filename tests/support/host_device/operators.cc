@@ -70,8 +70,8 @@ IValue HostArgument(const IValue& value, const std::string& op) {
   return value;
 }
 
-// Returns the argument that the operator writes and returns; null if it returns
-// a new tensor.
+// Returns the argument that the operator writes and returns as this result.
+// Returns null if the result is a new tensor.
 const IValue* ReturnedArgument(const c10::FunctionSchema& schema, size_t result,
                                const std::vector<IValue>& arguments) {
   const c10::AliasInfo* alias = schema.returns()[result].alias_info();

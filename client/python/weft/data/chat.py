@@ -90,13 +90,13 @@ def _environment(pieces: list[str], spans: list[Span]) -> jinja2.Environment:
 class ChatTemplate:
     """Renders chats as `apply_chat_template` of transformers does.
 
-    source: the Jinja template. special: the texts of special tokens that it may use,
-    by names such as bos_token. Raises InvalidArgument if the template is broken or
-    jinja2 is missing. Threads: any.
+    source: the Jinja template. special: the texts of the special tokens that the
+    template may use, keyed by names such as bos_token. Raises InvalidArgument if the
+    template is broken or jinja2 is missing. Threads: any.
     """
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
-        self._lock = threading.Lock()  # Guards the two lists.
+        self._lock = threading.Lock()  # Guards _pieces and _spans.
         self._pieces: list[str] = []
         self._spans: list[Span] = []
         environment = _environment(self._pieces, self._spans)
@@ -123,14 +123,14 @@ class ChatTemplate:
         self, messages: Sequence[Message], tools: Sequence[Message] | None, last: bool
     ) -> tuple[str, list[Span], bool]:
         """Returns the chat as text, the spans that the assistant wrote, and whether
-        the template marks them by {% generation %}. If it does not, a turn's span is
-        the text that the turn adds to the prompt before it.
+        the template marks them by {% generation %}. If the template marks none, a span
+        is the text that a turn of the assistant adds to the turn's prompt.
 
-        last: returns only the span of the last message, which must be the
-        assistant's. Raises InvalidArgument if there is no such message. Also raises
+        last: returns only the span of the last message, which must be the assistant's.
+        Raises InvalidArgument if no message is the assistant's. Also raises
         InvalidArgument if the template marks nothing and renders a turn at the end of
-        a chat differently from a turn within it. For such a template, only the last
-        turn can be found, so use `last`.
+        a chat differently from the same turn within a chat. For such a template, only
+        the last turn can be found, so use `last`.
         """
         text, marked = self._render(messages, tools, False)
         turns = [i for i, m in enumerate(messages) if m.get("role") == "assistant"]
@@ -183,7 +183,8 @@ class ChatTemplate:
                     **self._special,
                 ):
                     self._pieces.append(piece)
-            # A template is a program that can raise anything. The chat is the cause.
+            # A template is a program that can raise any exception. This treats every
+            # exception as an error of the chat.
             except Exception as error:
                 raise InvalidArgument(f"chat template: {error}") from error
             return "".join(self._pieces), list(self._spans)

@@ -48,7 +48,8 @@ class Example:
     def datum(self, weight: float = 1.0) -> Datum:
         """Returns training data of N - 1 positions; each token predicts the next one.
 
-        weight: the weight of each learnt token in the loss, which is a sum.
+        weight: the weight of each learnt token. The loss is the weighted sum over the
+        tokens.
         """
         weights = np.asarray(self.learnt[1:], dtype="<f4") * np.float32(weight)
         return Datum(self.tokens[:-1], self.tokens[1:], weights)
@@ -114,8 +115,8 @@ class Encoder:
         return self.example(record)
 
     def example(self, record: Record) -> Example:
-        """Returns the one sequence that a record teaches. Raises InvalidArgument for a
-        record of another kind."""
+        """Returns the record's example. Raises InvalidArgument for the record of a
+        pair, and for a record of no known form."""
         if "messages" in record:
             messages = _messages(record, "messages")
             return self._chat(messages, record, self._loss_on == "last")
@@ -132,8 +133,8 @@ class Encoder:
         )
 
     def pair(self, record: Record) -> Pair:
-        """Returns the record's two answers. Raises InvalidArgument if one is not
-        there."""
+        """Returns the record's two answers. Raises InvalidArgument if an answer is
+        missing."""
         return Pair(self._answer(record, "chosen"), self._answer(record, "rejected"))
 
     def prompt(self, record: Record) -> list[int]:
@@ -157,8 +158,8 @@ class Encoder:
             tokens = self._tokenizer.encode(text + _text(record, name))
             # Encodes the prompt and the answer together, because some tokenizers add
             # a space to an answer that is encoded alone. But sampling continues the
-            # prompt's own tokens. So if encoding them together changes the prompt's
-            # tokens, the answer is encoded alone.
+            # prompt's own tokens. So if the joint encoding changes the prompt's
+            # tokens, encodes the answer alone.
             if tokens[: len(prompt)] != prompt:
                 answer = self._tokenizer.encode(_text(record, name), special=False)
                 tokens = prompt + answer

@@ -11,7 +11,7 @@ from weft.errors import InvalidArgument
 from weft.folders import StrPath
 
 Record = Mapping[str, object]
-# A path to a .parquet file or to lines of JSON, "hf:NAME[:SPLIT]", or the records.
+# A path to a Parquet or JSONL file, "hf:NAME[:SPLIT]", or the records themselves.
 Source = StrPath | Iterable[Record]
 
 HUB = "hf:"
@@ -28,11 +28,11 @@ class Located:
 
 
 def read(source: Source) -> Iterator[Located]:
-    """Yields a source's records one at a time. An entry that is not a record yields a
-    problem.
+    """Yields a source's records one at a time. Sets `problem` for an entry that is not
+    a record.
 
-    Raises InvalidArgument if the source as a whole cannot be read, because the file
-    or a package is missing.
+    Raises InvalidArgument if the source as a whole cannot be read, for example because
+    the file or a package is missing.
     """
     if not isinstance(source, str) and isinstance(source, Iterable):
         return _numbered(map(_present, source), "record ")
@@ -40,7 +40,7 @@ def read(source: Source) -> Iterator[Located]:
     if text.startswith(HUB):
         return _hub(text)
     path = Path(text)
-    if not path.exists() or path.is_dir():  # A pipe can be read, too.
+    if not path.exists() or path.is_dir():  # Unlike is_file, accepts pipes.
         raise InvalidArgument(f"{path}: no such file")
     return _parquet(path) if path.suffix == ".parquet" else _lines(path)
 
@@ -112,8 +112,8 @@ def _streamed(records: Iterable[object], source: str) -> Iterator[object]:
 
 
 def _present(value: object) -> object:
-    """Returns a row of a table without its null fields, also within messages. A table
-    holds null for a field that a record does not have."""
+    """Removes the null fields of a table's row at any depth. A table holds null for a
+    field that a record does not have."""
     if isinstance(value, Mapping):
         return {k: _present(v) for k, v in value.items() if v is not None}
     return [_present(one) for one in value] if isinstance(value, list) else value

@@ -111,8 +111,8 @@ class ModelTokenizer:
         return text
 
     def token_bytes(self, token: int) -> bytes:
-        """Returns the bytes that a token adds to an answer. They may be a part of a
-        character, which a text cannot show."""
+        """Returns the bytes that a token adds to an answer. The bytes may be only part
+        of a character, so a str could not hold them."""
         text = self.decode([token], special=True)
         if HALF not in text:
             return text.encode()
@@ -133,9 +133,10 @@ class ModelTokenizer:
         """Returns a chat's token ids [N], and which of them the assistant wrote [N].
 
         The result equals that of transformers' `apply_chat_template` with
-        `return_assistant_tokens_mask`, except that all tokens of a turn's last
-        character belong to the turn. If the template marks no turns, a turn is the
-        text that follows the turn's prompt, up to the turn's last end of sequence.
+        `return_assistant_tokens_mask`, with one exception: if a turn's last character
+        has several tokens, they all belong to the turn. If the template marks no turns,
+        a turn is the text that it adds to the prompt before it, up to the turn's last
+        end of sequence.
 
         last: marks only the last message. Raises InvalidArgument if no message is the
         assistant's, if the template refuses the chat, or if there is no template.

@@ -1,5 +1,5 @@
-"""A front for clients of OpenAI's API: completions and chats of the base model, of
-adapters and of their snapshots, by name.
+"""An HTTP front for clients of OpenAI's API. It serves completions and chats.
 
-It needs the extra `openai` of the package (fastapi and uvicorn).
+The model name in a request selects the base model, an adapter or an adapter's snapshot.
+The front needs the extra `openai` of the package (fastapi and uvicorn).
 """

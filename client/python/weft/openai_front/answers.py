@@ -39,7 +39,8 @@ class Scored:
         characters before the first token."""
         texts = [self._text(token) for token in self._tokens]
         offsets = [*accumulate(map(len, texts), initial=offset)][:-1]
-        # Tokens that are parts of characters have the same text. Keeps the likeliest.
+        # Tokens that are parts of characters have the same text. The reversed order
+        # keeps the likeliest token of each text.
         top: list[dict[str, float] | None] = [
             {self._text(token): float(p) for token, p in reversed(entries)} or None
             for entries in self._top

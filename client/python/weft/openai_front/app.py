@@ -41,7 +41,7 @@ class Front:
     """Connections to the server, one per key.
 
     security: the credentials of all connections. If they have no token, a caller's key
-    that has the prefix of a token becomes the token.
+    that starts with "weft_" is the token.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Front:
 
 
 def make_app(front: Front, max_body_bytes: int) -> FastAPI:
-    """Returns the application, which closes the front when it ends."""
+    """Returns the application. At its shutdown the application closes the front."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -207,8 +207,8 @@ async def _serve(
     if not body.stream:
         return JSONResponse(await _while_connected(request, sampling.answer(job)))
     events = sampling.stream(job)
-    # A refusal arrives with the first sampled token. In a chat one event per sample,
-    # which holds the role, comes before that token.
+    # A refusal arrives in place of the first sampled token. In a chat, a role event for
+    # each sample comes before that token.
     count = (job.num_samples if job.chat else 0) + 1
     early = await _while_connected(request, _first(events, count))
 

@@ -80,7 +80,8 @@ async def on_http_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def on_bad_request(_: Request, error: Exception) -> JSONResponse:
-    """Names the first bad field, its value and what it must be."""
+    """Answers a request with a bad field. Names the first bad field, its value and what
+    the value must be."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     # If a field may have several types, the path ends with the type that was tried.

@@ -38,7 +38,7 @@ class Sampler(Protocol):
 
 
 class AdapterWeights:
-    """An adapter's latest weights, or those of a snapshot.
+    """An adapter's latest weights, or the weights of a snapshot.
 
     The server looks for the snapshot when it samples. So a request need not list the
     snapshots first.
@@ -92,8 +92,8 @@ async def find_sampler(client: AsyncClient, base: str, model: str) -> Sampler:
 
 
 async def find_created(client: AsyncClient, base: str, model: str) -> int:
-    """Returns the Unix time at which a model was made; 0 for the base model. Raises
-    NotFound if there is no such model."""
+    """Returns the Unix time at which the model's adapter was created or loaded; 0 for
+    the base model. Raises NotFound if there is no such model."""
     if model == base:
         return 0
     adapter, snapshot = _split(model)

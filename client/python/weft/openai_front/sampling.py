@@ -82,7 +82,7 @@ def _scored(job: Job, drawn: Sample | SampleDelta) -> Scored:
 def _completion_logprobs(
     job: Job, prompt: list[int], result: SampleResult, sample: Sample
 ) -> Json | None:
-    """Returns the scores of a choice; with echo, the prompt's come first."""
+    """Returns the scores of a choice; with echo, the prompt's scores come first."""
     if not job.scored:
         return None
     tokens: list[int] = []

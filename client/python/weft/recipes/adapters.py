@@ -127,12 +127,12 @@ def open_adapter(client: Client, options: argparse.Namespace) -> tuple[Adapter, 
 def _without_gradient(
     adapter: Adapter, info: AdapterInfo, last: CheckpointInfo | None
 ) -> AdapterInfo:
-    """If there is a checkpoint, saves the present state under another name and loads
-    the last checkpoint.
+    """Saves the present state under a name with the prefix CUT, then loads the last
+    checkpoint. Without a checkpoint, only prints a warning.
 
     The adapter's last step is missing from the log and from all checkpoints. So a run
     was interrupted, maybe between a gradient and its optimizer step. A run that
-    continues from there would add the gradient twice.
+    continued from the present state would add the gradient twice.
     """
     if last is None:
         print(f"{adapter.id} may hold a part of a gradient, and has no checkpoint")

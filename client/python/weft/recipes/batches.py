@@ -17,7 +17,7 @@ BYTES_AROUND_REQUEST = 1024
 
 
 class BatchOrder:
-    """Cuts shuffled epochs into batches. A batch may span two epochs.
+    """Cuts shuffled epochs into batches. A batch may span several epochs.
 
     The seed alone decides which examples step n takes. So a resumed run takes the same
     examples as a run that was not interrupted. count: the number of examples, at least
@@ -67,5 +67,13 @@ def requests(data: Sequence[Datum], info: ServerInfo) -> Iterator[list[Datum]]:
 
 def _message_bytes(datum: Datum) -> int:
     """Returns an upper bound of the bytes that a sequence takes in a request."""
-    arrays = (getattr(datum, name) for name in Datum.__slots__)
+    arrays = (
+        datum.tokens,
+        datum.targets,
+        datum.target_offsets,
+        datum.weights,
+        datum.logprobs,
+        datum.advantages,
+        datum.routing,
+    )
     return BYTES_AROUND_DATUM + sum(a.nbytes for a in arrays if a is not None)

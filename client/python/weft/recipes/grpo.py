@@ -36,8 +36,8 @@ class Reply:
     """A reply that a reward function scores."""
 
     text: str
-    finished: bool  # False: it was cut off at --max-tokens.
-    record: Mapping[str, object]  # The record of --data that it answers.
+    finished: bool  # False: the reply was cut off at --max-tokens.
+    record: Mapping[str, object]  # The record of --data that the reply answers.
 
 
 # The file of --reward defines such a function, by default with the name `reward`.
@@ -79,8 +79,8 @@ def advantages(rewards: Sequence[float]) -> FloatArray:
     """Returns how far each reward lies above its group's mean, in standard
     deviations, [S].
 
-    rewards: [S], the rewards of one prompt's replies. If they are equal all results
-    are 0, because such a group has nothing to teach.
+    rewards: [S], the rewards of one prompt's replies. If all rewards are equal, all
+    results are 0, because such a group has nothing to teach.
     """
     above = np.asarray(rewards, dtype=np.float64) - np.mean(rewards)
     spread = float(above.std())

@@ -12,11 +12,11 @@ _STDERR = 2
 
 
 class Interrupt:
-    """Within this context the first SIGINT or SIGTERM only sets `asked`. The second
-    raises KeyboardInterrupt.
+    """Within this context the first SIGINT or SIGTERM only sets `asked`, so that the
+    run can finish its step. The second signal raises KeyboardInterrupt.
 
-    So the run can finish its step. An interrupted step may leave a part of its gradient
-    on the server. Outside of the main thread the context does nothing.
+    A step that is interrupted may leave a part of its gradient on the server. Outside
+    of the main thread the context does nothing.
     """
 
     def __init__(self) -> None:

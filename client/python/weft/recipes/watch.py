@@ -92,7 +92,7 @@ class Watch:
         self._to_board(step, row)
 
     def note(self, step: int, name: str, value: float) -> None:
-        """Logs a value that only some steps have, such as that of an evaluation.
+        """Logs a value that only some steps have, such as the loss of an evaluation.
 
         Adds the value to the last row if that row is of the same step. Otherwise adds a
         new row.
@@ -106,8 +106,8 @@ class Watch:
         self._last = time.monotonic()
 
     def plot(self, names: Sequence[str], title: str) -> Path | None:
-        """Draws these values by step and returns the path of plot.png. Returns None if
-        matplotlib is missing."""
+        """Plots the logged values with these names by step. Returns the path of
+        plot.png, or None if matplotlib is missing."""
         if importlib.util.find_spec("matplotlib") is None:
             return None
         from matplotlib.figure import Figure
