@@ -64,9 +64,9 @@ struct ModelShard {
 [[nodiscard]] ModelConfig LocalConfig(const ModelConfig& config,
                                       const parallel::Shard& shard);
 
-// Computes the LocalConfig of each of `size` ranks. Returns the largest value of
-// each field. Memory budgets from this config hold on all ranks. REQUIRES: as
-// for ShardOf.
+// Computes the LocalConfig of each of `size` ranks, and returns the largest
+// value of each field. Memory budgets from this config hold on all ranks.
+// REQUIRES: as for ShardOf.
 [[nodiscard]] ModelConfig LargestConfig(const ModelConfig& config, int size);
 
 // Returns the rank's parts as ranges of features and of vocabulary entries.
