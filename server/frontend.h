@@ -47,8 +47,8 @@ class Frontend {
   // Listens at once and writes options.port_file. Until SetEngine, every RPC of
   // weft.v1 except GetInfo answers UNAVAILABLE. Errors: UNAVAILABLE if an
   // address cannot be bound or port_file cannot be written; INTERNAL if gRPC
-  // cannot start its server; those of TlsRotation::Start, Authenticator::Start
-  // and TinkerFront::Start.
+  // cannot start its server; those of Listener::Bind, TlsRotation::Start,
+  // Authenticator::Start and TinkerFront::Start.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Frontend>> Start(
       const ServerOptions& options,
       std::shared_ptr<prometheus::Registry> registry);

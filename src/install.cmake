@@ -1,6 +1,6 @@
 # cmake --install BUILD --prefix DIR makes a tree that runs from any place:
 #   bin/weftd, bin/weftctl
-#   lib/weft/weftd.so, and its libraries except those of the system and LibTorch
+#   lib/weft/weftd.so, and all libraries except those of the system and LibTorch
 # weftd looks for LibTorch in lib/weft/torch, which is a copy of the torch
 # package's folder or a link to it. weftd --torch-dir names another folder.
 if(NOT TARGET weftd)

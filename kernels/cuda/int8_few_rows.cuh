@@ -32,7 +32,7 @@ class ChunkRing<true> {
       : chunks_(reinterpret_cast<uint4*>(warp_ring) + Lane()) {}
 
   // Starts to load a chunk that begins `count` integers before the row's end.
-  // If count <= 0, the chunk is beyond the row and becomes 0.
+  // If count <= 0, the chunk does not exist and becomes 0.
   __device__ void Start(const int8_t* from, int count, int place) const {
     if (count > 0) {
       CopyAsync(from, kInt8Chunk, chunks_ + place * kWarp);

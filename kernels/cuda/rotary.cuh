@@ -1,5 +1,5 @@
-// Device functions that the rotary kernels share. They load a head's pairs,
-// normalize and rotate the pairs, and store them in place and in the KV pages.
+// Functions that Rotary, RotaryBackward and RunLoraHeads share. They load,
+// normalize and rotate a head's pairs, and store them in place and to pages.
 #ifndef WEFT_KERNELS_CUDA_ROTARY_CUH_
 #define WEFT_KERNELS_CUDA_ROTARY_CUH_
 

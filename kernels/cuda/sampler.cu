@@ -163,8 +163,9 @@ struct Draw {
   }
 };
 
-// Finds the chunk of the drawn token by the chunks' sums, and then the token in
-// the chunk. Reads the rule and the search again, because DrawKernel's
+// Finds the chunk of the drawn token by the chunks' sums or, if the rule is
+// greedy, by their maxima. Then finds the token in the chunk, and writes it and
+// its logprob. Reads the rule and the search again, because DrawKernel's
 // registers cannot hold them together with a chunk.
 __device__ void Finish(const SampleRows& rows, const Workspace& space,
                        int64_t n, const Draw& draw) {

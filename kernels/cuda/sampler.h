@@ -63,7 +63,7 @@ struct SampleRows {
 // weight, relative to the likeliest token, is rounded down to a multiple of
 // 2^-40. A token of weight 0 is never drawn. Sums of weights are exact in any
 // order, so a rule's result depends only on the rule and its row.
-// Units:   two launches, each of which reads all logits. There are 5 more
+// Units:   two launches, each of which passes over the logits. There are 5 more
 //          launches if max_filters is 1, and 7 more if it is 2. The additional
 //          launches skip chunks whose logits are all below a search's range.
 // Errors:  cudaErrorInvalidValue for V or max_filters out of range; and those

@@ -43,10 +43,10 @@ struct VocabRows {
 // With z = softcap(x) / temperature, computes logprobs[e] = z[row, target] -
 // logsumexp(z), the entropy of softmax(z) in nats and, if wanted, softmax(z) *
 // softcap'(x). Without softcap, a logit of -inf has probability 0, unless the
-// whole row is -inf. A NaN makes all results of its row NaN, except the softmax
-// at cleared targets, which is 0. With kWeights, the scale of the row is NaN,
-// but some of its weights may be finite. The results of other rows do not
-// change.
+// whole row is -inf. A NaN makes all results of its row NaN, except that
+// kInPlace writes 0 at cleared targets. With kWeights, the scale of the row is
+// NaN, so the products of weights and scale are NaN, even if some weights are
+// finite. The results of other rows do not change.
 // Threads: any; the work is queued on `stream`, and nothing waits for it.
 // Source:  reference::ScoreVocabRow; online softmax, Milakov and Gimelshein
 //          2018.

@@ -50,8 +50,8 @@ struct Model {
   // the step is s. Each successful load adds a pair, because the adapter then
   // goes on from the checkpoint's last step. Only the last two pairs are kept.
   std::vector<std::pair<int64_t, int64_t>> offsets;
-  // The sequence number of the load_weights step that runs now, or 0 if no such
-  // step runs. The ledger keeps this number.
+  // The sequence number of the load_weights step that has begun but not ended,
+  // or 0 if there is none. The ledger keeps this number.
   int64_t begun_load = 0;
   StepLine line;
 

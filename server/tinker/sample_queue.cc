@@ -17,7 +17,10 @@ bool SampleQueue::Advance(
   // inner call does nothing.
   if (std::exchange(advances_, true)) return false;
   std::set<std::string> blocked;
-  while (blocked.size() < owners_.size()) {
+  const auto is_blocked = [&blocked](const auto& entry) {
+    return blocked.contains(entry.first);
+  };
+  while (!std::ranges::all_of(owners_, is_blocked)) {
     auto next = owners_.upper_bound(last_);
     if (next == owners_.end()) next = owners_.begin();
     last_ = next->first;

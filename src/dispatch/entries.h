@@ -57,7 +57,7 @@ struct AdapterFacts {
   // when it adds the adapter. It takes the epoch only when a new epoch begins.
   // If the given epoch is 0, the dispatcher chooses one.
   AdapterInfo info;
-  uint64_t image_bytes = 0;  // Bytes of the tensors off the device.
+  uint64_t image_bytes = 0;  // Bytes of the tensors when off the device.
 };
 
 // The load that began an adapter's present epoch. The load's step number does

@@ -57,8 +57,8 @@ using Message =
 // Returns the weights with this id. Throws c10::Error if there are none.
 using FindVersion = std::function<lora::AdapterVersionPtr(uint64_t id)>;
 
-// Returns the message as bytes. The bytes contain only the ids of the weights
-// in a routing. Decode gets the weights from `find`.
+// Returns the message as bytes. For the weights in a routing, the bytes contain
+// only their ids. Decode gets the weights from `find`.
 [[nodiscard]] std::string Encode(const Message& message);
 // Throws c10::Error if the bytes end too early or the kind of message is
 // unknown. Also throws what `find` throws.

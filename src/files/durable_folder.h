@@ -4,8 +4,9 @@
 // A write creates a temporary folder beside the final one. It writes the files
 // and then MANIFEST.json (their sizes and SHA-256), syncs all to disk, and
 // renames the folder. So after a crash at any point, the final folder is either
-// the new one, or the old one if there was one. The crash may leave the
-// temporary folder, which RemoveStaleTemporaries removes.
+// the new one or the old one. If there was no old one, the final folder may be
+// missing. The crash may leave the temporary folder, which
+// RemoveStaleTemporaries removes.
 //
 // Errors: those of file_io.h. INVALID_ARGUMENT also means a reserved name: a
 // folder name that begins with kTemporaryPrefix, or the file name

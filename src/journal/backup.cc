@@ -163,18 +163,17 @@ class Copy {
 }  // namespace
 
 absl::StatusOr<BackupReport> BackUp(const std::string& from,
-                                    const std::string& path) {
-  // Removes a "/" at the end of the path, so that `draft` is a folder beside
-  // `to` and not in it.
-  const std::string to = (fs::path(path) / "").parent_path().string();
+                                    const std::string& to) {
+  // Without a "/" at its end, so that `draft` is beside the copy and not in it.
+  const std::string path = (fs::path(to) / "").parent_path().string();
   std::error_code error;
-  if (fs::exists(to, error)) {
-    return absl::AlreadyExistsError(absl::StrCat(to, " exists"));
+  if (fs::exists(path, error)) {
+    return absl::AlreadyExistsError(absl::StrCat(path, " exists"));
   }
   if (!fs::exists(absl::StrCat(from, "/FORMAT"), error)) {
     return absl::NotFoundError(absl::StrCat(from, " is no state folder"));
   }
-  const std::string draft = absl::StrCat(to, ".partial");
+  const std::string draft = absl::StrCat(path, ".partial");
   for (int i = 0; i < kTries; ++i) {
     fs::remove_all(draft, error);
     Copy copy(from, draft);
@@ -184,9 +183,9 @@ absl::StatusOr<BackupReport> BackUp(const std::string& from,
       return whole.status();
     }
     if (!*whole) continue;
-    fs::rename(draft, to, error);
-    if (error) return ErrnoStatus(error.value(), absl::StrCat("making ", to));
-    const std::string parent = fs::path(to).parent_path().string();
+    fs::rename(draft, path, error);
+    if (error) return ErrnoStatus(error.value(), absl::StrCat("making ", path));
+    const std::string parent = fs::path(path).parent_path().string();
     WEFT_RETURN_IF_ERROR(Sync(parent.empty() ? "." : parent));
     return copy.report();
   }

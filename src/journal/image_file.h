@@ -1,7 +1,7 @@
 // Writes and reads images. An image is a file below images/ that holds the
-// tensors of one adapter as blocks of floats. It never changes after it is
-// written. Its table has each block's size and CRC32C. The file omits the bytes
-// of a block of zeros.
+// tensors of one adapter as blocks of floats. It gets its name only when it is
+// complete, and never changes after that. Its table has each block's size and
+// CRC32C. The file omits the bytes of a block of zeros.
 //
 // Errors: those of file_io.h, such as INVALID_ARGUMENT (a name that is not a
 // single path component), and those that the comment of a function names.

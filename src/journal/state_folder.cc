@@ -166,8 +166,9 @@ absl::Status StateFolder::CheckFormat(
   if (!segments.empty() || !snapshots.empty()) {
     return absl::DataLossError("FORMAT of the state folder is missing");
   }
-  // A folder without FORMAT and records is new. Its parent is synced before
-  // FORMAT is written, so that the folder itself survives a crash.
+  // The folder is new, because FORMAT is written before any record. Its parent
+  // is synced before FORMAT is written, so that the folder itself survives a
+  // crash.
   constexpr char kParent[] = "the parent of the state folder";
   WEFT_ASSIGN_OR_RETURN(const UniqueFd parent,
                         OpenDirectory(path_ + "/..", kParent));

@@ -8,8 +8,8 @@
 namespace weft::lora::cuda {
 
 // The largest number of row blocks in a table. A row block has up to
-// kernels::cuda::kLoraBlockRows rows of a segment. A launch's grid has one y
-// index for each row block.
+// kernels::cuda::kLoraBlockRows rows of a segment. The grid of RunLoraExpand
+// has one y index for each row block.
 inline constexpr int64_t kMaxExpertBlocks = 65535;
 // Returns whether the segments have at most kMaxExpertBlocks row blocks.
 [[nodiscard]] bool FitsExpertTable(const ExpertRouting& routing);

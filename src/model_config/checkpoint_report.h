@@ -13,8 +13,8 @@
 
 namespace weft::model {
 
-// Tensors of one dtype and shape whose names differ only in the index of the
-// layer or of the expert.
+// Tensors of one dtype and shape whose names differ only in the indices of
+// layers and experts.
 struct TensorGroup {
   std::string name;  // The tensors' name, with "*" for each number.
   weights::ScalarType dtype = weights::ScalarType::kF32;

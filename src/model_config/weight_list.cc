@@ -143,7 +143,7 @@ class LayerList {
              WeightSlot::kSharedGate, Hidden());
   }
 
-  // Adds experts with ExpertNames::kFused: one tensor for all experts of a
+  // Adds experts with ExpertNames::kFused: each tensor has all experts of a
   // layer. Matrices are transposed, and rows of gate and up alternate.
   void AddFusedExperts() {
     const lora::ExpertShape& experts = config_.moe.shape;

@@ -42,8 +42,8 @@ struct SharedRows {
 // is more than one part. There are at most count / grain parts, rounded up.
 // Uses the team of the calling thread if there is one, otherwise
 // at::parallel_for. Rethrows an exception of `run`. If `run` throws on another
-// thread of a team, WithThreadTeam rethrows the exception, and that thread runs
-// no parts of later loops.
+// thread of a team, WithThreadTeam rethrows the exception, and later loops of
+// the step lack the parts of that thread.
 void ParallelFor(int64_t count, int64_t grain,
                  c10::function_ref<void(int64_t, int64_t)> run);
 

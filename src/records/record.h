@@ -93,7 +93,7 @@ struct DoneRecord {
   AdapterKey key = AdapterKey::kBaseModel;
   uint64_t step = 0;  // 0 if the step has no number.
   std::string digest;
-  std::optional<StepRequest> request;  // None: a replay skips the step.
+  std::optional<StepRequest> request;  // None: a replay does not run the step.
   StepResult result;
 };
 

@@ -65,7 +65,8 @@ class LogSurvey {
   // A request that has begun and not ended.
   struct Begun {
     AdapterKey key = AdapterKey::kBaseModel;
-    // A slice was replayed, so gradients of the request are on the device.
+    // At this point of the log, a replay has the request's gradients on the
+    // device.
     bool between_slices = false;
   };
 

@@ -4,11 +4,11 @@
 //
 // The allocator unmaps cached blocks so that the mapped bytes never exceed the
 // largest number of bytes that were in use at once. A block may be larger than
-// its tensor, so the process maps about a quarter more than its tensors need at
-// their peak. It keeps this memory until ReleaseCached. A cached block serves a
-// tensor that is only slightly smaller. It may serve a tensor of at least half
-// its size if a new block would cause others to be unmapped. Blocks consist of
-// huge pages where the kernel has them.
+// its tensor, so the process maps up to about a quarter more than its tensors
+// need at their peak. It keeps this memory until ReleaseCached. A cached block
+// serves a tensor that is only slightly smaller. It may serve a tensor of at
+// least half its size if a new block would cause others to be unmapped. Blocks
+// consist of huge pages where the kernel has them.
 #ifndef WEFT_SRC_RUNTIME_HOST_ALLOCATOR_H_
 #define WEFT_SRC_RUNTIME_HOST_ALLOCATOR_H_
 

@@ -19,10 +19,10 @@ class StepExecutor {
   // `context` outlives the executor.
   explicit StepExecutor(const EngineContext* context) : context_(*context) {}
 
-  // Runs the step. A save or load completes after its files are written or
-  // read. Any other step completes before this call returns. Until the step
-  // completes, no other step of the adapter runs, except a Forward without a
-  // step number.
+  // Runs the step. A load completes after its files are read, and a save after
+  // its files are written, or at once if the state cannot be copied. Any other
+  // step completes before this call returns. Until the step completes, no other
+  // step of the adapter runs, except a Forward without a step number.
   void Run(const dispatch::StepTask& step);
   // Runs and completes a step that is an OptimStep or a PublishSnapshot.
   // Returns its result, which may be a StepFailure.

@@ -125,6 +125,12 @@ TEST_F(WeftctlTokenTest, RefusesAFolderInPlaceOfAFile) {
   }
 }
 
+TEST_F(WeftctlTokenTest, RefusesAnEmptyFile) {
+  std::ofstream(file_).flush();
+  EXPECT_EQ(Run({"info", "--token-file=" + file_}), 2);
+  EXPECT_THAT(err_.str(), HasSubstr("--token-file: " + file_ + " is empty"));
+}
+
 TEST_F(WeftctlTokenTest, SendsItsTokenButNeverInPlaintextOverANetwork) {
   CannedServer server;
   std::ofstream(file_) << "from-file\n";

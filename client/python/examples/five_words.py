@@ -21,9 +21,10 @@ def reward(reply: Reply) -> float:
     """Returns 1 for five words, and 1/4 less for each word too few or too many.
 
     Returns 0 for a reply that is cut off, does not open with the topic, repeats a
-    word, uses a word of the question, or holds anything but letters. The adapter
-    soon exploits laxer rules. If words of the question were allowed, it would learn
-    to answer "rain is in five words".
+    word, uses a word of the question, or has a word that is not all letters.
+    Punctuation around a word does not count. The adapter soon exploits laxer rules. If
+    words of the question were allowed, it would learn to answer "rain is in five
+    words".
     """
     words = [word.strip(string.punctuation) for word in reply.text.lower().split()]
     plain = all(map(str.isalpha, words)) and len(set(words)) == len(words)

@@ -21,7 +21,8 @@ from weft.steps import Outcome, StepCounter, StepSlot
 
 T = TypeVar("T")
 
-# If a training step fails with one of these codes, the server did not queue the step.
+# If a training step fails with one of these codes, and step_done is False, the server
+# did not queue the step.
 REFUSALS = frozenset(
     {
         "INVALID_ARGUMENT",

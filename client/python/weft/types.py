@@ -186,10 +186,11 @@ class DatumResult:
     """The results of one datum.
 
     `logprobs` and `losses` have the shape of `datum.targets`: [N] or [N, K]. For
-    ragged targets they are flat, and `datum.per_token` splits them. Tokens with
-    weight 0 have loss 0. Their logprobs and entropies are 0 too, unless the call set
-    score_all. `entropies` is [N]. `routing` is [N, L K], in the form of Datum.routing.
-    Each of the two is None if the call did not ask for it.
+    ragged targets they are flat, and `datum.per_token` splits them. Targets with
+    weight 0 have loss 0. Unless the call set score_all, their logprobs are 0 too, and
+    a token with only such targets has entropy 0. `entropies` is [N]. `routing` is
+    [N, L K], in the form of Datum.routing. Each of the two is None if the call did not
+    ask for it.
     """
 
     logprobs: FloatArray

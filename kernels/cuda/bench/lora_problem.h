@@ -56,9 +56,9 @@ class LoraProblem {
   // REQUIRES: HasPeer.
   void RunPeer(LoraStep step) const;
   [[nodiscard]] bool HasPeer() const { return peer_ != nullptr; }
-  // Returns the peer's floating-point operations divided by those of Run. The
-  // peer needs more, because it multiplies each row by the matrices of every
-  // adapter.
+  // Returns the peer's floating-point operations divided by those of Run. With
+  // several adapters, the peer needs more, because it multiplies each row by
+  // the matrices of every adapter.
   [[nodiscard]] double PeerFlopsRatio() const;
   // Runs all steps. Compares some elements of the results with loops in f64:
   // Weft's results and, if HasPeer, also the peer's. Call it only once: steps

@@ -126,8 +126,8 @@ class ChatTemplate:
         the template marks them by {% generation %}. If the template marks none, a span
         is the text that a turn of the assistant adds to the turn's prompt.
 
-        last: returns only the span of the last message, which must be the assistant's.
-        Raises InvalidArgument if no message is the assistant's. Also raises
+        last: returns only the span of the last message. Raises InvalidArgument if no
+        message is the assistant's or, with `last`, if the last one is not. Also raises
         InvalidArgument if the template marks nothing and renders a turn at the end of
         a chat differently from the same turn within a chat. For such a template, only
         the last turn can be found, so use `last`.

@@ -112,8 +112,8 @@ def _streamed(records: Iterable[object], source: str) -> Iterator[object]:
 
 
 def _present(value: object) -> object:
-    """Removes the null fields of a table's row at any depth. A table holds null for a
-    field that a record does not have."""
+    """Returns a table's row without its null fields, at any depth. A table holds null
+    for a field that a record does not have."""
     if isinstance(value, Mapping):
         return {k: _present(v) for k, v in value.items() if v is not None}
     return [_present(one) for one in value] if isinstance(value, list) else value

@@ -92,8 +92,8 @@ async def find_sampler(client: AsyncClient, base: str, model: str) -> Sampler:
 
 
 async def find_created(client: AsyncClient, base: str, model: str) -> int:
-    """Returns the Unix time at which the model's adapter was created or loaded; 0 for
-    the base model. Raises NotFound if there is no such model."""
+    """Returns the Unix time at which the model's adapter was created; 0 for the base
+    model. Raises NotFound if there is no such model."""
     if model == base:
         return 0
     adapter, snapshot = _split(model)

@@ -50,13 +50,13 @@ class SamplingRequest(BaseModel):
     safety_identifier: Any = None
     prompt_cache_key: Any = None
 
-    # Refused if set, because these fields would change the answer.
+    # Refused unless 0 or empty, because these fields would change the answer.
     presence_penalty: float | None = 0
     frequency_penalty: float | None = 0
     logit_bias: dict[str, Any] | None = None
 
     def unoffered(self) -> dict[str, object]:
-        """Returns the values of the fields that a request must not set."""
+        """Returns the values of the fields that must be 0, empty or absent."""
         return {
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
