@@ -1,4 +1,5 @@
-// The work of one warp in paged attention: softmax and sums over its steps.
+// The work of one warp in paged attention: softmax and sums over its steps of
+// kStepTokens tokens.
 #ifndef WEFT_KERNELS_CUDA_PAGED_ATTENTION_WARP_CUH_
 #define WEFT_KERNELS_CUDA_PAGED_ATTENTION_WARP_CUH_
 

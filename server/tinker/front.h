@@ -98,8 +98,8 @@ struct Call {
   std::map<std::string, std::string> query;
   Json body;  // The body as a JSON object; empty if the body is protobuf.
   Caller caller;
-  // Whether the caller has the scopes of DeleteAdapter and of Sample. Both
-  // fields are false for requests that cannot end a session.
+  // Whether the caller has the scopes of DeleteAdapter and of Sample. Set only
+  // for requests that can end a session, because no other request needs them.
   bool may_delete = false;
   bool may_sample = false;
   bool kept = false;  // The request comes from the ledger; no client waits.

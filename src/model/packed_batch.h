@@ -29,8 +29,8 @@ struct PackedBatch {
   // experts and K experts per token. At an entry of -1 the router chooses. If
   // the tensor is undefined, the router chooses everywhere.
   at::Tensor experts_TE;
-  // Set for a decode step with adapters that a CUDA graph records; `routing` is
-  // then empty. If null, the pass makes a table from `routing`.
+  // Set if a CUDA graph records the decode step and the step has adapters.
+  // `routing` is then empty. If null, the pass makes a table from `routing`.
   lora::RoutingTablePtr table;
 };
 

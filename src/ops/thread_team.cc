@@ -163,8 +163,9 @@ class Team {
     RunPart(/*thread=*/0);
   }
 
-  // If `rows` are the next weight of order_, sets next_ to the weight after it.
-  // Otherwise does nothing: weights of adapters are not in order_.
+  // If `rows` belong to the weight that order_ expects now, sets next_ to the
+  // weight after it. Does nothing for other weights, such as those of adapters,
+  // which are not in order_.
   void Follow(const SharedRows& rows) {
     if (position_ == order_.size() || order_[position_].data != rows.data) {
       return;

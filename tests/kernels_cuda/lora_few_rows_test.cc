@@ -244,8 +244,8 @@ struct OnDevice {
     }
     ExpectNear(actual, expected, 1 + of.MaxRank(), of.y_stride(), "y");
   }
-  // Compares sums of `terms` terms, whose partial sums are no larger than the
-  // largest result.
+  // Compares results that are sums of `terms` terms. The tolerance assumes that
+  // no partial sum is larger than the largest result.
   static void ExpectNear(const std::vector<float>& actual,
                          const std::vector<double>& expected, int64_t terms,
                          int64_t stride, const char* what) {

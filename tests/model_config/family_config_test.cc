@@ -194,7 +194,8 @@ TEST(FamilyConfig, NullSwitchesOffWhatGemma2HasByDefault) {
                             "final_logit_softcapping"}) {
     json[field] = nullptr;
   }
-  // transformers has no mask for a layer of sliding attention without a window.
+  // If a layer has sliding attention and the config has no window, transformers
+  // has no mask for this layer.
   EXPECT_THAT(Parse(json),
               IsStatus(absl::StatusCode::kUnimplemented, "sliding_window"));
   json["layer_types"] = std::vector<std::string>(26, "full_attention");
