@@ -101,7 +101,8 @@ struct LoraGate {
   const void* gate_up_T2F = nullptr;
   const void* bias_2F = nullptr;  // May be null.
   void* out_TF = nullptr;
-  // LoraGateParts(F) parts. If down.data is null, nothing is shrunk.
+  // Gets LoraGateParts(F) parts of the shrink for down. If down.data is null,
+  // the kernel leaves out this shrink.
   LoraParts down;
 };
 // Expands gate and up, writes their gated product, and shrinks it for down.

@@ -57,7 +57,8 @@ __device__ float LargestOf(const Pack<float, kN>& logits) {
   return max;
 }
 
-// One row of logits. All threads of the row's block call its functions.
+// One row of logits, which one block computes. Every thread of the block must
+// call the functions of Row.
 template <int kN, VocabSoftmax kSoftmax>
 class Row {
  public:

@@ -64,8 +64,9 @@ class RecoveryDesk {
   // Returns the keys of all adapters, ascending.
   [[nodiscard]] std::vector<AdapterKey> Keys() const;
   [[nodiscard]] AdapterHistory HistoryOf(AdapterKey key) const;
-  // Returns whether a training request is between two slices. If it is, the call
-  // also keeps all other steps from starting, until a later call returns false.
+  // Returns whether a training request is between two slices. If it is, the
+  // call also keeps all other steps from starting, until a later call returns
+  // false.
   [[nodiscard]] bool FinishSlices();
 
  private:

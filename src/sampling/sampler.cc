@@ -201,8 +201,8 @@ std::optional<DrawResult> DrawToken(absl::Span<const float> logits,
         static_cast<float>(std::min(1.0 / config.temperature, 1e30));
   }
   const double total = TotalWeight(distribution);
-  // If all logits are -inf, max_block returns the lowest finite number, and the
-  // total is 0.
+  // If all logits are -inf, best.logit is the lowest finite number. But the
+  // total is 0, so this case is refused, too.
   if (!std::isfinite(best.logit) || !std::isfinite(total) || total == 0) {
     return std::nullopt;
   }

@@ -87,7 +87,7 @@ class CudaVocabRowsTest : public CudaKernelTest {
  protected:
   void Check(int64_t vocab, const Options& options) {
     std::vector<float> logits = RandomFloats(kRows * vocab, 9, 6);
-    // Only the last thread of the row sees these maxima.
+    // Only the thread that reads the row's last element sees the maximum.
     for (int64_t r = 0; r < kRows; ++r) logits[(r + 1) * vocab - 1] = 40;
     const std::vector<int64_t> targets = {0, vocab - 1, vocab / 2,
                                           0, vocab / 3, vocab - 1};
