@@ -22,8 +22,9 @@ def has_sdk() -> None:
 def test_clients_and_samples_beyond_the_queue_wait(tmp_path: Path) -> None:
     server = TinkerDaemon(
         tmp_path,
-        *("--max-queue-requests", "64", "--max-queue-requests-per-tenant", "32"),
-        *("--max-adapters", "40"),
+        *("--max-queue-requests", "16", "--max-queue-requests-per-tenant", "8"),
+        # Two samples at once take long enough that even a slow client fills the queue.
+        *("--max-decode-sequences", "2", "--max-adapters", "40"),
     )
     try:
         out = server.run("crowd")
@@ -31,7 +32,7 @@ def test_clients_and_samples_beyond_the_queue_wait(tmp_path: Path) -> None:
     finally:
         server.stop()
     assert re.search(r'rejected_total{reason="queue_full"} [1-9]', page)
-    assert out["lengths"] == [2]
+    assert out["lengths"] == [8]
     assert len(out["norms"]) == 32
     # The norms differ by rounding, which depends on the requests in a batch.
     assert out["norms"] == pytest.approx([out["norms"][0]] * 32, rel=1e-5)
