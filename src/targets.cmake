@@ -233,13 +233,9 @@ function(weft_cc_test)
     set(A_LABELS unit)
   endif()
   add_executable(${A_NAME} ${A_SRCS})
-  # -O1 saves a fifth of the compile time. With the address sanitizer, -O0 saves
-  # half of the compile time. The tested code keeps the product's flags.
-  set(_level -O1)
-  if(WEFT_SANITIZER MATCHES address)
-    set(_level -O0)
-  endif()
-  target_compile_options(${A_NAME} PRIVATE ${_level})
+  # Saves a fifth of the compile time. The tested code keeps the product's
+  # flags.
+  target_compile_options(${A_NAME} PRIVATE -O1)
   if(A_TORCH)
     set(A_PCH weft_torch_pch)
   elseif(NOT A_PCH AND TARGET weft_test_pch)
