@@ -50,17 +50,17 @@ def requests(data: Sequence[Datum], info: ServerInfo) -> Iterator[list[Datum]]:
     request: list[Datum] = []
     tokens = size = 0
     for datum in data:
-        tokens += len(datum.tokens)
-        size += _message_bytes(datum)
+        datum_tokens, datum_size = len(datum.tokens), _message_bytes(datum)
         if request and (
             len(request) >= info.max_data_per_request
-            or tokens > info.max_tokens_per_request
-            or size > most_bytes
+            or tokens + datum_tokens > info.max_tokens_per_request
+            or size + datum_size > most_bytes
         ):
             yield request
-            request = []
-            tokens, size = len(datum.tokens), _message_bytes(datum)
+            request, tokens, size = [], 0, 0
         request.append(datum)
+        tokens += datum_tokens
+        size += datum_size
     if request:
         yield request
 
