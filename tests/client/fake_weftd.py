@@ -23,7 +23,6 @@ BUILD_DIR = Path(os.environ.get("WEFT_BUILD_DIR", ROOT / "build" / "cpu"))
 PROGRAM = BUILD_DIR / "tests" / "support" / "fake_weftd"
 GRAD_NORM = 2.5
 START_SECONDS = 20.0
-PLAINTEXT = weft.Security()
 
 
 def canned_logprobs(targets: np.ndarray) -> np.ndarray:
@@ -41,14 +40,14 @@ class FakeWeftd:
 
     flags: weftd's flags, added after the flags that every server here has.
     files: the server's limit of open files; None: the same as this process's.
-    security: how to connect to ask for the server's health.
+    token: with which to ask for the server's health.
     """
 
     def __init__(
         self,
         *flags: str,
         files: int | None = None,
-        security: weft.Security = PLAINTEXT,
+        token: str | None = None,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="fake_weftd")
         port_file = Path(self._folder.name) / "ports"
@@ -75,6 +74,7 @@ class FakeWeftd:
         # With --tinker-listen the port file has a third line.
         addresses = [*port_file.read_text().splitlines(), ""]
         self.target, self.metrics, self.http = addresses[:3]
+        security = weft.Security(token=token)
         with weft.Client(self.target, retry=weft.NO_RETRY, security=security) as client:
             self._wait_until(client.healthy, limit)
 

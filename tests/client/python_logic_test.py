@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from concurrent.futures import Future
 from typing import Any
@@ -10,12 +11,12 @@ import pytest
 
 import weft
 from weft._proto import adapters_pb2, sampling_pb2
-from weft.channel import Security
+from weft.channel import Security, check_target
 from weft.errors import make_error, retry_hint
 from weft.methods import GET_ADAPTER
 from weft.operations import Call, Sleep
 from weft.retry import next_delay
-from weft.routing import adapter_metadata
+from weft.routing import call_metadata
 from weft.steps import Outcome, StepCounter
 from weft.threads import ThreadDriver, _Run
 
@@ -141,19 +142,65 @@ def test_a_cancelled_pause_ends_the_operation_at_once_and_for_good() -> None:
     driver.close()
 
 
-@pytest.mark.parametrize("adapter_id", ["", "ä", "a b", "a\n", "a\x7f"])
-def test_metadata_holds_no_id_that_it_cannot(adapter_id: str) -> None:
-    """gRPC refuses a call whose metadata contains an invalid id. If the metadata omits
-    the id, the call reaches the server, whose error can name the invalid field."""
+@pytest.mark.parametrize(
+    "adapter_id",
+    ["ä", "a b", "a\n", "a\x7f", "a.", "-a", "a~", "~a", "a~b~c", "a" * 129]
+    + ["t" * 65 + "~a", "a" * 9000],
+)
+def test_no_id_that_a_server_refuses_gets_into_metadata(adapter_id: str) -> None:
+    """A header of 9 kB would end other calls of the same connection."""
     request = adapters_pb2.GetAdapterRequest(adapter_id=adapter_id)
-    assert adapter_metadata(request) == ()
+    with pytest.raises(weft.InvalidArgument, match="adapter_id is") as no:
+        call_metadata(request)
+    assert len(str(no.value)) < 300 and "must match" in str(no.value)
 
 
-def test_metadata_names_the_adapter_of_a_streams_request() -> None:
-    request = sampling_pb2.SampleStreamRequest(
-        request=sampling_pb2.SampleRequest(adapter_id="a-1")
-    )
-    assert adapter_metadata(request) == (("weft-adapter-id", "a-1"),)
+@pytest.mark.parametrize("adapter_id", ["a", "a" * 128, "0.b_c-", "t" * 64 + "~a"])
+def test_metadata_names_the_adapter(adapter_id: str) -> None:
+    request = sampling_pb2.SampleRequest(adapter_id=adapter_id)
+    assert call_metadata(request) == (("weft-adapter-id", adapter_id),)
+    stream = sampling_pb2.SampleStreamRequest(request=request)
+    assert call_metadata(stream) == call_metadata(request)
+    assert call_metadata(adapters_pb2.GetAdapterRequest()) == ()
+
+
+@pytest.mark.parametrize("timeout", [-1, -0.5, math.nan, -math.inf])
+def test_a_timeout_is_not_negative(timeout: float) -> None:
+    with pytest.raises(weft.InvalidArgument, match=f"timeout is {timeout}.*None"):
+        weft.Client("127.0.0.1:1", timeout=timeout)
+    with pytest.raises(weft.InvalidArgument, match="timeout"):
+        weft.AsyncClient("127.0.0.1:1", timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("http://127.0.0.1:50051", "write '127.0.0.1:50051'$"),
+        ("https://weft.example.org:443/v1", "write 'weft.example.org:443' and use TLS"),
+        ("grpc://a:1", "write 'a:1'"),
+        ("localhost", "must be HOST:PORT"),
+        ("localhost:", "must be HOST:PORT"),
+        ("localhost:http", "must be HOST:PORT"),
+        ("localhost:0", "must be HOST:PORT"),
+        ("localhost:65536", "must be HOST:PORT"),
+        ("::1:50051", "must be HOST:PORT"),
+        ("dns:///example.org", "must be HOST:PORT"),
+        ("", "target is ''"),
+    ],
+)
+def test_a_wrong_target_is_refused_at_once(target: str, words: str) -> None:
+    for make in (weft.Client, weft.AsyncClient):
+        with pytest.raises(weft.InvalidArgument, match=words):
+            make(target)
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["a:1", "[::1]:65535", "dns:a:1", "dns:///a:1", "dns://8.8.8.8/a:1"]
+    + ["ipv4:10.0.0.1:1,10.0.0.2:1", "ipv6:[::1]:1", "unix:a", "unix:///run/a"],
+)
+def test_targets_of_grpc_are_taken(target: str) -> None:
+    check_target(target)
 
 
 def test_a_step_has_the_epoch_of_its_number() -> None:

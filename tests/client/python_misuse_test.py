@@ -1,10 +1,11 @@
-"""Tests wrong uses of the client: closed clients, callbacks that wait, and values that
-no message can hold."""
+"""Tests wrong uses of the client: closed clients, forks, several event loops, callbacks
+that wait, and values that no message can hold."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -14,6 +15,7 @@ import grpc
 import pytest
 from conftest import FAST, wait_until
 from fake_weftd import FakeWeftd
+from small_server import SmallServer
 
 import weft
 
@@ -152,6 +154,77 @@ def test_no_error_of_many_samples_goes_unseen(server: FakeWeftd) -> None:
     gc.collect()
     assert not unseen
     server.release()
+
+
+def in_a_fork(body: Callable[[], object]) -> str:
+    """Returns what body() raises in a child of this process."""
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            body()
+            os.write(writes, b"nothing")
+        except weft.WeftError as error:
+            os.write(writes, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writes)
+    try:
+        wait_until(lambda: os.waitpid(child, os.WNOHANG)[0] == child)
+    except AssertionError:
+        os.kill(child, 9)
+        raise
+    with os.fdopen(reads) as said:
+        return said.read()
+
+
+def test_a_client_from_before_a_fork_says_so_and_its_parent_goes_on() -> None:
+    with SmallServer() as server, weft.Client(server.target, timeout=20) as client:
+        client.info()
+        parts = client.sample_stream([1], max_tokens=2)
+        next(parts)  # A call that is in flight at the fork.
+        assert "made before fork()" in in_a_fork(client.info)
+        assert "made before fork()" in in_a_fork(lambda: client.sample_stream([1]))
+        # To end the connection would wait for threads that the child does not have.
+        assert in_a_fork(client.close) == "nothing"
+        server.finish.set()
+        assert len(list(parts)) == 1
+        assert client.info().model.name == "toy"
+
+
+def test_an_asyncio_client_may_be_made_outside_of_its_loop() -> None:
+    with SmallServer() as server:
+        client = weft.AsyncClient(server.target, timeout=20)
+
+        async def use() -> None:
+            assert (await client.info()).model.name == "toy"
+            assert [1 async for _ in client.sample_stream([1], max_tokens=2)] == [1, 1]
+
+        server.finish.set()
+        asyncio.run(use())
+        for call in (use, client.close):
+            with pytest.raises(weft.FailedPrecondition, match="in another event loop"):
+                asyncio.run(call())
+
+        unused = weft.AsyncClient(server.target)
+        asyncio.run(unused.close())
+
+
+@pytest.mark.parametrize("timeout", [None, 1e12, float("inf")])
+def test_a_call_may_have_no_time_limit(timeout: float | None) -> None:
+    async def use(target: str) -> None:
+        async with weft.AsyncClient(target, timeout=timeout) as client:
+            await client.info()
+            await client.sample_many([[1]] * 3)
+            assert [1 async for _ in client.sample_stream([1], max_tokens=2)] == [1, 1]
+
+    with SmallServer() as server:
+        server.finish.set()
+        with weft.Client(server.target, timeout=timeout) as client:
+            assert client.healthy() and client.info().model.name == "toy"
+            assert len(client.sample_many([[1]] * 3)) == 3
+            assert len(list(client.sample_stream([1], max_tokens=2))) == 2
+        asyncio.run(use(server.target))
 
 
 def stops(sent: list[Any]) -> Any:

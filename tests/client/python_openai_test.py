@@ -3,46 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from fake_weftd import FakeWeftd
-from fastapi.testclient import TestClient
+from fronts import Bytes, byte_level, front_of
 from grpc import StatusCode
 from pydantic import ValidationError
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models
 
-from weft.channel import Security
 from weft.data import ModelTokenizer
 from weft.openai_front.answers import Scored
-from weft.openai_front.app import Front, make_app
 from weft.openai_front.schema import ChatRequest, CompletionRequest
 from weft.openai_front.text import Answer, Decoder, StopCutter
 
 TEXT = "Ein Fuchs 🦊 läuft — schnell. 漢字!\nEnd"
-
-
-class Bytes:
-    """A tokenizer with a token for each byte."""
-
-    def no_padding(self) -> None: ...
-
-    def no_truncation(self) -> None: ...
-
-    def decode(self, tokens: Sequence[int], **_: Any) -> str:
-        return bytes(tokens).decode(errors="replace")
-
-
-def byte_level() -> Tokenizer:
-    """A tokenizer of the GPT-2 kind, with a token for each byte."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {character: index for index, character in enumerate(alphabet)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<end>"])
-    return tokenizer
 
 
 def byte_fallback() -> Tokenizer:
@@ -137,9 +114,7 @@ def test_a_full_queue_delays_answers_and_refuses_streams(
     body = {"model": "toy", "prompt": [5, 6], "max_tokens": 2}
     with (
         FakeWeftd() as server,
-        TestClient(
-            make_app(Front(server.target, tokenizer, Security()), 9999)
-        ) as front,
+        front_of(server.target, tokenizer) as front,
     ):
         assert front.post("/v1/completions", json=body).status_code == 200
         server.retry_hint(1500)
@@ -164,17 +139,79 @@ def test_forms_of_a_prompt() -> None:
     assert prompts([[1], [2, 3]]) == [[1], [2, 3]]
 
 
+NEUTRAL = {
+    "top_k": -1,
+    "repetition_penalty": 1.0,
+    "length_penalty": 1.0,
+    "min_p": 0,
+    "best_of": 1,
+    "ignore_eos": False,
+    "skip_special_tokens": True,
+    "chat_template_kwargs": {},
+}
+MESSAGES = [{"role": "user", "content": "a"}]
+
+
 def test_fields_that_change_nothing_are_taken() -> None:
-    messages = [{"role": "user", "content": "a"}]
     common = {"model": "m", "user": "me", "presence_penalty": 0.0, "logit_bias": {}}
     chat = ChatRequest.model_validate(
-        {**common, "messages": messages, "tool_choice": "none", "tools": []}
+        {**common, **NEUTRAL, "messages": MESSAGES, "tool_choice": "none", "tools": []}
     )
     assert chat.stops() == []
     whole = CompletionRequest.model_validate(
-        {**common, "prompt": "a", "n": 2, "best_of": 2, "stop": "x"}
+        {**common, **NEUTRAL, "prompt": "a", "n": 2, "best_of": 2, "stop": "x"}
     )
     assert whole.stops() == ["x"]
+    CompletionRequest.model_validate({**common, **NEUTRAL, "prompt": "a", "n": 2})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("top_k", -2),
+        ("repetition_penalty", 1.1),
+        ("repetition_penalty", 0),
+        ("length_penalty", 0.5),
+        ("min_p", 0.05),
+        ("best_of", 3),
+        ("ignore_eos", True),
+        ("skip_special_tokens", False),
+        ("chat_template_kwargs", {"enable_thinking": False}),
+    ],
+)
+def test_their_other_values_are_refused_by_name(name: str, value: object) -> None:
+    fields = {"model": "m", **NEUTRAL, name: value}
+    for request in (
+        lambda: ChatRequest.model_validate({**fields, "messages": MESSAGES}),
+        lambda: CompletionRequest.model_validate({**fields, "prompt": "a"}),
+    ):
+        with pytest.raises(ValidationError, match=name):
+            request()
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"role": "user"}, "messages[1].content is missing"),
+        ({"role": "user", "content": None}, "messages[1].content is missing"),
+        ({"role": "user", "contents": "a"}, "messages[1].content is missing"),
+        ({"role": "assistant", "tool_calls": []}, "messages[1].content is missing"),
+        ({"role": "user", "content": 5}, "messages[1].content is no text"),
+        ({"role": "user", "content": [{"text": 5}]}, "messages[1].content is no text"),
+        ({"content": "a"}, "messages[1].role is missing"),
+        ({"role": None, "content": "a"}, "messages[1].role is missing"),
+    ],
+)
+def test_a_message_without_a_text_is_refused_by_name(message: Any, words: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(words)):
+        ChatRequest.model_validate({"model": "m", "messages": [*MESSAGES, message]})
+
+
+def test_calls_of_tools_need_no_content() -> None:
+    called = {"role": "assistant", "tool_calls": [{"id": "1"}]}
+    parts = {"role": "user", "content": [{"text": "a"}, {"text": "b"}]}
+    request = ChatRequest.model_validate({"model": "m", "messages": [called, parts]})
+    assert request.messages[1]["content"] == "a\nb"
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,16 @@
-"""Tests TLS, tokens and tenants of a server in its own process, and what it does
-when connections or descriptors run out."""
+"""Tests the client's TLS, tokens and proxies, tokens and tenants of a server in its own
+process, and what the server does when connections or descriptors run out."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
 import time
+import traceback
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import pytest
 from certificates import Pair, make_authority, make_identity
 from conftest import wait_until
 from fake_weftd import FakeWeftd
+from small_server import SmallServer
 from token_file import Tokens
 
 import weft
@@ -25,8 +28,6 @@ from weft import channel, methods
 from weft._proto import adapters_pb2, sampling_pb2, server_pb2, training_pb2
 
 DATA = [weft.Datum.next_token([1, 2, 3])]
-# The server checks files every half second. gRPC checks files every second.
-RELOAD_SECONDS = 2.5
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def identity(tmp_path: Path, authority: Pair) -> Pair:
 
 
 def connect(
-    server: FakeWeftd, token: str | None = None, **security: Any
+    server: FakeWeftd | SmallServer, token: str | None = None, **security: Any
 ) -> weft.Client:
     return weft.Client(
         server.target,
@@ -53,10 +54,6 @@ def connect(
         retry=weft.NO_RETRY,
         security=weft.Security(token=token, **security),
     )
-
-
-def tls_flags(identity: Pair) -> list[str]:
-    return [f"--tls-cert={identity.certificate}", f"--tls-key={identity.key}"]
 
 
 def trust(authority: Pair) -> dict[str, Any]:
@@ -71,10 +68,10 @@ def test_mutual_tls_with_given_and_with_system_authorities(
         "certificate": own.certificate.read_bytes(),
         "private_key": own.key.read_bytes(),
     }
-    with FakeWeftd(
-        *tls_flags(identity),
-        f"--tls-client-ca={authority.certificate}",
-        security=weft.Security(**mine, **trust(authority)),
+    served = [(identity.key.read_bytes(), identity.certificate.read_bytes())]
+    roots = authority.certificate.read_bytes()
+    with SmallServer(
+        credentials=grpc.ssl_server_credentials(served, roots, require_client_auth=True)
     ) as server:
         with connect(server, **trust(authority)) as client:
             assert not client.healthy()  # This client has no certificate.
@@ -83,7 +80,7 @@ def test_mutual_tls_with_given_and_with_system_authorities(
             assert not client.healthy()
         monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
         with connect(server, tls=True, **mine) as client:
-            assert client.create_adapter("a").info().adapter_id == "a"
+            assert client.healthy() and client.info().model.name == "toy"
         with connect(server, **mine, **trust(authority), server_name="other") as client:
             assert not client.healthy()
 
@@ -103,6 +100,81 @@ def test_security_comes_from_the_environment(
     assert "itself" not in repr(security) + str(security)
 
 
+@pytest.mark.parametrize("space", ["\n", "\r\n", " ", "\u00a0", "\t\n"])
+def test_space_around_a_token_is_left_out(
+    space: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubernetes secrets end with a newline, and .env files may have CRLF."""
+    assert weft.Security(token=f"{space}weft_a{space}").token == "weft_a"
+    monkeypatch.setenv("WEFT_TOKEN", f"weft_b{space}")
+    with SmallServer(token="weft_b") as server, weft.Client(server.target) as client:
+        assert client.info().model.name == "toy"
+    monkeypatch.setenv("WEFT_TOKEN", space)
+    (tmp_path / "token").write_bytes(b"\xef\xbb\xbfweft_c" + space.encode())
+    monkeypatch.setenv("WEFT_TOKEN_FILE", str(tmp_path / "token"))
+    assert weft.Security.from_environment().token == "weft_c"
+
+
+@pytest.mark.parametrize(
+    "bad", ["weft_se\ncret", "weft_se cret", "weft_sé", "weft_\x7f"]
+)
+def test_a_broken_token_is_named_and_never_shown(
+    bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(bad.encode("latin-1"))
+
+    def shown(make: Callable[[], object]) -> str:
+        with pytest.raises(weft.InvalidArgument) as caught:
+            make()
+        lines = traceback.format_exception(caught.value)
+        return f"{caught.value!r} {lines} {caplog.text}"
+
+    monkeypatch.setenv("WEFT_TOKEN_FILE", str(file))
+    texts = {str(file): shown(weft.Client)}
+    monkeypatch.setenv("WEFT_TOKEN", bad)
+    texts["WEFT_TOKEN has"] = shown(weft.AsyncClient)
+    texts["argument token"] = shown(lambda: weft.Security(token=bad))
+    for source, text in texts.items():
+        assert source in text and "visible ASCII" in text
+        assert "weft_" not in text and "cret" not in text
+
+
+def test_a_file_without_a_token_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text("\n")
+    monkeypatch.setenv("WEFT_TOKEN_FILE", str(tmp_path / "token"))
+    with pytest.raises(weft.InvalidArgument, match=r"token has no token"):
+        weft.Security.from_environment()
+
+
+def test_no_proxy_sees_calls_to_this_machine(
+    authority: Pair, identity: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Docker puts http_proxy into each container."""
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+
+    async def use(target: str) -> None:
+        async with weft.AsyncClient(target, retry=weft.NO_RETRY) as client:
+            assert await client.healthy()
+
+    pair = (identity.key.read_bytes(), identity.certificate.read_bytes())
+    with SmallServer() as server:
+        asyncio.run(use(server.target))
+        for target in (server.target, server.target.replace("127.0.0.1", "localhost")):
+            with weft.Client(target, retry=weft.NO_RETRY) as client:
+                assert client.healthy()
+    with (
+        SmallServer(credentials=grpc.ssl_server_credentials([pair])) as secure,
+        connect(secure, **trust(authority)) as client,
+    ):
+        assert client.healthy()
+
+
 @pytest.mark.parametrize("target", ["10.0.0.1:1", "example.org:443", "dns:///a:1"])
 def test_no_token_leaves_the_machine_in_plaintext(target: str) -> None:
     with pytest.raises(weft.FailedPrecondition, match="plaintext"):
@@ -111,15 +183,16 @@ def test_no_token_leaves_the_machine_in_plaintext(target: str) -> None:
 
 
 def test_knows_what_is_local() -> None:
-    for target in ("127.0.0.1:1", "127.9.9.9:1", "localhost:1", "[::1]:1", "unix:/a"):
+    for target in (
+        *("127.0.0.1:1", "127.9.9.9:1", "localhost:1", "[::1]:1", "unix:/a"),
+        *("unix-abstract:a", "dns:///localhost:1", "ipv4:127.0.0.1:1"),
+    ):
         assert channel.is_local(target), target
     for target in ("127.0.0.1.nip.io:1", "localhost.com:1", "[::2]:1", "0.0.0.0:1", ""):
         assert not channel.is_local(target), target
 
 
-def test_nothing_fails_while_certificates_and_tokens_are_replaced(
-    authority: Pair, identity: Pair, tokens: Tokens, tmp_path: Path
-) -> None:
+def test_nothing_fails_while_tokens_are_replaced(tokens: Tokens) -> None:
     """Two threads make calls. One of them opens a new connection for each call."""
     current = [tokens.add("t0", "acme", "train", "sample")]
     failures: list[str] = []
@@ -130,14 +203,14 @@ def test_nothing_fails_while_certificates_and_tokens_are_replaced(
     def load(server: FakeWeftd, index: int) -> None:
         with ExitStack() as stack:
             bears = current[0]
-            client = connect(server, bears, **trust(authority))
+            client = connect(server, bears)
             stack.callback(client.close)
             while not stop.is_set():
                 try:
                     if index == 1 or bears != current[0]:
                         client.close()
                         bears = current[0]
-                        client = connect(server, bears, **trust(authority))
+                        client = connect(server, bears)
                         stack.callback(client.close)
                     adapter = client.adapter("a")
                     adapter.forward_backward(DATA) if index == 0 else adapter.info()
@@ -146,22 +219,15 @@ def test_nothing_fails_while_certificates_and_tokens_are_replaced(
                 except weft.WeftError as error:
                     failures.append(str(error))
 
-    with FakeWeftd(
-        *tls_flags(identity),
-        f"--auth-tokens-file={tokens.path}",
-        "--log-level=info",
-        security=weft.Security(**trust(authority)),
-    ) as server:
-        with connect(server, current[0], **trust(authority)) as client:
+    with FakeWeftd(f"--auth-tokens-file={tokens.path}", token=current[0]) as server:
+        with connect(server, current[0]) as client:
             client.create_adapter("a", rank=2)
         threads = [threading.Thread(target=load, args=(server, i)) for i in range(2)]
         for thread in threads:
             thread.start()
         for turn in range(1, 4):
-            renewed = make_identity(tmp_path, f"server{turn}", authority)
-            renewed.install(identity)
             token = tokens.add(f"t{turn}", "acme", "train", "sample")
-            time.sleep(1.2)
+            time.sleep(1.2)  # The server checks the file every half second.
             current[0] = token
             wait_until(lambda: set(used) == {current[0]})
             tokens.revoke(f"t{turn - 1}")
@@ -169,11 +235,8 @@ def test_nothing_fails_while_certificates_and_tokens_are_replaced(
         stop.set()
         for thread in threads:
             thread.join()
-        log = server.log()
     assert failures == []
     assert min(calls) > 20
-    served = log.count("TLS files have been replaced")
-    assert served == 3, log
 
 
 def requests_on(adapter: str) -> list[tuple[methods.Method[Any, Any], Any]]:
@@ -252,7 +315,7 @@ def test_a_stolen_token_sees_nothing_of_another_tenant(tokens: Tokens) -> None:
     tried = requests_on("victim")
     assert {m.path for m, _ in tried} | WITHOUT_AN_ADAPTER == all_methods()
     with (
-        FakeWeftd(f"--auth-tokens-file={tokens.path}") as server,
+        FakeWeftd(f"--auth-tokens-file={tokens.path}", token=owner) as server,
         connect(server, owner) as client,
         connect(server, thief) as theirs,
         connect(server, admin) as ops,
@@ -296,7 +359,8 @@ def test_a_stolen_token_sees_nothing_of_another_tenant(tokens: Tokens) -> None:
 def test_logs_hold_no_secret_no_path_and_no_text(tokens: Tokens) -> None:
     owner = tokens.add("owner", "acme", "train", "sample")
     admin = tokens.add("ops", "ops", "admin")
-    with FakeWeftd("--log-level=debug", f"--auth-tokens-file={tokens.path}") as server:
+    flags = ("--log-level=debug", f"--auth-tokens-file={tokens.path}")
+    with FakeWeftd(*flags, token=owner) as server:
         with connect(server, owner) as client:
             adapter = client.create_adapter("a", rank=2)
             adapter.forward_backward([weft.Datum.next_token([41, 42, 43, 44])])

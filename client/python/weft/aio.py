@@ -1,6 +1,6 @@
 """The asyncio client. It has the methods of weft.client as coroutines.
 
-Make a client inside the event loop that uses it. Other threads must not use it.
+A client belongs to the event loop of its first call. Other threads must not use it.
 """
 
 from __future__ import annotations
@@ -66,15 +66,16 @@ class AsyncClient:
     """A connection to one server. It is an async context manager that closes itself.
 
     target: the server's address, host:port. timeout: the seconds that a call may
-    take, including retries. retry: how often and after which delays a failed call is
-    repeated. security: TLS and token; None reads them from the environment.
+    take, including retries; None: no limit. retry: how often and after which delays a
+    failed call is repeated. security: TLS and token; None reads them from the
+    environment.
     """
 
     def __init__(
         self,
         target: str = "127.0.0.1:50051",
         *,
-        timeout: float = 600.0,
+        timeout: float | None = 600.0,
         retry: RetryPolicy = RetryPolicy(),
         security: Security | None = None,
     ) -> None:
@@ -94,7 +95,8 @@ class AsyncClient:
         """Ends the connection and the calls in flight. Later calls raise
         FailedPrecondition, and so do calls that are waiting for a retry."""
         self._core.caller.close()
-        await self._driver.close()
+        if not self._core.caller.is_forked():
+            await self._driver.close()
 
     async def info(self) -> ServerInfo:
         """Returns which model the server runs and which limits it has."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,22 +31,75 @@ OPTIONS: Options = [
 ]
 
 
+_SCHEMES = re.compile(r"dns:(//[^/]*/)?|ipv4:|ipv6:")
+_SOCKETS = ("unix:", "unix-abstract:")
+_ADDRESS = re.compile(r"(\[[^\[\]]+\]|[^:/\[\]@]+):(\d{1,5})")
+
+
+def _plain(target: str) -> str:
+    """Returns a target without gRPC's scheme of a host: HOST:PORT."""
+    match = _SCHEMES.match(target)
+    return target[match.end() :] if match else target
+
+
+def check_target(target: str) -> None:
+    """Raises InvalidArgument for a target that is not HOST:PORT, optionally with one of
+    gRPC's schemes. gRPC itself would take the scheme of a URL for a host, and look for
+    it in DNS until the call's deadline."""
+    if target.startswith((*_SOCKETS, "vsock:", "xds:")):
+        return
+    plain = _plain(target)
+    if all(
+        (match := _ADDRESS.fullmatch(one)) and 0 < int(match[2]) < 65536
+        for one in plain.split(",")
+    ):
+        return
+    text = f"target is {target[:80]!r}, must be HOST:PORT"
+    scheme, mark, rest = plain.partition("://")
+    if mark:
+        tls = " and use TLS" if scheme == "https" else ""
+        text += f": write {rest.partition('/')[0][:80]!r}{tls}"
+    raise InvalidArgument(text)
+
+
 def is_local(target: str) -> bool:
     """Returns whether the target is on this machine, where plaintext is private. Local
     targets are loopback addresses, localhost and unix:PATH."""
-    if target.startswith("unix:"):
+    if target.startswith(_SOCKETS):
         return True
-    for scheme in ("dns:///", "dns:", "ipv4:", "ipv6:"):
-        if target.startswith(scheme):
-            target = target.removeprefix(scheme)
-            break
-    host = target.rpartition(":")[0]
+    host = _plain(target).rpartition(":")[0]
     if host == "localhost":
         return True
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def clean_token(token: str, source: str) -> str:
+    """Returns a token without the whitespace around it, such as the newline at the end
+    of a file.
+
+    source: where the token comes from, for the error. Raises InvalidArgument, without
+    the token, if a character remains that no token has. gRPC would print the token.
+    """
+    token = token.strip()
+    if not all("!" <= character <= "~" for character in token):
+        raise InvalidArgument(
+            f"{source} has a token with a character that is not visible ASCII, which "
+            "no token has: copy the token again"
+        )
+    return token
+
+
+def read_token(path: Path) -> str:
+    """Returns the token in a file. Raises InvalidArgument if the file has none."""
+    # An editor may put a byte order mark before the text.
+    text = path.read_bytes().decode("utf-8-sig", "replace")
+    token = clean_token(text, f"the file {path}")
+    if not token:
+        raise InvalidArgument(f"the file {path} has no token, must have one")
+    return token
 
 
 def system_roots() -> bytes | None:
@@ -69,23 +123,28 @@ class Security:
     private_key: bytes | None = None  # PEM.
     server_name: str | None = None  # Name in the server's certificate; None: the host.
 
+    def __post_init__(self) -> None:
+        token = clean_token(self.token or "", "the argument token")
+        object.__setattr__(self, "token", token or None)
+
     @classmethod
     def from_environment(cls) -> Security:
         """Reads the environment variables of weftctl: WEFT_TOKEN, WEFT_TOKEN_FILE,
         WEFT_TLS=1, WEFT_CA, WEFT_CLIENT_CERT, WEFT_CLIENT_KEY, WEFT_SERVER_NAME.
 
-        Raises OSError if a file that a variable names cannot be read.
+        Raises OSError if a file that a variable names cannot be read, InvalidArgument
+        if a token has characters that no token has.
         """
 
         def contents(name: str) -> bytes | None:
             path = os.environ.get(name)
             return Path(path).read_bytes() if path else None
 
-        token = os.environ.get("WEFT_TOKEN")
-        if not token:
-            token = (contents("WEFT_TOKEN_FILE") or b"").decode().strip()
+        token = clean_token(os.environ.get("WEFT_TOKEN", ""), "WEFT_TOKEN")
+        if not token and (path := os.environ.get("WEFT_TOKEN_FILE")):
+            token = read_token(Path(path))
         return cls(
-            token=token or None,
+            token=token,
             tls=os.environ.get("WEFT_TLS") == "1",
             root_certificates=contents("WEFT_CA"),
             certificate=contents("WEFT_CLIENT_CERT"),
@@ -100,6 +159,22 @@ class Security:
     def _uses_tls(self) -> bool:
         return self.tls or bool(self.root_certificates or self.certificate)
 
+    def check(self, target: str) -> None:
+        """Checks what `open` needs.
+
+        Raises FailedPrecondition if a token would leave this machine in plaintext,
+        InvalidArgument for a target that is not HOST:PORT, for a certificate without
+        its key, or a key alone.
+        """
+        check_target(target)
+        if (self.certificate is None) != (self.private_key is None):
+            raise InvalidArgument("certificate and private_key go together")
+        if self.token and not self._uses_tls() and not is_local(target):
+            raise FailedPrecondition(
+                "the token would be sent in plaintext, for anybody on the "
+                "way to read: use TLS"
+            )
+
     def open(
         self,
         target: str,
@@ -107,30 +182,20 @@ class Security:
         secure: Callable[[str, grpc.ChannelCredentials, Options], ChannelT],
     ) -> ChannelT:
         """Opens a channel with `insecure` or `secure`, which are functions of grpc or
-        grpc.aio.
-
-        Raises FailedPrecondition if a token would leave this machine in plaintext,
-        InvalidArgument for a certificate without its key, or a key alone.
-        """
-        if (self.certificate is None) != (self.private_key is None):
-            raise InvalidArgument("certificate and private_key go together")
+        grpc.aio. Raises what `check` raises."""
+        self.check(target)
+        options = list(OPTIONS)
+        if is_local(target):
+            # A proxy that the environment names would look for this machine's server
+            # on its own machine, and send the token there.
+            options.append(("grpc.enable_http_proxy", 0))
         if not self._uses_tls():
-            if self.token is None:
-                return insecure(target, OPTIONS)
-            if not is_local(target):
-                raise FailedPrecondition(
-                    "the token would be sent in plaintext, for anybody on the "
-                    "way to read: use TLS"
-                )
-            # Ignores a proxy that the environment names, because the proxy would send
-            # the token to another machine.
-            return insecure(target, [*OPTIONS, ("grpc.enable_http_proxy", 0)])
+            return insecure(target, options)
         credentials = grpc.ssl_channel_credentials(
             self.root_certificates or system_roots(),
             self.private_key,
             self.certificate,
         )
-        options = list(OPTIONS)
         if self.server_name is not None:
             options.append(("grpc.ssl_target_name_override", self.server_name))
         return secure(target, credentials, options)

@@ -8,13 +8,20 @@ operations with threads and weft.aio with asyncio, so both share these decisions
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from weft._proto import adapters_pb2
-from weft.errors import Cancelled, DeadlineExceeded, FailedPrecondition, WeftError
+from weft.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    WeftError,
+)
 from weft.methods import GET_ADAPTER, Message, Method, RequestT, ResponseT
 from weft.retry import NO_RETRY, RetryPolicy, next_delay
 from weft.steps import Outcome, StepCounter, StepSlot
@@ -33,6 +40,9 @@ REFUSALS = frozenset(
         "UNIMPLEMENTED",
     }
 )
+
+# A longer timeout is none. Far longer ones overflow the clocks of gRPC and of Python.
+MAX_SECONDS = 1e8
 
 STALE_EPOCH = "STALE_EPOCH"  # An error reason, as in weft/v1/errors.proto.
 
@@ -70,9 +80,9 @@ class Reply(Generic[ResponseT]):
         return self.trailers.get("weft-replayed") == "1"
 
 
-def seconds_left(call: Call) -> float | None:
-    """Returns the timeout in the form that gRPC takes: None for no deadline."""
-    return None if math.isinf(call.timeout) else call.timeout
+def or_none(seconds: float) -> float | None:
+    """Returns a time limit in the form that gRPC and queues take: None for no limit."""
+    return None if math.isinf(seconds) else seconds
 
 
 def none_ended(in_flight: int, patience: float) -> DeadlineExceeded:
@@ -86,19 +96,38 @@ Operation = Generator[Call | Sleep, Any, T]
 
 
 class Caller:
-    """Builds operations with a client's deadline and retry policy."""
+    """Builds operations with a client's deadline and retry policy.
 
-    def __init__(self, timeout: float, policy: RetryPolicy) -> None:
-        self.timeout = timeout
+    Raises InvalidArgument for a timeout that is negative or not a number.
+    """
+
+    def __init__(self, timeout: float | None, policy: RetryPolicy) -> None:
+        if timeout is None:
+            timeout = math.inf
+        if not timeout >= 0:
+            raise InvalidArgument(
+                f"timeout is {timeout}, must be at least 0 seconds; None: no limit"
+            )
+        self.timeout = timeout if timeout < MAX_SECONDS else math.inf
         self.policy = policy
         self._closed = False
+        self._process = os.getpid()
 
     def close(self) -> None:
         """Makes all later calls raise FailedPrecondition."""
         self._closed = True
 
+    def is_forked(self) -> bool:
+        """Returns whether this process is a fork of the one that made the client."""
+        return os.getpid() != self._process
+
     def require_open(self) -> None:
-        """Raises FailedPrecondition if the client is closed."""
+        """Raises FailedPrecondition if the client is closed, or if its threads are in
+        another process, so that no reply would ever come."""
+        if self.is_forked():
+            raise FailedPrecondition(
+                "the client was made before fork(): make another in this process"
+            )
         if self._closed:
             raise FailedPrecondition("the client is closed")
 

@@ -1,20 +1,47 @@
-"""Puts the id of a call's adapter into the call's metadata. A proxy in front of several
-servers uses the id to find the server that has the adapter."""
+"""Makes the metadata of a call beside the credentials: the id of the call's adapter, by
+which a proxy in front of several servers finds the server that has the adapter, and the
+ids by which the server's log names the call."""
 
 from __future__ import annotations
 
+import re
+from contextvars import ContextVar
+
+from weft.errors import InvalidArgument
+
 ADAPTER_HEADER = "weft-adapter-id"
+Metadata = tuple[tuple[str, str], ...]
+# Metadata of the calls that a request of the OpenAI front causes: its trace ids.
+trace_metadata: ContextVar[Metadata] = ContextVar("trace_metadata", default=())
+
+# The server's rule for names. An operator also names an adapter as TENANT~NAME.
+_RULE = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+_NAME = re.compile(_RULE + r"(?<!\.)")
+_TENANT_BYTES = 64
+_SHOWN = 48  # Characters of a refused value.
 
 
-def adapter_metadata(request: object) -> tuple[tuple[str, str], ...]:
-    """Returns the id of the adapter that the request names, as metadata.
+def is_name(text: str) -> bool:
+    """Returns whether the server takes a text as the name of an adapter or snapshot."""
+    return _NAME.fullmatch(text) is not None
 
-    Leaves out an id with characters other than visible ASCII. Metadata cannot hold
-    most such characters, and every server refuses such an id.
+
+def call_metadata(request: object) -> Metadata:
+    """Returns the metadata of a call.
+
+    Raises InvalidArgument if the request names an adapter that no server can have,
+    because a proxy may end other calls of the connection for a header that is too long.
     """
     # SampleStreamRequest holds a SampleRequest.
     named = getattr(request, "request", request)
     adapter_id = str(getattr(named, "adapter_id", ""))
-    if adapter_id.isascii() and adapter_id.isprintable() and " " not in adapter_id:
-        return ((ADAPTER_HEADER, adapter_id),) if adapter_id else ()
-    return ()
+    if not adapter_id:
+        return trace_metadata.get()
+    tenant, tilde, name = adapter_id.partition("~")
+    qualified = is_name(tenant) and len(tenant) <= _TENANT_BYTES and is_name(name)
+    if not (qualified if tilde else is_name(adapter_id)):
+        shown = repr(adapter_id[:_SHOWN]) + "..." * (len(adapter_id) > _SHOWN)
+        raise InvalidArgument(
+            f"adapter_id is {shown}, must match {_RULE} and not end in a dot"
+        )
+    return ((ADAPTER_HEADER, adapter_id), *trace_metadata.get())

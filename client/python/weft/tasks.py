@@ -13,29 +13,53 @@ from weft import methods
 from weft._proto import sampling_pb2
 from weft.channel import Security
 from weft.convert import to_sample_delta
-from weft.errors import Cancelled, WeftError, from_rpc_error, metadata_dict
+from weft.errors import (
+    Cancelled,
+    FailedPrecondition,
+    WeftError,
+    from_rpc_error,
+    metadata_dict,
+)
 from weft.methods import Bound, Method, RequestT, ResponseT
-from weft.operations import Call, Operation, Reply, Sleep, none_ended, seconds_left
-from weft.routing import adapter_metadata
+from weft.operations import Call, Operation, Reply, Sleep, none_ended, or_none
+from weft.routing import call_metadata
 from weft.types import SampleDelta
 
 T = TypeVar("T")
 
 
 class TaskDriver:
-    """Runs operations on a grpc.aio channel, inside one event loop."""
+    """Runs operations on a grpc.aio channel, inside one event loop: that of the first
+    call, which opens the channel."""
 
     def __init__(self, target: str, security: Security) -> None:
-        self._channel = security.open(
-            target, grpc.aio.insecure_channel, grpc.aio.secure_channel
-        )
+        security.check(target)
+        self._target = target
+        self._security = security
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._channel: grpc.aio.Channel | None = None
         self._metadata = security.metadata()
         self._bound: dict[str, Bound] = {}
         self._closed = asyncio.Event()
 
+    def _open(self) -> grpc.aio.Channel:
+        loop = asyncio.get_running_loop()
+        if self._channel is None:
+            self._loop = loop
+            self._channel = self._security.open(
+                self._target, grpc.aio.insecure_channel, grpc.aio.secure_channel
+            )
+        if self._loop is not loop:
+            raise FailedPrecondition(
+                "the client made its first call in another event loop: make a client "
+                "in each loop"
+            )
+        return self._channel
+
     def _callable(self, method: Method[Any, Any]) -> Bound:
+        channel = self._open()
         if method.path not in self._bound:
-            self._bound[method.path] = method.bind(self._channel)
+            self._bound[method.path] = method.bind(channel)
         return self._bound[method.path]
 
     async def run(self, operation: Operation[T]) -> T:
@@ -75,7 +99,7 @@ class TaskDriver:
                 if tasks:
                     ended, _ = await asyncio.wait(
                         tasks,
-                        timeout=patience,
+                        timeout=or_none(patience),
                         return_when=asyncio.FIRST_COMPLETED,
                     )
                     if not ended:
@@ -114,8 +138,8 @@ class TaskDriver:
             return None
         call = self._callable(effect.method)(
             effect.request,
-            timeout=seconds_left(effect),
-            metadata=self._metadata + adapter_metadata(effect.request),
+            timeout=or_none(effect.timeout),
+            metadata=self._metadata + call_metadata(effect.request),
         )
         slot = effect.slot
         if slot is not None:
@@ -144,8 +168,10 @@ class TaskDriver:
     ) -> AsyncIterator[ResponseT]:
         """Yields the messages of a download. A caller that leaves the loop early
         cancels the call."""
-        metadata = self._metadata + adapter_metadata(request)
-        call = self._callable(method)(request, timeout=timeout, metadata=metadata)
+        metadata = self._metadata + call_metadata(request)
+        call = self._callable(method)(
+            request, timeout=or_none(timeout), metadata=metadata
+        )
         try:
             async for message in call:
                 yield message
@@ -163,4 +189,5 @@ class TaskDriver:
 
     async def close(self) -> None:
         self._closed.set()
-        await self._channel.close()
+        if self._channel is not None:
+            await self._open().close()

@@ -28,8 +28,8 @@ from weft.errors import (
     metadata_dict,
 )
 from weft.methods import Bound, Method, RequestT, ResponseT
-from weft.operations import Call, Operation, Reply, Sleep, none_ended, seconds_left
-from weft.routing import adapter_metadata
+from weft.operations import Call, Operation, Reply, Sleep, none_ended, or_none
+from weft.routing import call_metadata
 from weft.types import SampleDelta
 
 T = TypeVar("T")
@@ -174,8 +174,8 @@ class ThreadDriver:
         request = call.request
         return self._callable(call.method).future(
             request,
-            timeout=seconds_left(call),
-            metadata=self._metadata + adapter_metadata(request),
+            timeout=or_none(call.timeout),
+            metadata=self._metadata + call_metadata(request),
         )
 
     def submit(self, operation: Operation[T]) -> Future[T]:
@@ -228,7 +228,7 @@ class ThreadDriver:
                     runs[index].resume()
                 if runs:
                     try:
-                        index = ended.get(timeout=patience)
+                        index = ended.get(timeout=or_none(patience))
                     except Empty:
                         raise none_ended(len(runs), patience) from None
                     results[index] = runs.pop(index).future.result()
@@ -246,8 +246,10 @@ class ThreadDriver:
     ) -> Iterator[ResponseT]:
         """Yields the messages of a download. A caller that leaves the loop early
         cancels the call."""
-        metadata = self._metadata + adapter_metadata(request)
-        call = self._callable(method)(request, timeout=timeout, metadata=metadata)
+        metadata = self._metadata + call_metadata(request)
+        call = self._callable(method)(
+            request, timeout=or_none(timeout), metadata=metadata
+        )
         try:
             yield from call
         except grpc.RpcError as error:

@@ -15,6 +15,7 @@ from weft.folders import StrPath
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
+_LONG_TEXT = 1 << 14  # Characters.
 HALF = "\ufffd"  # The decoded text of a character that lacks some bytes.
 
 
@@ -176,6 +177,10 @@ class ModelTokenizer:
 
     def _encode(self, text: str, special: bool) -> Encoding:
         try:
+            if len(text) > _LONG_TEXT:
+                # Other threads run meanwhile. `encode` would stop them for seconds.
+                batch = self._tokenizer.encode_batch([text], add_special_tokens=special)
+                return batch[0]
             return self._tokenizer.encode(text, add_special_tokens=special)
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidArgument(f"not a text: {error}") from None

@@ -5,43 +5,64 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Awaitable
+import math
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
 from weft.aio import AsyncClient
 from weft.channel import Security
 from weft.data import ModelTokenizer
-from weft.errors import InvalidArgument, WeftError
+from weft.errors import InvalidArgument, NotFound, Unauthenticated, WeftError
 from weft.openai_front import sampling
 from weft.openai_front.answers import Envelope, Json
-from weft.openai_front.body_limit import BodyLimit
 from weft.openai_front.errors import (
+    body_of,
     describe,
     on_bad_request,
     on_http_error,
     on_weft_error,
 )
+from weft.openai_front.hosts import HostCheck
+from weft.openai_front.intake import Intake
 from weft.openai_front.names import find_created, find_sampler, model_ids
 from weft.openai_front.schema import ChatRequest, CompletionRequest, SamplingRequest
+from weft.openai_front.trace import REQUEST_ID, RequestIds
+from weft.retry import NO_RETRY
 from weft.types import SampleOptions, ServerInfo
 
 T = TypeVar("T")
 
 MAX_CLIENTS = 64  # Connections to the server, one for each key.
-_TOKEN_PREFIX = "weft_"  # Callers' keys with this prefix are server tokens.
+INFO_SECONDS = 5.0  # A key that the server has refused meanwhile counts so long.
+HEALTH_SECONDS = 5.0
+# Callers' keys of this form are server tokens.
+_TOKEN = re.compile(r"(?i:bearer) +(weft_[!-~]{1,400}) *")
 _POLL_SECONDS = 0.5  # The interval at which a call checks for a disconnect.
+
+
+@dataclasses.dataclass
+class _Caller:
+    """A key's connection, and the server's last answer to the key."""
+
+    client: AsyncClient
+    info: asyncio.Task[ServerInfo] | None = None
+    asked_at: float = -math.inf  # By time.monotonic().
 
 
 class Front:
     """Connections to the server, one per key.
 
     security: the credentials of all connections. If they have no token, a caller's key
-    that starts with "weft_" is the token.
+    that starts with "weft_" is the token. Raises what `Security.check` raises.
     """
 
     def __init__(
@@ -50,39 +71,98 @@ class Front:
         self.tokenizer = tokenizer
         self._target = target
         self._security = security
-        self._clients: dict[str | None, AsyncClient] = {}
-        self._info: ServerInfo | None = None
+        self._callers: dict[str | None, _Caller] = {}
+        self._probe = AsyncClient(
+            target, timeout=HEALTH_SECONDS, retry=NO_RETRY, security=security
+        )
 
-    async def client(self, request: Request) -> AsyncClient:
-        """Returns the connection for the caller's key."""
-        token = self._security.token
-        if token is None:
-            kind, _, key = request.headers.get("authorization", "").partition(" ")
-            if kind.lower() == "bearer" and key.startswith(_TOKEN_PREFIX):
-                token = key
-        client = self._clients.pop(token, None)
-        if client is None:
+    def _token(self, request: Request) -> str | None:
+        if self._security.token is not None:
+            return self._security.token
+        match = _TOKEN.fullmatch(request.headers.get("authorization", ""))
+        return match[1] if match else None
+
+    def _caller(self, request: Request) -> _Caller:
+        token = self._token(request)
+        caller = self._callers.pop(token, None)
+        if caller is None:
             security = dataclasses.replace(self._security, token=token)
-            client = AsyncClient(self._target, security=security)
-        self._clients[token] = client  # Keeps the dict in order of use.
-        if len(self._clients) > MAX_CLIENTS:
+            caller = _Caller(AsyncClient(self._target, security=security))
+        self._callers[token] = caller  # Keeps the dict in order of use.
+        if len(self._callers) > MAX_CLIENTS:
             # Calls in flight keep the dropped connection open until they end.
-            del self._clients[next(iter(self._clients))]
-        return client
+            del self._callers[next(iter(self._callers))]
+        return caller
 
-    async def info(self, client: AsyncClient) -> ServerInfo:
-        """Returns the server's info. Fetches it once: the model stays the same."""
-        if self._info is None:
-            self._info = await client.info()
-        return self._info
+    def client(self, request: Request) -> AsyncClient:
+        """Returns the connection for the caller's key."""
+        return self._caller(request).client
+
+    async def info(self, request: Request, *, renew: bool = False) -> ServerInfo:
+        """Returns the server's info, which is at most INFO_SECONDS old. So it also
+        checks the caller's key, and raises Unauthenticated if the server does not
+        know the key. Callers with the same key share a call. renew: makes a call."""
+        caller = self._caller(request)
+        now = time.monotonic()
+        if caller.info is None or renew or now - caller.asked_at > INFO_SECONDS:
+            caller.asked_at = now
+            caller.info = asyncio.ensure_future(caller.client.info())
+        try:
+            return await asyncio.shield(caller.info)
+        except WeftError as error:
+            caller.info = None
+            if isinstance(error, Unauthenticated):
+                # Wrong keys take no places of good ones.
+                self._callers.pop(self._token(request), None)
+            raise
+
+    async def find(
+        self,
+        request: Request,
+        model: str,
+        look: Callable[[AsyncClient, str, str], Awaitable[T]],
+    ) -> T:
+        """Returns what look(client, name of the base model, model) finds. Raises
+        NotFound if there is no such model."""
+        client = self.client(request)
+        base = (await self.info(request)).model.name
+        try:
+            return await look(client, base, model)
+        except NotFound:
+            # The server may have started again with another base model.
+            renewed = (await self.info(request, renew=True)).model.name
+            if renewed == base:
+                raise
+            return await look(client, renewed, model)
+
+    async def serves(self) -> bool:
+        """Returns whether the server takes work, as far as it says so without a key. A
+        server with tokens says only that it needs one."""
+        if await self._probe.healthy():
+            return True
+        try:
+            await self._probe.info()
+        except Unauthenticated:
+            return True
+        except WeftError:
+            return False
+        return False
 
     async def close(self) -> None:
-        for client in self._clients.values():
+        for client in (self._probe, *(c.client for c in self._callers.values())):
             await client.close()
 
 
-def make_app(front: Front, max_body_bytes: int) -> FastAPI:
-    """Returns the application. At its shutdown the application closes the front."""
+def make_app(
+    front: Front,
+    max_body_bytes: int,
+    allowed_hosts: Collection[str] = (),
+    allowed_origins: Collection[str] = (),
+) -> ASGIApp:
+    """Returns the application. At its shutdown the application closes the front.
+
+    allowed_hosts, allowed_origins: hosts.py describes them.
+    """
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -91,27 +171,23 @@ def make_app(front: Front, max_body_bytes: int) -> FastAPI:
 
     # Serves no API pages, because they would load scripts from other sites.
     app = FastAPI(title="Weft", lifespan=lifespan, openapi_url=None)
-    app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
     app.add_exception_handler(WeftError, on_weft_error)
     app.add_exception_handler(RequestValidationError, on_bad_request)
     app.add_exception_handler(HTTPException, on_http_error)
 
     @app.get("/health")
-    async def health(request: Request) -> Response:
-        client = await front.client(request)
-        return Response(status_code=200 if await client.healthy() else 503)
+    async def health() -> Response:
+        return Response(status_code=200 if await front.serves() else 503)
 
     @app.get("/v1/models")
     async def models(request: Request) -> Json:
-        names = await model_ids(await front.client(request))
+        names = await model_ids(front.client(request))
         entries = [_model(name, created) for name, created in names.items()]
         return {"object": "list", "data": entries}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str, request: Request) -> Json:
-        client = await front.client(request)
-        base = (await front.info(client)).model.name
-        return _model(name, await find_created(client, base, name))
+        return _model(name, await front.find(request, name, find_created))
 
     @app.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -121,7 +197,16 @@ def make_app(front: Front, max_body_bytes: int) -> FastAPI:
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         return await _serve(await _chat(front, body, request), body, request)
 
-    return app
+    served: ASGIApp = Intake(app, max_body_bytes, front.info)
+    if allowed_origins:
+        served = CORSMiddleware(
+            served,
+            allow_origins=allowed_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["Retry-After", REQUEST_ID],
+        )
+    return RequestIds(HostCheck(served, allowed_hosts, allowed_origins))
 
 
 def _model(name: str, created: int) -> Json:
@@ -134,7 +219,7 @@ def _options(body: SamplingRequest, top: int) -> SampleOptions:
         "num_samples": body.n,
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "top_p": 1.0 if body.top_p is None else body.top_p,
-        "top_k": body.top_k,
+        "top_k": max(0, body.top_k),
         "seed": body.seed,
         "stop": stop or None,
         "top_logprobs": top,
@@ -143,12 +228,10 @@ def _options(body: SamplingRequest, top: int) -> SampleOptions:
 
 async def _job(front: Front, body: SamplingRequest, request: Request) -> dict[str, Any]:
     """Returns the fields of a Job that do not depend on the kind of request."""
-    client = await front.client(request)
-    info = await front.info(client)
     options = body.stream_options
     return {
         "tokenizer": front.tokenizer,
-        "sampler": await find_sampler(client, info.model.name, body.model),
+        "sampler": await front.find(request, body.model, find_sampler),
         "stops": body.stops(),
         "num_samples": body.n,
         "usage_in_stream": options is not None and options.include_usage,
@@ -158,8 +241,11 @@ async def _job(front: Front, body: SamplingRequest, request: Request) -> dict[st
 async def _completion(
     front: Front, body: CompletionRequest, request: Request
 ) -> sampling.Job:
+    # Other requests go on while a thread tokenizes a long text.
     prompts = [
-        front.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        await asyncio.to_thread(front.tokenizer.encode, prompt)
+        if isinstance(prompt, str)
+        else prompt
         for prompt in body.prompts()
     ]
     if not all(prompts) or not prompts:
@@ -184,11 +270,11 @@ async def _completion(
 
 
 async def _chat(front: Front, body: ChatRequest, request: Request) -> sampling.Job:
-    prompt = front.tokenizer.chat_prompt(body.messages)
+    prompt = await asyncio.to_thread(front.tokenizer.chat_prompt, body.messages)
     options = _options(body, top=body.top_logprobs or 0)
     most = body.max_completion_tokens or body.max_tokens
     if most is None:
-        info = await front.info(await front.client(request))
+        info = await front.info(request)
         most = max(1, info.model.context_length - len(prompt))
     options["max_tokens"] = most
     return sampling.Job(
@@ -220,6 +306,10 @@ async def _serve(
                 yield event
         except WeftError as error:
             yield sampling.line(describe(error)[1])
+        except asyncio.CancelledError:
+            # The time for a stop is over, or the client has left and reads nothing.
+            text = "the front stops: send the request again"
+            yield sampling.line(body_of(text, "server_error"))
 
     return StreamingResponse(rest(), media_type="text/event-stream")
 

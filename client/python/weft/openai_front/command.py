@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 from pathlib import Path
 
-from weft.channel import Security
+from weft.channel import Security, read_token
 from weft.data import ModelTokenizer
 from weft.errors import InvalidArgument
 
@@ -25,6 +26,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-body-bytes", type=int, default=4 << 20, help="of a request"
     )
+    parser.add_argument(
+        "--allowed-hosts",
+        metavar="NAME,...",
+        type=_names,
+        default=[],
+        help="names of this machine that requests may have as Host, beside localhost "
+        "and IP addresses",
+    )
+    parser.add_argument(
+        "--allow-origin",
+        metavar="ORIGIN,...",
+        type=_names,
+        default=[],
+        help="origins, such as https://chat.example.org, whose pages may send requests",
+    )
+
+
+def _names(text: str) -> list[str]:
+    return [name for part in text.split(",") if (name := part.strip().lower())]
+
+
+def _check_names(options: argparse.Namespace) -> None:
+    from weft.openai_front.hosts import is_host_name, is_origin
+
+    for name in options.allowed_hosts:
+        if not is_host_name(name):
+            raise InvalidArgument(
+                f"--allowed-hosts has {name!r}, must be names without scheme and port"
+            )
+    for origin in options.allow_origin:
+        if not is_origin(origin):
+            raise InvalidArgument(
+                f"--allow-origin has {origin!r}, must be http://HOST or https://HOST, "
+                "with a port if the page has one"
+            )
 
 
 def run(options: argparse.Namespace) -> None:
@@ -34,6 +70,7 @@ def run(options: argparse.Namespace) -> None:
         import uvicorn
 
         from weft.openai_front.app import Front, make_app
+        from weft.openai_front.server import config
     except ImportError as error:
         raise InvalidArgument(
             f"the front needs the package {error.name}: pip install fastapi uvicorn"
@@ -41,6 +78,7 @@ def run(options: argparse.Namespace) -> None:
     host, _, port = options.listen.rpartition(":")
     if not port.isdecimal():
         raise InvalidArgument(f"--listen is {options.listen!r}, must be HOST:PORT")
+    _check_names(options)
     # Each caller brings its own token, unless the operator gives a --token-file.
     security = dataclasses.replace(Security.from_environment(), token=None)
     if options.token_file is not None:
@@ -49,8 +87,14 @@ def run(options: argparse.Namespace) -> None:
                 f"--listen is {options.listen}: with --token-file it must be on "
                 "loopback, because callers need no key"
             )
-        token = options.token_file.read_text("utf-8").strip()
+        token = read_token(options.token_file)
         security = dataclasses.replace(security, token=token)
     tokenizer = ModelTokenizer.from_folder(options.model_dir)
-    app = make_app(Front(options.server, tokenizer, security), options.max_body_bytes)
-    uvicorn.run(app, host=host.strip("[]"), port=int(port), log_level="warning")
+    app = make_app(
+        Front(options.server, tokenizer, security),
+        options.max_body_bytes,
+        options.allowed_hosts,
+        options.allow_origin,
+    )
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config(app, host.strip("[]"), int(port))).run()

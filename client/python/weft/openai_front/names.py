@@ -9,11 +9,13 @@ from typing import Protocol, Unpack
 from weft.aio import AsyncClient
 from weft.aio_adapter import AsyncAdapter
 from weft.errors import InvalidArgument, NotFound
+from weft.routing import is_name
 from weft.types import ArrayLike, SampleDelta, SampleOptions, SampleResult
 
 
 def _missing(model: str) -> NotFound:
-    return NotFound(f"the model {model!r} does not exist: GET /v1/models lists all")
+    shown = repr(model[:300]) + "..." * (len(model) > 300)
+    return NotFound(f"the model {shown} does not exist: GET /v1/models lists all")
 
 
 @contextlib.contextmanager
@@ -107,7 +109,7 @@ async def find_created(client: AsyncClient, base: str, model: str) -> int:
 
 def _split(model: str) -> tuple[str, str | None]:
     adapter, at, snapshot = model.partition("@")
-    if at and not snapshot:
+    if at and not is_name(snapshot):
         raise _missing(model)
     return adapter, snapshot if at else None
 

@@ -34,8 +34,8 @@ class SamplingRequest(BaseModel):
     n: int = Field(default=1, ge=1, le=128)
     temperature: float | None = None
     top_p: float | None = None
-    # Not in OpenAI's API. 0: draws from all tokens.
-    top_k: int = Field(default=0, ge=0, lt=2**32)
+    # Not in OpenAI's API. 0 and -1: draws from all tokens.
+    top_k: int = Field(default=0, ge=-1, lt=2**32)
     seed: int | None = Field(default=None, ge=0, lt=2**64)
     stop: str | Several[str] | None = None
     stop_token_ids: Several[int] = []  # Not in OpenAI's API.
@@ -50,17 +50,32 @@ class SamplingRequest(BaseModel):
     safety_identifier: Any = None
     prompt_cache_key: Any = None
 
-    # Refused unless 0 or empty, because these fields would change the answer.
+    # Refused unless they have the values that change nothing. The fields from min_p on
+    # are not in OpenAI's API: clients of vLLM and SGLang always send some of them.
     presence_penalty: float | None = 0
     frequency_penalty: float | None = 0
     logit_bias: dict[str, Any] | None = None
+    best_of: int | None = None
+    min_p: float = 0
+    repetition_penalty: float = 1
+    length_penalty: float = 1
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    chat_template_kwargs: dict[str, Any] = {}
 
     def unoffered(self) -> dict[str, object]:
-        """Returns the values of the fields that must be 0, empty or absent."""
+        """Returns true values for the fields that would change the answer."""
         return {
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
             "logit_bias": self.logit_bias,
+            "best_of": self.best_of not in (None, 1, self.n),
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty != 1,
+            "length_penalty": self.length_penalty != 1,
+            "ignore_eos": self.ignore_eos,
+            "skip_special_tokens": not self.skip_special_tokens,
+            "chat_template_kwargs": self.chat_template_kwargs,
         }
 
     @model_validator(mode="before")
@@ -98,12 +113,10 @@ class CompletionRequest(SamplingRequest):
     max_tokens: int | None = Field(default=16, ge=0)
     logprobs: int | None = Field(default=None, ge=0)
     echo: bool = False
-    best_of: int | None = None
     suffix: str | None = None
 
     def unoffered(self) -> dict[str, object]:
-        best_of = None if self.best_of == self.n else self.best_of
-        return {**super().unoffered(), "best_of": best_of, "suffix": self.suffix}
+        return {**super().unoffered(), "suffix": self.suffix}
 
     @model_validator(mode="after")
     def check_echo(self) -> CompletionRequest:
@@ -149,15 +162,26 @@ class ChatRequest(SamplingRequest):
     @model_validator(mode="after")
     def join_texts(self) -> ChatRequest:
         """Joins each content that is a list of texts into one text, because chat
-        templates expect a text."""
-        for message in self.messages:
-            parts = message.get("content")
-            if not isinstance(parts, list):
+        templates expect a text. A template would take a message without a content for
+        an empty one."""
+        for index, message in enumerate(self.messages):
+            name = f"messages[{index}]"
+            if not isinstance(message.get("role"), str):
+                raise ValueError(f"{name}.role is missing or no text")
+            content = message.get("content")
+            calls = message["role"] == "assistant" and message.get("tool_calls")
+            if content is None and calls:
                 continue
-            texts = [p.get("text") for p in parts if isinstance(p, dict)]
-            if len(texts) != len(parts) or not all(isinstance(t, str) for t in texts):
-                raise ValueError("messages have content that is no text")
-            message["content"] = "\n".join(map(str, texts))
+            if isinstance(content, list):
+                texts = [p.get("text") for p in content if isinstance(p, dict)]
+                if len(texts) == len(content) and all(
+                    isinstance(text, str) for text in texts
+                ):
+                    content = message["content"] = "\n".join(map(str, texts))
+            if content is None:
+                raise ValueError(f"{name}.content is missing, must be a text")
+            if not isinstance(content, str):
+                raise ValueError(f"{name}.content is no text, must be one")
         return self
 
     @model_validator(mode="after")

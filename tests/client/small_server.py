@@ -1,0 +1,100 @@
+"""A gRPC server in the test's own process, for tests of connections, credentials and
+metadata. It needs no binary."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self
+
+import grpc
+
+from weft import methods
+from weft._proto import adapters_pb2, sampling_pb2, server_pb2
+
+
+class SmallServer(grpc.GenericRpcHandler):
+    """Serves info, health and samples on a free port of the loopback interface. It has
+    the base model `model` and one adapter, "mine".
+
+    token: the token that each call must have; None: no call needs one. credentials:
+    serves TLS with these. calls: the methods and metadata of the calls so far. A stream
+    sends one token and then waits for `finish`. Threads: the fields are for the test's
+    thread, between calls.
+    """
+
+    def __init__(
+        self,
+        token: str | None = None,
+        credentials: grpc.ServerCredentials | None = None,
+    ) -> None:
+        self.token = token
+        self.model = "toy"
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.finish = threading.Event()
+        self._server = grpc.server(ThreadPoolExecutor(8), handlers=[self])
+        if credentials is None:
+            port = self._server.add_insecure_port("127.0.0.1:0")
+        else:
+            port = self._server.add_secure_port("127.0.0.1:0", credentials)
+        self.target = f"127.0.0.1:{port}"
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.finish.set()
+        self._server.stop(None).wait()
+
+    def named(self, method: str) -> list[dict[str, Any]]:
+        """Returns the metadata of the calls of one method."""
+        return [metadata for name, metadata in self.calls if name == method]
+
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        name = details.method.rpartition("/")[2]
+        metadata = {str(key): value for key, value in details.invocation_metadata or ()}
+        self.calls.append((name, metadata))
+        answers: dict[str, Callable[[bytes], bytes]] = {
+            "Check": lambda _: methods.HEALTH_SERVING,
+            "GetInfo": self._info,
+            "GetAdapter": self._adapter,
+            "Sample": self._sample,
+        }
+        bearer = f"Bearer {self.token}"
+        refused = self.token is not None and metadata.get("authorization") != bearer
+
+        def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
+            if refused:
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, "unknown token")
+            try:
+                return answers[name](request)
+            except KeyError:
+                context.abort(grpc.StatusCode.NOT_FOUND, "no such adapter")
+                raise
+
+        def stream(_: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+            part = sampling_pb2.SampleStreamResponse(tokens=[65], logprobs=[-1.0])
+            yield part.SerializeToString()
+            self.finish.wait(60)
+            part.finish_reason = sampling_pb2.FINISH_REASON_LENGTH
+            yield part.SerializeToString()
+
+        if name == "SampleStream":
+            return grpc.unary_stream_rpc_method_handler(stream)
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+    def _info(self, _: bytes) -> bytes:
+        model = server_pb2.ModelInfo(name=self.model, context_length=4096)
+        info = server_pb2.ServerInfo(model=model)
+        return server_pb2.GetInfoResponse(info=info).SerializeToString()
+
+    def _adapter(self, request: bytes) -> bytes:
+        asked = adapters_pb2.GetAdapterRequest.FromString(request).adapter_id
+        found = {"mine": adapters_pb2.Adapter(adapter_id="mine")}[asked]
+        return adapters_pb2.GetAdapterResponse(adapter=found).SerializeToString()
+
+    def _sample(self, _: bytes) -> bytes:
+        sample = sampling_pb2.Sample(tokens=[65], logprobs=[-1.0])
+        return sampling_pb2.SampleResponse(samples=[sample]).SerializeToString()
