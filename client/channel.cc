@@ -2,6 +2,9 @@
 
 #include <arpa/inet.h>
 
+#include <algorithm>
+
+#include "absl/strings/ascii.h"
 #include "absl/strings/strip.h"
 
 namespace weft::client {
@@ -40,10 +43,18 @@ bool IsLocalTarget(absl::string_view target) {
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(
     const std::string& target, const Security& security) {
   grpc::ChannelArguments arguments = Arguments();
+  if (!std::ranges::all_of(security.token, absl::ascii_isgraph)) {
+    return absl::InvalidArgumentError(
+        "the token has a character that is not visible ASCII, which no token "
+        "has: copy the token again");
+  }
   if (security.certificate.empty() != security.private_key.empty()) {
     return absl::InvalidArgumentError(
         "a client's certificate and its private key go together");
   }
+  // A proxy that the environment names would look for this machine's server on
+  // its own machine, and could read the token.
+  if (IsLocalTarget(target)) arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   if (security.UsesTls()) {
     if (!security.server_name.empty()) {
       arguments.SetSslTargetNameOverride(security.server_name);
@@ -55,15 +66,10 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(
                               .pem_cert_chain = security.certificate}),
         arguments);
   }
-  if (!security.token.empty()) {
-    if (!IsLocalTarget(target)) {
-      return absl::FailedPreconditionError(
-          "the token would be sent in plaintext, for anybody on the way to "
-          "read: use TLS");
-    }
-    // Ignores a proxy that the environment names, because the proxy could read
-    // the token or pass it to another machine.
-    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  if (!security.token.empty() && !IsLocalTarget(target)) {
+    return absl::FailedPreconditionError(
+        "the token would be sent in plaintext, for anybody on the way to read: "
+        "use TLS");
   }
   return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(),
                                    arguments);

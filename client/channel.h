@@ -37,8 +37,9 @@ struct Security {
 
 // Opens a channel, which connects at the first call. Errors:
 // FAILED_PRECONDITION if a token would leave the machine in plaintext;
-// INVALID_ARGUMENT for a certificate without its key, or a key without its
-// certificate.
+// INVALID_ARGUMENT for a certificate without its key, a key without its
+// certificate, or a token with a character that no token has. The error does
+// not show the token.
 [[nodiscard]] absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(
     const std::string& target, const Security& security);
 

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "server/http/host.h"
 #include "server/rpc_policy.h"
 #include "server/status_conversion.h"
 #include "src/auth/token_file.h"
@@ -18,6 +19,7 @@ namespace weft {
 namespace {
 
 constexpr char kHeader[] = "authorization";
+constexpr char kRealAddress[] = "x-real-ip";
 constexpr absl::string_view kScheme = "Bearer ";
 
 // Returns the token, or an empty string if the header has none.
@@ -46,7 +48,8 @@ class Authenticator::Processor final : public grpc::AuthMetadataProcessor {
   bool IsBlocking() const override { return false; }
 
   grpc::Status Process(const InputMetadata& metadata,
-                       grpc::AuthContext* context, OutputMetadata* /*consumed*/,
+                       grpc::AuthContext* /*context*/,
+                       OutputMetadata* /*consumed*/,
                        OutputMetadata* /*response*/) override {
     const absl::string_view path = Only(metadata, ":path");
     const Verdict verdict = authenticator_.Judge(path, Only(metadata, kHeader));
@@ -54,12 +57,12 @@ class Authenticator::Processor final : public grpc::AuthMetadataProcessor {
     const TraceScope scope(
         MakeTraceId(std::string(Only(metadata, "traceparent")),
                     std::string(Only(metadata, "x-request-id"))));
-    const auto names = context->FindPropertyValues("x509_subject");
+    // gRPC does not tell the peer here. Only the edge and programs of this
+    // machine can connect to a server with tokens.
     authenticator_.Note(
         verdict, path,
-        {"certificate", names.empty()
-                            ? std::string()
-                            : std::string(names[0].data(), names[0].size())});
+        {"peer", ClientAddress("", /*peer_is_local=*/true,
+                               std::string(Only(metadata, kRealAddress)))});
     return ToGrpcStatus(verdict.status);
   }
 
@@ -117,7 +120,6 @@ void Authenticator::Reload() {
 Authenticator::Verdict Authenticator::Judge(
     absl::string_view path, absl::string_view authorization) const {
   const RpcPolicy* const policy = FindPolicy(path);
-  if (policy != nullptr && policy->open) return {};
   const absl::string_view token = BearerToken(authorization);
   if (token.empty()) {
     return {absl::UnauthenticatedError("a bearer token is needed"), kNoToken};
@@ -149,7 +151,6 @@ absl::StatusOr<Caller> Authenticator::Check(
     absl::string_view path, absl::string_view authorization) const {
   const Verdict verdict = Judge(path, authorization);
   if (!verdict.status.ok()) return verdict.status;
-  if (verdict.record == nullptr) return Caller();
   return Caller(*verdict.record);
 }
 
@@ -162,7 +163,6 @@ absl::StatusOr<Caller> Authenticator::CheckHttp(absl::string_view path,
     Note(verdict, what, {"peer", peer});
     return verdict.status;
   }
-  if (verdict.record == nullptr) return Caller();
   return Caller(*verdict.record);
 }
 

@@ -38,11 +38,11 @@ class Authenticator {
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Authenticator>> Start(
       const std::string& tokens_file, prometheus::Registry* registry);
 
-  // Returns the caller to whom the token belongs; Caller() if the method needs
-  // no token. `path` is "/package.Service/Method". `authorization` is the value
-  // of the header of that name; empty if there is none. Errors: UNAUTHENTICATED
-  // if the token is missing, unknown or expired; PERMISSION_DENIED if the token
-  // lacks the method's scope; UNIMPLEMENTED if the method has no policy.
+  // Returns the caller to whom the token belongs. `path` is
+  // "/package.Service/Method". `authorization` is the value of the header of
+  // that name; empty if there is none. Errors: UNAUTHENTICATED if the token is
+  // missing, unknown or expired; PERMISSION_DENIED if the token lacks the
+  // method's scope; UNIMPLEMENTED if the method has no policy.
   [[nodiscard]] absl::StatusOr<Caller> Check(
       absl::string_view path, absl::string_view authorization) const
       ABSL_LOCKS_EXCLUDED(mu_);

@@ -4,8 +4,11 @@
 #include <optional>
 #include <string>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
+#include "server/http/host.h"
 #include "server/rpc_policy.h"
 #include "server/status_conversion.h"
 #include "src/base/log.h"
@@ -38,12 +41,21 @@ absl::StatusOr<Caller> CallerOf(const ServiceCore& core,
                                    Header(context, "authorization"));
 }
 
+// Returns whether gRPC's `peer` is on this machine.
+bool IsLocal(absl::string_view peer) {
+  return absl::StartsWith(peer, "ipv4:127.") ||
+         absl::StartsWith(peer, "unix:") ||
+         absl::StartsWith(peer, "ipv6:%5B::1%5D");
+}
+
 CallOrigin OriginOf(const ServiceCore& core,
                     const grpc::CallbackServerContext& context, Rpc rpc) {
-  CallOrigin origin{.caller = CallerOf(core, context, rpc),
-                    .peer = context.peer(),
-                    .trace = MakeTraceId(Header(context, "traceparent"),
-                                         Header(context, "x-request-id"))};
+  CallOrigin origin{
+      .caller = CallerOf(core, context, rpc),
+      .peer = ClientAddress(context.peer(), IsLocal(context.peer()),
+                            Header(context, "x-real-ip")),
+      .trace = MakeTraceId(Header(context, "traceparent"),
+                           Header(context, "x-request-id"))};
   const auto deadline = context.deadline();
   if (deadline != std::chrono::system_clock::time_point::max()) {
     origin.deadline = absl::FromChrono(deadline);

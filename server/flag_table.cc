@@ -94,9 +94,7 @@ std::vector<Flag> AdapterFlags() {
   static constexpr char kGroup[] = "Adapters";
   return {
       MakeFlag(kGroup, "checkpoint-dir", WEFT_ENGINE(checkpoint_dir),
-               "Folder of checkpoints; created when missing. Empty: "
-               "\"checkpoints\" in the working directory.",
-               "DIR"),
+               "Folder of checkpoints; created when missing.", "DIR"),
       MakeFlag(kGroup, "state-dir", WEFT_ENGINE(state_dir),
                "Folder of the log of all steps and of snapshots of the "
                "adapters; created when missing. A step is on disk before it "
@@ -234,11 +232,15 @@ std::vector<Flag> SamplingFlags() {
 std::vector<Flag> ServerFlags() {
   static constexpr char kGroup[] = "Server";
   return {
-      MakeFlag(kGroup, "listen", WEFT_SERVER(listen),
-               "Address of the gRPC server. Port 0: any free port.",
-               "HOST:PORT"),
+      MakeFlag(
+          kGroup, "listen", WEFT_SERVER(listen),
+          "Address of the gRPC server, in plaintext, or unix:PATH. Port 0: "
+          "any free port. Strangers reach it through the edge "
+          "(deploy/edge), which speaks TLS.",
+          "HOST:PORT"),
       MakeFlag(kGroup, "metrics-listen", WEFT_SERVER(metrics_listen),
-               "Address of the Prometheus page /metrics. Empty: none.",
+               "Address of the Prometheus page /metrics, of /livez and /readyz "
+               "for probes, and of /authorize for the edge. Empty: none.",
                "HOST:PORT"),
       MakeFlag(kGroup, "tinker-listen", WEFT_SERVER(tinker_listen),
                "Address of the Tinker API, in plaintext. Empty: none.",
@@ -248,9 +250,9 @@ std::vector<Flag> ServerFlags() {
                "metrics, then the Tinker API if it is on, one per line.",
                "PATH"),
       MakeFlag(kGroup, "max-connections", WEFT_SERVER(max_connections),
-               "Open connections of clients; further ones are turned away, "
-               "[0, 1048576]. 0: half of the open files that the system "
-               "grants, at most 10000; 1024 for the Tinker API."),
+               "Open connections of clients, of gRPC and of the Tinker API "
+               "each, [0, 1048576]. 0: a third of the open files that the "
+               "system grants, at most 10000."),
       MakeFlag(kGroup, "max-message-bytes", WEFT_SERVER(max_message_bytes),
                "Largest message a client may send, [1 KiB, 2 GiB).", "BYTES"),
       MakeFlag(kGroup, "max-data-per-request",
@@ -270,17 +272,6 @@ std::vector<Flag> ServerFlags() {
 std::vector<Flag> SecurityFlags() {
   static constexpr char kGroup[] = "Security";
   return {
-      MakeFlag(kGroup, "tls-cert", WEFT_SERVER(tls_cert),
-               "The server's certificate and those that signed it, in PEM: "
-               "gRPC speaks TLS. Replaced files are used within two seconds, "
-               "without a restart.",
-               "FILE"),
-      MakeFlag(kGroup, "tls-key", WEFT_SERVER(tls_key),
-               "Its private key, in PEM without a passphrase.", "FILE"),
-      MakeFlag(kGroup, "tls-client-ca", WEFT_SERVER(tls_client_ca),
-               "Authorities, in PEM, one of which must have signed the "
-               "certificate of every client. Empty: clients need none.",
-               "FILE"),
       MakeFlag(kGroup, "auth-tokens-file", WEFT_SERVER(auth_tokens_file),
                "Tokens, of which every call needs one, as weftctl token create "
                "writes them; with tenant, scopes and expiry. A replaced file "
@@ -295,8 +286,14 @@ std::vector<Flag> SecurityFlags() {
                "Tokens to train on or to sample that one tenant may ask for, "
                "with tokens of access, averaged over ten seconds. 0: no limit.",
                "TOKENS"),
-      MakeFlag(kGroup, "insecure", WEFT_SERVER(insecure),
-               "Allow plaintext gRPC beyond loopback."),
+      MakeFlag(kGroup, "trusted-network", WEFT_SERVER(trusted_network),
+               "Allow addresses beyond loopback, without tokens: no stranger "
+               "reaches them. Whoever connects to gRPC can end the process."),
+      MakeFlag(kGroup, "allowed-hosts", WEFT_SERVER(allowed_hosts),
+               "Names of this server, besides localhost and addresses, that "
+               "HTTP clients send as Host. Others are refused, so that no page "
+               "of a stranger reaches the server through a browser.",
+               "NAME,..."),
   };
 }
 

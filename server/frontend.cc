@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
@@ -13,6 +12,7 @@
 #include "server/services.h"
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
+#include "src/config/address.h"
 #include "src/metrics/metrics.h"
 
 namespace weft {
@@ -64,11 +64,6 @@ constexpr absl::Duration kCallInterval = absl::Milliseconds(5);
 // whole time.
 constexpr absl::Duration kConnectionGrace = absl::Milliseconds(100);
 
-// Returns `listen` with the port replaced.
-std::string WithPort(absl::string_view listen, int port) {
-  return absl::StrCat(listen.substr(0, listen.rfind(':') + 1), port);
-}
-
 }  // namespace
 
 Frontend::Frontend(const ServerOptions& options,
@@ -100,24 +95,18 @@ absl::StatusOr<std::unique_ptr<Frontend>> Frontend::Start(
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>>
 Frontend::MakeCredentials() {
   const ServerOptions& options = core_.options;
-  std::shared_ptr<grpc::ServerCredentials> credentials;
-  if (!options.tls_cert.empty()) {
-    WEFT_ASSIGN_OR_RETURN(tls_, TlsRotation::Start(options, registry_.get()));
-    credentials = tls_->MakeCredentials();
-  } else if (!options.auth_tokens_file.empty()) {
-    // Local credentials are plaintext and accept connections only from this
-    // machine. gRPC calls the authenticator's processor with local credentials,
-    // but not with insecure credentials.
-    credentials = grpc::experimental::LocalServerCredentials(LOCAL_TCP);
-  } else {
-    credentials = grpc::InsecureServerCredentials();
+  if (options.auth_tokens_file.empty()) {
+    return grpc::InsecureServerCredentials();
   }
-  if (!options.auth_tokens_file.empty()) {
-    WEFT_ASSIGN_OR_RETURN(
-        core_.authenticator,
-        Authenticator::Start(options.auth_tokens_file, registry_.get()));
-    credentials->SetAuthMetadataProcessor(core_.authenticator->MakeProcessor());
-  }
+  // Local credentials are plaintext and accept connections only from this
+  // machine. gRPC calls the authenticator's processor with local credentials,
+  // but not with insecure credentials.
+  auto credentials = grpc::experimental::LocalServerCredentials(
+      UnixSocketPath(options.listen).empty() ? LOCAL_TCP : UDS);
+  WEFT_ASSIGN_OR_RETURN(
+      core_.authenticator,
+      Authenticator::Start(options.auth_tokens_file, registry_.get()));
+  credentials->SetAuthMetadataProcessor(core_.authenticator->MakeProcessor());
   return credentials;
 }
 
@@ -130,10 +119,9 @@ absl::Status Frontend::StartGrpc() {
   services_[2] = MakeAdapterService(&core_);
   services_[3] = MakeServerService(&core_);
 
-  const std::string& listen = core_.options.listen;
-  WEFT_ASSIGN_OR_RETURN(
-      listener_,
-      Listener::Bind(listen, core_.options.max_connections, registry_.get()));
+  WEFT_ASSIGN_OR_RETURN(listener_, Listener::Bind(core_.options.listen,
+                                                  MaxConnections(core_.options),
+                                                  registry_.get()));
   grpc::ServerBuilder builder;
   SetLimits(core_.options, &builder);
   SetKeepalive(&builder);
@@ -147,7 +135,7 @@ absl::Status Frontend::StartGrpc() {
   }
   SetReady(false);
   SetLive(true);
-  address_ = WithPort(listen, listener_->port());
+  address_ = listener_->address();
   listener_->Start(std::move(acceptor));
   return absl::OkStatus();
 }
@@ -156,9 +144,26 @@ absl::Status Frontend::StartMetrics() {
   const std::string& listen = core_.options.metrics_listen;
   if (listen.empty()) return absl::OkStatus();
   WEFT_ASSIGN_OR_RETURN(
-      metrics_, MetricsServer::Start(listen, {registry_, process_collector_}));
+      metrics_,
+      MetricsServer::Start(listen, core_.options.allowed_hosts,
+                           {.collectables = {registry_, process_collector_},
+                            .live = [this] { return live_.load(); },
+                            .ready = [this] { return ready_.load(); },
+                            .authorize =
+                                [this](const HttpRequest& request) {
+                                  return Authorize(request);
+                                }}));
   metrics_address_ = metrics_->address();
   return absl::OkStatus();
+}
+
+absl::Status Frontend::Authorize(const HttpRequest& request) {
+  if (core_.authenticator == nullptr) return absl::OkStatus();
+  // A token of any scope may make this call, so its token alone is judged.
+  return core_.authenticator
+      ->CheckHttp(absl::StrCat("/", RpcName(Rpc::kGetInfo)),
+                  request.authorization, request.original_uri, request.peer)
+      .status();
 }
 
 absl::Status Frontend::StartTinker() {
@@ -191,6 +196,7 @@ absl::Status Frontend::WritePortFile() const {
 }
 
 void Frontend::SetReady(bool ready) {
+  ready_.store(ready);
   auto* const health = server_->GetHealthCheckService();
   health->SetServingStatus("", ready);
   health->SetServingStatus(kReadinessService, ready);

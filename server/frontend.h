@@ -1,5 +1,5 @@
 // All listeners: the gRPC server with its services, health and reflection, the
-// metrics endpoint, and the Tinker API.
+// metrics port, and the Tinker API.
 #ifndef WEFT_SERVER_FRONTEND_H_
 #define WEFT_SERVER_FRONTEND_H_
 
@@ -18,7 +18,6 @@
 #include "server/metrics_server.h"
 #include "server/service_core.h"
 #include "server/tinker/tinker_front.h"
-#include "server/tls.h"
 #include "src/config/options.h"
 #include "src/metrics/metrics.h"
 #include "src/metrics/process_collector.h"
@@ -36,10 +35,10 @@ inline constexpr absl::Duration kHeartbeatLimit = absl::Minutes(15);
 // probe may then restart the process sooner, or an operator may inspect it.
 inline constexpr absl::Duration kHangGrace = absl::Minutes(5);
 
-// Serves all listeners. The health services "" and "weft.v1.TrainingService"
-// report readiness: whether the server takes work. "liveness" is SERVING while
-// the model loads, and later while the engine's heartbeat is younger than
-// kHeartbeatLimit.
+// Serves all listeners. Readiness, which /readyz and the health services "" and
+// "weft.v1.TrainingService" report, is whether the server takes work. Liveness
+// (/livez, "liveness") is true while the model loads, and later while the
+// engine's heartbeat is younger than kHeartbeatLimit.
 //
 // Threads: one; but any thread may call StartDraining() and draining().
 class Frontend {
@@ -93,6 +92,8 @@ class Frontend {
   [[nodiscard]] absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>>
   MakeCredentials();
   [[nodiscard]] absl::Status StartMetrics();
+  // Returns whether the token of an HTTP request is good.
+  [[nodiscard]] absl::Status Authorize(const HttpRequest& request);
   [[nodiscard]] absl::Status StartTinker();
   [[nodiscard]] absl::Status WritePortFile() const;
   void SetReady(bool ready);
@@ -104,7 +105,6 @@ class Frontend {
   prometheus::Counter& watchdog_trips_;
   const absl::Time started_ = absl::Now();
   const std::shared_ptr<ProcessCollector> process_collector_;
-  std::unique_ptr<TlsRotation> tls_;  // Null: plaintext.
   std::unique_ptr<grpc::Service> services_[4];
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<Listener> listener_;
@@ -113,6 +113,7 @@ class Frontend {
   std::string address_;
   std::string metrics_address_;
   std::atomic<bool> live_{false};
+  std::atomic<bool> ready_{false};
 };
 
 }  // namespace weft

@@ -8,6 +8,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "src/base/status_macros.h"
+#include "src/config/address.h"
 #include "src/config/options.h"
 
 namespace weft {
@@ -31,12 +33,6 @@ constexpr int kIdleMillis = 1000;
 constexpr int kBackOffMillis = 100;
 
 enum Refusal : uint8_t { kLimit, kNoDescriptor };
-
-size_t DefaultLimit() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return kMaxDefault;
-  return std::clamp<size_t>(limit.rlim_cur / 2, 1, kMaxDefault);
-}
 
 // Listens on `address` with the port `*port`. Returns the descriptor and sets
 // `*port` to the port that was chosen. Returns -errno if it cannot listen.
@@ -82,13 +78,43 @@ Addresses Resolve(const std::string& host) {
   return {found, freeaddrinfo};
 }
 
+// Returns whether a server listens on the Unix socket.
+bool IsTaken(const sockaddr_un& place) {
+  const UniqueFd probe(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  return connect(probe.get(), reinterpret_cast<const sockaddr*>(&place),
+                 sizeof(place)) == 0;
+}
+
+absl::Status Refused(const std::string& listen, const std::string& problem) {
+  return absl::UnavailableError(
+      absl::StrCat("cannot listen on --listen=", listen, ": ", problem));
+}
+
 }  // namespace
 
+size_t MaxConnections(const ServerOptions& options) {
+  if (options.max_connections > 0) {
+    return static_cast<size_t>(options.max_connections);
+  }
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return kMaxDefault;
+  return std::clamp<size_t>(limit.rlim_cur / 3, 1, kMaxDefault);
+}
+
 absl::StatusOr<std::unique_ptr<Listener>> Listener::Bind(
-    const std::string& listen, int max_connections,
+    const std::string& listen, size_t max_connections,
     prometheus::Registry* registry) {
-  WEFT_ASSIGN_OR_RETURN(HostPort place, ParseHostPort("listen", listen));
   std::unique_ptr<Listener> listener(new Listener(max_connections, registry));
+  const std::string path = UnixSocketPath(listen);
+  WEFT_RETURN_IF_ERROR(path.empty() ? listener->BindPort(listen)
+                                    : listener->BindPath(path));
+  listener->stop_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (listener->stop_.get() < 0) return ErrnoStatus(errno, "making an event");
+  return listener;
+}
+
+absl::Status Listener::BindPort(const std::string& listen) {
+  WEFT_ASSIGN_OR_RETURN(HostPort place, ParseHostPort("listen", listen));
   int port = place.port;
   int error = 0;  // EADDRINUSE if any Open failed with it; else the last errno.
   const auto open_all = [&](const std::string& host) {
@@ -96,7 +122,7 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Bind(
     for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
       const int fd = Open(*a, &port);
       if (fd >= 0) {
-        listener->sockets_.emplace_back(fd);
+        sockets_.emplace_back(fd);
       } else if (error != EADDRINUSE) {
         error = -fd;
       }
@@ -105,26 +131,41 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Bind(
   // Opens [::] for 0.0.0.0, because [::] accepts both families. Falls back to
   // 0.0.0.0 if the machine has no IPv6.
   if (place.host == "0.0.0.0") open_all("::");
-  if (listener->sockets_.empty() && error != EADDRINUSE) open_all(place.host);
+  if (sockets_.empty() && error != EADDRINUSE) open_all(place.host);
   // Some addresses may fail, such as the IPv6 address of "localhost" on a
   // machine without IPv6. One open address is enough. But if the port is taken
   // on any address, Bind fails.
-  if (listener->sockets_.empty() || error == EADDRINUSE) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot listen on --listen=", listen, ": ",
-                     error == 0 ? "the host has no address"
-                                : std::generic_category().message(error)));
+  if (sockets_.empty() || error == EADDRINUSE) {
+    return Refused(listen, error == 0 ? "the host has no address"
+                                      : std::generic_category().message(error));
   }
-  listener->port_ = port;
-  listener->stop_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (listener->stop_.get() < 0) return ErrnoStatus(errno, "making an event");
-  return listener;
+  address_ = absl::StrCat(listen.substr(0, listen.rfind(':') + 1), port);
+  return absl::OkStatus();
 }
 
-Listener::Listener(int max_connections, prometheus::Registry* registry)
-    : max_connections_(max_connections > 0
-                           ? static_cast<size_t>(max_connections)
-                           : DefaultLimit()),
+absl::Status Listener::BindPath(const std::string& path) {
+  address_ = absl::StrCat("unix:", path);
+  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (fd.get() < 0) return ErrnoStatus(errno, "making a socket");
+  sockaddr_un place = {};
+  place.sun_family = AF_UNIX;
+  path.copy(place.sun_path, sizeof(place.sun_path) - 1);
+  if (IsTaken(place)) return Refused(address_, "another server listens there");
+  struct stat found = {};
+  if (lstat(path.c_str(), &found) == 0 && S_ISSOCK(found.st_mode)) {
+    unlink(path.c_str());
+  }
+  if (bind(fd.get(), reinterpret_cast<sockaddr*>(&place), sizeof(place)) != 0 ||
+      chmod(path.c_str(), 0660) != 0 || listen(fd.get(), kBacklog) != 0) {
+    return Refused(address_, std::generic_category().message(errno));
+  }
+  path_ = path;
+  sockets_.push_back(std::move(fd));
+  return absl::OkStatus();
+}
+
+Listener::Listener(size_t max_connections, prometheus::Registry* registry)
+    : max_connections_(max_connections),
       connections_(AddGauge(registry, "weft_connections",
                             "Open connections of clients.")),
       refused_(registry, "weft_connections_refused_total",
@@ -133,6 +174,7 @@ Listener::Listener(int max_connections, prometheus::Registry* registry)
                "reason", {"limit", "descriptors"}) {}
 
 Listener::~Listener() {
+  if (!path_.empty()) unlink(path_.c_str());
   if (!thread_.joinable()) return;
   const uint64_t one = 1;
   (void)!write(stop_.get(), &one, sizeof(one));

@@ -1,83 +1,76 @@
 #include "server/metrics_server.h"
 
-#include <netdb.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
-#include <exception>
-#include <thread>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
-#include "absl/time/time.h"
-#include "src/config/options.h"
+#include "absl/strings/string_view.h"
+#include "prometheus/text_serializer.h"
+#include "src/base/status_macros.h"
 
 namespace weft {
 namespace {
 
-// With the exposer's default of 2 threads, two idle connections would block
-// every scrape for 30 s (civetweb's request timeout).
-constexpr size_t kThreads = 8;
+constexpr uint32_t kMaxHeaderBytes = 8 << 10;
+constexpr size_t kMaxConnections = 256;
 
-constexpr absl::Duration kKnockInterval = absl::Milliseconds(5);
+HttpReply Text(int status, std::string text) {
+  return {.status = status,
+          .content_type = "text/plain; version=0.0.4; charset=utf-8",
+          .body = std::move(text)};
+}
 
-// Connects and closes without waiting. A connection wakes civetweb's listening
-// thread even before it is accepted.
-void Knock(const addrinfo& address) {
-  const int fd =
-      socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (fd < 0) return;
-  (void)!connect(fd, address.ai_addr, address.ai_addrlen);
-  close(fd);
+HttpReply Health(bool good) {
+  return good ? Text(200, "SERVING\n") : Text(503, "NOT_SERVING\n");
+}
+
+std::string Page(
+    const std::vector<std::shared_ptr<prometheus::Collectable>>& collectables) {
+  std::vector<prometheus::MetricFamily> families;
+  for (const auto& collectable : collectables) {
+    for (prometheus::MetricFamily& family : collectable->Collect()) {
+      families.push_back(std::move(family));
+    }
+  }
+  return prometheus::TextSerializer().Serialize(families);
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
-    const std::string& listen,
-    const std::vector<std::shared_ptr<prometheus::Collectable>>& collectables) {
-  std::unique_ptr<prometheus::Exposer> exposer;
-  // The constructor of civetweb's server throws exceptions.
-  try {
-    exposer = std::make_unique<prometheus::Exposer>(listen, kThreads);
-  } catch (const std::exception& error) {
-    return absl::UnavailableError(absl::StrCat(
-        "cannot listen on --metrics-listen=", listen, ": ", error.what()));
-  }
-  for (const auto& collectable : collectables) {
-    exposer->RegisterCollectable(collectable);
-  }
-  const std::string address =
-      absl::StrCat(listen.substr(0, listen.rfind(':') + 1),
-                   exposer->GetListeningPorts().at(0));
+    const std::string& listen, const std::vector<std::string>& allowed_hosts,
+    MetricsSources sources) {
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<HttpServer> server,
+                        HttpServer::Bind("metrics-listen", listen,
+                                         {.max_header_bytes = kMaxHeaderBytes,
+                                          .max_connections = kMaxConnections,
+                                          .allowed_hosts = allowed_hosts}));
   return std::unique_ptr<MetricsServer>(
-      new MetricsServer(std::move(exposer), address));
+      new MetricsServer(std::move(server), std::move(sources)));
 }
 
-MetricsServer::MetricsServer(std::unique_ptr<prometheus::Exposer> exposer,
-                             std::string address)
-    : exposer_(std::move(exposer)), address_(std::move(address)) {}
-
-// civetweb's listening thread checks for a stop only once in 2 s and when a
-// client connects. No option changes this, so the destructor itself connects.
-MetricsServer::~MetricsServer() {
-  absl::Notification stopped;
-  std::thread stop([&] {
-    exposer_.reset();
-    stopped.Notify();
+MetricsServer::MetricsServer(std::unique_ptr<HttpServer> server,
+                             MetricsSources sources)
+    : sources_(std::move(sources)), server_(std::move(server)) {
+  server_->Start([this](const HttpRequest&) {
+    return Admission{
+        .serve = [this](const HttpRequest& request, const Respond& respond) {
+          respond(Answer(request));
+        }};
   });
-  addrinfo* found = nullptr;
-  const auto address = ParseHostPort("metrics-listen", address_);
-  if (address.ok() &&
-      getaddrinfo(address->host.c_str(), absl::StrCat(address->port).c_str(),
-                  /*req=*/nullptr, &found) == 0) {
-    while (!stopped.WaitForNotificationWithTimeout(kKnockInterval)) {
-      Knock(*found);
-    }
-    freeaddrinfo(found);
+}
+
+HttpReply MetricsServer::Answer(const HttpRequest& request) const {
+  if (request.method != "GET") return Text(405, "only GET\n");
+  const absl::string_view target = request.target;
+  const absl::string_view path = target.substr(0, target.find('?'));
+  if (path == "/metrics") return Text(200, Page(sources_.collectables));
+  if (path == "/livez") return Health(sources_.live());
+  if (path == "/readyz") return Health(sources_.ready());
+  if (path == "/authorize") {
+    const absl::Status status = sources_.authorize(request);
+    return status.ok() ? HttpReply{.status = 204}
+                       : Text(401, std::string(status.message()) + "\n");
   }
-  stop.join();
+  return Text(404, "there is /metrics, /livez, /readyz and /authorize\n");
 }
 
 }  // namespace weft

@@ -1,44 +1,49 @@
-// Serves the metrics page /metrics with prometheus-cpp and its server,
-// civetweb.
+// Serves --metrics-listen, the port for what watches weftd: /metrics for
+// Prometheus, /livez and /readyz for probes, and /authorize for the edge.
 #ifndef WEFT_SERVER_METRICS_SERVER_H_
 #define WEFT_SERVER_METRICS_SERVER_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "prometheus/collectable.h"
-#include "prometheus/exposer.h"
+#include "server/http/server.h"
 
 namespace weft {
 
-// Threads: any.
+// Threads: one makes and destroys it; the functions of MetricsSources run on
+// the server's own thread.
+struct MetricsSources {
+  std::vector<std::shared_ptr<prometheus::Collectable>> collectables;
+  std::function<bool()> live;
+  std::function<bool()> ready;
+  // Returns whether the request's token is good. The edge asks this before it
+  // lets a call reach gRPC, which strangers must not reach.
+  std::function<absl::Status(const HttpRequest&)> authorize;
+};
+
 class MetricsServer {
  public:
-  // Listens on HOST:PORT. Each scrape collects from the collectables, which the
-  // server does not keep alive. Errors: UNAVAILABLE if the address cannot be
-  // bound.
+  // Listens on HOST:PORT. Errors: those of HttpServer::Bind.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(
-      const std::string& listen,
-      const std::vector<std::shared_ptr<prometheus::Collectable>>&
-          collectables);
-
-  // Takes some milliseconds, or up to 2 s if a client holds a connection open
-  // without a request.
-  ~MetricsServer();
-  MetricsServer(const MetricsServer&) = delete;
-  MetricsServer& operator=(const MetricsServer&) = delete;
+      const std::string& listen, const std::vector<std::string>& allowed_hosts,
+      MetricsSources sources);
 
   // Returns HOST:PORT with the port that was chosen.
-  [[nodiscard]] const std::string& address() const { return address_; }
+  [[nodiscard]] const std::string& address() const {
+    return server_->address();
+  }
 
  private:
-  MetricsServer(std::unique_ptr<prometheus::Exposer> exposer,
-                std::string address);
+  MetricsServer(std::unique_ptr<HttpServer> server, MetricsSources sources);
+  [[nodiscard]] HttpReply Answer(const HttpRequest& request) const;
 
-  std::unique_ptr<prometheus::Exposer> exposer_;
-  const std::string address_;
+  const MetricsSources sources_;
+  const std::unique_ptr<HttpServer> server_;
 };
 
 }  // namespace weft

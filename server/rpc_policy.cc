@@ -4,36 +4,35 @@ namespace weft {
 namespace {
 
 constexpr RpcPolicy kPolicies[] = {
-    {"/weft.v1.TrainingService/ForwardBackward", false, Scope::kTrain},
-    {"/weft.v1.TrainingService/Forward", false, Scope::kTrain},
-    {"/weft.v1.TrainingService/OptimStep", false, Scope::kTrain},
-    {"/weft.v1.SamplingService/Sample", false, Scope::kSample},
-    {"/weft.v1.SamplingService/SampleStream", false, Scope::kSample},
-    {"/weft.v1.AdapterService/CreateAdapter", false, Scope::kTrain},
-    {"/weft.v1.AdapterService/GetAdapter", false, Scope::kRead},
-    {"/weft.v1.AdapterService/ListAdapters", false, Scope::kRead},
-    {"/weft.v1.AdapterService/DeleteAdapter", false, Scope::kTrain},
-    {"/weft.v1.AdapterService/SaveCheckpoint", false, Scope::kTrain},
-    {"/weft.v1.AdapterService/LoadCheckpoint", false, Scope::kTrain},
-    {"/weft.v1.AdapterService/ListCheckpoints", false, Scope::kRead},
-    {"/weft.v1.AdapterService/DeleteCheckpoint", false, Scope::kTrain},
+    {"/weft.v1.TrainingService/ForwardBackward", Scope::kTrain},
+    {"/weft.v1.TrainingService/Forward", Scope::kTrain},
+    {"/weft.v1.TrainingService/OptimStep", Scope::kTrain},
+    {"/weft.v1.SamplingService/Sample", Scope::kSample},
+    {"/weft.v1.SamplingService/SampleStream", Scope::kSample},
+    {"/weft.v1.AdapterService/CreateAdapter", Scope::kTrain},
+    {"/weft.v1.AdapterService/GetAdapter", Scope::kRead},
+    {"/weft.v1.AdapterService/ListAdapters", Scope::kRead},
+    {"/weft.v1.AdapterService/DeleteAdapter", Scope::kTrain},
+    {"/weft.v1.AdapterService/SaveCheckpoint", Scope::kTrain},
+    {"/weft.v1.AdapterService/LoadCheckpoint", Scope::kTrain},
+    {"/weft.v1.AdapterService/ListCheckpoints", Scope::kRead},
+    {"/weft.v1.AdapterService/DeleteCheckpoint", Scope::kTrain},
     // Needs kTrain like ExportAdapter, because the weights leave the server.
-    {"/weft.v1.AdapterService/DownloadCheckpoint", false, Scope::kTrain},
-    {"/weft.v1.AdapterService/UploadCheckpoint", false, Scope::kTrain},
-    {"/weft.v1.AdapterService/PublishSnapshot", false, Scope::kTrain},
-    {"/weft.v1.AdapterService/ReleaseSnapshot", false, Scope::kTrain},
+    {"/weft.v1.AdapterService/DownloadCheckpoint", Scope::kTrain},
+    {"/weft.v1.AdapterService/UploadCheckpoint", Scope::kTrain},
+    {"/weft.v1.AdapterService/PublishSnapshot", Scope::kTrain},
+    {"/weft.v1.AdapterService/ReleaseSnapshot", Scope::kTrain},
     // Needs kTrain, not only kRead, because the weights leave the server.
-    {"/weft.v1.AdapterService/ExportAdapter", false, Scope::kTrain},
-    {"/weft.v1.AdapterService/ImportAdapter", false, Scope::kTrain},
-    {"/weft.v1.ServerService/GetInfo", false, Scope::kRead},
-    {"/weft.v1.ServerService/Drain", false, Scope::kAdmin},
+    {"/weft.v1.AdapterService/ExportAdapter", Scope::kTrain},
+    {"/weft.v1.AdapterService/ImportAdapter", Scope::kTrain},
+    {"/weft.v1.ServerService/GetInfo", Scope::kRead},
+    {"/weft.v1.ServerService/Drain", Scope::kAdmin},
     // Needs kAdmin, because a profile shows the work of all tenants.
-    {"/weft.v1.ServerService/Profile", false, Scope::kAdmin},
-    // Probes have no token, so Check needs none. Check reveals only one word.
-    // Watch needs a token, because Watch also holds a stream.
-    {"/grpc.health.v1.Health/Check", true, Scope::kRead},
-    {"/grpc.health.v1.Health/Watch", false, Scope::kRead},
-    {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", false,
+    {"/weft.v1.ServerService/Profile", Scope::kAdmin},
+    // Probes, which have no token, ask the metrics port (metrics_server.h).
+    {"/grpc.health.v1.Health/Check", Scope::kRead},
+    {"/grpc.health.v1.Health/Watch", Scope::kRead},
+    {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
      Scope::kRead},
 };
 

@@ -9,7 +9,6 @@ namespace weft {
 
 struct RpcPolicy {
   absl::string_view path;  // "/package.Service/Method".
-  bool open = false;       // If true, the method needs no token.
   Scope scope = Scope::kAdmin;
 };
 

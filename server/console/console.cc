@@ -17,12 +17,8 @@
 namespace weft::console {
 namespace {
 
-using tinker::Admission;
 using tinker::Front;
-using tinker::HttpReply;
-using tinker::HttpRequest;
 using tinker::Json;
-using tinker::Respond;
 
 constexpr char kFolder[] = "/console/v1/";
 constexpr char kPage[] = "index.html";

@@ -20,8 +20,8 @@ namespace weft::console {
 // Admits or refuses a request by its header, as tinker::Admit does. Returns
 // nullopt if the request is not for the console.
 // Threads: the front's.
-[[nodiscard]] std::optional<tinker::Admission> Admit(
-    tinker::Front& front, const tinker::HttpRequest& header);
+[[nodiscard]] std::optional<Admission> Admit(tinker::Front& front,
+                                             const HttpRequest& header);
 
 }  // namespace weft::console
 

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "server/call.h"
-#include "server/tinker/http_server.h"
+#include "server/http/server.h"
 
 namespace weft::tinker {
 

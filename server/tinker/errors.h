@@ -6,8 +6,8 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "server/http/message.h"
 #include "server/tinker/fields.h"
-#include "server/tinker/http_message.h"
 
 namespace weft::tinker {
 

@@ -15,7 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "server/tinker/body_budget.h"
+#include "server/http/body_budget.h"
 #include "server/tinker/disk_pool.h"
 #include "server/tinker/engine_port.h"
 #include "server/tinker/fields.h"

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "server/http/message.h"
 #include "server/tinker/errors.h"
-#include "server/tinker/http_message.h"
 
 namespace weft::tinker {
 

@@ -5,9 +5,9 @@
 #include <optional>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/console/console.h"
+#include "server/listener.h"
 #include "server/status_conversion.h"
 #include "server/tinker/checkpoint_extras.h"
 #include "server/tinker/loaded_adapters.h"
@@ -26,16 +26,14 @@ namespace {
 constexpr absl::Duration kSweepInterval = absl::Minutes(1);
 constexpr absl::Duration kOrphanInterval = absl::Seconds(2);
 
-HttpLimits LimitsOf(const ServerOptions& options) {
-  HttpLimits limits;
+HttpOptions OptionsOf(const ServerOptions& options) {
+  HttpOptions http{.max_connections = MaxConnections(options),
+                   .allowed_hosts = options.allowed_hosts};
   // An owner may use half of this budget (body_budget.h). So two owners can
   // each have a request of the largest size in memory.
-  limits.max_pending_bytes =
-      std::max(limits.max_pending_bytes, 2 * options.max_message_bytes);
-  if (options.max_connections > 0) {
-    limits.max_connections = static_cast<size_t>(options.max_connections);
-  }
-  return limits;
+  http.max_pending_bytes =
+      std::max(http.max_pending_bytes, 2 * options.max_message_bytes);
+  return http;
 }
 
 // Runs a step of the ledger. Returns an error only if the step may succeed
@@ -114,18 +112,16 @@ class TinkerFront::Impl {
 absl::StatusOr<std::unique_ptr<TinkerFront>> TinkerFront::Start(
     ServiceCore* core) {
   const ServerOptions& options = core->options;
-  WEFT_ASSIGN_OR_RETURN(
-      std::shared_ptr<HttpServer> server,
-      HttpServer::Bind(options.tinker_listen, LimitsOf(options)));
+  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<HttpServer> server,
+                        HttpServer::Bind("tinker-listen", options.tinker_listen,
+                                         OptionsOf(options)));
   WEFT_ASSIGN_OR_RETURN(
       std::unique_ptr<Ledger> ledger,
       Ledger::Open(options.state_dir,
                    [raw = server.get()](std::function<void()> work) {
                      raw->Post(std::move(work));
                    }));
-  const std::string& listen = options.tinker_listen;
-  std::string address =
-      absl::StrCat(listen.substr(0, listen.rfind(':') + 1), server->port());
+  std::string address = server->address();
   auto impl =
       std::make_unique<Impl>(core, std::move(server), std::move(ledger));
   impl->Start();

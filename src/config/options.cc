@@ -12,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "src/base/name.h"
+#include "src/config/address.h"
 
 namespace weft {
 namespace {
@@ -47,6 +48,19 @@ class Complaints {
   std::vector<std::string> complaints_;
 };
 
+void CheckState(const EngineOptions& options, Complaints* complaints) {
+  if (!options.state_dir.empty() &&
+      options.max_stored_reply_bytes > kMaxDurableReplyBytes) {
+    complaints->Add(absl::StrCat(
+        "--max-stored-reply-bytes=", options.max_stored_reply_bytes,
+        " is above ", kMaxDurableReplyBytes,
+        ", which is the limit with --state-dir"));
+  }
+  if (options.state_dir.empty() && !options.recover_adapters.empty()) {
+    complaints->Add("--recover-adapter goes with --state-dir");
+  }
+}
+
 }  // namespace
 
 absl::Status EngineOptions::Validate() const {
@@ -56,6 +70,7 @@ absl::Status EngineOptions::Validate() const {
         "--model is required: a folder with config.json and weights in "
         "safetensors or .bin files");
   }
+  if (checkpoint_dir.empty()) complaints.Add("--checkpoint-dir is empty");
   complaints.InRange("tensor-parallel-size", tensor_parallel_size, 1, 64);
   complaints.InRange("data-parallel-size", data_parallel_size, 1, 64);
   complaints.InRange("expert-parallel-size", expert_parallel_size, 1, 64);
@@ -89,14 +104,7 @@ absl::Status EngineOptions::Validate() const {
                               max_queue_tokens_per_tenant, 0, max_queue_tokens);
   complaints.InRange<int64_t>("max-stored-reply-bytes", max_stored_reply_bytes,
                               0, kMaxBytes);
-  if (!state_dir.empty() && max_stored_reply_bytes > kMaxDurableReplyBytes) {
-    complaints.Add(absl::StrCat(
-        "--max-stored-reply-bytes=", max_stored_reply_bytes, " is above ",
-        kMaxDurableReplyBytes, ", which is the limit with --state-dir"));
-  }
-  if (state_dir.empty() && !recover_adapters.empty()) {
-    complaints.Add("--recover-adapter goes with --state-dir");
-  }
+  CheckState(*this, &complaints);
   complaints.InRange<int64_t>("disk-reserve-bytes", disk_reserve_bytes, 0,
                               kMaxBytes);
   complaints.InRange<int64_t>("snapshot-log-bytes", snapshot_log_bytes, 1,
@@ -139,18 +147,49 @@ absl::StatusOr<std::map<std::string, int64_t>> ParseTenantWeights(
 
 namespace {
 
-// The Tinker API is plaintext even if gRPC uses TLS.
-void CheckTinker(const ServerOptions& options, Complaints* complaints) {
-  const auto address = ParseHostPort("tinker-listen", options.tinker_listen);
+constexpr size_t kMaxSocketPath = 107;  // What fits in a sockaddr_un.
+
+// The edge (deploy/edge) speaks TLS and lives beside weftd.
+void CheckReach(const ServerOptions& options, const char* flag,
+                const std::string& listen, Complaints* complaints) {
+  const auto address = ParseHostPort(flag, listen);
   if (!address.ok()) {
     complaints->Add(std::string(address.status().message()));
-  } else if (!IsLoopback(address->host) &&
-             (!options.insecure || !options.auth_tokens_file.empty())) {
+  } else if (IsLoopback(address->host)) {
+    return;
+  } else if (!options.auth_tokens_file.empty()) {
     complaints->Add(absl::StrCat(
-        "--tinker-listen=", options.tinker_listen,
-        " is not a loopback address, and this port speaks plaintext: listen on "
-        "127.0.0.1 behind a proxy that speaks TLS, or give --insecure without "
-        "tokens"));
+        "--", flag, "=", listen,
+        ": clients would send their tokens in plaintext: listen on 127.0.0.1 "
+        "behind the edge (deploy/edge), which speaks TLS"));
+  } else if (!options.trusted_network) {
+    complaints->Add(absl::StrCat(
+        "--", flag, "=", listen,
+        " is not a loopback address, and whoever reaches the port can end the "
+        "process: listen on 127.0.0.1 behind the edge (deploy/edge), or give "
+        "--trusted-network if no stranger reaches it"));
+  }
+}
+
+void CheckListen(const ServerOptions& options, Complaints* complaints) {
+  const std::string& listen = options.listen;
+  if (absl::StartsWith(listen, "unix:")) {
+    const std::string path = UnixSocketPath(listen);
+    if (path.empty() || path.size() > kMaxSocketPath) {
+      complaints->Add(absl::StrCat("--listen=", listen, " has no path of 1 to ",
+                                   kMaxSocketPath, " bytes"));
+    }
+    return;
+  }
+  CheckReach(options, "listen", listen, complaints);
+  const auto address = ParseHostPort("listen", listen);
+  // gRPC admits tokens in plaintext only on these addresses.
+  if (address.ok() && !options.auth_tokens_file.empty() &&
+      IsLoopback(address->host) && address->host != "127.0.0.1" &&
+      address->host != "::1" && address->host != "localhost") {
+    complaints->Add(absl::StrCat(
+        "--listen=", listen,
+        ": with tokens the host must be 127.0.0.1, ::1 or localhost"));
   }
 }
 
@@ -158,30 +197,10 @@ void CheckTinker(const ServerOptions& options, Complaints* complaints) {
 
 absl::Status ServerOptions::Validate() const {
   Complaints complaints;
-  const auto address = ParseHostPort("listen", listen);
-  if (!address.ok()) {
-    complaints.Add(std::string(address.status().message()));
-  } else if (!IsLoopback(address->host) && !insecure && tls_cert.empty()) {
-    complaints.Add(absl::StrCat(
-        "--listen=", listen,
-        " is not a loopback address, and the server speaks plaintext: give "
-        "--tls-cert and --tls-key, or --insecure"));
+  CheckListen(*this, &complaints);
+  if (!tinker_listen.empty()) {
+    CheckReach(*this, "tinker-listen", tinker_listen, &complaints);
   }
-  if (address.ok() && !auth_tokens_file.empty() && tls_cert.empty() &&
-      address->host != "127.0.0.1" && address->host != "::1" &&
-      address->host != "localhost") {
-    complaints.Add(absl::StrCat(
-        "--listen=", listen,
-        ": clients would send their tokens in plaintext: give --tls-cert and "
-        "--tls-key, or listen on 127.0.0.1 behind a proxy that speaks TLS"));
-  }
-  if (tls_cert.empty() != tls_key.empty()) {
-    complaints.Add("--tls-cert and --tls-key go together");
-  }
-  if (!tls_client_ca.empty() && tls_cert.empty()) {
-    complaints.Add("--tls-client-ca goes with --tls-cert and --tls-key");
-  }
-  if (!tinker_listen.empty()) CheckTinker(*this, &complaints);
   if (!metrics_listen.empty()) {
     const auto metrics = ParseHostPort("metrics-listen", metrics_listen);
     if (!metrics.ok()) complaints.Add(std::string(metrics.status().message()));
@@ -200,43 +219,6 @@ absl::Status ServerOptions::Validate() const {
   complaints.InRange("max-samples", max_samples, 1, 1 << 16);
   complaints.InRange("drain-timeout-seconds", drain_timeout_seconds, 0, 86400);
   return complaints.ToStatus();
-}
-
-absl::StatusOr<HostPort> ParseHostPort(absl::string_view flag,
-                                       absl::string_view address) {
-  const size_t colon = address.rfind(':');
-  HostPort result;
-  if (colon == absl::string_view::npos || colon == 0 ||
-      !absl::SimpleAtoi(address.substr(colon + 1), &result.port) ||
-      result.port < 0 || result.port > 65535) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--", flag, "=", address,
-                     " is not HOST:PORT with a port in [0, 65535]"));
-  }
-  absl::string_view host = address.substr(0, colon);
-  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
-    host = host.substr(1, host.size() - 2);
-  } else if (absl::StrContains(host, ':')) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--", flag, "=", address, ": write an IPv6 address as [ADDRESS]:PORT"));
-  }
-  result.host = std::string(host);
-  return result;
-}
-
-bool IsLoopback(absl::string_view host) {
-  if (host == "localhost" || host == "::1") return true;
-  // Only a complete dotted quad is an address. "127.example.com" is a host name
-  // that anybody may own.
-  const std::vector<absl::string_view> parts = absl::StrSplit(host, '.');
-  if (parts.size() != 4 || parts[0] != "127") return false;
-  for (const absl::string_view part : parts) {
-    int value = 0;
-    if (!absl::SimpleAtoi(part, &value) || value < 0 || value > 255) {
-      return false;
-    }
-  }
-  return true;
 }
 
 }  // namespace weft

@@ -24,9 +24,8 @@ inline constexpr int kDefaultResidentAdapters = 64;
 // The model that the engine runs, and the engine's limits.
 struct EngineOptions {
   std::string model_dir;  // Hugging Face folder; required.
-  // Folder of adapter checkpoints, created if missing. Empty: "checkpoints" in
-  // the working directory.
-  std::string checkpoint_dir;
+  // Folder of adapter checkpoints, created if missing.
+  std::string checkpoint_dir = "checkpoints";
   // Bytes to keep free. If the disk of `checkpoint_dir` has fewer, saves are
   // refused. If the disk of `state_dir` has fewer, new work is refused. 0: no
   // reserve.
@@ -106,15 +105,18 @@ inline constexpr char kOtherTenants[] = "other";
 
 // What the server listens on and accepts.
 struct ServerOptions {
-  std::string listen = "127.0.0.1:50051";
+  std::string listen = "127.0.0.1:50051";         // Or "unix:PATH".
   std::string metrics_listen = "127.0.0.1:9400";  // Empty: no metrics endpoint.
   std::string tinker_listen;                      // Empty: no Tinker API.
   std::string port_file;   // When weftd listens, it writes its addresses to
                            // this file, one per line.
   std::string model_name;  // Empty: the last part of the model folder.
   std::string torch_dir;   // Empty: the LibTorch that weftd was linked with.
-  // Limit for each API. 0: gRPC permits half of the files that the process may
-  // open, at most 10000. The Tinker API permits 1024.
+  // Names besides localhost and addresses that HTTP clients use for this
+  // server.
+  std::vector<std::string> allowed_hosts;
+  // Limit for each API. 0: a third of the files that the process may open, at
+  // most 10000.
   int max_connections = 0;
   int64_t max_message_bytes = 64 << 20;  // [1 KiB, 2 GiB)
   int64_t max_import_bytes = 2LL << 30;  // Sum over open imports and uploads.
@@ -122,11 +124,8 @@ struct ServerOptions {
   int64_t max_tokens_per_request = 1 << 20;
   int max_samples = 256;
   int drain_timeout_seconds = 120;
-  bool insecure = false;  // Permits plaintext on hosts other than loopback.
-  // PEM files, read again when they change. Empty: the server speaks plaintext.
-  std::string tls_cert;
-  std::string tls_key;
-  std::string tls_client_ca;  // If set, clients need a certificate.
+  // Permits addresses other than loopback, because no stranger reaches them.
+  bool trusted_network = false;
   // File with one JSON token record per line (src/auth/token_file.h), read
   // again when it changes. Empty: no client needs a token.
   std::string auth_tokens_file;
@@ -139,25 +138,13 @@ struct ServerOptions {
   std::string state_dir;
   std::string checkpoint_dir;
 
-  // Validates like EngineOptions::Validate. Without --insecure, gRPC and the
-  // Tinker API may use plaintext only on loopback addresses. With tokens,
-  // --insecure has no effect, and plaintext gRPC needs the host 127.0.0.1, ::1
-  // or localhost.
+  // Validates like EngineOptions::Validate. gRPC and the Tinker API listen
+  // beyond loopback only with --trusted-network and without tokens, because
+  // they speak plaintext and gRPC 1.51 can be ended by whoever connects to it.
+  // With tokens, gRPC needs a Unix socket, or the host 127.0.0.1, ::1 or
+  // localhost.
   [[nodiscard]] absl::Status Validate() const;
 };
-
-struct HostPort {
-  std::string host;  // Without brackets.
-  int port = 0;
-};
-// Splits "HOST:PORT" or "[V6]:PORT". Errors: INVALID_ARGUMENT, which names
-// `flag`, if the host is empty, an IPv6 host has no brackets, or the port is
-// not a number in [0, 65535].
-[[nodiscard]] absl::StatusOr<HostPort> ParseHostPort(absl::string_view flag,
-                                                     absl::string_view address);
-
-// Returns whether `host` is "localhost", ::1 or an address in 127.0.0.0/8.
-[[nodiscard]] bool IsLoopback(absl::string_view host);
 
 }  // namespace weft
 

@@ -106,7 +106,6 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
   const absl::Time start = absl::Now();
   WEFT_RETURN_IF_ERROR(ParseTenantWeights(options.tenant_weights).status());
   EngineOptions chosen = options;
-  if (chosen.checkpoint_dir.empty()) chosen.checkpoint_dir = "checkpoints";
   WEFT_RETURN_IF_ERROR(PrepareDirectory(chosen.checkpoint_dir));
   WEFT_ASSIGN_OR_RETURN(SpillFolder spill,
                         SpillFolder::Open(chosen.checkpoint_dir + "/.spill"));

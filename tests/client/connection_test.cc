@@ -77,5 +77,14 @@ TEST(ConnectionTest, ACallbackMayLetGoOfTheLastReference) {
   }
 }
 
+TEST(ConnectionTest, ABrokenTokenIsRefusedAndNotShown) {
+  for (const char* const token : {"weft_secret\n", "weft_secret\xc2\xa0"}) {
+    const absl::Status status =
+        OpenChannel("127.0.0.1:1", {.token = token}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(std::string(status.message()).find("secret"), std::string::npos);
+  }
+}
+
 }  // namespace
 }  // namespace weft::client

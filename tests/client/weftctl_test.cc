@@ -46,6 +46,13 @@ class WeftctlTest : public ::testing::Test {
   std::ostringstream err_;
 };
 
+// Docker puts the proxy of its configuration into each container.
+TEST_F(WeftctlTest, AProxyOfTheEnvironmentIsNotForThisMachine) {
+  setenv("http_proxy", "http://127.0.0.1:9", 1);
+  EXPECT_EQ(Run({"health"}), 0) << err_.str();
+  unsetenv("http_proxy");
+}
+
 TEST_F(WeftctlTest, ShowsTheServerAsJsonAndTable) {
   EXPECT_EQ(Run({"info", "-o", "json"}), 0);
   EXPECT_EQ(Json()["model"]["name"], "toy");

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "src/config/address.h"
 
 namespace weft {
 namespace {
@@ -93,28 +94,36 @@ TEST(ServerOptionsTest, DefaultsAreValid) {
   EXPECT_TRUE(ServerOptions().Validate().ok());
 }
 
-TEST(ServerOptionsTest, RefusesPlaintextBeyondLoopbackUnlessToldTo) {
-  ServerOptions options;
-  options.listen = "0.0.0.0:50051";
-  EXPECT_THAT(std::string(options.Validate().message()),
-              HasSubstr("give --tls-cert and --tls-key, or --insecure"));
-  options.insecure = true;
-  EXPECT_TRUE(options.Validate().ok());
-  options.insecure = false;
-  options.tls_cert = "cert.pem";
-  options.tls_key = "key.pem";
-  EXPECT_TRUE(options.Validate().ok());
+TEST(ServerOptionsTest, ListensBeyondLoopbackOnlyOnATrustedNetwork) {
+  for (std::string ServerOptions::*listen :
+       {&ServerOptions::listen, &ServerOptions::tinker_listen}) {
+    ServerOptions options;
+    options.*listen = "0.0.0.0:50051";
+    EXPECT_THAT(std::string(options.Validate().message()),
+                HasSubstr("behind the edge (deploy/edge), or give "
+                          "--trusted-network"));
+    options.trusted_network = true;
+    EXPECT_TRUE(options.Validate().ok());
+    options.auth_tokens_file = "tokens";
+    EXPECT_THAT(std::string(options.Validate().message()),
+                HasSubstr("clients would send their tokens in plaintext"));
+    options.*listen = "127.0.0.1:50051";
+    EXPECT_TRUE(options.Validate().ok());
+  }
 }
 
-TEST(ServerOptionsTest, RefusesHalfOfTls) {
+TEST(ServerOptionsTest, ListensOnAUnixSocketOfAnyTrust) {
   ServerOptions options;
-  options.tls_cert = "cert.pem";
-  EXPECT_THAT(std::string(options.Validate().message()),
-              HasSubstr("--tls-cert and --tls-key go together"));
-  options.tls_cert = "";
-  options.tls_client_ca = "ca.pem";
-  EXPECT_THAT(std::string(options.Validate().message()),
-              HasSubstr("--tls-client-ca goes with --tls-cert"));
+  options.listen = "unix:/run/weft/grpc.sock";
+  options.auth_tokens_file = "tokens";
+  EXPECT_TRUE(options.Validate().ok());
+  EXPECT_EQ(UnixSocketPath(options.listen), "/run/weft/grpc.sock");
+  EXPECT_EQ(UnixSocketPath("127.0.0.1:50051"), "");
+  for (const std::string& path : {std::string(), std::string(108, 'x')}) {
+    options.listen = "unix:" + path;
+    EXPECT_THAT(std::string(options.Validate().message()),
+                HasSubstr("has no path of 1 to 107 bytes"));
+  }
 }
 
 TEST(ServerOptionsTest, KnowsLoopbackAddresses) {

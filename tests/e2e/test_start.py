@@ -156,6 +156,7 @@ def test_dummy_weights_need_config_json_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "word"),
     (
+        (["--checkpoint-dir", ""], "--checkpoint-dir is empty"),
         (["--rank", "3"], "rank"),
         (["--max-adapters", "0"], "max"),
         (["--max-adapters", "many"], "max"),
@@ -170,19 +171,6 @@ def test_bad_flags_end_the_start(flags: list[str], word: str, tmp_path: Path) ->
     daemon.launch()
     assert 0 < daemon.wait(START_SECONDS) < 128
     assert word in daemon.log_tail()
-
-
-def test_an_empty_checkpoint_dir_is_checkpoints_in_the_working_directory(
-    tmp_path: Path,
-) -> None:
-    done = subprocess.run([WEFTD, "--help"], capture_output=True, text=True)
-    told = " ".join(done.stdout.split())
-    assert 'Empty: "checkpoints" in the working directory.' in told
-    daemon = Daemon(tiny_model("llama-tied"), tmp_path / "weftd", "--checkpoint-dir=")
-    daemon.start_with("env", f"--chdir={tmp_path}")
-    assert (tmp_path / "checkpoints").is_dir()
-    assert not daemon.checkpoint_dir.exists()
-    daemon.stop()
 
 
 def test_help_is_quick() -> None:

@@ -150,25 +150,21 @@ TEST(RpcPolicyTest, EveryMethodHasOne) {
   for (const std::string& path : paths) {
     EXPECT_NE(FindPolicy(path), nullptr) << path;
   }
-  EXPECT_TRUE(FindPolicy("/grpc.health.v1.Health/Check")->open);
-  EXPECT_FALSE(FindPolicy("/grpc.health.v1.Health/Watch")->open);
   EXPECT_EQ(FindPolicy("/weft.v1.ServerService/Drain")->scope, Scope::kAdmin);
   EXPECT_EQ(FindPolicy("/weft.v1.ServerService/Profile")->scope, Scope::kAdmin);
   EXPECT_EQ(FindPolicy("/weft.v1.ServerService/None"), nullptr);
 }
 
-TEST_F(AuthTest, NoMethodButTheHealthCheckAnswersWithoutAToken) {
+TEST_F(AuthTest, NoMethodAnswersWithoutAToken) {
   AddToken("ci", "acme", {Scope::kTrain});
   StartWithTokens();
   std::vector<std::string> paths = AllMethods();
   paths.push_back("/weft.v1.ServerService/None");
   paths.push_back("/grpc.channelz.v1.Channelz/GetServers");
   for (const std::string& path : paths) {
-    const bool open = path == "/grpc.health.v1.Health/Check";
     for (const char* const token : {"", "weft_stale", "ci"}) {
       const grpc::Status status = Call(path, token);
-      EXPECT_EQ(status.error_code(),
-                open ? grpc::StatusCode::OK : grpc::StatusCode::UNAUTHENTICATED)
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAUTHENTICATED)
           << path << " " << status.error_message();
     }
   }
@@ -187,8 +183,7 @@ TEST_F(AuthTest, EachScopeOpensItsOwnMethods) {
   for (const auto& [scope, token] : tokens) {
     for (const std::string& path : AllMethods()) {
       const RpcPolicy& policy = *FindPolicy(path);
-      const bool may =
-          policy.open || policy.scope == Scope::kRead || policy.scope == scope;
+      const bool may = policy.scope == Scope::kRead || policy.scope == scope;
       const grpc::Status status = Call(path, token);
       EXPECT_EQ(status.error_code() == grpc::StatusCode::PERMISSION_DENIED,
                 !may)
@@ -201,6 +196,21 @@ TEST_F(AuthTest, EachScopeOpensItsOwnMethods) {
   EXPECT_TRUE(Eventually(
       [&] { return Call("/weft.v1.ServerService/Drain", admin).ok(); }));
   EXPECT_TRUE(frontend_->draining());
+}
+
+TEST_F(AuthTest, TheEdgeLearnsWhetherATokenIsGood) {
+  const std::string good = AddToken("good", "acme", {Scope::kRead});
+  const std::string old =
+      AddToken("old", "acme", {Scope::kTrain}, absl::Now() - absl::Seconds(1));
+  ServerOptions options = MetricsOptions();
+  options.auth_tokens_file = file_;
+  StartServer(options);
+  EXPECT_EQ(Fetch("/authorize", "Bearer " + good), "204 ");
+  EXPECT_THAT(Fetch("/authorize", "Bearer " + old), HasSubstr("401 the token"));
+  EXPECT_THAT(Fetch("/authorize", "Bearer weft_no"),
+              HasSubstr("401 the token"));
+  EXPECT_THAT(Fetch("/authorize"), HasSubstr("401 a bearer token is needed"));
+  EXPECT_EQ(MetricValue("weft_auth_failures_total{reason=\"no_token\"}"), 1);
 }
 
 TEST_F(AuthTest, ExpiredAndRevokedTokensAreRefused) {

@@ -94,13 +94,11 @@ TEST(FlagsTest, ListIsFrozen) {
                                        "max-tokens-per-request",
                                        "max-samples",
                                        "drain-timeout-seconds",
-                                       "tls-cert",
-                                       "tls-key",
-                                       "tls-client-ca",
                                        "auth-tokens-file",
                                        "max-calls-per-tenant",
                                        "max-tokens-per-second-per-tenant",
-                                       "insecure",
+                                       "trusted-network",
+                                       "allowed-hosts",
                                        "log-format",
                                        "log-level",
                                        "config",
@@ -122,7 +120,7 @@ TEST(FlagsTest, ReadsEveryTypeInBothSpellings) {
   const auto settings = Parse(
       {"--model=/m/toy/", "--device", "cuda", "--dtype=bf16", "--weights=int8",
        "--sampling-share", "0.25", "--kv-cache-bytes=123456789012",
-       "--insecure", "--loss-chunk-size", "-1", "--log-level=error",
+       "--trusted-network", "--loss-chunk-size", "-1", "--log-level=error",
        "--log-format=json", "--metrics-listen="});
   ASSERT_TRUE(settings.ok()) << settings.status();
   EXPECT_EQ(settings->engine.model_dir, "/m/toy/");
@@ -133,11 +131,11 @@ TEST(FlagsTest, ReadsEveryTypeInBothSpellings) {
   EXPECT_EQ(settings->engine.sampling_share, 0.25);
   EXPECT_EQ(settings->engine.kv_cache_bytes, 123456789012);
   EXPECT_EQ(settings->engine.loss_chunk_size, -1);
-  EXPECT_TRUE(settings->server.insecure);
+  EXPECT_TRUE(settings->server.trusted_network);
   EXPECT_EQ(settings->server.log_level, LogLevel::kError);
   EXPECT_EQ(settings->server.log_style, LogStyle::kJson);
   EXPECT_EQ(settings->server.metrics_listen, "");
-  EXPECT_FALSE(Parse({"--no-insecure"})->server.insecure);
+  EXPECT_FALSE(Parse({"--no-trusted-network"})->server.trusted_network);
   EXPECT_FALSE(Parse({"--no-decode-graphs"})->engine.decode_graphs);
   EXPECT_TRUE(Parse({"--help"})->help);
   EXPECT_TRUE(Parse({"--version"})->version);
@@ -164,11 +162,12 @@ TEST(FlagsTest, AcceptsTheChunkSizesThatItsHelpNames) {
 
 TEST(FlagsTest, FlagBeatsEnvironmentBeatsDefault) {
   const std::map<std::string, std::string> environment = {
-      {"WEFT_MAX_RANK", "16"}, {"WEFT_INSECURE", "true"}};
+      {"WEFT_MAX_RANK", "16"}, {"WEFT_TRUSTED_NETWORK", "true"}};
   EXPECT_EQ(Parse({}, environment)->engine.max_rank, 16);
-  EXPECT_TRUE(Parse({}, environment)->server.insecure);
+  EXPECT_TRUE(Parse({}, environment)->server.trusted_network);
   EXPECT_EQ(Parse({"--max-rank=8"}, environment)->engine.max_rank, 8);
-  EXPECT_FALSE(Parse({"--no-insecure"}, environment)->server.insecure);
+  EXPECT_FALSE(
+      Parse({"--no-trusted-network"}, environment)->server.trusted_network);
 }
 
 TEST(FlagsTest, AListGrowsWithinItsSource) {
@@ -201,7 +200,7 @@ class ConfigFileTest : public ::testing::Test {
 TEST_F(ConfigFileTest, ComesBetweenEnvironmentAndDefault) {
   const std::string config = Write(R"({
     // Comments are for people.
-    "max-rank": 16, "sampling-share": 0.25, "insecure": true,
+    "max-rank": 16, "sampling-share": 0.25, "trusted-network": true,
     "dtype": "bf16", "model": "/m/toy", "loss-chunk-size": -1
   })");
   const auto settings = Parse({config});
@@ -210,7 +209,7 @@ TEST_F(ConfigFileTest, ComesBetweenEnvironmentAndDefault) {
   EXPECT_EQ(settings->engine.sampling_share, 0.25);
   EXPECT_EQ(settings->engine.dtype, Dtype::kBf16);
   EXPECT_EQ(settings->engine.loss_chunk_size, -1);
-  EXPECT_TRUE(settings->server.insecure);
+  EXPECT_TRUE(settings->server.trusted_network);
   EXPECT_EQ(settings->server.model_name, "toy");
   EXPECT_EQ(Parse({config}, {{"WEFT_MAX_RANK", "8"}})->engine.max_rank, 8);
   EXPECT_EQ(Parse({config, "--max-rank=4"}, {{"WEFT_MAX_RANK", "8"}})
@@ -221,13 +220,13 @@ TEST_F(ConfigFileTest, ComesBetweenEnvironmentAndDefault) {
 
 TEST_F(ConfigFileTest, NamesEveryMistakeAtOnce) {
   EXPECT_THAT(Error({Write(R"({"max-rnak": 8, "threads": "many", "help": true,
-                               "insecure": true, "insecure": false})"),
+                               "trusted-network": true, "trusted-network": false})"),
                      "--max-samples=x"}),
               AllOf(HasSubstr("unknown setting \"max-rnak\"; did you mean "
                               "--max-rank?"),
                     HasSubstr("threads=many is not N"),
                     HasSubstr("\"help\" is no setting of a file"),
-                    HasSubstr("\"insecure\" comes twice"),
+                    HasSubstr("\"trusted-network\" comes twice"),
                     HasSubstr("--max-samples=x is not N")));
 }
 

@@ -5,7 +5,10 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <string_view>
 
@@ -32,13 +35,13 @@ namespace {
 
 absl::StatusOr<std::unique_ptr<Listener>> Bind(const std::string& listen) {
   static prometheus::Registry registry;
-  return Listener::Bind(listen, 0, &registry);
+  return Listener::Bind(listen, 10, &registry);
 }
 
 TEST(ListenerTest, OneAddressOfAHostIsEnough) {
   const auto listener = Bind("two.test:0");
   ASSERT_TRUE(listener.ok()) << listener.status();
-  EXPECT_GT((*listener)->port(), 0);
+  EXPECT_FALSE((*listener)->address().ends_with(":0"));
 }
 
 TEST(ListenerTest, AHostWithoutAnAddressIsRefused) {
@@ -49,6 +52,24 @@ TEST(ListenerTest, AHostWithoutAnAddressIsRefused) {
       Bind("192.0.2.1:0").status(),
       absl::UnavailableError("cannot listen on --listen=192.0.2.1:0: Cannot "
                              "assign requested address"));
+}
+
+TEST(ListenerTest, TakesThePlaceOfASocketThatAnEndedServerLeft) {
+  const std::string path = ::testing::TempDir() + "/weft_listener_test";
+  std::filesystem::remove(path);
+  std::ofstream(path) << "a file of the operator";
+  EXPECT_FALSE(Bind("unix:" + path).ok());
+  EXPECT_TRUE(std::filesystem::remove(path));
+  sockaddr_un place = {.sun_family = AF_UNIX, .sun_path = {}};
+  path.copy(place.sun_path, sizeof(place.sun_path) - 1);
+  {
+    const UniqueFd ended(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(
+        bind(ended.get(), reinterpret_cast<sockaddr*>(&place), sizeof(place)),
+        0);
+  }
+  EXPECT_TRUE(Bind("unix:" + path).ok());
+  EXPECT_FALSE(std::filesystem::exists(path));
 }
 
 TEST(ListenerTest, APortThatIsTakenInOneFamilyIsRefusedForBoth) {

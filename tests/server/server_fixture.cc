@@ -16,6 +16,7 @@
 #include "google/protobuf/wrappers.pb.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "prometheus/text_serializer.h"
+#include "src/config/address.h"
 #include "src/config/options.h"
 
 namespace weft {
@@ -88,7 +89,8 @@ bool ServerTest::Eventually(const std::function<bool()>& condition) {
   return true;
 }
 
-std::string ServerTest::Scrape() const {
+std::string ServerTest::Fetch(const std::string& path,
+                              const std::string& authorization) const {
   const auto address =
       ParseHostPort("metrics-listen", frontend_->metrics_address());
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -98,7 +100,9 @@ std::string ServerTest::Scrape() const {
   peer.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   std::string reply;
   if (connect(fd, reinterpret_cast<sockaddr*>(&peer), sizeof(peer)) == 0) {
-    const std::string request = "GET /metrics HTTP/1.0\r\n\r\n";
+    const std::string request =
+        absl::StrCat("GET ", path,
+                     " HTTP/1.0\r\nAuthorization: ", authorization, "\r\n\r\n");
     (void)!write(fd, request.data(), request.size());
     char buffer[4096];
     for (ssize_t n = 0; (n = read(fd, buffer, sizeof(buffer))) > 0;) {
@@ -107,7 +111,9 @@ std::string ServerTest::Scrape() const {
   }
   close(fd);
   const size_t body = reply.find("\r\n\r\n");
-  return body == std::string::npos ? "" : reply.substr(body + 4);
+  if (body == std::string::npos) return "";
+  // "HTTP/1.1 200 OK" has its status at 9.
+  return absl::StrCat(reply.substr(9, 3), " ", reply.substr(body + 4));
 }
 
 double ServerTest::MetricValue(const std::string& sample) const {

@@ -39,9 +39,13 @@ class ServerTest : public ::testing::Test {
   // Waits up to 30 s for `condition`. Returns whether it became true.
   static bool Eventually(const std::function<bool()>& condition);
 
+  // Returns "STATUS BODY" of a path of the metrics port. `authorization` is the
+  // value of that header.
+  std::string Fetch(const std::string& path,
+                    const std::string& authorization = "") const;
   // Return the metrics page, and the value of one of its samples (-1 if it is
   // not there).
-  std::string Scrape() const;
+  std::string Scrape() const { return Fetch("/metrics").substr(4); }
   double MetricValue(const std::string& sample) const;
 
   // Members are destroyed in reverse order, so the server ends before the

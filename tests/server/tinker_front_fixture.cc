@@ -79,7 +79,7 @@ void TinkerFrontTest::StartFront() {
     core_->authenticator = *std::move(started);
   }
   core_->engine.Set(engine_.get());
-  auto server = HttpServer::Bind("127.0.0.1:0", HttpLimits());
+  auto server = HttpServer::Bind("listen", "127.0.0.1:0", HttpOptions());
   ASSERT_TRUE(server.ok()) << server.status();
   server_ = *std::move(server);
   HttpServer* const raw = server_.get();

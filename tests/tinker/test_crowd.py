@@ -67,7 +67,7 @@ def test_tenants_see_their_own(tmp_path: Path) -> None:
 
     alice, bob = token("a", "--tenant", "alice"), token("b", "--tenant", "bob")
     reader = token("r", "--tenant", "alice", "--scopes", "read")
-    server = TinkerDaemon(tmp_path, "--auth-tokens-file", str(tokens), "--insecure")
+    server = TinkerDaemon(tmp_path, "--auth-tokens-file", str(tokens))
     try:
         one, other = RawClient(server, alice), RawClient(server, bob)
         session = one.session()

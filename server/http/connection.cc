@@ -1,4 +1,4 @@
-#include "server/tinker/http_connection.h"
+#include "server/http/connection.h"
 
 #include <algorithm>
 #include <boost/beast/core.hpp>
@@ -10,19 +10,23 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "server/http/host.h"
 
-namespace weft::tinker {
+namespace weft {
 namespace {
 
 namespace beast = boost::beast;
 namespace http = beast::http;
 using Tcp = boost::asio::ip::tcp;
 
-std::string PeerOf(const Tcp::socket& socket) {
-  beast::error_code error;
-  const auto peer = socket.remote_endpoint(error);
-  return error ? ""
-               : absl::StrCat(peer.address().to_string(), ":", peer.port());
+absl::string_view ToView(boost::beast::string_view text) {
+  return {text.data(), text.size()};
+}
+
+// Returns the other end of the connection; no address and port 0 if it is gone.
+Tcp::endpoint PeerOf(const Tcp::socket& socket) {
+  beast::error_code gone;
+  return socket.remote_endpoint(gone);
 }
 
 // After the last reply on a connection, the server reads and drops what the
@@ -34,61 +38,114 @@ constexpr absl::Duration kDiscardTime = absl::Seconds(5);
 
 class Connection final : public std::enable_shared_from_this<Connection> {
  public:
-  Connection(Tcp::socket socket, const HttpLimits& limits,
-             const HttpHandler* handler, ConnectionPool pool)
-      : limits_(limits),
-        handler_(handler),
-        pool_(std::move(pool)),
+  Connection(Tcp::socket socket, std::shared_ptr<ConnectionPool> pool)
+      : pool_(std::move(pool)),
         peer_(PeerOf(socket)),
         stream_(std::move(socket)) {
-    ++*pool_.count;
+    ++pool_->num_open;
     beast::error_code ignored;
     stream_.socket().set_option(Tcp::no_delay(true), ignored);
   }
-  ~Connection() { --*pool_.count; }
+  ~Connection() {
+    StopWaiting();
+    --pool_->num_open;
+  }
 
   // Waits for the next request. An idle connection takes little memory, because
   // the body's memory is reserved only after the header has arrived.
   void Read() {
-    stream_.expires_after(absl::ToChronoNanoseconds(limits_.idle));
+    WaitInLine();
     parser_.emplace();
-    parser_->header_limit(limits_.max_header_bytes);
+    parser_->header_limit(options().max_header_bytes);
     // The body has no limit until Judge sets the limit of the route.
     parser_->body_limit(std::numeric_limits<uint64_t>::max());
     parser_->eager(false);
-    http::async_read_some(
-        stream_, buffer_, *parser_,
-        [self = shared_from_this()](beast::error_code error, size_t) {
-          self->ReadHeader(error);
+    // The client may have sent the request with the one before.
+    if (buffer_.size() > 0) return ReadHeader();
+    stream_.expires_after(absl::ToChronoNanoseconds(options().idle));
+    stream_.async_read_some(
+        buffer_.prepare(kHeaderPiece),
+        [self = shared_from_this()](beast::error_code error, size_t bytes) {
+          self->buffer_.commit(bytes);
+          if (!error) self->ReadHeader();
         });
   }
 
+  // Answers a client for which there is no room, and closes the connection.
+  void TurnAway() {
+    keep_alive_ = false;
+    Write(Refusal(503, "too many connections are open"));
+  }
+
  private:
-  void ReadHeader(beast::error_code error) {
-    if (error) return Fail(error);
-    stream_.expires_after(absl::ToChronoNanoseconds(limits_.transfer));
-    if (parser_->is_header_done()) return Judge();
+  [[nodiscard]] const HttpOptions& options() const { return pool_->options; }
+
+  void WaitInLine() {
+    place_ = pool_->waiting.insert(pool_->waiting.end(),
+                                   [this] { stream_.close(); });
+  }
+
+  void StopWaiting() {
+    if (place_) pool_->waiting.erase(*place_);
+    place_.reset();
+  }
+
+  void ReadHeader() {
+    stream_.expires_after(absl::ToChronoNanoseconds(options().header));
     http::async_read_header(
         stream_, buffer_, *parser_,
-        [self = shared_from_this()](beast::error_code failed, size_t) {
-          failed ? self->Fail(failed) : self->Judge();
+        [self = shared_from_this()](beast::error_code error, size_t) {
+          self->StopWaiting();
+          self->stream_.expires_after(
+              absl::ToChronoNanoseconds(self->options().transfer));
+          error ? self->Fail(error) : self->Judge();
         });
+  }
+
+  // Returns why no server of this project answers such a request, or none.
+  [[nodiscard]] std::optional<HttpReply> Refused() const {
+    const auto& message = parser_->get();
+    const size_t num_hosts = message.count(http::field::host);
+    // HTTP/1.0 has no Host, and no browser speaks it.
+    if (num_hosts > 1 || (num_hosts == 0 && message.version() > 10)) {
+      return Refusal(400, "a request has one Host");
+    }
+    if (num_hosts == 1 && !MayBeMeant(ToView(message[http::field::host]),
+                                      options().allowed_hosts)) {
+      return Refusal(421,
+                     "Host is not localhost, an IP address or a name of "
+                     "--allowed-hosts");
+    }
+    if (message.count(http::field::origin) > 0 &&
+        !IsSameOrigin(ToView(message[http::field::origin]), header_.host)) {
+      return Refusal(403, "Origin is another site");
+    }
+    // A proxy that knows another encoding would take the body for the next
+    // request.
+    if (message.count(http::field::transfer_encoding) > 0) {
+      return beast::iequals(message[http::field::transfer_encoding], "chunked")
+                 ? Refusal(411, "the body has no length")
+                 : Refusal(501, "Transfer-Encoding is not known");
+    }
+    return std::nullopt;
   }
 
   // Asks the handler whether the client may send the body, and reserves the
   // body's bytes in the budget.
   void Judge() {
     header_ = TakeHeader();
-    admission_ = (*handler_)(header_);
+    if (std::optional<HttpReply> refused = Refused()) {
+      return Refuse(*std::move(refused));
+    }
+    admission_ = pool_->handler(header_);
     if (admission_.refusal) return Refuse(*std::move(admission_.refusal));
-    if (parser_->chunked()) return Refuse(411, "the body has no length");
     const uint64_t bytes = parser_->content_length().value_or(0);
     if (bytes > admission_.max_body_bytes) {
       return Refuse(413, absl::StrCat("the body has more than ",
                                       admission_.max_body_bytes, " bytes"));
     }
     auto reserved =
-        pool_.budget->Reserve(admission_.holder, static_cast<int64_t>(bytes));
+        pool_->budget->Reserve(admission_.holder, static_cast<int64_t>(bytes));
     if (!reserved.ok()) {
       return Refuse(absl::IsUnavailable(reserved.status()) ? 503 : 429,
                     reserved.status().message());
@@ -149,6 +206,9 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     const auto only = [&message, &field](const auto& name) {
       return message.count(name) == 1 ? field(name) : "";
     };
+    const std::string forwarded_host = only("X-Forwarded-Host");
+    const std::string peer =
+        absl::StrCat(peer_.address().to_string(), ":", peer_.port());
     return {.method = std::string(message.method_string()),
             .target = std::string(message.target()),
             .api_key = only("X-API-Key"),
@@ -156,10 +216,13 @@ class Connection final : public std::enable_shared_from_this<Connection> {
             .content_type = field(http::field::content_type),
             .content_encoding = field(http::field::content_encoding),
             .accept = field(http::field::accept),
-            .host = field(http::field::host),
+            .host = forwarded_host.empty() ? field(http::field::host)
+                                           : forwarded_host,
             .forwarded_proto = only("X-Forwarded-Proto"),
+            .original_uri = only("X-Original-URI"),
             .body = "",
-            .peer = peer_,
+            .peer = ClientAddress(peer, peer_.address().is_loopback(),
+                                  only("X-Real-IP")),
             .reserved = nullptr};
   }
 
@@ -178,17 +241,22 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     }
   }
 
-  void Refuse(int status, absl::string_view why) {
-    Refuse({.status = status,
+  static HttpReply Refusal(int status, absl::string_view why) {
+    return {.status = status,
             .body = absl::StrCat(R"({"detail":")", why, R"("})"),
-            .retry_after_seconds = status == 429 || status == 503 ? 1 : 0});
+            .retry_after_seconds = status == 429 || status == 503 ? 1 : 0};
+  }
+
+  void Refuse(int status, absl::string_view why) {
+    Refuse(Refusal(status, why));
   }
 
   // Sends a refusal. Keeps the connection only if the client asks for that, the
   // header is complete, and no body follows.
   void Refuse(HttpReply reply) {
-    keep_alive_ = parser_->is_header_done() && parser_->get().keep_alive() &&
-                  !parser_->chunked() &&
+    const auto& message = parser_->get();
+    keep_alive_ = parser_->is_header_done() && message.keep_alive() &&
+                  message.count(http::field::transfer_encoding) == 0 &&
                   parser_->content_length().value_or(0) == 0;
     Write(std::move(reply));
   }
@@ -209,7 +277,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     response_->keep_alive(keep_alive_);
     response_->prepare_payload();
     if (reply.stream) response_->content_length(reply.stream->size);
-    stream_.expires_after(absl::ToChronoNanoseconds(limits_.transfer));
+    stream_.expires_after(absl::ToChronoNanoseconds(options().transfer));
     http::async_write(
         stream_, *response_,
         [self = shared_from_this(), stream = std::move(reply.stream)](
@@ -222,7 +290,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   }
 
   // Sends the last `left` bytes of a streamed body, piece by piece. The time
-  // limit limits_.transfer applies to each piece, because a whole large file
+  // limit options().transfer applies to each piece, because a whole large file
   // may take longer.
   void WriteStream(const ReplyStream& stream, uint64_t left) {
     if (left == 0) return EndReply();
@@ -230,7 +298,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
       if (piece.empty() || piece.size() > left) return;
       const auto sent = std::make_shared<const std::string>(std::move(piece));
       self->stream_.expires_after(
-          absl::ToChronoNanoseconds(self->limits_.transfer));
+          absl::ToChronoNanoseconds(self->options().transfer));
       boost::asio::async_write(
           self->stream_, boost::asio::buffer(*sent),
           [self, stream, left, sent](beast::error_code error, size_t) {
@@ -241,10 +309,11 @@ class Connection final : public std::enable_shared_from_this<Connection> {
 
   void EndReply() { keep_alive_ ? Read() : Close(); }
 
-  // Closes the sending side. Then reads and drops what the client sends, until
-  // the client closes its side or a limit is reached (kMaxDiscardedBytes,
-  // kDiscardTime).
+  // Closes the sending side. Then, until its place is needed, reads and drops
+  // what the client sends, until the client closes its side or a limit is
+  // reached (kMaxDiscardedBytes, kDiscardTime).
   void Close() {
+    WaitInLine();
     beast::error_code ignored;
     stream_.socket().shutdown(Tcp::socket::shutdown_send, ignored);
     stream_.expires_after(absl::ToChronoNanoseconds(kDiscardTime));
@@ -263,13 +332,12 @@ class Connection final : public std::enable_shared_from_this<Connection> {
         });
   }
 
+  static constexpr size_t kHeaderPiece = 4096;
   static constexpr size_t kDiscardedPiece = size_t{64} << 10;
   static constexpr uint64_t kBodyPiece = 64 << 10;
 
-  const HttpLimits limits_;
-  const HttpHandler* const handler_;
-  const ConnectionPool pool_;
-  const std::string peer_;
+  const std::shared_ptr<ConnectionPool> pool_;
+  const Tcp::endpoint peer_;
   beast::tcp_stream stream_;
   beast::flat_buffer buffer_;
   std::optional<http::request_parser<http::string_body>> parser_;
@@ -277,15 +345,23 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   Admission admission_;
   std::optional<http::response<http::string_body>> response_;
   bool keep_alive_ = true;
+  // Where the connection is in pool_->waiting, while it waits for a header.
+  std::optional<std::list<std::function<void()>>::iterator> place_;
 };
 
 }  // namespace
 
-void ServeConnection(Tcp::socket socket, const HttpLimits& limits,
-                     const HttpHandler* handler, ConnectionPool pool) {
-  std::make_shared<Connection>(std::move(socket), limits, handler,
-                               std::move(pool))
-      ->Read();
+void ServeConnection(Tcp::socket socket, std::shared_ptr<ConnectionPool> pool) {
+  const auto connection = std::make_shared<Connection>(std::move(socket), pool);
+  if (pool->num_open <= pool->options.max_connections) {
+    return connection->Read();
+  }
+  if (pool->waiting.empty()) return connection->TurnAway();
+  // The connection ends when its read fails, which takes it off the list.
+  pool->waiting.splice(pool->waiting.end(), pool->waiting,
+                       pool->waiting.begin());
+  pool->waiting.back()();
+  connection->Read();
 }
 
-}  // namespace weft::tinker
+}  // namespace weft

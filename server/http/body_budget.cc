@@ -1,6 +1,6 @@
-#include "server/tinker/body_budget.h"
+#include "server/http/body_budget.h"
 
-namespace weft::tinker {
+namespace weft {
 
 absl::StatusOr<std::shared_ptr<void>> BodyBudget::Reserve(
     const std::string& holder, int64_t bytes) {
@@ -30,4 +30,4 @@ void BodyBudget::Release(const std::string& holder, int64_t bytes) {
   if (own->second == 0) holders_.erase(own);
 }
 
-}  // namespace weft::tinker
+}  // namespace weft

@@ -1,6 +1,6 @@
 // Limits the memory that the requests of all clients take together.
-#ifndef WEFT_SERVER_TINKER_BODY_BUDGET_H_
-#define WEFT_SERVER_TINKER_BODY_BUDGET_H_
+#ifndef WEFT_SERVER_HTTP_BODY_BUDGET_H_
+#define WEFT_SERVER_HTTP_BODY_BUDGET_H_
 
 #include <cstdint>
 #include <map>
@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "src/base/mutex.h"
 
-namespace weft::tinker {
+namespace weft {
 
 // A budget of bytes that holders share. A holder is an owner (owner.h). A
 // holder with several reservations may take at most half of the budget, so that
@@ -40,6 +40,6 @@ class BodyBudget : public std::enable_shared_from_this<BodyBudget> {
   std::map<std::string, int64_t> holders_ ABSL_GUARDED_BY(mu_);
 };
 
-}  // namespace weft::tinker
+}  // namespace weft
 
-#endif  // WEFT_SERVER_TINKER_BODY_BUDGET_H_
+#endif  // WEFT_SERVER_HTTP_BODY_BUDGET_H_

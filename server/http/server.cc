@@ -1,4 +1,4 @@
-#include "server/tinker/http_server.h"
+#include "server/http/server.h"
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -8,10 +8,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/tinker/http_connection.h"
-#include "src/config/options.h"
+#include "server/http/connection.h"
+#include "src/config/address.h"
 
-namespace weft::tinker {
+namespace weft {
 
 namespace asio = boost::asio;
 using Tcp = asio::ip::tcp;
@@ -22,9 +22,12 @@ constexpr absl::Duration kAcceptPause = absl::Milliseconds(50);
 
 class HttpServer::Core {
  public:
-  explicit Core(const HttpLimits& limits)
-      : limits_(limits),
-        budget_(std::make_shared<BodyBudget>(limits.max_pending_bytes)) {}
+  Core(const HttpOptions& options, std::string address)
+      : address_(std::move(address)),
+        pool_(new ConnectionPool{.options = options,
+                                 .handler = {},
+                                 .budget = std::make_shared<BodyBudget>(
+                                     options.max_pending_bytes)}) {}
   ~Core() { Stop(); }
 
   absl::Status Listen(const std::string& host, int port) {
@@ -38,11 +41,14 @@ class HttpServer::Core {
     if (!error) acceptor_.bind(endpoint, error);
     if (!error)
       acceptor_.listen(asio::socket_base::max_listen_connections, error);
-    return error ? Refused(error) : absl::OkStatus();
+    if (error) return Refused(error);
+    address_.resize(address_.rfind(':') + 1);
+    absl::StrAppend(&address_, acceptor_.local_endpoint().port());
+    return absl::OkStatus();
   }
 
   void Start(HttpHandler handler) {
-    handler_ = std::move(handler);
+    pool_->handler = std::move(handler);
     Accept();
     thread_ = std::thread([this] { context_.run(); });
   }
@@ -52,7 +58,7 @@ class HttpServer::Core {
     if (thread_.joinable()) thread_.join();
   }
 
-  int port() const { return acceptor_.local_endpoint().port(); }
+  const std::string& address() const { return address_; }
   void Post(std::function<void()> work) {
     asio::post(context_, std::move(work));
   }
@@ -74,41 +80,35 @@ class HttpServer::Core {
     acceptor_.async_accept([this](auto error, Tcp::socket socket) {
       if (error == asio::error::operation_aborted) return;
       if (error) return After(kAcceptPause, [this] { Accept(); });
-      if (*connections_ < limits_.max_connections) {
-        ServeConnection(std::move(socket), limits_, &handler_,
-                        {.count = connections_, .budget = budget_});
-      }
+      ServeConnection(std::move(socket), pool_);
       Accept();
     });
   }
 
-  const HttpLimits limits_;
-  // The number of open connections. The constructor of Connection adds one, and
-  // the destructor of Connection subtracts one.
-  const std::shared_ptr<size_t> connections_ = std::make_shared<size_t>(0);
-  const std::shared_ptr<BodyBudget> budget_;
-  HttpHandler handler_;
+  std::string address_;
+  const std::shared_ptr<ConnectionPool> pool_;
   asio::io_context context_{1};
   Tcp::acceptor acceptor_{context_};
   std::thread thread_;
 };
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Bind(
-    const std::string& listen, const HttpLimits& limits) {
-  const auto address = ParseHostPort("tinker-listen", listen);
+    const std::string& flag, const std::string& listen,
+    const HttpOptions& options) {
+  const auto address = ParseHostPort(flag, listen);
   if (!address.ok()) return address.status();
-  auto core = std::make_unique<Core>(limits);
+  auto core = std::make_unique<Core>(options, listen);
   const absl::Status bound = core->Listen(address->host, address->port);
   if (!bound.ok()) {
-    return absl::UnavailableError(absl::StrCat(
-        "cannot listen on --tinker-listen=", listen, ": ", bound.message()));
+    return absl::UnavailableError(absl::StrCat("cannot listen on --", flag, "=",
+                                               listen, ": ", bound.message()));
   }
   return std::unique_ptr<HttpServer>(new HttpServer(std::move(core)));
 }
 
 HttpServer::HttpServer(std::unique_ptr<Core> core) : core_(std::move(core)) {}
 HttpServer::~HttpServer() = default;
-int HttpServer::port() const { return core_->port(); }
+const std::string& HttpServer::address() const { return core_->address(); }
 void HttpServer::Start(HttpHandler handler) {
   core_->Start(std::move(handler));
 }
@@ -120,4 +120,4 @@ void HttpServer::After(absl::Duration delay, std::function<void()> work) {
   core_->After(delay, std::move(work));
 }
 
-}  // namespace weft::tinker
+}  // namespace weft

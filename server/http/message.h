@@ -1,6 +1,6 @@
-// The requests and replies of the HTTP front, independent of the HTTP library.
-#ifndef WEFT_SERVER_TINKER_HTTP_MESSAGE_H_
-#define WEFT_SERVER_TINKER_HTTP_MESSAGE_H_
+// Requests and replies of an HTTP server, independent of the HTTP library.
+#ifndef WEFT_SERVER_HTTP_MESSAGE_H_
+#define WEFT_SERVER_HTTP_MESSAGE_H_
 
 #include <cstdint>
 #include <functional>
@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace weft::tinker {
+namespace weft {
 
 inline constexpr char kJsonType[] = "application/json";
 inline constexpr char kProtobufType[] = "application/x-protobuf";
@@ -20,17 +20,20 @@ struct HttpRequest {
   std::string method;  // As the client sent it.
   std::string target;  // Path and query, as the client sent them.
   // Header fields; a field that the client did not send is empty. `api_key`,
-  // `authorization` and `forwarded_proto` are also empty if they came twice.
+  // `authorization` and the fields of a proxy are also empty if they came
+  // twice.
   std::string api_key;
   std::string authorization;
   std::string content_type;
   std::string content_encoding;
   std::string accept;
+  // Where the client believes to be: X-Forwarded-Host, otherwise Host.
   std::string host;
   std::string forwarded_proto;
+  std::string original_uri;
 
   std::string body;
-  // The client's address as HOST:PORT; empty if it is unknown.
+  // The client's address (ClientAddress); empty if it is unknown.
   std::string peer;
   // The reservation of the body's bytes (BodyBudget::Reserve). The reservation
   // ends when its last copy is destroyed.
@@ -38,8 +41,8 @@ struct HttpRequest {
 };
 
 // A body of `size` bytes that is sent in pieces. `next` reads one piece and
-// passes it to `then`, later and on the front's thread. An empty piece means an
-// error and ends the connection.
+// passes it to `then`, later and on the server's thread. An empty piece means
+// an error and ends the connection.
 struct ReplyStream {
   uint64_t size = 0;
   std::function<void(std::function<void(std::string piece)> then)> next;
@@ -60,7 +63,7 @@ struct HttpReply {
 
 // Sends the reply to a request. Call it once. Each copy keeps the connection
 // alive, so all copies must be destroyed before the server.
-// Threads: the front's.
+// Threads: the server's.
 using Respond = std::function<void(HttpReply)>;
 
 // The handler's decision about a header: a refusal, or the most bytes that the
@@ -74,9 +77,9 @@ struct Admission {
   std::function<void(HttpRequest, const Respond&)> serve;
 };
 // Admits or refuses a request by its header, before the server reads the body.
-// Threads: the front's.
+// Threads: the server's.
 using HttpHandler = std::function<Admission(const HttpRequest& header)>;
 
-}  // namespace weft::tinker
+}  // namespace weft
 
-#endif  // WEFT_SERVER_TINKER_HTTP_MESSAGE_H_
+#endif  // WEFT_SERVER_HTTP_MESSAGE_H_

@@ -1,0 +1,38 @@
+// One connection of the HTTP server. Only server.cc uses this file.
+#ifndef WEFT_SERVER_HTTP_CONNECTION_H_
+#define WEFT_SERVER_HTTP_CONNECTION_H_
+
+#include <boost/asio/ip/tcp.hpp>
+#include <cstddef>
+#include <functional>
+#include <list>
+#include <memory>
+
+#include "server/http/body_budget.h"
+#include "server/http/server.h"
+
+namespace weft {
+
+// What the connections of a server share. Threads: the server's.
+struct ConnectionPool {
+  const HttpOptions options;
+  HttpHandler handler;
+  const std::shared_ptr<BodyBudget> budget;
+  size_t num_open = 0;
+  // Functions that close the connections on which no request is served: those
+  // that wait for a whole header, and those that end. The one that has waited
+  // longest is in front.
+  std::list<std::function<void()>> waiting = {};
+};
+
+// Serves the requests of a connection, one after the other, until the
+// connection ends. Returns at once. If options.max_connections are open, closes
+// the front of `waiting`, so that silent clients keep nobody out. If all
+// connections serve requests, answers 503.
+// Threads: the thread that runs the socket's io_context.
+void ServeConnection(boost::asio::ip::tcp::socket socket,
+                     std::shared_ptr<ConnectionPool> pool);
+
+}  // namespace weft
+
+#endif  // WEFT_SERVER_HTTP_CONNECTION_H_
