@@ -10,6 +10,7 @@
 #include "server/rpc_policy.h"
 #include "server/status_conversion.h"
 #include "src/auth/token_file.h"
+#include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
 #include "src/base/trace_id.h"
@@ -181,7 +182,7 @@ void Authenticator::Note(const Verdict& verdict, absl::string_view method,
 }
 
 bool Authenticator::MayLog() {
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   MutexLock lock(&mu_);
   if (now - second_ >= absl::Seconds(1)) {
     second_ = now;

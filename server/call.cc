@@ -11,6 +11,7 @@
 #include "server/http/host.h"
 #include "server/rpc_policy.h"
 #include "server/status_conversion.h"
+#include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/base/reason.h"
 
@@ -58,7 +59,10 @@ CallOrigin OriginOf(const ServiceCore& core,
                            Header(context, "x-request-id"))};
   const auto deadline = context.deadline();
   if (deadline != std::chrono::system_clock::time_point::max()) {
-    origin.deadline = absl::FromChrono(deadline);
+    // gRPC keeps the time that is left, and shows it by the wall clock.
+    origin.deadline =
+        SteadyNow() +
+        absl::FromChrono(deadline - std::chrono::system_clock::now());
   }
   return origin;
 }
@@ -70,7 +74,7 @@ CallRecord::CallRecord(ServiceCore* core, grpc::CallbackServerContext* context,
     : core_(core),
       context_(context),
       rpc_(rpc),
-      start_(absl::Now()),
+      start_(SteadyNow()),
       origin_(std::move(origin)) {
   core_->open_calls.fetch_add(1);
   core_->metrics.Started(rpc);
@@ -90,7 +94,7 @@ CallRecord::~CallRecord() { core_->open_calls.fetch_sub(1); }
 
 absl::Status CallRecord::Spend(int64_t tokens) const {
   if (!has_tenant() || tokens == 0) return absl::OkStatus();
-  return core_->quota.Spend(caller()->tenant(), tokens, absl::Now());
+  return core_->quota.Spend(caller()->tenant(), tokens, SteadyNow());
 }
 
 RequestLimits CallRecord::limits(const Engine& engine) const {
@@ -102,7 +106,7 @@ RequestLimits CallRecord::limits(const Engine& engine) const {
 absl::StatusOr<Engine*> CallRecord::Admit() const {
   if (!caller().ok()) return caller().status();
   if (!entered_.ok()) return entered_;
-  if (deadline() <= absl::Now()) {
+  if (deadline() <= SteadyNow()) {
     return absl::DeadlineExceededError("the deadline passed before arrival");
   }
   return core_->engine.Get();
@@ -156,7 +160,7 @@ absl::Status CallRecord::Settle(const absl::Status& status) {
   // Leaves the quota before the reply is sent, because a client that has the
   // reply may begin its next call at once.
   if (has_tenant()) core_->quota.Leave(caller()->tenant());
-  const absl::Duration elapsed = absl::Now() - start_;
+  const absl::Duration elapsed = SteadyNow() - start_;
   core_->metrics.Handled(rpc_, status, elapsed);
   if (!status.ok()) {
     CountRefusal(status);

@@ -18,6 +18,7 @@
 #include "server/frontend.h"
 #include "server/grpc_log.h"
 #include "server/version.h"
+#include "src/base/clock.h"
 #include "src/base/log.h"
 
 namespace weft {
@@ -89,14 +90,14 @@ class StopSignals {
 class StageLog {
  public:
   void Done(const char* stage) {
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     Log(LogLevel::kInfo, stage,
         {{"seconds", absl::ToDoubleSeconds(now - last_)}});
     last_ = now;
   }
 
  private:
-  absl::Time last_ = absl::Now();
+  absl::Time last_ = SteadyNow();
 };
 
 // Drains the engine. Stops waiting if `timeout` passes, a second signal comes
@@ -108,10 +109,10 @@ bool Drain(Engine* engine, const StopSignals& signals, absl::Duration timeout,
   engine->Drain([drained](const absl::StatusOr<bool>& /*result*/) {
     drained->store(true);
   });
-  const absl::Time limit = absl::Now() + timeout;
+  const absl::Time limit = SteadyNow() + timeout;
   while (!drained->load()) {
     if (!health().ok()) return false;
-    if (absl::Now() >= limit) {
+    if (SteadyNow() >= limit) {
       Log(LogLevel::kWarning, "drain timed out; cutting work off");
       return false;
     }
@@ -149,9 +150,9 @@ absl::StatusOr<std::unique_ptr<Engine>> Load(const EngineOptions& options,
   while (!done.load()) {
     if (const absl::Status ended = others->Check(); !ended.ok()) {
       LogFailure("another rank has ended", ended);
-      give_up = std::min(give_up, absl::Now() + kReasonGrace);
+      give_up = std::min(give_up, SteadyNow() + kReasonGrace);
     }
-    if (absl::Now() >= give_up) std::_Exit(kExitFailed);
+    if (SteadyNow() >= give_up) std::_Exit(kExitFailed);
     if (signals.Wait(absl::Milliseconds(20)) == 0) continue;
     Log(LogLevel::kInfo, "stopped while loading");
     std::_Exit(0);
@@ -177,7 +178,7 @@ void ExitLater(int status) {
 // Returns UNAVAILABLE if the engine's last heartbeat is older than
 // kHeartbeatLimit + kHangGrace.
 absl::Status CheckHeartbeat(const Engine& engine) {
-  const absl::Duration age = absl::Now() - engine.last_heartbeat();
+  const absl::Duration age = SteadyNow() - engine.last_heartbeat();
   if (age <= kHeartbeatLimit + kHangGrace) return absl::OkStatus();
   return absl::UnavailableError(
       absl::StrCat("the engine has not moved for ", absl::FormatDuration(age)));
@@ -216,7 +217,7 @@ int Serve(const Settings& settings, const EngineStarter& start_engine,
 
   absl::Status failure;
   const auto health = [&] {
-    frontend->UpdateLiveness(absl::Now());
+    frontend->UpdateLiveness(SteadyNow());
     if (failure.ok()) failure = (*engine)->failure();
     if (failure.ok()) failure = others->Check();
     if (failure.ok()) failure = CheckHeartbeat(**engine);

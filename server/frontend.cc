@@ -10,6 +10,7 @@
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/resource_quota.h"
 #include "server/services.h"
+#include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
 #include "src/config/address.h"
@@ -221,7 +222,7 @@ void Frontend::SetEngine(Engine* engine) {
       .Set(1);
   AddGauge(registry_.get(), "weft_startup_seconds",
            "Seconds from the start of the server to the loaded model.")
-      .Set(absl::ToDoubleSeconds(absl::Now() - started_));
+      .Set(absl::ToDoubleSeconds(SteadyNow() - started_));
   if (draining()) return;
   core_.metrics.SetPhase(StartupPhase::kServing);
   if (tinker_ != nullptr) tinker_->EngineIsReady();
@@ -250,14 +251,15 @@ void Frontend::StartDraining() {
 
 void Frontend::Shutdown(absl::Duration grace) {
   if (server_ == nullptr) return;
-  const absl::Time limit = absl::Now() + grace;
-  while (core_.open_calls.load() > 0 && absl::Now() < limit) {
+  const absl::Time limit = SteadyNow() + grace;
+  while (core_.open_calls.load() > 0 && SteadyNow() < limit) {
     absl::SleepFor(kCallInterval);
   }
   tinker_.reset();
   listener_.reset();
-  server_->Shutdown(
-      absl::ToChronoTime(std::min(limit, absl::Now() + kConnectionGrace)));
+  const absl::Duration left = std::min(limit - SteadyNow(), kConnectionGrace);
+  server_->Shutdown(std::chrono::system_clock::now() +
+                    absl::ToChronoNanoseconds(left));
   server_->Wait();
   server_.reset();
   metrics_.reset();

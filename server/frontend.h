@@ -9,7 +9,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/impl/service_type.h"
@@ -18,6 +17,7 @@
 #include "server/metrics_server.h"
 #include "server/service_core.h"
 #include "server/tinker/tinker_front.h"
+#include "src/base/clock.h"
 #include "src/config/options.h"
 #include "src/metrics/metrics.h"
 #include "src/metrics/process_collector.h"
@@ -103,7 +103,7 @@ class Frontend {
   // Keeps the registry alive, because the metrics endpoint does not.
   const std::shared_ptr<prometheus::Registry> registry_;
   prometheus::Counter& watchdog_trips_;
-  const absl::Time started_ = absl::Now();
+  const absl::Time started_ = SteadyNow();
   const std::shared_ptr<ProcessCollector> process_collector_;
   std::unique_ptr<grpc::Service> services_[4];
   std::unique_ptr<grpc::Server> server_;

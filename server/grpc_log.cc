@@ -3,9 +3,9 @@
 #include <atomic>
 #include <cstdint>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "grpc/support/log.h"
+#include "src/base/clock.h"
 #include "src/base/log.h"
 
 namespace weft {
@@ -17,7 +17,7 @@ void WriteLine(gpr_log_func_args* args) {
   // Threads may race when a new second begins. That adds only a few lines.
   static std::atomic<int64_t> second{0};
   static std::atomic<int> lines{0};
-  const int64_t now = absl::ToUnixSeconds(absl::Now());
+  const int64_t now = absl::ToUnixSeconds(SteadyNow());
   if (second.exchange(now) != now) lines = 0;
   if (++lines > kLinesPerSecond) return;
   Log(args->severity == GPR_LOG_SEVERITY_ERROR ? LogLevel::kWarning

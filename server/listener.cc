@@ -18,7 +18,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "src/base/clock.h"
 #include "src/base/status_macros.h"
 #include "src/config/address.h"
 #include "src/config/options.h"
@@ -203,7 +203,7 @@ void Listener::Loop() {
       has_descriptors = true;
       continue;
     }
-    if (absl::Now() - swept_ > kSweepInterval) Sweep();
+    if (SteadyNow() - swept_ > kSweepInterval) Sweep();
     for (size_t i = 1; i < waited.size() && has_descriptors; ++i) {
       if (waited[i].revents != 0) has_descriptors = Accept(waited[i].fd);
     }
@@ -240,7 +240,7 @@ bool Listener::Accept(int listener) {
 }
 
 void Listener::Sweep() {
-  swept_ = absl::Now();
+  swept_ = SteadyNow();
   std::erase_if(open_, [](const auto& connection) {
     struct stat socket = {};
     return fstat(connection.first, &socket) != 0 ||

@@ -16,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "src/base/clock.h"
 #include "src/base/status_macros.h"
 
 namespace weft {
@@ -102,10 +103,10 @@ LocalRanks& LocalRanks::operator=(LocalRanks&& other) noexcept {
 }
 
 LocalRanks::~LocalRanks() {
-  const absl::Time limit = absl::Now() + kEndGrace;
+  const absl::Time limit = SteadyNow() + kEndGrace;
   for (const Process& process : processes_) {
     int status = 0;
-    while (waitpid(process.pid, &status, WNOHANG) == 0 && absl::Now() < limit) {
+    while (waitpid(process.pid, &status, WNOHANG) == 0 && SteadyNow() < limit) {
       absl::SleepFor(absl::Milliseconds(10));
     }
   }

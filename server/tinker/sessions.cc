@@ -7,10 +7,10 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "server/tinker/models.h"
 #include "server/tinker/run_json.h"
 #include "server/tinker/samplers.h"
+#include "src/base/clock.h"
 #include "src/base/status_macros.h"
 
 namespace weft::tinker {
@@ -132,13 +132,13 @@ absl::Status TakeTelemetry(Front& /*front*/, const CallPtr& /*call*/,
 
 absl::Status CreateSession(Front& front, const CallPtr& call,
                            const Respond& respond) {
-  WEFT_RETURN_IF_ERROR(MakeRoom(front, *call, absl::Now()));
+  WEFT_RETURN_IF_ERROR(MakeRoom(front, *call, SteadyNow()));
   WEFT_ASSIGN_OR_RETURN(const std::string id, NewId());
   const Session session{.id = id,
                         .caller = call->caller,
                         .owner = call->owner(),
                         .fields = call->body,
-                        .last_beat = absl::Now()};
+                        .last_beat = SteadyNow()};
   LedgerEntry entry{.id = id,
                     .fields = {{"caller", CallerToJson(session.caller)},
                                {"request", session.fields}},
@@ -159,7 +159,7 @@ absl::Status BeatSession(Front& front, const CallPtr& call,
                         StringField(call->body, "session_id"));
   const auto session = front.FindSession(*call, id);
   if (!session.ok()) return absl::AbortedError("the session has ended");
-  (*session)->last_beat = absl::Now();
+  (*session)->last_beat = SteadyNow();
   respond(JsonReply({{"type", "session_heartbeat"}}));
   return absl::OkStatus();
 }

@@ -17,6 +17,7 @@
 #include "server/tinker/samplers.h"
 #include "server/tinker/sessions.h"
 #include "server/tinker/steps.h"
+#include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
 
@@ -59,7 +60,7 @@ class TinkerFront::Impl {
                                      std::function<void()> work) {
                  raw->After(delay, std::move(work));
                }) {
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     RestoreSessions(front_, now);
     RestoreModels(front_);
     RestoreSamplers(front_);
@@ -92,7 +93,7 @@ class TinkerFront::Impl {
  private:
   void Sweep() {
     server_->After(kSweepInterval, [this] {
-      SweepSessions(front_, absl::Now());
+      SweepSessions(front_, SteadyNow());
       SweepCheckpoints(front_, absl::Now());
       Sweep();
     });

@@ -122,7 +122,7 @@ absl::StatusOr<CheckpointInfo> AdapterIo::Save(
                       .name = request.name,
                       .last_step = adapter.last_step,
                       .optim_steps = adapter.state.optim_steps,
-                      .created_at = absl::Now(),
+                      .created_at = NextCreation(request.adapter_id),
                       .config = adapter.config,
                       .kind = request.kind,
                       .metadata = request.metadata,
@@ -174,7 +174,8 @@ absl::Status AdapterIo::Write(const AdapterCopy& adapter, bool overwrite,
   }
   WEFT_RETURN_IF_ERROR(written);
   next_expiry_ = std::min(next_expiry_, info->expires_at);
-  sizes_[{info->adapter_id, info->name}] = info->size_bytes;
+  stored_[{info->adapter_id, info->name}] = {.bytes = info->size_bytes,
+                                             .created_at = info->created_at};
   return absl::OkStatus();
 }
 
@@ -217,7 +218,7 @@ absl::StatusOr<CheckpointInfo> AdapterIo::Upload(
   info->adapter_id = request.adapter_id;
   info->name = request.name;
   info->tenant = request.tenant;
-  info->created_at = absl::Now();
+  info->created_at = NextCreation(request.adapter_id);
   info->expires_at = absl::InfiniteFuture();
   info->base_model = base_.name;
   info->base_fingerprint = base_.fingerprint;

@@ -114,6 +114,10 @@ class AdapterIo {
   // properties are those of this save. Otherwise returns none.
   [[nodiscard]] std::optional<CheckpointInfo> SavedBefore(
       const SaveCheckpointRequest& request, const AdapterCopy& adapter) const;
+  // Returns the time for a new checkpoint. It is later than those of the
+  // adapter's other checkpoints, even if the wall clock was set back, because
+  // the times are the order of checkpoints.
+  [[nodiscard]] absl::Time NextCreation(const std::string& adapter_id);
   // Deletes the oldest checkpoints that have the adapter and the kind of
   // `saved`, until at most `count` remain. Never deletes `saved`.
   void KeepNewest(const CheckpointInfo& saved, uint64_t count);
@@ -134,8 +138,12 @@ class AdapterIo {
   const uint64_t disk_reserve_;
   // DeleteExpired does nothing before this time.
   absl::Time next_expiry_ = absl::InfinitePast();
-  // Bytes of the checkpoints, by adapter and name.
-  std::map<std::pair<std::string, std::string>, uint64_t> sizes_;
+  struct Stored {
+    uint64_t bytes = 0;
+    absl::Time created_at;
+  };
+  // The checkpoints by adapter and name.
+  std::map<std::pair<std::string, std::string>, Stored> stored_;
 };
 
 }  // namespace weft::engine

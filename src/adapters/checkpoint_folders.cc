@@ -105,13 +105,24 @@ absl::StatusOr<std::vector<CheckpointInfo>> AdapterIo::List(
   return infos;
 }
 
+absl::Time AdapterIo::NextCreation(const std::string& adapter_id) {
+  DeleteExpired();  // The first call reads the checkpoints that exist.
+  absl::Time next = absl::Now();
+  for (auto it = stored_.lower_bound({adapter_id, ""});
+       it != stored_.end() && it->first.first == adapter_id; ++it) {
+    next = std::max(next, it->second.created_at + absl::Microseconds(1));
+  }
+  return next;
+}
+
 void AdapterIo::DeleteExpired() {
   const absl::Time now = absl::Now();
   if (now < next_expiry_) return;
   next_expiry_ = absl::InfiniteFuture();
-  sizes_.clear();
+  stored_.clear();
   for (const CheckpointInfo& info : ListAll("")) {
-    sizes_[{info.adapter_id, info.name}] = info.size_bytes;
+    stored_[{info.adapter_id, info.name}] = {.bytes = info.size_bytes,
+                                             .created_at = info.created_at};
     if (info.expires_at > now) {
       next_expiry_ = std::min(next_expiry_, info.expires_at);
       continue;
@@ -131,13 +142,13 @@ void AdapterIo::DeleteExpired() {
 absl::Status AdapterIo::Delete(const std::string& adapter_id,
                                const std::string& name) {
   WEFT_RETURN_IF_ERROR(RemoveDurableFolder(AdapterDir(adapter_id), name));
-  sizes_.erase({adapter_id, name});
+  stored_.erase({adapter_id, name});
   return absl::OkStatus();
 }
 
 uint64_t AdapterIo::stored_bytes() const {
   uint64_t bytes = 0;
-  for (const auto& [checkpoint, size] : sizes_) bytes += size;
+  for (const auto& [checkpoint, stored] : stored_) bytes += stored.bytes;
   return bytes;
 }
 

@@ -2,7 +2,7 @@
 // posted task waits or runs, the task is not posted again.
 //
 //   PeriodicTask look(absl::Seconds(1), [] { LookAtTheDisk(); });
-//   look.PostWhenDue(absl::Now(), [&](auto task) { worker.Post(task); });
+//   look.PostWhenDue(SteadyNow(), [&](auto task) { worker.Post(task); });
 #ifndef WEFT_SRC_BASE_PERIODIC_TASK_H_
 #define WEFT_SRC_BASE_PERIODIC_TASK_H_
 

@@ -1,17 +1,17 @@
 #include "src/base/profile.h"
 
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "src/base/clock.h"
 
 namespace weft::profile {
 
 constinit thread_local Recording* active = nullptr;
 
 Recording::Recording(size_t max_spans)
-    : max_spans_(max_spans), start_ns_(absl::GetCurrentTimeNanos()) {}
+    : max_spans_(max_spans), start_ns_(absl::ToUnixNanos(SteadyNow())) {}
 
 int64_t Recording::Now() const {
-  return absl::GetCurrentTimeNanos() - start_ns_;
+  return absl::ToUnixNanos(SteadyNow()) - start_ns_;
 }
 
 void Recording::Add(const SpanRecord& span) {

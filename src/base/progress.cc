@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "src/base/clock.h"
 #include "src/base/log.h"
 
 namespace weft {
@@ -36,7 +36,7 @@ Progress::Progress(std::string_view label, int64_t total, std::string_view unit)
       total_(total),
       unit_(unit),
       is_terminal_(isatty(STDERR_FILENO) != 0),
-      start_(absl::Now()),
+      start_(SteadyNow()),
       last_print_(start_) {}
 
 Progress::~Progress() {
@@ -47,7 +47,7 @@ Progress::~Progress() {
 void Progress::Add(int64_t amount) {
   MutexLock lock(&mu_);
   done_ += amount;
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   if (now - last_print_ < (is_terminal_ ? kTerminalInterval : kLineInterval)) {
     return;
   }
@@ -84,7 +84,7 @@ std::string Progress::Format(std::string_view label, int64_t done,
 
 void Progress::Print(bool last) {
   const std::string line =
-      Format(label_, done_, total_, unit_, absl::Now() - start_,
+      Format(label_, done_, total_, unit_, SteadyNow() - start_,
              is_terminal_ ? kBarWidth : 0);
   if (is_terminal_) {
     std::fprintf(stderr, "\r\033[K%s%s", line.c_str(), last ? "\n" : "");

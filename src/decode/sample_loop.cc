@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "src/base/clock.h"
 #include "src/base/profile.h"
 #include "src/decode/sample_routing.h"
 
@@ -191,7 +191,7 @@ bool SampleLoop::StartSample(SampleJob& job) {
     sequences_.EraseAllOf(job);
     return true;
   }
-  if (index == 0) probe_->ObserveFirstToken(absl::Now() - job.accepted_at);
+  if (index == 0) probe_->ObserveFirstToken(SteadyNow() - job.accepted_at);
   if (Accept(job, index, sample.stop, *drawn)) {
     AddRouting(sample);
   } else {
@@ -205,7 +205,7 @@ void SampleLoop::Decode() {
   if (rows.empty()) return;
   const profile::Span span("decode iteration", "sequences",
                            static_cast<int64_t>(rows.size()));
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   // Sorts the rows by adapter version, so that each version's weights are read
   // once.
   std::ranges::stable_sort(
@@ -227,7 +227,7 @@ void SampleLoop::Decode() {
   }
   EraseFailed();
   probe_->ObserveDecode(static_cast<int64_t>(rows.size()), by_graph,
-                        absl::Now() - start);
+                        SteadyNow() - start);
   const executor::DecodeGraphStats graphs = executor_.decode_graphs();
   probe_->SetDecodeGraphs(graphs.graphs, graphs.bytes);
 }

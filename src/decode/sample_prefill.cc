@@ -6,7 +6,7 @@
 #include <iterator>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "src/base/clock.h"
 #include "src/base/profile.h"
 #include "src/decode/sample_routing.h"
 
@@ -174,7 +174,7 @@ bool SamplePiece::ends_prompt() const {
 }
 
 void SamplePrefill::Run() {
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   const std::vector<SamplePiece> pieces = Plan();
   if (pieces.empty()) return;
   const profile::Span span("prefill", "prompts",
@@ -182,7 +182,7 @@ void SamplePrefill::Run() {
   RunPieces(pieces);
   int64_t num_tokens = 0;
   for (const SamplePiece& piece : pieces) num_tokens += piece.end - piece.begin;
-  probe_->ObservePrefill(num_tokens, absl::Now() - start);
+  probe_->ObservePrefill(num_tokens, SteadyNow() - start);
 }
 
 std::vector<SamplePiece> SamplePrefill::Plan() {

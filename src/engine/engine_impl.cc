@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
+#include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/base/periodic_task.h"
 #include "src/base/profile.h"
@@ -201,7 +201,7 @@ absl::Status EngineImpl::Recover() {
         opened.Notify();
         return started;
       },
-      [this, start = absl::Now()] { return FinishRecovery(start); });
+      [this, start = SteadyNow()] { return FinishRecovery(start); });
   opened.WaitForNotification();
   WEFT_RETURN_IF_ERROR(status);
   const RecoveryReport& report = recovery_.report();
@@ -275,7 +275,7 @@ absl::Status EngineImpl::StartRecording() {
 
 absl::Status EngineImpl::FinishRecovery(absl::Time began_at) {
   const RecoveryReport& report = recovery_.report();
-  const absl::Duration duration = absl::Now() - began_at;
+  const absl::Duration duration = SteadyNow() - began_at;
   recorder_.AddCost(report.device_time);
   Log(LogLevel::kInfo, "state recovered",
       {{"adapters", report.adapters},
@@ -299,23 +299,23 @@ void EngineImpl::Loop() {
     const profile::Span span("wait for work");
     return dispatcher_.Next(sample_loop_.active(), kIdleWait);
   };
-  absl::Time idle_since = absl::Now();
+  absl::Time idle_since = SteadyNow();
   PeriodicTask disk_look(kDiskInterval, [this] {
     adapter_io_.DeleteExpired();
     probe_.SetStoredCheckpoints(adapter_io_.stored_bytes());
     parts_.disks->Refresh();
   });
   while (std::optional<dispatch::Work> work = next_work()) {
-    const absl::Time start = absl::Now();
+    const absl::Time start = SteadyNow();
     Run(*work);
     if (!std::holds_alternative<dispatch::Idle>(*work)) {
-      idle_since = absl::Now();
+      idle_since = SteadyNow();
     } else if (start - idle_since > kIdleRelease) {
       parts_.device->ReleaseIdle();
     }
     const bool trained = std::holds_alternative<dispatch::RunTrain>(*work) ||
                          std::holds_alternative<dispatch::RunStep>(*work);
-    if (trained) recorder_.AddCost(absl::Now() - start);
+    if (trained) recorder_.AddCost(SteadyNow() - start);
     // Until recovery has succeeded, a snapshot would lack unreplayed steps.
     if (recovery_.succeeded()) snapshots_.GoOn();
     disk_look.PostWhenDue(start, [this](std::function<void()> look) {
@@ -324,7 +324,7 @@ void EngineImpl::Loop() {
     probe_.Heartbeat();
     profile_.BetweenWork(
         trained || std::holds_alternative<dispatch::RunDecode>(*work),
-        absl::Now());
+        SteadyNow());
   }
   if (recovery_.succeeded() && failure().ok() && dispatcher_.drained()) {
     snapshots_.WriteLast();

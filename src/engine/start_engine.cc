@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
 #include "src/engine/engine_impl.h"
@@ -103,7 +103,7 @@ absl::Status PrepareDirectory(const std::string& path) {
 absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
     const EngineOptions& options, const World& world,
     prometheus::Registry* registry) {
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   WEFT_RETURN_IF_ERROR(ParseTenantWeights(options.tenant_weights).status());
   EngineOptions chosen = options;
   WEFT_RETURN_IF_ERROR(PrepareDirectory(chosen.checkpoint_dir));
@@ -153,7 +153,7 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
        {"dtype", parts.info.dtype},
        {"threads", at::get_num_threads()},
        {"ranks", world.size},
-       {"seconds", absl::ToDoubleSeconds(absl::Now() - start)}});
+       {"seconds", absl::ToDoubleSeconds(SteadyNow() - start)}});
 
   std::unique_ptr<engine::EngineImpl> engine;
   WEFT_RETURN_IF_ERROR(engine::RunGuarded("starting the engine", [&] {

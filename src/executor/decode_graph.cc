@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/loss/logits.h"
 #include "src/ops/cuda_dispatch.h"
@@ -117,7 +117,7 @@ void DecodeGraphs::Upload(const CachePlan& plan, const Graph& graph) {
 
 void DecodeGraphs::Record(const DecodeShape& shape, const CachePlan& plan,
                           Graph& graph) {
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   graph.tried = true;
   try {
     const int64_t before = device_->FreeBytes();
@@ -146,7 +146,7 @@ void DecodeGraphs::Record(const DecodeShape& shape, const CachePlan& plan,
        {"max_rank", shape.max_rank},
        {"max_filters", shape.max_filters},
        {"bytes", graph.bytes},
-       {"milliseconds", absl::ToDoubleMilliseconds(absl::Now() - start)}});
+       {"milliseconds", absl::ToDoubleMilliseconds(SteadyNow() - start)}});
 }
 
 void DecodeGraphs::Queue(const DecodeStep& step, int max_filters,

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "src/base/clock.h"
 
 namespace weft::records {
 
@@ -48,12 +49,12 @@ void Recorder::Append(std::string bytes, const std::set<AdapterKey>& keys) {
   ++since_census_;
   if (!trail.census) return;
   since_census_ = 0;
-  census_at_ = absl::Now();
+  census_at_ = SteadyNow();
 }
 
 bool Recorder::CensusIsDue() const {
   return since_census_ >= std::max<uint64_t>(kCensusRecords, marks_.size()) ||
-         absl::Now() - census_at_ >= kCensusInterval;
+         SteadyNow() - census_at_ >= kCensusInterval;
 }
 
 std::vector<Mark> Recorder::Census() const {

@@ -5,7 +5,7 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "src/base/clock.h"
 #include "src/base/failpoint.h"
 #include "src/base/status_macros.h"
 #include "src/files/file_io.h"
@@ -141,9 +141,9 @@ void LogReplay::WithAdapters(const std::vector<AdapterKey>& keys,
   BringIn(keys, 0, [this, keys, body, next](const absl::Status& room) {
     const records::Recorder::Replaying replaying(&context_.recorder);
     used_device_ = true;
-    const absl::Time start = absl::Now();
+    const absl::Time start = SteadyNow();
     const absl::Status status = room.ok() ? body() : room;
-    report_.device_time += absl::Now() - start;
+    report_.device_time += SteadyNow() - start;
     for (const AdapterKey key : keys) Unpin(key);
     next(status);
   });

@@ -7,6 +7,7 @@
 
 #include "absl/time/clock.h"
 #include "src/adapters/state_image.h"
+#include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
 #include "src/journal/image_file.h"
@@ -47,7 +48,7 @@ bool WorthLastSnapshot(absl::Duration replay, uint64_t bytes) {
 bool Snapshotter::IsDue() const {
   const EngineOptions& options = context_.options;
   const records::ReplayCost& cost = context_.recorder.cost();
-  if (!context_.recorder.recording() || absl::Now() < not_before_) return false;
+  if (!context_.recorder.recording() || SteadyNow() < not_before_) return false;
   // While new work is refused for lack of room, a snapshot may make room: it
   // cuts the log and removes the images of adapters that are gone.
   return cost.bytes > static_cast<uint64_t>(options.snapshot_log_bytes) ||
@@ -127,7 +128,7 @@ void Snapshotter::GiveUp(const absl::Status& status) {
   Log(LogLevel::kError, "no snapshot could be written: the log stays",
       {{"reason", status.message()}});
   failure_ = status;
-  not_before_ = absl::Now() + kRetry;
+  not_before_ = SteadyNow() + kRetry;
   // In kWriting, the snapshot may already be on disk. The new images are kept,
   // because the snapshot refers to them.
   if (phase_ == Phase::kCopying) {

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/runtime/torch_guard.h"
 
@@ -43,11 +43,11 @@ absl::Status ComputeGuard::Compute(const char* what,
 
 void ComputeGuard::PingWhenDue() {
   if (executor_.alone() || !failure().ok() ||
-      absl::Now() - last_ping_ < kPingInterval) {
+      SteadyNow() - last_ping_ < kPingInterval) {
     return;
   }
   Compute("Ping", [this] { executor_.Ping(); }).IgnoreError();
-  last_ping_ = absl::Now();
+  last_ping_ = SteadyNow();
 }
 
 absl::Status ComputeGuard::failure() const {

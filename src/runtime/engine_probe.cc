@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "src/base/clock.h"
 
 namespace weft::engine {
 namespace {
@@ -115,9 +116,8 @@ EngineProbe::EngineProbe(prometheus::Registry* registry)
                                    "Bytes of all checkpoints.")) {}
 
 void EngineProbe::Heartbeat() {
-  const absl::Time now = absl::Now();
-  last_heartbeat_ns_.store(absl::ToUnixNanos(now));
-  heartbeat_.Set(absl::ToDoubleSeconds(now - absl::UnixEpoch()));
+  last_heartbeat_ns_.store(absl::ToUnixNanos(SteadyNow()));
+  heartbeat_.Set(absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()));
 }
 
 void EngineProbe::ObserveTrain(bool backward, int64_t num_tokens,

@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <string_view>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "src/base/clock.h"
 #include "src/metrics/metrics.h"
 
 namespace weft::engine {
@@ -54,7 +54,7 @@ class EngineProbe {
   void SetStoredCheckpoints(uint64_t bytes);
 
  private:
-  std::atomic<int64_t> last_heartbeat_ns_{absl::GetCurrentTimeNanos()};
+  std::atomic<int64_t> last_heartbeat_ns_{absl::ToUnixNanos(SteadyNow())};
   prometheus::Gauge& heartbeat_;
   prometheus::Counter& train_tokens_;
   prometheus::Counter& prompt_tokens_;

@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
 #include "src/model/decoder_weights.h"
@@ -120,7 +120,7 @@ absl::Status LogWeightError(const EngineOptions& options,
       options.load_format == LoadFormat::kDummy || decoder.tensor_size() > 1) {
     return absl::OkStatus();
   }
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<weights::Checkpoint> checkpoint,
                         weights::Checkpoint::Open(options.model_dir));
   WEFT_ASSIGN_OR_RETURN(const WeightError error,
@@ -130,7 +130,7 @@ absl::Status LogWeightError(const EngineOptions& options,
       {{"tokens", error.num_tokens},
        {"mean_kl", error.mean_kl},
        {"same_likeliest_token", error.top1},
-       {"seconds", absl::ToDoubleSeconds(absl::Now() - start)}});
+       {"seconds", absl::ToDoubleSeconds(SteadyNow() - start)}});
   return absl::OkStatus();
 }
 

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/base/profile.h"
 #include "src/base/status_macros.h"
@@ -168,7 +168,7 @@ absl::Status BatchTrainer::RunSlices(const dispatch::RunTrain& train) {
   for (const loss::MetricSums* sums : batch.metrics) {
     metrics_before.push_back(*sums);
   }
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   absl::StatusOr<TrainOutcome> outcome = TryBatch(batch, Recompute::kByBudget);
   if (absl::IsResourceExhausted(outcome.status())) {
     context_.probe.CountOutOfMemory();
@@ -184,7 +184,7 @@ absl::Status BatchTrainer::RunSlices(const dispatch::RunTrain& train) {
     outcome = TryBatch(batch, Recompute::kAll);
   }
   context_.probe.ObserveTrain(train.backward, batch.num_tokens,
-                              absl::Now() - start);
+                              SteadyNow() - start);
   WEFT_RETURN_IF_ERROR(outcome.status());
   if (const at::Tensor& rows_LE = outcome->expert_rows_LE; rows_LE.defined()) {
     context_.probe.ObserveExperts({rows_LE.const_data_ptr<int64_t>(),

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "src/adapters/state_image.h"
+#include "src/base/clock.h"
 #include "src/base/profile.h"
 #include "src/base/status_macros.h"
 #include "src/optim/adamw.h"
@@ -78,7 +78,7 @@ absl::StatusOr<StepResult> StepExecutor::Complete(
 absl::StatusOr<StepResult> StepExecutor::Optim(
     const dispatch::StepTask& step, const OptimStepRequest& request) {
   lora::Adapter& adapter = *context_.adapters.Find(step.adapter);
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   double norm = 0;
   const profile::Span span("optimizer step");
   const absl::Status status = context_.guard.Compute("OptimStep", [&] {
@@ -95,7 +95,7 @@ absl::StatusOr<StepResult> StepExecutor::Optim(
     adapter.FinishStep(std::move(next));
   });
   context_.probe.ObserveOptim(norm, request.adamw.max_grad_norm,
-                              absl::Now() - start);
+                              SteadyNow() - start);
   WEFT_RETURN_IF_ERROR(status);
   if (!std::isfinite(norm)) {
     return absl::FailedPreconditionError(
@@ -123,9 +123,9 @@ void StepExecutor::Save(const dispatch::StepTask& step,
     return;
   }
   context_.PostIo([this, step, request, copy = std::move(copy)] {
-    const absl::Time start = absl::Now();
+    const absl::Time start = SteadyNow();
     absl::StatusOr<CheckpointInfo> info = context_.files.Save(request, copy);
-    context_.probe.ObserveCheckpoint("save", info.ok(), absl::Now() - start);
+    context_.probe.ObserveCheckpoint("save", info.ok(), SteadyNow() - start);
     context_.dispatcher.Post(
         [this, step, info = std::move(info)](const absl::Status& open) mutable {
           if (!open.ok()) return;  // The step has already ended.
@@ -141,9 +141,9 @@ void StepExecutor::Load(const dispatch::StepTask& step,
   const Durability durability =
       owner.ok() ? owner->durability : Durability::kMemory;
   context_.PostIo([this, step, request, durability] {
-    const absl::Time start = absl::Now();
+    const absl::Time start = SteadyNow();
     absl::StatusOr<LoadedCheckpoint> loaded = context_.files.Load(request);
-    context_.probe.ObserveCheckpoint("load", loaded.ok(), absl::Now() - start);
+    context_.probe.ObserveCheckpoint("load", loaded.ok(), SteadyNow() - start);
     absl::StatusOr<std::string> image =
         loaded.ok() ? KeepState(context_, durability, loaded->state)
                     : loaded.status();

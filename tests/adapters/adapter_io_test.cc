@@ -551,5 +551,21 @@ TEST_F(AdapterIoTest, KeepsTheNewestOfAKind) {
   EXPECT_THAT(Names(), ::testing::ElementsAre("c5", "s1"));
 }
 
+TEST_F(AdapterIoTest, ACheckpointIsTheNewestAlsoIfTheClockWasSetBack) {
+  for (const char* name : {"c1", "c2", "c3"}) {
+    ASSERT_THAT(SaveAs({.adapter_id = "a", .name = name}), IsOk());
+  }
+  const double ahead =
+      absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()) + 3600;
+  EditFields("c3", [ahead](json& fields) { fields["created_at"] = ahead; });
+  AdapterIo next(folder_, kBase);
+  for (const char* name : {"c4", "c5"}) {
+    ASSERT_THAT(next.Save({.adapter_id = "a", .name = name, .keep_newest = 3},
+                          CopyOf({.rank = 2, .alpha = 3})),
+                IsOk());
+  }
+  EXPECT_THAT(Names(), ::testing::ElementsAre("c5", "c4", "c3"));
+}
+
 }  // namespace
 }  // namespace weft::engine

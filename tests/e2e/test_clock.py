@@ -1,0 +1,71 @@
+"""Sets the clock of a running weftd. What it promises in durations still holds."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import daemon as daemon_module
+import pytest
+from models import tiny_model
+from raw import Raw, datum
+from texts import random_tokens
+
+SHIFT = daemon_module.BUILD_DIR / "tests" / "support" / "libweft_clock_shift.so"
+DATA = [datum(random_tokens(320, 10, 1))]
+# absl's clock follows a change of the wall clock only after about two seconds.
+FOLLOWS = 3.0
+
+
+class Clock:
+    """A daemon whose wall clock a test sets. `file` has the shift in seconds."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "shift"
+        self.set(0)
+        self.daemon = daemon_module.Daemon(tiny_model("llama-tied"), folder / "weftd")
+        self.daemon.start_with(
+            "env", f"LD_PRELOAD={SHIFT}", f"WEFT_CLOCK_SHIFT={self._file}"
+        )
+
+    def set(self, seconds: int) -> None:
+        draft = self._file.with_suffix(".new")
+        draft.write_text(str(seconds))
+        os.replace(draft, self._file)
+
+
+@pytest.fixture
+def clock(tmp_path: Path) -> Iterator[Clock]:
+    clock = Clock(tmp_path)
+    yield clock
+    assert clock.daemon.stop() == 0, clock.daemon.log_tail()
+
+
+@pytest.mark.parametrize("seconds", [45 * 60, -3600, 7 * 86400])
+def test_a_set_clock_ends_nothing(clock: Clock, seconds: int) -> None:
+    """The watchdog, liveness and deadlines count the time that has passed."""
+    with Raw(clock.daemon.address) as raw:
+        assert raw.create("a", rank=2).code == "OK"
+        clock.set(seconds)
+        end = time.monotonic() + FOLLOWS
+        step = 0
+        while time.monotonic() < end:
+            step += 1
+            outcome = raw.forward_backward("a", DATA, step=step, timeout=2.0)
+            assert outcome.code == "OK", (step, outcome)
+        assert "watchdog_trips_total 0" in clock.daemon.scrape()
+        assert "weft_disk_free_bytes" in clock.daemon.scrape()
+
+
+def test_checkpoints_keep_their_order_when_the_clock_goes_back(clock: Clock) -> None:
+    with clock.daemon.client() as client:
+        adapter = client.create_adapter("a", rank=2)
+        for number in range(1, 6):
+            if number == 4:
+                clock.set(-3600)
+                time.sleep(FOLLOWS)
+            adapter.save(f"s{number}", keep_newest=3)
+        names = [checkpoint.name for checkpoint in client.checkpoints("a")]
+        assert names == ["s5", "s4", "s3"]

@@ -1,0 +1,52 @@
+"""Tests that only times which are shown or stored come from the wall clock. Durations,
+deadlines and intervals come from SteadyNow (src/base/clock.h), because an operator or
+NTP may set the wall clock."""
+
+import re
+from pathlib import Path
+
+from sources import ROOT
+
+# What each file reads the wall clock for.
+WALL = {
+    "src/adapters/adapter_io.cc": "expiry of checkpoints",
+    "src/adapters/adapter_manager.cc": "when an adapter was made",
+    "src/adapters/adapter_table.h": "when an adapter was made",
+    "src/adapters/checkpoint_folders.cc": "when a checkpoint was made, and expires",
+    "src/base/clock.h": "the start of SteadyNow",
+    "src/base/log.cc": "the time of a log line",
+    "src/records/recorder.cc": "the id of a run in the log",
+    "src/recovery/recovery.cc": "the name of a folder that is set aside",
+    "src/runtime/engine_probe.cc": "a metric that alerts compare with the time",
+    "server/authenticator.cc": "expiry of tokens",
+    "server/call.cc": "when a call failed, for the console",
+    "server/console/state.cc": "the console's time",
+    "server/sample_validation.cc": "a seed, if the system draws none",
+    "server/metric_values.cc": "the age of the process, by the time of its start",
+    "server/tinker/archives.cc": "expiry of URLs",
+    "server/tinker/checkpoint_extras.cc": "expiry of checkpoints",
+    "server/tinker/tinker_front.cc": "expiry of checkpoints",
+}
+_WALL_CLOCK = re.compile(r"absl::Now\(\)|GetCurrentTimeNanos|CLOCK_REALTIME")
+
+
+def readers(root: Path) -> set[str]:
+    """Returns the server's sources that read the wall clock."""
+    return {
+        str(path.relative_to(root))
+        for folder in ("src", "server")
+        for path in (root / folder).rglob("*")
+        if path.suffix in (".cc", ".h") and _WALL_CLOCK.search(path.read_text())
+    }
+
+
+def test_only_shown_and_stored_times_come_from_the_wall_clock() -> None:
+    assert readers(ROOT) == set(WALL)
+
+
+def test_finds_a_reader(tmp_path: Path) -> None:
+    for folder in ("src", "server"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "src" / "a.cc").write_text("auto start = absl::Now();\n")
+    (tmp_path / "server" / "b.cc").write_text("auto start = SteadyNow();\n")
+    assert readers(tmp_path) == {"src/a.cc"}
