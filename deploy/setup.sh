@@ -26,6 +26,8 @@ readonly BUILD_PACKAGES=(
   libisal-dev libboost-dev libzstd-dev
   libgtest-dev libgmock-dev libbenchmark-dev
 )
+# The server that speaks TLS in front of weftd (deploy/edge).
+readonly EDGE_PACKAGES=(nginx openssl)
 readonly TEST_PACKAGES=(
   chromium clang clang-format clang-tidy curl lld prometheus shellcheck yamllint
 )
@@ -35,7 +37,9 @@ readonly IMAGE_PACKAGES=(buildah debootstrap)
 
 usage() {
   cat <<'EOF'
-Usage: deploy/setup.sh [--tests] [--image] [--cuda | --cpu]
+Usage: deploy/setup.sh [--edge] [--tests] [--image] [--cuda | --cpu]
+  --edge   also install nginx and openssl, which deploy/edge needs (implied by
+           --tests)
   --tests  also install what the tests need: linters, transformers, peft,
            matplotlib, the Tinker SDK (in build/tinker-venv), and the full torch
            wheel set, which Python needs to import torch
@@ -47,6 +51,7 @@ the CPU, the demo and the Python client.
 EOF
 }
 
+WITH_EDGE=0
 WITH_TESTS=0
 WITH_IMAGE=0
 WITH_CUDA=0
@@ -55,7 +60,8 @@ if [[ -x /usr/local/cuda/bin/nvcc ]] || command -v nvcc >/dev/null; then
 fi
 for argument in "$@"; do
   case "${argument}" in
-    --tests) WITH_TESTS=1 ;;
+    --edge) WITH_EDGE=1 ;;
+    --tests) WITH_TESTS=1; WITH_EDGE=1 ;;
     --image) WITH_IMAGE=1 ;;
     --cuda) WITH_CUDA=1 ;;
     --cpu) WITH_CUDA=0 ;;
@@ -63,7 +69,7 @@ for argument in "$@"; do
     *) echo "setup: unknown option ${argument}" >&2; usage >&2; exit 2 ;;
   esac
 done
-readonly WITH_TESTS WITH_IMAGE WITH_CUDA
+readonly WITH_EDGE WITH_TESTS WITH_IMAGE WITH_CUDA
 
 # say NAME STATE SECONDS: prints the one line of a stage.
 say() { printf '[setup] %-24s %-10s %4s s\n' "$1" "$2" "$3"; }
@@ -134,6 +140,7 @@ install_packages() {
 
 debian_stage() {
   local wanted=("${BUILD_PACKAGES[@]}") missing
+  if [[ "${WITH_EDGE}" == 1 ]]; then wanted+=("${EDGE_PACKAGES[@]}"); fi
   if [[ "${WITH_TESTS}" == 1 ]]; then wanted+=("${TEST_PACKAGES[@]}"); fi
   if [[ "${WITH_IMAGE}" == 1 ]]; then wanted+=("${IMAGE_PACKAGES[@]}"); fi
   mapfile -t missing < <(missing_packages "${wanted[@]}")
@@ -142,10 +149,14 @@ debian_stage() {
     return
   fi
   run_stage "Debian packages" install_packages "${missing[@]}"
-  # The prometheus package is installed for promtool, so its server is disabled.
-  if [[ " ${missing[*]} " == *" prometheus "* && -d /run/systemd/system ]]; then
-    as_root systemctl disable --now prometheus || true
-  fi
+  # The prometheus package is installed for promtool, and deploy/edge runs an
+  # nginx of its own. So the packages' servers are disabled.
+  local server
+  for server in prometheus nginx; do
+    if [[ " ${missing[*]} " == *" ${server} "* && -d /run/systemd/system ]]; then
+      as_root systemctl disable --now "${server}" || true
+    fi
+  done
 }
 
 make_venv() {

@@ -22,8 +22,8 @@ OVERLAYS = tuple(
 # Combinations of components that no overlay has.
 MIXES = (
     "gpu durable",
-    "tls mtls monitoring",
-    "gpu tls mtls durable monitoring group",
+    "edge mtls monitoring",
+    "gpu edge mtls durable monitoring group",
     "gpu durable replicas",
 )
 MANIFESTS = OVERLAYS + MIXES

@@ -1,4 +1,4 @@
-"""Tests what each component adds: groups of ranks, TLS, durability, monitoring."""
+"""Tests what each component adds: groups of ranks, the edge, durability, monitoring."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from deploy_files import (
 )
 from test_prometheus import alert_rules
 
-EVERYTHING = "gpu tls mtls durable monitoring group"
+EVERYTHING = "gpu edge mtls durable monitoring group"
 # The controller sets these variables before the variables that refer to them.
 CONTROLLERS = {"LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX"}
 
@@ -93,34 +93,61 @@ def test_ranks_reach_each_other_and_nobody_else_reaches_them() -> None:
     assert policy["egress"] == [{"to": [ranks]}]
 
 
+def sidecar(name: str) -> dict[str, Any]:
+    (edge,) = pod(name)["initContainers"]
+    # Otherwise the pod would wait for its end before it starts weftd.
+    assert edge["restartPolicy"] == "Always"
+    return dict(edge)
+
+
 @pytest.mark.parametrize("name", ["production", EVERYTHING])
-def test_tls_leaves_no_plaintext(name: str) -> None:
+def test_only_the_edge_is_reached_from_outside(name: str) -> None:
     config = configuration(name)
-    assert config["WEFT_INSECURE"] == "false"
-    mounts = {m["name"]: m for m in pod(name)["containers"][0]["volumeMounts"]}
-    for mount, variables in {
-        "tls": ("WEFT_TLS_CERT", "WEFT_TLS_KEY"),
-        "tokens": ("WEFT_AUTH_TOKENS_FILE",),
-    }.items():
-        assert mounts[mount]["readOnly"] is True
+    assert config["WEFT_TRUSTED_NETWORK"] == "false"
+    for setting in ("WEFT_LISTEN", "WEFT_TINKER_LISTEN"):
+        host, _, port = config[setting].partition(":")
+        assert host == "127.0.0.1"
+        assert f"server 127.0.0.1:{port} " in (DEPLOY / "edge/nginx.conf").read_text()
+    (port,) = sidecar(name)["ports"]
+    assert (
+        f"listen {port['containerPort']} ssl"
+        in (DEPLOY / "edge" / "nginx.conf").read_text()
+    )
+    policy = by_name(name, "NetworkPolicy")["weftd"]["spec"]
+    (admitted,) = policy["ingress"][0]["ports"]
+    assert admitted["port"] == port["containerPort"]
+    for service in rendered_objects(name)["Service"]:
+        for entry in service["spec"]["ports"]:
+            if entry["name"] == "grpc":
+                assert entry["targetPort"] == port["name"]
+                assert entry["appProtocol"] == "https"
+
+
+@pytest.mark.parametrize("name", ["production", EVERYTHING])
+def test_secrets_are_mounted_as_folders_that_the_kubelet_updates(name: str) -> None:
+    (weftd,) = pod(name)["containers"]
+    for container, volume, path in (
+        (sidecar(name), "tls", "/etc/weft/edge/tls"),
+        (weftd, "tokens", "/etc/weft/tokens"),
+    ):
+        mounts = {m["name"]: m for m in container["volumeMounts"]}
+        assert mounts[volume]["readOnly"] is True
         # The kubelet updates a mounted folder, but never a single file (subPath).
-        assert "subPath" not in mounts[mount]
-        for variable in variables:
-            assert config[variable].startswith(mounts[mount]["mountPath"] + "/")
+        assert "subPath" not in mounts[volume]
+        assert mounts[volume]["mountPath"] == path
+    tokens = configuration(name)["WEFT_AUTH_TOKENS_FILE"]
+    assert tokens.startswith("/etc/weft/tokens/")
     for volume in pod(name)["volumes"]:
         if "secret" in volume:
             assert volume["secret"]["defaultMode"] == 0o440
 
 
-def test_mutual_tls_gives_the_probes_a_certificate() -> None:
-    config = configuration(EVERYTHING)
-    assert "WEFT_TLS_CLIENT_CA" in config
-    assert "WEFT_TLS_CLIENT_CA" not in configuration("production")
-    (container,) = pod(EVERYTHING)["containers"]
-    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        command = container[probe]["exec"]["command"]
-        assert f"--client-cert={config['WEFT_TLS_CERT']}" in command
-        assert f"--client-key={config['WEFT_TLS_KEY']}" in command
+def test_mutual_tls_is_one_word() -> None:
+    assert sidecar(EVERYTHING)["args"] == ["--mtls"]
+    assert "args" not in sidecar("production")
+    assert "--mtls)" in (DEPLOY / "edge" / "run.sh").read_text()
+    image = (DEPLOY / "Dockerfile").read_text()
+    assert 'ENTRYPOINT ["/opt/weft/edge/run.sh", "--dir", "/etc/weft/edge"]' in image
 
 
 def test_the_log_has_a_volume_of_its_own() -> None:

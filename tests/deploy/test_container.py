@@ -49,7 +49,7 @@ def test_every_stage_copied_from_is_defined_before() -> None:
         source = re.match(r"COPY --from=(\S+)", line)
         if source:
             assert source[1] in seen
-    assert {"runtime-cpu", "runtime-cuda"} <= seen
+    assert {"runtime-cpu", "runtime-cuda", "edge"} <= seen
 
 
 @pytest.mark.parametrize(
@@ -88,5 +88,8 @@ def test_compose_mounts_what_exists_and_builds_a_real_target() -> None:
     build = compose["services"]["weftd"]["build"]
     assert f"AS {build['target']}" in TEXT
     assert (DEPLOY / build["context"] / build["dockerfile"]).resolve().is_file()
+    edge = yaml.safe_load((DEPLOY / "docker-compose.edge.yml").read_text())
+    assert f"AS {edge['services']['edge']['build']['target']}" in TEXT
+    assert edge["services"]["edge"]["network_mode"] == "service:weftd"
     config = Path(compose["services"]["prometheus"]["volumes"][0].split(":")[0])
     assert (DEPLOY / config / "prometheus.yml").is_file()

@@ -77,11 +77,11 @@ def test_the_pods_envoy_is_the_one_that_was_tried() -> None:
 class Proxied:
     """Two servers, and an Envoy that listens on `target`."""
 
-    def __init__(self, folder: Path, servers: list[FakeWeftd]) -> None:
-        self.servers = servers
+    def __init__(self, folder: Path, targets: list[str]) -> None:
+        self.targets = targets
         config = yaml.safe_load(CONFIG.read_text())
-        for endpoint, server in zip(endpoints(config), servers, strict=True):
-            host, _, port = server.target.rpartition(":")
+        for endpoint, target in zip(endpoints(config), targets, strict=True):
+            host, _, port = target.rpartition(":")
             endpoint["address"]["socket_address"] = {
                 "address": host,
                 "port_value": int(port),
@@ -128,8 +128,8 @@ class Proxied:
         """Returns which of the servers holds each adapter, as the servers report
         it."""
         found: dict[str, int] = {}
-        for number, server in enumerate(self.servers):
-            with weft.Client(server.target) as client:
+        for number, target in enumerate(self.targets):
+            with weft.Client(target) as client:
                 for adapter in client.adapters():
                     assert adapter.adapter_id not in found
                     found[adapter.adapter_id] = number
@@ -137,12 +137,17 @@ class Proxied:
 
 
 @pytest.fixture
-def proxied(tmp_path: Path) -> Iterator[Proxied]:
+def servers() -> Iterator[list[FakeWeftd]]:
     built("tests/support/fake_weftd")
     with FakeWeftd() as first, FakeWeftd() as second:
-        proxy = Proxied(tmp_path, [first, second])
-        with proxy.running():
-            yield proxy
+        yield [first, second]
+
+
+@pytest.fixture
+def proxied(tmp_path: Path, servers: list[FakeWeftd]) -> Iterator[Proxied]:
+    proxy = Proxied(tmp_path, [server.target for server in servers])
+    with proxy.running():
+        yield proxy
 
 
 def use(client: weft.Client, adapter_id: str, folder: Path) -> None:
@@ -160,7 +165,7 @@ def use(client: weft.Client, adapter_id: str, folder: Path) -> None:
 
 
 def test_every_call_of_an_adapter_reaches_the_replica_that_holds_it(
-    proxied: Proxied, tmp_path: Path
+    proxied: Proxied, servers: list[FakeWeftd], tmp_path: Path
 ) -> None:
     with weft.Client(proxied.target, retry=weft.NO_RETRY) as client:
         for adapter_id in ADAPTERS:
@@ -178,7 +183,7 @@ def test_every_call_of_an_adapter_reaches_the_replica_that_holds_it(
     # A replica that is down keeps its adapters, and no other replica gets
     # their calls.
     down = held[ADAPTERS[0]]
-    proxied.servers[down].__exit__()
+    servers[down].__exit__()
     with weft.Client(proxied.target, retry=weft.NO_RETRY) as client:
         for adapter_id in ADAPTERS:
             if held[adapter_id] == down:
@@ -200,7 +205,7 @@ def test_places_on_the_ring_are_those_of_names_not_addresses(
     for attempt in ("first", "second"):
         (tmp_path / attempt).mkdir()
         with FakeWeftd() as one, FakeWeftd() as two:
-            proxy = Proxied(tmp_path / attempt, [one, two])
+            proxy = Proxied(tmp_path / attempt, [one.target, two.target])
             with proxy.running(), weft.Client(proxy.target) as client:
                 for adapter_id in ADAPTERS:
                     client.create_adapter(adapter_id)

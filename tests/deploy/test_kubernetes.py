@@ -98,38 +98,26 @@ def test_pods_have_no_privileges(name: str) -> None:
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["runAsUser"] == 10001
         assert spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
-        (container,) = spec["containers"]
-        context = container["securityContext"]
-        assert context["readOnlyRootFilesystem"] is True
-        assert context["allowPrivilegeEscalation"] is False
-        assert context["capabilities"]["drop"] == ["ALL"]
-        assert container["resources"]["limits"]["memory"]
+        for container in [*spec["containers"], *spec.get("initContainers", [])]:
+            context = container["securityContext"]
+            assert context["readOnlyRootFilesystem"] is True
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["capabilities"]["drop"] == ["ALL"]
+            assert container["resources"]["limits"]["memory"]
         assert not [v for v in spec["volumes"] if "hostPath" in v]
 
 
 @every
-def test_probes_go_through_the_grpc_listener(name: str) -> None:
+def test_probes_need_no_token(name: str) -> None:
+    """They ask the metrics port, which the kubelet reaches whatever the gRPC port
+    requires."""
     (container,) = pod(name)["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    services = {
-        "startupProbe": "weft.v1.TrainingService",
-        "livenessProbe": "liveness",
-        "readinessProbe": "weft.v1.TrainingService",
-    }
-    for probe, service in services.items():
-        if "WEFT_TLS_CERT" not in configuration(name):
-            wanted = {"port": ports["grpc"], "service": service}
-            assert container[probe]["grpc"] == wanted
-            continue
-        # The kubelet's gRPC probes do not speak TLS.
-        assert "grpc" not in container[probe]
-        command = container[probe]["exec"]["command"]
-        assert command[:2] == ["weftctl", "health"]
-        assert f"--server=localhost:{ports['grpc']}" in command
-        assert ("--service=liveness" in command) == (service == "liveness")
-        (limit,) = (word for word in command if word.startswith("--timeout="))
-        seconds = int(limit.removeprefix("--timeout=").removesuffix("s"))
-        assert seconds < container[probe]["timeoutSeconds"]
+    listen = configuration(name)["WEFT_METRICS_LISTEN"]
+    assert listen == f"0.0.0.0:{ports['metrics']}"
+    paths = {"startupProbe": "/readyz", "readinessProbe": "/readyz"}
+    for probe, path in {**paths, "livenessProbe": "/livez"}.items():
+        assert container[probe]["httpGet"] == {"path": path, "port": "metrics"}
 
 
 def heartbeat_limit() -> int:
@@ -173,7 +161,9 @@ def test_the_pod_outlives_its_drain(name: str) -> None:
 @every
 def test_services_reach_the_ports_of_their_pods(name: str) -> None:
     (container,) = pod(name)["containers"]
-    pods = [(LABELS, container["ports"])]
+    sidecars = pod(name).get("initContainers", [])
+    own = [port for part in (container, *sidecars) for port in part["ports"]]
+    pods = [(LABELS, own)]
     for item in rendered_objects(name).get("Deployment", []):
         template = item["spec"]["template"]
         ports = template["spec"]["containers"][0]["ports"]
@@ -234,8 +224,8 @@ def test_every_mounted_volume_exists(name: str) -> None:
     spec = owner["spec"].get("leaderWorkerTemplate", owner["spec"])
     volumes = {volume["name"] for volume in pod(name)["volumes"]}
     claims = {claim["metadata"]["name"] for claim in spec["volumeClaimTemplates"]}
-    (container,) = pod(name)["containers"]
-    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    parts = [*pod(name)["containers"], *pod(name).get("initContainers", [])]
+    mounts = {m["name"]: m["mountPath"] for part in parts for m in part["volumeMounts"]}
     assert set(mounts) == volumes | claims
     config = configuration(name)
     paths = [v for v in config.values() if v.startswith(("/var/", "/etc/", "/models/"))]

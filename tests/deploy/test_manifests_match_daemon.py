@@ -16,12 +16,16 @@ from deploy_files import (
     daemon,
     pod,
     render,
-    weftctl,
 )
 
 # Variables of the scripts, of compose and of clients, which weftd does not
 # read.
-NOT_THE_DAEMONS = {"WEFT_MODEL_FOLDER", "WEFT_BUILD_DIR", "WEFT_TORCH_DIR"}
+NOT_THE_DAEMONS = {
+    "WEFT_MODEL_FOLDER",
+    "WEFT_EDGE_FOLDER",
+    "WEFT_BUILD_DIR",
+    "WEFT_TORCH_DIR",
+}
 NOT_THE_DAEMONS |= {"WEFT_TOKEN", "WEFT_TOKEN_FILE", "WEFT_TLS", "WEFT_CA"}
 NOT_THE_DAEMONS |= {"WEFT_CLIENT_CERT", "WEFT_CLIENT_KEY", "WEFT_SERVER_NAME"}
 
@@ -51,7 +55,7 @@ def missing_components(help_text: str) -> set[str]:
     """Returns the components whose flags weftd lacks, because it was built without
     their features."""
     names = {path.parent.name for path in K8S.glob("components/*/kustomization.yaml")}
-    flags = flags_of(help_text) - {"insecure"}
+    flags = flags_of(help_text)
     return {
         name
         for name in names
@@ -64,6 +68,7 @@ def named_variables(help_text: str) -> set[str]:
     texts = [(DEPLOY / "Dockerfile").read_text(), *map(render, OVERLAYS)]
     for path in (
         "docker-compose.yml",
+        "docker-compose.edge.yml",
         "README.md",
         "RUNBOOK.md",
         "systemd/weftd.env",
@@ -83,7 +88,7 @@ def test_every_variable_belongs_to_a_flag(help_text: str) -> None:
         assert flag_of(variable) in flags, variable
 
 
-@pytest.mark.parametrize("component", ["gpu", "tls", "mtls", "durable"])
+@pytest.mark.parametrize("component", ["gpu", "edge", "durable"])
 def test_variables_of_a_component_belong_to_flags(
     component: str, help_text: str
 ) -> None:
@@ -91,22 +96,6 @@ def test_variables_of_a_component_belong_to_flags(
         pytest.skip(f"this weftd has no flags of component {component}: NOT checked")
     for variable in variables_of(component):
         assert flag_of(variable) in flags_of(help_text), variable
-
-
-def test_probes_use_flags_that_weftctl_has() -> None:
-    done = subprocess.run(
-        [str(weftctl()), "health", "--help"], text=True, capture_output=True, check=True
-    )
-    (container,) = pod("tls mtls monitoring")["containers"]
-    named = {
-        flag
-        for probe in ("startupProbe", "readinessProbe", "livenessProbe")
-        for flag in flags_of(" ".join(container[probe]["exec"]["command"]))
-    }
-    assert {"server", "service", "timeout"} <= named & flags_of(done.stdout)
-    if "ca" not in flags_of(done.stdout):
-        pytest.skip("this weftctl has no TLS: its flags were NOT checked")
-    assert named <= flags_of(done.stdout)
 
 
 def test_every_flag_in_commands_exists(help_text: str) -> None:
@@ -144,7 +133,7 @@ def check_config(variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
 def test_configuration_of_the_manifests_is_accepted(name: str, help_text: str) -> None:
     variables = configuration(name)
     for component in missing_components(help_text):
-        if variables_of(component) & set(variables) - {"WEFT_INSECURE"}:
+        if variables_of(component) & set(variables):
             pytest.skip(f"this weftd has no flags of component {component}")
     done = check_config(variables)
     assert done.returncode == 0, done.stderr

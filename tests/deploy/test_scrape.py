@@ -20,13 +20,11 @@ from test_dashboards import DASHBOARDS, expressions
 from test_prometheus import alert_rules
 
 sys.path[:0] = [str(ROOT / "tests" / "oracle"), str(ROOT / "client" / "python")]
-sys.path.append(str(ROOT / "tests" / "client"))
 
 import generate  # noqa: E402
 
 generate.ensure_stubs()
 
-import certificates  # noqa: E402
 import daemon as daemon_module  # noqa: E402
 import models  # noqa: E402
 
@@ -103,18 +101,12 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     daemon()
     folder = tmp_path_factory.mktemp("scrape")
     model = models.tiny_model("llama-tied")
-    authority = certificates.make_authority(folder, "authority")
-    identity = certificates.make_identity(folder, "weftd", authority)
     flags = (
         "--max-resident-adapters=2",
         "--tenant-weights=a=1",
         f"--state-dir={folder / 'state'}",
-        f"--tls-cert={identity.certificate}",
-        f"--tls-key={identity.key}",
     )
-    with daemon_module.running(
-        model, folder / "weftd", *flags, authority=authority.certificate
-    ) as process:
+    with daemon_module.running(model, folder / "weftd", *flags) as process:
         server = Prometheus(folder, process.metrics_address)
         try:
             # A rate needs one sample from before the work and one from afterwards.

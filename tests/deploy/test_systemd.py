@@ -11,6 +11,7 @@ import pytest
 from deploy_files import DEPLOY, run
 
 UNIT = DEPLOY / "systemd" / "weftd.service"
+UNITS = sorted(UNIT.parent.glob("*.service"))
 # The highest exposure level that the service may have, on systemd's scale up to 10.
 LEAST_CONFINED = 2.0
 
@@ -25,18 +26,20 @@ def settings(path: Path) -> dict[str, str]:
     return dict(re.findall(r"^(\w+)=(.*)$", path.read_text(), re.MULTILINE))
 
 
-def test_systemd_finds_nothing(tmp_path: Path) -> None:
-    copy = tmp_path / UNIT.name
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
+def test_systemd_finds_nothing(unit: Path, tmp_path: Path) -> None:
+    copy = tmp_path / unit.name
     # The copy starts /bin/true, because weftd may not be installed here.
-    copy.write_text(UNIT.read_text().replace("/opt/weft/bin/weftd", "/bin/true"))
+    copy.write_text(re.sub(r"/opt/weft/\S+", "/bin/true", unit.read_text()))
     assert analyze("verify", "--man=no", "--recursive-errors=no", str(copy)) == ""
     copy.write_text(copy.read_text().replace("LimitNOFILE", "LimitNOFILES"))
     assert "Unknown key" in analyze("verify", "--man=no", str(copy))
 
 
-def test_the_service_is_confined() -> None:
-    output = analyze("security", "--offline=true", "--no-pager", str(UNIT))
-    level = re.search(r"exposure level for weftd.service: ([\d.]+)", output)
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
+def test_the_service_is_confined(unit: Path) -> None:
+    output = analyze("security", "--offline=true", "--no-pager", str(unit))
+    level = re.search(rf"exposure level for {unit.name}: ([\d.]+)", output)
     assert level and float(level[1]) <= LEAST_CONFINED
 
 

@@ -1,0 +1,148 @@
+#!/usr/bin/env bash
+# Runs the edge: nginx with deploy/edge/nginx.conf on port 8443, and a command
+# beside it, if one is given. Each of them ends when the other does.
+set -euo pipefail
+
+HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+readonly HERE
+
+usage() {
+  cat <<'USAGE'
+Usage: run.sh [--dir DIR] [--mtls] [-- COMMAND...]
+  --dir DIR  has the folder tls with tls.crt and tls.key, and optionally an
+             nginx.conf in place of the one beside this script (default:
+             run/edge of the checkout)
+  --mtls     clients must show a certificate that DIR/tls/ca.crt has signed
+  COMMAND    for example weftd with its flags. SIGTERM goes to it first, and
+             nginx serves until it has ended
+Files of DIR that change are used within three seconds.
+USAGE
+}
+
+dir="${HERE}/../../run/edge"
+mtls=0
+command=()
+while (($# > 0)); do
+  case "$1" in
+    --dir) dir="${2:?--dir needs a folder}"; shift 2 ;;
+    --mtls) mtls=1; shift ;;
+    --) shift; command=("$@"); break ;;
+    -h | --help) usage; exit 0 ;;
+    *) echo "edge: unknown option $1" >&2; usage >&2; exit 2 ;;
+  esac
+done
+readonly NEAR_DAYS=21
+
+say() { # LEVEL MESSAGE
+  printf '{"ts":"%s","level":"%s","msg":"edge: %s"}\n' "$(date -u +%FT%TZ)" "$1" "$2" >&2
+}
+
+# Debian has nginx in /usr/sbin, which is not on every user's PATH.
+PATH="${PATH}:/usr/sbin"
+if ! command -v nginx >/dev/null; then
+  echo "edge: nginx is missing: run deploy/setup.sh --edge" >&2
+  exit 1
+fi
+if [[ ! -r "${dir}/tls/tls.crt" || ! -r "${dir}/tls/tls.key" ]]; then
+  echo "edge: ${dir}/tls has no tls.crt and tls.key that can be read:" \
+    "deploy/edge/certificate.sh makes them" >&2
+  exit 1
+fi
+dir="$(cd "${dir}" && pwd)"
+readonly dir
+
+# nginx reads and writes below one folder. So DIR may be read-only, and several
+# edges may run on one machine.
+work="$(mktemp -d "${TMPDIR:-/tmp}/weft-edge.XXXXXX")"
+readonly work
+trap 'rm -rf "${work}"' EXIT
+conf="${HERE}/nginx.conf"
+if [[ -e "${dir}/nginx.conf" ]]; then conf="${dir}/nginx.conf"; fi
+ln -s "${conf}" "${work}/nginx.conf"
+ln -s "${dir}/tls" "${work}/tls"
+if ((mtls)); then ln -s "${HERE}/mtls.conf" "${work}/mtls.conf"; fi
+
+nginx_here() { nginx -p "${work}" -c nginx.conf -e stderr "$@"; }
+contents() {
+  cat "${work}/nginx.conf" "${work}"/tls/{tls.crt,tls.key,ca.crt} 2>/dev/null | cksum || true
+}
+warn_of_expiry() {
+  local until
+  if ! openssl x509 -checkend $((NEAR_DAYS * 86400)) -noout \
+    -in "${work}/tls/tls.crt" >/dev/null 2>&1; then
+    until="$(openssl x509 -enddate -noout -in "${work}/tls/tls.crt" 2>/dev/null || true)"
+    say warning "the certificate expires in less than ${NEAR_DAYS} days: ${until#notAfter=}"
+  fi
+}
+reload() {
+  local answer
+  if answer="$(nginx_here -t -q 2>&1)"; then
+    kill -HUP "${nginx}"
+    say info "reloaded, because files have changed"
+    warn_of_expiry
+  else
+    say error "the changed files are bad, so the old ones stay: $(head -n 1 <<<"${answer//[\"\\]/}")"
+  fi
+}
+
+# Each waiting call takes a descriptor.
+ulimit -n "$(ulimit -Hn)"
+used="$(contents)"
+nginx_here -t -q
+warn_of_expiry
+# Own sessions: Ctrl-C must reach this script alone, which ends both in order.
+# The pipe is there because /dev/stdout cannot be opened when it is a socket.
+setsid nginx -p "${work}" -c nginx.conf -e stderr > >(exec cat) &
+nginx=$!
+beside=""
+if ((${#command[@]} > 0)); then
+  setsid "${command[@]}" &
+  beside=$!
+fi
+
+stopping=0
+stop() {
+  stopping=1
+  if [[ -n "${beside}" ]]; then kill -TERM "${beside}" 2>/dev/null || true; fi
+}
+trap stop TERM INT
+
+alive() { [[ -n "$1" ]] && kill -0 "$1" 2>/dev/null; }
+# Waits in spite of signals, and returns the status of the process.
+wait_for() {
+  local status
+  while true; do
+    status=0
+    wait "$1" || status=$?
+    alive "$1" || return "${status}"
+  done
+}
+
+seen="${used}"
+seconds=0
+while ((!stopping)) && alive "${nginx}" && { [[ -z "${beside}" ]] || alive "${beside}"; }; do
+  sleep 1 &
+  wait $! || true
+  now="$(contents)"
+  # Twice the same: a certificate and its key are often copied one by one.
+  if [[ "${now}" != "${used}" && "${now}" == "${seen}" ]]; then
+    used="${now}"
+    reload
+  fi
+  seen="${now}"
+  if ((++seconds % 86400 == 0)); then warn_of_expiry; fi
+done
+
+status=0
+if ! alive "${nginx}"; then
+  say error "nginx has ended"
+  stop
+  status=1
+fi
+if [[ -n "${beside}" ]]; then
+  wait_for "${beside}" || status=$?
+fi
+# Calls that still run end by themselves.
+kill -QUIT "${nginx}" 2>/dev/null || true
+wait_for "${nginx}" || status=$((status ? status : 1))
+exit "${status}"

@@ -1,0 +1,253 @@
+"""The edge's files: certificates that change, scripts, and the README's commands."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import daemon as daemon_module
+import models
+import pytest
+from deploy_files import DEPLOY, ROOT
+from edge_server import BUILD_DIR, EDGE, Edge, accepts, configuration, wait_until
+
+import weft
+
+ROTATIONS = int(os.environ.get("WEFT_ROTATIONS", "2"))
+
+
+class Caller(threading.Thread):
+    """Makes calls one after another until it is told to end. `fresh` opens a connection
+    for each call."""
+
+    def __init__(self, edge: Edge, fresh: bool) -> None:
+        super().__init__()
+        self._edge, self._fresh = edge, fresh
+        self.done = 0
+        self.failures: list[str] = []
+        self.stop = threading.Event()
+
+    def run(self) -> None:
+        while not self.stop.is_set():
+            with self._edge.client(self._edge.bob) as client:
+                while not self.stop.is_set():
+                    try:
+                        client.info()
+                        self.done += 1
+                    except weft.WeftError as error:
+                        self.failures.append(str(error))
+                    if self._fresh:
+                        break
+
+
+def serial(edge: Edge) -> int:
+    with edge.connect() as sock:
+        certificate = sock.getpeercert()
+        assert certificate is not None
+        return int(str(certificate["serialNumber"]), 16)
+
+
+def test_no_call_fails_while_certificates_rotate(edge: Edge) -> None:
+    """The authority stays, and so does the client's ca.crt."""
+    callers = [Caller(edge, fresh) for fresh in (False, False, True)]
+    for caller in callers:
+        caller.start()
+    try:
+        with edge.client(edge.bob) as long_lived:
+            assert long_lived.info().model.name
+            for _ in range(ROTATIONS):
+                old = serial(edge)
+                edge.make_certificate("--force", "localhost", "127.0.0.1")
+                wait_until(lambda old=old: serial(edge) != old, edge.log, 10)
+                time.sleep(0.5)
+            assert long_lived.info().model.name
+    finally:
+        for caller in callers:
+            caller.stop.set()
+            caller.join()
+    print([caller.done for caller in callers])
+    assert [caller.failures for caller in callers] == [[], [], []]
+    assert all(caller.done > 20 for caller in callers)
+
+
+def test_a_bad_certificate_leaves_the_old_one(edge: Edge) -> None:
+    file = edge.folder / "tls" / "tls.crt"
+    good, old = file.read_bytes(), serial(edge)
+    file.write_text("no certificate")
+    wait_until(lambda: "the old ones stay" in edge.log(), edge.log, 10)
+    assert serial(edge) == old
+    file.write_bytes(good)
+    wait_until(lambda: edge.log().count("reloaded") >= 1, edge.log, 10)
+
+
+def edge_alone(folder: Path, *command: str) -> subprocess.Popen[str]:
+    """Starts run.sh with a command beside it."""
+    port = daemon_module.free_port()
+    subprocess.run(
+        [str(EDGE / "certificate.sh"), "--dir", str(folder), "localhost"], check=True
+    )
+    (folder / "nginx.conf").write_text(configuration({}, port))
+    (folder / "port").write_text(str(port))
+    return subprocess.Popen(
+        [EDGE / "run.sh", "--dir", folder, "--", *command],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def test_the_edge_ends_with_its_command(tmp_path: Path) -> None:
+    process = edge_alone(tmp_path, "sh", "-c", "sleep 0.5; exit 3")
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 3, output
+
+
+def test_the_command_drains_before_nginx_ends(tmp_path: Path) -> None:
+    """curl, inside the command's handler of SIGTERM, still gets an answer of nginx."""
+    url = f"https://localhost:$(cat {tmp_path}/port)"
+    drain = (
+        f"trap 'echo draining; sleep 1; curl -sk {url}"
+        '/none -w "status %{http_code}"; exit 0\' TERM; echo started;'
+        " while true; do sleep 0.1; done"
+    )
+    process = edge_alone(tmp_path, "bash", "-c", drain)
+    assert process.stdout is not None
+    assert "started" in process.stdout.readline()
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=20)
+    assert "draining" in output and "status 404" in output, output
+    assert process.returncode == 0, output
+
+
+def test_a_certificate_near_its_end_is_logged(tmp_path: Path) -> None:
+    process = edge_alone(tmp_path, "sleep", "1")
+    process.communicate(timeout=20)
+    tls = tmp_path / "tls"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-key", str(tls / "tls.key"), "-days", "20"]
+        + ["-subj", "/CN=localhost", "-out", str(tls / "tls.crt")],
+        check=True,
+    )
+    command = [str(EDGE / "run.sh"), "--dir", str(tmp_path), "--", "true"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    assert "the certificate expires in less than 21 days" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run.sh", "--dir", "{}"], "deploy/edge/certificate.sh makes them"),
+        (["run.sh", "--tls"], "unknown option --tls"),
+        (["certificate.sh", "--dir", "{}"], "Usage"),
+        (["certificate.sh", "--dir", "{}", "a b"], "neither a name nor an address"),
+        (["certificate.sh", "--dir", "{}", "--client", "x"], "has no authority"),
+    ],
+)
+def test_scripts_say_what_is_wrong(
+    words: list[str], message: str, tmp_path: Path
+) -> None:
+    program, *rest = words
+    command = [str(EDGE / program), *(word.format(tmp_path) for word in rest)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    assert done.returncode != 0 and message in done.stderr, done
+
+
+def test_a_missing_nginx_is_named_with_its_cure(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    for program in ("bash", "dirname", "env"):
+        (tmp_path / "bin" / program).symlink_to(str(shutil.which(program)))
+    script = (EDGE / "run.sh").read_text().replace(":/usr/sbin", "")
+    (tmp_path / "run.sh").write_text(script)
+    done = subprocess.run(
+        ["bash", tmp_path / "run.sh"],
+        env={"PATH": str(tmp_path / "bin")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert done.stderr == "edge: nginx is missing: run deploy/setup.sh --edge\n"
+
+
+def test_an_existing_certificate_is_kept(tmp_path: Path) -> None:
+    command = [str(EDGE / "certificate.sh"), "--dir", str(tmp_path)]
+    command += ["weft.example.org", "::1"]
+    subprocess.run(command, check=True)
+    made = (tmp_path / "tls" / "tls.crt").read_bytes()
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and "--force replaces it" in done.stderr
+    assert (tmp_path / "tls" / "tls.crt").read_bytes() == made
+    text = subprocess.run(
+        ["openssl", "x509", "-in", tmp_path / "tls" / "tls.crt", "-noout", "-text"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "DNS:weft.example.org, IP Address:0:0:0:0:0:0:0:1" in text
+    for secret in ("tls/tls.key", "authority.key"):
+        assert (tmp_path / secret).stat().st_mode & 0o077 == 0
+
+
+def test_three_commands_of_the_readme_serve_others(tmp_path: Path) -> None:
+    text = (DEPLOY / "README.md").read_text()
+    block = re.search(r"```\n(deploy/edge/certificate.sh.*?)```", text, re.S)
+    assert block
+    script = re.sub(r"\\\n", " ", block[1])
+    commands = [line.partition("  #")[0].strip() for line in script.splitlines()]
+    assert len(commands) == 3, commands
+    model = re.search(r"--model (\S+)", commands[2])
+    assert model
+    # A copy of the checkout: the same paths, other ports.
+    shutil.copytree(EDGE, tmp_path / "deploy" / "edge")
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "cpu").symlink_to(BUILD_DIR)
+    (tmp_path / model[1]).parent.mkdir(parents=True)
+    (tmp_path / model[1]).symlink_to(models.tiny_model("llama-tied"))
+    ports = {port: f"127.0.0.1:{daemon_module.free_port()}" for port in (50051, 9400)}
+    ports[8080] = f"127.0.0.1:{daemon_module.free_port()}"
+    listen = daemon_module.free_port()
+    conf = tmp_path / "deploy" / "edge" / "nginx.conf"
+    conf.write_text(configuration(ports, listen))
+    environment = {
+        **os.environ,
+        "WEFT_LISTEN": ports[50051],
+        "WEFT_METRICS_LISTEN": ports[9400],
+    }
+    first = commands[0].replace("weft.example.org", "localhost")
+    third = commands[2].replace("127.0.0.1:8080", ports[8080])
+    subprocess.run(first, shell=True, cwd=tmp_path, check=True)
+    token = subprocess.run(
+        commands[1],
+        shell=True,
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            third.split(), cwd=tmp_path, env=environment, stdout=file, stderr=file
+        )
+    try:
+        wait_until(lambda: accepts(listen), log.read_text)
+        security = weft.Security(
+            token=token,
+            root_certificates=(tmp_path / "run/edge/tls/ca.crt").read_bytes(),
+        )
+        with weft.Client(f"localhost:{listen}", security=security) as client:
+            adapter = client.create_adapter("mine", rank=2)
+            assert adapter.sample([5], max_tokens=2, ignore_eos=True).samples
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0, log.read_text()
+
+
+def test_the_main_readme_leads_to_the_edge() -> None:
+    assert "deploy/edge/run.sh" in (ROOT / "README.md").read_text()
