@@ -166,6 +166,24 @@ def test_torch_rows_may_be_ragged() -> None:
     assert datum.target_offsets.tolist() == [0, 2, 3]
 
 
+def test_torch_tensors_of_a_model_are_taken_and_others_named() -> None:
+    torch = pytest.importorskip("torch")
+    half = torch.tensor([0.5, 0.25], dtype=torch.bfloat16, requires_grad=True)
+    datum = weft.Datum([1, 2], [3, 4], half, half, half)
+    for values in (datum.weights, datum.logprobs, datum.advantages):
+        assert values is not None and values.tolist() == [0.5, 0.25]
+    ragged = weft.Datum([1, 2], [[3, 4], []], [half, []])
+    assert ragged.weights is not None and ragged.weights.tolist() == [0.5, 0.25]
+    elsewhere = torch.empty(2, device="meta")
+    for name in ("weights", "logprobs", "advantages"):
+        with pytest.raises(weft.InvalidArgument, match=f"datum.{name}: "):
+            weft.Datum([1, 2], [3, 4], **{name: elsewhere})
+        with pytest.raises(weft.InvalidArgument, match=f"datum.{name}: "):
+            weft.Datum([1, 2], [3, 4], **{name: ["one", "two"]})
+    with pytest.raises(weft.InvalidArgument, match=r"datum.targets: .* weight 0"):
+        weft.Datum([1, 2], [-100, 4])
+
+
 def test_retries_with_the_same_number(server: FakeWeftd, client: weft.Client) -> None:
     adapter = client.create_adapter("a")
     for _ in range(2):
