@@ -86,7 +86,8 @@ std::vector<Flag> ModelFlags() {
                "lib/weft/torch of an installed weftd, or where it was built.",
                "DIR"),
       MakeFlag(kGroup, "max-context", WEFT_ENGINE(max_context_tokens),
-               "Longest sequence in tokens. 0: the model's own limit."),
+               "Longest sequence in tokens, at most the model's own limit. 0: "
+               "that limit."),
   };
 }
 
@@ -108,6 +109,11 @@ std::vector<Flag> AdapterFlags() {
                "--state-dir is damaged; may be repeated. Its files stay in "
                "set-aside. Adapters that are not damaged are kept.",
                "NAME,..."),
+      MakeFlag(kGroup, "accept-base-model-change",
+               WEFT_ENGINE(accept_base_model_change),
+               "Take --state-dir and checkpoints that belong to another base "
+               "model of the same shape. --state-dir belongs to this model "
+               "from then on."),
       MakeFlag(kGroup, "disk-reserve-bytes", WEFT_ENGINE(disk_reserve_bytes),
                "Free bytes below which saves (on the disk of checkpoints) and "
                "new work (on that of the log) are refused. 0: no reserve.",

@@ -39,6 +39,8 @@ struct EngineOptions {
   // If the data of one of these adapters in `state_dir` is damaged, the server
   // starts without the adapter. Damage to any other adapter stops the start.
   std::vector<std::string> recover_adapters;
+  // Whether `state_dir` and checkpoints of another base model are taken.
+  bool accept_base_model_change = false;
   // A snapshot is written when the log has grown by snapshot_log_bytes since
   // the last snapshot, or when a replay would take snapshot_replay_seconds.
   int64_t snapshot_log_bytes = int64_t{1} << 30;

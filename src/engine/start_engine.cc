@@ -117,7 +117,8 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
   if (!chosen.state_dir.empty()) {
     WEFT_RETURN_IF_ERROR(fingerprint.status());
     WEFT_ASSIGN_OR_RETURN(
-        state, journal::StateFolder::Open(chosen.state_dir, *fingerprint));
+        state, journal::StateFolder::Open(chosen.state_dir, *fingerprint,
+                                          chosen.accept_base_model_change));
   }
   WEFT_ASSIGN_OR_RETURN(engine::LoadedRank rank,
                         engine::LoadRank(chosen, world));
