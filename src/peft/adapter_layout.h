@@ -29,6 +29,17 @@
 
 namespace weft::lora {
 
+// How the files of PEFT spell the paths of the decoder's modules. A wrapped
+// model is one in which other parts, such as a reader of images, stand beside
+// the decoder.
+enum class DecoderNames : uint8_t {
+  kPlain,    // model.layers, lm_head
+  kWrapped,  // model.language_model.layers, lm_head
+  // language_model.model.layers, language_model.lm_head: a wrapped model in
+  // releases of transformers before 4.52.
+  kOldWrapped,
+};
+
 // The widths of the base model's linear layers.
 struct ModelShape {
   int num_layers = 0;
@@ -38,6 +49,7 @@ struct ModelShape {
   int64_t ffn = 0;
   int64_t vocab = 0;
   ExpertShape experts;
+  DecoderNames names = DecoderNames::kPlain;
 
   // Returns this shape with `ffn` set to the width of the expert.
   [[nodiscard]] ModelShape OfExpert(int expert) const;
@@ -145,6 +157,10 @@ class AdapterLayout {
 // ".lora_embedding_B".
 [[nodiscard]] std::string ModulePath(const LoraFactor& factor,
                                      const ExpertShape& experts = {});
+// Returns a path of ModulePath, or one that begins with it, in the spelling
+// `names`.
+[[nodiscard]] std::string PathInFile(const std::string& path,
+                                     DecoderNames names);
 // Returns the path of an expert, such as "model.layers.0.mlp.experts.3".
 [[nodiscard]] std::string ExpertPath(int layer, int expert,
                                      const ExpertShape& experts);

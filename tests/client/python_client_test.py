@@ -156,6 +156,18 @@ def test_targets_that_are_all_empty_are_ragged(count: int, client: weft.Client) 
     assert [row.shape for row in rows] == [(0,)] * count
 
 
+def test_a_pickled_adapter_is_refused_with_the_way_out(
+    client: weft.Client, tmp_path: Path
+) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(weft.InvalidArgument) as refused:
+        client.import_adapter("a", tmp_path)
+    assert str(refused.value).endswith(f"no adapter_model.safetensors in {tmp_path}")
+    (tmp_path / "adapter_model.bin").write_bytes(b"")
+    with pytest.raises(weft.InvalidArgument, match="safe_serialization=True"):
+        client.import_adapter("a", tmp_path)
+
+
 def test_torch_rows_may_be_ragged() -> None:
     torch = pytest.importorskip("torch")
     rows = [torch.tensor([3, 4]), torch.tensor([5])]

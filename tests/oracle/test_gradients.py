@@ -229,9 +229,7 @@ def _policy_datum(adapted: Adapted, tokens: list[int], seed: int) -> Any:
     if seed == 3:
         stale = int(np.flatnonzero(weights)[0])
         logprobs[stale], advantages[stale] = -90.0, 1e-9
-    return next_token(
-        tokens, weights=weights, logprobs=logprobs, advantages=advantages
-    )
+    return next_token(tokens, weights=weights, logprobs=logprobs, advantages=advantages)
 
 
 def _policy_loss(learner: Any, datum: Any, name: str, config: Any) -> Any:
