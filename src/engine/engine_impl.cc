@@ -116,11 +116,6 @@ struct Overloaded : Handlers... {
 template <typename... Handlers>
 Overloaded(Handlers...) -> Overloaded<Handlers...>;
 
-// Returns the folder of the base model's weights; "" if they are random.
-std::string ModelDirOf(const EngineOptions& options) {
-  return options.load_format == LoadFormat::kDummy ? "" : options.model_dir;
-}
-
 }  // namespace
 
 EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
@@ -133,12 +128,7 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
       guard_(parts_.device.get(), &executor_),
       adapters_(parts_.decoder->config().shape(), parts_.decoder->dtype(),
                 parts_.decoder->device()),
-      adapter_io_(parts_.options.checkpoint_dir,
-                  {.name = parts_.model_name,
-                   .fingerprint = parts_.model_fingerprint,
-                   .shape = parts_.decoder->config().shape(),
-                   .model_dir = ModelDirOf(parts_.options),
-                   .accepts_change = parts_.options.accept_base_model_change},
+      adapter_io_(parts_.options.checkpoint_dir, parts_.base,
                   DiskReserveOf(parts_.options)),
       sample_loop_(&executor_,
                    {.kv_cache_bytes = parts_.options.kv_cache_bytes,

@@ -53,10 +53,10 @@ class MetricSums {
 //          equals s, and its derivative by lp_t is s. As in GSPO-token, the
 //          gradient treats the mean as a constant.
 //
-// Before an exp, lp - q or its mean is clamped to [-20, 20]. Where this changes
-// it, the ratio is a constant: importance_sampling, ppo and gspo have derivative
-// 0 there, and cispo's is -w c(r) A with the clamped r. A NaN in lp, q or A of a
-// scored token reaches the loss.
+// Before an exp, lp - q or its mean is clamped to [-20, 20]. Where the clamp
+// binds, the ratio is a constant: importance_sampling, ppo and gspo have
+// derivative 0 there, and cispo's is -w c(r) A with the clamped r. A NaN in lp,
+// q or A of a scored token reaches the loss.
 // Shapes:  logprobs, losses and gradients are flat, like the datum's targets.
 // Targets of weight 0 have loss 0 and gradient 0 and count in no metric,
 // whatever their logprob is.

@@ -29,15 +29,12 @@
 
 namespace weft::lora {
 
-// How the files of PEFT spell the paths of the decoder's modules. A wrapped
-// model is one in which other parts, such as a reader of images, stand beside
-// the decoder.
+// How PEFT's files spell the paths of the decoder's modules. A wrapped model
+// has other parts, such as one for images. Old releases use kOldWrapped.
 enum class DecoderNames : uint8_t {
-  kPlain,    // model.layers, lm_head
-  kWrapped,  // model.language_model.layers, lm_head
-  // language_model.model.layers, language_model.lm_head: a wrapped model in
-  // releases of transformers before 4.52.
-  kOldWrapped,
+  kPlain,       // model.layers, lm_head
+  kWrapped,     // model.language_model.layers, lm_head
+  kOldWrapped,  // language_model.model.layers, language_model.lm_head
 };
 
 // The widths of the base model's linear layers.

@@ -24,9 +24,9 @@ constexpr char kHead[] = "lm_head.weight";
 constexpr char kEmbedding[] = "model.embed_tokens.weight";
 constexpr size_t kChunk = size_t{1} << 20;  // Elements.
 
-// Returns the largest error of a value that was rounded to the nearest number of
-// bf16 or f16. A model may have been loaded in such a dtype and its copies saved
-// in a wider one, so the value says more than the copy's dtype.
+// Returns the largest error of a value that was rounded to the nearest number
+// of bf16 or f16. A model may have been loaded in such a dtype and its copies
+// saved in a wider one, so the value says more than the copy's dtype.
 float RoundingError(float copy, float base) {
   const uint32_t bits = std::bit_cast<uint32_t>(copy);
   if ((bits & 0xffff) == 0)

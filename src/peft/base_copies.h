@@ -21,9 +21,9 @@ struct BaseCopy {
 };
 
 // Checks that each copy has the values of the folder's tensor, which may be
-// rounded to bf16 or f16. A head that the folder lacks is its embedding. Reads the folder
-// only if there is a copy. Errors: INVALID_ARGUMENT, which names the tensor and
-// the first row that differs; those of weights::Checkpoint.
+// rounded to bf16 or f16. A head that the folder lacks is its embedding. Reads
+// the folder only if there is a copy. Errors: INVALID_ARGUMENT, which names the
+// tensor and the first row that differs; those of weights::Checkpoint.
 [[nodiscard]] absl::Status CheckCopies(const std::vector<BaseCopy>& copies,
                                        const std::string& model_dir);
 

@@ -43,7 +43,8 @@ struct BaseModel {
 
 // Checks that the checkpoint belongs to the base model: the fields must have
 // the same shape and, if they have a fingerprint, the same fingerprint. With
-// base.accepts_change, another fingerprint only logs a warning. Errors: FAILED_PRECONDITION for another model or format version; DATA_LOSS if a field
+// base.accepts_change, another fingerprint only logs a warning. Errors:
+// FAILED_PRECONDITION for another model or format version; DATA_LOSS if a field
 // that it reads is missing or has another type.
 [[nodiscard]] absl::Status CheckBaseModel(const nlohmann::json& fields,
                                           const BaseModel& base);

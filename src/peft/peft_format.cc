@@ -51,8 +51,8 @@ struct Copied {
 };
 
 // Returns, by their names in the file, the base model's weights that PEFT may
-// copy into it: those of the head and the embedding, and the base_layer of every
-// linear layer with LoRA.
+// copy into it: those of the head and the embedding, and the base_layer of
+// every linear layer with LoRA.
 absl::flat_hash_map<std::string, Copied> PossibleCopies(
     const AdapterLayout& layout, const ModelShape& shape) {
   absl::flat_hash_map<std::string, Copied> copies;

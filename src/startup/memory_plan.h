@@ -40,8 +40,8 @@ struct ModelSizes {
 [[nodiscard]] absl::Status CheckCudaFormat(const EngineOptions& options);
 
 // Returns the most tokens that a sequence may have: the model's positions, or
-// the operator's number if it is set. Errors: INVALID_ARGUMENT if this number is
-// above the model's positions.
+// the operator's number if it is set. Errors: INVALID_ARGUMENT if this number
+// is above the model's positions.
 [[nodiscard]] absl::StatusOr<int> ContextTokens(
     const EngineOptions& options, const model::ModelConfig& config);
 

@@ -27,8 +27,8 @@ namespace {
 using weights::DiskTensor;
 
 // A sample of a tensor is kBlocks blocks, spread evenly from its first to its
-// last byte. Models with thousands of tensors get fewer blocks for each, so that
-// about kMostBlocks places of the files are read.
+// last byte. Models with thousands of tensors get fewer blocks for each, so
+// that about kMostBlocks places of the files are read.
 constexpr uint64_t kBlockBytes = 4096;
 constexpr size_t kBlocks = 16;
 constexpr size_t kMostBlocks = 8192;
