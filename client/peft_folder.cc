@@ -34,10 +34,15 @@ absl::Status ReadFiles(const fs::path& folder,
                        const std::vector<std::string>& names,
                        const std::function<bool(const v1::FileChunk&)>& send) {
   for (const std::string& name : names) {
-    if (!fs::is_regular_file(folder / name)) {
-      return absl::NotFoundError(
-          absl::StrCat("no ", name, " in ", folder.string()));
-    }
+    if (fs::is_regular_file(folder / name)) continue;
+    const bool has_pickle =
+        name == kFiles[1] && fs::is_regular_file(folder / "adapter_model.bin");
+    return absl::NotFoundError(absl::StrCat(
+        "no ", name, " in ", folder.string(),
+        has_pickle
+            ? "; adapter_model.bin is not read, because a pickle can run "
+              "code: save the adapter again with safe_serialization=True"
+            : ""));
   }
   std::string buffer(kChunkBytes, '\0');
   for (const std::string& name : names) {

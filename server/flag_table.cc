@@ -86,7 +86,7 @@ std::vector<Flag> ModelFlags() {
                "lib/weft/torch of an installed weftd, or where it was built.",
                "DIR"),
       MakeFlag(kGroup, "max-context", WEFT_ENGINE(max_context_tokens),
-               "Longest sequence in tokens. 0: the model's own limit."),
+               "Longest sequence in tokens. 0: the model's limit."),
   };
 }
 
@@ -96,16 +96,17 @@ std::vector<Flag> AdapterFlags() {
       MakeFlag(kGroup, "checkpoint-dir", WEFT_ENGINE(checkpoint_dir),
                "Folder of checkpoints; created when missing.", "DIR"),
       MakeFlag(kGroup, "state-dir", WEFT_ENGINE(state_dir),
-               "Folder of the log of all steps and of snapshots of the "
-               "adapters; created when missing. A step is on disk before it "
-               "is answered, and a start goes on where the last one ended. "
-               "Empty: a restart forgets what is in no checkpoint.",
+               "Folder of the log of all steps and of snapshots; created when "
+               "missing. A step is on disk before its answer, and a start goes "
+               "on from there. Empty: a restart keeps only checkpoints.",
                "DIR"),
       MakeFlag(kGroup, "recover-adapter", WEFT_ENGINE(recover_adapters),
-               "An adapter without which a start goes on if its part of "
-               "--state-dir is damaged; may be repeated. Its files stay in "
-               "set-aside. Adapters that are not damaged are kept.",
+               "An adapter without which a start goes on if its state is "
+               "damaged; may be repeated. Its files stay in set-aside.",
                "NAME,..."),
+      MakeFlag(kGroup, "accept-base-model-change",
+               WEFT_ENGINE(accept_base_model_change),
+               "Take state and checkpoints of another base model."),
       MakeFlag(kGroup, "disk-reserve-bytes", WEFT_ENGINE(disk_reserve_bytes),
                "Free bytes below which saves (on the disk of checkpoints) and "
                "new work (on that of the log) are refused. 0: no reserve.",
@@ -141,8 +142,7 @@ std::vector<Flag> AdapterFlags() {
                "Largest LoRA rank, [1, 1024]."),
       MakeFlag(
           kGroup, "max-import-bytes", WEFT_SERVER(max_import_bytes),
-          "Bytes that all imports and uploads of checkpoints under way may "
-          "hold together.",
+          "Bytes that all imports and uploads under way may hold together.",
           "BYTES"),
   };
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "src/base/fingerprint.h"
 
 namespace weft {
 namespace {
@@ -201,7 +202,8 @@ void ToProto(const CheckpointInfo& info, v1::Checkpoint* out) {
   }
   out->set_tenant(info.tenant);
   out->set_base_model(info.base_model);
-  out->set_base_fingerprint(info.base_fingerprint);
+  out->set_base_fingerprint(
+      info.base_fingerprint.substr(0, kFingerprintDigits));
 }
 
 }  // namespace weft

@@ -44,10 +44,11 @@ const std::string* FindFile(const DurableFolder& folder,
 // is true or the checkpoint has kind sampler.
 absl::StatusOr<lora::AdapterState> ReadState(const DurableFolder& folder,
                                              const CheckpointInfo& info,
-                                             const lora::ModelShape& shape,
+                                             const lora::BaseModel& base,
                                              bool weights_only) {
+  const lora::ModelShape& shape = base.shape;
   WEFT_ASSIGN_OR_RETURN(lora::PeftAdapter peft,
-                        lora::ReadPeft(folder.files, shape));
+                        lora::ReadPeft(folder.files, shape, base.model_dir));
   // Compares layouts, not configs, because different configs may describe the
   // same matrices. For example, one config may give the experts' rank in
   // `rank`, and the other may give it in `overrides`.
@@ -213,7 +214,7 @@ absl::StatusOr<CheckpointInfo> AdapterIo::Upload(
   }
   WEFT_RETURN_IF_ERROR(CheckFileNames(folder, info->kind));
   absl::StatusOr<lora::AdapterState> state =
-      ReadState(folder, *info, base_.shape, /*weights_only=*/false);
+      ReadState(folder, *info, base_, /*weights_only=*/false);
   WEFT_RETURN_IF_ERROR(AsArgument(state.status()));
   info->adapter_id = request.adapter_id;
   info->name = request.name;
@@ -251,7 +252,7 @@ std::optional<CheckpointInfo> AdapterIo::SavedBefore(
     return std::nullopt;
   }
   absl::StatusOr<lora::AdapterState> state =
-      ReadState(*there, *info, base_.shape, /*weights_only=*/false);
+      ReadState(*there, *info, base_, /*weights_only=*/false);
   const bool same =
       state.ok() && (request.kind == CheckpointKind::kSampler
                          ? SameBits(state->weights, adapter.state.weights)
@@ -289,7 +290,7 @@ absl::StatusOr<LoadedCheckpoint> AdapterIo::Load(
   LoadedCheckpoint loaded;
   WEFT_ASSIGN_OR_RETURN(loaded.info, Check(request, folder->fields));
   absl::StatusOr<lora::AdapterState> state =
-      ReadState(*folder, loaded.info, base_.shape, request.weights_only);
+      ReadState(*folder, loaded.info, base_, request.weights_only);
   if (absl::IsInvalidArgument(state.status())) {
     // The error is about the files that the server has stored, not about the
     // request.
@@ -310,6 +311,11 @@ absl::StatusOr<CheckpointInfo> AdapterIo::Describe(
     return NameOthers(fields.status(), request.source_adapter_id);
   }
   return Check(request, *fields);
+}
+
+absl::StatusOr<lora::PeftAdapter> AdapterIo::Import(
+    const PeftFiles& files) const {
+  return lora::ReadPeft(files, base_.shape, base_.model_dir);
 }
 
 PeftFiles AdapterIo::Export(const LoraConfig& config,

@@ -24,6 +24,7 @@
 #include "nlohmann/json.hpp"
 #include "src/lora/adapter.h"
 #include "src/peft/checkpoint_fields.h"
+#include "src/peft/peft_format.h"
 #include "src/request/adapter.h"
 #include "src/request/checkpoint.h"
 
@@ -102,6 +103,9 @@ class AdapterIo {
   // earlier processes count after the first call of DeleteExpired.
   [[nodiscard]] uint64_t stored_bytes() const;
 
+  // Reads a PEFT folder. Errors: those of ReadPeft.
+  [[nodiscard]] absl::StatusOr<lora::PeftAdapter> Import(
+      const PeftFiles& files) const;
   [[nodiscard]] PeftFiles Export(const LoraConfig& config,
                                  const std::vector<float>& weights) const;
 

@@ -8,7 +8,6 @@
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
 #include "src/peft/expert_rank.h"
-#include "src/peft/peft_format.h"
 #include "src/request/digest.h"
 
 namespace weft::engine {
@@ -164,9 +163,8 @@ void AdapterManager::Import(ImportAdapterRequest request,
 
 absl::StatusOr<AdapterManager::NewAdapter> AdapterManager::ReadImport(
     const ImportAdapterRequest& request) const {
-  WEFT_ASSIGN_OR_RETURN(
-      lora::PeftAdapter peft,
-      lora::ReadPeft(request.files, context_.adapters.shape()));
+  WEFT_ASSIGN_OR_RETURN(lora::PeftAdapter peft,
+                        context_.files.Import(request.files));
   if (const absl::Status ranks = CheckRanks(peft.config); !ranks.ok()) {
     return absl::InvalidArgumentError(
         absl::StrCat("adapter_config.json: ", ranks.message()));

@@ -38,6 +38,7 @@ struct EngineOptions {
   // If the data of one of these adapters in `state_dir` is damaged, the server
   // starts without the adapter. Damage to any other adapter stops the start.
   std::vector<std::string> recover_adapters;
+  bool accept_base_model_change = false;  // Takes state of another model.
   // A snapshot is written when the log has grown by snapshot_log_bytes since
   // the last snapshot, or when a replay would take snapshot_replay_seconds.
   int64_t snapshot_log_bytes = int64_t{1} << 30;
@@ -49,8 +50,7 @@ struct EngineOptions {
   LoadFormat load_format = LoadFormat::kAuto;
   int tensor_parallel_size = 1;  // Ranks that share every layer, [1, 64].
   int data_parallel_size = 1;    // Replicas that share the data, [1, 64].
-  // Groups of ranks among which a layer's experts are divided, [1, 64].
-  int expert_parallel_size = 1;
+  int expert_parallel_size = 1;  // Groups that divide the experts, [1, 64].
   // Compute threads of a rank on the CPU. 0: an equal share of all cores.
   int num_threads = 0;
   int max_adapters = 1024;          // [1, 100000]

@@ -127,7 +127,8 @@ absl::StatusOr<std::string> Describe(EngineOptions options,
   WEFT_RETURN_IF_ERROR(
       model::CheckTensorParallelSize(config, options.tensor_parallel_size));
   WEFT_RETURN_IF_ERROR(CheckHeaders(options, config));
-  options.max_context_tokens = ContextTokens(options, config);
+  WEFT_ASSIGN_OR_RETURN(options.max_context_tokens,
+                        ContextTokens(options, config));
   const ModelSizes sizes{
       .config = std::move(config),
       .tensor_size = options.tensor_parallel_size,

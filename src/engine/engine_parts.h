@@ -12,6 +12,7 @@
 #include "src/files/spill_folder.h"
 #include "src/journal/state_folder.h"
 #include "src/model/decoder.h"
+#include "src/peft/checkpoint_fields.h"
 #include "src/request/engine_info.h"
 #include "src/runtime/compute_device.h"
 #include "src/sampling/stop_matcher.h"
@@ -28,8 +29,7 @@ struct EngineParts {
   std::unique_ptr<model::Decoder> decoder;
   // Null if the model's tokenizer files do not give the bytes of tokens.
   std::unique_ptr<sampling::TokenBytes> token_bytes;
-  std::string model_name;
-  std::string model_fingerprint;
+  lora::BaseModel base;
   std::unique_ptr<DiskMetrics> disks;
   std::unique_ptr<SpillFolder> spill;
   std::optional<MemorySplit> memory;            // Set on CUDA only.

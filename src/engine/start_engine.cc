@@ -98,6 +98,26 @@ absl::Status PrepareDirectory(const std::string& path) {
   return absl::OkStatus();
 }
 
+// Returns null without --state-dir.
+absl::StatusOr<std::unique_ptr<journal::StateFolder>> OpenState(
+    const EngineOptions& options,
+    const absl::StatusOr<std::string>& fingerprint) {
+  if (options.state_dir.empty()) return std::unique_ptr<journal::StateFolder>();
+  WEFT_RETURN_IF_ERROR(fingerprint.status());
+  return journal::StateFolder::Open(options.state_dir, *fingerprint,
+                                    options.accept_base_model_change);
+}
+
+lora::BaseModel BaseOf(const EngineOptions& options,
+                       const model::Decoder& decoder, std::string fingerprint) {
+  const bool is_random = options.load_format == LoadFormat::kDummy;
+  return {.name = LastPathPart(options.model_dir),
+          .fingerprint = std::move(fingerprint),
+          .shape = decoder.config().shape(),
+          .model_dir = is_random ? "" : options.model_dir,
+          .accepts_change = options.accept_base_model_change};
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
@@ -112,12 +132,8 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
   absl::StatusOr<std::string> fingerprint = engine::ModelFingerprint(chosen);
   // The state folder opens before the model loads, so that an unusable folder
   // fails at once.
-  std::unique_ptr<journal::StateFolder> state;
-  if (!chosen.state_dir.empty()) {
-    WEFT_RETURN_IF_ERROR(fingerprint.status());
-    WEFT_ASSIGN_OR_RETURN(
-        state, journal::StateFolder::Open(chosen.state_dir, *fingerprint));
-  }
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<journal::StateFolder> state,
+                        OpenState(chosen, fingerprint));
   WEFT_ASSIGN_OR_RETURN(engine::LoadedRank rank,
                         engine::LoadRank(chosen, world));
   // LoadRank's errors come first: they say more about a bad model folder.
@@ -141,12 +157,11 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
     Log(LogLevel::kWarning, "byte-string stops are off",
         {{"reason", token_bytes.status().message()}});
   }
-  parts.model_name = LastPathPart(options.model_dir);
-  parts.model_fingerprint = *std::move(fingerprint);
+  parts.base = BaseOf(options, *parts.decoder, *std::move(fingerprint));
   parts.info =
       MakeInfo(parts.options, *parts.decoder, parts.token_bytes != nullptr);
   Log(LogLevel::kInfo, "model loaded",
-      {{"model", parts.model_name},
+      {{"model", parts.base.name},
        {"architecture", parts.info.architecture},
        {"parameters", parts.info.num_parameters},
        {"device", parts.info.device},

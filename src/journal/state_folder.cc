@@ -17,6 +17,7 @@
 #include "absl/strings/str_format.h"
 #include "nlohmann/json.hpp"
 #include "src/base/failpoint.h"
+#include "src/base/fingerprint.h"
 #include "src/base/status_macros.h"
 #include "src/files/durable_folder.h"
 
@@ -41,8 +42,8 @@ absl::Status MakeFolder(int parent, const std::string& name,
   return absl::OkStatus();
 }
 
-absl::Status CheckFormatText(const std::string& text,
-                             const std::optional<std::string>& model) {
+// Returns the base model that FORMAT names.
+absl::StatusOr<std::string> ParseFormat(const std::string& text) {
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
   if (!json.is_object() || !json.contains("format_version") ||
       !json["format_version"].is_number_integer() || !json.contains("model") ||
@@ -55,13 +56,15 @@ absl::Status CheckFormatText(const std::string& text,
         absl::StrCat("the state folder has format version ", version,
                      "; this program knows ", kFormatVersion));
   }
-  if (const auto stored = json["model"].get<std::string>();
-      model && stored != *model) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the state folder belongs to the base model \"", stored,
-                     "\", not to \"", *model, "\""));
-  }
-  return absl::OkStatus();
+  return json["model"].get<std::string>();
+}
+
+absl::Status OtherModel(const std::string& stored, const std::string& model) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the state folder belongs to another base model than --model: ",
+      FingerprintDifference(stored, model),
+      ". Start with that model, or with --accept-base-model-change if the "
+      "adapters are to go on with this one"));
 }
 
 // Finds the file names that consist of prefix, number and suffix. Returns the
@@ -107,9 +110,9 @@ absl::StatusOr<std::vector<uint64_t>> StateFolder::Snapshots() const {
 }
 
 absl::StatusOr<std::unique_ptr<StateFolder>> StateFolder::Open(
-    const std::string& path, const std::string& model) {
+    const std::string& path, const std::string& model, bool accept_change) {
   WEFT_RETURN_IF_ERROR(MakeFolder(AT_FDCWD, path, "the state folder"));
-  return OpenAs(path, model);
+  return OpenAs(path, model, accept_change);
 }
 
 absl::StatusOr<std::unique_ptr<StateFolder>> StateFolder::OpenExisting(
@@ -117,16 +120,17 @@ absl::StatusOr<std::unique_ptr<StateFolder>> StateFolder::OpenExisting(
   WEFT_ASSIGN_OR_RETURN(const UniqueFd root,
                         OpenDirectory(path, "the state folder"));
   WEFT_RETURN_IF_ERROR(ReadFileAt(root.get(), kFormat).status());
-  return OpenAs(path, std::nullopt);
+  return OpenAs(path, std::nullopt, false);
 }
 
 absl::StatusOr<std::unique_ptr<StateFolder>> StateFolder::OpenAs(
-    const std::string& path, const std::optional<std::string>& model) {
+    const std::string& path, const std::optional<std::string>& model,
+    bool accept_change) {
   std::unique_ptr<StateFolder> folder(new StateFolder(path));
   WEFT_ASSIGN_OR_RETURN(folder->root_, OpenDirectory(path, "the state folder"));
   WEFT_RETURN_IF_ERROR(folder->Lock());
   WEFT_RETURN_IF_ERROR(folder->OpenFolders());
-  WEFT_RETURN_IF_ERROR(folder->CheckFormat(model));
+  WEFT_RETURN_IF_ERROR(folder->CheckFormat(model, accept_change));
   for (const std::string part : {"", "/log", "/images"}) {
     WEFT_RETURN_IF_ERROR(RemoveStaleTemporaries(path + part));
   }
@@ -156,10 +160,14 @@ absl::Status StateFolder::OpenFolders() {
   return absl::OkStatus();
 }
 
-absl::Status StateFolder::CheckFormat(
-    const std::optional<std::string>& model) const {
+absl::Status StateFolder::CheckFormat(const std::optional<std::string>& model,
+                                      bool accept_change) const {
   const absl::StatusOr<std::string> text = ReadFileAt(root_.get(), kFormat);
-  if (text.ok()) return CheckFormatText(*text, model);
+  if (text.ok()) {
+    WEFT_ASSIGN_OR_RETURN(const std::string stored, ParseFormat(*text));
+    if (!model || stored == *model) return absl::OkStatus();
+    return accept_change ? WriteFormat(*model) : OtherModel(stored, *model);
+  }
   if (!model || !absl::IsNotFound(text.status())) return text.status();
   WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> segments, Segments());
   WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> snapshots, Snapshots());
@@ -173,11 +181,15 @@ absl::Status StateFolder::CheckFormat(
   WEFT_ASSIGN_OR_RETURN(const UniqueFd parent,
                         OpenDirectory(path_ + "/..", kParent));
   WEFT_RETURN_IF_ERROR(SyncDirectory(parent.get(), kParent));
+  return WriteFormat(*model);
+}
+
+absl::Status StateFolder::WriteFormat(const std::string& model) const {
   const nlohmann::json json = {{"format_version", kFormatVersion},
-                               {"model", *model}};
+                               {"model", model}};
   const std::string written =
       json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
-  return PublishFileAt(root_.get(), kFormat, {written}, false);
+  return PublishFileAt(root_.get(), kFormat, {written}, /*replace=*/true);
 }
 
 }  // namespace weft::journal

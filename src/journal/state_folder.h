@@ -43,11 +43,14 @@ class StateFolder {
  public:
   // Creates the folder if it does not exist (its parent must exist), and
   // removes temporaries that a crash left. `model` is one line that identifies
-  // the base model; a new folder stores it. Errors: UNAVAILABLE (another
-  // process has the folder), FAILED_PRECONDITION (another format version or
-  // model; the message names both), DATA_LOSS (FORMAT is damaged or missing).
+  // the base model (base/fingerprint.h); a new folder stores it. With
+  // `accept_change`, a folder of another model stores `model` from now on.
+  // Errors: UNAVAILABLE (another process has the folder), FAILED_PRECONDITION
+  // (another format version or model; the message says what differs),
+  // DATA_LOSS (FORMAT is damaged or missing).
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<StateFolder>> Open(
-      const std::string& path, const std::string& model);
+      const std::string& path, const std::string& model,
+      bool accept_change = false);
   // Opens an existing folder without checking its base model. Errors:
   // NOT_FOUND, and those of Open.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<StateFolder>>
@@ -96,9 +99,11 @@ class StateFolder {
   // Checks FORMAT, or writes it in a new folder. If `model` is none, does not
   // check the base model and writes nothing.
   [[nodiscard]] absl::Status CheckFormat(
-      const std::optional<std::string>& model) const;
+      const std::optional<std::string>& model, bool accept_change) const;
+  [[nodiscard]] absl::Status WriteFormat(const std::string& model) const;
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<StateFolder>> OpenAs(
-      const std::string& path, const std::optional<std::string>& model);
+      const std::string& path, const std::optional<std::string>& model,
+      bool accept_change);
   [[nodiscard]] absl::Status CutLog(uint64_t next_sequence) const;
   [[nodiscard]] absl::Status CutImages(const std::set<std::string>& keep) const;
 

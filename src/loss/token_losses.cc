@@ -7,9 +7,11 @@
 namespace weft::loss {
 namespace {
 
-// Log ratios are clamped to [-60, 60]. e^60 times any sensible advantage and
-// weight fits in a float.
-constexpr double kMaxLogRatio = 60.0;
+// Ratios are bounded to [e^-20, e^20]. AdamW keeps the square of a gradient in
+// f32, which ends at e^88. So a ratio without a bound that comes from a stale
+// sampler would make second moments infinite, and the adapter would never learn
+// again.
+constexpr double kMaxLogRatio = 20.0;
 
 // The inputs of a token's loss. They are f64, so only the result is rounded.
 struct Token {
@@ -18,13 +20,17 @@ struct Token {
                               // cross_entropy.
   double advantage = 0;
   double weight = 1;
-  double ratio = 1;  // The token's own ratio, or with gspo the sequence's.
+  // The token's own ratio, or with gspo the sequence's.
+  double ratio = 1;
+  bool is_bounded = false;  // kMaxLogRatio changed `ratio`.
 };
 
 struct LossAndSlope {
   double loss = 0;
   double slope = 0;  // dLoss/dlogprob.
 };
+
+bool IsBounded(double log_ratio) { return std::abs(log_ratio) > kMaxLogRatio; }
 
 double Ratio(double log_ratio) {
   // std::clamp returns NaN for NaN, because comparisons with NaN are false.
@@ -35,13 +41,20 @@ double Clip(const LossConfig& config, double ratio) {
   return std::clamp(ratio, config.clip_low, config.clip_high);
 }
 
+// Returns the negative of r A, times the weight. A bounded ratio is a constant,
+// so its slope is 0.
+LossAndSlope Surrogate(const Token& token) {
+  const double loss = -token.weight * token.ratio * token.advantage;
+  return {loss, token.is_bounded ? 0 : loss};
+}
+
 // Returns the negative of PPO's clipped objective, times the weight. On a tie,
 // the slope is that of the unclipped branch.
 LossAndSlope ClippedSurrogate(const LossConfig& config, const Token& token) {
   const double unclipped = token.ratio * token.advantage;
   const double clipped = Clip(config, token.ratio) * token.advantage;
   if (clipped < unclipped) return {-token.weight * clipped, 0};
-  return {-token.weight * unclipped, -token.weight * unclipped};
+  return Surrogate(token);
 }
 
 LossAndSlope TokenLoss(const LossConfig& config, const Token& token) {
@@ -49,10 +62,8 @@ LossAndSlope TokenLoss(const LossConfig& config, const Token& token) {
   switch (config.function) {
     case LossFunction::kCrossEntropy:
       return {-w * token.logprob, -w};
-    case LossFunction::kImportanceSampling: {
-      const double loss = -w * token.ratio * token.advantage;
-      return {loss, loss};
-    }
+    case LossFunction::kImportanceSampling:
+      return Surrogate(token);
     case LossFunction::kPpo:
     case LossFunction::kGspo:
       return ClippedSurrogate(config, token);
@@ -70,6 +81,12 @@ LossAndSlope TokenLoss(const LossConfig& config, const Token& token) {
   return {};
 }
 
+// dro has no exp: its slope grows only linearly with lp - q.
+bool HasRatio(LossFunction function) {
+  return function != LossFunction::kCrossEntropy &&
+         function != LossFunction::kDro;
+}
+
 bool HasClip(LossFunction function) {
   return function == LossFunction::kPpo || function == LossFunction::kCispo ||
          function == LossFunction::kGspo;
@@ -82,6 +99,7 @@ struct DatumSums {
   double kl = 0;
   double ratio = 0;
   double clipped = 0;
+  double bounded = 0;
 };
 
 void AddMetrics(const LossConfig& config, const DatumSums& sums,
@@ -91,6 +109,7 @@ void AddMetrics(const LossConfig& config, const DatumSums& sums,
   if (config.function == LossFunction::kCrossEntropy) return;
   metrics->AddMean("kl_sample_train_v1", sums.kl, sums.tokens);
   metrics->AddMean("ratio", sums.ratio, sums.tokens);
+  if (HasRatio(config.function)) metrics->Add("bounded_tokens", sums.bounded);
   if (HasClip(config.function)) {
     metrics->AddMean("clip_fraction", sums.clipped, sums.tokens);
   }
@@ -100,9 +119,9 @@ double Weight(const Datum& datum, size_t entry) {
   return datum.weights.empty() ? 1.0 : datum.weights[entry];
 }
 
-// Returns Ratio(mean of lp - q) over the scored tokens of a datum, or 1 if the
+// Returns the mean of lp - q over the scored tokens of a datum, or 0 if the
 // datum has none.
-double SequenceRatio(const Datum& datum, absl::Span<const float> logprobs) {
+double SequenceLogRatio(const Datum& datum, absl::Span<const float> logprobs) {
   double sum = 0;
   double count = 0;
   for (size_t i = 0; i < logprobs.size(); ++i) {
@@ -110,7 +129,7 @@ double SequenceRatio(const Datum& datum, absl::Span<const float> logprobs) {
     sum += static_cast<double>(logprobs[i]) - datum.logprobs[i];
     count += 1;
   }
-  return count == 0 ? 1.0 : Ratio(sum / count);
+  return count == 0 ? 0.0 : sum / count;
 }
 
 }  // namespace
@@ -139,9 +158,9 @@ void ComputeTokenLosses(const LossConfig& config, const Datum& datum,
                         absl::Span<float> losses, absl::Span<float> gradients,
                         MetricSums* metrics) {
   const bool is_policy = config.function != LossFunction::kCrossEntropy;
-  const double sequence_ratio = config.function == LossFunction::kGspo
-                                    ? SequenceRatio(datum, logprobs)
-                                    : 1.0;
+  const bool is_gspo = config.function == LossFunction::kGspo;
+  const double sequence_log_ratio =
+      is_gspo ? SequenceLogRatio(datum, logprobs) : 0.0;
   DatumSums sums;
   for (size_t i = 0; i < logprobs.size(); ++i) {
     Token token{.logprob = logprobs[i], .weight = Weight(datum, i)};
@@ -154,11 +173,12 @@ void ComputeTokenLosses(const LossConfig& config, const Datum& datum,
       token.sample_logprob = datum.logprobs[i];
       token.advantage = datum.advantages[i];
       const double log_ratio = token.logprob - token.sample_logprob;
-      const double own_ratio = Ratio(log_ratio);
-      token.ratio =
-          config.function == LossFunction::kGspo ? sequence_ratio : own_ratio;
+      const double used = is_gspo ? sequence_log_ratio : log_ratio;
+      token.ratio = Ratio(used);
+      token.is_bounded = IsBounded(used);
       sums.kl -= log_ratio;
-      sums.ratio += own_ratio;
+      sums.ratio += Ratio(log_ratio);
+      sums.bounded += token.is_bounded ? 1 : 0;
       sums.clipped += token.ratio != Clip(config, token.ratio) ? 1 : 0;
     }
     const LossAndSlope result = TokenLoss(config, token);

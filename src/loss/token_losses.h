@@ -40,7 +40,9 @@ class MetricSums {
 //   kl_sample_train_v1:mean  mean of q - lp;
 //   ratio:mean               mean of r = exp(lp - q);
 //   clip_fraction:mean       share of tokens whose ratio (gspo: s) lies outside
-//                            [clip_low, clip_high]; ppo, cispo, gspo only.
+//                            [clip_low, clip_high]; ppo, cispo, gspo only;
+//   bounded_tokens:sum       number of tokens whose log ratio (gspo: its mean)
+//                            lies outside [-20, 20]; not for dro.
 //
 // Derivatives of three losses, with c(r) = clip(r, clip_low, clip_high):
 //   ppo    -w r A if r A <= c(r) A, else 0. A tie takes the unclipped branch.
@@ -51,9 +53,10 @@ class MetricSums {
 //          equals s, and its derivative by lp_t is s. As in GSPO-token, the
 //          gradient treats the mean as a constant.
 //
-// Before an exp, lp - q or its mean is clamped to [-60, 60], so that ratios are
-// finite. The derivatives above use the clamped ratio. A NaN in lp, q or A of a
-// scored token reaches the loss.
+// Before an exp, lp - q or its mean is clamped to [-20, 20]. Where the clamp
+// binds, the ratio is a constant: importance_sampling, ppo and gspo have
+// derivative 0 there, and cispo's is -w c(r) A with the clamped r. A NaN in lp,
+// q or A of a scored token reaches the loss.
 // Shapes:  logprobs, losses and gradients are flat, like the datum's targets.
 // Targets of weight 0 have loss 0 and gradient 0 and count in no metric,
 // whatever their logprob is.

@@ -21,17 +21,6 @@ namespace {
 using weights::Checkpoint;
 using weights::DiskTensor;
 
-// Turns "model.layers.3.mlp.up_proj.weight" into
-// "model.layers.*.mlp.up_proj.weight".
-std::string WithoutNumbers(absl::string_view name) {
-  std::vector<absl::string_view> parts = absl::StrSplit(name, '.');
-  int64_t number = 0;
-  for (absl::string_view& part : parts) {
-    if (absl::SimpleAtoi(part, &number)) part = "*";
-  }
-  return absl::StrJoin(parts, ".");
-}
-
 // Names of the tensors that a server reads, as the files spell them.
 using StoredNames = absl::flat_hash_set<std::string>;
 
@@ -117,6 +106,15 @@ class GroupList {
 };
 
 }  // namespace
+
+std::string WithoutNumbers(absl::string_view name) {
+  std::vector<absl::string_view> parts = absl::StrSplit(name, '.');
+  int64_t number = 0;
+  for (absl::string_view& part : parts) {
+    if (absl::SimpleAtoi(part, &number)) part = "*";
+  }
+  return absl::StrJoin(parts, ".");
+}
 
 CheckpointReport InspectCheckpoint(const std::string& model_dir) {
   CheckpointReport report;

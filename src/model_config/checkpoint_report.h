@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "src/model_config/model_config.h"
 #include "src/weights/tensor_types.h"
 
@@ -42,6 +43,10 @@ struct CheckpointReport {
   uint64_t head_bytes = 0;             // Bytes of head and embedding.
   std::vector<ModelProblem> problems;  // Empty if none was found.
 };
+
+// Turns "model.layers.3.mlp.up_proj.weight" into
+// "model.layers.*.mlp.up_proj.weight".
+[[nodiscard]] std::string WithoutNumbers(absl::string_view name);
 
 // Reads config.json, generation_config.json and the headers of the weights.
 // Never fails: lists the faults as problems of the report. If the head is tied,

@@ -1,5 +1,6 @@
 #include "src/model_config/decoder_config.h"
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -154,10 +155,6 @@ absl::Status ReadHead(JsonFields& fields, const Family& family,
 
 // Refuses values that turn on features that the decoder does not support.
 absl::Status CheckInertFields(JsonFields& fields) {
-  WEFT_ASSIGN_OR_RETURN(const double dropout,
-                        fields.NumberOr("attention_dropout", 0, 1, 0));
-  if (dropout != 0)
-    return UnsupportedField("attention_dropout", Json(dropout), "0");
   WEFT_ASSIGN_OR_RETURN(const int64_t chunk,
                         fields.IntOr("chunk_size_feed_forward", 0, kMaxFfn, 0));
   if (chunk != 0) {
@@ -189,10 +186,13 @@ absl::StatusOr<ModelConfig> ReadDecoder(JsonFields& fields,
   WEFT_RETURN_IF_ERROR(ReadHead(fields, family, config));
   WEFT_RETURN_IF_ERROR(ReadMoe(fields, family, config));
   WEFT_RETURN_IF_ERROR(CheckInertFields(fields));
-  WEFT_ASSIGN_OR_RETURN(const std::vector<RopeTable> tables,
-                        ReadRopeTables(fields, family, config.head_dim));
+  WEFT_ASSIGN_OR_RETURN(
+      const std::vector<RopeTable> tables,
+      ReadRopeTables(fields, family, config.head_dim, config.max_positions));
   for (const RopeTable& table : tables) {
     config.rope_tables.push_back(table.frequencies);
+    config.max_positions =
+        std::clamp(table.max_positions, config.max_positions, kMaxPositions);
   }
   for (LayerAttention& attention : config.attention) {
     attention.rule.scale *= tables[attention.rope_table].score_factor;

@@ -107,7 +107,9 @@ absl::StatusOr<std::string> JsonFields::StringOr(const char* name,
 absl::Status JsonFields::Finish(
     absl::Span<const absl::string_view> ignored) const {
   for (const auto& [name, value] : object_.items()) {
-    if (value.is_null() || read_.contains(name) ||
+    const bool is_off = value.is_null() || value == false ||
+                        (value.is_structured() && value.empty());
+    if (is_off || read_.contains(name) ||
         std::ranges::find(ignored, name) != ignored.end()) {
       continue;
     }

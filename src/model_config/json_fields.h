@@ -43,8 +43,9 @@ class JsonFields {
   [[nodiscard]] absl::StatusOr<std::string> StringOr(
       const char* name, const std::string& fallback);
 
-  // Returns UNIMPLEMENTED if a field is not null, was not read and is not in
-  // `ignored`. Names the first such field.
+  // Returns UNIMPLEMENTED if a field is on, was not read and is not in
+  // `ignored`. Names the first such field. A field is off if it is null, false,
+  // or an empty list or object.
   [[nodiscard]] absl::Status Finish(
       absl::Span<const absl::string_view> ignored) const;
 

@@ -6,6 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "src/base/status_macros.h"
 #include "src/model_config/decoder_config.h"
 #include "src/model_config/family_config.h"
@@ -24,14 +25,15 @@ constexpr weights::JsonLimits kConfigLimits = {.max_bytes = size_t{4} << 20,
 
 constexpr size_t kMaxEosTokens = 256;
 
-// Fields about the model's origin, its initialisation or how transformers runs
-// it. They do not change what the decoder computes.
+// Fields about the model's origin, its initialisation, its training or how
+// transformers runs it. They do not change what the decoder computes.
 constexpr absl::string_view kBookkeepingFields[] = {
     "_attn_implementation",
     "_attn_implementation_autoset",
     "_commit_hash",
     "_name_or_path",
     "architectures",
+    "attention_dropout",
     "attn_implementation",
     "bos_token_id",
     "cache_implementation",
@@ -40,8 +42,10 @@ constexpr absl::string_view kBookkeepingFields[] = {
     "id2label",
     "initializer_range",
     "is_llama_config",
+    "is_decoder",
     "keys_to_ignore_at_inference",
     "label2id",
+    "max_sequence_length",
     "output_attentions",
     "output_hidden_states",
     "pad_token_id",
@@ -56,6 +60,44 @@ constexpr absl::string_view kBookkeepingFields[] = {
     "unsloth_fixed",
     "unsloth_version",
     "use_cache",
+};
+
+// Fields of config.json with which old releases of transformers generate. They
+// belong to generation_config.json, of which this server reads only the
+// end-of-sequence tokens. A sampling request has its own settings.
+constexpr absl::string_view kGenerationFields[] = {
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "decoder_start_token_id",
+    "diversity_penalty",
+    "do_sample",
+    "early_stopping",
+    "encoder_no_repeat_ngram_size",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "exponential_decay_length_penalty",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "length_penalty",
+    "max_length",
+    "max_new_tokens",
+    "min_length",
+    "min_p",
+    "no_repeat_ngram_size",
+    "num_beam_groups",
+    "num_beams",
+    "num_return_sequences",
+    "output_scores",
+    "penalty_alpha",
+    "prefix",
+    "repetition_penalty",
+    "return_dict_in_generate",
+    "sep_token_id",
+    "suppress_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "typical_p",
 };
 
 // Fields that describe how a model reads images. They are ignored, because this
@@ -98,11 +140,22 @@ absl::Status AddGenerationConfig(absl::string_view json, ModelConfig& config) {
                       config.eos_token_ids);
 }
 
+// Returns the fields that are ignored, with those of `more`.
+std::vector<absl::string_view> IgnoredFields(
+    absl::Span<const absl::string_view> more) {
+  std::vector<absl::string_view> ignored(more.begin(), more.end());
+  ignored.insert(ignored.end(), std::begin(kBookkeepingFields),
+                 std::end(kBookkeepingFields));
+  ignored.insert(ignored.end(), std::begin(kGenerationFields),
+                 std::end(kGenerationFields));
+  return ignored;
+}
+
 absl::StatusOr<ModelConfig> ReadText(JsonFields& fields, const Family& family) {
   WEFT_ASSIGN_OR_RETURN(ModelConfig config, ReadDecoder(fields, family));
   WEFT_RETURN_IF_ERROR(AddEosTokens(fields.Find("eos_token_id"), config.vocab,
                                     config.eos_token_ids));
-  WEFT_RETURN_IF_ERROR(fields.Finish(kBookkeepingFields));
+  WEFT_RETURN_IF_ERROR(fields.Finish(IgnoredFields({})));
   return config;
 }
 
@@ -127,6 +180,7 @@ absl::StatusOr<ModelConfig> ReadWrapped(JsonFields& outer,
   absl::StatusOr<ModelConfig> config = ReadText(fields, family);
   if (!config.ok()) return weights::InFile("text_config", config.status());
   config->model_type = model_type;
+  config->is_wrapped = true;
   WEFT_ASSIGN_OR_RETURN(const bool tied, outer.BoolOr("tie_word_embeddings",
                                                       config->tied_embeddings));
   if (tied != config->tied_embeddings) {
@@ -135,11 +189,7 @@ absl::StatusOr<ModelConfig> ReadWrapped(JsonFields& outer,
   }
   WEFT_RETURN_IF_ERROR(AddEosTokens(outer.Find("eos_token_id"), config->vocab,
                                     config->eos_token_ids));
-  std::vector<absl::string_view> ignored(std::begin(kBookkeepingFields),
-                                         std::end(kBookkeepingFields));
-  ignored.insert(ignored.end(), std::begin(kImageFields),
-                 std::end(kImageFields));
-  WEFT_RETURN_IF_ERROR(outer.Finish(ignored));
+  WEFT_RETURN_IF_ERROR(outer.Finish(IgnoredFields(kImageFields)));
   return config;
 }
 
@@ -152,7 +202,9 @@ lora::ModelShape ModelConfig::shape() const {
           .kv_width = int64_t{num_kv_heads} * head_dim,
           .ffn = ffn,
           .vocab = vocab,
-          .experts = moe.shape};
+          .experts = moe.shape,
+          .names = is_wrapped ? lora::DecoderNames::kWrapped
+                              : lora::DecoderNames::kPlain};
 }
 
 uint64_t ModelConfig::num_parameters() const {

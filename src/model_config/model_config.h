@@ -37,7 +37,9 @@ struct MoeConfig {
 };
 
 struct ModelConfig {
-  std::string model_type;  // Such as "llama" or "qwen3".
+  std::string model_type;   // Such as "llama" or "qwen3".
+  bool is_wrapped = false;  // Another part, such as one for images, is beside
+                            // the decoder in config.json.
   int num_layers = 0;
   int64_t hidden = 0;
   int64_t ffn = 0;

@@ -48,16 +48,24 @@ double ScaleAsLlama3(double frequency, const Llama3Scaling& scaling) {
   return frequency * ((1 - kept) / scaling.factor + kept);
 }
 
-absl::StatusOr<Llama3Scaling> ReadLlama3(JsonFields& rope) {
+// The positions of the original model. `max_positions` are those of
+// max_position_embeddings.
+absl::StatusOr<double> ReadOriginalPositions(JsonFields& rope,
+                                             int64_t max_positions) {
+  return rope.NumberOr("original_max_position_embeddings", 1, kMaxPositions,
+                       static_cast<double>(max_positions));
+}
+
+absl::StatusOr<Llama3Scaling> ReadLlama3(JsonFields& rope,
+                                         int64_t max_positions) {
   Llama3Scaling scaling{};
   WEFT_ASSIGN_OR_RETURN(scaling.factor, rope.Number("factor", 1, kMaxFactor));
   WEFT_ASSIGN_OR_RETURN(scaling.low_frequency_factor,
                         rope.Number("low_freq_factor", 1e-6, kMaxFactor));
   WEFT_ASSIGN_OR_RETURN(scaling.high_frequency_factor,
                         rope.Number("high_freq_factor", 1e-6, kMaxFactor));
-  WEFT_ASSIGN_OR_RETURN(
-      scaling.original_positions,
-      rope.Number("original_max_position_embeddings", 1, kMaxPositions));
+  WEFT_ASSIGN_OR_RETURN(scaling.original_positions,
+                        ReadOriginalPositions(rope, max_positions));
   if (scaling.high_frequency_factor <= scaling.low_frequency_factor) {
     return absl::InvalidArgumentError(
         FieldMessage("high_freq_factor", Json(scaling.high_frequency_factor),
@@ -91,14 +99,13 @@ absl::StatusOr<double> ReadAttentionFactor(JsonFields& rope, double factor) {
   return rope.NumberOr("attention_factor", 1e-6, kMaxFactor, implied);
 }
 
-absl::StatusOr<YarnScaling> ReadYarn(JsonFields& rope) {
+absl::StatusOr<YarnScaling> ReadYarn(JsonFields& rope, int64_t max_positions) {
   YarnScaling scaling{};
   WEFT_ASSIGN_OR_RETURN(scaling.factor, rope.Number("factor", 1, kMaxFactor));
   WEFT_ASSIGN_OR_RETURN(scaling.attention_factor,
                         ReadAttentionFactor(rope, scaling.factor));
-  WEFT_ASSIGN_OR_RETURN(
-      scaling.original_positions,
-      rope.Number("original_max_position_embeddings", 1, kMaxPositions));
+  WEFT_ASSIGN_OR_RETURN(scaling.original_positions,
+                        ReadOriginalPositions(rope, max_positions));
   WEFT_ASSIGN_OR_RETURN(scaling.fast_rotations,
                         rope.NumberOr("beta_fast", 1e-6, kMaxFactor, 32));
   WEFT_ASSIGN_OR_RETURN(scaling.slow_rotations,
@@ -151,10 +158,17 @@ absl::StatusOr<std::string> ReadKind(JsonFields& rope) {
   return kind;
 }
 
+// What a table depends on beside its object of fields.
+struct RopeInputs {
+  double theta = 0;
+  int head_dim = 0;
+  int64_t max_positions = 0;
+};
+
 // Applies the scaling `kind` to an unscaled table: changes its frequencies and,
-// for YaRN, its score_factor.
-absl::Status Scale(JsonFields& rope, const std::string& kind, double theta,
-                   int head_dim, RopeTable& table) {
+// for YaRN, its score_factor and max_positions.
+absl::Status Scale(JsonFields& rope, const std::string& kind,
+                   const RopeInputs& inputs, RopeTable& table) {
   if (kind == "linear") {
     WEFT_ASSIGN_OR_RETURN(const double factor,
                           rope.Number("factor", 1, kMaxFactor));
@@ -165,14 +179,22 @@ absl::Status Scale(JsonFields& rope, const std::string& kind, double theta,
     // depend on the longest sequence in the batch.
     WEFT_RETURN_IF_ERROR(rope.Number("factor", 1, kMaxFactor).status());
   } else if (kind == "llama3") {
-    WEFT_ASSIGN_OR_RETURN(const Llama3Scaling scaling, ReadLlama3(rope));
+    WEFT_ASSIGN_OR_RETURN(const Llama3Scaling scaling,
+                          ReadLlama3(rope, inputs.max_positions));
     for (double& frequency : table.frequencies) {
       frequency = ScaleAsLlama3(frequency, scaling);
     }
   } else if (kind == "yarn") {
-    WEFT_ASSIGN_OR_RETURN(const YarnScaling scaling, ReadYarn(rope));
-    ScaleAsYarn(scaling, theta, head_dim, table.frequencies);
+    const bool extends =
+        rope.Find("original_max_position_embeddings") != nullptr;
+    WEFT_ASSIGN_OR_RETURN(const YarnScaling scaling,
+                          ReadYarn(rope, inputs.max_positions));
+    ScaleAsYarn(scaling, inputs.theta, inputs.head_dim, table.frequencies);
     table.score_factor = scaling.attention_factor * scaling.attention_factor;
+    if (extends) {
+      table.max_positions =
+          static_cast<int64_t>(scaling.original_positions * scaling.factor);
+    }
   } else if (kind != "default") {
     return UnsupportedField(
         "rope_type", Json(kind),
@@ -181,18 +203,22 @@ absl::Status Scale(JsonFields& rope, const std::string& kind, double theta,
   return absl::OkStatus();
 }
 
-absl::StatusOr<RopeTable> ReadScaled(JsonFields& rope, double theta,
-                                     int head_dim) {
-  WEFT_ASSIGN_OR_RETURN(const std::string kind, ReadKind(rope));
-  WEFT_ASSIGN_OR_RETURN(
-      theta, rope.NumberOr("rope_theta", kMinTheta, kMaxTheta, theta));
+// Accepts partial_rotary_factor only if it changes nothing.
+absl::Status CheckRotaryShare(JsonFields& fields) {
   WEFT_ASSIGN_OR_RETURN(const double share,
-                        rope.NumberOr("partial_rotary_factor", 0, 1, 1));
-  if (share != 1) {
-    return UnsupportedField("partial_rotary_factor", Json(share), "1");
-  }
-  RopeTable table{.frequencies = PlainFrequencies(theta, head_dim)};
-  WEFT_RETURN_IF_ERROR(Scale(rope, kind, theta, head_dim, table));
+                        fields.NumberOr("partial_rotary_factor", 0, 1, 1));
+  if (share == 1) return absl::OkStatus();
+  return UnsupportedField("partial_rotary_factor", Json(share), "1");
+}
+
+absl::StatusOr<RopeTable> ReadScaled(JsonFields& rope, RopeInputs inputs) {
+  WEFT_ASSIGN_OR_RETURN(const std::string kind, ReadKind(rope));
+  WEFT_ASSIGN_OR_RETURN(inputs.theta, rope.NumberOr("rope_theta", kMinTheta,
+                                                    kMaxTheta, inputs.theta));
+  WEFT_RETURN_IF_ERROR(CheckRotaryShare(rope));
+  RopeTable table{.frequencies =
+                      PlainFrequencies(inputs.theta, inputs.head_dim)};
+  WEFT_RETURN_IF_ERROR(Scale(rope, kind, inputs, table));
   WEFT_RETURN_IF_ERROR(rope.Finish({}));
   return table;
 }
@@ -200,24 +226,24 @@ absl::StatusOr<RopeTable> ReadScaled(JsonFields& rope, double theta,
 // Returns the table that the object `rope` describes, or an unscaled table if
 // `rope` is null.
 absl::StatusOr<RopeTable> ReadTable(const char* name, const Json* rope,
-                                    double theta, int head_dim) {
+                                    const RopeInputs& inputs) {
   if (rope == nullptr) {
-    return RopeTable{.frequencies = PlainFrequencies(theta, head_dim)};
+    return RopeTable{.frequencies =
+                         PlainFrequencies(inputs.theta, inputs.head_dim)};
   }
   if (!rope->is_object()) {
     return absl::InvalidArgumentError(
         FieldMessage(name, *rope, "an object or null"));
   }
   JsonFields fields(*rope);
-  return ReadScaled(fields, theta, head_dim);
+  return ReadScaled(fields, inputs);
 }
 
 // Reads rope_parameters of a family with two tables. The field has one object
 // for each type of layer.
 absl::StatusOr<std::vector<RopeTable>> ReadNested(const Json& parameters,
-                                                  double theta,
-                                                  double local_theta,
-                                                  int head_dim) {
+                                                  RopeInputs inputs,
+                                                  double local_theta) {
   if (!parameters.is_object()) {
     return absl::InvalidArgumentError(
         FieldMessage("rope_parameters", parameters, "an object or null"));
@@ -225,11 +251,12 @@ absl::StatusOr<std::vector<RopeTable>> ReadNested(const Json& parameters,
   JsonFields fields(parameters);
   std::vector<RopeTable> tables(2);
   WEFT_ASSIGN_OR_RETURN(
-      tables[0], ReadTable("full_attention", fields.Find("full_attention"),
-                           theta, head_dim));
-  WEFT_ASSIGN_OR_RETURN(tables[1], ReadTable("sliding_attention",
-                                             fields.Find("sliding_attention"),
-                                             local_theta, head_dim));
+      tables[0],
+      ReadTable("full_attention", fields.Find("full_attention"), inputs));
+  inputs.theta = local_theta;
+  WEFT_ASSIGN_OR_RETURN(
+      tables[1],
+      ReadTable("sliding_attention", fields.Find("sliding_attention"), inputs));
   WEFT_RETURN_IF_ERROR(fields.Finish({}));
   return tables;
 }
@@ -238,10 +265,12 @@ absl::StatusOr<std::vector<RopeTable>> ReadNested(const Json& parameters,
 
 absl::StatusOr<std::vector<RopeTable>> ReadRopeTables(JsonFields& config,
                                                       const Family& family,
-                                                      int head_dim) {
-  WEFT_ASSIGN_OR_RETURN(
-      const double theta,
-      config.NumberOr("rope_theta", kMinTheta, kMaxTheta, family.theta));
+                                                      int head_dim,
+                                                      int64_t max_positions) {
+  RopeInputs inputs{.head_dim = head_dim, .max_positions = max_positions};
+  WEFT_ASSIGN_OR_RETURN(inputs.theta, config.NumberOr("rope_theta", kMinTheta,
+                                                      kMaxTheta, family.theta));
+  WEFT_RETURN_IF_ERROR(CheckRotaryShare(config));
   double local_theta = family.local_theta;
   if (local_theta > 0) {
     WEFT_ASSIGN_OR_RETURN(local_theta,
@@ -260,13 +289,13 @@ absl::StatusOr<std::vector<RopeTable>> ReadRopeTables(JsonFields& config,
         "an object; releases of transformers differ in the default");
   }
   if (local_theta > 0 && parameters != nullptr) {
-    return ReadNested(*parameters, theta, local_theta, head_dim);
+    return ReadNested(*parameters, inputs, local_theta);
   }
   std::vector<RopeTable> tables(1);
   WEFT_ASSIGN_OR_RETURN(
       tables[0],
       ReadTable(parameters != nullptr ? "rope_parameters" : "rope_scaling",
-                parameters != nullptr ? parameters : scaling, theta, head_dim));
+                parameters != nullptr ? parameters : scaling, inputs));
   if (local_theta > 0) {
     tables.push_back({.frequencies = PlainFrequencies(local_theta, head_dim)});
   }

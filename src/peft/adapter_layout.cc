@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 
 namespace weft::lora {
 
@@ -149,6 +151,18 @@ std::string ExpertPath(int layer, int expert, const ExpertShape& experts) {
       experts.names == ExpertNames::kMixtral ? ".block_sparse_moe" : ".mlp");
   if (expert == experts.count) return absl::StrCat(mlp, ".shared_expert");
   return absl::StrCat(mlp, ".experts.", expert);
+}
+
+std::string PathInFile(const std::string& path, DecoderNames names) {
+  constexpr absl::string_view kModel = "model.";
+  const bool in_model = absl::StartsWith(path, kModel);
+  if (names == DecoderNames::kWrapped && in_model) {
+    return absl::StrCat("model.language_model.", path.substr(kModel.size()));
+  }
+  if (names == DecoderNames::kOldWrapped) {
+    return absl::StrCat("language_model.", path);
+  }
+  return path;
 }
 
 std::string ModulePath(const LoraFactor& factor, const ExpertShape& experts) {

@@ -29,6 +29,14 @@
 
 namespace weft::lora {
 
+// How PEFT's files spell the paths of the decoder's modules. A wrapped model
+// has other parts, such as one for images. Old releases use kOldWrapped.
+enum class DecoderNames : uint8_t {
+  kPlain,       // model.layers, lm_head
+  kWrapped,     // model.language_model.layers, lm_head
+  kOldWrapped,  // language_model.model.layers, language_model.lm_head
+};
+
 // The widths of the base model's linear layers.
 struct ModelShape {
   int num_layers = 0;
@@ -38,6 +46,7 @@ struct ModelShape {
   int64_t ffn = 0;
   int64_t vocab = 0;
   ExpertShape experts;
+  DecoderNames names = DecoderNames::kPlain;
 
   // Returns this shape with `ffn` set to the width of the expert.
   [[nodiscard]] ModelShape OfExpert(int expert) const;
@@ -145,6 +154,10 @@ class AdapterLayout {
 // ".lora_embedding_B".
 [[nodiscard]] std::string ModulePath(const LoraFactor& factor,
                                      const ExpertShape& experts = {});
+// Returns a path of ModulePath, or one that begins with it, in the spelling
+// `names`.
+[[nodiscard]] std::string PathInFile(const std::string& path,
+                                     DecoderNames names);
 // Returns the path of an expert, such as "model.layers.0.mlp.experts.3".
 [[nodiscard]] std::string ExpertPath(int layer, int expert,
                                      const ExpertShape& experts);

@@ -6,6 +6,8 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "src/base/fingerprint.h"
+#include "src/base/log.h"
 #include "src/base/name.h"
 #include "src/base/status_macros.h"
 #include "src/weights/strict_json.h"
@@ -250,9 +252,15 @@ absl::Status CheckBaseModel(const json& fields, const BaseModel& base) {
         "checkpoint format ", version, " is not ", kFormatVersion));
   }
   if (!fingerprint.empty() && fingerprint != base.fingerprint) {
-    return absl::FailedPreconditionError(absl::StrCat(
+    const std::string message = absl::StrCat(
         "the checkpoint belongs to base model ", Describe(name, fingerprint),
-        ", the server has ", Describe(base.name, base.fingerprint)));
+        ", the server has ", Describe(base.name, base.fingerprint), ": ",
+        FingerprintDifference(fingerprint, base.fingerprint));
+    if (!base.accepts_change) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          message, ". A server with --accept-base-model-change takes it"));
+    }
+    Log(LogLevel::kWarning, message);
   }
   if (fields["base_model"] != ShapeToJson(base.shape)) {
     return absl::FailedPreconditionError(absl::StrCat(

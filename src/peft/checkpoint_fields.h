@@ -20,6 +20,9 @@ struct BaseModel {
   std::string name;
   std::string fingerprint;  // ModelFingerprint (src/startup) makes it.
   ModelShape shape;
+  std::string model_dir;  // Empty: its weights are random.
+  // Whether the server takes checkpoints of another fingerprint.
+  bool accepts_change = false;
 };
 
 [[nodiscard]] nlohmann::json WriteCheckpointFields(const CheckpointInfo& info,
@@ -39,7 +42,8 @@ struct BaseModel {
     const nlohmann::json& fields);
 
 // Checks that the checkpoint belongs to the base model: the fields must have
-// the same shape and, if they have a fingerprint, the same fingerprint. Errors:
+// the same shape and, if they have a fingerprint, the same fingerprint. With
+// base.accepts_change, another fingerprint only logs a warning. Errors:
 // FAILED_PRECONDITION for another model or format version; DATA_LOSS if a field
 // that it reads is missing or has another type.
 [[nodiscard]] absl::Status CheckBaseModel(const nlohmann::json& fields,

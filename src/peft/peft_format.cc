@@ -9,12 +9,15 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "src/base/status_macros.h"
+#include "src/peft/base_copies.h"
 #include "src/peft/peft_config.h"
 #include "src/peft/peft_fields.h"
 #include "src/peft/peft_matrices.h"
+#include "src/peft/wrapped_files.h"
 #include "src/weights/safetensors.h"
 
 namespace weft::lora {
@@ -26,7 +29,6 @@ using weights::TensorMap;
 using weights::TensorView;
 
 constexpr absl::string_view kTensorFile = "adapter_model.safetensors";
-constexpr absl::string_view kPeftPrefix = "base_model.model";
 
 // Refuses an adapter with NaN or infinity, because training could not use it.
 absl::Status CheckFinite(absl::Span<const float> buffer,
@@ -42,52 +44,79 @@ absl::Status CheckFinite(absl::Span<const float> buffer,
   return absl::OkStatus();
 }
 
-// Returns names and shapes of the base model's weights that PEFT may copy into
-// the file: those of the head and the embedding, and the base_layer of every
-// linear layer with LoRA.
-absl::flat_hash_map<std::string, std::vector<int64_t>> BaseCopies(
+// What a file's copy of a weight of the base model must be.
+struct Copied {
+  std::string base_name;
+  std::vector<int64_t> shape;
+};
+
+// Returns, by their names in the file, the base model's weights that PEFT may
+// copy into it: those of the head and the embedding, and the base_layer of
+// every linear layer with LoRA.
+absl::flat_hash_map<std::string, Copied> PossibleCopies(
     const AdapterLayout& layout, const ModelShape& shape) {
-  const std::vector<int64_t> vocabulary = {shape.vocab, shape.hidden};
-  absl::flat_hash_map<std::string, std::vector<int64_t>> copies;
+  absl::flat_hash_map<std::string, Copied> copies;
+  const auto add = [&](const LoraFactor& factor, absl::string_view suffix,
+                       std::vector<int64_t> widths) {
+    const std::string path = ModulePath(factor, shape.experts);
+    copies[absl::StrCat(kPeftPrefix, ".", PathInFile(path, shape.names),
+                        suffix)] = {absl::StrCat(path, ".weight"),
+                                    std::move(widths)};
+  };
   for (const TargetModule module :
        {TargetModule::kLmHead, TargetModule::kEmbedTokens}) {
-    copies[absl::StrCat(kPeftPrefix, ".", ModulePath({.module = module}),
-                        ".weight")] = vocabulary;
+    add({.module = module}, ".weight", {shape.vocab, shape.hidden});
   }
   for (const LoraFactor& factor : layout.factors()) {
     const bool embeds = factor.module == TargetModule::kEmbedTokens;
-    copies[absl::StrCat(kPeftPrefix, ".", ModulePath(factor, shape.experts),
-                        ".base_layer.weight")] =
-        embeds ? vocabulary : std::vector<int64_t>{factor.out, factor.in};
+    add(factor, ".base_layer.weight",
+        embeds ? std::vector<int64_t>{shape.vocab, shape.hidden}
+               : std::vector<int64_t>{factor.out, factor.in});
   }
   return copies;
 }
 
-// Refuses tensors that are neither in the layout nor copies of the base model's
-// weights. Also refuses a copy with another shape, which belongs to another
-// model.
-absl::Status CheckNothingElse(const TensorMap& tensors,
-                              const AdapterLayout& layout,
-                              const ModelShape& shape,
-                              const std::vector<PeftMatrix>& matrices) {
+// Returns the file's copies of the base model's weights. Refuses other tensors
+// that are not in the layout. Also refuses a copy with another shape, which
+// belongs to another model.
+absl::StatusOr<std::vector<BaseCopy>> FindCopies(
+    const TensorMap& tensors, const AdapterLayout& layout,
+    const ModelShape& shape, const std::vector<PeftMatrix>& matrices) {
   absl::flat_hash_set<absl::string_view> known;
   for (const PeftMatrix& matrix : matrices) known.insert(matrix.name);
-  const auto copies = BaseCopies(layout, shape);
+  const auto possible = PossibleCopies(layout, shape);
+  std::vector<BaseCopy> copies;
   for (const auto& [name, view] : tensors) {
     if (known.contains(name)) continue;
-    const auto copy = copies.find(name);
-    if (copy == copies.end()) {
+    const auto copy = possible.find(name);
+    if (copy == possible.end()) {
       return absl::InvalidArgumentError(
           absl::StrCat("tensor '", name,
-                       "' belongs to no module that target_modules names"));
+                       "' belongs to no module that target_modules names and "
+                       "that LoRA adapts here"));
     }
-    if (view.shape != copy->second) {
+    if (view.shape != copy->second.shape) {
       return absl::InvalidArgumentError(absl::StrCat(
           "tensor '", name, "' has shape ", weights::ShapeString(view.shape),
-          "; the base model's ", weights::ShapeString(copy->second)));
+          "; the base model's ", weights::ShapeString(copy->second.shape)));
     }
+    copies.push_back(
+        {.name = name, .base_name = copy->second.base_name, .view = view});
   }
-  return absl::OkStatus();
+  return copies;
+}
+
+// Returns A and B of each factor, with their names in the file.
+std::vector<PeftMatrix> FileMatrices(const AdapterLayout& layout,
+                                     const ModelShape& shape, ExpertForm form) {
+  std::vector<PeftMatrix> matrices =
+      MatricesOf(layout, shape.experts, kPeftPrefix, form);
+  for (PeftMatrix& matrix : matrices) {
+    matrix.name = absl::StrCat(
+        kPeftPrefix, ".",
+        PathInFile(matrix.name.substr(kPeftPrefix.size() + 1), shape.names));
+  }
+  return matrices;
 }
 
 absl::StatusOr<const std::string*> FindFile(const PeftFiles& files,
@@ -134,22 +163,24 @@ LoraConfig WithHalves(const AdapterLayout& layout) {
 // Returns the weights of a file, in the layout of `config`. If the file has
 // ExpertForm::kHalves, first halves the rank of the experts' gate and up in
 // `config`.
-absl::StatusOr<std::vector<float>> ReadPeftTensors(const std::string& contents,
+absl::StatusOr<std::vector<float>> ReadPeftTensors(const TensorMap& tensors,
                                                    const ModelShape& shape,
+                                                   const std::string& model_dir,
                                                    LoraConfig& config) {
-  WEFT_ASSIGN_OR_RETURN(const TensorMap tensors,
-                        weights::ParseSafetensors(contents));
   const AdapterLayout in_file(shape, config);
   WEFT_ASSIGN_OR_RETURN(const ExpertForm form,
                         FormOf(tensors, in_file, shape.experts, kPeftPrefix));
   if (form == ExpertForm::kHalves) config = WithHalves(in_file);
   const AdapterLayout layout(shape, config);
-  const std::vector<PeftMatrix> matrices =
-      MatricesOf(layout, shape.experts, kPeftPrefix, form);
-  WEFT_RETURN_IF_ERROR(CheckNothingElse(tensors, layout, shape, matrices));
+  const std::vector<PeftMatrix> matrices = FileMatrices(layout, shape, form);
+  WEFT_ASSIGN_OR_RETURN(const std::vector<BaseCopy> copies,
+                        FindCopies(tensors, layout, shape, matrices));
   WEFT_ASSIGN_OR_RETURN(std::vector<float> buffer,
                         Gather(tensors, layout.num_parameters(), matrices));
   WEFT_RETURN_IF_ERROR(CheckFinite(buffer, matrices));
+  if (!model_dir.empty()) {
+    WEFT_RETURN_IF_ERROR(CheckCopies(copies, model_dir));
+  }
   return buffer;
 }
 
@@ -176,14 +207,25 @@ void AppendTensors(const std::vector<PeftMatrix>& matrices,
 }  // namespace
 
 absl::StatusOr<PeftAdapter> ReadPeft(const PeftFiles& files,
-                                     const ModelShape& shape) {
+                                     const ModelShape& model,
+                                     const std::string& model_dir) {
   WEFT_ASSIGN_OR_RETURN(const std::string* config_text,
                         FindFile(files, kPeftConfigFile));
   WEFT_ASSIGN_OR_RETURN(const std::string* tensor_bytes,
                         FindFile(files, kTensorFile));
   PeftAdapter adapter;
+  absl::StatusOr<TensorMap> tensors = weights::ParseSafetensors(*tensor_bytes);
+  ModelShape shape = model;
+  if (tensors.ok() && model.names != DecoderNames::kPlain) {
+    shape.names = NamesIn(*tensors, model.names);
+    if (absl::Status images = DropImageParts(*tensors); !images.ok()) {
+      tensors = images;
+    }
+  }
   WEFT_ASSIGN_OR_RETURN(adapter.config, ParsePeftConfig(*config_text, shape));
-  auto buffer = ReadPeftTensors(*tensor_bytes, shape, adapter.config);
+  absl::StatusOr<std::vector<float>> buffer =
+      tensors.ok() ? ReadPeftTensors(*tensors, shape, model_dir, adapter.config)
+                   : tensors.status();
   if (!buffer.ok()) {
     // Returns INVALID_ARGUMENT even for a file that is cut short, because a
     // client sent the file.
@@ -199,9 +241,8 @@ PeftFiles WritePeft(const LoraConfig& config, const ModelShape& shape,
                     const std::string& base_model_name) {
   const AdapterLayout layout(shape, config);
   const bool is_fused = shape.experts.names == ExpertNames::kFused;
-  const std::vector<PeftMatrix> matrices =
-      MatricesOf(layout, shape.experts, kPeftPrefix,
-                 is_fused ? ExpertForm::kHalves : ExpertForm::kSingle);
+  const std::vector<PeftMatrix> matrices = FileMatrices(
+      layout, shape, is_fused ? ExpertForm::kHalves : ExpertForm::kSingle);
   std::vector<PeftTensor> scattered;
   std::vector<NamedTensor> tensors;
   if (is_fused) {

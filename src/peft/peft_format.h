@@ -27,10 +27,13 @@ struct PeftAdapter {
 // modules_to_save, fan_in_fan_out, values that are not finite, and every
 // unknown field that is not null, false or empty. The folder must have every
 // targeted layer in the right shape. The file of tensors may also have copies
-// of the base model's weights, which are skipped, but no other tensor. Errors:
+// of the base model's weights (base_copies.h), but no other tensor. The copies
+// must equal the tensors of `model_dir`; if it is empty, only their shapes are
+// checked. For a wrapped model, accepts every spelling of DecoderNames. Errors:
 // INVALID_ARGUMENT, which names the violated rule.
-[[nodiscard]] absl::StatusOr<PeftAdapter> ReadPeft(const PeftFiles& files,
-                                                   const ModelShape& shape);
+[[nodiscard]] absl::StatusOr<PeftAdapter> ReadPeft(
+    const PeftFiles& files, const ModelShape& model,
+    const std::string& model_dir = "");
 
 // Returns the files of a PEFT folder for an adapter with these weights, which
 // have the layout AdapterLayout(shape, config). Tensors are F32. Equal inputs

@@ -116,27 +116,6 @@ absl::StatusOr<bool> IsKept(const Layers& layers, const LoraFactor& site,
   return (*layers)[site.layer];
 }
 
-absl::Status CheckEveryNameIsThere(const ModuleNames& targets,
-                                   const std::vector<LoraFactor>& sites,
-                                   const ModelShape& shape) {
-  std::vector<std::string> paths;
-  paths.reserve(sites.size());
-  for (const LoraFactor& site : sites) {
-    paths.push_back(ModulePath(site, shape.experts));
-  }
-  for (const std::string& name : targets.names) {
-    if (std::ranges::any_of(paths, [&](const std::string& path) {
-          return IsSuffix(name, path);
-        })) {
-      continue;
-    }
-    return Refused("target_modules entry", name,
-                   "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, "
-                   "down_proj, lm_head, embed_tokens or their full paths");
-  }
-  return absl::OkStatus();
-}
-
 // Refuses an expression that also matches a module that LoRA cannot adapt, such
 // as a norm or a whole layer. PEFT refuses it, too.
 absl::Status CheckMatchesLayersAlone(const ModuleNames& targets,
@@ -157,7 +136,8 @@ absl::Status CheckMatchesLayersAlone(const ModuleNames& targets,
     const std::string block = list.substr(0, list.rfind('.'));
     others.insert(others.end(), {expert, list, absl::StrCat(block, ".gate")});
   }
-  for (const std::string& path : others) {
+  for (const std::string& other : others) {
+    const std::string path = PathInFile(other, shape.names);
     if (!targets.Match(path) || excluded.Match(path)) continue;
     return Refused("target_modules", field,
                    absl::StrCat("linear layers, head and embedding; ", path,
@@ -209,10 +189,16 @@ size_t MaxEntries(const ModelShape& shape) {
   return kAllTargetModules.size() * (shape.num_layers + 1);
 }
 
-std::string FusedPath(const LoraFactor& site) {
-  return absl::StrCat(
-      "model.layers.", site.layer, ".mlp.experts.",
-      site.module == TargetModule::kDownProj ? "down_proj" : "gate_up_proj");
+std::string FusedPath(const LoraFactor& site, const ModelShape& shape) {
+  return PathInFile(
+      absl::StrCat("model.layers.", site.layer, ".mlp.experts.",
+                   site.module == TargetModule::kDownProj ? "down_proj"
+                                                          : "gate_up_proj"),
+      shape.names);
+}
+
+std::string FilePath(const LoraFactor& site, const ModelShape& shape) {
+  return PathInFile(ModulePath(site, shape.experts), shape.names);
 }
 
 absl::StatusOr<std::vector<bool>> SelectFused(
@@ -232,7 +218,7 @@ absl::StatusOr<std::vector<bool>> SelectFused(
     for (size_t i = 0; name != nullptr && i < sites.size(); ++i) {
       const int expert = sites[i].expert;
       if (expert == kNoExpert || expert == shape.experts.count) continue;
-      if (!IsSuffix(*name, FusedPath(sites[i]))) continue;
+      if (!IsSuffix(*name, FusedPath(sites[i], shape))) continue;
       is_there = selected[i] = true;
     }
     if (is_there) continue;
@@ -251,7 +237,6 @@ absl::StatusOr<std::vector<bool>> SelectSites(
   if (may_be_none && field.is_null()) return std::vector<bool>(sites.size());
   WEFT_ASSIGN_OR_RETURN(const ModuleNames targets,
                         ReadTargetNames(root, shape, instructions_left));
-  WEFT_RETURN_IF_ERROR(CheckEveryNameIsThere(targets, sites, shape));
   WEFT_ASSIGN_OR_RETURN(const Layers layers, ReadLayers(root, shape));
   if (layers.has_value() && !field.is_array()) {
     return Refused("layers_to_transform", FieldOf(root, "layers_to_transform"),
@@ -267,7 +252,7 @@ absl::StatusOr<std::vector<bool>> SelectSites(
       CheckMatchesLayersAlone(targets, excluded, field, shape));
   std::vector<bool> selected(sites.size());
   for (size_t i = 0; i < sites.size(); ++i) {
-    const std::string path = ModulePath(sites[i], shape.experts);
+    const std::string path = FilePath(sites[i], shape);
     if (excluded.Match(path) || !targets.Match(path)) continue;
     WEFT_ASSIGN_OR_RETURN(selected[i],
                           IsKept(layers, sites[i], path, targets, shape));
@@ -275,7 +260,11 @@ absl::StatusOr<std::vector<bool>> SelectSites(
   if (may_be_none || std::ranges::find(selected, true) != selected.end()) {
     return selected;
   }
-  return Refused("target_modules", field, "what names a module to adapt");
+  return Refused(
+      "target_modules", field,
+      "what names a module to adapt: q_proj, k_proj, v_proj, o_proj, "
+      "gate_proj, up_proj, down_proj, lm_head, embed_tokens or their "
+      "full paths");
 }
 
 }  // namespace weft::lora

@@ -37,7 +37,12 @@ namespace weft::lora {
 
 // Returns the path of the fused parameter that contains the site, such as
 // "model.layers.0.mlp.experts.gate_up_proj".
-[[nodiscard]] std::string FusedPath(const LoraFactor& site);
+[[nodiscard]] std::string FusedPath(const LoraFactor& site,
+                                    const ModelShape& shape);
+
+// Returns the path of the site in the spelling of shape.names.
+[[nodiscard]] std::string FilePath(const LoraFactor& site,
+                                   const ModelShape& shape);
 
 // Returns, for every site, whether the file selects it as a module. If the file
 // selects none, returns an error unless `may_be_none`. The cost of regular

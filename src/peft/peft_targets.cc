@@ -81,7 +81,7 @@ absl::StatusOr<std::vector<LoraShape>> ShapesOf(
   for (size_t i = 0; i < sites.size(); ++i) {
     if (!selected[i] && !fused[i]) continue;
     const std::string path =
-        fused[i] ? FusedPath(sites[i]) : ModulePath(sites[i], shape.experts);
+        fused[i] ? FusedPath(sites[i], shape) : FilePath(sites[i], shape);
     loras[i] = Stabilised({.rank = Lookup(ranks, path, config.rank),
                            .alpha = Lookup(alphas, path, config.alpha)},
                           rank_stabilised);
@@ -103,12 +103,11 @@ absl::Status CheckExpertsAgree(const std::vector<LoraFactor>& sites,
     size_t first = first_expert;
     while (sites[first].module != sites[i].module) ++first;
     if (loras[i] == loras[first]) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(ModulePath(sites[i], shape.experts), " has rank ",
-                     loras[i].rank, " and alpha ", loras[i].alpha, ", and ",
-                     ModulePath(sites[first], shape.experts), " has rank ",
-                     loras[first].rank, " and alpha ", loras[first].alpha,
-                     "; all experts of a layer must have the same"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        FilePath(sites[i], shape), " has rank ", loras[i].rank, " and alpha ",
+        loras[i].alpha, ", and ", FilePath(sites[first], shape), " has rank ",
+        loras[first].rank, " and alpha ", loras[first].alpha,
+        "; all experts of a layer must have the same"));
   }
   return absl::OkStatus();
 }
@@ -180,7 +179,7 @@ void WriteFusedTargets(const LoraConfig& config, const ModelShape& shape,
     if (site.module == TargetModule::kGateProj) {
       lora = {.rank = 2 * lora.rank, .alpha = 2 * lora.alpha};
     }
-    const std::string path = FusedPath(site);
+    const std::string path = FusedPath(site, shape);
     targets.push_back(path);
     if (lora.rank != usual.rank) root["rank_pattern"][path] = lora.rank;
     if (lora.alpha != usual.alpha) {
@@ -194,6 +193,10 @@ void WriteFusedTargets(const LoraConfig& config, const ModelShape& shape,
 void WriteTargets(const LoraConfig& config, const ModelShape& shape,
                   nlohmann::json& root) {
   nlohmann::json& targets = root["target_modules"] = nlohmann::json::array();
+  if (shape.names == DecoderNames::kWrapped) {
+    // The image parts have modules of the same names.
+    root["exclude_modules"] = ".*\\b(vision_tower|multi_modal_projector)\\b.*";
+  }
   nlohmann::json& ranks = root["rank_pattern"] = nlohmann::json::object();
   nlohmann::json& alphas = root["alpha_pattern"] = nlohmann::json::object();
   const LoraShape usual = FileShape(config, shape);
@@ -210,7 +213,7 @@ void WriteTargets(const LoraConfig& config, const ModelShape& shape,
     for (const LoraFactor& site : EverySite(shape)) {
       const LoraShape lora = config.ShapeOf(site.layer, module);
       if (site.module != module || lora.rank == 0) continue;
-      const std::string path = ModulePath(site, shape.experts);
+      const std::string path = FilePath(site, shape);
       if (!everywhere) targets.push_back(path);
       if (lora.rank != usual.rank) ranks[path] = lora.rank;
       if (lora.alpha != usual.alpha) alphas[path] = AlphaToJson(lora.alpha);

@@ -143,10 +143,10 @@ void EngineProbe::ObserveExperts(absl::Span<const int64_t> rows,
                         mean);
 }
 
-void EngineProbe::ObserveOptim(double grad_norm, double max_grad_norm,
-                               absl::Duration elapsed) {
+void EngineProbe::ObserveOptim(bool fits, double grad_norm,
+                               double max_grad_norm, absl::Duration elapsed) {
   step_seconds_[kOptim].Observe(absl::ToDoubleSeconds(elapsed));
-  if (!std::isfinite(grad_norm)) {
+  if (!fits) {
     nonfinite_.Increment();
     return;
   }

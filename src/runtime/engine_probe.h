@@ -31,8 +31,9 @@ class EngineProbe {
   // for the layers with experts. It is not empty. `num_experts` is the number
   // of experts of each such layer.
   void ObserveExperts(absl::Span<const int64_t> rows, size_t num_experts);
+  // `fits`: false if the step was refused because of its gradient.
   // `max_grad_norm`: 0 without clipping.
-  void ObserveOptim(double grad_norm, double max_grad_norm,
+  void ObserveOptim(bool fits, double grad_norm, double max_grad_norm,
                     absl::Duration elapsed);
   // Counts a micro-batch that ran out of memory, even if the micro-batch then
   // runs again.

@@ -138,7 +138,8 @@ absl::StatusOr<std::unique_ptr<model::Decoder>> LoadDecoder(
     EngineOptions& options, const model::ModelConfig& config, at::Device device,
     const parallel::Links& links) {
   const parallel::Shard shard = links.topology.ShardOf(links.rank);
-  options.max_context_tokens = ContextTokens(options, config);
+  WEFT_ASSIGN_OR_RETURN(options.max_context_tokens,
+                        ContextTokens(options, config));
   const at::ScalarType dtype = PickDtype(options.dtype, device);
   if (device.is_cuda()) WEFT_RETURN_IF_ERROR(CheckCudaFormat(options));
   SetCpuArithmetic(options, dtype, device);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "src/base/status_macros.h"
 #include "src/decode/kv_pool.h"
 #include "src/executor/model_runner.h"
@@ -91,12 +92,19 @@ absl::Status CheckCudaFormat(const EngineOptions& options) {
   return absl::OkStatus();
 }
 
-int ContextTokens(const EngineOptions& options,
-                  const model::ModelConfig& config) {
+absl::StatusOr<int> ContextTokens(const EngineOptions& options,
+                                  const model::ModelConfig& config) {
   const auto positions = static_cast<int>(config.max_positions);
-  return options.max_context_tokens == 0
-             ? positions
-             : std::min(options.max_context_tokens, positions);
+  if (options.max_context_tokens <= positions) {
+    return options.max_context_tokens == 0 ? positions
+                                           : options.max_context_tokens;
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--max-context=", options.max_context_tokens,
+      " is above the model's limit of ", positions,
+      " tokens (config.json: max_position_embeddings, or the original "
+      "positions "
+      "times factor with yarn). Lower the flag, or raise the model's limit"));
 }
 
 int64_t LargestAdapterBytes(const ModelSizes& sizes, int max_rank) {

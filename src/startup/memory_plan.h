@@ -40,9 +40,10 @@ struct ModelSizes {
 [[nodiscard]] absl::Status CheckCudaFormat(const EngineOptions& options);
 
 // Returns the most tokens that a sequence may have: the model's positions, or
-// the operator's number if it is set and less.
-[[nodiscard]] int ContextTokens(const EngineOptions& options,
-                                const model::ModelConfig& config);
+// the operator's number if it is set. Errors: INVALID_ARGUMENT if this number
+// is above the model's positions.
+[[nodiscard]] absl::StatusOr<int> ContextTokens(
+    const EngineOptions& options, const model::ModelConfig& config);
 
 // Returns the bytes that an adapter takes on rank 0's device if it has the LoRA
 // rank `max_rank` on every module (expert_rank.h for experts). The bytes

@@ -9,10 +9,14 @@
 
 namespace weft::engine {
 
-// Returns a SHA-256 in hexadecimal. It covers config.json, and the size and
-// some bytes of each .bin and .safetensors file in the model's folder. It does
-// not depend on the folder's name and place. Errors: NOT_FOUND (config.json
-// cannot be opened).
+// Returns a SHA-256 in hexadecimal and the parts that it covers
+// (src/base/fingerprint.h). They cover what the decoder reads: the numbers of
+// config.json with which it computes, and of each tensor name, dtype, shape and
+// a sample. So the fingerprint does not depend on the spelling of config.json,
+// on end-of-sequence tokens, on the context length, on how tensors are divided
+// into files, or on other files. It also does not depend on the folder's name.
+// A change that leaves all sampled blocks of a tensor as they are is not seen.
+// Errors: those of ReadModelConfig and weights::Checkpoint.
 [[nodiscard]] absl::StatusOr<std::string> ModelFingerprint(
     const EngineOptions& options);
 

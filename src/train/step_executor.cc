@@ -24,6 +24,20 @@ bool SameShape(const LoraConfig& a, const LoraConfig& b) {
          a.target_modules == b.target_modules && a.overrides == b.overrides;
 }
 
+absl::Status NotFinite(double norm) {
+  if (!std::isfinite(norm)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the accumulated gradient is not finite (norm ", norm,
+                     "); it was cleared and the weights are unchanged"));
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the accumulated gradient is not finite when AdamW squares it in f32 "
+      "(norm ",
+      norm,
+      " > 1.8e19); it was cleared and the weights are unchanged. Lower the "
+      "weights and advantages, or clip with max_grad_norm"));
+}
+
 absl::Status OtherShape(const LoadCheckpointRequest& request,
                         const LoraConfig& loaded, const LoraConfig& config) {
   return absl::FailedPreconditionError(absl::StrCat(
@@ -80,10 +94,12 @@ absl::StatusOr<StepResult> StepExecutor::Optim(
   lora::Adapter& adapter = *context_.adapters.Find(step.adapter);
   const absl::Time start = SteadyNow();
   double norm = 0;
+  bool fits = true;
   const profile::Span span("optimizer step");
   const absl::Status status = context_.guard.Compute("OptimStep", [&] {
     norm = optim::GradientNorm(adapter.gradient());
-    if (!std::isfinite(norm)) {
+    fits = optim::SquareFits(request.adamw, norm);
+    if (!fits) {
       adapter.gradient().zero_();
       return;
     }
@@ -94,14 +110,10 @@ absl::StatusOr<StepResult> StepExecutor::Optim(
                      adapter.moment1(), adapter.moment2(), next);
     adapter.FinishStep(std::move(next));
   });
-  context_.probe.ObserveOptim(norm, request.adamw.max_grad_norm,
+  context_.probe.ObserveOptim(fits, norm, request.adamw.max_grad_norm,
                               SteadyNow() - start);
   WEFT_RETURN_IF_ERROR(status);
-  if (!std::isfinite(norm)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the accumulated gradient is not finite (norm ", norm,
-                     "); it was cleared and the weights are unchanged"));
-  }
+  if (!fits) return NotFinite(norm);
   return OptimStepResult{.grad_norm = norm,
                          .version = adapter.latest()->number,
                          .step = step.step};

@@ -30,6 +30,14 @@ absl::Status CopyToFloats(const TensorView& tensor,
                     destination.size() * sizeof(float));
       }
       return absl::OkStatus();
+    case ScalarType::kF64:
+      for (size_t i = 0; i < destination.size(); ++i) {
+        double value = 0;
+        std::memcpy(&value, tensor.bytes.data() + i * sizeof(value),
+                    sizeof(value));
+        destination[i] = static_cast<float>(value);
+      }
+      return absl::OkStatus();
     case ScalarType::kF16:
       ConvertAll<F16ToFloat>(tensor.bytes, destination);
       return absl::OkStatus();
@@ -39,7 +47,7 @@ absl::Status CopyToFloats(const TensorView& tensor,
     default:
       return absl::InvalidArgumentError(
           absl::StrCat("dtype ", ScalarTypeName(tensor.dtype),
-                       " is none of F32, F16, BF16"));
+                       " is none of F64, F32, F16, BF16"));
   }
 }
 

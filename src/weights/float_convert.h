@@ -32,7 +32,8 @@ namespace weft::weights {
   return std::bit_cast<float>(sign | (wide_exponent << 23) | (mantissa << 13));
 }
 
-// Copies a tensor of F32, F16 or BF16 into floats, in row-major order. Shapes:
+// Copies a tensor of F64 (rounded), F32, F16 or BF16 into floats, in row-major
+// order. Shapes:
 // `destination` has as many elements as the tensor. Errors: INVALID_ARGUMENT
 // for another dtype.
 [[nodiscard]] absl::Status CopyToFloats(const TensorView& tensor,

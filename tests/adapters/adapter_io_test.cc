@@ -356,7 +356,15 @@ TEST_F(AdapterIoTest, RefusesTheCheckpointOfAnotherBaseModel) {
               IsStatus(absl::StatusCode::kFailedPrecondition,
                        "the checkpoint belongs to base model 'base' "
                        "(fingerprint 0123456789ab), the server has "
-                       "'finetuned' (fingerprint fedcba987654)"));
+                       "'finetuned' (fingerprint fedcba987654): it has the "
+                       "fingerprint of an older server, which does not say "
+                       "what differs. A server with "
+                       "--accept-base-model-change takes it"));
+  other.accepts_change = true;
+  const auto loaded =
+      AdapterIo(folder_, other).Load({.source_adapter_id = "a", .name = "c"});
+  ASSERT_THAT(loaded, IsOk());
+  EXPECT_EQ(loaded->state.moment2, StateOf(Uneven()).moment2);
 }
 
 TEST_F(AdapterIoTest, ReadsManifestsFromBeforeTheProperties) {

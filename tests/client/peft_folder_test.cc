@@ -70,6 +70,14 @@ TEST_F(PeftFolderTest, RefusesAFolderWithoutItsFiles) {
   const auto client = Client::Connect({.target = server.target()}).value();
   const auto adapter = client->ImportAdapter("a", root_.string());
   EXPECT_TRUE(absl::IsNotFound(adapter.status())) << adapter.status();
+  Write(root_ / "adapter_config.json", "{}");
+  Write(root_ / "adapter_model.bin", "");
+  const absl::Status pickled =
+      client->ImportAdapter("a", root_.string()).status();
+  EXPECT_TRUE(absl::IsNotFound(pickled)) << pickled;
+  EXPECT_NE(pickled.message().find("safe_serialization=True"),
+            std::string::npos)
+      << pickled;
 }
 
 TEST_F(PeftFolderTest, SendsAnEmptyFileAsOneEmptyChunk) {

@@ -156,6 +156,18 @@ def test_targets_that_are_all_empty_are_ragged(count: int, client: weft.Client) 
     assert [row.shape for row in rows] == [(0,)] * count
 
 
+def test_a_pickled_adapter_is_refused_with_the_way_out(
+    client: weft.Client, tmp_path: Path
+) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(weft.InvalidArgument) as refused:
+        client.import_adapter("a", tmp_path)
+    assert str(refused.value).endswith(f"no adapter_model.safetensors in {tmp_path}")
+    (tmp_path / "adapter_model.bin").write_bytes(b"")
+    with pytest.raises(weft.InvalidArgument, match="safe_serialization=True"):
+        client.import_adapter("a", tmp_path)
+
+
 def test_torch_rows_may_be_ragged() -> None:
     torch = pytest.importorskip("torch")
     rows = [torch.tensor([3, 4]), torch.tensor([5])]
@@ -164,6 +176,24 @@ def test_torch_rows_may_be_ragged() -> None:
     assert datum.targets.tolist() == [3, 4, 5]
     assert datum.target_offsets is not None
     assert datum.target_offsets.tolist() == [0, 2, 3]
+
+
+def test_torch_tensors_of_a_model_are_taken_and_others_named() -> None:
+    torch = pytest.importorskip("torch")
+    half = torch.tensor([0.5, 0.25], dtype=torch.bfloat16, requires_grad=True)
+    datum = weft.Datum([1, 2], [3, 4], half, half, half)
+    for values in (datum.weights, datum.logprobs, datum.advantages):
+        assert values is not None and values.tolist() == [0.5, 0.25]
+    ragged = weft.Datum([1, 2], [[3, 4], []], [half, []])
+    assert ragged.weights is not None and ragged.weights.tolist() == [0.5, 0.25]
+    elsewhere = torch.empty(2, device="meta")
+    for name in ("weights", "logprobs", "advantages"):
+        with pytest.raises(weft.InvalidArgument, match=f"datum.{name}: "):
+            weft.Datum([1, 2], [3, 4], **{name: elsewhere})
+        with pytest.raises(weft.InvalidArgument, match=f"datum.{name}: "):
+            weft.Datum([1, 2], [3, 4], **{name: ["one", "two"]})
+    with pytest.raises(weft.InvalidArgument, match=r"datum.targets: .* weight 0"):
+        weft.Datum([1, 2], [-100, 4])
 
 
 def test_retries_with_the_same_number(server: FakeWeftd, client: weft.Client) -> None:

@@ -94,6 +94,127 @@ def test_formats_learn_what_they_should_and_end(
     assert learnt(data.Encoder(tokenizer)(record)) == expected
 
 
+def test_a_message_of_weight_0_is_not_learnt(tmp_path: Path) -> None:
+    off, on = {**ANSWER, "weight": 0}, {**OTHER, "weight": 1}
+    marked = TEMPLATE.replace(
+        "{% if m.role == 'assistant' %}{{ ' end' }}{% endif %}", ""
+    ).replace(
+        "{{ m.role + ' ' + m.content }}",
+        "{{ m.role + ' ' }}{% if m.role == 'assistant' %}{% generation %}"
+        "{{ m.content + ' end' }}{% endgeneration %}"
+        "{% else %}{{ m.content }}{% endif %}",
+    )
+    for template in (TEMPLATE, marked):
+        tokenizer = data.ModelTokenizer.from_folder(folder_with(tmp_path, template))
+        encode = data.Encoder(tokenizer)
+        assert learnt(encode({"messages": [USER, off, USER, on]})) == (
+            "user one two assistant three end user one two assistant FOUR FIVE END"
+        )
+        first = {
+            "messages": [USER, {**ANSWER, "weight": 1}, USER, {**OTHER, "weight": 0}]
+        }
+        assert learnt(encode(first)) == "user one two assistant THREE END"
+        with pytest.raises(weft.InvalidArgument, match="nothing to learn"):
+            encode({"messages": [USER, off]})
+        last = data.Encoder(tokenizer, loss_on="last")
+        with pytest.raises(weft.InvalidArgument, match="nothing to learn"):
+            last({"messages": [USER, ANSWER, USER, off]})
+
+
+def test_content_in_parts_is_joined_as_the_openai_front_joins_it(
+    tokenizer: data.ModelTokenizer,
+) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    record = {"messages": [{"role": "user", "content": parts}, ANSWER]}
+    assert learnt(data.Encoder(tokenizer)(record)) == "user one two assistant THREE END"
+
+
+def test_a_prompt_holds_no_answer(tokenizer: data.ModelTokenizer) -> None:
+    encoder = data.Encoder(tokenizer, eos=False)
+    assert encoder.prompt({"messages": [USER]}) == ids("user one two assistant")
+    for name in ("messages", "prompt"):
+        with pytest.raises(weft.InvalidArgument, match="ends with the assistant"):
+            encoder.prompt({name: [USER, ANSWER]})
+
+
+@pytest.mark.parametrize("first", ["one", "end"])
+def test_an_end_that_the_tokenizer_appends_is_left_out(
+    tmp_path: Path, first: str
+) -> None:
+    folder = folder_with(tmp_path, TEMPLATE)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{first} $A end",
+        special_tokens=[("end", 0), ("one", 3)],
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    both = data.ModelTokenizer.from_folder(folder)
+    assert both.encode("two three") == ids(f"{first} two three")
+    assert both.encode("two end") == ids(f"{first} two end")  # It is in the text.
+    assert both.encode("") == ids(first)
+    encode = data.Encoder(both)
+    record = {"prompt": "two", "completion": "three"}
+    assert learnt(encode(record)) == f"{first} two THREE END"
+    assert learnt(encode({"prompt": "", "completion": "three"})) == f"{first} THREE END"
+    assert encode.prompt({"prompt": "two"}) == ids(f"{first} two")
+
+
+def test_tokens_of_other_files_are_added_where_they_belong(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, TEMPLATE)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    number = len(WORDS)
+    added = {"content": "<|im_end|>", "special": True}
+    decoder = {str(number): added, "0": {"content": "end", "special": True}}
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(
+            {**config, "added_tokens_decoder": decoder, "eos_token": "<|im_end|>"}
+        )
+    )
+    tokenizer = data.ModelTokenizer.from_folder(folder)
+    assert tokenizer.encode("one<|im_end|>two") == [*ids("one"), number, *ids("two")]
+    assert tokenizer.eos_ids[0] == number
+    # Older folders name such tokens in other files.
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": TEMPLATE})
+    )
+    (folder / "added_tokens.json").write_text(json.dumps({"<|im_end|>": number}))
+    (folder / "special_tokens_map.json").write_text(
+        json.dumps({"eos_token": {"content": "<|im_end|>"}})
+    )
+    tokenizer = data.ModelTokenizer.from_folder(folder)
+    assert tokenizer.encode("one<|im_end|>two") == [*ids("one"), number, *ids("two")]
+    assert tokenizer.eos_ids[0] == number
+    (folder / "added_tokens.json").write_text(json.dumps({"<|im_end|>": number + 3}))
+    with pytest.raises(weft.InvalidArgument, match=rf"\({number + 3}\) is not in"):
+        data.ModelTokenizer.from_folder(folder)
+    (folder / "added_tokens.json").unlink()
+    with pytest.raises(weft.InvalidArgument, match=r"eos_token '<.im_end.>' is not"):
+        data.ModelTokenizer.from_folder(folder)
+
+
+def test_a_prompt_that_the_turn_lacks_is_named_and_another_template_helps(
+    tmp_path: Path,
+) -> None:
+    """Templates such as R1's open the model's thoughts in the prompt, and leave them
+    out of a turn that ended."""
+    thinking = TEMPLATE.replace("assistant {% endif %}", "assistant seven {% endif %}")
+    folder = folder_with(tmp_path, thinking)
+    record = {"messages": [USER, ANSWER]}
+    for loss_on in ("all", "last"):
+        encode = data.Encoder(data.ModelTokenizer.from_folder(folder), loss_on=loss_on)
+        with pytest.raises(
+            weft.InvalidArgument,
+            match=r"goes on with 'seven ', which .*--chat-template",
+        ):
+            encode(record)
+    other = tmp_path / "other.jinja"
+    other.write_text(TEMPLATE)
+    tokenizer = data.ModelTokenizer.from_folder(folder, chat_template=other)
+    assert learnt(data.Encoder(tokenizer)(record)) == "user one two assistant THREE END"
+    with pytest.raises(weft.InvalidArgument, match=r"chat template .*no-such"):
+        data.ModelTokenizer.from_folder(folder, chat_template=tmp_path / "no-such")
+
+
 def test_an_answer_gets_no_space_before_it_that_nobody_wrote() -> None:
     letters = [*"\u2581ab=", "<eos>", "=b"]
     sentence_piece = Tokenizer(
@@ -197,6 +318,13 @@ def test_an_example_becomes_a_datum_of_shifted_tokens() -> None:
         ({"messages": ["one"]}, "no object with a role"),
         ({"messages": [{"role": "user"}]}, "no content"),
         ({"messages": [USER]}, "no message of the assistant"),
+        ({"messages": [USER, {**ANSWER, "weight": 0.5}]}, "messages.1.: weight 0.5"),
+        ({"messages": [USER, {**ANSWER, "weight": None}]}, "weight None"),
+        ({"messages": [{**USER, "weight": 1}, ANSWER]}, "messages.0.: weight 1"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}, ANSWER]},
+            "a part that is no text",
+        ),
         ({"messages": [{"role": "user", "content": 3}, ANSWER]}, "chat template"),
         ({"messages": [USER, ANSWER], "tools": 3}, '"tools"'),
         ({"messages": [{"role": "user", "content": None}, ANSWER]}, "no content"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import weft
+from weft.__main__ import main
 from weft.recipes import Reply, grpo
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "client" / "python" / "examples"
@@ -62,6 +63,16 @@ def sample(*tokens: int) -> weft.Sample:
 def expect(array: weft.types.FloatArray | None, values: list[float]) -> None:
     assert array is not None
     np.testing.assert_allclose(array, np.array(values))
+
+
+@pytest.mark.parametrize("samples", ["0", "1"])
+def test_a_group_of_one_reply_teaches_nothing_and_is_refused(
+    samples: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["grpo", "--samples", samples])
+    assert caught.value.code == 2
+    assert f"{samples}: must be at least 2" in capsys.readouterr().err
 
 
 def test_a_batch_scores_replies_only_and_its_weights_add_up_to_one() -> None:

@@ -3,11 +3,13 @@ every loss learns from the samples."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 import tolerance
+from texts import next_token
 
 import weft
 
@@ -77,6 +79,64 @@ def test_every_loss_trains_on_samples(daemon_for: Any, unique: Any, loss: str) -
     ]
     good, rest = np.mean(gains[::3]), np.mean([*gains[1::3], *gains[2::3]])
     assert good > 0 if loss == "cross_entropy" else good > rest
+
+
+@pytest.mark.parametrize("loss", LOSSES[1:])
+def test_a_stale_token_does_not_end_the_learning(
+    daemon_for: Any, unique: Any, loss: str
+) -> None:
+    """A sampler's log-probability of -90 gives a ratio near e^90. Its square would
+    fill AdamW's second moments with infinity, and no later step would learn."""
+    datum = next_token(
+        [3, 4, 5, 6, 7], logprobs=[-90, -1, -1, -1], advantages=[1, 0, 0, 0]
+    )
+    plain = weft.Datum.next_token([3, 4, 5, 6, 7])
+    config = {"clip_high": 1e30} if loss == "ppo" else {}
+    with daemon_for(KIND).client() as client:
+        adapter = client.create_adapter(unique("stale"), rank=4, seed=1)
+        result = adapter.forward_backward([datum], loss, **config)
+        # The mean of gspo is below 20 here, and dro has no ratio.
+        if loss in ("importance_sampling", "ppo", "cispo"):
+            assert result.metrics["bounded_tokens:sum"] == 1
+        assert np.isfinite(adapter.optim_step(learning_rate=1e-2).grad_norm)
+        before = adapter.forward([plain]).metrics["loss:sum"]
+        for _ in range(20):
+            adapter.forward_backward([plain])
+            adapter.optim_step(learning_rate=1e-2)
+        assert adapter.forward([plain]).metrics["loss:sum"] < before - 1
+
+
+def refused_steps(daemon: Any) -> float:
+    counter = re.search(r"^weft_nonfinite_total (\S+)$", daemon.scrape(), re.MULTILINE)
+    assert counter is not None
+    return float(counter[1])
+
+
+def test_a_gradient_whose_square_overflows_is_refused(
+    daemon_for: Any, unique: Any
+) -> None:
+    daemon = daemon_for(KIND)
+    huge = next_token([3, 4, 5, 6, 7], weights=[1e25] * 4)
+    plain = weft.Datum.next_token([3, 4, 5, 6, 7])
+    with daemon.client() as client:
+        adapter = client.create_adapter(unique("huge"), rank=4, seed=1)
+        adapter.forward_backward([huge])
+        before = refused_steps(daemon)
+        with pytest.raises(weft.FailedPrecondition, match="squares it in f32"):
+            adapter.optim_step()
+        assert refused_steps(daemon) == before + 1
+        adapter.forward_backward([huge])
+        assert adapter.optim_step(max_grad_norm=1).grad_norm > 1.9e19
+        # The refused gradient was cleared.
+        other = client.create_adapter(unique("usual"), rank=4, seed=1)
+        other.forward_backward([huge])
+        other.optim_step(max_grad_norm=1)
+        results = []
+        for trained in (adapter, other):
+            trained.forward_backward([plain])
+            trained.optim_step(learning_rate=1e-2)
+            results.append(trained.forward([plain]).results[0].logprobs)
+        np.testing.assert_array_equal(*results)
 
 
 def test_computed_logprobs_are_those_of_forward(daemon_for: Any, unique: Any) -> None:

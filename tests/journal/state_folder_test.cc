@@ -65,10 +65,21 @@ TEST_F(StateFolderTest, BelongsToOneProcessAtATime) {
 
 TEST_F(StateFolderTest, BelongsToOneModel) {
   files_.Open();
-  EXPECT_THAT(
-      StateFolder::Open(files_.path(), "other 00").status(),
-      IsStatus(absl::StatusCode::kFailedPrecondition,
-               absl::StrCat("model \"", kModel, "\", not to \"other 00\"")));
+  EXPECT_THAT(StateFolder::Open(files_.path(), "other 00").status(),
+              IsStatus(absl::StatusCode::kFailedPrecondition,
+                       "Start with that model, or with "
+                       "--accept-base-model-change"));
+}
+
+TEST_F(StateFolderTest, SaysWhatDiffersAndTakesAnAcceptedChange) {
+  ASSERT_THAT(StateFolder::Open(files_.path(), "ab hidden=64 rope=1").status(),
+              IsOk());
+  const std::string changed = "cd hidden=64 rope=2";
+  EXPECT_THAT(StateFolder::Open(files_.path(), changed).status(),
+              IsStatus(absl::StatusCode::kFailedPrecondition,
+                       "than --model: rope is 1, here 2. Start with"));
+  ASSERT_THAT(StateFolder::Open(files_.path(), changed, true).status(), IsOk());
+  EXPECT_THAT(StateFolder::Open(files_.path(), changed).status(), IsOk());
 }
 
 TEST_F(StateFolderTest, RefusesAFormatThatItDoesNotKnow) {

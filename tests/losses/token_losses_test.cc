@@ -158,6 +158,30 @@ TEST_P(PolicyLossTest, StaysFiniteForAnyRatio) {
   }
 }
 
+// A log ratio of 89, which a stale sampler gives, counts as 20. There it is a
+// constant, so only cispo, whose ratio is a constant anyway, has a gradient.
+TEST_P(PolicyLossTest, BoundsAStaleTokensRatio) {
+  const LossConfig config{.function = GetParam(), .clip_high = 1e30};
+  const Datum datum{.tokens = {1, 2},
+                    .targets = {2, 3},
+                    .weights = {2, 0},
+                    .logprobs = {-90, -1},
+                    .advantages = {-0.5, 1}};
+  const Result result = Compute(config, datum, {-1, -1});
+  if (GetParam() == LossFunction::kDro) {
+    EXPECT_FALSE(result.metrics.contains("bounded_tokens:sum"));
+    EXPECT_FLOAT_EQ(result.gradients[0], -2 * (-0.5F - 0.05F * 89));
+    return;
+  }
+  const bool is_cispo = GetParam() == LossFunction::kCispo;
+  const auto bounded = static_cast<float>(std::exp(20.0));
+  EXPECT_FLOAT_EQ(result.losses[0], is_cispo ? -bounded : bounded);
+  EXPECT_FLOAT_EQ(result.gradients[0], is_cispo ? bounded : 0);
+  EXPECT_EQ(result.metrics.at("bounded_tokens:sum"), 1);
+  EXPECT_EQ(
+      Compute(config, datum, {-70.5F, -1}).metrics.at("bounded_tokens:sum"), 0);
+}
+
 TEST_P(PolicyLossTest, DoesNotHideNan) {
   std::vector<float> logprobs = kPolicyLogprobs;
   logprobs[0] = kNan;
@@ -295,7 +319,8 @@ TEST(MetricsTest, AddUpOverDataAndLeaveOutEmptyMeans) {
   ComputeTokenLosses(config, datum, first, absl::MakeSpan(losses),
                      absl::MakeSpan(gradients), &empty);
   EXPECT_THAT(empty.Metrics(),
-              UnorderedElementsAre(Key("loss:sum"), Key("tokens:sum")));
+              UnorderedElementsAre(Key("loss:sum"), Key("tokens:sum"),
+                                   Key("bounded_tokens:sum")));
 }
 
 }  // namespace

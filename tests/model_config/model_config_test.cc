@@ -181,10 +181,71 @@ TEST(ParseModelConfig, AcceptsAWindowThatIsSwitchedOff) {
   EXPECT_THAT(Parse(json), IsOk());
 }
 
-TEST(ParseModelConfig, AcceptsUnknownFieldsThatAreNull) {
+TEST(ParseModelConfig, AcceptsUnknownFieldsThatAreOff) {
+  for (const Json& off : {Json(), Json(false), Json::array(), Json::object()}) {
+    Json json = Llama();
+    json["new_feature"] = off;
+    EXPECT_THAT(Parse(json), IsOk()) << off;
+  }
+}
+
+// Some are fields of old files, the others those of transformers 4 in
+// to_json_string(use_diff=False) that are neither null nor off.
+TEST(ParseModelConfig, AcceptsFieldsThatChangeNothing) {
+  const auto plain = Parse(Llama());
   Json json = Llama();
-  json["new_feature"] = nullptr;
-  EXPECT_THAT(Parse(json), IsOk());
+  json.update(Json::parse(R"({
+    "max_length": 4096, "do_sample": true, "temperature": 0.6, "top_p": 0.9,
+    "top_k": 50, "typical_p": 1.0, "min_length": 0, "num_beams": 1,
+    "num_beam_groups": 1, "diversity_penalty": 0.0, "repetition_penalty": 1.0,
+    "length_penalty": 1.0, "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0, "num_return_sequences": 1,
+    "return_dict": true, "return_dict_in_generate": false, "is_decoder": true,
+    "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0},
+    "add_cross_attention": false, "tie_encoder_decoder": false,
+    "pruned_heads": {}, "chunk_size_feed_forward": 0, "use_bfloat16": false,
+    "tf_legacy_loss": false, "max_sequence_length": 2048,
+    "attention_dropout": 0.1, "use_flash_attn": false,
+    "partial_rotary_factor": 1.0})"));
+  const auto config = Parse(json);
+  ASSERT_THAT(config, IsOk());
+  EXPECT_EQ(config->rope_tables, plain->rope_tables);
+  EXPECT_EQ(config->max_positions, plain->max_positions);
+  EXPECT_EQ(config->eos_token_ids, plain->eos_token_ids);
+}
+
+TEST(ParseModelConfig, TakesMaxPositionsForThoseOfTheOriginalModel) {
+  for (const char* kind : {"llama3", "yarn"}) {
+    Json json = Llama();
+    Json scaling = Llama3Scaling();
+    if (std::string(kind) == "yarn") {
+      scaling = {{"rope_type", "yarn"},
+                 {"factor", 4.0},
+                 {"original_max_position_embeddings", 8192}};
+    }
+    json["rope_scaling"] = scaling;
+    const auto named = Parse(json);
+    ASSERT_THAT(named, IsOk());
+    json["rope_scaling"].erase("original_max_position_embeddings");
+    const auto unnamed = Parse(json);
+    ASSERT_THAT(unnamed, IsOk());
+    EXPECT_EQ(unnamed->rope_tables, named->rope_tables);
+    EXPECT_EQ(unnamed->max_positions, 8192);
+  }
+}
+
+// Qwen's recipe for long texts leaves max_position_embeddings as it is.
+TEST(ParseModelConfig, YarnExtendsTheContextToOriginalTimesFactor) {
+  Json json = Llama();
+  json["rope_scaling"] = {{"rope_type", "yarn"},
+                          {"factor", 4.0},
+                          {"original_max_position_embeddings", 8192}};
+  EXPECT_EQ(Parse(json)->max_positions, 32768);
+  json["max_position_embeddings"] = 40000;
+  EXPECT_EQ(Parse(json)->max_positions, 40000);
+  json["rope_scaling"]["factor"] = 1e6;
+  json["rope_scaling"]["original_max_position_embeddings"] = 1e9;
+  EXPECT_EQ(Parse(json)->max_positions, 1 << 28);
 }
 
 struct BadField {
@@ -243,14 +304,16 @@ TEST(ParseModelConfig, RefusesWhatItDoesNotHonourByName) {
        "quantization_config"},
       {"auto_map", {{"AutoModel", "x.Y"}}, kUnsupported, "auto_map"},
       {"sliding_window", 4096, kUnsupported, "sliding_window is 4096"},
-      {"attention_dropout", 0.1, kUnsupported, "attention_dropout is 0.1"},
+      {"partial_rotary_factor", 0.5, kUnsupported,
+       "partial_rotary_factor is 0.5"},
       {"chunk_size_feed_forward", 8, kUnsupported,
        "chunk_size_feed_forward is 8"},
       {"rope_interleaved", true, kUnsupported, "rope_interleaved"},
       {"final_logit_softcapping", 30.0, kUnsupported,
        "final_logit_softcapping"},
       {"num_experts", 8, kUnsupported, "num_experts"},
-      {"nobody_knows_this", false, kUnsupported, "nobody_knows_this"},
+      {"nobody_knows_this", true, kUnsupported, "nobody_knows_this"},
+      {"nobody_knows_this", 0, kUnsupported, "nobody_knows_this"},
       {"rope_scaling",
        {{"type", "longrope"}, {"factor", 4}},
        kUnsupported,
@@ -282,8 +345,7 @@ TEST(ParseModelConfig, RefusesWhatItDoesNotHonourByName) {
 }
 
 TEST(ParseModelConfig, RefusesDamagedLlama3Scaling) {
-  for (const char* field : {"factor", "low_freq_factor", "high_freq_factor",
-                            "original_max_position_embeddings"}) {
+  for (const char* field : {"factor", "low_freq_factor", "high_freq_factor"}) {
     Json config = Llama();
     config["rope_scaling"] = Llama3Scaling();
     config["rope_scaling"].erase(field);

@@ -146,6 +146,18 @@ TEST(GradientNormTest, IsNotFiniteForNanAndInfinity) {
   EXPECT_FALSE(std::isfinite(GradientNorm(gradient)));
 }
 
+// In f32 the square of 1.9e19 is infinite, and that of 1.8e19 is not.
+TEST(SquareFitsTest, IsThatOfTheClippedGradient) {
+  EXPECT_TRUE(SquareFits({}, 1.8e19));
+  EXPECT_FALSE(SquareFits({}, 1.9e19));
+  EXPECT_TRUE(SquareFits({.max_grad_norm = 1}, 1.9e19));
+  EXPECT_TRUE(SquareFits({.max_grad_norm = 1e18}, 1e38));
+  EXPECT_FALSE(SquareFits({.max_grad_norm = 1e30}, 1.9e19));
+  EXPECT_FALSE(SquareFits({.max_grad_norm = 1},
+                          std::numeric_limits<double>::infinity()));
+  EXPECT_FALSE(SquareFits({}, std::numeric_limits<double>::quiet_NaN()));
+}
+
 TEST(AdamWStepTest, RefusesWhatDoesNotFitAndChangesNothing) {
   at::Tensor weights = at::ones({8}), moment = at::ones({8});
   const auto error = [&](const at::Tensor& gradient, at::Tensor moment2,

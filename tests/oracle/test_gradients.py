@@ -217,16 +217,19 @@ def _weights(count: int, seed: int) -> np.ndarray:
 
 
 def _policy_datum(adapted: Adapted, tokens: list[int], seed: int) -> Any:
-    """Returns sampler logprobs near the learner's, so that some ratios are clipped."""
+    """Returns sampler logprobs near the learner's, so that some ratios are clipped.
+    With seed 3, one scored token is stale: its log ratio is above the bound of 20. Its
+    advantage keeps its loss comparable to the others in f32."""
     generator = np.random.default_rng(seed)
     learner = adapted.logprobs(tokens[:-1], tokens[1:]).detach().numpy()
     shift = generator.normal(0.0, 0.3, learner.shape)
-    return next_token(
-        tokens,
-        weights=_weights(len(learner), seed),
-        logprobs=np.minimum(learner + shift, 0.0).astype(np.float32),
-        advantages=generator.normal(0.0, 1.0, learner.shape).astype(np.float32),
-    )
+    weights = _weights(len(learner), seed)
+    logprobs = np.minimum(learner + shift, 0.0).astype(np.float32)
+    advantages = generator.normal(0.0, 1.0, learner.shape).astype(np.float32)
+    if seed == 3:
+        stale = int(np.flatnonzero(weights)[0])
+        logprobs[stale], advantages[stale] = -90.0, 1e-9
+    return next_token(tokens, weights=weights, logprobs=logprobs, advantages=advantages)
 
 
 def _policy_loss(learner: Any, datum: Any, name: str, config: Any) -> Any:
@@ -237,7 +240,7 @@ def _policy_loss(learner: Any, datum: Any, name: str, config: Any) -> Any:
     sampler = torch.tensor(np.asarray(datum.logprobs))
     advantages = torch.tensor(np.asarray(datum.advantages))
     weights = torch.tensor(np.asarray(datum.weights))
-    ratio = torch.exp(learner - sampler)
+    ratio = torch.exp((learner - sampler).clamp(-20, 20))
     clipped = ratio.clamp(config.get("clip_low", 0.8), config.get("clip_high", 1.2))
     if name == "importance_sampling":
         objective = ratio * advantages
@@ -248,7 +251,7 @@ def _policy_loss(learner: Any, datum: Any, name: str, config: Any) -> Any:
         mean = (learner - sampler)[scored].mean().detach()
         # GSPO-token takes the value of the sequence's ratio, and the gradient
         # through each token's log-probability.
-        ratio = torch.exp(mean) * torch.exp(learner - learner.detach())
+        ratio = torch.exp((mean + learner - learner.detach()).clamp(-20, 20))
         clipped = ratio.clamp(config.get("clip_low", 0.8), config.get("clip_high", 1.2))
         objective = torch.minimum(ratio * advantages, clipped * advantages)
     elif name == "cispo":

@@ -13,8 +13,11 @@ import torch
 from batching import together
 from conftest import model_folder
 from reference import ALL_LINEAR, Adapted, AdapterShape, read_weights
+from safetensors.numpy import load_file, save_file
 from test_gradients import assert_gradients
 from texts import next_token, random_tokens, sequences
+
+import weft
 
 STEPS = 3
 
@@ -198,6 +201,23 @@ def test_layers_of_their_own(
 ) -> None:
     shape = VARIANTS[variant]
     check(kind, shape, daemon_for, reference_for, unique("variant"), tmp_path)
+
+
+@pytest.mark.parametrize("kind", ("llama-tied", "llama-untied"))
+def test_a_changed_copy_of_the_head_is_refused(
+    kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
+) -> None:
+    """PEFT puts the copy in place of the base's head, which others share here."""
+    folder = reference_for(kind).make_adapter(tmp_path, VARIANTS["head"], seed=31)
+    path = folder / "adapter_model.safetensors"
+    tensors = load_file(path)
+    (name,) = (name for name in tensors if name.endswith("lm_head.base_layer.weight"))
+    with daemon_for(kind).client() as client:
+        client.import_adapter(unique("equal"), folder)
+        tensors[name][7] *= 1.1
+        save_file(tensors, path)
+        with pytest.raises(weft.InvalidArgument, match=f"{name}.* first in row 7"):
+            client.import_adapter(unique("changed"), folder)
 
 
 @pytest.mark.parametrize(

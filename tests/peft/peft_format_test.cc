@@ -3,12 +3,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <limits>
 #include <numeric>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "src/peft/peft_config.h"
 #include "src/weights/safetensors.h"
 #include "tests/support/status_matchers.h"
@@ -16,6 +21,8 @@
 namespace weft::lora {
 namespace {
 
+using ::testing::HasSubstr;
+using ::testing::Not;
 using weights::NamedTensor;
 using weights::ScalarType;
 using weights::TensorView;
@@ -185,6 +192,191 @@ TEST(PeftFormat, RefusesCopiesOfAnotherBase) {
     EXPECT_THAT(ReadPeft(files, kShape),
                 IsStatus(kInvalid, "[11, 4]; the base model's [10, 4]"));
   }
+}
+
+// A model folder whose embedding [10, 4] counts from 0 in steps of 1/4 and that
+// has no head. It is removed at the end.
+class BaseCopiesTest : public ::testing::Test {
+ protected:
+  BaseCopiesTest() {
+    std::string pattern = ::testing::TempDir() + "/weft_copies_XXXXXX";
+    folder_ = mkdtemp(pattern.data());
+    for (size_t i = 0; i < rows_.size(); ++i) rows_[i] = 0.25F * i;
+    const NamedTensor embedding = {"model.embed_tokens.weight",
+                                   {.shape = {10, 4}, .bytes = BytesOf(rows_)}};
+    std::ofstream(folder_ + "/model.safetensors", std::ios::binary)
+        << weights::WriteSafetensors({embedding});
+  }
+  ~BaseCopiesTest() override { std::filesystem::remove_all(folder_); }
+
+  // Reads an adapter whose file also has this tensor.
+  absl::Status Read(const std::string& name, const TensorView& copy) const {
+    return ReadPeft(Edited([&](auto& tensors) {
+                      tensors.push_back({name, copy});
+                    }),
+                    kShape, folder_)
+        .status();
+  }
+
+  std::vector<float> rows_ = std::vector<float>(40);
+  std::string folder_;
+};
+
+constexpr const char* kCopies[] = {
+    "base_model.model.lm_head.base_layer.weight",
+    "base_model.model.lm_head.weight",
+    "base_model.model.model.embed_tokens.weight"};
+
+TEST_F(BaseCopiesTest, AreAcceptedIfTheyAreEqual) {
+  std::vector<uint16_t> rounded;
+  for (const float value : rows_) {
+    rounded.push_back(std::bit_cast<uint32_t>(value) >> 16);
+  }
+  const auto half = absl::MakeConstSpan(
+      reinterpret_cast<const std::byte*>(rounded.data()), 80);
+  const std::vector<double> wide(rows_.begin(), rows_.end());
+  const auto doubles =
+      absl::MakeConstSpan(reinterpret_cast<const std::byte*>(wide.data()), 320);
+  for (const char* name : kCopies) {
+    EXPECT_THAT(Read(name, {.shape = {10, 4}, .bytes = BytesOf(rows_)}),
+                IsOk());
+    EXPECT_THAT(
+        Read(name,
+             {.dtype = ScalarType::kF64, .shape = {10, 4}, .bytes = doubles}),
+        IsOk());
+    EXPECT_THAT(
+        Read(name,
+             {.dtype = ScalarType::kBf16, .shape = {10, 4}, .bytes = half}),
+        IsOk());
+  }
+}
+
+TEST_F(BaseCopiesTest, AreRefusedIfTheyDiffer) {
+  for (const float changed : {rows_[29] + 1e-3F, std::nanf("")}) {
+    std::vector<float> other = rows_;
+    other[29] = changed;
+    other[38] += 1;
+    for (const char* name : kCopies) {
+      const absl::Status refused =
+          Read(name, {.shape = {10, 4}, .bytes = BytesOf(other)});
+      EXPECT_THAT(refused, IsStatus(kInvalid, name));
+      EXPECT_THAT(refused, IsStatus(kInvalid, "first in row 7. All adapters"));
+    }
+  }
+  // 3 is a number of bf16, but not the rounded number of row 0.
+  const std::vector<uint16_t> brain(40, 0x4040);
+  EXPECT_THAT(Read(kCopies[0],
+                   {.dtype = ScalarType::kBf16,
+                    .shape = {10, 4},
+                    .bytes = absl::MakeConstSpan(
+                        reinterpret_cast<const std::byte*>(brain.data()), 80)}),
+              IsStatus(kInvalid, "first in row 0"));
+}
+
+TEST_F(BaseCopiesTest, AreRefusedIfTheFolderLacksTheirBase) {
+  const std::vector<float> copy(32);
+  EXPECT_THAT(
+      Read("base_model.model.model.layers.0.mlp.down_proj.base_layer.weight",
+           {.shape = {4, 8}, .bytes = BytesOf(copy)}),
+      IsStatus(kInvalid, "so it cannot be compared; remove it"));
+}
+
+ModelShape Wrapped() {
+  ModelShape shape = kShape;
+  shape.names = DecoderNames::kWrapped;
+  return shape;
+}
+
+LoraConfig EveryModule() {
+  return {
+      .rank = 2,
+      .target_modules = {kAllTargetModules.begin(), kAllTargetModules.end()}};
+}
+
+TEST(WrappedModel, WritesTheNamesOfItsClass) {
+  const PeftFiles files =
+      WritePeft(EveryModule(), Wrapped(), Counting(EveryModule()), "base");
+  const auto tensors = weights::ParseSafetensors(files[1].second);
+  for (const char* name :
+       {"base_model.model.model.language_model.layers.1.mlp.up_proj."
+        "lora_A.weight",
+        "base_model.model.model.language_model.embed_tokens.lora_embedding_A",
+        "base_model.model.lm_head.lora_B.weight"}) {
+    EXPECT_TRUE(tensors->contains(name)) << name;
+  }
+  // Modules of the image parts have the same names.
+  EXPECT_THAT(files[0].second, HasSubstr("\"exclude_modules\": "));
+  EXPECT_THAT(Written()[0].second, Not(HasSubstr("exclude_modules")));
+}
+
+// Returns the files of an adapter with this spelling of the decoder's paths and
+// these target_modules.
+PeftFiles Spelled(const std::string& prefix, const std::string& targets) {
+  PeftFiles files =
+      WritePeft(HeadAndDown(), kShape, Counting(HeadAndDown()), "base");
+  files[0].second = absl::StrCat(
+      R"({"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": )",
+      targets, "}");
+  const auto parsed = weights::ParseSafetensors(files[1].second);
+  std::vector<NamedTensor> tensors;
+  const std::string head = prefix == "language_model.model."
+                               ? "base_model.model.language_model.lm_head"
+                               : "base_model.model.lm_head";
+  for (const auto& [name, view] : *parsed) {
+    tensors.push_back(
+        {absl::StrReplaceAll(
+             name, {{"base_model.model.model.", "base_model.model." + prefix},
+                    {"base_model.model.lm_head", head}}),
+         view});
+  }
+  files[1].second = weights::WriteSafetensors(tensors);
+  return files;
+}
+
+TEST(WrappedModel, ReadsEverySpelling) {
+  for (const char* prefix :
+       {"model.language_model.", "language_model.model.", "model."}) {
+    SCOPED_TRACE(prefix);
+    const std::string expression = absl::StrCat(
+        "\"", prefix,
+        "layers[.][01][.]mlp[.]down_proj|(language_model[.])?lm_head\"");
+    for (const std::string& targets :
+         {std::string(R"(["down_proj", "lm_head"])"), expression}) {
+      const auto adapter = ReadPeft(Spelled(prefix, targets), Wrapped());
+      ASSERT_THAT(adapter, IsOk());
+      EXPECT_EQ(adapter->weights, Counting(HeadAndDown()));
+    }
+  }
+  EXPECT_THAT(
+      ReadPeft(Spelled("model.language_model.", R"(["down_proj", "lm_head"])"),
+               kShape),
+      IsStatus(kInvalid, "language_model.layers.0.mlp.down_proj"));
+}
+
+TEST(WrappedModel, DropsImagePartsThatDoNothingAndRefusesOthers) {
+  const std::string path =
+      "base_model.model.model.vision_tower.vision_model.encoder.layers.0."
+      "mlp.fc1.";
+  const std::vector<float> a(4, 1.0F), zero(4), b = {0, 0, 1, 0};
+  const auto with_b = [&](const std::vector<float>& values) {
+    PeftFiles files =
+        Spelled("model.language_model.", R"(["down_proj", "lm_head", "fc1"])");
+    const auto parsed = weights::ParseSafetensors(files[1].second);
+    std::vector<NamedTensor> tensors;
+    for (const auto& [name, view] : *parsed) tensors.push_back({name, view});
+    tensors.push_back(
+        {path + "lora_A.weight", {.shape = {1, 4}, .bytes = BytesOf(a)}});
+    tensors.push_back(
+        {path + "lora_B.weight", {.shape = {4, 1}, .bytes = BytesOf(values)}});
+    files[1].second = weights::WriteSafetensors(tensors);
+    return files;
+  };
+  const auto adapter = ReadPeft(with_b(zero), Wrapped());
+  ASSERT_THAT(adapter, IsOk());
+  EXPECT_EQ(adapter->weights, Counting(HeadAndDown()));
+  EXPECT_THAT(ReadPeft(with_b(b), Wrapped()),
+              IsStatus(kInvalid, path + "lora_B.weight' changes how the model "
+                                        "reads images"));
 }
 
 TEST(PeftFormat, RefusesOtherShapesAndTypes) {

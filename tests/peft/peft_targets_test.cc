@@ -94,6 +94,11 @@ TEST(ReadTargets, TakesPathsOfSomeLayers) {
 
 TEST(ReadTargets, TakesAStringForTheWholePath) {
   EXPECT_THAT(Paths({{"target_modules", Q(4)}}), ElementsAre(Q(4)));
+  // As in PEFT, names that match nothing are ignored if another name matches.
+  EXPECT_THAT(Paths({{"target_modules", {"c_attn", Q(4), "W_pack"}}}),
+              ElementsAre(Q(4)));
+  EXPECT_THAT(Parse({{"target_modules", {"c_attn", "W_pack"}}}),
+              IsStatus(kInvalid, "target_modules is [\"c_attn\",\"W_pack\"]"));
   EXPECT_THAT(Paths({{"target_modules", "^lm.head"}}), ElementsAre("lm_head"));
   EXPECT_EQ(Paths({{"target_modules", "All-Linear"}}).size(), 84u);
   EXPECT_THAT(Parse({{"target_modules", "q_proj"}}),

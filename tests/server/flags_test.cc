@@ -58,6 +58,7 @@ TEST(FlagsTest, ListIsFrozen) {
                                        "checkpoint-dir",
                                        "state-dir",
                                        "recover-adapter",
+                                       "accept-base-model-change",
                                        "disk-reserve-bytes",
                                        "snapshot-log-bytes",
                                        "snapshot-replay-seconds",

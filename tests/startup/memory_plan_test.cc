@@ -166,13 +166,25 @@ constexpr int64_t k141GB = 141'000'000'000;
 absl::StatusOr<MemorySplit> PlanFor(const ModelSizes& sizes,
                                     int64_t device_bytes,
                                     EngineOptions options = {}) {
-  options.max_context_tokens = ContextTokens(options, sizes.config);
+  options.max_context_tokens = *ContextTokens(options, sizes.config);
   const int64_t rotary =
       int64_t{4} * options.max_context_tokens * sizes.config.head_dim;
   return PlanMemory(sizes,
                     device_bytes / 10 * 9 - rotary -
                         model::WeightBytes(sizes.config, sizes.element_bytes),
                     &options);
+}
+
+TEST(ContextTokensTest, AreAtMostTheModels) {
+  const model::ModelConfig config = Llama8B().config;
+  EXPECT_EQ(*ContextTokens({}, config), config.max_positions);
+  EXPECT_EQ(*ContextTokens({.max_context_tokens = 64}, config), 64);
+  EXPECT_THAT(ContextTokens({.max_context_tokens =
+                                 static_cast<int>(config.max_positions) + 1},
+                            config),
+              IsStatus(absl::StatusCode::kInvalidArgument,
+                       absl::StrCat(" is above the model's limit of ",
+                                    config.max_positions)));
 }
 
 TEST(PublishedModelsTest, SizesAreThoseWorkedOutByHand) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -13,12 +13,30 @@ from weft.errors import InvalidArgument
 from weft.types import ArrayLike, FloatArray, RoutingArray, Sample, TokenArray
 
 
+def _array(name: str, values: ArrayLike, dtype: str | None = None) -> np.ndarray:
+    """Returns an array. `values` may be a CPU tensor of torch, also one that requires a
+    gradient or has dtype bfloat16, which numpy lacks. Raises InvalidArgument, with the
+    name, for values of another kind."""
+    tensor = getattr(values, "detach", None)
+    try:
+        if tensor is not None:
+            values = tensor()
+            if str(getattr(values, "dtype", "")) == "torch.bfloat16":
+                values = cast(Any, values).float()
+        return np.asarray(values, dtype=dtype)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidArgument(f"{name}: {error}") from None
+
+
 def _tokens(name: str, values: ArrayLike) -> TokenArray:
-    array = np.asarray(values)
+    array = _array(name, values)
     if array.size and array.dtype.kind not in "iu":
         raise InvalidArgument(f"{name}: token ids are integers, got {array.dtype}")
     if array.size and (array.min() < 0 or array.max() > 0xFFFFFFFF):
-        raise InvalidArgument(f"{name}: token ids lie in [0, 2**32)")
+        raise InvalidArgument(
+            f"{name}: token ids lie in [0, 2**32); a target that is not learnt has "
+            "weight 0, not an id of its own"
+        )
     return np.ascontiguousarray(array, dtype="<u4")
 
 
@@ -36,7 +54,7 @@ def _floats(
 ) -> FloatArray | None:
     if values is None:
         return None
-    array = np.ascontiguousarray(values, dtype="<f4")
+    array = np.ascontiguousarray(_array(name, values, "<f4"))
     if array.shape != shape:
         raise InvalidArgument(
             f"{name}: shape {array.shape} differs from the targets' {shape}"
@@ -68,7 +86,7 @@ def _ragged_floats(
     if values is None:
         return None
     rows: list[FloatArray] = [
-        np.asarray(row, dtype="<f4") for row in cast(Sequence[ArrayLike], values)
+        _array(name, row, "<f4") for row in cast(Sequence[ArrayLike], values)
     ]
     lengths = np.diff(offsets).tolist()
     if len(rows) != len(lengths):
@@ -84,7 +102,7 @@ def _ragged_floats(
 def _routing(values: ArrayLike | None, num_tokens: int) -> RoutingArray | None:
     if values is None:
         return None
-    array = np.asarray(values)
+    array = _array("datum.routing", values)
     if array.ndim not in (2, 3) or len(array) != num_tokens or array.size == 0:
         raise InvalidArgument(
             f"datum.routing: shape {array.shape}, must be [{num_tokens}, L K] or "
@@ -216,7 +234,7 @@ class Datum:
 
         def scored(name: str, values: ArrayLike) -> FloatArray:
             row = np.zeros(len(tokens) - 1, dtype="<f4")
-            array = np.asarray(values, dtype="<f4")
+            array = _array(name, values, "<f4")
             if array.shape not in ((), (len(sample.tokens),)):
                 raise InvalidArgument(
                     f"{name}: shape {array.shape} for {len(sample.tokens)} drawn tokens"

@@ -89,7 +89,13 @@ def _paths(folder: StrPath, names: Iterable[str]) -> list[Path]:
     paths = [Path(folder, name) for name in names]
     for path in paths:
         if not path.is_file():
-            raise InvalidArgument(f"no {path.name} in {folder}")
+            why = ""
+            if path.suffix == ".safetensors" and path.with_suffix(".bin").is_file():
+                why = (
+                    f"; {path.stem}.bin is not read, because a pickle can run code: "
+                    "save the adapter again with safe_serialization=True"
+                )
+            raise InvalidArgument(f"no {path.name} in {folder}{why}")
     return paths
 
 

@@ -124,7 +124,8 @@ class ChatTemplate:
     ) -> tuple[str, list[Span], bool]:
         """Returns the chat as text, the spans that the assistant wrote, and whether
         the template marks them by {% generation %}. If the template marks none, a span
-        is the text that a turn of the assistant adds to the turn's prompt.
+        is the text that a turn of the assistant adds to the turn's prompt. A message
+        with "weight" 0 has no span.
 
         last: returns only the span of the last message. Raises InvalidArgument if no
         message is the assistant's or, with `last`, if the last one is not. Also raises
@@ -140,9 +141,22 @@ class ChatTemplate:
                 if last and turns
                 else "no message of the assistant"
             )
+        learnt = [messages[turn].get("weight", 1) != 0 for turn in turns]
         if marked:
+            if not all(learnt):
+                if len(marked) != len(turns):
+                    raise InvalidArgument(
+                        f"a message has weight 0, but the chat template marks "
+                        f"{len(marked)} stretches in {len(turns)} turns"
+                    )
+                marked = [m for m, one in zip(marked, learnt, strict=True) if one]
+                if last and not learnt[-1]:
+                    marked = []
             return text, marked[-1:] if last else marked, True
-        return text, list(self._added(text, messages, tools, turns, last)), False
+        used = [turn for turn, one in zip(turns, learnt, strict=True) if one]
+        if last:
+            used = [turn for turn in used if turn == turns[-1]]
+        return text, list(self._added(text, messages, tools, used)), False
 
     def _added(
         self,
@@ -150,18 +164,26 @@ class ChatTemplate:
         messages: Sequence[Message],
         tools: Sequence[Message] | None,
         turns: Sequence[int],
-        last: bool,
     ) -> Iterator[Span]:
-        for turn in turns[-1:] if last else turns:
+        for turn in turns:
             before = self._render(messages[:turn], tools, True)[0]
             after = text
             if turn + 1 < len(messages):
                 after = self._render(messages[: turn + 1], tools, False)[0]
-            if not (text.startswith(after) and after.startswith(before)):
+            if not text.startswith(after):
                 raise InvalidArgument(
                     f"messages[{turn}]: the chat template renders this turn in another "
                     "way within the chat than at its end, and marks no {% generation %}"
                     "; learn the last turn alone"
+                )
+            if not after.startswith(before):
+                pairs = enumerate(zip(before, after, strict=False))
+                same = next((i for i, (a, b) in pairs if a != b), len(after))
+                raise InvalidArgument(
+                    f"messages[{turn}]: the chat template's prompt for this turn goes "
+                    f"on with {before[same:]!r}, which the turn itself lacks; use a "
+                    "template that keeps it or that marks {% generation %} "
+                    "(--chat-template), or write prompt and completion as texts"
                 )
             yield len(before), len(after)
 

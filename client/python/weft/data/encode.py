@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class Encoder:
     | --- | --- |
     | {"text"} | the whole text |
     | {"prompt", "completion"} | the completion |
-    | {"messages"} (and "tools") | the assistant's turns |
+    | {"messages"} (and "tools") | the assistant's turns, if "weight" is not 0 |
     | {"tokens"} (and "prompt_length") | the tokens after the prompt |
     | {"prompt", "chosen", "rejected"} | both answers, as a Pair |
 
@@ -147,6 +147,11 @@ class Encoder:
         if name == "prompt" and isinstance(record.get("prompt"), str):
             return self._tokenizer.encode(_text(record, "prompt"))
         messages = _messages(record, name)
+        if messages[-1].get("role") == "assistant":
+            raise InvalidArgument(
+                f'"{name}" ends with the assistant, so the prompt would hold the '
+                "answer; leave out the last message"
+            )
         return self._tokenizer.chat_prompt(messages, tools=_tools(record))
 
     def _answer(self, record: Record, name: str) -> Example:
@@ -174,7 +179,8 @@ class Encoder:
         while learnt and not learnt[-1]:
             tokens.pop()
             learnt.pop()
-        if messages[-1].get("role") != "assistant":
+        final = messages[-1]
+        if final.get("role") != "assistant" or final.get("weight", 1) == 0:
             return self._checked(tokens, learnt)
         return self._ended(tokens, learnt)
 
@@ -220,12 +226,28 @@ def _messages(record: Record, name: str) -> list[Message]:
     value = record.get(name)
     if not isinstance(value, list) or not value:
         raise InvalidArgument(f'"{name}" is not a list of messages')
-    for index, message in enumerate(value):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise InvalidArgument(f"{name}[{index}]: no object with a role")
-        if message.get("content") is None and not message.get("tool_calls"):
-            raise InvalidArgument(f"{name}[{index}]: no content")
-    return cast(list[Message], value)
+    return [
+        _message(message, f"{name}[{index}]") for index, message in enumerate(value)
+    ]
+
+
+def _message(message: object, where: str) -> Message:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise InvalidArgument(f"{where}: no object with a role")
+    content = message.get("content")
+    if content is None and not message.get("tool_calls"):
+        raise InvalidArgument(f"{where}: no content")
+    weight = message.get("weight", 0)
+    if weight != 0 and (weight != 1 or message["role"] != "assistant"):
+        raise InvalidArgument(
+            f"{where}: weight {weight!r}; must be 0 or, for the assistant, 1"
+        )
+    if not isinstance(content, list):
+        return message
+    texts = [part.get("text") for part in content if isinstance(part, dict)]
+    if len(texts) != len(content) or not all(isinstance(text, str) for text in texts):
+        raise InvalidArgument(f"{where}: content has a part that is no text")
+    return {**message, "content": "\n".join(map(str, texts))}
 
 
 def _tools(record: Record) -> Sequence[Message] | None:

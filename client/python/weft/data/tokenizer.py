@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,14 +57,23 @@ class ModelTokenizer:
         self._tokenizer = tokenizer
         self._template = template
         self.eos_ids = tuple(eos_ids)
+        # The number of special tokens before a text. An end of sequence may be the
+        # first token, too.
+        mask: list[int] = tokenizer.encode("a").special_tokens_mask
+        self._num_first = mask.index(0) if 0 in mask else len(mask)
 
     @classmethod
-    def from_folder(cls, folder: StrPath) -> ModelTokenizer:
+    def from_folder(
+        cls, folder: StrPath, *, chat_template: StrPath | None = None
+    ) -> ModelTokenizer:
         """Reads tokenizer.json and, if they exist, tokenizer_config.json,
-        generation_config.json, config.json and chat_template.jinja.
+        special_tokens_map.json, added_tokens.json, generation_config.json, config.json
+        and chat_template.jinja.
 
-        Raises InvalidArgument if tokenizer.json is missing, if a file cannot be
-        parsed, or if the package tokenizers is missing.
+        chat_template: a file with a Jinja template that replaces the folder's. Raises
+        InvalidArgument if tokenizer.json or the template is missing, if a file cannot
+        be parsed, if the other files name a token that the tokenizer cannot have, or if
+        the package tokenizers is missing.
         """
         path = Path(folder, "tokenizer.json")
         if not path.is_file():
@@ -80,12 +89,18 @@ class ModelTokenizer:
         except Exception as error:  # tokenizers has no exception class of its own.
             raise InvalidArgument(f"{path} cannot be read: {error}") from None
         config = _json(Path(folder, "tokenizer_config.json"))
+        named = {**_json(Path(folder, "special_tokens_map.json")), **config}
         special = {
             name: text
-            for name in config
-            if name.endswith("_token") and (text := _token_text(config[name]))
+            for name in named
+            if name.endswith("_token") and (text := _token_text(named[name]))
         }
-        source = _template_source(Path(folder), config)
+        _add_tokens(tokenizer, Path(folder), config, set(special.values()))
+        _check_special(tokenizer, special)
+        if chat_template is None:
+            source = _template_source(Path(folder), config)
+        else:
+            source = _template_text(Path(chat_template))
         template = None if source is None else ChatTemplate(source, special)
         eos_ids: list[int] = []
         own = tokenizer.token_to_id(special.get("eos_token", ""))
@@ -98,11 +113,18 @@ class ModelTokenizer:
         """Returns the token ids of a text, [N].
 
         special: adds the special tokens that the tokenizer puts around a text, such
-        as a first token. Raises InvalidArgument for a string that is no valid text,
-        such as half a surrogate pair.
+        as a first token. An end of sequence that the tokenizer would add is left out,
+        because the model goes on with the text, and an Encoder ends it. Raises
+        InvalidArgument for a string that is no valid text, such as half a surrogate
+        pair.
         """
-        ids: list[int] = self._encode(text, special).ids
-        return ids
+        encoding = self._encode(text, special)
+        ids: list[int] = encoding.ids
+        added: list[int] = encoding.special_tokens_mask  # 1: not from the text.
+        end = len(ids)
+        while end > self._num_first and added[end - 1] and ids[end - 1] in self.eos_ids:
+            end -= 1
+        return ids[:end]
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Returns the text of token ids. special: shows special tokens, too."""
@@ -198,6 +220,54 @@ class ModelTokenizer:
         return self._template
 
 
+def _added_tokens(folder: Path, config: Mapping[str, object]) -> dict[int, object]:
+    """Returns the tokens, by id, that the folder adds to those of tokenizer.json."""
+    decoder = config.get("added_tokens_decoder")
+    if isinstance(decoder, dict):
+        return {int(number): entry for number, entry in decoder.items()}
+    names = _json(folder / "added_tokens.json")
+    return {number: name for name, number in names.items() if isinstance(number, int)}
+
+
+def _add_tokens(
+    tokenizer: Tokenizer,
+    folder: Path,
+    config: Mapping[str, object],
+    special: Collection[str],
+) -> None:
+    """Adds the folder's tokens that tokenizer.json lacks, as transformers does. Raises
+    InvalidArgument if one would not get its id."""
+    from tokenizers import AddedToken
+
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    for number, entry in sorted(_added_tokens(folder, config).items()):
+        text = _token_text(entry)
+        if text is None or tokenizer.token_to_id(text) is not None:
+            continue
+        options = {"special": text in special, "normalized": False}
+        if isinstance(entry, dict):
+            options = {name: bool(entry[name]) for name in flags if name in entry}
+        tokenizer.add_tokens([AddedToken(text, **options)])
+        if tokenizer.token_to_id(text) != number:
+            raise InvalidArgument(
+                f"{folder}: token {text!r} ({number}) is not in tokenizer.json, and "
+                f"added to it would be {tokenizer.token_to_id(text)}; save the "
+                "tokenizer again with transformers"
+            )
+
+
+def _check_special(tokenizer: Tokenizer, special: Mapping[str, str]) -> None:
+    """Raises InvalidArgument for a first or last token that the tokenizer lacks: it
+    would be spelled out in letters."""
+    for name in ("bos_token", "eos_token"):
+        text = special.get(name)
+        if text and tokenizer.token_to_id(text) is None:
+            raise InvalidArgument(
+                f"{name} {text!r} is not in tokenizer.json, nor among the added "
+                "tokens; save the tokenizer again with transformers"
+            )
+
+
 def _json(path: Path) -> Mapping[str, object]:
     if not path.is_file():
         return {}
@@ -222,10 +292,17 @@ def _eos_entries(folder: Path) -> list[object]:
     return entries
 
 
+def _template_text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"chat template {path}: {error}") from None
+
+
 def _template_source(folder: Path, config: Mapping[str, object]) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text("utf-8")
+        return _template_text(path)
     source = config.get("chat_template")
     if isinstance(source, list):  # A model may have several templates with names.
         entries = [entry for entry in source if isinstance(entry, dict)]

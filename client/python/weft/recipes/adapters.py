@@ -11,6 +11,7 @@ from pathlib import Path
 
 from weft.adapter import Adapter
 from weft.client import Client
+from weft.data import ModelTokenizer
 from weft.datum import Datum
 from weft.errors import FailedPrecondition, NotFound
 from weft.recipes.batches import requests
@@ -45,6 +46,13 @@ def natural(text: str) -> int:
     return value
 
 
+def tokenizer(options: argparse.Namespace) -> ModelTokenizer:
+    """Returns the tokenizer of --model-dir, with the template of --chat-template."""
+    return ModelTokenizer.from_folder(
+        options.model_dir, chat_template=options.chat_template
+    )
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options that every recipe has."""
     add = parser.add_argument
@@ -52,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--server", default=server, help="HOST:PORT; or WEFT_SERVER")
     add("--timeout", type=float, default=3600.0, help="seconds of a call and its wait")
     add("--model-dir", required=True, help="folder with tokenizer.json")
+    add("--chat-template", metavar="FILE", help="replaces the one of --model-dir")
     add("--adapter", required=True, help="its name on the server")
     add(
         "--tenant", help="owner of a new adapter; default: its own name, or the token's"

@@ -60,6 +60,15 @@ class Group:
     rewards: list[float]
 
 
+def several(text: str) -> int:
+    """Parses an argument that is at least 2. The reward of a single reply is its
+    group's mean, so it would teach nothing."""
+    value = int(text)
+    if value < 2:
+        raise argparse.ArgumentTypeError(f"{value}: must be at least 2")
+    return value
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `python -m weft grpo`."""
     adapters.add_arguments(parser)
@@ -69,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--eval-data", help="prompts that are answered greedily and not learnt")
     add("--steps", type=adapters.positive, default=50)
     add("--prompts", type=adapters.positive, default=8, help="in a step")
-    add("--samples", type=adapters.positive, default=8, help="of each prompt")
+    add("--samples", type=several, default=8, help="of each prompt")
     add("--max-tokens", type=adapters.positive, default=128, help="of a reply")
     add("--temperature", type=float, default=1.0)
     add("--loss", choices=LOSSES, default="importance_sampling")
@@ -231,7 +240,7 @@ def run(options: argparse.Namespace) -> None:
     Raises WeftError if a call fails. After an interrupt, saves the current step and
     raises KeyboardInterrupt.
     """
-    tokenizer = data.ModelTokenizer.from_folder(options.model_dir)
+    tokenizer = adapters.tokenizer(options)
     reward = load_reward(options.reward)
     with Client(options.server, timeout=options.timeout) as client:
         info = adapters.server_info(client)

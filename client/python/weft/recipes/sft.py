@@ -55,7 +55,7 @@ class Examples(NamedTuple):
 def load(options: argparse.Namespace, context: int) -> Examples:
     """Reads the files. Raises InvalidArgument if one has no usable record."""
     encoder = data.Encoder(
-        data.ModelTokenizer.from_folder(options.model_dir),
+        adapters.tokenizer(options),
         loss_on=options.loss_on,
         max_tokens=min(options.max_tokens or context, context),
         truncate=options.truncate,
