@@ -32,6 +32,7 @@ class TaskDriver:
         self._metadata = security.metadata()
         self._bound: dict[str, Bound] = {}
         self._closed = asyncio.Event()
+        self._pauses: set[asyncio.Event] = set()
 
     def _callable(self, method: Method[Any, Any]) -> Bound:
         if method.path not in self._bound:
@@ -108,9 +109,7 @@ class TaskDriver:
 
     async def _perform(self, effect: Call | Sleep) -> Reply[Any] | None:
         if isinstance(effect, Sleep):
-            # Closing the client ends the pause early.
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closed.wait(), effect.seconds)
+            await self._pause(effect)
             return None
         call = self._callable(effect.method)(
             effect.request,
@@ -135,6 +134,20 @@ class TaskDriver:
                 raise Cancelled("cancelled by this client") from None
             call.cancel()
             raise
+
+    async def _pause(self, effect: Sleep) -> None:
+        # The step's counter, or closing the client, ends the pause early.
+        woken = asyncio.Event()
+        if effect.slot is not None:
+            effect.slot.wake = woken.set
+        if self._closed.is_set() or (effect.slot is not None and effect.slot.woken):
+            return
+        self._pauses.add(woken)
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(woken.wait(), effect.seconds)
+        finally:
+            self._pauses.discard(woken)
 
     async def stream(
         self,
@@ -163,4 +176,6 @@ class TaskDriver:
 
     async def close(self) -> None:
         self._closed.set()
+        for woken in self._pauses:
+            woken.set()
         await self._channel.close()
