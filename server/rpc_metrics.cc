@@ -77,6 +77,7 @@ size_t Index(auto value) { return static_cast<size_t>(value); }
 RejectReason ReasonOfExhausted(const absl::Status& status) {
   static const auto& reasons = *new std::map<std::string, RejectReason>{
       {"QUEUE_FULL", RejectReason::kQueueFull},
+      {"STEP_OUT_OF_ORDER", RejectReason::kOrder},
       {"CALLS_UNDER_WAY", RejectReason::kQuota},
       {"TOKEN_RATE", RejectReason::kQuota},
       {"IMPORTS_UNDER_WAY", RejectReason::kQuota},

@@ -49,9 +49,6 @@ struct ArrivedStep {
 struct RunningStep {
   ArrivedStep step;
   std::shared_ptr<CancelHandle> cancel = std::make_shared<CancelHandle>();
-  // True if MakeRoom has cancelled the step. If the step then ends with
-  // CANCELLED, it goes back to StepLine::arrived.
-  bool again = false;
 };
 
 // The steps of one model that wait or run.

@@ -57,6 +57,12 @@ bool LeavesGap(const absl::Status& status) {
          !absl::IsUnavailable(status);
 }
 
+// Returns true if the engine had queued the step, and then gave the step's
+// place to work that can run sooner. The step did not run.
+bool GavePlace(const absl::Status& status) {
+  return absl::IsResourceExhausted(status) && RetryMillis(status).has_value();
+}
+
 // Removes a step from the line, and lets the steps after it begin. Call it when
 // the engine does not wait for the step's number.
 void Leave(Front& front, Model& model, int64_t seq) {
@@ -73,18 +79,6 @@ void Leave(Front& front, Model& model, int64_t seq) {
             [&front, id = model.id](const absl::Status& /*kept*/) {
               OpenLine(front, id);
             });
-}
-
-// Makes room for step `seq` in the engine's queue, which may be full of steps
-// that wait for `seq`. Cancels the running step with the highest number, if
-// this number is above `seq` and the step is not cancelled yet.
-void MakeRoom(StepLine& line, int64_t seq) {
-  const auto last = line.running.rbegin();
-  if (last == line.running.rend() || last->first <= seq || last->second.again) {
-    return;
-  }
-  last->second.again = true;
-  last->second.cancel->Cancel();
 }
 
 // Gives the number of the failed step `seq` to a step that does nothing, so
@@ -104,7 +98,6 @@ void FillStep(Front& front, const std::string& id, int64_t seq,
     if (later == nullptr) return;
     if (absl::IsUnavailable(status)) return;  // The server is stopping.
     if (status.ok() || !LeavesGap(status)) return Leave(front, *later, seq);
-    if (absl::IsResourceExhausted(status)) MakeRoom(later->line, seq);
     front.after(kRetryPause, [&front, id, seq, number] {
       FillStep(front, id, seq, number);
     });
@@ -132,7 +125,7 @@ void End(Front& front, const std::string& id, int64_t seq, uint64_t number,
   StepLine& line = model->line;
   const auto running = line.running.find(seq);
   if (running == line.running.end()) return;
-  if (running->second.again && absl::IsCancelled(result.status())) {
+  if (GavePlace(result.status())) {
     line.arrived.emplace(seq, std::move(running->second.step));
     line.running.erase(running);
     line.next = std::min(line.next, seq);
@@ -225,15 +218,19 @@ void RunAgain(Front& front, const std::string& id, int64_t seq,
               const ArrivedStep& step) {
   Model* const model = FindModel(front, id);
   if (model == nullptr) return;
-  const auto finish = [&front, future = step.future](Result result) {
+  const auto later = [&front, id, seq, step] {
+    front.after(kRetryPause,
+                [&front, id, seq, step] { RunAgain(front, id, seq, step); });
+  };
+  const auto finish = [&front, future = step.future, later](Result result) {
+    if (GavePlace(result.status())) return later();
     Finish(front, future, std::move(result));
   };
   const absl::Status refused = step.task(
       {.number = model->StepOf(seq), .done = finish, .cancel = nullptr});
   if (refused.ok()) return;
   if (!RetryMillis(refused).has_value()) return finish(refused);
-  front.after(kRetryPause,
-              [&front, id, seq, step] { RunAgain(front, id, seq, step); });
+  later();
 }
 
 }  // namespace

@@ -42,22 +42,19 @@ absl::StatusOr<uint64_t> SampleDesk::Accept(
   const auto prompt = static_cast<int64_t>(request.prompt.size());
   const auto drawn =
       static_cast<int64_t>(request.config.max_tokens) * request.num_samples;
-  const absl::Time now = s_.env.clock->Now();
-  WEFT_RETURN_IF_ERROR(s_.scheduler
-                           .Enqueue({.id = id,
-                                     .kind = sched::WorkKind::kSample,
-                                     .adapter = *key,
-                                     .tokens = prompt + drawn,
-                                     .held_tokens = prompt,
-                                     .deadline = request.deadline},
-                                    now)
+  WEFT_RETURN_IF_ERROR(s_.Enqueue({.id = id,
+                                   .kind = sched::WorkKind::kSample,
+                                   .adapter = *key,
+                                   .tokens = prompt + drawn,
+                                   .held_tokens = prompt,
+                                   .deadline = request.deadline})
                            .status());
   s_.WantAdapter(*key);
   auto work = std::make_unique<SampleWork>();
   work->request = std::move(request);
   work->adapter = *key;
   work->tenant = s_.scheduler.TenantOf(*key);
-  work->accepted_at = now;
+  work->accepted_at = s_.env.clock->Now();
   work->on_delta = std::move(on_delta);
   work->done = done;
   s_.samples.emplace(id, std::move(work));

@@ -17,6 +17,15 @@ absl::Status NoSuchAdapter(const std::string& adapter_id) {
 
 namespace {
 
+// The status of a step that waited for an earlier step, until work that can run
+// sooner needed its place.
+absl::Status Displaced() {
+  return WithReason(
+      absl::ResourceExhaustedError("the queue is full: the step gave its place "
+                                   "to one that can run sooner; send it again"),
+      {.name = "QUEUE_FULL", .values = {}});
+}
+
 // If no steps are recorded, replies do not wait for the disk.
 Environment WithDurable(Environment environment) {
   if (!environment.post_durable) {
@@ -59,6 +68,13 @@ AdapterInfo State::InfoOf(AdapterKey adapter) const {
   AdapterInfo info = adapters.at(adapter).info;
   info.last_step = scheduler.LastStep(adapter).value_or(0);
   return info;
+}
+
+absl::StatusOr<uint64_t> State::Enqueue(sched::WorkItem item) {
+  absl::StatusOr<uint64_t> step =
+      scheduler.Enqueue(std::move(item), env.clock->Now());
+  for (const uint64_t id : scheduler.TakeDisplaced()) Drop(id, Displaced());
+  return step;
 }
 
 void State::WantAdapter(AdapterKey adapter) {

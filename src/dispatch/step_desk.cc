@@ -122,13 +122,12 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
   }
   const uint64_t id = s_.next_id++;
   const uint64_t waiter_id = s_.next_id++;
-  const absl::Time now = s_.env.clock->Now();
   item.id = id;
   item.adapter = *key;
   const sched::WorkKind kind = item.kind;
-  WEFT_ASSIGN_OR_RETURN(const uint64_t step,
-                        s_.scheduler.Enqueue(std::move(item), now));
+  WEFT_ASSIGN_OR_RETURN(const uint64_t step, s_.Enqueue(std::move(item)));
   s_.WantAdapter(*key);
+  const absl::Time now = s_.env.clock->Now();
   if (record != nullptr) {
     record->replays.Begin(step, digest, id);
     record->info.last_used_at = now;

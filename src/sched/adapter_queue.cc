@@ -20,7 +20,8 @@ AdapterQueue::AdapterQueue(AdapterKey key, std::string name, uint64_t last_step,
     : key_(key),
       name_(std::move(name)),
       reorder_window_(reorder_window),
-      last_step_(last_step) {}
+      last_step_(last_step),
+      missing_(last_step + 1) {}
 
 absl::StatusOr<uint64_t> AdapterQueue::NumberFor(const WorkItem& item) const {
   if (key_ == AdapterKey::kBaseModel || item.unnumbered) return 0;
@@ -32,26 +33,41 @@ absl::StatusOr<uint64_t> AdapterQueue::NumberFor(const WorkItem& item) const {
     return WithReason(
         absl::Status(code,
                      absl::StrCat("step ", step, " of adapter \"", name_, "\" ",
-                                  problem, "; expected step ", LowestFree())),
+                                  problem, "; expected step ", missing_)),
         {.name = "STEP_OUT_OF_ORDER",
          .values = {{"adapter", name_},
                     {"step", absl::StrCat(step)},
-                    {"expected_step", absl::StrCat(LowestFree())}}});
+                    {"expected_step", absl::StrCat(missing_)}}});
   };
   using enum absl::StatusCode;
   if (step <= last_step_) return refused(kFailedPrecondition, "is in the past");
   if (applied_ahead_.contains(step))
     return refused(kAlreadyExists, "was applied");
   if (Taken(step)) return refused(kAlreadyExists, "is waiting or running");
-  // A step's number may exceed the lowest free number by at most the window.
-  // The first comparison only avoids needless calls of LowestFree.
-  if (step - last_step_ > reorder_window_ &&
-      step - LowestFree() > reorder_window_) {
+  if (step - missing_ > reorder_window_) {
     return refused(
-        kFailedPrecondition,
+        kResourceExhausted,
         absl::StrCat("is more than ", reorder_window_, " steps ahead"));
   }
   return step;
+}
+
+uint64_t AdapterQueue::Ahead(const WorkItem& item, uint64_t number) const {
+  if (key_ == AdapterKey::kBaseModel || item.unnumbered) return 0;
+  const uint64_t place = number > 0 ? number : HighestAccepted();
+  return place > missing_ ? place - missing_ : 0;
+}
+
+void AdapterQueue::FindStranded(uint64_t ahead,
+                                std::vector<Stranded>* found) const {
+  for (auto it = waiting_.lower_bound({.number = missing_ + ahead + 1});
+       it != waiting_.end(); ++it) {
+    const auto& [place, entry] = *it;
+    found->push_back({.ahead = place.number - missing_,
+                      .arrival = entry.arrival,
+                      .id = entry.item.id,
+                      .tokens = entry.item.tokens});
+  }
 }
 
 void AdapterQueue::Add(WorkItem item, uint64_t number, uint64_t arrival) {
@@ -70,6 +86,7 @@ void AdapterQueue::Add(WorkItem item, uint64_t number, uint64_t arrival) {
   PutWaiting(place, Entry{.item = std::move(item),
                           .arrival = arrival,
                           .automatic = automatic});
+  SkipTaken();
 }
 
 const AdapterQueue::Entry* AdapterQueue::Ready(absl::Time now) const {
@@ -103,9 +120,7 @@ const AdapterQueue::Entry* AdapterQueue::ReadyInOrder(absl::Time now) const {
   if (head.item.step == 0) return &head;
   // `head` is the first waiting work, so no lower number waits. Each lower
   // number was applied, is on the device, or is missing.
-  uint64_t expected = last_step_ + 1;
-  while (expected < head.item.step && Taken(expected)) ++expected;
-  return expected == head.item.step ? &head : nullptr;
+  return head.item.step < missing_ ? &head : nullptr;
 }
 
 std::optional<AdapterQueue::Started> AdapterQueue::StartTrain(
@@ -259,6 +274,8 @@ AdapterQueue::StepChange AdapterQueue::SetLastStep(uint64_t last_step) {
     const Place next = {.number = entry.item.step, .after = 0};
     PutWaiting(next, std::move(entry));
   }
+  missing_ = last_step + 1;
+  SkipTaken();
   return change;
 }
 
@@ -300,15 +317,15 @@ uint64_t AdapterQueue::HighestAccepted() const {
   return highest;
 }
 
-uint64_t AdapterQueue::LowestFree() const {
-  uint64_t number = last_step_ + 1;
-  while (Taken(number)) ++number;
-  return number;
+void AdapterQueue::SkipTaken() {
+  while (Taken(missing_)) ++missing_;
 }
 
 void AdapterQueue::Release(const Entry& entry) {
   if (entry.automatic && HighestAccepted() >= entry.item.step) {
     Apply(entry.item.step);
+  } else if (entry.item.step != 0) {
+    missing_ = std::min(missing_, entry.item.step);
   }
 }
 

@@ -65,8 +65,23 @@ class AdapterQueue {
   // Returns the step number that `item` would get, or 0 if it gets none.
   // Errors: ALREADY_EXISTS (waiting or running work has the number, or the
   // number was applied before a lower number), FAILED_PRECONDITION (the number
-  // is in the past or beyond the reorder window).
+  // is in the past), RESOURCE_EXHAUSTED (the number is beyond the reorder
+  // window for now).
   [[nodiscard]] absl::StatusOr<uint64_t> NumberFor(const WorkItem& item) const;
+
+  // Returns how far work with this number (0: none) is ahead of the lowest
+  // missing number. 0: no missing number keeps the work from running.
+  [[nodiscard]] uint64_t Ahead(const WorkItem& item, uint64_t number) const;
+
+  // Waiting work behind a missing number.
+  struct Stranded {
+    uint64_t ahead = 0;    // As Ahead returns.
+    uint64_t arrival = 0;  // As Entry::arrival.
+    uint64_t id = 0;
+    int64_t tokens = 0;
+  };
+  // Adds to `found` the waiting work that is ahead by more than `ahead`.
+  void FindStranded(uint64_t ahead, std::vector<Stranded>* found) const;
 
   // Adds an item. `number` comes from NumberFor. item.tokens is the item's
   // cost.
@@ -140,7 +155,7 @@ class AdapterQueue {
   [[nodiscard]] Running TakeReady(const Entry& ready);
   [[nodiscard]] bool Taken(uint64_t number) const;
   [[nodiscard]] uint64_t HighestAccepted() const;
-  [[nodiscard]] uint64_t LowestFree() const;
+  void SkipTaken();  // Raises missing_ to the lowest number that is not taken.
   // Frees the number of failed or removed work, or skips the number
   // (scheduler.h, Numbers).
   void Release(const Entry& entry);
@@ -152,6 +167,7 @@ class AdapterQueue {
   const std::string name_;
   const uint64_t reorder_window_;
   uint64_t last_step_;
+  uint64_t missing_;  // The lowest number that is not taken.
   // Step numbers above a missing number that were applied or skipped.
   std::set<uint64_t> applied_ahead_;
   std::map<Place, Entry> waiting_;            // Waiting work in order of Place.

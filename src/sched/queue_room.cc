@@ -43,8 +43,14 @@ absl::Status TooManyTokens(const Load& load, const std::string& whose,
 
 }  // namespace
 
-absl::Status QueueRoom::Check(const std::string& tenant, int64_t tokens) const {
-  const Load own = LoadOf(tenant);
+absl::Status QueueRoom::Check(const std::string& tenant, int64_t tokens,
+                              const Load& leaving) const {
+  const auto without = [&leaving](const Load& load) {
+    return Load{.requests = load.requests - leaving.requests,
+                .tokens = load.tokens - leaving.tokens};
+  };
+  const Load own = without(LoadOf(tenant));
+  const Load total = without(total_);
   const std::string of_tenant = absl::StrCat(" of tenant \"", tenant, "\"");
   if (limits_.max_requests_per_tenant > 0 &&
       !RequestFits(own, limits_.max_requests_per_tenant)) {
@@ -56,16 +62,16 @@ absl::Status QueueRoom::Check(const std::string& tenant, int64_t tokens) const {
     return TooManyTokens(own, of_tenant, tokens, "max_queue_tokens_per_tenant",
                          limits_.max_tokens_per_tenant);
   }
-  const auto num_waiting =
-      static_cast<int64_t>(tenants_.size()) + (own.requests == 0 ? 1 : 0);
-  if (!RequestFits(total_, limits_.max_requests) && own.requests > 0 &&
+  const auto num_waiting = static_cast<int64_t>(tenants_.size()) +
+                           (tenants_.contains(tenant) ? 0 : 1);
+  if (!RequestFits(total, limits_.max_requests) && own.requests > 0 &&
       !RequestFits(own, limits_.max_requests / num_waiting)) {
-    return TooManyRequests(total_, "", "max_queue_requests",
+    return TooManyRequests(total, "", "max_queue_requests",
                            limits_.max_requests);
   }
-  if (!TokensFit(total_, tokens, limits_.max_tokens) &&
+  if (!TokensFit(total, tokens, limits_.max_tokens) &&
       !TokensFit(own, tokens, limits_.max_tokens / num_waiting)) {
-    return TooManyTokens(total_, "", tokens, "max_queue_tokens",
+    return TooManyTokens(total, "", tokens, "max_queue_tokens",
                          limits_.max_tokens);
   }
   return absl::OkStatus();

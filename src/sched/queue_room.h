@@ -38,9 +38,9 @@ class QueueRoom {
   explicit QueueRoom(const QueueLimits& limits) : limits_(limits) {}
 
   // Returns RESOURCE_EXHAUSTED, which names the limit, if the tenant may not
-  // queue a request of `tokens` tokens now.
-  [[nodiscard]] absl::Status Check(const std::string& tenant,
-                                   int64_t tokens) const;
+  // queue a request of `tokens` tokens after its requests `leaving` have left.
+  [[nodiscard]] absl::Status Check(const std::string& tenant, int64_t tokens,
+                                   const Load& leaving) const;
   void Add(const std::string& tenant, int64_t tokens);
   void Remove(const std::string& tenant, int64_t tokens);
 

@@ -15,10 +15,16 @@
 // higher one was accepted, the number is skipped instead, because the caller
 // does not know the number and cannot fill the gap.
 //
+// Room. queue_room.h limits what waits. Waiting work behind a missing number
+// must not take the place of work that can run, so a tenant's work that finds
+// no room displaces work of the same tenant that is farther ahead of its
+// adapter's missing number. So a step is refused for lack of room only while
+// other work of its tenant waits that is no farther from running.
+//
 // Fairness. Tenants share training by tokens, in proportion to their weights.
 // The adapters of one tenant share equally. The same holds for sampling
-// (fair_shares.h). queue_room.h limits what a tenant may queue. Training and
-// decoding share device time by SchedulerOptions::sampling_share.
+// (fair_shares.h). Training and decoding share device time by
+// SchedulerOptions::sampling_share.
 // A small batch waits briefly for other adapters (batch_window.h).
 //
 // A deterministic state machine without clock and threads. Not thread-safe.
@@ -98,10 +104,14 @@ class Scheduler {
 
   // Queues work. Returns its step number; 0 if it has none. An error changes
   // nothing. Errors: NOT_FOUND (adapter), ALREADY_EXISTS (number in use, or
-  // applied before a lower number), FAILED_PRECONDITION (number <= LastStep or
-  // beyond the reorder window; names the expected number), RESOURCE_EXHAUSTED,
-  // DEADLINE_EXCEEDED, INVALID_ARGUMENT (malformed item, id in use).
+  // applied before a lower number), FAILED_PRECONDITION (number <= LastStep),
+  // RESOURCE_EXHAUSTED (no room, or beyond the reorder window; errors of
+  // numbers name the expected number), DEADLINE_EXCEEDED, INVALID_ARGUMENT
+  // (malformed item, id in use).
   absl::StatusOr<uint64_t> Enqueue(WorkItem item, absl::Time now);
+
+  // Returns the ids of work that the latest Enqueue has removed to make room.
+  std::vector<uint64_t> TakeDisplaced();
 
   // Removes waiting work. Returns false if it is unknown or has started.
   bool Cancel(uint64_t id);
@@ -150,6 +160,10 @@ class Scheduler {
     bool waiting = true;  // True until the work starts.
   };
 
+  // Returns the work to remove so that `tenant` has room for work of `tokens`
+  // tokens that is `ahead` steps ahead. Errors: those of QueueRoom::Check.
+  [[nodiscard]] absl::StatusOr<std::vector<uint64_t>> MakeRoom(
+      const std::string& tenant, int64_t tokens, uint64_t ahead) const;
   // NoteWaiting adds waiting work, NoteLeft ends its wait, Forget removes it.
   void NoteWaiting(uint64_t id, Queued queued);
   void NoteLeft(uint64_t id);
@@ -171,6 +185,7 @@ class Scheduler {
   // Deadlines of waiting work.
   std::set<std::pair<absl::Time, uint64_t>> deadlines_;
   std::vector<SampleQueue::Entry> taken_;  // From the latest TakeSamples.
+  std::vector<uint64_t> displaced_;        // By the latest Enqueue.
   std::array<int64_t, kNumWorkKinds> depth_{};
   uint64_t arrivals_ = 0;
 };

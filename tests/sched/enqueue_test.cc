@@ -51,7 +51,7 @@ TEST_F(EnqueueTest, NamesTheExpectedStepWhenANumberIsWaiting) {
 TEST_F(EnqueueTest, NamesTheExpectedStepWhenANumberIsTooFarAhead) {
   ASSERT_THAT(scheduler_.Enqueue(Train(1, 8 + 256), kNow), IsOk());
   EXPECT_THAT(scheduler_.Enqueue(Train(2, 8 + 257), kNow),
-              IsStatus(absl::StatusCode::kFailedPrecondition,
+              IsStatus(absl::StatusCode::kResourceExhausted,
                        "more than 256 steps ahead; expected step 8"));
 }
 

@@ -1,7 +1,8 @@
 // Random clients of a few tenants use the scheduler. Steps arrive out of order,
 // and some are cancelled, expire or fail. Every step must be applied exactly
 // once, and no step may move across a barrier. No tenant may queue beyond its
-// limits, and no tenant may be refused below its share.
+// limits, and no tenant may be refused below its share, or only because its
+// steps wait for a step that is missing.
 #include <algorithm>
 #include <cstdint>
 #include <map>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "src/base/reason.h"
 #include "src/sched/scheduler.h"
 #include "tests/support/adapter_keys.h"
 #include "tests/support/sanitizer_slowdown.h"
@@ -134,12 +136,57 @@ class World {
       const int64_t tokens = std::accumulate(
           item.datum_tokens.begin(), item.datum_tokens.end(), int64_t{0});
       const absl::Status status = scheduler_.Enqueue(item, now_).status();
+      for (const uint64_t id : scheduler_.TakeDisplaced()) {
+        EXPECT_TRUE(status.ok());
+        CheckDisplaced(item, id);
+        Lose(id);
+      }
       CheckRoom(client.tenant, tokens, status);
+      if (IsFull(status)) CheckSomethingIsNearer(client, item.step);
       if (status.ok()) {
         accepted_[item.id] = {.client = c, .step = *it, .tokens = tokens};
         client.missing.erase(it);
       }
     }
+  }
+
+  // Returns how far a step is ahead of the lowest step that its client has not
+  // sent, or must send again.
+  static int64_t Ahead(const Client& client, uint64_t step) {
+    const uint64_t missing =
+        client.missing.empty() ? step : *client.missing.begin();
+    return std::max<int64_t>(0, static_cast<int64_t>(step - missing));
+  }
+
+  static bool IsFull(const absl::Status& status) {
+    return FindReason(status).value_or(Reason()).name == "QUEUE_FULL";
+  }
+
+  // Checks that the tenant of a refused step has other work in the queue, which
+  // is no farther ahead. So the next step of an adapter is refused only if the
+  // engine has work.
+  void CheckSomethingIsNearer(const Client& refused, uint64_t step) {
+    EXPECT_TRUE(std::ranges::any_of(
+        accepted_,
+        [&](const auto& entry) {
+          const Accepted& work = entry.second;
+          const Client& client = clients_[work.client];
+          return !work.started && client.tenant == refused.tenant &&
+                 Ahead(client, work.step) <= Ahead(refused, step);
+        }))
+        << refused.name << " step " << step;
+  }
+
+  // Checks that work `id` gave its place to a step of the same tenant that is
+  // less far ahead.
+  void CheckDisplaced(const WorkItem& item, uint64_t id) {
+    const Accepted& work = accepted_.at(id);
+    const Client& loser = clients_[work.client];
+    const auto winner = std::ranges::find_if(
+        clients_, [&](const Client& c) { return Key(c.name) == item.adapter; });
+    EXPECT_FALSE(work.started);
+    EXPECT_EQ(loser.tenant, winner->tenant);
+    EXPECT_GT(Ahead(loser, work.step), Ahead(*winner, item.step));
   }
 
   // Checks whether a request was rightly accepted or refused, given the
@@ -160,7 +207,7 @@ class World {
       EXPECT_LT(own_requests, kLimits.max_requests_per_tenant);
       EXPECT_TRUE(own_tokens == 0 ||
                   own_tokens + tokens <= kLimits.max_tokens_per_tenant);
-    } else if (absl::IsResourceExhausted(answer)) {
+    } else if (IsFull(answer)) {
       const auto n = static_cast<int64_t>(tenants.size());
       EXPECT_TRUE(own_requests >= std::min(kLimits.max_requests_per_tenant,
                                            kLimits.max_requests / n) ||

@@ -273,6 +273,8 @@ class Interpreter {
        [this](const Words& w) { return EnqueueAll(WorkKind::kAdapterOp, w); }},
       {"sample",
        [this](const Words& w) { return EnqueueAll(WorkKind::kSample, w); }},
+      {"displaced",
+       [this](const Words&) { return Ids(scheduler_->TakeDisplaced()); }},
       {"cancel",
        [this](const Words& w) {
          return YesNo(scheduler_->Cancel(Number(w.at(1))));

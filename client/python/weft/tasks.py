@@ -41,6 +41,7 @@ class TaskDriver:
         self._metadata = security.metadata()
         self._bound: dict[str, Bound] = {}
         self._closed = asyncio.Event()
+        self._pauses: set[asyncio.Event] = set()
 
     def _open(self) -> grpc.aio.Channel:
         loop = asyncio.get_running_loop()
@@ -132,9 +133,7 @@ class TaskDriver:
 
     async def _perform(self, effect: Call | Sleep) -> Reply[Any] | None:
         if isinstance(effect, Sleep):
-            # Closing the client ends the pause early.
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closed.wait(), effect.seconds)
+            await self._pause(effect)
             return None
         call = self._callable(effect.method)(
             effect.request,
@@ -159,6 +158,20 @@ class TaskDriver:
                 raise Cancelled("cancelled by this client") from None
             call.cancel()
             raise
+
+    async def _pause(self, effect: Sleep) -> None:
+        # The step's counter, or closing the client, ends the pause early.
+        woken = asyncio.Event()
+        if effect.slot is not None:
+            effect.slot.wake = woken.set
+        if self._closed.is_set() or (effect.slot is not None and effect.slot.woken):
+            return
+        self._pauses.add(woken)
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(woken.wait(), effect.seconds)
+        finally:
+            self._pauses.discard(woken)
 
     async def stream(
         self,
@@ -189,5 +202,7 @@ class TaskDriver:
 
     async def close(self) -> None:
         self._closed.set()
+        for woken in self._pauses:
+            woken.set()
         if self._channel is not None:
             await self._open().close()

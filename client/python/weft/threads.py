@@ -105,6 +105,10 @@ class _Run(Generic[T]):
         if isinstance(effect, Sleep):
             self._driver.pausing.add(self)
             seconds = 0 if self._driver.closed else effect.seconds
+            if effect.slot is not None:
+                effect.slot.wake = self.end_pause
+                # Another thread may have woken the step before `wake` was set.
+                seconds = 0 if effect.slot.woken else seconds
             self._pause = threading.Timer(seconds, self._wake)
             self._pause.daemon = True
             self._pause.start()
@@ -179,7 +183,8 @@ class ThreadDriver:
         )
 
     def submit(self, operation: Operation[T]) -> Future[T]:
-        """Starts an operation. Its first call is sent before this returns."""
+        """Starts an operation. Its first call is sent before this returns, unless it is
+        a step that must wait for its turn (StepCounter)."""
         run = _Run(self, operation)
         run.resume()
         return run.future
