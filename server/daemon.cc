@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/frontend.h"
@@ -39,13 +40,22 @@ constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
 // Drain checks at short intervals, because an idle engine drains at once.
 constexpr absl::Duration kDrainInterval = absl::Milliseconds(5);
 
+// How long the log's last lines may take when the process ends.
+constexpr absl::Duration kLogGrace = absl::Seconds(1);
+
 void SetUpLog(const ServerOptions& options) {
   const bool is_terminal = isatty(STDERR_FILENO) == 1;
   const bool json = options.log_style == LogStyle::kJson ||
                     (options.log_style == LogStyle::kAuto && !is_terminal);
   SetLogFormat(json ? LogFormat::kJson : LogFormat::kText);
   SetLogLevel(options.log_level);
+  StartLogThread();
   TakeOverGrpcLog();
+}
+
+[[noreturn]] void ExitNow(int status) {
+  FlushLog(kLogGrace);
+  std::_Exit(status);
 }
 
 // Raises the limit of open files as far as the system permits, because every
@@ -60,26 +70,39 @@ void RaiseFileLimit() {
   }
 }
 
-// Receives SIGTERM and SIGINT. Every thread blocks these signals, and the main
-// thread fetches them with Wait. Also ignores SIGPIPE.
+// Receives SIGTERM and SIGINT, and the signals whose default would end the
+// process without a drain. Every thread blocks these signals, and the main
+// thread fetches them with Wait. Also ignores SIGPIPE, and SIGXFSZ: the write
+// beyond `ulimit -f` fails.
 class StopSignals {
  public:
   // Call it before any thread is created: new threads inherit the signal mask.
   StopSignals() {
     sigemptyset(&set_);
-    sigaddset(&set_, SIGTERM);
-    sigaddset(&set_, SIGINT);
+    for (const int signal :
+         {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGALRM}) {
+      sigaddset(&set_, signal);
+    }
     pthread_sigmask(SIG_BLOCK, &set_, nullptr);
     struct sigaction ignore = {};
     ignore.sa_handler = SIG_IGN;
     sigaction(SIGPIPE, &ignore, nullptr);
+    sigaction(SIGXFSZ, &ignore, nullptr);
   }
 
-  // Returns the signal that came within `timeout`, or 0.
+  // Returns SIGTERM or SIGINT if it came within `timeout`, or 0. Says that
+  // other signals have no effect.
   int Wait(absl::Duration timeout) const {
     const timespec limit = absl::ToTimespec(timeout);
     const int signal = sigtimedwait(&set_, nullptr, &limit);
-    return signal > 0 ? signal : 0;
+    if (signal == SIGTERM || signal == SIGINT) return signal;
+    if (signal > 0) {
+      Log(LogLevel::kInfo,
+          "a signal without effect: tokens are read when their file changes, "
+          "and SIGTERM ends the server",
+          {{"signal", sigabbrev_np(signal)}});
+    }
+    return 0;
   }
 
  private:
@@ -152,16 +175,16 @@ absl::StatusOr<std::unique_ptr<Engine>> Load(const EngineOptions& options,
       LogFailure("another rank has ended", ended);
       give_up = std::min(give_up, SteadyNow() + kReasonGrace);
     }
-    if (SteadyNow() >= give_up) std::_Exit(kExitFailed);
+    if (SteadyNow() >= give_up) ExitNow(kExitFailed);
     if (signals.Wait(absl::Milliseconds(20)) == 0) continue;
     Log(LogLevel::kInfo, "stopped while loading");
-    std::_Exit(0);
+    ExitNow(0);
   }
   loader.join();
   // The engine cannot compute without the rank that has ended. Serve would not
   // notice the missing rank, because Check reports the end of a rank only once.
   if (engine.ok() && give_up != absl::InfiniteFuture()) {
-    std::_Exit(kExitFailed);
+    ExitNow(kExitFailed);
   }
   return engine;
 }
@@ -171,7 +194,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Load(const EngineOptions& options,
 void ExitLater(int status) {
   std::thread([status] {
     absl::SleepFor(kFailureGrace);
-    std::_Exit(status);
+    ExitNow(status);
   }).detach();
 }
 
@@ -243,8 +266,9 @@ int Serve(const Settings& settings, const EngineStarter& start_engine,
 }  // namespace
 
 int RunWorkerProcess(const Settings& settings, const RemoteWork& work) {
-  SetUpLog(settings.server);
   const StopSignals signals;
+  SetUpLog(settings.server);
+  const absl::Cleanup flush = [] { FlushLog(kLogGrace); };
   std::atomic<bool> met{false};
   std::atomic<bool> done{false};
   absl::Status status;
@@ -255,7 +279,7 @@ int RunWorkerProcess(const Settings& settings, const RemoteWork& work) {
   while (!met.load() && !done.load()) {
     if (signals.Wait(absl::Milliseconds(20)) == 0 || met.load()) continue;
     Log(LogLevel::kInfo, "stopped before rank 0 was met");
-    std::_Exit(0);
+    ExitNow(0);
   }
   worker.join();
   if (status.ok()) return 0;
@@ -265,8 +289,9 @@ int RunWorkerProcess(const Settings& settings, const RemoteWork& work) {
 
 int RunDaemon(const Settings& settings, const EngineStarter& start_engine,
               LocalRanks* others) {
-  SetUpLog(settings.server);
   const StopSignals signals;
+  SetUpLog(settings.server);
+  const absl::Cleanup flush = [] { FlushLog(kLogGrace); };
   RaiseFileLimit();
   Log(LogLevel::kInfo, "weftd starts",
       {{"version", kVersion}, {"git", kGitRevision}});

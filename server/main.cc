@@ -1,5 +1,6 @@
 // weftd: reads flags, then runs the service of weftd.so.
 #include <dlfcn.h>
+#include <fcntl.h>
 
 #include <array>
 #include <cstdio>
@@ -24,6 +25,14 @@ namespace {
 
 constexpr int kExitCannotStart = 1;
 constexpr int kExitBadConfig = 2;
+
+// Opens the standard descriptors on /dev/null if they are closed. Otherwise the
+// first files and sockets would take their numbers, and get the log's lines.
+void OpenStandardDescriptors() {
+  for (int fd = 0; fd <= 2; ++fd) {
+    if (::fcntl(fd, F_GETFD) < 0) (void)!::open("/dev/null", O_RDWR);
+  }
+}
 
 void PrintLines(const absl::Status& status) {
   for (const absl::string_view line : absl::StrSplit(status.message(), '\n')) {
@@ -137,6 +146,7 @@ int Serve(const weft::Settings& settings, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  OpenStandardDescriptors();
   const absl::StatusOr<weft::Settings> settings =
       weft::ParseSettings(std::vector<std::string>(argv + 1, argv + argc),
                           weft::ProcessEnvironment());

@@ -3,11 +3,16 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <string>
+#include <thread>
+#include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "src/base/mutex.h"
 #include "src/base/trace_id.h"
 
 namespace weft {
@@ -42,6 +47,99 @@ std::string Quote(std::string_view text) {
 bool NeedsQuotes(std::string_view text) {
   return text.empty() ||
          text.find_first_of(" \"\\=\n\r\t") != std::string_view::npos;
+}
+
+// The service continues even if its log cannot be written.
+void WriteToStderr(std::string_view lines) {
+  while (!lines.empty()) {
+    const ssize_t count = ::write(STDERR_FILENO, lines.data(), lines.size());
+    if (count <= 0) return;
+    lines.remove_prefix(static_cast<size_t>(count));
+  }
+}
+
+std::string MakeLine(LogLevel level, std::string_view message,
+                     std::initializer_list<LogField> fields) {
+  const std::string time = absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", absl::Now(),
+                                            absl::UTCTimeZone());
+  return FormatLogLine(g_format.load(), level, time, message, fields) + "\n";
+}
+
+// Lines that wait for the log's thread.
+class LogQueue {
+ public:
+  void Start() {
+    MutexLock lock(&mu_);
+    runs_ = true;
+    std::thread([this] { Loop(); }).detach();
+  }
+
+  // Returns false if there is no thread.
+  bool Add(std::string_view line) {
+    MutexLock lock(&mu_);
+    if (!runs_) return false;
+    if (waiting_.size() + line.size() > kMaxWaitingBytes) {
+      ++num_dropped_;
+      return true;
+    }
+    waiting_ += line;
+    changed_.NotifyAll();
+    return true;
+  }
+
+  void Flush(absl::Duration limit) {
+    const auto end =
+        std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(limit);
+    MutexLock lock(&mu_);
+    while (runs_ && (writes_ || !waiting_.empty())) {
+      const auto left = end - std::chrono::steady_clock::now();
+      if (left.count() <= 0) return;
+      changed_.WaitFor(&mu_, left);
+    }
+  }
+
+  uint64_t num_dropped() {
+    MutexLock lock(&mu_);
+    return num_dropped_;
+  }
+
+ private:
+  static constexpr size_t kMaxWaitingBytes = 1 << 20;
+
+  void Loop() {
+    uint64_t told = 0;
+    for (;;) {
+      std::string lines;
+      uint64_t dropped = 0;
+      {
+        MutexLock lock(&mu_);
+        writes_ = false;
+        changed_.NotifyAll();
+        while (waiting_.empty()) changed_.Wait(&mu_);
+        writes_ = true;
+        lines.swap(waiting_);
+        dropped = num_dropped_;
+      }
+      WriteToStderr(lines);
+      if (dropped == told) continue;
+      WriteToStderr(MakeLine(LogLevel::kWarning, "log lines were dropped",
+                             {{"lines", dropped - told}}));
+      told = dropped;
+    }
+  }
+
+  Mutex mu_;
+  CondVar changed_;
+  bool runs_ ABSL_GUARDED_BY(mu_) = false;
+  bool writes_ ABSL_GUARDED_BY(mu_) = false;
+  std::string waiting_ ABSL_GUARDED_BY(mu_);
+  uint64_t num_dropped_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+// Is never destroyed, because its thread never ends.
+LogQueue& Queue() {
+  static LogQueue& queue = *new LogQueue;
+  return queue;
 }
 
 }  // namespace
@@ -83,14 +181,12 @@ std::string FormatLogLine(LogFormat format, LogLevel level,
 void Log(LogLevel level, std::string_view message,
          std::initializer_list<LogField> fields) {
   if (level < g_minimum.load()) return;
-  const std::string time = absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", absl::Now(),
-                                            absl::UTCTimeZone());
-  std::string line =
-      FormatLogLine(g_format.load(), level, time, message, fields);
-  line += '\n';
-  // The service continues even if its log cannot be written.
-  [[maybe_unused]] const ssize_t written =
-      ::write(STDERR_FILENO, line.data(), line.size());
+  const std::string line = MakeLine(level, message, fields);
+  if (!Queue().Add(line)) WriteToStderr(line);
 }
+
+void StartLogThread() { Queue().Start(); }
+void FlushLog(absl::Duration limit) { Queue().Flush(limit); }
+uint64_t NumDroppedLogLines() { return Queue().num_dropped(); }
 
 }  // namespace weft

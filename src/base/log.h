@@ -4,11 +4,13 @@
 //
 // A line is text, or JSON after SetLogFormat(LogFormat::kJson). Control
 // characters are escaped, so that a client's string cannot forge a line. Never
-// log prompts, samples, bearer tokens or the contents of files. Threads: any;
-// each line is one write(2).
+// log prompts, samples, bearer tokens or the contents of files. Threads: any.
+// Each line is one write(2) by the caller, or by the log's thread after
+// StartLogThread.
 #ifndef WEFT_SRC_BASE_LOG_H_
 #define WEFT_SRC_BASE_LOG_H_
 
+#include <cstdint>
 #include <initializer_list>
 #include <string>
 #include <string_view>
@@ -16,6 +18,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 
 namespace weft {
 
@@ -58,6 +61,17 @@ void SetLogFormat(LogFormat format);
 
 void Log(LogLevel level, std::string_view message,
          std::initializer_list<LogField> fields = {});
+
+// From now on a thread writes the lines, so that a reader of stderr that stops
+// reading blocks nobody. If more than a mebibyte of lines waits, further lines
+// are dropped, and a line says how many when the reader goes on. Call it once,
+// after the process has set its signal mask.
+void StartLogThread();
+// Waits until the lines so far are written, or `limit` has passed. Call it
+// before the process ends.
+void FlushLog(absl::Duration limit);
+// Returns how many lines were dropped since the start.
+[[nodiscard]] uint64_t NumDroppedLogLines();
 
 // Returns the line that Log writes, without its newline.
 [[nodiscard]] std::string FormatLogLine(LogFormat format, LogLevel level,

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "src/base/cgroup.h"
 #include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
@@ -88,7 +89,10 @@ void FillHostDefaults(int local_size, EngineOptions& options) {
     options.max_resident_adapters = kDefaultResidentAdapters;
   }
   if (options.memory_budget_bytes == 0) {
-    options.memory_budget_bytes = DefaultHostBudget() / local_size;
+    const HostBudget budget = DefaultHostBudget();
+    options.memory_budget_bytes = budget.bytes / local_size;
+    Log(LogLevel::kInfo, "memory budget of activations",
+        {{"bytes", options.memory_budget_bytes}, {"source", budget.source}});
   }
   // A CPU rank computes in host memory. So by default an adapter that must make
   // room moves to disk: a copy in host memory would free nothing.
@@ -163,12 +167,18 @@ absl::StatusOr<std::unique_ptr<model::Decoder>> LoadDecoder(
 }
 
 // Sets the number of compute threads. If `wanted` is 0, all ranks of a machine
-// together use about as many threads as one rank would use alone.
+// together use about as many threads as one rank would use alone: one for each
+// processor that the affinity and the control groups' quota allow. More threads
+// than the quota would wait for each other while they are throttled.
 void SetThreads(int wanted, int local_size) {
-  if (wanted == 0 && local_size > 1) {
-    wanted = std::max(1, at::get_num_threads() / local_size);
+  if (wanted == 0) {
+    wanted = at::get_num_threads();
+    if (const auto cpus = ReadCgroupLimits().cpus; cpus && *cpus < wanted) {
+      wanted = static_cast<int>(*cpus);
+    }
+    wanted = std::max(1, wanted / local_size);
   }
-  if (wanted > 0) at::set_num_threads(wanted);
+  at::set_num_threads(wanted);
 }
 
 // The facts that a rank finds before it meets the other ranks.
@@ -253,7 +263,7 @@ absl::Status PlanDevice(LoadedRank& rank) {
   split->model = device.allocated;
   rank.memory = *split;
   if (rank.options.adapter_host_bytes == 0) {
-    rank.options.adapter_host_bytes = DefaultHostBudget() / 2;
+    rank.options.adapter_host_bytes = DefaultHostBudget().bytes / 2;
   }
   rank.options.adapter_host_bytes =
       std::max<int64_t>(rank.options.adapter_host_bytes, 0);

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "src/base/cgroup.h"
 #include "src/lora/lora_linear.h"
 #include "src/ops/blocked_attention.h"
 #include "src/ops/tree_attention.h"
@@ -25,16 +26,14 @@ constexpr int64_t kMlpProjections = 3;
 // many f32 rows.
 constexpr int64_t kFlashPadRows = 128;
 
-// Returns the file's first number, or the number after the word `key`. Returns
-// -1 if the file cannot be read or has no such number. A control group without
-// a limit has "max" instead.
-int64_t ReadNumber(const char* path, const std::string& key = "") {
-  std::ifstream file(path);
+// Returns the bytes that programs can take without swapping; -1 if unknown.
+int64_t MemAvailable() {
+  std::ifstream file("/proc/meminfo");
   std::string word;
-  while (word != key && file >> word) {
+  while (file >> word && word != "MemAvailable:") {
   }
-  int64_t value = -1;
-  return file >> value ? value : -1;
+  int64_t kib = 0;
+  return file >> kib ? kib * 1024 : -1;
 }
 
 // Returns the bytes that attention's backward pass needs in addition to the
@@ -172,15 +171,16 @@ absl::StatusOr<int> ChooseRecomputed(GradientCheckpointing policy,
                        : ""));
 }
 
-int64_t DefaultHostBudget() {
-  int64_t left = ReadNumber("/proc/meminfo", "MemAvailable:") * 1024;
-  if (left < 0) return 0;
-  const int64_t limit = ReadNumber("/sys/fs/cgroup/memory.max");
-  const int64_t used = ReadNumber("/sys/fs/cgroup/memory.current");
-  if (limit >= 0 && used >= 0) {
-    left = std::min(left, std::max<int64_t>(0, limit - used));
+HostBudget DefaultHostBudget() {
+  int64_t left = MemAvailable();
+  if (left < 0) return {};
+  std::string source = "MemAvailable";
+  const CgroupLimits limits = ReadCgroupLimits();
+  if (limits.memory_left && *limits.memory_left < left) {
+    left = *limits.memory_left;
+    source = limits.memory_group;
   }
-  return left / 2;
+  return {.bytes = std::max<int64_t>(left / 2, 1), .source = std::move(source)};
 }
 
 }  // namespace weft::engine

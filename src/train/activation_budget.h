@@ -4,6 +4,7 @@
 #define WEFT_SRC_TRAIN_ACTIVATION_BUDGET_H_
 
 #include <cstdint>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "src/config/options.h"
@@ -48,10 +49,14 @@ struct BatchRows {
                                                    int num_layers,
                                                    int64_t budget);
 
-// Returns half of the host's free memory, in bytes. The free memory is the
-// smaller of MemAvailable and the unused part of the control group's limit
-// (/sys/fs/cgroup). Returns 0 if MemAvailable is unknown.
-[[nodiscard]] int64_t DefaultHostBudget();
+// Half of the host's free memory.
+struct HostBudget {
+  int64_t bytes = 0;   // 0: unknown.
+  std::string source;  // The file or control group that limits it.
+};
+// Returns half of MemAvailable, or of what the process's control groups leave if
+// that is less (src/base/cgroup.h).
+[[nodiscard]] HostBudget DefaultHostBudget();
 
 }  // namespace weft::engine
 

@@ -1,6 +1,10 @@
 #include "src/base/log.h"
 
+#include <unistd.h>
+
+#include <cstdlib>
 #include <string>
+#include <thread>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -51,6 +55,33 @@ TEST(LogTest, LeavesOutWhatIsBelowTheLevel) {
   SetLogLevel(LogLevel::kInfo);
   EXPECT_THAT(output, testing::EndsWith("Z warning loud n=1\n"));
   EXPECT_THAT(output, testing::Not(testing::HasSubstr("quiet")));
+}
+
+// Runs in a process of its own, because the log's thread never ends.
+TEST(LogThreadDeathTest, AReaderThatStopsBlocksNobody) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        int ends[2] = {};
+        if (pipe(ends) != 0) std::_Exit(2);
+        const int told = dup(STDERR_FILENO);
+        dup2(ends[1], STDERR_FILENO);
+        StartLogThread();
+        const std::string text(1000, 'x');
+        for (int i = 0; i < 5000; ++i) Log(LogLevel::kInfo, text);
+        FlushLog(absl::Milliseconds(100));
+        const uint64_t dropped = NumDroppedLogLines();
+        std::thread([&] {
+          for (char buffer[4096]; read(ends[0], buffer, sizeof(buffer)) > 0;) {
+          }
+        }).detach();
+        FlushLog(absl::Seconds(30));
+        dup2(told, STDERR_FILENO);
+        Log(LogLevel::kInfo, dropped > 3000 ? "dropped" : "kept");
+        FlushLog(absl::Seconds(30));
+        std::_Exit(0);
+      },
+      testing::ExitedWithCode(0), "info dropped");
 }
 
 }  // namespace

@@ -104,7 +104,8 @@ class Container:
         config = image["Docker"]["config"]
         self.root = root
         # The OCI format has no health check, so it is read from the Dockerfile.
-        check = re.search(r"HEALTHCHECK .+\\\n\s+CMD (\[.+\])", DOCKERFILE.read_text())
+        _, runtime = DOCKERFILE.read_text().split(" AS runtime-base\n")
+        check = re.search(r"HEALTHCHECK .+\\\n\s+CMD (\[.+\])", runtime)
         assert check
         self.health = json.loads(check[1])
         self.signal = signal.Signals[config["StopSignal"]]

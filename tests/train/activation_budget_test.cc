@@ -194,7 +194,9 @@ TEST(ActivationsOfTest, CountsAllScoresWhereNoFlashKernelRuns) {
 }
 
 TEST(DefaultHostBudgetTest, IsAPartOfThisMachine) {
-  EXPECT_GT(DefaultHostBudget(), int64_t{16} << 20);
+  const HostBudget budget = DefaultHostBudget();
+  EXPECT_GT(budget.bytes, int64_t{16} << 20);
+  EXPECT_FALSE(budget.source.empty());
 }
 
 }  // namespace
