@@ -21,6 +21,7 @@ sys.path[:0] = [
 import attention  # noqa: E402
 import builds  # noqa: E402
 import durability  # noqa: E402
+import edge  # noqa: E402
 import group_prompt  # noqa: E402
 import grouped  # noqa: E402
 import load  # noqa: E402
@@ -45,6 +46,7 @@ BENCHES = {
     "attention": attention.main,
     "builds": builds.main,
     "durability": durability.main,
+    "edge": edge.main,
     "group_prompt": group_prompt.main,
     "grouped": grouped.main,
     "load": load.main,

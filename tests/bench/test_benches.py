@@ -285,6 +285,13 @@ def test_rpc_overhead(capsys: Any, tiny: tuple[str, str]) -> None:
     }
 
 
+def test_edge(capsys: Any) -> None:
+    size = ("--calls", "3", "--large-calls", "1", "--megabytes", "1")
+    result = quick("edge", capsys, *size)
+    assert all(entry["value"] is not None for entry in result["ratio"].values())
+    assert result["ours"].keys() == result["peer"]["direct"].keys()
+
+
 def test_tinker_overhead(capsys: Any, tiny: tuple[str, str]) -> None:
     result = quick("tinker_overhead", capsys, *tiny, "--data", "16", "--length", "8")
     assert result["ratio"]["seconds tinker/grpc"]["value"] > 0

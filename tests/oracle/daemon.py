@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 # The device and the dtype of every weftd in the oracle and end-to-end tests.
 DEVICE = os.environ.get("WEFT_TEST_DEVICE", "cpu")
@@ -84,10 +84,11 @@ class Daemon:
         assert self._process is not None
         return self._process.pid
 
-    def launch(self) -> None:
-        """Starts the process and does not wait for it."""
+    def launch(self, log: IO[bytes] | None = None) -> None:
+        """Starts the process and does not wait for it. Its log goes to `log`, or to
+        log_path."""
         self._port_file.unlink(missing_ok=True)
-        log = self.log_path.open("ab")
+        log = log or self.log_path.open("ab")
         self._process = subprocess.Popen(
             self._arguments,
             cwd=self._folder,
@@ -99,9 +100,9 @@ class Daemon:
         )
         log.close()
 
-    def start(self) -> None:
+    def start(self, log: IO[bytes] | None = None) -> None:
         """Starts the process and waits until it serves all adapters."""
-        self.launch()
+        self.launch(log)
         self.wait_until_serving()
         self.wait_until_restored()
 

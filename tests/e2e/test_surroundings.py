@@ -1,8 +1,11 @@
-"""Sets the clock of a running weftd. What it promises in durations still holds."""
+"""What is around a running weftd changes: its clock, the reader of its log, signals.
+It goes on."""
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,3 +72,56 @@ def test_checkpoints_keep_their_order_when_the_clock_goes_back(clock: Clock) -> 
             adapter.save(f"s{number}", keep_newest=3)
         names = [checkpoint.name for checkpoint in client.checkpoints("a")]
         assert names == ["s5", "s4", "s3"]
+
+
+def test_a_log_that_nobody_reads_stops_nothing(tmp_path: Path) -> None:
+    daemon = daemon_module.Daemon(
+        tiny_model("llama-tied"), tmp_path / "weftd", "--log-level", "debug"
+    )
+    read, write = os.pipe()
+    try:
+        with os.fdopen(write, "wb") as pipe:
+            daemon.start(log=pipe)
+        with Raw(daemon.address) as raw:
+            assert raw.create("a", rank=2).code == "OK"
+            # Several times what fits in the pipe.
+            for step in range(1, 1001):
+                outcome = raw.forward_backward("a", DATA, step=step, timeout=10.0)
+                assert outcome.code == "OK", (step, outcome)
+        assert daemon.stop() == 0
+    finally:
+        os.close(read)
+        daemon.kill()
+
+
+def test_signals_of_others_end_nothing(clock: Clock) -> None:
+    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
+        os.kill(clock.daemon.pid, number)
+    with Raw(clock.daemon.address) as raw:
+        assert raw.create("a", rank=2).code == "OK"
+    limit = time.monotonic() + 10
+    while clock.daemon.log_tail().count("a signal without effect") < 4:
+        assert time.monotonic() < limit, clock.daemon.log_tail()
+        time.sleep(0.05)
+
+
+def test_closed_descriptors_stay_out_of_the_way(tmp_path: Path) -> None:
+    model = tiny_model("llama-tied").resolve()
+    ports = tmp_path / "ports"
+    process = subprocess.Popen(
+        f"exec {daemon_module.WEFTD} --model {model} --listen 127.0.0.1:0"
+        f" --metrics-listen= --port-file {ports} <&- >&- 2>&-",
+        shell=True,
+        cwd=tmp_path,
+    )
+    try:
+        limit = time.monotonic() + daemon_module.START_SECONDS
+        while not ports.exists():
+            assert process.poll() is None and time.monotonic() < limit
+            time.sleep(0.05)
+        for number in range(3):
+            link = os.readlink(f"/proc/{process.pid}/fd/{number}")
+            assert link == "/dev/null", (number, link)
+    finally:
+        process.kill()
+        process.wait()
