@@ -56,7 +56,9 @@ Future<Reply<Response>> AdapterHandle::Submit(
     promise->set_value(std::move(reply));
   };
   auto call = std::make_shared<UnaryCall<Request, Response>>(
-      std::move(start), std::move(request), options_, std::move(finish));
+      std::move(start), std::move(request), options_, std::move(finish),
+      StepPlace{.counter = counter_, .number = number->step});
+  counter_->SetWake(number->step, [call] { call->Wake(); });
   counter_->SetCancel(number->step, [call] { call->Cancel(); });
   call->Start();
   return future;

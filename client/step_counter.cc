@@ -1,9 +1,11 @@
 #include "client/step_counter.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 namespace weft::client {
 
@@ -51,37 +53,102 @@ void StepCounter::SetCancel(uint64_t number, std::function<void()> cancel) {
   cancel();
 }
 
-absl::Status StepCounter::Finish(uint64_t number, StepOutcome outcome,
-                                 const absl::Status& status) {
-  std::vector<std::function<void()>> cancels;
-  {
-    absl::MutexLock lock(&mu_);
-    const auto found = in_flight_.find(number);
-    if (found != in_flight_.end()) {
-      const bool withdrawn = found->second.withdrawn;
-      in_flight_.erase(found);
-      if (withdrawn) return absl::FailedPreconditionError(problem_);
-    }
-    if (outcome == StepOutcome::kDone) return status;
-    if (outcome == StepOutcome::kRefused && number == next_ - 1) {
-      next_ = number;
-      return status;
-    }
-    const bool refused = outcome == StepOutcome::kRefused;
-    problem_ = absl::StrCat(
-        "step ", number, refused ? " was refused (" : " may have run (",
-        status.message(),
-        "); wait for the steps in flight, then call Resync() and go on");
-    if (refused) {
-      for (auto later = in_flight_.upper_bound(number);
-           later != in_flight_.end(); ++later) {
-        later->second.withdrawn = true;
-        if (later->second.cancel) cancels.push_back(later->second.cancel);
+void StepCounter::SetWake(uint64_t number, std::function<void()> wake) {
+  absl::MutexLock lock(&mu_);
+  const auto found = in_flight_.find(number);
+  if (found != in_flight_.end()) found->second.wake = std::move(wake);
+}
+
+StepCounter::Turn StepCounter::TurnOf(uint64_t number) {
+  absl::MutexLock lock(&mu_);
+  const auto found = in_flight_.find(number);
+  if (found == in_flight_.end()) return {.pause = {}, .refusal = {}};
+  if (!refusal_.ok()) {
+    // Only the lowest step that is not sent may go.
+    int place = 0;
+    for (auto lower = in_flight_.begin(); lower != found; ++lower) {
+      if (++place >= limit_ || !lower->second.sent) {
+        return {.pause = absl::InfiniteDuration(), .refusal = refusal_};
       }
     }
+    const absl::Duration pause = retry_at_ - absl::Now();
+    if (pause > absl::ZeroDuration()) return {pause, refusal_};
   }
+  found->second.sent = true;
+  return {.pause = {}, .refusal = {}};
+}
+
+void StepCounter::HoldBack(uint64_t number, const absl::Status& refusal,
+                           absl::Duration delay) {
+  absl::MutexLock lock(&mu_);
+  const auto found = in_flight_.find(number);
+  if (found == in_flight_.end()) return;
+  found->second.sent = false;
+  const auto sent =
+      std::count_if(in_flight_.begin(), found,
+                    [](const auto& lower) { return lower.second.sent; });
+  refusal_ = refusal;
+  limit_ = std::min(limit_, std::max<double>(1, static_cast<double>(sent)));
+  retry_at_ = absl::Now() + delay;
+}
+
+std::vector<std::function<void()>> StepCounter::NextTurns(StepOutcome outcome) {
+  if (in_flight_.empty()) {
+    refusal_ = absl::OkStatus();
+    limit_ = kNoLimit;
+  }
+  if (outcome == StepOutcome::kDone) {
+    // The step's place at the server is free.
+    limit_ += 1 / limit_;
+    retry_at_ = absl::InfinitePast();
+  }
+  std::vector<std::function<void()>> wakes;
+  int place = 0;
+  for (const auto& [number, step] : in_flight_) {
+    if (++place > limit_) break;
+    if (!step.sent && step.wake) wakes.push_back(step.wake);
+  }
+  return wakes;
+}
+
+absl::Status StepCounter::Finish(uint64_t number, StepOutcome outcome,
+                                 const absl::Status& status) {
+  std::vector<std::function<void()>> calls;
+  const absl::Status result = End(number, outcome, status, &calls);
   // Holds no lock here, because a cancelled call may call Finish at once.
-  for (const auto& cancel : cancels) cancel();
+  for (const auto& call : calls) call();
+  return result;
+}
+
+absl::Status StepCounter::End(uint64_t number, StepOutcome outcome,
+                              const absl::Status& status,
+                              std::vector<std::function<void()>>* calls) {
+  absl::MutexLock lock(&mu_);
+  const auto found = in_flight_.find(number);
+  bool withdrawn = false;
+  if (found != in_flight_.end()) {
+    withdrawn = found->second.withdrawn;
+    in_flight_.erase(found);
+  }
+  *calls = NextTurns(outcome);
+  if (withdrawn) return absl::FailedPreconditionError(problem_);
+  if (outcome == StepOutcome::kDone) return status;
+  if (outcome == StepOutcome::kRefused && number == next_ - 1) {
+    next_ = number;
+    return status;
+  }
+  const bool refused = outcome == StepOutcome::kRefused;
+  problem_ = absl::StrCat(
+      "step ", number, refused ? " was refused (" : " may have run (",
+      status.message(),
+      "); wait for the steps in flight, then call Resync() and go on");
+  if (refused) {
+    for (auto later = in_flight_.upper_bound(number); later != in_flight_.end();
+         ++later) {
+      later->second.withdrawn = true;
+      if (later->second.cancel) calls->push_back(later->second.cancel);
+    }
+  }
   return status;
 }
 

@@ -8,6 +8,13 @@
 // server's last step. The counter also needs a Reset if it is unknown whether a
 // step ran.
 //
+// If the server has no room for a step, the counter holds the adapter's steps
+// back. They go out again in order, at most as many at a time as the server had
+// room for. Each answer lets the next ones go, and the bound rises slowly. If
+// there is no answer to wait for, the lowest step goes when the server's hint
+// has passed. Without this order, later steps would take the room that the
+// lowest one needs.
+//
 // A step also carries the epoch in which its number was given out. The server
 // begins a new epoch when the adapter is created, imported or loaded from a
 // checkpoint. The server refuses steps of an old epoch. Only a Reset gives the
@@ -17,14 +24,17 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 
 namespace weft::client {
 
@@ -65,6 +75,25 @@ class StepCounter {
   // SetCancel calls the function at once.
   void SetCancel(uint64_t number, std::function<void()> cancel);
 
+  // Sets the function that the counter calls if it may be the turn of the step
+  // `number`. The function makes the step's call ask again (TurnOf).
+  void SetWake(uint64_t number, std::function<void()> wake);
+
+  // When a step may be sent.
+  struct Turn {
+    // Zero: now, and the step counts as sent. Infinite: the step waits for
+    // others.
+    absl::Duration pause;
+    absl::Status refusal;  // Why the step must wait.
+  };
+  Turn TurnOf(uint64_t number);
+
+  // Records that the server has no room for the step, for the reason `refusal`.
+  // From now on steps wait for their turn. No step is sent before `delay` has
+  // passed, unless a step ends before.
+  void HoldBack(uint64_t number, const absl::Status& refusal,
+                absl::Duration delay);
+
   // Records the end of a step and withdraws later steps if this step was
   // refused. Returns the status for the step's caller: `status`, or
   // FAILED_PRECONDITION with the reason if the step was withdrawn.
@@ -78,15 +107,33 @@ class StepCounter {
   void Reset(uint64_t last_step, uint64_t epoch = 0);
 
  private:
+  static constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+
   struct InFlight {
     bool withdrawn = false;
     std::function<void()> cancel;
+    bool sent = false;  // Sent, and not refused for lack of room since.
+    std::function<void()> wake;
   };
+
+  // Does Finish, except that it adds the functions to call to `calls`.
+  absl::Status End(uint64_t number, StepOutcome outcome,
+                   const absl::Status& status,
+                   std::vector<std::function<void()>>* calls);
+  // Updates the bound when a step has ended. Returns the functions that wake
+  // the steps whose turn it may be.
+  std::vector<std::function<void()>> NextTurns(StepOutcome outcome)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   mutable absl::Mutex mu_;
   uint64_t next_ ABSL_GUARDED_BY(mu_);
   uint64_t epoch_ ABSL_GUARDED_BY(mu_);
   std::map<uint64_t, InFlight> in_flight_ ABSL_GUARDED_BY(mu_);
+  // If not OK, only the first limit_ steps in flight may be at the server, and
+  // no step may be sent before retry_at_.
+  absl::Status refusal_ ABSL_GUARDED_BY(mu_);
+  double limit_ ABSL_GUARDED_BY(mu_) = kNoLimit;
+  absl::Time retry_at_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   // Why Take fails until a Reset; empty if Take succeeds.
   std::string problem_ ABSL_GUARDED_BY(mu_);
 };

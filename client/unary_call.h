@@ -2,6 +2,7 @@
 #ifndef WEFT_CLIENT_UNARY_CALL_H_
 #define WEFT_CLIENT_UNARY_CALL_H_
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -15,6 +16,7 @@
 #include "client/call_metadata.h"
 #include "client/connection.h"
 #include "client/retry.h"
+#include "client/step_counter.h"
 #include "grpcpp/alarm.h"
 #include "grpcpp/grpcpp.h"
 
@@ -32,6 +34,12 @@ struct CallOptions {
   absl::Duration timeout;
   RetryPolicy retry;
   std::string token;  // The bearer token; empty: none.
+};
+
+// The place of a step's call in its adapter's order.
+struct StepPlace {
+  std::shared_ptr<StepCounter> counter;  // Null: the call is not a step.
+  uint64_t number = 0;
 };
 
 // Returns the adapter that a request names; empty if it names none.
@@ -59,14 +67,17 @@ class UnaryCall final
                          std::function<void(grpc::Status)>)>;
   using Done = std::function<void(absl::StatusOr<Reply<Response>>)>;
 
-  UnaryCall(Method method, Request request, CallOptions options, Done done)
+  UnaryCall(Method method, Request request, CallOptions options, Done done,
+            StepPlace place = {})
       : method_(std::move(method)),
         request_(std::move(request)),
         options_(std::move(options)),
         deadline_(absl::Now() + options_.timeout),
-        done_(std::move(done)) {}
+        done_(std::move(done)),
+        place_(std::move(place)) {}
 
   void Start() ABSL_LOCKS_EXCLUDED(mu_) {
+    if (WaitsForTurn()) return;
     grpc::ClientContext* context = nullptr;
     {
       absl::MutexLock lock(&mu_);
@@ -95,7 +106,44 @@ class UnaryCall final
     alarm_.Cancel();
   }
 
+  // Makes a step that waits for its turn look again.
+  void Wake() ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    alarm_.Cancel();
+  }
+
  private:
+  // Returns false if the call may be sent now. Otherwise the call is a step
+  // whose turn has not come. It starts again later, or ends at its deadline.
+  bool WaitsForTurn() ABSL_LOCKS_EXCLUDED(mu_) {
+    if (place_.counter == nullptr) return false;
+    StepCounter::Turn turn;
+    {
+      // Wake waits for the lock, so it does not come before the alarm is set.
+      absl::MutexLock lock(&mu_);
+      turn = place_.counter->TurnOf(place_.number);
+      if (turn.pause == absl::ZeroDuration() || cancelled_) return false;
+      const absl::Time now = absl::Now();
+      if (now < deadline_) {
+        StartLater(std::min(now + turn.pause, deadline_));
+        return true;
+      }
+    }
+    End(turn.refusal);
+    return true;
+  }
+
+  void StartLater(absl::Time when) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    // The alarm that runs this call cannot be set again.
+    alarm_ = grpc::Alarm();
+    alarm_.Set(absl::ToChronoTime(when),
+               [self = this->shared_from_this()](bool) mutable {
+                 const CallbackScope scope;
+                 const auto call = std::move(self);
+                 call->Start();
+               });
+  }
+
   void OnAttempt(const grpc::Status& status) ABSL_LOCKS_EXCLUDED(mu_) {
     if (status.ok()) {
       const bool replayed =
@@ -107,21 +155,21 @@ class UnaryCall final
     unanswered_ = failure.retry_after ? 0 : unanswered_ + 1;
     const auto delay = NextDelay(options_.retry, unanswered_, failure,
                                  deadline_ - absl::Now(), DrawJitter());
+    bool ends = false;
+    bool full = false;
     {
       absl::MutexLock lock(&mu_);
-      if (delay && !cancelled_) {
-        // Clears parts of a reply that the failed attempt may have left.
-        response_ = Response();
-        alarm_.Set(absl::ToChronoTime(absl::Now() + *delay),
-                   [self = this->shared_from_this()](bool) mutable {
-                     const CallbackScope scope;
-                     const auto call = std::move(self);
-                     call->Start();
-                   });
-        return;
-      }
+      ends = !delay || cancelled_;
+      full = absl::IsResourceExhausted(failure.status) &&
+             place_.counter != nullptr;
+      // Clears parts of a reply that the failed attempt may have left.
+      if (!ends) response_ = Response();
+      if (!ends && !full) StartLater(absl::Now() + *delay);
     }
-    End(failure.status);
+    if (ends) return End(failure.status);
+    if (!full) return;
+    place_.counter->HoldBack(place_.number, failure.status, *delay);
+    Start();
   }
 
   // Releases the connection before the caller gets the result. So if the caller
@@ -141,6 +189,7 @@ class UnaryCall final
   const CallOptions options_;
   const absl::Time deadline_;
   const Done done_;
+  const StepPlace place_;
   // The buffer of the reply. Only one attempt at a time uses it.
   Response response_;
   // Attempts in a row that failed without a retry hint from the server.

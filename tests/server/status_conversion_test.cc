@@ -57,8 +57,9 @@ TEST(StatusConversionTest, OnlyWaitingThatHelpsIsAdvised) {
                       {.name = reason, .values = {}});
   };
   EXPECT_EQ(RetryMillis(absl::UnavailableError("")), kRetryPushbackMillis);
-  for (const char* reason : {"QUEUE_FULL", "CALLS_UNDER_WAY", "TOKEN_RATE",
-                             "IMPORTS_UNDER_WAY", "STATE_DISK_FULL"}) {
+  for (const char* reason :
+       {"QUEUE_FULL", "STEP_OUT_OF_ORDER", "CALLS_UNDER_WAY", "TOKEN_RATE",
+        "IMPORTS_UNDER_WAY", "STATE_DISK_FULL"}) {
     EXPECT_EQ(RetryMillis(full(reason)), kRetryPushbackMillis) << reason;
   }
   for (const char* reason : {"CHECKPOINT_DISK_FULL", "ALL_ADAPTER_SLOTS_IN_USE",
