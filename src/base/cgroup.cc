@@ -14,8 +14,8 @@ namespace {
 // Version 1 shows "no limit" as the largest multiple of a page.
 constexpr int64_t kNoLimit = int64_t{1} << 60;
 
-// Returns the number at the start of a file. Absent for "max" and -1, which mean
-// that there is no limit.
+// Returns the number at the start of a file. Absent for "max" and -1, which
+// mean that there is no limit.
 std::optional<int64_t> ReadNumber(const std::string& path) {
   std::ifstream file(path);
   int64_t number = -1;

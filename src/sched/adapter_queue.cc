@@ -59,7 +59,7 @@ uint64_t AdapterQueue::Ahead(const WorkItem& item, uint64_t number) const {
 }
 
 void AdapterQueue::FindStranded(uint64_t ahead,
-                                std::vector<Stranded>* found) const {
+                                std::vector<StrandedWork>* found) const {
   for (auto it = waiting_.lower_bound({.number = missing_ + ahead + 1});
        it != waiting_.end(); ++it) {
     const auto& [place, entry] = *it;

@@ -21,6 +21,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "src/sched/queue_room.h"
 #include "src/sched/work.h"
 
 namespace weft::sched {
@@ -73,15 +74,8 @@ class AdapterQueue {
   // missing number. 0: no missing number keeps the work from running.
   [[nodiscard]] uint64_t Ahead(const WorkItem& item, uint64_t number) const;
 
-  // Waiting work behind a missing number.
-  struct Stranded {
-    uint64_t ahead = 0;    // As Ahead returns.
-    uint64_t arrival = 0;  // As Entry::arrival.
-    uint64_t id = 0;
-    int64_t tokens = 0;
-  };
   // Adds to `found` the waiting work that is ahead by more than `ahead`.
-  void FindStranded(uint64_t ahead, std::vector<Stranded>* found) const;
+  void FindStranded(uint64_t ahead, std::vector<StrandedWork>* found) const;
 
   // Adds an item. `number` comes from NumberFor. item.tokens is the item's
   // cost.

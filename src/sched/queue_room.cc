@@ -1,5 +1,9 @@
 #include "src/sched/queue_room.h"
 
+#include <algorithm>
+#include <functional>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "src/base/reason.h"
 
@@ -75,6 +79,23 @@ absl::Status QueueRoom::Check(const std::string& tenant, int64_t tokens,
                          limits_.max_tokens);
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<uint64_t>> QueueRoom::MakeRoom(
+    const std::string& tenant, int64_t tokens,
+    std::vector<StrandedWork> stranded) const {
+  std::vector<uint64_t> ids;
+  std::ranges::sort(stranded, std::greater<>(), [](const auto& work) {
+    return std::pair(work.ahead, work.arrival);
+  });
+  Load leaving;
+  for (const StrandedWork& work : stranded) {
+    ids.push_back(work.id);
+    ++leaving.requests;
+    leaving.tokens += work.tokens;
+    if (Check(tenant, tokens, leaving).ok()) return ids;
+  }
+  return Check(tenant, tokens);
 }
 
 void QueueRoom::Add(const std::string& tenant, int64_t tokens) {

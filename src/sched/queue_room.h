@@ -15,8 +15,10 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 namespace weft::sched {
 
@@ -26,6 +28,15 @@ struct QueueLimits {
   // Limits for each tenant. 0: the limits of the whole queue.
   int64_t max_requests_per_tenant = 0;
   int64_t max_tokens_per_tenant = 0;
+};
+
+// Waiting work behind a step number that is missing. It must not take the place
+// of work that can run.
+struct StrandedWork {
+  uint64_t ahead = 0;    // Steps from the missing number.
+  uint64_t arrival = 0;  // Higher for later work.
+  uint64_t id = 0;
+  int64_t tokens = 0;
 };
 
 class QueueRoom {
@@ -40,7 +51,14 @@ class QueueRoom {
   // Returns RESOURCE_EXHAUSTED, which names the limit, if the tenant may not
   // queue a request of `tokens` tokens after its requests `leaving` have left.
   [[nodiscard]] absl::Status Check(const std::string& tenant, int64_t tokens,
-                                   const Load& leaving) const;
+                                   const Load& leaving = {}) const;
+  // Returns the ids of the tenant's `stranded` work that must leave so that a
+  // request of `tokens` tokens has room: the work that is farthest ahead, and
+  // among equals the latest. Errors: that of Check, if it is not enough that
+  // all of it leaves.
+  [[nodiscard]] absl::StatusOr<std::vector<uint64_t>> MakeRoom(
+      const std::string& tenant, int64_t tokens,
+      std::vector<StrandedWork> stranded) const;
   void Add(const std::string& tenant, int64_t tokens);
   void Remove(const std::string& tenant, int64_t tokens);
 

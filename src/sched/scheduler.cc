@@ -148,7 +148,8 @@ std::optional<uint64_t> Scheduler::LastStep(AdapterKey adapter) const {
   return it->second.last_step();
 }
 
-absl::StatusOr<uint64_t> Scheduler::Enqueue(WorkItem item, absl::Time now) {
+absl::StatusOr<uint64_t> Scheduler::Enqueue(WorkItem item, absl::Time now,
+                                            std::vector<uint64_t>* displaced) {
   if (work_.contains(item.id)) {
     return Invalid(item, "has the id of other work");
   }
@@ -171,10 +172,20 @@ absl::StatusOr<uint64_t> Scheduler::Enqueue(WorkItem item, absl::Time now) {
     WEFT_ASSIGN_OR_RETURN(number, queue.NumberFor(item));
   }
   const int64_t held = sample ? item.held_tokens : item.tokens;
+  const std::string& tenant = TenantOf(item.adapter);
   const uint64_t ahead = sample ? 0 : queue.Ahead(item, number);
-  WEFT_ASSIGN_OR_RETURN(displaced_,
-                        MakeRoom(TenantOf(item.adapter), held, ahead));
-  for (const uint64_t id : displaced_) Cancel(id);
+  std::vector<uint64_t> leaving;
+  if (!room_.Check(tenant, held).ok()) {
+    std::vector<StrandedWork> stranded;
+    for (const AdapterKey adapter : backlogged_) {
+      if (TenantOf(adapter) != tenant) continue;
+      adapters_.at(adapter).FindStranded(ahead, &stranded);
+    }
+    WEFT_ASSIGN_OR_RETURN(leaving,
+                          room_.MakeRoom(tenant, held, std::move(stranded)));
+  }
+  for (const uint64_t id : leaving) Cancel(id);
+  if (displaced != nullptr) *displaced = std::move(leaving);
   NoteWaiting(item.id, {.adapter = item.adapter,
                         .kind = item.kind,
                         .held_tokens = held,
@@ -191,35 +202,6 @@ absl::StatusOr<uint64_t> Scheduler::Enqueue(WorkItem item, absl::Time now) {
   queue.Add(std::move(item), number, ++arrivals_);
   NoteBacklog(queue);
   return number;
-}
-
-std::vector<uint64_t> Scheduler::TakeDisplaced() {
-  return std::exchange(displaced_, {});
-}
-
-absl::StatusOr<std::vector<uint64_t>> Scheduler::MakeRoom(
-    const std::string& tenant, int64_t tokens, uint64_t ahead) const {
-  std::vector<uint64_t> ids;
-  const absl::Status full = room_.Check(tenant, tokens, /*leaving=*/{});
-  if (full.ok()) return ids;
-  std::vector<AdapterQueue::Stranded> stranded;
-  for (const AdapterKey adapter : backlogged_) {
-    if (TenantOf(adapter) == tenant) {
-      adapters_.at(adapter).FindStranded(ahead, &stranded);
-    }
-  }
-  // The farthest work leaves first, and among equals the latest.
-  std::ranges::sort(stranded, std::greater<>(), [](const auto& work) {
-    return std::pair(work.ahead, work.arrival);
-  });
-  QueueRoom::Load leaving;
-  for (const AdapterQueue::Stranded& work : stranded) {
-    ids.push_back(work.id);
-    ++leaving.requests;
-    leaving.tokens += work.tokens;
-    if (room_.Check(tenant, tokens, leaving).ok()) return ids;
-  }
-  return full;
 }
 
 bool Scheduler::Cancel(uint64_t id) {

@@ -15,17 +15,14 @@
 // higher one was accepted, the number is skipped instead, because the caller
 // does not know the number and cannot fill the gap.
 //
-// Room. queue_room.h limits what waits. Waiting work behind a missing number
-// must not take the place of work that can run, so a tenant's work that finds
-// no room displaces work of the same tenant that is farther ahead of its
-// adapter's missing number. So a step is refused for lack of room only while
-// other work of its tenant waits that is no farther from running.
+// Room. Work that finds no room (queue_room.h) displaces work of its tenant
+// that is farther ahead of a missing number.
 //
 // Fairness. Tenants share training by tokens, in proportion to their weights.
 // The adapters of one tenant share equally. The same holds for sampling
 // (fair_shares.h). Training and decoding share device time by
-// SchedulerOptions::sampling_share.
-// A small batch waits briefly for other adapters (batch_window.h).
+// SchedulerOptions::sampling_share. A small batch waits briefly for others
+// (batch_window.h).
 //
 // A deterministic state machine without clock and threads. Not thread-safe.
 #ifndef WEFT_SRC_SCHED_SCHEDULER_H_
@@ -50,18 +47,10 @@
 #include "src/sched/fair_shares.h"
 #include "src/sched/queue_room.h"
 #include "src/sched/sample_queue.h"
+#include "src/sched/scheduler_options.h"
 #include "src/sched/work.h"
 
 namespace weft::sched {
-
-struct SchedulerOptions {
-  int64_t max_batch_tokens = 8192;  // A larger single datum still runs.
-  QueueLimits queue;                // Limits of waiting work of all kinds.
-  double sampling_share = 0.5;      // In (0, 1).
-  uint64_t reorder_window = 256;    // How far ahead a step number may be; >= 1.
-  // Weights >= 1. A tenant that is not named has weight 1.
-  std::map<std::string, int64_t> tenant_weights = {};
-};
 
 class Scheduler {
  public:
@@ -102,16 +91,14 @@ class Scheduler {
   // Cancels all work of the adapter that has not started. Returns its ids.
   std::vector<uint64_t> CancelWaiting(AdapterKey adapter);
 
-  // Queues work. Returns its step number; 0 if it has none. An error changes
-  // nothing. Errors: NOT_FOUND (adapter), ALREADY_EXISTS (number in use, or
-  // applied before a lower number), FAILED_PRECONDITION (number <= LastStep),
-  // RESOURCE_EXHAUSTED (no room, or beyond the reorder window; errors of
-  // numbers name the expected number), DEADLINE_EXCEEDED, INVALID_ARGUMENT
-  // (malformed item, id in use).
-  absl::StatusOr<uint64_t> Enqueue(WorkItem item, absl::Time now);
-
-  // Returns the ids of work that the latest Enqueue has removed to make room.
-  std::vector<uint64_t> TakeDisplaced();
+  // Queues work. Returns its step number; 0 if it has none. Sets `displaced` to
+  // the ids of work that it removed to make room. An error changes nothing.
+  // Errors: NOT_FOUND (adapter), ALREADY_EXISTS (number in use, or applied
+  // before a lower one), FAILED_PRECONDITION (number <= LastStep),
+  // RESOURCE_EXHAUSTED (no room, or beyond the reorder window),
+  // DEADLINE_EXCEEDED, INVALID_ARGUMENT (malformed item, id in use).
+  absl::StatusOr<uint64_t> Enqueue(WorkItem item, absl::Time now,
+                                   std::vector<uint64_t>* displaced = nullptr);
 
   // Removes waiting work. Returns false if it is unknown or has started.
   bool Cancel(uint64_t id);
@@ -144,7 +131,6 @@ class Scheduler {
 
   // Returns whether no work waits or is on the device. Ignores taken samples.
   [[nodiscard]] bool Idle() const;
-
   // Returns the number of requests of this kind that have not started.
   [[nodiscard]] int64_t QueueDepth(WorkKind kind) const;
   [[nodiscard]] const QueueRoom& room() const { return room_; }
@@ -160,10 +146,6 @@ class Scheduler {
     bool waiting = true;  // True until the work starts.
   };
 
-  // Returns the work to remove so that `tenant` has room for work of `tokens`
-  // tokens that is `ahead` steps ahead. Errors: those of QueueRoom::Check.
-  [[nodiscard]] absl::StatusOr<std::vector<uint64_t>> MakeRoom(
-      const std::string& tenant, int64_t tokens, uint64_t ahead) const;
   // NoteWaiting adds waiting work, NoteLeft ends its wait, Forget removes it.
   void NoteWaiting(uint64_t id, Queued queued);
   void NoteLeft(uint64_t id);
@@ -182,10 +164,9 @@ class Scheduler {
   DeviceShare share_;
   BatchWindow window_;
   std::unordered_map<uint64_t, Queued> work_;  // Waiting or on the device.
-  // Deadlines of waiting work.
+  // The deadlines of waiting work.
   std::set<std::pair<absl::Time, uint64_t>> deadlines_;
   std::vector<SampleQueue::Entry> taken_;  // From the latest TakeSamples.
-  std::vector<uint64_t> displaced_;        // By the latest Enqueue.
   std::array<int64_t, kNumWorkKinds> depth_{};
   uint64_t arrivals_ = 0;
 };

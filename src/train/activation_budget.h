@@ -54,8 +54,8 @@ struct HostBudget {
   int64_t bytes = 0;   // 0: unknown.
   std::string source;  // The file or control group that limits it.
 };
-// Returns half of MemAvailable, or of what the process's control groups leave if
-// that is less (src/base/cgroup.h).
+// Returns half of MemAvailable, or of what the process's control groups leave
+// if that is less (src/base/cgroup.h).
 [[nodiscard]] HostBudget DefaultHostBudget();
 
 }  // namespace weft::engine
