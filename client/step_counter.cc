@@ -75,6 +75,7 @@ StepCounter::Turn StepCounter::TurnOf(uint64_t number) {
     if (pause > absl::ZeroDuration()) return {pause, refusal_};
   }
   found->second.sent = true;
+  found->second.answers = answers_;
   return {.pause = {}, .refusal = {}};
 }
 
@@ -89,7 +90,7 @@ void StepCounter::HoldBack(uint64_t number, const absl::Status& refusal,
                     [](const auto& lower) { return lower.second.sent; });
   refusal_ = refusal;
   limit_ = std::min(limit_, std::max<double>(1, static_cast<double>(sent)));
-  retry_at_ = absl::Now() + delay;
+  if (found->second.answers == answers_) retry_at_ = absl::Now() + delay;
 }
 
 std::vector<std::function<void()>> StepCounter::NextTurns(StepOutcome outcome) {
@@ -99,6 +100,7 @@ std::vector<std::function<void()>> StepCounter::NextTurns(StepOutcome outcome) {
   }
   if (outcome == StepOutcome::kDone) {
     // The step's place at the server is free.
+    ++answers_;
     limit_ += 1 / limit_;
     retry_at_ = absl::InfinitePast();
   }

@@ -90,7 +90,8 @@ class StepCounter {
 
   // Records that the server has no room for the step, for the reason `refusal`.
   // From now on steps wait for their turn. No step is sent before `delay` has
-  // passed, unless a step ends before.
+  // passed, unless a step is done before, or was done after the refused one was
+  // sent: then there may be room.
   void HoldBack(uint64_t number, const absl::Status& refusal,
                 absl::Duration delay);
 
@@ -112,7 +113,8 @@ class StepCounter {
   struct InFlight {
     bool withdrawn = false;
     std::function<void()> cancel;
-    bool sent = false;  // Sent, and not refused for lack of room since.
+    bool sent = false;     // Sent, and not refused for lack of room since.
+    uint64_t answers = 0;  // answers_ when the step was sent.
     std::function<void()> wake;
   };
 
@@ -134,6 +136,7 @@ class StepCounter {
   absl::Status refusal_ ABSL_GUARDED_BY(mu_);
   double limit_ ABSL_GUARDED_BY(mu_) = kNoLimit;
   absl::Time retry_at_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
+  uint64_t answers_ ABSL_GUARDED_BY(mu_) = 0;  // Number of steps that are done.
   // Why Take fails until a Reset; empty if Take succeeds.
   std::string problem_ ABSL_GUARDED_BY(mu_);
 };

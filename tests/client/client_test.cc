@@ -193,6 +193,50 @@ TEST_F(ClientTest, RunsPipelinedStepsInOrder) {
   EXPECT_THAT(steps, ElementsAre(1, 2, 3, 4, 5, 6, 7, 8));
 }
 
+// More steps are under way than the server's queue holds. With one hint for
+// each four steps the client would need 15 s.
+TEST(FullQueueTest, StepsOfAllAdaptersAreDoneInOrder) {
+  constexpr int kSteps = 60;
+  CannedServer server({.queue = {.max_requests_per_tenant = 4}});
+  server.wire().SetRetryHint(1000);
+  const auto client = Client::Connect({.target = server.target()}).value();
+  std::vector<std::unique_ptr<AdapterHandle>> adapters;
+  for (const char* name : {"a", "b"}) {
+    adapters.push_back(*client->CreateAdapter(name));
+  }
+  server.engine().Hold();
+  std::vector<Future<OptimReply>> updates;
+  for (int i = 0; i < kSteps; ++i) {
+    for (const auto& adapter : adapters) {
+      updates.push_back(adapter->OptimStep());
+    }
+  }
+  const absl::Time start = absl::Now();
+  server.engine().Release();
+  for (auto& update : updates) {
+    const auto reply = update.get();
+    EXPECT_TRUE(reply.ok()) << reply.status();
+  }
+  EXPECT_LT(absl::Now() - start, absl::Seconds(8));
+}
+
+TEST_F(ClientTest, EndsAHeldStepAtItsDeadline) {
+  CannedServer server({.queue = {.max_requests_per_tenant = 1}});
+  server.wire().SetRetryHint(100);
+  ClientOptions options = FastOptions();
+  options.target = server.target();
+  options.timeout = absl::Seconds(1);
+  const auto client = Client::Connect(options).value();
+  const auto adapter = *client->CreateAdapter("a");
+  server.engine().Hold();
+  std::vector<Future<OptimReply>> updates;
+  for (int i = 0; i < 5; ++i) updates.push_back(adapter->OptimStep());
+  for (auto& update : updates) EXPECT_FALSE(update.get().ok());
+  server.engine().Release();
+  EXPECT_TRUE(adapter->Resync().ok());
+  EXPECT_TRUE(adapter->OptimStep().get().ok());
+}
+
 TEST_F(ClientTest, ScoresBesideTheSteps) {
   const auto adapter = Create();
   v1::LossConfig loss;

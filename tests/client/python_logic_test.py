@@ -118,8 +118,11 @@ def test_refused_steps_go_again_in_order() -> None:
     assert woken == [3]
     assert counter.turn_in(slots[3]) == math.inf
     assert counter.turn_in(slots[2]) == 0.0
-    # No answer is to come, so the lowest step waits for the hint.
+    # An answer that came after the step was sent makes room as well.
     counter.finish(slots[1], Outcome.DONE)
+    counter.hold_back(slots[2], FULL, 3600)
+    assert counter.turn_in(slots[2]) == 0.0
+    # No answer is to come, so the lowest step waits for the hint.
     counter.hold_back(slots[2], FULL, 3600)
     assert 0.0 < counter.turn_in(slots[2]) < math.inf
     assert counter.turn_in(slots[3]) == math.inf

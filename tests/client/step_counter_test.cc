@@ -121,8 +121,11 @@ TEST(StepCounterTest, SendsRefusedStepsAgainInOrder) {
   EXPECT_EQ(woken, std::vector<uint64_t>({3}));
   EXPECT_TRUE(waits(4));
   EXPECT_EQ(counter.TurnOf(3).pause, absl::ZeroDuration());
-  // No answer is to come, so the lowest step waits for the hint.
+  // An answer that came after the step was sent makes room as well.
   EXPECT_TRUE(counter.Finish(2, StepOutcome::kDone, absl::OkStatus()).ok());
+  counter.HoldBack(3, kFull, absl::Hours(1));
+  EXPECT_EQ(counter.TurnOf(3).pause, absl::ZeroDuration());
+  // No answer is to come, so the lowest step waits for the hint.
   counter.HoldBack(3, kFull, absl::Hours(1));
   EXPECT_FALSE(waits(3));
   EXPECT_TRUE(waits(4));

@@ -12,8 +12,8 @@ EngineInfo RoomyInfo() {
   return info;
 }
 
-CannedServer::CannedServer()
-    : wire_(WireFaults::Install()), engine_(RoomyInfo()) {
+CannedServer::CannedServer(const CannedLimits& limits)
+    : wire_(WireFaults::Install()), engine_(RoomyInfo(), limits) {
   SetLogLevel(LogLevel::kError);
   wire_.Reset();
   ServerOptions options;

@@ -19,7 +19,7 @@ namespace weft {
 // Listens on a free port of the loopback interface until destruction.
 class CannedServer {
  public:
-  CannedServer();
+  explicit CannedServer(const CannedLimits& limits = {});
   ~CannedServer();
   [[nodiscard]] const std::string& target() const {
     return frontend_->address();

@@ -52,6 +52,7 @@ class StepSlot:
         self.wake: Callable[[], object] | None = None
         self.woken = False  # The counter has called `wake`, or would have.
         self.sent = False  # Sent, and not refused for lack of room since.
+        self.answers = 0  # The counter's answers when the step was sent.
 
 
 class StepCounter:
@@ -68,6 +69,7 @@ class StepCounter:
         self.refusal: WeftError | None = None
         self._limit = math.inf
         self._retry_at = 0.0
+        self._answers = 0  # Number of steps that are done.
         self._changed = False  # Steps may have to be woken.
         self._waking = False  # A thread wakes steps.
         self._unsure: str | None = None
@@ -150,12 +152,13 @@ class StepCounter:
                 if pause > 0:
                     return pause
             slot.sent = True
+            slot.answers = self._answers
             return 0.0
 
     def hold_back(self, slot: StepSlot, refusal: WeftError, delay: float) -> None:
         """Records that the server has no room for a step. From now on steps wait for
-        their turn. delay: the seconds until a step may be sent, unless an earlier step
-        ends before."""
+        their turn. delay: the seconds until a step may be sent, unless a step is done
+        before, or was done after the refused one was sent: then there may be room."""
         with self._lock:
             slot.sent = False
             lower = sum(
@@ -164,7 +167,8 @@ class StepCounter:
             )
             self.refusal = refusal
             self._limit = min(self._limit, max(1, lower))
-            self._retry_at = time.monotonic() + delay
+            if slot.answers == self._answers:
+                self._retry_at = time.monotonic() + delay
 
     def finish(self, slot: StepSlot, outcome: Outcome, reason: str = "") -> None:
         """Records the end of a step. Withdraws later steps if this one was refused."""
@@ -206,6 +210,7 @@ class StepCounter:
                 self.refusal, self._limit = None, math.inf
             if outcome is Outcome.DONE:
                 # The step's place at the server is free.
+                self._answers += 1
                 self._limit += 1 / self._limit
                 self._retry_at = 0.0
             if slot.withdrawn_because is not None or outcome is Outcome.DONE:
