@@ -71,9 +71,10 @@ AdapterInfo State::InfoOf(AdapterKey adapter) const {
 }
 
 absl::StatusOr<uint64_t> State::Enqueue(sched::WorkItem item) {
+  std::vector<uint64_t> displaced;
   absl::StatusOr<uint64_t> step =
-      scheduler.Enqueue(std::move(item), env.clock->Now());
-  for (const uint64_t id : scheduler.TakeDisplaced()) Drop(id, Displaced());
+      scheduler.Enqueue(std::move(item), env.clock->Now(), &displaced);
+  for (const uint64_t id : displaced) Drop(id, Displaced());
   return step;
 }
 

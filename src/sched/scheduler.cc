@@ -50,6 +50,26 @@ absl::Status CheckForm(const WorkItem& item) {
   return absl::OkStatus();
 }
 
+// Returns the ids of the least of `stranded` that must leave so that the tenant
+// has room for a request of `tokens` tokens. Errors: those of QueueRoom::Check.
+absl::StatusOr<std::vector<uint64_t>> ToDisplace(
+    const QueueRoom& room, const std::string& tenant, int64_t tokens,
+    std::vector<AdapterQueue::Stranded> stranded) {
+  // The farthest work leaves first, and among equals the latest.
+  std::ranges::sort(stranded, std::greater<>(), [](const auto& work) {
+    return std::pair(work.ahead, work.arrival);
+  });
+  std::vector<uint64_t> ids;
+  QueueRoom::Load leaving;
+  for (const AdapterQueue::Stranded& work : stranded) {
+    ids.push_back(work.id);
+    ++leaving.requests;
+    leaving.tokens += work.tokens;
+    if (room.Check(tenant, tokens, leaving).ok()) return ids;
+  }
+  return room.Check(tenant, tokens, /*leaving=*/{});
+}
+
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerOptions& options)
@@ -148,7 +168,8 @@ std::optional<uint64_t> Scheduler::LastStep(AdapterKey adapter) const {
   return it->second.last_step();
 }
 
-absl::StatusOr<uint64_t> Scheduler::Enqueue(WorkItem item, absl::Time now) {
+absl::StatusOr<uint64_t> Scheduler::Enqueue(WorkItem item, absl::Time now,
+                                            std::vector<uint64_t>* displaced) {
   if (work_.contains(item.id)) {
     return Invalid(item, "has the id of other work");
   }
@@ -171,10 +192,19 @@ absl::StatusOr<uint64_t> Scheduler::Enqueue(WorkItem item, absl::Time now) {
     WEFT_ASSIGN_OR_RETURN(number, queue.NumberFor(item));
   }
   const int64_t held = sample ? item.held_tokens : item.tokens;
-  const uint64_t ahead = sample ? 0 : queue.Ahead(item, number);
-  WEFT_ASSIGN_OR_RETURN(displaced_,
-                        MakeRoom(TenantOf(item.adapter), held, ahead));
-  for (const uint64_t id : displaced_) Cancel(id);
+  const std::string& tenant = TenantOf(item.adapter);
+  if (absl::Status full = room_.Check(tenant, held, {}); !full.ok()) {
+    if (displaced == nullptr) return full;
+    const uint64_t ahead = sample ? 0 : queue.Ahead(item, number);
+    std::vector<AdapterQueue::Stranded> stranded;
+    for (const AdapterKey adapter : backlogged_) {
+      if (TenantOf(adapter) != tenant) continue;
+      adapters_.at(adapter).FindStranded(ahead, &stranded);
+    }
+    WEFT_ASSIGN_OR_RETURN(*displaced,
+                          ToDisplace(room_, tenant, held, stranded));
+    for (const uint64_t id : *displaced) Cancel(id);
+  }
   NoteWaiting(item.id, {.adapter = item.adapter,
                         .kind = item.kind,
                         .held_tokens = held,
@@ -191,35 +221,6 @@ absl::StatusOr<uint64_t> Scheduler::Enqueue(WorkItem item, absl::Time now) {
   queue.Add(std::move(item), number, ++arrivals_);
   NoteBacklog(queue);
   return number;
-}
-
-std::vector<uint64_t> Scheduler::TakeDisplaced() {
-  return std::exchange(displaced_, {});
-}
-
-absl::StatusOr<std::vector<uint64_t>> Scheduler::MakeRoom(
-    const std::string& tenant, int64_t tokens, uint64_t ahead) const {
-  std::vector<uint64_t> ids;
-  const absl::Status full = room_.Check(tenant, tokens, /*leaving=*/{});
-  if (full.ok()) return ids;
-  std::vector<AdapterQueue::Stranded> stranded;
-  for (const AdapterKey adapter : backlogged_) {
-    if (TenantOf(adapter) == tenant) {
-      adapters_.at(adapter).FindStranded(ahead, &stranded);
-    }
-  }
-  // The farthest work leaves first, and among equals the latest.
-  std::ranges::sort(stranded, std::greater<>(), [](const auto& work) {
-    return std::pair(work.ahead, work.arrival);
-  });
-  QueueRoom::Load leaving;
-  for (const AdapterQueue::Stranded& work : stranded) {
-    ids.push_back(work.id);
-    ++leaving.requests;
-    leaving.tokens += work.tokens;
-    if (room_.Check(tenant, tokens, leaving).ok()) return ids;
-  }
-  return full;
 }
 
 bool Scheduler::Cancel(uint64_t id) {

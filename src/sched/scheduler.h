@@ -102,16 +102,15 @@ class Scheduler {
   // Cancels all work of the adapter that has not started. Returns its ids.
   std::vector<uint64_t> CancelWaiting(AdapterKey adapter);
 
-  // Queues work. Returns its step number; 0 if it has none. An error changes
-  // nothing. Errors: NOT_FOUND (adapter), ALREADY_EXISTS (number in use, or
-  // applied before a lower number), FAILED_PRECONDITION (number <= LastStep),
-  // RESOURCE_EXHAUSTED (no room, or beyond the reorder window; errors of
-  // numbers name the expected number), DEADLINE_EXCEEDED, INVALID_ARGUMENT
-  // (malformed item, id in use).
-  absl::StatusOr<uint64_t> Enqueue(WorkItem item, absl::Time now);
-
-  // Returns the ids of work that the latest Enqueue has removed to make room.
-  std::vector<uint64_t> TakeDisplaced();
+  // Queues work. Returns its step number; 0 if it has none. If it must remove
+  // work to make room, sets `*displaced` to the ids of that work; if `displaced`
+  // is null, it removes none. An error changes nothing. Errors: NOT_FOUND
+  // (adapter), ALREADY_EXISTS (number in use, or applied before a lower
+  // number), FAILED_PRECONDITION (number <= LastStep), RESOURCE_EXHAUSTED (no
+  // room, or beyond the reorder window; errors of numbers name the expected
+  // number), DEADLINE_EXCEEDED, INVALID_ARGUMENT (malformed item, id in use).
+  absl::StatusOr<uint64_t> Enqueue(WorkItem item, absl::Time now,
+                                   std::vector<uint64_t>* displaced = nullptr);
 
   // Removes waiting work. Returns false if it is unknown or has started.
   bool Cancel(uint64_t id);
@@ -160,10 +159,6 @@ class Scheduler {
     bool waiting = true;  // True until the work starts.
   };
 
-  // Returns the work to remove so that `tenant` has room for work of `tokens`
-  // tokens that is `ahead` steps ahead. Errors: those of QueueRoom::Check.
-  [[nodiscard]] absl::StatusOr<std::vector<uint64_t>> MakeRoom(
-      const std::string& tenant, int64_t tokens, uint64_t ahead) const;
   // NoteWaiting adds waiting work, NoteLeft ends its wait, Forget removes it.
   void NoteWaiting(uint64_t id, Queued queued);
   void NoteLeft(uint64_t id);
@@ -185,7 +180,6 @@ class Scheduler {
   // Deadlines of waiting work.
   std::set<std::pair<absl::Time, uint64_t>> deadlines_;
   std::vector<SampleQueue::Entry> taken_;  // From the latest TakeSamples.
-  std::vector<uint64_t> displaced_;        // By the latest Enqueue.
   std::array<int64_t, kNumWorkKinds> depth_{};
   uint64_t arrivals_ = 0;
 };

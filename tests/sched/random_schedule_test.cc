@@ -135,8 +135,10 @@ class World {
       }
       const int64_t tokens = std::accumulate(
           item.datum_tokens.begin(), item.datum_tokens.end(), int64_t{0});
-      const absl::Status status = scheduler_.Enqueue(item, now_).status();
-      for (const uint64_t id : scheduler_.TakeDisplaced()) {
+      std::vector<uint64_t> displaced;
+      const absl::Status status =
+          scheduler_.Enqueue(item, now_, &displaced).status();
+      for (const uint64_t id : displaced) {
         EXPECT_TRUE(status.ok());
         CheckDisplaced(item, id);
         Lose(id);

@@ -170,7 +170,7 @@ class Interpreter {
                  std::accumulate(item.datum_tokens.begin(),
                                  item.datum_tokens.end(), item.tokens)};
     const absl::StatusOr<uint64_t> step =
-        scheduler_->Enqueue(std::move(item), now_);
+        scheduler_->Enqueue(std::move(item), now_, &displaced_);
     return step.ok() ? absl::StrCat("step ", *step)
                      : absl::StatusCodeToString(step.status().code());
   }
@@ -251,6 +251,7 @@ class Interpreter {
   }
 
   absl::Time now_ = absl::UnixEpoch();
+  std::vector<uint64_t> displaced_;
   std::unique_ptr<Scheduler> scheduler_;
   std::map<uint64_t, std::pair<std::string, int64_t>> cost_;  // Keys: requests.
   const std::map<std::string, Handler> handlers_ = {
@@ -274,7 +275,7 @@ class Interpreter {
       {"sample",
        [this](const Words& w) { return EnqueueAll(WorkKind::kSample, w); }},
       {"displaced",
-       [this](const Words&) { return Ids(scheduler_->TakeDisplaced()); }},
+       [this](const Words&) { return Ids(std::exchange(displaced_, {})); }},
       {"cancel",
        [this](const Words& w) {
          return YesNo(scheduler_->Cancel(Number(w.at(1))));
