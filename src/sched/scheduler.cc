@@ -50,26 +50,6 @@ absl::Status CheckForm(const WorkItem& item) {
   return absl::OkStatus();
 }
 
-// Returns the ids of the least of `stranded` that must leave so that the tenant
-// has room for a request of `tokens` tokens. Errors: those of QueueRoom::Check.
-absl::StatusOr<std::vector<uint64_t>> ToDisplace(
-    const QueueRoom& room, const std::string& tenant, int64_t tokens,
-    std::vector<AdapterQueue::Stranded> stranded) {
-  // The farthest work leaves first, and among equals the latest.
-  std::ranges::sort(stranded, std::greater<>(), [](const auto& work) {
-    return std::pair(work.ahead, work.arrival);
-  });
-  std::vector<uint64_t> ids;
-  QueueRoom::Load leaving;
-  for (const AdapterQueue::Stranded& work : stranded) {
-    ids.push_back(work.id);
-    ++leaving.requests;
-    leaving.tokens += work.tokens;
-    if (room.Check(tenant, tokens, leaving).ok()) return ids;
-  }
-  return room.Check(tenant, tokens, /*leaving=*/{});
-}
-
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerOptions& options)

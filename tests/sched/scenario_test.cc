@@ -251,7 +251,6 @@ class Interpreter {
   }
 
   absl::Time now_ = absl::UnixEpoch();
-  std::vector<uint64_t> displaced_;
   std::unique_ptr<Scheduler> scheduler_;
   std::vector<uint64_t> displaced_;  // By the latest Enqueue.
   std::map<uint64_t, std::pair<std::string, int64_t>> cost_;  // Keys: requests.
