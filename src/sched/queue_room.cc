@@ -95,7 +95,7 @@ absl::StatusOr<std::vector<uint64_t>> QueueRoom::MakeRoom(
     leaving.tokens += work.tokens;
     if (Check(tenant, tokens, leaving).ok()) return ids;
   }
-  return Check(tenant, tokens);
+  return Check(tenant, tokens, /*leaving=*/{});
 }
 
 void QueueRoom::Add(const std::string& tenant, int64_t tokens) {

@@ -51,7 +51,7 @@ class QueueRoom {
   // Returns RESOURCE_EXHAUSTED, which names the limit, if the tenant may not
   // queue a request of `tokens` tokens after its requests `leaving` have left.
   [[nodiscard]] absl::Status Check(const std::string& tenant, int64_t tokens,
-                                   const Load& leaving = {}) const;
+                                   const Load& leaving) const;
   // Returns the ids of the tenant's `stranded` work that must leave so that a
   // request of `tokens` tokens has room: the work that is farthest ahead, and
   // among equals the latest. Errors: that of Check, if it is not enough that

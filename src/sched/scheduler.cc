@@ -175,7 +175,7 @@ absl::StatusOr<uint64_t> Scheduler::Enqueue(WorkItem item, absl::Time now,
   const std::string& tenant = TenantOf(item.adapter);
   const uint64_t ahead = sample ? 0 : queue.Ahead(item, number);
   std::vector<uint64_t> leaving;
-  if (!room_.Check(tenant, held).ok()) {
+  if (!room_.Check(tenant, held, /*leaving=*/{}).ok()) {
     std::vector<StrandedWork> stranded;
     for (const AdapterKey adapter : backlogged_) {
       if (TenantOf(adapter) != tenant) continue;
