@@ -33,6 +33,10 @@ void OpenStandardDescriptors() {
     if (::fcntl(fd, F_GETFD) < 0) (void)!::open("/dev/null", O_RDWR);
   }
 }
+// Runs before the initializers of libraries, which open descriptors, too.
+using Initializer = void (*)();
+__attribute__((section(".preinit_array"), used)) Initializer g_first =
+    OpenStandardDescriptors;
 
 void PrintLines(const absl::Status& status) {
   for (const absl::string_view line : absl::StrSplit(status.message(), '\n')) {
@@ -146,7 +150,6 @@ int Serve(const weft::Settings& settings, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  OpenStandardDescriptors();
   const absl::StatusOr<weft::Settings> settings =
       weft::ParseSettings(std::vector<std::string>(argv + 1, argv + argc),
                           weft::ProcessEnvironment());
