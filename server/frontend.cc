@@ -144,9 +144,14 @@ absl::Status Frontend::StartGrpc() {
 absl::Status Frontend::StartMetrics() {
   const std::string& listen = core_.options.metrics_listen;
   if (listen.empty()) return absl::OkStatus();
+  // The edge asks for each call that begins, so there are as many connections
+  // as on the gRPC port.
+  const HttpOptions http{.max_header_bytes = 8 << 10,
+                         .max_connections = MaxConnections(core_.options),
+                         .allowed_hosts = core_.options.allowed_hosts};
   WEFT_ASSIGN_OR_RETURN(
       metrics_,
-      MetricsServer::Start(listen, core_.options.allowed_hosts,
+      MetricsServer::Start(listen, http,
                            {.collectables = {registry_, process_collector_},
                             .live = [this] { return live_.load(); },
                             .ready = [this] { return ready_.load(); },

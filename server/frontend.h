@@ -46,7 +46,7 @@ class Frontend {
   // Listens at once and writes options.port_file. Until SetEngine, every RPC of
   // weft.v1 except GetInfo answers UNAVAILABLE. Errors: UNAVAILABLE if an
   // address cannot be bound or port_file cannot be written; INTERNAL if gRPC
-  // cannot start its server; those of Listener::Bind, TlsRotation::Start,
+  // cannot start its server; those of Listener::Bind, MetricsServer::Start,
   // Authenticator::Start and TinkerFront::Start.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Frontend>> Start(
       const ServerOptions& options,

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "absl/strings/match.h"
 #include "absl/time/time.h"
 #include "grpc/support/log.h"
 #include "src/base/clock.h"
@@ -23,6 +24,10 @@ void WriteLine(gpr_log_func_args* args) {
   Log(args->severity == GPR_LOG_SEVERITY_ERROR ? LogLevel::kWarning
                                                : LogLevel::kDebug,
       "grpc", {{"message", args->message}});
+  // gRPC ends the process after this line.
+  if (absl::StartsWith(args->message, "assertion failed")) {
+    FlushLog(absl::Milliseconds(100));
+  }
 }
 
 }  // namespace

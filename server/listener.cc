@@ -80,9 +80,12 @@ Addresses Resolve(const std::string& host) {
 
 // Returns whether a server listens on the Unix socket.
 bool IsTaken(const sockaddr_un& place) {
-  const UniqueFd probe(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const UniqueFd probe(
+      socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  // EAGAIN: the server has too many connections that it has not accepted.
   return connect(probe.get(), reinterpret_cast<const sockaddr*>(&place),
-                 sizeof(place)) == 0;
+                 sizeof(place)) == 0 ||
+         errno == EAGAIN;
 }
 
 absl::Status Refused(const std::string& listen, const std::string& problem) {

@@ -36,13 +36,10 @@ std::string Page(
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
-    const std::string& listen, const std::vector<std::string>& allowed_hosts,
+    const std::string& listen, const HttpOptions& options,
     MetricsSources sources) {
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<HttpServer> server,
-                        HttpServer::Bind("metrics-listen", listen,
-                                         {.max_header_bytes = kMaxHeaderBytes,
-                                          .max_connections = kMaxConnections,
-                                          .allowed_hosts = allowed_hosts}));
+                        HttpServer::Bind("metrics-listen", listen, options));
   return std::unique_ptr<MetricsServer>(
       new MetricsServer(std::move(server), std::move(sources)));
 }

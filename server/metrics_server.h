@@ -30,7 +30,7 @@ class MetricsServer {
  public:
   // Listens on HOST:PORT. Errors: those of HttpServer::Bind.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(
-      const std::string& listen, const std::vector<std::string>& allowed_hosts,
+      const std::string& listen, const HttpOptions& options,
       MetricsSources sources);
 
   // Returns HOST:PORT with the port that was chosen.

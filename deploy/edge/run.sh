@@ -89,6 +89,10 @@ reload() {
 ulimit -n "$(ulimit -Hn)"
 used="$(contents)"
 nginx_here -t -q
+if ((mtls)) && ! nginx_here -T -q 2>/dev/null | grep -q '^ *ssl_verify_client on;'; then
+  echo "edge: --mtls has no effect, because ${dir}/nginx.conf does not include mtls.conf" >&2
+  exit 1
+fi
 warn_of_expiry
 # Own sessions: Ctrl-C must reach this script alone, which ends both in order.
 # The pipe is there because /dev/stdout cannot be opened when it is a socket.
@@ -105,7 +109,7 @@ stop() {
   stopping=1
   if [[ -n "${beside}" ]]; then kill -TERM "${beside}" 2>/dev/null || true; fi
 }
-trap stop TERM INT
+trap stop TERM INT HUP
 
 alive() { [[ -n "$1" ]] && kill -0 "$1" 2>/dev/null; }
 # Waits in spite of signals, and returns the status of the process.

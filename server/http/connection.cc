@@ -71,7 +71,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
         });
   }
 
-  // Answers a client for which there is no room, and closes the connection.
+  // Answers a client for which there is no room, and ends the connection.
   void TurnAway() {
     keep_alive_ = false;
     Write(Refusal(503, "too many connections are open"));
@@ -134,11 +134,14 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   // body's bytes in the budget.
   void Judge() {
     header_ = TakeHeader();
+    is_head_ = parser_->get().method() == http::verb::head;
+    is_known_ = false;
     if (std::optional<HttpReply> refused = Refused()) {
       return Refuse(*std::move(refused));
     }
     admission_ = pool_->handler(header_);
     if (admission_.refusal) return Refuse(*std::move(admission_.refusal));
+    is_known_ = !admission_.holder.empty();
     const uint64_t bytes = parser_->content_length().value_or(0);
     if (bytes > admission_.max_body_bytes) {
       return Refuse(413, absl::StrCat("the body has more than ",
@@ -273,15 +276,19 @@ class Connection final : public std::enable_shared_from_this<Connection> {
       response_->set(http::field::retry_after,
                      std::to_string(reply.retry_after_seconds));
     }
-    response_->body() = std::move(reply.body);
+    // A reply to HEAD has no body. A client would take one for the next reply.
+    if (!is_head_) response_->body() = std::move(reply.body);
     response_->keep_alive(keep_alive_);
     response_->prepare_payload();
     if (reply.stream) response_->content_length(reply.stream->size);
     stream_.expires_after(absl::ToChronoNanoseconds(options().transfer));
+    // A stranger who does not read must not hold the connection.
+    if (!is_known_) WaitInLine();
     http::async_write(
         stream_, *response_,
         [self = shared_from_this(), stream = std::move(reply.stream)](
             beast::error_code error, size_t) {
+          self->StopWaiting();
           self->response_.reset();
           if (error) return;
           if (stream) return self->WriteStream(*stream, stream->size);
@@ -345,7 +352,9 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   Admission admission_;
   std::optional<http::response<http::string_body>> response_;
   bool keep_alive_ = true;
-  // Where the connection is in pool_->waiting, while it waits for a header.
+  bool is_head_ = false;
+  bool is_known_ = false;  // The handler has named the request's holder.
+  // Where the connection is in pool_->waiting, if it is there.
   std::optional<std::list<std::function<void()>>::iterator> place_;
 };
 
@@ -353,15 +362,17 @@ class Connection final : public std::enable_shared_from_this<Connection> {
 
 void ServeConnection(Tcp::socket socket, std::shared_ptr<ConnectionPool> pool) {
   const auto connection = std::make_shared<Connection>(std::move(socket), pool);
-  if (pool->num_open <= pool->options.max_connections) {
-    return connection->Read();
+  const size_t num_busy = pool->num_open - pool->waiting.size();
+  if (pool->num_open > pool->options.max_connections &&
+      !pool->waiting.empty()) {
+    // The connection ends when its read or write fails, which takes it off the
+    // list.
+    pool->waiting.splice(pool->waiting.end(), pool->waiting,
+                         pool->waiting.begin());
+    pool->waiting.back()();
   }
-  if (pool->waiting.empty()) return connection->TurnAway();
-  // The connection ends when its read fails, which takes it off the list.
-  pool->waiting.splice(pool->waiting.end(), pool->waiting,
-                       pool->waiting.begin());
-  pool->waiting.back()();
-  connection->Read();
+  num_busy > pool->options.max_connections ? connection->TurnAway()
+                                           : connection->Read();
 }
 
 }  // namespace weft

@@ -19,9 +19,9 @@ struct ConnectionPool {
   HttpHandler handler;
   const std::shared_ptr<BodyBudget> budget;
   size_t num_open = 0;
-  // Functions that close the connections on which no request is served: those
-  // that wait for a whole header, and those that end. The one that has waited
-  // longest is in front.
+  // Functions that close the connections that serve nobody who is known: those
+  // that wait for a whole header, reply to strangers, or end. The one that has
+  // waited longest is in front.
   std::list<std::function<void()>> waiting = {};
 };
 

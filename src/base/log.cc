@@ -1,8 +1,10 @@
 #include "src/base/log.h"
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <string>
 #include <thread>
@@ -53,6 +55,11 @@ bool NeedsQuotes(std::string_view text) {
 void WriteToStderr(std::string_view lines) {
   while (!lines.empty()) {
     const ssize_t count = ::write(STDERR_FILENO, lines.data(), lines.size());
+    if (count < 0 && (errno == EINTR || errno == EAGAIN)) {
+      pollfd room = {STDERR_FILENO, POLLOUT, 0};
+      ::poll(&room, 1, /*timeout=*/1000);
+      continue;
+    }
     if (count <= 0) return;
     lines.remove_prefix(static_cast<size_t>(count));
   }

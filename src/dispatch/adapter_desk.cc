@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
 #include "src/base/trace_id.h"
@@ -206,7 +207,7 @@ void AdapterDesk::Add(AdapterKey key, const std::string& id,
                          .durability = facts.info.durability,
                          .epoch = epoch > 0 ? epoch : s_.NewEpoch(),
                          .durable_step = last_step,
-                         .last_used_at = s_.env.clock->Now()});
+                         .last_used_at = absl::Now()});
   s_.SetFacts(record, facts);
   s_.residency.Add(key);
   s_.scheduler.AddAdapter(key, id, tenant, last_step);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
 
@@ -130,7 +131,7 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
   const absl::Time now = s_.env.clock->Now();
   if (record != nullptr) {
     record->replays.Begin(step, digest, id);
-    record->info.last_used_at = now;
+    record->info.last_used_at = absl::Now();
   }
   auto work = std::make_unique<StepWork>();
   work->request = std::move(request);

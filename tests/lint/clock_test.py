@@ -15,6 +15,8 @@ WALL = {
     "src/adapters/checkpoint_folders.cc": "when a checkpoint was made, and expires",
     "src/base/clock.h": "the start of SteadyNow",
     "src/base/log.cc": "the time of a log line",
+    "src/dispatch/adapter_desk.cc": "when an adapter was used",
+    "src/dispatch/step_desk.cc": "when an adapter was used",
     "src/records/recorder.cc": "the id of a run in the log",
     "src/recovery/recovery.cc": "the name of a folder that is set aside",
     "src/runtime/engine_probe.cc": "a metric that alerts compare with the time",

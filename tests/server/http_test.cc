@@ -294,6 +294,25 @@ TEST_F(HttpServerTest, WithoutRoomTheAnswerSaysWhenToComeAgain) {
   EXPECT_THAT(all, HasSubstr("Retry-After: 1"));
 }
 
+// Each client that is turned away still holds a connection for a while.
+TEST_F(HttpServerTest, ClientsThatWereTurnedAwayMakeNoRoom) {
+  Start({.max_connections = 1});
+  const Client held(*server_);
+  ASSERT_TRUE(held.Send(Post("/held", 3) + "abc"));
+  arrived_.wait();
+  std::vector<Client> others;
+  for (int i = 0; i < 4; ++i) {
+    others.emplace_back(*server_);
+    EXPECT_THAT(others.back().Receive(), StartsWith("HTTP/1.1 503 ")) << i;
+  }
+}
+
+TEST_F(HttpServerTest, AReplyToHeadHasNoBody) {
+  const Client client(*server_);
+  ASSERT_TRUE(client.Send("HEAD /a HTTP/1.1\r\nHost: localhost\r\n\r\n"));
+  EXPECT_THAT(client.Receive(), testing::EndsWith("\r\n\r\n"));
+}
+
 TEST_F(HttpServerTest, AHeaderHasATimeHoweverItsBytesArrive) {
   Start({.header = absl::Milliseconds(200)});
   const Client client(*server_);
