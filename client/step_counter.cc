@@ -59,28 +59,32 @@ void StepCounter::SetWake(uint64_t number, std::function<void()> wake) {
   if (found != in_flight_.end()) found->second.wake = std::move(wake);
 }
 
-StepCounter::Turn StepCounter::TurnOf(uint64_t number) {
+absl::StatusOr<absl::Time> StepCounter::TurnOf(uint64_t number,
+                                               absl::Time deadline) {
   absl::MutexLock lock(&mu_);
   const auto found = in_flight_.find(number);
-  if (found == in_flight_.end()) return {.pause = {}, .refusal = {}};
+  if (found == in_flight_.end()) return absl::InfinitePast();
   if (!refusal_.ok()) {
+    absl::Time turn = retry_at_;
     // Only the lowest step that is not sent may go.
     int place = 0;
     for (auto lower = in_flight_.begin(); lower != found; ++lower) {
       if (++place >= limit_ || !lower->second.sent) {
-        return {.pause = absl::InfiniteDuration(), .refusal = refusal_};
+        turn = absl::InfiniteFuture();
+        break;
       }
     }
-    const absl::Duration pause = retry_at_ - absl::Now();
-    if (pause > absl::ZeroDuration()) return {pause, refusal_};
+    const absl::Time now = absl::Now();
+    if (turn > now && deadline <= now) return refusal_;
+    if (turn > now) return std::min(turn, deadline);
   }
   found->second.sent = true;
   found->second.answers = answers_;
-  return {.pause = {}, .refusal = {}};
+  return absl::InfinitePast();
 }
 
 void StepCounter::HoldBack(uint64_t number, const absl::Status& refusal,
-                           absl::Duration delay) {
+                           absl::Time retry_at) {
   absl::MutexLock lock(&mu_);
   const auto found = in_flight_.find(number);
   if (found == in_flight_.end()) return;
@@ -90,7 +94,7 @@ void StepCounter::HoldBack(uint64_t number, const absl::Status& refusal,
                     [](const auto& lower) { return lower.second.sent; });
   refusal_ = refusal;
   limit_ = std::min(limit_, std::max<double>(1, static_cast<double>(sent)));
-  if (found->second.answers == answers_) retry_at_ = absl::Now() + delay;
+  if (found->second.answers == answers_) retry_at_ = retry_at;
 }
 
 std::vector<std::function<void()>> StepCounter::NextTurns(StepOutcome outcome) {

@@ -79,21 +79,18 @@ class StepCounter {
   // `number`. The function makes the step's call ask again (TurnOf).
   void SetWake(uint64_t number, std::function<void()> wake);
 
-  // When a step may be sent.
-  struct Turn {
-    // Zero: now, and the step counts as sent. Infinite: the step waits for
-    // others.
-    absl::Duration pause;
-    absl::Status refusal;  // Why the step must wait.
-  };
-  Turn TurnOf(uint64_t number);
+  // Returns InfinitePast if the step may be sent. Then it counts as sent.
+  // Otherwise returns when to ask again: when the server's hint has passed, or
+  // at the deadline if the step waits for others. After the deadline, returns
+  // why the step must wait.
+  absl::StatusOr<absl::Time> TurnOf(uint64_t number, absl::Time deadline);
 
   // Records that the server has no room for the step, for the reason `refusal`.
-  // From now on steps wait for their turn. No step is sent before `delay` has
-  // passed, unless a step is done before, or was done after the refused one was
-  // sent: then there may be room.
+  // From now on steps wait for their turn. No step is sent before `retry_at`,
+  // unless a step is done before, or was done after the refused one was sent:
+  // then there may be room.
   void HoldBack(uint64_t number, const absl::Status& refusal,
-                absl::Duration delay);
+                absl::Time retry_at);
 
   // Records the end of a step and withdraws later steps if this step was
   // refused. Returns the status for the step's caller: `status`, or
@@ -139,6 +136,12 @@ class StepCounter {
   uint64_t answers_ ABSL_GUARDED_BY(mu_) = 0;  // Number of steps that are done.
   // Why Take fails until a Reset; empty if Take succeeds.
   std::string problem_ ABSL_GUARDED_BY(mu_);
+};
+
+// The place of a step's call in the order of its adapter's steps.
+struct StepPlace {
+  std::shared_ptr<StepCounter> counter;  // Null: the call is not a step.
+  uint64_t number = 0;
 };
 
 }  // namespace weft::client

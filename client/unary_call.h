@@ -2,55 +2,23 @@
 #ifndef WEFT_CLIENT_UNARY_CALL_H_
 #define WEFT_CLIENT_UNARY_CALL_H_
 
-#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/call_metadata.h"
+#include "client/call_options.h"
 #include "client/connection.h"
-#include "client/retry.h"
 #include "client/step_counter.h"
 #include "grpcpp/alarm.h"
 #include "grpcpp/grpcpp.h"
 
 namespace weft::client {
-
-// The result of a call.
-template <typename Response>
-struct Reply {
-  Response message;
-  // True if the server sent a stored reply, because the step ran before.
-  bool replayed = false;
-};
-
-struct CallOptions {
-  absl::Duration timeout;
-  RetryPolicy retry;
-  std::string token;  // The bearer token; empty: none.
-};
-
-// The place of a step's call in its adapter's order.
-struct StepPlace {
-  std::shared_ptr<StepCounter> counter;  // Null: the call is not a step.
-  uint64_t number = 0;
-};
-
-// Returns the adapter that a request names; empty if it names none.
-template <typename Request>
-std::string AdapterOf(const Request& request) {
-  if constexpr (requires { request.adapter_id(); }) {
-    return request.adapter_id();
-  } else {
-    return std::string();
-  }
-}
 
 // One call with its repetitions. Start begins the call. After Start, the caller
 // may only call Cancel, and gRPC's callbacks keep this object alive until the
@@ -60,8 +28,7 @@ template <typename Request, typename Response>
 class UnaryCall final
     : public std::enable_shared_from_this<UnaryCall<Request, Response>> {
  public:
-  // Starts one attempt: calls a method of a stub's async() interface. Holds a
-  // reference to the connection.
+  // Starts an attempt by a stub's async() interface, and holds the connection.
   using Method =
       std::function<void(grpc::ClientContext*, const Request*, Response*,
                          std::function<void(grpc::Status)>)>;
@@ -117,19 +84,14 @@ class UnaryCall final
   // whose turn has not come. It starts again later, or ends at its deadline.
   bool WaitsForTurn() ABSL_LOCKS_EXCLUDED(mu_) {
     if (place_.counter == nullptr) return false;
-    StepCounter::Turn turn;
-    {
-      // Wake waits for the lock, so it does not come before the alarm is set.
-      absl::MutexLock lock(&mu_);
-      turn = place_.counter->TurnOf(place_.number);
-      if (turn.pause == absl::ZeroDuration() || cancelled_) return false;
-      const absl::Time now = absl::Now();
-      if (now < deadline_) {
-        StartLater(std::min(now + turn.pause, deadline_));
-        return true;
-      }
-    }
-    End(turn.refusal);
+    // Wake waits for the lock, so it does not come before the alarm is set.
+    absl::ReleasableMutexLock lock(&mu_);
+    const auto turn = place_.counter->TurnOf(place_.number, deadline_);
+    if (cancelled_ || (turn.ok() && *turn == absl::InfinitePast()))
+      return false;
+    if (turn.ok()) StartLater(*turn);
+    lock.Release();
+    if (!turn.ok()) End(turn.status());
     return true;
   }
 
@@ -155,26 +117,25 @@ class UnaryCall final
     unanswered_ = failure.retry_after ? 0 : unanswered_ + 1;
     const auto delay = NextDelay(options_.retry, unanswered_, failure,
                                  deadline_ - absl::Now(), DrawJitter());
-    bool ends = false;
-    bool full = false;
     {
       absl::MutexLock lock(&mu_);
-      ends = !delay || cancelled_;
-      full = absl::IsResourceExhausted(failure.status) &&
-             place_.counter != nullptr;
-      // Clears parts of a reply that the failed attempt may have left.
-      if (!ends) response_ = Response();
-      if (!ends && !full) StartLater(absl::Now() + *delay);
+      if (delay && !cancelled_) {
+        // Clears parts of a reply that the failed attempt may have left.
+        response_ = Response();
+        absl::Time again = absl::Now() + *delay;
+        if (place_.counter && absl::IsResourceExhausted(failure.status)) {
+          place_.counter->HoldBack(place_.number, failure.status, again);
+          again = absl::Now();
+        }
+        StartLater(again);
+        return;
+      }
     }
-    if (ends) return End(failure.status);
-    if (!full) return;
-    place_.counter->HoldBack(place_.number, failure.status, *delay);
-    Start();
+    End(failure.status);
   }
 
   // Releases the connection before the caller gets the result. So if the caller
-  // then destroys its client, the channel closes in the client's destructor and
-  // not on this callback's thread.
+  // then destroys its client, the channel does not close on this thread.
   void End(absl::StatusOr<Reply<Response>> result) ABSL_LOCKS_EXCLUDED(mu_) {
     {
       absl::MutexLock lock(&mu_);
@@ -190,15 +151,12 @@ class UnaryCall final
   const absl::Time deadline_;
   const Done done_;
   const StepPlace place_;
-  // The buffer of the reply. Only one attempt at a time uses it.
-  Response response_;
-  // Attempts in a row that failed without a retry hint from the server.
-  int unanswered_ = 0;
+  Response response_;   // Only one attempt at a time uses it.
+  int unanswered_ = 0;  // Attempts in a row that failed without a hint.
 
   absl::Mutex mu_;
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
-  // Replaced only between attempts and after the last one, because callbacks of
-  // an attempt may read this pointer.
+  // Replaced between attempts and after the last one: callbacks may read it.
   std::unique_ptr<grpc::ClientContext> context_;
   grpc::Alarm alarm_ ABSL_GUARDED_BY(mu_);
 };

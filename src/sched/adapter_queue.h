@@ -65,21 +65,15 @@ class AdapterQueue {
   // Returns the step number that `item` would get, or 0 if it gets none.
   // Errors: ALREADY_EXISTS (waiting or running work has the number, or the
   // number was applied before a lower number), FAILED_PRECONDITION (the number
-  // is in the past), RESOURCE_EXHAUSTED (the number is beyond the reorder
-  // window for now).
+  // is in the past), RESOURCE_EXHAUSTED (it is beyond the reorder window).
   [[nodiscard]] absl::StatusOr<uint64_t> NumberFor(const WorkItem& item) const;
 
   // Returns how far work with this number (0: none) is ahead of the lowest
   // missing number. 0: no missing number keeps the work from running.
   [[nodiscard]] uint64_t Ahead(const WorkItem& item, uint64_t number) const;
 
-  // Waiting work behind a missing number.
-  struct Stranded {
-    uint64_t ahead = 0;    // As Ahead returns.
-    uint64_t arrival = 0;  // As Entry::arrival.
-    uint64_t id = 0;
-    int64_t tokens = 0;
-  };
+  // Waiting work, and how far it is ahead of the lowest missing number.
+  using Stranded = std::pair<uint64_t, const Entry*>;
   // Adds to `found` the waiting work that is ahead by more than `ahead`.
   void FindStranded(uint64_t ahead, std::vector<Stranded>* found) const;
 

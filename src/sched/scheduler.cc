@@ -57,14 +57,14 @@ absl::StatusOr<std::vector<uint64_t>> ToDisplace(
     std::vector<AdapterQueue::Stranded> stranded) {
   // The farthest work leaves first, and among equals the latest.
   std::ranges::sort(stranded, std::greater<>(), [](const auto& work) {
-    return std::pair(work.ahead, work.arrival);
+    return std::pair(work.first, work.second->arrival);
   });
   std::vector<uint64_t> ids;
   QueueRoom::Load leaving;
-  for (const AdapterQueue::Stranded& work : stranded) {
-    ids.push_back(work.id);
+  for (const auto& [ahead, entry] : stranded) {
+    ids.push_back(entry->item.id);
     ++leaving.requests;
-    leaving.tokens += work.tokens;
+    leaving.tokens += entry->item.tokens;
     if (room.Check(tenant, tokens, leaving).ok()) return ids;
   }
   return room.Check(tenant, tokens, /*leaving=*/{});

@@ -15,18 +15,14 @@
 // higher one was accepted, the number is skipped instead, because the caller
 // does not know the number and cannot fill the gap.
 //
-// Room. queue_room.h limits what waits. Waiting work behind a missing number
-// must not take the place of work that can run, so a tenant's work that finds
-// no room displaces work of the same tenant that is farther ahead of its
-// adapter's missing number. So a step is refused for lack of room only while
-// other work of its tenant waits that is no farther from running.
+// Room. Work that finds no room (queue_room.h) displaces work of its tenant
+// that is farther ahead of its adapter's missing number. So the next step of an
+// adapter finds room, unless its tenant has work that can run.
 //
 // Fairness. Tenants share training by tokens, in proportion to their weights.
 // The adapters of one tenant share equally. The same holds for sampling
-// (fair_shares.h). Training and decoding share device time by
-// SchedulerOptions::sampling_share.
+// (fair_shares.h). Training and decoding share device time by `sampling_share`.
 // A small batch waits briefly for other adapters (batch_window.h).
-//
 // A deterministic state machine without clock and threads. Not thread-safe.
 #ifndef WEFT_SRC_SCHED_SCHEDULER_H_
 #define WEFT_SRC_SCHED_SCHEDULER_H_
@@ -59,8 +55,7 @@ struct SchedulerOptions {
   QueueLimits queue;                // Limits of waiting work of all kinds.
   double sampling_share = 0.5;      // In (0, 1).
   uint64_t reorder_window = 256;    // How far ahead a step number may be; >= 1.
-  // Weights >= 1. A tenant that is not named has weight 1.
-  std::map<std::string, int64_t> tenant_weights = {};
+  std::map<std::string, int64_t> tenant_weights = {};  // >= 1; others have 1.
 };
 
 class Scheduler {
@@ -102,13 +97,10 @@ class Scheduler {
   // Cancels all work of the adapter that has not started. Returns its ids.
   std::vector<uint64_t> CancelWaiting(AdapterKey adapter);
 
-  // Queues work. Returns its step number; 0 if it has none. If it must remove
-  // work to make room, sets `*displaced` to the ids of that work; if `displaced`
-  // is null, it removes none. An error changes nothing. Errors: NOT_FOUND
-  // (adapter), ALREADY_EXISTS (number in use, or applied before a lower
-  // number), FAILED_PRECONDITION (number <= LastStep), RESOURCE_EXHAUSTED (no
-  // room, or beyond the reorder window; errors of numbers name the expected
-  // number), DEADLINE_EXCEEDED, INVALID_ARGUMENT (malformed item, id in use).
+  // Queues work. Returns its step number, or 0. Sets `*displaced` to the ids of
+  // work that leaves to make room; if null, none leaves. An error changes
+  // nothing. Errors: those of AdapterQueue::NumberFor and QueueRoom::Check,
+  // NOT_FOUND, DEADLINE_EXCEEDED, INVALID_ARGUMENT (malformed item, id in use).
   absl::StatusOr<uint64_t> Enqueue(WorkItem item, absl::Time now,
                                    std::vector<uint64_t>* displaced = nullptr);
 
@@ -177,8 +169,7 @@ class Scheduler {
   DeviceShare share_;
   BatchWindow window_;
   std::unordered_map<uint64_t, Queued> work_;  // Waiting or on the device.
-  // Deadlines of waiting work.
-  std::set<std::pair<absl::Time, uint64_t>> deadlines_;
+  std::set<std::pair<absl::Time, uint64_t>> deadlines_;  // Waiting work.
   std::vector<SampleQueue::Entry> taken_;  // From the latest TakeSamples.
   std::array<int64_t, kNumWorkKinds> depth_{};
   uint64_t arrivals_ = 0;
