@@ -62,7 +62,11 @@ void AdapterQueue::FindStranded(uint64_t ahead,
                                 std::vector<StrandedWork>* found) const {
   for (auto it = waiting_.lower_bound({.number = missing_ + ahead + 1});
        it != waiting_.end(); ++it) {
-    found->emplace_back(it->first.number - missing_, &it->second);
+    const auto& [place, entry] = *it;
+    found->push_back({.ahead = place.number - missing_,
+                      .arrival = entry.arrival,
+                      .id = entry.item.id,
+                      .tokens = entry.item.tokens});
   }
 }
 

@@ -66,7 +66,8 @@ class AdapterQueue {
   // Returns the step number that `item` would get, or 0 if it gets none.
   // Errors: ALREADY_EXISTS (waiting or running work has the number, or the
   // number was applied before a lower number), FAILED_PRECONDITION (the number
-  // is in the past), RESOURCE_EXHAUSTED (it is beyond the reorder window).
+  // is in the past), RESOURCE_EXHAUSTED (the number is beyond the reorder
+  // window for now).
   [[nodiscard]] absl::StatusOr<uint64_t> NumberFor(const WorkItem& item) const;
 
   // Returns how far work with this number (0: none) is ahead of the lowest
