@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "client/call_metadata.h"
 #include "client/call_options.h"
+#include "client/connection.h"
 #include "client/step_counter.h"
 #include "grpcpp/alarm.h"
 #include "grpcpp/grpcpp.h"

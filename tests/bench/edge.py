@@ -94,13 +94,12 @@ def _small_calls(clients: dict[str, weft.Client]) -> Calls:
 def _large_calls(clients: dict[str, weft.Client], megabytes: int) -> Calls:
     """A request whose tokens carry many soft targets, so that its bytes cost more than
     its arithmetic, and a sample of many tokens."""
-    targets = 1000
+    targets = 320  # All tokens of the model.
     rows = max(1, megabytes * 10**6 // (targets * 8 * 100))
-    random = np.random.default_rng(1)
     data = [
         weft.Datum(
             np.arange(100) % 300,
-            random.integers(0, 320, (100, targets)),
+            np.tile(np.arange(targets), (100, 1)),
             weights=np.full((100, targets), 1 / targets, np.float32),
         )
         for _ in range(rows)
