@@ -100,7 +100,12 @@ DAMAGES: tuple[tuple[str, str, Callable[[Path], None], str], ...] = (
     ("heads", "llama-tied", _edit_config(num_attention_heads=0), "num_attention"),
     ("groups", "llama-tied", _edit_config(num_key_value_heads=3), "key_value"),
     ("act", "llama-tied", _edit_config(hidden_act="gelu"), "hidden_act"),
-    ("quant", "llama-tied", _edit_config(quantization_config={}), "quantization"),
+    (
+        "quant",
+        "llama-tied",
+        _edit_config(quantization_config={"quant_method": "gptq"}),
+        "quantization",
+    ),
     (
         "rope",
         "llama-tied",
