@@ -9,9 +9,6 @@
 namespace weft {
 namespace {
 
-constexpr uint32_t kMaxHeaderBytes = 8 << 10;
-constexpr size_t kMaxConnections = 256;
-
 HttpReply Text(int status, std::string text) {
   return {.status = status,
           .content_type = "text/plain; version=0.0.4; charset=utf-8",
