@@ -450,7 +450,7 @@ TEST_F(AdapterIoTest, DeletesWhatHasExpired) {
   ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "over", .ttl_seconds = 60}),
               IsOk());
   EditFields("over", kLongAgo);
-  io_.DeleteExpired();
+  AdapterIo(folder_, kBase).DeleteExpired();
   EXPECT_FALSE(std::filesystem::exists(folder_ / "a" / "over"));
   EXPECT_THAT(Names(), ::testing::UnorderedElementsAre("kept", "later"));
   // DeleteExpired does nothing before the earliest expiry. A new checkpoint can

@@ -22,8 +22,6 @@ import weft
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS / folder) for folder in ("deploy", "client", "edge")]
 
-import edge_server  # noqa: E402
-
 SIDES = ("direct", "edge")
 WARM_CALLS = 20
 MOST_MORE_SECONDS = 0.3e-3
@@ -31,6 +29,9 @@ MOST_LARGE_RATIO = 1.05
 
 
 def main(arguments: list[str]) -> int:
+    # A device's bundle has the benches without the edge.
+    import edge_server
+
     options = _parse(arguments)
     with scratch() as work, edge_server.Edge(work).running() as edge:
         clients = {

@@ -10,13 +10,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any, Self
 
 import grpc
 import numpy as np
-
-import weft
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD_DIR = Path(os.environ.get("WEFT_BUILD_DIR", ROOT / "build" / "cpu"))
@@ -40,14 +39,12 @@ class FakeWeftd:
 
     flags: weftd's flags, added after the flags that every server here has.
     files: the server's limit of open files; None: the same as this process's.
-    token: with which to ask for the server's health.
     """
 
     def __init__(
         self,
         *flags: str,
         files: int | None = None,
-        token: str | None = None,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="fake_weftd")
         port_file = Path(self._folder.name) / "ports"
@@ -74,9 +71,14 @@ class FakeWeftd:
         # With --tinker-listen the port file has a third line.
         addresses = [*port_file.read_text().splitlines(), ""]
         self.target, self.metrics, self.http = addresses[:3]
-        security = weft.Security(token=token)
-        with weft.Client(self.target, retry=weft.NO_RETRY, security=security) as client:
-            self._wait_until(client.healthy, limit)
+        self._wait_until(self._is_ready, limit)
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{self.metrics}/readyz") as reply:
+                return bool(reply.status == 200)
+        except OSError:
+            return False
 
     def _wait_until(self, condition: Any, limit: float) -> None:
         while not condition():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from fastapi.testclient import TestClient
@@ -19,6 +20,9 @@ class Bytes:
     def no_padding(self) -> None: ...
 
     def no_truncation(self) -> None: ...
+
+    def encode(self, text: str, **_: Any) -> Any:
+        return SimpleNamespace(special_tokens_mask=[0] * len(text))
 
     def decode(self, tokens: Sequence[int], **_: Any) -> str:
         return bytes(tokens).decode(errors="replace")

@@ -219,7 +219,7 @@ def test_nothing_fails_while_tokens_are_replaced(tokens: Tokens) -> None:
                 except weft.WeftError as error:
                     failures.append(str(error))
 
-    with FakeWeftd(f"--auth-tokens-file={tokens.path}", token=current[0]) as server:
+    with FakeWeftd(f"--auth-tokens-file={tokens.path}") as server:
         with connect(server, current[0]) as client:
             client.create_adapter("a", rank=2)
         threads = [threading.Thread(target=load, args=(server, i)) for i in range(2)]
@@ -315,7 +315,7 @@ def test_a_stolen_token_sees_nothing_of_another_tenant(tokens: Tokens) -> None:
     tried = requests_on("victim")
     assert {m.path for m, _ in tried} | WITHOUT_AN_ADAPTER == all_methods()
     with (
-        FakeWeftd(f"--auth-tokens-file={tokens.path}", token=owner) as server,
+        FakeWeftd(f"--auth-tokens-file={tokens.path}") as server,
         connect(server, owner) as client,
         connect(server, thief) as theirs,
         connect(server, admin) as ops,
@@ -360,7 +360,7 @@ def test_logs_hold_no_secret_no_path_and_no_text(tokens: Tokens) -> None:
     owner = tokens.add("owner", "acme", "train", "sample")
     admin = tokens.add("ops", "ops", "admin")
     flags = ("--log-level=debug", f"--auth-tokens-file={tokens.path}")
-    with FakeWeftd(*flags, token=owner) as server:
+    with FakeWeftd(*flags) as server:
         with connect(server, owner) as client:
             adapter = client.create_adapter("a", rank=2)
             adapter.forward_backward([weft.Datum.next_token([41, 42, 43, 44])])
