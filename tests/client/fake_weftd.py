@@ -53,7 +53,7 @@ class FakeWeftd:
             [
                 PROGRAM,
                 "--listen=127.0.0.1:0",
-                "--metrics-listen=",
+                "--metrics-listen=127.0.0.1:0",
                 f"--port-file={port_file}",
                 "--model-name=toy",
                 "--log-level=error",
