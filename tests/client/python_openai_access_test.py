@@ -115,7 +115,7 @@ class Counting(Bytes):
 
     def encode(self, text: str, **_: Any) -> Any:
         self.texts += 1
-        return SimpleNamespace(ids=[ord(character) for character in text])
+        return SimpleNamespace(ids=[ord(character, special_tokens_mask=[0]) for character in text])
 
 
 def counting() -> tuple[Counting, ModelTokenizer]:
