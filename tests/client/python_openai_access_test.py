@@ -115,7 +115,8 @@ class Counting(Bytes):
 
     def encode(self, text: str, **_: Any) -> Any:
         self.texts += 1
-        return SimpleNamespace(ids=[ord(character, special_tokens_mask=[0]) for character in text])
+        ids = [ord(character) for character in text]
+        return SimpleNamespace(ids=ids, special_tokens_mask=[0] * len(ids))
 
 
 def counting() -> tuple[Counting, ModelTokenizer]:
