@@ -121,7 +121,9 @@ class Counting(Bytes):
 
 def counting() -> tuple[Counting, ModelTokenizer]:
     counted = Counting()
-    return counted, ModelTokenizer(counted)  # type: ignore[arg-type]
+    tokenizer = ModelTokenizer(counted)  # type: ignore[arg-type]
+    counted.texts = 0  # The tokenizer looks at one text when it is made.
+    return counted, tokenizer
 
 
 def test_foreign_hosts_and_pages_get_no_answer(tokenizer: ModelTokenizer) -> None:
