@@ -89,7 +89,7 @@ reload() {
 ulimit -n "$(ulimit -Hn)"
 used="$(contents)"
 nginx_here -t -q
-if ((mtls)) && ! nginx_here -T -q 2>/dev/null | grep -q '^ *ssl_verify_client on;'; then
+if ((mtls)) && ! grep -q '^ *ssl_verify_client on;' <<<"$(nginx_here -T -q 2>/dev/null)"; then
   echo "edge: --mtls has no effect, because ${dir}/nginx.conf does not include mtls.conf" >&2
   exit 1
 fi

@@ -78,6 +78,9 @@ def mixed_shapes(kind: str) -> tuple[AdapterShape, ...]:
 class Reference:
     """A base model in transformers."""
 
+    # Whether the files of adapters have the base's embedding or head, as peft decides.
+    save_embedding_layers: bool | str = "auto"
+
     def __init__(self, folder: Path):
         model = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -117,7 +120,9 @@ class Reference:
                     parameter.normal_(0.0, 0.02)
                 if "lora_" in name:
                     parameter.data = parameter.data.float()
-        peft_model.save_pretrained(folder)
+        peft_model.save_pretrained(
+            folder, save_embedding_layers=self.save_embedding_layers
+        )
         self.model = peft_model.unload()
         return folder
 
