@@ -80,7 +80,8 @@ std::vector<Flag> ModelFlags() {
                "a group split its experts' features."),
       MakeFlag(kGroup, "threads", WEFT_ENGINE(num_threads),
                "Compute threads of a process on the CPU, [0, 4096]. 0: its "
-               "share of all cores."),
+               "share of the cores that affinity and quota allow; decoding "
+               "then uses fewer while other processes are busy."),
       MakeFlag(kGroup, "torch-dir", WEFT_SERVER(torch_dir),
                "Folder of the torch package whose libraries are used. Empty: "
                "lib/weft/torch of an installed weftd, or where it was built.",

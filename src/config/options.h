@@ -51,7 +51,8 @@ struct EngineOptions {
   int tensor_parallel_size = 1;  // Ranks that share every layer, [1, 64].
   int data_parallel_size = 1;    // Replicas that share the data, [1, 64].
   int expert_parallel_size = 1;  // Groups that divide the experts, [1, 64].
-  // Compute threads of a rank on the CPU. 0: an equal share of all cores.
+  // Compute threads of a rank on the CPU. 0: an equal share of all cores, and
+  // decoding uses fewer while other processes are busy.
   int num_threads = 0;
   int max_adapters = 1024;          // [1, 100000]
   int max_adapters_per_tenant = 0;  // [0, max_adapters]; 0: max_adapters.

@@ -69,6 +69,7 @@ SampleLoop::SampleLoop(executor::Executor* executor,
       options_(options),
       token_bytes_(token_bytes),
       probe_(probe),
+      threads_(options.adapt_threads),
       sequences_(executor, options.kv_cache_bytes, probe),
       prefill_(executor, &sequences_, probe, options.max_prefill_tokens,
                options.max_decode_sequences) {
@@ -211,7 +212,9 @@ void SampleLoop::Decode() {
   std::ranges::stable_sort(
       rows, {}, [](const SampleSequence* s) { return s->job->version.get(); });
 
-  const auto [logprobs, drawn, by_graph] = executor_.Run(PlanDecode(rows));
+  executor::CacheOutput result;
+  threads_.Run([&] { result = executor_.Run(PlanDecode(rows)); });
+  const auto& [logprobs, drawn, by_graph] = result;
   for (size_t r = 0; r < rows.size(); ++r) {
     SampleSequence& s = *rows[r];
     if (!drawn[r].has_value()) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "src/decode/decode_threads.h"
 #include "src/decode/sample_prefill.h"
 #include "src/decode/sample_sequences.h"
 #include "src/decode/sample_state.h"
@@ -31,6 +32,7 @@ struct SampleLoopOptions {
   int max_decode_sequences = 64;
   int64_t max_prefill_tokens = 2048;
   bool decode_graphs = true;  // Use graphs if the device has them.
+  bool adapt_threads = false;  // As DecodeThreads does.
 };
 
 // What one iteration produced for a request. Only requests that stream get
@@ -96,6 +98,7 @@ class SampleLoop {
   const SampleLoopOptions options_;
   const sampling::TokenBytes* const token_bytes_;
   EngineProbe* const probe_;
+  DecodeThreads threads_;
   SampleSequences sequences_;
   SamplePrefill prefill_;
   std::list<SampleJob> jobs_;  // Jobs in the order of admission.

@@ -20,6 +20,7 @@ sys.path[:0] = [
 
 import attention  # noqa: E402
 import builds  # noqa: E402
+import busy  # noqa: E402
 import durability  # noqa: E402
 import edge  # noqa: E402
 import group_prompt  # noqa: E402
@@ -45,6 +46,7 @@ import train_step  # noqa: E402
 BENCHES = {
     "attention": attention.main,
     "builds": builds.main,
+    "busy": busy.main,
     "durability": durability.main,
     "edge": edge.main,
     "group_prompt": group_prompt.main,

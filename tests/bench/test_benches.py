@@ -285,6 +285,13 @@ def test_rpc_overhead(capsys: Any, tiny: tuple[str, str]) -> None:
     }
 
 
+def test_busy(capsys: Any, tiny: tuple[str, str]) -> None:
+    size = ("--tokens", "4", "--neighbours", "1", "--quotas")
+    result = quick("busy", capsys, *tiny, *size)
+    assert set(result["ours"]) == {"idle", "1 busy"}
+    assert all(rate > 0 for side in result["peer"].values() for rate in side.values())
+
+
 def test_edge(capsys: Any) -> None:
     size = ("--calls", "3", "--large-calls", "1", "--megabytes", "1")
     result = quick("edge", capsys, *size)
