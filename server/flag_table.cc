@@ -252,7 +252,8 @@ std::vector<Flag> ServerFlags() {
                "PATH"),
       MakeFlag(kGroup, "max-connections", WEFT_SERVER(max_connections),
                "Open connections of clients, of gRPC and of the Tinker API "
-               "each, [0, 1048576]. 0: a third of the open files that the "
+               "each, [0, 1048576]. A tenant has at most half of the latter. "
+               "0: a third of the open files that the "
                "system grants, at most 10000."),
       MakeFlag(kGroup, "max-message-bytes", WEFT_SERVER(max_message_bytes),
                "Largest message a client may send, [1 KiB, 2 GiB).", "BYTES"),

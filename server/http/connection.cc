@@ -36,6 +36,10 @@ Tcp::endpoint PeerOf(const Tcp::socket& socket) {
 constexpr size_t kMaxDiscardedBytes = size_t{64} << 20;
 constexpr absl::Duration kDiscardTime = absl::Seconds(5);
 
+// Connections beyond max_connections. They serve strangers and health checks,
+// and tell other clients when to come again.
+constexpr size_t kSpareConnections = 64;
+
 class Connection final : public std::enable_shared_from_this<Connection> {
  public:
   Connection(Tcp::socket socket, std::shared_ptr<ConnectionPool> pool)
@@ -71,16 +75,12 @@ class Connection final : public std::enable_shared_from_this<Connection> {
         });
   }
 
-  // Answers a client for which there is no room, and ends the connection.
-  void TurnAway() {
-    keep_alive_ = false;
-    Write(Refusal(503, "too many connections are open"));
-  }
-
  private:
   [[nodiscard]] const HttpOptions& options() const { return pool_->options; }
 
+  // Puts the connection at the end of the line.
   void WaitInLine() {
+    StopWaiting();
     place_ = pool_->waiting.insert(pool_->waiting.end(),
                                    [this] { stream_.close(); });
   }
@@ -95,7 +95,6 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     http::async_read_header(
         stream_, buffer_, *parser_,
         [self = shared_from_this()](beast::error_code error, size_t) {
-          self->StopWaiting();
           self->stream_.expires_after(
               absl::ToChronoNanoseconds(self->options().transfer));
           error ? self->Fail(error) : self->Judge();
@@ -135,13 +134,17 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   void Judge() {
     header_ = TakeHeader();
     is_head_ = parser_->get().method() == http::verb::head;
-    is_known_ = false;
     if (std::optional<HttpReply> refused = Refused()) {
       return Refuse(*std::move(refused));
     }
     admission_ = pool_->handler(header_);
     if (admission_.refusal) return Refuse(*std::move(admission_.refusal));
-    is_known_ = !admission_.holder.empty();
+    if (!admission_.holder.empty()) {
+      auto turn = pool_->turns->Reserve(admission_.holder, 1);
+      if (!turn.ok()) return RefuseFull(turn.status());
+      turn_ = *std::move(turn);
+      StopWaiting();
+    }
     const uint64_t bytes = parser_->content_length().value_or(0);
     if (bytes > admission_.max_body_bytes) {
       return Refuse(413, absl::StrCat("the body has more than ",
@@ -149,10 +152,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     }
     auto reserved =
         pool_->budget->Reserve(admission_.holder, static_cast<int64_t>(bytes));
-    if (!reserved.ok()) {
-      return Refuse(absl::IsUnavailable(reserved.status()) ? 503 : 429,
-                    reserved.status().message());
-    }
+    if (!reserved.ok()) return RefuseFull(reserved.status());
     header_.reserved = *std::move(reserved);
     parser_->body_limit(admission_.max_body_bytes);
     // A client that has sent "Expect: 100-continue" sends the body only after
@@ -254,6 +254,11 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     Refuse(Refusal(status, why));
   }
 
+  // Refuses a request for which a budget has no room.
+  void RefuseFull(const absl::Status& full) {
+    Refuse(absl::IsUnavailable(full) ? 503 : 429, full.message());
+  }
+
   // Sends a refusal. Keeps the connection only if the client asks for that, the
   // header is complete, and no body follows.
   void Refuse(HttpReply reply) {
@@ -282,13 +287,10 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     response_->prepare_payload();
     if (reply.stream) response_->content_length(reply.stream->size);
     stream_.expires_after(absl::ToChronoNanoseconds(options().transfer));
-    // A stranger who does not read must not hold the connection.
-    if (!is_known_) WaitInLine();
     http::async_write(
         stream_, *response_,
         [self = shared_from_this(), stream = std::move(reply.stream)](
             beast::error_code error, size_t) {
-          self->StopWaiting();
           self->response_.reset();
           if (error) return;
           if (stream) return self->WriteStream(*stream, stream->size);
@@ -314,7 +316,10 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     });
   }
 
-  void EndReply() { keep_alive_ ? Read() : Close(); }
+  void EndReply() {
+    turn_.reset();
+    keep_alive_ ? Read() : Close();
+  }
 
   // Closes the sending side. Then, until its place is needed, reads and drops
   // what the client sends, until the client closes its side or a limit is
@@ -353,7 +358,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   std::optional<http::response<http::string_body>> response_;
   bool keep_alive_ = true;
   bool is_head_ = false;
-  bool is_known_ = false;  // The handler has named the request's holder.
+  // The turn of the request's holder, while the connection is not in line.
+  std::shared_ptr<void> turn_;
   // Where the connection is in pool_->waiting, if it is there.
   std::optional<std::list<std::function<void()>>::iterator> place_;
 };
@@ -362,17 +368,15 @@ class Connection final : public std::enable_shared_from_this<Connection> {
 
 void ServeConnection(Tcp::socket socket, std::shared_ptr<ConnectionPool> pool) {
   const auto connection = std::make_shared<Connection>(std::move(socket), pool);
-  const size_t num_busy = pool->num_open - pool->waiting.size();
-  if (pool->num_open > pool->options.max_connections &&
-      !pool->waiting.empty()) {
+  const size_t most = pool->options.max_connections + kSpareConnections;
+  if (pool->num_open > most && !pool->waiting.empty()) {
     // The connection ends when its read or write fails, which takes it off the
     // list.
     pool->waiting.splice(pool->waiting.end(), pool->waiting,
                          pool->waiting.begin());
     pool->waiting.back()();
   }
-  num_busy > pool->options.max_connections ? connection->TurnAway()
-                                           : connection->Read();
+  connection->Read();
 }
 
 }  // namespace weft

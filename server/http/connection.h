@@ -8,7 +8,7 @@
 #include <list>
 #include <memory>
 
-#include "server/http/body_budget.h"
+#include "server/http/fair_budget.h"
 #include "server/http/server.h"
 
 namespace weft {
@@ -17,18 +17,19 @@ namespace weft {
 struct ConnectionPool {
   const HttpOptions options;
   HttpHandler handler;
-  const std::shared_ptr<BodyBudget> budget;
+  const std::shared_ptr<FairBudget> budget;
+  // One for each connection that serves a request of a known holder.
+  const std::shared_ptr<FairBudget> turns;
   size_t num_open = 0;
-  // Functions that close the connections that serve nobody who is known: those
-  // that wait for a whole header, reply to strangers, or end. The one that has
-  // waited longest is in front.
+  // Functions that close the connections without a turn: those that wait for a
+  // whole header, serve strangers, or end. The one that has waited longest is
+  // in front.
   std::list<std::function<void()>> waiting = {};
 };
 
 // Serves the requests of a connection, one after the other, until the
-// connection ends. Returns at once. If options.max_connections are open, closes
-// the front of `waiting`, so that silent clients keep nobody out. If all
-// connections serve requests, answers 503.
+// connection ends. Returns at once. If too many connections are open, closes
+// the front of `waiting`, so that silent clients keep nobody out.
 // Threads: the thread that runs the socket's io_context.
 void ServeConnection(boost::asio::ip::tcp::socket socket,
                      std::shared_ptr<ConnectionPool> pool);

@@ -35,7 +35,7 @@ struct HttpRequest {
   std::string body;
   // The client's address (ClientAddress); empty if it is unknown.
   std::string peer;
-  // The reservation of the body's bytes (BodyBudget::Reserve). The reservation
+  // The reservation of the body's bytes (FairBudget::Reserve). The reservation
   // ends when its last copy is destroyed.
   std::shared_ptr<void> reserved;
 };
@@ -68,7 +68,7 @@ using Respond = std::function<void(HttpReply)>;
 
 // The handler's decision about a header: a refusal, or the most bytes that the
 // body may have. The body's bytes count for `holder` in the budget
-// (body_budget.h).
+// (fair_budget.h).
 struct Admission {
   std::optional<HttpReply> refusal;
   uint64_t max_body_bytes = 0;

@@ -24,10 +24,11 @@ class HttpServer::Core {
  public:
   Core(const HttpOptions& options, std::string address)
       : address_(std::move(address)),
-        pool_(new ConnectionPool{.options = options,
-                                 .handler = {},
-                                 .budget = std::make_shared<BodyBudget>(
-                                     options.max_pending_bytes)}) {}
+        pool_(new ConnectionPool{
+            .options = options,
+            .handler = {},
+            .budget = std::make_shared<FairBudget>(options.max_pending_bytes),
+            .turns = std::make_shared<FairBudget>(options.max_connections)}) {}
   ~Core() { Stop(); }
 
   absl::Status Listen(const std::string& host, int port) {

@@ -22,8 +22,11 @@ namespace weft {
 struct HttpOptions {
   uint32_t max_header_bytes = 32 << 10;
   // The most bytes of all bodies that are being read or served. One holder may
-  // have half of these bytes (body_budget.h).
+  // have half of these bytes (fair_budget.h).
   int64_t max_pending_bytes = int64_t{512} << 20;
+  // The most connections that serve requests of holders. One holder may have
+  // half of them. Connections that wait, and those of strangers, are evicted
+  // before there are many more.
   size_t max_connections = 1024;
   // The longest time from a request's first byte to the end of its header.
   absl::Duration header = absl::Seconds(10);
@@ -40,13 +43,14 @@ struct HttpOptions {
 // these statuses: 400 (the request is not HTTP, or has not one Host), 403 (a
 // page of another site sent it), 411 (the body is chunked, so its length is
 // unknown), 413 (the body is too large), 421 (Host names another server), 429
-// (the holder's half of the body budget is full), 431 (the header is too
-// large), 501 (Transfer-Encoding is unknown), 503 (the body budget is full, or
-// all connections serve requests). Replies 429 and 503 have the header
-// Retry-After. If a body would follow a refused header, the server closes the
-// connection. While max_connections are open, each new one takes the place of
-// the one that has waited longest for a request. Threads: one thread makes,
-// starts, stops and destroys the server; any thread may call Post and After.
+// (the holder has its half of the bodies or of the connections), 431 (the
+// header is too large), 501 (Transfer-Encoding is unknown), 503 (there is no
+// room for the body, or all connections serve requests). Replies 429 and 503
+// have the header Retry-After. If a body would follow a refused header, the
+// server closes the connection. While many more than max_connections are open,
+// each new one takes the place of the one that has waited longest. Threads: one
+// thread makes, starts, stops and destroys the server; any thread may call Post
+// and After.
 class HttpServer {
  public:
   // Listens on "HOST:PORT". Errors, which name the flag: INVALID_ARGUMENT if

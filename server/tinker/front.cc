@@ -41,7 +41,7 @@ Front::Front(ServiceCore* core, const std::shared_ptr<HttpServer>& server,
       ledger(std::move(opened)),
       futures(kMaxResultBytes, later),
       after(std::move(later)),
-      waiting(std::make_shared<BodyBudget>(kMaxWaitingBytes)) {}
+      waiting(std::make_shared<FairBudget>(kMaxWaitingBytes)) {}
 
 absl::StatusOr<Session*> Front::FindSession(const Call& call,
                                             const std::string& id) {

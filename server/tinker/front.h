@@ -15,7 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "server/http/body_budget.h"
+#include "server/http/fair_budget.h"
 #include "server/tinker/disk_pool.h"
 #include "server/tinker/engine_port.h"
 #include "server/tinker/fields.h"
@@ -134,7 +134,7 @@ struct Front {
   Futures futures;
   const Futures::After after;
   // The memory budget of unfinished steps, and of the samples in `samples`.
-  const std::shared_ptr<BodyBudget> waiting;
+  const std::shared_ptr<FairBudget> waiting;
   // Clients that wait until a future's request is on disk, by future id.
   std::map<std::string, std::vector<Respond>> keeping;
   std::map<std::string, Session> sessions;

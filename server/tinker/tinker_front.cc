@@ -30,7 +30,7 @@ constexpr absl::Duration kOrphanInterval = absl::Seconds(2);
 HttpOptions OptionsOf(const ServerOptions& options) {
   HttpOptions http{.max_connections = MaxConnections(options),
                    .allowed_hosts = options.allowed_hosts};
-  // An owner may use half of this budget (body_budget.h). So two owners can
+  // An owner may use half of this budget (fair_budget.h). So two owners can
   // each have a request of the largest size in memory.
   http.max_pending_bytes =
       std::max(http.max_pending_bytes, 2 * options.max_message_bytes);

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -25,13 +27,23 @@ def test_clients_and_samples_beyond_the_queue_wait(tmp_path: Path) -> None:
         *("--max-queue-requests", "16", "--max-queue-requests-per-tenant", "8"),
         # Two samples at once take long enough that even a slow client fills the queue.
         *("--max-decode-sequences", "2", "--max-adapters", "40"),
+        # The SDK polls for each sample on a connection of its own.
+        *("--max-connections", "24"),
     )
     try:
-        out = server.run("crowd")
+        other, health = RawClient(server), []
+        server.begin("crowd")
+        with ThreadPoolExecutor(1) as pool:
+            result = pool.submit(server.result)
+            while not result.done():
+                health.append(other.ask("healthz", method="GET")[0])
+                time.sleep(0.05)
+            out = result.result()
         page = server.server.scrape()
     finally:
         server.stop()
     assert re.search(r'rejected_total{reason="queue_full"} [1-9]', page)
+    assert len(health) > 10 and set(health) == {200}
     assert out["lengths"] == [8]
     assert len(out["norms"]) == 32
     # The norms differ by rounding, which depends on the requests in a batch.

@@ -1,0 +1,46 @@
+// Limits what the requests of all clients take together: bytes of memory, or
+// connections.
+#ifndef WEFT_SERVER_HTTP_FAIR_BUDGET_H_
+#define WEFT_SERVER_HTTP_FAIR_BUDGET_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "src/base/mutex.h"
+
+namespace weft {
+
+// A budget that holders share. A holder is an owner (owner.h). A holder with
+// several reservations may take at most half of the budget, so that room is
+// left for other holders. A holder with one reservation may take more.
+// Threads: any.
+class FairBudget : public std::enable_shared_from_this<FairBudget> {
+ public:
+  explicit FairBudget(int64_t most) : most_(most) {}
+
+  // Reserves `amount` until the last copy of the result is destroyed. A holder
+  // without a reservation may take more than half, up to the whole budget.
+  // Errors: RESOURCE_EXHAUSTED if a holder with a reservation would have more
+  // than half; UNAVAILABLE if the budget has no room for `amount`.
+  [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> Reserve(
+      const std::string& holder, int64_t amount) ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  void Release(const std::string& holder, int64_t amount)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  const int64_t most_;
+  Mutex mu_;
+  int64_t taken_ ABSL_GUARDED_BY(mu_) = 0;
+  // What each holder has reserved. A holder that has reserved nothing has no
+  // entry.
+  std::map<std::string, int64_t> holders_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace weft
+
+#endif  // WEFT_SERVER_HTTP_FAIR_BUDGET_H_
