@@ -12,19 +12,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import daemon
+import quota
 import report
 from processes import scratch
 
 LEAST_BESIDE_NEIGHBOURS = 0.7
 LEAST_UNDER_QUOTA = 0.9
 PROMPT = list(range(100, 140))
-# Version 1 or 2 of the kernel's control groups.
-QUOTA_FOLDERS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))
-PERIOD = 100_000  # Microseconds.
 
 
 @dataclass(frozen=True)
@@ -77,11 +74,12 @@ def _cases(options: argparse.Namespace, cores: int) -> Iterator[Surroundings]:
     yield Surroundings("idle")
     for count in options.neighbours or sorted({1, 3 * cores}):
         yield Surroundings(f"{count} busy", neighbours=count)
-    if _quota_folder() is None:
-        print("busy: no quotas here: cannot make control groups", file=sys.stderr)
-        return
-    for quota in options.quotas:
-        yield Surroundings(f"quota {quota:g}", quota=quota)
+    with quota.group() as group:
+        if group is None:
+            print("busy: no quotas: cannot make control groups", file=sys.stderr)
+            return
+    for processors in options.quotas:
+        yield Surroundings(f"quota {processors:g}", quota=processors)
 
 
 def _measure(
@@ -98,9 +96,10 @@ def _measure(
             if case.quota is None:
                 process.start()
             else:
-                group = stack.enter_context(_group(case.quota, side.replace(" ", "-")))
-                join = f'echo $$ > {group}/cgroup.procs; exec "$@"'
-                process.start_with("sh", "-c", join, "sh")
+                group = stack.enter_context(quota.group())
+                assert group is not None
+                group.limit(case.quota)
+                process.start_with(*group.launcher)
             stack.callback(process.kill)
             client = stack.enter_context(process.client(timeout=3600.0))
             draws[side] = _draw(client, options.tokens)
@@ -140,40 +139,6 @@ def _neighbours(count: int) -> Iterator[None]:
         for process in processes:
             process.kill()
             process.wait()
-
-
-def _quota_folder() -> Path | None:
-    for folder in QUOTA_FOLDERS:
-        probe = folder / "weft-bench-probe"
-        try:
-            probe.mkdir()
-            usable = any(
-                (probe / name).exists() for name in ("cpu.cfs_quota_us", "cpu.max")
-            )
-            probe.rmdir()
-        except OSError:
-            continue
-        if usable:
-            return folder
-    return None
-
-
-@contextmanager
-def _group(quota: float, name: str) -> Iterator[Path]:
-    """Makes a control group whose processes get `quota` processors."""
-    folder = _quota_folder()
-    assert folder is not None
-    group = folder / f"weft-bench-{name}"
-    group.mkdir()
-    try:
-        microseconds = round(quota * PERIOD)
-        if (group / "cpu.max").exists():
-            (group / "cpu.max").write_text(f"{microseconds} {PERIOD}")
-        else:
-            (group / "cpu.cfs_quota_us").write_text(str(microseconds))
-        yield group
-    finally:
-        group.rmdir()
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

@@ -3,15 +3,20 @@ count once, and the daemon's memory, threads and file descriptors must not grow.
 
 Each client owns some adapters. It repeats a random mix of training steps, samples,
 steps that it sends twice (as after a broken connection), and new connections. At
-the end the server's count for every adapter must equal the client's.
+the end the server's count for every adapter must equal the client's. A script of the
+Tinker SDK trains beside them, if the SDK is installed. Meanwhile the surroundings of
+weftd change (disturbances.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import multiprocessing
+import os
 import random
+import subprocess
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -23,11 +28,15 @@ import daemon
 import models
 import numpy as np
 import report
+from disturbances import Disturbed
 from processes import adapter_moves, scratch
 
 import weft
 from weft import aio
 
+SDK = daemon.REPOSITORY / "build" / "tinker-venv" / "bin" / "python"
+# The script's model and its snapshots for sampling.
+SDK_ADAPTERS = 64
 TOKENS = 12
 # The most that a later reading may be, relative to the reading after the first third of
 # the run. The limits are above 1, because allocators and gRPC's pools vary.
@@ -45,16 +54,22 @@ class Counts:
 def main(arguments: list[str]) -> int:
     options = _parse(arguments)
     with scratch() as work:
+        address = f"127.0.0.1:{daemon.free_port()}"
         flags = ["--max-resident-adapters", str(options.resident)]
-        flags += ["--max-adapters", str(options.adapters), "--threads", "1"]
-        model = models.tiny_model("llama-tied")
-        with daemon.running(model, work, *flags) as process:
-            result = asyncio.run(_soak(options, process))
+        flags += ["--max-adapters", str(options.adapters + SDK_ADAPTERS)]
+        flags += ["--tinker-listen", address, "--model-name", "soak"]
+        flags += ["--state-dir", str(work / "state")]
+        disturbed = Disturbed(models.tiny_model("llama-tied"), work, *flags)
+        with disturbed.running(options.change):
+            result = asyncio.run(_soak(options, disturbed.daemon, address))
+    result["ours"]["changes"] = dict(disturbed.counts)
     report.emit_ratios(result, options.output)
     return 0
 
 
-async def _soak(options: argparse.Namespace, process: daemon.Daemon) -> dict[str, Any]:
+async def _soak(
+    options: argparse.Namespace, process: daemon.Daemon, tinker: str
+) -> dict[str, Any]:
     """Spreads the clients over several processes, because one event loop can serve only
     a few clients."""
     loop = asyncio.get_running_loop()
@@ -71,17 +86,20 @@ async def _soak(options: argparse.Namespace, process: daemon.Daemon) -> dict[str
             )
             for i in range(options.processes)
         ]
+        sdk = _start_sdk(tinker, options.seconds)
         readings: list[dict[str, float]] = []
         start = time.monotonic()
         while any(not run.done() for run in runs):
             await asyncio.sleep(options.seconds / 60)
             readings.append(_read(process.pid, time.monotonic() - start))
         totals = np.sum([await run for run in runs], axis=0)
+        sdk_counts = await loop.run_in_executor(None, _end_sdk, sdk)
     moves = adapter_moves(process.scrape())
     settled = readings[len(readings) // 3]
     ratios: dict[str, Any] = {
         "wrong counts": report.ratio(float(totals[2]), at_most=0),
         "failed calls": report.ratio(float(totals[3]), at_most=0),
+        "failed scripts": report.ratio(float("failed" in sdk_counts), at_most=0),
     }
     for name, most in MOST_GROWTH.items():
         peak = max(reading[name] for reading in readings[len(readings) // 3 :])
@@ -91,6 +109,7 @@ async def _soak(options: argparse.Namespace, process: daemon.Daemon) -> dict[str
         "ours": {
             "steps": int(totals[0]),
             "samples": int(totals[1]),
+            "sdk": sdk_counts,
             "adapter_moves": moves,
             "readings": readings,
         },
@@ -98,9 +117,40 @@ async def _soak(options: argparse.Namespace, process: daemon.Daemon) -> dict[str
         "ratio": ratios,
         "config": {
             name: getattr(options, name)
-            for name in ("clients", "adapters", "resident", "seconds")
+            for name in ("clients", "adapters", "resident", "seconds", "change")
         },
     }
+
+
+def _start_sdk(address: str, seconds: float) -> subprocess.Popen[str] | None:
+    if not SDK.exists():
+        print(
+            "soak: no Tinker SDK: deploy/setup.sh --tests installs it", file=sys.stderr
+        )
+        return None
+    environment = {
+        **os.environ,
+        "TINKER_BASE_URL": f"http://{address}",
+        "TINKER_API_KEY": "tml-any",
+        "TINKER_TELEMETRY": "0",
+        "PYTHONPATH": "",
+    }
+    script = Path(__file__).with_name("soak_sdk.py")
+    return subprocess.Popen(
+        [str(SDK), str(script), "soak", str(seconds)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _end_sdk(script: subprocess.Popen[str] | None) -> dict[str, int]:
+    """Waits for the script and returns what it counted."""
+    if script is None:
+        return {}
+    output, _ = script.communicate(timeout=600)
+    counts: dict[str, int] = json.loads(output) if output else {}
+    return counts if script.returncode == 0 else {**counts, "failed": 1}
 
 
 def _clients(address: str, numbers: range, options: argparse.Namespace) -> list[int]:
@@ -208,6 +258,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--adapters", type=int, default=1000)
     parser.add_argument("--resident", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument(
+        "--change", type=float, default=15.0, help="seconds between changes"
+    )
     parser.add_argument("--processes", type=int, default=2, help="of clients")
     parser.add_argument("--pause", type=float, default=2.0, help="most between calls")
     return parser.parse_args(arguments)

@@ -14,29 +14,21 @@ import daemon as daemon_module
 import pytest
 from models import tiny_model
 from raw import Raw, datum
+from shifted_clock import ShiftedClock
 from texts import random_tokens
 
-SHIFT = daemon_module.BUILD_DIR / "tests" / "support" / "libweft_clock_shift.so"
 DATA = [datum(random_tokens(320, 10, 1))]
 # absl's clock follows a change of the wall clock only after about two seconds.
 FOLLOWS = 3.0
 
 
-class Clock:
-    """A daemon whose wall clock a test sets. `file` has the shift in seconds."""
+class Clock(ShiftedClock):
+    """The wall clock of a daemon."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = folder / "shift"
-        self.set(0)
+        super().__init__(folder)
         self.daemon = daemon_module.Daemon(tiny_model("llama-tied"), folder / "weftd")
-        self.daemon.start_with(
-            "env", f"LD_PRELOAD={SHIFT}", f"WEFT_CLOCK_SHIFT={self._file}"
-        )
-
-    def set(self, seconds: int) -> None:
-        draft = self._file.with_suffix(".new")
-        draft.write_text(str(seconds))
-        os.replace(draft, self._file)
+        self.daemon.start_with(*self.launcher)
 
 
 @pytest.fixture

@@ -123,10 +123,10 @@ class Daemon:
             self._expect_alive(limit, "did not become ready")
             time.sleep(0.02)
 
-    def start_with(self, *launcher: str) -> None:
+    def start_with(self, *launcher: str, log: IO[bytes] | None = None) -> None:
         """Starts weftd through another program, given with its arguments."""
         self._arguments[:0] = launcher
-        self.start()
+        self.start(log)
 
     def client(self, **options: Any) -> Any:
         import weft
