@@ -1,5 +1,4 @@
-// Types and functions that the kernels of lora_few_rows.h and of lora_decode.h
-// share.
+// Types and functions that the kernels of lora_few_rows.h share.
 #ifndef WEFT_KERNELS_CUDA_LORA_FEW_ROWS_CUH_
 #define WEFT_KERNELS_CUDA_LORA_FEW_ROWS_CUH_
 
@@ -22,8 +21,7 @@ inline constexpr int kDepth = 4 * kChunk;
 static_assert(kRows == 16);
 
 // For RunLoraFewRowsShrink: the fewest features in a part of S (the last part
-// may have fewer), and the most parts. lora_decode.h has its own sizes of
-// parts.
+// may have fewer), and the most parts.
 inline constexpr int64_t kPartFeatures = 1024;
 inline constexpr int64_t kMaxParts = 16;
 
@@ -103,11 +101,9 @@ __device__ inline void Multiply(const Chunk& upper, const Chunk& lower,
   }
 }
 
-// Returns the matrix in `slot` of the adapter of `rows`. Without an adapter,
-// returns a matrix of rank 0.
+// Returns the matrix in `slot` of the adapter of `rows`.
 __device__ inline LoraMatrix MatrixOf(const LoraTable& table,
                                       const LoraFewRows& rows, int64_t slot) {
-  if (rows.layout == kNoLoraLayout) return {};
   return table.matrices[rows.layout * table.num_slots + slot];
 }
 

@@ -7,10 +7,9 @@
 // all slots' matrices in an adapter, or in an expert's part of an adapter.
 // Adapters of the same shape share a layout.
 //
-// Kernels may read the table, and decode kernels also the weights, before
-// earlier launches have ended (launch.cuh). So after the last write of a table
-// or of an adapter's weights on the device, the stream must run an ordinary
-// launch before the first kernel that reads them.
+// Kernels may read the table before earlier launches have ended (launch.cuh).
+// So after the last write of a table on the device, the stream must run an
+// ordinary launch before the first kernel that reads it.
 //
 // Legend: T packed rows; F features, which are inputs of A or outputs of B; R
 // the rank; S the shrunk rows, which are x A^T or their gradient.
@@ -50,9 +49,6 @@ inline constexpr int64_t kLoraPartRows = 2048;
 // the forward pass.
 inline constexpr int64_t kLoraFewRows = 16;
 
-// The largest rank of a matrix B that the kernels of lora_decode.h accept.
-inline constexpr int64_t kLoraMaxDecodeRank = 128;
-
 // The place, rank and scale of one matrix A or B. They are the same in all
 // adapters of a layout.
 struct LoraMatrix {
@@ -90,11 +86,7 @@ struct LoraPartialSum {
   int32_t count = 0;
 };
 
-// The value of LoraFewRows::layout for rows without an adapter.
-inline constexpr int32_t kNoLoraLayout = -1;
-
-// An entry of few rows: up to kLoraFewRows consecutive rows. They all belong to
-// one segment, or none of them has an adapter.
+// An entry of few rows: up to kLoraFewRows consecutive rows of one segment.
 struct alignas(16) LoraFewRows {
   const void* weights = nullptr;  // bf16; the layout's offsets count from here.
   int64_t row = 0;

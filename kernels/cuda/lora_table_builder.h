@@ -50,11 +50,6 @@ class LoraTableBuilder {
   // one, into entries of few rows.
   void AddFewRows(int64_t row, int64_t num_rows, int layout,
                   const void* weights);
-  // Adds rows without an adapter to the entries of few rows. lora_decode.h
-  // needs an entry for every row.
-  void AddBaseRows(int64_t row, int64_t num_rows) {
-    AddFewRows(row, num_rows, kNoLoraLayout, nullptr);
-  }
 
   // Returns the table's bytes. Call it once, after everything is added.
   [[nodiscard]] std::vector<std::byte> Finish();

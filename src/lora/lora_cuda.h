@@ -56,12 +56,6 @@ class RoutingTable {
   [[nodiscard]] int64_t end_row() const { return end_row_; }
   // In a decode pass, returns the number of all rows; otherwise 0.
   [[nodiscard]] int64_t decode_rows() const { return decode_rows_; }
-  // Returns the largest rank of a projection.
-  [[nodiscard]] int64_t max_rank() const;
-  // Returns the slot and columns of a module's B, even if no adapter has that
-  // B.
-  [[nodiscard]] kernels::cuda::LoraProjection ProjectionOf(
-      const LoraSite& site, TargetModule module) const;
   // Return the arguments of the products by a site's stacked A, or by the B of
   // its projections. The caller adds the operands.
   [[nodiscard]] kernels::cuda::LoraProduct ProductsOfA(
@@ -104,9 +98,7 @@ struct DecodeCapacity {
 // can record the launches of a step, upload a new routing, and replay the
 // launches. This works because grids, workspaces and the shape of S depend only
 // on the capacity. The few-rows kernels compute all rows, even if an adapter
-// has many rows. Every row of the capacity has an entry, because
-// kernels/cuda/lora_decode.h also computes padding and rows without an adapter.
-// If no adapter adapts a site, the kernels still run there and add nothing. The
+// has many rows. If no adapter adapts a site, the kernels still run there and add nothing. The
 // table leaves out LoRA of the head.
 //
 //   DecodeTable table(capacity, shape);      // Once.

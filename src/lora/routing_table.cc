@@ -52,19 +52,14 @@ int64_t NumCounters(const RoutingTable& table) {
   return most;
 }
 
-// Adds entries for the few-rows kernels. They cover all `num_rows` rows, with
-// or without an adapter.
-void AddDecodeRows(const LoraRouting& routing, int64_t num_rows,
-                   LayoutList* layouts, k::LoraTableBuilder* builder) {
-  int64_t end = 0;
+// Adds entries for the few-rows kernels.
+void AddDecodeRows(const LoraRouting& routing, LayoutList* layouts,
+                   k::LoraTableBuilder* builder) {
   for (const LoraSegment& segment : routing) {
-    builder->AddBaseRows(end, segment.begin - end);
     builder->AddFewRows(segment.begin, segment.end - segment.begin,
                         layouts->NumberOf(*segment.version->layout),
                         segment.version->compute_N.const_data_ptr());
-    end = segment.end;
   }
-  builder->AddBaseRows(end, num_rows - end);
 }
 
 // Returns the largest rank of every slot if each factor has the rank `rank`.
@@ -103,7 +98,7 @@ RoutingTable::RoutingTable(const LoraRouting& routing,
                    decode_rows) {
   k::LoraTableBuilder builder(NumSlots(shape));
   LayoutList layouts;
-  if (decode_rows > 0) AddDecodeRows(routing, decode_rows, &layouts, &builder);
+  if (decode_rows > 0) AddDecodeRows(routing, &layouts, &builder);
   for (const LoraSegment& segment : routing) {
     if (decode_rows > 0) break;
     const at::Tensor gradient_N = GradientOf(gradients, segment.version);
@@ -140,23 +135,6 @@ void RoutingTable::Upload(k::LoraTableBuilder& builder, at::Device device) {
   table_ = builder.At(bytes_.const_data_ptr());
   counters_ = at::zeros({NumCounters(*this)},
                         at::TensorOptions(device).dtype(at::kInt));
-}
-
-int64_t RoutingTable::max_rank() const {
-  int64_t most = 0;
-  ForSites(shape_, [&](const LoraSite& site) {
-    most = std::max(most, ProductsOfB(site).max_rank);
-  });
-  return most;
-}
-
-k::LoraProjection RoutingTable::ProjectionOf(const LoraSite& site,
-                                             TargetModule module) const {
-  const auto modules = ModulesOf(site.group);
-  const auto at = std::ranges::find(modules, module);
-  return {.slot = FirstSlot(shape_, site) + 1 + (at - modules.begin()),
-          .column = LoraSite::ColumnOf(module, shape_),
-          .features = OutWidth(shape_, module)};
 }
 
 k::LoraProduct RoutingTable::ProductsOfA(const LoraSite& site) const {
@@ -221,7 +199,7 @@ void DecodeTable::Write(const LoraRouting& routing,
               "a routing beyond the capacity of its table");
   k::LoraTableBuilder builder(layout_.num_slots);
   LayoutList layouts;
-  AddDecodeRows(routing, capacity_.rows, &layouts, &builder);
+  AddDecodeRows(routing, &layouts, &builder);
   for (const AdapterLayout* layout : layouts.all()) {
     builder.AddLayout(SlotsOf(*layout, shape_));
   }

@@ -33,8 +33,7 @@ class Attention {
   void Backward(const BackwardPass& pass, LayerTape& tape,
                 at::Tensor& d_TH) const;
 
-  // adapted_decode.cc also calls the following parts of Forward.
-
+ private:
   // Returns views of the heads in the fused rows. v is undefined if the rows
   // have only q and k.
   [[nodiscard]] ops::Heads SplitHeads(const at::Tensor& qkv_TW) const;
@@ -47,8 +46,6 @@ class Attention {
   [[nodiscard]] at::Tensor AttendToPages(const at::Tensor& q_TQC,
                                          const ops::KvSlots& slots,
                                          const KvAccess& kv) const;
-
- private:
   // Returns the output of the heads [T, Q C].
   [[nodiscard]] at::Tensor Attend(const at::Tensor& qkv_TW, const Pass& pass,
                                   LayerTape* tape, KvAccess* kv) const;

@@ -8,7 +8,6 @@
 #include "src/base/profile.h"
 #include "src/base/status_macros.h"
 #include "src/lora/lora_embedding.h"
-#include "src/model/adapted_decode.h"
 #include "src/model/attention.h"
 #include "src/model/mlp.h"
 #include "src/model/token_experts.h"
@@ -110,12 +109,6 @@ at::Tensor Decoder::ForwardLayers(Mode mode, const PackedBatch& batch,
   Stream stream = {.x_TH = Embed(batch)};
   if (config_.num_layers == 0) return stream.x_TH;
   stream.normed_TH = InputNorm(0, stream.x_TH);
-  if constexpr (ops::kHasCudaKernels) {
-    if (TakesAdaptedDecode(LayerAt(0), pass, kv)) {
-      return DecodeAdapted(std::move(stream.x_TH), stream.normed_TH, pass, *kv,
-                           [this](int index) { return LayerAt(index); });
-    }
-  }
   if (mode == Mode::kTrain) tape->layers.resize(config_.num_layers);
   for (int layer = 0; layer < config_.num_layers; ++layer) {
     at::Tensor experts_TK = GivenExperts(batch, layer, shape_.experts);

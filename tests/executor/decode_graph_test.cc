@@ -252,16 +252,11 @@ TEST_F(DecodeGraphTest, AStepReadsItsAdaptersInTheBuffer) {
         {static_cast<std::byte*>(buffer.mutable_data_ptr()), buffer.nbytes()});
     EXPECT_LT(count, inputs.bytes());  // A padding row has no page table.
     const kernels::cuda::LoraTable& table = step.batch.table->table();
-    // The entries are a row without an adapter, the adapter's two rows, and
-    // padding.
-    ASSERT_EQ(*table.num_few, 3);
-    EXPECT_EQ(table.few[0].layout, kernels::cuda::kNoLoraLayout);
-    EXPECT_EQ(table.few[1].row, 1);
-    EXPECT_EQ(table.few[1].num_rows, 2);
-    EXPECT_EQ(table.few[1].weights,
+    ASSERT_EQ(*table.num_few, 1);
+    EXPECT_EQ(table.few[0].row, 1);
+    EXPECT_EQ(table.few[0].num_rows, 2);
+    EXPECT_EQ(table.few[0].weights,
               plan.batch.routing.front().version->compute_N.const_data_ptr());
-    EXPECT_EQ(table.few[2].row, 3);
-    EXPECT_EQ(table.few[2].layout, kernels::cuda::kNoLoraLayout);
     EXPECT_EQ(table.max_few_rows, 4);
     // The step also reads the plan's tokens.
     EXPECT_TRUE(step.batch.tokens_T.narrow(0, 0, 3).equal(plan.batch.tokens_T));

@@ -231,7 +231,6 @@ TEST_F(DeviceDecoderTest, DecodesAndTrainsWithWeightsOf8Bits) {
                  RandomTensor({40, 128}, 1, at::kBFloat16));
 }
 
-// The rank is above the limit of the kernels of lora_decode.h.
 TEST_F(DeviceDecoderTest, DecodesHighRanks) {
   const Pair pair;
   ExpectSameDecoding(pair, {{.begin = 1,

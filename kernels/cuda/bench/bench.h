@@ -100,7 +100,6 @@ void BenchSampler(const Device& device);
 void BenchInt8(const Device& device);
 void BenchLora(const Device& device);
 void BenchLoraFew(const Device& device);
-void BenchLoraDecode(const Device& device);
 void BenchLoraAddOn(const Device& device);
 
 }  // namespace weft::kernels::cuda::bench

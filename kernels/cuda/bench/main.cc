@@ -2,8 +2,8 @@
 // cuBLAS, or the launches that the kernel replaces. Before that, checks some
 // elements of most results. Prints one line of JSON for each measurement. Each
 // time is the best of several runs, in microseconds. Each run begins with a
-// cold cache, but in lora_few and lora_decode only the adapters' matrices are
-// cold. ctest does not run this program.
+// cold cache, but in lora_few only the adapters' matrices are cold. ctest does
+// not run this program.
 //   ninja cuda_kernel_bench && kernels/cuda/cuda_kernel_bench [NAME...]
 // Exit status: 0 for success or without a device; 1 for an error or a wrong
 // result; 2 for an unknown name.
@@ -31,7 +31,6 @@ constexpr Bench kBenches[] = {{"rows", BenchRows},
                               {"int8", BenchInt8},
                               {"lora", BenchLora},
                               {"lora_few", BenchLoraFew},
-                              {"lora_decode", BenchLoraDecode},
                               {"lora_add_on", BenchLoraAddOn}};
 
 int Run(const std::vector<std::string_view>& names) {
