@@ -139,7 +139,8 @@ std::vector<Flag> AdapterFlags() {
                "what is free at the start. -1: none.",
                "BYTES"),
       MakeFlag(kGroup, "max-rank", WEFT_ENGINE(max_rank),
-               "Largest LoRA rank, [1, 1024]."),
+               "Largest LoRA rank, [1, 1024]. On CUDA each adapter on the "
+               "device has room for it (--max-resident-adapters)."),
       MakeFlag(
           kGroup, "max-import-bytes", WEFT_SERVER(max_import_bytes),
           "Bytes that all imports and uploads under way may hold together.",

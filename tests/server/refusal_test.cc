@@ -108,7 +108,7 @@ TEST(RefusalTest, CreateAdapter) {
       {{"tenant", [](Create& r) { r.set_tenant("../b"); },
         "tenant is \"../b\""},
        {"rank 65", [=](Create& r) { config(r)->set_rank(65); },
-        "config.rank is 65, must be in [1, 64]"},
+        "config.rank is 65, must be in [1, 64] (the server's --max-rank)"},
        {"rank -1", [=](Create& r) { config(r)->set_rank(UINT32_MAX); },
         "config.rank is 4294967295"},
        {"alpha 0", [=](Create& r) { config(r)->set_alpha(0); },
