@@ -32,6 +32,7 @@ struct Session {
   std::string id;
   Caller caller;
   std::string owner;  // OwnerKey(caller).
+  std::string key;    // The idempotency key of create_session; may be empty.
   Json fields;        // The body of create_session.
   absl::Time last_beat;
 };
@@ -138,6 +139,9 @@ struct Front {
   // Clients that wait until a future's request is on disk, by future id.
   std::map<std::string, std::vector<Respond>> keeping;
   std::map<std::string, Session> sessions;
+  // Clients that wait until a session is on disk, by owner and idempotency key.
+  // Without a key, by owner and session id.
+  std::map<std::string, std::vector<Respond>> making_sessions;
   std::map<std::string, Model> models;
   // Callbacks of requests that wait until a model is on disk, by model id.
   std::map<std::string, std::vector<std::function<void(absl::Status)>>> opening;
