@@ -48,6 +48,9 @@ std::vector<Flag> ModelFlags() {
                "Hugging Face folder of the base model. Required.", "DIR"),
       MakeFlag(kGroup, "model-name", WEFT_SERVER(model_name),
                "Name shown to clients. Empty: last part of --model.", "NAME"),
+      MakeFlag(kGroup, "model-alias", WEFT_SERVER(model_aliases),
+               "Further names of the base model for the Tinker API.",
+               "NAME,..."),
       MakeFlag(kGroup, "device", WEFT_ENGINE(device),
                "Where to compute. auto: CUDA when there is a device."),
       MakeFlag(kGroup, "dtype", WEFT_ENGINE(dtype),
@@ -139,8 +142,7 @@ std::vector<Flag> AdapterFlags() {
                "what is free at the start. -1: none.",
                "BYTES"),
       MakeFlag(kGroup, "max-rank", WEFT_ENGINE(max_rank),
-               "Largest LoRA rank, [1, 1024]. On CUDA each adapter on the "
-               "device has room for it (--max-resident-adapters)."),
+               "Largest LoRA rank, [1, 1024]."),
       MakeFlag(
           kGroup, "max-import-bytes", WEFT_SERVER(max_import_bytes),
           "Bytes that all imports and uploads under way may hold together.",

@@ -143,11 +143,14 @@ absl::Status GetDynamicConfig(Front& /*front*/, const CallPtr& /*call*/,
 absl::Status GetCapabilities(Front& front, const CallPtr& /*call*/,
                              const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(const Engine* const engine, front.port.engine());
-  respond(JsonReply({{"supported_models",
-                      {{{"model_name", front.model_name()},
-                        {"max_context_length", engine->info().context_length},
-                        {"trainable", true},
-                        {"sampleable", true}}}}}));
+  Json models = Json::array();
+  for (const std::string& name : front.model_names()) {
+    models.push_back({{"model_name", name},
+                      {"max_context_length", engine->info().context_length},
+                      {"trainable", true},
+                      {"sampleable", true}});
+  }
+  respond(JsonReply({{"supported_models", models}}));
   return absl::OkStatus();
 }
 

@@ -111,7 +111,9 @@ struct ServerOptions {
   std::string port_file;   // When weftd listens, it writes its addresses to
                            // this file, one per line.
   std::string model_name;  // Empty: the last part of the model folder.
-  std::string torch_dir;   // Empty: the LibTorch that weftd was linked with.
+  // Further names that the Tinker API accepts for the base model.
+  std::vector<std::string> model_aliases;
+  std::string torch_dir;  // Empty: the LibTorch that weftd was linked with.
   // Names besides localhost and addresses that HTTP clients use for this
   // server.
   std::vector<std::string> allowed_hosts;

@@ -36,7 +36,7 @@ TEST(RefusalTest, Sample) {
        {"prompt id", [](Ask& r) { r.set_prompt(1, 100); },
         "prompt[1] is 100, must be in [0, 100)"},
        {"many samples", [](Ask& r) { r.set_num_samples(9); },
-        "num_samples is 9, must be in [1, 8]"},
+        "num_samples is 9, must be in [1, 8] (the server's --max-samples)"},
        {"10^6 samples", [](Ask& r) { r.set_num_samples(1000000); },
         "num_samples is 1000000"},
        {"top_logprobs 21", [](Ask& r) { r.set_top_logprobs(21); },
