@@ -104,7 +104,7 @@ absl::Status StartCreation(Front& front, const CallPtr& call,
 absl::StatusOr<std::string> NamedBase(const Front& front, const Call& call) {
   WEFT_ASSIGN_OR_RETURN(const std::string base,
                         StringOr(call.body, "base_model", ""));
-  if (base == front.model_name()) return "";
+  if (absl::EqualsIgnoreCase(base, front.model_name())) return "";
   if (!base.empty()) return base;
   WEFT_ASSIGN_OR_RETURN(const std::string text,
                         StringOr(call.body, "path", ""));
