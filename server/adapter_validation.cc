@@ -59,15 +59,16 @@ absl::StatusOr<LoraConfig> ReadLoraConfig(const v1::LoraConfig& in,
                                           const std::string& adapter_id,
                                           const RequestLimits& limits) {
   const uint32_t rank = in.rank() == 0 ? kDefaultRank : in.rank();
-  WEFT_RETURN_IF_ERROR(CheckCount("config.rank", rank, 1,
-                                  static_cast<uint64_t>(limits.max_rank)));
+  const auto max_rank = static_cast<uint64_t>(limits.max_rank);
+  WEFT_RETURN_IF_ERROR(
+      CheckCount("config.rank", rank, 1, max_rank, "--max-rank"));
   LoraConfig out;
   out.rank = static_cast<int>(rank);
   if (in.has_alpha()) out.alpha = in.alpha();
   WEFT_RETURN_IF_ERROR(CheckReal("config.alpha", out.alpha,
                                  {.low = 0, .high = 1e6, .low_open = true}));
   WEFT_RETURN_IF_ERROR(CheckCount("config.expert_rank", in.expert_rank(), 0,
-                                  static_cast<uint64_t>(limits.max_rank)));
+                                  max_rank, "--max-rank"));
   out.expert_rank = static_cast<int>(in.expert_rank());
   out.seed = in.has_seed() ? in.seed() : SeedOf(adapter_id);
   if (in.target_modules().empty()) return out;

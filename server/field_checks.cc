@@ -58,10 +58,12 @@ absl::Status CheckReal(absl::string_view field, double value,
 }
 
 absl::Status CheckCount(absl::string_view field, uint64_t value, uint64_t low,
-                        uint64_t high) {
+                        uint64_t high, absl::string_view flag) {
   if (value >= low && value <= high) return absl::OkStatus();
-  return BadField(field, absl::StrCat("is ", value, ", must be in [", low, ", ",
-                                      high, "]"));
+  return BadField(
+      field, absl::StrCat("is ", value, ", must be in [", low, ", ", high, "]",
+                          flag.empty() ? "" : " (the server's ", flag,
+                          flag.empty() ? "" : ")"));
 }
 
 int64_t FindBadId(absl::Span<const int32_t> ids, int vocab_size) {

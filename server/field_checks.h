@@ -52,8 +52,10 @@ struct Interval {
 
 [[nodiscard]] absl::Status CheckReal(absl::string_view field, double value,
                                      const Interval& interval);
+// The message also names `flag`, the server's flag that sets `high`, if any.
 [[nodiscard]] absl::Status CheckCount(absl::string_view field, uint64_t value,
-                                      uint64_t low, uint64_t high);
+                                      uint64_t low, uint64_t high,
+                                      absl::string_view flag = "");
 
 // Returns the index of the first id outside [0, vocab_size), or -1. Requests
 // have uint32 ids, which are stored as int32. So a request's id of 2^31 or more

@@ -148,7 +148,8 @@ absl::StatusOr<SampleRequest> Validate(const v1::SampleRequest& request,
   const uint32_t num_samples =
       request.num_samples() == 0 ? 1 : request.num_samples();
   WEFT_RETURN_IF_ERROR(CheckCount("num_samples", num_samples, 1,
-                                  static_cast<uint64_t>(limits.max_samples)));
+                                  static_cast<uint64_t>(limits.max_samples),
+                                  "--max-samples"));
   out.num_samples = static_cast<int>(num_samples);
   WEFT_RETURN_IF_ERROR(
       CheckCount("top_logprobs", request.top_logprobs(), 0, kMaxTopLogprobs));

@@ -216,6 +216,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
             .target = std::string(message.target()),
             .api_key = only("X-API-Key"),
             .authorization = only(http::field::authorization),
+            .idempotency_key = only("X-Idempotency-Key"),
             .content_type = field(http::field::content_type),
             .content_encoding = field(http::field::content_encoding),
             .accept = field(http::field::accept),

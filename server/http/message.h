@@ -20,10 +20,11 @@ struct HttpRequest {
   std::string method;  // As the client sent it.
   std::string target;  // Path and query, as the client sent them.
   // Header fields; a field that the client did not send is empty. `api_key`,
-  // `authorization` and the fields of a proxy are also empty if they came
-  // twice.
+  // `authorization`, `idempotency_key` and the fields of a proxy are also empty
+  // if they came twice.
   std::string api_key;
   std::string authorization;
+  std::string idempotency_key;  // Equal in all tries of one request.
   std::string content_type;
   std::string content_encoding;
   std::string accept;

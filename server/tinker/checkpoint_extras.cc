@@ -45,12 +45,14 @@ absl::StatusOr<CheckpointExtras> ReadExtras(const Json& body) {
 void KeepExtras(Front& front, const Caller& caller, const CheckpointPath& path,
                 const CheckpointExtras& extras) {
   const std::string key = KeyOf(caller, path);
-  if (extras.user_metadata.is_null() && !extras.expires_at) {
+  if (extras.user_metadata.is_null() && !extras.expires_at &&
+      extras.base_model.empty()) {
     return Drop(front, key);
   }
   Json fields = {{"caller", CallerToJson(caller)},
                  {"path", path.ToString()},
-                 {"user_metadata", extras.user_metadata}};
+                 {"user_metadata", extras.user_metadata},
+                 {"base_model", extras.base_model}};
   if (extras.expires_at) {
     fields["expires_at"] = absl::ToUnixSeconds(*extras.expires_at);
   }
@@ -71,11 +73,18 @@ CheckpointExtras FindExtras(const Front& front, const Caller& caller,
   if (found == front.extras.end()) return {};
   CheckpointExtras extras;
   extras.user_metadata = found->second.value("user_metadata", Json());
+  extras.base_model = found->second.value("base_model", "");
   if (found->second.contains("expires_at")) {
     extras.expires_at =
         absl::FromUnixSeconds(found->second["expires_at"].get<int64_t>());
   }
   return extras;
+}
+
+std::string BaseModelOf(const Front& front, const Caller& caller,
+                        const CheckpointPath& path) {
+  const std::string name = FindExtras(front, caller, path).base_model;
+  return name.empty() ? front.model_name() : name;
 }
 
 void SweepCheckpoints(Front& front, absl::Time now) {

@@ -1,10 +1,12 @@
-// Keeps the extras of checkpoints: the metadata and the time of expiry that
-// clients of the Tinker API give. The engine does not know the extras.
+// Keeps the extras of checkpoints: the metadata, the time of expiry and the
+// base model's name that clients of the Tinker API give. The engine does not
+// know the extras.
 // Threads: the front's thread; until it runs, the thread that starts it.
 #ifndef WEFT_SERVER_TINKER_CHECKPOINT_EXTRAS_H_
 #define WEFT_SERVER_TINKER_CHECKPOINT_EXTRAS_H_
 
 #include <optional>
+#include <string>
 
 #include "absl/time/time.h"
 #include "server/tinker/checkpoint_path.h"
@@ -18,6 +20,7 @@ inline constexpr int64_t kMaxTtlSeconds = 10LL * 365 * 86400;
 struct CheckpointExtras {
   Json user_metadata;                    // Null if there is none.
   std::optional<absl::Time> expires_at;  // In whole seconds.
+  std::string base_model;                // Model::base_model.
 };
 
 // Reads `user_metadata` and `ttl_seconds`, the seconds from now until the
@@ -25,15 +28,20 @@ struct CheckpointExtras {
 // number in [kMinTtlSeconds, kMaxTtlSeconds].
 [[nodiscard]] absl::StatusOr<CheckpointExtras> ReadExtras(const Json& body);
 
-// Stores a checkpoint's extras in Front::extras and in the ledger. If both
+// Stores a checkpoint's extras in Front::extras and in the ledger. If all
 // fields of `extras` are empty, removes the entry. A failed write is only
 // logged, because the checkpoint itself exists.
 void KeepExtras(Front& front, const Caller& caller, const CheckpointPath& path,
                 const CheckpointExtras& extras);
-// Returns the extras; both fields are empty if the checkpoint has none.
+// Returns the extras; all fields are empty if the checkpoint has none.
 [[nodiscard]] CheckpointExtras FindExtras(const Front& front,
                                           const Caller& caller,
                                           const CheckpointPath& path);
+
+// Returns the base model's name: the one in the extras, otherwise the served
+// model's.
+[[nodiscard]] std::string BaseModelOf(const Front& front, const Caller& caller,
+                                      const CheckpointPath& path);
 
 // Has the engine delete the checkpoints that have expired by `now`, and then
 // removes their extras.

@@ -68,19 +68,26 @@ CheckpointPath PathOfWeft(absl::string_view run, absl::string_view weft_name) {
   return path;
 }
 
+absl::StatusOr<CheckpointPath> NameCheckpoint(absl::string_view field,
+                                              absl::string_view run,
+                                              CheckpointKind kind,
+                                              absl::string_view name) {
+  WEFT_RETURN_IF_ERROR(CheckName(field, name));
+  CheckpointPath path{
+      .run = std::string(run), .kind = kind, .name = std::string(name)};
+  WEFT_RETURN_IF_ERROR(CheckName(field, path.WeftName()));
+  if (PathOfWeft(run, path.WeftName()).kind == kind) return path;
+  return BadField(field, absl::StrCat("has the name ", Quoted(name),
+                                      ", which begins as another kind's"));
+}
+
 absl::StatusOr<CheckpointPath> ParseCheckpointId(absl::string_view run,
                                                  absl::string_view id) {
   const std::vector<absl::string_view> parts = absl::StrSplit(id, '/');
   if (parts.size() != 2) return BadPath(id);
   for (const KindNames& names : kKinds) {
     if (parts[0] != names.segment) continue;
-    CheckpointPath path{.run = std::string(run),
-                        .kind = names.kind,
-                        .name = std::string(parts[1])};
-    WEFT_RETURN_IF_ERROR(CheckName("path", path.WeftName()));
-    if (PathOfWeft(run, path.WeftName()).kind == path.kind) return path;
-    return BadField("path", absl::StrCat("has the name ", Quoted(path.name),
-                                         ", which begins as another kind's"));
+    return NameCheckpoint("path", run, names.kind, parts[1]);
   }
   return BadPath(id);
 }

@@ -31,9 +31,14 @@ struct CheckpointPath {
 // Parses "tinker://RUN/KIND/NAME". Errors: INVALID_ARGUMENT.
 [[nodiscard]] absl::StatusOr<CheckpointPath> ParseCheckpointPath(
     absl::string_view path);
-// Makes the path from a run and "KIND/NAME". Errors: INVALID_ARGUMENT. The NAME
-// of a training checkpoint must not begin with "sampler_weights." or
-// "external_weights.", because PathOfWeft takes such names for other kinds.
+// Makes the path of the checkpoint `name`. Errors: INVALID_ARGUMENT, whose
+// message calls the name `field`. The name of a training checkpoint must not
+// begin with "sampler_weights." or "external_weights.", because PathOfWeft
+// takes such names for other kinds.
+[[nodiscard]] absl::StatusOr<CheckpointPath> NameCheckpoint(
+    absl::string_view field, absl::string_view run, CheckpointKind kind,
+    absl::string_view name);
+// Makes the path from a run and "KIND/NAME". Errors: INVALID_ARGUMENT.
 [[nodiscard]] absl::StatusOr<CheckpointPath> ParseCheckpointId(
     absl::string_view run, absl::string_view id);
 // Returns the path of a checkpoint from its run and its name in Weft.

@@ -12,6 +12,7 @@
 
 #include "server/call.h"
 #include "server/http/server.h"
+#include "server/tinker/errors.h"
 
 namespace weft::tinker {
 
@@ -52,7 +53,9 @@ class EnginePort {
     const absl::StatusOr<Engine*> engine = call->record.Admit();
     if (!engine.ok()) return call->record.Settle(engine.status());
     auto plain = call->record.Read(**engine, request);
-    if (!plain.ok()) return call->record.Settle(plain.status());
+    if (!plain.ok()) {
+      return call->record.Settle(InClientsNames(plain.status()));
+    }
     auto deliver = Deliver<Result>(call, std::move(done));
     if constexpr (std::is_void_v<decltype(start(**engine, *std::move(plain),
                                                 deliver))>) {

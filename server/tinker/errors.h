@@ -11,6 +11,10 @@
 
 namespace weft::tinker {
 
+// Returns the status with the Tinker API's names for the fields of weft.v1. Its
+// payloads are the same.
+[[nodiscard]] absl::Status InClientsNames(const absl::Status& status);
+
 // Returns the HTTP status: 200, 400, 401, 403, 404, 410 (ABORTED: the thing
 // that the client asks for is gone), 429, 503, 504 or 500.
 [[nodiscard]] int HttpStatusOf(const absl::Status& status);

@@ -27,14 +27,6 @@ auto FindOwned(Table& table, const char* what, const std::string& owner,
 
 }  // namespace
 
-uint64_t Model::StepOf(int64_t seq) const {
-  int64_t offset = 0;
-  for (const auto& [first, value] : offsets) {
-    if (first <= seq) offset = value;
-  }
-  return static_cast<uint64_t>(seq + offset);
-}
-
 Front::Front(ServiceCore* core, const std::shared_ptr<HttpServer>& server,
              std::unique_ptr<Ledger> opened, Futures::After later)
     : port(core, server),
@@ -42,6 +34,12 @@ Front::Front(ServiceCore* core, const std::shared_ptr<HttpServer>& server,
       futures(kMaxResultBytes, later),
       after(std::move(later)),
       waiting(std::make_shared<FairBudget>(kMaxWaitingBytes)) {}
+
+std::vector<std::string> Front::model_names() const {
+  std::vector<std::string> names = port.core()->options.model_aliases;
+  names.insert(names.begin(), model_name());
+  return names;
+}
 
 absl::StatusOr<Session*> Front::FindSession(const Call& call,
                                             const std::string& id) {

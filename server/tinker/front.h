@@ -8,88 +8,21 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/time/time.h"
 #include "server/http/fair_budget.h"
 #include "server/tinker/disk_pool.h"
 #include "server/tinker/engine_port.h"
+#include "server/tinker/entries.h"
 #include "server/tinker/fields.h"
 #include "server/tinker/futures.h"
 #include "server/tinker/ledger.h"
 #include "server/tinker/owner.h"
 #include "server/tinker/sample_queue.h"
-#include "server/tinker/step_line.h"
 
 namespace weft::tinker {
-
-// A client's session. sessions.h says when a session ends.
-struct Session {
-  std::string id;
-  Caller caller;
-  std::string owner;  // OwnerKey(caller).
-  Json fields;        // The body of create_session.
-  absl::Time last_beat;
-};
-
-// A model in training: an adapter, and the mapping from the client's sequence
-// numbers to the adapter's steps.
-struct Model {
-  std::string id;
-  Caller caller;
-  std::string owner;
-  std::string session;
-  std::string adapter;
-  Json user_metadata;
-  // Pairs (first, offset), ascending. The last pair with first <= s maps
-  // sequence number s to the adapter's step s + offset. Without such a pair,
-  // the step is s. Each successful load adds a pair, because the adapter then
-  // goes on from the checkpoint's last step. Only the last two pairs are kept.
-  std::vector<std::pair<int64_t, int64_t>> offsets;
-  // The sequence number of the load_weights step that has begun but not ended,
-  // or 0 if there is none. The ledger keeps this number.
-  int64_t begun_load = 0;
-  StepLine line;
-
-  // Returns the adapter's step for a sequence number.
-  [[nodiscard]] uint64_t StepOf(int64_t seq) const;
-};
-
-// A sampling session: the weights that a sampling client samples from.
-struct Sampler {
-  std::string id;
-  std::string owner;
-  std::string session;
-  std::string adapter;     // Empty for the base model.
-  std::string snapshot;    // Empty: no snapshot, but the current weights.
-  std::string model_path;  // Empty if not made from a checkpoint.
-  uint64_t used = 0;       // A later use sets a higher number (TouchSampler).
-};
-
-// An adapter that the front loads for sampling sessions (loaded_adapters.h).
-struct LoadedAdapter {
-  enum class State : uint8_t { kLoading, kReady, kLeaving };
-  State state = State::kLoading;
-  // Counts the sampling sessions that use the adapter, not those in `waiting`.
-  int users = 0;
-  // Callbacks for the end of the load, one per sampling session that waits. If
-  // `state` is kLeaving, the load begins after the adapter's deletion.
-  std::vector<std::function<void(const absl::Status&)>> waiting;
-};
-
-// An adapter that is to be deleted (reaper.h).
-struct Orphan {
-  Caller caller;
-  std::string adapter;
-  // True while the engine handles a request to delete the adapter.
-  bool running = false;
-  // Callbacks that run when the adapter is deleted.
-  std::vector<std::function<void()>> gone;
-};
 
 // A request, as its handler gets it.
 struct Call {
@@ -128,6 +61,8 @@ struct Front {
   [[nodiscard]] const std::string& model_name() const {
     return port.core()->options.model_name;
   }
+  // Returns the names of the base model: model_name(), then --model-alias.
+  [[nodiscard]] std::vector<std::string> model_names() const;
 
   EnginePort port;
   const std::unique_ptr<Ledger> ledger;
@@ -138,6 +73,9 @@ struct Front {
   // Clients that wait until a future's request is on disk, by future id.
   std::map<std::string, std::vector<Respond>> keeping;
   std::map<std::string, Session> sessions;
+  // Clients that wait until a session is on disk, by owner and idempotency key.
+  // Without a key, by owner and session id.
+  std::map<std::string, std::vector<Respond>> making_sessions;
   std::map<std::string, Model> models;
   // Callbacks of requests that wait until a model is on disk, by model id.
   std::map<std::string, std::vector<std::function<void(absl::Status)>>> opening;

@@ -8,6 +8,8 @@
 #include "absl/strings/str_replace.h"
 #include "server/field_checks.h"
 #include "server/status_conversion.h"
+#include "server/tinker/checkpoint_extras.h"
+#include "server/tinker/checkpoint_path.h"
 #include "server/tinker/reaper.h"
 #include "server/tinker/samplers.h"
 #include "server/tinker/step_order.h"
@@ -97,6 +99,21 @@ absl::Status StartCreation(Front& front, const CallPtr& call,
       });
 }
 
+// Returns Model::base_model for the model that the body asks for. If the body
+// has no base_model but a checkpoint's path, the checkpoint has the name.
+absl::StatusOr<std::string> NamedBase(const Front& front, const Call& call) {
+  WEFT_ASSIGN_OR_RETURN(const std::string base,
+                        StringOr(call.body, "base_model", ""));
+  if (absl::EqualsIgnoreCase(base, front.model_name())) return "";
+  if (!base.empty()) return base;
+  WEFT_ASSIGN_OR_RETURN(const std::string text,
+                        StringOr(call.body, "path", ""));
+  const absl::StatusOr<CheckpointPath> path = ParseCheckpointPath(text);
+  // A bad path fails the model's future later.
+  if (!path.ok()) return "";
+  return FindExtras(front, call.caller, *path).base_model;
+}
+
 // Adds the model that the body names to front.models, and writes it to the
 // ledger. Then calls `then` with the model's id. If the model is in the ledger
 // already, only calls `then`. If the write fails, or `then` returns an error,
@@ -122,12 +139,14 @@ absl::Status OpenModel(
   }
   if (front.models.contains(id)) return then(id);
   WEFT_RETURN_IF_ERROR(CheckModelCount(front, call->owner()));
+  WEFT_ASSIGN_OR_RETURN(std::string base, NamedBase(front, *call));
   Model& model = front.models[id];
   model.id = id;
   model.caller = call->caller;
   model.owner = call->owner();
   model.session = session;
   model.adapter = AdapterOfModel(id);
+  model.base_model = std::move(base);
   model.line.loading = 0;
   const Json* const metadata = Find(call->body, "user_metadata");
   if (metadata != nullptr) model.user_metadata = *metadata;
@@ -161,14 +180,14 @@ absl::Status StartModel(Front& front, const std::string& id,
 }
 
 Json InfoOf(const Front& front, const Engine& engine, const std::string& model,
-            const AdapterInfo& info) {
+            const std::string& base, const AdapterInfo& info) {
   return {{"type", "get_info"},
           {"model_id", model},
           {"model_name", front.model_name()},
           {"model_data",
            {{"arch", engine.info().architecture},
-            {"model_name", front.model_name()},
-            {"tokenizer_id", front.model_name()}}},
+            {"model_name", base},
+            {"tokenizer_id", base}}},
           {"is_lora", true},
           {"lora_rank", info.config.rank},
           {"optimizer_config", {{"type", "adamw"}}}};
@@ -190,13 +209,15 @@ std::string ModelOfAdapter(absl::string_view adapter_id) {
 }
 
 absl::Status CheckBaseModel(const Front& front, absl::string_view base_model) {
-  const std::string& served = front.model_name();
-  if (base_model == served ||
-      absl::EndsWith(base_model, absl::StrCat("/", served))) {
-    return absl::OkStatus();
+  for (const std::string& name : front.model_names()) {
+    if (absl::EqualsIgnoreCase(base_model, name) ||
+        absl::EndsWithIgnoreCase(base_model, absl::StrCat("/", name))) {
+      return absl::OkStatus();
+    }
   }
   return absl::UnimplementedError(absl::StrCat(
-      "base_model ", Quoted(base_model), " is not served: use ", served));
+      "base_model ", Quoted(base_model), " is not served: use ",
+      front.model_name(), ", or add the name to the server's --model-alias"));
 }
 
 absl::Status CheckOptimizer(const Json& body) {
@@ -216,6 +237,7 @@ void KeepModel(Front& front, const Model& model,
                     {.id = model.id,
                      .fields = {{"session", model.session},
                                 {"caller", CallerToJson(model.caller)},
+                                {"base_model", model.base_model},
                                 {"user_metadata", model.user_metadata},
                                 {"offsets", model.offsets},
                                 {"begun_load", model.begun_load}},
@@ -257,13 +279,16 @@ absl::Status GetModelInfo(Front& front, const CallPtr& call,
   WEFT_ASSIGN_OR_RETURN(const Engine* const engine, front.port.engine());
   v1::GetAdapterRequest request;
   request.set_adapter_id(model->adapter);
+  const std::string base =
+      model->base_model.empty() ? front.model_name() : model->base_model;
   return front.port.Call<AdapterInfo>(
       call->origin(), Rpc::kGetAdapter, request,
       [](Engine& port, std::string adapter, auto then) {
         port.GetAdapter(std::move(adapter), std::move(then));
       },
-      [&front, engine, id, respond](const absl::StatusOr<AdapterInfo>& info) {
-        respond(info.ok() ? JsonReply(InfoOf(front, *engine, id, *info))
+      [&front, engine, id, base,
+       respond](const absl::StatusOr<AdapterInfo>& info) {
+        respond(info.ok() ? JsonReply(InfoOf(front, *engine, id, base, *info))
                           : ErrorReply(info.status()));
       });
 }
@@ -331,6 +356,7 @@ void RestoreModels(Front& front) {
     model.caller = CallerFromJson(entry.fields.value("caller", Json()));
     model.owner = OwnerKey(model.caller);
     model.adapter = AdapterOfModel(entry.id);
+    model.base_model = entry.fields.value("base_model", "");
     model.user_metadata = entry.fields.value("user_metadata", Json());
     model.offsets = entry.fields.value("offsets", decltype(model.offsets)());
     model.begun_load = entry.fields.value("begun_load", int64_t{0});

@@ -19,7 +19,8 @@ namespace weft::tinker {
 [[nodiscard]] std::string ModelOfAdapter(absl::string_view adapter_id);
 
 // Returns UNIMPLEMENTED if the server does not run `base_model`. `base_model`
-// must be the served model's name, or end in "/" and the served model's name.
+// must be one of Front::model_names, or end in "/" and such a name. Upper and
+// lower case are equal.
 [[nodiscard]] absl::Status CheckBaseModel(const Front& front,
                                           absl::string_view base_model);
 // Returns UNIMPLEMENTED if the body asks for an optimizer other than AdamW;

@@ -127,6 +127,11 @@ absl::Status DeleteRunCheckpoint(Front& front, CallOrigin origin,
 
 absl::Status ListRuns(Front& front, const CallPtr& call,
                       const Respond& respond) {
+  if (call->query.contains("project_id")) {
+    return absl::UnimplementedError(
+        "project_id is not offered: this server has no projects. Leave it out "
+        "to list all runs");
+  }
   return WithRuns(front, call, respond,
                   [&front, call](const std::vector<Run>& runs) {
                     Json all = Json::array();
@@ -211,10 +216,10 @@ absl::Status GetWeightsInfo(Front& front, const CallPtr& call,
   WEFT_ASSIGN_OR_RETURN(const CheckpointPath path, ParseCheckpointPath(text));
   return FindCheckpoint(
       front, call, path,
-      [&front, respond](const absl::StatusOr<CheckpointInfo>& info) {
-        respond(info.ok()
-                    ? JsonReply(WeightsJson(front.model_name(), info->config))
-                    : ErrorReply(info.status()));
+      [base = BaseModelOf(front, call->caller, path),
+       respond](const absl::StatusOr<CheckpointInfo>& info) {
+        respond(info.ok() ? JsonReply(WeightsJson(base, info->config))
+                          : ErrorReply(info.status()));
       });
 }
 

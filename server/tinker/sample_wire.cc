@@ -8,6 +8,7 @@
 #include "server/field_checks.h"
 #include "server/request_validation.h"
 #include "server/tinker/model_input.h"
+#include "server/tinker/refusals.h"
 #include "src/base/status_macros.h"
 
 namespace weft::tinker {
@@ -65,22 +66,6 @@ absl::Status ReadParams(const Json& params, int64_t room,
   return ReadStop(params, out);
 }
 
-// Refuses options that Weft does not offer and that would change the reply.
-absl::Status RefuseOthers(const Json& body) {
-  WEFT_ASSIGN_OR_RETURN(const int64_t count,
-                        IntOr(body, "prompt_alt_tokens_k", 0));
-  if (count != 0) {
-    return absl::UnimplementedError("prompt_alt_tokens_k is not offered");
-  }
-  if (Find(body, "target_prompt_logprobs") != nullptr) {
-    return absl::UnimplementedError("target_prompt_logprobs is not offered");
-  }
-  WEFT_ASSIGN_OR_RETURN(const bool stability,
-                        BoolOr(body, "record_stability_info", false));
-  if (!stability) return absl::OkStatus();
-  return absl::UnimplementedError("record_stability_info is not offered");
-}
-
 absl::StatusOr<int64_t> ReadLastN(const Json& body, int64_t prompt_tokens) {
   WEFT_ASSIGN_OR_RETURN(const int64_t last_n,
                         IntOr(body, "prompt_logprobs_last_n", prompt_tokens));
@@ -92,10 +77,13 @@ absl::StatusOr<int64_t> ReadLastN(const Json& body, int64_t prompt_tokens) {
 
 absl::StatusOr<TranslatedSample> TranslateSample(const Json& body,
                                                  int context_length) {
-  WEFT_RETURN_IF_ERROR(RefuseOthers(body));
+  WEFT_RETURN_IF_ERROR(RefuseFields(body));
   TranslatedSample out;
   WEFT_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt,
                         ReadModelInput(body, "prompt"));
+  if (prompt.empty()) {
+    return BadField("prompt", "is empty, must have at least one token");
+  }
   const auto prompt_tokens = static_cast<int64_t>(prompt.size());
   out.request.mutable_prompt()->Add(prompt.begin(), prompt.end());
   WEFT_ASSIGN_OR_RETURN(const int64_t num_samples,

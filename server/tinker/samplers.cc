@@ -5,9 +5,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/field_checks.h"
+#include "server/tinker/checkpoint_extras.h"
 #include "server/tinker/checkpoint_path.h"
 #include "server/tinker/loaded_adapters.h"
 #include "server/tinker/models.h"
+#include "server/tinker/refusals.h"
 #include "server/tinker/runs.h"
 #include "server/tinker/steps.h"
 #include "src/base/status_macros.h"
@@ -206,6 +208,7 @@ absl::Status CreateSampler(Front& front, const CallPtr& call,
     RespondSampler(sampler.id, respond);
     return absl::OkStatus();
   }
+  WEFT_RETURN_IF_ERROR(RefuseFields(call->body));
   WEFT_RETURN_IF_ERROR(CheckSamplerCount(front, session));
   WEFT_ASSIGN_OR_RETURN(sampler.model_path,
                         StringOr(call->body, "model_path", ""));
@@ -225,7 +228,12 @@ absl::Status GetSampler(Front& front, const CallPtr& call,
                         front.FindSampler(*call, call->args[0]));
   Json reply = {{"sampler_id", sampler->id},
                 {"base_model", front.model_name()}};
-  if (!sampler->model_path.empty()) reply["model_path"] = sampler->model_path;
+  if (!sampler->model_path.empty()) {
+    WEFT_ASSIGN_OR_RETURN(const CheckpointPath path,
+                          ParseCheckpointPath(sampler->model_path));
+    reply["model_path"] = sampler->model_path;
+    reply["base_model"] = BaseModelOf(front, call->caller, path);
+  }
   respond(JsonReply(reply));
   return absl::OkStatus();
 }

@@ -23,6 +23,33 @@ void EndSession(Front& front, const std::string& id) {
   front.sessions.erase(id);
 }
 
+void RespondSession(const std::string& id, const Respond& respond) {
+  respond(JsonReply({{"type", "create_session"}, {"session_id", id}}));
+}
+
+// Returns the owner's session that a request with this key made; nullptr if
+// there is none, or if the key is empty.
+const Session* FindByKey(const Front& front, const std::string& owner,
+                         const std::string& key) {
+  if (key.empty()) return nullptr;
+  for (const auto& [id, session] : front.sessions) {
+    if (session.key == key && session.owner == owner) return &session;
+  }
+  return nullptr;
+}
+
+// Writes the session to the ledger. `done` gets the outcome after the write.
+void KeepSession(Front& front, const Session& session,
+                 std::function<void(const absl::Status&)> done) {
+  front.ledger->Put(EntryKind::kSession,
+                    {.id = session.id,
+                     .fields = {{"caller", CallerToJson(session.caller)},
+                                {"key", session.key},
+                                {"request", session.fields}},
+                     .bytes = ""},
+                    std::move(done));
+}
+
 // Returns PERMISSION_DENIED if the session has models or sampling sessions that
 // this caller's token could not have made. Another caller of the tenant may
 // have made them.
@@ -116,11 +143,14 @@ absl::Status GetDynamicConfig(Front& /*front*/, const CallPtr& /*call*/,
 absl::Status GetCapabilities(Front& front, const CallPtr& /*call*/,
                              const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(const Engine* const engine, front.port.engine());
-  respond(JsonReply({{"supported_models",
-                      {{{"model_name", front.model_name()},
-                        {"max_context_length", engine->info().context_length},
-                        {"trainable", true},
-                        {"sampleable", true}}}}}));
+  Json models = Json::array();
+  for (const std::string& name : front.model_names()) {
+    models.push_back({{"model_name", name},
+                      {"max_context_length", engine->info().context_length},
+                      {"trainable", true},
+                      {"sampleable", true}});
+  }
+  respond(JsonReply({{"supported_models", models}}));
   return absl::OkStatus();
 }
 
@@ -132,24 +162,37 @@ absl::Status TakeTelemetry(Front& /*front*/, const CallPtr& /*call*/,
 
 absl::Status CreateSession(Front& front, const CallPtr& call,
                            const Respond& respond) {
-  WEFT_RETURN_IF_ERROR(MakeRoom(front, *call, SteadyNow()));
+  const std::string& key = call->http.idempotency_key;
+  const Session* const earlier = FindByKey(front, call->owner(), key);
+  if (earlier != nullptr) {
+    RespondSession(earlier->id, respond);
+    return absl::OkStatus();
+  }
   WEFT_ASSIGN_OR_RETURN(const std::string id, NewId());
+  const std::string making =
+      absl::StrCat(call->owner(), " ", key.empty() ? id : key);
+  const auto waiting = front.making_sessions.find(making);
+  if (waiting != front.making_sessions.end()) {
+    waiting->second.push_back(respond);
+    return absl::OkStatus();
+  }
+  WEFT_RETURN_IF_ERROR(MakeRoom(front, *call, SteadyNow()));
   const Session session{.id = id,
                         .caller = call->caller,
                         .owner = call->owner(),
+                        .key = key,
                         .fields = call->body,
                         .last_beat = SteadyNow()};
-  LedgerEntry entry{.id = id,
-                    .fields = {{"caller", CallerToJson(session.caller)},
-                               {"request", session.fields}},
-                    .bytes = ""};
-  front.ledger->Put(EntryKind::kSession, std::move(entry),
-                    [&front, session, respond](const absl::Status& kept) {
-                      if (!kept.ok()) return respond(ErrorReply(kept));
-                      front.sessions.emplace(session.id, session);
-                      respond(JsonReply({{"type", "create_session"},
-                                         {"session_id", session.id}}));
-                    });
+  front.making_sessions[making].push_back(respond);
+  KeepSession(front, session,
+              [&front, session, making](const absl::Status& kept) {
+                if (kept.ok()) front.sessions.emplace(session.id, session);
+                const auto askers = front.making_sessions.extract(making);
+                for (const Respond& asker : askers.mapped()) {
+                  kept.ok() ? RespondSession(session.id, asker)
+                            : asker(ErrorReply(kept));
+                }
+              });
   return absl::OkStatus();
 }
 
@@ -228,6 +271,7 @@ void RestoreSessions(Front& front, absl::Time now) {
     Session session{.id = entry.id,
                     .caller = caller,
                     .owner = OwnerKey(caller),
+                    .key = entry.fields.value("key", ""),
                     .fields = entry.fields.value("request", Json::object()),
                     .last_beat = now};
     front.sessions.emplace(entry.id, std::move(session));

@@ -37,7 +37,9 @@ inline constexpr absl::Duration kSilence = absl::Minutes(5);
                                          const Respond& respond);
 
 // Makes a session, writes it to the ledger, and then responds with its id or
-// the error of the write. Errors: RESOURCE_EXHAUSTED if the owner has
+// the error of the write. If a request of the owner with the same idempotency
+// key has made a session that has not ended, responds with this session's id.
+// Errors: RESOURCE_EXHAUSTED if the owner has
 // kMaxSessions sessions, and none of them may be ended; the errors of NewId.
 [[nodiscard]] absl::Status CreateSession(Front& front, const CallPtr& call,
                                          const Respond& respond);

@@ -6,6 +6,7 @@
 #include "server/field_checks.h"
 #include "server/status_conversion.h"
 #include "server/tinker/errors.h"
+#include "server/tinker/refusals.h"
 #include "server/tinker/samplers.h"
 #include "server/tinker/sampling.h"
 #include "server/tinker/step_order.h"
@@ -109,7 +110,8 @@ std::string PromiseId::ToString() const {
 absl::Status Promise(Front& front, const CallPtr& call, const PromiseId& id,
                      const Task& task, const Respond& respond) {
   if (!Open(front, call, id, respond)) return absl::OkStatus();
-  const auto begin = [&front, id, task](const absl::Status& kept) {
+  const auto begin = [&front, id, task, unoffered = RefuseFields(call->body)](
+                         const absl::Status& kept) {
     const auto finish = [&front, id](absl::StatusOr<FutureResult> result) {
       // UNAVAILABLE means that the server stops. The future then gets no
       // result, because the restarted server runs the request again.
@@ -124,8 +126,8 @@ absl::Status Promise(Front& front, const CallPtr& call, const PromiseId& id,
                            result.ok() ? *std::move(result)
                                        : FutureResult::Failed(result.status()));
     };
-    absl::Status refused = kept;
-    if (kept.ok()) refused = task(finish);
+    absl::Status refused = kept.ok() ? unoffered : kept;
+    if (refused.ok()) refused = task(finish);
     if (refused.ok() || RetryMillis(refused).has_value()) return refused;
     finish(refused);
     return absl::OkStatus();
@@ -153,6 +155,10 @@ absl::Status PromiseStep(Front& front, const CallPtr& call,
   if (!reserved.ok() && seq != model->line.next) {
     front.futures.Drop(id.ToString());
     return TooMuchWaits();
+  }
+  const absl::Status unoffered = RefuseFields(call->body);
+  if (!unoffered.ok()) {
+    task = [unoffered](const StepRun&) { return unoffered; };
   }
   ArrivedStep step{.future = id.ToString(),
                    .origin = call->origin(),

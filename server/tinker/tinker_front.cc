@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "server/console/console.h"
 #include "server/listener.h"
@@ -126,6 +127,11 @@ absl::StatusOr<std::unique_ptr<TinkerFront>> TinkerFront::Start(
   auto impl =
       std::make_unique<Impl>(core, std::move(server), std::move(ledger));
   impl->Start();
+  if (!options.model_aliases.empty()) {
+    Log(LogLevel::kInfo, "the base model has further names",
+        {{"model", options.model_name},
+         {"names", absl::StrJoin(options.model_aliases, ",")}});
+  }
   return std::unique_ptr<TinkerFront>(
       new TinkerFront(std::move(impl), std::move(address)));
 }

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/field_checks.h"
+#include "server/tinker/refusals.h"
 #include "server/tinker/tensor.h"
 #include "src/base/status_macros.h"
 
@@ -21,6 +22,7 @@ absl::StatusOr<v1::LossFunction> ReadLossName(const std::string& name) {
       {"gspo", v1::LOSS_FUNCTION_GSPO}};
   const auto found = kNames->find(name);
   if (found != kNames->end()) return found->second;
+  if (name == "stable_reinforce") return NoStableReinforce();
   return absl::UnimplementedError(
       absl::StrCat("loss_fn ", Quoted(name),
                    " is not offered: use cross_entropy, importance_sampling, "

@@ -51,10 +51,6 @@ absl::Status StartTrain(Front& front, const CallOrigin& origin, Rpc rpc,
 }
 
 absl::Status ReadAdam(const Json& body, v1::AdamWConfig* out) {
-  if (Find(body, "optimizer_params") != nullptr) {
-    return absl::UnimplementedError(
-        "optimizer_params is not offered: use adam_params");
-  }
   if (Find(body, "adam_params") == nullptr) return absl::OkStatus();
   WEFT_ASSIGN_OR_RETURN(const Json* const adam,
                         ObjectField(body, "adam_params"));

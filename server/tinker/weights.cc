@@ -29,7 +29,9 @@ struct Save {
 // checkpoint's extras.
 absl::Status StartSave(Front& front, const CallPtr& call, const Save& save,
                        const StepRun& run) {
-  WEFT_ASSIGN_OR_RETURN(const CheckpointExtras extras, ReadExtras(call->body));
+  WEFT_ASSIGN_OR_RETURN(CheckpointExtras extras, ReadExtras(call->body));
+  const auto model = front.models.find(save.path.run);
+  if (model != front.models.end()) extras.base_model = model->second.base_model;
   v1::SaveCheckpointRequest request;
   request.set_adapter_id(AdapterOfModel(save.path.run));
   request.set_name(save.path.WeftName());
@@ -50,9 +52,8 @@ absl::Status StartSave(Front& front, const CallPtr& call, const Save& save,
       run.cancel);
 }
 
-// Promises a step that saves a checkpoint. `kind` is the KIND in the
-// checkpoint's path, tinker://RUN/KIND/NAME. `type` is the result's `type`.
-absl::Status PromiseSave(Front& front, const CallPtr& call, const char* kind,
+// Promises a step that saves a checkpoint. `type` is the result's `type`.
+absl::Status PromiseSave(Front& front, const CallPtr& call, CheckpointKind kind,
                          const char* type, const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(const std::string model,
                         StringField(call->body, "model_id"));
@@ -62,8 +63,7 @@ absl::Status PromiseSave(Front& front, const CallPtr& call, const char* kind,
     WEFT_ASSIGN_OR_RETURN(const std::string name,
                           StringOr(call->body, "path", unnamed.c_str()));
     Save save{.type = type};
-    WEFT_ASSIGN_OR_RETURN(
-        save.path, ParseCheckpointId(model, absl::StrCat(kind, "/", name)));
+    WEFT_ASSIGN_OR_RETURN(save.path, NameCheckpoint("name", model, kind, name));
     WEFT_ASSIGN_OR_RETURN(save.overwrite,
                           BoolOr(call->body, "overwrite", false));
     return save;
@@ -87,10 +87,6 @@ absl::StatusOr<Load> ReadLoad(const Json& body) {
   WEFT_ASSIGN_OR_RETURN(const std::string path, StringField(body, "path"));
   WEFT_ASSIGN_OR_RETURN(load.path, ParseCheckpointPath(path));
   WEFT_ASSIGN_OR_RETURN(load.with_optimizer, BoolOr(body, "optimizer", false));
-  if (Find(body, "weights_access_token") != nullptr) {
-    return absl::UnimplementedError(
-        "weights_access_token is not offered: checkpoints are their tenant's");
-  }
   return load;
 }
 
@@ -171,7 +167,8 @@ absl::Status LoadNewModel(Front& front, const CallPtr& call,
 
 absl::Status SaveWeights(Front& front, const CallPtr& call,
                          const Respond& respond) {
-  return PromiseSave(front, call, "weights", "save_weights", respond);
+  return PromiseSave(front, call, CheckpointKind::kTraining, "save_weights",
+                     respond);
 }
 
 absl::Status SaveWeightsForSampler(Front& front, const CallPtr& call,
@@ -179,14 +176,14 @@ absl::Status SaveWeightsForSampler(Front& front, const CallPtr& call,
   if (Find(call->body, "sampling_session_seq_id") != nullptr) {
     return PublishSampler(front, call, respond);
   }
-  return PromiseSave(front, call, "sampler_weights", "save_weights_for_sampler",
-                     respond);
+  return PromiseSave(front, call, CheckpointKind::kSampler,
+                     "save_weights_for_sampler", respond);
 }
 
 absl::Status SaveWeightsExternal(Front& front, const CallPtr& call,
                                  const Respond& respond) {
-  return PromiseSave(front, call, "external_weights", "save_weights_external",
-                     respond);
+  return PromiseSave(front, call, CheckpointKind::kExternal,
+                     "save_weights_external", respond);
 }
 
 absl::Status LoadWeights(Front& front, const CallPtr& call,

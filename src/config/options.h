@@ -65,7 +65,7 @@ struct EngineOptions {
   // Host bytes for adapters that leave the device. Adapters that do not fit
   // move to disk. -1: none. 0: none on a CPU; chosen at startup on CUDA.
   int64_t adapter_host_bytes = 0;
-  int max_rank = 64;               // [1, 1024]
+  int max_rank = 128;              // [1, 1024]
   int max_context_tokens = 0;      // At most the model's limit; 0: that limit.
   int64_t max_batch_tokens = 0;    // Micro-batch tokens. 0: depends on device.
   int64_t loss_chunk_size = 1024;  // Rows of logits per chunk; 0, -1: all.
@@ -112,7 +112,9 @@ struct ServerOptions {
   std::string port_file;   // When weftd listens, it writes its addresses to
                            // this file, one per line.
   std::string model_name;  // Empty: the last part of the model folder.
-  std::string torch_dir;   // Empty: the LibTorch that weftd was linked with.
+  // Further names that the Tinker API accepts for the base model.
+  std::vector<std::string> model_aliases;
+  std::string torch_dir;  // Empty: the LibTorch that weftd was linked with.
   // Names besides localhost and addresses that HTTP clients use for this
   // server.
   std::vector<std::string> allowed_hosts;

@@ -96,7 +96,7 @@ class Edge:
             ports = {
                 50051: self.daemon.address,
                 9400: self.daemon.metrics_address,
-                8080: f"127.0.0.1:{self._http}",
+                8460: f"127.0.0.1:{self._http}",
             }
             if self._openai is not None:
                 ports[8000] = self._openai

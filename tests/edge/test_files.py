@@ -210,7 +210,7 @@ def test_three_commands_of_the_readme_serve_others(tmp_path: Path) -> None:
     (tmp_path / model[1]).parent.mkdir(parents=True)
     (tmp_path / model[1]).symlink_to(models.tiny_model("llama-tied"))
     ports = {port: f"127.0.0.1:{daemon_module.free_port()}" for port in (50051, 9400)}
-    ports[8080] = f"127.0.0.1:{daemon_module.free_port()}"
+    ports[8460] = f"127.0.0.1:{daemon_module.free_port()}"
     listen = daemon_module.free_port()
     conf = tmp_path / "deploy" / "edge" / "nginx.conf"
     conf.write_text(configuration(ports, listen))
@@ -220,7 +220,7 @@ def test_three_commands_of_the_readme_serve_others(tmp_path: Path) -> None:
         "WEFT_METRICS_LISTEN": ports[9400],
     }
     first = commands[0].replace("weft.example.org", "localhost")
-    third = commands[2].replace("127.0.0.1:8080", ports[8080])
+    third = commands[2].replace("127.0.0.1:8460", ports[8460])
     subprocess.run(first, shell=True, cwd=tmp_path, check=True)
     token = subprocess.run(
         commands[1],

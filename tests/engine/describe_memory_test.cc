@@ -77,6 +77,7 @@ class DescribeMemoryTest : public ::testing::Test {
 TEST_F(DescribeMemoryTest, SaysPartsBytesAndLimits) {
   WriteConfig(kLarge);
   options_.load_format = LoadFormat::kDummy;
+  options_.max_rank = 64;
   const auto text = Describe(80 * kGiB);
   ASSERT_THAT(text.status(), IsOk());
   // memory_plan_test.cc expects the same numbers. The model's bytes include 64

@@ -148,7 +148,7 @@ TEST_F(EngineTest, AnExportComesBackAsAnImport) {
 
 TEST_F(EngineTest, RefusesToImportALargeRankOfOneLayer) {
   LoraConfig config{.rank = 2, .alpha = 4};
-  config.overrides = {{1, TargetModule::kVProj, {.rank = 65, .alpha = 4}}};
+  config.overrides = {{1, TargetModule::kVProj, {.rank = 129, .alpha = 4}}};
   const lora::ModelShape shape = {.num_layers = 2,
                                   .hidden = 16,
                                   .q_width = 16,
@@ -164,7 +164,7 @@ TEST_F(EngineTest, RefusesToImportALargeRankOfOneLayer) {
                     done);
               }),
               IsStatus(absl::StatusCode::kInvalidArgument,
-                       "rank 65 is above the limit 64 (--max-rank)"));
+                       "rank 129 is above the limit 128 (--max-rank)"));
 }
 
 TEST_F(EngineTest, RefusesWorkOnceItDrains) {

@@ -44,6 +44,7 @@ TEST(FlagsTest, ListIsFrozen) {
   for (const Flag& flag : FlagTable()) names.push_back(flag.name);
   EXPECT_THAT(names, ElementsAreArray({"model",
                                        "model-name",
+                                       "model-alias",
                                        "device",
                                        "dtype",
                                        "cpu-bf16",

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "server/tinker/checkpoint_extras.h"
 #include "server/tinker/loaded_adapters.h"
 #include "server/tinker/models.h"
 #include "server/tinker/reaper.h"
@@ -95,6 +96,7 @@ void TinkerFrontTest::StartFront() {
   RestoreSessions(*front_, absl::Now());
   RestoreModels(*front_);
   RestoreSamplers(*front_);
+  RestoreExtras(*front_);
   RestoreOrphans(*front_,
                  [this](const std::string& owner, const std::string& name) {
                    return IsLoaded(*front_, owner, name);
@@ -143,6 +145,7 @@ std::future<HttpReply> TinkerFrontTest::AskLater(const std::string& method,
   HttpRequest request{.method = method,
                       .target = absl::StrCat("/api/v1/", path),
                       .api_key = key_,
+                      .idempotency_key = idempotency_key_,
                       .content_type = kJsonType,
                       .host = "front:80",
                       .forwarded_proto = forwarded_proto_,

@@ -165,7 +165,9 @@ constexpr int64_t k141GB = 141'000'000'000;
 
 absl::StatusOr<MemorySplit> PlanFor(const ModelSizes& sizes,
                                     int64_t device_bytes,
-                                    EngineOptions options = {}) {
+                                    EngineOptions options = {},
+                                    int max_rank = 64) {
+  options.max_rank = max_rank;
   options.max_context_tokens = *ContextTokens(options, sizes.config);
   const int64_t rotary =
       int64_t{4} * options.max_context_tokens * sizes.config.head_dim;
@@ -235,6 +237,16 @@ TEST(PublishedModelsTest, Llama8BOn80GB) {
   EXPECT_EQ(split.cache_limit, Limit::kNothing);
 }
 
+TEST(PublishedModelsTest, TheDefaultRankHalvesTheAdaptersOn80GB) {
+  // An adapter takes 8,127,381,504, and 4096 tokens take more, too. So there is
+  // room for two adapters beside the required one.
+  const MemorySplit split =
+      *PlanFor(Llama8B(), k80GB, {}, EngineOptions().max_rank);
+  EXPECT_EQ(split.num_adapters, 3);
+  EXPECT_EQ(split.batch_tokens, 4096);
+  EXPECT_EQ(split.recomputed_layers, 0);
+}
+
 TEST(PublishedModelsTest, LongBatchesOfTheOperatorsOn80GB) {
   // 8192 tokens take 26,832,027,648, which is 13,257,883,648 more than 4096
   // tokens. So there is room for two adapters beside the required one.
@@ -279,7 +291,7 @@ TEST(PublishedModelsTest, Llama8BOn24GB) {
   // 13,459,865,600 without recomputation. Each recomputed layer saves
   // 353,763,328, so 27 layers are recomputed.
   const MemorySplit split =
-      *PlanFor(Llama8B(), k24GB, {.max_rank = 16, .max_context_tokens = 8192});
+      *PlanFor(Llama8B(), k24GB, {.max_context_tokens = 8192}, 16);
   EXPECT_EQ(split.batch_tokens, 4096);
   EXPECT_EQ(split.recomputed_layers, 27);
   EXPECT_EQ(split.activations, 13'459'865'600 - 27 * int64_t{353'763'328});

@@ -93,9 +93,14 @@ def refused(base: str) -> dict[str, Any]:
     bad = types.Datum(
         model_input=prompt([1, 2]), loss_fn_inputs={"target_tokens": [1, 10**6]}
     )
-    for data, loss in (([bad], "cross_entropy"), ([datum()], "stable_reinforce")):
+    asks: list[Callable[[], Any]] = [
+        lambda: client.forward_backward([bad], "cross_entropy"),
+        lambda: client.forward_backward([datum()], "stable_reinforce"),
+        lambda: client.save_weights_external("out", age_encryption_recipients=["age1"]),
+    ]
+    for ask in asks:
         try:
-            client.forward_backward(data, loss).result()
+            ask().result()
         except tinker.RequestFailedError as error:
             messages.append([str(error), str(error.category)])
     # The refused calls leave no gap in the step numbers, so the next calls run.

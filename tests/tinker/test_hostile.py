@@ -230,6 +230,14 @@ def test_pages_of_strangers_are_refused(
     assert ask(small, "GET", path, headers=cross, key=key)[0] == 403
 
 
+def test_a_repeated_create_session_gets_the_same_session(small: TinkerDaemon) -> None:
+    def session(key: str) -> Any:
+        headers = {**JSON, "X-Idempotency-Key": key}
+        return ask(small, "POST", "/api/v1/create_session", b"{}", headers)[1]
+
+    assert session("one") == session("one") != session("two")
+
+
 def test_a_client_that_hangs_up_harms_nobody(small: TinkerDaemon) -> None:
     for text in (
         b"POST /api/v1/create_session HTTP/1.1\r\nHost: localhost\r\n"

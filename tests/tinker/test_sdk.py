@@ -57,9 +57,10 @@ def test_numbers_are_those_of_the_grpc_client(server: TinkerDaemon) -> None:
 
 def test_refusals_have_a_category_and_leave_no_gap(server: TinkerDaemon) -> None:
     messages = server.run("refused")["messages"]
-    assert len(messages) == 2
-    assert "1000000" in messages[0][0] or "targets" in messages[0][0]
-    assert "stable_reinforce" in messages[1][0]
+    assert len(messages) == 3
+    assert "data[0].loss_fn_inputs.target_tokens[1] is 1000000" in messages[0][0]
+    assert "(loss stable_reinforce) is not offered" in messages[1][0]
+    assert "age_encryption_recipients is not offered" in messages[2][0]
     assert all("user" in category.lower() for _, category in messages)
 
 

@@ -1,0 +1,96 @@
+// The entries of the front's tables (front.h).
+// Threads: the front's thread; until it runs, the thread that starts it.
+#ifndef WEFT_SERVER_TINKER_ENTRIES_H_
+#define WEFT_SERVER_TINKER_ENTRIES_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "server/caller.h"
+#include "server/tinker/fields.h"
+#include "server/tinker/step_line.h"
+
+namespace weft::tinker {
+
+// A client's session. sessions.h says when a session ends.
+struct Session {
+  std::string id;
+  Caller caller;
+  std::string owner;  // OwnerKey(caller).
+  std::string key;    // The idempotency key of create_session; may be empty.
+  Json fields;        // The body of create_session.
+  absl::Time last_beat;
+};
+
+// A model in training: an adapter, and the mapping from the client's sequence
+// numbers to the adapter's steps.
+struct Model {
+  std::string id;
+  Caller caller;
+  std::string owner;
+  std::string session;
+  std::string adapter;
+  // The base model's name as the client that made the model gave it. The client
+  // can load a tokenizer by this name. Empty: as the server names it.
+  std::string base_model;
+  Json user_metadata;
+  // Pairs (first, offset), ascending. The last pair with first <= s maps
+  // sequence number s to the adapter's step s + offset. Without such a pair,
+  // the step is s. Each successful load adds a pair, because the adapter then
+  // goes on from the checkpoint's last step. Only the last two pairs are kept.
+  std::vector<std::pair<int64_t, int64_t>> offsets;
+  // The sequence number of the load_weights step that has begun but not ended,
+  // or 0 if there is none. The ledger keeps this number.
+  int64_t begun_load = 0;
+  StepLine line;
+
+  // Returns the adapter's step for a sequence number.
+  [[nodiscard]] uint64_t StepOf(int64_t seq) const {
+    int64_t offset = 0;
+    for (const auto& [first, value] : offsets) {
+      if (first <= seq) offset = value;
+    }
+    return static_cast<uint64_t>(seq + offset);
+  }
+};
+
+// A sampling session: the weights that a sampling client samples from.
+struct Sampler {
+  std::string id;
+  std::string owner;
+  std::string session;
+  std::string adapter;     // Empty for the base model.
+  std::string snapshot;    // Empty: no snapshot, but the current weights.
+  std::string model_path;  // Empty if not made from a checkpoint.
+  uint64_t used = 0;       // A later use sets a higher number (TouchSampler).
+};
+
+// An adapter that the front loads for sampling sessions (loaded_adapters.h).
+struct LoadedAdapter {
+  enum class State : uint8_t { kLoading, kReady, kLeaving };
+  State state = State::kLoading;
+  // Counts the sampling sessions that use the adapter, not those in `waiting`.
+  int users = 0;
+  // Callbacks for the end of the load, one per sampling session that waits. If
+  // `state` is kLeaving, the load begins after the adapter's deletion.
+  std::vector<std::function<void(const absl::Status&)>> waiting;
+};
+
+// An adapter that is to be deleted (reaper.h).
+struct Orphan {
+  Caller caller;
+  std::string adapter;
+  // True while the engine handles a request to delete the adapter.
+  bool running = false;
+  // Callbacks that run when the adapter is deleted.
+  std::vector<std::function<void()>> gone;
+};
+
+}  // namespace weft::tinker
+
+#endif  // WEFT_SERVER_TINKER_ENTRIES_H_
