@@ -12,7 +12,6 @@
 #include "src/model/mlp.h"
 #include "src/model/token_experts.h"
 #include "src/model_config/model_shard.h"
-#include "src/ops/cuda_dispatch.h"
 #include "src/ops/int8_weight.h"
 #include "src/ops/rms_norm.h"
 
