@@ -92,6 +92,16 @@ CallRecord::CallRecord(ServiceCore* core, CallOrigin origin, Rpc rpc)
 
 CallRecord::~CallRecord() { core_->open_calls.fetch_sub(1); }
 
+absl::Status CallRecord::Take(const RequestFields& fields) {
+  const absl::Status own = caller()->Qualify(fields);
+  if (!own.ok()) return own;
+  if (fields.adapter_id != nullptr) object_ = *fields.adapter_id;
+  if (fields.checkpoint != nullptr) {
+    absl::StrAppend(&object_, "/", *fields.checkpoint);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CallRecord::Spend(int64_t tokens) const {
   if (!has_tenant() || tokens == 0) return absl::OkStatus();
   return core_->quota.Spend(caller()->tenant(), tokens, SteadyNow());
