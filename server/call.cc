@@ -33,6 +33,21 @@ std::string Header(const grpc::CallbackServerContext& context,
   return std::string(begin->second.data(), begin->second.size());
 }
 
+// Returns whether the engine refused the call before it computed anything. The
+// same call may succeed later.
+bool RanNothing(const absl::Status& status) {
+  switch (ReasonOf(status)) {
+    case RejectReason::kQueueFull:
+    case RejectReason::kOrder:
+    case RejectReason::kDiskFull:
+    case RejectReason::kStarting:
+    case RejectReason::kDraining:
+      return true;
+    default:
+      return false;
+  }
+}
+
 absl::StatusOr<Caller> CallerOf(const ServiceCore& core,
                                 const grpc::CallbackServerContext& context,
                                 Rpc rpc) {
@@ -102,9 +117,18 @@ absl::Status CallRecord::Take(const RequestFields& fields) {
   return absl::OkStatus();
 }
 
-absl::Status CallRecord::Spend(int64_t tokens) const {
+absl::Status CallRecord::Spend(int64_t tokens) {
   if (!has_tenant() || tokens == 0) return absl::OkStatus();
-  return core_->quota.Spend(caller()->tenant(), tokens, SteadyNow());
+  const absl::Status status =
+      core_->quota.Spend(caller()->tenant(), tokens, SteadyNow());
+  if (status.ok()) spent_ = tokens;
+  return status;
+}
+
+void CallRecord::Refund() {
+  if (spent_ > 0) {
+    core_->quota.Refund(caller()->tenant(), std::exchange(spent_, 0));
+  }
 }
 
 RequestLimits CallRecord::limits(const Engine& engine) const {
@@ -127,6 +151,7 @@ void CallRecord::MarkReplayed() {
     context_->AddTrailingMetadata("weft-replayed", "1");
   }
   core_->metrics.Replayed(rpc_);
+  Refund();
 }
 
 void CallRecord::CountRefusal(const absl::Status& status) {
@@ -167,6 +192,7 @@ void CallRecord::Audit(const absl::Status& status) const {
 
 absl::Status CallRecord::Settle(const absl::Status& status) {
   const TraceScope scope(trace());
+  if (RanNothing(status)) Refund();
   // Leaves the quota before the reply is sent, because a client that has the
   // reply may begin its next call at once.
   if (has_tenant()) core_->quota.Leave(caller()->tenant());

@@ -57,7 +57,8 @@ class CallRecord {
 
   // Validates the request and returns it in the engine's form, with the
   // engine's names of adapters and the call's deadline (if the form has a
-  // deadline). Counts the request's tokens against the tenant's rate. REQUIRES:
+  // deadline). Counts the request's tokens against the tenant's rate, until the
+  // call ends without work for the engine. REQUIRES:
   // caller() is OK. Errors: those of Validate, Qualify and Spend.
   template <typename Request>
   [[nodiscard]] auto Read(const Engine& engine, const Request& request)
@@ -118,7 +119,10 @@ class CallRecord {
  private:
   CallRecord(ServiceCore* core, grpc::CallbackServerContext* context,
              CallOrigin origin, Rpc rpc);
-  [[nodiscard]] absl::Status Spend(int64_t tokens) const;
+  // Charges the tokens of a request to the tenant. Refund gives them back, for
+  // a call that the engine refused or answered without computing anything.
+  [[nodiscard]] absl::Status Spend(int64_t tokens);
+  void Refund();
   // Returns whether the call has a valid token. The quota counts only calls
   // with a valid token.
   [[nodiscard]] bool has_tenant() const {
@@ -139,6 +143,7 @@ class CallRecord {
   // The result of TenantQuota::Enter; OK without a valid token.
   absl::Status entered_;
   std::string object_;
+  int64_t spent_ = 0;  // The tokens that this call was charged.
 };
 
 }  // namespace weft

@@ -1,7 +1,7 @@
 // Tests random requests of every kind. The server must refuse a request with a
 // short message, or accept one that later layers can rely on. Seeds are fixed,
-// so a failure repeats. Also tests that isolation knows every name of an adapter
-// in every request.
+// so a failure repeats. Also tests that isolation knows every name of an
+// adapter in every request.
 #include <cstdint>
 #include <memory>
 #include <set>
