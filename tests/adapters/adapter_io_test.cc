@@ -548,13 +548,14 @@ TEST_F(AdapterIoTest, AFolderEndsWithItsLastCheckpoint) {
   EXPECT_TRUE(std::filesystem::exists(folder_ / "a" / "two"));
   EXPECT_THAT(io_.Delete("a", "two"), IsOk());
   EXPECT_FALSE(std::filesystem::exists(folder_ / "a"));
-  EXPECT_THAT(io_.Delete("a", "two"), IsStatus(absl::StatusCode::kNotFound));
+  EXPECT_THAT(io_.Delete("a", "two"),
+              IsStatus(absl::StatusCode::kNotFound, ""));
   ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "three"}), IsOk());
-  EXPECT_THAT(Names(), ElementsAre("three"));
+  EXPECT_THAT(Names(), ::testing::ElementsAre("three"));
   // A save that fails leaves no folder either.
   AdapterIo reserved(folder_, kBase, std::numeric_limits<int64_t>::max());
   EXPECT_THAT(reserved.Save({.adapter_id = "b", .name = "c"}, CopyOf(Uneven())),
-              IsStatus(absl::StatusCode::kResourceExhausted));
+              IsStatus(absl::StatusCode::kResourceExhausted, "disk"));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "b"));
 }
 

@@ -110,7 +110,7 @@ def test_signals_of_others_end_nothing(clock: Clock) -> None:
 
 def test_a_log_that_cannot_be_written_ends_the_process_soon(durable: Durable) -> None:
     """The step that waits for the disk gets no answer, and holds nothing up."""
-    daemon = durable.start(failpoints="journal.sync=err(EIO)#4-")
+    daemon = durable.start(failpoints="journal.sync=err(EIO)#4-9999")
     with Raw(daemon.address) as raw:
         assert raw.create("a", rank=2).code == "OK"
         outcome = raw.optim_step("a")

@@ -340,6 +340,8 @@ TEST_F(AuthTest, CallsThatComputeNothingCostNoTokens) {
   ServerOptions options = TestOptions();
   options.auth_tokens_file = file_;
   options.max_tokens_per_second_per_tenant = 1;  // A burst of ten tokens.
+  options.max_data_per_request = 100;
+  options.max_tokens_per_request = 300;
   StartServer(options);
   AttachEngine();
   ASSERT_TRUE(Create("a", a).ok());
