@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "client/call_metadata.h"
+#include "src/base/clock.h"
 
 namespace weft::client {
 namespace {
@@ -114,7 +115,7 @@ Future<OptimReply> AdapterHandle::OptimStep(v1::AdamWConfig adamw) {
 absl::Status AdapterHandle::Resync() {
   if (absl::Status idle = counter_->CheckIdle(); !idle.ok()) return idle;
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + options_.timeout));
+  context.set_deadline(ToGrpcTime(SteadyNow() + options_.timeout));
   AddCallMetadata(context, options_.token, adapter_id_);
   v1::GetAdapterRequest request;
   request.set_adapter_id(adapter_id_);

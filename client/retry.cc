@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/string_view.h"
 #include "client/step_counter.h"
+#include "src/base/clock.h"
 #include "weft/v1/errors.pb.h"
 
 namespace weft::client {
@@ -47,6 +48,12 @@ absl::Status FromGrpcStatus(const grpc::Status& status) {
   if (status.ok()) return absl::OkStatus();
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
                       status.error_message());
+}
+
+gpr_timespec ToGrpcTime(absl::Time when) {
+  const int64_t left = absl::ToInt64Nanoseconds(when - SteadyNow());
+  return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                      gpr_time_from_nanos(left, GPR_TIMESPAN));
 }
 
 namespace {

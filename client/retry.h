@@ -1,4 +1,4 @@
-// Decides when a call is repeated, and converts gRPC's statuses to absl's.
+// Decides when a call is repeated, and converts gRPC's statuses and times.
 #ifndef WEFT_CLIENT_RETRY_H_
 #define WEFT_CLIENT_RETRY_H_
 
@@ -48,6 +48,9 @@ struct Failure {
 
 // Converts a status. Codes map one to one.
 [[nodiscard]] absl::Status FromGrpcStatus(const grpc::Status& status);
+
+// Converts a time of SteadyNow to gRPC's monotonic clock.
+[[nodiscard]] gpr_timespec ToGrpcTime(absl::Time when);
 
 // Returns the outcome of a failed attempt, with the hint of the trailer
 // `grpc-retry-pushback-ms`. By gRPC's rule (proposal A6), a value that is

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "src/base/clock.h"
 
 namespace weft::client {
 
@@ -74,7 +74,7 @@ absl::StatusOr<absl::Time> StepCounter::TurnOf(uint64_t number,
         break;
       }
     }
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     if (turn > now && deadline <= now) return refusal_;
     if (turn > now) return std::min(turn, deadline);
   }

@@ -9,7 +9,6 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/call_metadata.h"
 #include "client/call_options.h"
@@ -17,6 +16,7 @@
 #include "client/step_counter.h"
 #include "grpcpp/alarm.h"
 #include "grpcpp/grpcpp.h"
+#include "src/base/clock.h"
 
 namespace weft::client {
 
@@ -39,7 +39,7 @@ class UnaryCall final
       : method_(std::move(method)),
         request_(std::move(request)),
         options_(std::move(options)),
-        deadline_(absl::Now() + options_.timeout),
+        deadline_(SteadyNow() + options_.timeout),
         done_(std::move(done)),
         place_(std::move(place)) {}
 
@@ -52,7 +52,7 @@ class UnaryCall final
       context = context_.get();
       if (cancelled_) context->TryCancel();
     }
-    context->set_deadline(absl::ToChronoTime(deadline_));
+    context->set_deadline(ToGrpcTime(deadline_));
     AddCallMetadata(*context, options_.token, AdapterOf(request_));
     // Makes a copy, because End may clear method_ before the method returns.
     const Method method = method_;
@@ -98,7 +98,7 @@ class UnaryCall final
   void StartLater(absl::Time when) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     // The alarm that runs this call cannot be set again.
     alarm_ = grpc::Alarm();
-    alarm_.Set(absl::ToChronoTime(when),
+    alarm_.Set(ToGrpcTime(when),
                [self = this->shared_from_this()](bool) mutable {
                  const CallbackScope scope;
                  const auto call = std::move(self);
@@ -116,16 +116,16 @@ class UnaryCall final
     const Failure failure = ReadFailure(status, *context_);
     unanswered_ = failure.retry_after ? 0 : unanswered_ + 1;
     const auto delay = NextDelay(options_.retry, unanswered_, failure,
-                                 deadline_ - absl::Now(), DrawJitter());
+                                 deadline_ - SteadyNow(), DrawJitter());
     {
       absl::MutexLock lock(&mu_);
       if (delay && !cancelled_) {
         // Clears parts of a reply that the failed attempt may have left.
         response_ = Response();
-        absl::Time again = absl::Now() + *delay;
+        absl::Time again = SteadyNow() + *delay;
         if (place_.counter && absl::IsResourceExhausted(failure.status)) {
           place_.counter->HoldBack(place_.number, failure.status, again);
-          again = absl::Now();
+          again = SteadyNow();
         }
         StartLater(again);
         return;

@@ -8,6 +8,7 @@
 #include "client/peft_folder.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/support/byte_buffer.h"
+#include "src/base/clock.h"
 
 namespace weft::client {
 namespace {
@@ -72,7 +73,7 @@ CallOptions Client::call_options(bool repeat) const {
 
 void Client::Prepare(grpc::ClientContext& context,
                      absl::string_view adapter_id) const {
-  context.set_deadline(absl::ToChronoTime(absl::Now() + options_.timeout));
+  context.set_deadline(ToGrpcTime(SteadyNow() + options_.timeout));
   AddCallMetadata(context, options_.security.token, adapter_id);
 }
 

@@ -33,6 +33,21 @@ std::string Header(const grpc::CallbackServerContext& context,
   return std::string(begin->second.data(), begin->second.size());
 }
 
+// Returns whether the engine refused the call before it computed anything. The
+// same call may succeed later.
+bool RanNothing(const absl::Status& status) {
+  switch (ReasonOf(status)) {
+    case RejectReason::kQueueFull:
+    case RejectReason::kOrder:
+    case RejectReason::kDiskFull:
+    case RejectReason::kStarting:
+    case RejectReason::kDraining:
+      return true;
+    default:
+      return false;
+  }
+}
+
 absl::StatusOr<Caller> CallerOf(const ServiceCore& core,
                                 const grpc::CallbackServerContext& context,
                                 Rpc rpc) {
@@ -92,9 +107,28 @@ CallRecord::CallRecord(ServiceCore* core, CallOrigin origin, Rpc rpc)
 
 CallRecord::~CallRecord() { core_->open_calls.fetch_sub(1); }
 
-absl::Status CallRecord::Spend(int64_t tokens) const {
+absl::Status CallRecord::Take(const RequestFields& fields) {
+  const absl::Status own = caller()->Qualify(fields);
+  if (!own.ok()) return own;
+  if (fields.adapter_id != nullptr) object_ = *fields.adapter_id;
+  if (fields.checkpoint != nullptr) {
+    absl::StrAppend(&object_, "/", *fields.checkpoint);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CallRecord::Spend(int64_t tokens) {
   if (!has_tenant() || tokens == 0) return absl::OkStatus();
-  return core_->quota.Spend(caller()->tenant(), tokens, SteadyNow());
+  const absl::Status status =
+      core_->quota.Spend(caller()->tenant(), tokens, SteadyNow());
+  if (status.ok()) spent_ = tokens;
+  return status;
+}
+
+void CallRecord::Refund() {
+  if (spent_ > 0) {
+    core_->quota.Refund(caller()->tenant(), std::exchange(spent_, 0));
+  }
 }
 
 RequestLimits CallRecord::limits(const Engine& engine) const {
@@ -117,6 +151,7 @@ void CallRecord::MarkReplayed() {
     context_->AddTrailingMetadata("weft-replayed", "1");
   }
   core_->metrics.Replayed(rpc_);
+  Refund();
 }
 
 void CallRecord::CountRefusal(const absl::Status& status) {
@@ -157,6 +192,7 @@ void CallRecord::Audit(const absl::Status& status) const {
 
 absl::Status CallRecord::Settle(const absl::Status& status) {
   const TraceScope scope(trace());
+  if (RanNothing(status)) Refund();
   // Leaves the quota before the reply is sent, because a client that has the
   // reply may begin its next call at once.
   if (has_tenant()) core_->quota.Leave(caller()->tenant());

@@ -3,15 +3,14 @@
 #define WEFT_SERVER_CALL_H_
 
 #include <string>
-#include <type_traits>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "grpcpp/grpcpp.h"
 #include "server/caller.h"
+#include "server/request_fields.h"
 #include "server/request_validation.h"
 #include "server/service_core.h"
 #include "src/base/trace_id.h"
@@ -58,18 +57,19 @@ class CallRecord {
 
   // Validates the request and returns it in the engine's form, with the
   // engine's names of adapters and the call's deadline (if the form has a
-  // deadline). Counts the request's tokens against the tenant's rate. REQUIRES:
+  // deadline). Counts the request's tokens against the tenant's rate, until the
+  // call ends without work for the engine. REQUIRES:
   // caller() is OK. Errors: those of Validate, Qualify and Spend.
   template <typename Request>
   [[nodiscard]] auto Read(const Engine& engine, const Request& request)
       -> decltype(Validate(request, RequestLimits())) {
     auto plain = Validate(request, limits(engine));
     if (!plain.ok()) return plain;
-    const absl::Status own = caller()->Qualify(&*plain);
-    if (!own.ok()) return own;
-    if constexpr (requires { plain->deadline; }) plain->deadline = deadline();
-    SetObject(*plain);
-    const absl::Status spent = Spend(CostOf(*plain));
+    const RequestFields fields = FieldsOf(&*plain);
+    const absl::Status taken = Take(fields);
+    if (!taken.ok()) return taken;
+    if (fields.deadline != nullptr) *fields.deadline = deadline();
+    const absl::Status spent = Spend(fields.cost);
     if (!spent.ok()) return spent;
     return plain;
   }
@@ -89,18 +89,10 @@ class CallRecord {
     return absl::OkStatus();
   }
 
-  // Stores the object of the call for Audit and NoteError: the adapter's id, or
-  // ADAPTER/CHECKPOINT if `plain` is a pair.
-  template <typename Plain>
-  void SetObject(const Plain& plain) {
-    if constexpr (std::is_same_v<Plain, std::string>) {
-      object_ = plain;
-    } else if constexpr (requires { plain.adapter_id; }) {
-      object_ = plain.adapter_id;
-    } else if constexpr (requires { plain.first; }) {
-      object_ = absl::StrCat(plain.first, "/", plain.second);
-    }
-  }
+  // Gives the request the engine's names of adapters, and stores the object of
+  // the call for Audit and NoteError: the adapter's id, or ADAPTER/CHECKPOINT.
+  // Errors: those of Qualify.
+  [[nodiscard]] absl::Status Take(const RequestFields& fields);
 
   // Count a message that was received or sent.
   void CountReceived() { core_->metrics.Received(rpc_); }
@@ -127,21 +119,10 @@ class CallRecord {
  private:
   CallRecord(ServiceCore* core, grpc::CallbackServerContext* context,
              CallOrigin origin, Rpc rpc);
-  // Returns the tokens that count against the tenant's rate: all tokens of a
-  // training request; the prompt plus max_tokens per sample of a sampling
-  // request; otherwise 0.
-  template <typename Plain>
-  [[nodiscard]] static int64_t CostOf(const Plain& plain) {
-    if constexpr (requires { plain.num_tokens(); }) {
-      return plain.num_tokens();
-    } else if constexpr (requires { plain.num_samples; }) {
-      return static_cast<int64_t>(plain.prompt.size()) +
-             int64_t{plain.num_samples} * plain.config.max_tokens;
-    } else {
-      return 0;
-    }
-  }
-  [[nodiscard]] absl::Status Spend(int64_t tokens) const;
+  // Charges the tokens of a request to the tenant. Refund gives them back, for
+  // a call that the engine refused or answered without computing anything.
+  [[nodiscard]] absl::Status Spend(int64_t tokens);
+  void Refund();
   // Returns whether the call has a valid token. The quota counts only calls
   // with a valid token.
   [[nodiscard]] bool has_tenant() const {
@@ -162,6 +143,7 @@ class CallRecord {
   // The result of TenantQuota::Enter; OK without a valid token.
   absl::Status entered_;
   std::string object_;
+  int64_t spent_ = 0;  // The tokens that this call was charged.
 };
 
 }  // namespace weft

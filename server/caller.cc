@@ -5,6 +5,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "server/call_errors.h"
 #include "src/base/reason.h"
 
 namespace weft {
@@ -47,6 +48,53 @@ absl::Status Caller::SettleTenant(std::string* adapter_id,
     *tenant = tenant_.empty() ? *adapter_id : tenant_;
   }
   return absl::OkStatus();
+}
+
+absl::Status Caller::Qualify(const RequestFields& fields) const {
+  absl::Status status;
+  if (fields.tenant != nullptr) {
+    status = SettleTenant(fields.adapter_id, fields.tenant);
+  } else if (fields.adapter_id != nullptr) {
+    QualifyId(fields.adapter_id);
+  }
+  if (fields.source_adapter_id != nullptr) QualifyId(fields.source_adapter_id);
+  if (fields.list != nullptr) {
+    fields.list->after.insert(0, prefix_);
+    fields.list->prefix = prefix_;
+  }
+  return status;
+}
+
+void Caller::Reveal(AdapterInfo* adapter) const {
+  adapter->adapter_id = NameOf(adapter->adapter_id);
+}
+
+void Caller::Reveal(CheckpointInfo* checkpoint) const {
+  checkpoint->adapter_id = NameOf(checkpoint->adapter_id);
+}
+
+void Caller::Reveal(CallError* error) const {
+  error->adapter_id = NameOf(error->adapter_id);
+}
+
+template <typename Entry>
+void Caller::RevealOwned(std::vector<Entry>* entries) const {
+  std::erase_if(*entries,
+                [this](const Entry& entry) { return !Owns(entry.adapter_id); });
+  for (Entry& entry : *entries) Reveal(&entry);
+}
+
+void Caller::Reveal(AdapterPage* page) const {
+  // The list is sorted and, through Qualify, begins at the tenant's adapters.
+  // So if RevealOwned removes an adapter from this page, no later page has an
+  // adapter of the tenant.
+  const size_t size = page->adapters.size();
+  RevealOwned(&page->adapters);
+  page->more = page->more && page->adapters.size() == size;
+}
+
+void Caller::Reveal(std::vector<CheckpointInfo>* checkpoints) const {
+  RevealOwned(checkpoints);
 }
 
 bool Caller::Owns(absl::string_view engine_name) const {

@@ -9,14 +9,18 @@
 #define WEFT_SERVER_CALLER_H_
 
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "server/request_fields.h"
 #include "src/auth/tokens.h"
+#include "src/request/reply.h"
+#include "src/request/step.h"
 
 namespace weft {
+
+struct CallError;
 
 // Threads: any; all methods are const.
 class Caller {
@@ -35,49 +39,26 @@ class Caller {
   // the caller's adapters. Errors: PERMISSION_DENIED if a tenant's request
   // names another tenant; INVALID_ARGUMENT if an admin's request names a tenant
   // that differs from the one in the adapter's name.
-  template <typename Request>
-  [[nodiscard]] absl::Status Qualify(Request* request) const {
-    absl::Status status;
-    if constexpr (std::is_same_v<Request, std::string>) {
-      QualifyId(request);
-    } else if constexpr (requires { request->tenant; }) {
-      status = SettleTenant(&request->adapter_id, &request->tenant);
-    } else if constexpr (requires { request->adapter_id; }) {
-      QualifyId(&request->adapter_id);
-    } else if constexpr (requires { request->first; }) {
-      QualifyId(&request->first);
-    } else if constexpr (requires { request->after; }) {
-      request->after.insert(0, prefix_);
-      request->prefix = prefix_;
-    }
-    if constexpr (requires { request->source_adapter_id; }) {
-      QualifyId(&request->source_adapter_id);
-    }
-    return status;
-  }
+  [[nodiscard]] absl::Status Qualify(const RequestFields& fields) const;
 
   // Replaces the engine's names in a result by the caller's names. If the
-  // result is a list, removes the entries that the caller does not own.
+  // result is a list, removes the entries that the caller does not own. A
+  // result type without a line here does not compile.
+  void Reveal(AdapterInfo* adapter) const;
+  void Reveal(AdapterPage* page) const;
+  void Reveal(CheckpointInfo* checkpoint) const;
+  void Reveal(std::vector<CheckpointInfo>* checkpoints) const;
+  void Reveal(CallError* error) const;
   template <typename Result>
-  void Reveal(Result* result) const {
-    if constexpr (requires { result->adapter_id; }) {
-      result->adapter_id = NameOf(result->adapter_id);
-    } else if constexpr (requires { result->replayed; }) {
-      Reveal(&result->result);
-    } else if constexpr (requires { result->more; }) {
-      // The list is sorted and, through Qualify, begins at the tenant's
-      // adapters. So if Reveal removes an adapter from this page, no later page
-      // has an adapter of the tenant.
-      const size_t size = result->adapters.size();
-      Reveal(&result->adapters);
-      result->more = result->more && result->adapters.size() == size;
-    } else if constexpr (requires { result->begin()->adapter_id; }) {
-      std::erase_if(*result, [this](const auto& entry) {
-        return !Owns(entry.adapter_id);
-      });
-      for (auto& entry : *result) Reveal(&entry);
-    }
+  void Reveal(StepReply<Result>* reply) const {
+    Reveal(&reply->result);
   }
+  // These results have no names.
+  void Reveal(TrainResult* /*result*/) const {}
+  void Reveal(OptimStepResult* /*result*/) const {}
+  void Reveal(SampleResult* /*result*/) const {}
+  void Reveal(PublishedSnapshot* /*result*/) const {}
+  void Reveal(bool* /*result*/) const {}
 
   // Returns whether the adapter belongs to the caller's tenant; always true if
   // sees_all().
@@ -88,6 +69,8 @@ class Caller {
 
  private:
   void QualifyId(std::string* adapter_id) const;
+  template <typename Entry>
+  void RevealOwned(std::vector<Entry>* entries) const;
   // Returns the caller's name for an adapter; the engine's name if the caller
   // does not own the adapter.
   [[nodiscard]] std::string NameOf(const std::string& engine_name) const;

@@ -28,11 +28,13 @@ namespace {
 constexpr int kExitFailed = 1;
 constexpr int kExitCutOff = 3;
 
-// How long open calls may run after the engine has drained or failed.
+// How long open calls may run after the engine has drained.
 constexpr absl::Duration kStreamGrace = absl::Seconds(2);
-// How long the process may take to stop after the engine has failed or a drain
-// was cut off.
-constexpr absl::Duration kFailureGrace = absl::Seconds(15);
+// How long the process may take to stop after a drain was cut off.
+constexpr absl::Duration kCutOffGrace = absl::Seconds(15);
+// How long the process may take to stop after the engine has failed. Calls that
+// wait for the disk or the device may never get an answer.
+constexpr absl::Duration kFailureGrace = absl::Seconds(1);
 // How long loading may still run after another rank has ended, so that it can
 // return an error.
 constexpr absl::Duration kReasonGrace = absl::Seconds(3);
@@ -189,11 +191,11 @@ absl::StatusOr<std::unique_ptr<Engine>> Load(const EngineOptions& options,
   return engine;
 }
 
-// Ends the process with `status` after kFailureGrace, even if a device or a
-// group of ranks hangs.
-void ExitLater(int status) {
-  std::thread([status] {
-    absl::SleepFor(kFailureGrace);
+// Ends the process with `status` after `grace`, even if a device or a group of
+// ranks hangs.
+void ExitLater(int status, absl::Duration grace) {
+  std::thread([status, grace] {
+    absl::SleepFor(grace);
     ExitNow(status);
   }).detach();
 }
@@ -207,13 +209,13 @@ absl::Status CheckHeartbeat(const Engine& engine) {
       absl::StrCat("the engine has not moved for ", absl::FormatDuration(age)));
 }
 
-// Stops without a drain. Calls that the engine does not answer within
-// kStreamGrace are cut off. Returns kExitFailed.
+// Stops without a drain. Calls that the engine does not answer soon are cut
+// off. Returns kExitFailed.
 int Fail(const absl::Status& status, Frontend* frontend) {
   LogFailure("the engine has failed", status);
-  ExitLater(kExitFailed);
+  ExitLater(kExitFailed, kFailureGrace);
   frontend->StartDraining();
-  frontend->Shutdown(kStreamGrace);
+  frontend->Shutdown(kFailureGrace / 2);
   return kExitFailed;
 }
 
@@ -256,7 +258,7 @@ int Serve(const Settings& settings, const EngineStarter& start_engine,
       Drain(engine->get(), signals,
             absl::Seconds(settings.server.drain_timeout_seconds), health);
   if (!failure.ok()) return Fail(failure, frontend);
-  if (!clean) ExitLater(kExitCutOff);
+  if (!clean) ExitLater(kExitCutOff, kCutOffGrace);
   // Shutdown cancels the remaining calls and waits until they have ended.
   frontend->Shutdown(clean ? kStreamGrace : absl::ZeroDuration());
   stages.Done("stopped");
@@ -297,10 +299,13 @@ int RunDaemon(const Settings& settings, const EngineStarter& start_engine,
       {{"version", kVersion}, {"git", kGitRevision}});
   StageLog stages;
   const auto registry = std::make_shared<prometheus::Registry>();
-  ServerOptions options = settings.server;
-  options.state_dir = settings.engine.state_dir;
-  options.checkpoint_dir = settings.engine.checkpoint_dir;
-  const auto frontend = Frontend::Start(options, registry);
+  Settings own = settings;
+  own.server.state_dir = settings.engine.state_dir;
+  own.server.checkpoint_dir = settings.engine.checkpoint_dir;
+  if (!settings.server.auth_tokens_file.empty()) {
+    own.engine.max_calls_per_tenant = settings.server.max_calls_per_tenant;
+  }
+  const auto frontend = Frontend::Start(own.server, registry);
   if (!frontend.ok()) {
     Log(LogLevel::kError, "cannot listen",
         {{"error", std::string(frontend.status().message())}});
@@ -310,7 +315,7 @@ int RunDaemon(const Settings& settings, const EngineStarter& start_engine,
   Log(LogLevel::kInfo, "addresses",
       {{"listen", (*frontend)->address()},
        {"metrics", (*frontend)->metrics_address()}});
-  return Serve(settings, start_engine, signals, frontend->get(), registry.get(),
+  return Serve(own, start_engine, signals, frontend->get(), registry.get(),
                others);
 }
 

@@ -263,8 +263,9 @@ void Frontend::Shutdown(absl::Duration grace) {
   tinker_.reset();
   listener_.reset();
   const absl::Duration left = std::min(limit - SteadyNow(), kConnectionGrace);
-  server_->Shutdown(std::chrono::system_clock::now() +
-                    absl::ToChronoNanoseconds(left));
+  server_->Shutdown(gpr_time_add(
+      gpr_now(GPR_CLOCK_MONOTONIC),
+      gpr_time_from_nanos(absl::ToInt64Nanoseconds(left), GPR_TIMESPAN)));
   server_->Wait();
   server_.reset();
   metrics_.reset();

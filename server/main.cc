@@ -18,6 +18,7 @@
 #include "server/flags.h"
 #include "server/local_ranks.h"
 #include "server/service.h"
+#include "server/thread_room.h"
 #include "server/version.h"
 #include "src/config/world.h"
 
@@ -25,6 +26,9 @@ namespace {
 
 constexpr int kExitCannotStart = 1;
 constexpr int kExitBadConfig = 2;
+
+// About as many threads as a process has that serves on two cores.
+constexpr int kThreads = 32;
 
 // Opens the standard descriptors on /dev/null if they are closed. Otherwise the
 // first files and sockets would take their numbers, and get the log's lines.
@@ -132,6 +136,10 @@ int CheckConfig(const weft::Settings& settings) {
 }
 
 int Serve(const weft::Settings& settings, char** argv) {
+  if (const absl::Status room = weft::CheckThreads(kThreads); !room.ok()) {
+    PrintLines(room);
+    return kExitCannotStart;
+  }
   SetLibraryDefaults();
   weft::LocalRanks others;
   const absl::StatusOr<weft::World> world =

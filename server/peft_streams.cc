@@ -195,9 +195,8 @@ class ReceiveCall final
     }
     auto request = assembler_.Finish();
     if (!request.ok()) return End(request.status());
-    const absl::Status own = record_.caller()->Qualify(&*request);
+    const absl::Status own = record_.Take(FieldsOf(&*request));
     if (!own.ok()) return End(own);
-    record_.SetObject(*request);
     const TraceScope scope(record_.trace());
     Kind::Run(*engine_, *std::move(request),
               [call = self_](absl::StatusOr<typename Kind::Result> info) {

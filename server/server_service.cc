@@ -90,7 +90,7 @@ class ServerService final : public v1::ServerService::CallbackService {
     // how many adapters others have.
     ListAdaptersRequest own{
         .size = static_cast<size_t>(engine->info().max_adapters)};
-    (void)call->record().caller()->Qualify(&own);
+    (void)call->record().caller()->Qualify(FieldsOf(&own));
     engine->ListAdapters(std::move(own), [call, info](
                                              absl::StatusOr<AdapterPage> page) {
       if (page.ok()) {

@@ -58,4 +58,9 @@ absl::Status TenantQuota::Spend(const std::string& tenant, int64_t tokens,
   return absl::OkStatus();
 }
 
+void TenantQuota::Refund(const std::string& tenant, int64_t tokens) {
+  MutexLock lock(&mu_);
+  accounts_[tenant].credit += static_cast<double>(tokens);
+}
+
 }  // namespace weft

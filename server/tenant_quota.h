@@ -34,6 +34,9 @@ class TenantQuota {
   // refused until the credit is positive again.
   [[nodiscard]] absl::Status Spend(const std::string& tenant, int64_t tokens,
                                    absl::Time now) ABSL_LOCKS_EXCLUDED(mu_);
+  // Gives back what an earlier Spend took.
+  void Refund(const std::string& tenant, int64_t tokens)
+      ABSL_LOCKS_EXCLUDED(mu_);
   static constexpr absl::Duration kBurst = absl::Seconds(10);
 
  private:

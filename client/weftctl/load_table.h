@@ -12,7 +12,7 @@ namespace weft::weftctl {
 
 // The load that a server reported at one time.
 struct LoadSample {
-  double seconds = 0;  // Unix time of the report.
+  double seconds = 0;  // When it was read, by SteadyNow.
   v1::ServerInfo info;
   v1::ListAdaptersResponse adapters;
 };

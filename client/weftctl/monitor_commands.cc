@@ -10,6 +10,7 @@
 #include "client/weftctl/commands.h"
 #include "client/weftctl/load_table.h"
 #include "client/weftctl/output.h"
+#include "src/base/clock.h"
 
 namespace weft::weftctl {
 namespace {
@@ -19,7 +20,7 @@ constexpr char kClearScreen[] = "\033[H\033[2J";
 
 absl::StatusOr<LoadSample> Look(const Session& session) {
   LoadSample sample{.seconds =
-                        absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch())};
+                        absl::ToDoubleSeconds(SteadyNow() - absl::UnixEpoch())};
   auto info = session.client.GetInfo();
   if (!info.ok()) return info.status();
   sample.info = *std::move(info);

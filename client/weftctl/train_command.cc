@@ -4,11 +4,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "client/weftctl/commands.h"
 #include "client/weftctl/data_file.h"
 #include "client/weftctl/progress_bar.h"
 #include "nlohmann/json.hpp"
+#include "src/base/clock.h"
 
 namespace weft::weftctl {
 namespace {
@@ -99,7 +99,7 @@ class Trainer {
     if (!gradient.ok()) return gradient.status();
     if (!update.ok()) return update.status();
     num_tokens_ += step.num_tokens;
-    const double seconds = absl::ToDoubleSeconds(absl::Now() - start_);
+    const double seconds = absl::ToDoubleSeconds(SteadyNow() - start_);
     const double loss = gradient->message.metrics().at("loss:sum");
     TrainProgress progress;
     progress.step = ++num_done_;
@@ -126,7 +126,7 @@ class Trainer {
   const TrainOptions& options_;
   const std::vector<Example>& examples_;
   ProgressBar bar_;
-  const absl::Time start_ = absl::Now();
+  const absl::Time start_ = SteadyNow();
   size_t num_tokens_ = 0;
   int64_t num_done_ = 0;
   std::deque<Step> in_flight_;

@@ -53,7 +53,7 @@ std::vector<Entry> AllAdapters(Engine& engine, const Caller& caller) {
   while (more) {
     ListAdaptersRequest request{.size = kPage};
     if (!entries.empty()) request.after = entries.back().info.adapter_id;
-    (void)caller.Qualify(&request);
+    (void)caller.Qualify(FieldsOf(&request));
     // The callback runs before ListAdapters returns.
     engine.ListAdapters(request, [&](absl::StatusOr<AdapterPage> page) {
       more = page.ok() && page->more;
@@ -62,7 +62,7 @@ std::vector<Entry> AllAdapters(Engine& engine, const Caller& caller) {
       more = page->more && !page->adapters.empty();
       for (AdapterInfo& info : page->adapters) {
         std::string name = info.adapter_id;
-        (void)caller.Qualify(&name);
+        (void)caller.Qualify(FieldsOf(&name));
         query.adapter_ids.push_back(name);
         entries.push_back({.info = std::move(info), .engine_name = name});
       }

@@ -76,7 +76,7 @@ const char* SchemeOf(const HttpRequest& request) {
 // Returns the signed URLs of a checkpoint's files, and when they expire.
 absl::StatusOr<Json> UrlsOf(const Call& call, const CheckpointPath& path) {
   std::string adapter = AdapterOfModel(path.run);
-  WEFT_RETURN_IF_ERROR(call.caller.Qualify(&adapter));
+  WEFT_RETURN_IF_ERROR(call.caller.Qualify(FieldsOf(&adapter)));
   const absl::Time expires = absl::Now() + kUrlLifetime;
   Json urls = Json::object();
   for (const char* const file : kFiles) {

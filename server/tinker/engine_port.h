@@ -80,7 +80,7 @@ class EnginePort {
     const TraceScope scope(call->record.trace());
     const absl::StatusOr<Engine*> engine = core_->engine.Get();
     if (!engine.ok()) return call->record.Settle(engine.status());
-    const absl::Status own = call->record.caller()->Qualify(&plain);
+    const absl::Status own = call->record.caller()->Qualify(FieldsOf(&plain));
     if (!own.ok()) return call->record.Settle(own);
     start(**engine, std::move(plain), Deliver<Result>(call, std::move(done)));
     return Return(call.get());

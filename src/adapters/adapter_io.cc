@@ -170,6 +170,7 @@ absl::Status AdapterIo::Write(const AdapterCopy& adapter, bool overwrite,
         parent, info->name, folder,
         overwrite || IsExpired(info->adapter_id, info->name));
   }
+  if (!written.ok()) RemoveIfEmpty(info->adapter_id);
   if (absl::IsResourceExhausted(written)) {
     return WithReason(written, {.name = "CHECKPOINT_DISK_FULL", .values = {}});
   }

@@ -136,6 +136,8 @@ class AdapterIo {
   // Returns the names of all adapters that have a folder.
   [[nodiscard]] std::vector<std::string> AdapterNames() const;
   [[nodiscard]] std::string AdapterDir(const std::string& adapter_id) const;
+  // Removes the adapter's folder if it has no checkpoint. Save makes it again.
+  void RemoveIfEmpty(const std::string& adapter_id) const;
 
   const std::string checkpoint_dir_;
   const lora::BaseModel base_;

@@ -1,5 +1,7 @@
 // Lists checkpoints. Deletes expired checkpoints, and the oldest ones above a
 // maximum number.
+#include <unistd.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <utility>
@@ -143,7 +145,13 @@ absl::Status AdapterIo::Delete(const std::string& adapter_id,
                                const std::string& name) {
   WEFT_RETURN_IF_ERROR(RemoveDurableFolder(AdapterDir(adapter_id), name));
   stored_.erase({adapter_id, name});
+  RemoveIfEmpty(adapter_id);
   return absl::OkStatus();
+}
+
+void AdapterIo::RemoveIfEmpty(const std::string& adapter_id) const {
+  // Fails, as it should, if the folder has checkpoints or is a link.
+  (void)::rmdir(AdapterDir(adapter_id).c_str());
 }
 
 uint64_t AdapterIo::stored_bytes() const {

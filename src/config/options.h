@@ -79,6 +79,7 @@ struct EngineOptions {
   // Like the two limits above, but for each tenant. 0: the same value as above.
   int64_t max_queue_requests_per_tenant = 0;
   int64_t max_queue_tokens_per_tenant = 0;
+  int max_calls_per_tenant = 0;  // A copy of the same field of ServerOptions.
   // Bytes of stored replies, for all adapters. A repeated step gets its stored
   // reply. The oldest replies are dropped first.
   int64_t max_stored_reply_bytes = int64_t{256} << 20;

@@ -45,7 +45,9 @@ dispatch::Options DispatchOptionsOf(const EngineOptions& options) {
                                   .max_requests_per_tenant =
                                       options.max_queue_requests_per_tenant,
                                   .max_tokens_per_tenant =
-                                      options.max_queue_tokens_per_tenant},
+                                      options.max_queue_tokens_per_tenant,
+                                  .max_calls_per_tenant =
+                                      options.max_calls_per_tenant},
                         .sampling_share = options.sampling_share,
                         .tenant_weights =
                             *ParseTenantWeights(options.tenant_weights)},

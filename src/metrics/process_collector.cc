@@ -13,6 +13,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "src/base/log.h"
 
 namespace weft {
 namespace {
@@ -116,6 +117,9 @@ std::vector<MetricFamily> ProcessCollector::Collect() const {
            "Most file descriptors the process may open.", MetricType::Gauge,
            static_cast<double>(limit.rlim_cur));
   }
+  Append(&families, "weft_log_lines_dropped_total",
+         "Log lines that were dropped because nobody read the log.",
+         MetricType::Counter, static_cast<double>(NumDroppedLogLines()));
   return families;
 }
 

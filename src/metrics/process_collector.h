@@ -1,6 +1,7 @@
 // The standard process_* metrics, which prometheus-cpp does not have: CPU
 // seconds, resident and virtual bytes, open and maximum file descriptors,
-// threads, start time. Every scrape reads them anew, most of them from /proc.
+// threads, start time. Also the lines that the log of the process has dropped.
+// Every scrape reads them anew, most of them from /proc.
 //
 // Errors: if a file cannot be read, its metrics are left out.
 // Threads: any.

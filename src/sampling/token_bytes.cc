@@ -218,8 +218,18 @@ absl::StatusOr<std::vector<std::string>> ReadTable(const Json& root) {
 }  // namespace
 
 absl::StatusOr<TokenBytes> TokenBytes::Load(const std::string& model_dir) {
-  WEFT_ASSIGN_OR_RETURN(const std::string text,
-                        ReadFile(absl::StrCat(model_dir, "/tokenizer.json")));
+  const absl::StatusOr<std::string> file =
+      ReadFile(absl::StrCat(model_dir, "/tokenizer.json"));
+  std::error_code error;
+  if (absl::IsNotFound(file.status()) &&
+      std::filesystem::exists(model_dir + "/tokenizer.model", error)) {
+    return absl::NotFoundError(absl::StrCat(
+        file.status().message(),
+        ", only tokenizer.model; transformers makes one: "
+        "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"));
+  }
+  WEFT_RETURN_IF_ERROR(file.status());
+  const std::string& text = *file;
   // The merges are most of the file, and decoding does not need them.
   const auto skip_merges = [](int depth, Json::parse_event_t event,
                               Json& value) {

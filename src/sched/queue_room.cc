@@ -61,6 +61,11 @@ absl::Status QueueRoom::Check(const std::string& tenant, int64_t tokens,
     return TooManyRequests(own, of_tenant, "max_queue_requests_per_tenant",
                            limits_.max_requests_per_tenant);
   }
+  if (limits_.max_calls_per_tenant > 1 && !tenant.empty() &&
+      !RequestFits(own, limits_.max_calls_per_tenant - 1)) {
+    return TooManyRequests(own, of_tenant, "max_calls_per_tenant",
+                           limits_.max_calls_per_tenant);
+  }
   if (limits_.max_tokens_per_tenant > 0 &&
       !TokensFit(own, tokens, limits_.max_tokens_per_tenant)) {
     return TooManyTokens(own, of_tenant, tokens, "max_queue_tokens_per_tenant",

@@ -28,6 +28,11 @@ struct QueueLimits {
   // Limits for each tenant. 0: the limits of the whole queue.
   int64_t max_requests_per_tenant = 0;
   int64_t max_tokens_per_tenant = 0;
+  // The calls that a tenant may have under way, which the server limits. One
+  // fewer may wait here, so that a call is left for the step that the others
+  // wait for. 0: no limit. Does not concern work on the base model, which all
+  // tenants share.
+  int64_t max_calls_per_tenant = 0;
 };
 
 // Waiting work behind a step number that is missing. It must not take the place

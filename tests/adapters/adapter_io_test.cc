@@ -541,6 +541,24 @@ TEST_F(AdapterIoTest, KnowsTheBytesOfAllCheckpoints) {
   EXPECT_GT(next.stored_bytes(), 0);
 }
 
+TEST_F(AdapterIoTest, AFolderEndsWithItsLastCheckpoint) {
+  ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "one"}), IsOk());
+  ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "two"}), IsOk());
+  EXPECT_THAT(io_.Delete("a", "one"), IsOk());
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "a" / "two"));
+  EXPECT_THAT(io_.Delete("a", "two"), IsOk());
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "a"));
+  EXPECT_THAT(io_.Delete("a", "two"),
+              IsStatus(absl::StatusCode::kNotFound, ""));
+  ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "three"}), IsOk());
+  EXPECT_THAT(Names(), ::testing::ElementsAre("three"));
+  // A save that fails leaves no folder either.
+  AdapterIo reserved(folder_, kBase, std::numeric_limits<int64_t>::max());
+  EXPECT_THAT(reserved.Save({.adapter_id = "b", .name = "c"}, CopyOf(Uneven())),
+              IsStatus(absl::StatusCode::kResourceExhausted, "disk"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "b"));
+}
+
 TEST_F(AdapterIoTest, KeepsTheNewestOfAKind) {
   for (const char* name : {"c1", "c2", "c3"}) {
     ASSERT_THAT(SaveAs({.adapter_id = "a", .name = name}), IsOk());

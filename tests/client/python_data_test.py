@@ -192,6 +192,16 @@ def test_tokens_of_other_files_are_added_where_they_belong(tmp_path: Path) -> No
         data.ModelTokenizer.from_folder(folder)
 
 
+def test_a_folder_with_an_older_tokenizer_names_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(weft.InvalidArgument, match=r"no tokenizer\.json in [^,]*$"):
+        data.ModelTokenizer.from_folder(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(b"sentencepiece")
+    with pytest.raises(
+        weft.InvalidArgument, match=r"only tokenizer\.model; .*save_pretrained\("
+    ):
+        data.ModelTokenizer.from_folder(tmp_path)
+
+
 def test_a_prompt_that_the_turn_lacks_is_named_and_another_template_helps(
     tmp_path: Path,
 ) -> None:

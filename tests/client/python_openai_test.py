@@ -207,10 +207,12 @@ def test_a_message_without_a_text_is_refused_by_name(message: Any, words: str) -
         ChatRequest.model_validate({"model": "m", "messages": [*MESSAGES, message]})
 
 
-def test_calls_of_tools_need_no_content() -> None:
-    called = {"role": "assistant", "tool_calls": [{"id": "1"}]}
+@pytest.mark.parametrize("without", [{}, {"content": None}], ids=["absent", "null"])
+def test_calls_of_tools_need_no_content(without: Any) -> None:
+    called = {"role": "assistant", "tool_calls": [{"id": "1"}], **without}
     parts = {"role": "user", "content": [{"text": "a"}, {"text": "b"}]}
     request = ChatRequest.model_validate({"model": "m", "messages": [called, parts]})
+    assert request.messages[0] == {**called, "content": ""}
     assert request.messages[1]["content"] == "a\nb"
 
 

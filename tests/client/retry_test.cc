@@ -1,6 +1,7 @@
 #include "client/retry.h"
 
 #include "gtest/gtest.h"
+#include "src/base/clock.h"
 
 namespace weft::client {
 namespace {
@@ -67,6 +68,19 @@ TEST(FromGrpcStatusTest, MapsCodesOneToOne) {
     EXPECT_EQ(static_cast<int>(FromGrpcStatus(status).code()), code);
     EXPECT_EQ(FromGrpcStatus(status).message(), "because");
   }
+}
+
+TEST(ToGrpcTimeTest, KeepsTheTimeThatIsLeft) {
+  const auto left = [](absl::Duration duration) {
+    const gpr_timespec time = ToGrpcTime(SteadyNow() + duration);
+    EXPECT_EQ(time.clock_type, GPR_CLOCK_MONOTONIC);
+    return gpr_time_to_millis(gpr_time_sub(time, gpr_now(GPR_CLOCK_MONOTONIC)));
+  };
+  EXPECT_GT(left(absl::Seconds(90)), 60'000);
+  EXPECT_LE(left(absl::Seconds(90)), 90'000);
+  EXPECT_LE(left(-absl::Seconds(1)), -1000);
+  EXPECT_EQ(ToGrpcTime(absl::InfiniteFuture()).tv_sec,
+            gpr_inf_future(GPR_CLOCK_MONOTONIC).tv_sec);
 }
 
 }  // namespace

@@ -2,8 +2,8 @@
 
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "gtest/gtest.h"
+#include "src/base/clock.h"
 
 namespace weft::client {
 namespace {
@@ -100,7 +100,7 @@ TEST(OutcomeOfTrainingStepTest, KnowsWhatFreesANumber) {
 
 const absl::Status kFull = absl::ResourceExhaustedError("full");
 const absl::Time kNever = absl::InfiniteFuture();
-const absl::Time kLater = absl::Now() + absl::Hours(1);
+const absl::Time kLater = SteadyNow() + absl::Hours(1);
 
 TEST(StepCounterTest, SendsRefusedStepsAgainInOrder) {
   StepCounter counter(0);
@@ -140,7 +140,7 @@ TEST(StepCounterTest, SendsFreelyAgainWhenNothingIsInFlight) {
   StepCounter counter(0);
   EXPECT_EQ(counter.Take()->step, 1);
   counter.HoldBack(1, kFull, kLater);
-  EXPECT_GT(*counter.TurnOf(1, kNever), absl::Now());
+  EXPECT_GT(*counter.TurnOf(1, kNever), SteadyNow());
   EXPECT_EQ(counter.Finish(1, StepOutcome::kRefused, kFull), kFull);
   for (uint64_t step = 1; step <= 3; ++step) {
     EXPECT_EQ(counter.Take()->step, step);

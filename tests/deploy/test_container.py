@@ -57,7 +57,7 @@ def test_every_stage_copied_from_is_defined_before() -> None:
     [
         "USER 10001:10001",
         "STOPSIGNAL SIGTERM",
-        'ENTRYPOINT ["weftd"]',
+        'ENTRYPOINT ["tini", "--", "weftd"]',
         'VOLUME ["/var/lib/weft"]',
         "EXPOSE 50051 9400",
     ],

@@ -147,6 +147,11 @@ class Container:
         text = Path(f"/proc/{self.pid}/status").read_text()
         return dict(re.findall(r"^(\w+):\s+(.*)$", text, re.MULTILINE))
 
+    def children(self) -> list[str]:
+        """Returns the names of the processes that process 1 has to reap."""
+        pids = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return [Path(f"/proc/{pid}/comm").read_text().strip() for pid in pids]
+
     def stop(self) -> int:
         os.kill(self.pid, self.signal)
         return self.process.wait(STOP_SECONDS)
@@ -155,7 +160,7 @@ class Container:
 def test_the_image_keeps_its_contract(image: dict[str, Any]) -> None:
     config = image["Docker"]["config"]
     assert config["User"] == "10001:10001"
-    assert config["Entrypoint"] == ["weftd"]
+    assert config["Entrypoint"] == ["tini", "--", "weftd"]
     assert config["StopSignal"] == "SIGTERM"
     assert set(config["ExposedPorts"]) == {"50051/tcp", "9400/tcp"}
     assert config["Labels"]["org.opencontainers.image.title"] == "weft"
@@ -194,6 +199,10 @@ def test_it_serves_trains_a_step_and_stops(
         assert container.status()["NoNewPrivs"] == "1"
         assert int(container.status()["CapBnd"], 16) == 0
         assert container.inside("touch", "/usr/there").returncode != 0
+        # What a probe leaves behind does not stay as a zombie.
+        container.inside("bash", "-c", "sleep 0.1 & exit")
+        time.sleep(2)
+        assert container.children() == ["weftd"]
         live = container.inside("weftctl", "health", "--service", "liveness")
         assert live.returncode == 0, live.stderr
 

@@ -32,7 +32,8 @@ class Outcome:
 class Raw:
     """A plain channel to a daemon, used as a context manager."""
 
-    def __init__(self, address: str):
+    def __init__(self, address: str, token: str = ""):
+        self._metadata = [("authorization", f"Bearer {token}")] if token else []
         # The client's default limit would refuse large replies.
         options = [("grpc.max_receive_message_length", -1)]
         self._channel = grpc.insecure_channel(address, options=options)
@@ -53,7 +54,9 @@ class Raw:
         iterable of messages as `request`."""
         bound = method.bind(self._channel)
         try:
-            reply, call = bound.with_call(request, timeout=timeout)
+            reply, call = bound.with_call(
+                request, timeout=timeout, metadata=self._metadata
+            )
         except grpc.RpcError as error:
             return _failed(error)
         return Outcome("OK", "", reply, _text(call.trailing_metadata()))

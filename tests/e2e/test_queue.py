@@ -15,6 +15,7 @@ import pytest
 from models import tiny_model
 from raw import Outcome, Raw
 from texts import next_token, random_tokens
+from token_file import Tokens
 
 import weft
 
@@ -25,14 +26,26 @@ MODEL = tiny_model("llama-tied")
 HINT = 1.2  # Seconds; the most that a client waits after the server's hint.
 
 
+# Four steps may wait. One more call may be under way, for the step that they wait for.
 @pytest.mark.parametrize(
-    "flag", ["max-queue-requests", "max-queue-requests-per-tenant"]
+    ("flag", "value"),
+    [
+        ("max-queue-requests", 4),
+        ("max-queue-requests-per-tenant", 4),
+        ("max-calls-per-tenant", 5),
+    ],
+    ids=["queue", "tenant", "calls"],
 )
-def test_the_step_that_all_wait_for_is_admitted(tmp_path: Path, flag: str) -> None:
+def test_the_step_that_all_wait_for_is_admitted(
+    tmp_path: Path, flag: str, value: int
+) -> None:
     name, places = "gap", 4
+    tokens = Tokens(tmp_path / "tokens")
+    token = tokens.add("a", "acme", "train")
+    flags = (f"--{flag}", str(value), "--auth-tokens-file", str(tokens.path))
     with (
-        daemon_module.running(MODEL, tmp_path, f"--{flag}", str(places)) as daemon,
-        Raw(daemon.address) as raw,
+        daemon_module.running(MODEL, tmp_path, *flags) as daemon,
+        Raw(daemon.address, token) as raw,
         ThreadPoolExecutor(places) as pool,
     ):
         assert raw.create(name, rank=4).code == "OK"

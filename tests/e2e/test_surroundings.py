@@ -3,15 +3,18 @@ It goes on."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import daemon as daemon_module
 import pytest
+from durable import Durable
 from models import tiny_model
 from raw import Raw, datum
 from shifted_clock import ShiftedClock
@@ -95,6 +98,51 @@ def test_signals_of_others_end_nothing(clock: Clock) -> None:
     while clock.daemon.log_tail().count("a signal without effect") < 4:
         assert time.monotonic() < limit, clock.daemon.log_tail()
         time.sleep(0.05)
+
+
+def test_a_log_that_cannot_be_written_ends_the_process_soon(durable: Durable) -> None:
+    """The step that waits for the disk gets no answer, and holds nothing up."""
+    daemon = durable.start(failpoints="journal.sync=err(EIO)#4-9999")
+    with Raw(daemon.address) as raw:
+        assert raw.create("a", rank=2).code == "OK"
+        outcome = raw.optim_step("a")
+        while outcome.code == "OK":
+            outcome = raw.optim_step("a")
+        assert outcome.code == "UNAVAILABLE", outcome
+    assert daemon.wait(5) == 1
+    failed = [line for line in daemon.log_tail().splitlines() if "has failed" in line]
+    told = datetime.fromisoformat(json.loads(failed[-1])["ts"]).timestamp()
+    assert time.time() - told < 2.5, daemon.log_tail()
+
+
+# Root has no limit of processes, so weftd runs as a user who may read all files.
+AS_USER = (
+    *("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups"),
+    *(f"--{kind}=-all,+dac_override" for kind in ("inh-caps", "ambient-caps")),
+)
+
+
+def with_processes(limit: int, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["prlimit", f"--nproc={limit}", *AS_USER, *command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("limit", [2, 8, 16, 24])
+def test_a_limit_of_processes_is_named(limit: int) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root may become another user")
+    if with_processes(1, "sh", "-c", "true & wait").returncode == 0:
+        pytest.skip("the system does not limit the processes of a user")
+    model = str(tiny_model("llama-tied").resolve())
+    flags = ("--model", model, "--listen", "127.0.0.1:0", "--metrics-listen=")
+    done = with_processes(limit, str(daemon_module.WEFTD), *flags)
+    assert done.returncode == 1, done
+    assert "weftd: cannot start a thread (the limit of processes" in done.stderr
+    assert "pids.max" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 def test_closed_descriptors_stay_out_of_the_way(tmp_path: Path) -> None:

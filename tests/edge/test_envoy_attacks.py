@@ -3,7 +3,6 @@ or the calls of others."""
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import time
 from collections.abc import Iterator
@@ -67,16 +66,9 @@ def test_streams_that_are_reset_at_once_delay_nobody(proxied: Proxied) -> None:
     with (
         weft.Client(proxied.target, retry=weft.NO_RETRY) as bob,
         open_calls(bob, proxied.target, weft.Security()),
-        contextlib.closing(socket.create_connection((host, int(port)))) as sock,
+        Stranger(socket.create_connection((host, int(port)))) as other,
     ):
-        other = Stranger(sock)
-        stream, limit = 1, time.monotonic() + 2
-        while time.monotonic() < limit:
-            pair = frames.frame(frames.HEADERS, frames.END_HEADERS, stream, headers)
-            pair += frames.frame(frames.RESET, 0, stream, bytes([0, 0, 0, 8]))
-            stream += 2
-            if not other.send(pair):
-                break
+        other.reset_streams(headers, seconds=2)
         start = time.monotonic()
         assert bob.info().model.name
         assert time.monotonic() - start < 5

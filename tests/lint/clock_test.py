@@ -9,6 +9,7 @@ from sources import ROOT
 
 # What each file reads the wall clock for.
 WALL = {
+    "client/weftctl/token_commands.cc": "expiry of tokens",
     "src/adapters/adapter_io.cc": "expiry of checkpoints",
     "src/adapters/adapter_manager.cc": "when an adapter was made",
     "src/adapters/adapter_table.h": "when an adapter was made",
@@ -29,14 +30,16 @@ WALL = {
     "server/tinker/checkpoint_extras.cc": "expiry of checkpoints",
     "server/tinker/tinker_front.cc": "expiry of checkpoints",
 }
-_WALL_CLOCK = re.compile(r"absl::Now\(\)|GetCurrentTimeNanos|CLOCK_REALTIME")
+_WALL_CLOCK = re.compile(
+    r"absl::Now\(\)|GetCurrentTimeNanos|CLOCK_REALTIME|system_clock::now"
+)
 
 
 def readers(root: Path) -> set[str]:
-    """Returns the server's sources that read the wall clock."""
+    """Returns the sources that read the wall clock."""
     return {
         str(path.relative_to(root))
-        for folder in ("src", "server")
+        for folder in ("src", "server", "client")
         for path in (root / folder).rglob("*")
         if path.suffix in (".cc", ".h") and _WALL_CLOCK.search(path.read_text())
     }
@@ -47,8 +50,9 @@ def test_only_shown_and_stored_times_come_from_the_wall_clock() -> None:
 
 
 def test_finds_a_reader(tmp_path: Path) -> None:
-    for folder in ("src", "server"):
+    for folder in ("src", "server", "client"):
         (tmp_path / folder).mkdir()
     (tmp_path / "src" / "a.cc").write_text("auto start = absl::Now();\n")
     (tmp_path / "server" / "b.cc").write_text("auto start = SteadyNow();\n")
-    assert readers(tmp_path) == {"src/a.cc"}
+    (tmp_path / "client" / "c.cc").write_text("auto end = system_clock::now();\n")
+    assert readers(tmp_path) == {"src/a.cc", "client/c.cc"}

@@ -85,6 +85,7 @@ TEST(ProcessCollectorTest, ReportsThisProcess) {
   EXPECT_GE(values.at("process_open_fds"), 3);
   EXPECT_GT(values.at("process_max_fds"), values.at("process_open_fds"));
   EXPECT_GE(values.at("process_threads"), 1);
+  EXPECT_EQ(values.at("weft_log_lines_dropped_total"), 0);
   // The time is after 2020 and before 2100.
   EXPECT_GT(values.at("process_start_time_seconds"), 1577836800);
   EXPECT_LT(values.at("process_start_time_seconds"), 4102444800);

@@ -101,6 +101,33 @@ TEST(TenantLimitsTest, AreNamedWhenReached) {
                        "max_queue_requests_per_tenant is 2"));
 }
 
+TEST(TenantLimitsTest, LeaveACallForTheStepThatOthersWaitFor) {
+  Scheduler scheduler({.queue = {.max_calls_per_tenant = 3}});
+  scheduler.AddAdapter(Key("a"), "a", "alice", 0);
+  const auto enqueue = [&](uint64_t id, uint64_t step) {
+    std::vector<uint64_t> displaced;
+    return std::pair(scheduler.Enqueue(Train(id, step), kNow, &displaced),
+                     displaced);
+  };
+  ASSERT_THAT(enqueue(1, 2).first, IsOk());
+  ASSERT_THAT(enqueue(2, 3).first, IsOk());
+  EXPECT_THAT(
+      enqueue(3, 4).first,
+      IsStatus(
+          absl::StatusCode::kResourceExhausted,
+          "2 requests of tenant \"alice\" wait, max_calls_per_tenant is 3"));
+  const auto [missing, displaced] = enqueue(4, 1);
+  EXPECT_THAT(missing, IsOk());
+  EXPECT_EQ(displaced, std::vector<uint64_t>({2}));
+  // The base model belongs to all tenants.
+  for (uint64_t id = 5; id < 10; ++id) {
+    WorkItem forward = Train(id, 0);
+    forward.adapter = AdapterKey::kBaseModel;
+    forward.backward = false;
+    EXPECT_THAT(scheduler.Enqueue(forward, kNow), IsOk());
+  }
+}
+
 // A full queue still accepts requests of a tenant that has none in it. With 40
 // tenants the queue stays within `bound` times its limits.
 TEST(TenantLimitsTest, NeverShutOutATenant) {

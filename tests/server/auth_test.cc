@@ -16,6 +16,7 @@
 #include "grpcpp/generic/generic_stub.h"
 #include "server/rpc_policy.h"
 #include "src/auth/token_file.h"
+#include "src/base/reason.h"
 #include "tests/server/server_fixture.h"
 #include "tests/support/status_matchers.h"
 
@@ -332,6 +333,41 @@ TEST_F(AuthTest, ATenantHasAQuotaOfCallsAndOfTokens) {
   EXPECT_THAT(over.error_message(),
               HasSubstr("--max-tokens-per-second-per-tenant"));
   EXPECT_TRUE(train(b).ok());
+}
+
+TEST_F(AuthTest, CallsThatComputeNothingCostNoTokens) {
+  const std::string a = AddToken("a", "acme", {Scope::kTrain});
+  ServerOptions options = TestOptions();
+  options.auth_tokens_file = file_;
+  options.max_tokens_per_second_per_tenant = 1;  // A burst of ten tokens.
+  options.max_data_per_request = 100;
+  options.max_tokens_per_request = 300;
+  StartServer(options);
+  AttachEngine();
+  ASSERT_TRUE(Create("a", a).ok());
+  const auto train = [&](uint64_t step, int num_data = 1) {
+    grpc::ClientContext context;
+    Bear(&context, a);
+    v1::ForwardBackwardRequest request = GoodStep();
+    request.set_step(step);
+    for (int i = 1; i < num_data; ++i) *request.add_data() = request.data(0);
+    v1::ForwardBackwardResponse response;
+    return training_->ForwardBackward(&context, request, &response);
+  };
+  // A datum costs three tokens. The engine has no room for the first calls,
+  // and answers the later ones from the stored reply.
+  const absl::Status full =
+      WithReason(absl::ResourceExhaustedError("the queue is full"),
+                 {.name = "QUEUE_FULL", .values = {}});
+  for (int i = 0; i < 6; ++i) {
+    engine_.FailNext(full);
+    EXPECT_EQ(train(1).error_message(), "the queue is full");
+  }
+  for (int i = 0; i < 6; ++i) EXPECT_TRUE(train(1).ok());
+  EXPECT_TRUE(train(2).ok());
+  EXPECT_TRUE(train(3, /*num_data=*/100).ok());
+  EXPECT_THAT(train(4).error_message(),
+              HasSubstr("--max-tokens-per-second-per-tenant"));
 }
 
 TEST_F(AuthTest, MessagesHaveTheCallersNames) {

@@ -1,7 +1,9 @@
 // Tests random requests of every kind. The server must refuse a request with a
 // short message, or accept one that later layers can rely on. Seeds are fixed,
-// so a failure repeats.
+// so a failure repeats. Also tests that isolation knows every name of an
+// adapter in every request.
 #include <cstdint>
+#include <memory>
 #include <set>
 #include <string>
 #include <utility>
@@ -10,9 +12,13 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "google/protobuf/descriptor.h"
+#include "google/protobuf/message.h"
 #include "google/protobuf/stubs/logging.h"
 #include "gtest/gtest.h"
+#include "server/caller.h"
 #include "server/file_assembler.h"
+#include "server/request_fields.h"
 #include "server/request_validation.h"
 #include "tests/server/accepted.h"
 #include "tests/server/message_mutator.h"
@@ -42,6 +48,75 @@ void ExpectGoodRefusal(const absl::Status& status) {
   }
 }
 
+// A type that nobody has declared to isolation.
+struct Undeclared {
+  std::string adapter;
+};
+
+template <typename T>
+concept IsRequest = requires(T* request) {
+  FieldsOf(request);
+};
+template <typename T>
+concept IsResult = requires(const Caller& caller, T* result) {
+  caller.Reveal(result);
+};
+static_assert(IsRequest<TrainRequest> && !IsRequest<Undeclared>);
+static_assert(IsResult<AdapterInfo> && !IsResult<Undeclared>);
+
+// Fields of requests that name no adapter, or none that the caller wrote.
+const std::set<std::string>& OtherStrings() {
+  static const auto& names = *new std::set<std::string>{
+      "name", "snapshot", "tenant", "page_token", "key", "value"};
+  return names;
+}
+
+// Writes "mine" to every field of `message` that names an adapter. Returns
+// their number. Fails if the name of a field does not say whether it names one.
+int NameAdapters(google::protobuf::Message* message) {
+  using google::protobuf::FieldDescriptor;
+  const google::protobuf::Reflection& fields = *message->GetReflection();
+  int named = 0;
+  for (int i = 0; i < message->GetDescriptor()->field_count(); ++i) {
+    const FieldDescriptor* const field = message->GetDescriptor()->field(i);
+    if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
+      const std::unique_ptr<google::protobuf::Message> part(
+          fields.GetMessageFactory()
+              ->GetPrototype(field->message_type())
+              ->New());
+      const int inner = NameAdapters(part.get());
+      if (inner == 0) continue;
+      EXPECT_FALSE(field->is_repeated()) << field->full_name();
+      named += inner;
+      NameAdapters(fields.MutableMessage(message, field));
+    } else if (field->type() == FieldDescriptor::TYPE_STRING) {
+      if (OtherStrings().contains(field->name())) continue;
+      EXPECT_TRUE(absl::EndsWith(field->name(), "adapter_id") &&
+                  !field->is_repeated())
+          << field->full_name() << ": does this field name an adapter?";
+      fields.SetString(message, field, "mine");
+      ++named;
+    }
+  }
+  return named;
+}
+
+// Checks that a tenant's caller qualifies `named` names of adapters.
+template <typename Plain>
+void ExpectQualified(absl::StatusOr<Plain> plain, int named) {
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  const TokenRecord token{
+      .id = "1", .sha256 = "", .tenant = "acme", .scopes = {}};
+  const RequestFields fields = FieldsOf(&*plain);
+  EXPECT_TRUE(Caller(token).Qualify(fields).ok());
+  int qualified = 0;
+  for (const std::string* name :
+       {fields.adapter_id, fields.source_adapter_id}) {
+    if (name != nullptr && *name == "acme~mine") ++qualified;
+  }
+  EXPECT_EQ(qualified, named);
+}
+
 class RequestFuzzTest : public ::testing::Test {
  protected:
   // Counts accepted and refused requests. If the fuzzer reaches only one
@@ -59,11 +134,14 @@ class RequestFuzzTest : public ::testing::Test {
     if (HasFailure()) FAIL() << request.ShortDebugString();
   }
 
-  // Fuzzes one kind of request.
+  // Fuzzes one kind of request, and checks its names.
   template <typename Message>
   void Fuzz(const Message& good) {
     const std::string name(Message::descriptor()->full_name());
     SCOPED_TRACE(name);
+    Message mine = good;
+    const int named = NameAdapters(&mine);
+    ExpectQualified(Validate(mine, limits_), named);
     const std::string good_bytes = good.SerializeAsString();
     accepted_ = refused_ = 0;
     for (int i = 0; i < kRequests && !HasFailure(); ++i) {
@@ -187,6 +265,13 @@ TEST_F(RequestFuzzTest, Profiles) {
   profile.set_steps(10);
   profile.set_seconds(1.5);
   Fuzz(profile);
+  // The other two requests of the service are empty.
+  for (const std::string& name :
+       RequestsOf(*v1::ProfileRequest::descriptor()->file())) {
+    const auto& type = *google::protobuf::DescriptorPool::generated_pool()
+                            ->FindMessageTypeByName(name);
+    EXPECT_EQ(type.field_count() > 0, fuzzed_.contains(name)) << name;
+  }
 }
 
 // Returns a message with a chunk of `file`. Several messages make an import or
@@ -205,6 +290,11 @@ void RequestFuzzTest::FuzzStream(const Message& options) {
       options, Piece<Message>("adapter_config.json"),
       Piece<Message>("adapter_config.json"),
       Piece<Message>("adapter_model.safetensors")};
+  std::vector<Message> mine = good;
+  const int named = NameAdapters(&mine.front());
+  Assembler whole;
+  for (const Message& message : mine) EXPECT_TRUE(whole.Add(message).ok());
+  ExpectQualified(whole.Finish(), named);
   for (int i = 0; i < kRequests && !HasFailure(); ++i) {
     std::vector<Message> messages = good;
     mutator_.Mutate(&messages[mutator_.Below(messages.size())]);
@@ -229,6 +319,8 @@ TEST_F(RequestFuzzTest, Adapters) {
   create.mutable_config()->add_target_modules(v1::TARGET_MODULE_Q_PROJ);
   Fuzz(create);
   Fuzz(v1::ListAdaptersRequest());
+  ListAdaptersRequest list;
+  EXPECT_EQ(FieldsOf(&list).list, &list);
   Fuzz(Named<v1::GetAdapterRequest>());
   Fuzz(Named<v1::DeleteAdapterRequest>());
   Fuzz(Named<v1::ListCheckpointsRequest>());

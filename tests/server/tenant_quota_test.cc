@@ -74,6 +74,16 @@ TEST(TenantQuotaTest, RefusesTheRateAndNotTheSize) {
               IsStatus(kExhausted, "tokens per second"));
 }
 
+TEST(TenantQuotaTest, GivesBackNoMoreThanTheBurst) {
+  TenantQuota quota(/*max_calls=*/0, /*tokens_per_second=*/100);
+  const absl::Time start = absl::FromUnixSeconds(1000);
+  EXPECT_THAT(quota.Spend("a", 1500, start), IsOk());
+  quota.Refund("a", 1500);
+  EXPECT_THAT(quota.Spend("a", 1000, start + absl::Seconds(5)), IsOk());
+  EXPECT_THAT(quota.Spend("a", 1, start + absl::Seconds(5)),
+              IsStatus(kExhausted, "tokens per second"));
+}
+
 TEST(TenantQuotaTest, NoLimitMeansNone) {
   TenantQuota quota(0, 0);
   for (int i = 0; i < 1000; ++i) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 #include <string>
 
 #include "src/sampling/stop_matcher.h"
@@ -103,10 +104,20 @@ TEST(TokenBytes, RefusesOtherTokenizers) {
   }
 }
 
+TEST(TokenBytes, AFolderWithAnOlderFileNamesTheWayOut) {
+  const TokenizerFolder folder;
+  EXPECT_THAT(
+      TokenBytes::Load(folder.path()),
+      IsStatus(absl::StatusCode::kNotFound, "tokenizer.json does not exist"));
+  std::ofstream(folder.path() + "/tokenizer.model") << "sentencepiece";
+  EXPECT_THAT(TokenBytes::Load(folder.path()),
+              IsStatus(absl::StatusCode::kNotFound,
+                       "tokenizer.json does not exist, only tokenizer.model; "
+                       "transformers makes one: AutoTokenizer"));
+}
+
 TEST(TokenBytes, RefusesDamagedFiles) {
   const TokenizerFolder folder;
-  EXPECT_THAT(TokenBytes::Load(folder.path()),
-              IsStatus(absl::StatusCode::kNotFound, "tokenizer.json"));
   const std::string head =
       R"({"decoder":{"type":"ByteLevel"},"model":{"type":"BPE","vocab":)";
   for (const std::string& json :

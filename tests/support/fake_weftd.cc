@@ -85,7 +85,8 @@ CannedLimits LimitsOf(const EngineOptions& options) {
                 .max_tokens = options.max_queue_tokens,
                 .max_requests_per_tenant =
                     options.max_queue_requests_per_tenant,
-                .max_tokens_per_tenant = options.max_queue_tokens_per_tenant},
+                .max_tokens_per_tenant = options.max_queue_tokens_per_tenant,
+                .max_calls_per_tenant = options.max_calls_per_tenant},
       .max_decode_sequences = options.max_decode_sequences};
 }
 

@@ -77,7 +77,7 @@ class ModelTokenizer:
         """
         path = Path(folder, "tokenizer.json")
         if not path.is_file():
-            raise InvalidArgument(f"no tokenizer.json in {folder}")
+            raise InvalidArgument(f"no tokenizer.json in {folder}{_remedy(folder)}")
         try:
             from tokenizers import Tokenizer
         except ImportError:
@@ -227,6 +227,18 @@ def _added_tokens(folder: Path, config: Mapping[str, object]) -> dict[int, objec
         return {int(number): entry for number, entry in decoder.items()}
     names = _json(folder / "added_tokens.json")
     return {number: name for name, number in names.items() if isinstance(number, int)}
+
+
+def _remedy(folder: StrPath) -> str:
+    """Returns how to get a tokenizer.json from the folder's older file; empty if there
+    is none."""
+    if not Path(folder, "tokenizer.model").is_file():
+        return ""
+    return (
+        ", only tokenizer.model; transformers makes one:"
+        f" AutoTokenizer.from_pretrained({str(folder)!r})"
+        f".save_pretrained({str(folder)!r})"
+    )
 
 
 def _add_tokens(

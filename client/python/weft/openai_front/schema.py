@@ -163,7 +163,7 @@ class ChatRequest(SamplingRequest):
     def join_texts(self) -> ChatRequest:
         """Joins each content that is a list of texts into one text, because chat
         templates expect a text. A template would take a message without a content for
-        an empty one."""
+        an empty one, so only a message that calls tools may be without."""
         for index, message in enumerate(self.messages):
             name = f"messages[{index}]"
             if not isinstance(message.get("role"), str):
@@ -171,6 +171,7 @@ class ChatRequest(SamplingRequest):
             content = message.get("content")
             calls = message["role"] == "assistant" and message.get("tool_calls")
             if content is None and calls:
+                message["content"] = ""
                 continue
             if isinstance(content, list):
                 texts = [p.get("text") for p in content if isinstance(p, dict)]
