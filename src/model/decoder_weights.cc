@@ -353,21 +353,4 @@ DecoderWeights MakeDummyWeights(const ModelConfig& config, at::ScalarType dtype,
   return w;
 }
 
-absl::StatusOr<HeadWeights> LoadHeadWeights(
-    const weights::Checkpoint& checkpoint, const ModelConfig& config,
-    at::ScalarType dtype, at::Device device) {
-  const std::vector<WeightEntry> entries = ListHeadWeights(config);
-  WEFT_RETURN_IF_ERROR(CheckEntries(checkpoint, entries));
-  DecoderWeights w =
-      Allocate(entries, config, at::TensorOptions().dtype(dtype).device(device),
-               MatrixFormat::kDtype);
-  WEFT_RETURN_IF_ERROR(
-      ReadEntries(checkpoint, config, entries, "loading weights", w));
-  if (config.tied_embeddings) {
-    WEFT_RETURN_IF_ERROR(
-        CheckTiedHead(checkpoint, entries.front(), w.embedding_VH));
-  }
-  return HeadWeights{w.embedding_VH, w.head_VH};
-}
-
 }  // namespace weft::model

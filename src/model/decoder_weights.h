@@ -99,18 +99,6 @@ struct DecoderWeights {
     const std::vector<WeightEntry>& entries, at::ScalarType dtype,
     at::Device device);
 
-// The embedding and the head of a model.
-struct HeadWeights {
-  at::Tensor embedding_VH;
-  at::Tensor head_VH;  // embedding_VH itself if the model ties them.
-};
-
-// Reads only the embedding and the head, and ignores other tensors. Errors:
-// those of LoadDecoderWeights for these two tensors.
-[[nodiscard]] absl::StatusOr<HeadWeights> LoadHeadWeights(
-    const weights::Checkpoint& checkpoint, const ModelConfig& config,
-    at::ScalarType dtype, at::Device device);
-
 }  // namespace weft::model
 
 #endif  // WEFT_SRC_MODEL_DECODER_WEIGHTS_H_
