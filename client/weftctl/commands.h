@@ -21,7 +21,6 @@ struct Session {
   std::ostream& out;
   std::ostream& err;
   bool json = false;
-  bool is_terminal = false;  // True if `err` is a terminal.
 };
 
 struct Command {
@@ -55,7 +54,6 @@ struct Command {
 [[nodiscard]] std::vector<Command> TokenCommands();
 [[nodiscard]] std::vector<Command> AdapterCommands();
 [[nodiscard]] std::vector<Command> CheckpointCommands();
-[[nodiscard]] std::vector<Command> TrainCommands();
 [[nodiscard]] std::vector<Command> SampleCommands();
 [[nodiscard]] std::vector<Command> WeightsCommands();
 [[nodiscard]] std::vector<Command> StateCommands();

@@ -1,5 +1,3 @@
-#include <unistd.h>
-
 #include <iostream>
 #include <string>
 #include <vector>
@@ -8,8 +6,5 @@
 
 int main(int argc, char** argv) {
   const std::vector<std::string> given(argv + 1, argv + argc);
-  return weft::weftctl::RunWeftctl(
-      given, {.out = std::cout,
-              .err = std::cerr,
-              .err_is_terminal = isatty(STDERR_FILENO) == 1});
+  return weft::weftctl::RunWeftctl(given, {.out = std::cout, .err = std::cerr});
 }

@@ -23,7 +23,7 @@ constexpr int kUsage = 2;
 std::vector<Command> AllCommands() {
   std::vector<Command> all;
   for (std::vector<Command> some :
-       {ServerCommands(), MonitorCommands(), AdapterCommands(), TrainCommands(),
+       {ServerCommands(), MonitorCommands(), AdapterCommands(),
         SampleCommands(), CheckpointCommands(), WeightsCommands(),
         TokenCommands(), StateCommands()}) {
     std::move(some.begin(), some.end(), std::back_inserter(all));
@@ -159,13 +159,11 @@ int RunCommand(const Command& command, const std::vector<std::string>& rest,
   }
   const auto client = Connect(command, *arguments, *timeout);
   if (!client.ok()) return Report(client.status(), streams);
-  const absl::Status status =
-      command.run({.client = **client,
-                   .arguments = *arguments,
-                   .out = streams.out,
-                   .err = streams.err,
-                   .json = output == "json",
-                   .is_terminal = streams.err_is_terminal});
+  const absl::Status status = command.run({.client = **client,
+                                           .arguments = *arguments,
+                                           .out = streams.out,
+                                           .err = streams.err,
+                                           .json = output == "json"});
   return Report(status, streams);
 }
 

@@ -8,11 +8,10 @@
 
 namespace weft::weftctl {
 
-// `out` gets the results of a command, `err` its messages and progress.
+// `out` gets the results of a command, `err` its messages.
 struct Streams {
   std::ostream& out;
   std::ostream& err;
-  bool err_is_terminal = false;
 };
 
 // Runs one command line (without the program's name). Returns the exit code: 0

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "src/base/profile.h"
-#include "src/base/status_macros.h"
 #include "src/lora/lora_embedding.h"
 #include "src/model/attention.h"
 #include "src/model/mlp.h"
@@ -127,24 +126,6 @@ at::Tensor Decoder::ForwardLayers(Mode mode, const PackedBatch& batch,
     }
   }
   return stream.x_TH;
-}
-
-absl::StatusOr<at::Tensor> Decoder::ForwardStreamed(at::Tensor x_TH,
-                                                    const PackedBatch& batch,
-                                                    const LayerLoader& load) {
-  const Pass pass = {.batch = batch, .lora = {batch.routing, shape_}};
-  if (config_.scaled_embeddings) x_TH = x_TH.mul(embedding_scale_);
-  for (int layer = 0; layer < config_.num_layers; ++layer) {
-    LayerWeights& weights = weights_.layers[layer];
-    WEFT_ASSIGN_OR_RETURN(weights, load(layer));
-    at::Tensor normed_TH = InputNorm(layer, x_TH);
-    at::Tensor experts_TK;
-    x_TH = RunLayer(layer, {std::move(x_TH), std::move(normed_TH)}, pass,
-                    /*tape=*/nullptr, experts_TK, /*kv=*/nullptr)
-               .x_TH;
-    weights = {};
-  }
-  return x_TH;
 }
 
 Layer Decoder::LayerAt(int index) const {

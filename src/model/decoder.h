@@ -72,13 +72,6 @@ class Decoder {
       Mode mode, const PackedBatch& batch, Tape* tape, int num_recomputed,
       KvAccess* kv, std::vector<at::Tensor>* experts = nullptr) const;
 
-  // Returns what ForwardLayers returns in kEval, on one rank and without
-  // adapters. `x_TH` has the tokens' rows of the embedding. x_TH and the
-  // weights are f32. Calls `load` before each layer, and frees the layer's
-  // weights after the layer. Errors: those of `load`.
-  [[nodiscard]] absl::StatusOr<at::Tensor> ForwardStreamed(
-      at::Tensor x_TH, const PackedBatch& batch, const LayerLoader& load);
-
   // Runs the layers of a forward pass backwards from d_out_TH, the gradient of
   // the residual stream [T, H]. Adds to `gradients` [N], whose versions are in
   // batch.routing. Consumes the tape and the memory of d_out_TH.

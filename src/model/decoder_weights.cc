@@ -5,7 +5,6 @@
 
 #include <cmath>
 #include <cstddef>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -161,11 +160,11 @@ at::Tensor PlaceOf(DecoderWeights& w, const WeightEntry& entry) {
 }
 
 // Reads the entries into `w`. If config.norms_from_one is true, then adds 1 to
-// the norm weights. Shows progress if `label` is not empty.
+// the norm weights. Shows a progress bar.
 absl::Status ReadEntries(const weights::Checkpoint& checkpoint,
                          const ModelConfig& config,
                          const std::vector<WeightEntry>& entries,
-                         const std::string& label, DecoderWeights& w) {
+                         DecoderWeights& w) {
   weights::ReadPlan plan(checkpoint);
   std::vector<PackedEntry> packed;
   for (const WeightEntry& entry : entries) {
@@ -179,16 +178,11 @@ absl::Status ReadEntries(const weights::Checkpoint& checkpoint,
         place.name, {place.first_row + entry.part_row, entry.part_column},
         destination, FormatOf(entry, destination)));
   }
-  std::optional<Progress> progress;
-  if (!label.empty()) {
-    progress.emplace(label,
-                     static_cast<int64_t>(plan.num_bytes()) +
-                         PackedBytes(checkpoint, packed),
-                     "B");
-  }
-  const auto on_read = [&](int64_t bytes) {
-    if (progress.has_value()) progress->Add(bytes);
-  };
+  Progress progress(
+      "loading weights",
+      static_cast<int64_t>(plan.num_bytes()) + PackedBytes(checkpoint, packed),
+      "B");
+  const auto on_read = [&](int64_t bytes) { progress.Add(bytes); };
   WEFT_RETURN_IF_ERROR(plan.Run(on_read));
   WEFT_RETURN_IF_ERROR(ReadPacked(checkpoint, packed, on_read));
   if (config.norms_from_one) {
@@ -311,24 +305,11 @@ absl::StatusOr<DecoderWeights> LoadDecoderWeights(
   const std::vector<WeightEntry> entries = ListWeights(config, shard);
   DecoderWeights w = Allocate(
       entries, config, at::TensorOptions().dtype(dtype).device(device), format);
-  WEFT_RETURN_IF_ERROR(
-      ReadEntries(checkpoint, config, entries, "loading weights", w));
+  WEFT_RETURN_IF_ERROR(ReadEntries(checkpoint, config, entries, w));
   if (config.tied_embeddings) {
     WEFT_RETURN_IF_ERROR(
         CheckTiedHead(checkpoint, entries.front(), w.embedding_VH));
   }
-  return w;
-}
-
-absl::StatusOr<DecoderWeights> LoadEntries(
-    const weights::Checkpoint& checkpoint, const ModelConfig& config,
-    const std::vector<WeightEntry>& entries, at::ScalarType dtype,
-    at::Device device) {
-  DecoderWeights w =
-      Allocate(entries, config, at::TensorOptions().dtype(dtype).device(device),
-               MatrixFormat::kDtype);
-  WEFT_RETURN_IF_ERROR(
-      ReadEntries(checkpoint, config, entries, /*label=*/"", w));
   return w;
 }
 
@@ -351,23 +332,6 @@ DecoderWeights MakeDummyWeights(const ModelConfig& config, at::ScalarType dtype,
     progress.Add(static_cast<int64_t>(part.size()));
   }
   return w;
-}
-
-absl::StatusOr<HeadWeights> LoadHeadWeights(
-    const weights::Checkpoint& checkpoint, const ModelConfig& config,
-    at::ScalarType dtype, at::Device device) {
-  const std::vector<WeightEntry> entries = ListHeadWeights(config);
-  WEFT_RETURN_IF_ERROR(CheckEntries(checkpoint, entries));
-  DecoderWeights w =
-      Allocate(entries, config, at::TensorOptions().dtype(dtype).device(device),
-               MatrixFormat::kDtype);
-  WEFT_RETURN_IF_ERROR(
-      ReadEntries(checkpoint, config, entries, "loading weights", w));
-  if (config.tied_embeddings) {
-    WEFT_RETURN_IF_ERROR(
-        CheckTiedHead(checkpoint, entries.front(), w.embedding_VH));
-  }
-  return HeadWeights{w.embedding_VH, w.head_VH};
 }
 
 }  // namespace weft::model

@@ -14,7 +14,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -42,9 +41,6 @@ struct LayerWeights {
                                     // of experts.
   at::Tensor mlp_out_norm_H;        // Undefined without output_norms.
 };
-
-// Returns the weights of a layer, or an error if they cannot be read.
-using LayerLoader = std::function<absl::StatusOr<LayerWeights>(int layer)>;
 
 // The weights of one rank: its columns of o and down, its rows of the other
 // projections, of embedding and of head, and the sinks of its query heads. A
@@ -89,27 +85,6 @@ struct DecoderWeights {
     const ModelConfig& config, at::ScalarType dtype, at::Device device,
     uint64_t seed, const parallel::Shard& shard = {},
     MatrixFormat format = MatrixFormat::kDtype);
-
-// Reads only `entries`, and shows no progress. Each is an entry of ListWeights,
-// or a part of such an entry. Other tensors of the result are undefined.
-// REQUIRES: CheckDecoderWeights accepts the checkpoint. Errors: those of
-// weights::ReadPlan and ReadPacked.
-[[nodiscard]] absl::StatusOr<DecoderWeights> LoadEntries(
-    const weights::Checkpoint& checkpoint, const ModelConfig& config,
-    const std::vector<WeightEntry>& entries, at::ScalarType dtype,
-    at::Device device);
-
-// The embedding and the head of a model.
-struct HeadWeights {
-  at::Tensor embedding_VH;
-  at::Tensor head_VH;  // embedding_VH itself if the model ties them.
-};
-
-// Reads only the embedding and the head, and ignores other tensors. Errors:
-// those of LoadDecoderWeights for these two tensors.
-[[nodiscard]] absl::StatusOr<HeadWeights> LoadHeadWeights(
-    const weights::Checkpoint& checkpoint, const ModelConfig& config,
-    at::ScalarType dtype, at::Device device);
 
 }  // namespace weft::model
 

@@ -10,9 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 #include "src/base/cgroup.h"
-#include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
 #include "src/model/decoder_weights.h"
@@ -22,7 +20,6 @@
 #include "src/runtime/host_allocator.h"
 #include "src/runtime/torch_guard.h"
 #include "src/startup/memory_plan.h"
-#include "src/startup/weight_error.h"
 #include "src/train/activation_budget.h"
 #include "src/weights/checkpoint.h"
 
@@ -114,30 +111,6 @@ absl::StatusOr<model::DecoderWeights> LoadWeights(
                                    format);
 }
 
-// Logs how much accuracy is lost by 8-bit weights. Does nothing for dummy
-// weights, for weights that are not 8-bit, on ranks other than 0, or if several
-// ranks share each layer.
-absl::Status LogWeightError(const EngineOptions& options,
-                            const parallel::Links& links,
-                            const model::Decoder& decoder) {
-  if (options.base_weights != BaseWeights::kInt8 || links.rank > 0 ||
-      options.load_format == LoadFormat::kDummy || decoder.tensor_size() > 1) {
-    return absl::OkStatus();
-  }
-  const absl::Time start = SteadyNow();
-  WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<weights::Checkpoint> checkpoint,
-                        weights::Checkpoint::Open(options.model_dir));
-  WEFT_ASSIGN_OR_RETURN(const WeightError error,
-                        CompareWithCheckpoint(decoder, *checkpoint));
-  Log(LogLevel::kInfo,
-      "weights of 8 bits against those of the checkpoint in f32",
-      {{"tokens", error.num_tokens},
-       {"mean_kl", error.mean_kl},
-       {"same_likeliest_token", error.top1},
-       {"seconds", absl::ToDoubleSeconds(SteadyNow() - start)}});
-  return absl::OkStatus();
-}
-
 absl::StatusOr<std::unique_ptr<model::Decoder>> LoadDecoder(
     EngineOptions& options, const model::ModelConfig& config, at::Device device,
     const parallel::Links& links) {
@@ -158,11 +131,6 @@ absl::StatusOr<std::unique_ptr<model::Decoder>> LoadDecoder(
                                                links.tensor.get());
   }));
   WEFT_RETURN_IF_ERROR(loaded.status());
-  absl::Status compared;
-  WEFT_RETURN_IF_ERROR(RunGuarded("comparing weights of 8 bits", [&] {
-    compared = LogWeightError(options, links, *decoder);
-  }));
-  WEFT_RETURN_IF_ERROR(compared);
   return decoder;
 }
 

@@ -1,6 +1,5 @@
 """Times loading a model: Weft's loader compared with `cat` of the same files, with a
-warm page cache. Also measures the loader's peak memory, and the bytes that it reads for
-the head alone.
+warm page cache. Also measures the loader's peak memory and the bytes that it reads.
 
 The model is a Llama with random bf16 weights in shards, loaded as bf16. Sides take
 turns, and the best time counts. A process loads several times and keeps its memory
@@ -30,7 +29,7 @@ KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 LEAST_RATE = 0.8  # Least rate of the loader, as a multiple of cat's.
 MOST_MEMORY = 1.05  # Most memory, as a multiple of the bytes of the kept weights.
 SPARE_BYTES = 150e6  # Memory that the process may use beyond the weights.
-SPARE_READ_BYTES = 1e6  # Bytes that may be read per file beyond the head.
+SPARE_READ_BYTES = 1e6  # Bytes that may be read per file beyond the weights.
 
 
 def main(arguments: list[str]) -> int:
@@ -44,10 +43,9 @@ def main(arguments: list[str]) -> int:
             runs["cat"].append(
                 {"seconds": min(_cat(files) for _ in range(options.reps))}
             )
-            runs["weft"].append(load(folder, "bf16", "all", options.reps))
-        head = load(folder, "bf16", "head", 1)
+            runs["weft"].append(load(folder, "bf16", options.reps))
         size = sum(file.stat().st_size for file in files)
-    result = _make(options, runs, head, size)
+    result = _make(options, runs, size)
     print(f"load: {size / 1e9:.2f} GB", file=sys.stderr)
     report.emit_ratios(result, options.output)
     return 0
@@ -86,9 +84,9 @@ def write_model(folder: Path, layers: int, shard: str) -> None:
     config.save_pretrained(folder)
 
 
-def load(folder: Path, dtype: str, what: str, reps: int) -> dict[str, Any]:
+def load(folder: Path, dtype: str, reps: int) -> dict[str, Any]:
     """Runs one process of load_bench and returns what it prints."""
-    command = [str(LOAD_BENCH), str(folder), dtype, what, str(reps)]
+    command = [str(LOAD_BENCH), str(folder), dtype, str(reps)]
     done = subprocess.run(
         command, stdout=subprocess.PIPE, env={**os.environ, **KEEP_MEMORY}, check=True
     )
@@ -100,9 +98,9 @@ def memory_limit(run: dict[str, Any]) -> float:
     return float(run["kept_bytes"] * MOST_MEMORY + SPARE_BYTES)
 
 
-def head_limit(run: dict[str, Any]) -> float:
-    """Returns the most bytes that a load of the head may read, if the files have the
-    head in the dtype that is loaded."""
+def read_limit(run: dict[str, Any]) -> float:
+    """Returns the most bytes that a load may read, if the files have the weights in the
+    dtype that is loaded."""
     return float(run["kept_bytes"] + SPARE_READ_BYTES * run["files"])
 
 
@@ -131,7 +129,6 @@ def _cat(files: list[Path]) -> float:
 def _make(
     options: argparse.Namespace,
     runs: dict[str, list[dict[str, Any]]],
-    head: dict[str, Any],
     size: int,
 ) -> dict[str, Any]:
     best = {side: min(run["seconds"] for run in runs[side]) for side in runs}
@@ -141,8 +138,8 @@ def _make(
         "peak memory/limit": report.ratio(
             peak["peak_rss_bytes"] / memory_limit(peak), at_most=1
         ),
-        "bytes read for the head/limit": report.ratio(
-            head["rchar_bytes"] / head_limit(head), at_most=1
+        "bytes read/limit": report.ratio(
+            peak["rchar_bytes"] / read_limit(peak), at_most=1
         ),
     }
     sides = {
@@ -154,10 +151,11 @@ def _make(
         for side in runs
     }
     sides["weft"]["first_seconds"] = [run["first_seconds"] for run in runs["weft"]]
-    sides["weft"]["peak_rss_bytes"] = peak["peak_rss_bytes"]
+    for name in ("peak_rss_bytes", "bytes_read", "rchar_bytes"):
+        sides["weft"][name] = peak[name]
     return {
         "bench": "load",
-        "ours": {"weft": sides["weft"], "head": head},
+        "ours": {"weft": sides["weft"]},
         "peer": {"cat": sides["cat"]},
         "ratio": ratios,
         "config": {

@@ -1,8 +1,8 @@
-// Times loading weights, for tests/bench/load.py and tests/oracle:
-//   load_bench MODEL_DIR f32|bf16 all|head REPS
-// Loads the weights of a model, or of its head alone, as the daemon does, REPS
-// times. Prints one JSON line with the time of the first load, and with the
-// time, memory and bytes read of the fastest load.
+// Times loading weights, for tests/bench/load.py:
+//   load_bench MODEL_DIR f32|bf16 REPS
+// Loads the weights of a model as the daemon does, REPS times. Prints one JSON
+// line with the time of the first load, and with the time, memory and bytes
+// read of the fastest load.
 #include <ATen/ATen.h>
 
 #include <chrono>
@@ -39,27 +39,17 @@ int64_t KeptBytes(const std::vector<weft::model::WeightEntry>& entries,
   return elements * static_cast<int64_t>(c10::elementSize(dtype));
 }
 
-nlohmann::json Load(const std::string& folder, at::ScalarType dtype,
-                    bool head_only) {
+nlohmann::json Load(const std::string& folder, at::ScalarType dtype) {
   const int64_t read_before = ProcSelf("io", "rchar");
   const auto start = std::chrono::steady_clock::now();
   const auto config = ValueOf(weft::model::ReadModelConfig(folder));
   const auto checkpoint = ValueOf(weft::weights::Checkpoint::Open(folder));
-  weft::model::DecoderWeights weights;
-  weft::model::HeadWeights head;
-  if (head_only) {
-    head = ValueOf(
-        weft::model::LoadHeadWeights(*checkpoint, config, dtype, at::kCPU));
-  } else {
-    weights = ValueOf(
-        weft::model::LoadDecoderWeights(*checkpoint, config, dtype, at::kCPU));
-  }
+  const auto weights = ValueOf(
+      weft::model::LoadDecoderWeights(*checkpoint, config, dtype, at::kCPU));
   const std::chrono::duration<double> seconds =
       std::chrono::steady_clock::now() - start;
-  const auto entries = head_only ? weft::model::ListHeadWeights(config)
-                                 : weft::model::ListWeights(config);
   return {{"seconds", seconds.count()},
-          {"kept_bytes", KeptBytes(entries, dtype)},
+          {"kept_bytes", KeptBytes(weft::model::ListWeights(config), dtype)},
           {"files", checkpoint->files().size()},
           {"bytes_read", checkpoint->bytes_read()},
           {"rchar_bytes", ProcSelf("io", "rchar") - read_before},
@@ -70,8 +60,8 @@ nlohmann::json Load(const std::string& folder, at::ScalarType dtype,
 
 int main(int argc, char** argv) {
   const std::vector<std::string> words(argv + 1, argv + argc);
-  if (words.size() != 4) {
-    std::cerr << "usage: load_bench MODEL_DIR f32|bf16 all|head REPS\n";
+  if (words.size() != 3) {
+    std::cerr << "usage: load_bench MODEL_DIR f32|bf16 REPS\n";
     return EXIT_FAILURE;
   }
   try {
@@ -79,8 +69,8 @@ int main(int argc, char** argv) {
         words[1] == "bf16" ? at::kBFloat16 : at::kFloat;
     nlohmann::json best;
     double first_seconds = 0;
-    for (int rep = 0; rep < std::stoi(words[3]); ++rep) {
-      nlohmann::json load = Load(words[0], dtype, words[2] == "head");
+    for (int rep = 0; rep < std::stoi(words[2]); ++rep) {
+      nlohmann::json load = Load(words[0], dtype);
       if (rep == 0) first_seconds = load["seconds"];
       if (rep == 0 || load["seconds"] < best["seconds"]) best = load;
     }

@@ -25,6 +25,7 @@ import durability  # noqa: E402
 import edge  # noqa: E402
 import group_prompt  # noqa: E402
 import grouped  # noqa: E402
+import int8_error  # noqa: E402
 import load  # noqa: E402
 import log_cost  # noqa: E402
 import logprobs  # noqa: E402
@@ -51,6 +52,7 @@ BENCHES = {
     "edge": edge.main,
     "group_prompt": group_prompt.main,
     "grouped": grouped.main,
+    "int8_error": int8_error.main,
     "load": load.main,
     "log_cost": log_cost.main,
     "logprobs": logprobs.main,

@@ -27,6 +27,7 @@ import daemon
 import flops
 import group_prompt
 import inputs
+import int8_error
 import logprobs
 import memory
 import models
@@ -387,16 +388,39 @@ def test_soak_counts_every_step_once(capsys: Any) -> None:
     assert result["ours"]["steps"] > 0 and result["ours"]["adapter_moves"] > 0
 
 
-def test_load_keeps_to_its_memory_and_reads_only_the_head(capsys: Any) -> None:
+def test_int8_error(capsys: Any, tiny: tuple[str, str]) -> None:
+    size = ("--sequences", "2", "--length", "24", "--threads", "1")
+    ours = reported("int8_error", capsys, *tiny, *size)["ours"]["int8"]
+    assert ours["tokens"] == 2 * 23
+    assert 0 < ours["mean_difference"] < ours["largest_difference"]
+    assert 0 < ours["same_likeliest_token"] <= 1
+
+
+def test_the_error_of_8_bits_is_that_of_all_tokens() -> None:
+    exact = int8_error.Scores(
+        np.array([-1.0, -2.0, -3.0, -4.0]), np.array([5, 6, 7, 8])
+    )
+    other = int8_error.Scores(
+        np.array([-1.0, -1.5, -3.0, -5.0]), np.array([5, 9, 7, 9])
+    )
+    assert int8_error.compare(exact, other) == {
+        "tokens": 4,
+        "mean_difference": 0.375,
+        "largest_difference": 1.0,
+        "same_likeliest_token": 0.5,
+    }
+
+
+def test_load_keeps_to_its_memory_and_reads_each_weight_once(capsys: Any) -> None:
     size = ("--layers", "1", "--shard", "200MB")
     result = reported("load", capsys, "--rounds", "1", "--reps", "1", *size)
     assert result["config"]["files"] > 1
     assert result["ratio"]["peak memory/limit"]["met"]
-    assert result["ratio"]["bytes read for the head/limit"]["met"]
-    head = result["ours"]["head"]
+    assert result["ratio"]["bytes read/limit"]["met"]
+    weft = result["ours"]["weft"]
     # The kernel's count may exceed the reader's own count, because the kernel also
     # counts the bytes of config.json.
-    assert 0 <= head["rchar_bytes"] - head["bytes_read"] < 1 << 16
+    assert 0 <= weft["rchar_bytes"] - weft["bytes_read"] < 1 << 16
 
 
 @pytest.mark.parametrize("name", ["peer_options", "timing"])

@@ -1,19 +1,15 @@
 // Tests the parts of weftctl that need no server.
 #include <sstream>
 
-#include "client/weft_client.h"
 #include "client/weftctl/arguments.h"
-#include "client/weftctl/data_file.h"
 #include "client/weftctl/load_table.h"
 #include "client/weftctl/output.h"
-#include "client/weftctl/progress_bar.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace weft::weftctl {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 const std::vector<FlagSpec> kFlags = {
@@ -86,44 +82,6 @@ TEST(ArgumentsTest, RefusesWhatItDoesNotKnow) {
   EXPECT_FALSE(IsUsageError(absl::InvalidArgumentError("of the server")));
 }
 
-TEST(ReadExamplesTest, ReadsTokensAndPrompts) {
-  std::istringstream input(
-      "{\"tokens\": [1, 2, 3]}\n\n{\"tokens\": [4, 5, 6], "
-      "\"prompt_length\": 2}\n");
-  const auto examples = ReadExamples(input, "data");
-  ASSERT_TRUE(examples.ok()) << examples.status();
-  ASSERT_EQ(examples->size(), 2);
-  EXPECT_EQ((*examples)[0].num_scored, 2);
-  EXPECT_EQ((*examples)[1].num_scored, 1);
-  EXPECT_THAT(client::ReadFloats((*examples)[1].datum.weights_le()),
-              ElementsAre(0, 1));
-}
-
-TEST(ReadExamplesTest, NamesFileLineAndReason) {
-  const std::vector<std::pair<std::string, std::string>> cases = {
-      {"{\"text\": \"hello\"}", "python -m weft tokenize"},
-      {"{\"tokens\": [1]}", "nothing to learn"},
-      {"{\"tokens\": [1, -2]}", "-2 is not a token id"},
-      {"{\"tokens\": [1, 4294967296]}", "not a token id"},
-      {"{\"tokens\": 5}", "not a list"},
-      {"{\"tokens\": [1, 2], \"prompt_length\": -1}", "prompt_length"},
-      {"{}", "tokens"},
-      {"[1, 2]", "not a JSON object"},
-      {"{", "not a JSON object"}};
-  for (const auto& [line, reason] : cases) {
-    std::istringstream input("{\"tokens\": [1, 2]}\n" + line);
-    const auto examples = ReadExamples(input, "data.jsonl");
-    EXPECT_TRUE(IsUsageError(examples.status())) << line;
-    EXPECT_THAT(std::string(examples.status().message()),
-                AllOf(HasSubstr("data.jsonl:2: "), HasSubstr(reason)));
-  }
-}
-
-TEST(ReadExamplesTest, RefusesAnEmptyFile) {
-  std::istringstream input("\n");
-  EXPECT_TRUE(IsUsageError(ReadExamples(input, "data").status()));
-}
-
 TEST(PrintTableTest, AlignsColumnsWithoutTrailingSpace) {
   std::ostringstream out;
   PrintTable({{"A", "LONG", "C"}, {"long", "b", "c"}}, out);
@@ -137,27 +95,6 @@ TEST(FormatBytesTest, ChoosesTheUnit) {
 }
 
 TEST(FormatTimeTest, ShowsADashForNoTime) { EXPECT_EQ(FormatTime(0), "-"); }
-
-TEST(ProgressBarTest, ShowsABarOnATerminalAndLinesElsewhere) {
-  const TrainProgress progress{.step = 5,
-                               .num_steps = 10,
-                               .loss_per_token = 1.5,
-                               .tokens_per_second = 100,
-                               .grad_norm = 0.25};
-  EXPECT_EQ(FormatProgress(progress, 4),
-            "[##..] 5/10 loss 1.5000 grad 0.25 100 tok/s");
-  std::ostringstream lines;
-  ProgressBar plain(lines, false);
-  plain.Show(progress);
-  plain.Finish();
-  EXPECT_EQ(lines.str(), "5/10 loss 1.5000 grad 0.25 100 tok/s\n");
-  std::ostringstream screen;
-  ProgressBar bar(screen, true);
-  bar.Show(progress);
-  bar.Finish();
-  EXPECT_EQ(screen.str().front(), '\r');
-  EXPECT_EQ(screen.str().back(), '\n');
-}
 
 v1::Adapter Used(const std::string& id, uint64_t step, double used_at) {
   v1::Adapter adapter;

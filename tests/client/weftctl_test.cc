@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "absl/strings/str_replace.h"
+#include "client/weft_client.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -16,8 +17,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-using Step = CannedEngine::Call;
 
 class WeftctlTest : public ::testing::Test {
  protected:
@@ -31,14 +30,16 @@ class WeftctlTest : public ::testing::Test {
 
   nlohmann::json Json() { return nlohmann::json::parse(out_.str()); }
 
-  std::string WriteData(const std::string& lines) {
-    // Each test has its own file, because tests run in parallel.
-    const std::string path =
-        ::testing::TempDir() + "/weftctl_" +
-        ::testing::UnitTest::GetInstance()->current_test_info()->name() +
-        ".jsonl";
-    std::ofstream(path) << lines;
-    return path;
+  // Makes an adapter and takes one optimizer step.
+  void Train(const std::string& id) {
+    const auto client = Client::Connect({.target = server_.target()});
+    const auto adapter = (*client)->CreateAdapter(id, {});
+    v1::LossConfig loss;
+    loss.set_function(v1::LOSS_FUNCTION_CROSS_ENTROPY);
+    const auto datum = client::NextTokenDatum({1, 2, 3});
+    auto gradient = (*adapter)->ForwardBackward({*datum}, loss);
+    auto update = (*adapter)->OptimStep({});
+    EXPECT_TRUE(gradient.get().ok() && update.get().ok());
   }
 
   CannedServer server_;
@@ -134,11 +135,8 @@ TEST_F(WeftctlTest, GivesNewAdaptersTheirTenantAndDurability) {
   std::filesystem::create_directories(folder);
   std::ofstream(folder / "adapter_config.json") << "{}";
   std::ofstream(folder / "adapter_model.safetensors") << "weights";
-  const std::string data = WriteData("{\"tokens\": [1, 2, 3]}\n");
   const std::vector<std::vector<std::string>> lines = {
-      {"adapters", "create", "made"},
-      {"import", "imported", folder.string()},
-      {"train", "trained", "--data", data, "--steps=1"}};
+      {"adapters", "create", "made"}, {"import", "imported", folder.string()}};
   for (std::vector<std::string> line : lines) {
     line.insert(line.end(), {"--tenant=alice", "--durability=checkpoint"});
     EXPECT_EQ(Run(line), 0) << err_.str();
@@ -146,13 +144,12 @@ TEST_F(WeftctlTest, GivesNewAdaptersTheirTenantAndDurability) {
     EXPECT_EQ(Run(line), 2);
     EXPECT_THAT(err_.str(), HasSubstr("--durability: 'disk'"));
   }
-  for (const char* name : {"made", "imported", "trained"}) {
+  for (const char* name : {"made", "imported"}) {
     EXPECT_EQ(Run({"adapters", "get", name, "-o", "json"}), 0);
     EXPECT_EQ(Json()["durability"], "DURABILITY_CHECKPOINT") << name;
   }
   EXPECT_EQ(Run({"adapters", "list"}), 0);
-  for (const char* row :
-       {"made      alice", "imported  alice", "trained   alice"}) {
+  for (const char* row : {"made      alice", "imported  alice"}) {
     EXPECT_THAT(out_.str(), HasSubstr(row));
   }
   EXPECT_EQ(Run({"checkpoints", "save", "made", "one"}), 0);
@@ -168,39 +165,6 @@ TEST_F(WeftctlTest, GivesNewAdaptersTheirTenantAndDurability) {
   EXPECT_EQ(Run({"checkpoints", "load", "new", "one", "--durability", "disk"}),
             2);
   EXPECT_THAT(err_.str(), HasSubstr("--durability: 'disk'"));
-}
-
-TEST_F(WeftctlTest, TrainsANewAdapterAndThenGoesOn) {
-  const std::string path =
-      WriteData("{\"tokens\": [1, 2, 3]}\n{\"tokens\": [4, 5]}\n");
-  EXPECT_EQ(Run({"train", "a", "--data", path, "--steps", "3", "--batch", "2",
-                 "--rank", "4"}),
-            0)
-      << err_.str();
-  EXPECT_THAT(err_.str(), HasSubstr("3/3 loss 0.5417 grad 2.5"));
-  EXPECT_EQ(out_.str(), "saved a as latest at step 7\n");
-  EXPECT_EQ(server_.engine().applied().back(), Step("SaveCheckpoint", 7));
-  EXPECT_EQ(Run({"adapters", "get", "a", "-o", "json"}), 0);
-  EXPECT_EQ(Json()["config"]["rank"], 4);
-  const std::vector<std::string> more = {"train",     "a",  "--data", path,
-                                         "--steps=1", "-o", "json"};
-  EXPECT_EQ(Run(more), 0);
-  EXPECT_THAT(out_.str(),
-              HasSubstr("\n{\"checkpoint\":\"latest\",\"step\":10}\n"));
-  std::vector<std::string> unsaved = more;
-  unsaved.emplace_back("--save=");
-  EXPECT_EQ(Run(unsaved), 0);
-  EXPECT_EQ(Json()["step"], 1);
-  EXPECT_EQ(Json()["loss:sum"], 6.5);
-  EXPECT_EQ(server_.engine().applied().back(), Step("OptimStep", 12));
-}
-
-TEST_F(WeftctlTest, ReportsARefusedStepOfTraining) {
-  const std::string path = WriteData("{\"tokens\": [1, 2, 3]}\n");
-  server_.engine().FailNext(absl::InvalidArgumentError("targets[0] 9 >= 4"),
-                            "ForwardBackward");
-  EXPECT_EQ(Run({"train", "a", "--data", path, "--steps", "4"}), 1);
-  EXPECT_THAT(err_.str(), HasSubstr("targets[0] 9 >= 4"));
 }
 
 TEST_F(WeftctlTest, SamplesTokens) {
@@ -232,8 +196,7 @@ TEST_F(WeftctlTest, SamplesTokens) {
 }
 
 TEST_F(WeftctlTest, ManagesCheckpointsAndSnapshots) {
-  const std::string path = WriteData("{\"tokens\": [1, 2, 3]}\n");
-  EXPECT_EQ(Run({"train", "a", "--data", path, "--steps", "1", "--save="}), 0);
+  Train("a");
   EXPECT_EQ(Run({"checkpoints", "save", "a", "one"}), 0);
   EXPECT_THAT(out_.str(), HasSubstr("4.1 kB"));
   EXPECT_EQ(Run({"checkpoints", "save", "a", "one"}), 1);
@@ -300,9 +263,7 @@ TEST_F(WeftctlTest, AWrongCommandLineEndsWithTwo) {
       {"info", "--timeout", "soon"},
       {"sample"},
       {"sample", "--prompt-tokens", "a"},
-      {"adapters", "create", "a", "--target-modules", "conv"},
-      {"train", "a", "--data", "/nonexistent"},
-      {"train", "a", "--data", WriteData("{\"text\": \"hi\"}\n")}};
+      {"adapters", "create", "a", "--target-modules", "conv"}};
   for (const std::vector<std::string>& line : lines) {
     EXPECT_EQ(Run(line), 2) << err_.str();
     EXPECT_THAT(out_.str(), IsEmpty());
@@ -313,9 +274,9 @@ TEST_F(WeftctlTest, AWrongCommandLineEndsWithTwo) {
 TEST_F(WeftctlTest, HelpsPerCommand) {
   EXPECT_EQ(Run({"--help"}), 0);
   EXPECT_THAT(out_.str(), HasSubstr("checkpoints save"));
-  EXPECT_EQ(Run({"train", "--help"}), 0);
-  EXPECT_THAT(out_.str(), HasSubstr("--lr RATE"));
-  EXPECT_THAT(out_.str(), HasSubstr("weftctl train ADAPTER"));
+  EXPECT_EQ(Run({"adapters", "create", "--help"}), 0);
+  EXPECT_THAT(out_.str(), HasSubstr("--rank R"));
+  EXPECT_THAT(out_.str(), HasSubstr("weftctl adapters create ADAPTER"));
   EXPECT_EQ(Run({"checkpoints", "list", "-h"}), 0);
   EXPECT_THAT(out_.str(), HasSubstr("[ADAPTER]"));
 }

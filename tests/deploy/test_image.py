@@ -190,7 +190,6 @@ def test_it_serves_trains_a_step_and_stops(
     shutil.copytree(models.tiny_model("llama-tied"), model)
     for path in (model, *model.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
-    (state / "data.jsonl").write_text('{"tokens": [5, 6, 7, 8, 9]}\n')
 
     container = Container(root, image, model, state)
     try:
@@ -206,12 +205,13 @@ def test_it_serves_trains_a_step_and_stops(
         live = container.inside("weftctl", "health", "--service", "liveness")
         assert live.returncode == 0, live.stderr
 
-        data = "/var/lib/weft/data.jsonl"
-        train = ["train", "a", "--data", data, "--steps", "1", "--rank", "4"]
-        done = container.inside("weftctl", *train)
-        assert done.returncode == 0, done.stderr + container.log()
-        done = container.inside("weftctl", "checkpoints", "save", "a", "first")
-        assert done.returncode == 0, done.stderr + container.log()
+        for command in (
+            ["adapters", "create", "a", "--rank", "4"],
+            ["sample", "--adapter", "a", "--prompt-tokens", "5,6", "--max-tokens", "2"],
+            ["checkpoints", "save", "a", "first"],
+        ):
+            done = container.inside("weftctl", *command)
+            assert done.returncode == 0, done.stderr + container.log()
         assert list((state / "checkpoints").rglob("*.safetensors"))
         assert container.stop() == 0, container.log()
     finally:

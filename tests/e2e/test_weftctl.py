@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from models import tiny_model
 from safetensors.numpy import load_file
-from texts import random_tokens
+from texts import next_token, random_tokens
 
 VOCAB = 320
 WEFTCTL = daemon_module.BUILD_DIR / "client" / "weftctl" / "weftctl"
@@ -26,31 +26,16 @@ def weftctl(daemon: Any, *words: str) -> str:
     return done.stdout
 
 
-def test_trains_samples_saves_and_exports(
+def test_creates_samples_saves_and_exports(
     daemon_for: Any, unique: Any, tmp_path: Path
 ) -> None:
     daemon, name = daemon_for("llama-tied"), unique("typed")
     assert "llama" in weftctl(daemon, "info")
-    data = tmp_path / "data.jsonl"
-    rows = [[int(t) for t in random_tokens(VOCAB, 24, seed)] for seed in range(4)]
-    data.write_text("".join(json.dumps({"tokens": row}) + "\n" for row in rows))
-    flags = (
-        "--steps",
-        "12",
-        "--batch",
-        "4",
-        "--rank",
-        "4",
-        "--lr",
-        "2e-2",
-        "-o",
-        "json",
-    )
-    lines = weftctl(daemon, "train", name, "--data", str(data), *flags).splitlines()
-    *steps, saved = map(json.loads, lines)
-    assert saved == {"checkpoint": "latest", "step": 25}
-    losses = [step["loss_per_token"] for step in steps]
-    assert len(losses) == 12 and losses[-1] < losses[0]
+    weftctl(daemon, "adapters", "create", name, "--rank", "4")
+    with daemon.client() as client:
+        adapter = client.adapter(name)
+        adapter.forward_backward([next_token(random_tokens(VOCAB, 24, seed=0))])
+        adapter.optim_step(learning_rate=2e-2)
 
     sample = (
         "sample",

@@ -296,25 +296,6 @@ TEST_F(GemmaCheckpointTest, RanksCompareTheirPartOfATiedHead) {
                                 "tensor 'lm_head.weight' differs"));
 }
 
-TEST_F(GemmaCheckpointTest, HeadWeightsReadNothingElse) {
-  tensors_["lm_head"] =
-      at::randn({config_.vocab, config_.hidden}).to(at::kBFloat16);
-  const int64_t matrix_bytes = config_.vocab * config_.hidden * 2;
-  for (const bool tied : {false, true}) {
-    config_.tied_embeddings = tied;
-    if (tied) tensors_.erase("lm_head");
-    const auto checkpoint = Store("model.");
-    const uint64_t before = checkpoint->bytes_read();
-    const auto head =
-        LoadHeadWeights(*checkpoint, config_, at::kBFloat16, at::kCPU);
-    ASSERT_THAT(head, IsOk());
-    EXPECT_TRUE(at::equal(head->embedding_VH, tensors_.at("embed_tokens")));
-    EXPECT_TRUE(at::equal(head->head_VH,
-                          tensors_.at(tied ? "embed_tokens" : "lm_head")));
-    EXPECT_EQ(checkpoint->bytes_read() - before, matrix_bytes * (tied ? 1 : 2));
-  }
-}
-
 TEST(MakeDummyWeights, OfRanksArePartsOfTheWhole) {
   ModelConfig config = testing::TinyConfig(/*num_layers=*/2);
   config.qk_norm = config.output_norms = true;

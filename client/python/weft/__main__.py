@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     for command in (front, sample):
         command.add_argument("--server", default=server, help="or WEFT_SERVER")
 
-    summary = "Records of text (JSONL, Parquet) to token ids (JSONL) for weftctl."
+    summary = "Records of text (JSONL, Parquet) to token ids (JSONL)."
     tokenize = commands.add_parser("tokenize", help=summary, description=summary)
     tokenize.set_defaults(run=_tokenize)
     tokenize.add_argument(
