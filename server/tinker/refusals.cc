@@ -27,8 +27,10 @@ constexpr Refusal kRefusals[] = {
     {"optimizer_params", "optimizer_params is not offered: use adam_params"}};
 
 bool AsksForNothing(const Json& value) {
-  return value == false || value == 0 || value == "" ||
-         (value.is_structured() && value.empty());
+  if (value.is_boolean()) return !value.get<bool>();
+  if (value.is_number()) return value == 0;
+  if (value.is_string()) return value == "";
+  return value.empty();
 }
 
 }  // namespace

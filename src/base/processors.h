@@ -17,8 +17,8 @@ class ProcessorShare {
   explicit ProcessorShare(std::string root = "") : root_(std::move(root)) {}
 
   // Returns the processors, of those that the caller's affinity allows, that
-  // this process has used since the last call, plus those that were idle. Absent
-  // at the first call, and if the kernel does not say. Costs up to a
+  // this process has used since the last call, plus those that were idle.
+  // Absent at the first call, and if the kernel does not say. Costs up to a
   // millisecond.
   std::optional<double> Look();
 

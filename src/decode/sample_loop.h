@@ -31,7 +31,7 @@ struct SampleLoopOptions {
   int64_t kv_cache_bytes = 0;
   int max_decode_sequences = 64;
   int64_t max_prefill_tokens = 2048;
-  bool decode_graphs = true;  // Use graphs if the device has them.
+  bool decode_graphs = true;   // Use graphs if the device has them.
   bool adapt_threads = false;  // As DecodeThreads does.
 };
 

@@ -98,8 +98,8 @@ struct DecodeCapacity {
 // can record the launches of a step, upload a new routing, and replay the
 // launches. This works because grids, workspaces and the shape of S depend only
 // on the capacity. The few-rows kernels compute all rows, even if an adapter
-// has many rows. If no adapter adapts a site, the kernels still run there and add nothing. The
-// table leaves out LoRA of the head.
+// has many rows. If no adapter adapts a site, the kernels still run there and
+// add nothing. The table leaves out LoRA of the head.
 //
 //   DecodeTable table(capacity, shape);      // Once.
 //   table.Bind(device + offset);             // Needs table.num_bytes() there.

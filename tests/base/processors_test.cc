@@ -47,8 +47,8 @@ TEST_F(ProcessorShareTest, CountsIdleProcessorsThatItMayUse) {
   sched_getaffinity(0, sizeof(allowed), &allowed);
   ProcessorShare share(root_);
   WriteIdle(root_, 0);
-  EXPECT_EQ(share.Look(), std::nullopt);
   const absl::Time start = SteadyNow();
+  EXPECT_EQ(share.Look(), std::nullopt);
   absl::SleepFor(absl::Milliseconds(200));
   // Each of them was idle for half a second.
   WriteIdle(root_, sysconf(_SC_CLK_TCK) / 2);

@@ -95,16 +95,6 @@ _FEW_ROWS = {
     "few_rows::SumKernel": Rule(128, 32, ("LDG.128",)),
 }
 
-# These kernels do the work between an expansion and the next base product. Here too, a
-# warp loads a matrix directly into registers. The kernels also prefetch matrices.
-_PREFETCHED = ("LDG.128", "HMMA", "CCTL")
-_DECODE = {
-    r"few_rows::GateKernel<\d>": Rule(512, 16, (*_PREFETCHED, "STG.128")),
-    r"few_rows::HeadsKernel<1, \w+>": Rule(256, 16, _PREFETCHED),
-    r"few_rows::HeadsKernel<8, \w+>": Rule(256, 16, (*_PREFETCHED, "STG.128")),
-    "few_rows::ResidualKernel": Rule(256, 16, (*_PREFETCHED, "STG.128")),
-}
-
 
 def _ring(outputs: int, chunk_words: int) -> int:
     """Returns the bytes of four stages for each of a block's eight warps. A stage holds
@@ -135,7 +125,7 @@ _INT8 = {
 # The kernels that LaunchEarly starts. They wait for earlier launches themselves.
 EARLY = re.compile(
     r"(GatedProduct|PagedAttention|RmsNorm|Rotary|RotaryBackward)Kernel<.*>"
-    r"|few_rows::(Expand|Gate|Heads|Residual|Shrink)Kernel.*"
+    r"|few_rows::(Expand|Shrink)Kernel.*"
     r"|WidenInt8(Chunks)?Kernel<.*>|few_int8::Int8FewRowsKernel<.*>"
 )
 
@@ -148,6 +138,5 @@ RULES: dict[str, Rule] = {
     **_ATTENTION,
     **_TILES,
     **_FEW_ROWS,
-    **_DECODE,
     **_INT8,
 }

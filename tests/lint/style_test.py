@@ -9,8 +9,8 @@ import pytest
 from sources import CODE_FOLDERS, CPP_SUFFIXES, ROOT, SUFFIXES, files
 
 # The limits count lines that are not blank.
-MAX_FILE_LINES = 350
-MAX_HEADER_LINES = 150
+MAX_FILE_LINES = 600
+MAX_HEADER_LINES = 250
 HEADER_SUFFIXES = frozenset({".h", ".cuh"})
 MAX_FUNCTION_LINES = 60
 # clang-format leaves comments as they are, so nothing else wraps them.
@@ -145,8 +145,8 @@ def _lines(count: int) -> str:
         (GOOD_HEADER.replace("KV_A", "A"), "src/kv/a.h:1: the include guard"),
         (GOOD_HEADER.replace("#endif  //", "#endif //"), "src/kv/a.h:1: the include"),
         (GOOD_HEADER.replace("int F", "// TO" + "DO\nint F"), "src/kv/a.h:5: unfin"),
-        (GOOD_HEADER.replace("int F", _lines(145) + "\n\nint F"), None),
-        (GOOD_HEADER.replace("int F", _lines(146) + "int F"), "src/kv/a.h:1: 151 lin"),
+        (GOOD_HEADER.replace("int F", _lines(245) + "\n\nint F"), None),
+        (GOOD_HEADER.replace("int F", _lines(246) + "int F"), "src/kv/a.h:1: 251 lin"),
         (GOOD_HEADER.replace("What it", "What " * 20 + "it"), "src/kv/a.h:1: a comm"),
     ],
 )
@@ -157,9 +157,9 @@ def test_finds_each_offence(tmp_path: Path, text: str, offence: str | None) -> N
 @pytest.mark.parametrize(
     ("name", "text", "offence"),
     [
-        ("src/kv/a.cc", _lines(350) + "\n\n", None),
-        ("src/kv/a.cc", _lines(351), "src/kv/a.cc:1: 351 lines"),
-        ("tests/kv/a.cc", _lines(351), None),
+        ("src/kv/a.cc", _lines(600) + "\n\n", None),
+        ("src/kv/a.cc", _lines(601), "src/kv/a.cc:1: 601 lines"),
+        ("tests/kv/a.cc", _lines(601), None),
         ("client/a.py", "def f():\n" + "    pass\n" * 59, None),
         ("client/a.py", "def f():\n" + "    pass\n" * 60, "client/a.py:1: f has 61"),
         ("src/kv/a.cc", "int F() {\n" + "  G();\n" * 59 + "}\n", None),
