@@ -67,6 +67,8 @@ TEST(LogThreadDeathTest, AReaderThatStopsBlocksNobody) {
         const int told = dup(STDERR_FILENO);
         dup2(ends[1], STDERR_FILENO);
         StartLogThread();
+        // The pipe, a batch that is being written and a batch that waits take
+        // at most 2.1 MiB, which are 2,200 of these lines.
         const std::string text(1000, 'x');
         for (int i = 0; i < 5000; ++i) Log(LogLevel::kInfo, text);
         FlushLog(absl::Milliseconds(100));
@@ -77,7 +79,7 @@ TEST(LogThreadDeathTest, AReaderThatStopsBlocksNobody) {
         }).detach();
         FlushLog(absl::Seconds(30));
         dup2(told, STDERR_FILENO);
-        Log(LogLevel::kInfo, dropped > 3000 ? "dropped" : "kept");
+        Log(LogLevel::kInfo, dropped > 2500 ? "dropped" : "kept");
         FlushLog(absl::Seconds(30));
         std::_Exit(0);
       },
