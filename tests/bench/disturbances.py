@@ -45,17 +45,15 @@ class Disturbed:
             launcher = group.launcher if group is not None else ()
             with os.fdopen(write, "wb") as pipe:
                 self.daemon.start_with(*launcher, *clock.launcher, log=pipe)
-            changes: list[Callable[[], None]] = [
-                lambda: clock.set(random.choice(CLOCKS)),
-                self._stall_log,
-                self._freeze,
-            ]
+            changes: dict[str, Callable[[], None]] = {
+                "clock": lambda: clock.set(random.choice(CLOCKS)),
+                "log": self._stall_log,
+                "freeze": self._freeze,
+            }
             if group is not None:
-                changes.append(lambda: group.limit(random.choice(QUOTAS)))
-            names = ("clock", "log", "freeze", "quota")
+                changes["quota"] = lambda: group.limit(random.choice(QUOTAS))
             changer = threading.Thread(
-                target=self._change,
-                args=(list(zip(names, changes, strict=False)), seconds, ended),
+                target=self._change, args=(changes, seconds, ended)
             )
             changer.start()
             try:
@@ -70,14 +68,14 @@ class Disturbed:
 
     def _change(
         self,
-        changes: list[tuple[str, Callable[[], None]]],
+        changes: dict[str, Callable[[], None]],
         seconds: float,
         ended: threading.Event,
     ) -> None:
         while not ended.wait(seconds):
-            name, change = random.choice(changes)
+            name = random.choice(list(changes))
             self.counts[name] += 1
-            change()
+            changes[name]()
 
     def _read(self, descriptor: int) -> None:
         """Reads the log while it may, and keeps what it has read."""

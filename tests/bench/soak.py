@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import json
 import multiprocessing
-import os
 import random
 import subprocess
 import sys
@@ -30,11 +29,11 @@ import numpy as np
 import report
 from disturbances import Disturbed
 from processes import adapter_moves, scratch
+from tinker_sdk import SDK, environment
 
 import weft
 from weft import aio
 
-SDK = daemon.REPOSITORY / "build" / "tinker-venv" / "bin" / "python"
 # The script's model and its snapshots for sampling.
 SDK_ADAPTERS = 64
 TOKENS = 12
@@ -128,17 +127,10 @@ def _start_sdk(address: str, seconds: float) -> subprocess.Popen[str] | None:
             "soak: no Tinker SDK: deploy/setup.sh --tests installs it", file=sys.stderr
         )
         return None
-    environment = {
-        **os.environ,
-        "TINKER_BASE_URL": f"http://{address}",
-        "TINKER_API_KEY": "tml-any",
-        "TINKER_TELEMETRY": "0",
-        "PYTHONPATH": "",
-    }
     script = Path(__file__).with_name("soak_sdk.py")
     return subprocess.Popen(
         [str(SDK), str(script), "soak", str(seconds)],
-        env=environment,
+        env=environment(f"http://{address}"),
         stdout=subprocess.PIPE,
         text=True,
     )

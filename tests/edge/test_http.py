@@ -19,10 +19,11 @@ import httpx
 import models
 import openai
 import pytest
+import tinker_sdk
 from deploy_files import ROOT
 from edge_server import Edge, accepts, wait_until
+from tinker_sdk import SDK
 
-SDK = ROOT / "build" / "tinker-venv" / "bin" / "python"
 SCRIPT = ROOT / "tests" / "tinker" / "sdk_script.py"
 CHROMIUM = shutil.which("chromium")
 HAS_PLAYWRIGHT = importlib.util.find_spec("playwright") is not None
@@ -133,17 +134,12 @@ def test_curl_speaks_both_versions_of_http(echo: Edge) -> None:
     not SDK.exists(), reason="no Tinker SDK: deploy/setup.sh --tests installs it"
 )
 def test_the_tinker_sdk_trains_over_https(echo: Edge) -> None:
-    environment = {
-        **echo.environment(echo.alice),
-        "TINKER_BASE_URL": echo.url,
-        "TINKER_API_KEY": f"tml-{echo.alice}",
-        "TINKER_TELEMETRY": "0",
-        "PYTHONPATH": "",
-    }
     done = subprocess.run(
         [str(SDK), str(SCRIPT), "toy"],
         input="train\n",
-        env=environment,
+        env=tinker_sdk.environment(
+            echo.url, f"tml-{echo.alice}", base=echo.environment(echo.alice)
+        ),
         capture_output=True,
         text=True,
         timeout=100,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tinker_daemon import SDK, TinkerDaemon
+from tinker_daemon import TinkerDaemon
+from tinker_sdk import SDK
 
 
 @pytest.fixture(scope="module")

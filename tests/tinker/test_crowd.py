@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from flaky_proxy import FlakyProxy
 from raw_client import RawClient
-from tinker_daemon import SDK, WEFTCTL, TinkerDaemon
+from tinker_daemon import WEFTCTL, TinkerDaemon
+from tinker_sdk import SDK
 
 
 @pytest.fixture(autouse=True)

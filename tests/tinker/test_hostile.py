@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tinker_daemon import SDK, TinkerDaemon
+from tinker_daemon import TinkerDaemon
+from tinker_sdk import SDK
 
 JSON = {"Content-Type": "application/json"}
 PROTOBUF = {"Content-Type": "application/x-protobuf"}

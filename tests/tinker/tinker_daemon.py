@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +13,9 @@ sys.path[:0] = [str(ROOT / "tests" / "oracle"), str(ROOT / "client" / "python")]
 
 import daemon  # noqa: E402
 import models  # noqa: E402
+import tinker_sdk  # noqa: E402
+from tinker_sdk import SDK  # noqa: E402
 
-SDK = ROOT / "build" / "tinker-venv" / "bin" / "python"
 WEFTCTL = daemon.BUILD_DIR / "client" / "weftctl" / "weftctl"
 SCRIPT = Path(__file__).with_name("sdk_script.py")
 
@@ -41,13 +41,7 @@ class TinkerDaemon:
         self._sdk: subprocess.Popen[str] | None = None
 
     def environment(self, key: str = "tml-any") -> dict[str, str]:
-        return {
-            **os.environ,
-            "TINKER_BASE_URL": self.sdk_url,
-            "TINKER_API_KEY": key,
-            "TINKER_TELEMETRY": "0",
-            "PYTHONPATH": "",
-        }
+        return tinker_sdk.environment(self.sdk_url, key)
 
     def begin(self, name: str) -> None:
         """Starts a program of sdk_script.py in the SDK's process."""
