@@ -69,8 +69,7 @@ bool FitsExpertTable(const ExpertRouting& routing) {
 ExpertTable::ExpertTable(const ExpertRouting& routing, int layer,
                          const LoraGradients& gradients,
                          const ModelShape& shape, at::Device device)
-    : RoutingTable(OneExpertLayer(shape), routing.segments.back().end,
-                   /*decode_rows=*/0) {
+    : RoutingTable(OneExpertLayer(shape), routing.segments.back().end) {
   k::LoraTableBuilder builder(NumSlots(shape_), /*max_parts=*/1);
   LayoutList layouts;
   for (size_t i = 0; i < routing.segments.size(); ++i) {

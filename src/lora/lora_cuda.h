@@ -41,11 +41,10 @@ namespace weft::lora::cuda {
 class RoutingTable {
  public:
   // Queues the upload on the current stream and does not wait. `gradients` and
-  // `decode_rows` are as for MakeRoutingTable. Throws c10::Error on a CUDA
+  // `decode` are as for MakeRoutingTable. Throws c10::Error on a CUDA
   // error, or if a gradient is not f32.
   RoutingTable(const LoraRouting& routing, const LoraGradients& gradients,
-               const ModelShape& shape, at::Device device,
-               int64_t decode_rows = 0);
+               const ModelShape& shape, at::Device device, bool decode = false);
   RoutingTable(const RoutingTable&) = delete;
   RoutingTable& operator=(const RoutingTable&) = delete;
   ~RoutingTable() = default;
@@ -54,8 +53,6 @@ class RoutingTable {
   [[nodiscard]] const ModelShape& shape() const { return shape_; }
   // Returns the smallest number of rows that x and y may have.
   [[nodiscard]] int64_t end_row() const { return end_row_; }
-  // In a decode pass, returns the number of all rows; otherwise 0.
-  [[nodiscard]] int64_t decode_rows() const { return decode_rows_; }
   // Return the arguments of the products by a site's stacked A, or by the B of
   // its projections. The caller adds the operands.
   [[nodiscard]] kernels::cuda::LoraProduct ProductsOfA(
@@ -66,7 +63,7 @@ class RoutingTable {
  protected:
   // Makes a table without layouts and segments. Leaves `bytes_`, `counters_`
   // and `table_` empty.
-  RoutingTable(const ModelShape& shape, int64_t end_row, int64_t decode_rows);
+  RoutingTable(const ModelShape& shape, int64_t end_row);
 
   // Adds a layout to the builder. Updates max_ranks_ with the layout's ranks.
   void AddLayout(const std::vector<kernels::cuda::LoraMatrix>& slots,
@@ -79,7 +76,6 @@ class RoutingTable {
   ModelShape shape_;
   std::vector<int32_t> max_ranks_;  // The largest rank of each slot.
   int64_t end_row_;
-  int64_t decode_rows_;
   at::Tensor bytes_;
   // Counters for the kernels (LoraCounters in lora_product.h). Launches use
   // them one after another. A DecodeTable has none.

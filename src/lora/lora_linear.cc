@@ -137,11 +137,11 @@ int64_t LoraSite::ColumnOf(TargetModule module, const ModelShape& shape) {
 RoutingTablePtr MakeRoutingTable(const LoraRouting& routing,
                                  const LoraGradients& gradients,
                                  const ModelShape& shape, at::ScalarType dtype,
-                                 at::Device device, int64_t decode_rows) {
+                                 at::Device device, bool decode) {
   if constexpr (ops::kHasCudaKernels) {
     if (cuda::TakesSegments(routing, dtype, device)) {
       return std::make_shared<cuda::RoutingTable>(routing, gradients, shape,
-                                                  device, decode_rows);
+                                                  device, decode);
     }
   }
   return nullptr;

@@ -78,15 +78,14 @@ using RoutingTablePtr = std::shared_ptr<const cuda::RoutingTable>;
 // makes one table for a forward pass through all layers, and another table,
 // with gradients, for a backward pass. A table must outlive its pass.
 // Arguments: `gradients` is empty in a forward pass; `dtype` and `device` are
-// those of the layers' input rows; `decode_rows` is 0 except in a decode pass,
-// where it is the number of all rows. In a decode pass the few-rows kernels
-// compute all rows.
+// those of the layers' input rows. In a decode pass (`decode`) the few-rows
+// kernels compute all rows.
 [[nodiscard]] RoutingTablePtr MakeRoutingTable(const LoraRouting& routing,
                                                const LoraGradients& gradients,
                                                const ModelShape& shape,
                                                at::ScalarType dtype,
                                                at::Device device,
-                                               int64_t decode_rows = 0);
+                                               bool decode = false);
 
 // Like MakeRoutingTable, but makes an ExpertTable (expert_table.h) for the
 // experts of one layer in one pass. Also returns null if the table has no room

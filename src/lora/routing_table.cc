@@ -93,14 +93,13 @@ bool TakesSegments(const LoraRouting& routing, at::ScalarType dtype,
 RoutingTable::RoutingTable(const LoraRouting& routing,
                            const LoraGradients& gradients,
                            const ModelShape& shape, at::Device device,
-                           int64_t decode_rows)
-    : RoutingTable(shape, routing.empty() ? 0 : routing.back().end,
-                   decode_rows) {
+                           bool decode)
+    : RoutingTable(shape, routing.empty() ? 0 : routing.back().end) {
   k::LoraTableBuilder builder(NumSlots(shape));
   LayoutList layouts;
-  if (decode_rows > 0) AddDecodeRows(routing, &layouts, &builder);
+  if (decode) AddDecodeRows(routing, &layouts, &builder);
   for (const LoraSegment& segment : routing) {
-    if (decode_rows > 0) break;
+    if (decode) break;
     const at::Tensor gradient_N = GradientOf(gradients, segment.version);
     builder.AddSegment(
         segment.begin, segment.end - segment.begin,
@@ -114,12 +113,10 @@ RoutingTable::RoutingTable(const LoraRouting& routing,
   Upload(builder, device);
 }
 
-RoutingTable::RoutingTable(const ModelShape& shape, int64_t end_row,
-                           int64_t decode_rows)
+RoutingTable::RoutingTable(const ModelShape& shape, int64_t end_row)
     : shape_(shape),
       max_ranks_(static_cast<size_t>(NumSlots(shape))),
-      end_row_(end_row),
-      decode_rows_(decode_rows) {}
+      end_row_(end_row) {}
 
 void RoutingTable::AddLayout(const std::vector<k::LoraMatrix>& slots,
                              k::LoraTableBuilder& builder) {
@@ -173,7 +170,7 @@ unsigned* RoutingTable::Counters() const {
 
 DecodeTable::DecodeTable(const DecodeCapacity& capacity,
                          const ModelShape& shape)
-    : RoutingTable(shape, capacity.rows, capacity.rows),
+    : RoutingTable(shape, capacity.rows),
       capacity_(capacity),
       layout_({.num_slots = NumSlots(shape),
                .max_layouts = capacity.layouts,

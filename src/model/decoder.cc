@@ -99,9 +99,9 @@ at::Tensor Decoder::ForwardLayers(Mode mode, const PackedBatch& batch,
   const lora::RoutingTablePtr table =
       batch.table != nullptr
           ? batch.table
-          : lora::MakeRoutingTable(
-                batch.routing, /*gradients=*/{}, shape_, dtype_, device(),
-                kv != nullptr && kv->decode ? batch.tokens_T.size(0) : 0);
+          : lora::MakeRoutingTable(batch.routing, /*gradients=*/{}, shape_,
+                                   dtype_, device(),
+                                   /*decode=*/kv != nullptr && kv->decode);
   const Pass pass = {.batch = batch,
                      .lora = {batch.routing, shape_, table.get()}};
   Stream stream = {.x_TH = Embed(batch)};
