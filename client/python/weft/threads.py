@@ -104,6 +104,8 @@ class _Run(Generic[T]):
     def _start(self, effect: Call | Sleep) -> None:
         if isinstance(effect, Sleep):
             self._driver.pausing.add(self)
+            if effect.slot is None:
+                self._driver.keep_connecting()
             seconds = 0 if self._driver.closed else effect.seconds
             if effect.slot is not None:
                 effect.slot.wake = self.end_pause
@@ -168,11 +170,22 @@ class ThreadDriver:
         self._bound: dict[str, Bound] = {}
         self.pausing: set[_Run[Any]] = set()
         self.closed = False
+        self._is_watched = False
 
     def _callable(self, method: Method[Any, Any]) -> Bound:
         if method.path not in self._bound:
             self._bound[method.path] = method.bind(self._channel)
         return self._bound[method.path]
+
+    def keep_connecting(self) -> None:
+        """Lets a thread of gRPC drive the channel while a call waits to be repeated.
+
+        Without it and without a call in flight, gRPC looks only every 5 seconds whether
+        the connection that it is opening is open.
+        """
+        if not self._is_watched:
+            self._is_watched = True
+            self._channel.subscribe(lambda state: None, try_to_connect=True)
 
     def start(self, call: Call) -> CallFuture:
         request = call.request
