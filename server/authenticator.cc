@@ -9,12 +9,12 @@
 #include "server/http/host.h"
 #include "server/rpc_policy.h"
 #include "server/status_conversion.h"
-#include "src/auth/token_file.h"
 #include "src/base/clock.h"
 #include "src/base/log.h"
+#include "src/base/operator_file.h"
 #include "src/base/status_macros.h"
+#include "src/base/token_file.h"
 #include "src/base/trace_id.h"
-#include "src/files/operator_file.h"
 
 namespace weft {
 namespace {

@@ -19,10 +19,10 @@
 #include "grpcpp/security/auth_metadata_processor.h"
 #include "server/caller.h"
 #include "server/file_poller.h"
-#include "src/auth/tokens.h"
 #include "src/base/log.h"
+#include "src/base/metrics.h"
 #include "src/base/mutex.h"
-#include "src/metrics/metrics.h"
+#include "src/base/tokens.h"
 
 namespace weft {
 

@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "server/request_fields.h"
-#include "src/auth/tokens.h"
+#include "src/base/tokens.h"
 #include "src/request/reply.h"
 #include "src/request/step.h"
 

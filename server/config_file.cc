@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
 #include "server/flag_table.h"
-#include "src/files/operator_file.h"
+#include "src/base/operator_file.h"
 
 namespace weft {
 namespace {

@@ -6,8 +6,8 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "src/auth/tokens.h"
 #include "src/base/name.h"
+#include "src/base/tokens.h"
 
 namespace weft {
 namespace {

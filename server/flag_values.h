@@ -12,7 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "src/base/log.h"
-#include "src/config/options.h"
+#include "src/base/options.h"
 
 namespace weft {
 

@@ -16,8 +16,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "src/config/options.h"
-#include "src/config/world.h"
+#include "src/base/options.h"
+#include "src/base/world.h"
 
 namespace weft {
 

@@ -10,11 +10,11 @@
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/resource_quota.h"
 #include "server/services.h"
+#include "src/base/address.h"
 #include "src/base/clock.h"
 #include "src/base/log.h"
+#include "src/base/metrics.h"
 #include "src/base/status_macros.h"
-#include "src/config/address.h"
-#include "src/metrics/metrics.h"
 
 namespace weft {
 namespace {

@@ -18,9 +18,9 @@
 #include "server/service_core.h"
 #include "server/tinker/tinker_front.h"
 #include "src/base/clock.h"
-#include "src/config/options.h"
-#include "src/metrics/metrics.h"
-#include "src/metrics/process_collector.h"
+#include "src/base/metrics.h"
+#include "src/base/options.h"
+#include "src/base/process_collector.h"
 
 namespace weft {
 

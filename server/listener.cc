@@ -18,10 +18,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "src/base/address.h"
 #include "src/base/clock.h"
+#include "src/base/options.h"
 #include "src/base/status_macros.h"
-#include "src/config/address.h"
-#include "src/config/options.h"
 
 namespace weft {
 namespace {

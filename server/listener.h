@@ -16,9 +16,9 @@
 #include "absl/time/time.h"
 #include "grpcpp/server_builder.h"
 #include "prometheus/registry.h"
-#include "src/config/options.h"
-#include "src/files/file_io.h"
-#include "src/metrics/metrics.h"
+#include "src/base/file_io.h"
+#include "src/base/metrics.h"
+#include "src/base/options.h"
 
 namespace weft {
 

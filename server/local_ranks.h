@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "src/config/world.h"
+#include "src/base/world.h"
 
 namespace weft {
 

@@ -20,7 +20,7 @@
 #include "server/service.h"
 #include "server/thread_room.h"
 #include "server/version.h"
-#include "src/config/world.h"
+#include "src/base/world.h"
 
 namespace {
 

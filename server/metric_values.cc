@@ -2,7 +2,7 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "src/metrics/process_collector.h"
+#include "src/base/process_collector.h"
 
 namespace weft {
 

@@ -16,7 +16,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "src/config/options.h"
+#include "src/base/options.h"
 #include "src/engine/engine.h"
 #include "src/request/adapter.h"
 #include "src/request/checkpoint.h"

@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "src/metrics/metrics.h"
+#include "src/base/metrics.h"
 
 namespace weft {
 

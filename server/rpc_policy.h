@@ -3,7 +3,7 @@
 #define WEFT_SERVER_RPC_POLICY_H_
 
 #include "absl/strings/string_view.h"
-#include "src/auth/tokens.h"
+#include "src/base/tokens.h"
 
 namespace weft {
 

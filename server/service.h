@@ -5,7 +5,7 @@
 
 #include "server/flags.h"
 #include "server/local_ranks.h"
-#include "src/config/world.h"
+#include "src/base/world.h"
 
 // Calls RunDaemon for rank 0 and RunWorkerProcess for any other rank. Returns
 // their result, which is the exit status of the process.

@@ -13,7 +13,7 @@
 #include "server/engine_holder.h"
 #include "server/rpc_metrics.h"
 #include "server/tenant_quota.h"
-#include "src/config/options.h"
+#include "src/base/options.h"
 
 namespace weft {
 

@@ -5,7 +5,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "src/files/operator_file.h"
+#include "src/base/operator_file.h"
 
 namespace weft::weftctl {
 namespace {

@@ -4,8 +4,8 @@
 #include "client/weftctl/commands.h"
 #include "client/weftctl/output.h"
 #include "nlohmann/json.hpp"
-#include "src/journal/backup.h"
-#include "src/records/verify.h"
+#include "src/log/backup.h"
+#include "src/log/verify.h"
 
 namespace weft::weftctl {
 namespace {

@@ -9,9 +9,9 @@
 #include "client/weftctl/commands.h"
 #include "client/weftctl/output.h"
 #include "nlohmann/json.hpp"
-#include "src/auth/token_file.h"
 #include "src/base/name.h"
-#include "src/files/operator_file.h"
+#include "src/base/operator_file.h"
+#include "src/base/token_file.h"
 
 namespace weft::weftctl {
 namespace {

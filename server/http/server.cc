@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/http/connection.h"
-#include "src/config/address.h"
+#include "src/base/address.h"
 
 namespace weft {
 

@@ -18,8 +18,8 @@
 #include "absl/time/clock.h"
 #include "server/tinker/models.h"
 #include "server/tinker/runs.h"
+#include "src/base/file_io.h"
 #include "src/base/status_macros.h"
-#include "src/files/file_io.h"
 
 namespace weft::tinker {
 namespace {

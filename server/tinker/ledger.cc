@@ -11,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "src/base/log.h"
 #include "src/base/reason.h"
+#include "src/base/sha256.h"
 #include "src/base/status_macros.h"
-#include "src/request/digest.h"
 
 namespace weft::tinker {
 namespace {

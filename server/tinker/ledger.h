@@ -20,8 +20,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "server/tinker/fields.h"
+#include "src/base/file_io.h"
 #include "src/base/worker.h"
-#include "src/files/file_io.h"
 
 namespace weft::tinker {
 
@@ -55,7 +55,7 @@ class Ledger {
   using Post = std::function<void(std::function<void()>)>;
 
   // Makes the folder STATE_DIR/tinker. If `state_dir` is empty, the ledger
-  // keeps nothing. Errors: those of src/files/file_io.h.
+  // keeps nothing. Errors: those of src/base/file_io.h.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Ledger>> Open(
       const std::string& state_dir, Post post);
 

@@ -5,7 +5,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "server/tinker/reaper.h"
-#include "src/request/digest.h"
+#include "src/base/sha256.h"
 #include "weft/v1/adapters.pb.h"
 
 namespace weft::tinker {

@@ -9,8 +9,8 @@
 #include "server/field_checks.h"
 #include "server/tinker/loaded_adapters.h"
 #include "server/tinker/models.h"
-#include "src/auth/tokens.h"
 #include "src/base/status_macros.h"
+#include "src/base/tokens.h"
 
 namespace weft::tinker {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "src/config/options.h"
+#include "src/base/options.h"
 
 namespace weft::dispatch {
 namespace {

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "src/metrics/metrics.h"
+#include "src/base/metrics.h"
+#include "src/dispatch/scheduler.h"
 #include "src/request/adapter.h"
-#include "src/sched/scheduler.h"
 
 namespace weft::dispatch {
 

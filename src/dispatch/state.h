@@ -20,10 +20,10 @@
 #include "src/base/mutex.h"
 #include "src/dispatch/dispatch_metrics.h"
 #include "src/dispatch/entries.h"
+#include "src/dispatch/residency.h"
+#include "src/dispatch/scheduler.h"
 #include "src/dispatch/stored_replies.h"
 #include "src/dispatch/work.h"
-#include "src/sched/residency.h"
-#include "src/sched/scheduler.h"
 
 namespace weft::dispatch {
 

@@ -14,11 +14,11 @@
 
 #include "absl/status/status.h"
 #include "src/base/trace_id.h"
+#include "src/dispatch/residency.h"
+#include "src/dispatch/scheduled_work.h"
 #include "src/request/adapter_key.h"
 #include "src/request/sample.h"
 #include "src/request/step.h"
-#include "src/sched/residency.h"
-#include "src/sched/work.h"
 
 namespace weft::dispatch {
 

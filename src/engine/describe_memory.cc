@@ -9,12 +9,12 @@
 #include "absl/strings/str_format.h"
 #include "src/base/status_macros.h"
 #include "src/engine/engine.h"
+#include "src/engine/memory_plan.h"
+#include "src/engine/torch_guard.h"
 #include "src/executor/model_runner.h"
 #include "src/model/decoder_weights.h"
 #include "src/model_config/model_shard.h"
 #include "src/model_config/weight_list.h"
-#include "src/runtime/torch_guard.h"
-#include "src/startup/memory_plan.h"
 #include "src/weights/checkpoint.h"
 
 namespace weft::engine {

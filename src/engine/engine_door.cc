@@ -6,7 +6,7 @@
 
 #include "src/base/reason.h"
 #include "src/engine/engine_impl.h"
-#include "src/train/prefix_tree.h"
+#include "src/engine/prefix_tree.h"
 
 namespace weft::engine {
 namespace {

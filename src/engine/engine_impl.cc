@@ -17,9 +17,9 @@
 #include "src/base/profile.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
+#include "src/engine/head_options.h"
+#include "src/engine/torch_guard.h"
 #include "src/ops/bf16_product.h"
-#include "src/runtime/torch_guard.h"
-#include "src/startup/head_options.h"
 
 namespace weft::engine {
 namespace {

@@ -6,17 +6,17 @@
 #include <optional>
 #include <string>
 
-#include "src/config/options.h"
+#include "src/base/disk_metrics.h"
+#include "src/base/options.h"
+#include "src/base/spill_folder.h"
+#include "src/engine/compute_device.h"
+#include "src/engine/memory_split.h"
 #include "src/executor/executor.h"
-#include "src/files/disk_metrics.h"
-#include "src/files/spill_folder.h"
-#include "src/journal/state_folder.h"
+#include "src/log/state_folder.h"
+#include "src/lora/checkpoint_fields.h"
 #include "src/model/decoder.h"
-#include "src/peft/checkpoint_fields.h"
 #include "src/request/engine_info.h"
-#include "src/runtime/compute_device.h"
 #include "src/sampling/stop_matcher.h"
-#include "src/startup/memory_split.h"
 
 namespace weft::engine {
 

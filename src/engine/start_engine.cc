@@ -13,11 +13,11 @@
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
 #include "src/engine/engine_impl.h"
+#include "src/engine/head_options.h"
+#include "src/engine/load_rank.h"
+#include "src/engine/model_fingerprint.h"
+#include "src/engine/torch_guard.h"
 #include "src/executor/remote_worker.h"
-#include "src/runtime/torch_guard.h"
-#include "src/startup/head_options.h"
-#include "src/startup/load_rank.h"
-#include "src/startup/model_fingerprint.h"
 
 namespace weft {
 namespace {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "src/dispatch/sequence_pages.h"
 #include "src/executor/plan.h"
-#include "src/kv/sequence_pages.h"
 #include "src/request/adapter.h"
 
 namespace weft::executor {

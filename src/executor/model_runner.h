@@ -7,9 +7,9 @@
 #include <optional>
 #include <vector>
 
+#include "src/dispatch/sequence_pages.h"
 #include "src/executor/decode_graph.h"
 #include "src/executor/plan.h"
-#include "src/kv/sequence_pages.h"
 #include "src/lora/lora_gradients.h"
 #include "src/loss/fused_head.h"
 #include "src/model/decoder.h"

@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-#include "src/peft/adapter_layout.h"
+#include "src/lora/adapter_layout.h"
 #include "src/request/adapter.h"
 
 namespace weft::lora {

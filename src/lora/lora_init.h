@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "src/peft/adapter_layout.h"
+#include "src/lora/adapter_layout.h"
 
 namespace weft::lora {
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "kernels/cuda/lora_table.h"
+#include "src/lora/adapter_layout.h"
 #include "src/lora/lora_linear.h"
-#include "src/peft/adapter_layout.h"
 
 namespace weft::lora::cuda {
 

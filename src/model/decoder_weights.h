@@ -18,9 +18,9 @@
 
 #include "absl/status/statusor.h"
 #include "src/lora/lora_linear.h"
+#include "src/model/experts.h"
 #include "src/model_config/model_config.h"
 #include "src/model_config/weight_list.h"
-#include "src/moe/experts.h"
 #include "src/parallel/shard.h"
 #include "src/weights/checkpoint.h"
 

@@ -6,10 +6,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "src/model/experts.h"
 #include "src/model/layer.h"
 #include "src/model/residual.h"
 #include "src/model/tape.h"
-#include "src/moe/experts.h"
 
 namespace weft::model {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "src/lora/lora_linear.h"
-#include "src/moe/experts.h"
+#include "src/model/experts.h"
 #include "src/ops/tree_attention.h"
 
 namespace weft::model {

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "src/lora/adapter_layout.h"
 #include "src/ops/activation.h"
 #include "src/ops/attention_rule.h"
-#include "src/peft/adapter_layout.h"
 
 namespace weft::model {
 

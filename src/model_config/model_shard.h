@@ -15,9 +15,9 @@
 #define WEFT_SRC_MODEL_CONFIG_MODEL_SHARD_H_
 
 #include "absl/status/status.h"
+#include "src/lora/adapter_layout.h"
 #include "src/model_config/model_config.h"
 #include "src/parallel/shard.h"
-#include "src/peft/adapter_layout.h"
 
 namespace weft::model {
 

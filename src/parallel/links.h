@@ -7,7 +7,7 @@
 
 #include <memory>
 
-#include "src/config/world.h"
+#include "src/base/world.h"
 #include "src/parallel/communicator.h"
 
 namespace weft::parallel {

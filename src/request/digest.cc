@@ -68,12 +68,6 @@ class Hasher {
 
 }  // namespace
 
-std::string Sha256(std::string_view bytes) {
-  Hasher hasher;
-  hasher.Bytes(bytes.data(), bytes.size());
-  return hasher.Finish();
-}
-
 std::string PayloadDigest(const TrainRequest& request) {
   Hasher hasher;
   const LossConfig& loss = request.loss;

@@ -4,16 +4,12 @@
 #define WEFT_SRC_REQUEST_DIGEST_H_
 
 #include <string>
-#include <string_view>
 
 #include "src/request/adapter.h"
 #include "src/request/checkpoint.h"
 #include "src/request/train.h"
 
 namespace weft {
-
-// Returns the SHA-256 of `bytes`, 32 bytes.
-[[nodiscard]] std::string Sha256(std::string_view bytes);
 
 // Returns the SHA-256 (32 bytes) of the request's type and of the fields that
 // decide what a numbered step does. Step, epoch and deadline are not among

@@ -1,4 +1,4 @@
-#include "src/adapters/adapter_io.h"
+#include "src/engine/adapter_io.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@
 #include "absl/time/time.h"
 #include "nlohmann/json.hpp"
 #include "src/base/reason.h"
-#include "src/peft/adapter_layout.h"
+#include "src/lora/adapter_layout.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::engine {

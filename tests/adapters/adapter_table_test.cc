@@ -1,4 +1,4 @@
-#include "src/adapters/adapter_table.h"
+#include "src/engine/adapter_table.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-#include "src/auth/token_file.h"
+#include "src/base/token_file.h"
 
 #include <sys/stat.h>
 #include <unistd.h>

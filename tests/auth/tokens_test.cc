@@ -1,4 +1,4 @@
-#include "src/auth/tokens.h"
+#include "src/base/tokens.h"
 
 #include <set>
 

@@ -30,7 +30,7 @@
 #include "absl/types/span.h"
 #include "prometheus/registry.h"
 #include "src/base/huge_pages.h"
-#include "src/decode/sample_loop.h"
+#include "src/engine/sample_loop.h"
 #include "src/model/decoder.h"
 #include "src/model/decoder_weights.h"
 #include "src/model_config/model_config.h"

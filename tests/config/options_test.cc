@@ -1,4 +1,4 @@
-#include "src/config/options.h"
+#include "src/base/options.h"
 
 #include <limits>
 #include <string>
@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "src/config/address.h"
+#include "src/base/address.h"
 
 namespace weft {
 namespace {

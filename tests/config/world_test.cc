@@ -1,4 +1,4 @@
-#include "src/config/world.h"
+#include "src/base/world.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "src/decode/decode_threads.h"
+#include "src/engine/decode_threads.h"
 
 #include <ATen/Parallel.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-#include "src/decode/kv_pool.h"
+#include "src/engine/kv_pool.h"
 
 #include <gtest/gtest.h>
 

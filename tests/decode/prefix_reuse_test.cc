@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "src/decode/sample_loop.h"
+#include "src/engine/sample_loop.h"
 #include "tests/decode/sample_loop_fixture.h"
 #include "tests/support/tolerance.h"
 

@@ -15,7 +15,7 @@
 
 #include "absl/time/clock.h"
 #include "prometheus/registry.h"
-#include "src/decode/sample_loop.h"
+#include "src/engine/sample_loop.h"
 #include "tests/model/tiny_model.h"
 #include "tests/support/tolerance.h"
 

@@ -1,4 +1,4 @@
-#include "src/decode/sample_loop.h"
+#include "src/engine/sample_loop.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>

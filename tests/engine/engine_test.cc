@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "src/peft/peft_format.h"
+#include "src/lora/peft_format.h"
 #include "tests/engine/engine_fixture.h"
 #include "tests/support/status_matchers.h"
 

@@ -1,6 +1,6 @@
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
-#include "src/recovery/snapshotter.h"
+#include "src/engine/snapshotter.h"
 
 namespace weft::engine {
 namespace {

@@ -1,4 +1,4 @@
-#include "src/files/disk_metrics.h"
+#include "src/base/disk_metrics.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "src/files/disk_room.h"
+#include "src/base/disk_room.h"
 
 #include <cstdint>
 

@@ -1,4 +1,4 @@
-#include "src/files/durable_folder.h"
+#include "src/base/durable_folder.h"
 
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -12,7 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "src/files/file_io.h"
+#include "src/base/file_io.h"
 #include "tests/support/failpoints.h"
 #include "tests/support/status_matchers.h"
 

@@ -1,4 +1,4 @@
-#include "src/files/operator_file.h"
+#include "src/base/operator_file.h"
 
 #include <sys/stat.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-#include "src/files/spill_folder.h"
+#include "src/base/spill_folder.h"
 
 #include <unistd.h>
 

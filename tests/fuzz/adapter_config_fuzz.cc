@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 #include "absl/strings/string_view.h"
-#include "src/peft/peft_config.h"
+#include "src/lora/peft_config.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   constexpr weft::lora::ModelShape kShape = {.num_layers = 2,

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "src/journal/log_reader.h"
-#include "src/journal/state_folder.h"
+#include "src/log/log_reader.h"
+#include "src/log/state_folder.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "src/journal/backup.h"
+#include "src/log/backup.h"
 
 #include "tests/journal/journal_folder.h"
 #include "tests/support/failpoints.h"

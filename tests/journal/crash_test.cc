@@ -8,7 +8,7 @@
 #include <map>
 #include <set>
 
-#include "src/journal/image_file.h"
+#include "src/log/image_file.h"
 #include "tests/journal/journal_folder.h"
 #include "tests/support/failpoints.h"
 

@@ -1,4 +1,4 @@
-#include "src/journal/image_file.h"
+#include "src/log/image_file.h"
 
 #include <cmath>
 #include <cstring>

@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "src/journal/log_reader.h"
-#include "src/journal/log_writer.h"
-#include "src/journal/state_folder.h"
+#include "src/log/log_reader.h"
+#include "src/log/log_writer.h"
+#include "src/log/state_folder.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::journal {

@@ -1,11 +1,11 @@
-#include "src/journal/log_reader.h"
+#include "src/log/log_reader.h"
 
 #include <sys/stat.h>
 
 #include <algorithm>
 
-#include "src/journal/crc32c.h"
-#include "src/journal/log_format.h"
+#include "src/log/crc32c.h"
+#include "src/log/log_format.h"
 #include "tests/journal/journal_folder.h"
 #include "tests/support/failpoints.h"
 

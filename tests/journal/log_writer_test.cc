@@ -1,4 +1,4 @@
-#include "src/journal/log_writer.h"
+#include "src/log/log_writer.h"
 
 #include <atomic>
 #include <ctime>

@@ -5,7 +5,7 @@
 
 #include <mutex>
 
-#include "src/journal/image_file.h"
+#include "src/log/image_file.h"
 #include "tests/journal/disk_recorder.h"
 #include "tests/journal/journal_folder.h"
 #include "tests/support/failpoints.h"

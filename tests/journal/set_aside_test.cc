@@ -1,7 +1,7 @@
-#include "src/journal/set_aside.h"
+#include "src/log/set_aside.h"
 
 #include "absl/strings/str_cat.h"
-#include "src/journal/backup.h"
+#include "src/log/backup.h"
 #include "tests/journal/journal_folder.h"
 #include "tests/support/failpoints.h"
 

@@ -1,9 +1,9 @@
-#include "src/journal/state_folder.h"
+#include "src/log/state_folder.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "src/journal/image_file.h"
+#include "src/log/image_file.h"
 #include "tests/journal/journal_folder.h"
 #include "tests/support/failpoints.h"
 

@@ -1,4 +1,4 @@
-#include "src/kv/page_allocator.h"
+#include "src/dispatch/page_allocator.h"
 
 #include <set>
 

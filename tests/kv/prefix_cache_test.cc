@@ -1,4 +1,4 @@
-#include "src/kv/prefix_cache.h"
+#include "src/dispatch/prefix_cache.h"
 
 #include <algorithm>
 #include <map>
@@ -8,7 +8,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "src/kv/sequence_pages.h"
+#include "src/dispatch/sequence_pages.h"
 
 namespace weft::kv {
 namespace {

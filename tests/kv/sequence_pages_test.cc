@@ -1,4 +1,4 @@
-#include "src/kv/sequence_pages.h"
+#include "src/dispatch/sequence_pages.h"
 
 #include <random>
 #include <utility>

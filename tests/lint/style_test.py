@@ -21,6 +21,7 @@ NO_FUNCTION = re.compile(
 )
 # The words are joined from two halves, because otherwise this file would break
 # the rule.
+FRAGMENT = re.compile(r"\s*//+ (Of|Who|Whose|Likewise)\b")
 LEFTOVER = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
 
 
@@ -113,6 +114,8 @@ def style_offences(root: Path) -> list[str]:
         for number, line in enumerate(lines, start=1):
             if LEFTOVER.search(line):
                 found.append(f"{name}:{number}: unfinished work: {line.strip()}")
+            if FRAGMENT.match(line) and "//" not in lines[number - 2]:
+                found.append(f"{name}:{number}: no sentence: {line.strip()}")
         if path.suffix in HEADER_SUFFIXES:
             guard = guard_name(name)
             code = [line for line in lines if not line.startswith("//") and line]

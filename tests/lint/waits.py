@@ -17,14 +17,11 @@ from sources import CPP_SUFFIXES, files
 FOLDERS = (
     "ops",
     "lora",
-    "moe",
     "model",
     "loss",
-    "optim",
     "sampling",
     "executor",
-    "train",
-    "decode",
+    "engine",
 )
 
 # Waits that are allowed, as (file below src, kind), with the reason.
@@ -33,7 +30,7 @@ ALLOWED = {
     ("ops/rotary.cc", "to"): "when a model is loaded",
     ("ops/paged_attention.cc", "item"): "the reference of CPU tests",
     ("ops/cuda_dispatch.cc", "item"): "the norm, which an optimizer step returns",
-    ("optim/adamw.cc", "item"): "the norm, which an optimizer step returns",
+    ("loss/adamw.cc", "item"): "the norm, which an optimizer step returns",
     ("lora/lora_embedding.cc", "unique"): "LoRA of the embedding alone",
     ("lora/adapter.cc", "bulk"): "an adapter comes to the device or leaves it",
     ("model/decoder.cc", "item"): "when a model is loaded",

@@ -1,4 +1,4 @@
-#include "src/peft/adapter_layout.h"
+#include "src/lora/adapter_layout.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "src/metrics/metrics.h"
+#include "src/base/metrics.h"
 
 #include <map>
 #include <string>
@@ -6,7 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "src/metrics/process_collector.h"
+#include "src/base/process_collector.h"
 
 namespace weft {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "src/moe/experts.h"
+#include "src/model/experts.h"
 #include "src/ops/int8_weight.h"
 #include "tests/model/device_decoder.h"
 #include "tests/support/host_device/host_device.h"

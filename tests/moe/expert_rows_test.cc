@@ -1,4 +1,4 @@
-#include "src/moe/expert_rows.h"
+#include "src/model/expert_rows.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 // Compares a layer of experts with the weighted sum of single experts, and the
 // results of different batches with each other. tests/model compares the layer
 // with autograd.
-#include "src/moe/experts.h"
+#include "src/model/experts.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "src/moe/router.h"
+#include "src/model/router.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "src/optim/adamw.h"
+#include "src/loss/adamw.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

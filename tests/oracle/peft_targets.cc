@@ -9,8 +9,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "src/peft/adapter_layout.h"
-#include "src/peft/peft_config.h"
+#include "src/lora/adapter_layout.h"
+#include "src/lora/peft_config.h"
 
 namespace weft::lora {
 namespace {

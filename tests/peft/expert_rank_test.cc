@@ -1,4 +1,4 @@
-#include "src/peft/expert_rank.h"
+#include "src/lora/expert_rank.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "src/peft/peft_config.h"
+#include "src/lora/peft_config.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::lora {

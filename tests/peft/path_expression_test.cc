@@ -1,4 +1,4 @@
-#include "src/peft/path_expression.h"
+#include "src/lora/path_expression.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

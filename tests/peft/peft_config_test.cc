@@ -1,4 +1,4 @@
-#include "src/peft/peft_config.h"
+#include "src/lora/peft_config.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

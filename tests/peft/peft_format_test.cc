@@ -1,4 +1,4 @@
-#include "src/peft/peft_format.h"
+#include "src/lora/peft_format.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "src/peft/peft_config.h"
+#include "src/lora/peft_config.h"
 #include "src/weights/safetensors.h"
 #include "tests/support/status_matchers.h"
 

@@ -1,4 +1,4 @@
-#include "src/peft/peft_targets.h"
+#include "src/lora/peft_targets.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "src/peft/peft_config.h"
+#include "src/lora/peft_config.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::lora {

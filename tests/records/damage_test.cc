@@ -1,11 +1,11 @@
-#include "src/records/damage.h"
+#include "src/log/damage.h"
 
 #include <filesystem>
 #include <functional>
 #include <future>
 
-#include "src/journal/image_file.h"
-#include "src/records/recorder.h"
+#include "src/log/image_file.h"
+#include "src/log/recorder.h"
 #include "tests/journal/journal_folder.h"
 
 namespace weft::records {

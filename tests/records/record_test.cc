@@ -1,4 +1,4 @@
-#include "src/records/record.h"
+#include "src/log/record.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "src/records/restore_points.h"
+#include "src/log/restore_points.h"
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -1,9 +1,9 @@
 // Tests what is known about a log before it is replayed.
-#include "src/recovery/log_summary.h"
+#include "src/log/log_summary.h"
 
 #include <future>
 
-#include "src/records/recorder.h"
+#include "src/log/recorder.h"
 #include "tests/journal/journal_folder.h"
 
 namespace weft::engine {

@@ -7,6 +7,7 @@
 
 #include "absl/strings/escaping.h"
 #include "gtest/gtest.h"
+#include "src/base/sha256.h"
 
 namespace weft {
 namespace {

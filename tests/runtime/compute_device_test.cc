@@ -1,4 +1,4 @@
-#include "src/runtime/compute_device.h"
+#include "src/engine/compute_device.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "src/runtime/torch_guard.h"
+#include "src/engine/torch_guard.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::engine {

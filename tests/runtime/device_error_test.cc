@@ -1,4 +1,4 @@
-#include "src/runtime/device_error.h"
+#include "src/engine/device_error.h"
 
 #include "gtest/gtest.h"
 

@@ -1,4 +1,4 @@
-#include "src/runtime/host_allocator.h"
+#include "src/engine/host_allocator.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "src/runtime/torch_guard.h"
+#include "src/engine/torch_guard.h"
 
 namespace weft::engine {
 namespace {

@@ -1,4 +1,4 @@
-#include "src/sched/device_share.h"
+#include "src/dispatch/device_share.h"
 
 #include "gtest/gtest.h"
 

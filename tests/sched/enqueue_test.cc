@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "src/sched/scheduler.h"
+#include "src/dispatch/scheduler.h"
 #include "tests/support/adapter_keys.h"
 #include "tests/support/status_matchers.h"
 

@@ -6,7 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "src/sched/scheduler.h"
+#include "src/dispatch/scheduler.h"
 #include "tests/support/adapter_keys.h"
 
 namespace weft::sched {

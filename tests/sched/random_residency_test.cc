@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "src/sched/residency.h"
+#include "src/dispatch/residency.h"
 #include "tests/support/adapter_keys.h"
 
 namespace weft::sched {

@@ -14,7 +14,7 @@
 
 #include "gtest/gtest.h"
 #include "src/base/reason.h"
-#include "src/sched/scheduler.h"
+#include "src/dispatch/scheduler.h"
 #include "tests/support/adapter_keys.h"
 #include "tests/support/sanitizer_slowdown.h"
 

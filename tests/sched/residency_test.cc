@@ -1,4 +1,4 @@
-#include "src/sched/residency.h"
+#include "src/dispatch/residency.h"
 
 #include <map>
 #include <optional>

@@ -17,7 +17,7 @@
 #include "absl/strings/strip.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "src/sched/scheduler.h"
+#include "src/dispatch/scheduler.h"
 #include "tests/support/adapter_keys.h"
 #include "tests/support/scenarios.h"
 

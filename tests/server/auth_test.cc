@@ -15,8 +15,8 @@
 #include "google/protobuf/descriptor.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "server/rpc_policy.h"
-#include "src/auth/token_file.h"
 #include "src/base/reason.h"
+#include "src/base/token_file.h"
 #include "tests/server/server_fixture.h"
 #include "tests/support/status_matchers.h"
 

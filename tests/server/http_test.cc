@@ -18,8 +18,8 @@
 #include "server/http/fair_budget.h"
 #include "server/http/host.h"
 #include "server/http/server.h"
-#include "src/config/address.h"
-#include "src/files/file_io.h"
+#include "src/base/address.h"
+#include "src/base/file_io.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft {

@@ -16,8 +16,8 @@
 #include "google/protobuf/wrappers.pb.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "prometheus/text_serializer.h"
-#include "src/config/address.h"
-#include "src/config/options.h"
+#include "src/base/address.h"
+#include "src/base/options.h"
 
 namespace weft {
 

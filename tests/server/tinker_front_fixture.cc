@@ -17,8 +17,8 @@
 #include "server/tinker/samplers.h"
 #include "server/tinker/sessions.h"
 #include "server/tinker/steps.h"
-#include "src/auth/token_file.h"
 #include "src/base/log.h"
+#include "src/base/token_file.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::tinker {

@@ -13,7 +13,7 @@
 #include "prometheus/registry.h"
 #include "server/service_core.h"
 #include "server/tinker/front.h"
-#include "src/auth/tokens.h"
+#include "src/base/tokens.h"
 #include "tests/support/canned_engine.h"
 
 namespace weft::tinker {

@@ -1,4 +1,4 @@
-#include "src/startup/memory_plan.h"
+#include "src/engine/memory_plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,10 +6,10 @@
 #include <string>
 
 #include "prometheus/text_serializer.h"
-#include "src/decode/kv_pool.h"
+#include "src/engine/kv_pool.h"
+#include "src/engine/memory_metrics.h"
 #include "src/executor/model_runner.h"
 #include "src/model_config/weight_list.h"
-#include "src/startup/memory_metrics.h"
 #include "tests/model/tiny_model.h"
 #include "tests/support/dtype_name.h"
 #include "tests/support/status_matchers.h"

@@ -1,4 +1,4 @@
-#include "src/startup/memory_split.h"
+#include "src/engine/memory_split.h"
 
 #include <string>
 

@@ -1,4 +1,4 @@
-#include "src/startup/model_fingerprint.h"
+#include "src/engine/model_fingerprint.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

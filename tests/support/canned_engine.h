@@ -26,7 +26,7 @@
 #include "src/base/worker.h"
 #include "src/dispatch/dispatcher.h"
 #include "src/engine/engine.h"
-#include "src/runtime/engine_profile.h"
+#include "src/engine/engine_profile.h"
 #include "tests/support/canned_adapters.h"
 #include "tests/support/canned_results.h"
 

@@ -1,4 +1,4 @@
-#include "src/train/activation_budget.h"
+#include "src/engine/activation_budget.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

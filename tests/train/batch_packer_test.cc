@@ -1,4 +1,4 @@
-#include "src/train/batch_packer.h"
+#include "src/engine/batch_packer.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "src/engine/batch_packer.h"
 #include "src/loss/fused_head.h"
 #include "src/model/decoder.h"
-#include "src/train/batch_packer.h"
 #include "tests/model/tiny_model.h"
 #include "tests/train/group_data.h"
 #include "tests/train/step_pieces.h"

@@ -1,4 +1,4 @@
-#include "src/train/piece_split.h"
+#include "src/engine/piece_split.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "src/train/prefix_tree.h"
+#include "src/engine/prefix_tree.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

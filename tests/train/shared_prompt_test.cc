@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "src/train/train_runner.h"
+#include "src/engine/train_runner.h"
 #include "tests/model/tiny_model.h"
 #include "tests/train/group_data.h"
 #include "tests/train/step_pieces.h"

@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "src/engine/batch_packer.h"
 #include "src/lora/lora_gradients.h"
-#include "src/train/batch_packer.h"
 
 namespace weft::testing {
 

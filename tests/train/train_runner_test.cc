@@ -1,4 +1,4 @@
-#include "src/train/train_runner.h"
+#include "src/engine/train_runner.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "src/train/prefix_tree.h"
+#include "src/engine/prefix_tree.h"
 #include "tests/model/reference_decoder.h"
 #include "tests/model/tiny_model.h"
 #include "tests/support/tolerance.h"

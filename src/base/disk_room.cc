@@ -1,0 +1,38 @@
+#include "src/base/disk_room.h"
+
+#include <sys/statvfs.h>
+
+#include <cerrno>
+
+#include "absl/strings/str_cat.h"
+#include "src/base/failpoint.h"
+#include "src/base/file_io.h"
+#include "src/base/status_macros.h"
+
+namespace weft {
+
+absl::StatusOr<DiskRoom> ReadDiskRoom(const std::string& path,
+                                      const std::string& what) {
+  struct statvfs info {};
+  if (Failpoint("files.free_bytes") || ::statvfs(path.c_str(), &info) != 0) {
+    return ErrnoStatus(errno, absl::StrCat("reading the free room of ", what));
+  }
+  const uint64_t unit = info.f_frsize;
+  return DiskRoom{
+      .free = unit * info.f_bavail,
+      .size = unit * (info.f_bavail + info.f_blocks - info.f_bfree)};
+}
+
+absl::Status CheckDiskRoom(const std::string& path, const std::string& what,
+                           uint64_t bytes, uint64_t reserve) {
+  if (reserve == 0) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(const DiskRoom room, ReadDiskRoom(path, what));
+  const uint64_t free = room.free;
+  if (free >= bytes && free - bytes >= reserve) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the disk of ", what, " has ", free, " bytes free",
+      bytes > 0 ? absl::StrCat(", and ", bytes, " would be written") : "",
+      "; --disk-reserve-bytes is ", reserve));
+}
+
+}  // namespace weft

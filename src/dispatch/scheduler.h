@@ -1,0 +1,176 @@
+// Decides what the device does next: which training requests share a
+// micro-batch, which step runs alone, and when decoding runs.
+//
+// Order. Numbered work of an adapter runs in number order from last_step + 1.
+// Work behind a gap waits for the missing number. kTrain and kOptim without a
+// number get the number after the highest accepted one. kAdapterOp without a
+// number runs after all numbered work accepted before it. kOptim and kAdapterOp
+// are barriers: no other step of their adapter is on the device with them.
+// Unnumbered Forwards and training work on the base model have no such order:
+// they run by arrival and do not wait for gaps. No other step of the adapter
+// runs between two slices of a request.
+//
+// Numbers. If work fails or is removed, its number is free again, so that the
+// caller can send the work again. If the scheduler chose the number and a
+// higher one was accepted, the number is skipped instead, because the caller
+// does not know the number and cannot fill the gap.
+//
+// Room. Work that finds no room (queue_room.h) displaces work of its tenant
+// that is farther ahead of a missing number.
+//
+// Fairness. Tenants share training by tokens, in proportion to their weights.
+// The adapters of one tenant share equally. The same holds for sampling
+// (fair_shares.h). Training and decoding share device time by
+// SchedulerOptions::sampling_share. A small batch waits briefly for others
+// (batch_window.h).
+//
+// A deterministic state machine without clock and threads. Not thread-safe.
+#ifndef WEFT_SRC_DISPATCH_SCHEDULER_H_
+#define WEFT_SRC_DISPATCH_SCHEDULER_H_
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "src/dispatch/adapter_queue.h"
+#include "src/dispatch/batch_window.h"
+#include "src/dispatch/device_share.h"
+#include "src/dispatch/fair_shares.h"
+#include "src/dispatch/queue_room.h"
+#include "src/dispatch/sample_queue.h"
+#include "src/dispatch/scheduled_work.h"
+#include "src/dispatch/scheduler_options.h"
+
+namespace weft::sched {
+
+class Scheduler {
+ public:
+  explicit Scheduler(const SchedulerOptions& options);
+
+  // Adds an adapter. `name` is for messages. `last_step` is the last step in
+  // the adapter's state. If the adapter is known, returns false and changes
+  // nothing. The base model always exists; its tenant is "".
+  bool AddAdapter(AdapterKey adapter, const std::string& name,
+                  const std::string& tenant, uint64_t last_step);
+
+  // Removes the adapter. Later Finished calls for its work do nothing. Returns
+  // the ids of cancelled work: waiting samples, and steps unless their last
+  // part is on the device.
+  std::vector<uint64_t> RemoveAdapter(AdapterKey adapter);
+
+  // Call it when a replay of the log has restored a step. Call it also when a
+  // load has replaced the adapter's state, before Finished for this load. The
+  // next number is last_step + 1, even if running work had a higher number.
+  // Returns the changes to waiting work.
+  AdapterQueue::StepChange SetLastStep(AdapterKey adapter, uint64_t last_step);
+
+  // Returns the last applied step with no gap below; none if no such adapter.
+  [[nodiscard]] std::optional<uint64_t> LastStep(AdapterKey adapter) const;
+
+  // Sets whether the adapter is held. Work of a held adapter does not start.
+  void SetHeld(AdapterKey adapter, bool held);
+
+  // While set, no new step starts. Slices of started steps and decoding go on.
+  void SetFinishing(bool finishing) { finishing_ = finishing; }
+
+  // Returns the kinds of work that could start if the adapter were not held.
+  [[nodiscard]] WorkKinds ReadyKinds(AdapterKey adapter) const;
+
+  // Returns whether a step of the adapter is on the device or between slices.
+  [[nodiscard]] bool IsRunning(AdapterKey adapter) const;
+
+  // Cancels all work of the adapter that has not started. Returns its ids.
+  std::vector<uint64_t> CancelWaiting(AdapterKey adapter);
+
+  // Queues work. Returns its step number; 0 if it has none. Sets `displaced` to
+  // the ids of work that it removed to make room. An error changes nothing.
+  // Errors: NOT_FOUND (adapter), ALREADY_EXISTS (number in use, or applied
+  // before a lower one), FAILED_PRECONDITION (number <= LastStep),
+  // RESOURCE_EXHAUSTED (no room, or beyond the reorder window),
+  // DEADLINE_EXCEEDED, INVALID_ARGUMENT (malformed item, id in use).
+  absl::StatusOr<uint64_t> Enqueue(WorkItem item, absl::Time now,
+                                   std::vector<uint64_t>* displaced = nullptr);
+
+  // Removes waiting work. Returns false if it is unknown or has started.
+  bool Cancel(uint64_t id);
+
+  // Removes waiting work whose deadline has passed. Returns its ids.
+  std::vector<uint64_t> TakeExpired(absl::Time now);
+
+  // Returns the earliest deadline of waiting work, or InfiniteFuture.
+  [[nodiscard]] absl::Time NextDeadline() const;
+
+  // Returns the next plan and starts its work. Expired work never starts. No
+  // step starts on an adapter that has a step on the device. `active_decodes`
+  // is the number of sample requests in prefill or decode.
+  Plan Next(absl::Time now, int active_decodes);
+
+  // Removes up to `max` sample requests from the queue and returns their ids,
+  // in the order of SampleQueue::Take.
+  std::vector<uint64_t> TakeSamples(absl::Time now, int max);
+
+  // Puts a sample back at its old place in the queue. Returns false if the
+  // latest TakeSamples did not return it, or its adapter is gone.
+  bool PutBack(uint64_t id);
+
+  // Call it when a slice or a kExclusive plan ends. If `ok` is false, the whole
+  // request has failed and its remaining slices are dropped.
+  void Finished(uint64_t work_id, bool ok);
+
+  // Charges device time to decoding or to training, as `kind` says.
+  void AccountDeviceTime(Plan::Kind kind, absl::Duration elapsed);
+
+  // Returns whether no work waits or is on the device. Ignores taken samples.
+  [[nodiscard]] bool Idle() const;
+  // Returns the number of requests of this kind that have not started.
+  [[nodiscard]] int64_t QueueDepth(WorkKind kind) const;
+  [[nodiscard]] const QueueRoom& room() const { return room_; }
+  [[nodiscard]] const BatchWindow& batch_window() const { return window_; }
+  [[nodiscard]] const std::string& TenantOf(AdapterKey adapter) const;
+
+ private:
+  struct Queued {
+    AdapterKey adapter = AdapterKey::kBaseModel;
+    WorkKind kind = WorkKind::kTrain;
+    int64_t held_tokens = 0;  // Tokens that count against the queue's limit.
+    absl::Time deadline;
+    bool waiting = true;  // True until the work starts.
+  };
+
+  // NoteWaiting adds waiting work, NoteLeft ends its wait, Forget removes it.
+  void NoteWaiting(uint64_t id, Queued queued);
+  void NoteLeft(uint64_t id);
+  void Forget(uint64_t id);
+  // Updates backlogged_ and shares_ after a change of the queue or of held_.
+  void NoteBacklog(const AdapterQueue& queue);
+
+  const SchedulerOptions options_;
+  std::map<AdapterKey, AdapterQueue> adapters_;
+  std::set<AdapterKey> backlogged_;  // Adapters with waiting training work.
+  FairShares shares_;                // Shares of training.
+  std::set<AdapterKey> held_;
+  bool finishing_ = false;
+  SampleQueue samples_;
+  QueueRoom room_;
+  DeviceShare share_;
+  BatchWindow window_;
+  std::unordered_map<uint64_t, Queued> work_;  // Waiting or on the device.
+  // The deadlines of waiting work.
+  std::set<std::pair<absl::Time, uint64_t>> deadlines_;
+  std::vector<SampleQueue::Entry> taken_;  // From the latest TakeSamples.
+  std::array<int64_t, kNumWorkKinds> depth_{};
+  uint64_t arrivals_ = 0;
+};
+
+}  // namespace weft::sched
+
+#endif  // WEFT_SRC_DISPATCH_SCHEDULER_H_

@@ -1,0 +1,327 @@
+#include "src/engine/adapter_io.h"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "src/base/disk_room.h"
+#include "src/base/durable_folder.h"
+#include "src/base/reason.h"
+#include "src/base/status_macros.h"
+#include "src/lora/peft_format.h"
+
+namespace weft::engine {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kOptimizerFile = "optimizer.safetensors";
+constexpr const char* kStateFile = "trainer_state.json";
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() &&
+         (a.empty() ||
+          std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+}
+
+bool SameState(const lora::AdapterState& a, const lora::AdapterState& b) {
+  return a.optim_steps == b.optim_steps && SameBits(a.weights, b.weights) &&
+         SameBits(a.gradient, b.gradient) && SameBits(a.moment1, b.moment1) &&
+         SameBits(a.moment2, b.moment2);
+}
+
+const std::string* FindFile(const DurableFolder& folder,
+                            std::string_view name) {
+  const auto it = std::ranges::find(
+      folder.files, name, &std::pair<std::string, std::string>::first);
+  return it == folder.files.end() ? nullptr : &it->second;
+}
+
+// Reads the tensors of a checkpoint. Reads only the weights if `weights_only`
+// is true or the checkpoint has kind sampler.
+absl::StatusOr<lora::AdapterState> ReadState(const DurableFolder& folder,
+                                             const CheckpointInfo& info,
+                                             const lora::BaseModel& base,
+                                             bool weights_only) {
+  const lora::ModelShape& shape = base.shape;
+  WEFT_ASSIGN_OR_RETURN(lora::PeftAdapter peft,
+                        lora::ReadPeft(folder.files, shape, base.model_dir));
+  // Compares layouts, not configs, because different configs may describe the
+  // same matrices. For example, one config may give the experts' rank in
+  // `rank`, and the other may give it in `overrides`.
+  if (lora::AdapterLayout(shape, peft.config).factors() !=
+      lora::AdapterLayout(shape, info.config).factors()) {
+    return absl::DataLossError(
+        absl::StrCat("checkpoint '", info.name,
+                     "': adapter_config.json and manifest differ"));
+  }
+  lora::AdapterState state;
+  state.weights = std::move(peft.weights);
+  if (weights_only || info.kind == CheckpointKind::kSampler) return state;
+  const std::string* optimizer = FindFile(folder, kOptimizerFile);
+  if (optimizer == nullptr) {
+    return absl::DataLossError(
+        absl::StrCat("checkpoint '", info.name, "' has no ", kOptimizerFile));
+  }
+  const std::pair<const char*, std::vector<float>*> buffers[] = {
+      {"gradient", &state.gradient},
+      {"exp_avg", &state.moment1},
+      {"exp_avg_sq", &state.moment2}};
+  for (const auto& [buffer, values] : buffers) {
+    WEFT_ASSIGN_OR_RETURN(
+        *values, lora::ReadBuffer(*optimizer, buffer, info.config, shape));
+  }
+  state.optim_steps = info.optim_steps;
+  return state;
+}
+
+// Turns DATA_LOSS into INVALID_ARGUMENT, because a client sent the damaged
+// files. Returns any other status as it is.
+absl::Status AsArgument(const absl::Status& status) {
+  if (!absl::IsDataLoss(status)) return status;
+  return absl::InvalidArgumentError(absl::StrCat("chunk: ", status.message()));
+}
+
+// Refuses files that a checkpoint of this kind does not have.
+absl::Status CheckFileNames(const DurableFolder& folder, CheckpointKind kind) {
+  std::set<std::string> known = {"adapter_config.json",
+                                 "adapter_model.safetensors", kStateFile};
+  if (kind == CheckpointKind::kTrain) known.insert(kOptimizerFile);
+  for (const auto& [name, contents] : folder.files) {
+    if (known.contains(name)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("chunk.name: a checkpoint of kind ",
+                     CheckpointKindName(kind), " has no file ", name));
+  }
+  return absl::OkStatus();
+}
+
+// Returns the files that PEFT loads and, for kind train, the optimizer's file.
+PeftFiles TensorFiles(const AdapterCopy& adapter, CheckpointKind kind,
+                      const lora::BaseModel& base) {
+  const lora::AdapterState& state = adapter.state;
+  PeftFiles files =
+      lora::WritePeft(adapter.config, base.shape, state.weights, base.name);
+  if (kind == CheckpointKind::kTrain) {
+    files.emplace_back(kOptimizerFile,
+                       lora::WriteBuffers(adapter.config, base.shape,
+                                          {{"gradient", state.gradient},
+                                           {"exp_avg", state.moment1},
+                                           {"exp_avg_sq", state.moment2}}));
+  }
+  return files;
+}
+
+}  // namespace
+
+absl::StatusOr<CheckpointInfo> AdapterIo::Save(
+    const SaveCheckpointRequest& request, const AdapterCopy& adapter) {
+  CheckpointInfo info{.adapter_id = request.adapter_id,
+                      .name = request.name,
+                      .last_step = adapter.last_step,
+                      .optim_steps = adapter.state.optim_steps,
+                      .created_at = NextCreation(request.adapter_id),
+                      .config = adapter.config,
+                      .kind = request.kind,
+                      .metadata = request.metadata,
+                      .tenant = adapter.tenant,
+                      .base_model = base_.name,
+                      .base_fingerprint = base_.fingerprint};
+  if (request.ttl_seconds > 0) {
+    info.expires_at = info.created_at +
+                      absl::Seconds(static_cast<int64_t>(request.ttl_seconds));
+  }
+  const absl::Status written = Write(adapter, request.overwrite, &info);
+  if (absl::IsAlreadyExists(written) || absl::IsResourceExhausted(written)) {
+    std::optional<CheckpointInfo> saved = SavedBefore(request, adapter);
+    if (!saved) return written;
+    info = *std::move(saved);
+  } else {
+    WEFT_RETURN_IF_ERROR(written);
+  }
+  if (request.keep_newest > 0) KeepNewest(info, request.keep_newest);
+  return info;
+}
+
+absl::Status AdapterIo::Write(const AdapterCopy& adapter, bool overwrite,
+                              CheckpointInfo* info) {
+  DurableFolder folder;
+  folder.files = TensorFiles(adapter, info->kind, base_);
+  info->size_bytes = 0;
+  for (const auto& [name, contents] : folder.files) {
+    info->size_bytes += contents.size();
+  }
+  folder.fields = lora::WriteCheckpointFields(*info, base_.shape);
+  folder.files.emplace_back(kStateFile, folder.fields.dump(2));
+  const std::string parent = AdapterDir(info->adapter_id);
+  std::error_code error;
+  std::filesystem::create_directories(parent, error);
+  if (error) {
+    return absl::InternalError(
+        absl::StrCat("making the adapter's folder: ", error.message()));
+  }
+  absl::Status written =
+      CheckDiskRoom(parent, "the checkpoints", info->size_bytes, disk_reserve_);
+  if (written.ok()) {
+    written = WriteDurableFolder(
+        parent, info->name, folder,
+        overwrite || IsExpired(info->adapter_id, info->name));
+  }
+  if (!written.ok()) RemoveIfEmpty(info->adapter_id);
+  if (absl::IsResourceExhausted(written)) {
+    return WithReason(written, {.name = "CHECKPOINT_DISK_FULL", .values = {}});
+  }
+  WEFT_RETURN_IF_ERROR(written);
+  next_expiry_ = std::min(next_expiry_, info->expires_at);
+  stored_[{info->adapter_id, info->name}] = {.bytes = info->size_bytes,
+                                             .created_at = info->created_at};
+  return absl::OkStatus();
+}
+
+absl::StatusOr<PeftFiles> AdapterIo::Download(const std::string& adapter_id,
+                                              const std::string& name) const {
+  absl::StatusOr<DurableFolder> folder =
+      ReadDurableFolder(AdapterDir(adapter_id), name);
+  if (folder.ok() && IsExpired(adapter_id, name)) {
+    folder = absl::NotFoundError(absl::StrCat("\"", name, "\" has expired"));
+  }
+  if (!folder.ok()) return NameOthers(folder.status(), adapter_id);
+  std::erase_if(folder->files,
+                [](const auto& file) { return file.first == kStateFile; });
+  folder->files.emplace_back(kStateFile, folder->fields.dump(2));
+  return std::move(folder->files);
+}
+
+absl::StatusOr<CheckpointInfo> AdapterIo::Upload(
+    const UploadCheckpointRequest& request) {
+  DurableFolder folder{.files = request.files};
+  const std::string* const text = FindFile(folder, kStateFile);
+  if (text == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("chunk: no file is named ", kStateFile));
+  }
+  WEFT_ASSIGN_OR_RETURN(folder.fields,
+                        lora::ParseCheckpointFields(*text, kStateFile));
+  WEFT_RETURN_IF_ERROR(AsArgument(lora::CheckBaseModel(folder.fields, base_)));
+  absl::StatusOr<CheckpointInfo> info =
+      lora::ReadCheckpointFields(folder.fields);
+  if (!info.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "chunk: ", kStateFile,
+        " lacks a field of a checkpoint, or holds a value that none has"));
+  }
+  WEFT_RETURN_IF_ERROR(CheckFileNames(folder, info->kind));
+  absl::StatusOr<lora::AdapterState> state =
+      ReadState(folder, *info, base_, /*weights_only=*/false);
+  WEFT_RETURN_IF_ERROR(AsArgument(state.status()));
+  info->adapter_id = request.adapter_id;
+  info->name = request.name;
+  info->tenant = request.tenant;
+  info->created_at = NextCreation(request.adapter_id);
+  info->expires_at = absl::InfiniteFuture();
+  info->base_model = base_.name;
+  info->base_fingerprint = base_.fingerprint;
+  WEFT_RETURN_IF_ERROR(Write({.tenant = info->tenant,
+                              .config = info->config,
+                              .state = *std::move(state),
+                              .last_step = info->last_step},
+                             request.overwrite, &*info));
+  return info;
+}
+
+std::optional<CheckpointInfo> AdapterIo::SavedBefore(
+    const SaveCheckpointRequest& request, const AdapterCopy& adapter) const {
+  const absl::StatusOr<DurableFolder> there =
+      ReadDurableFolder(AdapterDir(request.adapter_id), request.name);
+  if (!there.ok()) return std::nullopt;
+  absl::StatusOr<CheckpointInfo> info =
+      lora::ReadCheckpointFields(there->fields);
+  const absl::Duration ttl =
+      request.ttl_seconds > 0
+          ? absl::Seconds(static_cast<int64_t>(request.ttl_seconds))
+          : absl::InfiniteDuration();
+  if (!info.ok() || info->expires_at <= absl::Now() ||
+      !lora::CheckBaseModel(there->fields, base_).ok() ||
+      info->kind != request.kind || info->metadata != request.metadata ||
+      info->expires_at != info->created_at + ttl ||
+      info->last_step != adapter.last_step ||
+      info->optim_steps != adapter.state.optim_steps ||
+      info->config != adapter.config) {
+    return std::nullopt;
+  }
+  absl::StatusOr<lora::AdapterState> state =
+      ReadState(*there, *info, base_, /*weights_only=*/false);
+  const bool same =
+      state.ok() && (request.kind == CheckpointKind::kSampler
+                         ? SameBits(state->weights, adapter.state.weights)
+                         : SameState(*state, adapter.state));
+  if (!same) return std::nullopt;
+  return *std::move(info);
+}
+
+absl::StatusOr<CheckpointInfo> AdapterIo::Check(
+    const LoadCheckpointRequest& request, const json& fields) const {
+  WEFT_RETURN_IF_ERROR(lora::CheckBaseModel(fields, base_));
+  WEFT_ASSIGN_OR_RETURN(CheckpointInfo info,
+                        lora::ReadCheckpointFields(fields));
+  if (info.expires_at <= absl::Now()) {
+    return NameOthers(
+        absl::NotFoundError(absl::StrCat("\"", request.name, "\" has expired")),
+        request.source_adapter_id);
+  }
+  if (info.kind == CheckpointKind::kSampler && !request.weights_only) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "name: checkpoint '", request.name,
+        "' has kind sampler, which has no optimizer state: load it with "
+        "weights_only"));
+  }
+  return info;
+}
+
+absl::StatusOr<LoadedCheckpoint> AdapterIo::Load(
+    const LoadCheckpointRequest& request) const {
+  const absl::StatusOr<DurableFolder> folder =
+      ReadDurableFolder(AdapterDir(request.source_adapter_id), request.name);
+  if (!folder.ok()) {
+    return NameOthers(folder.status(), request.source_adapter_id);
+  }
+  LoadedCheckpoint loaded;
+  WEFT_ASSIGN_OR_RETURN(loaded.info, Check(request, folder->fields));
+  absl::StatusOr<lora::AdapterState> state =
+      ReadState(*folder, loaded.info, base_, request.weights_only);
+  if (absl::IsInvalidArgument(state.status())) {
+    // The error is about the files that the server has stored, not about the
+    // request.
+    return absl::DataLossError(absl::StrCat("checkpoint '", request.name,
+                                            "': ", state.status().message()));
+  }
+  WEFT_RETURN_IF_ERROR(state.status());
+  loaded.state = *std::move(state);
+  if (request.weights_only) loaded.info.last_step = 0;
+  return loaded;
+}
+
+absl::StatusOr<CheckpointInfo> AdapterIo::Describe(
+    const LoadCheckpointRequest& request) const {
+  const absl::StatusOr<json> fields =
+      ReadDurableFields(AdapterDir(request.source_adapter_id), request.name);
+  if (!fields.ok()) {
+    return NameOthers(fields.status(), request.source_adapter_id);
+  }
+  return Check(request, *fields);
+}
+
+absl::StatusOr<lora::PeftAdapter> AdapterIo::Import(
+    const PeftFiles& files) const {
+  return lora::ReadPeft(files, base_.shape, base_.model_dir);
+}
+
+PeftFiles AdapterIo::Export(const LoraConfig& config,
+                            const std::vector<float>& weights) const {
+  return lora::WritePeft(config, base_.shape, weights, base_.name);
+}
+
+}  // namespace weft::engine

@@ -1,0 +1,216 @@
+#include "src/engine/batch_trainer.h"
+
+#include <ATen/ATen.h>
+
+#include <utility>
+
+#include "src/base/clock.h"
+#include "src/base/log.h"
+#include "src/base/profile.h"
+#include "src/base/status_macros.h"
+
+namespace weft::engine {
+
+BatchTrainer::BatchTrainer(const EngineContext* context,
+                           executor::Executor* executor)
+    : context_(*context),
+      runner_(executor,
+              {.share_prompts = context->options.share_prompts,
+               .checkpointing = context->options.gradient_checkpointing,
+               .memory_budget_bytes = context->options.memory_budget_bytes}) {}
+
+dispatch::RunTrain BatchTrainer::Runnable(const dispatch::RunTrain& train) {
+  dispatch::RunTrain runnable{.backward = train.backward};
+  for (size_t i = 0; i < train.slices.size(); ++i) {
+    const dispatch::StepTask& step = train.steps[i];
+    const absl::Status found = VersionOf(step).status();
+    if (!found.ok()) {
+      Forget(step.id);
+      context_.dispatcher.steps().Complete(step.id, found);
+      continue;
+    }
+    runnable.slices.push_back(train.slices[i]);
+    runnable.steps.push_back(step);
+  }
+  return runnable;
+}
+
+absl::StatusOr<lora::AdapterVersionPtr> BatchTrainer::VersionOf(
+    const dispatch::StepTask& step) const {
+  if (step.adapter == AdapterKey::kBaseModel) return nullptr;
+  return context_.adapters.Version(
+      step.adapter, std::get<TrainRequest>(*step.request).snapshot);
+}
+
+absl::Status BatchTrainer::Run(const dispatch::RunTrain& given) {
+  dispatch::StepDesk& desk = context_.dispatcher.steps();
+  const dispatch::RunTrain train = Runnable(given);
+  if (train.slices.empty()) return absl::OkStatus();
+  const absl::Status status = RunSlices(train);
+  if (status.ok()) {
+    desk.CountTokens(train);
+    const profile::Span span("record batch");
+    context_.recorder.Batch(train);
+  }
+  for (size_t i = 0; i < train.slices.size(); ++i) {
+    const dispatch::StepTask& step = train.steps[i];
+    if (!status.ok()) {
+      Forget(step.id);
+      desk.Complete(step.id, status);
+    } else if (train.slices[i].last) {
+      FinishRequest(step);
+    } else if (!desk.FinishSlice(step.id)) {
+      Forget(step.id);
+    }
+  }
+  return status;
+}
+
+void BatchTrainer::FinishRequest(const dispatch::StepTask& step) {
+  auto node = progress_.extract(step.id);
+  Progress& progress = node.mapped();
+  progress.result.metrics = progress.metrics.Metrics();
+  progress.result.step = step.step;
+  const bool backward = std::get<TrainRequest>(*step.request).backward;
+  StepResult result = std::move(progress.result);
+  // Records the step only if it is a Forward with a step number. A step with
+  // gradients is already in the log, batch by batch. A Forward without a step
+  // number changes nothing that must be recorded.
+  if (!backward && step.step > 0) context_.recorder.Done(step, result);
+  context_.dispatcher.steps().Complete(step.id, std::move(result));
+}
+
+struct BatchTrainer::MicroBatch {
+  // An adapter with gradients from the batch. The adapter's scratch collects
+  // the gradients of a request until the request's last slice.
+  struct Touched {
+    lora::Adapter* adapter;
+    bool fresh;     // This is the request's first slice.
+    bool complete;  // This is the request's last slice.
+    // The scratch before this batch. Set if may_retry and not `fresh`.
+    at::Tensor before_N;
+  };
+  bool backward = false;
+  // The batch may run again if memory runs out. A retry needs copies of the
+  // scratch, which take memory, so batches on a CPU run only once.
+  bool may_retry = false;
+  bool ran = false;  // The last attempt began to run the batch.
+  std::vector<TrainPiece> pieces;
+  std::vector<loss::MetricSums*> metrics;
+  std::vector<Touched> touched;
+  lora::LoraGradients gradients;  // The scratch gradients of `touched`.
+  int64_t num_tokens = 0;
+};
+
+BatchTrainer::MicroBatch BatchTrainer::MakeMicroBatch(
+    const dispatch::RunTrain& train) {
+  MicroBatch batch{.backward = train.backward,
+                   .may_retry = context_.device.Memory().total > 0 &&
+                                context_.options.gradient_checkpointing ==
+                                    GradientCheckpointing::kAuto};
+  for (size_t i = 0; i < train.slices.size(); ++i) {
+    const sched::TrainSlice& slice = train.slices[i];
+    const auto& request = std::get<TrainRequest>(*train.steps[i].request);
+    TrainPiece piece{.request = &request,
+                     .first_datum = slice.first_datum,
+                     .num_data = slice.num_data};
+    piece.version = *VersionOf(train.steps[i]);
+    if (lora::Adapter* adapter =
+            context_.adapters.Find(train.steps[i].adapter)) {
+      if (train.backward &&
+          (batch.touched.empty() || batch.touched.back().adapter != adapter)) {
+        // A request's first slice clears the scratch. A later slice adds to the
+        // gradients of the earlier ones.
+        batch.touched.push_back({.adapter = adapter,
+                                 .fresh = slice.first_datum == 0,
+                                 .complete = slice.last});
+        batch.gradients.push_back(
+            {.version = piece.version, .gradient_N = adapter->scratch()});
+      }
+    }
+    for (int64_t d = 0; d < slice.num_data; ++d) {
+      batch.num_tokens += request.data[slice.first_datum + d].num_tokens();
+    }
+    batch.pieces.push_back(std::move(piece));
+    batch.metrics.push_back(&progress_[slice.work_id].metrics);
+  }
+  return batch;
+}
+
+absl::StatusOr<TrainOutcome> BatchTrainer::TryBatch(MicroBatch& batch,
+                                                    Recompute recompute) {
+  absl::StatusOr<TrainOutcome> outcome = absl::InternalError("not run");
+  batch.ran = false;
+  WEFT_RETURN_IF_ERROR(context_.guard.Compute(
+      batch.backward ? "ForwardBackward" : "Forward", [&] {
+        for (MicroBatch::Touched& touched : batch.touched) {
+          if (touched.fresh) {
+            touched.adapter->ClearScratch();
+          } else if (touched.before_N.defined()) {
+            touched.adapter->scratch().copy_(touched.before_N);
+          } else if (batch.may_retry) {
+            touched.before_N = touched.adapter->scratch().clone();
+          }
+        }
+        batch.ran = true;
+        outcome = runner_.Run(batch.pieces,
+                              batch.backward ? &batch.gradients : nullptr,
+                              batch.metrics, recompute);
+        const profile::Span span("wait for the device");
+        context_.device.Wait();
+      }));
+  return outcome;
+}
+
+absl::Status BatchTrainer::RunSlices(const dispatch::RunTrain& train) {
+  MicroBatch batch = MakeMicroBatch(train);
+  std::vector<loss::MetricSums> metrics_before;
+  for (const loss::MetricSums* sums : batch.metrics) {
+    metrics_before.push_back(*sums);
+  }
+  const absl::Time start = SteadyNow();
+  absl::StatusOr<TrainOutcome> outcome = TryBatch(batch, Recompute::kByBudget);
+  if (absl::IsResourceExhausted(outcome.status())) {
+    context_.probe.CountOutOfMemory();
+  }
+  if (absl::IsResourceExhausted(outcome.status()) && batch.may_retry &&
+      context_.guard.failure().ok() && batch.ran && runner_.kept_layers()) {
+    Log(LogLevel::kWarning,
+        "a micro-batch runs once more, with all layers recomputed",
+        {{"tokens", batch.num_tokens}});
+    for (size_t i = 0; i < batch.metrics.size(); ++i) {
+      *batch.metrics[i] = metrics_before[i];
+    }
+    outcome = TryBatch(batch, Recompute::kAll);
+  }
+  context_.probe.ObserveTrain(train.backward, batch.num_tokens,
+                              SteadyNow() - start);
+  WEFT_RETURN_IF_ERROR(outcome.status());
+  if (const at::Tensor& rows_LE = outcome->expert_rows_LE; rows_LE.defined()) {
+    context_.probe.ObserveExperts({rows_LE.const_data_ptr<int64_t>(),
+                                   static_cast<size_t>(rows_LE.numel())},
+                                  static_cast<size_t>(rows_LE.size(1)));
+  }
+  if (train.backward) {
+    for (const dispatch::StepTask& step : train.steps) {
+      context_.before_change(step.adapter);
+    }
+  }
+  WEFT_RETURN_IF_ERROR(context_.guard.Compute("adding gradients", [&] {
+    const profile::Span span("add gradients");
+    for (const MicroBatch::Touched& touched : batch.touched) {
+      if (touched.complete) touched.adapter->CommitScratch();
+    }
+  }));
+
+  size_t next = 0;
+  for (const sched::TrainSlice& slice : train.slices) {
+    std::vector<DatumResult>& data = progress_[slice.work_id].result.data;
+    for (int64_t d = 0; d < slice.num_data; ++d) {
+      data.push_back(std::move(outcome->data[next++]));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace weft::engine

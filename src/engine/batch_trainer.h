@@ -1,0 +1,69 @@
+// Runs training micro-batches and gives the results to the requests. A
+// micro-batch consists of slices; each slice is consecutive data of a request.
+#ifndef WEFT_SRC_ENGINE_BATCH_TRAINER_H_
+#define WEFT_SRC_ENGINE_BATCH_TRAINER_H_
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "src/dispatch/work.h"
+#include "src/engine/engine_context.h"
+#include "src/engine/train_runner.h"
+#include "src/loss/token_losses.h"
+
+namespace weft::engine {
+
+// Threads: engine thread only.
+class BatchTrainer {
+ public:
+  // `context` and `executor` outlive the trainer.
+  BatchTrainer(const EngineContext* context, executor::Executor* executor);
+
+  // Runs one micro-batch. Completes the requests that have their last slice in
+  // it. On a GPU with GradientCheckpointing::kAuto, a micro-batch that runs out
+  // of memory runs once more, with all layers recomputed. If the micro-batch
+  // fails, returns the error: all its requests fail, and every adapter stays as
+  // it was.
+  absl::Status Run(const dispatch::RunTrain& train);
+  // Drops the progress of a request that will not complete.
+  void Forget(uint64_t step_id) {
+    progress_.erase(step_id);
+    context_.recorder.Forget(step_id);
+  }
+
+ private:
+  // The results that a request's finished slices have produced so far.
+  struct Progress {
+    TrainResult result;
+    loss::MetricSums metrics;
+  };
+  // The slices of a micro-batch, ready to run.
+  struct MicroBatch;
+
+  // Fails the requests whose weights no longer exist. Returns the slices of the
+  // other requests.
+  [[nodiscard]] dispatch::RunTrain Runnable(const dispatch::RunTrain& train);
+  // Returns the weights with which a request runs; null for the base model
+  // without an adapter. Errors: NOT_FOUND if the adapter no longer exists, or
+  // lacks the snapshot that the request names.
+  [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> VersionOf(
+      const dispatch::StepTask& step) const;
+  [[nodiscard]] MicroBatch MakeMicroBatch(const dispatch::RunTrain& train);
+  [[nodiscard]] absl::Status RunSlices(const dispatch::RunTrain& train);
+  // Runs the batch once. The backward pass adds gradients to each adapter's
+  // scratch, which holds the gradients of an unfinished request.
+  [[nodiscard]] absl::StatusOr<TrainOutcome> TryBatch(MicroBatch& batch,
+                                                      Recompute recompute);
+  void FinishRequest(const dispatch::StepTask& step);
+
+  const EngineContext& context_;
+  TrainRunner runner_;
+  std::unordered_map<uint64_t, Progress> progress_;  // Keys: step id.
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_ENGINE_BATCH_TRAINER_H_

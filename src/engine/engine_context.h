@@ -1,0 +1,60 @@
+// The objects that the parts of the engine share.
+#ifndef WEFT_SRC_ENGINE_ENGINE_CONTEXT_H_
+#define WEFT_SRC_ENGINE_ENGINE_CONTEXT_H_
+
+#include <functional>
+#include <utility>
+
+#include "src/base/options.h"
+#include "src/base/worker.h"
+#include "src/dispatch/dispatcher.h"
+#include "src/engine/adapter_io.h"
+#include "src/engine/adapter_table.h"
+#include "src/engine/compute_device.h"
+#include "src/engine/compute_guard.h"
+#include "src/engine/engine_probe.h"
+#include "src/log/recorder.h"
+#include "src/log/state_folder.h"
+
+namespace weft::engine {
+
+// Holds references to members of the engine. The engine's parts keep this
+// context, and the members outlive the parts.
+struct EngineContext {
+  const EngineOptions& options;
+  dispatch::Dispatcher& dispatcher;
+  ComputeDevice& device;
+  ComputeGuard& guard;
+  AdapterTable& adapters;
+  AdapterIo& files;  // Used by the I/O thread.
+  EngineProbe& probe;
+  records::Recorder& recorder;
+  const journal::StateFolder* state;  // Null without --state-dir.
+  // Must be called before an adapter changes or is removed. If a running
+  // snapshot still needs the adapter's old state, the call copies the old state
+  // (snapshotter.h).
+  std::function<void(AdapterKey)> before_change;
+  Worker& io;       // Reads and writes files.
+  Worker& replies;  // Runs the callbacks of clients.
+
+  // Runs `task` on the I/O thread. A drain of the server waits until `task` has
+  // run. Threads: any.
+  void PostIo(std::function<void()> task) const {
+    io.Post([hold = dispatcher.Hold(), task = std::move(task)] { task(); });
+  }
+  // Runs `task`, which calls a client's callback, on the reply thread when all
+  // earlier records are on disk.
+  void PostReply(std::function<void()> task) const {
+    recorder.WhenDurable([this, task = std::move(task)]() mutable {
+      replies.Post(std::move(task));
+    });
+  }
+  // Updates what clients see of the adapter. Threads: engine thread.
+  void Publish(AdapterKey adapter) const {
+    dispatcher.adapters().Publish(adapter, adapters.Facts(adapter));
+  }
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_ENGINE_ENGINE_CONTEXT_H_

@@ -1,0 +1,316 @@
+#include "src/engine/sample_loop.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "src/base/clock.h"
+#include "src/base/profile.h"
+#include "src/engine/sample_routing.h"
+
+namespace weft::engine {
+namespace {
+
+StopRule StopOf(const SampleRequest& request,
+                const model::ModelConfig& config) {
+  StopRule stop = request.config.stop;
+  if (!stop.ignore_eos) {
+    stop.token_ids.insert(stop.token_ids.end(), config.eos_token_ids.begin(),
+                          config.eos_token_ids.end());
+  }
+  return stop;
+}
+
+// Returns the plan of one decode iteration. Its rows are the last tokens of the
+// sequences.
+executor::CachePlan PlanDecode(const std::vector<SampleSequence*>& rows) {
+  const auto count = static_cast<int64_t>(rows.size());
+  size_t table_width = 0;
+  for (const SampleSequence* s : rows) {
+    table_width = std::max(table_width, s->pages->pages().size());
+  }
+  std::vector<int64_t> tokens, slots;
+  std::vector<int32_t> positions, lengths;
+  std::vector<int32_t> table(count * table_width, 0);
+  executor::CachePlan plan;
+  for (int64_t r = 0; r < count; ++r) {
+    const SampleSequence& s = *rows[r];
+    tokens.push_back(s.job->result.samples[s.sample_index].tokens.back());
+    positions.push_back(static_cast<int32_t>(s.length));
+    slots.push_back(s.pages->Slot(s.length));
+    lengths.push_back(static_cast<int32_t>(s.length + 1));
+    std::ranges::copy(s.pages->pages(), table.begin() + r * table_width);
+    AddRows(plan.batch.routing, s.job->version, r, r + 1);
+    plan.logit_rows.push_back(r);
+    plan.draws.push_back(s.job->RuleOf(s.sample_index, r));
+  }
+  plan.logit_routing = plan.batch.routing;
+  plan.batch.tokens_T = at::tensor(tokens, at::kLong);
+  plan.batch.positions_T = at::tensor(positions, at::kInt);
+  plan.kv = {
+      .slots_T = at::tensor(slots, at::kLong),
+      .decode = true,
+      .page_table_TL = at::tensor(table, at::kInt)
+                           .view({count, static_cast<int64_t>(table_width)}),
+      .lengths_T = at::tensor(lengths, at::kInt)};
+  return plan;
+}
+
+}  // namespace
+
+SampleLoop::SampleLoop(executor::Executor* executor,
+                       const SampleLoopOptions& options,
+                       const sampling::TokenBytes* token_bytes,
+                       EngineProbe* probe)
+    : executor_(*executor),
+      options_(options),
+      token_bytes_(token_bytes),
+      probe_(probe),
+      threads_(options.adapt_threads),
+      sequences_(executor, options.kv_cache_bytes, probe),
+      prefill_(executor, &sequences_, probe, options.max_prefill_tokens,
+               options.max_decode_sequences) {
+  if (options.decode_graphs) {
+    executor->UseDecodeGraphs(options.max_decode_sequences);
+  }
+}
+
+void SampleLoop::Admit(uint64_t work_id, const SampleRequest* request,
+                       bool streams, absl::Time accepted_at,
+                       lora::AdapterVersionPtr version) {
+  SampleJob& job = jobs_.emplace_back();
+  job.work_id = work_id;
+  job.order = next_order_++;
+  job.request = request;
+  job.streams = streams;
+  job.accepted_at = accepted_at;
+  job.result.version = version == nullptr ? 0 : version->number;
+  job.version = std::move(version);
+  job.stop = StopOf(*request, config());
+  job.result.samples.resize(request->num_samples);
+  // The prompt's first token has no log-probability, so its entry is a
+  // placeholder.
+  if (request->prompt_logprobs) job.result.prompt_logprobs = {0.0f};
+  if (request->prompt_top_logprobs > 0) {
+    job.result.prompt_top_logprobs.resize(1);
+  }
+  sequences_.Add({.job = &job,
+                  .sample_index = kPrompt,
+                  .pages = std::nullopt,
+                  .stop = sampling::StopMatcher(job.stop, token_bytes_)});
+}
+
+absl::Status SampleLoop::CheckFits(const SampleRequest& request) const {
+  return sequences_.CheckFits(request);
+}
+
+bool SampleLoop::HasRoom(const SampleRequest& request) const {
+  return sequences_.HasRoom(request, options_.max_decode_sequences);
+}
+
+bool SampleLoop::Cancel(uint64_t work_id) {
+  const auto job = std::ranges::find(jobs_, work_id, &SampleJob::work_id);
+  if (job == jobs_.end()) return false;
+  sequences_.EraseAllOf(*job);
+  jobs_.erase(job);
+  sequences_.ReportPages();
+  return true;
+}
+
+std::vector<uint64_t> SampleLoop::CancelAll() {
+  std::vector<uint64_t> ids;
+  for (const SampleJob& job : jobs_) ids.push_back(job.work_id);
+  sequences_.Clear();
+  jobs_.clear();
+  sequences_.ReportPages();
+  return ids;
+}
+
+std::vector<SampleEvent> SampleLoop::Step() {
+  sequences_.ForgetDeadVersions();
+  Decode();
+  prefill_.Run();
+  EraseFailed();
+  StartSamples();
+  sequences_.ReportPages();
+  return CollectEvents();
+}
+
+void SampleLoop::StartSamples() {
+  const auto is_sample = [](const auto& entry) {
+    return entry.second.sample_index != kPrompt;
+  };
+  std::map<SampleAge, SampleSequence>& by_age = sequences_.by_age();
+  while (std::ranges::count_if(by_age, is_sample) <
+         options_.max_decode_sequences) {
+    // A preempted sample continues before younger samples start.
+    const auto waiting = std::ranges::find_if(by_age, [&](const auto& s) {
+      return is_sample(s) && !s.second.pages.has_value();
+    });
+    // The job with the fewest running samples is next, so that a request for
+    // hundreds of samples does not delay the first sample of another request.
+    SampleJob* next = nullptr;
+    for (SampleJob& job : jobs_) {
+      if (waiting != by_age.end() && job.order >= waiting->first.first) {
+        break;
+      }
+      if (!job.HasMoreToStart() || !sequences_.PromptOf(job).ready()) {
+        continue;
+      }
+      if (next == nullptr || job.num_running() < next->num_running()) {
+        next = &job;
+      }
+    }
+    if (next == nullptr || !StartSample(*next)) return;
+  }
+}
+
+bool SampleLoop::StartSample(SampleJob& job) {
+  SampleSequence& prompt = sequences_.PromptOf(job);
+  std::optional<kv::SequencePages> pages;
+  if (job.num_started + 1 < job.request->num_samples) {
+    pages = sequences_.Fork(prompt);
+    if (!pages.has_value()) return false;
+  } else {
+    // The last sample needs no copy: it takes over the prompt's pages.
+    pages = std::exchange(prompt.pages, std::nullopt);
+  }
+  const int index = job.num_started++;
+  SampleSequence sample{.job = &job,
+                        .sample_index = index,
+                        .pages = std::move(pages),
+                        .length = prompt.length,
+                        .stop = prompt.stop};
+  const std::optional<sampling::DrawResult> drawn =
+      std::exchange(job.first_draws[index], std::nullopt);
+  if (!job.HasMoreToStart()) sequences_.Erase(prompt.age());
+  if (!drawn.has_value()) {
+    job.failed = true;
+    sequences_.EraseAllOf(job);
+    return true;
+  }
+  if (index == 0) probe_->ObserveFirstToken(SteadyNow() - job.accepted_at);
+  if (Accept(job, index, sample.stop, *drawn)) {
+    AddRouting(sample);
+  } else {
+    sequences_.Add(std::move(sample));
+  }
+  return true;
+}
+
+void SampleLoop::Decode() {
+  std::vector<SampleSequence*> rows = sequences_.GrowRunning();
+  if (rows.empty()) return;
+  const profile::Span span("decode iteration", "sequences",
+                           static_cast<int64_t>(rows.size()));
+  const absl::Time start = SteadyNow();
+  // Sorts the rows by adapter version, so that each version's weights are read
+  // once.
+  std::ranges::stable_sort(
+      rows, {}, [](const SampleSequence* s) { return s->job->version.get(); });
+
+  executor::CacheOutput result;
+  threads_.Run([&] { result = executor_.Run(PlanDecode(rows)); });
+  const auto& [logprobs, drawn, by_graph] = result;
+  for (size_t r = 0; r < rows.size(); ++r) {
+    SampleSequence& s = *rows[r];
+    if (!drawn[r].has_value()) {
+      s.job->failed = true;
+      continue;
+    }
+    ++s.length;
+    if (Accept(*s.job, s.sample_index, s.stop, *drawn[r])) {
+      AddRouting(s);
+      sequences_.CachePrefix(s);
+      sequences_.Erase(s.age());
+    }
+  }
+  EraseFailed();
+  probe_->ObserveDecode(static_cast<int64_t>(rows.size()), by_graph,
+                        SteadyNow() - start);
+  const executor::DecodeGraphStats graphs = executor_.decode_graphs();
+  probe_->SetDecodeGraphs(graphs.graphs, graphs.bytes);
+}
+
+void SampleLoop::EraseFailed() {
+  for (const SampleJob& job : jobs_) {
+    if (job.failed) sequences_.EraseAllOf(job);
+  }
+}
+
+void SampleLoop::AddRouting(const SampleSequence& sample) {
+  SampleJob& job = *sample.job;
+  if (!job.request->return_routing) return;
+  const at::Tensor experts_NE = sequences_.ExpertsOf(sample);
+  const auto* first = experts_NE.const_data_ptr<int16_t>();
+  std::vector<uint16_t>& routing =
+      job.result.samples[sample.sample_index].routing;
+  routing.assign(first, first + experts_NE.numel());
+  if (job.streams) job.deltas.back().piece.routing = routing;
+}
+
+bool SampleLoop::Accept(SampleJob& job, int sample_index,
+                        sampling::StopMatcher& stop,
+                        const sampling::DrawResult& drawn) {
+  Sample& sample = job.result.samples[sample_index];
+  probe_->CountSampledToken();
+  sample.tokens.push_back(drawn.token);
+  sample.logprobs.push_back(drawn.logprob);
+  if (job.request->top_logprobs > 0) {
+    sample.top_logprobs.push_back(drawn.top_logprobs);
+  }
+  if (stop.Push(drawn.token)) {
+    sample.finish_reason = FinishReason::kStop;
+  } else if (static_cast<int>(sample.tokens.size()) >=
+             job.request->config.max_tokens) {
+    sample.finish_reason = FinishReason::kLength;
+  }
+  const bool ends = sample.finish_reason != FinishReason::kNone;
+  if (ends) ++job.num_finished;
+  if (job.streams) {
+    SampleDelta delta{.sample_index = sample_index,
+                      .piece = {.tokens = {drawn.token},
+                                .logprobs = {drawn.logprob},
+                                .finish_reason = sample.finish_reason},
+                      .version = job.result.version};
+    if (job.request->top_logprobs > 0) {
+      delta.piece.top_logprobs.push_back(drawn.top_logprobs);
+    }
+    if (!std::exchange(job.sent_prompt_scores, true)) {
+      delta.prompt_logprobs = job.result.prompt_logprobs;
+      delta.prompt_top_logprobs = job.result.prompt_top_logprobs;
+    }
+    job.deltas.push_back(std::move(delta));
+  }
+  return ends;
+}
+
+std::vector<SampleEvent> SampleLoop::CollectEvents() {
+  std::vector<SampleEvent> events;
+  for (auto job = jobs_.begin(); job != jobs_.end();) {
+    const bool finished =
+        job->failed || job->num_finished == job->request->num_samples;
+    if (finished || !job->deltas.empty()) {
+      events.push_back({.work_id = job->work_id,
+                        .deltas = std::exchange(job->deltas, {}),
+                        .finished = finished});
+    }
+    if (finished) {
+      if (job->failed) {
+        events.back().result = absl::FailedPreconditionError(
+            "the logits are not finite: the adapter's weights have diverged");
+      } else {
+        events.back().result = std::move(job->result);
+      }
+      job = jobs_.erase(job);
+    } else {
+      ++job;
+    }
+  }
+  return events;
+}
+
+}  // namespace weft::engine

@@ -1,0 +1,279 @@
+#include "src/engine/sample_prefill.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "src/base/clock.h"
+#include "src/base/profile.h"
+#include "src/engine/sample_routing.h"
+
+namespace weft::engine {
+namespace {
+
+// A piece gathers the keys of all tokens up to its end. So the last pieces of
+// many long prompts in one pass could exhaust the memory. A pass that may
+// compute N tokens therefore gathers at most N * kMaxKeysPerToken keys in each
+// layer. If the first piece alone exceeds this limit, the pass has no other
+// piece.
+constexpr int64_t kMaxKeysPerToken = 8;
+
+// Makes the CachePlan of one pass, row by row.
+class PrefillRows {
+ public:
+  // Adds tokens [begin, end) of a sequence.
+  void Add(const SampleSequence& sequence, int64_t begin, int64_t end);
+  // Scores the tokens `targets` with rows [begin, begin + targets.size()).
+  void Score(int64_t begin, absl::Span<const int32_t> targets,
+             const lora::AdapterVersionPtr& version);
+  // Asks for the `count` likeliest tokens after each row in [begin, begin +
+  // size).
+  void List(int64_t begin, size_t size, int count,
+            const lora::AdapterVersionPtr& version);
+  // Asks for the logits of a row. Returns the row's index in the logits.
+  int64_t WantLogits(int64_t row, const lora::AdapterVersionPtr& version);
+  void Draw(const sampling::DrawRule& rule) { plan_.draws.push_back(rule); }
+
+  [[nodiscard]] int64_t size() const {
+    return static_cast<int64_t>(tokens_.size());
+  }
+  [[nodiscard]] executor::CachePlan Plan() &&;
+
+ private:
+  std::vector<int64_t> tokens_;
+  std::vector<int32_t> positions_;
+  std::vector<int64_t> slots_;
+  std::vector<int64_t> key_slots_;
+  std::vector<ops::SuffixRows> suffixes_;
+  bool has_past_ = false;
+  // For each preempted sequence: its first row in the pass, and the experts
+  // that computed its tokens before the preemption.
+  std::vector<std::pair<int64_t, at::Tensor>> given_;
+  executor::CachePlan plan_{.scores = {.row_offsets = {0}}};
+};
+
+void PrefillRows::Add(const SampleSequence& sequence, int64_t begin,
+                      int64_t end) {
+  const std::vector<int32_t> tokens_so_far = sequence.Tokens(end);
+  const kv::SequencePages& pages = *sequence.pages;
+  const int64_t row = this->size();
+  const int64_t end_row = row + end - begin;
+  suffixes_.push_back({.q_begin = row,
+                       .q_size = end - begin,
+                       .k_begin = static_cast<int64_t>(key_slots_.size()),
+                       .k_size = end});
+  for (int64_t i = 0; i < end; ++i) key_slots_.push_back(pages.Slot(i));
+  slots_.insert(slots_.end(), key_slots_.end() - (end - begin),
+                key_slots_.end());
+  for (int64_t i = begin; i < end; ++i) {
+    tokens_.push_back(tokens_so_far[i]);
+    positions_.push_back(static_cast<int32_t>(i));
+  }
+  has_past_ |= begin > 0;
+  plan_.batch.nodes.push_back(
+      {.begin = row, .end = end_row, .subtree_end = end_row});
+  AddRows(plan_.batch.routing, sequence.job->version, row, end_row);
+  if (sequence.experts_NE.defined()) {
+    const int64_t known = std::min(end, sequence.experts_NE.size(0));
+    if (begin < known) {
+      given_.emplace_back(row,
+                          sequence.experts_NE.narrow(0, begin, known - begin));
+    }
+  }
+}
+
+void PrefillRows::Score(int64_t begin, absl::Span<const int32_t> targets,
+                        const lora::AdapterVersionPtr& version) {
+  loss::ScoreRows& scores = plan_.scores;
+  for (const int32_t target : targets) {
+    const auto row = static_cast<int64_t>(plan_.score_rows.size());
+    AddRows(scores.routing, version, row, row + 1);
+    plan_.score_rows.push_back(begin++);
+    scores.targets.push_back(target);
+    scores.row_offsets.push_back(row + 1);
+    scores.temperatures.push_back(1.0f);
+  }
+}
+
+void PrefillRows::List(int64_t begin, size_t size, int count,
+                       const lora::AdapterVersionPtr& version) {
+  for (size_t i = 0; i < size; ++i) {
+    const int64_t logit = WantLogits(begin++, version);
+    Draw({.config = {.temperature = 0, .top_logprobs = count},
+          .row = static_cast<int32_t>(logit)});
+  }
+}
+
+int64_t PrefillRows::WantLogits(int64_t row,
+                                const lora::AdapterVersionPtr& version) {
+  const auto logit = static_cast<int64_t>(plan_.logit_rows.size());
+  AddRows(plan_.logit_routing, version, logit, logit + 1);
+  plan_.logit_rows.push_back(row);
+  return logit;
+}
+
+executor::CachePlan PrefillRows::Plan() && {
+  plan_.batch.tokens_T = at::tensor(tokens_, at::kLong);
+  plan_.batch.positions_T = at::tensor(positions_, at::kInt);
+  plan_.kv.slots_T = at::tensor(slots_, at::kLong);
+  for (const auto& [row, experts_NE] : given_) {
+    at::Tensor& experts_TE = plan_.batch.experts_TE;
+    if (!experts_TE.defined()) {
+      experts_TE =
+          at::full({size(), experts_NE.size(1)}, -1, experts_NE.options());
+    }
+    experts_TE.narrow(0, row, experts_NE.size(0)).copy_(experts_NE);
+  }
+  if (has_past_) {
+    plan_.kv.suffixes = std::move(suffixes_);
+    plan_.kv.key_slots_S = at::tensor(key_slots_, at::kLong);
+  }
+  return std::move(plan_);
+}
+
+// Returns the prompt tokens that this piece scores; empty if there are none.
+// Otherwise sets *begin to the position before the first of these tokens.
+absl::Span<const int32_t> UnscoredPrompt(const SamplePiece& piece,
+                                         int64_t* begin) {
+  const SampleJob& job = *piece.sequence->job;
+  const std::vector<int32_t>& prompt = job.request->prompt;
+  if (!job.scores_prompt()) return {};
+  // The row of token i scores token i + 1. If the prompt was preempted, some
+  // tokens already have their scores.
+  *begin = std::max(piece.begin, job.num_scored() - 1);
+  const int64_t end =
+      std::min(piece.end, static_cast<int64_t>(prompt.size()) - 1);
+  if (*begin >= end) return {};
+  return absl::MakeConstSpan(prompt).subspan(*begin + 1, end - *begin);
+}
+
+// Adds the likeliest tokens at the prompt's next position, where the prompt has
+// `token`. Marks the job as failed if `drawn` is none.
+void AddTop(SampleJob& job, int32_t token,
+            std::optional<sampling::DrawResult> drawn) {
+  job.failed |= !drawn.has_value();
+  std::vector<TopLogprobs>& rows = job.result.prompt_top_logprobs;
+  TopLogprobs& row = rows.emplace_back();
+  if (drawn.has_value()) row = std::move(drawn->top_logprobs);
+  if (!job.request->prompt_logprobs) return;
+  // Clients compare prompt_logprobs with this list to see whether `token` is
+  // the likeliest. The two come from different matrix products and round
+  // differently, so the list gets `token`'s value from prompt_logprobs.
+  for (auto& [id, logprob] : row) {
+    if (id == token) logprob = job.result.prompt_logprobs[rows.size() - 1];
+  }
+}
+
+}  // namespace
+
+bool SamplePiece::ends_prompt() const {
+  return sequence->sample_index == kPrompt &&
+         sequence->job->first_draws.empty() && end == sequence->target();
+}
+
+void SamplePrefill::Run() {
+  const absl::Time start = SteadyNow();
+  const std::vector<SamplePiece> pieces = Plan();
+  if (pieces.empty()) return;
+  const profile::Span span("prefill", "prompts",
+                           static_cast<int64_t>(pieces.size()));
+  RunPieces(pieces);
+  int64_t num_tokens = 0;
+  for (const SamplePiece& piece : pieces) num_tokens += piece.end - piece.begin;
+  probe_->ObservePrefill(num_tokens, SteadyNow() - start);
+}
+
+std::vector<SamplePiece> SamplePrefill::Plan() {
+  std::vector<SamplePiece> pieces;
+  int64_t budget = max_tokens_;
+  int64_t key_budget = kMaxKeysPerToken * budget;
+  // The piece that ends a prompt also draws the first token of each of the
+  // prompt's samples.
+  int64_t draw_budget = max_draws_;
+  for (auto& [age, sequence] : sequences_.by_age()) {
+    if (budget == 0) break;
+    if (sequence.ready()) continue;
+    // Sequences take pages in order of age. Otherwise small sequences could
+    // take the pages that an older, large sequence waits for. Preemption takes
+    // pages from the youngest sequence first. So if this sequence must wait, no
+    // younger sequence has pages, and the break skips no prefill that has
+    // begun.
+    if (!sequence.pages.has_value() && !sequences_.TakePages(sequence)) break;
+    int64_t size = std::min(budget, sequence.target() - sequence.length);
+    if (size == 0) continue;  // All tokens are cached.
+    if (sequence.lists_prompt()) {
+      // Each row of this piece counts as a draw, because it needs logits.
+      if (draw_budget <= 0) break;
+      size = std::min(size, draw_budget);
+      draw_budget -= size;
+    }
+    key_budget -= sequence.length + size;
+    if (key_budget < 0 && !pieces.empty()) break;
+    const SamplePiece piece = {.sequence = &sequence,
+                               .begin = sequence.length,
+                               .end = sequence.length + size};
+    if (piece.ends_prompt()) {
+      draw_budget -= sequence.job->request->num_samples;
+      if (draw_budget < 0 && !pieces.empty()) break;
+    }
+    pieces.push_back(piece);
+    budget -= size;
+  }
+  return pieces;
+}
+
+void SamplePrefill::RunPieces(const std::vector<SamplePiece>& pieces) {
+  PrefillRows rows;
+  std::vector<absl::Span<const int32_t>> scored;
+  for (const SamplePiece& piece : pieces) {
+    const SampleJob& job = *piece.sequence->job;
+    const int64_t first_row = rows.size();
+    rows.Add(*piece.sequence, piece.begin, piece.end);
+    int64_t begin = 0;
+    const absl::Span<const int32_t> targets = UnscoredPrompt(piece, &begin);
+    begin += first_row - piece.begin;
+    if (job.request->prompt_logprobs) rows.Score(begin, targets, job.version);
+    if (job.request->prompt_top_logprobs > 0) {
+      rows.List(begin, targets.size(), job.request->prompt_top_logprobs,
+                job.version);
+    }
+    scored.push_back(targets);
+    if (!piece.ends_prompt()) continue;
+    const int64_t logit = rows.WantLogits(rows.size() - 1, job.version);
+    for (int i = 0; i < job.request->num_samples; ++i) {
+      rows.Draw(job.RuleOf(i, logit));
+    }
+  }
+  Store(pieces, scored, executor_.Run(std::move(rows).Plan()));
+}
+
+void SamplePrefill::Store(const std::vector<SamplePiece>& pieces,
+                          const std::vector<absl::Span<const int32_t>>& scored,
+                          executor::CacheOutput output) {
+  const float* score = output.logprobs_E.defined()
+                           ? output.logprobs_E.const_data_ptr<float>()
+                           : nullptr;
+  auto drawn = std::make_move_iterator(output.drawn.begin());
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    SampleSequence& sequence = *pieces[i].sequence;
+    SampleJob& job = *sequence.job;
+    if (job.request->prompt_logprobs && !scored[i].empty()) {
+      std::vector<float>& logprobs = job.result.prompt_logprobs;
+      logprobs.insert(logprobs.end(), score, score + scored[i].size());
+      score += scored[i].size();
+    }
+    if (job.request->prompt_top_logprobs > 0) {
+      for (const int32_t token : scored[i]) AddTop(job, token, *drawn++);
+    }
+    if (pieces[i].ends_prompt()) {
+      const auto end = drawn + job.request->num_samples;
+      job.first_draws.assign(std::exchange(drawn, end), end);
+    }
+    sequence.length = pieces[i].end;
+    sequences_.CachePrefix(sequence);
+  }
+}
+
+}  // namespace weft::engine

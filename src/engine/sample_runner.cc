@@ -1,0 +1,58 @@
+#include "src/engine/sample_runner.h"
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace weft::engine {
+
+void SampleRunner::Admit() {
+  dispatch::SampleDesk& desk = context_.dispatcher.samples();
+  while (const std::optional<dispatch::SampleTask> sample = desk.Take()) {
+    const SampleRequest& request = *sample->request;
+    if (!loop_.HasRoom(request)) {
+      desk.PutBack(*sample);
+      return;
+    }
+    lora::AdapterVersionPtr version;
+    if (sample->adapter != AdapterKey::kBaseModel) {
+      absl::StatusOr<lora::AdapterVersionPtr> found =
+          context_.adapters.Version(sample->adapter, request.snapshot);
+      if (!found.ok()) {
+        desk.Finish(sample->id, found.status());
+        continue;
+      }
+      version = *std::move(found);
+    }
+    loop_.Admit(sample->id, &request, sample->streams, sample->accepted_at,
+                std::move(version));
+    desk.Start(*sample);
+  }
+}
+
+void SampleRunner::Decode() {
+  Admit();
+  dispatch::SampleDesk& desk = context_.dispatcher.samples();
+  std::vector<SampleEvent> events;
+  const absl::Status status =
+      context_.guard.Compute("Sample", [&] { events = loop_.Step(); });
+  if (!status.ok()) {
+    for (const uint64_t id : loop_.CancelAll()) desk.Finish(id, status);
+    return;
+  }
+  for (SampleEvent& event : events) {
+    desk.Deliver(event.work_id, std::move(event.deltas));
+    if (event.finished) desk.Finish(event.work_id, std::move(event.result));
+  }
+}
+
+void SampleRunner::Cancel(const dispatch::CancelSamples& samples) {
+  for (const uint64_t id : samples.ids) {
+    if (loop_.Cancel(id)) {
+      context_.dispatcher.samples().Finish(
+          id, absl::CancelledError("cancelled by the client"));
+    }
+  }
+}
+
+}  // namespace weft::engine

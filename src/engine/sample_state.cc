@@ -1,0 +1,40 @@
+#include "src/engine/sample_state.h"
+
+#include <algorithm>
+
+namespace weft::engine {
+
+sampling::DrawRule SampleJob::RuleOf(int sample_index, int64_t row) const {
+  const SamplingConfig& config = request->config;
+  return {.config = {.temperature = config.temperature,
+                     .top_k = config.top_k,
+                     .top_p = config.top_p,
+                     .top_logprobs = request->top_logprobs},
+          .seed = config.seed,
+          .sample_index = static_cast<uint32_t>(sample_index),
+          .position =
+              static_cast<uint32_t>(result.samples[sample_index].tokens.size()),
+          .row = static_cast<int32_t>(row)};
+}
+
+int64_t SampleSequence::target() const {
+  const auto prompt = static_cast<int64_t>(job->request->prompt.size());
+  if (sample_index == kPrompt) return prompt;
+  const Sample& sample = job->result.samples[sample_index];
+  return prompt + static_cast<int64_t>(sample.tokens.size()) - 1;
+}
+
+std::vector<int32_t> SampleSequence::Tokens(int64_t count) const {
+  const std::vector<int32_t>& prompt = job->request->prompt;
+  const auto from_prompt = std::min(count, static_cast<int64_t>(prompt.size()));
+  std::vector<int32_t> tokens(prompt.begin(), prompt.begin() + from_prompt);
+  if (count > from_prompt) {
+    const std::vector<int32_t>& drawn =
+        job->result.samples[sample_index].tokens;
+    tokens.insert(tokens.end(), drawn.begin(),
+                  drawn.begin() + (count - from_prompt));
+  }
+  return tokens;
+}
+
+}  // namespace weft::engine

@@ -1,0 +1,104 @@
+// The decode loop's records of a request and of its sequences. Only src/decode
+// uses them.
+#ifndef WEFT_SRC_ENGINE_SAMPLE_STATE_H_
+#define WEFT_SRC_ENGINE_SAMPLE_STATE_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "src/dispatch/sequence_pages.h"
+#include "src/lora/adapter.h"
+#include "src/request/sample.h"
+#include "src/sampling/draw_rows.h"
+#include "src/sampling/stop_matcher.h"
+
+namespace weft::engine {
+
+// A request with the tokens that its samples have drawn so far.
+struct SampleJob {
+  uint64_t work_id = 0;
+  uint64_t order = 0;  // The request's number in the order of admission.
+  const SampleRequest* request = nullptr;
+  bool streams = false;
+  absl::Time accepted_at;
+  lora::AdapterVersionPtr version;
+  StopRule stop;
+  // first_draws[i] is sample i's first draw, and is reset when the sample
+  // starts. The vector is empty until the prompt is prefilled.
+  std::vector<std::optional<sampling::DrawResult>> first_draws;
+  SampleResult result;
+  int num_started = 0;
+  int num_finished = 0;
+  bool failed = false;
+  bool sent_prompt_scores = false;
+  std::vector<SampleDelta> deltas;
+
+  [[nodiscard]] bool HasMoreToStart() const {
+    return !failed && num_started < request->num_samples;
+  }
+  [[nodiscard]] bool scores_prompt() const {
+    return request->prompt_logprobs || request->prompt_top_logprobs > 0;
+  }
+  // Returns the number of prompt tokens that have their scores. Includes the
+  // first token, whose score is a placeholder. REQUIRES: scores_prompt().
+  [[nodiscard]] int64_t num_scored() const {
+    return static_cast<int64_t>(request->prompt_logprobs
+                                    ? result.prompt_logprobs.size()
+                                    : result.prompt_top_logprobs.size());
+  }
+  [[nodiscard]] int num_running() const { return num_started - num_finished; }
+  // Returns the rule for drawing the sample's next token from this row of the
+  // logits.
+  [[nodiscard]] sampling::DrawRule RuleOf(int sample_index, int64_t row) const;
+  // Returns 0 for the base model.
+  [[nodiscard]] uint64_t weights_id() const {
+    return version == nullptr ? 0 : version->id.value();
+  }
+};
+
+// The value of sample_index for a prompt.
+inline constexpr int kPrompt = -1;
+
+// A sequence's place in the order of age: (job order, sample_index). Within a
+// job the prompt comes first, and then the samples in the order of their start.
+using SampleAge = std::pair<uint64_t, int>;
+
+// A prompt, or a prompt and the tokens of one of its samples. The prompt has a
+// sequence of its own until its last sample starts.
+struct SampleSequence {
+  SampleJob* job = nullptr;
+  int sample_index = 0;
+  std::optional<kv::SequencePages> pages;  // None while the sequence waits.
+  int64_t length = 0;  // Number of tokens whose keys are in the pages.
+  // The experts [N, L K], i16, that computed the first N tokens of a preempted
+  // sequence, for L layers with experts and K experts per token. Prefill
+  // computes these tokens with the same experts again. Undefined if the
+  // sequence was not preempted or the request has no return_routing.
+  at::Tensor experts_NE = {};
+  sampling::StopMatcher stop;
+
+  [[nodiscard]] SampleAge age() const { return {job->order, sample_index}; }
+  // Returns the number of tokens whose keys the sequence needs to continue: all
+  // tokens of a prompt, or all tokens of a sample except the last.
+  [[nodiscard]] int64_t target() const;
+  [[nodiscard]] bool ready() const {
+    return pages.has_value() && length == target();
+  }
+  // Returns whether this is a prompt that needs prompt_top_logprobs and is not
+  // prefilled yet.
+  [[nodiscard]] bool lists_prompt() const {
+    return sample_index == kPrompt && job->first_draws.empty() &&
+           job->request->prompt_top_logprobs > 0;
+  }
+  // Returns the first `count` tokens.
+  [[nodiscard]] std::vector<int32_t> Tokens(int64_t count) const;
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_ENGINE_SAMPLE_STATE_H_

@@ -1,0 +1,37 @@
+// Copies the state of a loaded or imported adapter to a file in the state
+// folder. So the log does not depend on the checkpoint or the imported files.
+// Threads: KeepState on the I/O thread, the others on any thread.
+#ifndef WEFT_SRC_ENGINE_STATE_IMAGE_H_
+#define WEFT_SRC_ENGINE_STATE_IMAGE_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "src/engine/engine_context.h"
+#include "src/lora/adapter.h"
+
+namespace weft::engine {
+
+// Writes the state as an image of one version (lora::AdapterImage) and returns
+// the file's name. The caller must write the name to the log or pass it to
+// DropState. If `durability` is not kStep, or before Recorder::Start, writes no
+// file and returns an empty name. Errors: RESOURCE_EXHAUSTED (disk full) and
+// others of journal::WriteImage.
+[[nodiscard]] absl::StatusOr<std::string> KeepState(
+    const EngineContext& context, Durability durability,
+    const lora::AdapterState& state);
+
+// Removes a file that no record will name. Does nothing for an empty name.
+void DropState(const EngineContext& context, const std::string& image);
+
+// Reads the state of an adapter with `num_parameters` parameters from the file
+// `image`. The file does not store optim_steps. Errors: NOT_FOUND, DATA_LOSS
+// and others of journal::ReadImage.
+[[nodiscard]] absl::StatusOr<lora::AdapterState> ReadState(
+    const journal::StateFolder& folder, const std::string& image,
+    int64_t num_parameters);
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_ENGINE_STATE_IMAGE_H_

@@ -1,0 +1,213 @@
+#include "src/engine/step_executor.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/base/clock.h"
+#include "src/base/profile.h"
+#include "src/base/status_macros.h"
+#include "src/engine/state_image.h"
+#include "src/log/record.h"
+#include "src/loss/adamw.h"
+
+namespace weft::engine {
+namespace {
+
+// Returns whether an adapter with config `a` can take the state of an adapter
+// with config `b`. Ignores the seed. Also ignores expert_rank: it is 0 in every
+// existing adapter, and `overrides` has the experts' ranks instead.
+bool SameShape(const LoraConfig& a, const LoraConfig& b) {
+  return a.rank == b.rank && a.alpha == b.alpha &&
+         a.target_modules == b.target_modules && a.overrides == b.overrides;
+}
+
+absl::Status NotFinite(double norm) {
+  if (!std::isfinite(norm)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the accumulated gradient is not finite (norm ", norm,
+                     "); it was cleared and the weights are unchanged"));
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the accumulated gradient is not finite when AdamW squares it in f32 "
+      "(norm ",
+      norm,
+      " > 1.8e19); it was cleared and the weights are unchanged. Lower the "
+      "weights and advantages, or clip with max_grad_norm"));
+}
+
+absl::Status OtherShape(const LoadCheckpointRequest& request,
+                        const LoraConfig& loaded, const LoraConfig& config) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "name: checkpoint '", request.name, "' has rank ", loaded.rank,
+      ", alpha ", loaded.alpha, ", ", loaded.target_modules.size(),
+      " target modules and ", loaded.overrides.size(),
+      " layers of another shape; adapter '", request.adapter_id, "' has rank ",
+      config.rank, ", alpha ", config.alpha, ", ", config.target_modules.size(),
+      " and ", config.overrides.size()));
+}
+
+}  // namespace
+
+void StepExecutor::Run(const dispatch::StepTask& step) {
+  const StepRequest& request = *step.request;
+  if (const auto* save = std::get_if<SaveCheckpointRequest>(&request)) {
+    Save(step, *save);
+  } else if (const auto* load = std::get_if<LoadCheckpointRequest>(&request)) {
+    Load(step, *load);
+  } else {
+    RunNow(step).IgnoreError();  // The dispatcher already has the error.
+  }
+}
+
+absl::StatusOr<StepResult> StepExecutor::RunNow(
+    const dispatch::StepTask& step) {
+  context_.before_change(step.adapter);
+  const auto* optim = std::get_if<OptimStepRequest>(step.request);
+  absl::StatusOr<StepResult> result =
+      optim != nullptr
+          ? Optim(step, *optim)
+          : Publish(step, std::get<PublishSnapshotRequest>(*step.request));
+  std::optional<dispatch::AdapterFacts> facts;
+  if (result.ok()) facts = context_.adapters.Facts(step.adapter);
+  return Complete(step, std::move(result), facts);
+}
+
+absl::StatusOr<StepResult> StepExecutor::Complete(
+    const dispatch::StepTask& step, absl::StatusOr<StepResult> result,
+    const std::optional<dispatch::AdapterFacts>& facts) {
+  if (!result.ok() && IsStepFailure(*step.request, result.status())) {
+    result = StepFailure{.status = result.status()};
+  }
+  if (result.ok()) {
+    const profile::Span span("record step");
+    context_.recorder.Done(step, *result);
+  }
+  context_.dispatcher.steps().Complete(step.id, result, facts);
+  return result;
+}
+
+absl::StatusOr<StepResult> StepExecutor::Optim(
+    const dispatch::StepTask& step, const OptimStepRequest& request) {
+  lora::Adapter& adapter = *context_.adapters.Find(step.adapter);
+  const absl::Time start = SteadyNow();
+  double norm = 0;
+  bool fits = true;
+  const profile::Span span("optimizer step");
+  const absl::Status status = context_.guard.Compute("OptimStep", [&] {
+    norm = optim::GradientNorm(adapter.gradient());
+    fits = optim::SquareFits(request.adamw, norm);
+    if (!fits) {
+      adapter.gradient().zero_();
+      return;
+    }
+    at::Tensor next = adapter.NextWeights();
+    optim::AdamWStep(request.adamw,
+                     static_cast<int64_t>(adapter.optim_steps()) + 1, norm,
+                     adapter.latest()->weights_N, adapter.gradient(),
+                     adapter.moment1(), adapter.moment2(), next);
+    adapter.FinishStep(std::move(next));
+  });
+  context_.probe.ObserveOptim(fits, norm, request.adamw.max_grad_norm,
+                              SteadyNow() - start);
+  WEFT_RETURN_IF_ERROR(status);
+  if (!fits) return NotFinite(norm);
+  return OptimStepResult{.grad_norm = norm,
+                         .version = adapter.latest()->number,
+                         .step = step.step};
+}
+
+void StepExecutor::Save(const dispatch::StepTask& step,
+                        const SaveCheckpointRequest& request) {
+  const lora::Adapter& adapter = *context_.adapters.Find(step.adapter);
+  AdapterCopy copy{.config = adapter.config(),
+                   .last_step = step.step > 0 ? step.step : step.last_step};
+  const absl::StatusOr<AdapterInfo> owner =
+      context_.dispatcher.adapters().Info(request.adapter_id);
+  if (owner.ok()) copy.tenant = owner->tenant;
+  const profile::Span span("copy state for a checkpoint");
+  const absl::Status status = context_.guard.Guarded(
+      "SaveCheckpoint", [&] { copy.state = adapter.GetState(); });
+  if (!status.ok()) {
+    Complete(step, status).IgnoreError();
+    return;
+  }
+  context_.PostIo([this, step, request, copy = std::move(copy)] {
+    const absl::Time start = SteadyNow();
+    absl::StatusOr<CheckpointInfo> info = context_.files.Save(request, copy);
+    context_.probe.ObserveCheckpoint("save", info.ok(), SteadyNow() - start);
+    context_.dispatcher.Post(
+        [this, step, info = std::move(info)](const absl::Status& open) mutable {
+          if (!open.ok()) return;  // The step has already ended.
+          Complete(step, std::move(info)).IgnoreError();
+        });
+  });
+}
+
+void StepExecutor::Load(const dispatch::StepTask& step,
+                        const LoadCheckpointRequest& request) {
+  const absl::StatusOr<AdapterInfo> owner =
+      context_.dispatcher.adapters().Info(request.adapter_id);
+  const Durability durability =
+      owner.ok() ? owner->durability : Durability::kMemory;
+  context_.PostIo([this, step, request, durability] {
+    const absl::Time start = SteadyNow();
+    absl::StatusOr<LoadedCheckpoint> loaded = context_.files.Load(request);
+    context_.probe.ObserveCheckpoint("load", loaded.ok(), SteadyNow() - start);
+    absl::StatusOr<std::string> image =
+        loaded.ok() ? KeepState(context_, durability, loaded->state)
+                    : loaded.status();
+    context_.dispatcher.Post(
+        [this, step, request, image = std::move(image),
+         loaded = std::move(loaded)](const absl::Status& open) mutable {
+          if (!open.ok()) return;  // The step has already ended.
+          absl::Status status = image.status();
+          if (status.ok()) {
+            status = Install(step, request, *loaded, *image);
+            if (!status.ok()) DropState(context_, *image);
+          }
+          if (!status.ok()) Complete(step, status).IgnoreError();
+        });
+  });
+}
+
+absl::Status StepExecutor::Install(const dispatch::StepTask& step,
+                                   const LoadCheckpointRequest& request,
+                                   const LoadedCheckpoint& loaded,
+                                   const std::string& image) {
+  lora::Adapter* adapter = context_.adapters.Find(step.adapter);
+  if (adapter == nullptr) return dispatch::NoSuchAdapter(request.adapter_id);
+  if (!SameShape(loaded.info.config, adapter->config())) {
+    return OtherShape(request, loaded.info.config, adapter->config());
+  }
+  const uint64_t last_step = loaded.info.last_step;
+  context_.before_change(step.adapter);
+  WEFT_RETURN_IF_ERROR(context_.guard.Guarded(
+      "LoadCheckpoint", [&] { adapter->SetState(loaded.state); }));
+  const uint64_t epoch = context_.dispatcher.adapters().NewEpoch();
+  context_.recorder.Write(
+      records::LoadedRecord{.key = step.adapter,
+                            .step = step.step,
+                            .digest = *step.digest,
+                            .request = *step.request,
+                            .file = image,
+                            .optim_steps = loaded.state.optim_steps,
+                            .last_step = last_step,
+                            .epoch = epoch});
+  dispatch::AdapterFacts facts = context_.adapters.Facts(step.adapter);
+  facts.info.epoch = epoch;
+  context_.dispatcher.steps().CompleteLoad(step, last_step, facts);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepResult> StepExecutor::Publish(
+    const dispatch::StepTask& step, const PublishSnapshotRequest& request) {
+  WEFT_ASSIGN_OR_RETURN(
+      const uint64_t version,
+      context_.adapters.PublishSnapshot(step.adapter, request.name));
+  return PublishedSnapshot{.version = version};
+}
+
+}  // namespace weft::engine

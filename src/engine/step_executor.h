@@ -1,0 +1,62 @@
+// Runs the steps that run alone on the device: optimizer steps, saving and
+// loading a checkpoint, publishing a snapshot.
+#ifndef WEFT_SRC_ENGINE_STEP_EXECUTOR_H_
+#define WEFT_SRC_ENGINE_STEP_EXECUTOR_H_
+
+#include <optional>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "src/dispatch/work.h"
+#include "src/engine/adapter_io.h"
+#include "src/engine/engine_context.h"
+
+namespace weft::engine {
+
+// Threads: engine thread. The I/O thread reads and writes the files.
+class StepExecutor {
+ public:
+  // `context` outlives the executor.
+  explicit StepExecutor(const EngineContext* context) : context_(*context) {}
+
+  // Runs the step. A load completes after its files are read, and a save after
+  // its files are written, or at once if the state cannot be copied. Any other
+  // step completes before this call returns. Until the step completes, no other
+  // step of the adapter runs, except a Forward without a step number.
+  void Run(const dispatch::StepTask& step);
+  // Runs and completes a step that is an OptimStep or a PublishSnapshot.
+  // Returns its result, which may be a StepFailure.
+  absl::StatusOr<StepResult> RunNow(const dispatch::StepTask& step);
+
+ private:
+  [[nodiscard]] absl::StatusOr<StepResult> Optim(
+      const dispatch::StepTask& step, const OptimStepRequest& request);
+  void Save(const dispatch::StepTask& step,
+            const SaveCheckpointRequest& request);
+  void Load(const dispatch::StepTask& step,
+            const LoadCheckpointRequest& request);
+  // Puts `loaded`, which was read from a checkpoint, into the step's adapter.
+  // `image` is the file with the log's copy of the state; empty if there is
+  // none. Completes the step unless this function returns an error. Errors:
+  // NOT_FOUND if the adapter no longer exists; FAILED_PRECONDITION if the
+  // checkpoint's config has another shape than the adapter's; those of
+  // ComputeGuard::Guarded.
+  [[nodiscard]] absl::Status Install(const dispatch::StepTask& step,
+                                     const LoadCheckpointRequest& request,
+                                     const LoadedCheckpoint& loaded,
+                                     const std::string& image);
+  [[nodiscard]] absl::StatusOr<StepResult> Publish(
+      const dispatch::StepTask& step, const PublishSnapshotRequest& request);
+  // Turns an error for which IsStepFailure returns true into a StepFailure,
+  // which is a result. Records a result, but not an error. Completes the step,
+  // and returns the result or error.
+  absl::StatusOr<StepResult> Complete(
+      const dispatch::StepTask& step, absl::StatusOr<StepResult> result,
+      const std::optional<dispatch::AdapterFacts>& facts = std::nullopt);
+
+  const EngineContext& context_;
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_ENGINE_STEP_EXECUTOR_H_

@@ -1,0 +1,228 @@
+#include "src/engine/train_runner.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "src/base/profile.h"
+#include "src/base/status_macros.h"
+#include "src/engine/activation_budget.h"
+#include "src/engine/piece_split.h"
+#include "src/model_config/model_shard.h"
+
+namespace weft::engine {
+namespace {
+
+// Returns the experts of the datum's tokens. `experts_TE` has the experts of
+// all rows of the batch.
+std::vector<uint16_t> RoutingOf(const PackedDatum& packed,
+                                const at::Tensor& experts_TE) {
+  const int64_t width = experts_TE.size(1);
+  std::vector<uint16_t> routing;
+  routing.reserve(packed.datum->tokens.size() * static_cast<size_t>(width));
+  for (const RowSpan& span : packed.spans) {
+    const int32_t* first =
+        experts_TE.const_data_ptr<int32_t>() + span.begin * width;
+    routing.insert(routing.end(), first, first + span.count * width);
+  }
+  return routing;
+}
+
+// Returns the result of one datum. `scores` has the scores of all data of the
+// datum's replica. Writes dLoss/dlogprob of the datum's entries to
+// `gradients_E`, which has all E entries. Adds to `metrics`.
+DatumResult ScatterDatum(const PackedDatum& packed,
+                         const executor::TrainScores& scores,
+                         float* gradients_E, loss::MetricSums* metrics) {
+  const Datum& datum = *packed.datum;
+  const LossConfig& config = packed.request->loss;
+  const size_t size = datum.targets.size();
+  DatumResult result;
+  result.logprobs.assign(size, 0.0f);
+  result.losses.assign(size, 0.0f);
+  if (config.return_entropy) result.entropies.assign(datum.tokens.size(), 0.0f);
+  if (config.return_routing) {
+    result.routing = RoutingOf(packed, scores.experts_TE);
+  }
+
+  const float* logprobs = scores.logprobs_E.const_data_ptr<float>();
+  std::vector<size_t> scored;  // Index of each entry's target in the datum.
+  scored.reserve(size);
+  size_t row = 0;
+  for (int64_t i = 0; i < datum.num_tokens(); ++i) {
+    const size_t before = scored.size();
+    const TargetSpan own = datum.targets_of(i);
+    for (int64_t t = own.begin; t < own.end; ++t) {
+      if (!IsScored(config, datum, t)) continue;
+      result.logprobs[t] = logprobs[packed.entries[scored.size()]];
+      scored.push_back(t);
+    }
+    if (scored.size() == before) continue;
+    if (config.return_entropy) {
+      result.entropies[i] =
+          scores.entropies_R.const_data_ptr<float>()[packed.rows[row]];
+    }
+    ++row;
+  }
+
+  std::vector<float> gradients(size, 0.0f);
+  loss::ComputeTokenLosses(config, datum, result.logprobs,
+                           absl::MakeSpan(result.losses),
+                           absl::MakeSpan(gradients), metrics);
+  for (size_t entry = 0; entry < scored.size(); ++entry) {
+    gradients_E[packed.entries[entry]] = gradients[scored[entry]];
+  }
+  return result;
+}
+
+// Calls DropPending at the end of Run. If Backward was not called, DropPending
+// frees the tensors that Forward kept for Backward.
+class PassGuard {
+ public:
+  explicit PassGuard(executor::Executor* executor) : executor_(*executor) {}
+  ~PassGuard() { executor_.DropPending(); }
+  PassGuard(const PassGuard&) = delete;
+  PassGuard& operator=(const PassGuard&) = delete;
+
+ private:
+  executor::Executor& executor_;
+};
+
+// Returns whether the field is true in the loss config of any request.
+bool Wants(const std::vector<TrainPiece>& pieces, bool LossConfig::*field) {
+  return std::ranges::any_of(pieces, [field](const TrainPiece& piece) {
+    return piece.request->loss.*field;
+  });
+}
+
+// Returns the metrics of the piece that has a datum. Data are numbered over all
+// pieces.
+class PieceMetrics {
+ public:
+  PieceMetrics(const std::vector<TrainPiece>& pieces,
+               const std::vector<loss::MetricSums*>& metrics) {
+    for (size_t p = 0; p < pieces.size(); ++p) {
+      of_datum_.insert(of_datum_.end(), pieces[p].num_data, metrics[p]);
+    }
+  }
+  loss::MetricSums* operator()(size_t datum) const { return of_datum_[datum]; }
+
+ private:
+  std::vector<loss::MetricSums*> of_datum_;
+};
+
+}  // namespace
+
+absl::StatusOr<int> TrainRunner::NumRecomputed(const Part& part) const {
+  const model::ModelConfig config = model::LargestConfig(
+      executor_.decoder().config(), executor_.decoder().tensor_size());
+  int max_rank = 0;
+  int64_t head_rank = 0;
+  for (const TrainPiece& piece : part.pieces) {
+    if (piece.version == nullptr) continue;
+    const lora::AdapterLayout& layout = *piece.version->layout;
+    max_rank = std::max(max_rank, layout.max_rank());
+    head_rank = std::max<int64_t>(
+        head_rank,
+        layout.group(config.num_layers, lora::ProjectionGroup::kLmHead)
+            .total_rank);
+  }
+  const PackedTrain& packed = part.packed;
+  const auto scored = static_cast<int64_t>(packed.rows.temperatures.size());
+  const bool is_cpu = executor_.decoder().device().is_cpu();
+  const ActivationBytes bytes = ActivationsOf(
+      config,
+      static_cast<int64_t>(at::elementSize(executor_.decoder().dtype())),
+      is_cpu, max_rank,
+      {.rows = packed.batch.tokens_T.size(0),
+       .scored = scored,
+       .entries = static_cast<int64_t>(packed.rows.targets.size()),
+       .chunk =
+           loss::HeadChunkRows(executor_.head(), scored, config.vocab, is_cpu),
+       .head_rank = head_rank,
+       .nodes = static_cast<int64_t>(packed.batch.nodes.size())});
+  return ChooseRecomputed(options_.checkpointing, bytes, config.num_layers,
+                          options_.memory_budget_bytes);
+}
+
+std::vector<lora::LoraGradients> TrainRunner::GradientsOf(
+    const std::vector<Part>& parts, const lora::LoraGradients& gradients) {
+  std::vector<lora::LoraGradients> of_parts;
+  for (const Part& part : parts) {
+    lora::LoraGradients& own = of_parts.emplace_back();
+    for (const lora::LoraGradient& gradient : gradients) {
+      if (std::ranges::any_of(part.pieces, [&](const TrainPiece& piece) {
+            return piece.version == gradient.version;
+          })) {
+        own.push_back(gradient);
+      }
+    }
+  }
+  return of_parts;
+}
+
+absl::StatusOr<TrainOutcome> TrainRunner::Run(
+    const std::vector<TrainPiece>& pieces, const lora::LoraGradients* gradients,
+    const std::vector<loss::MetricSums*>& metrics, Recompute recompute) {
+  const at::InferenceMode no_autograd;
+  const bool backward = gradients != nullptr;
+  const int num_layers = executor_.decoder().config().num_layers;
+  bool kept_layers = false;
+  kept_layers_ = false;
+  std::vector<Part> parts;
+  std::vector<executor::TrainPlan> plans;
+  for (std::vector<TrainPiece>& own :
+       SplitPieces(pieces, executor_.num_replicas())) {
+    Part part{.pieces = std::move(own)};
+    {
+      const profile::Span span("pack");
+      part.packed = PackTrain(part.pieces, options_.share_prompts);
+    }
+    int num_recomputed = 0;
+    if (backward && recompute == Recompute::kAll) {
+      num_recomputed = num_layers;
+    } else if (backward) {
+      WEFT_ASSIGN_OR_RETURN(num_recomputed, NumRecomputed(part));
+    }
+    kept_layers |= options_.checkpointing == GradientCheckpointing::kAuto &&
+                   backward && num_recomputed < num_layers;
+    plans.push_back(
+        {.batch = std::move(part.packed.batch),
+         .score_index_R = part.packed.score_index_R,
+         .rows = std::move(part.packed.rows),
+         .backward = backward,
+         .wants_entropy = Wants(pieces, &LossConfig::return_entropy),
+         .wants_routing = Wants(pieces, &LossConfig::return_routing),
+         .num_recomputed = num_recomputed});
+    parts.push_back(std::move(part));
+  }
+  kept_layers_ = kept_layers;
+  const PassGuard pass(&executor_);
+  const std::vector<executor::TrainScores> scores =
+      executor_.Forward(std::move(plans));
+
+  TrainOutcome outcome;
+  std::vector<at::Tensor> gradients_E;
+  const PieceMetrics metrics_of(pieces, metrics);
+  std::optional<profile::Span> losses(std::in_place, "losses");
+  for (size_t i = 0; i < parts.size(); ++i) {
+    gradients_E.push_back(at::zeros_like(scores[i].logprobs_E));
+    if (i == 0) {
+      outcome.expert_rows_LE = scores[i].expert_rows_LE;
+    } else if (outcome.expert_rows_LE.defined()) {
+      outcome.expert_rows_LE.add_(scores[i].expert_rows_LE);
+    }
+    for (const PackedDatum& packed : parts[i].packed.data) {
+      outcome.data.push_back(ScatterDatum(
+          packed, scores[i], gradients_E.back().mutable_data_ptr<float>(),
+          metrics_of(outcome.data.size())));
+    }
+  }
+  losses.reset();
+  if (backward) executor_.Backward(gradients_E, GradientsOf(parts, *gradients));
+  return outcome;
+}
+
+}  // namespace weft::engine

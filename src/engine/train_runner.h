@@ -1,0 +1,78 @@
+// Runs one training micro-batch: packs the data, runs the forward pass and the
+// head, computes losses and results, and runs the backward pass. The replicas
+// share the data.
+#ifndef WEFT_SRC_ENGINE_TRAIN_RUNNER_H_
+#define WEFT_SRC_ENGINE_TRAIN_RUNNER_H_
+
+#include <vector>
+
+#include "src/base/options.h"
+#include "src/engine/batch_packer.h"
+#include "src/executor/executor.h"
+#include "src/lora/lora_gradients.h"
+#include "src/loss/token_losses.h"
+
+namespace weft::engine {
+
+// The results of every datum of the pieces.
+struct TrainOutcome {
+  std::vector<DatumResult> data;  // In the order of the pieces' data.
+  // [L, E] i64: the number of rows that each of the E experts had in each of
+  // the L layers with experts. Undefined if the model has no experts.
+  at::Tensor expert_rows_LE;
+};
+
+// Selects the layers that a micro-batch recomputes: as few as policy and budget
+// permit, or all layers after memory ran out.
+enum class Recompute { kByBudget, kAll };
+
+struct TrainRunnerOptions {
+  bool share_prompts = true;
+  GradientCheckpointing checkpointing = GradientCheckpointing::kAuto;
+  int64_t memory_budget_bytes = 0;  // 0: no limit.
+};
+
+// Threads: engine thread only.
+class TrainRunner {
+ public:
+  // `executor` outlives the runner.
+  TrainRunner(executor::Executor* executor, const TrainRunnerOptions& options)
+      : executor_(*executor), options_(options) {}
+
+  // Computes the results of every datum of the pieces. `gradients` has a
+  // gradient [N parameters] for each adapter version, and the backward pass
+  // adds to it. If `gradients` is null, there is no backward pass. metrics[p]
+  // collects the metrics of piece p. Errors: RESOURCE_EXHAUSTED if the batch
+  // cannot fit; nothing has run then. Throws what Executor throws; gradients
+  // and metrics may then hold a part of the batch.
+  [[nodiscard]] absl::StatusOr<TrainOutcome> Run(
+      const std::vector<TrainPiece>& pieces,
+      const lora::LoraGradients* gradients,
+      const std::vector<loss::MetricSums*>& metrics,
+      Recompute recompute = Recompute::kByBudget);
+  // Returns whether the last Run kept the activations of layers that another
+  // Run could recompute. False unless the policy is
+  // GradientCheckpointing::kAuto.
+  [[nodiscard]] bool kept_layers() const { return kept_layers_; }
+
+ private:
+  // The part of the micro-batch that one replica runs.
+  struct Part {
+    std::vector<TrainPiece> pieces;
+    PackedTrain packed;
+  };
+
+  [[nodiscard]] absl::StatusOr<int> NumRecomputed(const Part& part) const;
+  // Returns one list for each part. The list has the gradients of the adapter
+  // versions that the part uses.
+  [[nodiscard]] static std::vector<lora::LoraGradients> GradientsOf(
+      const std::vector<Part>& parts, const lora::LoraGradients& gradients);
+
+  executor::Executor& executor_;
+  const TrainRunnerOptions options_;
+  bool kept_layers_ = false;
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_ENGINE_TRAIN_RUNNER_H_

@@ -1,0 +1,33 @@
+// Copies a state folder, even while a server uses it.
+#ifndef WEFT_SRC_LOG_BACKUP_H_
+#define WEFT_SRC_LOG_BACKUP_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace weft::journal {
+
+struct BackupReport {
+  uint64_t files = 0;
+  uint64_t bytes = 0;
+};
+
+// Copies the state folder `from`, without LOCK and set-aside, to the new folder
+// `to`, which may be on another disk. The copy has every record that was
+// durable when the call began. Removes `to`.partial if it exists, makes the
+// copy there, and renames the copy to `to`. If copying fails, removes the
+// partial copy. On success the copy is durable under the name `to`: BackUp has
+// synced its files and folders and the parent folder of `to`. If only the sync
+// of this parent fails, `to` exists.
+// Errors: ALREADY_EXISTS (`to`), NOT_FOUND (`from` is absent or not a state
+// folder), UNAVAILABLE (a snapshot was written during each of several tries),
+// DATA_LOSS (a file became shorter), and those of file_io.h.
+// Blocks on both disks. Threads: any.
+[[nodiscard]] absl::StatusOr<BackupReport> BackUp(const std::string& from,
+                                                  const std::string& to);
+
+}  // namespace weft::journal
+
+#endif  // WEFT_SRC_LOG_BACKUP_H_

@@ -1,0 +1,239 @@
+#include "src/log/log_reader.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <string_view>
+
+#include "absl/strings/str_cat.h"
+#include "src/base/failpoint.h"
+#include "src/base/status_macros.h"
+#include "src/log/crc32c.h"
+
+namespace weft::journal {
+namespace {
+
+constexpr size_t kScanBytes = 1 << 20;
+
+absl::StatusOr<UniqueFd> OpenLog(int dir, const std::string& name, int mode) {
+  UniqueFd fd;
+  if (!Failpoint("journal.open_log")) {
+    fd = UniqueFd(::openat(dir, name.c_str(),
+                           mode | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  }
+  if (fd.get() < 0) return ErrnoStatus(errno, "opening " + name);
+  return fd;
+}
+
+absl::StatusOr<uint64_t> SizeOf(int fd, const std::string& name) {
+  struct stat info {};
+  if (::fstat(fd, &info) != 0) return ErrnoStatus(errno, "reading " + name);
+  if (!S_ISREG(info.st_mode)) {
+    return absl::DataLossError(absl::StrCat(name, " is not a plain file"));
+  }
+  return static_cast<uint64_t>(info.st_size);
+}
+
+}  // namespace
+
+absl::StatusOr<LogReader> LogReader::Open(const StateFolder& folder,
+                                          uint64_t first_sequence) {
+  WEFT_ASSIGN_OR_RETURN(std::vector<uint64_t> segments, folder.Segments());
+  const auto after =
+      std::upper_bound(segments.begin(), segments.end(), first_sequence);
+  // If any segment holds record `first_sequence`, it is the one before `after`.
+  if (after != segments.begin()) segments.erase(segments.begin(), after - 1);
+  LogReader reader(&folder, std::move(segments), first_sequence);
+  WEFT_RETURN_IF_ERROR(reader.SyncLastAndSumSizes());
+  return reader;
+}
+
+absl::Status LogReader::SyncLastAndSumSizes() {
+  for (const uint64_t first : segments_) {
+    const std::string name = StateFolder::SegmentName(first);
+    WEFT_ASSIGN_OR_RETURN(const UniqueFd fd,
+                          OpenLog(folder_->log_directory(), name, O_RDONLY));
+    WEFT_ASSIGN_OR_RETURN(const uint64_t size, SizeOf(fd.get(), name));
+    total_bytes_ += size;
+    if (first != segments_.back()) continue;
+    // A killed process may have left records that it did not sync. Once read,
+    // they count as durable, so they are synced first.
+    if (Failpoint("journal.sync_tail") || ::fdatasync(fd.get()) != 0) {
+      return ErrnoStatus(errno, "syncing " + name);
+    }
+    // After a failed sync in an earlier process, the page cache may differ from
+    // the disk. The cache is dropped, so that reads come from the disk.
+    ::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_DONTNEED);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<LogReader::Record>> LogReader::Next() {
+  while (!at_end_) {
+    if (segment_.offset == segment_.size) {
+      if (IsLast()) break;
+      WEFT_RETURN_IF_ERROR(OpenSegment());
+      continue;
+    }
+    RecordHeader header;
+    WEFT_ASSIGN_OR_RETURN(std::optional<std::string> bytes,
+                          ReadRecord(segment_.offset, &header));
+    if (!bytes || header.sequence != expected_) {
+      WEFT_RETURN_IF_ERROR(EndOrDamage());
+      continue;
+    }
+    const uint64_t size = RecordHeader::kBytes + header.length;
+    segment_.offset += size;
+    read_bytes_ += size;
+    ++expected_;
+    if (header.sequence < first_sequence_) continue;
+    next_sequence_ = expected_;
+    return Record{.sequence = header.sequence, .bytes = *std::move(bytes)};
+  }
+  at_end_ = true;
+  return std::nullopt;
+}
+
+absl::Status LogReader::OpenSegment() {
+  const uint64_t first = segments_[opened_];
+  if (first > expected_ || (opened_ > 0 && first != expected_)) {
+    return absl::DataLossError(absl::StrCat(
+        "the log lacks the records from ", expected_, " to ", first - 1,
+        ", those before ", StateFolder::SegmentName(first)));
+  }
+  ++opened_;
+  expected_ = first;
+  segment_ = {.name = StateFolder::SegmentName(first), .first_sequence = first};
+  WEFT_ASSIGN_OR_RETURN(
+      segment_.fd, OpenLog(folder_->log_directory(), segment_.name, O_RDONLY));
+  WEFT_ASSIGN_OR_RETURN(segment_.size,
+                        SizeOf(segment_.fd.get(), segment_.name));
+  return ReadSegmentHeader();
+}
+
+absl::Status LogReader::ReadSegmentHeader() {
+  std::string bytes(SegmentHeader::kBytes, '\0');
+  WEFT_ASSIGN_OR_RETURN(const size_t size,
+                        ReadAt(segment_.fd.get(), 0, bytes, segment_.name));
+  const std::optional<SegmentHeader> header = DecodeSegmentHeader(bytes);
+  if (size < bytes.size() || !header ||
+      header->first_sequence != segment_.first_sequence) {
+    return Damaged("the segment's header is bad");
+  }
+  segment_.salt = header->salt;
+  segment_.offset = size;
+  read_bytes_ += size;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<std::string>> LogReader::ReadRecord(
+    uint64_t offset, RecordHeader* header) const {
+  char head[RecordHeader::kBytes];
+  WEFT_ASSIGN_OR_RETURN(const size_t size,
+                        ReadAt(segment_.fd.get(), offset, head, segment_.name));
+  if (size < sizeof(head)) return std::nullopt;
+  const std::optional<RecordHeader> decoded =
+      DecodeRecordHeader(segment_.salt, {head, size});
+  // The length is checked before memory for the record is allocated.
+  if (!decoded || decoded->length > segment_.size - offset - size) {
+    return std::nullopt;
+  }
+  std::string bytes(decoded->length, '\0');
+  WEFT_ASSIGN_OR_RETURN(
+      const size_t read,
+      ReadAt(segment_.fd.get(), offset + size, bytes, segment_.name));
+  if (read < bytes.size() || Crc32c(bytes) != decoded->crc) {
+    return std::nullopt;
+  }
+  *header = *decoded;
+  return bytes;
+}
+
+// Decides whether the bad record at segment_.offset is damaged or begins the
+// torn tail. The record is damaged if it is in an earlier segment than the
+// last, or if a later group follows. Returns DATA_LOSS for a damaged record.
+// Otherwise the log ends before the record.
+absl::Status LogReader::EndOrDamage() {
+  if (!IsLast()) return Damaged("a record is bad");
+  WEFT_ASSIGN_OR_RETURN(const std::optional<Found> later,
+                        FindRecord(/*later_group=*/true));
+  if (later) return Damaged("a record is bad, and good ones follow");
+  torn_bytes_ = segment_.size - segment_.offset;
+  at_end_ = true;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<LogReader::Found>> LogReader::FindRecord(
+    bool later_group) const {
+  std::string window;
+  for (uint64_t start = segment_.offset; start < segment_.size;
+       start += kScanBytes) {
+    window.resize(kScanBytes + RecordHeader::kBytes - 1);
+    WEFT_ASSIGN_OR_RETURN(const size_t size, ReadAt(segment_.fd.get(), start,
+                                                    window, segment_.name));
+    window.resize(size);
+    for (size_t i = 0; i + RecordHeader::kBytes <= size; ++i) {
+      const std::optional<RecordHeader> header =
+          DecodeRecordHeader(segment_.salt, std::string_view(window).substr(i));
+      if (!header) continue;
+      const uint64_t begin =
+          later_group ? header->sequence - header->place : header->sequence;
+      if (begin <= expected_) continue;
+      RecordHeader same;
+      WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> record,
+                            ReadRecord(start + i, &same));
+      if (record) {
+        return Found{.offset = start + i, .sequence = header->sequence};
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+absl::StatusOr<LogReader::Hole> LogReader::SkipDamage() {
+  const uint64_t first = expected_;
+  std::optional<Found> next;
+  if (segment_.offset >= SegmentHeader::kBytes) {
+    WEFT_ASSIGN_OR_RETURN(next, FindRecord(/*later_group=*/false));
+  }
+  if (!next) {
+    if (IsLast() || segments_[opened_] < first) {
+      return absl::DataLossError(
+          "nothing tells how many records are lost at the end of the log");
+    }
+    next = Found{.offset = segment_.size, .sequence = segments_[opened_]};
+  }
+  read_bytes_ += next->offset - segment_.offset;
+  segment_.offset = next->offset;
+  expected_ = next->sequence;
+  // If the next segment is empty, Next returns no record and does not set
+  // next_sequence_. So it is set here.
+  next_sequence_ = std::max(next_sequence_, expected_);
+  return Hole{.first = first, .next = expected_};
+}
+
+absl::Status LogReader::Damaged(const std::string& how) const {
+  return absl::DataLossError(
+      absl::StrCat("segment ", segment_.name, " of the log, offset ",
+                   segment_.offset, ": ", how, " (record ", expected_, ")"));
+}
+
+absl::Status LogReader::Repair() {
+  if (torn_bytes_ == 0) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(const UniqueFd fd, OpenLog(folder_->log_directory(),
+                                                   segment_.name, O_WRONLY));
+  if (Failpoint("journal.repair") ||
+      ::ftruncate(fd.get(), static_cast<off_t>(segment_.offset)) != 0) {
+    return ErrnoStatus(errno, "cutting " + segment_.name);
+  }
+  if (Failpoint("journal.sync_repair") || ::fsync(fd.get()) != 0) {
+    return ErrnoStatus(errno, "syncing " + segment_.name);
+  }
+  torn_bytes_ = 0;
+  return absl::OkStatus();
+}
+
+}  // namespace weft::journal

@@ -1,0 +1,127 @@
+// Reads the records of a log in their order.
+//
+// After a crash the last segment may have a torn tail: records of the group
+// that was being written, some of them incomplete. No caller was told that they
+// are durable, so the log ends before the first bad record. If a later group
+// follows a bad record, the record is damaged, because it was on disk before
+// the later group was written. A bad record in an earlier segment is damaged,
+// too. Next returns DATA_LOSS for a damaged record or segment header, and for a
+// missing segment.
+//
+// Threads: one at a time.
+#ifndef WEFT_SRC_LOG_LOG_READER_H_
+#define WEFT_SRC_LOG_LOG_READER_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "src/base/file_io.h"
+#include "src/log/log_format.h"
+#include "src/log/state_folder.h"
+
+namespace weft::journal {
+
+class LogReader {
+ public:
+  struct Record {
+    uint64_t sequence = 0;
+    std::string bytes;
+  };
+  // The lost records: `first` to `next` - 1.
+  struct Hole {
+    uint64_t first = 0;
+    uint64_t next = 0;
+  };
+
+  // Opens the log for reading from record `first_sequence`. `folder` outlives
+  // the reader.
+  [[nodiscard]] static absl::StatusOr<LogReader> Open(const StateFolder& folder,
+                                                      uint64_t first_sequence);
+
+  // Returns the next record; none at the end of the log.
+  [[nodiscard]] absl::StatusOr<std::optional<Record>> Next();
+  // Skips damaged records, so that Next returns the first good one after them.
+  // REQUIRES: Next has returned DATA_LOSS. Errors: DATA_LOSS if no good record
+  // and no segment follows.
+  [[nodiscard]] absl::StatusOr<Hole> SkipDamage();
+
+  // Returns the sequence after the last record that Next has returned or
+  // SkipDamage has skipped. Before the first such record, returns
+  // `first_sequence`. At the end of the log, the result is the sequence of the
+  // next record to write.
+  [[nodiscard]] uint64_t next_sequence() const { return next_sequence_; }
+
+  // Returns the number of bytes after the log's end in the last segment. Call
+  // it when Next has returned none.
+  [[nodiscard]] uint64_t torn_bytes() const { return torn_bytes_; }
+  // Cuts off the torn tail durably. REQUIRES: Next has returned none.
+  [[nodiscard]] absl::Status Repair();
+
+  // For a progress bar: the number of bytes to read from the segments, and the
+  // number read so far.
+  [[nodiscard]] uint64_t total_bytes() const { return total_bytes_; }
+  [[nodiscard]] uint64_t read_bytes() const { return read_bytes_; }
+
+ private:
+  // An open segment.
+  struct Segment {
+    UniqueFd fd;
+    std::string name;
+    uint64_t salt = 0;
+    uint64_t first_sequence = 0;
+    uint64_t size = 0;
+    uint64_t offset = 0;  // Position of the first unread byte.
+  };
+
+  LogReader(const StateFolder* folder, std::vector<uint64_t> segments,
+            uint64_t first_sequence)
+      : folder_(folder),
+        segments_(std::move(segments)),
+        first_sequence_(first_sequence),
+        expected_(first_sequence),
+        next_sequence_(first_sequence) {}
+
+  [[nodiscard]] absl::Status SyncLastAndSumSizes();
+  [[nodiscard]] absl::Status OpenSegment();
+  [[nodiscard]] absl::Status ReadSegmentHeader();
+  [[nodiscard]] bool IsLast() const { return opened_ == segments_.size(); }
+  // Returns the bytes of the record at `offset` of the open segment and sets
+  // `*header`. Returns none if there is no good record.
+  [[nodiscard]] absl::StatusOr<std::optional<std::string>> ReadRecord(
+      uint64_t offset, RecordHeader* header) const;
+  [[nodiscard]] absl::Status EndOrDamage();
+  // The place after a bad record where reading goes on. This is a good record,
+  // or else the end of the segment. At the end of the segment, `sequence` is
+  // the first sequence of the next segment.
+  struct Found {
+    uint64_t offset = 0;
+    uint64_t sequence = 0;
+  };
+  // Returns the first good record after the bad record at segment_.offset, or
+  // none. If `later_group`, skips records of the bad record's group.
+  [[nodiscard]] absl::StatusOr<std::optional<Found>> FindRecord(
+      bool later_group) const;
+  [[nodiscard]] absl::Status Damaged(const std::string& how) const;
+
+  const StateFolder* folder_;
+  std::vector<uint64_t> segments_;  // First sequence of each segment,
+                                    // ascending.
+  size_t opened_ = 0;               // Number of segments opened so far.
+  Segment segment_;
+  uint64_t first_sequence_;
+  uint64_t expected_;  // Sequence that the next record must have.
+  uint64_t next_sequence_;
+  bool at_end_ = false;
+  uint64_t torn_bytes_ = 0;
+  uint64_t total_bytes_ = 0;
+  uint64_t read_bytes_ = 0;
+};
+
+}  // namespace weft::journal
+
+#endif  // WEFT_SRC_LOG_LOG_READER_H_

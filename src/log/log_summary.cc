@@ -1,0 +1,268 @@
+#include "src/log/log_summary.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <variant>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "src/base/status_macros.h"
+#include "src/log/damage.h"
+#include "src/log/image_file.h"
+
+namespace weft::engine {
+namespace {
+
+class LogSurvey {
+ public:
+  LogSurvey(const journal::StateFolder* folder, const LogReading* reading)
+      : folder_(*folder), reading_(*reading) {}
+
+  void Add(const records::Snapshot& snapshot) {
+    summary_.next_key = snapshot.next_key;
+    summary_.last_epoch = snapshot.last_epoch;
+    for (const records::AdapterRecord& adapter : snapshot.adapters) {
+      if (reading_.skipped.contains(adapter.key)) continue;
+      if (!summary_.restores.Follow(adapter)) Know(adapter);
+      Mark(adapter.key, 0);
+    }
+  }
+
+  [[nodiscard]] absl::StatusOr<LogSummary> Run() {
+    WEFT_ASSIGN_OR_RETURN(
+        journal::LogReader reader,
+        journal::LogReader::Open(folder_, reading_.first_sequence));
+    for (;;) {
+      const auto record = reader.Next();
+      if (absl::IsDataLoss(record.status()) && reading_.damaged) {
+        WEFT_ASSIGN_OR_RETURN(const bool began, PassHole(folder_, &reader));
+        if (began) begun_.clear();
+        continue;
+      }
+      WEFT_RETURN_IF_ERROR(record.status());
+      if (!*record) break;
+      const absl::Status added = Add(**record);
+      if (!added.ok()) {
+        return absl::Status(added.code(),
+                            absl::StrCat("record ", (*record)->sequence,
+                                         " of the log: ", added.message()));
+      }
+    }
+    summary_.num_bytes = reader.read_bytes();
+    summary_.torn_bytes = reader.torn_bytes();
+    WEFT_RETURN_IF_ERROR(reader.Repair());
+    summary_.next_sequence = reader.next_sequence();
+    for (const auto& [work, begun] : begun_) summary_.given_up.push_back(work);
+    return std::move(summary_);
+  }
+
+ private:
+  struct Owner {
+    std::string id;
+    std::string tenant;
+  };
+  // A request that has begun and not ended.
+  struct Begun {
+    AdapterKey key = AdapterKey::kBaseModel;
+    // At this point of the log, a replay has the request's gradients on the
+    // device.
+    bool between_slices = false;
+  };
+
+  void Know(const records::AdapterRecord& adapter) {
+    owners_[adapter.key] = {.id = adapter.adapter_id, .tenant = adapter.tenant};
+  }
+
+  // Notes the adapter's latest record.
+  void Mark(AdapterKey key, uint64_t sequence) {
+    const auto& unlogged = summary_.restores.adapters();
+    const auto found = unlogged.find(key);
+    const auto owner = owners_.find(key);
+    if (found == unlogged.end() && owner == owners_.end()) return;
+    const std::string& id =
+        found == unlogged.end() ? owner->second.id : found->second.adapter_id;
+    summary_.marks[key] = {.key = key, .last = sequence, .name = id};
+  }
+
+  // Notes that the replay of the record `sequence` changes the adapter. Does
+  // nothing for an adapter without Durability::kStep.
+  void Touch(AdapterKey key, uint64_t sequence) {
+    const auto owner = owners_.find(key);
+    if (owner == owners_.end()) return;
+    summary_.changed[owner->second.id] = {.last = sequence,
+                                          .tenant = owner->second.tenant};
+  }
+
+  // Notes the key of a new adapter and the epoch of a new or loaded adapter. No
+  // later adapter may use this key or epoch, even if this adapter is skipped or
+  // removed.
+  void Reserve(const records::Record& record) {
+    uint64_t epoch = 0;
+    if (const auto* adapter = std::get_if<records::AdapterRecord>(&record)) {
+      const auto key = static_cast<uint64_t>(adapter->key);
+      summary_.next_key = std::max(summary_.next_key, key + 1);
+      epoch = adapter->epoch;
+    } else if (const auto* loaded =
+                   std::get_if<records::LoadedRecord>(&record)) {
+      epoch = loaded->epoch;
+    }
+    summary_.last_epoch = std::max(summary_.last_epoch, epoch);
+  }
+
+  [[nodiscard]] absl::Status Add(const journal::LogReader::Record& bytes) {
+    WEFT_ASSIGN_OR_RETURN(const records::Record record,
+                          records::DecodeRecord(bytes.bytes));
+    ++summary_.num_records;
+    Reserve(record);
+    const std::optional<AdapterKey> key = records::KeyOf(record);
+    if (key && reading_.skipped.contains(*key)) return absl::OkStatus();
+    sequence_ = bytes.sequence;
+    if (summary_.restores.Follow(record)) {
+      summary_.marks.erase(*key);
+      Mark(*key, sequence_);
+      return absl::OkStatus();
+    }
+    WEFT_RETURN_IF_ERROR(
+        std::visit([this](const auto& kind) { return Apply(kind); }, record));
+    if (key) {
+      Mark(*key, sequence_);
+      Touch(*key, sequence_);
+    }
+    return absl::OkStatus();
+  }
+
+  [[nodiscard]] absl::Status Apply(const records::AdapterRecord& adapter) {
+    Know(adapter);
+    if (!adapter.image) return CheckSlots({adapter.key});
+    return CheckImage(adapter.adapter_id, adapter.image->file,
+                      adapter.image->versions.size());
+  }
+
+  [[nodiscard]] absl::Status Apply(const records::RemovedRecord& removed) {
+    std::erase_if(begun_, [&](const auto& entry) {
+      return entry.second.key == removed.key;
+    });
+    Touch(removed.key, sequence_);
+    owners_.erase(removed.key);
+    summary_.marks.erase(removed.key);
+    return absl::OkStatus();
+  }
+
+  [[nodiscard]] absl::Status Apply(const records::BeginRecord& begin) {
+    // If begun_ has an earlier request with this number, its GivenUpRecord is
+    // lost. The new request replaces it.
+    begun_[begin.work] = {.key = begin.key};
+    return absl::OkStatus();
+  }
+
+  [[nodiscard]] absl::Status Apply(const records::GivenUpRecord& given_up) {
+    const auto begun = begun_.find(given_up.work);
+    if (begun == begun_.end()) return absl::OkStatus();
+    Touch(begun->second.key, sequence_);
+    begun_.erase(begun);
+    return absl::OkStatus();
+  }
+
+  [[nodiscard]] absl::Status Apply(const records::BatchRecord& batch) {
+    std::set<AdapterKey> keys;
+    for (const sched::TrainSlice& slice : batch.slices) {
+      const auto begun = begun_.find(slice.work_id);
+      if (begun != begun_.end()) {
+        keys.insert(begun->second.key);
+      } else if (reading_.skipped.empty()) {
+        return absl::DataLossError(absl::StrCat(
+            "a batch names request ", slice.work_id, ", which has not begun"));
+      }
+    }
+    WEFT_RETURN_IF_ERROR(CheckSlots(keys));
+    for (const AdapterKey key : keys) {
+      Mark(key, sequence_);
+      Touch(key, sequence_);
+    }
+    for (const sched::TrainSlice& slice : batch.slices) {
+      const auto begun = begun_.find(slice.work_id);
+      if (begun == begun_.end()) continue;
+      begun->second.between_slices = true;
+      if (slice.last) begun_.erase(begun);
+    }
+    return absl::OkStatus();
+  }
+
+  [[nodiscard]] absl::Status Apply(const records::DoneRecord& done) {
+    return done.request ? CheckSlots({done.key}) : absl::OkStatus();
+  }
+
+  [[nodiscard]] absl::Status Apply(const records::LoadedRecord& loaded) {
+    const auto owner = owners_.find(loaded.key);
+    if (owner == owners_.end()) return absl::OkStatus();
+    WEFT_RETURN_IF_ERROR(
+        CheckImage(owner->second.id, loaded.file, /*num_versions=*/1));
+    return CheckSlots({loaded.key});
+  }
+
+  [[nodiscard]] absl::Status Apply(const records::ReleaseRecord& /*release*/) {
+    return absl::OkStatus();
+  }
+
+  [[nodiscard]] absl::Status Apply(
+      const records::SettingsRecord& /*settings*/) {
+    return absl::OkStatus();
+  }
+
+  [[nodiscard]] absl::Status CheckImage(const std::string& adapter_id,
+                                        const std::string& file,
+                                        size_t num_versions) const {
+    const absl::Status whole = journal::CheckImageTable(
+        folder_, file, records::kStateBlocks + num_versions);
+    if (whole.ok()) return whole;
+    return records::ImageRefusal(adapter_id, whole);
+  }
+
+  // Checks that the device has room for the adapters in `together` and all
+  // adapters that have a request between two slices.
+  [[nodiscard]] absl::Status CheckSlots(std::set<AdapterKey> together) const {
+    for (const auto& [work, begun] : begun_) {
+      if (begun.between_slices) together.insert(begun.key);
+    }
+    if (together.size() <= reading_.max_resident) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(
+        "a batch of the log has ", together.size(),
+        " adapters on the device together, and now there is room for ",
+        reading_.max_resident, " (--max-resident-adapters)"));
+  }
+
+  const journal::StateFolder& folder_;
+  const LogReading& reading_;
+  uint64_t sequence_ = 0;               // Sequence of the record being applied.
+  std::map<AdapterKey, Owner> owners_;  // Adapters with Durability::kStep.
+  std::map<uint64_t, Begun> begun_;     // By BeginRecord::work.
+  LogSummary summary_;
+};
+
+}  // namespace
+
+absl::StatusOr<LogSummary> ReadLog(const journal::StateFolder& folder,
+                                   const records::Snapshot& snapshot,
+                                   const LogReading& reading) {
+  LogSurvey survey(&folder, &reading);
+  survey.Add(snapshot);
+  return survey.Run();
+}
+
+absl::StatusOr<bool> PassHole(const journal::StateFolder& folder,
+                              journal::LogReader* reader) {
+  WEFT_ASSIGN_OR_RETURN(const journal::LogReader::Hole hole,
+                        reader->SkipDamage());
+  WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> segments,
+                        folder.Segments());
+  // A segment begins when a process starts or when a snapshot begins. When a
+  // process starts, the requests of earlier processes have ended. When a
+  // snapshot begins, no request is between slices. So no request goes on from
+  // one segment to the next.
+  return std::ranges::any_of(segments, [&hole](uint64_t segment) {
+    return hole.first <= segment && segment < hole.next;
+  });
+}
+
+}  // namespace weft::engine

@@ -1,0 +1,337 @@
+#include "src/log/record.h"
+
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/base/status_macros.h"
+#include "src/log/values.h"
+
+namespace weft::records {
+namespace {
+
+// Protobuf stores the size of a message in an int.
+constexpr size_t kMaxMessageBytes = std::numeric_limits<int>::max();
+
+bool Parse(absl::string_view bytes, google::protobuf::MessageLite* out) {
+  return bytes.size() <= kMaxMessageBytes &&
+         out->ParseFromArray(bytes.data(), static_cast<int>(bytes.size()));
+}
+
+uint64_t Number(AdapterKey key) { return static_cast<uint64_t>(key); }
+
+void Put(const ReplyRecord& reply, log::StoredReply* out) {
+  out->set_step(reply.step);
+  out->set_digest(reply.digest);
+  ToProto(reply.result, out->mutable_result());
+}
+
+absl::StatusOr<ReplyRecord> Get(const log::StoredReply& in) {
+  ReplyRecord reply{.step = in.step(), .digest = in.digest(), .result = {}};
+  WEFT_ASSIGN_OR_RETURN(reply.result, FromProto(in.result()));
+  return reply;
+}
+
+void Put(const ImageRecord& image, log::Image* out) {
+  out->set_file(image.file);
+  out->set_optim_steps(image.optim_steps);
+  out->mutable_versions()->Add(image.versions.begin(), image.versions.end());
+  out->mutable_snapshots()->insert(image.snapshots.begin(),
+                                   image.snapshots.end());
+}
+
+ImageRecord Get(const log::Image& in) {
+  return {.file = in.file(),
+          .optim_steps = in.optim_steps(),
+          .versions = {in.versions().begin(), in.versions().end()},
+          .snapshots = {in.snapshots().begin(), in.snapshots().end()}};
+}
+
+void Put(const AdapterRecord& adapter, log::Adapter* out) {
+  out->set_key(Number(adapter.key));
+  out->set_adapter_id(adapter.adapter_id);
+  out->set_tenant(adapter.tenant);
+  ToProto(adapter.config, out->mutable_config());
+  out->set_epoch(adapter.epoch);
+  out->set_last_step(adapter.last_step);
+  out->set_created_at_us(absl::ToUnixMicros(adapter.created_at));
+  if (adapter.image) Put(*adapter.image, out->mutable_image());
+  for (const ReplyRecord& reply : adapter.replies) {
+    Put(reply, out->add_replies());
+  }
+  if (adapter.origin) Put(*adapter.origin, out->mutable_origin());
+  out->set_from_checkpoint(adapter.from_checkpoint);
+  if (adapter.restore) {
+    ToProto(StepRequest(*adapter.restore), out->mutable_restore());
+  }
+}
+
+absl::StatusOr<AdapterRecord> Get(const log::Adapter& in) {
+  AdapterRecord adapter{.key = static_cast<AdapterKey>(in.key()),
+                        .adapter_id = in.adapter_id(),
+                        .tenant = in.tenant(),
+                        .config = FromProto(in.config()),
+                        .epoch = in.epoch(),
+                        .last_step = in.last_step(),
+                        .created_at = absl::FromUnixMicros(in.created_at_us()),
+                        .image = {},
+                        .replies = {},
+                        .origin = {},
+                        .restore = {}};
+  if (in.has_image()) adapter.image = Get(in.image());
+  for (const log::StoredReply& stored : in.replies()) {
+    WEFT_ASSIGN_OR_RETURN(ReplyRecord reply, Get(stored));
+    adapter.replies.push_back(std::move(reply));
+  }
+  if (in.has_origin()) {
+    WEFT_ASSIGN_OR_RETURN(adapter.origin, Get(in.origin()));
+  }
+  adapter.from_checkpoint = in.from_checkpoint();
+  if (in.has_restore()) {
+    WEFT_ASSIGN_OR_RETURN(const StepRequest restore, FromProto(in.restore()));
+    if (!std::holds_alternative<LoadCheckpointRequest>(restore)) {
+      return absl::DataLossError("an adapter with a restore that is no load");
+    }
+    adapter.restore = std::get<LoadCheckpointRequest>(restore);
+  }
+  return adapter;
+}
+
+void Put(const AdapterRecord& adapter, log::Record* out) {
+  Put(adapter, out->mutable_adapter());
+}
+
+void Put(const RemovedRecord& removed, log::Record* out) {
+  out->set_removed(Number(removed.key));
+}
+
+void Put(const BeginRecord& begin, log::Record* out) {
+  log::Begin* const to = out->mutable_begin();
+  to->set_work(begin.work);
+  to->set_adapter(Number(begin.key));
+  to->set_step(begin.step);
+  to->set_digest(begin.digest);
+  ToProto(begin.request, to->mutable_request());
+}
+
+void Put(const GivenUpRecord& given_up, log::Record* out) {
+  out->set_given_up(given_up.work);
+}
+
+void Put(const BatchRecord& batch, log::Record* out) {
+  for (const sched::TrainSlice& slice : batch.slices) {
+    log::Slice* const to = out->mutable_batch()->add_slices();
+    to->set_work(slice.work_id);
+    to->set_first_datum(slice.first_datum);
+    to->set_num_data(slice.num_data);
+    to->set_last(slice.last);
+  }
+}
+
+void Put(const DoneRecord& done, log::Record* out) {
+  log::Done* const to = out->mutable_done();
+  to->set_adapter(Number(done.key));
+  to->set_step(done.step);
+  to->set_digest(done.digest);
+  if (done.request) ToProto(*done.request, to->mutable_request());
+  ToProto(done.result, to->mutable_result());
+}
+
+void Put(const LoadedRecord& loaded, log::Record* out) {
+  log::Loaded* const to = out->mutable_loaded();
+  to->set_adapter(Number(loaded.key));
+  to->set_step(loaded.step);
+  to->set_digest(loaded.digest);
+  ToProto(loaded.request, to->mutable_request());
+  to->set_file(loaded.file);
+  to->set_optim_steps(loaded.optim_steps);
+  to->set_last_step(loaded.last_step);
+  to->set_epoch(loaded.epoch);
+}
+
+void Put(const ReleaseRecord& release, log::Record* out) {
+  out->mutable_release()->set_adapter(Number(release.key));
+  out->mutable_release()->set_name(release.name);
+}
+
+void Put(const SettingsRecord& settings, log::Record* out) {
+  out->set_settings(settings.settings);
+}
+
+absl::StatusOr<Record> Get(const log::Begin& in) {
+  BeginRecord begin{.work = in.work(),
+                    .key = static_cast<AdapterKey>(in.adapter()),
+                    .step = in.step(),
+                    .digest = in.digest(),
+                    .request = {}};
+  WEFT_ASSIGN_OR_RETURN(begin.request, FromProto(in.request()));
+  return begin;
+}
+
+absl::StatusOr<Record> Get(const log::Batch& in) {
+  BatchRecord batch;
+  for (const log::Slice& slice : in.slices()) {
+    batch.slices.push_back({.work_id = slice.work(),
+                            .first_datum = slice.first_datum(),
+                            .num_data = slice.num_data(),
+                            .last = slice.last()});
+  }
+  return batch;
+}
+
+absl::StatusOr<Record> Get(const log::Done& in) {
+  DoneRecord done{.key = static_cast<AdapterKey>(in.adapter()),
+                  .step = in.step(),
+                  .digest = in.digest(),
+                  .request = {},
+                  .result = {}};
+  if (in.has_request()) {
+    WEFT_ASSIGN_OR_RETURN(done.request, FromProto(in.request()));
+  }
+  WEFT_ASSIGN_OR_RETURN(done.result, FromProto(in.result()));
+  return done;
+}
+
+absl::StatusOr<Record> Get(const log::Loaded& in) {
+  LoadedRecord loaded{.key = static_cast<AdapterKey>(in.adapter()),
+                      .step = in.step(),
+                      .digest = in.digest(),
+                      .request = {},
+                      .file = in.file(),
+                      .optim_steps = in.optim_steps(),
+                      .last_step = in.last_step(),
+                      .epoch = in.epoch()};
+  WEFT_ASSIGN_OR_RETURN(loaded.request, FromProto(in.request()));
+  return loaded;
+}
+
+void Put(const Mark& mark, log::Mark* out) {
+  out->set_adapter(Number(mark.key));
+  out->set_last(mark.last);
+  out->set_name(mark.name);
+}
+
+std::vector<Mark> Get(const google::protobuf::RepeatedPtrField<log::Mark>& in) {
+  std::vector<Mark> marks;
+  for (const log::Mark& mark : in) {
+    marks.push_back({.key = static_cast<AdapterKey>(mark.adapter()),
+                     .last = mark.last(),
+                     .name = mark.name()});
+  }
+  return marks;
+}
+
+Trail GetTrail(const log::Record& in) {
+  Trail trail{.marks = Get(in.marks()), .census = {}};
+  if (in.has_census()) trail.census = Get(in.census());
+  return trail;
+}
+
+absl::StatusOr<Record> GetKind(const log::Record& in) {
+  switch (in.kind_case()) {
+    case log::Record::kAdapter:
+      return Get(in.adapter());
+    case log::Record::kRemoved:
+      return RemovedRecord{.key = static_cast<AdapterKey>(in.removed())};
+    case log::Record::kBegin:
+      return Get(in.begin());
+    case log::Record::kGivenUp:
+      return GivenUpRecord{.work = in.given_up()};
+    case log::Record::kBatch:
+      return Get(in.batch());
+    case log::Record::kDone:
+      return Get(in.done());
+    case log::Record::kLoaded:
+      return Get(in.loaded());
+    case log::Record::kRelease:
+      return ReleaseRecord{
+          .key = static_cast<AdapterKey>(in.release().adapter()),
+          .name = in.release().name()};
+    case log::Record::kSettings:
+      return SettingsRecord{.settings = in.settings()};
+    case log::Record::KIND_NOT_SET:
+      break;
+  }
+  return absl::DataLossError("a record of an unknown kind");
+}
+
+}  // namespace
+
+std::optional<AdapterKey> KeyOf(const Record& record) {
+  return std::visit(
+      [](const auto& kind) -> std::optional<AdapterKey> {
+        if constexpr (requires { kind.key; }) return kind.key;
+        return std::nullopt;
+      },
+      record);
+}
+
+std::string Encode(const Record& record) {
+  log::Record out;
+  std::visit([&out](const auto& kind) { Put(kind, &out); }, record);
+  return out.SerializeAsString();
+}
+
+std::string Encode(const Trail& trail) {
+  log::Record out;
+  for (const Mark& mark : trail.marks) Put(mark, out.add_marks());
+  if (trail.census) {
+    out.set_has_census(true);
+    for (const Mark& mark : *trail.census) Put(mark, out.add_census());
+  }
+  return out.SerializeAsString();
+}
+
+std::string EncodeBegin(uint64_t work, AdapterKey key, uint64_t step,
+                        const std::string& digest, const StepRequest& request) {
+  log::Record out;
+  log::Begin* const begin = out.mutable_begin();
+  begin->set_work(work);
+  begin->set_adapter(Number(key));
+  begin->set_step(step);
+  begin->set_digest(digest);
+  ToProto(request, begin->mutable_request());
+  return out.SerializeAsString();
+}
+
+absl::StatusOr<std::string> Encode(const Snapshot& snapshot) {
+  log::Snapshot out;
+  out.set_next_key(snapshot.next_key);
+  out.set_last_epoch(snapshot.last_epoch);
+  for (const AdapterRecord& adapter : snapshot.adapters) {
+    Put(adapter, out.add_adapters());
+  }
+  if (out.ByteSizeLong() > kMaxMessageBytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the stored replies make a snapshot of ",
+                     out.ByteSizeLong(), " bytes, the limit is ",
+                     kMaxMessageBytes, "; lower --max-stored-reply-bytes"));
+  }
+  return out.SerializeAsString();
+}
+
+absl::StatusOr<Record> DecodeRecord(absl::string_view bytes, Trail* trail) {
+  log::Record in;
+  if (!Parse(bytes, &in)) {
+    return absl::DataLossError("a record that is none");
+  }
+  if (trail != nullptr) *trail = GetTrail(in);
+  return GetKind(in);
+}
+
+absl::StatusOr<Snapshot> DecodeSnapshot(absl::string_view bytes) {
+  log::Snapshot in;
+  if (!Parse(bytes, &in)) {
+    return absl::DataLossError("a snapshot that is none");
+  }
+  Snapshot snapshot{
+      .next_key = in.next_key(), .last_epoch = in.last_epoch(), .adapters = {}};
+  for (const log::Adapter& adapter : in.adapters()) {
+    WEFT_ASSIGN_OR_RETURN(AdapterRecord record, Get(adapter));
+    snapshot.adapters.push_back(std::move(record));
+  }
+  return snapshot;
+}
+
+}  // namespace weft::records

@@ -1,0 +1,173 @@
+// The records of the log in --state-dir: changes of adapters, in the order in
+// which the engine thread made them. To restore the adapters, a starting server
+// reads the snapshot and replays the log.
+//
+// A training request with gradients has a BeginRecord and a BatchRecord for
+// each micro-batch. A request without its last BatchRecord has no effect. A
+// replay still computes its batches, so that the batches' other requests get
+// the same numbers. A completed step of another kind has a DoneRecord, or a
+// LoadedRecord if it loads state into an existing adapter.
+#ifndef WEFT_SRC_LOG_RECORD_H_
+#define WEFT_SRC_LOG_RECORD_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "src/dispatch/scheduled_work.h"
+#include "src/request/adapter_key.h"
+#include "src/request/step.h"
+
+namespace weft::records {
+
+// An image: a file of the state folder with an adapter's gradient, first and
+// second moment, and then the weights of each version.
+struct ImageRecord {
+  std::string file;
+  uint64_t optim_steps = 0;
+  std::vector<uint64_t> versions;             // Version numbers, latest first.
+  std::map<std::string, uint64_t> snapshots;  // Maps a name to a version.
+};
+
+// The blocks of an image before the weights: gradient and two moments.
+inline constexpr size_t kStateBlocks = 3;
+
+struct ReplyRecord {
+  uint64_t step = 0;
+  std::string digest;  // The digest of the request's payload.
+  StepResult result;
+};
+
+// A new adapter, with initial weights or with the state of a checkpoint or of
+// an imported folder. In a snapshot: an adapter that exists.
+struct AdapterRecord {
+  AdapterKey key = AdapterKey::kBaseModel;
+  std::string adapter_id;
+  std::string tenant;
+  LoraConfig config;
+  uint64_t epoch = 0;
+  uint64_t last_step = 0;
+  absl::Time created_at;
+  std::optional<ImageRecord> image;   // None: the weights are initial, or
+                                      // from_checkpoint is true.
+  std::vector<ReplyRecord> replies;   // Sorted by step.
+  std::optional<ReplyRecord> origin;  // The load that began `epoch`.
+  // The adapter has Durability::kCheckpoint. When a server starts, it runs the
+  // load `restore`. The log has no other steps of the adapter than loads and
+  // saves of kind train.
+  bool from_checkpoint = false;
+  std::optional<LoadCheckpointRequest> restore;  // None: nothing to load.
+};
+
+struct RemovedRecord {
+  AdapterKey key = AdapterKey::kBaseModel;
+};
+
+// The start of a training request with gradients, before its BatchRecords.
+struct BeginRecord {
+  uint64_t work = 0;  // The request's id in later batches.
+  AdapterKey key = AdapterKey::kBaseModel;
+  uint64_t step = 0;
+  std::string digest;
+  StepRequest request;
+};
+
+// A request that has a BeginRecord and will not complete.
+struct GivenUpRecord {
+  uint64_t work = 0;
+};
+
+// A micro-batch that computed gradients and succeeded.
+struct BatchRecord {
+  std::vector<sched::TrainSlice> slices;
+};
+
+// A completed step, except loads that succeeded and training with gradients.
+struct DoneRecord {
+  AdapterKey key = AdapterKey::kBaseModel;
+  uint64_t step = 0;  // 0 if the step has no number.
+  std::string digest;
+  std::optional<StepRequest> request;  // None: a replay does not run the step.
+  StepResult result;
+};
+
+// A load that replaced the state of an existing adapter. The image `file` has
+// one version: a copy of the checkpoint. `file` is empty if the adapter has
+// Durability::kCheckpoint.
+struct LoadedRecord {
+  AdapterKey key = AdapterKey::kBaseModel;
+  uint64_t step = 0;
+  std::string digest;
+  StepRequest request;
+  std::string file;
+  uint64_t optim_steps = 0;
+  uint64_t last_step = 0;  // The next step has this number + 1.
+  uint64_t epoch = 0;
+};
+
+struct ReleaseRecord {
+  AdapterKey key = AdapterKey::kBaseModel;
+  std::string name;
+};
+
+// The settings that change the bits of later results, such as the device, the
+// number of threads and the CPU's instructions. A SettingsRecord is the first
+// record of every segment (file) of the log.
+struct SettingsRecord {
+  std::string settings;
+};
+
+using Record = std::variant<AdapterRecord, RemovedRecord, BeginRecord,
+                            GivenUpRecord, BatchRecord, DoneRecord,
+                            LoadedRecord, ReleaseRecord, SettingsRecord>;
+
+// Names an adapter's latest record before the record that has this mark.
+struct Mark {
+  AdapterKey key = AdapterKey::kBaseModel;
+  uint64_t last = 0;  // Sequence number of the latest record; 0: none.
+  std::string name;   // The adapter's id. Set only in a census.
+};
+
+// Refers to earlier records. If some records are lost, the trails of later
+// records show which adapters the lost ones changed (damage.h).
+struct Trail {
+  std::vector<Mark> marks;                  // Adapters that the record changes.
+  std::optional<std::vector<Mark>> census;  // All adapters in the log.
+};
+
+// All adapters at one point of the log.
+struct Snapshot {
+  uint64_t next_key = 1;
+  uint64_t last_epoch = 0;
+  std::vector<AdapterRecord> adapters;
+};
+
+// Returns the record's field `key`, or none if records of its kind do not have
+// this field.
+[[nodiscard]] std::optional<AdapterKey> KeyOf(const Record& record);
+
+[[nodiscard]] std::string Encode(const Record& record);
+// Encodes the trail. The caller appends these bytes to the bytes of a record,
+// and DecodeRecord then finds the trail.
+[[nodiscard]] std::string Encode(const Trail& trail);
+// Errors: RESOURCE_EXHAUSTED beyond 2 GiB, the limit of a Protobuf message.
+[[nodiscard]] absl::StatusOr<std::string> Encode(const Snapshot& snapshot);
+// Encodes a BeginRecord with these fields without copying the request.
+[[nodiscard]] std::string EncodeBegin(uint64_t work, AdapterKey key,
+                                      uint64_t step, const std::string& digest,
+                                      const StepRequest& request);
+// Decodes a record. Stores its trail in `*trail` if `trail` is not null.
+// Errors: DATA_LOSS for bytes that are not a record of this version.
+[[nodiscard]] absl::StatusOr<Record> DecodeRecord(absl::string_view bytes,
+                                                  Trail* trail = nullptr);
+[[nodiscard]] absl::StatusOr<Snapshot> DecodeSnapshot(absl::string_view bytes);
+
+}  // namespace weft::records
+
+#endif  // WEFT_SRC_LOG_RECORD_H_

@@ -1,0 +1,145 @@
+// Records the engine thread's changes of adapters.
+//
+// Before Start, the recorder records nothing, and everything counts as durable.
+// Start is called only with --state-dir, after the log has been read to its
+// end. The log is replayed after Start (Replaying).
+//
+// The recorder ignores adapters with Durability::kMemory, which have no
+// AdapterRecord. It omits most steps of adapters with Durability::kCheckpoint
+// (record.h).
+//
+// Threads: the engine thread, except where a comment says otherwise.
+#ifndef WEFT_SRC_LOG_RECORDER_H_
+#define WEFT_SRC_LOG_RECORDER_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "src/base/mutex.h"
+#include "src/dispatch/work.h"
+#include "src/log/log_writer.h"
+#include "src/log/record.h"
+#include "src/log/restore_points.h"
+
+namespace weft::records {
+
+// The cost of replaying the log: bytes to read, and time on the device.
+struct ReplayCost {
+  uint64_t bytes = 0;
+  absl::Duration time;
+};
+
+// Maps each adapter to the mark that its next record will have (record.h).
+// These marks also have the adapter's name.
+using Marks = std::map<AdapterKey, Mark>;
+
+class Recorder {
+ public:
+  // Starts to record. `cost` is the cost of the existing log. Each
+  // SettingsRecord gets `settings`. `marks` are the marks of all adapters at
+  // the end of the existing log. `restores` has the adapters with
+  // Durability::kCheckpoint.
+  void Start(std::unique_ptr<journal::LogWriter> log, const ReplayCost& cost,
+             std::string settings, Marks marks, RestorePoints restores);
+  [[nodiscard]] bool recording() const { return log_.load() != nullptr; }
+
+  // While an object of this class lives, the recorder records nothing. The
+  // replay holds such an object, because the log already has the changes that
+  // the replay makes.
+  class Replaying {
+   public:
+    explicit Replaying(Recorder* recorder) : depth_(recorder->replaying_) {
+      ++depth_;
+    }
+    ~Replaying() { --depth_; }
+    Replaying(const Replaying&) = delete;
+    Replaying& operator=(const Replaying&) = delete;
+
+   private:
+    int& depth_;
+  };
+
+  void Write(const Record& record);
+  // Records a micro-batch that succeeded. Ignores a batch without gradients.
+  void Batch(const dispatch::RunTrain& train);
+  // Records a step that ended with a result or with a StepFailure. Does nothing
+  // if the step's adapter was removed.
+  void Done(const dispatch::StepTask& step, const StepResult& result);
+  // Records that the request `work` will not complete. Does nothing if the
+  // request has no BeginRecord or is complete.
+  void Forget(uint64_t work);
+  void AddCost(absl::Duration device_time) { cost_.time += device_time; }
+  // Returns the cost of the records since the newest snapshot on disk.
+  [[nodiscard]] const ReplayCost& cost() const { return cost_; }
+  // Returns whether the log has all steps of the adapter (Durability::kStep).
+  [[nodiscard]] bool HasSteps(AdapterKey key) const;
+  [[nodiscard]] const RestorePoints& restores() const { return restores_; }
+  // Begins a snapshot. Returns the sequence number of the first record that the
+  // snapshot does not contain.
+  [[nodiscard]] uint64_t BeginSnapshot();
+  // Call it when the snapshot is on disk. Subtracts the cost of all records
+  // before the snapshot from cost().
+  void FinishSnapshot();
+
+  // Any thread may call the methods below.
+
+  // Returns a new name for an image file.
+  [[nodiscard]] std::string NewImageName();
+  // Returns the image files that are named in a record since the last
+  // BeginSnapshot or will be named in a later record. Leaves out files that are
+  // named only in the snapshot.
+  [[nodiscard]] std::set<std::string> Images() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Adds a file to Images(). `recorded` says whether a record already names the
+  // file; otherwise a later record will.
+  void AddImage(const std::string& name, bool recorded)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Removes a file from Images(), because no record will name it.
+  void DropImage(const std::string& name) ABSL_LOCKS_EXCLUDED(mu_);
+  // Runs `task` when all earlier records are on disk. Tasks run in order, on
+  // the log's thread. Before Start, runs `task` at once on the caller's thread.
+  void WhenDurable(std::function<void()> task);
+  // Returns RESOURCE_EXHAUSTED while the disk is full or has less room than
+  // disk_reserve_bytes, or while too many bytes wait for the disk. The server
+  // then refuses new work.
+  [[nodiscard]] absl::Status CheckRoom() const;
+  // Returns UNAVAILABLE after a final error of the log, which then takes no
+  // more records.
+  [[nodiscard]] absl::Status failure() const;
+
+ private:
+  // Appends an encoded record and its trail. The record changes `keys`.
+  void Append(std::string bytes, const std::set<AdapterKey>& keys);
+  [[nodiscard]] bool records() const { return recording() && replaying_ == 0; }
+  [[nodiscard]] bool CensusIsDue() const;
+  [[nodiscard]] std::vector<Mark> Census() const;
+
+  std::unique_ptr<journal::LogWriter> owned_;
+  std::atomic<journal::LogWriter*> log_{nullptr};
+  std::string settings_;
+  int replaying_ = 0;         // Number of objects of class Replaying.
+  std::set<uint64_t> begun_;  // Requests that have begun and not completed.
+  Marks marks_;
+  RestorePoints restores_;
+  uint64_t since_census_ = 0;  // Records since the last census.
+  absl::Time census_at_ = absl::InfinitePast();
+  ReplayCost cost_;
+  ReplayCost before_snapshot_;  // The cost when the running snapshot began.
+  std::atomic<uint64_t> num_images_{0};
+  mutable Mutex mu_;
+  // Maps an image file to whether a record names it already.
+  std::map<std::string, bool> images_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace weft::records
+
+#endif  // WEFT_SRC_LOG_RECORDER_H_

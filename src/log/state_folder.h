@@ -1,0 +1,119 @@
+// Reads and writes the folder of --state-dir, which survives the process. One
+// process at a time owns the folder, by a lock that ends with the process.
+//
+//   <dir>/LOCK, <dir>/FORMAT        version and base model
+//   <dir>/SNAPSHOT-<sequence>       state after all records before <sequence>
+//   <dir>/log/<sequence>.log        records from <sequence> on (log_format.h)
+//   <dir>/images/<name>             blocks of floats (image_file.h)
+//   <dir>/set-aside/<name>          files given up by an operator (set_aside.h)
+//
+// LOCK and the log's last segment are written in place. FORMAT, snapshots and
+// images are written under a temporary name, synced and renamed, so each of
+// them exists completely or not at all.
+//
+// Errors of all functions: those of file_io.h. Messages name the file, not its
+// path.
+// Threads: only one thread at a time may call ReadSnapshot, WriteSnapshot or
+// Cut. Any thread may call the other functions. All functions that return a
+// status block on the disk.
+#ifndef WEFT_SRC_LOG_STATE_FOLDER_H_
+#define WEFT_SRC_LOG_STATE_FOLDER_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "src/base/file_io.h"
+
+namespace weft::journal {
+
+struct Snapshot {
+  // The sequence of the first record that the snapshot does not contain.
+  uint64_t next_sequence = 0;
+  std::string bytes;
+};
+
+class StateFolder {
+ public:
+  // Creates the folder if it does not exist (its parent must exist), and
+  // removes temporaries that a crash left. `model` is one line that identifies
+  // the base model (base/fingerprint.h); a new folder stores it. With
+  // `accept_change`, a folder of another model stores `model` from now on.
+  // Errors: UNAVAILABLE (another process has the folder), FAILED_PRECONDITION
+  // (another format version or model; the message says what differs),
+  // DATA_LOSS (FORMAT is damaged or missing).
+  [[nodiscard]] static absl::StatusOr<std::unique_ptr<StateFolder>> Open(
+      const std::string& path, const std::string& model,
+      bool accept_change = false);
+  // Opens an existing folder without checking its base model. Errors:
+  // NOT_FOUND, and those of Open.
+  [[nodiscard]] static absl::StatusOr<std::unique_ptr<StateFolder>>
+  OpenExisting(const std::string& path);
+  StateFolder(const StateFolder&) = delete;
+  StateFolder& operator=(const StateFolder&) = delete;
+
+  // Returns the newest snapshot, or none if the folder has no snapshot. Errors:
+  // DATA_LOSS.
+  [[nodiscard]] absl::StatusOr<std::optional<Snapshot>> ReadSnapshot() const;
+
+  // Writes a snapshot durably, as the newest one. The caller may then call Cut.
+  // Errors: FAILED_PRECONDITION if another snapshot contains more records.
+  [[nodiscard]] absl::Status WriteSnapshot(const Snapshot& snapshot);
+
+  // Removes segments that hold only records before `next_sequence` (but not the
+  // last segment), all snapshots but the newest, and images not in
+  // `keep_images`. No image may be written during the call. After a crash or an
+  // error, some of these files may remain. Errors: FAILED_PRECONDITION if the
+  // newest snapshot does not contain all records before `next_sequence`.
+  [[nodiscard]] absl::Status Cut(uint64_t next_sequence,
+                                 const std::set<std::string>& keep_images);
+
+  // Returns RESOURCE_EXHAUSTED if fewer than `reserve` bytes are free. Other
+  // errors: those of ReadDiskRoom (disk_room.h).
+  [[nodiscard]] absl::Status CheckRoom(uint64_t reserve) const;
+
+  // Returns the first sequence of each segment, ascending.
+  [[nodiscard]] absl::StatusOr<std::vector<uint64_t>> Segments() const;
+  // Returns `next_sequence` of each snapshot, ascending.
+  [[nodiscard]] absl::StatusOr<std::vector<uint64_t>> Snapshots() const;
+  // Returns the file name of the segment that begins at `first_sequence`.
+  [[nodiscard]] static std::string SegmentName(uint64_t first_sequence);
+  [[nodiscard]] static std::string SnapshotName(uint64_t next_sequence);
+  static constexpr char kFormat[] = "FORMAT";
+
+  [[nodiscard]] int directory() const { return root_.get(); }
+  [[nodiscard]] int log_directory() const { return log_.get(); }
+  [[nodiscard]] int images_directory() const { return images_.get(); }
+
+ private:
+  explicit StateFolder(std::string path) : path_(std::move(path)) {}
+
+  [[nodiscard]] absl::Status Lock();
+  [[nodiscard]] absl::Status OpenFolders();
+  // Checks FORMAT, or writes it in a new folder. If `model` is none, does not
+  // check the base model and writes nothing.
+  [[nodiscard]] absl::Status CheckFormat(
+      const std::optional<std::string>& model, bool accept_change) const;
+  [[nodiscard]] absl::Status WriteFormat(const std::string& model) const;
+  [[nodiscard]] static absl::StatusOr<std::unique_ptr<StateFolder>> OpenAs(
+      const std::string& path, const std::optional<std::string>& model,
+      bool accept_change);
+  [[nodiscard]] absl::Status CutLog(uint64_t next_sequence) const;
+  [[nodiscard]] absl::Status CutImages(const std::set<std::string>& keep) const;
+
+  const std::string path_;
+  UniqueFd root_;
+  UniqueFd lock_;
+  UniqueFd log_;
+  UniqueFd images_;
+};
+
+}  // namespace weft::journal
+
+#endif  // WEFT_SRC_LOG_STATE_FOLDER_H_

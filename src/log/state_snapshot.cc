@@ -1,0 +1,109 @@
+// Reads and writes snapshots, and removes the files that a snapshot replaces.
+//
+// The layout of the file, where u32 and u64 are little-endian numbers and
+// `bytes` is Snapshot::bytes:
+// "WEFTSNAP" | u64 next sequence | u64 length of `bytes` |
+// u32 CRC32C of `bytes` | u32 CRC32C of the fields so far | `bytes`
+#include <filesystem>
+#include <string_view>
+#include <system_error>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "src/base/disk_room.h"
+#include "src/base/status_macros.h"
+#include "src/log/crc32c.h"
+#include "src/log/little_endian.h"
+#include "src/log/state_folder.h"
+
+namespace weft::journal {
+namespace {
+
+constexpr std::string_view kMagic = "WEFTSNAP";
+constexpr size_t kHeaderBytes = 32;
+
+std::string EncodeHeader(uint64_t next_sequence, std::string_view bytes) {
+  std::string header(kMagic);
+  AppendNumber(next_sequence, &header);
+  AppendNumber(uint64_t{bytes.size()}, &header);
+  AppendNumber(Crc32c(bytes), &header);
+  AppendNumber(Crc32c(header), &header);
+  return header;
+}
+
+}  // namespace
+
+absl::StatusOr<std::optional<Snapshot>> StateFolder::ReadSnapshot() const {
+  WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> snapshots, Snapshots());
+  if (snapshots.empty()) return std::nullopt;
+  const std::string name = SnapshotName(snapshots.back());
+  Snapshot snapshot{.next_sequence = snapshots.back()};
+  WEFT_ASSIGN_OR_RETURN(snapshot.bytes, ReadFileAt(root_.get(), name));
+  const std::string header = snapshot.bytes.substr(0, kHeaderBytes);
+  snapshot.bytes.erase(0, kHeaderBytes);
+  if (header != EncodeHeader(snapshot.next_sequence, snapshot.bytes)) {
+    return absl::DataLossError(absl::StrCat(name, " is damaged"));
+  }
+  return snapshot;
+}
+
+absl::Status StateFolder::WriteSnapshot(const Snapshot& snapshot) {
+  WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> snapshots, Snapshots());
+  if (!snapshots.empty() && snapshots.back() > snapshot.next_sequence) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "a snapshot of the records before ", snapshots.back(),
+        " exists; one of those before ", snapshot.next_sequence, " is older"));
+  }
+  const std::string header =
+      EncodeHeader(snapshot.next_sequence, snapshot.bytes);
+  return PublishFileAt(root_.get(), SnapshotName(snapshot.next_sequence),
+                       {header, snapshot.bytes}, true);
+}
+
+absl::Status StateFolder::Cut(uint64_t next_sequence,
+                              const std::set<std::string>& keep_images) {
+  WEFT_ASSIGN_OR_RETURN(std::vector<uint64_t> snapshots, Snapshots());
+  if (snapshots.empty() || snapshots.back() < next_sequence) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "no snapshot contains all records before ", next_sequence));
+  }
+  snapshots.pop_back();
+  for (const uint64_t older : snapshots) {
+    WEFT_RETURN_IF_ERROR(RemoveFileAt(root_.get(), SnapshotName(older)));
+  }
+  WEFT_RETURN_IF_ERROR(CutLog(next_sequence));
+  return CutImages(keep_images);
+}
+
+absl::Status StateFolder::CutLog(uint64_t next_sequence) const {
+  WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> segments, Segments());
+  // A segment ends where the next one starts. The last segment stays, because
+  // the writer still appends to it.
+  for (size_t i = 0; i + 1 < segments.size(); ++i) {
+    if (segments[i + 1] > next_sequence) break;
+    WEFT_RETURN_IF_ERROR(RemoveFileAt(log_.get(), SegmentName(segments[i])));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StateFolder::CutImages(const std::set<std::string>& keep) const {
+  std::vector<std::string> names;
+  std::error_code error;
+  std::filesystem::directory_iterator it(path_ + "/images", error);
+  for (; !error && it != std::filesystem::directory_iterator();
+       it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (!keep.contains(name)) names.push_back(name);
+  }
+  if (error) return ErrnoStatus(error.value(), "listing the images");
+  for (const std::string& name : names) {
+    WEFT_RETURN_IF_ERROR(RemoveFileAt(images_.get(), name));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StateFolder::CheckRoom(uint64_t reserve) const {
+  return CheckDiskRoom(path_, "the state folder", 0, reserve);
+}
+
+}  // namespace weft::journal

@@ -1,0 +1,299 @@
+#include "src/log/values.h"
+
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "src/base/status_macros.h"
+#include "src/log/checkpoint_values.h"
+
+namespace weft::records {
+namespace {
+
+// Without these lines, the overloads below would hide those of
+// checkpoint_values.h.
+using weft::records::Get;
+using weft::records::Put;
+
+template <typename T>
+void PutBytes(const std::vector<T>& values, std::string* out) {
+  if (values.empty()) return;
+  out->assign(reinterpret_cast<const char*>(values.data()),
+              values.size() * sizeof(T));
+}
+
+template <typename T>
+void GetBytes(const std::string& bytes, std::vector<T>* out) {
+  out->resize(bytes.size() / sizeof(T));
+  // data() of an empty vector may be null, which memcpy forbids.
+  if (out->empty()) return;
+  std::memcpy(out->data(), bytes.data(), out->size() * sizeof(T));
+}
+
+void Put(const Datum& datum, log::Datum* out) {
+  PutBytes(datum.tokens, out->mutable_tokens());
+  PutBytes(datum.targets, out->mutable_targets());
+  PutBytes(datum.weights, out->mutable_weights());
+  PutBytes(datum.logprobs, out->mutable_logprobs());
+  PutBytes(datum.advantages, out->mutable_advantages());
+  PutBytes(datum.target_offsets, out->mutable_target_offsets());
+  out->set_targets_per_token(datum.targets_per_token);
+  PutBytes(datum.routing, out->mutable_routing());
+}
+
+Datum Get(const log::Datum& in) {
+  Datum datum;
+  GetBytes(in.tokens(), &datum.tokens);
+  GetBytes(in.targets(), &datum.targets);
+  GetBytes(in.weights(), &datum.weights);
+  GetBytes(in.logprobs(), &datum.logprobs);
+  GetBytes(in.advantages(), &datum.advantages);
+  GetBytes(in.target_offsets(), &datum.target_offsets);
+  datum.targets_per_token = in.targets_per_token();
+  GetBytes(in.routing(), &datum.routing);
+  return datum;
+}
+
+void Put(const TrainRequest& request, log::Request* out) {
+  log::Train* const train = out->mutable_train();
+  const LossConfig& loss = request.loss;
+  train->set_backward(request.backward);
+  train->set_function(static_cast<int>(loss.function));
+  train->set_clip_low(loss.clip_low);
+  train->set_clip_high(loss.clip_high);
+  train->set_beta(loss.beta);
+  train->set_temperature(loss.temperature);
+  train->set_return_entropy(loss.return_entropy);
+  train->set_gradient_filter(loss.gradient_filter);
+  train->set_score_all(loss.score_all);
+  train->set_return_routing(loss.return_routing);
+  for (const Datum& datum : request.data) Put(datum, train->add_data());
+}
+
+TrainRequest Get(const log::Train& in) {
+  TrainRequest request;
+  request.backward = in.backward();
+  request.loss = {.function = static_cast<LossFunction>(in.function()),
+                  .clip_low = in.clip_low(),
+                  .clip_high = in.clip_high(),
+                  .beta = in.beta(),
+                  .temperature = in.temperature(),
+                  .return_entropy = in.return_entropy(),
+                  .gradient_filter = in.gradient_filter(),
+                  .score_all = in.score_all(),
+                  .return_routing = in.return_routing()};
+  for (const log::Datum& datum : in.data()) request.data.push_back(Get(datum));
+  return request;
+}
+
+void Put(const OptimStepRequest& request, log::Request* out) {
+  log::Optim* const optim = out->mutable_optim();
+  const AdamWConfig& adamw = request.adamw;
+  optim->set_learning_rate(adamw.learning_rate);
+  optim->set_beta1(adamw.beta1);
+  optim->set_beta2(adamw.beta2);
+  optim->set_eps(adamw.eps);
+  optim->set_weight_decay(adamw.weight_decay);
+  optim->set_max_grad_norm(adamw.max_grad_norm);
+}
+
+OptimStepRequest Get(const log::Optim& in) {
+  OptimStepRequest request;
+  request.adamw = {.learning_rate = in.learning_rate(),
+                   .beta1 = in.beta1(),
+                   .beta2 = in.beta2(),
+                   .eps = in.eps(),
+                   .weight_decay = in.weight_decay(),
+                   .max_grad_norm = in.max_grad_norm()};
+  return request;
+}
+
+void Put(const PublishSnapshotRequest& request, log::Request* out) {
+  out->mutable_publish()->set_name(request.name);
+}
+
+PublishSnapshotRequest Get(const log::Publish& in) {
+  PublishSnapshotRequest request;
+  request.name = in.name();
+  return request;
+}
+
+template <typename Kind>
+StepRequest WithPlace(const log::Request& in, const Kind& kind) {
+  auto request = Get(kind);
+  request.adapter_id = in.adapter_id();
+  request.step = in.step();
+  return request;
+}
+
+void Put(const TrainResult& result, log::Result* out) {
+  log::TrainResult* const train = out->mutable_train();
+  for (const DatumResult& datum : result.data) {
+    log::DatumResult* const to = train->add_data();
+    PutBytes(datum.logprobs, to->mutable_logprobs());
+    PutBytes(datum.losses, to->mutable_losses());
+    PutBytes(datum.entropies, to->mutable_entropies());
+    PutBytes(datum.routing, to->mutable_routing());
+  }
+  train->mutable_metrics()->insert(result.metrics.begin(),
+                                   result.metrics.end());
+  train->set_step(result.step);
+}
+
+TrainResult Get(const log::TrainResult& in) {
+  TrainResult result;
+  for (const log::DatumResult& datum : in.data()) {
+    DatumResult& to = result.data.emplace_back();
+    GetBytes(datum.logprobs(), &to.logprobs);
+    GetBytes(datum.losses(), &to.losses);
+    GetBytes(datum.entropies(), &to.entropies);
+    GetBytes(datum.routing(), &to.routing);
+  }
+  result.metrics.insert(in.metrics().begin(), in.metrics().end());
+  result.step = in.step();
+  return result;
+}
+
+void Put(const OptimStepResult& result, log::Result* out) {
+  log::OptimResult* const optim = out->mutable_optim();
+  optim->set_grad_norm(result.grad_norm);
+  optim->set_version(result.version);
+  optim->set_step(result.step);
+}
+
+void Put(const AdapterInfo& info, log::Result* out) {
+  log::AdapterResult* const to = out->mutable_adapter();
+  to->set_adapter_id(info.adapter_id);
+  to->set_tenant(info.tenant);
+  ToProto(info.config, to->mutable_config());
+  to->set_epoch(info.epoch);
+  to->set_last_step(info.last_step);
+  to->set_durable_step(info.durable_step);
+  to->set_optim_steps(info.optim_steps);
+  to->set_version(info.version);
+  to->set_num_parameters(info.num_parameters);
+  to->set_resident_bytes(info.resident_bytes);
+  to->mutable_snapshots()->Add(info.snapshots.begin(), info.snapshots.end());
+  to->set_created_at_us(absl::ToUnixMicros(info.created_at));
+  to->set_last_used_at_us(absl::ToUnixMicros(info.last_used_at));
+  to->set_location(static_cast<int>(info.location));
+}
+
+AdapterInfo Get(const log::AdapterResult& in) {
+  AdapterInfo info;
+  info.adapter_id = in.adapter_id();
+  info.tenant = in.tenant();
+  info.config = FromProto(in.config());
+  info.epoch = in.epoch();
+  info.last_step = in.last_step();
+  info.durable_step = in.durable_step();
+  info.optim_steps = in.optim_steps();
+  info.version = in.version();
+  info.num_parameters = in.num_parameters();
+  info.resident_bytes = in.resident_bytes();
+  info.snapshots.assign(in.snapshots().begin(), in.snapshots().end());
+  info.created_at = absl::FromUnixMicros(in.created_at_us());
+  info.last_used_at = absl::FromUnixMicros(in.last_used_at_us());
+  info.location = static_cast<AdapterLocation>(in.location());
+  return info;
+}
+
+void Put(const PublishedSnapshot& result, log::Result* out) {
+  out->set_published_version(result.version);
+}
+
+void Put(const StepFailure& failure, log::Result* out) {
+  out->mutable_failure()->set_code(static_cast<int>(failure.status.code()));
+  out->mutable_failure()->set_message(std::string(failure.status.message()));
+}
+
+}  // namespace
+
+void ToProto(const LoraConfig& config, log::Config* out) {
+  out->set_rank(config.rank);
+  out->set_alpha(config.alpha);
+  for (const TargetModule module : config.target_modules) {
+    out->add_target_modules(static_cast<int>(module));
+  }
+  out->set_seed(config.seed);
+  for (const LoraOverride& layer : config.overrides) {
+    log::Shape* const shape = out->add_overrides();
+    shape->set_layer(layer.layer);
+    shape->set_module(static_cast<int>(layer.module));
+    shape->set_rank(layer.shape.rank);
+    shape->set_alpha(layer.shape.alpha);
+  }
+}
+
+LoraConfig FromProto(const log::Config& in) {
+  LoraConfig config{.rank = in.rank(),
+                    .alpha = in.alpha(),
+                    .target_modules = {},
+                    .seed = in.seed(),
+                    .overrides = {}};
+  for (const int module : in.target_modules()) {
+    config.target_modules.push_back(static_cast<TargetModule>(module));
+  }
+  for (const log::Shape& shape : in.overrides()) {
+    config.overrides.push_back(
+        {.layer = shape.layer(),
+         .module = static_cast<TargetModule>(shape.module()),
+         .shape = {.rank = shape.rank(), .alpha = shape.alpha()}});
+  }
+  return config;
+}
+
+void ToProto(const StepRequest& request, log::Request* out) {
+  out->set_adapter_id(AdapterIdOf(request));
+  out->set_step(StepOf(request));
+  std::visit([out](const auto& kind) { Put(kind, out); }, request);
+}
+
+absl::StatusOr<StepRequest> FromProto(const log::Request& in) {
+  switch (in.kind_case()) {
+    case log::Request::kTrain:
+      return WithPlace(in, in.train());
+    case log::Request::kOptim:
+      return WithPlace(in, in.optim());
+    case log::Request::kSave:
+      return WithPlace(in, in.save());
+    case log::Request::kLoad:
+      return WithPlace(in, in.load());
+    case log::Request::kPublish:
+      return WithPlace(in, in.publish());
+    case log::Request::KIND_NOT_SET:
+      break;
+  }
+  return absl::DataLossError("a request of an unknown kind");
+}
+
+void ToProto(const StepResult& result, log::Result* out) {
+  std::visit([out](const auto& kind) { Put(kind, out); }, result);
+}
+
+absl::StatusOr<StepResult> FromProto(const log::Result& in) {
+  switch (in.kind_case()) {
+    case log::Result::kTrain:
+      return Get(in.train());
+    case log::Result::kOptim:
+      return OptimStepResult{.grad_norm = in.optim().grad_norm(),
+                             .version = in.optim().version(),
+                             .step = in.optim().step()};
+    case log::Result::kCheckpoint:
+      return Get(in.checkpoint());
+    case log::Result::kAdapter:
+      return Get(in.adapter());
+    case log::Result::kPublishedVersion:
+      return PublishedSnapshot{.version = in.published_version()};
+    case log::Result::kFailure:
+      return StepFailure{.status = absl::Status(
+                             static_cast<absl::StatusCode>(in.failure().code()),
+                             in.failure().message())};
+    case log::Result::KIND_NOT_SET:
+      break;
+  }
+  return absl::DataLossError("a result of an unknown kind");
+}
+
+}  // namespace weft::records

@@ -1,0 +1,188 @@
+#include "src/lora/adapter_layout.h"
+
+#include <algorithm>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+namespace weft::lora {
+
+std::span<const TargetModule> ModulesOf(ProjectionGroup group) {
+  static constexpr TargetModule kQkv[] = {
+      TargetModule::kQProj, TargetModule::kKProj, TargetModule::kVProj};
+  static constexpr TargetModule kO[] = {TargetModule::kOProj};
+  static constexpr TargetModule kGateUp[] = {TargetModule::kGateProj,
+                                             TargetModule::kUpProj};
+  static constexpr TargetModule kDown[] = {TargetModule::kDownProj};
+  static constexpr TargetModule kLmHead[] = {TargetModule::kLmHead};
+  static constexpr TargetModule kEmbedTokens[] = {TargetModule::kEmbedTokens};
+  switch (group) {
+    case ProjectionGroup::kQkv:
+      return kQkv;
+    case ProjectionGroup::kO:
+      return kO;
+    case ProjectionGroup::kGateUp:
+      return kGateUp;
+    case ProjectionGroup::kDown:
+      return kDown;
+    case ProjectionGroup::kLmHead:
+      return kLmHead;
+    case ProjectionGroup::kEmbedTokens:
+      return kEmbedTokens;
+  }
+  return {};
+}
+
+int64_t InWidth(const ModelShape& shape, TargetModule module) {
+  if (module == TargetModule::kOProj) return shape.q_width;
+  if (module == TargetModule::kDownProj) return shape.ffn;
+  if (module == TargetModule::kEmbedTokens) return shape.vocab;
+  return shape.hidden;
+}
+
+int64_t OutWidth(const ModelShape& shape, TargetModule module) {
+  switch (module) {
+    case TargetModule::kQProj:
+      return shape.q_width;
+    case TargetModule::kKProj:
+    case TargetModule::kVProj:
+      return shape.kv_width;
+    case TargetModule::kGateProj:
+    case TargetModule::kUpProj:
+      return shape.ffn;
+    case TargetModule::kLmHead:
+      return shape.vocab;
+    case TargetModule::kOProj:
+    case TargetModule::kDownProj:
+    case TargetModule::kEmbedTokens:
+      return shape.hidden;
+  }
+  return 0;
+}
+
+ModelShape ModelShape::OfExpert(int expert) const {
+  ModelShape shape = *this;
+  shape.ffn = experts.FfnOf(expert);
+  return shape;
+}
+
+AdapterLayout::AdapterLayout(const ModelShape& shape, const LoraConfig& config)
+    : config_(config) {
+  groups_.reserve(shape.num_layers * kGroupsPerLayer + 2);
+  for (int layer = 0; layer < shape.num_layers; ++layer) {
+    layer_groups_.push_back(groups_.size());
+    AddGroup(shape, config, layer, ProjectionGroup::kQkv);
+    AddGroup(shape, config, layer, ProjectionGroup::kO);
+    const bool dense = !shape.experts.InLayer(layer);
+    const int last = dense ? kNoExpert : shape.experts.total() - 1;
+    for (int expert = dense ? kNoExpert : 0; expert <= last; ++expert) {
+      const ModelShape of = dense ? shape : shape.OfExpert(expert);
+      AddGroup(of, config, layer, ProjectionGroup::kGateUp, expert);
+      AddGroup(of, config, layer, ProjectionGroup::kDown, expert);
+    }
+  }
+  layer_groups_.push_back(groups_.size());
+  AddGroup(shape, config, shape.num_layers, ProjectionGroup::kLmHead);
+  AddGroup(shape, config, shape.num_layers, ProjectionGroup::kEmbedTokens);
+}
+
+void AdapterLayout::AddGroup(const ModelShape& shape, const LoraConfig& config,
+                             int layer, ProjectionGroup group, int expert) {
+  GroupLayout layout{.expert = expert};
+  const bool is_own = expert == kNoExpert || shape.experts.Has(expert);
+  for (const TargetModule module : ModulesOf(group)) {
+    if (!is_own) break;
+    const LoraShape lora = config.ShapeOf(layer, module);
+    if (lora.rank == 0) continue;
+    max_rank_ = std::max(max_rank_, lora.rank);
+    layout.total_rank += lora.rank;
+    layout.factors.push_back({.layer = layer,
+                              .module = module,
+                              .expert = expert,
+                              .rank = lora.rank,
+                              .scale = lora.scale(),
+                              .in = InWidth(shape, module),
+                              .out = OutWidth(shape, module)});
+  }
+  for (LoraFactor& factor : layout.factors) {
+    factor.a_offset = num_parameters_;
+    num_parameters_ += factor.rank * factor.in;
+  }
+  for (LoraFactor& factor : layout.factors) {
+    factor.b_offset = num_parameters_;
+    num_parameters_ += factor.out * factor.rank;
+  }
+  factors_.insert(factors_.end(), layout.factors.begin(), layout.factors.end());
+  groups_.push_back(std::move(layout));
+}
+
+const GroupLayout& AdapterLayout::group(int layer, ProjectionGroup group,
+                                        int expert) const {
+  if (group == ProjectionGroup::kEmbedTokens) return groups_.back();
+  if (group == ProjectionGroup::kLmHead) return groups_[groups_.size() - 2];
+  const size_t first = layer_groups_[layer];
+  const auto index = first + static_cast<size_t>(group);
+  if (expert != kNoExpert) {
+    return groups_[index + 2 * static_cast<size_t>(expert)];
+  }
+  const bool is_mlp =
+      group == ProjectionGroup::kGateUp || group == ProjectionGroup::kDown;
+  static const GroupLayout kEmpty;
+  const bool is_dense = groups_[first + 2].expert == kNoExpert;
+  return is_mlp && !is_dense ? kEmpty : groups_[index];
+}
+
+const char* ExpertModuleName(TargetModule module, ExpertNames names) {
+  if (names != ExpertNames::kMixtral) return TargetModuleName(module);
+  switch (module) {
+    case TargetModule::kGateProj:
+      return "w1";
+    case TargetModule::kUpProj:
+      return "w3";
+    default:
+      return "w2";
+  }
+}
+
+std::string ExpertPath(int layer, int expert, const ExpertShape& experts) {
+  const std::string mlp = absl::StrCat(
+      "model.layers.", layer,
+      experts.names == ExpertNames::kMixtral ? ".block_sparse_moe" : ".mlp");
+  if (expert == experts.count) return absl::StrCat(mlp, ".shared_expert");
+  return absl::StrCat(mlp, ".experts.", expert);
+}
+
+std::string PathInFile(const std::string& path, DecoderNames names) {
+  constexpr absl::string_view kModel = "model.";
+  const bool in_model = absl::StartsWith(path, kModel);
+  if (names == DecoderNames::kWrapped && in_model) {
+    return absl::StrCat("model.language_model.", path.substr(kModel.size()));
+  }
+  if (names == DecoderNames::kOldWrapped) {
+    return absl::StrCat("language_model.", path);
+  }
+  return path;
+}
+
+std::string ModulePath(const LoraFactor& factor, const ExpertShape& experts) {
+  if (factor.expert != kNoExpert) {
+    return absl::StrCat(ExpertPath(factor.layer, factor.expert, experts), ".",
+                        ExpertModuleName(factor.module, experts.names));
+  }
+  const char* name = TargetModuleName(factor.module);
+  switch (factor.module) {
+    case TargetModule::kLmHead:
+      return name;
+    case TargetModule::kEmbedTokens:
+      return absl::StrCat("model.", name);
+    case TargetModule::kGateProj:
+    case TargetModule::kUpProj:
+    case TargetModule::kDownProj:
+      return absl::StrCat("model.layers.", factor.layer, ".mlp.", name);
+    default:
+      return absl::StrCat("model.layers.", factor.layer, ".self_attn.", name);
+  }
+}
+
+}  // namespace weft::lora

@@ -1,0 +1,170 @@
+// Gives each LoRA matrix of an adapter a place in the adapter's flat buffers.
+//
+// An adapter has four f32 buffers of the same layout: weights, gradient and two
+// moments. So an optimizer step, a copy or a file write is a single pass over a
+// buffer. Inside a layer the A matrices of projections that share an input
+// (q,k,v; gate,up) are adjacent, so that one GEMM multiplies all of them with
+// the input:
+//   layer 0: A_q A_k A_v B_q B_k B_v | A_o B_o | A_gate A_up B_gate B_up |
+//   A_down B_down, layer 1: ..., A_lm_head B_lm_head, A_embed B_embed
+// In a layer of experts each expert has its own gate, up and down. If several
+// processes (ranks) share a layer, a rank's layout has only the experts of this
+// rank.
+//
+// A is [LoRA rank, in] and B is [out, LoRA rank], both row-major. Each linear
+// layer has its own LoRA rank and scale. Layers that the adapter does not
+// target take no room. Torch-free.
+#ifndef WEFT_SRC_LORA_ADAPTER_LAYOUT_H_
+#define WEFT_SRC_LORA_ADAPTER_LAYOUT_H_
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/lora/expert_shape.h"
+#include "src/parallel/shard.h"
+#include "src/request/adapter.h"
+
+namespace weft::lora {
+
+// How PEFT's files spell the paths of the decoder's modules. A wrapped model
+// has other parts, such as one for images. Old releases use kOldWrapped.
+enum class DecoderNames : uint8_t {
+  kPlain,       // model.layers, lm_head
+  kWrapped,     // model.language_model.layers, lm_head
+  kOldWrapped,  // language_model.model.layers, language_model.lm_head
+};
+
+// The widths of the base model's linear layers.
+struct ModelShape {
+  int num_layers = 0;
+  int64_t hidden = 0;
+  int64_t q_width = 0;   // query heads * head features
+  int64_t kv_width = 0;  // key/value heads * head features
+  int64_t ffn = 0;
+  int64_t vocab = 0;
+  ExpertShape experts;
+  DecoderNames names = DecoderNames::kPlain;
+
+  // Returns this shape with `ffn` set to the width of the expert.
+  [[nodiscard]] ModelShape OfExpert(int expert) const;
+};
+
+// The parts of ModelShape's widths that one rank of tensor parallelism has.
+// Every rank has the whole `hidden`.
+struct ShapeRanges {
+  parallel::Range q;
+  parallel::Range kv;
+  parallel::Range ffn;
+  parallel::Range vocab;
+  parallel::Range expert_ffn;
+  parallel::Range shared_ffn;
+  int num_experts = 0;  // ExpertShape::count.
+};
+
+// The value of LoraFactor::expert for a linear layer outside the experts.
+inline constexpr int kNoExpert = -1;
+
+// A linear layer with LoRA, or the embedding with LoRA.
+struct LoraFactor {
+  int layer = 0;  // num_layers for the head and the embedding.
+  TargetModule module = TargetModule::kQProj;
+  int expert = kNoExpert;
+  int64_t rank = 0;
+  double scale = 1;  // The layer adds scale (x A^T) B^T to its output.
+  int64_t in = 0;
+  int64_t out = 0;
+  int64_t a_offset = 0;  // Offsets count floats from the start of the buffer.
+  int64_t b_offset = 0;
+
+  friend bool operator==(const LoraFactor&, const LoraFactor&) = default;
+};
+
+// A group of projections that read the same input. The embedding reads tokens,
+// so its A has one column for each token of the vocabulary.
+enum class ProjectionGroup : uint8_t {
+  kQkv,
+  kO,
+  kGateUp,
+  kDown,
+  kLmHead,
+  kEmbedTokens
+};
+inline constexpr int kGroupsPerLayer = 4;
+
+// Returns the modules of a group, in the order in which the base model stacks
+// their outputs (q, k, v; gate, up).
+[[nodiscard]] std::span<const TargetModule> ModulesOf(ProjectionGroup group);
+// Returns the number of inputs or of outputs of a module. The embedding's
+// inputs are the tokens of the vocabulary.
+[[nodiscard]] int64_t InWidth(const ModelShape& shape, TargetModule module);
+[[nodiscard]] int64_t OutWidth(const ModelShape& shape, TargetModule module);
+
+// The projections of one group that have LoRA. Their A matrices are adjacent in
+// the buffer, in the order of `factors`.
+struct GroupLayout {
+  int expert = kNoExpert;
+  std::vector<LoraFactor> factors;
+  int64_t total_rank = 0;  // Number of rows of the stacked A.
+};
+
+class AdapterLayout {
+ public:
+  AdapterLayout(const ModelShape& shape, const LoraConfig& config);
+
+  // Returns the config from which the layout was made.
+  [[nodiscard]] const LoraConfig& config() const { return config_; }
+  // Returns the largest rank of a factor; 0 without factors.
+  [[nodiscard]] int max_rank() const { return max_rank_; }
+  [[nodiscard]] int64_t num_parameters() const { return num_parameters_; }
+  // Returns every adapted layer, in the order of the buffer.
+  [[nodiscard]] const std::vector<LoraFactor>& factors() const {
+    return factors_;
+  }
+  // Returns the layout of a group. The layout has no factors in three cases:
+  // the adapter has no LoRA in the group; `expert` belongs to another rank; or
+  // the layer has experts, `group` is kGateUp or kDown, and `expert` is
+  // kNoExpert. REQUIRES: `layer` is in [0, num_layers). `expert` is kNoExpert,
+  // or an expert of the layer for kGateUp and kDown. kLmHead and kEmbedTokens
+  // ignore `layer` and `expert`.
+  [[nodiscard]] const GroupLayout& group(int layer, ProjectionGroup group,
+                                         int expert = kNoExpert) const;
+
+ private:
+  void AddGroup(const ModelShape& shape, const LoraConfig& config, int layer,
+                ProjectionGroup group, int expert = kNoExpert);
+
+  LoraConfig config_;
+  int max_rank_ = 0;
+  int64_t num_parameters_ = 0;
+  std::vector<LoraFactor> factors_;
+  std::vector<GroupLayout> groups_;
+  // The index in groups_ of each layer's first group. The last entry is the
+  // index of the head's group.
+  std::vector<size_t> layer_groups_;
+};
+
+// Returns Hugging Face's path of the module, such as
+// "model.layers.0.mlp.up_proj", "model.layers.0.mlp.experts.3.up_proj" or
+// "lm_head". `experts` says how the model spells the paths of experts. PEFT
+// adds the prefix "base_model.model." and the suffix ".lora_A.weight" or
+// ".lora_B.weight". For the embedding the suffix is ".lora_embedding_A" or
+// ".lora_embedding_B".
+[[nodiscard]] std::string ModulePath(const LoraFactor& factor,
+                                     const ExpertShape& experts = {});
+// Returns a path of ModulePath, or one that begins with it, in the spelling
+// `names`.
+[[nodiscard]] std::string PathInFile(const std::string& path,
+                                     DecoderNames names);
+// Returns the path of an expert, such as "model.layers.0.mlp.experts.3".
+[[nodiscard]] std::string ExpertPath(int layer, int expert,
+                                     const ExpertShape& experts);
+// Returns the last part of the path of an expert's module, such as "w1".
+[[nodiscard]] const char* ExpertModuleName(TargetModule module,
+                                           ExpertNames names);
+
+}  // namespace weft::lora
+
+#endif  // WEFT_SRC_LORA_ADAPTER_LAYOUT_H_

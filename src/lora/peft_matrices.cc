@@ -1,0 +1,251 @@
+#include "src/lora/peft_matrices.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "src/base/status_macros.h"
+#include "src/weights/float_convert.h"
+
+namespace weft::lora {
+namespace {
+
+using weights::ScalarType;
+using weights::TensorMap;
+using weights::TensorView;
+
+// Returns A and B of a factor as tensors of their own (ExpertForm::kSingle).
+std::pair<PeftMatrix, PeftMatrix> ModuleMatrices(const LoraFactor& factor,
+                                                 const std::string& path) {
+  const bool embeds = factor.module == TargetModule::kEmbedTokens;
+  const auto make = [&](const char* a_or_b, int64_t rows, int64_t columns,
+                        int64_t offset) {
+    return PeftMatrix{
+        .name = absl::StrCat(path, embeds ? ".lora_embedding_" : ".lora_",
+                             a_or_b, embeds ? "" : ".weight"),
+        .rows = rows,
+        .columns = columns,
+        .offset = offset,
+        .tensor_rows = rows,
+        .tensor_columns = columns};
+  };
+  return {make("A", factor.rank, factor.in, factor.a_offset),
+          make("B", factor.out, factor.rank, factor.b_offset)};
+}
+
+bool HasFactors(const AdapterLayout& layout, const LoraFactor& factor,
+                ProjectionGroup group) {
+  return !layout.group(factor.layer, group, factor.expert).factors.empty();
+}
+
+// Makes an expert's A and B refer to parts of the fused parameter's A and B. If
+// an adapter has both gate_up_proj and down_proj, PEFT's wrapper for down_proj
+// wraps its wrapper for gate_up_proj. So the path of gate_up_proj contains
+// base_layer, PEFT's name for the wrapped part.
+void PointToFused(const LoraFactor& factor, const AdapterLayout& layout,
+                  const ExpertShape& experts, absl::string_view prefix,
+                  ExpertForm form, PeftMatrix& a, PeftMatrix& b) {
+  const bool is_down = factor.module == TargetModule::kDownProj;
+  const bool is_up = factor.module == TargetModule::kUpProj;
+  const bool is_inner =
+      !is_down && HasFactors(layout, factor, ProjectionGroup::kDown);
+  const std::string path =
+      absl::StrCat(prefix, ".model.layers.", factor.layer, ".mlp.experts",
+                   is_inner ? ".base_layer" : "");
+  const bool has_halves = form == ExpertForm::kHalves && !is_down;
+  const int64_t rank = has_halves ? 2 * factor.rank : factor.rank;
+  const int64_t first_rank = has_halves && is_up ? factor.rank : 0;
+  const bool in_turns = experts.names == ExpertNames::kFused && !is_down;
+  a.name = absl::StrCat(path, ".lora_A.weight");
+  a.tensor_rows = experts.count * rank;
+  a.first_row = factor.expert * rank + first_rank;
+  b.name = absl::StrCat(path, ".lora_B.weight");
+  b.tensor_rows = is_down ? factor.out : 2 * factor.out;
+  if (is_up) b.first_row = in_turns ? 1 : factor.out;
+  b.row_step = in_turns ? 2 : 1;
+  b.tensor_columns = rank * experts.count;
+  b.first_column = first_rank * experts.count + factor.expert;
+  b.column_step = experts.count;
+}
+
+absl::StatusOr<const TensorView*> FindMatrix(const TensorMap& tensors,
+                                             const PeftMatrix& matrix) {
+  const auto found = tensors.find(matrix.name);
+  if (found == tensors.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor '", matrix.name, "' is missing"));
+  }
+  const TensorView& view = found->second;
+  const std::vector<int64_t> expected = {matrix.tensor_rows,
+                                         matrix.tensor_columns};
+  if (view.shape != expected) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor '", matrix.name, "' has shape ",
+                     weights::ShapeString(view.shape), "; expected ",
+                     weights::ShapeString(expected)));
+  }
+  if (view.dtype != ScalarType::kF32 && view.dtype != ScalarType::kF16 &&
+      view.dtype != ScalarType::kBf16) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tensor '", matrix.name, "' has dtype ",
+        weights::ScalarTypeName(view.dtype), "; accepted: F32, F16, BF16"));
+  }
+  return &view;
+}
+
+bool IsWhole(const PeftMatrix& matrix) {
+  return matrix.rows == matrix.tensor_rows &&
+         matrix.columns == matrix.tensor_columns;
+}
+
+// Converts each tensor of a file to floats only once, even if the tensor
+// contains many matrices.
+class FusedTensors {
+ public:
+  explicit FusedTensors(const TensorMap& tensors) : tensors_(tensors) {}
+
+  // Returns the values of the whole tensor that contains the matrix.
+  absl::StatusOr<absl::Span<const float>> All(const PeftMatrix& matrix) {
+    std::vector<float>& values = converted_[matrix.name];
+    if (values.empty()) {
+      values.resize(matrix.tensor_rows * matrix.tensor_columns);
+      WEFT_RETURN_IF_ERROR(weights::CopyToFloats(tensors_.at(matrix.name),
+                                                 absl::MakeSpan(values)));
+    }
+    return values;
+  }
+
+  absl::Status CopyPart(const PeftMatrix& matrix, absl::Span<float> place) {
+    WEFT_ASSIGN_OR_RETURN(const absl::Span<const float> values, All(matrix));
+    for (int64_t i = 0; i < matrix.rows; ++i) {
+      const float* row =
+          values.data() +
+          (matrix.first_row + i * matrix.row_step) * matrix.tensor_columns +
+          matrix.first_column;
+      for (int64_t j = 0; j < matrix.columns; ++j) {
+        place[i * matrix.columns + j] = row[j * matrix.column_step];
+      }
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  const TensorMap& tensors_;
+  absl::flat_hash_map<std::string, std::vector<float>> converted_;
+};
+
+bool IsExpert(const LoraFactor& factor, const ExpertShape& experts) {
+  return factor.expert != kNoExpert && factor.expert < experts.count;
+}
+
+// Returns whether a fused B [out, R E], with alternating rows of gate and up,
+// has ExpertForm::kHalves. In this form rows of gate are zero in the second
+// half of B's columns, and rows of up are zero in the first half.
+bool HasHalves(absl::Span<const float> b, int64_t columns) {
+  for (size_t i = 0; i < b.size(); ++i) {
+    const int64_t row = static_cast<int64_t>(i) / columns;
+    const bool in_second = static_cast<int64_t>(i) % columns >= columns / 2;
+    const bool is_up = row % 2 == 1;
+    if (is_up != in_second && b[i] != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::vector<PeftMatrix> MatricesOf(const AdapterLayout& layout,
+                                   const ExpertShape& experts,
+                                   absl::string_view prefix, ExpertForm form) {
+  std::vector<PeftMatrix> matrices;
+  matrices.reserve(layout.factors().size() * 2);
+  for (const LoraFactor& factor : layout.factors()) {
+    auto [a, b] = ModuleMatrices(
+        factor, absl::StrCat(prefix, ".", ModulePath(factor, experts)));
+    if (form != ExpertForm::kSingle && IsExpert(factor, experts)) {
+      PointToFused(factor, layout, experts, prefix, form, a, b);
+    }
+    matrices.push_back(std::move(a));
+    matrices.push_back(std::move(b));
+  }
+  return matrices;
+}
+
+absl::StatusOr<ExpertForm> FormOf(const TensorMap& tensors,
+                                  const AdapterLayout& layout,
+                                  const ExpertShape& experts,
+                                  absl::string_view prefix) {
+  if (experts.count == 0) return ExpertForm::kSingle;
+  const std::vector<PeftMatrix> fused =
+      MatricesOf(layout, experts, prefix, ExpertForm::kFused);
+  bool is_fused = false;
+  bool has_halves = experts.names == ExpertNames::kFused;
+  FusedTensors values(tensors);
+  for (size_t i = 0; i < layout.factors().size(); ++i) {
+    const LoraFactor& factor = layout.factors()[i];
+    if (!IsExpert(factor, experts)) continue;
+    const PeftMatrix& b = fused[2 * i + 1];
+    if (!tensors.contains(b.name)) return ExpertForm::kSingle;
+    is_fused = true;
+    if (!has_halves || factor.expert > 0 ||
+        factor.module != TargetModule::kGateProj) {
+      continue;
+    }
+    WEFT_RETURN_IF_ERROR(FindMatrix(tensors, b).status());
+    WEFT_ASSIGN_OR_RETURN(const absl::Span<const float> all, values.All(b));
+    has_halves = factor.rank % 2 == 0 && HasHalves(all, b.tensor_columns);
+  }
+  if (!is_fused) return ExpertForm::kSingle;
+  return has_halves ? ExpertForm::kHalves : ExpertForm::kFused;
+}
+
+absl::StatusOr<std::vector<float>> Gather(
+    const TensorMap& tensors, int64_t size,
+    const std::vector<PeftMatrix>& matrices) {
+  for (const PeftMatrix& matrix : matrices) {
+    WEFT_RETURN_IF_ERROR(FindMatrix(tensors, matrix).status());
+  }
+  std::vector<float> buffer(size);
+  FusedTensors fused(tensors);
+  for (const PeftMatrix& matrix : matrices) {
+    const absl::Span<float> place = absl::MakeSpan(buffer).subspan(
+        matrix.offset, matrix.rows * matrix.columns);
+    WEFT_RETURN_IF_ERROR(
+        IsWhole(matrix) ? weights::CopyToFloats(tensors.at(matrix.name), place)
+                        : fused.CopyPart(matrix, place));
+  }
+  return buffer;
+}
+
+std::vector<PeftTensor> Scatter(absl::Span<const float> buffer,
+                                const std::vector<PeftMatrix>& matrices) {
+  std::vector<PeftTensor> tensors;
+  absl::flat_hash_map<std::string, size_t> places;
+  for (const PeftMatrix& matrix : matrices) {
+    const auto [place, is_new] =
+        places.try_emplace(matrix.name, tensors.size());
+    if (is_new) {
+      tensors.push_back({.name = matrix.name,
+                         .rows = matrix.tensor_rows,
+                         .columns = matrix.tensor_columns,
+                         .values = std::vector<float>(matrix.tensor_rows *
+                                                      matrix.tensor_columns)});
+    }
+    std::vector<float>& values = tensors[place->second].values;
+    for (int64_t i = 0; i < matrix.rows; ++i) {
+      float* row =
+          values.data() +
+          (matrix.first_row + i * matrix.row_step) * matrix.tensor_columns +
+          matrix.first_column;
+      for (int64_t j = 0; j < matrix.columns; ++j) {
+        row[j * matrix.column_step] =
+            buffer[matrix.offset + i * matrix.columns + j];
+      }
+    }
+  }
+  return tensors;
+}
+
+}  // namespace weft::lora

@@ -1,0 +1,235 @@
+#include "src/model/router.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/native/TopKImpl.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <tuple>
+#include <utility>
+
+#include "src/ops/cpu_dispatch.h"
+#include "src/ops/matmul.h"
+
+namespace weft::moe {
+namespace {
+
+at::Tensor Logits(const at::Tensor& x_TH, const RouterWeights& weights) {
+  at::Tensor logits_TE = ops::Linear(x_TH, weights.router_EH);
+  if (weights.bias_E.defined()) logits_TE.add_(weights.bias_E);
+  return logits_TE;
+}
+
+// Sorting costs about this many operations for each score.
+constexpr int64_t kSortCost = 8;
+
+at::Tensor Softmax(const at::Tensor& logits) {
+  return at::softmax(
+      logits, -1,
+      logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+}
+
+// Returns the weights of `experts_TK`, given the probabilities `scores_TE`.
+// With softmax_of_chosen, `scores_TE` has logits, and the result is the logits
+// of `experts_TK`.
+at::Tensor ScoresOf(const at::Tensor& scores_TE, const at::Tensor& experts_TK,
+                    const model::MoeConfig& config) {
+  at::Tensor chosen_TK = scores_TE.gather(1, experts_TK);
+  if (config.softmax_of_chosen || !config.normalizes_weights) return chosen_TK;
+  return chosen_TK / chosen_TK.sum(1, /*keepdim=*/true);
+}
+
+at::Tensor Choose(const at::Tensor& scores_TE, int64_t per_token,
+                  const at::Tensor& given_TK) {
+  at::Tensor experts_TK =
+      std::get<1>(at::topk(scores_TE, per_token, /*dim=*/1));
+  if (!given_TK.defined()) return experts_TK;
+  return at::where(given_TK.lt(0), experts_TK, given_TK);
+}
+
+// Divides the weights by their sum, as ScoresOf does. Adds the weights in the
+// order in which at::sum on x86 adds at most 31 numbers: in 4 lanes if there
+// are fewer than 8 weights, otherwise in 8 lanes. The last weights may not fill
+// all lanes. With 4 lanes, the last weights are added to the first lane. With 8
+// lanes, the last weights have a sum of their own, to which the lanes are
+// added.
+void NormalizeRow(float* weights_K, int64_t per_token) {
+  const int64_t width = per_token < 8 ? 4 : 8;
+  const int64_t whole = per_token / width * width;
+  float lanes[8] = {};
+  float rest = 0;
+  for (int64_t k = 0; k < whole; ++k) lanes[k % width] += weights_K[k];
+  float& end = width == 4 ? lanes[0] : rest;
+  for (int64_t k = whole; k < per_token; ++k) end += weights_K[k];
+  float sum = rest;
+  for (int64_t lane = 0; lane < width; ++lane) sum += lanes[lane];
+  for (int64_t k = 0; k < per_token; ++k) weights_K[k] /= sum;
+}
+
+// Does what Choose and ScoresOf do, row by row. For few rows, LibTorch's
+// operators take longer to set up than to run.
+class RowChoice {
+ public:
+  // The tensors outlive the object. Run writes `experts_TK` and `chosen_TK`.
+  RowChoice(const at::Tensor& scores_TE, const at::Tensor& given_TK,
+            const at::Tensor& experts_TK, const at::Tensor& chosen_TK,
+            const model::MoeConfig& config)
+      : scores_(scores_TE.const_data_ptr<float>()),
+        given_(given_TK.defined() ? given_TK.const_data_ptr<int64_t>()
+                                  : nullptr),
+        experts_(experts_TK.mutable_data_ptr<int64_t>()),
+        chosen_(chosen_TK.mutable_data_ptr<float>()),
+        num_experts_(scores_TE.size(1)),
+        per_token_(experts_TK.size(1)),
+        normalizes_(config.normalizes_weights && !config.softmax_of_chosen) {}
+
+  // Chooses the experts of the tokens [begin, end).
+  void Run(int64_t begin, int64_t end) const {
+    const int64_t first = begin * per_token_, last = end * per_token_;
+    if (given_ == nullptr ||
+        std::any_of(given_ + first, given_ + last,
+                    [](int64_t expert) { return expert < 0; })) {
+      TakeLargest(begin, end);
+    }
+    if (given_ != nullptr) {
+      for (int64_t pair = first; pair < last; ++pair) TakeGiven(pair);
+    }
+    if (!normalizes_) return;
+    for (int64_t pair = first; pair < last; pair += per_token_) {
+      NormalizeRow(chosen_ + pair, per_token_);
+    }
+  }
+
+ private:
+  // Runs the loop of at::topk, so ties are broken in the same way.
+  void TakeLargest(int64_t begin, int64_t end) const {
+    // `data` has no const pointers, but the loop only reads the scores.
+    char* data[] = {reinterpret_cast<char*>(chosen_ + begin * per_token_),
+                    reinterpret_cast<char*>(experts_ + begin * per_token_),
+                    reinterpret_cast<char*>(const_cast<float*>(scores_) +
+                                            begin * num_experts_)};
+    const int64_t strides[] = {
+        per_token_ * static_cast<int64_t>(sizeof(float)),
+        per_token_ * static_cast<int64_t>(sizeof(int64_t)),
+        num_experts_ * static_cast<int64_t>(sizeof(float))};
+    at::native::topk_impl_loop<float, float>(
+        /*mode_values_stride=*/1, /*mode_indices_stride=*/1,
+        /*tmp_values_stride=*/1, per_token_, num_experts_, /*largest=*/true,
+        /*sorted=*/true, data, strides, end - begin);
+  }
+
+  void TakeGiven(int64_t pair) const {
+    const int64_t expert = given_[pair], token = pair / per_token_;
+    if (expert < 0) return;
+    TORCH_CHECK(expert < num_experts_, "expert ", expert, " of token ", token,
+                " is not in [0, ", num_experts_, ")");
+    experts_[pair] = expert;
+    chosen_[pair] = scores_[token * num_experts_ + expert];
+  }
+
+  const float* scores_;
+  const int64_t* given_;  // Null if no experts are given.
+  int64_t* experts_;
+  float* chosen_;
+  const int64_t num_experts_, per_token_;
+  const bool normalizes_;
+};
+
+void ChooseRows(const at::Tensor& scores_TE, const at::Tensor& given_TK,
+                const at::Tensor& experts_TK, const at::Tensor& chosen_TK,
+                const model::MoeConfig& config) {
+  at::Tensor given = given_TK;
+  if (given.defined()) {
+    TORCH_CHECK(given.sizes() == experts_TK.sizes(), "given experts are ",
+                given.sizes(), ", wanted ", experts_TK.sizes());
+    given = given.contiguous();
+  }
+  const RowChoice choice(scores_TE, given, experts_TK, chosen_TK, config);
+  at::parallel_for(0, scores_TE.size(0),
+                   ops::RowGrain(kSortCost * scores_TE.size(1)),
+                   [&](int64_t begin, int64_t end) { choice.Run(begin, end); });
+}
+
+// Routes the tokens as Route does, or as RouteTo does if `all_given` is true.
+// `dtype` is that of the result's weights.
+Routing RouteByScores(const at::Tensor& scores_TE, const at::Tensor& given_TK,
+                      bool all_given, const model::MoeConfig& config,
+                      at::ScalarType dtype) {
+  Routing routing;
+  at::Tensor weights_TK;
+  if (ops::HasCpuKernel(scores_TE) && scores_TE.is_contiguous()) {
+    const int64_t num_tokens = scores_TE.size(0);
+    const int64_t per_token = config.shape.per_token;
+    routing.experts_TK = at::empty({num_tokens, per_token},
+                                   scores_TE.options().dtype(at::kLong));
+    weights_TK = at::empty({num_tokens, per_token}, scores_TE.options());
+    ChooseRows(scores_TE, given_TK, routing.experts_TK, weights_TK, config);
+  } else {
+    routing.experts_TK =
+        all_given ? given_TK
+                  : Choose(scores_TE, config.shape.per_token, given_TK);
+    weights_TK = ScoresOf(scores_TE, routing.experts_TK, config);
+  }
+  if (config.softmax_of_chosen) weights_TK = Softmax(weights_TK);
+  routing.probs = config.softmax_of_chosen ? weights_TK : scores_TE;
+  routing.weights_TK = weights_TK.to(dtype);
+  return routing;
+}
+
+// Returns the `scores_TE` of RouteByScores.
+at::Tensor Scores(const at::Tensor& x_TH, const RouterWeights& weights,
+                  const model::MoeConfig& config) {
+  at::Tensor logits_TE = Logits(x_TH, weights);
+  return config.softmax_of_chosen ? logits_TE : Softmax(logits_TE);
+}
+
+// Returns dLoss/dlogits [T, E].
+at::Tensor LogitsGradient(const at::Tensor& d_weights_TK,
+                          const Routing& routing, int64_t num_experts,
+                          const model::MoeConfig& config) {
+  const at::Tensor& probs = routing.probs;
+  at::Tensor d_chosen_TK = d_weights_TK.to(probs.scalar_type());
+  const auto scatter = [&](const at::Tensor& d_TK) {
+    return at::zeros({d_TK.size(0), num_experts}, d_TK.options())
+        .scatter_(1, routing.experts_TK, d_TK);
+  };
+  if (config.softmax_of_chosen) {
+    return scatter(at::_softmax_backward_data(d_chosen_TK, probs, /*dim=*/1,
+                                              probs.scalar_type()));
+  }
+  if (config.normalizes_weights) {
+    const at::Tensor chosen_TK = probs.gather(1, routing.experts_TK);
+    const at::Tensor sum_T1 = chosen_TK.sum(1, /*keepdim=*/true);
+    const at::Tensor mean_T1 =
+        (d_chosen_TK * chosen_TK).sum(1, /*keepdim=*/true) / sum_T1;
+    d_chosen_TK = (d_chosen_TK - mean_T1) / sum_T1;
+  }
+  return at::_softmax_backward_data(scatter(d_chosen_TK), probs, /*dim=*/1,
+                                    probs.scalar_type());
+}
+
+}  // namespace
+
+Routing Route(const at::Tensor& x_TH, const RouterWeights& weights,
+              const model::MoeConfig& config, const at::Tensor& given_TK) {
+  return RouteByScores(Scores(x_TH, weights, config), given_TK,
+                       /*all_given=*/false, config, x_TH.scalar_type());
+}
+
+Routing RouteTo(const at::Tensor& x_TH, const RouterWeights& weights,
+                const model::MoeConfig& config, const at::Tensor& experts_TK) {
+  return RouteByScores(Scores(x_TH, weights, config), experts_TK,
+                       /*all_given=*/true, config, x_TH.scalar_type());
+}
+
+at::Tensor RouteBackward(const at::Tensor& d_weights_TK, const Routing& routing,
+                         const at::Tensor& router_EH,
+                         const model::MoeConfig& config) {
+  const at::Tensor d_logits_TE =
+      LogitsGradient(d_weights_TK, routing, router_EH.size(0), config)
+          .to(routing.weights_TK.scalar_type());
+  return ops::MatMul(d_logits_TE, router_EH);
+}
+
+}  // namespace weft::moe
