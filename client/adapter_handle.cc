@@ -23,7 +23,7 @@ AdapterHandle::AdapterHandle(std::shared_ptr<Connection> connection,
     : adapter_id_(adapter.adapter_id()),
       options_(std::move(options)),
       connection_(std::move(connection)),
-      counter_(std::make_shared<StepCounter>(adapter.last_step(),
+      counter_(std::make_shared<StepCounter>(adapter.next_step() - 1,
                                              adapter.epoch())) {}
 
 template <typename Request, typename Response>
@@ -51,8 +51,8 @@ Future<Reply<Response>> AdapterHandle::Submit(
   };
   auto finish = [promise, counter = counter_,
                  step = number->step](absl::StatusOr<Reply<Response>> reply) {
-    const absl::Status status = counter->Finish(
-        step, OutcomeOfTrainingStep(reply.status()), reply.status());
+    const absl::Status status =
+        counter->Finish(step, OutcomeOfStep(reply.status()), reply.status());
     if (!status.ok()) reply = status;
     promise->set_value(std::move(reply));
   };
@@ -123,7 +123,8 @@ absl::Status AdapterHandle::Resync() {
   const grpc::Status status =
       connection_->adapters().GetAdapter(&context, request, &response);
   if (!status.ok()) return FromGrpcStatus(status);
-  counter_->Reset(response.adapter().last_step(), response.adapter().epoch());
+  counter_->Reset(response.adapter().next_step() - 1,
+                  response.adapter().epoch());
   return absl::OkStatus();
 }
 

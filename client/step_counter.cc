@@ -9,7 +9,7 @@
 
 namespace weft::client {
 
-StepOutcome OutcomeOfTrainingStep(const absl::Status& status) {
+StepOutcome OutcomeOfStep(const absl::Status& status) {
   if (status.GetPayload(kStepDonePayload)) return StepOutcome::kDone;
   if (status.GetPayload(kStaleEpochPayload)) return StepOutcome::kRefused;
   switch (status.code()) {

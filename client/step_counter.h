@@ -1,12 +1,12 @@
 // Numbers an adapter's steps, without I/O.
 //
 // A step gets its number when it is submitted. So several steps can be in
-// flight, and the server runs them in the order of their numbers. If the server
-// refuses a step, the step did not run, so the server cannot run later steps.
-// If no later step exists, the next step takes the refused number again.
-// Otherwise the counter withdraws the later steps, and needs a Reset to the
-// server's last step. The counter also needs a Reset if it is unknown whether a
-// step ran.
+// flight, and the server runs them in the order of their numbers. A step that
+// the server has accepted keeps its number, also if it fails. If the server
+// does not accept a step, the next step takes its number. But if later steps
+// are in flight, which the server cannot run, the counter withdraws them, and
+// needs a Reset to the server's next number. The counter also needs a Reset if
+// it is unknown whether the server has accepted a step.
 //
 // If the server has no room for a step, the counter holds the adapter's steps
 // back. They go out again in order, at most as many at a time as the server had
@@ -15,9 +15,8 @@
 // has passed. Without this order, later steps would take the room that the
 // lowest one needs.
 //
-// A step also carries the epoch in which its number was given out. The server
-// begins a new epoch when the adapter is created, imported or loaded from a
-// checkpoint. The server refuses steps of an old epoch. Only a Reset gives the
+// A step also carries the epoch of its adapter. So no step trains another
+// adapter, which was made later under the same name. Only a Reset gives the
 // counter the new epoch.
 #ifndef WEFT_CLIENT_STEP_COUNTER_H_
 #define WEFT_CLIENT_STEP_COUNTER_H_
@@ -39,15 +38,15 @@
 namespace weft::client {
 
 enum class StepOutcome : uint8_t {
-  kDone,     // The step ran, in this call or an earlier call.
-  kRefused,  // The step did not run, so its number is free.
-  kUnknown,  // The step may have run.
+  kDone,     // The server has accepted the step, which has its result.
+  kRefused,  // The server has not accepted the step, so its number is free.
+  kUnknown,  // The server may have accepted the step.
 };
 
-// Returns the outcome that a training step's status implies. The payload
-// kStepDonePayload means that the step ran and failed. kStaleEpochPayload means
-// that the step did not run, because its epoch had ended.
-[[nodiscard]] StepOutcome OutcomeOfTrainingStep(const absl::Status& status);
+// Returns the outcome that a step's status implies. The payload
+// kStepDonePayload means that the status is the result of an accepted step,
+// kStaleEpochPayload that the adapter is gone.
+[[nodiscard]] StepOutcome OutcomeOfStep(const absl::Status& status);
 inline constexpr char kStepDonePayload[] = "weft/step-done";
 inline constexpr char kStaleEpochPayload[] = "weft/stale-epoch";
 

@@ -107,6 +107,24 @@ CallRecord::CallRecord(ServiceCore* core, CallOrigin origin, Rpc rpc)
 
 CallRecord::~CallRecord() { core_->open_calls.fetch_sub(1); }
 
+void CallRecord::AcceptRefused(
+    RefusedStep refused, std::function<void(const absl::Status&)> done) const {
+  const absl::Status status = refused.status;
+  const absl::StatusOr<Engine*> engine = core_->engine.Get();
+  if (refused.adapter_id.empty() || !engine.ok() ||
+      !caller()->Qualify(FieldsOf(&refused)).ok()) {
+    done(status);
+    return;
+  }
+  refused.deadline = deadline();
+  (*engine)->RefuseStep(std::move(refused), [status, done = std::move(done)](
+                                                const absl::Status& result) {
+    const bool told = result.GetPayload(kStepDonePayload).has_value() ||
+                      RetryMillis(result).has_value();
+    done(told ? result : status);
+  });
+}
+
 absl::Status CallRecord::Take(const RequestFields& fields) {
   const absl::Status own = caller()->Qualify(fields);
   if (!own.ok()) return own;

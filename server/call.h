@@ -2,6 +2,7 @@
 #ifndef WEFT_SERVER_CALL_H_
 #define WEFT_SERVER_CALL_H_
 
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -13,10 +14,20 @@
 #include "server/request_fields.h"
 #include "server/request_validation.h"
 #include "server/service_core.h"
+#include "server/status_conversion.h"
+#include "src/base/sha256.h"
 #include "src/base/trace_id.h"
 #include "src/engine/engine.h"
 
 namespace weft {
+
+// A request with a place in its adapter's order of steps.
+template <typename Request>
+concept NumberedRequest = requires(const Request& request) {
+  request.adapter_id();
+  request.step();
+  request.epoch();
+};
 
 // The caller, address, deadline and trace id of a call.
 struct CallOrigin {
@@ -89,6 +100,27 @@ class CallRecord {
     return absl::OkStatus();
   }
 
+  // Ends a call whose request Admit or Read has refused with `status`. If the
+  // request has a step number and the error does not depend on time or token,
+  // the step is accepted: it fails in its turn, so that later steps can run.
+  // `done` gets the call's status.
+  template <typename Request>
+  void Refuse(const Request& request, const absl::Status& status,
+              std::function<void(const absl::Status&)> done) {
+    if constexpr (NumberedRequest<Request>) {
+      if (request.step() > 0 && KeepsNumber(status)) {
+        AcceptRefused({.adapter_id = request.adapter_id(),
+                       .step = request.step(),
+                       .epoch = request.epoch(),
+                       .digest = Sha256(request.SerializeAsString()),
+                       .status = status},
+                      std::move(done));
+        return;
+      }
+    }
+    done(status);
+  }
+
   // Gives the request the engine's names of adapters, and stores the object of
   // the call for Audit and NoteError: the adapter's id, or ADAPTER/CHECKPOINT.
   // Errors: those of Qualify.
@@ -119,6 +151,8 @@ class CallRecord {
  private:
   CallRecord(ServiceCore* core, grpc::CallbackServerContext* context,
              CallOrigin origin, Rpc rpc);
+  void AcceptRefused(RefusedStep refused,
+                     std::function<void(const absl::Status&)> done) const;
   // Charges the tokens of a request to the tenant. Refund gives them back, for
   // a call that the engine refused or answered without computing anything.
   [[nodiscard]] absl::Status Spend(int64_t tokens);

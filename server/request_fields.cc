@@ -46,6 +46,10 @@ RequestFields FieldsOf(PublishSnapshotRequest* request) {
   return {.adapter_id = &request->adapter_id, .deadline = &request->deadline};
 }
 
+RequestFields FieldsOf(RefusedStep* request) {
+  return {.adapter_id = &request->adapter_id, .deadline = &request->deadline};
+}
+
 RequestFields FieldsOf(ReleaseSnapshotRequest* request) {
   return {.adapter_id = &request->adapter_id};
 }

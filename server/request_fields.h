@@ -13,6 +13,7 @@
 #include "src/request/checkpoint.h"
 #include "src/request/profile.h"
 #include "src/request/sample.h"
+#include "src/request/step.h"
 #include "src/request/train.h"
 
 namespace weft {
@@ -45,6 +46,7 @@ struct RequestFields {
 [[nodiscard]] RequestFields FieldsOf(LoadCheckpointRequest* request);
 [[nodiscard]] RequestFields FieldsOf(UploadCheckpointRequest* request);
 [[nodiscard]] RequestFields FieldsOf(PublishSnapshotRequest* request);
+[[nodiscard]] RequestFields FieldsOf(RefusedStep* request);
 [[nodiscard]] RequestFields FieldsOf(ReleaseSnapshotRequest* request);
 [[nodiscard]] RequestFields FieldsOf(ExportAdapterRequest* request);
 [[nodiscard]] RequestFields FieldsOf(ImportAdapterRequest* request);

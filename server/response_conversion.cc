@@ -171,6 +171,7 @@ void ToProto(const AdapterInfo& info, v1::Adapter* out) {
   out->set_adapter_id(info.adapter_id);
   ToProto(info.config, out->mutable_config());
   out->set_last_step(info.last_step);
+  out->set_next_step(info.next_step);
   out->set_optim_steps(info.optim_steps);
   out->set_version(info.version);
   out->set_num_parameters(info.num_parameters);

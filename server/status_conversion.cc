@@ -62,6 +62,12 @@ std::optional<int> RetryMillis(const absl::Status& status) {
   return kRetryPushbackMillis;
 }
 
+bool KeepsNumber(const absl::Status& status) {
+  return !RetryMillis(status) && !absl::IsNotFound(status) &&
+         !absl::IsDeadlineExceeded(status) &&
+         !absl::IsUnauthenticated(status) && !absl::IsPermissionDenied(status);
+}
+
 void AddRetryHint(const absl::Status& status,
                   grpc::ServerContextBase* context) {
   if (const std::optional<int> millis = RetryMillis(status)) {

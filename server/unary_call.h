@@ -98,7 +98,11 @@ grpc::ServerUnaryReactor* RunUnary(ServiceCore* core,
           call->SetCancel(start(engine, std::move(plain), std::move(done)));
         }
       });
-  if (!refused.ok()) call->Reply(refused);
+  if (!refused.ok()) {
+    call->record().Refuse(request, refused, [call](const absl::Status& status) {
+      call->Reply(status);
+    });
+  }
   return call.get();
 }
 

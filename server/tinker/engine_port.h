@@ -4,6 +4,7 @@
 #ifndef WEFT_SERVER_TINKER_ENGINE_PORT_H_
 #define WEFT_SERVER_TINKER_ENGINE_PORT_H_
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -17,7 +18,7 @@
 namespace weft::tinker {
 
 // REQUIRES: `core` outlives this object and all calls.
-// Threads: the front's for Call and CallUnmetered; any for the others.
+// Threads: the front's for Call and RefuseStep; any for the others.
 class EnginePort {
  public:
   EnginePort(ServiceCore* core, std::weak_ptr<HttpServer> server)
@@ -68,22 +69,23 @@ class EnginePort {
     return Return(call.get());
   }
 
-  // Like Call, but checks no quota and validates nothing. `plain` has the
-  // caller's names for adapters. No quota applies, because other calls of the
-  // tenant may have used up the quota while they wait for this call.
-  template <typename Result, typename Plain, typename StartFn>
-  [[nodiscard]] absl::Status CallUnmetered(CallOrigin origin, Rpc rpc,
-                                           Plain plain, StartFn start,
-                                           Callback<Result> done) const {
-    const auto call =
-        std::make_shared<Pending<Result>>(core_, std::move(origin), rpc);
-    const TraceScope scope(call->record.trace());
+  // Has the engine accept a step whose request was refused, so that it fails in
+  // its turn (Engine::RefuseStep). `done` runs on the front's thread, perhaps
+  // before this method returns.
+  void RefuseStep(const CallOrigin& origin, RefusedStep refused,
+                  std::function<void(const absl::Status&)> done) const {
     const absl::StatusOr<Engine*> engine = core_->engine.Get();
-    if (!engine.ok()) return call->record.Settle(engine.status());
-    const absl::Status own = call->record.caller()->Qualify(FieldsOf(&plain));
-    if (!own.ok()) return call->record.Settle(own);
-    start(**engine, std::move(plain), Deliver<Result>(call, std::move(done)));
-    return Return(call.get());
+    absl::Status status = engine.status();
+    if (status.ok()) status = origin.caller.status();
+    if (status.ok()) status = origin.caller->Qualify(FieldsOf(&refused));
+    if (!status.ok()) return done(status);
+    (*engine)->RefuseStep(
+        std::move(refused),
+        [server = server_, done = std::move(done)](const absl::Status& result) {
+          if (const auto live = server.lock()) {
+            live->Post([done, result] { done(result); });
+          }
+        });
   }
 
  private:
@@ -135,7 +137,7 @@ class EnginePort {
     };
   }
 
-  // Ends Call or CallUnmetered. If a result is in `early`, runs `done` with the
+  // Ends Call. If a result is in `early`, runs `done` with the
   // result. If an error is in `early`, returns the error.
   template <typename Result>
   static absl::Status Return(Pending<Result>* call) {

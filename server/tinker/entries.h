@@ -27,8 +27,8 @@ struct Session {
   absl::Time last_beat;
 };
 
-// A model in training: an adapter, and the mapping from the client's sequence
-// numbers to the adapter's steps.
+// A model in training: an adapter, whose steps have the client's sequence
+// numbers.
 struct Model {
   std::string id;
   Caller caller;
@@ -39,24 +39,7 @@ struct Model {
   // can load a tokenizer by this name. Empty: as the server names it.
   std::string base_model;
   Json user_metadata;
-  // Pairs (first, offset), ascending. The last pair with first <= s maps
-  // sequence number s to the adapter's step s + offset. Without such a pair,
-  // the step is s. Each successful load adds a pair, because the adapter then
-  // goes on from the checkpoint's last step. Only the last two pairs are kept.
-  std::vector<std::pair<int64_t, int64_t>> offsets;
-  // The sequence number of the load_weights step that has begun but not ended,
-  // or 0 if there is none. The ledger keeps this number.
-  int64_t begun_load = 0;
   StepLine line;
-
-  // Returns the adapter's step for a sequence number.
-  [[nodiscard]] uint64_t StepOf(int64_t seq) const {
-    int64_t offset = 0;
-    for (const auto& [first, value] : offsets) {
-      if (first <= seq) offset = value;
-    }
-    return static_cast<uint64_t>(seq + offset);
-  }
 };
 
 // A sampling session: the weights that a sampling client samples from.

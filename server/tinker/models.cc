@@ -147,7 +147,7 @@ absl::Status OpenModel(
   model.session = session;
   model.adapter = AdapterOfModel(id);
   model.base_model = std::move(base);
-  model.line.loading = 0;
+  model.line.held = true;
   const Json* const metadata = Find(call->body, "user_metadata");
   if (metadata != nullptr) model.user_metadata = *metadata;
   front.opening[id].push_back(end);
@@ -168,7 +168,7 @@ absl::Status StartModel(Front& front, const std::string& id,
   if (model == front.models.end()) {
     return absl::NotFoundError("the session has ended");
   }
-  model->second.line.loading = kCreateSeq;
+  model->second.line.held = true;
   absl::Status refused =
       start(model->second,
             [&front, id, done](const absl::StatusOr<FutureResult>& result) {
@@ -238,9 +238,7 @@ void KeepModel(Front& front, const Model& model,
                      .fields = {{"session", model.session},
                                 {"caller", CallerToJson(model.caller)},
                                 {"base_model", model.base_model},
-                                {"user_metadata", model.user_metadata},
-                                {"offsets", model.offsets},
-                                {"begun_load", model.begun_load}},
+                                {"user_metadata", model.user_metadata}},
                      .bytes = ""},
                     std::move(done));
 }
@@ -358,8 +356,6 @@ void RestoreModels(Front& front) {
     model.adapter = AdapterOfModel(entry.id);
     model.base_model = entry.fields.value("base_model", "");
     model.user_metadata = entry.fields.value("user_metadata", Json());
-    model.offsets = entry.fields.value("offsets", decltype(model.offsets)());
-    model.begun_load = entry.fields.value("begun_load", int64_t{0});
     if (!front.sessions.contains(model.session)) orphans.push_back(entry.id);
   }
   // A model has no session if the ledger failed to erase the model's file or to

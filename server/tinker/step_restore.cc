@@ -14,15 +14,9 @@ namespace {
 // restored yet.
 constexpr absl::Duration kPause = absl::Milliseconds(200);
 
-// Sets line.next to the sequence number after the adapter's last step. If a
-// load had begun before the restart, sets line.next to the load's number
-// instead, because the load may have set the adapter to an earlier step.
-// Returns false if the adapter is not restored yet.
+// Sets line.next to the number of the adapter's next step. Returns false if the
+// adapter is not restored yet.
 bool PlaceLine(Front& front, Model& model) {
-  if (model.begun_load > 0) {
-    model.line.next = model.begun_load;
-    return true;
-  }
   v1::GetAdapterRequest request;
   request.set_adapter_id(model.adapter);
   const absl::Status asked = front.port.Call<AdapterInfo>(
@@ -33,10 +27,7 @@ bool PlaceLine(Front& front, Model& model) {
       [&front, id = model.id](const absl::StatusOr<AdapterInfo>& info) {
         const auto found = front.models.find(id);
         if (!info.ok() || found == front.models.end()) return;
-        Model& placed = found->second;
-        const int64_t offset =
-            placed.offsets.empty() ? 0 : placed.offsets.back().second;
-        placed.line.next = static_cast<int64_t>(info->last_step) - offset + 1;
+        found->second.line.next = static_cast<int64_t>(info->next_step);
       });
   // If the process ended before the adapter was made, there is no adapter, and
   // line.next stays 1.
@@ -74,16 +65,8 @@ class Restore : public std::enable_shared_from_this<Restore> {
         });
   }
 
-  // Returns true if the step must not run: its model is gone, or a load with a
-  // higher number has begun and the step would change the loaded weights.
-  [[nodiscard]] bool IsOver(const LedgerEntry& entry) const {
-    const auto model = front_.models.find(entry.fields.value("model", ""));
-    return model == front_.models.end() ||
-           entry.fields.value("seq", int64_t{0}) < LatestLoad(model->second);
-  }
-
   void Take(LedgerEntry entry) {
-    if (IsOver(entry)) {
+    if (!front_.models.contains(entry.fields.value("model", ""))) {
       front_.ledger->Erase(EntryKind::kStep, entry.id);
       return Next();
     }

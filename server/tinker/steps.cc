@@ -97,8 +97,7 @@ absl::Status CheckPlace(const Front& front, const Call& call,
                                            model.line.next + kMaxAhead,
                                            " before the others come"));
   }
-  if (seq >= LatestLoad(model)) return absl::OkStatus();
-  return absl::AbortedError("the request was before a load, and is forgotten");
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -143,7 +142,7 @@ absl::Status Promise(Front& front, const CallPtr& call, const PromiseId& id,
 
 absl::Status PromiseStep(Front& front, const CallPtr& call,
                          const std::string& model_id, int64_t seq,
-                         StepTask task, const Respond& respond, StepKind kind) {
+                         StepTask task, const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(const Model* const model,
                         front.FindModel(*call, model_id));
   WEFT_RETURN_IF_ERROR(CheckPlace(front, *call, *model, seq));
@@ -163,7 +162,6 @@ absl::Status PromiseStep(Front& front, const CallPtr& call,
   ArrivedStep step{.future = id.ToString(),
                    .origin = call->origin(),
                    .task = std::move(task),
-                   .is_load = kind.is_load,
                    .reserved = reserved.ok() ? *reserved : nullptr};
   Keep(front, call, id, respond,
        [&front, model_id, seq,

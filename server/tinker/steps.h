@@ -44,22 +44,16 @@ struct PromiseId {
                                    const PromiseId& id, const Task& task,
                                    const Respond& respond);
 
-struct StepKind {
-  bool is_load = false;
-};
-
 // Writes the request of a model's step to the ledger, and responds with the id
 // of a future, or with the error of the write. Runs `task` in the step's turn,
 // and again after a transient error (RetryMillis). If the future exists
 // already, only responds with its id.
 // Errors: INVALID_ARGUMENT if `seq` is below 1, or more than kMaxAhead above
-// StepLine::next; NOT_FOUND if there is no such model; ABORTED if `seq` is
-// below LatestLoad; RESOURCE_EXHAUSTED if too many requests wait; UNAVAILABLE
-// while the server starts.
+// StepLine::next; NOT_FOUND if there is no such model; RESOURCE_EXHAUSTED if
+// too many requests wait; UNAVAILABLE while the server starts.
 [[nodiscard]] absl::Status PromiseStep(Front& front, const CallPtr& call,
                                        const std::string& model, int64_t seq,
-                                       StepTask task, const Respond& respond,
-                                       StepKind kind = {});
+                                       StepTask task, const Respond& respond);
 
 // Handle retrieve_future and cancel_future.
 [[nodiscard]] absl::Status RetrieveFuture(Front& front, const CallPtr& call,
@@ -71,7 +65,7 @@ struct StepKind {
 // requests again with `run`, in the order of their sequence numbers. Runs them
 // one after the other, so that few requests are in memory at once. If `run`
 // returns an error, runs the request again later. Erases a request if its model
-// is gone or its number is below LatestLoad. At the end sets Front::ready.
+// is gone. At the end sets Front::ready.
 void RestoreSteps(Front& front,
                   std::function<absl::Status(const CallPtr&)> run);
 

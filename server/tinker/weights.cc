@@ -90,45 +90,16 @@ absl::StatusOr<Load> ReadLoad(const Json& body) {
   return load;
 }
 
-FutureResult Loaded(const std::string& model, const CheckpointPath& path) {
-  return FutureResult::Of({{"path", path.ToString()},
-                           {"model_id", model},
-                           {"type", "load_weights"}});
-}
-
-// Handles a load that has succeeded in the engine. Writes the record of the
-// load to the ledger, and then runs `done`, which gives the client the result.
-void EndLoad(Front& front, const CallPtr& call, const std::string& adapter,
-             const std::string& id, int64_t seq, uint64_t last_step,
-             const std::function<void(absl::Status)>& done) {
-  const auto found = front.models.find(id);
-  if (found != front.models.end()) {
-    return NoteLoad(front, found->second, seq, last_step, done);
-  }
-  // The model is gone. An earlier Reap may have run before the load made the
-  // adapter, so this Reap deletes the adapter.
-  Reap(front, call->caller, adapter);
-  done(absl::NotFoundError("the session has ended"));
-}
-
 // Begins to load the checkpoint into the model's adapter, or to make the
-// adapter if there is none. `seq` is the load's sequence number; 0 if the load
-// makes the model. A load that NoteLoad has recorded does not run again.
+// adapter if there is none. run.number is 0 if the load makes the model.
 absl::Status StartLoad(Front& front, const CallPtr& call, const std::string& id,
-                       int64_t seq, const StepRun& run) {
+                       const StepRun& run) {
   WEFT_ASSIGN_OR_RETURN(const Load load, ReadLoad(call->body));
   const auto model = front.models.find(id);
   if (model == front.models.end()) return absl::NotFoundError("no such model");
-  if (HasLoaded(model->second, seq)) {
-    run.done(Loaded(id, load.path));
-    return absl::OkStatus();
-  }
-  // The first step of a new model has sequence number 1. After a restart,
-  // `next` may differ: if this load had already made the adapter, PlaceLine has
-  // computed `next` from the adapter's last step.
-  if (seq == 0) model->second.line.next = 1;
+  const std::string adapter = model->second.adapter;
   v1::LoadCheckpointRequest request;
-  request.set_adapter_id(model->second.adapter);
+  request.set_adapter_id(adapter);
   request.set_source_adapter_id(AdapterOfModel(load.path.run));
   request.set_name(load.path.WeftName());
   request.set_weights_only(!load.with_optimizer);
@@ -138,13 +109,18 @@ absl::Status StartLoad(Front& front, const CallPtr& call, const std::string& id,
       [](Engine& engine, LoadCheckpointRequest plain, auto then) {
         return engine.LoadCheckpoint(std::move(plain), std::move(then));
       },
-      [&front, call, adapter = model->second.adapter, id, seq, path = load.path,
+      [&front, call, adapter, id, path = load.path,
        done = run.done](const absl::StatusOr<StepReply<AdapterInfo>>& reply) {
         if (!reply.ok()) return done(reply.status());
-        EndLoad(front, call, adapter, id, seq, reply->result.last_step,
-                [id, path, done](const absl::Status& kept) {
-                  kept.ok() ? done(Loaded(id, path)) : done(kept);
-                });
+        if (front.models.contains(id)) {
+          return done(FutureResult::Of({{"path", path.ToString()},
+                                        {"model_id", id},
+                                        {"type", "load_weights"}}));
+        }
+        // The model is gone. An earlier Reap may have run before the load made
+        // the adapter, so this Reap deletes the adapter.
+        Reap(front, call->caller, adapter);
+        done(absl::NotFoundError("the session has ended"));
       },
       run.cancel);
 }
@@ -159,7 +135,7 @@ absl::Status LoadNewModel(Front& front, const CallPtr& call,
             StringOr(call->body, "base_model", front.model_name().c_str()));
         WEFT_RETURN_IF_ERROR(CheckBaseModel(front, base));
         WEFT_RETURN_IF_ERROR(CheckOptimizer(call->body));
-        return StartLoad(front, call, model.id, 0, {.number = 0, .done = done});
+        return StartLoad(front, call, model.id, {.number = 0, .done = done});
       });
 }
 
@@ -194,11 +170,12 @@ absl::Status LoadWeights(Front& front, const CallPtr& call,
   WEFT_ASSIGN_OR_RETURN(const std::string id,
                         StringField(call->body, "model_id"));
   WEFT_ASSIGN_OR_RETURN(const int64_t seq, IntField(call->body, "seq_id"));
-  return PromiseStep(front, call, id, seq,
-                     [&front, call, id, seq](const StepRun& run) {
-                       return StartLoad(front, call, id, seq, run);
-                     },
-                     respond, {.is_load = true});
+  return PromiseStep(
+      front, call, id, seq,
+      [&front, call, id](const StepRun& run) {
+        return StartLoad(front, call, id, run);
+      },
+      respond);
 }
 
 }  // namespace weft::tinker

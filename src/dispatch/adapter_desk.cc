@@ -191,11 +191,6 @@ uint64_t AdapterDesk::NewEpoch() {
   return s_.NewEpoch();
 }
 
-void AdapterDesk::SetOrigin(AdapterKey key, LoadOrigin origin) {
-  MutexLock lock(&s_.mu);
-  if (AdapterRecord* record = s_.Find(key)) record->origin = std::move(origin);
-}
-
 void AdapterDesk::Add(AdapterKey key, const std::string& id,
                       const std::string& tenant, uint64_t last_step,
                       const AdapterFacts& facts) {
@@ -206,11 +201,11 @@ void AdapterDesk::Add(AdapterKey key, const std::string& id,
                          .tenant = tenant,
                          .durability = facts.info.durability,
                          .epoch = epoch > 0 ? epoch : s_.NewEpoch(),
-                         .durable_step = last_step,
+                         .last_step = last_step,
                          .last_used_at = absl::Now()});
   s_.SetFacts(record, facts);
   s_.residency.Add(key);
-  s_.scheduler.AddAdapter(key, id, tenant, last_step);
+  s_.scheduler.AddAdapter(key, id, tenant, /*last_step=*/0);
   s_.ShowAdapters();
 }
 
@@ -340,8 +335,8 @@ std::vector<EngineTask> AdapterDesk::DropWaiter(const sched::SlotWaiter& waiter,
   if (waiter.ticket > 0) {
     return {std::move(s_.slot_tasks.extract(waiter.ticket).mapped())};
   }
-  for (const uint64_t id : s_.scheduler.CancelWaiting(waiter.adapter)) {
-    s_.Drop(id, status);
+  for (const uint64_t id : s_.scheduler.WaitingOf(waiter.adapter)) {
+    s_.Withdraw(id, status);
   }
   return s_.TakeTasks(waiter.adapter);
 }

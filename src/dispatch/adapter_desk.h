@@ -57,20 +57,15 @@ class AdapterDesk {
 
   // Returns a key that no adapter has had before.
   [[nodiscard]] AdapterKey NewKey();
-  // Returns a new epoch number, for an adapter whose state is created or
-  // loaded.
+  // Returns a new epoch number, for a new adapter.
   [[nodiscard]] uint64_t NewEpoch();
   // Adds an adapter that is on the device, in a slot that WhenSlot gave.
   // REQUIRES: CheckNew accepted the adapter after the slot was given.
   // Durability and epoch come from `facts`; if that epoch is 0, the adapter
-  // gets a new one. Steps up to `last_step` count as durable, because a
-  // checkpoint has them.
+  // gets a new one. `last_step` is the last step of the state; the
+  // adapter's own steps begin with 1.
   void Add(AdapterKey key, const std::string& id, const std::string& tenant,
            uint64_t last_step, const AdapterFacts& facts);
-  // Sets the load that began the adapter's epoch. Call it for a load that
-  // created the adapter. For a load into an existing adapter,
-  // StepDesk::CompleteLoad sets it.
-  void SetOrigin(AdapterKey key, LoadOrigin origin);
   // Removes the adapter, if it exists. Fails its queued samples, the tasks that
   // wait for it, and its steps. A step whose last part is on the device does
   // not fail. Returns the ids of failed steps that had started.

@@ -27,7 +27,7 @@ absl::StatusOr<uint64_t> AdapterQueue::NumberFor(const WorkItem& item) const {
   if (key_ == AdapterKey::kBaseModel || item.unnumbered) return 0;
   const uint64_t step = item.step;
   if (step == 0) {
-    return item.kind == WorkKind::kAdapterOp ? 0 : HighestAccepted() + 1;
+    return item.kind == WorkKind::kAdapterOp ? 0 : HighestTaken() + 1;
   }
   const auto refused = [&](absl::StatusCode code, const std::string& problem) {
     return WithReason(
@@ -54,7 +54,7 @@ absl::StatusOr<uint64_t> AdapterQueue::NumberFor(const WorkItem& item) const {
 
 uint64_t AdapterQueue::Ahead(const WorkItem& item, uint64_t number) const {
   if (key_ == AdapterKey::kBaseModel || item.unnumbered) return 0;
-  const uint64_t place = number > 0 ? number : HighestAccepted();
+  const uint64_t place = number > 0 ? number : HighestTaken();
   return place > missing_ ? place - missing_ : 0;
 }
 
@@ -79,7 +79,7 @@ void AdapterQueue::Add(WorkItem item, uint64_t number, uint64_t arrival) {
   const bool automatic = number != 0 && item.step == 0;
   Place place{.number = number, .after = 0};
   if (number == 0) {
-    place = {.number = key_ == AdapterKey::kBaseModel ? 0 : HighestAccepted(),
+    place = {.number = key_ == AdapterKey::kBaseModel ? 0 : HighestTaken(),
              .after = arrival};
   }
   item.step = number;
@@ -211,15 +211,13 @@ bool AdapterQueue::Finish(uint64_t id, bool ok) {
     }
     return false;
   }
-  if (!ok) {
-    Release(entry);
-  } else if (entry.item.step != 0) {
+  if (entry.item.step != 0) {
     Apply(entry.item.step);
   }
   return true;
 }
 
-bool AdapterQueue::RemoveWaiting(uint64_t id) {
+bool AdapterQueue::Remove(uint64_t id) {
   const auto beside = std::ranges::find_if(
       unnumbered_, [id](const auto& e) { return e.second.item.id == id; });
   if (beside != unnumbered_.end()) {
@@ -230,53 +228,38 @@ bool AdapterQueue::RemoveWaiting(uint64_t id) {
   const auto place = waiting_places_.find(id);
   if (place == waiting_places_.end()) return false;
   const auto it = waiting_.find(place->second);
-  if (it->second.next_datum > 0) return false;
-  const Entry entry = std::move(it->second);
+  const uint64_t step = it->second.item.step;
+  if (it->second.next_datum > 0 || (step != 0 && step < missing_)) return false;
+  const bool automatic = it->second.automatic;
   waiting_.erase(it);
   waiting_places_.erase(place);
-  Release(entry);
+  // If a higher number is taken, the number is skipped, because no caller knows
+  // it.
+  if (automatic && HighestTaken() >= step) {
+    Apply(step);
+    SkipTaken();
+  }
   return true;
 }
 
-AdapterQueue::StepChange AdapterQueue::SetLastStep(uint64_t last_step) {
-  StepChange change;
-  last_step_ = last_step;
-  applied_ahead_.clear();
-  for (Running& running : running_) {
-    running.entry.item.step = 0;
-    running.entry.automatic = false;
-  }
-  std::map<Place, Entry> old = std::exchange(waiting_, {});
-  waiting_places_.clear();
-  uint64_t highest = last_step;
-  for (auto& [place, entry] : old) {
-    const uint64_t step = entry.item.step;
-    if (step == 0) {
-      PutWaiting({.number = highest, .after = place.after}, std::move(entry));
-      continue;
-    }
-    if (!entry.automatic && step <= last_step) {
-      change.dropped.push_back(entry.item.id);
-      continue;
-    }
-    if (entry.automatic) {
-      uint64_t number = highest + 1;
-      // Skips numbers that callers chose: work with a chosen number keeps it.
-      for (auto chosen = old.find({.number = number, .after = 0});
-           chosen != old.end() && !chosen->second.automatic;
-           chosen = old.find({.number = number, .after = 0})) {
-        ++number;
-      }
-      entry.item.step = number;
-      if (number != step) change.renumbered.emplace_back(entry.item.id, number);
-    }
-    highest = std::max(highest, entry.item.step);
-    const Place next = {.number = entry.item.step, .after = 0};
-    PutWaiting(next, std::move(entry));
-  }
-  missing_ = last_step + 1;
-  SkipTaken();
-  return change;
+bool AdapterQueue::Empty(uint64_t id) {
+  const auto place = waiting_places_.find(id);
+  if (place == waiting_places_.end()) return false;
+  Entry& entry = waiting_.at(place->second);
+  const uint64_t step = entry.item.step;
+  if (entry.next_datum > 0 || step == 0 || step >= missing_) return false;
+  entry.item = {.id = id,
+                .kind = WorkKind::kAdapterOp,
+                .adapter = key_,
+                .step = step,
+                .empty = true,
+                .tokens = 1};
+  return true;
+}
+
+void AdapterQueue::SkipTo(uint64_t step) {
+  last_step_ = std::max(last_step_, step);
+  missing_ = last_step_ + 1;
 }
 
 std::vector<uint64_t> AdapterQueue::Unfinishable() const {
@@ -303,7 +286,7 @@ bool AdapterQueue::Taken(uint64_t number) const {
                      });
 }
 
-uint64_t AdapterQueue::HighestAccepted() const {
+uint64_t AdapterQueue::HighestTaken() const {
   uint64_t highest = last_step_;
   if (!applied_ahead_.empty()) {
     highest = std::max(highest, *applied_ahead_.rbegin());
@@ -319,14 +302,6 @@ uint64_t AdapterQueue::HighestAccepted() const {
 
 void AdapterQueue::SkipTaken() {
   while (Taken(missing_)) ++missing_;
-}
-
-void AdapterQueue::Release(const Entry& entry) {
-  if (entry.automatic && HighestAccepted() >= entry.item.step) {
-    Apply(entry.item.step);
-  } else if (entry.item.step != 0) {
-    missing_ = std::min(missing_, entry.item.step);
-  }
 }
 
 void AdapterQueue::Apply(uint64_t number) {

@@ -45,14 +45,6 @@ class AdapterQueue {
     }
   };
 
-  // The changes that SetLastStep made to waiting work.
-  struct StepChange {
-    std::vector<uint64_t> dropped;  // Ids of work whose number is in the past.
-    // (id, new number) of work whose number changed. Only numbers that the
-    // queue chose can change.
-    std::vector<std::pair<uint64_t, uint64_t>> renumbered;
-  };
-
   // Work that starts on the device.
   struct Started {
     TrainSlice slice;    // For a barrier only work_id is set.
@@ -106,10 +98,17 @@ class AdapterQueue {
   // Ignores work that is not on the device.
   bool Finish(uint64_t id, bool ok);
 
-  // Removes work that has not started. Returns false if there is no such work.
-  bool RemoveWaiting(uint64_t id);
+  // Removes work that has not started and is not accepted (scheduler.h,
+  // Numbers). Returns false if there is no such work.
+  bool Remove(uint64_t id);
 
-  StepChange SetLastStep(uint64_t last_step);
+  // Makes accepted work that has not started an empty barrier in the same
+  // place. Returns false if there is no such work.
+  bool Empty(uint64_t id);
+
+  // Continues after this step, which a replay of the log has restored.
+  // REQUIRES: no work waits.
+  void SkipTo(uint64_t step);
 
   // Returns the ids of the work that cannot finish if the adapter is removed:
   // all work except a barrier on the device and a request whose last slice is
@@ -128,7 +127,10 @@ class AdapterQueue {
     };
     return started(waiting_) || started(unnumbered_);
   }
+  // Returns the last step that has ended, with none open below it.
   [[nodiscard]] uint64_t last_step() const { return last_step_; }
+  // Returns the lowest number that no work has. All work below it is accepted.
+  [[nodiscard]] uint64_t next_step() const { return missing_; }
 
  private:
   // A place in the order of execution. Work without a step number comes after
@@ -148,11 +150,8 @@ class AdapterQueue {
   // Removes `ready`, which Ready returned, from the waiting work.
   [[nodiscard]] Running TakeReady(const Entry& ready);
   [[nodiscard]] bool Taken(uint64_t number) const;
-  [[nodiscard]] uint64_t HighestAccepted() const;
+  [[nodiscard]] uint64_t HighestTaken() const;
   void SkipTaken();  // Raises missing_ to the lowest number that is not taken.
-  // Frees the number of failed or removed work, or skips the number
-  // (scheduler.h, Numbers).
-  void Release(const Entry& entry);
   void Apply(uint64_t number);
   Started StartData(const Entry& ready, int64_t num_data);
   void PutWaiting(const Place& place, Entry entry);

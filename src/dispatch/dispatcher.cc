@@ -189,9 +189,8 @@ void Dispatcher::AccountDeviceTime() {
 void Dispatcher::ExpireWork() {
   const absl::Status late = absl::DeadlineExceededError(
       "the deadline passed while the request waited in the queue");
-  for (const uint64_t id :
-       state_.scheduler.TakeExpired(state_.env.clock->Now())) {
-    state_.Drop(id, late);
+  for (const uint64_t id : state_.scheduler.Expired(state_.env.clock->Now())) {
+    state_.Withdraw(id, late);
   }
 }
 
@@ -200,9 +199,7 @@ std::vector<uint64_t> Dispatcher::TakeCancelled() {
       absl::CancelledError("cancelled by the client");
   std::vector<uint64_t> running;
   for (const uint64_t id : std::exchange(state_.cancelled_samples, {})) {
-    if (state_.scheduler.Cancel(id)) {
-      state_.Drop(id, cancelled);
-    } else if (state_.samples.contains(id)) {
+    if (!state_.Withdraw(id, cancelled) && state_.samples.contains(id)) {
       running.push_back(id);
     }
   }

@@ -28,7 +28,9 @@ struct StepWork {
     StepCallback done;
     bool repeated = false;  // True if this caller repeated the call.
   };
-  StepRequest request;  // Never changes.
+  // Never changes after the step has started. A step that is withdrawn before
+  // has a RefusedStep.
+  StepRequest request;
   AdapterKey adapter = AdapterKey::kBaseModel;
   std::string digest;
   uint64_t step = 0;
@@ -36,8 +38,7 @@ struct StepWork {
   absl::Time accepted_at;
   TraceId trace = CurrentTrace();  // The first caller's trace id.
   bool started = false;
-  bool again = false;      // A replay from the log; unknown to the scheduler.
-  bool cancelled = false;  // All callers have cancelled (see FinishSlice).
+  bool again = false;  // A replay from the log; unknown to the scheduler.
   std::vector<Waiter> waiters;
 };
 
@@ -52,31 +53,21 @@ struct SampleWork {
 
 // Facts about an adapter, from the engine thread.
 struct AdapterFacts {
-  // The dispatcher ignores adapter_id, tenant, last_step, durable_step and
-  // last_used_at, because it has its own values. It takes the durability only
-  // when it adds the adapter. It takes the epoch only when a new epoch begins.
-  // If the given epoch is 0, the dispatcher chooses one.
+  // The dispatcher ignores adapter_id, tenant, last_step, next_step,
+  // durable_step and last_used_at, because it has its own values. It takes the
+  // durability and the epoch only when it adds the adapter. If the given epoch
+  // is 0, the dispatcher chooses one.
   AdapterInfo info;
   uint64_t image_bytes = 0;  // Bytes of the tensors when off the device.
-};
-
-// The load that began an adapter's present epoch. The load's step number does
-// not belong to this epoch, so the replay table has no entry for the load. A
-// repeated call of the load gets `result`.
-struct LoadOrigin {
-  uint64_t step = 0;
-  std::string digest;
-  StepResultPtr result;
 };
 
 // The dispatcher's record of an adapter. The scheduler and the residency policy
 // have their own entries under the same key.
 struct AdapterRecord {
-  AdapterInfo info;  // Its last_step is not used: the scheduler has it.
+  AdapterInfo info;  // Its next_step is not used: the scheduler has it.
   uint64_t image_bytes = 0;
   ReplayTable replays;
   TrainHistory history;
-  std::optional<LoadOrigin> origin;
   std::optional<absl::Time> wanted_at;  // When the wait for the device began.
   std::vector<EngineTask> tasks;        // Tasks of AdapterDesk::WhenOnDevice.
   bool pinned = false;                  // A pinned adapter stays on the device.

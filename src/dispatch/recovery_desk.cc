@@ -49,20 +49,17 @@ void RecoveryDesk::Post(EngineTask task) {
 void RecoveryDesk::AddOnDisk(AdapterKey key, const AdapterHistory& history,
                              const AdapterFacts& facts) {
   const AdapterInfo& info = history.info;
-  {
-    MutexLock lock(&s_.mu);
-    AdapterRecord& record = s_.AddRecord(key, info);
-    record.origin = history.origin;
-    s_.SetFacts(record, facts);
-    s_.residency.AddOnDisk(key);
-    s_.scheduler.AddAdapter(key, info.adapter_id, info.tenant, info.last_step);
-    s_.scheduler.SetHeld(key, true);
-    record.replays.Forget(history.replies.empty()
-                              ? info.last_step
-                              : history.replies.front().step - 1);
-    s_.ShowAdapters();
-  }
-  for (const StoredReply& reply : history.replies) AddReply(key, reply);
+  const uint64_t last_step = info.next_step - 1;
+  MutexLock lock(&s_.mu);
+  AdapterRecord& record = s_.AddRecord(key, info);
+  s_.SetFacts(record, facts);
+  s_.residency.AddOnDisk(key);
+  s_.scheduler.AddAdapter(key, info.adapter_id, info.tenant, last_step);
+  s_.scheduler.SetHeld(key, true);
+  record.replays.Forget(
+      history.replies.empty() ? last_step : history.replies.front().step - 1);
+  s_.ShowAdapters();
+  for (const StoredReply& reply : history.replies) Store(record, key, reply);
 }
 
 void RecoveryDesk::Pin(AdapterKey key, bool pinned) {
@@ -97,15 +94,20 @@ void RecoveryDesk::AbandonStep(uint64_t id) {
   }
 }
 
+void RecoveryDesk::Store(AdapterRecord& record, AdapterKey key,
+                         const StoredReply& reply) {
+  record.replays.Begin(reply.step, reply.digest, 0);
+  s_.StoreReply(record, key, reply.step, reply.result);
+  record.info.durable_step = std::max(record.info.durable_step, reply.step);
+}
+
 void RecoveryDesk::AddReply(AdapterKey key, const StoredReply& reply) {
   MutexLock lock(&s_.mu);
   AdapterRecord* record = s_.Find(key);
   if (record == nullptr || reply.step == 0) return;
-  record->replays.Begin(reply.step, reply.digest, 0);
-  s_.StoreReply(*record, key, reply.step, reply.result);
-  record->info.durable_step = std::max(record->info.durable_step, reply.step);
-  const uint64_t last = s_.scheduler.LastStep(key).value_or(0);
-  if (reply.step > last) s_.scheduler.SetLastStep(key, reply.step);
+  Store(*record, key, reply);
+  record->info.last_step = reply.step;
+  s_.scheduler.SkipTo(key, reply.step);
 }
 
 std::vector<AdapterKey> RecoveryDesk::Keys() const {
@@ -118,8 +120,8 @@ std::vector<AdapterKey> RecoveryDesk::Keys() const {
 AdapterHistory RecoveryDesk::HistoryOf(AdapterKey key) const {
   MutexLock lock(&s_.mu);
   const AdapterRecord& record = s_.adapters.at(key);
-  AdapterHistory history{
-      .info = s_.InfoOf(key), .replies = {}, .origin = record.origin};
+  AdapterHistory history{.info = record.info, .replies = {}};
+  history.info.next_step = s_.scheduler.LastStep(key) + 1;
   for (const auto& [step, done] : record.replays.done()) {
     if (done.result == nullptr) continue;
     history.replies.push_back(

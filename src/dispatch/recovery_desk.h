@@ -23,7 +23,6 @@ struct StoredReply {
 struct AdapterHistory {
   AdapterInfo info;
   std::vector<StoredReply> replies;  // In the order of steps.
-  std::optional<LoadOrigin> origin;
 };
 
 class RecoveryDesk {
@@ -70,6 +69,9 @@ class RecoveryDesk {
   [[nodiscard]] bool FinishSlices();
 
  private:
+  void Store(AdapterRecord& record, AdapterKey key, const StoredReply& reply)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
+
   State& s_;
 };
 

@@ -65,9 +65,7 @@ void SampleDesk::Cancel(uint64_t id) {
   {
     MutexLock lock(&s_.mu);
     if (!s_.samples.contains(id)) return;
-    if (s_.scheduler.Cancel(id)) {
-      s_.Drop(id, absl::CancelledError("cancelled by the client"));
-    } else {
+    if (!s_.Withdraw(id, absl::CancelledError("cancelled by the client"))) {
       // The engine thread has taken the sample and may still put it back, so
       // only that thread can tell whether the sample runs.
       s_.cancelled_samples.push_back(id);

@@ -34,6 +34,8 @@ struct WorkItem {
   // kTrain without backward: the work has no step number and does not wait for
   // missing numbers.
   bool unnumbered = false;
+  // kAdapterOp: the work does nothing, so it does not wait for the device.
+  bool empty = false;
   // kTrain with backward: the log of --state-dir records the step. Recorded and
   // unrecorded ForwardBackwards never share a micro-batch, so that a replay of
   // the log can run the same micro-batch again.

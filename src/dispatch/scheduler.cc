@@ -108,7 +108,9 @@ void Scheduler::SetHeld(AdapterKey adapter, bool held) {
 WorkKinds Scheduler::ReadyKinds(AdapterKey adapter) const {
   const auto it = adapters_.find(adapter);
   if (it == adapters_.end()) return 0;
-  const bool trains = it->second.Ready(absl::InfinitePast()) != nullptr;
+  const AdapterQueue::Entry* const ready =
+      it->second.Ready(absl::InfinitePast());
+  const bool trains = ready != nullptr && !ready->item.empty;
   const bool samples = samples_.HasWaiting(adapter);
   return static_cast<WorkKinds>((trains ? kTraining : 0) |
                                 (samples ? kSampling : 0));
@@ -120,32 +122,28 @@ bool Scheduler::IsRunning(AdapterKey adapter) const {
          (it->second.on_device() || it->second.has_started());
 }
 
-std::vector<uint64_t> Scheduler::CancelWaiting(AdapterKey adapter) {
+std::vector<uint64_t> Scheduler::WaitingOf(AdapterKey adapter) const {
   std::vector<uint64_t> ids;
   for (const auto& [id, queued] : work_) {
     if (queued.waiting && queued.adapter == adapter) ids.push_back(id);
   }
-  // Removes the latest work first, because a number that the queue chose is
-  // freed only if no higher number is accepted.
   std::sort(ids.begin(), ids.end(), std::greater<>());
-  std::erase_if(ids, [&](uint64_t id) { return !Cancel(id); });
   return ids;
 }
 
-AdapterQueue::StepChange Scheduler::SetLastStep(AdapterKey adapter,
-                                                uint64_t last_step) {
+void Scheduler::SkipTo(AdapterKey adapter, uint64_t step) {
   const auto it = adapters_.find(adapter);
-  if (it == adapters_.end() || adapter == AdapterKey::kBaseModel) return {};
-  AdapterQueue::StepChange change = it->second.SetLastStep(last_step);
-  for (const uint64_t id : change.dropped) Forget(id);
-  NoteBacklog(it->second);
-  return change;
+  if (it != adapters_.end()) it->second.SkipTo(step);
 }
 
-std::optional<uint64_t> Scheduler::LastStep(AdapterKey adapter) const {
+uint64_t Scheduler::LastStep(AdapterKey adapter) const {
   const auto it = adapters_.find(adapter);
-  if (it == adapters_.end()) return std::nullopt;
-  return it->second.last_step();
+  return it == adapters_.end() ? 0 : it->second.last_step();
+}
+
+uint64_t Scheduler::NextStep(AdapterKey adapter) const {
+  const auto it = adapters_.find(adapter);
+  return it == adapters_.end() ? 0 : it->second.next_step();
 }
 
 absl::StatusOr<uint64_t> Scheduler::Enqueue(WorkItem item, absl::Time now,
@@ -184,7 +182,7 @@ absl::StatusOr<uint64_t> Scheduler::Enqueue(WorkItem item, absl::Time now,
     WEFT_ASSIGN_OR_RETURN(leaving,
                           room_.MakeRoom(tenant, held, std::move(stranded)));
   }
-  for (const uint64_t id : leaving) Cancel(id);
+  for (const uint64_t id : leaving) Remove(id);
   if (displaced != nullptr) *displaced = std::move(leaving);
   NoteWaiting(item.id, {.adapter = item.adapter,
                         .kind = item.kind,
@@ -204,7 +202,7 @@ absl::StatusOr<uint64_t> Scheduler::Enqueue(WorkItem item, absl::Time now,
   return number;
 }
 
-bool Scheduler::Cancel(uint64_t id) {
+bool Scheduler::Remove(uint64_t id) {
   const auto it = work_.find(id);
   if (it == work_.end() || !it->second.waiting) return false;
   const AdapterKey adapter = it->second.adapter;
@@ -212,18 +210,27 @@ bool Scheduler::Cancel(uint64_t id) {
     samples_.Remove(adapter, id);
   } else {
     AdapterQueue& queue = adapters_.find(adapter)->second;
-    queue.RemoveWaiting(id);
+    if (!queue.Remove(id)) return false;
     NoteBacklog(queue);
   }
   Forget(id);
   return true;
 }
 
-std::vector<uint64_t> Scheduler::TakeExpired(absl::Time now) {
+bool Scheduler::Empty(uint64_t id) {
+  const auto it = work_.find(id);
+  if (it == work_.end() || !it->second.waiting) return false;
+  AdapterQueue& queue = adapters_.find(it->second.adapter)->second;
+  if (!queue.Empty(id)) return false;
+  NoteLeft(id);
+  NoteBacklog(queue);
+  return true;
+}
+
+std::vector<uint64_t> Scheduler::Expired(absl::Time now) const {
   std::vector<uint64_t> ids;
-  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
-    const uint64_t id = deadlines_.begin()->second;
-    Cancel(id);
+  for (const auto& [deadline, id] : deadlines_) {
+    if (deadline > now) break;
     ids.push_back(id);
   }
   return ids;
@@ -238,8 +245,8 @@ Plan Scheduler::Next(absl::Time now, int active_decodes) {
   std::vector<AdapterQueue*> ready;
   for (AdapterKey adapter : backlogged_) {
     AdapterQueue& queue = adapters_.find(adapter)->second;
-    if (!held_.contains(adapter) && !queue.on_device() &&
-        (!finishing_ || queue.has_started()) && queue.Ready(now) != nullptr) {
+    if (!queue.on_device() && (!finishing_ || queue.has_started()) &&
+        CanStart(queue, now)) {
       ready.push_back(&queue);
     }
   }
@@ -349,9 +356,14 @@ void Scheduler::NoteBacklog(const AdapterQueue& queue) {
   }
   // An adapter that waits for a missing step or for its weights counts as idle,
   // so it earns no credit.
-  const bool can_start = !held_.contains(queue.key()) &&
-                         queue.Ready(absl::InfinitePast()) != nullptr;
-  shares_.SetActive(queue.key(), queue.on_device() || can_start);
+  shares_.SetActive(queue.key(),
+                    queue.on_device() || CanStart(queue, absl::InfinitePast()));
+}
+
+bool Scheduler::CanStart(const AdapterQueue& queue, absl::Time now) const {
+  const AdapterQueue::Entry* const ready = queue.Ready(now);
+  return ready != nullptr &&
+         (ready->item.empty || !held_.contains(queue.key()));
 }
 
 }  // namespace weft::sched

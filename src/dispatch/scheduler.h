@@ -1,7 +1,7 @@
 // Decides what the device does next: which training requests share a
 // micro-batch, which step runs alone, and when decoding runs.
 //
-// Order. Numbered work of an adapter runs in number order from last_step + 1.
+// Order. Numbered work of an adapter runs in the order of its numbers.
 // Work behind a gap waits for the missing number. kTrain and kOptim without a
 // number get the number after the highest accepted one. kAdapterOp without a
 // number runs after all numbered work accepted before it. kOptim and kAdapterOp
@@ -10,10 +10,10 @@
 // they run by arrival and do not wait for gaps. No other step of the adapter
 // runs between two slices of a request.
 //
-// Numbers. If work fails or is removed, its number is free again, so that the
-// caller can send the work again. If the scheduler chose the number and a
-// higher one was accepted, the number is skipped instead, because the caller
-// does not know the number and cannot fill the gap.
+// Numbers. Numbered work is accepted when all lower numbers are taken. Then it
+// keeps its number, also if it fails: accepted work that can no longer run, for
+// example because its deadline has passed, is emptied. Work behind a gap is not
+// accepted. If it is removed, its number is free again.
 //
 // Room. Work that finds no room (queue_room.h) displaces work of its tenant
 // that is farther ahead of a missing number.
@@ -56,8 +56,8 @@ class Scheduler {
  public:
   explicit Scheduler(const SchedulerOptions& options);
 
-  // Adds an adapter. `name` is for messages. `last_step` is the last step in
-  // the adapter's state. If the adapter is known, returns false and changes
+  // Adds an adapter. `name` is for messages. The next number is
+  // `last_step` + 1. If the adapter is known, returns false and changes
   // nothing. The base model always exists; its tenant is "".
   bool AddAdapter(AdapterKey adapter, const std::string& name,
                   const std::string& tenant, uint64_t last_step);
@@ -67,29 +67,31 @@ class Scheduler {
   // part is on the device.
   std::vector<uint64_t> RemoveAdapter(AdapterKey adapter);
 
-  // Call it when a replay of the log has restored a step. Call it also when a
-  // load has replaced the adapter's state, before Finished for this load. The
-  // next number is last_step + 1, even if running work had a higher number.
-  // Returns the changes to waiting work.
-  AdapterQueue::StepChange SetLastStep(AdapterKey adapter, uint64_t last_step);
+  // Call it when a replay of the log has restored a step. The next number is
+  // above it. REQUIRES: no work of the adapter waits.
+  void SkipTo(AdapterKey adapter, uint64_t step);
 
-  // Returns the last applied step with no gap below; none if no such adapter.
-  [[nodiscard]] std::optional<uint64_t> LastStep(AdapterKey adapter) const;
+  // Returns the last step that has ended, with none open below it; 0 if there
+  // is no such adapter.
+  [[nodiscard]] uint64_t LastStep(AdapterKey adapter) const;
+  // Returns the lowest number that no work has; 0 if there is no such adapter.
+  [[nodiscard]] uint64_t NextStep(AdapterKey adapter) const;
 
-  // Sets whether the adapter is held. Work of a held adapter does not start.
+  // Sets whether the adapter is held. Of a held adapter only empty work starts.
   void SetHeld(AdapterKey adapter, bool held);
 
   // While set, no new step starts. Slices of started steps and decoding go on.
   void SetFinishing(bool finishing) { finishing_ = finishing; }
 
-  // Returns the kinds of work that could start if the adapter were not held.
+  // Returns the kinds of work that could start if the adapter were not held,
+  // without empty work.
   [[nodiscard]] WorkKinds ReadyKinds(AdapterKey adapter) const;
 
   // Returns whether a step of the adapter is on the device or between slices.
   [[nodiscard]] bool IsRunning(AdapterKey adapter) const;
 
-  // Cancels all work of the adapter that has not started. Returns its ids.
-  std::vector<uint64_t> CancelWaiting(AdapterKey adapter);
+  // Returns all work of the adapter that has not started, the latest first.
+  [[nodiscard]] std::vector<uint64_t> WaitingOf(AdapterKey adapter) const;
 
   // Queues work. Returns its step number; 0 if it has none. Sets `displaced` to
   // the ids of work that it removed to make room. An error changes nothing.
@@ -100,11 +102,14 @@ class Scheduler {
   absl::StatusOr<uint64_t> Enqueue(WorkItem item, absl::Time now,
                                    std::vector<uint64_t>* displaced = nullptr);
 
-  // Removes waiting work. Returns false if it is unknown or has started.
-  bool Cancel(uint64_t id);
+  // Removes waiting work that is not accepted. Returns false if there is none.
+  bool Remove(uint64_t id);
+  // Makes accepted work that waits empty. It still ends with Finished. Returns
+  // false if there is no such work.
+  bool Empty(uint64_t id);
 
-  // Removes waiting work whose deadline has passed. Returns its ids.
-  std::vector<uint64_t> TakeExpired(absl::Time now);
+  // Returns waiting work whose deadline has passed. Remove or empty it.
+  [[nodiscard]] std::vector<uint64_t> Expired(absl::Time now) const;
 
   // Returns the earliest deadline of waiting work, or InfiniteFuture.
   [[nodiscard]] absl::Time NextDeadline() const;
@@ -152,6 +157,7 @@ class Scheduler {
   void Forget(uint64_t id);
   // Updates backlogged_ and shares_ after a change of the queue or of held_.
   void NoteBacklog(const AdapterQueue& queue);
+  [[nodiscard]] bool CanStart(const AdapterQueue& queue, absl::Time now) const;
 
   const SchedulerOptions options_;
   std::map<AdapterKey, AdapterQueue> adapters_;

@@ -66,7 +66,7 @@ AdapterRecord* State::Find(AdapterKey adapter) {
 
 AdapterInfo State::InfoOf(AdapterKey adapter) const {
   AdapterInfo info = adapters.at(adapter).info;
-  info.last_step = scheduler.LastStep(adapter).value_or(0);
+  info.next_step = scheduler.NextStep(adapter);
   return info;
 }
 
@@ -90,10 +90,11 @@ StepTask State::StartStep(uint64_t id) {
     env.metrics->ObserveWait(work.kind, env.clock->Now() - work.accepted_at);
   }
   work.started = true;
+  const AdapterRecord* record = Find(work.adapter);
   return {.id = id,
           .adapter = work.adapter,
           .step = work.step,
-          .last_step = scheduler.LastStep(work.adapter).value_or(0),
+          .last_step = record == nullptr ? 0 : record->info.last_step,
           .request = &work.request,
           .digest = &work.digest,
           .trace = work.trace};
@@ -112,6 +113,21 @@ void State::Drop(uint64_t id, const absl::Status& status) {
     env.post_reply(
         [done = std::move(sample.mapped()->done), status] { done(status); });
   }
+}
+
+bool State::Withdraw(uint64_t id, const absl::Status& status) {
+  if (scheduler.Remove(id)) {
+    Drop(id, status);
+    return true;
+  }
+  if (!scheduler.Empty(id)) return false;
+  StepWork& work = *steps.at(id);
+  work.request = RefusedStep{.adapter_id = AdapterIdOf(work.request),
+                             .step = work.step,
+                             .digest = work.digest,
+                             .status = status};
+  work.kind = sched::WorkKind::kAdapterOp;
+  return true;
 }
 
 void State::DropStep(std::unique_ptr<StepWork> work,
@@ -185,6 +201,7 @@ void State::SetFacts(AdapterRecord& record, const AdapterFacts& facts) {
   info.tenant = record.info.tenant;
   info.epoch = record.info.epoch;
   info.durability = record.info.durability;
+  info.last_step = record.info.last_step;
   info.durable_step = record.info.durable_step;
   info.last_used_at = record.info.last_used_at;
   record.info = std::move(info);

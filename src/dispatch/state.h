@@ -92,6 +92,10 @@ struct State {
   // Ends work with an error. Does not remove the work from the scheduler.
   void Drop(uint64_t id, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  // Takes back work that waits, which then ends with this error: at once, or in
+  // its turn if it is an accepted step. Returns false if it has started.
+  bool Withdraw(uint64_t id, const absl::Status& status)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   [[nodiscard]] std::vector<EngineTask> TakeTasks(AdapterKey adapter)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void StoreReply(AdapterRecord& record, AdapterKey adapter, uint64_t step,

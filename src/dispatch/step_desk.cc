@@ -19,13 +19,11 @@ absl::Status StaleEpoch(uint64_t epoch, const AdapterRecord& record) {
   const AdapterInfo& info = record.info;
   return WithReason(
       absl::FailedPreconditionError(absl::StrCat(
-          "epoch: ", epoch, " of adapter '", info.adapter_id,
-          "' has ended, the present one is ", info.epoch,
-          "; its state is durable up to step ", info.durable_step)),
+          "epoch: adapter '", info.adapter_id, "' of epoch ", epoch,
+          " is gone; the present adapter of this name has epoch ", info.epoch)),
       {.name = "STALE_EPOCH",
        .values = {{"adapter", info.adapter_id},
-                  {"epoch", absl::StrCat(info.epoch)},
-                  {"durable_step", absl::StrCat(info.durable_step)}}});
+                  {"epoch", absl::StrCat(info.epoch)}}});
 }
 
 absl::StatusOr<StepResultPtr> Share(absl::StatusOr<StepResult> result) {
@@ -59,6 +57,19 @@ CancelHandle StepDesk::Submit(StepRequest request, sched::WorkItem item,
   return *std::move(handle);
 }
 
+CancelHandle StepDesk::Refuse(RefusedStep request,
+                              std::function<void(const absl::Status&)> done) {
+  Callback<StepReply<AdapterInfo>> reply =
+      [done = std::move(done)](
+          const absl::StatusOr<StepReply<AdapterInfo>>& result) {
+        done(result.status());
+      };
+  return Submit(
+      std::move(request),
+      {.kind = sched::WorkKind::kAdapterOp, .empty = true, .tokens = 1},
+      TypedReply(std::move(reply)));
+}
+
 absl::StatusOr<std::optional<CancelHandle>> StepDesk::Repeated(
     AdapterRecord& record, const StepRequest& request,
     const std::string& digest, const StepCallback& done) {
@@ -69,10 +80,6 @@ absl::StatusOr<std::optional<CancelHandle>> StepDesk::Repeated(
     });
     return std::make_optional<CancelHandle>();
   };
-  const std::optional<LoadOrigin>& origin = record.origin;
-  if (origin && step != 0 && origin->step == step && origin->digest == digest) {
-    return replay(origin->result);
-  }
   const uint64_t epoch = EpochOf(request);
   if (epoch != 0 && epoch != record.info.epoch)
     return StaleEpoch(epoch, record);
@@ -83,14 +90,6 @@ absl::StatusOr<std::optional<CancelHandle>> StepDesk::Repeated(
   }
   if (answer.verdict == Verdict::kNew) return std::nullopt;
   StepWork& work = *s_.steps.at(answer.work_id);
-  if (std::exchange(work.cancelled, false)) {
-    // All earlier callers have cancelled. Answers and removes them, so that
-    // only the new caller is left. If the new caller cancels too, the step ends
-    // early.
-    for (StepWork::Waiter& waiter : std::exchange(work.waiters, {})) {
-      AnswerCancelled(std::move(waiter.done));
-    }
-  }
   const uint64_t waiter_id = s_.next_id++;
   work.waiters.push_back({.id = waiter_id, .done = done, .repeated = true});
   return CancelHandle(
@@ -126,8 +125,9 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
   item.id = id;
   item.adapter = *key;
   const sched::WorkKind kind = item.kind;
+  const bool empty = item.empty;
   WEFT_ASSIGN_OR_RETURN(const uint64_t step, s_.Enqueue(std::move(item)));
-  s_.WantAdapter(*key);
+  if (!empty) s_.WantAdapter(*key);
   const absl::Time now = s_.env.clock->Now();
   if (record != nullptr) {
     record->replays.Begin(step, digest, id);
@@ -153,19 +153,17 @@ void StepDesk::Cancel(uint64_t id, uint64_t waiter_id) {
   const auto waiter =
       std::ranges::find(work.waiters, waiter_id, &StepWork::Waiter::id);
   if (waiter == work.waiters.end()) return;
-  if (work.waiters.size() == 1) {
-    work.cancelled = true;
-    if (s_.scheduler.Cancel(id)) s_.Drop(id, Cancelled());
+  // An accepted step runs without its callers, because a broken connection
+  // looks like a cancellation, and then the call is repeated.
+  if (work.waiters.size() == 1 && s_.scheduler.Remove(id)) {
+    s_.Drop(id, Cancelled());
     // Work that waited for this step may now run, and a drain may end.
     s_.changed.NotifyAll();
     return;
   }
-  AnswerCancelled(std::move(waiter->done));
+  s_.env.post_reply(
+      [done = std::move(waiter->done)] { done(Cancelled(), false); });
   work.waiters.erase(waiter);
-}
-
-void StepDesk::AnswerCancelled(StepCallback done) {
-  s_.env.post_reply([done = std::move(done)] { done(Cancelled(), false); });
 }
 
 void StepDesk::Complete(uint64_t id, absl::StatusOr<StepResult> result,
@@ -179,10 +177,29 @@ void StepDesk::Complete(uint64_t id, absl::StatusOr<StepResult> result,
   }
   AdapterRecord* record = s_.Find(work->second->adapter);
   if (facts && record != nullptr) s_.SetFacts(*record, *facts);
-  if (!result.ok() && IsStepFailure(work->second->request, result.status())) {
-    result = StepFailure{.status = result.status()};
+  if (record != nullptr && work->second->step > 0) {
+    result = StoredResult(std::move(result));
   }
   ended = End(id, Share(std::move(result)));
+}
+
+void StepDesk::NoteResult(AdapterRecord& record, const StepWork& work,
+                          const StepResult& result) {
+  // CompleteLoad has set the last step of a state that was loaded.
+  if (work.step > 0 && !std::holds_alternative<AdapterInfo>(result)) {
+    record.info.last_step = work.step;
+  }
+  // A checkpoint of kind kSampler has weights only, so it makes no step
+  // durable.
+  const auto* saved = std::get_if<CheckpointInfo>(&result);
+  if (saved != nullptr && saved->kind == CheckpointKind::kTrain) {
+    RaiseDurableStep(record, saved->last_step);
+  }
+  if (work.again) s_.scheduler.SkipTo(work.adapter, work.step);
+  if (const auto* trained = std::get_if<TrainResult>(&result)) {
+    record.history.Add(std::get<TrainRequest>(work.request), *trained,
+                       s_.env.clock->Now());
+  }
 }
 
 StepDesk::StepNode StepDesk::End(uint64_t id,
@@ -194,33 +211,23 @@ StepDesk::StepNode StepDesk::End(uint64_t id,
   if (AdapterRecord* record = s_.Find(work.adapter)) {
     s_.residency.Used(work.adapter, sched::kTraining);
     if (result.ok()) {
-      // A checkpoint of kind kSampler has weights only, so it makes no step
-      // durable.
-      const auto* saved = std::get_if<CheckpointInfo>(result->get());
-      if (saved != nullptr && saved->kind == CheckpointKind::kTrain) {
-        RaiseDurableStep(*record, saved->last_step);
-      }
-      if (work.again && work.step > 0) {
-        s_.scheduler.SetLastStep(work.adapter, work.step);
-      }
-      if (const auto* trained = std::get_if<TrainResult>(result->get())) {
-        record->history.Add(std::get<TrainRequest>(work.request), *trained,
-                            s_.env.clock->Now());
-      }
+      NoteResult(*record, work, **result);
       s_.StoreReply(*record, work.adapter, work.step, *result);
     } else {
       record->replays.Fail(work.step);
     }
+    // An empty step ends without the device, which later work may need.
+    if (s_.scheduler.ReadyKinds(work.adapter) != 0)
+      s_.WantAdapter(work.adapter);
   }
   Answer(work, std::move(result));
   return node;
 }
 
-void StepDesk::NoteDurable(AdapterKey adapter, uint64_t epoch, uint64_t step) {
+void StepDesk::NoteDurable(AdapterKey adapter, uint64_t step) {
   MutexLock lock(&s_.mu);
   AdapterRecord* record = s_.Find(adapter);
-  if (record == nullptr || record->info.epoch != epoch) return;
-  RaiseDurableStep(*record, step);
+  if (record != nullptr) RaiseDurableStep(*record, step);
 }
 
 void StepDesk::Answer(StepWork& work, absl::StatusOr<StepResultPtr> result) {
@@ -228,11 +235,10 @@ void StepDesk::Answer(StepWork& work, absl::StatusOr<StepResultPtr> result) {
   const bool recorded = s_.options.records_steps && record != nullptr &&
                         record->info.durability == Durability::kStep &&
                         result.ok();
-  s_.env.post_durable([this, recorded, adapter = work.adapter,
-                       epoch = recorded ? record->info.epoch : 0,
-                       step = work.step, waiters = std::move(work.waiters),
+  s_.env.post_durable([this, recorded, adapter = work.adapter, step = work.step,
+                       waiters = std::move(work.waiters),
                        result = std::move(result)] {
-    if (recorded) NoteDurable(adapter, epoch, step);
+    if (recorded) NoteDurable(adapter, step);
     for (const StepWork::Waiter& waiter : waiters) {
       waiter.done(result, /*replayed=*/waiter.repeated);
     }
@@ -240,14 +246,11 @@ void StepDesk::Answer(StepWork& work, absl::StatusOr<StepResultPtr> result) {
 }
 
 bool StepDesk::FinishSlice(uint64_t id) {
-  StepNode ended;
   MutexLock lock(&s_.mu);
-  if (!s_.steps.at(id)->cancelled) {
-    s_.scheduler.Finished(id, /*ok=*/true);
-    return true;
-  }
-  ended = End(id, Cancelled());
-  return false;
+  const StepWork& work = *s_.steps.at(id);
+  if (work.step == 0 && !work.again && work.waiters.empty()) return false;
+  s_.scheduler.Finished(id, /*ok=*/true);
+  return true;
 }
 
 void StepDesk::CompleteLoad(const StepTask& load, uint64_t last_step,
@@ -260,39 +263,10 @@ void StepDesk::CompleteLoad(const StepTask& load, uint64_t last_step,
     return;
   }
   s_.SetFacts(*record, facts);
-  const uint64_t epoch = facts.info.epoch;
-  record->info.epoch = epoch > 0 ? epoch : s_.NewEpoch();
-  record->info.durable_step = last_step;
-  RestartNumbers(load, last_step, *record);
-  s_.scheduler.Finished(load.id, /*ok=*/true);
-  s_.residency.Used(load.adapter, sched::kTraining);
-  const auto result =
-      std::make_shared<const StepResult>(s_.InfoOf(load.adapter));
-  record->origin =
-      LoadOrigin{.step = load.step, .digest = *load.digest, .result = result};
-  ended = s_.steps.extract(load.id);
-  if (!ended.empty()) Answer(*ended.mapped(), result);
-}
-
-void StepDesk::RestartNumbers(const StepTask& load, uint64_t last_step,
-                              AdapterRecord& record) {
-  const sched::AdapterQueue::StepChange changed =
-      s_.scheduler.SetLastStep(load.adapter, last_step);
-  for (const uint64_t id : changed.dropped) {
-    s_.Drop(id, absl::FailedPreconditionError(absl::StrCat(
-                    "step: a checkpoint was loaded, the next number is ",
-                    last_step + 1)));
-  }
-  for (const auto& [id, step] : changed.renumbered) {
-    s_.steps.at(id)->step = step;
-  }
-  s_.ForgetReplies(record);
-  record.replays = ReplayTable();
-  for (const auto& [id, work] : s_.steps) {
-    if (work->adapter == load.adapter && id != load.id) {
-      record.replays.Begin(work->step, work->digest, id);
-    }
-  }
+  record->info.last_step = last_step;
+  RaiseDurableStep(*record, load.step);
+  ended =
+      End(load.id, std::make_shared<const StepResult>(s_.InfoOf(load.adapter)));
 }
 
 void StepDesk::CountTokens(const RunTrain& train) {

@@ -4,6 +4,7 @@
 #define WEFT_SRC_DISPATCH_STEP_DESK_H_
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -18,36 +19,36 @@ class StepDesk {
  public:
   explicit StepDesk(State* state) : s_(*state) {}
 
-  // Any thread may call the method below.
+  // Any thread may call the two methods below.
 
   // Queues a new step. A repeated call of a step in flight waits for that
   // step's result. A repeated call of a completed step gets the stored result.
   // Submit sets id, adapter, step, deadline and `recorded` of `item`. `done`
   // runs on the reply thread, or before this method returns if the step is
   // refused. Errors of a refusal: those of ReplayTable::Lookup and
-  // Scheduler::Enqueue, NOT_FOUND, FAILED_PRECONDITION (an epoch that has
-  // ended), RESOURCE_EXHAUSTED (no room to record the step), or UNAVAILABLE
+  // Scheduler::Enqueue, NOT_FOUND, FAILED_PRECONDITION (the epoch of an
+  // earlier adapter of this name), RESOURCE_EXHAUSTED (no room to record the step), or UNAVAILABLE
   // while draining.
   CancelHandle Submit(StepRequest request, sched::WorkItem item,
                       StepCallback done);
 
+  // Queues a step that fails in its turn. `done` gets request.status once the
+  // step has failed, or the error of a refusal.
+  CancelHandle Refuse(RefusedStep request,
+                      std::function<void(const absl::Status&)> done);
+
   // The engine thread calls the methods below.
 
-  // Ends the step. The result goes to all callers that wait for it and to the
-  // replay table. An error for which IsStepFailure returns true becomes a
-  // StepFailure, which is a result. After any other error a caller may send the
-  // step again. `facts` are the adapter's facts after the step. A client that
-  // sees the step as done also sees these facts.
+  // Ends the step. The result (StoredResult) goes to all callers that wait for
+  // it and to the replay table. `facts` are the adapter's facts after the step.
+  // A client that sees the step as done also sees these facts.
   void Complete(uint64_t id, absl::StatusOr<StepResult> result,
                 const std::optional<AdapterFacts>& facts = std::nullopt);
-  // Call it after a slice that is not the request's last. If all callers have
-  // cancelled the request, ends it and returns false; otherwise returns true.
+  // Call it after a slice that is not the request's last. Returns false if no
+  // caller waits for a request without a number, which then ends with Complete.
   [[nodiscard]] bool FinishSlice(uint64_t id);
-  // Ends a load after which the adapter has the state of step `last_step`. A
-  // new epoch begins. Its number is facts.info.epoch, or a new number if
-  // facts.info.epoch is 0. Completed steps leave the replay table. Waiting work
-  // whose step number the scheduler chose gets a new number. Other waiting work
-  // fails if its step number is at most `last_step`.
+  // Ends a load after which the adapter has the state of step `last_step` of
+  // the adapter that was saved.
   void CompleteLoad(const StepTask& load, uint64_t last_step,
                     const AdapterFacts& facts);
   // Counts the micro-batch's tokens for each tenant and adapter.
@@ -68,8 +69,6 @@ class StepDesk {
       const std::string& digest, const StepCallback& done)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
   void Cancel(uint64_t id, uint64_t waiter_id);
-  // Posts CANCELLED to a caller. Its step may go on for other callers.
-  void AnswerCancelled(StepCallback done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
   using StepNode = decltype(State::steps)::node_type;
 
   // The engine thread calls the methods below.
@@ -78,17 +77,15 @@ class StepDesk {
   // caller destroys after it has released the lock.
   StepNode End(uint64_t id, absl::StatusOr<StepResultPtr> result)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
-  // Raises the adapter's durable_step to `step`. Does nothing if `epoch` has
-  // ended. Threads: reply thread.
-  void NoteDurable(AdapterKey adapter, uint64_t epoch, uint64_t step)
+  // Raises the adapter's durable_step to `step`. Threads: reply thread.
+  void NoteDurable(AdapterKey adapter, uint64_t step)
       ABSL_LOCKS_EXCLUDED(s_.mu);
   // Gives the result to all callers that wait for the step.
   void Answer(StepWork& work, absl::StatusOr<StepResultPtr> result)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
-  // Renumbers or fails waiting work, as CompleteLoad says. Then empties the
-  // replay table and adds the work that is left to the table.
-  void RestartNumbers(const StepTask& load, uint64_t last_step,
-                      AdapterRecord& record)
+  // Updates what the dispatcher knows of the adapter after a step's result.
+  void NoteResult(AdapterRecord& record, const StepWork& work,
+                  const StepResult& result)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
 
   State& s_;

@@ -8,7 +8,6 @@
 #include "src/base/status_macros.h"
 #include "src/engine/state_image.h"
 #include "src/lora/expert_rank.h"
-#include "src/request/digest.h"
 
 namespace weft::engine {
 
@@ -270,18 +269,6 @@ void AdapterManager::Record(AdapterKey key, const NewAdapter& adapter,
     record.image = records::ImageRecord{.file = adapter.image,
                                         .optim_steps = made.optim_steps,
                                         .versions = {made.version}};
-  }
-  if (adapter.load) {
-    dispatch::AdapterDesk& desk = context_.dispatcher.adapters();
-    record.origin =
-        records::ReplyRecord{.step = adapter.load->step,
-                             .digest = PayloadDigest(*adapter.load),
-                             .result = *desk.Info(request.adapter_id)};
-    desk.SetOrigin(
-        key,
-        {.step = record.origin->step,
-         .digest = record.origin->digest,
-         .result = std::make_shared<const StepResult>(record.origin->result)});
   }
   if (request.durability != Durability::kMemory) {
     context_.recorder.Write(record);

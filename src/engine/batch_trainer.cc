@@ -25,8 +25,7 @@ dispatch::RunTrain BatchTrainer::Runnable(const dispatch::RunTrain& train) {
     const dispatch::StepTask& step = train.steps[i];
     const absl::Status found = VersionOf(step).status();
     if (!found.ok()) {
-      Forget(step.id);
-      context_.dispatcher.steps().Complete(step.id, found);
+      Fail(step, found);
       continue;
     }
     runnable.slices.push_back(train.slices[i]);
@@ -55,15 +54,23 @@ absl::Status BatchTrainer::Run(const dispatch::RunTrain& given) {
   for (size_t i = 0; i < train.slices.size(); ++i) {
     const dispatch::StepTask& step = train.steps[i];
     if (!status.ok()) {
-      Forget(step.id);
-      desk.Complete(step.id, status);
+      Fail(step, status);
     } else if (train.slices[i].last) {
       FinishRequest(step);
     } else if (!desk.FinishSlice(step.id)) {
-      Forget(step.id);
+      Fail(step, absl::CancelledError("cancelled by the client"));
     }
   }
   return status;
+}
+
+void BatchTrainer::Fail(const dispatch::StepTask& step,
+                        const absl::Status& status) {
+  Forget(step.id);
+  absl::StatusOr<StepResult> result = status;
+  if (step.step > 0) result = StoredResult(std::move(result));
+  if (result.ok()) context_.recorder.Done(step, *result);
+  context_.dispatcher.steps().Complete(step.id, std::move(result));
 }
 
 void BatchTrainer::FinishRequest(const dispatch::StepTask& step) {

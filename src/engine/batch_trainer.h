@@ -58,6 +58,8 @@ class BatchTrainer {
   [[nodiscard]] absl::StatusOr<TrainOutcome> TryBatch(MicroBatch& batch,
                                                       Recompute recompute);
   void FinishRequest(const dispatch::StepTask& step);
+  // Ends a request that has failed, and records the failure as its result.
+  void Fail(const dispatch::StepTask& step, const absl::Status& status);
 
   const EngineContext& context_;
   TrainRunner runner_;

@@ -43,13 +43,19 @@ class Engine {
   // Training calls. Errors, besides validation errors: NOT_FOUND (adapter or
   // snapshot), ALREADY_EXISTS (step number reused with another payload),
   // OUT_OF_RANGE (step whose result is no longer kept), FAILED_PRECONDITION
-  // (step out of order, epoch has ended, gradient is not finite),
+  // (step out of order, another adapter's epoch, gradient is not finite),
   // RESOURCE_EXHAUSTED (queue, memory or disk), DEADLINE_EXCEEDED, CANCELLED,
   // UNAVAILABLE (draining, or the adapter is not restored yet), INTERNAL.
   virtual CancelHandle Train(TrainRequest request,
                              Callback<StepReply<TrainResult>> done) = 0;
   virtual CancelHandle OptimStep(OptimStepRequest request,
                                  Callback<StepReply<OptimStepResult>> done) = 0;
+
+  // Takes the place of a step whose request is invalid. In its turn the step
+  // fails with request.status, which is its stored reply. `done` gets this
+  // status, or the error of a step that is not accepted.
+  virtual CancelHandle RefuseStep(
+      RefusedStep request, std::function<void(const absl::Status&)> done) = 0;
 
   // `on_delta` may be empty. Otherwise it runs on the reply thread for each new
   // piece of a sample, in order, before `done`.

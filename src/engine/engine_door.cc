@@ -109,7 +109,7 @@ CancelHandle EngineImpl::SaveCheckpoint(
 CancelHandle EngineImpl::LoadCheckpoint(LoadCheckpointRequest request,
                                         Callback<StepReply<AdapterInfo>> done) {
   if (!IsReady(dispatcher_, request.adapter_id, done)) return {};
-  if (dispatcher_.adapters().KeyOf(request.adapter_id)) {
+  if (request.step > 0 || dispatcher_.adapters().KeyOf(request.adapter_id)) {
     return dispatcher_.steps().Submit(std::move(request),
                                       {.kind = kAdapterOp, .tokens = 1},
                                       dispatch::TypedReply(std::move(done)));
@@ -134,6 +134,17 @@ CancelHandle EngineImpl::PublishSnapshot(
   return dispatcher_.steps().Submit(std::move(request),
                                     {.kind = kAdapterOp, .tokens = 1},
                                     dispatch::TypedReply(std::move(done)));
+}
+
+CancelHandle EngineImpl::RefuseStep(
+    RefusedStep request, std::function<void(const absl::Status&)> done) {
+  const absl::Status ready =
+      dispatcher_.adapters().CheckReady(request.adapter_id);
+  if (ready.ok()) {
+    return dispatcher_.steps().Refuse(std::move(request), std::move(done));
+  }
+  done(ready);
+  return {};
 }
 
 CancelHandle EngineImpl::Sample(SampleRequest request,

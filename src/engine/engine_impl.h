@@ -85,6 +85,9 @@ class EngineImpl final : public Engine {
                           Callback<PeftFiles> done) override;
   void UploadCheckpoint(UploadCheckpointRequest request,
                         Callback<CheckpointInfo> done) override;
+  CancelHandle RefuseStep(
+      RefusedStep request,
+      std::function<void(const absl::Status&)> done) override;
   CancelHandle PublishSnapshot(
       PublishSnapshotRequest request,
       Callback<StepReply<PublishedSnapshot>> done) override;

@@ -210,11 +210,10 @@ absl::Status LogReplay::Install(const records::LoadedRecord& loaded,
   WEFT_RETURN_IF_ERROR(context_.guard.Guarded("LoadCheckpoint", [&] {
     context_.adapters.Find(loaded.key)->SetState(state);
   }));
-  dispatch::AdapterFacts facts = context_.adapters.Facts(loaded.key);
-  facts.info.epoch = loaded.epoch;
   const dispatch::StepTask step = context_.dispatcher.recovery().BeginStep(
       loaded.key, loaded.step, loaded.digest, loaded.request);
-  context_.dispatcher.steps().CompleteLoad(step, loaded.last_step, facts);
+  context_.dispatcher.steps().CompleteLoad(step, loaded.last_step,
+                                           context_.adapters.Facts(loaded.key));
   return absl::OkStatus();
 }
 

@@ -43,16 +43,11 @@ absl::Status RestoreFromImage(const EngineContext& context,
   history.info.durability = Durability::kStep;
   history.info.epoch = adapter.epoch;
   history.info.last_step = adapter.last_step;
-  history.info.durable_step = adapter.last_step;
+  history.info.next_step = adapter.next_step;
+  history.info.durable_step = adapter.next_step - 1;
   history.info.last_used_at = adapter.created_at;
   for (const records::ReplyRecord& reply : adapter.replies) {
     history.replies.push_back(Stored(reply));
-  }
-  if (adapter.origin) {
-    dispatch::StoredReply origin = Stored(*adapter.origin);
-    history.origin = dispatch::LoadOrigin{.step = origin.step,
-                                          .digest = std::move(origin.digest),
-                                          .result = std::move(origin.result)};
   }
   context.dispatcher.recovery().AddOnDisk(adapter.key, history,
                                           context.adapters.Facts(adapter.key));

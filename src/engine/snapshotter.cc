@@ -178,15 +178,11 @@ records::AdapterRecord Snapshotter::Describe(AdapterKey key) const {
                                 .config = info.config,
                                 .epoch = info.epoch,
                                 .last_step = info.last_step,
+                                .next_step = info.next_step,
                                 .created_at = info.created_at};
   for (const dispatch::StoredReply& reply : history.replies) {
     record.replies.push_back(
         {.step = reply.step, .digest = reply.digest, .result = *reply.result});
-  }
-  if (history.origin) {
-    record.origin = records::ReplyRecord{.step = history.origin->step,
-                                         .digest = history.origin->digest,
-                                         .result = *history.origin->result};
   }
   return record;
 }

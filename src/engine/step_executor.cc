@@ -53,7 +53,9 @@ absl::Status OtherShape(const LoadCheckpointRequest& request,
 
 void StepExecutor::Run(const dispatch::StepTask& step) {
   const StepRequest& request = *step.request;
-  if (const auto* save = std::get_if<SaveCheckpointRequest>(&request)) {
+  if (const auto* refused = std::get_if<RefusedStep>(&request)) {
+    Complete(step, refused->status).IgnoreError();
+  } else if (const auto* save = std::get_if<SaveCheckpointRequest>(&request)) {
     Save(step, *save);
   } else if (const auto* load = std::get_if<LoadCheckpointRequest>(&request)) {
     Load(step, *load);
@@ -78,9 +80,7 @@ absl::StatusOr<StepResult> StepExecutor::RunNow(
 absl::StatusOr<StepResult> StepExecutor::Complete(
     const dispatch::StepTask& step, absl::StatusOr<StepResult> result,
     const std::optional<dispatch::AdapterFacts>& facts) {
-  if (!result.ok() && IsStepFailure(*step.request, result.status())) {
-    result = StepFailure{.status = result.status()};
-  }
+  if (step.step > 0) result = StoredResult(std::move(result));
   if (result.ok()) {
     const profile::Span span("record step");
     context_.recorder.Done(step, *result);
@@ -186,7 +186,6 @@ absl::Status StepExecutor::Install(const dispatch::StepTask& step,
   context_.before_change(step.adapter);
   WEFT_RETURN_IF_ERROR(context_.guard.Guarded(
       "LoadCheckpoint", [&] { adapter->SetState(loaded.state); }));
-  const uint64_t epoch = context_.dispatcher.adapters().NewEpoch();
   context_.recorder.Write(
       records::LoadedRecord{.key = step.adapter,
                             .step = step.step,
@@ -194,11 +193,9 @@ absl::Status StepExecutor::Install(const dispatch::StepTask& step,
                             .request = *step.request,
                             .file = image,
                             .optim_steps = loaded.state.optim_steps,
-                            .last_step = last_step,
-                            .epoch = epoch});
-  dispatch::AdapterFacts facts = context_.adapters.Facts(step.adapter);
-  facts.info.epoch = epoch;
-  context_.dispatcher.steps().CompleteLoad(step, last_step, facts);
+                            .last_step = last_step});
+  context_.dispatcher.steps().CompleteLoad(
+      step, last_step, context_.adapters.Facts(step.adapter));
   return absl::OkStatus();
 }
 

@@ -47,9 +47,8 @@ class StepExecutor {
                                      const std::string& image);
   [[nodiscard]] absl::StatusOr<StepResult> Publish(
       const dispatch::StepTask& step, const PublishSnapshotRequest& request);
-  // Turns an error for which IsStepFailure returns true into a StepFailure,
-  // which is a result. Records a result, but not an error. Completes the step,
-  // and returns the result or error.
+  // Records the result (StoredResult) and completes the step with it. Returns
+  // the result, or the error of a step that has none.
   absl::StatusOr<StepResult> Complete(
       const dispatch::StepTask& step, absl::StatusOr<StepResult> result,
       const std::optional<dispatch::AdapterFacts>& facts = std::nullopt);

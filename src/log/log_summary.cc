@@ -94,20 +94,14 @@ class LogSurvey {
                                           .tenant = owner->second.tenant};
   }
 
-  // Notes the key of a new adapter and the epoch of a new or loaded adapter. No
-  // later adapter may use this key or epoch, even if this adapter is skipped or
-  // removed.
+  // Notes the key and the epoch of a new adapter. No later adapter may use
+  // them, even if this adapter is skipped or removed.
   void Reserve(const records::Record& record) {
-    uint64_t epoch = 0;
-    if (const auto* adapter = std::get_if<records::AdapterRecord>(&record)) {
-      const auto key = static_cast<uint64_t>(adapter->key);
-      summary_.next_key = std::max(summary_.next_key, key + 1);
-      epoch = adapter->epoch;
-    } else if (const auto* loaded =
-                   std::get_if<records::LoadedRecord>(&record)) {
-      epoch = loaded->epoch;
-    }
-    summary_.last_epoch = std::max(summary_.last_epoch, epoch);
+    const auto* adapter = std::get_if<records::AdapterRecord>(&record);
+    if (adapter == nullptr) return;
+    const auto key = static_cast<uint64_t>(adapter->key);
+    summary_.next_key = std::max(summary_.next_key, key + 1);
+    summary_.last_epoch = std::max(summary_.last_epoch, adapter->epoch);
   }
 
   [[nodiscard]] absl::Status Add(const journal::LogReader::Record& bytes) {

@@ -55,12 +55,12 @@ void Put(const AdapterRecord& adapter, log::Adapter* out) {
   ToProto(adapter.config, out->mutable_config());
   out->set_epoch(adapter.epoch);
   out->set_last_step(adapter.last_step);
+  out->set_next_step(adapter.next_step);
   out->set_created_at_us(absl::ToUnixMicros(adapter.created_at));
   if (adapter.image) Put(*adapter.image, out->mutable_image());
   for (const ReplyRecord& reply : adapter.replies) {
     Put(reply, out->add_replies());
   }
-  if (adapter.origin) Put(*adapter.origin, out->mutable_origin());
   out->set_from_checkpoint(adapter.from_checkpoint);
   if (adapter.restore) {
     ToProto(StepRequest(*adapter.restore), out->mutable_restore());
@@ -74,18 +74,15 @@ absl::StatusOr<AdapterRecord> Get(const log::Adapter& in) {
                         .config = FromProto(in.config()),
                         .epoch = in.epoch(),
                         .last_step = in.last_step(),
+                        .next_step = in.next_step(),
                         .created_at = absl::FromUnixMicros(in.created_at_us()),
                         .image = {},
                         .replies = {},
-                        .origin = {},
                         .restore = {}};
   if (in.has_image()) adapter.image = Get(in.image());
   for (const log::StoredReply& stored : in.replies()) {
     WEFT_ASSIGN_OR_RETURN(ReplyRecord reply, Get(stored));
     adapter.replies.push_back(std::move(reply));
-  }
-  if (in.has_origin()) {
-    WEFT_ASSIGN_OR_RETURN(adapter.origin, Get(in.origin()));
   }
   adapter.from_checkpoint = in.from_checkpoint();
   if (in.has_restore()) {
@@ -147,7 +144,6 @@ void Put(const LoadedRecord& loaded, log::Record* out) {
   to->set_file(loaded.file);
   to->set_optim_steps(loaded.optim_steps);
   to->set_last_step(loaded.last_step);
-  to->set_epoch(loaded.epoch);
 }
 
 void Put(const ReleaseRecord& release, log::Record* out) {
@@ -200,8 +196,7 @@ absl::StatusOr<Record> Get(const log::Loaded& in) {
                       .request = {},
                       .file = in.file(),
                       .optim_steps = in.optim_steps(),
-                      .last_step = in.last_step(),
-                      .epoch = in.epoch()};
+                      .last_step = in.last_step()};
   WEFT_ASSIGN_OR_RETURN(loaded.request, FromProto(in.request()));
   return loaded;
 }

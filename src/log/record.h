@@ -52,12 +52,12 @@ struct AdapterRecord {
   std::string tenant;
   LoraConfig config;
   uint64_t epoch = 0;
-  uint64_t last_step = 0;
+  uint64_t last_step = 0;  // The last step that the state has.
+  uint64_t next_step = 1;  // The number of the next new step.
   absl::Time created_at;
-  std::optional<ImageRecord> image;   // None: the weights are initial, or
-                                      // from_checkpoint is true.
-  std::vector<ReplyRecord> replies;   // Sorted by step.
-  std::optional<ReplyRecord> origin;  // The load that began `epoch`.
+  std::optional<ImageRecord> image;  // None: the weights are initial, or
+                                     // from_checkpoint is true.
+  std::vector<ReplyRecord> replies;  // Sorted by step.
   // The adapter has Durability::kCheckpoint. When a server starts, it runs the
   // load `restore`. The log has no other steps of the adapter than loads and
   // saves of kind train.
@@ -107,8 +107,7 @@ struct LoadedRecord {
   StepRequest request;
   std::string file;
   uint64_t optim_steps = 0;
-  uint64_t last_step = 0;  // The next step has this number + 1.
-  uint64_t epoch = 0;
+  uint64_t last_step = 0;  // The last step that the state has.
 };
 
 struct ReleaseRecord {

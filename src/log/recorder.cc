@@ -156,10 +156,15 @@ void Recorder::Done(const dispatch::StepTask& step, const StepResult& result) {
                   .result = result};
   // Stores the request only if a replay must run the step again. A replay does
   // not repeat a save, whose checkpoint is on disk, or a scoring, whose scores
-  // are in the result. It repeats even an OptimStep that failed because the
-  // gradient was not finite: such a step clears the gradient.
-  if (std::holds_alternative<OptimStepRequest>(*step.request) ||
-      std::holds_alternative<PublishSnapshotRequest>(*step.request)) {
+  // are in the result, or a failed step. But it repeats an OptimStep that
+  // failed because the gradient was not finite: such a step clears the
+  // gradient.
+  const auto* failure = std::get_if<StepFailure>(&result);
+  const bool optim = std::holds_alternative<OptimStepRequest>(*step.request);
+  if (failure != nullptr
+          ? optim && absl::IsFailedPrecondition(failure->status)
+          : optim ||
+                std::holds_alternative<PublishSnapshotRequest>(*step.request)) {
     done.request = *step.request;
   }
   if (HasSteps(step.adapter)) {

@@ -113,6 +113,9 @@ void Put(const PublishSnapshotRequest& request, log::Request* out) {
   out->mutable_publish()->set_name(request.name);
 }
 
+// The log has only the results of such steps.
+void Put(const RefusedStep& /*request*/, log::Request* /*out*/) {}
+
 PublishSnapshotRequest Get(const log::Publish& in) {
   PublishSnapshotRequest request;
   request.name = in.name();
@@ -169,6 +172,7 @@ void Put(const AdapterInfo& info, log::Result* out) {
   ToProto(info.config, to->mutable_config());
   to->set_epoch(info.epoch);
   to->set_last_step(info.last_step);
+  to->set_next_step(info.next_step);
   to->set_durable_step(info.durable_step);
   to->set_optim_steps(info.optim_steps);
   to->set_version(info.version);
@@ -187,6 +191,7 @@ AdapterInfo Get(const log::AdapterResult& in) {
   info.config = FromProto(in.config());
   info.epoch = in.epoch();
   info.last_step = in.last_step();
+  info.next_step = in.next_step();
   info.durable_step = in.durable_step();
   info.optim_steps = in.optim_steps();
   info.version = in.version();

@@ -99,8 +99,9 @@ struct AdapterInfo {
   std::string tenant;
   LoraConfig config;
   Durability durability = Durability::kMemory;
-  uint64_t epoch = 0;
-  uint64_t last_step = 0;
+  uint64_t epoch = 0;      // Tells the adapter from others of the same name.
+  uint64_t last_step = 0;  // The last step that the adapter's state has.
+  uint64_t next_step = 0;  // The number of the next new step.
   uint64_t durable_step = 0;
   uint64_t optim_steps = 0;
   uint64_t version = 0;

@@ -1,5 +1,8 @@
 #include "src/request/step.h"
 
+#include <type_traits>
+#include <utility>
+
 #include "src/request/digest.h"
 
 namespace weft {
@@ -46,20 +49,21 @@ absl::Time DeadlineOf(const StepRequest& request) {
   return std::visit([](const auto& r) { return r.deadline; }, request);
 }
 
-bool IsStepFailure(const StepRequest& request, const absl::Status& status) {
-  if (std::holds_alternative<OptimStepRequest>(request)) {
-    return absl::IsFailedPrecondition(status);
-  }
-  if (std::holds_alternative<LoadCheckpointRequest>(request)) {
-    return absl::IsNotFound(status) || absl::IsDataLoss(status) ||
-           absl::IsFailedPrecondition(status);
-  }
-  return !std::holds_alternative<TrainRequest>(request) &&
-         absl::IsAlreadyExists(status);
+absl::StatusOr<StepResult> StoredResult(absl::StatusOr<StepResult> result) {
+  if (result.ok() || absl::IsUnavailable(result.status())) return result;
+  return StepFailure{.status = result.status()};
 }
 
 std::string PayloadDigest(const StepRequest& request) {
-  return std::visit([](const auto& r) { return PayloadDigest(r); }, request);
+  return std::visit(
+      [](const auto& r) {
+        if constexpr (std::is_same_v<std::decay_t<decltype(r)>, RefusedStep>) {
+          return r.digest;
+        } else {
+          return PayloadDigest(r);
+        }
+      },
+      request);
 }
 
 int64_t NumBytes(const StepResult& result) {

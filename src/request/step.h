@@ -1,6 +1,6 @@
 // A step: a call that trains or scores data, or that saves, loads or publishes
 // an adapter. The alternatives of StepRequest and of StepResult are in the same
-// order. A result may also be a StepFailure.
+// order. The last of StepResult, StepFailure, may answer any request.
 #ifndef WEFT_SRC_REQUEST_STEP_H_
 #define WEFT_SRC_REQUEST_STEP_H_
 
@@ -9,6 +9,7 @@
 #include <variant>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "src/request/adapter.h"
 #include "src/request/checkpoint.h"
@@ -21,16 +22,26 @@ struct PublishedSnapshot {
   uint64_t version = 0;
 };
 
-// The result of a step that ran but failed because of its request, the
-// adapter's state or the checkpoints on disk. The step counts as completed: it
-// keeps its number, and `status` is its stored reply.
+// The result of an accepted step that failed. The step keeps its number, and
+// `status` is its stored reply.
 struct StepFailure {
+  absl::Status status;
+};
+
+// A step that fails in its turn without running: its request was invalid, or
+// its deadline has passed.
+struct RefusedStep {
+  std::string adapter_id;
+  uint64_t step = 0;
+  uint64_t epoch = 0;
+  absl::Time deadline = absl::InfiniteFuture();
+  std::string digest;  // Digest of the payload that was refused.
   absl::Status status;
 };
 
 using StepRequest =
     std::variant<TrainRequest, OptimStepRequest, SaveCheckpointRequest,
-                 LoadCheckpointRequest, PublishSnapshotRequest>;
+                 LoadCheckpointRequest, PublishSnapshotRequest, RefusedStep>;
 using StepResult = std::variant<TrainResult, OptimStepResult, CheckpointInfo,
                                 AdapterInfo, PublishedSnapshot, StepFailure>;
 
@@ -40,16 +51,11 @@ using StepResult = std::variant<TrainResult, OptimStepResult, CheckpointInfo,
 // Returns the adapter epoch that the caller named. 0 means the present epoch.
 [[nodiscard]] uint64_t EpochOf(const StepRequest& request);
 [[nodiscard]] absl::Time DeadlineOf(const StepRequest& request);
-// Returns whether a step that ran and ended with this error is a StepFailure.
-// These errors are StepFailures:
-//
-//   OptimStep         FAILED_PRECONDITION (the gradient is not finite)
-//   PublishSnapshot   ALREADY_EXISTS
-//   SaveCheckpoint    ALREADY_EXISTS
-//   LoadCheckpoint    NOT_FOUND, DATA_LOSS, FAILED_PRECONDITION
-// After any other error the step has not happened.
-[[nodiscard]] bool IsStepFailure(const StepRequest& request,
-                                 const absl::Status& status);
+// Returns the result of an accepted step that ended with `result`: an error is
+// a StepFailure. But UNAVAILABLE, which says that the server stops, stays an
+// error: then the step has no result.
+[[nodiscard]] absl::StatusOr<StepResult> StoredResult(
+    absl::StatusOr<StepResult> result);
 // Returns the PayloadDigest of the request that the variant holds (digest.h).
 [[nodiscard]] std::string PayloadDigest(const StepRequest& request);
 

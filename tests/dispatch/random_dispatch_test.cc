@@ -128,7 +128,9 @@ class World {
         [this, index](const absl::StatusOr<StepResultPtr>& result, bool) {
           Call& call = calls_[index];
           ++call.answers;
-          if (!result.ok()) return;
+          if (!result.ok() || std::holds_alternative<StepFailure>(**result)) {
+            return;
+          }
           // The effect has this step's number, and its adapter had this name.
           const uint64_t serial = std::get<OptimStepResult>(**result).version;
           EXPECT_EQ(effects_.at(serial).second, call.step);
@@ -164,7 +166,12 @@ class World {
     if (const auto* move = std::get_if<RunMove>(&*work)) {
       moves_.push_back(move->move);
     } else if (const auto* step = std::get_if<RunStep>(&*work)) {
-      steps_.push_back(step->step);
+      const StepRequest& request = *step->step.request;
+      if (const auto* refused = std::get_if<RefusedStep>(&request)) {
+        engine_.dispatcher().steps().Complete(step->step.id, refused->status);
+      } else {
+        steps_.push_back(step->step);
+      }
     } else if (const auto* train = std::get_if<RunTrain>(&*work)) {
       for (const StepTask& task : train->steps) Complete(task);
     } else if (const auto* cancel = std::get_if<CancelSamples>(&*work)) {

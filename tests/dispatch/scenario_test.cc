@@ -110,11 +110,13 @@ class Interpreter {
                      : engine_->clock().Now() + absl::Seconds(Number(late));
     StepRequest request;
     sched::WorkItem item = {.kind = sched::WorkKind::kAdapterOp, .tokens = 1};
-    if (words[0] == "train") {
+    if (words[0] == "train" || words[0] == "score") {
       TrainRequest train =
           OneDatum(adapter, step, static_cast<int32_t>(payload));
       train.deadline = deadline;
       item = TrainItem();
+      train.unnumbered = item.unnumbered = words[0] == "score";
+      if (train.unnumbered) item.backward = false;
       train.data.resize(static_cast<size_t>(Number(Option(words, "data", "1"))),
                         train.data.front());
       item.datum_tokens.resize(train.data.size(), 10);
@@ -127,6 +129,13 @@ class Interpreter {
           .epoch = epoch,
           .adamw = {.learning_rate = static_cast<double>(payload)},
           .deadline = deadline};
+    } else if (words[0] == "invalid") {
+      item.empty = true;
+      request = RefusedStep{.adapter_id = adapter,
+                            .step = step,
+                            .deadline = deadline,
+                            .digest = absl::StrCat("invalid ", payload),
+                            .status = absl::InvalidArgumentError("")};
     } else {
       request = LoadCheckpointRequest{
           .adapter_id = adapter, .name = "n", .step = step, .epoch = epoch};
@@ -170,6 +179,13 @@ class Interpreter {
                           " to ", kPlaces[static_cast<size_t>(move->move.to)]);
     }
     if (const auto* step = std::get_if<RunStep>(&*work)) {
+      const StepRequest& request = *step->step.request;
+      if (const auto* refused = std::get_if<RefusedStep>(&request)) {
+        const std::string name =
+            absl::StrCat("empty ", refused->adapter_id, "/", step->step.step);
+        dispatcher().steps().Complete(step->step.id, refused->status);
+        return name;
+      }
       return "alone " + NameStep(step->step);
     }
     if (const auto* cancel = std::get_if<CancelSamples>(&*work)) {
@@ -228,7 +244,9 @@ class Interpreter {
   std::string FinishSlice(const Words& words) {
     const StepTask step = running_.at(words.at(1));
     running_.erase(words.at(1));
-    return dispatcher().steps().FinishSlice(step.id) ? "more" : "ended";
+    if (dispatcher().steps().FinishSlice(step.id)) return "more";
+    dispatcher().steps().Complete(step.id, absl::CancelledError(""));
+    return "ended";
   }
 
   std::string OnDevice(const Words& words) {
@@ -264,7 +282,7 @@ class Interpreter {
 
   std::string Last(const Words& words) {
     const auto info = dispatcher().adapters().Info(words.at(1));
-    return info.ok() ? absl::StrCat(info->last_step)
+    return info.ok() ? absl::StrCat(info->last_step, " next ", info->next_step)
                      : absl::StatusCodeToString(info.status().code());
   }
 
@@ -294,6 +312,8 @@ class Interpreter {
       {"train", submit_},
       {"optim", submit_},
       {"load", submit_},
+      {"score", submit_},
+      {"invalid", submit_},
       {"sample", [this](const Words& w) { return Sample(w); }},
       {"cancel",
        [this](const Words& w) {

@@ -65,7 +65,7 @@ class World {
       now_ += absl::Milliseconds(Uniform(0, 50));
       Send();
       if (Uniform(0, 9) == 0) CancelSomething();
-      for (const uint64_t id : scheduler_.TakeExpired(now_)) Lose(id);
+      for (const uint64_t id : scheduler_.Expired(now_)) Withdraw(id);
       Execute();
       if (testing::Test::HasFailure()) return;
     }
@@ -225,7 +225,15 @@ class World {
     auto it = accepted_.begin();
     std::advance(it, Uniform(0, accepted_.size() - 1));
     const uint64_t id = it->first;
-    if (scheduler_.Cancel(id)) Lose(id);
+    Withdraw(id);
+  }
+
+  void Withdraw(uint64_t id) {
+    if (scheduler_.Remove(id)) {
+      Lose(id);
+    } else if (scheduler_.Empty(id)) {
+      accepted_.at(id).started = true;  // It no longer takes room.
+    }
   }
 
   void Lose(uint64_t id) {
@@ -310,9 +318,7 @@ class World {
     const Accepted work = accepted_.at(id);
     const bool ok = Uniform(0, 7) != 0;
     scheduler_.Finished(id, ok);
-    if (!ok) {
-      Lose(id);
-    } else if (last) {
+    if (!ok || last) {
       EXPECT_TRUE(clients_[work.client].applied.insert(work.step).second);
       accepted_.erase(id);
     }

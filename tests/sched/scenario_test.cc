@@ -219,19 +219,6 @@ class Interpreter {
     return "";
   }
 
-  std::string SetLast(const Words& words) {
-    const auto change =
-        scheduler_->SetLastStep(Key(words.at(1)), Number(words.at(2)));
-    Words text;
-    for (const uint64_t id : change.dropped) {
-      text.push_back(absl::StrCat("drop ", id));
-    }
-    for (const auto& [id, step] : change.renumbered) {
-      text.push_back(absl::StrCat(id, " is step ", step));
-    }
-    return absl::StrJoin(text, ", ");
-  }
-
   std::string Account(const Words& words) {
     const std::map<std::string, Plan::Kind> kinds = {
         {"train", Plan::Kind::kTrain},
@@ -276,17 +263,19 @@ class Interpreter {
        [this](const Words& w) { return EnqueueAll(WorkKind::kSample, w); }},
       {"displaced",
        [this](const Words&) { return Ids(std::exchange(displaced_, {})); }},
-      {"cancel",
+      {"withdraw",
        [this](const Words& w) {
-         return YesNo(scheduler_->Cancel(Number(w.at(1))));
+         const uint64_t id = Number(w.at(1));
+         if (scheduler_->Remove(id)) return std::string("removed");
+         return std::string(scheduler_->Empty(id) ? "emptied" : "no");
        }},
       {"now",
        [this](const Words& w) {
          now_ = absl::UnixEpoch() + Seconds(w.at(1));
          return std::string();
        }},
-      {"expire",
-       [this](const Words&) { return Ids(scheduler_->TakeExpired(now_)); }},
+      {"expired",
+       [this](const Words&) { return Ids(scheduler_->Expired(now_)); }},
       {"next",
        [this](const Words& w) {
          return PlanText(scheduler_->Next(
@@ -306,11 +295,17 @@ class Interpreter {
        }},
       {"done", [this](const Words& w) { return Finish(w, true); }},
       {"fail", [this](const Words& w) { return Finish(w, false); }},
-      {"setlast", [this](const Words& w) { return SetLast(w); }},
+      {"skipto",
+       [this](const Words& w) {
+         scheduler_->SkipTo(Key(w.at(1)), Number(w.at(2)));
+         return std::string();
+       }},
       {"last",
        [this](const Words& w) {
-         const auto last = scheduler_->LastStep(Key(w.at(1)));
-         return last ? absl::StrCat(*last) : std::string("unknown");
+         const AdapterKey key = Key(w.at(1));
+         return scheduler_->NextStep(key) == 0
+                    ? std::string("unknown")
+                    : absl::StrCat(scheduler_->LastStep(key));
        }},
       {"account", [this](const Words& w) { return Account(w); }},
       {"hold",

@@ -183,7 +183,12 @@ void CannedEngine::Run(dispatch::Work& work) {
     Train(*train);
   } else if (const auto* step = std::get_if<dispatch::RunStep>(&work)) {
     const profile::Span span("step alone");
-    if (Start(step->step)) adapters_.Run(step->step);
+    const dispatch::StepTask& task = step->step;
+    if (const auto* refused = std::get_if<RefusedStep>(task.request)) {
+      dispatcher_.steps().Complete(task.id, refused->status);
+    } else if (Start(task)) {
+      adapters_.Run(task);
+    }
   } else if (std::holds_alternative<dispatch::RunDecode>(work)) {
     Decode();
   } else if (auto* cancel = std::get_if<dispatch::CancelSamples>(&work)) {
@@ -203,7 +208,9 @@ void CannedEngine::Train(const dispatch::RunTrain& train) {
   for (size_t i = 0; i < train.slices.size(); ++i) {
     const dispatch::StepTask& step = train.steps[i];
     if (!train.slices[i].last) {
-      (void)desk.FinishSlice(step.id);
+      if (!desk.FinishSlice(step.id)) {
+        desk.Complete(step.id, absl::CancelledError("cancelled by the client"));
+      }
       continue;
     }
     if (!Start(step)) continue;

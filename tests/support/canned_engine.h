@@ -106,6 +106,11 @@ class CannedEngine final : public Engine {
                        Callback<std::vector<CheckpointInfo>> done) override;
   void DeleteCheckpoint(std::string adapter_id, std::string name,
                         Callback<bool> done) override;
+  CancelHandle RefuseStep(
+      RefusedStep request,
+      std::function<void(const absl::Status&)> done) override {
+    return dispatcher_.steps().Refuse(std::move(request), std::move(done));
+  }
   CancelHandle PublishSnapshot(
       PublishSnapshotRequest request,
       Callback<StepReply<PublishedSnapshot>> done) override;

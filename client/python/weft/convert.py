@@ -147,6 +147,7 @@ def to_adapter_info(adapter: adapters_pb2.Adapter) -> AdapterInfo:
         adapter_id=adapter.adapter_id,
         config=_to_lora_config(adapter.config),
         last_step=adapter.last_step,
+        next_step=adapter.next_step,
         optim_steps=adapter.optim_steps,
         version=adapter.version,
         num_parameters=adapter.num_parameters,

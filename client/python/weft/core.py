@@ -13,7 +13,7 @@ from weft.datum import Datum
 from weft.errors import AlreadyExists, FailedPrecondition, NotFound, WeftError
 from weft.folders import StrPath, import_requests, upload_requests
 from weft.methods import Method, RequestT, ResponseT
-from weft.operations import REFUSALS, Caller, Operation, Reply
+from weft.operations import Caller, Operation, Reply
 from weft.sampling import SamplerCore
 from weft.server_info import to_server_info
 from weft.steps import StepCounter, StepSlot
@@ -30,10 +30,6 @@ from weft.types import (
 
 T = TypeVar("T")
 HEALTH_TIMEOUT = 5.0  # Seconds.
-# A save or snapshot that fails has used its step number if it ran, but not if the
-# server refused it. The error code can be the same in both cases. So no code counts as
-# a refusal, and the client must ask the server for the next number.
-_NO_REFUSALS: frozenset[str] = frozenset()
 
 
 class AdapterCore:
@@ -44,7 +40,7 @@ class AdapterCore:
         self.adapter_id = adapter.adapter_id
         self.tenant = adapter.tenant
         self.sampler = SamplerCore(caller, adapter.adapter_id)
-        self.counter = StepCounter(adapter.adapter_id, adapter.last_step, adapter.epoch)
+        self.counter = StepCounter(adapter.adapter_id, adapter.next_step, adapter.epoch)
 
     def _step(
         self,
@@ -52,10 +48,9 @@ class AdapterCore:
         method: Method[RequestT, ResponseT],
         build: Callable[[StepSlot], RequestT],
         convert_reply: Callable[[Reply[ResponseT]], T],
-        refusals: frozenset[str] = REFUSALS,
     ) -> Operation[T]:
         make = self.caller.submit_step if submit else self.caller.step
-        return make(self.counter, method, build, convert_reply, refusals)
+        return make(self.counter, method, build, convert_reply)
 
     def train(
         self,
@@ -146,18 +141,13 @@ class AdapterCore:
         ) -> CheckpointInfo:
             return convert.to_checkpoint_info(reply.message.checkpoint)
 
-        return self._step(
-            submit, methods.SAVE_CHECKPOINT, build, convert_reply, _NO_REFUSALS
-        )
+        return self._step(submit, methods.SAVE_CHECKPOINT, build, convert_reply)
 
     def load(
         self, name: str, source: str | None, weights_only: bool, durability: str | None
     ) -> Operation[AdapterInfo]:
-        """Builds a load. A load has no step number, because it replaces the numbering.
-        It has no epoch, because it replaces the state in any epoch. A failed load may
-        be repeated.
-
-        If the server has lost the adapter, the load makes it again for its tenant.
+        """Builds a load. It has no step number and no epoch: if the server has lost the
+        adapter, the load makes it again for its tenant. A failed load may be repeated.
         """
         self.counter.require_idle("load")
         request = adapters_pb2.LoadCheckpointRequest(
@@ -169,9 +159,9 @@ class AdapterCore:
             durability=convert.durability_name(durability),
         )
         reply = yield from self.caller.call(methods.LOAD_CHECKPOINT, request)
-        info = convert.to_adapter_info(reply.message.adapter)
-        self.counter.reset(info.last_step, reply.message.adapter.epoch)
-        return info
+        adapter = reply.message.adapter
+        self.counter.reset(adapter.next_step, adapter.epoch)
+        return convert.to_adapter_info(adapter)
 
     def snapshot(self, name: str, *, submit: bool = False) -> Operation[int]:
         def build(slot: StepSlot) -> adapters_pb2.PublishSnapshotRequest:
@@ -187,9 +177,7 @@ class AdapterCore:
         ) -> int:
             return reply.message.version
 
-        return self._step(
-            submit, methods.PUBLISH_SNAPSHOT, build, convert_reply, _NO_REFUSALS
-        )
+        return self._step(submit, methods.PUBLISH_SNAPSHOT, build, convert_reply)
 
     def release_snapshot(self, name: str) -> Operation[None]:
         request = adapters_pb2.ReleaseSnapshotRequest(

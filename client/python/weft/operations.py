@@ -28,8 +28,8 @@ from weft.steps import Outcome, StepCounter, StepSlot
 
 T = TypeVar("T")
 
-# If a training step fails with one of these codes, and step_done is False, the server
-# did not queue the step.
+# If a step fails with one of these codes, and step_done is False, the server has not
+# accepted the step.
 REFUSALS = frozenset(
     {
         "INVALID_ARGUMENT",
@@ -194,7 +194,6 @@ class Caller:
         method: Method[RequestT, ResponseT],
         build: Callable[[StepSlot], RequestT],
         convert: Callable[[Reply[ResponseT]], T],
-        refusals: frozenset[str] = REFUSALS,
     ) -> Operation[T]:
         """Builds a step that takes its number now, before a driver runs it.
 
@@ -207,7 +206,7 @@ class Caller:
         except BaseException:
             counter.finish(slot, Outcome.REFUSED, "not sent")
             raise
-        return self._run_step(counter, slot, method, request, convert, refusals)
+        return self._run_step(counter, slot, method, request, convert)
 
     def _run_step(
         self,
@@ -216,7 +215,6 @@ class Caller:
         method: Method[RequestT, ResponseT],
         request: RequestT,
         convert: Callable[[Reply[ResponseT]], T],
-        refusals: frozenset[str],
     ) -> Operation[T]:
         outcome, reason = Outcome.UNKNOWN, "interrupted"
         try:
@@ -232,7 +230,7 @@ class Caller:
                 outcome = Outcome.DONE
             elif error.reason == STALE_EPOCH:
                 outcome = Outcome.STALE
-            elif error.code in refusals:
+            elif error.code in REFUSALS:
                 outcome = Outcome.REFUSED
             reason = str(error)
             raise
@@ -245,13 +243,12 @@ class Caller:
         method: Method[RequestT, ResponseT],
         build: Callable[[StepSlot], RequestT],
         convert: Callable[[Reply[ResponseT]], T],
-        refusals: frozenset[str] = REFUSALS,
     ) -> Operation[T]:
         """Builds a step. Asks the server first if the next step number is unknown."""
         if counter.needs_refresh():
             adapter = yield from self._present(counter)
-            counter.refresh(adapter.last_step, adapter.epoch)
-        submitted = self.submit_step(counter, method, build, convert, refusals)
+            counter.refresh(adapter.next_step, adapter.epoch)
+        submitted = self.submit_step(counter, method, build, convert)
         return (yield from submitted)
 
     def resync(self, counter: StepCounter) -> Operation[int]:
@@ -261,7 +258,7 @@ class Caller:
         """
         counter.require_idle("resync")
         adapter = yield from self._present(counter)
-        counter.reset(adapter.last_step, adapter.epoch)
+        counter.reset(adapter.next_step, adapter.epoch)
         return counter.next_step
 
     def _present(self, counter: StepCounter) -> Operation[adapters_pb2.Adapter]:

@@ -1,12 +1,12 @@
 """Numbers an adapter's steps, without I/O.
 
 A step gets its number when it is submitted. So several steps can be in flight, and
-the server runs them in the order of their numbers. If the server refuses a step, the
-step was never queued, and all later steps wait for its number. If no later number was
-given out, the next step takes the refused step's number. Otherwise the counter
-withdraws the later steps in flight, and the user must call resync. If it is unknown
-whether the last step ran (a deadline, a lost connection), the client asks the server
-for the next number.
+the server runs them in the order of their numbers. A step that the server has accepted
+keeps its number, also if it fails. If the server does not accept a step, the next step
+takes its number. But if later steps are in flight, which the server cannot run, the
+counter withdraws them, and the user must call resync. If it is unknown whether the
+server has accepted the last step (a deadline, a lost connection), the client asks the
+server for the next number.
 
 If the server has no room for a step, the counter holds the adapter's steps back. They
 go out again in order, at most as many at a time as the server had room for. Each answer
@@ -14,9 +14,10 @@ lets the next ones go, and the bound rises slowly. If there is no answer to wait
 the lowest step goes when the server's hint has passed. Without this order, later steps
 would take the room that the lowest one needs.
 
-Each step carries the epoch in which its number was given out. If another client has
-loaded a checkpoint since then, the server refuses the step. Then the user must call
-resync, because the adapter is no longer what this client has trained.
+Each step carries the epoch of its adapter, so that no step trains another adapter that
+was made later under the same name. And if another client has worked on the adapter,
+the next number is not the one that this client expects. Then the user must call resync,
+because the adapter is no longer what this client has trained.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from weft.errors import FailedPrecondition, WeftError
 class Outcome(enum.Enum):
     """How a step ended."""
 
-    DONE = "done"  # The step ran, now or earlier.
-    REFUSED = "refused"  # The step did not run, so its number is free.
-    UNKNOWN = "unknown"  # The step may have run.
-    STALE = "stale"  # The step did not run, because its epoch has ended.
+    DONE = "done"  # The server has accepted the step, which has its result.
+    REFUSED = "refused"  # The server has not accepted it, so its number is free.
+    UNKNOWN = "unknown"  # The server may have accepted the step.
+    STALE = "stale"  # The adapter is gone, and another has its name.
 
 
 class StepSlot:
@@ -58,11 +59,11 @@ class StepSlot:
 class StepCounter:
     """Gives out the step numbers of one adapter. Threads: any."""
 
-    def __init__(self, adapter_id: str, last_step: int, epoch: int = 0) -> None:
+    def __init__(self, adapter_id: str, next_step: int, epoch: int = 0) -> None:
         self.adapter_id = adapter_id
         self._epoch = epoch
         self._lock = threading.Lock()
-        self._next = last_step + 1
+        self._next = next_step
         self._in_flight: dict[int, StepSlot] = {}  # In the order of the numbers.
         # While `refusal` is set, only the first `_limit` steps in flight may be at the
         # server, and no step may be sent before `_retry_at`.
@@ -118,26 +119,28 @@ class StepCounter:
                 f"{len(self._in_flight)} steps in flight: wait for them first"
             )
 
-    def reset(self, last_step: int, epoch: int = 0) -> None:
-        """Continues after the step and in the epoch that the server reported."""
+    def reset(self, next_step: int, epoch: int = 0) -> None:
+        """Continues with the number and the epoch that the server reported."""
         with self._lock:
-            self._next = last_step + 1
+            self._next = next_step
             self._epoch = epoch
             self._unsure = None
             self._broken = None
 
-    def refresh(self, last_step: int, epoch: int) -> None:
-        """Does what `reset` does if the counter's epoch has not ended. Otherwise raises
-        FailedPrecondition, and then `take` raises it, too, until `reset`."""
+    def refresh(self, next_step: int, epoch: int) -> None:
+        """Does what `reset` does if only this client has worked on the adapter.
+        Otherwise raises FailedPrecondition, and then `take` raises it, too, until
+        `reset`."""
         with self._lock:
-            if self._epoch not in (0, epoch):
+            if self._epoch not in (0, epoch) or next_step > self._next:
                 self._broken = (
-                    f"adapter {self.adapter_id!r} has had another state loaded since "
-                    f"this client's last step (epoch {self._epoch} has ended, the "
-                    f"present one is {epoch}); call resync() to go on from it"
+                    f"adapter {self.adapter_id!r} was changed by another client since "
+                    f"this client's last step: its next step is {next_step} of epoch "
+                    f"{epoch}, this client's was {self._next} of epoch {self._epoch}; "
+                    "call resync() to go on from it"
                 )
                 raise FailedPrecondition(self._broken)
-        self.reset(last_step, epoch)
+        self.reset(next_step, epoch)
 
     def turn_in(self, slot: StepSlot) -> float:
         """Returns the seconds until the step may be sent: infinity while it must wait

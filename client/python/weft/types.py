@@ -133,7 +133,8 @@ class AdapterInfo:
 
     adapter_id: str
     config: LoraConfig
-    last_step: int
+    last_step: int  # The last step that the state has.
+    next_step: int  # The number of the next step; it never goes back.
     optim_steps: int
     version: int
     num_parameters: int
@@ -142,7 +143,7 @@ class AdapterInfo:
     created_at: float  # Unix time in seconds.
     tenant: str
     location: str  # Where the adapter's tensors are: "device", "host" or "disk".
-    epoch: int  # Grows when create, import or load begins a new state.
+    epoch: int  # Tells the adapter from earlier ones of the same name.
     durable_step: int  # Steps up to this number survive the end of the server.
     durability: str  # "memory", "checkpoint" or "step", as in create_adapter.
 
