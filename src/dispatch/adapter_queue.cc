@@ -27,7 +27,8 @@ absl::StatusOr<uint64_t> AdapterQueue::NumberFor(const WorkItem& item) const {
   if (key_ == AdapterKey::kBaseModel || item.unnumbered) return 0;
   const uint64_t step = item.step;
   if (step == 0) {
-    return item.kind == WorkKind::kAdapterOp ? 0 : HighestTaken() + 1;
+    const bool takes = item.kind != WorkKind::kAdapterOp || item.numbered;
+    return takes ? HighestTaken() + 1 : 0;
   }
   const auto refused = [&](absl::StatusCode code, const std::string& problem) {
     return WithReason(

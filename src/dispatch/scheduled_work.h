@@ -36,6 +36,10 @@ struct WorkItem {
   bool unnumbered = false;
   // kAdapterOp: the work does nothing, so it does not wait for the device.
   bool empty = false;
+  // kAdapterOp: the work changes what the adapter computes, so it takes a
+  // number even if its caller chose none. Another client, which does not expect
+  // the change, then finds its next number taken.
+  bool numbered = false;
   // kTrain with backward: the log of --state-dir records the step. Recorded and
   // unrecorded ForwardBackwards never share a micro-batch, so that a replay of
   // the log can run the same micro-batch again.

@@ -110,9 +110,9 @@ CancelHandle EngineImpl::LoadCheckpoint(LoadCheckpointRequest request,
                                         Callback<StepReply<AdapterInfo>> done) {
   if (!IsReady(dispatcher_, request.adapter_id, done)) return {};
   if (request.step > 0 || dispatcher_.adapters().KeyOf(request.adapter_id)) {
-    return dispatcher_.steps().Submit(std::move(request),
-                                      {.kind = kAdapterOp, .tokens = 1},
-                                      dispatch::TypedReply(std::move(done)));
+    return dispatcher_.steps().Submit(
+        std::move(request), {.kind = kAdapterOp, .numbered = true, .tokens = 1},
+        dispatch::TypedReply(std::move(done)));
   }
   Callback<AdapterInfo> reply =
       [done = std::move(done)](absl::StatusOr<AdapterInfo> info) {

@@ -70,7 +70,7 @@ def test_other_errors_are_not_repeated(code: str) -> None:
 
 
 def test_numbers_return_in_any_order_of_refusal() -> None:
-    counter = StepCounter("a", 4)
+    counter = StepCounter("a", 5)
     first, second = counter.take(), counter.take()
     counter.finish(second, Outcome.REFUSED)
     counter.finish(first, Outcome.REFUSED)
@@ -78,17 +78,17 @@ def test_numbers_return_in_any_order_of_refusal() -> None:
 
 
 def test_unknown_end_wants_a_refresh() -> None:
-    counter = StepCounter("a", 0)
+    counter = StepCounter("a", 1)
     counter.finish(counter.take(), Outcome.UNKNOWN)
     assert counter.needs_refresh()
     with pytest.raises(weft.FailedPrecondition, match="may have run"):
         counter.take()
-    counter.reset(1)
+    counter.reset(2)
     assert counter.take().number == 2
 
 
 def test_unknown_end_amid_others_wants_a_resync() -> None:
-    counter = StepCounter("a", 0)
+    counter = StepCounter("a", 1)
     first = counter.take()
     later = counter.take()
     counter.finish(first, Outcome.UNKNOWN)
@@ -103,7 +103,7 @@ FULL = make_error("RESOURCE_EXHAUSTED", "full", retry_after=1.0)
 
 
 def test_refused_steps_go_again_in_order() -> None:
-    counter = StepCounter("a", 0)
+    counter = StepCounter("a", 1)
     slots = [counter.take() for _ in range(5)]
     woken: list[int] = []
     for slot in slots:
@@ -136,7 +136,7 @@ def test_refused_steps_go_again_in_order() -> None:
 
 
 def test_a_step_that_is_woken_before_its_pause_does_not_pause() -> None:
-    counter = StepCounter("a", 0)
+    counter = StepCounter("a", 1)
     first, later = counter.take(), counter.take()
     turns: list[float] = []
 
@@ -159,7 +159,7 @@ def test_many_held_steps_end_when_the_client_closes() -> None:
     a deep stack if they did so inside each other."""
     driver = ThreadDriver("127.0.0.1:1", Security())
     caller = Caller(60.0, RetryPolicy())
-    counter = StepCounter("a", 0)
+    counter = StepCounter("a", 1)
     counter.hold_back(counter.take(), FULL, 3600)
     request = training_pb2.OptimStepRequest()
     futures = [
@@ -178,7 +178,7 @@ def test_many_held_steps_end_when_the_client_closes() -> None:
 def test_a_step_withdrawn_while_its_call_starts_is_cancelled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    counter = StepCounter("a", 0)
+    counter = StepCounter("a", 1)
     refused, later = counter.take(), counter.take()
     call: Future[None] = Future()
 
@@ -281,26 +281,26 @@ def test_targets_of_grpc_are_taken(target: str) -> None:
 
 
 def test_a_step_has_the_epoch_of_its_number() -> None:
-    counter = StepCounter("a", 0, epoch=7)
+    counter = StepCounter("a", 1, epoch=7)
     slot = counter.take()
     assert (slot.number, slot.epoch) == (1, 7)
     counter.finish(slot, Outcome.STALE, "ended")
     with pytest.raises(weft.FailedPrecondition, match="resync"):
         counter.take()
-    counter.reset(3, 9)
+    counter.reset(4, 9)
     slot = counter.take()
     assert (slot.number, slot.epoch) == (4, 9)
 
 
 def test_a_refresh_does_not_change_the_epoch_by_itself() -> None:
-    counter = StepCounter("a", 0, epoch=7)
+    counter = StepCounter("a", 1, epoch=7)
     counter.finish(counter.take(), Outcome.UNKNOWN, "a deadline")
     assert counter.needs_refresh()
-    counter.refresh(1, 7)
+    counter.refresh(2, 7)
     assert counter.take().number == 2
-    with pytest.raises(weft.FailedPrecondition, match="another state loaded"):
-        counter.refresh(5, 8)
-    with pytest.raises(weft.FailedPrecondition, match="another state loaded"):
+    with pytest.raises(weft.FailedPrecondition, match="by another client"):
+        counter.refresh(6, 8)
+    with pytest.raises(weft.FailedPrecondition, match="by another client"):
         counter.needs_refresh()
-    counter.reset(5, 8)
+    counter.reset(6, 8)
     assert counter.take().epoch == 8

@@ -137,6 +137,7 @@ class Interpreter {
                             .digest = absl::StrCat("invalid ", payload),
                             .status = absl::InvalidArgumentError("")};
     } else {
+      item.numbered = true;
       request = LoadCheckpointRequest{
           .adapter_id = adapter, .name = "n", .step = step, .epoch = epoch};
     }

@@ -172,6 +172,7 @@ TEST(RecordTest, AnAdapterKeepsItsShapeItsImageAndItsReplies) {
            .config = Config(),
            .epoch = 33,
            .last_step = 21,
+           .next_step = 23,
            .created_at = absl::FromUnixMicros(1234567),
            .image = ImageRecord{.file = "f",
                                 .optim_steps = 6,
@@ -179,12 +180,12 @@ TEST(RecordTest, AnAdapterKeepsItsShapeItsImageAndItsReplies) {
                                 .snapshots = {{"s", 3}}},
            .replies = {{.step = 20,
                         .digest = "d",
-                        .result = PublishedSnapshot{.version = 3}}},
-           .origin = ReplyRecord{.step = 2,
-                                 .digest = "l",
-                                 .result = AdapterInfo{.adapter_id = "a",
-                                                       .config = Config(),
-                                                       .snapshots = {"s"}}}}}};
+                        .result = PublishedSnapshot{.version = 3}},
+                       {.step = 22,
+                        .digest = "l",
+                        .result = AdapterInfo{.adapter_id = "a",
+                                              .config = Config(),
+                                              .snapshots = {"s"}}}}}}};
   const absl::StatusOr<Snapshot> read = DecodeSnapshot(*Encode(snapshot));
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->next_key, 12);
@@ -193,13 +194,14 @@ TEST(RecordTest, AnAdapterKeepsItsShapeItsImageAndItsReplies) {
   EXPECT_EQ(adapter.config, Config());
   EXPECT_EQ(adapter.epoch, 33);
   EXPECT_EQ(adapter.last_step, 21);
+  EXPECT_EQ(adapter.next_step, 23);
   EXPECT_EQ(adapter.created_at, absl::FromUnixMicros(1234567));
   EXPECT_EQ(adapter.image->versions, (std::vector<uint64_t>{7, 3}));
   EXPECT_EQ(adapter.image->snapshots.at("s"), 3);
   EXPECT_EQ(adapter.image->optim_steps, 6);
   EXPECT_EQ(std::get<PublishedSnapshot>(adapter.replies.at(0).result).version,
             3);
-  EXPECT_EQ(std::get<AdapterInfo>(adapter.origin->result).config, Config());
+  EXPECT_EQ(std::get<AdapterInfo>(adapter.replies.at(1).result).config, Config());
   EXPECT_EQ(*Encode(*read), *Encode(snapshot));
 }
 

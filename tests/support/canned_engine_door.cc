@@ -133,7 +133,9 @@ CancelHandle CannedEngine::LoadCheckpoint(
     LoadCheckpointRequest request, Callback<StepReply<AdapterInfo>> done) {
   if (!Admit("LoadCheckpoint", 0, done)) return {};
   if (dispatcher_.adapters().KeyOf(request.adapter_id)) {
-    return Submit(std::move(request), kAdapterOp, std::move(done));
+    sched::WorkItem item = kAdapterOp;
+    item.numbered = true;
+    return Submit(std::move(request), std::move(item), std::move(done));
   }
   if (!CheckOpen(done)) return {};
   adapters_.LoadNew(std::move(request),

@@ -45,7 +45,9 @@ REFUSALS = frozenset(
 MAX_SECONDS = 1e8
 
 _LONGEST_SLEEP = 60.0  # Seconds; a step that waits for its turn looks again then.
-STALE_EPOCH = "STALE_EPOCH"  # An error reason, as in weft/v1/errors.proto.
+# Error reasons (weft/v1/errors.proto) of a step whose adapter is another than this
+# client knows, or whose number another client has used.
+_CHANGED = frozenset({"STALE_EPOCH", "STEP_HAS_ANOTHER_PAYLOAD"})
 
 
 @dataclass
@@ -228,7 +230,7 @@ class Caller:
                 ) from error
             if error.step_done:
                 outcome = Outcome.DONE
-            elif error.reason == STALE_EPOCH:
+            elif error.reason in _CHANGED:
                 outcome = Outcome.STALE
             elif error.code in REFUSALS:
                 outcome = Outcome.REFUSED

@@ -38,7 +38,7 @@ class Outcome(enum.Enum):
     DONE = "done"  # The server has accepted the step, which has its result.
     REFUSED = "refused"  # The server has not accepted it, so its number is free.
     UNKNOWN = "unknown"  # The server may have accepted the step.
-    STALE = "stale"  # The adapter is gone, and another has its name.
+    STALE = "stale"  # Another client has changed the adapter or made it anew.
 
 
 class StepSlot:
