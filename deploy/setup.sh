@@ -194,9 +194,11 @@ install_client() {
   pip_install --no-build-isolation --no-deps -e "${ROOT}/client/python"
 }
 
-# client_key: prints a hash of the files from which the client's stubs are made.
+# client_key: prints a hash of the files from which the client's generated modules
+# are made.
 client_key() {
-  digest proto/weft/v1/*.proto client/python/pyproject.toml client/python/*.py
+  digest proto/weft/v1/*.proto client/python/pyproject.toml client/python/*.py \
+    client/python/weft/aio*.py
 }
 
 # The Tinker SDK needs other package versions than the tests. So it has its own
@@ -213,8 +215,10 @@ install_tinker() {
 
 client_stage() {
   [[ -f client/python/pyproject.toml ]] || return 0
-  # If the stubs are missing (after a git clean), the client is installed again.
-  [[ -d client/python/weft/_proto ]] || rm -f "${STAMPS}/Python-client"
+  # If generated modules are missing (after a git clean), the client is installed
+  # again.
+  [[ -d client/python/weft/_proto && -f client/python/weft/adapter.py &&
+    -f client/python/weft/client.py ]] || rm -f "${STAMPS}/Python-client"
   stamped_stage "Python client" "$(client_key)" install_client
 }
 

@@ -1,4 +1,4 @@
-"""Generates the protobuf modules before setuptools looks for packages.
+"""Generates modules before setuptools looks for packages.
 
 From a checkout: `python -m build client/python`.
 """
@@ -10,7 +10,7 @@ from setuptools import setup
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from generate import ensure_stubs
+import generate
 
-ensure_stubs()
+generate.ensure()
 setup()

@@ -1,4 +1,4 @@
-"""Fixtures of the Python client's tests. Generates missing stubs."""
+"""Fixtures of the Python client's tests. Generates its missing modules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ sys.path.insert(0, str(CLIENT))
 
 import generate  # noqa: E402
 
-generate.ensure_stubs()
+generate.ensure()
 
 from fake_weftd import START_SECONDS, FakeWeftd  # noqa: E402
 from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402

@@ -3,6 +3,7 @@ and uses it there."""
 
 from __future__ import annotations
 
+import re
 import zipfile
 from itertools import pairwise
 from pathlib import Path
@@ -46,6 +47,34 @@ def test_stubs_need_no_headers_of_the_system(
         generate.generate()
     # Some of Weft's protos import files that come with protobuf.
     assert any((one / "google/protobuf/any.proto").is_file() for one in folders)
+
+
+def test_the_synchronous_client_follows_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generate, "PACKAGE", tmp_path)
+    head = "\nfrom __future__ import annotations\n"
+    (tmp_path / "aio_adapter.py").write_text(head)
+    for value in (1, 2):
+        (tmp_path / "aio.py").write_text(
+            f"{head}from weft.tasks import TaskDriver\n"
+            "async def f(a: AsyncAdapter) -> Task[int]:\n"
+            f"    async with AsyncClient() as c: return await c.f({value})\n"
+        )
+        generate.ensure()
+        made = (tmp_path / "client.py").read_text()
+        assert made.partition(head)[2] == (
+            "from weft.threads import ThreadDriver\n"
+            "def f(a: Adapter) -> Future[int]:\n"
+            f"    with Client() as c: return c.f({value})\n"
+        )
+
+
+@pytest.mark.parametrize("name", generate.SYNCHRONOUS)
+def test_the_synchronous_client_has_nothing_of_asyncio(name: str) -> None:
+    code = (CLIENT / "weft" / name).read_text().partition("from __future__")[2]
+    left = re.findall(r"\w*(?:async|await|Async|Task|__a)\w*\.?", code)
+    assert [word for word in left if word != "asyncio"] == []
 
 
 @pytest.fixture(scope="module")

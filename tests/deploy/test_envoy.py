@@ -26,7 +26,7 @@ sys.path[:0] = [
 
 import generate  # noqa: E402
 
-generate.ensure_stubs()
+generate.ensure()
 
 from daemon import free_port  # noqa: E402
 from fake_weftd import FakeWeftd  # noqa: E402

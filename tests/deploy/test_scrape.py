@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT / "tests" / "oracle"), str(ROOT / "client" / "python")]
 
 import generate  # noqa: E402
 
-generate.ensure_stubs()
+generate.ensure()
 
 import daemon as daemon_module  # noqa: E402
 import models  # noqa: E402

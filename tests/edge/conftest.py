@@ -14,7 +14,7 @@ for _folder in ("tests/deploy", "tests/client", "tests/oracle", "client/python")
 
 import generate  # noqa: E402
 
-generate.ensure_stubs()
+generate.ensure()
 
 from edge_server import Edge  # noqa: E402
 

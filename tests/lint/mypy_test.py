@@ -39,7 +39,7 @@ def _mypy(*paths: Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module", autouse=True)
 def cache() -> Iterator[None]:
     """Locks the cache, so that runs in other clones wait."""
-    generate.ensure_stubs()
+    generate.ensure()
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

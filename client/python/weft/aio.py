@@ -1,6 +1,7 @@
-"""The asyncio client. It has the methods of weft.client as coroutines.
+"""The asyncio client, from which generate.py makes the synchronous weft.client.
 
-A client belongs to the event loop of its first call. Other threads must not use it.
+An asyncio client belongs to the event loop of its first call. Other threads must not
+use it.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class AsyncBaseSubmit:
 
 
 class AsyncClient:
-    """A connection to one server. It is an async context manager that closes itself.
+    """A connection to one server. `async with` closes it at the end.
 
     target: the server's address, host:port. timeout: the seconds that a call may
     take, including retries; None: no limit. retry: how often and after which delays a

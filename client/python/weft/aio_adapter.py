@@ -1,5 +1,5 @@
-"""One adapter of the asyncio client. It has the methods of weft.adapter as
-coroutines."""
+"""One adapter of the asyncio client, from which generate.py makes the synchronous
+weft.adapter."""
 
 from __future__ import annotations
 
@@ -33,8 +33,13 @@ class AsyncSubmit:
     """Calls that return at once, so that several can be in flight.
 
     Each step gets its number when it is submitted, and the server runs the steps in
-    that order. A call that cannot be sent raises at once; the task raises all other
-    errors. If a task is cancelled, its step may or may not have run.
+    that order. A step that cannot be sent raises at once; the future or task raises
+    all other errors.
+
+    An asyncio client returns tasks. If a task is cancelled, its step may or may not
+    have run. A synchronous client returns futures. A future cannot be cancelled, but it
+    ends when the client's timeout has passed. A future's callback may submit calls, but
+    if it waits for a call it gets FailedPrecondition.
     """
 
     def __init__(self, core: AdapterCore, driver: TaskDriver) -> None:
