@@ -116,11 +116,6 @@ class EngineImpl final : public Engine {
   // may call it.
   [[nodiscard]] absl::Status CheckRoom() const;
 
-  // Loads the adapters of durability kCheckpoint and logs the loads that fail.
-  // Blocks. Call it before the engine serves. Errors: those of Recovery::Wait.
-  [[nodiscard]] absl::Status LoadFromCheckpoints(
-      const records::RestorePoints& restores);
-
   // The engine thread calls the methods below.
 
   void Loop();
@@ -130,7 +125,7 @@ class EngineImpl final : public Engine {
   [[nodiscard]] Callback<Result> NameCheckpoints(const std::string& adapter_id,
                                                  Callback<Result> done) const;
   [[nodiscard]] absl::Status StartRecording();
-  [[nodiscard]] absl::Status FinishRecovery(absl::Time began_at);
+  void FinishRecovery(absl::Time began_at);
   void ShowDevice();
 
   EngineParts parts_;

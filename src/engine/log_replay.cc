@@ -12,12 +12,10 @@
 
 namespace weft::engine {
 
-void LogReplay::Start(Beginning beginning,
+void LogReplay::Start(journal::LogReader reader,
                       std::function<void(const absl::Status&)> done) {
   done_ = std::move(done);
-  skipped_ = std::move(beginning.skipped);
-  restores_ = std::move(beginning.restores);
-  reader_ = std::move(beginning.reader);
+  reader_ = std::move(reader);
   for (const auto& [id, adapter] : report_.log.changed) {
     last_records_.emplace(adapter.last, id);
   }
@@ -66,26 +64,14 @@ void LogReplay::ReadRecord() {
   const uint64_t before = reader_->read_bytes();
   const absl::StatusOr<std::optional<journal::LogReader::Record>> bytes =
       reader_->Next();
-  absl::Status status = bytes.status();
-  const bool hole = absl::IsDataLoss(status) && report_.damaged;
-  if (hole) status = SkipHole();
   progress_->Add(static_cast<int64_t>(reader_->read_bytes() - before));
-  if (!status.ok()) {
-    Finish(status);
-  } else if (hole) {
-    Advance();
+  if (!bytes.ok()) {
+    Finish(bytes.status());
   } else if (*bytes) {
     ApplyRecord(**bytes);
   } else {
     Finish(absl::OkStatus());
   }
-}
-
-absl::Status LogReplay::SkipHole() {
-  WEFT_ASSIGN_OR_RETURN(const bool process_began,
-                        PassHole(*context_.state, &*reader_));
-  while (process_began && !begun_.empty()) GiveUp(begun_.begin());
-  return absl::OkStatus();
 }
 
 void LogReplay::ApplyRecord(const journal::LogReader::Record& bytes) {
@@ -94,11 +80,6 @@ void LogReplay::ApplyRecord(const journal::LogReader::Record& bytes) {
     Finish(absl::DataLossError(
         absl::StrCat("record ", bytes.sequence,
                      " of the log: ", record.status().message())));
-    return;
-  }
-  const std::optional<AdapterKey> key = records::KeyOf(*record);
-  if ((key && skipped_.contains(*key)) || restores_.Follow(*record)) {
-    Advance();
     return;
   }
   const Next next = [this,

@@ -9,7 +9,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,7 +25,6 @@
 #include "src/engine/step_executor.h"
 #include "src/log/log_reader.h"
 #include "src/log/record.h"
-#include "src/log/restore_points.h"
 #include "src/lora/adapter.h"
 #include "src/request/adapter_key.h"
 
@@ -47,16 +45,9 @@ class LogReplay {
         settings_(std::move(settings)),
         report_(*report) {}
 
-  // The arguments of Start.
-  struct Beginning {
-    journal::LogReader reader;
-    std::set<AdapterKey> skipped;  // Adapters that are not restored.
-    // The snapshot's adapters with Durability::kCheckpoint, without `skipped`.
-    records::RestorePoints restores;
-  };
-  // Replays the records before report->log.next_sequence. Then, or after the
-  // first error, runs `done` with the status.
-  void Start(Beginning beginning,
+  // Replays the reader's records before report->log.next_sequence. Then, or
+  // after the first error, runs `done` with the status.
+  void Start(journal::LogReader reader,
              std::function<void(const absl::Status&)> done);
 
  private:
@@ -66,8 +57,6 @@ class LogReplay {
   void Advance();
   void RunTurn();
   void ReadRecord();
-  // Skips a hole of the log: consecutive records that are lost.
-  [[nodiscard]] absl::Status SkipHole();
   void ApplyRecord(const journal::LogReader::Record& bytes);
   // Lets clients use the adapters whose last record has this sequence number.
   void EndRecord(uint64_t sequence);
@@ -85,8 +74,6 @@ class LogReplay {
 
   [[nodiscard]] absl::Status RunBatch(const records::BatchRecord& batch);
   [[nodiscard]] absl::Status RunAgain(const records::DoneRecord& done);
-  [[nodiscard]] absl::StatusOr<lora::AdapterState> ReadLoaded(
-      const records::LoadedRecord& loaded, const lora::Adapter& adapter) const;
   [[nodiscard]] absl::Status Install(const records::LoadedRecord& loaded,
                                      const lora::AdapterState& state);
   [[nodiscard]] std::string NameOf(AdapterKey key) const;
@@ -109,9 +96,6 @@ class LogReplay {
   RecoveryReport& report_;
   std::function<void(const absl::Status&)> done_;
   std::optional<journal::LogReader> reader_;
-  std::set<AdapterKey> skipped_;
-  // The adapters with Durability::kCheckpoint after the records read so far.
-  records::RestorePoints restores_;
   // Maps the sequence number of an adapter's last record to the adapter's id.
   std::multimap<uint64_t, std::string> last_records_;
   bool in_turn_ = false;      // RunTurn is running.

@@ -68,9 +68,8 @@ uint64_t Snapshotter::ChangedBytes() const {
 
 std::vector<AdapterKey> Snapshotter::LoggedKeys() const {
   std::vector<AdapterKey> keys = context_.dispatcher.recovery().Keys();
-  std::erase_if(keys, [this](AdapterKey key) {
-    return !context_.recorder.HasSteps(key);
-  });
+  std::erase_if(keys,
+                [this](AdapterKey key) { return !context_.recorder.Has(key); });
   return keys;
 }
 
@@ -85,13 +84,6 @@ void Snapshotter::WriteLast() {
     Begin();
   }
   RunToEnd();
-}
-
-absl::Status Snapshotter::WriteNow() {
-  failure_ = absl::OkStatus();
-  Begin();
-  RunToEnd();
-  return failure_;
 }
 
 void Snapshotter::RunToEnd() {
@@ -127,7 +119,6 @@ void Snapshotter::GoOn() {
 void Snapshotter::GiveUp(const absl::Status& status) {
   Log(LogLevel::kError, "no snapshot could be written: the log stays",
       {{"reason", status.message()}});
-  failure_ = status;
   not_before_ = SteadyNow() + kRetry;
   // In kWriting, the snapshot may already be on disk. The new images are kept,
   // because the snapshot refers to them.
@@ -150,9 +141,6 @@ void Snapshotter::Begin() {
   {
     MutexLock lock(&mu_);
     status_ = absl::OkStatus();
-  }
-  for (const auto& [key, adapter] : context_.recorder.restores().adapters()) {
-    snapshot_.adapters.push_back(adapter);
   }
   for (const AdapterKey key : LoggedKeys()) {
     records::AdapterRecord& record = adapters_[key] = Describe(key);

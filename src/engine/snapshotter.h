@@ -2,10 +2,9 @@
 // replays only a short log.
 //
 // A snapshot holds the state of all adapters of the log at one moment. At this
-// moment the log begins a new segment (file). If an adapter with
-// Durability::kStep has changed since its last image, it is copied when its
-// turn comes, or just before it changes again (BeforeChange). So the engine
-// keeps working during a snapshot.
+// moment the log begins a new segment (file). If an adapter has changed since
+// its last image, it is copied when its turn comes, or just before it changes
+// again (BeforeChange). So the engine keeps working during a snapshot.
 //
 // Threads: engine thread. The I/O thread writes the copies.
 #ifndef WEFT_SRC_ENGINE_SNAPSHOTTER_H_
@@ -55,9 +54,6 @@ class Snapshotter {
   // snapshot runs but one is due, begins it, unless a training request is
   // between slices.
   void GoOn();
-  // Writes a snapshot before the engine serves clients. Returns when the
-  // snapshot is on disk or has failed.
-  [[nodiscard]] absl::Status WriteNow();
   // Call it after a drain, before the process ends. Completes the running
   // snapshot. If no snapshot runs, writes one if it is worthwhile
   // (WorthLastSnapshot). Returns when the snapshot is on disk or has failed;
@@ -66,7 +62,7 @@ class Snapshotter {
 
  private:
   [[nodiscard]] bool IsDue() const;
-  // Returns the adapters whose steps the log has.
+  // Returns the adapters that the log has.
   [[nodiscard]] std::vector<AdapterKey> LoggedKeys() const;
   // Returns the bytes that the next snapshot must copy.
   [[nodiscard]] uint64_t ChangedBytes() const;
@@ -98,10 +94,9 @@ class Snapshotter {
   std::map<AdapterKey, records::ImageRecord> images_;
   enum class Phase : uint8_t { kIdle, kCopying, kWriting };
   Phase phase_ = Phase::kIdle;
-  absl::Status failure_;         // Why the last snapshot was given up.
   absl::Time not_before_;        // No snapshot begins before this time.
   uint64_t first_sequence_ = 0;  // First record that is not in the snapshot.
-  // Adapters with Durability::kStep, as of the moment of the snapshot.
+  // The log's adapters, as of the moment of the snapshot.
   std::map<AdapterKey, records::AdapterRecord> adapters_;
   records::Snapshot snapshot_;
   std::set<AdapterKey> pending_;         // Adapters that are not copied yet.

@@ -8,7 +8,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "src/base/status_macros.h"
-#include "src/log/damage.h"
 #include "src/log/image_file.h"
 
 namespace weft::engine {
@@ -23,9 +22,7 @@ class LogSurvey {
     summary_.next_key = snapshot.next_key;
     summary_.last_epoch = snapshot.last_epoch;
     for (const records::AdapterRecord& adapter : snapshot.adapters) {
-      if (reading_.skipped.contains(adapter.key)) continue;
-      if (!summary_.restores.Follow(adapter)) Know(adapter);
-      Mark(adapter.key, 0);
+      Know(adapter);
     }
   }
 
@@ -34,18 +31,12 @@ class LogSurvey {
         journal::LogReader reader,
         journal::LogReader::Open(folder_, reading_.first_sequence));
     for (;;) {
-      const auto record = reader.Next();
-      if (absl::IsDataLoss(record.status()) && reading_.damaged) {
-        WEFT_ASSIGN_OR_RETURN(const bool began, PassHole(folder_, &reader));
-        if (began) begun_.clear();
-        continue;
-      }
-      WEFT_RETURN_IF_ERROR(record.status());
-      if (!*record) break;
-      const absl::Status added = Add(**record);
+      WEFT_ASSIGN_OR_RETURN(const auto record, reader.Next());
+      if (!record) break;
+      const absl::Status added = Add(*record);
       if (!added.ok()) {
         return absl::Status(added.code(),
-                            absl::StrCat("record ", (*record)->sequence,
+                            absl::StrCat("record ", record->sequence,
                                          " of the log: ", added.message()));
       }
     }
@@ -53,6 +44,7 @@ class LogSurvey {
     summary_.torn_bytes = reader.torn_bytes();
     WEFT_RETURN_IF_ERROR(reader.Repair());
     summary_.next_sequence = reader.next_sequence();
+    for (const auto& [key, owner] : owners_) summary_.adapters.insert(key);
     for (const auto& [work, begun] : begun_) summary_.given_up.push_back(work);
     return std::move(summary_);
   }
@@ -74,19 +66,8 @@ class LogSurvey {
     owners_[adapter.key] = {.id = adapter.adapter_id, .tenant = adapter.tenant};
   }
 
-  // Notes the adapter's latest record.
-  void Mark(AdapterKey key, uint64_t sequence) {
-    const auto& unlogged = summary_.restores.adapters();
-    const auto found = unlogged.find(key);
-    const auto owner = owners_.find(key);
-    if (found == unlogged.end() && owner == owners_.end()) return;
-    const std::string& id =
-        found == unlogged.end() ? owner->second.id : found->second.adapter_id;
-    summary_.marks[key] = {.key = key, .last = sequence, .name = id};
-  }
-
   // Notes that the replay of the record `sequence` changes the adapter. Does
-  // nothing for an adapter without Durability::kStep.
+  // nothing for an adapter that is removed.
   void Touch(AdapterKey key, uint64_t sequence) {
     const auto owner = owners_.find(key);
     if (owner == owners_.end()) return;
@@ -110,27 +91,17 @@ class LogSurvey {
     ++summary_.num_records;
     Reserve(record);
     const std::optional<AdapterKey> key = records::KeyOf(record);
-    if (key && reading_.skipped.contains(*key)) return absl::OkStatus();
     sequence_ = bytes.sequence;
-    if (summary_.restores.Follow(record)) {
-      summary_.marks.erase(*key);
-      Mark(*key, sequence_);
-      return absl::OkStatus();
-    }
     WEFT_RETURN_IF_ERROR(
         std::visit([this](const auto& kind) { return Apply(kind); }, record));
-    if (key) {
-      Mark(*key, sequence_);
-      Touch(*key, sequence_);
-    }
+    if (key) Touch(*key, sequence_);
     return absl::OkStatus();
   }
 
   [[nodiscard]] absl::Status Apply(const records::AdapterRecord& adapter) {
     Know(adapter);
     if (!adapter.image) return CheckSlots({adapter.key});
-    return CheckImage(adapter.adapter_id, adapter.image->file,
-                      adapter.image->versions.size());
+    return CheckImage(adapter.image->file, adapter.image->versions.size());
   }
 
   [[nodiscard]] absl::Status Apply(const records::RemovedRecord& removed) {
@@ -139,13 +110,10 @@ class LogSurvey {
     });
     Touch(removed.key, sequence_);
     owners_.erase(removed.key);
-    summary_.marks.erase(removed.key);
     return absl::OkStatus();
   }
 
   [[nodiscard]] absl::Status Apply(const records::BeginRecord& begin) {
-    // If begun_ has an earlier request with this number, its GivenUpRecord is
-    // lost. The new request replaces it.
     begun_[begin.work] = {.key = begin.key};
     return absl::OkStatus();
   }
@@ -162,21 +130,16 @@ class LogSurvey {
     std::set<AdapterKey> keys;
     for (const sched::TrainSlice& slice : batch.slices) {
       const auto begun = begun_.find(slice.work_id);
-      if (begun != begun_.end()) {
-        keys.insert(begun->second.key);
-      } else if (reading_.skipped.empty()) {
+      if (begun == begun_.end()) {
         return absl::DataLossError(absl::StrCat(
             "a batch names request ", slice.work_id, ", which has not begun"));
       }
+      keys.insert(begun->second.key);
     }
     WEFT_RETURN_IF_ERROR(CheckSlots(keys));
-    for (const AdapterKey key : keys) {
-      Mark(key, sequence_);
-      Touch(key, sequence_);
-    }
+    for (const AdapterKey key : keys) Touch(key, sequence_);
     for (const sched::TrainSlice& slice : batch.slices) {
       const auto begun = begun_.find(slice.work_id);
-      if (begun == begun_.end()) continue;
       begun->second.between_slices = true;
       if (slice.last) begun_.erase(begun);
     }
@@ -188,10 +151,7 @@ class LogSurvey {
   }
 
   [[nodiscard]] absl::Status Apply(const records::LoadedRecord& loaded) {
-    const auto owner = owners_.find(loaded.key);
-    if (owner == owners_.end()) return absl::OkStatus();
-    WEFT_RETURN_IF_ERROR(
-        CheckImage(owner->second.id, loaded.file, /*num_versions=*/1));
+    WEFT_RETURN_IF_ERROR(CheckImage(loaded.file, /*num_versions=*/1));
     return CheckSlots({loaded.key});
   }
 
@@ -204,13 +164,10 @@ class LogSurvey {
     return absl::OkStatus();
   }
 
-  [[nodiscard]] absl::Status CheckImage(const std::string& adapter_id,
-                                        const std::string& file,
+  [[nodiscard]] absl::Status CheckImage(const std::string& file,
                                         size_t num_versions) const {
-    const absl::Status whole = journal::CheckImageTable(
-        folder_, file, records::kStateBlocks + num_versions);
-    if (whole.ok()) return whole;
-    return records::ImageRefusal(adapter_id, whole);
+    return journal::CheckImageTable(folder_, file,
+                                    records::kStateBlocks + num_versions);
   }
 
   // Checks that the device has room for the adapters in `together` and all
@@ -229,7 +186,7 @@ class LogSurvey {
   const journal::StateFolder& folder_;
   const LogReading& reading_;
   uint64_t sequence_ = 0;               // Sequence of the record being applied.
-  std::map<AdapterKey, Owner> owners_;  // Adapters with Durability::kStep.
+  std::map<AdapterKey, Owner> owners_;  // Adapters that exist.
   std::map<uint64_t, Begun> begun_;     // By BeginRecord::work.
   LogSummary summary_;
 };
@@ -242,21 +199,6 @@ absl::StatusOr<LogSummary> ReadLog(const journal::StateFolder& folder,
   LogSurvey survey(&folder, &reading);
   survey.Add(snapshot);
   return survey.Run();
-}
-
-absl::StatusOr<bool> PassHole(const journal::StateFolder& folder,
-                              journal::LogReader* reader) {
-  WEFT_ASSIGN_OR_RETURN(const journal::LogReader::Hole hole,
-                        reader->SkipDamage());
-  WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> segments,
-                        folder.Segments());
-  // A segment begins when a process starts or when a snapshot begins. When a
-  // process starts, the requests of earlier processes have ended. When a
-  // snapshot begins, no request is between slices. So no request goes on from
-  // one segment to the next.
-  return std::ranges::any_of(segments, [&hole](uint64_t segment) {
-    return hole.first <= segment && segment < hole.next;
-  });
 }
 
 }  // namespace weft::engine

@@ -61,10 +61,6 @@ void Put(const AdapterRecord& adapter, log::Adapter* out) {
   for (const ReplyRecord& reply : adapter.replies) {
     Put(reply, out->add_replies());
   }
-  out->set_from_checkpoint(adapter.from_checkpoint);
-  if (adapter.restore) {
-    ToProto(StepRequest(*adapter.restore), out->mutable_restore());
-  }
 }
 
 absl::StatusOr<AdapterRecord> Get(const log::Adapter& in) {
@@ -77,20 +73,12 @@ absl::StatusOr<AdapterRecord> Get(const log::Adapter& in) {
                         .next_step = in.next_step(),
                         .created_at = absl::FromUnixMicros(in.created_at_us()),
                         .image = {},
-                        .replies = {},
-                        .restore = {}};
+                        .replies = {}};
   if (in.has_image()) adapter.image = Get(in.image());
   for (const log::StoredReply& stored : in.replies()) {
     WEFT_ASSIGN_OR_RETURN(ReplyRecord reply, Get(stored));
     adapter.replies.push_back(std::move(reply));
   }
-  adapter.from_checkpoint = in.from_checkpoint();
-  if (in.has_restore()) {
-    WEFT_ASSIGN_OR_RETURN(const StepRequest restore, FromProto(in.restore()));
-    if (!std::holds_alternative<LoadCheckpointRequest>(restore)) {
-      return absl::DataLossError("an adapter with a restore that is no load");
-    }
-    adapter.restore = std::get<LoadCheckpointRequest>(restore);
   }
   return adapter;
 }
@@ -201,28 +189,6 @@ absl::StatusOr<Record> Get(const log::Loaded& in) {
   return loaded;
 }
 
-void Put(const Mark& mark, log::Mark* out) {
-  out->set_adapter(Number(mark.key));
-  out->set_last(mark.last);
-  out->set_name(mark.name);
-}
-
-std::vector<Mark> Get(const google::protobuf::RepeatedPtrField<log::Mark>& in) {
-  std::vector<Mark> marks;
-  for (const log::Mark& mark : in) {
-    marks.push_back({.key = static_cast<AdapterKey>(mark.adapter()),
-                     .last = mark.last(),
-                     .name = mark.name()});
-  }
-  return marks;
-}
-
-Trail GetTrail(const log::Record& in) {
-  Trail trail{.marks = Get(in.marks()), .census = {}};
-  if (in.has_census()) trail.census = Get(in.census());
-  return trail;
-}
-
 absl::StatusOr<Record> GetKind(const log::Record& in) {
   switch (in.kind_case()) {
     case log::Record::kAdapter:
@@ -268,16 +234,6 @@ std::string Encode(const Record& record) {
   return out.SerializeAsString();
 }
 
-std::string Encode(const Trail& trail) {
-  log::Record out;
-  for (const Mark& mark : trail.marks) Put(mark, out.add_marks());
-  if (trail.census) {
-    out.set_has_census(true);
-    for (const Mark& mark : *trail.census) Put(mark, out.add_census());
-  }
-  return out.SerializeAsString();
-}
-
 std::string EncodeBegin(uint64_t work, AdapterKey key, uint64_t step,
                         const std::string& digest, const StepRequest& request) {
   log::Record out;
@@ -306,12 +262,11 @@ absl::StatusOr<std::string> Encode(const Snapshot& snapshot) {
   return out.SerializeAsString();
 }
 
-absl::StatusOr<Record> DecodeRecord(absl::string_view bytes, Trail* trail) {
+absl::StatusOr<Record> DecodeRecord(absl::string_view bytes) {
   log::Record in;
   if (!Parse(bytes, &in)) {
     return absl::DataLossError("a record that is none");
   }
-  if (trail != nullptr) *trail = GetTrail(in);
   return GetKind(in);
 }
 

@@ -205,43 +205,6 @@ TEST(RecordTest, AnAdapterKeepsItsShapeItsImageAndItsReplies) {
   EXPECT_EQ(*Encode(*read), *Encode(snapshot));
 }
 
-TEST(RecordTest, AnAdapterOfACheckpointKeepsItsLoad) {
-  const AdapterRecord adapter =
-      Again(AdapterRecord{.key = AdapterKey{4},
-                          .adapter_id = "a",
-                          .from_checkpoint = true,
-                          .restore = LoadCheckpointRequest{
-                              .adapter_id = "a",
-                              .source_adapter_id = "b",
-                              .name = "c",
-                              .weights_only = true,
-                              .tenant = "t",
-                          }});
-  EXPECT_TRUE(adapter.from_checkpoint);
-  ASSERT_TRUE(adapter.restore.has_value());
-  EXPECT_EQ(adapter.restore->source_adapter_id, "b");
-  EXPECT_EQ(adapter.restore->name, "c");
-  EXPECT_EQ(adapter.restore->tenant, "t");
-  EXPECT_TRUE(adapter.restore->weights_only);
-  EXPECT_FALSE(Again(AdapterRecord{}).restore.has_value());
-}
-
-TEST(RecordTest, ATrailDoesNotChangeItsRecord) {
-  Trail trail;
-  const std::string bytes =
-      Encode(RemovedRecord{.key = AdapterKey{9}}) +
-      Encode(Trail{.marks = {{.key = AdapterKey{9}, .last = 5, .name = ""}},
-                   .census = std::vector<Mark>{
-                       {.key = AdapterKey{8}, .last = 3, .name = "x"}}});
-  const absl::StatusOr<Record> record = DecodeRecord(bytes, &trail);
-  ASSERT_TRUE(record.ok());
-  EXPECT_EQ(std::get<RemovedRecord>(*record).key, AdapterKey{9});
-  EXPECT_EQ(trail.marks.at(0).last, 5);
-  EXPECT_EQ(trail.census->at(0).name, "x");
-  ASSERT_TRUE(DecodeRecord(Encode(RemovedRecord{}), &trail).ok());
-  EXPECT_FALSE(trail.census.has_value());
-}
-
 TEST(RecordTest, BatchesLoadsRemovalsAndReleasesComeBack) {
   const BatchRecord batch = Again(BatchRecord{
       .slices = {{.work_id = 5, .first_datum = 2, .num_data = 3, .last = true},

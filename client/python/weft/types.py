@@ -145,7 +145,7 @@ class AdapterInfo:
     location: str  # Where the adapter's tensors are: "device", "host" or "disk".
     epoch: int  # Tells the adapter from earlier ones of the same name.
     durable_step: int  # Steps up to this number survive the end of the server.
-    durability: str  # "memory", "checkpoint" or "step", as in create_adapter.
+    durability: str  # "memory" or "step", as in create_adapter.
 
 
 @dataclass(frozen=True)
