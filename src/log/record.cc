@@ -91,7 +91,8 @@ absl::StatusOr<AdapterRecord> Get(const log::Adapter& in) {
   if (in.has_restore()) {
     WEFT_ASSIGN_OR_RETURN(const StepRequest restore, FromProto(in.restore()));
     if (!std::holds_alternative<LoadCheckpointRequest>(restore)) {
-      return absl::DataLossError("an adapter with a restore that is no load");
+      return absl::DataLossError(
+          "an adapter's restore is not a request to load a checkpoint");
     }
     adapter.restore = std::get<LoadCheckpointRequest>(restore);
   }
@@ -314,7 +315,7 @@ absl::StatusOr<std::string> Encode(const Snapshot& snapshot) {
 absl::StatusOr<Record> DecodeRecord(absl::string_view bytes, Trail* trail) {
   log::Record in;
   if (!Parse(bytes, &in)) {
-    return absl::DataLossError("a record that is none");
+    return absl::DataLossError("cannot decode a record");
   }
   if (trail != nullptr) *trail = GetTrail(in);
   return GetKind(in);
@@ -323,7 +324,7 @@ absl::StatusOr<Record> DecodeRecord(absl::string_view bytes, Trail* trail) {
 absl::StatusOr<Snapshot> DecodeSnapshot(absl::string_view bytes) {
   log::Snapshot in;
   if (!Parse(bytes, &in)) {
-    return absl::DataLossError("a snapshot that is none");
+    return absl::DataLossError("cannot decode the snapshot");
   }
   Snapshot snapshot{
       .next_key = in.next_key(), .last_epoch = in.last_epoch(), .adapters = {}};

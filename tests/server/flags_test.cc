@@ -220,17 +220,17 @@ TEST_F(ConfigFileTest, NamesEveryMistakeAtOnce) {
               AllOf(HasSubstr("unknown setting \"max-rnak\"; did you mean "
                               "--max-rank?"),
                     HasSubstr("threads=many is not N"),
-                    HasSubstr("\"help\" is no setting of a file"),
+                    HasSubstr("\"help\" cannot be set in a file"),
                     HasSubstr("\"trusted-network\" comes twice"),
                     HasSubstr("--max-samples=x is not N")));
 }
 
 TEST_F(ConfigFileTest, RefusesWhatIsNoFlatObject) {
   EXPECT_THAT(Error({Write("{\n\"max-rank\": 8,\n}")}),
-              HasSubstr(":3: this is no JSON"));
-  EXPECT_THAT(Error({Write("")}), HasSubstr(":1: this is no JSON"));
-  EXPECT_THAT(Error({Write("[]")}), HasSubstr("is no JSON object"));
-  EXPECT_THAT(Error({Write("7")}), HasSubstr("is no JSON object"));
+              HasSubstr(":3: not JSON"));
+  EXPECT_THAT(Error({Write("")}), HasSubstr(":1: not JSON"));
+  EXPECT_THAT(Error({Write("[]")}), HasSubstr("is not a JSON object"));
+  EXPECT_THAT(Error({Write("7")}), HasSubstr("is not a JSON object"));
   EXPECT_THAT(Error({Write(R"({"model": ["a"]})")}),
               HasSubstr("\"model\" is an array"));
   EXPECT_THAT(Error({Write(R"({"model": null})")}),
