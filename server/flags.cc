@@ -117,8 +117,8 @@ absl::StatusOr<Settings> ParseSettings(const std::vector<std::string>& args,
   // The first pass only finds the file of --config. In the second pass, flags
   // and environment replace the values of that file.
   Settings named;
-  std::vector<std::string> said_below;
-  read_all(&named, &said_below);
+  std::vector<std::string> ignored;
+  read_all(&named, &ignored);
   Settings settings;
   if (!named.server.config_file.empty()) {
     ReadConfigFile(named.server.config_file, &settings, &errors);

@@ -51,10 +51,10 @@ class EnginePort {
         std::make_shared<Pending<Result>>(core_, std::move(origin), rpc);
     const TraceScope scope(call->record.trace());
     const absl::StatusOr<Engine*> engine = call->record.Admit();
-    if (!engine.ok()) return call->record.Settle(engine.status());
+    if (!engine.ok()) return call->record.FinishCall(engine.status());
     auto plain = call->record.Read(**engine, request);
     if (!plain.ok()) {
-      return call->record.Settle(InClientsNames(plain.status()));
+      return call->record.FinishCall(InClientsNames(plain.status()));
     }
     auto deliver = Deliver<Result>(call, std::move(done));
     if constexpr (std::is_void_v<decltype(start(**engine, *std::move(plain),
@@ -79,9 +79,9 @@ class EnginePort {
         std::make_shared<Pending<Result>>(core_, std::move(origin), rpc);
     const TraceScope scope(call->record.trace());
     const absl::StatusOr<Engine*> engine = core_->engine.Get();
-    if (!engine.ok()) return call->record.Settle(engine.status());
+    if (!engine.ok()) return call->record.FinishCall(engine.status());
     const absl::Status own = call->record.caller()->Qualify(FieldsOf(&plain));
-    if (!own.ok()) return call->record.Settle(own);
+    if (!own.ok()) return call->record.FinishCall(own);
     start(**engine, std::move(plain), Deliver<Result>(call, std::move(done)));
     return Return(call.get());
   }
@@ -102,10 +102,10 @@ class EnginePort {
   // Counts and logs the outcome of a call, and returns its status. Changes the
   // engine's adapter names to the caller's, in `*result` and in the status.
   template <typename Result>
-  static absl::Status SettleResult(Pending<Result>* call,
-                                   absl::StatusOr<Result>* result) {
+  static absl::Status FinishWithResult(Pending<Result>* call,
+                                       absl::StatusOr<Result>* result) {
     if (result->ok()) call->record.caller()->Reveal(&**result);
-    absl::Status status = call->record.Settle(result->status());
+    absl::Status status = call->record.FinishCall(result->status());
     if (const auto done = result->status().GetPayload(kStepDonePayload)) {
       status.SetPayload(kStepDonePayload, *done);
     }
@@ -120,7 +120,7 @@ class EnginePort {
                            Callback<Result> done) const {
     return [call, done = std::move(done),
             server = server_](absl::StatusOr<Result> result) {
-      const absl::Status status = SettleResult(call.get(), &result);
+      const absl::Status status = FinishWithResult(call.get(), &result);
       if (!status.ok()) result = status;
       auto shared = std::make_shared<absl::StatusOr<Result>>(std::move(result));
       const auto run = [done, shared] { done(std::move(*shared)); };

@@ -105,9 +105,9 @@ void EndLoad(Front& front, const CallPtr& call, const std::string& adapter,
   if (found != front.models.end()) {
     return NoteLoad(front, found->second, seq, last_step, done);
   }
-  // The model is gone. An earlier Reap may have run before the load made the
-  // adapter, so this Reap deletes the adapter.
-  Reap(front, call->caller, adapter);
+  // The model is gone. An earlier DeleteOrphan may have run before the load
+  // made the adapter, so this one deletes the adapter.
+  DeleteOrphan(front, call->caller, adapter);
   done(absl::NotFoundError("the session has ended"));
 }
 
