@@ -44,7 +44,7 @@ absl::Status Recovery::failure() const {
 
 absl::Status Recovery::Read() {
   WEFT_RETURN_IF_ERROR(CheckFolder());
-  WEFT_ASSIGN_OR_RETURN(const std::optional<journal::Snapshot> file,
+  WEFT_ASSIGN_OR_RETURN(const std::optional<journal::SnapshotFile> file,
                         context_.state->ReadSnapshot());
   records::Snapshot snapshot;
   if (file) {
@@ -108,7 +108,7 @@ absl::Status Recovery::SetAside(const records::Damage& damage) {
 }
 
 absl::Status Recovery::RestoreSnapshot(const records::Snapshot& snapshot) {
-  for (const records::AdapterRecord& adapter : snapshot.adapters) {
+  for (const records::StoredAdapter& adapter : snapshot.adapters) {
     if (skipped_.contains(adapter.key) || restores_.Follow(adapter)) continue;
     WEFT_RETURN_IF_ERROR(RestoreFromImage(context_, adapter, &snapshots_));
     ++report_.adapters;

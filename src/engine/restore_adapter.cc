@@ -28,7 +28,7 @@ lora::AdapterImage ImageOf(const records::ImageRecord& record) {
 }  // namespace
 
 absl::Status RestoreFromImage(const EngineContext& context,
-                              const records::AdapterRecord& adapter,
+                              const records::StoredAdapter& adapter,
                               Snapshotter* snapshots) {
   const records::ImageRecord& image = *adapter.image;
   const absl::Status whole =

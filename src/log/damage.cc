@@ -37,7 +37,7 @@ class Finder {
                             DecodeSnapshot(file->bytes));
       first = file->next_sequence;
       damage_.next_key = snapshot.next_key;
-      for (const AdapterRecord& adapter : snapshot.adapters) Add(adapter);
+      for (const StoredAdapter& adapter : snapshot.adapters) Add(adapter);
     }
     WEFT_RETURN_IF_ERROR(ReadLog(first));
     for (const auto& [key, adapter] : adapters_) {
@@ -92,7 +92,7 @@ class Finder {
     damage_.next_key += hole.next - hole.first;
   }
 
-  Known& Add(const AdapterRecord& adapter) {
+  Known& Add(const StoredAdapter& adapter) {
     Known& known = adapters_[adapter.key];
     known.name = adapter.adapter_id;
     if (adapter.image) {
@@ -109,7 +109,7 @@ class Finder {
   }
 
   void Apply(const Record& record) {
-    if (const auto* adapter = std::get_if<AdapterRecord>(&record)) {
+    if (const auto* adapter = std::get_if<StoredAdapter>(&record)) {
       Add(*adapter);
     } else if (const auto* removed = std::get_if<RemovedRecord>(&record)) {
       adapters_[removed->key].removed = true;

@@ -22,7 +22,7 @@ class LogSurvey {
   void Add(const records::Snapshot& snapshot) {
     summary_.next_key = snapshot.next_key;
     summary_.last_epoch = snapshot.last_epoch;
-    for (const records::AdapterRecord& adapter : snapshot.adapters) {
+    for (const records::StoredAdapter& adapter : snapshot.adapters) {
       if (reading_.skipped.contains(adapter.key)) continue;
       if (!summary_.restores.Follow(adapter)) Know(adapter);
       Mark(adapter.key, 0);
@@ -70,7 +70,7 @@ class LogSurvey {
     bool between_slices = false;
   };
 
-  void Know(const records::AdapterRecord& adapter) {
+  void Know(const records::StoredAdapter& adapter) {
     owners_[adapter.key] = {.id = adapter.adapter_id, .tenant = adapter.tenant};
   }
 
@@ -99,7 +99,7 @@ class LogSurvey {
   // removed.
   void Reserve(const records::Record& record) {
     uint64_t epoch = 0;
-    if (const auto* adapter = std::get_if<records::AdapterRecord>(&record)) {
+    if (const auto* adapter = std::get_if<records::StoredAdapter>(&record)) {
       const auto key = static_cast<uint64_t>(adapter->key);
       summary_.next_key = std::max(summary_.next_key, key + 1);
       epoch = adapter->epoch;
@@ -132,7 +132,7 @@ class LogSurvey {
     return absl::OkStatus();
   }
 
-  [[nodiscard]] absl::Status Apply(const records::AdapterRecord& adapter) {
+  [[nodiscard]] absl::Status Apply(const records::StoredAdapter& adapter) {
     Know(adapter);
     if (!adapter.image) return CheckSlots({adapter.key});
     return CheckImage(adapter.adapter_id, adapter.image->file,

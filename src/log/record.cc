@@ -48,7 +48,7 @@ ImageRecord Get(const log::Image& in) {
           .snapshots = {in.snapshots().begin(), in.snapshots().end()}};
 }
 
-void Put(const AdapterRecord& adapter, log::Adapter* out) {
+void Put(const StoredAdapter& adapter, log::Adapter* out) {
   out->set_key(Number(adapter.key));
   out->set_adapter_id(adapter.adapter_id);
   out->set_tenant(adapter.tenant);
@@ -67,8 +67,8 @@ void Put(const AdapterRecord& adapter, log::Adapter* out) {
   }
 }
 
-absl::StatusOr<AdapterRecord> Get(const log::Adapter& in) {
-  AdapterRecord adapter{.key = static_cast<AdapterKey>(in.key()),
+absl::StatusOr<StoredAdapter> Get(const log::Adapter& in) {
+  StoredAdapter adapter{.key = static_cast<AdapterKey>(in.key()),
                         .adapter_id = in.adapter_id(),
                         .tenant = in.tenant(),
                         .config = FromProto(in.config()),
@@ -99,7 +99,7 @@ absl::StatusOr<AdapterRecord> Get(const log::Adapter& in) {
   return adapter;
 }
 
-void Put(const AdapterRecord& adapter, log::Record* out) {
+void Put(const StoredAdapter& adapter, log::Record* out) {
   Put(adapter, out->mutable_adapter());
 }
 
@@ -300,7 +300,7 @@ absl::StatusOr<std::string> Encode(const Snapshot& snapshot) {
   log::Snapshot out;
   out.set_next_key(snapshot.next_key);
   out.set_last_epoch(snapshot.last_epoch);
-  for (const AdapterRecord& adapter : snapshot.adapters) {
+  for (const StoredAdapter& adapter : snapshot.adapters) {
     Put(adapter, out.add_adapters());
   }
   if (out.ByteSizeLong() > kMaxMessageBytes) {
@@ -329,7 +329,7 @@ absl::StatusOr<Snapshot> DecodeSnapshot(absl::string_view bytes) {
   Snapshot snapshot{
       .next_key = in.next_key(), .last_epoch = in.last_epoch(), .adapters = {}};
   for (const log::Adapter& adapter : in.adapters()) {
-    WEFT_ASSIGN_OR_RETURN(AdapterRecord record, Get(adapter));
+    WEFT_ASSIGN_OR_RETURN(StoredAdapter record, Get(adapter));
     snapshot.adapters.push_back(std::move(record));
   }
   return snapshot;

@@ -67,7 +67,7 @@ std::vector<Mark> Recorder::Census() const {
 
 void Recorder::Write(const Record& record) {
   if (!records()) return;
-  const auto* adapter = std::get_if<AdapterRecord>(&record);
+  const auto* adapter = std::get_if<StoredAdapter>(&record);
   const std::optional<AdapterKey> key = KeyOf(record);
   if (adapter != nullptr) {
     if (adapter->image) AddImage(adapter->image->file, /*recorded=*/true);

@@ -5,7 +5,7 @@
 // end. The log is replayed after Start (Replaying).
 //
 // The recorder ignores adapters with Durability::kMemory, which have no
-// AdapterRecord. It omits most steps of adapters with Durability::kCheckpoint
+// StoredAdapter. It omits most steps of adapters with Durability::kCheckpoint
 // (record.h).
 //
 // Threads: the engine thread, except where a comment says otherwise.

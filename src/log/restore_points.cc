@@ -9,7 +9,7 @@ namespace {
 // Returns the load that restores the adapter after this record. Returns none if
 // the record does not change this load.
 std::optional<LoadCheckpointRequest> LoadAfter(const Record& record,
-                                               const AdapterRecord& adapter) {
+                                               const StoredAdapter& adapter) {
   if (const auto* loaded = std::get_if<LoadedRecord>(&record)) {
     return std::get<LoadCheckpointRequest>(loaded->request);
   }
@@ -27,7 +27,7 @@ std::optional<LoadCheckpointRequest> LoadAfter(const Record& record,
 }  // namespace
 
 bool RestorePoints::Follow(const Record& record) {
-  if (const auto* made = std::get_if<AdapterRecord>(&record)) {
+  if (const auto* made = std::get_if<StoredAdapter>(&record)) {
     if (!made->from_checkpoint) return false;
     std::optional<LoadCheckpointRequest>& restore =
         adapters_.insert_or_assign(made->key, *made).first->second.restore;

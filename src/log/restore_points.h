@@ -23,14 +23,14 @@ class RestorePoints {
   [[nodiscard]] bool contains(AdapterKey key) const {
     return adapters_.contains(key);
   }
-  // Returns the record of each adapter. AdapterRecord::restore is the load that
+  // Returns the record of each adapter. StoredAdapter::restore is the load that
   // a server makes when it starts, or none if there is no checkpoint.
-  [[nodiscard]] const std::map<AdapterKey, AdapterRecord>& adapters() const {
+  [[nodiscard]] const std::map<AdapterKey, StoredAdapter>& adapters() const {
     return adapters_;
   }
 
  private:
-  std::map<AdapterKey, AdapterRecord> adapters_;
+  std::map<AdapterKey, StoredAdapter> adapters_;
 };
 
 }  // namespace weft::records

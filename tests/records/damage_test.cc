@@ -45,7 +45,7 @@ class DamageTest : public testing::Test {
     return offset;
   }
   size_t Make(AdapterKey key, const std::string& name) {
-    return Write(AdapterRecord{.key = key, .adapter_id = name});
+    return Write(StoredAdapter{.key = key, .adapter_id = name});
   }
   size_t Change(AdapterKey key) {
     return Write(ReleaseRecord{.key = key, .name = "s"});
@@ -191,8 +191,8 @@ TEST_F(DamageTest, RecordsWithoutTrailsClearNobody) {
   auto append = [&, sequence = uint64_t{2}](const Record& record) mutable {
     journal::AppendRecord(header.salt, sequence++, 0, Encode(record), &bytes);
   };
-  append(AdapterRecord{.key = kA, .adapter_id = "a"});
-  append(AdapterRecord{.key = kB, .adapter_id = "b"});
+  append(StoredAdapter{.key = kA, .adapter_id = "a"});
+  append(StoredAdapter{.key = kB, .adapter_id = "b"});
   const size_t lost = bytes.size();
   append(ReleaseRecord{.key = kA, .name = "s"});
   append(ReleaseRecord{.key = kB, .name = "s"});
@@ -216,7 +216,7 @@ TEST_F(DamageTest, ImagesAreChecked) {
   for (const auto& [key, name] :
        Names{{"1", "a"}, {"2", "b"}, {"3", "c"}, {"4", "d"}}) {
     ASSERT_THAT(journal::WriteImage(*folder_, name, blocks), IsOk());
-    Write(AdapterRecord{.key = AdapterKey{std::stoull(key)},
+    Write(StoredAdapter{.key = AdapterKey{std::stoull(key)},
                         .adapter_id = name,
                         .image = ImageRecord{.file = name, .versions = {1}}});
   }

@@ -189,7 +189,7 @@ TEST(RecordTest, AnAdapterKeepsItsShapeItsImageAndItsReplies) {
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->next_key, 12);
   EXPECT_EQ(read->last_epoch, 34);
-  const AdapterRecord& adapter = read->adapters.at(0);
+  const StoredAdapter& adapter = read->adapters.at(0);
   EXPECT_EQ(adapter.config, Config());
   EXPECT_EQ(adapter.epoch, 33);
   EXPECT_EQ(adapter.last_step, 21);
@@ -204,8 +204,8 @@ TEST(RecordTest, AnAdapterKeepsItsShapeItsImageAndItsReplies) {
 }
 
 TEST(RecordTest, AnAdapterOfACheckpointKeepsItsLoad) {
-  const AdapterRecord adapter =
-      Again(AdapterRecord{.key = AdapterKey{4},
+  const StoredAdapter adapter =
+      Again(StoredAdapter{.key = AdapterKey{4},
                           .adapter_id = "a",
                           .from_checkpoint = true,
                           .restore = LoadCheckpointRequest{
@@ -221,7 +221,7 @@ TEST(RecordTest, AnAdapterOfACheckpointKeepsItsLoad) {
   EXPECT_EQ(adapter.restore->name, "c");
   EXPECT_EQ(adapter.restore->tenant, "t");
   EXPECT_TRUE(adapter.restore->weights_only);
-  EXPECT_FALSE(Again(AdapterRecord{}).restore.has_value());
+  EXPECT_FALSE(Again(StoredAdapter{}).restore.has_value());
 }
 
 TEST(RecordTest, ATrailDoesNotChangeItsRecord) {

@@ -11,9 +11,9 @@ constexpr AdapterKey kA{1}, kB{2};
 class RestorePointsTest : public testing::Test {
  protected:
   RestorePointsTest() {
-    EXPECT_TRUE(points_.Follow(AdapterRecord{
+    EXPECT_TRUE(points_.Follow(StoredAdapter{
         .key = kA, .adapter_id = "a", .tenant = "t", .from_checkpoint = true}));
-    EXPECT_FALSE(points_.Follow(AdapterRecord{.key = kB, .adapter_id = "b"}));
+    EXPECT_FALSE(points_.Follow(StoredAdapter{.key = kB, .adapter_id = "b"}));
   }
 
   static DoneRecord Saved(AdapterKey key, const std::string& name,
@@ -59,7 +59,7 @@ TEST_F(RestorePointsTest, TheLatestSaveOrLoadCounts) {
 }
 
 TEST_F(RestorePointsTest, ARestoredAdapterIsRestoredAgain) {
-  const AdapterRecord made{
+  const StoredAdapter made{
       .key = kA,
       .adapter_id = "a",
       .from_checkpoint = true,
