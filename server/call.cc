@@ -19,7 +19,7 @@ namespace weft {
 namespace {
 
 // Returns whether the method needs the scope train or admin.
-bool Changes(Rpc rpc) {
+bool ChangesState(Rpc rpc) {
   const RpcPolicy* const policy = FindPolicy(absl::StrCat("/", RpcName(rpc)));
   return policy != nullptr &&
          (policy->scope == Scope::kTrain || policy->scope == Scope::kAdmin);
@@ -198,7 +198,7 @@ void CallRecord::Audit(const absl::Status& status) const {
                        rpc_ == Rpc::kDeleteCheckpoint;
   const bool admin =
       core_->authenticator != nullptr && caller().ok() && caller()->sees_all();
-  if (!removes && !(admin && Changes(rpc_))) return;
+  if (!removes && !(admin && ChangesState(rpc_))) return;
   Log(LogLevel::kInfo, "audit",
       {{"outcome", absl::StatusCodeToString(status.code())},
        {"method", RpcName(rpc_)},
@@ -208,7 +208,7 @@ void CallRecord::Audit(const absl::Status& status) const {
        {"peer", origin_.peer}});
 }
 
-absl::Status CallRecord::Settle(const absl::Status& status) {
+absl::Status CallRecord::FinishCall(const absl::Status& status) {
   const TraceScope scope(trace());
   if (RanNothing(status)) Refund();
   // Leaves the quota before the reply is sent, because a client that has the
@@ -241,7 +241,7 @@ grpc::Status CallRecord::Close(const absl::Status& status) {
       context_->AddTrailingMetadata("weft-step-done", "1");
     }
   }
-  return ToGrpcStatus(Settle(status));
+  return ToGrpcStatus(FinishCall(status));
 }
 
 }  // namespace weft

@@ -40,7 +40,7 @@ struct CallOrigin {
 
 // Follows one call from its arrival to its status. Updates the metrics and the
 // tenant's quota, sets the trailers, and writes the log line.
-// Threads: any, one at a time. Call Settle or Close exactly once.
+// Threads: any, one at a time. Call FinishCall or Close exactly once.
 class CallRecord {
  public:
   // REQUIRES: `core` outlives the call; `context` lives until the call's
@@ -136,8 +136,9 @@ class CallRecord {
 
   // Counts and logs the outcome, and frees the call's place in the tenant's
   // quota. Returns the status with the caller's names of adapters.
-  [[nodiscard]] absl::Status Settle(const absl::Status& status);
-  // Like Settle, for a gRPC call: adds trailers and returns the gRPC status.
+  [[nodiscard]] absl::Status FinishCall(const absl::Status& status);
+  // Like FinishCall, for a gRPC call: adds trailers and returns the gRPC
+  // status.
   [[nodiscard]] grpc::Status Close(const absl::Status& status);
 
   // Returns the trace id of the call's log lines. Hold a TraceScope of this id

@@ -117,4 +117,9 @@ absl::Status Caller::RevealError(const absl::Status& status) const {
   return WithReason(shown, *reason);
 }
 
+std::string OwnerKey(const Caller& caller) {
+  if (caller.tenant().empty() || !caller.sees_all()) return caller.tenant();
+  return absl::StrCat(caller.tenant(), "/admin");
+}
+
 }  // namespace weft

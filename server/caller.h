@@ -82,6 +82,12 @@ class Caller {
   std::string prefix_;  // Empty: the caller sees all adapters.
 };
 
+// Returns the name of the owner that the caller belongs to; empty on a server
+// without tokens. All of a tenant's callers except its admins are one owner and
+// share sessions. The tenant's admins are another owner, because they use the
+// engine's names for adapters.
+[[nodiscard]] std::string OwnerKey(const Caller& caller);
+
 }  // namespace weft
 
 #endif  // WEFT_SERVER_CALLER_H_

@@ -54,7 +54,7 @@ class Reader : public nlohmann::json_sax<json> {
       Complain(absl::StrCat("unknown setting \"", name, "\"", NearFlag(name)));
     } else if (!IsSetting(*flag_)) {
       flag_ = nullptr;
-      Complain(absl::StrCat("\"", name, "\" is no setting of a file"));
+      Complain(absl::StrCat("\"", name, "\" cannot be set in a file"));
     } else if (!names_.insert(name).second) {
       Complain(absl::StrCat("\"", name, "\" comes twice"));
     }
@@ -72,7 +72,7 @@ class Reader : public nlohmann::json_sax<json> {
 
  private:
   bool Value(const std::string& text) {
-    if (depth_ == 0) return Refuse("is no object");
+    if (depth_ == 0) return Refuse("is not an object");
     if (flag_ != nullptr) {
       flag_->Set(absl::StrCat(file_, ": ", name_), text, &settings_, &errors_);
     }
@@ -80,7 +80,7 @@ class Reader : public nlohmann::json_sax<json> {
   }
   // Adds an error. Returns false, which stops the parser.
   bool Refuse(const char* problem) {
-    Complain(depth_ == 0 ? "is no JSON object"
+    Complain(depth_ == 0 ? "is not a JSON object"
                          : absl::StrCat("\"", name_, "\" ", problem));
     return false;
   }
@@ -118,7 +118,7 @@ void ReadConfigFile(const std::string& path, Settings* settings,
   const auto end = text.begin() + static_cast<ptrdiff_t>(
                                       std::min(reader.error_at(), text.size()));
   const auto line = 1 + std::count(text.begin(), end, '\n');
-  errors->push_back(absl::StrCat(path, ":", line, ": this is no JSON"));
+  errors->push_back(absl::StrCat(path, ":", line, ": not JSON"));
 }
 
 std::string ConfigText(const Settings& settings) {

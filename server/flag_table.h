@@ -1,4 +1,4 @@
-// The table of weftd's flags: one row for each flag, in the order of --help.
+// The table of weftd's flags, made of the rows of src/base/flags.inc.
 #ifndef WEFT_SERVER_FLAG_TABLE_H_
 #define WEFT_SERVER_FLAG_TABLE_H_
 
@@ -22,11 +22,15 @@ struct Flag {
   // An action, such as --help, has no environment variable.
   bool is_action = false;
   std::string default_value;
+  std::string range;  // "1 to 64"; empty: every value of the type.
   // Stores the value in Settings. Returns false if the text is not a value of
   // the flag.
   std::function<bool(absl::string_view, Settings*)> read;
   // Returns the value in the form that `read` takes.
   std::function<std::string(Settings)> show;
+  // Returns an error that names the flag, if its value is out of its range;
+  // otherwise an empty text.
+  std::function<std::string(Settings)> check;
   bool is_number = false;
 
   [[nodiscard]] std::string environment() const;

@@ -117,11 +117,11 @@ absl::StatusOr<Settings> ParseSettings(const std::vector<std::string>& args,
   // The first pass only finds the file of --config. In the second pass, flags
   // and environment replace the values of that file.
   Settings named;
-  std::vector<std::string> said_below;
-  read_all(&named, &said_below);
+  std::vector<std::string> ignored;
+  read_all(&named, &ignored);
   Settings settings;
-  if (!named.config_file.empty()) {
-    ReadConfigFile(named.config_file, &settings, &errors);
+  if (!named.server.config_file.empty()) {
+    ReadConfigFile(named.server.config_file, &settings, &errors);
   }
   read_all(&settings, &errors);
   if (!errors.empty()) {
@@ -141,10 +141,9 @@ absl::Status ValidateSettings(const Settings& settings) {
        {settings.engine.Validate(), settings.server.Validate()}) {
     if (!status.ok()) complaints.emplace_back(status.message());
   }
-  if (settings.device_memory_bytes < 0) {
-    complaints.push_back(
-        absl::StrCat("--device-memory-bytes=", settings.device_memory_bytes,
-                     " is less than 0"));
+  for (const Flag& flag : FlagTable()) {
+    std::string complaint = flag.check(settings);
+    if (!complaint.empty()) complaints.push_back(std::move(complaint));
   }
   if (settings.device_memory_bytes != 0 && !settings.check_config) {
     complaints.emplace_back(
@@ -175,11 +174,14 @@ std::string HelpText() {
     }
     AppendWrapped(flag.help, 6, &text);
     if (flag.is_action) continue;
-    AppendWrapped(absl::StrCat("[default: ",
-                               flag.default_value.empty() ? std::string("none")
-                                                          : flag.default_value,
-                               "] [env: ", flag.environment(), "]"),
-                  6, &text);
+    std::string facts = absl::StrCat(
+        "[default: ", flag.default_value.empty() ? "none" : flag.default_value,
+        "]");
+    if (!flag.range.empty()) {
+      absl::StrAppend(&facts, " [range: ", flag.range, "]");
+    }
+    absl::StrAppend(&facts, " [env: ", flag.environment(), "]");
+    AppendWrapped(facts, 6, &text);
   }
   return text;
 }

@@ -1,6 +1,6 @@
-// Flags, environment and configuration file of weftd. One table (flag_table.cc)
-// drives parsing, --help, --print-config and the documentation of defaults.
-// Precedence: flag > environment > file > default.
+// Flags, environment and configuration file of weftd. One table
+// (src/base/flags.inc) drives parsing, the checks of ranges, --help and
+// --print-config. Precedence: flag > environment > file > default.
 //
 // weftd has its own parser, which reports all mistakes at once and suggests
 // similar names. CLI11, which Debian packages, stops at the first mistake.
@@ -25,12 +25,9 @@ namespace weft {
 struct Settings {
   EngineOptions engine;
   ServerOptions server;
-  bool help = false;
-  bool version = false;
-  bool check_config = false;
-  bool print_config = false;
-  std::string config_file;          // Empty: no file.
-  int64_t device_memory_bytes = 0;  // For --check-config; 0: not given.
+#define WEFT_ACTION(type, member, name, value, range, unit, help) \
+  type member = value;
+#include "src/base/flags.inc"
   // The source of each setting that was given. Maps a flag's name, such as
   // "max-rank", to "--max-rank", "WEFT_MAX_RANK" or "FILE: max-rank".
   std::map<std::string, std::string> sources;
@@ -45,9 +42,8 @@ struct Settings {
 [[nodiscard]] absl::StatusOr<Settings> ParseSettings(
     const std::vector<std::string>& args, const Environment& environment);
 
-// Checks all settings. Errors: INVALID_ARGUMENT, with one line for each error
-// of EngineOptions::Validate, of ServerOptions::Validate, or about
-// --device-memory-bytes.
+// Checks the range of every setting, and which settings go together. Errors:
+// INVALID_ARGUMENT, with one line for each.
 [[nodiscard]] absl::Status ValidateSettings(const Settings& settings);
 
 // Returns the help, in groups and at most 100 columns wide.

@@ -10,15 +10,14 @@
 #include "absl/strings/str_cat.h"
 #include "server/console/assets.h"
 #include "server/console/state.h"
-#include "server/tinker/errors.h"
-#include "server/tinker/url.h"
+#include "server/http/replies.h"
+#include "server/http/url.h"
 #include "weft/v1/adapters.pb.h"
 
 namespace weft::console {
 namespace {
 
-using tinker::Front;
-using tinker::Json;
+using Json = nlohmann::json;
 
 constexpr char kFolder[] = "/console/v1/";
 constexpr char kPage[] = "index.html";
@@ -65,12 +64,12 @@ absl::StatusOr<Caller> FindCaller(const ServiceCore& core,
 }
 
 // Adds the checkpoints of the selected adapter to `state`, and responds.
-void WithCheckpoints(Front& front, const CallOrigin& origin, Json state,
-                     const Respond& respond) {
+void WithCheckpoints(const EnginePort& port, const CallOrigin& origin,
+                     Json state, const Respond& respond) {
   v1::ListCheckpointsRequest request;
   request.set_adapter_id(state["selected"].value("id", ""));
   const auto shared = std::make_shared<Json>(std::move(state));
-  const absl::Status refused = front.port.Call<std::vector<CheckpointInfo>>(
+  const absl::Status refused = port.Call<std::vector<CheckpointInfo>>(
       origin, Rpc::kListCheckpoints, request,
       [](Engine& engine, std::string id, auto then) {
         engine.ListCheckpoints(std::move(id), std::move(then));
@@ -80,46 +79,47 @@ void WithCheckpoints(Front& front, const CallOrigin& origin, Json state,
         if (found.ok()) {
           (*shared)["selected"]["checkpoints"] = CheckpointsJson(*found);
         }
-        respond(Guarded(tinker::JsonReply(*shared)));
+        respond(Guarded(JsonReply(*shared)));
       });
   // If the call is refused, for example during a drain, the page gets the state
   // without checkpoints.
-  if (!refused.ok()) respond(Guarded(tinker::JsonReply(*shared)));
+  if (!refused.ok()) respond(Guarded(JsonReply(*shared)));
 }
 
-Admission ServeState(Front& front, const HttpRequest& header,
+Admission ServeState(const EnginePort& port, const HttpRequest& header,
                      std::map<std::string, std::string> query) {
-  const ServiceCore& core = *front.port.core();
+  const ServiceCore& core = *port.core();
   const absl::StatusOr<Caller> caller = FindCaller(core, header);
   if (!caller.ok()) {
-    return {.refusal = Guarded(tinker::ErrorReply(caller.status()))};
+    return {.refusal = Guarded(ErrorReply(caller.status()))};
   }
-  return {.holder = tinker::OwnerKey(*caller),
-          .serve = [&front, caller = *caller, peer = header.peer,
+  return {.holder = OwnerKey(*caller),
+          .serve = [&port, caller = *caller, peer = header.peer,
                     query = std::move(query)](const HttpRequest&,
                                               const Respond& respond) mutable {
             Json state =
-                MakeState(*front.port.core(), caller,
+                MakeState(*port.core(), caller,
                           {.search = query["q"], .selected = query["adapter"]});
             if (query["checkpoints"] == "1" && state.contains("selected")) {
-              return WithCheckpoints(front, {.caller = caller, .peer = peer},
+              return WithCheckpoints(port, {.caller = caller, .peer = peer},
                                      std::move(state), respond);
             }
-            respond(Guarded(tinker::JsonReply(state)));
+            respond(Guarded(JsonReply(state)));
           }};
 }
 
 }  // namespace
 
-std::optional<Admission> Admit(Front& front, const HttpRequest& header) {
+std::optional<Admission> Admit(const EnginePort& port,
+                               const HttpRequest& header) {
   if (header.method != "GET") return std::nullopt;
   const bool is_page =
       header.target == "/" || absl::StartsWith(header.target, "/?");
-  absl::StatusOr<tinker::Url> url = tinker::ParseUrl(
-      is_page ? absl::StrCat(kFolder, kPage) : header.target, kFolder);
+  absl::StatusOr<Url> url =
+      ParseUrl(is_page ? absl::StrCat(kFolder, kPage) : header.target, kFolder);
   if (!url.ok() || url->parts.size() != 1) return std::nullopt;
   const std::string& name = url->parts.front();
-  if (name == "state") return ServeState(front, header, std::move(url->query));
+  if (name == "state") return ServeState(port, header, std::move(url->query));
   const auto assets = Assets();
   const auto asset = std::ranges::find(assets, name, &Asset::name);
   if (asset == assets.end() || (name == kPage) != is_page) return std::nullopt;

@@ -13,14 +13,14 @@
 
 #include <optional>
 
-#include "server/tinker/front.h"
+#include "server/engine_port.h"
 
 namespace weft::console {
 
-// Admits or refuses a request by its header, as tinker::Admit does. Returns
-// nullopt if the request is not for the console.
-// Threads: the front's.
-[[nodiscard]] std::optional<Admission> Admit(tinker::Front& front,
+// Admits or refuses a request by its header, as the server on which
+// it listens does. Returns nullopt if the request is not for the console.
+// Threads: the HTTP server's.
+[[nodiscard]] std::optional<Admission> Admit(const EnginePort& port,
                                              const HttpRequest& header);
 
 }  // namespace weft::console

@@ -15,7 +15,7 @@
 namespace weft::console {
 namespace {
 
-using tinker::Json;
+using Json = nlohmann::json;
 
 // The most adapters that one call of ListAdapters reads. The call holds the
 // dispatcher's lock, so it must be short.

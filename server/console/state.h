@@ -12,12 +12,12 @@
 #define WEFT_SERVER_CONSOLE_STATE_H_
 
 #include <cstddef>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "server/caller.h"
 #include "server/service_core.h"
-#include "server/tinker/fields.h"
 #include "src/request/adapter.h"
 #include "src/request/checkpoint.h"
 
@@ -41,12 +41,12 @@ struct StateQuery {
 // Returns the JSON that is described at the head of this file. This takes some
 // milliseconds if there are a thousand adapters.
 // Threads: any.
-[[nodiscard]] tinker::Json MakeState(const ServiceCore& core,
-                                     const Caller& caller,
-                                     const StateQuery& query);
+[[nodiscard]] nlohmann::json MakeState(const ServiceCore& core,
+                                       const Caller& caller,
+                                       const StateQuery& query);
 
 // Returns the latest kMaxCheckpoints checkpoints as a list, newest first.
-[[nodiscard]] tinker::Json CheckpointsJson(
+[[nodiscard]] nlohmann::json CheckpointsJson(
     std::vector<CheckpointInfo> checkpoints);
 
 }  // namespace weft::console

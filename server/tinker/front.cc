@@ -29,7 +29,7 @@ auto FindOwned(Table& table, const char* what, const std::string& owner,
 
 Front::Front(ServiceCore* core, const std::shared_ptr<HttpServer>& server,
              std::unique_ptr<Ledger> opened, Futures::After later)
-    : port(core, server),
+    : port(core, server, InClientsNames),
       ledger(std::move(opened)),
       futures(kMaxResultBytes, later),
       after(std::move(later)),

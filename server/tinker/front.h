@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "server/engine_port.h"
 #include "server/http/fair_budget.h"
 #include "server/tinker/disk_pool.h"
-#include "server/tinker/engine_port.h"
 #include "server/tinker/entries.h"
 #include "server/tinker/fields.h"
 #include "server/tinker/futures.h"

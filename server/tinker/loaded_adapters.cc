@@ -26,7 +26,7 @@ void EndLoad(Front& front, const CallOrigin& origin, const std::string& adapter,
   if (loaded.ok()) {
     entry.state = State::kReady;
     entry.users += static_cast<int>(waiting.size());
-    Spare(front, *origin.caller, adapter);
+    KeepAtNextStart(front, *origin.caller, adapter);
   } else {
     // `users` counts sessions from before this load. Each of them will call
     // LeaveAdapter with this adapter's name when it ends. If the entry were
@@ -36,14 +36,14 @@ void EndLoad(Front& front, const CallOrigin& origin, const std::string& adapter,
     } else {
       front.loaded.erase(key);
     }
-    Reap(front, *origin.caller, adapter);
+    DeleteOrphan(front, *origin.caller, adapter);
   }
   for (const auto& done : waiting) done(loaded);
 }
 
 void StartLoad(Front& front, const CallOrigin& origin,
                const std::string& adapter, const CheckpointInfo& info) {
-  Doubt(front, *origin.caller, adapter);
+  DeleteAtNextStart(front, *origin.caller, adapter);
   v1::LoadCheckpointRequest request;
   request.set_adapter_id(adapter);
   request.set_source_adapter_id(info.adapter_id);
@@ -122,10 +122,11 @@ void UseAdapter(Front& front, const CallOrigin& origin,
     loaded.state = State::kLeaving;
     // After the deletion, this session loads the adapter for all sessions that
     // wait.
-    Reap(front, *origin.caller, adapter, [&front, key, origin, adapter, info] {
-      front.loaded.at(key).state = State::kLoading;
-      StartLoad(front, origin, adapter, info);
-    });
+    DeleteOrphan(front, *origin.caller, adapter,
+                 [&front, key, origin, adapter, info] {
+                   front.loaded.at(key).state = State::kLoading;
+                   StartLoad(front, origin, adapter, info);
+                 });
   } else if (added) {
     StartLoad(front, origin, adapter, info);
   }
@@ -140,7 +141,7 @@ void LeaveAdapter(Front& front, const Caller& caller,
   // these sessions as users, or has the adapter deleted if the load fails.
   if (!found->second.waiting.empty()) return;
   found->second.state = State::kLeaving;
-  Reap(front, caller, adapter, [&front, key] {
+  DeleteOrphan(front, caller, adapter, [&front, key] {
     const auto left = front.loaded.find(key);
     if (left != front.loaded.end() && left->second.waiting.empty()) {
       front.loaded.erase(left);

@@ -91,9 +91,9 @@ absl::Status StartCreation(Front& front, const CallPtr& call,
       },
       [&front, id = model.id, caller = model.caller, adapter = model.adapter,
        done](const absl::StatusOr<AdapterInfo>& info) {
-        // If the model is gone, Reap may have run before the adapter was made.
-        // So Reap runs again.
-        if (!front.models.contains(id)) Reap(front, caller, adapter);
+        // If the model is gone, DeleteOrphan may have run before the adapter
+        // was made. So DeleteOrphan runs again.
+        if (!front.models.contains(id)) DeleteOrphan(front, caller, adapter);
         if (!info.ok()) return done(info.status());
         done(FutureResult::Of({{"type", "create_model"}, {"model_id", id}}));
       });
@@ -338,9 +338,9 @@ void UnloadModelsOf(Front& front, const std::string& session) {
   }
   for (const std::string& id : gone) {
     const Model& model = front.models.at(id);
-    // Reap comes first: after a crash between the two calls, the ledger still
-    // says that the adapter is to be deleted.
-    Reap(front, model.caller, model.adapter);
+    // DeleteOrphan comes first: after a crash between the two calls, the ledger
+    // still says that the adapter is to be deleted.
+    DeleteOrphan(front, model.caller, model.adapter);
     ForgetModel(front, id);
   }
 }
@@ -361,7 +361,8 @@ void RestoreModels(Front& front) {
   // A model has no session if the ledger failed to erase the model's file or to
   // read the session's file.
   for (const std::string& id : orphans) {
-    Reap(front, front.models.at(id).caller, front.models.at(id).adapter);
+    DeleteOrphan(front, front.models.at(id).caller,
+                 front.models.at(id).adapter);
     ForgetModel(front, id);
   }
 }

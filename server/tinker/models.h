@@ -54,9 +54,9 @@ void KeepModel(Front& front, const Model& model,
 
 // Forgets a model and the sampling sessions of its snapshots. Fails the futures
 // of the steps in Model::line. The caller of ForgetModel must delete the
-// adapter, or have it deleted by Reap.
+// adapter, or have it deleted by DeleteOrphan.
 void ForgetModel(Front& front, const std::string& id);
-// Forgets a session's models, and has their adapters deleted by Reap.
+// Forgets a session's models, and has their adapters deleted by DeleteOrphan.
 void UnloadModelsOf(Front& front, const std::string& session);
 
 // Reads the models from the ledger, and waits for the disk. Deletes models that

@@ -1,13 +1,6 @@
 #include "server/tinker/owner.h"
 
-#include "absl/strings/str_cat.h"
-
 namespace weft::tinker {
-
-std::string OwnerKey(const Caller& caller) {
-  if (caller.tenant().empty() || !caller.sees_all()) return caller.tenant();
-  return absl::StrCat(caller.tenant(), "/admin");
-}
 
 Json CallerToJson(const Caller& caller) {
   return {{"token", caller.token_id()},

@@ -1,5 +1,4 @@
-// Names the owner of an entry of the front, such as a session or a model. Also
-// converts callers to JSON for the ledger. The JSON has the token's id, the
+// Converts callers to JSON for the ledger. The JSON has the token's id, the
 // tenant, and whether the caller is an admin, so that the front can act for the
 // caller after a restart. The JSON has no secret.
 // Threads: any.
@@ -12,12 +11,6 @@
 #include "server/tinker/fields.h"
 
 namespace weft::tinker {
-
-// Returns the name of the owner that the caller belongs to; empty on a server
-// without tokens. All of a tenant's callers except its admins are one owner and
-// share sessions. The tenant's admins are another owner, because they use the
-// engine's names for adapters.
-[[nodiscard]] std::string OwnerKey(const Caller& caller);
 
 // Returns the JSON that the ledger keeps of a caller.
 [[nodiscard]] Json CallerToJson(const Caller& caller);

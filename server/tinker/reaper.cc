@@ -57,8 +57,8 @@ absl::Status DeleteAdapterOf(Front& front, CallOrigin origin,
       std::move(done));
 }
 
-void Reap(Front& front, const Caller& caller, const std::string& adapter,
-          std::function<void()> gone) {
+void DeleteOrphan(Front& front, const Caller& caller,
+                  const std::string& adapter, std::function<void()> gone) {
   const std::string key = KeyOf(caller, adapter);
   Orphan& orphan = front.orphans[key];
   orphan.caller = caller;
@@ -73,11 +73,13 @@ bool IsOrphan(const Front& front, const Caller& caller,
   return front.orphans.contains(KeyOf(caller, adapter));
 }
 
-void Doubt(Front& front, const Caller& caller, const std::string& adapter) {
+void DeleteAtNextStart(Front& front, const Caller& caller,
+                       const std::string& adapter) {
   Put(front, caller, adapter);
 }
 
-void Spare(Front& front, const Caller& caller, const std::string& adapter) {
+void KeepAtNextStart(Front& front, const Caller& caller,
+                     const std::string& adapter) {
   front.ledger->Erase(EntryKind::kOrphan, KeyOf(caller, adapter));
 }
 

@@ -20,9 +20,10 @@ namespace weft::tinker {
                                            Callback<bool> done);
 
 // Deletes the caller's adapter, now or later. Calls `gone` when the adapter is
-// deleted, perhaps before Reap returns.
-void Reap(Front& front, const Caller& caller, const std::string& adapter,
-          std::function<void()> gone = nullptr);
+// deleted, perhaps before DeleteOrphan returns.
+void DeleteOrphan(Front& front, const Caller& caller,
+                  const std::string& adapter,
+                  std::function<void()> gone = nullptr);
 
 // Returns true if the adapter is in Front::orphans, so it will be deleted.
 [[nodiscard]] bool IsOrphan(const Front& front, const Caller& caller,
@@ -31,9 +32,12 @@ void Reap(Front& front, const Caller& caller, const std::string& adapter,
 // Writes to the ledger that the next process must delete the adapter. Call it
 // before an adapter is loaded for sampling, so that a crash during the load
 // leaves no adapter behind.
-void Doubt(Front& front, const Caller& caller, const std::string& adapter);
-// Erases the entry that Doubt has written. Call it when the load has succeeded.
-void Spare(Front& front, const Caller& caller, const std::string& adapter);
+void DeleteAtNextStart(Front& front, const Caller& caller,
+                       const std::string& adapter);
+// Erases the entry that DeleteAtNextStart has written. Call it when the load
+// has succeeded.
+void KeepAtNextStart(Front& front, const Caller& caller,
+                     const std::string& adapter);
 
 // Tries again all deletions that have not succeeded.
 void SweepOrphans(Front& front);

@@ -7,10 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "server/http/url.h"
 #include "server/tinker/body.h"
 #include "server/tinker/route_table.h"
 #include "server/tinker/sessions.h"
-#include "server/tinker/url.h"
 #include "src/base/status_macros.h"
 
 namespace weft::tinker {
@@ -40,7 +40,7 @@ bool Matches(const Route& route, const Call& call,
 
 // Parses the call's target into `args` and `query`, and returns its route.
 absl::StatusOr<const Route*> FindRoute(Call* call) {
-  WEFT_ASSIGN_OR_RETURN(Url url, ParseUrl(call->http.target));
+  WEFT_ASSIGN_OR_RETURN(Url url, ParseUrl(call->http.target, "/api/v1/"));
   call->query = std::move(url.query);
   for (const Route& route : Routes()) {
     if (Matches(route, *call, url.parts, &call->args)) return &route;

@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "server/console/console.h"
 #include "server/listener.h"
 #include "server/status_conversion.h"
 #include "server/tinker/checkpoint_extras.h"
@@ -73,9 +72,9 @@ class TinkerFront::Impl {
   }
   ~Impl() { server_->Stop(); }
 
-  void Start() {
-    server_->Start([this](const HttpRequest& header) {
-      std::optional<Admission> page = console::Admit(front_, header);
+  void Start(AdmitPage admit_page) {
+    server_->Start([this, admit_page](const HttpRequest& header) {
+      std::optional<Admission> page = admit_page(front_.port, header);
       return page ? *std::move(page) : Admit(front_, header);
     });
     Sweep();
@@ -112,7 +111,7 @@ class TinkerFront::Impl {
 };
 
 absl::StatusOr<std::unique_ptr<TinkerFront>> TinkerFront::Start(
-    ServiceCore* core) {
+    ServiceCore* core, AdmitPage admit_page) {
   const ServerOptions& options = core->options;
   WEFT_ASSIGN_OR_RETURN(std::shared_ptr<HttpServer> server,
                         HttpServer::Bind("tinker-listen", options.tinker_listen,
@@ -126,7 +125,7 @@ absl::StatusOr<std::unique_ptr<TinkerFront>> TinkerFront::Start(
   std::string address = server->address();
   auto impl =
       std::make_unique<Impl>(core, std::move(server), std::move(ledger));
-  impl->Start();
+  impl->Start(admit_page);
   if (!options.model_aliases.empty()) {
     Log(LogLevel::kInfo, "the base model has further names",
         {{"model", options.model_name},

@@ -3,10 +3,11 @@
 #define WEFT_SERVER_TINKER_TINKER_FRONT_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "server/service_core.h"
+#include "server/engine_port.h"
 
 namespace weft::tinker {
 
@@ -14,12 +15,17 @@ namespace weft::tinker {
 // EngineIsReady.
 class TinkerFront {
  public:
+  // Serves a request by its header if it is for other pages on the same
+  // address, such as the console; nullopt otherwise.
+  using AdmitPage = std::optional<Admission> (*)(const EnginePort& port,
+                                                 const HttpRequest& header);
+
   // Listens on core->options.tinker_listen, even while the engine starts.
   // Restores what the ledger keeps under options.state_dir, except steps.
   // REQUIRES: `core` outlives this object and its calls.
   // Errors: those of HttpServer::Bind and Ledger::Open.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<TinkerFront>> Start(
-      ServiceCore* core);
+      ServiceCore* core, AdmitPage admit_page);
 
   // Closes all connections.
   ~TinkerFront();

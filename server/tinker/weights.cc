@@ -117,9 +117,9 @@ absl::Status StartLoad(Front& front, const CallPtr& call, const std::string& id,
                                         {"model_id", id},
                                         {"type", "load_weights"}}));
         }
-        // The model is gone. An earlier Reap may have run before the load made
-        // the adapter, so this Reap deletes the adapter.
-        Reap(front, call->caller, adapter);
+        // The model is gone. An earlier DeleteOrphan may have run before the
+        // load made the adapter, so this one deletes the adapter.
+        DeleteOrphan(front, call->caller, adapter);
         done(absl::NotFoundError("the session has ended"));
       },
       run.cancel);

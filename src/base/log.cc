@@ -114,7 +114,7 @@ class LogQueue {
   static constexpr size_t kMaxWaitingBytes = 1 << 20;
 
   void Loop() {
-    uint64_t told = 0;
+    uint64_t reported = 0;
     for (;;) {
       std::string lines;
       uint64_t dropped = 0;
@@ -128,10 +128,10 @@ class LogQueue {
         dropped = num_dropped_;
       }
       WriteToStderr(lines);
-      if (dropped == told) continue;
+      if (dropped == reported) continue;
       WriteToStderr(MakeLine(LogLevel::kWarning, "log lines were dropped",
-                             {{"lines", dropped - told}}));
-      told = dropped;
+                             {{"lines", dropped - reported}}));
+      reported = dropped;
     }
   }
 

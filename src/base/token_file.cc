@@ -75,7 +75,7 @@ absl::StatusOr<TokenRecord> ParseLine(absl::string_view line) {
   const json object = json::parse(line.begin(), line.end(), nullptr,
                                   /*allow_exceptions=*/false);
   if (!object.is_object()) {
-    return absl::InvalidArgumentError("is no object of JSON");
+    return absl::InvalidArgumentError("is not a JSON object");
   }
   // An unknown field may be a limit of a later version. The token is refused,
   // because otherwise it could do more than its file says.

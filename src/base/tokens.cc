@@ -39,7 +39,7 @@ absl::StatusOr<Scope> ParseScope(absl::string_view name) {
   }
   return absl::InvalidArgumentError(
       absl::StrCat("'", absl::CHexEscape(name.substr(0, 32)),
-                   "' is no scope: read, sample, train or admin"));
+                   "' is not a scope: read, sample, train or admin"));
 }
 
 bool TokenRecord::Allows(Scope scope) const {

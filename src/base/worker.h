@@ -13,19 +13,11 @@
 
 namespace weft {
 
-// Threads: any thread may post. The destructor runs all posted tasks and joins,
-// so the worker's own thread must not call it. Tasks must not throw.
+// Threads: any thread may post. Tasks must not throw.
 class Worker {
  public:
   Worker() : thread_([this] { Loop(); }) {}
-  ~Worker() {
-    {
-      MutexLock lock(&mu_);
-      stopping_ = true;
-    }
-    changed_.NotifyAll();
-    thread_.join();
-  }
+  ~Worker() { Stop(); }
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
@@ -35,6 +27,18 @@ class Worker {
       tasks_.push_back(KeepTrace(std::move(task)));
     }
     changed_.NotifyOne();
+  }
+
+  // Runs all posted tasks and joins. Later tasks do not run. Any thread but the
+  // worker's own may call it, one at a time.
+  void Stop() {
+    if (!thread_.joinable()) return;
+    {
+      MutexLock lock(&mu_);
+      stopping_ = true;
+    }
+    changed_.NotifyAll();
+    thread_.join();
   }
 
  private:

@@ -23,8 +23,8 @@
 namespace weft::sched {
 
 struct QueueLimits {
-  int64_t max_requests = 1024;   // >= 1
-  int64_t max_tokens = 4 << 20;  // >= 1
+  int64_t max_requests = 0;  // >= 1
+  int64_t max_tokens = 0;    // >= 1
   // Limits for each tenant. 0: the limits of the whole queue.
   int64_t max_requests_per_tenant = 0;
   int64_t max_tokens_per_tenant = 0;

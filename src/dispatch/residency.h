@@ -39,7 +39,7 @@ namespace weft::sched {
 using Location = AdapterLocation;
 
 struct ResidencyOptions {
-  int max_resident = 64;    // Device slots; >= 1.
+  int max_resident = 0;     // Device slots; >= 1.
   uint64_t host_bytes = 0;  // Host memory for adapters; 0: none is used.
 };
 

@@ -30,10 +30,10 @@ namespace weft::dispatch {
 struct Options {
   sched::SchedulerOptions scheduler;
   sched::ResidencyOptions residency;
-  int max_adapters = 1024;
-  int max_adapters_per_tenant = 1024;
+  int max_adapters = 0;
+  int max_adapters_per_tenant = 0;
   uint64_t max_adapter_bytes_per_tenant = 0;  // 0: no limit.
-  int64_t max_stored_reply_bytes = int64_t{256} << 20;
+  int64_t max_stored_reply_bytes = 0;
   bool records_steps = false;  // True with --state-dir. Requires post_durable.
 };
 

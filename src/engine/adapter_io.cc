@@ -209,9 +209,9 @@ absl::StatusOr<CheckpointInfo> AdapterIo::Upload(
   absl::StatusOr<CheckpointInfo> info =
       lora::ReadCheckpointFields(folder.fields);
   if (!info.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "chunk: ", kStateFile,
-        " lacks a field of a checkpoint, or holds a value that none has"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("chunk: ", kStateFile,
+                     " lacks a field of a checkpoint, or has a bad value"));
   }
   WEFT_RETURN_IF_ERROR(CheckFileNames(folder, info->kind));
   absl::StatusOr<lora::AdapterState> state =

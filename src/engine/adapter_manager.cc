@@ -222,7 +222,7 @@ absl::StatusOr<AdapterInfo> AdapterManager::Make(const NewAdapter& adapter) {
   return desk.Info(request.adapter_id);
 }
 
-absl::Status AdapterManager::MakeAgain(const records::AdapterRecord& adapter) {
+absl::Status AdapterManager::MakeAgain(const records::StoredAdapter& adapter) {
   const absl::Status status =
       MakeTensors(adapter.key, adapter.config, {}, adapter.created_at);
   if (!status.ok()) {
@@ -252,7 +252,7 @@ absl::Status AdapterManager::MakeTensors(AdapterKey key,
 void AdapterManager::Record(AdapterKey key, const NewAdapter& adapter,
                             const AdapterInfo& made) const {
   const CreateAdapterRequest& request = adapter.request;
-  records::AdapterRecord record{.key = key,
+  records::StoredAdapter record{.key = key,
                                 .adapter_id = request.adapter_id,
                                 .tenant = request.tenant,
                                 .config = request.config,

@@ -52,7 +52,7 @@ class AdapterManager {
   // Creates an adapter of an earlier process from the adapter's record in the
   // log. The adapter gets initial weights. The caller must hold a slot
   // (AdapterDesk::WhenSlot). After an error, MakeAgain gives the slot back.
-  [[nodiscard]] absl::Status MakeAgain(const records::AdapterRecord& adapter);
+  [[nodiscard]] absl::Status MakeAgain(const records::StoredAdapter& adapter);
   // Removes the adapter with its tensors, its spill file and its steps. Does
   // not write the removal to the log.
   void Remove(AdapterKey key);
@@ -117,7 +117,7 @@ class AdapterManager {
                                          absl::Time created_at);
   void ReadWhenRoom(const LoadCheckpointRequest& request,
                     const Callback<AdapterInfo>& done);
-  // Writes the adapter's AdapterRecord, with the facts in `made`. Writes none
+  // Writes the adapter's StoredAdapter, with the facts in `made`. Writes none
   // if the durability is kMemory. If a load made the adapter, stores the load's
   // reply for repeated calls.
   void Record(AdapterKey key, const NewAdapter& adapter,

@@ -78,7 +78,7 @@ absl::StatusOr<uint64_t> AdapterTable::PublishSnapshot(
   Entry& entry = it->second;
   const lora::AdapterVersionPtr& latest = entry.adapter->latest();
   const auto [snapshot, inserted] = entry.snapshots.try_emplace(
-      name, Snapshot{.number = latest->number, .version = latest});
+      name, Published{.number = latest->number, .version = latest});
   if (!inserted && snapshot->second.number != latest->number) {
     return absl::AlreadyExistsError(absl::StrCat(
         "name: snapshot '", name, "' pins version ", snapshot->second.number,

@@ -94,7 +94,7 @@ class AdapterTable {
   [[nodiscard]] const lora::ModelShape& shape() const { return shape_; }
 
  private:
-  struct Snapshot {
+  struct Published {
     uint64_t number = 0;
     lora::AdapterVersionPtr version;  // Null unless the adapter is on the
                                       // device.
@@ -105,7 +105,7 @@ class AdapterTable {
     std::optional<lora::Adapter> adapter;  // Set while on the device.
     lora::AdapterImage image;              // Set while not on the device.
     ImageFile file;                        // Set while on disk.
-    std::map<std::string, Snapshot> snapshots;
+    std::map<std::string, Published> snapshots;
     absl::Time created_at;
 
     [[nodiscard]] AdapterLocation location() const;

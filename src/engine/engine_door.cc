@@ -1,10 +1,8 @@
 // The methods of EngineImpl that other threads call for clients. They use no
 // tensor and never wait for the device.
 #include <algorithm>
-#include <optional>
 #include <utility>
 
-#include "src/base/reason.h"
 #include "src/engine/engine_impl.h"
 #include "src/engine/prefix_tree.h"
 
@@ -63,35 +61,30 @@ bool EngineImpl::Admit(const Callback<Result>& done) const {
 }
 
 template <typename Result>
-Callback<Result> EngineImpl::NameCheckpoints(const std::string& adapter_id,
-                                             Callback<Result> done) const {
-  return [this, adapter_id,
-          done = std::move(done)](absl::StatusOr<Result> result) {
-    const std::optional<Reason> reason = FindReason(result.status());
-    if (!reason || reason->name != "NO_SUCH_ADAPTER") {
-      done(std::move(result));
-      return;
-    }
-    context_.PostIo([this, adapter_id, done, status = result.status()] {
-      context_.PostReply([done, named = context_.files.NameOthers(
-                                    status, adapter_id)] { done(named); });
-    });
-  };
+bool EngineImpl::Finds(const std::string& adapter_id,
+                       const Callback<Result>& done) const {
+  if (!IsReady(dispatcher_, adapter_id, done)) return false;
+  if (dispatcher_.adapters().KeyOf(adapter_id)) return true;
+  if (!IsOpenFor(done)) return false;
+  context_.PostIo([this, adapter_id, done] {
+    const absl::Status named = context_.files.NameOthers(
+        dispatch::NoSuchAdapter(adapter_id), adapter_id);
+    context_.PostReply([done, named] { done(named); });
+  });
+  return false;
 }
 
 CancelHandle EngineImpl::Train(TrainRequest request,
                                Callback<StepReply<TrainResult>> done) {
-  if (!IsReady(dispatcher_, request.adapter_id, done)) return {};
+  if (!Finds(request.adapter_id, done)) return {};
   sched::WorkItem item = TrainItem(request, parts_.options.share_prompts);
-  done = NameCheckpoints(request.adapter_id, std::move(done));
   return dispatcher_.steps().Submit(std::move(request), std::move(item),
                                     dispatch::TypedReply(std::move(done)));
 }
 
 CancelHandle EngineImpl::OptimStep(OptimStepRequest request,
                                    Callback<StepReply<OptimStepResult>> done) {
-  if (!IsReady(dispatcher_, request.adapter_id, done)) return {};
-  done = NameCheckpoints(request.adapter_id, std::move(done));
+  if (!Finds(request.adapter_id, done)) return {};
   return dispatcher_.steps().Submit(
       std::move(request), {.kind = sched::WorkKind::kOptim, .tokens = 1},
       dispatch::TypedReply(std::move(done)));
@@ -99,8 +92,7 @@ CancelHandle EngineImpl::OptimStep(OptimStepRequest request,
 
 CancelHandle EngineImpl::SaveCheckpoint(
     SaveCheckpointRequest request, Callback<StepReply<CheckpointInfo>> done) {
-  if (!IsReady(dispatcher_, request.adapter_id, done)) return {};
-  done = NameCheckpoints(request.adapter_id, std::move(done));
+  if (!Finds(request.adapter_id, done)) return {};
   return dispatcher_.steps().Submit(std::move(request),
                                     {.kind = kAdapterOp, .tokens = 1},
                                     dispatch::TypedReply(std::move(done)));
@@ -129,8 +121,7 @@ CancelHandle EngineImpl::LoadCheckpoint(LoadCheckpointRequest request,
 CancelHandle EngineImpl::PublishSnapshot(
     PublishSnapshotRequest request,
     Callback<StepReply<PublishedSnapshot>> done) {
-  if (!IsReady(dispatcher_, request.adapter_id, done)) return {};
-  done = NameCheckpoints(request.adapter_id, std::move(done));
+  if (!Finds(request.adapter_id, done)) return {};
   return dispatcher_.steps().Submit(std::move(request),
                                     {.kind = kAdapterOp, .tokens = 1},
                                     dispatch::TypedReply(std::move(done)));
@@ -150,13 +141,12 @@ CancelHandle EngineImpl::RefuseStep(
 CancelHandle EngineImpl::Sample(SampleRequest request,
                                 std::function<void(SampleDelta)> on_delta,
                                 Callback<SampleResult> done) {
-  if (!IsReady(dispatcher_, request.adapter_id, done)) return {};
+  if (!Finds(request.adapter_id, done)) return {};
   const absl::Status fits = sample_loop_.CheckFits(request);
   if (!fits.ok()) {
     done(fits);
     return {};
   }
-  done = NameCheckpoints(request.adapter_id, std::move(done));
   return dispatcher_.samples().Submit(std::move(request), std::move(on_delta),
                                       std::move(done));
 }
@@ -170,9 +160,7 @@ void EngineImpl::CreateAdapter(CreateAdapterRequest request,
 
 void EngineImpl::GetAdapter(std::string adapter_id,
                             Callback<AdapterInfo> done) {
-  if (!IsReady(dispatcher_, adapter_id, done)) return;
-  NameCheckpoints(adapter_id,
-                  std::move(done))(dispatcher_.adapters().Info(adapter_id));
+  if (Finds(adapter_id, done)) done(dispatcher_.adapters().Info(adapter_id));
 }
 
 void EngineImpl::ListAdapters(ListAdaptersRequest request,

@@ -106,6 +106,8 @@ Overloaded(Handlers...) -> Overloaded<Handlers...>;
 
 }  // namespace
 
+// The lambdas use members that are constructed after the member that gets them.
+// They run only on threads that have work, so after the constructor.
 EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
     : parts_(std::move(parts)),
       probe_(registry),
@@ -166,7 +168,9 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
   thread_ = std::thread([this] { Loop(); });
 }
 
-EngineImpl::~EngineImpl() {
+EngineImpl::~EngineImpl() { Stop(); }
+
+void EngineImpl::Stop() {
   dispatcher_.Stop();
   thread_.join();
   // Ignores the status: RunGuarded has already logged an error.
@@ -175,6 +179,11 @@ EngineImpl::~EngineImpl() {
   }).IgnoreError();
   dispatcher_.Close(
       absl::UnavailableError("the server stopped before the request ran"));
+  // An I/O task's answer waits for the log, which passes it to the reply
+  // thread when it is on disk.
+  io_.Stop();
+  recorder_.Stop();
+  replies_.Stop();
 }
 
 absl::Status EngineImpl::Recover() {
@@ -234,7 +243,7 @@ void EngineImpl::Loop() {
   const at::InferenceMode no_autograd;
   // Weft's own kernels run on this thread's current device.
   const c10::DeviceGuard on_device(parts_.decoder->device());
-  ShowDevice();
+  MeterDeviceMemory();
   const auto next_work = [this] {
     const profile::Span span("wait for work");
     return dispatcher_.Next(sample_loop_.active(), kIdleWait);
@@ -304,10 +313,10 @@ void EngineImpl::Run(dispatch::Work& work) {
           [this](dispatch::CancelSamples& run) { sample_runner_.Cancel(run); },
           [this](dispatch::Idle&) { guard_.PingWhenDue(); }},
       work);
-  ShowDevice();
+  MeterDeviceMemory();
 }
 
-void EngineImpl::ShowDevice() {
+void EngineImpl::MeterDeviceMemory() {
   // After a failure the device may be lost, and then Memory() would fail too.
   if (!failure().ok()) return;
   const DeviceMemory memory = parts_.device->Memory();

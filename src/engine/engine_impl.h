@@ -106,6 +106,15 @@ class EngineImpl final : public Engine {
   }
 
  private:
+  // Ends all threads of the engine, after their last tasks. Only the destructor
+  // calls it.
+  void Stop();
+  // Returns true if the adapter exists and clients may use it. Otherwise gives
+  // the error to `done`. If there is no such adapter, the error lists its
+  // checkpoints.
+  template <typename Result>
+  [[nodiscard]] bool Finds(const std::string& adapter_id,
+                           const Callback<Result>& done) const;
   // Returns true if the engine is open. Otherwise gives the error to `done`.
   template <typename Result>
   [[nodiscard]] bool IsOpenFor(const Callback<Result>& done) const;
@@ -120,13 +129,9 @@ class EngineImpl final : public Engine {
 
   void Loop();
   void Run(dispatch::Work& work);
-  // Wraps `done`: a NOT_FOUND then lists checkpoints. Any thread may call it.
-  template <typename Result>
-  [[nodiscard]] Callback<Result> NameCheckpoints(const std::string& adapter_id,
-                                                 Callback<Result> done) const;
   [[nodiscard]] absl::Status StartRecording();
   void FinishRecovery(absl::Time began_at);
-  void ShowDevice();
+  void MeterDeviceMemory();
 
   EngineParts parts_;
   EngineProbe probe_;
@@ -149,9 +154,7 @@ class EngineImpl final : public Engine {
   Recovery recovery_;
   std::optional<journal::LogMetrics> log_metrics_;
   EngineProfile profile_{&io_, &replies_};
-
-  // The workers are declared last, so that they stop first. replies_ stops
-  // after recorder_, whose log posts its last tasks to replies_.
+  // Stop() ends what runs on these threads before any member is destroyed.
   Worker replies_;
   records::Recorder recorder_;
   Worker io_;

@@ -62,7 +62,7 @@ class LogReplay {
   void EndRecord(uint64_t sequence);
   void Finish(const absl::Status& status);
 
-  void Apply(records::AdapterRecord& adapter, const Next& next);
+  void Apply(records::StoredAdapter& adapter, const Next& next);
   void Apply(records::RemovedRecord& removed, const Next& next);
   void Apply(records::BeginRecord& begin, const Next& next);
   void Apply(records::GivenUpRecord& given_up, const Next& next);

@@ -45,7 +45,7 @@ absl::Status Recovery::failure() const {
 }
 
 absl::Status Recovery::Read() {
-  WEFT_ASSIGN_OR_RETURN(const std::optional<journal::Snapshot> file,
+  WEFT_ASSIGN_OR_RETURN(const std::optional<journal::SnapshotFile> file,
                         context_.state->ReadSnapshot());
   records::Snapshot snapshot;
   if (file) {
@@ -72,7 +72,7 @@ absl::Status Recovery::Read() {
 }
 
 absl::Status Recovery::RestoreSnapshot(const records::Snapshot& snapshot) {
-  for (const records::AdapterRecord& adapter : snapshot.adapters) {
+  for (const records::StoredAdapter& adapter : snapshot.adapters) {
     WEFT_RETURN_IF_ERROR(RestoreFromImage(context_, adapter, &snapshots_));
     ++report_.adapters;
   }

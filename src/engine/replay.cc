@@ -41,7 +41,7 @@ std::string EndOf(const absl::StatusOr<StepResult>& result) {
 
 }  // namespace
 
-void LogReplay::Apply(records::AdapterRecord& adapter, const Next& next) {
+void LogReplay::Apply(records::StoredAdapter& adapter, const Next& next) {
   if (adapter.image) {
     context_.recorder.AddImage(adapter.image->file, /*recorded=*/true);
     ++report_.adapters;

@@ -27,7 +27,7 @@ lora::AdapterImage ImageOf(const records::ImageRecord& record) {
 }  // namespace
 
 absl::Status RestoreFromImage(const EngineContext& context,
-                              const records::AdapterRecord& adapter,
+                              const records::StoredAdapter& adapter,
                               Snapshotter* snapshots) {
   const records::ImageRecord& image = *adapter.image;
   WEFT_RETURN_IF_ERROR(

@@ -15,7 +15,7 @@ namespace weft::engine {
 // (from the file system).
 // Threads: engine thread.   REQUIRES: the record has an image.
 [[nodiscard]] absl::Status RestoreFromImage(
-    const EngineContext& context, const records::AdapterRecord& adapter,
+    const EngineContext& context, const records::StoredAdapter& adapter,
     Snapshotter* snapshots);
 
 }  // namespace weft::engine

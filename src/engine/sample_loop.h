@@ -29,9 +29,9 @@ namespace weft::engine {
 
 struct SampleLoopOptions {
   int64_t kv_cache_bytes = 0;
-  int max_decode_sequences = 64;
-  int64_t max_prefill_tokens = 2048;
-  bool decode_graphs = true;   // Use graphs if the device has them.
+  int max_decode_sequences = 0;
+  int64_t max_prefill_tokens = 0;
+  bool decode_graphs = false;  // Use graphs if the device has them.
   bool adapt_threads = false;  // As DecodeThreads does.
 };
 

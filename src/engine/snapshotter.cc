@@ -143,7 +143,7 @@ void Snapshotter::Begin() {
     status_ = absl::OkStatus();
   }
   for (const AdapterKey key : LoggedKeys()) {
-    records::AdapterRecord& record = adapters_[key] = Describe(key);
+    records::StoredAdapter& record = adapters_[key] = Describe(key);
     const auto image = images_.find(key);
     if (image != images_.end()) {
       record.image = image->second;
@@ -156,11 +156,11 @@ void Snapshotter::Begin() {
   }
 }
 
-records::AdapterRecord Snapshotter::Describe(AdapterKey key) const {
+records::StoredAdapter Snapshotter::Describe(AdapterKey key) const {
   const dispatch::AdapterHistory history =
       context_.dispatcher.recovery().HistoryOf(key);
   const AdapterInfo& info = history.info;
-  records::AdapterRecord record{.key = key,
+  records::StoredAdapter record{.key = key,
                                 .adapter_id = info.adapter_id,
                                 .tenant = info.tenant,
                                 .config = info.config,

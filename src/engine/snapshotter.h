@@ -70,7 +70,7 @@ class Snapshotter {
   // Continues the running snapshot until it has ended.
   void RunToEnd();
   // Returns the adapter's record without its image.
-  [[nodiscard]] records::AdapterRecord Describe(AdapterKey key) const;
+  [[nodiscard]] records::StoredAdapter Describe(AdapterKey key) const;
   [[nodiscard]] records::ImageRecord RecordOf(
       AdapterKey key, const std::string& file,
       const lora::AdapterImage& image) const;
@@ -97,7 +97,7 @@ class Snapshotter {
   absl::Time not_before_;        // No snapshot begins before this time.
   uint64_t first_sequence_ = 0;  // First record that is not in the snapshot.
   // The log's adapters, as of the moment of the snapshot.
-  std::map<AdapterKey, records::AdapterRecord> adapters_;
+  std::map<AdapterKey, records::StoredAdapter> adapters_;
   records::Snapshot snapshot_;
   std::set<AdapterKey> pending_;         // Adapters that are not copied yet.
   std::vector<std::string> new_images_;  // Images of this snapshot.

@@ -9,20 +9,13 @@
 
 namespace weft::executor {
 
-class Executor::ScopedCall {
- public:
-  explicit ScopedCall(Executor* executor) : executor_(*executor) {
-    TORCH_CHECK(!executor_.failed_, "the group of ranks has failed");
-  }
-  void Succeed() { executor_.failed_ = false; }
-
- private:
-  Executor& executor_;
-};
-
 Executor::Executor(const model::Decoder& decoder, const loss::HeadOptions& head,
                    parallel::Links links)
     : runner_(decoder, head), links_(std::move(links)) {}
+
+void Executor::BeginCall() const {
+  TORCH_CHECK(!failed_, "the group of ranks has failed");
+}
 
 void Executor::Stop() {
   if (!failed_) Broadcast(StopCommand());
@@ -35,9 +28,9 @@ void Executor::Broadcast(const Message& message) {
 }
 
 void Executor::Ping() {
-  ScopedCall call(this);
+  BeginCall();
   Broadcast(DropVersions{.ids = TakeDead()});
-  call.Succeed();
+  EndCall();
 }
 
 void Executor::Announce(const lora::LoraRouting& routing) {
@@ -100,11 +93,11 @@ void Executor::UseOwnParts(lora::LoraRouting& routing) const {
 }
 
 std::vector<TrainScores> Executor::Forward(std::vector<TrainPlan> plans) {
-  ScopedCall call(this);
+  BeginCall();
   for (const TrainPlan& plan : plans) Announce(plan.batch.routing);
   TrainCommand command{.plans = std::move(plans)};
   Broadcast(command);
-  const std::vector<TrainPlan>& told = command.plans;
+  const std::vector<TrainPlan>& sent = command.plans;
   TrainPlan own =
       links_.alone() ? std::move(command.plans.front()) : command.plans.front();
   if (links_.tensor != nullptr) {
@@ -112,11 +105,11 @@ std::vector<TrainScores> Executor::Forward(std::vector<TrainPlan> plans) {
     UseOwnParts(own.rows.routing);
   }
   std::vector<TrainScores> scores = {runner_.Forward(std::move(own))};
-  for (size_t i = 1; i < told.size(); ++i) {
+  for (size_t i = 1; i < sent.size(); ++i) {
     scores.push_back(ReceiveScores(
-        told[i], static_cast<int>(i) * links_.topology.tensor_size));
+        sent[i], static_cast<int>(i) * links_.topology.tensor_size));
   }
-  call.Succeed();
+  EndCall();
   return scores;
 }
 
@@ -145,7 +138,7 @@ TrainScores Executor::ReceiveScores(const TrainPlan& plan, int from) {
 
 void Executor::Backward(const std::vector<at::Tensor>& gradients_E,
                         const std::vector<lora::LoraGradients>& gradients) {
-  ScopedCall call(this);
+  BeginCall();
   GradientsCommand command{.gradients_E = gradients_E};
   for (const lora::LoraGradients& of_plan : gradients) {
     std::vector<uint64_t>& ids = command.trained.emplace_back();
@@ -159,7 +152,7 @@ void Executor::Backward(const std::vector<at::Tensor>& gradients_E,
     const auto replica = static_cast<size_t>(links_.topology.ReplicaOf(from));
     if (replica < gradients.size()) ReceiveGradients(gradients[replica], from);
   }
-  call.Succeed();
+  EndCall();
 }
 
 void Executor::DropPending() { runner_.DropPending(); }
@@ -208,11 +201,11 @@ void Executor::AddPart(const lora::LoraGradient& whole, int tensor_rank,
 }
 
 void Executor::MakeCache(int64_t num_pages, int64_t page_tokens) {
-  ScopedCall call(this);
+  BeginCall();
   Broadcast(CacheSize{.num_pages = num_pages, .page_tokens = page_tokens});
   graphs_.reset();
   cache_ = AllocateCache(runner_.decoder(), num_pages, page_tokens);
-  call.Succeed();
+  EndCall();
 }
 
 void Executor::UseDecodeGraphs(int64_t max_rows) {
@@ -223,14 +216,14 @@ void Executor::UseDecodeGraphs(int64_t max_rows) {
 }
 
 void Executor::CopyPage(const kv::PageCopy& copy) {
-  ScopedCall call(this);
+  BeginCall();
   Broadcast(CopyPageCommand{.copy = copy});
   executor::CopyPage(copy, &cache_);
-  call.Succeed();
+  EndCall();
 }
 
 CacheOutput Executor::Run(CachePlan plan) {
-  ScopedCall call(this);
+  BeginCall();
   Announce(plan.batch.routing);
   if (!links_.alone()) Broadcast(CacheCommand{.plan = plan});
   for (lora::LoraRouting* routing :
@@ -238,7 +231,7 @@ CacheOutput Executor::Run(CachePlan plan) {
     UseOwnParts(*routing);
   }
   CacheOutput output = runner_.Run(std::move(plan), &cache_, graphs_.get());
-  call.Succeed();
+  EndCall();
   return output;
 }
 

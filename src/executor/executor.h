@@ -101,12 +101,13 @@ class Executor {
     lora::AdapterVersionPtr own;  // Rank 0's part; null if `parts` is empty.
     std::vector<Part> parts;      // Empty if every rank has the whole version.
   };
-  // The constructor throws if an earlier call has failed. A call that has
-  // broadcast a message counts as failed until Succeed.
-  class ScopedCall;
+  // A method that sends messages begins and ends with these two. BeginCall
+  // throws if an earlier call has failed. From its first message to EndCall, a
+  // call counts as failed: an exception between them leaves failed_ true.
+  void BeginCall() const;
+  void EndCall() { failed_ = false; }
 
-  // Sends the message to all other ranks, if there are any. failed_ is then
-  // true until Succeed.
+  // Sends the message to all other ranks, if there are any, and sets failed_.
   void Broadcast(const Message& message);
   // Sends the routing's versions to the other ranks, except versions that were
   // sent before. Called before the plan that names the versions.

@@ -170,7 +170,7 @@ absl::StatusOr<BackupReport> BackUp(const std::string& from,
     return absl::AlreadyExistsError(absl::StrCat(path, " exists"));
   }
   if (!fs::exists(absl::StrCat(from, "/FORMAT"), error)) {
-    return absl::NotFoundError(absl::StrCat(from, " is no state folder"));
+    return absl::NotFoundError(absl::StrCat(from, " is not a state folder"));
   }
   const std::string draft = absl::StrCat(path, ".partial");
   for (int i = 0; i < kTries; ++i) {

@@ -21,7 +21,7 @@ class LogSurvey {
   void Add(const records::Snapshot& snapshot) {
     summary_.next_key = snapshot.next_key;
     summary_.last_epoch = snapshot.last_epoch;
-    for (const records::AdapterRecord& adapter : snapshot.adapters) {
+    for (const records::StoredAdapter& adapter : snapshot.adapters) {
       Know(adapter);
     }
   }
@@ -62,7 +62,7 @@ class LogSurvey {
     bool between_slices = false;
   };
 
-  void Know(const records::AdapterRecord& adapter) {
+  void Know(const records::StoredAdapter& adapter) {
     owners_[adapter.key] = {.id = adapter.adapter_id, .tenant = adapter.tenant};
   }
 
@@ -78,7 +78,7 @@ class LogSurvey {
   // Notes the key and the epoch of a new adapter. No later adapter may use
   // them, even if this adapter is skipped or removed.
   void Reserve(const records::Record& record) {
-    const auto* adapter = std::get_if<records::AdapterRecord>(&record);
+    const auto* adapter = std::get_if<records::StoredAdapter>(&record);
     if (adapter == nullptr) return;
     const auto key = static_cast<uint64_t>(adapter->key);
     summary_.next_key = std::max(summary_.next_key, key + 1);
@@ -98,7 +98,7 @@ class LogSurvey {
     return absl::OkStatus();
   }
 
-  [[nodiscard]] absl::Status Apply(const records::AdapterRecord& adapter) {
+  [[nodiscard]] absl::Status Apply(const records::StoredAdapter& adapter) {
     Know(adapter);
     if (!adapter.image) return CheckSlots({adapter.key});
     return CheckImage(adapter.image->file, adapter.image->versions.size());

@@ -48,7 +48,7 @@ ImageRecord Get(const log::Image& in) {
           .snapshots = {in.snapshots().begin(), in.snapshots().end()}};
 }
 
-void Put(const AdapterRecord& adapter, log::Adapter* out) {
+void Put(const StoredAdapter& adapter, log::Adapter* out) {
   out->set_key(Number(adapter.key));
   out->set_adapter_id(adapter.adapter_id);
   out->set_tenant(adapter.tenant);
@@ -63,8 +63,8 @@ void Put(const AdapterRecord& adapter, log::Adapter* out) {
   }
 }
 
-absl::StatusOr<AdapterRecord> Get(const log::Adapter& in) {
-  AdapterRecord adapter{.key = static_cast<AdapterKey>(in.key()),
+absl::StatusOr<StoredAdapter> Get(const log::Adapter& in) {
+  StoredAdapter adapter{.key = static_cast<AdapterKey>(in.key()),
                         .adapter_id = in.adapter_id(),
                         .tenant = in.tenant(),
                         .config = FromProto(in.config()),
@@ -79,11 +79,10 @@ absl::StatusOr<AdapterRecord> Get(const log::Adapter& in) {
     WEFT_ASSIGN_OR_RETURN(ReplyRecord reply, Get(stored));
     adapter.replies.push_back(std::move(reply));
   }
-  }
   return adapter;
 }
 
-void Put(const AdapterRecord& adapter, log::Record* out) {
+void Put(const StoredAdapter& adapter, log::Record* out) {
   Put(adapter, out->mutable_adapter());
 }
 
@@ -250,7 +249,7 @@ absl::StatusOr<std::string> Encode(const Snapshot& snapshot) {
   log::Snapshot out;
   out.set_next_key(snapshot.next_key);
   out.set_last_epoch(snapshot.last_epoch);
-  for (const AdapterRecord& adapter : snapshot.adapters) {
+  for (const StoredAdapter& adapter : snapshot.adapters) {
     Put(adapter, out.add_adapters());
   }
   if (out.ByteSizeLong() > kMaxMessageBytes) {
@@ -265,7 +264,7 @@ absl::StatusOr<std::string> Encode(const Snapshot& snapshot) {
 absl::StatusOr<Record> DecodeRecord(absl::string_view bytes) {
   log::Record in;
   if (!Parse(bytes, &in)) {
-    return absl::DataLossError("a record that is none");
+    return absl::DataLossError("cannot decode a record");
   }
   return GetKind(in);
 }
@@ -273,12 +272,12 @@ absl::StatusOr<Record> DecodeRecord(absl::string_view bytes) {
 absl::StatusOr<Snapshot> DecodeSnapshot(absl::string_view bytes) {
   log::Snapshot in;
   if (!Parse(bytes, &in)) {
-    return absl::DataLossError("a snapshot that is none");
+    return absl::DataLossError("cannot decode the snapshot");
   }
   Snapshot snapshot{
       .next_key = in.next_key(), .last_epoch = in.last_epoch(), .adapters = {}};
   for (const log::Adapter& adapter : in.adapters()) {
-    WEFT_ASSIGN_OR_RETURN(AdapterRecord record, Get(adapter));
+    WEFT_ASSIGN_OR_RETURN(StoredAdapter record, Get(adapter));
     snapshot.adapters.push_back(std::move(record));
   }
   return snapshot;

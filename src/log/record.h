@@ -46,7 +46,7 @@ struct ReplyRecord {
 
 // A new adapter, with initial weights or with the state of a checkpoint or of
 // an imported folder. In a snapshot: an adapter that exists.
-struct AdapterRecord {
+struct StoredAdapter {
   AdapterKey key = AdapterKey::kBaseModel;
   std::string adapter_id;
   std::string tenant;
@@ -115,7 +115,7 @@ struct SettingsRecord {
   std::string settings;
 };
 
-using Record = std::variant<AdapterRecord, RemovedRecord, BeginRecord,
+using Record = std::variant<StoredAdapter, RemovedRecord, BeginRecord,
                             GivenUpRecord, BatchRecord, DoneRecord,
                             LoadedRecord, ReleaseRecord, SettingsRecord>;
 
@@ -123,7 +123,7 @@ using Record = std::variant<AdapterRecord, RemovedRecord, BeginRecord,
 struct Snapshot {
   uint64_t next_key = 1;
   uint64_t last_epoch = 0;
-  std::vector<AdapterRecord> adapters;
+  std::vector<StoredAdapter> adapters;
 };
 
 // Returns the record's field `key`, or none if records of its kind do not have

@@ -26,7 +26,7 @@ void Recorder::Append(std::string bytes) {
 
 void Recorder::Write(const Record& record) {
   if (!records()) return;
-  const auto* adapter = std::get_if<AdapterRecord>(&record);
+  const auto* adapter = std::get_if<StoredAdapter>(&record);
   const std::optional<AdapterKey> key = KeyOf(record);
   if (adapter != nullptr) {
     if (adapter->image) AddImage(adapter->image->file, /*recorded=*/true);

@@ -5,7 +5,7 @@
 // end. The log is replayed after Start (Replaying).
 //
 // The recorder ignores adapters with Durability::kMemory, which have no
-// AdapterRecord.
+// StoredAdapter.
 //
 // Threads: the engine thread, except where a comment says otherwise.
 #ifndef WEFT_SRC_LOG_RECORDER_H_
@@ -44,6 +44,12 @@ class Recorder {
   // the existing log.
   void Start(std::unique_ptr<journal::LogWriter> log, const ReplayCost& cost,
              std::string settings, std::set<AdapterKey> adapters);
+  // Writes what is left to disk, runs the tasks of WhenDurable and ends the
+  // log's thread. Later records are not written.
+  void Stop() {
+    log_.store(nullptr);
+    owned_.reset();
+  }
   [[nodiscard]] bool recording() const { return log_.load() != nullptr; }
 
   // While an object of this class lives, the recorder records nothing. The
@@ -100,7 +106,8 @@ class Recorder {
   // Removes a file from Images(), because no record will name it.
   void DropImage(const std::string& name) ABSL_LOCKS_EXCLUDED(mu_);
   // Runs `task` when all earlier records are on disk. Tasks run in order, on
-  // the log's thread. Before Start, runs `task` at once on the caller's thread.
+  // the log's thread. Before Start and after Stop, runs `task` at once on the
+  // caller's thread.
   void WhenDurable(std::function<void()> task);
   // Returns RESOURCE_EXHAUSTED while the disk is full or has less room than
   // disk_reserve_bytes, or while too many bytes wait for the disk. The server

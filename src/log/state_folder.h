@@ -32,7 +32,7 @@
 
 namespace weft::journal {
 
-struct Snapshot {
+struct SnapshotFile {
   // The sequence of the first record that the snapshot does not contain.
   uint64_t next_sequence = 0;
   std::string bytes;
@@ -59,11 +59,12 @@ class StateFolder {
 
   // Returns the newest snapshot, or none if the folder has no snapshot. Errors:
   // DATA_LOSS.
-  [[nodiscard]] absl::StatusOr<std::optional<Snapshot>> ReadSnapshot() const;
+  [[nodiscard]] absl::StatusOr<std::optional<SnapshotFile>> ReadSnapshot()
+      const;
 
   // Writes a snapshot durably, as the newest one. The caller may then call Cut.
   // Errors: FAILED_PRECONDITION if another snapshot contains more records.
-  [[nodiscard]] absl::Status WriteSnapshot(const Snapshot& snapshot);
+  [[nodiscard]] absl::Status WriteSnapshot(const SnapshotFile& snapshot);
 
   // Removes segments that hold only records before `next_sequence` (but not the
   // last segment), all snapshots but the newest, and images not in

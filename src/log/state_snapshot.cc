@@ -1,7 +1,7 @@
 // Reads and writes snapshots, and removes the files that a snapshot replaces.
 //
 // The layout of the file, where u32 and u64 are little-endian numbers and
-// `bytes` is Snapshot::bytes:
+// `bytes` is SnapshotFile::bytes:
 // "WEFTSNAP" | u64 next sequence | u64 length of `bytes` |
 // u32 CRC32C of `bytes` | u32 CRC32C of the fields so far | `bytes`
 #include <filesystem>
@@ -33,11 +33,11 @@ std::string EncodeHeader(uint64_t next_sequence, std::string_view bytes) {
 
 }  // namespace
 
-absl::StatusOr<std::optional<Snapshot>> StateFolder::ReadSnapshot() const {
+absl::StatusOr<std::optional<SnapshotFile>> StateFolder::ReadSnapshot() const {
   WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> snapshots, Snapshots());
   if (snapshots.empty()) return std::nullopt;
   const std::string name = SnapshotName(snapshots.back());
-  Snapshot snapshot{.next_sequence = snapshots.back()};
+  SnapshotFile snapshot{.next_sequence = snapshots.back()};
   WEFT_ASSIGN_OR_RETURN(snapshot.bytes, ReadFileAt(root_.get(), name));
   const std::string header = snapshot.bytes.substr(0, kHeaderBytes);
   snapshot.bytes.erase(0, kHeaderBytes);
@@ -47,7 +47,7 @@ absl::StatusOr<std::optional<Snapshot>> StateFolder::ReadSnapshot() const {
   return snapshot;
 }
 
-absl::Status StateFolder::WriteSnapshot(const Snapshot& snapshot) {
+absl::Status StateFolder::WriteSnapshot(const SnapshotFile& snapshot) {
   WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> snapshots, Snapshots());
   if (!snapshots.empty() && snapshots.back() > snapshot.next_sequence) {
     return absl::FailedPreconditionError(absl::StrCat(

@@ -24,7 +24,7 @@ class Verifier {
     if (file) {
       WEFT_ASSIGN_OR_RETURN(const Snapshot snapshot,
                             DecodeSnapshot(file->bytes));
-      for (const AdapterRecord& adapter : snapshot.adapters) {
+      for (const StoredAdapter& adapter : snapshot.adapters) {
         WEFT_RETURN_IF_ERROR(Check(adapter));
       }
       first = file->next_sequence;
@@ -52,7 +52,7 @@ class Verifier {
 
  private:
   [[nodiscard]] absl::Status Check(const Record& record) {
-    if (const auto* adapter = std::get_if<AdapterRecord>(&record)) {
+    if (const auto* adapter = std::get_if<StoredAdapter>(&record)) {
       return Check(*adapter);
     }
     if (const auto* removed = std::get_if<RemovedRecord>(&record)) {
@@ -63,7 +63,7 @@ class Verifier {
     return CheckImage(loaded->file, 1);
   }
 
-  [[nodiscard]] absl::Status Check(const AdapterRecord& adapter) {
+  [[nodiscard]] absl::Status Check(const StoredAdapter& adapter) {
     adapters_.insert(adapter.key);
     if (!adapter.image) return absl::OkStatus();
     return CheckImage(adapter.image->file, adapter.image->versions.size());

@@ -92,8 +92,8 @@ at::Tensor EmptyShrunk(const at::Tensor& x_TI, const k::LoraProduct& of_a) {
 }
 
 // Limits the product to the segments that the few-rows kernels do not compute.
-k::LoraProduct LongOnes(k::LoraProduct product) {
-  product.table = product.table.LongOnes();
+k::LoraProduct LongSegments(k::LoraProduct product) {
+  product.table = product.table.LongSegments();
   return product;
 }
 
@@ -118,8 +118,8 @@ at::Tensor Forward(const at::Tensor& x_TI, const RoutingTable& table,
              k::RunLoraFewRowsExpand, stream);
   if (table.table().num_long_blocks > 0) {
     const at::Tensor shrunk_TR = keeps_shrunk ? s_TR : EmptyShrunk(x_TI, of_a);
-    RunShrink(On(x_TI, shrunk_TR, LongOnes(of_a)), shrunk_TR, stream);
-    Check(RunLoraExpand(On(y_TO, shrunk_TR, LongOnes(of_b)), stream),
+    RunShrink(On(x_TI, shrunk_TR, LongSegments(of_a)), shrunk_TR, stream);
+    Check(RunLoraExpand(On(y_TO, shrunk_TR, LongSegments(of_b)), stream),
           "product of the adapters");
   }
   return s_TR;
@@ -133,7 +133,7 @@ at::Tensor Shrink(const at::Tensor& x_TI, const RoutingTable& table,
   const at::Tensor s_TR = EmptyShrunk(x_TI, of_a);
   RunFewRows(OfFewRows(x_TI, /*y_TO=*/{}, s_TR, of_a, /*of_b=*/{}), x_TI,
              k::RunLoraFewRowsSum, stream);
-  RunShrink(On(x_TI, s_TR, LongOnes(of_a)), s_TR, stream);
+  RunShrink(On(x_TI, s_TR, LongSegments(of_a)), s_TR, stream);
   return s_TR;
 }
 

@@ -141,7 +141,7 @@ absl::Status CheckMatchesLayersAlone(const ModuleNames& targets,
     if (!targets.Match(path) || excluded.Match(path)) continue;
     return Refused("target_modules", field,
                    absl::StrCat("linear layers, head and embedding; ", path,
-                                ", which matches too, is none"));
+                                ", which matches too, is not one of them"));
   }
   return absl::OkStatus();
 }

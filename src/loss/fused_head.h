@@ -52,8 +52,8 @@ struct VocabShard {
 };
 
 struct HeadOptions {
-  int64_t chunk_rows = 1024;  // 0 or less: one chunk has all rows.
-  double softcap = 0;         // 0: no softcap.
+  int64_t chunk_rows = 0;  // 0 or less: one chunk has all rows.
+  double softcap = 0;      // 0: no softcap.
   VocabShard shard;
 };
 

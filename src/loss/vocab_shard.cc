@@ -180,15 +180,15 @@ void ScoreChunkOfShard(HeadChunk& chunk, const ScoreRows& rows,
                    at::zeros({}, chunk.logits_RV.options()));
   }
 
-  std::vector<at::Tensor> told = {
+  std::vector<at::Tensor> sent = {
       local.lse_R, AmongAll(local.logprobs_O, own_O, num_entries)};
   if (slopes_O.defined()) {
-    told.push_back(AmongAll(slopes_O, own_O, num_entries));
+    sent.push_back(AmongAll(slopes_O, own_O, num_entries));
   }
   if (local.entropies_R.defined()) {
-    told.push_back(local.entropies_R.to(at::kDouble));
+    sent.push_back(local.entropies_R.to(at::kDouble));
   }
-  Merge(group.AllGather(at::cat(told)), chunk.count, rows_E, group.shard().rank,
+  Merge(group.AllGather(at::cat(sent)), chunk.count, rows_E, group.shard().rank,
         scores);
 }
 

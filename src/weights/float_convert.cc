@@ -47,7 +47,7 @@ absl::Status CopyToFloats(const TensorView& tensor,
     default:
       return absl::InvalidArgumentError(
           absl::StrCat("dtype ", ScalarTypeName(tensor.dtype),
-                       " is none of F64, F32, F16, BF16"));
+                       " is not one of F64, F32, F16, BF16"));
   }
 }
 

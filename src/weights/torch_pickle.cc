@@ -151,7 +151,7 @@ absl::Status TorchObjects::Sizes(const PickleValue& tuple,
   }
   for (const PickleValue& item : heap_.Items(tuple)) {
     if (item.kind != PickleKind::kInt || item.number < 0) {
-      return Refuse("makes a tensor whose size or stride is no integer >= 0");
+      return Refuse("makes a tensor whose size or stride is not an integer >= 0");
     }
     sizes.push_back(static_cast<uint64_t>(item.number));
   }

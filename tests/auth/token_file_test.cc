@@ -64,8 +64,8 @@ TEST(TokenFileTest, EmptyFilesHoldNoTokens) {
 TEST(TokenFileTest, BadLinesAreNamedAndNotShown) {
   const std::string good = Line(R"(, "scopes": ["read"])");
   const std::pair<std::string, const char*> cases[] = {
-      {"weft_a-token-by-mistake", "line 1: is no object"},
-      {"[1]", "line 1: is no object"},
+      {"weft_a-token-by-mistake", "line 1: is not a JSON object"},
+      {"[1]", "line 1: is not a JSON object"},
       {R"({"tenant": "secret"})", "line 1: id must be a name"},
       {good + "\n" + good, "line 2: id is that of an earlier line"},
       {Line(""), "line 1: scopes must be a list"},

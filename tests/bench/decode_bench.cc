@@ -187,14 +187,15 @@ Decoded Decode(const Decoder& decoder, const Arguments& arguments) {
   const int64_t length = arguments.prompt + arguments.tokens;
   prometheus::Registry registry;
   weft::engine::EngineProbe probe(&registry);
-  weft::executor::Executor group(decoder,
-                                 {.softcap = decoder.config().final_softcap},
-                                 /*links=*/{});
+  weft::executor::Executor group(
+      decoder, {.chunk_rows = 1024, .softcap = decoder.config().final_softcap},
+      /*links=*/{});
   SampleLoop loop(&group,
                   {.kv_cache_bytes = 2 * arguments.batch * (length + 64) *
                                      CacheBytesPerToken(decoder),
                    .max_decode_sequences = static_cast<int>(arguments.batch),
-                   .max_prefill_tokens = arguments.batch * arguments.prompt},
+                   .max_prefill_tokens = arguments.batch * arguments.prompt,
+                   .decode_graphs = true},
                   /*token_bytes=*/nullptr, &probe);
   std::vector<SampleRequest> requests(arguments.batch);
   for (int64_t b = 0; b < arguments.batch; ++b) {

@@ -153,9 +153,8 @@ def _reading(side: Mapping[str, Any]) -> str:
 def one_sequence(result: Result) -> Cells:
     ours = [result["ours"][f"weft {dtype}"] for dtype in ("f32", "bf16")]
     here = [_drawn(result, side, 1) for side in ours]
-    reading = " and ".join(map(_reading, ours))
-    cell = f"{_list(here)} tok/s; reading the weights alone would take {reading}"
-    cell += " of the time"
+    reading = ", ".join(map(_reading, ours))
+    cell = f"{_list(here)} tok/s; {reading} of the weights' reading speed"
     peers = [result["peer"].get(f"llama.cpp {dtype}") for dtype in ("f32", "bf16")]
     there = [_drawn(result, side, 1) for side in peers if side is not None]
     if len(there) < len(here):
@@ -174,7 +173,7 @@ def int8(result: Result) -> Cells:
         there = _drawn(result, llama, 1)
         peer += f"; llama.cpp with Q8_0: {_number(there)} tok/s"
         ratio += f"; {_times(here / there)}"
-    reading = f"reading the weights alone would take {_reading(ours)} of the time"
+    reading = f"{_reading(ours)} of the weights' reading speed"
     return f"{_number(here)} tok/s; {reading}", peer, ratio
 
 

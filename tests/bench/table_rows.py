@@ -79,8 +79,7 @@ RUNS = (
         (
             Row(
                 "step of experts",
-                "training step, {batch} x {length} tokens, of a mixture of 64 experts"
-                " with LoRA on each (random weights)",
+                "training step, {batch} x {length} tokens, LoRA on each of 64 experts",
                 cells.moe,
             ),
         ),
@@ -197,8 +196,7 @@ RUNS = (
             ),
             Row(
                 "smallest calls",
-                "the smallest calls from Python over loopback, a tiny model:"
-                " forward_backward of 16 tokens, optim_step, sample of one token",
+                "the smallest calls from Python: forward_backward, optim_step, sample",
                 cells.calls,
             ),
         ),

@@ -325,7 +325,7 @@ def test_an_example_becomes_a_datum_of_shifted_tokens() -> None:
         ({"text": 3}, '"text" is not a text'),
         ({"prompt": 3, "completion": "one"}, '"prompt" is not a text'),
         ({"messages": []}, "not a list of messages"),
-        ({"messages": ["one"]}, "no object with a role"),
+        ({"messages": ["one"]}, "is not an object with a role"),
         ({"messages": [{"role": "user"}]}, "no content"),
         ({"messages": [USER]}, "no message of the assistant"),
         ({"messages": [USER, {**ANSWER, "weight": 0.5}]}, "messages.1.: weight 0.5"),
@@ -333,7 +333,7 @@ def test_an_example_becomes_a_datum_of_shifted_tokens() -> None:
         ({"messages": [{**USER, "weight": 1}, ANSWER]}, "messages.0.: weight 1"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}, ANSWER]},
-            "a part that is no text",
+            "a part that is not a text",
         ),
         ({"messages": [{"role": "user", "content": 3}, ANSWER]}, "chat template"),
         ({"messages": [USER, ANSWER], "tools": 3}, '"tools"'),

@@ -196,8 +196,11 @@ def test_their_other_values_are_refused_by_name(name: str, value: object) -> Non
         ({"role": "user", "content": None}, "messages[1].content is missing"),
         ({"role": "user", "contents": "a"}, "messages[1].content is missing"),
         ({"role": "assistant", "tool_calls": []}, "messages[1].content is missing"),
-        ({"role": "user", "content": 5}, "messages[1].content is no text"),
-        ({"role": "user", "content": [{"text": 5}]}, "messages[1].content is no text"),
+        ({"role": "user", "content": 5}, "messages[1].content is not a text"),
+        (
+            {"role": "user", "content": [{"text": 5}]},
+            "messages[1].content is not a text",
+        ),
         ({"content": "a"}, "messages[1].role is missing"),
         ({"role": None, "content": "a"}, "messages[1].role is missing"),
     ],

@@ -210,7 +210,7 @@ def test_a_log_is_whole_at_any_moment_or_refused(
     assert log(tmp_path) == whole_log
     (tmp_path / "run/log.jsonl").write_text('{"step": 1, "lo')
     assert run(2, "--resume") == 1
-    assert "is no log of a run" in capsys.readouterr().err
+    assert "is not a log of a run" in capsys.readouterr().err
     for text in ("[1]\n", '{"loss": 1}\n'):
         (tmp_path / "run/log.jsonl").write_text(text)
         with pytest.raises(weft.InvalidArgument, match="no log"):

@@ -1,6 +1,5 @@
 #include "src/base/options.h"
 
-#include <limits>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -29,21 +28,6 @@ TEST(EngineOptionsTest, DefaultsAreValidButForTheModel) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("--model is required"));
 }
 
-TEST(EngineOptionsTest, NamesEveryValueOutOfRangeAtOnce) {
-  EngineOptions options = GoodEngine();
-  options.max_rank = 0;
-  options.num_threads = -1;
-  options.device_memory_share = 0.01;
-  options.sampling_share = std::numeric_limits<double>::quiet_NaN();
-  const absl::Status status = options.Validate();
-  EXPECT_THAT(
-      std::string(status.message()),
-      AllOf(HasSubstr("--max-rank=0 is outside [1, 1024]"),
-            HasSubstr("--threads=-1 is outside [0, 4096]"),
-            HasSubstr("--device-memory-share=0.01 is outside [0.05, 1]"),
-            HasSubstr("--sampling-share=nan")));
-}
-
 TEST(EngineOptionsTest, RefusesMoreForATenantThanForAll) {
   EngineOptions options = GoodEngine();
   options.max_adapters = 8;
@@ -54,10 +38,11 @@ TEST(EngineOptionsTest, RefusesMoreForATenantThanForAll) {
   options.max_queue_tokens_per_tenant = 101;
   EXPECT_THAT(
       std::string(options.Validate().message()),
-      AllOf(
-          HasSubstr("--max-adapters-per-tenant=9 is outside [0, 8]"),
-          HasSubstr("--max-queue-requests-per-tenant=17 is outside [0, 16]"),
-          HasSubstr("--max-queue-tokens-per-tenant=101 is outside [0, 100]")));
+      AllOf(HasSubstr("--max-adapters-per-tenant=9 is above --max-adapters=8"),
+            HasSubstr("--max-queue-requests-per-tenant=17 is above "
+                      "--max-queue-requests=16"),
+            HasSubstr("--max-queue-tokens-per-tenant=101 is above "
+                      "--max-queue-tokens=100")));
   options.max_adapters_per_tenant = 8;
   options.max_queue_requests_per_tenant = 16;
   options.max_queue_tokens_per_tenant = 100;
@@ -136,14 +121,6 @@ TEST(ServerOptionsTest, KnowsLoopbackAddresses) {
   EXPECT_FALSE(IsLoopback("127.0.0.1.example.com"));
   EXPECT_FALSE(IsLoopback("::"));
   EXPECT_FALSE(IsLoopback("10.0.0.1"));
-}
-
-TEST(ServerOptionsTest, RefusesMessageSizesThatOverflowGrpc) {
-  ServerOptions options;
-  options.max_message_bytes = int64_t{2} << 30;
-  EXPECT_FALSE(options.Validate().ok());
-  options.max_message_bytes -= 1;
-  EXPECT_TRUE(options.Validate().ok());
 }
 
 struct AddressRow {

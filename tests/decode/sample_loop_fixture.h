@@ -82,7 +82,11 @@ class SampleLoopTest : public ::testing::Test {
     Restart({.kv_cache_bytes = BytesOfPages(decoder_, kPages)});
   }
 
-  void Restart(const SampleLoopOptions& options) {
+  // Fills in what a test does not set.
+  void Restart(SampleLoopOptions options) {
+    if (options.max_decode_sequences == 0) options.max_decode_sequences = 64;
+    if (options.max_prefill_tokens == 0) options.max_prefill_tokens = 2048;
+    options.decode_graphs = true;
     loop_.emplace(&executor_, options, /*token_bytes=*/nullptr, &probe_);
   }
 

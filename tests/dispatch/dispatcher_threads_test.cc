@@ -31,9 +31,9 @@ class DispatcherThreadsTest : public ::testing::Test {
  protected:
   DispatcherThreadsTest()
       : metrics_(&registry_),
-        dispatcher_({.scheduler = {.max_batch_tokens = 30},
-                     .residency = {.max_resident = kPlacesOnDevice,
-                                   .host_bytes = 1 << 20}},
+        dispatcher_(Filled({.scheduler = {.max_batch_tokens = 30},
+                            .residency = {.max_resident = kPlacesOnDevice,
+                                          .host_bytes = 1 << 20}}),
                     {.clock = &clock_,
                      .post_reply =
                          [this](std::function<void()> task) {
@@ -238,9 +238,9 @@ TEST(DispatcherWaitTest, IdleComesWhenPatienceEnds) {
   const RealClock clock;
   prometheus::Registry registry;
   DispatchMetrics metrics(&registry);
-  Dispatcher dispatcher(Options(), {.clock = &clock,
-                                    .post_reply = [](std::function<void()>) {},
-                                    .metrics = &metrics});
+  Dispatcher dispatcher(Filled({}), {.clock = &clock,
+                                     .post_reply = [](std::function<void()>) {},
+                                     .metrics = &metrics});
   const absl::Time start = clock.Now();
   const std::optional<Work> work = dispatcher.Next(0, absl::Milliseconds(20));
   ASSERT_TRUE(work.has_value());

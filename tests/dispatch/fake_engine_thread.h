@@ -14,6 +14,7 @@
 #include "prometheus/registry.h"
 #include "src/dispatch/dispatcher.h"
 #include "tests/support/fake_clock.h"
+#include "tests/support/filled_options.h"
 
 namespace weft::dispatch {
 
@@ -35,12 +36,12 @@ class FakeEngineThread {
  public:
   explicit FakeEngineThread(const Options& options)
       : metrics_(&registry_),
-        dispatcher_(options, {.clock = &clock_,
-                              .post_reply =
-                                  [this](std::function<void()> task) {
-                                    replies_.push_back(std::move(task));
-                                  },
-                              .metrics = &metrics_}) {}
+        dispatcher_(Filled(options), {.clock = &clock_,
+                                      .post_reply =
+                                          [this](std::function<void()> task) {
+                                            replies_.push_back(std::move(task));
+                                          },
+                                      .metrics = &metrics_}) {}
 
   Dispatcher& dispatcher() { return dispatcher_; }
   FakeClock& clock() { return clock_; }

@@ -100,6 +100,6 @@ def test_a_damaged_backup_is_not_restored(
 
 
 def test_what_is_no_state_folder_is_named(tmp_path: Path) -> None:
-    assert "no state folder" in weftctl("backup", tmp_path, tmp_path / "to").stderr
+    assert "not a state folder" in weftctl("backup", tmp_path, tmp_path / "to").stderr
     assert "NOT_FOUND" in weftctl("verify", tmp_path).stderr
     assert list(tmp_path.iterdir()) == []

@@ -412,7 +412,7 @@ def test_contents_in_parts_are_joined(client: openai.OpenAI, base: str) -> None:
 
     parts = [{"type": "text", "text": text} for text in ("Name", "a colour.")]
     assert chat(parts).message == chat("Name\na colour.").message
-    with pytest.raises(openai.BadRequestError, match="content is no text"):
+    with pytest.raises(openai.BadRequestError, match="content is not a text"):
         chat([{"type": "image_url", "image_url": {"url": "data:,"}}])
 
 

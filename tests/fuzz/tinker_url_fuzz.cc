@@ -6,11 +6,11 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
-#include "server/tinker/url.h"
+#include "server/http/url.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const auto url = weft::tinker::ParseUrl(
-      absl::string_view(reinterpret_cast<const char*>(data), size));
+  const auto url = weft::ParseUrl(
+      absl::string_view(reinterpret_cast<const char*>(data), size), "/api/v1/");
   if (!url.ok()) return 0;
   if (url->parts.empty()) std::abort();
   for (const std::string& part : url->parts) {

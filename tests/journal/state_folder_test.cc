@@ -124,12 +124,13 @@ TEST_F(StateFolderTest, ReadsTheNewestSnapshot) {
   ASSERT_THAT(folder->WriteSnapshot({100, bytes}), IsOk());
   const auto snapshot = folder->ReadSnapshot();
   ASSERT_THAT(snapshot, IsOk());
-  EXPECT_THAT(*snapshot, Optional(Field(&Snapshot::bytes, bytes)));
+  EXPECT_THAT(*snapshot, Optional(Field(&SnapshotFile::bytes, bytes)));
   EXPECT_EQ((*snapshot)->next_sequence, 100);
   // Another snapshot of the same records replaces the newest snapshot. A
   // snapshot of fewer records is refused.
   ASSERT_THAT(folder->WriteSnapshot({100, ""}), IsOk());
-  EXPECT_THAT(*folder->ReadSnapshot(), Optional(Field(&Snapshot::bytes, "")));
+  EXPECT_THAT(*folder->ReadSnapshot(),
+              Optional(Field(&SnapshotFile::bytes, "")));
   EXPECT_THAT(folder->WriteSnapshot({99, ""}),
               IsStatus(absl::StatusCode::kFailedPrecondition, "before 99"));
 }
@@ -167,7 +168,7 @@ TEST_F(StateFolderTest, KeepsTheOldSnapshotWhenTheNewOneFails) {
     EXPECT_THAT(folder->WriteSnapshot({8, "new"}),
                 IsStatus(absl::StatusCode::kResourceExhausted, "SNAPSHOT-"));
     EXPECT_THAT(*folder->ReadSnapshot(),
-                Optional(Field(&Snapshot::bytes, "old")));
+                Optional(Field(&SnapshotFile::bytes, "old")));
   }
   // No temporary file is left on the full disk.
   EXPECT_EQ(Names("").size(), 5);

@@ -359,8 +359,8 @@ TEST_F(CudaLoraFewRowsTest, LeavesLongSegmentsAlone) {
   OnDevice device(problem);
   EXPECT_EQ(device.product.table.max_few, 1);
   EXPECT_EQ(device.product.table.num_blocks, 2);
-  EXPECT_EQ(device.product.table.LongOnes().num_blocks, 1);
-  EXPECT_EQ(device.product.table.LongOnes().max_cuts, 4);
+  EXPECT_EQ(device.product.table.LongSegments().num_blocks, 1);
+  EXPECT_EQ(device.product.table.LongSegments().max_cuts, 4);
   device.Run();
   device.of.segments.erase(device.of.segments.begin());
   device.CheckShrunk();

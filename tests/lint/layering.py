@@ -1,10 +1,11 @@
 """Checks #include lines against src/layers.txt.
 
-A module of src/ may include itself, base, and what its row names. A row may name only
-modules that are above the row and that its own module includes. Only modules whose rows
-are marked (torch) may include Torch's headers. TORCH_FREE_FILES in marked modules may
-not, because modules without Torch include these files. kernels/ may not include Torch,
-Abseil or our modules. Its bench/ folders may, to compare kernels with other code.
+A module of src/ or of server/ may include itself, base, and what its row names. A row
+may name only modules that are above the row and that its own module includes. Only
+modules whose rows are marked (torch) may include Torch's headers. TORCH_FREE_FILES in
+marked modules may not, because modules without Torch include these files. kernels/ may
+not include Torch, Abseil or our modules. Its bench/ folders may, to compare kernels
+with other code.
 """
 
 import fnmatch
@@ -25,7 +26,7 @@ TORCH_FREE_FILES = (
     "peft_format.*",
     "engine.h",
 )
-_ROW = re.compile(r"^(\w+)(\(torch(?:=(?P<files>\S+))?\))?:\s*(.*)$")
+_ROW = re.compile(r"^([\w/]+)(\(torch(?:=(?P<files>\S+))?\))?:\s*(.*)$")
 _TORCH = re.compile(r"^(ATen|c10|torch)/")
 _NAMED_FILE = re.compile(r"`([\w./-]+/[\w.-]+\.(?:h|cc|cu|cuh|txt|proto))`")
 _OTHER_FOLDERS = ("server", "client")
@@ -49,9 +50,9 @@ def read_layers(path: Path) -> dict[str, Layer]:
             raise ValueError(f"{path.name}:{number}: not a row: {line}")
         name, torch, rest = match.group(1, 2, 4)
         for allowed in rest.split():
-            module = allowed.split("/")[0]
-            if module not in layers and module not in ("kernels", "proto"):
-                raise ValueError(f"{path.name}:{number}: {module} is not above")
+            above = allowed in layers or allowed.split("/")[0] in layers
+            if not above and allowed not in ("kernels", "proto"):
+                raise ValueError(f"{path.name}:{number}: {allowed} is not above")
         pattern = (match["files"] or "*") if torch else None
         layers[name] = Layer(number, tuple(rest.split()), pattern)
     return layers
@@ -71,6 +72,9 @@ def _target(include: str) -> tuple[str, str] | None:
         return module, rest
     if include.startswith("weft/v1/"):
         return "proto", rest
+    if head == "server" and "/" in rest:
+        part, _, rest = rest.partition("/")
+        return f"server/{part}", rest
     if head in (*_OTHER_FOLDERS, "kernels"):
         return head, rest
     return None
@@ -121,10 +125,11 @@ def _kernel_offences(root: Path) -> list[str]:
 
 def _files_of_modules(root: Path) -> Iterator[tuple[str, Path]]:
     for path in files(root, ("src", *_OTHER_FOLDERS), CPP_SUFFIXES):
-        parts = path.relative_to(root).parts
         if path.parent == root / "src":
             continue  # The precompiled header belongs to no module.
-        yield parts[1] if parts[0] == "src" else parts[0], path
+        target = _target(str(path.relative_to(root)))
+        assert target is not None
+        yield target[0], path
 
 
 def layering_offences(root: Path) -> list[str]:

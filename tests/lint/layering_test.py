@@ -19,6 +19,7 @@ request:
 weights(torch=reader.*): config
 ops(torch): kernels config
 engine(torch): request ops config
+server/http:
 server: config engine/engine.h proto
 client: proto
 """
@@ -58,6 +59,7 @@ def test_the_path_of_a_request_names_files_that_exist() -> None:
         ("src/ops/a.cc", '"kernels/add.h"'),
         ("server/a.cc", '"src/engine/engine.h"'),
         ("server/a.cc", '"weft/v1/training.pb.h"'),
+        ("server/http/a.cc", '"server/http/b.h"'),
         ("client/a.cc", '"client/b.h"'),
         ("kernels/a.cu", '"kernels/b.cuh"'),
         ("src/torch_pch.h", "<torch/torch.h>"),
@@ -77,6 +79,8 @@ def test_accepts_what_the_rows_allow(tmp_path: Path, name: str, include: str) ->
         ("src/engine/engine.h", "<torch/torch.h>"),
         ("server/a.cc", '"src/train/batch_packer.h"'),
         ("server/a.cc", '"src/ops/b.h"'),
+        ("server/a.cc", '"server/http/b.h"'),
+        ("server/http/a.cc", '"server/b.h"'),
         ("client/a.cc", '"src/request/b.h"'),
         ("kernels/a.cu", '"absl/types/span.h"'),
         ("kernels/a.cu", "<ATen/ATen.h>"),
@@ -123,7 +127,7 @@ def test_every_permission_is_used(tmp_path: Path) -> None:
             "#include <ATen/a.h>\n",
             "5: weights does not need config",
         ),
-        ("client/a.cc", "\n", "9: client does not need proto"),
+        ("client/a.cc", "\n", "10: client does not need proto"),
     ],
 )
 def test_names_each_permission_that_is_not_used(
@@ -136,7 +140,7 @@ def test_names_each_permission_that_is_not_used(
 def test_a_header_of_the_engine_is_a_permission(tmp_path: Path) -> None:
     server = '#include "src/config/a.h"\n#include "weft/v1/a.pb.h"\n'
     assert unused_permissions(_tree(tmp_path, {**USED, "server/a.cc": server})) == [
-        "src/layers.txt:8: server does not need engine/engine.h"
+        "src/layers.txt:9: server does not need engine/engine.h"
     ]
 
 

@@ -278,7 +278,7 @@ def test_random_expressions_mean_what_python_says(field: str) -> None:
         ({"target_modules": ".*_proj", "alpha_pattern": {"[": 4}}, "missing ]"),
         ({"target_modules": ".*_proj", "rank_pattern": {"a{,3}": 4}}, "{n,m}"),
         ({"target_modules": ".*no_such"}, "what names a module to adapt"),
-        ({"target_modules": ".*"}, "model, which matches too, is none"),
+        ({"target_modules": ".*"}, "model, which matches too, is not one of them"),
     ),
 )
 def test_refusals_name_field_value_and_reason(

@@ -190,7 +190,7 @@ TEST(RecordTest, AnAdapterKeepsItsShapeItsImageAndItsReplies) {
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->next_key, 12);
   EXPECT_EQ(read->last_epoch, 34);
-  const AdapterRecord& adapter = read->adapters.at(0);
+  const StoredAdapter& adapter = read->adapters.at(0);
   EXPECT_EQ(adapter.config, Config());
   EXPECT_EQ(adapter.epoch, 33);
   EXPECT_EQ(adapter.last_step, 21);
@@ -220,8 +220,7 @@ TEST(RecordTest, BatchesLoadsRemovalsAndReleasesComeBack) {
                                                  .request = request,
                                                  .file = "f",
                                                  .optim_steps = 5,
-                                                 .last_step = 6,
-                                                 .epoch = 7});
+                                                 .last_step = 6});
   EXPECT_EQ(loaded.file, "f");
   EXPECT_EQ(loaded.epoch, 7);
   EXPECT_EQ(PayloadDigest(loaded.request), PayloadDigest(request));

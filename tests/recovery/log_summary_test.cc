@@ -9,9 +9,9 @@
 namespace weft::engine {
 namespace {
 
-using records::AdapterRecord;
 using records::BatchRecord;
 using records::BeginRecord;
+using records::StoredAdapter;
 using testing::ElementsAre;
 using testing::IsEmpty;
 
@@ -31,7 +31,7 @@ class LogSummaryTest : public testing::Test {
     return writer_->Append(records::Encode(record));
   }
   uint64_t Make(AdapterKey key, const std::string& id) {
-    return Write(AdapterRecord{
+    return Write(StoredAdapter{
         .key = key, .adapter_id = id, .tenant = "tenant of " + id});
   }
   uint64_t Begin(uint64_t work, AdapterKey key) {
@@ -98,7 +98,7 @@ TEST_F(LogSummaryTest, ARequestWithoutItsLastBatchIsGivenUp) {
 TEST_F(LogSummaryTest, KeysAndEpochsOfAllAdaptersAreUsed) {
   Make(kA, "a");
   Write(
-      AdapterRecord{.key = kC, .adapter_id = "c", .tenant = "t", .epoch = 50});
+      StoredAdapter{.key = kC, .adapter_id = "c", .tenant = "t", .epoch = 50});
   Write(records::RemovedRecord{.key = kC});
   const absl::StatusOr<LogSummary> log = Read();
   ASSERT_THAT(log, IsOk());
@@ -129,7 +129,7 @@ TEST_F(LogSummaryTest, WhatNoStartCanReplayIsFoundBeforeItServes) {
 }
 
 TEST_F(LogSummaryTest, AnImageThatTheLogNamesMustBeThere) {
-  Write(AdapterRecord{
+  Write(StoredAdapter{
       .key = kA,
       .adapter_id = "a",
       .tenant = "t",

@@ -102,7 +102,9 @@ TEST(TenantLimitsTest, AreNamedWhenReached) {
 }
 
 TEST(TenantLimitsTest, LeaveACallForTheStepThatOthersWaitFor) {
-  Scheduler scheduler({.queue = {.max_calls_per_tenant = 3}});
+  Scheduler scheduler(
+      {.queue = {
+           .max_requests = 8, .max_tokens = 100, .max_calls_per_tenant = 3}});
   scheduler.AddAdapter(Key("a"), "a", "alice", 0);
   const auto enqueue = [&](uint64_t id, uint64_t step) {
     std::vector<uint64_t> displaced;

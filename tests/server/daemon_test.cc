@@ -1,5 +1,5 @@
 // Tests the daemon from start to end in a child process, which gets signals.
-#include "server/daemon.h"
+#include "server/daemon/daemon.h"
 
 #include <fcntl.h>
 #include <signal.h>

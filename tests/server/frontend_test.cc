@@ -1,4 +1,4 @@
-#include "server/frontend.h"
+#include "server/daemon/frontend.h"
 
 #include <cstdio>
 #include <cstdlib>

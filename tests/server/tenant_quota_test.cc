@@ -42,14 +42,14 @@ TEST(TenantQuotaTest, ACallCountsUntilItsAnswerAndNoLonger) {
   const auto second = begin();
   const absl::Status refused = second->Admit().status();
   EXPECT_THAT(refused, IsStatus(kExhausted, "tenant 'a' has 1 calls"));
-  (void)second->Settle(refused);
-  (void)first->Settle(absl::OkStatus());
+  (void)second->FinishCall(refused);
+  (void)first->FinishCall(absl::OkStatus());
   // A CallRecord exists until gRPC has sent its status. But it no longer counts
-  // after Settle, because the client may already have the status.
+  // after FinishCall, because the client may already have the status.
   const auto third = begin();
   const absl::Status admitted = third->Admit().status();
   EXPECT_THAT(admitted, IsStatus(absl::StatusCode::kUnavailable, ""));
-  (void)third->Settle(admitted);
+  (void)third->FinishCall(admitted);
 }
 
 TEST(TenantQuotaTest, RefusesTheRateAndNotTheSize) {

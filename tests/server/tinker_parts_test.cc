@@ -9,12 +9,12 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/http/url.h"
 #include "server/tinker/body.h"
 #include "server/tinker/checkpoint_path.h"
 #include "server/tinker/run_json.h"
 #include "server/tinker/sample_wire.h"
 #include "server/tinker/tensor.h"
-#include "server/tinker/url.h"
 #include "server/tinker/wire.pb.h"
 #include "tests/support/status_matchers.h"
 
@@ -32,8 +32,11 @@ std::string Zstd(const std::string& text) {
   return out;
 }
 
+constexpr char kRoot[] = "/api/v1/";
+
 TEST(TinkerUrlTest, TakesPathsAndQueriesApart) {
-  const auto url = ParseUrl("/api/v1/models/a%20b/checkpoints?limit=5&x=%2e");
+  const auto url =
+      ParseUrl("/api/v1/models/a%20b/checkpoints?limit=5&x=%2e", kRoot);
   ASSERT_TRUE(url.ok()) << url.status();
   EXPECT_THAT(url->parts, ElementsAre("models", "a b", "checkpoints"));
   EXPECT_EQ(url->query.at("limit"), "5");
@@ -43,13 +46,14 @@ TEST(TinkerUrlTest, TakesPathsAndQueriesApart) {
 TEST(TinkerUrlTest, RefusesEscapesThatHideASeparator) {
   for (const char* target :
        {"/api/v1/a%2fb", "/api/v1/a%00b", "/api/v1/a%2", "/api/v1/a%zz"}) {
-    EXPECT_THAT(ParseUrl(target), IsStatus(kInvalid, "escape")) << target;
+    EXPECT_THAT(ParseUrl(target, kRoot), IsStatus(kInvalid, "escape"))
+        << target;
   }
-  EXPECT_THAT(ParseUrl(absl::string_view("/api/v1/a\00041", 12)),
+  EXPECT_THAT(ParseUrl(absl::string_view("/api/v1/a\00041", 12), kRoot),
               IsStatus(kInvalid, "escape"));
-  EXPECT_THAT(ParseUrl("/api/v2/a"),
+  EXPECT_THAT(ParseUrl("/api/v2/a", kRoot),
               IsStatus(absl::StatusCode::kNotFound, "no such path"));
-  EXPECT_FALSE(ParseUrl("").ok());
+  EXPECT_FALSE(ParseUrl("", kRoot).ok());
 }
 
 TEST(TinkerBodyTest, InflatesZstdUpToTheLimit) {

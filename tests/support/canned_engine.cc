@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <variant>
 
+#include "tests/support/filled_options.h"
+
 namespace weft {
 namespace {
 
@@ -27,17 +29,18 @@ CannedEngine::CannedEngine(EngineInfo info, CannedLimits limits)
     : info_(std::move(info)),
       limits_(limits),
       metrics_(&registry_),
-      dispatcher_({.scheduler = {.queue = limits.queue},
-                   .residency = {.max_resident = kPlacesOnDevice,
-                                 .host_bytes = 1 << 20},
-                   .max_adapters = info_.max_adapters,
-                   .max_adapters_per_tenant = info_.max_adapters},
-                  {.clock = &clock_,
-                   .post_reply =
-                       [this](std::function<void()> task) {
-                         replies_.Post(std::move(task));
-                       },
-                   .metrics = &metrics_}),
+      dispatcher_(
+          dispatch::Filled({.scheduler = {.queue = limits.queue},
+                            .residency = {.max_resident = kPlacesOnDevice,
+                                          .host_bytes = 1 << 20},
+                            .max_adapters = info_.max_adapters,
+                            .max_adapters_per_tenant = info_.max_adapters}),
+          {.clock = &clock_,
+           .post_reply =
+               [this](std::function<void()> task) {
+                 replies_.Post(std::move(task));
+               },
+           .metrics = &metrics_}),
       adapters_(&dispatcher_, &io_, &replies_) {
   thread_ = std::thread([this] { Loop(); });
 }

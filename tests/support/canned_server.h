@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "server/frontend.h"
+#include "server/daemon/frontend.h"
 #include "tests/support/canned_engine.h"
 #include "tests/support/wire_faults.h"
 

@@ -27,7 +27,7 @@
 
 #include "absl/status/status.h"
 #include "nlohmann/json.hpp"
-#include "server/daemon.h"
+#include "server/daemon/daemon.h"
 #include "tests/support/canned_engine.h"
 #include "tests/support/canned_server.h"
 #include "tests/support/wire_faults.h"

@@ -75,7 +75,7 @@ def _with_gradient(datum: Datum, gradient: ArrayLike) -> Datum:
         weights = -np.asarray(gradient, dtype="<f4")
     except ValueError as error:
         raise InvalidArgument(
-            f"the loss returned a gradient that is no array of numbers: {error}"
+            f"the loss returned a gradient that is not an array of numbers: {error}"
         ) from error
     if datum.weights is not None and weights.shape == datum.weights.shape:
         weights = np.where(datum.weights == 0, np.float32(0), weights)

@@ -233,7 +233,7 @@ def _messages(record: Record, name: str) -> list[Message]:
 
 def _message(message: object, where: str) -> Message:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise InvalidArgument(f"{where}: no object with a role")
+        raise InvalidArgument(f"{where} is not an object with a role")
     content = message.get("content")
     if content is None and not message.get("tool_calls"):
         raise InvalidArgument(f"{where}: no content")
@@ -246,7 +246,7 @@ def _message(message: object, where: str) -> Message:
         return message
     texts = [part.get("text") for part in content if isinstance(part, dict)]
     if len(texts) != len(content) or not all(isinstance(text, str) for text in texts):
-        raise InvalidArgument(f"{where}: content has a part that is no text")
+        raise InvalidArgument(f"{where}: content has a part that is not a text")
     return {**message, "content": "\n".join(map(str, texts))}
 
 

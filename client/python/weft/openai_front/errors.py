@@ -90,7 +90,7 @@ async def on_bad_request(_: Request, error: Exception) -> JSONResponse:
     text = first["msg"].removeprefix("Value error, ")
     value = repr(first.get("input"))
     if first["type"] == "json_invalid":
-        message = f"the body is no JSON: {first.get('ctx', {}).get('error', text)}"
+        message = f"the body is not JSON: {first.get('ctx', {}).get('error', text)}"
     elif name is None:
         message = text
     else:

@@ -167,7 +167,7 @@ class ChatRequest(SamplingRequest):
         for index, message in enumerate(self.messages):
             name = f"messages[{index}]"
             if not isinstance(message.get("role"), str):
-                raise ValueError(f"{name}.role is missing or no text")
+                raise ValueError(f"{name}.role is missing or not a text")
             content = message.get("content")
             calls = message["role"] == "assistant" and message.get("tool_calls")
             if content is None and calls:
@@ -182,7 +182,7 @@ class ChatRequest(SamplingRequest):
             if content is None:
                 raise ValueError(f"{name}.content is missing, must be a text")
             if not isinstance(content, str):
-                raise ValueError(f"{name}.content is no text, must be one")
+                raise ValueError(f"{name}.content is not a text")
         return self
 
     @model_validator(mode="after")

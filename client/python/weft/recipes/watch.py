@@ -203,7 +203,7 @@ def _read(path: Path) -> list[Row]:
                 rows = [{**json.loads(line)} for line in file]
             return sorted(rows, key=lambda row: row["step"])
     except (ValueError, TypeError, KeyError) as error:
-        raise InvalidArgument(f"{path} is no log of a run: {error!r}") from None
+        raise InvalidArgument(f"{path} is not a log of a run: {error!r}") from None
 
 
 def _open_board(folder: Path) -> _Board | None:

@@ -1,4 +1,4 @@
-#include "server/frontend.h"
+#include "server/daemon/frontend.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -9,6 +9,7 @@
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/resource_quota.h"
+#include "server/console/console.h"
 #include "server/services.h"
 #include "src/base/address.h"
 #include "src/base/clock.h"
@@ -174,7 +175,8 @@ absl::Status Frontend::Authorize(const HttpRequest& request) {
 
 absl::Status Frontend::StartTinker() {
   if (core_.options.tinker_listen.empty()) return absl::OkStatus();
-  WEFT_ASSIGN_OR_RETURN(tinker_, tinker::TinkerFront::Start(&core_));
+  WEFT_ASSIGN_OR_RETURN(tinker_,
+                        tinker::TinkerFront::Start(&core_, console::Admit));
   return absl::OkStatus();
 }
 

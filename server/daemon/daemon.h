@@ -1,6 +1,6 @@
 // Runs the daemon, from its settings to its exit status.
-#ifndef WEFT_SERVER_DAEMON_H_
-#define WEFT_SERVER_DAEMON_H_
+#ifndef WEFT_SERVER_DAEMON_DAEMON_H_
+#define WEFT_SERVER_DAEMON_DAEMON_H_
 
 #include <functional>
 #include <memory>
@@ -42,4 +42,4 @@ using RemoteWork = std::function<absl::Status(
 
 }  // namespace weft
 
-#endif  // WEFT_SERVER_DAEMON_H_
+#endif  // WEFT_SERVER_DAEMON_DAEMON_H_

@@ -1,6 +1,6 @@
 // Splits the target of a request into the parts of its path and its query.
-#ifndef WEFT_SERVER_TINKER_URL_H_
-#define WEFT_SERVER_TINKER_URL_H_
+#ifndef WEFT_SERVER_HTTP_URL_H_
+#define WEFT_SERVER_HTTP_URL_H_
 
 #include <map>
 #include <string>
@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-namespace weft::tinker {
+namespace weft {
 
 struct Url {
   std::vector<std::string> parts;  // The path after the root, split at '/'.
@@ -22,8 +22,8 @@ struct Url {
 // for NUL, and for an escape that is malformed or stands for '/'.
 // Threads: any.
 [[nodiscard]] absl::StatusOr<Url> ParseUrl(absl::string_view target,
-                                           absl::string_view root = "/api/v1/");
+                                           absl::string_view root);
 
-}  // namespace weft::tinker
+}  // namespace weft
 
-#endif  // WEFT_SERVER_TINKER_URL_H_
+#endif  // WEFT_SERVER_HTTP_URL_H_

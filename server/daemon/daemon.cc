@@ -1,4 +1,4 @@
-#include "server/daemon.h"
+#include "server/daemon/daemon.h"
 
 #include <signal.h>
 #include <sys/resource.h>
@@ -16,7 +16,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "server/frontend.h"
+#include "server/daemon/frontend.h"
 #include "server/grpc_log.h"
 #include "server/version.h"
 #include "src/base/clock.h"

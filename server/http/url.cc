@@ -1,4 +1,4 @@
-#include "server/tinker/url.h"
+#include "server/http/url.h"
 
 #include <utility>
 
@@ -8,7 +8,7 @@
 #include "absl/strings/strip.h"
 #include "src/base/status_macros.h"
 
-namespace weft::tinker {
+namespace weft {
 namespace {
 
 absl::StatusOr<std::string> Unescape(absl::string_view text) {
@@ -55,4 +55,4 @@ absl::StatusOr<Url> ParseUrl(absl::string_view target, absl::string_view root) {
   return url;
 }
 
-}  // namespace weft::tinker
+}  // namespace weft

@@ -1,11 +1,11 @@
 // The entry points of weftd.so, which weftd opens with dlopen.
-#include "server/service.h"
+#include "server/daemon/service.h"
 
 #include <cstdio>
 #include <functional>
 #include <string>
 
-#include "server/daemon.h"
+#include "server/daemon/daemon.h"
 #include "src/engine/engine.h"
 
 extern "C" int WeftServe(const weft::Settings* settings,

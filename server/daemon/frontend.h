@@ -1,7 +1,7 @@
 // All listeners: the gRPC server with its services, health and reflection, the
 // metrics port, and the Tinker API.
-#ifndef WEFT_SERVER_FRONTEND_H_
-#define WEFT_SERVER_FRONTEND_H_
+#ifndef WEFT_SERVER_DAEMON_FRONTEND_H_
+#define WEFT_SERVER_DAEMON_FRONTEND_H_
 
 #include <atomic>
 #include <memory>
@@ -118,4 +118,4 @@ class Frontend {
 
 }  // namespace weft
 
-#endif  // WEFT_SERVER_FRONTEND_H_
+#endif  // WEFT_SERVER_DAEMON_FRONTEND_H_

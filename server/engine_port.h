@@ -1,8 +1,8 @@
-// Calls the engine for the handlers of the Tinker API, with the metrics and log
-// lines of a gRPC call (server/call.h). Results come back on the front's
-// thread. These calls do not check scopes, because routes.h has checked them.
-#ifndef WEFT_SERVER_TINKER_ENGINE_PORT_H_
-#define WEFT_SERVER_TINKER_ENGINE_PORT_H_
+// Calls the engine for the handlers of an HTTP server, with the metrics and log
+// lines of a gRPC call (server/call.h). Results come back on the HTTP server's
+// thread. These calls do not check scopes, because the handlers' routes do.
+#ifndef WEFT_SERVER_ENGINE_PORT_H_
+#define WEFT_SERVER_ENGINE_PORT_H_
 
 #include <functional>
 #include <memory>
@@ -13,16 +13,20 @@
 
 #include "server/call.h"
 #include "server/http/server.h"
-#include "server/tinker/errors.h"
 
-namespace weft::tinker {
+namespace weft {
 
 // REQUIRES: `core` outlives this object and all calls.
-// Threads: the front's for Call and RefuseStep; any for the others.
+// Threads: the HTTP server's for Call and RefuseStep; any for the others.
 class EnginePort {
  public:
-  EnginePort(ServiceCore* core, std::weak_ptr<HttpServer> server)
-      : core_(core), server_(std::move(server)) {}
+  // `in_clients_names` replaces the names of fields in an error about a request
+  // by those that the server's clients use.
+  EnginePort(ServiceCore* core, std::weak_ptr<HttpServer> server,
+             absl::Status (*in_clients_names)(const absl::Status&))
+      : core_(core),
+        server_(std::move(server)),
+        in_clients_names_(in_clients_names) {}
 
   [[nodiscard]] ServiceCore* core() const { return core_; }
   // Returns the engine. Errors: UNAVAILABLE while the engine starts or drains.
@@ -30,7 +34,8 @@ class EnginePort {
     return core_->engine.Get();
   }
 
-  // Runs `work` on the front's thread. Does nothing if the HTTP server is gone.
+  // Runs `work` on the HTTP server's thread. Does nothing if the HTTP server is
+  // gone.
   void Post(std::function<void()> work) const {
     if (const auto live = server_.lock()) live->Post(std::move(work));
   }
@@ -41,8 +46,8 @@ class EnginePort {
   // in `*cancel`. If Call returns an error, `done` does not run, and the engine
   // does no more work for the call. If the error has kStepDonePayload, the
   // engine counts the failed step as completed, so the step keeps its number.
-  // If Call returns OK, `done` runs once on the front's thread, perhaps before
-  // Call returns. If the HTTP server stops first, `done` does not run.
+  // If Call returns OK, `done` runs once on the HTTP server's thread, perhaps
+  // before Call returns. If the HTTP server stops first, `done` does not run.
   template <typename Result, typename Request, typename StartFn>
   [[nodiscard]] absl::Status Call(CallOrigin origin, Rpc rpc,
                                   const Request& request, StartFn start,
@@ -52,10 +57,10 @@ class EnginePort {
         std::make_shared<Pending<Result>>(core_, std::move(origin), rpc);
     const TraceScope scope(call->record.trace());
     const absl::StatusOr<Engine*> engine = call->record.Admit();
-    if (!engine.ok()) return call->record.Settle(engine.status());
+    if (!engine.ok()) return call->record.FinishCall(engine.status());
     auto plain = call->record.Read(**engine, request);
     if (!plain.ok()) {
-      return call->record.Settle(InClientsNames(plain.status()));
+      return call->record.FinishCall(in_clients_names_(plain.status()));
     }
     auto deliver = Deliver<Result>(call, std::move(done));
     if constexpr (std::is_void_v<decltype(start(**engine, *std::move(plain),
@@ -104,10 +109,10 @@ class EnginePort {
   // Counts and logs the outcome of a call, and returns its status. Changes the
   // engine's adapter names to the caller's, in `*result` and in the status.
   template <typename Result>
-  static absl::Status SettleResult(Pending<Result>* call,
-                                   absl::StatusOr<Result>* result) {
+  static absl::Status FinishWithResult(Pending<Result>* call,
+                                       absl::StatusOr<Result>* result) {
     if (result->ok()) call->record.caller()->Reveal(&**result);
-    absl::Status status = call->record.Settle(result->status());
+    absl::Status status = call->record.FinishCall(result->status());
     if (const auto done = result->status().GetPayload(kStepDonePayload)) {
       status.SetPayload(kStepDonePayload, *done);
     }
@@ -115,14 +120,15 @@ class EnginePort {
   }
 
   // Returns the callback for the engine. The callback posts the result to
-  // `done` on the front's thread. But if the callback runs before Return on the
-  // thread that calls the engine, the callback leaves the result in `early`.
+  // `done` on the HTTP server's thread. But if the callback runs before Return
+  // on the thread that calls the engine, the callback leaves the result in
+  // `early`.
   template <typename Result>
   Callback<Result> Deliver(std::shared_ptr<Pending<Result>> call,
                            Callback<Result> done) const {
     return [call, done = std::move(done),
             server = server_](absl::StatusOr<Result> result) {
-      const absl::Status status = SettleResult(call.get(), &result);
+      const absl::Status status = FinishWithResult(call.get(), &result);
       if (!status.ok()) result = status;
       auto shared = std::make_shared<absl::StatusOr<Result>>(std::move(result));
       const auto run = [done, shared] { done(std::move(*shared)); };
@@ -148,8 +154,9 @@ class EnginePort {
 
   ServiceCore* const core_;
   const std::weak_ptr<HttpServer> server_;
+  absl::Status (*const in_clients_names_)(const absl::Status&);
 };
 
-}  // namespace weft::tinker
+}  // namespace weft
 
-#endif  // WEFT_SERVER_TINKER_ENGINE_PORT_H_
+#endif  // WEFT_SERVER_ENGINE_PORT_H_

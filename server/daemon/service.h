@@ -1,7 +1,7 @@
 // The functions of weftd.so that weftd calls. Only weftd.so links LibTorch, so
 // that weftd can answer --help within milliseconds.
-#ifndef WEFT_SERVER_SERVICE_H_
-#define WEFT_SERVER_SERVICE_H_
+#ifndef WEFT_SERVER_DAEMON_SERVICE_H_
+#define WEFT_SERVER_DAEMON_SERVICE_H_
 
 #include "server/flags.h"
 #include "server/local_ranks.h"
@@ -18,4 +18,4 @@ extern "C" int WeftServe(const weft::Settings* settings,
 // other failure.
 extern "C" int WeftDescribeMemory(const weft::Settings* settings);
 
-#endif  // WEFT_SERVER_SERVICE_H_
+#endif  // WEFT_SERVER_DAEMON_SERVICE_H_
