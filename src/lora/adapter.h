@@ -188,11 +188,11 @@ using LoraGradients = std::vector<LoraGradient>;
 [[nodiscard]] LoraGradients ZeroGradients(
     const std::vector<AdapterVersionPtr>& versions, at::Device device);
 
-// Returns the initial weights of a new adapter, with PEFT's distributions. A is from U(-1/sqrt(in),
-// 1/sqrt(in)), which equals kaiming_uniform(sqrt(5)), and B is zero. For the
-// embedding, A is zero and B is from N(0, 1). Each factor draws from its own
-// stream, whose key is (seed, expert, layer, module). So an adapter with fewer
-// targets gets the same numbers for the targets that it has.
+// Returns the initial weights of a new adapter, with PEFT's distributions. A is
+// from U(-1/sqrt(in), 1/sqrt(in)), which equals kaiming_uniform(sqrt(5)), and B
+// is zero. For the embedding, A is zero and B is from N(0, 1). Each factor
+// draws from its own stream, whose key is (seed, expert, layer, module). So an
+// adapter with fewer targets gets the same numbers for the targets that it has.
 [[nodiscard]] std::vector<float> InitialWeights(const AdapterLayout& layout,
                                                 uint64_t seed);
 

@@ -131,8 +131,8 @@ void ForEachChunk(const std::vector<RowChunk>& chunks, const ChunkWork& work);
 // Returns whether the segment has at most 32 rows.
 [[nodiscard]] bool HasFewRows(const LoraSegment& segment);
 
-// Computes y += scale_a (x A_a^T) B_a^T for the segments for which HasFewRows is
-// true, on raw pointers, because a tensor operation for every adapter and
+// Computes y += scale_a (x A_a^T) B_a^T for the segments for which HasFewRows
+// is true, on raw pointers, because a tensor operation for every adapter and
 // projection would cost more than the products. Shapes: x_TI [T, I] contiguous.
 void AddFewRows(const float* x_TI, const LoraRouting& routing,
                 const LoraSite& site, const ModelShape& shape,

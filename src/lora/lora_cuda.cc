@@ -23,8 +23,8 @@ namespace {
 
 namespace k = kernels::cuda;
 
-// A slot is the place of one matrix in an adapter's buffer. A site has a slot for
-// its stacked A, and then a slot for the B of each projection.
+// A slot is the place of one matrix in an adapter's buffer. A site has a slot
+// for its stacked A, and then a slot for the B of each projection.
 constexpr int64_t kSlotsPerSite = 1 + k::kMaxLoraProjections;
 
 // Numbers the distinct layouts of a routing. All layouts are for the same

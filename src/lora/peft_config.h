@@ -29,8 +29,8 @@ inline constexpr int kMaxFileRank = 4096;
                                           const ModelShape& shape,
                                           const std::string& base_model_name);
 
-// The functions below read fields of adapter_config.json, and make the errors for
-// refused ones. They are private to src/lora.
+// The functions below read fields of adapter_config.json, and make the errors
+// for refused ones. They are private to src/lora.
 
 // Keeps the keys in the file's order, because the first matching pattern
 // counts.

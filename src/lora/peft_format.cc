@@ -77,10 +77,11 @@ absl::Status DropImageParts(TensorMap& tensors) {
   return absl::OkStatus();
 }
 
-// A copy of one of the base model's weights in a PEFT file. PEFT saves the head and
-// the embedding if the vocabulary was resized, and the base layer of an adapted
-// head. When PEFT loads the adapter, it puts the copies in place of the base's
-// weights. A server has one base for all adapters, so a copy must be equal.
+// A copy of one of the base model's weights in a PEFT file. PEFT saves the head
+// and the embedding if the vocabulary was resized, and the base layer of an
+// adapted head. When PEFT loads the adapter, it puts the copies in place of the
+// base's weights. A server has one base for all adapters, so a copy must be
+// equal.
 struct BaseCopy {
   std::string name;       // In the PEFT file.
   std::string base_name;  // The canonical name in the model folder.

@@ -129,10 +129,10 @@ struct HeadResult {
                                       const lora::LoraGradients& gradients);
 
 // Returns the logits of few rows, for example to draw the next tokens:
-// softcap(hidden W^T + LoRA) in f32, on the device of hidden. A softcap
-// of 0 changes nothing. `routing` names the adapters of the rows. If
-// shard.group is not null, the weight has this rank's rows, and every rank gets
-// the same bits for the whole vocabulary.
+// softcap(hidden W^T + LoRA) in f32, on the device of hidden. A softcap of 0
+// changes nothing. `routing` names the adapters of the rows. If shard.group is
+// not null, the weight has this rank's rows, and every rank gets the same bits
+// for the whole vocabulary.
 // Shapes:  hidden_RH [R, H], weight_VH [V, H] as in ScoreHead. The result
 // [R, V] is contiguous.
 // Threads: engine thread only.

@@ -43,9 +43,9 @@ void ComputeFilteredProjection(const at::Tensor& p_RV,
                                const at::Tensor& weight_VH,
                                const at::Tensor& filter_R, at::Tensor& out_RH);
 
-// Computes LoRA of the output head, for one segment of score rows at a time, for
-// the segments whose adapters adapt lm_head. An argument `segment` is an index
-// in the routing.
+// Computes LoRA of the output head, for one segment of score rows at a time,
+// for the segments whose adapters adapt lm_head. An argument `segment` is an
+// index in the routing.
 //
 // Legend: R score rows, but the LoRA rank in shrunk_nR, ds_nR and projected_nR;
 // n rows of a segment, H hidden, V vocabulary, N parameters of an adapter. h is

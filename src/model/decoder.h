@@ -96,9 +96,9 @@ class Decoder {
   // Embed's result.
   void EmbedBackward(const BackwardPass& pass, const at::Tensor& d_TH) const;
   // The row of each token in the rank's part of the embedding. `foreign_T1`
-  // marks tokens whose embedding is on another rank. Such a token has row 0, and
-  // the caller discards its result. `foreign_T1` is undefined if the rank has
-  // the whole vocabulary.
+  // marks tokens whose embedding is on another rank. Such a token has row 0,
+  // and the caller discards its result. `foreign_T1` is undefined if the rank
+  // has the whole vocabulary.
   struct TokenRows {
     at::Tensor rows_T;
     at::Tensor foreign_T1;

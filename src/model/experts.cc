@@ -166,17 +166,18 @@ void FewRowExperts::Down(const ExpertPart& part,
 // On CUDA in bf16, the routed experts are computed at once. The base products
 // are the grouped products of ops/grouped_matmul.h. The adapters' products take
 // a table of experts (lora/lora_cuda.h). All other operations run on all rows.
-// If the device has LibTorch's grouped product, the number of launches
-// does not grow with the number of experts. One expert after another would take
-// so many launches that the device would wait for the host.
+// If the device has LibTorch's grouped product, the number of launches does not
+// grow with the number of experts. One expert after another would take so many
+// launches that the device would wait for the host.
 struct AllExperts {
   ops::RowGroups groups;        // A group for each expert that the rank has.
   lora::RoutingTablePtr table;  // Null if no row has an adapter.
 };
 
-// The MLP of one expert, or of all experts of a layer at once, on n sorted rows.
-// The arguments of the constructors outlive the object. Threads: on a CPU, any
-// thread, if no other thread runs the same expert; on CUDA, the engine thread.
+// The MLP of one expert, or of all experts of a layer at once, on n sorted
+// rows. The arguments of the constructors outlive the object. Threads: on a
+// CPU, any thread, if no other thread runs the same expert; on CUDA, the engine
+// thread.
 class ExpertMlp {
  public:
   // The MLP of one expert. `routing` has the segments of the expert's rows,

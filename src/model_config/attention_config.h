@@ -1,6 +1,5 @@
-// Reads windows, scales, softcaps and rotary frequencies of the attention layers
-// from config.json.
-// Torch-free.
+// Reads windows, scales, softcaps and rotary frequencies of the attention
+// layers from config.json. Torch-free.
 #ifndef WEFT_SRC_MODEL_CONFIG_ATTENTION_CONFIG_H_
 #define WEFT_SRC_MODEL_CONFIG_ATTENTION_CONFIG_H_
 

@@ -23,8 +23,8 @@ namespace {
 
 using kernels::cpu::SoftmaxKeys;
 
-// The softmax of one query over chunks of keys, in the type Real. Step does what
-// softmax_step_row of kernels/cpu/kernels.h does, Gradient what
+// The softmax of one query over chunks of keys, in the type Real. Step does
+// what softmax_step_row of kernels/cpu/kernels.h does, Gradient what
 // softmax_gradient_row does.
 template <typename Real>
 struct SoftmaxRow;

@@ -43,10 +43,11 @@ template <typename T>
 // Threads: engine thread only.
 void ToHost(std::initializer_list<at::Tensor*> tensors);
 
-// For large tensors, CUDA itself copies ordinary memory with one thread, and that thread takes all
-// page faults of new memory. BulkCopy copies pieces through two pinned buffers
-// in turn. While the device copies a piece to or from one buffer, all threads
-// of LibTorch copy another piece between the other buffer and ordinary memory.
+// For large tensors, CUDA itself copies ordinary memory with one thread, and
+// that thread takes all page faults of new memory. BulkCopy copies pieces
+// through two pinned buffers in turn. While the device copies a piece to or
+// from one buffer, all threads of LibTorch copy another piece between the other
+// buffer and ordinary memory.
 //
 // The first copy allocates the buffers, 2 * kBulkPieceBytes of pinned memory.
 // The process keeps them until it ends, and needs no more for larger tensors.

@@ -14,9 +14,9 @@ namespace weft::ops {
 
 // Multiplies by panels (kernels/cpu/panel_product.h). LibTorch's products take
 // an older code path of MKL on AMD processors: on Zen 5, attention takes 1.9
-// times as long with them. Keeps its buffer from product to product. The bits of an element of a product
-// do not depend on other rows or columns. Threads: each thread has its own
-// object.
+// times as long with them. Keeps its buffer from product to product. The bits
+// of an element of a product do not depend on other rows or columns. Threads:
+// each thread has its own object.
 class PanelMultiplier {
  public:
   // Computes out = alpha a b, or adds this product to out if `adds`.
@@ -32,8 +32,8 @@ class PanelMultiplier {
 };
 
 // Multiplies in the arithmetic of bf16: both operands are rounded to bf16, and
-// sums are f32. Keeps its buffers from product to product. Threads: each thread has its own
-// object.
+// sums are f32. Keeps its buffers from product to product. Threads: each thread
+// has its own object.
 class Bf16Multiplier {
  public:
   // Computes out = alpha a b, or adds this product to out if `adds`.

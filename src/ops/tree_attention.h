@@ -102,11 +102,11 @@ struct SuffixRows {
 
 // Returns the causal attention of the last tokens of each sequence over all its
 // tokens, [T, H, C] in the dtype of q. The keys and values of the first tokens
-// come from a cache, so there are S key rows for T query rows. Query i
-// of a sequence sees the sequence's keys 0 to k_size - q_size + i; with a
-// window, only the last `window` of these. `sequences` cover the query rows and
-// the key rows in order. A sink is one more logit in the softmax of its head,
-// without a value.
+// come from a cache, so there are S key rows for T query rows. Query i of a
+// sequence sees the sequence's keys 0 to k_size - q_size + i; with a window,
+// only the last `window` of these. `sequences` cover the query rows and the key
+// rows in order. A sink is one more logit in the softmax of its head, without a
+// value.
 // Shapes:  q_THC [T, H, C]; k_SKC, v_SKC [S, K, C]; unit stride in C; sinks_H
 //          as for TreeAttention.
 // Errors:  throws c10::Error.

@@ -92,8 +92,8 @@ class Communicator {
   const std::unique_ptr<Backend> backend_;
 };
 
-// All ranks of `group` call Agree and Smallest together. `group` must be a group
-// for tensors on the CPU. They throw what the operations of Communicator
+// All ranks of `group` call Agree and Smallest together. `group` must be a
+// group for tensors on the CPU. They throw what the operations of Communicator
 // throw.
 
 // Returns OK if `own` is OK on every rank. Otherwise every rank gets the error

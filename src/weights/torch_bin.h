@@ -46,8 +46,8 @@ using PickledTensors = absl::btree_map<std::string, PickledTensor>;
 
 // Reads the pickle inside the archive. Accepts only the Python names that dicts
 // of tensors need. For any other name, returns an error with the offset in the
-// pickle. Imports and calls nothing. Runs a pickle whose result is a dict that maps names to tensors or
-// Parameters, such as a module's state_dict().
+// pickle. Imports and calls nothing. Runs a pickle whose result is a dict that
+// maps names to tensors or Parameters, such as a module's state_dict().
 // Units:  time and memory O(bytes), bounded by the limits of pickle_machine.h.
 // Errors: DATA_LOSS if the pickle ends early, otherwise INVALID_ARGUMENT naming
 // the opcode and its offset, the tensor or the limit. Never throws.
