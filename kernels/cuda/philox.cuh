@@ -1,4 +1,4 @@
-// Philox4x32-10, with the same bits as src/sampling/philox.h.
+// Philox4x32-10, with the same bits as src/sampling/sampler.h.
 #ifndef WEFT_KERNELS_CUDA_PHILOX_CUH_
 #define WEFT_KERNELS_CUDA_PHILOX_CUH_
 

@@ -18,7 +18,7 @@
 #include "src/base/status_macros.h"
 #include "src/engine/head_options.h"
 #include "src/engine/torch_guard.h"
-#include "src/ops/bf16_product.h"
+#include "src/ops/matmul.h"
 
 namespace weft::engine {
 namespace {

@@ -19,8 +19,8 @@
 #include "src/engine/torch_guard.h"
 #include "src/model/decoder_weights.h"
 #include "src/model_config/model_shard.h"
-#include "src/ops/bf16_product.h"
-#include "src/parallel/agreement.h"
+#include "src/ops/matmul.h"
+#include "src/parallel/communicator.h"
 #include "src/weights/checkpoint.h"
 
 namespace weft::engine {

@@ -13,7 +13,7 @@
 #include "src/engine/compute_device.h"
 #include "src/engine/memory_split.h"
 #include "src/model/decoder.h"
-#include "src/parallel/links.h"
+#include "src/parallel/communicator.h"
 
 namespace weft::engine {
 

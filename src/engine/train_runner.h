@@ -9,7 +9,7 @@
 #include "src/base/options.h"
 #include "src/engine/batch_packer.h"
 #include "src/executor/executor.h"
-#include "src/lora/lora_gradients.h"
+#include "src/lora/adapter.h"
 #include "src/loss/token_losses.h"
 
 namespace weft::engine {

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "src/executor/channel.h"
+#include "src/executor/message.h"
 #include "src/model_config/model_shard.h"
 
 namespace weft::executor {

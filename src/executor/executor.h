@@ -23,9 +23,9 @@
 #include "src/executor/message.h"
 #include "src/executor/model_runner.h"
 #include "src/executor/plan.h"
+#include "src/lora/adapter.h"
 #include "src/lora/adapter_shard.h"
-#include "src/lora/lora_gradients.h"
-#include "src/parallel/links.h"
+#include "src/parallel/communicator.h"
 
 namespace weft::executor {
 

@@ -1,11 +1,104 @@
 #include "src/executor/message.h"
 
-#include <utility>
+#include <ATen/ATen.h>
+#include <c10/util/Exception.h>
 
-#include "src/executor/wire.h"
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/string_view.h"
 
 namespace weft::executor {
 namespace {
+
+// Encodes plain values as bytes. This is not a file format: the writer and the
+// reader must come from the same build and run on the same kind of machine.
+class Writer {
+ public:
+  template <typename T>
+  requires std::is_trivially_copyable_v<T>
+  void Put(const T& value) {
+    bytes_.append(reinterpret_cast<const char*>(&value), sizeof(value));
+  }
+  template <typename T>
+  requires std::is_trivially_copyable_v<T>
+  void Put(const std::vector<T>& values) {
+    Put(values.size());
+    bytes_.append(reinterpret_cast<const char*>(values.data()),
+                  values.size() * sizeof(T));
+  }
+  // `tensor` is on the host or undefined.
+  void Put(const at::Tensor& tensor);
+
+  [[nodiscard]] const std::string& bytes() const { return bytes_; }
+
+ private:
+  std::string bytes_;
+};
+
+// Reads what a Writer wrote, in the same order. Throws c10::Error when it reads
+// past the end.
+class Reader {
+ public:
+  explicit Reader(absl::string_view bytes) : bytes_(bytes) {}
+
+  template <typename T>
+  requires std::is_trivially_copyable_v<T>
+  void Get(T& value) {
+    std::memcpy(&value, Take(sizeof(value)), sizeof(value));
+  }
+  template <typename T>
+  requires std::is_trivially_copyable_v<T>
+  void Get(std::vector<T>& values) {
+    size_t size = 0;
+    Get(size);
+    TORCH_CHECK(size <= bytes_.size() / sizeof(T), "a message is cut short");
+    values.resize(size);
+    if (size > 0)
+      std::memcpy(values.data(), Take(size * sizeof(T)), size * sizeof(T));
+  }
+  void Get(at::Tensor& tensor);
+
+ private:
+  const char* Take(size_t size) {
+    TORCH_CHECK(size <= bytes_.size(), "a message is cut short");
+    const char* data = bytes_.data();
+    bytes_.remove_prefix(size);
+    return data;
+  }
+
+  absl::string_view bytes_;
+};
+
+void Writer::Put(const at::Tensor& tensor) {
+  Put(tensor.defined());
+  if (!tensor.defined()) return;
+  const at::Tensor values = tensor.contiguous();
+  Put(values.scalar_type());
+  Put(values.sizes().vec());
+  bytes_.append(static_cast<const char*>(values.const_data_ptr()),
+                values.nbytes());
+}
+
+void Reader::Get(at::Tensor& tensor) {
+  bool defined = false;
+  Get(defined);
+  tensor = at::Tensor();
+  if (!defined) return;
+  at::ScalarType dtype = at::kFloat;
+  std::vector<int64_t> sizes;
+  Get(dtype);
+  Get(sizes);
+  tensor = at::empty(sizes, dtype);
+  std::memcpy(tensor.mutable_data_ptr(), Take(tensor.nbytes()),
+              tensor.nbytes());
+}
 
 void Put(Writer& out, const lora::LoraRouting& routing) {
   out.Put(routing.size());
@@ -208,6 +301,34 @@ Message Decode(absl::string_view bytes, const FindVersion& find) {
   Message message = Empty(index);
   std::visit(Decoder(&in, find), message);
   return message;
+}
+
+void SendMessage(const Message& message, parallel::Communicator& commands) {
+  const std::string bytes = Encode(message);
+  at::Tensor size = at::tensor({static_cast<int64_t>(bytes.size())});
+  commands.Broadcast(size);
+  at::Tensor content =
+      at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
+  std::memcpy(content.mutable_data_ptr(), bytes.data(), bytes.size());
+  commands.Broadcast(content);
+}
+
+std::string ReceiveMessage(parallel::Communicator& commands) {
+  at::Tensor size = at::zeros({1}, at::kLong);
+  commands.Broadcast(size);
+  at::Tensor content = at::empty({size.item<int64_t>()}, at::kByte);
+  commands.Broadcast(content);
+  return {static_cast<const char*>(content.const_data_ptr()), content.nbytes()};
+}
+
+lora::AdapterVersionPtr MakeVersion(const model::Decoder& decoder,
+                                    const LoraConfig& config,
+                                    at::Tensor compute_N) {
+  auto version = std::make_shared<lora::AdapterVersion>();
+  version->layout = std::make_shared<lora::AdapterLayout>(
+      decoder.local_config().shape(), config);
+  version->compute_N = std::move(compute_N);
+  return version;
 }
 
 }  // namespace weft::executor

@@ -10,7 +10,7 @@
 #include "src/dispatch/sequence_pages.h"
 #include "src/executor/decode_graph.h"
 #include "src/executor/plan.h"
-#include "src/lora/lora_gradients.h"
+#include "src/lora/adapter.h"
 #include "src/loss/fused_head.h"
 #include "src/model/decoder.h"
 #include "src/ops/thread_team.h"

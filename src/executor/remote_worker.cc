@@ -5,7 +5,7 @@
 #include <utility>
 #include <variant>
 
-#include "src/executor/channel.h"
+#include "src/executor/message.h"
 
 namespace weft::executor {
 

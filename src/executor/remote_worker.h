@@ -8,7 +8,7 @@
 
 #include "src/executor/message.h"
 #include "src/executor/model_runner.h"
-#include "src/parallel/links.h"
+#include "src/parallel/communicator.h"
 
 namespace weft::executor {
 

@@ -37,7 +37,7 @@ struct AdapterVersion {
   WeightsId id;
   std::shared_ptr<const AdapterLayout> layout;
   at::Tensor weights_N;  // [N] f32, the master copy. Undefined in a version
-                         // that MakeVersion (executor/channel.h) makes.
+                         // that MakeVersion (executor/message.h) makes.
   at::Tensor compute_N;  // [N] in the dtype of the model's activations. It
                          // shares the memory of weights_N if both are f32.
 
@@ -104,7 +104,7 @@ struct AdapterImage {
 // A trainable adapter on the device. Threads: engine thread only.
 class Adapter {
  public:
-  // Creates an adapter with PEFT's initial weights (src/lora/lora_init.h).
+  // Creates an adapter with PEFT's initial weights (InitialWeights).
   Adapter(const LoraConfig& config, const ModelShape& shape,
           at::ScalarType compute_dtype, at::Device device);
   // Restores an adapter from its image.
@@ -167,6 +167,34 @@ class Adapter {
   at::Tensor moment2_N_;
   uint64_t optim_steps_ = 0;
 };
+
+// A buffer to which a backward pass adds the gradients of an adapter.
+struct LoraGradient {
+  AdapterVersionPtr version;
+  at::Tensor gradient_N;  // [N] f32, in the version's layout.
+};
+
+// Each version occurs at most once. If a version of the routing is not in this
+// list, its A and B get no gradients, but still contribute to dLoss/dx.
+using LoraGradients = std::vector<LoraGradient>;
+
+// Returns the gradient [N] of `version`, or an undefined tensor if the list
+// does not have the version.
+[[nodiscard]] at::Tensor GradientOf(const LoraGradients& gradients,
+                                    const AdapterVersionPtr& version);
+
+// Returns a zero gradient for each version, in the order of `versions`, which
+// are distinct.
+[[nodiscard]] LoraGradients ZeroGradients(
+    const std::vector<AdapterVersionPtr>& versions, at::Device device);
+
+// Returns the initial weights of a new adapter, with PEFT's distributions. A is
+// from U(-1/sqrt(in), 1/sqrt(in)), which equals kaiming_uniform(sqrt(5)), and B
+// is zero. For the embedding, A is zero and B is from N(0, 1). Each factor
+// draws from its own stream, whose key is (seed, expert, layer, module). So an
+// adapter with fewer targets gets the same numbers for the targets that it has.
+[[nodiscard]] std::vector<float> InitialWeights(const AdapterLayout& layout,
+                                                uint64_t seed);
 
 }  // namespace weft::lora
 

@@ -1,10 +1,10 @@
-// Linear layers with adapters in bf16 arithmetic (ops/bf16_product.h). Forward
+// Linear layers with adapters in bf16 arithmetic (ops/matmul.h). Forward
 // rounds x once for both the base product and the adapters' products. A kernel
 // adds the adapters' terms while the sums of y or dx are in registers. These
 // operands are rounded to bf16: x, dy, A, ds, and in the forward pass also B
 // and (scale x A^T). Sums are f32. These products are in f32: ds = scale dy B,
 // the gradients of A and B, and the forward products of adapters for segments
-// of at most 32 rows (lora_few_rows.h).
+// of at most 32 rows (lora_cpu.h).
 //
 // Legend: as in lora_linear.h.
 #ifndef WEFT_SRC_LORA_LORA_BF16_H_

@@ -8,6 +8,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "kernels/cpu/kernels.h"
 #include "src/lora/lora_linear.h"
 
 namespace weft::lora::cpu {
@@ -46,6 +53,90 @@ void Backward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
                                       const LoraSite& site,
                                       const ShrunkInputs& shrunk,
                                       const LoraGradients& gradients);
+
+// A matrix in f32. The elements of a row are adjacent.
+struct Rows {
+  float* data = nullptr;  // Null for an undefined tensor.
+  int64_t stride = 0;
+
+  Rows(float* first, int64_t row_stride) : data(first), stride(row_stride) {}
+  explicit Rows(const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    TORCH_CHECK(tensor.size(1) < 2 || tensor.stride(1) == 1,
+                "the elements of a row are ", tensor.stride(1), " apart");
+    data = tensor.data_ptr<float>();
+    stride = tensor.stride(0);
+  }
+
+  // Returns the matrix that begins at this row and column.
+  [[nodiscard]] Rows From(int64_t row, int64_t column = 0) const {
+    return {data + row * stride + column, stride};
+  }
+};
+
+// Computes y += scale * shrunk W, where W [rank, features] is packed in
+// `panels`. Computes a few rows at a time, so that the processor reads and
+// writes few memory streams at once.
+inline void AddExpansion(const Rows& shrunk, int64_t rank, const float* panels,
+                         float scale, int64_t num_rows, const Rows& y,
+                         int64_t features) {
+  constexpr int64_t kStep = 8;
+  for (int64_t row = 0; row < num_rows; row += kStep) {
+    kernels::cpu::Kernels().panel_product(
+        {.left_MK = shrunk.From(row).data,
+         .m_stride = shrunk.stride,
+         .right_KN = panels,
+         .num_rows = std::min(kStep, num_rows - row),
+         .num_terms = rank,
+         .num_columns = features,
+         .scale = scale,
+         .adds = true,
+         .out_MN = y.From(row).data,
+         .out_stride = y.stride});
+  }
+}
+
+// Rows [begin, end) of the packed batch, which belong to one segment: the work
+// of one thread. Only the number of a segment's rows determines its chunks. A
+// gradient adds the sums of its chunks in the order of the chunks. So the bits
+// of an adapter's results do not depend on other adapters or the number of
+// threads.
+struct RowChunk {
+  size_t segment = 0;
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+// Appends the chunks of a segment to `chunks`, in the order of its rows.
+void AddChunks(const LoraRouting& routing, size_t segment,
+               std::vector<RowChunk>& chunks);
+
+// Calls work(i) for all i < count, on the available threads.
+void ForEachOf(size_t count, const std::function<void(size_t)>& work);
+
+// The functions that ForEachChunk calls. `memory` belongs to the calling
+// thread.
+struct ChunkWork {
+  int64_t num_floats = 0;  // The size of `memory`.
+  // Before a thread runs its first chunk of a segment, the thread calls
+  // `begin`.
+  std::function<void(size_t segment, float* memory)> begin;
+  std::function<void(size_t chunk, float* memory)> run;
+};
+
+// Calls work.run for the indices of all chunks, on the available threads. The
+// chunks of a segment are adjacent in `chunks`.
+void ForEachChunk(const std::vector<RowChunk>& chunks, const ChunkWork& work);
+
+// Returns whether the segment has at most 32 rows.
+[[nodiscard]] bool HasFewRows(const LoraSegment& segment);
+
+// Computes y += scale_a (x A_a^T) B_a^T for the segments for which HasFewRows
+// is true, on raw pointers, because a tensor operation for every adapter and
+// projection would cost more than the products. Shapes: x_TI [T, I] contiguous.
+void AddFewRows(const float* x_TI, const LoraRouting& routing,
+                const LoraSite& site, const ModelShape& shape,
+                const Rows& y_TO);
 
 }  // namespace weft::lora::cpu
 

@@ -7,8 +7,6 @@
 #include <vector>
 
 #include "src/lora/lora_cpu.h"
-#include "src/lora/lora_cpu_rows.h"
-#include "src/lora/row_chunks.h"
 
 namespace weft::lora::cpu {
 namespace {

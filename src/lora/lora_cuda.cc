@@ -3,15 +3,205 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
 
 #include "kernels/cuda/lora_few_rows.h"
 #include "kernels/cuda/lora_gradient.h"
 #include "kernels/cuda/lora_product.h"
+#include "kernels/cuda/lora_table.h"
+#include "src/lora/adapter_layout.h"
+#include "src/lora/lora_linear.h"
+#include "src/ops/cpu_dispatch.h"
+#include "src/ops/host_copy.h"
 
 namespace weft::lora::cuda {
 namespace {
 
 namespace k = kernels::cuda;
+
+// A slot is the place of one matrix in an adapter's buffer. A site has a slot
+// for its stacked A, and then a slot for the B of each projection.
+constexpr int64_t kSlotsPerSite = 1 + k::kMaxLoraProjections;
+
+// Numbers the distinct layouts of a routing. All layouts are for the same
+// ModelShape and outlive the list.
+class LayoutList {
+ public:
+  // Returns the layout's number. The first layout has number 0, and each new
+  // one has the next number.
+  int NumberOf(const AdapterLayout& layout);
+  [[nodiscard]] const std::vector<const AdapterLayout*>& all() const {
+    return layouts_;
+  }
+
+ private:
+  std::vector<const AdapterLayout*> layouts_;
+};
+
+// Returns whether two layouts for the same ModelShape are equal.
+bool SameLayout(const AdapterLayout& a, const AdapterLayout& b) {
+  if (&a == &b) return true;
+  const LoraConfig& x = a.config();
+  const LoraConfig& y = b.config();
+  return x.rank == y.rank && x.alpha == y.alpha &&
+         x.target_modules == y.target_modules && x.overrides == y.overrides;
+}
+
+// Returns the number of slots for all linear layers of a model and its head.
+int64_t NumSlots(const ModelShape& shape) {
+  return (shape.num_layers * kGroupsPerLayer + 1) * kSlotsPerSite;
+}
+
+// Returns the first slot of a site.
+int64_t FirstSlot(const ModelShape& shape, const LoraSite& site) {
+  const int64_t index =
+      site.group == ProjectionGroup::kLmHead
+          ? shape.num_layers * kGroupsPerLayer
+          : site.layer * kGroupsPerLayer + static_cast<int64_t>(site.group);
+  return index * kSlotsPerSite;
+}
+
+// Sets the slots of a site, whose first slot is `first`. A slot's offsets count
+// from `start` in the adapter's buffer. Leaves the slots unchanged if the
+// adapter does not adapt the site.
+void SetSlots(const GroupLayout& layout, ProjectionGroup group, int64_t first,
+              int64_t start, std::vector<k::LoraMatrix>& slots) {
+  if (layout.factors.empty()) return;
+  const auto set = [&](int64_t slot, int64_t offset, int64_t rank,
+                       int64_t column, double scale) {
+    slots[slot] = {.offset = offset - start,
+                   .rank = static_cast<int32_t>(rank),
+                   .column = static_cast<int32_t>(column),
+                   .scale = static_cast<float>(scale)};
+  };
+  set(first, layout.factors.front().a_offset, layout.total_rank, 0, 1);
+  const auto modules = ModulesOf(group);
+  int64_t column = 0;
+  for (const LoraFactor& factor : layout.factors) {
+    const auto at = std::ranges::find(modules, factor.module);
+    set(first + 1 + (at - modules.begin()), factor.b_offset, factor.rank,
+        column, factor.scale);
+    column += factor.rank;
+  }
+}
+
+int LayoutList::NumberOf(const AdapterLayout& layout) {
+  const auto known = std::ranges::find_if(
+      layouts_,
+      [&](const AdapterLayout* other) { return SameLayout(*other, layout); });
+  const auto number = static_cast<int>(known - layouts_.begin());
+  if (known == layouts_.end()) layouts_.push_back(&layout);
+  return number;
+}
+
+constexpr std::array kLayerGroups = {ProjectionGroup::kQkv, ProjectionGroup::kO,
+                                     ProjectionGroup::kGateUp,
+                                     ProjectionGroup::kDown};
+
+// Calls visit(site) for every site that has slots.
+template <typename Visit>
+void ForSites(const ModelShape& shape, Visit visit) {
+  for (int layer = 0; layer < shape.num_layers; ++layer) {
+    for (const ProjectionGroup group : kLayerGroups) {
+      visit(LoraSite{layer, group});
+    }
+  }
+  visit(LoraSite{shape.num_layers, ProjectionGroup::kLmHead});
+}
+
+// Returns the contents of all slots for an adapter's layout.
+std::vector<k::LoraMatrix> SlotsOf(const AdapterLayout& layout,
+                                   const ModelShape& shape) {
+  std::vector<k::LoraMatrix> slots(static_cast<size_t>(NumSlots(shape)));
+  ForSites(shape, [&](const LoraSite& site) {
+    SetSlots(layout.group(site.layer, site.group), site.group,
+             FirstSlot(shape, site), /*start=*/0, slots);
+  });
+  return slots;
+}
+
+// Returns the number of counters that the table's largest product needs.
+int64_t NumCounters(const RoutingTable& table) {
+  int64_t most = 0;
+  ForSites(table.shape(), [&](const LoraSite& site) {
+    most = std::max({most, LoraCounters(table.ProductsOfA(site)),
+                     LoraCounters(table.ProductsOfB(site))});
+  });
+  return most;
+}
+
+// Adds entries for the few-rows kernels.
+void AddDecodeRows(const LoraRouting& routing, LayoutList* layouts,
+                   k::LoraTableBuilder* builder) {
+  for (const LoraSegment& segment : routing) {
+    builder->AddFewRows(segment.begin, segment.end - segment.begin,
+                        layouts->NumberOf(*segment.version->layout),
+                        segment.version->compute_N.const_data_ptr());
+  }
+}
+
+// Returns the largest rank of every slot if each factor has the rank `rank`.
+// The head's slots get rank 0, because a DecodeTable leaves out LoRA of the
+// head.
+std::vector<int32_t> LargestRanks(const ModelShape& shape, int64_t rank) {
+  std::vector<int32_t> ranks(static_cast<size_t>(NumSlots(shape)));
+  ForSites(shape, [&](const LoraSite& site) {
+    if (site.group == ProjectionGroup::kLmHead) return;
+    const int64_t first = FirstSlot(shape, site);
+    const auto num_modules = static_cast<int64_t>(ModulesOf(site.group).size());
+    ranks[first] = static_cast<int32_t>(num_modules * rank);
+    for (int64_t i = 1; i <= num_modules; ++i) {
+      ranks[first + i] = static_cast<int32_t>(rank);
+    }
+  });
+  return ranks;
+}
+
+ModelShape OneExpertLayer(const ModelShape& shape) {
+  ModelShape one = shape.OfExpert(/*expert=*/0);
+  one.num_layers = 1;
+  return one;
+}
+
+// The matrices of one expert in an adapter. The matrices are adjacent in the
+// adapter's buffer.
+class ExpertPlaces {
+ public:
+  // `layout` outlives the object.
+  ExpertPlaces(const AdapterLayout& layout, int layer, int expert)
+      : gate_up_(layout.group(layer, ProjectionGroup::kGateUp, expert)),
+        down_(layout.group(layer, ProjectionGroup::kDown, expert)) {}
+
+  [[nodiscard]] bool has_matrices() const {
+    return !gate_up_.factors.empty() || !down_.factors.empty();
+  }
+  // Returns where the first matrix starts. REQUIRES: has_matrices().
+  [[nodiscard]] int64_t start() const {
+    const GroupLayout& first = gate_up_.factors.empty() ? down_ : gate_up_;
+    return first.factors.front().a_offset;
+  }
+  // Returns the contents of all slots, with offsets relative to start().
+  // `shape` is the result of OneExpertLayer.
+  [[nodiscard]] std::vector<k::LoraMatrix> Slots(
+      const ModelShape& shape) const {
+    std::vector<k::LoraMatrix> slots(static_cast<size_t>(NumSlots(shape)));
+    const auto set = [&](const GroupLayout& layout, ProjectionGroup group) {
+      SetSlots(layout, group, FirstSlot(shape, {.group = group}), start(),
+               slots);
+    };
+    set(gate_up_, ProjectionGroup::kGateUp);
+    set(down_, ProjectionGroup::kDown);
+    return slots;
+  }
+
+ private:
+  const GroupLayout& gate_up_;
+  const GroupLayout& down_;
+};
 
 void Check(cudaError_t status, const char* what) {
   TORCH_CHECK(status == cudaSuccess, what, ": ", cudaGetErrorString(status));
@@ -103,6 +293,163 @@ void CheckRows(const at::Tensor& rows_T, const RoutingTable& table) {
 }
 
 }  // namespace
+
+bool TakesSegments(const LoraRouting& routing, at::ScalarType dtype,
+                   at::Device device) {
+  if (!device.is_cuda() || dtype != at::kBFloat16) return false;
+  return !routing.empty() &&
+         std::ranges::all_of(routing, [](const LoraSegment& segment) {
+           return segment.version->compute_N.scalar_type() == at::kBFloat16;
+         });
+}
+
+RoutingTable::RoutingTable(const LoraRouting& routing,
+                           const LoraGradients& gradients,
+                           const ModelShape& shape, at::Device device,
+                           bool decode)
+    : RoutingTable(shape, routing.empty() ? 0 : routing.back().end) {
+  k::LoraTableBuilder builder(NumSlots(shape));
+  LayoutList layouts;
+  if (decode) AddDecodeRows(routing, &layouts, &builder);
+  for (const LoraSegment& segment : routing) {
+    if (decode) break;
+    const at::Tensor gradient_N = GradientOf(gradients, segment.version);
+    builder.AddSegment(
+        segment.begin, segment.end - segment.begin,
+        layouts.NumberOf(*segment.version->layout),
+        segment.version->compute_N.const_data_ptr(),
+        gradient_N.defined() ? gradient_N.mutable_data_ptr<float>() : nullptr);
+  }
+  for (const AdapterLayout* layout : layouts.all()) {
+    AddLayout(SlotsOf(*layout, shape), builder);
+  }
+  Upload(builder, device);
+}
+
+RoutingTable::RoutingTable(const ModelShape& shape, int64_t end_row)
+    : shape_(shape),
+      max_ranks_(static_cast<size_t>(NumSlots(shape))),
+      end_row_(end_row) {}
+
+void RoutingTable::AddLayout(const std::vector<k::LoraMatrix>& slots,
+                             k::LoraTableBuilder& builder) {
+  for (size_t i = 0; i < slots.size(); ++i) {
+    max_ranks_[i] = std::max(max_ranks_[i], slots[i].rank);
+  }
+  builder.AddLayout(slots);
+}
+
+void RoutingTable::Upload(k::LoraTableBuilder& builder, at::Device device) {
+  const std::vector<std::byte> bytes = builder.Finish();
+  bytes_ = ops::ToDevice(std::span(bytes), device);
+  table_ = builder.At(bytes_.const_data_ptr());
+  counters_ = at::zeros({NumCounters(*this)},
+                        at::TensorOptions(device).dtype(at::kInt));
+}
+
+k::LoraProduct RoutingTable::ProductsOfA(const LoraSite& site) const {
+  const int64_t slot = FirstSlot(shape_, site);
+  k::LoraProduct product = {.table = table_,
+                            .order = k::LoraOrder::kRankByFeatures,
+                            .num_projections = 1,
+                            .max_rank = max_ranks_[slot],
+                            .counters = Counters()};
+  product.projections[0] = {
+      .slot = slot, .features = InWidth(shape_, ModulesOf(site.group).front())};
+  return product;
+}
+
+k::LoraProduct RoutingTable::ProductsOfB(const LoraSite& site) const {
+  k::LoraProduct product = {.table = table_,
+                            .order = k::LoraOrder::kFeaturesByRank,
+                            .counters = Counters()};
+  int64_t slot = FirstSlot(shape_, site);
+  for (const TargetModule module : ModulesOf(site.group)) {
+    ++slot;
+    if (max_ranks_[slot] == 0) continue;
+    product.max_rank = std::max<int64_t>(product.max_rank, max_ranks_[slot]);
+    product.projections[product.num_projections++] = {
+        .slot = slot,
+        .column = LoraSite::ColumnOf(module, shape_),
+        .features = OutWidth(shape_, module)};
+  }
+  return product;
+}
+
+unsigned* RoutingTable::Counters() const {
+  return counters_.defined() ? static_cast<unsigned*>(counters_.data_ptr())
+                             : nullptr;
+}
+
+DecodeTable::DecodeTable(const DecodeCapacity& capacity,
+                         const ModelShape& shape)
+    : RoutingTable(shape, capacity.rows),
+      capacity_(capacity),
+      layout_({.num_slots = NumSlots(shape),
+               .max_layouts = capacity.layouts,
+               .max_rows = capacity.rows}) {
+  max_ranks_ = LargestRanks(shape, capacity.rank);
+}
+
+bool DecodeTable::Fits(const LoraRouting& routing) const {
+  LayoutList layouts;
+  for (const LoraSegment& segment : routing) {
+    const AdapterLayout& layout = *segment.version->layout;
+    layouts.NumberOf(layout);
+    if (segment.end > capacity_.rows || layout.max_rank() > capacity_.rank) {
+      return false;
+    }
+  }
+  return static_cast<int64_t>(layouts.all().size()) <= capacity_.layouts;
+}
+
+void DecodeTable::Write(const LoraRouting& routing,
+                        std::span<std::byte> host) const {
+  TORCH_CHECK(host.size() == num_bytes() && Fits(routing),
+              "a routing beyond the capacity of its table");
+  k::LoraTableBuilder builder(layout_.num_slots);
+  LayoutList layouts;
+  AddDecodeRows(routing, &layouts, &builder);
+  for (const AdapterLayout* layout : layouts.all()) {
+    builder.AddLayout(SlotsOf(*layout, shape_));
+  }
+  builder.WriteTo(layout_, host);
+}
+
+bool FitsExpertTable(const ExpertRouting& routing) {
+  int64_t blocks = 0;
+  for (const LoraSegment& segment : routing.segments) {
+    blocks += ops::CeilDiv(segment.end - segment.begin, k::kLoraBlockRows);
+  }
+  return blocks <= kMaxExpertBlocks;
+}
+
+ExpertTable::ExpertTable(const ExpertRouting& routing, int layer,
+                         const LoraGradients& gradients,
+                         const ModelShape& shape, at::Device device)
+    : RoutingTable(OneExpertLayer(shape), routing.segments.back().end) {
+  k::LoraTableBuilder builder(NumSlots(shape_), /*max_parts=*/1);
+  LayoutList layouts;
+  for (size_t i = 0; i < routing.segments.size(); ++i) {
+    const LoraSegment& segment = routing.segments[i];
+    const AdapterVersion& version = *segment.version;
+    const ExpertPlaces places(*version.layout, layer, routing.experts[i]);
+    if (!places.has_matrices()) continue;
+    const size_t num_known = layouts.all().size();
+    const int number = layouts.NumberOf(*version.layout);
+    if (layouts.all().size() > num_known) {
+      AddLayout(places.Slots(shape_), builder);
+    }
+    const at::Tensor gradient_N = GradientOf(gradients, segment.version);
+    builder.AddSegment(
+        segment.begin, segment.end - segment.begin, number,
+        version.compute_N.const_data_ptr<at::BFloat16>() + places.start(),
+        gradient_N.defined()
+            ? gradient_N.mutable_data_ptr<float>() + places.start()
+            : nullptr);
+  }
+  Upload(builder, device);
+}
 
 at::Tensor Forward(const at::Tensor& x_TI, const RoutingTable& table,
                    const LoraSite& site, bool keeps_shrunk, at::Tensor& y_TO,

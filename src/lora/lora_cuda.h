@@ -35,7 +35,7 @@ namespace weft::lora::cuda {
 
 // A routing in the device's memory. For each segment it has the rows, the
 // address of the weights, and for a backward pass the address of the gradient.
-// One upload serves all layers of a pass, except experts (expert_table.h). The
+// One upload serves all layers of a pass, except experts (ExpertTable). The
 // weights and gradients outlive the table. Only one pass at a time may use the
 // table.
 class RoutingTable {
@@ -81,6 +81,37 @@ class RoutingTable {
   // them one after another. A DecodeTable has none.
   at::Tensor counters_;
   kernels::cuda::LoraTable table_;
+};
+
+// The largest number of row blocks in a table. A row block has up to
+// kernels::cuda::kLoraBlockRows rows of a segment. The grid of RunLoraExpand
+// has one y index for each row block.
+inline constexpr int64_t kMaxExpertBlocks = 65535;
+// Returns whether the segments have at most kMaxExpertBlocks row blocks.
+[[nodiscard]] bool FitsExpertTable(const ExpertRouting& routing);
+
+// The RoutingTable for the experts of one layer. Each segment has rows of one
+// adapter and one expert, so that one launch computes all experts.
+//
+// The table describes a one-layer model whose MLP is one expert. So the caller
+// uses the sites of layer 0, and shape() is the shape of this model. In an
+// adapter's buffer, the matrices of every expert of a layer have the same
+// offsets from the expert's first matrix. So a segment has the address of its
+// expert's first matrix, and all experts of an adapter share these offsets.
+//
+// No sum over features is split into parts. If the number of parts depended on
+// the number of segments, the bits of an adapter's results would depend on
+// other adapters. Also, the workspace for the parts of short segments would be
+// larger than the rows of these segments.
+class ExpertTable : public RoutingTable {
+ public:
+  // Queues the upload on the current stream and does not wait. `shape` is the
+  // model's, and `gradients` are as for MakeExpertTable. Throws c10::Error on a
+  // CUDA error, or if weights are not bf16 or a gradient is not f32.
+  // REQUIRES: the routing has segments, and FitsExpertTable(routing).
+  ExpertTable(const ExpertRouting& routing, int layer,
+              const LoraGradients& gradients, const ModelShape& shape,
+              at::Device device);
 };
 
 // The capacity of a DecodeTable.

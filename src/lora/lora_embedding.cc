@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <tuple>
 
-#include "src/lora/add_product.h"
+#include "src/lora/lora_linear.h"
 
 namespace weft::lora {
 namespace {

@@ -6,14 +6,12 @@
 #include <memory>
 #include <utility>
 
-#include "src/lora/add_product.h"
-#include "src/lora/expert_table.h"
 #include "src/lora/lora_bf16.h"
 #include "src/lora/lora_cpu.h"
 #include "src/lora/lora_cuda.h"
-#include "src/ops/bf16_product.h"
 #include "src/ops/cpu_dispatch.h"
 #include "src/ops/cuda_dispatch.h"
+#include "src/ops/matmul.h"
 
 namespace weft::lora {
 namespace {
@@ -120,6 +118,18 @@ at::Tensor BaseGradient(const at::Tensor& dy_TO, const BaseLinear& base) {
 }
 
 }  // namespace
+
+void AddProduct(at::Tensor gradient, const at::Tensor& a, const at::Tensor& b,
+                double scale) {
+  const at::ScalarType dtype = gradient.scalar_type();
+  if (a.scalar_type() == dtype) {
+    at::addmm_out(gradient, gradient, a, b, /*beta=*/1, /*alpha=*/scale);
+  } else if (a.is_cuda()) {
+    gradient.add_(at::mm(a, b, dtype), scale);
+  } else {
+    gradient.add_(at::mm(a.to(dtype), b.to(dtype)), scale);
+  }
+}
 
 int64_t LoraSite::ColumnOf(TargetModule module, const ModelShape& shape) {
   switch (module) {

@@ -20,7 +20,6 @@
 #include <vector>
 
 #include "src/lora/adapter.h"
-#include "src/lora/lora_gradients.h"
 #include "src/ops/grouped_matmul.h"
 #include "src/ops/matmul.h"
 
@@ -87,7 +86,7 @@ using RoutingTablePtr = std::shared_ptr<const cuda::RoutingTable>;
                                                at::Device device,
                                                bool decode = false);
 
-// Like MakeRoutingTable, but makes an ExpertTable (expert_table.h) for the
+// Like MakeRoutingTable, but makes an ExpertTable (lora_cuda.h) for the
 // experts of one layer in one pass. Also returns null if the table has no room
 // for the segments. `shape` is the model's.
 [[nodiscard]] RoutingTablePtr MakeExpertTable(
@@ -147,6 +146,13 @@ using ShrunkInputs = std::vector<at::Tensor>;
     const at::Tensor& dy_TO, const at::Tensor& x_TI, const BaseLinear& base,
     const LoraPass& pass, const LoraSite& site, const ShrunkInputs& shrunk,
     const LoraGradients& gradients, bool want_input_gradient);
+
+// Computes gradient += scale * a b, with products and sums in the gradient's
+// dtype. a and b have the same dtype, which may be narrower than the
+// gradient's.
+// Shapes: a [M, n], b [n, N]; gradient [M, N] may be a view.
+void AddProduct(at::Tensor gradient, const at::Tensor& a, const at::Tensor& b,
+                double scale);
 
 }  // namespace weft::lora
 

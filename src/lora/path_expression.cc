@@ -9,7 +9,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "src/lora/peft_fields.h"
+#include "src/lora/peft_config.h"
 
 namespace weft::lora {
 namespace {

@@ -27,7 +27,7 @@ struct PeftAdapter {
 // modules_to_save, fan_in_fan_out, values that are not finite, and every
 // unknown field that is not null, false or empty. The folder must have every
 // targeted layer in the right shape. The file of tensors may also have copies
-// of the base model's weights (base_copies.h), but no other tensor. The copies
+// of the base model's weights, but no other tensor. The copies
 // must equal the tensors of `model_dir`; if it is empty, only their shapes are
 // checked. For a wrapped model, accepts every spelling of DecoderNames. Errors:
 // INVALID_ARGUMENT, which names the violated rule.

@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "src/lora/adapter_layout.h"
-#include "src/lora/peft_fields.h"
+#include "src/lora/peft_config.h"
 #include "src/request/adapter.h"
 
 namespace weft::lora {

@@ -2,13 +2,96 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+#include <vector>
+
 #include "src/loss/head_chunks.h"
 #include "src/loss/head_products.h"
-#include "src/loss/vocab_shard.h"
+#include "src/ops/cuda_dispatch.h"
 #include "src/ops/host_copy.h"
+#include "src/ops/int8_weight.h"
 
 namespace weft::loss {
 namespace {
+
+// Sets `entries` to the indices of row r's entries, sorted by target.
+void TakeEntriesByTarget(const ScoreRows& rows, size_t r,
+                         std::vector<int64_t>& entries) {
+  entries.resize(rows.row_offsets[r + 1] - rows.row_offsets[r]);
+  std::iota(entries.begin(), entries.end(), rows.row_offsets[r]);
+  if (entries.size() > 1) {
+    std::ranges::stable_sort(entries, {},
+                             [&rows](int64_t e) { return rows.targets[e]; });
+  }
+}
+
+// Computes the coefficients. If several entries of a row have the same
+// target, merges them. Their coefficients nearly cancel for confident
+// predictions, so only the sum may be rounded to f32. `gradients_E` is
+// dLoss/dlogprob. `slopes_E` is D at the targets, and empty without softcap.
+HeadCoefficients MakeHeadCoefficients(const ScoreRows& rows,
+                                      const std::vector<double>& gradients_E,
+                                      const std::vector<double>& logprobs_E,
+                                      const std::vector<double>& slopes_E) {
+  HeadCoefficients result;
+  result.row_offsets.reserve(rows.row_offsets.size());
+  result.rows_R.reserve(rows.temperatures.size());
+  result.targets.reserve(rows.targets.size());
+  result.entries.reserve(rows.targets.size());
+  result.row_offsets.push_back(0);
+  std::vector<int64_t> entries;
+  for (size_t r = 0; r < rows.temperatures.size(); ++r) {
+    TakeEntriesByTarget(rows, r, entries);
+    const auto scale = static_cast<double>(rows.temperatures[r]);
+    double sum = 0;
+    for (const int64_t e : entries) sum += gradients_E[e] / scale;
+    for (size_t i = 0; i < entries.size();) {
+      const int64_t first = entries[i];
+      const int64_t target = rows.targets[first];
+      double own = 0;
+      for (; i < entries.size() && rows.targets[entries[i]] == target; ++i) {
+        own += gradients_E[entries[i]] / scale;
+      }
+      const double logprob = logprobs_E[first];
+      const double slope = slopes_E.empty() ? 1.0 : slopes_E[first];
+      result.targets.push_back(target);
+      result.entries.push_back(slope * (own * -std::expm1(logprob) -
+                                        (sum - own) * std::exp(logprob)));
+    }
+    result.row_offsets.push_back(static_cast<int64_t>(result.targets.size()));
+    result.rows_R.push_back(-sum);
+  }
+  return result;
+}
+
+// A layer of entries. Layer i has entry i of every row with more than i
+// entries. So no two entries of a layer add to the same row. Layers are added
+// one after another, so each row's sum has a fixed order.
+struct EntryLayer {
+  std::vector<int64_t> rows;  // Counted from LayerEntries' `begin`.
+  std::vector<int64_t> targets;
+  std::vector<double> coefficients;
+};
+
+// Returns the layers of the entries of rows [begin, begin + count).
+std::vector<EntryLayer> LayerEntries(const HeadCoefficients& coefficients,
+                                     int64_t begin, int64_t count) {
+  std::vector<EntryLayer> layers;
+  for (int64_t r = begin; r < begin + count; ++r) {
+    const int64_t first = coefficients.row_offsets[r];
+    for (int64_t e = first; e < coefficients.row_offsets[r + 1]; ++e) {
+      const size_t rank = e - first;
+      if (rank == layers.size()) layers.emplace_back();
+      layers[rank].rows.push_back(r - begin);
+      layers[rank].targets.push_back(coefficients.targets[e]);
+      layers[rank].coefficients.push_back(coefficients.entries[e]);
+    }
+  }
+  return layers;
+}
 
 HeadResult AllocateResult(int64_t num_rows, int64_t num_entries, int64_t hidden,
                           const at::TensorOptions& tensor,
@@ -127,6 +210,143 @@ void ScaleToShare(HeadResult& result, const lora::LoraRouting& routing) {
   }
 }
 
+// The number of rows for which Combine gathers the targets' weights at a time.
+constexpr int64_t kCombineRows = 1024;
+
+// Returns the tensor's values as doubles, or nothing if it is undefined.
+std::vector<double> ToDoubles(const at::Tensor& values) {
+  if (!values.defined()) return {};
+  const at::Tensor doubles = values.to(at::kDouble).contiguous();
+  const double* data = doubles.const_data_ptr<double>();
+  return {data, data + doubles.numel()};
+}
+
+// Returns the coefficients rows_R of rows [first, first + count) as a column,
+// on the device and in the dtype of `like`.
+at::Tensor RowFactors(const HeadCoefficients& coefficients, int64_t first,
+                      int64_t count, const at::Tensor& like) {
+  const auto begin = coefficients.rows_R.begin() + first;
+  return ops::ToDevice(std::vector<double>(begin, begin + count), like.device(),
+                       like.scalar_type())
+      .unsqueeze(1);
+}
+
+// Replaces the forward pass's (softmax * D) W of rows [begin, begin + n) by
+// dz W. dz is the gradient of the logits. W [V, X] is the head's weight or an
+// adapter's B.
+void Combine(at::Tensor& projection_nX, const at::Tensor& weight_VX,
+             const HeadCoefficients& coefficients, int64_t begin) {
+  const at::Device device = projection_nX.device();
+  const at::ScalarType dtype = projection_nX.scalar_type();
+  const int64_t num_rows = projection_nX.size(0);
+  for (int64_t done = 0; done < num_rows; done += kCombineRows) {
+    const int64_t count = std::min(kCombineRows, num_rows - done);
+    at::Tensor result_nX = projection_nX.narrow(0, done, count);
+    result_nX.mul_(RowFactors(coefficients, begin + done, count, result_nX));
+    for (const EntryLayer& layer :
+         LayerEntries(coefficients, begin + done, count)) {
+      const auto size = static_cast<int64_t>(layer.rows.size());
+      const at::Tensor scaled =
+          ops::WidenedRows(weight_VX, ops::ToDevice(layer.targets, device),
+                           dtype)
+              .mul_(ops::ToDevice(layer.coefficients, device, dtype)
+                        .unsqueeze(1));
+      if (size == count) {
+        result_nX.add_(scaled);
+      } else {
+        result_nX.index_add_(0, ops::ToDevice(layer.rows, device), scaled);
+      }
+    }
+  }
+}
+
+// Returns dz W of all rows in the weight's dtype, by one launch on CUDA.
+// REQUIRES: forward.scale_R is defined.
+at::Tensor CombineScaled(const HeadResult& forward, const at::Tensor& weight_VH,
+                         const HeadCoefficients& coefficients) {
+  at::Tensor dhidden_RH =
+      at::empty(forward.projection_RH.sizes(), weight_VH.options());
+  if constexpr (ops::kHasCudaKernels) {
+    const at::Device device = weight_VH.device();
+    ops::cuda::HeadGradient(
+        forward.projection_RH,
+        ops::ToDevice(coefficients.rows_R, device, at::kFloat), forward.scale_R,
+        ops::ToDevice(coefficients.row_offsets, device),
+        ops::ToDevice(coefficients.targets, device),
+        ops::ToDevice(coefficients.entries, device, at::kFloat), weight_VH,
+        dhidden_RH);
+  }
+  return dhidden_RH;
+}
+
+// Replaces the chunk's logits by their gradient dz. `share_R` has all rows, not
+// only those of the chunk, and may be undefined.
+void GradientOfLogits(HeadChunk& chunk, const HeadCoefficients& coefficients,
+                      const at::Tensor& share_R) {
+  const at::TensorOptions options = chunk.logits_RV.options();
+  at::Tensor logprobs_E = at::empty({chunk.num_entries}, options);
+  at::Tensor no_entropies;
+  chunk.SoftmaxBesideTargets(logprobs_E, no_entropies);
+  chunk.logits_RV.mul_(
+      RowFactors(coefficients, chunk.begin, chunk.count, chunk.logits_RV));
+  if (share_R.defined()) {
+    chunk.logits_RV.mul_(
+        share_R.narrow(0, chunk.begin, chunk.count).unsqueeze(1));
+  }
+  for (const EntryLayer& layer :
+       LayerEntries(coefficients, chunk.begin, chunk.count)) {
+    const at::Device device = options.device();
+    at::index_put_(chunk.logits_RV,
+                   {ops::ToDevice(layer.rows, device),
+                    ops::ToDevice(layer.targets, device)},
+                   ops::ToDevice(layer.coefficients, device,
+                                 chunk.logits_RV.scalar_type()));
+  }
+}
+
+// Adds the part of lm_head's adapters to dhidden, and adds dA and dB of lm_head
+// to `gradients`.
+void LoraBackward(const HeadChunks& chunks, HeadResult& forward,
+                  const at::Tensor& hidden_RH, const ScoreRows& rows,
+                  const HeadCoefficients& coefficients,
+                  const lora::LoraGradients& gradients,
+                  at::Tensor& dhidden_RH) {
+  const HeadLora& lora = chunks.lora();
+  for (size_t s = 0; s < rows.routing.size(); ++s) {
+    if (!lora.Trains(s)) continue;
+    const lora::LoraSegment& segment = rows.routing[s];
+    const at::Tensor gradient_N = GradientOf(gradients, segment.version);
+    at::Tensor& ds_nR = forward.projected_nR[s];
+    Combine(ds_nR, lora.B(s), coefficients, segment.begin);
+    lora.AddGradientOfHidden(s, ds_nR, dhidden_RH);
+    if (!gradient_N.defined()) continue;
+    lora.AddGradientOfA(s, ds_nR, hidden_RH, gradient_N);
+    chunks.ForEach(segment.begin, segment.end, forward.shrunk_nR,
+                   [&](HeadChunk& chunk) {
+                     GradientOfLogits(chunk, coefficients, forward.share_R);
+                     lora.AddGradientOfB(s, chunk.logits_RV, chunk.begin,
+                                         forward.shrunk_nR[s], gradient_N);
+                   });
+  }
+}
+
+// Joins the columns of all ranks' logits. The ranks' numbers of columns differ
+// by at most one, so each rank pads its part to the largest number.
+at::Tensor GatherColumns(const at::Tensor& logits_RV, const VocabShard& shard) {
+  const int size = shard.group->shard().size;
+  const int64_t width = (shard.vocab + size - 1) / size;
+  at::Tensor padded_VR =
+      at::zeros({width, logits_RV.size(0)}, logits_RV.options());
+  padded_VR.narrow(0, 0, logits_RV.size(1)).copy_(logits_RV.t());
+  const at::Tensor all_SVR = shard.group->AllGather(padded_VR);
+  std::vector<at::Tensor> parts;
+  for (int rank = 0; rank < size; ++rank) {
+    const parallel::Shard part{.rank = rank, .size = size};
+    parts.push_back(all_SVR[rank].narrow(0, 0, part.Of(shard.vocab).size()));
+  }
+  return at::cat(parts).t();
+}
+
 }  // namespace
 
 HeadResult ScoreHead(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
@@ -171,6 +391,55 @@ HeadResult ScoreHead(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
   });
   if (result.share_R.defined()) ScaleToShare(result, rows.routing);
   return result;
+}
+
+at::Tensor HeadBackward(HeadResult forward, const at::Tensor& hidden_RH,
+                        const at::Tensor& weight_VH, const ScoreRows& rows,
+                        const HeadOptions& options, at::Tensor g_E,
+                        const lora::LoraGradients& gradients) {
+  TORCH_CHECK(forward.projection_RH.defined(),
+              "HeadBackward needs want_gradient in the forward");
+  TORCH_CHECK(g_E.numel() == static_cast<int64_t>(rows.targets.size()),
+              "HeadBackward has ", g_E.numel(), " gradients for ",
+              rows.targets.size(), " entries");
+  ops::ToHost({&g_E, &forward.logprobs_E, &forward.target_slope_E});
+  HeadCoefficients coefficients =
+      MakeHeadCoefficients(rows, ToDoubles(g_E), ToDoubles(forward.logprobs_E),
+                           ToDoubles(forward.target_slope_E));
+  parallel::Communicator* const group = options.shard.group;
+  OwnEntries own;
+  if (group != nullptr) {
+    coefficients = CoefficientsOfShard(coefficients, options.shard);
+    own = EntriesOfShard(rows, options.shard);
+  }
+  if (forward.scale_R.defined()) {
+    return CombineScaled(forward, weight_VH, coefficients)
+        .to(hidden_RH.scalar_type());
+  }
+  at::Tensor dhidden_RH = std::move(forward.projection_RH);
+  Combine(dhidden_RH, weight_VH, coefficients, 0);
+  if (std::ranges::any_of(forward.shrunk_nR, &at::Tensor::defined)) {
+    const HeadChunks chunks(hidden_RH, weight_VH,
+                            group != nullptr ? own.rows : rows, options);
+    LoraBackward(chunks, forward, hidden_RH, rows, coefficients, gradients,
+                 dhidden_RH);
+  }
+  if (group != nullptr) group->AllReduce(dhidden_RH);
+  return dhidden_RH.to(hidden_RH.scalar_type());
+}
+
+at::Tensor HeadLogits(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
+                      const lora::LoraRouting& routing, double softcap,
+                      const VocabShard& shard) {
+  const at::ScalarType compute_type = HeadComputeType(weight_VH);
+  at::Tensor logits_RV = at::empty({hidden_RH.size(0), weight_VH.size(0)},
+                                   weight_VH.options().dtype(compute_type));
+  ComputeLogits(hidden_RH, weight_VH, logits_RV);
+  const HeadLora lora(routing, compute_type);
+  lora.AddLogits(lora.Shrink(hidden_RH), /*chunk_begin=*/0, logits_RV);
+  if (softcap > 0) logits_RV.div_(softcap).tanh_().mul_(softcap);
+  if (shard.group != nullptr) logits_RV = GatherColumns(logits_RV, shard);
+  return logits_RV.to(at::kFloat).contiguous();
 }
 
 }  // namespace weft::loss

@@ -24,7 +24,7 @@
 // the logits, dB = scale dz^T (h A^T), which needs the logits again. So each of
 // these rows costs 6 H V FLOPs.
 //
-// Several ranks may each have a part of the vocabulary (vocab_shard.h). The
+// Several ranks may each have a part of the vocabulary (head_chunks.h). The
 // forward pass then makes one small exchange for each chunk, which gives all
 // ranks the log-probabilities and entropies. The backward pass ends with a sum
 // of [R, H] over the ranks. Each rank has all of lm_head's A and its own rows
@@ -127,6 +127,20 @@ struct HeadResult {
                                       const HeadOptions& options,
                                       at::Tensor g_E,
                                       const lora::LoraGradients& gradients);
+
+// Returns the logits of few rows, for example to draw the next tokens:
+// softcap(hidden W^T + LoRA) in f32, on the device of hidden. A softcap of 0
+// changes nothing. `routing` names the adapters of the rows. If shard.group is
+// not null, the weight has this rank's rows, and every rank gets the same bits
+// for the whole vocabulary.
+// Shapes:  hidden_RH [R, H], weight_VH [V, H] as in ScoreHead. The result
+// [R, V] is contiguous.
+// Threads: engine thread only.
+[[nodiscard]] at::Tensor HeadLogits(const at::Tensor& hidden_RH,
+                                    const at::Tensor& weight_VH,
+                                    const lora::LoraRouting& routing,
+                                    double softcap,
+                                    const VocabShard& shard = {});
 
 }  // namespace weft::loss
 

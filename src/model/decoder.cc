@@ -3,20 +3,72 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
+#include <cstdint>
 #include <utility>
 
 #include "src/base/profile.h"
 #include "src/lora/lora_embedding.h"
-#include "src/model/attention.h"
-#include "src/model/mlp.h"
-#include "src/model/token_experts.h"
+#include "src/lora/lora_linear.h"
+#include "src/model/layer.h"
+#include "src/model/packed_batch.h"
 #include "src/model_config/model_shard.h"
 #include "src/ops/int8_weight.h"
 #include "src/ops/rms_norm.h"
 
 namespace weft::model {
-
 namespace {
+
+// Returns the first column of a layer in experts_TE and experts_PSE.
+int64_t ColumnOf(int layer, const lora::ExpertShape& experts) {
+  return experts.LayersBefore(layer) * int64_t{experts.per_token};
+}
+
+// Does the work of KeepExperts row by row. For the rows of a decode step, this
+// takes less time than LibTorch needs to set up an indexed copy.
+void KeepRowsCpu(const at::Tensor& experts_TK, const at::Tensor& slots_T,
+                 int64_t column, const at::Tensor& experts_PSE) {
+  const int64_t per_token = experts_TK.size(1);
+  const int64_t width = experts_PSE.size(2);
+  const int64_t num_slots = experts_PSE.size(0) * experts_PSE.size(1);
+  const auto* slots = slots_T.const_data_ptr<int64_t>();
+  const auto* from = experts_TK.const_data_ptr<int64_t>();
+  auto* to = experts_PSE.mutable_data_ptr<int16_t>();
+  for (int64_t t = 0; t < experts_TK.size(0); ++t) {
+    TORCH_CHECK(slots[t] >= 0 && slots[t] < num_slots, "slots_T names slot ",
+                slots[t], " of ", num_slots);
+    for (int64_t k = 0; k < per_token; ++k) {
+      to[slots[t] * width + column + k] =
+          static_cast<int16_t>(from[t * per_token + k]);
+    }
+  }
+}
+
+// Returns the experts [T, K] i64 that the batch gives to a layer, or an
+// undefined tensor if it gives none. At an entry of -1, the batch gives no
+// expert.
+at::Tensor GivenExperts(const PackedBatch& batch, int layer,
+                        const lora::ExpertShape& experts) {
+  if (!batch.experts_TE.defined() || !experts.InLayer(layer)) return {};
+  return batch.experts_TE
+      .narrow(-1, ColumnOf(layer, experts), experts.per_token)
+      .to(at::kLong);
+}
+
+// Writes a layer's experts [T, K] i64 to the tokens' slots in the cache.
+// Errors:  throws c10::Error.
+void KeepExperts(const at::Tensor& experts_TK, int layer,
+                 const lora::ExpertShape& experts, const KvAccess& kv) {
+  const at::Tensor& experts_PSE = kv.store->experts_PSE;
+  const int64_t column = ColumnOf(layer, experts);
+  if (experts_PSE.is_cpu() && experts_TK.is_contiguous() &&
+      kv.slots_T.is_contiguous()) {
+    KeepRowsCpu(experts_TK, kv.slots_T, column, experts_PSE);
+    return;
+  }
+  experts_PSE.flatten(0, 1)
+      .narrow(-1, column, experts.per_token)
+      .index_copy_(0, kv.slots_T, experts_TK.to(at::kShort));
+}
 
 // Returns the dtype of matrices that are not in 8 bits.
 at::ScalarType StoredType(const DecoderWeights& weights) {
@@ -191,9 +243,13 @@ void Decoder::RecomputeLayer(int index, const Pass& pass,
   Mlp(layer).Recompute(std::move(mid.normed_TH), pass, tape);
 }
 
-TokenRows Decoder::RowsOf(const at::Tensor& tokens_T) const {
+Decoder::TokenRows Decoder::RowsOf(const at::Tensor& tokens_T) const {
   if (tensor_group_ == nullptr) return {.rows_T = tokens_T};
-  return RowsOfTokens(tokens_T, ShardOf(config_, tensor_group_->shard()).vocab);
+  const parallel::Range own = ShardOf(config_, tensor_group_->shard()).vocab;
+  const at::Tensor foreign_T =
+      tokens_T.lt(own.begin).logical_or_(tokens_T.ge(own.end));
+  return {.rows_T = (tokens_T - own.begin).masked_fill_(foreign_T, 0),
+          .foreign_T1 = foreign_T.unsqueeze(1)};
 }
 
 at::Tensor Decoder::Embed(const PackedBatch& batch) const {

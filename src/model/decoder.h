@@ -4,7 +4,7 @@
 // parameters of an adapter.
 //
 // The backward pass is written by hand. The forward pass keeps the tensors that
-// are expensive to recompute (tape.h). The backward pass recomputes the others,
+// are expensive to recompute (Tape). The backward pass recomputes the others,
 // and frees the tensors of a layer after their use.
 //
 // With a tensor group, every rank makes the same calls on the same batch, with
@@ -23,9 +23,6 @@
 #include "src/model/decoder_weights.h"
 #include "src/model/layer.h"
 #include "src/model/packed_batch.h"
-#include "src/model/residual.h"
-#include "src/model/tape.h"
-#include "src/model/token_rows.h"
 #include "src/model_config/model_config.h"
 #include "src/ops/rotary.h"
 #include "src/parallel/communicator.h"
@@ -98,6 +95,14 @@ class Decoder {
   // Adds the gradients of the adapters' embeddings. `d_TH` is the gradient of
   // Embed's result.
   void EmbedBackward(const BackwardPass& pass, const at::Tensor& d_TH) const;
+  // The row of each token in the rank's part of the embedding. `foreign_T1`
+  // marks tokens whose embedding is on another rank. Such a token has row 0,
+  // and the caller discards its result. `foreign_T1` is undefined if the rank
+  // has the whole vocabulary.
+  struct TokenRows {
+    at::Tensor rows_T;
+    at::Tensor foreign_T1;
+  };
   [[nodiscard]] TokenRows RowsOf(const at::Tensor& tokens_T) const;
   // Returns x_TH after the input norm of the layer at `index`.
   [[nodiscard]] at::Tensor InputNorm(int index, const at::Tensor& x_TH) const;

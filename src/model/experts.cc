@@ -5,15 +5,414 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <numeric>
+#include <optional>
 #include <utility>
+#include <vector>
 
-#include "src/model/expert_mlp.h"
-#include "src/model/few_rows.h"
+#include "src/lora/lora_cpu.h"
+#include "src/ops/cpu_dispatch.h"
+#include "src/ops/gated_product.h"
+#include "src/ops/grouped_matmul.h"
+#include "src/ops/matmul.h"
 
 namespace weft::moe {
 namespace {
+
+using lora::LoraSite;
+using lora::ProjectionGroup;
+
+// Computes experts that have few rows each, as in decoding, on a CPU. The
+// kernels run on raw memory, because making tensors for every expert would take
+// much time compared to reading the expert's weights.
+//
+// Legend: as in experts.h; N rows of all experts, n of one.
+class FewRowExperts {
+ public:
+  // Returns whether the class supports these rows: f32 on a CPU, with at most
+  // 32 rows for every expert.
+  [[nodiscard]] static bool Take(const at::Tensor& x_NH,
+                                 const ExpertRows& rows);
+
+  // The arguments outlive the object.
+  // Shapes:  x_NH and y_NH [N, H] contiguous, weights_TK as in Routing.
+  FewRowExperts(const ExpertLayer& layer, const ExpertRows& rows,
+                const at::Tensor& weights_TK, const at::Tensor& x_NH,
+                const at::Tensor& y_NH);
+
+  // Writes the part's rows of y: the output of the part's expert, multiplied by
+  // the router's weights. Threads: any, for distinct parts.
+  void Run(const ExpertPart& part) const;
+
+ private:
+  void GateUp(const ExpertPart& part, float* gate_up_n2F) const;
+  void Activate(const ExpertPart& part, const float* gate_up_n2F,
+                float* activated_nF) const;
+  void Down(const ExpertPart& part, const float* activated_nF) const;
+
+  const ExpertLayer& layer_;
+  const lora::ModelShape shape_;  // The shape of one expert.
+  const ops::GatedRow gated_row_;
+  // For each part: gate_up_n2F, then activated_nF.
+  const at::Tensor scratch_N3F_;
+  const int64_t* pairs_;
+  const float* weights_;
+  const float* x_;
+  float* y_;
+};
+
+int64_t NumRows(const ExpertPart& part) { return part.end - part.begin; }
+
+const float* BiasOf(const at::Tensor& bias, int64_t first) {
+  return bias.defined() ? bias.const_data_ptr<float>() + first : nullptr;
+}
+
+bool FewRowExperts::Take(const at::Tensor& x_NH, const ExpertRows& rows) {
+  return ops::HasCpuKernel(x_NH) &&
+         std::ranges::all_of(rows.parts, [](const ExpertPart& part) {
+           return NumRows(part) <= kernels::cpu::kSkinnyRows;
+         });
+}
+
+FewRowExperts::FewRowExperts(const ExpertLayer& layer, const ExpertRows& rows,
+                             const at::Tensor& weights_TK,
+                             const at::Tensor& x_NH, const at::Tensor& y_NH)
+    : layer_(layer),
+      shape_(layer.shape.OfExpert(/*expert=*/0)),
+      gated_row_(ops::GatedRowOf(layer.config.activation)),
+      scratch_N3F_(at::empty({x_NH.size(0), 3 * shape_.ffn}, x_NH.options())),
+      pairs_(rows.pairs_N.const_data_ptr<int64_t>()),
+      weights_(weights_TK.const_data_ptr<float>()),
+      x_(x_NH.const_data_ptr<float>()),
+      y_(y_NH.mutable_data_ptr<float>()) {}
+
+void FewRowExperts::Run(const ExpertPart& part) const {
+  float* gate_up_n2F =
+      scratch_N3F_.mutable_data_ptr<float>() + part.begin * 3 * shape_.ffn;
+  float* activated_nF = gate_up_n2F + NumRows(part) * 2 * shape_.ffn;
+  GateUp(part, gate_up_n2F);
+  Activate(part, gate_up_n2F, activated_nF);
+  Down(part, activated_nF);
+}
+
+void FewRowExperts::GateUp(const ExpertPart& part, float* gate_up_n2F) const {
+  const ExpertWeights& w = layer_.weights;
+  const int64_t wide = 2 * shape_.ffn;
+  const int64_t first = (part.expert - layer_.shape.experts.own.begin) * wide;
+  const float* x_nH = x_ + part.begin * shape_.hidden;
+  ops::RunSkinny({.x_BI = x_nH,
+                  .x_stride = shape_.hidden,
+                  .num_rows = NumRows(part),
+                  .num_inputs = shape_.hidden,
+                  .weight_stride = w.gate_up_GH.stride(0),
+                  .bias_O = BiasOf(w.gate_up_bias_G, first),
+                  .y_BO = gate_up_n2F,
+                  .y_stride = wide,
+                  .end = wide},
+                 w.gate_up_GH, first);
+  lora::cpu::AddFewRows(x_nH, part.routing,
+                        {.layer = layer_.layer,
+                         .group = ProjectionGroup::kGateUp,
+                         .expert = part.expert},
+                        shape_, {gate_up_n2F, wide});
+}
+
+void FewRowExperts::Activate(const ExpertPart& part, const float* gate_up_n2F,
+                             float* activated_nF) const {
+  const int64_t ffn = shape_.ffn;
+  for (int64_t row = 0; row < NumRows(part); ++row) {
+    const float* gate = gate_up_n2F + row * 2 * ffn;
+    float* activated = activated_nF + row * ffn;
+    gated_row_(gate, gate + ffn, ffn, activated);
+    const float weight = weights_[pairs_[part.begin + row]];
+    for (int64_t i = 0; i < ffn; ++i) activated[i] *= weight;
+  }
+}
+
+void FewRowExperts::Down(const ExpertPart& part,
+                         const float* activated_nF) const {
+  const ExpertWeights& w = layer_.weights;
+  const int64_t hidden = shape_.hidden;
+  const int64_t first = (part.expert - layer_.shape.experts.own.begin) * hidden;
+  float* y_nH = y_ + part.begin * hidden;
+  ops::RunSkinny({.x_BI = activated_nF,
+                  .x_stride = shape_.ffn,
+                  .num_rows = NumRows(part),
+                  .num_inputs = shape_.ffn,
+                  .weight_stride = w.down_DF.stride(0),
+                  .y_BO = y_nH,
+                  .y_stride = hidden,
+                  .end = hidden},
+                 w.down_DF, first);
+  lora::cpu::AddFewRows(activated_nF, part.routing,
+                        {.layer = layer_.layer,
+                         .group = ProjectionGroup::kDown,
+                         .expert = part.expert},
+                        shape_, {y_nH, hidden});
+  const float* bias_H = BiasOf(w.down_bias_D, first);
+  if (bias_H == nullptr) return;
+  for (int64_t row = 0; row < NumRows(part); ++row) {
+    const float weight = weights_[pairs_[part.begin + row]];
+    for (int64_t i = 0; i < hidden; ++i) {
+      y_nH[row * hidden + i] += weight * bias_H[i];
+    }
+  }
+}
+
+// What a pass through all experts at once needs besides the rows.
+//
+// On CUDA in bf16, the routed experts are computed at once. The base products
+// are the grouped products of ops/grouped_matmul.h. The adapters' products take
+// a table of experts (lora/lora_cuda.h). All other operations run on all rows.
+// If the device has LibTorch's grouped product, the number of launches does not
+// grow with the number of experts. One expert after another would take so many
+// launches that the device would wait for the host.
+struct AllExperts {
+  ops::RowGroups groups;        // A group for each expert that the rank has.
+  lora::RoutingTablePtr table;  // Null if no row has an adapter.
+};
+
+// The MLP of one expert, or of all experts of a layer at once, on n sorted
+// rows. The arguments of the constructors outlive the object. Threads: on a
+// CPU, any thread, if no other thread runs the same expert; on CUDA, the engine
+// thread.
+class ExpertMlp {
+ public:
+  // The MLP of one expert. `routing` has the segments of the expert's rows,
+  // counted from the expert's first row. If `expert` is the layer's number of
+  // experts, it is the shared expert.
+  ExpertMlp(const ExpertLayer& layer, int expert,
+            const lora::LoraRouting& routing);
+  // The MLPs of all experts that the rank has, without the shared one.
+  ExpertMlp(const ExpertLayer& layer, const AllExperts& all);
+
+  // Returns the output [n, H], multiplied by the router's weights.
+  // Shapes:  x_nH [n, H] contiguous, weight_n1 [n, 1]. `tape` may be null.
+  [[nodiscard]] at::Tensor Forward(const at::Tensor& x_nH,
+                                   const at::Tensor& weight_n1,
+                                   PartTape* tape) const;
+  // Fills the tape as Forward does, but skips the product by `down`.
+  void Recompute(const at::Tensor& x_nH, const at::Tensor& weight_n1,
+                 PartTape& tape) const;
+
+  // dLoss/dx and dLoss/dweight.
+  struct InputGradients {
+    at::Tensor x_nH;
+    at::Tensor weight_n;
+  };
+  // Adds the adapters' gradients to `gradients`. If the object has all experts,
+  // AllAtOnce must have been called with the same `gradients`.
+  [[nodiscard]] InputGradients Backward(const at::Tensor& dy_nH,
+                                        const at::Tensor& x_nH,
+                                        const at::Tensor& weight_n1,
+                                        const lora::LoraGradients& gradients,
+                                        PartTape tape) const;
+
+ private:
+  [[nodiscard]] lora::LoraSite Site(lora::ProjectionGroup group) const;
+  [[nodiscard]] at::Tensor GateUp(const at::Tensor& x_nH, PartTape* tape) const;
+  [[nodiscard]] at::Tensor Activated(const at::Tensor& gate_up_n2F) const;
+  // Add what the bias of `down` contributes to the output and to dLoss/dweight.
+  void AddDownBias(const at::Tensor& weight_n1, at::Tensor& y_nH) const;
+  void AddDownBiasGradient(const at::Tensor& dy_nH, at::Tensor& d_n) const;
+
+  const ExpertLayer& layer_;
+  const int expert_;  // kNoExpert for all experts.
+  const lora::ModelShape shape_;
+  const lora::LoraPass pass_;
+  lora::BaseLinear gate_up_;
+  lora::BaseLinear down_;
+  // The biases of down, one row for each expert; undefined if there are none.
+  // They are not in down_, because down_ would add them without the router's
+  // weight, which multiplies the input of down_.
+  at::Tensor down_bias_PH_;
+};
+
+// Returns the segments of all parts. Their row numbers count from the first row
+// of the first part.
+lora::ExpertRouting RoutingOf(const ExpertRows& rows) {
+  lora::ExpertRouting routing;
+  for (const ExpertPart& part : rows.parts) {
+    for (lora::LoraSegment segment : part.routing) {
+      segment.begin += part.begin;
+      segment.end += part.begin;
+      routing.segments.push_back(std::move(segment));
+      routing.experts.push_back(part.expert);
+    }
+  }
+  return routing;
+}
+
+// Returns where the rows of each of the rank's experts end.
+std::vector<int64_t> EndsOf(const ExpertRows& rows,
+                            const lora::ExpertShape& experts) {
+  std::vector<int64_t> ends(experts.num_own());
+  for (const ExpertPart& part : rows.parts) {
+    ends[part.expert - experts.own.begin] = part.end;
+  }
+  // An expert without rows ends where the previous expert ends.
+  for (size_t i = 1; i < ends.size(); ++i) {
+    ends[i] = std::max(ends[i], ends[i - 1]);
+  }
+  return ends;
+}
+
+// The routing of a pass through all experts. It has no segments, because the
+// pass has a table with the segments of all experts. If the table is null, no
+// row has an adapter.
+const lora::LoraRouting& NoSegments() {
+  static const lora::LoraRouting kNone;
+  return kNone;
+}
+
+// Returns nullopt if each expert must be computed by itself: if `x` is not bf16
+// on CUDA, if an adapter's weights are not bf16, if there are no rows, or if
+// the table cannot have all segments (FitsExpertTable). Otherwise queues
+// uploads and does not wait. `gradients` is empty in a forward pass, and its
+// tensors outlive the result.
+std::optional<AllExperts> AllAtOnce(const ExpertLayer& layer,
+                                    const at::Tensor& x, const ExpertRows& rows,
+                                    const lora::LoraGradients& gradients) {
+  if (!x.is_cuda() || x.scalar_type() != at::kBFloat16 || rows.parts.empty()) {
+    return std::nullopt;
+  }
+  const lora::ExpertRouting routing = RoutingOf(rows);
+  lora::RoutingTablePtr table =
+      lora::MakeExpertTable(routing, layer.layer, gradients, layer.shape,
+                            x.scalar_type(), x.device());
+  if (table == nullptr && !routing.segments.empty()) return std::nullopt;
+  return AllExperts{
+      .groups = ops::RowGroups(EndsOf(rows, layer.shape.experts), x.device()),
+      .table = std::move(table)};
+}
+
+ExpertMlp::ExpertMlp(const ExpertLayer& layer, int expert,
+                     const lora::LoraRouting& routing)
+    : layer_(layer),
+      expert_(expert),
+      shape_(layer.shape.OfExpert(expert)),
+      // The pass of one expert has no routing table on CUDA, because a table
+      // has the segments of all experts.
+      pass_{routing, shape_} {
+  const ExpertWeights& w = layer.weights;
+  if (expert == layer.shape.experts.count) {
+    gate_up_.weight_OI = w.shared_gate_up_S2H;
+    down_.weight_OI = w.shared_down_HS;
+    return;
+  }
+  gate_up_.row_count = ops::RowCount::kVaries;
+  down_.row_count = ops::RowCount::kVaries;
+  const int64_t place = expert - layer.shape.experts.own.begin;
+  const int64_t wide = 2 * shape_.ffn;
+  gate_up_.weight_OI = w.gate_up_GH.narrow(0, place * wide, wide);
+  down_.weight_OI = w.down_DF.narrow(0, place * shape_.hidden, shape_.hidden);
+  if (w.gate_up_bias_G.defined()) {
+    gate_up_.bias_O = w.gate_up_bias_G.narrow(0, place * wide, wide);
+  }
+  if (w.down_bias_D.defined()) {
+    down_bias_PH_ = w.down_bias_D.view({-1, shape_.hidden}).narrow(0, place, 1);
+  }
+}
+
+ExpertMlp::ExpertMlp(const ExpertLayer& layer, const AllExperts& all)
+    : layer_(layer),
+      expert_(lora::kNoExpert),
+      shape_(layer.shape.OfExpert(/*expert=*/0)),
+      pass_{.routing = NoSegments(), .shape = shape_, .table = all.table.get()},
+      gate_up_{.weight_OI = layer.weights.gate_up_GH,
+               .bias_O = layer.weights.gate_up_bias_G,
+               .groups = &all.groups},
+      down_{.weight_OI = layer.weights.down_DF, .groups = &all.groups} {
+  const at::Tensor& bias_D = layer.weights.down_bias_D;
+  if (bias_D.defined()) down_bias_PH_ = bias_D.view({-1, shape_.hidden});
+}
+
+at::Tensor ExpertMlp::Forward(const at::Tensor& x_nH,
+                              const at::Tensor& weight_n1,
+                              PartTape* tape) const {
+  at::Tensor gate_up_n2F = GateUp(x_nH, tape);
+  at::Tensor y_nH = LoraLinear(Activated(gate_up_n2F).mul_(weight_n1), down_,
+                               pass_, Site(ProjectionGroup::kDown),
+                               tape != nullptr ? &tape->shrunk_down : nullptr);
+  AddDownBias(weight_n1, y_nH);
+  if (tape != nullptr) tape->gate_up_n2F = std::move(gate_up_n2F);
+  return y_nH;
+}
+
+void ExpertMlp::Recompute(const at::Tensor& x_nH, const at::Tensor& weight_n1,
+                          PartTape& tape) const {
+  tape.gate_up_n2F = GateUp(x_nH, &tape);
+  tape.shrunk_down =
+      lora::LoraShrink(Activated(tape.gate_up_n2F).mul_(weight_n1), down_,
+                       pass_, Site(ProjectionGroup::kDown));
+}
+
+ExpertMlp::InputGradients ExpertMlp::Backward(
+    const at::Tensor& dy_nH, const at::Tensor& x_nH,
+    const at::Tensor& weight_n1, const lora::LoraGradients& gradients,
+    PartTape tape) const {
+  at::Tensor activated_nF = Activated(tape.gate_up_n2F);
+  at::Tensor d_nF = lora::LoraLinearBackward(
+      dy_nH, activated_nF * weight_n1, down_, pass_,
+      Site(ProjectionGroup::kDown), tape.shrunk_down, gradients,
+      /*want_input_gradient=*/true);
+  InputGradients result{.weight_n = (d_nF * activated_nF).sum(1)};
+  activated_nF.reset();
+  AddDownBiasGradient(dy_nH, result.weight_n);
+  d_nF.mul_(weight_n1);
+  // GatedProductBackward replaces gate_up_n2F by the gradient of gate_up_n2F.
+  ops::GatedProductBackward(layer_.config.activation, d_nF, tape.gate_up_n2F);
+  d_nF.reset();
+  result.x_nH = lora::LoraLinearBackward(tape.gate_up_n2F, x_nH, gate_up_,
+                                         pass_, Site(ProjectionGroup::kGateUp),
+                                         tape.shrunk_gate_up, gradients,
+                                         /*want_input_gradient=*/true);
+  return result;
+}
+
+LoraSite ExpertMlp::Site(ProjectionGroup group) const {
+  // The table of all experts describes a one-layer model (lora_cuda.h), so
+  // its layer is always 0.
+  if (expert_ == lora::kNoExpert) return {.layer = 0, .group = group};
+  return {.layer = layer_.layer, .group = group, .expert = expert_};
+}
+
+at::Tensor ExpertMlp::GateUp(const at::Tensor& x_nH, PartTape* tape) const {
+  return LoraLinear(x_nH, gate_up_, pass_, Site(ProjectionGroup::kGateUp),
+                    tape != nullptr ? &tape->shrunk_gate_up : nullptr);
+}
+
+at::Tensor ExpertMlp::Activated(const at::Tensor& gate_up_n2F) const {
+  at::Tensor product_nF =
+      at::empty({gate_up_n2F.size(0), shape_.ffn}, gate_up_n2F.options());
+  ops::GatedProduct(layer_.config.activation, gate_up_n2F, product_nF);
+  return product_nF;
+}
+
+void ExpertMlp::AddDownBias(const at::Tensor& weight_n1,
+                            at::Tensor& y_nH) const {
+  if (!down_bias_PH_.defined()) return;
+  y_nH.addcmul_(weight_n1, down_.groups == nullptr
+                               ? down_bias_PH_
+                               : down_bias_PH_.index_select(
+                                     0, down_.groups->GroupOfRows()));
+}
+
+void ExpertMlp::AddDownBiasGradient(const at::Tensor& dy_nH,
+                                    at::Tensor& d_n) const {
+  if (!down_bias_PH_.defined()) return;
+  if (down_.groups == nullptr) {
+    d_n.add_(at::mv(dy_nH, down_bias_PH_.squeeze(0)));
+    return;
+  }
+  // Multiplies with the biases of all experts, because this product [n, P] is
+  // smaller than a copy [n, H] of each row's bias.
+  d_n.add_(at::mm(dy_nH, down_bias_PH_.t())
+               .gather(1, down_.groups->GroupOfRows().unsqueeze(1))
+               .squeeze(1));
+}
 
 // Returns whether the rows are on a CPU with at least one part for each thread.
 bool HasPartPerThread(const ExpertRows& rows) {

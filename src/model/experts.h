@@ -9,7 +9,7 @@
 // of `down` separately. So the gradient of the weight needs no expert's output.
 //
 // On a CPU a thread computes whole experts, if there are enough of them. On
-// CUDA in bf16 the routed experts are computed at once (expert_mlp.h). In other
+// CUDA in bf16 the routed experts are computed at once (ExpertMlp). In other
 // dtypes one expert follows another.
 //
 // Legend: T tokens, H hidden, F features of an expert, S of the shared expert,
@@ -23,7 +23,6 @@
 #include <vector>
 
 #include "src/lora/lora_linear.h"
-#include "src/model/expert_rows.h"
 #include "src/model/router.h"
 #include "src/model_config/model_config.h"
 

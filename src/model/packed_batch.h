@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "src/lora/lora_linear.h"
-#include "src/ops/suffix_attention.h"
 #include "src/ops/tree_attention.h"
 
 namespace weft::model {

@@ -2,12 +2,18 @@
 // computes a routing weight for each chosen expert. The router is frozen, but
 // gradients pass through the routing weights to the router's input.
 //
-// Legend: T tokens, H hidden, E experts, K experts per token.
+// SortByExpert sorts the rows of a batch by the chosen experts.
+//
+// Legend: T tokens, H hidden, E experts, K experts per token, N rows.
 #ifndef WEFT_SRC_MODEL_ROUTER_H_
 #define WEFT_SRC_MODEL_ROUTER_H_
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <vector>
+
+#include "src/lora/lora_linear.h"
 #include "src/model_config/model_config.h"
 
 namespace weft::moe {
@@ -52,6 +58,59 @@ struct RouterWeights {
                                        const Routing& routing,
                                        const at::Tensor& router_EH,
                                        const model::MoeConfig& config);
+
+// The rows [begin, end) of one expert, in the order of their tokens. So the
+// rows that come from one segment of the batch are contiguous in [begin, end).
+// `routing` has the segments of these rows. Its row 0 is row `begin`.
+struct ExpertPart {
+  int expert = 0;
+  int64_t begin = 0;
+  int64_t end = 0;
+  lora::LoraRouting routing;
+};
+
+// The rows of a batch, sorted by expert. A token has one row for each of its
+// experts that the rank has. There is no padding, and no row is dropped.
+//
+// Example: 3 tokens, each with 2 of 3 experts.
+//   experts_TK  {2, 0} {0, 1} {2, 0}
+//   tokens_N    0 1 2 | 1 | 0 2      (expert 0 | expert 1 | expert 2)
+//   pairs_N     1 2 5 | 3 | 0 4      (index into the flat experts_TK)
+//   places_TK   {4, 0} {1, 3} {5, 2} (the inverse of pairs_N)
+//
+// A token has no row for an expert of another rank. The place of such an expert
+// is N, which follows the last row.
+//
+// N, the number of rows, is T K if the rank has all experts.
+struct ExpertRows {
+  at::Tensor tokens_N;            // i64
+  at::Tensor pairs_N;             // i64
+  at::Tensor places_TK;           // i64
+  bool has_absent = false;        // True if an entry of places_TK is N.
+  std::vector<ExpertPart> parts;  // The experts with rows, ascending.
+};
+
+// Sorts the rows on the host by counting, in O(T K + experts.count). Then finds
+// the segments of each expert. On CUDA, waits for experts_TK.
+// Shapes:  experts_TK [T, K] i64 contiguous, each in [0, experts.count).
+// Errors:  throws c10::Error.
+// Threads: engine thread only.
+[[nodiscard]] ExpertRows SortByExpert(const at::Tensor& experts_TK,
+                                      const lora::ExpertShape& experts,
+                                      const lora::LoraRouting& routing);
+
+// Returns the rows [N, H] of x_TH that `tokens_N` names.
+// Shapes:  x_TH [T, H].   Errors:  throws c10::Error.
+[[nodiscard]] at::Tensor GatherRows(const at::Tensor& x_TH,
+                                    const at::Tensor& tokens_N);
+
+// Returns the sum [T, H] of every token's results. A token's results are added
+// in the order of places_TK, so a sum does not depend on other tokens.
+// Shapes:  rows_NH [N, H] contiguous. If places_TK contains N, rows_NH has one
+//          more row, row N: the result of every expert of another rank.
+// Errors:  throws c10::Error.
+[[nodiscard]] at::Tensor SumOfRows(const at::Tensor& rows_NH,
+                                   const at::Tensor& places_TK);
 
 }  // namespace weft::moe
 

@@ -10,7 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "src/weights/mxfp4.h"
+#include "src/weights/float_convert.h"
 #include "src/weights/tensor_types.h"
 
 namespace weft::model {

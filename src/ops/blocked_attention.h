@@ -1,5 +1,5 @@
 // Attention on a CPU by blocks of query rows, each with only the keys that at
-// least one of its rows sees. Private to src/ops.
+// least one of its rows sees, and the division into blocks. Private to src/ops.
 //
 // LibTorch's kernel for a CPU multiplies queries with all keys and then masks
 // half of the scores. It has no windows, no softcaps and no prefix trees. Here
@@ -15,10 +15,54 @@
 #include <cstdint>
 #include <vector>
 
-#include "src/ops/attention_blocks.h"
-#include "src/ops/tree_attention_parts.h"
+#include "src/ops/tree_attention.h"
 
 namespace weft::ops {
+
+// The inputs of the forward and the backward pass.
+struct AttentionInputs {
+  const at::Tensor& q_THC;
+  const at::Tensor& k_TKC;
+  const at::Tensor& v_TKC;
+  const AttentionRule& rule;
+};
+
+// The outputs of the backward pass. Only the flash kernels take undefined
+// tensors; see TreeAttentionBackward.
+struct AttentionGradients {
+  at::Tensor& dq_THC;
+  at::Tensor& dk_TKC;
+  at::Tensor& dv_TKC;
+};
+
+struct RowRange {
+  int64_t begin = 0;
+  int64_t size = 0;
+};
+
+// Consecutive query rows of one sequence or of one node of a prefix tree, and
+// the key rows that at least one of these queries sees. The key rows are in the
+// order of positions. The last key and the last query belong to the same token.
+// So query i of n sees the first (num_keys() - n + i + 1) keys; with a window,
+// only the last `window` of these.
+struct AttentionBlock {
+  RowRange queries;
+  std::vector<RowRange> keys;
+  int64_t tree = 0;  // Blocks of different trees share no key.
+
+  [[nodiscard]] int64_t num_keys() const;
+};
+
+// Returns the blocks of prefix trees. A block has at most `max_rows` query rows
+// of one node, and the keys on the path from the root that these queries see.
+// The blocks cover all rows in order.
+[[nodiscard]] std::vector<AttentionBlock> TreeBlocks(
+    const std::vector<AttentionNode>& nodes, int64_t window, int64_t max_rows);
+
+// Returns the blocks of SuffixAttention. A block has at most `max_rows` query
+// rows of one sequence. Every sequence counts as a tree.
+[[nodiscard]] std::vector<AttentionBlock> SuffixBlocks(
+    const std::vector<SuffixRows>& sequences, int64_t window, int64_t max_rows);
 
 // Returns whether the tensor is f32 or f64 on a CPU.
 [[nodiscard]] bool BlockedSupports(const at::Tensor& q_THC);
@@ -27,8 +71,8 @@ namespace weft::ops {
 // have an efficient size.
 [[nodiscard]] int64_t BlockRows(const AttentionInputs& inputs);
 
-// Writes the output and the log-sum-exp of all query rows to `result`, which
-// comes from EmptyOutput. The softmax is without sinks.
+// Writes the output and the log-sum-exp of all query rows to `result`. The
+// softmax is without sinks.
 void BlockedAttention(const AttentionInputs& inputs,
                       const std::vector<AttentionBlock>& blocks,
                       AttentionOutput& result);

@@ -77,7 +77,7 @@ void GatedProduct(Activation activation, const at::Tensor& gate_up_T2F,
                   at::Tensor& out_TF);
 void GatedProductBackward(Activation activation, const at::Tensor& dout_TF,
                           at::Tensor& gate_up_T2F);
-// Computes MergeByLse of tree_attention_parts.h. out_NHC and lse_NH are
+// Computes MergeByLse of tree_attention.h. out_NHC and lse_NH are
 // contiguous.
 void MergeByLse(const at::Tensor& part_NHC, const at::Tensor& part_lse_NH,
                 at::Tensor& out_NHC, at::Tensor& lse_NH);

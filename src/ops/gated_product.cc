@@ -9,7 +9,6 @@
 #include "src/ops/check_argument.h"
 #include "src/ops/cpu_dispatch.h"
 #include "src/ops/cuda_dispatch.h"
-#include "src/ops/few_rows.h"
 #include "src/ops/thread_team.h"
 
 namespace weft::ops {

@@ -6,6 +6,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+
 #include "src/ops/activation.h"
 
 namespace weft::ops {
@@ -23,6 +25,12 @@ void GatedProduct(Activation activation, const at::Tensor& gate_up_T2F,
 // dout_TF is the gradient of the product, contiguous.
 void GatedProductBackward(Activation activation, const at::Tensor& dout_TF,
                           at::Tensor& gate_up_T2F);
+
+// A kernel that computes one row of GatedProduct: out [F] from gate [F] and up
+// [F].
+using GatedRow = void (*)(const float* gate, const float* up, int64_t features,
+                          float* out);
+[[nodiscard]] GatedRow GatedRowOf(Activation activation);
 
 }  // namespace weft::ops
 

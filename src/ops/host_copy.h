@@ -2,7 +2,7 @@
 // for all queued work of the stream. The device then idles until the host
 // queues the next kernel. So ToDevice copies through pinned memory without
 // waiting, and only ToHost waits. Both allocate pinned memory of the tensor's
-// size. The functions of bulk_copy.h need two pinned buffers of a fixed size.
+// size. BulkCopy needs two pinned buffers of a fixed size.
 #ifndef WEFT_SRC_OPS_HOST_COPY_H_
 #define WEFT_SRC_OPS_HOST_COPY_H_
 
@@ -11,6 +11,7 @@
 #include <c10/util/ArrayRef.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <initializer_list>
 #include <span>
 #include <vector>
@@ -41,6 +42,31 @@ template <typename T>
 // Errors:  throws c10::Error, also if work that was queued before has failed.
 // Threads: engine thread only.
 void ToHost(std::initializer_list<at::Tensor*> tensors);
+
+// For large tensors, CUDA itself copies ordinary memory with one thread, and
+// that thread takes all page faults of new memory. BulkCopy copies pieces
+// through two pinned buffers in turn. While the device copies a piece to or
+// from one buffer, all threads of LibTorch copy another piece between the other
+// buffer and ordinary memory.
+//
+// The first copy allocates the buffers, 2 * kBulkPieceBytes of pinned memory.
+// The process keeps them until it ends, and needs no more for larger tensors.
+inline constexpr int64_t kBulkPieceBytes = int64_t{16} << 20;
+
+// Copies `from` to `to`. Both are contiguous and have equal sizes and dtypes.
+// If one of them is on the device and the other one is not, waits for the copy,
+// and so for all work that the stream had before.
+// Errors:  throws c10::Error, also if work that was queued before has failed.
+// Threads: engine thread only.
+void BulkCopy(const at::Tensor& from, const at::Tensor& to);
+
+// Returns a copy on `device`, which is the host or the one device of the
+// process. If the tensor is already on `device`, returns the tensor itself. A
+// copy on the host is in huge pages if the operating system has them.
+// Errors:  those of BulkCopy; std::bad_alloc if there is no host memory.
+// Threads: engine thread only.
+[[nodiscard]] at::Tensor BulkCopyTo(const at::Tensor& tensor,
+                                    at::Device device);
 
 }  // namespace weft::ops
 

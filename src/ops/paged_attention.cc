@@ -1,20 +1,252 @@
 #include "src/ops/paged_attention.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <vector>
 
+#include "kernels/cpu/kernels.h"
+#include "src/ops/attention_rule.h"
 #include "src/ops/check_argument.h"
 #include "src/ops/cpu_dispatch.h"
 #include "src/ops/cuda_dispatch.h"
 #include "src/ops/host_copy.h"
-#include "src/ops/paged_attention_cpu.h"
 #include "src/ops/thread_team.h"
-#include "src/ops/tree_attention_parts.h"
+#include "src/ops/tree_attention.h"
 
 namespace weft::ops {
 namespace {
+
+// The tokens of a sequence are cut into parts. The parts are computed in
+// parallel and merged in order. The number of parts depends only on the number
+// of visible tokens, so a sequence has the same bits in every batch and with
+// any number of threads. If there are P > 1 parts, each has at least 16 P
+// tokens. So longer contexts use more threads, and merging takes little of the
+// time.
+constexpr int64_t kMaxParts = 16;
+constexpr int64_t kPartTokens = 16;
+
+// Tokens [begin, end) that a sequence's newest token sees.
+struct Tokens {
+  int64_t begin;
+  int64_t end;
+
+  [[nodiscard]] int64_t size() const { return end - begin; }
+};
+
+Tokens VisibleTokens(int64_t length, int64_t window) {
+  return {window > 0 ? std::max<int64_t>(0, length - window) : 0, length};
+}
+
+int64_t NumParts(const Tokens& tokens) {
+  int64_t parts = 1;
+  while (parts < kMaxParts &&
+         tokens.size() >= kPartTokens * (2 * parts) * (2 * parts)) {
+    parts *= 2;
+  }
+  return parts;
+}
+
+// The work of one task: a part of the tokens of sequence `b`, for some of its
+// key/value heads.
+struct Piece {
+  int64_t b = 0;
+  int64_t part = 0;
+  int64_t first_head = 0;
+  int64_t num_heads = 0;
+};
+
+// Returns the number of key/value heads of a piece. A piece with all heads is
+// best, because the keys and values of all heads are adjacent in memory. If
+// threads would be idle with such pieces, pieces get fewer heads.
+int64_t HeadsOfPiece(int64_t num_parts, int64_t num_heads) {
+  const int64_t threads = at::get_num_threads();
+  // Returns the work of the busiest thread if a piece has `heads` heads. The
+  // unit is one head of one part.
+  const auto cost = [&](int64_t heads) {
+    return CeilDiv(num_parts * CeilDiv(num_heads, heads), threads) * heads;
+  };
+  int64_t best = num_heads;
+  for (int64_t heads = num_heads; heads > 0; --heads) {
+    // Stops if the busiest thread has at most 9 / 8 of the average work.
+    if (8 * cost(best) * threads <= 9 * num_parts * num_heads) break;
+    if (cost(heads) < cost(best)) best = heads;
+  }
+  return best;
+}
+
+// Computes PagedAttention for one batch.
+class Launch {
+ public:
+  Launch(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
+         const at::Tensor& v_pages_PSKC, const at::Tensor& page_table_BL,
+         const at::Tensor& lengths_B, const AttentionRule& rule,
+         const at::Tensor& sinks_H)
+      : heads_(q_BHC.size(1)),
+        features_(q_BHC.size(2)),
+        page_table_(page_table_BL.const_data_ptr<int32_t>()),
+        table_entries_(page_table_BL.size(1)),
+        sinks_(sinks_H.defined() ? sinks_H.const_data_ptr<float>() : nullptr),
+        item_{.q_NGC = q_BHC.const_data_ptr<float>(),
+              .k_pages = k_pages_PSKC.const_data_ptr<float>(),
+              .v_pages = v_pages_PSKC.const_data_ptr<float>(),
+              .group_size = heads_ / k_pages_PSKC.size(2),
+              .num_kv_heads = k_pages_PSKC.size(2),
+              .head_features = features_,
+              .page_tokens = k_pages_PSKC.size(1),
+              .scale = static_cast<float>(rule.scale),
+              .softcap = static_cast<float>(rule.softcap)} {
+    const auto* lengths = lengths_B.const_data_ptr<int32_t>();
+    for (int64_t b = 0; b < q_BHC.size(0); ++b) {
+      const Tokens tokens = VisibleTokens(lengths[b], rule.window);
+      sequences_.push_back({.tokens = tokens,
+                            .num_parts = NumParts(tokens),
+                            .first_part = num_parts_});
+      num_parts_ += sequences_.back().num_parts;
+    }
+  }
+
+  [[nodiscard]] int64_t num_parts() const { return num_parts_; }
+
+  // Writes out [B, H, C]. Computes the first part of a sequence in `out`, and
+  // the other parts in `parts` [num_parts, H, C], which is null if there are
+  // none. Writes the log-sum-exp of each part to lse [num_parts, H].
+  void Run(float* out, float* parts, float* lse) const {
+    const std::vector<Piece> pieces = Pieces();
+    ParallelFor(std::ssize(pieces), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        RunPiece(pieces[i], out, parts, lse);
+      }
+    });
+    const auto batch = std::ssize(sequences_);
+    if (num_parts_ == batch && sinks_ == nullptr) return;
+    ParallelFor(batch, RowGrain(num_parts_ / batch * row_size()),
+                [&](int64_t begin, int64_t end) {
+                  for (int64_t b = begin; b < end; ++b) {
+                    Finish(b, out + b * row_size(), parts, lse);
+                  }
+                });
+  }
+
+ private:
+  struct Sequence {
+    Tokens tokens;
+    int64_t num_parts = 0;
+    int64_t first_part = 0;  // The sequence's first part among all parts.
+  };
+
+  [[nodiscard]] int64_t row_size() const { return heads_ * features_; }
+
+  [[nodiscard]] std::vector<Piece> Pieces() const {
+    const int64_t num_heads = item_.num_kv_heads;
+    const int64_t step = HeadsOfPiece(num_parts_, num_heads);
+    std::vector<Piece> pieces;
+    pieces.reserve(num_parts_ * CeilDiv(num_heads, step));
+    for (int64_t b = 0; b < std::ssize(sequences_); ++b) {
+      for (int64_t part = 0; part < sequences_[b].num_parts; ++part) {
+        for (int64_t k = 0; k < num_heads; k += step) {
+          pieces.push_back({.b = b,
+                            .part = part,
+                            .first_head = k,
+                            .num_heads = std::min(step, num_heads - k)});
+        }
+      }
+    }
+    return pieces;
+  }
+
+  static Tokens TokensOfPart(const Sequence& sequence, int64_t part) {
+    const Tokens& all = sequence.tokens;
+    return {all.begin + all.size() * part / sequence.num_parts,
+            all.begin + all.size() * (part + 1) / sequence.num_parts};
+  }
+
+  void RunPiece(const Piece& piece, float* out, float* parts,
+                float* lse) const {
+    const Sequence& sequence = sequences_[piece.b];
+    const Tokens tokens = TokensOfPart(sequence, piece.part);
+    const int64_t part = sequence.first_part + piece.part;
+    const int64_t head = piece.first_head * item_.group_size;
+    kernels::cpu::PagedAttentionItem item = item_;
+    lse += part * heads_ + head;
+    float* const to = (piece.part == 0 ? out + piece.b * row_size()
+                                       : parts + part * row_size()) +
+                      head * features_;
+    if (tokens.size() == 0) {
+      const int64_t num_heads = piece.num_heads * item.group_size;
+      std::fill_n(lse, num_heads, -INFINITY);
+      std::fill_n(to, num_heads * features_, 0.0F);
+      return;
+    }
+    item.begin = tokens.begin;
+    item.end = tokens.end;
+    item.num_heads = piece.num_heads;
+    item.q_NGC += piece.b * row_size() + head * features_;
+    item.k_pages += piece.first_head * features_;
+    item.v_pages += piece.first_head * features_;
+    item.page_table = page_table_ + piece.b * table_entries_;
+    kernels::cpu::Kernels().paged_attention(item, to, lse);
+  }
+
+  // Merges the parts of sequence `b` into `out`, which holds the first part.
+  // Then adds the sinks.
+  void Finish(int64_t b, float* out, const float* parts, float* lse) const {
+    const Sequence& sequence = sequences_[b];
+    float* const lse_H = lse + sequence.first_part * heads_;
+    for (int64_t i = 1; i < sequence.num_parts; ++i) {
+      kernels::cpu::Kernels().lse_merge_rows(
+          parts + (sequence.first_part + i) * row_size(), lse_H + i * heads_,
+          heads_, features_, out, lse_H);
+    }
+    if (sinks_ == nullptr) return;
+    for (int64_t h = 0; h < heads_; ++h) {
+      // `share` is the part of the softmax that the sink leaves to the keys.
+      // AddSinks would compute it in vectors over the whole batch, so its bits
+      // would depend on the sequence's place in the batch.
+      const float share = 1 / (1 + std::exp(sinks_[h] - lse_H[h]));
+      float* const out_C = out + h * features_;
+      for (int64_t c = 0; c < features_; ++c) out_C[c] *= share;
+    }
+  }
+
+  const int64_t heads_, features_;
+  const int32_t* const page_table_;
+  const int64_t table_entries_;
+  const float* const sinks_;  // Null if there are none.
+  // Holds the values that all pieces share. RunPiece copies the item and sets
+  // the values of its piece.
+  const kernels::cpu::PagedAttentionItem item_;
+  std::vector<Sequence> sequences_;
+  int64_t num_parts_ = 0;
+};
+
+// Computes PagedAttention of f32 tensors on the CPU. The caller has checked the
+// arguments, and there is at least one sequence. The bits of a sequence depend
+// neither on the batch nor on the number of threads.
+void PagedAttentionCpu(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
+                       const at::Tensor& v_pages_PSKC,
+                       const at::Tensor& page_table_BL,
+                       const at::Tensor& lengths_B, const AttentionRule& rule,
+                       const at::Tensor& sinks_H, at::Tensor& out_BHC) {
+  const at::Tensor q = q_BHC.contiguous();
+  const at::Tensor table = page_table_BL.contiguous();
+  const at::Tensor lengths = lengths_B.contiguous();
+  const at::Tensor sinks = sinks_H.defined() ? sinks_H.contiguous() : sinks_H;
+  const Launch launch(q, k_pages_PSKC, v_pages_PSKC, table, lengths, rule,
+                      sinks);
+  const int64_t num_parts = launch.num_parts();
+  at::Tensor lse = at::empty({num_parts, q.size(1)}, q.options());
+  at::Tensor parts;
+  if (num_parts > q.size(0)) {
+    parts = at::empty({num_parts, q.size(1), q.size(2)}, q.options());
+  }
+  launch.Run(out_BHC.mutable_data_ptr<float>(),
+             parts.defined() ? parts.mutable_data_ptr<float>() : nullptr,
+             lse.mutable_data_ptr<float>());
+}
 
 // Computes PagedAttention with ATen on copies of each sequence's pages. Takes
 // any dtype and device.

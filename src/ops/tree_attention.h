@@ -1,4 +1,5 @@
-// Causal attention over a packed batch of prefix trees.
+// Causal attention over a packed batch of prefix trees, or of the last tokens
+// of sequences (SuffixAttention).
 //
 // Legend: T packed tokens, H query heads, K key/value heads (H % K == 0), C
 // head features.
@@ -89,6 +90,45 @@ void TreeAttentionBackward(const at::Tensor& dout_THC, const at::Tensor& q_THC,
                                  int64_t element_bytes, int64_t num_rows,
                                  int64_t num_heads, int64_t num_kv_heads,
                                  int64_t head_features);
+
+// One sequence: the queries of its last q_size tokens and the keys of all its
+// k_size tokens. 1 <= q_size <= k_size.
+struct SuffixRows {
+  int64_t q_begin = 0;
+  int64_t q_size = 0;
+  int64_t k_begin = 0;
+  int64_t k_size = 0;
+};
+
+// Returns the causal attention of the last tokens of each sequence over all its
+// tokens, [T, H, C] in the dtype of q. The keys and values of the first tokens
+// come from a cache, so there are S key rows for T query rows. Query i of a
+// sequence sees the sequence's keys 0 to k_size - q_size + i; with a window,
+// only the last `window` of these. `sequences` cover the query rows and the key
+// rows in order. A sink is one more logit in the softmax of its head, without a
+// value.
+// Shapes:  q_THC [T, H, C]; k_SKC, v_SKC [S, K, C]; unit stride in C; sinks_H
+//          as for TreeAttention.
+// Errors:  throws c10::Error.
+// Threads: engine thread only.
+[[nodiscard]] at::Tensor SuffixAttention(
+    const at::Tensor& q_THC, const at::Tensor& k_SKC, const at::Tensor& v_SKC,
+    const std::vector<SuffixRows>& sequences, const AttentionRule& rule,
+    const at::Tensor& sinks_H = {});
+
+// Merges `part` into `out` and `lse`, which are the attention of the same query
+// rows over other keys. Shapes: out [N, H, C], lse [N, H].
+void MergeByLse(const AttentionOutput& part, at::Tensor& out_NHC,
+                at::Tensor& lse_NH);
+
+// Throws c10::Error if the sinks are defined but do not fit q_THC.
+void CheckSinks(const at::Tensor& sinks_H, const at::Tensor& q_THC);
+
+// Adds exp(sink) to the sum of each head's softmax, which shrinks `out` and
+// raises `lse`. Does nothing if the sinks are undefined. Shapes: sinks [H], out
+// [N, H, C], lse [N, H].
+void AddSinks(const at::Tensor& sinks_H, at::Tensor& out_NHC,
+              at::Tensor& lse_NH);
 
 }  // namespace weft::ops
 

@@ -2,8 +2,10 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -21,8 +23,19 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #endif
 
+#include "absl/strings/str_cat.h"
+
 namespace weft::parallel {
 namespace {
+
+// The bytes of a rank's message in Agree.
+constexpr int64_t kMessageBytes = 1024;
+
+// The timeout is long, because the machines of a job may start minutes apart.
+constexpr absl::Duration kJoinTimeout = absl::Minutes(10);
+// A year, which is practically no limit: rank 0 may work without the other
+// ranks for any time before it sends the next command.
+constexpr absl::Duration kCommandTimeout = absl::Hours(24 * 365);
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
@@ -158,6 +171,72 @@ void Communicator::Receive(at::Tensor& tensor, int from) {
   CheckContiguous(tensor);
   std::vector<at::Tensor> tensors = {tensor};
   backend_->group->recv(tensors, from, /*tag=*/0)->wait();
+}
+
+absl::Status Agree(Communicator& group, const absl::Status& own) {
+  // The note is one byte with the code of `own`, then the message of `own`,
+  // padded with zeros.
+  at::Tensor note = at::zeros({1 + kMessageBytes}, at::kByte);
+  auto* const bytes = note.mutable_data_ptr<uint8_t>();
+  bytes[0] = static_cast<uint8_t>(own.raw_code());
+  const std::string text(own.message());
+  std::copy_n(text.begin(), std::min<int64_t>(kMessageBytes, std::ssize(text)),
+              bytes + 1);
+  const at::Tensor notes = group.AllGather(note);
+  for (int rank = 0; rank < group.shard().size; ++rank) {
+    const auto* const other =
+        notes.const_data_ptr<uint8_t>() + rank * note.numel();
+    if (other[0] == 0) continue;
+    const auto* const end = std::find(other + 1, other + note.numel(), 0);
+    return {static_cast<absl::StatusCode>(other[0]),
+            absl::StrCat("rank ", rank, ": ", std::string(other + 1, end))};
+  }
+  return absl::OkStatus();
+}
+
+int64_t Smallest(Communicator& group, int64_t own) {
+  return group.AllGather(at::tensor({own})).min().item<int64_t>();
+}
+
+Links Meet(const std::shared_ptr<Rendezvous>& rendezvous, int rank,
+           const Topology& topology, bool local) {
+  Links links{.topology = topology,
+              .rank = rank,
+              .rendezvous = rendezvous,
+              .local = local};
+  if (links.alone()) return links;
+  links.commands = Communicator::Join(
+      rendezvous, {.name = "commands",
+                   .shard = {.rank = rank, .size = topology.size()},
+                   .timeout = kJoinTimeout,
+                   .local = local});
+  links.commands->SetTimeout(kCommandTimeout);
+  return links;
+}
+
+Links Meet(const World& world, const Topology& topology) {
+  if (topology.size() == 1) return {};
+  const bool serves = world.rank == 0 && !world.has_agent;
+  return Meet(Rendezvous::Tcp(world.host, world.port, serves, world.listen_fd,
+                              kJoinTimeout, world.attempt),
+              world.rank, topology, world.local());
+}
+
+void JoinOn(at::Device device, Links* links) {
+  if (links->alone()) return;
+  links->transfers = Communicator::Join(
+      links->rendezvous,
+      {.name = "transfers",
+       .shard = {.rank = links->rank, .size = links->topology.size()},
+       .device = device,
+       .local = links->local});
+  if (links->topology.tensor_size > 1) {
+    links->tensor = Communicator::Join(
+        links->rendezvous, {.name = absl::StrCat("tensor-", links->replica()),
+                            .shard = links->topology.ShardOf(links->rank),
+                            .device = device,
+                            .local = links->local});
+  }
 }
 
 }  // namespace weft::parallel

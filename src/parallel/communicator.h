@@ -12,10 +12,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "src/base/world.h"
 #include "src/parallel/shard.h"
 
 namespace weft::parallel {
@@ -88,6 +91,63 @@ class Communicator {
   const Shard shard_;
   const std::unique_ptr<Backend> backend_;
 };
+
+// All ranks of `group` call Agree and Smallest together. `group` must be a
+// group for tensors on the CPU. They throw what the operations of Communicator
+// throw.
+
+// Returns OK if `own` is OK on every rank. Otherwise every rank gets the error
+// of the lowest rank that has an error. The message is "rank N: " and the first
+// kilobyte of that rank's message.
+[[nodiscard]] absl::Status Agree(Communicator& group, const absl::Status& own);
+
+// Returns the smallest of all ranks' `own`.
+[[nodiscard]] int64_t Smallest(Communicator& group, int64_t own);
+
+// Ranks are numbered replica by replica: with 2 replicas of 3 ranks each, ranks
+// 0 1 2 share the layers of replica 0, and ranks 3 4 5 those of replica 1.
+struct Topology {
+  int tensor_size = 1;   // Ranks that share a replica's layers.
+  int num_replicas = 1;  // Copies of the model. They divide the training data.
+
+  [[nodiscard]] int size() const { return tensor_size * num_replicas; }
+  [[nodiscard]] int ReplicaOf(int rank) const { return rank / tensor_size; }
+  [[nodiscard]] Shard ShardOf(int rank) const {
+    return {.rank = rank % tensor_size, .size = tensor_size};
+  }
+};
+
+// The process groups to which a rank belongs. If it is the only rank, all three
+// groups are null.
+struct Links {
+  Topology topology;
+  int rank = 0;
+  std::shared_ptr<Rendezvous> rendezvous;
+  bool local = true;  // All ranks are on this machine.
+  // CPU group of all ranks, for rank 0's messages and their results.
+  std::unique_ptr<Communicator> commands;
+  // Device group of all ranks, for weights and gradients.
+  std::unique_ptr<Communicator> transfers;
+  // Device group of this replica's ranks; null if the replica has only this
+  // rank.
+  std::unique_ptr<Communicator> tensor;
+
+  [[nodiscard]] bool alone() const { return topology.size() == 1; }
+  [[nodiscard]] int replica() const { return topology.ReplicaOf(rank); }
+};
+
+// Ranks join in two parts, so that they can exchange errors before they need a
+// device. All ranks call each part. Both parts throw std::exception.
+
+// First part: sets up only `commands`, and returns when all ranks have joined.
+// `topology` and `world` have the same number of ranks.
+[[nodiscard]] Links Meet(const World& world, const Topology& topology);
+// First part over any rendezvous. `local`: all ranks are on this machine.
+[[nodiscard]] Links Meet(const std::shared_ptr<Rendezvous>& rendezvous,
+                         int rank, const Topology& topology, bool local);
+
+// The second part of joining: adds `transfers` and `tensor`, on `device`.
+void JoinOn(at::Device device, Links* links);
 
 }  // namespace weft::parallel
 

@@ -8,10 +8,17 @@
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
-#include "src/sampling/philox.h"
 
 namespace weft::sampling {
 namespace {
+
+constexpr int kRounds = 10;
+constexpr uint32_t kMultiplier0 = 0xD2511F53;
+constexpr uint32_t kMultiplier1 = 0xCD9E8D57;
+// Increments of the key: the fractional parts of the golden ratio and of
+// sqrt(3), times 2^32.
+constexpr uint32_t kWeyl0 = 0x9E3779B9;
+constexpr uint32_t kWeyl1 = 0xBB67AE85;
 
 // A draw without filters first finds a block of this many tokens, and then the
 // token in the block. A block is short enough for a sum in f32.
@@ -182,6 +189,21 @@ size_t DrawFiltered(const Distribution& distribution, const DrawConfig& config,
 }
 
 }  // namespace
+
+std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter,
+                                   std::array<uint32_t, 2> key) {
+  for (int round = 0; round < kRounds; ++round) {
+    const uint64_t product0 = uint64_t{kMultiplier0} * counter[0];
+    const uint64_t product1 = uint64_t{kMultiplier1} * counter[2];
+    counter = {static_cast<uint32_t>(product1 >> 32) ^ counter[1] ^ key[0],
+               static_cast<uint32_t>(product1),
+               static_cast<uint32_t>(product0 >> 32) ^ counter[3] ^ key[1],
+               static_cast<uint32_t>(product0)};
+    key[0] += kWeyl0;
+    key[1] += kWeyl1;
+  }
+  return counter;
+}
 
 float CounterUniform(uint64_t seed, uint32_t sample_index, uint32_t position) {
   const std::array<uint32_t, 4> bits = Philox4x32(

@@ -3,6 +3,7 @@
 #ifndef WEFT_SRC_SAMPLING_SAMPLER_H_
 #define WEFT_SRC_SAMPLING_SAMPLER_H_
 
+#include <array>
 #include <cstdint>
 #include <optional>
 
@@ -55,6 +56,12 @@ struct DrawResult {
 // Threads: any.
 [[nodiscard]] std::optional<DrawResult> DrawToken(
     absl::Span<const float> logits, const DrawConfig& config, float uniform);
+
+// Returns 128 random bits of Philox4x32-10, a counter-based random number
+// generator: they depend only on the counter and the key. Threads: any. Source:
+// Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
+[[nodiscard]] std::array<uint32_t, 4> Philox4x32(
+    std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
 
 }  // namespace weft::sampling
 

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -62,6 +63,15 @@ class Checkpoint {
   std::vector<std::unique_ptr<TensorFile>> files_;
   absl::flat_hash_map<std::string, DiskTensor> tensors_;
 };
+
+// Maps a tensor's name to the name of a file in the folder of the index, which
+// is model.safetensors.index.json or pytorch_model.bin.index.json.
+using ShardIndex = absl::btree_map<std::string, std::string>;
+
+// Parses the text of an index. Errors: INVALID_ARGUMENT, which names the rule
+// and, if there is one, the tensor.
+[[nodiscard]] absl::StatusOr<ShardIndex> ParseShardIndex(
+    absl::string_view json);
 
 }  // namespace weft::weights
 

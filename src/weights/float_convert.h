@@ -1,8 +1,10 @@
-// Converts float16 and bfloat16 to float32, exactly and without LibTorch.
+// Converts float16, bfloat16 and MXFP4 to float32, exactly and without
+// LibTorch.
 #ifndef WEFT_SRC_WEIGHTS_FLOAT_CONVERT_H_
 #define WEFT_SRC_WEIGHTS_FLOAT_CONVERT_H_
 
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/status/status.h"
@@ -38,6 +40,19 @@ namespace weft::weights {
 // for another dtype.
 [[nodiscard]] absl::Status CopyToFloats(const TensorView& tensor,
                                         absl::Span<float> destination);
+
+inline constexpr int64_t kMxfp4Block = 32;
+
+// Widens N blocks of MXFP4. A block has 32 values of 4 bits (one sign, two
+// exponent, one mantissa bit), which share a scale, a power of two. A byte has
+// two values, the first one in its low bits. The scale of byte s is 2^(s -
+// 127).
+// Shapes:  blocks [N, 16], scales [N], values [N, 32].
+// Errors:  INVALID_ARGUMENT for a scale of 255, which stands for NaN.
+// Threads: any.   Source: OCP Microscaling Formats 1.0.
+[[nodiscard]] absl::Status WidenMxfp4(absl::Span<const std::byte> blocks,
+                                      absl::Span<const std::byte> scales,
+                                      absl::Span<float> values);
 
 }  // namespace weft::weights
 

@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/base/status_macros.h"
-#include "src/weights/pickle_opcodes.h"
 
 namespace weft::weights {
 namespace {
@@ -17,6 +16,92 @@ absl::Status Refuse(absl::string_view why) {
 }
 
 }  // namespace
+
+absl::Status PickleHeap::Charge(size_t num_items) {
+  num_charged_ += num_items;
+  if (num_charged_ <= kMaxPickleItems) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("makes more than ", kMaxPickleItems, " items"));
+}
+
+absl::StatusOr<PickleValue> PickleHeap::NewTuple(
+    absl::Span<const PickleValue> items) {
+  WEFT_RETURN_IF_ERROR(Charge(items.size()));
+  const auto first = static_cast<int64_t>(items_.size());
+  items_.insert(items_.end(), items.begin(), items.end());
+  return PickleValue{.kind = PickleKind::kTuple,
+                     .size = static_cast<uint32_t>(items.size()),
+                     .number = first};
+}
+
+absl::StatusOr<PickleValue> PickleHeap::NewDict(bool ordered) {
+  WEFT_RETURN_IF_ERROR(Charge(1));
+  const auto index = static_cast<int64_t>(dicts_.size());
+  dicts_.push_back({.ordered = ordered});
+  return PickleValue{.kind = PickleKind::kDict, .number = index};
+}
+
+absl::Status PickleHeap::Insert(const PickleValue& dict,
+                                absl::Span<const PickleValue> keys_and_values) {
+  if (keys_and_values.size() % 2 != 0) {
+    return absl::InvalidArgumentError("has a key without a value");
+  }
+  WEFT_RETURN_IF_ERROR(Charge(keys_and_values.size()));
+  auto& entries = dicts_[static_cast<size_t>(dict.number)].entries;
+  for (size_t i = 0; i < keys_and_values.size(); i += 2) {
+    if (keys_and_values[i].kind != PickleKind::kString) {
+      return absl::InvalidArgumentError("has a key that is not a string");
+    }
+    entries.emplace_back(keys_and_values[i], keys_and_values[i + 1]);
+  }
+  return absl::OkStatus();
+}
+
+std::string PickleOpcodeName(uint8_t opcode) {
+  struct Row {
+    uint8_t opcode;
+    const char* name;
+  };
+  static constexpr Row kRows[] = {
+      {'(', "MARK"},          {')', "EMPTY_TUPLE"},
+      {'.', "STOP"},          {'0', "POP"},
+      {'1', "POP_MARK"},      {'2', "DUP"},
+      {'B', "BINBYTES"},      {'C', "SHORT_BINBYTES"},
+      {'F', "FLOAT"},         {'G', "BINFLOAT"},
+      {'I', "INT"},           {'J', "BININT"},
+      {'K', "BININT1"},       {'L', "LONG"},
+      {'M', "BININT2"},       {'N', "NONE"},
+      {'P', "PERSID"},        {'Q', "BINPERSID"},
+      {'R', "REDUCE"},        {'S', "STRING"},
+      {'T', "BINSTRING"},     {'U', "SHORT_BINSTRING"},
+      {'V', "UNICODE"},       {'X', "BINUNICODE"},
+      {']', "EMPTY_LIST"},    {'a', "APPEND"},
+      {'b', "BUILD"},         {'c', "GLOBAL"},
+      {'d', "DICT"},          {'e', "APPENDS"},
+      {'g', "GET"},           {'h', "BINGET"},
+      {'i', "INST"},          {'j', "LONG_BINGET"},
+      {'l', "LIST"},          {'o', "OBJ"},
+      {'p', "PUT"},           {'q', "BINPUT"},
+      {'r', "LONG_BINPUT"},   {'s', "SETITEM"},
+      {'t', "TUPLE"},         {'u', "SETITEMS"},
+      {'}', "EMPTY_DICT"},    {0x80, "PROTO"},
+      {0x81, "NEWOBJ"},       {0x82, "EXT1"},
+      {0x83, "EXT2"},         {0x84, "EXT4"},
+      {0x85, "TUPLE1"},       {0x86, "TUPLE2"},
+      {0x87, "TUPLE3"},       {0x88, "NEWTRUE"},
+      {0x89, "NEWFALSE"},     {0x8a, "LONG1"},
+      {0x8b, "LONG4"},        {0x8c, "SHORT_BINUNICODE"},
+      {0x8d, "BINUNICODE8"},  {0x8e, "BINBYTES8"},
+      {0x8f, "EMPTY_SET"},    {0x90, "ADDITEMS"},
+      {0x91, "FROZENSET"},    {0x92, "NEWOBJ_EX"},
+      {0x93, "STACK_GLOBAL"}, {0x94, "MEMOIZE"},
+      {0x95, "FRAME"},        {0x96, "BYTEARRAY8"},
+      {0x97, "NEXT_BUFFER"},  {0x98, "READONLY_BUFFER"}};
+  for (const Row& row : kRows) {
+    if (row.opcode == opcode) return row.name;
+  }
+  return absl::StrCat("0x", absl::Hex(opcode, absl::kZeroPad2));
+}
 
 std::array<PickleMachine::Handler, 256> PickleMachine::Handlers() {
   std::array<Handler, 256> handlers{};

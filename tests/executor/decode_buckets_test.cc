@@ -1,10 +1,10 @@
-#include "src/executor/decode_buckets.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <set>
+
+#include "src/executor/decode_graph.h"
 
 namespace weft::executor {
 namespace {

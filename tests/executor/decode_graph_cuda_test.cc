@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "src/executor/channel.h"
 #include "src/executor/decode_graph.h"
+#include "src/executor/message.h"
 #include "src/executor/model_runner.h"
 #include "src/model/decoder_weights.h"
 #include "tests/executor/decode_plan.h"

@@ -7,7 +7,7 @@
 #include <memory>
 #include <utility>
 
-#include "src/executor/channel.h"
+#include "src/executor/message.h"
 #include "src/executor/model_runner.h"
 #include "src/model/decoder_weights.h"
 #include "tests/model/tiny_model.h"

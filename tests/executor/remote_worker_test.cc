@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "src/executor/channel.h"
+#include "src/executor/message.h"
 #include "src/model/decoder_weights.h"
 #include "tests/model/tiny_model.h"
 

@@ -6,7 +6,7 @@
 #include <filesystem>
 
 #include "absl/strings/string_view.h"
-#include "src/weights/shard_index.h"
+#include "src/weights/checkpoint.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto index = weft::weights::ParseShardIndex(

@@ -9,7 +9,6 @@
 #include "absl/strings/string_view.h"
 #include "src/weights/regular_file.h"
 #include "src/weights/torch_bin.h"
-#include "src/weights/torch_pickle.h"
 #include "tests/support/memory_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "src/loss/logits.h"
 #include "src/ops/int8_weight.h"
 #include "tests/head/head_problem.h"
 #include "tests/ops/quantized.h"

@@ -11,7 +11,6 @@
 #include "absl/strings/str_cat.h"
 #include "src/lora/adapter_shard.h"
 #include "src/loss/fused_head.h"
-#include "src/loss/logits.h"
 #include "tests/head/head_problem.h"
 #include "tests/support/ranks.h"
 #include "tests/support/tolerance.h"

@@ -3,7 +3,7 @@
 Values go to the device and back through src/ops/host_copy.h, where ToHost is the
 one wait of a pass. Any other wait leaves the device idle while the host prepares
 the next kernel. The host waits if it reads a number from a tensor, copies between
-ordinary memory and a device (as src/ops/bulk_copy.h does), or needs a result whose
+ordinary memory and a device (as BulkCopy does), or needs a result whose
 size only the device knows.
 """
 
@@ -35,7 +35,7 @@ ALLOWED = {
     ("lora/adapter.cc", "bulk"): "an adapter comes to the device or leaves it",
     ("model/decoder.cc", "item"): "when a model is loaded",
     ("loss/head_products.cc", "nonzero"): "a gradient filter, off by default",
-    ("executor/channel.cc", "item"): "a tensor of the host",
+    ("executor/message.cc", "item"): "a tensor of the host",
 }
 
 _COMMENT = re.compile(r"//[^\n]*")

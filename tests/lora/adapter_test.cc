@@ -9,8 +9,6 @@
 #include <set>
 #include <vector>
 
-#include "src/lora/lora_init.h"
-
 namespace weft::lora {
 namespace {
 

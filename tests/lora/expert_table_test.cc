@@ -1,8 +1,6 @@
 // Compares the adapters' products of all experts at once (ExpertTable) with
 // products in f64 of one expert after another. Without CUDA, the kernels run on
 // the host, on CPU tensors.
-#include "src/lora/expert_table.h"
-
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "kernels/cuda/lora_product.h"
+#include "src/lora/lora_cuda.h"
 #include "src/ops/cuda_dispatch.h"
 #include "tests/lora/on_device.h"
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "src/lora/lora_cpu.h"
-#include "src/ops/bf16_product.h"
+#include "src/ops/matmul.h"
 #include "tests/lora/odd_widths.h"
 
 namespace weft::lora {

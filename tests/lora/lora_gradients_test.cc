@@ -1,9 +1,9 @@
-#include "src/lora/lora_gradients.h"
-
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <memory>
+
+#include "src/lora/adapter.h"
 
 namespace weft::lora {
 namespace {

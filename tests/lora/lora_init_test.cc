@@ -1,5 +1,3 @@
-#include "src/lora/lora_init.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -7,6 +5,8 @@
 #include <set>
 #include <utility>
 #include <vector>
+
+#include "src/lora/adapter.h"
 
 namespace weft::lora {
 namespace {

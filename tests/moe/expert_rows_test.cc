@@ -1,10 +1,10 @@
-#include "src/model/expert_rows.h"
-
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <memory>
 #include <vector>
+
+#include "src/model/router.h"
 
 namespace weft::moe {
 namespace {
@@ -13,7 +13,7 @@ at::Tensor Longs(std::vector<int64_t> values) {
   return at::tensor(values, at::kLong);
 }
 
-// The example in expert_rows.h.
+// The example in router.h.
 TEST(SortByExpertTest, PutsTheRowsOfAnExpertTogether) {
   const ExpertRows rows =
       SortByExpert(Longs({2, 0, 0, 1, 2, 0}).view({3, 2}), {.count = 3}, {});
@@ -58,7 +58,7 @@ TEST(SortByExpertTest, GivesEveryExpertTheSegmentsOfItsTokens) {
   EXPECT_EQ(one[1].end, 2);
 }
 
-// Two ranks share the experts of the example in expert_rows.h.
+// Two ranks share the experts of the example in router.h.
 TEST(SortByExpertTest, LeavesOutTheExpertsOfOtherRanks) {
   const at::Tensor experts_TK = Longs({2, 0, 0, 1, 2, 0}).view({3, 2});
   const ExpertRows first =

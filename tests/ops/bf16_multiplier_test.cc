@@ -1,5 +1,3 @@
-#include "src/ops/bf16_multiplier.h"
-
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -7,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/bf16_product.h"
+#include "src/ops/small_products.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::ops {

@@ -1,11 +1,11 @@
 // Tests bulk copies. tests/model runs the CUDA tests also without a GPU, on the
 // device of tests/support/host_device.
-#include "src/ops/bulk_copy.h"
-
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <new>
+
+#include "src/ops/host_copy.h"
 
 namespace weft::ops {
 namespace {

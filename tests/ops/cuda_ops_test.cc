@@ -11,7 +11,7 @@
 #include "src/ops/paged_attention.h"
 #include "src/ops/rms_norm.h"
 #include "src/ops/rotary.h"
-#include "src/ops/tree_attention_parts.h"
+#include "src/ops/tree_attention.h"
 #include "src/ops/vocab_rows.h"
 #include "tests/support/dtype_name.h"
 #include "tests/support/tolerance.h"

@@ -10,7 +10,6 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
-#include "src/ops/bf16_product.h"
 #include "src/ops/int8_weight.h"
 #include "tests/support/tolerance.h"
 

@@ -1,10 +1,9 @@
-#include "src/ops/panel_multiplier.h"
-
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
 
+#include "src/ops/small_products.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::ops {

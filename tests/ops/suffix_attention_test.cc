@@ -1,5 +1,3 @@
-#include "src/ops/suffix_attention.h"
-
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -8,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "src/ops/tree_attention.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::ops {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "src/ops/bf16_product.h"
+#include "src/ops/matmul.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::ops {

@@ -1,10 +1,9 @@
-#include "src/parallel/agreement.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
 
+#include "src/parallel/communicator.h"
 #include "tests/support/ranks.h"
 #include "tests/support/status_matchers.h"
 

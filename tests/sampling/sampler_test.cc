@@ -11,8 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "src/sampling/philox.h"
-
 namespace weft::sampling {
 namespace {
 

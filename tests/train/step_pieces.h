@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "src/engine/batch_packer.h"
-#include "src/lora/lora_gradients.h"
+#include "src/lora/adapter.h"
 
 namespace weft::testing {
 

@@ -10,7 +10,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/weights/safetensors.h"
-#include "src/weights/shard_index.h"
 #include "tests/weights/files.h"
 #include "tests/weights/torch_files.h"
 

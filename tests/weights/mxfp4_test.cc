@@ -1,10 +1,9 @@
-#include "src/weights/mxfp4.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <vector>
 
+#include "src/weights/float_convert.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::weights {

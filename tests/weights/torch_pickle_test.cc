@@ -1,5 +1,3 @@
-#include "src/weights/torch_pickle.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/weights/pickle_machine.h"
-#include "src/weights/pickle_opcodes.h"
+#include "src/weights/torch_bin.h"
 #include "tests/support/processor_time.h"
 #include "tests/weights/torch_files.h"
 

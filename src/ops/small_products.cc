@@ -1,9 +1,11 @@
-#include "src/ops/bf16_multiplier.h"
+#include "src/ops/small_products.h"
 
 #include <algorithm>
+#include <cstdint>
 
 #include "kernels/cpu/bf16_product.h"
-#include "src/ops/bf16_product.h"
+#include "kernels/cpu/kernels.h"
+#include "src/ops/matmul.h"
 
 namespace weft::ops {
 namespace {
@@ -14,6 +16,34 @@ using kernels::cpu::kBf16PanelInputs;
 using kernels::cpu::kBf16PanelOutputs;
 
 }  // namespace
+
+void PanelMultiplier::Multiply(const at::Tensor& out, const at::Tensor& a,
+                               const at::Tensor& b, bool adds, double alpha) {
+  namespace k = kernels::cpu;
+  const int64_t terms = b.size(0), columns = b.size(1);
+  const int64_t floats = k::PanelFloats(terms, columns);
+  if (capacity_ < floats) {
+    panels_ = std::make_unique_for_overwrite<float[]>(floats);
+    capacity_ = floats;
+  }
+  k::Kernels().copy_panels({.from_KN = b.const_data_ptr<float>(),
+                            .k_stride = b.stride(0),
+                            .n_stride = b.stride(1),
+                            .num_terms = terms,
+                            .num_columns = columns,
+                            .panels = panels_.get()});
+  k::Kernels().panel_product({.left_MK = a.const_data_ptr<float>(),
+                              .m_stride = a.stride(0),
+                              .k_stride = a.stride(1),
+                              .right_KN = panels_.get(),
+                              .num_rows = a.size(0),
+                              .num_terms = terms,
+                              .num_columns = columns,
+                              .scale = static_cast<float>(alpha),
+                              .adds = adds,
+                              .out_MN = out.mutable_data_ptr<float>(),
+                              .out_stride = out.stride(0)});
+}
 
 Bf16Multiplier::Rows Bf16Multiplier::RoundRows(const Bf16KernelTable& kernels,
                                                const at::Tensor& a,
