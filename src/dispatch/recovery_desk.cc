@@ -106,7 +106,7 @@ void RecoveryDesk::AddReply(AdapterKey key, const StoredReply& reply) {
   AdapterRecord* record = s_.Find(key);
   if (record == nullptr || reply.step == 0) return;
   Store(*record, key, reply);
-  record->info.last_step = reply.step;
+  ++record->info.last_step;
   s_.scheduler.SkipTo(key, reply.step);
 }
 

@@ -1,11 +1,12 @@
 // Decides what the device does next: which training requests share a
 // micro-batch, which step runs alone, and when decoding runs.
 //
-// Order. Numbered work of an adapter runs in the order of its numbers.
-// Work behind a gap waits for the missing number. kTrain, kOptim and loads
-// without a number get the number after the highest taken one. Other kAdapterOp
-// without a number run after all numbered work that came before them. kOptim and kAdapterOp
-// are barriers: no other step of their adapter is on the device with them.
+// Order. Numbered work of an adapter runs in the order of its numbers. Work
+// behind a gap waits for the missing number. kTrain, kOptim and loads without a
+// number get the number after the highest taken one. Other kAdapterOp without a
+// number run after all numbered work that came before them. kOptim and
+// kAdapterOp are barriers: no other step of their adapter is on the device with
+// them.
 // Unnumbered Forwards and training work on the base model have no such order:
 // they run by arrival and do not wait for gaps. No other step of the adapter
 // runs between two slices of a request.

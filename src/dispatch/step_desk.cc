@@ -185,15 +185,17 @@ void StepDesk::Complete(uint64_t id, absl::StatusOr<StepResult> result,
 
 void StepDesk::NoteResult(AdapterRecord& record, const StepWork& work,
                           const StepResult& result) {
-  // CompleteLoad has set the last step of a state that was loaded.
+  // CompleteLoad has set the steps of a state that was loaded.
   if (work.step > 0 && !std::holds_alternative<AdapterInfo>(result)) {
-    record.info.last_step = work.step;
+    ++record.info.last_step;
   }
   // A checkpoint of kind kSampler has weights only, so it makes no step
   // durable.
   const auto* saved = std::get_if<CheckpointInfo>(&result);
   if (saved != nullptr && saved->kind == CheckpointKind::kTrain) {
-    RaiseDurableStep(record, saved->last_step);
+    RaiseDurableStep(record, work.step > 0
+                                 ? work.step
+                                 : s_.scheduler.LastStep(work.adapter));
   }
   if (work.again) s_.scheduler.SkipTo(work.adapter, work.step);
   if (const auto* trained = std::get_if<TrainResult>(&result)) {

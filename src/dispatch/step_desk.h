@@ -27,8 +27,8 @@ class StepDesk {
   // runs on the reply thread, or before this method returns if the step is
   // refused. Errors of a refusal: those of ReplayTable::Lookup and
   // Scheduler::Enqueue, NOT_FOUND, FAILED_PRECONDITION (the epoch of an
-  // earlier adapter of this name), RESOURCE_EXHAUSTED (no room to record the step), or UNAVAILABLE
-  // while draining.
+  // earlier adapter of this name), RESOURCE_EXHAUSTED (no room to record the
+  // step), or UNAVAILABLE while draining.
   CancelHandle Submit(StepRequest request, sched::WorkItem item,
                       StepCallback done);
 
@@ -47,8 +47,7 @@ class StepDesk {
   // Call it after a slice that is not the request's last. Returns false if no
   // caller waits for a request without a number, which then ends with Complete.
   [[nodiscard]] bool FinishSlice(uint64_t id);
-  // Ends a load after which the adapter has the state of step `last_step` of
-  // the adapter that was saved.
+  // Ends a load. `last_step` counts the steps that the loaded state has.
   void CompleteLoad(const StepTask& load, uint64_t last_step,
                     const AdapterFacts& facts);
   // Counts the micro-batch's tokens for each tenant and adapter.

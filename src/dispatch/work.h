@@ -27,7 +27,7 @@ struct StepTask {
   uint64_t id = 0;  // The step's id in StepDesk.
   AdapterKey adapter = AdapterKey::kBaseModel;
   uint64_t step = 0;       // The step's number; 0 if it has none.
-  uint64_t last_step = 0;  // The last step that the adapter's state has.
+  uint64_t last_step = 0;  // The steps that the adapter's state has.
   const StepRequest* request = nullptr;
   const std::string* digest = nullptr;  // PayloadDigest of the request.
   TraceId trace;                        // The first caller's trace id.

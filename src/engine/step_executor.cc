@@ -123,7 +123,7 @@ void StepExecutor::Save(const dispatch::StepTask& step,
                         const SaveCheckpointRequest& request) {
   const lora::Adapter& adapter = *context_.adapters.Find(step.adapter);
   AdapterCopy copy{.config = adapter.config(),
-                   .last_step = step.step > 0 ? step.step : step.last_step};
+                   .last_step = step.last_step + (step.step > 0 ? 1 : 0)};
   const absl::StatusOr<AdapterInfo> owner =
       context_.dispatcher.adapters().Info(request.adapter_id);
   if (owner.ok()) copy.tenant = owner->tenant;

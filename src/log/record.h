@@ -52,7 +52,7 @@ struct StoredAdapter {
   std::string tenant;
   LoraConfig config;
   uint64_t epoch = 0;
-  uint64_t last_step = 0;  // The last step that the state has.
+  uint64_t last_step = 0;  // The steps that the state has.
   uint64_t next_step = 1;  // The number of the next new step.
   absl::Time created_at;
   std::optional<ImageRecord> image;  // None: the weights are initial.
@@ -100,7 +100,7 @@ struct LoadedRecord {
   StepRequest request;
   std::string file;
   uint64_t optim_steps = 0;
-  uint64_t last_step = 0;  // The last step that the state has.
+  uint64_t last_step = 0;  // The steps that the state has.
 };
 
 struct ReleaseRecord {

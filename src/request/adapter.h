@@ -96,7 +96,9 @@ struct AdapterInfo {
   LoraConfig config;
   Durability durability = Durability::kMemory;
   uint64_t epoch = 0;      // Tells the adapter from others of the same name.
-  uint64_t last_step = 0;  // The last step that the adapter's state has.
+  // Counts the steps that made the adapter's state. A load takes the count of
+  // the checkpoint, so the count of a later step may differ from its number.
+  uint64_t last_step = 0;
   uint64_t next_step = 0;  // The number of the next new step.
   uint64_t durable_step = 0;
   uint64_t optim_steps = 0;

@@ -133,7 +133,7 @@ class AdapterInfo:
 
     adapter_id: str
     config: LoraConfig
-    last_step: int  # The last step that the state has.
+    last_step: int  # Counts the steps that made the state.
     next_step: int  # The number of the next step; it never goes back.
     optim_steps: int
     version: int

@@ -126,7 +126,9 @@ def open_adapter(client: Client, options: argparse.Namespace) -> tuple[Adapter, 
     if last is not None and not info.last_step:
         info = adapter.load(last.name)
     logged = last_number(options.output, options.log_format)
-    if info.last_step not in (0, logged, *(one.last_step for one in saved)):
+    is_logged = info.next_step - 1 == logged
+    is_saved = info.last_step in (0, *(one.last_step for one in saved))
+    if not is_logged and not is_saved:
         info = _without_gradient(adapter, info, last)
     if info.optim_steps:
         print(f"{adapter.id} goes on behind step {info.optim_steps}", flush=True)
