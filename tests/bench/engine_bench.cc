@@ -76,10 +76,10 @@ int main(int argc, char** argv) {
   prometheus::Registry registry;
   const auto engine = ValueOrDie(weft::StartEngine(
       {.model_dir = argv[1],
-       .checkpoint_dir = std::string(argv[2]) + ".d",
        .device = weft::Device::kCpu,
        .dtype = is_bf16 ? weft::Dtype::kBf16 : weft::Dtype::kF32,
-       .num_threads = std::atoi(argv[6])},
+       .num_threads = std::atoi(argv[6]),
+       .checkpoint_dir = std::string(argv[2]) + ".d"},
       weft::World(), &registry));
   CreateAdapter(*engine, std::atoi(argv[4]));
   const double loss = Step(*engine, data);

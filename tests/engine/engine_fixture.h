@@ -106,10 +106,10 @@ class EngineFixture : public ::testing::Test {
 
   [[nodiscard]] EngineOptions Options() const {
     return {.model_dir = folder_ / "model",
-            .checkpoint_dir = folder_ / "checkpoints",
             .device = Device::kCpu,
             .dtype = Dtype::kF32,
             .num_threads = 1,
+            .checkpoint_dir = folder_ / "checkpoints",
             .kv_cache_bytes = 1 << 20};
   }
 
