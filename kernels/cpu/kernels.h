@@ -121,10 +121,6 @@ struct KernelTable {
   // Writes the weights [begin, end) of an 8-bit row to `out`, as exact f32.
   void (*widen_int8_row)(const int8_t* row, int64_t inputs, int64_t begin,
                          int64_t end, float* out);
-  // Computes y = x W with an f32 W [I, O], for few rows of x and the item's
-  // range of outputs. y does not overlap other operands. The bits of an element
-  // of y do not depend on other rows or on the range.
-  void (*row_product)(const RowProduct& item);
   // Computes out = scale left right, or adds this product to out, in f32. `out`
   // does not overlap other operands. The bits of an element of `out` do not
   // depend on other rows or columns, nor on whether the right matrix is in

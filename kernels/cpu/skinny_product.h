@@ -1,5 +1,5 @@
-// Arguments of the products of few rows: skinny_product_* and row_product of
-// kernels.h. Legend: B rows, I inputs, O outputs.
+// Arguments of skinny_product_* of kernels.h, the products of few rows. Legend:
+// B rows, I inputs, O outputs.
 #ifndef WEFT_KERNELS_CPU_SKINNY_PRODUCT_H_
 #define WEFT_KERNELS_CPU_SKINNY_PRODUCT_H_
 
@@ -19,22 +19,6 @@ struct SkinnyProduct {
   float scale = 1;                // Multiplies the product, but not the bias.
   bool adds = false;              // If true, adds to y; otherwise overwrites
                                   // it.
-  float* y_BO = nullptr;
-  int64_t y_stride = 0;
-  int64_t begin = 0;  // Only outputs [begin, end) are written.
-  int64_t end = 0;
-};
-
-// The product of a few rows of x with the columns [begin, end) of a weight
-// [I, O]. Strides count elements from row to row. Elements of a row are
-// adjacent.
-struct RowProduct {
-  const float* x_BI = nullptr;
-  int64_t x_stride = 0;
-  int64_t num_rows = 1;    // B >= 1.
-  int64_t num_inputs = 0;  // I.
-  const float* weight_IO = nullptr;
-  int64_t weight_stride = 0;
   float* y_BO = nullptr;
   int64_t y_stride = 0;
   int64_t begin = 0;  // Only outputs [begin, end) are written.

@@ -11,7 +11,6 @@
 #include "kernels/cpu/panel_copy_body.h"
 #include "kernels/cpu/panel_product_body.h"
 #include "kernels/cpu/rms_norm_body.h"
-#include "kernels/cpu/row_product_body.h"
 #include "kernels/cpu/skinny_product_body.h"
 #include "kernels/cpu/tables.h"
 #include "kernels/cpu/vocab_rows_body.h"
@@ -44,7 +43,6 @@ constexpr KernelTable MakeTable(Isa isa, const char* name) {
           .skinny_product_int8 = RunSkinnyProduct<int8_t>,
           .quantize_row = QuantizeRow,
           .widen_int8_row = WidenInt8Row,
-          .row_product = RunRowProduct,
           .panel_product = RunPanelProduct,
           .copy_panels = CopyPanels,
           .add_parts = AddParts,

@@ -291,34 +291,37 @@ at::Tensor SkinnyMatMul(const at::Tensor& a_MK, const at::Tensor& weight,
   return y_MN;
 }
 
-// Returns whether row_product computes the product: both operands are f32 on a
-// CPU and not empty, b is stored row by row, and a has few rows.
+// Returns whether the panel kernel reads b itself: both operands are f32 on a
+// CPU and not empty, b is stored row by row, and a has so few rows that copying
+// b would not pay off.
 bool IsRowProduct(const at::Tensor& a_MK, const at::Tensor& b_KN) {
-  return b_KN.stride(1) == 1 && HasCpuKernel(a_MK) && a_MK.numel() > 0 &&
-         b_KN.numel() > 0 && a_MK.size(0) <= kernels::cpu::kSkinnyRows &&
-         a_MK.stride(1) == 1 && b_KN.scalar_type() == at::kFloat;
+  return b_KN.stride(1) == 1 && a_MK.size(0) <= kernels::cpu::kSkinnyRows &&
+         TakesPanels(a_MK, b_KN);
 }
 
 at::Tensor RowMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
                      const at::Tensor& bias_N) {
-  const int64_t outputs = b_KN.size(1);
+  const int64_t inputs = b_KN.size(0), outputs = b_KN.size(1);
   at::Tensor y_MN = at::empty({a_MK.size(0), outputs}, a_MK.options());
-  const kernels::cpu::RowProduct whole{
-      .x_BI = a_MK.const_data_ptr<float>(),
-      .x_stride = a_MK.stride(0),
+  const kernels::cpu::PanelProduct whole{
+      .left_MK = a_MK.const_data_ptr<float>(),
+      .m_stride = a_MK.stride(0),
+      .k_stride = a_MK.stride(1),
+      .right_KN = b_KN.const_data_ptr<float>(),
+      .right_stride = b_KN.stride(0),
       .num_rows = a_MK.size(0),
-      .num_inputs = a_MK.size(1),
-      .weight_IO = b_KN.const_data_ptr<float>(),
-      .weight_stride = b_KN.stride(0),
-      .y_BO = y_MN.mutable_data_ptr<float>(),
-      .y_stride = outputs};
-  constexpr int64_t kGroup = 64;  // A multiple of each kernel's block.
-  ParallelFor(CeilDiv(outputs, kGroup), RowGrain(kGroup * a_MK.size(1)),
+      .num_terms = inputs,
+      .out_MN = y_MN.mutable_data_ptr<float>(),
+      .out_stride = outputs};
+  ParallelFor(CeilDiv(outputs, kSliceColumns), RowGrain(kSliceColumns * inputs),
               [&](int64_t begin, int64_t end) {
-                kernels::cpu::RowProduct part = whole;
-                part.begin = begin * kGroup;
-                part.end = std::min(end * kGroup, outputs);
-                kernels::cpu::Kernels().row_product(part);
+                const int64_t first = begin * kSliceColumns;
+                kernels::cpu::PanelProduct part = whole;
+                part.right_KN += first;
+                part.out_MN += first;
+                part.num_columns =
+                    std::min(end * kSliceColumns, outputs) - first;
+                kernels::cpu::Kernels().panel_product(part);
               });
   if (bias_N.defined()) y_MN.add_(bias_N);
   return y_MN;
