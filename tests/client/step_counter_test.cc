@@ -72,7 +72,7 @@ TEST(StepCounterTest, AStepHasTheEpochOfItsNumber) {
   stale.SetPayload(kStaleEpochPayload, {});
   // The step did not run, so its number is free again. The counter keeps its
   // epoch until Reset.
-  EXPECT_EQ(counter.Finish(first.step, OutcomeOfTrainingStep(stale), stale),
+  EXPECT_EQ(counter.Finish(first.step, OutcomeOfStep(stale), stale),
             stale);
   EXPECT_EQ(counter.Take()->epoch, 7);
   counter.Reset(3, 9);
@@ -87,14 +87,14 @@ TEST(StepCounterTest, IsNotIdleWithStepsInFlight) {
   EXPECT_TRUE(absl::IsFailedPrecondition(counter.CheckIdle()));
 }
 
-TEST(OutcomeOfTrainingStepTest, KnowsWhatFreesANumber) {
-  EXPECT_EQ(OutcomeOfTrainingStep(absl::OkStatus()), StepOutcome::kDone);
-  EXPECT_EQ(OutcomeOfTrainingStep(kBad), StepOutcome::kRefused);
-  EXPECT_EQ(OutcomeOfTrainingStep(absl::ResourceExhaustedError("")),
+TEST(OutcomeOfStepTest, KnowsWhatFreesANumber) {
+  EXPECT_EQ(OutcomeOfStep(absl::OkStatus()), StepOutcome::kDone);
+  EXPECT_EQ(OutcomeOfStep(kBad), StepOutcome::kRefused);
+  EXPECT_EQ(OutcomeOfStep(absl::ResourceExhaustedError("")),
             StepOutcome::kRefused);
-  EXPECT_EQ(OutcomeOfTrainingStep(absl::FailedPreconditionError("")),
+  EXPECT_EQ(OutcomeOfStep(absl::FailedPreconditionError("")),
             StepOutcome::kUnknown);
-  EXPECT_EQ(OutcomeOfTrainingStep(absl::DeadlineExceededError("")),
+  EXPECT_EQ(OutcomeOfStep(absl::DeadlineExceededError("")),
             StepOutcome::kUnknown);
 }
 
