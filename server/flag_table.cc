@@ -104,10 +104,6 @@ std::vector<Flag> AdapterFlags() {
                "missing. A step is on disk before its answer, and a start goes "
                "on from there. Empty: a restart keeps only checkpoints.",
                "DIR"),
-      MakeFlag(kGroup, "recover-adapter", WEFT_ENGINE(recover_adapters),
-               "An adapter without which a start goes on if its state is "
-               "damaged; may be repeated. Its files stay in set-aside.",
-               "NAME,..."),
       MakeFlag(kGroup, "accept-base-model-change",
                WEFT_ENGINE(accept_base_model_change),
                "Take state and checkpoints of another base model."),

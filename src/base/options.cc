@@ -56,9 +56,6 @@ void CheckState(const EngineOptions& options, Complaints* complaints) {
         " is above ", kMaxDurableReplyBytes,
         ", which is the limit with --state-dir"));
   }
-  if (options.state_dir.empty() && !options.recover_adapters.empty()) {
-    complaints->Add("--recover-adapter goes with --state-dir");
-  }
 }
 
 }  // namespace

@@ -35,9 +35,6 @@ struct EngineOptions {
   // adapter's Durability says how much of the adapter the folder holds. Empty:
   // a restart loses everything that is not in a checkpoint.
   std::string state_dir;
-  // If the data of one of these adapters in `state_dir` is damaged, the server
-  // starts without the adapter. Damage to any other adapter stops the start.
-  std::vector<std::string> recover_adapters;
   bool accept_base_model_change = false;  // Takes state of another model.
   // A snapshot is written when the log has grown by snapshot_log_bytes since
   // the last snapshot, or when a replay would take snapshot_replay_seconds.

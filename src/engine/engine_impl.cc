@@ -202,19 +202,17 @@ absl::Status EngineImpl::Recover() {
         opened.Notify();
         return started;
       },
-      [this, start = SteadyNow()] { return FinishRecovery(start); });
+      [this, start = SteadyNow()] { FinishRecovery(start); });
   opened.WaitForNotification();
   WEFT_RETURN_IF_ERROR(status);
-  const RecoveryReport& report = recovery_.report();
-  const LogSummary& log = report.log;
+  const LogSummary& log = recovery_.report().log;
   const bool names_collide =
       std::ranges::any_of(log.restores.adapters(), [&log](const auto& adapter) {
         return log.changed.contains(adapter.second.adapter_id);
       });
-  // If the log has a hole or an adapter was set aside (report.damaged), clients
-  // may use the engine only after the replay. If log.restores and log.changed
-  // share an adapter id, checkpoints are loaded only after the replay.
-  if (report.damaged || names_collide) WEFT_RETURN_IF_ERROR(recovery_.Wait());
+  // If log.restores and log.changed share an adapter id, checkpoints are loaded
+  // only after the replay.
+  if (names_collide) WEFT_RETURN_IF_ERROR(recovery_.Wait());
   return LoadFromCheckpoints(log.restores);
 }
 
@@ -267,14 +265,14 @@ absl::Status EngineImpl::StartRecording() {
           &*log_metrics_));
   recorder_.Start(
       std::move(writer), {.bytes = log.num_bytes, .time = absl::ZeroDuration()},
-      SettingsOf(parts_.options, *parts_.decoder), log.marks, log.restores);
+      SettingsOf(parts_.options, *parts_.decoder), log.adapters, log.restores);
   for (const uint64_t work : log.given_up) {
     recorder_.Write(records::GivenUpRecord{.work = work});
   }
   return absl::OkStatus();
 }
 
-absl::Status EngineImpl::FinishRecovery(absl::Time began_at) {
+void EngineImpl::FinishRecovery(absl::Time began_at) {
   const RecoveryReport& report = recovery_.report();
   const absl::Duration duration = SteadyNow() - began_at;
   recorder_.AddCost(report.device_time);
@@ -283,10 +281,7 @@ absl::Status EngineImpl::FinishRecovery(absl::Time began_at) {
        {"records", report.log.num_records},
        {"mismatches", report.mismatches},
        {"torn_bytes", report.log.torn_bytes},
-       {"thinned_batches", report.thinned},
        {"seconds", absl::ToDoubleSeconds(duration)}});
-  // After a snapshot the next start does not read the damaged files again.
-  return report.damaged ? snapshots_.WriteNow() : absl::OkStatus();
 }
 
 void EngineImpl::Loop() {

@@ -127,7 +127,7 @@ class EngineImpl final : public Engine {
   [[nodiscard]] Callback<Result> NameCheckpoints(const std::string& adapter_id,
                                                  Callback<Result> done) const;
   [[nodiscard]] absl::Status StartRecording();
-  [[nodiscard]] absl::Status FinishRecovery(absl::Time began_at);
+  void FinishRecovery(absl::Time began_at);
   void ShowDevice();
 
   EngineParts parts_;

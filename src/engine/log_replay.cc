@@ -15,7 +15,6 @@ namespace weft::engine {
 void LogReplay::Start(Beginning beginning,
                       std::function<void(const absl::Status&)> done) {
   done_ = std::move(done);
-  skipped_ = std::move(beginning.skipped);
   restores_ = std::move(beginning.restores);
   reader_ = std::move(beginning.reader);
   for (const auto& [id, adapter] : report_.log.changed) {
@@ -66,26 +65,14 @@ void LogReplay::ReadRecord() {
   const uint64_t before = reader_->read_bytes();
   const absl::StatusOr<std::optional<journal::LogReader::Record>> bytes =
       reader_->Next();
-  absl::Status status = bytes.status();
-  const bool hole = absl::IsDataLoss(status) && report_.damaged;
-  if (hole) status = SkipHole();
   progress_->Add(static_cast<int64_t>(reader_->read_bytes() - before));
-  if (!status.ok()) {
-    Finish(status);
-  } else if (hole) {
-    Advance();
+  if (!bytes.ok()) {
+    Finish(bytes.status());
   } else if (*bytes) {
     ApplyRecord(**bytes);
   } else {
     Finish(absl::OkStatus());
   }
-}
-
-absl::Status LogReplay::SkipHole() {
-  WEFT_ASSIGN_OR_RETURN(const bool process_began,
-                        PassHole(*context_.state, &*reader_));
-  while (process_began && !begun_.empty()) GiveUp(begun_.begin());
-  return absl::OkStatus();
 }
 
 void LogReplay::ApplyRecord(const journal::LogReader::Record& bytes) {
@@ -96,8 +83,7 @@ void LogReplay::ApplyRecord(const journal::LogReader::Record& bytes) {
                      " of the log: ", record.status().message())));
     return;
   }
-  const std::optional<AdapterKey> key = records::KeyOf(*record);
-  if ((key && skipped_.contains(*key)) || restores_.Follow(*record)) {
+  if (restores_.Follow(*record)) {
     Advance();
     return;
   }

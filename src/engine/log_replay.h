@@ -9,7 +9,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -50,8 +49,7 @@ class LogReplay {
   // The arguments of Start.
   struct Beginning {
     journal::LogReader reader;
-    std::set<AdapterKey> skipped;  // Adapters that are not restored.
-    // The snapshot's adapters with Durability::kCheckpoint, without `skipped`.
+    // The snapshot's adapters with Durability::kCheckpoint.
     records::RestorePoints restores;
   };
   // Replays the records before report->log.next_sequence. Then, or after the
@@ -66,8 +64,6 @@ class LogReplay {
   void Advance();
   void RunTurn();
   void ReadRecord();
-  // Skips a hole of the log: consecutive records that are lost.
-  [[nodiscard]] absl::Status SkipHole();
   void ApplyRecord(const journal::LogReader::Record& bytes);
   // Lets clients use the adapters whose last record has this sequence number.
   void EndRecord(uint64_t sequence);
@@ -85,8 +81,6 @@ class LogReplay {
 
   [[nodiscard]] absl::Status RunBatch(const records::BatchRecord& batch);
   [[nodiscard]] absl::Status RunAgain(const records::DoneRecord& done);
-  [[nodiscard]] absl::StatusOr<lora::AdapterState> ReadLoaded(
-      const records::LoadedRecord& loaded, const lora::Adapter& adapter) const;
   [[nodiscard]] absl::Status Install(const records::LoadedRecord& loaded,
                                      const lora::AdapterState& state);
   [[nodiscard]] std::string NameOf(AdapterKey key) const;
@@ -109,7 +103,6 @@ class LogReplay {
   RecoveryReport& report_;
   std::function<void(const absl::Status&)> done_;
   std::optional<journal::LogReader> reader_;
-  std::set<AdapterKey> skipped_;
   // The adapters with Durability::kCheckpoint after the records read so far.
   records::RestorePoints restores_;
   // Maps the sequence number of an adapter's last record to the adapter's id.

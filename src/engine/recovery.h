@@ -7,23 +7,19 @@
 // adapter only after its last record has been replayed. So the replay and
 // clients never change the same adapter.
 //
-// If the start finds damaged adapters, it fails and names them
-// (records/damage.h). The operator may give these adapters up with
-// --recover-adapter. The next start then leaves them out, sets their files
-// aside, and runs their micro-batches without them. So results of other
-// adapters in these micro-batches may differ in the last bits.
+// Recovery fails with DATA_LOSS if the snapshot, a record or an image is
+// damaged. Only a backup of the folder helps then.
 //
-// Recovery fails if a step succeeded in the log but fails in the replay, or
-// failed in the log but succeeds in the replay. With another build, processor
-// or settings, or if CUDA kernels are not deterministic, the bits of a result
-// may differ from the log. If the result of an optimizer step differs, recovery
-// logs a warning, and RecoveryReport counts the step.
+// Recovery also fails if a step succeeded in the log but fails in the replay,
+// or failed in the log but succeeds in the replay. With another build,
+// processor or settings, or if CUDA kernels are not deterministic, the bits of
+// a result may differ from the log. If the result of an optimizer step differs,
+// recovery logs a warning, and RecoveryReport counts the step.
 #ifndef WEFT_SRC_ENGINE_RECOVERY_H_
 #define WEFT_SRC_ENGINE_RECOVERY_H_
 
 #include <functional>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 
@@ -36,7 +32,6 @@
 #include "src/engine/recovery_report.h"
 #include "src/engine/snapshotter.h"
 #include "src/engine/step_executor.h"
-#include "src/log/damage.h"
 #include "src/log/log_reader.h"
 #include "src/log/record.h"
 #include "src/log/restore_points.h"
@@ -60,13 +55,12 @@ class Recovery {
   // an error, nothing is replayed.
   using Opened = std::function<absl::Status(const absl::Status& read)>;
   // Runs on the engine thread when the log has been replayed without an error.
-  // If the function returns an error, the recovery fails.
-  using Replayed = std::function<absl::Status()>;
+  using Replayed = std::function<void()>;
   // Posts the first task of the recovery to the engine thread.
   void Start(Opened opened, Replayed replayed);
 
-  // RecoveryReport::log and RecoveryReport::damaged are final when Opened runs
-  // without an error. The other fields are final when the recovery ends.
+  // RecoveryReport::log is final when Opened runs without an error. The other
+  // fields are final when the recovery ends.
   [[nodiscard]] const RecoveryReport& report() const { return report_; }
 
   // Any thread may call the methods below.
@@ -81,9 +75,6 @@ class Recovery {
  private:
   // Reads the snapshot and the log. Restores adapters from the snapshot.
   [[nodiscard]] absl::Status Read();
-  // Looks for damage. Sets aside damaged adapters that the operator gives up.
-  [[nodiscard]] absl::Status CheckFolder();
-  [[nodiscard]] absl::Status SetAside(const records::Damage& damage);
   [[nodiscard]] absl::Status RestoreSnapshot(const records::Snapshot& snapshot);
   void Replay();
   void Finish(absl::Status status);
@@ -94,8 +85,7 @@ class Recovery {
   Replayed replayed_;
   RecoveryReport report_;
   LogReplay replay_;
-  std::set<AdapterKey> skipped_;  // Adapters that are not restored.
-  // The snapshot's adapters with Durability::kCheckpoint, without skipped_.
+  // The snapshot's adapters with Durability::kCheckpoint.
   records::RestorePoints restores_;
   std::optional<journal::LogReader> reader_;
   absl::Status status_;  // Set before ended_ is notified.

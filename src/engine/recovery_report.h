@@ -14,10 +14,6 @@ struct RecoveryReport {
   uint64_t adapters = 0;       // Adapters restored, even if removed later.
   uint64_t mismatches = 0;     // Optimizer steps that differ from the log.
   absl::Duration device_time;  // Time of the batches, steps and loads replayed.
-  // If true, the folder needs a new snapshot, because the log has a hole or an
-  // adapter was set aside.
-  bool damaged = false;
-  uint64_t thinned = 0;  // Batches replayed without slices of skipped adapters.
 };
 
 }  // namespace weft::engine

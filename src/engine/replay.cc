@@ -13,7 +13,6 @@
 #include "src/engine/log_replay.h"
 #include "src/engine/restore_adapter.h"
 #include "src/engine/state_image.h"
-#include "src/log/damage.h"
 
 namespace weft::engine {
 namespace {
@@ -66,10 +65,6 @@ void LogReplay::Apply(records::RemovedRecord& removed, const Next& next) {
 }
 
 void LogReplay::Apply(records::BeginRecord& begin, const Next& next) {
-  // If an earlier request still has this number, the log has lost the
-  // GivenUpRecord of the earlier request.
-  const auto earlier = begun_.find(begin.work);
-  if (earlier != begun_.end()) GiveUp(earlier);
   begun_[begin.work].step = context_.dispatcher.recovery().BeginStep(
       begin.key, begin.step, std::move(begin.digest), std::move(begin.request));
   next(absl::OkStatus());
@@ -104,13 +99,6 @@ void LogReplay::Unpin(AdapterKey key) {
 }
 
 void LogReplay::Apply(records::BatchRecord& batch, const Next& next) {
-  if (!skipped_.empty()) {
-    const size_t dropped =
-        std::erase_if(batch.slices, [this](const sched::TrainSlice& slice) {
-          return !begun_.contains(slice.work_id);
-        });
-    if (dropped > 0) ++report_.thinned;
-  }
   std::vector<AdapterKey> keys;
   for (const sched::TrainSlice& slice : batch.slices) {
     const auto step = begun_.find(slice.work_id);
@@ -120,10 +108,6 @@ void LogReplay::Apply(records::BatchRecord& batch, const Next& next) {
       return;
     }
     keys.push_back(step->second.step.adapter);
-  }
-  if (keys.empty()) {
-    next(absl::OkStatus());
-    return;
   }
   WithAdapters(
       keys, [this, batch = std::move(batch)] { return RunBatch(batch); }, next);
@@ -189,19 +173,12 @@ void LogReplay::Apply(records::LoadedRecord& loaded, const Next& next) {
         const lora::Adapter* adapter = context_.adapters.Find(loaded.key);
         if (adapter == nullptr) return absl::OkStatus();
         WEFT_ASSIGN_OR_RETURN(lora::AdapterState state,
-                              ReadLoaded(loaded, *adapter));
+                              ReadState(*context_.state, loaded.file,
+                                        adapter->layout().num_parameters()));
         state.optim_steps = loaded.optim_steps;
         return Install(loaded, state);
       },
       next);
-}
-
-absl::StatusOr<lora::AdapterState> LogReplay::ReadLoaded(
-    const records::LoadedRecord& loaded, const lora::Adapter& adapter) const {
-  absl::StatusOr<lora::AdapterState> state = ReadState(
-      *context_.state, loaded.file, adapter.layout().num_parameters());
-  if (state.ok()) return state;
-  return records::ImageRefusal(NameOf(loaded.key), state.status());
 }
 
 absl::Status LogReplay::Install(const records::LoadedRecord& loaded,

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "src/base/status_macros.h"
-#include "src/log/damage.h"
 #include "src/log/image_file.h"
 
 namespace weft::engine {
@@ -31,10 +30,9 @@ absl::Status RestoreFromImage(const EngineContext& context,
                               const records::AdapterRecord& adapter,
                               Snapshotter* snapshots) {
   const records::ImageRecord& image = *adapter.image;
-  const absl::Status whole =
+  WEFT_RETURN_IF_ERROR(
       journal::CheckImageTable(*context.state, image.file,
-                               records::kStateBlocks + image.versions.size());
-  if (!whole.ok()) return records::ImageRefusal(adapter.adapter_id, whole);
+                               records::kStateBlocks + image.versions.size()));
   context.adapters.AddOnDisk(adapter.key, adapter.config, ImageOf(image),
                              image.snapshots, image.file, adapter.created_at);
   dispatch::AdapterHistory history;

@@ -87,13 +87,6 @@ void Snapshotter::WriteLast() {
   RunToEnd();
 }
 
-absl::Status Snapshotter::WriteNow() {
-  failure_ = absl::OkStatus();
-  Begin();
-  RunToEnd();
-  return failure_;
-}
-
 void Snapshotter::RunToEnd() {
   while (phase_ != Phase::kIdle) {
     GoOn();
@@ -127,7 +120,6 @@ void Snapshotter::GoOn() {
 void Snapshotter::GiveUp(const absl::Status& status) {
   Log(LogLevel::kError, "no snapshot could be written: the log stays",
       {{"reason", status.message()}});
-  failure_ = status;
   not_before_ = SteadyNow() + kRetry;
   // In kWriting, the snapshot may already be on disk. The new images are kept,
   // because the snapshot refers to them.

@@ -55,9 +55,6 @@ class Snapshotter {
   // snapshot runs but one is due, begins it, unless a training request is
   // between slices.
   void GoOn();
-  // Writes a snapshot before the engine serves clients. Returns when the
-  // snapshot is on disk or has failed.
-  [[nodiscard]] absl::Status WriteNow();
   // Call it after a drain, before the process ends. Completes the running
   // snapshot. If no snapshot runs, writes one if it is worthwhile
   // (WorthLastSnapshot). Returns when the snapshot is on disk or has failed;
@@ -98,7 +95,6 @@ class Snapshotter {
   std::map<AdapterKey, records::ImageRecord> images_;
   enum class Phase : uint8_t { kIdle, kCopying, kWriting };
   Phase phase_ = Phase::kIdle;
-  absl::Status failure_;         // Why the last snapshot was given up.
   absl::Time not_before_;        // No snapshot begins before this time.
   uint64_t first_sequence_ = 0;  // First record that is not in the snapshot.
   // Adapters with Durability::kStep, as of the moment of the snapshot.

@@ -26,8 +26,8 @@ namespace weft::engine {
 void DropState(const EngineContext& context, const std::string& image);
 
 // Reads the state of an adapter with `num_parameters` parameters from the file
-// `image`. The file does not store optim_steps. Errors: NOT_FOUND, DATA_LOSS
-// and others of journal::ReadImage.
+// `image`. The file does not store optim_steps. Errors: those of
+// journal::ReadImage.
 [[nodiscard]] absl::StatusOr<lora::AdapterState> ReadState(
     const journal::StateFolder& folder, const std::string& image,
     int64_t num_parameters);

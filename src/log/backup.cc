@@ -15,7 +15,6 @@
 #include "src/base/failpoint.h"
 #include "src/base/file_io.h"
 #include "src/base/status_macros.h"
-#include "src/log/set_aside.h"
 
 namespace weft::journal {
 namespace {
@@ -99,7 +98,7 @@ class Copy {
     WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(from_));
     std::error_code error;
     for (const std::string& name : names) {
-      if (name != "log" && name != "images" && name != kSetAsideFolder &&
+      if (name != "log" && name != "images" &&
           fs::is_directory(absl::StrCat(from_, "/", name), error)) {
         WEFT_RETURN_IF_ERROR(Folder(name));
       }

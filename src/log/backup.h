@@ -14,13 +14,13 @@ struct BackupReport {
   uint64_t bytes = 0;
 };
 
-// Copies the state folder `from`, without LOCK and set-aside, to the new folder
-// `to`, which may be on another disk. The copy has every record that was
-// durable when the call began. Removes `to`.partial if it exists, makes the
-// copy there, and renames the copy to `to`. If copying fails, removes the
-// partial copy. On success the copy is durable under the name `to`: BackUp has
-// synced its files and folders and the parent folder of `to`. If only the sync
-// of this parent fails, `to` exists.
+// Copies the state folder `from`, without LOCK, to the new folder `to`, which
+// may be on another disk. The copy has every record that was durable when the
+// call began. Removes `to`.partial if it exists, makes the copy there, and
+// renames the copy to `to`. If copying fails, removes the partial copy. On
+// success the copy is durable under the name `to`: BackUp has synced its files
+// and folders and the parent folder of `to`. If only the sync of this parent
+// fails, `to` exists.
 // Errors: ALREADY_EXISTS (`to`), NOT_FOUND (`from` is absent or not a state
 // folder), UNAVAILABLE (a snapshot was written during each of several tries),
 // DATA_LOSS (a file became shorter), and those of file_io.h.

@@ -66,7 +66,10 @@ absl::StatusOr<UniqueFd> OpenImage(const StateFolder& folder,
     fd = UniqueFd(::openat(folder.images_directory(), name.c_str(),
                            O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   }
-  if (fd.get() < 0) return ErrnoStatus(errno, "opening " + name);
+  if (fd.get() < 0) {
+    if (errno == ENOENT) return Damaged(name, "is missing");
+    return ErrnoStatus(errno, "opening " + name);
+  }
   return fd;
 }
 

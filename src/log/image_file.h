@@ -27,7 +27,7 @@ namespace weft::journal {
     const StateFolder& folder, const std::string& name,
     const std::vector<std::span<const float>>& blocks);
 
-// Reads the blocks. Errors: NOT_FOUND; DATA_LOSS if the file is incomplete, or
+// Reads the blocks. Errors: DATA_LOSS if the file is missing or incomplete, or
 // if its sizes or checksums do not match. After an error the content of the
 // blocks is undefined.
 [[nodiscard]] absl::Status ReadImage(

@@ -158,16 +158,14 @@ absl::StatusOr<std::optional<std::string>> LogReader::ReadRecord(
 // Otherwise the log ends before the record.
 absl::Status LogReader::EndOrDamage() {
   if (!IsLast()) return Damaged("a record is bad");
-  WEFT_ASSIGN_OR_RETURN(const std::optional<Found> later,
-                        FindRecord(/*later_group=*/true));
+  WEFT_ASSIGN_OR_RETURN(const bool later, LaterGroupFollows());
   if (later) return Damaged("a record is bad, and good ones follow");
   torn_bytes_ = segment_.size - segment_.offset;
   at_end_ = true;
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::optional<LogReader::Found>> LogReader::FindRecord(
-    bool later_group) const {
+absl::StatusOr<bool> LogReader::LaterGroupFollows() const {
   std::string window;
   for (uint64_t start = segment_.offset; start < segment_.size;
        start += kScanBytes) {
@@ -178,41 +176,14 @@ absl::StatusOr<std::optional<LogReader::Found>> LogReader::FindRecord(
     for (size_t i = 0; i + RecordHeader::kBytes <= size; ++i) {
       const std::optional<RecordHeader> header =
           DecodeRecordHeader(segment_.salt, std::string_view(window).substr(i));
-      if (!header) continue;
-      const uint64_t begin =
-          later_group ? header->sequence - header->place : header->sequence;
-      if (begin <= expected_) continue;
+      if (!header || header->sequence - header->place <= expected_) continue;
       RecordHeader same;
       WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> record,
                             ReadRecord(start + i, &same));
-      if (record) {
-        return Found{.offset = start + i, .sequence = header->sequence};
-      }
+      if (record) return true;
     }
   }
-  return std::nullopt;
-}
-
-absl::StatusOr<LogReader::Hole> LogReader::SkipDamage() {
-  const uint64_t first = expected_;
-  std::optional<Found> next;
-  if (segment_.offset >= SegmentHeader::kBytes) {
-    WEFT_ASSIGN_OR_RETURN(next, FindRecord(/*later_group=*/false));
-  }
-  if (!next) {
-    if (IsLast() || segments_[opened_] < first) {
-      return absl::DataLossError(
-          "nothing tells how many records are lost at the end of the log");
-    }
-    next = Found{.offset = segment_.size, .sequence = segments_[opened_]};
-  }
-  read_bytes_ += next->offset - segment_.offset;
-  segment_.offset = next->offset;
-  expected_ = next->sequence;
-  // If the next segment is empty, Next returns no record and does not set
-  // next_sequence_. So it is set here.
-  next_sequence_ = std::max(next_sequence_, expected_);
-  return Hole{.first = first, .next = expected_};
+  return false;
 }
 
 absl::Status LogReader::Damaged(const std::string& how) const {

@@ -32,12 +32,6 @@ class LogReader {
     uint64_t sequence = 0;
     std::string bytes;
   };
-  // The lost records: `first` to `next` - 1.
-  struct Hole {
-    uint64_t first = 0;
-    uint64_t next = 0;
-  };
-
   // Opens the log for reading from record `first_sequence`. `folder` outlives
   // the reader.
   [[nodiscard]] static absl::StatusOr<LogReader> Open(const StateFolder& folder,
@@ -45,15 +39,10 @@ class LogReader {
 
   // Returns the next record; none at the end of the log.
   [[nodiscard]] absl::StatusOr<std::optional<Record>> Next();
-  // Skips damaged records, so that Next returns the first good one after them.
-  // REQUIRES: Next has returned DATA_LOSS. Errors: DATA_LOSS if no good record
-  // and no segment follows.
-  [[nodiscard]] absl::StatusOr<Hole> SkipDamage();
 
-  // Returns the sequence after the last record that Next has returned or
-  // SkipDamage has skipped. Before the first such record, returns
-  // `first_sequence`. At the end of the log, the result is the sequence of the
-  // next record to write.
+  // Returns the sequence after the last record that Next has returned. Before
+  // the first record, returns `first_sequence`. At the end of the log, the
+  // result is the sequence of the next record to write.
   [[nodiscard]] uint64_t next_sequence() const { return next_sequence_; }
 
   // Returns the number of bytes after the log's end in the last segment. Call
@@ -95,17 +84,9 @@ class LogReader {
   [[nodiscard]] absl::StatusOr<std::optional<std::string>> ReadRecord(
       uint64_t offset, RecordHeader* header) const;
   [[nodiscard]] absl::Status EndOrDamage();
-  // The place after a bad record where reading goes on. This is a good record,
-  // or else the end of the segment. At the end of the segment, `sequence` is
-  // the first sequence of the next segment.
-  struct Found {
-    uint64_t offset = 0;
-    uint64_t sequence = 0;
-  };
-  // Returns the first good record after the bad record at segment_.offset, or
-  // none. If `later_group`, skips records of the bad record's group.
-  [[nodiscard]] absl::StatusOr<std::optional<Found>> FindRecord(
-      bool later_group) const;
+  // Returns whether a good record of a later group follows the bad record at
+  // segment_.offset.
+  [[nodiscard]] absl::StatusOr<bool> LaterGroupFollows() const;
   [[nodiscard]] absl::Status Damaged(const std::string& how) const;
 
   const StateFolder* folder_;

@@ -8,7 +8,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "src/base/status_macros.h"
-#include "src/log/damage.h"
 #include "src/log/image_file.h"
 
 namespace weft::engine {
@@ -23,9 +22,8 @@ class LogSurvey {
     summary_.next_key = snapshot.next_key;
     summary_.last_epoch = snapshot.last_epoch;
     for (const records::AdapterRecord& adapter : snapshot.adapters) {
-      if (reading_.skipped.contains(adapter.key)) continue;
+      summary_.adapters.insert(adapter.key);
       if (!summary_.restores.Follow(adapter)) Know(adapter);
-      Mark(adapter.key, 0);
     }
   }
 
@@ -34,18 +32,12 @@ class LogSurvey {
         journal::LogReader reader,
         journal::LogReader::Open(folder_, reading_.first_sequence));
     for (;;) {
-      const auto record = reader.Next();
-      if (absl::IsDataLoss(record.status()) && reading_.damaged) {
-        WEFT_ASSIGN_OR_RETURN(const bool began, PassHole(folder_, &reader));
-        if (began) begun_.clear();
-        continue;
-      }
-      WEFT_RETURN_IF_ERROR(record.status());
-      if (!*record) break;
-      const absl::Status added = Add(**record);
+      WEFT_ASSIGN_OR_RETURN(const auto record, reader.Next());
+      if (!record) break;
+      const absl::Status added = Add(*record);
       if (!added.ok()) {
         return absl::Status(added.code(),
-                            absl::StrCat("record ", (*record)->sequence,
+                            absl::StrCat("record ", record->sequence,
                                          " of the log: ", added.message()));
       }
     }
@@ -72,17 +64,6 @@ class LogSurvey {
 
   void Know(const records::AdapterRecord& adapter) {
     owners_[adapter.key] = {.id = adapter.adapter_id, .tenant = adapter.tenant};
-  }
-
-  // Notes the adapter's latest record.
-  void Mark(AdapterKey key, uint64_t sequence) {
-    const auto& unlogged = summary_.restores.adapters();
-    const auto found = unlogged.find(key);
-    const auto owner = owners_.find(key);
-    if (found == unlogged.end() && owner == owners_.end()) return;
-    const std::string& id =
-        found == unlogged.end() ? owner->second.id : found->second.adapter_id;
-    summary_.marks[key] = {.key = key, .last = sequence, .name = id};
   }
 
   // Notes that the replay of the record `sequence` changes the adapter. Does
@@ -116,27 +97,23 @@ class LogSurvey {
     ++summary_.num_records;
     Reserve(record);
     const std::optional<AdapterKey> key = records::KeyOf(record);
-    if (key && reading_.skipped.contains(*key)) return absl::OkStatus();
-    sequence_ = bytes.sequence;
-    if (summary_.restores.Follow(record)) {
-      summary_.marks.erase(*key);
-      Mark(*key, sequence_);
-      return absl::OkStatus();
+    if (std::holds_alternative<records::AdapterRecord>(record)) {
+      summary_.adapters.insert(*key);
+    } else if (std::holds_alternative<records::RemovedRecord>(record)) {
+      summary_.adapters.erase(*key);
     }
+    sequence_ = bytes.sequence;
+    if (summary_.restores.Follow(record)) return absl::OkStatus();
     WEFT_RETURN_IF_ERROR(
         std::visit([this](const auto& kind) { return Apply(kind); }, record));
-    if (key) {
-      Mark(*key, sequence_);
-      Touch(*key, sequence_);
-    }
+    if (key) Touch(*key, sequence_);
     return absl::OkStatus();
   }
 
   [[nodiscard]] absl::Status Apply(const records::AdapterRecord& adapter) {
     Know(adapter);
     if (!adapter.image) return CheckSlots({adapter.key});
-    return CheckImage(adapter.adapter_id, adapter.image->file,
-                      adapter.image->versions.size());
+    return CheckImage(adapter.image->file, adapter.image->versions.size());
   }
 
   [[nodiscard]] absl::Status Apply(const records::RemovedRecord& removed) {
@@ -145,13 +122,10 @@ class LogSurvey {
     });
     Touch(removed.key, sequence_);
     owners_.erase(removed.key);
-    summary_.marks.erase(removed.key);
     return absl::OkStatus();
   }
 
   [[nodiscard]] absl::Status Apply(const records::BeginRecord& begin) {
-    // If begun_ has an earlier request with this number, its GivenUpRecord is
-    // lost. The new request replaces it.
     begun_[begin.work] = {.key = begin.key};
     return absl::OkStatus();
   }
@@ -168,21 +142,16 @@ class LogSurvey {
     std::set<AdapterKey> keys;
     for (const sched::TrainSlice& slice : batch.slices) {
       const auto begun = begun_.find(slice.work_id);
-      if (begun != begun_.end()) {
-        keys.insert(begun->second.key);
-      } else if (reading_.skipped.empty()) {
+      if (begun == begun_.end()) {
         return absl::DataLossError(absl::StrCat(
             "a batch names request ", slice.work_id, ", which has not begun"));
       }
+      keys.insert(begun->second.key);
     }
     WEFT_RETURN_IF_ERROR(CheckSlots(keys));
-    for (const AdapterKey key : keys) {
-      Mark(key, sequence_);
-      Touch(key, sequence_);
-    }
+    for (const AdapterKey key : keys) Touch(key, sequence_);
     for (const sched::TrainSlice& slice : batch.slices) {
       const auto begun = begun_.find(slice.work_id);
-      if (begun == begun_.end()) continue;
       begun->second.between_slices = true;
       if (slice.last) begun_.erase(begun);
     }
@@ -194,10 +163,7 @@ class LogSurvey {
   }
 
   [[nodiscard]] absl::Status Apply(const records::LoadedRecord& loaded) {
-    const auto owner = owners_.find(loaded.key);
-    if (owner == owners_.end()) return absl::OkStatus();
-    WEFT_RETURN_IF_ERROR(
-        CheckImage(owner->second.id, loaded.file, /*num_versions=*/1));
+    WEFT_RETURN_IF_ERROR(CheckImage(loaded.file, /*num_versions=*/1));
     return CheckSlots({loaded.key});
   }
 
@@ -210,13 +176,10 @@ class LogSurvey {
     return absl::OkStatus();
   }
 
-  [[nodiscard]] absl::Status CheckImage(const std::string& adapter_id,
-                                        const std::string& file,
+  [[nodiscard]] absl::Status CheckImage(const std::string& file,
                                         size_t num_versions) const {
-    const absl::Status whole = journal::CheckImageTable(
-        folder_, file, records::kStateBlocks + num_versions);
-    if (whole.ok()) return whole;
-    return records::ImageRefusal(adapter_id, whole);
+    return journal::CheckImageTable(folder_, file,
+                                    records::kStateBlocks + num_versions);
   }
 
   // Checks that the device has room for the adapters in `together` and all
@@ -248,21 +211,6 @@ absl::StatusOr<LogSummary> ReadLog(const journal::StateFolder& folder,
   LogSurvey survey(&folder, &reading);
   survey.Add(snapshot);
   return survey.Run();
-}
-
-absl::StatusOr<bool> PassHole(const journal::StateFolder& folder,
-                              journal::LogReader* reader) {
-  WEFT_ASSIGN_OR_RETURN(const journal::LogReader::Hole hole,
-                        reader->SkipDamage());
-  WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> segments,
-                        folder.Segments());
-  // A segment begins when a process starts or when a snapshot begins. When a
-  // process starts, the requests of earlier processes have ended. When a
-  // snapshot begins, no request is between slices. So no request goes on from
-  // one segment to the next.
-  return std::ranges::any_of(segments, [&hole](uint64_t segment) {
-    return hole.first <= segment && segment < hole.next;
-  });
 }
 
 }  // namespace weft::engine

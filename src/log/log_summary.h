@@ -28,8 +28,6 @@ struct LoggedAdapter {
   std::string tenant;
 };
 
-// `marks`, `restores` and `changed` leave out the adapters in
-// LogReading::skipped.
 struct LogSummary {
   uint64_t num_records = 0;
   uint64_t next_sequence = 1;  // Sequence of the first record to write.
@@ -38,7 +36,7 @@ struct LogSummary {
                             // reply for them.
   uint64_t next_key = 1;    // Is greater than every key used so far.
   uint64_t last_epoch = 0;  // The latest epoch so far.
-  records::Marks marks;     // Adapters at the log's end.
+  std::set<AdapterKey> adapters;    // Adapters at the log's end.
   records::RestorePoints restores;  // Adapters with Durability::kCheckpoint.
   // Adapters with Durability::kStep that the log changes, by id. Adapters that
   // the log removes are included.
@@ -49,9 +47,7 @@ struct LogSummary {
 
 struct LogReading {
   uint64_t first_sequence = 1;
-  std::set<AdapterKey> skipped;  // Adapters that are not restored.
-  bool damaged = false;          // The log may have holes.
-  size_t max_resident = 1;       // Adapters that the device has room for.
+  size_t max_resident = 1;  // Adapters that the device has room for.
 };
 
 // Reads the log after the snapshot and cuts off its torn tail (log_reader.h).
@@ -61,13 +57,6 @@ struct LogReading {
 [[nodiscard]] absl::StatusOr<LogSummary> ReadLog(
     const journal::StateFolder& folder, const records::Snapshot& snapshot,
     const LogReading& reading);
-
-// Makes the reader skip a hole of the log: consecutive records that are lost.
-// Returns whether a segment (file) of the log begins in the hole. If so, all
-// requests that had begun before the hole have ended. REQUIRES: reader->Next
-// has returned DATA_LOSS. Errors: those of LogReader and StateFolder.
-[[nodiscard]] absl::StatusOr<bool> PassHole(const journal::StateFolder& folder,
-                                            journal::LogReader* reader);
 
 }  // namespace weft::engine
 

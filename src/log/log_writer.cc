@@ -27,15 +27,8 @@ absl::Status CheckLogEndsAt(const StateFolder& folder, uint64_t sequence) {
   WEFT_ASSIGN_OR_RETURN(LogReader reader,
                         LogReader::Open(folder, segments.back()));
   for (bool more = true; more;) {
-    const auto record = reader.Next();
-    // Recovery has already checked the log and accepted the damage, so the
-    // damage is skipped here.
-    if (absl::IsDataLoss(record.status())) {
-      WEFT_RETURN_IF_ERROR(reader.SkipDamage().status());
-      continue;
-    }
-    WEFT_RETURN_IF_ERROR(record.status());
-    more = record->has_value();
+    WEFT_ASSIGN_OR_RETURN(const auto record, reader.Next());
+    more = record.has_value();
   }
   if (reader.torn_bytes() > 0) {
     return absl::FailedPreconditionError("the log has a torn tail");

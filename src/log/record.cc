@@ -206,28 +206,6 @@ absl::StatusOr<Record> Get(const log::Loaded& in) {
   return loaded;
 }
 
-void Put(const Mark& mark, log::Mark* out) {
-  out->set_adapter(Number(mark.key));
-  out->set_last(mark.last);
-  out->set_name(mark.name);
-}
-
-std::vector<Mark> Get(const google::protobuf::RepeatedPtrField<log::Mark>& in) {
-  std::vector<Mark> marks;
-  for (const log::Mark& mark : in) {
-    marks.push_back({.key = static_cast<AdapterKey>(mark.adapter()),
-                     .last = mark.last(),
-                     .name = mark.name()});
-  }
-  return marks;
-}
-
-Trail GetTrail(const log::Record& in) {
-  Trail trail{.marks = Get(in.marks()), .census = {}};
-  if (in.has_census()) trail.census = Get(in.census());
-  return trail;
-}
-
 absl::StatusOr<Record> GetKind(const log::Record& in) {
   switch (in.kind_case()) {
     case log::Record::kAdapter:
@@ -273,16 +251,6 @@ std::string Encode(const Record& record) {
   return out.SerializeAsString();
 }
 
-std::string Encode(const Trail& trail) {
-  log::Record out;
-  for (const Mark& mark : trail.marks) Put(mark, out.add_marks());
-  if (trail.census) {
-    out.set_has_census(true);
-    for (const Mark& mark : *trail.census) Put(mark, out.add_census());
-  }
-  return out.SerializeAsString();
-}
-
 std::string EncodeBegin(uint64_t work, AdapterKey key, uint64_t step,
                         const std::string& digest, const StepRequest& request) {
   log::Record out;
@@ -311,12 +279,11 @@ absl::StatusOr<std::string> Encode(const Snapshot& snapshot) {
   return out.SerializeAsString();
 }
 
-absl::StatusOr<Record> DecodeRecord(absl::string_view bytes, Trail* trail) {
+absl::StatusOr<Record> DecodeRecord(absl::string_view bytes) {
   log::Record in;
   if (!Parse(bytes, &in)) {
     return absl::DataLossError("a record that is none");
   }
-  if (trail != nullptr) *trail = GetTrail(in);
   return GetKind(in);
 }
 

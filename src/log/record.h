@@ -127,20 +127,6 @@ using Record = std::variant<AdapterRecord, RemovedRecord, BeginRecord,
                             GivenUpRecord, BatchRecord, DoneRecord,
                             LoadedRecord, ReleaseRecord, SettingsRecord>;
 
-// Names an adapter's latest record before the record that has this mark.
-struct Mark {
-  AdapterKey key = AdapterKey::kBaseModel;
-  uint64_t last = 0;  // Sequence number of the latest record; 0: none.
-  std::string name;   // The adapter's id. Set only in a census.
-};
-
-// Refers to earlier records. If some records are lost, the trails of later
-// records show which adapters the lost ones changed (damage.h).
-struct Trail {
-  std::vector<Mark> marks;                  // Adapters that the record changes.
-  std::optional<std::vector<Mark>> census;  // All adapters in the log.
-};
-
 // All adapters at one point of the log.
 struct Snapshot {
   uint64_t next_key = 1;
@@ -153,19 +139,14 @@ struct Snapshot {
 [[nodiscard]] std::optional<AdapterKey> KeyOf(const Record& record);
 
 [[nodiscard]] std::string Encode(const Record& record);
-// Encodes the trail. The caller appends these bytes to the bytes of a record,
-// and DecodeRecord then finds the trail.
-[[nodiscard]] std::string Encode(const Trail& trail);
 // Errors: RESOURCE_EXHAUSTED beyond 2 GiB, the limit of a Protobuf message.
 [[nodiscard]] absl::StatusOr<std::string> Encode(const Snapshot& snapshot);
 // Encodes a BeginRecord with these fields without copying the request.
 [[nodiscard]] std::string EncodeBegin(uint64_t work, AdapterKey key,
                                       uint64_t step, const std::string& digest,
                                       const StepRequest& request);
-// Decodes a record. Stores its trail in `*trail` if `trail` is not null.
 // Errors: DATA_LOSS for bytes that are not a record of this version.
-[[nodiscard]] absl::StatusOr<Record> DecodeRecord(absl::string_view bytes,
-                                                  Trail* trail = nullptr);
+[[nodiscard]] absl::StatusOr<Record> DecodeRecord(absl::string_view bytes);
 [[nodiscard]] absl::StatusOr<Snapshot> DecodeSnapshot(absl::string_view bytes);
 
 }  // namespace weft::records

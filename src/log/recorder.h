@@ -39,18 +39,14 @@ struct ReplayCost {
   absl::Duration time;
 };
 
-// Maps each adapter to the mark that its next record will have (record.h).
-// These marks also have the adapter's name.
-using Marks = std::map<AdapterKey, Mark>;
-
 class Recorder {
  public:
   // Starts to record. `cost` is the cost of the existing log. Each
-  // SettingsRecord gets `settings`. `marks` are the marks of all adapters at
-  // the end of the existing log. `restores` has the adapters with
-  // Durability::kCheckpoint.
+  // SettingsRecord gets `settings`. `adapters` are all adapters at the end of
+  // the existing log. `restores` has the adapters with Durability::kCheckpoint.
   void Start(std::unique_ptr<journal::LogWriter> log, const ReplayCost& cost,
-             std::string settings, Marks marks, RestorePoints restores);
+             std::string settings, std::set<AdapterKey> adapters,
+             RestorePoints restores);
   [[nodiscard]] bool recording() const { return log_.load() != nullptr; }
 
   // While an object of this class lives, the recorder records nothing. The
@@ -117,21 +113,17 @@ class Recorder {
   [[nodiscard]] absl::Status failure() const;
 
  private:
-  // Appends an encoded record and its trail. The record changes `keys`.
-  void Append(std::string bytes, const std::set<AdapterKey>& keys);
+  // Appends an encoded record.
+  void Append(std::string bytes);
   [[nodiscard]] bool records() const { return recording() && replaying_ == 0; }
-  [[nodiscard]] bool CensusIsDue() const;
-  [[nodiscard]] std::vector<Mark> Census() const;
 
   std::unique_ptr<journal::LogWriter> owned_;
   std::atomic<journal::LogWriter*> log_{nullptr};
   std::string settings_;
   int replaying_ = 0;         // Number of objects of class Replaying.
   std::set<uint64_t> begun_;  // Requests that have begun and not completed.
-  Marks marks_;
+  std::set<AdapterKey> adapters_;  // The adapters that the log has.
   RestorePoints restores_;
-  uint64_t since_census_ = 0;  // Records since the last census.
-  absl::Time census_at_ = absl::InfinitePast();
   ReplayCost cost_;
   ReplayCost before_snapshot_;  // The cost when the running snapshot began.
   std::atomic<uint64_t> num_images_{0};

@@ -25,7 +25,7 @@ namespace weft::journal {
 namespace {
 
 constexpr char kLock[] = "LOCK";
-constexpr int kFormatVersion = 2;
+constexpr int kFormatVersion = 3;
 constexpr char kLogFolder[] = "log";
 constexpr char kImagesFolder[] = "images";
 constexpr char kSegmentSuffix[] = ".log";
@@ -54,7 +54,10 @@ absl::StatusOr<std::string> ParseFormat(const std::string& text) {
       version != kFormatVersion) {
     return absl::FailedPreconditionError(
         absl::StrCat("the state folder has format version ", version,
-                     "; this program knows ", kFormatVersion));
+                     "; this program knows ", kFormatVersion,
+                     ". Save checkpoints with the version that wrote the "
+                     "folder, start this one with an empty --state-dir, and "
+                     "load them"));
   }
   return json["model"].get<std::string>();
 }

@@ -5,7 +5,6 @@
 //   <dir>/SNAPSHOT-<sequence>       state after all records before <sequence>
 //   <dir>/log/<sequence>.log        records from <sequence> on (log_format.h)
 //   <dir>/images/<name>             blocks of floats (image_file.h)
-//   <dir>/set-aside/<name>          files given up by an operator (set_aside.h)
 //
 // LOCK and the log's last segment are written in place. FORMAT, snapshots and
 // images are written under a temporary name, synced and renamed, so each of

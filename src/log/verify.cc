@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/base/status_macros.h"
-#include "src/log/damage.h"
 #include "src/log/image_file.h"
 #include "src/log/log_reader.h"
 #include "src/log/record.h"
@@ -90,11 +89,7 @@ class Verifier {
 absl::StatusOr<StateReport> VerifyState(const std::string& path) {
   WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<journal::StateFolder> folder,
                         journal::StateFolder::OpenExisting(path));
-  const absl::StatusOr<StateReport> report = Verifier(folder.get()).Run();
-  if (report.ok()) return report;
-  WEFT_ASSIGN_OR_RETURN(const Damage damage, FindDamage(*folder, std::nullopt));
-  WEFT_RETURN_IF_ERROR(RefusalOf(damage, {}));
-  return report;
+  return Verifier(folder.get()).Run();
 }
 
 }  // namespace weft::records

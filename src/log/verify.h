@@ -23,7 +23,7 @@ struct StateReport {
 // locked during the call. Errors: UNAVAILABLE while a server has the folder,
 // NOT_FOUND if there is no state folder, FAILED_PRECONDITION for another format
 // version, DATA_LOSS for damage, and those of StateFolder. The message of
-// DATA_LOSS names what is damaged. Blocks on the disk. Threads: any.
+// DATA_LOSS names the first damaged place. Blocks on the disk. Threads: any.
 [[nodiscard]] absl::StatusOr<StateReport> VerifyState(const std::string& path);
 
 }  // namespace weft::records

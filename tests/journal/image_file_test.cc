@@ -74,7 +74,8 @@ TEST_F(ImageFileTest, IsWrittenOnce) {
 
 TEST_F(ImageFileTest, SaysWhatDoesNotFit) {
   ASSERT_THAT(Write("a", blocks_), IsOk());
-  EXPECT_THAT(Read("b", blocks_), IsStatus(absl::StatusCode::kNotFound, "b"));
+  EXPECT_THAT(Read("b", blocks_),
+              IsStatus(absl::StatusCode::kDataLoss, "\"b\" is missing"));
   EXPECT_THAT(Read("a", {{1}}), IsStatus(absl::StatusCode::kDataLoss,
                                          "\"a\" does not have 1 blocks"));
   Blocks other = blocks_;

@@ -19,7 +19,6 @@ WALL = {
     "src/dispatch/adapter_desk.cc": "when an adapter was used",
     "src/dispatch/step_desk.cc": "when an adapter was used",
     "src/log/recorder.cc": "the id of a run in the log",
-    "src/engine/recovery.cc": "the name of a folder that is set aside",
     "src/engine/engine_probe.cc": "a metric that alerts compare with the time",
     "server/authenticator.cc": "expiry of tokens",
     "server/call.cc": "when a call failed, for the console",

@@ -224,22 +224,6 @@ TEST(RecordTest, AnAdapterOfACheckpointKeepsItsLoad) {
   EXPECT_FALSE(Again(AdapterRecord{}).restore.has_value());
 }
 
-TEST(RecordTest, ATrailDoesNotChangeItsRecord) {
-  Trail trail;
-  const std::string bytes =
-      Encode(RemovedRecord{.key = AdapterKey{9}}) +
-      Encode(Trail{.marks = {{.key = AdapterKey{9}, .last = 5, .name = ""}},
-                   .census = std::vector<Mark>{
-                       {.key = AdapterKey{8}, .last = 3, .name = "x"}}});
-  const absl::StatusOr<Record> record = DecodeRecord(bytes, &trail);
-  ASSERT_TRUE(record.ok());
-  EXPECT_EQ(std::get<RemovedRecord>(*record).key, AdapterKey{9});
-  EXPECT_EQ(trail.marks.at(0).last, 5);
-  EXPECT_EQ(trail.census->at(0).name, "x");
-  ASSERT_TRUE(DecodeRecord(Encode(RemovedRecord{}), &trail).ok());
-  EXPECT_FALSE(trail.census.has_value());
-}
-
 TEST(RecordTest, BatchesLoadsRemovalsAndReleasesComeBack) {
   const BatchRecord batch = Again(BatchRecord{
       .slices = {{.work_id = 5, .first_datum = 2, .num_data = 3, .last = true},

@@ -58,7 +58,6 @@ TEST(FlagsTest, ListIsFrozen) {
                                        "max-context",
                                        "checkpoint-dir",
                                        "state-dir",
-                                       "recover-adapter",
                                        "accept-base-model-change",
                                        "disk-reserve-bytes",
                                        "snapshot-log-bytes",
@@ -175,14 +174,12 @@ TEST(FlagsTest, FlagBeatsEnvironmentBeatsDefault) {
 TEST(FlagsTest, AListGrowsWithinItsSource) {
   using Names = std::vector<std::string>;
   const std::map<std::string, std::string> environment = {
-      {"WEFT_RECOVER_ADAPTER", "a,b"}};
-  EXPECT_EQ(Parse({}, environment)->engine.recover_adapters, (Names{"a", "b"}));
+      {"WEFT_MODEL_ALIAS", "a,b"}};
+  EXPECT_EQ(Parse({}, environment)->server.model_aliases, (Names{"a", "b"}));
   // The flag takes precedence over the environment, as for all other values.
   const auto both =
-      Parse({"--recover-adapter=c", "--recover-adapter", "t~d"}, environment);
-  EXPECT_EQ(both->engine.recover_adapters, (Names{"c", "t~d"}));
-  EXPECT_THAT(std::string(ValidateSettings(*both).message()),
-              HasSubstr("--recover-adapter goes with --state-dir"));
+      Parse({"--model-alias=c", "--model-alias", "t~d"}, environment);
+  EXPECT_EQ(both->server.model_aliases, (Names{"c", "t~d"}));
 }
 
 // A file of settings that exists during the test.
