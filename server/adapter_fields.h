@@ -39,8 +39,6 @@ absl::StatusOr<Durability> ReadDurability(absl::string_view field,
       return Durability::kDefault;
     case v1::DURABILITY_MEMORY:
       return Durability::kMemory;
-    case v1::DURABILITY_CHECKPOINT:
-      return Durability::kCheckpoint;
     case v1::DURABILITY_STEP:
       return Durability::kStep;
     default:

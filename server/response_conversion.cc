@@ -145,8 +145,6 @@ v1::Durability ToProto(Durability durability) {
   switch (durability) {
     case Durability::kMemory:
       return v1::DURABILITY_MEMORY;
-    case Durability::kCheckpoint:
-      return v1::DURABILITY_CHECKPOINT;
     case Durability::kStep:
       return v1::DURABILITY_STEP;
     case Durability::kDefault:

@@ -120,8 +120,8 @@ absl::StatusOr<v1::Durability> ReadDurability(const Arguments& arguments) {
       !v1::Durability_Parse(
           absl::StrCat("DURABILITY_", absl::AsciiStrToUpper(name)),
           &durability)) {
-    return UsageError(absl::StrCat("--durability: '", name,
-                                   "' is neither memory, checkpoint nor step"));
+    return UsageError(
+        absl::StrCat("--durability: '", name, "' is neither memory nor step"));
   }
   return durability;
 }

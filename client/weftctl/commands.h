@@ -41,7 +41,7 @@ struct Command {
 // Returns the flag --durability, the durability of a new adapter.
 [[nodiscard]] inline FlagSpec DurabilityFlag() {
   return {"durability", "D",
-          "what of a new adapter survives: memory, checkpoint, step", ""};
+          "what of a new adapter survives: memory (nothing), step", ""};
 }
 
 // Reads --durability. Without the flag, the server chooses the durability.

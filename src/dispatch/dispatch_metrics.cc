@@ -20,7 +20,7 @@ std::vector<std::string> TenantLabels(std::vector<std::string> tenants) {
 const std::vector<std::string> kLocations = {"device", "host", "disk"};
 
 // The names of Durability, in its order, without kDefault.
-const std::vector<std::string> kDurabilities = {"memory", "checkpoint", "step"};
+const std::vector<std::string> kDurabilities = {"memory", "step"};
 
 enum Direction : size_t {
   kDeviceToHost,

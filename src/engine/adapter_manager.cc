@@ -70,8 +70,7 @@ absl::Status AdapterManager::Resolve(Durability* durability) const {
   }
   if (has_log || *durability == Durability::kMemory) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat("durability: ", DurabilityName(*durability),
-                   " needs a server with --state-dir"));
+      "durability: step needs a server with --state-dir");
 }
 
 absl::Status AdapterManager::CheckRanks(const LoraConfig& config) const {
@@ -261,11 +260,6 @@ void AdapterManager::Record(AdapterKey key, const NewAdapter& adapter,
                                 .epoch = made.epoch,
                                 .last_step = adapter.last_step,
                                 .created_at = made.created_at};
-  record.from_checkpoint = request.durability == Durability::kCheckpoint;
-  if (record.from_checkpoint && adapter.load) {
-    record.restore = adapter.load;
-    record.restore->step = 0;
-  }
   if (!adapter.image.empty()) {
     record.image = records::ImageRecord{.file = adapter.image,
                                         .optim_steps = made.optim_steps,

@@ -6,7 +6,6 @@
 #include <c10/core/DeviceGuard.h>
 #include <pthread.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -96,19 +95,6 @@ TraceId TraceOf(const dispatch::RunTrain& train) {
   ids.reserve(train.steps.size());
   for (const dispatch::StepTask& step : train.steps) ids.push_back(step.trace);
   return JoinTraces(ids);
-}
-
-// Loads an adapter that does not exist yet, and waits for the end of the load.
-absl::Status LoadNow(AdapterManager& manager,
-                     const LoadCheckpointRequest& load) {
-  absl::Status status;
-  absl::Notification ended;
-  manager.LoadNew(load, [&](const absl::StatusOr<AdapterInfo>& info) {
-    status = info.status();
-    ended.Notify();
-  });
-  ended.WaitForNotification();
-  return status;
 }
 
 template <typename... Handlers>
@@ -204,49 +190,7 @@ absl::Status EngineImpl::Recover() {
       },
       [this, start = SteadyNow()] { FinishRecovery(start); });
   opened.WaitForNotification();
-  WEFT_RETURN_IF_ERROR(status);
-  const LogSummary& log = recovery_.report().log;
-  const bool names_collide =
-      std::ranges::any_of(log.restores.adapters(), [&log](const auto& adapter) {
-        return log.changed.contains(adapter.second.adapter_id);
-      });
-  // If log.restores and log.changed share an adapter id, checkpoints are loaded
-  // only after the replay.
-  if (names_collide) WEFT_RETURN_IF_ERROR(recovery_.Wait());
-  return LoadFromCheckpoints(log.restores);
-}
-
-absl::Status EngineImpl::LoadFromCheckpoints(
-    const records::RestorePoints& restores) {
-  // Loads newer adapters (higher keys) first. An adapter that failed to load at
-  // an earlier start is skipped if a newer adapter of the same name is loaded.
-  for (auto it = restores.adapters().rbegin(); it != restores.adapters().rend();
-       ++it) {
-    const auto& [key, adapter] = *it;
-    absl::Status loaded = absl::NotFoundError("it has no checkpoint");
-    const bool succeeded =
-        dispatcher_.adapters().KeyOf(adapter.adapter_id).has_value();
-    if (adapter.restore && !succeeded) {
-      const bool replaying = !recovery_.ended();
-      loaded = LoadNow(manager_, *adapter.restore);
-      if (!loaded.ok() && replaying) {
-        // A limit may refuse the load until the replay makes room.
-        WEFT_RETURN_IF_ERROR(recovery_.Wait());
-        loaded = LoadNow(manager_, *adapter.restore);
-      }
-    }
-    if (!loaded.ok() && !succeeded) {
-      Log(LogLevel::kWarning, "an adapter does not come back",
-          {{"adapter", adapter.adapter_id}, {"reason", loaded.message()}});
-    }
-    // A loaded adapter has a new key, so its old key is removed. A failed load
-    // keeps the old key, so that the next start tries again.
-    if (!loaded.ok() && adapter.restore && !succeeded) continue;
-    dispatcher_.Post([this, gone = key](const absl::Status& open) {
-      if (open.ok()) recorder_.Write(records::RemovedRecord{.key = gone});
-    });
-  }
-  return absl::OkStatus();
+  return status;
 }
 
 absl::Status EngineImpl::CheckRoom() const {
@@ -263,9 +207,9 @@ absl::Status EngineImpl::StartRecording() {
           parts_.state.get(), log.next_sequence,
           {.disk_reserve_bytes = DiskReserveOf(parts_.options)},
           &*log_metrics_));
-  recorder_.Start(
-      std::move(writer), {.bytes = log.num_bytes, .time = absl::ZeroDuration()},
-      SettingsOf(parts_.options, *parts_.decoder), log.adapters, log.restores);
+  recorder_.Start(std::move(writer),
+                  {.bytes = log.num_bytes, .time = absl::ZeroDuration()},
+                  SettingsOf(parts_.options, *parts_.decoder), log.adapters);
   for (const uint64_t work : log.given_up) {
     recorder_.Write(records::GivenUpRecord{.work = work});
   }

@@ -113,11 +113,6 @@ class EngineImpl final : public Engine {
   // may call it.
   [[nodiscard]] absl::Status CheckRoom() const;
 
-  // Loads the adapters of durability kCheckpoint and logs the loads that fail.
-  // Blocks. Call it before the engine serves. Errors: those of Recovery::Wait.
-  [[nodiscard]] absl::Status LoadFromCheckpoints(
-      const records::RestorePoints& restores);
-
   // The engine thread calls the methods below.
 
   void Loop();

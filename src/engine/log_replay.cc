@@ -12,11 +12,10 @@
 
 namespace weft::engine {
 
-void LogReplay::Start(Beginning beginning,
+void LogReplay::Start(journal::LogReader reader,
                       std::function<void(const absl::Status&)> done) {
   done_ = std::move(done);
-  restores_ = std::move(beginning.restores);
-  reader_ = std::move(beginning.reader);
+  reader_ = std::move(reader);
   for (const auto& [id, adapter] : report_.log.changed) {
     last_records_.emplace(adapter.last, id);
   }
@@ -81,10 +80,6 @@ void LogReplay::ApplyRecord(const journal::LogReader::Record& bytes) {
     Finish(absl::DataLossError(
         absl::StrCat("record ", bytes.sequence,
                      " of the log: ", record.status().message())));
-    return;
-  }
-  if (restores_.Follow(*record)) {
-    Advance();
     return;
   }
   const Next next = [this,

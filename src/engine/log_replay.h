@@ -25,7 +25,6 @@
 #include "src/engine/step_executor.h"
 #include "src/log/log_reader.h"
 #include "src/log/record.h"
-#include "src/log/restore_points.h"
 #include "src/lora/adapter.h"
 #include "src/request/adapter_key.h"
 
@@ -46,15 +45,9 @@ class LogReplay {
         settings_(std::move(settings)),
         report_(*report) {}
 
-  // The arguments of Start.
-  struct Beginning {
-    journal::LogReader reader;
-    // The snapshot's adapters with Durability::kCheckpoint.
-    records::RestorePoints restores;
-  };
-  // Replays the records before report->log.next_sequence. Then, or after the
-  // first error, runs `done` with the status.
-  void Start(Beginning beginning,
+  // Replays the reader's records before report->log.next_sequence. Then, or
+  // after the first error, runs `done` with the status.
+  void Start(journal::LogReader reader,
              std::function<void(const absl::Status&)> done);
 
  private:
@@ -103,8 +96,6 @@ class LogReplay {
   RecoveryReport& report_;
   std::function<void(const absl::Status&)> done_;
   std::optional<journal::LogReader> reader_;
-  // The adapters with Durability::kCheckpoint after the records read so far.
-  records::RestorePoints restores_;
   // Maps the sequence number of an adapter's last record to the adapter's id.
   std::multimap<uint64_t, std::string> last_records_;
   bool in_turn_ = false;      // RunTurn is running.

@@ -36,18 +36,12 @@ void Recovery::Start(Opened opened, Replayed replayed) {
 }
 
 void Recovery::Replay() {
-  replay_.Start(
-      {.reader = *std::exchange(reader_, std::nullopt), .restores = restores_},
-      [this](const absl::Status& status) { Finish(WayOut(status)); });
-}
-
-absl::Status Recovery::Wait() const {
-  ended_.WaitForNotification();
-  return status_;
+  replay_.Start(*std::exchange(reader_, std::nullopt),
+                [this](const absl::Status& status) { Finish(WayOut(status)); });
 }
 
 absl::Status Recovery::failure() const {
-  return ended() ? status_ : absl::OkStatus();
+  return ended_.HasBeenNotified() ? status_ : absl::OkStatus();
 }
 
 absl::Status Recovery::Read() {
@@ -79,7 +73,6 @@ absl::Status Recovery::Read() {
 
 absl::Status Recovery::RestoreSnapshot(const records::Snapshot& snapshot) {
   for (const records::AdapterRecord& adapter : snapshot.adapters) {
-    if (restores_.Follow(adapter)) continue;
     WEFT_RETURN_IF_ERROR(RestoreFromImage(context_, adapter, &snapshots_));
     ++report_.adapters;
   }

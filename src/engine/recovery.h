@@ -34,7 +34,6 @@
 #include "src/engine/step_executor.h"
 #include "src/log/log_reader.h"
 #include "src/log/record.h"
-#include "src/log/restore_points.h"
 #include "src/request/adapter_key.h"
 
 namespace weft::engine {
@@ -65,10 +64,9 @@ class Recovery {
 
   // Any thread may call the methods below.
 
-  [[nodiscard]] bool ended() const { return ended_.HasBeenNotified(); }
-  [[nodiscard]] bool succeeded() const { return ended() && status_.ok(); }
-  // Blocks until the recovery ends and returns its status.
-  [[nodiscard]] absl::Status Wait() const;
+  [[nodiscard]] bool succeeded() const {
+    return ended_.HasBeenNotified() && status_.ok();
+  }
   // Returns the status of the recovery; OK before it ends.
   [[nodiscard]] absl::Status failure() const;
 
@@ -85,8 +83,6 @@ class Recovery {
   Replayed replayed_;
   RecoveryReport report_;
   LogReplay replay_;
-  // The snapshot's adapters with Durability::kCheckpoint.
-  records::RestorePoints restores_;
   std::optional<journal::LogReader> reader_;
   absl::Status status_;  // Set before ended_ is notified.
   absl::Notification ended_;

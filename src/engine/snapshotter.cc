@@ -68,9 +68,8 @@ uint64_t Snapshotter::ChangedBytes() const {
 
 std::vector<AdapterKey> Snapshotter::LoggedKeys() const {
   std::vector<AdapterKey> keys = context_.dispatcher.recovery().Keys();
-  std::erase_if(keys, [this](AdapterKey key) {
-    return !context_.recorder.HasSteps(key);
-  });
+  std::erase_if(keys,
+                [this](AdapterKey key) { return !context_.recorder.Has(key); });
   return keys;
 }
 
@@ -142,9 +141,6 @@ void Snapshotter::Begin() {
   {
     MutexLock lock(&mu_);
     status_ = absl::OkStatus();
-  }
-  for (const auto& [key, adapter] : context_.recorder.restores().adapters()) {
-    snapshot_.adapters.push_back(adapter);
   }
   for (const AdapterKey key : LoggedKeys()) {
     records::AdapterRecord& record = adapters_[key] = Describe(key);

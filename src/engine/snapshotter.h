@@ -2,10 +2,9 @@
 // replays only a short log.
 //
 // A snapshot holds the state of all adapters of the log at one moment. At this
-// moment the log begins a new segment (file). If an adapter with
-// Durability::kStep has changed since its last image, it is copied when its
-// turn comes, or just before it changes again (BeforeChange). So the engine
-// keeps working during a snapshot.
+// moment the log begins a new segment (file). If an adapter has changed since
+// its last image, it is copied when its turn comes, or just before it changes
+// again (BeforeChange). So the engine keeps working during a snapshot.
 //
 // Threads: engine thread. The I/O thread writes the copies.
 #ifndef WEFT_SRC_ENGINE_SNAPSHOTTER_H_
@@ -63,7 +62,7 @@ class Snapshotter {
 
  private:
   [[nodiscard]] bool IsDue() const;
-  // Returns the adapters whose steps the log has.
+  // Returns the adapters that the log has.
   [[nodiscard]] std::vector<AdapterKey> LoggedKeys() const;
   // Returns the bytes that the next snapshot must copy.
   [[nodiscard]] uint64_t ChangedBytes() const;
@@ -97,7 +96,7 @@ class Snapshotter {
   Phase phase_ = Phase::kIdle;
   absl::Time not_before_;        // No snapshot begins before this time.
   uint64_t first_sequence_ = 0;  // First record that is not in the snapshot.
-  // Adapters with Durability::kStep, as of the moment of the snapshot.
+  // The log's adapters, as of the moment of the snapshot.
   std::map<AdapterKey, records::AdapterRecord> adapters_;
   records::Snapshot snapshot_;
   std::set<AdapterKey> pending_;         // Adapters that are not copied yet.

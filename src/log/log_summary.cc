@@ -22,8 +22,7 @@ class LogSurvey {
     summary_.next_key = snapshot.next_key;
     summary_.last_epoch = snapshot.last_epoch;
     for (const records::AdapterRecord& adapter : snapshot.adapters) {
-      summary_.adapters.insert(adapter.key);
-      if (!summary_.restores.Follow(adapter)) Know(adapter);
+      Know(adapter);
     }
   }
 
@@ -45,6 +44,7 @@ class LogSurvey {
     summary_.torn_bytes = reader.torn_bytes();
     WEFT_RETURN_IF_ERROR(reader.Repair());
     summary_.next_sequence = reader.next_sequence();
+    for (const auto& [key, owner] : owners_) summary_.adapters.insert(key);
     for (const auto& [work, begun] : begun_) summary_.given_up.push_back(work);
     return std::move(summary_);
   }
@@ -67,7 +67,7 @@ class LogSurvey {
   }
 
   // Notes that the replay of the record `sequence` changes the adapter. Does
-  // nothing for an adapter without Durability::kStep.
+  // nothing for an adapter that is removed.
   void Touch(AdapterKey key, uint64_t sequence) {
     const auto owner = owners_.find(key);
     if (owner == owners_.end()) return;
@@ -97,13 +97,7 @@ class LogSurvey {
     ++summary_.num_records;
     Reserve(record);
     const std::optional<AdapterKey> key = records::KeyOf(record);
-    if (std::holds_alternative<records::AdapterRecord>(record)) {
-      summary_.adapters.insert(*key);
-    } else if (std::holds_alternative<records::RemovedRecord>(record)) {
-      summary_.adapters.erase(*key);
-    }
     sequence_ = bytes.sequence;
-    if (summary_.restores.Follow(record)) return absl::OkStatus();
     WEFT_RETURN_IF_ERROR(
         std::visit([this](const auto& kind) { return Apply(kind); }, record));
     if (key) Touch(*key, sequence_);
@@ -198,7 +192,7 @@ class LogSurvey {
   const journal::StateFolder& folder_;
   const LogReading& reading_;
   uint64_t sequence_ = 0;               // Sequence of the record being applied.
-  std::map<AdapterKey, Owner> owners_;  // Adapters with Durability::kStep.
+  std::map<AdapterKey, Owner> owners_;  // Adapters that exist.
   std::map<uint64_t, Begun> begun_;     // By BeginRecord::work.
   LogSummary summary_;
 };

@@ -14,7 +14,6 @@
 #include "src/log/log_reader.h"
 #include "src/log/record.h"
 #include "src/log/recorder.h"
-#include "src/log/restore_points.h"
 #include "src/log/state_folder.h"
 #include "src/request/adapter_key.h"
 
@@ -36,10 +35,9 @@ struct LogSummary {
                             // reply for them.
   uint64_t next_key = 1;    // Is greater than every key used so far.
   uint64_t last_epoch = 0;  // The latest epoch so far.
-  std::set<AdapterKey> adapters;    // Adapters at the log's end.
-  records::RestorePoints restores;  // Adapters with Durability::kCheckpoint.
-  // Adapters with Durability::kStep that the log changes, by id. Adapters that
-  // the log removes are included.
+  std::set<AdapterKey> adapters;  // Adapters at the log's end.
+  // Adapters that the log changes, by id. Adapters that the log removes are
+  // included.
   std::map<std::string, LoggedAdapter> changed;
   // BeginRecord::work of the requests that have begun and not ended.
   std::vector<uint64_t> given_up;

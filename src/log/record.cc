@@ -61,10 +61,6 @@ void Put(const AdapterRecord& adapter, log::Adapter* out) {
     Put(reply, out->add_replies());
   }
   if (adapter.origin) Put(*adapter.origin, out->mutable_origin());
-  out->set_from_checkpoint(adapter.from_checkpoint);
-  if (adapter.restore) {
-    ToProto(StepRequest(*adapter.restore), out->mutable_restore());
-  }
 }
 
 absl::StatusOr<AdapterRecord> Get(const log::Adapter& in) {
@@ -77,8 +73,7 @@ absl::StatusOr<AdapterRecord> Get(const log::Adapter& in) {
                         .created_at = absl::FromUnixMicros(in.created_at_us()),
                         .image = {},
                         .replies = {},
-                        .origin = {},
-                        .restore = {}};
+                        .origin = {}};
   if (in.has_image()) adapter.image = Get(in.image());
   for (const log::StoredReply& stored : in.replies()) {
     WEFT_ASSIGN_OR_RETURN(ReplyRecord reply, Get(stored));
@@ -86,14 +81,6 @@ absl::StatusOr<AdapterRecord> Get(const log::Adapter& in) {
   }
   if (in.has_origin()) {
     WEFT_ASSIGN_OR_RETURN(adapter.origin, Get(in.origin()));
-  }
-  adapter.from_checkpoint = in.from_checkpoint();
-  if (in.has_restore()) {
-    WEFT_ASSIGN_OR_RETURN(const StepRequest restore, FromProto(in.restore()));
-    if (!std::holds_alternative<LoadCheckpointRequest>(restore)) {
-      return absl::DataLossError("an adapter with a restore that is no load");
-    }
-    adapter.restore = std::get<LoadCheckpointRequest>(restore);
   }
   return adapter;
 }

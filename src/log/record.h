@@ -54,15 +54,9 @@ struct AdapterRecord {
   uint64_t epoch = 0;
   uint64_t last_step = 0;
   absl::Time created_at;
-  std::optional<ImageRecord> image;   // None: the weights are initial, or
-                                      // from_checkpoint is true.
+  std::optional<ImageRecord> image;   // None: the weights are initial.
   std::vector<ReplyRecord> replies;   // Sorted by step.
   std::optional<ReplyRecord> origin;  // The load that began `epoch`.
-  // The adapter has Durability::kCheckpoint. When a server starts, it runs the
-  // load `restore`. The log has no other steps of the adapter than loads and
-  // saves of kind train.
-  bool from_checkpoint = false;
-  std::optional<LoadCheckpointRequest> restore;  // None: nothing to load.
 };
 
 struct RemovedRecord {
@@ -98,8 +92,7 @@ struct DoneRecord {
 };
 
 // A load that replaced the state of an existing adapter. The image `file` has
-// one version: a copy of the checkpoint. `file` is empty if the adapter has
-// Durability::kCheckpoint.
+// one version: a copy of the checkpoint.
 struct LoadedRecord {
   AdapterKey key = AdapterKey::kBaseModel;
   uint64_t step = 0;

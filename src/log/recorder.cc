@@ -10,12 +10,11 @@ namespace weft::records {
 
 void Recorder::Start(std::unique_ptr<journal::LogWriter> log,
                      const ReplayCost& cost, std::string settings,
-                     std::set<AdapterKey> adapters, RestorePoints restores) {
+                     std::set<AdapterKey> adapters) {
   owned_ = std::move(log);
   cost_ = cost;
   settings_ = std::move(settings);
   adapters_ = std::move(adapters);
-  restores_ = std::move(restores);
   log_.store(owned_.get());
   Append(Encode(SettingsRecord{.settings = settings_}));
 }
@@ -32,21 +31,14 @@ void Recorder::Write(const Record& record) {
   if (adapter != nullptr) {
     if (adapter->image) AddImage(adapter->image->file, /*recorded=*/true);
     adapters_.insert(adapter->key);
-  } else if (key && !adapters_.contains(*key)) {
+  } else if (key && !Has(*key)) {
     return;
   }
-  if (std::holds_alternative<ReleaseRecord>(record) && !HasSteps(*key)) return;
-  const auto* loaded = std::get_if<LoadedRecord>(&record);
-  if (loaded != nullptr && !loaded->file.empty()) {
+  if (const auto* loaded = std::get_if<LoadedRecord>(&record)) {
     AddImage(loaded->file, /*recorded=*/true);
   }
-  restores_.Follow(record);
   Append(Encode(record));
   if (std::holds_alternative<RemovedRecord>(record)) adapters_.erase(*key);
-}
-
-bool Recorder::HasSteps(AdapterKey key) const {
-  return adapters_.contains(key) && !restores_.contains(key);
 }
 
 uint64_t Recorder::BeginSnapshot() {
@@ -87,7 +79,7 @@ void Recorder::Batch(const dispatch::RunTrain& train) {
   BatchRecord batch;
   for (size_t i = 0; i < train.slices.size(); ++i) {
     const dispatch::StepTask& step = train.steps[i];
-    if (!HasSteps(step.adapter)) continue;
+    if (!Has(step.adapter)) continue;
     batch.slices.push_back(train.slices[i]);
     if (begun_.insert(step.id).second) {
       Append(EncodeBegin(step.id, step.adapter, step.step, *step.digest,
@@ -103,7 +95,7 @@ void Recorder::Forget(uint64_t work) {
 }
 
 void Recorder::Done(const dispatch::StepTask& step, const StepResult& result) {
-  if (!records() || !adapters_.contains(step.adapter)) return;
+  if (!records() || !Has(step.adapter)) return;
   DoneRecord done{.key = step.adapter,
                   .step = step.step,
                   .digest = *step.digest,
@@ -117,12 +109,7 @@ void Recorder::Done(const dispatch::StepTask& step, const StepResult& result) {
       std::holds_alternative<PublishSnapshotRequest>(*step.request)) {
     done.request = *step.request;
   }
-  if (HasSteps(step.adapter)) {
-    Append(Encode(done));
-  } else if (const auto* saved = std::get_if<CheckpointInfo>(&result);
-             saved != nullptr && saved->kind == CheckpointKind::kTrain) {
-    Write(done);
-  }
+  Append(Encode(done));
 }
 
 std::string Recorder::NewImageName() {

@@ -5,8 +5,7 @@
 // end. The log is replayed after Start (Replaying).
 //
 // The recorder ignores adapters with Durability::kMemory, which have no
-// AdapterRecord. It omits most steps of adapters with Durability::kCheckpoint
-// (record.h).
+// AdapterRecord.
 //
 // Threads: the engine thread, except where a comment says otherwise.
 #ifndef WEFT_SRC_LOG_RECORDER_H_
@@ -29,7 +28,6 @@
 #include "src/dispatch/work.h"
 #include "src/log/log_writer.h"
 #include "src/log/record.h"
-#include "src/log/restore_points.h"
 
 namespace weft::records {
 
@@ -43,10 +41,9 @@ class Recorder {
  public:
   // Starts to record. `cost` is the cost of the existing log. Each
   // SettingsRecord gets `settings`. `adapters` are all adapters at the end of
-  // the existing log. `restores` has the adapters with Durability::kCheckpoint.
+  // the existing log.
   void Start(std::unique_ptr<journal::LogWriter> log, const ReplayCost& cost,
-             std::string settings, std::set<AdapterKey> adapters,
-             RestorePoints restores);
+             std::string settings, std::set<AdapterKey> adapters);
   [[nodiscard]] bool recording() const { return log_.load() != nullptr; }
 
   // While an object of this class lives, the recorder records nothing. The
@@ -77,9 +74,10 @@ class Recorder {
   void AddCost(absl::Duration device_time) { cost_.time += device_time; }
   // Returns the cost of the records since the newest snapshot on disk.
   [[nodiscard]] const ReplayCost& cost() const { return cost_; }
-  // Returns whether the log has all steps of the adapter (Durability::kStep).
-  [[nodiscard]] bool HasSteps(AdapterKey key) const;
-  [[nodiscard]] const RestorePoints& restores() const { return restores_; }
+  // Returns whether the log has the adapter (Durability::kStep).
+  [[nodiscard]] bool Has(AdapterKey key) const {
+    return adapters_.contains(key);
+  }
   // Begins a snapshot. Returns the sequence number of the first record that the
   // snapshot does not contain.
   [[nodiscard]] uint64_t BeginSnapshot();
@@ -123,7 +121,6 @@ class Recorder {
   int replaying_ = 0;         // Number of objects of class Replaying.
   std::set<uint64_t> begun_;  // Requests that have begun and not completed.
   std::set<AdapterKey> adapters_;  // The adapters that the log has.
-  RestorePoints restores_;
   ReplayCost cost_;
   ReplayCost before_snapshot_;  // The cost when the running snapshot began.
   std::atomic<uint64_t> num_images_{0};

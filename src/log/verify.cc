@@ -59,7 +59,7 @@ class Verifier {
       adapters_.erase(removed->key);
     }
     const auto* loaded = std::get_if<LoadedRecord>(&record);
-    if (loaded == nullptr || loaded->file.empty()) return absl::OkStatus();
+    if (loaded == nullptr) return absl::OkStatus();
     return CheckImage(loaded->file, 1);
   }
 

@@ -4,20 +4,6 @@
 
 namespace weft {
 
-const char* DurabilityName(Durability durability) {
-  switch (durability) {
-    case Durability::kMemory:
-      return "memory";
-    case Durability::kCheckpoint:
-      return "checkpoint";
-    case Durability::kStep:
-      return "step";
-    case Durability::kDefault:
-      break;
-  }
-  return "default";
-}
-
 std::vector<TargetModule> DefaultTargetModules() {
   return {TargetModule::kQProj,    TargetModule::kKProj,
           TargetModule::kVProj,    TargetModule::kOProj,

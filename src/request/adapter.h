@@ -85,14 +85,10 @@ enum class AdapterLocation : uint8_t { kDevice, kHost, kDisk };
 inline constexpr int kNumAdapterLocations = 3;
 
 // What a restarted server restores of an adapter without a request. kMemory:
-// nothing. kCheckpoint: the latest training checkpoint that the adapter saved
-// or loaded. kStep: every answered step. kDefault occurs only in requests and
+// nothing. kStep: every answered step. kDefault occurs only in requests and
 // means kStep with --state-dir, otherwise kMemory.
-enum class Durability : uint8_t { kDefault, kMemory, kCheckpoint, kStep };
-inline constexpr int kNumDurabilities = 4;
-
-// Returns "memory", "checkpoint", "step", or "default".
-[[nodiscard]] const char* DurabilityName(Durability durability);
+enum class Durability : uint8_t { kDefault, kMemory, kStep };
+inline constexpr int kNumDurabilities = 3;
 
 struct AdapterInfo {
   std::string adapter_id;

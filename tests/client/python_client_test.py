@@ -426,9 +426,9 @@ def test_a_load_makes_a_lost_adapter_again_for_its_tenant_and_as_durable_as_aske
     assert adapter.info().tenant == "alice"
     adapter.save("one")
     client.delete_adapter("a")
-    loaded = adapter.load("one", durability="checkpoint")
-    assert (loaded.tenant, loaded.durability) == ("alice", "checkpoint")
-    assert adapter.load("one", durability="step").durability == "checkpoint"
+    loaded = adapter.load("one", durability="step")
+    assert (loaded.tenant, loaded.durability) == ("alice", "step")
+    assert adapter.load("one", durability="memory").durability == "step"
     with pytest.raises(weft.InvalidArgument, match="durability is 'disk'"):
         adapter.load("one", durability="disk")
 
@@ -439,11 +439,9 @@ def test_moves_peft_folders(client: weft.Client, tmp_path: Path) -> None:
     weights = bytes(range(256)) * 9000
     (source / "adapter_config.json").write_text("{}")
     (source / "adapter_model.safetensors").write_bytes(weights)
-    adapter = client.import_adapter(
-        "moved", source, tenant="alice", durability="checkpoint"
-    )
+    adapter = client.import_adapter("moved", source, tenant="alice", durability="step")
     assert adapter.info().tenant == "alice"
-    assert adapter.info().durability == "checkpoint"
+    assert adapter.info().durability == "step"
     adapter.export(tmp_path / "out")
     out = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     assert out["adapter_model.safetensors"] == weights

@@ -138,7 +138,7 @@ TEST_F(WeftctlTest, GivesNewAdaptersTheirTenantAndDurability) {
   const std::vector<std::vector<std::string>> lines = {
       {"adapters", "create", "made"}, {"import", "imported", folder.string()}};
   for (std::vector<std::string> line : lines) {
-    line.insert(line.end(), {"--tenant=alice", "--durability=checkpoint"});
+    line.insert(line.end(), {"--tenant=alice", "--durability=step"});
     EXPECT_EQ(Run(line), 0) << err_.str();
     line.back() = "--durability=disk";
     EXPECT_EQ(Run(line), 2);
@@ -146,7 +146,7 @@ TEST_F(WeftctlTest, GivesNewAdaptersTheirTenantAndDurability) {
   }
   for (const char* name : {"made", "imported"}) {
     EXPECT_EQ(Run({"adapters", "get", name, "-o", "json"}), 0);
-    EXPECT_EQ(Json()["durability"], "DURABILITY_CHECKPOINT") << name;
+    EXPECT_EQ(Json()["durability"], "DURABILITY_STEP") << name;
   }
   EXPECT_EQ(Run({"adapters", "list"}), 0);
   for (const char* row : {"made      alice", "imported  alice"}) {

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,107 +23,44 @@ def log_bytes(durable: Durable) -> int:
 def test_each_adapter_survives_as_it_was_promised(durable: Durable) -> None:
     daemon = durable.start()
     with daemon.client() as client:
-        for seed, name in enumerate(("memory", "checkpoint", "step", "never_saved")):
-            durability = "checkpoint" if name == "never_saved" else name
-            adapter = client.create_adapter(
-                name, rank=4, seed=seed, durability=durability
-            )
-            assert adapter.info().durability == durability
-        assert client.create_adapter("default").info().durability == "step"
-        for name in ("memory", "checkpoint", "step"):
+        for seed, name in enumerate(("memory", "step")):
+            adapter = client.create_adapter(name, rank=4, seed=seed, durability=name)
+            assert adapter.info().durability == name
             train(client, name, 1)
-        saved = {n: image(durable, n) for n in ("memory", "checkpoint", "step")}
+        assert client.create_adapter("default").info().durability == "step"
+        saved = image(durable, "memory")  # Saves the checkpoint "image".
         before = log_bytes(durable)
-        for name in ("memory", "checkpoint"):
-            for seed in range(3):
-                train(client, name, seed)
+        for seed in range(3):
+            train(client, "memory", seed)
         # The log has none of these steps.
         assert log_bytes(durable) - before < 2000
         train(client, "step", 2)
-    promised = {name: facts(durable, name) for name in ("memory", "checkpoint", "step")}
-    assert [promised[n].durable_step for n in promised] == [3, 3, 5]
+    promised = {name: facts(durable, name) for name in ("memory", "step")}
+    assert [promised[n].durable_step for n in promised] == [3, 4]
     durable.restart()
     with durable.daemon.client() as client:
         names = [info.adapter_id for info in client.adapters()]
-        assert names == ["checkpoint", "default", "step"]
+        assert names == ["default", "step"]
     assert facts(durable, "step") == promised["step"]
-    restored = facts(durable, "checkpoint")
-    assert (restored.last_step, restored.durable_step) == (3, 3)
-    assert restored.epoch > promised["checkpoint"].epoch
-    assert restored.durability == adapters_pb2.DURABILITY_CHECKPOINT
-    assert image(durable, "checkpoint") == saved["checkpoint"]
     # The error names the lost adapter's checkpoints.
-    optim = training_pb2.OptimStepRequest(adapter_id="memory", step=12)
+    optim = training_pb2.OptimStepRequest(adapter_id="memory", step=10)
     gone = durable.call(methods.OPTIM_STEP, optim)
     assert gone.code == "NOT_FOUND" and "checkpoints 'image'" in gone.message
-    # Step 9 was answered before the restart, but it does not belong to the new epoch.
+    load = adapters_pb2.LoadCheckpointRequest(
+        adapter_id="memory", name="image", durability=adapters_pb2.DURABILITY_MEMORY
+    )
+    loaded = durable.call(methods.LOAD_CHECKPOINT, load).reply.adapter
+    assert (loaded.last_step, loaded.durable_step) == (3, 3)
+    assert loaded.epoch > promised["memory"].epoch
+    # A client of the time before the restart is told where the state is.
     optim = training_pb2.OptimStepRequest(
-        adapter_id="checkpoint", step=9, epoch=promised["checkpoint"].epoch
+        adapter_id="memory", step=9, epoch=promised["memory"].epoch
     )
     stale = durable.call(methods.OPTIM_STEP, optim)
     assert (
-        stale.code == "FAILED_PRECONDITION" and "durable up to step 4" in stale.message
+        stale.code == "FAILED_PRECONDITION" and "durable up to step 3" in stale.message
     )
-
-
-def test_a_checkpointed_adapter_comes_back_from_the_latest_load_or_save(
-    durable: Durable, tmp_path: Path
-) -> None:
-    daemon = durable.start("--snapshot-log-bytes", "1000")
-    with daemon.client() as client:
-        a = client.create_adapter("a", rank=4, seed=1, durability="checkpoint")
-        other = client.create_adapter("other", rank=4, seed=2)
-        train(client, "a", 1)
-        a.resync()
-        a.save("small", kind="sampler")
-        train(client, "other", 2)
-        other.resync()
-        other.save("theirs")
-        a.load("theirs", source="other")
-        expected = image(durable, "other")
-        for seed in range(8):  # Snapshots are written and the log is cut.
-            train(client, "other", seed)
-    for _ in range(2):
-        durable.restart()
-        with durable.daemon.client() as client:
-            assert client.adapter("a").info().optim_steps == 1
-    assert image(durable, "a") == expected  # image() saves checkpoint "image".
-    with durable.daemon.client() as client:
-        a = client.adapter("a")
-        a.optim_step()
-        last = a.save("mine").last_step
-        client.adapter("a").delete()
-        client.create_adapter("a", rank=4, seed=3, durability="checkpoint")
-        client.adapter("a").load("mine")
-    durable.restart()
-    assert facts(durable, "a").last_step == last
-    (durable.folder / "run" / "checkpoints" / "a" / "mine").rename(tmp_path / "mine")
-    durable.restart()
-    assert "an adapter does not come back" in durable.daemon.log_tail()
-    with durable.daemon.client() as client, pytest.raises(weft.NotFound):
-        client.adapter("a")
-    (tmp_path / "mine").rename(durable.folder / "run" / "checkpoints" / "a" / "mine")
-    durable.restart()
-    assert facts(durable, "a").last_step == last
-
-
-def test_a_checkpointed_adapter_comes_back_from_every_start(durable: Durable) -> None:
-    # The limit is one adapter. So the replay of the log must remove `first` before it
-    # restores `a`.
-    daemon = durable.start("--max-adapters-per-tenant", "1")
-    with daemon.client() as client:
-        client.create_adapter("first", rank=4, tenant="t").delete()
-        a = client.create_adapter(
-            "a", rank=4, seed=1, tenant="t", durability="checkpoint"
-        )
-        train(client, "a", 1)
-        a.resync()
-        a.save("c")
-    # The key of `a` is the highest in the log, and no later adapter may get this key.
-    for _ in range(3):
-        durable.restart()
-        with durable.daemon.client() as client:
-            assert client.adapter("a").info().optim_steps == 1
+    assert image(durable, "memory") == saved
 
 
 def test_batches_of_logged_adapters_keep_their_bits_beside_others(
@@ -151,9 +87,8 @@ def test_batches_of_logged_adapters_keep_their_bits_beside_others(
 def test_what_a_server_cannot_keep_is_refused(daemon_for: Any, unique: Any) -> None:
     with daemon_for(KIND).client() as client:
         assert client.create_adapter(unique("a")).info().durability == "memory"
-        for durability in ("step", "checkpoint"):
-            with pytest.raises(weft.FailedPrecondition, match="--state-dir"):
-                client.create_adapter(unique("a"), durability=durability)
+        with pytest.raises(weft.FailedPrecondition, match="--state-dir"):
+            client.create_adapter(unique("a"), durability="step")
         with pytest.raises(weft.InvalidArgument, match="durability is 'disk'"):
             client.create_adapter(unique("a"), durability="disk")
 

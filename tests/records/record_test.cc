@@ -203,27 +203,6 @@ TEST(RecordTest, AnAdapterKeepsItsShapeItsImageAndItsReplies) {
   EXPECT_EQ(*Encode(*read), *Encode(snapshot));
 }
 
-TEST(RecordTest, AnAdapterOfACheckpointKeepsItsLoad) {
-  const AdapterRecord adapter =
-      Again(AdapterRecord{.key = AdapterKey{4},
-                          .adapter_id = "a",
-                          .from_checkpoint = true,
-                          .restore = LoadCheckpointRequest{
-                              .adapter_id = "a",
-                              .source_adapter_id = "b",
-                              .name = "c",
-                              .weights_only = true,
-                              .tenant = "t",
-                          }});
-  EXPECT_TRUE(adapter.from_checkpoint);
-  ASSERT_TRUE(adapter.restore.has_value());
-  EXPECT_EQ(adapter.restore->source_adapter_id, "b");
-  EXPECT_EQ(adapter.restore->name, "c");
-  EXPECT_EQ(adapter.restore->tenant, "t");
-  EXPECT_TRUE(adapter.restore->weights_only);
-  EXPECT_FALSE(Again(AdapterRecord{}).restore.has_value());
-}
-
 TEST(RecordTest, BatchesLoadsRemovalsAndReleasesComeBack) {
   const BatchRecord batch = Again(BatchRecord{
       .slices = {{.work_id = 5, .first_datum = 2, .num_data = 3, .last = true},

@@ -14,7 +14,6 @@ using records::BatchRecord;
 using records::BeginRecord;
 using testing::ElementsAre;
 using testing::IsEmpty;
-using testing::Pair;
 
 constexpr AdapterKey kA{1}, kB{2}, kC{3};
 
@@ -98,17 +97,14 @@ TEST_F(LogSummaryTest, ARequestWithoutItsLastBatchIsGivenUp) {
 
 TEST_F(LogSummaryTest, KeysAndEpochsOfAllAdaptersAreUsed) {
   Make(kA, "a");
-  Write(AdapterRecord{.key = kC,
-                      .adapter_id = "c",
-                      .tenant = "t",
-                      .epoch = 50,
-                      .from_checkpoint = true});
+  Write(
+      AdapterRecord{.key = kC, .adapter_id = "c", .tenant = "t", .epoch = 50});
+  Write(records::RemovedRecord{.key = kC});
   const absl::StatusOr<LogSummary> log = Read();
   ASSERT_THAT(log, IsOk());
   EXPECT_EQ(log->next_key, 4);
   EXPECT_EQ(log->last_epoch, 50);
-  EXPECT_TRUE(log->restores.contains(kC));
-  EXPECT_THAT(log->changed, ElementsAre(Pair("a", testing::_)));
+  EXPECT_THAT(log->adapters, ElementsAre(kA));
 }
 
 TEST_F(LogSummaryTest, ABatchMustFitTheDevice) {

@@ -323,18 +323,18 @@ TEST_F(AdapterServiceTest, UploadsRefuseBadStreams) {
 TEST_F(AdapterServiceTest, DurabilityIsKeptAndChecked) {
   v1::CreateAdapterRequest request;
   request.set_adapter_id("kept");
-  request.set_durability(v1::DURABILITY_CHECKPOINT);
+  request.set_durability(v1::DURABILITY_STEP);
   v1::CreateAdapterResponse response;
   grpc::ClientContext first;
   ASSERT_TRUE(adapters_->CreateAdapter(&first, request, &response).ok());
-  EXPECT_EQ(response.adapter().durability(), v1::DURABILITY_CHECKPOINT);
+  EXPECT_EQ(response.adapter().durability(), v1::DURABILITY_STEP);
   request.set_adapter_id("other");
-  request.set_durability(static_cast<v1::Durability>(9));
+  request.set_durability(static_cast<v1::Durability>(2));
   grpc::ClientContext second;
   const grpc::Status bad =
       adapters_->CreateAdapter(&second, request, &response);
   EXPECT_EQ(bad.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_EQ(bad.error_message(), "durability is 9, must be a known Durability");
+  EXPECT_EQ(bad.error_message(), "durability is 2, must be a known Durability");
 }
 
 TEST_F(AdapterServiceTest, ExportOfUnknownAdapterIsNotFound) {

@@ -137,10 +137,10 @@ class AsyncClient:
         adapters of a tenant share the tenant's part of the device's time, the tenant's
         room in the queue and the tenant's limit of adapters. None means the token's
         tenant or, on a server without tokens, a tenant with the adapter's name.
-        durability: what survives the end of the server, "memory" (nothing),
-        "checkpoint" (the last checkpoint) or "step" (every step); None means the most
-        that the server can keep. Raises AlreadyExists if the name is taken,
-        FailedPrecondition if the server cannot offer the durability.
+        durability: what survives the end of the server, "memory" (nothing) or "step"
+        (every step); None means the most that the server can keep. Raises
+        AlreadyExists if the name is taken, FailedPrecondition if the server cannot
+        offer the durability.
         """
         operation = self._core.create_adapter(
             adapter_id,

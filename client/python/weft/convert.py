@@ -69,7 +69,7 @@ def _durability_name(number: adapters_pb2.Durability) -> str:
 def durability_name(name: str | None) -> str:
     """Returns the protobuf name of a durability. None means the server's default.
     Raises InvalidArgument for an unknown name."""
-    names = ("memory", "checkpoint", "step")
+    names = ("memory", "step")
     if name is None:
         return "DURABILITY_UNSPECIFIED"
     if name not in names:

@@ -144,7 +144,7 @@ class AdapterInfo:
     location: str  # Where the adapter's tensors are: "device", "host" or "disk".
     epoch: int  # Grows when create, import or load begins a new state.
     durable_step: int  # Steps up to this number survive the end of the server.
-    durability: str  # "memory", "checkpoint" or "step", as in create_adapter.
+    durability: str  # "memory" or "step", as in create_adapter.
 
 
 @dataclass(frozen=True)
