@@ -135,7 +135,7 @@ def test_loads_and_imports_do_not_need_their_files_again(
         a.export(tmp_path / "folder")
         client.import_adapter("i", tmp_path / "folder")
     load = adapters_pb2.LoadCheckpointRequest(
-        adapter_id="b", source_adapter_id="a", name="c", step=4
+        adapter_id="b", source_adapter_id="a", name="c", step=1
     )
     loaded = durable.call(methods.LOAD_CHECKPOINT, load)
     assert loaded.code == "OK", loaded.message
