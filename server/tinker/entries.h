@@ -39,6 +39,7 @@ struct Model {
   // can load a tokenizer by this name. Empty: as the server names it.
   std::string base_model;
   Json user_metadata;
+  bool made = false;  // After a restart: the adapter exists.
   StepLine line;
 };
 

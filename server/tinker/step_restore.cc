@@ -14,8 +14,8 @@ namespace {
 // restored yet.
 constexpr absl::Duration kPause = absl::Milliseconds(200);
 
-// Sets line.next to the number of the adapter's next step. Returns false if the
-// adapter is not restored yet.
+// Sets Model::made, and line.next to the number of the adapter's next step.
+// Returns false if the adapter is not restored yet.
 bool PlaceLine(Front& front, Model& model) {
   v1::GetAdapterRequest request;
   request.set_adapter_id(model.adapter);
@@ -27,6 +27,7 @@ bool PlaceLine(Front& front, Model& model) {
       [&front, id = model.id](const absl::StatusOr<AdapterInfo>& info) {
         const auto found = front.models.find(id);
         if (!info.ok() || found == front.models.end()) return;
+        found->second.made = true;
         found->second.line.next = static_cast<int64_t>(info->next_step);
       });
   // If the process ended before the adapter was made, there is no adapter, and

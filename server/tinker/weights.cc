@@ -97,6 +97,13 @@ absl::Status StartLoad(Front& front, const CallPtr& call, const std::string& id,
   WEFT_ASSIGN_OR_RETURN(const Load load, ReadLoad(call->body));
   const auto model = front.models.find(id);
   if (model == front.models.end()) return absl::NotFoundError("no such model");
+  const FutureResult loaded = FutureResult::Of({{"path", load.path.ToString()},
+                                                {"model_id", id},
+                                                {"type", "load_weights"}});
+  if (run.number == 0 && model->second.made) {
+    run.done(loaded);
+    return absl::OkStatus();
+  }
   const std::string adapter = model->second.adapter;
   v1::LoadCheckpointRequest request;
   request.set_adapter_id(adapter);
@@ -109,14 +116,10 @@ absl::Status StartLoad(Front& front, const CallPtr& call, const std::string& id,
       [](Engine& engine, LoadCheckpointRequest plain, auto then) {
         return engine.LoadCheckpoint(std::move(plain), std::move(then));
       },
-      [&front, call, adapter, id, path = load.path,
+      [&front, call, adapter, id, loaded,
        done = run.done](const absl::StatusOr<StepReply<AdapterInfo>>& reply) {
         if (!reply.ok()) return done(reply.status());
-        if (front.models.contains(id)) {
-          return done(FutureResult::Of({{"path", path.ToString()},
-                                        {"model_id", id},
-                                        {"type", "load_weights"}}));
-        }
+        if (front.models.contains(id)) return done(loaded);
         // The model is gone. An earlier DeleteOrphan may have run before the
         // load made the adapter, so this one deletes the adapter.
         DeleteOrphan(front, call->caller, adapter);

@@ -170,11 +170,11 @@ void StepDesk::Complete(uint64_t id, absl::StatusOr<StepResult> result,
                         const std::optional<AdapterFacts>& facts) {
   StepNode ended;
   MutexLock lock(&s_.mu);
+  // A request that fails in one of its slices has no more slices. So this comes
+  // before a failure becomes a result.
+  s_.scheduler.Finished(id, result.ok());
   const auto work = s_.steps.find(id);
-  if (work == s_.steps.end()) {
-    s_.scheduler.Finished(id, result.ok());
-    return;
-  }
+  if (work == s_.steps.end()) return;
   AdapterRecord* record = s_.Find(work->second->adapter);
   if (facts && record != nullptr) s_.SetFacts(*record, *facts);
   if (record != nullptr && work->second->step > 0) {
@@ -206,7 +206,6 @@ void StepDesk::NoteResult(AdapterRecord& record, const StepWork& work,
 
 StepDesk::StepNode StepDesk::End(uint64_t id,
                                  absl::StatusOr<StepResultPtr> result) {
-  s_.scheduler.Finished(id, result.ok());
   StepNode node = s_.steps.extract(id);
   if (node.empty()) return node;
   StepWork& work = *node.mapped();
@@ -259,6 +258,7 @@ void StepDesk::CompleteLoad(const StepTask& load, uint64_t last_step,
                             const AdapterFacts& facts) {
   StepNode ended;
   MutexLock lock(&s_.mu);
+  s_.scheduler.Finished(load.id, /*ok=*/true);
   AdapterRecord* record = s_.Find(load.adapter);
   if (record == nullptr) {
     ended = End(load.id, NoSuchAdapter(AdapterIdOf(*load.request)));

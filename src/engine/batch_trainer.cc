@@ -67,10 +67,9 @@ absl::Status BatchTrainer::Run(const dispatch::RunTrain& given) {
 void BatchTrainer::Fail(const dispatch::StepTask& step,
                         const absl::Status& status) {
   Forget(step.id);
-  absl::StatusOr<StepResult> result = status;
-  if (step.step > 0) result = StoredResult(std::move(result));
-  if (result.ok()) context_.recorder.Done(step, *result);
-  context_.dispatcher.steps().Complete(step.id, std::move(result));
+  const absl::StatusOr<StepResult> stored = StoredResult(status);
+  if (step.step > 0 && stored.ok()) context_.recorder.Done(step, *stored);
+  context_.dispatcher.steps().Complete(step.id, status);
 }
 
 void BatchTrainer::FinishRequest(const dispatch::StepTask& step) {

@@ -122,12 +122,12 @@ TEST_F(ClientTest, RepeatsRequestsOnWholeAdaptersOnlyWithANumber) {
   };
   save.set_overwrite(true);
   send(0, absl::StatusCode::kUnavailable);
-  send(1, absl::StatusCode::kOk);
+  send(2, absl::StatusCode::kOk);
   EXPECT_THAT(
       server_.engine().applied(),
       ElementsAre(Pair("SaveCheckpoint", 0), Pair("PublishSnapshot", 0),
-                  Pair("LoadCheckpoint", 0), Pair("SaveCheckpoint", 1),
-                  Pair("PublishSnapshot", 2), Pair("LoadCheckpoint", 3)));
+                  Pair("LoadCheckpoint", 1), Pair("SaveCheckpoint", 2),
+                  Pair("PublishSnapshot", 3), Pair("LoadCheckpoint", 4)));
 }
 
 TEST_F(ClientTest, RepeatsAFullQueueOnlyWithAHint) {
@@ -257,17 +257,27 @@ TEST_F(ClientTest, ScoresBesideTheSteps) {
   EXPECT_EQ(Train(*adapter).get()->message.step(), 1);
 }
 
-TEST_F(ClientTest, WithdrawsTheStepsBehindARefusal) {
+TEST_F(ClientTest, StepsBehindOneThatFailsGoOn) {
   const auto adapter = Create();
   server_.engine().Hold();
   server_.engine().FailNextRun(absl::InvalidArgumentError("data[0]"), kTrain);
-  auto refused = Train(*adapter);
+  auto failed = Train(*adapter);
   auto later = adapter->OptimStep();
   server_.engine().Release();
-  EXPECT_TRUE(absl::IsInvalidArgument(refused.get().status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(failed.get().status()));
+  EXPECT_TRUE(later.get().ok());
+  EXPECT_EQ(adapter->next_step(), 3);
+}
+
+TEST_F(ClientTest, WithdrawsTheStepsBehindOneThatIsNotAccepted) {
+  const auto adapter = Create();
+  server_.engine().FailNext(absl::PermissionDeniedError("not you"), kTrain);
+  auto refused = Train(*adapter);
+  auto later = adapter->OptimStep();
+  EXPECT_TRUE(absl::IsPermissionDenied(refused.get().status()));
   const auto withdrawn = later.get();
   EXPECT_TRUE(absl::IsFailedPrecondition(withdrawn.status()));
-  EXPECT_THAT(std::string(withdrawn.status().message()), HasSubstr("data[0]"));
+  EXPECT_THAT(std::string(withdrawn.status().message()), HasSubstr("not you"));
   EXPECT_TRUE(absl::IsFailedPrecondition(Train(*adapter).get().status()));
   ASSERT_TRUE(adapter->Resync().ok());
   EXPECT_EQ(adapter->next_step(), 1);

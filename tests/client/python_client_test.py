@@ -263,10 +263,21 @@ def test_hint_longer_than_the_deadline_is_reported(server: FakeWeftd) -> None:
         assert caught.value.retry_after == 60.0
 
 
-def test_refused_number_is_used_again(client: weft.Client) -> None:
+def test_an_invalid_step_uses_its_number(client: weft.Client) -> None:
     adapter = client.create_adapter("a")
-    with pytest.raises(weft.InvalidArgument, match="data"):
+    with pytest.raises(weft.InvalidArgument, match="data") as refused:
         adapter.forward_backward([])
+    assert refused.value.step_done
+    assert adapter.forward_backward(DATA).step == 2
+
+
+def test_number_of_a_step_that_is_not_accepted_is_used_again(
+    server: FakeWeftd, client: weft.Client
+) -> None:
+    adapter = client.create_adapter("a")
+    server.refuse("ForwardBackward", Code.PERMISSION_DENIED, "not you")
+    with pytest.raises(weft.PermissionDenied):
+        adapter.forward_backward(DATA)
     assert adapter.forward_backward(DATA).step == 1
 
 
@@ -276,6 +287,9 @@ def test_number_used_by_another_client_is_reported(client: weft.Client) -> None:
     first.forward_backward(DATA)
     with pytest.raises(weft.AlreadyExists):
         second.optim_step()
+    with pytest.raises(weft.FailedPrecondition, match="resync"):
+        second.optim_step()
+    assert second.resync() == 2
     assert second.optim_step().step == 2
 
 
@@ -292,18 +306,32 @@ def test_pipelined_steps_run_in_order(server: FakeWeftd, client: weft.Client) ->
     assert [step for _, step in server.applied()] == list(range(1, 9))
 
 
+def test_steps_behind_a_failed_one_go_on(
+    server: FakeWeftd, client: weft.Client
+) -> None:
+    adapter = client.create_adapter("a")
+    server.fail_run("Forward", Code.INTERNAL, "no")
+    server.hold()
+    bad = adapter.submit.forward(DATA)
+    later = adapter.submit.optim_step()
+    server.release()
+    with pytest.raises(weft.Internal) as failed:
+        bad.result(10)
+    assert failed.value.step_done
+    assert later.result(10).step == 2
+
+
 def test_refusal_amid_the_pipeline_withdraws_what_follows(
     server: FakeWeftd, client: weft.Client
 ) -> None:
     adapter = client.create_adapter("a")
-    server.fail_run("Forward", Code.INVALID_ARGUMENT, "no")
+    server.refuse("Forward", Code.PERMISSION_DENIED, "no")
     server.hold()
     good = adapter.submit.forward_backward(DATA)
-    bad = adapter.submit.forward(DATA)
-    later = adapter.submit.optim_step()
+    bad, later = adapter.submit.forward(DATA), adapter.submit.optim_step()
     server.release()
     assert good.result(10).step == 1
-    with pytest.raises(weft.InvalidArgument):
+    with pytest.raises(weft.PermissionDenied):
         bad.result(10)
     with pytest.raises(weft.FailedPrecondition, match="withdrawn"):
         later.result(10)
@@ -487,8 +515,8 @@ def test_a_checkpoint_has_properties(client: weft.Client) -> None:
     assert saved == client.checkpoints("a")[0]
     assert (saved.kind, saved.metadata) == ("sampler", {"loss": "0.5"})
     assert saved.expires_at == saved.created_at + 60
-    # The server has refused two saves: their failures are their results.
-    assert saved.last_step == 3
+    # The server has refused a save: its failure is its result.
+    assert saved.last_step == 2
 
 
 def test_a_load_by_another_client_fences_this_one(client: weft.Client) -> None:

@@ -213,5 +213,5 @@ def test_a_log_is_whole_at_any_moment_or_refused(
     assert "is not a log of a run" in capsys.readouterr().err
     for text in ("[1]\n", '{"loss": 1}\n'):
         (tmp_path / "run/log.jsonl").write_text(text)
-        with pytest.raises(weft.InvalidArgument, match="no log"):
+        with pytest.raises(weft.InvalidArgument, match="not a log"):
             Watch(tmp_path / "run", 1)

@@ -308,8 +308,8 @@ TEST_F(EngineResidencyTest, WhoCannotBeSpilledStaysAndOthersAreTold) {
   EXPECT_EQ(Exported("b"), expected);
   UnblockSpills();
   EXPECT_THAT(Create("c"), IsOk());
-  // The failed requests used up no step number.
-  EXPECT_THAT(Train("a", 1), IsOk());
+  // The failed step has used its number.
+  EXPECT_THAT(Train("a", 2), IsOk());
   EXPECT_EQ(Exported("b"), expected);
 }
 

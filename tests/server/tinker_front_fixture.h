@@ -65,6 +65,8 @@ class TinkerFrontTest : public ::testing::Test {
   // Returns how often the RPC was called on the engine.
   int Calls(const std::string& rpc) const;
   // Waits up to 30 s for `condition`. Returns whether it became true.
+  void StartFront();
+  void StopFront();
   static bool Eventually(const std::function<bool()>& condition);
 
   std::string key_ = "tml-any";
@@ -74,8 +76,6 @@ class TinkerFrontTest : public ::testing::Test {
   std::unique_ptr<prometheus::Registry> registry_;
 
  private:
-  void StartFront();
-  void StopFront();
 
   const std::string folder_;
   std::vector<TokenRecord> records_;
