@@ -8,12 +8,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
+#include "google/protobuf/io/coded_stream.h"
+#include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "server/http/host.h"
 #include "server/rpc_policy.h"
 #include "server/status_conversion.h"
 #include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/base/reason.h"
+#include "src/base/sha256.h"
 
 namespace weft {
 namespace {
@@ -107,22 +110,38 @@ CallRecord::CallRecord(ServiceCore* core, CallOrigin origin, Rpc rpc)
 
 CallRecord::~CallRecord() { core_->open_calls.fetch_sub(1); }
 
-void CallRecord::AcceptRefused(
+std::string DigestOf(const google::protobuf::MessageLite& message) {
+  std::string bytes;
+  {
+    google::protobuf::io::StringOutputStream stream(&bytes);
+    google::protobuf::io::CodedOutputStream out(&stream);
+    out.SetSerializationDeterministic(true);  // Maps have no order otherwise.
+    message.SerializeToCodedStream(&out);
+  }
+  return Sha256(bytes);
+}
+
+CancelHandle CallRecord::AcceptRefused(
     RefusedStep refused, std::function<void(const absl::Status&)> done) const {
   const absl::Status status = refused.status;
   const absl::StatusOr<Engine*> engine = core_->engine.Get();
   if (refused.adapter_id.empty() || !engine.ok() ||
       !caller()->Qualify(FieldsOf(&refused)).ok()) {
     done(status);
-    return;
+    return {};
   }
   refused.deadline = deadline();
-  (*engine)->RefuseStep(std::move(refused), [status, done = std::move(done)](
-                                                const absl::Status& result) {
-    const bool told = result.GetPayload(kStepDonePayload).has_value() ||
-                      RetryMillis(result).has_value();
-    done(told ? result : status);
-  });
+  return (*engine)->RefuseStep(
+      std::move(refused),
+      [status, done = std::move(done)](const absl::Status& result) {
+        // If there is no such adapter, or nobody waits any more, the request's
+        // own error tells the caller more.
+        const bool keeps = result.GetPayload(kStepDonePayload).has_value();
+        const bool tells_less = absl::IsNotFound(result) ||
+                                absl::IsCancelled(result) ||
+                                absl::IsDeadlineExceeded(result);
+        done(tells_less && !keeps ? status : result);
+      });
 }
 
 absl::Status CallRecord::Take(const RequestFields& fields) {

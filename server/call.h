@@ -9,17 +9,21 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "google/protobuf/message_lite.h"
 #include "grpcpp/grpcpp.h"
 #include "server/caller.h"
 #include "server/request_fields.h"
 #include "server/request_validation.h"
 #include "server/service_core.h"
 #include "server/status_conversion.h"
-#include "src/base/sha256.h"
 #include "src/base/trace_id.h"
 #include "src/engine/engine.h"
 
 namespace weft {
+
+// Returns the SHA-256 of the message. Equal messages have equal digests.
+[[nodiscard]] std::string DigestOf(
+    const google::protobuf::MessageLite& message);
 
 // A request with a place in its adapter's order of steps.
 template <typename Request>
@@ -105,20 +109,20 @@ class CallRecord {
   // the step is accepted: it fails in its turn, so that later steps can run.
   // `done` gets the call's status.
   template <typename Request>
-  void Refuse(const Request& request, const absl::Status& status,
-              std::function<void(const absl::Status&)> done) {
+  CancelHandle Refuse(const Request& request, const absl::Status& status,
+                      std::function<void(const absl::Status&)> done) {
     if constexpr (NumberedRequest<Request>) {
       if (request.step() > 0 && KeepsNumber(status)) {
-        AcceptRefused({.adapter_id = request.adapter_id(),
-                       .step = request.step(),
-                       .epoch = request.epoch(),
-                       .digest = Sha256(request.SerializeAsString()),
-                       .status = status},
-                      std::move(done));
-        return;
+        return AcceptRefused({.adapter_id = request.adapter_id(),
+                              .step = request.step(),
+                              .epoch = request.epoch(),
+                              .digest = DigestOf(request),
+                              .status = status},
+                             std::move(done));
       }
     }
     done(status);
+    return {};
   }
 
   // Gives the request the engine's names of adapters, and stores the object of
@@ -152,8 +156,8 @@ class CallRecord {
  private:
   CallRecord(ServiceCore* core, grpc::CallbackServerContext* context,
              CallOrigin origin, Rpc rpc);
-  void AcceptRefused(RefusedStep refused,
-                     std::function<void(const absl::Status&)> done) const;
+  CancelHandle AcceptRefused(
+      RefusedStep refused, std::function<void(const absl::Status&)> done) const;
   // Charges the tokens of a request to the tenant. Refund gives them back, for
   // a call that the engine refused or answered without computing anything.
   [[nodiscard]] absl::Status Spend(int64_t tokens);

@@ -99,9 +99,9 @@ grpc::ServerUnaryReactor* RunUnary(ServiceCore* core,
         }
       });
   if (!refused.ok()) {
-    call->record().Refuse(request, refused, [call](const absl::Status& status) {
-      call->Reply(status);
-    });
+    call->SetCancel(call->record().Refuse(
+        request, refused,
+        [call](const absl::Status& status) { call->Reply(status); }));
   }
   return call.get();
 }

@@ -75,22 +75,23 @@ void RefuseStep(Front& front, const std::string& id, int64_t seq,
   Model* const model = FindModel(front, id);
   if (model == nullptr || !model->line.running.contains(seq)) return;
   const CallOrigin& origin = model->line.running.at(seq).step.origin;
-  front.port.RefuseStep(origin,
-                        {.adapter_id = model->adapter,
-                         .step = static_cast<uint64_t>(seq),
-                         .digest = absl::StrCat("refused: ", status.ToString()),
-                         .status = status},
-                        [&front, id, seq, status](const absl::Status& refused) {
-                          Model* const later = FindModel(front, id);
-                          if (later == nullptr) return;
-                          if (absl::IsUnavailable(refused))
-                            return;  // The server is stopping.
-                          if (!LeavesGap(refused))
-                            return Leave(front, *later, seq, status);
-                          front.after(kRetryPause, [&front, id, seq, status] {
-                            RefuseStep(front, id, seq, status);
-                          });
-                        });
+  front.port.RefuseStep(
+      origin,
+      {.adapter_id = model->adapter,
+       .step = static_cast<uint64_t>(seq),
+       .digest = absl::StrCat("refused: ", status.ToString()),
+       .status = status},
+      [&front, id, seq, status](const absl::Status& refused) {
+        Model* const later = FindModel(front, id);
+        if (later == nullptr) return;
+        if (absl::IsUnavailable(refused)) return;  // The server is stopping.
+        // FAILED_PRECONDITION: the number is in the past.
+        if (!LeavesGap(refused) || absl::IsFailedPrecondition(refused))
+          return Leave(front, *later, seq, status);
+        front.after(kRetryPause, [&front, id, seq, status] {
+          RefuseStep(front, id, seq, status);
+        });
+      });
 }
 
 void End(Front& front, const std::string& id, int64_t seq, Result result) {

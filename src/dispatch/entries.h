@@ -70,7 +70,8 @@ struct AdapterRecord {
   TrainHistory history;
   std::optional<absl::Time> wanted_at;  // When the wait for the device began.
   std::vector<EngineTask> tasks;        // Tasks of AdapterDesk::WhenOnDevice.
-  bool pinned = false;                  // A pinned adapter stays on the device.
+  absl::Status stopped;  // Not OK: no step runs any more (StepDesk::StopLine).
+  bool pinned = false;   // A pinned adapter stays on the device.
 };
 
 }  // namespace weft::dispatch

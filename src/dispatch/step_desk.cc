@@ -113,6 +113,7 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
   }
   WEFT_RETURN_IF_ERROR(s_.CheckOpen());
   if (!key) return NoSuchAdapter(adapter_id);
+  if (record != nullptr) WEFT_RETURN_IF_ERROR(record->stopped);
   item.recorded = s_.options.records_steps && record != nullptr &&
                   record->info.durability == Durability::kStep;
   // A repeated call needs no room in the log, so Repeated comes before this
@@ -179,8 +180,20 @@ void StepDesk::Complete(uint64_t id, absl::StatusOr<StepResult> result,
   if (facts && record != nullptr) s_.SetFacts(*record, *facts);
   if (record != nullptr && work->second->step > 0) {
     result = StoredResult(std::move(result));
+    if (!result.ok()) StopLine(*record, *work->second, result.status());
   }
   ended = End(id, Share(std::move(result)));
+}
+
+void StepDesk::StopLine(AdapterRecord& record, const StepWork& lost,
+                        const absl::Status& status) {
+  record.stopped = status;
+  for (const uint64_t id : s_.scheduler.RemoveAdapter(lost.adapter)) {
+    const auto work = s_.steps.find(id);
+    if (work == s_.steps.end() || work->second.get() != &lost) {
+      s_.Drop(id, status);
+    }
+  }
 }
 
 void StepDesk::NoteResult(AdapterRecord& record, const StepWork& work,
@@ -265,6 +278,10 @@ void StepDesk::CompleteLoad(const StepTask& load, uint64_t last_step,
     return;
   }
   s_.SetFacts(*record, facts);
+  const auto work = s_.steps.find(load.id);
+  if (work != s_.steps.end() && work->second->again) {
+    s_.scheduler.SkipTo(load.adapter, load.step);
+  }
   record->info.last_step = last_step;
   RaiseDurableStep(*record, load.step);
   ended =

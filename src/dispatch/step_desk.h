@@ -82,6 +82,11 @@ class StepDesk {
   // Gives the result to all callers that wait for the step.
   void Answer(StepWork& work, absl::StatusOr<StepResultPtr> result)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
+  // Ends the adapter's line at a step that has no result, because the server
+  // stops. No later step may run, or a restarted server could not run this one.
+  void StopLine(AdapterRecord& record, const StepWork& lost,
+                const absl::Status& status)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
   // Updates what the dispatcher knows of the adapter after a step's result.
   void NoteResult(AdapterRecord& record, const StepWork& work,
                   const StepResult& result)

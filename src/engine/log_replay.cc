@@ -97,12 +97,14 @@ void LogReplay::ApplyRecord(const journal::LogReader::Record& bytes) {
 }
 
 void LogReplay::EndRecord(uint64_t sequence) {
-  for (auto [next, end] = last_records_.equal_range(sequence); next != end;) {
+  const auto ended = last_records_.equal_range(sequence);
+  for (auto it = ended.first; it != ended.second; ++it) {
+    const std::string& name = it->second;
     // The adapter has no later record, so its open requests did not complete.
-    GiveUpIf([&](AdapterKey key) { return NameOf(key) == next->second; });
-    context_.dispatcher.recovery().SetReady(next->second);
-    next = last_records_.erase(next);
+    GiveUpIf([&](AdapterKey key) { return NameOf(key) == name; });
+    context_.dispatcher.recovery().SetReady(name);
   }
+  last_records_.erase(ended.first, ended.second);
 }
 
 void LogReplay::Finish(const absl::Status& status) {

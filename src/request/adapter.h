@@ -95,7 +95,7 @@ struct AdapterInfo {
   std::string tenant;
   LoraConfig config;
   Durability durability = Durability::kMemory;
-  uint64_t epoch = 0;      // Tells the adapter from others of the same name.
+  uint64_t epoch = 0;  // Tells the adapter from others of the same name.
   // Counts the steps that made the adapter's state. A load takes the count of
   // the checkpoint, so the count of a later step may differ from its number.
   uint64_t last_step = 0;

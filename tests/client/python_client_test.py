@@ -535,6 +535,13 @@ def test_a_load_by_another_client_fences_this_one(client: weft.Client) -> None:
     assert mine.optim_step().step == 5
 
 
+def test_a_load_that_fails_does_not_stop_this_client(client: weft.Client) -> None:
+    adapter = client.create_adapter("a", rank=2)
+    with pytest.raises(weft.NotFound):
+        adapter.load("none")
+    assert adapter.forward_backward(DATA).step == 2
+
+
 def test_checkpoints_travel_as_folders(client: weft.Client, tmp_path: Path) -> None:
     client.create_adapter("a", rank=2).save("c")
     client.download_checkpoint("a", "c", tmp_path / "c")

@@ -72,8 +72,7 @@ TEST(StepCounterTest, AStepHasTheEpochOfItsNumber) {
   stale.SetPayload(kStaleEpochPayload, {});
   // The step did not run, so its number is free again. The counter keeps its
   // epoch until Reset.
-  EXPECT_EQ(counter.Finish(first.step, OutcomeOfStep(stale), stale),
-            stale);
+  EXPECT_EQ(counter.Finish(first.step, OutcomeOfStep(stale), stale), stale);
   EXPECT_EQ(counter.Take()->epoch, 7);
   counter.Reset(3, 9);
   const StepNumber next = *counter.Take();

@@ -327,6 +327,10 @@ class Interpreter {
        [this](const Words& w) {
          return Complete(w, absl::InternalError("failed"));
        }},
+      {"lose",
+       [this](const Words& w) {
+         return Complete(w, absl::UnavailableError("the server stops"));
+       }},
       {"refuse",
        [this](const Words& w) {
          return Complete(w, absl::FailedPreconditionError("not finite"));

@@ -76,7 +76,6 @@ class TinkerFrontTest : public ::testing::Test {
   std::unique_ptr<prometheus::Registry> registry_;
 
  private:
-
   const std::string folder_;
   std::vector<TokenRecord> records_;
   ServerOptions options_;

@@ -158,7 +158,11 @@ class AdapterCore:
             tenant=self.tenant,
             durability=convert.durability_name(durability),
         )
-        reply = yield from self.caller.call(methods.LOAD_CHECKPOINT, request)
+        try:
+            reply = yield from self.caller.call(methods.LOAD_CHECKPOINT, request)
+        except WeftError as error:
+            self.counter.forget(f"a load of {self.adapter_id!r} failed ({error})")
+            raise
         adapter = reply.message.adapter
         self.counter.reset(adapter.next_step, adapter.epoch)
         return convert.to_adapter_info(adapter)

@@ -75,6 +75,7 @@ class StepCounter:
         self._waking = False  # A thread wakes steps.
         self._unsure: str | None = None
         self._broken: str | None = None
+        self._forgotten = False  # This client does not know the next number.
 
     @property
     def next_step(self) -> int:
@@ -126,13 +127,22 @@ class StepCounter:
             self._epoch = epoch
             self._unsure = None
             self._broken = None
+            self._forgotten = False
+
+    def forget(self, reason: str) -> None:
+        """Records that this client no longer knows the next number, for example
+        because a load may have taken one."""
+        with self._lock:
+            self._forgotten = True
+            self._unsure = f"{reason}; call resync() and go on from there"
 
     def refresh(self, next_step: int, epoch: int) -> None:
         """Does what `reset` does if only this client has worked on the adapter.
         Otherwise raises FailedPrecondition, and then `take` raises it, too, until
         `reset`."""
         with self._lock:
-            if self._epoch not in (0, epoch) or next_step > self._next:
+            changed = self._epoch not in (0, epoch) or next_step > self._next
+            if changed and not self._forgotten:
                 self._broken = (
                     f"adapter {self.adapter_id!r} was changed by another client since "
                     f"this client's last step: its next step is {next_step} of epoch "
