@@ -146,7 +146,9 @@ bool Drain(Engine* engine, const StopSignals& signals, absl::Duration timeout,
       return false;
     }
   }
-  return true;
+  // If the engine has failed, its work ends without results, and so does the
+  // drain.
+  return health().ok();
 }
 
 void LogFailure(const char* what, const absl::Status& status) {
