@@ -117,7 +117,8 @@ bool SampleSequences::MakeRoom(int64_t count, SampleAge age) {
 
 std::vector<SampleSequence*> SampleSequences::GrowRunning() {
   std::vector<SampleSequence*> running;
-  for (auto& [age, sequence] : sequences_) {
+  for (auto& entry : sequences_) {
+    SampleSequence& sequence = entry.second;
     if (sequence.sample_index == kPrompt || !sequence.ready()) continue;
     const auto has_place = [&] {
       return sequence.pages->num_tokens() > sequence.length ||
