@@ -62,8 +62,8 @@ class AdapterDesk {
   // Adds an adapter that is on the device, in a slot that WhenSlot gave.
   // REQUIRES: CheckNew accepted the adapter after the slot was given.
   // Durability and epoch come from `facts`; if that epoch is 0, the adapter
-  // gets a new one. `last_step` is the last step of the state; the
-  // adapter's own steps begin with 1.
+  // gets a new one. `last_step` counts the steps of the state; the adapter's
+  // own steps begin with 1.
   void Add(AdapterKey key, const std::string& id, const std::string& tenant,
            uint64_t last_step, const AdapterFacts& facts);
   // Removes the adapter, if it exists. Fails its queued samples, the tasks that

@@ -60,7 +60,8 @@ class ReplayTable {
   std::vector<uint64_t> Complete(uint64_t step, StepResultPtr result,
                                  uint64_t receipt);
 
-  // Removes a step that failed, so that a caller can send it again.
+  // Removes a step that ends without a result: it was not accepted, or the
+  // server stops.
   void Fail(uint64_t step);
 
   // Marks all steps up to this one as completed without a kept result.

@@ -1,5 +1,6 @@
 #include "src/engine/adapter_manager.h"
 
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -134,8 +135,7 @@ absl::StatusOr<AdapterManager::NewAdapter> AdapterManager::ReadLoad(
                                  .config = std::move(loaded.info.config),
                                  .durability = request.durability},
                      .state = std::move(loaded.state),
-                     .last_step = loaded.info.last_step,
-                     .load = request};
+                     .last_step = loaded.info.last_step};
   WEFT_ASSIGN_OR_RETURN(adapter.image,
                         KeepState(context_, request.durability, adapter.state));
   return adapter;

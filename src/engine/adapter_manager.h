@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -65,8 +64,6 @@ class AdapterManager {
     lora::AdapterState state;
     std::string image;  // The image file that KeepState wrote; may be empty.
     uint64_t last_step = 0;
-    std::optional<LoadCheckpointRequest> load;  // The load that creates the
-                                                // adapter.
   };
 
   template <typename T>
