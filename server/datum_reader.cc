@@ -76,7 +76,8 @@ class DatumReader {
     if (length == expected) return absl::OkStatus();
     const std::string shape =
         out_.target_offsets.empty()
-            ? absl::StrCat(out_.targets_per_token, " targets per token")
+            ? absl::StrCat(std::max(out_.targets_per_token, 1),
+                           " targets per token")
             : "the last of target_offsets";
     return BadField(
         Path(field),
@@ -135,7 +136,7 @@ class DatumReader {
       return CheckCount(Path("targets_per_token"), per_token, 0,
                         MaxTargetsPerToken());
     }
-    out_.targets_per_token = per_token == 0 ? 1 : static_cast<int>(per_token);
+    out_.targets_per_token = static_cast<int>(per_token);
     return absl::OkStatus();
   }
 

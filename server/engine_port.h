@@ -74,6 +74,21 @@ class EnginePort {
     return Return(call.get());
   }
 
+  // Gives `done` the stored result of a step, on the front's thread, perhaps
+  // before this method returns. Errors: those of Engine::Retrieve. REQUIRES:
+  // origin.caller is OK; the engine is ready.
+  void Retrieve(const CallOrigin& origin, std::string adapter_id, uint64_t step,
+                Callback<std::shared_ptr<const StepResult>> done) const {
+    const absl::Status own = origin.caller->Qualify(FieldsOf(&adapter_id));
+    if (!own.ok()) return done(own);
+    core_->engine.Peek()->Retrieve(
+        std::move(adapter_id), step,
+        [port = *this, done = std::move(done)](
+            const absl::StatusOr<std::shared_ptr<const StepResult>>& result) {
+          port.Post([done, result] { done(result); });
+        });
+  }
+
   // Has the engine accept a step whose request was refused, so that it fails in
   // its turn (Engine::RefuseStep). `done` runs on the front's thread, perhaps
   // before this method returns.

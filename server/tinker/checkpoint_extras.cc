@@ -21,7 +21,7 @@ std::string KeyOf(const Caller& caller, const CheckpointPath& path) {
 
 void Drop(Front& front, const std::string& key) {
   front.extras.erase(key);
-  front.ledger->Erase(EntryKind::kCheckpoint, key);
+  front.ledger.Erase(EntryKind::kCheckpoint, key);
 }
 
 }  // namespace
@@ -56,14 +56,14 @@ void KeepExtras(Front& front, const Caller& caller, const CheckpointPath& path,
   if (extras.expires_at) {
     fields["expires_at"] = absl::ToUnixSeconds(*extras.expires_at);
   }
-  front.ledger->Put(EntryKind::kCheckpoint,
-                    {.id = key, .fields = fields, .bytes = ""},
-                    [](const absl::Status& kept) {
-                      if (kept.ok()) return;
-                      Log(LogLevel::kError,
-                          "a checkpoint's metadata will not outlive the server",
-                          {{"error", std::string(kept.message())}});
-                    });
+  front.ledger.Put(EntryKind::kCheckpoint,
+                   {.id = key, .fields = fields, .bytes = ""},
+                   [](const absl::Status& kept) {
+                     if (kept.ok()) return;
+                     Log(LogLevel::kError,
+                         "a checkpoint's metadata will not outlive the server",
+                         {{"error", std::string(kept.message())}});
+                   });
   front.extras[key] = std::move(fields);
 }
 
@@ -116,7 +116,7 @@ void SweepCheckpoints(Front& front, absl::Time now) {
 }
 
 void RestoreExtras(Front& front) {
-  for (LedgerEntry& entry : front.ledger->ReadAll(EntryKind::kCheckpoint)) {
+  for (LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kCheckpoint)) {
     front.extras[entry.id] = std::move(entry.fields);
   }
 }

@@ -1,7 +1,7 @@
 // Keeps the extras of checkpoints: the metadata, the time of expiry and the
 // base model's name that clients of the Tinker API give. The engine does not
 // know the extras.
-// Threads: the front's thread; until it runs, the thread that starts it.
+// Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_CHECKPOINT_EXTRAS_H_
 #define WEFT_SERVER_TINKER_CHECKPOINT_EXTRAS_H_
 
@@ -47,8 +47,7 @@ void KeepExtras(Front& front, const Caller& caller, const CheckpointPath& path,
 // removes their extras.
 void SweepCheckpoints(Front& front, absl::Time now);
 
-// Reads all extras from the ledger, and waits for the disk. Call it before the
-// front's thread starts.
+// Reads all extras from the ledger.
 void RestoreExtras(Front& front);
 
 }  // namespace weft::tinker

@@ -1,5 +1,5 @@
 // The entries of the front's tables (front.h).
-// Threads: the front's thread; until it runs, the thread that starts it.
+// Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_ENTRIES_H_
 #define WEFT_SERVER_TINKER_ENTRIES_H_
 

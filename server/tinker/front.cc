@@ -28,9 +28,9 @@ auto FindOwned(Table& table, const char* what, const std::string& owner,
 }  // namespace
 
 Front::Front(ServiceCore* core, const std::shared_ptr<HttpServer>& server,
-             std::unique_ptr<Ledger> opened, Futures::After later)
+             Futures::After later)
     : port(core, server, InClientsNames),
-      ledger(std::move(opened)),
+      ledger(&port),
       futures(kMaxResultBytes, later),
       after(std::move(later)),
       waiting(std::make_shared<FairBudget>(kMaxWaitingBytes)) {}

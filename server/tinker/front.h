@@ -1,6 +1,6 @@
 // The state that all handlers of the Tinker front share, and the form in which
 // a handler gets its request.
-// Threads: the front's thread; until it runs, the thread that starts it.
+// Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_FRONT_H_
 #define WEFT_SERVER_TINKER_FRONT_H_
 
@@ -47,7 +47,7 @@ using CallPtr = std::shared_ptr<const Call>;
 struct Front {
   // `after` runs a function on the front's thread after a delay.
   Front(ServiceCore* core, const std::shared_ptr<HttpServer>& server,
-        std::unique_ptr<Ledger> opened, Futures::After after);
+        Futures::After after);
 
   // Return the caller's entry. Errors: NOT_FOUND, also if another owner has it.
   [[nodiscard]] absl::StatusOr<Session*> FindSession(const Call& call,
@@ -65,7 +65,7 @@ struct Front {
   [[nodiscard]] std::vector<std::string> model_names() const;
 
   EnginePort port;
-  const std::unique_ptr<Ledger> ledger;
+  const Ledger ledger;
   Futures futures;
   const Futures::After after;
   // The memory budget of unfinished steps, and of the samples in `samples`.
@@ -92,6 +92,8 @@ struct Front {
   std::map<std::string, LoadedAdapter> loaded;  // Keys have owner and adapter.
   std::map<std::string, Orphan> orphans;        // Keys have owner and adapter.
   DiskPool files{2, 256};  // Reads the files that clients download.
+  // True when the tables have the ledger's entries, except steps.
+  bool restored = false;
   // True when RestoreSteps has handled all steps of the ledger.
   bool ready = false;
 };

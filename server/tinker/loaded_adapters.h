@@ -2,7 +2,7 @@
 // that an owner makes from one checkpoint share an adapter. The front deletes
 // the adapter when the last of these sessions ends. A session that comes during
 // the deletion waits, and then loads the adapter again.
-// Threads: the front's thread; until it runs, the thread that starts it.
+// Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_LOADED_ADAPTERS_H_
 #define WEFT_SERVER_TINKER_LOADED_ADAPTERS_H_
 

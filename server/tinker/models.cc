@@ -21,9 +21,6 @@
 namespace weft::tinker {
 namespace {
 
-// The sequence number of the request that makes a model.
-constexpr int64_t kCreateSeq = 0;
-
 // The most models of one owner. The engine limits how many of them have
 // adapters.
 constexpr int64_t kMaxModels = 4096;
@@ -233,14 +230,14 @@ absl::Status CheckOptimizer(const Json& body) {
 
 void KeepModel(Front& front, const Model& model,
                std::function<void(absl::Status)> done) {
-  front.ledger->Put(EntryKind::kModel,
-                    {.id = model.id,
-                     .fields = {{"session", model.session},
-                                {"caller", CallerToJson(model.caller)},
-                                {"base_model", model.base_model},
-                                {"user_metadata", model.user_metadata}},
-                     .bytes = ""},
-                    std::move(done));
+  front.ledger.Put(EntryKind::kModel,
+                   {.id = model.id,
+                    .fields = {{"session", model.session},
+                               {"caller", CallerToJson(model.caller)},
+                               {"base_model", model.base_model},
+                               {"user_metadata", model.user_metadata}},
+                    .bytes = ""},
+                   std::move(done));
 }
 
 absl::Status MakeModel(Front& front, const CallPtr& call,
@@ -318,8 +315,8 @@ void ForgetModel(Front& front, const std::string& id) {
   const Model model = std::move(found->second);
   front.models.erase(found);
   DropSnapshotsOf(front, model);
-  front.ledger->EraseSteps(id);
-  front.ledger->Erase(EntryKind::kModel, id);
+  front.ledger.EraseSteps(id);
+  front.ledger.Erase(EntryKind::kModel, id);
   const FutureResult gone =
       FutureResult::Failed(absl::NotFoundError("the model is gone"));
   for (const auto& [seq, step] : model.line.arrived) {
@@ -347,7 +344,7 @@ void UnloadModelsOf(Front& front, const std::string& session) {
 
 void RestoreModels(Front& front) {
   std::vector<std::string> orphans;
-  for (const LedgerEntry& entry : front.ledger->ReadAll(EntryKind::kModel)) {
+  for (const LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kModel)) {
     Model& model = front.models[entry.id];
     model.id = entry.id;
     model.session = entry.fields.value("session", "");
@@ -358,8 +355,7 @@ void RestoreModels(Front& front) {
     model.user_metadata = entry.fields.value("user_metadata", Json());
     if (!front.sessions.contains(model.session)) orphans.push_back(entry.id);
   }
-  // A model has no session if the ledger failed to erase the model's file or to
-  // read the session's file.
+  // A model has no session if a crash came between the ends of the two.
   for (const std::string& id : orphans) {
     DeleteOrphan(front, front.models.at(id).caller,
                  front.models.at(id).adapter);

@@ -1,5 +1,5 @@
 // Makes, describes and unloads models. A model is an adapter of Weft.
-// Threads: the front's thread; until it runs, the thread that starts it.
+// Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_MODELS_H_
 #define WEFT_SERVER_TINKER_MODELS_H_
 
@@ -10,6 +10,9 @@
 #include "server/tinker/front.h"
 
 namespace weft::tinker {
+
+// The sequence number of the request that makes a model.
+inline constexpr int64_t kCreateSeq = 0;
 
 // Convert between a model's id and its adapter's name: the model
 // "SESSION:train:3" is the adapter "SESSION.train.3", where SESSION is an id of
@@ -59,9 +62,8 @@ void ForgetModel(Front& front, const std::string& id);
 // Forgets a session's models, and has their adapters deleted by DeleteOrphan.
 void UnloadModelsOf(Front& front, const std::string& session);
 
-// Reads the models from the ledger, and waits for the disk. Deletes models that
-// have no session. Call it after RestoreSessions, and before the front's thread
-// starts.
+// Reads the models from the ledger. Deletes models that have no session. Call it
+// after RestoreSessions.
 void RestoreModels(Front& front);
 
 }  // namespace weft::tinker

@@ -14,7 +14,7 @@ std::string KeyOf(const Caller& caller, const std::string& adapter) {
 }
 
 void Put(Front& front, const Caller& caller, const std::string& adapter) {
-  front.ledger->Put(
+  front.ledger.Put(
       EntryKind::kOrphan,
       {.id = KeyOf(caller, adapter),
        .fields = {{"caller", CallerToJson(caller)}, {"adapter", adapter}},
@@ -34,7 +34,7 @@ void Try(Front& front, const std::string& key) {
     if (!status.ok() && !absl::IsNotFound(status)) return;
     const Orphan over = std::move(found->second);
     front.orphans.erase(found);
-    front.ledger->Erase(EntryKind::kOrphan, key);
+    front.ledger.Erase(EntryKind::kOrphan, key);
     for (const auto& gone : over.gone) gone();
   };
   const absl::Status refused = DeleteAdapterOf(
@@ -80,7 +80,7 @@ void DeleteAtNextStart(Front& front, const Caller& caller,
 
 void KeepAtNextStart(Front& front, const Caller& caller,
                      const std::string& adapter) {
-  front.ledger->Erase(EntryKind::kOrphan, KeyOf(caller, adapter));
+  front.ledger.Erase(EntryKind::kOrphan, KeyOf(caller, adapter));
 }
 
 void SweepOrphans(Front& front) {
@@ -95,11 +95,11 @@ void RestoreOrphans(
     Front& front,
     const std::function<bool(const std::string& owner,
                              const std::string& adapter)>& is_used) {
-  for (const LedgerEntry& entry : front.ledger->ReadAll(EntryKind::kOrphan)) {
+  for (const LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kOrphan)) {
     const Caller caller = CallerFromJson(entry.fields.value("caller", Json()));
     const std::string adapter = entry.fields.value("adapter", "");
     if (is_used(OwnerKey(caller), adapter)) {
-      front.ledger->Erase(EntryKind::kOrphan, entry.id);
+      front.ledger.Erase(EntryKind::kOrphan, entry.id);
     } else {
       front.orphans[entry.id] = {.caller = caller, .adapter = adapter};
     }

@@ -2,7 +2,7 @@
 // deletion, for example because the tenant has too many calls. The front then
 // tries again every two seconds. The ledger keeps which adapters are to be
 // deleted, so the tries go on after a restart.
-// Threads: the front's thread; until it runs, the thread that starts it.
+// Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_REAPER_H_
 #define WEFT_SERVER_TINKER_REAPER_H_
 
@@ -41,9 +41,8 @@ void KeepAtNextStart(Front& front, const Caller& caller,
 
 // Tries again all deletions that have not succeeded.
 void SweepOrphans(Front& front);
-// Reads from the ledger which adapters are to be deleted, and waits for the
-// disk. If `is_used` returns true for an adapter, keeps the adapter and erases
-// the adapter's entry. Call RestoreOrphans before the front's thread starts.
+// Reads from the ledger which adapters are to be deleted. If `is_used` returns
+// true for an adapter, keeps the adapter and erases the adapter's entry.
 void RestoreOrphans(
     Front& front,
     const std::function<bool(const std::string& owner,

@@ -11,6 +11,7 @@
 #include "server/tinker/body.h"
 #include "server/tinker/route_table.h"
 #include "server/tinker/sessions.h"
+#include "server/tinker/steps.h"
 #include "src/base/status_macros.h"
 
 namespace weft::tinker {
@@ -19,6 +20,10 @@ namespace {
 // The largest body of a route that is not `large`. The limit is low, because
 // the front keeps names and metadata from such bodies in memory.
 constexpr uint64_t kMaxSmallBody = 256 << 10;
+
+// Handlers that answer while the server starts.
+constexpr Handler kAlways[] = {GetHealth, GetClientConfig, GetDynamicConfig,
+                               TakeTelemetry, RetrieveFuture};
 
 bool Matches(const Route& route, const Call& call,
              const std::vector<std::string>& parts,
@@ -118,6 +123,10 @@ absl::StatusOr<const Route*> Judge(const Front& front, Call* call) {
 
 void Serve(Front& front, const Route& route, const std::shared_ptr<Call>& call,
            const Respond& respond) {
+  if (!front.restored && !std::ranges::count(kAlways, route.handler)) {
+    return respond(
+        ErrorReply(absl::UnavailableError("the server is starting")));
+  }
   const absl::Status read = ReadBody(front, call.get());
   if (absl::IsResourceExhausted(read)) {
     return respond(JsonReply({{"detail", std::string(read.message())}}, 413));

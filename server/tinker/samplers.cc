@@ -11,6 +11,7 @@
 #include "server/tinker/models.h"
 #include "server/tinker/refusals.h"
 #include "server/tinker/runs.h"
+#include "server/tinker/step_output.h"
 #include "server/tinker/steps.h"
 #include "src/base/status_macros.h"
 #include "weft/v1/adapters.pb.h"
@@ -28,7 +29,7 @@ void RespondSampler(const std::string& id, const Respond& respond) {
 // NOT_FOUND if the session has ended meanwhile, or the error of the write.
 void Keep(Front& front, const Sampler& sampler,
           const std::function<void(absl::Status)>& done) {
-  front.ledger->Put(
+  front.ledger.Put(
       EntryKind::kSampler,
       {.id = sampler.id,
        .fields = {{"session", sampler.session},
@@ -38,7 +39,7 @@ void Keep(Front& front, const Sampler& sampler,
        .bytes = ""},
       [&front, sampler, done](absl::Status put) {
         if (put.ok() && !front.sessions.contains(sampler.session)) {
-          front.ledger->Erase(EntryKind::kSampler, sampler.id);
+          front.ledger.Erase(EntryKind::kSampler, sampler.id);
           put = absl::NotFoundError("the session has ended");
         }
         if (!put.ok()) return done(put);
@@ -63,12 +64,8 @@ void KeepAndRespond(Front& front, const Sampler& sampler,
        });
 }
 
-std::string SamplerId(absl::string_view session, int64_t number) {
-  return absl::StrCat(session, ":sample:", number);
-}
-
 void Forget(Front& front, const std::string& id) {
-  front.ledger->Erase(EntryKind::kSampler, id);
+  front.ledger.Erase(EntryKind::kSampler, id);
   front.samplers.erase(id);
 }
 
@@ -116,15 +113,15 @@ absl::Status StartPublish(Front& front, const CallOrigin& origin,
       [&front, origin, sampler, done = run.done](
           const absl::StatusOr<StepReply<PublishedSnapshot>>& reply) {
         if (!reply.ok()) return done(reply.status());
+        const FutureResult output =
+            OutputOf(ModelOfAdapter(sampler.adapter), reply->result);
         Keep(front, sampler,
-             [&front, origin, sampler, done](const absl::Status& kept) {
+             [&front, origin, sampler, output, done](const absl::Status& kept) {
                if (!kept.ok() && !absl::IsAlreadyExists(kept)) {
                  return done(kept);
                }
                ReleaseOldest(front, origin, sampler);
-               done(FutureResult::Of({{"type", "save_weights_for_sampler"},
-                                      {"path", nullptr},
-                                      {"sampling_session_id", sampler.id}}));
+               done(output);
              });
       },
       run.cancel);
@@ -178,7 +175,7 @@ absl::Status PublishSampler(Front& front, const CallPtr& call,
                         .owner = model->owner,
                         .session = model->session,
                         .adapter = model->adapter,
-                        .snapshot = absl::StrCat("sample-", number)};
+                        .snapshot = SnapshotName(number)};
   return PromiseStep(
       front, call, id, seq,
       [&front, origin = call->origin(), sampler,
@@ -265,14 +262,14 @@ void DropSnapshotsOf(Front& front, const Model& model) {
 }
 
 void RestoreSamplers(Front& front) {
-  for (const LedgerEntry& entry : front.ledger->ReadAll(EntryKind::kSampler)) {
+  for (const LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kSampler)) {
     Sampler sampler{.id = entry.id,
                     .session = entry.fields.value("session", ""),
                     .adapter = entry.fields.value("adapter", ""),
                     .snapshot = entry.fields.value("snapshot", ""),
                     .model_path = entry.fields.value("model_path", "")};
     if (!front.sessions.contains(sampler.session)) {
-      front.ledger->Erase(EntryKind::kSampler, entry.id);
+      front.ledger.Erase(EntryKind::kSampler, entry.id);
       continue;
     }
     const Caller caller = front.CallerOf(sampler.session);

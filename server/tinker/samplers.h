@@ -5,7 +5,7 @@
 // weights. A model keeps the kMaxSnapshots most recently used snapshots. A
 // sampling session that is made from a checkpoint uses an adapter that the
 // front loads from the checkpoint (loaded_adapters.h).
-// Threads: the front's thread; until it runs, the thread that starts it.
+// Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_SAMPLERS_H_
 #define WEFT_SERVER_TINKER_SAMPLERS_H_
 
@@ -38,9 +38,8 @@ void DropSamplersOf(Front& front, const std::string& session);
 // themselves are deleted with the model's adapter.
 void DropSnapshotsOf(Front& front, const Model& model);
 
-// Reads the sampling sessions from the ledger, and waits for the disk. Drops a
-// sampling session if its session is gone. Call it after RestoreSessions, and
-// before the front's thread starts.
+// Reads the sampling sessions from the ledger. Drops a sampling session if its
+// session is gone. Call it after RestoreSessions.
 void RestoreSamplers(Front& front);
 
 }  // namespace weft::tinker

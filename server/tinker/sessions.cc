@@ -19,7 +19,7 @@ namespace {
 void EndSession(Front& front, const std::string& id) {
   UnloadModelsOf(front, id);
   DropSamplersOf(front, id);
-  front.ledger->Erase(EntryKind::kSession, id);
+  front.ledger.Erase(EntryKind::kSession, id);
   front.sessions.erase(id);
 }
 
@@ -41,13 +41,13 @@ const Session* FindByKey(const Front& front, const std::string& owner,
 // Writes the session to the ledger. `done` gets the outcome after the write.
 void KeepSession(Front& front, const Session& session,
                  std::function<void(const absl::Status&)> done) {
-  front.ledger->Put(EntryKind::kSession,
-                    {.id = session.id,
-                     .fields = {{"caller", CallerToJson(session.caller)},
-                                {"key", session.key},
-                                {"request", session.fields}},
-                     .bytes = ""},
-                    std::move(done));
+  front.ledger.Put(EntryKind::kSession,
+                   {.id = session.id,
+                    .fields = {{"caller", CallerToJson(session.caller)},
+                               {"key", session.key},
+                               {"request", session.fields}},
+                    .bytes = ""},
+                   std::move(done));
 }
 
 // Returns PERMISSION_DENIED if the session has models or sampling sessions that
@@ -266,7 +266,7 @@ void SweepSessions(Front& front, absl::Time now) {
 }
 
 void RestoreSessions(Front& front, absl::Time now) {
-  for (LedgerEntry& entry : front.ledger->ReadAll(EntryKind::kSession)) {
+  for (LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kSession)) {
     const Caller caller = CallerFromJson(entry.fields["caller"]);
     Session session{.id = entry.id,
                     .caller = caller,

@@ -1,6 +1,6 @@
 // Handles sessions, and the requests that need no model: configuration,
 // capabilities, health, telemetry.
-// Threads: the front's thread; until it runs, the thread that starts it. Any
+// Threads: the front's. Any
 // thread may call NewId.
 #ifndef WEFT_SERVER_TINKER_SESSIONS_H_
 #define WEFT_SERVER_TINKER_SESSIONS_H_
@@ -71,9 +71,8 @@ inline constexpr absl::Duration kSilence = absl::Minutes(5);
 // Ends the sessions that have had no heartbeat for more than kSessionTimeout.
 void SweepSessions(Front& front, absl::Time now);
 
-// Reads the sessions from the ledger, and waits for the disk. Each session
-// starts as if its last heartbeat had come at `now`. Call it before the front's
-// thread starts.
+// Reads the sessions from the ledger. Each session starts as if its last
+// heartbeat had come at `now`.
 void RestoreSessions(Front& front, absl::Time now);
 
 }  // namespace weft::tinker

@@ -12,10 +12,6 @@ namespace {
 // At most this many steps of one model are in the engine at a time. A few steps
 // keep the engine busy. More steps would fill the queue that all tenants share.
 constexpr size_t kMaxRunning = 64;
-// The ledger keeps the requests of this many finished steps of a model. The
-// ledger needs no more requests, because the dispatcher keeps the replies of
-// only 64 steps (kReplayWindow).
-constexpr int64_t kKeptSteps = 64;
 
 using Result = absl::StatusOr<FutureResult>;
 
@@ -26,7 +22,10 @@ Model* FindModel(Front& front, const std::string& id) {
   return found == front.models.end() ? nullptr : &found->second;
 }
 
+// Ends a step's future. The ledger forgets the request, because the engine has
+// stored the result (Retrieve).
 void Finish(Front& front, const std::string& future, Result result) {
+  front.ledger.Erase(EntryKind::kStep, future);
   front.futures.Finish(future, result.ok()
                                    ? *std::move(result)
                                    : FutureResult::Failed(result.status()));
@@ -58,13 +57,17 @@ bool GavePlace(const absl::Status& status) {
   return absl::IsResourceExhausted(status) && RetryMillis(status).has_value();
 }
 
+// Returns true if the step has no result, because the server stops and the
+// restarted server runs it again.
+bool ServerStops(const Front& front, const absl::Status& status) {
+  return absl::IsUnavailable(status) && front.ledger.keeps();
+}
+
 // Ends a step that has a result, and lets the steps after it begin.
 void Leave(Front& front, Model& model, int64_t seq, Result result) {
   const auto running = model.line.running.extract(seq);
   if (running.empty()) return;
   Finish(front, running.mapped().step.future, std::move(result));
-  front.ledger->Erase(EntryKind::kStep,
-                      absl::StrCat(model.id, ":", seq - kKeptSteps));
   Advance(front, model.id);
 }
 
@@ -97,9 +100,7 @@ void RefuseStep(Front& front, const std::string& id, int64_t seq,
 void End(Front& front, const std::string& id, int64_t seq, Result result) {
   Model* const model = FindModel(front, id);
   if (model == nullptr) return;  // ForgetModel has finished the future.
-  // UNAVAILABLE means that the server stops. The future then gets no result,
-  // because the restarted server runs the step again.
-  if (absl::IsUnavailable(result.status()) && front.ledger->keeps()) return;
+  if (ServerStops(front, result.status())) return;
   StepLine& line = model->line;
   const auto running = line.running.find(seq);
   if (running == line.running.end()) return;
@@ -170,6 +171,7 @@ void RunAgain(Front& front, const std::string& id, int64_t seq,
   };
   const auto finish = [&front, future = step.future, later](Result result) {
     if (GavePlace(result.status())) return later();
+    if (ServerStops(front, result.status())) return;
     Finish(front, future, std::move(result));
   };
   const absl::Status refused = step.task({.number = static_cast<uint64_t>(seq),

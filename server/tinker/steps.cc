@@ -2,14 +2,17 @@
 
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "server/field_checks.h"
 #include "server/status_conversion.h"
 #include "server/tinker/errors.h"
+#include "server/tinker/models.h"
 #include "server/tinker/refusals.h"
 #include "server/tinker/samplers.h"
 #include "server/tinker/sampling.h"
 #include "server/tinker/step_order.h"
+#include "server/tinker/step_output.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
 
@@ -43,7 +46,7 @@ void Keep(Front& front, const CallPtr& call, const PromiseId& id,
     const absl::Status began = done(put);
     if (!began.ok()) {
       front.futures.Drop(future);
-      if (id.seq) front.ledger->Erase(EntryKind::kStep, future);
+      if (id.seq) front.ledger.Erase(EntryKind::kStep, future);
     }
     for (const Respond& asker : std::exchange(front.keeping[future], {})) {
       began.ok() ? RespondPromise(id, asker) : asker(ErrorReply(began));
@@ -51,15 +54,15 @@ void Keep(Front& front, const CallPtr& call, const PromiseId& id,
     front.keeping.erase(future);
   };
   if (!id.seq || call->kept) return end(absl::OkStatus());
-  front.ledger->Put(EntryKind::kStep,
-                    {.id = future,
-                     .fields = {{"model", id.model},
-                                {"seq", *id.seq},
-                                {"target", call->http.target},
-                                {"content_type", call->http.content_type},
-                                {"caller", CallerToJson(call->caller)}},
-                     .bytes = call->http.body},
-                    end);
+  front.ledger.Put(EntryKind::kStep,
+                   {.id = future,
+                    .fields = {{"model", id.model},
+                               {"seq", *id.seq},
+                               {"target", call->http.target},
+                               {"content_type", call->http.content_type},
+                               {"caller", CallerToJson(call->caller)}},
+                    .bytes = call->http.body},
+                   end);
 }
 
 // Opens the future and returns true. If the future exists already, returns
@@ -100,6 +103,36 @@ absl::Status CheckPlace(const Front& front, const Call& call,
   return absl::OkStatus();
 }
 
+// Opens the future of a step that ended before the server started, or whose
+// result the front has forgotten, and gives it the engine's result; likewise
+// the future of a model that was made. Then calls `then`. Opens nothing if the
+// engine has no such result.
+void Reopen(Front& front, const CallPtr& call, const std::string& id,
+            const std::function<void()>& then) {
+  const size_t colon = id.rfind(':');
+  int64_t seq = 0;
+  const auto model = front.FindModel(*call, id.substr(0, colon));
+  if (colon == std::string::npos || !model.ok() ||
+      !absl::SimpleAtoi(id.substr(colon + 1), &seq) || seq < kCreateSeq) {
+    return then();
+  }
+  if (seq == kCreateSeq) {
+    if ((*model)->made && front.futures.Open(id, call->owner())) {
+      front.futures.Finish(id, FutureResult::Of({{"model_id", (*model)->id}}));
+    }
+    return then();
+  }
+  front.port.Retrieve(
+      call->origin(), (*model)->adapter, static_cast<uint64_t>(seq),
+      [&front, call, id, model_id = (*model)->id,
+       then](const absl::StatusOr<std::shared_ptr<const StepResult>>& result) {
+        if (result.ok() && front.futures.Open(id, call->owner())) {
+          front.futures.Finish(id, OutputOf(model_id, call->caller, **result));
+        }
+        then();
+      });
+}
+
 }  // namespace
 
 std::string PromiseId::ToString() const {
@@ -114,13 +147,13 @@ absl::Status Promise(Front& front, const CallPtr& call, const PromiseId& id,
     const auto finish = [&front, id](absl::StatusOr<FutureResult> result) {
       // UNAVAILABLE means that the server stops. The future then gets no
       // result, because the restarted server runs the request again.
-      if (id.seq && front.ledger->keeps() &&
+      if (id.seq && front.ledger.keeps() &&
           absl::IsUnavailable(result.status())) {
         return;
       }
       // Only a request that makes a model has an `id.seq` here. If the ledger
       // kept the request, a restart would make the model again.
-      if (id.seq) front.ledger->Erase(EntryKind::kStep, id.ToString());
+      if (id.seq) front.ledger.Erase(EntryKind::kStep, id.ToString());
       front.futures.Finish(id.ToString(),
                            result.ok() ? *std::move(result)
                                        : FutureResult::Failed(result.status()));
@@ -186,7 +219,15 @@ absl::Status RetrieveFuture(Front& front, const CallPtr& call,
   }
   const bool protobuf =
       call->http.accept.find(kProtobufType) != std::string::npos;
-  front.futures.Retrieve(id, call->owner(), allow_metadata, protobuf, respond);
+  const auto retrieve = [&front, id, owner = call->owner(), allow_metadata,
+                         protobuf, respond] {
+    front.futures.Retrieve(id, owner, allow_metadata, protobuf, respond);
+  };
+  if (front.futures.Has(id)) {
+    retrieve();
+  } else {
+    Reopen(front, call, id, retrieve);
+  }
   return absl::OkStatus();
 }
 

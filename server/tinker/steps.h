@@ -5,8 +5,8 @@
 // order. Each is one step of the adapter (step_order.h).
 //
 // With --state-dir, a step's request is on disk before its future is promised.
-// After a restart the front runs the request again. If the engine had completed
-// the step, the engine gives the stored reply.
+// After a restart the front runs the request again, unless the step had ended.
+// The result of such a step is in the engine (Engine::Retrieve).
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_STEPS_H_
 #define WEFT_SERVER_TINKER_STEPS_H_
@@ -60,14 +60,6 @@ struct PromiseId {
                                           const Respond& respond);
 [[nodiscard]] absl::Status CancelFuture(Front& front, const CallPtr& call,
                                         const Respond& respond);
-
-// Waits until the adapters of all models are restored. Then runs the ledger's
-// requests again with `run`, in the order of their sequence numbers. Runs them
-// one after the other, so that few requests are in memory at once. If `run`
-// returns an error, runs the request again later. Erases a request if its model
-// is gone. At the end sets Front::ready.
-void RestoreSteps(Front& front,
-                  std::function<absl::Status(const CallPtr&)> run);
 
 }  // namespace weft::tinker
 

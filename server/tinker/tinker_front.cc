@@ -10,13 +10,10 @@
 #include "server/listener.h"
 #include "server/status_conversion.h"
 #include "server/tinker/checkpoint_extras.h"
-#include "server/tinker/loaded_adapters.h"
-#include "server/tinker/models.h"
 #include "server/tinker/reaper.h"
+#include "server/tinker/restore.h"
 #include "server/tinker/routes.h"
-#include "server/tinker/samplers.h"
 #include "server/tinker/sessions.h"
-#include "server/tinker/steps.h"
 #include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
@@ -37,10 +34,8 @@ HttpOptions OptionsOf(const ServerOptions& options) {
   return http;
 }
 
-// Runs a step of the ledger. Returns an error only if the step may succeed
-// later. Logs any other error and returns OK, so that the step is not run
-// again.
-absl::Status RunAgain(Front& front, const CallPtr& call) {
+// Does what RunAgain (steps.h) says. Logs an error that will not go away.
+absl::Status RunKept(Front& front, const CallPtr& call) {
   const absl::Status run = ServeAgain(front, call);
   if (run.ok() || RetryMillis(run).has_value()) return run;
   Log(LogLevel::kWarning, "a promised step cannot run again",
@@ -52,24 +47,13 @@ absl::Status RunAgain(Front& front, const CallPtr& call) {
 
 class TinkerFront::Impl {
  public:
-  Impl(ServiceCore* core, std::shared_ptr<HttpServer> server,
-       std::unique_ptr<Ledger> ledger)
+  Impl(ServiceCore* core, std::shared_ptr<HttpServer> server)
       : server_(std::move(server)),
-        front_(core, server_, std::move(ledger),
+        front_(core, server_,
                [raw = server_.get()](absl::Duration delay,
                                      std::function<void()> work) {
                  raw->After(delay, std::move(work));
-               }) {
-    const absl::Time now = SteadyNow();
-    RestoreSessions(front_, now);
-    RestoreModels(front_);
-    RestoreSamplers(front_);
-    RestoreExtras(front_);
-    RestoreOrphans(front_,
-                   [this](const std::string& owner, const std::string& name) {
-                     return IsLoaded(front_, owner, name);
-                   });
-  }
+               }) {}
   ~Impl() { server_->Stop(); }
 
   void Start(AdmitPage admit_page) {
@@ -83,8 +67,9 @@ class TinkerFront::Impl {
 
   void EngineIsReady() {
     server_->Post([this] {
+      RestoreTables(front_);
       RestoreSteps(front_, [this](const CallPtr& call) {
-        return RunAgain(front_, call);
+        return RunKept(front_, call);
       });
       SweepOrphans(front_);
     });
@@ -116,15 +101,8 @@ absl::StatusOr<std::unique_ptr<TinkerFront>> TinkerFront::Start(
   WEFT_ASSIGN_OR_RETURN(std::shared_ptr<HttpServer> server,
                         HttpServer::Bind("tinker-listen", options.tinker_listen,
                                          OptionsOf(options)));
-  WEFT_ASSIGN_OR_RETURN(
-      std::unique_ptr<Ledger> ledger,
-      Ledger::Open(options.state_dir,
-                   [raw = server.get()](std::function<void()> work) {
-                     raw->Post(std::move(work));
-                   }));
   std::string address = server->address();
-  auto impl =
-      std::make_unique<Impl>(core, std::move(server), std::move(ledger));
+  auto impl = std::make_unique<Impl>(core, std::move(server));
   impl->Start(admit_page);
   if (!options.model_aliases.empty()) {
     Log(LogLevel::kInfo, "the base model has further names",

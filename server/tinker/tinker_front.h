@@ -21,9 +21,8 @@ class TinkerFront {
                                                  const HttpRequest& header);
 
   // Listens on core->options.tinker_listen, even while the engine starts.
-  // Restores what the ledger keeps under options.state_dir, except steps.
   // REQUIRES: `core` outlives this object and its calls.
-  // Errors: those of HttpServer::Bind and Ledger::Open.
+  // Errors: those of HttpServer::Bind.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<TinkerFront>> Start(
       ServiceCore* core, AdmitPage admit_page);
 
@@ -35,8 +34,9 @@ class TinkerFront {
   // Returns HOST:PORT. If the configured port is 0, the system has chosen PORT.
   [[nodiscard]] const std::string& address() const { return address_; }
 
-  // Call this once, when the engine is ready. The front then runs the ledger's
-  // steps again. Until all of them have futures, the front refuses other steps.
+  // Call this once, when the engine is ready. The front then reads its ledger
+  // and runs the steps again. Until then it refuses requests, and until all
+  // these steps have futures, it refuses other steps.
   void EngineIsReady();
 
  private:

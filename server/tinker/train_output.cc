@@ -1,13 +1,11 @@
 // Converts the result of forward_backward to Tinker's message (train_wire.h).
-#include <algorithm>
-
 #include "server/tinker/train_wire.h"
 
 namespace weft::tinker {
 namespace {
 
 // Fills `out` with the field `list` of result.data[begin, end), one datum after
-// the other. `shape` is the entry of TargetShapes that all these data share.
+// the other. `shape` is the number of targets per token of all these data.
 void FillField(const TrainResult& result, size_t begin, size_t end,
                int64_t shape, std::vector<float> DatumResult::*list,
                BatchedTensor* out) {
@@ -29,22 +27,22 @@ void FillField(const TrainResult& result, size_t begin, size_t end,
 
 }  // namespace
 
-std::string TrainOutput(const TrainResult& result, const TargetShapes& shapes) {
+std::string TrainOutput(const TrainResult& result) {
   ForwardBackwardOutput out;
   out.set_loss_fn_output_type("ArrayRecord");
   // Each record holds adjacent data whose targets have the same shape.
-  for (size_t begin = 0; begin < shapes.size();) {
-    const auto differs = [&](int64_t shape) { return shape != shapes[begin]; };
-    const auto next = std::find_if(shapes.begin() + static_cast<int64_t>(begin),
-                                   shapes.end(), differs);
-    const auto end = static_cast<size_t>(next - shapes.begin());
+  const std::vector<DatumResult>& data = result.data;
+  for (size_t begin = 0; begin < data.size();) {
+    const int shape = data[begin].targets_per_token;
+    size_t end = begin + 1;
+    while (end < data.size() && data[end].targets_per_token == shape) ++end;
     ArrayRecord* const record = out.add_loss_fn_outputs();
     record->set_type_tag("ArrayRecord");
     record->set_num_datums(static_cast<int64_t>(end - begin));
     auto* const fields = record->mutable_fields();
-    FillField(result, begin, end, shapes[begin], &DatumResult::logprobs,
+    FillField(result, begin, end, shape, &DatumResult::logprobs,
               &(*fields)["logprobs"]);
-    FillField(result, begin, end, shapes[begin], &DatumResult::losses,
+    FillField(result, begin, end, shape, &DatumResult::losses,
               &(*fields)["elementwise_loss"]);
     begin = end;
   }

@@ -104,15 +104,14 @@ absl::Status ReadMask(const Datum& in, v1::Datum* out) {
   return absl::OkStatus();
 }
 
-// Reads one tensor of loss_fn_inputs. If the tensor is target_tokens, sets
-// `*shape` to the datum's entry of TargetShapes.
+// Reads one tensor of loss_fn_inputs.
 absl::Status ReadInput(const std::string& name, const Tensor& tensor,
-                       v1::Datum* out, int64_t* shape) {
+                       v1::Datum* out) {
   // ReadMask reads this tensor for gspo. Other losses ignore it.
   if (name == "sequence_ratio_mask") return absl::OkStatus();
   if (name == "target_tokens") {
-    WEFT_ASSIGN_OR_RETURN(*shape, TargetsPerToken(name, tensor));
-    out->set_targets_per_token(static_cast<uint32_t>(*shape));
+    WEFT_ASSIGN_OR_RETURN(const int64_t count, TargetsPerToken(name, tensor));
+    out->set_targets_per_token(static_cast<uint32_t>(count));
     WEFT_ASSIGN_OR_RETURN(*out->mutable_targets_le(), ReadIds(name, tensor));
     return absl::OkStatus();
   }
@@ -130,27 +129,23 @@ absl::Status ReadInput(const std::string& name, const Tensor& tensor,
   return absl::OkStatus();
 }
 
-absl::Status ReadDatum(const Datum& in, bool is_gspo, v1::Datum* out,
-                       int64_t* shape) {
+absl::Status ReadDatum(const Datum& in, bool is_gspo, v1::Datum* out) {
   WEFT_RETURN_IF_ERROR(ReadTokens(in, out));
   for (const auto& [name, tensor] : in.loss_fn_inputs()) {
-    WEFT_RETURN_IF_ERROR(ReadInput(name, tensor, out, shape));
+    WEFT_RETURN_IF_ERROR(ReadInput(name, tensor, out));
   }
   return is_gspo ? ReadMask(in, out) : absl::OkStatus();
 }
 
 }  // namespace
 
-absl::StatusOr<TranslatedTrain> TranslateTrain(
+absl::StatusOr<v1::ForwardBackwardRequest> TranslateTrain(
     const ForwardBackwardRequest& in) {
-  TranslatedTrain out;
-  WEFT_RETURN_IF_ERROR(ReadLoss(in, out.request.mutable_loss()));
-  const bool is_gspo = out.request.loss().function() == v1::LOSS_FUNCTION_GSPO;
-  out.shapes.resize(static_cast<size_t>(in.data_size()));
+  v1::ForwardBackwardRequest out;
+  WEFT_RETURN_IF_ERROR(ReadLoss(in, out.mutable_loss()));
+  const bool is_gspo = out.loss().function() == v1::LOSS_FUNCTION_GSPO;
   for (int i = 0; i < in.data_size(); ++i) {
-    const absl::Status read =
-        ReadDatum(in.data(i), is_gspo, out.request.add_data(),
-                  &out.shapes[static_cast<size_t>(i)]);
+    const absl::Status read = ReadDatum(in.data(i), is_gspo, out.add_data());
     if (read.ok()) continue;
     return absl::Status(read.code(),
                         absl::StrCat("data[", i, "]: ", read.message()));

@@ -26,23 +26,14 @@ namespace weft::tinker {
 [[nodiscard]] absl::StatusOr<ForwardBackwardRequest> TrainFromJson(
     const Json& body);
 
-// The number of targets per token of each datum. It is 0 if the datum's
-// target_tokens have one dimension or are absent.
-using TargetShapes = std::vector<int64_t>;
-
-struct TranslatedTrain {
-  v1::ForwardBackwardRequest request;  // The adapter and the step are not set.
-  TargetShapes shapes;
-};
-// Converts a request.
-[[nodiscard]] absl::StatusOr<TranslatedTrain> TranslateTrain(
+// Converts a request. The adapter and the step of the result are not set.
+[[nodiscard]] absl::StatusOr<v1::ForwardBackwardRequest> TranslateTrain(
     const ForwardBackwardRequest& in);
 
 // Returns a serialized ForwardBackwardOutput. It holds the metrics and, for
 // each datum, `logprobs` and `elementwise_loss` in the shape of the datum's
 // targets.
-[[nodiscard]] std::string TrainOutput(const TrainResult& result,
-                                      const TargetShapes& shapes);
+[[nodiscard]] std::string TrainOutput(const TrainResult& result);
 // Converts the result of TrainOutput to JSON text.
 [[nodiscard]] std::string TrainOutputJson(const std::string& serialized);
 

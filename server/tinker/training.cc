@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "server/field_checks.h"
 #include "server/tinker/models.h"
+#include "server/tinker/step_output.h"
 #include "server/tinker/steps.h"
 #include "server/tinker/train_wire.h"
 #include "src/base/status_macros.h"
@@ -30,22 +31,20 @@ absl::StatusOr<ForwardBackwardRequest> ReadTrain(const Call& call) {
 // ForwardRequest, which have the same fields.
 template <typename Message>
 absl::Status StartTrain(Front& front, const CallOrigin& origin, Rpc rpc,
-                        TranslatedTrain train, const StepRun& run) {
+                        v1::ForwardBackwardRequest train, const StepRun& run) {
   Message request;
-  request.set_adapter_id(train.request.adapter_id());
-  request.set_step(train.request.step());
-  request.mutable_data()->Swap(train.request.mutable_data());
-  *request.mutable_loss() = train.request.loss();
+  request.set_adapter_id(train.adapter_id());
+  request.set_step(run.number);
+  request.mutable_data()->Swap(train.mutable_data());
+  *request.mutable_loss() = train.loss();
   return front.port.Call<StepReply<TrainResult>>(
       origin, rpc, request,
       [](Engine& engine, TrainRequest plain, auto then) {
         return engine.Train(std::move(plain), std::move(then));
       },
-      [shapes = std::move(train.shapes),
-       done = run.done](const absl::StatusOr<StepReply<TrainResult>>& reply) {
+      [done = run.done](const absl::StatusOr<StepReply<TrainResult>>& reply) {
         if (!reply.ok()) return done(reply.status());
-        done(FutureResult{.body = TrainOutput(reply->result, shapes),
-                          .to_json = TrainOutputJson});
+        done(OutputOf("", reply->result));
       },
       run.cancel);
 }
@@ -84,8 +83,7 @@ absl::Status StartOptim(Front& front, const CallPtr& call,
       [done =
            run.done](const absl::StatusOr<StepReply<OptimStepResult>>& reply) {
         if (!reply.ok()) return done(reply.status());
-        done(FutureResult::Of(
-            {{"metrics", {{"grad_norm", reply->result.grad_norm}}}}));
+        done(OutputOf("", reply->result));
       },
       run.cancel);
 }
@@ -101,7 +99,8 @@ absl::Status RunForwardBackward(Front& front, const CallPtr& call,
   // An error of TranslateTrain fails the future, not the request, because the
   // step must still use its sequence number.
   const auto train =
-      std::make_shared<absl::StatusOr<TranslatedTrain>>(TranslateTrain(in));
+      std::make_shared<absl::StatusOr<v1::ForwardBackwardRequest>>(
+          TranslateTrain(in));
   in.Clear();
   return PromiseStep(
       front, call, model, seq,
@@ -110,9 +109,8 @@ absl::Status RunForwardBackward(Front& front, const CallPtr& call,
         if (!train->ok()) return train->status();
         // This is a copy, because the task runs again if the engine refuses the
         // step for now.
-        TranslatedTrain placed = **train;
-        placed.request.set_adapter_id(AdapterOfModel(model));
-        placed.request.set_step(run.number);
+        v1::ForwardBackwardRequest placed = **train;
+        placed.set_adapter_id(AdapterOfModel(model));
         return forward_only
                    ? StartTrain<v1::ForwardRequest>(
                          front, origin, Rpc::kForward, std::move(placed), run)

@@ -10,6 +10,7 @@
 #include "server/tinker/reaper.h"
 #include "server/tinker/samplers.h"
 #include "server/tinker/step_order.h"
+#include "server/tinker/step_output.h"
 #include "server/tinker/steps.h"
 #include "src/base/status_macros.h"
 #include "weft/v1/adapters.pb.h"
@@ -22,7 +23,6 @@ using Done = Callback<FutureResult>;
 struct Save {
   CheckpointPath path;
   bool overwrite = false;
-  const char* type = "save_weights";
 };
 
 // Begins to save a checkpoint. When the save has succeeded, stores the
@@ -46,23 +46,22 @@ absl::Status StartSave(Front& front, const CallPtr& call, const Save& save,
           const absl::StatusOr<StepReply<CheckpointInfo>>& reply) {
         if (!reply.ok()) return done(reply.status());
         KeepExtras(front, call->caller, save.path, extras);
-        done(FutureResult::Of(
-            {{"path", save.path.ToString()}, {"type", save.type}}));
+        done(OutputOf(save.path.run, reply->result));
       },
       run.cancel);
 }
 
-// Promises a step that saves a checkpoint. `type` is the result's `type`.
+// Promises a step that saves a checkpoint.
 absl::Status PromiseSave(Front& front, const CallPtr& call, CheckpointKind kind,
-                         const char* type, const Respond& respond) {
+                         const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(const std::string model,
                         StringField(call->body, "model_id"));
   WEFT_ASSIGN_OR_RETURN(const int64_t seq, IntField(call->body, "seq_id"));
-  const auto read = [call, model, seq, kind, type]() -> absl::StatusOr<Save> {
+  const auto read = [call, model, seq, kind]() -> absl::StatusOr<Save> {
     const std::string unnamed = absl::StrCat("step-", seq);
     WEFT_ASSIGN_OR_RETURN(const std::string name,
                           StringOr(call->body, "path", unnamed.c_str()));
-    Save save{.type = type};
+    Save save;
     WEFT_ASSIGN_OR_RETURN(save.path, NameCheckpoint("name", model, kind, name));
     WEFT_ASSIGN_OR_RETURN(save.overwrite,
                           BoolOr(call->body, "overwrite", false));
@@ -146,8 +145,7 @@ absl::Status LoadNewModel(Front& front, const CallPtr& call,
 
 absl::Status SaveWeights(Front& front, const CallPtr& call,
                          const Respond& respond) {
-  return PromiseSave(front, call, CheckpointKind::kTraining, "save_weights",
-                     respond);
+  return PromiseSave(front, call, CheckpointKind::kTraining, respond);
 }
 
 absl::Status SaveWeightsForSampler(Front& front, const CallPtr& call,
@@ -155,14 +153,12 @@ absl::Status SaveWeightsForSampler(Front& front, const CallPtr& call,
   if (Find(call->body, "sampling_session_seq_id") != nullptr) {
     return PublishSampler(front, call, respond);
   }
-  return PromiseSave(front, call, CheckpointKind::kSampler,
-                     "save_weights_for_sampler", respond);
+  return PromiseSave(front, call, CheckpointKind::kSampler, respond);
 }
 
 absl::Status SaveWeightsExternal(Front& front, const CallPtr& call,
                                  const Respond& respond) {
-  return PromiseSave(front, call, CheckpointKind::kExternal,
-                     "save_weights_external", respond);
+  return PromiseSave(front, call, CheckpointKind::kExternal, respond);
 }
 
 absl::Status LoadWeights(Front& front, const CallPtr& call,

@@ -70,6 +70,21 @@ CancelHandle StepDesk::Refuse(RefusedStep request,
       TypedReply(std::move(reply)));
 }
 
+void StepDesk::Retrieve(const std::string& adapter_id, uint64_t step,
+                        Callback<StepResultPtr> done) {
+  MutexLock lock(&s_.mu);
+  const std::optional<AdapterKey> key = s_.KeyOf(adapter_id);
+  const AdapterRecord* const record = key ? s_.Find(*key) : nullptr;
+  absl::StatusOr<StepResultPtr> result = NoSuchAdapter(adapter_id);
+  if (record != nullptr) result = record->replays.ResultOf(step);
+  if (result.ok() && *result == nullptr) {
+    result = absl::OutOfRangeError(
+        absl::StrCat("step ", step, " has no result, or it is no longer kept"));
+  }
+  s_.env.post_durable(
+      [done = std::move(done), result = std::move(result)] { done(result); });
+}
+
 absl::StatusOr<std::optional<CancelHandle>> StepDesk::Repeated(
     AdapterRecord& record, const StepRequest& request,
     const std::string& digest, const StepCallback& done) {

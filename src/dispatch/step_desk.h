@@ -19,7 +19,7 @@ class StepDesk {
  public:
   explicit StepDesk(State* state) : s_(*state) {}
 
-  // Any thread may call the two methods below.
+  // Any thread may call the three methods below.
 
   // Queues a new step. A repeated call of a step in flight waits for that
   // step's result. A repeated call of a completed step gets the stored result.
@@ -31,6 +31,11 @@ class StepDesk {
   // step), or UNAVAILABLE while draining.
   CancelHandle Submit(StepRequest request, sched::WorkItem item,
                       StepCallback done);
+
+  // Gives `done` the stored result of a step. Errors: those of
+  // Engine::Retrieve.
+  void Retrieve(const std::string& adapter_id, uint64_t step,
+                Callback<StepResultPtr> done);
 
   // Queues a step that fails in its turn. `done` gets request.status once the
   // step has failed, or the error of a refusal.

@@ -22,6 +22,7 @@
 #include "src/request/adapter.h"
 #include "src/request/checkpoint.h"
 #include "src/request/engine_info.h"
+#include "src/request/note.h"
 #include "src/request/profile.h"
 #include "src/request/reply.h"
 #include "src/request/sample.h"
@@ -56,6 +57,24 @@ class Engine {
   // status, or the error of a step that is not accepted.
   virtual CancelHandle RefuseStep(
       RefusedStep request, std::function<void(const absl::Status&)> done) = 0;
+
+  // Gives `done` the stored result of an accepted step, when it is on disk.
+  // Errors: NOT_FOUND (adapter), OUT_OF_RANGE (the step has no result yet, or
+  // its result is no longer kept), UNAVAILABLE (the adapter is not restored
+  // yet).
+  virtual void Retrieve(std::string adapter_id, uint64_t step,
+                        Callback<std::shared_ptr<const StepResult>> done) = 0;
+
+  // Keep notes (src/request/note.h) in the log; without --state-dir nothing is
+  // kept. PutNote replaces a note of the same name, and runs `done` on the reply
+  // thread when the note is on disk. Its error: RESOURCE_EXHAUSTED (the disk is
+  // full or slow), before it returns; then nothing is recorded. If the process
+  // crashes right after EraseNote, the note may stay.
+  virtual void PutNote(const std::string& name, std::string value,
+                       std::function<void(const absl::Status&)> done) = 0;
+  virtual void EraseNote(const std::string& name) = 0;
+  // Returns the notes whose names begin with `prefix`.
+  [[nodiscard]] virtual Notes NotesWith(const std::string& prefix) const = 0;
 
   // `on_delta` may be empty. Otherwise it runs on the reply thread for each new
   // piece of a sample, in order, before `done`.

@@ -138,6 +138,21 @@ CancelHandle EngineImpl::RefuseStep(
   return {};
 }
 
+void EngineImpl::Retrieve(std::string adapter_id, uint64_t step,
+                          Callback<std::shared_ptr<const StepResult>> done) {
+  if (Finds(adapter_id, done)) {
+    dispatcher_.steps().Retrieve(adapter_id, step, std::move(done));
+  }
+}
+
+void EngineImpl::PutNote(const std::string& name, std::string value,
+                         std::function<void(const absl::Status&)> done) {
+  const absl::Status room = CheckRoom();
+  if (!room.ok()) return done(room);
+  recorder_.PutNote(name, std::move(value));
+  context_.PostReply([done = std::move(done)] { done(absl::OkStatus()); });
+}
+
 CancelHandle EngineImpl::Sample(SampleRequest request,
                                 std::function<void(SampleDelta)> on_delta,
                                 Callback<SampleResult> done) {

@@ -218,7 +218,8 @@ absl::Status EngineImpl::StartRecording() {
           &*log_metrics_));
   recorder_.Start(std::move(writer),
                   {.bytes = log.num_bytes, .time = absl::ZeroDuration()},
-                  SettingsOf(parts_.options, *parts_.decoder), log.adapters);
+                  SettingsOf(parts_.options, *parts_.decoder), log.adapters,
+                  recovery_.TakeNotes());
   for (const uint64_t work : log.given_up) {
     recorder_.Write(records::GivenUpRecord{.work = work});
   }

@@ -38,7 +38,7 @@
 #include "src/engine/snapshotter.h"
 #include "src/engine/step_executor.h"
 #include "src/executor/executor.h"
-#include "src/log/log_metrics.h"
+#include "src/log/log_writer.h"
 #include "src/log/recorder.h"
 #include "src/log/state_folder.h"
 
@@ -88,6 +88,16 @@ class EngineImpl final : public Engine {
   CancelHandle RefuseStep(
       RefusedStep request,
       std::function<void(const absl::Status&)> done) override;
+  void Retrieve(std::string adapter_id, uint64_t step,
+                Callback<std::shared_ptr<const StepResult>> done) override;
+  void PutNote(const std::string& name, std::string value,
+               std::function<void(const absl::Status&)> done) override;
+  void EraseNote(const std::string& name) override {
+    recorder_.EraseNote(name);
+  }
+  [[nodiscard]] Notes NotesWith(const std::string& prefix) const override {
+    return recorder_.NotesWith(prefix);
+  }
   CancelHandle PublishSnapshot(
       PublishSnapshotRequest request,
       Callback<StepReply<PublishedSnapshot>> done) override;

@@ -71,6 +71,7 @@ class LogReplay {
   void Apply(records::LoadedRecord& loaded, const Next& next);
   void Apply(records::ReleaseRecord& release, const Next& next);
   void Apply(records::SettingsRecord& record, const Next& next);
+  void Apply(records::NoteRecord& note, const Next& next);
 
   [[nodiscard]] absl::Status RunBatch(const records::BatchRecord& batch);
   [[nodiscard]] absl::Status RunAgain(const records::DoneRecord& done);

@@ -61,6 +61,9 @@ class Recovery {
   // RecoveryReport::log is final when Opened runs without an error. The other
   // fields are final when the recovery ends.
   [[nodiscard]] const RecoveryReport& report() const { return report_; }
+  // Moves the log's notes out of the report, so that the report does not keep
+  // those that are erased later.
+  [[nodiscard]] Notes TakeNotes() { return std::move(report_.log.notes); }
 
   // Any thread may call the methods below.
 

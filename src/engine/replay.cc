@@ -202,6 +202,11 @@ void LogReplay::Apply(records::ReleaseRecord& release, const Next& next) {
   next(status);
 }
 
+// The recorder has the notes from the start (LogSummary).
+void LogReplay::Apply(records::NoteRecord& /*note*/, const Next& next) {
+  next(absl::OkStatus());
+}
+
 void LogReplay::Apply(records::SettingsRecord& record, const Next& next) {
   if (record.settings != settings_ && record.settings != other_settings_) {
     other_settings_ = record.settings;

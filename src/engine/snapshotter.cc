@@ -47,7 +47,7 @@ bool WorthLastSnapshot(absl::Duration replay, uint64_t bytes) {
 
 bool Snapshotter::IsDue() const {
   const EngineOptions& options = context_.options;
-  const records::ReplayCost& cost = context_.recorder.cost();
+  const records::ReplayCost cost = context_.recorder.cost();
   if (!context_.recorder.recording() || SteadyNow() < not_before_) return false;
   // While new work is refused for lack of room, a snapshot may make room: it
   // cuts the log and removes the images of adapters that are gone.
@@ -127,6 +127,7 @@ void Snapshotter::GiveUp(const absl::Status& status) {
   }
   new_images_.clear();
   pending_.clear();
+  snapshot_ = {};
   images_.clear();  // Some of these images may not exist.
   phase_ = Phase::kIdle;
 }
@@ -134,8 +135,8 @@ void Snapshotter::GiveUp(const absl::Status& status) {
 void Snapshotter::Begin() {
   dispatch::RecoveryDesk& desk = context_.dispatcher.recovery();
   phase_ = Phase::kCopying;
-  first_sequence_ = context_.recorder.BeginSnapshot();
   snapshot_ = {.next_key = desk.next_key(), .last_epoch = desk.last_epoch()};
+  first_sequence_ = context_.recorder.BeginSnapshot(&snapshot_.notes);
   adapters_.clear();
   new_images_.clear();
   {

@@ -204,7 +204,7 @@ absl::StatusOr<StepResult> StepExecutor::Publish(
   WEFT_ASSIGN_OR_RETURN(
       const uint64_t version,
       context_.adapters.PublishSnapshot(step.adapter, request.name));
-  return PublishedSnapshot{.version = version};
+  return PublishedSnapshot{.name = request.name, .version = version};
 }
 
 }  // namespace weft::engine

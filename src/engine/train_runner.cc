@@ -39,7 +39,7 @@ DatumResult ScatterDatum(const PackedDatum& packed,
   const Datum& datum = *packed.datum;
   const LossConfig& config = packed.request->loss;
   const size_t size = datum.targets.size();
-  DatumResult result;
+  DatumResult result{.targets_per_token = datum.targets_per_token};
   result.logprobs.assign(size, 0.0f);
   result.losses.assign(size, 0.0f);
   if (config.return_entropy) result.entropies.assign(datum.tokens.size(), 0.0f);

@@ -73,7 +73,6 @@ class Copy {
       if (absl::IsNotFound(status)) return false;
       WEFT_RETURN_IF_ERROR(status);
     }
-    WEFT_RETURN_IF_ERROR(OtherFolders());
     // The log is copied first. So every image that a copied record names exists
     // when the images are copied.
     WEFT_RETURN_IF_ERROR(Folder("log"));
@@ -89,21 +88,6 @@ class Copy {
   [[nodiscard]] static absl::Status MakeFolder(const std::string& path) {
     if (::mkdir(path.c_str(), 0700) == 0) return absl::OkStatus();
     return ErrnoStatus(errno, absl::StrCat("making ", path));
-  }
-
-  // Copies the folders of other parts of the server, such as tinker/. Their
-  // entries refer to steps of the log. The log is copied after them, so that it
-  // has every step to which an entry refers.
-  [[nodiscard]] absl::Status OtherFolders() {
-    WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(from_));
-    std::error_code error;
-    for (const std::string& name : names) {
-      if (name != "log" && name != "images" &&
-          fs::is_directory(absl::StrCat(from_, "/", name), error)) {
-        WEFT_RETURN_IF_ERROR(Folder(name));
-      }
-    }
-    return absl::OkStatus();
   }
 
   [[nodiscard]] absl::Status Folder(const std::string& folder) {

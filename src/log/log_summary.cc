@@ -21,6 +21,7 @@ class LogSurvey {
   void Add(const records::Snapshot& snapshot) {
     summary_.next_key = snapshot.next_key;
     summary_.last_epoch = snapshot.last_epoch;
+    summary_.notes = snapshot.notes;
     for (const records::StoredAdapter& adapter : snapshot.adapters) {
       Know(adapter);
     }
@@ -156,6 +157,16 @@ class LogSurvey {
   }
 
   [[nodiscard]] absl::Status Apply(const records::ReleaseRecord& /*release*/) {
+    return absl::OkStatus();
+  }
+
+  [[nodiscard]] absl::Status Apply(const records::NoteRecord& note) {
+    if (note.value) {
+      summary_.notes[note.name] =
+          std::make_shared<const std::string>(*note.value);
+    } else {
+      summary_.notes.erase(note.name);
+    }
     return absl::OkStatus();
   }
 

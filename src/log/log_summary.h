@@ -41,6 +41,7 @@ struct LogSummary {
   std::map<std::string, LoggedAdapter> changed;
   // BeginRecord::work of the requests that have begun and not ended.
   std::vector<uint64_t> given_up;
+  Notes notes;
 };
 
 struct LogReading {

@@ -1,11 +1,16 @@
 #include "src/log/log_writer.h"
 
+#include <fcntl.h>
 #include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "src/base/failpoint.h"
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
 #include "src/log/log_format.h"
@@ -15,6 +20,9 @@ namespace weft::journal {
 namespace {
 
 constexpr const char* kThreadName = "weft-log";
+// Records for which nobody waits go to disk with the next that somebody waits
+// for, or when they have more bytes than this.
+constexpr int64_t kMaxIdleBytes = 1 << 20;
 // Limits the buffer into which WriteGroup copies the records of a group.
 constexpr size_t kMaxGroupBytes = 16 << 20;
 
@@ -45,7 +53,70 @@ absl::Status CheckLogEndsAt(const StateFolder& folder, uint64_t sequence) {
   return absl::OkStatus();
 }
 
+uint64_t RandomSalt() {
+  std::random_device device;
+  return (uint64_t{device()} << 32) | device();
+}
+
+// Returns INTERNAL, even if the disk is full, because a caller would try again
+// after RESOURCE_EXHAUSTED.
+absl::Status Final(const std::string& what, const std::string& name) {
+  return absl::InternalError(ErrnoStatus(errno, what + name).message());
+}
+
 }  // namespace
+
+LogMetrics::LogMetrics(prometheus::Registry* registry)
+    : bytes(AddCounter(registry, "weft_journal_bytes_total",
+                       "Bytes of the write-ahead log that are on disk")),
+      records(AddCounter(registry, "weft_journal_records_total",
+                         "Records of the write-ahead log that are on disk")),
+      sync_seconds(AddHistogram(registry, "weft_journal_sync_seconds",
+                                "Time of one sync of the write-ahead log",
+                                ExponentialBuckets(0.001, 2, 14))),
+      pending_bytes(AddGauge(registry, "weft_journal_pending_bytes",
+                             "Bytes of records that wait for the disk")),
+      stalled(AddGauge(registry, "weft_journal_stalled",
+                       "1 while the disk is full, is short of its reserve, or "
+                       "too much waits for it")) {}
+
+absl::StatusOr<LogSegment> LogSegment::Create(const StateFolder& folder,
+                                              uint64_t first_sequence) {
+  const std::string name = StateFolder::SegmentName(first_sequence);
+  const uint64_t salt = RandomSalt();
+  const std::string header =
+      EncodeSegmentHeader({.salt = salt, .first_sequence = first_sequence});
+  WEFT_RETURN_IF_ERROR(
+      PublishFileAt(folder.log_directory(), name, {header}, true));
+  UniqueFd fd;
+  if (!Failpoint("journal.open_segment")) {
+    fd = UniqueFd(::openat(folder.log_directory(), name.c_str(),
+                           O_WRONLY | O_NOFOLLOW | O_CLOEXEC));
+  }
+  if (fd.get() < 0) return ErrnoStatus(errno, "opening " + name);
+  return LogSegment(std::move(fd), name, salt, header.size());
+}
+
+absl::Status LogSegment::Write(const std::string& bytes) {
+  const absl::Status status = WriteAt(fd_.get(), size_, bytes, name_);
+  if (status.ok()) {
+    size_ += bytes.size();
+    return status;
+  }
+  if (absl::IsResourceExhausted(status) &&
+      (Failpoint("journal.cut_back") ||
+       ::ftruncate(fd_.get(), static_cast<off_t>(size_)) != 0)) {
+    return Final("cutting back ", name_);
+  }
+  return status;
+}
+
+absl::Status LogSegment::Sync() {
+  if (Failpoint("journal.sync") || ::fdatasync(fd_.get()) != 0) {
+    return Final("syncing ", name_);
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<std::unique_ptr<LogWriter>> LogWriter::Open(
     const StateFolder* folder, uint64_t next_sequence, Options options,
@@ -207,8 +278,11 @@ LogWriter::Work LogWriter::NextWork() const {
   if (!tasks_.empty() && tasks_.front().sequence <= durable_sequence_) {
     return Work::kRunTask;
   }
+  // A full disk is tried again, because no new work comes until it has room.
+  const bool wanted = stopping_ || !tasks_.empty() || !segments_.empty() ||
+                      !full_.ok() || pending_bytes_ > kMaxIdleBytes;
   if (durable_sequence_ < next_sequence_) {
-    return may_write ? Work::kWriteGroup : Work::kNone;
+    return may_write && wanted ? Work::kWriteGroup : Work::kNone;
   }
   return at_boundary ? Work::kNone : idle;
 }

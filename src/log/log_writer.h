@@ -21,18 +21,57 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "src/base/file_io.h"
+#include "src/base/metrics.h"
 #include "src/base/mutex.h"
-#include "src/log/log_metrics.h"
-#include "src/log/log_segment.h"
 #include "src/log/state_folder.h"
 
 namespace weft::journal {
+
+struct LogMetrics {
+  explicit LogMetrics(prometheus::Registry* registry);
+
+  prometheus::Counter& bytes;
+  prometheus::Counter& records;
+  prometheus::Histogram& sync_seconds;
+  prometheus::Gauge& pending_bytes;
+  prometheus::Gauge& stalled;
+};
+
+// A segment, which is one file of the log. Threads: one at a time. All functions
+// but salt() block on the disk.
+class LogSegment {
+ public:
+  // Creates the file and writes its header durably. Replaces a file of the same
+  // name. Such a file has no records, because the log ends before
+  // `first_sequence`. After RESOURCE_EXHAUSTED the caller may try again.
+  [[nodiscard]] static absl::StatusOr<LogSegment> Create(
+      const StateFolder& folder, uint64_t first_sequence);
+
+  // Appends bytes. After RESOURCE_EXHAUSTED nothing is appended and the caller
+  // may try again. Any other error is final.
+  [[nodiscard]] absl::Status Write(const std::string& bytes);
+  // Syncs the appended bytes to disk. Every error is final.
+  [[nodiscard]] absl::Status Sync();
+
+  [[nodiscard]] uint64_t salt() const { return salt_; }
+
+ private:
+  LogSegment(UniqueFd fd, std::string name, uint64_t salt, uint64_t size)
+      : fd_(std::move(fd)), name_(std::move(name)), salt_(salt), size_(size) {}
+
+  UniqueFd fd_;
+  std::string name_;
+  uint64_t salt_;
+  uint64_t size_;  // Bytes of the header and of all successful writes.
+};
 
 class LogWriter {
  public:
@@ -64,7 +103,8 @@ class LogWriter {
   LogWriter& operator=(const LogWriter&) = delete;
 
   // Queues the record and returns its sequence. Sequences are consecutive.
-  // Never waits for the disk. Records are in the log in the order of calls.
+  // Never waits for the disk. A record goes to disk with the next task, or soon
+  // if many bytes wait. Records are in the log in the order of calls.
   // After a final error, drops the record.
   uint64_t Append(std::string record);
 

@@ -138,6 +138,11 @@ void Put(const ReleaseRecord& release, log::Record* out) {
   out->mutable_release()->set_name(release.name);
 }
 
+void Put(const NoteRecord& note, log::Record* out) {
+  out->mutable_note()->set_name(note.name);
+  if (note.value) out->mutable_note()->set_value(*note.value);
+}
+
 void Put(const SettingsRecord& settings, log::Record* out) {
   out->set_settings(settings.settings);
 }
@@ -208,6 +213,11 @@ absl::StatusOr<Record> GetKind(const log::Record& in) {
       return ReleaseRecord{
           .key = static_cast<AdapterKey>(in.release().adapter()),
           .name = in.release().name()};
+    case log::Record::kNote: {
+      NoteRecord note{.name = in.note().name(), .value = {}};
+      if (in.note().has_value()) note.value = in.note().value();
+      return note;
+    }
     case log::Record::kSettings:
       return SettingsRecord{.settings = in.settings()};
     case log::Record::KIND_NOT_SET:
@@ -245,6 +255,13 @@ std::string EncodeBegin(uint64_t work, AdapterKey key, uint64_t step,
   return out.SerializeAsString();
 }
 
+std::string EncodeNote(const std::string& name, const std::string* value) {
+  log::Record out;
+  out.mutable_note()->set_name(name);
+  if (value != nullptr) out.mutable_note()->set_value(*value);
+  return out.SerializeAsString();
+}
+
 absl::StatusOr<std::string> Encode(const Snapshot& snapshot) {
   log::Snapshot out;
   out.set_next_key(snapshot.next_key);
@@ -252,9 +269,14 @@ absl::StatusOr<std::string> Encode(const Snapshot& snapshot) {
   for (const StoredAdapter& adapter : snapshot.adapters) {
     Put(adapter, out.add_adapters());
   }
+  for (const auto& [name, value] : snapshot.notes) {
+    log::Note* const note = out.add_notes();
+    note->set_name(name);
+    note->set_value(*value);
+  }
   if (out.ByteSizeLong() > kMaxMessageBytes) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("the stored replies make a snapshot of ",
+        absl::StrCat("stored replies and notes make a snapshot of ",
                      out.ByteSizeLong(), " bytes, the limit is ",
                      kMaxMessageBytes, "; lower --max-stored-reply-bytes"));
   }
@@ -274,11 +296,17 @@ absl::StatusOr<Snapshot> DecodeSnapshot(absl::string_view bytes) {
   if (!Parse(bytes, &in)) {
     return absl::DataLossError("cannot decode the snapshot");
   }
-  Snapshot snapshot{
-      .next_key = in.next_key(), .last_epoch = in.last_epoch(), .adapters = {}};
+  Snapshot snapshot{.next_key = in.next_key(),
+                    .last_epoch = in.last_epoch(),
+                    .adapters = {},
+                    .notes = {}};
   for (const log::Adapter& adapter : in.adapters()) {
     WEFT_ASSIGN_OR_RETURN(StoredAdapter record, Get(adapter));
     snapshot.adapters.push_back(std::move(record));
+  }
+  for (log::Note& note : *in.mutable_notes()) {
+    snapshot.notes[note.name()] =
+        std::make_shared<const std::string>(std::move(*note.mutable_value()));
   }
   return snapshot;
 }

@@ -22,6 +22,7 @@
 #include "absl/time/time.h"
 #include "src/dispatch/scheduled_work.h"
 #include "src/request/adapter_key.h"
+#include "src/request/note.h"
 #include "src/request/step.h"
 
 namespace weft::records {
@@ -108,6 +109,12 @@ struct ReleaseRecord {
   std::string name;
 };
 
+// A note (src/request/note.h). Without a value, the note is erased.
+struct NoteRecord {
+  std::string name;
+  std::optional<std::string> value;
+};
+
 // The settings that change the bits of later results, such as the device, the
 // number of threads and the CPU's instructions. A SettingsRecord is the first
 // record of every segment (file) of the log.
@@ -115,15 +122,17 @@ struct SettingsRecord {
   std::string settings;
 };
 
-using Record = std::variant<StoredAdapter, RemovedRecord, BeginRecord,
-                            GivenUpRecord, BatchRecord, DoneRecord,
-                            LoadedRecord, ReleaseRecord, SettingsRecord>;
+using Record =
+    std::variant<StoredAdapter, RemovedRecord, BeginRecord, GivenUpRecord,
+                 BatchRecord, DoneRecord, LoadedRecord, ReleaseRecord,
+                 SettingsRecord, NoteRecord>;
 
-// All adapters at one point of the log.
+// All adapters and notes at one point of the log.
 struct Snapshot {
   uint64_t next_key = 1;
   uint64_t last_epoch = 0;
   std::vector<StoredAdapter> adapters;
+  Notes notes;
 };
 
 // Returns the record's field `key`, or none if records of its kind do not have
@@ -137,6 +146,9 @@ struct Snapshot {
 [[nodiscard]] std::string EncodeBegin(uint64_t work, AdapterKey key,
                                       uint64_t step, const std::string& digest,
                                       const StepRequest& request);
+// Encodes a NoteRecord without copying the value first. Null erases the note.
+[[nodiscard]] std::string EncodeNote(const std::string& name,
+                                     const std::string* value);
 // Errors: DATA_LOSS for bytes that are not a record of this version.
 [[nodiscard]] absl::StatusOr<Record> DecodeRecord(absl::string_view bytes);
 [[nodiscard]] absl::StatusOr<Snapshot> DecodeSnapshot(absl::string_view bytes);

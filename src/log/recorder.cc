@@ -10,18 +10,60 @@ namespace weft::records {
 
 void Recorder::Start(std::unique_ptr<journal::LogWriter> log,
                      const ReplayCost& cost, std::string settings,
-                     std::set<AdapterKey> adapters) {
+                     std::set<AdapterKey> adapters, Notes notes) {
   owned_ = std::move(log);
-  cost_ = cost;
   settings_ = std::move(settings);
   adapters_ = std::move(adapters);
+  MutexLock lock(&mu_);
+  cost_ = cost;
+  notes_ = std::move(notes);
   log_.store(owned_.get());
-  Append(Encode(SettingsRecord{.settings = settings_}));
+  AppendLocked(Encode(SettingsRecord{.settings = settings_}));
 }
 
 void Recorder::Append(std::string bytes) {
+  MutexLock lock(&mu_);
+  AppendLocked(std::move(bytes));
+}
+
+void Recorder::AppendLocked(std::string bytes) {
   cost_.bytes += bytes.size();
   log_.load()->Append(std::move(bytes));
+}
+
+void Recorder::AddCost(absl::Duration device_time) {
+  MutexLock lock(&mu_);
+  cost_.time += device_time;
+}
+
+ReplayCost Recorder::cost() const {
+  MutexLock lock(&mu_);
+  return cost_;
+}
+
+void Recorder::PutNote(const std::string& name, std::string value) {
+  if (!recording()) return;
+  const auto shared = std::make_shared<const std::string>(std::move(value));
+  std::string bytes = EncodeNote(name, shared.get());
+  MutexLock lock(&mu_);
+  notes_[name] = shared;
+  AppendLocked(std::move(bytes));
+}
+
+void Recorder::EraseNote(const std::string& name) {
+  if (!recording()) return;
+  MutexLock lock(&mu_);
+  if (notes_.erase(name) > 0) AppendLocked(EncodeNote(name, nullptr));
+}
+
+Notes Recorder::NotesWith(const std::string& prefix) const {
+  MutexLock lock(&mu_);
+  Notes notes;
+  for (auto it = notes_.lower_bound(prefix);
+       it != notes_.end() && it->first.starts_with(prefix); ++it) {
+    notes.insert(*it);
+  }
+  return notes;
 }
 
 void Recorder::Write(const Record& record) {
@@ -41,18 +83,18 @@ void Recorder::Write(const Record& record) {
   if (std::holds_alternative<RemovedRecord>(record)) adapters_.erase(*key);
 }
 
-uint64_t Recorder::BeginSnapshot() {
+uint64_t Recorder::BeginSnapshot(Notes* notes) {
+  MutexLock lock(&mu_);
   before_snapshot_ = cost_;
-  {
-    MutexLock lock(&mu_);
-    std::erase_if(images_, [](const auto& image) { return image.second; });
-  }
+  std::erase_if(images_, [](const auto& image) { return image.second; });
+  *notes = notes_;
   const uint64_t first = log_.load()->StartSegment();
-  Append(Encode(SettingsRecord{.settings = settings_}));
+  AppendLocked(Encode(SettingsRecord{.settings = settings_}));
   return first;
 }
 
 void Recorder::FinishSnapshot() {
+  MutexLock lock(&mu_);
   cost_.bytes -= before_snapshot_.bytes;
   cost_.time -= before_snapshot_.time;
 }

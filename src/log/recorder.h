@@ -1,4 +1,4 @@
-// Records the engine thread's changes of adapters.
+// Records the engine thread's changes of adapters, and the server's notes.
 //
 // Before Start, the recorder records nothing, and everything counts as durable.
 // Start is called only with --state-dir, after the log has been read to its
@@ -40,10 +40,10 @@ struct ReplayCost {
 class Recorder {
  public:
   // Starts to record. `cost` is the cost of the existing log. Each
-  // SettingsRecord gets `settings`. `adapters` are all adapters at the end of
-  // the existing log.
+  // SettingsRecord gets `settings`. `adapters` and `notes` are those at the end
+  // of the existing log.
   void Start(std::unique_ptr<journal::LogWriter> log, const ReplayCost& cost,
-             std::string settings, std::set<AdapterKey> adapters);
+             std::string settings, std::set<AdapterKey> adapters, Notes notes);
   // Writes what is left to disk, runs the tasks of WhenDurable and ends the
   // log's thread. Later records are not written.
   void Stop() {
@@ -77,21 +77,29 @@ class Recorder {
   // Records that the request `work` will not complete. Does nothing if the
   // request has no BeginRecord or is complete.
   void Forget(uint64_t work);
-  void AddCost(absl::Duration device_time) { cost_.time += device_time; }
+  void AddCost(absl::Duration device_time) ABSL_LOCKS_EXCLUDED(mu_);
   // Returns the cost of the records since the newest snapshot on disk.
-  [[nodiscard]] const ReplayCost& cost() const { return cost_; }
+  [[nodiscard]] ReplayCost cost() const ABSL_LOCKS_EXCLUDED(mu_);
   // Returns whether the log has the adapter (Durability::kStep).
   [[nodiscard]] bool Has(AdapterKey key) const {
     return adapters_.contains(key);
   }
-  // Begins a snapshot. Returns the sequence number of the first record that the
-  // snapshot does not contain.
-  [[nodiscard]] uint64_t BeginSnapshot();
+  // Begins a snapshot: gives it the present notes. Returns the sequence number
+  // of the first record that the snapshot does not contain.
+  [[nodiscard]] uint64_t BeginSnapshot(Notes* notes) ABSL_LOCKS_EXCLUDED(mu_);
   // Call it when the snapshot is on disk. Subtracts the cost of all records
   // before the snapshot from cost().
-  void FinishSnapshot();
+  void FinishSnapshot() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Any thread may call the methods below.
+
+  // Records a note (NoteRecord). Does nothing before Start and after Stop.
+  void PutNote(const std::string& name, std::string value)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void EraseNote(const std::string& name) ABSL_LOCKS_EXCLUDED(mu_);
+  // Returns the notes whose names begin with `prefix`.
+  [[nodiscard]] Notes NotesWith(const std::string& prefix) const
+      ABSL_LOCKS_EXCLUDED(mu_);
 
   // Returns a new name for an image file.
   [[nodiscard]] std::string NewImageName();
@@ -119,7 +127,8 @@ class Recorder {
 
  private:
   // Appends an encoded record.
-  void Append(std::string bytes);
+  void Append(std::string bytes) ABSL_LOCKS_EXCLUDED(mu_);
+  void AppendLocked(std::string bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   [[nodiscard]] bool records() const { return recording() && replaying_ == 0; }
 
   std::unique_ptr<journal::LogWriter> owned_;
@@ -128,10 +137,12 @@ class Recorder {
   int replaying_ = 0;         // Number of objects of class Replaying.
   std::set<uint64_t> begun_;  // Requests that have begun and not completed.
   std::set<AdapterKey> adapters_;  // The adapters that the log has.
-  ReplayCost cost_;
-  ReplayCost before_snapshot_;  // The cost when the running snapshot began.
   std::atomic<uint64_t> num_images_{0};
   mutable Mutex mu_;
+  ReplayCost cost_ ABSL_GUARDED_BY(mu_);
+  // The cost when the running snapshot began.
+  ReplayCost before_snapshot_ ABSL_GUARDED_BY(mu_);
+  Notes notes_ ABSL_GUARDED_BY(mu_);
   // Maps an image file to whether a record names it already.
   std::map<std::string, bool> images_ ABSL_GUARDED_BY(mu_);
 };

@@ -25,7 +25,7 @@ namespace weft::journal {
 namespace {
 
 constexpr char kLock[] = "LOCK";
-constexpr int kFormatVersion = 3;
+constexpr int kFormatVersion = 4;
 constexpr char kLogFolder[] = "log";
 constexpr char kImagesFolder[] = "images";
 constexpr char kSegmentSuffix[] = ".log";

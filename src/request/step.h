@@ -19,6 +19,7 @@ namespace weft {
 
 // The result of a PublishSnapshotRequest.
 struct PublishedSnapshot {
+  std::string name;
   uint64_t version = 0;
 };
 

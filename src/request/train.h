@@ -2,6 +2,7 @@
 #ifndef WEFT_SRC_REQUEST_TRAIN_H_
 #define WEFT_SRC_REQUEST_TRAIN_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -54,7 +55,7 @@ struct Datum {
   // The index of each token's first target, [N + 1]. If empty, every token has
   // targets_per_token targets.
   std::vector<uint32_t> target_offsets = {};
-  int targets_per_token = 1;
+  int targets_per_token = 0;  // 0: 1, for targets of one dimension.
   std::vector<uint16_t> routing = {};
 
   [[nodiscard]] int64_t num_tokens() const {
@@ -64,7 +65,8 @@ struct Datum {
   // [0, num_tokens()).
   [[nodiscard]] TargetSpan targets_of(int64_t i) const {
     if (target_offsets.empty()) {
-      return {i * targets_per_token, (i + 1) * targets_per_token};
+      const int64_t count = std::max(targets_per_token, 1);
+      return {i * count, (i + 1) * count};
     }
     return {target_offsets[i], target_offsets[i + 1]};
   }
@@ -95,6 +97,7 @@ struct TrainRequest {
 // logprobs and losses have one value for each target of the datum. entropies is
 // [N] or empty, and routing is [N, L, K] or empty (N, L, K as for Datum).
 struct DatumResult {
+  int targets_per_token = 0;  // The datum's.
   std::vector<float> logprobs;
   std::vector<float> losses;
   std::vector<float> entropies;

@@ -300,6 +300,7 @@ TEST_F(LogWriterTest, SleepsAfterAFinalError) {
   log.Flush();
   SetFailpoints("journal.sync=err(EIO)");
   log->Append("1");
+  log->WhenDurable([] {});
   ASSERT_TRUE(Eventually([&] { return !log->failure().ok(); }));
   const std::clock_t start = std::clock();
   absl::SleepFor(absl::Milliseconds(200));
@@ -307,6 +308,20 @@ TEST_F(LogWriterTest, SleepsAfterAFinalError) {
       static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
   EXPECT_LT(busy, 0.1);
   SetFailpoints("");
+}
+
+TEST_F(LogWriterTest, ARecordForWhichNobodyWaitsSharesTheNextSync) {
+  SetFailpoints("");
+  TestLog log(*folder_, 0);
+  log->Append("0");
+  absl::SleepFor(absl::Milliseconds(20));
+  EXPECT_EQ(FailpointHits("journal.sync"), 0);
+  log->Append("1");
+  log.Flush();
+  EXPECT_EQ(FailpointHits("journal.sync"), 1);
+  // But many bytes do not wait in memory.
+  log->Append(std::string(2 << 20, 'x'));
+  EXPECT_TRUE(Eventually([&] { return FailpointHits("journal.sync") == 2; }));
 }
 
 TEST_F(LogWriterTest, CountsAsStalledWhenTooMuchWaits) {

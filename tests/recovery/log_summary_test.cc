@@ -107,6 +107,35 @@ TEST_F(LogSummaryTest, KeysAndEpochsOfAllAdaptersAreUsed) {
   EXPECT_THAT(log->adapters, ElementsAre(kA));
 }
 
+TEST_F(LogSummaryTest, NotesAreThoseOfTheSnapshotAndOfLaterRecords) {
+  records::Recorder recorder;
+  recorder.PutNote("before the start", "x");
+  recorder.Start(std::move(writer_), {}, "", {}, {});
+  recorder.PutNote("a/1", "one");
+  recorder.PutNote("a/2", "two");
+  recorder.PutNote("b", "b");
+  recorder.EraseNote("a/1");
+  records::Snapshot snapshot;
+  const uint64_t first = recorder.BeginSnapshot(&snapshot.notes);
+  recorder.PutNote("a/3", std::string("\0\xff", 2));
+  recorder.PutNote("a/2", "");
+  recorder.EraseNote("b");
+  EXPECT_EQ(recorder.NotesWith("a/").size(), 2);
+  recorder.Stop();
+  const auto bytes = Encode(snapshot);
+  ASSERT_THAT(bytes, IsOk());
+  const auto decoded = records::DecodeSnapshot(*bytes);
+  ASSERT_THAT(decoded, IsOk());
+  EXPECT_EQ(*decoded->notes.at("a/2"), "two");
+  EXPECT_EQ(*decoded->notes.at("b"), "b");
+  const absl::StatusOr<LogSummary> log =
+      ReadLog(*folder_, *decoded, {.first_sequence = first, .max_resident = 8});
+  ASSERT_THAT(log, IsOk());
+  ASSERT_EQ(log->notes.size(), 2);
+  EXPECT_EQ(*log->notes.at("a/2"), "");
+  EXPECT_EQ(*log->notes.at("a/3"), std::string("\0\xff", 2));
+}
+
 TEST_F(LogSummaryTest, ABatchMustFitTheDevice) {
   Make(kA, "a");
   Make(kB, "b");

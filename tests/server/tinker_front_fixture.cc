@@ -9,14 +9,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "server/tinker/checkpoint_extras.h"
-#include "server/tinker/loaded_adapters.h"
-#include "server/tinker/models.h"
 #include "server/tinker/reaper.h"
+#include "server/tinker/restore.h"
 #include "server/tinker/routes.h"
-#include "server/tinker/samplers.h"
-#include "server/tinker/sessions.h"
-#include "server/tinker/steps.h"
 #include "src/base/log.h"
 #include "src/base/token_file.h"
 #include "tests/support/status_matchers.h"
@@ -65,7 +60,9 @@ void TinkerFrontTest::Restart() {
 
 void TinkerFrontTest::RestartAll() {
   StopFront();
-  engine_.reset();
+  Notes notes = engine_->NotesWith("");
+  engine_ = std::make_unique<CannedEngine>();
+  engine_->SetNotes(std::move(notes));
   StartFront();
 }
 
@@ -84,27 +81,16 @@ void TinkerFrontTest::StartFront() {
   ASSERT_TRUE(server.ok()) << server.status();
   server_ = *std::move(server);
   HttpServer* const raw = server_.get();
-  auto ledger = Ledger::Open(folder_, [raw](std::function<void()> work) {
-    raw->Post(std::move(work));
-  });
-  ASSERT_TRUE(ledger.ok()) << ledger.status();
   front_ = std::make_unique<Front>(
-      core_.get(), server_, *std::move(ledger),
+      core_.get(), server_,
       [raw](absl::Duration delay, std::function<void()> work) {
         raw->After(delay, std::move(work));
       });
-  RestoreSessions(*front_, absl::Now());
-  RestoreModels(*front_);
-  RestoreSamplers(*front_);
-  RestoreExtras(*front_);
-  RestoreOrphans(*front_,
-                 [this](const std::string& owner, const std::string& name) {
-                   return IsLoaded(*front_, owner, name);
-                 });
   server_->Start([this](const HttpRequest& header) {
     return tinker::Admit(*front_, header);
   });
   OnFront([](Front& front) {
+    RestoreTables(front);
     RestoreSteps(front, [&front](const CallPtr& call) {
       const absl::Status run = ServeAgain(front, call);
       EXPECT_THAT(run, IsOk()) << call->http.target;

@@ -17,7 +17,6 @@
 #include "server/tinker/sessions.h"
 #include "server/tinker/steps.h"
 #include "tests/server/tinker_front_fixture.h"
-#include "tests/support/failpoints.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::tinker {
@@ -242,6 +241,19 @@ TEST_F(TinkerFrontTest, ADeletionThatADrainRefusesHappensAfterTheRestart) {
     OnFront([&clean](Front& front) { clean = front.orphans.empty(); });
     return clean;
   }));
+  EXPECT_TRUE(engine_->NotesWith("tinker/orphan/").empty());
+}
+
+TEST_F(TinkerFrontTest, AModelWithoutItsSessionGoesAfterTheRestart) {
+  Start();
+  const std::string session = NewSession();
+  Result(CreateModel(session));
+  StopFront();
+  // A crash while the session ended has left the model.
+  engine_->EraseNote(absl::StrCat("tinker/session/", session));
+  StartFront();
+  EXPECT_TRUE(Eventually([this] { return engine_->num_adapters() == 0; }));
+  EXPECT_TRUE(engine_->NotesWith("tinker/model/").empty());
 }
 
 TEST_F(TinkerFrontTest, AModelThatWasBeingMadeIsMadeAfterTheRestart) {
@@ -269,7 +281,7 @@ TEST_F(TinkerFrontTest, EqualRequestsForAModelShareTheOutcomeOfItsWrite) {
     return std::make_pair(replies[0].get(), replies[1].get());
   };
   {
-    const ScopedFailpoints first_write_fails("files.rename=err(EIO)#1");
+    engine_->FailNext(absl::InternalError("no disk"), "PutNote");
     const auto [first, second] = ask_twice();
     EXPECT_EQ(first.status, 500) << first.body;
     EXPECT_EQ(second.status, 500) << second.body;
@@ -282,6 +294,65 @@ TEST_F(TinkerFrontTest, EqualRequestsForAModelShareTheOutcomeOfItsWrite) {
   ASSERT_TRUE(made.contains("model_id")) << made;
   EXPECT_TRUE(Result(Train(made["model_id"], 1)).contains("metrics"));
   EXPECT_EQ(Calls("CreateAdapter"), 1);
+}
+
+TEST_F(TinkerFrontTest, AResultFromBeforeTheRestartIsTheEngines) {
+  Start();
+  const std::string session = NewSession();
+  const Json made = CreateModel(session);
+  const std::string model = Result(made)["model_id"];
+  const auto save = [&](const char* how, int seq, Json fields) {
+    fields.update({{"model_id", model}, {"seq_id", seq}});
+    return Post(how, fields);
+  };
+  const std::vector<Json> steps = {
+      Train(model, 1),
+      Post("optim_step", {{"model_id", model}, {"seq_id", 2}}),
+      save("save_weights", 3, {{"path", "a"}}),
+      save("save_weights_for_sampler", 4, {{"path", "b"}}),
+      save("save_weights_external", 5, {{"path", "c"}}),
+      save("save_weights_for_sampler", 6, {{"sampling_session_seq_id", 7}}),
+      save("load_weights", 7, {{"path", "tinker://nobody/weights/x"}})};
+  std::vector<Json> before;
+  for (const Json& step : steps) before.push_back(Result(step));
+  EXPECT_EQ(before.back()["category"], "user") << before.back();
+  EXPECT_TRUE(engine_->NotesWith("tinker/step/").empty());
+  Restart();
+  for (size_t i = 0; i < steps.size(); ++i) {
+    EXPECT_EQ(Result(steps[i]), before[i]) << i;
+  }
+  EXPECT_EQ(Result(made)["model_id"], model);
+  const HttpReply unknown = Ask("POST", "retrieve_future",
+                                {{"request_id", absl::StrCat(model, ":8")}});
+  EXPECT_EQ(unknown.status, 410) << unknown.body;
+}
+
+TEST_F(TinkerFrontTest, EntriesOfTheLedgerComeBackUntilTheyAreErased) {
+  Start();
+  const std::string bytes("\0\xff\n", 3);
+  std::promise<void> kept;
+  OnFront([&](Front& front) {
+    const auto none = [](const absl::Status&) {};
+    front.ledger.Put(EntryKind::kStep, {"a:12", {{"n", 2}}, ""}, none);
+    front.ledger.Put(EntryKind::kStep, {"a:12", {{"n", 3}}, bytes}, none);
+    front.ledger.Put(EntryKind::kOrphan, {"../a", {}, ""}, none);
+    front.ledger.Put(EntryKind::kStep, {"b:1", {}, ""},
+                     [&kept](const absl::Status& put) {
+                       EXPECT_THAT(put, IsOk());
+                       kept.set_value();
+                     });
+  });
+  kept.get_future().wait();
+  OnFront([&](Front& front) {
+    front.ledger.EraseSteps("b");
+    front.ledger.Erase(EntryKind::kOrphan, "../a");
+    const auto steps = front.ledger.ReadAll(EntryKind::kStep);
+    ASSERT_EQ(steps.size(), 1u);
+    EXPECT_EQ(steps[0].id, "a:12");
+    EXPECT_EQ(steps[0].fields["n"], 3);
+    EXPECT_EQ(steps[0].bytes, bytes);
+    EXPECT_TRUE(front.ledger.ReadAll(EntryKind::kOrphan).empty());
+  });
 }
 
 TEST_F(TinkerFrontTest, AServerThatStopsLeavesAModelToTheNextProcess) {

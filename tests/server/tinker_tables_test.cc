@@ -1,9 +1,5 @@
-// Tests the tables of the Tinker front without a server: futures, the ledger,
-// and samples that wait.
-#include <unistd.h>
-
-#include <deque>
-#include <filesystem>
+// Tests the tables of the Tinker front without a server: futures, and samples
+// that wait.
 #include <functional>
 #include <memory>
 #include <optional>
@@ -11,14 +7,11 @@
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/tinker/futures.h"
-#include "server/tinker/ledger.h"
 #include "server/tinker/sample_queue.h"
-#include "src/base/mutex.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::tinker {
@@ -111,122 +104,6 @@ TEST_F(TinkerFuturesTest, WhoHasTheMostLosesResultsFirst) {
   EXPECT_TRUE(futures_.Has("mine"));
   EXPECT_FALSE(futures_.Has("theirs0"));
   EXPECT_TRUE(futures_.Has("theirs19"));
-}
-
-class TinkerLedgerTest : public ::testing::Test {
- protected:
-  // Tests run at the same time, each in a process of its own.
-  TinkerLedgerTest()
-      : folder_(absl::StrCat(::testing::TempDir(), "tinker_ledger_test_",
-                             ::getpid())) {
-    std::filesystem::remove_all(folder_);
-    std::filesystem::create_directory(folder_);
-  }
-  ~TinkerLedgerTest() override { std::filesystem::remove_all(folder_); }
-
-  // The test's thread acts as the front's: it runs what the ledger posts.
-  std::unique_ptr<Ledger> Open(const std::string& folder) {
-    auto ledger = Ledger::Open(folder, [this](std::function<void()> work) {
-      MutexLock lock(&mu_);
-      posted_.push_back(std::move(work));
-      changed_.NotifyOne();
-    });
-    EXPECT_TRUE(ledger.ok()) << ledger.status();
-    return *std::move(ledger);
-  }
-  void RunUntil(const bool& done) {
-    while (!done) {
-      std::function<void()> work;
-      {
-        MutexLock lock(&mu_);
-        while (posted_.empty()) changed_.Wait(&mu_);
-        work = std::move(posted_.front());
-        posted_.pop_front();
-      }
-      work();
-    }
-  }
-  std::vector<StepFile> Steps(Ledger& ledger) {
-    std::vector<StepFile> found;
-    bool done = false;
-    ledger.ListSteps([&](std::vector<StepFile> files) {
-      found = std::move(files);
-      done = true;
-    });
-    RunUntil(done);
-    return found;
-  }
-  LedgerEntry Read(Ledger& ledger, const StepFile& file) {
-    LedgerEntry found;
-    bool done = false;
-    ledger.ReadStep(file, [&](std::optional<LedgerEntry> entry) {
-      if (entry) found = *std::move(entry);
-      done = true;
-    });
-    RunUntil(done);
-    return found;
-  }
-
-  const std::string folder_;
-  Mutex mu_;
-  CondVar changed_;
-  std::deque<std::function<void()>> posted_ ABSL_GUARDED_BY(mu_);
-};
-
-TEST_F(TinkerLedgerTest, EntriesAreThereAgainAfterARestart) {
-  const std::string bytes("\0\xff\n", 3);
-  int kept = 0;
-  bool all_kept = false;
-  {
-    const auto ledger = Open(folder_);
-    const auto count = [&](const absl::Status& put) {
-      kept += put.ok();
-      all_kept = kept == 3;
-    };
-    ledger->Put(EntryKind::kStep, {"a:12", {{"n", 2}}, ""}, count);
-    ledger->Put(EntryKind::kStep, {"a:3", {{"n", 1}}, bytes}, count);
-    ledger->Put(EntryKind::kStep, {"a:12", {{"n", 3}}, ""}, count);
-    RunUntil(all_kept);
-    // The destructor waits for these writes, although their callbacks never
-    // run.
-    ledger->Put(EntryKind::kModel, {"../a", {{"n", 4}}, ""}, count);
-    ledger->Erase(EntryKind::kStep, "unknown:1");
-  }
-  {
-    MutexLock lock(&mu_);
-    posted_.clear();
-  }
-  const auto ledger = Open(folder_);
-  const std::vector<StepFile> steps = Steps(*ledger);
-  ASSERT_EQ(steps.size(), 2u);
-  EXPECT_EQ(steps[0].seq, 3);
-  EXPECT_EQ(steps[1].seq, 12);
-  EXPECT_EQ(Read(*ledger, steps[0]).bytes, bytes);
-  EXPECT_EQ(Read(*ledger, steps[1]).fields["n"], 3);
-  const auto models = ledger->ReadAll(EntryKind::kModel);
-  ASSERT_EQ(models.size(), 1u);
-  EXPECT_EQ(models[0].id, "../a");
-}
-
-TEST_F(TinkerLedgerTest, ErasesTheStepsOfOneModel) {
-  const auto ledger = Open(folder_);
-  for (const char* id : {"a:1", "a:2", "a:b:1"}) {
-    ledger->Put(EntryKind::kStep, {id, {}, ""}, [](const absl::Status&) {});
-  }
-  ledger->EraseSteps("a");
-  const std::vector<StepFile> left = Steps(*ledger);
-  ASSERT_EQ(left.size(), 1u);
-  EXPECT_EQ(Read(*ledger, left[0]).id, "a:b:1");
-}
-
-TEST_F(TinkerLedgerTest, WithoutAFolderNothingIsKept) {
-  const auto ledger = Open("");
-  EXPECT_FALSE(ledger->keeps());
-  bool put = false;
-  ledger->Put(EntryKind::kStep, {"a:1", {}, ""},
-              [&](const absl::Status& status) { put = status.ok(); });
-  EXPECT_TRUE(put);
-  EXPECT_TRUE(Steps(*ledger).empty());
 }
 
 class TinkerSampleQueueTest : public ::testing::Test {

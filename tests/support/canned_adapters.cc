@@ -204,7 +204,8 @@ void CannedAdapters::Run(const dispatch::StepTask& step) {
   } else {
     const auto& publish = std::get<PublishSnapshotRequest>(request);
     adapter.snapshots[publish.name] = adapter.version;
-    result = PublishedSnapshot{.version = adapter.version};
+    result =
+        PublishedSnapshot{.name = publish.name, .version = adapter.version};
   }
   dispatcher_.steps().Complete(step.id, std::move(result), Facts(step.adapter));
 }

@@ -63,6 +63,34 @@ void CannedEngine::FailNextRun(absl::Status status, std::string rpc) {
   run_failures_.emplace_back(std::move(rpc), std::move(status));
 }
 
+void CannedEngine::SetNotes(Notes notes) {
+  MutexLock lock(&mu_);
+  notes_ = std::move(notes);
+}
+
+void CannedEngine::PutNote(const std::string& name, std::string value,
+                           std::function<void(const absl::Status&)> done) {
+  MutexLock lock(&mu_);
+  const absl::Status refused = Take(refusals_, "PutNote");
+  if (!refused.ok()) return done(refused);
+  notes_[name] = std::make_shared<const std::string>(std::move(value));
+  replies_.Post([done = std::move(done)] { done(absl::OkStatus()); });
+}
+
+void CannedEngine::EraseNote(const std::string& name) {
+  MutexLock lock(&mu_);
+  notes_.erase(name);
+}
+
+Notes CannedEngine::NotesWith(const std::string& prefix) const {
+  MutexLock lock(&mu_);
+  Notes notes = notes_;
+  std::erase_if(notes, [&prefix](const auto& note) {
+    return !note.first.starts_with(prefix);
+  });
+  return notes;
+}
+
 void CannedEngine::ExportNext(PeftFiles files) {
   MutexLock lock(&mu_);
   next_export_ = std::move(files);

@@ -57,6 +57,8 @@ class CannedEngine final : public Engine {
   void FailNext(absl::Status status, std::string rpc = "");
   // Fails the next step of this RPC that runs.
   void FailNextRun(absl::Status status, std::string rpc);
+  // Sets the notes, as if an earlier process had left them.
+  void SetNotes(Notes notes);
   // Sets the files that the next export sends.
   void ExportNext(PeftFiles files);
   // Between Hold and Release, the engine thread does no work.
@@ -111,6 +113,14 @@ class CannedEngine final : public Engine {
       std::function<void(const absl::Status&)> done) override {
     return dispatcher_.steps().Refuse(std::move(request), std::move(done));
   }
+  void Retrieve(std::string adapter_id, uint64_t step,
+                Callback<std::shared_ptr<const StepResult>> done) override {
+    dispatcher_.steps().Retrieve(adapter_id, step, std::move(done));
+  }
+  void PutNote(const std::string& name, std::string value,
+               std::function<void(const absl::Status&)> done) override;
+  void EraseNote(const std::string& name) override;
+  [[nodiscard]] Notes NotesWith(const std::string& prefix) const override;
   CancelHandle PublishSnapshot(
       PublishSnapshotRequest request,
       Callback<StepReply<PublishedSnapshot>> done) override;
@@ -197,6 +207,7 @@ class CannedEngine final : public Engine {
   std::optional<absl::Time> hangs_since_ ABSL_GUARDED_BY(mu_);
   TrainRequest last_train_ ABSL_GUARDED_BY(mu_);
   OptimStepRequest last_optim_ ABSL_GUARDED_BY(mu_);
+  Notes notes_ ABSL_GUARDED_BY(mu_);
   SampleRequest last_sample_ ABSL_GUARDED_BY(mu_);
 
   // The workers are declared last, so that they stop first.

@@ -37,6 +37,7 @@ TrainResult CannedTrain(const TrainRequest& request, uint64_t step) {
   double sum = 0;
   for (const Datum& datum : request.data) {
     DatumResult& out = result.data.emplace_back();
+    out.targets_per_token = datum.targets_per_token;
     for (size_t i = 0; i < datum.targets.size(); ++i) {
       const float weight = datum.weights.empty() ? 1.0F : datum.weights[i];
       const float logprob = weight == 0 && !request.loss.score_all

@@ -16,7 +16,8 @@ import models  # noqa: E402
 import tinker_sdk  # noqa: E402
 from tinker_sdk import SDK  # noqa: E402
 
-WEFTCTL = daemon.BUILD_DIR / "client" / "weftctl" / "weftctl"
+BUILD_DIR = daemon.BUILD_DIR
+WEFTCTL = BUILD_DIR / "client" / "weftctl" / "weftctl"
 SCRIPT = Path(__file__).with_name("sdk_script.py")
 
 

@@ -1,0 +1,28 @@
+// Restores the front after a restart from its ledger.
+// Threads: the front's.
+#ifndef WEFT_SERVER_TINKER_RESTORE_H_
+#define WEFT_SERVER_TINKER_RESTORE_H_
+
+#include <functional>
+
+#include "server/tinker/front.h"
+
+namespace weft::tinker {
+
+// Restores sessions, models, sampling sessions, extras of checkpoints and
+// adapters to delete. Then sets Front::restored. REQUIRES: the engine is ready.
+void RestoreTables(Front& front);
+
+// Runs a request of the ledger. Returns an error only if the request may
+// succeed later.
+using RunAgain = std::function<absl::Status(const CallPtr&)>;
+
+// Waits until the adapters of all models are restored. Then runs the ledger's
+// requests of steps again, in the order of their sequence numbers. If `run`
+// returns an error, runs the request again later. Erases a request if its model
+// is gone. At the end sets Front::ready.
+void RestoreSteps(Front& front, const RunAgain& run);
+
+}  // namespace weft::tinker
+
+#endif  // WEFT_SERVER_TINKER_RESTORE_H_

@@ -1,0 +1,113 @@
+"""Tests what a client of the Tinker API gets if the server dies between the promise of
+a step and its result, and what a step costs the disk."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from raw_client import RawClient
+from tinker_daemon import BUILD_DIR, TinkerDaemon
+
+FAILPOINTS = BUILD_DIR / "tests" / "support" / "libweft_failpoints.so"
+# The groups of records that a run of `Rounds` writes, and some more.
+MOST_WRITES = 12
+
+
+class Mortal:
+    """A server that is started again whenever it has died."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tinker = TinkerDaemon(folder)
+        self.client = RawClient(self.tinker)
+        self.deaths = 0
+
+    def restart(self, failpoints: str) -> None:
+        self.tinker.server.kill()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("LD_PRELOAD", str(FAILPOINTS))
+            patch.setenv("WEFT_FAILPOINTS", failpoints)
+            self.tinker.server.launch()
+        try:
+            self.tinker.server.wait_until_serving()
+        except Exception:
+            self.revive()
+
+    def revive(self) -> None:
+        self.tinker.server.wait()
+        self.deaths += 1
+        self.tinker.server.start()
+
+    def again(self, call: Any, *args: Any) -> Any:
+        """Makes the call until the server lives long enough to answer."""
+        while True:
+            try:
+                return call(*args)
+            except OSError:
+                self.revive()
+
+
+def norms_of(mortal: Mortal, model: str, seq: int) -> tuple[float, float]:
+    """Promises four steps, and then asks for their results."""
+    client = mortal.client
+    promises = [
+        mortal.again(client.train if s % 2 else client.step, model, s)
+        for s in range(seq, seq + 4)
+    ]
+    results = [mortal.again(client.result, promise) for promise in promises]
+    norms = [result["metrics"].get("grad_norm") for result in results]
+    return norms[1], norms[3]
+
+
+@pytest.fixture
+def mortal(tmp_path: Path) -> Iterator[Mortal]:
+    server = Mortal(tmp_path)
+    yield server
+    server.tinker.stop()
+
+
+def test_each_step_has_one_result_wherever_the_server_dies(mortal: Mortal) -> None:
+    """Both models take the same steps. The server dies only under the second one."""
+    client = mortal.client
+    calm, struck = (client.model(client.session()) for _ in range(2))
+    for write in range(1, MOST_WRITES + 1):
+        seq = 4 * write - 3
+        expected = norms_of(mortal, calm, seq)
+        # The process ends before its Nth write to the log, or after its Nth sync.
+        point = "journal.sync" if write % 2 else "files.write"
+        mortal.restart(f"{point}=kill#{write}")
+        assert norms_of(mortal, struck, seq) == expected
+    assert mortal.deaths >= MOST_WRITES // 2
+
+
+def syncs(server: TinkerDaemon) -> int:
+    page = server.server.scrape()
+    found = re.search(r"^weft_journal_sync_seconds_count (\d+)", page, re.MULTILINE)
+    assert found is not None, page
+    return int(found[1])
+
+
+def trained(client: RawClient, steps: int) -> None:
+    """Makes a model, and runs steps one at a time."""
+    model = client.model(client.session())
+    for seq in range(1, steps + 1):
+        client.result(client.train(model, seq))
+
+
+def test_steps_share_the_syncs_of_the_log(mortal: Mortal) -> None:
+    """A step alone has a sync for its promise, and one for its end. The syncs of steps
+    that run together are shared, so that a step needs at most one."""
+    steps, clients = 20, 8
+    before = syncs(mortal.tinker)
+    trained(mortal.client, steps)
+    alone = syncs(mortal.tinker) - before
+    with ThreadPoolExecutor(clients) as pool:
+        list(pool.map(lambda _: trained(mortal.client, steps), range(clients)))
+    together = syncs(mortal.tinker) - before - alone
+    # A model costs four: two for its session and itself, and two to make it.
+    assert alone <= 2 * steps + 4
+    assert together <= clients * (steps + 4)
