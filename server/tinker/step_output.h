@@ -17,17 +17,16 @@ namespace weft::tinker {
 [[nodiscard]] std::string SamplerId(absl::string_view session, int64_t number);
 [[nodiscard]] std::string SnapshotName(int64_t number);
 
+// Return the result of a future: AdapterInfo is the result of a load, and
+// PublishedSnapshot that of a save for a sampling session.
 [[nodiscard]] FutureResult OutputOf(absl::string_view model,
                                     const TrainResult& result);
 [[nodiscard]] FutureResult OutputOf(absl::string_view model,
                                     const OptimStepResult& result);
-// Of a save.
 [[nodiscard]] FutureResult OutputOf(absl::string_view model,
                                     const CheckpointInfo& result);
-// Of a load.
 [[nodiscard]] FutureResult OutputOf(absl::string_view model,
                                     const AdapterInfo& result);
-// Of a save for a sampling session.
 [[nodiscard]] FutureResult OutputOf(absl::string_view model,
                                     const PublishedSnapshot& result);
 // `caller` made the model. An error names the caller's adapters.

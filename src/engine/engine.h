@@ -66,10 +66,10 @@ class Engine {
                         Callback<std::shared_ptr<const StepResult>> done) = 0;
 
   // Keep notes (src/request/note.h) in the log; without --state-dir nothing is
-  // kept. PutNote replaces a note of the same name, and runs `done` on the reply
-  // thread when the note is on disk. Its error: RESOURCE_EXHAUSTED (the disk is
-  // full or slow), before it returns; then nothing is recorded. If the process
-  // crashes right after EraseNote, the note may stay.
+  // kept. PutNote replaces a note of the same name, and runs `done` on the
+  // reply thread when the note is on disk. Its error: RESOURCE_EXHAUSTED (the
+  // disk is full or slow), before it returns; then nothing is recorded. If the
+  // process crashes right after EraseNote, the note may stay.
   virtual void PutNote(const std::string& name, std::string value,
                        std::function<void(const absl::Status&)> done) = 0;
   virtual void EraseNote(const std::string& name) = 0;

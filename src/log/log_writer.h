@@ -45,8 +45,8 @@ struct LogMetrics {
   prometheus::Gauge& stalled;
 };
 
-// A segment, which is one file of the log. Threads: one at a time. All functions
-// but salt() block on the disk.
+// A segment, which is one file of the log. Threads: one at a time. All
+// functions but salt() block on the disk.
 class LogSegment {
  public:
   // Creates the file and writes its header durably. Replaces a file of the same
