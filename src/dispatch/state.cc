@@ -150,8 +150,10 @@ std::vector<EngineTask> State::TakeTasks(AdapterKey adapter) {
 
 void State::StoreReply(AdapterRecord& record, AdapterKey adapter, uint64_t step,
                        StepResultPtr result) {
-  const uint64_t receipt = replies.Add(
-      {.adapter = adapter, .step = step, .bytes = NumBytes(*result)});
+  const uint64_t receipt = replies.Add({.tenant = record.info.tenant,
+                                        .adapter = adapter,
+                                        .step = step,
+                                        .bytes = NumBytes(*result)});
   for (const uint64_t left :
        record.replays.Complete(step, std::move(result), receipt)) {
     replies.Remove(left);
