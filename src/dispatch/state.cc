@@ -194,6 +194,23 @@ void State::RemoveRecord(AdapterKey adapter) {
   adapters.erase(adapter);
 }
 
+absl::Status State::CheckBytes(const std::string& tenant) const {
+  const uint64_t most = options.max_adapter_bytes_per_tenant;
+  const auto held = tenants.find(tenant);
+  if (most == 0 || held == tenants.end() || held->second.bytes < most) {
+    return absl::OkStatus();
+  }
+  return WithReason(
+      absl::ResourceExhaustedError(absl::StrCat(
+          "the adapters of tenant '", tenant, "' and their snapshots hold ",
+          held->second.bytes, " bytes, it may have ", most,
+          " (--max-adapter-bytes-per-tenant); delete one, or ReleaseSnapshot")),
+      {.name = "ADAPTER_BYTES",
+       .values = {{"limit", absl::StrCat(most)},
+                  {"held", absl::StrCat(held->second.bytes)},
+                  {"tenant", tenant}}});
+}
+
 void State::SetFacts(AdapterRecord& record, const AdapterFacts& facts) {
   const bool shown = record.info.resident_bytes == facts.info.resident_bytes;
   resident_bytes -= record.info.resident_bytes;
