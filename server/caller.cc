@@ -17,7 +17,7 @@ Caller::Caller(const TokenRecord& record)
 }
 
 void Caller::QualifyId(std::string* adapter_id) const {
-  // An empty id stands for the base model or for all adapters.
+  // An empty id stands for the base model.
   if (!adapter_id->empty()) adapter_id->insert(0, prefix_);
 }
 
@@ -54,6 +54,8 @@ absl::Status Caller::Qualify(const RequestFields& fields) const {
   absl::Status status;
   if (fields.tenant != nullptr) {
     status = SettleTenant(fields.adapter_id, fields.tenant);
+  } else if (fields.all_if_empty) {
+    fields.adapter_id->insert(0, prefix_);
   } else if (fields.adapter_id != nullptr) {
     QualifyId(fields.adapter_id);
   }

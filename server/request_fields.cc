@@ -65,7 +65,7 @@ RequestFields FieldsOf(ImportAdapterRequest* request) {
 RequestFields FieldsOf(ProfileRequest* /*request*/) { return {}; }
 
 RequestFields FieldsOf(std::string* adapter_id) {
-  return {.adapter_id = adapter_id};
+  return {.adapter_id = adapter_id, .all_if_empty = true};
 }
 
 RequestFields FieldsOf(std::pair<std::string, std::string>* checkpoint) {

@@ -24,6 +24,9 @@ struct RequestFields {
   // The names of adapters. Caller::Qualify replaces them, if not empty, by the
   // engine's names. Audit lines have `adapter_id`.
   std::string* adapter_id = nullptr;
+  // An empty `adapter_id` stands for all adapters. The engine's name for those
+  // of a tenant is the beginning of their names.
+  bool all_if_empty = false;
   std::string* source_adapter_id = nullptr;
   // The tenant of an adapter that the request may create.
   std::string* tenant = nullptr;

@@ -30,7 +30,7 @@ absl::Status CheckDiskRoom(const std::string& path, const std::string& what,
   const uint64_t free = room.free;
   if (free >= bytes && free - bytes >= reserve) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
-      "the disk of ", what, " has ", free, " bytes free",
+      "the disk of ", what, " is full",
       bytes > 0 ? absl::StrCat(", and ", bytes, " would be written") : "",
       "; --disk-reserve-bytes is ", reserve));
 }

@@ -182,10 +182,21 @@ std::optional<Manifest> ParseManifest(const std::string& text) {
   return manifest;
 }
 
+// Opens the parent of a folder. It may not be a symbolic link itself: the link
+// could lead to another tenant's folders.
+absl::StatusOr<UniqueFd> OpenParent(const std::string& parent) {
+  const std::filesystem::path path(parent);
+  const std::string above = path.parent_path().string();
+  WEFT_ASSIGN_OR_RETURN(
+      const UniqueFd fd,
+      OpenDirectory(above.empty() ? "." : above, "the parent"));
+  return OpenDirectoryAt(fd.get(), path.filename().string());
+}
+
 absl::StatusOr<UniqueFd> OpenFolder(const std::string& parent,
                                     const std::string& name) {
   WEFT_RETURN_IF_ERROR(CheckName(name));
-  absl::StatusOr<UniqueFd> parent_fd = OpenDirectory(parent, "the parent");
+  absl::StatusOr<UniqueFd> parent_fd = OpenParent(parent);
   absl::StatusOr<UniqueFd> dir = parent_fd.ok()
                                      ? OpenDirectoryAt(parent_fd->get(), name)
                                      : parent_fd.status();
@@ -212,8 +223,7 @@ absl::Status WriteDurableFolder(const std::string& parent,
                                 const std::string& name,
                                 const DurableFolder& folder, bool overwrite) {
   WEFT_RETURN_IF_ERROR(CheckName(name));
-  WEFT_ASSIGN_OR_RETURN(const UniqueFd parent_fd,
-                        OpenDirectory(parent, "the parent"));
+  WEFT_ASSIGN_OR_RETURN(const UniqueFd parent_fd, OpenParent(parent));
   WEFT_ASSIGN_OR_RETURN(Temporary temporary,
                         Temporary::Create(parent, parent_fd.get()));
   {
@@ -262,6 +272,8 @@ absl::StatusOr<std::vector<std::string>> ListDurableFolders(
     const std::string& parent) {
   std::vector<std::string> names;
   std::error_code error;
+  if (std::filesystem::is_symlink(parent, error)) return names;
+  error.clear();
   std::filesystem::directory_iterator it(parent, error);
   for (; !error && it != std::filesystem::directory_iterator();
        it.increment(error)) {
@@ -282,8 +294,7 @@ absl::StatusOr<std::vector<std::string>> ListDurableFolders(
 absl::Status RemoveDurableFolder(const std::string& parent,
                                  const std::string& name) {
   WEFT_RETURN_IF_ERROR(OpenFolder(parent, name).status());
-  WEFT_ASSIGN_OR_RETURN(const UniqueFd parent_fd,
-                        OpenDirectory(parent, "the parent"));
+  WEFT_ASSIGN_OR_RETURN(const UniqueFd parent_fd, OpenParent(parent));
   // Renames the folder to the temporary name, which removes the folder `name`
   // in one step. Then the destructor of `temporary` deletes the files. A crash
   // after the rename leaves only a temporary folder.

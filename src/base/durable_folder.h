@@ -32,6 +32,8 @@ struct DurableFolder {
   nlohmann::json fields = nlohmann::json::object();
 };
 
+// A `parent` that is a symbolic link is refused, and lists no folders.
+
 // Writes the folder `name` into the existing folder `parent`. Errors:
 // ALREADY_EXISTS if `name` exists and `overwrite` is false.
 [[nodiscard]] absl::Status WriteDurableFolder(const std::string& parent,

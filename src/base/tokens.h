@@ -40,6 +40,12 @@ struct TokenRecord {
 // Stands between the tenant and the id in an adapter's name, as in "tenant~id".
 // No name (IsName) contains this character.
 inline constexpr char kTenantSeparator = '~';
+
+// Returns whether `adapter_id` names no single adapter, but all whose names
+// begin with it: all of a tenant, or, if it is empty, all.
+inline bool NamesAll(absl::string_view adapter_id) {
+  return adapter_id.empty() || adapter_id.back() == kTenantSeparator;
+}
 // In bytes. The name of an adapter's folder holds the tenant, the separator and
 // the id, so the tenant must be short.
 inline constexpr size_t kMaxTenantLength = 64;

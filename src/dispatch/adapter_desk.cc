@@ -167,18 +167,17 @@ absl::Status AdapterDesk::CheckNew(const std::string& id,
          .values = {{"limit", absl::StrCat(s_.options.max_adapters_per_tenant)},
                     {"tenant", tenant}}});
   }
-  const uint64_t most = s_.options.max_adapter_bytes_per_tenant;
-  if (most > 0 && held.bytes >= most) {
-    return WithReason(absl::ResourceExhaustedError(absl::StrCat(
-                          "the adapters of tenant '", tenant, "' hold ",
-                          held.bytes, " bytes, it may have ", most,
-                          " (--max-adapter-bytes-per-tenant); delete one")),
-                      {.name = "ADAPTER_BYTES",
-                       .values = {{"limit", absl::StrCat(most)},
-                                  {"held", absl::StrCat(held.bytes)},
-                                  {"tenant", tenant}}});
+  return s_.CheckBytes(tenant);
+}
+
+absl::Status AdapterDesk::CheckBytes(AdapterKey key) const {
+  MutexLock lock(&s_.mu);
+  const AdapterRecord* record = s_.Find(key);
+  // The replay of the log repeats what was permitted once.
+  if (record == nullptr || s_.recovering.contains(record->info.adapter_id)) {
+    return absl::OkStatus();
   }
-  return absl::OkStatus();
+  return s_.CheckBytes(record->info.tenant);
 }
 
 AdapterKey AdapterDesk::NewKey() {

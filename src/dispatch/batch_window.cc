@@ -81,6 +81,12 @@ void BatchWindow::NoteIdle() {
   start_ = absl::InfiniteFuture();
 }
 
+int64_t BatchWindow::TokensOf(absl::Duration elapsed) const {
+  if (seconds_per_token_ == 0) return 0;
+  return static_cast<int64_t>(absl::ToDoubleSeconds(elapsed) /
+                              seconds_per_token_);
+}
+
 void BatchWindow::Ran(absl::Duration elapsed) {
   if (running_tokens_ == 0) return;
   const double latest =

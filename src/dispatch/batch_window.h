@@ -43,6 +43,9 @@ class BatchWindow {
              absl::Time now);
   // Notes that the latest started batch ran for `elapsed`.
   void Ran(absl::Duration elapsed);
+  // Returns the tokens that a batch computes in this time; 0 if that is not
+  // known yet.
+  [[nodiscard]] int64_t TokensOf(absl::Duration elapsed) const;
   // Notes that no work can run.
   void NoteIdle();
   void Forget(AdapterKey adapter) { trained_at_.erase(adapter); }

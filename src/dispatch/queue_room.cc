@@ -75,12 +75,12 @@ absl::Status QueueRoom::Check(const std::string& tenant, int64_t tokens,
                            (tenants_.contains(tenant) ? 0 : 1);
   if (!RequestFits(total, limits_.max_requests) && own.requests > 0 &&
       !RequestFits(own, limits_.max_requests / num_waiting)) {
-    return TooManyRequests(total, "", "max_queue_requests",
+    return TooManyRequests(own, of_tenant, "max_queue_requests",
                            limits_.max_requests);
   }
   if (!TokensFit(total, tokens, limits_.max_tokens) &&
       !TokensFit(own, tokens, limits_.max_tokens / num_waiting)) {
-    return TooManyTokens(total, "", tokens, "max_queue_tokens",
+    return TooManyTokens(own, of_tenant, tokens, "max_queue_tokens",
                          limits_.max_tokens);
   }
   return absl::OkStatus();

@@ -74,14 +74,16 @@ void SampleDesk::Cancel(uint64_t id) {
   s_.changed.NotifyAll();
 }
 
-std::optional<SampleTask> SampleDesk::Take() {
+std::optional<SampleTask> SampleDesk::Take(
+    const std::set<std::string>& without) {
   MutexLock lock(&s_.mu);
   const std::vector<uint64_t> taken =
-      s_.scheduler.TakeSamples(s_.env.clock->Now(), 1);
+      s_.scheduler.TakeSamples(s_.env.clock->Now(), 1, without);
   if (taken.empty()) return std::nullopt;
   const SampleWork& work = *s_.samples.at(taken.front());
   return SampleTask{.id = taken.front(),
                     .adapter = work.adapter,
+                    .tenant = work.tenant,
                     .request = &work.request,
                     .accepted_at = work.accepted_at,
                     .streams = work.on_delta != nullptr};

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -29,9 +31,10 @@ class SampleDesk {
 
   // The engine thread calls the methods below.
 
-  // Returns the sample whose turn it is, if there is one. The caller then calls
-  // PutBack, Start or Finish.
-  [[nodiscard]] std::optional<SampleTask> Take();
+  // Returns the sample whose turn it is, if there is one. Passes over the
+  // tenants `without`. The caller then calls PutBack, Start or Finish.
+  [[nodiscard]] std::optional<SampleTask> Take(
+      const std::set<std::string>& without = {});
   // Puts the sample of the latest Take back at its old place in the queue. Call
   // it if the decode loop has no room for the sample.
   void PutBack(const SampleTask& sample);

@@ -51,11 +51,15 @@ void SampleQueue::Erase(AdapterKey adapter, Lane::const_iterator entry) {
   lanes_.erase(lane);
 }
 
-std::optional<SampleQueue::Entry> SampleQueue::Take(absl::Time now) {
+std::optional<SampleQueue::Entry> SampleQueue::Take(
+    absl::Time now, const std::set<std::string>& without) {
   std::optional<FairShares::Turn> first;
   Lane::const_iterator best;
   for (const auto& [adapter, lane] : lanes_) {
-    if (held_.contains(adapter)) continue;
+    if (held_.contains(adapter) ||
+        without.contains(shares_.TenantOf(adapter))) {
+      continue;
+    }
     const auto head = Head(lane, now);
     if (head == lane.end()) continue;
     const FairShares::Turn turn = shares_.TurnOf(adapter);

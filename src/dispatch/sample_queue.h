@@ -44,15 +44,16 @@ class SampleQueue {
   void SetHeld(AdapterKey adapter, bool held);
 
   // Removes and returns the entry whose turn it is; none if there is no such
-  // entry. Skips expired entries and held adapters.
-  std::optional<Entry> Take(absl::Time now);
+  // entry. Skips expired entries, held adapters and the tenants `without`.
+  std::optional<Entry> Take(absl::Time now,
+                            const std::set<std::string>& without);
 
   // Puts an entry that Take returned back at its old place.
   void PutBack(Entry entry);
 
   bool Remove(AdapterKey adapter, uint64_t id);
 
-  // Returns whether Take would return an entry.
+  // Returns whether Take would return an entry of some tenant.
   [[nodiscard]] bool HasReady(absl::Time now) const;
   [[nodiscard]] bool HasWaiting(AdapterKey adapter) const;
 

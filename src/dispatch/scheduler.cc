@@ -219,10 +219,19 @@ bool Scheduler::Remove(uint64_t id) {
 
 bool Scheduler::Empty(uint64_t id) {
   const auto it = work_.find(id);
-  if (it == work_.end() || !it->second.waiting) return false;
-  AdapterQueue& queue = adapters_.find(it->second.adapter)->second;
+  if (it == work_.end() || !it->second.waiting || it->second.emptied) {
+    return false;
+  }
+  Queued& queued = it->second;
+  AdapterQueue& queue = adapters_.find(queued.adapter)->second;
   if (!queue.Empty(id)) return false;
-  NoteLeft(id);
+  queued.emptied = true;
+  deadlines_.erase({queued.deadline, id});
+  // The work waits on without its data. It still counts as a request: otherwise
+  // a client with short deadlines could queue without end.
+  room_.Remove(TenantOf(queued.adapter), queued.held_tokens);
+  queued.held_tokens = 0;
+  room_.Add(TenantOf(queued.adapter), 0);
   NoteBacklog(queue);
   return true;
 }
@@ -263,18 +272,22 @@ Plan Scheduler::Next(absl::Time now, int active_decodes) {
     return plan;
   }
   Plan plan = PlanBatch(ready, now, options_.max_batch_tokens, shares_);
-  if (plan.kind == Plan::Kind::kExclusive) NoteLeft(plan.work_id);
+  if (plan.kind == Plan::Kind::kExclusive) {
+    exclusive_ = work_.at(plan.work_id).adapter;
+    NoteLeft(plan.work_id);
+  }
   if (plan.kind == Plan::Kind::kTrain) window_.Start(plan, ready, now);
   for (const TrainSlice& slice : plan.slices) NoteLeft(slice.work_id);
   for (const AdapterQueue* queue : ready) NoteBacklog(*queue);
   return plan;
 }
 
-std::vector<uint64_t> Scheduler::TakeSamples(absl::Time now, int max) {
+std::vector<uint64_t> Scheduler::TakeSamples(
+    absl::Time now, int max, const std::set<std::string>& without) {
   taken_.clear();
   std::vector<uint64_t> ids;
   while (static_cast<int>(ids.size()) < max) {
-    std::optional<SampleQueue::Entry> entry = samples_.Take(now);
+    std::optional<SampleQueue::Entry> entry = samples_.Take(now, without);
     if (!entry) break;
     ids.push_back(entry->id);
     Forget(entry->id);
@@ -311,6 +324,9 @@ void Scheduler::AccountDeviceTime(Plan::Kind kind, absl::Duration elapsed) {
   } else if (kind != Plan::Kind::kNone) {
     share_.AddTraining(elapsed);
     if (kind == Plan::Kind::kTrain) window_.Ran(elapsed);
+    if (kind == Plan::Kind::kExclusive && adapters_.contains(exclusive_)) {
+      shares_.Charge(exclusive_, window_.TokensOf(elapsed));
+    }
   }
 }
 

@@ -19,7 +19,8 @@
 // Room. Work that finds no room (queue_room.h) displaces work of its tenant
 // that is farther ahead of a missing number.
 //
-// Fairness. Tenants share training by tokens, in proportion to their weights.
+// Fairness. Tenants share training by tokens, in proportion to their weights. A
+// step that runs alone costs as many tokens as a micro-batch has in its time.
 // The adapters of one tenant share equally. The same holds for sampling
 // (fair_shares.h). Training and decoding share device time by
 // SchedulerOptions::sampling_share. A small batch waits briefly for others
@@ -121,8 +122,9 @@ class Scheduler {
   Plan Next(absl::Time now, int active_decodes);
 
   // Removes up to `max` sample requests from the queue and returns their ids,
-  // in the order of SampleQueue::Take.
-  std::vector<uint64_t> TakeSamples(absl::Time now, int max);
+  // in the order of SampleQueue::Take. Passes over the tenants `without`.
+  std::vector<uint64_t> TakeSamples(absl::Time now, int max,
+                                    const std::set<std::string>& without = {});
 
   // Puts a sample back at its old place in the queue. Returns false if the
   // latest TakeSamples did not return it, or its adapter is gone.
@@ -132,7 +134,9 @@ class Scheduler {
   // request has failed and its remaining slices are dropped.
   void Finished(uint64_t work_id, bool ok);
 
-  // Charges device time to decoding or to training, as `kind` says.
+  // Charges the device time of the latest plan to decoding or to training, as
+  // `kind` says. The time of a kExclusive plan also counts for its tenant, as
+  // the tokens that a micro-batch computes in this time.
   void AccountDeviceTime(Plan::Kind kind, absl::Duration elapsed);
 
   // Returns whether no work waits or is on the device. Ignores taken samples.
@@ -149,7 +153,8 @@ class Scheduler {
     WorkKind kind = WorkKind::kTrain;
     int64_t held_tokens = 0;  // Tokens that count against the queue's limit.
     absl::Time deadline;
-    bool waiting = true;  // True until the work starts.
+    bool waiting = true;   // True until the work starts.
+    bool emptied = false;  // Waits only for the end of its number.
   };
 
   // NoteWaiting adds waiting work, NoteLeft ends its wait, Forget removes it.
@@ -166,6 +171,7 @@ class Scheduler {
   FairShares shares_;                // Shares of training.
   std::set<AdapterKey> held_;
   bool finishing_ = false;
+  AdapterKey exclusive_ = AdapterKey::kBaseModel;  // Of the latest kExclusive.
   SampleQueue samples_;
   QueueRoom room_;
   DeviceShare share_;

@@ -150,8 +150,10 @@ std::vector<EngineTask> State::TakeTasks(AdapterKey adapter) {
 
 void State::StoreReply(AdapterRecord& record, AdapterKey adapter, uint64_t step,
                        StepResultPtr result) {
-  const uint64_t receipt = replies.Add(
-      {.adapter = adapter, .step = step, .bytes = NumBytes(*result)});
+  const uint64_t receipt = replies.Add({.tenant = record.info.tenant,
+                                        .adapter = adapter,
+                                        .step = step,
+                                        .bytes = NumBytes(*result)});
   for (const uint64_t left :
        record.replays.Complete(step, std::move(result), receipt)) {
     replies.Remove(left);
@@ -190,6 +192,23 @@ void State::RemoveRecord(AdapterKey adapter) {
   --by_durability[static_cast<size_t>(info.durability)];
   resident_bytes -= info.resident_bytes;
   adapters.erase(adapter);
+}
+
+absl::Status State::CheckBytes(const std::string& tenant) const {
+  const uint64_t most = options.max_adapter_bytes_per_tenant;
+  const auto held = tenants.find(tenant);
+  if (most == 0 || held == tenants.end() || held->second.bytes < most) {
+    return absl::OkStatus();
+  }
+  return WithReason(
+      absl::ResourceExhaustedError(absl::StrCat(
+          "the adapters of tenant '", tenant, "' and their snapshots hold ",
+          held->second.bytes, " bytes, it may have ", most,
+          " (--max-adapter-bytes-per-tenant); delete one, or ReleaseSnapshot")),
+      {.name = "ADAPTER_BYTES",
+       .values = {{"limit", absl::StrCat(most)},
+                  {"held", absl::StrCat(held->second.bytes)},
+                  {"tenant", tenant}}});
 }
 
 void State::SetFacts(AdapterRecord& record, const AdapterFacts& facts) {

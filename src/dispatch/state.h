@@ -106,6 +106,10 @@ struct State {
   AdapterRecord& AddRecord(AdapterKey adapter, const AdapterInfo& info)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void RemoveRecord(AdapterKey adapter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  // Returns RESOURCE_EXHAUSTED if the tenant's adapters have all bytes that it
+  // may have.
+  [[nodiscard]] absl::Status CheckBytes(const std::string& tenant) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void SetFacts(AdapterRecord& record, const AdapterFacts& facts)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void ShowAdapters() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);

@@ -37,6 +37,7 @@ struct StepTask {
 struct SampleTask {
   uint64_t id = 0;  // The sample's id in SampleDesk.
   AdapterKey adapter = AdapterKey::kBaseModel;
+  std::string tenant;
   const SampleRequest* request = nullptr;
   absl::Time accepted_at;
   bool streams = false;  // The caller wants deltas.

@@ -1,8 +1,10 @@
 #include "src/engine/adapter_io.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <set>
 #include <utility>
 
@@ -10,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "src/base/disk_room.h"
 #include "src/base/durable_folder.h"
+#include "src/base/file_io.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
 #include "src/lora/peft_format.h"
@@ -157,11 +160,8 @@ absl::Status AdapterIo::Write(const AdapterCopy& adapter, bool overwrite,
   folder.fields = lora::WriteCheckpointFields(*info, base_.shape);
   folder.files.emplace_back(kStateFile, folder.fields.dump(2));
   const std::string parent = AdapterDir(info->adapter_id);
-  std::error_code error;
-  std::filesystem::create_directories(parent, error);
-  if (error) {
-    return absl::InternalError(
-        absl::StrCat("making the adapter's folder: ", error.message()));
+  if (::mkdir(parent.c_str(), 0700) != 0 && errno != EEXIST) {
+    return ErrnoStatus(errno, "making the adapter's folder");
   }
   absl::Status written =
       CheckDiskRoom(parent, "the checkpoints", info->size_bytes, disk_reserve_);

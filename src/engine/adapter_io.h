@@ -85,8 +85,9 @@ class AdapterIo {
   // format version), and those of Save.
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Upload(
       const UploadCheckpointRequest& request);
-  // Returns the adapter's checkpoints, newest first. If the id is empty,
-  // returns the checkpoints of all adapters. Skips those that have expired.
+  // Returns the adapter's checkpoints, newest first. If NamesAll(adapter_id),
+  // returns those of all adapters whose names begin with it, and reads only
+  // their folders. Skips checkpoints that have expired.
   // Skips a checkpoint with a damaged manifest and logs a warning.
   [[nodiscard]] absl::StatusOr<std::vector<CheckpointInfo>> List(
       const std::string& adapter_id) const;
@@ -133,8 +134,10 @@ class AdapterIo {
       const LoadCheckpointRequest& request, const nlohmann::json& fields) const;
   [[nodiscard]] bool IsExpired(const std::string& adapter_id,
                                const std::string& name) const;
-  // Returns the names of all adapters that have a folder.
-  [[nodiscard]] std::vector<std::string> AdapterNames() const;
+  // Returns the names of all adapters that have a folder and begin with
+  // `prefix`. A link is no adapter's folder.
+  [[nodiscard]] std::vector<std::string> AdapterNames(
+      const std::string& prefix) const;
   [[nodiscard]] std::string AdapterDir(const std::string& adapter_id) const;
   // Removes the adapter's folder if it has no checkpoint. Save makes it again.
   void RemoveIfEmpty(const std::string& adapter_id) const;

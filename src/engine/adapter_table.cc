@@ -60,7 +60,9 @@ dispatch::AdapterFacts AdapterTable::Facts(AdapterKey key) const {
   if (entry.adapter) {
     info.optim_steps = entry.adapter->optim_steps();
     info.version = entry.adapter->latest()->number;
-    info.resident_bytes = entry.adapter->resident_bytes();
+    info.resident_bytes =
+        entry.adapter->resident_bytes() + facts.image_bytes -
+        lora::AdapterImage::NumBytes(entry.layout->num_parameters(), 1);
   } else {
     info.optim_steps = entry.image.optim_steps;
     info.version = entry.image.versions.front().number;
@@ -77,6 +79,12 @@ absl::StatusOr<uint64_t> AdapterTable::PublishSnapshot(
   if (it == entries_.end()) return NoAdapter();
   Entry& entry = it->second;
   const lora::AdapterVersionPtr& latest = entry.adapter->latest();
+  if (entry.snapshots.size() >= kMaxSnapshots &&
+      !entry.snapshots.contains(name)) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "name: '", name, "' would be one of more than ", kMaxSnapshots,
+        " snapshots of the adapter; call ReleaseSnapshot first"));
+  }
   const auto [snapshot, inserted] = entry.snapshots.try_emplace(
       name, Published{.number = latest->number, .version = latest});
   if (!inserted && snapshot->second.number != latest->number) {

@@ -29,6 +29,9 @@ struct ImageFile {
                          // removes it.
 };
 
+// The snapshots that an adapter may have.
+inline constexpr size_t kMaxSnapshots = 64;
+
 class AdapterTable {
  public:
   AdapterTable(const lora::ModelShape& shape, at::ScalarType compute_dtype,
@@ -56,7 +59,8 @@ class AdapterTable {
 
   // Keeps the latest version alive under the name `name`, and returns its
   // number. REQUIRES: the adapter is on the device or does not exist. Errors:
-  // ALREADY_EXISTS (another version has the name), NOT_FOUND.
+  // ALREADY_EXISTS (another version has the name), RESOURCE_EXHAUSTED (the
+  // adapter has kMaxSnapshots), NOT_FOUND.
   [[nodiscard]] absl::StatusOr<uint64_t> PublishSnapshot(
       AdapterKey key, const std::string& name);
   // Removes the snapshot `name`. Errors: NOT_FOUND.

@@ -10,6 +10,46 @@
 #include "src/base/status_macros.h"
 
 namespace weft::engine {
+namespace {
+
+int64_t NumTokens(const sched::TrainSlice& slice,
+                  const dispatch::StepTask& step) {
+  const auto& request = std::get<TrainRequest>(*step.request);
+  int64_t num_tokens = 0;
+  for (int64_t d = 0; d < slice.num_data; ++d) {
+    num_tokens += request.data[slice.first_datum + d].num_tokens();
+  }
+  return num_tokens;
+}
+
+// Divides a micro-batch of several slices. The second part has the slices of
+// the adapter with the largest slice, or, if there is no other adapter, the
+// last slice. So the steps of an adapter stay in order.
+std::pair<dispatch::RunTrain, dispatch::RunTrain> Divide(
+    const dispatch::RunTrain& train) {
+  size_t largest = 0;
+  bool several = false;
+  for (size_t i = 0; i < train.slices.size(); ++i) {
+    several |= train.steps[i].adapter != train.steps[0].adapter;
+    if (NumTokens(train.slices[i], train.steps[i]) >
+        NumTokens(train.slices[largest], train.steps[largest])) {
+      largest = i;
+    }
+  }
+  std::pair<dispatch::RunTrain, dispatch::RunTrain> parts;
+  parts.first.backward = parts.second.backward = train.backward;
+  for (size_t i = 0; i < train.slices.size(); ++i) {
+    const bool second =
+        several ? train.steps[i].adapter == train.steps[largest].adapter
+                : i + 1 == train.slices.size();
+    dispatch::RunTrain& part = second ? parts.second : parts.first;
+    part.slices.push_back(train.slices[i]);
+    part.steps.push_back(train.steps[i]);
+  }
+  return parts;
+}
+
+}  // namespace
 
 BatchTrainer::BatchTrainer(const EngineContext* context,
                            executor::Executor* executor)
@@ -45,7 +85,15 @@ absl::Status BatchTrainer::Run(const dispatch::RunTrain& given) {
   dispatch::StepDesk& desk = context_.dispatcher.steps();
   const dispatch::RunTrain train = Runnable(given);
   if (train.slices.empty()) return absl::OkStatus();
-  const absl::Status status = RunSlices(train);
+  bool fits = true;
+  const absl::Status status = RunSlices(train, &fits);
+  if (!fits && train.slices.size() > 1) {
+    // Only a request that does not fit alone may fail.
+    const auto [first, second] = Divide(train);
+    absl::Status result = Run(first);
+    result.Update(Run(second));
+    return result;
+  }
   if (status.ok()) {
     desk.CountTokens(train);
     const profile::Span span("record batch");
@@ -101,6 +149,7 @@ struct BatchTrainer::MicroBatch {
   // scratch, which take memory, so batches on a CPU run only once.
   bool may_retry = false;
   bool ran = false;  // The last attempt began to run the batch.
+  bool fits = true;  // The last attempt found a plan within the budget.
   std::vector<TrainPiece> pieces;
   std::vector<loss::MetricSums*> metrics;
   std::vector<Touched> touched;
@@ -134,9 +183,7 @@ BatchTrainer::MicroBatch BatchTrainer::MakeMicroBatch(
             {.version = piece.version, .gradient_N = adapter->scratch()});
       }
     }
-    for (int64_t d = 0; d < slice.num_data; ++d) {
-      batch.num_tokens += request.data[slice.first_datum + d].num_tokens();
-    }
+    batch.num_tokens += NumTokens(slice, train.steps[i]);
     batch.pieces.push_back(std::move(piece));
     batch.metrics.push_back(&progress_[slice.work_id].metrics);
   }
@@ -162,13 +209,15 @@ absl::StatusOr<TrainOutcome> BatchTrainer::TryBatch(MicroBatch& batch,
         outcome = runner_.Run(batch.pieces,
                               batch.backward ? &batch.gradients : nullptr,
                               batch.metrics, recompute);
+        batch.fits = !absl::IsResourceExhausted(outcome.status());
         const profile::Span span("wait for the device");
         context_.device.Wait();
       }));
   return outcome;
 }
 
-absl::Status BatchTrainer::RunSlices(const dispatch::RunTrain& train) {
+absl::Status BatchTrainer::RunSlices(const dispatch::RunTrain& train,
+                                     bool* fits) {
   MicroBatch batch = MakeMicroBatch(train);
   std::vector<loss::MetricSums> metrics_before;
   for (const loss::MetricSums* sums : batch.metrics) {
@@ -176,6 +225,8 @@ absl::Status BatchTrainer::RunSlices(const dispatch::RunTrain& train) {
   }
   const absl::Time start = SteadyNow();
   absl::StatusOr<TrainOutcome> outcome = TryBatch(batch, Recompute::kByBudget);
+  *fits = batch.fits;
+  if (!batch.fits) return outcome.status();
   if (absl::IsResourceExhausted(outcome.status())) {
     context_.probe.CountOutOfMemory();
   }

@@ -24,9 +24,10 @@ class BatchTrainer {
 
   // Runs one micro-batch. Completes the requests that have their last slice in
   // it. On a GPU with GradientCheckpointing::kAuto, a micro-batch that runs out
-  // of memory runs once more, with all layers recomputed. If the micro-batch
-  // fails, returns the error: all its requests fail, and every adapter stays as
-  // it was.
+  // of memory runs once more, with all layers recomputed. A micro-batch that
+  // does not fit the memory budget runs in parts. If a micro-batch or a part
+  // fails, returns the error: all its requests fail, and their adapters stay as
+  // they were.
   absl::Status Run(const dispatch::RunTrain& train);
   // Drops the progress of a request that will not complete.
   void Forget(uint64_t step_id) {
@@ -52,7 +53,10 @@ class BatchTrainer {
   [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> VersionOf(
       const dispatch::StepTask& step) const;
   [[nodiscard]] MicroBatch MakeMicroBatch(const dispatch::RunTrain& train);
-  [[nodiscard]] absl::Status RunSlices(const dispatch::RunTrain& train);
+  // Sets *fits to whether the slices fit the memory budget together. If not,
+  // nothing has run.
+  [[nodiscard]] absl::Status RunSlices(const dispatch::RunTrain& train,
+                                       bool* fits);
   // Runs the batch once. The backward pass adds gradients to each adapter's
   // scratch, which holds the gradients of an unfinished request.
   [[nodiscard]] absl::StatusOr<TrainOutcome> TryBatch(MicroBatch& batch,

@@ -12,6 +12,7 @@
 #include "src/base/durable_folder.h"
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
+#include "src/base/tokens.h"
 #include "src/engine/adapter_io.h"
 
 namespace weft::engine {
@@ -28,7 +29,8 @@ std::string AdapterIo::AdapterDir(const std::string& adapter_id) const {
   return absl::StrCat(checkpoint_dir_, "/", adapter_id);
 }
 
-std::vector<std::string> AdapterIo::AdapterNames() const {
+std::vector<std::string> AdapterIo::AdapterNames(
+    const std::string& prefix) const {
   std::vector<std::string> names;
   std::error_code error;
   for (std::filesystem::directory_iterator it(checkpoint_dir_, error), end;
@@ -37,7 +39,8 @@ std::vector<std::string> AdapterIo::AdapterNames() const {
     std::string name = it->path().filename().string();
     // Skips folders of the daemon's own files, whose names begin with a dot.
     // Adapter ids do not begin with a dot.
-    if (name.front() != '.' && it->is_directory(ignored)) {
+    if (name.front() != '.' && name.starts_with(prefix) &&
+        !it->is_symlink(ignored) && it->is_directory(ignored)) {
       names.push_back(std::move(name));
     }
   }
@@ -45,7 +48,7 @@ std::vector<std::string> AdapterIo::AdapterNames() const {
 }
 
 void AdapterIo::RemoveStaleFiles() const {
-  for (const std::string& adapter : AdapterNames()) {
+  for (const std::string& adapter : AdapterNames("")) {
     if (const absl::Status status = RemoveStaleTemporaries(AdapterDir(adapter));
         !status.ok()) {
       Log(LogLevel::kWarning, "stale files stay",
@@ -67,7 +70,7 @@ bool AdapterIo::IsExpired(const std::string& adapter_id,
 std::vector<CheckpointInfo> AdapterIo::ListAll(
     const std::string& adapter_id) const {
   const std::vector<std::string> adapters =
-      adapter_id.empty() ? AdapterNames() : std::vector{adapter_id};
+      NamesAll(adapter_id) ? AdapterNames(adapter_id) : std::vector{adapter_id};
   std::vector<CheckpointInfo> infos;
   for (const std::string& adapter : adapters) {
     const absl::StatusOr<std::vector<std::string>> names =

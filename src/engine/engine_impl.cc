@@ -120,14 +120,16 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
                 parts_.decoder->device()),
       adapter_io_(parts_.options.checkpoint_dir, parts_.base,
                   DiskReserveOf(parts_.options)),
-      sample_loop_(&executor_,
-                   {.kv_cache_bytes = parts_.options.kv_cache_bytes,
-                    .max_decode_sequences = parts_.options.max_decode_sequences,
-                    .max_prefill_tokens = parts_.options.max_batch_tokens,
-                    .decode_graphs = parts_.options.decode_graphs,
-                    .adapt_threads = parts_.options.num_threads == 0 &&
-                                     parts_.decoder->device().is_cpu()},
-                   parts_.token_bytes.get(), &probe_),
+      sample_loop_(
+          &executor_,
+          {.kv_cache_bytes = parts_.options.kv_cache_bytes,
+           .max_decode_sequences = parts_.options.max_decode_sequences,
+           .tenant_weights = *ParseTenantWeights(parts_.options.tenant_weights),
+           .max_prefill_tokens = parts_.options.max_batch_tokens,
+           .decode_graphs = parts_.options.decode_graphs,
+           .adapt_threads = parts_.options.num_threads == 0 &&
+                            parts_.decoder->device().is_cpu()},
+          parts_.token_bytes.get(), &probe_),
       dispatcher_(DispatchOptionsOf(parts_.options),
                   {.clock = &clock_,
                    .post_reply =

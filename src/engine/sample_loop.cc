@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "src/base/clock.h"
@@ -70,23 +72,26 @@ SampleLoop::SampleLoop(executor::Executor* executor,
       token_bytes_(token_bytes),
       probe_(probe),
       threads_(options.adapt_threads),
-      sequences_(executor, options.kv_cache_bytes, probe),
+      sequences_(executor, options.kv_cache_bytes, options.max_decode_sequences,
+                 options.tenant_weights, probe),
       prefill_(executor, &sequences_, probe, options.max_prefill_tokens,
-               options.max_decode_sequences) {
+               options.max_decode_sequences, options.tenant_weights) {
   if (options.decode_graphs) {
     executor->UseDecodeGraphs(options.max_decode_sequences);
   }
 }
 
-void SampleLoop::Admit(uint64_t work_id, const SampleRequest* request,
-                       bool streams, absl::Time accepted_at,
+void SampleLoop::Admit(const dispatch::SampleTask& task,
                        lora::AdapterVersionPtr version) {
+  const SampleRequest* const request = task.request;
   SampleJob& job = jobs_.emplace_back();
-  job.work_id = work_id;
+  job.work_id = task.id;
+  job.adapter = task.adapter;
+  job.tenant = task.tenant;
   job.order = next_order_++;
   job.request = request;
-  job.streams = streams;
-  job.accepted_at = accepted_at;
+  job.streams = task.streams;
+  job.accepted_at = task.accepted_at;
   job.result.version = version == nullptr ? 0 : version->number;
   job.version = std::move(version);
   job.stop = StopOf(*request, config());
@@ -107,8 +112,9 @@ absl::Status SampleLoop::CheckFits(const SampleRequest& request) const {
   return sequences_.CheckFits(request);
 }
 
-bool SampleLoop::HasRoom(const SampleRequest& request) const {
-  return sequences_.HasRoom(request, options_.max_decode_sequences);
+bool SampleLoop::HasRoom(const SampleRequest& request,
+                         const std::string& tenant) {
+  return sequences_.HasRoom(request, tenant);
 }
 
 bool SampleLoop::Cancel(uint64_t work_id) {
@@ -140,32 +146,41 @@ std::vector<SampleEvent> SampleLoop::Step() {
 }
 
 void SampleLoop::StartSamples() {
-  const auto is_sample = [](const auto& entry) {
-    return entry.second.sample_index != kPrompt;
-  };
-  std::map<SampleAge, SampleSequence>& by_age = sequences_.by_age();
-  while (std::ranges::count_if(by_age, is_sample) <
-         options_.max_decode_sequences) {
-    // A preempted sample continues before younger samples start.
-    const auto waiting = std::ranges::find_if(by_age, [&](const auto& s) {
-      return is_sample(s) && !s.second.pages.has_value();
-    });
-    // The job with the fewest running samples is next, so that a request for
-    // hundreds of samples does not delay the first sample of another request.
-    SampleJob* next = nullptr;
-    for (SampleJob& job : jobs_) {
-      if (waiting != by_age.end() && job.order >= waiting->first.first) {
-        break;
-      }
-      if (!job.HasMoreToStart() || !sequences_.PromptOf(job).ready()) {
-        continue;
-      }
-      if (next == nullptr || job.num_running() < next->num_running()) {
-        next = &job;
-      }
-    }
-    if (next == nullptr || !StartSample(*next)) return;
+  std::set<std::string> waiting;  // Tenants whose next sample found no page.
+  while (SampleJob* next = NextToStart(waiting)) {
+    if (!StartSample(*next)) waiting.insert(next->tenant);
   }
+}
+
+SampleJob* SampleLoop::NextToStart(const std::set<std::string>& without) {
+  // A preempted sample continues before younger samples of its tenant start.
+  std::map<std::string, uint64_t> preempted;
+  for (const auto& [age, sequence] : sequences_.by_age()) {
+    if (sequence.sample_index != kPrompt && !sequence.pages.has_value()) {
+      preempted.try_emplace(sequence.job->tenant, age.first);
+    }
+  }
+  // A tenant's job with the fewest running samples is next, so that a request
+  // for hundreds of samples does not delay the first sample of another request.
+  std::map<std::string, SampleJob*> next_of;
+  for (SampleJob& job : jobs_) {
+    if (!job.HasMoreToStart() || without.contains(job.tenant)) continue;
+    const auto older = preempted.find(job.tenant);
+    if (older != preempted.end() && job.order >= older->second) continue;
+    if (!sequences_.PromptOf(job).ready()) continue;
+    SampleJob*& next = next_of[job.tenant];
+    if (next == nullptr || job.num_running() < next->num_running()) next = &job;
+  }
+  (void)sequences_.InOrder();
+  SampleJob* first = nullptr;
+  for (const auto& [tenant, job] : next_of) {
+    if (!sequences_.HasSlotFor(*job)) continue;
+    if (first == nullptr ||
+        sequences_.PromptOf(*job).place < sequences_.PromptOf(*first).place) {
+      first = job;
+    }
+  }
+  return first;
 }
 
 bool SampleLoop::StartSample(SampleJob& job) {

@@ -12,9 +12,13 @@
 
 #include <cstdint>
 #include <list>
+#include <map>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "src/dispatch/work.h"
 #include "src/engine/decode_threads.h"
 #include "src/engine/engine_probe.h"
 #include "src/engine/sample_prefill.h"
@@ -30,6 +34,7 @@ namespace weft::engine {
 struct SampleLoopOptions {
   int64_t kv_cache_bytes = 0;
   int max_decode_sequences = 0;
+  std::map<std::string, int64_t> tenant_weights = {};  // As for DecodeOrder.
   int64_t max_prefill_tokens = 0;
   bool decode_graphs = false;  // Use graphs if the device has them.
   bool adapt_threads = false;  // As DecodeThreads does.
@@ -61,12 +66,12 @@ class SampleLoop {
 
   // Returns the number of requests that are being prefilled or decoded.
   [[nodiscard]] int active() const { return static_cast<int>(jobs_.size()); }
-  // Returns whether the request's prompt could start now.
-  [[nodiscard]] bool HasRoom(const SampleRequest& request) const;
-  // Admits a request. A null `version` means the base model. `*request` must
-  // live until the request finishes or is cancelled.
-  void Admit(uint64_t work_id, const SampleRequest* request, bool streams,
-             absl::Time accepted_at, lora::AdapterVersionPtr version);
+  // Returns whether the tenant's request could start now.
+  [[nodiscard]] bool HasRoom(const SampleRequest& request,
+                             const std::string& tenant);
+  // Admits a request. A null `version` means the base model. `*task.request`
+  // must live until the request finishes or is cancelled.
+  void Admit(const dispatch::SampleTask& task, lora::AdapterVersionPtr version);
   // Removes the request and frees its pages. Returns false if there is no such
   // request.
   bool Cancel(uint64_t work_id);
@@ -79,6 +84,9 @@ class SampleLoop {
 
  private:
   void StartSamples();
+  // Returns the job whose next sample starts next, if a slot is free for it.
+  // Passes over the tenants `without`.
+  [[nodiscard]] SampleJob* NextToStart(const std::set<std::string>& without);
   [[nodiscard]] bool StartSample(SampleJob& job);
   void Decode();
   // Appends the token to its sample. Returns true if the token ends the sample.

@@ -185,6 +185,27 @@ void SamplePrefill::Run() {
   probe_->ObservePrefill(num_tokens, SteadyNow() - start);
 }
 
+std::vector<SampleSequence*> SamplePrefill::InTurn() {
+  std::vector<SampleSequence*> waiting = sequences_.InOrder();
+  std::erase_if(waiting, [](const SampleSequence* s) {
+    return s->ready() || (s->sample_index != kPrompt && !s->has_slot);
+  });
+  std::set<AdapterKey> adapters;
+  for (const SampleSequence* sequence : waiting) {
+    adapters.insert(sequence->job->adapter);
+    shares_.Add(sequence->job->adapter, sequence->job->tenant);
+    shares_.SetActive(sequence->job->adapter, true);
+  }
+  for (const AdapterKey adapter : adapters_) {
+    if (!adapters.contains(adapter)) shares_.Remove(adapter);
+  }
+  adapters_ = std::move(adapters);
+  std::ranges::sort(waiting, {}, [this](const SampleSequence* s) {
+    return std::pair(shares_.TurnOf(s->job->adapter).tenant, s->age());
+  });
+  return waiting;
+}
+
 std::vector<SamplePiece> SamplePrefill::Plan() {
   std::vector<SamplePiece> pieces;
   int64_t budget = max_tokens_;
@@ -192,15 +213,22 @@ std::vector<SamplePiece> SamplePrefill::Plan() {
   // The piece that ends a prompt also draws the first token of each of the
   // prompt's samples.
   int64_t draw_budget = max_draws_;
-  for (auto& [age, sequence] : sequences_.by_age()) {
+  // The first sequence, in the order of pages, that must wait for pages.
+  const SampleSequence* short_of_pages = nullptr;
+  for (SampleSequence* const next : InTurn()) {
+    SampleSequence& sequence = *next;
     if (budget == 0) break;
-    if (sequence.ready()) continue;
-    // Sequences take pages in order of age. Otherwise small sequences could
-    // take the pages that an older, large sequence waits for. Preemption takes
-    // pages from the youngest sequence first. So if this sequence must wait, no
-    // younger sequence has pages, and the break skips no prefill that has
-    // begun.
-    if (!sequence.pages.has_value() && !sequences_.TakePages(sequence)) break;
+    if (!sequence.pages.has_value()) {
+      // Otherwise small sequences could take the pages that a large sequence
+      // before them waits for.
+      if (short_of_pages != nullptr && short_of_pages->place < sequence.place) {
+        continue;
+      }
+      if (!sequences_.TakePages(sequence)) {
+        short_of_pages = &sequence;
+        continue;
+      }
+    }
     int64_t size = std::min(budget, sequence.target() - sequence.length);
     if (size == 0) continue;  // All tokens are cached.
     if (sequence.lists_prompt()) {
@@ -220,6 +248,13 @@ std::vector<SamplePiece> SamplePrefill::Plan() {
     }
     pieces.push_back(piece);
     budget -= size;
+  }
+  // A sequence that took pages may have preempted another one.
+  std::erase_if(pieces, [](const SamplePiece& piece) {
+    return !piece.sequence->pages.has_value();
+  });
+  for (const SamplePiece& piece : pieces) {
+    shares_.Charge(piece.sequence->job->adapter, piece.end - piece.begin);
   }
   return pieces;
 }

@@ -5,9 +5,14 @@
 #define WEFT_SRC_ENGINE_SAMPLE_PREFILL_H_
 
 #include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
+#include "src/dispatch/fair_shares.h"
 #include "src/engine/engine_probe.h"
 #include "src/engine/sample_sequences.h"
 #include "src/engine/sample_state.h"
@@ -32,18 +37,24 @@ class SamplePrefill {
   // tokens, unless its first piece alone draws more. `executor`, `sequences`
   // and `probe` outlive the object.
   SamplePrefill(executor::Executor* executor, SampleSequences* sequences,
-                EngineProbe* probe, int64_t max_tokens, int64_t max_draws)
+                EngineProbe* probe, int64_t max_tokens, int64_t max_draws,
+                std::map<std::string, int64_t> weights)
       : executor_(*executor),
         sequences_(*sequences),
         probe_(probe),
         max_tokens_(max_tokens),
-        max_draws_(max_draws) {}
+        max_draws_(max_draws),
+        shares_(std::move(weights)) {}
 
   // Gives pages to waiting sequences and runs one pass with the next pieces of
-  // sequences that have pages. Throws what Executor throws.
+  // sequences that have pages. Tenants share prefill by tokens, in proportion
+  // to their `weights`. Throws what Executor throws.
   void Run();
 
  private:
+  // Returns the sequences that wait for prefill, in the order of their tenants'
+  // turns. Those of one tenant are in order of age.
+  [[nodiscard]] std::vector<SampleSequence*> InTurn();
   [[nodiscard]] std::vector<SamplePiece> Plan();
   void RunPieces(const std::vector<SamplePiece>& pieces);
   // Gives the output to the jobs. scored[i] has the prompt tokens that
@@ -57,6 +68,8 @@ class SamplePrefill {
   EngineProbe* const probe_;
   const int64_t max_tokens_;
   const int64_t max_draws_;
+  sched::FairShares shares_;
+  std::set<AdapterKey> adapters_;  // Those that shares_ has.
 };
 
 }  // namespace weft::engine

@@ -1,6 +1,8 @@
 #include "src/engine/sample_runner.h"
 
 #include <optional>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -8,11 +10,13 @@ namespace weft::engine {
 
 void SampleRunner::Admit() {
   dispatch::SampleDesk& desk = context_.dispatcher.samples();
-  while (const std::optional<dispatch::SampleTask> sample = desk.Take()) {
+  std::set<std::string> full;  // Tenants whose next sample has no room.
+  while (const std::optional<dispatch::SampleTask> sample = desk.Take(full)) {
     const SampleRequest& request = *sample->request;
-    if (!loop_.HasRoom(request)) {
+    if (!loop_.HasRoom(request, sample->tenant)) {
       desk.PutBack(*sample);
-      return;
+      full.insert(sample->tenant);
+      continue;
     }
     lora::AdapterVersionPtr version;
     if (sample->adapter != AdapterKey::kBaseModel) {
@@ -24,8 +28,7 @@ void SampleRunner::Admit() {
       }
       version = *std::move(found);
     }
-    loop_.Admit(sample->id, &request, sample->streams, sample->accepted_at,
-                std::move(version));
+    loop_.Admit(*sample, std::move(version));
     desk.Start(*sample);
   }
 }

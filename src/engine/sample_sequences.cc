@@ -1,7 +1,7 @@
 #include "src/engine/sample_sequences.h"
 
 #include <algorithm>
-#include <ranges>
+#include <cstdint>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -19,12 +19,16 @@ int64_t SequenceTokens(const SampleRequest& request) {
 }  // namespace
 
 SampleSequences::SampleSequences(executor::Executor* executor,
-                                 int64_t kv_cache_bytes, EngineProbe* probe)
+                                 int64_t kv_cache_bytes, int max_running,
+                                 std::map<std::string, int64_t> weights,
+                                 EngineProbe* probe)
     : executor_(*executor),
       probe_(probe),
-      pool_(
-          executor::PageBytes(executor->decoder(), kPageTokens), kv_cache_bytes,
-          [executor](const kv::PageCopy& copy) { executor->CopyPage(copy); }) {
+      max_running_(max_running),
+      pool_(executor::PageBytes(executor->decoder(), kPageTokens),
+            kv_cache_bytes,
+            [executor](const kv::PageCopy& copy) { executor->CopyPage(copy); }),
+      order_(max_running, pool_.num_pages(), std::move(weights)) {
   executor->MakeCache(pool_.num_pages(), kPageTokens);
 }
 
@@ -41,18 +45,106 @@ absl::Status SampleSequences::CheckFits(const SampleRequest& request) const {
 }
 
 bool SampleSequences::HasRoom(const SampleRequest& request,
-                              int max_sequences) const {
+                              const std::string& tenant) {
+  if (std::ranges::none_of(sequences_, [&](const auto& entry) {
+        return entry.second.job->tenant == tenant;
+      })) {
+    return true;
+  }
+  const sched::DecodeOrder::Place next = NextPlace(tenant);
   // Counts the pages that this prompt and waiting sequences need, and one more
-  // page for each sequence that has pages.
+  // page for each sequence that has pages. Sequences behind yield theirs.
   int64_t promised =
       KvPool::PagesFor(static_cast<int64_t>(request.prompt.size()));
+  int64_t yielded = 0;
   int num_sequences = 0;
-  for (const auto& [age, sequence] : sequences_) {
-    promised +=
-        sequence.pages.has_value() ? 1 : KvPool::PagesFor(sequence.target());
-    if (sequence.sample_index != kPrompt || !sequence.ready()) ++num_sequences;
+  for (const SampleSequence* sequence : InOrder()) {
+    const bool has_pages = sequence->pages.has_value();
+    if (next < sequence->place) {
+      if (has_pages)
+        yielded += static_cast<int64_t>(sequence->pages->pages().size());
+      continue;
+    }
+    promised += has_pages ? 1 : KvPool::PagesFor(sequence->target());
+    if (sequence->sample_index != kPrompt || !sequence->ready())
+      ++num_sequences;
   }
-  return num_sequences < max_sequences && promised <= pool_.available_pages();
+  return num_sequences < max_running_ &&
+         promised <= pool_.available_pages() + yielded;
+}
+
+std::vector<SampleSequence*> SampleSequences::Line() {
+  const bool several =
+      std::ranges::any_of(sequences_, [this](const auto& entry) {
+        return entry.second.job->tenant !=
+               sequences_.begin()->second.job->tenant;
+      });
+  std::vector<SampleSequence*> line;
+  SampleSequence* prompt = nullptr;
+  for (auto& [age, sequence] : sequences_) {
+    if (prompt != nullptr && prompt->job != sequence.job) {
+      line.push_back(std::exchange(prompt, nullptr));
+    }
+    if (several && sequence.only_forks()) {
+      prompt = &sequence;
+    } else {
+      line.push_back(&sequence);
+    }
+  }
+  if (prompt != nullptr) line.push_back(prompt);
+  return line;
+}
+
+std::vector<sched::DecodeOrder::Member> SampleSequences::MembersOf(
+    const std::vector<SampleSequence*>& line) {
+  std::vector<sched::DecodeOrder::Member> members;
+  const SampleJob* job = nullptr;
+  for (const SampleSequence* sequence : line) {
+    int64_t pages = KvPool::PagesFor(sequence->target());
+    // The samples of a request share the full pages of its prompt.
+    if (sequence->job == job) {
+      pages -= static_cast<int64_t>(job->request->prompt.size()) / kPageTokens;
+    }
+    job = sequence->job;
+    members.push_back({.tenant = job->tenant,
+                       .age = sequence->age(),
+                       .slots = sequence->only_forks() ? 0 : 1,
+                       .pages = pages});
+  }
+  return members;
+}
+
+std::vector<SampleSequence*> SampleSequences::InOrder() {
+  std::vector<SampleSequence*> line = Line();
+  const std::vector<sched::DecodeOrder::Place> places =
+      order_.Places(MembersOf(line));
+  for (size_t i = 0; i < line.size(); ++i) line[i]->place = places[i];
+  std::ranges::sort(line, {}, [](const SampleSequence* s) { return s->place; });
+  int num_samples = 0;
+  for (SampleSequence* sequence : line) {
+    if (sequence->sample_index != kPrompt) ++num_samples;
+    sequence->has_slot = num_samples <= max_running_;
+  }
+  return line;
+}
+
+sched::DecodeOrder::Place SampleSequences::NextPlace(
+    const std::string& tenant) {
+  std::vector<sched::DecodeOrder::Member> members = MembersOf(Line());
+  members.push_back({.tenant = tenant, .age = {UINT64_MAX, kPrompt}});
+  return order_.Places(members).back();
+}
+
+bool SampleSequences::HasSlotFor(const SampleJob& job) {
+  const SampleSequence& prompt = PromptOf(job);
+  return std::ranges::count_if(sequences_, [&](const auto& entry) {
+           const SampleSequence& sequence = entry.second;
+           if (sequence.sample_index == kPrompt) return false;
+           // A younger sample without pages may wait for those of the prompt.
+           return sequence.job->tenant == job.tenant
+                      ? sequence.pages.has_value()
+                      : sequence.place < prompt.place;
+         }) < max_running_;
 }
 
 void SampleSequences::Add(SampleSequence sequence) {
@@ -80,7 +172,7 @@ bool SampleSequences::TakePages(SampleSequence& sequence) {
   kv::SequencePages pages =
       pool_.Begin(job.weights_id(), sequence.Tokens(reusable));
   const int64_t found = pages.num_tokens();
-  if (!MakeRoom(KvPool::PagesFor(target - found), sequence.age()) ||
+  if (!MakeRoom(KvPool::PagesFor(target - found), job.tenant, sequence.place) ||
       !pool_.Append(pages, target - found)) {
     return false;
   }
@@ -93,50 +185,67 @@ bool SampleSequences::TakePages(SampleSequence& sequence) {
 std::optional<kv::SequencePages> SampleSequences::Fork(
     const SampleSequence& prompt) {
   // The new page is for a copy of a partly filled page, or for the next token.
-  if (!MakeRoom(1, prompt.age())) return std::nullopt;
+  if (!MakeRoom(1, prompt.job->tenant, prompt.place)) return std::nullopt;
   return pool_.Fork(*prompt.pages);
 }
 
-bool SampleSequences::MakeRoom(int64_t count, SampleAge age) {
+int64_t SampleSequences::SparePages(bool* moves) const {
   int64_t num_running = 0;
-  bool moves = false;
+  *moves = false;
   for (const auto& [key, sequence] : sequences_) {
     if (!sequence.pages.has_value()) continue;
     if (sequence.sample_index != kPrompt) ++num_running;
-    moves |= sequence.sample_index != kPrompt || !sequence.ready();
+    *moves |= sequence.sample_index != kPrompt ? sequence.has_slot
+                                               : !sequence.ready();
   }
-  if (count + num_running <= pool_.available_pages()) return true;
+  return pool_.available_pages() - num_running;
+}
+
+bool SampleSequences::MakeRoom(int64_t count, const std::string& tenant,
+                               const sched::DecodeOrder::Place& place) {
+  bool moves = false;
+  while (count > SparePages(&moves)) {
+    SampleSequence* other = LastBehind(place, &tenant);
+    if (other == nullptr) break;
+    Preempt(*other);
+  }
+  if (count <= SparePages(&moves)) return true;
   if (moves) return false;
   while (count > pool_.available_pages()) {
-    SampleSequence* youngest = Youngest();
-    if (youngest == nullptr || youngest->age() <= age) return false;
-    Preempt(*youngest);
+    SampleSequence* last = LastBehind(place, /*passed=*/nullptr);
+    if (last == nullptr) return false;
+    Preempt(*last);
   }
   return true;
 }
 
 std::vector<SampleSequence*> SampleSequences::GrowRunning() {
   std::vector<SampleSequence*> running;
-  for (auto& entry : sequences_) {
-    SampleSequence& sequence = entry.second;
-    if (sequence.sample_index == kPrompt || !sequence.ready()) continue;
+  for (SampleSequence* sequence : InOrder()) {
+    if (!sequence->has_slot) break;
+    if (sequence->sample_index == kPrompt || !sequence->ready()) continue;
     const auto has_place = [&] {
-      return sequence.pages->num_tokens() > sequence.length ||
-             pool_.Append(*sequence.pages, 1);
+      return sequence->pages->num_tokens() > sequence->length ||
+             pool_.Append(*sequence->pages, 1);
     };
-    while (sequence.pages.has_value() && !has_place()) {
-      Preempt(*Youngest());  // The youngest may be this sequence itself.
+    while (sequence->pages.has_value() && !has_place()) {
+      SampleSequence* last = LastBehind(sequence->place, /*passed=*/nullptr);
+      Preempt(last == nullptr ? *sequence : *last);
     }
-    if (sequence.pages.has_value()) running.push_back(&sequence);
+    if (sequence->pages.has_value()) running.push_back(sequence);
   }
   return running;
 }
 
-SampleSequence* SampleSequences::Youngest() {
-  for (auto& [age, sequence] : std::views::reverse(sequences_)) {
-    if (sequence.pages.has_value()) return &sequence;
+SampleSequence* SampleSequences::LastBehind(
+    const sched::DecodeOrder::Place& place, const std::string* passed) {
+  SampleSequence* last = nullptr;
+  for (auto& [age, sequence] : sequences_) {
+    if (!sequence.pages.has_value() || sequence.place <= place) continue;
+    if (passed != nullptr && sequence.job->tenant == *passed) continue;
+    if (last == nullptr || last->place < sequence.place) last = &sequence;
   }
-  return nullptr;
+  return last;
 }
 
 at::Tensor SampleSequences::ExpertsOf(const SampleSequence& sequence) const {

@@ -1,12 +1,16 @@
 // Keeps the sequences of the decode loop, and decides which of them hold pages
 // of the key/value cache.
 //
+// Tenants share the slots and the pages of the loop (decode_order.h). With one
+// tenant, the order of sequences is that of their age. Samples that have no
+// slot wait, and keep their pages until others need them.
+//
 // A sequence takes pages as it grows. If no page is left, cached prefixes are
-// evicted first. Then the youngest sequence is preempted: it loses its pages
-// and keeps its tokens. Later it is prefilled again and continues with the same
-// random numbers, so only rounding can change its result. The oldest sequence
-// always has room for all its tokens (CheckFits), so one sequence always makes
-// progress.
+// evicted first. Then the last sequence in order is preempted: it loses its
+// pages and keeps its tokens. Later it is prefilled again and continues with
+// the same random numbers, so only rounding can change its result. The first
+// sequence in order always has room for all its tokens (CheckFits), so one
+// sequence always makes progress.
 #ifndef WEFT_SRC_ENGINE_SAMPLE_SEQUENCES_H_
 #define WEFT_SRC_ENGINE_SAMPLE_SEQUENCES_H_
 
@@ -16,9 +20,11 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "src/dispatch/decode_order.h"
 #include "src/engine/engine_probe.h"
 #include "src/engine/kv_pool.h"
 #include "src/engine/sample_state.h"
@@ -29,8 +35,11 @@ namespace weft::engine {
 
 class SampleSequences {
  public:
-  // Creates the executor's cache. `executor` and `probe` outlive the sequences.
+  // Creates the executor's cache. At most `max_running` samples have a slot.
+  // `weights` are the tenants' weights. `executor` and `probe` outlive the
+  // sequences.
   SampleSequences(executor::Executor* executor, int64_t kv_cache_bytes,
+                  int max_running, std::map<std::string, int64_t> weights,
                   EngineProbe* probe);
 
   // Any thread may call the method below.
@@ -40,16 +49,21 @@ class SampleSequences {
 
   // The engine thread calls the methods below.
 
-  // Returns whether the request's prompt could start now. With the prompt,
-  // there may be at most `max_sequences` sequences, not counting prompts that
-  // are prefilled.
+  // Returns whether the tenant's request could start now: there is a slot for
+  // its prompt, and pages, which sequences behind it would yield. A tenant
+  // without sequences always has room for one request.
   [[nodiscard]] bool HasRoom(const SampleRequest& request,
-                             int max_sequences) const;
+                             const std::string& tenant);
 
   // Returns all sequences, oldest first.
-  [[nodiscard]] std::map<SampleAge, SampleSequence>& by_age() {
+  [[nodiscard]] const std::map<SampleAge, SampleSequence>& by_age() const {
     return sequences_;
   }
+  // Returns all sequences in order, and sets their `place` and `has_slot`.
+  [[nodiscard]] std::vector<SampleSequence*> InOrder();
+  // Returns whether one more sample of the job may start. REQUIRES: InOrder has
+  // placed the job's prompt.
+  [[nodiscard]] bool HasSlotFor(const SampleJob& job);
   // REQUIRES: the job's last sample has not started.
   [[nodiscard]] SampleSequence& PromptOf(const SampleJob& job) {
     return sequences_.at({job.order, kPrompt});
@@ -68,9 +82,8 @@ class SampleSequences {
   // sample must wait.
   [[nodiscard]] std::optional<kv::SequencePages> Fork(
       const SampleSequence& prompt);
-  // Makes room for the next token of every running sequence. Preempts the
-  // youngest sequences until there is room. Returns the sequences that still
-  // run, oldest first.
+  // Makes room for the next token of every sample that has a slot. Preempts the
+  // last sequences until there is room. Returns the samples that run, in order.
   [[nodiscard]] std::vector<SampleSequence*> GrowRunning();
   // Keeps the sequence's full pages for later sequences of the same version
   // that begin with the same tokens.
@@ -84,18 +97,36 @@ class SampleSequences {
   void ReportPages();
 
  private:
-  // Returns whether a sequence of this age may take `count` pages to start or
-  // to continue. Leaves one page free for each sample that has pages. If no
-  // sample has pages and no prompt is being prefilled, preempts younger prompts
-  // that have pages.
-  [[nodiscard]] bool MakeRoom(int64_t count, SampleAge age);
-  // Returns the youngest sequence with pages; null if there is none.
-  [[nodiscard]] SampleSequence* Youngest();
+  // Returns whether a sequence of the tenant at this place may take `count`
+  // pages to start or to continue. Leaves one page free for each sample that
+  // has pages. Preempts sequences of other tenants that are behind. If no sample
+  // has pages and no prompt is being prefilled, also preempts prompts of the
+  // tenant that are behind.
+  [[nodiscard]] bool MakeRoom(int64_t count, const std::string& tenant,
+                              const sched::DecodeOrder::Place& place);
+  // Returns the pages that MakeRoom leaves for a sequence. Sets *moves to
+  // whether some sequence with pages makes progress.
+  [[nodiscard]] int64_t SparePages(bool* moves) const;
+  // Returns the last sequence that has pages and is behind `place`; null if
+  // there is none. Passes over sequences of `passed`, unless it is null.
+  [[nodiscard]] SampleSequence* LastBehind(
+      const sched::DecodeOrder::Place& place, const std::string* passed);
+  // Returns all sequences, oldest first. With several tenants, a prompt that
+  // only waits for its samples to start comes behind those that have started.
+  // So no sample waits for pages that its own or another tenant's prompt holds
+  // for later ones.
+  [[nodiscard]] std::vector<SampleSequence*> Line();
+  [[nodiscard]] static std::vector<sched::DecodeOrder::Member> MembersOf(
+      const std::vector<SampleSequence*>& line);
+  // Returns the place of a new prompt of the tenant.
+  [[nodiscard]] sched::DecodeOrder::Place NextPlace(const std::string& tenant);
   void Preempt(SampleSequence& sequence);
 
   executor::Executor& executor_;
   EngineProbe* const probe_;
+  const int max_running_;
   KvPool pool_;
+  sched::DecodeOrder order_;
   std::map<SampleAge, SampleSequence> sequences_;
   // Versions whose prefixes may be cached, by weights id.
   std::map<uint64_t, std::weak_ptr<const lora::AdapterVersion>> versions_;

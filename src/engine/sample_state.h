@@ -7,12 +7,15 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
+#include "src/dispatch/decode_order.h"
 #include "src/dispatch/sequence_pages.h"
 #include "src/lora/adapter.h"
+#include "src/request/adapter_key.h"
 #include "src/request/sample.h"
 #include "src/sampling/draw_rows.h"
 #include "src/sampling/stop_matcher.h"
@@ -22,6 +25,8 @@ namespace weft::engine {
 // A request with the tokens that its samples have drawn so far.
 struct SampleJob {
   uint64_t work_id = 0;
+  AdapterKey adapter = AdapterKey::kBaseModel;
+  std::string tenant;
   uint64_t order = 0;  // The request's number in the order of admission.
   const SampleRequest* request = nullptr;
   bool streams = false;
@@ -75,6 +80,9 @@ struct SampleSequence {
   int sample_index = 0;
   std::optional<kv::SequencePages> pages;  // None while the sequence waits.
   int64_t length = 0;  // Number of tokens whose keys are in the pages.
+  // Set by SampleSequences::InOrder.
+  sched::DecodeOrder::Place place = {};
+  bool has_slot = true;
   // The experts [N, L K], i16, that computed the first N tokens of a preempted
   // sequence, for L layers with experts and K experts per token. Prefill
   // computes these tokens with the same experts again. Undefined if the
@@ -88,6 +96,11 @@ struct SampleSequence {
   [[nodiscard]] int64_t target() const;
   [[nodiscard]] bool ready() const {
     return pages.has_value() && length == target();
+  }
+  // Returns whether this is a prompt that has been prefilled. It waits only for
+  // its samples to start, although it may have lost its pages.
+  [[nodiscard]] bool only_forks() const {
+    return sample_index == kPrompt && !job->first_draws.empty();
   }
   // Returns whether this is a prompt that needs prompt_top_logprobs and is not
   // prefilled yet.

@@ -90,7 +90,11 @@ std::unique_ptr<DiskMetrics> MakeDiskMetrics(const EngineOptions& options,
 
 absl::Status PrepareDirectory(const std::string& path) {
   std::error_code error;
-  std::filesystem::create_directories(path, error);
+  if (std::filesystem::create_directories(path, error)) {
+    // The names of tenants and adapters are nobody else's business.
+    std::filesystem::permissions(path, std::filesystem::perms::owner_all,
+                                 error);
+  }
   if (error || access(path.c_str(), W_OK) != 0) {
     return absl::FailedPreconditionError(absl::StrCat(
         "--checkpoint-dir=", path, " cannot be created or written"));

@@ -201,6 +201,10 @@ absl::Status StepExecutor::Install(const dispatch::StepTask& step,
 
 absl::StatusOr<StepResult> StepExecutor::Publish(
     const dispatch::StepTask& step, const PublishSnapshotRequest& request) {
+  if (!context_.adapters.Version(step.adapter, request.name).ok()) {
+    WEFT_RETURN_IF_ERROR(
+        context_.dispatcher.adapters().CheckBytes(step.adapter));
+  }
   WEFT_ASSIGN_OR_RETURN(
       const uint64_t version,
       context_.adapters.PublishSnapshot(step.adapter, request.name));

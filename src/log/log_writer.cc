@@ -209,10 +209,8 @@ absl::Status LogWriter::StalledLocked() const {
   if (!full_.ok()) return full_;
   if (pending_bytes_ <= options_.max_pending_bytes) return reserve_;
   return absl::ResourceExhaustedError(
-      absl::StrCat(pending_bytes_,
-                   " bytes of the log wait for the disk, more "
-                   "than ",
-                   options_.max_pending_bytes));
+      absl::StrCat("the disk is slow: more than ", options_.max_pending_bytes,
+                   " bytes of the log wait for it"));
 }
 
 void LogWriter::SetMetrics() {

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -259,6 +260,41 @@ TEST_F(AdapterIoTest, ListsNothingOfTheDaemonsOwnFolders) {
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
   ASSERT_THAT(infos, IsOk());
   EXPECT_EQ(infos->size(), 1u);
+}
+
+TEST_F(AdapterIoTest, ListsATenantWithoutReadingTheFoldersOfOthers) {
+  ASSERT_THAT(SaveAs({.adapter_id = "alice~a", .name = "one"}), IsOk());
+  ASSERT_THAT(SaveAs({.adapter_id = "alice~b", .name = "two"}), IsOk());
+  ASSERT_THAT(SaveAs({.adapter_id = "bob~a", .name = "one"}), IsOk());
+  std::ofstream(folder_ / "bob~a" / "one" / "MANIFEST.json") << "damaged";
+  ::testing::internal::CaptureStderr();
+  const auto infos = io_.List("alice~");
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+  ASSERT_THAT(infos, IsOk());
+  ASSERT_EQ(infos->size(), 2u);
+  EXPECT_EQ((*infos)[0].adapter_id, "alice~b");
+  EXPECT_EQ((*infos)[1].adapter_id, "alice~a");
+}
+
+TEST_F(AdapterIoTest, AFolderThatIsALinkIsNoAdapters) {
+  ASSERT_THAT(SaveAs({.adapter_id = "bob~a", .name = "one"}), IsOk());
+  std::filesystem::create_directory_symlink(folder_ / "bob~a",
+                                            folder_ / "alice~a");
+  EXPECT_FALSE(io_.Load({.source_adapter_id = "alice~a", .name = "one"}).ok());
+  EXPECT_FALSE(io_.Download("alice~a", "one").ok());
+  EXPECT_FALSE(io_.Delete("alice~a", "one").ok());
+  EXPECT_FALSE(SaveAs({.adapter_id = "alice~a", .name = "two"}).ok());
+  EXPECT_THAT(*io_.List("alice~"), ::testing::IsEmpty());
+  EXPECT_THAT(*io_.List("alice~a"), ::testing::IsEmpty());
+  EXPECT_THAT(io_.Download("bob~a", "one"), IsOk());
+}
+
+TEST_F(AdapterIoTest, FoldersAreTheOwnersOnly) {
+  const mode_t before = ::umask(0);
+  ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "one"}), IsOk());
+  ::umask(before);
+  EXPECT_EQ(std::filesystem::status(folder_ / "a").permissions(),
+            std::filesystem::perms::owner_all);
 }
 
 TEST_F(AdapterIoTest, ReadsManifestsFromBeforeLayersCouldDiffer) {

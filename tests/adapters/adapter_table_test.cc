@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::engine {
@@ -83,6 +84,29 @@ TEST_F(AdapterTableTest, PublishingTheSameVersionAgainIsNoError) {
               IsStatus(kAlreadyExists, "pins version 1"));
   EXPECT_THAT(table_.ReleaseSnapshot(kA, "s"), IsOk());
   EXPECT_THAT(table_.PublishSnapshot(kA, "s"), IsOkAndHolds(2));
+}
+
+TEST_F(AdapterTableTest, AnAdapterHasACertainNumberOfSnapshots) {
+  table_.Create(kA, {.rank = 2});
+  for (size_t i = 0; i < kMaxSnapshots; ++i) {
+    EXPECT_THAT(table_.PublishSnapshot(kA, absl::StrCat("s", i)), IsOk());
+  }
+  EXPECT_THAT(table_.PublishSnapshot(kA, "s0"), IsOk());
+  EXPECT_THAT(table_.PublishSnapshot(kA, "more"),
+              IsStatus(absl::StatusCode::kResourceExhausted,
+                       "more than 64 snapshots of the adapter; call "
+                       "ReleaseSnapshot first"));
+  EXPECT_THAT(table_.ReleaseSnapshot(kA, "s7"), IsOk());
+  EXPECT_THAT(table_.PublishSnapshot(kA, "more"), IsOk());
+}
+
+TEST_F(AdapterTableTest, SnapshotsOfOlderVersionsAreResident) {
+  table_.Create(kA, {.rank = 2});
+  ASSERT_THAT(table_.PublishSnapshot(kA, "s"), IsOk());
+  const AdapterInfo before = table_.Facts(kA).info;
+  EXPECT_EQ(before.resident_bytes, before.num_parameters * 20);
+  Step(kA);
+  EXPECT_EQ(table_.Facts(kA).info.resident_bytes, before.num_parameters * 24);
 }
 
 TEST_F(AdapterTableTest, RefusesSnapshotsThatAreNotThere) {

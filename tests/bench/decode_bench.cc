@@ -207,7 +207,9 @@ Decoded Decode(const Decoder& decoder, const Arguments& arguments) {
       requests[b].prompt.push_back(
           static_cast<int32_t>((b * 131 + t * 7) % decoder.config().vocab));
     }
-    loop.Admit(b, &requests[b], /*streams=*/false, absl::Now(),
+    loop.Admit({.id = static_cast<uint64_t>(b),
+                .request = &requests[b],
+                .accepted_at = absl::Now()},
                /*version=*/nullptr);
   }
   TORCH_CHECK(arguments.tokens > 1, "TOKENS must be at least 2");

@@ -43,7 +43,7 @@ TEST_F(PreemptionTest, SequencesTakePagesAsTheyGrow) {
   // All tokens of one request would need 24 pages.
   const SampleRequest request = Request(1, 4, 120, 7);
   for (uint64_t id = 1; id <= 3; ++id) {
-    EXPECT_TRUE(loop_->HasRoom(request));
+    EXPECT_TRUE(HasRoom(request));
     Admit(id, request);
     (void)loop_->Step();
   }
@@ -199,7 +199,7 @@ TEST_F(PreemptionTest, AnyOrderOfEventsGivesTheSameResults) {
       // In even rounds requests are also admitted without room, which must be
       // harmless.
       if (next < 12 && random() % 3 == 0 &&
-          (round % 2 == 0 || loop_->HasRoom(requests[next]))) {
+          (round % 2 == 0 || HasRoom(requests[next]))) {
         Admit(next, requests[next], next % 2 == 0 ? nullptr : adapter_);
         ++next;
       }

@@ -335,11 +335,11 @@ TEST_F(SampleLifecycleTest, CountsThePagesThatAdmittedRequestsWillTake) {
   const int half = static_cast<int>(kPages * kPageTokens / 2);
   const SampleRequest large = Request(1, half, 1, 0);
   Admit(1, large);
-  EXPECT_TRUE(loop_->HasRoom(large));
+  EXPECT_TRUE(HasRoom(large));
   Admit(2, large);
-  EXPECT_FALSE(loop_->HasRoom(Request(1, 1, 1, 0)));
+  EXPECT_FALSE(HasRoom(Request(1, 1, 1, 0)));
   EXPECT_TRUE(loop_->Cancel(1));
-  EXPECT_TRUE(loop_->HasRoom(large));
+  EXPECT_TRUE(HasRoom(large));
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include "prometheus/registry.h"
 #include "src/engine/sample_loop.h"
 #include "tests/model/tiny_model.h"
+#include "tests/support/adapter_keys.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::engine {
@@ -92,7 +93,24 @@ class SampleLoopTest : public ::testing::Test {
 
   void Admit(uint64_t id, const SampleRequest& request,
              lora::AdapterVersionPtr version = nullptr, bool streams = false) {
-    loop_->Admit(id, &request, streams, absl::Now(), std::move(version));
+    loop_->Admit({.id = id,
+                  .request = &request,
+                  .accepted_at = absl::Now(),
+                  .streams = streams},
+                 std::move(version));
+  }
+  // As Admit, for one tenant of several.
+  void AdmitFor(const std::string& tenant, uint64_t id,
+                const SampleRequest& request) {
+    loop_->Admit({.id = id,
+                  .adapter = Key(tenant),
+                  .tenant = tenant,
+                  .request = &request,
+                  .accepted_at = absl::Now()},
+                 /*version=*/nullptr);
+  }
+  [[nodiscard]] bool HasRoom(const SampleRequest& request) {
+    return loop_->HasRoom(request, /*tenant=*/"");
   }
 
   // Runs steps until no request is active. Returns the results by work id.
@@ -118,9 +136,9 @@ class SampleLoopTest : public ::testing::Test {
   }
 
   // Returns whether a prompt that needs every page could start.
-  [[nodiscard]] bool AllPagesFree(int64_t num_pages = kPages) const {
+  [[nodiscard]] bool AllPagesFree(int64_t num_pages = kPages) {
     const int tokens = static_cast<int>(num_pages * kPageTokens);
-    return loop_->HasRoom(Request(0, tokens, 1, 0));
+    return HasRoom(Request(0, tokens, 1, 0));
   }
 
   // Returns the value of a counter or gauge without labels.

@@ -131,9 +131,9 @@ TEST_F(SampleLoopTest, NoMoreSequencesRunThanAreAllowed) {
   ExpectSameDraws(Alone(group), expected);
   const SampleRequest request = Request(1, 4, 8, 1);
   Admit(1, request);
-  EXPECT_TRUE(loop_->HasRoom(request));
+  EXPECT_TRUE(HasRoom(request));
   Admit(2, request);
-  EXPECT_FALSE(loop_->HasRoom(request));
+  EXPECT_FALSE(HasRoom(request));
 }
 
 // Each token takes an iteration, except the first, which the prefill draws.

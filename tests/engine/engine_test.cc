@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <future>
 #include <string>
 #include <vector>
 
@@ -107,6 +108,73 @@ TEST_F(EngineTest, ASnapshotSamplesTheSameAfterMoreSteps) {
   EXPECT_EQ(after->samples[0].tokens, before->samples[0].tokens);
   EXPECT_EQ(after->samples[0].logprobs, before->samples[0].logprobs);
   EXPECT_NE(Sample("a")->samples[0].logprobs, before->samples[0].logprobs);
+}
+
+// The requests share a micro-batch if the engine is busy when they come.
+TEST_F(EngineTest, OnlyARequestThatDoesNotFitAloneFails) {
+  TrainRequest request{.adapter_id = "long"};
+  Datum& datum = request.data.emplace_back();
+  for (int32_t i = 0; i < 60; ++i) {
+    datum.tokens.push_back(i % 40);
+    datum.targets.push_back((i + 1) % 40);
+  }
+  const auto train = [&](auto done) { engine_->Train(request, done); };
+  EngineOptions options = Options();
+  options.memory_budget_bytes = 1;
+  Start(options);
+  ASSERT_THAT(Create("long"), IsOk());
+  const absl::Status alone = Wait<StepReply<TrainResult>>(train).status();
+  ASSERT_THAT(alone, IsStatus(absl::StatusCode::kResourceExhausted, "needs "));
+  const std::string text(alone.message());
+  const std::string bytes = text.substr(text.find("needs ") + 6);
+  options.memory_budget_bytes = std::stoll(bytes) - 1;
+  Start(options);
+  for (const char* id : {"long", "short", "alone"}) {
+    ASSERT_THAT(Create(id), IsOk());
+  }
+  const auto expected = Train("alone");
+  ASSERT_THAT(expected, IsOk());
+  for (int round = 0; round < 20; ++round) {
+    std::promise<absl::Status> refused;
+    request.step = 0;
+    engine_->Train(
+        request, [&](const auto& reply) { refused.set_value(reply.status()); });
+    const auto trained = Train("short");
+    ASSERT_THAT(trained, IsOk());
+    EXPECT_EQ(trained->result.data[1].logprobs,
+              expected->result.data[1].logprobs);
+    EXPECT_THAT(refused.get_future().get(),
+                IsStatus(absl::StatusCode::kResourceExhausted,
+                         absl::StrCat("needs ", std::stoll(bytes), " bytes")));
+  }
+}
+
+TEST_F(EngineTest, SnapshotsCountForTheBytesOfTheirTenant) {
+  ASSERT_THAT(Create("probe"), IsOk());
+  const auto info =
+      Wait<AdapterInfo>([&](auto done) { engine_->GetAdapter("probe", done); });
+  ASSERT_THAT(info, IsOk());
+  EngineOptions options = Options();
+  // The image of an adapter has four buffers; there is room for one snapshot.
+  options.max_adapter_bytes_per_tenant =
+      static_cast<int64_t>(info->num_parameters * 4 * 5);
+  Start(options);
+  ASSERT_THAT(Create("a"), IsOk());
+  const auto publish = [&](const std::string& name) {
+    return Wait<StepReply<PublishedSnapshot>>([&](auto done) {
+      engine_->PublishSnapshot({.adapter_id = "a", .name = name}, done);
+    });
+  };
+  ASSERT_THAT(publish("one"), IsOk());
+  Learn("a", 1);
+  EXPECT_THAT(publish("two"), IsStatus(absl::StatusCode::kResourceExhausted,
+                                       "ReleaseSnapshot"));
+  ASSERT_THAT(Wait<bool>([&](auto done) {
+                engine_->ReleaseSnapshot({.adapter_id = "a", .name = "one"},
+                                         done);
+              }),
+              IsOk());
+  EXPECT_THAT(publish("two"), IsOk());
 }
 
 TEST_F(EngineTest, ACheckpointBringsEveryBitBack) {

@@ -331,7 +331,7 @@ TEST_F(LogWriterTest, CountsAsStalledWhenTooMuchWaits) {
   EXPECT_THAT(log->stalled(), IsOk());
   log->Append("x");
   EXPECT_THAT(log->stalled(), IsStatus(absl::StatusCode::kResourceExhausted,
-                                       "11 bytes of the log wait"));
+                                       "more than 10 bytes of the log wait"));
   EXPECT_EQ(log.metrics().stalled.Value(), 1);
   log.Flush();
   EXPECT_THAT(log->stalled(), IsOk());

@@ -232,7 +232,7 @@ class World {
     if (scheduler_.Remove(id)) {
       Lose(id);
     } else if (scheduler_.Empty(id)) {
-      accepted_.at(id).started = true;  // It no longer takes room.
+      accepted_.at(id).tokens = 0;  // It still counts as a request.
     }
   }
 

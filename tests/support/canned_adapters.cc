@@ -4,6 +4,7 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "src/base/tokens.h"
 #include "tests/support/canned_results.h"
 
 namespace weft {
@@ -165,7 +166,10 @@ void CannedAdapters::ListCheckpoints(
   PostIo([this, adapter_id = std::move(adapter_id), done = std::move(done)] {
     std::vector<CheckpointInfo> infos;
     for (const auto& [key, info] : checkpoints_) {
-      if (adapter_id.empty() || key.first == adapter_id) infos.push_back(info);
+      if (key.first == adapter_id ||
+          (NamesAll(adapter_id) && key.first.starts_with(adapter_id))) {
+        infos.push_back(info);
+      }
     }
     Reply<std::vector<CheckpointInfo>>(done, std::move(infos));
   });
