@@ -7,10 +7,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "server/http/url.h"
+#include "server/parse_cost.h"
+#include "server/status_conversion.h"
 #include "server/tinker/body.h"
 #include "server/tinker/route_table.h"
 #include "server/tinker/sessions.h"
+#include "server/tinker/wire.pb.h"
 #include "src/base/status_macros.h"
 
 namespace weft::tinker {
@@ -82,15 +86,41 @@ bool HasScope(const ServiceCore& core, Rpc scope, const std::string& key) {
          core.authenticator->Check(PathOf(scope), AuthorizationOf(key)).ok();
 }
 
-absl::Status ReadBody(const Front& front, Call* call) {
-  HttpRequest& http = call->http;
+// Returns the most bytes of a route's body, before and after inflation.
+uint64_t MaxBody(const Front& front, const Route& route) {
   const auto most =
-      static_cast<size_t>(front.port.core()->options.max_message_bytes);
-  WEFT_RETURN_IF_ERROR(Decode(http.content_encoding, most, &http.body));
+      static_cast<uint64_t>(front.port.core()->options.max_message_bytes);
+  return route.large ? most : std::min(most, kMaxSmallBody);
+}
+
+// Inflates the body. Charges the caller for it and its parsed form, and then
+// parses it if it is JSON.
+absl::Status ReadBody(const Front& front, const Route& route, Call* call) {
+  HttpRequest& http = call->http;
   call->body = Json::object();
+  // Telemetry is dropped, so it costs nothing to inflate and to parse.
+  if (route.handler == TakeTelemetry) return absl::OkStatus();
+  FairBudget* const memory = front.port.core()->memory.get();
+  const uint64_t most = MaxBody(front, route);
+  if (!http.content_encoding.empty()) {
+    WEFT_ASSIGN_OR_RETURN(
+        call->charge,
+        memory->Reserve(call->owner(), static_cast<int64_t>(most)));
+  }
+  WEFT_RETURN_IF_ERROR(Decode(http.content_encoding, most, &http.body));
+  const auto size = static_cast<int64_t>(http.body.size());
   if (absl::StrContains(http.content_type, kProtobufType)) {
+    google::protobuf::io::ArrayInputStream wire(http.body.data(),
+                                                static_cast<int>(size));
+    WEFT_ASSIGN_OR_RETURN(
+        call->charge,
+        ChargeMessage(memory, call->owner(),
+                      *ForwardBackwardRequest::descriptor(), &wire, size));
     return absl::OkStatus();
   }
+  WEFT_ASSIGN_OR_RETURN(
+      call->charge,
+      memory->Reserve(call->owner(), size + ParsedJsonBytes(http.body)));
   WEFT_ASSIGN_OR_RETURN(call->body, ParseObject(http.body));
   return absl::OkStatus();
 }
@@ -118,8 +148,8 @@ absl::StatusOr<const Route*> Judge(const Front& front, Call* call) {
 
 void Serve(Front& front, const Route& route, const std::shared_ptr<Call>& call,
            const Respond& respond) {
-  const absl::Status read = ReadBody(front, call.get());
-  if (absl::IsResourceExhausted(read)) {
+  const absl::Status read = ReadBody(front, route, call.get());
+  if (absl::IsResourceExhausted(read) && !RetryMillis(read)) {
     return respond(JsonReply({{"detail", std::string(read.message())}}, 413));
   }
   const absl::Status refused =
@@ -139,24 +169,21 @@ Admission Admit(Front& front, const HttpRequest& header) {
   call->http = header;
   const absl::StatusOr<const Route*> route = Judge(front, call.get());
   if (!route.ok()) return {.refusal = ErrorReply(route.status())};
-  const auto most =
-      static_cast<uint64_t>(front.port.core()->options.max_message_bytes);
-  return {
-      .max_body_bytes = (*route)->large ? most : std::min(most, kMaxSmallBody),
-      // A health check must not wait for other requests of its tenant.
-      .holder = (*route)->handler == GetHealth ? "" : call->owner(),
-      .serve = [&front, route = *route, call](HttpRequest request,
-                                              const Respond& respond) {
-        call->http.body = std::move(request.body);
-        call->http.reserved = std::move(request.reserved);
-        Serve(front, *route, call, respond);
-      }};
+  return {.max_body_bytes = MaxBody(front, **route),
+          // A health check must not wait for other requests of its tenant.
+          .holder = (*route)->handler == GetHealth ? "" : call->owner(),
+          .serve = [&front, route = *route, call](HttpRequest request,
+                                                  const Respond& respond) {
+            call->http.body = std::move(request.body);
+            call->http.reserved = std::move(request.reserved);
+            Serve(front, *route, call, respond);
+          }};
 }
 
 absl::Status ServeAgain(Front& front, const CallPtr& call) {
   const auto again = std::make_shared<Call>(*call);
   WEFT_ASSIGN_OR_RETURN(const Route* const route, FindRoute(again.get()));
-  WEFT_RETURN_IF_ERROR(ReadBody(front, again.get()));
+  WEFT_RETURN_IF_ERROR(ReadBody(front, *route, again.get()));
   return route->handler(front, again, [](const HttpReply& /*reply*/) {});
 }
 

@@ -34,7 +34,11 @@ struct TranslatedTrain {
   v1::ForwardBackwardRequest request;  // The adapter and the step are not set.
   TargetShapes shapes;
 };
-// Converts a request.
+// Returns at most how many bytes of memory TranslateTrain takes, for its result
+// and on the way there. Sparse tensors take their dense size.
+[[nodiscard]] int64_t TranslationBytes(const ForwardBackwardRequest& in);
+// Converts a request. Refuses sparse tensors that claim more than
+// kMaxDenseValues together.
 [[nodiscard]] absl::StatusOr<TranslatedTrain> TranslateTrain(
     const ForwardBackwardRequest& in);
 
