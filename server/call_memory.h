@@ -10,9 +10,10 @@
 namespace weft {
 
 // A request may take this many bytes of memory for each of its own bytes, and
-// kSmallRequestBytes besides. Requests of many short sequences come near it.
+// kSmallRequestBytes besides. The latter is for requests of thousands of very
+// short sequences.
 inline constexpr int64_t kMaxGrowth = 12;
-inline constexpr int64_t kSmallRequestBytes = int64_t{1} << 20;
+inline constexpr int64_t kSmallRequestBytes = int64_t{16} << 20;
 
 // Makes the account of the memory that all calls of gRPC and HTTP take: an
 // eighth of what the process may use when it starts (its control groups, else

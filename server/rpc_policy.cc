@@ -33,8 +33,8 @@ constexpr RpcPolicy kPolicies[] = {
     // Probes, which have no token, ask the metrics port (metrics_server.h).
     {"/grpc.health.v1.Health/Check", Scope::kRead},
     {"/grpc.health.v1.Health/Watch", Scope::kRead},
-    // Needs kAdmin, because gRPC's own service parses requests without a bound on
-    // their memory.
+    // Needs kAdmin, because gRPC's own service parses requests without a bound
+    // on their memory.
     {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
      Scope::kAdmin},
 };

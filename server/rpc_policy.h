@@ -13,7 +13,7 @@ namespace weft {
 inline constexpr int64_t kMaxSmallRequestBytes = int64_t{256} << 10;
 // The most bytes of a request that carries a prompt.
 inline constexpr int64_t kMaxPromptRequestBytes = int64_t{4} << 20;
-// Of a request that carries data, --max-message-bytes is the only limit.
+// The only limit of a request that carries data is --max-message-bytes.
 inline constexpr int64_t kNoOwnLimit = INT64_MAX;
 
 struct RpcPolicy {

@@ -1,7 +1,7 @@
 // Runs a unary call. RunUnary checks the token and the quota, parses the
-// request, checks the deadline, gets the engine, and validates the request. Then the engine runs the request.
-// The engine's callback records the status and the metrics, and then sends the
-// reply.
+// request, checks the deadline, gets the engine, and validates the request.
+// Then the engine runs the request. The engine's callback records the status
+// and the metrics, and then sends the reply.
 //
 //   return RunUnary<StepReply<TrainResult>, v1::ForwardRequest,
 //                   v1::ForwardResponse>(
@@ -65,8 +65,9 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   std::shared_ptr<UnaryCall> self_;
 };
 
-// Passes a result and `out` to `fill`. The overload for StepReply passes reply.result,
-// and marks the call as replayed if the engine returned a stored reply.
+// Passes a result and `out` to `fill`. The overload for StepReply passes
+// reply.result, and marks the call as replayed if the engine returned a stored
+// reply.
 template <typename Result, typename Response, typename Fill>
 void FillReply(CallRecord& /*record*/, const Result& result, const Fill& fill,
                Response* out) {

@@ -30,8 +30,9 @@ class FairBudget : public std::enable_shared_from_this<FairBudget> {
   // Reserves `amount` until the last copy of the result is destroyed. A holder
   // without a reservation may take more than half, up to the whole budget.
   // Errors: RESOURCE_EXHAUSTED with reason SHARE_IN_USE if a holder with a
-  // reservation would have more than half; UNAVAILABLE if the budget has no room
-  // for `amount`. They tell what the holder itself has, never what others have.
+  // reservation would have more than half; UNAVAILABLE if the budget has no
+  // room for `amount`. They tell what the holder itself has, never what others
+  // have.
   [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> Reserve(
       const std::string& holder, int64_t amount) ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "server/engine_port.h"
 #include "server/http/fair_budget.h"
+#include "server/tinker/body_turns.h"
 #include "server/tinker/disk_pool.h"
 #include "server/tinker/entries.h"
 #include "server/tinker/fields.h"
@@ -100,6 +101,7 @@ struct Front {
   DiskPool files{2, 256};  // Reads the files that clients download.
   // True when RestoreSteps has handled all steps of the ledger.
   bool ready = false;
+  BodyTurns bodies{after};  // Ends before what it reads for.
 };
 
 // Handles one request. Calls `Respond` once, now or later. If the handler

@@ -95,11 +95,10 @@ uint64_t MaxBody(const Front& front, const Route& route) {
 
 // Inflates the body. Charges the caller for it and its parsed form, and then
 // parses it if it is JSON.
+// Threads: any.
 absl::Status ReadBody(const Front& front, const Route& route, Call* call) {
   HttpRequest& http = call->http;
   call->body = Json::object();
-  // Telemetry is dropped, so it costs nothing to inflate and to parse.
-  if (route.handler == TakeTelemetry) return absl::OkStatus();
   FairBudget* const memory = front.port.core()->memory.get();
   const uint64_t most = MaxBody(front, route);
   if (!http.content_encoding.empty()) {
@@ -146,9 +145,9 @@ absl::StatusOr<const Route*> Judge(const Front& front, Call* call) {
   return route;
 }
 
-void Serve(Front& front, const Route& route, const std::shared_ptr<Call>& call,
-           const Respond& respond) {
-  const absl::Status read = ReadBody(front, route, call.get());
+// Serves a call whose body was read with the outcome `read`.
+void ServeRead(Front& front, const Route& route, const absl::Status& read,
+               const std::shared_ptr<Call>& call, const Respond& respond) {
   if (absl::IsResourceExhausted(read) && !RetryMillis(read)) {
     return respond(JsonReply({{"detail", std::string(read.message())}}, 413));
   }
@@ -160,6 +159,29 @@ void Serve(Front& front, const Route& route, const std::shared_ptr<Call>& call,
   call->http.body.shrink_to_fit();
   call->http.reserved.reset();
   if (!refused.ok()) respond(ErrorReply(refused));
+}
+
+void Serve(Front& front, const Route& route, const std::shared_ptr<Call>& call,
+           const Respond& respond) {
+  // Telemetry is dropped, so it is not even inflated.
+  if (route.handler == TakeTelemetry) {
+    return ServeRead(front, route, absl::OkStatus(), call, respond);
+  }
+  const bool quick = !route.large || (call->http.content_encoding.empty() &&
+                                      call->http.body.size() <= kMaxSmallBody);
+  if (quick) {
+    return ServeRead(front, route, ReadBody(front, route, call.get()), call,
+                     respond);
+  }
+  const auto read = std::make_shared<absl::Status>();
+  front.bodies.Add(
+      call->owner(),
+      [&front, &route, call, read] {
+        *read = ReadBody(front, route, call.get());
+      },
+      [&front, &route, call, read, respond] {
+        ServeRead(front, route, *read, call, respond);
+      });
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Reads the tensors of Tinker's messages. Makes sparse tensors dense. The caller
-// limits NumValues of all of them, because a sparse tensor of a few bytes may
-// claim a huge shape.
+// Reads the tensors of Tinker's messages. Makes sparse tensors dense. The
+// caller limits NumValues of all of them, because a sparse tensor of a few
+// bytes may claim a huge shape.
 // Errors: INVALID_ARGUMENT, which names the tensor.
 // Threads: any.
 #ifndef WEFT_SERVER_TINKER_TENSOR_H_

@@ -53,12 +53,12 @@ v1::SampleRequest Sample() {
   return request;
 }
 
-tinker::ForwardBackwardRequest TinkerTrain() {
+tinker::ForwardBackwardRequest TinkerTrain(int num_data) {
   tinker::ForwardBackwardRequest request;
   request.set_model_id("m");
   (*request.mutable_loss_fn_config())["beta"] = 1;
   (*request.mutable_loss_fn_config_v2())["clip"].set_text("t");
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < num_data; ++i) {
     tinker::Datum* const datum = request.add_data();
     datum->add_model_input()->mutable_encoded_text()->set_tokens("abcd");
     for (const char* const name : {"weights", "target_tokens"}) {
@@ -98,7 +98,7 @@ void ExpectBound(const Message& good, bool fields) {
 TEST(ParseCostTest, BoundsTheMemoryOfEveryMessage) {
   ExpectBound(Train(3, 5), true);
   ExpectBound(Sample(), true);
-  ExpectBound(TinkerTrain(), false);
+  ExpectBound(TinkerTrain(3), false);
   ExpectBound(v1::CreateAdapterRequest(), true);
   // Many entries, so that growing lists have spare room.
   const v1::ForwardBackwardRequest large = Train(20, 3000);
@@ -109,11 +109,13 @@ TEST(ParseCostTest, BoundsTheMemoryOfEveryMessage) {
 TEST(ParseCostTest, HonestRequestsPass) {
   // One token a sequence, tokens of a single byte, and the raw form.
   for (const v1::ForwardBackwardRequest& request :
-       {Train(2000, 1), Train(4, 200000)}) {
+       {Train(4096, 1), Train(4, 200000)}) {
     const auto cost =
         Cost(*request.GetDescriptor(), request.SerializeAsString());
     EXPECT_TRUE(cost.ok()) << cost.status();
   }
+  const tinker::ForwardBackwardRequest tiny = TinkerTrain(4096);
+  EXPECT_TRUE(Cost(*tiny.GetDescriptor(), tiny.SerializeAsString()).ok());
   v1::ForwardBackwardRequest raw;
   raw.add_data()->set_tokens_le(std::string(64 << 20, 'a'));
   EXPECT_TRUE(Cost(*raw.GetDescriptor(), raw.SerializeAsString()).ok());

@@ -1,11 +1,17 @@
 // Tests that no request takes more memory than its caller was charged for.
 #include <zstd.h>
 
+#include <functional>
+#include <latch>
+#include <mutex>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/tinker/body_turns.h"
 #include "server/tinker/wire.pb.h"
 #include "tests/server/tinker_front_fixture.h"
 
@@ -100,6 +106,33 @@ TEST_F(TinkerMemoryTest, ABodyOfEmptyMessagesIsRefusedUnparsed) {
     EXPECT_EQ(reply.status, 413);
     EXPECT_THAT(reply.body, HasSubstr("so many small parts"));
   }
+}
+
+TEST(BodyTurnsTest, OwnersTakeTurnsWhileBodiesAreRead) {
+  std::mutex mu;
+  std::string served;
+  std::latch begin(1);
+  std::vector<std::function<void()>> posted;
+  // This thread is the front's: it runs what the reader posts.
+  BodyTurns turns([&](absl::Duration, std::function<void()> work) {
+    const std::lock_guard lock(mu);
+    posted.push_back(std::move(work));
+  });
+  for (const std::string name : {"a1", "a2", "a3", "b1", "c1"}) {
+    turns.Add(
+        name.substr(0, 1), [&begin] { begin.wait(); },
+        [&served, name] { served += name; });
+  }
+  begin.count_down();
+  while (served.size() < 10) {
+    std::vector<std::function<void()>> work;
+    {
+      const std::lock_guard lock(mu);
+      work.swap(posted);
+    }
+    for (const auto& run : work) run();
+  }
+  EXPECT_EQ(served, "a1b1c1a2a3");
 }
 
 TEST_F(TinkerMemoryTest, ASmallRouteTakesASmallBodyAlsoInflated) {
