@@ -4,19 +4,23 @@
 #include <optional>
 #include <string>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
+#include "grpcpp/support/proto_buffer_reader.h"
 #include "server/http/host.h"
+#include "server/parse_cost.h"
 #include "server/rpc_policy.h"
 #include "server/status_conversion.h"
 #include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/base/reason.h"
 #include "src/base/sha256.h"
+#include "src/base/status_macros.h"
 
 namespace weft {
 namespace {
@@ -110,6 +114,15 @@ CallRecord::CallRecord(ServiceCore* core, CallOrigin origin, Rpc rpc)
 
 CallRecord::~CallRecord() { core_->open_calls.fetch_sub(1); }
 
+grpc::ByteBuffer ToBytes(const google::protobuf::Message& message) {
+  grpc::ByteBuffer bytes;
+  bool own = false;
+  // Fails only for a message that is not complete, which proto3 does not have.
+  (void)grpc::SerializationTraits<google::protobuf::Message>::Serialize(
+      message, &bytes, &own);
+  return bytes;
+}
+
 std::string DigestOf(const google::protobuf::MessageLite& message) {
   std::string bytes;
   {
@@ -172,6 +185,33 @@ RequestLimits CallRecord::limits(const Engine& engine) const {
   RequestLimits limits = MakeLimits(engine.info(), core_->options);
   limits.engine_names = caller()->sees_all();
   return limits;
+}
+
+absl::StatusOr<std::shared_ptr<void>> CallRecord::Parse(
+    const grpc::ByteBuffer* bytes, google::protobuf::Message* request) const {
+  // gRPC passes the bytes as const, but they belong to the call alone, and a
+  // call may last for hours.
+  auto* const own = const_cast<grpc::ByteBuffer*>(bytes);
+  const absl::Cleanup free = [own] { own->Clear(); };
+  if (!caller().ok()) return caller().status();
+  const auto size = static_cast<int64_t>(own->Length());
+  const std::string method = RpcName(rpc_);
+  const int64_t most = FindPolicy(absl::StrCat("/", method))->max_request_bytes;
+  if (size > most) {
+    return WithReason(
+        absl::ResourceExhaustedError(absl::StrCat("the request has ", size,
+                                                  " bytes, must have at most ",
+                                                  most, " for ", method)),
+        {.name = "TOO_LARGE", .values = {{"limit", absl::StrCat(most)}}});
+  }
+  grpc::ProtoBufferReader wire(own);
+  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<void> charge,
+                        ChargeMessage(core_->memory.get(), OwnerKey(*caller()),
+                                      *request->GetDescriptor(), &wire, size));
+  grpc::ProtoBufferReader again(own);
+  if (request->ParseFromZeroCopyStream(&again)) return charge;
+  return absl::InvalidArgumentError(
+      absl::StrCat("the request is not a ", request->GetDescriptor()->name()));
 }
 
 absl::StatusOr<Engine*> CallRecord::Admit() const {

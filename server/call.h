@@ -3,13 +3,14 @@
 #define WEFT_SERVER_CALL_H_
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "google/protobuf/message_lite.h"
+#include "google/protobuf/message.h"
 #include "grpcpp/grpcpp.h"
 #include "server/caller.h"
 #include "server/request_fields.h"
@@ -24,6 +25,10 @@ namespace weft {
 // Returns the SHA-256 of the message. Equal messages have equal digests.
 [[nodiscard]] std::string DigestOf(
     const google::protobuf::MessageLite& message);
+
+// Serializes a message for a call whose service is raw (raw_services.h).
+[[nodiscard]] grpc::ByteBuffer ToBytes(
+    const google::protobuf::Message& message);
 
 // A request with a place in its adapter's order of steps.
 template <typename Request>
@@ -64,6 +69,14 @@ class CallRecord {
   [[nodiscard]] const absl::StatusOr<Caller>& caller() const {
     return origin_.caller;
   }
+
+  // Parses a request, and frees its bytes. Returns the charge to the caller's
+  // memory, which the caller of Parse holds as long as the message. Errors, all
+  // before the memory is taken: those of caller(); RESOURCE_EXHAUSTED with
+  // reason TOO_LARGE above the method's RpcPolicy::max_request_bytes; those of
+  // ChargeMessage.
+  [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> Parse(
+      const grpc::ByteBuffer* bytes, google::protobuf::Message* request) const;
 
   // Returns the engine for new work. Errors: those of caller();
   // RESOURCE_EXHAUSTED if the tenant has too many open calls; DEADLINE_EXCEEDED

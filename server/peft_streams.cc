@@ -11,6 +11,7 @@
 #include "server/request_validation.h"
 #include "server/response_conversion.h"
 #include "src/base/reason.h"
+#include "weft/v1/adapters.pb.h"
 
 namespace weft {
 namespace {
@@ -31,17 +32,23 @@ void Run(Engine& engine, std::pair<std::string, std::string> checkpoint,
 // A call that sends files: ExportAdapter or DownloadCheckpoint. Ownership:
 // shared by gRPC (until OnDone) and the engine's callback.
 template <typename Request, typename Response>
-class SendCall final : public grpc::ServerWriteReactor<Response> {
+class SendCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   SendCall(ServiceCore* core, grpc::CallbackServerContext* context, Rpc rpc)
       : record_(core, context, rpc) {}
 
   static SendCall* Start(ServiceCore* core,
                          grpc::CallbackServerContext* context, Rpc rpc,
-                         const Request& request) {
+                         const grpc::ByteBuffer* bytes) {
     const auto call = std::make_shared<SendCall>(core, context, rpc);
     call->self_ = call;
     call->record_.CountReceived();
+    Request request;
+    const auto charge = call->record_.Parse(bytes, &request);
+    if (!charge.ok()) {
+      call->End(charge.status());
+      return call.get();
+    }
     const absl::Status refused =
         call->record_.Begin(request, [&call](Engine& engine, auto plain) {
           Run(engine, std::move(plain),
@@ -62,18 +69,20 @@ class SendCall final : public grpc::ServerWriteReactor<Response> {
     if (file_ == files_.size()) return End(absl::OkStatus());
     const auto& [name, contents] = files_[file_];
     const size_t count = std::min(kChunkBytes, contents.size() - offset_);
-    message_.mutable_chunk()->set_name(name);
-    message_.mutable_chunk()->set_data(contents.data() + offset_, count);
+    Response message;
+    message.mutable_chunk()->set_name(name);
+    message.mutable_chunk()->set_data(contents.data() + offset_, count);
     offset_ += count;
     if (offset_ == contents.size()) {
       ++file_;
       offset_ = 0;
     }
     record_.CountSent();
-    this->StartWrite(&message_);
+    bytes_ = ToBytes(message);
+    StartWrite(&bytes_);
   }
 
-  void End(const absl::Status& status) { this->Finish(record_.Close(status)); }
+  void End(const absl::Status& status) { Finish(record_.Close(status)); }
 
   void OnWriteDone(bool ok) override {
     if (!ok) return End(absl::CancelledError("the client went away"));
@@ -86,9 +95,9 @@ class SendCall final : public grpc::ServerWriteReactor<Response> {
 
   CallRecord record_;
   PeftFiles files_;
-  size_t file_ = 0;    // The next file to send.
-  size_t offset_ = 0;  // The next byte of this file to send.
-  Response message_;
+  size_t file_ = 0;         // The next file to send.
+  size_t offset_ = 0;       // The next byte of this file to send.
+  grpc::ByteBuffer bytes_;  // Belongs to gRPC during a write.
   std::shared_ptr<SendCall> self_;
 };
 
@@ -129,19 +138,15 @@ struct UploadKind {
 // A call that receives files: ImportAdapter or UploadCheckpoint. Ownership:
 // shared by gRPC (until OnDone) and the engine's callback.
 template <typename Kind>
-class ReceiveCall final
-    : public grpc::ServerReadReactor<typename Kind::Request> {
+class ReceiveCall final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
  public:
-  using Request = typename Kind::Request;
-  using Response = typename Kind::Response;
-
   ReceiveCall(ServiceCore* core, grpc::CallbackServerContext* context,
-              Response* response)
+              grpc::ByteBuffer* response)
       : record_(core, context, Kind::kRpc), response_(response) {}
 
   static ReceiveCall* Start(ServiceCore* core,
                             grpc::CallbackServerContext* context,
-                            Response* response) {
+                            grpc::ByteBuffer* response) {
     const auto call = std::make_shared<ReceiveCall>(core, context, response);
     call->self_ = call;
     const absl::StatusOr<Engine*> engine = call->record_.Admit();
@@ -149,7 +154,7 @@ class ReceiveCall final
       call->engine_ = *engine;
       call->assembler_ =
           typename Kind::Assembler(call->record_.caller()->sees_all());
-      call->StartRead(&call->message_);
+      call->StartRead(&call->bytes_);
     } else {
       call->End(engine.status());
     }
@@ -160,10 +165,13 @@ class ReceiveCall final
   void OnReadDone(bool ok) override {
     if (!ok) return HandOver();
     record_.CountReceived();
-    absl::Status status = Hold(message_.chunk().data().size());
-    if (status.ok()) status = assembler_.Add(message_);
+    typename Kind::Request message;
+    const auto charge = record_.Parse(&bytes_, &message);
+    absl::Status status = charge.status();
+    if (status.ok()) status = Hold(message.chunk().data().size());
+    if (status.ok()) status = assembler_.Add(message);
     if (!status.ok()) return End(status);
-    this->StartRead(&message_);
+    StartRead(&bytes_);
   }
 
   // Counts bytes against the limit that all imports and uploads share. Returns
@@ -202,7 +210,9 @@ class ReceiveCall final
               [call = self_](absl::StatusOr<typename Kind::Result> info) {
                 if (info.ok()) {
                   call->record_.caller()->Reveal(&*info);
-                  Kind::Put(*info, call->response_);
+                  typename Kind::Response reply;
+                  Kind::Put(*info, &reply);
+                  *call->response_ = ToBytes(reply);
                   call->record_.CountSent();
                 }
                 call->End(info.status());
@@ -213,7 +223,7 @@ class ReceiveCall final
   // reply may begin its next upload at once.
   void End(const absl::Status& status) {
     Release();
-    this->Finish(record_.Close(status));
+    Finish(record_.Close(status));
   }
 
   void OnDone() override {
@@ -221,9 +231,9 @@ class ReceiveCall final
   }
 
   CallRecord record_;
-  Response* const response_;
+  grpc::ByteBuffer* const response_;
   Engine* engine_ = nullptr;
-  Request message_;
+  grpc::ByteBuffer bytes_;  // Belongs to gRPC during a read.
   typename Kind::Assembler assembler_;
   int64_t held_bytes_ = 0;
   std::shared_ptr<ReceiveCall> self_;
@@ -231,30 +241,30 @@ class ReceiveCall final
 
 }  // namespace
 
-grpc::ServerWriteReactor<v1::ExportAdapterResponse>* StartExport(
+grpc::ServerWriteReactor<grpc::ByteBuffer>* StartExport(
     ServiceCore* core, grpc::CallbackServerContext* context,
-    const v1::ExportAdapterRequest& request) {
+    const grpc::ByteBuffer* request) {
   using Call = SendCall<v1::ExportAdapterRequest, v1::ExportAdapterResponse>;
   return Call::Start(core, context, Rpc::kExportAdapter, request);
 }
 
-grpc::ServerWriteReactor<v1::DownloadCheckpointResponse>* StartDownload(
+grpc::ServerWriteReactor<grpc::ByteBuffer>* StartDownload(
     ServiceCore* core, grpc::CallbackServerContext* context,
-    const v1::DownloadCheckpointRequest& request) {
+    const grpc::ByteBuffer* request) {
   using Call =
       SendCall<v1::DownloadCheckpointRequest, v1::DownloadCheckpointResponse>;
   return Call::Start(core, context, Rpc::kDownloadCheckpoint, request);
 }
 
-grpc::ServerReadReactor<v1::ImportAdapterRequest>* StartImport(
+grpc::ServerReadReactor<grpc::ByteBuffer>* StartImport(
     ServiceCore* core, grpc::CallbackServerContext* context,
-    v1::ImportAdapterResponse* response) {
+    grpc::ByteBuffer* response) {
   return ReceiveCall<ImportKind>::Start(core, context, response);
 }
 
-grpc::ServerReadReactor<v1::UploadCheckpointRequest>* StartUpload(
+grpc::ServerReadReactor<grpc::ByteBuffer>* StartUpload(
     ServiceCore* core, grpc::CallbackServerContext* context,
-    v1::UploadCheckpointResponse* response) {
+    grpc::ByteBuffer* response) {
   return ReceiveCall<UploadKind>::Start(core, context, response);
 }
 

@@ -6,27 +6,26 @@
 
 #include "grpcpp/grpcpp.h"
 #include "server/service_core.h"
-#include "weft/v1/adapters.pb.h"
 
 namespace weft {
 
 // StartExport and StartDownload send the files in pieces of up to 1 MiB.
-[[nodiscard]] grpc::ServerWriteReactor<v1::ExportAdapterResponse>* StartExport(
+[[nodiscard]] grpc::ServerWriteReactor<grpc::ByteBuffer>* StartExport(
     ServiceCore* core, grpc::CallbackServerContext* context,
-    const v1::ExportAdapterRequest& request);
-[[nodiscard]] grpc::ServerWriteReactor<v1::DownloadCheckpointResponse>*
-StartDownload(ServiceCore* core, grpc::CallbackServerContext* context,
-              const v1::DownloadCheckpointRequest& request);
+    const grpc::ByteBuffer* request);
+[[nodiscard]] grpc::ServerWriteReactor<grpc::ByteBuffer>* StartDownload(
+    ServiceCore* core, grpc::CallbackServerContext* context,
+    const grpc::ByteBuffer* request);
 
 // StartImport and StartUpload receive files until the client half-closes. They
 // fail with RESOURCE_EXHAUSTED if all open imports and uploads together hold
 // more than ServerOptions::max_import_bytes.
-[[nodiscard]] grpc::ServerReadReactor<v1::ImportAdapterRequest>* StartImport(
+[[nodiscard]] grpc::ServerReadReactor<grpc::ByteBuffer>* StartImport(
     ServiceCore* core, grpc::CallbackServerContext* context,
-    v1::ImportAdapterResponse* response);
-[[nodiscard]] grpc::ServerReadReactor<v1::UploadCheckpointRequest>* StartUpload(
+    grpc::ByteBuffer* response);
+[[nodiscard]] grpc::ServerReadReactor<grpc::ByteBuffer>* StartUpload(
     ServiceCore* core, grpc::CallbackServerContext* context,
-    v1::UploadCheckpointResponse* response);
+    grpc::ByteBuffer* response);
 
 }  // namespace weft
 

@@ -18,17 +18,23 @@ namespace {
 constexpr size_t kChunkBytes = 1 << 20;
 
 // Ownership: shared by gRPC (until OnDone) and the engine's callback.
-class ProfileCall final : public grpc::ServerWriteReactor<v1::ProfileResponse> {
+class ProfileCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   ProfileCall(ServiceCore* core, grpc::CallbackServerContext* context)
       : record_(core, context, Rpc::kProfile) {}
 
   static ProfileCall* Start(ServiceCore* core,
                             grpc::CallbackServerContext* context,
-                            const v1::ProfileRequest& request) {
+                            const grpc::ByteBuffer* bytes) {
     const auto call = std::make_shared<ProfileCall>(core, context);
     call->self_ = call;
     call->record_.CountReceived();
+    v1::ProfileRequest request;
+    const auto charge = call->record_.Parse(bytes, &request);
+    if (!charge.ok()) {
+      call->End(charge.status());
+      return call.get();
+    }
     const absl::Status refused = call->record_.Begin(
         request, [&call](Engine& engine, const ProfileRequest& plain) {
           call->cancel_.Set(engine.Profile(
@@ -46,10 +52,12 @@ class ProfileCall final : public grpc::ServerWriteReactor<v1::ProfileResponse> {
   void SendNext() {
     if (sent_ == trace_.size()) return End(absl::OkStatus());
     const size_t count = std::min(kChunkBytes, trace_.size() - sent_);
-    message_.set_trace(trace_.data() + sent_, count);
+    v1::ProfileResponse message;
+    message.set_trace(trace_.data() + sent_, count);
+    bytes_ = ToBytes(message);
     sent_ += count;
     record_.CountSent();
-    StartWrite(&message_);
+    StartWrite(&bytes_);
   }
 
   void End(const absl::Status& status) { Finish(record_.Close(status)); }
@@ -68,7 +76,7 @@ class ProfileCall final : public grpc::ServerWriteReactor<v1::ProfileResponse> {
   CancelSlot cancel_;
   std::string trace_;
   size_t sent_ = 0;
-  v1::ProfileResponse message_;
+  grpc::ByteBuffer bytes_;  // Belongs to gRPC during a write.
   std::shared_ptr<ProfileCall> self_;
 };
 
@@ -89,9 +97,9 @@ absl::StatusOr<ProfileRequest> Validate(const v1::ProfileRequest& request,
   return plain;
 }
 
-grpc::ServerWriteReactor<v1::ProfileResponse>* StartProfile(
+grpc::ServerWriteReactor<grpc::ByteBuffer>* StartProfile(
     ServiceCore* core, grpc::CallbackServerContext* context,
-    const v1::ProfileRequest& request) {
+    const grpc::ByteBuffer* request) {
   return ProfileCall::Start(core, context, request);
 }
 

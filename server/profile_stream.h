@@ -10,9 +10,9 @@ namespace weft {
 
 // Sends the trace in pieces of at most 1 MiB when the profile has ended. If the
 // client goes away, the profile ends early.
-[[nodiscard]] grpc::ServerWriteReactor<v1::ProfileResponse>* StartProfile(
+[[nodiscard]] grpc::ServerWriteReactor<grpc::ByteBuffer>* StartProfile(
     ServiceCore* core, grpc::CallbackServerContext* context,
-    const v1::ProfileRequest& request);
+    const grpc::ByteBuffer* request);
 
 }  // namespace weft
 

@@ -25,17 +25,23 @@ size_t NumValues(const v1::SampleStreamResponse& message) {
 
 // Ownership: shared by gRPC (until OnDone) and the engine's two callbacks.
 class SampleStreamCall final
-    : public grpc::ServerWriteReactor<v1::SampleStreamResponse> {
+    : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   SampleStreamCall(ServiceCore* core, grpc::CallbackServerContext* context)
       : record_(core, context, Rpc::kSampleStream) {}
 
   static SampleStreamCall* Start(ServiceCore* core,
                                  grpc::CallbackServerContext* context,
-                                 const v1::SampleStreamRequest& request) {
+                                 const grpc::ByteBuffer* bytes) {
     const auto call = std::make_shared<SampleStreamCall>(core, context);
     call->self_ = call;
     call->record_.CountReceived();
+    v1::SampleStreamRequest request;
+    const auto charge = call->record_.Parse(bytes, &request);
+    if (!charge.ok()) {
+      call->End(charge.status());
+      return call.get();
+    }
     const absl::Status refused = call->record_.Begin(
         request.request(), [&call](Engine& engine, SampleRequest plain) {
           call->cancel_.Set(engine.Sample(
@@ -89,6 +95,7 @@ class SampleStreamCall final
   // Sends the next message. If no message waits and End has run, sends the
   // status. Does nothing while a write runs.
   void Pump() ABSL_LOCKS_EXCLUDED(mu_) {
+    v1::SampleStreamResponse message;
     bool is_last = false;
     absl::Status outcome;
     {
@@ -99,9 +106,9 @@ class SampleStreamCall final
         if (!outcome_.has_value()) return;
         outcome = *outcome_;
       } else {
-        current_ = std::move(waiting_.front());
+        message = std::move(waiting_.front());
         waiting_.pop_front();
-        waiting_values_ -= NumValues(current_);
+        waiting_values_ -= NumValues(message);
       }
       busy_ = true;  // Stays true after the status, which is the last write.
     }
@@ -109,7 +116,8 @@ class SampleStreamCall final
       Finish(record_.Close(outcome));
     } else {
       record_.CountSent();
-      StartWrite(&current_);
+      bytes_ = ToBytes(message);
+      StartWrite(&bytes_);
     }
   }
 
@@ -144,15 +152,15 @@ class SampleStreamCall final
   bool dropped_ ABSL_GUARDED_BY(mu_) = false;  // New messages are dropped.
   bool busy_ ABSL_GUARDED_BY(mu_) = false;     // A write or Finish is running.
   std::optional<absl::Status> outcome_ ABSL_GUARDED_BY(mu_);
-  v1::SampleStreamResponse current_;  // Belongs to gRPC while busy_.
+  grpc::ByteBuffer bytes_;  // Belongs to gRPC while busy_.
   std::shared_ptr<SampleStreamCall> self_;
 };
 
 }  // namespace
 
-grpc::ServerWriteReactor<v1::SampleStreamResponse>* StartSampleStream(
+grpc::ServerWriteReactor<grpc::ByteBuffer>* StartSampleStream(
     ServiceCore* core, grpc::CallbackServerContext* context,
-    const v1::SampleStreamRequest& request) {
+    const grpc::ByteBuffer* request) {
   return SampleStreamCall::Start(core, context, request);
 }
 

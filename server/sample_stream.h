@@ -13,9 +13,9 @@ namespace weft {
 // If tokens come faster than the client reads, they are merged into one waiting
 // message per sample. If more than kMaxWaitingValues wait, the call is
 // cancelled, so that a slow client cannot hold the server's memory.
-[[nodiscard]] grpc::ServerWriteReactor<v1::SampleStreamResponse>*
-StartSampleStream(ServiceCore* core, grpc::CallbackServerContext* context,
-                  const v1::SampleStreamRequest& request);
+[[nodiscard]] grpc::ServerWriteReactor<grpc::ByteBuffer>* StartSampleStream(
+    ServiceCore* core, grpc::CallbackServerContext* context,
+    const grpc::ByteBuffer* request);
 
 // The most tokens and top-logprob entries that may wait for a slow client,
 // about 8 bytes each.

@@ -5,12 +5,12 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/strip.h"
 #include "server/profile_stream.h"
+#include "server/raw_services.h"
 #include "server/request_validation.h"
 #include "server/server_load.h"
 #include "server/services.h"
 #include "server/unary_call.h"
 #include "server/version.h"
-#include "weft/v1/server.grpc.pb.h"
 #include "weft/v1/training.pb.h"
 
 namespace weft {
@@ -58,23 +58,26 @@ void FillLimits(const EngineInfo& info, v1::ServerInfo* out) {
   out->set_string_stops(info.has_byte_decoder);
 }
 
-class ServerService final : public v1::ServerService::CallbackService {
+class ServerService final : public RawServerService {
  public:
   explicit ServerService(ServiceCore* core) : core_(core) {}
 
   grpc::ServerUnaryReactor* GetInfo(grpc::CallbackServerContext* context,
-                                    const v1::GetInfoRequest* /*request*/,
-                                    v1::GetInfoResponse* response) override {
-    const auto call = UnaryCall::Start(core_, context, Rpc::kGetInfo);
-    if (!call->record().caller().ok()) {
-      call->Reply(call->record().caller().status());
+                                    const grpc::ByteBuffer* request,
+                                    grpc::ByteBuffer* response) override {
+    const auto call = UnaryCall::Start(core_, context, Rpc::kGetInfo, response);
+    v1::GetInfoRequest ignored;
+    const auto charge = call->record().Parse(request, &ignored);
+    if (!charge.ok()) {
+      call->Fail(charge.status());
       return call.get();
     }
-    v1::ServerInfo* const info = response->mutable_info();
+    v1::GetInfoResponse reply;
+    v1::ServerInfo* const info = reply.mutable_info();
     FillOptions(info);
     Engine* const engine = core_->engine.Peek();
     if (engine == nullptr) {
-      call->Reply(absl::OkStatus());
+      call->Send(reply);
       return call.get();
     }
     info->set_device(engine->info().device);
@@ -83,7 +86,7 @@ class ServerService final : public v1::ServerService::CallbackService {
     if (call->record().caller()->sees_all()) {
       info->set_num_adapters(static_cast<uint32_t>(engine->num_adapters()));
       FillLoad(*core_->registry, info->mutable_load());
-      call->Reply(absl::OkStatus());
+      call->Send(reply);
       return call.get();
     }
     // Counts only the tenant's own adapters, because a tenant must not learn
@@ -91,44 +94,51 @@ class ServerService final : public v1::ServerService::CallbackService {
     ListAdaptersRequest own{
         .size = static_cast<size_t>(engine->info().max_adapters)};
     (void)call->record().caller()->Qualify(FieldsOf(&own));
-    engine->ListAdapters(std::move(own), [call, info](
-                                             absl::StatusOr<AdapterPage> page) {
-      if (page.ok()) {
-        call->record().caller()->Reveal(&*page);
-        info->set_num_adapters(static_cast<uint32_t>(page->adapters.size()));
-      }
-      // UNAVAILABLE means that adapters are still being restored after a start.
-      // The reply then leaves out their number.
-      call->Reply(absl::IsUnavailable(page.status()) ? absl::OkStatus()
-                                                     : page.status());
-    });
+    engine->ListAdapters(
+        std::move(own),
+        [call, reply](absl::StatusOr<AdapterPage> page) mutable {
+          // UNAVAILABLE means that adapters are still being restored after a
+          // start. The reply then leaves out their number.
+          if (!page.ok() && !absl::IsUnavailable(page.status())) {
+            return call->Fail(page.status());
+          }
+          if (page.ok()) {
+            call->record().caller()->Reveal(&*page);
+            reply.mutable_info()->set_num_adapters(
+                static_cast<uint32_t>(page->adapters.size()));
+          }
+          call->Send(reply);
+        });
     return call.get();
   }
 
   grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* context,
-                                  const v1::DrainRequest* /*request*/,
-                                  v1::DrainResponse* /*response*/) override {
-    const auto call = UnaryCall::Start(core_, context, Rpc::kDrain);
-    if (!call->record().caller().ok()) {
-      call->Reply(call->record().caller().status());
+                                  const grpc::ByteBuffer* request,
+                                  grpc::ByteBuffer* response) override {
+    const auto call = UnaryCall::Start(core_, context, Rpc::kDrain, response);
+    v1::DrainRequest ignored;
+    const auto charge = call->record().Parse(request, &ignored);
+    if (!charge.ok()) {
+      call->Fail(charge.status());
       return call.get();
     }
     Engine* const engine = core_->engine.Peek();
     if (engine == nullptr) {
-      call->Reply(absl::UnavailableError("the server is starting"));
+      call->Fail(absl::UnavailableError("the server is starting"));
       return call.get();
     }
     core_->begin_drain();
     engine->Drain([call](const absl::StatusOr<bool>& drained) {
-      call->Reply(drained.status());
+      drained.ok() ? call->Send(v1::DrainResponse())
+                   : call->Fail(drained.status());
     });
     return call.get();
   }
 
-  grpc::ServerWriteReactor<v1::ProfileResponse>* Profile(
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Profile(
       grpc::CallbackServerContext* context,
-      const v1::ProfileRequest* request) override {
-    return StartProfile(core_, context, *request);
+      const grpc::ByteBuffer* request) override {
+    return StartProfile(core_, context, request);
   }
 
  private:

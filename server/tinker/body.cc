@@ -20,11 +20,10 @@ struct FreeStream {
   void operator()(ZSTD_DStream* stream) const { ZSTD_freeDStream(stream); }
 };
 
-// Returns true if objects and lists are nested deeper than kMaxJsonDepth. The
-// JSON library copies and prints nested values by recursion, so a deep body
-// could overflow the stack.
-bool IsTooDeep(absl::string_view text) {
-  int depth = 0;
+// Calls `take(c)` for each character of the text that is not inside a string.
+// Of a string, only its two quotes are passed.
+template <typename Take>
+void ForEachOutside(absl::string_view text, const Take& take) {
   bool quoted = false;
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
@@ -32,13 +31,24 @@ bool IsTooDeep(absl::string_view text) {
       ++i;
     } else if (c == '"') {
       quoted = !quoted;
-    } else if (!quoted && (c == '{' || c == '[')) {
-      if (++depth > kMaxJsonDepth) return true;
-    } else if (!quoted && (c == '}' || c == ']')) {
-      --depth;
+      take(c);
+    } else if (!quoted) {
+      take(c);
     }
   }
-  return false;
+}
+
+// Returns true if objects and lists are nested deeper than kMaxJsonDepth. The
+// JSON library copies and prints nested values by recursion, so a deep body
+// could overflow the stack.
+bool IsTooDeep(absl::string_view text) {
+  int depth = 0;
+  int deepest = 0;
+  ForEachOutside(text, [&](char c) {
+    if (c == '{' || c == '[') deepest = std::max(deepest, ++depth);
+    if (c == '}' || c == ']') --depth;
+  });
+  return deepest > kMaxJsonDepth;
 }
 
 // The largest window of a zstd frame, as log2 of bytes (8 MiB). A larger window
@@ -79,6 +89,23 @@ absl::Status Decode(absl::string_view encoding, size_t max_bytes,
   if (encoding.empty() || encoding == "identity") return absl::OkStatus();
   if (encoding == "zstd") return Inflate(max_bytes, body);
   return absl::InvalidArgumentError("Content-Encoding must be zstd or absent");
+}
+
+int64_t ParsedJsonBytes(absl::string_view text) {
+  // What the library allocates for a value in a growing list, for an object or
+  // list, for a field, and for half a string (it has two quotes).
+  constexpr int64_t kValue = 32;
+  constexpr int64_t kContainer = 96;
+  constexpr int64_t kField = 96;
+  constexpr int64_t kHalfString = 32;
+  auto bytes = static_cast<int64_t>(text.size());
+  ForEachOutside(text, [&bytes](char c) {
+    if (c == ',') bytes += kValue;
+    if (c == '{' || c == '[') bytes += kContainer;
+    if (c == ':') bytes += kField;
+    if (c == '"') bytes += kHalfString;
+  });
+  return bytes;
 }
 
 absl::StatusOr<nlohmann::json> ParseObject(absl::string_view text) {

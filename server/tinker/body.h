@@ -6,6 +6,7 @@
 #define WEFT_SERVER_TINKER_BODY_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -26,6 +27,10 @@ inline constexpr int kMaxJsonDepth = 64;
 // frame; RESOURCE_EXHAUSTED if the decompressed body has more than `max_bytes`.
 [[nodiscard]] absl::Status Decode(absl::string_view encoding, size_t max_bytes,
                                   std::string* body);
+
+// Returns at most how many bytes of memory the JSON text takes when it is
+// parsed: many times its own.
+[[nodiscard]] int64_t ParsedJsonBytes(absl::string_view text);
 
 // Parses a JSON object. An empty text gives an empty object. Errors:
 // INVALID_ARGUMENT if the text is no object, or is nested deeper than

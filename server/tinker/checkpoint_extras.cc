@@ -28,8 +28,8 @@ void Drop(Front& front, const std::string& key) {
 
 absl::StatusOr<CheckpointExtras> ReadExtras(const Json& body) {
   CheckpointExtras extras;
-  const Json* const metadata = Find(body, "user_metadata");
-  if (metadata != nullptr) extras.user_metadata = *metadata;
+  WEFT_ASSIGN_OR_RETURN(extras.user_metadata,
+                        ShownField(body, "user_metadata"));
   if (Find(body, "ttl_seconds") == nullptr) return extras;
   WEFT_ASSIGN_OR_RETURN(const int64_t ttl, IntField(body, "ttl_seconds"));
   if (ttl < kMinTtlSeconds || ttl > kMaxTtlSeconds) {
@@ -45,13 +45,13 @@ absl::StatusOr<CheckpointExtras> ReadExtras(const Json& body) {
 void KeepExtras(Front& front, const Caller& caller, const CheckpointPath& path,
                 const CheckpointExtras& extras) {
   const std::string key = KeyOf(caller, path);
-  if (extras.user_metadata.is_null() && !extras.expires_at &&
+  if (extras.user_metadata.empty() && !extras.expires_at &&
       extras.base_model.empty()) {
     return Drop(front, key);
   }
   Json fields = {{"caller", CallerToJson(caller)},
                  {"path", path.ToString()},
-                 {"user_metadata", extras.user_metadata},
+                 {"user_metadata", Shown(extras.user_metadata)},
                  {"base_model", extras.base_model}};
   if (extras.expires_at) {
     fields["expires_at"] = absl::ToUnixSeconds(*extras.expires_at);
@@ -64,19 +64,21 @@ void KeepExtras(Front& front, const Caller& caller, const CheckpointPath& path,
                          "a checkpoint's metadata will not outlive the server",
                          {{"error", std::string(kept.message())}});
                    });
-  front.extras[key] = std::move(fields);
+  fields["user_metadata"] = extras.user_metadata;
+  front.extras[key] = {.fields = std::move(fields), .charge = extras.charge};
 }
 
 CheckpointExtras FindExtras(const Front& front, const Caller& caller,
                             const CheckpointPath& path) {
   const auto found = front.extras.find(KeyOf(caller, path));
   if (found == front.extras.end()) return {};
-  CheckpointExtras extras;
-  extras.user_metadata = found->second.value("user_metadata", Json());
-  extras.base_model = found->second.value("base_model", "");
-  if (found->second.contains("expires_at")) {
+  const Json& fields = found->second.fields;
+  CheckpointExtras extras{.user_metadata = fields.value("user_metadata", ""),
+                          .base_model = fields.value("base_model", ""),
+                          .charge = found->second.charge};
+  if (fields.contains("expires_at")) {
     extras.expires_at =
-        absl::FromUnixSeconds(found->second["expires_at"].get<int64_t>());
+        absl::FromUnixSeconds(fields["expires_at"].get<int64_t>());
   }
   return extras;
 }
@@ -89,7 +91,8 @@ std::string BaseModelOf(const Front& front, const Caller& caller,
 
 void SweepCheckpoints(Front& front, absl::Time now) {
   std::vector<Json> over;
-  for (const auto& [key, fields] : front.extras) {
+  for (const auto& [key, kept] : front.extras) {
+    const Json& fields = kept.fields;
     if (fields.contains("expires_at") &&
         fields["expires_at"].get<int64_t>() <= absl::ToUnixSeconds(now)) {
       over.push_back(fields);
@@ -104,7 +107,7 @@ void SweepCheckpoints(Front& front, absl::Time now) {
       if (!deleted.ok() && !absl::IsNotFound(deleted)) return;
       const auto found = front.extras.find(key);
       // A new checkpoint of this name may have other extras by now.
-      if (found != front.extras.end() && found->second == fields) {
+      if (found != front.extras.end() && found->second.fields == fields) {
         Drop(front, key);
       }
     };
@@ -117,7 +120,13 @@ void SweepCheckpoints(Front& front, absl::Time now) {
 
 void RestoreExtras(Front& front) {
   for (LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kCheckpoint)) {
-    front.extras[entry.id] = std::move(entry.fields);
+    const Caller caller = CallerFromJson(entry.fields.value("caller", Json()));
+    std::string metadata =
+        ShownField(entry.fields, "user_metadata").value_or("");
+    auto charge = front.ChargeEntry(OwnerKey(caller), metadata.size());
+    entry.fields["user_metadata"] = std::move(metadata);
+    front.extras[entry.id] = {.fields = std::move(entry.fields),
+                              .charge = std::move(charge).value_or(nullptr)};
   }
 }
 

@@ -18,14 +18,15 @@ inline constexpr int64_t kMinTtlSeconds = 3600;
 inline constexpr int64_t kMaxTtlSeconds = 10LL * 365 * 86400;
 
 struct CheckpointExtras {
-  Json user_metadata;                    // Null if there is none.
+  std::string user_metadata;             // ShownField.
   std::optional<absl::Time> expires_at;  // In whole seconds.
   std::string base_model;                // Model::base_model.
+  std::shared_ptr<void> charge;          // Front::ChargeEntry.
 };
 
 // Reads `user_metadata` and `ttl_seconds`, the seconds from now until the
 // checkpoint expires. Errors: INVALID_ARGUMENT if `ttl_seconds` is not a whole
-// number in [kMinTtlSeconds, kMaxTtlSeconds].
+// number in [kMinTtlSeconds, kMaxTtlSeconds]; those of ShownField.
 [[nodiscard]] absl::StatusOr<CheckpointExtras> ReadExtras(const Json& body);
 
 // Stores a checkpoint's extras in Front::extras and in the ledger. If all

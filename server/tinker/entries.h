@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,8 +24,10 @@ struct Session {
   Caller caller;
   std::string owner;  // OwnerKey(caller).
   std::string key;    // The idempotency key of create_session; may be empty.
-  Json fields;        // The body of create_session.
+  std::string user_metadata;  // ShownField, like display_name.
+  std::string display_name;
   absl::Time last_beat;
+  std::shared_ptr<void> charge;  // ChargeEntry.
 };
 
 // A model in training: an adapter, whose steps have the client's sequence
@@ -38,8 +41,9 @@ struct Model {
   // The base model's name as the client that made the model gave it. The client
   // can load a tokenizer by this name. Empty: as the server names it.
   std::string base_model;
-  Json user_metadata;
-  bool made = false;  // After a restart: the adapter exists.
+  std::string user_metadata;     // ShownField.
+  std::shared_ptr<void> charge;  // ChargeEntry.
+  bool made = false;             // After a restart: the adapter exists.
   StepLine line;
 };
 
@@ -52,6 +56,13 @@ struct Sampler {
   std::string snapshot;    // Empty: no snapshot, but the current weights.
   std::string model_path;  // Empty if not made from a checkpoint.
   uint64_t used = 0;       // A later use sets a higher number (TouchSampler).
+  std::shared_ptr<void> charge;  // ChargeEntry.
+};
+
+// The extras of a checkpoint (checkpoint_extras.h).
+struct KeptExtras {
+  Json fields;  // LedgerEntry::fields, but with ShownField's text.
+  std::shared_ptr<void> charge;  // ChargeEntry.
 };
 
 // An adapter that the front loads for sampling sessions (loaded_adapters.h).

@@ -79,6 +79,20 @@ absl::StatusOr<bool> BoolOr(const Json& object, const char* name,
   return value->get<bool>();
 }
 
+absl::StatusOr<std::string> ShownField(const Json& object, const char* name) {
+  const Json* const value = Find(object, name);
+  if (value == nullptr) return std::string();
+  std::string text = value->dump();
+  if (text.size() <= kMaxShownBytes) return text;
+  return BadField(
+      name, absl::StrCat("has ", text.size(),
+                         " bytes as JSON, must have at most ", kMaxShownBytes));
+}
+
+Json Shown(const std::string& text) {
+  return text.empty() ? Json() : Json::parse(text, nullptr, false);
+}
+
 absl::StatusOr<std::vector<int32_t>> Int32List(const Json& value,
                                                const char* name) {
   if (!value.is_array()) return BadField(name, "must be a list");

@@ -40,6 +40,16 @@ using Json = nlohmann::json;
 [[nodiscard]] absl::StatusOr<bool> BoolOr(const Json& object, const char* name,
                                           bool otherwise);
 
+// The longest text that ShownField accepts.
+inline constexpr size_t kMaxShownBytes = 4096;
+// Returns the field as JSON text, in which form the front keeps what it will
+// show to clients: parsed JSON takes many times the memory. Empty if the field
+// is absent. Errors: INVALID_ARGUMENT above kMaxShownBytes.
+[[nodiscard]] absl::StatusOr<std::string> ShownField(const Json& object,
+                                                     const char* name);
+// Converts the result of ShownField back. Null if it is empty.
+[[nodiscard]] Json Shown(const std::string& text);
+
 // Reads a list of whole numbers in the range of int32. Error messages contain
 // `name`.
 [[nodiscard]] absl::StatusOr<std::vector<int32_t>> Int32List(const Json& value,

@@ -13,6 +13,10 @@ constexpr int64_t kMaxResultBytes = int64_t{512} << 20;
 // The size of the budget Front::waiting.
 constexpr int64_t kMaxWaitingBytes = int64_t{512} << 20;
 
+// The memory of an entry of a table besides its text: the entry's fields, its
+// place in the table, and what the ledger remembers of it.
+constexpr int64_t kEntryBytes = 1024;
+
 // Returns the entry with this id if `owner` owns it, else NOT_FOUND.
 template <typename Table>
 auto FindOwned(Table& table, const char* what, const std::string& owner,
@@ -33,7 +37,8 @@ Front::Front(ServiceCore* core, const std::shared_ptr<HttpServer>& server,
       ledger(&port),
       futures(kMaxResultBytes, later),
       after(std::move(later)),
-      waiting(std::make_shared<FairBudget>(kMaxWaitingBytes)) {}
+      waiting(std::make_shared<FairBudget>(kMaxWaitingBytes,
+                                           "bytes of waiting requests")) {}
 
 std::vector<std::string> Front::model_names() const {
   std::vector<std::string> names = port.core()->options.model_aliases;
@@ -54,6 +59,12 @@ absl::StatusOr<Model*> Front::FindModel(const Call& call,
 absl::StatusOr<Sampler*> Front::FindSampler(const Call& call,
                                             const std::string& id) {
   return FindOwned(samplers, "sampling session", call.owner(), id);
+}
+
+absl::StatusOr<std::shared_ptr<void>> Front::ChargeEntry(
+    const std::string& owner, size_t text_bytes) const {
+  return port.core()->memory->Reserve(
+      owner, kEntryBytes + static_cast<int64_t>(text_bytes));
 }
 
 Caller Front::CallerOf(const std::string& session) const {

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "server/engine_port.h"
 #include "server/http/fair_budget.h"
+#include "server/tinker/body_turns.h"
 #include "server/tinker/disk_pool.h"
 #include "server/tinker/entries.h"
 #include "server/tinker/fields.h"
@@ -30,6 +31,8 @@ struct Call {
   std::vector<std::string> args;  // The path's parts at the route's asterisks.
   std::map<std::string, std::string> query;
   Json body;  // The body as a JSON object; empty if the body is protobuf.
+  // The charge of http.body and `body` to the caller's memory.
+  std::shared_ptr<void> charge;
   Caller caller;
   // Whether the caller has the scopes of DeleteAdapter and of Sample. Set only
   // for requests that can end a session, because no other request needs them.
@@ -61,6 +64,10 @@ struct Front {
   [[nodiscard]] const std::string& model_name() const {
     return port.core()->options.model_name;
   }
+  // Charges the owner's memory for an entry of a table that has this text. The
+  // entry holds the charge. Errors: those of FairBudget::Reserve.
+  [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> ChargeEntry(
+      const std::string& owner, size_t text_bytes) const;
   // Returns the names of the base model: model_name(), then --model-alias.
   [[nodiscard]] std::vector<std::string> model_names() const;
 
@@ -81,8 +88,8 @@ struct Front {
   std::map<std::string, std::vector<std::function<void(absl::Status)>>> opening;
   std::map<std::string, Sampler> samplers;
   uint64_t sampler_uses = 0;  // Counts the uses of all samplers (TouchSampler).
-  // The extras of checkpoints (checkpoint_extras.h) as LedgerEntry::fields.
-  std::map<std::string, Json> extras;
+  // The extras of checkpoints (checkpoint_extras.h).
+  std::map<std::string, KeptExtras> extras;
   // Samples that wait for room in the engine.
   SampleQueue samples;
   // True while a timer is set that tries waiting samples again.
@@ -96,6 +103,7 @@ struct Front {
   bool restored = false;
   // True when RestoreSteps has handled all steps of the ledger.
   bool ready = false;
+  BodyTurns bodies{after};  // Ends before what it reads for.
 };
 
 // Handles one request. Calls `Respond` once, now or later. If the handler

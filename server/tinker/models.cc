@@ -137,6 +137,11 @@ absl::Status OpenModel(
   if (front.models.contains(id)) return then(id);
   WEFT_RETURN_IF_ERROR(CheckModelCount(front, call->owner()));
   WEFT_ASSIGN_OR_RETURN(std::string base, NamedBase(front, *call));
+  WEFT_ASSIGN_OR_RETURN(std::string metadata,
+                        ShownField(call->body, "user_metadata"));
+  WEFT_ASSIGN_OR_RETURN(
+      std::shared_ptr<void> charge,
+      front.ChargeEntry(call->owner(), base.size() + metadata.size()));
   Model& model = front.models[id];
   model.id = id;
   model.caller = call->caller;
@@ -145,8 +150,8 @@ absl::Status OpenModel(
   model.adapter = AdapterOfModel(id);
   model.base_model = std::move(base);
   model.line.held = true;
-  const Json* const metadata = Find(call->body, "user_metadata");
-  if (metadata != nullptr) model.user_metadata = *metadata;
+  model.user_metadata = std::move(metadata);
+  model.charge = std::move(charge);
   front.opening[id].push_back(end);
   KeepModel(front, model, [&front, id](const absl::Status& kept) {
     if (!kept.ok()) front.models.erase(id);
@@ -235,7 +240,7 @@ void KeepModel(Front& front, const Model& model,
                     .fields = {{"session", model.session},
                                {"caller", CallerToJson(model.caller)},
                                {"base_model", model.base_model},
-                               {"user_metadata", model.user_metadata}},
+                               {"user_metadata", Shown(model.user_metadata)}},
                     .bytes = ""},
                    std::move(done));
 }
@@ -352,7 +357,14 @@ void RestoreModels(Front& front) {
     model.owner = OwnerKey(model.caller);
     model.adapter = AdapterOfModel(entry.id);
     model.base_model = entry.fields.value("base_model", "");
-    model.user_metadata = entry.fields.value("user_metadata", Json());
+    model.user_metadata =
+        ShownField(entry.fields, "user_metadata").value_or("");
+    // The models of a tenant that is over its share by now are kept all the
+    // same.
+    model.charge = front
+                       .ChargeEntry(model.owner, model.base_model.size() +
+                                                     model.user_metadata.size())
+                       .value_or(nullptr);
     if (!front.sessions.contains(model.session)) orphans.push_back(entry.id);
   }
   // A model has no session if a crash came between the ends of the two.

@@ -62,8 +62,8 @@ void ForgetModel(Front& front, const std::string& id);
 // Forgets a session's models, and has their adapters deleted by DeleteOrphan.
 void UnloadModelsOf(Front& front, const std::string& session);
 
-// Reads the models from the ledger. Deletes models that have no session. Call it
-// after RestoreSessions.
+// Reads the models from the ledger. Deletes models that have no session. Call
+// it after RestoreSessions.
 void RestoreModels(Front& front);
 
 }  // namespace weft::tinker

@@ -7,11 +7,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "server/http/url.h"
+#include "server/parse_cost.h"
+#include "server/status_conversion.h"
 #include "server/tinker/body.h"
 #include "server/tinker/route_table.h"
 #include "server/tinker/sessions.h"
 #include "server/tinker/steps.h"
+#include "server/tinker/wire.pb.h"
 #include "src/base/status_macros.h"
 
 namespace weft::tinker {
@@ -87,15 +91,40 @@ bool HasScope(const ServiceCore& core, Rpc scope, const std::string& key) {
          core.authenticator->Check(PathOf(scope), AuthorizationOf(key)).ok();
 }
 
-absl::Status ReadBody(const Front& front, Call* call) {
-  HttpRequest& http = call->http;
+// Returns the most bytes of a route's body, before and after inflation.
+uint64_t MaxBody(const Front& front, const Route& route) {
   const auto most =
-      static_cast<size_t>(front.port.core()->options.max_message_bytes);
-  WEFT_RETURN_IF_ERROR(Decode(http.content_encoding, most, &http.body));
+      static_cast<uint64_t>(front.port.core()->options.max_message_bytes);
+  return route.large ? most : std::min(most, kMaxSmallBody);
+}
+
+// Inflates the body. Charges the caller for it and its parsed form, and then
+// parses it if it is JSON.
+// Threads: any.
+absl::Status ReadBody(const Front& front, const Route& route, Call* call) {
+  HttpRequest& http = call->http;
   call->body = Json::object();
+  FairBudget* const memory = front.port.core()->memory.get();
+  const uint64_t most = MaxBody(front, route);
+  if (!http.content_encoding.empty()) {
+    WEFT_ASSIGN_OR_RETURN(
+        call->charge,
+        memory->Reserve(call->owner(), static_cast<int64_t>(most)));
+  }
+  WEFT_RETURN_IF_ERROR(Decode(http.content_encoding, most, &http.body));
+  const auto size = static_cast<int64_t>(http.body.size());
   if (absl::StrContains(http.content_type, kProtobufType)) {
+    google::protobuf::io::ArrayInputStream wire(http.body.data(),
+                                                static_cast<int>(size));
+    WEFT_ASSIGN_OR_RETURN(
+        call->charge,
+        ChargeMessage(memory, call->owner(),
+                      *ForwardBackwardRequest::descriptor(), &wire, size));
     return absl::OkStatus();
   }
+  WEFT_ASSIGN_OR_RETURN(
+      call->charge,
+      memory->Reserve(call->owner(), size + ParsedJsonBytes(http.body)));
   WEFT_ASSIGN_OR_RETURN(call->body, ParseObject(http.body));
   return absl::OkStatus();
 }
@@ -121,14 +150,10 @@ absl::StatusOr<const Route*> Judge(const Front& front, Call* call) {
   return route;
 }
 
-void Serve(Front& front, const Route& route, const std::shared_ptr<Call>& call,
-           const Respond& respond) {
-  if (!front.restored && !std::ranges::count(kAlways, route.handler)) {
-    return respond(
-        ErrorReply(absl::UnavailableError("the server is starting")));
-  }
-  const absl::Status read = ReadBody(front, call.get());
-  if (absl::IsResourceExhausted(read)) {
+// Serves a call whose body was read with the outcome `read`.
+void ServeRead(Front& front, const Route& route, const absl::Status& read,
+               const std::shared_ptr<Call>& call, const Respond& respond) {
+  if (absl::IsResourceExhausted(read) && !RetryMillis(read)) {
     return respond(JsonReply({{"detail", std::string(read.message())}}, 413));
   }
   const absl::Status refused =
@@ -141,6 +166,33 @@ void Serve(Front& front, const Route& route, const std::shared_ptr<Call>& call,
   if (!refused.ok()) respond(ErrorReply(refused));
 }
 
+void Serve(Front& front, const Route& route, const std::shared_ptr<Call>& call,
+           const Respond& respond) {
+  if (!front.restored && !std::ranges::count(kAlways, route.handler)) {
+    return respond(
+        ErrorReply(absl::UnavailableError("the server is starting")));
+  }
+  // Telemetry is dropped, so it is not even inflated.
+  if (route.handler == TakeTelemetry) {
+    return ServeRead(front, route, absl::OkStatus(), call, respond);
+  }
+  const bool quick = !route.large || (call->http.content_encoding.empty() &&
+                                      call->http.body.size() <= kMaxSmallBody);
+  if (quick) {
+    return ServeRead(front, route, ReadBody(front, route, call.get()), call,
+                     respond);
+  }
+  const auto read = std::make_shared<absl::Status>();
+  front.bodies.Add(
+      call->owner(),
+      [&front, &route, call, read] {
+        *read = ReadBody(front, route, call.get());
+      },
+      [&front, &route, call, read, respond] {
+        ServeRead(front, route, *read, call, respond);
+      });
+}
+
 }  // namespace
 
 Admission Admit(Front& front, const HttpRequest& header) {
@@ -148,24 +200,21 @@ Admission Admit(Front& front, const HttpRequest& header) {
   call->http = header;
   const absl::StatusOr<const Route*> route = Judge(front, call.get());
   if (!route.ok()) return {.refusal = ErrorReply(route.status())};
-  const auto most =
-      static_cast<uint64_t>(front.port.core()->options.max_message_bytes);
-  return {
-      .max_body_bytes = (*route)->large ? most : std::min(most, kMaxSmallBody),
-      // A health check must not wait for other requests of its tenant.
-      .holder = (*route)->handler == GetHealth ? "" : call->owner(),
-      .serve = [&front, route = *route, call](HttpRequest request,
-                                              const Respond& respond) {
-        call->http.body = std::move(request.body);
-        call->http.reserved = std::move(request.reserved);
-        Serve(front, *route, call, respond);
-      }};
+  return {.max_body_bytes = MaxBody(front, **route),
+          // A health check must not wait for other requests of its tenant.
+          .holder = (*route)->handler == GetHealth ? "" : call->owner(),
+          .serve = [&front, route = *route, call](HttpRequest request,
+                                                  const Respond& respond) {
+            call->http.body = std::move(request.body);
+            call->http.reserved = std::move(request.reserved);
+            Serve(front, *route, call, respond);
+          }};
 }
 
 absl::Status ServeAgain(Front& front, const CallPtr& call) {
   const auto again = std::make_shared<Call>(*call);
   WEFT_ASSIGN_OR_RETURN(const Route* const route, FindRoute(again.get()));
-  WEFT_RETURN_IF_ERROR(ReadBody(front, again.get()));
+  WEFT_RETURN_IF_ERROR(ReadBody(front, *route, again.get()));
   return route->handler(front, again, [](const HttpReply& /*reply*/) {});
 }
 

@@ -53,8 +53,8 @@ Json CheckpointJson(const CheckpointInfo& info, const CheckpointPath& path,
       {"checkpoint_id", path.Id()},        {"checkpoint_type", path.KindName()},
       {"time", TimeText(info.created_at)}, {"tinker_path", path.ToString()},
       {"size_bytes", info.size_bytes},     {"public", false}};
-  if (!extras.user_metadata.is_null()) {
-    out["user_metadata"] = extras.user_metadata;
+  if (!extras.user_metadata.empty()) {
+    out["user_metadata"] = Shown(extras.user_metadata);
   }
   if (extras.expires_at) out["expires_at"] = TimeText(*extras.expires_at);
   return out;
@@ -96,9 +96,9 @@ Json RunJson(const Front& front, const Caller& caller, const Run& run) {
               {"last_request_time", TimeText(run.last_used_at)}};
   const auto model = front.models.find(id);
   // The model with this id may belong to another owner.
-  if (model != front.models.end() && model->second.owner == OwnerKey(caller) &&
-      model->second.user_metadata.is_object()) {
-    out["user_metadata"] = model->second.user_metadata;
+  if (model != front.models.end() && model->second.owner == OwnerKey(caller)) {
+    Json metadata = Shown(model->second.user_metadata);
+    if (metadata.is_object()) out["user_metadata"] = std::move(metadata);
   }
   for (const CheckpointInfo& info : run.checkpoints) {
     const CheckpointPath path = PathOfWeft(id, info.name);

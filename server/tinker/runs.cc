@@ -204,6 +204,13 @@ absl::Status SetCheckpointTtl(Front& front, const CallPtr& call,
                           CheckpointExtras extras =
                               FindExtras(front, call->caller, path);
                           extras.expires_at = given.expires_at;
+                          if (extras.charge == nullptr) {
+                            auto charge = front.ChargeEntry(call->owner(), 0);
+                            if (!charge.ok()) {
+                              return respond(ErrorReply(charge.status()));
+                            }
+                            extras.charge = *std::move(charge);
+                          }
                           KeepExtras(front, call->caller, path, extras);
                           respond(JsonReply(Json::object()));
                         });

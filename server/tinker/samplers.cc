@@ -171,13 +171,14 @@ absl::Status PublishSampler(Front& front, const CallPtr& call,
                         IntField(call->body, "sampling_session_seq_id"));
   WEFT_ASSIGN_OR_RETURN(const std::string kind,
                         StringOr(call->body, "kind", "snapshot"));
-  const Sampler sampler{.id = SamplerId(model->session, number),
-                        .owner = model->owner,
-                        .session = model->session,
-                        .adapter = model->adapter,
-                        .snapshot = SnapshotName(number)};
+  Sampler sampler{.id = SamplerId(model->session, number),
+                  .owner = model->owner,
+                  .session = model->session,
+                  .adapter = model->adapter,
+                  .snapshot = SnapshotName(number)};
+  WEFT_ASSIGN_OR_RETURN(sampler.charge, front.ChargeEntry(sampler.owner, 0));
   return PromiseStep(
-      front, call, id, seq,
+      front, call, id, seq, /*bytes=*/0,
       [&front, origin = call->origin(), sampler,
        kind](const StepRun& run) -> absl::Status {
         if (kind != "snapshot") {
@@ -209,6 +210,9 @@ absl::Status CreateSampler(Front& front, const CallPtr& call,
   WEFT_RETURN_IF_ERROR(CheckSamplerCount(front, session));
   WEFT_ASSIGN_OR_RETURN(sampler.model_path,
                         StringOr(call->body, "model_path", ""));
+  WEFT_ASSIGN_OR_RETURN(
+      sampler.charge,
+      front.ChargeEntry(sampler.owner, sampler.model_path.size()));
   if (!sampler.model_path.empty()) {
     return CreateFromPath(front, call, std::move(sampler), respond);
   }
@@ -274,6 +278,8 @@ void RestoreSamplers(Front& front) {
     }
     const Caller caller = front.CallerOf(sampler.session);
     sampler.owner = OwnerKey(caller);
+    sampler.charge = front.ChargeEntry(sampler.owner, sampler.model_path.size())
+                         .value_or(nullptr);
     if (!sampler.model_path.empty()) {
       HaveAdapter(front, caller, sampler.adapter);
     }

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/field_checks.h"
 #include "server/status_conversion.h"
 #include "server/tinker/models.h"
 #include "server/tinker/sample_wire.h"
@@ -129,6 +130,10 @@ absl::Status RunSample(Front& front, const CallPtr& call,
   WEFT_ASSIGN_OR_RETURN(const Sampler sampler, ReadSampler(front, *call));
   WEFT_ASSIGN_OR_RETURN(const int64_t num_samples,
                         IntOr(call->body, "num_samples", 1));
+  WEFT_RETURN_IF_ERROR(CheckCount(
+      "num_samples", static_cast<uint64_t>(std::max<int64_t>(num_samples, 0)),
+      1, static_cast<uint64_t>(front.port.core()->options.max_samples),
+      "max-samples"));
   WEFT_ASSIGN_OR_RETURN(const std::string number, NumberOf(*call, sampler));
   const std::string id = absl::StrCat(sampler.id, ":", number);
   if (front.futures.Open(id, call->owner())) {
@@ -141,7 +146,7 @@ absl::Status RunSample(Front& front, const CallPtr& call,
       front.futures.Finish(id, FutureResult::Failed(refused));
     }
   }
-  RespondSamplePromise(id, std::min<int64_t>(num_samples, 1 << 16), respond);
+  RespondSamplePromise(id, num_samples, respond);
   return absl::OkStatus();
 }
 

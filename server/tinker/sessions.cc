@@ -38,6 +38,32 @@ const Session* FindByKey(const Front& front, const std::string& owner,
   return nullptr;
 }
 
+// Reads what the session shows, and charges its owner.
+absl::Status ReadShown(const Front& front, const Json& body, Session* session) {
+  WEFT_ASSIGN_OR_RETURN(session->user_metadata,
+                        ShownField(body, "user_metadata"));
+  WEFT_ASSIGN_OR_RETURN(session->display_name,
+                        ShownField(body, "display_name"));
+  WEFT_ASSIGN_OR_RETURN(
+      session->charge,
+      front.ChargeEntry(session->owner, session->key.size() +
+                                            session->user_metadata.size() +
+                                            session->display_name.size()));
+  return absl::OkStatus();
+}
+
+// Returns the fields that ReadShown has read.
+Json ShownBy(const Session& session) {
+  Json shown = Json::object();
+  if (!session.user_metadata.empty()) {
+    shown["user_metadata"] = Shown(session.user_metadata);
+  }
+  if (!session.display_name.empty()) {
+    shown["display_name"] = Shown(session.display_name);
+  }
+  return shown;
+}
+
 // Writes the session to the ledger. `done` gets the outcome after the write.
 void KeepSession(Front& front, const Session& session,
                  std::function<void(const absl::Status&)> done) {
@@ -45,7 +71,7 @@ void KeepSession(Front& front, const Session& session,
                    {.id = session.id,
                     .fields = {{"caller", CallerToJson(session.caller)},
                                {"key", session.key},
-                               {"request", session.fields}},
+                               {"request", ShownBy(session)}},
                     .bytes = ""},
                    std::move(done));
 }
@@ -177,12 +203,12 @@ absl::Status CreateSession(Front& front, const CallPtr& call,
     return absl::OkStatus();
   }
   WEFT_RETURN_IF_ERROR(MakeRoom(front, *call, SteadyNow()));
-  const Session session{.id = id,
-                        .caller = call->caller,
-                        .owner = call->owner(),
-                        .key = key,
-                        .fields = call->body,
-                        .last_beat = SteadyNow()};
+  Session session{.id = id,
+                  .caller = call->caller,
+                  .owner = call->owner(),
+                  .key = key,
+                  .last_beat = SteadyNow()};
+  WEFT_RETURN_IF_ERROR(ReadShown(front, call->body, &session));
   front.making_sessions[making].push_back(respond);
   KeepSession(front, session,
               [&front, session, making](const absl::Status& kept) {
@@ -248,11 +274,9 @@ absl::Status GetSession(Front& front, const CallPtr& call,
   for (const auto& [id, sampler] : front.samplers) {
     if (sampler.session == session->id) samplers.push_back(id);
   }
-  Json reply = {{"training_run_ids", models}, {"sampler_ids", samplers}};
-  for (const char* const field : {"user_metadata", "display_name"}) {
-    const Json* const value = Find(session->fields, field);
-    if (value != nullptr) reply[field] = *value;
-  }
+  Json reply = ShownBy(*session);
+  reply["training_run_ids"] = models;
+  reply["sampler_ids"] = samplers;
   respond(JsonReply(reply));
   return absl::OkStatus();
 }
@@ -272,8 +296,10 @@ void RestoreSessions(Front& front, absl::Time now) {
                     .caller = caller,
                     .owner = OwnerKey(caller),
                     .key = entry.fields.value("key", ""),
-                    .fields = entry.fields.value("request", Json::object()),
                     .last_beat = now};
+    // A session is kept even if its tenant is over its share by now.
+    ReadShown(front, entry.fields.value("request", Json::object()), &session)
+        .IgnoreError();
     front.sessions.emplace(entry.id, std::move(session));
   }
 }

@@ -32,8 +32,7 @@ struct ArrivedStep {
   std::string future;
   CallOrigin origin;
   StepTask task;
-  // The reservation of the step's bytes in Front::waiting; null if they did not
-  // fit.
+  // The charge for the step's bytes, in Front::waiting or ServiceCore::memory.
   std::shared_ptr<void> reserved;
 };
 

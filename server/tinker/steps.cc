@@ -22,7 +22,7 @@ namespace {
 // While the server starts, retrieve_future fails after this pause, so that
 // clients do not ask again at once.
 constexpr absl::Duration kStartPause = absl::Seconds(1);
-// Bytes of memory that a step needs besides its request's body.
+// Bytes of memory that a step needs besides its request.
 constexpr int64_t kStepBytes = 1024;
 
 void RespondPromise(const PromiseId& id, const Respond& respond) {
@@ -175,16 +175,22 @@ absl::Status Promise(Front& front, const CallPtr& call, const PromiseId& id,
 
 absl::Status PromiseStep(Front& front, const CallPtr& call,
                          const std::string& model_id, int64_t seq,
-                         StepTask task, const Respond& respond) {
+                         int64_t bytes, StepTask task, const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(const Model* const model,
                         front.FindModel(*call, model_id));
   WEFT_RETURN_IF_ERROR(CheckPlace(front, *call, *model, seq));
   const PromiseId id{.model = model_id, .seq = seq};
   if (!Open(front, call, id, respond)) return absl::OkStatus();
-  auto reserved = front.waiting->Reserve(
-      call->owner(), static_cast<int64_t>(call->http.body.size()) + kStepBytes);
+  bytes += kStepBytes;
+  // The ledger keeps the body in memory, too.
+  if (front.ledger.keeps())
+    bytes += static_cast<int64_t>(call->http.body.size());
+  auto reserved = front.waiting->Reserve(call->owner(), bytes);
   // If the budget is full, accepts only the step that all later steps wait for.
-  if (!reserved.ok() && seq != model->line.next) {
+  if (!reserved.ok() && seq == model->line.next) {
+    reserved = front.port.core()->memory->Reserve(call->owner(), bytes);
+  }
+  if (!reserved.ok()) {
     front.futures.Drop(id.ToString());
     return TooMuchWaits();
   }
@@ -195,7 +201,7 @@ absl::Status PromiseStep(Front& front, const CallPtr& call,
   ArrivedStep step{.future = id.ToString(),
                    .origin = call->origin(),
                    .task = std::move(task),
-                   .reserved = reserved.ok() ? *reserved : nullptr};
+                   .reserved = *std::move(reserved)};
   Keep(front, call, id, respond,
        [&front, model_id, seq,
         step = std::move(step)](const absl::Status& kept) {

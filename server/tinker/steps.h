@@ -44,6 +44,7 @@ struct PromiseId {
                                    const PromiseId& id, const Task& task,
                                    const Respond& respond);
 
+// Charges `bytes`, which `task` keeps until the step ends besides its Call.
 // Writes the request of a model's step to the ledger, and responds with the id
 // of a future, or with the error of the write. Runs `task` in the step's turn,
 // and again after a transient error (RetryMillis). If the future exists
@@ -53,7 +54,8 @@ struct PromiseId {
 // too many requests wait; UNAVAILABLE while the server starts.
 [[nodiscard]] absl::Status PromiseStep(Front& front, const CallPtr& call,
                                        const std::string& model, int64_t seq,
-                                       StepTask task, const Respond& respond);
+                                       int64_t bytes, StepTask task,
+                                       const Respond& respond);
 
 // Handle retrieve_future and cancel_future.
 [[nodiscard]] absl::Status RetrieveFuture(Front& front, const CallPtr& call,

@@ -62,24 +62,16 @@ absl::StatusOr<std::vector<To>> StoredValues(absl::string_view name,
   }
 }
 
-absl::StatusOr<int64_t> CountOf(absl::string_view name, const Tensor& tensor) {
-  int64_t count = 1;
-  for (const int64_t size : tensor.shape()) {
-    if (size < 0 || size > kMaxDenseValues || count * size > kMaxDenseValues) {
-      return BadField(name, absl::StrCat("has a shape of more than ",
-                                         kMaxDenseValues, " values"));
-    }
-    count *= size;
-  }
-  return count;
-}
-
 // Makes a sparse CSR tensor [N, K] dense. Cells without a value become 0.
 template <typename To>
 absl::StatusOr<std::vector<To>> Densify(absl::string_view name,
                                         const Tensor& tensor,
                                         const std::vector<To>& values) {
-  WEFT_ASSIGN_OR_RETURN(const int64_t count, CountOf(name, tensor));
+  const int64_t count = NumValues(tensor);
+  if (count > kMaxDenseValues) {
+    return BadField(name, absl::StrCat("has a shape of more than ",
+                                       kMaxDenseValues, " values"));
+  }
   const SparseCsr& csr = tensor.sparse_csr();
   WEFT_ASSIGN_OR_RETURN(const auto rows,
                         Copy<int64_t>(name, csr.crow_indices()));
@@ -145,6 +137,17 @@ absl::StatusOr<std::string> Indices(absl::string_view name, const Json& json,
 }
 
 }  // namespace
+
+int64_t NumValues(const Tensor& tensor) {
+  int64_t count = 1;
+  for (const int64_t size : tensor.shape()) {
+    if (size < 0 || size > kMaxDenseValues || count * size > kMaxDenseValues) {
+      return kMaxDenseValues + 1;
+    }
+    count *= size;
+  }
+  return count;
+}
 
 absl::StatusOr<int64_t> TargetsPerToken(absl::string_view name,
                                         const Tensor& tensor) {

@@ -1,6 +1,6 @@
-// Reads the tensors of Tinker's messages. Makes sparse tensors dense. Refuses
-// more than kMaxDenseValues values, because a sparse tensor of a few bytes may
-// claim a huge shape.
+// Reads the tensors of Tinker's messages. Makes sparse tensors dense. The
+// caller limits NumValues of all of them, because a sparse tensor of a few
+// bytes may claim a huge shape.
 // Errors: INVALID_ARGUMENT, which names the tensor.
 // Threads: any.
 #ifndef WEFT_SERVER_TINKER_TENSOR_H_
@@ -17,7 +17,12 @@
 
 namespace weft::tinker {
 
+// The most values of all sparse tensors of a request, when they are dense.
 inline constexpr int64_t kMaxDenseValues = int64_t{16} << 20;
+
+// Returns the product of the shape, but at most kMaxDenseValues + 1. A negative
+// size counts as too large.
+[[nodiscard]] int64_t NumValues(const Tensor& tensor);
 
 // Returns K for a tensor [N, K], and 0 for a tensor with fewer dimensions.
 [[nodiscard]] absl::StatusOr<int64_t> TargetsPerToken(absl::string_view name,

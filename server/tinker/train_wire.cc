@@ -1,5 +1,6 @@
 #include "server/tinker/train_wire.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -129,8 +130,40 @@ absl::Status ReadInput(const std::string& name, const Tensor& tensor,
   return absl::OkStatus();
 }
 
+// Returns the values of all sparse tensors, when they are dense. A number above
+// kMaxDenseValues need not be exact.
+int64_t NumDenseValues(const ForwardBackwardRequest& in) {
+  int64_t values = 0;
+  for (const Datum& datum : in.data()) {
+    for (const auto& [name, tensor] : datum.loss_fn_inputs()) {
+      if (tensor.has_sparse_csr()) values += NumValues(tensor);
+      if (values > kMaxDenseValues) return values;
+    }
+  }
+  return values;
+}
+
+// Returns an error unless each sparse tensor has a row for each token. The
+// result's shapes are then bounded by the tokens that the client sent.
+absl::Status CheckRows(const Datum& in, const v1::Datum& out) {
+  const auto tokens =
+      static_cast<int64_t>(out.tokens_le().size() / sizeof(uint32_t));
+  for (const auto& [name, tensor] : in.loss_fn_inputs()) {
+    if (!tensor.has_sparse_csr() || tensor.shape_size() == 0 ||
+        tensor.shape(0) == tokens) {
+      continue;
+    }
+    return BadField(absl::StrCat("loss_fn_inputs.", Quoted(name)),
+                    absl::StrCat("has ", tensor.shape(0),
+                                 " rows, must have one for each of the ",
+                                 tokens, " tokens"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ReadDatum(const Datum& in, bool is_gspo, v1::Datum* out) {
   WEFT_RETURN_IF_ERROR(ReadTokens(in, out));
+  WEFT_RETURN_IF_ERROR(CheckRows(in, *out));
   for (const auto& [name, tensor] : in.loss_fn_inputs()) {
     WEFT_RETURN_IF_ERROR(ReadInput(name, tensor, out));
   }
@@ -139,8 +172,20 @@ absl::Status ReadDatum(const Datum& in, bool is_gspo, v1::Datum* out) {
 
 }  // namespace
 
+int64_t TranslationBytes(const ForwardBackwardRequest& in) {
+  // A value is 8 bytes on the way, and 4 in the result.
+  constexpr int64_t kValueBytes = 12;
+  return 3 * static_cast<int64_t>(in.SpaceUsedLong()) +
+         kValueBytes * std::min(NumDenseValues(in), kMaxDenseValues);
+}
+
 absl::StatusOr<v1::ForwardBackwardRequest> TranslateTrain(
     const ForwardBackwardRequest& in) {
+  if (NumDenseValues(in) > kMaxDenseValues) {
+    return BadField("data", absl::StrCat("has sparse tensors of more than ",
+                                         kMaxDenseValues,
+                                         " values together: send fewer data"));
+  }
   v1::ForwardBackwardRequest out;
   WEFT_RETURN_IF_ERROR(ReadLoss(in, out.mutable_loss()));
   const bool is_gspo = out.loss().function() == v1::LOSS_FUNCTION_GSPO;

@@ -26,7 +26,11 @@ namespace weft::tinker {
 [[nodiscard]] absl::StatusOr<ForwardBackwardRequest> TrainFromJson(
     const Json& body);
 
+// Returns at most how many bytes of memory TranslateTrain takes, for its result
+// and on the way there. Sparse tensors take their dense size.
+[[nodiscard]] int64_t TranslationBytes(const ForwardBackwardRequest& in);
 // Converts a request. The adapter and the step of the result are not set.
+// Refuses sparse tensors that claim more than kMaxDenseValues together.
 [[nodiscard]] absl::StatusOr<v1::ForwardBackwardRequest> TranslateTrain(
     const ForwardBackwardRequest& in);
 

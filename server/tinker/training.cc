@@ -96,14 +96,20 @@ absl::Status RunForwardBackward(Front& front, const CallPtr& call,
   const std::string model = in.model_id();
   const int64_t seq = in.seq_id();
   const bool forward_only = in.forward_only();
+  WEFT_RETURN_IF_ERROR(front.FindModel(*call, model).status());
+  WEFT_ASSIGN_OR_RETURN(
+      const std::shared_ptr<void> charge,
+      front.port.core()->memory->Reserve(call->owner(), TranslationBytes(in)));
   // An error of TranslateTrain fails the future, not the request, because the
   // step must still use its sequence number.
   const auto train =
       std::make_shared<absl::StatusOr<v1::ForwardBackwardRequest>>(
           TranslateTrain(in));
   in.Clear();
+  const auto bytes =
+      static_cast<int64_t>(train->ok() ? (*train)->request.SpaceUsedLong() : 0);
   return PromiseStep(
-      front, call, model, seq,
+      front, call, model, seq, bytes,
       [&front, origin = call->origin(), model, train,
        forward_only](const StepRun& run) {
         if (!train->ok()) return train->status();
@@ -127,7 +133,7 @@ absl::Status RunOptimStep(Front& front, const CallPtr& call,
                         StringField(call->body, "model_id"));
   WEFT_ASSIGN_OR_RETURN(const int64_t seq, IntField(call->body, "seq_id"));
   return PromiseStep(
-      front, call, model, seq,
+      front, call, model, seq, /*bytes=*/0,
       [&front, call, adapter = AdapterOfModel(model)](const StepRun& run) {
         return StartOptim(front, call, adapter, run);
       },

@@ -32,6 +32,10 @@ absl::Status StartSave(Front& front, const CallPtr& call, const Save& save,
   WEFT_ASSIGN_OR_RETURN(CheckpointExtras extras, ReadExtras(call->body));
   const auto model = front.models.find(save.path.run);
   if (model != front.models.end()) extras.base_model = model->second.base_model;
+  WEFT_ASSIGN_OR_RETURN(
+      extras.charge,
+      front.ChargeEntry(call->owner(), extras.user_metadata.size() +
+                                           extras.base_model.size()));
   v1::SaveCheckpointRequest request;
   request.set_adapter_id(AdapterOfModel(save.path.run));
   request.set_name(save.path.WeftName());
@@ -68,7 +72,7 @@ absl::Status PromiseSave(Front& front, const CallPtr& call, CheckpointKind kind,
     return save;
   };
   return PromiseStep(
-      front, call, model, seq,
+      front, call, model, seq, /*bytes=*/0,
       [&front, call, read](const StepRun& run) -> absl::Status {
         WEFT_ASSIGN_OR_RETURN(const Save save, read());
         return StartSave(front, call, save, run);
@@ -170,7 +174,7 @@ absl::Status LoadWeights(Front& front, const CallPtr& call,
                         StringField(call->body, "model_id"));
   WEFT_ASSIGN_OR_RETURN(const int64_t seq, IntField(call->body, "seq_id"));
   return PromiseStep(
-      front, call, id, seq,
+      front, call, id, seq, /*bytes=*/0,
       [&front, call, id](const StepRun& run) {
         return StartLoad(front, call, id, run);
       },

@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -26,18 +27,62 @@ std::atomic<LogFormat> g_format{LogFormat::kText};
 constexpr std::string_view kLevelNames[] = {"debug", "info", "warning",
                                             "error"};
 
+struct Character {
+  size_t size = 0;  // In bytes; 0 if the text does not begin with UTF-8.
+  uint32_t code = 0;
+};
+
+// Returns the first character of a text that is not empty.
+Character FirstCharacter(std::string_view text) {
+  const auto byte = [text](size_t i) {
+    return static_cast<unsigned char>(text[i]);
+  };
+  if (byte(0) < 0x80) return {.size = 1, .code = byte(0)};
+  size_t size = 0;  // From the first byte, whose other bits begin the code.
+  if ((byte(0) & 0xe0) == 0xc0) size = 2;
+  if ((byte(0) & 0xf0) == 0xe0) size = 3;
+  if ((byte(0) & 0xf8) == 0xf0) size = 4;
+  if (size == 0 || text.size() < size) return {};
+  uint32_t code = byte(0) & (0x7fU >> size);
+  for (size_t i = 1; i < size; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return {};
+    code = code << 6 | (byte(i) & 0x3fU);
+  }
+  // The least code of each size, and the codes that UTF-8 must not have.
+  constexpr uint32_t kLeast[] = {0x80, 0x800, 0x10000};
+  const bool surrogate = code >= 0xd800 && code <= 0xdfff;
+  if (code < kLeast[size - 2] || code > 0x10ffff || surrogate) return {};
+  return {.size = size, .code = code};
+}
+
+// Returns whether a terminal or an editor may obey the character instead of
+// showing it: controls, line and paragraph separators, and marks that turn the
+// direction of the text.
+bool IsControl(uint32_t code) {
+  return code < 0x20 || (code >= 0x7f && code <= 0x9f) || code == 0x061c ||
+         code == 0x200e || code == 0x200f ||
+         (code >= 0x2028 && code <= 0x202e) ||
+         (code >= 0x2066 && code <= 0x2069);
+}
+
+// Writes controls as \uXXXX, and a byte that is not UTF-8 as \\xXX. So a
+// client's text cannot forge a line, and every line is JSON that parsers take.
 std::string Escape(std::string_view text) {
   std::string out;
   out.reserve(text.size());
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      out += {'\\', c};
-    } else if (byte < 0x20 || byte == 0x7f) {
-      absl::StrAppendFormat(&out, "\\u%04x", byte);
+  while (!text.empty()) {
+    const char c = text[0];
+    const Character first = FirstCharacter(text);
+    const size_t size = std::max<size_t>(first.size, 1);
+    if (first.size == 0) {
+      absl::StrAppendFormat(&out, "\\\\x%02x", static_cast<unsigned char>(c));
+    } else if (IsControl(first.code)) {
+      absl::StrAppendFormat(&out, "\\u%04x", first.code);
     } else {
-      out += c;
+      if (c == '"' || c == '\\') out += '\\';
+      out += text.substr(0, size);
     }
+    text.remove_prefix(size);
   }
   return out;
 }

@@ -55,10 +55,10 @@ class AdapterDesk {
 
   // The engine thread calls the methods below.
 
-  // Returns a key that no adapter has had before.
   // Returns RESOURCE_EXHAUSTED if the adapters of the adapter's tenant, with
   // their snapshots, have all bytes that the tenant may have.
   [[nodiscard]] absl::Status CheckBytes(AdapterKey key) const;
+  // Returns a key that no adapter has had before.
   [[nodiscard]] AdapterKey NewKey();
   // Returns a new epoch number, for a new adapter.
   [[nodiscard]] uint64_t NewEpoch();

@@ -46,6 +46,29 @@ TEST(LogTest, AClientsTextCannotForgeALine) {
   }
 }
 
+TEST(LogTest, EscapesWhatATerminalObeysAndWhatIsNotUtf8) {
+  const auto escaped = [](const std::string& text) {
+    const std::string line = FormatLogLine(LogFormat::kJson, LogLevel::kInfo,
+                                           "2026", "m", {{"name", text}});
+    const std::string begin =
+        R"({"ts":"2026","level":"info","msg":"m","name":")";
+    EXPECT_EQ(line.substr(0, begin.size()), begin);
+    return line.substr(begin.size(), line.size() - begin.size() - 2);
+  };
+  EXPECT_EQ(escaped("\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80"),
+            "\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80");
+  // A control sequence, DEL, line and paragraph separators, and directions.
+  EXPECT_EQ(escaped("\xc2\x9b\x31m\x7f"), R"(\u009b1m\u007f)");
+  EXPECT_EQ(escaped("\xe2\x80\xa8\xe2\x80\xa9"), R"(\u2028\u2029)");
+  EXPECT_EQ(escaped("\xe2\x80\xae\xe2\x81\xa6\xd8\x9c"),
+            R"(\u202e\u2066\u061c)");
+  // A lone byte, a character cut short, an overlong one, a surrogate.
+  EXPECT_EQ(escaped("\xff"), R"(\\xff)");
+  EXPECT_EQ(escaped("\xe2\x82"), R"(\\xe2\\x82)");
+  EXPECT_EQ(escaped("\xc0\x80"), R"(\\xc0\\x80)");
+  EXPECT_EQ(escaped("\xed\xa0\x80"), R"(\\xed\\xa0\\x80)");
+}
+
 TEST(LogTest, LeavesOutWhatIsBelowTheLevel) {
   SetLogLevel(LogLevel::kWarning);
   testing::internal::CaptureStderr();

@@ -58,8 +58,10 @@ class AuthTest : public ServerTest {
       context->AddMetadata("authorization", "Bearer " + token);
   }
 
-  // Calls a method with an empty message, which every method can parse.
-  grpc::Status Call(const std::string& path, const std::string& token) {
+  // Calls a method with a message: by default an empty one, which every method
+  // can parse.
+  grpc::Status Call(const std::string& path, const std::string& token,
+                    const std::string& message = "") {
     grpc::GenericStub stub(channel_);
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(30)));
@@ -70,7 +72,8 @@ class AuthTest : public ServerTest {
     bool ok = false;
     call->StartCall(this);
     queue.Next(&tag, &ok);
-    call->WriteLast(grpc::ByteBuffer(nullptr, 0), grpc::WriteOptions(), this);
+    const grpc::Slice bytes(message);
+    call->WriteLast(grpc::ByteBuffer(&bytes, 1), grpc::WriteOptions(), this);
     queue.Next(&tag, &ok);
     grpc::ByteBuffer reply;
     call->Read(&reply, this);
@@ -154,6 +157,39 @@ TEST(RpcPolicyTest, EveryMethodHasOne) {
   EXPECT_EQ(FindPolicy("/weft.v1.ServerService/Drain")->scope, Scope::kAdmin);
   EXPECT_EQ(FindPolicy("/weft.v1.ServerService/Profile")->scope, Scope::kAdmin);
   EXPECT_EQ(FindPolicy("/weft.v1.ServerService/None"), nullptr);
+}
+
+TEST_F(AuthTest, AMessageThatGrowsWhenItIsParsedIsRefusedUnparsed) {
+  const std::string token =
+      AddToken("ci", "acme", {Scope::kTrain, Scope::kSample});
+  StartWithTokens();
+  const auto many = [](size_t count, const std::string& part) {
+    std::string all;
+    for (size_t i = 0; i < count; ++i) all += part;
+    return all;
+  };
+  // Empty data, and fields that no message has; each takes two bytes.
+  const std::string data = many(1 << 20, std::string("\x1a\x00", 2));
+  const std::string unknown = many(1 << 20, std::string("\x7a\x00", 2));
+  for (const std::string& message : {data, unknown}) {
+    const grpc::Status status =
+        Call("/weft.v1.TrainingService/ForwardBackward", token, message);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+    EXPECT_THAT(status.error_message(),
+                HasSubstr("the 2097152 bytes of this ForwardBackwardRequest "
+                          "have so many small parts"));
+  }
+  // A method without data takes small messages only.
+  const grpc::Status info =
+      Call("/weft.v1.ServerService/GetInfo", token, unknown);
+  EXPECT_EQ(info.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(info.error_message(),
+              HasSubstr("the request has 2097152 bytes, must have at most "
+                        "262144 for weft.v1.ServerService/GetInfo"));
+  EXPECT_EQ(
+      Call("/weft.v1.SamplingService/Sample", token, "\x0a\x05?").error_code(),
+      grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_TRUE(Call("/weft.v1.ServerService/GetInfo", token).ok());
 }
 
 TEST_F(AuthTest, NoMethodAnswersWithoutAToken) {

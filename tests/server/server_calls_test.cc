@@ -9,18 +9,17 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "google/protobuf/message.h"
+#include "grpcpp/support/proto_buffer_reader.h"
 #include "gtest/gtest.h"
 #include "prometheus/registry.h"
 #include "server/call.h"
 #include "server/cancel_slot.h"
+#include "server/raw_services.h"
 #include "server/services.h"
 #include "src/base/log.h"
 #include "tests/support/canned_engine.h"
 #include "tests/support/direct_call.h"
-#include "weft/v1/adapters.grpc.pb.h"
-#include "weft/v1/sampling.grpc.pb.h"
-#include "weft/v1/server.grpc.pb.h"
-#include "weft/v1/training.grpc.pb.h"
 
 namespace weft {
 namespace {
@@ -57,35 +56,40 @@ class ServerCallsTest : public ::testing::Test {
     EXPECT_EQ(core_.import_bytes, 0);
   }
 
-  auto& training() {
-    return As<v1::TrainingService::CallbackService>(services_[0]);
-  }
-  auto& sampling() {
-    return As<v1::SamplingService::CallbackService>(services_[1]);
-  }
-  auto& adapters() {
-    return As<v1::AdapterService::CallbackService>(services_[2]);
-  }
-  auto& server() {
-    return As<v1::ServerService::CallbackService>(services_[3]);
+  auto& training() { return As<RawTrainingService>(services_[0]); }
+  auto& sampling() { return As<RawSamplingService>(services_[1]); }
+  auto& adapters() { return As<RawAdapterService>(services_[2]); }
+  auto& server() { return As<RawServerService>(services_[3]); }
+
+  // Runs a unary handler, `handle(context, request, response)`, and waits for
+  // its status.
+  template <typename Handle>
+  grpc::StatusCode Call(const google::protobuf::Message& request,
+                        google::protobuf::Message* response,
+                        const Handle& handle) {
+    grpc::ByteBuffer bytes = ToBytes(request);
+    grpc::ByteBuffer reply;
+    DirectUnary call(&wire_);
+    call.Start(handle(call.context(), &bytes, &reply));
+    const grpc::StatusCode code = call.Wait().error_code();
+    if (code == grpc::OK) Parse(reply, response);
+    return code;
   }
 
-  // Runs a unary handler, `handle(context)`, and waits for its status.
-  template <typename Handle>
-  grpc::StatusCode Call(const Handle& handle) {
-    DirectUnary call(&wire_);
-    call.Start(handle(call.context()));
-    return call.Wait().error_code();
+  static void Parse(grpc::ByteBuffer bytes,
+                    google::protobuf::Message* message) {
+    grpc::ProtoBufferReader reader(&bytes);
+    EXPECT_TRUE(message->ParseFromZeroCopyStream(&reader));
   }
 
   void Create(const std::string& id) {
     v1::CreateAdapterRequest request;
     request.set_adapter_id(id);
     v1::CreateAdapterResponse response;
-    EXPECT_EQ(Call([&](auto* context) {
-                return adapters().CreateAdapter(context, &request, &response);
-              }),
-              grpc::OK);
+    EXPECT_EQ(
+        Call(request, &response,
+             [&](auto*... args) { return adapters().CreateAdapter(args...); }),
+        grpc::OK);
     EXPECT_EQ(response.adapter().adapter_id(), id);
   }
 
@@ -102,16 +106,19 @@ class ServerCallsTest : public ::testing::Test {
 
   // Sends the step twice, like a client whose connection breaks.
   void Train(const std::string& id, uint64_t step, bool cancel) {
-    const v1::ForwardBackwardRequest request = Step(id, step);
-    v1::ForwardBackwardResponse response;
-    v1::ForwardBackwardResponse ignored;
+    grpc::ByteBuffer request = ToBytes(Step(id, step));
+    grpc::ByteBuffer repeated = ToBytes(Step(id, step));
+    grpc::ByteBuffer reply;
+    grpc::ByteBuffer ignored;
     DirectUnary call(&wire_);
     DirectUnary again(&wire_);
-    call.Start(training().ForwardBackward(call.context(), &request, &response));
+    call.Start(training().ForwardBackward(call.context(), &request, &reply));
     again.Start(
-        training().ForwardBackward(again.context(), &request, &ignored));
+        training().ForwardBackward(again.context(), &repeated, &ignored));
     if (cancel) again.Cancel();
     EXPECT_EQ(call.Wait().error_code(), grpc::OK);
+    v1::ForwardBackwardResponse response;
+    Parse(reply, &response);
     EXPECT_EQ(response.step(), step);
     const grpc::StatusCode code = again.Wait().error_code();
     EXPECT_TRUE(code == grpc::OK || (cancel && code == grpc::CANCELLED));
@@ -122,10 +129,10 @@ class ServerCallsTest : public ::testing::Test {
     request.set_adapter_id(id);
     request.set_step(step);
     v1::OptimStepResponse response;
-    EXPECT_EQ(Call([&](auto* context) {
-                return training().OptimStep(context, &request, &response);
-              }),
-              grpc::OK);
+    EXPECT_EQ(
+        Call(request, &response,
+             [&](auto*... args) { return training().OptimStep(args...); }),
+        grpc::OK);
     EXPECT_EQ(response.step(), step);
   }
 
@@ -138,10 +145,10 @@ class ServerCallsTest : public ::testing::Test {
   }
 
   grpc::StatusCode Sample(const std::string& id, bool cancel) {
-    const v1::SampleRequest request = Prompt(id);
-    v1::SampleResponse response;
+    grpc::ByteBuffer request = ToBytes(Prompt(id));
+    grpc::ByteBuffer reply;
     DirectUnary call(&wire_);
-    call.Start(sampling().Sample(call.context(), &request, &response));
+    call.Start(sampling().Sample(call.context(), &request, &reply));
     if (cancel) call.Cancel();
     return call.Wait().error_code();
   }
@@ -150,13 +157,16 @@ class ServerCallsTest : public ::testing::Test {
   void Stream(const std::string& id, bool cancel) {
     v1::SampleStreamRequest request;
     *request.mutable_request() = Prompt(id);
-    DirectWriter<v1::SampleStreamResponse> call(&wire_);
-    call.Start(sampling().SampleStream(call.context(), &request));
+    grpc::ByteBuffer bytes = ToBytes(request);
+    DirectWriter<grpc::ByteBuffer> call(&wire_);
+    call.Start(sampling().SampleStream(call.context(), &bytes));
     if (cancel) call.Cancel();
     const grpc::StatusCode code = call.Wait().error_code();
     if (cancel && code == grpc::CANCELLED) return;
     int num_tokens = 0;
-    for (const auto& message : call.received()) {
+    for (const grpc::ByteBuffer& received : call.received()) {
+      v1::SampleStreamResponse message;
+      Parse(received, &message);
       num_tokens += message.tokens_size();
     }
     EXPECT_EQ(code, grpc::OK);
@@ -167,18 +177,26 @@ class ServerCallsTest : public ::testing::Test {
   void Copy(const std::string& id, const std::string& copy) {
     v1::ExportAdapterRequest request;
     request.set_adapter_id(id);
-    DirectWriter<v1::ExportAdapterResponse> sent(&wire_);
-    sent.Start(adapters().ExportAdapter(sent.context(), &request));
+    grpc::ByteBuffer bytes = ToBytes(request);
+    DirectWriter<grpc::ByteBuffer> sent(&wire_);
+    sent.Start(adapters().ExportAdapter(sent.context(), &bytes));
     EXPECT_EQ(sent.Wait().error_code(), grpc::OK);
-    std::vector<v1::ImportAdapterRequest> parts(1);
-    parts[0].mutable_options()->set_adapter_id(copy);
-    for (const v1::ExportAdapterResponse& part : sent.received()) {
-      *parts.emplace_back().mutable_chunk() = part.chunk();
+    v1::ImportAdapterRequest first;
+    first.mutable_options()->set_adapter_id(copy);
+    std::vector<grpc::ByteBuffer> parts = {ToBytes(first)};
+    for (const grpc::ByteBuffer& received : sent.received()) {
+      v1::ExportAdapterResponse part;
+      Parse(received, &part);
+      v1::ImportAdapterRequest next;
+      *next.mutable_chunk() = part.chunk();
+      parts.push_back(ToBytes(next));
     }
-    v1::ImportAdapterResponse response;
-    DirectReader<v1::ImportAdapterRequest> call(&wire_, parts);
-    call.Start(adapters().ImportAdapter(call.context(), &response));
+    grpc::ByteBuffer reply;
+    DirectReader<grpc::ByteBuffer> call(&wire_, parts);
+    call.Start(adapters().ImportAdapter(call.context(), &reply));
     EXPECT_EQ(call.Wait().error_code(), grpc::OK);
+    v1::ImportAdapterResponse response;
+    Parse(reply, &response);
     EXPECT_EQ(response.adapter().adapter_id(), copy);
   }
 
@@ -186,10 +204,10 @@ class ServerCallsTest : public ::testing::Test {
     v1::DeleteAdapterRequest request;
     request.set_adapter_id(id);
     v1::DeleteAdapterResponse response;
-    EXPECT_EQ(Call([&](auto* context) {
-                return adapters().DeleteAdapter(context, &request, &response);
-              }),
-              grpc::OK);
+    EXPECT_EQ(
+        Call(request, &response,
+             [&](auto*... args) { return adapters().DeleteAdapter(args...); }),
+        grpc::OK);
   }
 
   void SaveAndLoad(const std::string& id) {
@@ -197,18 +215,18 @@ class ServerCallsTest : public ::testing::Test {
     save.set_adapter_id(id);
     save.set_name("c");
     v1::SaveCheckpointResponse saved;
-    EXPECT_EQ(Call([&](auto* context) {
-                return adapters().SaveCheckpoint(context, &save, &saved);
-              }),
-              grpc::OK);
+    EXPECT_EQ(
+        Call(save, &saved,
+             [&](auto*... args) { return adapters().SaveCheckpoint(args...); }),
+        grpc::OK);
     v1::LoadCheckpointRequest load;
     load.set_adapter_id(id);
     load.set_name("c");
     v1::LoadCheckpointResponse loaded;
-    EXPECT_EQ(Call([&](auto* context) {
-                return adapters().LoadCheckpoint(context, &load, &loaded);
-              }),
-              grpc::OK);
+    EXPECT_EQ(
+        Call(load, &loaded,
+             [&](auto*... args) { return adapters().LoadCheckpoint(args...); }),
+        grpc::OK);
     EXPECT_EQ(loaded.adapter().last_step(), saved.checkpoint().last_step());
   }
 
@@ -217,15 +235,14 @@ class ServerCallsTest : public ::testing::Test {
     v1::ListAdaptersRequest list;
     list.set_page_size(2);
     v1::ListAdaptersResponse listed;
-    EXPECT_EQ(Call([&](auto* context) {
-                return adapters().ListAdapters(context, &list, &listed);
-              }),
-              grpc::OK);
+    EXPECT_EQ(
+        Call(list, &listed,
+             [&](auto*... args) { return adapters().ListAdapters(args...); }),
+        grpc::OK);
     const v1::GetInfoRequest request;
     v1::GetInfoResponse response;
-    EXPECT_EQ(Call([&](auto* context) {
-                return server().GetInfo(context, &request, &response);
-              }),
+    EXPECT_EQ(Call(request, &response,
+                   [&](auto*... args) { return server().GetInfo(args...); }),
               grpc::OK);
     EXPECT_GE(response.info().num_adapters(), 1U);
   }
@@ -253,8 +270,8 @@ class ServerCallsTest : public ::testing::Test {
   // Starts a step that never runs, because it waits for an earlier step that
   // never arrives.
   void StartStuck(const std::string& id, DirectUnary* call,
-                  v1::ForwardBackwardResponse* response) {
-    const v1::ForwardBackwardRequest request = Step(id, 2);
+                  grpc::ByteBuffer* response) {
+    grpc::ByteBuffer request = ToBytes(Step(id, 2));
     call->Start(
         training().ForwardBackward(call->context(), &request, response));
   }
@@ -282,14 +299,14 @@ TEST_F(ServerCallsTest, AllCallsOfAllThreadsAreAnswered) {
 }
 
 TEST_F(ServerCallsTest, ADrainIsAnsweredWhenOpenCallsAreCancelled) {
-  const v1::DrainRequest request;
-  v1::DrainResponse response;
+  grpc::ByteBuffer request = ToBytes(v1::DrainRequest());
+  grpc::ByteBuffer response;
   DirectUnary drain(&wire_);
   std::atomic<int> sampled = 0;
   RunClients([&](int c) {
     const std::string id = absl::StrCat("a", c);
     Create(id);
-    v1::ForwardBackwardResponse never;
+    grpc::ByteBuffer never;
     DirectUnary stuck(&wire_);
     StartStuck(id, &stuck, &never);
     EXPECT_EQ(Sample(id, /*cancel=*/false), grpc::OK);
@@ -315,13 +332,26 @@ TEST_F(ServerCallsTest, CallsThatTheEngineEndsWithAreUnavailable) {
   RunClients([&](int c) {
     const std::string id = absl::StrCat("a", c);
     Create(id);
-    v1::ForwardBackwardResponse never;
+    grpc::ByteBuffer never;
     DirectUnary stuck(&wire_);
     StartStuck(id, &stuck, &never);
     ++started;
     EXPECT_EQ(stuck.Wait().error_code(), grpc::UNAVAILABLE);
   });
   shutdown.join();
+}
+
+TEST_F(ServerCallsTest, ARequestIsChargedBeforeItIsParsed) {
+  auto held = core_.memory->Reserve("", core_.memory->most());
+  ASSERT_TRUE(held.ok()) << held.status();
+  v1::GetInfoResponse response;
+  const auto get = [this](auto*... args) { return server().GetInfo(args...); };
+  EXPECT_EQ(Call(v1::GetInfoRequest(), &response, get),
+            grpc::RESOURCE_EXHAUSTED);
+  held->reset();
+  EXPECT_EQ(Call(v1::GetInfoRequest(), &response, get), grpc::OK);
+  // The charge ends with the call's request.
+  EXPECT_TRUE(core_.memory->Reserve("", core_.memory->most()).ok());
 }
 
 TEST(CancelSlotTest, HandleAndCancellationMeetFromAnyThreads) {

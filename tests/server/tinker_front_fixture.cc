@@ -128,16 +128,36 @@ void TinkerFrontTest::OnFront(const std::function<void(Front&)>& work) {
 std::future<HttpReply> TinkerFrontTest::AskLater(const std::string& method,
                                                  const std::string& path,
                                                  const Json& body) {
-  HttpRequest request{.method = method,
-                      .target = absl::StrCat("/api/v1/", path),
-                      .api_key = key_,
-                      .idempotency_key = idempotency_key_,
-                      .content_type = kJsonType,
-                      .host = "front:80",
-                      .forwarded_proto = forwarded_proto_,
-                      .peer = "127.0.0.1:9"};
+  return SendLater({.method = method,
+                    .target = absl::StrCat("/api/v1/", path),
+                    .api_key = key_,
+                    .idempotency_key = idempotency_key_,
+                    .content_type = kJsonType,
+                    .host = "front:80",
+                    .forwarded_proto = forwarded_proto_,
+                    .peer = "127.0.0.1:9"},
+                   body.dump());
+}
+
+HttpReply TinkerFrontTest::Send(const std::string& path,
+                                const std::string& type,
+                                const std::string& encoding,
+                                const std::string& body) {
+  return SendLater({.method = "POST",
+                    .target = absl::StrCat("/api/v1/", path),
+                    .api_key = key_,
+                    .content_type = type,
+                    .content_encoding = encoding,
+                    .host = "front:80"},
+                   body)
+      .get();
+}
+
+std::future<HttpReply> TinkerFrontTest::SendLater(HttpRequest request,
+                                                  std::string body) {
   const auto reply = std::make_shared<std::promise<HttpReply>>();
-  server_->Post([this, request, text = body.dump(), reply]() mutable {
+  server_->Post([this, request = std::move(request), text = std::move(body),
+                 reply]() mutable {
     const Admission admission = tinker::Admit(*front_, request);
     if (admission.refusal) return reply->set_value(*admission.refusal);
     request.body = std::move(text);

@@ -44,6 +44,9 @@ class TinkerFrontTest : public ::testing::Test {
                                   const Json& body = Json::object());
   HttpReply Ask(const std::string& method, const std::string& path,
                 const Json& body = Json::object());
+  // Like Ask, for a POST request with a body of another type or encoding.
+  HttpReply Send(const std::string& path, const std::string& type,
+                 const std::string& encoding, const std::string& body);
   // Sends a POST request and expects status 200. Returns the reply.
   Json Post(const std::string& path, const Json& body = Json::object());
   // Returns the result of a future, and waits for it.
@@ -64,6 +67,7 @@ class TinkerFrontTest : public ::testing::Test {
                        int number = 0);
   // Returns how often the RPC was called on the engine.
   int Calls(const std::string& rpc) const;
+  std::future<HttpReply> SendLater(HttpRequest request, std::string body);
   // Waits up to 30 s for `condition`. Returns whether it became true.
   void StartFront();
   void StopFront();
