@@ -140,12 +140,10 @@ TEST_F(EngineTest, OnlyARequestThatDoesNotFitAloneFails) {
   for (int round = 0; round < 20; ++round) {
     std::promise<absl::Status> refused;
     std::promise<absl::Status> done;
-    engine_->Train(busy, [&](const auto& reply) {
-      done.set_value(reply.status());
-    });
-    engine_->Train(request, [&](const auto& reply) {
-      refused.set_value(reply.status());
-    });
+    engine_->Train(busy,
+                   [&](const auto& reply) { done.set_value(reply.status()); });
+    engine_->Train(
+        request, [&](const auto& reply) { refused.set_value(reply.status()); });
     const auto trained = Train("short");
     ASSERT_THAT(trained, IsOk());
     EXPECT_EQ(trained->result.data[1].logprobs,
