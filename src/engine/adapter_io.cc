@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <set>
 #include <utility>
 
@@ -160,6 +161,8 @@ absl::Status AdapterIo::Write(const AdapterCopy& adapter, bool overwrite,
   folder.fields = lora::WriteCheckpointFields(*info, base_.shape);
   folder.files.emplace_back(kStateFile, folder.fields.dump(2));
   const std::string parent = AdapterDir(info->adapter_id);
+  std::error_code ignored;  // Then the next call fails.
+  std::filesystem::create_directories(checkpoint_dir_, ignored);
   if (::mkdir(parent.c_str(), 0700) != 0 && errno != EEXIST) {
     return ErrnoStatus(errno, "making the adapter's folder");
   }

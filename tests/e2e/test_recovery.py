@@ -289,7 +289,7 @@ def test_a_short_disk_refuses_new_work_but_no_deletion(durable: Durable) -> None
     ):
         refused = durable.call(method, request)
         assert refused.code == "RESOURCE_EXHAUSTED", refused
-        assert "the disk of the state folder has" in refused.message
+        assert "the disk of the state folder is full" in refused.message
         assert f"--disk-reserve-bytes is {1 << 50}" in refused.message
     with durable.daemon.client() as client:
         client.delete_checkpoint("a", "c")

@@ -129,20 +129,26 @@ TEST_F(EngineTest, OnlyARequestThatDoesNotFitAloneFails) {
   const std::string bytes = text.substr(text.find("needs ") + 6);
   options.memory_budget_bytes = std::stoll(bytes) - 1;
   Start(options);
-  for (const char* id : {"long", "short", "alone"}) {
+  for (const char* id : {"long", "short", "alone", "busy"}) {
     ASSERT_THAT(Create(id), IsOk());
   }
   const auto expected = Train("alone");
   ASSERT_THAT(expected, IsOk());
+  TrainRequest busy{.adapter_id = "busy", .data = request.data};
+  busy.data[0].tokens.resize(8);
+  busy.data[0].targets.resize(8);
   for (int round = 0; round < 20; ++round) {
     std::promise<absl::Status> refused;
-    request.step = 0;
+    std::promise<absl::Status> done;
+    engine_->Train(busy,
+                   [&](const auto& reply) { done.set_value(reply.status()); });
     engine_->Train(
         request, [&](const auto& reply) { refused.set_value(reply.status()); });
     const auto trained = Train("short");
     ASSERT_THAT(trained, IsOk());
     EXPECT_EQ(trained->result.data[1].logprobs,
               expected->result.data[1].logprobs);
+    EXPECT_THAT(done.get_future().get(), IsOk());
     EXPECT_THAT(refused.get_future().get(),
                 IsStatus(absl::StatusCode::kResourceExhausted,
                          absl::StrCat("needs ", std::stoll(bytes), " bytes")));

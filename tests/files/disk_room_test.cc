@@ -18,7 +18,7 @@ TEST(DiskRoomTest, BytesAndReserveMustFit) {
                        ", and 7 would be written; --disk-reserve-bytes is "));
   EXPECT_THAT(CheckDiskRoom(::testing::TempDir(), "the folder", kMuch, 1),
               IsStatus(absl::StatusCode::kResourceExhausted,
-                       "the disk of the folder has "));
+                       "the disk of the folder is full"));
   EXPECT_THAT(CheckDiskRoom(::testing::TempDir(), "x", kMuch, 0), IsOk());
 }
 

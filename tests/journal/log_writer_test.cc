@@ -260,7 +260,7 @@ TEST_F(LogWriterTest, IsWrittenButStalledWithoutTheReserve) {
       {.disk_reserve_bytes = 1ULL << 62, .retry = absl::Milliseconds(5)});
   ASSERT_TRUE(Eventually([&] { return !log->stalled().ok(); }));
   EXPECT_THAT(log->stalled(), IsStatus(absl::StatusCode::kResourceExhausted,
-                                       "the disk of the state folder has"));
+                                       "the disk of the state folder is full"));
   EXPECT_EQ(log.metrics().stalled.Value(), 1);
   log->Append("0");
   log.Flush();
