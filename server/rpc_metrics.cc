@@ -81,6 +81,7 @@ RejectReason ReasonOfExhausted(const absl::Status& status) {
       {"CALLS_UNDER_WAY", RejectReason::kQuota},
       {"TOKEN_RATE", RejectReason::kQuota},
       {"IMPORTS_UNDER_WAY", RejectReason::kQuota},
+      {"SHARE_IN_USE", RejectReason::kQuota},
       {"ALL_ADAPTER_SLOTS_IN_USE", RejectReason::kAdapterRoom},
       {"ADAPTER_BYTES", RejectReason::kAdapterRoom},
       {"STATE_DISK_FULL", RejectReason::kDiskFull},

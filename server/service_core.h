@@ -10,6 +10,7 @@
 
 #include "server/authenticator.h"
 #include "server/call_errors.h"
+#include "server/call_memory.h"
 #include "server/engine_holder.h"
 #include "server/rpc_metrics.h"
 #include "server/tenant_quota.h"
@@ -27,7 +28,8 @@ struct ServiceCore {
         registry(metric_registry),
         metrics(metric_registry),
         quota(options.max_calls_per_tenant,
-              options.max_tokens_per_second_per_tenant) {}
+              options.max_tokens_per_second_per_tenant),
+        memory(MakeCallMemory(options.max_message_bytes)) {}
 
   const ServerOptions options;
   prometheus::Registry* const registry;
@@ -36,6 +38,9 @@ struct ServiceCore {
   RpcMetrics metrics;
   CallErrors errors;
   TenantQuota quota;
+  // The memory that calls take: each charges its tenant (OwnerKey) before it
+  // allocates, and holds the charge as long as the memory.
+  const std::shared_ptr<FairBudget> memory;
   EngineHolder engine;
   // Counts the CallRecords that exist: calls that have not ended.
   std::atomic<int> open_calls{0};

@@ -1,4 +1,4 @@
-// Limits what the requests of all clients take together: bytes of memory, or
+// Limits what the calls of all clients take together: bytes of memory, or
 // connections.
 #ifndef WEFT_SERVER_HTTP_FAIR_BUDGET_H_
 #define WEFT_SERVER_HTTP_FAIR_BUDGET_H_
@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
@@ -20,12 +21,17 @@ namespace weft {
 // Threads: any.
 class FairBudget : public std::enable_shared_from_this<FairBudget> {
  public:
-  explicit FairBudget(int64_t most) : most_(most) {}
+  // `unit` names in errors what the budget counts, for example "connections".
+  FairBudget(int64_t most, std::string unit)
+      : most_(most), unit_(std::move(unit)) {}
+
+  [[nodiscard]] int64_t most() const { return most_; }
 
   // Reserves `amount` until the last copy of the result is destroyed. A holder
   // without a reservation may take more than half, up to the whole budget.
-  // Errors: RESOURCE_EXHAUSTED if a holder with a reservation would have more
-  // than half; UNAVAILABLE if the budget has no room for `amount`.
+  // Errors: RESOURCE_EXHAUSTED with reason SHARE_IN_USE if a holder with a
+  // reservation would have more than half; UNAVAILABLE if the budget has no room
+  // for `amount`. They tell what the holder itself has, never what others have.
   [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> Reserve(
       const std::string& holder, int64_t amount) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -34,6 +40,7 @@ class FairBudget : public std::enable_shared_from_this<FairBudget> {
       ABSL_LOCKS_EXCLUDED(mu_);
 
   const int64_t most_;
+  const std::string unit_;
   Mutex mu_;
   int64_t taken_ ABSL_GUARDED_BY(mu_) = 0;
   // What each holder has reserved. A holder that has reserved nothing has no

@@ -27,8 +27,10 @@ class HttpServer::Core {
         pool_(new ConnectionPool{
             .options = options,
             .handler = {},
-            .budget = std::make_shared<FairBudget>(options.max_pending_bytes),
-            .turns = std::make_shared<FairBudget>(options.max_connections)}) {}
+            .budget = std::make_shared<FairBudget>(options.max_pending_bytes,
+                                                   "bytes of bodies"),
+            .turns = std::make_shared<FairBudget>(options.max_connections,
+                                                  "connections")}) {}
   ~Core() { Stop(); }
 
   absl::Status Listen(const std::string& host, int port) {

@@ -33,7 +33,8 @@ Front::Front(ServiceCore* core, const std::shared_ptr<HttpServer>& server,
       ledger(std::move(opened)),
       futures(kMaxResultBytes, later),
       after(std::move(later)),
-      waiting(std::make_shared<FairBudget>(kMaxWaitingBytes)) {}
+      waiting(std::make_shared<FairBudget>(kMaxWaitingBytes,
+                                           "bytes of waiting requests")) {}
 
 std::vector<std::string> Front::model_names() const {
   std::vector<std::string> names = port.core()->options.model_aliases;

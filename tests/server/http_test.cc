@@ -30,11 +30,13 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 TEST(FairBudgetTest, OneHolderHasHalfAndEachHasWhatIsLeft) {
-  const auto budget = std::make_shared<FairBudget>(100);
+  const auto budget = std::make_shared<FairBudget>(100, "bytes");
   auto first = budget->Reserve("a", 40);
   ASSERT_TRUE(first.ok());
   EXPECT_THAT(budget->Reserve("a", 11),
-              IsStatus(absl::StatusCode::kResourceExhausted, "your requests"));
+              IsStatus(absl::StatusCode::kResourceExhausted,
+                       "your requests under way hold 40 bytes, and 11 more "
+                       "would exceed 50"));
   EXPECT_TRUE(budget->Reserve("a", 10).ok());
   const auto large = budget->Reserve("b", 60);
   EXPECT_TRUE(large.ok()) << "the first may have more than half";
