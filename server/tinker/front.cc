@@ -31,7 +31,7 @@ Front::Front(ServiceCore* core, const std::shared_ptr<HttpServer>& server,
              std::unique_ptr<Ledger> opened, Futures::After later)
     : port(core, server, InClientsNames),
       ledger(std::move(opened)),
-      futures(kMaxResultBytes, later),
+      futures(kMaxResultBytes, core->memory, later),
       after(std::move(later)),
       waiting(std::make_shared<FairBudget>(kMaxWaitingBytes,
                                            "bytes of waiting requests")) {}

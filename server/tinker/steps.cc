@@ -68,7 +68,7 @@ void Keep(Front& front, const CallPtr& call, const PromiseId& id,
 bool Open(Front& front, const CallPtr& call, const PromiseId& id,
           const Respond& respond) {
   const std::string future = id.ToString();
-  if (front.futures.Open(future, call->owner())) return true;
+  if (front.futures.Open(future, call->owner(), Scope::kTrain)) return true;
   const auto keeping = front.keeping.find(future);
   if (keeping != front.keeping.end()) {
     keeping->second.push_back(respond);
@@ -183,6 +183,13 @@ absl::Status RetrieveFuture(Front& front, const CallPtr& call,
       respond(ErrorReply(absl::UnavailableError("the server is starting")));
     });
     return absl::OkStatus();
+  }
+  const Scope scope = front.futures.ScopeOf(id, call->owner());
+  if ((scope == Scope::kTrain && !call->may_delete) ||
+      (scope == Scope::kSample && !call->may_sample)) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("the token lacks the scope ", ScopeName(scope),
+                     ", which the request of this future needed"));
   }
   const bool protobuf =
       call->http.accept.find(kProtobufType) != std::string::npos;
