@@ -23,7 +23,7 @@ class AdapterService final : public v1::AdapterService::CallbackService {
                          const v1::CreateAdapterRequest* request,
                          v1::CreateAdapterResponse* response) override {
     return RunUnary<AdapterInfo>(
-        core_, context, Rpc::kCreateAdapter, *request,
+        core_, context, Rpc::kCreateAdapter, *request, response,
         [](Engine& engine, CreateAdapterRequest plain, auto done) {
           engine.CreateAdapter(std::move(plain), std::move(done));
         },
@@ -35,7 +35,7 @@ class AdapterService final : public v1::AdapterService::CallbackService {
   Reactor* GetAdapter(Context* context, const v1::GetAdapterRequest* request,
                       v1::GetAdapterResponse* response) override {
     return RunUnary<AdapterInfo>(
-        core_, context, Rpc::kGetAdapter, *request,
+        core_, context, Rpc::kGetAdapter, *request, response,
         [](Engine& engine, std::string id, auto done) {
           engine.GetAdapter(std::move(id), std::move(done));
         },
@@ -48,7 +48,7 @@ class AdapterService final : public v1::AdapterService::CallbackService {
                         const v1::ListAdaptersRequest* request,
                         v1::ListAdaptersResponse* response) override {
     return RunUnary<AdapterPage>(
-        core_, context, Rpc::kListAdapters, *request,
+        core_, context, Rpc::kListAdapters, *request, response,
         [](Engine& engine, ListAdaptersRequest plain, auto done) {
           engine.ListAdapters(std::move(plain), std::move(done));
         },
@@ -64,9 +64,9 @@ class AdapterService final : public v1::AdapterService::CallbackService {
 
   Reactor* DeleteAdapter(Context* context,
                          const v1::DeleteAdapterRequest* request,
-                         v1::DeleteAdapterResponse* /*response*/) override {
+                         v1::DeleteAdapterResponse* response) override {
     return RunUnary<bool>(
-        core_, context, Rpc::kDeleteAdapter, *request,
+        core_, context, Rpc::kDeleteAdapter, *request, response,
         [](Engine& engine, std::string id, auto done) {
           engine.DeleteAdapter(std::move(id), std::move(done));
         },
@@ -77,7 +77,7 @@ class AdapterService final : public v1::AdapterService::CallbackService {
                           const v1::SaveCheckpointRequest* request,
                           v1::SaveCheckpointResponse* response) override {
     return RunUnary<StepReply<CheckpointInfo>>(
-        core_, context, Rpc::kSaveCheckpoint, *request,
+        core_, context, Rpc::kSaveCheckpoint, *request, response,
         [](Engine& engine, SaveCheckpointRequest plain, auto done) {
           return engine.SaveCheckpoint(std::move(plain), std::move(done));
         },
@@ -90,7 +90,7 @@ class AdapterService final : public v1::AdapterService::CallbackService {
                           const v1::LoadCheckpointRequest* request,
                           v1::LoadCheckpointResponse* response) override {
     return RunUnary<StepReply<AdapterInfo>>(
-        core_, context, Rpc::kLoadCheckpoint, *request,
+        core_, context, Rpc::kLoadCheckpoint, *request, response,
         [](Engine& engine, LoadCheckpointRequest plain, auto done) {
           return engine.LoadCheckpoint(std::move(plain), std::move(done));
         },
@@ -103,7 +103,7 @@ class AdapterService final : public v1::AdapterService::CallbackService {
                            const v1::ListCheckpointsRequest* request,
                            v1::ListCheckpointsResponse* response) override {
     return RunUnary<std::vector<CheckpointInfo>>(
-        core_, context, Rpc::kListCheckpoints, *request,
+        core_, context, Rpc::kListCheckpoints, *request, response,
         [](Engine& engine, std::string id, auto done) {
           engine.ListCheckpoints(std::move(id), std::move(done));
         },
@@ -114,11 +114,11 @@ class AdapterService final : public v1::AdapterService::CallbackService {
         });
   }
 
-  Reactor* DeleteCheckpoint(
-      Context* context, const v1::DeleteCheckpointRequest* request,
-      v1::DeleteCheckpointResponse* /*response*/) override {
+  Reactor* DeleteCheckpoint(Context* context,
+                            const v1::DeleteCheckpointRequest* request,
+                            v1::DeleteCheckpointResponse* response) override {
     return RunUnary<bool>(
-        core_, context, Rpc::kDeleteCheckpoint, *request,
+        core_, context, Rpc::kDeleteCheckpoint, *request, response,
         [](Engine& engine, std::pair<std::string, std::string> names,
            auto done) {
           engine.DeleteCheckpoint(std::move(names.first),
@@ -141,7 +141,7 @@ class AdapterService final : public v1::AdapterService::CallbackService {
                            const v1::PublishSnapshotRequest* request,
                            v1::PublishSnapshotResponse* response) override {
     return RunUnary<StepReply<PublishedSnapshot>>(
-        core_, context, Rpc::kPublishSnapshot, *request,
+        core_, context, Rpc::kPublishSnapshot, *request, response,
         [](Engine& engine, PublishSnapshotRequest plain, auto done) {
           return engine.PublishSnapshot(std::move(plain), std::move(done));
         },
@@ -152,9 +152,9 @@ class AdapterService final : public v1::AdapterService::CallbackService {
 
   Reactor* ReleaseSnapshot(Context* context,
                            const v1::ReleaseSnapshotRequest* request,
-                           v1::ReleaseSnapshotResponse* /*response*/) override {
+                           v1::ReleaseSnapshotResponse* response) override {
     return RunUnary<bool>(
-        core_, context, Rpc::kReleaseSnapshot, *request,
+        core_, context, Rpc::kReleaseSnapshot, *request, response,
         [](Engine& engine, ReleaseSnapshotRequest plain, auto done) {
           engine.ReleaseSnapshot(std::move(plain), std::move(done));
         },

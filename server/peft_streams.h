@@ -10,7 +10,9 @@
 
 namespace weft {
 
-// StartExport and StartDownload send the files in pieces of up to 1 MiB.
+// StartExport and StartDownload send the files in pieces of up to 1 MiB, which
+// they read from disk when the client has read the piece before. An export has
+// no file on disk, so its bytes count in ServiceCore::memory.
 [[nodiscard]] grpc::ServerWriteReactor<v1::ExportAdapterResponse>* StartExport(
     ServiceCore* core, grpc::CallbackServerContext* context,
     const v1::ExportAdapterRequest& request);
@@ -19,8 +21,8 @@ StartDownload(ServiceCore* core, grpc::CallbackServerContext* context,
               const v1::DownloadCheckpointRequest& request);
 
 // StartImport and StartUpload receive files until the client half-closes. They
-// fail with RESOURCE_EXHAUSTED if all open imports and uploads together hold
-// more than ServerOptions::max_import_bytes.
+// fail with RESOURCE_EXHAUSTED if their bytes find no room in
+// ServiceCore::imports.
 [[nodiscard]] grpc::ServerReadReactor<v1::ImportAdapterRequest>* StartImport(
     ServiceCore* core, grpc::CallbackServerContext* context,
     v1::ImportAdapterResponse* response);

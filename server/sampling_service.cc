@@ -16,7 +16,7 @@ class SamplingService final : public v1::SamplingService::CallbackService {
                                    const v1::SampleRequest* request,
                                    v1::SampleResponse* response) override {
     return RunUnary<SampleResult>(
-        core_, context, Rpc::kSample, *request,
+        core_, context, Rpc::kSample, *request, response,
         [](Engine& engine, SampleRequest plain, auto done) {
           return engine.Sample(std::move(plain), nullptr, std::move(done));
         },

@@ -28,7 +28,7 @@ class TrainingService final : public v1::TrainingService::CallbackService {
       grpc::CallbackServerContext* context, const v1::OptimStepRequest* request,
       v1::OptimStepResponse* response) override {
     return RunUnary<StepReply<OptimStepResult>>(
-        core_, context, Rpc::kOptimStep, *request,
+        core_, context, Rpc::kOptimStep, *request, response,
         [](Engine& engine, OptimStepRequest plain, auto done) {
           return engine.OptimStep(std::move(plain), std::move(done));
         },
@@ -42,7 +42,7 @@ class TrainingService final : public v1::TrainingService::CallbackService {
   grpc::ServerUnaryReactor* Train(Rpc rpc, grpc::CallbackServerContext* context,
                                   const Request* request, Response* response) {
     return RunUnary<StepReply<TrainResult>>(
-        core_, context, rpc, *request,
+        core_, context, rpc, *request, response,
         [](Engine& engine, TrainRequest plain, auto done) {
           return engine.Train(std::move(plain), std::move(done));
         },

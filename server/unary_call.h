@@ -4,7 +4,7 @@
 // reply.
 //
 //   return RunUnary<StepReply<TrainResult>>(
-//       core_, context, Rpc::kForward, *request,
+//       core_, context, Rpc::kForward, *request, response,
 //       [](Engine& engine, TrainRequest plain, auto done) {
 //         return engine.Train(std::move(plain), std::move(done));
 //       },
@@ -41,8 +41,10 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
 
   [[nodiscard]] CallRecord& record() { return record_; }
   void SetCancel(CancelHandle handle) { cancel_.Set(std::move(handle)); }
-  void Reply(const absl::Status& status) {
+  // `bytes` is the size of the reply.
+  void Reply(const absl::Status& status, int64_t bytes = 0) {
     if (status.ok()) record_.CountSent();
+    record_.AwaitClient(bytes);
     Finish(record_.Close(status));
   }
 
@@ -50,6 +52,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   void OnCancel() override { cancel_.Cancel(); }
   void OnDone() override {
     cancel_.Clear();
+    record_.Release();
     const std::shared_ptr<UnaryCall> self = std::move(self_);
   }
 
@@ -71,22 +74,38 @@ void FillReply(CallRecord& record, const StepReply<Result>& reply,
   fill(reply.result);
 }
 
+// Charges the caller for a reply, of which gRPC holds the message and its bytes
+// until the client has read them. Without room for them the caller gets the
+// error in place of the reply, and may repeat the call: a step gives its stored
+// reply then.
+inline absl::Status HoldReply(CallRecord& record,
+                              google::protobuf::MessageLite* response) {
+  const absl::Status held =
+      record.Hold(2 * static_cast<int64_t>(response->ByteSizeLong()));
+  if (!held.ok()) response->Clear();
+  return held;
+}
+
 // Runs a call. `start(Engine&, Plain, Callback<Result>)` returns a CancelHandle
-// or nothing. `fill(const T&)` writes the response. If Result is StepReply<U>,
+// or nothing. `fill(const T&)` writes `response`. If Result is StepReply<U>,
 // T is U. Otherwise T is Result. Plain is the type that Validate returns for
 // `request`.
 template <typename Result, typename Request, typename StartFn, typename FillFn>
 grpc::ServerUnaryReactor* RunUnary(ServiceCore* core,
                                    grpc::CallbackServerContext* context,
                                    Rpc rpc, const Request& request,
+                                   google::protobuf::MessageLite* response,
                                    StartFn start, FillFn fill) {
   const std::shared_ptr<UnaryCall> call = UnaryCall::Start(core, context, rpc);
-  Callback<Result> done = [call, fill](absl::StatusOr<Result> result) {
-    if (result.ok()) {
+  Callback<Result> done = [call, response,
+                           fill](absl::StatusOr<Result> result) {
+    absl::Status status = result.status();
+    if (status.ok()) {
       call->record().caller()->Reveal(&*result);
       FillReply(call->record(), *result, fill);
+      status = HoldReply(call->record(), response);
     }
-    call->Reply(result.status());
+    call->Reply(status, static_cast<int64_t>(response->ByteSizeLong()));
   };
   const absl::Status refused =
       call->record().Begin(request, [&](Engine& engine, auto plain) {
