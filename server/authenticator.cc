@@ -42,8 +42,8 @@ absl::string_view Only(const grpc::AuthMetadataProcessor::InputMetadata& all,
 
 class Authenticator::Processor final : public grpc::AuthMetadataProcessor {
  public:
-  explicit Processor(Authenticator* authenticator)
-      : authenticator_(*authenticator) {}
+  Processor(Authenticator* authenticator, TenantQuota* quota)
+      : authenticator_(*authenticator), quota_(*quota) {}
 
   // The check takes microseconds, so gRPC needs no extra thread for it.
   bool IsBlocking() const override { return false; }
@@ -54,7 +54,9 @@ class Authenticator::Processor final : public grpc::AuthMetadataProcessor {
                        OutputMetadata* /*response*/) override {
     const absl::string_view path = Only(metadata, ":path");
     const Verdict verdict = authenticator_.Judge(path, Only(metadata, kHeader));
-    if (verdict.status.ok()) return grpc::Status::OK;
+    if (verdict.status.ok()) {
+      return ToGrpcStatus(quota_.Begin(verdict.record->tenant, SteadyNow()));
+    }
     const TraceScope scope(
         MakeTraceId(std::string(Only(metadata, "traceparent")),
                     std::string(Only(metadata, "x-request-id"))));
@@ -69,6 +71,7 @@ class Authenticator::Processor final : public grpc::AuthMetadataProcessor {
 
  private:
   Authenticator& authenticator_;
+  TenantQuota& quota_;
 };
 
 absl::StatusOr<std::unique_ptr<Authenticator>> Authenticator::Start(
@@ -191,8 +194,9 @@ bool Authenticator::MayLog() {
   return ++lines_ <= kLinesPerSecond;
 }
 
-std::shared_ptr<grpc::AuthMetadataProcessor> Authenticator::MakeProcessor() {
-  return std::make_shared<Processor>(this);
+std::shared_ptr<grpc::AuthMetadataProcessor> Authenticator::MakeProcessor(
+    TenantQuota* quota) {
+  return std::make_shared<Processor>(this, quota);
 }
 
 }  // namespace weft

@@ -19,6 +19,7 @@
 #include "grpcpp/security/auth_metadata_processor.h"
 #include "server/caller.h"
 #include "server/file_poller.h"
+#include "server/tenant_quota.h"
 #include "src/base/log.h"
 #include "src/base/metrics.h"
 #include "src/base/mutex.h"
@@ -57,9 +58,11 @@ class Authenticator {
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // Returns the processor that gRPC asks about each call. The processor refuses
-  // the calls that Check refuses, and passes them to Note. REQUIRES: this
-  // object outlives the processor.
-  [[nodiscard]] std::shared_ptr<grpc::AuthMetadataProcessor> MakeProcessor();
+  // the calls that Check refuses, and passes them to Note. It also refuses
+  // those that TenantQuota::Begin refuses. REQUIRES: this object and `quota`
+  // outlive the processor.
+  [[nodiscard]] std::shared_ptr<grpc::AuthMetadataProcessor> MakeProcessor(
+      TenantQuota* quota);
 
  private:
   class Processor;

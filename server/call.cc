@@ -25,6 +25,9 @@
 namespace weft {
 namespace {
 
+// What gRPC and the handler of a call take besides its messages.
+constexpr int64_t kCallBytes = 32 << 10;
+
 // Returns whether the method needs the scope train or admin.
 bool ChangesState(Rpc rpc) {
   const RpcPolicy* const policy = FindPolicy(absl::StrCat("/", RpcName(rpc)));
@@ -101,11 +104,13 @@ CallRecord::CallRecord(ServiceCore* core, grpc::CallbackServerContext* context,
   core_->open_calls.fetch_add(1);
   core_->metrics.Started(rpc);
   if (has_tenant()) entered_ = core_->quota.Enter(caller()->tenant());
+  if (caller().ok() && entered_.ok()) entered_ = Hold(kCallBytes);
 }
 
 CallRecord::CallRecord(ServiceCore* core, grpc::CallbackServerContext* context,
                        Rpc rpc)
     : CallRecord(core, context, OriginOf(*core, *context, rpc), rpc) {
+  if (caller().ok()) core_->quota.Arrive(caller()->tenant());
   context->AddTrailingMetadata("weft-trace-id", *trace());
 }
 
@@ -221,6 +226,17 @@ absl::StatusOr<Engine*> CallRecord::Admit() const {
     return absl::DeadlineExceededError("the deadline passed before arrival");
   }
   return core_->engine.Get();
+}
+
+absl::Status CallRecord::Hold(int64_t bytes) {
+  auto reserved = core_->memory->Reserve(OwnerKey(*caller()), bytes);
+  if (reserved.ok()) held_.push_back(*std::move(reserved));
+  return reserved.status();
+}
+
+void CallRecord::Release() {
+  StopAwaiting();
+  held_.clear();
 }
 
 void CallRecord::MarkReplayed() {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -147,6 +148,17 @@ class CallRecord {
   void CountReceived() { core_->metrics.Received(rpc_); }
   void CountSent() { core_->metrics.Sent(rpc_); }
 
+  // Charges the caller for memory that the call takes, until Release. Errors:
+  // those of FairBudget::Reserve.
+  [[nodiscard]] absl::Status Hold(int64_t bytes);
+  // Ends the call if its client does not read or send `bytes` in time
+  // (StalledCalls). The second method ends this wait.
+  void AwaitClient(int64_t bytes = 0) { core_->stalled.Await(context_, bytes); }
+  void StopAwaiting() { core_->stalled.Forget(context_); }
+  // Ends what the methods above have begun. Each reactor's OnDone calls it,
+  // because gRPC holds the reply until then.
+  void Release();
+
   // Counts the reply in the metrics as the stored reply of an earlier call. For
   // gRPC, also marks the reply with a trailer.
   void MarkReplayed();
@@ -192,8 +204,10 @@ class CallRecord {
   const Rpc rpc_;
   const absl::Time start_;
   const CallOrigin origin_;
-  // The result of TenantQuota::Enter; OK without a valid token.
+  // Whether the caller may have another call: the result of TenantQuota::Enter,
+  // which is OK without a valid token, and of Hold.
   absl::Status entered_;
+  std::vector<std::shared_ptr<void>> held_;  // What Hold has reserved.
   std::string object_;
   int64_t spent_ = 0;  // The tokens that this call was charged.
 };

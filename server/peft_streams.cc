@@ -1,30 +1,59 @@
 #include "server/peft_streams.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "server/call.h"
 #include "server/file_assembler.h"
 #include "server/request_validation.h"
 #include "server/response_conversion.h"
+#include "src/base/file_source.h"
 #include "src/base/reason.h"
 #include "weft/v1/adapters.pb.h"
 
 namespace weft {
 namespace {
 
-constexpr size_t kChunkBytes = 1 << 20;
+constexpr uint64_t kChunkBytes = 1 << 20;
+// What a call that sends files takes: a piece as it is read, as a message and
+// as bytes, and open files. These are scarcer than memory, so it is much.
+constexpr int64_t kSendBytes = 8 << 20;
+// An export holds the weights and the file made of them, 4 bytes a parameter.
+constexpr int64_t kExportBytesPerParameter = 8;
+// What a reservation itself takes, so that tiny pieces of an import count.
+constexpr int64_t kReservationBytes = 128;
 
-void Run(Engine& engine, ExportAdapterRequest request,
-         Callback<PeftFiles> done) {
-  engine.ExportAdapter(std::move(request), std::move(done));
+using Files = std::vector<FileSource>;
+
+// Charges the caller for the files before the engine makes them, and then has
+// the engine make them.
+void Run(Engine& engine, CallRecord& record,
+         const ExportAdapterRequest& request, const Callback<Files>& done) {
+  engine.GetAdapter(
+      request.adapter_id, [&engine, &record, request,
+                           done](const absl::StatusOr<AdapterInfo>& info) {
+        if (!info.ok()) return done(info.status());
+        const absl::Status held =
+            record.Hold(kExportBytesPerParameter *
+                        static_cast<int64_t>(info->num_parameters));
+        if (!held.ok()) return done(held);
+        engine.ExportAdapter(request, [done](absl::StatusOr<PeftFiles> made) {
+          if (!made.ok()) return done(made.status());
+          Files files;
+          for (auto& [name, contents] : *made) {
+            files.emplace_back(std::move(name), std::move(contents));
+          }
+          done(std::move(files));
+        });
+      });
 }
 
-void Run(Engine& engine, std::pair<std::string, std::string> checkpoint,
-         Callback<PeftFiles> done) {
+void Run(Engine& engine, CallRecord& /*record*/,
+         std::pair<std::string, std::string> checkpoint, Callback<Files> done) {
   engine.DownloadCheckpoint(std::move(checkpoint.first),
                             std::move(checkpoint.second), std::move(done));
 }
@@ -49,54 +78,74 @@ class SendCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
       call->End(charge.status());
       return call.get();
     }
-    const absl::Status refused =
-        call->record_.Begin(request, [&call](Engine& engine, auto plain) {
-          Run(engine, std::move(plain),
-              [call = call](absl::StatusOr<PeftFiles> files) {
+    absl::Status refused;
+    const absl::Status begun =
+        call->record_.Begin(request, [&](Engine& engine, auto plain) {
+          refused = call->record_.Hold(kSendBytes);
+          if (!refused.ok()) return;
+          Run(engine, call->record_, std::move(plain),
+              [call](absl::StatusOr<Files> files) {
                 if (!files.ok()) return call->End(files.status());
                 call->files_ = *std::move(files);
                 call->SendNext();
               });
         });
+    refused.Update(begun);
     if (!refused.ok()) call->End(refused);
     return call.get();
   }
 
  private:
-  // Sends the next piece, or the status after the last one. An empty file is
-  // sent as one empty piece, so that the client gets its name.
+  // Reads and sends the next piece, or sends the status after the last one. An
+  // empty file is sent as one empty piece, so that the client gets its name.
   void SendNext() {
     if (file_ == files_.size()) return End(absl::OkStatus());
-    const auto& [name, contents] = files_[file_];
-    const size_t count = std::min(kChunkBytes, contents.size() - offset_);
+    record_.core()->files.Post([this] {
+      absl::StatusOr<std::string> piece =
+          files_[file_].Read(offset_, kChunkBytes);
+      piece.ok() ? Send(*std::move(piece)) : End(piece.status());
+    });
+  }
+
+  void Send(std::string piece) {
+    const FileSource& file = files_[file_];
     Response message;
-    message.mutable_chunk()->set_name(name);
-    message.mutable_chunk()->set_data(contents.data() + offset_, count);
-    offset_ += count;
-    if (offset_ == contents.size()) {
+    message.mutable_chunk()->set_name(file.name());
+    offset_ += piece.size();
+    if (piece.empty() && offset_ < file.size()) {
+      return End(absl::DataLossError(file.name() + " has become shorter"));
+    }
+    message.mutable_chunk()->set_data(std::move(piece));
+    if (offset_ == file.size()) {
       ++file_;
       offset_ = 0;
     }
     record_.CountSent();
+    record_.AwaitClient();
     bytes_ = ToBytes(message);
     StartWrite(&bytes_);
   }
 
-  void End(const absl::Status& status) { Finish(record_.Close(status)); }
+  void End(const absl::Status& status) {
+    record_.AwaitClient();
+    Finish(record_.Close(status));
+  }
 
   void OnWriteDone(bool ok) override {
+    record_.StopAwaiting();
     if (!ok) return End(absl::CancelledError("the client went away"));
     SendNext();
   }
 
   void OnDone() override {
+    record_.Release();
     const std::shared_ptr<SendCall> self = std::move(self_);
   }
 
   CallRecord record_;
-  PeftFiles files_;
+  Files files_;
   size_t file_ = 0;         // The next file to send.
-  size_t offset_ = 0;       // The next byte of this file to send.
+  uint64_t offset_ = 0;     // The next byte of this file to send.
   grpc::ByteBuffer bytes_;  // Belongs to gRPC during a write.
   std::shared_ptr<SendCall> self_;
 };
@@ -154,7 +203,7 @@ class ReceiveCall final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
       call->engine_ = *engine;
       call->assembler_ =
           typename Kind::Assembler(call->record_.caller()->sees_all());
-      call->StartRead(&call->bytes_);
+      call->ReadNext();
     } else {
       call->End(engine.status());
     }
@@ -163,6 +212,7 @@ class ReceiveCall final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
 
  private:
   void OnReadDone(bool ok) override {
+    record_.StopAwaiting();
     if (!ok) return HandOver();
     record_.CountReceived();
     typename Kind::Request message;
@@ -171,29 +221,43 @@ class ReceiveCall final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     if (status.ok()) status = Hold(message.chunk().data().size());
     if (status.ok()) status = assembler_.Add(message);
     if (!status.ok()) return End(status);
+    ReadNext();
+  }
+
+  void ReadNext() {
+    record_.AwaitClient();
     StartRead(&bytes_);
   }
 
-  // Counts bytes against the limit that all imports and uploads share. Returns
-  // RESOURCE_EXHAUSTED above the limit.
+  // Reserves bytes in the tenant's part of --max-import-bytes.
   absl::Status Hold(size_t bytes) {
-    ServiceCore* const core = record_.core();
+    const ServiceCore& core = *record_.core();
     const auto count = static_cast<int64_t>(bytes);
-    held_bytes_ += count;
-    const int64_t total = core->import_bytes += count;
-    if (total <= core->options.max_import_bytes) return absl::OkStatus();
-    const int64_t most = core->options.max_import_bytes;
-    return WithReason(
-        absl::ResourceExhaustedError(
-            absl::StrCat("imports and uploads under way hold ", total,
-                         " bytes, must be at most --max-import-bytes ", most)),
-        {.name = held_bytes_ > most ? "TOO_LARGE" : "IMPORTS_UNDER_WAY",
-         .values = {{"limit", absl::StrCat(most)}}});
+    if (count == 0) return absl::OkStatus();
+    auto reserved = core.imports->Reserve(OwnerKey(*record_.caller()),
+                                          count + kReservationBytes);
+    if (reserved.ok()) {
+      held_bytes_ += count;
+      held_.push_back(*std::move(reserved));
+      return absl::OkStatus();
+    }
+    const int64_t share = core.imports->most() / 2;
+    const bool too_large = held_bytes_ + count > share;
+    return WithReason(absl::ResourceExhaustedError(absl::StrCat(
+                          "this call has sent ", held_bytes_ + count,
+                          " bytes; imports and uploads under way may hold ",
+                          share, " of one tenant (--max-import-bytes ",
+                          core.options.max_import_bytes,
+                          too_large ? "): send less"
+                                    : "), and there is no room now: send it "
+                                      "again when others have ended")),
+                      {.name = too_large ? "TOO_LARGE" : "IMPORTS_UNDER_WAY",
+                       .values = {{"limit", absl::StrCat(share)}}});
   }
 
   void Release() {
     assembler_ = typename Kind::Assembler();
-    record_.core()->import_bytes -= std::exchange(held_bytes_, 0);
+    held_.clear();
   }
 
   // Passes the whole request to the engine when the client has half-closed.
@@ -223,10 +287,12 @@ class ReceiveCall final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   // reply may begin its next upload at once.
   void End(const absl::Status& status) {
     Release();
+    record_.AwaitClient();
     Finish(record_.Close(status));
   }
 
   void OnDone() override {
+    record_.Release();
     const std::shared_ptr<ReceiveCall> self = std::move(self_);
   }
 
@@ -236,6 +302,7 @@ class ReceiveCall final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   grpc::ByteBuffer bytes_;  // Belongs to gRPC during a read.
   typename Kind::Assembler assembler_;
   int64_t held_bytes_ = 0;
+  std::vector<std::shared_ptr<void>> held_;  // Reservations of these bytes.
   std::shared_ptr<ReceiveCall> self_;
 };
 

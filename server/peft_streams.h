@@ -9,7 +9,9 @@
 
 namespace weft {
 
-// StartExport and StartDownload send the files in pieces of up to 1 MiB.
+// StartExport and StartDownload send the files in pieces of up to 1 MiB, which
+// they read from disk when the client has read the piece before. An export has
+// no file on disk, so its bytes count in ServiceCore::memory.
 [[nodiscard]] grpc::ServerWriteReactor<grpc::ByteBuffer>* StartExport(
     ServiceCore* core, grpc::CallbackServerContext* context,
     const grpc::ByteBuffer* request);
@@ -18,8 +20,8 @@ namespace weft {
     const grpc::ByteBuffer* request);
 
 // StartImport and StartUpload receive files until the client half-closes. They
-// fail with RESOURCE_EXHAUSTED if all open imports and uploads together hold
-// more than ServerOptions::max_import_bytes.
+// fail with RESOURCE_EXHAUSTED if their bytes find no room in
+// ServiceCore::imports.
 [[nodiscard]] grpc::ServerReadReactor<grpc::ByteBuffer>* StartImport(
     ServiceCore* core, grpc::CallbackServerContext* context,
     grpc::ByteBuffer* response);

@@ -41,6 +41,9 @@ class ProfileCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
               plain, [call = call](absl::StatusOr<std::string> trace) {
                 if (!trace.ok()) return call->End(trace.status());
                 call->trace_ = *std::move(trace);
+                const absl::Status held = call->record_.Hold(
+                    static_cast<int64_t>(call->trace_.size()));
+                if (!held.ok()) return call->End(held);
                 call->SendNext();
               }));
         });
@@ -57,10 +60,14 @@ class ProfileCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
     bytes_ = ToBytes(message);
     sent_ += count;
     record_.CountSent();
+    record_.AwaitClient();
     StartWrite(&bytes_);
   }
 
-  void End(const absl::Status& status) { Finish(record_.Close(status)); }
+  void End(const absl::Status& status) {
+    record_.AwaitClient();
+    Finish(record_.Close(status));
+  }
 
   void OnWriteDone(bool ok) override {
     if (!ok) return End(absl::CancelledError("the client went away"));
@@ -69,6 +76,7 @@ class ProfileCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   void OnCancel() override { cancel_.Cancel(); }
   void OnDone() override {
     cancel_.Clear();
+    record_.Release();
     const std::shared_ptr<ProfileCall> self = std::move(self_);
   }
 

@@ -112,6 +112,7 @@ class SampleStreamCall final
       }
       busy_ = true;  // Stays true after the status, which is the last write.
     }
+    record_.AwaitClient();
     if (is_last) {
       Finish(record_.Close(outcome));
     } else {
@@ -128,6 +129,7 @@ class SampleStreamCall final
   }
 
   void OnWriteDone(bool ok) override {
+    record_.StopAwaiting();
     {
       MutexLock lock(&mu_);
       busy_ = false;
@@ -141,6 +143,7 @@ class SampleStreamCall final
 
   void OnDone() override {
     cancel_.Clear();
+    record_.Release();
     const std::shared_ptr<SampleStreamCall> self = std::move(self_);
   }
 

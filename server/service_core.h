@@ -3,7 +3,6 @@
 #define WEFT_SERVER_SERVICE_CORE_H_
 
 #include <atomic>
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -13,8 +12,10 @@
 #include "server/call_memory.h"
 #include "server/engine_holder.h"
 #include "server/rpc_metrics.h"
+#include "server/stalled_calls.h"
 #include "server/tenant_quota.h"
 #include "src/base/options.h"
+#include "src/base/worker.h"
 
 namespace weft {
 
@@ -29,7 +30,11 @@ struct ServiceCore {
         metrics(metric_registry),
         quota(options.max_calls_per_tenant,
               options.max_tokens_per_second_per_tenant),
-        memory(MakeCallMemory(options.max_message_bytes)) {}
+        memory(MakeCallMemory(options.max_message_bytes)),
+        imports(std::make_shared<FairBudget>(options.auth_tokens_file.empty()
+                                                 ? 2 * options.max_import_bytes
+                                                 : options.max_import_bytes,
+                                             "bytes of imports")) {}
 
   const ServerOptions options;
   prometheus::Registry* const registry;
@@ -41,13 +46,18 @@ struct ServiceCore {
   // The memory that calls take: each charges its tenant (OwnerKey) before it
   // allocates, and holds the charge as long as the memory.
   const std::shared_ptr<FairBudget> memory;
+  // The bytes of imports and uploads under way. A tenant may hold half of them;
+  // a server without tokens has one holder, so its half is the whole limit.
+  const std::shared_ptr<FairBudget> imports;
+  StalledCalls stalled;
   EngineHolder engine;
   // Counts the CallRecords that exist: calls that have not ended.
   std::atomic<int> open_calls{0};
-  // Counts the bytes that all open imports and uploads hold.
-  std::atomic<int64_t> import_bytes{0};
   // Turns readiness to NOT_SERVING and refuses new work.
   std::function<void()> begin_drain = [] {};
+  // Reads the files that clients download, so that no thread of gRPC waits for
+  // the disk. It ends before the other members.
+  Worker files;
 };
 
 }  // namespace weft

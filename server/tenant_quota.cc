@@ -7,6 +7,31 @@
 
 namespace weft {
 
+absl::Status TenantQuota::Begin(const std::string& tenant, absl::Time now) {
+  MutexLock lock(&mu_);
+  Account& account = accounts_[tenant];
+  const double gone =
+      kBegunPerSecond * absl::ToDoubleSeconds(now - account.begun_at);
+  account.begun = std::max(0.0, account.begun - std::max(0.0, gone));
+  account.begun_at = now;
+  if (account.begun + 1 > kMaxBegun) {
+    return WithReason(
+        absl::ResourceExhaustedError(absl::StrCat(
+            "tenant '", tenant, "' has begun ", kMaxBegun,
+            " calls whose requests have not come: send them, or wait")),
+        {.name = "CALLS_UNDER_WAY",
+         .values = {{"limit", absl::StrCat(kMaxBegun)}, {"tenant", tenant}}});
+  }
+  account.begun += 1;
+  return absl::OkStatus();
+}
+
+void TenantQuota::Arrive(const std::string& tenant) {
+  MutexLock lock(&mu_);
+  double& begun = accounts_[tenant].begun;
+  begun = std::max(0.0, begun - 1);
+}
+
 absl::Status TenantQuota::Enter(const std::string& tenant) {
   MutexLock lock(&mu_);
   const int calls = ++accounts_[tenant].calls;

@@ -1,4 +1,4 @@
-// Limits each tenant's open calls and tokens per second on a server with
+// Limits each tenant's calls and tokens per second on a server with
 // --auth-tokens-file. The queue has limits of its own for waiting work.
 #ifndef WEFT_SERVER_TENANT_QUOTA_H_
 #define WEFT_SERVER_TENANT_QUOTA_H_
@@ -21,6 +21,16 @@ class TenantQuota {
   TenantQuota(int max_calls, int64_t tokens_per_second)
       : max_calls_(max_calls), tokens_per_second_(tokens_per_second) {}
 
+  // Counts a call whose header gRPC has read. Arrive takes it off the count
+  // when its request is there. A call that is cancelled before never arrives;
+  // it stays on the count for a while (kBegunPerSecond), because gRPC takes as
+  // long to free it. Returns RESOURCE_EXHAUSTED if kMaxBegun are on the count.
+  [[nodiscard]] absl::Status Begin(const std::string& tenant, absl::Time now)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void Arrive(const std::string& tenant) ABSL_LOCKS_EXCLUDED(mu_);
+  static constexpr double kMaxBegun = 1024;
+  static constexpr double kBegunPerSecond = 128;
+
   // Counts a new call. Returns RESOURCE_EXHAUSTED if the tenant has too many
   // open calls. The caller must call Leave in both cases.
   [[nodiscard]] absl::Status Enter(const std::string& tenant)
@@ -42,6 +52,8 @@ class TenantQuota {
  private:
   struct Account {
     int calls = 0;
+    double begun = 0;
+    absl::Time begun_at;  // When `begun` was last computed.
     bool has_spent = false;
     double credit = 0;
     absl::Time updated;

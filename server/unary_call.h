@@ -44,18 +44,29 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
 
   [[nodiscard]] CallRecord& record() { return record_; }
   void SetCancel(CancelHandle handle) { cancel_.Set(std::move(handle)); }
-  // Ends the call: with a reply, or with an error.
+  // Ends the call: with a reply, or with an error. The caller is charged for the
+  // reply until its client has read it. Without room for it, the client gets the
+  // error in its place, and may repeat the call: a step gives its stored reply
+  // then.
   void Send(const google::protobuf::Message& reply) {
+    const auto size = static_cast<int64_t>(reply.ByteSizeLong());
+    const absl::Status held = record_.Hold(size);
+    if (!held.ok()) return Fail(held);
     response_ = ToBytes(reply);
     record_.CountSent();
+    record_.AwaitClient(size);
     Finish(record_.Close(absl::OkStatus()));
   }
-  void Fail(const absl::Status& status) { Finish(record_.Close(status)); }
+  void Fail(const absl::Status& status) {
+    record_.AwaitClient();
+    Finish(record_.Close(status));
+  }
 
  private:
   void OnCancel() override { cancel_.Cancel(); }
   void OnDone() override {
     cancel_.Clear();
+    record_.Release();
     const std::shared_ptr<UnaryCall> self = std::move(self_);
   }
 

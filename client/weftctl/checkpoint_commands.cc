@@ -102,8 +102,8 @@ absl::Status Load(const Session& session) {
   if (session.json) {
     PrintJson(*loaded, session.out);
   } else {
-    session.out << loaded->adapter_id() << " is at step " << loaded->last_step()
-                << "\n";
+    session.out << Printable(loaded->adapter_id()) << " is at step "
+                << loaded->last_step() << "\n";
   }
   return absl::OkStatus();
 }

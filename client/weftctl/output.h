@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "google/protobuf/message.h"
 
 namespace weft::weftctl {
@@ -16,9 +17,15 @@ using Row = std::vector<std::string>;
 // files. 64-bit integers are strings, as in protobuf's JSON mapping.
 void PrintJson(const google::protobuf::Message& message, std::ostream& out);
 
-// Prints rows in columns as wide as their longest cell. The first row may be a
-// heading.
-void PrintTable(const std::vector<Row>& rows, std::ostream& out);
+// Returns the text with escapes such as \u001b for what would change the
+// terminal or the lines: control characters, line separators, the controls of
+// bidirectional text, and bytes that are not UTF-8. A server chooses names and
+// errors, and may be hostile.
+[[nodiscard]] std::string Printable(absl::string_view text);
+
+// Prints rows of cells, each as Printable, in columns as wide as their longest
+// cell. The first row may be a heading.
+void PrintTable(std::vector<Row> rows, std::ostream& out);
 
 // Returns a size such as "12.3 MB".
 [[nodiscard]] std::string FormatBytes(uint64_t bytes);

@@ -108,7 +108,7 @@ const Command* Find(const std::vector<Command>& commands,
 }
 
 int ReportUsage(absl::string_view message, const Streams& streams) {
-  streams.err << "weftctl: " << message << "\n";
+  streams.err << "weftctl: " << Printable(message) << "\n";
   return kUsage;
 }
 
@@ -116,7 +116,8 @@ int Report(const absl::Status& status, const Streams& streams) {
   if (status.ok()) return kDone;
   if (IsUsageError(status)) return ReportUsage(status.message(), streams);
   streams.err << "weftctl: "
-              << status.ToString(absl::StatusToStringMode::kWithNoExtraData)
+              << Printable(status.ToString(
+                     absl::StatusToStringMode::kWithNoExtraData))
               << "\n";
   return kFailed;
 }

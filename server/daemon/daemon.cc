@@ -245,6 +245,7 @@ int Serve(const Settings& settings, const EngineStarter& start_engine,
   absl::Status failure;
   const auto health = [&] {
     frontend->UpdateLiveness(SteadyNow());
+    frontend->CancelStalledCalls(SteadyNow());
     if (failure.ok()) failure = (*engine)->failure();
     if (failure.ok()) failure = others->Check();
     if (failure.ok()) failure = CheckHeartbeat(**engine);

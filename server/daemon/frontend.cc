@@ -108,7 +108,8 @@ Frontend::MakeCredentials() {
   WEFT_ASSIGN_OR_RETURN(
       core_.authenticator,
       Authenticator::Start(options.auth_tokens_file, registry_.get()));
-  credentials->SetAuthMetadataProcessor(core_.authenticator->MakeProcessor());
+  credentials->SetAuthMetadataProcessor(
+      core_.authenticator->MakeProcessor(&core_.quota));
   return credentials;
 }
 
@@ -249,6 +250,8 @@ void Frontend::UpdateLiveness(absl::Time now) {
   }
   SetLive(live);
 }
+
+void Frontend::CancelStalledCalls(absl::Time now) { core_.stalled.Cancel(now); }
 
 void Frontend::StartDraining() {
   core_.engine.StartDraining();

@@ -74,6 +74,10 @@ class Frontend {
   // often liveness turns NOT_SERVING. Call it periodically.
   void UpdateLiveness(absl::Time now);
 
+  // Cancels the gRPC calls whose clients are late at `now` (StalledCalls). Call
+  // it periodically.
+  void CancelStalledCalls(absl::Time now);
+
   // Turns readiness NOT_SERVING and refuses new work. A repeated call is
   // harmless.
   void StartDraining();

@@ -36,6 +36,10 @@ Tcp::endpoint PeerOf(const Tcp::socket& socket) {
 constexpr size_t kMaxDiscardedBytes = size_t{64} << 20;
 constexpr absl::Duration kDiscardTime = absl::Seconds(5);
 
+// A reply up to this size takes hardly more memory than its connection, so it
+// is sent even if the budget is full.
+constexpr size_t kSmallReply = 16 << 10;
+
 // Connections beyond max_connections. They serve strangers and health checks,
 // and tell other clients when to come again.
 constexpr size_t kSpareConnections = 64;
@@ -139,9 +143,10 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     }
     admission_ = pool_->handler(header_);
     if (admission_.refusal) return Refuse(*std::move(admission_.refusal));
-    if (!admission_.holder.empty()) {
-      auto turn = pool_->turns->Reserve(admission_.holder, 1);
-      if (!turn.ok()) return RefuseFull(turn.status());
+    holder_ = admission_.holder;
+    if (!holder_.empty()) {
+      auto turn = pool_->turns->Reserve(holder_, 1);
+      if (!turn.ok()) return Refuse(FullReply(turn.status()));
       turn_ = *std::move(turn);
       StopWaiting();
     }
@@ -151,8 +156,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
                                       admission_.max_body_bytes, " bytes"));
     }
     auto reserved =
-        pool_->budget->Reserve(admission_.holder, static_cast<int64_t>(bytes));
-    if (!reserved.ok()) return RefuseFull(reserved.status());
+        pool_->budget->Reserve(holder_, static_cast<int64_t>(bytes));
+    if (!reserved.ok()) return Refuse(FullReply(reserved.status()));
     header_.reserved = *std::move(reserved);
     parser_->body_limit(admission_.max_body_bytes);
     // A client that has sent "Expect: 100-continue" sends the body only after
@@ -255,9 +260,9 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     Refuse(Refusal(status, why));
   }
 
-  // Refuses a request for which a budget has no room.
-  void RefuseFull(const absl::Status& full) {
-    Refuse(absl::IsUnavailable(full) ? 503 : 429, full.message());
+  // Returns the refusal of a request for which a budget has no room.
+  static HttpReply FullReply(const absl::Status& full) {
+    return Refusal(absl::IsUnavailable(full) ? 503 : 429, full.message());
   }
 
   // Sends a refusal. Keeps the connection only if the client asks for that, the
@@ -270,7 +275,21 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     Write(std::move(reply));
   }
 
+  // Charges the holder for the body of a reply until it is written. Replaces a
+  // reply for which the budget has no room.
+  void Charge(HttpReply* reply) {
+    if (is_head_ || reply->body.size() <= kSmallReply) return;
+    auto reserved = pool_->budget->Reserve(
+        holder_, static_cast<int64_t>(reply->body.size()));
+    if (reserved.ok()) {
+      reserved_ = *std::move(reserved);
+    } else {
+      *reply = FullReply(reserved.status());
+    }
+  }
+
   void Write(HttpReply reply) {
+    Charge(&reply);
     response_.emplace();
     response_->version(11);
     response_->result(static_cast<unsigned>(reply.status));
@@ -293,6 +312,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
         [self = shared_from_this(), stream = std::move(reply.stream)](
             beast::error_code error, size_t) {
           self->response_.reset();
+          self->reserved_.reset();
           if (error) return;
           if (stream) return self->WriteStream(*stream, stream->size);
           self->EndReply();
@@ -356,7 +376,9 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   std::optional<http::request_parser<http::string_body>> parser_;
   HttpRequest header_;
   Admission admission_;
+  std::string holder_;  // The owner of the request, or empty.
   std::optional<http::response<http::string_body>> response_;
+  std::shared_ptr<void> reserved_;  // The reservation of response_'s body.
   bool keep_alive_ = true;
   bool is_head_ = false;
   // The turn of the request's holder, while the connection is not in line.

@@ -1,24 +1,17 @@
 #include "server/tinker/archives.h"
 
-#include <fcntl.h>
 #include <openssl/crypto.h>
-#include <openssl/hmac.h>
-#include <openssl/rand.h>
-#include <sys/stat.h>
 
-#include <algorithm>
-#include <array>
-#include <cerrno>
 #include <memory>
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/tinker/models.h"
 #include "server/tinker/runs.h"
-#include "src/base/file_io.h"
+#include "server/tinker/signature.h"
+#include "src/base/file_source.h"
 #include "src/base/status_macros.h"
 
 namespace weft::tinker {
@@ -45,28 +38,6 @@ struct Ticket {
   }
 };
 
-// Returns the HMAC-SHA256 of ticket.Path() in hex. Errors: INTERNAL if the
-// system has no random bits for the secret.
-absl::StatusOr<std::string> Sign(const Ticket& ticket) {
-  using Secret = std::array<unsigned char, 32>;
-  static const std::pair<Secret, int> secret = [] {
-    std::pair<Secret, int> made;
-    made.second = RAND_bytes(made.first.data(), made.first.size());
-    return made;
-  }();
-  if (secret.second != 1) {
-    return absl::InternalError("no randomness for signatures");
-  }
-  const std::string text = ticket.Path();
-  unsigned char digest[32];
-  unsigned size = sizeof(digest);
-  HMAC(EVP_sha256(), secret.first.data(), secret.first.size(),
-       reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest,
-       &size);
-  return absl::BytesToHexString(
-      absl::string_view(reinterpret_cast<const char*>(digest), size));
-}
-
 // Returns the scheme of the URLs that the client uses. It is "https" only if a
 // proxy ends TLS in front of this port and says so in X-Forwarded-Proto.
 const char* SchemeOf(const HttpRequest& request) {
@@ -84,7 +55,7 @@ absl::StatusOr<Json> UrlsOf(const Call& call, const CheckpointPath& path) {
                         .adapter = adapter,
                         .checkpoint = path.WeftName(),
                         .file = file};
-    WEFT_ASSIGN_OR_RETURN(const std::string signature, Sign(ticket));
+    WEFT_ASSIGN_OR_RETURN(const std::string signature, Sign(ticket.Path()));
     urls[file] = absl::StrCat(SchemeOf(call.http), "://", call.http.host,
                               "/api/v1/files/", ticket.Path(), "/", signature);
   }
@@ -95,8 +66,7 @@ absl::StatusOr<Json> UrlsOf(const Call& call, const CheckpointPath& path) {
 
 // A file that is being sent to a client.
 struct Download {
-  UniqueFd file;
-  uint64_t size = 0;
+  FileSource file;
   uint64_t sent = 0;
 };
 using DownloadPtr = std::shared_ptr<Download>;
@@ -109,31 +79,18 @@ absl::StatusOr<DownloadPtr> OpenDownload(const std::string& checkpoint_dir,
                         OpenDirectoryAt(root.get(), ticket.adapter));
   WEFT_ASSIGN_OR_RETURN(const UniqueFd checkpoint,
                         OpenDirectoryAt(adapter.get(), ticket.checkpoint));
-  const auto download = std::make_shared<Download>();
-  download->file =
-      UniqueFd(::openat(checkpoint.get(), ticket.file.c_str(),
-                        O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  struct stat info {};
-  if (download->file.get() < 0 || ::fstat(download->file.get(), &info) != 0) {
-    return ErrnoStatus(errno, "opening " + ticket.file);
-  }
-  if (!S_ISREG(info.st_mode)) {
-    return absl::InternalError(ticket.file + " is not a plain file");
-  }
-  download->size = static_cast<uint64_t>(info.st_size);
-  return download;
+  WEFT_ASSIGN_OR_RETURN(FileSource file,
+                        FileSource::OpenAt(checkpoint.get(), ticket.file));
+  return std::make_shared<Download>(Download{.file = std::move(file)});
 }
 
 // Reads the next piece, of at most kPieceBytes. Returns an empty piece if the
 // read fails or the file has no more bytes.
 std::string ReadPiece(Download* download) {
-  std::string piece(std::min(kPieceBytes, download->size - download->sent),
-                    '\0');
-  const auto read =
-      ReadAt(download->file.get(), download->sent, piece, "the file");
-  piece.resize(read.ok() ? *read : 0);
-  download->sent += piece.size();
-  return piece;
+  auto piece = download->file.Read(download->sent, kPieceBytes);
+  if (!piece.ok()) return "";
+  download->sent += piece->size();
+  return *std::move(piece);
 }
 
 // Reads the next piece on a thread of front.files, and then passes it to `then`
@@ -153,7 +110,7 @@ HttpReply FileReply(Front& front, const absl::StatusOr<DownloadPtr>& opened) {
   const DownloadPtr& download = *opened;
   HttpReply reply{.content_type = "application/octet-stream", .body = ""};
   reply.stream = ReplyStream{
-      .size = download->size,
+      .size = download->file.size(),
       .next = [&front, download](const std::function<void(std::string)>& then) {
         NextPiece(front, download, then);
       }};
@@ -187,7 +144,7 @@ absl::Status DownloadFile(Front& front, const CallPtr& call,
                 .checkpoint = call->args[2],
                 .file = call->args[3]};
   const bool numbered = absl::SimpleAtoi(call->args[0], &ticket.expires);
-  WEFT_ASSIGN_OR_RETURN(const std::string signature, Sign(ticket));
+  WEFT_ASSIGN_OR_RETURN(const std::string signature, Sign(ticket.Path()));
   const std::string& given = call->args[4];
   const bool genuine =
       numbered && given.size() == signature.size() &&

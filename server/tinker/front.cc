@@ -35,7 +35,7 @@ Front::Front(ServiceCore* core, const std::shared_ptr<HttpServer>& server,
              Futures::After later)
     : port(core, server, InClientsNames),
       ledger(&port),
-      futures(kMaxResultBytes, later),
+      futures(kMaxResultBytes, core->memory, later),
       after(std::move(later)),
       waiting(std::make_shared<FairBudget>(kMaxWaitingBytes,
                                            "bytes of waiting requests")) {}

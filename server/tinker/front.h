@@ -34,8 +34,9 @@ struct Call {
   // The charge of http.body and `body` to the caller's memory.
   std::shared_ptr<void> charge;
   Caller caller;
-  // Whether the caller has the scopes of DeleteAdapter and of Sample. Set only
-  // for requests that can end a session, because no other request needs them.
+  // Whether the caller has the scopes of DeleteAdapter (train) and of Sample.
+  // Set only for requests that can end a session or that retrieve a future,
+  // because no other request needs them.
   bool may_delete = false;
   bool may_sample = false;
   bool kept = false;  // The request comes from the ledger; no client waits.

@@ -9,8 +9,11 @@ namespace {
 // The memory of a future besides its result.
 constexpr int64_t kEntryBytes = 512;
 
-int64_t BytesOf(const FutureResult& result) {
-  return static_cast<int64_t>(result.body.size()) + kEntryBytes;
+// A result above this size is sent in pieces of this size.
+constexpr size_t kPieceBytes = 256 << 10;
+
+int64_t BytesOf(const std::string& result) {
+  return static_cast<int64_t>(result.size()) + kEntryBytes;
 }
 
 }  // namespace
@@ -19,13 +22,24 @@ FutureResult FutureResult::Of(const Json& json) {
   return {.body = JsonReply(json).body};
 }
 
-bool Futures::Open(const std::string& id, const std::string& owner) {
+bool Futures::Open(const std::string& id, const std::string& owner,
+                   Scope scope) {
   const auto [entry, opened] = futures_.try_emplace(id);
-  if (opened) entry->second.owner = owner;
+  if (opened) {
+    entry->second.owner = owner;
+    entry->second.scope = scope;
+  }
   return opened;
 }
 
 bool Futures::Has(const std::string& id) const { return futures_.contains(id); }
+
+Scope Futures::ScopeOf(const std::string& id, const std::string& owner) const {
+  const auto found = futures_.find(id);
+  return found != futures_.end() && found->second.owner == owner
+             ? found->second.scope
+             : Scope::kRead;
+}
 
 void Futures::Drop(const std::string& id) {
   const auto dropped = futures_.extract(id);
@@ -38,10 +52,12 @@ void Futures::Drop(const std::string& id) {
 
 void Futures::Finish(const std::string& id, FutureResult result) {
   const auto found = futures_.find(id);
-  if (found == futures_.end() || found->second.finished) return;
+  if (found == futures_.end() || found->second.result != nullptr) {
+    return;
+  }
   Future& future = found->second;
-  future.finished = true;
-  future.result = std::move(result);
+  future.result = std::make_shared<const std::string>(std::move(result.body));
+  future.to_json = result.to_json;
   Charge(future, id);
   for (const auto& [number, waiter] : std::exchange(future.waiters, {})) {
     Answer(future, waiter);
@@ -51,7 +67,7 @@ void Futures::Finish(const std::string& id, FutureResult result) {
 }
 
 void Futures::Charge(const Future& future, const std::string& id) {
-  const int64_t bytes = BytesOf(future.result);
+  const int64_t bytes = BytesOf(*future.result);
   Account& account = accounts_[future.owner];
   account.finished.push_back(id);
   account.bytes += bytes;
@@ -66,8 +82,8 @@ bool Futures::ForgetOne(const std::string& newest) {
   if (account.finished.front() == newest) return false;
   const auto oldest = futures_.find(account.finished.front());
   account.finished.pop_front();
-  if (oldest != futures_.end() && oldest->second.finished) {
-    const int64_t bytes = BytesOf(oldest->second.result);
+  if (oldest != futures_.end() && oldest->second.result != nullptr) {
+    const int64_t bytes = BytesOf(*oldest->second.result);
     account.bytes -= bytes;
     bytes_ -= bytes;
     futures_.erase(oldest);
@@ -76,18 +92,48 @@ bool Futures::ForgetOne(const std::string& newest) {
   return true;
 }
 
-void Futures::Answer(const Future& future, const Waiter& waiter) {
-  const FutureResult& result = future.result;
-  if (waiter.allow_metadata && result.body.size() > kAnnouncedBytes) {
+void Futures::Answer(Future& future, const Waiter& waiter) {
+  if (waiter.allow_metadata && future.result->size() > kAnnouncedBytes) {
     return waiter.respond(
         JsonReply({{"status", "complete_metadata"},
-                   {"response_payload_size", result.body.size()}}));
+                   {"response_payload_size", future.result->size()}}));
   }
-  if (result.to_json == nullptr) return waiter.respond({.body = result.body});
-  if (!waiter.protobuf) {
-    return waiter.respond({.body = result.to_json(result.body)});
+  if (future.to_json == nullptr || waiter.protobuf) {
+    HttpReply reply = Send(future, future.result, &future.as_it_is);
+    const bool is_protobuf = future.to_json != nullptr && reply.status == 200;
+    if (is_protobuf) reply.content_type = kProtobufType;
+    return waiter.respond(std::move(reply));
   }
-  waiter.respond({.content_type = kProtobufType, .body = result.body});
+  const auto sending = future.as_json.lock();
+  waiter.respond(Send(future,
+                      sending != nullptr ? sending->bytes
+                                         : std::make_shared<const std::string>(
+                                               future.to_json(*future.result)),
+                      &future.as_json));
+}
+
+HttpReply Futures::Send(const Future& future, const Bytes& bytes,
+                        std::weak_ptr<const Sending>* last) {
+  if (bytes->size() <= kPieceBytes) return {.body = *bytes};
+  std::shared_ptr<const Sending> sending = last->lock();
+  if (sending == nullptr) {
+    auto reserved =
+        memory_->Reserve(future.owner, static_cast<int64_t>(bytes->size()));
+    if (!reserved.ok()) return ErrorReply(reserved.status());
+    sending = std::make_shared<const Sending>(
+        Sending{.bytes = bytes, .reserved = *std::move(reserved)});
+    *last = sending;
+  }
+  HttpReply reply{.body = ""};
+  reply.stream = ReplyStream{
+      .size = bytes->size(),
+      .next = [sending, sent = std::make_shared<size_t>(0)](
+                  const std::function<void(std::string)>& then) {
+        std::string piece = sending->bytes->substr(*sent, kPieceBytes);
+        *sent += piece.size();
+        then(std::move(piece));
+      }};
+  return reply;
 }
 
 void Futures::Retrieve(const std::string& id, const std::string& owner,
@@ -98,7 +144,7 @@ void Futures::Retrieve(const std::string& id, const std::string& owner,
         absl::AbortedError("the request is not known, or was forgotten")));
   }
   Waiter waiter{allow_metadata, protobuf, std::move(respond)};
-  if (found->second.finished) return Answer(found->second, waiter);
+  if (found->second.result != nullptr) return Answer(found->second, waiter);
   const uint64_t number = next_waiter_++;
   found->second.waiters.emplace(number, std::move(waiter));
   after_(kLongPoll, [this, id, number] { GiveUp(id, number); });

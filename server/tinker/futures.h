@@ -14,8 +14,10 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "server/http/fair_budget.h"
 #include "server/http/message.h"
 #include "server/tinker/errors.h"
+#include "src/base/tokens.h"
 
 namespace weft::tinker {
 
@@ -45,16 +47,23 @@ class Futures {
  public:
   using After = std::function<void(absl::Duration, std::function<void()>)>;
 
-  // While all results together have more than `max_bytes`, the oldest result of
-  // the owner with the most bytes is forgotten. The newest result of all owners
-  // is never forgotten. `after` runs a function after a delay.
-  Futures(int64_t max_bytes, After after)
-      : max_bytes_(max_bytes), after_(std::move(after)) {}
+  // Charges `memory` for results that clients fetch. While all results together
+  // have more than `max_bytes`, the oldest result of the owner with the most
+  // bytes is forgotten. The newest result of all owners is never forgotten.
+  // `after` runs a function after a delay.
+  Futures(int64_t max_bytes, std::shared_ptr<FairBudget> memory, After after)
+      : max_bytes_(max_bytes),
+        memory_(std::move(memory)),
+        after_(std::move(after)) {}
 
-  // Makes a future for `owner`. Returns false if a future has this id already.
-  bool Open(const std::string& id, const std::string& owner);
+  // Makes a future for `owner`, from a request that needed `scope`. Returns
+  // false if a future has this id already.
+  bool Open(const std::string& id, const std::string& owner, Scope scope);
   // Returns true if there is a future with this id, with or without a result.
   [[nodiscard]] bool Has(const std::string& id) const;
+  // Returns the scope that Open got, or kRead if `owner` has no such future.
+  [[nodiscard]] Scope ScopeOf(const std::string& id,
+                              const std::string& owner) const;
   // Forgets a future that has no result. Responds with 410 to the clients that
   // wait for the result, so that they send the future's request again.
   void Drop(const std::string& id);
@@ -64,7 +73,9 @@ class Futures {
 
   // Responds with the result as soon as there is one, or with "try_again" after
   // kLongPoll. Responds with 410 if the future is unknown, was forgotten, or
-  // has another owner.
+  // has another owner. All clients that fetch a large result at a time share
+  // one buffer; if the owner has no memory left for it, responds with 429 or
+  // 503.
   // `protobuf`: the client takes protobuf. `allow_metadata`: the client takes
   // the size of a result above kAnnouncedBytes in place of the result.
   void Retrieve(const std::string& id, const std::string& owner,
@@ -76,10 +87,19 @@ class Futures {
     bool protobuf;
     Respond respond;
   };
+  using Bytes = std::shared_ptr<const std::string>;
+  // A large result in one form, while clients fetch it.
+  struct Sending {
+    Bytes bytes;
+    std::shared_ptr<void> reserved;
+  };
   struct Future {
     std::string owner;
-    bool finished = false;
-    FutureResult result;
+    Scope scope = Scope::kRead;
+    Bytes result;  // Null until the future is finished.
+    std::string (*to_json)(const std::string& protobuf) = nullptr;
+    std::weak_ptr<const Sending> as_it_is;
+    std::weak_ptr<const Sending> as_json;
     std::unordered_map<uint64_t, Waiter> waiters;
   };
 
@@ -89,7 +109,10 @@ class Futures {
     int64_t bytes = 0;
   };
 
-  static void Answer(const Future& future, const Waiter& waiter);
+  void Answer(Future& future, const Waiter& waiter);
+  // Returns the reply with a result of the future in the form `bytes`.
+  HttpReply Send(const Future& future, const Bytes& bytes,
+                 std::weak_ptr<const Sending>* last);
   void GiveUp(const std::string& id, uint64_t waiter);
   void Charge(const Future& future, const std::string& id);
   // Forgets the oldest result of the owner with the most bytes. Returns false
@@ -97,6 +120,7 @@ class Futures {
   bool ForgetOne(const std::string& newest);
 
   const int64_t max_bytes_;
+  const std::shared_ptr<FairBudget> memory_;
   const After after_;
   std::unordered_map<std::string, Future> futures_;
   // The accounts by owner. An owner without results has no account.

@@ -130,20 +130,20 @@ absl::Status ReadBody(const Front& front, const Route& route, Call* call) {
 }
 
 // Returns the route of a request. Unless the route is open, sets call->caller
-// from the API key. If the request can end a session, also sets may_delete and
-// may_sample. Then clears the key and the Authorization header. If Judge
-// returns an error, `call` must not be used.
+// from the API key. If the request can end a session or retrieves a future,
+// also sets may_delete and may_sample. Then clears the key and the
+// Authorization header. If Judge returns an error, `call` must not be used.
 absl::StatusOr<const Route*> Judge(const Front& front, Call* call) {
   WEFT_ASSIGN_OR_RETURN(const Route* const route, FindRoute(call));
   if (!route->open) {
     const ServiceCore& core = *front.port.core();
     WEFT_ASSIGN_OR_RETURN(call->caller, FindCaller(core, *route, call->http));
     const std::string& key = call->http.api_key;
-    const bool ends_sessions =
-        route->handler == FinishSession || route->handler == CreateSession;
-    call->may_delete =
-        ends_sessions && HasScope(core, Rpc::kDeleteAdapter, key);
-    call->may_sample = ends_sessions && HasScope(core, Rpc::kSample, key);
+    const bool asks = route->handler == FinishSession ||
+                      route->handler == CreateSession ||
+                      route->handler == RetrieveFuture;
+    call->may_delete = asks && HasScope(core, Rpc::kDeleteAdapter, key);
+    call->may_sample = asks && HasScope(core, Rpc::kSample, key);
   }
   call->http.api_key.clear();
   call->http.authorization.clear();

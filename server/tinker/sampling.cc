@@ -9,6 +9,7 @@
 #include "server/tinker/sample_wire.h"
 #include "server/tinker/samplers.h"
 #include "server/tinker/sessions.h"
+#include "server/tinker/signature.h"
 #include "server/tinker/step_order.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
@@ -69,15 +70,18 @@ absl::Status StartSample(Front& front, const std::string& owner,
   return refused;
 }
 
-// Returns the last part of the future's id: the request's `seq_id`. If the
-// request has no `seq_id` or no sampling session, it cannot be a repeat of an
-// earlier request. So it gets a random id.
+// Returns the last part of the future's id. Nobody can guess it, so nobody but
+// the client can fetch the result. A request that repeats a `seq_id` gets the
+// same id again. A request without a `seq_id` or a sampling session cannot be a
+// repeat of an earlier one, so its id is random.
 absl::StatusOr<std::string> NumberOf(const Call& call, const Sampler& sampler) {
   if (sampler.session.empty() || Find(call.body, "seq_id") == nullptr) {
     return NewId();
   }
   WEFT_ASSIGN_OR_RETURN(const int64_t seq, IntOr(call.body, "seq_id", 0));
-  return absl::StrCat(seq);
+  WEFT_ASSIGN_OR_RETURN(const std::string signature,
+                        Sign(absl::StrCat("sample ", sampler.id, ":", seq)));
+  return absl::StrCat(seq, "-", signature.substr(0, 32));
 }
 
 void RespondSamplePromise(const std::string& id, int64_t num_samples,
@@ -136,7 +140,7 @@ absl::Status RunSample(Front& front, const CallPtr& call,
       "max-samples"));
   WEFT_ASSIGN_OR_RETURN(const std::string number, NumberOf(*call, sampler));
   const std::string id = absl::StrCat(sampler.id, ":", number);
-  if (front.futures.Open(id, call->owner())) {
+  if (front.futures.Open(id, call->owner(), Scope::kSample)) {
     const absl::Status refused = Enqueue(front, call, sampler, id);
     if (!refused.ok() && RetryMillis(refused).has_value()) {
       front.futures.Drop(id);

@@ -71,7 +71,7 @@ void Keep(Front& front, const CallPtr& call, const PromiseId& id,
 bool Open(Front& front, const CallPtr& call, const PromiseId& id,
           const Respond& respond) {
   const std::string future = id.ToString();
-  if (front.futures.Open(future, call->owner())) return true;
+  if (front.futures.Open(future, call->owner(), Scope::kTrain)) return true;
   const auto keeping = front.keeping.find(future);
   if (keeping != front.keeping.end()) {
     keeping->second.push_back(respond);
@@ -117,7 +117,8 @@ void Reopen(Front& front, const CallPtr& call, const std::string& id,
     return then();
   }
   if (seq == kCreateSeq) {
-    if ((*model)->made && front.futures.Open(id, call->owner())) {
+    if ((*model)->made &&
+        front.futures.Open(id, call->owner(), Scope::kTrain)) {
       front.futures.Finish(id, FutureResult::Of({{"model_id", (*model)->id}}));
     }
     return then();
@@ -126,11 +127,26 @@ void Reopen(Front& front, const CallPtr& call, const std::string& id,
       call->origin(), (*model)->adapter, static_cast<uint64_t>(seq),
       [&front, call, id, model_id = (*model)->id,
        then](const absl::StatusOr<std::shared_ptr<const StepResult>>& result) {
-        if (result.ok() && front.futures.Open(id, call->owner())) {
+        if (result.ok() &&
+            front.futures.Open(id, call->owner(), Scope::kTrain)) {
           front.futures.Finish(id, OutputOf(model_id, call->caller, **result));
         }
         then();
       });
+}
+
+// Returns PERMISSION_DENIED unless the caller's token could have made the
+// request of this future.
+absl::Status CheckScope(const Front& front, const Call& call,
+                        const std::string& id) {
+  const Scope scope = front.futures.ScopeOf(id, call.owner());
+  if ((scope != Scope::kTrain || call.may_delete) &&
+      (scope != Scope::kSample || call.may_sample)) {
+    return absl::OkStatus();
+  }
+  return absl::PermissionDeniedError(
+      absl::StrCat("the token lacks the scope ", ScopeName(scope),
+                   ", which the request of this future needed"));
 }
 
 }  // namespace
@@ -225,9 +241,11 @@ absl::Status RetrieveFuture(Front& front, const CallPtr& call,
   }
   const bool protobuf =
       call->http.accept.find(kProtobufType) != std::string::npos;
-  const auto retrieve = [&front, id, owner = call->owner(), allow_metadata,
-                         protobuf, respond] {
-    front.futures.Retrieve(id, owner, allow_metadata, protobuf, respond);
+  const auto retrieve = [&front, call, id, allow_metadata, protobuf, respond] {
+    const absl::Status may = CheckScope(front, *call, id);
+    if (!may.ok()) return respond(ErrorReply(may));
+    front.futures.Retrieve(id, call->owner(), allow_metadata, protobuf,
+                           respond);
   };
   if (front.futures.Has(id)) {
     retrieve();

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cerrno>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <system_error>
 
@@ -25,6 +26,7 @@ namespace {
 
 constexpr char kManifest[] = "MANIFEST.json";
 constexpr int kFormatVersion = 1;
+constexpr uint64_t kPieceBytes = 1 << 20;
 
 std::string Sha256Hex(const std::string& bytes) {
   return absl::BytesToHexString(Sha256(bytes));
@@ -217,6 +219,35 @@ absl::StatusOr<Manifest> ReadManifest(int dir, const std::string& folder) {
   return *std::move(manifest);
 }
 
+// Opens a file of the folder and checks its size and SHA-256. Passes what it
+// reads to `use`, at most `piece_bytes` at a time.
+absl::StatusOr<FileSource> OpenFile(
+    int dir, const std::string& folder, const Manifest::File& expected,
+    uint64_t piece_bytes, const std::function<void(std::string)>& use) {
+  const auto unreadable = [&](const absl::Status& status) {
+    return Damaged(folder, expected.name,
+                   absl::StrCat("cannot be read: ", status.message()));
+  };
+  absl::StatusOr<FileSource> file = FileSource::OpenAt(dir, expected.name);
+  if (!file.ok()) return unreadable(file.status());
+  if (file->size() != expected.size) {
+    return Damaged(
+        folder, expected.name,
+        absl::StrCat("has ", file->size(), " bytes, not ", expected.size));
+  }
+  Sha256Sum sum;
+  for (uint64_t offset = 0; offset < file->size(); offset += piece_bytes) {
+    absl::StatusOr<std::string> piece = file->Read(offset, piece_bytes);
+    if (!piece.ok()) return unreadable(piece.status());
+    sum.Add(*piece);
+    use(*std::move(piece));
+  }
+  if (absl::BytesToHexString(sum.Finish()) != expected.sha256) {
+    return Damaged(folder, expected.name, "has another SHA-256");
+  }
+  return file;
+}
+
 }  // namespace
 
 absl::Status WriteDurableFolder(const std::string& parent,
@@ -241,22 +272,29 @@ absl::StatusOr<DurableFolder> ReadDurableFolder(const std::string& parent,
   WEFT_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(dir.get(), name));
   DurableFolder folder;
   folder.fields = std::move(manifest.fields);
-  for (Manifest::File& file : manifest.files) {
-    absl::StatusOr<std::string> contents = ReadFileAt(dir.get(), file.name);
-    if (!contents.ok()) {
-      return Damaged(
-          name, file.name,
-          absl::StrCat("cannot be read: ", contents.status().message()));
-    }
-    if (contents->size() != file.size) {
-      return Damaged(
-          name, file.name,
-          absl::StrCat("has ", contents->size(), " bytes, not ", file.size));
-    }
-    if (Sha256Hex(*contents) != file.sha256) {
-      return Damaged(name, file.name, "has another SHA-256");
-    }
-    folder.files.emplace_back(std::move(file.name), *std::move(contents));
+  for (const Manifest::File& file : manifest.files) {
+    std::string contents;
+    const auto keep = [&contents](std::string all) {
+      contents = std::move(all);
+    };
+    WEFT_RETURN_IF_ERROR(
+        OpenFile(dir.get(), name, file, file.size, keep).status());
+    folder.files.emplace_back(file.name, std::move(contents));
+  }
+  return folder;
+}
+
+absl::StatusOr<OpenedFolder> OpenDurableFolder(const std::string& parent,
+                                               const std::string& name) {
+  WEFT_ASSIGN_OR_RETURN(const UniqueFd dir, OpenFolder(parent, name));
+  WEFT_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(dir.get(), name));
+  OpenedFolder folder;
+  folder.fields = std::move(manifest.fields);
+  for (const Manifest::File& file : manifest.files) {
+    WEFT_ASSIGN_OR_RETURN(
+        FileSource opened,
+        OpenFile(dir.get(), name, file, kPieceBytes, [](std::string) {}));
+    folder.files.push_back(std::move(opened));
   }
   return folder;
 }

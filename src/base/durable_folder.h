@@ -22,6 +22,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "nlohmann/json.hpp"
+#include "src/base/file_source.h"
 
 namespace weft {
 
@@ -45,6 +46,17 @@ struct DurableFolder {
 // NOT_FOUND; DATA_LOSS. The message of DATA_LOSS names the file or manifest
 // that is missing, damaged or unreadable.
 [[nodiscard]] absl::StatusOr<DurableFolder> ReadDurableFolder(
+    const std::string& parent, const std::string& name);
+
+// A folder whose files stay on disk.
+struct OpenedFolder {
+  std::vector<FileSource> files;  // In the manifest's order.
+  nlohmann::json fields;
+};
+
+// Like ReadDurableFolder, but reads one piece at a time, and returns the open
+// files in place of their contents.
+[[nodiscard]] absl::StatusOr<OpenedFolder> OpenDurableFolder(
     const std::string& parent, const std::string& name);
 
 // Returns DurableFolder::fields from the manifest without reading the files.

@@ -11,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "src/base/failpoint.h"
+#include "src/base/file_source.h"
 #include "src/base/status_macros.h"
 
 namespace weft {
@@ -96,22 +97,8 @@ absl::StatusOr<UniqueFd> OpenDirectoryAt(int parent, const std::string& name) {
 }
 
 absl::StatusOr<std::string> ReadFileAt(int dir, const std::string& name) {
-  WEFT_RETURN_IF_ERROR(CheckPathPart(name));
-  // With O_NONBLOCK, opening a FIFO of this name does not block.
-  UniqueFd fd(::openat(dir, name.c_str(),
-                       O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  if (fd.get() < 0) return ErrnoStatus(errno, "opening " + name);
-  struct stat info {};
-  if (::fstat(fd.get(), &info) != 0) {
-    return ErrnoStatus(errno, "reading " + name);
-  }
-  if (!S_ISREG(info.st_mode)) {
-    return absl::InternalError(absl::StrCat(name, " is not a plain file"));
-  }
-  std::string contents(static_cast<size_t>(info.st_size), '\0');
-  WEFT_ASSIGN_OR_RETURN(const size_t size, ReadAt(fd.get(), 0, contents, name));
-  contents.resize(size);
-  return contents;
+  WEFT_ASSIGN_OR_RETURN(const FileSource file, FileSource::OpenAt(dir, name));
+  return file.Read(0, file.size());
 }
 
 absl::StatusOr<size_t> ReadAt(int fd, uint64_t offset, std::span<char> bytes,

@@ -184,16 +184,16 @@ absl::Status AdapterIo::Write(const AdapterCopy& adapter, bool overwrite,
   return absl::OkStatus();
 }
 
-absl::StatusOr<PeftFiles> AdapterIo::Download(const std::string& adapter_id,
-                                              const std::string& name) const {
-  absl::StatusOr<DurableFolder> folder =
-      ReadDurableFolder(AdapterDir(adapter_id), name);
+absl::StatusOr<std::vector<FileSource>> AdapterIo::Download(
+    const std::string& adapter_id, const std::string& name) const {
+  absl::StatusOr<OpenedFolder> folder =
+      OpenDurableFolder(AdapterDir(adapter_id), name);
   if (folder.ok() && IsExpired(adapter_id, name)) {
     folder = absl::NotFoundError(absl::StrCat("\"", name, "\" has expired"));
   }
   if (!folder.ok()) return NameOthers(folder.status(), adapter_id);
   std::erase_if(folder->files,
-                [](const auto& file) { return file.first == kStateFile; });
+                [](const auto& file) { return file.name() == kStateFile; });
   folder->files.emplace_back(kStateFile, folder->fields.dump(2));
   return std::move(folder->files);
 }

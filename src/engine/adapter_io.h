@@ -22,6 +22,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "nlohmann/json.hpp"
+#include "src/base/file_source.h"
 #include "src/lora/adapter.h"
 #include "src/lora/checkpoint_fields.h"
 #include "src/lora/peft_format.h"
@@ -75,10 +76,10 @@ class AdapterIo {
   // Errors: as for Load.
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Describe(
       const LoadCheckpointRequest& request) const;
-  // Returns the checkpoint's files except the manifest. trainer_state.json has
-  // the manifest's fields. Errors: NOT_FOUND (also if it has expired),
-  // DATA_LOSS.
-  [[nodiscard]] absl::StatusOr<PeftFiles> Download(
+  // Checks and opens the checkpoint's files except the manifest.
+  // trainer_state.json has the manifest's fields. Errors: NOT_FOUND (also if it
+  // has expired), DATA_LOSS.
+  [[nodiscard]] absl::StatusOr<std::vector<FileSource>> Download(
       const std::string& adapter_id, const std::string& name) const;
   // Writes a checkpoint from the files of Download. Errors: INVALID_ARGUMENT
   // (files that are no checkpoint), FAILED_PRECONDITION (another base model or

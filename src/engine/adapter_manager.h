@@ -42,7 +42,7 @@ class AdapterManager {
   void DeleteCheckpoint(std::string adapter_id, std::string name,
                         Callback<bool> done);
   void DownloadCheckpoint(std::string adapter_id, std::string name,
-                          Callback<PeftFiles> done);
+                          Callback<std::vector<FileSource>> done);
   void UploadCheckpoint(UploadCheckpointRequest request,
                         Callback<CheckpointInfo> done);
 

@@ -23,9 +23,9 @@ void AdapterManager::DeleteCheckpoint(std::string adapter_id, std::string name,
   });
 }
 
-void AdapterManager::DownloadCheckpoint(std::string adapter_id,
-                                        std::string name,
-                                        Callback<PeftFiles> done) {
+void AdapterManager::DownloadCheckpoint(
+    std::string adapter_id, std::string name,
+    Callback<std::vector<FileSource>> done) {
   context_.PostIo([this, adapter_id = std::move(adapter_id),
                    name = std::move(name), done = std::move(done)] {
     Reply(done, context_.files.Download(adapter_id, name));

@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "src/base/file_source.h"
 #include "src/base/options.h"
 #include "src/base/world.h"
 #include "src/request/activity.h"
@@ -99,9 +100,9 @@ class Engine {
                                Callback<std::vector<CheckpointInfo>> done) = 0;
   virtual void DeleteCheckpoint(std::string adapter_id, std::string name,
                                 Callback<bool> done) = 0;
-  // `done` gets the checkpoint's files.
+  // `done` gets the checkpoint's files, which stay on disk.
   virtual void DownloadCheckpoint(std::string adapter_id, std::string name,
-                                  Callback<PeftFiles> done) = 0;
+                                  Callback<std::vector<FileSource>> done) = 0;
   virtual void UploadCheckpoint(UploadCheckpointRequest request,
                                 Callback<CheckpointInfo> done) = 0;
   virtual CancelHandle PublishSnapshot(

@@ -228,7 +228,7 @@ void EngineImpl::DeleteCheckpoint(std::string adapter_id, std::string name,
 }
 
 void EngineImpl::DownloadCheckpoint(std::string adapter_id, std::string name,
-                                    Callback<PeftFiles> done) {
+                                    Callback<std::vector<FileSource>> done) {
   if (!IsOpenFor(done)) return;
   manager_.DownloadCheckpoint(std::move(adapter_id), std::move(name),
                               std::move(done));

@@ -82,7 +82,7 @@ class EngineImpl final : public Engine {
   void DeleteCheckpoint(std::string adapter_id, std::string name,
                         Callback<bool> done) override;
   void DownloadCheckpoint(std::string adapter_id, std::string name,
-                          Callback<PeftFiles> done) override;
+                          Callback<std::vector<FileSource>> done) override;
   void UploadCheckpoint(UploadCheckpointRequest request,
                         Callback<CheckpointInfo> done) override;
   CancelHandle RefuseStep(

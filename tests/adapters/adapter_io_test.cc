@@ -90,6 +90,17 @@ class AdapterIoTest : public ::testing::Test {
     return io_.Save(request, CopyOf({.rank = 2, .alpha = 3}));
   }
 
+  // Returns the files of a download of the adapter "a".
+  PeftFiles Downloaded(const std::string& name) {
+    const auto files = io_.Download("a", name);
+    EXPECT_THAT(files, IsOk());
+    PeftFiles contents;
+    for (const FileSource& file : *files) {
+      contents.emplace_back(file.name(), *file.Read(0, file.size()));
+    }
+    return contents;
+  }
+
   // Changes the fields in the manifest.
   template <typename Edit>
   void EditFields(const std::string& name, Edit edit) {
@@ -126,13 +137,12 @@ TEST_F(AdapterIoTest, AnUploadIsTheDownloadUnderAnotherName) {
                                      .metadata = {{"k", "v"}},
                                      .ttl_seconds = 60};
     ASSERT_THAT(io_.Save(save, CopyOf(Uneven())), IsOk());
-    const auto files = io_.Download("a", save.name);
-    ASSERT_THAT(files, IsOk());
-    EXPECT_EQ(files->size(), kind == CheckpointKind::kTrain ? 4u : 3u);
+    const PeftFiles files = Downloaded(save.name);
+    EXPECT_EQ(files.size(), kind == CheckpointKind::kTrain ? 4u : 3u);
     UploadCheckpointRequest upload{.adapter_id = "b",
                                    .name = save.name,
                                    .tenant = "other",
-                                   .files = *files};
+                                   .files = files};
     const auto info = io_.Upload(upload);
     ASSERT_THAT(info, IsOk());
     EXPECT_EQ(info->config, Uneven());
@@ -156,7 +166,7 @@ TEST_F(AdapterIoTest, AnUploadIsTheDownloadUnderAnotherName) {
 
 TEST_F(AdapterIoTest, FilesThatAreNoCheckpointAreNotWritten) {
   Save(Uneven());
-  const PeftFiles good = *io_.Download("a", "c");
+  const PeftFiles good = Downloaded("c");
   // Uploads the good files. `edit` changes the file `name`; nullopt omits it.
   const auto upload =
       [&](const std::string& name,
@@ -558,10 +568,9 @@ TEST_F(AdapterIoTest, KnowsTheBytesOfAllCheckpoints) {
   EXPECT_LT(io_.stored_bytes(), first->size_bytes);
   ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "c2"}), IsOk());
   ASSERT_THAT(SaveAs({.adapter_id = "b", .name = "c2"}), IsOk());
-  const auto files = io_.Download("a", "c2");
-  ASSERT_THAT(files, IsOk());
-  ASSERT_THAT(io_.Upload({.adapter_id = "d", .name = "up", .files = *files}),
-              IsOk());
+  ASSERT_THAT(
+      io_.Upload({.adapter_id = "d", .name = "up", .files = Downloaded("c2")}),
+      IsOk());
   EXPECT_EQ(io_.stored_bytes(), listed());
   ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "c3", .keep_newest = 1}),
               IsOk());

@@ -21,6 +21,21 @@ absl::StatusOr<Arguments> Parse(const std::vector<std::string>& given) {
   return Arguments::Parse(given, kFlags, {"ADAPTER", "NAME"}, true);
 }
 
+TEST(OutputTest, NoNameOrErrorControlsTheTerminal) {
+  EXPECT_EQ(Printable("poet-1 \u00fc\u4e2d\U0001f600"),
+            "poet-1 \u00fc\u4e2d\U0001f600");
+  EXPECT_EQ(Printable("\x1b[2J\n\r\t\x7f"),
+            "\\u001b[2J\\u000a\\u000d\\u0009\\u007f");
+  EXPECT_EQ(Printable("\u0085\u061c\u200e\u2028\u202e\u2066"),
+            "\\u0085\\u061c\\u200e\\u2028\\u202e\\u2066");
+  // Bytes that are not UTF-8: alone, too long a form, a surrogate, cut off.
+  EXPECT_EQ(Printable("\x9b\xc0\x9b\xed\xa0\x80\xe2\x80"),
+            "\\x9b\\xc0\\x9b\\xed\\xa0\\x80\\xe2\\x80");
+  std::ostringstream out;
+  PrintTable({{"a\nb", "c"}}, out);
+  EXPECT_EQ(out.str(), "a\\u000ab  c\n");
+}
+
 TEST(ArgumentsTest, TakesFlagsBetweenWords) {
   const auto arguments =
       Parse({"--rank", "4", "a", "--lr=0.5", "--stream", "b", "-o", "json"});

@@ -54,6 +54,25 @@ TEST_F(DurableFolderTest, ReadsWhatItWrote) {
   EXPECT_THAT(*ListDurableFolders(parent_), ElementsAre("one"));
 }
 
+TEST_F(DurableFolderTest, AnOpenedFolderStaysReadableAfterItIsRemoved) {
+  const std::string large(5 << 19, 'x');  // Two and a half pieces.
+  ASSERT_THAT(
+      WriteDurableFolder(
+          parent_, "one",
+          {.files = {{"large", large}, {"empty", ""}}, .fields = {}}, false),
+      IsOk());
+  const auto opened = OpenDurableFolder(parent_, "one");
+  ASSERT_THAT(opened, IsOk());
+  ASSERT_THAT(RemoveDurableFolder(parent_, "one"), IsOk());
+  ASSERT_EQ(opened->files.size(), 2);
+  const FileSource& file = opened->files[0];
+  EXPECT_EQ(file.name(), "large");
+  EXPECT_EQ(file.size(), large.size());
+  EXPECT_EQ(*file.Read(large.size() - 3, 9), "xxx");
+  EXPECT_EQ(*file.Read(0, file.size()), large);
+  EXPECT_EQ(opened->files[1].size(), 0);
+}
+
 TEST_F(DurableFolderTest, ReplacesAFolderOnlyWhenAskedTo) {
   ASSERT_THAT(WriteDurableFolder(parent_, "one", folder_, true), IsOk());
   const DurableFolder other{.files = {{"b", "2"}}, .fields = {{"step", 8}}};
@@ -148,6 +167,8 @@ TEST_F(DurableFolderTest, NamesTheDamagedFile) {
   const auto damaged = [&](const std::string& file, const char* how) {
     const std::string message = file + " of folder \"one\" " + how;
     EXPECT_THAT(ReadDurableFolder(parent_, "one"),
+                IsStatus(absl::StatusCode::kDataLoss, message));
+    EXPECT_THAT(OpenDurableFolder(parent_, "one"),
                 IsStatus(absl::StatusCode::kDataLoss, message));
     ASSERT_THAT(WriteDurableFolder(parent_, "one", folder_, true), IsOk());
   };

@@ -2,7 +2,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
+#include "server/stalled_calls.h"
+#include "src/base/clock.h"
 #include "tests/server/server_fixture.h"
 
 namespace weft {
@@ -368,6 +371,35 @@ TEST_F(AdapterServiceTest, ExportSurvivesAClientThatLeaves) {
   }
   EXPECT_TRUE(
       Eventually([&] { return MetricValue("weft_requests_inflight") == 0; }));
+}
+
+TEST_F(AdapterServiceTest, AClientThatDoesNotReadOrSendIsCutOff) {
+  engine_.ExportNext(
+      {{"adapter_config.json", "{}"},
+       {"adapter_model.safetensors", std::string(size_t{64} << 20, 'x')}});
+  v1::ExportAdapterRequest request;
+  request.set_adapter_id("a");
+  grpc::ClientContext reading;
+  const auto unread = adapters_->ExportAdapter(&reading, request);
+  v1::ExportAdapterResponse message;
+  ASSERT_TRUE(unread->Read(&message));
+  v1::ImportAdapterResponse response;
+  grpc::ClientContext sending;
+  const auto half = adapters_->ImportAdapter(&sending, &response);
+  ASSERT_TRUE(half->Write(Options("half")));
+  EXPECT_TRUE(
+      Eventually([&] { return MetricValue("weft_requests_inflight") == 2; }));
+  const absl::Time now = SteadyNow();
+  frontend_->CancelStalledCalls(now + StalledCalls::kPatience / 2);
+  EXPECT_EQ(MetricValue("weft_requests_inflight"), 2);
+  EXPECT_TRUE(Eventually([&] {
+    frontend_->CancelStalledCalls(now + 3 * StalledCalls::kPatience);
+    return MetricValue("weft_requests_inflight") == 0;
+  }));
+  EXPECT_EQ(half->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  while (unread->Read(&message)) {
+  }
+  EXPECT_EQ(unread->Finish().error_code(), grpc::StatusCode::CANCELLED);
 }
 
 TEST_F(AdapterServiceTest, ImportsAreBoundedTogether) {

@@ -371,6 +371,81 @@ TEST_F(AuthTest, ATenantHasAQuotaOfCallsAndOfTokens) {
   EXPECT_TRUE(train(b).ok());
 }
 
+TEST_F(AuthTest, ATenantsImportsHoldHalfAndTellNothingOfOthers) {
+  const std::string a = AddToken("a", "acme", {Scope::kTrain});
+  const std::string b = AddToken("b", "birch", {Scope::kTrain});
+  StartWithTokens();
+  v1::ImportAdapterRequest options;
+  options.mutable_options()->set_adapter_id("x");
+  v1::ImportAdapterRequest chunk;
+  chunk.mutable_chunk()->set_name("adapter_config.json");
+  chunk.mutable_chunk()->set_data(std::string(1000 << 10, ' '));
+  const auto send = [&](grpc::ClientWriter<v1::ImportAdapterRequest>* stream,
+                        int chunks) {
+    bool ok = stream->Write(options);
+    for (int i = 0; i < chunks; ++i) ok = ok && stream->Write(chunk);
+    return ok;
+  };
+  v1::ImportAdapterResponse response;
+  grpc::ClientContext stalls;
+  Bear(&stalls, a);
+  const auto stalled = adapters_->ImportAdapter(&stalls, &response);
+  ASSERT_TRUE(send(stalled.get(), 2));  // Nearly half of 4 MiB.
+  ASSERT_TRUE(Eventually([&] {
+    return MetricValue(
+               "grpc_server_msg_received_total{"
+               "grpc_method=\"ImportAdapter\","
+               "grpc_service=\"weft.v1.AdapterService\","
+               "grpc_type=\"client_stream\"}") >= 3;
+  }));
+  const auto import = [&](const std::string& token) {
+    grpc::ClientContext context;
+    Bear(&context, token);
+    v1::ImportAdapterResponse ignored;
+    const auto stream = adapters_->ImportAdapter(&context, &ignored);
+    send(stream.get(), 1);
+    stream->WritesDone();
+    return stream->Finish();
+  };
+  const grpc::Status refused = import(a);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(refused.error_message(),
+              HasSubstr("this call has sent 1024000 bytes; imports and uploads "
+                        "under way may hold 2097152 of one tenant"));
+  const grpc::Status other = import(b);
+  EXPECT_TRUE(other.ok()) << other.error_message();
+  stalls.TryCancel();
+  (void)stalled->Finish();
+}
+
+TEST_F(AuthTest, ManyCallsThatNeverSendTheirRequestAreRefused) {
+  const std::string a = AddToken("a", "acme", {Scope::kRead});
+  const std::string b = AddToken("b", "birch", {Scope::kRead});
+  StartWithTokens();
+  grpc::GenericStub stub(channel_);
+  grpc::CompletionQueue queue;
+  const auto begin = [&](const std::string& token) {
+    grpc::ClientContext context;
+    Bear(&context, token);
+    context.set_wait_for_ready(true);
+    const auto call =
+        stub.PrepareCall(&context, "/weft.v1.ServerService/GetInfo", &queue);
+    void* tag = nullptr;
+    bool ok = false;
+    call->StartCall(this);
+    queue.Next(&tag, &ok);
+    context.TryCancel();
+    grpc::Status status;
+    call->Finish(&status, this);
+    queue.Next(&tag, &ok);
+  };
+  for (int i = 0; i < 1200; ++i) begin(a);
+  const grpc::Status refused = Call("/weft.v1.ServerService/GetInfo", a);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(refused.error_message(), HasSubstr("has begun 1024 calls"));
+  EXPECT_TRUE(Call("/weft.v1.ServerService/GetInfo", b).ok());
+}
+
 TEST_F(AuthTest, CallsThatComputeNothingCostNoTokens) {
   const std::string a = AddToken("a", "acme", {Scope::kTrain});
   ServerOptions options = TestOptions();

@@ -120,6 +120,9 @@ class HttpServerTest : public ::testing::Test {
     if (request.target == "/who") {
       return respond({.body = request.peer + " at " + request.host + "."});
     }
+    if (request.target == "/large") {
+      return respond({.body = std::string(20 << 10, 'y')});
+    }
     if (request.target != "/held") return respond({.body = "served"});
     held_ = std::move(request);
     respond_ = respond;
@@ -171,6 +174,20 @@ TEST_F(HttpServerTest, BodiesTogetherHaveAMostAndGiveItBack) {
   const Client again(*server_);
   ASSERT_TRUE(again.Send(Post("/b", 500) + std::string(500, 'x')));
   EXPECT_THAT(again.Receive(), HasSubstr("served"));
+}
+
+TEST_F(HttpServerTest, LargeRepliesCountUntilTheyAreWritten) {
+  const Client client(*server_);
+  ASSERT_TRUE(client.Send(Post("/large", 0)));
+  const std::string refused = client.Receive();
+  EXPECT_THAT(refused, StartsWith("HTTP/1.1 503 "));
+  EXPECT_THAT(refused, HasSubstr("Retry-After: 1"));
+  Start({.max_pending_bytes = 30 << 10});
+  for (int i = 0; i < 3; ++i) {  // Two would not fit at a time.
+    const Client other(*server_);
+    ASSERT_TRUE(other.Send(Post("/large", 0)));
+    EXPECT_THAT(other.Receive(), StartsWith("HTTP/1.1 200 ")) << i;
+  }
 }
 
 TEST_F(HttpServerTest, RequestsFollowEachOtherOnAConnection) {

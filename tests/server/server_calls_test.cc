@@ -1,5 +1,6 @@
 // Calls the services' handlers from several threads, without a connection, for
 // ThreadSanitizer.
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -53,7 +54,9 @@ class ServerCallsTest : public ::testing::Test {
     engine_.reset();  // The engine's reply thread may still hold a call that
                       // has ended.
     EXPECT_EQ(core_.open_calls, 0);
-    EXPECT_EQ(core_.import_bytes, 0);
+    // No call holds anything any more.
+    EXPECT_TRUE(core_.imports->Reserve("", core_.imports->most()).ok());
+    EXPECT_TRUE(core_.memory->Reserve("", core_.memory->most()).ok());
   }
 
   auto& training() { return As<RawTrainingService>(services_[0]); }
@@ -296,6 +299,36 @@ class ServerCallsTest : public ::testing::Test {
 
 TEST_F(ServerCallsTest, AllCallsOfAllThreadsAreAnswered) {
   RunClients([this](int c) { Client(c); });
+}
+
+TEST_F(ServerCallsTest, AReplyWithoutRoomIsRefusedAndComesAgain) {
+  Create("a");
+  // Leaves room for a call, and none for a reply.
+  auto unread =
+      core_.memory->Reserve("", core_.memory->most() / 2 - (32 << 10) - 1);
+  ASSERT_TRUE(unread.ok());
+  const v1::ForwardBackwardRequest request = Step("a", 1);
+  v1::ForwardBackwardResponse response;
+  const auto train = [&] {
+    return Call([&](auto* context) {
+      return training().ForwardBackward(context, &request, &response);
+    });
+  };
+  EXPECT_EQ(train(), grpc::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(response.ByteSizeLong(), 0);
+  // An export is refused before the engine makes it.
+  v1::ExportAdapterRequest wish;
+  wish.set_adapter_id("a");
+  DirectWriter<v1::ExportAdapterResponse> sent(&wire_);
+  sent.Start(adapters().ExportAdapter(sent.context(), &wish));
+  EXPECT_EQ(sent.Wait().error_code(), grpc::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(std::ranges::count(engine_->arrived(),
+                               CannedEngine::Call("ExportAdapter", 0)),
+            0);
+  *unread = nullptr;
+  EXPECT_EQ(train(), grpc::OK);
+  EXPECT_EQ(response.step(), 1);
+  EXPECT_EQ(engine_->applied().size(), 1) << "the step ran twice";
 }
 
 TEST_F(ServerCallsTest, ADrainIsAnsweredWhenOpenCallsAreCancelled) {

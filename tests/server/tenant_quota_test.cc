@@ -27,6 +27,26 @@ TEST(TenantQuotaTest, CountsCallsOfEachTenant) {
   EXPECT_THAT(quota.Enter("a"), IsOk());
 }
 
+TEST(TenantQuotaTest, CallsThatNeverArriveCountForAWhile) {
+  TenantQuota quota(/*max_calls=*/0, /*tokens_per_second=*/0);
+  absl::Time now = absl::FromUnixSeconds(1000);
+  const auto most = static_cast<int>(TenantQuota::kMaxBegun);
+  for (int i = 0; i < 2 * most; ++i) {  // Calls that arrive.
+    ASSERT_THAT(quota.Begin("a", now), IsOk()) << i;
+    quota.Arrive("a");
+  }
+  for (int i = 0; i < most; ++i) ASSERT_THAT(quota.Begin("a", now), IsOk());
+  const absl::Status refused = quota.Begin("a", now);
+  EXPECT_THAT(refused, IsStatus(kExhausted, "tenant 'a' has begun 1024 calls"));
+  EXPECT_EQ(FindReason(refused)->name, "CALLS_UNDER_WAY");
+  EXPECT_THAT(quota.Begin("b", now), IsOk());
+  now += absl::Seconds(1);
+  for (int i = 0; i < TenantQuota::kBegunPerSecond; ++i) {
+    ASSERT_THAT(quota.Begin("a", now), IsOk()) << i;
+  }
+  EXPECT_THAT(quota.Begin("a", now), IsStatus(kExhausted, "tenant 'a'"));
+}
+
 TEST(TenantQuotaTest, ACallCountsUntilItsAnswerAndNoLonger) {
   prometheus::Registry registry;
   ServerOptions options;
@@ -46,6 +66,33 @@ TEST(TenantQuotaTest, ACallCountsUntilItsAnswerAndNoLonger) {
   (void)first->FinishCall(absl::OkStatus());
   // A CallRecord exists until gRPC has sent its status. But it no longer counts
   // after FinishCall, because the client may already have the status.
+  const auto third = begin();
+  const absl::Status admitted = third->Admit().status();
+  EXPECT_THAT(admitted, IsStatus(absl::StatusCode::kUnavailable, ""));
+  (void)third->FinishCall(admitted);
+}
+
+TEST(TenantQuotaTest, RepliesCountUntilTheyAreSent) {
+  prometheus::Registry registry;
+  ServiceCore core(ServerOptions(), &registry);
+  const auto begin = [&core] {
+    const TokenRecord token{
+        .id = "1", .sha256 = "", .tenant = "a", .scopes = {}};
+    return std::make_unique<CallRecord>(
+        &core, CallOrigin{.caller = Caller(token)}, Rpc::kGetAdapter);
+  };
+  const int64_t share = core.memory->most() / 2;
+  const auto first = begin();
+  EXPECT_THAT(first->Hold(share), IsStatus(kExhausted, "your requests"));
+  // What is left of the share is less than a call takes.
+  EXPECT_THAT(first->Hold(share - (40 << 10)), IsOk());
+  (void)first->FinishCall(absl::OkStatus());
+  const auto second = begin();
+  const absl::Status refused = second->Admit().status();
+  EXPECT_THAT(refused, IsStatus(kExhausted, "your requests"));
+  EXPECT_EQ(FindReason(refused)->name, "SHARE_IN_USE");
+  (void)second->FinishCall(refused);
+  first->Release();
   const auto third = begin();
   const absl::Status admitted = third->Admit().status();
   EXPECT_THAT(admitted, IsStatus(absl::StatusCode::kUnavailable, ""));

@@ -131,6 +131,47 @@ TEST_F(TinkerScopesTest, EachScopeOpensItsOwnRoutes) {
   }
 }
 
+TEST_F(TinkerScopesTest, AResultNeedsTheScopeOfItsRequest) {
+  const std::string reader = AddKey("r", {Scope::kRead});
+  const std::string sampler = AddKey("s", {Scope::kSample});
+  const std::string trainer = AddKey("t", {Scope::kTrain});
+  Start();
+  const Json sample = {
+      {"base_model", "toy"},
+      {"prompt",
+       {{"chunks", {{{"tokens", {1, 2}}, {"type", "encoded_text"}}}}}},
+      {"sampling_params", {{"max_tokens", 2}}}};
+  key_ = sampler;
+  const std::string session = NewSession();
+  const Json made =
+      Post("create_sampling_session", {{"session_id", session},
+                                       {"sampling_session_seq_id", 0},
+                                       {"base_model", "toy"}});
+  Json numbered = sample;
+  numbered.erase("base_model");
+  numbered["sampling_session_id"] = made["sampling_session_id"];
+  numbered["seq_id"] = 1;
+  const Json sampled = Post("asample", numbered);
+  // A repeated request gets the same future, whose id cannot be guessed.
+  EXPECT_EQ(Post("asample", numbered), sampled);
+  EXPECT_GT(sampled["request_id"].get<std::string>().size(),
+            made["sampling_session_id"].get<std::string>().size() + 32);
+  key_ = trainer;
+  const Json trained = CreateModel(NewSession());
+  const auto status = [&](const std::string& key, const Json& promise) {
+    key_ = key;
+    return Ask("POST", "retrieve_future",
+               {{"request_id", promise["request_id"]}})
+        .status;
+  };
+  EXPECT_EQ(status(reader, sampled), 403);
+  EXPECT_EQ(status(trainer, sampled), 403);
+  EXPECT_EQ(status(sampler, sampled), 200);
+  EXPECT_EQ(status(reader, trained), 403);
+  EXPECT_EQ(status(sampler, trained), 403);
+  EXPECT_EQ(status(trainer, trained), 200);
+}
+
 TEST_F(TinkerScopesTest, ARefusalIsCountedAndLogged) {
   key_ = AddKey("r", {Scope::kRead});
   Start();

@@ -30,16 +30,30 @@ class TinkerFuturesTest : public ::testing::Test {
     futures_.Retrieve(id, owner, false, false, Take());
   }
 
+  // Fetches the whole body of a streamed reply, and ends the stream.
+  static std::string Drain(HttpReply* reply) {
+    std::string body;
+    while (body.size() < reply->stream->size) {
+      reply->stream->next([&body](const std::string& piece) { body += piece; });
+    }
+    reply->stream.reset();
+    return body;
+  }
+
+  static constexpr int64_t kBudget = 4 << 20;
   std::vector<std::function<void()>> later_;
-  Futures futures_{2000, [this](absl::Duration, std::function<void()> run) {
+  const std::shared_ptr<FairBudget> memory_ =
+      std::make_shared<FairBudget>(kBudget, "bytes");
+  Futures futures_{2000, memory_,
+                   [this](absl::Duration, std::function<void()> run) {
                      later_.push_back(std::move(run));
                    }};
   std::vector<HttpReply> replies_;
 };
 
 TEST_F(TinkerFuturesTest, AnswersAllWhoWaitAndAllWhoComeLater) {
-  EXPECT_TRUE(futures_.Open("f", "me"));
-  EXPECT_FALSE(futures_.Open("f", "me"));
+  EXPECT_TRUE(futures_.Open("f", "me", Scope::kTrain));
+  EXPECT_FALSE(futures_.Open("f", "me", Scope::kTrain));
   Retrieve("f");
   Retrieve("f");
   EXPECT_TRUE(replies_.empty());
@@ -54,7 +68,7 @@ TEST_F(TinkerFuturesTest, AnswersAllWhoWaitAndAllWhoComeLater) {
 }
 
 TEST_F(TinkerFuturesTest, ALongPollEndsAndMayBeMadeAgain) {
-  ASSERT_TRUE(futures_.Open("f", "me"));
+  ASSERT_TRUE(futures_.Open("f", "me", Scope::kTrain));
   Retrieve("f");
   later_.at(0)();
   ASSERT_EQ(replies_.size(), 1u);
@@ -65,17 +79,17 @@ TEST_F(TinkerFuturesTest, ALongPollEndsAndMayBeMadeAgain) {
 }
 
 TEST_F(TinkerFuturesTest, AFutureThatIsDroppedAnswersAllWhoWait) {
-  futures_.Open("f", "me");
+  futures_.Open("f", "me", Scope::kTrain);
   Retrieve("f");
   futures_.Drop("f");
   futures_.Drop("f");
   ASSERT_EQ(replies_.size(), 1u);
   EXPECT_EQ(replies_[0].status, 410);
-  EXPECT_TRUE(futures_.Open("f", "me"));
+  EXPECT_TRUE(futures_.Open("f", "me", Scope::kTrain));
 }
 
 TEST_F(TinkerFuturesTest, AnotherOwnersFutureIsNotThere) {
-  ASSERT_TRUE(futures_.Open("f", "me"));
+  ASSERT_TRUE(futures_.Open("f", "me", Scope::kTrain));
   futures_.Finish("f", FutureResult::Of({{"secret", 1}}));
   Retrieve("f", "you");
   Retrieve("unknown");
@@ -86,7 +100,7 @@ TEST_F(TinkerFuturesTest, AnotherOwnersFutureIsNotThere) {
 
 TEST_F(TinkerFuturesTest, ForgetsTheOldestResultsBeyondItsBytes) {
   for (const char* id : {"a", "b", "c", "d", "e"}) {
-    ASSERT_TRUE(futures_.Open(id, "me"));
+    ASSERT_TRUE(futures_.Open(id, "me", Scope::kTrain));
     futures_.Finish(id, FutureResult::Of({{"id", id}}));
   }
   EXPECT_FALSE(futures_.Has("a"));
@@ -94,16 +108,47 @@ TEST_F(TinkerFuturesTest, ForgetsTheOldestResultsBeyondItsBytes) {
 }
 
 TEST_F(TinkerFuturesTest, WhoHasTheMostLosesResultsFirst) {
-  ASSERT_TRUE(futures_.Open("mine", "me"));
+  ASSERT_TRUE(futures_.Open("mine", "me", Scope::kTrain));
   futures_.Finish("mine", FutureResult::Of({{"a", 1}}));
   for (int i = 0; i < 20; ++i) {
     const std::string id = "theirs" + std::to_string(i);
-    ASSERT_TRUE(futures_.Open(id, "them"));
+    ASSERT_TRUE(futures_.Open(id, "them", Scope::kTrain));
     futures_.Finish(id, FutureResult::Of({{"a", 1}}));
   }
   EXPECT_TRUE(futures_.Has("mine"));
   EXPECT_FALSE(futures_.Has("theirs0"));
   EXPECT_TRUE(futures_.Has("theirs19"));
+}
+
+TEST_F(TinkerFuturesTest, AllWhoFetchALargeResultShareOneBuffer) {
+  ASSERT_TRUE(futures_.Open("f", "me", Scope::kTrain));
+  const std::string large(3 << 20, 'x');
+  futures_.Finish("f", {.body = large, .to_json = [](const std::string& text) {
+                          return std::string(text.size(), 'j');
+                        }});
+  // A copy for each client would not fit in the budget.
+  for (int i = 0; i < 100; ++i) {
+    futures_.Retrieve("f", "me", false, /*protobuf=*/true, Take());
+    ASSERT_EQ(replies_.back().status, 200) << i;
+    ASSERT_TRUE(replies_.back().stream.has_value());
+  }
+  // The other form is another buffer, for which there is no room.
+  Retrieve("f");
+  EXPECT_EQ(replies_.back().status, 429);
+  EXPECT_EQ(Drain(&replies_[0]), large);
+  EXPECT_FALSE(memory_->Reserve("other", 2 << 20).ok());
+  // The buffer is free when the last client has it.
+  replies_.clear();
+  EXPECT_TRUE(memory_->Reserve("other", kBudget).ok());
+  Retrieve("f");
+  EXPECT_EQ(Drain(&replies_[0]), std::string(large.size(), 'j'));
+}
+
+TEST_F(TinkerFuturesTest, KnowsTheScopeForItsOwnerOnly) {
+  ASSERT_TRUE(futures_.Open("f", "me", Scope::kSample));
+  EXPECT_EQ(futures_.ScopeOf("f", "me"), Scope::kSample);
+  EXPECT_EQ(futures_.ScopeOf("f", "you"), Scope::kRead);
+  EXPECT_EQ(futures_.ScopeOf("g", "me"), Scope::kRead);
 }
 
 class TinkerSampleQueueTest : public ::testing::Test {

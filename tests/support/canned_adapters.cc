@@ -269,20 +269,22 @@ void CannedAdapters::Load(const dispatch::StepTask& step,
   });
 }
 
-void CannedAdapters::DownloadCheckpoint(std::string adapter_id,
-                                        std::string name,
-                                        Callback<PeftFiles> done) {
+void CannedAdapters::DownloadCheckpoint(
+    std::string adapter_id, std::string name,
+    Callback<std::vector<FileSource>> done) {
   PostIo([this, adapter_id = std::move(adapter_id), name = std::move(name),
           done = std::move(done)] {
     const absl::StatusOr<CheckpointInfo> info =
         Read({.source_adapter_id = adapter_id, .name = name});
     if (!info.ok()) {
-      Reply<PeftFiles>(done, info.status());
+      Reply<std::vector<FileSource>>(done, info.status());
       return;
     }
-    Reply<PeftFiles>(done, PeftFiles{{"adapter_config.json", "{}"},
-                                     {"adapter_model.safetensors", ""},
-                                     {"trainer_state.json", info->name}});
+    Reply<std::vector<FileSource>>(
+        done,
+        std::vector<FileSource>{FileSource("adapter_config.json", "{}"),
+                                FileSource("adapter_model.safetensors", ""),
+                                FileSource("trainer_state.json", info->name)});
   });
 }
 

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "src/base/file_source.h"
 #include "src/base/worker.h"
 #include "src/dispatch/dispatcher.h"
 
@@ -38,7 +39,7 @@ class CannedAdapters {
                         Callback<bool> done);
   // The files of a canned checkpoint hold no tensors.
   void DownloadCheckpoint(std::string adapter_id, std::string name,
-                          Callback<PeftFiles> done);
+                          Callback<std::vector<FileSource>> done);
   void UploadCheckpoint(UploadCheckpointRequest request,
                         Callback<CheckpointInfo> done);
 

@@ -127,7 +127,7 @@ class CannedEngine final : public Engine {
   void ReleaseSnapshot(ReleaseSnapshotRequest request,
                        Callback<bool> done) override;
   void DownloadCheckpoint(std::string adapter_id, std::string name,
-                          Callback<PeftFiles> done) override;
+                          Callback<std::vector<FileSource>> done) override;
   void UploadCheckpoint(UploadCheckpointRequest request,
                         Callback<CheckpointInfo> done) override;
   void ExportAdapter(ExportAdapterRequest request,

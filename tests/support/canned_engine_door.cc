@@ -159,7 +159,7 @@ void CannedEngine::DeleteCheckpoint(std::string adapter_id, std::string name,
 }
 
 void CannedEngine::DownloadCheckpoint(std::string adapter_id, std::string name,
-                                      Callback<PeftFiles> done) {
+                                      Callback<std::vector<FileSource>> done) {
   if (!Admit("DownloadCheckpoint", 0, done) || !CheckOpen(done)) return;
   adapters_.DownloadCheckpoint(std::move(adapter_id), std::move(name),
                                std::move(done));
