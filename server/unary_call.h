@@ -44,10 +44,10 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
 
   [[nodiscard]] CallRecord& record() { return record_; }
   void SetCancel(CancelHandle handle) { cancel_.Set(std::move(handle)); }
-  // Ends the call: with a reply, or with an error. The caller is charged for the
-  // reply until its client has read it. Without room for it, the client gets the
-  // error in its place, and may repeat the call: a step gives its stored reply
-  // then.
+  // Ends the call: with a reply, or with an error. The caller is charged for
+  // the reply until its client has read it. Without room for it, the client
+  // gets the error in its place, and may repeat the call: a step gives its
+  // stored reply then.
   void Send(const google::protobuf::Message& reply) {
     const auto size = static_cast<int64_t>(reply.ByteSizeLong());
     const absl::Status held = record_.Hold(size);
