@@ -43,7 +43,7 @@ struct Model {
   std::string base_model;
   std::string user_metadata;     // ShownField.
   std::shared_ptr<void> charge;  // ChargeEntry.
-  bool made = false;             // After a restart: the adapter exists.
+  bool made = false;             // The adapter exists.
   StepLine line;
 };
 

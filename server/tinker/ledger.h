@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,12 +44,17 @@ class Ledger {
   // has no room. Without --state-dir, `done` runs before Put returns.
   void Put(EntryKind kind, const LedgerEntry& entry,
            std::function<void(absl::Status)> done) const;
-  // Erases an entry. If the process crashes soon, the entry may stay.
+  // Erases an entry. If the process crashes within seconds, the entry may stay.
   void Erase(EntryKind kind, const std::string& id) const;
   // Erases the requests of all steps of a model.
   void EraseSteps(const std::string& model) const;
   // Returns the entries of a kind, in any order.
   [[nodiscard]] std::vector<LedgerEntry> ReadAll(EntryKind kind) const;
+  // Returns the ids of all steps, in the order of their sequence numbers.
+  [[nodiscard]] std::vector<std::string> StepIds() const;
+  // Returns a step's entry; none if there is none or it cannot be read.
+  [[nodiscard]] std::optional<LedgerEntry> ReadStep(
+      const std::string& id) const;
   // Returns false without --state-dir.
   [[nodiscard]] bool keeps() const {
     return !port_.core()->options.state_dir.empty();

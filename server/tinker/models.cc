@@ -174,6 +174,10 @@ absl::Status StartModel(Front& front, const std::string& id,
   absl::Status refused =
       start(model->second,
             [&front, id, done](const absl::StatusOr<FutureResult>& result) {
+              const auto made = front.models.find(id);
+              if (result.ok() && made != front.models.end()) {
+                made->second.made = true;
+              }
               OpenLine(front, id);
               done(result);
             });

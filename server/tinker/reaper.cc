@@ -101,7 +101,8 @@ void RestoreOrphans(
     if (is_used(OwnerKey(caller), adapter)) {
       front.ledger.Erase(EntryKind::kOrphan, entry.id);
     } else {
-      front.orphans[entry.id] = {.caller = caller, .adapter = adapter};
+      front.orphans.try_emplace(entry.id,
+                                Orphan{.caller = caller, .adapter = adapter});
     }
   }
 }

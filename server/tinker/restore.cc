@@ -1,16 +1,19 @@
 #include "server/tinker/restore.h"
 
-#include <deque>
-#include <map>
 #include <memory>
+#include <optional>
 #include <utility>
+#include <vector>
 
+#include "server/status_conversion.h"
 #include "server/tinker/checkpoint_extras.h"
 #include "server/tinker/loaded_adapters.h"
 #include "server/tinker/models.h"
 #include "server/tinker/reaper.h"
+#include "server/tinker/routes.h"
 #include "server/tinker/samplers.h"
 #include "server/tinker/sessions.h"
+#include "server/tinker/step_order.h"
 #include "src/base/clock.h"
 #include "src/base/log.h"
 #include "weft/v1/adapters.pb.h"
@@ -41,13 +44,13 @@ bool PlaceLine(Front& front, Model& model) {
   // If the process ended before the adapter was made, there is no adapter, and
   // line.next stays 1.
   if (asked.ok() || absl::IsNotFound(asked)) return true;
-  if (absl::IsUnavailable(asked)) return false;
+  if (absl::IsUnavailable(asked) || RetryMillis(asked)) return false;
   Log(LogLevel::kWarning, "a model's place is not known",
       {{"model", model.id}, {"error", std::string(asked.message())}});
   return true;
 }
 
-std::shared_ptr<Call> CallOf(LedgerEntry entry) {
+CallPtr CallOf(LedgerEntry entry) {
   auto call = std::make_shared<Call>();
   call->http.method = "POST";
   call->http.target = entry.fields.value("target", "");
@@ -58,31 +61,43 @@ std::shared_ptr<Call> CallOf(LedgerEntry entry) {
   return call;
 }
 
-// Returns the requests of the ledger's steps, in the order of their sequence
-// numbers. Erases those of models that are gone.
-std::deque<CallPtr> KeptCalls(const Front& front) {
-  std::multimap<int64_t, CallPtr> calls;
-  for (LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kStep)) {
-    if (front.models.contains(entry.fields.value("model", ""))) {
-      const int64_t seq = entry.fields.value("seq", int64_t{0});
-      calls.emplace(seq, CallOf(std::move(entry)));
-    } else {
-      front.ledger.Erase(EntryKind::kStep, entry.id);
-    }
-  }
-  std::deque<CallPtr> sorted;
-  for (auto& [seq, call] : calls) sorted.push_back(std::move(call));
-  return sorted;
+// Has a step fail in its turn with `status`, so that the steps after it run.
+void Fail(Front& front, const LedgerEntry& entry, const Call& call,
+          const absl::Status& status) {
+  Log(LogLevel::kWarning, "a promised step cannot run again",
+      {{"step", entry.id}, {"error", std::string(status.message())}});
+  if (!front.futures.Open(entry.id, call.owner(), Scope::kTrain)) return;
+  EnterStep(front, entry.fields.value("model", ""),
+            entry.fields.value("seq", int64_t{0}),
+            {.future = entry.id,
+             .origin = call.origin(),
+             .task = [status](const StepRun&) { return status; }});
 }
 
-// Runs the calls in order. After an error, goes on later.
-void RunAll(Front& front, std::deque<CallPtr> calls, const RunAgain& run) {
-  while (!calls.empty()) {
-    if (!run(calls.front()).ok()) {
-      return front.after(kPause,
-                         [&front, calls, run] { RunAll(front, calls, run); });
-    }
-    calls.pop_front();
+// Runs the request of a step again. Returns an error only if the request may
+// succeed later. Erases a request whose model is gone.
+absl::Status RunStep(Front& front, const std::string& id) {
+  std::optional<LedgerEntry> entry = front.ledger.ReadStep(id);
+  if (!entry) return absl::OkStatus();
+  if (!front.models.contains(entry->fields.value("model", ""))) {
+    front.ledger.Erase(EntryKind::kStep, id);
+    return absl::OkStatus();
+  }
+  const CallPtr call = CallOf(*entry);
+  const absl::Status run = ServeAgain(front, call);
+  if (run.ok() || RetryMillis(run).has_value()) return run;
+  Fail(front, *entry, *call, run);
+  return absl::OkStatus();
+}
+
+// Runs the requests of steps in order, one at a time, so that few are in memory
+// twice. After an error, goes on later.
+void RunSteps(Front& front, std::vector<std::string> ids, size_t next) {
+  for (; next < ids.size(); ++next) {
+    if (RunStep(front, ids[next]).ok()) continue;
+    return front.after(kPause, [&front, ids = std::move(ids), next] {
+      RunSteps(front, ids, next);
+    });
   }
   front.ready = true;
 }
@@ -101,12 +116,12 @@ void RestoreTables(Front& front) {
   front.restored = true;
 }
 
-void RestoreSteps(Front& front, const RunAgain& run) {
+void RestoreSteps(Front& front) {
   for (auto& [id, model] : front.models) {
     if (PlaceLine(front, model)) continue;
-    return front.after(kPause, [&front, run] { RestoreSteps(front, run); });
+    return front.after(kPause, [&front] { RestoreSteps(front); });
   }
-  RunAll(front, KeptCalls(front), run);
+  RunSteps(front, front.ledger.StepIds(), 0);
 }
 
 }  // namespace weft::tinker

@@ -3,8 +3,6 @@
 #ifndef WEFT_SERVER_TINKER_RESTORE_H_
 #define WEFT_SERVER_TINKER_RESTORE_H_
 
-#include <functional>
-
 #include "server/tinker/front.h"
 
 namespace weft::tinker {
@@ -13,15 +11,10 @@ namespace weft::tinker {
 // adapters to delete. Then sets Front::restored. REQUIRES: the engine is ready.
 void RestoreTables(Front& front);
 
-// Runs a request of the ledger. Returns an error only if the request may
-// succeed later.
-using RunAgain = std::function<absl::Status(const CallPtr&)>;
-
 // Waits until the adapters of all models are restored. Then runs the ledger's
-// requests of steps again, in the order of their sequence numbers. If `run`
-// returns an error, runs the request again later. Erases a request if its model
-// is gone. At the end sets Front::ready.
-void RestoreSteps(Front& front, const RunAgain& run);
+// requests of steps again, in the order of their sequence numbers. Then sets
+// Front::ready.
+void RestoreSteps(Front& front);
 
 }  // namespace weft::tinker
 

@@ -158,9 +158,12 @@ std::string PromiseId::ToString() const {
 absl::Status Promise(Front& front, const CallPtr& call, const PromiseId& id,
                      const Task& task, const Respond& respond) {
   if (!Open(front, call, id, respond)) return absl::OkStatus();
-  const auto begin = [&front, id, task, unoffered = RefuseFields(call->body)](
-                         const absl::Status& kept) {
-    const auto finish = [&front, id](absl::StatusOr<FutureResult> result) {
+  // The ledger keeps the request until its end.
+  const auto begin = [&front, id, task, charge = call->charge,
+                      unoffered =
+                          RefuseFields(call->body)](const absl::Status& kept) {
+    const auto finish = [&front, id,
+                         charge](absl::StatusOr<FutureResult> result) {
       // UNAVAILABLE means that the server stops. The future then gets no
       // result, because the restarted server runs the request again.
       if (id.seq && front.ledger.keeps() &&
@@ -206,7 +209,8 @@ absl::Status PromiseStep(Front& front, const CallPtr& call,
   if (!reserved.ok() && seq == model->line.next) {
     reserved = front.port.core()->memory->Reserve(call->owner(), bytes);
   }
-  if (!reserved.ok()) {
+  // A step of the ledger had room before the restart.
+  if (!reserved.ok() && !call->kept) {
     front.futures.Drop(id.ToString());
     return TooMuchWaits();
   }
@@ -217,7 +221,7 @@ absl::Status PromiseStep(Front& front, const CallPtr& call,
   ArrivedStep step{.future = id.ToString(),
                    .origin = call->origin(),
                    .task = std::move(task),
-                   .reserved = *std::move(reserved)};
+                   .reserved = reserved.ok() ? *reserved : nullptr};
   Keep(front, call, id, respond,
        [&front, model_id, seq,
         step = std::move(step)](const absl::Status& kept) {

@@ -8,7 +8,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "server/listener.h"
-#include "server/status_conversion.h"
 #include "server/tinker/checkpoint_extras.h"
 #include "server/tinker/reaper.h"
 #include "server/tinker/restore.h"
@@ -32,15 +31,6 @@ HttpOptions OptionsOf(const ServerOptions& options) {
   http.max_pending_bytes =
       std::max(http.max_pending_bytes, 2 * options.max_message_bytes);
   return http;
-}
-
-// Does what RunAgain (steps.h) says. Logs an error that will not go away.
-absl::Status RunKept(Front& front, const CallPtr& call) {
-  const absl::Status run = ServeAgain(front, call);
-  if (run.ok() || RetryMillis(run).has_value()) return run;
-  Log(LogLevel::kWarning, "a promised step cannot run again",
-      {{"path", call->http.target}, {"error", std::string(run.message())}});
-  return absl::OkStatus();
 }
 
 }  // namespace
@@ -68,9 +58,7 @@ class TinkerFront::Impl {
   void EngineIsReady() {
     server_->Post([this] {
       RestoreTables(front_);
-      RestoreSteps(front_, [this](const CallPtr& call) {
-        return RunKept(front_, call);
-      });
+      RestoreSteps(front_);
       SweepOrphans(front_);
     });
   }

@@ -259,6 +259,10 @@ absl::Status Snapshotter::Write(const std::string& name, int64_t size,
 void Snapshotter::Finish() {
   if (phase_ == Phase::kWriting) {
     context_.recorder.FinishSnapshot();
+    // If this one made no room, the next one will not soon.
+    if (!context_.recorder.CheckRoom().ok()) {
+      not_before_ = SteadyNow() + kRetry;
+    }
     phase_ = Phase::kIdle;
     return;
   }

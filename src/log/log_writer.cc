@@ -21,8 +21,9 @@ namespace {
 
 constexpr const char* kThreadName = "weft-log";
 // Records for which nobody waits go to disk with the next that somebody waits
-// for, or when they have more bytes than this.
+// for, or when they have more bytes than this, or after this time.
 constexpr int64_t kMaxIdleBytes = 1 << 20;
+constexpr std::chrono::seconds kMaxIdleTime(1);
 // Limits the buffer into which WriteGroup copies the records of a group.
 constexpr size_t kMaxGroupBytes = 16 << 20;
 
@@ -154,6 +155,9 @@ uint64_t LogWriter::Append(std::string record) {
   uint64_t sequence = 0;
   {
     MutexLock lock(&mu_);
+    if (durable_sequence_ == next_sequence_) {
+      write_at_ = std::chrono::steady_clock::now() + kMaxIdleTime;
+    }
     sequence = next_sequence_++;
     if (!failure_.ok()) return sequence;
     pending_bytes_ += static_cast<int64_t>(record.size());
@@ -251,6 +255,9 @@ LogWriter::Work LogWriter::WaitForWork() {
     if (failure_.ok()) {
       if (!full_.ok()) until = retry_at_;
       if (room_may_differ_) until = std::min(until, check_at_);
+      if (full_.ok() && durable_sequence_ < next_sequence_) {
+        until = std::min(until, write_at_);
+      }
     }
     if (until == std::chrono::steady_clock::time_point::max()) {
       changed_.Wait(&mu_);
@@ -278,7 +285,8 @@ LogWriter::Work LogWriter::NextWork() const {
   }
   // A full disk is tried again, because no new work comes until it has room.
   const bool wanted = stopping_ || !tasks_.empty() || !segments_.empty() ||
-                      !full_.ok() || pending_bytes_ > kMaxIdleBytes;
+                      !full_.ok() || pending_bytes_ > kMaxIdleBytes ||
+                      now >= write_at_;
   if (durable_sequence_ < next_sequence_) {
     return may_write && wanted ? Work::kWriteGroup : Work::kNone;
   }

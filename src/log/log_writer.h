@@ -103,8 +103,8 @@ class LogWriter {
   LogWriter& operator=(const LogWriter&) = delete;
 
   // Queues the record and returns its sequence. Sequences are consecutive.
-  // Never waits for the disk. A record goes to disk with the next task, or soon
-  // if many bytes wait. Records are in the log in the order of calls.
+  // Never waits for the disk. A record goes to disk with the next task, or within
+  // seconds. Records are in the log in the order of calls.
   // After a final error, drops the record.
   uint64_t Append(std::string record);
 
@@ -184,6 +184,8 @@ class LogWriter {
   uint64_t next_sequence_ ABSL_GUARDED_BY(mu_);
   uint64_t durable_sequence_ ABSL_GUARDED_BY(mu_);
   int64_t pending_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  // Records that wait are written then, even if nobody waits for them.
+  std::chrono::steady_clock::time_point write_at_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   // The result of the last check of the free bytes: RESOURCE_EXHAUSTED if the
   // disk lacked its reserve, otherwise OK.

@@ -275,10 +275,11 @@ absl::StatusOr<std::string> Encode(const Snapshot& snapshot) {
     note->set_value(*value);
   }
   if (out.ByteSizeLong() > kMaxMessageBytes) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("stored replies and notes make a snapshot of ",
-                     out.ByteSizeLong(), " bytes, the limit is ",
-                     kMaxMessageBytes, "; lower --max-stored-reply-bytes"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "stored replies and notes make a snapshot of ", out.ByteSizeLong(),
+        " bytes, the limit is ", kMaxMessageBytes,
+        "; lower --max-stored-reply-bytes, or let promised "
+        "steps end"));
   }
   return out.SerializeAsString();
 }

@@ -21,6 +21,13 @@ void Recorder::Start(std::unique_ptr<journal::LogWriter> log,
   AppendLocked(Encode(SettingsRecord{.settings = settings_}));
 }
 
+void Recorder::Stop() {
+  std::unique_ptr<journal::LogWriter> log;
+  MutexLock lock(&mu_);
+  log_.store(nullptr);
+  log = std::move(owned_);
+}
+
 void Recorder::Append(std::string bytes) {
   MutexLock lock(&mu_);
   AppendLocked(std::move(bytes));
@@ -42,17 +49,17 @@ ReplayCost Recorder::cost() const {
 }
 
 void Recorder::PutNote(const std::string& name, std::string value) {
-  if (!recording()) return;
   const auto shared = std::make_shared<const std::string>(std::move(value));
   std::string bytes = EncodeNote(name, shared.get());
   MutexLock lock(&mu_);
+  if (!recording()) return;
   notes_[name] = shared;
   AppendLocked(std::move(bytes));
 }
 
 void Recorder::EraseNote(const std::string& name) {
-  if (!recording()) return;
   MutexLock lock(&mu_);
+  if (!recording()) return;
   if (notes_.erase(name) > 0) AppendLocked(EncodeNote(name, nullptr));
 }
 

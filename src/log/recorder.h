@@ -46,10 +46,7 @@ class Recorder {
              std::string settings, std::set<AdapterKey> adapters, Notes notes);
   // Writes what is left to disk, runs the tasks of WhenDurable and ends the
   // log's thread. Later records are not written.
-  void Stop() {
-    log_.store(nullptr);
-    owned_.reset();
-  }
+  void Stop() ABSL_LOCKS_EXCLUDED(mu_);
   [[nodiscard]] bool recording() const { return log_.load() != nullptr; }
 
   // While an object of this class lives, the recorder records nothing. The

@@ -100,9 +100,7 @@ def test_what_is_written_leaves_the_reserve_of_the_disk(
     try:
         with full.client() as client:
             adapter = client.create_adapter("a", rank=4)
-            refused = pytest.raises(
-                weft.ResourceExhausted, match="the checkpoints is full"
-            )
+            refused = pytest.raises(weft.ResourceExhausted, match="checkpoints is full")
             with refused:
                 adapter.save("c")
             with refused:

@@ -91,11 +91,7 @@ void TinkerFrontTest::StartFront() {
   });
   OnFront([](Front& front) {
     RestoreTables(front);
-    RestoreSteps(front, [&front](const CallPtr& call) {
-      const absl::Status run = ServeAgain(front, call);
-      EXPECT_THAT(run, IsOk()) << call->http.target;
-      return run;
-    });
+    RestoreSteps(front);
     SweepOrphans(front);
   });
   EXPECT_TRUE(Eventually([this] {
