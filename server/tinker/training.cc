@@ -107,7 +107,7 @@ absl::Status RunForwardBackward(Front& front, const CallPtr& call,
           TranslateTrain(in));
   in.Clear();
   const auto bytes =
-      static_cast<int64_t>(train->ok() ? (*train)->request.SpaceUsedLong() : 0);
+      static_cast<int64_t>(train->ok() ? (*train)->SpaceUsedLong() : 0);
   return PromiseStep(
       front, call, model, seq, bytes,
       [&front, origin = call->origin(), model, train,

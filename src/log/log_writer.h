@@ -103,9 +103,9 @@ class LogWriter {
   LogWriter& operator=(const LogWriter&) = delete;
 
   // Queues the record and returns its sequence. Sequences are consecutive.
-  // Never waits for the disk. A record goes to disk with the next task, or within
-  // seconds. Records are in the log in the order of calls.
-  // After a final error, drops the record.
+  // Never waits for the disk. A record goes to disk with the next task, or
+  // within seconds. Records are in the log in the order of calls. After a final
+  // error, drops the record.
   uint64_t Append(std::string record);
 
   // Runs `task` when all records appended before this call are on disk. Tasks

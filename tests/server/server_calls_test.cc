@@ -303,30 +303,34 @@ TEST_F(ServerCallsTest, AllCallsOfAllThreadsAreAnswered) {
 
 TEST_F(ServerCallsTest, AReplyWithoutRoomIsRefusedAndComesAgain) {
   Create("a");
-  // Leaves room for a call, and none for a reply.
+  engine_->Hold();
+  grpc::ByteBuffer request = ToBytes(Step("a", 1));
+  grpc::ByteBuffer reply;
+  DirectUnary call(&wire_);
+  call.Start(training().ForwardBackward(call.context(), &request, &reply));
+  // The call has room, and its reply has none.
   auto unread =
-      core_.memory->Reserve("", core_.memory->most() / 2 - (32 << 10) - 1);
+      core_.memory->Reserve("", core_.memory->most() / 2 - (32 << 10));
   ASSERT_TRUE(unread.ok());
-  const v1::ForwardBackwardRequest request = Step("a", 1);
-  v1::ForwardBackwardResponse response;
-  const auto train = [&] {
-    return Call([&](auto* context) {
-      return training().ForwardBackward(context, &request, &response);
-    });
-  };
-  EXPECT_EQ(train(), grpc::RESOURCE_EXHAUSTED);
-  EXPECT_EQ(response.ByteSizeLong(), 0);
+  engine_->Release();
+  EXPECT_EQ(call.Wait().error_code(), grpc::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(reply.Length(), 0);
   // An export is refused before the engine makes it.
   v1::ExportAdapterRequest wish;
   wish.set_adapter_id("a");
-  DirectWriter<v1::ExportAdapterResponse> sent(&wire_);
-  sent.Start(adapters().ExportAdapter(sent.context(), &wish));
+  grpc::ByteBuffer wished = ToBytes(wish);
+  DirectWriter<grpc::ByteBuffer> sent(&wire_);
+  sent.Start(adapters().ExportAdapter(sent.context(), &wished));
   EXPECT_EQ(sent.Wait().error_code(), grpc::RESOURCE_EXHAUSTED);
   EXPECT_EQ(std::ranges::count(engine_->arrived(),
                                CannedEngine::Call("ExportAdapter", 0)),
             0);
   *unread = nullptr;
-  EXPECT_EQ(train(), grpc::OK);
+  v1::ForwardBackwardResponse response;
+  EXPECT_EQ(
+      Call(Step("a", 1), &response,
+           [&](auto*... args) { return training().ForwardBackward(args...); }),
+      grpc::OK);
   EXPECT_EQ(response.step(), 1);
   EXPECT_EQ(engine_->applied().size(), 1) << "the step ran twice";
 }
