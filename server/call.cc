@@ -110,7 +110,6 @@ CallRecord::CallRecord(ServiceCore* core, grpc::CallbackServerContext* context,
 CallRecord::CallRecord(ServiceCore* core, grpc::CallbackServerContext* context,
                        Rpc rpc)
     : CallRecord(core, context, OriginOf(*core, *context, rpc), rpc) {
-  if (caller().ok()) core_->quota.Arrive(caller()->tenant());
   context->AddTrailingMetadata("weft-trace-id", *trace());
 }
 
@@ -193,12 +192,18 @@ RequestLimits CallRecord::limits(const Engine& engine) const {
 }
 
 absl::StatusOr<std::shared_ptr<void>> CallRecord::Parse(
-    const grpc::ByteBuffer* bytes, google::protobuf::Message* request) const {
+    const grpc::ByteBuffer* bytes, google::protobuf::Message* request) {
   // gRPC passes the bytes as const, but they belong to the call alone, and a
   // call may last for hours.
   auto* const own = const_cast<grpc::ByteBuffer*>(bytes);
   const absl::Cleanup free = [own] { own->Clear(); };
   if (!caller().ok()) return caller().status();
+  if (!own->Valid()) {
+    return absl::CancelledError("the client left before its request arrived");
+  }
+  if (!std::exchange(arrived_, true)) {
+    core_->quota.Arrive(caller()->tenant());
+  }
   const auto size = static_cast<int64_t>(own->Length());
   const std::string method = RpcName(rpc_);
   const int64_t most = FindPolicy(absl::StrCat("/", method))->max_request_bytes;

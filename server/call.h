@@ -73,11 +73,12 @@ class CallRecord {
 
   // Parses a request, and frees its bytes. Returns the charge to the caller's
   // memory, which the caller of Parse holds as long as the message. Errors, all
-  // before the memory is taken: those of caller(); RESOURCE_EXHAUSTED with
+  // before the memory is taken: those of caller(); CANCELLED if the client has
+  // gone before its request arrived; RESOURCE_EXHAUSTED with
   // reason TOO_LARGE above the method's RpcPolicy::max_request_bytes; those of
   // ChargeMessage.
   [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> Parse(
-      const grpc::ByteBuffer* bytes, google::protobuf::Message* request) const;
+      const grpc::ByteBuffer* bytes, google::protobuf::Message* request);
 
   // Returns the engine for new work. Errors: those of caller();
   // RESOURCE_EXHAUSTED if the tenant has too many open calls; DEADLINE_EXCEEDED
@@ -209,7 +210,8 @@ class CallRecord {
   absl::Status entered_;
   std::vector<std::shared_ptr<void>> held_;  // What Hold has reserved.
   std::string object_;
-  int64_t spent_ = 0;  // The tokens that this call was charged.
+  int64_t spent_ = 0;     // The tokens that this call was charged.
+  bool arrived_ = false;  // Parse has had a message.
 };
 
 }  // namespace weft
