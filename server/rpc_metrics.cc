@@ -107,6 +107,9 @@ RejectReason ReasonOf(const absl::Status& status) {
       return ReasonOfExhausted(status);
     case absl::StatusCode::kUnavailable: {
       const std::optional<Reason> reason = FindReason(status);
+      if (reason && reason->name == "CALL_MEMORY_FULL") {
+        return RejectReason::kQuota;
+      }
       return reason && reason->name == "ADAPTER_RECOVERING"
                  ? RejectReason::kStarting
                  : RejectReason::kDraining;

@@ -4,27 +4,57 @@
 #include "src/base/reason.h"
 
 namespace weft {
+namespace {
+
+// A holder that has at most this part of a budget may take a large amount.
+constexpr int64_t kSmallPart = 64;
+
+// Returns how much of `left` may be taken at once.
+int64_t Large(int64_t left) { return left - left / 8; }
+
+}  // namespace
 
 absl::StatusOr<std::shared_ptr<void>> FairBudget::Reserve(
     const std::string& holder, int64_t amount) {
   if (amount == 0) return std::shared_ptr<void>();
   MutexLock lock(&mu_);
-  const auto own = holders_.find(holder);
-  if (own != holders_.end() && own->second + amount > most_ / 2) {
+  const auto entry = holders_.find(holder);
+  const int64_t own = entry == holders_.end() ? 0 : entry->second;
+  const int64_t others = taken_ - own;
+  // Whoever takes much leaves a part of the rest, so that nobody is shut out.
+  const int64_t left = taken_ == 0 ? most_ : Large(most_ - taken_);
+  if (amount > most_) return TooLarge(amount);
+  if (own + amount <= (most_ - others) / 2 ||
+      (own <= most_ / kSmallPart && amount <= left)) {
+    return Take(holder, amount);
+  }
+  if (own <= most_ / kSmallPart) {
     return WithReason(
-        absl::ResourceExhaustedError(absl::StrCat(
-            "your requests under way hold ", own->second, " ", unit_, ", and ",
-            amount, " more would exceed ", most_ / 2,
-            ", half of what this server has for all: wait until some end")),
-        {.name = "SHARE_IN_USE",
-         .values = {{"limit", absl::StrCat(most_ / 2)},
-                    {"held", absl::StrCat(own->second)},
-                    {"asked", absl::StrCat(amount)}}});
+        absl::UnavailableError(
+            "there is no room for the request now: send it again later"),
+        {.name = "CALL_MEMORY_FULL", .values = {}});
   }
-  if (taken_ + amount > most_) {
-    return absl::UnavailableError(
-        "there is no room for the request now: send it again later");
-  }
+  return WithReason(
+      absl::ResourceExhaustedError(absl::StrCat(
+          "your requests under way hold ", own, " ", unit_, ", and ", amount,
+          " more would exceed your share of the ", most_,
+          " that this server has for all: wait until some end")),
+      {.name = "SHARE_IN_USE",
+       .values = {{"limit", absl::StrCat(most_ / 2)},
+                  {"held", absl::StrCat(own)},
+                  {"asked", absl::StrCat(amount)}}});
+}
+
+absl::Status FairBudget::TooLarge(int64_t amount) const {
+  return WithReason(
+      absl::ResourceExhaustedError(absl::StrCat(
+          "the request takes ", amount, " ", unit_, ", more than the ", most_,
+          " that this server has for all: send less at a time")),
+      {.name = "TOO_LARGE", .values = {{"limit", absl::StrCat(most_)}}});
+}
+
+std::shared_ptr<void> FairBudget::Take(const std::string& holder,
+                                       int64_t amount) {
   taken_ += amount;
   holders_[holder] += amount;
   return std::shared_ptr<void>(

@@ -15,9 +15,9 @@
 
 namespace weft {
 
-// A budget that holders share. A holder is an owner (owner.h). A holder with
-// several reservations may take at most half of the budget, so that room is
-// left for other holders. A holder with one reservation may take more.
+// A budget that holders share. A holder is an owner (owner.h). A holder may
+// take half of what the others leave, so that there is room for one more in any
+// case. A holder that has little may take a large amount, most of what is left.
 // Threads: any.
 class FairBudget : public std::enable_shared_from_this<FairBudget> {
  public:
@@ -27,16 +27,19 @@ class FairBudget : public std::enable_shared_from_this<FairBudget> {
 
   [[nodiscard]] int64_t most() const { return most_; }
 
-  // Reserves `amount` until the last copy of the result is destroyed. A holder
-  // without a reservation may take more than half, up to the whole budget.
-  // Errors: RESOURCE_EXHAUSTED with reason SHARE_IN_USE if a holder with a
-  // reservation would have more than half; UNAVAILABLE if the budget has no
-  // room for `amount`. They tell what the holder itself has, never what others
-  // have.
+  // Reserves `amount` until the last copy of the result is destroyed. Errors:
+  // RESOURCE_EXHAUSTED with reason SHARE_IN_USE if the holder has its share;
+  // UNAVAILABLE with reason CALL_MEMORY_FULL if it has little, and the others
+  // leave too little; RESOURCE_EXHAUSTED with reason TOO_LARGE if there is
+  // never room for `amount`. They tell what the holder itself has, never what
+  // others have.
   [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> Reserve(
       const std::string& holder, int64_t amount) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  [[nodiscard]] absl::Status TooLarge(int64_t amount) const;
+  std::shared_ptr<void> Take(const std::string& holder, int64_t amount)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Release(const std::string& holder, int64_t amount)
       ABSL_LOCKS_EXCLUDED(mu_);
 

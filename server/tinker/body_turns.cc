@@ -16,9 +16,11 @@ void BodyTurns::Next() {
   turn->second.pop_front();
   if (turn->second.empty()) waiting_.erase(turn);
   reading_ = true;
-  reader_.Post([this, body = std::move(body)] {
+  // The reader's thread keeps no copy of `serve`, whose last one may close a
+  // connection.
+  reader_.Post([this, body = std::move(body)]() mutable {
     body.read();
-    after_(absl::ZeroDuration(), [this, serve = body.serve] {
+    after_(absl::ZeroDuration(), [this, serve = std::move(body.serve)] {
       reading_ = false;
       serve();
       Next();

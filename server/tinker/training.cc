@@ -69,14 +69,11 @@ absl::Status ReadAdam(const Json& body, v1::AdamWConfig* out) {
   return absl::OkStatus();
 }
 
-absl::Status StartOptim(Front& front, const CallPtr& call,
-                        const std::string& adapter, const StepRun& run) {
-  v1::OptimStepRequest request;
-  request.set_adapter_id(adapter);
+absl::Status StartOptim(Front& front, const CallOrigin& origin,
+                        v1::OptimStepRequest request, const StepRun& run) {
   request.set_step(run.number);
-  WEFT_RETURN_IF_ERROR(ReadAdam(call->body, request.mutable_adamw()));
   return front.port.Call<StepReply<OptimStepResult>>(
-      call->origin(), Rpc::kOptimStep, request,
+      origin, Rpc::kOptimStep, request,
       [](Engine& engine, OptimStepRequest plain, auto then) {
         return engine.OptimStep(std::move(plain), std::move(then));
       },
@@ -132,10 +129,13 @@ absl::Status RunOptimStep(Front& front, const CallPtr& call,
   WEFT_ASSIGN_OR_RETURN(const std::string model,
                         StringField(call->body, "model_id"));
   WEFT_ASSIGN_OR_RETURN(const int64_t seq, IntField(call->body, "seq_id"));
+  v1::OptimStepRequest request;
+  request.set_adapter_id(AdapterOfModel(model));
+  const absl::Status read = ReadAdam(call->body, request.mutable_adamw());
   return PromiseStep(
       front, call, model, seq, /*bytes=*/0,
-      [&front, call, adapter = AdapterOfModel(model)](const StepRun& run) {
-        return StartOptim(front, call, adapter, run);
+      [&front, origin = call->origin(), request, read](const StepRun& run) {
+        return read.ok() ? StartOptim(front, origin, request, run) : read;
       },
       respond);
 }

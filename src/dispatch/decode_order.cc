@@ -24,17 +24,20 @@ std::vector<DecodeOrder::Place> DecodeOrder::Places(
         tenant.weight = static_cast<double>(weight->second);
       }
       const auto before = heads_.find(member.tenant);
-      const bool stays =
-          before != heads_.end() && before->second.age == member.age;
+      const bool stays = before != heads_.end() &&
+                         before->second.age.first == member.age.first;
       tenant.since = stays ? before->second.since : ++num_heads_;
       heads[member.tenant] = {.age = member.age, .since = tenant.since};
     }
-    places.push_back(
-        {.share = tenant.share, .since = tenant.since, .index = i});
     const double part = std::max(
         static_cast<double>(member.slots) / static_cast<double>(slots_),
         static_cast<double>(member.pages) / static_cast<double>(pages_));
+    const double share = tenant.share;
     tenant.share += part / tenant.weight;
+    places.push_back({.share = share,
+                      .since = tenant.since,
+                      .index = i,
+                      .end = tenant.share});
   }
   heads_ = std::move(heads);
   return places;

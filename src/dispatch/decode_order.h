@@ -37,6 +37,7 @@ class DecodeOrder {
     double share = 0;    // The tenant's part before this member, by weight.
     uint64_t since = 0;  // Breaks ties between tenants.
     size_t index = 0;    // Breaks ties in one tenant: the member's index.
+    double end = 0;      // The tenant's part with this member, by weight.
     friend auto operator<=>(const Place&, const Place&) = default;
   };
 
@@ -46,9 +47,8 @@ class DecodeOrder {
               std::map<std::string, int64_t> weights)
       : slots_(slots), pages_(pages), weights_(std::move(weights)) {}
 
-  // Returns the members' places. REQUIRES: the oldest member is the first of
-  // `members`. They are those of the previous call, except that some have left
-  // and others have come.
+  // Returns the members' places. REQUIRES: the members are those of the
+  // previous call, except that some have left and others have come.
   [[nodiscard]] std::vector<Place> Places(const std::vector<Member>& members);
 
  private:

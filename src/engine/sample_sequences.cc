@@ -237,12 +237,24 @@ std::vector<SampleSequence*> SampleSequences::GrowRunning() {
   return running;
 }
 
+// Returns whether a sequence at `place`, which has no pages, may take those of
+// `other`, which is behind it. Tenants near their shares would take each
+// other's pages again and again, and pay for each prefill. So the tenant must
+// stay at or below the other's share, unless it would have nothing.
+bool SampleSequences::MayTakeFrom(const sched::DecodeOrder::Place& place,
+                                  const SampleSequence& other) {
+  return place.share == 0 || place.end <= other.place.share;
+}
+
 SampleSequence* SampleSequences::LastBehind(
     const sched::DecodeOrder::Place& place, const std::string* passed) {
   SampleSequence* last = nullptr;
   for (auto& [age, sequence] : sequences_) {
     if (!sequence.pages.has_value() || sequence.place <= place) continue;
-    if (passed != nullptr && sequence.job->tenant == *passed) continue;
+    if (passed != nullptr &&
+        (sequence.job->tenant == *passed || !MayTakeFrom(place, sequence))) {
+      continue;
+    }
     if (last == nullptr || last->place < sequence.place) last = &sequence;
   }
   return last;

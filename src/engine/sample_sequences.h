@@ -107,6 +107,8 @@ class SampleSequences {
   // Returns the pages that MakeRoom leaves for a sequence. Sets *moves to
   // whether some sequence with pages makes progress.
   [[nodiscard]] int64_t SparePages(bool* moves) const;
+  [[nodiscard]] static bool MayTakeFrom(const sched::DecodeOrder::Place& place,
+                                        const SampleSequence& other);
   // Returns the last sequence that has pages and is behind `place`; null if
   // there is none. Passes over sequences of `passed`, unless it is null.
   [[nodiscard]] SampleSequence* LastBehind(

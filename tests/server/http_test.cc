@@ -29,21 +29,31 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-TEST(FairBudgetTest, OneHolderHasHalfAndEachHasWhatIsLeft) {
-  const auto budget = std::make_shared<FairBudget>(100, "bytes");
-  auto first = budget->Reserve("a", 40);
-  ASSERT_TRUE(first.ok());
-  EXPECT_THAT(budget->Reserve("a", 11),
+TEST(FairBudgetTest, AHolderHasHalfOfWhatTheOthersLeave) {
+  const auto budget = std::make_shared<FairBudget>(1000, "bytes");
+  EXPECT_THAT(budget->Reserve("a", 1001),
               IsStatus(absl::StatusCode::kResourceExhausted,
-                       "your requests under way hold 40 bytes, and 11 more "
-                       "would exceed 50"));
-  EXPECT_TRUE(budget->Reserve("a", 10).ok());
-  const auto large = budget->Reserve("b", 60);
-  EXPECT_TRUE(large.ok()) << "the first may have more than half";
-  EXPECT_THAT(budget->Reserve("c", 1),
+                       "takes 1001 bytes, more than the 1000 that this"));
+  auto first = budget->Reserve("a", 400);
+  ASSERT_TRUE(first.ok());
+  EXPECT_THAT(budget->Reserve("a", 101),
+              IsStatus(absl::StatusCode::kResourceExhausted,
+                       "your requests under way hold 400 bytes, and 101 more "
+                       "would exceed your share of the 1000"));
+  EXPECT_TRUE(budget->Reserve("a", 100).ok());
+  // Who has little may have one large request, but leaves room for others.
+  const auto small = budget->Reserve("b", 10);
+  const auto large = budget->Reserve("b", 500);
+  EXPECT_TRUE(small.ok() && large.ok());
+  EXPECT_THAT(budget->Reserve("b", 40),
+              IsStatus(absl::StatusCode::kResourceExhausted, "hold 510"));
+  EXPECT_THAT(budget->Reserve("c", 90),
               IsStatus(absl::StatusCode::kUnavailable, "no room"));
+  const auto third = budget->Reserve("c", 70);
+  EXPECT_TRUE(third.ok());
+  EXPECT_TRUE(budget->Reserve("d", 1).ok());
   first->reset();
-  EXPECT_TRUE(budget->Reserve("c", 1).ok());
+  EXPECT_TRUE(budget->Reserve("c", 90).ok());
 }
 
 // A client that sends exactly the text that the test gives it.
@@ -180,8 +190,7 @@ TEST_F(HttpServerTest, LargeRepliesCountUntilTheyAreWritten) {
   const Client client(*server_);
   ASSERT_TRUE(client.Send(Post("/large", 0)));
   const std::string refused = client.Receive();
-  EXPECT_THAT(refused, StartsWith("HTTP/1.1 503 "));
-  EXPECT_THAT(refused, HasSubstr("Retry-After: 1"));
+  EXPECT_THAT(refused, StartsWith("HTTP/1.1 429 "));
   Start({.max_pending_bytes = 30 << 10});
   for (int i = 0; i < 3; ++i) {  // Two would not fit at a time.
     const Client other(*server_);
