@@ -375,7 +375,11 @@ def test_logs_hold_no_secret_no_path_and_no_text(tokens: Tokens) -> None:
             guess.adapters()
         with connect(server, admin) as client:
             client.delete_adapter("acme~a")
-        log = server.log()
+        # A thread of its own writes the log.
+        limit = time.monotonic() + 10
+        while "AdapterService/DeleteAdapter" not in (log := server.log()):
+            assert time.monotonic() < limit, log
+            time.sleep(0.01)
     lines = [json.loads(line) for line in log.splitlines() if '"audit"' in line]
     seen = {(x["method"].lstrip("/"), x["outcome"], x["token"]) for x in lines}
     service = "weft.v1.AdapterService"
