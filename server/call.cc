@@ -234,9 +234,10 @@ absl::StatusOr<Engine*> CallRecord::Admit() const {
 }
 
 absl::Status CallRecord::Hold(int64_t bytes) {
-  auto reserved = core_->memory->Reserve(OwnerKey(*caller()), bytes);
-  if (reserved.ok()) held_.push_back(*std::move(reserved));
-  return reserved.status();
+  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<void> reserved,
+                        core_->memory->Reserve(OwnerKey(*caller()), bytes));
+  held_.push_back(std::move(reserved));
+  return absl::OkStatus();
 }
 
 void CallRecord::Release() {
