@@ -2,6 +2,7 @@
 
 #include <variant>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "server/tinker/checkpoint_path.h"
@@ -56,12 +57,13 @@ FutureResult OutputOf(absl::string_view model, const AdapterInfo& /*result*/) {
 FutureResult OutputOf(absl::string_view model,
                       const PublishedSnapshot& result) {
   const absl::string_view session = model.substr(0, model.find(':'));
-  const absl::string_view number =
-      absl::StripPrefix(result.name, kSnapshotPrefix);
+  int64_t number = 0;  // PublishSampler has named the snapshot (SnapshotName).
+  (void)absl::SimpleAtoi(absl::StripPrefix(result.name, kSnapshotPrefix),
+                         &number);
   return FutureResult::Of(
       {{"type", "save_weights_for_sampler"},
        {"path", nullptr},
-       {"sampling_session_id", absl::StrCat(session, ":sample:", number)}});
+       {"sampling_session_id", SamplerId(session, number)}});
 }
 
 FutureResult OutputOf(absl::string_view model, const Caller& caller,
