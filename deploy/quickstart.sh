@@ -109,9 +109,12 @@ cd "${ROOT}"
 heading "Install"
 deploy/setup.sh
 
-heading "Build weftd and weftctl"
+# build TARGET...: builds programs, and shows what is left.
+build() { NINJA_STATUS="[%f/%t %es] " cmake --build --preset cpu --target "$@"; }
+
+heading "Build weftd"
 cmake --preset cpu
-NINJA_STATUS="[%f/%t %es] " cmake --build --preset cpu --target weftd weftctl
+build weftd
 readonly WEFTD="${ROOT}/build/cpu/server/weftd"
 
 if [[ "${MODEL}" == "${DEMO_MODEL}" ]]; then
@@ -146,6 +149,8 @@ grep -E '^(weft_(train|prompt|sampled)_tokens_total|weft_adapters|weft_adapter_b
   "${RUN}/metrics.txt" | grep -v '^grpc.* 0$'
 
 if [[ "${KEEP}" == true ]]; then
+  heading "Build weftctl"
+  build weftctl
   heading "Left running: process ${DAEMON_PID}"
   cat <<EOF
   build/cpu/client/weftctl/weftctl info --server ${GRPC_ADDRESS}

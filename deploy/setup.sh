@@ -44,8 +44,8 @@ Usage: deploy/setup.sh [--edge] [--tests] [--image] [--cuda | --cpu]
            matplotlib, the Tinker SDK (in build/tinker-venv), and the full torch
            wheel set, which Python needs to import torch
   --image  also install what building an image needs
-  --cuda   install the full torch wheel set (implied where nvcc is found)
-  --cpu    install the smallest set also where nvcc is found
+  --cuda   install the full torch wheel set (implied where a GPU is found)
+  --cpu    install the smallest set also where a GPU is found
 Without options the smallest set is installed: enough to build and run weftd on
 the CPU, the demo and the Python client.
 EOF
@@ -55,9 +55,7 @@ WITH_EDGE=0
 WITH_TESTS=0
 WITH_IMAGE=0
 WITH_CUDA=0
-if [[ -x /usr/local/cuda/bin/nvcc ]] || command -v nvcc >/dev/null; then
-  WITH_CUDA=1
-fi
+if [[ "$(nvidia-smi -L 2>/dev/null)" == GPU* ]]; then WITH_CUDA=1; fi
 for argument in "$@"; do
   case "${argument}" in
     --edge) WITH_EDGE=1 ;;

@@ -150,18 +150,19 @@ endfunction()
 
 # weft_asks_for_cuda(FILE...)
 # Names the sources of this folder that depend on whether the build has CUDA.
-# Only these sources get the macro WEFT_WITH_CUDA (0 or 1) and can include
-# CUDA's headers. All other objects have the same compile commands with and
-# without CUDA, so that both kinds of builds share the compiler cache.
+# In builds with CUDA only these sources get the macro WEFT_WITH_CUDA=1, and can
+# include CUDA's headers. In builds without CUDA the whole folder gets
+# WEFT_WITH_CUDA=0, because CMake keeps a source with a macro of its own out of
+# the units. The objects of other folders have the same compile commands in both
+# kinds of builds, which share the compiler cache.
 function(weft_asks_for_cuda)
   if(WEFT_WITH_CUDA)
-    set(definition WEFT_WITH_CUDA=1)
     list(TRANSFORM CUDAToolkit_INCLUDE_DIRS PREPEND -isystem OUTPUT_VARIABLE options)
     set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_OPTIONS ${options})
+    set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_DEFINITIONS WEFT_WITH_CUDA=1)
   else()
-    set(definition WEFT_WITH_CUDA=0)
+    add_compile_definitions(WEFT_WITH_CUDA=0)
   endif()
-  set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_DEFINITIONS ${definition})
   list(TRANSFORM ARGN PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/ OUTPUT_VARIABLE paths)
   set_property(GLOBAL APPEND PROPERTY WEFT_ASKS_FOR_CUDA ${paths})
 endfunction()
@@ -177,6 +178,12 @@ function(weft_use_pch target owner)
   endif()
 endfunction()
 
+# weft_compile_in_units(TARGET): with WEFT_UNITY, up to 12 sources of TARGET are
+# one unit of the compiler, which reads the headers that they share once.
+function(weft_compile_in_units target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${WEFT_UNITY} UNITY_BUILD_BATCH_SIZE 12)
+endfunction()
+
 # weft_cc_library(NAME name [TORCH] HDRS ... SRCS ... DEPS ...)
 # TORCH compiles against LibTorch with the shared precompiled header.
 function(weft_cc_library)
@@ -187,6 +194,7 @@ function(weft_cc_library)
   set(target weft_${A_NAME})
   if(A_SRCS)
     add_library(${target} STATIC ${A_SRCS})
+    weft_compile_in_units(${target})
     set(scope PUBLIC)
     if(A_TORCH)
       weft_use_pch(${target} weft_torch_pch)

@@ -34,7 +34,7 @@ absl::Status Print(const Session& session,
   return absl::OkStatus();
 }
 
-absl::Status List(const Session& session) {
+absl::Status ListAdapters(const Session& session) {
   const auto found = session.client.ListAdapters();
   if (!found.ok()) return found.status();
   if (session.json) {
@@ -76,7 +76,7 @@ absl::StatusOr<v1::LoraConfig> ReadConfig(const Arguments& arguments) {
   return config;
 }
 
-absl::Status Create(const Session& session) {
+absl::Status CreateAdapter(const Session& session) {
   const auto config = ReadConfig(session.arguments);
   if (!config.ok()) return config.status();
   const auto durability = ReadDurability(session.arguments);
@@ -88,15 +88,15 @@ absl::Status Create(const Session& session) {
   return Print(session, session.client.GetAdapter(id));
 }
 
-absl::Status Get(const Session& session) {
+absl::Status GetAdapter(const Session& session) {
   return Print(session, session.client.GetAdapter(session.arguments.word(0)));
 }
 
-absl::Status Delete(const Session& session) {
+absl::Status DeleteAdapter(const Session& session) {
   return session.client.DeleteAdapter(session.arguments.word(0));
 }
 
-absl::Status Import(const Session& session) {
+absl::Status ImportAdapter(const Session& session) {
   const auto durability = ReadDurability(session.arguments);
   if (!durability.ok()) return durability.status();
   return Print(session,
@@ -105,7 +105,7 @@ absl::Status Import(const Session& session) {
                    session.arguments.GetString("tenant"), *durability));
 }
 
-absl::Status Export(const Session& session) {
+absl::Status ExportAdapter(const Session& session) {
   return session.client.ExportAdapter(session.arguments.word(0),
                                       session.arguments.GetString("snapshot"),
                                       session.arguments.word(1));
@@ -136,20 +136,24 @@ std::vector<Command> AdapterCommands() {
       DurabilityFlag(),
       TenantFlag()};
   return {
-      {"adapters list", "All adapters.", {}, {}, List},
-      {"adapters create", "Make an adapter.", {"ADAPTER"}, shape, Create},
-      {"adapters get", "One adapter.", {"ADAPTER"}, {}, Get},
-      {"adapters delete", "Forget an adapter.", {"ADAPTER"}, {}, Delete},
+      {"adapters list", "All adapters.", {}, {}, ListAdapters},
+      {"adapters create",
+       "Make an adapter.",
+       {"ADAPTER"},
+       shape,
+       CreateAdapter},
+      {"adapters get", "One adapter.", {"ADAPTER"}, {}, GetAdapter},
+      {"adapters delete", "Forget an adapter.", {"ADAPTER"}, {}, DeleteAdapter},
       {"import",
        "Make an adapter from a local PEFT folder.",
        {"ADAPTER", "FOLDER"},
        {DurabilityFlag(), TenantFlag()},
-       Import},
+       ImportAdapter},
       {"export",
        "Write an adapter to a local PEFT folder.",
        {"ADAPTER", "FOLDER"},
        {{"snapshot", "NAME", "a snapshot instead of the latest weights", ""}},
-       Export},
+       ExportAdapter},
   };
 }
 

@@ -72,7 +72,7 @@ absl::Status ReadProperties(const Arguments& arguments,
   return ReadMetadata(arguments.GetString("metadata"), request);
 }
 
-absl::Status Save(const Session& session) {
+absl::Status SaveCheckpoint(const Session& session) {
   v1::SaveCheckpointRequest request;
   request.set_adapter_id(session.arguments.word(0));
   request.set_name(session.arguments.word(1));
@@ -87,7 +87,7 @@ absl::Status Save(const Session& session) {
   return absl::OkStatus();
 }
 
-absl::Status Load(const Session& session) {
+absl::Status LoadCheckpoint(const Session& session) {
   const auto durability = ReadDurability(session.arguments);
   if (!durability.ok()) return durability.status();
   v1::LoadCheckpointRequest request;
@@ -108,25 +108,25 @@ absl::Status Load(const Session& session) {
   return absl::OkStatus();
 }
 
-absl::Status List(const Session& session) {
+absl::Status ListCheckpoints(const Session& session) {
   const auto found = session.client.ListCheckpoints(session.arguments.word(0));
   if (!found.ok()) return found.status();
   PrintCheckpoints(session, *found);
   return absl::OkStatus();
 }
 
-absl::Status Delete(const Session& session) {
+absl::Status DeleteCheckpoint(const Session& session) {
   return session.client.DeleteCheckpoint(session.arguments.word(0),
                                          session.arguments.word(1));
 }
 
-absl::Status Download(const Session& session) {
+absl::Status DownloadCheckpoint(const Session& session) {
   return session.client.DownloadCheckpoint(session.arguments.word(0),
                                            session.arguments.word(1),
                                            session.arguments.word(2));
 }
 
-absl::Status Upload(const Session& session) {
+absl::Status UploadCheckpoint(const Session& session) {
   v1::UploadOptions options;
   options.set_adapter_id(session.arguments.word(0));
   options.set_name(session.arguments.word(1));
@@ -141,7 +141,7 @@ absl::Status Upload(const Session& session) {
   return absl::OkStatus();
 }
 
-absl::Status Publish(const Session& session) {
+absl::Status PublishSnapshot(const Session& session) {
   v1::PublishSnapshotRequest request;
   request.set_adapter_id(session.arguments.word(0));
   request.set_name(session.arguments.word(1));
@@ -155,7 +155,7 @@ absl::Status Publish(const Session& session) {
   return absl::OkStatus();
 }
 
-absl::Status Release(const Session& session) {
+absl::Status ReleaseSnapshot(const Session& session) {
   return session.client.ReleaseSnapshot(session.arguments.word(0),
                                         session.arguments.word(1));
 }
@@ -168,7 +168,7 @@ std::vector<Command> CheckpointCommands() {
                "Checkpoints on the server, newest first.",
                {"ADAPTER"},
                {},
-               List};
+               ListCheckpoints};
   list.last_word_optional = true;
   return {
       {"checkpoints save",
@@ -180,7 +180,7 @@ std::vector<Command> CheckpointCommands() {
         {"ttl", "SECONDS", "the server deletes it then; 0: never", "0"},
         {"keep-newest", "N",
          "delete the adapter's older ones of this kind; 0: none", "0"}},
-       Save},
+       SaveCheckpoint},
       {"checkpoints load",
        "Load a checkpoint into an adapter.",
        pair,
@@ -188,25 +188,29 @@ std::vector<Command> CheckpointCommands() {
         {"weights-only", "", "leave out optimizer state and steps", ""},
         DurabilityFlag(),
         TenantFlag()},
-       Load},
+       LoadCheckpoint},
       list,
-      {"checkpoints delete", "Delete a checkpoint.", pair, {}, Delete},
+      {"checkpoints delete",
+       "Delete a checkpoint.",
+       pair,
+       {},
+       DeleteCheckpoint},
       {"checkpoints download",
        "Write a checkpoint's files to a local folder.",
        {"ADAPTER", "NAME", "FOLDER"},
        {},
-       Download},
+       DownloadCheckpoint},
       {"checkpoints upload",
        "Make a checkpoint from a downloaded folder.",
        {"ADAPTER", "NAME", "FOLDER"},
        {{"overwrite", "", "replace one of the same name", ""}, TenantFlag()},
-       Upload},
+       UploadCheckpoint},
       {"snapshot publish",
        "Pin the current weights under a name.",
        pair,
        {},
-       Publish},
-      {"snapshot release", "Let go of a snapshot.", pair, {}, Release},
+       PublishSnapshot},
+      {"snapshot release", "Let go of a snapshot.", pair, {}, ReleaseSnapshot},
   };
 }
 

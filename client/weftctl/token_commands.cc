@@ -81,7 +81,7 @@ absl::StatusOr<TokenRecord> NewRecord(const Session& session) {
   return record;
 }
 
-absl::Status Create(const Session& session) {
+absl::Status CreateToken(const Session& session) {
   const absl::StatusOr<std::string> path = FilePath(session);
   if (!path.ok()) return path.status();
   absl::StatusOr<TokenRecord> record = NewRecord(session);
@@ -109,7 +109,7 @@ absl::Status Create(const Session& session) {
   return absl::OkStatus();
 }
 
-absl::Status List(const Session& session) {
+absl::Status ListTokens(const Session& session) {
   const absl::StatusOr<std::string> path = FilePath(session);
   if (!path.ok()) return path.status();
   const absl::StatusOr<Records> records =
@@ -133,7 +133,7 @@ absl::Status List(const Session& session) {
   return absl::OkStatus();
 }
 
-absl::Status Revoke(const Session& session) {
+absl::Status RevokeToken(const Session& session) {
   const absl::StatusOr<std::string> path = FilePath(session);
   if (!path.ok()) return path.status();
   absl::StatusOr<Records> records = ReadRecords(*path, /*may_lack=*/false);
@@ -164,13 +164,17 @@ std::vector<Command> TokenCommands() {
         {"tenant", "NAME", "whose adapters it may use", ""},
         {"scopes", "LIST", "of read, sample, train, admin", "train,sample"},
         {"valid-for", "DURATION", "such as 720h; without: until revoked", ""}},
-       Create},
-      {"token list", "The tokens of weftd's file.", {}, {FileFlag()}, List},
+       CreateToken},
+      {"token list",
+       "The tokens of weftd's file.",
+       {},
+       {FileFlag()},
+       ListTokens},
       {"token revoke",
        "Remove a token; weftd refuses it within a second.",
        {"ID"},
        {FileFlag()},
-       Revoke},
+       RevokeToken},
   };
   for (Command& command : commands) command.offline = true;
   return commands;

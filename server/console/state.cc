@@ -19,7 +19,7 @@ using Json = nlohmann::json;
 
 // The most adapters that one call of ListAdapters reads. The call holds the
 // dispatcher's lock, so it must be short.
-constexpr size_t kPage = 100;
+constexpr size_t kAdaptersPerPage = 100;
 // The most TrainPoints of a listed adapter, and of the selected adapter.
 constexpr size_t kListedPoints = 32;
 constexpr size_t kSelectedPoints = 256;
@@ -51,7 +51,7 @@ std::vector<Entry> AllAdapters(Engine& engine, const Caller& caller) {
   ActivityQuery query;
   bool more = true;
   while (more) {
-    ListAdaptersRequest request{.size = kPage};
+    ListAdaptersRequest request{.size = kAdaptersPerPage};
     if (!entries.empty()) request.after = entries.back().info.adapter_id;
     (void)caller.Qualify(FieldsOf(&request));
     // The callback runs before ListAdapters returns.

@@ -20,7 +20,7 @@ namespace {
 constexpr const char* kFiles[] = {"adapter_config.json",
                                   "adapter_model.safetensors"};
 
-constexpr uint64_t kPieceBytes = 1 << 20;
+constexpr uint64_t kArchivePieceBytes = 1 << 20;
 // The pause before the next try when Front::files refuses a read.
 constexpr absl::Duration kBusyPause = absl::Milliseconds(50);
 
@@ -84,10 +84,10 @@ absl::StatusOr<DownloadPtr> OpenDownload(const std::string& checkpoint_dir,
   return std::make_shared<Download>(Download{.file = std::move(file)});
 }
 
-// Reads the next piece, of at most kPieceBytes. Returns an empty piece if the
+// Reads the next piece, of at most kArchivePieceBytes. Returns an empty piece if the
 // read fails or the file has no more bytes.
 std::string ReadPiece(Download* download) {
-  auto piece = download->file.Read(download->sent, kPieceBytes);
+  auto piece = download->file.Read(download->sent, kArchivePieceBytes);
   if (!piece.ok()) return "";
   download->sent += piece->size();
   return *std::move(piece);

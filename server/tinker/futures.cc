@@ -7,13 +7,13 @@ namespace weft::tinker {
 namespace {
 
 // The memory of a future besides its result.
-constexpr int64_t kEntryBytes = 512;
+constexpr int64_t kFutureBytes = 512;
 
 // A result above this size is sent in pieces of this size.
-constexpr size_t kPieceBytes = 256 << 10;
+constexpr size_t kResultPieceBytes = 256 << 10;
 
 int64_t BytesOf(const std::string& result) {
-  return static_cast<int64_t>(result.size()) + kEntryBytes;
+  return static_cast<int64_t>(result.size()) + kFutureBytes;
 }
 
 }  // namespace
@@ -114,7 +114,7 @@ void Futures::Answer(Future& future, const Waiter& waiter) {
 
 HttpReply Futures::Send(const Future& future, const Bytes& bytes,
                         std::weak_ptr<const Sending>* last) {
-  if (bytes->size() <= kPieceBytes) return {.body = *bytes};
+  if (bytes->size() <= kResultPieceBytes) return {.body = *bytes};
   std::shared_ptr<const Sending> sending = last->lock();
   if (sending == nullptr) {
     auto reserved =
@@ -129,7 +129,7 @@ HttpReply Futures::Send(const Future& future, const Bytes& bytes,
       .size = bytes->size(),
       .next = [sending, sent = std::make_shared<size_t>(0)](
                   const std::function<void(std::string)>& then) {
-        std::string piece = sending->bytes->substr(*sent, kPieceBytes);
+        std::string piece = sending->bytes->substr(*sent, kResultPieceBytes);
         *sent += piece.size();
         then(std::move(piece));
       }};

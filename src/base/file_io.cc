@@ -71,6 +71,15 @@ absl::Status ErrnoStatus(int error, const std::string& what) {
   }
 }
 
+absl::StatusOr<uint64_t> FileSize(int fd, const std::string& name) {
+  struct stat info {};
+  if (::fstat(fd, &info) != 0) return ErrnoStatus(errno, "reading " + name);
+  if (!S_ISREG(info.st_mode)) {
+    return absl::DataLossError(name + " is not a plain file");
+  }
+  return static_cast<uint64_t>(info.st_size);
+}
+
 absl::Status CheckPathPart(const std::string& name) {
   if (name.empty() || name == "." || name == ".." ||
       name.find('/') != std::string::npos ||

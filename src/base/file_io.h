@@ -53,6 +53,11 @@ class UniqueFd {
 // empty, "." or "..", or has a '/' or a NUL.
 [[nodiscard]] absl::Status CheckPathPart(const std::string& name);
 
+// Returns the bytes of the open file `name`. DATA_LOSS if it is not a plain
+// file.
+[[nodiscard]] absl::StatusOr<uint64_t> FileSize(int fd,
+                                                const std::string& name);
+
 // Opens a directory, and follows symbolic links in `path`. OpenDirectoryAt
 // opens the directory `name` in `parent`, and fails if `name` is a symbolic
 // link.

@@ -1,7 +1,6 @@
 #include "src/base/tokens.h"
 
 #include <openssl/crypto.h>
-#include <openssl/evp.h>
 #include <openssl/rand.h>
 
 #include <array>
@@ -10,6 +9,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "src/base/sha256.h"
 
 namespace weft {
 namespace {
@@ -20,12 +20,6 @@ constexpr std::array<std::pair<Scope, const char*>, 4> kScopes = {
      {Scope::kSample, "sample"},
      {Scope::kTrain, "train"},
      {Scope::kAdmin, "admin"}}};
-
-// Ends the process if OpenSSL failed, because a token without randomness or
-// SHA-256 would be weak.
-void Require(bool done) {
-  if (!done) std::abort();
-}
 
 }  // namespace
 
@@ -49,19 +43,16 @@ bool TokenRecord::Allows(Scope scope) const {
 
 std::string NewToken() {
   std::array<unsigned char, kTokenBytes> bytes{};
-  Require(RAND_bytes(bytes.data(), static_cast<int>(bytes.size())) == 1);
+  // A token without randomness would be weak.
+  if (RAND_bytes(bytes.data(), static_cast<int>(bytes.size())) != 1)
+    std::abort();
   return absl::StrCat(
       "weft_", absl::WebSafeBase64Escape(absl::string_view(
                    reinterpret_cast<const char*>(bytes.data()), bytes.size())));
 }
 
 std::string HashToken(absl::string_view token) {
-  std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
-  unsigned size = 0;
-  Require(EVP_Digest(token.data(), token.size(), digest.data(), &size,
-                     EVP_sha256(), nullptr) == 1);
-  return absl::BytesToHexString(
-      absl::string_view(reinterpret_cast<const char*>(digest.data()), size));
+  return absl::BytesToHexString(Sha256({token.data(), token.size()}));
 }
 
 const TokenRecord* FindToken(const std::vector<TokenRecord>& records,

@@ -15,7 +15,6 @@
 namespace weft::engine {
 namespace {
 
-constexpr int64_t kFloatBytes = 4;
 // Bytes of host memory that packing and losses take for each target.
 constexpr int64_t kEntryBytes = 128;
 // The numbers of projections that may have LoRA: q, k, v, o in attention, and

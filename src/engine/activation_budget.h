@@ -12,6 +12,8 @@
 
 namespace weft::engine {
 
+inline constexpr int64_t kFloatBytes = 4;
+
 // The parts of a micro-batch's memory, in bytes.
 struct ActivationBytes {
   int64_t kept_layer = 0;        // Tensors kept for the layer's backward pass.

@@ -20,7 +20,6 @@
 namespace weft::engine {
 namespace {
 
-constexpr int64_t kFloatBytes = 4;
 // Memory that CUDA takes in each process: context, kernels, handles.
 constexpr int64_t kContextBytes = int64_t{640} << 20;
 

@@ -17,7 +17,6 @@
 namespace weft::engine {
 namespace {
 
-constexpr int64_t kFloatBytes = 4;
 // The number of f32 values for each parameter of an adapter: weight, gradient,
 // scratch (the gradient of a request that still runs) and two moments.
 constexpr int64_t kMasterCopies = 5;

@@ -5,7 +5,6 @@
 #include "src/log/image_file.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -23,7 +22,7 @@
 namespace weft::journal {
 namespace {
 
-constexpr std::string_view kMagic = "WEFTIMG1";
+constexpr std::string_view kImageMagic = "WEFTIMG1";
 constexpr size_t kBlockBytes = 16;
 
 std::string_view Bytes(std::span<const float> block) {
@@ -44,7 +43,7 @@ void AppendBlock(std::span<const float> block, uint32_t crc, bool stored,
 }
 
 std::string TableHead(size_t num_blocks) {
-  std::string table(kMagic);
+  std::string table(kImageMagic);
   AppendNumber(uint64_t{num_blocks}, &table);
   return table;
 }
@@ -71,12 +70,6 @@ absl::StatusOr<UniqueFd> OpenImage(const StateFolder& folder,
     return ErrnoStatus(errno, "opening " + name);
   }
   return fd;
-}
-
-absl::StatusOr<uint64_t> SizeOf(int fd, const std::string& name) {
-  struct stat info {};
-  if (::fstat(fd, &info) != 0) return ErrnoStatus(errno, "reading " + name);
-  return static_cast<uint64_t>(info.st_size);
 }
 
 // Reads and checks the table of an image of `num_blocks` blocks. Returns its
@@ -149,7 +142,7 @@ absl::Status ReadImage(const StateFolder& folder, const std::string& name,
     WEFT_RETURN_IF_ERROR(ReadBlock(fd.get(), rows, block, name, &offset));
     rows.remove_prefix(kBlockBytes);
   }
-  WEFT_ASSIGN_OR_RETURN(const uint64_t size, SizeOf(fd.get(), name));
+  WEFT_ASSIGN_OR_RETURN(const uint64_t size, FileSize(fd.get(), name));
   if (size != offset) return Damaged(name, "is longer than its blocks");
   return absl::OkStatus();
 }
@@ -163,7 +156,7 @@ absl::StatusOr<uint64_t> CheckImage(const StateFolder& folder,
     WEFT_ASSIGN_OR_RETURN(const UniqueFd fd, OpenImage(folder, name));
     WEFT_ASSIGN_OR_RETURN(const std::string rows,
                           ReadTable(fd.get(), num_blocks, name));
-    WEFT_ASSIGN_OR_RETURN(size, SizeOf(fd.get(), name));
+    WEFT_ASSIGN_OR_RETURN(size, FileSize(fd.get(), name));
     for (size_t at = 0; at < rows.size(); at += kBlockBytes) {
       values.emplace_back(NumberAt<uint64_t>(rows, at));
     }
@@ -183,7 +176,7 @@ absl::Status CheckImageTable(const StateFolder& folder, const std::string& name,
     const bool stored = NumberAt<uint32_t>(rows, at + 12) != 0;
     if (stored) end += NumberAt<uint64_t>(rows, at) * sizeof(float);
   }
-  WEFT_ASSIGN_OR_RETURN(const uint64_t size, SizeOf(fd.get(), name));
+  WEFT_ASSIGN_OR_RETURN(const uint64_t size, FileSize(fd.get(), name));
   if (size != end) return Damaged(name, "has another size than its table says");
   return absl::OkStatus();
 }

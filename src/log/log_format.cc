@@ -6,7 +6,7 @@
 namespace weft::journal {
 namespace {
 
-constexpr std::string_view kMagic = "WEFTLOG1";
+constexpr std::string_view kLogMagic = "WEFTLOG1";
 
 // Offsets of fields. The first line is for the header of a segment, the second
 // for the header of a record.
@@ -23,7 +23,7 @@ uint32_t HeaderSum(uint64_t salt, std::string_view header) {
 }  // namespace
 
 std::string EncodeSegmentHeader(const SegmentHeader& header) {
-  std::string bytes(kMagic);
+  std::string bytes(kLogMagic);
   AppendNumber(header.salt, &bytes);
   AppendNumber(header.first_sequence, &bytes);
   AppendNumber(Crc32c(bytes), &bytes);

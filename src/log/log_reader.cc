@@ -1,7 +1,6 @@
 #include "src/log/log_reader.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -28,15 +27,6 @@ absl::StatusOr<UniqueFd> OpenLog(int dir, const std::string& name, int mode) {
   return fd;
 }
 
-absl::StatusOr<uint64_t> SizeOf(int fd, const std::string& name) {
-  struct stat info {};
-  if (::fstat(fd, &info) != 0) return ErrnoStatus(errno, "reading " + name);
-  if (!S_ISREG(info.st_mode)) {
-    return absl::DataLossError(absl::StrCat(name, " is not a plain file"));
-  }
-  return static_cast<uint64_t>(info.st_size);
-}
-
 }  // namespace
 
 absl::StatusOr<LogReader> LogReader::Open(const StateFolder& folder,
@@ -56,7 +46,7 @@ absl::Status LogReader::SyncLastAndSumSizes() {
     const std::string name = StateFolder::SegmentName(first);
     WEFT_ASSIGN_OR_RETURN(const UniqueFd fd,
                           OpenLog(folder_->log_directory(), name, O_RDONLY));
-    WEFT_ASSIGN_OR_RETURN(const uint64_t size, SizeOf(fd.get(), name));
+    WEFT_ASSIGN_OR_RETURN(const uint64_t size, FileSize(fd.get(), name));
     total_bytes_ += size;
     if (first != segments_.back()) continue;
     // A killed process may have left records that it did not sync. Once read,
@@ -110,7 +100,7 @@ absl::Status LogReader::OpenSegment() {
   WEFT_ASSIGN_OR_RETURN(
       segment_.fd, OpenLog(folder_->log_directory(), segment_.name, O_RDONLY));
   WEFT_ASSIGN_OR_RETURN(segment_.size,
-                        SizeOf(segment_.fd.get(), segment_.name));
+                        FileSize(segment_.fd.get(), segment_.name));
   return ReadSegmentHeader();
 }
 

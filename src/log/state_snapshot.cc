@@ -19,11 +19,11 @@
 namespace weft::journal {
 namespace {
 
-constexpr std::string_view kMagic = "WEFTSNAP";
+constexpr std::string_view kSnapshotMagic = "WEFTSNAP";
 constexpr size_t kHeaderBytes = 32;
 
 std::string EncodeHeader(uint64_t next_sequence, std::string_view bytes) {
-  std::string header(kMagic);
+  std::string header(kSnapshotMagic);
   AppendNumber(next_sequence, &header);
   AppendNumber(uint64_t{bytes.size()}, &header);
   AppendNumber(Crc32c(bytes), &header);

@@ -93,7 +93,7 @@ using kernels::cpu::PanelFloats;
 
 // The largest number of rows of x A^T that are computed before these rows are
 // multiplied by B.
-constexpr int64_t kBlockRows = 64;
+constexpr int64_t kForwardBlockRows = 64;
 
 // Returns the number of floats in a segment's panels: A^T [I, R], then every
 // B^T [rank, out].
@@ -105,8 +105,8 @@ int64_t NumFloats(const GroupLayout& group) {
   return floats;
 }
 
-void CopyWeights(const LoraSegment& segment, const GroupLayout& group,
-                 float* panels) {
+void CopyForwardPanels(const LoraSegment& segment, const GroupLayout& group,
+                       float* panels) {
   const auto* weights = segment.version->compute_N.const_data_ptr<float>();
   const LoraFactor& first = group.factors.front();
   Kernels().copy_panels({.from_KN = weights + first.a_offset,
@@ -177,14 +177,15 @@ void ForwardManyRows(const at::Tensor& x_TI, const LoraPass& pass,
   }
   if (chunks.empty()) return;
   work.begin = [&](size_t segment, float* panels) {
-    CopyWeights(routing[segment], GroupOf(routing[segment], site), panels);
+    CopyForwardPanels(routing[segment], GroupOf(routing[segment], site),
+                      panels);
   };
   work.run = [&](size_t i, float* panels) {
     const auto& [segment, begin, end] = chunks[i];
     const GroupLayout& group = GroupOf(routing[segment], site);
-    for (int64_t row = begin; row < end; row += kBlockRows) {
+    for (int64_t row = begin; row < end; row += kForwardBlockRows) {
       RunRows(x.From(row), group, pass.shape, panels,
-              std::min(kBlockRows, end - row),
+              std::min(kForwardBlockRows, end - row),
               shrunk_rows[segment].From(row - routing[segment].begin),
               y.data == nullptr ? y : y.From(row));
     }

@@ -15,11 +15,11 @@ using kernels::cpu::Kernels;
 using kernels::cpu::PanelFloats;
 using kernels::cpu::PartSum;
 
-// A block has up to kBlockRows rows of a chunk. A slice has up to kSliceColumns
+// A block has up to kBackwardBlockRows rows of a chunk. A slice has up to kSliceColumns
 // columns of a block's dy. The slice stays in the second-level cache while it
 // is multiplied by B and by x A^T. kSliceColumns is a multiple of the width of
 // every kernel's panel.
-constexpr int64_t kBlockRows = 256;
+constexpr int64_t kBackwardBlockRows = 256;
 constexpr int64_t kSliceColumns = 192;
 
 // Returns the number of floats in a segment's panels: every B [out, rank], cut
@@ -43,8 +43,8 @@ int64_t NumSums(const GroupLayout& group) {
   return floats;
 }
 
-void CopyWeights(const LoraSegment& segment, const GroupLayout& group,
-                 float* panels) {
+void CopyBackwardPanels(const LoraSegment& segment, const GroupLayout& group,
+                        float* panels) {
   const auto* weights = segment.version->compute_N.const_data_ptr<float>();
   for (const LoraFactor& factor : group.factors) {
     for (int64_t begin = 0; begin < factor.out; begin += kSliceColumns) {
@@ -66,7 +66,7 @@ void CopyWeights(const LoraSegment& segment, const GroupLayout& group,
                          .panels = panels});
 }
 
-// The rows of one block, at most kBlockRows.
+// The rows of one block, at most kBackwardBlockRows.
 struct Block {
   int64_t num_rows;
   Rows dy, x, shrunk, ds, dx;
@@ -207,7 +207,7 @@ class BackwardPass {
         {.num_floats = num_floats_,
          .begin =
              [&](size_t segment, float* memory) {
-               CopyWeights(routing[segment], Group(segment), memory);
+               CopyBackwardPanels(routing[segment], Group(segment), memory);
              },
          .run = [&](size_t chunk, float* memory) { RunChunk(chunk, memory); }});
     std::vector<PartSum> sums;
@@ -244,9 +244,10 @@ class BackwardPass {
     learner_of_chunk_.resize(chunks_.size(), learners_.size());
     learners_.push_back(learner);
     const GroupLayout& group = Group(segment);
-    num_floats_ = std::max(
-        num_floats_,
-        NumPanelFloats(group) + kBlockRows * group.total_rank + NumSums(group));
+    num_floats_ =
+        std::max(num_floats_, NumPanelFloats(group) +
+                                  kBackwardBlockRows * group.total_rank +
+                                  NumSums(group));
   }
 
   void ReserveSums() {
@@ -277,11 +278,11 @@ class BackwardPass {
     if (learner.sums != nullptr) {
       sums = learner.sums + (index - learner.first_chunk) * NumSums(group);
     } else if (learner.gradient != nullptr) {
-      sums = ds + kBlockRows * rank;
+      sums = ds + kBackwardBlockRows * rank;
     }
-    for (int64_t row = begin; row < end; row += kBlockRows) {
+    for (int64_t row = begin; row < end; row += kBackwardBlockRows) {
       RunBlock(
-          {.num_rows = std::min(kBlockRows, end - row),
+          {.num_rows = std::min(kBackwardBlockRows, end - row),
            .dy = dy_.From(row),
            .x = x_.From(row),
            .shrunk = shrunk_[segment].From(row - pass_.routing[segment].begin),

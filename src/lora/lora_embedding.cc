@@ -18,10 +18,6 @@ const LoraFactor* FactorOf(const AdapterVersion& version) {
   return group.factors.empty() ? nullptr : &group.factors.front();
 }
 
-at::Tensor Rows(const at::Tensor& tensor, const LoraSegment& segment) {
-  return tensor.narrow(0, segment.begin, segment.end - segment.begin);
-}
-
 // Computes gradient[:, tokens] += scale * d^T. First sums the rows of equal
 // tokens, because index_add_ on a GPU adds equal indices in no fixed order.
 void AddColumns(at::Tensor gradient_RV, const at::Tensor& tokens_n,
@@ -42,9 +38,10 @@ void AddLoraEmbedding(const at::Tensor& tokens_T, const LoraRouting& routing,
     const AdapterVersion& version = *segment.version;
     const LoraFactor* factor = FactorOf(version);
     if (factor == nullptr) continue;
-    const at::Tensor a_Rn = version.A(version.compute_N, *factor)
-                                .index_select(1, Rows(tokens_T, segment));
-    at::Tensor x_view = Rows(x_TH, segment);
+    const at::Tensor a_Rn =
+        version.A(version.compute_N, *factor)
+            .index_select(1, SegmentRows(tokens_T, segment));
+    at::Tensor x_view = SegmentRows(x_TH, segment);
     at::addmm_out(x_view, x_view, a_Rn.t(),
                   version.B(version.compute_N, *factor).t(), /*beta=*/1,
                   /*alpha=*/embedding_scale * factor->scale);
@@ -67,8 +64,8 @@ void LoraEmbeddingBackward(const at::Tensor& dx_TH, const at::Tensor& tokens_T,
     const at::Tensor gradient_N = GradientOf(gradients, segment.version);
     if (factor == nullptr || !gradient_N.defined()) continue;
     const double scale = embedding_scale * factor->scale;
-    const at::Tensor tokens_n = Rows(tokens_T, segment);
-    const at::Tensor dx_nH = Rows(dx_TH, segment);
+    const at::Tensor tokens_n = SegmentRows(tokens_T, segment);
+    const at::Tensor dx_nH = SegmentRows(dx_TH, segment);
     const at::Tensor a_Rn =
         version.A(version.compute_N, *factor).index_select(1, tokens_n);
     AddProduct(version.B(gradient_N, *factor), dx_nH.t(), a_Rn.t(), scale);

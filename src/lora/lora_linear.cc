@@ -16,10 +16,6 @@
 namespace weft::lora {
 namespace {
 
-at::Tensor Rows(const at::Tensor& tensor, const LoraSegment& segment) {
-  return tensor.narrow(0, segment.begin, segment.end - segment.begin);
-}
-
 // Returns x A^T of one segment, or an undefined tensor if the segment's adapter
 // does not adapt the site.
 at::Tensor Shrink(const at::Tensor& x_TI, const LoraSegment& segment,
@@ -27,7 +23,7 @@ at::Tensor Shrink(const at::Tensor& x_TI, const LoraSegment& segment,
   const GroupLayout& group = GroupOf(segment, site);
   if (group.factors.empty()) return {};
   const AdapterVersion& version = *segment.version;
-  return at::mm(Rows(x_TI, segment),
+  return at::mm(SegmentRows(x_TI, segment),
                 version.StackedA(version.compute_N, group).t());
 }
 
@@ -39,7 +35,7 @@ void Expand(const at::Tensor& input_nR, const LoraSegment& segment,
   int64_t column = 0;
   for (const LoraFactor& factor : GroupOf(segment, site).factors) {
     at::Tensor y_view =
-        Rows(y_TO, segment)
+        SegmentRows(y_TO, segment)
             .narrow(1, LoraSite::ColumnOf(factor.module, shape), factor.out);
     at::addmm_out(y_view, y_view, input_nR.narrow(1, column, factor.rank),
                   version.B(version.compute_N, factor).t(), /*beta=*/1,
@@ -61,7 +57,7 @@ void SegmentBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
   int64_t column = 0;
   for (const LoraFactor& factor : group.factors) {
     const at::Tensor dy_view =
-        Rows(dy_TO, segment)
+        SegmentRows(dy_TO, segment)
             .narrow(1, LoraSite::ColumnOf(factor.module, shape), factor.out);
     at::Tensor ds_view = ds_nR.narrow(1, column, factor.rank);
     // ds includes the scale, so that one product by A serves all factors.
@@ -76,10 +72,10 @@ void SegmentBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
   }
   if (gradient_N.defined()) {
     AddProduct(version.StackedA(gradient_N, group), ds_nR.t(),
-               Rows(x_TI, segment), /*scale=*/1);
+               SegmentRows(x_TI, segment), /*scale=*/1);
   }
   if (dx_TI.defined()) {
-    at::Tensor dx_view = Rows(dx_TI, segment);
+    at::Tensor dx_view = SegmentRows(dx_TI, segment);
     at::addmm_out(dx_view, dx_view, ds_nR,
                   version.StackedA(version.compute_N, group));
   }

@@ -34,6 +34,11 @@ struct LoraSegment {
 };
 using LoraRouting = std::vector<LoraSegment>;
 
+[[nodiscard]] inline at::Tensor SegmentRows(const at::Tensor& tensor,
+                                            const LoraSegment& segment) {
+  return tensor.narrow(0, segment.begin, segment.end - segment.begin);
+}
+
 // The segments of rows that are sorted by expert. A segment has rows of one
 // adapter and one expert.
 struct ExpertRouting {

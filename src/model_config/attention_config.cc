@@ -17,7 +17,7 @@ using Json = nlohmann::json;
 constexpr double kMinTheta = 1;
 constexpr double kMaxTheta = 1e12;
 constexpr double kMaxFactor = 1e6;
-constexpr double kMaxPositions = 1e9;
+constexpr double kMaxRopePositions = 1e9;
 
 struct Llama3Scaling {
   double factor;
@@ -54,7 +54,7 @@ double ScaleAsLlama3(double frequency, const Llama3Scaling& scaling) {
 // max_position_embeddings.
 absl::StatusOr<double> ReadOriginalPositions(JsonFields& rope,
                                              int64_t max_positions) {
-  return rope.NumberOr("original_max_position_embeddings", 1, kMaxPositions,
+  return rope.NumberOr("original_max_position_embeddings", 1, kMaxRopePositions,
                        static_cast<double>(max_positions));
 }
 
@@ -264,9 +264,7 @@ absl::StatusOr<std::vector<RopeTable>> ReadNested(const Json& parameters,
 }
 
 constexpr int64_t kMaxWindow = 1 << 28;
-constexpr int64_t kMaxLayers = 1024;
 constexpr double kMaxScalar = 1e6;
-constexpr double kMaxSoftcap = 1e6;
 constexpr int64_t kFirstLateLayer = 28;  // Default of max_window_layers.
 
 // Returns the window in tokens; 0 means that there is none.

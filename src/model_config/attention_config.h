@@ -14,6 +14,10 @@
 
 namespace weft::model {
 
+// Limits above those of published models.
+inline constexpr int64_t kMaxLayers = 1024;
+inline constexpr double kMaxSoftcap = 1e6;
+
 // Fills config.attention with one entry per layer. REQUIRES: num_layers and
 // head_dim are set. Errors: UNIMPLEMENTED for attention that the decoder does
 // not compute; INVALID_ARGUMENT for values out of range or fields that

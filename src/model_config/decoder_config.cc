@@ -185,7 +185,6 @@ absl::Status ReadMoe(JsonFields& fields, const Family& family,
 
 // These limits are above the sizes of published models. They are small enough
 // that the number of weights fits in int64.
-constexpr int64_t kMaxLayers = 1024;
 constexpr int64_t kMaxHidden = 1 << 17;
 constexpr int64_t kMaxFfn = 1 << 20;
 constexpr int64_t kMaxVocab = 1 << 22;
@@ -194,7 +193,6 @@ constexpr int64_t kMaxHeadDim = 1024;
 constexpr int64_t kMaxPositions = 1 << 28;
 constexpr double kMaxNormEps = 0.1;
 constexpr double kMinSoftcap = 1e-6;
-constexpr double kMaxSoftcap = 1e6;
 
 // Returns the field's value, or `fallback` if the field is absent. A `fallback`
 // of 0 makes the field required.

@@ -22,7 +22,7 @@ namespace {
 constexpr int64_t kThreadBytes = int64_t{1} << 20;
 
 // A part of the copied bytes, and the pinned buffer through which it goes.
-struct Piece {
+struct CopyPiece {
   int64_t begin = 0;
   int64_t size = 0;
   std::byte* pinned = nullptr;
@@ -36,7 +36,7 @@ std::byte* PinnedBuffers() {
   return static_cast<std::byte*>(buffers.mutable_data_ptr());
 }
 
-Piece PieceAt(int64_t index, int64_t bytes) {
+CopyPiece PieceAt(int64_t index, int64_t bytes) {
   const int64_t begin = index * kBulkPieceBytes;
   return {.begin = begin,
           .size = std::min(bytes - begin, kBulkPieceBytes),
@@ -52,7 +52,7 @@ void CopyOnHost(const std::byte* from, int64_t bytes, std::byte* to) {
 // Copies from the device. REQUIRES: bytes > 0.
 void Download(const std::byte* from, int64_t bytes, std::byte* to) {
   const int64_t num_pieces = CeilDiv(bytes, kBulkPieceBytes);
-  const auto queue = [&](const Piece& piece) {
+  const auto queue = [&](const CopyPiece& piece) {
     cuda::QueueDownload(from + piece.begin, piece.size, piece.pinned);
   };
   queue(PieceAt(0, bytes));
@@ -60,14 +60,14 @@ void Download(const std::byte* from, int64_t bytes, std::byte* to) {
     cuda::WaitForStream();
     // The device copies the next piece while the threads copy this one.
     if (i + 1 < num_pieces) queue(PieceAt(i + 1, bytes));
-    const Piece piece = PieceAt(i, bytes);
+    const CopyPiece piece = PieceAt(i, bytes);
     CopyOnHost(piece.pinned, piece.size, to + piece.begin);
   }
 }
 
 void Upload(const std::byte* from, int64_t bytes, std::byte* to) {
   for (int64_t i = 0; i < CeilDiv(bytes, kBulkPieceBytes); ++i) {
-    const Piece piece = PieceAt(i, bytes);
+    const CopyPiece piece = PieceAt(i, bytes);
     CopyOnHost(from + piece.begin, piece.size, piece.pinned);
     // Waits for the previous piece, because the next one goes to its buffer.
     cuda::WaitForStream();

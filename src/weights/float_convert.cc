@@ -25,7 +25,7 @@ constexpr float kValues[] = {0.0F,  0.5F,  1.0F,  1.5F,  2.0F,  3.0F,
                              -2.0F, -3.0F, -4.0F, -6.0F};
 constexpr int kScaleBias = 127;
 constexpr int kNanScale = 255;
-constexpr size_t kBlockBytes = kMxfp4Block / 2;
+constexpr size_t kMxfp4BlockBytes = kMxfp4Block / 2;
 
 }  // namespace
 
@@ -70,9 +70,9 @@ absl::Status WidenMxfp4(absl::Span<const std::byte> blocks,
                                                      ", which stands for NaN"));
     }
     const float scale = std::ldexp(1.0F, exponent - kScaleBias);
-    const std::byte* bytes = blocks.data() + block * kBlockBytes;
+    const std::byte* bytes = blocks.data() + block * kMxfp4BlockBytes;
     float* to = values.data() + block * kMxfp4Block;
-    for (size_t i = 0; i < kBlockBytes; ++i) {
+    for (size_t i = 0; i < kMxfp4BlockBytes; ++i) {
       const auto pair = std::to_integer<unsigned>(bytes[i]);
       to[2 * i] = kValues[pair & 0xF] * scale;
       to[2 * i + 1] = kValues[pair >> 4] * scale;

@@ -9,9 +9,8 @@
 namespace weft::weights {
 namespace {
 
-// Returns an error of the current opcode. Run adds the opcode's name to the
-// message.
-absl::Status Refuse(absl::string_view why) {
+// Run adds the opcode's name to the message.
+absl::Status RefuseOpcode(absl::string_view why) {
   return absl::InvalidArgumentError(why);
 }
 
@@ -173,31 +172,32 @@ absl::StatusOr<PickleValue> PickleMachine::Run() {
 absl::Status PickleMachine::Step() {
   static const std::array<Handler, 256> kHandlers = Handlers();
   if (opcode_offset_ == 0 && opcode_ != 0x80) {
-    return Refuse("is not the PROTO that a pickle starts with");
+    return RefuseOpcode("is not the PROTO that a pickle starts with");
   }
   const Handler handler = kHandlers[opcode_];
-  if (handler == nullptr) return Refuse("has no place in a state dict");
+  if (handler == nullptr) return RefuseOpcode("has no place in a state dict");
   return (this->*handler)();
 }
 
 absl::Status PickleMachine::Push(absl::StatusOr<PickleValue> value) {
   if (!value.ok()) return value.status();
   if (stack_.size() == kMaxPickleStack) {
-    return Refuse(absl::StrCat("needs a stack > limit ", kMaxPickleStack));
+    return RefuseOpcode(
+        absl::StrCat("needs a stack > limit ", kMaxPickleStack));
   }
   stack_.push_back(*value);
   return absl::OkStatus();
 }
 
 absl::Status PickleMachine::Pop(PickleValue& value) {
-  if (stack_.size() <= Floor()) return Refuse("finds the stack empty");
+  if (stack_.size() <= Floor()) return RefuseOpcode("finds the stack empty");
   value = stack_.back();
   stack_.pop_back();
   return absl::OkStatus();
 }
 
 absl::Status PickleMachine::PopMark(std::vector<PickleValue>& items) {
-  if (marks_.empty()) return Refuse("finds no mark");
+  if (marks_.empty()) return RefuseOpcode("finds no mark");
   items.assign(stack_.begin() + static_cast<std::ptrdiff_t>(marks_.back()),
                stack_.end());
   stack_.resize(marks_.back());
@@ -206,32 +206,36 @@ absl::Status PickleMachine::PopMark(std::vector<PickleValue>& items) {
 }
 
 absl::Status PickleMachine::Top(PickleKind kind, PickleValue& value) const {
-  if (stack_.size() <= Floor()) return Refuse("finds the stack empty");
+  if (stack_.size() <= Floor()) return RefuseOpcode("finds the stack empty");
   value = stack_.back();
-  return value.kind == kind ? absl::OkStatus() : Refuse("is for another type");
+  return value.kind == kind ? absl::OkStatus()
+                            : RefuseOpcode("is for another type");
 }
 
 absl::Status PickleMachine::Proto() {
   const uint8_t version = in_.U8();
-  if (opcode_offset_ != 0) return Refuse("is not at the start");
+  if (opcode_offset_ != 0) return RefuseOpcode("is not at the start");
   if (version < 2 || version > 5) {
-    return Refuse(absl::StrCat("has version ", version, "; 2 to 5 are known"));
+    return RefuseOpcode(
+        absl::StrCat("has version ", version, "; 2 to 5 are known"));
   }
   return absl::OkStatus();
 }
 
 absl::Status PickleMachine::Frame() {
-  if (in_.U64() > in_.remaining()) return Refuse("is longer than the pickle");
+  if (in_.U64() > in_.remaining())
+    return RefuseOpcode("is longer than the pickle");
   return absl::OkStatus();
 }
 
 absl::Status PickleMachine::Stop() {
   if (stack_.size() != 1 || !marks_.empty()) {
-    return Refuse(
+    return RefuseOpcode(
         absl::StrCat("leaves ", stack_.size(), " values instead of one"));
   }
   if (in_.remaining() != 0) {
-    return Refuse(absl::StrCat("has ", in_.remaining(), " bytes after it"));
+    return RefuseOpcode(
+        absl::StrCat("has ", in_.remaining(), " bytes after it"));
   }
   stopped_ = true;
   return absl::OkStatus();
@@ -239,7 +243,7 @@ absl::Status PickleMachine::Stop() {
 
 absl::Status PickleMachine::Mark() {
   if (marks_.size() == kMaxPickleStack) {
-    return Refuse(absl::StrCat("is one more than ", kMaxPickleStack));
+    return RefuseOpcode(absl::StrCat("is one more than ", kMaxPickleStack));
   }
   marks_.push_back(stack_.size());
   return absl::OkStatus();
@@ -264,7 +268,8 @@ absl::Status PickleMachine::BinInt() {
 absl::Status PickleMachine::Long1() {
   const size_t bytes = in_.U8();
   if (bytes > sizeof(int64_t)) {
-    return Refuse(absl::StrCat("has an integer of ", bytes, " bytes > 8"));
+    return RefuseOpcode(
+        absl::StrCat("has an integer of ", bytes, " bytes > 8"));
   }
   uint64_t bits = in_.Uint(bytes);
   // Extends the sign: the number is in two's complement of `bytes` bytes.
@@ -284,8 +289,8 @@ template <size_t kBytes>
 absl::Status PickleMachine::String() {
   const uint64_t bytes = in_.Uint(kBytes);
   if (bytes > kMaxPickleString) {
-    return Refuse(absl::StrCat("has a string of ", bytes, " bytes > limit ",
-                               kMaxPickleString));
+    return RefuseOpcode(absl::StrCat("has a string of ", bytes,
+                                     " bytes > limit ", kMaxPickleString));
   }
   const auto offset = static_cast<int64_t>(in_.position());
   const auto size = static_cast<uint32_t>(in_.Bytes(bytes).size());
@@ -346,9 +351,9 @@ absl::Status PickleMachine::SetItems() {
 // Refuses an index that skips entries, so that a short hostile pickle cannot
 // make the memo large.
 absl::Status PickleMachine::MemoPut(uint64_t index) {
-  if (stack_.size() <= Floor()) return Refuse("finds the stack empty");
+  if (stack_.size() <= Floor()) return RefuseOpcode("finds the stack empty");
   if (index > memo_.size()) {
-    return Refuse(
+    return RefuseOpcode(
         absl::StrCat("skips to memo entry ", index, " from ", memo_.size()));
   }
   if (index == memo_.size()) {
@@ -370,7 +375,7 @@ template <size_t kBytes>
 absl::Status PickleMachine::Get() {
   const uint64_t index = in_.Uint(kBytes);
   if (index >= memo_.size()) {
-    return Refuse(
+    return RefuseOpcode(
         absl::StrCat("wants memo entry ", index, " of ", memo_.size()));
   }
   return Push(memo_[index]);
@@ -388,7 +393,7 @@ absl::Status PickleMachine::GlobalByStack() {
   WEFT_RETURN_IF_ERROR(Pop(name));
   WEFT_RETURN_IF_ERROR(Pop(module));
   if (name.kind != PickleKind::kString || module.kind != PickleKind::kString) {
-    return Refuse("has a name that is not a string");
+    return RefuseOpcode("has a name that is not a string");
   }
   return Push(objects_.Global(heap_.Text(module), heap_.Text(name)));
 }
@@ -406,7 +411,7 @@ absl::Status PickleMachine::Reduce() {
   WEFT_RETURN_IF_ERROR(Pop(function));
   if (arguments.kind != PickleKind::kTuple ||
       function.kind != PickleKind::kGlobal) {
-    return Refuse("does not call a function with a tuple");
+    return RefuseOpcode("does not call a function with a tuple");
   }
   return Push(objects_.Call(function, heap_.Items(arguments)));
 }
@@ -414,7 +419,7 @@ absl::Status PickleMachine::Reduce() {
 absl::Status PickleMachine::Build() {
   PickleValue state;
   WEFT_RETURN_IF_ERROR(Pop(state));
-  if (stack_.size() <= Floor()) return Refuse("finds the stack empty");
+  if (stack_.size() <= Floor()) return RefuseOpcode("finds the stack empty");
   return objects_.SetState(stack_.back(), state);
 }
 

@@ -17,7 +17,7 @@
 namespace weft::weights {
 namespace {
 
-constexpr uint64_t kBlockBytes = uint64_t{4} << 20;
+constexpr uint64_t kCopyBytes = uint64_t{4} << 20;
 
 // A new file, which has a temporary name until Commit renames it. Without
 // Commit the destructor removes the file.
@@ -88,7 +88,7 @@ absl::Status CopyTensor(const CopiedTensor& tensor, NewFile& file,
   std::vector<std::byte> block;
   std::vector<std::byte> twin;
   for (uint64_t done = 0; done < source.size_bytes(); done += block.size()) {
-    block.resize(std::min(kBlockBytes, source.size_bytes() - done));
+    block.resize(std::min(kCopyBytes, source.size_bytes() - done));
     WEFT_RETURN_IF_ERROR(source.ReadBytes(done, absl::MakeSpan(block)));
     if (compare) {
       twin.resize(block.size());

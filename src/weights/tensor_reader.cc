@@ -25,7 +25,7 @@ namespace {
 // The largest read of several rows, in bytes. A block of this size fills two
 // huge pages, so threads rarely write to the same page. Conversions and
 // transfers to a device use a buffer of this size.
-constexpr int64_t kBlockBytes = int64_t{4} << 20;
+constexpr int64_t kReadBytes = int64_t{4} << 20;
 
 absl::Status ShapeError(absl::string_view name, const DiskTensor& source,
                         absl::string_view expected, at::IntArrayRef sizes) {
@@ -52,7 +52,7 @@ struct RowBlock {
 
 void AddBlocks(size_t item, int64_t num_rows, int64_t row_bytes,
                std::vector<RowBlock>& blocks) {
-  const int64_t rows = std::max<int64_t>(1, kBlockBytes / row_bytes);
+  const int64_t rows = std::max<int64_t>(1, kReadBytes / row_bytes);
   for (int64_t begin = 0; begin < num_rows; begin += rows) {
     blocks.push_back({item, begin, std::min(begin + rows, num_rows)});
   }
