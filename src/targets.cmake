@@ -180,8 +180,40 @@ endfunction()
 
 # weft_compile_in_units(TARGET): with WEFT_UNITY, up to 12 sources of TARGET are
 # one unit of the compiler, which reads the headers that they share once.
+# Sources with flags of their own stay alone. CMake's UNITY_BUILD would write
+# the clone's path into the units, and clones could not share their objects.
 function(weft_compile_in_units target)
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ${WEFT_UNITY} UNITY_BUILD_BATCH_SIZE 12)
+  if(WEFT_UNITY)
+    # At the end of the folder's file, all sources have their flags.
+    cmake_language(EVAL CODE "cmake_language(DEFER CALL _weft_make_units ${target})")
+  endif()
+endfunction()
+
+function(_weft_make_units target)
+  get_target_property(sources ${target} SOURCES)
+  set(kept)
+  set(number 0)
+  foreach(source ${sources})
+    get_filename_component(path ${source} ABSOLUTE)
+    file(RELATIVE_PATH path ${PROJECT_SOURCE_DIR} ${path})
+    get_source_file_property(definitions ${source} COMPILE_DEFINITIONS)
+    get_source_file_property(options ${source} COMPILE_OPTIONS)
+    if(NOT path MATCHES "^[a-z].*\\.cc$" OR path MATCHES "^build/" OR definitions OR options)
+      list(APPEND kept ${source})
+    else()
+      math(EXPR unit "${number} / 12")
+      string(APPEND unit_${unit} "#include \"${path}\"\n")
+      math(EXPR number "${number} + 1")
+    endif()
+  endforeach()
+  if(number GREATER 0)
+    foreach(number RANGE ${unit})
+      set(file ${CMAKE_CURRENT_BINARY_DIR}/units/${target}_${number}.cc)
+      file(CONFIGURE OUTPUT ${file} CONTENT "${unit_${number}}" @ONLY)
+      list(APPEND kept ${file})
+    endforeach()
+  endif()
+  set_target_properties(${target} PROPERTIES SOURCES "${kept}")
 endfunction()
 
 # weft_cc_library(NAME name [TORCH] HDRS ... SRCS ... DEPS ...)
@@ -216,12 +248,13 @@ function(weft_cc_library)
   endif()
 endfunction()
 
-# weft_cc_test(NAME name [TORCH] [ISOLATED] [ONE_THREAD] [SHARDS n] [PCH owner]
-#              SRCS ... DEPS ... LABELS ...)
+# weft_cc_test(NAME name [TORCH] [ALONE] [ISOLATED] [ONE_THREAD] [SHARDS n]
+#              [PCH owner] SRCS ... DEPS ... LABELS ...)
 # The program is one ctest entry, because a program that links LibTorch takes
 # longer to start than most tests take to run. The entry has LABELS for
 # `tests/run.sh LABEL`, and its report lists each TEST. `ctest -C single` also
 # has one entry for each TEST.
+# ALONE: the sources use the same names, so they cannot be one unit.
 # ISOLATED: each TEST is always an entry of its own, and so has its own process.
 # SHARDS: the tests of a long program are split into n entries, which can run at
 # the same time.
@@ -229,7 +262,7 @@ endfunction()
 # so the thread sanitizer's build leaves the program out.
 # tests/lint/one_thread_test.py checks this.
 function(weft_cc_test)
-  cmake_parse_arguments(A "TORCH;ISOLATED;ONE_THREAD" "NAME;PCH;SHARDS;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(A "ALONE;TORCH;ISOLATED;ONE_THREAD" "NAME;PCH;SHARDS;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
   if(NOT BUILD_TESTING OR (A_TORCH AND NOT WEFT_WITH_TORCH) OR
      (A_ONE_THREAD AND WEFT_SANITIZER STREQUAL "thread"))
     return()
@@ -241,6 +274,9 @@ function(weft_cc_test)
     set(A_LABELS unit)
   endif()
   add_executable(${A_NAME} ${A_SRCS})
+  if(NOT A_ALONE)
+    weft_compile_in_units(${A_NAME})
+  endif()
   # Saves a fifth of the compile time. The tested code keeps the product's
   # flags.
   target_compile_options(${A_NAME} PRIVATE -O1)

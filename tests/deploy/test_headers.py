@@ -10,7 +10,6 @@ all headers without precompiled ones would take five minutes of CPU time.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -22,23 +21,18 @@ from deploy_files import ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "lint"))
 from checked_once import CheckedOnce, cache_folder
-from compile_flags import compile_flags, includes_torch
+from compile_flags import BUILD, compile_flags, includes_torch
 
 pytestmark = pytest.mark.skipif(
     shutil.which("clang++") is None, reason="no clang++ on this machine"
 )
 
 
-def _build() -> Path:
-    return Path(os.environ.get("WEFT_BUILD_DIR", ROOT / "build" / "cpu"))
-
-
 def _headers() -> dict[Path, list[str]]:
     """Returns the headers that this test compiles. The flags of a header are those of
     a source in the same folder."""
     found: dict[Path, list[str]] = {}
-    commands = _build() / "compile_commands.json"
-    for name, flags in sorted(compile_flags(commands).items()):
+    for name, flags in sorted(compile_flags().items()):
         folder = name.split("/")[0]
         torch = folder == "src" and includes_torch(flags)
         if not torch and folder not in ("server", "client"):
@@ -79,6 +73,6 @@ def test_a_header_that_lacks_an_include_is_found(tmp_path: Path) -> None:
 
 
 def test_precompiled_headers_have_no_path_of_this_clone() -> None:
-    headers = list(_build().rglob("cmake_pch.hxx"))
+    headers = list(BUILD.rglob("cmake_pch.hxx"))
     assert headers
     assert [h for h in headers if str(ROOT) in h.read_text()] == []

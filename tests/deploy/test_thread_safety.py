@@ -2,13 +2,12 @@
 
 Preset asan analyzes the modules that use neither Torch nor gRPC. This test analyzes
 the server, the clients and the engine's threads. It generates no code, and takes the
-flags from the CPU build's compile_commands.json. Clean results are cached by the text
+flags from preset dev. Clean results are cached by the text
 that was analyzed.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -46,8 +45,7 @@ pytestmark = pytest.mark.skipif(
 
 def _sources() -> dict[str, list[str]]:
     """Returns the flags of every source in FOLDERS."""
-    build = Path(os.environ.get("WEFT_BUILD_DIR", ROOT / "build" / "cpu"))
-    flags = compile_flags(build / "compile_commands.json")
+    flags = compile_flags()
     folders = tuple(f"{folder}/" for folder in FOLDERS)
     return {
         name: flags[name]

@@ -19,9 +19,9 @@ namespace {
 
 constexpr int kNames = 3;
 
-class World {
+class TrainWorld {
  public:
-  World(uint64_t seed, int slots, int64_t reply_bytes)
+  TrainWorld(uint64_t seed, int slots, int64_t reply_bytes)
       : random_(seed),
         slots_(slots),
         engine_({.scheduler = {.max_batch_tokens = 25},
@@ -272,7 +272,8 @@ TEST(RandomDispatchTest, EveryCallIsAnsweredOnceAndEveryStepRunsOnce) {
     for (const int slots : {1, 2, 8}) {
       SCOPED_TRACE(testing::Message()
                    << "seed " << seed << ", slots " << slots);
-      World(seed, slots, /*reply_bytes=*/seed % 2 == 0 ? 2000 : 1 << 20).Run();
+      TrainWorld(seed, slots, /*reply_bytes=*/seed % 2 == 0 ? 2000 : 1 << 20)
+          .Run();
       if (HasFailure()) return;
     }
   }

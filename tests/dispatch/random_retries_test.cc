@@ -24,9 +24,9 @@ constexpr absl::Duration kHint = absl::Seconds(1);
 constexpr double kJitter = 0.2;
 constexpr absl::Duration kReconnect = absl::Milliseconds(200);
 
-class World {
+class RetryWorld {
  public:
-  World(uint64_t seed, int limit)
+  RetryWorld(uint64_t seed, int limit)
       : random_(seed), engine_(RandomOptions(limit)) {
     const int num_adapters = Uniform(1, 5);
     const int num_tenants = Uniform(1, num_adapters);
@@ -232,7 +232,7 @@ TEST(RandomRetriesTest, NoStepIsLostOrWaitsWhileTheEngineIsIdle) {
     for (int limit = 1; limit <= 16; limit += kSanitizerSlowdown) {
       SCOPED_TRACE(testing::Message()
                    << "seed " << seed << ", limit " << limit);
-      World(seed, limit).Run();
+      RetryWorld(seed, limit).Run();
       if (HasFailure()) return;
     }
   }

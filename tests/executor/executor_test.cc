@@ -88,19 +88,19 @@ class ExecutorTest : public ::testing::TestWithParam<std::tuple<int, int>> {
   // Two sequences of 6 and 5 tokens, with one adapter each. Every token scores
   // one target.
   [[nodiscard]] TrainPlan MakePlan(int64_t first) const {
-    constexpr int64_t kTokens = 11;
+    constexpr int64_t kRows = 11;
     TrainPlan plan{
         .backward = true, .wants_entropy = true, .num_recomputed = 1};
-    plan.batch.tokens_T = (at::arange(kTokens) * 7 + first) % config_.vocab;
+    plan.batch.tokens_T = (at::arange(kRows) * 7 + first) % config_.vocab;
     plan.batch.positions_T =
         at::cat({at::arange(6), at::arange(5)}).to(at::kInt);
     plan.batch.nodes = {{.begin = 0, .end = 6, .subtree_end = 6},
-                        {.begin = 6, .end = kTokens, .subtree_end = kTokens}};
+                        {.begin = 6, .end = kRows, .subtree_end = kRows}};
     plan.batch.routing = Routing();
     plan.rows.routing = Routing();
-    plan.score_index_R = at::arange(kTokens);
+    plan.score_index_R = at::arange(kRows);
     plan.rows.row_offsets = {0};
-    for (int64_t row = 0; row < kTokens; ++row) {
+    for (int64_t row = 0; row < kRows; ++row) {
       plan.rows.targets.push_back((row * 11 + first) % config_.vocab);
       plan.rows.row_offsets.push_back(row + 1);
       plan.rows.temperatures.push_back(1.0f);

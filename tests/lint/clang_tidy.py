@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from checked_once import CheckedOnce, Part, parts
-from compile_flags import compile_flags, includes_torch
+from compile_flags import DATABASE, compile_flags, includes_torch
 from sources import ROOT
 
 FOLDERS = ("src", "server", "client", "kernels/cpu")
@@ -24,7 +24,7 @@ _NOT_COMPILED = re.compile(
 )
 
 
-def tidy_parts(database: Path, root: Path = ROOT) -> list[Part]:
+def tidy_parts(database: Path = DATABASE, root: Path = ROOT) -> list[Part]:
     """Returns the sources that clang-tidy reads together, with their flags."""
     folders = tuple(f"{folder}/" for folder in FOLDERS)
     return parts(

@@ -2,6 +2,7 @@
 compiler."""
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -9,6 +10,9 @@ from pathlib import Path
 
 from sources import ROOT
 
+# Preset dev, which compiles each source alone. It is only configured.
+DATABASE = ROOT / "build" / "dev" / "compile_commands.json"
+BUILD = Path(os.environ.get("WEFT_BUILD_DIR", ROOT / "build" / "cpu"))
 TORCH = "-idirafter"
 _KEPT = re.compile(r"-(I|D|m|std=|idirafter)")
 
@@ -22,9 +26,12 @@ def _kept(command: str) -> Iterator[str]:
             yield word
 
 
-def compile_flags(database: Path, root: Path = ROOT) -> dict[str, list[str]]:
+def compile_flags(
+    database: Path = DATABASE, root: Path = ROOT, built: Path = BUILD
+) -> dict[str, list[str]]:
     """Maps each source of a compile_commands.json to the flags that determine how it is
-    read. Flags for warnings and precompiled headers are left out.
+    read. Flags for warnings and precompiled headers are left out. Generated headers are
+    those of the folder `built`, in which all targets are built.
 
     Names of sources and folders in flags are relative to the root, so a tool must run
     in the root. Generated sources are left out.
@@ -33,7 +40,8 @@ def compile_flags(database: Path, root: Path = ROOT) -> dict[str, list[str]]:
     for entry in json.loads(database.read_text()):
         path = Path(entry["file"])
         if path.is_relative_to(root) and not path.is_relative_to(root / "build"):
-            command = entry["command"].replace(f"{root}/", "")
+            command = entry["command"].replace(str(database.parent), str(built))
+            command = command.replace(f"{root}/", "")
             command = command.replace(f"-I{root} ", "-I. ")
             found[str(path.relative_to(root))] = [*_kept(command)]
     return found

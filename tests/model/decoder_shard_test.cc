@@ -165,16 +165,16 @@ TEST(DecoderShardTest, RecomputedLayersGiveTheSameBits) {
 // rank's heads.
 at::Tensor PrefillAndDecode(const Decoder& decoder, const PackedBatch& batch,
                             int64_t prompt) {
-  constexpr int64_t kPageTokens = 4;
+  constexpr int64_t kSlots = 4;
   const ModelConfig& local = decoder.local_config();
   const int64_t length = batch.tokens_T.numel();
-  const int64_t num_pages = (length + kPageTokens - 1) / kPageTokens;
+  const int64_t num_pages = (length + kSlots - 1) / kSlots;
   KvStore store;
   for (int layer = 0; layer < local.num_layers; ++layer) {
     for (auto* pages : {&store.k_pages_PSKC, &store.v_pages_PSKC}) {
-      pages->push_back(at::zeros(
-          {num_pages, kPageTokens, local.num_kv_heads, local.head_dim},
-          decoder.dtype()));
+      pages->push_back(
+          at::zeros({num_pages, kSlots, local.num_kv_heads, local.head_dim},
+                    decoder.dtype()));
     }
   }
   std::vector<at::Tensor> rows;
