@@ -248,6 +248,13 @@ function(weft_cc_library)
   endif()
 endfunction()
 
+# The programs that only tests of label gate need. `all` does not build them.
+add_custom_target(gate_programs)
+function(weft_build_for_gates target)
+  set_target_properties(${target} PROPERTIES EXCLUDE_FROM_ALL ON)
+  add_dependencies(gate_programs ${target})
+endfunction()
+
 # weft_cc_test(NAME name [TORCH] [ALONE] [ISOLATED] [ONE_THREAD] [SHARDS n]
 #              [PCH owner] SRCS ... DEPS ... LABELS ...)
 # The program is one ctest entry, because a program that links LibTorch takes
@@ -280,6 +287,9 @@ function(weft_cc_test)
   # Saves a fifth of the compile time. The tested code keeps the product's
   # flags.
   target_compile_options(${A_NAME} PRIVATE -O1)
+  if(gate IN_LIST A_LABELS)
+    weft_build_for_gates(${A_NAME})
+  endif()
   if(A_TORCH)
     set(A_PCH weft_torch_pch)
   elseif(NOT A_PCH AND TARGET weft_test_pch)
@@ -295,11 +305,12 @@ function(weft_cc_test)
   endif()
   set(environment
       TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/support/tsan.supp)
-  set(properties LABELS "${A_LABELS}" TIMEOUT ${A_TIMEOUT})
+  list(GET A_LABELS 0 first_label)  # gtest_discover_tests takes one.
   # Discovery runs the program, which may have to read LibTorch from the disk.
   # The default timeout of 5 s is too short for this.
   gtest_discover_tests(${A_NAME} DISCOVERY_MODE PRE_TEST NO_PRETTY_VALUES
-    DISCOVERY_TIMEOUT 60 PROPERTIES ${properties} ENVIRONMENT "${environment}")
+    DISCOVERY_TIMEOUT 60 PROPERTIES LABELS ${first_label}
+    TIMEOUT ${A_TIMEOUT} ENVIRONMENT "${environment}")
   if(A_ISOLATED)
     return()
   endif()
@@ -315,7 +326,7 @@ function(weft_cc_test)
     math(EXPR index "${shard} - 1")
     add_test(NAME ${entry}
       COMMAND ${A_NAME} --gtest_output=xml:${WEFT_TEST_REPORTS}/${entry}.xml)
-    set_tests_properties(${entry} PROPERTIES ${properties} ENVIRONMENT
+    set_tests_properties(${entry} PROPERTIES LABELS "${A_LABELS}" TIMEOUT ${A_TIMEOUT} ENVIRONMENT
       "${environment};GTEST_TOTAL_SHARDS=${A_SHARDS};GTEST_SHARD_INDEX=${index}")
   endforeach()
 endfunction()

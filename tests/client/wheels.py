@@ -49,8 +49,8 @@ def install(wheel: Path, folder: Path, extra: str | None = None) -> Path:
     requires."""
     run(sys.executable, "-m", "venv", "--without-pip", folder)
     (packages,) = folder.glob("lib/python*/site-packages")
-    for name in requirements(wheel, extra):
-        _lend(name, packages)
+    for requirement in _required(wheel, extra):
+        _lend(requirement, packages)
     python = folder / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", python]
     asked = f"{wheel}[{extra}]" if extra else wheel
@@ -60,29 +60,33 @@ def install(wheel: Path, folder: Path, extra: str | None = None) -> Path:
 
 def requirements(wheel: Path, extra: str | None) -> list[str]:
     """Returns the names that the wheel requires, with or without one of its extras."""
+    return [requirement.name for requirement in _required(wheel, extra)]
+
+
+def _required(wheel: Path, extra: str | None) -> list[Requirement]:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (n for n in archive.namelist() if n.endswith("/METADATA"))
         metadata = email.message_from_bytes(archive.read(name))
     asked = metadata.get_all("Requires-Dist") or []
-    return list(_needed(asked, extra or ""))
+    return list(_needed(asked, {extra or ""}))
 
 
-def _needed(requirements: Iterable[str], extra: str) -> Iterator[str]:
+def _needed(requirements: Iterable[str], extras: set[str]) -> Iterator[Requirement]:
     for requirement in map(Requirement, requirements):
         marker = requirement.marker
-        if marker is None or marker.evaluate({"extra": extra}):
-            yield requirement.name
+        if marker is None or any(marker.evaluate({"extra": e}) for e in extras):
+            yield requirement
 
 
-def _lend(name: str, packages: Path) -> None:
+def _lend(requirement: Requirement, packages: Path) -> None:
     """Links a distribution of this environment, and what it needs, into another
     environment."""
-    found = importlib.metadata.distribution(name)
+    found = importlib.metadata.distribution(requirement.name)
     for file in found.files or ():
         top = file.parts[0]
         target = packages / top
         if top in ("..", "__pycache__") or target.exists():
             continue
         target.symlink_to(Path(str(found.locate_file(top))))
-    for needed in _needed(found.requires or (), extra=""):
+    for needed in _needed(found.requires or (), {"", *requirement.extras}):
         _lend(needed, packages)

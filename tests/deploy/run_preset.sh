@@ -19,6 +19,7 @@ if [[ "${preset}" == cuda ]]; then
 fi
 cmake --preset "${preset}" "${options[@]}"
 cmake --build --preset "${preset}" --parallel "$(nproc)"
+cmake --build --preset "${preset}" --target gate_programs --parallel "$(nproc)"
 if [[ -n "${labels}" ]]; then
   export WEFT_FUZZ_SECONDS="${WEFT_FUZZ_SECONDS:-10}"
   tests/run_ctest.sh "build/${preset}" --label-regex "^(${labels})\$" \

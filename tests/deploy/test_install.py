@@ -15,10 +15,13 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPOSITORY / "tests" / "oracle"))
+for _folder in ("tests/oracle", "tests/client", "deploy"):
+    sys.path.insert(0, str(REPOSITORY / _folder))
 
 import daemon as daemon_module  # noqa: E402
+import make_wheel  # noqa: E402
 import models  # noqa: E402
+import wheels  # noqa: E402
 
 RUNTIME = re.compile(
     r"(ld-linux.*|lib(c|m|dl|rt|util|pthread|resolv|stdc\+\+|gcc_s)\.so.*"
@@ -106,6 +109,21 @@ def test_it_serves_with_a_torch_beside_it(
     finally:
         (tree / "lib" / "weft" / "torch").unlink()
     assert not strangers(mapped, tree, torch, torch.parent / "nvidia")
+
+
+def test_a_wheel_serves_in_an_empty_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = make_wheel.make(daemon_module.BUILD_DIR, tmp_path / "dist")
+    assert wheel.stat().st_size < 50e6
+    venv = tmp_path / "venv"
+    python = wheels.install(wheel, venv)
+    torch = torch_folder()
+    mapped = serve(venv, tmp_path, monkeypatch)
+    assert not strangers(mapped, venv, torch, torch.parent / "nvidia")
+    # The client is the wheel's own, too.
+    imported = [python, "-c", "import weft; print(weft.__file__)"]
+    assert str(venv) in wheels.run(*imported, cwd=tmp_path)
 
 
 def test_without_torch_it_says_what_is_missing(tree: Path, tmp_path: Path) -> None:
