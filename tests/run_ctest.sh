@@ -21,7 +21,7 @@ cp "${build}/Testing/Temporary/CTestCostData.txt" "${reports}/costs.txt" 2>/dev/
 # compute: they wait for a start, a stop, a disk or their own threads.
 ctest --test-dir "${build}" --output-on-failure --parallel "$(($(nproc) + 2))" --no-tests=error \
   --output-junit reports/ctest.xml "$@" 2>&1 |
-  "${python}" "${here}/progress.py" "${reports}/entries.json" "${reports}/costs.txt" ||
+  "${python}" "${here}/support/progress.py" "${reports}/entries.json" "${reports}/costs.txt" ||
   status=$?
 "${python}" "${here}/count.py" "${reports}" || status=$((status ? status : 1))
 exit "${status}"

@@ -1,11 +1,7 @@
-"""Tests the bar that tests/progress.py shows during a run of ctest."""
+"""Tests the bar that progress.py shows during a run of ctest."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import progress
 
 ENTRIES = '{"tests": [{"name": "a"}, {"name": "b"}, {"name": "new"}]}'
