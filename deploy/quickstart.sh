@@ -15,6 +15,7 @@ readonly DEMO_MODEL="${ROOT}/models/smollm2-135m-instruct"
 readonly PYTHON="${ROOT}/.venv/bin/python"
 readonly START_LIMIT_SECONDS=120
 DAEMON_PID=""
+INSTALLER_PID=""
 MODEL="${DEMO_MODEL}"
 KEEP=false
 
@@ -50,6 +51,8 @@ stop_daemon() {
 on_exit() {
   local status=$?
   stop_daemon || true
+  # No package stays half-installed.
+  [[ -z "${INSTALLER_PID}" ]] || wait "${INSTALLER_PID}" || true
   if [[ "${status}" != 0 ]]; then
     echo "quickstart failed (exit status ${status})." >&2
     if [[ -s "${RUN}/weftd.log" ]]; then
@@ -107,13 +110,31 @@ EOF
 
 cd "${ROOT}"
 heading "Install"
-deploy/setup.sh
+deploy/setup.sh --debian
+install_log="$(mktemp)"
+readonly install_log
+deploy/setup.sh >"${install_log}" 2>&1 &
+INSTALLER_PID=$!
 
 # build TARGET...: builds programs, and shows what is left.
 build() { NINJA_STATUS="[%f/%t %es] " cmake --build --preset cpu --target "$@"; }
 
+# Python and LibTorch are installed on one core, so the other core builds what
+# needs neither.
+if [[ ! -d build/cpu ]]; then
+  heading "Build what does not need LibTorch"
+  cmake --preset cpu -DWEFT_WITH_TORCH=OFF
+  build weft_server weft_log weft_model_config weft_dispatch || true
+fi
+status=0
+wait "${INSTALLER_PID}" || status=$?
+INSTALLER_PID=""
+cat "${install_log}"
+rm -f "${install_log}"
+if ((status)); then exit "${status}"; fi
+
 heading "Build weftd"
-cmake --preset cpu
+cmake --preset cpu -DWEFT_WITH_TORCH=ON
 build weftd
 readonly WEFTD="${ROOT}/build/cpu/server/weftd"
 

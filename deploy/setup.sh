@@ -37,7 +37,9 @@ readonly IMAGE_PACKAGES=(buildah debootstrap)
 
 usage() {
   cat <<'EOF'
-Usage: deploy/setup.sh [--edge] [--tests] [--image] [--cuda | --cpu]
+Usage: deploy/setup.sh [--debian] [--edge] [--tests] [--image] [--cuda | --cpu]
+  --debian only install Debian packages, which suffice for the parts without
+           LibTorch
   --edge   also install nginx and openssl, which deploy/edge needs (implied by
            --tests)
   --tests  also install what the tests need: linters, transformers, peft,
@@ -51,6 +53,7 @@ the CPU, the demo and the Python client.
 EOF
 }
 
+ONLY_DEBIAN=0
 WITH_EDGE=0
 WITH_TESTS=0
 WITH_IMAGE=0
@@ -58,6 +61,7 @@ WITH_CUDA=0
 if [[ "$(nvidia-smi -L 2>/dev/null)" == GPU* ]]; then WITH_CUDA=1; fi
 for argument in "$@"; do
   case "${argument}" in
+    --debian) ONLY_DEBIAN=1 ;;
     --edge) WITH_EDGE=1 ;;
     --tests) WITH_TESTS=1; WITH_EDGE=1 ;;
     --image) WITH_IMAGE=1 ;;
@@ -67,7 +71,7 @@ for argument in "$@"; do
     *) echo "setup: unknown option ${argument}" >&2; usage >&2; exit 2 ;;
   esac
 done
-readonly WITH_EDGE WITH_TESTS WITH_IMAGE WITH_CUDA
+readonly ONLY_DEBIAN WITH_EDGE WITH_TESTS WITH_IMAGE WITH_CUDA
 
 # say NAME STATE SECONDS: prints the one line of a stage.
 say() { printf '[setup] %-24s %-10s %4s s\n' "$1" "$2" "$3"; }
@@ -223,6 +227,7 @@ client_stage() {
 readonly CONSTRAINTS="${ROOT}/deploy/constraints.txt"
 cd "${ROOT}"
 debian_stage
+if [[ "${ONLY_DEBIAN}" == 1 ]]; then exit 0; fi
 venv_stage
 
 python_version="$("${VENV}/bin/python" -c 'import sys; print(sys.version)')"
