@@ -1,5 +1,3 @@
-#include "src/request/digest.h"
-
 #include <functional>
 #include <set>
 #include <string>
@@ -8,6 +6,7 @@
 #include "absl/strings/escaping.h"
 #include "gtest/gtest.h"
 #include "src/base/sha256.h"
+#include "src/request/step.h"
 
 namespace weft {
 namespace {
