@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "client/call_metadata.h"
+#include "client/connection.h"
 #include "src/base/clock.h"
 
 namespace weft::client {

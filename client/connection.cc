@@ -1,7 +1,10 @@
 #include "client/connection.h"
 
+#include <algorithm>
 #include <thread>
 #include <utility>
+
+#include "absl/strings/ascii.h"
 
 namespace weft::client {
 namespace {
@@ -30,6 +33,17 @@ Connection::~Connection() {
   std::thread([channel = std::move(channel_)]() mutable {
     channel.reset();
   }).detach();
+}
+
+void AddCallMetadata(grpc::ClientContext& context, const std::string& token,
+                     absl::string_view adapter_id) {
+  if (!token.empty()) context.AddMetadata("authorization", "Bearer " + token);
+  const bool visible =
+      std::all_of(adapter_id.begin(), adapter_id.end(),
+                  [](unsigned char c) { return absl::ascii_isgraph(c); });
+  if (visible && !adapter_id.empty()) {
+    context.AddMetadata("weft-adapter-id", std::string(adapter_id));
+  }
 }
 
 }  // namespace weft::client

@@ -3,7 +3,9 @@
 #define WEFT_CLIENT_CONNECTION_H_
 
 #include <memory>
+#include <string>
 
+#include "absl/strings/string_view.h"
 #include "grpcpp/grpcpp.h"
 #include "weft/v1/adapters.grpc.pb.h"
 #include "weft/v1/sampling.grpc.pb.h"
@@ -53,6 +55,13 @@ class CallbackScope {
  private:
   const bool outer_;
 };
+
+// Adds the token as `authorization: Bearer ...` and the adapter's id as
+// `weft-adapter-id`. A proxy in front of several servers uses the id to find
+// the server that has the adapter. Omits empty values. Also omits an id with
+// characters other than visible ASCII, because every server refuses such an id.
+void AddCallMetadata(grpc::ClientContext& context, const std::string& token,
+                     absl::string_view adapter_id);
 
 }  // namespace weft::client
 

@@ -10,15 +10,39 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "client/call_metadata.h"
-#include "client/call_options.h"
 #include "client/connection.h"
+#include "client/retry.h"
 #include "client/step_counter.h"
 #include "grpcpp/alarm.h"
 #include "grpcpp/grpcpp.h"
 #include "src/base/clock.h"
 
 namespace weft::client {
+
+// The options of a call.
+struct CallOptions {
+  absl::Duration timeout;
+  RetryPolicy retry;
+  std::string token;  // The bearer token; empty: none.
+};
+
+// The result of a call.
+template <typename Response>
+struct Reply {
+  Response message;
+  // True if the server sent a stored reply, because the step ran before.
+  bool replayed = false;
+};
+
+// Returns the adapter that a request names; empty if it names none.
+template <typename Request>
+std::string AdapterOf(const Request& request) {
+  if constexpr (requires { request.adapter_id(); }) {
+    return request.adapter_id();
+  } else {
+    return std::string();
+  }
+}
 
 // One call with its repetitions. Start begins the call. After Start, the caller
 // may only call Cancel, and gRPC's callbacks keep this object alive until the

@@ -1,17 +1,58 @@
 #include "client/weft_client.h"
 
 #include <cstring>
+#include <string>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "client/call_metadata.h"
-#include "client/file_transfer.h"
+#include "client/connection.h"
 #include "client/peft_folder.h"
+#include "client/retry.h"
 #include "grpcpp/generic/generic_stub.h"
+#include "grpcpp/grpcpp.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "src/base/clock.h"
 
 namespace weft::client {
 namespace {
+
+// Sends `request`, which holds the options. Then sends the folder's files,
+// which `read_folder` reads (peft_folder.h). Errors: those of `read_folder` and
+// of the call.
+template <typename Request, typename Read>
+absl::Status SendFiles(grpc::ClientWriter<Request>& writer,
+                       grpc::ClientContext& context, Request request,
+                       const std::string& folder, Read read_folder) {
+  writer.Write(request);
+  const absl::Status read =
+      read_folder(folder, [&](const v1::FileChunk& chunk) {
+        *request.mutable_chunk() = chunk;
+        return writer.Write(request);
+      });
+  if (!read.ok()) context.TryCancel();
+  writer.WritesDone();
+  const grpc::Status status = writer.Finish();
+  return read.ok() ? FromGrpcStatus(status) : read;
+}
+
+// Writes the files that `reader` receives to `folder`. Errors: those of
+// PeftFolderWriter and of the call.
+template <typename Response>
+absl::Status ReceiveFiles(grpc::ClientReader<Response>& reader,
+                          grpc::ClientContext& context,
+                          const std::string& folder) {
+  PeftFolderWriter writer(folder);
+  Response response;
+  absl::Status written;
+  while (written.ok() && reader.Read(&response)) {
+    written = writer.Add(response.chunk());
+  }
+  if (!written.ok()) context.TryCancel();
+  const grpc::Status status = reader.Finish();
+  if (!written.ok()) return written;
+  if (!status.ok()) return FromGrpcStatus(status);
+  return writer.Commit();
+}
 
 // Messages are little-endian, as are x86-64 and AArch64.
 template <typename T>

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
@@ -103,6 +104,7 @@ CallRecord::CallRecord(ServiceCore* core, grpc::CallbackServerContext* context,
       origin_(std::move(origin)) {
   core_->open_calls.fetch_add(1);
   core_->metrics.Started(rpc);
+  if (context_ == nullptr) return;
   if (has_tenant()) entered_ = core_->quota.Enter(caller()->tenant());
   if (caller().ok() && entered_.ok()) entered_ = Hold(kCallBytes);
 }
@@ -144,10 +146,11 @@ CancelHandle CallRecord::AcceptRefused(
   const absl::StatusOr<Engine*> engine = core_->engine.Get();
   if (refused.adapter_id.empty() || !engine.ok() ||
       !caller()->Qualify(FieldsOf(&refused)).ok()) {
-    done(status);
+    done(engine.ok() ? status : engine.status());
     return {};
   }
   refused.deadline = deadline();
+  refused.promised = context_ == nullptr;
   return (*engine)->RefuseStep(
       std::move(refused),
       [status, done = std::move(done)](const absl::Status& result) {
@@ -294,7 +297,9 @@ absl::Status CallRecord::FinishCall(const absl::Status& status) {
   if (RanNothing(status)) Refund();
   // Leaves the quota before the reply is sent, because a client that has the
   // reply may begin its next call at once.
-  if (has_tenant()) core_->quota.Leave(caller()->tenant());
+  if (context_ != nullptr && has_tenant()) {
+    core_->quota.Leave(caller()->tenant());
+  }
   const absl::Duration elapsed = SteadyNow() - start_;
   core_->metrics.Handled(rpc_, status, elapsed);
   if (!status.ok()) {

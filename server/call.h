@@ -56,7 +56,9 @@ class CallRecord {
   // REQUIRES: `core` outlives the call; `context` lives until the call's
   // OnDone.
   CallRecord(ServiceCore* core, grpc::CallbackServerContext* context, Rpc rpc);
-  // Makes the record of a call of the Tinker API. context() is null.
+  // Makes the record of a call of the Tinker API. context() is null. The Tinker
+  // front limits the memory of its steps and samples, so they are promised
+  // (src/request/step.h), and its calls do not count against the quota.
   CallRecord(ServiceCore* core, CallOrigin origin, Rpc rpc);
   ~CallRecord();
   CallRecord(const CallRecord&) = delete;
@@ -99,6 +101,9 @@ class CallRecord {
     const absl::Status taken = Take(fields);
     if (!taken.ok()) return taken;
     if (fields.deadline != nullptr) *fields.deadline = deadline();
+    if constexpr (requires { plain->promised; }) {
+      plain->promised = context_ == nullptr;
+    }
     const absl::Status spent = Spend(fields.cost);
     if (!spent.ok()) return spent;
     return plain;
@@ -121,8 +126,7 @@ class CallRecord {
 
   // Ends a call whose request Admit or Read has refused with `status`. If the
   // request has a step number and the error does not depend on time or token,
-  // the step is accepted: it fails in its turn, so that later steps can run.
-  // `done` gets the call's status.
+  // the step is accepted (AcceptRefused). `done` gets the call's status.
   template <typename Request>
   CancelHandle Refuse(const Request& request, const absl::Status& status,
                       std::function<void(const absl::Status&)> done) {
@@ -139,6 +143,11 @@ class CallRecord {
     done(status);
     return {};
   }
+
+  // Has the engine accept a step whose request was refused. The step fails in
+  // its turn, so that later steps can run. `done` gets the call's status.
+  CancelHandle AcceptRefused(
+      RefusedStep refused, std::function<void(const absl::Status&)> done) const;
 
   // Gives the request the engine's names of adapters, and stores the object of
   // the call for Audit and NoteError: the adapter's id, or ADAPTER/CHECKPOINT.
@@ -182,14 +191,12 @@ class CallRecord {
  private:
   CallRecord(ServiceCore* core, grpc::CallbackServerContext* context,
              CallOrigin origin, Rpc rpc);
-  CancelHandle AcceptRefused(
-      RefusedStep refused, std::function<void(const absl::Status&)> done) const;
   // Charges the tokens of a request to the tenant. Refund gives them back, for
   // a call that the engine refused or answered without computing anything.
   [[nodiscard]] absl::Status Spend(int64_t tokens);
   void Refund();
-  // Returns whether the call has a valid token. The quota counts only calls
-  // with a valid token.
+  // Returns whether the call has a valid token. The quota counts only calls of
+  // gRPC with a valid token.
   [[nodiscard]] bool has_tenant() const {
     return caller().ok() && !caller()->tenant().empty();
   }

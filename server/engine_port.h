@@ -6,7 +6,6 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -17,7 +16,8 @@
 namespace weft {
 
 // REQUIRES: `core` outlives this object and all calls.
-// Threads: the HTTP server's for Call and RefuseStep; any for the others.
+// Threads: the HTTP server's for CallWith, Call and RefuseStep; any for the
+// others.
 class EnginePort {
  public:
   // `in_clients_names` replaces the names of fields in an error about a request
@@ -40,37 +40,57 @@ class EnginePort {
     if (const auto live = server_.lock()) live->Post(std::move(work));
   }
 
-  // Checks the tenant's quotas, validates `request`, and runs `start(Engine&,
-  // Plain, Callback<Result>)`. Plain is the type that Validate returns. If
-  // `start` returns a handle and `cancel` is not null, Call stores the handle
-  // in `*cancel`. If Call returns an error, `done` does not run, and the engine
-  // does no more work for the call. If the error has kStepDonePayload, the
-  // engine counts the failed step as completed, so the step keeps its number.
-  // If Call returns OK, `done` runs once on the HTTP server's thread, perhaps
-  // before Call returns. If the HTTP server stops first, `done` does not run.
+  // Does for HTTP what unary_call.h does for gRPC: checks the tenant's rate of
+  // tokens, validates `request`, and runs `start(Engine&, Plain,
+  // Callback<Result>)`. Plain is the type that Validate returns. If CallWith
+  // returns an error, `done` does not run, and the engine does no more work for
+  // the call. If CallWith returns OK, `done` runs once on the HTTP server's
+  // thread, perhaps before CallWith returns. If the HTTP server stops first,
+  // `done` does not run.
   template <typename Result, typename Request, typename StartFn>
-  [[nodiscard]] absl::Status Call(CallOrigin origin, Rpc rpc,
-                                  const Request& request, StartFn start,
-                                  Callback<Result> done,
-                                  CancelHandle* cancel = nullptr) const {
+  [[nodiscard]] absl::Status CallWith(CallOrigin origin, Rpc rpc,
+                                      const Request& request, StartFn start,
+                                      Callback<Result> done) const {
     const auto call =
         std::make_shared<Pending<Result>>(core_, std::move(origin), rpc);
-    const TraceScope scope(call->record.trace());
-    const absl::StatusOr<Engine*> engine = call->record.Admit();
-    if (!engine.ok()) return call->record.FinishCall(engine.status());
-    auto plain = call->record.Read(**engine, request);
-    if (!plain.ok()) {
-      return call->record.FinishCall(in_clients_names_(plain.status()));
+    const Callback<Result> deliver = Deliver<Result>(call, std::move(done));
+    const absl::Status refused =
+        call->record.Begin(request, [&](Engine& engine, auto plain) {
+          start(engine, std::move(plain), deliver);
+        });
+    if (!refused.ok()) {
+      call->record.Refuse(
+          request, in_clients_names_(refused),
+          [deliver](const absl::Status& status) { deliver(status); });
     }
-    auto deliver = Deliver<Result>(call, std::move(done));
-    if constexpr (std::is_void_v<decltype(start(**engine, *std::move(plain),
-                                                deliver))>) {
-      start(**engine, *std::move(plain), std::move(deliver));
-    } else {
-      CancelHandle handle =
-          start(**engine, *std::move(plain), std::move(deliver));
-      if (cancel != nullptr) *cancel = std::move(handle);
-    }
+    return Return(call.get());
+  }
+
+  // Like CallWith, for a method of the engine.
+  template <typename Return, typename Plain, typename Result, typename Request>
+  [[nodiscard]] absl::Status Call(
+      CallOrigin origin, Rpc rpc, const Request& request,
+      Return (Engine::*method)(Plain, Callback<Result>),
+      std::type_identity_t<Callback<Result>> done) const {
+    return CallWith<Result>(
+        std::move(origin), rpc, request,
+        [method](Engine& engine, Plain plain, Callback<Result> then) {
+          (engine.*method)(std::move(plain), std::move(then));
+        },
+        std::move(done));
+  }
+
+  // Does what CallRecord::AcceptRefused does. Returns an error if the engine
+  // does not accept the step; then `done` does not run.
+  [[nodiscard]] absl::Status RefuseStep(CallOrigin origin, Rpc rpc,
+                                        RefusedStep refused,
+                                        Callback<bool> done) const {
+    const auto call =
+        std::make_shared<Pending<bool>>(core_, std::move(origin), rpc);
+    call->record.AcceptRefused(
+        std::move(refused),
+        [deliver = Deliver<bool>(call, std::move(done))](
+            const absl::Status& status) { deliver(status); });
     return Return(call.get());
   }
 
@@ -86,25 +106,6 @@ class EnginePort {
         [port = *this, done = std::move(done)](
             const absl::StatusOr<std::shared_ptr<const StepResult>>& result) {
           port.Post([done, result] { done(result); });
-        });
-  }
-
-  // Has the engine accept a step whose request was refused, so that it fails in
-  // its turn (Engine::RefuseStep). `done` runs on the front's thread, perhaps
-  // before this method returns.
-  void RefuseStep(const CallOrigin& origin, RefusedStep refused,
-                  std::function<void(const absl::Status&)> done) const {
-    const absl::StatusOr<Engine*> engine = core_->engine.Get();
-    absl::Status status = engine.status();
-    if (status.ok()) status = origin.caller.status();
-    if (status.ok()) status = origin.caller->Qualify(FieldsOf(&refused));
-    if (!status.ok()) return done(status);
-    (*engine)->RefuseStep(
-        std::move(refused),
-        [server = server_, done = std::move(done)](const absl::Status& result) {
-          if (const auto live = server.lock()) {
-            live->Post([done, result] { done(result); });
-          }
         });
   }
 
@@ -158,7 +159,7 @@ class EnginePort {
     };
   }
 
-  // Ends Call. If a result is in `early`, runs `done` with the
+  // Ends a call. If a result is in `early`, runs `done` with the
   // result. If an error is in `early`, returns the error.
   template <typename Result>
   static absl::Status Return(Pending<Result>* call) {

@@ -7,17 +7,50 @@
 #include <memory>
 #include <utility>
 
+#include "absl/status/statusor.h"
 #include "server/authenticator.h"
 #include "server/call_errors.h"
 #include "server/call_memory.h"
-#include "server/engine_holder.h"
 #include "server/rpc_metrics.h"
 #include "server/stalled_calls.h"
 #include "server/tenant_quota.h"
 #include "src/base/options.h"
 #include "src/base/worker.h"
+#include "src/engine/engine.h"
 
 namespace weft {
+
+// Gives the engine to the handlers of calls. There is no engine while the
+// daemon starts. While the daemon drains, new work gets no engine.
+// Threads: any.
+// Ownership: the caller of Set owns the engine. The engine outlives the server.
+class EngineHolder {
+ public:
+  // Sets the engine. Call it once, when the engine can take work.
+  void Set(Engine* engine) { engine_.store(engine); }
+
+  // Refuses new work from now on.
+  void StartDraining() { draining_.store(true); }
+  [[nodiscard]] bool draining() const { return draining_.load(); }
+
+  // Returns the engine for new work. Errors: UNAVAILABLE while the daemon
+  // starts or drains.
+  [[nodiscard]] absl::StatusOr<Engine*> Get() const {
+    if (draining()) {
+      return absl::UnavailableError(
+          "the server is draining and takes no new work");
+    }
+    if (Peek() != nullptr) return Peek();
+    return absl::UnavailableError("the server is starting");
+  }
+
+  // Returns the engine, even during a drain; null while the daemon starts.
+  [[nodiscard]] Engine* Peek() const { return engine_.load(); }
+
+ private:
+  std::atomic<Engine*> engine_{nullptr};
+  std::atomic<bool> draining_{false};
+};
 
 // All handlers of calls share this object, which outlives the gRPC server.
 // `options`, `authenticator` and `begin_drain` are set before the server

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "client/channel.h"
 
 namespace weft::weftctl {
 
@@ -58,6 +59,17 @@ class Arguments {
   std::map<std::string, std::string> given_;
   std::vector<std::string> words_;
 };
+
+// weftctl's flags for TLS and for the token.
+// Returns the flags. A flag that is not given takes its value from an
+// environment variable. No flag holds the token itself, because everybody on
+// the machine can see command lines.
+[[nodiscard]] std::vector<FlagSpec> SecurityFlags();
+
+// Reads the files that the flags name, and WEFT_TOKEN. Errors: UsageError,
+// which names the flag, if its file is empty or cannot be read.
+[[nodiscard]] absl::StatusOr<client::Security> ReadSecurity(
+    const Arguments& arguments);
 
 }  // namespace weft::weftctl
 

@@ -9,9 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "client/weftctl/arguments.h"
 #include "client/weftctl/commands.h"
 #include "client/weftctl/output.h"
-#include "client/weftctl/security_flags.h"
 
 namespace weft::weftctl {
 namespace {

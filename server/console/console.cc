@@ -69,11 +69,8 @@ void WithCheckpoints(const EnginePort& port, const CallOrigin& origin,
   v1::ListCheckpointsRequest request;
   request.set_adapter_id(state["selected"].value("id", ""));
   const auto shared = std::make_shared<Json>(std::move(state));
-  const absl::Status refused = port.Call<std::vector<CheckpointInfo>>(
-      origin, Rpc::kListCheckpoints, request,
-      [](Engine& engine, std::string id, auto then) {
-        engine.ListCheckpoints(std::move(id), std::move(then));
-      },
+  const absl::Status refused = port.Call(
+      origin, Rpc::kListCheckpoints, request, &Engine::ListCheckpoints,
       [shared,
        respond](const absl::StatusOr<std::vector<CheckpointInfo>>& found) {
         if (found.ok()) {

@@ -2,7 +2,9 @@
 
 #include <limits>
 
+#include "absl/strings/str_cat.h"
 #include "server/field_checks.h"
+#include "src/base/status_macros.h"
 
 namespace weft::tinker {
 namespace {
@@ -22,6 +24,36 @@ absl::StatusOr<int64_t> ReadInt(const Json& value, const char* name) {
 absl::StatusOr<std::string> ReadString(const Json& value, const char* name) {
   if (!value.is_string()) return BadField(name, "must be a string");
   return value.get<std::string>();
+}
+
+struct Refusal {
+  const char* field;
+  const char* message;
+};
+constexpr char kNoStableReinforce[] =
+    "record_stability_info (loss stable_reinforce) is not offered: set loss_fn "
+    "to importance_sampling, ppo, cispo or gspo";
+constexpr Refusal kRefusals[] = {
+    {"age_encryption_recipients",
+     "age_encryption_recipients is not offered, because files are not "
+     "encrypted here: leave it out, and have TLS protect the download. "
+     "weights.download of the cookbook always sends it, except for a path that "
+     "save_weights_external returned"},
+    {"record_stability_info", kNoStableReinforce},
+    {"weights_access_token",
+     "weights_access_token is not offered: checkpoints are their tenant's"},
+    {"target_prompt_logprobs",
+     "target_prompt_logprobs is not offered: use topk_prompt_logprobs, or a "
+     "training client's forward with several target_tokens for each token"},
+    {"prompt_alt_tokens_k",
+     "prompt_alt_tokens_k is not offered: use topk_prompt_logprobs"},
+    {"optimizer_params", "optimizer_params is not offered: use adam_params"}};
+
+bool AsksForNothing(const Json& value) {
+  if (value.is_boolean()) return !value.get<bool>();
+  if (value.is_number()) return value == 0;
+  if (value.is_string()) return value == "";
+  return value.empty();
 }
 
 }  // namespace
@@ -108,6 +140,43 @@ absl::StatusOr<std::vector<int32_t>> Int32List(const Json& value,
     out.push_back(static_cast<int32_t>(*number));
   }
   return out;
+}
+
+absl::StatusOr<std::vector<int32_t>> ReadModelInput(const Json& object,
+                                                    const char* name) {
+  WEFT_ASSIGN_OR_RETURN(const Json* const input, ObjectField(object, name));
+  const Json* const chunks = Find(*input, "chunks");
+  if (chunks == nullptr || !chunks->is_array()) {
+    return BadField(absl::StrCat(name, ".chunks"), "must be a list");
+  }
+  std::vector<int32_t> tokens;
+  for (const Json& chunk : *chunks) {
+    if (!chunk.is_object()) return BadField(name, "has a chunk of no kind");
+    WEFT_ASSIGN_OR_RETURN(const std::string type,
+                          StringOr(chunk, "type", "encoded_text"));
+    if (type != "encoded_text") {
+      return absl::UnimplementedError(absl::StrCat(
+          name, " has a chunk ", Quoted(type), ": only text is offered"));
+    }
+    const Json* const list = Find(chunk, "tokens");
+    if (list == nullptr) return BadField("tokens", "is required");
+    WEFT_ASSIGN_OR_RETURN(const auto part, Int32List(*list, "tokens"));
+    tokens.insert(tokens.end(), part.begin(), part.end());
+  }
+  return tokens;
+}
+
+absl::Status NoStableReinforce() {
+  return absl::UnimplementedError(kNoStableReinforce);
+}
+
+absl::Status RefuseFields(const Json& body) {
+  for (const Refusal& refusal : kRefusals) {
+    const Json* const value = Find(body, refusal.field);
+    if (value == nullptr || AsksForNothing(*value)) continue;
+    return absl::UnimplementedError(refusal.message);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace weft::tinker

@@ -1,5 +1,7 @@
 // Reads fields of a JSON object, and checks their types. A field that is null
-// counts as absent, as in the SDK.
+// counts as absent, as in the SDK. Refuses fields that ask for what the Tinker
+// API has and Weft does not offer: they must not be ignored, because a caller
+// relies on them.
 // Errors: INVALID_ARGUMENT with a message that names the field.
 // Threads: any.
 #ifndef WEFT_SERVER_TINKER_FIELDS_H_
@@ -11,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace weft::tinker {
@@ -54,6 +57,21 @@ inline constexpr size_t kMaxShownBytes = 4096;
 // `name`.
 [[nodiscard]] absl::StatusOr<std::vector<int32_t>> Int32List(const Json& value,
                                                              const char* name);
+
+// Returns the tokens of the field `name` of `object`, a prompt or a training
+// sequence in the form {"chunks": [{"type": "encoded_text", "tokens": [...]}]}.
+// Errors: also UNIMPLEMENTED for a chunk that is not text.
+[[nodiscard]] absl::StatusOr<std::vector<int32_t>> ReadModelInput(
+    const Json& object, const char* name);
+
+// Returns the refusal of the loss stable_reinforce, and of the samples that are
+// recorded for it.
+[[nodiscard]] absl::Status NoStableReinforce();
+
+// Returns UNIMPLEMENTED if the body has a field that asks for what Weft does
+// not offer. The message says what the caller can do instead. A field that is
+// null, false, zero or empty asks for nothing.
+[[nodiscard]] absl::Status RefuseFields(const Json& body);
 
 }  // namespace weft::tinker
 

@@ -9,21 +9,107 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "server/call.h"
 #include "server/engine_port.h"
 #include "server/http/fair_budget.h"
 #include "server/tinker/body_turns.h"
 #include "server/tinker/disk_pool.h"
-#include "server/tinker/entries.h"
 #include "server/tinker/fields.h"
 #include "server/tinker/futures.h"
 #include "server/tinker/ledger.h"
-#include "server/tinker/owner.h"
-#include "server/tinker/sample_queue.h"
+#include "src/request/reply.h"
 
 namespace weft::tinker {
+
+// A client's session. sessions.h says when a session ends.
+struct Session {
+  std::string id;
+  Caller caller;
+  std::string owner;  // OwnerKey(caller).
+  std::string key;    // The idempotency key of create_session; may be empty.
+  std::string user_metadata;  // ShownField, like display_name.
+  std::string display_name;
+  absl::Time last_beat;
+  std::shared_ptr<void> charge;  // ChargeEntry.
+};
+
+// Begins work, and passes its result to `done` later. If a Task returns an
+// error, nothing has begun and `done` does not run.
+using Task = std::function<absl::Status(Callback<FutureResult> done)>;
+
+// A step whose request has arrived.
+struct ArrivedStep {
+  std::string future;
+  CallOrigin origin;
+  Rpc rpc;  // The call as which a refusal counts.
+  Task task;
+  // The charge for the step's bytes, in Front::waiting or ServiceCore::memory.
+  std::shared_ptr<void> reserved;
+};
+
+// The steps of one model that the engine does not have yet.
+struct StepLine {
+  int64_t next = 1;   // Above the numbers of all steps that the engine has.
+  bool held = false;  // The model is being made, so no step may begin.
+  std::map<int64_t, ArrivedStep> waiting;  // By sequence number.
+  bool retries = false;                    // A timer will try them again.
+};
+
+// A model in training: an adapter, whose steps have the client's sequence
+// numbers.
+struct Model {
+  std::string id;
+  Caller caller;
+  std::string owner;
+  std::string session;
+  std::string adapter;
+  // The base model's name as the client that made the model gave it. The client
+  // can load a tokenizer by this name. Empty: as the server names it.
+  std::string base_model;
+  std::string user_metadata;     // ShownField.
+  std::shared_ptr<void> charge;  // ChargeEntry.
+  bool made = false;             // The adapter exists.
+  StepLine line;
+};
+
+// A sampling session: the weights that a sampling client samples from.
+struct Sampler {
+  std::string id;
+  std::string owner;
+  std::string session;
+  std::string adapter;     // Empty for the base model.
+  std::string snapshot;    // Empty: no snapshot, but the current weights.
+  std::string model_path;  // Empty if not made from a checkpoint.
+  uint64_t used = 0;       // A later use sets a higher number (TouchSampler).
+  std::shared_ptr<void> charge;  // ChargeEntry.
+};
+
+// The extras of a checkpoint (checkpoint_extras.h).
+struct KeptExtras {
+  Json fields;  // LedgerEntry::fields, but with ShownField's text.
+  std::shared_ptr<void> charge;  // ChargeEntry.
+};
+
+// An adapter that the front loads for sampling sessions (loaded_adapters.h).
+struct LoadedAdapter {
+  bool ready = false;  // The load has ended.
+  int users = 0;       // The sampling sessions that use the adapter.
+  // Callbacks for the end of the load, one per sampling session that waits.
+  std::vector<Callback<std::string>> waiting;
+};
+
+// An adapter that is to be deleted (reaper.h).
+struct Orphan {
+  Caller caller;
+  std::string adapter;
+  // True while the engine handles a request to delete the adapter.
+  bool running = false;
+};
 
 // A request, as its handler gets it.
 struct Call {
@@ -76,7 +162,7 @@ struct Front {
   const Ledger ledger;
   Futures futures;
   const Futures::After after;
-  // The memory budget of unfinished steps, and of the samples in `samples`.
+  // The memory budget of unfinished steps and samples.
   const std::shared_ptr<FairBudget> waiting;
   // Clients that wait until a future's request is on disk, by future id.
   std::map<std::string, std::vector<Respond>> keeping;
@@ -91,10 +177,6 @@ struct Front {
   uint64_t sampler_uses = 0;  // Counts the uses of all samplers (TouchSampler).
   // The extras of checkpoints (checkpoint_extras.h).
   std::map<std::string, KeptExtras> extras;
-  // Samples that wait for room in the engine.
-  SampleQueue samples;
-  // True while a timer is set that tries waiting samples again.
-  bool samples_come_again = false;
   // Handles that cancel the engine's samples, by owner and future id.
   std::map<std::string, CancelHandle> cancels;
   std::map<std::string, LoadedAdapter> loaded;  // Keys have owner and adapter.

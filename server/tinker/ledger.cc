@@ -97,4 +97,19 @@ std::optional<LedgerEntry> Ledger::ReadStep(const std::string& id) const {
   return note == notes.end() ? std::nullopt : Parse(name, *note->second);
 }
 
+Json CallerToJson(const Caller& caller) {
+  return {{"token", caller.token_id()},
+          {"tenant", caller.tenant()},
+          {"admin", caller.sees_all()}};
+}
+
+Caller CallerFromJson(const Json& json) {
+  if (!json.is_object() || json.value("tenant", "").empty()) return Caller();
+  TokenRecord record{.id = json.value("token", ""),
+                     .tenant = json.value("tenant", "")};
+  record.scopes.insert(json.value("admin", false) ? Scope::kAdmin
+                                                  : Scope::kTrain);
+  return Caller(record);
+}
+
 }  // namespace weft::tinker

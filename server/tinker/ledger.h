@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "server/caller.h"
 #include "server/engine_port.h"
 #include "server/tinker/fields.h"
 
@@ -65,6 +66,14 @@ class Ledger {
 
   const EnginePort& port_;
 };
+
+// Returns the JSON that the ledger keeps of a caller: the token's id, the
+// tenant, and whether the caller is an admin, so that the front can act for the
+// caller after a restart. The JSON has no secret. Threads: any.
+[[nodiscard]] Json CallerToJson(const Caller& caller);
+// Converts the JSON of CallerToJson to a caller. Returns Caller() if the JSON
+// has no tenant.
+[[nodiscard]] Caller CallerFromJson(const Json& json);
 
 }  // namespace weft::tinker
 

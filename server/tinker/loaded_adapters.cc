@@ -3,57 +3,62 @@
 #include <utility>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "server/tinker/reaper.h"
+#include "server/tinker/sessions.h"
 #include "src/base/sha256.h"
 #include "weft/v1/adapters.pb.h"
 
 namespace weft::tinker {
 namespace {
 
-using State = LoadedAdapter::State;
-
 std::string LoadedKey(const std::string& owner, const std::string& adapter) {
   return absl::StrCat(owner, " ", adapter);
+}
+
+// Returns the beginning of the names of a checkpoint's adapters.
+std::string StemOf(const CheckpointInfo& info) {
+  const std::string key = absl::StrCat(info.adapter_id, "/", info.name, "@",
+                                       absl::ToUnixNanos(info.created_at));
+  return absl::StrCat(kSamplerAdapterPrefix,
+                      absl::BytesToHexString(Sha256(key).substr(0, 16)), ".");
 }
 
 // Handles the end of a load, and tells the outcome to all sessions that wait.
 void EndLoad(Front& front, const CallOrigin& origin, const std::string& adapter,
              const absl::Status& loaded) {
-  const std::string key = LoadedKey(OwnerKey(*origin.caller), adapter);
-  LoadedAdapter& entry = front.loaded.at(key);
-  const auto waiting = std::exchange(entry.waiting, {});
+  const auto entry =
+      front.loaded.find(LoadedKey(OwnerKey(*origin.caller), adapter));
+  const auto waiting = std::exchange(entry->second.waiting, {});
   if (loaded.ok()) {
-    entry.state = State::kReady;
-    entry.users += static_cast<int>(waiting.size());
+    entry->second.ready = true;
+    entry->second.users = static_cast<int>(waiting.size());
     KeepAtNextStart(front, *origin.caller, adapter);
   } else {
-    // `users` counts sessions from before this load. Each of them will call
-    // LeaveAdapter with this adapter's name when it ends. If the entry were
-    // erased now, these calls would subtract users of a later load.
-    if (entry.users > 0) {
-      entry.state = State::kLeaving;
-    } else {
-      front.loaded.erase(key);
-    }
+    front.loaded.erase(entry);
     DeleteOrphan(front, *origin.caller, adapter);
   }
-  for (const auto& done : waiting) done(loaded);
+  for (const auto& done : waiting) {
+    loaded.ok() ? done(adapter) : done(loaded);
+  }
 }
 
 void StartLoad(Front& front, const CallOrigin& origin,
-               const std::string& adapter, const CheckpointInfo& info) {
+               const CheckpointInfo& info, Callback<std::string> done) {
+  const absl::StatusOr<std::string> id = NewId();
+  if (!id.ok()) return done(id.status());
+  const std::string adapter = absl::StrCat(StemOf(info), id->substr(0, 8));
+  front.loaded[LoadedKey(OwnerKey(*origin.caller), adapter)].waiting.push_back(
+      std::move(done));
   DeleteAtNextStart(front, *origin.caller, adapter);
   v1::LoadCheckpointRequest request;
   request.set_adapter_id(adapter);
   request.set_source_adapter_id(info.adapter_id);
   request.set_name(info.name);
   request.set_weights_only(true);
-  const absl::Status refused = front.port.Call<StepReply<AdapterInfo>>(
-      origin, Rpc::kLoadCheckpoint, request,
-      [](Engine& engine, LoadCheckpointRequest plain, auto then) {
-        engine.LoadCheckpoint(std::move(plain), std::move(then));
-      },
+  const absl::Status refused = front.port.Call(
+      origin, Rpc::kLoadCheckpoint, request, &Engine::LoadCheckpoint,
       [&front, origin,
        adapter](const absl::StatusOr<StepReply<AdapterInfo>>& reply) {
         EndLoad(front, origin, adapter, reply.status());
@@ -61,98 +66,61 @@ void StartLoad(Front& front, const CallOrigin& origin,
   if (!refused.ok()) EndLoad(front, origin, adapter, refused);
 }
 
-// Counts a user of an adapter whose state is kReady. If a client has deleted
-// the adapter over gRPC, loads the adapter again.
+// Counts a user of an adapter that is ready. If a client has deleted the
+// adapter over gRPC, loads another one.
 void UseReady(Front& front, const CallOrigin& origin,
               const std::string& adapter, const CheckpointInfo& info,
-              const std::function<void(const absl::Status&)>& done) {
+              const Callback<std::string>& done) {
   const auto end = [&front, origin, adapter, info,
                     done](const absl::Status& found) {
     const auto entry =
         front.loaded.find(LoadedKey(OwnerKey(*origin.caller), adapter));
-    // The state may have changed during the call of GetAdapter: the last user
-    // may have left, or another session may load the adapter again.
-    if (entry == front.loaded.end() || entry->second.state != State::kReady) {
-      return UseAdapter(front, origin, info, done);
+    // The last user may have left during the call of GetAdapter.
+    if (entry != front.loaded.end() && !absl::IsNotFound(found)) {
+      if (!found.ok()) return done(found);
+      ++entry->second.users;
+      return done(adapter);
     }
-    if (found.ok()) ++entry->second.users;
-    if (!absl::IsNotFound(found)) return done(found);
-    entry->second.state = State::kLoading;
-    entry->second.waiting.push_back(done);
-    StartLoad(front, origin, adapter, info);
+    if (entry != front.loaded.end()) front.loaded.erase(entry);
+    UseAdapter(front, origin, info, done);
   };
   v1::GetAdapterRequest request;
   request.set_adapter_id(adapter);
-  const absl::Status refused = front.port.Call<AdapterInfo>(
-      origin, Rpc::kGetAdapter, request,
-      [](Engine& engine, std::string id, auto then) {
-        engine.GetAdapter(std::move(id), std::move(then));
-      },
+  const absl::Status refused = front.port.Call(
+      origin, Rpc::kGetAdapter, request, &Engine::GetAdapter,
       [end](const absl::StatusOr<AdapterInfo>& got) { end(got.status()); });
   if (!refused.ok()) end(refused);
 }
 
 }  // namespace
 
-std::string AdapterOfCheckpoint(const CheckpointInfo& info) {
-  const std::string key = absl::StrCat(info.adapter_id, "/", info.name, "@",
-                                       absl::ToUnixNanos(info.created_at));
-  return absl::StrCat(kSamplerAdapterPrefix,
-                      absl::BytesToHexString(Sha256(key).substr(0, 16)));
-}
-
 void UseAdapter(Front& front, const CallOrigin& origin,
-                const CheckpointInfo& info,
-                std::function<void(const absl::Status&)> done) {
-  const std::string adapter = AdapterOfCheckpoint(info);
-  const std::string key = LoadedKey(OwnerKey(*origin.caller), adapter);
-  const auto [entry, added] = front.loaded.try_emplace(key);
-  LoadedAdapter& loaded = entry->second;
-  if (loaded.state == State::kReady) {
-    return UseReady(front, origin, adapter, info, done);
+                const CheckpointInfo& info, Callback<std::string> done) {
+  const std::string owner = OwnerKey(*origin.caller);
+  const std::string stem = LoadedKey(owner, StemOf(info));
+  const auto found = front.loaded.lower_bound(stem);
+  if (found == front.loaded.end() || !absl::StartsWith(found->first, stem)) {
+    return StartLoad(front, origin, info, std::move(done));
   }
-  loaded.waiting.push_back(std::move(done));
-  // An old adapter of this name may still wait for its deletion, for example
-  // after its last user has left. The old adapter must be gone before the load
-  // begins. The first session that waits for the load has the old one deleted.
-  const bool leaves =
-      added ? IsOrphan(front, *origin.caller, adapter)
-            : loaded.state == State::kLeaving && loaded.waiting.size() == 1;
-  if (leaves) {
-    loaded.state = State::kLeaving;
-    // After the deletion, this session loads the adapter for all sessions that
-    // wait.
-    DeleteOrphan(front, *origin.caller, adapter,
-                 [&front, key, origin, adapter, info] {
-                   front.loaded.at(key).state = State::kLoading;
-                   StartLoad(front, origin, adapter, info);
-                 });
-  } else if (added) {
-    StartLoad(front, origin, adapter, info);
+  if (!found->second.ready) {
+    return found->second.waiting.push_back(std::move(done));
   }
+  UseReady(front, origin, found->first.substr(LoadedKey(owner, "").size()),
+           info, done);
 }
 
 void LeaveAdapter(Front& front, const Caller& caller,
                   const std::string& adapter) {
-  const std::string key = LoadedKey(OwnerKey(caller), adapter);
-  const auto found = front.loaded.find(key);
+  const auto found = front.loaded.find(LoadedKey(OwnerKey(caller), adapter));
   if (found == front.loaded.end() || --found->second.users > 0) return;
-  // Keeps an adapter if other sessions wait for its load. EndLoad then counts
-  // these sessions as users, or has the adapter deleted if the load fails.
-  if (!found->second.waiting.empty()) return;
-  found->second.state = State::kLeaving;
-  DeleteOrphan(front, caller, adapter, [&front, key] {
-    const auto left = front.loaded.find(key);
-    if (left != front.loaded.end() && left->second.waiting.empty()) {
-      front.loaded.erase(left);
-    }
-  });
+  front.loaded.erase(found);
+  DeleteOrphan(front, caller, adapter);
 }
 
 void HaveAdapter(Front& front, const Caller& caller,
                  const std::string& adapter) {
   LoadedAdapter& loaded = front.loaded[LoadedKey(OwnerKey(caller), adapter)];
-  loaded.state = State::kReady;
+  loaded.ready = true;
   ++loaded.users;
 }
 

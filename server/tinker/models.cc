@@ -12,7 +12,6 @@
 #include "server/tinker/checkpoint_path.h"
 #include "server/tinker/reaper.h"
 #include "server/tinker/samplers.h"
-#include "server/tinker/step_order.h"
 #include "server/tinker/steps.h"
 #include "src/base/status_macros.h"
 #include "src/request/adapter.h"
@@ -81,11 +80,8 @@ absl::Status StartCreation(Front& front, const CallPtr& call,
   v1::CreateAdapterRequest request;
   request.set_adapter_id(model.adapter);
   WEFT_RETURN_IF_ERROR(ReadLora(call->body, request.mutable_config()));
-  return front.port.Call<AdapterInfo>(
-      call->origin(), Rpc::kCreateAdapter, request,
-      [](Engine& engine, CreateAdapterRequest plain, auto then) {
-        engine.CreateAdapter(std::move(plain), std::move(then));
-      },
+  return front.port.Call(
+      call->origin(), Rpc::kCreateAdapter, request, &Engine::CreateAdapter,
       [&front, id = model.id, caller = model.caller, adapter = model.adapter,
        done](const absl::StatusOr<AdapterInfo>& info) {
         // If the model is gone, DeleteOrphan may have run before the adapter
@@ -285,11 +281,8 @@ absl::Status GetModelInfo(Front& front, const CallPtr& call,
   request.set_adapter_id(model->adapter);
   const std::string base =
       model->base_model.empty() ? front.model_name() : model->base_model;
-  return front.port.Call<AdapterInfo>(
-      call->origin(), Rpc::kGetAdapter, request,
-      [](Engine& port, std::string adapter, auto then) {
-        port.GetAdapter(std::move(adapter), std::move(then));
-      },
+  return front.port.Call(
+      call->origin(), Rpc::kGetAdapter, request, &Engine::GetAdapter,
       [&front, engine, id, base,
        respond](const absl::StatusOr<AdapterInfo>& info) {
         respond(info.ok() ? JsonReply(InfoOf(front, *engine, id, base, *info))
@@ -328,12 +321,8 @@ void ForgetModel(Front& front, const std::string& id) {
   front.ledger.Erase(EntryKind::kModel, id);
   const FutureResult gone =
       FutureResult::Failed(absl::NotFoundError("the model is gone"));
-  for (const auto& [seq, step] : model.line.arrived) {
+  for (const auto& [seq, step] : model.line.waiting) {
     front.futures.Finish(step.future, gone);
-  }
-  for (const auto& [seq, running] : model.line.running) {
-    running.cancel->Cancel();
-    front.futures.Finish(running.step.future, gone);
   }
 }
 

@@ -57,7 +57,7 @@ void KeepModel(Front& front, const Model& model,
 
 // Forgets a model and the sampling sessions of its snapshots. Fails the futures
 // of the steps in Model::line. The caller of ForgetModel must delete the
-// adapter, or have it deleted by DeleteOrphan.
+// adapter, or have it deleted by DeleteOrphan, which fails its other steps.
 void ForgetModel(Front& front, const std::string& id);
 // Forgets a session's models, and has their adapters deleted by DeleteOrphan.
 void UnloadModelsOf(Front& front, const std::string& session);

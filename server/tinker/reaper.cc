@@ -32,10 +32,8 @@ void Try(Front& front, const std::string& key) {
     if (found == front.orphans.end()) return;
     found->second.running = false;
     if (!status.ok() && !absl::IsNotFound(status)) return;
-    const Orphan over = std::move(found->second);
     front.orphans.erase(found);
     front.ledger.Erase(EntryKind::kOrphan, key);
-    for (const auto& gone : over.gone) gone();
   };
   const absl::Status refused = DeleteAdapterOf(
       front, {.caller = orphan.caller}, orphan.adapter,
@@ -49,28 +47,18 @@ absl::Status DeleteAdapterOf(Front& front, CallOrigin origin,
                              const std::string& adapter, Callback<bool> done) {
   v1::DeleteAdapterRequest request;
   request.set_adapter_id(adapter);
-  return front.port.Call<bool>(
-      std::move(origin), Rpc::kDeleteAdapter, request,
-      [](Engine& engine, std::string id, auto then) {
-        engine.DeleteAdapter(std::move(id), std::move(then));
-      },
-      std::move(done));
+  return front.port.Call(std::move(origin), Rpc::kDeleteAdapter, request,
+                         &Engine::DeleteAdapter, std::move(done));
 }
 
 void DeleteOrphan(Front& front, const Caller& caller,
-                  const std::string& adapter, std::function<void()> gone) {
+                  const std::string& adapter) {
   const std::string key = KeyOf(caller, adapter);
   Orphan& orphan = front.orphans[key];
   orphan.caller = caller;
   orphan.adapter = adapter;
-  if (gone) orphan.gone.push_back(std::move(gone));
   Put(front, caller, adapter);
   Try(front, key);
-}
-
-bool IsOrphan(const Front& front, const Caller& caller,
-              const std::string& adapter) {
-  return front.orphans.contains(KeyOf(caller, adapter));
 }
 
 void DeleteAtNextStart(Front& front, const Caller& caller,

@@ -1,7 +1,7 @@
 // Deletes adapters that nobody needs any more. The engine may refuse a
-// deletion, for example because the tenant has too many calls. The front then
-// tries again every two seconds. The ledger keeps which adapters are to be
-// deleted, so the tries go on after a restart.
+// deletion, for example because it drains. The front then tries again every two
+// seconds. The ledger keeps which adapters are to be deleted, so the tries go
+// on after a restart.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_REAPER_H_
 #define WEFT_SERVER_TINKER_REAPER_H_
@@ -19,15 +19,9 @@ namespace weft::tinker {
                                            const std::string& adapter,
                                            Callback<bool> done);
 
-// Deletes the caller's adapter, now or later. Calls `gone` when the adapter is
-// deleted, perhaps before DeleteOrphan returns.
+// Deletes the caller's adapter, now or later.
 void DeleteOrphan(Front& front, const Caller& caller,
-                  const std::string& adapter,
-                  std::function<void()> gone = nullptr);
-
-// Returns true if the adapter is in Front::orphans, so it will be deleted.
-[[nodiscard]] bool IsOrphan(const Front& front, const Caller& caller,
-                            const std::string& adapter);
+                  const std::string& adapter);
 
 // Writes to the ledger that the next process must delete the adapter. Call it
 // before an adapter is loaded for sampling, so that a crash during the load

@@ -13,7 +13,7 @@
 #include "server/tinker/routes.h"
 #include "server/tinker/samplers.h"
 #include "server/tinker/sessions.h"
-#include "server/tinker/step_order.h"
+#include "server/tinker/steps.h"
 #include "src/base/clock.h"
 #include "src/base/log.h"
 #include "weft/v1/adapters.pb.h"
@@ -30,11 +30,8 @@ constexpr absl::Duration kPause = absl::Milliseconds(200);
 bool PlaceLine(Front& front, Model& model) {
   v1::GetAdapterRequest request;
   request.set_adapter_id(model.adapter);
-  const absl::Status asked = front.port.Call<AdapterInfo>(
-      {.caller = model.caller}, Rpc::kGetAdapter, request,
-      [](Engine& engine, std::string id, auto then) {
-        engine.GetAdapter(std::move(id), std::move(then));
-      },
+  const absl::Status asked = front.port.Call(
+      {.caller = model.caller}, Rpc::kGetAdapter, request, &Engine::GetAdapter,
       [&front, id = model.id](const absl::StatusOr<AdapterInfo>& info) {
         const auto found = front.models.find(id);
         if (!info.ok() || found == front.models.end()) return;
@@ -67,11 +64,13 @@ void Fail(Front& front, const LedgerEntry& entry, const Call& call,
   Log(LogLevel::kWarning, "a promised step cannot run again",
       {{"step", entry.id}, {"error", std::string(status.message())}});
   if (!front.futures.Open(entry.id, call.owner(), Scope::kTrain)) return;
-  EnterStep(front, entry.fields.value("model", ""),
-            entry.fields.value("seq", int64_t{0}),
-            {.future = entry.id,
-             .origin = call.origin(),
-             .task = [status](const StepRun&) { return status; }});
+  EnterStep(
+      front, entry.fields.value("model", ""),
+      entry.fields.value("seq", int64_t{0}),
+      {.future = entry.id,
+       .origin = call.origin(),
+       .rpc = Rpc::kForwardBackward,
+       .task = [status](const Callback<FutureResult>&) { return status; }});
 }
 
 // Runs the request of a step again. Returns an error only if the request may

@@ -5,8 +5,13 @@
 #ifndef WEFT_SERVER_TINKER_RUNS_H_
 #define WEFT_SERVER_TINKER_RUNS_H_
 
+#include <string>
+#include <vector>
+
 #include "server/tinker/checkpoint_path.h"
 #include "server/tinker/front.h"
+#include "src/request/adapter.h"
+#include "src/request/checkpoint.h"
 
 namespace weft::tinker {
 
@@ -41,6 +46,28 @@ namespace weft::tinker {
 // belongs to its tenant alone.
 [[nodiscard]] absl::Status RefuseSharing(Front& front, const CallPtr& call,
                                          const Respond& respond);
+
+// A training run: an adapter and its checkpoints. After the adapter is deleted,
+// the checkpoints alone are the run.
+struct Run {
+  std::string adapter;
+  LoraConfig config;
+  absl::Time last_used_at;
+  std::vector<CheckpointInfo> checkpoints;  // Newest first.
+};
+
+// Groups adapters and checkpoints into runs. The run that was used last comes
+// first. Leaves out all tenants' adapters that were loaded for sampling
+// (kSamplerAdapterPrefix).
+[[nodiscard]] std::vector<Run> MakeRuns(
+    const std::vector<AdapterInfo>& adapters,
+    const std::vector<CheckpointInfo>& checkpoints);
+
+// Returns the part [offset, offset + limit) of the list `all`, and a cursor:
+// {name: [...], "cursor": {...}}. `offset` (default 0) and `limit` (default 20,
+// at most 1000) come from the call's query. Errors: INVALID_ARGUMENT.
+[[nodiscard]] absl::StatusOr<Json> PageJson(const Call& call, const char* name,
+                                            const Json& all);
 
 }  // namespace weft::tinker
 

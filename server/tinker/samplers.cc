@@ -7,9 +7,9 @@
 #include "server/field_checks.h"
 #include "server/tinker/checkpoint_extras.h"
 #include "server/tinker/checkpoint_path.h"
+#include "server/tinker/fields.h"
 #include "server/tinker/loaded_adapters.h"
 #include "server/tinker/models.h"
-#include "server/tinker/refusals.h"
 #include "server/tinker/runs.h"
 #include "server/tinker/step_output.h"
 #include "server/tinker/steps.h"
@@ -88,30 +88,25 @@ void ReleaseOldest(Front& front, const CallOrigin& origin,
   const auto end = [&front, id = oldest->id](const absl::Status& released) {
     if (released.ok() || absl::IsNotFound(released)) Forget(front, id);
   };
-  const absl::Status refused = front.port.Call<bool>(
-      origin, Rpc::kReleaseSnapshot, request,
-      [](Engine& engine, ReleaseSnapshotRequest plain, auto then) {
-        engine.ReleaseSnapshot(std::move(plain), std::move(then));
-      },
+  const absl::Status refused = front.port.Call(
+      origin, Rpc::kReleaseSnapshot, request, &Engine::ReleaseSnapshot,
       [end](const absl::StatusOr<bool>& released) { end(released.status()); });
   if (!refused.ok()) end(refused);
 }
 
 // Begins to publish the snapshot. When the engine has published it, writes the
-// sampler to the ledger, and then gives `run.done` the result.
+// sampler to the ledger, and then gives `done` the result.
 absl::Status StartPublish(Front& front, const CallOrigin& origin,
-                          const Sampler& sampler, const StepRun& run) {
+                          const Sampler& sampler, int64_t seq,
+                          const Callback<FutureResult>& done) {
   v1::PublishSnapshotRequest request;
   request.set_adapter_id(sampler.adapter);
   request.set_name(sampler.snapshot);
-  request.set_step(run.number);
-  return front.port.Call<StepReply<PublishedSnapshot>>(
-      origin, Rpc::kPublishSnapshot, request,
-      [](Engine& engine, PublishSnapshotRequest plain, auto then) {
-        return engine.PublishSnapshot(std::move(plain), std::move(then));
-      },
-      [&front, origin, sampler, done = run.done](
-          const absl::StatusOr<StepReply<PublishedSnapshot>>& reply) {
+  request.set_step(static_cast<uint64_t>(seq));
+  return front.port.Call(
+      origin, Rpc::kPublishSnapshot, request, &Engine::PublishSnapshot,
+      [&front, origin, sampler,
+       done](const absl::StatusOr<StepReply<PublishedSnapshot>>& reply) {
         if (!reply.ok()) return done(reply.status());
         const FutureResult output =
             OutputOf(ModelOfAdapter(sampler.adapter), reply->result);
@@ -123,8 +118,7 @@ absl::Status StartPublish(Front& front, const CallOrigin& origin,
                ReleaseOldest(front, origin, sampler);
                done(output);
              });
-      },
-      run.cancel);
+      });
 }
 
 // Makes a sampling session from the checkpoint `sampler.model_path`.
@@ -135,12 +129,13 @@ absl::Status CreateFromPath(Front& front, const CallPtr& call, Sampler sampler,
   return FindCheckpoint(
       front, call, path,
       [&front, call, sampler,
-       respond](const absl::StatusOr<CheckpointInfo>& info) mutable {
+       respond](const absl::StatusOr<CheckpointInfo>& info) {
         if (!info.ok()) return respond(ErrorReply(info.status()));
-        sampler.adapter = AdapterOfCheckpoint(*info);
         UseAdapter(front, call->origin(), *info,
-                   [&front, call, sampler, respond](const absl::Status& used) {
-                     if (!used.ok()) return respond(ErrorReply(used));
+                   [&front, call, sampler,
+                    respond](const absl::StatusOr<std::string>& used) mutable {
+                     if (!used.ok()) return respond(ErrorReply(used.status()));
+                     sampler.adapter = *used;
                      KeepAndRespond(
                          front, sampler, respond, [&front, call, sampler] {
                            LeaveAdapter(front, call->caller, sampler.adapter);
@@ -178,16 +173,16 @@ absl::Status PublishSampler(Front& front, const CallPtr& call,
                   .snapshot = SnapshotName(number)};
   WEFT_ASSIGN_OR_RETURN(sampler.charge, front.ChargeEntry(sampler.owner, 0));
   return PromiseStep(
-      front, call, id, seq, /*bytes=*/0,
-      [&front, origin = call->origin(), sampler,
-       kind](const StepRun& run) -> absl::Status {
+      front, call, Rpc::kPublishSnapshot, id, seq, /*bytes=*/0,
+      [&front, origin = call->origin(), sampler, kind,
+       seq](const Callback<FutureResult>& done) -> absl::Status {
         if (kind != "snapshot") {
           return absl::UnimplementedError(
               absl::StrCat("kind ", Quoted(kind),
                            " is not offered: use snapshot, which takes no "
                            "longer"));
         }
-        return StartPublish(front, origin, sampler, run);
+        return StartPublish(front, origin, sampler, seq, done);
       },
       respond);
 }

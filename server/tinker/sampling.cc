@@ -10,14 +10,10 @@
 #include "server/tinker/samplers.h"
 #include "server/tinker/sessions.h"
 #include "server/tinker/signature.h"
-#include "server/tinker/step_order.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
 
 namespace weft::tinker {
-
-void AdvanceSamples(Front& front);
-
 namespace {
 
 // The memory of a sample besides its request.
@@ -49,27 +45,6 @@ std::string CancelKey(const std::string& owner, const std::string& id) {
   return absl::StrCat(owner, "/", id);
 }
 
-// Gives a sample to the engine. If StartSample returns an error, `sample.done`
-// does not run.
-absl::Status StartSample(Front& front, const std::string& owner,
-                         const WaitingSample& sample) {
-  const std::string cancel = CancelKey(owner, sample.id);
-  const absl::Status refused = front.port.Call<SampleResult>(
-      sample.origin, Rpc::kSample, sample.request,
-      [&front, cancel](Engine& port, SampleRequest plain, auto then) {
-        front.cancels[cancel] =
-            port.Sample(std::move(plain), nullptr, std::move(then));
-      },
-      [&front, cancel,
-       done = sample.done](const absl::StatusOr<SampleResult>& result) {
-        front.cancels.erase(cancel);
-        done(result);
-        AdvanceSamples(front);
-      });
-  if (!refused.ok()) front.cancels.erase(cancel);
-  return refused;
-}
-
 // Returns the last part of the future's id. Nobody can guess it, so nobody but
 // the client can fetch the result. A request that repeats a `seq_id` gets the
 // same id again. A request without a `seq_id` or a sampling session cannot be a
@@ -93,11 +68,11 @@ void RespondSamplePromise(const std::string& id, int64_t num_samples,
   respond(JsonReply({{"request_id", id}, {"sample_sequence_ids", sequences}}));
 }
 
-// Translates the request and adds it to front.samples. `id` is the id of the
-// future. If Enqueue returns an error, the caller must finish or drop the
+// Translates the request and gives it to the engine. `id` is the id of the
+// future. If StartSample returns an error, the caller must finish or drop the
 // future.
-absl::Status Enqueue(Front& front, const CallPtr& call, const Sampler& sampler,
-                     const std::string& id) {
+absl::Status StartSample(Front& front, const CallPtr& call,
+                         const Sampler& sampler, const std::string& id) {
   WEFT_ASSIGN_OR_RETURN(const Engine* const engine, front.port.engine());
   WEFT_ASSIGN_OR_RETURN(
       TranslatedSample sample,
@@ -106,25 +81,28 @@ absl::Status Enqueue(Front& front, const CallPtr& call, const Sampler& sampler,
   sample.request.set_snapshot(sampler.snapshot);
   const auto bytes =
       static_cast<int64_t>(sample.request.SpaceUsedLong()) + kSampleBytes;
-  auto reserved = front.waiting->Reserve(call->owner(), bytes);
+  const auto reserved = front.waiting->Reserve(call->owner(), bytes);
   if (!reserved.ok()) {
     return WithReason(absl::ResourceExhaustedError("too many samples wait"),
                       {.name = "QUEUE_FULL", .values = {}});
   }
-  const auto finish = [&front, id, format = sample.format](
-                          const absl::StatusOr<SampleResult>& result) {
-    front.futures.Finish(
-        id, result.ok()
-                ? FutureResult{SampleOutput(*result, format), SampleOutputJson}
-                : FutureResult::Failed(result.status()));
-  };
-  front.samples.Add(call->owner(), {.id = id,
-                                    .origin = call->origin(),
-                                    .request = std::move(sample.request),
-                                    .done = finish,
-                                    .reserved = *std::move(reserved)});
-  AdvanceSamples(front);
-  return absl::OkStatus();
+  const std::string cancel = CancelKey(call->owner(), id);
+  const absl::Status refused = front.port.CallWith<SampleResult>(
+      call->origin(), Rpc::kSample, sample.request,
+      [&front, cancel](Engine& port, SampleRequest plain, auto then) {
+        front.cancels[cancel] =
+            port.Sample(std::move(plain), nullptr, std::move(then));
+      },
+      [&front, cancel, id, format = sample.format,
+       reserved](const absl::StatusOr<SampleResult>& result) {
+        front.cancels.erase(cancel);
+        front.futures.Finish(
+            id, result.ok() ? FutureResult{SampleOutput(*result, format),
+                                           SampleOutputJson}
+                            : FutureResult::Failed(result.status()));
+      });
+  if (!refused.ok()) front.cancels.erase(cancel);
+  return refused;
 }
 
 }  // namespace
@@ -141,7 +119,7 @@ absl::Status RunSample(Front& front, const CallPtr& call,
   WEFT_ASSIGN_OR_RETURN(const std::string number, NumberOf(*call, sampler));
   const std::string id = absl::StrCat(sampler.id, ":", number);
   if (front.futures.Open(id, call->owner(), Scope::kSample)) {
-    const absl::Status refused = Enqueue(front, call, sampler, id);
+    const absl::Status refused = StartSample(front, call, sampler, id);
     if (!refused.ok() && RetryMillis(refused).has_value()) {
       front.futures.Drop(id);
       return refused;
@@ -154,28 +132,8 @@ absl::Status RunSample(Front& front, const CallPtr& call,
   return absl::OkStatus();
 }
 
-void AdvanceSamples(Front& front) {
-  const bool blocked = front.samples.Advance(
-      [&front](const std::string& owner, const WaitingSample& sample) {
-        const absl::Status refused = StartSample(front, owner, sample);
-        if (refused.ok()) return true;
-        if (RetryMillis(refused).has_value()) return false;
-        sample.done(refused);
-        return true;
-      });
-  if (!blocked || std::exchange(front.samples_come_again, true)) return;
-  front.after(kRetryPause, [&front] {
-    front.samples_come_again = false;
-    AdvanceSamples(front);
-  });
-}
-
 void CancelSample(Front& front, const std::string& owner,
                   const std::string& id) {
-  if (front.samples.Remove(owner, id)) {
-    return front.futures.Finish(
-        id, FutureResult::Failed(absl::CancelledError("cancelled")));
-  }
   const auto found = front.cancels.find(CancelKey(owner, id));
   if (found != front.cancels.end()) found->second.Cancel();
 }

@@ -1,5 +1,4 @@
-// Handles asample. Samples for which the engine has no room wait in the front
-// (sample_queue.h).
+// Handles asample.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_SAMPLING_H_
 #define WEFT_SERVER_TINKER_SAMPLING_H_

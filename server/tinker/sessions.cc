@@ -8,7 +8,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "server/tinker/models.h"
-#include "server/tinker/run_json.h"
+#include "server/tinker/runs.h"
 #include "server/tinker/samplers.h"
 #include "src/base/clock.h"
 #include "src/base/status_macros.h"

@@ -1,5 +1,6 @@
 #include "server/tinker/steps.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -7,11 +8,10 @@
 #include "server/field_checks.h"
 #include "server/status_conversion.h"
 #include "server/tinker/errors.h"
+#include "server/tinker/fields.h"
 #include "server/tinker/models.h"
-#include "server/tinker/refusals.h"
 #include "server/tinker/samplers.h"
 #include "server/tinker/sampling.h"
-#include "server/tinker/step_order.h"
 #include "server/tinker/step_output.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
@@ -24,6 +24,10 @@ namespace {
 constexpr absl::Duration kStartPause = absl::Seconds(1);
 // Bytes of memory that a step needs besides its request.
 constexpr int64_t kStepBytes = 1024;
+// A step's sequence number may be above StepLine::next by at most this much.
+constexpr int64_t kMaxAhead = 4096;
+// The pause before a step that the engine has refused for now is tried again.
+constexpr absl::Duration kRetryPause = absl::Milliseconds(100);
 
 void RespondPromise(const PromiseId& id, const Respond& respond) {
   Json reply = {{"request_id", id.ToString()}};
@@ -135,6 +139,69 @@ void Reopen(Front& front, const CallPtr& call, const std::string& id,
       });
 }
 
+using Result = absl::StatusOr<FutureResult>;
+
+Model* FindModel(Front& front, const std::string& id) {
+  const auto found = front.models.find(id);
+  return found == front.models.end() ? nullptr : &found->second;
+}
+
+// Ends the future of a step, or of a request that makes or unloads a model. The
+// ledger forgets the request, because the engine has stored the result
+// (Retrieve), or has the model. UNAVAILABLE means that the server stops. The
+// future then gets no result, because the restarted server runs the request
+// again.
+void EndStep(Front& front, const std::string& future, Result result) {
+  if (absl::IsUnavailable(result.status()) && front.ledger.keeps()) return;
+  front.ledger.Erase(EntryKind::kStep, future);
+  front.futures.Finish(future, result.ok()
+                                   ? *std::move(result)
+                                   : FutureResult::Failed(result.status()));
+}
+
+// Gives a step to the engine. Returns an error only if the step may succeed
+// later; any other error ends the step.
+absl::Status RunStep(Front& front, const Model& model, int64_t seq,
+                     const ArrivedStep& step) {
+  const auto done = [&front, future = step.future,
+                     reserved = step.reserved](Result result) {
+    EndStep(front, future, std::move(result));
+  };
+  const absl::Status refused = step.task(done);
+  if (refused.ok() || RetryMillis(refused)) return refused;
+  const absl::Status entered = front.port.RefuseStep(
+      step.origin, step.rpc,
+      {.adapter_id = model.adapter,
+       .step = static_cast<uint64_t>(seq),
+       .digest = absl::StrCat("refused: ", refused.ToString()),
+       .status = refused},
+      [done](const absl::StatusOr<bool>& failed) { done(failed.status()); });
+  if (entered.ok() || RetryMillis(entered)) return entered;
+  done(refused);  // The engine has no such adapter, or has the number already.
+  return absl::OkStatus();
+}
+
+// Gives the model's steps to the engine, the lowest first.
+void Advance(Front& front, const std::string& id) {
+  Model* const model = FindModel(front, id);
+  if (model == nullptr || model->line.held || model->line.retries) return;
+  StepLine& line = model->line;
+  while (!line.waiting.empty()) {
+    auto first = line.waiting.extract(line.waiting.begin());
+    if (!RunStep(front, *model, first.key(), first.mapped()).ok()) {
+      line.waiting.insert(std::move(first));
+      line.retries = true;
+      return front.after(kRetryPause, [&front, id] {
+        Model* const later = FindModel(front, id);
+        if (later == nullptr) return;
+        later->line.retries = false;
+        Advance(front, id);
+      });
+    }
+    line.next = std::max(line.next, first.key() + 1);
+  }
+}
+
 // Returns PERMISSION_DENIED unless the caller's token could have made the
 // request of this future.
 absl::Status CheckScope(const Front& front, const Call& call,
@@ -162,20 +229,8 @@ absl::Status Promise(Front& front, const CallPtr& call, const PromiseId& id,
   const auto begin = [&front, id, task, charge = call->charge,
                       unoffered =
                           RefuseFields(call->body)](const absl::Status& kept) {
-    const auto finish = [&front, id,
-                         charge](absl::StatusOr<FutureResult> result) {
-      // UNAVAILABLE means that the server stops. The future then gets no
-      // result, because the restarted server runs the request again.
-      if (id.seq && front.ledger.keeps() &&
-          absl::IsUnavailable(result.status())) {
-        return;
-      }
-      // Only a request that makes a model has an `id.seq` here. If the ledger
-      // kept the request, a restart would make the model again.
-      if (id.seq) front.ledger.Erase(EntryKind::kStep, id.ToString());
-      front.futures.Finish(id.ToString(),
-                           result.ok() ? *std::move(result)
-                                       : FutureResult::Failed(result.status()));
+    const auto finish = [&front, id, charge](Result result) {
+      EndStep(front, id.ToString(), std::move(result));
     };
     absl::Status refused = kept.ok() ? unoffered : kept;
     if (refused.ok()) refused = task(finish);
@@ -192,9 +247,27 @@ absl::Status Promise(Front& front, const CallPtr& call, const PromiseId& id,
   return began;
 }
 
-absl::Status PromiseStep(Front& front, const CallPtr& call,
+void EnterStep(Front& front, const std::string& model_id, int64_t seq,
+               ArrivedStep step) {
+  Model* const model = FindModel(front, model_id);
+  if (model == nullptr) {
+    return EndStep(front, step.future,
+                   absl::NotFoundError("the model is gone"));
+  }
+  model->line.waiting.emplace(seq, std::move(step));
+  Advance(front, model_id);
+}
+
+void OpenLine(Front& front, const std::string& id) {
+  Model* const model = FindModel(front, id);
+  if (model == nullptr) return;
+  model->line.held = false;
+  Advance(front, id);
+}
+
+absl::Status PromiseStep(Front& front, const CallPtr& call, Rpc rpc,
                          const std::string& model_id, int64_t seq,
-                         int64_t bytes, StepTask task, const Respond& respond) {
+                         int64_t bytes, Task task, const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(const Model* const model,
                         front.FindModel(*call, model_id));
   WEFT_RETURN_IF_ERROR(CheckPlace(front, *call, *model, seq));
@@ -205,8 +278,8 @@ absl::Status PromiseStep(Front& front, const CallPtr& call,
   if (front.ledger.keeps())
     bytes += static_cast<int64_t>(call->http.body.size());
   auto reserved = front.waiting->Reserve(call->owner(), bytes);
-  // If the budget is full, accepts only the step that all later steps wait for.
-  if (!reserved.ok() && seq == model->line.next) {
+  // If the budget is full, accepts only a step that later steps may wait for.
+  if (!reserved.ok() && seq <= model->line.next) {
     reserved = front.port.core()->memory->Reserve(call->owner(), bytes);
   }
   // A step of the ledger had room before the restart.
@@ -216,10 +289,11 @@ absl::Status PromiseStep(Front& front, const CallPtr& call,
   }
   const absl::Status unoffered = RefuseFields(call->body);
   if (!unoffered.ok()) {
-    task = [unoffered](const StepRun&) { return unoffered; };
+    task = [unoffered](const Callback<FutureResult>&) { return unoffered; };
   }
   ArrivedStep step{.future = id.ToString(),
                    .origin = call->origin(),
+                   .rpc = rpc,
                    .task = std::move(task),
                    .reserved = reserved.ok() ? *reserved : nullptr};
   Keep(front, call, id, respond,

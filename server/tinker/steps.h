@@ -2,7 +2,8 @@
 // the result later.
 //
 // The steps of a model have consecutive sequence numbers, and may arrive in any
-// order. Each is one step of the adapter (step_order.h).
+// order. The number of a step in the engine is its sequence number, and the
+// engine keeps the order.
 //
 // With --state-dir, a step's request is on disk before its future is promised.
 // After a restart the front runs the request again, unless the step had ended.
@@ -18,10 +19,6 @@
 #include "server/tinker/front.h"
 
 namespace weft::tinker {
-
-// Begins work, and passes its result to `done` later. If a Task returns an
-// error, nothing has begun and `done` does not run.
-using Task = std::function<absl::Status(Callback<FutureResult> done)>;
 
 // The id of a future: a model, and either a sequence number or a name.
 struct PromiseId {
@@ -46,16 +43,26 @@ struct PromiseId {
 
 // Charges `bytes`, which `task` keeps until the step ends besides its Call.
 // Writes the request of a model's step to the ledger, and responds with the id
-// of a future, or with the error of the write. Runs `task` in the step's turn,
-// and again after a transient error (RetryMillis). If the future exists
-// already, only responds with its id.
+// of a future, or with the error of the write. Then runs `task`, which gives
+// the step `seq` to the engine by a call of `rpc`, and runs it again after a
+// transient error (RetryMillis). If the future exists already, only responds
+// with its id.
 // Errors: INVALID_ARGUMENT if `seq` is below 1, or more than kMaxAhead above
 // StepLine::next; NOT_FOUND if there is no such model; RESOURCE_EXHAUSTED if
 // too many requests wait; UNAVAILABLE while the server starts.
 [[nodiscard]] absl::Status PromiseStep(Front& front, const CallPtr& call,
-                                       const std::string& model, int64_t seq,
-                                       int64_t bytes, StepTask task,
+                                       Rpc rpc, const std::string& model,
+                                       int64_t seq, int64_t bytes, Task task,
                                        const Respond& respond);
+
+// Gives the step to the engine. A step whose task fails is given to the engine,
+// too, to fail in its turn, so that the steps after it can run. Fails the
+// step's future if the model is gone.
+void EnterStep(Front& front, const std::string& model, int64_t seq,
+               ArrivedStep step);
+// Lets the model's steps begin. Call it when the request that makes the model
+// has ended.
+void OpenLine(Front& front, const std::string& model);
 
 // Handle retrieve_future and cancel_future.
 [[nodiscard]] absl::Status RetrieveFuture(Front& front, const CallPtr& call,

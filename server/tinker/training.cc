@@ -31,22 +31,19 @@ absl::StatusOr<ForwardBackwardRequest> ReadTrain(const Call& call) {
 // ForwardRequest, which have the same fields.
 template <typename Message>
 absl::Status StartTrain(Front& front, const CallOrigin& origin, Rpc rpc,
-                        v1::ForwardBackwardRequest train, const StepRun& run) {
+                        const v1::ForwardBackwardRequest& train,
+                        const Callback<FutureResult>& done) {
   Message request;
   request.set_adapter_id(train.adapter_id());
-  request.set_step(run.number);
-  request.mutable_data()->Swap(train.mutable_data());
+  request.set_step(train.step());
+  *request.mutable_data() = train.data();
   *request.mutable_loss() = train.loss();
-  return front.port.Call<StepReply<TrainResult>>(
-      origin, rpc, request,
-      [](Engine& engine, TrainRequest plain, auto then) {
-        return engine.Train(std::move(plain), std::move(then));
-      },
-      [done = run.done](const absl::StatusOr<StepReply<TrainResult>>& reply) {
+  return front.port.Call(
+      origin, rpc, request, &Engine::Train,
+      [done](const absl::StatusOr<StepReply<TrainResult>>& reply) {
         if (!reply.ok()) return done(reply.status());
         done(OutputOf("", reply->result));
-      },
-      run.cancel);
+      });
 }
 
 absl::Status ReadAdam(const Json& body, v1::AdamWConfig* out) {
@@ -70,19 +67,14 @@ absl::Status ReadAdam(const Json& body, v1::AdamWConfig* out) {
 }
 
 absl::Status StartOptim(Front& front, const CallOrigin& origin,
-                        v1::OptimStepRequest request, const StepRun& run) {
-  request.set_step(run.number);
-  return front.port.Call<StepReply<OptimStepResult>>(
-      origin, Rpc::kOptimStep, request,
-      [](Engine& engine, OptimStepRequest plain, auto then) {
-        return engine.OptimStep(std::move(plain), std::move(then));
-      },
-      [done =
-           run.done](const absl::StatusOr<StepReply<OptimStepResult>>& reply) {
+                        const v1::OptimStepRequest& request,
+                        const Callback<FutureResult>& done) {
+  return front.port.Call(
+      origin, Rpc::kOptimStep, request, &Engine::OptimStep,
+      [done](const absl::StatusOr<StepReply<OptimStepResult>>& reply) {
         if (!reply.ok()) return done(reply.status());
         done(OutputOf("", reply->result));
-      },
-      run.cancel);
+      });
 }
 
 }  // namespace
@@ -103,23 +95,22 @@ absl::Status RunForwardBackward(Front& front, const CallPtr& call,
       std::make_shared<absl::StatusOr<v1::ForwardBackwardRequest>>(
           TranslateTrain(in));
   in.Clear();
-  const auto bytes =
-      static_cast<int64_t>(train->ok() ? (*train)->SpaceUsedLong() : 0);
+  int64_t bytes = 0;
+  if (train->ok()) {
+    (*train)->set_adapter_id(AdapterOfModel(model));
+    (*train)->set_step(static_cast<uint64_t>(seq));
+    bytes = static_cast<int64_t>((*train)->SpaceUsedLong());
+  }
+  const Rpc rpc = forward_only ? Rpc::kForward : Rpc::kForwardBackward;
   return PromiseStep(
-      front, call, model, seq, bytes,
-      [&front, origin = call->origin(), model, train,
-       forward_only](const StepRun& run) {
+      front, call, rpc, model, seq, bytes,
+      [&front, origin = call->origin(), train, rpc,
+       forward_only](const Callback<FutureResult>& done) {
         if (!train->ok()) return train->status();
-        // This is a copy, because the task runs again if the engine refuses the
-        // step for now.
-        v1::ForwardBackwardRequest placed = **train;
-        placed.set_adapter_id(AdapterOfModel(model));
-        return forward_only
-                   ? StartTrain<v1::ForwardRequest>(
-                         front, origin, Rpc::kForward, std::move(placed), run)
-                   : StartTrain<v1::ForwardBackwardRequest>(
-                         front, origin, Rpc::kForwardBackward,
-                         std::move(placed), run);
+        return forward_only ? StartTrain<v1::ForwardRequest>(front, origin, rpc,
+                                                             **train, done)
+                            : StartTrain<v1::ForwardBackwardRequest>(
+                                  front, origin, rpc, **train, done);
       },
       respond);
 }
@@ -131,11 +122,13 @@ absl::Status RunOptimStep(Front& front, const CallPtr& call,
   WEFT_ASSIGN_OR_RETURN(const int64_t seq, IntField(call->body, "seq_id"));
   v1::OptimStepRequest request;
   request.set_adapter_id(AdapterOfModel(model));
+  request.set_step(static_cast<uint64_t>(seq));
   const absl::Status read = ReadAdam(call->body, request.mutable_adamw());
   return PromiseStep(
-      front, call, model, seq, /*bytes=*/0,
-      [&front, origin = call->origin(), request, read](const StepRun& run) {
-        return read.ok() ? StartOptim(front, origin, request, run) : read;
+      front, call, Rpc::kOptimStep, model, seq, /*bytes=*/0,
+      [&front, origin = call->origin(), request,
+       read](const Callback<FutureResult>& done) {
+        return read.ok() ? StartOptim(front, origin, request, done) : read;
       },
       respond);
 }

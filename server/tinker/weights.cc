@@ -9,7 +9,6 @@
 #include "server/tinker/models.h"
 #include "server/tinker/reaper.h"
 #include "server/tinker/samplers.h"
-#include "server/tinker/step_order.h"
 #include "server/tinker/step_output.h"
 #include "server/tinker/steps.h"
 #include "src/base/status_macros.h"
@@ -23,12 +22,13 @@ using Done = Callback<FutureResult>;
 struct Save {
   CheckpointPath path;
   bool overwrite = false;
+  int64_t seq = 0;
 };
 
 // Begins to save a checkpoint. When the save has succeeded, stores the
 // checkpoint's extras.
 absl::Status StartSave(Front& front, const CallPtr& call, const Save& save,
-                       const StepRun& run) {
+                       const Done& done) {
   WEFT_ASSIGN_OR_RETURN(CheckpointExtras extras, ReadExtras(call->body));
   const auto model = front.models.find(save.path.run);
   if (model != front.models.end()) extras.base_model = model->second.base_model;
@@ -40,19 +40,15 @@ absl::Status StartSave(Front& front, const CallPtr& call, const Save& save,
   request.set_adapter_id(AdapterOfModel(save.path.run));
   request.set_name(save.path.WeftName());
   request.set_overwrite(save.overwrite);
-  request.set_step(run.number);
-  return front.port.Call<StepReply<CheckpointInfo>>(
-      call->origin(), Rpc::kSaveCheckpoint, request,
-      [](Engine& engine, SaveCheckpointRequest plain, auto then) {
-        return engine.SaveCheckpoint(std::move(plain), std::move(then));
-      },
-      [&front, call, save, extras, done = run.done](
-          const absl::StatusOr<StepReply<CheckpointInfo>>& reply) {
+  request.set_step(static_cast<uint64_t>(save.seq));
+  return front.port.Call(
+      call->origin(), Rpc::kSaveCheckpoint, request, &Engine::SaveCheckpoint,
+      [&front, call, save, extras,
+       done](const absl::StatusOr<StepReply<CheckpointInfo>>& reply) {
         if (!reply.ok()) return done(reply.status());
         KeepExtras(front, call->caller, save.path, extras);
         done(OutputOf(save.path.run, reply->result));
-      },
-      run.cancel);
+      });
 }
 
 // Promises a step that saves a checkpoint.
@@ -65,17 +61,17 @@ absl::Status PromiseSave(Front& front, const CallPtr& call, CheckpointKind kind,
     const std::string unnamed = absl::StrCat("step-", seq);
     WEFT_ASSIGN_OR_RETURN(const std::string name,
                           StringOr(call->body, "path", unnamed.c_str()));
-    Save save;
+    Save save{.path = {}, .seq = seq};
     WEFT_ASSIGN_OR_RETURN(save.path, NameCheckpoint("name", model, kind, name));
     WEFT_ASSIGN_OR_RETURN(save.overwrite,
                           BoolOr(call->body, "overwrite", false));
     return save;
   };
   return PromiseStep(
-      front, call, model, seq, /*bytes=*/0,
-      [&front, call, read](const StepRun& run) -> absl::Status {
+      front, call, Rpc::kSaveCheckpoint, model, seq, /*bytes=*/0,
+      [&front, call, read](const Done& done) -> absl::Status {
         WEFT_ASSIGN_OR_RETURN(const Save save, read());
-        return StartSave(front, call, save, run);
+        return StartSave(front, call, save, done);
       },
       respond);
 }
@@ -94,17 +90,17 @@ absl::StatusOr<Load> ReadLoad(const Json& body) {
 }
 
 // Begins to load the checkpoint into the model's adapter, or to make the
-// adapter if there is none. run.number is 0 if the load makes the model.
+// adapter if there is none. `seq` is kCreateSeq if the load makes the model.
 absl::Status StartLoad(Front& front, const CallPtr& call, const std::string& id,
-                       const StepRun& run) {
+                       int64_t seq, const Done& done) {
   WEFT_ASSIGN_OR_RETURN(const Load load, ReadLoad(call->body));
   const auto model = front.models.find(id);
   if (model == front.models.end()) return absl::NotFoundError("no such model");
   const FutureResult loaded = FutureResult::Of({{"path", load.path.ToString()},
                                                 {"model_id", id},
                                                 {"type", "load_weights"}});
-  if (run.number == 0 && model->second.made) {
-    run.done(loaded);
+  if (seq == kCreateSeq && model->second.made) {
+    done(loaded);
     return absl::OkStatus();
   }
   const std::string adapter = model->second.adapter;
@@ -113,22 +109,18 @@ absl::Status StartLoad(Front& front, const CallPtr& call, const std::string& id,
   request.set_source_adapter_id(AdapterOfModel(load.path.run));
   request.set_name(load.path.WeftName());
   request.set_weights_only(!load.with_optimizer);
-  request.set_step(run.number);
-  return front.port.Call<StepReply<AdapterInfo>>(
-      call->origin(), Rpc::kLoadCheckpoint, request,
-      [](Engine& engine, LoadCheckpointRequest plain, auto then) {
-        return engine.LoadCheckpoint(std::move(plain), std::move(then));
-      },
+  request.set_step(static_cast<uint64_t>(seq));
+  return front.port.Call(
+      call->origin(), Rpc::kLoadCheckpoint, request, &Engine::LoadCheckpoint,
       [&front, call, adapter, id, loaded,
-       done = run.done](const absl::StatusOr<StepReply<AdapterInfo>>& reply) {
+       done](const absl::StatusOr<StepReply<AdapterInfo>>& reply) {
         if (!reply.ok()) return done(reply.status());
         if (front.models.contains(id)) return done(loaded);
         // The model is gone. An earlier DeleteOrphan may have run before the
         // load made the adapter, so this one deletes the adapter.
         DeleteOrphan(front, call->caller, adapter);
         done(absl::NotFoundError("the session has ended"));
-      },
-      run.cancel);
+      });
 }
 
 absl::Status LoadNewModel(Front& front, const CallPtr& call,
@@ -141,7 +133,7 @@ absl::Status LoadNewModel(Front& front, const CallPtr& call,
             StringOr(call->body, "base_model", front.model_name().c_str()));
         WEFT_RETURN_IF_ERROR(CheckBaseModel(front, base));
         WEFT_RETURN_IF_ERROR(CheckOptimizer(call->body));
-        return StartLoad(front, call, model.id, {.number = 0, .done = done});
+        return StartLoad(front, call, model.id, kCreateSeq, done);
       });
 }
 
@@ -174,9 +166,9 @@ absl::Status LoadWeights(Front& front, const CallPtr& call,
                         StringField(call->body, "model_id"));
   WEFT_ASSIGN_OR_RETURN(const int64_t seq, IntField(call->body, "seq_id"));
   return PromiseStep(
-      front, call, id, seq, /*bytes=*/0,
-      [&front, call, id](const StepRun& run) {
-        return StartLoad(front, call, id, run);
+      front, call, Rpc::kLoadCheckpoint, id, seq, /*bytes=*/0,
+      [&front, call, id, seq](const Done& done) {
+        return StartLoad(front, call, id, seq, done);
       },
       respond);
 }

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "src/base/failpoint.h"
 #include "src/base/file_io.h"
@@ -33,6 +34,24 @@ absl::Status CheckDiskRoom(const std::string& path, const std::string& what,
       "the disk of ", what, " is full",
       bytes > 0 ? absl::StrCat(", and ", bytes, " would be written") : "",
       "; --disk-reserve-bytes is ", reserve));
+}
+
+void DiskMetrics::Refresh() {
+  for (const WatchedFolder& folder : folders_) {
+    const absl::StatusOr<DiskRoom> room =
+        ReadDiskRoom(folder.path, folder.label);
+    if (!room.ok()) continue;
+    const prometheus::Labels labels = {{"folder", folder.label}};
+    AddGauge(&registry_, "weft_disk_free_bytes",
+             "Bytes that the server may still write to the folder's file "
+             "system.",
+             labels)
+        .Set(static_cast<double>(room->free));
+    AddGauge(&registry_, "weft_disk_size_bytes",
+             "Bytes of the folder's file system that are free or in use.",
+             labels)
+        .Set(static_cast<double>(room->size));
+  }
 }
 
 }  // namespace weft

@@ -45,7 +45,7 @@ absl::StatusOr<uint64_t> AdapterQueue::NumberFor(const WorkItem& item) const {
   if (applied_ahead_.contains(step))
     return refused(kAlreadyExists, "was applied");
   if (Taken(step)) return refused(kAlreadyExists, "is waiting or running");
-  if (step - missing_ > reorder_window_) {
+  if (!item.promised && step - missing_ > reorder_window_) {
     return refused(
         kResourceExhausted,
         absl::StrCat("is more than ", reorder_window_, " steps ahead"));
@@ -64,6 +64,7 @@ void AdapterQueue::FindStranded(uint64_t ahead,
   for (auto it = waiting_.lower_bound({.number = missing_ + ahead + 1});
        it != waiting_.end(); ++it) {
     const auto& [place, entry] = *it;
+    if (entry.item.promised) continue;
     found->push_back({.ahead = place.number - missing_,
                       .arrival = entry.arrival,
                       .id = entry.item.id,

@@ -85,7 +85,7 @@ class Dispatcher {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   [[nodiscard]] Work ChoosePlan(int active_samples)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
-  // Returns whether a batch waits for other adapters (batch_window.h).
+  // Returns whether a batch waits for other adapters (BatchWindow).
   [[nodiscard]] bool BatchWaits() const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   void ExpireWork() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);

@@ -15,6 +15,7 @@
 #include <map>
 #include <string>
 
+#include "absl/time/time.h"
 #include "src/request/adapter_key.h"
 
 namespace weft::sched {
@@ -80,6 +81,42 @@ class FairShares {
   Level level_;
   std::map<std::string, Tenant> tenants_;  // Tenants that have adapters.
   std::map<AdapterKey, Adapter> adapters_;
+};
+
+// Shares device time between two kinds of work: training and decoding. Each
+// kind has a virtual time, which grows by the device time that the kind used,
+// divided by its share. If both kinds have work, the kind with less virtual
+// time goes first. When an idle kind gets work, its virtual time is raised to
+// at least the virtual time at which the latest turn started (start-time fair
+// queueing). So idleness earns no credit, and work that arrives during a
+// micro-batch does not wait for a second one. Threads: not thread-safe.
+class DeviceShare {
+ public:
+  // `sampling_share`, in (0, 1), is sampling's share of device time while both
+  // kinds have work.
+  explicit DeviceShare(double sampling_share);
+
+  // Returns whether decoding goes first. REQUIRES: at least one kind has work.
+  bool ChooseDecode(bool can_train, bool can_decode);
+
+  // Notes that neither kind has work.
+  void NoteIdle();
+
+  void AddTraining(absl::Duration elapsed);
+  void AddDecoding(absl::Duration elapsed);
+
+ private:
+  struct Kind {
+    double share = 0;
+    double virtual_seconds = 0;
+    bool has_work = false;
+  };
+
+  void Wake(Kind& kind, bool has_work);
+
+  Kind training_;
+  Kind decoding_;
+  double turn_start_ = 0;  // The virtual time at which the latest turn started.
 };
 
 }  // namespace weft::sched

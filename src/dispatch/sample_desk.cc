@@ -45,6 +45,7 @@ absl::StatusOr<uint64_t> SampleDesk::Accept(
   WEFT_RETURN_IF_ERROR(s_.Enqueue({.id = id,
                                    .kind = sched::WorkKind::kSample,
                                    .adapter = *key,
+                                   .promised = request.promised,
                                    .tokens = prompt + drawn,
                                    .held_tokens = prompt,
                                    .deadline = request.deadline})

@@ -80,15 +80,8 @@ void SampleQueue::PutBack(Entry entry) {
   lanes_[entry.adapter].emplace(entry.arrival, std::move(entry));
 }
 
-bool SampleQueue::Remove(AdapterKey adapter, uint64_t id) {
-  const auto lane = lanes_.find(adapter);
-  if (lane == lanes_.end()) return false;
-  const auto entry = std::find_if(
-      lane->second.begin(), lane->second.end(),
-      [id](const auto& waiting) { return waiting.second.id == id; });
-  if (entry == lane->second.end()) return false;
-  Erase(adapter, entry);
-  return true;
+void SampleQueue::Remove(AdapterKey adapter, uint64_t arrival) {
+  Erase(adapter, lanes_.at(adapter).find(arrival));
 }
 
 bool SampleQueue::HasReady(absl::Time now) const {

@@ -51,7 +51,8 @@ class SampleQueue {
   // Puts an entry that Take returned back at its old place.
   void PutBack(Entry entry);
 
-  bool Remove(AdapterKey adapter, uint64_t id);
+  // Removes the adapter's entry that arrived as the `arrival`th.
+  void Remove(AdapterKey adapter, uint64_t arrival);
 
   // Returns whether Take would return an entry of some tenant.
   [[nodiscard]] bool HasReady(absl::Time now) const;

@@ -44,6 +44,9 @@ struct WorkItem {
   // unrecorded ForwardBackwards never share a micro-batch, so that a replay of
   // the log can run the same micro-batch again.
   bool recorded = false;
+  // The work waits even if the queue is full, however far ahead its number is,
+  // and keeps its place.
+  bool promised = false;
   // kTrain: the cost of each datum in tokens, >= 1, without its datum_prefix.
   std::vector<int64_t> datum_tokens;
   // kTrain: length of the prefix that each datum shares with the previous

@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "src/base/status_macros.h"
-#include "src/dispatch/batch_planner.h"
 
 namespace weft::sched {
 namespace {
@@ -173,7 +172,7 @@ absl::StatusOr<uint64_t> Scheduler::Enqueue(WorkItem item, absl::Time now,
   const std::string& tenant = TenantOf(item.adapter);
   const uint64_t ahead = sample ? 0 : queue.Ahead(item, number);
   std::vector<uint64_t> leaving;
-  if (!room_.Check(tenant, held, /*leaving=*/{}).ok()) {
+  if (!item.promised && !room_.Check(tenant, held, /*leaving=*/{}).ok()) {
     std::vector<StrandedWork> stranded;
     for (const AdapterKey adapter : backlogged_) {
       if (TenantOf(adapter) != tenant) continue;
@@ -187,17 +186,18 @@ absl::StatusOr<uint64_t> Scheduler::Enqueue(WorkItem item, absl::Time now,
   NoteWaiting(item.id, {.adapter = item.adapter,
                         .kind = item.kind,
                         .held_tokens = held,
-                        .deadline = item.deadline});
+                        .deadline = item.deadline,
+                        .arrival = ++arrivals_});
   if (sample) {
     samples_.Add({.id = item.id,
                   .adapter = std::move(item.adapter),
                   .tokens = item.tokens,
                   .held_tokens = held,
                   .deadline = item.deadline,
-                  .arrival = ++arrivals_});
+                  .arrival = arrivals_});
     return 0;
   }
-  queue.Add(std::move(item), number, ++arrivals_);
+  queue.Add(std::move(item), number, arrivals_);
   NoteBacklog(queue);
   return number;
 }
@@ -207,7 +207,7 @@ bool Scheduler::Remove(uint64_t id) {
   if (it == work_.end() || !it->second.waiting) return false;
   const AdapterKey adapter = it->second.adapter;
   if (it->second.kind == WorkKind::kSample) {
-    samples_.Remove(adapter, id);
+    samples_.Remove(adapter, it->second.arrival);
   } else {
     AdapterQueue& queue = adapters_.find(adapter)->second;
     if (!queue.Remove(id)) return false;
@@ -304,7 +304,8 @@ bool Scheduler::PutBack(uint64_t id) {
   NoteWaiting(id, {.adapter = it->adapter,
                    .kind = WorkKind::kSample,
                    .held_tokens = it->held_tokens,
-                   .deadline = it->deadline});
+                   .deadline = it->deadline,
+                   .arrival = it->arrival});
   samples_.PutBack(*it);
   taken_.erase(it);
   return true;

@@ -17,14 +17,15 @@
 // accepted. If it is removed, its number is free again.
 //
 // Room. Work that finds no room (queue_room.h) displaces work of its tenant
-// that is farther ahead of a missing number.
+// that is farther ahead of a missing number. Promised work needs no room, and
+// is not displaced.
 //
 // Fairness. Tenants share training by tokens, in proportion to their weights. A
 // step that runs alone costs as many tokens as a micro-batch has in its time.
 // The adapters of one tenant share equally. The same holds for sampling
 // (fair_shares.h). Training and decoding share device time by
 // SchedulerOptions::sampling_share. A small batch waits briefly for others
-// (batch_window.h).
+// (BatchWindow).
 //
 // A deterministic state machine without clock and threads. Not thread-safe.
 #ifndef WEFT_SRC_DISPATCH_SCHEDULER_H_
@@ -44,15 +45,23 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "src/dispatch/adapter_queue.h"
-#include "src/dispatch/batch_window.h"
-#include "src/dispatch/device_share.h"
+#include "src/dispatch/batch_planner.h"
 #include "src/dispatch/fair_shares.h"
 #include "src/dispatch/queue_room.h"
 #include "src/dispatch/sample_queue.h"
 #include "src/dispatch/scheduled_work.h"
-#include "src/dispatch/scheduler_options.h"
 
 namespace weft::sched {
+
+// The limits and weights of the scheduler.
+struct SchedulerOptions {
+  int64_t max_batch_tokens = 0;   // A larger single datum still runs.
+  QueueLimits queue;              // Limits of waiting work of all kinds.
+  double sampling_share = 0;      // In (0, 1).
+  uint64_t reorder_window = 256;  // How far ahead a step number may be; >= 1.
+  // Weights >= 1. A tenant that is not named has weight 1.
+  std::map<std::string, int64_t> tenant_weights = {};
+};
 
 class Scheduler {
  public:
@@ -153,6 +162,7 @@ class Scheduler {
     WorkKind kind = WorkKind::kTrain;
     int64_t held_tokens = 0;  // Tokens that count against the queue's limit.
     absl::Time deadline;
+    uint64_t arrival = 0;
     bool waiting = true;   // True until the work starts.
     bool emptied = false;  // Waits only for the end of its number.
   };

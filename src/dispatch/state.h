@@ -22,7 +22,6 @@
 #include "src/dispatch/entries.h"
 #include "src/dispatch/residency.h"
 #include "src/dispatch/scheduler.h"
-#include "src/dispatch/stored_replies.h"
 #include "src/dispatch/work.h"
 
 namespace weft::dispatch {

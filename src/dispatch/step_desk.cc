@@ -119,6 +119,7 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
   const std::string& adapter_id = AdapterIdOf(request);
   item.step = StepOf(request);
   item.deadline = DeadlineOf(request);
+  item.promised = IsPromised(request);
   const std::optional<AdapterKey> key = s_.KeyOf(adapter_id);
   AdapterRecord* record = key ? s_.Find(*key) : nullptr;
   if (record != nullptr) {

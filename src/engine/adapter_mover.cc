@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/base/log.h"
-#include "src/engine/torch_guard.h"
+#include "src/engine/compute_guard.h"
 #include "src/log/image_file.h"
 
 namespace weft::engine {

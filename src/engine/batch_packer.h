@@ -56,6 +56,13 @@ struct PackedTrain {
 [[nodiscard]] PackedTrain PackTrain(const std::vector<TrainPiece>& pieces,
                                     bool share_prompts);
 
+// Splits the data of a micro-batch among the replicas. Returns up to
+// `num_parts` non-empty lists of pieces with about equal numbers of tokens.
+// Concatenated, the lists have all data in order, because adjacent data may
+// share a prompt. REQUIRES: `pieces` has at least one datum.
+[[nodiscard]] std::vector<std::vector<TrainPiece>> SplitPieces(
+    const std::vector<TrainPiece>& pieces, int num_parts);
+
 }  // namespace weft::engine
 
 #endif  // WEFT_SRC_ENGINE_BATCH_PACKER_H_

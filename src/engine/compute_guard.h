@@ -16,6 +16,13 @@
 
 namespace weft::engine {
 
+// Runs `body` and converts exceptions. Exhausted device memory and
+// std::bad_alloc become RESOURCE_EXHAUSTED. An operation that LibTorch lacks
+// becomes UNIMPLEMENTED. Any other std::exception becomes INTERNAL. `what`
+// names the work in the message and the log.
+[[nodiscard]] absl::Status RunGuarded(const char* what,
+                                      const std::function<void()>& body);
+
 class ComputeGuard {
  public:
   // The arguments outlive the guard.

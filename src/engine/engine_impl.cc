@@ -16,8 +16,8 @@
 #include "src/base/profile.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
+#include "src/engine/compute_guard.h"
 #include "src/engine/head_options.h"
-#include "src/engine/torch_guard.h"
 #include "src/ops/matmul.h"
 
 namespace weft::engine {

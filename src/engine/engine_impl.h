@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "src/base/clock.h"
+#include "src/base/disk_room.h"
+#include "src/base/options.h"
 #include "src/base/spill_folder.h"
 #include "src/base/worker.h"
 #include "src/dispatch/dispatcher.h"
@@ -28,10 +30,10 @@
 #include "src/engine/compute_guard.h"
 #include "src/engine/engine.h"
 #include "src/engine/engine_context.h"
-#include "src/engine/engine_parts.h"
 #include "src/engine/engine_probe.h"
 #include "src/engine/engine_profile.h"
 #include "src/engine/memory_metrics.h"
+#include "src/engine/memory_split.h"
 #include "src/engine/recovery.h"
 #include "src/engine/sample_loop.h"
 #include "src/engine/sample_runner.h"
@@ -41,8 +43,28 @@
 #include "src/log/log_writer.h"
 #include "src/log/recorder.h"
 #include "src/log/state_folder.h"
+#include "src/lora/checkpoint_fields.h"
+#include "src/model/decoder.h"
+#include "src/request/engine_info.h"
+#include "src/sampling/stop_matcher.h"
 
 namespace weft::engine {
+
+// What StartEngine loads and passes to the engine.
+struct EngineParts {
+  EngineOptions options;
+  EngineInfo info;
+  parallel::Links links;  // The communicators of rank 0.
+  std::unique_ptr<ComputeDevice> device;
+  std::unique_ptr<model::Decoder> decoder;
+  // Null if the model's tokenizer files do not give the bytes of tokens.
+  std::unique_ptr<sampling::TokenBytes> token_bytes;
+  lora::BaseModel base;
+  std::unique_ptr<DiskMetrics> disks;
+  std::unique_ptr<SpillFolder> spill;
+  std::optional<MemorySplit> memory;            // Set on CUDA only.
+  std::unique_ptr<journal::StateFolder> state;  // Null without --state-dir.
+};
 
 class EngineImpl final : public Engine {
  public:

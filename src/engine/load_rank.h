@@ -29,7 +29,7 @@ struct LoadedRank {
 // Returns when every rank has loaded its part of the model. If a rank cannot
 // load, the ranks that it has met return its error, too. Calls `met`, if set,
 // when all ranks have met. Errors: those of StartEngine, and of RunGuarded
-// (torch_guard.h).
+// (compute_guard.h).
 [[nodiscard]] absl::StatusOr<LoadedRank> LoadRank(
     const EngineOptions& options, const World& world,
     const std::function<void()>& met = {});

@@ -15,20 +15,29 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "src/base/progress.h"
 #include "src/dispatch/work.h"
 #include "src/engine/adapter_manager.h"
 #include "src/engine/batch_trainer.h"
 #include "src/engine/engine_context.h"
-#include "src/engine/recovery_report.h"
 #include "src/engine/snapshotter.h"
 #include "src/engine/step_executor.h"
 #include "src/log/log_reader.h"
+#include "src/log/log_summary.h"
 #include "src/log/record.h"
 #include "src/lora/adapter.h"
 #include "src/request/adapter_key.h"
 
 namespace weft::engine {
+
+// Reports what a recovery has found and done.
+struct RecoveryReport {
+  LogSummary log;
+  uint64_t adapters = 0;       // Adapters restored, even if removed later.
+  uint64_t mismatches = 0;     // Optimizer steps that differ from the log.
+  absl::Duration device_time;  // Time of the batches, steps and loads replayed.
+};
 
 class LogReplay {
  public:

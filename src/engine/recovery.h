@@ -29,7 +29,6 @@
 #include "src/engine/batch_trainer.h"
 #include "src/engine/engine_context.h"
 #include "src/engine/log_replay.h"
-#include "src/engine/recovery_report.h"
 #include "src/engine/snapshotter.h"
 #include "src/engine/step_executor.h"
 #include "src/log/log_reader.h"

@@ -9,8 +9,8 @@
 #include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
+#include "src/engine/compute_guard.h"
 #include "src/engine/state_image.h"
-#include "src/engine/torch_guard.h"
 #include "src/log/image_file.h"
 
 namespace weft::engine {

@@ -9,7 +9,6 @@
 #include "src/base/profile.h"
 #include "src/base/status_macros.h"
 #include "src/engine/activation_budget.h"
-#include "src/engine/piece_split.h"
 #include "src/model_config/model_shard.h"
 
 namespace weft::engine {

@@ -16,8 +16,7 @@
 #include "src/base/failpoint.h"
 #include "src/base/file_io.h"
 #include "src/base/status_macros.h"
-#include "src/log/crc32c.h"
-#include "src/log/little_endian.h"
+#include "src/log/log_format.h"
 
 namespace weft::journal {
 namespace {

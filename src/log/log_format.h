@@ -17,13 +17,39 @@
 #ifndef WEFT_SRC_LOG_LOG_FORMAT_H_
 #define WEFT_SRC_LOG_LOG_FORMAT_H_
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 namespace weft::journal {
+
+// Write and read numbers in the bytes of a file. The numbers are little-endian,
+// as in the memory of every processor on which Weft runs.
+static_assert(std::endian::native == std::endian::little);
+
+template <typename T>
+requires std::is_unsigned_v<T>
+void AppendNumber(T number, std::string* out) {
+  out->append(reinterpret_cast<const char*>(&number), sizeof(number));
+}
+
+// REQUIRES: `bytes` has sizeof(T) bytes from `offset` on.
+template <typename T>
+requires std::is_unsigned_v<T>
+[[nodiscard]] T NumberAt(std::string_view bytes, size_t offset) {
+  T number;
+  std::memcpy(&number, bytes.data() + offset, sizeof(number));
+  return number;
+}
+
+// Returns the CRC32C (Castagnoli) of `bytes`. If `crc` is the CRC of the text
+// that precedes `bytes`, returns the CRC of the whole text.
+[[nodiscard]] uint32_t Crc32c(std::string_view bytes, uint32_t crc = 0);
 
 struct SegmentHeader {
   static constexpr size_t kBytes = 32;

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "src/base/failpoint.h"
 #include "src/base/status_macros.h"
-#include "src/log/crc32c.h"
+#include "src/log/log_format.h"
 
 namespace weft::journal {
 namespace {

@@ -90,13 +90,19 @@ void Put(const RemovedRecord& removed, log::Record* out) {
   out->set_removed(Number(removed.key));
 }
 
+void PutBegin(uint64_t work, AdapterKey key, uint64_t step,
+              const std::string& digest, const StepRequest& request,
+              log::Record* out) {
+  log::Begin* const begin = out->mutable_begin();
+  begin->set_work(work);
+  begin->set_adapter(Number(key));
+  begin->set_step(step);
+  begin->set_digest(digest);
+  ToProto(request, begin->mutable_request());
+}
+
 void Put(const BeginRecord& begin, log::Record* out) {
-  log::Begin* const to = out->mutable_begin();
-  to->set_work(begin.work);
-  to->set_adapter(Number(begin.key));
-  to->set_step(begin.step);
-  to->set_digest(begin.digest);
-  ToProto(begin.request, to->mutable_request());
+  PutBegin(begin.work, begin.key, begin.step, begin.digest, begin.request, out);
 }
 
 void Put(const GivenUpRecord& given_up, log::Record* out) {
@@ -246,12 +252,7 @@ std::string Encode(const Record& record) {
 std::string EncodeBegin(uint64_t work, AdapterKey key, uint64_t step,
                         const std::string& digest, const StepRequest& request) {
   log::Record out;
-  log::Begin* const begin = out.mutable_begin();
-  begin->set_work(work);
-  begin->set_adapter(Number(key));
-  begin->set_step(step);
-  begin->set_digest(digest);
-  ToProto(request, begin->mutable_request());
+  PutBegin(work, key, step, digest, request, &out);
   return out.SerializeAsString();
 }
 

@@ -25,7 +25,7 @@ namespace weft::journal {
 namespace {
 
 constexpr char kLock[] = "LOCK";
-constexpr int kFormatVersion = 4;
+constexpr int kFormatVersion = 5;
 constexpr char kLogFolder[] = "log";
 constexpr char kImagesFolder[] = "images";
 constexpr char kSegmentSuffix[] = ".log";

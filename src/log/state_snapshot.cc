@@ -12,8 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "src/base/disk_room.h"
 #include "src/base/status_macros.h"
-#include "src/log/crc32c.h"
-#include "src/log/little_endian.h"
+#include "src/log/log_format.h"
 #include "src/log/state_folder.h"
 
 namespace weft::journal {

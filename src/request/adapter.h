@@ -137,6 +137,7 @@ struct PublishSnapshotRequest {
   uint64_t step = 0;
   uint64_t epoch = 0;
   absl::Time deadline = absl::InfiniteFuture();
+  bool promised = false;  // See step.h.
 };
 
 struct ReleaseSnapshotRequest {

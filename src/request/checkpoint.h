@@ -64,6 +64,7 @@ struct SaveCheckpointRequest {
   // deleted until this many remain. 0: none are deleted.
   uint64_t keep_newest = 0;
   absl::Time deadline = absl::InfiniteFuture();
+  bool promised = false;  // See step.h.
 };
 
 // Asks to write the files of an earlier download as a checkpoint.
@@ -86,6 +87,7 @@ struct LoadCheckpointRequest {
   uint64_t step = 0;
   uint64_t epoch = 0;
   absl::Time deadline = absl::InfiniteFuture();
+  bool promised = false;  // See step.h.
 };
 
 }  // namespace weft

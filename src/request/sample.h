@@ -41,6 +41,7 @@ struct SampleRequest {
   int prompt_top_logprobs = 0;
   bool return_routing = false;
   absl::Time deadline = absl::InfiniteFuture();
+  bool promised = false;  // See step.h.
 };
 
 enum class FinishReason : uint8_t { kNone, kStop, kLength };

@@ -1,9 +1,13 @@
 #include "src/request/step.h"
 
+#include <openssl/evp.h>
+
+#include <cstdlib>
+#include <memory>
+#include <string_view>
 #include <type_traits>
 #include <utility>
-
-#include "src/request/digest.h"
+#include <vector>
 
 namespace weft {
 namespace {
@@ -29,6 +33,110 @@ int64_t BytesOf(const LoraConfig& config) {
   return BytesOf(config.target_modules) + BytesOf(config.overrides);
 }
 
+// Computes the SHA-256 of values. Hashes the length of each string and vector
+// before its content, so that different values give different bytes.
+class Hasher {
+ public:
+  Hasher() : context_(EVP_MD_CTX_new()) {
+    Require(context_ != nullptr &&
+            EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1);
+  }
+
+  void Bytes(const void* data, size_t size) {
+    Require(EVP_DigestUpdate(context_.get(), data, size) == 1);
+  }
+
+  template <typename T>
+  requires std::is_arithmetic_v<T> || std::is_enum_v<T> Hasher& operator<<(
+      T value) {
+    Bytes(&value, sizeof value);
+    return *this;
+  }
+
+  Hasher& operator<<(std::string_view text) {
+    *this << uint64_t{text.size()};
+    Bytes(text.data(), text.size());
+    return *this;
+  }
+
+  template <typename T>
+  Hasher& operator<<(const std::vector<T>& values) {
+    *this << uint64_t{values.size()};
+    Bytes(values.data(), values.size() * sizeof(T));
+    return *this;
+  }
+
+  std::string Finish() {
+    std::string digest(32, '\0');
+    Require(EVP_DigestFinal_ex(context_.get(),
+                               reinterpret_cast<unsigned char*>(digest.data()),
+                               nullptr) == 1);
+    return digest;
+  }
+
+ private:
+  struct Free {
+    void operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
+  };
+
+  // Ends the process if OpenSSL fails, because a wrong digest could make a step
+  // run twice.
+  static void Require(bool ok) {
+    if (!ok) std::abort();
+  }
+
+  std::unique_ptr<EVP_MD_CTX, Free> context_;
+};
+
+std::string Digest(const TrainRequest& request) {
+  Hasher hasher;
+  const LossConfig& loss = request.loss;
+  hasher << std::string_view("train") << request.adapter_id << request.backward
+         << loss.function << loss.clip_low << loss.clip_high << loss.beta
+         << loss.temperature << loss.return_entropy << loss.gradient_filter
+         << loss.score_all << loss.return_routing
+         << uint64_t{request.data.size()};
+  for (const Datum& datum : request.data) {
+    hasher << datum.targets_per_token << datum.target_offsets << datum.tokens
+           << datum.targets << datum.weights << datum.logprobs
+           << datum.advantages << datum.routing;
+  }
+  return hasher.Finish();
+}
+
+std::string Digest(const OptimStepRequest& request) {
+  const AdamWConfig& adamw = request.adamw;
+  Hasher hasher;
+  hasher << std::string_view("optim") << request.adapter_id
+         << adamw.learning_rate << adamw.beta1 << adamw.beta2 << adamw.eps
+         << adamw.weight_decay << adamw.max_grad_norm;
+  return hasher.Finish();
+}
+
+std::string Digest(const SaveCheckpointRequest& request) {
+  Hasher hasher;
+  hasher << std::string_view("save") << request.adapter_id << request.name
+         << request.overwrite << request.kind << request.ttl_seconds
+         << request.keep_newest;
+  for (const auto& [key, value] : request.metadata) hasher << key << value;
+  return hasher.Finish();
+}
+
+std::string Digest(const LoadCheckpointRequest& request) {
+  Hasher hasher;
+  hasher << std::string_view("load") << request.adapter_id
+         << request.source_adapter_id << request.name << request.weights_only;
+  return hasher.Finish();
+}
+
+std::string Digest(const PublishSnapshotRequest& request) {
+  Hasher hasher;
+  hasher << std::string_view("publish") << request.adapter_id << request.name;
+  return hasher.Finish();
+}
+
+std::string Digest(const RefusedStep& request) { return request.digest; }
+
 }  // namespace
 
 const std::string& AdapterIdOf(const StepRequest& request) {
@@ -49,21 +157,17 @@ absl::Time DeadlineOf(const StepRequest& request) {
   return std::visit([](const auto& r) { return r.deadline; }, request);
 }
 
+bool IsPromised(const StepRequest& request) {
+  return std::visit([](const auto& r) { return r.promised; }, request);
+}
+
 absl::StatusOr<StepResult> StoredResult(absl::StatusOr<StepResult> result) {
   if (result.ok() || absl::IsUnavailable(result.status())) return result;
   return StepFailure{.status = result.status()};
 }
 
 std::string PayloadDigest(const StepRequest& request) {
-  return std::visit(
-      [](const auto& r) {
-        if constexpr (std::is_same_v<std::decay_t<decltype(r)>, RefusedStep>) {
-          return r.digest;
-        } else {
-          return PayloadDigest(r);
-        }
-      },
-      request);
+  return std::visit([](const auto& r) { return Digest(r); }, request);
 }
 
 int64_t NumBytes(const StepResult& result) {

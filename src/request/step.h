@@ -1,6 +1,10 @@
 // A step: a call that trains or scores data, or that saves, loads or publishes
 // an adapter. The alternatives of StepRequest and of StepResult are in the same
 // order. The last of StepResult, StepFailure, may answer any request.
+//
+// A request is `promised` if its caller has been told that it will have a
+// result. So it waits even if the queue is full, and keeps its place there. Who
+// promises limits the memory of such requests.
 #ifndef WEFT_SRC_REQUEST_STEP_H_
 #define WEFT_SRC_REQUEST_STEP_H_
 
@@ -36,6 +40,7 @@ struct RefusedStep {
   uint64_t step = 0;
   uint64_t epoch = 0;
   absl::Time deadline = absl::InfiniteFuture();
+  bool promised = false;
   std::string digest;  // Digest of the payload that was refused.
   absl::Status status;
 };
@@ -52,12 +57,16 @@ using StepResult = std::variant<TrainResult, OptimStepResult, CheckpointInfo,
 // Returns the adapter epoch that the caller named. 0 means the present epoch.
 [[nodiscard]] uint64_t EpochOf(const StepRequest& request);
 [[nodiscard]] absl::Time DeadlineOf(const StepRequest& request);
+[[nodiscard]] bool IsPromised(const StepRequest& request);
 // Returns the result of an accepted step that ended with `result`: an error is
 // a StepFailure. But UNAVAILABLE, which says that the server stops, stays an
 // error: then the step has no result.
 [[nodiscard]] absl::StatusOr<StepResult> StoredResult(
     absl::StatusOr<StepResult> result);
-// Returns the PayloadDigest of the request that the variant holds (digest.h).
+// Returns the SHA-256 (32 bytes) of the request's type and of the fields that
+// decide what a numbered step does. It tells a repeated call from another call
+// with the same number. Step, epoch and deadline are not among the fields.
+// Floats are hashed by their bits. Takes time linear in the bytes.
 [[nodiscard]] std::string PayloadDigest(const StepRequest& request);
 
 // Returns roughly how many bytes of memory the result takes.

@@ -86,6 +86,7 @@ struct TrainRequest {
   LossConfig loss;
   std::vector<Datum> data;
   absl::Time deadline = absl::InfiniteFuture();
+  bool promised = false;  // See step.h.
 
   [[nodiscard]] int64_t num_tokens() const {
     int64_t total = 0;
@@ -127,6 +128,7 @@ struct OptimStepRequest {
   uint64_t epoch = 0;
   AdamWConfig adamw;
   absl::Time deadline = absl::InfiniteFuture();
+  bool promised = false;  // See step.h.
 };
 
 struct OptimStepResult {

@@ -1,8 +1,7 @@
-#include "src/dispatch/stored_replies.h"
-
 #include <optional>
 
 #include "gtest/gtest.h"
+#include "src/dispatch/replay_table.h"
 
 namespace weft::dispatch {
 namespace {

@@ -1,11 +1,10 @@
-#include "src/base/disk_metrics.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <map>
 #include <string>
 
+#include "src/base/disk_room.h"
 #include "tests/support/failpoints.h"
 
 namespace weft {

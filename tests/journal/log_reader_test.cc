@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "src/log/crc32c.h"
 #include "src/log/log_format.h"
 #include "tests/journal/journal_folder.h"
 #include "tests/support/failpoints.h"

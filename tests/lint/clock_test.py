@@ -10,10 +10,9 @@ from sources import ROOT
 # What each file reads the wall clock for.
 WALL = {
     "client/weftctl/token_commands.cc": "expiry of tokens",
-    "src/engine/adapter_io.cc": "expiry of checkpoints",
     "src/engine/adapter_manager.cc": "when an adapter was made",
     "src/engine/adapter_table.h": "when an adapter was made",
-    "src/engine/checkpoint_folders.cc": "when a checkpoint was made, and expires",
+    "src/engine/adapter_io.cc": "when a checkpoint was made, and expires",
     "src/base/clock.h": "the start of SteadyNow",
     "src/base/log.cc": "the time of a log line",
     "src/dispatch/adapter_desk.cc": "when an adapter was used",

@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "src/engine/torch_guard.h"
+#include "src/engine/compute_guard.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::engine {

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "src/engine/torch_guard.h"
+#include "src/engine/compute_guard.h"
 
 namespace weft::engine {
 namespace {

@@ -1,6 +1,5 @@
-#include "src/dispatch/device_share.h"
-
 #include "gtest/gtest.h"
+#include "src/dispatch/fair_shares.h"
 
 namespace weft::sched {
 namespace {

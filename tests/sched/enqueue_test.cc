@@ -101,6 +101,21 @@ TEST(TenantLimitsTest, AreNamedWhenReached) {
                        "max_queue_requests_per_tenant is 2"));
 }
 
+TEST(TenantLimitsTest, PromisedWorkWaitsWithoutRoomAndKeepsItsPlace) {
+  Scheduler scheduler(
+      {.queue = {.max_requests = 2, .max_tokens = 100}, .reorder_window = 4});
+  scheduler.AddAdapter(Key("a"), "a", "alice", 0);
+  for (uint64_t id = 1; id <= 6; ++id) {
+    WorkItem promised = Train(id, 10 * id);
+    promised.promised = true;
+    ASSERT_THAT(scheduler.Enqueue(promised, kNow), IsOk());
+  }
+  std::vector<uint64_t> displaced;
+  EXPECT_THAT(scheduler.Enqueue(Train(7, 1), kNow, &displaced),
+              IsStatus(absl::StatusCode::kResourceExhausted, "6 requests"));
+  EXPECT_EQ(displaced, std::vector<uint64_t>());
+}
+
 TEST(TenantLimitsTest, LeaveACallForTheStepThatOthersWaitFor) {
   Scheduler scheduler(
       {.queue = {

@@ -97,6 +97,8 @@ TEST_F(TinkerMemoryTest, AStepThatWaitsIsChargedWhatItKeeps) {
     FairBudget& memory = *front.port.core()->memory;
     EXPECT_TRUE(is_left(memory, memory.most() - (1 << 20)));
   });
+  request.set_seq_id(1);
+  EXPECT_EQ(SendTrain(request).status, 200);  // Both steps can end now.
 }
 
 TEST_F(TinkerMemoryTest, ABodyOfEmptyMessagesIsRefusedUnparsed) {

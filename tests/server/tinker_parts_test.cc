@@ -12,7 +12,7 @@
 #include "server/http/url.h"
 #include "server/tinker/body.h"
 #include "server/tinker/checkpoint_path.h"
-#include "server/tinker/run_json.h"
+#include "server/tinker/runs.h"
 #include "server/tinker/sample_wire.h"
 #include "server/tinker/tensor.h"
 #include "server/tinker/wire.pb.h"

@@ -11,7 +11,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/tinker/futures.h"
-#include "server/tinker/sample_queue.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::tinker {
@@ -149,52 +148,6 @@ TEST_F(TinkerFuturesTest, KnowsTheScopeForItsOwnerOnly) {
   EXPECT_EQ(futures_.ScopeOf("f", "me"), Scope::kSample);
   EXPECT_EQ(futures_.ScopeOf("f", "you"), Scope::kRead);
   EXPECT_EQ(futures_.ScopeOf("g", "me"), Scope::kRead);
-}
-
-class TinkerSampleQueueTest : public ::testing::Test {
- protected:
-  // Starts up to `room` samples, but none of owner `blocked`. Returns the ids.
-  std::vector<std::string> Advance(size_t room, const std::string& blocked) {
-    std::vector<std::string> started;
-    queue_.Advance([&](const std::string& owner, const WaitingSample& sample) {
-      if (owner == blocked || started.size() == room) return false;
-      started.push_back(sample.id);
-      return true;
-    });
-    return started;
-  }
-
-  SampleQueue queue_;
-};
-
-TEST_F(TinkerSampleQueueTest, OwnersTakeTurnsAndOneThatIsFullBlocksNobody) {
-  for (const char* id : {"a1", "a2", "a3"}) queue_.Add("a", {.id = id});
-  for (const char* id : {"b1", "b2"}) queue_.Add("b", {.id = id});
-  EXPECT_THAT(Advance(3, ""), ElementsAre("a1", "b1", "a2"));
-  EXPECT_THAT(Advance(9, "a"), ElementsAre("b2"));
-  EXPECT_THAT(Advance(9, ""), ElementsAre("a3"));
-  EXPECT_THAT(Advance(9, ""), ElementsAre());
-}
-
-TEST_F(TinkerSampleQueueTest, OneThatWaitsCanBeTakenOut) {
-  queue_.Add("a", {.id = "a1"});
-  EXPECT_FALSE(queue_.Remove("b", "a1"));
-  EXPECT_TRUE(queue_.Remove("a", "a1"));
-  EXPECT_FALSE(queue_.Remove("a", "a1"));
-  EXPECT_THAT(Advance(9, ""), ElementsAre());
-}
-
-TEST_F(TinkerSampleQueueTest, StartMayRemoveTheOtherSamplesOfTheOwner) {
-  for (const char* id : {"a1", "a2"}) queue_.Add("a", {.id = id});
-  queue_.Add("b", {.id = "b1"});
-  std::vector<std::string> started;
-  EXPECT_FALSE(queue_.Advance(
-      [&](const std::string& owner, const WaitingSample& sample) {
-        started.push_back(sample.id);
-        queue_.Remove(owner, "a2");
-        return true;
-      }));
-  EXPECT_THAT(started, ElementsAre("a1", "b1"));
 }
 
 }  // namespace

@@ -15,6 +15,8 @@ from raw_client import RawClient
 from tinker_daemon import WEFTCTL, TinkerDaemon
 from tinker_sdk import SDK
 
+SAMPLES = re.compile(r'^weft_queue_depth{kind="sample"} (\d+)', re.MULTILINE)
+
 
 @pytest.fixture(autouse=True)
 def has_sdk() -> None:
@@ -32,18 +34,20 @@ def test_clients_and_samples_beyond_the_queue_wait(tmp_path: Path) -> None:
         *("--max-connections", "24"),
     )
     try:
-        other, health = RawClient(server), []
+        other, health, depths = RawClient(server), [], [0]
         server.begin("crowd")
         with ThreadPoolExecutor(1) as pool:
             result = pool.submit(server.result)
             while not result.done():
                 health.append(other.ask("healthz", method="GET")[0])
+                depths += map(int, SAMPLES.findall(server.server.scrape()))
                 time.sleep(0.05)
             out = result.result()
         page = server.server.scrape()
     finally:
         server.stop()
-    assert re.search(r'rejected_total{reason="queue_full"} [1-9]', page)
+    assert max(depths) > 16
+    assert 'rejected_total{reason="queue_full"} 0' in page
     assert len(health) > 10 and set(health) == {200}
     assert out["lengths"] == [8]
     assert len(out["norms"]) == 32

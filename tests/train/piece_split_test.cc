@@ -1,9 +1,9 @@
-#include "src/engine/piece_split.h"
-
 #include <gtest/gtest.h>
 
 #include <memory>
 #include <vector>
+
+#include "src/engine/batch_packer.h"
 
 namespace weft::engine {
 namespace {
