@@ -15,7 +15,7 @@
 namespace weft {
 namespace {
 
-constexpr size_t kChunkBytes = 1 << 20;
+constexpr size_t kTracePieceBytes = 1 << 20;
 
 // Ownership: shared by gRPC (until OnDone) and the engine's callback.
 class ProfileCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
@@ -54,7 +54,7 @@ class ProfileCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  private:
   void SendNext() {
     if (sent_ == trace_.size()) return End(absl::OkStatus());
-    const size_t count = std::min(kChunkBytes, trace_.size() - sent_);
+    const size_t count = std::min(kTracePieceBytes, trace_.size() - sent_);
     v1::ProfileResponse message;
     message.set_trace(trace_.data() + sent_, count);
     bytes_ = ToBytes(message);

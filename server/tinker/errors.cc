@@ -13,7 +13,7 @@ namespace {
 // Field names of weft.v1 and of the Tinker API. StrReplaceAll takes the longest
 // name that fits.
 using Name = std::pair<absl::string_view, absl::string_view>;
-constexpr auto kNames = std::to_array<Name>(
+constexpr auto kNamesOfFields = std::to_array<Name>(
     {{"].logprobs", "].loss_fn_inputs.logprobs"},
      {"].advantages", "].loss_fn_inputs.advantages"},
      {"].targets", "].loss_fn_inputs.target_tokens"},
@@ -43,7 +43,7 @@ constexpr auto kNames = std::to_array<Name>(
 
 absl::Status InClientsNames(const absl::Status& status) {
   absl::Status out(status.code(),
-                   absl::StrReplaceAll(status.message(), kNames));
+                   absl::StrReplaceAll(status.message(), kNamesOfFields));
   status.ForEachPayload(
       [&out](absl::string_view type, const absl::Cord& value) {
         out.SetPayload(type, value);

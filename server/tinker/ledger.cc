@@ -12,11 +12,12 @@
 namespace weft::tinker {
 namespace {
 
-constexpr const char* kNames[] = {"session",    "model",  "sampler",
-                                  "checkpoint", "orphan", "step"};
+constexpr const char* kKindNames[] = {"session",    "model",  "sampler",
+                                      "checkpoint", "orphan", "step"};
 
 std::string NameOf(EntryKind kind, absl::string_view id) {
-  return absl::StrCat("tinker/", kNames[static_cast<size_t>(kind)], "/", id);
+  return absl::StrCat("tinker/", kKindNames[static_cast<size_t>(kind)], "/",
+                      id);
 }
 
 std::string TextOf(const LedgerEntry& entry) {
