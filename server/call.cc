@@ -104,7 +104,7 @@ CallRecord::CallRecord(ServiceCore* core, grpc::CallbackServerContext* context,
       origin_(std::move(origin)) {
   core_->open_calls.fetch_add(1);
   core_->metrics.Started(rpc);
-  if (context_ == nullptr) return;
+  if (origin_.promises) return;
   if (has_tenant()) entered_ = core_->quota.Enter(caller()->tenant());
   if (caller().ok() && entered_.ok()) entered_ = Hold(kCallBytes);
 }
@@ -150,7 +150,7 @@ CancelHandle CallRecord::AcceptRefused(
     return {};
   }
   refused.deadline = deadline();
-  refused.promised = context_ == nullptr;
+  refused.promised = origin_.promises;
   return (*engine)->RefuseStep(
       std::move(refused),
       [status, done = std::move(done)](const absl::Status& result) {
@@ -297,7 +297,7 @@ absl::Status CallRecord::FinishCall(const absl::Status& status) {
   if (RanNothing(status)) Refund();
   // Leaves the quota before the reply is sent, because a client that has the
   // reply may begin its next call at once.
-  if (context_ != nullptr && has_tenant()) {
+  if (!origin_.promises && has_tenant()) {
     core_->quota.Leave(caller()->tenant());
   }
   const absl::Duration elapsed = SteadyNow() - start_;

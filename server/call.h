@@ -46,6 +46,10 @@ struct CallOrigin {
   std::string peer;
   absl::Time deadline = absl::InfiniteFuture();
   TraceId trace = MakeTraceId("", "");
+  // The front that got the call limits the memory of its steps and samples, so
+  // they are promised (src/request/step.h), and the quota does not count the
+  // call.
+  bool promises = false;
 };
 
 // Follows one call from its arrival to its status. Updates the metrics and the
@@ -56,9 +60,7 @@ class CallRecord {
   // REQUIRES: `core` outlives the call; `context` lives until the call's
   // OnDone.
   CallRecord(ServiceCore* core, grpc::CallbackServerContext* context, Rpc rpc);
-  // Makes the record of a call of the Tinker API. context() is null. The Tinker
-  // front limits the memory of its steps and samples, so they are promised
-  // (src/request/step.h), and its calls do not count against the quota.
+  // Makes the record of a call of the Tinker API. context() is null.
   CallRecord(ServiceCore* core, CallOrigin origin, Rpc rpc);
   ~CallRecord();
   CallRecord(const CallRecord&) = delete;
@@ -102,7 +104,7 @@ class CallRecord {
     if (!taken.ok()) return taken;
     if (fields.deadline != nullptr) *fields.deadline = deadline();
     if constexpr (requires { plain->promised; }) {
-      plain->promised = context_ == nullptr;
+      plain->promised = origin_.promises;
     }
     const absl::Status spent = Spend(fields.cost);
     if (!spent.ok()) return spent;
@@ -195,8 +197,8 @@ class CallRecord {
   // a call that the engine refused or answered without computing anything.
   [[nodiscard]] absl::Status Spend(int64_t tokens);
   void Refund();
-  // Returns whether the call has a valid token. The quota counts only calls of
-  // gRPC with a valid token.
+  // Returns whether the call has a valid token. The quota counts only calls
+  // with a valid token.
   [[nodiscard]] bool has_tenant() const {
     return caller().ok() && !caller()->tenant().empty();
   }

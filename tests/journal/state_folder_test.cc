@@ -84,14 +84,14 @@ TEST_F(StateFolderTest, SaysWhatDiffersAndTakesAnAcceptedChange) {
 
 TEST_F(StateFolderTest, RefusesAFormatThatItDoesNotKnow) {
   files_.Open();
-  WriteBytes(File("FORMAT"), R"({"format_version": 3, "model": "x"})");
+  WriteBytes(File("FORMAT"), R"({"format_version": 4, "model": "x"})");
   EXPECT_THAT(
       StateFolder::Open(files_.path(), kModel).status(),
       IsStatus(absl::StatusCode::kFailedPrecondition,
-               "format version 3; this program knows 4. Save checkpoints"));
+               "format version 4; this program knows 5. Save checkpoints"));
   for (const char* text : {"", "[]", "{}", R"({"format_version":1})",
-                           R"({"format_version":"4","model":"x"})",
-                           R"({"format_version":4,"model":3})"}) {
+                           R"({"format_version":"5","model":"x"})",
+                           R"({"format_version":5,"model":3})"}) {
     WriteBytes(File("FORMAT"), text);
     EXPECT_THAT(StateFolder::Open(files_.path(), kModel).status(),
                 IsStatus(absl::StatusCode::kDataLoss, "FORMAT"));
