@@ -15,7 +15,7 @@ namespace weft::tinker {
 namespace {
 
 // Parses the body, which is JSON or protobuf.
-absl::StatusOr<ForwardBackwardRequest> ReadTrain(const Call& call) {
+absl::StatusOr<ForwardBackwardRequest> ParseTrain(const Call& call) {
   if (!absl::StrContains(call.http.content_type, kProtobufType)) {
     return TrainFromJson(call.body);
   }
@@ -87,34 +87,37 @@ absl::Status StartOptim(Front& front, const CallOrigin& origin,
 
 }  // namespace
 
+absl::Status ReadTrain(const Front& front, Call* call) {
+  WEFT_ASSIGN_OR_RETURN(const ForwardBackwardRequest in, ParseTrain(*call));
+  const auto train = std::make_shared<TrainBody>();
+  train->model = in.model_id();
+  train->seq = in.seq_id();
+  train->forward_only = in.forward_only();
+  train->charge =
+      front.port.core()->memory->Reserve(call->owner(), TranslationBytes(in));
+  if (train->charge.ok()) train->request = TranslateTrain(in);
+  call->train = train;
+  return absl::OkStatus();
+}
+
 absl::Status RunForwardBackward(Front& front, const CallPtr& call,
                                 const Respond& respond) {
-  WEFT_ASSIGN_OR_RETURN(ForwardBackwardRequest in, ReadTrain(*call));
-  const std::string model = in.model_id();
-  const int64_t seq = in.seq_id();
-  const bool forward_only = in.forward_only();
-  WEFT_RETURN_IF_ERROR(front.FindModel(*call, model).status());
-  WEFT_ASSIGN_OR_RETURN(
-      const std::shared_ptr<void> charge,
-      front.port.core()->memory->Reserve(call->owner(), TranslationBytes(in)));
-  // An error of TranslateTrain fails the future, not the request, because the
-  // step must still use its sequence number.
-  const auto train =
-      std::make_shared<absl::StatusOr<v1::ForwardBackwardRequest>>(
-          TranslateTrain(in));
-  in.Clear();
-  const auto bytes =
-      static_cast<int64_t>(train->ok() ? (*train)->SpaceUsedLong() : 0);
+  const std::shared_ptr<TrainBody> train = call->train;
+  WEFT_RETURN_IF_ERROR(front.FindModel(*call, train->model).status());
+  // PromiseStep charges for what the step keeps.
+  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<void> charge,
+                        std::move(train->charge));
+  const auto bytes = static_cast<int64_t>(
+      train->request.ok() ? train->request->SpaceUsedLong() : 0);
   return PromiseStep(
-      front, call, model, seq, bytes,
-      [&front, origin = call->origin(), model, train,
-       forward_only](const StepRun& run) {
-        if (!train->ok()) return train->status();
+      front, call, train->model, train->seq, bytes,
+      [&front, origin = call->origin(), train](const StepRun& run) {
+        if (!train->request.ok()) return train->request.status();
         // This is a copy, because the task runs again if the engine refuses the
         // step for now.
-        v1::ForwardBackwardRequest placed = **train;
-        placed.set_adapter_id(AdapterOfModel(model));
-        return forward_only
+        v1::ForwardBackwardRequest placed = *train->request;
+        placed.set_adapter_id(AdapterOfModel(train->model));
+        return train->forward_only
                    ? StartTrain<v1::ForwardRequest>(
                          front, origin, Rpc::kForward, std::move(placed), run)
                    : StartTrain<v1::ForwardBackwardRequest>(
