@@ -323,7 +323,9 @@ TEST_F(OutOfMemoryTest, WhatRanInPartsIsAsIfItHadRunAtOnce) {
               1);
     num_divided += std::ranges::all_of(
         ends, [](const absl::Status& end) { return end.ok(); });
-    if (ends[1].ok()) EXPECT_THAT(Optim(), IsOkAndHolds(*expected)) << place;
+    if (!ends[1].ok()) continue;
+    // Other parts are packed together, so sums have another order.
+    EXPECT_NEAR(*Optim(), *expected, 1e-4) << place;
   }
   EXPECT_GT(num_divided, 0);
 }
