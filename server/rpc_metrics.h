@@ -14,7 +14,8 @@
 
 namespace weft {
 
-// Every method of weft.v1 and of grpc.health.v1, in the order of kRpcMethods in rpc_metrics.cc.
+// Every method of weft.v1 and of grpc.health.v1, in the order of kRpcMethods in
+// rpc_metrics.cc.
 enum class Rpc : uint8_t {
   kForwardBackward,
   kForward,

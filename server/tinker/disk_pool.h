@@ -23,8 +23,8 @@ class DiskPool {
  public:
   using Work = std::function<void()>;
 
-  // Starts the threads. While `max_waiting` pieces of an owner's work wait for a
-  // thread, TryRun refuses more.
+  // Starts the threads. While `max_waiting` pieces of an owner's work wait for
+  // a thread, TryRun refuses more.
   DiskPool(size_t num_threads, size_t max_waiting);
   // Runs all work that waits, and joins the threads.
   ~DiskPool();
