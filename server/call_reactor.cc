@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/rpc_policy.h"
+#include "src/base/reason.h"
 
 namespace weft {
 
@@ -16,10 +17,19 @@ std::string CallReactor::Reader() const {
 }
 
 void CallReactor::Read(int64_t most) {
-  record_.core()->reads.Begin(reader_, this, [this, most] {
-    record_.AwaitClient(most);
-    StartRead(&bytes_);
-  });
+  const bool has_place =
+      record_.core()->reads.Begin(reader_, this, [this, most] {
+        record_.AwaitClient(most);
+        StartRead(&bytes_);
+      });
+  if (has_place) return;
+  End(WithReason(
+      absl::ResourceExhaustedError(absl::StrCat(
+          ReadTurns::kMostWaiting,
+          " of your calls wait until the requests of others have come: end "
+          "those first")),
+      {.name = "CALLS_UNDER_WAY",
+       .values = {{"limit", absl::StrCat(ReadTurns::kMostWaiting)}}}));
 }
 
 void CallReactor::OnReadDone(bool ok) {

@@ -2,17 +2,19 @@
 
 namespace weft {
 
-void ReadTurns::Begin(const std::string& client, const void* call, Read read) {
+bool ReadTurns::Begin(const std::string& client, const void* call, Read read) {
   {
     MutexLock lock(&mu_);
     Line& line = lines_[client];
     if (line.num_reading == kAtOnce) {
+      if (line.waiting.size() == kMostWaiting) return false;
       line.waiting.emplace_back(call, std::move(read));
-      return;
+      return true;
     }
     ++line.num_reading;
   }
   read();
+  return true;
 }
 
 void ReadTurns::End(const std::string& client) {

@@ -5,6 +5,7 @@
 #ifndef WEFT_SERVER_READ_TURNS_H_
 #define WEFT_SERVER_READ_TURNS_H_
 
+#include <cstddef>
 #include <deque>
 #include <functional>
 #include <map>
@@ -20,12 +21,15 @@ namespace weft {
 class ReadTurns {
  public:
   static constexpr int kAtOnce = 4;
+  // Each fills a window of HTTP/2 while it waits.
+  static constexpr size_t kMostWaiting = 1024;
   using Read = std::function<void()>;
 
   // Runs `read` when `client` reads fewer than kAtOnce messages: now or later.
-  // The first that ask are the first. `call` is for Remove.
-  void Begin(const std::string& client, const void* call, Read read)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  // The first that ask are the first. `call` is for Remove. Returns false, and
+  // never runs `read`, if kMostWaiting wait.
+  [[nodiscard]] bool Begin(const std::string& client, const void* call,
+                           Read read) ABSL_LOCKS_EXCLUDED(mu_);
   // The client has one message less to read.
   void End(const std::string& client) ABSL_LOCKS_EXCLUDED(mu_);
   // Returns whether the call waited for its turn, which it no longer gets.

@@ -23,8 +23,10 @@ namespace {
 constexpr char kReadinessService[] = "weft.v1.TrainingService";
 constexpr char kLivenessService[] = "liveness";
 
-// gRPC's memory quota, as a number of messages of the largest size.
+// gRPC's memory quota, as a number of messages of the largest size, and bytes
+// for the windows of calls that wait (ReadTurns).
 constexpr int64_t kQuotaMessages = 32;
+constexpr int64_t kQuotaWindows = int64_t{512} << 20;
 
 void SetKeepalive(grpc::ServerBuilder* builder) {
   constexpr int kSecond = 1000;
@@ -59,7 +61,8 @@ void SetLimits(const ServerOptions& options, grpc::ServerBuilder* builder) {
   // let a client that answers pings late send much more.
   builder->AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   grpc::ResourceQuota quota("weftd");
-  quota.Resize(static_cast<size_t>(options.max_message_bytes * kQuotaMessages));
+  quota.Resize(static_cast<size_t>(options.max_message_bytes * kQuotaMessages +
+                                   kQuotaWindows));
   builder->SetResourceQuota(quota);
 }
 

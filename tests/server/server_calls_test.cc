@@ -462,6 +462,23 @@ TEST_F(ServerCallsTest, ARequestIsChargedBeforeItIsParsed) {
   EXPECT_TRUE(core_.memory->Reserve("", core_.memory->most()).ok());
 }
 
+TEST(ReadTurnsTest, OnlySoManyCallsOfAClientWait) {
+  ReadTurns turns;
+  size_t num_reading = 0;
+  const auto begin = [&](const std::string& client) {
+    return turns.Begin(client, &turns, [&] { ++num_reading; });
+  };
+  for (size_t i = 0; i < ReadTurns::kAtOnce + ReadTurns::kMostWaiting; ++i) {
+    EXPECT_TRUE(begin("a"));
+  }
+  EXPECT_FALSE(begin("a"));
+  EXPECT_TRUE(begin("b"));
+  EXPECT_EQ(num_reading, ReadTurns::kAtOnce + 1);
+  turns.End("a");
+  EXPECT_EQ(num_reading, ReadTurns::kAtOnce + 2);
+  EXPECT_TRUE(begin("a"));
+}
+
 TEST(CancelSlotTest, HandleAndCancellationMeetFromAnyThreads) {
   for (int round = 0; round < 200; ++round) {
     CancelSlot slot;
