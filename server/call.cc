@@ -28,10 +28,14 @@ namespace {
 
 // What gRPC and the handler of a call take besides its messages.
 constexpr int64_t kCallBytes = 32 << 10;
+// What the client of a gRPC call may have sent before the call reads it.
+constexpr int64_t kWindowBytes = 64 << 10;
+// What the number of an expert takes in a result and in the reply made of it.
+constexpr int64_t kExpertBytes = 4;
 
 // Returns whether the method needs the scope train or admin.
 bool ChangesState(Rpc rpc) {
-  const RpcPolicy* const policy = FindPolicy(absl::StrCat("/", RpcName(rpc)));
+  const RpcPolicy* const policy = FindPolicy(RpcPath(rpc));
   return policy != nullptr &&
          (policy->scope == Scope::kTrain || policy->scope == Scope::kAdmin);
 }
@@ -64,7 +68,7 @@ absl::StatusOr<Caller> CallerOf(const ServiceCore& core,
                                 Rpc rpc) {
   if (core.authenticator == nullptr) return Caller();
   // Processor has already refused a call with two authorization headers.
-  return core.authenticator->Check(absl::StrCat("/", RpcName(rpc)),
+  return core.authenticator->Check(RpcPath(rpc),
                                    Header(context, "authorization"));
 }
 
@@ -104,9 +108,12 @@ CallRecord::CallRecord(ServiceCore* core, grpc::CallbackServerContext* context,
       origin_(std::move(origin)) {
   core_->open_calls.fetch_add(1);
   core_->metrics.Started(rpc);
+  entered_ = caller().status();
   if (origin_.promises) return;
   if (has_tenant()) entered_ = core_->quota.Enter(caller()->tenant());
-  if (caller().ok() && entered_.ok()) entered_ = Hold(kCallBytes);
+  if (entered_.ok()) {
+    entered_ = Hold(kCallBytes + (context_ == nullptr ? 0 : kWindowBytes));
+  }
 }
 
 CallRecord::CallRecord(ServiceCore* core, grpc::CallbackServerContext* context,
@@ -194,42 +201,38 @@ RequestLimits CallRecord::limits(const Engine& engine) const {
   return limits;
 }
 
+int64_t CallRecord::MostRequestBytes() const {
+  return std::min(FindPolicy(RpcPath(rpc_))->max_request_bytes,
+                  core_->options.max_message_bytes);
+}
+
 absl::StatusOr<std::shared_ptr<void>> CallRecord::Parse(
-    const grpc::ByteBuffer* bytes, google::protobuf::Message* request) {
-  // gRPC passes the bytes as const, but they belong to the call alone, and a
-  // call may last for hours.
-  auto* const own = const_cast<grpc::ByteBuffer*>(bytes);
-  const absl::Cleanup free = [own] { own->Clear(); };
-  if (!caller().ok()) return caller().status();
-  if (!own->Valid()) {
-    return absl::CancelledError("the client left before its request arrived");
-  }
+    grpc::ByteBuffer* bytes, google::protobuf::Message* request) {
+  const absl::Cleanup free = [bytes] { bytes->Clear(); };
   if (!std::exchange(arrived_, true)) {
     core_->quota.Arrive(caller()->tenant());
   }
-  const auto size = static_cast<int64_t>(own->Length());
-  const std::string method = RpcName(rpc_);
-  const int64_t most = FindPolicy(absl::StrCat("/", method))->max_request_bytes;
+  const auto size = static_cast<int64_t>(bytes->Length());
+  const int64_t most = MostRequestBytes();
   if (size > most) {
     return WithReason(
-        absl::ResourceExhaustedError(absl::StrCat("the request has ", size,
-                                                  " bytes, must have at most ",
-                                                  most, " for ", method)),
+        absl::ResourceExhaustedError(
+            absl::StrCat("the request has ", size, " bytes, must have at most ",
+                         most, " for ", RpcName(rpc_))),
         {.name = "TOO_LARGE", .values = {{"limit", absl::StrCat(most)}}});
   }
-  grpc::ProtoBufferReader wire(own);
+  grpc::ProtoBufferReader wire(bytes);
   WEFT_ASSIGN_OR_RETURN(std::shared_ptr<void> charge,
                         ChargeMessage(core_->memory.get(), OwnerKey(*caller()),
                                       *request->GetDescriptor(), &wire, size));
-  grpc::ProtoBufferReader again(own);
+  grpc::ProtoBufferReader again(bytes);
   if (request->ParseFromZeroCopyStream(&again)) return charge;
   return absl::InvalidArgumentError(
       absl::StrCat("the request is not a ", request->GetDescriptor()->name()));
 }
 
 absl::StatusOr<Engine*> CallRecord::Admit() const {
-  if (!caller().ok()) return caller().status();
-  if (!entered_.ok()) return entered_;
+  WEFT_RETURN_IF_ERROR(entered_);
   if (deadline() <= SteadyNow()) {
     return absl::DeadlineExceededError("the deadline passed before arrival");
   }
@@ -240,6 +243,20 @@ absl::Status CallRecord::Hold(int64_t bytes) {
   WEFT_ASSIGN_OR_RETURN(std::shared_ptr<void> reserved,
                         core_->memory->Reserve(OwnerKey(*caller()), bytes));
   held_.push_back(std::move(reserved));
+  return absl::OkStatus();
+}
+
+absl::Status CallRecord::HoldReply(int64_t bytes) {
+  return Hold(std::max<int64_t>(bytes - result_bytes_, 0));
+}
+
+absl::Status CallRecord::HoldResult(const RequestFields& fields,
+                                    const EngineInfo& info) {
+  const int64_t bytes =
+      fields.result_bytes + fields.routed_tokens * info.expert_layers *
+                                info.experts_per_token * kExpertBytes;
+  WEFT_RETURN_IF_ERROR(Hold(bytes));
+  result_bytes_ = bytes;
   return absl::OkStatus();
 }
 

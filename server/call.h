@@ -27,7 +27,7 @@ namespace weft {
 [[nodiscard]] std::string DigestOf(
     const google::protobuf::MessageLite& message);
 
-// Serializes a message for a call whose service is raw (raw_services.h).
+// Serializes a message for a CallReactor.
 [[nodiscard]] grpc::ByteBuffer ToBytes(
     const google::protobuf::Message& message);
 
@@ -75,25 +75,32 @@ class CallRecord {
     return origin_.caller;
   }
 
+  // Returns whether the call may go on. Errors: those of caller();
+  // RESOURCE_EXHAUSTED if the tenant has too many open calls; those of Hold.
+  [[nodiscard]] const absl::Status& entered() const { return entered_; }
+
+  [[nodiscard]] const std::string& peer() const { return origin_.peer; }
+  // Returns the size limit of the method's requests.
+  [[nodiscard]] int64_t MostRequestBytes() const;
+
   // Parses a request, and frees its bytes. Returns the charge to the caller's
   // memory, which the caller of Parse holds as long as the message. Errors, all
-  // before the memory is taken: those of caller(); CANCELLED if the client has
-  // gone before its request arrived; RESOURCE_EXHAUSTED with
-  // reason TOO_LARGE above the method's RpcPolicy::max_request_bytes; those of
-  // ChargeMessage.
+  // before the memory is taken: RESOURCE_EXHAUSTED with reason TOO_LARGE above
+  // MostRequestBytes; those of ChargeMessage. REQUIRES: entered() is OK.
   [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> Parse(
-      const grpc::ByteBuffer* bytes, google::protobuf::Message* request);
+      grpc::ByteBuffer* bytes, google::protobuf::Message* request);
 
-  // Returns the engine for new work. Errors: those of caller();
-  // RESOURCE_EXHAUSTED if the tenant has too many open calls; DEADLINE_EXCEEDED
-  // if the deadline has passed; UNAVAILABLE while the daemon starts or drains.
+  // Returns the engine for new work. Errors: those of entered();
+  // DEADLINE_EXCEEDED if the deadline has passed; UNAVAILABLE while the daemon
+  // starts or drains.
   [[nodiscard]] absl::StatusOr<Engine*> Admit() const;
 
   // Validates the request and returns it in the engine's form, with the
   // engine's names of adapters and the call's deadline (if the form has a
-  // deadline). Counts the request's tokens against the tenant's rate, until the
-  // call ends without work for the engine. REQUIRES:
-  // caller() is OK. Errors: those of Validate, Qualify and Spend.
+  // deadline). Charges the caller for the result, and counts the request's
+  // tokens against the tenant's rate, until the call ends without work for the
+  // engine. REQUIRES: caller() is OK. Errors: those of Validate, Qualify, Hold
+  // and Spend.
   template <typename Request>
   [[nodiscard]] auto Read(const Engine& engine, const Request& request)
       -> decltype(Validate(request, RequestLimits())) {
@@ -106,6 +113,8 @@ class CallRecord {
     if constexpr (requires { plain->promised; }) {
       plain->promised = origin_.promises;
     }
+    const absl::Status held = HoldResult(fields, engine.info());
+    if (!held.ok()) return held;
     const absl::Status spent = Spend(fields.cost);
     if (!spent.ok()) return spent;
     return plain;
@@ -163,6 +172,8 @@ class CallRecord {
   // Charges the caller for memory that the call takes, until Release. Errors:
   // those of FairBudget::Reserve.
   [[nodiscard]] absl::Status Hold(int64_t bytes);
+  // Charges the caller for a reply, unless Read has charged for the result.
+  [[nodiscard]] absl::Status HoldReply(int64_t bytes);
   // Ends the call if its client does not read or send `bytes` in time
   // (StalledCalls). The second method ends this wait.
   void AwaitClient(int64_t bytes = 0) { core_->stalled.Await(context_, bytes); }
@@ -193,6 +204,9 @@ class CallRecord {
  private:
   CallRecord(ServiceCore* core, grpc::CallbackServerContext* context,
              CallOrigin origin, Rpc rpc);
+  // Charges the caller for the result of a request.
+  [[nodiscard]] absl::Status HoldResult(const RequestFields& fields,
+                                        const EngineInfo& info);
   // Charges the tokens of a request to the tenant. Refund gives them back, for
   // a call that the engine refused or answered without computing anything.
   [[nodiscard]] absl::Status Spend(int64_t tokens);
@@ -214,13 +228,12 @@ class CallRecord {
   const Rpc rpc_;
   const absl::Time start_;
   const CallOrigin origin_;
-  // Whether the caller may have another call: the result of TenantQuota::Enter,
-  // which is OK without a valid token, and of Hold.
   absl::Status entered_;
   std::vector<std::shared_ptr<void>> held_;  // What Hold has reserved.
   std::string object_;
-  int64_t spent_ = 0;     // The tokens that this call was charged.
-  bool arrived_ = false;  // Parse has had a message.
+  int64_t result_bytes_ = 0;  // What Read has charged for the result.
+  int64_t spent_ = 0;         // The tokens that this call was charged.
+  bool arrived_ = false;      // Parse has had a message.
 };
 
 }  // namespace weft

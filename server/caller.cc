@@ -59,6 +59,7 @@ absl::Status Caller::Qualify(const RequestFields& fields) const {
   } else if (fields.adapter_id != nullptr) {
     QualifyId(fields.adapter_id);
   }
+  if (fields.caller != nullptr) *fields.caller = tenant_;
   if (fields.source_adapter_id != nullptr) QualifyId(fields.source_adapter_id);
   if (fields.list != nullptr) {
     fields.list->after.insert(0, prefix_);

@@ -35,10 +35,10 @@ class Caller {
   [[nodiscard]] bool sees_all() const { return prefix_.empty(); }
 
   // Replaces the caller's names of adapters in a validated request by the
-  // engine's names. Also sets the tenant of a new adapter, and limits a list to
-  // the caller's adapters. Errors: PERMISSION_DENIED if a tenant's request
-  // names another tenant; INVALID_ARGUMENT if an admin's request names a tenant
-  // that differs from the one in the adapter's name.
+  // engine's names. Also sets the tenant of a new adapter and of the call, and
+  // limits a list to the caller's adapters. Errors: PERMISSION_DENIED if a
+  // tenant's request names another tenant; INVALID_ARGUMENT if an admin's
+  // request names a tenant that differs from the one in the adapter's name.
   [[nodiscard]] absl::Status Qualify(const RequestFields& fields) const;
 
   // Replaces the engine's names in a result by the caller's names. If the

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "server/call.h"
 #include "server/file_assembler.h"
 #include "server/request_validation.h"
 #include "server/response_conversion.h"
@@ -31,8 +30,9 @@ using Files = std::vector<FileSource>;
 
 // Charges the caller for the files before the engine makes them, and then has
 // the engine make them.
-void Run(Engine& engine, CallRecord& record,
-         const ExportAdapterRequest& request, const Callback<Files>& done) {
+void MakeFiles(Engine& engine, CallRecord& record,
+               const ExportAdapterRequest& request,
+               const Callback<Files>& done) {
   engine.GetAdapter(
       request.adapter_id, [&engine, &record, request,
                            done](const absl::StatusOr<AdapterInfo>& info) {
@@ -52,102 +52,74 @@ void Run(Engine& engine, CallRecord& record,
       });
 }
 
-void Run(Engine& engine, CallRecord& /*record*/,
-         std::pair<std::string, std::string> checkpoint, Callback<Files> done) {
+void MakeFiles(Engine& engine, CallRecord& /*record*/,
+               std::pair<std::string, std::string> checkpoint,
+               Callback<Files> done) {
   engine.DownloadCheckpoint(std::move(checkpoint.first),
                             std::move(checkpoint.second), std::move(done));
 }
 
-// A call that sends files: ExportAdapter or DownloadCheckpoint. Ownership:
-// shared by gRPC (until OnDone) and the engine's callback.
+// A call that sends files: ExportAdapter or DownloadCheckpoint.
 template <typename Request, typename Response>
-class SendCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
+class SendCall final : public RequestReactor<Request> {
  public:
-  SendCall(ServiceCore* core, grpc::CallbackServerContext* context, Rpc rpc)
-      : record_(core, context, rpc) {}
-
-  static SendCall* Start(ServiceCore* core,
-                         grpc::CallbackServerContext* context, Rpc rpc,
-                         const grpc::ByteBuffer* bytes) {
-    const auto call = std::make_shared<SendCall>(core, context, rpc);
-    call->self_ = call;
-    call->record_.CountReceived();
-    Request request;
-    const auto charge = call->record_.Parse(bytes, &request);
-    if (!charge.ok()) {
-      call->End(charge.status());
-      return call.get();
-    }
-    absl::Status refused;
-    const absl::Status begun =
-        call->record_.Begin(request, [&](Engine& engine, auto plain) {
-          refused = call->record_.Hold(kSendBytes);
-          if (!refused.ok()) return;
-          Run(engine, call->record_, std::move(plain),
-              [call](absl::StatusOr<Files> files) {
-                if (!files.ok()) return call->End(files.status());
-                call->files_ = *std::move(files);
-                call->SendNext();
-              });
-        });
-    refused.Update(begun);
-    if (!refused.ok()) call->End(refused);
-    return call.get();
-  }
+  using RequestReactor<Request>::RequestReactor;
 
  private:
+  void Run(const Request& request) override {
+    absl::Status refused;
+    const absl::Status begun =
+        this->record().Begin(request, [&](Engine& engine, auto plain) {
+          refused = this->record().Hold(kSendBytes);
+          if (!refused.ok()) return;
+          MakeFiles(engine, this->record(), std::move(plain),
+                    [this, call = this->self()](absl::StatusOr<Files> files) {
+                      if (!files.ok()) return this->End(files.status());
+                      files_ = *std::move(files);
+                      SendNext();
+                    });
+        });
+    refused.Update(begun);
+    if (!refused.ok()) this->End(refused);
+  }
+
   // Reads and sends the next piece, or sends the status after the last one. An
   // empty file is sent as one empty piece, so that the client gets its name.
   void SendNext() {
-    if (file_ == files_.size()) return End(absl::OkStatus());
-    record_.core()->files.Post([this] {
+    if (file_ == files_.size()) return this->End(absl::OkStatus());
+    this->record().core()->files.Post([this] {
       absl::StatusOr<std::string> piece =
           files_[file_].Read(offset_, kChunkBytes);
-      piece.ok() ? Send(*std::move(piece)) : End(piece.status());
+      piece.ok() ? SendPiece(*std::move(piece)) : this->End(piece.status());
     });
   }
 
-  void Send(std::string piece) {
+  void SendPiece(std::string piece) {
     const FileSource& file = files_[file_];
     Response message;
     message.mutable_chunk()->set_name(file.name());
     offset_ += piece.size();
     if (piece.empty() && offset_ < file.size()) {
-      return End(absl::DataLossError(file.name() + " has become shorter"));
+      return this->End(
+          absl::DataLossError(file.name() + " has become shorter"));
     }
     message.mutable_chunk()->set_data(std::move(piece));
     if (offset_ == file.size()) {
       ++file_;
       offset_ = 0;
     }
-    record_.CountSent();
-    record_.AwaitClient();
-    bytes_ = ToBytes(message);
-    StartWrite(&bytes_);
-  }
-
-  void End(const absl::Status& status) {
-    record_.AwaitClient();
-    Finish(record_.Close(status));
+    this->Write(message);
   }
 
   void OnWriteDone(bool ok) override {
-    record_.StopAwaiting();
-    if (!ok) return End(absl::CancelledError("the client went away"));
+    this->record().StopAwaiting();
+    if (!ok) return this->End(absl::CancelledError("the client went away"));
     SendNext();
   }
 
-  void OnDone() override {
-    record_.Release();
-    const std::shared_ptr<SendCall> self = std::move(self_);
-  }
-
-  CallRecord record_;
   Files files_;
-  size_t file_ = 0;         // The next file to send.
-  uint64_t offset_ = 0;     // The next byte of this file to send.
-  grpc::ByteBuffer bytes_;  // Belongs to gRPC during a write.
-  std::shared_ptr<SendCall> self_;
+  size_t file_ = 0;      // The next file to send.
+  uint64_t offset_ = 0;  // The next byte of this file to send.
 };
 
 // ImportKind and UploadKind hold what differs between ImportAdapter and
@@ -157,7 +129,6 @@ struct ImportKind {
   using Response = v1::ImportAdapterResponse;
   using Assembler = ImportAssembler;
   using Result = AdapterInfo;
-  static constexpr Rpc kRpc = Rpc::kImportAdapter;
 
   static void Run(Engine& engine, ImportAdapterRequest request,
                   Callback<Result> done) {
@@ -173,7 +144,6 @@ struct UploadKind {
   using Response = v1::UploadCheckpointResponse;
   using Assembler = UploadAssembler;
   using Result = CheckpointInfo;
-  static constexpr Rpc kRpc = Rpc::kUploadCheckpoint;
 
   static void Run(Engine& engine, UploadCheckpointRequest request,
                   Callback<Result> done) {
@@ -184,57 +154,37 @@ struct UploadKind {
   }
 };
 
-// A call that receives files: ImportAdapter or UploadCheckpoint. Ownership:
-// shared by gRPC (until OnDone) and the engine's callback.
+// A call that receives files: ImportAdapter or UploadCheckpoint.
 template <typename Kind>
-class ReceiveCall final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
+class ReceiveCall final : public CallReactor {
  public:
-  ReceiveCall(ServiceCore* core, grpc::CallbackServerContext* context,
-              grpc::ByteBuffer* response)
-      : record_(core, context, Kind::kRpc), response_(response) {}
-
-  static ReceiveCall* Start(ServiceCore* core,
-                            grpc::CallbackServerContext* context,
-                            grpc::ByteBuffer* response) {
-    const auto call = std::make_shared<ReceiveCall>(core, context, response);
-    call->self_ = call;
-    const absl::StatusOr<Engine*> engine = call->record_.Admit();
-    if (engine.ok()) {
-      call->engine_ = *engine;
-      call->assembler_ =
-          typename Kind::Assembler(call->record_.caller()->sees_all());
-      call->ReadNext();
-    } else {
-      call->End(engine.status());
-    }
-    return call.get();
-  }
+  using CallReactor::CallReactor;
 
  private:
-  void OnReadDone(bool ok) override {
-    record_.StopAwaiting();
+  void Begin() override {
+    const absl::StatusOr<Engine*> engine = record().Admit();
+    if (!engine.ok()) return End(engine.status());
+    engine_ = *engine;
+    assembler_ = typename Kind::Assembler(record().caller()->sees_all());
+    Read();
+  }
+
+  void OnRead(bool ok) override {
     if (!ok) return HandOver();
-    record_.CountReceived();
     typename Kind::Request message;
-    const auto charge = record_.Parse(&bytes_, &message);
+    const auto charge = Parse(&message);
     absl::Status status = charge.status();
     if (status.ok()) status = Hold(message.chunk().data().size());
     if (status.ok()) status = assembler_.Add(message);
-    if (!status.ok()) return End(status);
-    ReadNext();
-  }
-
-  void ReadNext() {
-    record_.AwaitClient();
-    StartRead(&bytes_);
+    status.ok() ? Read() : Fail(status);
   }
 
   // Reserves bytes in the tenant's part of --max-import-bytes.
   absl::Status Hold(size_t bytes) {
-    const ServiceCore& core = *record_.core();
+    const ServiceCore& core = *record().core();
     const auto count = static_cast<int64_t>(bytes);
     if (count == 0) return absl::OkStatus();
-    auto reserved = core.imports->Reserve(OwnerKey(*record_.caller()),
+    auto reserved = core.imports->Reserve(OwnerKey(*record().caller()),
                                           count + kReservationBytes);
     if (reserved.ok()) {
       held_bytes_ += count;
@@ -255,84 +205,56 @@ class ReceiveCall final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
                        .values = {{"limit", absl::StrCat(share)}}});
   }
 
-  void Release() {
-    assembler_ = typename Kind::Assembler();
-    held_.clear();
-  }
-
   // Passes the whole request to the engine when the client has half-closed.
   void HandOver() {
-    if (record_.context()->IsCancelled()) {
-      return End(absl::CancelledError("the client went away"));
+    if (record().context()->IsCancelled()) {
+      return Fail(absl::CancelledError("the client went away"));
     }
     auto request = assembler_.Finish();
-    if (!request.ok()) return End(request.status());
-    const absl::Status own = record_.Take(FieldsOf(&*request));
-    if (!own.ok()) return End(own);
-    const TraceScope scope(record_.trace());
-    Kind::Run(*engine_, *std::move(request),
-              [call = self_](absl::StatusOr<typename Kind::Result> info) {
-                if (info.ok()) {
-                  call->record_.caller()->Reveal(&*info);
-                  typename Kind::Response reply;
-                  Kind::Put(*info, &reply);
-                  *call->response_ = ToBytes(reply);
-                  call->record_.CountSent();
-                }
-                call->End(info.status());
-              });
+    if (!request.ok()) return Fail(request.status());
+    const absl::Status own = record().Take(FieldsOf(&*request));
+    if (!own.ok()) return Fail(own);
+    const TraceScope scope(record().trace());
+    Kind::Run(
+        *engine_, *std::move(request),
+        [this, call = self()](absl::StatusOr<typename Kind::Result> info) {
+          if (!info.ok()) return Fail(info.status());
+          record().caller()->Reveal(&*info);
+          typename Kind::Response reply;
+          Kind::Put(*info, &reply);
+          ReleaseFiles();
+          Send(reply);
+        });
+  }
+
+  void Fail(const absl::Status& status) {
+    ReleaseFiles();
+    End(status);
   }
 
   // Releases the held bytes before the reply, because a client that has the
   // reply may begin its next upload at once.
-  void End(const absl::Status& status) {
-    Release();
-    record_.AwaitClient();
-    Finish(record_.Close(status));
+  void ReleaseFiles() {
+    assembler_ = typename Kind::Assembler();
+    held_.clear();
   }
 
-  void OnDone() override {
-    record_.Release();
-    const std::shared_ptr<ReceiveCall> self = std::move(self_);
-  }
-
-  CallRecord record_;
-  grpc::ByteBuffer* const response_;
   Engine* engine_ = nullptr;
-  grpc::ByteBuffer bytes_;  // Belongs to gRPC during a read.
   typename Kind::Assembler assembler_;
   int64_t held_bytes_ = 0;
   std::vector<std::shared_ptr<void>> held_;  // Reservations of these bytes.
-  std::shared_ptr<ReceiveCall> self_;
 };
 
 }  // namespace
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* StartExport(
-    ServiceCore* core, grpc::CallbackServerContext* context,
-    const grpc::ByteBuffer* request) {
-  using Call = SendCall<v1::ExportAdapterRequest, v1::ExportAdapterResponse>;
-  return Call::Start(core, context, Rpc::kExportAdapter, request);
-}
-
-grpc::ServerWriteReactor<grpc::ByteBuffer>* StartDownload(
-    ServiceCore* core, grpc::CallbackServerContext* context,
-    const grpc::ByteBuffer* request) {
-  using Call =
-      SendCall<v1::DownloadCheckpointRequest, v1::DownloadCheckpointResponse>;
-  return Call::Start(core, context, Rpc::kDownloadCheckpoint, request);
-}
-
-grpc::ServerReadReactor<grpc::ByteBuffer>* StartImport(
-    ServiceCore* core, grpc::CallbackServerContext* context,
-    grpc::ByteBuffer* response) {
-  return ReceiveCall<ImportKind>::Start(core, context, response);
-}
-
-grpc::ServerReadReactor<grpc::ByteBuffer>* StartUpload(
-    ServiceCore* core, grpc::CallbackServerContext* context,
-    grpc::ByteBuffer* response) {
-  return ReceiveCall<UploadKind>::Start(core, context, response);
+void AddFileStreams(RawService* service) {
+  service->Add<SendCall<v1::ExportAdapterRequest, v1::ExportAdapterResponse>>(
+      Rpc::kExportAdapter);
+  service->Add<
+      SendCall<v1::DownloadCheckpointRequest, v1::DownloadCheckpointResponse>>(
+      Rpc::kDownloadCheckpoint);
+  service->Add<ReceiveCall<ImportKind>>(Rpc::kImportAdapter);
+  service->Add<ReceiveCall<UploadKind>>(Rpc::kUploadCheckpoint);
 }
 
 }  // namespace weft

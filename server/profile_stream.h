@@ -1,18 +1,14 @@
-// The reactor of ServerService.Profile. It frees itself.
+// ServerService.Profile.
 #ifndef WEFT_SERVER_PROFILE_STREAM_H_
 #define WEFT_SERVER_PROFILE_STREAM_H_
 
-#include "grpcpp/grpcpp.h"
-#include "server/service_core.h"
-#include "weft/v1/server.pb.h"
+#include "server/raw_service.h"
 
 namespace weft {
 
-// Sends the trace in pieces of at most 1 MiB when the profile has ended. If the
-// client goes away, the profile ends early.
-[[nodiscard]] grpc::ServerWriteReactor<grpc::ByteBuffer>* StartProfile(
-    ServiceCore* core, grpc::CallbackServerContext* context,
-    const grpc::ByteBuffer* request);
+// The call sends the trace in pieces of at most 1 MiB when the profile has
+// ended. If the client goes away, the profile ends early.
+void AddProfile(RawService* service);
 
 }  // namespace weft
 

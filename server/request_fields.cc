@@ -1,9 +1,40 @@
 #include "server/request_fields.h"
 
 namespace weft {
+namespace {
+
+// What a token with its log-probability takes in a result and in the reply made
+// of it, and what a list of likely tokens and each of its entries take besides.
+constexpr int64_t kTokenBytes = 16;
+constexpr int64_t kTopListBytes = 192;
+constexpr int64_t kTopEntryBytes = 24;
+
+int64_t ScoredBytes(int64_t num_tokens, int top_logprobs) {
+  const int64_t list =
+      top_logprobs == 0 ? 0 : kTopListBytes + kTopEntryBytes * top_logprobs;
+  return num_tokens * (kTokenBytes + list);
+}
+
+int64_t ResultBytes(const SampleRequest& request) {
+  const auto prompt = static_cast<int64_t>(request.prompt.size());
+  const int64_t scored_prompt =
+      request.prompt_logprobs || request.prompt_top_logprobs > 0 ? prompt : 0;
+  return ScoredBytes(int64_t{request.num_samples} * request.config.max_tokens,
+                     request.top_logprobs) +
+         ScoredBytes(scored_prompt, request.prompt_top_logprobs);
+}
+
+int64_t RoutedTokens(const SampleRequest& request) {
+  if (!request.return_routing) return 0;
+  return request.num_samples * (static_cast<int64_t>(request.prompt.size()) +
+                                request.config.max_tokens);
+}
+
+}  // namespace
 
 RequestFields FieldsOf(TrainRequest* request) {
   return {.adapter_id = &request->adapter_id,
+          .caller = &request->tenant,
           .deadline = &request->deadline,
           .cost = request->num_tokens()};
 }
@@ -14,9 +45,12 @@ RequestFields FieldsOf(OptimStepRequest* request) {
 
 RequestFields FieldsOf(SampleRequest* request) {
   return {.adapter_id = &request->adapter_id,
+          .caller = &request->tenant,
           .deadline = &request->deadline,
           .cost = static_cast<int64_t>(request->prompt.size()) +
-                  int64_t{request->num_samples} * request->config.max_tokens};
+                  int64_t{request->num_samples} * request->config.max_tokens,
+          .result_bytes = ResultBytes(*request),
+          .routed_tokens = RoutedTokens(*request)};
 }
 
 RequestFields FieldsOf(CreateAdapterRequest* request) {

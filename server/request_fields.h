@@ -30,6 +30,8 @@ struct RequestFields {
   std::string* source_adapter_id = nullptr;
   // The tenant of an adapter that the request may create.
   std::string* tenant = nullptr;
+  // Gets the caller's tenant.
+  std::string* caller = nullptr;
   // A request for a list of adapters.
   ListAdaptersRequest* list = nullptr;
   // The checkpoint in audit lines, after the adapter.
@@ -38,6 +40,10 @@ struct RequestFields {
   absl::Time* deadline = nullptr;
   // The tokens that count against the tenant's rate.
   int64_t cost = 0;
+  // At most how many bytes of memory the result takes, for requests of a few
+  // bytes whose results may be large. Without the experts of `routed_tokens`.
+  int64_t result_bytes = 0;
+  int64_t routed_tokens = 0;
 };
 
 [[nodiscard]] RequestFields FieldsOf(TrainRequest* request);

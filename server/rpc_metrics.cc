@@ -40,6 +40,8 @@ constexpr RpcMethod kRpcMethods[] = {
     {"weft.v1.ServerService", "GetInfo", "unary"},
     {"weft.v1.ServerService", "Drain", "unary"},
     {"weft.v1.ServerService", "Profile", "server_stream"},
+    {"grpc.health.v1.Health", "Check", "unary"},
+    {"grpc.health.v1.Health", "Watch", "server_stream"},
 };
 static_assert(std::size(kRpcMethods) == static_cast<size_t>(Rpc::kCount));
 
@@ -94,10 +96,18 @@ RejectReason ReasonOfExhausted(const absl::Status& status) {
 
 }  // namespace
 
-std::string RpcName(Rpc rpc) {
-  const RpcMethod& method = kRpcMethods[Index(rpc)];
-  return absl::StrCat(method.service, "/", method.method);
+const std::string& RpcPath(Rpc rpc) {
+  static const auto& paths = *[] {
+    auto* const all = new std::vector<std::string>();
+    for (const RpcMethod& method : kRpcMethods) {
+      all->push_back(absl::StrCat("/", method.service, "/", method.method));
+    }
+    return all;
+  }();
+  return paths[Index(rpc)];
 }
+
+std::string RpcName(Rpc rpc) { return RpcPath(rpc).substr(1); }
 
 RejectReason ReasonOf(const absl::Status& status) {
   switch (status.code()) {

@@ -14,7 +14,8 @@
 
 namespace weft {
 
-// Every method of weft.v1, in the order of kRpcMethods in rpc_metrics.cc.
+// Every method of weft.v1 and of grpc.health.v1, in the order of kRpcMethods in
+// rpc_metrics.cc.
 enum class Rpc : uint8_t {
   kForwardBackward,
   kForward,
@@ -38,10 +39,14 @@ enum class Rpc : uint8_t {
   kGetInfo,
   kDrain,
   kProfile,
+  kHealthCheck,
+  kHealthWatch,
   kCount,
 };
 
-// Returns a name such as "weft.v1.TrainingService/ForwardBackward".
+// Returns a path such as "/weft.v1.TrainingService/ForwardBackward".
+[[nodiscard]] const std::string& RpcPath(Rpc rpc);
+// Returns the path without its first slash.
 [[nodiscard]] std::string RpcName(Rpc rpc);
 
 // Why a call was refused. kInvalid means INVALID_ARGUMENT. kTooLarge means the

@@ -2,15 +2,13 @@
 
 #include <algorithm>
 #include <deque>
-#include <memory>
 #include <optional>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "server/call.h"
-#include "server/cancel_slot.h"
 #include "server/response_conversion.h"
 #include "src/base/mutex.h"
+#include "weft/v1/sampling.pb.h"
 
 namespace weft {
 namespace {
@@ -23,39 +21,25 @@ size_t NumValues(const v1::SampleStreamResponse& message) {
   return values;
 }
 
-// Ownership: shared by gRPC (until OnDone) and the engine's two callbacks.
-class SampleStreamCall final
-    : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
+class SampleStreamCall final : public RequestReactor<v1::SampleStreamRequest> {
  public:
-  SampleStreamCall(ServiceCore* core, grpc::CallbackServerContext* context)
-      : record_(core, context, Rpc::kSampleStream) {}
-
-  static SampleStreamCall* Start(ServiceCore* core,
-                                 grpc::CallbackServerContext* context,
-                                 const grpc::ByteBuffer* bytes) {
-    const auto call = std::make_shared<SampleStreamCall>(core, context);
-    call->self_ = call;
-    call->record_.CountReceived();
-    v1::SampleStreamRequest request;
-    const auto charge = call->record_.Parse(bytes, &request);
-    if (!charge.ok()) {
-      call->End(charge.status());
-      return call.get();
-    }
-    const absl::Status refused = call->record_.Begin(
-        request.request(), [&call](Engine& engine, SampleRequest plain) {
-          call->cancel_.Set(engine.Sample(
-              std::move(plain),
-              [call = call](const SampleDelta& delta) { call->Add(delta); },
-              [call = call](const absl::StatusOr<SampleResult>& result) {
-                call->End(result.status());
-              }));
-        });
-    if (!refused.ok()) call->End(refused);
-    return call.get();
-  }
+  using RequestReactor::RequestReactor;
 
  private:
+  void Run(const v1::SampleStreamRequest& request) override {
+    const absl::Status refused = record().Begin(
+        request.request(), [this](Engine& engine, SampleRequest plain) {
+          SetCancel(engine.Sample(
+              std::move(plain),
+              [this, call = self()](const SampleDelta& delta) { Add(delta); },
+              [this,
+               call = self()](const absl::StatusOr<SampleResult>& result) {
+                Close(result.status());
+              }));
+        });
+    if (!refused.ok()) Close(refused);
+  }
+
   void Add(const SampleDelta& delta) ABSL_LOCKS_EXCLUDED(mu_) {
     v1::SampleStreamResponse message;
     ToProto(delta, &message);
@@ -77,13 +61,13 @@ class SampleStreamCall final
       if (too_slow) Drop();
     }
     // Without TryCancel, a write that the slow client blocks would not end.
-    if (too_slow) record_.context()->TryCancel();
+    if (too_slow) record().context()->TryCancel();
     Pump();
   }
 
-  // Ends the call with `status`. If `status` is OK, the waiting messages are
+  // Ends the call with `status`. If it is OK, the waiting messages are
   // sent first. Otherwise they are dropped.
-  void End(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_) {
+  void Close(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_) {
     {
       MutexLock lock(&mu_);
       if (!status.ok()) Drop();
@@ -112,14 +96,7 @@ class SampleStreamCall final
       }
       busy_ = true;  // Stays true after the status, which is the last write.
     }
-    record_.AwaitClient();
-    if (is_last) {
-      Finish(record_.Close(outcome));
-    } else {
-      record_.CountSent();
-      bytes_ = ToBytes(message);
-      StartWrite(&bytes_);
-    }
+    is_last ? End(outcome) : Write(message);
   }
 
   void Drop() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -129,42 +106,28 @@ class SampleStreamCall final
   }
 
   void OnWriteDone(bool ok) override {
-    record_.StopAwaiting();
+    record().StopAwaiting();
     {
       MutexLock lock(&mu_);
       busy_ = false;
       if (!ok) Drop();
     }
-    if (!ok) cancel_.Cancel();
+    if (!ok) Cancel();
     Pump();
   }
 
-  void OnCancel() override { cancel_.Cancel(); }
-
-  void OnDone() override {
-    cancel_.Clear();
-    record_.Release();
-    const std::shared_ptr<SampleStreamCall> self = std::move(self_);
-  }
-
-  CallRecord record_;
-  CancelSlot cancel_;
   Mutex mu_;
   std::deque<v1::SampleStreamResponse> waiting_ ABSL_GUARDED_BY(mu_);
   size_t waiting_values_ ABSL_GUARDED_BY(mu_) = 0;
   bool dropped_ ABSL_GUARDED_BY(mu_) = false;  // New messages are dropped.
   bool busy_ ABSL_GUARDED_BY(mu_) = false;     // A write or Finish is running.
   std::optional<absl::Status> outcome_ ABSL_GUARDED_BY(mu_);
-  grpc::ByteBuffer bytes_;  // Belongs to gRPC while busy_.
-  std::shared_ptr<SampleStreamCall> self_;
 };
 
 }  // namespace
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* StartSampleStream(
-    ServiceCore* core, grpc::CallbackServerContext* context,
-    const grpc::ByteBuffer* request) {
-  return SampleStreamCall::Start(core, context, request);
+void AddSampleStream(RawService* service) {
+  service->Add<SampleStreamCall>(Rpc::kSampleStream);
 }
 
 }  // namespace weft

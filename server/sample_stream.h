@@ -1,21 +1,17 @@
-// The reactor of SamplingService.SampleStream.
+// SamplingService.SampleStream.
 #ifndef WEFT_SERVER_SAMPLE_STREAM_H_
 #define WEFT_SERVER_SAMPLE_STREAM_H_
 
-#include "grpcpp/grpcpp.h"
-#include "server/service_core.h"
-#include "weft/v1/sampling.pb.h"
+#include <cstddef>
+
+#include "server/raw_service.h"
 
 namespace weft {
 
-// Starts the call and returns its reactor, which frees itself.
-//
 // If tokens come faster than the client reads, they are merged into one waiting
 // message per sample. If more than kMaxWaitingValues wait, the call is
 // cancelled, so that a slow client cannot hold the server's memory.
-[[nodiscard]] grpc::ServerWriteReactor<grpc::ByteBuffer>* StartSampleStream(
-    ServiceCore* core, grpc::CallbackServerContext* context,
-    const grpc::ByteBuffer* request);
+void AddSampleStream(RawService* service);
 
 // The most tokens and top-logprob entries that may wait for a slow client,
 // about 8 bytes each.

@@ -5,12 +5,11 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/strip.h"
 #include "server/profile_stream.h"
-#include "server/raw_services.h"
 #include "server/request_validation.h"
 #include "server/server_load.h"
 #include "server/services.h"
-#include "server/unary_call.h"
 #include "server/version.h"
+#include "weft/v1/server.pb.h"
 #include "weft/v1/training.pb.h"
 
 namespace weft {
@@ -58,116 +57,95 @@ void FillLimits(const EngineInfo& info, v1::ServerInfo* out) {
   out->set_string_stops(info.has_byte_decoder);
 }
 
-class ServerService final : public RawServerService {
- public:
-  explicit ServerService(ServiceCore* core) : core_(core) {}
+// Sets the fields that are known without an engine.
+void FillOptions(const ServiceCore& core, v1::ServerInfo* info) {
+  const ServerOptions& options = core.options;
+  info->set_version(kVersion);
+  info->mutable_model()->set_name(options.model_name);
+  info->set_max_data_per_request(
+      static_cast<uint32_t>(options.max_data_per_request));
+  info->set_max_tokens_per_request(
+      static_cast<uint32_t>(options.max_tokens_per_request));
+  info->set_max_samples(static_cast<uint32_t>(options.max_samples));
+  info->set_max_message_bytes(static_cast<uint64_t>(options.max_message_bytes));
+  info->set_max_targets_per_token(kMaxTargetsPerToken);
+  info->set_max_stop_entries(static_cast<uint32_t>(kMaxStopEntries));
+  info->set_max_top_logprobs(kMaxTopLogprobs);
+  FillLosses(info);
+  info->set_draining(core.engine.draining());
+}
 
-  grpc::ServerUnaryReactor* GetInfo(grpc::CallbackServerContext* context,
-                                    const grpc::ByteBuffer* request,
-                                    grpc::ByteBuffer* response) override {
-    const auto call = UnaryCall::Start(core_, context, Rpc::kGetInfo, response);
-    v1::GetInfoRequest ignored;
-    const auto charge = call->record().Parse(request, &ignored);
-    if (!charge.ok()) {
-      call->Fail(charge.status());
-      return call.get();
-    }
+class GetInfoCall final : public RequestReactor<v1::GetInfoRequest> {
+ public:
+  using RequestReactor::RequestReactor;
+
+ private:
+  void Run(const v1::GetInfoRequest& /*request*/) override {
+    const ServiceCore& core = *record().core();
     v1::GetInfoResponse reply;
     v1::ServerInfo* const info = reply.mutable_info();
-    FillOptions(info);
-    Engine* const engine = core_->engine.Peek();
-    if (engine == nullptr) {
-      call->Send(reply);
-      return call.get();
-    }
+    FillOptions(core, info);
+    Engine* const engine = core.engine.Peek();
+    if (engine == nullptr) return Send(reply);
     info->set_device(engine->info().device);
     FillLimits(engine->info(), info);
     FillModel(engine->info(), info->mutable_model());
-    if (call->record().caller()->sees_all()) {
-      info->set_num_adapters(static_cast<uint32_t>(engine->num_adapters()));
-      FillLoad(*core_->registry, info->mutable_load());
-      call->Send(reply);
-      return call.get();
-    }
-    // Counts only the tenant's own adapters, because a tenant must not learn
-    // how many adapters others have.
+    if (!record().caller()->sees_all()) return CountOwn(engine, reply);
+    info->set_num_adapters(static_cast<uint32_t>(engine->num_adapters()));
+    FillLoad(*core.registry, info->mutable_load());
+    Send(reply);
+  }
+
+  // Counts only the tenant's own adapters, because a tenant must not learn how
+  // many adapters others have.
+  void CountOwn(Engine* engine, v1::GetInfoResponse reply) {
     ListAdaptersRequest own{
         .size = static_cast<size_t>(engine->info().max_adapters)};
-    (void)call->record().caller()->Qualify(FieldsOf(&own));
+    (void)record().caller()->Qualify(FieldsOf(&own));
     engine->ListAdapters(
-        std::move(own),
-        [call, reply](absl::StatusOr<AdapterPage> page) mutable {
+        std::move(own), [this, call = self(), reply = std::move(reply)](
+                            absl::StatusOr<AdapterPage> page) mutable {
           // UNAVAILABLE means that adapters are still being restored after a
           // start. The reply then leaves out their number.
           if (!page.ok() && !absl::IsUnavailable(page.status())) {
-            return call->Fail(page.status());
+            return End(page.status());
           }
           if (page.ok()) {
-            call->record().caller()->Reveal(&*page);
+            record().caller()->Reveal(&*page);
             reply.mutable_info()->set_num_adapters(
                 static_cast<uint32_t>(page->adapters.size()));
           }
-          call->Send(reply);
+          Send(reply);
         });
-    return call.get();
   }
+};
 
-  grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* context,
-                                  const grpc::ByteBuffer* request,
-                                  grpc::ByteBuffer* response) override {
-    const auto call = UnaryCall::Start(core_, context, Rpc::kDrain, response);
-    v1::DrainRequest ignored;
-    const auto charge = call->record().Parse(request, &ignored);
-    if (!charge.ok()) {
-      call->Fail(charge.status());
-      return call.get();
-    }
-    Engine* const engine = core_->engine.Peek();
-    if (engine == nullptr) {
-      call->Fail(absl::UnavailableError("the server is starting"));
-      return call.get();
-    }
-    core_->begin_drain();
-    engine->Drain([call](const absl::StatusOr<bool>& drained) {
-      drained.ok() ? call->Send(v1::DrainResponse())
-                   : call->Fail(drained.status());
-    });
-    return call.get();
-  }
-
-  grpc::ServerWriteReactor<grpc::ByteBuffer>* Profile(
-      grpc::CallbackServerContext* context,
-      const grpc::ByteBuffer* request) override {
-    return StartProfile(core_, context, request);
-  }
+class DrainCall final : public RequestReactor<v1::DrainRequest> {
+ public:
+  using RequestReactor::RequestReactor;
 
  private:
-  // Sets the fields that are known without an engine.
-  void FillOptions(v1::ServerInfo* info) const {
-    const ServerOptions& options = core_->options;
-    info->set_version(kVersion);
-    info->mutable_model()->set_name(options.model_name);
-    info->set_max_data_per_request(
-        static_cast<uint32_t>(options.max_data_per_request));
-    info->set_max_tokens_per_request(
-        static_cast<uint32_t>(options.max_tokens_per_request));
-    info->set_max_samples(static_cast<uint32_t>(options.max_samples));
-    info->set_max_message_bytes(
-        static_cast<uint64_t>(options.max_message_bytes));
-    info->set_max_targets_per_token(kMaxTargetsPerToken);
-    info->set_max_stop_entries(static_cast<uint32_t>(kMaxStopEntries));
-    info->set_max_top_logprobs(kMaxTopLogprobs);
-    FillLosses(info);
-    info->set_draining(core_->engine.draining());
+  void Run(const v1::DrainRequest& /*request*/) override {
+    ServiceCore& core = *record().core();
+    Engine* const engine = core.engine.Peek();
+    if (engine == nullptr) {
+      return End(absl::UnavailableError("the server is starting"));
+    }
+    core.begin_drain();
+    engine->Drain([this, call = self()](const absl::StatusOr<bool>& drained) {
+      drained.ok() ? Send(v1::DrainResponse()) : End(drained.status());
+    });
   }
-
-  ServiceCore* const core_;
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeServerService(ServiceCore* core) {
-  return std::make_unique<ServerService>(core);
+std::unique_ptr<RawService> MakeServerService(ServiceCore* core) {
+  auto service = std::make_unique<RawService>(core);
+  service->Add<GetInfoCall>(Rpc::kGetInfo);
+  service->Add<DrainCall>(Rpc::kDrain);
+  AddProfile(service.get());
+  return service;
 }
 
 }  // namespace weft

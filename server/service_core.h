@@ -11,6 +11,8 @@
 #include "server/authenticator.h"
 #include "server/call_errors.h"
 #include "server/call_memory.h"
+#include "server/health.h"
+#include "server/read_turns.h"
 #include "server/rpc_metrics.h"
 #include "server/stalled_calls.h"
 #include "server/tenant_quota.h"
@@ -83,6 +85,8 @@ struct ServiceCore {
   // a server without tokens has one holder, so its half is the whole limit.
   const std::shared_ptr<FairBudget> imports;
   StalledCalls stalled;
+  ReadTurns reads;
+  HealthBoard health;
   EngineHolder engine;
   // Counts the CallRecords that exist: calls that have not ended.
   std::atomic<int> open_calls{0};

@@ -1,11 +1,10 @@
-// Runs a unary call. RunUnary checks the token and the quota, parses the
-// request, checks the deadline, gets the engine, and validates the request.
-// Then the engine runs the request. The engine's callback records the status
-// and the metrics, and then sends the reply.
+// Runs a unary call. The call reads and parses its request, checks the
+// deadline, gets the engine, and validates the request. Then the engine runs
+// the request. The engine's callback records the status and the metrics, and
+// then sends the reply.
 //
-//   return RunUnary<StepReply<TrainResult>, v1::ForwardRequest,
-//                   v1::ForwardResponse>(
-//       core_, context, Rpc::kForward, request, response,
+//   AddUnary<StepReply<TrainResult>, v1::ForwardRequest, v1::ForwardResponse>(
+//       service, Rpc::kForward,
 //       [](Engine& engine, TrainRequest plain, auto done) {
 //         return engine.Train(std::move(plain), std::move(done));
 //       },
@@ -17,64 +16,10 @@
 #include <type_traits>
 #include <utility>
 
-#include "grpcpp/grpcpp.h"
-#include "server/call.h"
-#include "server/cancel_slot.h"
+#include "server/call_reactor.h"
+#include "server/raw_service.h"
 
 namespace weft {
-
-// The reactor of a unary call. Threads: any; call Send or Fail exactly once.
-// Ownership: shared by gRPC (until OnDone) and the engine's callback.
-class UnaryCall final : public grpc::ServerUnaryReactor {
- public:
-  [[nodiscard]] static std::shared_ptr<UnaryCall> Start(
-      ServiceCore* core, grpc::CallbackServerContext* context, Rpc rpc,
-      grpc::ByteBuffer* response) {
-    auto call = std::make_shared<UnaryCall>(core, context, rpc, response);
-    call->self_ = call;
-    return call;
-  }
-
-  // Only Start calls this constructor.
-  UnaryCall(ServiceCore* core, grpc::CallbackServerContext* context, Rpc rpc,
-            grpc::ByteBuffer* response)
-      : record_(core, context, rpc), response_(*response) {
-    record_.CountReceived();
-  }
-
-  [[nodiscard]] CallRecord& record() { return record_; }
-  void SetCancel(CancelHandle handle) { cancel_.Set(std::move(handle)); }
-  // Ends the call: with a reply, or with an error. The caller is charged for
-  // the reply until its client has read it. Without room for it, the client
-  // gets the error in its place, and may repeat the call: a step gives its
-  // stored reply then.
-  void Send(const google::protobuf::Message& reply) {
-    const auto size = static_cast<int64_t>(reply.ByteSizeLong());
-    const absl::Status held = record_.Hold(size);
-    if (!held.ok()) return Fail(held);
-    response_ = ToBytes(reply);
-    record_.CountSent();
-    record_.AwaitClient(size);
-    Finish(record_.Close(absl::OkStatus()));
-  }
-  void Fail(const absl::Status& status) {
-    record_.AwaitClient();
-    Finish(record_.Close(status));
-  }
-
- private:
-  void OnCancel() override { cancel_.Cancel(); }
-  void OnDone() override {
-    cancel_.Clear();
-    record_.Release();
-    const std::shared_ptr<UnaryCall> self = std::move(self_);
-  }
-
-  CallRecord record_;
-  grpc::ByteBuffer& response_;
-  CancelSlot cancel_;
-  std::shared_ptr<UnaryCall> self_;
-};
 
 // Passes a result and `out` to `fill`. The overload for StepReply passes
 // reply.result, and marks the call as replayed if the engine returned a stored
@@ -91,48 +36,61 @@ void FillReply(CallRecord& record, const StepReply<Result>& reply,
   fill(reply.result, out);
 }
 
-// Runs a call. `start(Engine&, Plain, Callback<Result>)` returns a CancelHandle
-// or nothing. `fill(const T&, Response*)` writes the response. If Result is
-// StepReply<U>, T is U. Otherwise T is Result. Plain is the type that Validate
-// returns for a Request. `bytes` and `response` are those of the raw handler.
+// `start(Engine&, Plain, Callback<Result>)` returns a CancelHandle or nothing.
+// `fill(const T&, Response*)` writes the response. If Result is StepReply<U>, T
+// is U. Otherwise T is Result. Plain is the type that Validate returns for a
+// Request.
 template <typename Result, typename Request, typename Response,
           typename StartFn, typename FillFn>
-grpc::ServerUnaryReactor* RunUnary(ServiceCore* core,
-                                   grpc::CallbackServerContext* context,
-                                   Rpc rpc, const grpc::ByteBuffer* bytes,
-                                   grpc::ByteBuffer* response, StartFn start,
-                                   FillFn fill) {
-  const std::shared_ptr<UnaryCall> call =
-      UnaryCall::Start(core, context, rpc, response);
-  Request request;
-  const auto charge = call->record().Parse(bytes, &request);
-  if (!charge.ok()) {
-    call->Fail(charge.status());
-    return call.get();
+class UnaryCall final : public RequestReactor<Request> {
+ public:
+  UnaryCall(ServiceCore* core, grpc::CallbackServerContext* context, Rpc rpc,
+            StartFn start, FillFn fill)
+      : RequestReactor<Request>(core, context, rpc),
+        start_(start),
+        fill_(fill) {}
+
+ private:
+  void Run(const Request& request) override {
+    Callback<Result> done =
+        [this, call = this->self()](absl::StatusOr<Result> result) {
+          result.ok() ? Reply(*std::move(result)) : this->End(result.status());
+        };
+    const absl::Status refused =
+        this->record().Begin(request, [&](Engine& engine, auto plain) {
+          using Started =
+              decltype(start_(engine, std::move(plain), std::move(done)));
+          if constexpr (std::is_void_v<Started>) {
+            start_(engine, std::move(plain), std::move(done));
+          } else {
+            this->SetCancel(start_(engine, std::move(plain), std::move(done)));
+          }
+        });
+    if (!refused.ok()) {
+      this->SetCancel(this->record().Refuse(
+          request, refused,
+          [this, call = this->self()](const absl::Status& status) {
+            this->End(status);
+          }));
+    }
   }
-  Callback<Result> done = [call, fill](absl::StatusOr<Result> result) {
-    if (!result.ok()) return call->Fail(result.status());
-    call->record().caller()->Reveal(&*result);
+
+  void Reply(Result result) {
+    this->record().caller()->Reveal(&result);
     Response reply;
-    FillReply(call->record(), *result, fill, &reply);
-    call->Send(reply);
-  };
-  const absl::Status refused =
-      call->record().Begin(request, [&](Engine& engine, auto plain) {
-        using Started =
-            decltype(start(engine, std::move(plain), std::move(done)));
-        if constexpr (std::is_void_v<Started>) {
-          start(engine, std::move(plain), std::move(done));
-        } else {
-          call->SetCancel(start(engine, std::move(plain), std::move(done)));
-        }
-      });
-  if (!refused.ok()) {
-    call->SetCancel(call->record().Refuse(
-        request, refused,
-        [call](const absl::Status& status) { call->Fail(status); }));
+    FillReply(this->record(), result, fill_, &reply);
+    this->Send(reply);
   }
-  return call.get();
+
+  const StartFn start_;
+  const FillFn fill_;
+};
+
+template <typename Result, typename Request, typename Response,
+          typename StartFn, typename FillFn>
+void AddUnary(RawService* service, Rpc rpc, StartFn start, FillFn fill) {
+  service->Add<UnaryCall<Result, Request, Response, StartFn, FillFn>>(
+      rpc, start, fill);
 }
 
 }  // namespace weft

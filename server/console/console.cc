@@ -58,9 +58,9 @@ Admission ServeAsset(const Asset& asset) {
 absl::StatusOr<Caller> FindCaller(const ServiceCore& core,
                                   const HttpRequest& header) {
   if (core.authenticator == nullptr) return Caller();
-  return core.authenticator->CheckHttp(
-      absl::StrCat("/", RpcName(Rpc::kGetInfo)), header.authorization,
-      "GET /console/v1/state", header.peer);
+  return core.authenticator->CheckHttp(RpcPath(Rpc::kGetInfo),
+                                       header.authorization,
+                                       "GET /console/v1/state", header.peer);
 }
 
 // Adds the checkpoints of the selected adapter to `state`, and responds.

@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
-#include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/resource_quota.h"
 #include "server/console/console.h"
 #include "server/services.h"
@@ -23,8 +23,10 @@ namespace {
 constexpr char kReadinessService[] = "weft.v1.TrainingService";
 constexpr char kLivenessService[] = "liveness";
 
-// gRPC's memory quota, as a number of messages of the largest size.
+// gRPC's memory quota, as a number of messages of the largest size, and bytes
+// for the windows of calls that wait (ReadTurns).
 constexpr int64_t kQuotaMessages = 32;
+constexpr int64_t kQuotaWindows = int64_t{512} << 20;
 
 void SetKeepalive(grpc::ServerBuilder* builder) {
   constexpr int kSecond = 1000;
@@ -55,8 +57,12 @@ void SetLimits(const ServerOptions& options, grpc::ServerBuilder* builder) {
   // The limit is high, because steps that wait for a missing step hold streams.
   // If they held all streams, the missing step could never arrive.
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 1024);
+  // The window of a stream that is not read stays 64 KiB. Otherwise gRPC would
+  // let a client that answers pings late send much more.
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   grpc::ResourceQuota quota("weftd");
-  quota.Resize(static_cast<size_t>(options.max_message_bytes * kQuotaMessages));
+  quota.Resize(static_cast<size_t>(options.max_message_bytes * kQuotaMessages +
+                                   kQuotaWindows));
   builder->SetResourceQuota(quota);
 }
 
@@ -114,13 +120,17 @@ Frontend::MakeCredentials() {
 }
 
 absl::Status Frontend::StartGrpc() {
+  // Debian's Abseil watches the order in which gRPC takes its locks, and would
+  // end the process at an order that might block, though it never has. To watch
+  // also costs time at each lock.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   WEFT_ASSIGN_OR_RETURN(const auto credentials, MakeCredentials());
-  grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   services_[0] = MakeTrainingService(&core_);
   services_[1] = MakeSamplingService(&core_);
   services_[2] = MakeAdapterService(&core_);
   services_[3] = MakeServerService(&core_);
+  services_[4] = MakeHealthService(&core_);
 
   WEFT_ASSIGN_OR_RETURN(listener_, Listener::Bind(core_.options.listen,
                                                   MaxConnections(core_.options),
@@ -169,8 +179,8 @@ absl::Status Frontend::Authorize(const HttpRequest& request) {
   if (core_.authenticator == nullptr) return absl::OkStatus();
   // A token of any scope may make this call, so its token alone is judged.
   return core_.authenticator
-      ->CheckHttp(absl::StrCat("/", RpcName(Rpc::kGetInfo)),
-                  request.authorization, request.original_uri, request.peer)
+      ->CheckHttp(RpcPath(Rpc::kGetInfo), request.authorization,
+                  request.original_uri, request.peer)
       .status();
 }
 
@@ -206,14 +216,15 @@ absl::Status Frontend::WritePortFile() const {
 
 void Frontend::SetReady(bool ready) {
   ready_.store(ready);
-  auto* const health = server_->GetHealthCheckService();
-  health->SetServingStatus("", ready);
-  health->SetServingStatus(kReadinessService, ready);
+  const Health health = ready ? Health::kServing : Health::kNotServing;
+  core_.health.Set("", health);
+  core_.health.Set(kReadinessService, health);
 }
 
 void Frontend::SetLive(bool live) {
   if (live_.exchange(live) == live) return;
-  server_->GetHealthCheckService()->SetServingStatus(kLivenessService, live);
+  core_.health.Set(kLivenessService,
+                   live ? Health::kServing : Health::kNotServing);
 }
 
 void Frontend::SetLoading() { core_.metrics.SetPhase(StartupPhase::kLoading); }
@@ -262,6 +273,7 @@ void Frontend::StartDraining() {
 void Frontend::Shutdown(absl::Duration grace) {
   if (server_ == nullptr) return;
   const absl::Time limit = SteadyNow() + grace;
+  core_.health.End();
   while (core_.open_calls.load() > 0 && SteadyNow() < limit) {
     absl::SleepFor(kCallInterval);
   }

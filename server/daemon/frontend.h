@@ -109,7 +109,7 @@ class Frontend {
   prometheus::Counter& watchdog_trips_;
   const absl::Time started_ = SteadyNow();
   const std::shared_ptr<ProcessCollector> process_collector_;
-  std::unique_ptr<grpc::Service> services_[4];
+  std::unique_ptr<grpc::Service> services_[5];
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<Listener> listener_;
   std::unique_ptr<MetricsServer> metrics_;

@@ -13,6 +13,7 @@
 #include "server/tinker/signature.h"
 #include "src/base/file_source.h"
 #include "src/base/status_macros.h"
+#include "src/base/tokens.h"
 
 namespace weft::tinker {
 namespace {
@@ -31,6 +32,10 @@ struct Ticket {
   std::string checkpoint;
   std::string file;
 
+  // Returns the tenant of the adapter, as the name tells it.
+  [[nodiscard]] std::string Owner() const {
+    return adapter.substr(0, adapter.find(kTenantSeparator));
+  }
   // Returns the part of the URL that is signed. No field contains a slash, so
   // no two tickets have the same part.
   [[nodiscard]] std::string Path() const {
@@ -66,6 +71,7 @@ absl::StatusOr<Json> UrlsOf(const Call& call, const CheckpointPath& path) {
 
 // A file that is being sent to a client.
 struct Download {
+  std::string owner;
   FileSource file;
   uint64_t sent = 0;
 };
@@ -81,7 +87,8 @@ absl::StatusOr<DownloadPtr> OpenDownload(const std::string& checkpoint_dir,
                         OpenDirectoryAt(adapter.get(), ticket.checkpoint));
   WEFT_ASSIGN_OR_RETURN(FileSource file,
                         FileSource::OpenAt(checkpoint.get(), ticket.file));
-  return std::make_shared<Download>(Download{.file = std::move(file)});
+  return std::make_shared<Download>(
+      Download{.owner = ticket.Owner(), .file = std::move(file)});
 }
 
 // Reads the next piece, of at most kArchivePieceBytes. Returns an empty piece if the
@@ -97,7 +104,8 @@ std::string ReadPiece(Download* download) {
 // on the front's thread. If front.files refuses the read, tries again later.
 void NextPiece(Front& front, const DownloadPtr& download,
                const std::function<void(std::string)>& then) {
-  const bool taken = front.files.TryRun([&front, download, then] {
+  const bool taken = front.files.TryRun(download->owner, [&front, download,
+                                                          then] {
     front.port.Post([then, piece = ReadPiece(download.get())] { then(piece); });
   });
   if (taken) return;
@@ -152,12 +160,13 @@ absl::Status DownloadFile(Front& front, const CallPtr& call,
   if (!genuine || absl::FromUnixSeconds(ticket.expires) < absl::Now()) {
     return absl::NotFoundError("the URL is not valid, or has expired");
   }
-  const bool taken = front.files.TryRun([&front, ticket, respond] {
-    const auto opened =
-        OpenDownload(front.port.core()->options.checkpoint_dir, ticket);
-    front.port.Post(
-        [&front, opened, respond] { respond(FileReply(front, opened)); });
-  });
+  const bool taken =
+      front.files.TryRun(ticket.Owner(), [&front, ticket, respond] {
+        const auto opened =
+            OpenDownload(front.port.core()->options.checkpoint_dir, ticket);
+        front.port.Post(
+            [&front, opened, respond] { respond(FileReply(front, opened)); });
+      });
   if (taken) return absl::OkStatus();
   return absl::UnavailableError("too many files are read: come again later");
 }

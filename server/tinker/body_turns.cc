@@ -3,18 +3,13 @@
 namespace weft::tinker {
 
 void BodyTurns::Add(const std::string& owner, Work read, Work serve) {
-  waiting_[owner].push_back({std::move(read), std::move(serve)});
+  waiting_.Add(owner, {std::move(read), std::move(serve)});
   Next();
 }
 
 void BodyTurns::Next() {
   if (reading_ || waiting_.empty()) return;
-  auto turn = waiting_.upper_bound(last_);
-  if (turn == waiting_.end()) turn = waiting_.begin();
-  last_ = turn->first;
-  Body body = std::move(turn->second.front());
-  turn->second.pop_front();
-  if (turn->second.empty()) waiting_.erase(turn);
+  Body body = waiting_.Take();
   reading_ = true;
   // The reader's thread keeps no copy of `serve`, whose last one may close a
   // connection.

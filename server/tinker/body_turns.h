@@ -3,13 +3,12 @@
 #ifndef WEFT_SERVER_TINKER_BODY_TURNS_H_
 #define WEFT_SERVER_TINKER_BODY_TURNS_H_
 
-#include <deque>
 #include <functional>
-#include <map>
 #include <string>
 #include <utility>
 
 #include "absl/time/time.h"
+#include "server/tinker/owner_turns.h"
 #include "src/base/worker.h"
 
 namespace weft::tinker {
@@ -38,9 +37,7 @@ class BodyTurns {
   void Next();
 
   const std::function<void(absl::Duration, Work)> after_;
-  // The bodies that wait, by owner. An owner without any has no entry.
-  std::map<std::string, std::deque<Body>> waiting_;
-  std::string last_;  // The owner whose turn was last.
+  OwnerTurns<Body> waiting_;
   bool reading_ = false;
   Worker reader_;
 };

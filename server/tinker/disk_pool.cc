@@ -20,11 +20,11 @@ DiskPool::~DiskPool() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-bool DiskPool::TryRun(Work work) {
+bool DiskPool::TryRun(const std::string& owner, Work work) {
   {
     MutexLock lock(&mu_);
-    if (waiting_.size() >= max_waiting_) return false;
-    waiting_.push_back(std::move(work));
+    if (waiting_.CountOf(owner) >= max_waiting_) return false;
+    waiting_.Add(owner, std::move(work));
   }
   changed_.NotifyOne();
   return true;
@@ -37,8 +37,7 @@ void DiskPool::Loop() {
       MutexLock lock(&mu_);
       while (waiting_.empty() && !ending_) changed_.Wait(&mu_);
       if (waiting_.empty()) return;
-      work = std::move(waiting_.front());
-      waiting_.pop_front();
+      work = waiting_.Take();
     }
     work();
   }

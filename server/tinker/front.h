@@ -111,6 +111,8 @@ struct Orphan {
   bool running = false;
 };
 
+struct TrainBody;  // training.h
+
 // A request, as its handler gets it.
 struct Call {
   HttpRequest http;
@@ -119,6 +121,7 @@ struct Call {
   Json body;  // The body as a JSON object; empty if the body is protobuf.
   // The charge of http.body and `body` to the caller's memory.
   std::shared_ptr<void> charge;
+  std::shared_ptr<TrainBody> train;  // What ReadTrain has read, if it has.
   Caller caller;
   // Whether the caller has the scopes of DeleteAdapter (train) and of Sample.
   // Set only for requests that can end a session or that retrieve a future,
@@ -181,7 +184,7 @@ struct Front {
   std::map<std::string, CancelHandle> cancels;
   std::map<std::string, LoadedAdapter> loaded;  // Keys have owner and adapter.
   std::map<std::string, Orphan> orphans;        // Keys have owner and adapter.
-  DiskPool files{2, 256};  // Reads the files that clients download.
+  DiskPool files{2, 64};  // Reads the files that clients download.
   // True when the tables have the ledger's entries, except steps.
   bool restored = false;
   // True when RestoreSteps has handled all steps of the ledger.

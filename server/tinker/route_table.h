@@ -19,6 +19,8 @@ struct Route {
   Handler handler;
   bool open = false;   // Callers need no key.
   bool large = false;  // The body may have up to --max-message-bytes.
+  // Reads what the handler needs of a body that may take long. Threads: any.
+  absl::Status (*read)(const Front&, Call*) = nullptr;
 };
 
 [[nodiscard]] std::span<const Route> Routes();

@@ -64,8 +64,6 @@ std::string AuthorizationOf(absl::string_view key) {
   return has_prefix ? absl::StrCat("Bearer ", key) : "";
 }
 
-std::string PathOf(Rpc scope) { return absl::StrCat("/", RpcName(scope)); }
-
 // Returns the caller to whom the API key belongs. The authenticator counts and
 // logs a refusal. Errors: those of Authenticator::Check; UNAUTHENTICATED if the
 // key does not begin with kKeyPrefix, even on a server without tokens.
@@ -76,7 +74,7 @@ absl::StatusOr<Caller> FindCaller(const ServiceCore& core, const Route& route,
   if (core.authenticator != nullptr) {
     const absl::string_view target = http.target;
     caller = core.authenticator->CheckHttp(
-        PathOf(route.scope), authorization,
+        RpcPath(route.scope), authorization,
         absl::StrCat(http.method, " ", target.substr(0, target.find('?'))),
         http.peer);
   }
@@ -88,7 +86,7 @@ absl::StatusOr<Caller> FindCaller(const ServiceCore& core, const Route& route,
 // `scope` needs, or if the server has no tokens.
 bool HasScope(const ServiceCore& core, Rpc scope, const std::string& key) {
   return core.authenticator == nullptr ||
-         core.authenticator->Check(PathOf(scope), AuthorizationOf(key)).ok();
+         core.authenticator->Check(RpcPath(scope), AuthorizationOf(key)).ok();
 }
 
 // Returns the most bytes of a route's body, before and after inflation.
@@ -99,7 +97,7 @@ uint64_t MaxBody(const Front& front, const Route& route) {
 }
 
 // Inflates the body. Charges the caller for it and its parsed form, and then
-// parses it if it is JSON.
+// parses it if it is JSON or the route has a `read`.
 // Threads: any.
 absl::Status ReadBody(const Front& front, const Route& route, Call* call) {
   HttpRequest& http = call->http;
@@ -120,13 +118,13 @@ absl::Status ReadBody(const Front& front, const Route& route, Call* call) {
         call->charge,
         ChargeMessage(memory, call->owner(),
                       *ForwardBackwardRequest::descriptor(), &wire, size));
-    return absl::OkStatus();
+  } else {
+    WEFT_ASSIGN_OR_RETURN(
+        call->charge,
+        memory->Reserve(call->owner(), size + ParsedJsonBytes(http.body)));
+    WEFT_ASSIGN_OR_RETURN(call->body, ParseObject(http.body));
   }
-  WEFT_ASSIGN_OR_RETURN(
-      call->charge,
-      memory->Reserve(call->owner(), size + ParsedJsonBytes(http.body)));
-  WEFT_ASSIGN_OR_RETURN(call->body, ParseObject(http.body));
-  return absl::OkStatus();
+  return route.read == nullptr ? absl::OkStatus() : route.read(front, call);
 }
 
 // Returns the route of a request. Unless the route is open, sets call->caller
@@ -176,7 +174,8 @@ void Serve(Front& front, const Route& route, const std::shared_ptr<Call>& call,
   if (route.handler == TakeTelemetry) {
     return ServeRead(front, route, absl::OkStatus(), call, respond);
   }
-  const bool quick = !route.large || (call->http.content_encoding.empty() &&
+  const bool quick = !route.large || (route.read == nullptr &&
+                                      call->http.content_encoding.empty() &&
                                       call->http.body.size() <= kMaxSmallBody);
   if (quick) {
     return ServeRead(front, route, ReadBody(front, route, call.get()), call,

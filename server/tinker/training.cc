@@ -15,7 +15,7 @@ namespace weft::tinker {
 namespace {
 
 // Parses the body, which is JSON or protobuf.
-absl::StatusOr<ForwardBackwardRequest> ReadTrain(const Call& call) {
+absl::StatusOr<ForwardBackwardRequest> ParseTrain(const Call& call) {
   if (!absl::StrContains(call.http.content_type, kProtobufType)) {
     return TrainFromJson(call.body);
   }
@@ -79,38 +79,43 @@ absl::Status StartOptim(Front& front, const CallOrigin& origin,
 
 }  // namespace
 
+absl::Status ReadTrain(const Front& front, Call* call) {
+  WEFT_ASSIGN_OR_RETURN(const ForwardBackwardRequest in, ParseTrain(*call));
+  const auto train = std::make_shared<TrainBody>();
+  train->model = in.model_id();
+  train->seq = in.seq_id();
+  train->forward_only = in.forward_only();
+  train->charge =
+      front.port.core()->memory->Reserve(call->owner(), TranslationBytes(in));
+  if (train->charge.ok()) train->request = TranslateTrain(in);
+  call->train = train;
+  return absl::OkStatus();
+}
+
 absl::Status RunForwardBackward(Front& front, const CallPtr& call,
                                 const Respond& respond) {
-  WEFT_ASSIGN_OR_RETURN(ForwardBackwardRequest in, ReadTrain(*call));
-  const std::string model = in.model_id();
-  const int64_t seq = in.seq_id();
-  const bool forward_only = in.forward_only();
-  WEFT_RETURN_IF_ERROR(front.FindModel(*call, model).status());
-  WEFT_ASSIGN_OR_RETURN(
-      const std::shared_ptr<void> charge,
-      front.port.core()->memory->Reserve(call->owner(), TranslationBytes(in)));
-  // An error of TranslateTrain fails the future, not the request, because the
-  // step must still use its sequence number.
-  const auto train =
-      std::make_shared<absl::StatusOr<v1::ForwardBackwardRequest>>(
-          TranslateTrain(in));
-  in.Clear();
+  const std::shared_ptr<TrainBody> train = call->train;
+  WEFT_RETURN_IF_ERROR(front.FindModel(*call, train->model).status());
+  // PromiseStep charges for what the step keeps.
+  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<void> charge,
+                        std::move(train->charge));
   int64_t bytes = 0;
-  if (train->ok()) {
-    (*train)->set_adapter_id(AdapterOfModel(model));
-    (*train)->set_step(static_cast<uint64_t>(seq));
-    bytes = static_cast<int64_t>((*train)->SpaceUsedLong());
+  if (train->request.ok()) {
+    train->request->set_adapter_id(AdapterOfModel(train->model));
+    train->request->set_step(static_cast<uint64_t>(train->seq));
+    bytes = static_cast<int64_t>(train->request->SpaceUsedLong());
   }
-  const Rpc rpc = forward_only ? Rpc::kForward : Rpc::kForwardBackward;
+  const Rpc rpc = train->forward_only ? Rpc::kForward : Rpc::kForwardBackward;
   return PromiseStep(
-      front, call, rpc, model, seq, bytes,
-      [&front, origin = call->origin(), train, rpc,
-       forward_only](const Callback<FutureResult>& done) {
-        if (!train->ok()) return train->status();
-        return forward_only ? StartTrain<v1::ForwardRequest>(front, origin, rpc,
-                                                             **train, done)
-                            : StartTrain<v1::ForwardBackwardRequest>(
-                                  front, origin, rpc, **train, done);
+      front, call, rpc, train->model, train->seq, bytes,
+      [&front, origin = call->origin(), train,
+       rpc](const Callback<FutureResult>& done) {
+        if (!train->request.ok()) return train->request.status();
+        return train->forward_only
+                   ? StartTrain<v1::ForwardRequest>(front, origin, rpc,
+                                                    *train->request, done)
+                   : StartTrain<v1::ForwardBackwardRequest>(
+                         front, origin, rpc, *train->request, done);
       },
       respond);
 }

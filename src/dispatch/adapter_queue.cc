@@ -24,7 +24,7 @@ AdapterQueue::AdapterQueue(AdapterKey key, std::string name, uint64_t last_step,
       missing_(last_step + 1) {}
 
 absl::StatusOr<uint64_t> AdapterQueue::NumberFor(const WorkItem& item) const {
-  if (key_ == AdapterKey::kBaseModel || item.unnumbered) return 0;
+  if (IsBaseModel(key_) || item.unnumbered) return 0;
   const uint64_t step = item.step;
   if (step == 0) {
     const bool takes = item.kind != WorkKind::kAdapterOp || item.numbered;
@@ -54,7 +54,7 @@ absl::StatusOr<uint64_t> AdapterQueue::NumberFor(const WorkItem& item) const {
 }
 
 uint64_t AdapterQueue::Ahead(const WorkItem& item, uint64_t number) const {
-  if (key_ == AdapterKey::kBaseModel || item.unnumbered) return 0;
+  if (IsBaseModel(key_) || item.unnumbered) return 0;
   const uint64_t place = number > 0 ? number : HighestTaken();
   return place > missing_ ? place - missing_ : 0;
 }
@@ -81,7 +81,7 @@ void AdapterQueue::Add(WorkItem item, uint64_t number, uint64_t arrival) {
   const bool automatic = number != 0 && item.step == 0;
   Place place{.number = number, .after = 0};
   if (number == 0) {
-    place = {.number = key_ == AdapterKey::kBaseModel ? 0 : HighestTaken(),
+    place = {.number = IsBaseModel(key_) ? 0 : HighestTaken(),
              .after = arrival};
   }
   item.step = number;

@@ -30,8 +30,7 @@ struct QueueLimits {
   int64_t max_tokens_per_tenant = 0;
   // The calls that a tenant may have under way, which the server limits. One
   // fewer may wait here, so that a call is left for the step that the others
-  // wait for. 0: no limit. Does not concern work on the base model, which all
-  // tenants share.
+  // wait for. 0: no limit. Does not concern work without a tenant.
   int64_t max_calls_per_tenant = 0;
 };
 

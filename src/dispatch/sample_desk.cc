@@ -39,12 +39,13 @@ absl::StatusOr<uint64_t> SampleDesk::Accept(
   if (!key) return NoSuchAdapter(request.adapter_id);
   WEFT_RETURN_IF_ERROR(s_.CheckOpen());
   const uint64_t id = s_.next_id++;
+  const AdapterKey own = s_.SchedulersKey(*key, request.tenant);
   const auto prompt = static_cast<int64_t>(request.prompt.size());
   const auto drawn =
       static_cast<int64_t>(request.config.max_tokens) * request.num_samples;
   WEFT_RETURN_IF_ERROR(s_.Enqueue({.id = id,
                                    .kind = sched::WorkKind::kSample,
-                                   .adapter = *key,
+                                   .adapter = own,
                                    .promised = request.promised,
                                    .tokens = prompt + drawn,
                                    .held_tokens = prompt,
@@ -54,7 +55,7 @@ absl::StatusOr<uint64_t> SampleDesk::Accept(
   auto work = std::make_unique<SampleWork>();
   work->request = std::move(request);
   work->adapter = *key;
-  work->tenant = s_.scheduler.TenantOf(*key);
+  work->tenant = s_.scheduler.TenantOf(own);
   work->accepted_at = s_.env.clock->Now();
   work->on_delta = std::move(on_delta);
   work->done = done;

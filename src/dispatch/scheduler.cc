@@ -36,14 +36,13 @@ absl::Status CheckForm(const WorkItem& item) {
   }
   if (item.tokens < 0 || item.held_tokens < 0)
     return invalid("has a negative cost");
-  if (item.step != 0 && (sample || item.adapter == AdapterKey::kBaseModel)) {
+  if (item.step != 0 && (sample || IsBaseModel(item.adapter))) {
     return invalid("has a step but no place in an order of steps");
   }
   if (item.unnumbered && (!train || item.backward || item.step != 0)) {
     return invalid("is unnumbered but no Forward without a step");
   }
-  if (item.adapter == AdapterKey::kBaseModel && !sample &&
-      (!train || item.backward)) {
+  if (IsBaseModel(item.adapter) && !sample && (!train || item.backward)) {
     return invalid("would change the base model");
   }
   return absl::OkStatus();
@@ -76,7 +75,7 @@ bool Scheduler::AddAdapter(AdapterKey adapter, const std::string& name,
 
 std::vector<uint64_t> Scheduler::RemoveAdapter(AdapterKey adapter) {
   const auto it = adapters_.find(adapter);
-  if (it == adapters_.end() || adapter == AdapterKey::kBaseModel) return {};
+  if (it == adapters_.end() || IsBaseModel(adapter)) return {};
   std::vector<uint64_t> ids = it->second.Unfinishable();
   const std::vector<uint64_t> samples = samples_.RemoveAdapter(adapter);
   ids.insert(ids.end(), samples.begin(), samples.end());

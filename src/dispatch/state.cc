@@ -59,6 +59,19 @@ std::optional<AdapterKey> State::KeyOf(const std::string& id) const {
   return it->second;
 }
 
+AdapterKey State::SchedulersKey(AdapterKey adapter, const std::string& tenant) {
+  if (adapter != AdapterKey::kBaseModel || tenant.empty()) return adapter;
+  const uint64_t next =
+      static_cast<uint64_t>(AdapterKey::kFirstTenantsBaseModel) +
+      base_models.size();
+  const auto [it, is_new] =
+      base_models.try_emplace(tenant, static_cast<AdapterKey>(next));
+  if (is_new) {
+    scheduler.AddAdapter(it->second, /*name=*/"", tenant, /*last_step=*/0);
+  }
+  return it->second;
+}
+
 AdapterRecord* State::Find(AdapterKey adapter) {
   const auto it = adapters.find(adapter);
   return it == adapters.end() ? nullptr : &it->second;

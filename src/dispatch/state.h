@@ -71,6 +71,11 @@ struct State {
   // none if there is no such adapter.
   [[nodiscard]] std::optional<AdapterKey> KeyOf(const std::string& id) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  // Returns the scheduler's key for work of `tenant` on `adapter`. Each tenant
+  // has its own key for the base model, and with it its own turns and limits.
+  [[nodiscard]] AdapterKey SchedulersKey(AdapterKey adapter,
+                                         const std::string& tenant)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Returns null for the base model and for an adapter that no longer exists.
   [[nodiscard]] AdapterRecord* Find(AdapterKey adapter)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
@@ -151,6 +156,8 @@ struct State {
   std::vector<Callback<bool>> drain_waiters ABSL_GUARDED_BY(mu);
   uint64_t next_id ABSL_GUARDED_BY(mu) = 1;
   uint64_t next_key ABSL_GUARDED_BY(mu) = 1;
+  // The scheduler's keys of the base model, by tenant.
+  std::map<std::string, AdapterKey> base_models ABSL_GUARDED_BY(mu);
   uint64_t last_epoch ABSL_GUARDED_BY(mu) = 0;
   int64_t holds ABSL_GUARDED_BY(mu) = 0;
   bool draining ABSL_GUARDED_BY(mu) = false;

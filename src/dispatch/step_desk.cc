@@ -140,7 +140,9 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
   const uint64_t id = s_.next_id++;
   const uint64_t waiter_id = s_.next_id++;
   item.id = id;
-  item.adapter = *key;
+  const auto* const train = std::get_if<TrainRequest>(&request);
+  item.adapter =
+      train == nullptr ? *key : s_.SchedulersKey(*key, train->tenant);
   const sched::WorkKind kind = item.kind;
   const bool empty = item.empty;
   WEFT_ASSIGN_OR_RETURN(const uint64_t step, s_.Enqueue(std::move(item)));
@@ -314,8 +316,9 @@ void StepDesk::CountTokens(const RunTrain& train) {
       num_tokens += request.data[slice.first_datum + d].num_tokens();
     }
     const AdapterKey adapter = train.steps[i].adapter;
-    s_.env.metrics->CountTenantTrain(s_.scheduler.TenantOf(adapter),
-                                     num_tokens);
+    s_.env.metrics->CountTenantTrain(
+        s_.scheduler.TenantOf(s_.SchedulersKey(adapter, request.tenant)),
+        num_tokens);
     if (AdapterRecord* record = s_.Find(adapter)) {
       record->history.CountTrained(num_tokens);
     }

@@ -131,10 +131,13 @@ ActivationBytes ActivationsOf(const model::ModelConfig& config,
   const int64_t log_sum_exp = config.num_heads * kFloatBytes;
   const int64_t scores = ScoreBytes(config, element_bytes, is_cpu, batch.rows);
   // The products and gradients that exist while the backward pass runs the
-  // larger half of a layer: the MLP or attention.
+  // larger half of a layer: the MLP or attention. The forward pass has no more
+  // than the former.
+  const int64_t residual = 4 * batch.rows * shape.hidden * element_bytes;
+  const int64_t passing_mlp = batch.rows * mlp.passing * element_bytes;
   const int64_t passing =
-      4 * batch.rows * shape.hidden * element_bytes +
-      std::max(batch.rows * mlp.passing * element_bytes,
+      residual +
+      std::max(passing_mlp,
                AttentionBackwardBytes(config, element_bytes, is_cpu, batch));
   // In bf16 the head's backward product needs a bf16 copy of the softmax.
   const int64_t narrow_bytes = element_bytes < kFloatBytes ? element_bytes : 0;
@@ -147,9 +150,11 @@ ActivationBytes ActivationsOf(const model::ModelConfig& config,
   const int64_t lora =
       narrow_bytes > 0 ? PartialSumBytes(shape, max_rank, batch.rows) : 0;
   const int64_t kept_layer = batch.rows * (kept * element_bytes + log_sum_exp);
-  return {.kept_layer = kept_layer,
-          .recomputed_layer = batch.rows * shape.hidden * element_bytes,
-          .working = std::max(head, kept_layer + passing + scores + lora)};
+  return {
+      .kept_layer = kept_layer,
+      .recomputed_layer = batch.rows * shape.hidden * element_bytes,
+      .working = std::max(head, kept_layer + passing + scores + lora),
+      .forward = std::max(head, kept_layer + residual + passing_mlp + scores)};
 }
 
 absl::StatusOr<int> ChooseRecomputed(GradientCheckpointing policy,

@@ -19,6 +19,7 @@ struct ActivationBytes {
   int64_t kept_layer = 0;        // Tensors kept for the layer's backward pass.
   int64_t recomputed_layer = 0;  // Only the layer's input is kept.
   int64_t working = 0;           // Used while one layer or the head runs.
+  int64_t forward = 0;           // All that a batch without backward needs.
 
   [[nodiscard]] int64_t Total(int num_layers, int num_recomputed) const {
     return (num_layers - num_recomputed) * kept_layer +

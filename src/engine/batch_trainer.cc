@@ -88,7 +88,7 @@ absl::Status BatchTrainer::Run(const dispatch::RunTrain& given) {
   bool fits = true;
   const absl::Status status = RunSlices(train, &fits);
   if (!fits && train.slices.size() > 1) {
-    // Only a request that does not fit alone may fail.
+    // Only a request for which there is no memory when it runs alone may fail.
     const auto [first, second] = Divide(train);
     absl::Status result = Run(first);
     result.Update(Run(second));
@@ -141,15 +141,17 @@ struct BatchTrainer::MicroBatch {
     lora::Adapter* adapter;
     bool fresh;     // This is the request's first slice.
     bool complete;  // This is the request's last slice.
-    // The scratch before this batch. Set if may_retry and not `fresh`.
+    // The scratch before this batch. Set if may_run_again and not `fresh`.
     at::Tensor before_N;
   };
   bool backward = false;
-  // The batch may run again if memory runs out. A retry needs copies of the
-  // scratch, which take memory, so batches on a CPU run only once.
-  bool may_retry = false;
-  bool ran = false;  // The last attempt began to run the batch.
-  bool fits = true;  // The last attempt found a plan within the budget.
+  // If memory runs out, the batch may run again with all layers recomputed, or
+  // in parts. Both need copies of the scratch, which take memory, so a single
+  // slice on a CPU runs only once.
+  bool may_recompute = false;
+  bool may_run_again = false;
+  bool ran = false;   // The last attempt began to run the batch.
+  bool plans = true;  // The last attempt found a plan within the budget.
   std::vector<TrainPiece> pieces;
   std::vector<loss::MetricSums*> metrics;
   std::vector<Touched> touched;
@@ -160,9 +162,10 @@ struct BatchTrainer::MicroBatch {
 BatchTrainer::MicroBatch BatchTrainer::MakeMicroBatch(
     const dispatch::RunTrain& train) {
   MicroBatch batch{.backward = train.backward,
-                   .may_retry = context_.device.Memory().total > 0 &&
-                                context_.options.gradient_checkpointing ==
-                                    GradientCheckpointing::kAuto};
+                   .may_recompute = context_.device.Memory().total > 0 &&
+                                    context_.options.gradient_checkpointing ==
+                                        GradientCheckpointing::kAuto};
+  batch.may_run_again = batch.may_recompute || train.slices.size() > 1;
   for (size_t i = 0; i < train.slices.size(); ++i) {
     const sched::TrainSlice& slice = train.slices[i];
     const auto& request = std::get<TrainRequest>(*train.steps[i].request);
@@ -201,7 +204,7 @@ absl::StatusOr<TrainOutcome> BatchTrainer::TryBatch(MicroBatch& batch,
             touched.adapter->ClearScratch();
           } else if (touched.before_N.defined()) {
             touched.adapter->scratch().copy_(touched.before_N);
-          } else if (batch.may_retry) {
+          } else if (batch.may_run_again) {
             touched.before_N = touched.adapter->scratch().clone();
           }
         }
@@ -209,37 +212,52 @@ absl::StatusOr<TrainOutcome> BatchTrainer::TryBatch(MicroBatch& batch,
         outcome = runner_.Run(batch.pieces,
                               batch.backward ? &batch.gradients : nullptr,
                               batch.metrics, recompute);
-        batch.fits = !absl::IsResourceExhausted(outcome.status());
+        batch.plans = !absl::IsResourceExhausted(outcome.status());
         const profile::Span span("wait for the device");
         context_.device.Wait();
       }));
   return outcome;
 }
 
-absl::Status BatchTrainer::RunSlices(const dispatch::RunTrain& train,
-                                     bool* fits) {
-  MicroBatch batch = MakeMicroBatch(train);
-  std::vector<loss::MetricSums> metrics_before;
-  for (const loss::MetricSums* sums : batch.metrics) {
-    metrics_before.push_back(*sums);
-  }
-  const absl::Time start = SteadyNow();
+absl::StatusOr<TrainOutcome> BatchTrainer::RunWithinMemory(MicroBatch& batch,
+                                                           bool* fits) {
+  std::vector<loss::MetricSums> before;
+  for (const loss::MetricSums* sums : batch.metrics) before.push_back(*sums);
+  const auto undo_metrics = [&] {
+    for (size_t i = 0; i < before.size(); ++i) *batch.metrics[i] = before[i];
+  };
   absl::StatusOr<TrainOutcome> outcome = TryBatch(batch, Recompute::kByBudget);
-  *fits = batch.fits;
-  if (!batch.fits) return outcome.status();
-  if (absl::IsResourceExhausted(outcome.status())) {
-    context_.probe.CountOutOfMemory();
-  }
-  if (absl::IsResourceExhausted(outcome.status()) && batch.may_retry &&
-      context_.guard.failure().ok() && batch.ran && runner_.kept_layers()) {
+  *fits = !absl::IsResourceExhausted(outcome.status());
+  if (*fits || !batch.plans) return outcome;
+  context_.probe.CountOutOfMemory();
+  undo_metrics();
+  if (batch.may_recompute && context_.guard.failure().ok() && batch.ran &&
+      runner_.kept_layers()) {
     Log(LogLevel::kWarning,
         "a micro-batch runs once more, with all layers recomputed",
         {{"tokens", batch.num_tokens}});
-    for (size_t i = 0; i < batch.metrics.size(); ++i) {
-      *batch.metrics[i] = metrics_before[i];
-    }
     outcome = TryBatch(batch, Recompute::kAll);
+    *fits = !absl::IsResourceExhausted(outcome.status());
+    if (*fits) return outcome;
+    undo_metrics();
   }
+  // Parts of the batch may run, and add to the scratch as it was.
+  for (const MicroBatch::Touched& touched : batch.touched) {
+    if (!touched.before_N.defined()) continue;
+    const absl::Status restored = context_.guard.Compute(
+        "restoring gradients",
+        [&] { touched.adapter->scratch().copy_(touched.before_N); });
+    if (!restored.ok()) return restored;
+  }
+  return outcome;
+}
+
+absl::Status BatchTrainer::RunSlices(const dispatch::RunTrain& train,
+                                     bool* fits) {
+  MicroBatch batch = MakeMicroBatch(train);
+  const absl::Time start = SteadyNow();
+  absl::StatusOr<TrainOutcome> outcome = RunWithinMemory(batch, fits);
+  if (!*fits) return outcome.status();
   context_.probe.ObserveTrain(train.backward, batch.num_tokens,
                               SteadyNow() - start);
   WEFT_RETURN_IF_ERROR(outcome.status());

@@ -24,10 +24,10 @@ class BatchTrainer {
 
   // Runs one micro-batch. Completes the requests that have their last slice in
   // it. On a GPU with GradientCheckpointing::kAuto, a micro-batch that runs out
-  // of memory runs once more, with all layers recomputed. A micro-batch that
-  // does not fit the memory budget runs in parts. If a micro-batch or a part
-  // fails, returns the error: all its requests fail, and their adapters stay as
-  // they were.
+  // of memory runs once more, with all layers recomputed. A micro-batch of
+  // several slices that still runs out, or does not fit the memory budget, runs
+  // in parts. If a micro-batch or a part fails, returns the error: all its
+  // requests fail, and their adapters stay as they were.
   absl::Status Run(const dispatch::RunTrain& train);
   // Drops the progress of a request that will not complete.
   void Forget(uint64_t step_id) {
@@ -53,10 +53,15 @@ class BatchTrainer {
   [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> VersionOf(
       const dispatch::StepTask& step) const;
   [[nodiscard]] MicroBatch MakeMicroBatch(const dispatch::RunTrain& train);
-  // Sets *fits to whether the slices fit the memory budget together. If not,
-  // nothing has run.
+  // Sets *fits to whether there was memory for the slices together. If not,
+  // gradients and metrics are as they were.
   [[nodiscard]] absl::Status RunSlices(const dispatch::RunTrain& train,
                                        bool* fits);
+  // Runs the batch, and once more with all layers recomputed if that may help.
+  // If there is no memory for it, sets *fits to false and undoes what the
+  // attempts have left.
+  [[nodiscard]] absl::StatusOr<TrainOutcome> RunWithinMemory(MicroBatch& batch,
+                                                             bool* fits);
   // Runs the batch once. The backward pass adds gradients to each adapter's
   // scratch, which holds the gradients of an unfinished request.
   [[nodiscard]] absl::StatusOr<TrainOutcome> TryBatch(MicroBatch& batch,

@@ -114,7 +114,8 @@ class PieceMetrics {
 
 }  // namespace
 
-absl::StatusOr<int> TrainRunner::NumRecomputed(const Part& part) const {
+absl::StatusOr<int> TrainRunner::NumRecomputed(const Part& part,
+                                               bool backward) const {
   const model::ModelConfig config = model::LargestConfig(
       executor_.decoder().config(), executor_.decoder().tensor_size());
   int max_rank = 0;
@@ -142,6 +143,11 @@ absl::StatusOr<int> TrainRunner::NumRecomputed(const Part& part) const {
            loss::HeadChunkRows(executor_.head(), scored, config.vocab, is_cpu),
        .head_rank = head_rank,
        .nodes = static_cast<int64_t>(packed.batch.nodes.size())});
+  if (!backward) {
+    return ChooseRecomputed(GradientCheckpointing::kAll,
+                            {.working = bytes.forward}, /*num_layers=*/0,
+                            options_.memory_budget_bytes);
+  }
   return ChooseRecomputed(options_.checkpointing, bytes, config.num_layers,
                           options_.memory_budget_bytes);
 }
@@ -182,8 +188,8 @@ absl::StatusOr<TrainOutcome> TrainRunner::Run(
     int num_recomputed = 0;
     if (backward && recompute == Recompute::kAll) {
       num_recomputed = num_layers;
-    } else if (backward) {
-      WEFT_ASSIGN_OR_RETURN(num_recomputed, NumRecomputed(part));
+    } else {
+      WEFT_ASSIGN_OR_RETURN(num_recomputed, NumRecomputed(part, backward));
     }
     kept_layers |= options_.checkpointing == GradientCheckpointing::kAuto &&
                    backward && num_recomputed < num_layers;

@@ -62,7 +62,10 @@ class TrainRunner {
     PackedTrain packed;
   };
 
-  [[nodiscard]] absl::StatusOr<int> NumRecomputed(const Part& part) const;
+  // Returns how many layers the backward pass recomputes, 0 without one.
+  // Errors: RESOURCE_EXHAUSTED if the part does not fit the budget.
+  [[nodiscard]] absl::StatusOr<int> NumRecomputed(const Part& part,
+                                                  bool backward) const;
   // Returns one list for each part. The list has the gradients of the adapter
   // versions that the part uses.
   [[nodiscard]] static std::vector<lora::LoraGradients> GradientsOf(

@@ -32,6 +32,7 @@ struct SamplingConfig {
 
 struct SampleRequest {
   std::string adapter_id;  // Empty: the base model.
+  std::string tenant;      // Who samples; counts for the base model only.
   std::string snapshot;    // Empty: the latest version.
   std::vector<int32_t> prompt;
   int num_samples = 1;

@@ -76,6 +76,7 @@ struct Datum {
 // A ForwardBackward request, or a Forward request if `backward` is false.
 struct TrainRequest {
   std::string adapter_id;  // Empty: the base model (Forward only).
+  std::string tenant;      // Whose call it is; counts for the base model only.
   uint64_t step = 0;       // 0: the number after the highest accepted one.
   uint64_t epoch = 0;      // The adapter's epoch; 0: the present one.
   bool backward = true;

@@ -123,6 +123,11 @@ TEST_F(EngineTest, OnlyARequestThatDoesNotFitAloneFails) {
   options.memory_budget_bytes = 1;
   Start(options);
   ASSERT_THAT(Create("long"), IsOk());
+  // A Forward has the same budget, though it needs less of it.
+  request.backward = false;
+  EXPECT_THAT(Wait<StepReply<TrainResult>>(train),
+              IsStatus(absl::StatusCode::kResourceExhausted, "needs "));
+  request.backward = true;
   const absl::Status alone = Wait<StepReply<TrainResult>>(train).status();
   ASSERT_THAT(alone, IsStatus(absl::StatusCode::kResourceExhausted, "needs "));
   const std::string text(alone.message());

@@ -4,13 +4,17 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
+#include <future>
+#include <limits>
 #include <memory>
 #include <new>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "src/engine/engine_impl.h"
@@ -23,6 +27,7 @@
 namespace weft::engine {
 namespace {
 
+using ::testing::Each;
 using ::weft::testing::LimitedMemory;
 using ::weft::testing::TinyConfig;
 using ::weft::testing::TinyWeights;
@@ -114,21 +119,41 @@ class OutOfMemoryTest : public ::testing::Test {
     });
   }
 
-  // Trains one request of `num_micro_batches` micro-batches, with two data
-  // each.
-  absl::StatusOr<TrainResult> Train(int num_micro_batches) {
-    TrainRequest request{.adapter_id = "a"};
-    for (int32_t d = 0; d < 2 * num_micro_batches; ++d) {
+  static TrainRequest RequestOf(const std::string& id, int num_data,
+                                int64_t num_tokens = kDatumTokens) {
+    TrainRequest request{.adapter_id = id};
+    for (int32_t d = 0; d < num_data; ++d) {
       Datum& datum = request.data.emplace_back();
-      for (int32_t i = 0; i < kDatumTokens; ++i) {
+      for (int32_t i = 0; i < num_tokens; ++i) {
         datum.tokens.push_back((11 * d + 3 * i) % 53);
         datum.targets.push_back((11 * d + 3 * i + 3) % 53);
       }
     }
-    const auto reply = Wait<StepReply<TrainResult>>(
-        [&](auto done) { engine_->Train(request, done); });
+    return request;
+  }
+
+  // Trains one request of `num_micro_batches` micro-batches, with two data
+  // each.
+  absl::StatusOr<TrainResult> Train(int num_micro_batches) {
+    const auto reply = Wait<StepReply<TrainResult>>([&](auto done) {
+      engine_->Train(RequestOf("a", 2 * num_micro_batches), done);
+    });
     if (!reply.ok()) return reply.status();
     return reply->result;
+  }
+
+  // Sends the requests one after another, and returns how each ends.
+  std::vector<absl::Status> TrainTogether(
+      const std::vector<TrainRequest>& requests) {
+    std::vector<std::promise<absl::Status>> ends(requests.size());
+    for (size_t i = 0; i < requests.size(); ++i) {
+      engine_->Train(requests[i], [&end = ends[i]](const auto& reply) {
+        end.set_value(reply.status());
+      });
+    }
+    std::vector<absl::Status> statuses;
+    for (auto& end : ends) statuses.push_back(end.get_future().get());
+    return statuses;
   }
 
   absl::StatusOr<double> Optim() {
@@ -148,6 +173,15 @@ class OutOfMemoryTest : public ::testing::Test {
                  /*on_delta=*/{}, done);
            })
         .status();
+  }
+
+  // Returns the peak memory of a request that keeps its layers.
+  int64_t PeakOf(int64_t num_tokens) {
+    Start(GradientCheckpointing::kOff);
+    for (const char* id : {"b", "busy"}) EXPECT_THAT(Create(id), IsOk());
+    static_cast<void>(memory_.TakePeak());
+    EXPECT_THAT(TrainTogether({RequestOf("a", 1, num_tokens)})[0], IsOk());
+    return memory_.TakePeak();
   }
 
   // Returns the peak memory of a request with two micro-batches.
@@ -230,6 +264,70 @@ TEST_F(OutOfMemoryTest, OnACpuABatchRunsOnlyOnce) {
   memory_.SetHook({});
   EXPECT_THAT(Train(2), IsOk());
   EXPECT_THAT(Optim(), IsOkAndHolds(*expected));
+}
+
+TEST_F(OutOfMemoryTest, OnlyARequestWithoutMemoryAloneFails) {
+  const int64_t peaks[] = {PeakOf(kDatumTokens / 2), PeakOf(kDatumTokens),
+                           PeakOf(2 * kDatumTokens)};
+  const auto together = [&](int64_t tokens) {
+    // The first request runs while the other two arrive, which are packed.
+    return TrainTogether({RequestOf("busy", 1, kDatumTokens / 2),
+                          RequestOf("a", 1, kDatumTokens / 2),
+                          RequestOf("b", 1, tokens)});
+  };
+  Start(GradientCheckpointing::kOff);
+  for (const char* id : {"b", "busy"}) ASSERT_THAT(Create(id), IsOk());
+  const int before = device_.num_releases;
+  memory_.SetLimit((peaks[0] + peaks[1]) / 2);
+  for (int round = 0; round < 5; ++round) {
+    const std::vector<absl::Status> ends = together(kDatumTokens);
+    EXPECT_THAT(ends[0], IsOk());
+    EXPECT_THAT(ends[1], IsOk());
+    EXPECT_THAT(ends[2], IsStatus(absl::StatusCode::kResourceExhausted, ""));
+  }
+  EXPECT_GT(device_.num_releases, before + 5) << "none was packed";
+  memory_.SetLimit((peaks[1] + peaks[2]) / 2);
+  for (int round = 0; round < 5; ++round) {
+    EXPECT_THAT(together(kDatumTokens), Each(IsOk()));
+  }
+}
+
+// Memory runs out once, at each place of three micro-batches. The second has
+// the rest of one request and another request.
+TEST_F(OutOfMemoryTest, WhatRanInPartsIsAsIfItHadRunAtOnce) {
+  device_.is_cpu = true;
+  Start(GradientCheckpointing::kOff);
+  for (const char* id : {"b", "busy"}) ASSERT_THAT(Create(id), IsOk());
+  const auto run = [&](int place) {
+    std::atomic<int> left = place;
+    memory_.SetHook([&] {
+      if (left-- == 0) throw std::bad_alloc();
+    });
+    std::vector<absl::Status> ends = TrainTogether(
+        {RequestOf("busy", 2), RequestOf("a", 3), RequestOf("b", 1)});
+    memory_.SetHook({});
+    return std::pair(std::move(ends), place - left);
+  };
+  const auto [whole, num_allocations] = run(std::numeric_limits<int>::max());
+  ASSERT_THAT(whole, Each(IsOk()));
+  const absl::StatusOr<double> expected = Optim();
+  ASSERT_THAT(expected, IsOk());
+  constexpr int kPlaces = 24;
+  int num_divided = 0;
+  for (int place = 0; place < kPlaces; ++place) {
+    Start(GradientCheckpointing::kOff);
+    for (const char* id : {"b", "busy"}) ASSERT_THAT(Create(id), IsOk());
+    const auto [ends, allocations] = run(num_allocations * place / kPlaces);
+    EXPECT_LE(std::ranges::count_if(
+                  ends, [](const absl::Status& end) { return !end.ok(); }),
+              1);
+    num_divided += std::ranges::all_of(
+        ends, [](const absl::Status& end) { return end.ok(); });
+    if (!ends[1].ok()) continue;
+    // Other parts are packed together, so sums have another order.
+    EXPECT_NEAR(*Optim(), *expected, 1e-4) << place;
+  }
+  EXPECT_GT(num_divided, 0);
 }
 
 TEST_F(OutOfMemoryTest, AStepWithoutMemoryLeavesTheAdapterAsItWas) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <thread>
 
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "grpcpp/generic/generic_stub.h"
@@ -70,6 +71,20 @@ class FrontendTest : public ServerTest {
     return response.info();
   }
 };
+
+// Abseil would end the process, in case another thread takes the locks in the
+// other order some day.
+TEST_F(FrontendTest, NoOrderOfALibrarysLocksEndsTheProcess) {
+  StartServer();
+  absl::Mutex a;
+  absl::Mutex b;
+  {
+    const absl::MutexLock first(&a);
+    const absl::MutexLock second(&b);
+  }
+  const absl::MutexLock first(&b);
+  const absl::MutexLock second(&a);
+}
 
 TEST_F(FrontendTest, HealthFollowsTheEngine) {
   StartServer();

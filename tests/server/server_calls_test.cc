@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -11,13 +12,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/message.h"
+#include "google/protobuf/wrappers.pb.h"
 #include "grpcpp/support/proto_buffer_reader.h"
 #include "gtest/gtest.h"
 #include "prometheus/registry.h"
 #include "server/call.h"
 #include "server/cancel_slot.h"
-#include "server/raw_services.h"
 #include "server/services.h"
+#include "src/base/clock.h"
 #include "src/base/log.h"
 #include "tests/support/canned_engine.h"
 #include "tests/support/direct_call.h"
@@ -31,13 +33,8 @@ constexpr int kRounds = 12;
 EngineInfo InfoWithRoom() {
   EngineInfo info = CannedInfo();
   info.max_adapters = 2 * kClients;
+  info.context_length = 1 << 16;
   return info;
-}
-
-// Returns the service as the generated class that has the handlers.
-template <typename Service>
-Service& As(const std::unique_ptr<grpc::Service>& service) {
-  return static_cast<Service&>(*service);
 }
 
 class ServerCallsTest : public ::testing::Test {
@@ -59,23 +56,19 @@ class ServerCallsTest : public ::testing::Test {
     EXPECT_TRUE(core_.memory->Reserve("", core_.memory->most()).ok());
   }
 
-  auto& training() { return As<RawTrainingService>(services_[0]); }
-  auto& sampling() { return As<RawSamplingService>(services_[1]); }
-  auto& adapters() { return As<RawAdapterService>(services_[2]); }
-  auto& server() { return As<RawServerService>(services_[3]); }
+  RawService& training() { return *services_[0]; }
+  RawService& sampling() { return *services_[1]; }
+  RawService& adapters() { return *services_[2]; }
+  RawService& server() { return *services_[3]; }
 
-  // Runs a unary handler, `handle(context, request, response)`, and waits for
-  // its status.
-  template <typename Handle>
-  grpc::StatusCode Call(const google::protobuf::Message& request,
-                        google::protobuf::Message* response,
-                        const Handle& handle) {
-    grpc::ByteBuffer bytes = ToBytes(request);
-    grpc::ByteBuffer reply;
-    DirectUnary call(&wire_);
-    call.Start(handle(call.context(), &bytes, &reply));
+  // Makes a unary call, and waits for its status.
+  grpc::StatusCode Call(RawService& service, Rpc rpc,
+                        const google::protobuf::Message& request,
+                        google::protobuf::Message* response) {
+    DirectCall call(&wire_, {ToBytes(request)});
+    call.Start(service.Start(rpc, call.context()));
     const grpc::StatusCode code = call.Wait().error_code();
-    if (code == grpc::OK) Parse(reply, response);
+    if (code == grpc::OK) Parse(call.received().at(0), response);
     return code;
   }
 
@@ -89,10 +82,8 @@ class ServerCallsTest : public ::testing::Test {
     v1::CreateAdapterRequest request;
     request.set_adapter_id(id);
     v1::CreateAdapterResponse response;
-    EXPECT_EQ(
-        Call(request, &response,
-             [&](auto*... args) { return adapters().CreateAdapter(args...); }),
-        grpc::OK);
+    EXPECT_EQ(Call(adapters(), Rpc::kCreateAdapter, request, &response),
+              grpc::OK);
     EXPECT_EQ(response.adapter().adapter_id(), id);
   }
 
@@ -109,19 +100,14 @@ class ServerCallsTest : public ::testing::Test {
 
   // Sends the step twice, like a client whose connection breaks.
   void Train(const std::string& id, uint64_t step, bool cancel) {
-    grpc::ByteBuffer request = ToBytes(Step(id, step));
-    grpc::ByteBuffer repeated = ToBytes(Step(id, step));
-    grpc::ByteBuffer reply;
-    grpc::ByteBuffer ignored;
-    DirectUnary call(&wire_);
-    DirectUnary again(&wire_);
-    call.Start(training().ForwardBackward(call.context(), &request, &reply));
-    again.Start(
-        training().ForwardBackward(again.context(), &repeated, &ignored));
+    DirectCall call(&wire_, {ToBytes(Step(id, step))});
+    DirectCall again(&wire_, {ToBytes(Step(id, step))});
+    call.Start(training().Start(Rpc::kForwardBackward, call.context()));
+    again.Start(training().Start(Rpc::kForwardBackward, again.context()));
     if (cancel) again.Cancel();
     EXPECT_EQ(call.Wait().error_code(), grpc::OK);
     v1::ForwardBackwardResponse response;
-    Parse(reply, &response);
+    Parse(call.received().at(0), &response);
     EXPECT_EQ(response.step(), step);
     const grpc::StatusCode code = again.Wait().error_code();
     EXPECT_TRUE(code == grpc::OK || (cancel && code == grpc::CANCELLED));
@@ -132,10 +118,7 @@ class ServerCallsTest : public ::testing::Test {
     request.set_adapter_id(id);
     request.set_step(step);
     v1::OptimStepResponse response;
-    EXPECT_EQ(
-        Call(request, &response,
-             [&](auto*... args) { return training().OptimStep(args...); }),
-        grpc::OK);
+    EXPECT_EQ(Call(training(), Rpc::kOptimStep, request, &response), grpc::OK);
     EXPECT_EQ(response.step(), step);
   }
 
@@ -148,10 +131,8 @@ class ServerCallsTest : public ::testing::Test {
   }
 
   grpc::StatusCode Sample(const std::string& id, bool cancel) {
-    grpc::ByteBuffer request = ToBytes(Prompt(id));
-    grpc::ByteBuffer reply;
-    DirectUnary call(&wire_);
-    call.Start(sampling().Sample(call.context(), &request, &reply));
+    DirectCall call(&wire_, {ToBytes(Prompt(id))});
+    call.Start(sampling().Start(Rpc::kSample, call.context()));
     if (cancel) call.Cancel();
     return call.Wait().error_code();
   }
@@ -160,9 +141,8 @@ class ServerCallsTest : public ::testing::Test {
   void Stream(const std::string& id, bool cancel) {
     v1::SampleStreamRequest request;
     *request.mutable_request() = Prompt(id);
-    grpc::ByteBuffer bytes = ToBytes(request);
-    DirectWriter<grpc::ByteBuffer> call(&wire_);
-    call.Start(sampling().SampleStream(call.context(), &bytes));
+    DirectCall call(&wire_, {ToBytes(request)});
+    call.Start(sampling().Start(Rpc::kSampleStream, call.context()));
     if (cancel) call.Cancel();
     const grpc::StatusCode code = call.Wait().error_code();
     if (cancel && code == grpc::CANCELLED) return;
@@ -180,9 +160,8 @@ class ServerCallsTest : public ::testing::Test {
   void Copy(const std::string& id, const std::string& copy) {
     v1::ExportAdapterRequest request;
     request.set_adapter_id(id);
-    grpc::ByteBuffer bytes = ToBytes(request);
-    DirectWriter<grpc::ByteBuffer> sent(&wire_);
-    sent.Start(adapters().ExportAdapter(sent.context(), &bytes));
+    DirectCall sent(&wire_, {ToBytes(request)});
+    sent.Start(adapters().Start(Rpc::kExportAdapter, sent.context()));
     EXPECT_EQ(sent.Wait().error_code(), grpc::OK);
     v1::ImportAdapterRequest first;
     first.mutable_options()->set_adapter_id(copy);
@@ -194,12 +173,11 @@ class ServerCallsTest : public ::testing::Test {
       *next.mutable_chunk() = part.chunk();
       parts.push_back(ToBytes(next));
     }
-    grpc::ByteBuffer reply;
-    DirectReader<grpc::ByteBuffer> call(&wire_, parts);
-    call.Start(adapters().ImportAdapter(call.context(), &reply));
+    DirectCall call(&wire_, parts);
+    call.Start(adapters().Start(Rpc::kImportAdapter, call.context()));
     EXPECT_EQ(call.Wait().error_code(), grpc::OK);
     v1::ImportAdapterResponse response;
-    Parse(reply, &response);
+    Parse(call.received().at(0), &response);
     EXPECT_EQ(response.adapter().adapter_id(), copy);
   }
 
@@ -207,10 +185,8 @@ class ServerCallsTest : public ::testing::Test {
     v1::DeleteAdapterRequest request;
     request.set_adapter_id(id);
     v1::DeleteAdapterResponse response;
-    EXPECT_EQ(
-        Call(request, &response,
-             [&](auto*... args) { return adapters().DeleteAdapter(args...); }),
-        grpc::OK);
+    EXPECT_EQ(Call(adapters(), Rpc::kDeleteAdapter, request, &response),
+              grpc::OK);
   }
 
   void SaveAndLoad(const std::string& id) {
@@ -218,18 +194,12 @@ class ServerCallsTest : public ::testing::Test {
     save.set_adapter_id(id);
     save.set_name("c");
     v1::SaveCheckpointResponse saved;
-    EXPECT_EQ(
-        Call(save, &saved,
-             [&](auto*... args) { return adapters().SaveCheckpoint(args...); }),
-        grpc::OK);
+    EXPECT_EQ(Call(adapters(), Rpc::kSaveCheckpoint, save, &saved), grpc::OK);
     v1::LoadCheckpointRequest load;
     load.set_adapter_id(id);
     load.set_name("c");
     v1::LoadCheckpointResponse loaded;
-    EXPECT_EQ(
-        Call(load, &loaded,
-             [&](auto*... args) { return adapters().LoadCheckpoint(args...); }),
-        grpc::OK);
+    EXPECT_EQ(Call(adapters(), Rpc::kLoadCheckpoint, load, &loaded), grpc::OK);
     EXPECT_EQ(loaded.adapter().last_step(), saved.checkpoint().last_step());
   }
 
@@ -238,15 +208,10 @@ class ServerCallsTest : public ::testing::Test {
     v1::ListAdaptersRequest list;
     list.set_page_size(2);
     v1::ListAdaptersResponse listed;
-    EXPECT_EQ(
-        Call(list, &listed,
-             [&](auto*... args) { return adapters().ListAdapters(args...); }),
-        grpc::OK);
+    EXPECT_EQ(Call(adapters(), Rpc::kListAdapters, list, &listed), grpc::OK);
     const v1::GetInfoRequest request;
     v1::GetInfoResponse response;
-    EXPECT_EQ(Call(request, &response,
-                   [&](auto*... args) { return server().GetInfo(args...); }),
-              grpc::OK);
+    EXPECT_EQ(Call(server(), Rpc::kGetInfo, request, &response), grpc::OK);
     EXPECT_GE(response.info().num_adapters(), 1U);
   }
 
@@ -272,11 +237,18 @@ class ServerCallsTest : public ::testing::Test {
 
   // Starts a step that never runs, because it waits for an earlier step that
   // never arrives.
-  void StartStuck(const std::string& id, DirectUnary* call,
-                  grpc::ByteBuffer* response) {
-    grpc::ByteBuffer request = ToBytes(Step(id, 2));
-    call->Start(
-        training().ForwardBackward(call->context(), &request, response));
+  std::unique_ptr<DirectCall> StartStuck(const std::string& id) {
+    auto call = std::make_unique<DirectCall>(
+        &wire_, std::vector<grpc::ByteBuffer>{ToBytes(Step(id, 2))});
+    call->Start(training().Start(Rpc::kForwardBackward, call->context()));
+    return call;
+  }
+
+  // Waits until the wire has done what calls have asked of it so far.
+  void WaitForWire() {
+    std::promise<void> done;
+    wire_.Post([&done] { done.set_value(); });
+    done.get_future().wait();
   }
 
   static void RunClients(const std::function<void(int)>& client) {
@@ -294,7 +266,7 @@ class ServerCallsTest : public ::testing::Test {
   std::unique_ptr<CannedEngine> engine_ =
       std::make_unique<CannedEngine>(InfoWithRoom());
   ServiceCore core_;
-  const std::unique_ptr<grpc::Service> services_[4];
+  const std::unique_ptr<RawService> services_[4];
 };
 
 TEST_F(ServerCallsTest, AllCallsOfAllThreadsAreAnswered) {
@@ -304,58 +276,50 @@ TEST_F(ServerCallsTest, AllCallsOfAllThreadsAreAnswered) {
 TEST_F(ServerCallsTest, AReplyWithoutRoomIsRefusedAndComesAgain) {
   Create("a");
   engine_->Hold();
-  grpc::ByteBuffer request = ToBytes(Step("a", 1));
-  grpc::ByteBuffer reply;
-  DirectUnary call(&wire_);
-  call.Start(training().ForwardBackward(call.context(), &request, &reply));
+  DirectCall call(&wire_, {ToBytes(Step("a", 1))});
+  call.Start(training().Start(Rpc::kForwardBackward, call.context()));
+  WaitForWire();
   // The call has room, and its reply has none.
   auto unread =
-      core_.memory->Reserve("", core_.memory->most() / 2 - (32 << 10));
+      core_.memory->Reserve("", core_.memory->most() / 2 - (96 << 10));
   ASSERT_TRUE(unread.ok());
   engine_->Release();
   EXPECT_EQ(call.Wait().error_code(), grpc::RESOURCE_EXHAUSTED);
-  EXPECT_EQ(reply.Length(), 0);
+  EXPECT_TRUE(call.received().empty());
   // An export is refused before the engine makes it.
   v1::ExportAdapterRequest wish;
   wish.set_adapter_id("a");
-  grpc::ByteBuffer wished = ToBytes(wish);
-  DirectWriter<grpc::ByteBuffer> sent(&wire_);
-  sent.Start(adapters().ExportAdapter(sent.context(), &wished));
+  DirectCall sent(&wire_, {ToBytes(wish)});
+  sent.Start(adapters().Start(Rpc::kExportAdapter, sent.context()));
   EXPECT_EQ(sent.Wait().error_code(), grpc::RESOURCE_EXHAUSTED);
   EXPECT_EQ(std::ranges::count(engine_->arrived(),
                                CannedEngine::Call("ExportAdapter", 0)),
             0);
   *unread = nullptr;
   v1::ForwardBackwardResponse response;
-  EXPECT_EQ(
-      Call(Step("a", 1), &response,
-           [&](auto*... args) { return training().ForwardBackward(args...); }),
-      grpc::OK);
+  EXPECT_EQ(Call(training(), Rpc::kForwardBackward, Step("a", 1), &response),
+            grpc::OK);
   EXPECT_EQ(response.step(), 1);
   EXPECT_EQ(engine_->applied().size(), 1) << "the step ran twice";
 }
 
 TEST_F(ServerCallsTest, ADrainIsAnsweredWhenOpenCallsAreCancelled) {
-  grpc::ByteBuffer request = ToBytes(v1::DrainRequest());
-  grpc::ByteBuffer response;
-  DirectUnary drain(&wire_);
+  DirectCall drain(&wire_, {ToBytes(v1::DrainRequest())});
   std::atomic<int> sampled = 0;
   RunClients([&](int c) {
     const std::string id = absl::StrCat("a", c);
     Create(id);
-    grpc::ByteBuffer never;
-    DirectUnary stuck(&wire_);
-    StartStuck(id, &stuck, &never);
+    const auto stuck = StartStuck(id);
     EXPECT_EQ(Sample(id, /*cancel=*/false), grpc::OK);
     // The last client drains while the others sample.
     if (++sampled == kClients) {
-      drain.Start(server().Drain(drain.context(), &request, &response));
+      drain.Start(server().Start(Rpc::kDrain, drain.context()));
     }
     grpc::StatusCode code = grpc::OK;
     while (code == grpc::OK) code = Sample(id, /*cancel=*/false);
     EXPECT_EQ(code, grpc::UNAVAILABLE);
-    stuck.Cancel();
-    EXPECT_EQ(stuck.Wait().error_code(), grpc::CANCELLED);
+    stuck->Cancel();
+    EXPECT_EQ(stuck->Wait().error_code(), grpc::CANCELLED);
   });
   EXPECT_EQ(drain.Wait().error_code(), grpc::OK);
 }
@@ -369,26 +333,150 @@ TEST_F(ServerCallsTest, CallsThatTheEngineEndsWithAreUnavailable) {
   RunClients([&](int c) {
     const std::string id = absl::StrCat("a", c);
     Create(id);
-    grpc::ByteBuffer never;
-    DirectUnary stuck(&wire_);
-    StartStuck(id, &stuck, &never);
+    const auto stuck = StartStuck(id);
     ++started;
-    EXPECT_EQ(stuck.Wait().error_code(), grpc::UNAVAILABLE);
+    EXPECT_EQ(stuck->Wait().error_code(), grpc::UNAVAILABLE);
   });
   shutdown.join();
+}
+
+// A client may send many requests and never end them. gRPC keeps only the first
+// few of them.
+TEST_F(ServerCallsTest, AClientSendsOnlyAFewRequestsAtATime) {
+  Create("a");
+  std::vector<std::unique_ptr<DirectCall>> silent;
+  std::vector<CallReactor*> reactors;
+  for (int i = 0; i < ReadTurns::kAtOnce; ++i) {
+    silent.push_back(
+        std::make_unique<DirectCall>(&wire_, std::vector<grpc::ByteBuffer>()));
+    reactors.push_back(
+        training().Start(Rpc::kForwardBackward, silent[i]->context()));
+  }
+  DirectCall next(&wire_, {ToBytes(Step("a", 1))});
+  next.Start(training().Start(Rpc::kForwardBackward, next.context()));
+  DirectCall leaves(&wire_, {ToBytes(Step("a", 2))});
+  leaves.Start(training().Start(Rpc::kForwardBackward, leaves.context()));
+  WaitForWire();
+  EXPECT_TRUE(engine_->applied().empty());
+  leaves.Cancel();
+  EXPECT_EQ(leaves.Wait().error_code(), grpc::CANCELLED);
+  // Small requests do not wait.
+  v1::GetInfoResponse info;
+  EXPECT_EQ(Call(server(), Rpc::kGetInfo, v1::GetInfoRequest(), &info),
+            grpc::OK);
+  // When a client has gone, its place is free.
+  silent[0]->Start(reactors[0]);
+  EXPECT_EQ(next.Wait().error_code(), grpc::OK);
+  EXPECT_EQ(engine_->applied().size(), 1);
+  for (size_t i = 0; i < silent.size(); ++i) {
+    if (i > 0) silent[i]->Start(reactors[i]);
+    EXPECT_EQ(silent[i]->Wait().error_code(), grpc::CANCELLED);
+  }
+}
+
+TEST_F(ServerCallsTest, AHealthWatchShowsChangesAndEndsWithTheServer) {
+  const auto service = MakeHealthService(&core_);
+  core_.health.Set("s", Health::kNotServing);
+  google::protobuf::StringValue request;
+  request.set_value("s");
+  DirectCall watch(&wire_, {ToBytes(request)});
+  watch.Start(service->Start(Rpc::kHealthWatch, watch.context()));
+  DirectCall leaves(&wire_, {ToBytes(request)});
+  leaves.Start(service->Start(Rpc::kHealthWatch, leaves.context()));
+  WaitForWire();
+  leaves.Cancel();
+  EXPECT_EQ(leaves.Wait().error_code(), grpc::CANCELLED);
+  core_.health.Set("s", Health::kServing);
+  WaitForWire();
+  core_.health.End();
+  EXPECT_EQ(watch.Wait().error_code(), grpc::UNAVAILABLE);
+  std::vector<int> shown;
+  for (const grpc::ByteBuffer& message : watch.received()) {
+    google::protobuf::Int32Value status;
+    Parse(message, &status);
+    shown.push_back(status.value());
+  }
+  EXPECT_EQ(shown, std::vector<int>({2, 1}));
+}
+
+TEST_F(ServerCallsTest, ASampleIsChargedForItsResultBeforeItRuns) {
+  Create("a");
+  v1::SampleStreamRequest request;
+  *request.mutable_request() = Prompt("a");
+  request.mutable_request()->mutable_config()->set_max_tokens(20000);
+  const auto run = [&](Rpc rpc, const google::protobuf::Message& message) {
+    DirectCall call(&wire_, {ToBytes(message)});
+    call.Start(sampling().Start(rpc, call.context()));
+    return call.Wait().error_code();
+  };
+  auto others =
+      core_.memory->Reserve("", core_.memory->most() / 2 - (256 << 10));
+  ASSERT_TRUE(others.ok());
+  EXPECT_EQ(run(Rpc::kSample, request.request()), grpc::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(run(Rpc::kSampleStream, request), grpc::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(
+      std::ranges::count(engine_->arrived(), CannedEngine::Call("Sample", 0)),
+      0);
+  *others = nullptr;
+  EXPECT_EQ(run(Rpc::kSample, request.request()), grpc::OK);
+  EXPECT_EQ(run(Rpc::kSampleStream, request), grpc::OK);
+  // Nobody could ever have so many likely tokens.
+  v1::SampleRequest& large = *request.mutable_request();
+  large.set_top_logprobs(20);
+  large.set_num_samples(256);
+  large.mutable_config()->set_max_tokens(60000);
+  EXPECT_EQ(run(Rpc::kSample, large), grpc::RESOURCE_EXHAUSTED);
+}
+
+TEST_F(ServerCallsTest, ACallWithoutItsRequestIsChargedAndEnds) {
+  const auto others =
+      core_.memory->Reserve("", core_.memory->most() / 2 - (128 << 10));
+  const auto has_room = [&] {
+    return core_.memory->Reserve("", 100 << 10).ok();
+  };
+  EXPECT_TRUE(has_room());
+  DirectCall silent(&wire_, {});
+  // The client sends nothing until the call is cancelled.
+  auto* const reactor = server().Start(Rpc::kGetInfo, silent.context());
+  EXPECT_FALSE(has_room());
+  const absl::Time now = SteadyNow();
+  core_.stalled.Cancel(now + StalledCalls::kPatience / 2);
+  EXPECT_FALSE(silent.context()->IsCancelled());
+  core_.stalled.Cancel(now + 2 * StalledCalls::kPatience);
+  EXPECT_TRUE(silent.context()->IsCancelled());
+  silent.Start(reactor);
+  EXPECT_EQ(silent.Wait().error_code(), grpc::CANCELLED);
+  EXPECT_TRUE(has_room());
 }
 
 TEST_F(ServerCallsTest, ARequestIsChargedBeforeItIsParsed) {
   auto held = core_.memory->Reserve("", core_.memory->most());
   ASSERT_TRUE(held.ok()) << held.status();
   v1::GetInfoResponse response;
-  const auto get = [this](auto*... args) { return server().GetInfo(args...); };
-  EXPECT_EQ(Call(v1::GetInfoRequest(), &response, get),
+  EXPECT_EQ(Call(server(), Rpc::kGetInfo, v1::GetInfoRequest(), &response),
             grpc::RESOURCE_EXHAUSTED);
   held->reset();
-  EXPECT_EQ(Call(v1::GetInfoRequest(), &response, get), grpc::OK);
+  EXPECT_EQ(Call(server(), Rpc::kGetInfo, v1::GetInfoRequest(), &response),
+            grpc::OK);
   // The charge ends with the call's request.
   EXPECT_TRUE(core_.memory->Reserve("", core_.memory->most()).ok());
+}
+
+TEST(ReadTurnsTest, OnlySoManyCallsOfAClientWait) {
+  ReadTurns turns;
+  size_t num_reading = 0;
+  const auto begin = [&](const std::string& client) {
+    return turns.Begin(client, &turns, [&] { ++num_reading; });
+  };
+  for (size_t i = 0; i < ReadTurns::kAtOnce + ReadTurns::kMostWaiting; ++i) {
+    EXPECT_TRUE(begin("a"));
+  }
+  EXPECT_FALSE(begin("a"));
+  EXPECT_TRUE(begin("b"));
+  EXPECT_EQ(num_reading, ReadTurns::kAtOnce + 1);
+  turns.End("a");
+  EXPECT_EQ(num_reading, ReadTurns::kAtOnce + 2);
+  EXPECT_TRUE(begin("a"));
 }
 
 TEST(CancelSlotTest, HandleAndCancellationMeetFromAnyThreads) {

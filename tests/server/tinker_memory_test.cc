@@ -1,7 +1,9 @@
 // Tests that no request takes more memory than its caller was charged for.
 #include <zstd.h>
 
+#include <chrono>
 #include <functional>
+#include <future>
 #include <latch>
 #include <mutex>
 #include <string>
@@ -76,6 +78,26 @@ TEST_F(TinkerMemoryTest, SparseTensorsShareOneBudgetOfValues) {
   request.set_seq_id(2);
   EXPECT_THAT(StepError(request), HasSubstr("has 1000 rows, must have one for "
                                             "each of the 1 tokens"));
+}
+
+TEST_F(TinkerMemoryTest, TheFrontServesOthersWhileARequestIsTranslated) {
+  Start();
+  const std::string model = Result(CreateModel(NewSession()))["model_id"];
+  // A body of a few bytes becomes 128 MiB of targets.
+  const std::future<HttpReply> promise =
+      SendLater({.method = "POST",
+                 .target = "/api/v1/forward_backward",
+                 .api_key = key_,
+                 .content_type = kProtobufType,
+                 .host = "front:80"},
+                Sparse(model, 1, 1, 1, int64_t{16} << 20).SerializeAsString());
+  int served = 0;
+  while (promise.wait_for(std::chrono::seconds(0)) !=
+         std::future_status::ready) {
+    EXPECT_EQ(Ask("GET", "healthz").status, 200);
+    ++served;
+  }
+  EXPECT_GT(served, 10);
 }
 
 TEST_F(TinkerMemoryTest, AStepThatWaitsIsChargedWhatItKeeps) {

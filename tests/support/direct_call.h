@@ -2,8 +2,8 @@
 // and another thread replaces gRPC's threads. gRPC's own threads are not
 // instrumented, so ThreadSanitizer would report many false races.
 //
-//   DirectUnary call(&wire);
-//   call.Start(service.Drain(call.context(), &request, &response));
+//   DirectCall call(&wire, {request});
+//   call.Start(service.Start(Rpc::kDrain, call.context()));
 //   const grpc::Status status = call.Wait();
 //
 // A program that links direct_call.cc cannot also serve or open a connection.
@@ -21,15 +21,19 @@
 
 namespace weft {
 
-// The part that all kinds of calls share. `Call` is the interface through which
-// a `Reactor` uses gRPC. The object must live until Wait returns. Threads: one
-// thread calls Start. After Start, any thread may call the other methods.
-template <typename Call, typename Reactor>
-class DirectCall : public Call {
+// A call in which the client sends `requests` and then half-closes. The object
+// must live until Wait returns. Threads: one thread calls Start. After Start,
+// any thread may call the other methods.
+class DirectCall final
+    : public grpc::ServerCallbackReaderWriter<grpc::ByteBuffer,
+                                              grpc::ByteBuffer> {
  public:
+  using Reactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
+
   // `wire` runs the reactor's callbacks, except OnCancel. `wire` must outlive
   // the call. Several calls may share one wire.
-  explicit DirectCall(Worker* wire) : wire_(*wire) {}
+  DirectCall(Worker* wire, std::vector<grpc::ByteBuffer> requests)
+      : requests_(std::move(requests)), wire_(*wire) {}
 
   [[nodiscard]] grpc::CallbackServerContext* context() { return &context_; }
 
@@ -56,6 +60,30 @@ class DirectCall : public Call {
     return status_;
   }
 
+  // Returns the server's messages. Call it after Wait.
+  [[nodiscard]] const std::vector<grpc::ByteBuffer>& received() const {
+    return received_;
+  }
+
+  void Read(grpc::ByteBuffer* message) override {
+    OnWire([this, message] {
+      const bool ok = next_ < requests_.size() && !context_.IsCancelled();
+      if (ok) *message = requests_[next_++];
+      reactor_->OnReadDone(ok);
+    });
+  }
+  void Write(const grpc::ByteBuffer* message, grpc::WriteOptions) override {
+    OnWire([this, message] {
+      const bool ok = !context_.IsCancelled();
+      if (ok) received_.push_back(*message);
+      reactor_->OnWriteDone(ok);
+    });
+  }
+  void WriteAndFinish(const grpc::ByteBuffer* message, grpc::WriteOptions,
+                      grpc::Status status) override {
+    received_.push_back(*message);
+    Finish(std::move(status));
+  }
   void Finish(grpc::Status status) override ABSL_LOCKS_EXCLUDED(mu_) {
     {
       MutexLock lock(&mu_);
@@ -65,7 +93,7 @@ class DirectCall : public Call {
   }
   void SendInitialMetadata() override {}
 
- protected:
+ private:
   // Begins an operation, during which the reactor stays alive. Returns false if
   // the call has ended.
   bool Begin() ABSL_LOCKS_EXCLUDED(mu_) {
@@ -96,76 +124,21 @@ class DirectCall : public Call {
     });
   }
 
-  // Set before the reactor asks for anything.
-  Reactor* reactor_ = nullptr;
-  grpc::CallbackServerContext context_;
-
- private:
   // gRPC calls these two functions for its own calls only.
   void CallOnDone() override {}
   grpc::internal::ServerReactor* reactor() override { return reactor_; }
 
+  const std::vector<grpc::ByteBuffer> requests_;
+  size_t next_ = 0;                         // Used by the wire.
+  std::vector<grpc::ByteBuffer> received_;  // Used by the reactor's thread.
+  Reactor* reactor_ = nullptr;  // Set before the reactor asks for anything.
+  grpc::CallbackServerContext context_;
   Worker& wire_;
   Mutex mu_;
   CondVar changed_;
   int under_way_ ABSL_GUARDED_BY(mu_) = 2;  // Counts what OnDone must wait for.
   bool done_ ABSL_GUARDED_BY(mu_) = false;
   grpc::Status status_ ABSL_GUARDED_BY(mu_);
-};
-
-using DirectUnary =
-    DirectCall<grpc::ServerCallbackUnary, grpc::ServerUnaryReactor>;
-
-// A call in which the server streams.
-template <typename Response>
-class DirectWriter final
-    : public DirectCall<grpc::ServerCallbackWriter<Response>,
-                        grpc::ServerWriteReactor<Response>> {
- public:
-  using DirectWriter::DirectCall::DirectCall;
-
-  // Returns the client's messages. Call it after Wait.
-  [[nodiscard]] const std::vector<Response>& received() const {
-    return received_;
-  }
-
-  void Write(const Response* message, grpc::WriteOptions) override {
-    this->OnWire([this, message] {
-      const bool ok = !this->context_.IsCancelled();
-      if (ok) received_.push_back(*message);
-      this->reactor_->OnWriteDone(ok);
-    });
-  }
-  void WriteAndFinish(const Response* message, grpc::WriteOptions options,
-                      grpc::Status status) override {
-    Write(message, options);
-    this->Finish(std::move(status));
-  }
-
- private:
-  std::vector<Response> received_;  // Used by the wire until the call ends.
-};
-
-// A call in which the client streams `requests` and then half-closes.
-template <typename Request>
-class DirectReader final
-    : public DirectCall<grpc::ServerCallbackReader<Request>,
-                        grpc::ServerReadReactor<Request>> {
- public:
-  DirectReader(Worker* wire, std::vector<Request> requests)
-      : DirectReader::DirectCall(wire), requests_(std::move(requests)) {}
-
-  void Read(Request* message) override {
-    this->OnWire([this, message] {
-      const bool ok = next_ < requests_.size() && !this->context_.IsCancelled();
-      if (ok) *message = requests_[next_++];
-      this->reactor_->OnReadDone(ok);
-    });
-  }
-
- private:
-  const std::vector<Request> requests_;
-  size_t next_ = 0;  // Used by the wire.
 };
 
 }  // namespace weft
