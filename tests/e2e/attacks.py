@@ -67,6 +67,7 @@ class Attacker:
         self.counts: Counter[str] = Counter()
         self.defects: list[str] = []
         self._held: deque[Callable[[], Any]] = deque()
+        self.metadata = [("authorization", f"Bearer {target.token}")]
         self._channel = grpc.insecure_channel(target.grpc)
 
     def run(self, stop: threading.Event) -> None:
@@ -99,16 +100,21 @@ class Attacker:
 
     def bytes_of(self, path: str, body: bytes, timeout: float = 3.0) -> None:
         """Sends a request that is already serialized."""
-        bound = self._channel.unary_unary(path)
-        metadata = [("authorization", f"Bearer {self.target.token}")]
+        bound: Any = self._channel.unary_unary(path)
         try:
-            bound(body, timeout=timeout, metadata=metadata)
+            bound(body, timeout=timeout, metadata=self.metadata)
         except grpc.RpcError as error:
             self.check(Outcome(error.code().name, error.details() or ""))
 
     def stream(self, method: Any, request: Any, timeout: float | None = None) -> Any:
-        metadata = [("authorization", f"Bearer {self.target.token}")]
-        return method.bind(self._channel)(request, timeout=timeout, metadata=metadata)
+        bound = method.bind(self._channel)
+        return bound(request, timeout=timeout, metadata=self.metadata)
+
+    def leave(self, method: Any, request: Any, timeout: float) -> None:
+        """Begins a call that nobody waits for."""
+        bound = method.bind(self._channel)
+        call = bound.future(request, timeout=timeout, metadata=self.metadata)
+        self.hold(call.cancel)
 
     def connect(self, address: str) -> socket.socket:
         host, port = address.rsplit(":", 1)
@@ -181,10 +187,7 @@ def many_long_samples(a: Attacker) -> None:
     request = methods.SAMPLE.request_type(
         adapter_id=a.adapter, prompt=a.tokens(8), num_samples=256, config=config
     )
-    call = methods.SAMPLE.bind(a._channel).future(
-        request, timeout=20, metadata=[("authorization", f"Bearer {a.target.token}")]
-    )
-    a.hold(call.cancel)
+    a.leave(methods.SAMPLE, request, timeout=20)
 
 
 @kind
@@ -209,14 +212,10 @@ def scores_of_long_prompts(a: Attacker) -> None:
 @kind
 def steps_far_ahead(a: Attacker) -> None:
     for step in a.rng.sample(range(5, 70), 20):
-        call = methods.FORWARD_BACKWARD.bind(a._channel).future(
-            methods.FORWARD_BACKWARD.request_type(
-                adapter_id=a.adapter, step=step, data=a.data(2, 30)
-            ),
-            timeout=5,
-            metadata=[("authorization", f"Bearer {a.target.token}")],
+        request = methods.FORWARD_BACKWARD.request_type(
+            adapter_id=a.adapter, step=step, data=a.data(2, 30), loss={"function": 1}
         )
-        a.hold(call.cancel)
+        a.leave(methods.FORWARD_BACKWARD, request, timeout=5)
 
 
 @kind
@@ -229,14 +228,10 @@ def optimizer_steps(a: Attacker) -> None:
 def deletes_during_steps(a: Attacker) -> None:
     name = f"{a.adapter}-brief"
     a.raw.create(name, rank=1)
-    call = methods.FORWARD_BACKWARD.bind(a._channel).future(
-        methods.FORWARD_BACKWARD.request_type(
-            adapter_id=name, data=a.data(4, 50), loss={"function": 1}
-        ),
-        timeout=10,
-        metadata=[("authorization", f"Bearer {a.target.token}")],
+    step = methods.FORWARD_BACKWARD.request_type(
+        adapter_id=name, data=a.data(4, 50), loss={"function": 1}
     )
-    a.hold(call.cancel)
+    a.leave(methods.FORWARD_BACKWARD, step, timeout=10)
     request = adapters.DeleteAdapterRequest(adapter_id=name)
     a.check(a.raw.call(methods.DELETE_ADAPTER, request, timeout=5))
 
@@ -310,10 +305,8 @@ def stalled_imports(a: Attacker) -> None:
         stalled.wait(60)
 
     stalled = threading.Event()
-    bound = methods.IMPORT_ADAPTER.bind(a._channel)
-    metadata = [("authorization", f"Bearer {a.target.token}")]
-    call = bound.future(parts(), metadata=metadata, timeout=60)
-    a.hold(lambda: (stalled.set(), call.cancel()))
+    a.leave(methods.IMPORT_ADAPTER, parts(), timeout=60)
+    a.hold(stalled.set)
 
 
 @kind
@@ -450,7 +443,7 @@ def listings(a: Attacker) -> None:
                 adapter_id=a.adapter,
                 name=f"c{a.rng.randrange(10)}",
                 overwrite=True,
-                kind=2,
+                kind=adapters.CHECKPOINT_KIND_SAMPLER,
                 metadata={"k": "x" * 10_000},
             )
             a.check(a.raw.call(methods.SAVE_CHECKPOINT, save, timeout=5))

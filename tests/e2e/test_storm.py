@@ -169,7 +169,7 @@ def same_sample(one: Any, other: Any) -> bool:
         zip(one.tokens, other.tokens, strict=True)
     ):
         top = [sorted(p for _, p in s.top_logprobs[position]) for s in (one, other)]
-        if not np.allclose(*top, rtol=0, atol=1e-4):
+        if not np.allclose(top[0], top[1], rtol=0, atol=1e-4):
             return False
         if mine != others:  # What follows has another context.
             return True
@@ -281,8 +281,10 @@ def serves(url: str, **headers: str) -> bool:
 def attackers(targets: list[Target]) -> Iterator[list[dict[str, Any]]]:
     """Attacks inside. Afterwards the list has each attacker's report."""
     program = [sys.executable, str(Path(__file__).with_name("attacks.py"))]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    processes = [subprocess.Popen(program, **pipes) for _ in targets]
+    pipe = subprocess.PIPE
+    processes = [
+        subprocess.Popen(program, stdin=pipe, stdout=pipe, text=True) for _ in targets
+    ]
     reports: list[dict[str, Any]] = []
     try:
         for process, target in zip(processes, targets, strict=True):
