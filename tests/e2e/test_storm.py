@@ -82,29 +82,43 @@ FLAGS = (
     *("--disk-reserve-bytes", str(1 << 20)),
 )
 GROUPS = Path("/sys/fs/cgroup")
-# Shows a program the limit of a container, which the kernel does not enforce.
-TELL = (
-    f"mount -t tmpfs none {GROUPS} && echo {LIMIT} > {GROUPS}/memory.max"
-    f' && echo 0 > {GROUPS}/memory.current && exec "$@"'
-)
+
+
+def told(limit: int) -> tuple[str, ...]:
+    """The command that starts a program which sees the limit of a container, though the
+    kernel does not enforce it. Empty if this process may not make a namespace."""
+    script = (
+        f"mount -t tmpfs none {GROUPS} && echo {limit} > {GROUPS}/memory.max"
+        f' && echo 0 > {GROUPS}/memory.current && exec "$@"'
+    )
+    tell = ("unshare", "-rm", "sh", "-c", script, "sh")
+    possible = subprocess.run([*tell, "true"], capture_output=True).returncode == 0
+    return tell if possible else ()
+
+
+def group() -> Path | None:
+    """Makes a control group with the limit, if this process may."""
+    folder = GROUPS / f"weft-storm-{os.getpid()}"
+    try:
+        if "memory" not in (GROUPS / "cgroup.subtree_control").read_text().split():
+            return None
+        folder.mkdir()
+        (folder / "memory.max").write_text(str(LIMIT))
+    except OSError:
+        return None
+    return folder
 
 
 @contextlib.contextmanager
 def limited() -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yields how the limit is held, and the command that starts a program under it."""
-    folder = GROUPS / f"weft-storm-{os.getpid()}"
-    with contextlib.suppress(OSError):
-        if "memory" in (GROUPS / "cgroup.subtree_control").read_text().split():
-            folder.mkdir()
-            try:
-                (folder / "memory.max").write_text(str(LIMIT))
-                join = f'echo $$ > {folder}/cgroup.procs; exec "$@"'
-                yield "by the kernel", ("sh", "-c", join, "sh")
-                return
-            finally:
-                folder.rmdir()
-    tell = ("unshare", "-rm", "sh", "-c", TELL, "sh")
-    if subprocess.run([*tell, "true"], capture_output=True).returncode == 0:
+    if folder := group():
+        join = f'echo $$ > {folder}/cgroup.procs; exec "$@"'
+        try:
+            yield "by the kernel", ("sh", "-c", join, "sh")
+        finally:
+            folder.rmdir()
+    elif tell := told(LIMIT):
         yield "by watching; weftd was told the limit", tell
     else:
         yield "by watching; weftd sized itself by the machine", ()
@@ -352,3 +366,24 @@ def check_reports(reports: list[dict[str, Any]]) -> None:
     print(f"attacks: {dict(counts)}")
     assert [text for report in reports for text in report["defects"]] == []
     assert set(counts) == {attack.__name__ for attack in KINDS}
+
+
+def test_large_adapters_wait_on_disk(tmp_path: Path) -> None:
+    """Ten adapters of 100 MB, in a process that may use 1 GiB and so hold a quarter of
+    it and one adapter."""
+    if not (tell := told(1 << 30)):
+        pytest.skip("this process may make no mount namespace")
+    model = fixtures.model_folder(fixtures.SHORT_SMOLLM2)
+    server = daemon_module.Daemon(model, tmp_path, "--threads", "1")
+    server.start_with(*tell)
+    try:
+        before = server.peak_resident_bytes()
+        with server.client() as client:
+            names = [f"large-{number}" for number in range(10)]
+            adapters = [client.create_adapter(name, rank=128) for name in names]
+            assert adapters[-1].info().resident_bytes > 80 << 20
+            for adapter in adapters:
+                assert adapter.optim_step(learning_rate=1e-3).version == 2
+        assert server.peak_resident_bytes() - before < 500 << 20
+    finally:
+        server.kill()
