@@ -89,7 +89,7 @@ class CallRecord {
   // engine's names of adapters and the call's deadline (if the form has a
   // deadline). Counts the request's tokens against the tenant's rate, until the
   // call ends without work for the engine. REQUIRES:
-  // caller() is OK. Errors: those of Validate, Qualify and Spend.
+  // caller() is OK. Errors: those of Validate, Qualify, Hold and Spend.
   template <typename Request>
   [[nodiscard]] auto Read(const Engine& engine, const Request& request)
       -> decltype(Validate(request, RequestLimits())) {
@@ -99,6 +99,8 @@ class CallRecord {
     const absl::Status taken = Take(fields);
     if (!taken.ok()) return taken;
     if (fields.deadline != nullptr) *fields.deadline = deadline();
+    const absl::Status held = Hold(fields.result_bytes);
+    if (!held.ok()) return held;
     const absl::Status spent = Spend(fields.cost);
     if (!spent.ok()) return spent;
     return plain;

@@ -1,6 +1,13 @@
 #include "server/request_fields.h"
 
 namespace weft {
+namespace {
+
+// A likely token with its log-probability: in the engine, in the message and in
+// its bytes, as measured.
+constexpr int64_t kLikelyTokenBytes = 40;
+
+}  // namespace
 
 RequestFields FieldsOf(TrainRequest* request) {
   return {.adapter_id = &request->adapter_id,
@@ -13,10 +20,15 @@ RequestFields FieldsOf(OptimStepRequest* request) {
 }
 
 RequestFields FieldsOf(SampleRequest* request) {
+  const auto prompt = static_cast<int64_t>(request->prompt.size());
+  const int64_t drawn =
+      int64_t{request->num_samples} * request->config.max_tokens;
   return {.adapter_id = &request->adapter_id,
           .deadline = &request->deadline,
-          .cost = static_cast<int64_t>(request->prompt.size()) +
-                  int64_t{request->num_samples} * request->config.max_tokens};
+          .cost = prompt + drawn,
+          .result_bytes =
+              kLikelyTokenBytes * (drawn * request->top_logprobs +
+                                   prompt * request->prompt_top_logprobs)};
 }
 
 RequestFields FieldsOf(CreateAdapterRequest* request) {

@@ -38,6 +38,10 @@ struct RequestFields {
   absl::Time* deadline = nullptr;
   // The tokens that count against the tenant's rate.
   int64_t cost = 0;
+  // What the likeliest tokens of a result take, from the first one that is
+  // computed until the client has them. Other results are small beside the work
+  // for them, and are charged when they are sent.
+  int64_t result_bytes = 0;
 };
 
 [[nodiscard]] RequestFields FieldsOf(TrainRequest* request);

@@ -185,7 +185,11 @@ def long_sequences(a: Attacker) -> None:
 def many_long_samples(a: Attacker) -> None:
     config = {"max_tokens": 500, "stop": {"ignore_eos": True}}
     request = methods.SAMPLE.request_type(
-        adapter_id=a.adapter, prompt=a.tokens(8), num_samples=256, config=config
+        adapter_id=a.adapter,
+        prompt=a.tokens(8),
+        num_samples=256,
+        config=config,
+        top_logprobs=a.rng.choice((0, 20)),
     )
     a.leave(methods.SAMPLE, request, timeout=20)
 
