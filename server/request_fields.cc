@@ -7,7 +7,7 @@ namespace {
 // of it, and what a list of likely tokens and each of its entries take besides.
 constexpr int64_t kTokenBytes = 16;
 constexpr int64_t kTopListBytes = 192;
-constexpr int64_t kTopEntryBytes = 24;
+constexpr int64_t kTopEntryBytes = 40;
 
 int64_t ScoredBytes(int64_t num_tokens, int top_logprobs) {
   const int64_t list =

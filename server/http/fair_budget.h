@@ -15,9 +15,9 @@
 
 namespace weft {
 
-// A budget that holders share. A holder is an owner (owner.h). A holder may
-// take half of what the others leave, so that there is room for one more in any
-// case. A holder that has little may take a large amount, most of what is left.
+// A budget that holders share. A holder may take half of what the others leave,
+// so that there is room for one more in any case. A holder that has little may
+// take a large amount, most of what is left.
 // Threads: any.
 class FairBudget : public std::enable_shared_from_this<FairBudget> {
  public:

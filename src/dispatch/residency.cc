@@ -63,15 +63,32 @@ bool Residency::CanRun(AdapterKey adapter) const {
          it->second.move_id == 0;
 }
 
+bool Residency::HasSlot(const Entry& entry) {
+  // From the start of its move in to the end of its move out.
+  return entry.location == Location::kDevice ||
+         (entry.move_id > 0 && entry.target == Location::kDevice);
+}
+
 int Residency::UsedSlots() const {
-  // An adapter has a slot from the start of its move in to the end of its move
-  // out.
-  const auto has_slot = [](const auto& item) {
-    const Entry& entry = item.second;
-    return entry.location == Location::kDevice ||
-           (entry.move_id > 0 && entry.target == Location::kDevice);
-  };
-  return granted_ + static_cast<int>(std::ranges::count_if(entries_, has_slot));
+  return granted_ +
+         static_cast<int>(std::ranges::count_if(
+             entries_, [](const auto& item) { return HasSlot(item.second); }));
+}
+
+bool Residency::HasRoom(bool pinned) const {
+  const int used = UsedSlots();
+  if (used >= options_.max_resident) return false;
+  if (used == 0 || pinned || options_.device_bytes == 0) return true;
+  uint64_t held = 0;
+  uint64_t largest = 0;
+  for (const auto& [adapter, entry] : entries_) {
+    if (!HasSlot(entry)) continue;
+    held += entry.bytes;
+    largest = std::max(largest, entry.bytes);
+  }
+  // Adapters that do not exist yet may be as large as the largest.
+  return held + static_cast<uint64_t>(granted_) * largest <
+         options_.device_bytes;
 }
 
 int Residency::LeavingDevice() const {
@@ -95,8 +112,13 @@ std::optional<Move> Residency::Next(const DemandOf& demand_of,
   if (waiters_.empty()) return std::nullopt;
   DropSatisfied(demand_of);
   if (waiters_.empty()) return std::nullopt;
-  return UsedSlots() < options_.max_resident ? BringIn()
-                                             : MakeSlot(demand_of, bytes_of);
+  for (auto& [adapter, entry] : entries_) {
+    if (HasSlot(entry)) entry.bytes = bytes_of(adapter);
+  }
+  const auto first = FirstInLine();
+  const bool pinned = first != waiters_.end() && first->ticket == 0 &&
+                      demand_of(first->adapter).busy;
+  return HasRoom(pinned) ? BringIn() : MakeSlot(demand_of);
 }
 
 std::optional<Move> Residency::BringIn() {
@@ -123,8 +145,7 @@ std::deque<SlotWaiter>::iterator Residency::FirstInLine() {
       waiters_, [&](const SlotWaiter& waiter) { return !IsLeaving(waiter); });
 }
 
-std::optional<Move> Residency::MakeSlot(const DemandOf& demand_of,
-                                        const BytesOf& bytes_of) {
+std::optional<Move> Residency::MakeSlot(const DemandOf& demand_of) {
   // A waiter whose adapter is still moving away needs no slot yet. So no other
   // adapter has to leave for this waiter.
   const auto leaving = std::ranges::count_if(
@@ -134,7 +155,7 @@ std::optional<Move> Residency::MakeSlot(const DemandOf& demand_of,
   bool ready = false;
   const auto victim = PickVictim(demand_of, FirstInLine()->asked, &ready);
   if (victim == entries_.end()) return std::nullopt;
-  const uint64_t bytes = bytes_of(victim->first);
+  const uint64_t bytes = victim->second.bytes;
   uint64_t on_host = 0;
   uint64_t leaving_host = 0;
   for (const auto& [adapter, entry] : entries_) {
@@ -153,7 +174,6 @@ std::optional<Move> Residency::MakeSlot(const DemandOf& demand_of,
       return StartMove(oldest, Location::kDisk);
     }
   }
-  victim->second.bytes = bytes;
   const Move move = StartMove(victim, to);
   if (ready) Want(move.adapter);
   return move;
@@ -234,7 +254,7 @@ std::optional<SlotWaiter> Residency::Finished(const Move& move, bool ok) {
   // A second move would probably fail too, so the first waiter gets an error.
   // FirstInLine skips adapters that still move away.
   const auto first = FirstInLine();
-  if (first == waiters_.end() || UsedSlots() < options_.max_resident) {
+  if (first == waiters_.end() || HasRoom(/*pinned=*/false)) {
     return std::nullopt;
   }
   const SlotWaiter failed = *first;

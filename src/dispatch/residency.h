@@ -1,5 +1,5 @@
 // Decides which adapters have their tensors on the device, if there are more
-// adapters than device slots.
+// adapters than device slots, or if they hold more than `device_bytes`.
 //
 // Which adapter comes in: slots are given in the order in which they were asked
 // for. An adapter asks when it has work. A new adapter does not exist yet, so
@@ -41,11 +41,16 @@ using Location = AdapterLocation;
 struct ResidencyOptions {
   int max_resident = 0;     // Device slots; >= 1.
   uint64_t host_bytes = 0;  // Host memory for adapters; 0: none is used.
+  // When adapters on the device hold at least so much, none comes in until one
+  // has left. 0: no limit.
+  uint64_t device_bytes = 0;
 };
 
 // The state of an adapter's work, which the caller knows.
 struct Demand {
-  bool busy = false;    // The adapter must not leave the device now.
+  // The adapter must not leave the device now; or, if it is not there, it is
+  // pinned, and comes in to stay.
+  bool busy = false;
   WorkKinds ready = 0;  // Kinds of waiting work that could run.
 };
 
@@ -122,7 +127,7 @@ class Residency {
     bool waits = false;    // The adapter is among waiters_.
     WorkKinds served = 0;  // Kinds that ran since the adapter came in.
     uint64_t last_use = 0;
-    uint64_t bytes = 0;  // Bytes off the device, set by MakeSlot.
+    uint64_t bytes = 0;  // Bytes off the device, while it has a slot.
   };
   using Entries = std::map<AdapterKey, Entry>;
 
@@ -130,7 +135,11 @@ class Residency {
   [[nodiscard]] int& CountAt(Location location) {
     return counts_[static_cast<size_t>(location)];
   }
+  [[nodiscard]] static bool HasSlot(const Entry& entry);
   [[nodiscard]] int UsedSlots() const;
+  // Returns whether an adapter may come in. A pinned one always may if there is
+  // a slot, because others that are pinned with it do not leave.
+  [[nodiscard]] bool HasRoom(bool pinned) const;
   [[nodiscard]] int LeavingDevice() const;
   // Returns whether the waiter's adapter is still moving away, so that it
   // cannot come in yet.
@@ -139,8 +148,7 @@ class Residency {
   // Removes waiters whose adapters have no work that could run.
   void DropSatisfied(const DemandOf& demand_of);
   std::optional<Move> BringIn();
-  std::optional<Move> MakeSlot(const DemandOf& demand_of,
-                               const BytesOf& bytes_of);
+  std::optional<Move> MakeSlot(const DemandOf& demand_of);
   // Returns the first waiter that could come in now, or end().
   [[nodiscard]] std::deque<SlotWaiter>::iterator FirstInLine();
   // Returns the least recently used entry on the host that neither moves nor

@@ -16,6 +16,7 @@
 #include "src/base/profile.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
+#include "src/engine/activation_budget.h"
 #include "src/engine/compute_guard.h"
 #include "src/engine/head_options.h"
 #include "src/ops/matmul.h"
@@ -37,7 +38,13 @@ constexpr absl::Duration kDiskInterval = absl::Seconds(1);
 // The engine thread's name in `top -H`. The compute threads inherit the name.
 constexpr const char* kThreadName = "weft-engine";
 
-dispatch::Options DispatchOptionsOf(const EngineOptions& options) {
+// Returns the bytes that adapters on the device may hold. On CUDA the slots
+// are counted so that adapters fit; a CPU has no such count.
+uint64_t AdapterBytes(bool on_cpu) {
+  return on_cpu ? static_cast<uint64_t>(DefaultHostBudget().bytes) / 2 : 0;
+}
+
+dispatch::Options DispatchOptionsOf(const EngineOptions& options, bool on_cpu) {
   return {.scheduler = {.max_batch_tokens = options.max_batch_tokens,
                         .queue = {.max_requests = options.max_queue_requests,
                                   .max_tokens = options.max_queue_tokens,
@@ -52,7 +59,8 @@ dispatch::Options DispatchOptionsOf(const EngineOptions& options) {
                             *ParseTenantWeights(options.tenant_weights)},
           .residency = {.max_resident = options.max_resident_adapters,
                         .host_bytes =
-                            static_cast<uint64_t>(options.adapter_host_bytes)},
+                            static_cast<uint64_t>(options.adapter_host_bytes),
+                        .device_bytes = AdapterBytes(on_cpu)},
           .max_adapters = options.max_adapters,
           .max_adapters_per_tenant = options.max_adapters_per_tenant,
           .max_adapter_bytes_per_tenant =
@@ -130,18 +138,19 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
            .adapt_threads = parts_.options.num_threads == 0 &&
                             parts_.decoder->device().is_cpu()},
           parts_.token_bytes.get(), &probe_),
-      dispatcher_(DispatchOptionsOf(parts_.options),
-                  {.clock = &clock_,
-                   .post_reply =
-                       [this](std::function<void()> task) {
-                         replies_.Post(std::move(task));
-                       },
-                   .post_durable =
-                       [this](std::function<void()> task) {
-                         context_.PostReply(std::move(task));
-                       },
-                   .metrics = &dispatch_metrics_,
-                   .check_room = [this] { return CheckRoom(); }}),
+      dispatcher_(
+          DispatchOptionsOf(parts_.options, parts_.decoder->device().is_cpu()),
+          {.clock = &clock_,
+           .post_reply =
+               [this](std::function<void()> task) {
+                 replies_.Post(std::move(task));
+               },
+           .post_durable =
+               [this](std::function<void()> task) {
+                 context_.PostReply(std::move(task));
+               },
+           .metrics = &dispatch_metrics_,
+           .check_room = [this] { return CheckRoom(); }}),
       context_{.options = parts_.options,
                .dispatcher = dispatcher_,
                .device = *parts_.device,

@@ -30,6 +30,10 @@ pytest_runtest_makereport = fixtures.pytest_runtest_makereport
 from durable import Durable  # noqa: E402  Needs the path that is set above.
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seconds", default=40.0, type=float, help="of test_storm.py")
+
+
 @pytest.fixture
 def durable(tmp_path: Path) -> Iterator[Durable]:
     server = Durable(tmp_path)

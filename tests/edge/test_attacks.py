@@ -93,6 +93,33 @@ def test_streams_that_are_reset_at_once_delay_nobody(edge: Edge, known: str) -> 
     assert resident_bytes(edge.daemon.pid) - before < 128 << 20
 
 
+@pytest.mark.parametrize("method", ["ExportAdapter", "DownloadCheckpoint"])
+def test_downloads_that_nobody_reads_cost_little(edge: Edge, method: str) -> None:
+    """A caller with a token begins a hundred downloads and takes no byte. weftd holds
+    at most a piece of a mebibyte and a connection of each, but not the files."""
+    message = b"\x0a\x04held" + (b"\x12\x01c" if method.startswith("D") else b"")
+    body = b"\0" + len(message).to_bytes(4, "big") + message
+    path = f"/weft.v1.AdapterService/{method}"
+    with (
+        edge.client(edge.alice) as alice,
+        edge.client(edge.bob) as bob,
+        open_calls(bob, edge.target, edge.security(edge.bob)),
+        stranger(edge) as other,
+    ):
+        adapter = alice.create_adapter("held", rank=128)
+        assert 100 * adapter.save("c").size_bytes > 400 << 20
+        before = resident_bytes(edge.daemon.pid)
+        no_window = (4).to_bytes(2, "big") + bytes(4)
+        other.send(frames.frame(frames.SETTINGS, 0, 0, no_window))
+        for stream in range(1, 201, 2):
+            other.request(stream, frames.block(path, edge.alice), body=body)
+        other.frames(2)
+        assert bob.info().model.name
+        assert resident_bytes(edge.daemon.pid) - before < 200 << 20
+        alice.delete_checkpoint("held", "c")
+        adapter.delete()
+
+
 def exchange(edge: Edge, text: str, seconds: float = 2.0) -> bytes:
     """Returns all that comes back for these bytes over HTTP/1.1."""
     with edge.connect("http/1.1") as sock:

@@ -34,11 +34,8 @@ struct Model {
 
 class World {
  public:
-  World(uint64_t seed, int max_resident, uint64_t host_bytes)
-      : random_(seed),
-        max_resident_(max_resident),
-        host_bytes_(host_bytes),
-        residency_({.max_resident = max_resident, .host_bytes = host_bytes}) {}
+  World(uint64_t seed, const ResidencyOptions& options)
+      : random_(seed), options_(options), residency_(options) {}
 
   void Run() {
     for (int round = 0; round < 3000; ++round) {
@@ -167,6 +164,7 @@ class World {
     if (move.ticket > 0) {
       const std::string name = tickets_.at(move.ticket);
       ExpectFirstInLine("+" + name);
+      ExpectRoom(name);
       residency_.Add(Key(name));
       Model& model = models_[name];
       model.bytes = static_cast<uint64_t>(Uniform(5, 15));
@@ -180,6 +178,7 @@ class World {
     model.move = move;
     if (move.to == kDevice) {
       ExpectFirstInLine(name);
+      ExpectRoom(name);
     } else if (move.from == kDevice) {
       ExpectRightVictim(name);
       if (model.demand.ready != 0) Ask(name);
@@ -230,6 +229,19 @@ class World {
     }
   }
 
+  // Expects that the others on the device leave room for one more.
+  void ExpectRoom(const std::string& name) {
+    uint64_t held = 0;
+    for (const auto& [other, model] : models_) {
+      const bool comes = model.move && model.move->to == kDevice;
+      if (other != name && (model.location == kDevice || comes)) {
+        held += model.bytes;
+      }
+    }
+    EXPECT_TRUE(options_.device_bytes == 0 || held < options_.device_bytes ||
+                held == 0);
+  }
+
   void CheckLimits() {
     int slots = 0;
     uint64_t host = 0;
@@ -243,13 +255,12 @@ class World {
       if (model.location == kHost || goes_to_host) host += model.bytes;
     }
     EXPECT_EQ(residency_.Counts(), counts);
-    EXPECT_LE(slots, max_resident_);
-    EXPECT_LE(host, host_bytes_);
+    EXPECT_LE(slots, options_.max_resident);
+    EXPECT_LE(host, options_.host_bytes);
   }
 
   std::mt19937_64 random_;
-  const int max_resident_;
-  const uint64_t host_bytes_;
+  const ResidencyOptions options_;
   Residency residency_;
   std::map<std::string, Model> models_;
   std::map<uint64_t, std::string> tickets_;
@@ -265,11 +276,17 @@ TEST(RandomResidencyTest, LimitsHoldAndAllAreServed) {
   for (uint64_t seed = 0; seed < 12; ++seed) {
     for (const int max_resident : {1, 2, 5}) {
       for (const uint64_t host_bytes : {0, 12, 40}) {
-        SCOPED_TRACE(testing::Message()
-                     << "seed " << seed << ", slots " << max_resident
-                     << ", host bytes " << host_bytes);
-        World(seed, max_resident, host_bytes).Run();
-        if (HasFailure()) return;
+        for (const uint64_t device_bytes : {0, 25}) {
+          SCOPED_TRACE(testing::Message()
+                       << "seed " << seed << ", slots " << max_resident
+                       << ", host bytes " << host_bytes << ", device bytes "
+                       << device_bytes);
+          World(seed, {.max_resident = max_resident,
+                       .host_bytes = host_bytes,
+                       .device_bytes = device_bytes})
+              .Run();
+          if (HasFailure()) return;
+        }
       }
     }
   }

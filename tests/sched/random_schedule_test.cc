@@ -38,9 +38,9 @@ struct Client {
   std::set<uint64_t> applied;
 };
 
-class World {
+class ScheduleWorld {
  public:
-  World(uint64_t seed, int num_clients, int num_steps)
+  ScheduleWorld(uint64_t seed, int num_clients, int num_steps)
       : random_(seed),
         scheduler_({.max_batch_tokens = kBatchTokens,
                     .queue = kLimits,
@@ -335,7 +335,7 @@ class World {
 TEST(RandomScheduleTest, AppliesEveryStepOnceAndInOrder) {
   for (uint64_t seed = 1; seed <= 30 / kSanitizerSlowdown; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
-    World(seed, /*num_clients=*/1 + static_cast<int>(seed % 6),
+    ScheduleWorld(seed, /*num_clients=*/1 + static_cast<int>(seed % 6),
           /*num_steps=*/60)
         .Run();
     if (HasFailure()) return;

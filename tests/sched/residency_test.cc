@@ -18,9 +18,11 @@ using enum AdapterLocation;
 // Each adapter has ten bytes, and its work is in demands_.
 class ResidencyTest : public ::testing::Test {
  protected:
-  void Start(int max_resident, uint64_t host_bytes = 0) {
+  void Start(int max_resident, uint64_t host_bytes = 0,
+             uint64_t device_bytes = 0) {
     residency_.emplace(ResidencyOptions{.max_resident = max_resident,
-                                        .host_bytes = host_bytes});
+                                        .host_bytes = host_bytes,
+                                        .device_bytes = device_bytes});
   }
 
   std::optional<Move> Next() {
@@ -269,6 +271,30 @@ TEST_F(ResidencyTest, ASlotThatWasNotUsedIsFree) {
   EXPECT_THAT(Settle(), ElementsAre("slot"));
   residency_->ReturnSlot();
   EXPECT_THAT(Settle(), ElementsAre("slot"));
+}
+
+TEST_F(ResidencyTest, AdaptersThatFillTheMemoryMakeRoomBesideFreeSlots) {
+  Start(/*max_resident=*/8, /*host_bytes=*/0, /*device_bytes=*/15);
+  EXPECT_THAT(Create("a"), ElementsAre("slot"));
+  EXPECT_THAT(Create("b"), ElementsAre("slot"));
+  EXPECT_THAT(Create("c"), ElementsAre("a to disk", "slot"));
+  EXPECT_THAT(Want("a"), ElementsAre("b to disk", "a to device"));
+}
+
+TEST_F(ResidencyTest, AnAdapterThatIsLargerThanTheMemoryComesInAlone) {
+  Start(/*max_resident=*/8, /*host_bytes=*/0, /*device_bytes=*/5);
+  EXPECT_THAT(Create("a"), ElementsAre("slot"));
+  EXPECT_THAT(Create("b"), ElementsAre("a to disk", "slot"));
+}
+
+TEST_F(ResidencyTest, PinnedAdaptersComeInTogetherWhateverTheyHold) {
+  Start(/*max_resident=*/3, /*host_bytes=*/0, /*device_bytes=*/5);
+  for (const char* name : {"a", "b"}) {
+    residency_->AddOnDisk(Key(name));
+    demands_[name].busy = true;
+  }
+  EXPECT_THAT(Want("a"), ElementsAre("a to device"));
+  EXPECT_THAT(Want("b"), ElementsAre("b to device"));
 }
 
 }  // namespace
