@@ -15,7 +15,7 @@ HttpReply Text(int status, std::string text) {
           .body = std::move(text)};
 }
 
-HttpReply Health(bool good) {
+HttpReply HealthReply(bool good) {
   return good ? Text(200, "SERVING\n") : Text(503, "NOT_SERVING\n");
 }
 
@@ -57,8 +57,8 @@ HttpReply MetricsServer::Answer(const HttpRequest& request) const {
   const absl::string_view target = request.target;
   const absl::string_view path = target.substr(0, target.find('?'));
   if (path == "/metrics") return Text(200, Page(sources_.collectables));
-  if (path == "/livez") return Health(sources_.live());
-  if (path == "/readyz") return Health(sources_.ready());
+  if (path == "/livez") return HealthReply(sources_.live());
+  if (path == "/readyz") return HealthReply(sources_.ready());
   if (path == "/authorize") {
     const absl::Status status = sources_.authorize(request);
     return status.ok() ? HttpReply{.status = 204}

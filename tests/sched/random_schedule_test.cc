@@ -336,7 +336,7 @@ TEST(RandomScheduleTest, AppliesEveryStepOnceAndInOrder) {
   for (uint64_t seed = 1; seed <= 30 / kSanitizerSlowdown; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     ScheduleWorld(seed, /*num_clients=*/1 + static_cast<int>(seed % 6),
-          /*num_steps=*/60)
+                  /*num_steps=*/60)
         .Run();
     if (HasFailure()) return;
   }

@@ -303,24 +303,6 @@ TEST_F(ServerCallsTest, AReplyWithoutRoomIsRefusedAndComesAgain) {
   EXPECT_EQ(engine_->applied().size(), 1) << "the step ran twice";
 }
 
-TEST_F(ServerCallsTest, LikelyTokensAreChargedBeforeTheyAreDrawn) {
-  Create("a");
-  const auto unread =
-      core_.memory->Reserve("", core_.memory->most() / 2 - (64 << 10));
-  ASSERT_TRUE(unread.ok());
-  // A call takes 32 KiB, so 32 KiB are left for what it asks.
-  v1::SampleRequest request = Prompt("a");
-  request.set_num_samples(8);
-  v1::SampleResponse response;
-  const auto sample = [this](auto*... args) {
-    return sampling().Sample(args...);
-  };
-  EXPECT_EQ(Call(request, &response, sample), grpc::OK);
-  request.set_top_logprobs(20);  // Of 64 tokens: 51,200 bytes.
-  EXPECT_EQ(Call(request, &response, sample), grpc::RESOURCE_EXHAUSTED);
-  EXPECT_EQ(engine_->last_sample().top_logprobs, 0) << "it has run";
-}
-
 TEST_F(ServerCallsTest, ADrainIsAnsweredWhenOpenCallsAreCancelled) {
   DirectCall drain(&wire_, {ToBytes(v1::DrainRequest())});
   std::atomic<int> sampled = 0;

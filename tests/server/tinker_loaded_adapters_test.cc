@@ -12,8 +12,8 @@
 namespace weft::tinker {
 namespace {
 
-constexpr char kDelete[] = "DeleteAdapter";
-constexpr char kLoad[] = "LoadCheckpoint";
+constexpr char kDeleteAdapter[] = "DeleteAdapter";
+constexpr char kLoadAdapter[] = "LoadCheckpoint";
 
 class TinkerLoadedAdaptersTest : public TinkerFrontTest {
  protected:
@@ -53,10 +53,10 @@ class TinkerLoadedAdaptersTest : public TinkerFrontTest {
 
 TEST_F(TinkerLoadedAdaptersTest, AnAdapterThatAClientDeletesIsLoadedAgain) {
   SampleAndDelete();
-  const int loads = Calls(kLoad);
+  const int loads = Calls(kLoadAdapter);
   EXPECT_EQ(SampleFrom(old_, path_, 1).status, 200);
   EXPECT_EQ(SampleFrom(old_, path_, 2).status, 200);
-  EXPECT_EQ(Calls(kLoad), loads + 1);
+  EXPECT_EQ(Calls(kLoadAdapter), loads + 1);
   EXPECT_EQ(engine_->num_adapters(), 2u);
   Finish(old_);
   EXPECT_TRUE(Eventually([this] { return engine_->num_adapters() == 1; }));
@@ -64,14 +64,14 @@ TEST_F(TinkerLoadedAdaptersTest, AnAdapterThatAClientDeletesIsLoadedAgain) {
 
 TEST_F(TinkerLoadedAdaptersTest, ASessionThatEndsLeavesALoadToThoseWhoWait) {
   SampleAndDelete();
-  const int loads = Calls(kLoad);
+  const int loads = Calls(kLoadAdapter);
   engine_->Hold();
   auto waiting = SampleFromLater(NewSession(), path_);
-  ASSERT_TRUE(Eventually([&] { return Calls(kLoad) > loads; }));
+  ASSERT_TRUE(Eventually([&] { return Calls(kLoadAdapter) > loads; }));
   // The next deletion will fail. If Finish wrongly tried a deletion now,
   // SweepOrphans would retry the deletion after the load, and the last check
   // would fail.
-  engine_->FailNext(absl::InternalError("no"), kDelete);
+  engine_->FailNext(absl::InternalError("no"), kDeleteAdapter);
   Finish(old_);
   engine_->Release();
   EXPECT_EQ(waiting.get().status, 200);
@@ -83,7 +83,7 @@ TEST_F(TinkerLoadedAdaptersTest, ASessionThatEndsLeavesALoadToThoseWhoWait) {
 TEST_F(TinkerLoadedAdaptersTest, ASessionFromBeforeAFailedLoadEndsNoOther) {
   SampleAndDelete();
   const std::string session = NewSession();
-  engine_->FailNext(absl::InternalError("the disk failed"), kLoad);
+  engine_->FailNext(absl::InternalError("the disk failed"), kLoadAdapter);
   EXPECT_EQ(SampleFrom(session, path_).status, 500);
   EXPECT_EQ(SampleFrom(session, path_).status, 200);
   Finish(old_);
@@ -95,7 +95,7 @@ TEST_F(TinkerLoadedAdaptersTest, ASessionFromBeforeAFailedLoadEndsNoOther) {
 
 TEST_F(TinkerLoadedAdaptersTest, AFailedLoadIsForgottenWithTheLastSession) {
   SampleAndDelete();
-  engine_->FailNext(absl::InternalError("the disk failed"), kLoad);
+  engine_->FailNext(absl::InternalError("the disk failed"), kLoadAdapter);
   EXPECT_EQ(SampleFrom(NewSession(), path_).status, 500);
   Finish(old_);
   AwaitDeletions();
