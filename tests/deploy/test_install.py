@@ -114,6 +114,7 @@ def test_it_serves_with_a_torch_beside_it(
 def test_a_wheel_serves_in_an_empty_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     wheel = make_wheel.make(daemon_module.BUILD_DIR, tmp_path / "dist")
     assert wheel.stat().st_size < 50e6
     venv = tmp_path / "venv"
