@@ -91,8 +91,8 @@ absl::StatusOr<DownloadPtr> OpenDownload(const std::string& checkpoint_dir,
       Download{.owner = ticket.Owner(), .file = std::move(file)});
 }
 
-// Reads the next piece, of at most kArchivePieceBytes. Returns an empty piece if
-// the read fails or the file has no more bytes.
+// Reads the next piece, of at most kArchivePieceBytes. Returns an empty piece
+// if the read fails or the file has no more bytes.
 std::string ReadPiece(Download* download) {
   auto piece = download->file.Read(download->sent, kArchivePieceBytes);
   if (!piece.ok()) return "";

@@ -17,8 +17,8 @@ using kernels::cpu::PartSum;
 
 // A block has up to kBackwardBlockRows rows of a chunk. A slice has up to
 // kSliceColumns columns of a block's dy. The slice stays in the second-level
-// cache while it is multiplied by B and by x A^T. kSliceColumns is a multiple of
-// the width of every kernel's panel.
+// cache while it is multiplied by B and by x A^T. kSliceColumns is a multiple
+// of the width of every kernel's panel.
 constexpr int64_t kBackwardBlockRows = 256;
 constexpr int64_t kSliceColumns = 192;
 
