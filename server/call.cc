@@ -12,6 +12,8 @@
 #include "absl/time/clock.h"
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
+#include "grpcpp/grpcpp.h"
+#include "grpcpp/impl/codegen/proto_utils.h"
 #include "grpcpp/support/proto_buffer_reader.h"
 #include "server/http/host.h"
 #include "server/parse_cost.h"
@@ -206,12 +208,16 @@ int64_t CallRecord::MostRequestBytes() const {
                   core_->options.max_message_bytes);
 }
 
+void CallRecord::CountArrived() {
+  if (caller().ok() && !std::exchange(arrived_, true)) {
+    core_->quota.Arrive(caller()->tenant());
+  }
+}
+
 absl::StatusOr<std::shared_ptr<void>> CallRecord::Parse(
     grpc::ByteBuffer* bytes, google::protobuf::Message* request) {
   const absl::Cleanup free = [bytes] { bytes->Clear(); };
-  if (!std::exchange(arrived_, true)) {
-    core_->quota.Arrive(caller()->tenant());
-  }
+  CountArrived();
   const auto size = static_cast<int64_t>(bytes->Length());
   const int64_t most = MostRequestBytes();
   if (size > most) {
@@ -252,10 +258,15 @@ absl::Status CallRecord::HoldReply(int64_t bytes) {
 
 absl::Status CallRecord::HoldResult(const RequestFields& fields,
                                     const EngineInfo& info) {
-  const int64_t bytes =
-      fields.result_bytes + fields.routed_tokens * info.expert_layers *
-                                info.experts_per_token * kExpertBytes;
-  WEFT_RETURN_IF_ERROR(Hold(bytes));
+  // A front that promises results keeps only those that exist.
+  const int64_t tokens = origin_.promises ? 0 : fields.token_bytes;
+  const int64_t bytes = tokens + fields.list_bytes +
+                        fields.routed_tokens * info.expert_layers *
+                            info.experts_per_token * kExpertBytes;
+  WEFT_ASSIGN_OR_RETURN(
+      std::shared_ptr<void> reserved,
+      core_->memory->ReserveForLong(OwnerKey(*caller()), bytes));
+  held_.push_back(std::move(reserved));
   result_bytes_ = bytes;
   return absl::OkStatus();
 }

@@ -165,6 +165,9 @@ class CallRecord {
   // Errors: those of Qualify.
   [[nodiscard]] absl::Status Take(const RequestFields& fields);
 
+  // The request has come, or never will: takes the call off the tenant's calls
+  // that have only begun.
+  void CountArrived();
   // Count a message that was received or sent.
   void CountReceived() { core_->metrics.Received(rpc_); }
   void CountSent() { core_->metrics.Sent(rpc_); }

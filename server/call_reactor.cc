@@ -17,13 +17,19 @@ std::string CallReactor::Reader() const {
 }
 
 void CallReactor::Read(int64_t most) {
-  const bool has_place =
-      record_.core()->reads.Begin(reader_, this, [this, most] {
-        record_.AwaitClient(most);
-        StartRead(&bytes_);
-      });
-  if (has_place) return;
-  End(WithReason(
+  // Once the read has begun, the call may end on another thread.
+  const std::shared_ptr<CallReactor> alive = self_;
+  ReadTurns& reads = record_.core()->reads;
+  const bool has_place = reads.Begin(reader_, this, [this, most] {
+    record_.AwaitClient(most);
+    StartRead(&bytes_);
+  });
+  if (has_place) {
+    // A call that was cancelled before it had its place does not wait in it.
+    if (cancelled_ && reads.Remove(reader_, this)) OnRead(/*ok=*/false);
+    return;
+  }
+  EndUnread(WithReason(
       absl::ResourceExhaustedError(absl::StrCat(
           ReadTurns::kMostWaiting,
           " of your calls wait until the requests of others have come: end "
@@ -39,6 +45,7 @@ void CallReactor::OnReadDone(bool ok) {
 }
 
 void CallReactor::OnCancel() {
+  cancelled_ = true;
   cancel_.Cancel();
   if (record_.core()->reads.Remove(reader_, this)) OnRead(/*ok=*/false);
 }
@@ -65,6 +72,11 @@ void CallReactor::Send(const google::protobuf::Message& reply) {
   bytes_ = ToBytes(reply);
   StartWriteAndFinish(&bytes_, grpc::WriteOptions(),
                       record_.Close(absl::OkStatus()));
+}
+
+void CallReactor::EndUnread(const absl::Status& status) {
+  record_.CountArrived();
+  End(status);
 }
 
 void CallReactor::End(const absl::Status& status) {

@@ -8,6 +8,7 @@
 #ifndef WEFT_SERVER_CALL_REACTOR_H_
 #define WEFT_SERVER_CALL_REACTOR_H_
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -35,7 +36,7 @@ class CallReactor
     CallReactor& reactor = *call;
     reactor.self_ = call;
     const absl::Status entered = reactor.record_.entered();
-    entered.ok() ? reactor.Begin() : reactor.End(entered);
+    entered.ok() ? reactor.Begin() : reactor.EndUnread(entered);
     return &reactor;
   }
 
@@ -71,12 +72,15 @@ class CallReactor
 
  private:
   void OnReadDone(bool ok) final;
+  // Ends a call whose request is not read.
+  void EndUnread(const absl::Status& status);
   // Returns who sends, and whether the messages may be large.
   [[nodiscard]] std::string Reader() const;
 
   CallRecord record_;
   const std::string reader_ = Reader();
   CancelSlot cancel_;
+  std::atomic<bool> cancelled_ = false;
   grpc::ByteBuffer bytes_;  // Belongs to gRPC while it reads or writes.
   std::shared_ptr<CallReactor> self_;
 };

@@ -130,6 +130,7 @@ Health HealthBoard::OfLocked(const std::string& service) const {
 void HealthBoard::Watch(const void* watcher, const std::string& service,
                         Show show) {
   MutexLock lock(&mu_);
+  if (ended_) return show(std::nullopt);
   show(OfLocked(service));
   watchers_[watcher] = {.service = service, .show = std::move(show)};
 }
@@ -144,6 +145,7 @@ void HealthBoard::End() {
   decltype(watchers_) watchers;
   {
     MutexLock lock(&mu_);
+    ended_ = true;
     watchers.swap(watchers_);
   }
   for (const auto& [who, watcher] : watchers) watcher.show(std::nullopt);

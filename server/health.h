@@ -32,8 +32,8 @@ class HealthBoard {
   [[nodiscard]] Health Of(const std::string& service) const
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Calls `show` now and at each change, until Forget. `show` may call nothing
-  // of this object.
+  // Calls `show` now and at each change, until Forget or End. `show` may call
+  // nothing of this object.
   void Watch(const void* watcher, const std::string& service, Show show)
       ABSL_LOCKS_EXCLUDED(mu_);
   void Forget(const void* watcher) ABSL_LOCKS_EXCLUDED(mu_);
@@ -52,6 +52,7 @@ class HealthBoard {
   mutable Mutex mu_;
   std::map<std::string, Health> services_ ABSL_GUARDED_BY(mu_);
   std::map<const void*, Watcher> watchers_ ABSL_GUARDED_BY(mu_);
+  bool ended_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 [[nodiscard]] std::unique_ptr<RawService> MakeHealthService(ServiceCore* core);

@@ -9,19 +9,9 @@ constexpr int64_t kTokenBytes = 16;
 constexpr int64_t kTopListBytes = 192;
 constexpr int64_t kTopEntryBytes = 40;
 
-int64_t ScoredBytes(int64_t num_tokens, int top_logprobs) {
-  const int64_t list =
-      top_logprobs == 0 ? 0 : kTopListBytes + kTopEntryBytes * top_logprobs;
-  return num_tokens * (kTokenBytes + list);
-}
-
-int64_t ResultBytes(const SampleRequest& request) {
-  const auto prompt = static_cast<int64_t>(request.prompt.size());
-  const int64_t scored_prompt =
-      request.prompt_logprobs || request.prompt_top_logprobs > 0 ? prompt : 0;
-  return ScoredBytes(int64_t{request.num_samples} * request.config.max_tokens,
-                     request.top_logprobs) +
-         ScoredBytes(scored_prompt, request.prompt_top_logprobs);
+int64_t ListBytes(int64_t num_tokens, int top_logprobs) {
+  if (top_logprobs == 0) return 0;
+  return num_tokens * (kTopListBytes + kTopEntryBytes * top_logprobs);
 }
 
 int64_t RoutedTokens(const SampleRequest& request) {
@@ -44,12 +34,18 @@ RequestFields FieldsOf(OptimStepRequest* request) {
 }
 
 RequestFields FieldsOf(SampleRequest* request) {
+  const auto prompt = static_cast<int64_t>(request->prompt.size());
+  const int64_t drawn =
+      int64_t{request->num_samples} * request->config.max_tokens;
+  const bool scores_prompt =
+      request->prompt_logprobs || request->prompt_top_logprobs > 0;
   return {.adapter_id = &request->adapter_id,
           .caller = &request->tenant,
           .deadline = &request->deadline,
-          .cost = static_cast<int64_t>(request->prompt.size()) +
-                  int64_t{request->num_samples} * request->config.max_tokens,
-          .result_bytes = ResultBytes(*request),
+          .cost = prompt + drawn,
+          .token_bytes = kTokenBytes * (drawn + (scores_prompt ? prompt : 0)),
+          .list_bytes = ListBytes(drawn, request->top_logprobs) +
+                        ListBytes(prompt, request->prompt_top_logprobs),
           .routed_tokens = RoutedTokens(*request)};
 }
 

@@ -41,8 +41,10 @@ struct RequestFields {
   // The tokens that count against the tenant's rate.
   int64_t cost = 0;
   // At most how many bytes of memory the result takes, for requests of a few
-  // bytes whose results may be large. Without the experts of `routed_tokens`.
-  int64_t result_bytes = 0;
+  // bytes whose results may be large: the tokens, the lists of likely tokens,
+  // and the tokens with experts.
+  int64_t token_bytes = 0;
+  int64_t list_bytes = 0;
   int64_t routed_tokens = 0;
 };
 

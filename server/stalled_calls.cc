@@ -5,7 +5,8 @@
 namespace weft {
 
 void StalledCalls::Await(grpc::CallbackServerContext* context, int64_t bytes) {
-  const absl::Time limit = SteadyNow() + kPatience * (1 + (bytes >> 20));
+  const absl::Time limit =
+      SteadyNow() + kPatience + kPatiencePerMiB * (bytes >> 20);
   MutexLock lock(&mu_);
   limits_[context] = limit;
 }

@@ -17,8 +17,9 @@ namespace weft {
 // Threads: any.
 class StalledCalls {
  public:
-  // A client has this long for each begun MiB.
+  // A client has this long, and kPatiencePerMiB besides for each MiB.
   static constexpr absl::Duration kPatience = absl::Minutes(1);
+  static constexpr absl::Duration kPatiencePerMiB = absl::Seconds(10);
 
   // From now on waits for the client of this call to read or send `bytes`.
   // REQUIRES: the call's OnDone calls Forget.

@@ -16,19 +16,28 @@ int64_t Large(int64_t left) { return left - left / 8; }
 
 absl::StatusOr<std::shared_ptr<void>> FairBudget::Reserve(
     const std::string& holder, int64_t amount) {
+  return Reserve(holder, amount, /*for_long=*/false);
+}
+
+absl::StatusOr<std::shared_ptr<void>> FairBudget::ReserveForLong(
+    const std::string& holder, int64_t amount) {
+  return Reserve(holder, amount, /*for_long=*/true);
+}
+
+absl::StatusOr<std::shared_ptr<void>> FairBudget::Reserve(
+    const std::string& holder, int64_t amount, bool for_long) {
   if (amount == 0) return std::shared_ptr<void>();
   MutexLock lock(&mu_);
   const auto entry = holders_.find(holder);
   const int64_t own = entry == holders_.end() ? 0 : entry->second;
   const int64_t others = taken_ - own;
-  // Whoever takes much leaves a part of the rest, so that nobody is shut out.
-  const int64_t left = taken_ == 0 ? most_ : Large(most_ - taken_);
-  if (amount > most_) return TooLarge(amount);
-  if (own + amount <= (most_ - others) / 2 ||
-      (own <= most_ / kSmallPart && amount <= left)) {
-    return Take(holder, amount);
-  }
-  if (own <= most_ / kSmallPart) {
+  const int64_t limit = for_long ? most_ / 2 : most_;
+  if (amount > limit) return TooLarge(amount, limit);
+  if (own + amount <= (most_ - others) / 2) return Take(holder, amount);
+  if (!for_long && own <= most_ / kSmallPart) {
+    // Whoever takes much leaves a part of the rest, so that nobody is shut out.
+    const int64_t left = taken_ == 0 ? most_ : Large(most_ - taken_);
+    if (amount <= left) return Take(holder, amount);
     return WithReason(
         absl::UnavailableError(
             "there is no room for the request now: send it again later"),
@@ -45,12 +54,12 @@ absl::StatusOr<std::shared_ptr<void>> FairBudget::Reserve(
                   {"asked", absl::StrCat(amount)}}});
 }
 
-absl::Status FairBudget::TooLarge(int64_t amount) const {
+absl::Status FairBudget::TooLarge(int64_t amount, int64_t limit) const {
   return WithReason(
       absl::ResourceExhaustedError(absl::StrCat(
-          "the request takes ", amount, " ", unit_, ", more than the ", most_,
-          " that this server has for all: send less at a time")),
-      {.name = "TOO_LARGE", .values = {{"limit", absl::StrCat(most_)}}});
+          "the request takes ", amount, " ", unit_, ", more than the ", limit,
+          " that it may take on this server: send less at a time")),
+      {.name = "TOO_LARGE", .values = {{"limit", absl::StrCat(limit)}}});
 }
 
 std::shared_ptr<void> FairBudget::Take(const std::string& holder,

@@ -35,9 +35,16 @@ class FairBudget : public std::enable_shared_from_this<FairBudget> {
   // others have.
   [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> Reserve(
       const std::string& holder, int64_t amount) ABSL_LOCKS_EXCLUDED(mu_);
+  // As Reserve, for what is held for minutes: never more than half of what the
+  // others leave, and never CALL_MEMORY_FULL.
+  [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> ReserveForLong(
+      const std::string& holder, int64_t amount) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  [[nodiscard]] absl::Status TooLarge(int64_t amount) const;
+  [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> Reserve(
+      const std::string& holder, int64_t amount, bool for_long)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  [[nodiscard]] absl::Status TooLarge(int64_t amount, int64_t limit) const;
   std::shared_ptr<void> Take(const std::string& holder, int64_t amount)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Release(const std::string& holder, int64_t amount)

@@ -148,11 +148,14 @@ Model* FindModel(Front& front, const std::string& id) {
 
 // Ends the future of a step, or of a request that makes or unloads a model. The
 // ledger forgets the request, because the engine has stored the result
-// (Retrieve), or has the model. UNAVAILABLE means that the server stops. The
-// future then gets no result, because the restarted server runs the request
-// again.
+// (Retrieve), or has the model. UNAVAILABLE means that the server stops, unless
+// the adapter is being restored. The future then gets no result, because the
+// restarted server runs the request again.
 void EndStep(Front& front, const std::string& future, Result result) {
-  if (absl::IsUnavailable(result.status()) && front.ledger.keeps()) return;
+  const std::optional<Reason> reason = FindReason(result.status());
+  const bool stops = absl::IsUnavailable(result.status()) &&
+                     !(reason && reason->name == "ADAPTER_RECOVERING");
+  if (stops && front.ledger.keeps()) return;
   front.ledger.Erase(EntryKind::kStep, future);
   front.futures.Finish(future, result.ok()
                                    ? *std::move(result)
@@ -188,10 +191,17 @@ void Advance(Front& front, const std::string& id) {
   StepLine& line = model->line;
   while (!line.waiting.empty()) {
     auto first = line.waiting.extract(line.waiting.begin());
-    if (!RunStep(front, *model, first.key(), first.mapped()).ok()) {
+    const absl::Status refused =
+        RunStep(front, *model, first.key(), first.mapped());
+    if (!refused.ok()) {
       line.waiting.insert(std::move(first));
       line.retries = true;
-      return front.after(kRetryPause, [&front, id] {
+      // The engine says when a tenant may use more tokens.
+      const absl::Duration pause =
+          absl::IsResourceExhausted(refused)
+              ? absl::Milliseconds(RetryMillis(refused).value_or(0))
+              : kRetryPause;
+      return front.after(std::max(kRetryPause, pause), [&front, id] {
         Model* const later = FindModel(front, id);
         if (later == nullptr) return;
         later->line.retries = false;

@@ -247,7 +247,10 @@ absl::StatusOr<TrainOutcome> BatchTrainer::RunWithinMemory(MicroBatch& batch,
     const absl::Status restored = context_.guard.Compute(
         "restoring gradients",
         [&] { touched.adapter->scratch().copy_(touched.before_N); });
-    if (!restored.ok()) return restored;
+    if (!restored.ok()) {
+      *fits = true;  // Parts would add to a scratch that nobody knows.
+      return restored;
+    }
   }
   return outcome;
 }

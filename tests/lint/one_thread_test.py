@@ -7,7 +7,9 @@ from pathlib import Path
 
 from sources import ROOT
 
-_PROGRAM = re.compile(r"weft_cc_test\(NAME (\w+)(?: ALONE)? ONE_THREAD\s+SRCS ([^)]*?)\s+DEPS")
+_PROGRAM = re.compile(
+    r"weft_cc_test\(NAME (\w+)(?: ALONE)? ONE_THREAD\s+SRCS ([^)]*?)\s+DEPS"
+)
 _INCLUDE = re.compile(r'^#include (?:<(.+)>|"(.+)")$', re.MULTILINE)
 # <atomic> is not in the list, because an atomic starts no thread and takes no lock.
 THREADS = {"thread", "mutex", "future", "condition_variable", "pthread.h"}

@@ -31,9 +31,10 @@ using ::testing::StartsWith;
 
 TEST(FairBudgetTest, AHolderHasHalfOfWhatTheOthersLeave) {
   const auto budget = std::make_shared<FairBudget>(1000, "bytes");
-  EXPECT_THAT(budget->Reserve("a", 1001),
-              IsStatus(absl::StatusCode::kResourceExhausted,
-                       "takes 1001 bytes, more than the 1000 that this"));
+  EXPECT_THAT(
+      budget->Reserve("a", 1001),
+      IsStatus(absl::StatusCode::kResourceExhausted,
+               "takes 1001 bytes, more than the 1000 that it may take"));
   auto first = budget->Reserve("a", 400);
   ASSERT_TRUE(first.ok());
   EXPECT_THAT(budget->Reserve("a", 101),
@@ -54,6 +55,17 @@ TEST(FairBudgetTest, AHolderHasHalfOfWhatTheOthersLeave) {
   EXPECT_TRUE(budget->Reserve("d", 1).ok());
   first->reset();
   EXPECT_TRUE(budget->Reserve("c", 90).ok());
+}
+
+TEST(FairBudgetTest, WhatIsHeldForLongLeavesOthersTheirHalf) {
+  const auto budget = std::make_shared<FairBudget>(1000, "bytes");
+  EXPECT_THAT(budget->ReserveForLong("a", 501),
+              IsStatus(absl::StatusCode::kResourceExhausted, "than the 500"));
+  const auto first = budget->ReserveForLong("a", 500);
+  EXPECT_TRUE(first.ok());
+  EXPECT_THAT(budget->ReserveForLong("b", 251),
+              IsStatus(absl::StatusCode::kResourceExhausted, "your share"));
+  EXPECT_TRUE(budget->Reserve("b", 430).ok()) << "a request may be large";
 }
 
 // A client that sends exactly the text that the test gives it.
