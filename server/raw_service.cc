@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "grpcpp/impl/codegen/server_callback_handlers.h"
+
 namespace weft {
 
 void RawService::AddHandler(Rpc rpc, Handler handler) {
