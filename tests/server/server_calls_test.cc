@@ -462,6 +462,20 @@ TEST_F(ServerCallsTest, ARequestIsChargedBeforeItIsParsed) {
   EXPECT_TRUE(core_.memory->Reserve("", core_.memory->most()).ok());
 }
 
+TEST_F(ServerCallsTest, ARefusedCallHasBegunNoLonger) {
+  const absl::Time now = SteadyNow();
+  for (int i = 0; i < TenantQuota::kMaxBegun; ++i) {
+    ASSERT_TRUE(core_.quota.Begin("", now).ok());
+  }
+  EXPECT_FALSE(core_.quota.Begin("", now).ok());
+  const auto held = core_.memory->Reserve("", core_.memory->most());
+  ASSERT_TRUE(held.ok()) << held.status();
+  v1::GetInfoResponse response;
+  EXPECT_EQ(Call(server(), Rpc::kGetInfo, v1::GetInfoRequest(), &response),
+            grpc::RESOURCE_EXHAUSTED);
+  EXPECT_TRUE(core_.quota.Begin("", now).ok());
+}
+
 TEST(ReadTurnsTest, OnlySoManyCallsOfAClientWait) {
   ReadTurns turns;
   size_t num_reading = 0;
