@@ -19,22 +19,11 @@ constexpr auto kAdapter = [](const AdapterInfo& info, auto* out) {
 
 void AddAdapters(RawService* service) {
   AddUnary<AdapterInfo, v1::CreateAdapterRequest, v1::CreateAdapterResponse>(
-      service, Rpc::kCreateAdapter,
-      [](Engine& engine, CreateAdapterRequest plain, auto done) {
-        engine.CreateAdapter(std::move(plain), std::move(done));
-      },
-      kAdapter);
+      service, Rpc::kCreateAdapter, &Engine::CreateAdapter, kAdapter);
   AddUnary<AdapterInfo, v1::GetAdapterRequest, v1::GetAdapterResponse>(
-      service, Rpc::kGetAdapter,
-      [](Engine& engine, std::string id, auto done) {
-        engine.GetAdapter(std::move(id), std::move(done));
-      },
-      kAdapter);
+      service, Rpc::kGetAdapter, &Engine::GetAdapter, kAdapter);
   AddUnary<AdapterPage, v1::ListAdaptersRequest, v1::ListAdaptersResponse>(
-      service, Rpc::kListAdapters,
-      [](Engine& engine, ListAdaptersRequest plain, auto done) {
-        engine.ListAdapters(std::move(plain), std::move(done));
-      },
+      service, Rpc::kListAdapters, &Engine::ListAdapters,
       [](const AdapterPage& page, auto* out) {
         for (const AdapterInfo& info : page.adapters) {
           ToProto(info, out->add_adapters());
@@ -44,36 +33,22 @@ void AddAdapters(RawService* service) {
         }
       });
   AddUnary<bool, v1::DeleteAdapterRequest, v1::DeleteAdapterResponse>(
-      service, Rpc::kDeleteAdapter,
-      [](Engine& engine, std::string id, auto done) {
-        engine.DeleteAdapter(std::move(id), std::move(done));
-      },
-      kNothing);
+      service, Rpc::kDeleteAdapter, &Engine::DeleteAdapter, kNothing);
 }
 
 void AddCheckpoints(RawService* service) {
   AddUnary<StepReply<CheckpointInfo>, v1::SaveCheckpointRequest,
            v1::SaveCheckpointResponse>(
-      service, Rpc::kSaveCheckpoint,
-      [](Engine& engine, SaveCheckpointRequest plain, auto done) {
-        return engine.SaveCheckpoint(std::move(plain), std::move(done));
-      },
+      service, Rpc::kSaveCheckpoint, &Engine::SaveCheckpoint,
       [](const CheckpointInfo& info, auto* out) {
         ToProto(info, out->mutable_checkpoint());
       });
   AddUnary<StepReply<AdapterInfo>, v1::LoadCheckpointRequest,
-           v1::LoadCheckpointResponse>(
-      service, Rpc::kLoadCheckpoint,
-      [](Engine& engine, LoadCheckpointRequest plain, auto done) {
-        return engine.LoadCheckpoint(std::move(plain), std::move(done));
-      },
-      kAdapter);
+           v1::LoadCheckpointResponse>(service, Rpc::kLoadCheckpoint,
+                                       &Engine::LoadCheckpoint, kAdapter);
   AddUnary<std::vector<CheckpointInfo>, v1::ListCheckpointsRequest,
            v1::ListCheckpointsResponse>(
-      service, Rpc::kListCheckpoints,
-      [](Engine& engine, std::string id, auto done) {
-        engine.ListCheckpoints(std::move(id), std::move(done));
-      },
+      service, Rpc::kListCheckpoints, &Engine::ListCheckpoints,
       [](const std::vector<CheckpointInfo>& checkpoints, auto* out) {
         for (const CheckpointInfo& info : checkpoints) {
           ToProto(info, out->add_checkpoints());
@@ -91,19 +66,12 @@ void AddCheckpoints(RawService* service) {
 void AddSnapshots(RawService* service) {
   AddUnary<StepReply<PublishedSnapshot>, v1::PublishSnapshotRequest,
            v1::PublishSnapshotResponse>(
-      service, Rpc::kPublishSnapshot,
-      [](Engine& engine, PublishSnapshotRequest plain, auto done) {
-        return engine.PublishSnapshot(std::move(plain), std::move(done));
-      },
+      service, Rpc::kPublishSnapshot, &Engine::PublishSnapshot,
       [](PublishedSnapshot snapshot, auto* out) {
         out->set_version(snapshot.version);
       });
   AddUnary<bool, v1::ReleaseSnapshotRequest, v1::ReleaseSnapshotResponse>(
-      service, Rpc::kReleaseSnapshot,
-      [](Engine& engine, ReleaseSnapshotRequest plain, auto done) {
-        engine.ReleaseSnapshot(std::move(plain), std::move(done));
-      },
-      kNothing);
+      service, Rpc::kReleaseSnapshot, &Engine::ReleaseSnapshot, kNothing);
 }
 
 }  // namespace

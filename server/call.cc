@@ -245,9 +245,10 @@ absl::StatusOr<Engine*> CallRecord::Admit() const {
   return core_->engine.Get();
 }
 
-absl::Status CallRecord::Hold(int64_t bytes) {
-  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<void> reserved,
-                        core_->memory->Reserve(OwnerKey(*caller()), bytes));
+absl::Status CallRecord::Hold(int64_t bytes, FairBudget::Term term) {
+  WEFT_ASSIGN_OR_RETURN(
+      std::shared_ptr<void> reserved,
+      core_->memory->Reserve(OwnerKey(*caller()), bytes, term));
   held_.push_back(std::move(reserved));
   return absl::OkStatus();
 }
@@ -263,10 +264,7 @@ absl::Status CallRecord::HoldResult(const RequestFields& fields,
   const int64_t bytes = tokens + fields.list_bytes +
                         fields.routed_tokens * info.expert_layers *
                             info.experts_per_token * kExpertBytes;
-  WEFT_ASSIGN_OR_RETURN(
-      std::shared_ptr<void> reserved,
-      core_->memory->ReserveForLong(OwnerKey(*caller()), bytes));
-  held_.push_back(std::move(reserved));
+  WEFT_RETURN_IF_ERROR(Hold(bytes, FairBudget::Term::kLong));
   result_bytes_ = bytes;
   return absl::OkStatus();
 }

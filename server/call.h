@@ -174,7 +174,8 @@ class CallRecord {
 
   // Charges the caller for memory that the call takes, until Release. Errors:
   // those of FairBudget::Reserve.
-  [[nodiscard]] absl::Status Hold(int64_t bytes);
+  [[nodiscard]] absl::Status Hold(
+      int64_t bytes, FairBudget::Term term = FairBudget::Term::kShort);
   // Charges the caller for a reply, unless Read has charged for the result.
   [[nodiscard]] absl::Status HoldReply(int64_t bytes);
   // Ends the call if its client does not read or send `bytes` in time

@@ -10,10 +10,7 @@ namespace {
 template <typename Request, typename Response>
 void AddTrain(RawService* service, Rpc rpc) {
   AddUnary<StepReply<TrainResult>, Request, Response>(
-      service, rpc,
-      [](Engine& engine, TrainRequest plain, auto done) {
-        return engine.Train(std::move(plain), std::move(done));
-      },
+      service, rpc, &Engine::Train,
       [](const TrainResult& result, auto* out) { ToProto(result, out); });
 }
 
@@ -27,10 +24,7 @@ std::unique_ptr<RawService> MakeTrainingService(ServiceCore* core) {
                                                     Rpc::kForward);
   AddUnary<StepReply<OptimStepResult>, v1::OptimStepRequest,
            v1::OptimStepResponse>(
-      service.get(), Rpc::kOptimStep,
-      [](Engine& engine, OptimStepRequest plain, auto done) {
-        return engine.OptimStep(std::move(plain), std::move(done));
-      },
+      service.get(), Rpc::kOptimStep, &Engine::OptimStep,
       [](const OptimStepResult& result, auto* out) { ToProto(result, out); });
   return service;
 }

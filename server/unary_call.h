@@ -12,6 +12,7 @@
 #ifndef WEFT_SERVER_UNARY_CALL_H_
 #define WEFT_SERVER_UNARY_CALL_H_
 
+#include <functional>
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -36,7 +37,8 @@ void FillReply(CallRecord& record, const StepReply<Result>& reply,
   fill(reply.result, out);
 }
 
-// `start(Engine&, Plain, Callback<Result>)` returns a CancelHandle or nothing.
+// `start` is a method of Engine or a function: it gets the engine, Plain and
+// Callback<Result>, and returns a CancelHandle or nothing.
 // `fill(const T&, Response*)` writes the response. If Result is StepReply<U>, T
 // is U. Otherwise T is Result. Plain is the type that Validate returns for a
 // Request.
@@ -58,12 +60,14 @@ class UnaryCall final : public RequestReactor<Request> {
         };
     const absl::Status refused =
         this->record().Begin(request, [&](Engine& engine, auto plain) {
-          using Started =
-              decltype(start_(engine, std::move(plain), std::move(done)));
-          if constexpr (std::is_void_v<Started>) {
-            start_(engine, std::move(plain), std::move(done));
+          const auto start = [&] {
+            return std::invoke(start_, engine, std::move(plain),
+                               std::move(done));
+          };
+          if constexpr (std::is_void_v<decltype(start())>) {
+            start();
           } else {
-            this->SetCancel(start_(engine, std::move(plain), std::move(done)));
+            this->SetCancel(start());
           }
         });
     if (!refused.ok()) {

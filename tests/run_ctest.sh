@@ -15,13 +15,11 @@ rm -rf "${reports}"
 mkdir -p "${reports}"
 status=0
 ctest --test-dir "${build}" --show-only=json-v1 "$@" >"${reports}/entries.json"
-# ctest writes the costs anew at its end.
-cp "${build}/Testing/Temporary/CTestCostData.txt" "${reports}/costs.txt" 2>/dev/null || true
 # Runs two more entries than there are cores, because entries do not always
 # compute: they wait for a start, a stop, a disk or their own threads.
 ctest --test-dir "${build}" --output-on-failure --parallel "$(($(nproc) + 2))" --no-tests=error \
   --output-junit reports/ctest.xml "$@" 2>&1 |
-  "${python}" "${here}/support/progress.py" "${reports}/entries.json" "${reports}/costs.txt" ||
-  status=$?
+  "${python}" "${here}/support/progress.py" "${reports}/entries.json" \
+    "${build}/Testing/Temporary/CTestCostData.txt" || status=$?
 "${python}" "${here}/count.py" "${reports}" || status=$((status ? status : 1))
 exit "${status}"

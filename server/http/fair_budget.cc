@@ -15,26 +15,16 @@ int64_t Large(int64_t left) { return left - left / 8; }
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<void>> FairBudget::Reserve(
-    const std::string& holder, int64_t amount) {
-  return Reserve(holder, amount, /*for_long=*/false);
-}
-
-absl::StatusOr<std::shared_ptr<void>> FairBudget::ReserveForLong(
-    const std::string& holder, int64_t amount) {
-  return Reserve(holder, amount, /*for_long=*/true);
-}
-
-absl::StatusOr<std::shared_ptr<void>> FairBudget::Reserve(
-    const std::string& holder, int64_t amount, bool for_long) {
+    const std::string& holder, int64_t amount, Term term) {
   if (amount == 0) return std::shared_ptr<void>();
   MutexLock lock(&mu_);
   const auto entry = holders_.find(holder);
   const int64_t own = entry == holders_.end() ? 0 : entry->second;
   const int64_t others = taken_ - own;
-  const int64_t limit = for_long ? most_ / 2 : most_;
+  const int64_t limit = term == Term::kLong ? most_ / 2 : most_;
   if (amount > limit) return TooLarge(amount, limit);
   if (own + amount <= (most_ - others) / 2) return Take(holder, amount);
-  if (!for_long && own <= most_ / kSmallPart) {
+  if (term == Term::kShort && own <= most_ / kSmallPart) {
     // Whoever takes much leaves a part of the rest, so that nobody is shut out.
     const int64_t left = taken_ == 0 ? most_ : Large(most_ - taken_);
     if (amount <= left) return Take(holder, amount);

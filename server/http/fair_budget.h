@@ -27,23 +27,21 @@ class FairBudget : public std::enable_shared_from_this<FairBudget> {
 
   [[nodiscard]] int64_t most() const { return most_; }
 
+  // How long something is held: while a request is read, or for minutes.
+  enum class Term : uint8_t { kShort, kLong };
+
   // Reserves `amount` until the last copy of the result is destroyed. Errors:
   // RESOURCE_EXHAUSTED with reason SHARE_IN_USE if the holder has its share;
   // UNAVAILABLE with reason CALL_MEMORY_FULL if it has little, and the others
   // leave too little; RESOURCE_EXHAUSTED with reason TOO_LARGE if there is
   // never room for `amount`. They tell what the holder itself has, never what
-  // others have.
+  // others have. What is held kLong takes no large amount: never more than half
+  // of what the others leave, and never CALL_MEMORY_FULL.
   [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> Reserve(
-      const std::string& holder, int64_t amount) ABSL_LOCKS_EXCLUDED(mu_);
-  // As Reserve, for what is held for minutes: never more than half of what the
-  // others leave, and never CALL_MEMORY_FULL.
-  [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> ReserveForLong(
-      const std::string& holder, int64_t amount) ABSL_LOCKS_EXCLUDED(mu_);
+      const std::string& holder, int64_t amount, Term term = Term::kShort)
+      ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> Reserve(
-      const std::string& holder, int64_t amount, bool for_long)
-      ABSL_LOCKS_EXCLUDED(mu_);
   [[nodiscard]] absl::Status TooLarge(int64_t amount, int64_t limit) const;
   std::shared_ptr<void> Take(const std::string& holder, int64_t amount)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -59,11 +59,11 @@ TEST(FairBudgetTest, AHolderHasHalfOfWhatTheOthersLeave) {
 
 TEST(FairBudgetTest, WhatIsHeldForLongLeavesOthersTheirHalf) {
   const auto budget = std::make_shared<FairBudget>(1000, "bytes");
-  EXPECT_THAT(budget->ReserveForLong("a", 501),
+  EXPECT_THAT(budget->Reserve("a", 501, FairBudget::Term::kLong),
               IsStatus(absl::StatusCode::kResourceExhausted, "than the 500"));
-  const auto first = budget->ReserveForLong("a", 500);
+  const auto first = budget->Reserve("a", 500, FairBudget::Term::kLong);
   EXPECT_TRUE(first.ok());
-  EXPECT_THAT(budget->ReserveForLong("b", 251),
+  EXPECT_THAT(budget->Reserve("b", 251, FairBudget::Term::kLong),
               IsStatus(absl::StatusCode::kResourceExhausted, "your share"));
   EXPECT_TRUE(budget->Reserve("b", 430).ok()) << "a request may be large";
 }
