@@ -241,6 +241,7 @@ class ServerCallsTest : public ::testing::Test {
     auto call = std::make_unique<DirectCall>(
         &wire_, std::vector<grpc::ByteBuffer>{ToBytes(Step(id, 2))});
     call->Start(training().Start(Rpc::kForwardBackward, call->context()));
+    WaitForWire();  // The engine has the step.
     return call;
   }
 
