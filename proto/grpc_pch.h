@@ -12,9 +12,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "grpcpp/grpcpp.h"
-#include "weft/v1/adapters.grpc.pb.h"
-#include "weft/v1/sampling.grpc.pb.h"
-#include "weft/v1/server.grpc.pb.h"
-#include "weft/v1/training.grpc.pb.h"
+#include "weft/v1/adapters.pb.h"
+#include "weft/v1/sampling.pb.h"
+#include "weft/v1/server.pb.h"
+#include "weft/v1/training.pb.h"
 
 #endif  // WEFT_PROTO_GRPC_PCH_H_
