@@ -33,6 +33,11 @@ void FairShares::Level::Serve(Place& place, int64_t cost) {
 void FairShares::Add(AdapterKey adapter, const std::string& tenant) {
   const auto [it, is_new] = tenants_.try_emplace(tenant);
   if (is_new) {
+    std::erase_if(tenants_, [&](const auto& entry) {
+      const Tenant& other = entry.second;
+      return entry.first != tenant && other.num_adapters == 0 &&
+             other.place.start <= level_.clock;
+    });
     const auto weight = weights_.find(tenant);
     if (weight != weights_.end()) it->second.weight = weight->second;
   }
@@ -46,7 +51,7 @@ void FairShares::Remove(AdapterKey adapter) {
   const auto it = adapters_.find(adapter);
   const auto tenant = it->second.tenant;
   adapters_.erase(it);
-  if (--tenant->second.num_adapters == 0) tenants_.erase(tenant);
+  --tenant->second.num_adapters;
 }
 
 void FairShares::SetActive(AdapterKey adapter, bool active) {

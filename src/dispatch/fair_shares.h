@@ -79,7 +79,9 @@ class FairShares {
 
   const std::map<std::string, int64_t> weights_;
   Level level_;
-  std::map<std::string, Tenant> tenants_;  // Tenants that have adapters.
+  // Tenants that have adapters, and those without whose start time is later
+  // than the clock: they would come back ahead of the others.
+  std::map<std::string, Tenant> tenants_;
   std::map<AdapterKey, Adapter> adapters_;
 };
 

@@ -130,14 +130,15 @@ AdapterHistory RecoveryDesk::HistoryOf(AdapterKey key) const {
   return history;
 }
 
-bool RecoveryDesk::FinishSlices() {
+bool RecoveryDesk::FinishSlices(bool wanted) {
   MutexLock lock(&s_.mu);
-  const bool between = std::ranges::any_of(s_.steps, [](const auto& entry) {
-    return entry.second->started &&
-           entry.second->kind == sched::WorkKind::kTrain;
-  });
+  const bool between =
+      wanted && std::ranges::any_of(s_.steps, [](const auto& entry) {
+        return entry.second->started &&
+               entry.second->kind == sched::WorkKind::kTrain;
+      });
   s_.scheduler.SetFinishing(between);
-  return between;
+  return wanted && !between;
 }
 
 }  // namespace weft::dispatch

@@ -63,10 +63,10 @@ class RecoveryDesk {
   // Returns the keys of all adapters, ascending.
   [[nodiscard]] std::vector<AdapterKey> Keys() const;
   [[nodiscard]] AdapterHistory HistoryOf(AdapterKey key) const;
-  // Returns whether a training request is between two slices. If it is, the
-  // call also keeps all other steps from starting, until a later call returns
-  // false.
-  [[nodiscard]] bool FinishSlices();
+  // If `wanted`, returns whether no training request is between two slices. As
+  // long as one is, no other request starts that would be divided, until a
+  // later call. Returns false if not `wanted`.
+  [[nodiscard]] bool FinishSlices(bool wanted);
 
  private:
   void Store(AdapterRecord& record, AdapterKey key, const StoredReply& reply)

@@ -253,8 +253,8 @@ Plan Scheduler::Next(absl::Time now, int active_decodes) {
   std::vector<AdapterQueue*> ready;
   for (AdapterKey adapter : backlogged_) {
     AdapterQueue& queue = adapters_.find(adapter)->second;
-    if (!queue.on_device() && (!finishing_ || queue.has_started()) &&
-        CanStart(queue, now)) {
+    if (!queue.on_device() && CanStart(queue, now) &&
+        !(finishing_ && WouldBeginSlices(*queue.Ready(now)))) {
       ready.push_back(&queue);
     }
   }
@@ -380,6 +380,11 @@ bool Scheduler::CanStart(const AdapterQueue& queue, absl::Time now) const {
   const AdapterQueue::Entry* const ready = queue.Ready(now);
   return ready != nullptr &&
          (ready->item.empty || !held_.contains(queue.key()));
+}
+
+bool Scheduler::WouldBeginSlices(const AdapterQueue::Entry& ready) const {
+  return ready.next_datum == 0 && ready.item.datum_tokens.size() > 1 &&
+         ready.item.tokens > options_.max_batch_tokens;
 }
 
 }  // namespace weft::sched

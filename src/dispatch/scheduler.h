@@ -91,7 +91,8 @@ class Scheduler {
   // Sets whether the adapter is held. Of a held adapter only empty work starts.
   void SetHeld(AdapterKey adapter, bool held);
 
-  // While set, no new step starts. Slices of started steps and decoding go on.
+  // While set, no request starts that would be divided into slices. All other
+  // work goes on, and so do requests that are between two slices.
   void SetFinishing(bool finishing) { finishing_ = finishing; }
 
   // Returns the kinds of work that could start if the adapter were not held,
@@ -174,6 +175,7 @@ class Scheduler {
   // Updates backlogged_ and shares_ after a change of the queue or of held_.
   void NoteBacklog(const AdapterQueue& queue);
   [[nodiscard]] bool CanStart(const AdapterQueue& queue, absl::Time now) const;
+  [[nodiscard]] bool WouldBeginSlices(const AdapterQueue::Entry& ready) const;
 
   const SchedulerOptions options_;
   std::map<AdapterKey, AdapterQueue> adapters_;

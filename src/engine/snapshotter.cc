@@ -95,9 +95,8 @@ void Snapshotter::RunToEnd() {
 
 void Snapshotter::GoOn() {
   if (phase_ == Phase::kIdle) {
-    // While a training request is between slices, FinishSlices returns true
-    // and lets no other step start. So a snapshot never divides a request.
-    if (IsDue() && !context_.dispatcher.recovery().FinishSlices()) Begin();
+    // A snapshot never divides a request.
+    if (context_.dispatcher.recovery().FinishSlices(IsDue())) Begin();
     return;
   }
   int in_flight = 0;

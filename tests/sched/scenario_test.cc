@@ -313,6 +313,11 @@ class Interpreter {
          scheduler_->SetHeld(Adapter(w.at(1)), w.at(2) == "yes");
          return std::string();
        }},
+      {"finishing",
+       [this](const Words& w) {
+         scheduler_->SetFinishing(w.at(1) == "yes");
+         return std::string();
+       }},
       {"idle", [this](const Words&) { return YesNo(scheduler_->Idle()); }},
       {"depth", [this](const Words& w) { return Depth(w); }},
       {"tokens",
