@@ -8,11 +8,11 @@ What is checked:
 - weftd and the front for OpenAI's API have not restarted, and still serve.
 - Memory stays below 4 GiB. In a storm of five minutes or more, which fills caches and
   limits, the peak of the second half is less than 5 % of the limit above that of the
-  first half. Where the test
-  may make a control group (version 2), the kernel enforces the limit. Elsewhere weftd
-  reads the limit from a file in a mount namespace of its own, and the test watches its
-  resident memory five times a second, so that a shorter peak would be missed. Where it
-  may make no namespace either, weftd sizes itself by the machine.
+  first half. Where the test may make a control group (version 2), the kernel enforces
+  the limit. Elsewhere weftd reads the limit from a file in a mount namespace of its
+  own, and the test watches its resident memory five times a second, so that a shorter
+  peak would be missed. Where it may make no namespace either, weftd sizes itself by the
+  machine.
 - Dave's throughput is at least 0.8 of his share. He has four loops that train, a
   forward_backward and an optim_step at a time, and eight that sample. How much each
   kind gets done is divided by the processor time that weftd takes meanwhile, because
