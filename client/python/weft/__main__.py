@@ -14,12 +14,12 @@ from weft import data
 from weft.client import Client
 from weft.errors import InvalidArgument, WeftError
 from weft.openai_front import command as openai
-from weft.recipes import grpo, sft
+from weft.recipes import adapters, grpo, sft
 from weft.types import SampleOptions
 
 
 def _tokenize(options: argparse.Namespace) -> None:
-    tokenizer = data.ModelTokenizer.from_folder(options.model_dir)
+    tokenizer = adapters.tokenizer(options)
     encoder = data.Encoder(tokenizer, loss_on="last", eos=not options.no_eos)
 
     def encode(record: data.Record) -> dict[str, object]:
@@ -40,7 +40,7 @@ def _tokenize(options: argparse.Namespace) -> None:
 
 
 def _sample(options: argparse.Namespace) -> None:
-    tokenizer = data.ModelTokenizer.from_folder(options.model_dir)
+    tokenizer = adapters.tokenizer(options)
     if options.chat:
         prompt = tokenizer.chat_prompt([{"role": "user", "content": options.prompt}])
     else:
@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     summary = "Continue a text, or answer it."
     sample = commands.add_parser("sample", help=summary, description=summary)
     sample.set_defaults(run=_sample)
-    sample.add_argument("--model-dir", required=True, help="folder with tokenizer.json")
+    adapters.add_model_arguments(sample)
     sample.add_argument("--prompt", required=True)
     sample.add_argument("--chat", action="store_true", help="a user's message")
     sample.add_argument("--adapter", default="", help="default: base model")
@@ -107,9 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     summary = "Records of text (JSONL, Parquet) to token ids (JSONL)."
     tokenize = commands.add_parser("tokenize", help=summary, description=summary)
     tokenize.set_defaults(run=_tokenize)
-    tokenize.add_argument(
-        "--model-dir", required=True, help="folder with tokenizer.json"
-    )
+    adapters.add_model_arguments(tokenize)
     tokenize.add_argument("--input", default="-", help="- = standard input")
     tokenize.add_argument("--output", default="-", help="- = standard output")
     tokenize.add_argument(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import time
 from collections.abc import Sequence
@@ -46,10 +47,33 @@ def natural(text: str) -> int:
     return value
 
 
+def switches(text: str) -> dict[str, object]:
+    """Parses an argument that is a JSON object."""
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text}: must be a JSON object")
+    return value
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of a command that needs the model's tokenizer."""
+    add = parser.add_argument
+    add("--model-dir", required=True, help="folder with tokenizer.json")
+    add("--chat-template", metavar="FILE", help="replaces the one of --model-dir")
+    add(
+        "--chat-template-kwargs",
+        metavar="JSON",
+        type=switches,
+        help="the template's own switches, such as '{\"enable_thinking\": false}'",
+    )
+
+
 def tokenizer(options: argparse.Namespace) -> ModelTokenizer:
     """Returns the tokenizer of --model-dir, with the template of --chat-template."""
     return ModelTokenizer.from_folder(
-        options.model_dir, chat_template=options.chat_template
+        options.model_dir,
+        chat_template=options.chat_template,
+        chat_template_kwargs=options.chat_template_kwargs,
     )
 
 
@@ -59,8 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server = os.environ.get("WEFT_SERVER", "127.0.0.1:50051")
     add("--server", default=server, help="HOST:PORT; or WEFT_SERVER")
     add("--timeout", type=float, default=3600.0, help="seconds of a call and its wait")
-    add("--model-dir", required=True, help="folder with tokenizer.json")
-    add("--chat-template", metavar="FILE", help="replaces the one of --model-dir")
+    add_model_arguments(parser)
     add("--adapter", required=True, help="its name on the server")
     add(
         "--tenant", help="owner of a new adapter; default: its own name, or the token's"
