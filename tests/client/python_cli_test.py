@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_weftd import FakeWeftd
@@ -103,3 +105,37 @@ def test_missing_files_and_servers_are_said(
     with pytest.raises(SystemExit) as caught:
         main(["sample"])
     assert caught.value.code == 2
+
+
+def test_a_chat_goes_on_until_its_input_ends(
+    server: FakeWeftd,
+    client: weft.Client,
+    model_dir: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client.create_adapter("a").snapshot("s")
+    lines = ["/retry", "one", "/retry", "", "two", "/clear", "three", "/help"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
+    asked: list[list[int]] = []
+    stream = weft.Adapter.sample_stream
+
+    def noted(adapter: weft.Adapter, prompt: list[int], **options: Any) -> Any:
+        asked.append(prompt)
+        assert options["snapshot"] == "s"
+        return stream(adapter, prompt, **options)
+
+    monkeypatch.setattr(weft.Adapter, "sample_stream", noted)
+    chat = ["chat", "--model-dir", str(model_dir), "--server", server.target]
+    chat += ["--adapter", "a@s", "--max-tokens", "3", "--system", "five"]
+    assert main(chat) == 0
+    assert asked == [
+        [5, 1],
+        [5, 1],
+        [5, 1, 2, 3, 4, 2],  # The first answer is a part of the second prompt.
+        [5, 3],
+    ]
+    printed = capsys.readouterr().out
+    assert "there is no answer yet" in printed
+    assert printed.count("two three four") == 2
+    assert printed.count("Ctrl-D ends") == 2

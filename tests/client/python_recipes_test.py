@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 import struct
 import sys
 from pathlib import Path
@@ -122,9 +123,11 @@ def test_a_trained_adapter_is_taken_up_only_where_asked(
     whole = [m.data for m in sent if type(m).__name__ == "ForwardBackwardRequest"]
     client.adapter("a").delete()
     sent.clear()
+    shutil.rmtree(tmp_path / "run")
 
     assert main([*command, "--steps", "2"]) == 0
-    assert main([*command, "--steps", "5"]) == 1
+    other = ["--output", str(tmp_path / "other")]
+    assert main([*command, "--steps", "5", *other]) == 1
     assert "2 steps: give --resume" in capsys.readouterr().err
     assert main([*command, "--steps", "3", "--resume"]) == 0
     # Deletes the adapter, and the first run's checkpoint step-5, which is later

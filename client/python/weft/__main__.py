@@ -10,12 +10,10 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from weft import data
-from weft.client import Client
+from weft import chat, data
 from weft.errors import InvalidArgument, WeftError
 from weft.openai_front import command as openai
-from weft.recipes import adapters, grpo, sft
-from weft.types import SampleOptions
+from weft.recipes import adapters, dpo, grpo, sft, sweep
 
 
 def _tokenize(options: argparse.Namespace) -> None:
@@ -39,39 +37,11 @@ def _tokenize(options: argparse.Namespace) -> None:
         raise InvalidArgument(f"{options.input}: {dataset.num_bad} records left out")
 
 
-def _sample(options: argparse.Namespace) -> None:
-    tokenizer = adapters.tokenizer(options)
-    if options.chat:
-        prompt = tokenizer.chat_prompt([{"role": "user", "content": options.prompt}])
-    else:
-        prompt = tokenizer.encode(options.prompt)
-    settings: SampleOptions = {
-        "max_tokens": options.max_tokens,
-        "temperature": options.temperature,
-        "seed": options.seed,
-    }
-    with Client(options.server) as client:
-        if options.adapter:
-            adapter = client.adapter(options.adapter)
-            stream = adapter.sample_stream(prompt, **settings)
-        else:
-            stream = client.sample_stream(prompt, **settings)
-        tokens: list[int] = []
-        shown = ""
-        for delta in stream:
-            tokens += delta.tokens
-            decoded = tokenizer.decode(tokens)
-            # The last character may still lack some of its bytes.
-            if decoded.startswith(shown) and not decoded.endswith("\ufffd"):
-                print(decoded[len(shown) :], end="", flush=True)
-                shown = decoded
-        print(tokenizer.decode(tokens)[len(shown) :])
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="weft", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, recipe in (("sft", sft), ("grpo", grpo)):
+    recipes = {"sft": sft, "dpo": dpo, "grpo": grpo, "sweep": sweep}
+    for name, recipe in recipes.items():
         command = commands.add_parser(
             name,
             help=recipe.SUMMARY,
@@ -92,16 +62,15 @@ def _parser() -> argparse.ArgumentParser:
 
     summary = "Continue a text, or answer it."
     sample = commands.add_parser("sample", help=summary, description=summary)
-    sample.set_defaults(run=_sample)
-    adapters.add_model_arguments(sample)
+    sample.set_defaults(run=chat.sample)
+    chat.add_arguments(sample, max_tokens=64)
     sample.add_argument("--prompt", required=True)
     sample.add_argument("--chat", action="store_true", help="a user's message")
-    sample.add_argument("--adapter", default="", help="default: base model")
-    sample.add_argument("--max-tokens", type=int, default=64)
-    sample.add_argument("--temperature", type=float, default=1.0)
-    sample.add_argument("--seed", type=int)
+    talk = commands.add_parser("chat", help=chat.SUMMARY, description=chat.SUMMARY)
+    talk.set_defaults(run=chat.run)
+    chat.add_chat_arguments(talk)
     server = os.environ.get("WEFT_SERVER", "127.0.0.1:50051")
-    for command in (front, sample):
+    for command in (front, sample, talk):
         command.add_argument("--server", default=server, help="or WEFT_SERVER")
 
     summary = "Records of text (JSONL, Parquet) to token ids (JSONL)."

@@ -6,7 +6,9 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,12 +25,15 @@ from weft.types import (
     CheckpointInfo,
     LossOptions,
     OptimOptions,
+    OptimResult,
     ServerInfo,
+    TrainResult,
 )
 
 # The prefix of checkpoints that keep the state of an interrupted run. No run resumes
 # from these checkpoints.
 CUT = "cut-"
+SEED = "order of the data, draws, new weights"
 
 
 def positive(text: str) -> int:
@@ -78,33 +83,39 @@ def tokenizer(options: argparse.Namespace) -> ModelTokenizer:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that every recipe has."""
+    """Adds the options of a recipe that trains one adapter."""
+    add_common_arguments(parser)
+    add = parser.add_argument
+    add("--adapter", required=True, help="its name on the server")
+    add("--rank", type=positive, default=16, help="LoRA rank of a new adapter")
+    add("--lr", type=float, default=2e-4, help="learning rate at its highest")
+    add("--seed", type=natural, default=0, help=SEED)
+    resume = "go on with an adapter that was trained before; otherwise it is refused"
+    add("--resume", action="store_true", help=resume)
+    add("--save-every", type=natural, default=0, help="steps; 0: at the end only")
+    add("--export", type=Path, help="folder for the adapter in PEFT's form")
+
+
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of every recipe."""
     add = parser.add_argument
     server = os.environ.get("WEFT_SERVER", "127.0.0.1:50051")
     add("--server", default=server, help="HOST:PORT; or WEFT_SERVER")
     add("--timeout", type=float, default=3600.0, help="seconds of a call and its wait")
     add_model_arguments(parser)
-    add("--adapter", required=True, help="its name on the server")
     add(
         "--tenant", help="owner of a new adapter; default: its own name, or the token's"
     )
-    add("--rank", type=positive, default=16, help="LoRA rank of a new adapter")
     alpha = "LoRA alpha of a new adapter: its output counts alpha / rank times"
     add("--alpha", type=float, default=32.0, help=alpha)
-    resume = "go on with an adapter that was trained before; otherwise it is refused"
-    add("--resume", action="store_true", help=resume)
-    add("--lr", type=float, default=2e-4, help="learning rate at its highest")
     add("--schedule", choices=SCHEDULES, default="cosine")
     add("--warmup", type=natural, default=0, help="steps until the rate is full")
     add("--weight-decay", type=float, default=0.0)
     add("--max-grad-norm", type=float, default=1.0, help="clips; 0: no clipping")
-    add("--seed", type=natural, default=0, help="order of the data, draws, new weights")
     every = "steps; 0: at start and end only"
     add("--eval-every", type=natural, default=0, help=every)
-    add("--save-every", type=natural, default=0, help="steps; 0: at the end only")
-    add("--output", type=Path, default=Path("run"), help="folder of log and plot")
+    add("--output", type=Path, help="folder of log and plot; default: run/ADAPTER")
     add("--log-format", choices=FORMATS, default="jsonl")
-    add("--export", type=Path, help="folder for the adapter in PEFT's form")
 
 
 def server_info(client: Client) -> ServerInfo:
@@ -139,7 +150,7 @@ def open_adapter(client: Client, options: argparse.Namespace) -> tuple[Adapter, 
     try:
         adapter = client.adapter(options.adapter)
     except NotFound:
-        adapter = _make(client, options, last)
+        adapter = make(client, options, last)
     info = adapter.info()
     if info.last_step and not options.resume:
         raise FailedPrecondition(
@@ -178,7 +189,7 @@ def _without_gradient(
     return adapter.load(last.name)
 
 
-def _make(
+def make(
     client: Client, options: argparse.Namespace, last: CheckpointInfo | None
 ) -> Adapter:
     """Makes a new adapter, in the shape of its last checkpoint if there is one."""
@@ -202,29 +213,40 @@ class Update:
     metrics: list[dict[str, float]]  # The metrics of each request.
 
 
-def update(
+@dataclass(frozen=True)
+class Pending:
+    """An optimizer step that is on its way, with the gradients that it uses."""
+
+    gradients: Sequence[Future[TrainResult]]
+    step: Future[OptimResult]
+
+    def result(self) -> Update:
+        """Waits for the answers. Raises the first error."""
+        metrics = [gradient.result().metrics for gradient in self.gradients]
+        result = self.step.result()
+        total = sum(values["loss:sum"] for values in metrics)
+        return Update(total, result.grad_norm, result.step, metrics)
+
+
+def submit_update(
     adapter: Adapter,
     batches: Sequence[Sequence[Datum]],
     info: ServerInfo,
     loss: str,
     loss_options: LossOptions,
     optim_options: OptimOptions,
-) -> Update:
+) -> Pending:
     """Adds up the gradients of all batches, then makes an optimizer step.
 
-    Sends all calls before it waits for the first answer. The server keeps their order,
-    because steps are numbered.
+    Sends all calls without waiting for an answer. The server keeps their order, because
+    steps are numbered.
     """
     gradients = [
         adapter.submit.forward_backward(request, loss, **loss_options)
         for batch in batches
         for request in requests(batch, info)
     ]
-    step = adapter.submit.optim_step(**optim_options)
-    metrics = [gradient.result().metrics for gradient in gradients]
-    result = step.result()
-    total = sum(values["loss:sum"] for values in metrics)
-    return Update(total, result.grad_norm, result.step, metrics)
+    return Pending(gradients, adapter.submit.optim_step(**optim_options))
 
 
 def optim_options(options: argparse.Namespace, step: int, total: int) -> OptimOptions:
@@ -247,8 +269,20 @@ def is_due(step: int, every: int, total: int) -> bool:
 def save_missing(client: Client, adapter: Adapter, step: int) -> None:
     """Writes the checkpoint step-N if a run ended before it wrote the checkpoint."""
     saved = {one.name: one.optim_steps for one in client.checkpoints(adapter.id)}
-    if saved.get(f"step-{step}") != step:
+    if saved.get(f"step-{step}") != adapter.info().optim_steps:
         save(adapter, step)
+
+
+@contextmanager
+def saved_on_error(adapter: Adapter, step: int) -> Iterator[None]:
+    """Writes the checkpoint step-N if the context raises. The context must hold no call
+    that trains, so that the adapter is as it was behind step N."""
+    try:
+        yield
+    except BaseException:
+        if step:
+            save(adapter, step)
+        raise
 
 
 def save(adapter: Adapter, step: int) -> None:
