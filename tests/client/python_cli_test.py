@@ -14,6 +14,7 @@ from fake_weftd import FakeWeftd
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import weft
+from weft import peft_extras
 from weft.__main__ import main
 
 WORDS = ["zero", "one", "two", "three", "four", "five", "six"]
@@ -139,3 +140,76 @@ def test_a_chat_goes_on_until_its_input_ends(
     assert "there is no answer yet" in printed
     assert printed.count("two three four") == 2
     assert printed.count("Ctrl-D ends") == 2
+
+
+CONFIG = {
+    "base_model_name_or_path": "toy",
+    "r": 4,
+    "lora_alpha": 32.0,
+    "target_modules": ["q_proj", "v_proj"],
+    "rank_pattern": {"k_proj": 9},
+}
+
+
+@pytest.mark.parametrize(
+    ("base", "header"), [("org/toy", True), ("/models/toy", False), (None, False)]
+)
+def test_a_folder_gets_what_other_programs_need(
+    base: str | None, header: bool, model_dir: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "words"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps(CONFIG))
+    peft_extras.add(folder, "words", base, model_dir)
+    name = base or "toy"
+    config = json.loads((folder / "adapter_config.json").read_text("utf-8"))
+    assert config == {**CONFIG, "base_model_name_or_path": name}
+    card = (folder / "README.md").read_text("utf-8")
+    # The Hub would refuse a path in the card's header.
+    assert (f"base_model: {name}\n" in card) == header
+    assert f"`{name}`: rank 4, alpha 32, on q_proj, v_proj." in card
+    assert f"vllm serve {name} --enable-lora --max-lora-rank 16 " in card
+    assert "--lora-modules words=./words" in card
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        assert (folder / file).read_bytes() == (model_dir / file).read_bytes()
+
+
+def test_an_export_names_the_base_model_and_keeps_the_template(
+    server: FakeWeftd,
+    client: weft.Client,
+    model_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client.create_adapter("a", rank=4).snapshot("s")
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        weft.Adapter, "export", lambda _, folder, **options: asked.append(options)
+    )
+    other = tmp_path / "other.jinja"
+    other.write_text("{{ messages }}")
+    folder = tmp_path / "made"
+    folder.mkdir()
+    command = ["export", "--server", server.target, "--model-dir", str(model_dir)]
+    command += ["--adapter", "a@s", "--output", str(folder)]
+    template = ["--chat-template", str(other)]
+    assert main([*command, *template, "--base-model", "org/toy"]) == 0
+    assert (folder / "chat_template.jinja").read_text() == other.read_text()
+    assert main(command) == 0
+    (model_dir / "config.json").write_text("{}")  # Now it is a whole model.
+    assert main(command) == 0
+    bases = [options.pop("base_model") for options in asked]
+    assert bases == ["org/toy", None, str(model_dir.resolve())]
+    assert asked == [{"snapshot": "s", "model_dir": str(model_dir)}] * 3
+
+
+def test_an_export_that_cannot_be_completed_leaves_nothing(
+    client: weft.Client, tmp_path: Path
+) -> None:
+    adapter = client.create_adapter("a", rank=4)
+    with pytest.raises(weft.InvalidArgument, match=r"model_dir .*: no file of a tok"):
+        adapter.export(tmp_path / "made", model_dir=tmp_path)
+    assert list(tmp_path.glob("made*")) == []
+    adapter.export(tmp_path / "made")
+    names = {path.name for path in (tmp_path / "made").iterdir()}
+    assert names == {"adapter_config.json", "adapter_model.safetensors"}

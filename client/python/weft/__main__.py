@@ -9,8 +9,10 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 from weft import chat, data
+from weft.client import Client
 from weft.errors import InvalidArgument, WeftError
 from weft.openai_front import command as openai
 from weft.recipes import adapters, dpo, grpo, sft, sweep
@@ -35,6 +37,13 @@ def _tokenize(options: argparse.Namespace) -> None:
             target.write("\n")
     if dataset.num_bad:
         raise InvalidArgument(f"{options.input}: {dataset.num_bad} records left out")
+
+
+def _export(options: argparse.Namespace) -> None:
+    name, _, snapshot = options.adapter.partition("@")
+    with Client(options.server) as client:
+        adapter = client.adapter(name)
+        adapters.export(adapter, options.output, options, snapshot)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -69,8 +78,15 @@ def _parser() -> argparse.ArgumentParser:
     talk = commands.add_parser("chat", help=chat.SUMMARY, description=chat.SUMMARY)
     talk.set_defaults(run=chat.run)
     chat.add_chat_arguments(talk)
+    summary = "Write an adapter as a PEFT folder that other programs load."
+    export = commands.add_parser("export", help=summary, description=summary)
+    export.set_defaults(run=_export)
+    adapters.add_folder_arguments(export)
+    export.add_argument("--adapter", required=True, help="or ADAPTER@SNAPSHOT")
+    export.add_argument("--output", type=Path, required=True, help="the folder")
+    export.add_argument("--base-model", help=adapters.BASE_MODEL)
     server = os.environ.get("WEFT_SERVER", "127.0.0.1:50051")
-    for command in (front, sample, talk):
+    for command in (front, sample, talk, export):
         command.add_argument("--server", default=server, help="or WEFT_SERVER")
 
     summary = "Records of text (JSONL, Parquet) to token ids (JSONL)."

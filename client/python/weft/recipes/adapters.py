@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -33,6 +34,10 @@ from weft.types import (
 # The prefix of checkpoints that keep the state of an interrupted run. No run resumes
 # from these checkpoints.
 CUT = "cut-"
+BASE_MODEL = (
+    "the export's base model, a name of the Hub or a folder; default: --model-dir if "
+    "it is a whole model, otherwise the server's name for it"
+)
 SEED = "order of the data, draws, new weights"
 
 
@@ -60,12 +65,17 @@ def switches(text: str) -> dict[str, object]:
     return value
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of a command that needs the model's tokenizer."""
+def add_folder_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that name the files of the model's tokenizer."""
     add = parser.add_argument
     add("--model-dir", required=True, help="folder with tokenizer.json")
     add("--chat-template", metavar="FILE", help="replaces the one of --model-dir")
-    add(
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of a command that needs the model's tokenizer."""
+    add_folder_arguments(parser)
+    parser.add_argument(
         "--chat-template-kwargs",
         metavar="JSON",
         type=switches,
@@ -94,6 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--resume", action="store_true", help=resume)
     add("--save-every", type=natural, default=0, help="steps; 0: at the end only")
     add("--export", type=Path, help="folder for the adapter in PEFT's form")
+    add("--base-model", help=BASE_MODEL)
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
@@ -116,6 +127,25 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     add("--eval-every", type=natural, default=0, help=every)
     add("--output", type=Path, help="folder of log and plot; default: run/ADAPTER")
     add("--log-format", choices=FORMATS, default="jsonl")
+
+
+def export(
+    adapter: Adapter, folder: Path, options: argparse.Namespace, snapshot: str = ""
+) -> None:
+    """Writes a PEFT folder that other programs load alone, with the chat template of
+    the options."""
+    base_model = options.base_model
+    if base_model is None and Path(options.model_dir, "config.json").is_file():
+        base_model = str(Path(options.model_dir).resolve())
+    adapter.export(
+        folder,
+        snapshot=snapshot or None,
+        base_model=base_model,
+        model_dir=options.model_dir,
+    )
+    if options.chat_template:
+        shutil.copyfile(options.chat_template, folder / "chat_template.jinja")
+    print(f"exported {adapter.id} to {folder}", flush=True)
 
 
 def server_info(client: Client) -> ServerInfo:

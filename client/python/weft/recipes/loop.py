@@ -75,4 +75,4 @@ def train(
             if interrupt.asked:
                 raise KeyboardInterrupt
     if options.export:
-        adapter.export(options.export)
+        adapters.export(adapter, options.export, options)
