@@ -175,6 +175,48 @@ def test_tensorboard_is_written_where_it_is_there(
     assert written[-1][0] == "closed"
 
 
+def test_wandb_and_mlflow_get_values_and_settings_where_they_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def recorder(name: str) -> Any:
+        return lambda *args, **kwargs: seen.append((name, *args, kwargs))
+
+    run = SimpleNamespace(log=recorder("log"), finish=recorder("finish"))
+
+    def init(**kwargs: Any) -> Any:
+        seen.append(("init", kwargs))
+        return run
+
+    calls = ("start_run", "log_params", "log_metric", "end_run")
+    fakes = {
+        "wandb": SimpleNamespace(init=init),
+        "mlflow": SimpleNamespace(**{name: recorder(name) for name in calls}),
+    }
+    for name, fake in fakes.items():
+        fake.__spec__ = SimpleNamespace()
+        monkeypatch.setitem(sys.modules, name, fake)
+    for asked in (False, True):
+        if asked:
+            monkeypatch.setenv("WANDB_PROJECT", "p")
+            monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path))
+        with Watch(tmp_path / "a", 1, settings={"lr": 0.5}) as watch:
+            watch.note(0, "eval_loss", 0.25)
+        assert bool(seen) == asked
+    settings = {"lr": 0.5}
+    folder = str(tmp_path / "a")
+    assert seen == [
+        ("init", {"name": "a", "dir": folder, "config": settings}),
+        ("start_run", {"run_name": "a"}),
+        ("log_params", settings, {}),
+        ("log", {"eval_loss": 0.25}, {"step": 0}),
+        ("log_metric", "eval_loss", 0.25, {"step": 0}),
+        ("finish", {}),
+        ("end_run", {}),
+    ]
+
+
 def test_tensorboard_reads_what_is_written(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     from tensorboardX.proto.event_pb2 import Event

@@ -163,7 +163,7 @@ def test_a_plot_has_no_line_between_two_points() -> None:
     loss = [(float(step), 1.0 / step) for step in range(1, 21)]
     series = {"loss": loss, "eval_loss": [(0.0, 2.0), (20.0, 1.0)], "none": []}
     plots.draw(axes, series)
-    plots.label(axes, title="t", x="optimizer step", y="loss (nats)")
+    plots.label(axes, title="t", x="step", y="loss (nats)")
     styles = {line.get_label(): line.get_linestyle() for line in axes.lines}
     assert styles["loss"] == "-" and styles["eval_loss"] == "None"
     assert axes.get_ylabel() == "loss (nats)"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from weft.adapter import Adapter
 from weft.client import Client
-from weft.recipes import adapters
+from weft.recipes import adapters, runs
 from weft.recipes.interrupt import Interrupt
 from weft.recipes.watch import Plot, Watch
 from weft.types import OptimOptions
@@ -50,7 +50,14 @@ def train(
         adapters.save_missing(client, adapter, done)
     if not steps:
         print(f"nothing left to do: {adapter.id} is behind step {done} of {total}")
-    watch = Watch(options.output, total, options.log_format, done=done, plot=plot)
+    watch = Watch(
+        options.output,
+        total,
+        options.log_format,
+        done=done,
+        plot=plot,
+        settings=runs.settings(options),
+    )
     with watch, Interrupt() as interrupt:
 
         def note(step: int) -> None:

@@ -17,6 +17,8 @@ SMOOTHED = 10
 # Fewer points than this are marks. A line between them would show a course that nobody
 # has measured.
 FEWEST_OF_A_LINE = 3
+# Lines may lie on each other, so each is broken in another way.
+DASHES = ("-", "--", "-.", ":")
 
 
 def figure(width: float, height: float = 4.0) -> Figure | None:
@@ -45,15 +47,16 @@ def draw(axes: Axes, series: Mapping[str, Points], *, raw: bool = True) -> None:
         width = max(1, min(SMOOTHED, len(values) // 5))
         if raw and width > 1:
             axes.plot(steps, values, color=color, alpha=0.3, linewidth=0.9)
+        style = "-" if raw else DASHES[index % len(DASHES)]
         smooth = average(values, width)
-        axes.plot(steps, smooth, color=color, linewidth=2, label=name)
+        axes.plot(steps, smooth, style, color=color, linewidth=2, label=name)
 
 
 def label(axes: Axes, *, title: str, x: str, y: str) -> None:
     """Writes title, axes and, if there is something to tell apart, the legend."""
     axes.set(title=title, xlabel=x, ylabel=y)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend()
+        axes.legend(fontsize="small")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -70,7 +73,7 @@ def by_step(
     axes = page.add_subplot()
     draw(axes, series)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    label(axes, title=title, x="optimizer step", y=value)
+    label(axes, title=title, x="step", y=value)
     page.savefig(path)
 
 

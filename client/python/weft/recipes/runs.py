@@ -60,6 +60,15 @@ def begin(options: argparse.Namespace, info: ServerInfo, files: Sequence[str]) -
     os.replace(draft, path)
 
 
+def settings(options: argparse.Namespace) -> dict[str, object]:
+    """Returns the options that are set, as JSON holds them."""
+    return {
+        name: value if isinstance(value, PLAIN) else str(value)
+        for name, value in sorted(vars(options).items())
+        if value is not None and not callable(value)
+    }
+
+
 def _check_same(options: argparse.Namespace, before: dict[str, Any]) -> None:
     """Raises FailedPrecondition unless the command goes on with the folder's run."""
     owner = (before.get("command"), before.get("adapter"))

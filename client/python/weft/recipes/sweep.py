@@ -153,7 +153,8 @@ def show(results: Sequence[Result], folder: Path) -> None:
 
 
 def draw(results: Sequence[Result], watch: Watch, path: Path, title: str) -> None:
-    """Draws the loss of each run by step, and the final losses by learning rate."""
+    """Draws the loss of each run by step, and the final losses by learning rate: a
+    point for each seed, and a line through the means of each rank."""
     page = plots.figure(11.0, 4.4)
     if page is None:
         return
@@ -162,22 +163,21 @@ def draw(results: Sequence[Result], watch: Watch, path: Path, title: str) -> Non
         one.run.label: watch.points(f"loss/{one.run.adapter.id}") for one in results
     }
     plots.draw(course, series, raw=False)
-    plots.label(course, title=title, x="optimizer step", y="loss per token (nats)")
+    plots.label(course, title=title, x="step", y="loss per token (nats)")
     for index, rank in enumerate(sorted({one.run.options.rank for one in results})):
-        points = [
-            (one.run.options.lr, one.score)
-            for one in results
-            if one.run.options.rank == rank
-        ]
-        final.plot(*zip(*sorted(points), strict=True), "o", color=f"C{index}", label="")
-        means = {
-            rate: [score for other, score in points if other == rate]
-            for rate, _ in sorted(points)
-        }
-        values = [sum(scores) / len(scores) for scores in means.values()]
-        style = "-" if len(means) > 1 else "o"
-        final.plot(list(means), values, style, color=f"C{index}", label=f"rank {rank}")
+        scores: dict[float, list[float]] = {}
+        for one in sorted(results, key=lambda one: one.run.options.lr):
+            if one.run.options.rank == rank:
+                scores.setdefault(one.run.options.lr, []).append(one.score)
+        for rate, found in scores.items():
+            final.plot([rate] * len(found), found, "o", color=f"C{index}")
+        means = [sum(found) / len(found) for found in scores.values()]
+        dash = plots.DASHES[index % len(plots.DASHES)]
+        final.plot(list(scores), means, dash, color=f"C{index}", label=f"rank {rank}")
+    rates = sorted({one.run.options.lr for one in results})
     final.set_xscale("log")
+    final.set_xticks(rates, labels=[f"{rate:g}" for rate in rates])
+    final.minorticks_off()
     kind = "loss" if results[0].eval_loss is None else "eval_loss"
     plots.label(
         final, title="At the end", x="learning rate", y=f"{kind} per token (nats)"
@@ -223,7 +223,8 @@ def run(options: argparse.Namespace) -> None:
         per_step = options.batch * options.accumulate
         total = sft.num_steps(options, len(examples.train), per_step)
         print(f"{len(members)} adapters, {total} steps each", flush=True)
-        watch = Watch(options.output, total, options.log_format)
+        settings = runs.settings(options)
+        watch = Watch(options.output, total, options.log_format, settings=settings)
         results: list[Result] = []
         with watch, Interrupt() as interrupt:
             for step in range(total):

@@ -1,29 +1,22 @@
-"""Shows and stores a run's progress: lines, a log, TensorBoard events, a plot."""
+"""Shows and stores a run's progress: lines, a log, a plot, and boards."""
 
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from weft.errors import InvalidArgument
 from weft.recipes import plots
+from weft.recipes.boards import open_boards
 
 Row = dict[str, float]
 FORMATS = ("jsonl", "csv")
 NUMBER = "adapter_step"
-
-
-class _Board(Protocol):
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -40,10 +33,10 @@ class Watch:
 
     At its exit, also after an error, it draws plot.png if matplotlib is installed.
     Continues an existing log after its step `done`. If the existing log has later
-    steps, keeps it as log.old.jsonl or log.old.csv. The folder also gets event files if
-    tensorboardX, or tensorboard and torch, are installed. total: the number of steps of
-    the run. It is a context manager. Raises InvalidArgument for an unknown form, and
-    for an existing file that is not a log.
+    steps, keeps it as log.old.jsonl or log.old.csv. The values also go to the boards
+    that are installed (boards.py). total: the number of steps of the run. settings:
+    the options of the run, for the boards. It is a context manager. Raises
+    InvalidArgument for an unknown form, and for an existing file that is not a log.
     """
 
     def __init__(
@@ -54,6 +47,7 @@ class Watch:
         *,
         done: int = 0,
         plot: Plot | None = None,
+        settings: Mapping[str, object] | None = None,
     ) -> None:
         self._path = _log_path(folder, form)
         self._plot = plot
@@ -64,7 +58,7 @@ class Watch:
         self._rows = [row for row in rows if done and row["step"] <= done]
         if len(self._rows) < len(rows):
             os.replace(self._path, folder / f"log.old.{form}")
-        self._board = _open_board(folder)
+        self._boards = open_boards(folder, settings or {})
         self._start = self._last = time.monotonic()
         self._num_new = 0
 
@@ -72,8 +66,8 @@ class Watch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._board is not None:
-            self._board.close()
+        for board in self._boards:
+            board.close()
         if self._plot is not None:
             plots.by_step(
                 self._folder / "plot.png",
@@ -153,10 +147,10 @@ class Watch:
         os.replace(draft, self._path)
 
     def _to_board(self, step: int, row: Mapping[str, float]) -> None:
-        if self._board is not None:
+        for board in self._boards:
             for name, value in row.items():
                 if name != "step":
-                    self._board.add_scalar(name, value, step)
+                    board.add_scalar(name, value, step)
 
 
 def _clock(seconds: float) -> str:
@@ -197,14 +191,3 @@ def read_log(path: Path) -> list[Row]:
             return sorted(rows, key=lambda row: row["step"])
     except (ValueError, TypeError, KeyError) as error:
         raise InvalidArgument(f"{path} is not a log of a run: {error!r}") from None
-
-
-def _open_board(folder: Path) -> _Board | None:
-    if importlib.util.find_spec("tensorboardX") is not None:
-        from tensorboardX import SummaryWriter
-    elif importlib.util.find_spec("tensorboard") and importlib.util.find_spec("torch"):
-        from torch.utils.tensorboard import SummaryWriter
-    else:
-        return None
-    board: _Board = SummaryWriter(str(folder))
-    return board
