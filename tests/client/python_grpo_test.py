@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -179,10 +180,12 @@ def test_a_step_of_several_updates_clips_where_the_loss_does(
     assert {c.name for c in client.checkpoints("a")} == {"step-1", "step-2"}
 
 
-def test_advantages_hold_the_policy_near_the_base_model(client: weft.Client) -> None:
+def test_advantages_hold_the_policy_near_its_start(client: weft.Client) -> None:
     group = Group("", [sample(8, 9), sample(10)], ["", ""], [1.0, 0.0])
     batch = grpo.make_batch([group])
-    held, kl = grpo.held_to_base(client, batch, client.info(), 1.0, 0.25)
+    adapter = client.create_adapter("a")
+    options = argparse.Namespace(kl_coef=0.25, temperature=1.0)
+    held, kl = grpo.held_to_start(client, adapter, batch, client.info(), options)
     base = [canned_logprobs(np.array(one)) for one in ([8, 9], [10])]
     ratios = [-0.5 - one for one in base]
     assert kl == pytest.approx(float(np.concatenate(ratios).mean()))
@@ -194,12 +197,22 @@ def test_advantages_hold_the_policy_near_the_base_model(client: weft.Client) -> 
         expect(after.logprobs, list(before.logprobs))  # type: ignore[arg-type]
 
 
-def test_the_distance_from_the_base_model_is_logged(
-    base: list[str], play: list[str], tmp_path: Path, sent: list[Any]
+@pytest.mark.parametrize("init", [False, True])
+def test_the_distance_from_the_start_is_logged(
+    init: bool,
+    base: list[str],
+    play: list[str],
+    client: weft.Client,
+    tmp_path: Path,
+    sent: list[Any],
 ) -> None:
+    other = client.create_adapter("other")
+    other.save("best")
     options = ["--prompts", "2", "--samples", "4", "--steps", "1", "--kl-coef", "0.1"]
+    options += ["--init", "other/best"] if init else []
     assert main(["grpo", *base, *play, *options, "--temperature", "0.5"]) == 0
-    assert "kl_base" in log(tmp_path)[0]
+    assert "kl_start" in log(tmp_path)[0]
     asked = [m for m in sent if type(m).__name__ == "ForwardRequest"]
-    assert asked and all(m.adapter_id == "" for m in asked)
+    policy = ("a", "start") if init else ("", "")
+    assert [(m.adapter_id, m.snapshot) for m in asked] == [policy]
     assert all(m.loss.temperature == 0.5 for m in asked)

@@ -230,6 +230,38 @@ def test_a_run_keeps_what_it_did_and_no_other_run_writes_over_it(
     assert "run.json is not a file of a run" in capsys.readouterr().err
 
 
+def test_a_new_adapter_starts_with_another_ones_checkpoint(
+    run: Run,
+    base: list[str],
+    client: weft.Client,
+    sent: list[Any],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    other = client.create_adapter("other", rank=8)
+    for name in ("early", "late"):
+        other.optim_step()
+        other.save(name)
+    assert run(2, "--init", "other/no-such") == 1
+    message = "no such checkpoint; those of 'other': other/early, other/late"
+    assert message in capsys.readouterr().err
+    assert run(1, "--init", "other") == 0
+    assert "a starts with other/late" in capsys.readouterr().out
+    info = client.adapter("a").info()
+    assert info.config.rank == 8 and info.snapshots == ["start"]
+    assert info.optim_steps == 1  # It counts its own steps.
+    # The server has lost the adapter: the start comes back, and then the checkpoint.
+    client.delete_adapter("a")
+    sent.clear()
+    assert run(2, "--init", "other/early", "--resume") == 0
+    loads = [m for m in sent if type(m).__name__ == "LoadCheckpointRequest"]
+    assert [(m.source_adapter_id, m.name, m.weights_only) for m in loads] == [
+        ("other", "early", True),
+        ("", "step-1", False),
+    ]
+    info = client.adapter("a").info()
+    assert info.snapshots == ["start"] and info.optim_steps == 2
+
+
 def test_a_run_is_kept_under_its_adapters_name(
     base: list[str], texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

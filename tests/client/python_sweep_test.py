@@ -7,9 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from conftest import log
+from fake_weftd import FakeWeftd
 
 import weft
 from weft import data
@@ -89,6 +91,29 @@ def test_a_sweep_takes_no_adapter_that_exists(
     assert main(sweep) == 0
     assert main(sweep) == 1
     assert "files of sweep of adapter 'a': give another" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_sweep_goes_on_without_adapters_that_diverge(
+    count: int,
+    sweep: list[str],
+    server: FakeWeftd,
+    client: weft.Client,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for _ in range(count):
+        message = "the accumulated gradient is not finite"
+        server.fail_run("OptimStep", grpc.StatusCode.FAILED_PRECONDITION, message)
+    assert main([*sweep, "--eval-fraction", "0.25"]) == 0
+    with (tmp_path / "run/sweep.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["loss"] == "inf" for row in rows] == [False] * (4 - count) + [
+        True
+    ] * count
+    steps = {info.adapter_id: info.optim_steps for info in client.adapters()}
+    assert [steps[row["adapter"]] for row in rows] == [3] * (4 - count) + [0] * count
+    assert len(client.checkpoints()) == (count < 4)
 
 
 def test_a_sweep_of_seeds_shuffles_and_starts_each_adapter_anew(

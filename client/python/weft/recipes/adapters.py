@@ -17,13 +17,14 @@ from weft.adapter import Adapter
 from weft.client import Client
 from weft.data import ModelTokenizer
 from weft.datum import Datum
-from weft.errors import FailedPrecondition, NotFound
+from weft.errors import FailedPrecondition, InvalidArgument, NotFound
 from weft.recipes.batches import requests
 from weft.recipes.schedule import SCHEDULES, learning_rate
 from weft.recipes.watch import FORMATS, last_number
 from weft.types import (
     AdapterInfo,
     CheckpointInfo,
+    FloatArray,
     LossOptions,
     OptimOptions,
     OptimResult,
@@ -38,6 +39,11 @@ BASE_MODEL = (
     "the export's base model, a name of the Hub or a folder; default: --model-dir if "
     "it is a whole model, otherwise the server's name for it"
 )
+INIT = (
+    "the weights with which a new adapter starts, by default those of the last "
+    "checkpoint; dpo and --kl-coef then compare with them, not with the base model"
+)
+START = "start"  # The snapshot of the weights of --init.
 SEED = "order of the data, draws, new weights"
 
 
@@ -102,6 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=natural, default=0, help=SEED)
     resume = "go on with an adapter that was trained before; otherwise it is refused"
     add("--resume", action="store_true", help=resume)
+    add("--init", metavar="ADAPTER[/CHECKPOINT]", help=INIT)
     add("--save-every", type=natural, default=0, help="steps; 0: at the end only")
     add("--export", type=Path, help="folder for the adapter in PEFT's form")
     add("--base-model", help=BASE_MODEL)
@@ -165,9 +172,10 @@ def server_info(client: Client) -> ServerInfo:
 def open_adapter(client: Client, options: argparse.Namespace) -> tuple[Adapter, int]:
     """Returns the adapter and the number of its optimizer steps.
 
-    With --resume, loads the adapter's last checkpoint if the server has lost the
-    adapter, or if the adapter may hold a part of a gradient. Without --resume, raises
-    FailedPrecondition for an adapter that was trained before.
+    With --init, a new adapter starts with the weights of that checkpoint, and keeps
+    them as the snapshot START. With --resume, loads the adapter's last checkpoint if
+    the server has lost the adapter, or if the adapter may hold a part of a gradient.
+    Without --resume, raises FailedPrecondition for an adapter that was trained before.
     """
     saved = [
         checkpoint
@@ -177,16 +185,21 @@ def open_adapter(client: Client, options: argparse.Namespace) -> tuple[Adapter, 
         if not checkpoint.name.startswith(CUT)
     ]
     last = max(saved, key=lambda checkpoint: checkpoint.optim_steps, default=None)
+    start = _start(client, options.init) if options.init else None
     try:
         adapter = client.adapter(options.adapter)
     except NotFound:
-        adapter = make(client, options, last)
+        adapter = make(client, options, last or start)
     info = adapter.info()
     if info.last_step and not options.resume:
         raise FailedPrecondition(
             f"adapter {options.adapter!r} was trained before, {info.optim_steps} "
             "steps: give --resume to go on, or another name"
         )
+    if start is not None and not info.last_step:
+        adapter.load(start.name, source=start.adapter_id, weights_only=True)
+        adapter.snapshot(START)
+        print(f"{adapter.id} starts with {start.adapter_id}/{start.name}", flush=True)
     if last is not None and not info.last_step:
         info = adapter.load(last.name)
     logged = last_number(options.output, options.log_format)
@@ -197,6 +210,43 @@ def open_adapter(client: Client, options: argparse.Namespace) -> tuple[Adapter, 
     if info.optim_steps:
         print(f"{adapter.id} goes on behind step {info.optim_steps}", flush=True)
     return adapter, info.optim_steps
+
+
+def _start(client: Client, init: str) -> CheckpointInfo:
+    """Returns the checkpoint that --init names. Raises InvalidArgument if there is
+    none."""
+    name, _, checkpoint = init.partition("/")
+    saved = client.checkpoints(name)
+    found = [one for one in saved if checkpoint in ("", one.name)]
+    if not found:
+        known = ", ".join(f"{name}/{one.name}" for one in saved) or "none"
+        raise InvalidArgument(
+            f"--init {init}: no such checkpoint; those of {name!r}: {known}"
+        )
+    return max(found, key=lambda one: one.optim_steps)
+
+
+def reference(
+    client: Client,
+    adapter: Adapter,
+    batch: Sequence[Datum],
+    info: ServerInfo,
+    temperature: float | None = None,
+) -> list[FloatArray]:
+    """Returns the log-probabilities of the data under the policy that a run starts
+    with: the weights of --init, otherwise the base model. Does not train."""
+    parts = list(requests(batch, info))
+    if START in adapter.info().snapshots:
+        answers = [
+            adapter.score(part, snapshot=START, temperature=temperature)
+            for part in parts
+        ]
+    else:
+        pending = [
+            client.submit.forward(part, temperature=temperature) for part in parts
+        ]
+        answers = [future.result() for future in pending]
+    return [result.logprobs for answer in answers for result in answer.results]
 
 
 def _without_gradient(
@@ -249,6 +299,12 @@ class Pending:
 
     gradients: Sequence[Future[TrainResult]]
     step: Future[OptimResult]
+
+    def diverged(self) -> bool:
+        """Waits for the step. Returns whether the server made none of it, because the
+        gradient was not finite."""
+        error = self.step.exception()
+        return isinstance(error, FailedPrecondition) and error.step_done
 
     def result(self) -> Update:
         """Waits for the answers. Raises the first error."""

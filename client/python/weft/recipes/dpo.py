@@ -24,13 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `python -m weft dpo`."""
     adapters.add_arguments(parser)
     sft.add_data_arguments(parser)
-    beta = "how much a gain of log-probability over the base model counts"
+    beta = "how much a gain of log-probability over the start counts"
     parser.add_argument("--beta", type=float, default=0.1, help=beta)
 
 
 @dataclass(frozen=True)
 class Scores:
-    """How much more the adapter prefers the chosen answers than the base model does.
+    """How much more the adapter prefers the chosen answers than its reference does.
 
     margins: [pairs], beta times the difference of both log-ratios.
     """
@@ -70,16 +70,13 @@ def score(
     info: ServerInfo,
     beta: float,
 ) -> Scores:
-    """Scores the pairs under the adapter and under the base model. Does not train."""
+    """Scores the pairs under the adapter and under its reference. Does not train."""
     batch = [one.datum() for pair in pairs for one in (pair.chosen, pair.rejected)]
-    parts = list(requests(batch, info))
-    base = [client.submit.forward(part) for part in parts]
-    ours = [result for part in parts for result in adapter.score(part).results]
-    theirs = [result for future in base for result in future.result().results]
-    gains = np.array(
-        # Tokens of the prompt have weight 0, and their log-probability is 0.
-        [a.logprobs.sum() - b.logprobs.sum() for a, b in zip(ours, theirs, strict=True)]
-    )
+    before = adapters.reference(client, adapter, batch, info)
+    answers = [adapter.score(part) for part in requests(batch, info)]
+    now = [result.logprobs for answer in answers for result in answer.results]
+    # Tokens of the prompt have weight 0, and their log-probability is 0.
+    gains = np.array([a.sum() - b.sum() for a, b in zip(now, before, strict=True)])
     margins = beta * (gains[0::2] - gains[1::2])
     return Scores(pairs, margins.astype(np.float32))
 

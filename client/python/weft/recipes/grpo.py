@@ -19,7 +19,7 @@ from weft.client import Client
 from weft.datum import Datum
 from weft.errors import InvalidArgument
 from weft.recipes import adapters, loop, runs
-from weft.recipes.batches import BatchOrder, requests
+from weft.recipes.batches import BatchOrder
 from weft.recipes.replies import Group, ReplyLog
 from weft.recipes.watch import Plot
 from weft.types import FloatArray, LossOptions, OptimOptions, Sample, ServerInfo
@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bounds = f"bound of the ratio, for {', '.join(CLIPPED)}; default: the server's"
     add("--clip-low", type=float, help=f"lower {bounds}")
     add("--clip-high", type=float, help=f"upper {bounds}")
-    kl = "lowers the advantage of a token by this times log(policy / base model)"
+    kl = "lowers the advantage of a token by this times log(policy / its start)"
     add("--kl-coef", type=float, default=0.0, help=kl)
 
 
@@ -213,31 +213,27 @@ def make_batch(groups: Sequence[Group]) -> list[Datum]:
     ]
 
 
-def held_to_base(
+def held_to_start(
     client: Client,
+    adapter: Adapter,
     batch: Sequence[Datum],
     info: ServerInfo,
-    temperature: float,
-    coefficient: float,
+    options: argparse.Namespace,
 ) -> tuple[list[Datum], float]:
-    """Returns the data with advantages that keep the policy near the base model, and
-    the mean of log(policy / base) over the replies' tokens.
+    """Returns the data with advantages that keep the policy near its reference, and the
+    mean of log(policy / reference) over the replies' tokens.
 
-    The mean estimates KL(policy || base). The advantage of each token is lowered by
-    coefficient * log(policy / base), whose expected gradient is that of the KL.
+    The mean estimates KL(policy || reference). The advantage of each token is lowered
+    by --kl-coef * log(policy / reference), whose expected gradient is that of the KL.
     """
-    pending = [
-        client.submit.forward(part, temperature=temperature)
-        for part in requests(batch, info)
-    ]
-    results = [result for future in pending for result in future.result().results]
+    before = adapters.reference(client, adapter, batch, info, options.temperature)
     held = []
     ratios = []
-    for datum, result in zip(batch, results, strict=True):
+    for datum, logprobs in zip(batch, before, strict=True):
         assert datum.logprobs is not None and datum.weights is not None
         assert datum.advantages is not None
         # Tokens of the prompt have weight 0, and both log-probabilities are 0.
-        ratio = datum.logprobs - result.logprobs
+        ratio = datum.logprobs - logprobs
         ratios.append(ratio[datum.weights != 0])
         held.append(
             Datum(
@@ -245,7 +241,7 @@ def held_to_base(
                 datum.targets,
                 datum.weights,
                 datum.logprobs,
-                datum.advantages - coefficient * ratio,
+                datum.advantages - options.kl_coef * ratio,
                 datum.routing,
             )
         )
@@ -342,9 +338,8 @@ def run(options: argparse.Namespace) -> None:
             batch = make_batch(groups)
             more = {}
             if options.kl_coef and batch:
-                batch, more["kl_base"] = held_to_base(
-                    client, batch, info, options.temperature, options.kl_coef
-                )
+                held = held_to_start(client, adapter, batch, info, options)
+                batch, more["kl_start"] = held
             result = learn(adapter, batch, info, options, optim)
             num_tokens = sum(len(s.tokens) for samples in drawn for s in samples)
             values = {**shown(groups, result), **more}

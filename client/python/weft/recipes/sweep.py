@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +88,7 @@ def learn(
 ) -> tuple[int, list[float]]:
     """Makes step `step` of every run. Sends all of it before it waits, so that the
     server trains all adapters in one batch. Returns the number of tokens, and the loss
-    of each run."""
+    of each run; infinity for a run that has diverged."""
     num_tokens = 0
     pending = []
     for run_ in runs_:
@@ -100,7 +101,9 @@ def learn(
                 run_.adapter, parts, info, "cross_entropy", {}, optim
             )
         )
-    return num_tokens, [one.result().loss for one in pending]
+    return num_tokens, [
+        math.inf if one.diverged() else one.result().loss for one in pending
+    ]
 
 
 def evaluate(
@@ -131,7 +134,8 @@ class Result:
 
 
 def show(results: Sequence[Result], folder: Path) -> None:
-    """Prints a table of the runs, the best one first, and writes it to sweep.csv."""
+    """Prints a table of the runs, the best one first, and writes it to sweep.csv. A run
+    that has diverged has the loss inf."""
     names = ("rank", "lr", "seed", "loss", "eval_loss", "adapter")
     rows = [
         (
@@ -156,7 +160,7 @@ def draw(results: Sequence[Result], watch: Watch, path: Path, title: str) -> Non
     """Draws the loss of each run by step, and the final losses by learning rate: a
     point for each seed, and a line through the means of each rank."""
     page = plots.figure(11.0, 4.4)
-    if page is None:
+    if page is None or not results:
         return
     course, final = page.subplots(1, 2)
     series = {
@@ -186,16 +190,20 @@ def draw(results: Sequence[Result], watch: Watch, path: Path, title: str) -> Non
 
 
 def finish(
-    members: Sequence[Run],
-    losses: Sequence[float],
+    made: Sequence[tuple[Run, float]],
     held_out: Sequence[data.Example],
     info: ServerInfo,
 ) -> list[Result]:
-    """Evaluates the runs, if anything is held out."""
-    scores: Sequence[float | None] = [None] * len(members)
+    """Evaluates the runs, each with its loss, if anything is held out."""
+    scores: Sequence[float | None] = [None] * len(made)
     if held_out:
-        scores = evaluate(members, held_out, info)
-    return [Result(*one) for one in zip(members, losses, scores, strict=True)]
+        scores = evaluate([one for one, _ in made], held_out, info)
+    return [Result(*one, score) for one, score in zip(made, scores, strict=True)]
+
+
+def best(results: Sequence[Result]) -> Result:
+    """Returns the run with the lowest loss."""
+    return min(results, key=lambda one: one.score)
 
 
 def note(watch: Watch, step: int, results: Sequence[Result]) -> None:
@@ -226,26 +234,35 @@ def run(options: argparse.Namespace) -> None:
         settings = runs.settings(options)
         watch = Watch(options.output, total, options.log_format, settings=settings)
         results: list[Result] = []
+        diverged: list[Result] = []
         with watch, Interrupt() as interrupt:
             for step in range(total):
                 num_tokens, losses = learn(members, examples.train, info, step, total)
-                named = zip(members, losses, strict=True)
+                made = list(zip(members, losses, strict=True))
+                diverged += [Result(*one, None) for one in made if one[1] == math.inf]
+                made = [one for one in made if one[1] != math.inf]
+                members = [one for one, _ in made]
+                if not made:
+                    results = []
+                    break
                 watch.step(
                     step + 1,
                     num_tokens,
-                    {"lowest loss": min(losses), "highest loss": max(losses)},
-                    more={f"loss/{one.adapter.id}": loss for one, loss in named},
+                    {
+                        "lowest loss": min(loss for _, loss in made),
+                        "highest loss": max(loss for _, loss in made),
+                    },
+                    more={f"loss/{one.adapter.id}": loss for one, loss in made},
                 )
                 ends = interrupt.asked or step + 1 == total
                 if ends or adapters.is_due(step + 1, options.eval_every, total):
-                    results = finish(members, losses, examples.held_out, info)
+                    results = finish(made, examples.held_out, info)
                     note(watch, step + 1, results)
                 if ends:
+                    adapters.save(best(results).run.adapter, step + 1)
                     break
-            show(results, options.output)
             title = f"{options.adapter}: loss per learnt token"
             draw(results, watch, options.output / "plot.png", title)
-            best = min(results, key=lambda one: one.score)
-            adapters.save(best.run.adapter, step + 1)
+            show([*results, *diverged], options.output)
             if interrupt.asked:
                 raise KeyboardInterrupt
