@@ -24,7 +24,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 @pytest.fixture
 def sweep(base: list[str], texts: list[str]) -> list[str]:
     command = ["sweep", *base, *texts, "--batch", "2", "--steps", "3"]
-    return [*command, "--rank", "2", "4", "--lr", "1e-3", "5e-5"]
+    return [*command, "--rank", "2", "4", "2", "--lr", "1e-3", "5e-5"]
 
 
 def steps_of(sent: list[Any], adapter: str) -> list[Any]:
@@ -74,7 +74,7 @@ def test_all_adapters_learn_the_same_data_at_once(
     assert all(f"loss/{name}" in row for row in logged for name in names)
     assert (tmp_path / "run/plot.png").read_bytes().startswith(PNG)
     options = json.loads((tmp_path / "run/run.json").read_text())["options"]
-    assert options["rank"] == [2, 4]
+    assert options["rank"] == [2, 4, 2]
 
 
 def test_a_sweep_takes_no_adapter_that_exists(
@@ -91,6 +91,16 @@ def test_a_sweep_takes_no_adapter_that_exists(
     assert main(sweep) == 0
     assert main(sweep) == 1
     assert "files of sweep of adapter 'a': give another" in capsys.readouterr().err
+
+
+def test_a_sweep_needs_room_for_all_its_adapters(
+    sweep: list[str], client: weft.Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    room = client.info().max_adapters
+    seeds = [str(seed) for seed in range(room // 4 + 1)]
+    assert main([*sweep, "--seed", *seeds]) == 1
+    assert f"the server has room for {room} more" in capsys.readouterr().err
+    assert not client.adapters()
 
 
 @pytest.mark.parametrize("count", [1, 4])

@@ -1,4 +1,4 @@
-"""`python -m weft`: train adapters, sample from them, make token ids of texts."""
+"""`python -m weft`: train adapters, chat with them, export them."""
 
 from __future__ import annotations
 
@@ -46,6 +46,15 @@ def _export(options: argparse.Namespace) -> None:
         adapters.export(adapter, options.output, options, snapshot)
 
 
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults, except of options that are off."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, False):
+            return action.help
+        return super()._get_help_string(action)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="weft", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -55,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
             name,
             help=recipe.SUMMARY,
             description=recipe.SUMMARY,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            formatter_class=_Help,
         )
         recipe.add_arguments(command)
         command.set_defaults(run=recipe.run)
@@ -64,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         "openai",
         help=openai.SUMMARY,
         description=openai.SUMMARY,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_Help,
     )
     openai.add_arguments(front)
     front.set_defaults(run=openai.run)

@@ -56,11 +56,15 @@ class Run:
         return f"rank {one.rank}, lr {one.lr:g}, seed {one.seed}"
 
 
-def open_runs(client: Client, options: argparse.Namespace, count: int) -> list[Run]:
-    """Creates the adapters. Raises FailedPrecondition if one exists."""
-    taken = {info.adapter_id for info in client.adapters()}
+def open_runs(
+    client: Client, options: argparse.Namespace, info: ServerInfo, count: int
+) -> list[Run]:
+    """Creates the adapters. Raises FailedPrecondition if one exists, or if the server
+    has no room for all."""
+    taken = {adapter.adapter_id for adapter in client.adapters()}
     chosen = []
-    for rank, rate, seed in itertools.product(options.rank, options.lr, options.seed):
+    values = map(dict.fromkeys, (options.rank, options.lr, options.seed))
+    for rank, rate, seed in itertools.product(*values):
         name = f"{options.adapter}-r{rank}-lr{rate:g}-s{seed}"
         if name in taken:
             raise FailedPrecondition(
@@ -68,6 +72,12 @@ def open_runs(client: Client, options: argparse.Namespace, count: int) -> list[R
             )
         own = {"adapter": name, "rank": rank, "lr": rate, "seed": seed}
         chosen.append(argparse.Namespace(**{**vars(options), **own}))
+    room = info.max_adapters - info.num_adapters
+    if len(chosen) > room:
+        raise FailedPrecondition(
+            f"{len(chosen)} adapters: the server has room for {room} more "
+            "(--max-adapters); give fewer values, or delete adapters"
+        )
     per_step = options.batch * options.accumulate
     return [
         Run(
@@ -227,7 +237,7 @@ def run(options: argparse.Namespace) -> None:
         encode = sft.encoder(options, info.model.context_length, options.loss_on)
         examples = sft.load(first, encode.example)
         runs.begin(options, info, sft.sources(options))
-        members = open_runs(client, options, len(examples.train))
+        members = open_runs(client, options, info, len(examples.train))
         per_step = options.batch * options.accumulate
         total = sft.num_steps(options, len(examples.train), per_step)
         print(f"{len(members)} adapters, {total} steps each", flush=True)
