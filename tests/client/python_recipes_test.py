@@ -341,6 +341,17 @@ def test_arguments_out_of_range_are_wrong_usage(
     assert caught.value.code == 2
 
 
+@pytest.mark.parametrize("value", ["-1", "nan", "inf", "much"])
+@pytest.mark.parametrize(("command", "option"), [("dpo", "beta"), ("grpo", "kl-coef")])
+def test_factors_out_of_range_are_wrong_usage(
+    command: str, option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([command, f"--{option}={value}"])
+    assert caught.value.code == 2
+    assert f"argument --{option}: " in capsys.readouterr().err
+
+
 def test_an_epoch_is_shuffled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     real = np.random.default_rng

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import time
@@ -60,6 +61,14 @@ def natural(text: str) -> int:
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{value}: must be at least 0")
+    return value
+
+
+def factor(text: str) -> float:
+    """Parses an argument that is a finite number of at least 0."""
+    value = float(text)
+    if not 0.0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: must be a number of at least 0")
     return value
 
 

@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--clip-low", type=float, help=f"lower {bounds}")
     add("--clip-high", type=float, help=f"upper {bounds}")
     kl = "lowers the advantage of a token by this times log(policy / its start)"
-    add("--kl-coef", type=float, default=0.0, help=kl)
+    add("--kl-coef", type=adapters.factor, default=0.0, help=kl)
 
 
 def advantages(rewards: Sequence[float]) -> FloatArray:
@@ -349,7 +349,8 @@ def run(options: argparse.Namespace) -> None:
             if not held_out:
                 return {}
             drawn = player.draw(held_out, 1, 0.0, options.seed)
-            groups = player.score(held_out, drawn)
+            with adapters.saved_on_error(adapter, step):
+                groups = player.score(held_out, drawn)
             log.add(step, groups, evaluation=True)
             return {"eval_reward": mean_reward(groups)}
 

@@ -61,9 +61,8 @@ def train(
     with watch, Interrupt() as interrupt:
 
         def note(step: int) -> None:
-            with adapters.saved_on_error(adapter, step):
-                for name, value in evaluate(step).items():
-                    watch.note(step, name, value)
+            for name, value in evaluate(step).items():
+                watch.note(step, name, value)
 
         if done == 0:
             note(0)
