@@ -175,32 +175,28 @@ def test_a_folder_gets_what_other_programs_need(
 
 
 def test_an_export_names_the_base_model_and_keeps_the_template(
-    server: FakeWeftd,
-    client: weft.Client,
-    model_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    server: FakeWeftd, client: weft.Client, model_dir: Path, tmp_path: Path
 ) -> None:
     client.create_adapter("a", rank=4).snapshot("s")
-    asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(
-        weft.Adapter, "export", lambda _, folder, **options: asked.append(options)
-    )
     other = tmp_path / "other.jinja"
     other.write_text("{{ messages }}")
     folder = tmp_path / "made"
-    folder.mkdir()
     command = ["export", "--server", server.target, "--model-dir", str(model_dir)]
     command += ["--adapter", "a@s", "--output", str(folder)]
-    template = ["--chat-template", str(other)]
-    assert main([*command, *template, "--base-model", "org/toy"]) == 0
+
+    def base(*options: str) -> object:
+        files = {"adapter_config.json": json.dumps(CONFIG)}
+        server.next_export({**files, "adapter_model.safetensors": "tensors"})
+        assert main([*command, *options]) == 0
+        config = json.loads((folder / "adapter_config.json").read_text("utf-8"))
+        return config["base_model_name_or_path"]
+
+    assert base("--chat-template", str(other), "--base-model", "org/toy") == "org/toy"
     assert (folder / "chat_template.jinja").read_text() == other.read_text()
-    assert main(command) == 0
+    assert "# made\n" in (folder / "README.md").read_text("utf-8")
+    assert base() == "toy"  # The server's name.
     (model_dir / "config.json").write_text("{}")  # Now it is a whole model.
-    assert main(command) == 0
-    bases = [options.pop("base_model") for options in asked]
-    assert bases == ["org/toy", None, str(model_dir.resolve())]
-    assert asked == [{"snapshot": "s", "model_dir": str(model_dir)}] * 3
+    assert base() == str(model_dir.resolve())
 
 
 def test_an_export_that_cannot_be_completed_leaves_nothing(

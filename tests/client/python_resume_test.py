@@ -219,15 +219,23 @@ def test_a_run_keeps_what_it_did_and_no_other_run_writes_over_it(
     assert log(tmp_path) == whole_log and json.loads(path.read_text()) == first
 
     assert run(2, "--resume", "--lr", "0.5") == 0
-    assert "nothing left to do: a is behind step 2 of 2" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "nothing left to do: a is behind step 2 of 2" in printed
+    assert "--lr: 0.5, was 0.0002\n" in printed and "data files" not in printed
     second = json.loads(path.read_text())
     assert second["options"]["lr"] == 0.5 and second["earlier"] == [first]
     assert run(2, "--resume") == 0
     third = json.loads(path.read_text())
     assert [one["options"]["lr"] for one in third["earlier"]] == [2e-4, 0.5]
-    path.write_text("{")
-    assert run(3, "--resume") == 1
-    assert "run.json is not a file of a run" in capsys.readouterr().err
+    with (tmp_path / "texts.jsonl").open("a") as file:
+        file.write('\n{"text": "w1 w2"}')
+    capsys.readouterr()
+    assert run(2, "--resume") == 0
+    assert "the data files are not those" in capsys.readouterr().out
+    for text in ("{", "[]", "{}"):
+        path.write_text(text)
+        assert run(3, "--resume") == 1
+        assert "run.json is not a file of a run" in capsys.readouterr().err
 
 
 def test_a_new_adapter_starts_with_another_ones_checkpoint(

@@ -20,6 +20,8 @@ from weft.types import ServerInfo
 
 FILE = "run.json"
 PLAIN = (bool, int, float, dict, list)  # Options that JSON holds as they are.
+# Options that do not change what a run computes.
+INCIDENTAL = {"resume", "server", "timeout"}
 # The packages that decide what a run computes on this machine.
 PACKAGES = ("weftd", "numpy", "tokenizers", "jinja2")
 
@@ -53,11 +55,23 @@ def begin(options: argparse.Namespace, info: ServerInfo, files: Sequence[str]) -
         "data": {file: _described(Path(file)) for file in files},
     }
     if options.resume and before:
+        _show_changes(before, entry)
         entry["earlier"] = [*before.pop("earlier", ()), before]
     options.output.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".tmp")
     draft.write_text(json.dumps(entry, indent=2) + "\n", encoding="utf-8")
     os.replace(draft, path)
+
+
+def _show_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Prints what differs from the run's beginning, because a run that goes on with
+    other settings or data is not the run that was begun."""
+    old, new = before["options"], now["options"]
+    for name in sorted({*old, *new} - INCIDENTAL):
+        if old.get(name) != new.get(name):
+            print(f"--{name.replace('_', '-')}: {new.get(name)}, was {old.get(name)}")
+    if before["data"] != now["data"]:
+        print("the data files are not those of the run's beginning")
 
 
 def settings(options: argparse.Namespace) -> dict[str, object]:
@@ -90,13 +104,17 @@ def _has_steps(folder: Path) -> bool:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """Returns the file's entry, or {} if there is no file."""
     if not path.is_file():
         return {}
     try:
         value = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise InvalidArgument(f"{path} is not a file of a run: {error}") from None
-    return value if isinstance(value, dict) else {}
+        if {"command", "adapter", "options", "data"} <= value.keys():
+            return {**value}
+        reason = "fields are missing"
+    except (ValueError, AttributeError) as error:
+        reason = str(error)
+    raise InvalidArgument(f"{path} is not a file of a run: {reason}")
 
 
 def _versions() -> dict[str, str]:
