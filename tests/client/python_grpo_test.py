@@ -125,6 +125,8 @@ def test_replies_are_kept_and_the_best_and_the_worst_shown(
     assert main([*command, "3"]) == 0
     assert samples(tmp_path)[: len(rows)] == rows
     assert [row["step"] for row in samples(tmp_path)[len(rows) :]] == [3] * 14
+    kept = (tmp_path / "run/samples.old.jsonl").read_text().splitlines()
+    assert len(kept) == len(rows) + 2 and kept[-1] == '{"step": 3, "rep'
 
 
 @pytest.mark.parametrize(("value", "share"), [("1.0", 1.0), ("len(reply.text)", 0.0)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from collections.abc import Iterable, Sequence
 
 from weft.client import Client
@@ -88,6 +89,8 @@ def run(options: argparse.Namespace) -> None:
     start: list[Message] = []
     if options.system:
         start.append({"role": "system", "content": options.system})
+    if importlib.util.find_spec("readline"):
+        importlib.import_module("readline")  # Gives `input` keys to edit and to repeat.
     with Client(options.server) as client:
         speaker = Speaker(client, tokenizer, options)
         print(HELP)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from weft.types import Sample
 
 FILE = "samples.jsonl"
+OLD = "samples.old.jsonl"
 SHOWN = 100  # Characters of a reply that are shown.
 
 
@@ -39,22 +40,22 @@ class Row:
 class ReplyLog:
     """Writes samples.jsonl: one line for each reply, with step, prompt and reward.
 
-    Continues an existing file behind step `done`, and leaves out its later steps.
+    Continues an existing file behind step `done`. If it has later steps, keeps it as
+    samples.old.jsonl.
     """
 
     def __init__(self, folder: Path, done: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / FILE
-        kept = []
-        if done and self._path.is_file():
-            # A run that was killed may have left a part of a line.
-            whole = self._path.read_text("utf-8").rpartition("\n")[0]
-            rows = map(json.loads, whole.splitlines())
-            kept = [row for row in rows if row["step"] <= done]
-        draft = self._path.with_suffix(".tmp")
-        with draft.open("w", encoding="utf-8") as file:
-            file.writelines(_line(row) for row in kept)
-        os.replace(draft, self._path)
+        if not self._path.is_file():
+            return
+        # A run that was killed may have left a part of a line.
+        *whole, rest = self._path.read_text("utf-8").split("\n")
+        rows = [json.loads(line) for line in whole]
+        kept = [row for row in rows if done and row["step"] <= done]
+        if rest or len(kept) < len(rows):
+            os.replace(self._path, folder / OLD)
+            self._write(kept)
 
     def add(self, step: int, groups: Sequence[Group], *, evaluation: bool) -> list[str]:
         """Appends the replies of a step. Returns lines that show the best and the
@@ -66,8 +67,7 @@ class ReplyLog:
                 group.samples, group.replies, group.rewards, strict=True
             )
         ]
-        with self._path.open("a", encoding="utf-8") as file:
-            file.writelines(_line(asdict(row)) for row in rows)
+        self._write(map(asdict, rows))
         best = max(rows, key=lambda row: row.reward)
         worst = min(rows, key=lambda row: row.reward)
         return [
@@ -75,11 +75,12 @@ class ReplyLog:
             for name, row in (("best ", best), ("worst", worst))
         ]
 
+    def _write(self, rows: Iterable[Mapping[str, object]]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            for row in rows:
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
 
 def _shown(reply: str) -> str:
     """Returns the beginning of a reply. As JSON, it is one line."""
     return json.dumps(reply[:SHOWN], ensure_ascii=False)
-
-
-def _line(row: Mapping[str, object]) -> str:
-    return json.dumps(row, ensure_ascii=False) + "\n"

@@ -43,13 +43,7 @@ def begin(options: argparse.Namespace, info: ServerInfo, files: Sequence[str]) -
         "command": options.command,
         "adapter": options.adapter,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "options": {
-            name: value
-            if isinstance(value, bool | int | float | dict | list)
-            else str(value)
-            for name, value in sorted(vars(options).items())
-            if value is not None and not callable(value)
-        },
+        "options": settings(options),
         "versions": {"server": info.version, **_versions()},
         "model": dataclasses.asdict(info.model),
         "data": {file: _described(Path(file)) for file in files},
