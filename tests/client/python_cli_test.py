@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_weftd import FakeWeftd
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import weft
+from weft import peft_extras
 from weft.__main__ import main
 
 WORDS = ["zero", "one", "two", "three", "four", "five", "six"]
@@ -103,3 +106,106 @@ def test_missing_files_and_servers_are_said(
     with pytest.raises(SystemExit) as caught:
         main(["sample"])
     assert caught.value.code == 2
+
+
+def test_a_chat_goes_on_until_its_input_ends(
+    server: FakeWeftd,
+    client: weft.Client,
+    model_dir: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client.create_adapter("a").snapshot("s")
+    lines = ["/retry", "one", "/retry", "", "two", "/clear", "three", "/help"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
+    asked: list[list[int]] = []
+    stream = weft.Adapter.sample_stream
+
+    def noted(adapter: weft.Adapter, prompt: list[int], **options: Any) -> Any:
+        asked.append(prompt)
+        assert options["snapshot"] == "s"
+        return stream(adapter, prompt, **options)
+
+    monkeypatch.setattr(weft.Adapter, "sample_stream", noted)
+    chat = ["chat", "--model-dir", str(model_dir), "--server", server.target]
+    chat += ["--adapter", "a@s", "--max-tokens", "3", "--system", "five"]
+    assert main(chat) == 0
+    assert asked == [
+        [5, 1],
+        [5, 1],
+        [5, 1, 2, 3, 4, 2],  # The first answer is a part of the second prompt.
+        [5, 3],
+    ]
+    printed = capsys.readouterr().out
+    assert "there is no answer yet" in printed
+    assert printed.count("two three four") == 2
+    assert printed.count("Ctrl-D ends") == 2
+
+
+CONFIG = {
+    "base_model_name_or_path": "toy",
+    "r": 4,
+    "lora_alpha": 32.0,
+    "target_modules": ["q_proj", "v_proj"],
+    "rank_pattern": {"k_proj": 9},
+}
+
+
+@pytest.mark.parametrize(
+    ("base", "header"), [("org/toy", True), ("/models/toy", False), (None, False)]
+)
+def test_a_folder_gets_what_other_programs_need(
+    base: str | None, header: bool, model_dir: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "words"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps(CONFIG))
+    peft_extras.add(folder, "words", base, model_dir)
+    name = base or "toy"
+    config = json.loads((folder / "adapter_config.json").read_text("utf-8"))
+    assert config == {**CONFIG, "base_model_name_or_path": name}
+    card = (folder / "README.md").read_text("utf-8")
+    # The Hub would refuse a path in the card's header.
+    assert (f"base_model: {name}\n" in card) == header
+    assert f"`{name}`: rank 4, alpha 32, on q_proj, v_proj." in card
+    assert f"vllm serve {name} --enable-lora --max-lora-rank 16 " in card
+    assert "--lora-modules words=./words" in card
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        assert (folder / file).read_bytes() == (model_dir / file).read_bytes()
+
+
+def test_an_export_names_the_base_model_and_keeps_the_template(
+    server: FakeWeftd, client: weft.Client, model_dir: Path, tmp_path: Path
+) -> None:
+    client.create_adapter("a", rank=4).snapshot("s")
+    other = tmp_path / "other.jinja"
+    other.write_text("{{ messages }}")
+    folder = tmp_path / "made"
+    command = ["export", "--server", server.target, "--model-dir", str(model_dir)]
+    command += ["--adapter", "a@s", "--output", str(folder)]
+
+    def base(*options: str) -> object:
+        files = {"adapter_config.json": json.dumps(CONFIG)}
+        server.next_export({**files, "adapter_model.safetensors": "tensors"})
+        assert main([*command, *options]) == 0
+        config = json.loads((folder / "adapter_config.json").read_text("utf-8"))
+        return config["base_model_name_or_path"]
+
+    assert base("--chat-template", str(other), "--base-model", "org/toy") == "org/toy"
+    assert (folder / "chat_template.jinja").read_text() == other.read_text()
+    assert "# made\n" in (folder / "README.md").read_text("utf-8")
+    assert base() == "toy"  # The server's name.
+    (model_dir / "config.json").write_text("{}")  # Now it is a whole model.
+    assert base() == str(model_dir.resolve())
+
+
+def test_an_export_that_cannot_be_completed_leaves_nothing(
+    client: weft.Client, tmp_path: Path
+) -> None:
+    adapter = client.create_adapter("a", rank=4)
+    with pytest.raises(weft.InvalidArgument, match=r"model_dir .*: no file of a tok"):
+        adapter.export(tmp_path / "made", model_dir=tmp_path)
+    assert list(tmp_path.glob("made*")) == []
+    adapter.export(tmp_path / "made")
+    names = {path.name for path in (tmp_path / "made").iterdir()}
+    assert names == {"adapter_config.json", "adapter_model.safetensors"}

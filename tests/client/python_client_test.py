@@ -192,6 +192,9 @@ def test_torch_tensors_of_a_model_are_taken_and_others_named() -> None:
             weft.Datum([1, 2], [3, 4], **{name: elsewhere})
         with pytest.raises(weft.InvalidArgument, match=f"datum.{name}: "):
             weft.Datum([1, 2], [3, 4], **{name: ["one", "two"]})
+    for targets in (half, elsewhere, [[3], half]):
+        with pytest.raises(weft.InvalidArgument, match=r"datum.targets: "):
+            weft.Datum([1, 2], targets)
     with pytest.raises(weft.InvalidArgument, match=r"datum.targets: .* weight 0"):
         weft.Datum([1, 2], [-100, 4])
 

@@ -202,27 +202,119 @@ def test_a_folder_with_an_older_tokenizer_names_the_way_out(tmp_path: Path) -> N
         data.ModelTokenizer.from_folder(tmp_path)
 
 
-def test_a_prompt_that_the_turn_lacks_is_named_and_another_template_helps(
+def test_a_turn_that_lacks_the_end_of_its_prompt_is_learnt_behind_what_both_have(
     tmp_path: Path,
 ) -> None:
     """Templates such as R1's open the model's thoughts in the prompt, and leave them
     out of a turn that ended."""
     thinking = TEMPLATE.replace("assistant {% endif %}", "assistant seven {% endif %}")
     folder = folder_with(tmp_path, thinking)
+    record = {"messages": [USER, ANSWER, USER, OTHER]}
+    tokenizer = data.ModelTokenizer.from_folder(folder)
+    text = "user one two assistant {} user one two assistant FOUR FIVE END"
+    assert learnt(data.Encoder(tokenizer)(record)) == text.format("THREE END")
+    last = data.Encoder(tokenizer, loss_on="last")
+    assert learnt(last(record)) == text.format("three end")
+
+
+def test_a_template_that_renders_a_prompt_otherwise_is_refused_and_another_helps(
+    tmp_path: Path,
+) -> None:
+    early = "{% if add_generation_prompt %}seven {% endif %}" + TEMPLATE
+    folder = folder_with(tmp_path, early)
     record = {"messages": [USER, ANSWER]}
-    for loss_on in ("all", "last"):
-        encode = data.Encoder(data.ModelTokenizer.from_folder(folder), loss_on=loss_on)
-        with pytest.raises(
-            weft.InvalidArgument,
-            match=r"goes on with 'seven ', which .*--chat-template",
-        ):
-            encode(record)
+    encode = data.Encoder(data.ModelTokenizer.from_folder(folder))
+    with pytest.raises(weft.InvalidArgument, match=r"before this turn"):
+        encode(record)
     other = tmp_path / "other.jinja"
     other.write_text(TEMPLATE)
     tokenizer = data.ModelTokenizer.from_folder(folder, chat_template=other)
     assert learnt(data.Encoder(tokenizer)(record)) == "user one two assistant THREE END"
     with pytest.raises(weft.InvalidArgument, match=r"chat template .*no-such"):
         data.ModelTokenizer.from_folder(folder, chat_template=tmp_path / "no-such")
+
+
+def test_switches_of_a_template_reach_it_and_others_are_refused(tmp_path: Path) -> None:
+    switch = "{% if thinking is defined and not thinking %}seven {% endif %}"
+    template = TEMPLATE.replace(
+        "assistant {% endif %}", f"assistant {switch}{{% endif %}}"
+    )
+    folder = folder_with(tmp_path, template)
+
+    def prompt(**kwargs: object) -> list[int]:
+        tokenizer = data.ModelTokenizer.from_folder(folder, chat_template_kwargs=kwargs)
+        return tokenizer.chat_prompt([USER])
+
+    assert prompt() == prompt(thinking=True) == ids("user one two assistant")
+    assert prompt(thinking=False) == ids("user one two assistant seven")
+    with pytest.raises(
+        weft.InvalidArgument, match=r"'thinkin'; its switches: thinking"
+    ):
+        prompt(thinkin=False)
+    folder_with(tmp_path, None)
+    with pytest.raises(weft.InvalidArgument, match="no chat template that reads"):
+        prompt(thinking=False)
+
+
+SHARE_GPT = [
+    {"from": "system", "value": "seven"},
+    {"from": "human", "value": "one two"},
+    {"from": "gpt", "value": "three"},
+]
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (
+            {"conversations": SHARE_GPT},
+            "end seven user one two assistant THREE END",
+        ),
+        (
+            {"conversations": SHARE_GPT[1:], "system": "six"},
+            "end six user one two assistant THREE END",
+        ),
+        (
+            {"conversations": [USER, ANSWER]},
+            "user one two assistant THREE END",
+        ),
+        (
+            {
+                "conversations": [SHARE_GPT[1], {**SHARE_GPT[2], "weight": 0}] * 2
+                + [SHARE_GPT[1], SHARE_GPT[2]]
+            },
+            "user one two assistant three end " * 2
+            + "user one two assistant THREE END",
+        ),
+        (
+            {"instruction": "one", "input": "", "output": "three"},
+            "user one assistant THREE END",
+        ),
+        (
+            {"instruction": "one", "input": "two", "output": "three", "history": []},
+            "user one two assistant THREE END",
+        ),
+        (
+            {"system": "six", "instruction": "one", "output": "three"},
+            "end six user one assistant THREE END",
+        ),
+    ],
+)
+def test_records_of_other_programs_are_messages(
+    tokenizer: data.ModelTokenizer, record: dict[str, Any], expected: str
+) -> None:
+    assert learnt(data.Encoder(tokenizer)(record)) == expected
+
+
+def test_prompts_of_other_programs_hold_no_answer(
+    tokenizer: data.ModelTokenizer,
+) -> None:
+    prompt = data.Encoder(tokenizer).prompt
+    expected = ids("user one two assistant")
+    alpaca = {"instruction": "one", "input": "two", "output": "three"}
+    assert prompt(alpaca) == prompt({"conversations": SHARE_GPT[1:2]}) == expected
+    with pytest.raises(weft.InvalidArgument, match="ends with the assistant"):
+        prompt({"conversations": SHARE_GPT})
 
 
 def test_an_answer_gets_no_space_before_it_that_nobody_wrote() -> None:
@@ -328,6 +420,12 @@ def test_an_example_becomes_a_datum_of_shifted_tokens() -> None:
         ({"messages": ["one"]}, "is not an object with a role"),
         ({"messages": [{"role": "user"}]}, "no content"),
         ({"messages": [USER]}, "no message of the assistant"),
+        ({"conversations": "one"}, "is not a list"),
+        ({"conversations": ["one"]}, r"conversations\[0\] is not an object"),
+        ({"conversations": [{"from": "tool"}]}, "'tool'; must be one of system, human"),
+        ({"instruction": 3, "output": "one"}, '"instruction" is not a text'),
+        ({"instruction": "one", "output": None}, '"output" is not a text'),
+        ({"instruction": "one", "history": [[]], "output": "two"}, '"history"'),
         ({"messages": [USER, {**ANSWER, "weight": 0.5}]}, "messages.1.: weight 0.5"),
         ({"messages": [USER, {**ANSWER, "weight": None}]}, "weight None"),
         ({"messages": [{**USER, "weight": 1}, ANSWER]}, "messages.0.: weight 1"),

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from conftest import log
+from fake_weftd import canned_logprobs
 
 import weft
 from weft.__main__ import main
 from weft.recipes import Reply, grpo
+from weft.recipes.replies import Group
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "client" / "python" / "examples"
 sys.path.insert(0, str(EXAMPLES))
@@ -76,8 +81,8 @@ def test_a_group_of_one_reply_teaches_nothing_and_is_refused(
 
 
 def test_a_batch_scores_replies_only_and_its_weights_add_up_to_one() -> None:
-    group = grpo.Group(samples=[sample(8, 9), sample(10)], rewards=[1.0, 0.0])
-    useless = grpo.Group(samples=[sample(11), sample(12)], rewards=[0.5, 0.5])
+    group = Group("", [sample(8, 9), sample(10)], ["", ""], [1.0, 0.0])
+    useless = Group("", [sample(11), sample(12)], ["", ""], [0.5, 0.5])
     first, second = grpo.make_batch([useless, group])
     assert first.tokens.tolist() == [5, 6, 7, 8]
     assert first.targets.tolist() == [6, 7, 8, 9]
@@ -87,3 +92,129 @@ def test_a_batch_scores_replies_only_and_its_weights_add_up_to_one() -> None:
     assert second.targets.tolist() == [6, 7, 10]
     expect(second.weights, [0, 0, 1 / 3])
     expect(second.advantages, [0, 0, -1])
+
+
+def samples(tmp_path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (tmp_path / "run/samples.jsonl").open()]
+
+
+def test_replies_are_kept_and_the_best_and_the_worst_shown(
+    base: list[str], play: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["grpo", *base, *play, "--prompts", "2", "--samples", "3"]
+    command += ["--max-tokens", "4", "--eval-data", play[1], "--resume", "--steps"]
+    assert main([*command, "2"]) == 0
+    rows = samples(tmp_path)
+    assert [row["step"] for row in rows] == [0] * 8 + [1] * 6 + [2] * 14
+    assert [row["evaluation"] for row in rows] == (
+        [True] * 8 + [False] * 12 + [True] * 8
+    )
+    trained = [row for row in rows if row["step"] == 1]
+    assert all(row["reward"] == len(row["reply"]) + 5 for row in rows)
+    assert trained[0]["prompt"].startswith("w")
+    printed = capsys.readouterr().out.splitlines()
+    first = next(i for i, line in enumerate(printed) if line.startswith("step 1/2"))
+    for offset, (name, choose) in enumerate((("best", max), ("worst", min)), start=1):
+        row = choose(trained, key=lambda row: row["reward"])
+        words = printed[first + offset].split(maxsplit=2)
+        assert words == [name, f"{row['reward']:.3g}", json.dumps(row["reply"])]
+    # A run that was killed leaves a part of a line, and the replies of a step that is
+    # not done.
+    with (tmp_path / "run/samples.jsonl").open("a") as file:
+        file.write(json.dumps({**rows[-1], "step": 3}) + '\n{"step": 3, "rep')
+    assert main([*command, "3"]) == 0
+    assert samples(tmp_path)[: len(rows)] == rows
+    assert [row["step"] for row in samples(tmp_path)[len(rows) :]] == [3] * 14
+    kept = (tmp_path / "run/samples.old.jsonl").read_text().splitlines()
+    assert len(kept) == len(rows) + 2 and kept[-1] == '{"step": 3, "rep'
+
+
+@pytest.mark.parametrize(("value", "share"), [("1.0", 1.0), ("len(reply.text)", 0.0)])
+def test_groups_without_a_signal_are_counted(
+    value: str, share: float, base: list[str], play: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "score.py").write_text(f"def reward(reply):\n    return {value}\n")
+    options = ["--prompts", "2", "--samples", "4", "--steps", "1"]
+    assert main(["grpo", *base, *play, *options]) == 0
+    assert log(tmp_path)[0]["no_signal"] == share
+
+
+def test_a_run_whose_reward_raises_is_saved_and_plotted(
+    base: list[str], play: list[str], client: weft.Client, tmp_path: Path
+) -> None:
+    (tmp_path / "score.py").write_text(
+        "count = 0\ndef reward(reply):\n    global count\n    count += 1\n"
+        "    return 1 / (9 - count)\n"
+    )
+    command = ["grpo", *base, *play, "--prompts", "1", "--samples", "4"]
+    with pytest.raises(ZeroDivisionError):
+        main([*command, "--steps", "4"])
+    assert [row["step"] for row in log(tmp_path)] == [1, 2]
+    assert {c.name: c.optim_steps for c in client.checkpoints("a")} == {"step-2": 2}
+    assert (tmp_path / "run/plot.png").is_file()
+    (tmp_path / "score.py").write_text("def reward(reply):\n    return 1.0\n")
+    assert main([*command, "--steps", "3", "--resume"]) == 0
+    assert client.adapter("a").info().optim_steps == 3
+
+
+def test_a_step_of_several_updates_clips_where_the_loss_does(
+    base: list[str],
+    play: list[str],
+    client: weft.Client,
+    tmp_path: Path,
+    sent: list[Any],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["grpo", *base, *play, "--prompts", "2", "--samples", "4", "--resume"]
+    clip = ["--clip-low", "0.9", "--clip-high", "1.28"]
+    assert main([*command, *clip, "--steps", "1"]) == 1
+    message = "--loss importance_sampling does not clip; choose one of ppo, cispo, gspo"
+    assert message in capsys.readouterr().err
+    command += [*clip, "--loss", "ppo", "--updates", "3", "--save-every", "1"]
+    assert main([*command, "--steps", "1"]) == 0
+    learnt = [m for m in sent if type(m).__name__ == "ForwardBackwardRequest"]
+    assert len(learnt) == 3 and learnt[0].data == learnt[1].data == learnt[2].data
+    assert [(m.loss.clip_low, m.loss.clip_high) for m in learnt] == [(0.9, 1.28)] * 3
+    assert client.adapter("a").info().optim_steps == 3
+    assert main([*command, "--steps", "2"]) == 0
+    assert client.adapter("a").info().optim_steps == 6
+    assert [row["step"] for row in log(tmp_path)] == [1, 2]
+    assert {c.name for c in client.checkpoints("a")} == {"step-1", "step-2"}
+
+
+def test_advantages_hold_the_policy_near_its_start(client: weft.Client) -> None:
+    group = Group("", [sample(8, 9), sample(10)], ["", ""], [1.0, 0.0])
+    batch = grpo.make_batch([group])
+    adapter = client.create_adapter("a")
+    options = argparse.Namespace(kl_coef=0.25, temperature=1.0)
+    held, kl = grpo.held_to_start(client, adapter, batch, client.info(), options)
+    base = [canned_logprobs(np.array(one)) for one in ([8, 9], [10])]
+    ratios = [-0.5 - one for one in base]
+    assert kl == pytest.approx(float(np.concatenate(ratios).mean()))
+    expect(held[0].advantages, [0, 0, *(1 - 0.25 * ratios[0])])
+    expect(held[1].advantages, [0, 0, *(-1 - 0.25 * ratios[1])])
+    for before, after in zip(batch, held, strict=True):
+        assert after.tokens.tolist() == before.tokens.tolist()
+        expect(after.weights, list(before.weights))  # type: ignore[arg-type]
+        expect(after.logprobs, list(before.logprobs))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("init", [False, True])
+def test_the_distance_from_the_start_is_logged(
+    init: bool,
+    base: list[str],
+    play: list[str],
+    client: weft.Client,
+    tmp_path: Path,
+    sent: list[Any],
+) -> None:
+    other = client.create_adapter("other")
+    other.save("best")
+    options = ["--prompts", "2", "--samples", "4", "--steps", "1", "--kl-coef", "0.1"]
+    options += ["--init", "other/best"] if init else []
+    assert main(["grpo", *base, *play, *options, "--temperature", "0.5"]) == 0
+    assert "kl_start" in log(tmp_path)[0]
+    asked = [m for m in sent if type(m).__name__ == "ForwardRequest"]
+    policy = ("a", "start") if init else ("", "")
+    assert [(m.adapter_id, m.snapshot) for m in asked] == [policy]
+    assert all(m.loss.temperature == 0.5 for m in asked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 import struct
 import sys
 from pathlib import Path
@@ -122,9 +123,11 @@ def test_a_trained_adapter_is_taken_up_only_where_asked(
     whole = [m.data for m in sent if type(m).__name__ == "ForwardBackwardRequest"]
     client.adapter("a").delete()
     sent.clear()
+    shutil.rmtree(tmp_path / "run")
 
     assert main([*command, "--steps", "2"]) == 0
-    assert main([*command, "--steps", "5"]) == 1
+    other = ["--output", str(tmp_path / "other")]
+    assert main([*command, "--steps", "5", *other]) == 1
     assert "2 steps: give --resume" in capsys.readouterr().err
     assert main([*command, "--steps", "3", "--resume"]) == 0
     # Deletes the adapter, and the first run's checkpoint step-5, which is later
@@ -170,6 +173,48 @@ def test_tensorboard_is_written_where_it_is_there(
         watch.note(1, "eval_loss", 0.25)
     assert ("loss", 0.5, 1) in written and ("eval_loss", 0.25, 1) in written
     assert written[-1][0] == "closed"
+
+
+def test_wandb_and_mlflow_get_values_and_settings_where_they_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def recorder(name: str) -> Any:
+        return lambda *args, **kwargs: seen.append((name, *args, kwargs))
+
+    run = SimpleNamespace(log=recorder("log"), finish=recorder("finish"))
+
+    def init(**kwargs: Any) -> Any:
+        seen.append(("init", kwargs))
+        return run
+
+    calls = ("start_run", "log_params", "log_metric", "end_run")
+    fakes = {
+        "wandb": SimpleNamespace(init=init),
+        "mlflow": SimpleNamespace(**{name: recorder(name) for name in calls}),
+    }
+    for name, fake in fakes.items():
+        fake.__spec__ = SimpleNamespace()
+        monkeypatch.setitem(sys.modules, name, fake)
+    for asked in (False, True):
+        if asked:
+            monkeypatch.setenv("WANDB_PROJECT", "p")
+            monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path))
+        with Watch(tmp_path / "a", 1, settings={"lr": 0.5}) as watch:
+            watch.note(0, "eval_loss", 0.25)
+        assert bool(seen) == asked
+    settings = {"lr": 0.5}
+    folder = str(tmp_path / "a")
+    assert seen == [
+        ("init", {"name": "a", "dir": folder, "config": settings}),
+        ("start_run", {"run_name": "a"}),
+        ("log_params", settings, {}),
+        ("log", {"eval_loss": 0.25}, {"step": 0}),
+        ("log_metric", "eval_loss", 0.25, {"step": 0}),
+        ("finish", {}),
+        ("end_run", {}),
+    ]
 
 
 def test_tensorboard_reads_what_is_written(tmp_path: Path) -> None:
@@ -294,6 +339,17 @@ def test_arguments_out_of_range_are_wrong_usage(
     with pytest.raises(SystemExit) as caught:
         main(["sft", *base, *texts, option, value])
     assert caught.value.code == 2
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "inf", "much"])
+@pytest.mark.parametrize(("command", "option"), [("dpo", "beta"), ("grpo", "kl-coef")])
+def test_factors_out_of_range_are_wrong_usage(
+    command: str, option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([command, f"--{option}={value}"])
+    assert caught.value.code == 2
+    assert f"argument --{option}: " in capsys.readouterr().err
 
 
 def test_an_epoch_is_shuffled_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,12 @@ logged."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
 from types import FrameType
@@ -39,14 +41,18 @@ def learnt(sent: list[Any]) -> list[Any]:
     return [m.data for m in sent if type(m).__name__ == "ForwardBackwardRequest"]
 
 
-def whole(run: Run, client: weft.Client, sent: list[Any], steps: int) -> list[Any]:
-    """Returns the training data of an uninterrupted run, and deletes its adapter."""
+def whole(
+    run: Run, client: weft.Client, sent: list[Any], folder: Path, steps: int
+) -> list[Any]:
+    """Returns the training data of an uninterrupted run, and deletes its adapter and
+    its folder."""
     assert run(steps) == 0
     data = learnt(sent)
     for checkpoint in client.checkpoints("a"):
         client.delete_checkpoint("a", checkpoint.name)
     client.delete_adapter("a")
     sent.clear()
+    shutil.rmtree(folder)
     return data
 
 
@@ -58,9 +64,10 @@ def test_a_gradient_without_its_step_is_not_learnt_twice(
     run: Run,
     client: weft.Client,
     sent: list[Any],
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    expected = whole(run, client, sent, 5)
+    expected = whole(run, client, sent, tmp_path / "run", 5)
     assert run(3, "--save-every", "2") == 0
     # A run that is killed between a gradient and its step leaves this state.
     adapter = client.adapter("a")
@@ -108,9 +115,9 @@ def test_what_is_done_is_not_done_again(
 
 
 def test_an_adapter_that_was_made_but_not_loaded_is_loaded(
-    run: Run, client: weft.Client, sent: list[Any]
+    run: Run, client: weft.Client, sent: list[Any], tmp_path: Path
 ) -> None:
-    expected = whole(run, client, sent, 3)
+    expected = whole(run, client, sent, tmp_path / "run", 3)
     assert run(2) == 0
     client.delete_adapter("a")
     client.create_adapter("a", rank=4)
@@ -119,11 +126,14 @@ def test_an_adapter_that_was_made_but_not_loaded_is_loaded(
 
 
 @pytest.fixture
-def press(monkeypatch: pytest.MonkeyPatch, server: FakeWeftd) -> Callable[[int], None]:
+def press(
+    monkeypatch: pytest.MonkeyPatch, server: FakeWeftd
+) -> Iterator[Callable[[int], None]]:
     """Returns a function that makes the next run get Ctrl-C `times` times while it
     waits for its first step."""
-    update, on_signal = adapters.update, Interrupt._on_signal
+    submit, on_signal = adapters.submit_update, Interrupt._on_signal
     seen: list[int] = []
+    threads: list[Thread] = []
 
     def note(interrupt: Interrupt, number: int, frame: FrameType | None) -> None:
         seen.append(number)
@@ -141,19 +151,18 @@ def press(monkeypatch: pytest.MonkeyPatch, server: FakeWeftd) -> Callable[[int],
                 wait_until(lambda: bool(seen))
             server.release()
 
-        def waiting(*args: Any) -> adapters.Update:
-            monkeypatch.setattr(adapters, "update", update)
+        def waiting(*args: Any) -> adapters.Pending:
+            monkeypatch.setattr(adapters, "submit_update", submit)
             server.hold()
-            thread = Thread(target=press_keys)
-            thread.start()
-            try:
-                return update(*args)
-            finally:
-                thread.join(20)
+            threads.append(Thread(target=press_keys))
+            threads[-1].start()
+            return submit(*args)
 
-        monkeypatch.setattr(adapters, "update", waiting)
+        monkeypatch.setattr(adapters, "submit_update", waiting)
 
-    return press
+    yield press
+    for thread in threads:
+        thread.join(20)
 
 
 def test_ctrl_c_ends_a_run_behind_its_step_which_is_saved(
@@ -164,7 +173,7 @@ def test_ctrl_c_ends_a_run_behind_its_step_which_is_saved(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    expected = whole(run, client, sent, 3)
+    expected = whole(run, client, sent, tmp_path / "run", 3)
     handler = signal.getsignal(signal.SIGINT)
     press(1)
     assert run(3) == 130
@@ -183,6 +192,95 @@ def test_a_second_ctrl_c_ends_a_run_at_once(
     assert run(3) == 130
     assert not names(client)
     assert [row["step"] for row in log(tmp_path)] == [0]
+
+
+def test_a_run_keeps_what_it_did_and_no_other_run_writes_over_it(
+    run: Run, base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(2) == 0
+    path = tmp_path / "run/run.json"
+    first = json.loads(path.read_text())
+    assert (first["command"], first["adapter"]) == ("sft", "a")
+    assert first["options"]["steps"] == 2 and first["options"]["lr"] == 2e-4
+    assert first["model"]["name"] == "toy" and first["versions"]["server"]
+    (file,) = first["data"].values()
+    texts = (tmp_path / "texts.jsonl").read_bytes()
+    assert file == {"bytes": len(texts), "sha256": hashlib.sha256(texts).hexdigest()}
+    whole_log = log(tmp_path)
+
+    capsys.readouterr()
+    assert run(3) == 1
+    assert "holds the files of sft of adapter 'a': give --resume" in (
+        capsys.readouterr().err
+    )
+    for resume in ([], ["--resume"]):
+        assert run(3, "--adapter", "b", *resume) == 1
+        assert "of adapter 'a': give another --output" in capsys.readouterr().err
+    assert log(tmp_path) == whole_log and json.loads(path.read_text()) == first
+
+    assert run(2, "--resume", "--lr", "0.5") == 0
+    printed = capsys.readouterr().out
+    assert "nothing left to do: a is behind step 2 of 2" in printed
+    assert "--lr: 0.5, was 0.0002\n" in printed and "data files" not in printed
+    second = json.loads(path.read_text())
+    assert second["options"]["lr"] == 0.5 and second["earlier"] == [first]
+    assert run(2, "--resume") == 0
+    third = json.loads(path.read_text())
+    assert [one["options"]["lr"] for one in third["earlier"]] == [2e-4, 0.5]
+    with (tmp_path / "texts.jsonl").open("a") as file:
+        file.write('\n{"text": "w1 w2"}')
+    capsys.readouterr()
+    assert run(2, "--resume") == 0
+    assert "the data files are not those" in capsys.readouterr().out
+    for text in ("{", "[]", "{}"):
+        path.write_text(text)
+        assert run(3, "--resume") == 1
+        assert "run.json is not a file of a run" in capsys.readouterr().err
+
+
+def test_a_new_adapter_starts_with_another_ones_checkpoint(
+    run: Run,
+    base: list[str],
+    client: weft.Client,
+    sent: list[Any],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    other = client.create_adapter("other", rank=8)
+    for name in ("early", "late"):
+        other.optim_step()
+        other.save(name)
+    assert run(2, "--init", "other/no-such") == 1
+    message = "no such checkpoint; those of 'other': other/early, other/late"
+    assert message in capsys.readouterr().err
+    assert run(1, "--init", "other") == 0
+    assert "a starts with other/late" in capsys.readouterr().out
+    info = client.adapter("a").info()
+    assert info.config.rank == 8 and info.snapshots == ["start"]
+    assert info.optim_steps == 1  # It counts its own steps.
+    # The server has lost the adapter: the start comes back, and then the checkpoint.
+    client.delete_adapter("a")
+    sent.clear()
+    assert run(2, "--init", "other/early", "--resume") == 0
+    loads = [m for m in sent if type(m).__name__ == "LoadCheckpointRequest"]
+    assert [(m.source_adapter_id, m.name, m.weights_only) for m in loads] == [
+        ("other", "early", True),
+        ("", "step-1", False),
+    ]
+    info = client.adapter("a").info()
+    assert info.snapshots == ["start"] and info.optim_steps == 2
+
+
+def test_a_run_is_kept_under_its_adapters_name(
+    base: list[str], texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    at = base.index("--output")
+    assert main(["sft", *base[:at], *base[at + 2 :], *texts, "--steps", "1"]) == 0
+    assert {path.name for path in (tmp_path / "run/a").iterdir()} >= {
+        "log.jsonl",
+        "plot.png",
+        "run.json",
+    }
 
 
 def test_a_log_ends_where_the_adapter_is(tmp_path: Path) -> None:

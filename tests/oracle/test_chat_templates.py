@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -194,3 +197,174 @@ def test_the_demo_models_own_template() -> None:
         written = [t for t, one in zip(tokens, mask, strict=True) if one]
         answers = [m["content"] for m in chat if m["role"] == "assistant"]
         assert theirs.decode(written) == "".join(a + "<|im_end|>" for a in answers)
+
+
+# The forms of R1-Distill and of Qwen 3: the prompt opens thoughts, which a finished
+# turn drops; a switch closes them in the prompt at once.
+R1 = """{{- bos_token }}
+{%- for m in messages %}
+  {%- if m.role == 'assistant' %}
+    {{- '<|Assistant|>' + m.content.split('</think>')[-1] + eos_token }}
+  {%- else %}{{- '<|User|>' + m.content }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|Assistant|><think>\n' }}{% endif %}
+"""
+QWEN3 = """
+{%- set closed = '<think>\n\n</think>\n\n' %}
+{%- for m in messages %}
+  {{- '<|im_start|>' + m.role + '\n' }}
+  {%- if m.role == 'assistant' and loop.last %}{{ closed }}{% endif %}
+  {{- m.content + '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+  {{- '<|im_start|>assistant\n' }}
+  {%- if enable_thinking is defined and enable_thinking is false %}
+    {{- closed }}
+  {%- endif %}
+{%- endif %}
+"""
+EOS = "<|im_end|>"
+
+
+def thinker(folder: Path, template: str, tokens: Sequence[str]) -> Any:
+    """Saves the demo model's tokenizer with this template and these tokens. Returns
+    transformers' tokenizer."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_folder(SMOLLM2))
+    tokenizer.add_tokens(list(tokens))
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+def test_a_turn_without_the_thoughts_that_its_prompt_opens_is_learnt(
+    tmp_path: Path,
+) -> None:
+    from weft.data import Encoder, ModelTokenizer
+
+    theirs = thinker(tmp_path, R1, ("<|User|>", "<|Assistant|>", "<think>"))
+    ours = ModelTokenizer.from_folder(tmp_path)
+    chat = [
+        {"role": "user", "content": "What is rain?"},
+        {"role": "assistant", "content": "Hm.</think>\n\nWater."},
+        {"role": "user", "content": "Of what?"},
+        {"role": "assistant", "content": "<b>Of</b> clouds."},
+    ]
+    example = Encoder(ours).example({"messages": chat})
+    whole = theirs.apply_chat_template(chat, return_dict=False)
+    assert example.tokens == whole
+    written = [t for t, one in zip(whole, example.learnt, strict=True) if one]
+    answers = ["\n\nWater.", "<b>Of</b> clouds."]
+    assert theirs.decode(written) == "".join(one + EOS for one in answers)
+    prompt = theirs.apply_chat_template(
+        chat[:1], add_generation_prompt=True, return_dict=False
+    )
+    assert ours.chat_prompt(chat[:1]) == prompt
+
+
+def test_a_switch_of_the_template_does_what_it_does_in_transformers(
+    tmp_path: Path,
+) -> None:
+    from weft.data import Encoder, ModelTokenizer
+
+    theirs = thinker(tmp_path, QWEN3, ("<think>", "</think>"))
+    chat = [
+        {"role": "user", "content": "What is rain?"},
+        {"role": "assistant", "content": "Water."},
+    ]
+    thought = "<think>\n\n</think>\n\n"
+    for kwargs, answer in (
+        ({}, f"{thought}Water.{EOS}"),
+        ({"enable_thinking": True}, f"{thought}Water.{EOS}"),
+        ({"enable_thinking": False}, f"Water.{EOS}"),
+    ):
+        ours = ModelTokenizer.from_folder(tmp_path, chat_template_kwargs=kwargs)
+        prompt = theirs.apply_chat_template(
+            chat[:1], add_generation_prompt=True, return_dict=False, **kwargs
+        )
+        assert ours.chat_prompt(chat[:1]) == prompt
+        example = Encoder(ours).example({"messages": chat})
+        pairs = zip(example.tokens, example.learnt, strict=True)
+        assert theirs.decode([t for t, one in pairs if one]) == answer
+
+
+def test_tokens_of_the_other_files_are_those_of_transformers(tmp_path: Path) -> None:
+    """tokenizer.json lacks two tokens, which tokenizer_config.json adds."""
+    from transformers import AutoTokenizer
+
+    from weft.data import ModelTokenizer
+
+    theirs = thinker(tmp_path, CHATML, ("<think>", "</think>"))
+    path = tmp_path / "tokenizer.json"
+    whole = json.loads(path.read_text("utf-8"))
+    kept = [t for t in whole["added_tokens"] if "think>" not in t["content"]]
+    assert len(kept) + 2 == len(whole["added_tokens"])
+    path.write_text(json.dumps({**whole, "added_tokens": kept}))
+    decoder = {
+        str(number): {
+            "content": text,
+            **dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False),
+            "special": False,
+        }
+        for text, number in theirs.get_added_vocab().items()
+    }
+    path = tmp_path / "tokenizer_config.json"
+    config = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps({**config, "added_tokens_decoder": decoder}))
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    ours = ModelTokenizer.from_folder(tmp_path)
+    text = "<think>rain</think> and <|im_end|> clouds"
+    assert ours.encode(text) == loaded.encode(text) == theirs.encode(text)
+
+
+def test_an_end_that_the_tokenizer_appends_is_the_only_difference(
+    tmp_path: Path,
+) -> None:
+    from tokenizers import processors
+    from transformers import AutoTokenizer
+
+    from weft.data import Encoder, ModelTokenizer
+
+    theirs = thinker(tmp_path, CHATML, ())
+    end = theirs.eos_token_id
+    path = str(tmp_path / "tokenizer.json")
+    backend = theirs.backend_tokenizer
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{EOS} $A {EOS}", special_tokens=[(EOS, end)]
+    )
+    backend.save(path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    ours = ModelTokenizer.from_folder(tmp_path)
+    prompt = theirs.encode("hello")
+    assert prompt[0] == prompt[-1] == end
+    assert ours.encode("hello") == prompt[:-1]
+    example = Encoder(ours).example({"prompt": "hello", "completion": " fox"})
+    assert example.tokens == theirs.encode("hello fox")
+    assert example.prompt_length == len(prompt) - 1
+
+
+def test_records_of_other_programs_are_what_transformers_makes_of_messages(
+    tmp_path: Path,
+) -> None:
+    from weft.data import Encoder, ModelTokenizer
+
+    theirs = thinker(tmp_path, CHATML, ())
+    encode = Encoder(ModelTokenizer.from_folder(tmp_path))
+    turns = [("user", "Say it:\nrain"), ("assistant", "Rain.")]
+    tokens, mask = expected(theirs, [{"role": r, "content": c} for r, c in turns])
+    names = {"user": "human", "assistant": "gpt"}
+    for record in (
+        {"instruction": "Say it:", "input": "rain", "output": "Rain."},
+        {"conversations": [{"from": names[r], "value": c} for r, c in turns]},
+        {
+            "messages": [
+                {"role": r, "content": [{"type": "text", "text": c}]} for r, c in turns
+            ]
+        },
+    ):
+        example = encode.example(record)
+        # An example ends with its last learnt token.
+        count = len(example.tokens)
+        assert (example.tokens, example.learnt) == (tokens[:count], mask[:count])
+        assert not any(mask[count:])

@@ -47,6 +47,36 @@ def test_exported_adapter_gives_our_logprobs_in_peft(
     assert tolerance.max_difference(results[0].logprobs, base) > 1e-2
 
 
+def test_an_export_loads_by_itself(
+    daemon_for: Any, unique: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model card's lines load base model, adapter and tokenizer."""
+    model_dir = model_folder(SHORT_SMOLLM2)
+    text = "Rain is water that falls from clouds."
+    with daemon_for(SHORT_SMOLLM2).client() as client:
+        adapter = client.create_adapter(unique("alone"), rank=4, seed=3)
+        from weft.data import ModelTokenizer
+
+        tokens = ModelTokenizer.from_folder(model_dir).encode(text)
+        data = [next_token(tokens)]
+        for _ in range(2):
+            adapter.forward_backward(data)
+            adapter.optim_step(learning_rate=5e-3)
+        expected = adapter.forward(data).results[0].logprobs
+        adapter.export(
+            tmp_path / "alone", base_model=str(model_dir), model_dir=model_dir
+        )
+    card = (tmp_path / "alone/README.md").read_text("utf-8")
+    names: dict[str, Any] = {}
+    monkeypatch.chdir(tmp_path)
+    exec(card.split("```python\n")[1].split("```")[0], names)
+    assert names["tokenizer"].encode(text) == tokens
+    with torch.no_grad():
+        logits = names["model"](torch.tensor([tokens[:-1]])).logits[0].float()
+    scores = logits.log_softmax(-1)[range(len(tokens) - 1), tokens[1:]].numpy()
+    assert tolerance.max_difference(expected, scores) <= tolerance.LOGPROBS
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rslora", (False, True), ids=("plain", "rslora"))
 def test_adapter_trained_by_peft_gives_its_logprobs_here(

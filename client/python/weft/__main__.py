@@ -1,4 +1,4 @@
-"""`python -m weft`: train adapters, sample from them, make token ids of texts."""
+"""`python -m weft`: train adapters, chat with them, export them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
-from weft import data
+from weft import chat, data
 from weft.client import Client
 from weft.errors import InvalidArgument, WeftError
 from weft.openai_front import command as openai
-from weft.recipes import grpo, sft
-from weft.types import SampleOptions
+from weft.recipes import adapters, dpo, grpo, sft, sweep
 
 
 def _tokenize(options: argparse.Namespace) -> None:
-    tokenizer = data.ModelTokenizer.from_folder(options.model_dir)
+    tokenizer = adapters.tokenizer(options)
     encoder = data.Encoder(tokenizer, loss_on="last", eos=not options.no_eos)
 
     def encode(record: data.Record) -> dict[str, object]:
@@ -39,44 +39,32 @@ def _tokenize(options: argparse.Namespace) -> None:
         raise InvalidArgument(f"{options.input}: {dataset.num_bad} records left out")
 
 
-def _sample(options: argparse.Namespace) -> None:
-    tokenizer = data.ModelTokenizer.from_folder(options.model_dir)
-    if options.chat:
-        prompt = tokenizer.chat_prompt([{"role": "user", "content": options.prompt}])
-    else:
-        prompt = tokenizer.encode(options.prompt)
-    settings: SampleOptions = {
-        "max_tokens": options.max_tokens,
-        "temperature": options.temperature,
-        "seed": options.seed,
-    }
+def _export(options: argparse.Namespace) -> None:
+    name, _, snapshot = options.adapter.partition("@")
     with Client(options.server) as client:
-        if options.adapter:
-            adapter = client.adapter(options.adapter)
-            stream = adapter.sample_stream(prompt, **settings)
-        else:
-            stream = client.sample_stream(prompt, **settings)
-        tokens: list[int] = []
-        shown = ""
-        for delta in stream:
-            tokens += delta.tokens
-            decoded = tokenizer.decode(tokens)
-            # The last character may still lack some of its bytes.
-            if decoded.startswith(shown) and not decoded.endswith("\ufffd"):
-                print(decoded[len(shown) :], end="", flush=True)
-                shown = decoded
-        print(tokenizer.decode(tokens)[len(shown) :])
+        adapter = client.adapter(name)
+        adapters.export(adapter, options.output, options, snapshot)
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults, except of options that are off."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, False):
+            return action.help
+        return super()._get_help_string(action)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="weft", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, recipe in (("sft", sft), ("grpo", grpo)):
+    recipes = {"sft": sft, "dpo": dpo, "grpo": grpo, "sweep": sweep}
+    for name, recipe in recipes.items():
         command = commands.add_parser(
             name,
             help=recipe.SUMMARY,
             description=recipe.SUMMARY,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            formatter_class=_Help,
         )
         recipe.add_arguments(command)
         command.set_defaults(run=recipe.run)
@@ -85,31 +73,35 @@ def _parser() -> argparse.ArgumentParser:
         "openai",
         help=openai.SUMMARY,
         description=openai.SUMMARY,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_Help,
     )
     openai.add_arguments(front)
     front.set_defaults(run=openai.run)
 
     summary = "Continue a text, or answer it."
     sample = commands.add_parser("sample", help=summary, description=summary)
-    sample.set_defaults(run=_sample)
-    sample.add_argument("--model-dir", required=True, help="folder with tokenizer.json")
+    sample.set_defaults(run=chat.sample)
+    chat.add_arguments(sample, max_tokens=64)
     sample.add_argument("--prompt", required=True)
     sample.add_argument("--chat", action="store_true", help="a user's message")
-    sample.add_argument("--adapter", default="", help="default: base model")
-    sample.add_argument("--max-tokens", type=int, default=64)
-    sample.add_argument("--temperature", type=float, default=1.0)
-    sample.add_argument("--seed", type=int)
+    talk = commands.add_parser("chat", help=chat.SUMMARY, description=chat.SUMMARY)
+    talk.set_defaults(run=chat.run)
+    chat.add_chat_arguments(talk)
+    summary = "Write an adapter as a PEFT folder that other programs load."
+    export = commands.add_parser("export", help=summary, description=summary)
+    export.set_defaults(run=_export)
+    adapters.add_folder_arguments(export)
+    export.add_argument("--adapter", required=True, help="or ADAPTER@SNAPSHOT")
+    export.add_argument("--output", type=Path, required=True, help="the folder")
+    export.add_argument("--base-model", help=adapters.BASE_MODEL)
     server = os.environ.get("WEFT_SERVER", "127.0.0.1:50051")
-    for command in (front, sample):
+    for command in (front, sample, talk, export):
         command.add_argument("--server", default=server, help="or WEFT_SERVER")
 
     summary = "Records of text (JSONL, Parquet) to token ids (JSONL)."
     tokenize = commands.add_parser("tokenize", help=summary, description=summary)
     tokenize.set_defaults(run=_tokenize)
-    tokenize.add_argument(
-        "--model-dir", required=True, help="folder with tokenizer.json"
-    )
+    adapters.add_model_arguments(tokenize)
     tokenize.add_argument("--input", default="-", help="- = standard input")
     tokenize.add_argument("--output", default="-", help="- = standard output")
     tokenize.add_argument(

@@ -305,10 +305,21 @@ class AsyncAdapter:
         uses it any more."""
         await self._driver.run(self._core.release_snapshot(name))
 
-    async def export(self, folder: StrPath, *, snapshot: str | None = None) -> None:
+    async def export(
+        self,
+        folder: StrPath,
+        *,
+        snapshot: str | None = None,
+        base_model: str | None = None,
+        model_dir: StrPath | None = None,
+    ) -> None:
         """Writes the latest weights, or a snapshot, to a PEFT folder on this machine.
 
-        Files in the folder are replaced only after the last byte has arrived.
+        base_model: what other programs load the base model from, a name of the Hub or a
+        folder; None writes the server's name for it. model_dir: a model folder whose
+        tokenizer files are copied. With either, the folder also gets a model card.
+        Files in the folder are replaced only after the last byte has arrived. Raises
+        InvalidArgument if model_dir has no file of a tokenizer.
         """
         request = self._core.export_request(snapshot)
         timeout = self._core.caller.timeout
@@ -317,7 +328,7 @@ class AsyncAdapter:
                 methods.EXPORT_ADAPTER, request, timeout
             ):
                 writer.add(message.chunk)
-            writer.commit()
+            writer.commit(base_model, model_dir)
 
     async def info(self) -> AdapterInfo:
         """Returns what the server knows about the adapter. Raises NotFound if the

@@ -68,10 +68,10 @@ def _targets(values: ArrayLike) -> tuple[TokenArray, TokenArray | None]:
     name = "datum.targets"
     array = None
     with contextlib.suppress(ValueError):  # numpy refuses rows of several lengths.
-        array = np.asarray(values)
+        array = _array(name, values)
     if array is not None and array.dtype.kind != "O" and array.shape[1:] != (0,):
         return _tokens(name, array), None
-    rows = [np.asarray(row) for row in cast(Sequence[ArrayLike], values)]
+    rows = [_array(name, row) for row in cast(Sequence[ArrayLike], values)]
     if any(row.ndim != 1 for row in rows):
         raise InvalidArgument(f"{name}: an id per token, or a list of ids per token")
     offsets = np.zeros(len(rows) + 1, dtype="<u4")

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from weft import peft_extras
 from weft._proto import adapters_pb2
 from weft.convert import durability_name
 from weft.errors import DataLoss, InvalidArgument
@@ -145,17 +146,22 @@ class FolderWriter:
         assert self._file is not None
         self._file.write(chunk.data)
 
-    def commit(self) -> None:
+    def commit(
+        self, base_model: str | None = None, model_dir: StrPath | None = None
+    ) -> None:
         """Moves the files into the folder and replaces files with the same names.
 
-        Raises DataLoss if the chunks lack one of PEFT's two files.
+        base_model, model_dir: see peft_extras.add. Raises DataLoss if the chunks lack
+        one of PEFT's two files, and InvalidArgument as peft_extras.add does.
         """
         self._close()
-        made = sorted(Path(self._scratch.name).iterdir())
-        if not {path.name for path in made} >= set(FILES):
+        scratch = Path(self._scratch.name)
+        if not {path.name for path in scratch.iterdir()} >= set(FILES):
             raise DataLoss("the server's export ended before its last file")
+        if base_model is not None or model_dir is not None:
+            peft_extras.add(scratch, self._folder.name, base_model, model_dir)
         self._folder.mkdir(exist_ok=True)
-        for path in made:
+        for path in sorted(scratch.iterdir()):
             os.replace(path, self._folder / path.name)
 
     def _close(self) -> None:

@@ -11,7 +11,7 @@ It needs the packages `tokenizers` and, for chats, `jinja2`, which the extras `c
 
 from weft.data.chat import ChatTemplate, Message
 from weft.data.dataset import BadRecord, Dataset, log_bad_record
-from weft.data.encode import Encoder, Example, Pair
+from weft.data.encode import Encoder, Example, LossOn, Pair
 from weft.data.sources import Located, Record, Source, read
 from weft.data.tokenizer import ModelTokenizer
 
@@ -22,6 +22,7 @@ __all__ = [
     "Encoder",
     "Example",
     "Located",
+    "LossOn",
     "Message",
     "ModelTokenizer",
     "Pair",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, NoReturn
 
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 # {"role": ..., "content": ...}, with all other fields that the template reads.
 Message = Mapping[str, object]
 Span = tuple[int, int]  # Characters [begin, end) of a rendered chat.
+# Returns how many characters of the second text come from the tokens with which both
+# texts begin.
+Common = Callable[[str, str], int]
+# The names that every template gets.
+_OWN_NAMES = ("messages", "tools", "documents", "add_generation_prompt")
 
 
 def _refuse(message: str) -> NoReturn:
@@ -91,22 +96,38 @@ class ChatTemplate:
     """Renders chats as `apply_chat_template` of transformers does.
 
     source: the Jinja template. special: the texts of the special tokens that the
-    template may use, keyed by names such as bos_token. Raises InvalidArgument if the
-    template is broken or jinja2 is missing. Threads: any.
+    template may use, keyed by names such as bos_token. kwargs: the template's own
+    switches, such as {"enable_thinking": False}. Raises InvalidArgument if the
+    template is broken, if it does not read one of the switches, or if jinja2 is
+    missing. Threads: any.
     """
 
-    def __init__(self, source: str, special: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        source: str,
+        special: Mapping[str, str],
+        kwargs: Mapping[str, object] | None = None,
+    ) -> None:
         self._lock = threading.Lock()  # Guards _pieces and _spans.
         self._pieces: list[str] = []
         self._spans: list[Span] = []
         environment = _environment(self._pieces, self._spans)
         import jinja2
+        from jinja2 import meta
 
         try:
             self._template = environment.from_string(source)
+            read = meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateError as error:
             raise InvalidArgument(f"chat template: {error}") from error
-        self._special = dict(special)
+        switches = read - {*special, *_OWN_NAMES, *environment.globals}
+        for name in kwargs or ():
+            if name not in switches:
+                known = ", ".join(sorted(switches)) or "none"
+                raise InvalidArgument(
+                    f"chat template: it reads no switch {name!r}; its switches: {known}"
+                )
+        self._names = {**special, **(kwargs or {})}
 
     def render(
         self,
@@ -120,12 +141,17 @@ class ChatTemplate:
         return self._render(messages, tools, add_generation_prompt)[0]
 
     def spans(
-        self, messages: Sequence[Message], tools: Sequence[Message] | None, last: bool
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Message] | None,
+        last: bool,
+        common: Common,
     ) -> tuple[str, list[Span], bool]:
         """Returns the chat as text, the spans that the assistant wrote, and whether
         the template marks them by {% generation %}. If the template marks none, a span
-        is the text that a turn of the assistant adds to the turn's prompt. A message
-        with "weight" 0 has no span.
+        is the text that a turn of the assistant adds to the turn's prompt. If the turn
+        lacks the prompt's end, such as an opened <think>, the span follows the tokens
+        that both have in common. A message with "weight" 0 has no span.
 
         last: returns only the span of the last message. Raises InvalidArgument if no
         message is the assistant's or, with `last`, if the last one is not. Also raises
@@ -156,7 +182,7 @@ class ChatTemplate:
         used = [turn for turn, one in zip(turns, learnt, strict=True) if one]
         if last:
             used = [turn for turn in used if turn == turns[-1]]
-        return text, list(self._added(text, messages, tools, used)), False
+        return text, list(self._added(text, messages, tools, used, common)), False
 
     def _added(
         self,
@@ -164,6 +190,7 @@ class ChatTemplate:
         messages: Sequence[Message],
         tools: Sequence[Message] | None,
         turns: Sequence[int],
+        common: Common,
     ) -> Iterator[Span]:
         for turn in turns:
             before = self._render(messages[:turn], tools, True)[0]
@@ -176,16 +203,18 @@ class ChatTemplate:
                     "way within the chat than at its end, and marks no {% generation %}"
                     "; learn the last turn alone"
                 )
+            begin = len(before)
             if not after.startswith(before):
-                pairs = enumerate(zip(before, after, strict=False))
-                same = next((i for i, (a, b) in pairs if a != b), len(after))
-                raise InvalidArgument(
-                    f"messages[{turn}]: the chat template's prompt for this turn goes "
-                    f"on with {before[same:]!r}, which the turn itself lacks; use a "
-                    "template that keeps it or that marks {% generation %} "
-                    "(--chat-template), or write prompt and completion as texts"
-                )
-            yield len(before), len(after)
+                known = self._render(messages[:turn], tools, False)[0]
+                if not (before.startswith(known) and after.startswith(known)):
+                    raise InvalidArgument(
+                        f"messages[{turn}]: the chat template renders the messages "
+                        "before this turn in another way than within the chat, and "
+                        "marks no {% generation %}; use another template "
+                        "(--chat-template), or write prompt and completion as texts"
+                    )
+                begin = max(common(before, after), len(known))
+            yield begin, len(after)
 
     def _render(
         self,
@@ -202,7 +231,7 @@ class ChatTemplate:
                     tools=tools,
                     documents=None,
                     add_generation_prompt=add_generation_prompt,
-                    **self._special,
+                    **self._names,
                 ):
                     self._pieces.append(piece)
             # A template is a program that can raise any exception. This treats every

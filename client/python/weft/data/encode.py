@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from weft.data.chat import Message
+from weft.data.forms import as_messages, text_field
 from weft.data.sources import Record
 from weft.data.tokenizer import ModelTokenizer
 from weft.datum import Datum
@@ -71,6 +72,8 @@ class Encoder:
     | {"text"} | the whole text |
     | {"prompt", "completion"} | the completion |
     | {"messages"} (and "tools") | the assistant's turns, if "weight" is not 0 |
+    | {"conversations"} (ShareGPT) | the same, of "from" and "value" |
+    | {"instruction", "output"} (and "input": Alpaca) | the output |
     | {"tokens"} (and "prompt_length") | the tokens after the prompt |
     | {"prompt", "chosen", "rejected"} | both answers, as a Pair |
 
@@ -117,19 +120,21 @@ class Encoder:
     def example(self, record: Record) -> Example:
         """Returns the record's example. Raises InvalidArgument for the record of a
         pair, and for a record of no known form."""
+        record = as_messages(record)
         if "messages" in record:
             messages = _messages(record, "messages")
             return self._chat(messages, record, self._loss_on == "last")
         if "prompt" in record and "completion" in record:
             return self._answer(record, "completion")
         if "text" in record:
-            tokens = self._tokenizer.encode(_text(record, "text"))
+            tokens = self._tokenizer.encode(text_field(record, "text"))
             return self._ended(tokens, [True] * len(tokens))
         if "tokens" in record:
             return self._from_tokens(record)
         raise InvalidArgument(
             'a record needs "messages", "prompt" and "completion", "text", "tokens", '
-            f'or "prompt", "chosen" and "rejected"; it has {sorted(record)}'
+            '"conversations", "instruction" and "output", or "prompt", "chosen" and '
+            f'"rejected"; it has {sorted(record)}'
         )
 
     def pair(self, record: Record) -> Pair:
@@ -140,12 +145,14 @@ class Encoder:
     def prompt(self, record: Record) -> list[int]:
         """Returns the token ids of a prompt, [P].
 
-        record: {"messages"}, or {"prompt"} with a text or a list of messages. Raises
-        InvalidArgument for anything else.
+        record: {"messages"}, {"conversations"}, {"instruction"} (and "input"), or
+        {"prompt"} with a text or a list of messages. Raises InvalidArgument for
+        anything else.
         """
+        record = as_messages({k: v for k, v in record.items() if k != "output"})
         name = "messages" if "messages" in record else "prompt"
         if name == "prompt" and isinstance(record.get("prompt"), str):
-            return self._tokenizer.encode(_text(record, "prompt"))
+            return self._tokenizer.encode(text_field(record, "prompt"))
         messages = _messages(record, name)
         if messages[-1].get("role") == "assistant":
             raise InvalidArgument(
@@ -158,15 +165,15 @@ class Encoder:
         """Returns an example in which record[name] is learnt and follows
         record["prompt"]."""
         if str in (type(record.get("prompt")), type(record.get(name))):
-            text = _text(record, "prompt")
+            text = text_field(record, "prompt")
             prompt = self._tokenizer.encode(text)
-            tokens = self._tokenizer.encode(text + _text(record, name))
+            tokens = self._tokenizer.encode(text + text_field(record, name))
             # Encodes the prompt and the answer together, because some tokenizers add
             # a space to an answer that is encoded alone. But sampling continues the
             # prompt's own tokens. So if the joint encoding changes the prompt's
             # tokens, encodes the answer alone.
             if tokens[: len(prompt)] != prompt:
-                answer = self._tokenizer.encode(_text(record, name), special=False)
+                answer = self._tokenizer.encode(text_field(record, name), special=False)
                 tokens = prompt + answer
             learnt = [position >= len(prompt) for position in range(len(tokens))]
             return self._ended(tokens, learnt)
@@ -213,13 +220,6 @@ class Encoder:
             within = "" if most is None else f" within max_tokens {most}"
             raise InvalidArgument(f"nothing to learn{within}")
         return example
-
-
-def _text(record: Record, name: str) -> str:
-    value = record.get(name)
-    if not isinstance(value, str):
-        raise InvalidArgument(f'"{name}" is not a text')
-    return value
 
 
 def _messages(record: Record, name: str) -> list[Message]:

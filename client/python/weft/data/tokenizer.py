@@ -64,15 +64,21 @@ class ModelTokenizer:
 
     @classmethod
     def from_folder(
-        cls, folder: StrPath, *, chat_template: StrPath | None = None
+        cls,
+        folder: StrPath,
+        *,
+        chat_template: StrPath | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
     ) -> ModelTokenizer:
         """Reads tokenizer.json and, if they exist, tokenizer_config.json,
         special_tokens_map.json, added_tokens.json, generation_config.json, config.json
         and chat_template.jinja.
 
-        chat_template: a file with a Jinja template that replaces the folder's. Raises
-        InvalidArgument if tokenizer.json or the template is missing, if a file cannot
-        be parsed, if the other files name a token that the tokenizer cannot have, or if
+        chat_template: a file with a Jinja template that replaces the folder's.
+        chat_template_kwargs: the template's own switches, such as
+        {"enable_thinking": False}. Raises InvalidArgument if tokenizer.json or the
+        template is missing, if the template has no such switch, if a file cannot be
+        parsed, if the other files name a token that the tokenizer cannot have, or if
         the package tokenizers is missing.
         """
         path = Path(folder, "tokenizer.json")
@@ -101,7 +107,13 @@ class ModelTokenizer:
             source = _template_source(Path(folder), config)
         else:
             source = _template_text(Path(chat_template))
-        template = None if source is None else ChatTemplate(source, special)
+        if source is None and chat_template_kwargs:
+            raise InvalidArgument(
+                f"chat_template_kwargs: {folder} has no chat template that reads them"
+            )
+        template = None
+        if source is not None:
+            template = ChatTemplate(source, special, chat_template_kwargs)
         eos_ids: list[int] = []
         own = tokenizer.token_to_id(special.get("eos_token", ""))
         for entry in (own, *_eos_entries(Path(folder))):
@@ -164,7 +176,9 @@ class ModelTokenizer:
         last: marks only the last message. Raises InvalidArgument if no message is the
         assistant's, if the template refuses the chat, or if there is no template.
         """
-        text, spans, marked = self._chat_template().spans(messages, tools, last)
+        text, spans, marked = self._chat_template().spans(
+            messages, tools, last, self._common
+        )
         encoding = self._encode(text, special=False)
         tokens: list[int] = encoding.ids
         written = [False] * len(tokens)
@@ -206,6 +220,16 @@ class ModelTokenizer:
             return self._tokenizer.encode(text, add_special_tokens=special)
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidArgument(f"not a text: {error}") from None
+
+    def _common(self, one: str, other: str) -> int:
+        """Returns how many characters of `other` come from the tokens with which both
+        texts begin."""
+        encoding = self._encode(other, special=False)
+        first: list[int] = self._encode(one, special=False).ids
+        tokens: list[int] = encoding.ids
+        pairs = enumerate(zip(first, tokens, strict=False))
+        same = next((at for at, (a, b) in pairs if a != b), len(tokens))
+        return len(other) if same == len(tokens) else int(encoding.offsets[same][0])
 
     def _after_last_eos(self, tokens: Sequence[int], first: int, stop: int) -> int:
         """Returns the end of a turn: the position after its last end of sequence, or

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import os
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,21 +18,34 @@ from weft.adapter import Adapter
 from weft.client import Client
 from weft.data import ModelTokenizer
 from weft.datum import Datum
-from weft.errors import FailedPrecondition, NotFound
+from weft.errors import FailedPrecondition, InvalidArgument, NotFound
 from weft.recipes.batches import requests
 from weft.recipes.schedule import SCHEDULES, learning_rate
 from weft.recipes.watch import FORMATS, last_number
 from weft.types import (
     AdapterInfo,
     CheckpointInfo,
+    FloatArray,
     LossOptions,
     OptimOptions,
+    OptimResult,
     ServerInfo,
+    TrainResult,
 )
 
 # The prefix of checkpoints that keep the state of an interrupted run. No run resumes
 # from these checkpoints.
 CUT = "cut-"
+BASE_MODEL = (
+    "the export's base model, a name of the Hub or a folder; default: --model-dir if "
+    "it is a whole model, otherwise the server's name for it"
+)
+INIT = (
+    "the weights with which a new adapter starts, by default those of the last "
+    "checkpoint; dpo and --kl-coef then compare with them, not with the base model"
+)
+START = "start"  # The snapshot of the weights of --init.
+SEED = "order of the data, draws, new weights"
 
 
 def positive(text: str) -> int:
@@ -46,42 +64,104 @@ def natural(text: str) -> int:
     return value
 
 
+def factor(text: str) -> float:
+    """Parses an argument that is a finite number of at least 0."""
+    value = float(text)
+    if not 0.0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: must be a number of at least 0")
+    return value
+
+
+def switches(text: str) -> dict[str, object]:
+    """Parses an argument that is a JSON object."""
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text}: must be a JSON object")
+    return value
+
+
+def add_folder_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that name the files of the model's tokenizer."""
+    add = parser.add_argument
+    add("--model-dir", required=True, help="folder with tokenizer.json")
+    add("--chat-template", metavar="FILE", help="replaces the one of --model-dir")
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of a command that needs the model's tokenizer."""
+    add_folder_arguments(parser)
+    parser.add_argument(
+        "--chat-template-kwargs",
+        metavar="JSON",
+        type=switches,
+        help="the template's own switches, such as '{\"enable_thinking\": false}'",
+    )
+
+
 def tokenizer(options: argparse.Namespace) -> ModelTokenizer:
     """Returns the tokenizer of --model-dir, with the template of --chat-template."""
     return ModelTokenizer.from_folder(
-        options.model_dir, chat_template=options.chat_template
+        options.model_dir,
+        chat_template=options.chat_template,
+        chat_template_kwargs=options.chat_template_kwargs,
     )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that every recipe has."""
+    """Adds the options of a recipe that trains one adapter."""
+    add_common_arguments(parser)
+    add = parser.add_argument
+    add("--adapter", required=True, help="its name on the server")
+    add("--rank", type=positive, default=16, help="LoRA rank of a new adapter")
+    add("--lr", type=float, default=2e-4, help="learning rate at its highest")
+    add("--seed", type=natural, default=0, help=SEED)
+    resume = "go on with an adapter that was trained before; otherwise it is refused"
+    add("--resume", action="store_true", help=resume)
+    add("--init", metavar="ADAPTER[/CHECKPOINT]", help=INIT)
+    add("--save-every", type=natural, default=0, help="steps; 0: at the end only")
+    add("--export", type=Path, help="folder for the adapter in PEFT's form")
+    add("--base-model", help=BASE_MODEL)
+
+
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of every recipe."""
     add = parser.add_argument
     server = os.environ.get("WEFT_SERVER", "127.0.0.1:50051")
     add("--server", default=server, help="HOST:PORT; or WEFT_SERVER")
     add("--timeout", type=float, default=3600.0, help="seconds of a call and its wait")
-    add("--model-dir", required=True, help="folder with tokenizer.json")
-    add("--chat-template", metavar="FILE", help="replaces the one of --model-dir")
-    add("--adapter", required=True, help="its name on the server")
+    add_model_arguments(parser)
     add(
         "--tenant", help="owner of a new adapter; default: its own name, or the token's"
     )
-    add("--rank", type=positive, default=16, help="LoRA rank of a new adapter")
     alpha = "LoRA alpha of a new adapter: its output counts alpha / rank times"
     add("--alpha", type=float, default=32.0, help=alpha)
-    resume = "go on with an adapter that was trained before; otherwise it is refused"
-    add("--resume", action="store_true", help=resume)
-    add("--lr", type=float, default=2e-4, help="learning rate at its highest")
     add("--schedule", choices=SCHEDULES, default="cosine")
     add("--warmup", type=natural, default=0, help="steps until the rate is full")
     add("--weight-decay", type=float, default=0.0)
     add("--max-grad-norm", type=float, default=1.0, help="clips; 0: no clipping")
-    add("--seed", type=natural, default=0, help="order of the data, draws, new weights")
     every = "steps; 0: at start and end only"
     add("--eval-every", type=natural, default=0, help=every)
-    add("--save-every", type=natural, default=0, help="steps; 0: at the end only")
-    add("--output", type=Path, default=Path("run"), help="folder of log and plot")
+    add("--output", type=Path, help="folder of log and plot; default: run/ADAPTER")
     add("--log-format", choices=FORMATS, default="jsonl")
-    add("--export", type=Path, help="folder for the adapter in PEFT's form")
+
+
+def export(
+    adapter: Adapter, folder: Path, options: argparse.Namespace, snapshot: str = ""
+) -> None:
+    """Writes a PEFT folder that other programs load alone, with the chat template of
+    the options."""
+    base_model = options.base_model
+    if base_model is None and Path(options.model_dir, "config.json").is_file():
+        base_model = str(Path(options.model_dir).resolve())
+    adapter.export(
+        folder,
+        snapshot=snapshot or None,
+        base_model=base_model,
+        model_dir=options.model_dir,
+    )
+    if options.chat_template:
+        shutil.copyfile(options.chat_template, folder / "chat_template.jinja")
+    print(f"exported {adapter.id} to {folder}", flush=True)
 
 
 def server_info(client: Client) -> ServerInfo:
@@ -101,9 +181,10 @@ def server_info(client: Client) -> ServerInfo:
 def open_adapter(client: Client, options: argparse.Namespace) -> tuple[Adapter, int]:
     """Returns the adapter and the number of its optimizer steps.
 
-    With --resume, loads the adapter's last checkpoint if the server has lost the
-    adapter, or if the adapter may hold a part of a gradient. Without --resume, raises
-    FailedPrecondition for an adapter that was trained before.
+    With --init, a new adapter starts with the weights of that checkpoint, and keeps
+    them as the snapshot START. With --resume, loads the adapter's last checkpoint if
+    the server has lost the adapter, or if the adapter may hold a part of a gradient.
+    Without --resume, raises FailedPrecondition for an adapter that was trained before.
     """
     saved = [
         checkpoint
@@ -113,16 +194,21 @@ def open_adapter(client: Client, options: argparse.Namespace) -> tuple[Adapter, 
         if not checkpoint.name.startswith(CUT)
     ]
     last = max(saved, key=lambda checkpoint: checkpoint.optim_steps, default=None)
+    start = _start(client, options.init) if options.init else None
     try:
         adapter = client.adapter(options.adapter)
     except NotFound:
-        adapter = _make(client, options, last)
+        adapter = make(client, options, last or start)
     info = adapter.info()
     if info.last_step and not options.resume:
         raise FailedPrecondition(
             f"adapter {options.adapter!r} was trained before, {info.optim_steps} "
             "steps: give --resume to go on, or another name"
         )
+    if start is not None and not info.last_step:
+        adapter.load(start.name, source=start.adapter_id, weights_only=True)
+        adapter.snapshot(START)
+        print(f"{adapter.id} starts with {start.adapter_id}/{start.name}", flush=True)
     if last is not None and not info.last_step:
         info = adapter.load(last.name)
     logged = last_number(options.output, options.log_format)
@@ -133,6 +219,43 @@ def open_adapter(client: Client, options: argparse.Namespace) -> tuple[Adapter, 
     if info.optim_steps:
         print(f"{adapter.id} goes on behind step {info.optim_steps}", flush=True)
     return adapter, info.optim_steps
+
+
+def _start(client: Client, init: str) -> CheckpointInfo:
+    """Returns the checkpoint that --init names. Raises InvalidArgument if there is
+    none."""
+    name, _, checkpoint = init.partition("/")
+    saved = client.checkpoints(name)
+    found = [one for one in saved if checkpoint in ("", one.name)]
+    if not found:
+        known = ", ".join(f"{name}/{one.name}" for one in saved) or "none"
+        raise InvalidArgument(
+            f"--init {init}: no such checkpoint; those of {name!r}: {known}"
+        )
+    return max(found, key=lambda one: one.optim_steps)
+
+
+def reference(
+    client: Client,
+    adapter: Adapter,
+    batch: Sequence[Datum],
+    info: ServerInfo,
+    temperature: float | None = None,
+) -> list[FloatArray]:
+    """Returns the log-probabilities of the data under the policy that a run starts
+    with: the weights of --init, otherwise the base model. Does not train."""
+    parts = list(requests(batch, info))
+    if START in adapter.info().snapshots:
+        answers = [
+            adapter.score(part, snapshot=START, temperature=temperature)
+            for part in parts
+        ]
+    else:
+        pending = [
+            client.submit.forward(part, temperature=temperature) for part in parts
+        ]
+        answers = [future.result() for future in pending]
+    return [result.logprobs for answer in answers for result in answer.results]
 
 
 def _without_gradient(
@@ -155,7 +278,7 @@ def _without_gradient(
     return adapter.load(last.name)
 
 
-def _make(
+def make(
     client: Client, options: argparse.Namespace, last: CheckpointInfo | None
 ) -> Adapter:
     """Makes a new adapter, in the shape of its last checkpoint if there is one."""
@@ -179,29 +302,46 @@ class Update:
     metrics: list[dict[str, float]]  # The metrics of each request.
 
 
-def update(
+@dataclass(frozen=True)
+class Pending:
+    """An optimizer step that is on its way, with the gradients that it uses."""
+
+    gradients: Sequence[Future[TrainResult]]
+    step: Future[OptimResult]
+
+    def diverged(self) -> bool:
+        """Waits for the step. Returns whether the server made none of it, because the
+        gradient was not finite."""
+        error = self.step.exception()
+        return isinstance(error, FailedPrecondition) and error.step_done
+
+    def result(self) -> Update:
+        """Waits for the answers. Raises the first error."""
+        metrics = [gradient.result().metrics for gradient in self.gradients]
+        result = self.step.result()
+        total = sum(values["loss:sum"] for values in metrics)
+        return Update(total, result.grad_norm, result.step, metrics)
+
+
+def submit_update(
     adapter: Adapter,
     batches: Sequence[Sequence[Datum]],
     info: ServerInfo,
     loss: str,
     loss_options: LossOptions,
     optim_options: OptimOptions,
-) -> Update:
+) -> Pending:
     """Adds up the gradients of all batches, then makes an optimizer step.
 
-    Sends all calls before it waits for the first answer. The server keeps their order,
-    because steps are numbered.
+    Sends all calls without waiting for an answer. The server keeps their order, because
+    steps are numbered.
     """
     gradients = [
         adapter.submit.forward_backward(request, loss, **loss_options)
         for batch in batches
         for request in requests(batch, info)
     ]
-    step = adapter.submit.optim_step(**optim_options)
-    metrics = [gradient.result().metrics for gradient in gradients]
-    result = step.result()
-    total = sum(values["loss:sum"] for values in metrics)
-    return Update(total, result.grad_norm, result.step, metrics)
+    return Pending(gradients, adapter.submit.optim_step(**optim_options))
 
 
 def optim_options(options: argparse.Namespace, step: int, total: int) -> OptimOptions:
@@ -224,8 +364,20 @@ def is_due(step: int, every: int, total: int) -> bool:
 def save_missing(client: Client, adapter: Adapter, step: int) -> None:
     """Writes the checkpoint step-N if a run ended before it wrote the checkpoint."""
     saved = {one.name: one.optim_steps for one in client.checkpoints(adapter.id)}
-    if saved.get(f"step-{step}") != step:
+    if saved.get(f"step-{step}") != adapter.info().optim_steps:
         save(adapter, step)
+
+
+@contextmanager
+def saved_on_error(adapter: Adapter, step: int) -> Iterator[None]:
+    """Writes the checkpoint step-N if the context raises. The context must hold no call
+    that trains, so that the adapter is as it was behind step N."""
+    try:
+        yield
+    except BaseException:
+        if step:
+            save(adapter, step)
+        raise
 
 
 def save(adapter: Adapter, step: int) -> None:

@@ -18,17 +18,18 @@ from weft.adapter import Adapter
 from weft.client import Client
 from weft.datum import Datum
 from weft.errors import InvalidArgument
-from weft.recipes import adapters
+from weft.recipes import adapters, loop, runs
 from weft.recipes.batches import BatchOrder
-from weft.recipes.interrupt import Interrupt
-from weft.recipes.watch import Watch
-from weft.types import FloatArray, OptimOptions, Sample, ServerInfo
+from weft.recipes.replies import Group, ReplyLog
+from weft.recipes.watch import Plot
+from weft.types import FloatArray, LossOptions, OptimOptions, Sample, ServerInfo
 
 SUMMARY = "Train an adapter by the rewards of its own replies (GRPO)."
-# The metric KL(sampler || trainer) per token. Each step trains the same weights that
-# drew its replies, so only rounding makes the metric differ from 0.
+# The metric KL(sampler || trainer) per token. The first update of a step trains the
+# same weights that drew its replies, so only rounding makes the metric differ from 0.
 KL = "kl_sample_train_v1:mean"
 LOSSES = ("importance_sampling", "ppo", "cispo", "gspo", "dro")
+CLIPPED = ("ppo", "cispo", "gspo")
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,6 @@ class Prompt:
 
     record: Mapping[str, object]
     tokens: list[int]
-
-
-@dataclass(frozen=True)
-class Group:
-    """The samples of one prompt, and the reward of each."""
-
-    samples: list[Sample]
-    rewards: list[float]
 
 
 def several(text: str) -> int:
@@ -82,6 +75,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-tokens", type=adapters.positive, default=128, help="of a reply")
     add("--temperature", type=float, default=1.0)
     add("--loss", choices=LOSSES, default="importance_sampling")
+    updates = "optimizer steps on the replies of a step; ratios are 1 in the first"
+    add("--updates", type=adapters.positive, default=1, help=updates)
+    bounds = f"bound of the ratio, for {', '.join(CLIPPED)}; default: the server's"
+    add("--clip-low", type=float, help=f"lower {bounds}")
+    add("--clip-high", type=float, help=f"upper {bounds}")
+    kl = "lowers the advantage of a token by this times log(policy / its start)"
+    add("--kl-coef", type=adapters.factor, default=0.0, help=kl)
 
 
 def advantages(rewards: Sequence[float]) -> FloatArray:
@@ -151,13 +151,10 @@ class Player:
         self._reward = reward
         self._max_tokens = max_tokens
 
-    def play(
+    def draw(
         self, prompts: Sequence[Prompt], samples: int, temperature: float, seed: int
-    ) -> list[Group]:
-        """Returns a scored group of replies for each prompt.
-
-        Raises InvalidArgument if a reward is not a finite number.
-        """
+    ) -> list[list[Sample]]:
+        """Returns replies to each prompt."""
         results = self._adapter.sample_many(
             [prompt.tokens for prompt in prompts],
             num_samples=samples,
@@ -166,13 +163,26 @@ class Player:
             seed=seed,
             return_routing=self._return_routing,
         )
+        return [result.samples for result in results]
+
+    def score(
+        self, prompts: Sequence[Prompt], drawn: Sequence[list[Sample]]
+    ) -> list[Group]:
+        """Returns a group for each prompt. Raises InvalidArgument if a reward is not a
+        finite number, and whatever the reward function raises."""
         return [
-            Group(result.samples, [self._score(prompt, one) for one in result.samples])
-            for prompt, result in zip(prompts, results, strict=True)
+            self._group(prompt, samples)
+            for prompt, samples in zip(prompts, drawn, strict=True)
         ]
 
-    def _score(self, prompt: Prompt, sample: Sample) -> float:
-        text = self._tokenizer.decode(sample.tokens)
+    def _group(self, prompt: Prompt, samples: list[Sample]) -> Group:
+        texts = [self._tokenizer.decode(sample.tokens) for sample in samples]
+        pairs = zip(samples, texts, strict=True)
+        rewards = [self._score(prompt, sample, text) for sample, text in pairs]
+        question = self._tokenizer.decode(prompt.tokens)
+        return Group(question, samples, texts, rewards)
+
+    def _score(self, prompt: Prompt, sample: Sample, text: str) -> float:
         finished = sample.finish_reason == "stop"
         value = self._reward(Reply(text, finished, prompt.record))
         try:
@@ -184,17 +194,58 @@ class Player:
         return number
 
 
+def has_signal(group: Group) -> bool:
+    """Returns whether the group's rewards differ, so that it teaches something."""
+    return bool(advantages(group.rewards).any())
+
+
 def make_batch(groups: Sequence[Group]) -> list[Datum]:
     """Returns the training data of the groups that teach something. The server sums
     losses, so the weights turn the sum into the mean over all tokens of the replies."""
-    scored = [(group, advantages(group.rewards)) for group in groups]
-    used = [(group, values) for group, values in scored if values.any()]
-    num_tokens = sum(len(s.tokens) for group, _ in used for s in group.samples)
+    used = [group for group in groups if has_signal(group)]
+    num_tokens = sum(len(s.tokens) for group in used for s in group.samples)
     return [
         Datum.from_sample(sample, advantage=advantage, weight=1.0 / num_tokens)
-        for group, values in used
-        for sample, advantage in zip(group.samples, values, strict=True)
+        for group in used
+        for sample, advantage in zip(
+            group.samples, advantages(group.rewards), strict=True
+        )
     ]
+
+
+def held_to_start(
+    client: Client,
+    adapter: Adapter,
+    batch: Sequence[Datum],
+    info: ServerInfo,
+    options: argparse.Namespace,
+) -> tuple[list[Datum], float]:
+    """Returns the data with advantages that keep the policy near its reference, and the
+    mean of log(policy / reference) over the replies' tokens.
+
+    The mean estimates KL(policy || reference). The advantage of each token is lowered
+    by --kl-coef * log(policy / reference), whose expected gradient is that of the KL.
+    """
+    before = adapters.reference(client, adapter, batch, info, options.temperature)
+    held = []
+    ratios = []
+    for datum, logprobs in zip(batch, before, strict=True):
+        assert datum.logprobs is not None and datum.weights is not None
+        assert datum.advantages is not None
+        # Tokens of the prompt have weight 0, and both log-probabilities are 0.
+        ratio = datum.logprobs - logprobs
+        ratios.append(ratio[datum.weights != 0])
+        held.append(
+            Datum(
+                datum.tokens,
+                datum.targets,
+                datum.weights,
+                datum.logprobs,
+                datum.advantages - options.kl_coef * ratio,
+                datum.routing,
+            )
+        )
+    return held, float(np.concatenate(ratios).mean())
 
 
 def mean_reward(groups: Sequence[Group]) -> float:
@@ -202,23 +253,37 @@ def mean_reward(groups: Sequence[Group]) -> float:
     return float(np.mean([group.rewards for group in groups]))
 
 
+def loss_options(options: argparse.Namespace) -> LossOptions:
+    """Returns the loss's settings. Raises InvalidArgument for bounds of a ratio that
+    the loss does not clip."""
+    chosen: LossOptions = {"temperature": options.temperature}
+    if options.clip_low is not None or options.clip_high is not None:
+        if options.loss not in CLIPPED:
+            raise InvalidArgument(
+                f"--clip-low and --clip-high: --loss {options.loss} does not clip; "
+                f"choose one of {', '.join(CLIPPED)}"
+            )
+        chosen |= {"clip_low": options.clip_low, "clip_high": options.clip_high}
+    return chosen
+
+
 def learn(
     adapter: Adapter,
-    groups: Sequence[Group],
+    batch: Sequence[Datum],
     info: ServerInfo,
     options: argparse.Namespace,
     optim: OptimOptions,
 ) -> adapters.Update:
-    """Makes one optimizer step on the groups. If they teach nothing, it makes the
-    step with gradient 0, because a resumed run counts optimizer steps."""
-    return adapters.update(
-        adapter,
-        [make_batch(groups)],
-        info,
-        options.loss,
-        {"temperature": options.temperature},
-        optim,
-    )
+    """Makes the optimizer steps of one step of the run, --updates, and returns the last
+    one. If the batch is empty, they have gradient 0, because a resumed run counts
+    optimizer steps."""
+    pending = [
+        adapters.submit_update(
+            adapter, [batch], info, options.loss, loss_options(options), optim
+        )
+        for _ in range(options.updates)
+    ]
+    return [one.result() for one in pending][-1]
 
 
 def shown(groups: Sequence[Group], result: adapters.Update) -> dict[str, float]:
@@ -231,6 +296,7 @@ def shown(groups: Sequence[Group], result: adapters.Update) -> dict[str, float]:
         values["kl"] = float(np.mean(kl))
     drawn = [len(sample.tokens) for group in groups for sample in group.samples]
     values["length"] = float(np.mean(drawn))
+    values["no_signal"] = float(np.mean([not has_signal(group) for group in groups]))
     return values
 
 
@@ -238,10 +304,11 @@ def run(options: argparse.Namespace) -> None:
     """Samples, scores, trains, evaluates and saves.
 
     Raises WeftError if a call fails. After an interrupt, saves the current step and
-    raises KeyboardInterrupt.
+    raises KeyboardInterrupt. If the reward function raises, saves the step before.
     """
     tokenizer = adapters.tokenizer(options)
     reward = load_reward(options.reward)
+    loss_options(options)
     with Client(options.server, timeout=options.timeout) as client:
         info = adapters.server_info(client)
         most = info.model.context_length - options.max_tokens
@@ -251,43 +318,43 @@ def run(options: argparse.Namespace) -> None:
             if options.eval_data
             else []
         )
-        adapter, done = adapters.open_adapter(client, options)
+        files = [options.data, options.reward.partition(":")[0]]
+        runs.begin(options, info, [*files, *filter(None, [options.eval_data])])
+        adapter, optim_steps = adapters.open_adapter(client, options)
+        done = optim_steps // options.updates
         has_experts = info.model.expert_layers > 0
         player = Player(adapter, tokenizer, reward, options.max_tokens, has_experts)
         order = BatchOrder(len(prompts), options.prompts, options.seed)
-        total: int = options.steps
-        if done and adapters.is_due(done, options.save_every, total):
-            adapters.save_missing(client, adapter, done)
-        watch = Watch(options.output, total, options.log_format, done=done)
-        with watch, Interrupt() as interrupt:
+        log = ReplyLog(options.output, done)
 
-            def evaluate(step: int) -> None:
-                if held_out:
-                    groups = player.play(held_out, 1, 0.0, options.seed)
-                    watch.note(step, "eval_reward", mean_reward(groups))
+        def make_step(step: int, optim: OptimOptions) -> loop.Step:
+            chosen = [prompts[i] for i in order.indices(step)]
+            # Prompt i of a step uses seed + i, and steps must not share seeds.
+            seed = options.seed + step * options.prompts
+            drawn = player.draw(chosen, options.samples, options.temperature, seed)
+            with adapters.saved_on_error(adapter, step):
+                groups = player.score(chosen, drawn)
+            lines = log.add(step + 1, groups, evaluation=False)
+            batch = make_batch(groups)
+            more = {}
+            if options.kl_coef and batch:
+                held = held_to_start(client, adapter, batch, info, options)
+                batch, more["kl_start"] = held
+            result = learn(adapter, batch, info, options, optim)
+            num_tokens = sum(len(s.tokens) for samples in drawn for s in samples)
+            values = {**shown(groups, result), **more}
+            return loop.Step(num_tokens, values, result.number, lines)
 
-            if done == 0:
-                evaluate(0)
-            for step in range(done, total):
-                chosen = [prompts[i] for i in order.indices(step)]
-                # Prompt i of a step uses seed + i, and steps must not share seeds.
-                seed = options.seed + step * options.prompts
-                groups = player.play(chosen, options.samples, options.temperature, seed)
-                optim = adapters.optim_options(options, step, total)
-                result = learn(adapter, groups, info, options, optim)
-                watch.step(
-                    step + 1,
-                    sum(len(s.tokens) for group in groups for s in group.samples),
-                    {**shown(groups, result), "lr": optim["learning_rate"]},
-                    number=result.number,
-                )
-                if adapters.is_due(step + 1, options.eval_every, total):
-                    evaluate(step + 1)
-                due = adapters.is_due(step + 1, options.save_every, total)
-                if due or interrupt.asked:
-                    adapters.save(adapter, step + 1)
-                if interrupt.asked:
-                    raise KeyboardInterrupt
-            watch.plot(["reward", "eval_reward"], f"{options.adapter}: mean reward")
-        if options.export:
-            adapter.export(options.export)
+        def evaluated(step: int) -> dict[str, float]:
+            if not held_out:
+                return {}
+            drawn = player.draw(held_out, 1, 0.0, options.seed)
+            with adapters.saved_on_error(adapter, step):
+                groups = player.score(held_out, drawn)
+            log.add(step, groups, evaluation=True)
+            return {"eval_reward": mean_reward(groups)}
+
+        title = f"{options.adapter}: mean reward"
+        plot = Plot(["reward", "eval_reward"], title, "reward of a reply")
+        steps = range(done, options.steps)
+        loop.train(client, adapter, options, steps, make_step, evaluated, plot)

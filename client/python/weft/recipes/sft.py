@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from weft import data
 from weft.adapter import Adapter
 from weft.client import Client
-from weft.recipes import adapters
+from weft.datum import Datum
+from weft.recipes import adapters, loop, runs
 from weft.recipes.batches import BatchOrder, requests
-from weft.recipes.interrupt import Interrupt
-from weft.recipes.watch import Watch
-from weft.types import ServerInfo
+from weft.recipes.watch import Plot
+from weft.types import OptimOptions, ServerInfo
 
+T = TypeVar("T")
 SUMMARY = "Train an adapter on chats, prompts with completions, or texts."
 
 
@@ -31,50 +32,73 @@ def fraction(text: str) -> float:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `python -m weft sft`."""
     adapters.add_arguments(parser)
+    add_data_arguments(parser)
+    add_turn_arguments(parser)
+
+
+def add_data_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of a recipe that learns from a file of examples or pairs."""
     add = parser.add_argument
     add("--data", required=True, help=".jsonl, .parquet or hf:NAME[:SPLIT]")
     add("--eval-data", help="held out; default: a part of --data")
     add("--eval-fraction", type=fraction, default=0.1, help="of --data, held out")
     add("--epochs", type=float, default=1.0)
     add("--steps", type=adapters.positive, help="optimizer steps; default: by --epochs")
-    add("--batch", type=adapters.positive, default=8, help="examples in a batch")
+    add("--batch", type=adapters.positive, default=8, help="records in a batch")
     add("--accumulate", type=adapters.positive, default=1, help="batches in a step")
-    add("--loss-on", choices=("all", "last"), default="all", help="assistant turns")
     limit = "of an example; default: the model's context"
     add("--max-tokens", type=adapters.positive, help=limit)
     add("--truncate", choices=("end", "start", "never"), default="end")
 
 
-class Examples(NamedTuple):
-    """The examples that are learnt, and those that only the evaluation uses."""
-
-    train: list[data.Example]
-    held_out: list[data.Example]
-
-
-def load(options: argparse.Namespace, context: int) -> Examples:
-    """Reads the files. Raises InvalidArgument if one has no usable record."""
-    encoder = data.Encoder(
-        adapters.tokenizer(options),
-        loss_on=options.loss_on,
-        max_tokens=min(options.max_tokens or context, context),
-        truncate=options.truncate,
+def add_turn_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of a recipe that learns from chats."""
+    parser.add_argument(
+        "--loss-on", choices=("all", "last"), default="all", help="assistant turns"
     )
 
-    def read(source: str) -> list[data.Example]:
-        dataset = data.Dataset(source, encoder.example)
+
+class Split(NamedTuple, Generic[T]):
+    """What is learnt, and what only the evaluation uses."""
+
+    train: list[T]
+    held_out: list[T]
+
+
+def sources(options: argparse.Namespace) -> list[str]:
+    """Returns the data files of the options."""
+    return [options.data, *([options.eval_data] if options.eval_data else [])]
+
+
+def load(options: argparse.Namespace, encode: Callable[[data.Record], T]) -> Split[T]:
+    """Reads the files. Raises InvalidArgument if one has no usable record."""
+
+    def read(source: str) -> list[T]:
+        dataset = data.Dataset(source, encode)
         examples = dataset.load()
         print(f"{source}: {dataset.num_good} records, {dataset.num_bad} left out")
         return examples
 
     examples = read(options.data)
     if options.eval_data:
-        return Examples(examples, read(options.eval_data))
+        return Split(examples, read(options.eval_data))
     order = np.random.default_rng(options.seed).permutation(len(examples))
     num_held_out = min(int(len(examples) * options.eval_fraction), len(examples) - 1)
-    return Examples(
+    return Split(
         [examples[i] for i in sorted(order[num_held_out:])],
         [examples[i] for i in sorted(order[:num_held_out])],
+    )
+
+
+def encoder(
+    options: argparse.Namespace, context: int, loss_on: data.LossOn = "all"
+) -> data.Encoder:
+    """Returns the encoder of the options. context: the most tokens of the model."""
+    return data.Encoder(
+        adapters.tokenizer(options),
+        loss_on=loss_on,
+        max_tokens=min(options.max_tokens or context, context),
+        truncate=options.truncate,
     )
 
 
@@ -88,61 +112,52 @@ def evaluate(
     return sum(sums) / sum(example.num_learnt for example in examples)
 
 
+def weighted(examples: Sequence[data.Example]) -> list[Datum]:
+    """Returns training data whose summed loss is the mean over the learnt tokens."""
+    weight = 1.0 / sum(example.num_learnt for example in examples)
+    return [example.datum(weight) for example in examples]
+
+
+def batches(batch: Sequence[Datum], size: int) -> list[Sequence[Datum]]:
+    """Cuts the data of a step into batches of --batch."""
+    return [batch[i : i + size] for i in range(0, len(batch), size)]
+
+
+def num_steps(options: argparse.Namespace, num_examples: int, per_step: int) -> int:
+    """Returns --steps, or the steps of --epochs."""
+    by_epochs = max(round(options.epochs * num_examples / per_step), 1)
+    return int(options.steps or by_epochs)
+
+
 def run(options: argparse.Namespace) -> None:
     """Trains, evaluates and saves. Raises WeftError if a call fails. After an
     interrupt, saves the current step and raises KeyboardInterrupt."""
     with Client(options.server, timeout=options.timeout) as client:
         info = adapters.server_info(client)
-        examples = load(options, info.model.context_length)
+        encode = encoder(options, info.model.context_length, options.loss_on)
+        examples = load(options, encode.example)
+        runs.begin(options, info, sources(options))
         adapter, done = adapters.open_adapter(client, options)
         per_step = options.batch * options.accumulate
-        total = options.steps or max(
-            round(options.epochs * len(examples.train) / per_step), 1
-        )
         order = BatchOrder(len(examples.train), per_step, options.seed)
-        if done and adapters.is_due(done, options.save_every, total):
-            adapters.save_missing(client, adapter, done)
-        watch = Watch(options.output, total, options.log_format, done=done)
-        with watch, Interrupt() as interrupt:
-            if examples.held_out and done == 0:
-                watch.note(0, "eval_loss", evaluate(adapter, examples.held_out, info))
-            for step in range(done, total):
-                chosen = [examples.train[i] for i in order.indices(step)]
-                # The server sums losses; this weight makes a mean over learnt tokens.
-                weight = 1.0 / sum(example.num_learnt for example in chosen)
-                batch = [example.datum(weight) for example in chosen]
-                optim = adapters.optim_options(options, step, total)
-                result = adapters.update(
-                    adapter,
-                    [
-                        batch[i : i + options.batch]
-                        for i in range(0, per_step, options.batch)
-                    ],
-                    info,
-                    "cross_entropy",
-                    {},
-                    optim,
-                )
-                watch.step(
-                    step + 1,
-                    sum(len(datum.tokens) for datum in batch),
-                    {
-                        "loss": result.loss,
-                        "grad_norm": result.grad_norm,
-                        "lr": optim["learning_rate"],
-                    },
-                    number=result.number,
-                )
-                if examples.held_out and adapters.is_due(
-                    step + 1, options.eval_every, total
-                ):
-                    loss = evaluate(adapter, examples.held_out, info)
-                    watch.note(step + 1, "eval_loss", loss)
-                due = adapters.is_due(step + 1, options.save_every, total)
-                if due or interrupt.asked:
-                    adapters.save(adapter, step + 1)
-                if interrupt.asked:
-                    raise KeyboardInterrupt
-            watch.plot(["loss", "eval_loss"], f"{options.adapter}: loss per token")
-        if options.export:
-            adapter.export(options.export)
+
+        def make_step(step: int, optim: OptimOptions) -> loop.Step:
+            batch = weighted([examples.train[i] for i in order.indices(step)])
+            parts = batches(batch, options.batch)
+            result = adapters.submit_update(
+                adapter, parts, info, "cross_entropy", {}, optim
+            ).result()
+            values = {"loss": result.loss, "grad_norm": result.grad_norm}
+            num_tokens = sum(len(datum.tokens) for datum in batch)
+            return loop.Step(num_tokens, values, result.number)
+
+        def evaluated(_: int) -> dict[str, float]:
+            if not examples.held_out:
+                return {}
+            return {"eval_loss": evaluate(adapter, examples.held_out, info)}
+
+        total = num_steps(options, len(examples.train), per_step)
+        title = f"{options.adapter}: loss per learnt token"
+        plot = Plot(["loss", "eval_loss"], title, "loss per token (nats)")
+        steps = range(done, total)
+        loop.train(client, adapter, options, steps, make_step, evaluated, plot)

@@ -1,54 +1,64 @@
-"""Shows and stores a run's progress: lines, a log, TensorBoard events, a plot."""
+"""Shows and stores a run's progress: lines, a log, a plot, and boards."""
 
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from weft.errors import InvalidArgument
+from weft.recipes import plots
+from weft.recipes.boards import open_boards
 
 Row = dict[str, float]
 FORMATS = ("jsonl", "csv")
 NUMBER = "adapter_step"
-# The plot's moving average covers this many values, or a fifth of all values if that
-# is less.
-SMOOTHED = 10
 
 
-class _Board(Protocol):
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None: ...
+@dataclass(frozen=True)
+class Plot:
+    """What plot.png shows: the logged values with these names, by step."""
 
-    def close(self) -> None: ...
+    names: Sequence[str]
+    title: str
+    value: str  # What the values are, with their unit.
 
 
 class Watch:
     """Prints a line for each step, and writes log.jsonl or log.csv to the folder.
 
+    At its exit, also after an error, it draws plot.png if matplotlib is installed.
     Continues an existing log after its step `done`. If the existing log has later
-    steps, keeps it as log.old.jsonl or log.old.csv. The folder also gets event files if
-    tensorboardX, or tensorboard and torch, are installed. total: the number of steps of
-    the run. It is a context manager. Raises InvalidArgument for an unknown form, and
-    for an existing file that is not a log.
+    steps, keeps it as log.old.jsonl or log.old.csv. The values also go to the boards
+    that are installed (boards.py). total: the number of steps of the run. settings:
+    the options of the run, for the boards. It is a context manager. Raises
+    InvalidArgument for an unknown form, and for an existing file that is not a log.
     """
 
     def __init__(
-        self, folder: Path, total: int, form: str = "jsonl", *, done: int = 0
+        self,
+        folder: Path,
+        total: int,
+        form: str = "jsonl",
+        *,
+        done: int = 0,
+        plot: Plot | None = None,
+        settings: Mapping[str, object] | None = None,
     ) -> None:
         self._path = _log_path(folder, form)
+        self._plot = plot
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._total = total
-        rows = _read(self._path)
+        rows = read_log(self._path)
         self._rows = [row for row in rows if done and row["step"] <= done]
         if len(self._rows) < len(rows):
             os.replace(self._path, folder / f"log.old.{form}")
-        self._board = _open_board(folder)
+        self._boards = open_boards(folder, settings or {})
         self._start = self._last = time.monotonic()
         self._num_new = 0
 
@@ -56,14 +66,19 @@ class Watch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._board is not None:
-            self._board.close()
+        for board in self._boards:
+            board.close()
+        if self._plot is not None:
+            plots.by_step(
+                self._folder / "plot.png",
+                {name: self.points(name) for name in self._plot.names},
+                title=self._plot.title,
+                value=self._plot.value,
+            )
 
-    @property
-    def rows(self) -> Sequence[Mapping[str, float]]:
-        """Returns the log, with one row per step. The log includes the rows of earlier
-        runs that this run continues."""
-        return self._rows
+    def points(self, name: str) -> list[tuple[float, float]]:
+        """Returns the logged values of this name, each with its step."""
+        return [(row["step"], row[name]) for row in self._rows if name in row]
 
     def step(
         self,
@@ -72,16 +87,19 @@ class Watch:
         values: Mapping[str, float],
         *,
         number: int | None = None,
+        more: Mapping[str, float] | None = None,
     ) -> None:
         """Logs the end of step `step`, counted from 1, which took num_tokens tokens.
 
-        number: the adapter's last step number, logged as "adapter_step".
+        number: the adapter's last step number, logged as "adapter_step". more: values
+        that are logged and not printed.
         """
         now = time.monotonic()
         seconds, self._last = now - self._last, now
         self._num_new += 1
         rate = num_tokens / max(seconds, 1e-9)
-        row = {"step": step, **values, "tokens_per_second": rate, "seconds": seconds}
+        row = {"step": step, **values, **(more or {})}
+        row |= {"tokens_per_second": rate, "seconds": seconds}
         logged = row if number is None else {**row, NUMBER: number}
         self._rows.append(logged)
         self._write()
@@ -91,52 +109,27 @@ class Watch:
         print(f"step {step}/{self._total}", *shown, sep="  ", flush=True)
         self._to_board(step, row)
 
-    def note(self, step: int, name: str, value: float) -> None:
+    def note(
+        self,
+        step: int,
+        name: str,
+        value: float,
+        *,
+        more: Mapping[str, float] | None = None,
+    ) -> None:
         """Logs a value that only some steps have, such as the loss of an evaluation.
 
         Adds the value to the last row if that row is of the same step. Otherwise adds a
-        new row.
+        new row. more: as in `step`.
         """
+        values = {name: value, **(more or {})}
         if not self._rows or self._rows[-1]["step"] != step:
             self._rows.append({"step": step})
-        self._rows[-1][name] = value
+        self._rows[-1].update(values)
         self._write()
         print(f"step {step}/{self._total}  {name} {value:.4f}", flush=True)
-        self._to_board(step, {name: value})
+        self._to_board(step, values)
         self._last = time.monotonic()
-
-    def plot(self, names: Sequence[str], title: str) -> Path | None:
-        """Plots the logged values with these names by step. Returns the path of
-        plot.png, or None if matplotlib is missing."""
-        if importlib.util.find_spec("matplotlib") is None:
-            return None
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(7.2, 4.0), dpi=110, layout="constrained")
-        axes = figure.add_subplot()
-        for index, name in enumerate(names):
-            pairs = [(row["step"], row[name]) for row in self._rows if name in row]
-            if not pairs:
-                continue
-            steps = [step for step, _ in pairs]
-            values = [value for _, value in pairs]
-            color = f"C{index}"
-            # An evaluation runs seldom, so it has too few values to average.
-            if len(pairs) < len(self._rows) // 2:
-                axes.plot(steps, values, "o-", color=color, linewidth=2, label=name)
-                continue
-            width = max(1, min(SMOOTHED, len(values) // 5))
-            axes.plot(steps, values, color=color, alpha=0.3, linewidth=0.9)
-            axes.plot(
-                steps, _average(values, width), color=color, linewidth=2, label=name
-            )
-        axes.set(title=title, xlabel="step")
-        axes.legend()
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-        path = self._folder / "plot.png"
-        figure.savefig(path)
-        return path
 
     def _write(self) -> None:
         """Writes the whole log again, because `note` may change the last row."""
@@ -154,18 +147,10 @@ class Watch:
         os.replace(draft, self._path)
 
     def _to_board(self, step: int, row: Mapping[str, float]) -> None:
-        if self._board is not None:
+        for board in self._boards:
             for name, value in row.items():
                 if name != "step":
-                    self._board.add_scalar(name, value, step)
-
-
-def _average(values: Sequence[float], width: int) -> list[float]:
-    """Returns the moving average: at each position the mean of the last `width` values,
-    or of all values so far if they are fewer."""
-    ends = range(1, len(values) + 1)
-    parts = [values[max(end - width, 0) : end] for end in ends]
-    return [sum(part) / len(part) for part in parts]
+                    board.add_scalar(name, value, step)
 
 
 def _clock(seconds: float) -> str:
@@ -181,7 +166,7 @@ def _csv_row(row: Mapping[str, str]) -> Row:
 def last_number(folder: Path, form: str) -> int | None:
     """Returns the adapter's last step number in the folder's log, or None if the log
     has none. Raises InvalidArgument as Watch does."""
-    rows = _read(_log_path(folder, form))
+    rows = read_log(_log_path(folder, form))
     number = rows[-1].get(NUMBER) if rows else None
     return None if number is None else int(number)
 
@@ -192,7 +177,9 @@ def _log_path(folder: Path, form: str) -> Path:
     return folder / f"log.{form}"
 
 
-def _read(path: Path) -> list[Row]:
+def read_log(path: Path) -> list[Row]:
+    """Returns the rows of a log, by step; none if there is no file. Raises
+    InvalidArgument if the file is not a log."""
     if not path.is_file():
         return []
     try:
@@ -204,14 +191,3 @@ def _read(path: Path) -> list[Row]:
             return sorted(rows, key=lambda row: row["step"])
     except (ValueError, TypeError, KeyError) as error:
         raise InvalidArgument(f"{path} is not a log of a run: {error!r}") from None
-
-
-def _open_board(folder: Path) -> _Board | None:
-    if importlib.util.find_spec("tensorboardX") is not None:
-        from tensorboardX import SummaryWriter
-    elif importlib.util.find_spec("tensorboard") and importlib.util.find_spec("torch"):
-        from torch.utils.tensorboard import SummaryWriter
-    else:
-        return None
-    board: _Board = SummaryWriter(str(folder))
-    return board

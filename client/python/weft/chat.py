@@ -1,0 +1,124 @@
+"""`python -m weft sample` and `python -m weft chat`: texts in, texts out."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from collections.abc import Iterable, Sequence
+
+from weft.client import Client
+from weft.data import Message, ModelTokenizer
+from weft.recipes import adapters
+from weft.types import SampleDelta, SampleOptions
+
+SUMMARY = "Chat with an adapter or the base model."
+HELP = "Ctrl-D ends. /clear forgets the chat, /retry asks for another answer."
+
+
+def add_arguments(parser: argparse.ArgumentParser, max_tokens: int) -> None:
+    """Adds the options of a command that samples. max_tokens: its default."""
+    adapters.add_model_arguments(parser)
+    add = parser.add_argument
+    add("--adapter", default="", help="or ADAPTER@SNAPSHOT; default: base model")
+    add("--max-tokens", type=adapters.positive, default=max_tokens)
+    add("--temperature", type=float, default=1.0)
+    add("--seed", type=int)
+
+
+def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `python -m weft chat`."""
+    add_arguments(parser, max_tokens=512)
+    parser.add_argument("--system", help="the chat's first message")
+
+
+class Speaker:
+    """Samples from the model of the options, and prints the text as it is drawn."""
+
+    def __init__(
+        self, client: Client, tokenizer: ModelTokenizer, options: argparse.Namespace
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._settings: SampleOptions = {
+            "max_tokens": options.max_tokens,
+            "temperature": options.temperature,
+            "seed": options.seed,
+        }
+        name, _, self._snapshot = options.adapter.partition("@")
+        self._client = client
+        self._adapter = client.adapter(name) if name else None
+
+    def say(self, prompt: Sequence[int]) -> str:
+        """Prints the text that follows the prompt, and returns it."""
+        if self._adapter is None:
+            return self._show(self._client.sample_stream(prompt, **self._settings))
+        return self._show(
+            self._adapter.sample_stream(
+                prompt, snapshot=self._snapshot or None, **self._settings
+            )
+        )
+
+    def _show(self, stream: Iterable[SampleDelta]) -> str:
+        tokens: list[int] = []
+        shown = ""
+        for delta in stream:
+            tokens += delta.tokens
+            decoded = self._tokenizer.decode(tokens)
+            # The last character may still lack some of its bytes.
+            if decoded.startswith(shown) and not decoded.endswith("\ufffd"):
+                print(decoded[len(shown) :], end="", flush=True)
+                shown = decoded
+        whole = self._tokenizer.decode(tokens)
+        print(whole[len(shown) :], flush=True)
+        return whole
+
+
+def sample(options: argparse.Namespace) -> None:
+    """Continues a text, or answers it."""
+    tokenizer = adapters.tokenizer(options)
+    if options.chat:
+        prompt = tokenizer.chat_prompt([{"role": "user", "content": options.prompt}])
+    else:
+        prompt = tokenizer.encode(options.prompt)
+    with Client(options.server) as client:
+        Speaker(client, tokenizer, options).say(prompt)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Reads the user's messages from standard input, and answers each."""
+    tokenizer = adapters.tokenizer(options)
+    start: list[Message] = []
+    if options.system:
+        start.append({"role": "system", "content": options.system})
+    if importlib.util.find_spec("readline"):
+        importlib.import_module("readline")  # Gives `input` keys to edit and to repeat.
+    with Client(options.server) as client:
+        speaker = Speaker(client, tokenizer, options)
+        print(HELP)
+        messages = list(start)
+        while (text := _read()) is not None:
+            if text == "/clear":
+                messages = list(start)
+                continue
+            if text == "/retry":
+                if messages[-1:] == start[-1:]:
+                    print("there is no answer yet")
+                    continue
+                messages.pop()
+            elif text.startswith("/"):
+                print(HELP)
+                continue
+            elif text:
+                messages.append({"role": "user", "content": text})
+            else:
+                continue
+            answer = speaker.say(tokenizer.chat_prompt(messages))
+            messages.append({"role": "assistant", "content": answer})
+
+
+def _read() -> str | None:
+    """Returns the user's next line; None at the end of the input."""
+    try:
+        return input("> ").strip()
+    except EOFError:
+        print()
+        return None

@@ -1,0 +1,79 @@
+"""Turns the records of other programs, Alpaca's and ShareGPT's, into messages."""
+
+from __future__ import annotations
+
+from weft.data.sources import Record
+from weft.errors import InvalidArgument
+
+# The speakers of ShareGPT's records. Those of tools are missing, because programs
+# disagree about what they mean.
+ROLES = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "assistant": "assistant",
+}
+
+
+def as_messages(record: Record) -> Record:
+    """Returns the record with "messages" in place of Alpaca's or ShareGPT's fields, or
+    the record itself if it has neither. Raises InvalidArgument for a field that has no
+    place in messages."""
+    if "messages" in record:
+        return record
+    if "conversations" in record:
+        return _share_gpt(record)
+    return _alpaca(record) if "instruction" in record else record
+
+
+def _share_gpt(record: Record) -> Record:
+    turns = record["conversations"]
+    if not isinstance(turns, list):
+        raise InvalidArgument('"conversations" is not a list')
+    messages = [_message(turn, f"conversations[{i}]") for i, turn in enumerate(turns)]
+    system = record.get("system")
+    if system:
+        messages.insert(0, {"role": "system", "content": system})
+    kept = {k: v for k, v in record.items() if k not in ("conversations", "system")}
+    return {**kept, "messages": messages}
+
+
+def _message(turn: object, where: str) -> dict[str, object]:
+    if not isinstance(turn, dict):
+        raise InvalidArgument(f"{where} is not an object")
+    if "role" in turn:  # Some files have OpenAI's messages under ShareGPT's name.
+        return turn
+    role = ROLES.get(str(turn.get("from")))
+    if role is None:
+        raise InvalidArgument(
+            f'{where}: "from" is {turn.get("from")!r}; must be one of '
+            f'{", ".join(ROLES)}. Write turns of tools as "messages"'
+        )
+    rest = {k: v for k, v in turn.items() if k not in ("from", "value")}
+    return {**rest, "role": role, "content": turn.get("value")}
+
+
+def _alpaca(record: Record) -> Record:
+    if record.get("history"):
+        raise InvalidArgument(
+            'a record with "instruction" has "history"; write its turns as "messages"'
+        )
+    question = [text_field(record, "instruction")]
+    if record.get("input"):
+        question.append(text_field(record, "input"))
+    messages = [{"role": "user", "content": "\n".join(question)}]
+    if record.get("system"):
+        messages.insert(0, {"role": "system", "content": text_field(record, "system")})
+    if "output" in record:
+        messages.append({"role": "assistant", "content": text_field(record, "output")})
+    return {"messages": messages}
+
+
+def text_field(record: Record, name: str) -> str:
+    """Returns the field's text. Raises InvalidArgument for anything else."""
+    value = record.get(name)
+    if not isinstance(value, str):
+        raise InvalidArgument(f'"{name}" is not a text')
+    return value

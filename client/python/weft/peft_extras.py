@@ -1,0 +1,98 @@
+"""What a PEFT folder needs besides the adapter, so that other programs load it alone:
+the name of its base model, the tokenizer's files, and a model card."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from weft.errors import InvalidArgument
+
+CONFIG = "adapter_config.json"
+BASE = "base_model_name_or_path"
+# The tokenizer's files in a model folder. A folder has some of them.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+)
+# The values of vLLM's --max-lora-rank.
+VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+CARD = """---
+{header}library_name: peft
+pipeline_tag: text-generation
+tags:
+- lora
+- weft
+---
+
+# {name}
+
+A LoRA adapter of `{base}`: rank {rank}, alpha {alpha:g}, on {modules}. Weft trained it.
+
+```python
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoTokenizer
+
+model = AutoPeftModelForCausalLM.from_pretrained("{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+```
+
+```
+vllm serve {base} --enable-lora --max-lora-rank {limit} --lora-modules {name}=./{name}
+```
+"""
+
+
+def add(
+    folder: Path,
+    name: str,
+    base_model: str | None,
+    model_dir: str | os.PathLike[str] | None,
+) -> None:
+    """Completes a PEFT folder.
+
+    name: the adapter's name for the model card. base_model: the Hub's name of the base
+    model, or its folder; None keeps the server's name. model_dir: the folder whose
+    tokenizer files are copied; None copies none. Raises InvalidArgument if model_dir
+    has none.
+    """
+    path = folder / CONFIG
+    config = json.loads(path.read_text("utf-8"))
+    if base_model is not None:
+        config[BASE] = base_model
+        path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    if model_dir is not None:
+        found = [Path(model_dir, file) for file in TOKENIZER_FILES]
+        found = [file for file in found if file.is_file()]
+        if not found:
+            raise InvalidArgument(f"model_dir {model_dir}: no file of a tokenizer")
+        for file in found:
+            shutil.copyfile(file, folder / file.name)
+    (folder / "README.md").write_text(_card(config, name), encoding="utf-8")
+
+
+def _card(config: dict[str, Any], name: str) -> str:
+    """Returns the model card. Its header names the base model only if that is a name of
+    the Hub, because the Hub refuses others."""
+    base = str(config[BASE])
+    on_hub = base.count("/") == 1 and not base.startswith((".", "/"))
+    modules = config["target_modules"]
+    highest = max(config["r"], *config.get("rank_pattern", {}).values(), 0)
+    return CARD.format(
+        header=f"base_model: {base}\n" if on_hub else "",
+        name=name,
+        base=base,
+        rank=config["r"],
+        limit=next((one for one in VLLM_RANKS if one >= highest), highest),
+        alpha=config["lora_alpha"],
+        modules=", ".join(modules) if isinstance(modules, list) else modules,
+    )

@@ -1,0 +1,128 @@
+"""Keeps what a run did: run.json in the run's folder, and no run over another's."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from weft.errors import FailedPrecondition, InvalidArgument
+from weft.recipes.watch import FORMATS, read_log
+from weft.types import ServerInfo
+
+FILE = "run.json"
+PLAIN = (bool, int, float, dict, list)  # Options that JSON holds as they are.
+# Options that do not change what a run computes.
+INCIDENTAL = {"resume", "server", "timeout"}
+# The packages that decide what a run computes on this machine.
+PACKAGES = ("weftd", "numpy", "tokenizers", "jinja2")
+
+
+def begin(options: argparse.Namespace, info: ServerInfo, files: Sequence[str]) -> None:
+    """Writes run.json to the folder --output, by default run/ADAPTER, which it sets.
+
+    The file has the options, the versions, the model, and size and SHA-256 of the data
+    files. When a run is resumed, the entry of its beginning moves to the list
+    "earlier". Raises FailedPrecondition if the folder holds steps of another run, or,
+    without --resume, of any run. --resume is None for a command that lacks it.
+    """
+    options.output = options.output or Path("run", options.adapter)
+    path = options.output / FILE
+    before = _read(path)
+    if _has_steps(options.output):
+        _check_same(options, before)
+    entry = {
+        "command": options.command,
+        "adapter": options.adapter,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "options": settings(options),
+        "versions": {"server": info.version, **_versions()},
+        "model": dataclasses.asdict(info.model),
+        "data": {file: _described(Path(file)) for file in files},
+    }
+    if options.resume and before:
+        _show_changes(before, entry)
+        entry["earlier"] = [*before.pop("earlier", ()), before]
+    options.output.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".tmp")
+    draft.write_text(json.dumps(entry, indent=2) + "\n", encoding="utf-8")
+    os.replace(draft, path)
+
+
+def _show_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Prints what differs from the run's beginning, because a run that goes on with
+    other settings or data is not the run that was begun."""
+    old, new = before["options"], now["options"]
+    for name in sorted({*old, *new} - INCIDENTAL):
+        if old.get(name) != new.get(name):
+            print(f"--{name.replace('_', '-')}: {new.get(name)}, was {old.get(name)}")
+    if before["data"] != now["data"]:
+        print("the data files are not those of the run's beginning")
+
+
+def settings(options: argparse.Namespace) -> dict[str, object]:
+    """Returns the options that are set, as JSON holds them."""
+    return {
+        name: value if isinstance(value, PLAIN) else str(value)
+        for name, value in sorted(vars(options).items())
+        if value is not None and not callable(value)
+    }
+
+
+def _check_same(options: argparse.Namespace, before: dict[str, Any]) -> None:
+    """Raises FailedPrecondition unless the command goes on with the folder's run."""
+    owner = (before.get("command"), before.get("adapter"))
+    same = not before or owner == (options.command, options.adapter)
+    if same and options.resume:
+        return
+    what = f"{owner[0]} of adapter {owner[1]!r}" if before else "another run"
+    resumes = same and options.resume is not None
+    wayout = "--resume to go on with it, or " if resumes else ""
+    raise FailedPrecondition(
+        f"--output {options.output} holds the files of {what}: give {wayout}another "
+        "--output"
+    )
+
+
+def _has_steps(folder: Path) -> bool:
+    paths = [folder / f"log.{form}" for form in FORMATS]
+    return any(row["step"] > 0 for path in paths for row in read_log(path))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Returns the file's entry, or {} if there is no file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text("utf-8"))
+        if {"command", "adapter", "options", "data"} <= value.keys():
+            return {**value}
+        reason = "fields are missing"
+    except (ValueError, AttributeError) as error:
+        reason = str(error)
+    raise InvalidArgument(f"{path} is not a file of a run: {reason}")
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        for distribution in metadata.distributions(name=name):
+            found[name] = distribution.version
+    return found
+
+
+def _described(path: Path) -> dict[str, object]:
+    """Returns size and hash of a file; nothing for a pipe and for "hf:NAME"."""
+    if not path.is_file():
+        return {}
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}

@@ -1,0 +1,278 @@
+"""A sweep: adapters of several ranks, learning rates and seeds learn at once."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft import data
+from weft.adapter import Adapter
+from weft.client import Client
+from weft.errors import FailedPrecondition
+from weft.recipes import adapters, plots, runs, sft
+from weft.recipes.batches import BatchOrder, requests
+from weft.recipes.interrupt import Interrupt
+from weft.recipes.watch import Watch
+from weft.types import ServerInfo
+
+SUMMARY = "Train adapters of several ranks, learning rates and seeds at once."
+TABLE = "sweep.csv"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `python -m weft sweep`."""
+    adapters.add_common_arguments(parser)
+    sft.add_data_arguments(parser)
+    sft.add_turn_arguments(parser)
+    add = parser.add_argument
+    names = "the adapters are ADAPTER-rRANK-lrLR-sSEED"
+    add("--adapter", required=True, help=names)
+    ranks = "LoRA ranks"
+    add("--rank", type=adapters.positive, nargs="+", default=[16], help=ranks)
+    rates = "learning rates at their highest"
+    add("--lr", type=float, nargs="+", default=[1e-4, 2e-4, 5e-4], help=rates)
+    parser.set_defaults(resume=None)
+    seeds = f"{adapters.SEED}; the first one chooses what is held out"
+    add("--seed", type=adapters.natural, nargs="+", default=[0], help=seeds)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One adapter of the sweep, and the options with which `sft` would train it."""
+
+    adapter: Adapter
+    options: argparse.Namespace
+    order: BatchOrder
+
+    @property
+    def label(self) -> str:
+        """Returns what tells this run from the others."""
+        one = self.options
+        return f"rank {one.rank}, lr {one.lr:g}, seed {one.seed}"
+
+
+def open_runs(
+    client: Client, options: argparse.Namespace, info: ServerInfo, count: int
+) -> list[Run]:
+    """Creates the adapters. Raises FailedPrecondition if one exists, or if the server
+    has no room for all."""
+    taken = {adapter.adapter_id for adapter in client.adapters()}
+    chosen = []
+    values = map(dict.fromkeys, (options.rank, options.lr, options.seed))
+    for rank, rate, seed in itertools.product(*values):
+        name = f"{options.adapter}-r{rank}-lr{rate:g}-s{seed}"
+        if name in taken:
+            raise FailedPrecondition(
+                f"adapter {name!r} exists: give another --adapter, or delete it"
+            )
+        own = {"adapter": name, "rank": rank, "lr": rate, "seed": seed}
+        chosen.append(argparse.Namespace(**{**vars(options), **own}))
+    room = info.max_adapters - info.num_adapters
+    if len(chosen) > room:
+        raise FailedPrecondition(
+            f"{len(chosen)} adapters: the server has room for {room} more "
+            "(--max-adapters); give fewer values, or delete adapters"
+        )
+    per_step = options.batch * options.accumulate
+    return [
+        Run(
+            adapters.make(client, one, None),
+            one,
+            BatchOrder(count, per_step, one.seed),
+        )
+        for one in chosen
+    ]
+
+
+def learn(
+    runs_: Sequence[Run],
+    examples: Sequence[data.Example],
+    info: ServerInfo,
+    step: int,
+    total: int,
+) -> tuple[int, list[float]]:
+    """Makes step `step` of every run. Sends all of it before it waits, so that the
+    server trains all adapters in one batch. Returns the number of tokens, and the loss
+    of each run; infinity for a run that has diverged."""
+    num_tokens = 0
+    pending = []
+    for run_ in runs_:
+        batch = sft.weighted([examples[i] for i in run_.order.indices(step)])
+        num_tokens += sum(len(datum.tokens) for datum in batch)
+        optim = adapters.optim_options(run_.options, step, total)
+        parts = sft.batches(batch, run_.options.batch)
+        pending.append(
+            adapters.submit_update(
+                run_.adapter, parts, info, "cross_entropy", {}, optim
+            )
+        )
+    return num_tokens, [
+        math.inf if one.diverged() else one.result().loss for one in pending
+    ]
+
+
+def evaluate(
+    runs_: Sequence[Run], examples: Sequence[data.Example], info: ServerInfo
+) -> list[float]:
+    """Returns the mean loss per learnt token of each run, all computed at once."""
+    parts = list(requests([example.datum() for example in examples], info))
+    pending = [[run_.adapter.submit.forward(part) for part in parts] for run_ in runs_]
+    learnt = sum(example.num_learnt for example in examples)
+    return [
+        sum(future.result().metrics["loss:sum"] for future in futures) / learnt
+        for futures in pending
+    ]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run at its end."""
+
+    run: Run
+    loss: float
+    eval_loss: float | None  # None: nothing is held out.
+
+    @property
+    def score(self) -> float:
+        """Returns the loss by which runs are compared."""
+        return self.loss if self.eval_loss is None else self.eval_loss
+
+
+def show(results: Sequence[Result], folder: Path) -> None:
+    """Prints a table of the runs, the best one first, and writes it to sweep.csv. A run
+    that has diverged has the loss inf."""
+    names = ("rank", "lr", "seed", "loss", "eval_loss", "adapter")
+    rows = [
+        (
+            str(one.run.options.rank),
+            f"{one.run.options.lr:g}",
+            str(one.run.options.seed),
+            f"{one.loss:.4f}",
+            "" if one.eval_loss is None else f"{one.eval_loss:.4f}",
+            one.run.adapter.id,
+        )
+        for one in sorted(results, key=lambda one: one.score)
+    ]
+    with (folder / TABLE).open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([names, *rows])
+    widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
+    for row in (names, *rows):
+        cells = zip(row, widths, strict=True)
+        print("  ".join(cell.ljust(width) for cell, width in cells).rstrip())
+
+
+def draw(results: Sequence[Result], watch: Watch, path: Path, title: str) -> None:
+    """Draws the loss of each run by step, and the final losses by learning rate: a
+    point for each seed, and a line through the means of each rank."""
+    page = plots.figure(11.0, 4.4)
+    if page is None or not results:
+        return
+    course, final = page.subplots(1, 2)
+    series = {
+        one.run.label: watch.points(f"loss/{one.run.adapter.id}") for one in results
+    }
+    plots.draw(course, series, raw=False)
+    plots.label(course, title=title, x="step", y="loss per token (nats)")
+    for index, rank in enumerate(sorted({one.run.options.rank for one in results})):
+        scores: dict[float, list[float]] = {}
+        for one in sorted(results, key=lambda one: one.run.options.lr):
+            if one.run.options.rank == rank:
+                scores.setdefault(one.run.options.lr, []).append(one.score)
+        for rate, found in scores.items():
+            final.plot([rate] * len(found), found, "o", color=f"C{index}")
+        means = [sum(found) / len(found) for found in scores.values()]
+        dash = plots.DASHES[index % len(plots.DASHES)]
+        final.plot(list(scores), means, dash, color=f"C{index}", label=f"rank {rank}")
+    rates = sorted({one.run.options.lr for one in results})
+    final.set_xscale("log")
+    final.set_xticks(rates, labels=[f"{rate:g}" for rate in rates])
+    final.minorticks_off()
+    kind = "loss" if results[0].eval_loss is None else "eval_loss"
+    plots.label(
+        final, title="At the end", x="learning rate", y=f"{kind} per token (nats)"
+    )
+    page.savefig(path)
+
+
+def finish(
+    made: Sequence[tuple[Run, float]],
+    held_out: Sequence[data.Example],
+    info: ServerInfo,
+) -> list[Result]:
+    """Evaluates the runs, each with its loss, if anything is held out."""
+    scores: Sequence[float | None] = [None] * len(made)
+    if held_out:
+        scores = evaluate([one for one, _ in made], held_out, info)
+    return [Result(*one, score) for one, score in zip(made, scores, strict=True)]
+
+
+def best(results: Sequence[Result]) -> Result:
+    """Returns the run with the lowest loss."""
+    return min(results, key=lambda one: one.score)
+
+
+def note(watch: Watch, step: int, results: Sequence[Result]) -> None:
+    """Logs the evaluation of all runs, and prints the lowest loss."""
+    scores = {
+        f"eval_loss/{one.run.adapter.id}": one.eval_loss
+        for one in results
+        if one.eval_loss is not None
+    }
+    if scores:
+        watch.note(step, "lowest eval_loss", min(scores.values()), more=scores)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Trains all adapters, evaluates them and saves the best. Raises WeftError if a
+    call fails. After an interrupt, ends with the current step and raises
+    KeyboardInterrupt."""
+    with Client(options.server, timeout=options.timeout) as client:
+        info = adapters.server_info(client)
+        first = argparse.Namespace(**{**vars(options), "seed": options.seed[0]})
+        encode = sft.encoder(options, info.model.context_length, options.loss_on)
+        examples = sft.load(first, encode.example)
+        runs.begin(options, info, sft.sources(options))
+        members = open_runs(client, options, info, len(examples.train))
+        per_step = options.batch * options.accumulate
+        total = sft.num_steps(options, len(examples.train), per_step)
+        print(f"{len(members)} adapters, {total} steps each", flush=True)
+        settings = runs.settings(options)
+        watch = Watch(options.output, total, options.log_format, settings=settings)
+        results: list[Result] = []
+        diverged: list[Result] = []
+        with watch, Interrupt() as interrupt:
+            for step in range(total):
+                num_tokens, losses = learn(members, examples.train, info, step, total)
+                made = list(zip(members, losses, strict=True))
+                diverged += [Result(*one, None) for one in made if one[1] == math.inf]
+                made = [one for one in made if one[1] != math.inf]
+                members = [one for one, _ in made]
+                if not made:
+                    results = []
+                    break
+                watch.step(
+                    step + 1,
+                    num_tokens,
+                    {
+                        "lowest loss": min(loss for _, loss in made),
+                        "highest loss": max(loss for _, loss in made),
+                    },
+                    more={f"loss/{one.adapter.id}": loss for one, loss in made},
+                )
+                ends = interrupt.asked or step + 1 == total
+                if ends or adapters.is_due(step + 1, options.eval_every, total):
+                    results = finish(made, examples.held_out, info)
+                    note(watch, step + 1, results)
+                if ends:
+                    adapters.save(best(results).run.adapter, step + 1)
+                    break
+            title = f"{options.adapter}: loss per learnt token"
+            draw(results, watch, options.output / "plot.png", title)
+            show([*results, *diverged], options.output)
+            if interrupt.asked:
+                raise KeyboardInterrupt
