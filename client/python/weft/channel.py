@@ -26,6 +26,9 @@ OPTIONS: Options = [
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    # gRPC takes it for the time limit of a connection, too.
+    ("grpc.min_reconnect_backoff_ms", 2_500),
+    ("grpc.dns_ares_query_timeout", 2_500),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.use_local_subchannel_pool", 1),
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -118,7 +118,15 @@ def lora_config(
     seed: int | None,
     expert_rank: int | None,
 ) -> adapters_pb2.LoraConfig:
-    """Returns an adapter's configuration. None means the server's default."""
+    """Returns an adapter's configuration. None means the server's default. Raises
+    InvalidArgument for values that no server takes."""
+    if rank < 1:  # In a request, 0 means the server's default.
+        raise InvalidArgument(f"rank is {rank}, must be at least 1")
+    if expert_rank is not None and expert_rank < 1:
+        raise InvalidArgument(
+            f"expert_rank is {expert_rank}, must be at least 1; None: rank divided by "
+            "the experts per token"
+        )
     modules = [
         _enum_name(adapters_pb2.TargetModule, "TARGET_MODULE_", "target_modules", name)
         for name in target_modules or ()
@@ -197,7 +205,7 @@ def save_request(
             step=slot.number,
             epoch=slot.epoch,
             kind=f"CHECKPOINT_KIND_{kind.upper()}",
-            metadata=options.get("metadata", {}),
+            metadata=options.get("metadata") or {},
             ttl_seconds=options.get("ttl_seconds", 0),
             keep_newest=options.get("keep_newest", 0),
         )
@@ -357,9 +365,12 @@ def _top(
 
 
 def to_sample_result(
-    message: sampling_pb2.SampleResponse, prompt: Sequence[int]
+    message: sampling_pb2.SampleResponse,
+    prompt: Sequence[int],
+    decode: Callable[[Sequence[int]], str | None],
 ) -> SampleResult:
-    """Returns the samples of a reply. `prompt`: the request's prompt, [P]."""
+    """Returns the samples of a reply. `prompt`: the request's prompt, [P]. `decode`:
+    returns the text of tokens, or None."""
     samples = [
         Sample(
             tokens=list(sample.tokens),
@@ -368,6 +379,7 @@ def to_sample_result(
             top_logprobs=_top(sample.top_logprobs),
             prompt=prompt,
             routing=_routing(sample.routing_le, len(prompt) + len(sample.tokens) - 1),
+            decoded=decode(sample.tokens),
         )
         for sample in message.samples
     ]

@@ -3,6 +3,7 @@ operation per API method. The classes only choose the driver and add streams."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -10,10 +11,16 @@ from weft import convert, methods
 from weft._proto import adapters_pb2, server_pb2, training_pb2
 from weft.convert import TrainRequest, TrainResponse
 from weft.datum import Datum
-from weft.errors import AlreadyExists, FailedPrecondition, NotFound, WeftError
+from weft.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    NotFound,
+    Unavailable,
+    WeftError,
+)
 from weft.folders import StrPath, import_requests, upload_requests
 from weft.methods import Method, RequestT, ResponseT
-from weft.operations import Caller, Operation, Reply
+from weft.operations import Caller, Operation, Reply, Sleep
 from weft.sampling import SamplerCore
 from weft.server_info import to_server_info
 from weft.steps import StepCounter, StepSlot
@@ -223,6 +230,17 @@ class ClientCore:
         request = server_pb2.GetInfoRequest()
         reply = yield from self.caller.call(methods.GET_INFO, request)
         return to_server_info(reply.message.info)
+
+    def started_info(self) -> Operation[ServerInfo]:
+        """Builds the info of a server that has its model. Waits while it loads it."""
+        deadline = time.monotonic() + self.caller.timeout
+        while True:
+            info = yield from self.info()
+            if info.model.vocab_size:
+                return info
+            if time.monotonic() > deadline:
+                raise Unavailable("the server is starting")
+            yield Sleep(0.5)
 
     def healthy(self) -> Operation[bool]:
         try:

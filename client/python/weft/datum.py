@@ -168,6 +168,11 @@ class Datum:
         self.advantages = floats("datum.advantages", advantages)
         self.routing = _routing(routing, len(self.tokens))
 
+    def __repr__(self) -> str:
+        """Says how many tokens there are, not which ones."""
+        learnt = self.targets if self.weights is None else np.flatnonzero(self.weights)
+        return f"Datum({len(self.tokens)} tokens, {learnt.size} targets learnt)"
+
     def with_weights(self, weights: ArrayLike) -> Datum:
         """Returns a datum with the same tokens and targets and these weights, but
         without logprobs and advantages.

@@ -17,6 +17,7 @@ class WeftError(Exception):
     retry_after: the seconds after which the server suggests a retry, or None.
     repeatable: False if the server asks not to repeat the call at all.
     step_done: the step ran and failed, so its number is used.
+    from_server: the server itself sent the error, not the connection to it.
     reason, values: details for programs, listed in weft/v1/errors.proto; "" and {}
     if the server sends none.
     """
@@ -25,6 +26,7 @@ class WeftError(Exception):
     retry_after: float | None = None
     repeatable: bool = True
     step_done: bool = False
+    from_server: bool = False
     reason: str = ""
 
     def __init__(self, message: str, code: str | None = None) -> None:
@@ -145,6 +147,15 @@ def make_error(code: str, message: str, retry_after: float | None = None) -> Wef
     return error
 
 
+def without_frames(error: BaseException) -> BaseException:
+    """Returns a call's error without the client's own frames, so that its traceback
+    begins where the program waits for the call."""
+    if isinstance(error, WeftError):
+        error.__suppress_context__ = True
+        return error.with_traceback(None)
+    return error
+
+
 def metadata_dict(
     metadata: Iterable[tuple[str, str | bytes]] | None,
 ) -> dict[str, str]:
@@ -179,6 +190,7 @@ def from_rpc_error(error: grpc.RpcError) -> WeftError:
     made = make_error(error.code().name, error.details() or "", hint)
     made.repeatable = repeatable
     made.step_done = "weft-step-done" in trailers
+    made.from_server = "weft-trace-id" in trailers
     for key, value in metadata or ():
         if key == "grpc-status-details-bin":
             made.reason, made.values = _reason(value)

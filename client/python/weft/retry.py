@@ -26,6 +26,14 @@ class RetryPolicy:
     jitter: float = 0.2  # Delays vary by this fraction, up and down.
 
 
+    def longest_wait(self, attempt: int) -> float:
+        """Returns the seconds that the delays from this attempt on add up to, at most,
+        as long as the server gives no hint."""
+        powers = range(attempt - 1, self.max_attempts - 1)
+        delays = (self.initial_delay * self.multiplier**power for power in powers)
+        return sum(min(one, self.max_delay) * (1 + self.jitter) for one in delays)
+
+
 NO_RETRY = RetryPolicy(max_attempts=1)
 
 

@@ -1,0 +1,40 @@
+"""The text of a client's prompts and samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from weft.datum import token_list
+from weft.errors import FailedPrecondition
+from weft.types import Prompt
+
+if TYPE_CHECKING:
+    from weft.data import ModelTokenizer
+
+
+class Texts:
+    """A client's tokenizer, once it has one. Threads: any."""
+
+    def __init__(self) -> None:
+        self.tokenizer: ModelTokenizer | None = None
+
+    def needs_tokenizer(self, prompts: Sequence[Prompt]) -> bool:
+        """Returns whether a prompt is a text and there is no tokenizer yet."""
+        is_text = any(isinstance(prompt, str) for prompt in prompts)
+        return is_text and self.tokenizer is None
+
+    def tokens(self, prompt: Prompt) -> list[int]:
+        """Returns a prompt's token ids. Raises FailedPrecondition for a text if there
+        is no tokenizer yet."""
+        if not isinstance(prompt, str):
+            return token_list("prompt", prompt)
+        if self.tokenizer is None:
+            raise FailedPrecondition(
+                "a text needs the server's tokenizer: call client.tokenizer() first"
+            )
+        return self.tokenizer.encode(prompt)
+
+    def decode(self, tokens: Sequence[int]) -> str | None:
+        """Returns the text of drawn tokens; None if there is no tokenizer yet."""
+        return None if self.tokenizer is None else self.tokenizer.decode(tokens)
