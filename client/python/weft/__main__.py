@@ -18,8 +18,20 @@ from weft.recipes import grpo, sft
 from weft.types import SampleOptions
 
 
+def _tokenizer(client: Client, options: argparse.Namespace) -> data.ModelTokenizer:
+    """Returns the tokenizer of --model-dir, or else of the server."""
+    own = None
+    if options.model_dir:
+        own = data.ModelTokenizer.from_folder(options.model_dir)
+    return client.tokenizer(own)
+
+
 def _tokenize(options: argparse.Namespace) -> None:
-    tokenizer = data.ModelTokenizer.from_folder(options.model_dir)
+    if options.model_dir:  # Needs no server.
+        tokenizer = data.ModelTokenizer.from_folder(options.model_dir)
+    else:
+        with Client(options.server) as client:
+            tokenizer = client.tokenizer()
     encoder = data.Encoder(tokenizer, loss_on="last", eos=not options.no_eos)
 
     def encode(record: data.Record) -> dict[str, object]:
@@ -40,17 +52,16 @@ def _tokenize(options: argparse.Namespace) -> None:
 
 
 def _sample(options: argparse.Namespace) -> None:
-    tokenizer = data.ModelTokenizer.from_folder(options.model_dir)
-    if options.chat:
-        prompt = tokenizer.chat_prompt([{"role": "user", "content": options.prompt}])
-    else:
-        prompt = tokenizer.encode(options.prompt)
     settings: SampleOptions = {
         "max_tokens": options.max_tokens,
         "temperature": options.temperature,
         "seed": options.seed,
     }
     with Client(options.server) as client:
+        tokenizer = _tokenizer(client, options)
+        prompt = options.prompt
+        if options.chat:
+            prompt = tokenizer.chat_prompt([{"role": "user", "content": prompt}])
         if options.adapter:
             adapter = client.adapter(options.adapter)
             stream = adapter.sample_stream(prompt, **settings)
@@ -93,23 +104,15 @@ def _parser() -> argparse.ArgumentParser:
     summary = "Continue a text, or answer it."
     sample = commands.add_parser("sample", help=summary, description=summary)
     sample.set_defaults(run=_sample)
-    sample.add_argument("--model-dir", required=True, help="folder with tokenizer.json")
     sample.add_argument("--prompt", required=True)
     sample.add_argument("--chat", action="store_true", help="a user's message")
     sample.add_argument("--adapter", default="", help="default: base model")
     sample.add_argument("--max-tokens", type=int, default=64)
     sample.add_argument("--temperature", type=float, default=1.0)
     sample.add_argument("--seed", type=int)
-    server = os.environ.get("WEFT_SERVER", "127.0.0.1:50051")
-    for command in (front, sample):
-        command.add_argument("--server", default=server, help="or WEFT_SERVER")
-
     summary = "Records of text (JSONL, Parquet) to token ids (JSONL)."
     tokenize = commands.add_parser("tokenize", help=summary, description=summary)
     tokenize.set_defaults(run=_tokenize)
-    tokenize.add_argument(
-        "--model-dir", required=True, help="folder with tokenizer.json"
-    )
     tokenize.add_argument("--input", default="-", help="- = standard input")
     tokenize.add_argument("--output", default="-", help="- = standard output")
     tokenize.add_argument(
@@ -117,6 +120,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="add no end-of-sequence token after each record",
     )
+    server = os.environ.get("WEFT_SERVER", "127.0.0.1:50051")
+    for command in (front, sample, tokenize):
+        command.add_argument("--server", default=server, help="or WEFT_SERVER")
+        command.add_argument(
+            "--model-dir", help="folder with tokenizer.json; default: the server's"
+        )
     return parser
 
 

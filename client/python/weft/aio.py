@@ -133,9 +133,7 @@ class AsyncClient:
         Raises InvalidArgument if `own` gives a token another id than the server's,
         NotFound if the server has no tokenizer and `own` is None.
         """
-        return await load_tokenizer(
-            self._core.caller, self._driver, own, chat_template
-        )
+        return await load_tokenizer(self._core.caller, self._driver, own, chat_template)
 
     async def datum(self, record: Record | str, *, weight: float = 1.0) -> Datum:
         """Returns training data of a text, or of a record of `weft.data.Encoder`, such

@@ -23,6 +23,7 @@ from weft.types import (
     CheckpointInfo,
     FloatArray,
     LossOptions,
+    ModelInfo,
     OptimOptions,
     OptimResult,
     Prompt,
@@ -32,6 +33,21 @@ from weft.types import (
     SaveOptions,
     TrainResult,
 )
+
+
+async def _served_tokenizer(
+    caller: Caller, driver: TaskDriver, model: ModelInfo, chat_template: StrPath | None
+) -> ModelTokenizer:
+    """Returns the server's tokenizer, from the cache if it is there."""
+    with ServedTokenizer(model) as files:
+        if not files.is_cached():
+            request = server_pb2.GetTokenizerRequest()
+            async for message in driver.stream(
+                methods.GET_TOKENIZER, request, caller.timeout
+            ):
+                files.add(message.chunk)
+            files.keep()
+        return files.read(chat_template)
 
 
 async def load_tokenizer(
@@ -47,19 +63,11 @@ async def load_tokenizer(
     model = (await driver.run(ClientCore(caller).started_info())).model
     served = None
     if own is None or model.tokenizer_fingerprint:
-        with ServedTokenizer(model) as files:
-            if not files.is_cached():
-                request = server_pb2.GetTokenizerRequest()
-                async for message in driver.stream(
-                    methods.GET_TOKENIZER, request, caller.timeout
-                ):
-                    files.add(message.chunk)
-                files.keep()
-            served = files.read(chat_template)
+        served = await _served_tokenizer(caller, driver, model, chat_template)
     if own is not None:
         check_fits(own, served, model)
     caller.texts.tokenizer = own or served
-    return caller.texts.tokenizer
+    return caller.texts.require()
 
 
 async def prepare_texts(

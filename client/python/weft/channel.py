@@ -167,9 +167,15 @@ class Security:
 
         Raises FailedPrecondition if a token would leave this machine in plaintext,
         InvalidArgument for a target that is not HOST:PORT, for a certificate without
-        its key, or a key alone.
+        its key, a key alone, or authorities that are not PEM.
         """
         check_target(target)
+        roots = self.root_certificates
+        if roots is not None and b"-----BEGIN CERTIFICATE-----" not in roots:
+            raise InvalidArgument(
+                "root_certificates (WEFT_CA) holds no certificate in PEM, must begin "
+                "with -----BEGIN CERTIFICATE-----"
+            )
         if (self.certificate is None) != (self.private_key is None):
             raise InvalidArgument("certificate and private_key go together")
         if self.token and not self._uses_tls() and not is_local(target):

@@ -1,5 +1,4 @@
-"""A client's contact with its server: what it waits for, and whether it was ever there.
-"""
+"""A client's contact with its server: what it waits for, and whether there is any."""
 
 from __future__ import annotations
 
@@ -39,14 +38,17 @@ class Contact:
         """
         if error.from_server:
             self._is_made = True
-        if self._is_made or not isinstance(error, Unavailable):
+        if self._is_made or not isinstance(error, Unavailable) or not error.repeatable:
             return
         now = time.monotonic()
         # Another attempt would take as long as the last one.
         if delay is not None and now - began + delay + now - sent < FIRST_SECONDS:
             return
+        tls = ""
+        if "Socket closed" in error.message:
+            tls = " If it speaks TLS, so must the client (WEFT_TLS=1, WEFT_CA)."
         raise Unavailable(
-            f"no connection to {self.target}: is weftd running there? "
+            f"no connection to {self.target}: is weftd running there?{tls} "
             f"({error.message})"
         ) from None
 

@@ -120,7 +120,9 @@ def lora_config(
 ) -> adapters_pb2.LoraConfig:
     """Returns an adapter's configuration. None means the server's default. Raises
     InvalidArgument for values that no server takes."""
-    if rank < 1:  # In a request, 0 means the server's default.
+    if (
+        isinstance(rank, int) and rank < 1
+    ):  # In a request, 0 means the server's default.
         raise InvalidArgument(f"rank is {rank}, must be at least 1")
     if expert_rank is not None and expert_rank < 1:
         raise InvalidArgument(

@@ -139,6 +139,17 @@ _CLASSES: dict[str, type[WeftError]] = {
 }
 
 
+# Parts of gRPC's messages about TLS that no repetition cures.
+_TLS = {
+    "WRONG_VERSION_NUMBER": "the server speaks no TLS: leave out tls and certificates "
+    "(WEFT_TLS, WEFT_CA)",
+    "CERTIFICATE_VERIFY_FAILED": "the server's certificate is of no authority that "
+    "this client trusts: give its authority (root_certificates, WEFT_CA)",
+    "is not in peer certificate": "the server's certificate is for another host: give "
+    "one of its names (server_name, WEFT_SERVER_NAME)",
+}
+
+
 def make_error(code: str, message: str, retry_after: float | None = None) -> WeftError:
     """Returns the exception for the name of a gRPC code; a plain WeftError for a code
     without a class."""
@@ -187,8 +198,13 @@ def from_rpc_error(error: grpc.RpcError) -> WeftError:
     metadata: Iterable[Any] = error.trailing_metadata()
     trailers = metadata_dict(metadata)
     hint, repeatable = retry_hint(trailers)
-    made = make_error(error.code().name, error.details() or "", hint)
+    details = error.details() or ""
+    made = make_error(error.code().name, details, hint)
     made.repeatable = repeatable
+    for part, remedy in _TLS.items():
+        if made.code == "UNAVAILABLE" and part in details:
+            made = Unavailable(f"{remedy} ({details})")
+            made.repeatable = False
     made.step_done = "weft-step-done" in trailers
     made.from_server = "weft-trace-id" in trailers
     for key, value in metadata or ():

@@ -108,9 +108,7 @@ class Caller:
     Raises InvalidArgument for a timeout that is negative or not a number.
     """
 
-    def __init__(
-        self, target: str, timeout: float | None, policy: RetryPolicy
-    ) -> None:
+    def __init__(self, target: str, timeout: float | None, policy: RetryPolicy) -> None:
         if timeout is None:
             timeout = math.inf
         if not timeout >= 0:

@@ -25,7 +25,6 @@ class RetryPolicy:
     max_delay: float = 5.0  # Seconds.
     jitter: float = 0.2  # Delays vary by this fraction, up and down.
 
-
     def longest_wait(self, attempt: int) -> float:
         """Returns the seconds that the delays from this attempt on add up to, at most,
         as long as the server gives no hint."""

@@ -88,9 +88,7 @@ class SamplerCore:
         )
         if in_flight is not None:
             in_flight.answered()
-        return convert.to_sample_result(
-            reply.message, tokens, self.caller.texts.decode
-        )
+        return convert.to_sample_result(reply.message, tokens, self.caller.texts.decode)
 
     def sample_each(
         self,

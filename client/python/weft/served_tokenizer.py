@@ -133,28 +133,27 @@ def check_fits(
         "use the tokenizer of the server's model: client.tokenizer(), or leave out "
         "--model-dir"
     )
-    for token, number in ids.items():
-        if number >= model.vocab_size:
-            raise InvalidArgument(
-                f"the tokenizer has token {token!r} with id {number}, but ids of the "
-                f"server's model {model.name!r} lie in [0, {model.vocab_size}); {remedy}"
-            )
-    if served is None:
-        return
-    known = served.vocabulary()
-    other = next((t for t, number in known.items() if ids.get(t) != number), None)
-    if other is not None:
+    number, token = max((number, token) for token, number in ids.items())
+    if number >= model.vocab_size:
         raise InvalidArgument(
-            f"the tokenizer has {len(ids)} tokens and gives {other!r} the id "
-            f"{ids.get(other)}, but that of the server's model {model.name!r} has "
-            f"{len(known)} and gives it {known[other]}; {remedy}"
+            f"the tokenizer gives {token!r} the id {number}, but ids of the server's "
+            f"model {model.name!r} lie in [0, {model.vocab_size}); {remedy}"
+        )
+    known = {} if served is None else served.vocabulary()
+    others = [(n, token) for token, n in known.items() if ids.get(token) != n]
+    if others:
+        number, token = min(others)
+        has = (
+            f"gives {token!r} the id {ids[token]}" if token in ids else f"no {token!r}"
+        )
+        raise InvalidArgument(
+            f"the tokenizer has {len(ids)} tokens and {has}, but that of the server's "
+            f"model {model.name!r} has {len(known)} and gives it {number}; {remedy}"
         )
     own.vocab_size = model.vocab_size
 
 
-def make_datum(
-    tokenizer: ModelTokenizer, record: Record | str, weight: float
-) -> Datum:
+def make_datum(tokenizer: ModelTokenizer, record: Record | str, weight: float) -> Datum:
     """Returns the training data of a record of `Encoder`, or of a text."""
     encoder = Encoder(tokenizer, eos=bool(tokenizer.eos_ids))
     if isinstance(record, str):

@@ -130,7 +130,7 @@ class TaskDriver:
             result: T = stop.value
             return result
         except WeftError as error:
-            raise without_frames(error)
+            raise without_frames(error) from error.__cause__
         finally:
             operation.close()
 

@@ -24,16 +24,20 @@ class Texts:
         is_text = any(isinstance(prompt, str) for prompt in prompts)
         return is_text and self.tokenizer is None
 
-    def tokens(self, prompt: Prompt) -> list[int]:
-        """Returns a prompt's token ids. Raises FailedPrecondition for a text if there
-        is no tokenizer yet."""
-        if not isinstance(prompt, str):
-            return token_list("prompt", prompt)
+    def require(self) -> ModelTokenizer:
+        """Returns the tokenizer. Raises FailedPrecondition if there is none yet."""
         if self.tokenizer is None:
             raise FailedPrecondition(
                 "a text needs the server's tokenizer: call client.tokenizer() first"
             )
-        return self.tokenizer.encode(prompt)
+        return self.tokenizer
+
+    def tokens(self, prompt: Prompt) -> list[int]:
+        """Returns a prompt's token ids. Raises FailedPrecondition for a text if there
+        is no tokenizer yet."""
+        if isinstance(prompt, str):
+            return self.require().encode(prompt)
+        return token_list("prompt", prompt)
 
     def decode(self, tokens: Sequence[int]) -> str | None:
         """Returns the text of drawn tokens; None if there is no tokenizer yet."""

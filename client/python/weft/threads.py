@@ -225,7 +225,7 @@ class ThreadDriver:
             return run.future.result()
         except BaseException as error:
             run.cancel()
-            raise without_frames(error)
+            raise without_frames(error) from error.__cause__
 
     def run_many(
         self,

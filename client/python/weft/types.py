@@ -96,7 +96,9 @@ class SampleOptions(TypedDict, total=False):
     ignore_eos: Annotated[
         bool, Option(False, "The end of sequence does not end a sample.")
     ]
-    prompt_logprobs: Annotated[bool, Option(False, "Also returns the prompt's logprobs.")]
+    prompt_logprobs: Annotated[
+        bool, Option(False, "Also returns the prompt's logprobs.")
+    ]
     top_logprobs: Annotated[
         int, Option(0, "Also returns this many likely tokens per position.")
     ]

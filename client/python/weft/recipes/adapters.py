@@ -46,11 +46,14 @@ def natural(text: str) -> int:
     return value
 
 
-def tokenizer(options: argparse.Namespace) -> ModelTokenizer:
-    """Returns the tokenizer of --model-dir, with the template of --chat-template."""
-    return ModelTokenizer.from_folder(
-        options.model_dir, chat_template=options.chat_template
-    )
+def tokenizer(client: Client, options: argparse.Namespace) -> ModelTokenizer:
+    """Returns the tokenizer of --model-dir, or else of the server, with the template of
+    --chat-template. Raises InvalidArgument if it does not fit the server's model."""
+    template = options.chat_template
+    own = None
+    if options.model_dir:
+        own = ModelTokenizer.from_folder(options.model_dir, chat_template=template)
+    return client.tokenizer(own, chat_template=template)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,8 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server = os.environ.get("WEFT_SERVER", "127.0.0.1:50051")
     add("--server", default=server, help="HOST:PORT; or WEFT_SERVER")
     add("--timeout", type=float, default=3600.0, help="seconds of a call and its wait")
-    add("--model-dir", required=True, help="folder with tokenizer.json")
-    add("--chat-template", metavar="FILE", help="replaces the one of --model-dir")
+    add("--model-dir", help="folder with tokenizer.json; default: the server's")
+    add("--chat-template", metavar="FILE", help="replaces the tokenizer's own")
     add("--adapter", required=True, help="its name on the server")
     add(
         "--tenant", help="owner of a new adapter; default: its own name, or the token's"

@@ -52,10 +52,10 @@ class Examples(NamedTuple):
     held_out: list[data.Example]
 
 
-def load(options: argparse.Namespace, context: int) -> Examples:
+def load(client: Client, options: argparse.Namespace, context: int) -> Examples:
     """Reads the files. Raises InvalidArgument if one has no usable record."""
     encoder = data.Encoder(
-        adapters.tokenizer(options),
+        adapters.tokenizer(client, options),
         loss_on=options.loss_on,
         max_tokens=min(options.max_tokens or context, context),
         truncate=options.truncate,
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> None:
     interrupt, saves the current step and raises KeyboardInterrupt."""
     with Client(options.server, timeout=options.timeout) as client:
         info = adapters.server_info(client)
-        examples = load(options, info.model.context_length)
+        examples = load(client, options, info.model.context_length)
         adapter, done = adapters.open_adapter(client, options)
         per_step = options.batch * options.accumulate
         total = options.steps or max(
