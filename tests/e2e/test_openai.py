@@ -22,6 +22,7 @@ import openai
 import pytest
 from conftest import fixtures
 from fastapi.testclient import TestClient
+from fronts import byte_level
 from models import tiny_model
 
 import weft
@@ -233,9 +234,8 @@ class Guarded:
 
 
 @pytest.fixture(scope="module")
-def guarded(
-    tmp_path_factory: pytest.TempPathFactory, tokenizer: ModelTokenizer
-) -> Iterator[Guarded]:
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    tokenizer = ModelTokenizer(byte_level())  # It has no more tokens than the model.
     folder = tmp_path_factory.mktemp("weftd-guarded")
     keys = {}
     weftctl = daemon_module.BUILD_DIR / "client" / "weftctl" / "weftctl"

@@ -317,10 +317,10 @@ class AsyncClient:
     ) -> list[SampleResult]:
         """Samples from the base model for each prompt. The results are in the prompts'
         order. `Adapter.sample_many` describes retries, seeds and errors."""
-        prompts = list(prompts)
-        await prepare_texts(self._core.caller, self._driver, prompts)
+        known = self._core.caller.texts.prompts(prompts)
+        await prepare_texts(self._core.caller, self._driver, known)
         bound = InFlight()
-        each = self._core.sampler.sample_each(prompts, options, None, bound)
+        each = self._core.sampler.sample_each(known, options, None, bound)
         return await self._driver.run_many(
             each, lambda: bound.limit, self._core.caller.timeout
         )

@@ -291,10 +291,10 @@ class AsyncAdapter:
         raised and cancels the other prompts. The client's timeout bounds the time from
         one answer to the next, so the whole call may take longer than the timeout.
         """
-        prompts = list(prompts)
-        await prepare_texts(self._core.caller, self._driver, prompts)
+        known = self._core.caller.texts.prompts(prompts)
+        await prepare_texts(self._core.caller, self._driver, known)
         bound = InFlight()
-        each = self._core.sampler.sample_each(prompts, options, snapshot, bound)
+        each = self._core.sampler.sample_each(known, options, snapshot, bound)
         return await self._driver.run_many(
             each, lambda: bound.limit, self._core.caller.timeout
         )

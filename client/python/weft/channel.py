@@ -49,6 +49,8 @@ def check_target(target: str) -> None:
     """Raises InvalidArgument for a target that is not HOST:PORT, optionally with one of
     gRPC's schemes. gRPC itself would take the scheme of a URL for a host, and look for
     it in DNS until the call's deadline."""
+    if not isinstance(target, str):
+        raise InvalidArgument(f"target is {target!r}, must be a text, HOST:PORT")
     if target.startswith((*_SOCKETS, "vsock:", "xds:")):
         return
     plain = _plain(target)
@@ -62,6 +64,10 @@ def check_target(target: str) -> None:
     if mark:
         tls = " and use TLS" if scheme == "https" else ""
         text += f": write {rest.partition('/')[0][:80]!r}{tls}"
+    elif plain and ":" not in plain:
+        text += (
+            f": write '{plain.strip()[:80]}:50051', with the port of weftd's --listen"
+        )
     raise InvalidArgument(text)
 
 

@@ -111,6 +111,13 @@ def _sendable() -> Iterator[None]:
         raise InvalidArgument(f"cannot be sent: {error}") from error
 
 
+def _check_rank(name: str, rank: object) -> None:
+    """Raises InvalidArgument for what is no rank. A request's 0 would be a default."""
+    whole = isinstance(rank, (int, np.integer)) and not isinstance(rank, bool)
+    if not whole or rank < 1:  # type: ignore[operator]
+        raise InvalidArgument(f"{name} is {rank!r}, must be a whole number, at least 1")
+
+
 def lora_config(
     rank: int,
     alpha: float,
@@ -120,15 +127,9 @@ def lora_config(
 ) -> adapters_pb2.LoraConfig:
     """Returns an adapter's configuration. None means the server's default. Raises
     InvalidArgument for values that no server takes."""
-    if (
-        isinstance(rank, int) and rank < 1
-    ):  # In a request, 0 means the server's default.
-        raise InvalidArgument(f"rank is {rank}, must be at least 1")
-    if expert_rank is not None and expert_rank < 1:
-        raise InvalidArgument(
-            f"expert_rank is {expert_rank}, must be at least 1; None: rank divided by "
-            "the experts per token"
-        )
+    _check_rank("rank", rank)
+    if expert_rank is not None:
+        _check_rank("expert_rank", expert_rank)
     modules = [
         _enum_name(adapters_pb2.TargetModule, "TARGET_MODULE_", "target_modules", name)
         for name in target_modules or ()
@@ -211,6 +212,23 @@ def save_request(
             ttl_seconds=options.get("ttl_seconds", 0),
             keep_newest=options.get("keep_newest", 0),
         )
+
+
+def data_list(data: Iterable[Datum]) -> list[Datum]:
+    """Returns the data of a call. Raises InvalidArgument for anything else."""
+    if isinstance(data, (Datum, str, Mapping)):
+        raise InvalidArgument(
+            f"data is one {type(data).__name__}, must be a list of weft.Datum: write "
+            "[datum]"
+        )
+    batch = list(data)
+    for place, datum in enumerate(batch):
+        if not isinstance(datum, Datum):
+            raise InvalidArgument(
+                f"data[{place}] is a {type(datum).__name__}, must be a weft.Datum: "
+                "client.datum(record) makes one of a text or a record"
+            )
+    return batch
 
 
 def datum_message(datum: Datum) -> training_pb2.Datum:
@@ -310,6 +328,11 @@ def to_optim_result(
 def stop_rule(stop: Stop, ignore_eos: bool) -> sampling_pb2.StopRule:
     """Returns a stop rule with the entries of `stop`, grouped by type."""
     rule = sampling_pb2.StopRule(ignore_eos=ignore_eos)
+    if not isinstance(stop, Iterable):
+        raise InvalidArgument(
+            f"stop is {stop!r}, must be a text, or a list of texts, token ids and "
+            "lists of token ids"
+        )
     # A string is one entry, although Python can iterate over its characters.
     for entry in (stop,) if isinstance(stop, (str, bytes)) else stop:
         if isinstance(entry, str):

@@ -70,7 +70,7 @@ class AdapterCore:
     ) -> Operation[TrainResult]:
         """Builds a ForwardBackward or a Forward. Converts the data before it takes a
         step number, so data that cannot be sent uses no step number."""
-        batch = list(data)
+        batch = convert.data_list(data)
         messages = [convert.datum_message(datum) for datum in batch]
         config = convert.loss_config(loss, options)
         if backward:
@@ -106,7 +106,7 @@ class AdapterCore:
     ) -> Operation[TrainResult]:
         """Builds a Forward without a step number. The call changes nothing on the
         server, so a failed call may be repeated."""
-        batch = list(data)
+        batch = convert.data_list(data)
         messages = [convert.datum_message(datum) for datum in batch]
         request = training_pb2.ForwardRequest(
             adapter_id=self.adapter_id,
@@ -297,6 +297,8 @@ class ClientCore:
         """Gets the adapter, or creates it if there is none. If another client creates
         it at the same time, both clients get the same adapter."""
         modules = None if target_modules is None else list(target_modules)
+        # An adapter that exists must not hide values that no server takes.
+        convert.lora_config(rank, alpha, modules, seed, expert_rank)
         request = adapters_pb2.GetAdapterRequest(adapter_id=adapter_id)
         try:
             reply = yield from self.caller.call(methods.GET_ADAPTER, request)
@@ -395,7 +397,7 @@ class ClientCore:
         self, data: Iterable[Datum], loss: str, options: LossOptions
     ) -> Operation[TrainResult]:
         """Builds a Forward of the base model, which has no steps."""
-        batch = list(data)
+        batch = convert.data_list(data)
         messages = [convert.datum_message(datum) for datum in batch]
         request = convert.train_request(
             training_pb2.ForwardRequest,

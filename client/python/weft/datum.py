@@ -30,6 +30,11 @@ def _array(name: str, values: ArrayLike, dtype: str | None = None) -> np.ndarray
 
 def _tokens(name: str, values: ArrayLike) -> TokenArray:
     array = _array(name, values)
+    if array.dtype.kind in "US":
+        raise InvalidArgument(
+            f"{name}: token ids are integers, got text; client.datum(text) makes data "
+            "of it, and client.tokenizer().encode(text) token ids"
+        )
     if array.size and array.dtype.kind not in "iu":
         raise InvalidArgument(f"{name}: token ids are integers, got {array.dtype}")
     if array.size and (array.min() < 0 or array.max() > 0xFFFFFFFF):

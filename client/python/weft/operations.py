@@ -191,9 +191,7 @@ class Caller:
                 self.contact.check(error, began, now, delay)
                 if delay is None:
                     raise
-                left = remaining
-                if error.retry_after is None:
-                    left = min(left, policy.longest_wait(unanswered))
+                left = policy.time_left(unanswered, error, remaining)
                 self.contact.say(method.name, error, began, left)
                 if on_refusal is not None and error.code == "RESOURCE_EXHAUSTED":
                     on_refusal()

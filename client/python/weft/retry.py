@@ -25,12 +25,15 @@ class RetryPolicy:
     max_delay: float = 5.0  # Seconds.
     jitter: float = 0.2  # Delays vary by this fraction, up and down.
 
-    def longest_wait(self, attempt: int) -> float:
-        """Returns the seconds that the delays from this attempt on add up to, at most,
-        as long as the server gives no hint."""
+    def time_left(self, attempt: int, error: WeftError, remaining: float) -> float:
+        """Returns for how many seconds a failed call is repeated at most. attempt,
+        error, remaining: as in next_delay."""
+        if error.retry_after is not None:
+            return remaining
         powers = range(attempt - 1, self.max_attempts - 1)
         delays = (self.initial_delay * self.multiplier**power for power in powers)
-        return sum(min(one, self.max_delay) * (1 + self.jitter) for one in delays)
+        most = sum(min(delay, self.max_delay) for delay in delays)
+        return min(most * (1 + self.jitter), remaining)
 
 
 NO_RETRY = RetryPolicy(max_attempts=1)

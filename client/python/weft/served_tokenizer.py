@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from weft._proto import server_pb2
@@ -128,6 +128,11 @@ def check_fits(
 ) -> None:
     """Raises InvalidArgument if token ids of `own` mean other tokens on a server with
     this model. served: the server's tokenizer, if it has one."""
+    if not isinstance(own, ModelTokenizer):
+        raise InvalidArgument(
+            f"own is {own!r}, must be a tokenizer, such as that of "
+            "weft.data.ModelTokenizer.from_folder(folder)"
+        )
     ids = own.vocabulary()
     remedy = (
         "use the tokenizer of the server's model: client.tokenizer(), or leave out "
@@ -158,4 +163,9 @@ def make_datum(tokenizer: ModelTokenizer, record: Record | str, weight: float) -
     encoder = Encoder(tokenizer, eos=bool(tokenizer.eos_ids))
     if isinstance(record, str):
         record = {"text": record}
+    if not isinstance(record, Mapping):
+        raise InvalidArgument(
+            f"record is a {type(record).__name__}, must be a text or a record such as "
+            '{"prompt": ..., "completion": ...}'
+        )
     return encoder.example(record).datum(weight)

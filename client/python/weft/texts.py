@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from weft.datum import token_list
-from weft.errors import FailedPrecondition
+from weft.errors import FailedPrecondition, InvalidArgument
 from weft.types import Prompt
 
 if TYPE_CHECKING:
@@ -37,7 +37,24 @@ class Texts:
         is no tokenizer yet."""
         if isinstance(prompt, str):
             return self.require().encode(prompt)
+        first = prompt[0] if isinstance(prompt, (list, tuple)) and prompt else None
+        if isinstance(first, (str, Mapping)):
+            raise InvalidArgument(
+                "prompt is a list of texts, must be a text or token ids: sample_many "
+                "takes a list"
+                if isinstance(first, str)
+                else "prompt is a list of messages, must be a text or token ids: "
+                "client.tokenizer().chat_prompt(messages) makes them"
+            )
         return token_list("prompt", prompt)
+
+    def prompts(self, prompts: Iterable[Prompt]) -> list[Prompt]:
+        """Returns several prompts as a list. Raises InvalidArgument for one text."""
+        if isinstance(prompts, (str, bytes)):
+            raise InvalidArgument(
+                "prompts is one text, must be a list of prompts: write [prompt]"
+            )
+        return list(prompts)
 
     def decode(self, tokens: Sequence[int]) -> str | None:
         """Returns the text of drawn tokens; None if there is no tokenizer yet."""
