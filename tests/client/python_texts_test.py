@@ -19,6 +19,7 @@ from tokenizers import Tokenizer, models
 import weft
 from weft._proto import server_pb2
 from weft.data import BadRecord, Dataset, Encoder, ModelTokenizer
+from weft.openai_front import app
 from weft.served_tokenizer import ServedTokenizer
 
 QUESTION = [{"role": "user", "content": "w3"}]
@@ -192,6 +193,30 @@ def test_a_records_token_outside_the_vocabulary_is_named(texts: FakeWeftd) -> No
     assert [one.reason for one in bad] == [
         '"tokens"[2] is 100, must be a token id in [0, 100)'
     ]
+
+
+def test_another_model_brings_another_tokenizer(
+    texts: FakeWeftd,
+    model_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(app, "INFO_SECONDS", 0.0)
+    body = {"model": "toy", "prompt": "w1 w2", "max_tokens": 1, "echo": True}
+    with weft.Client(texts.target) as client, front_of(texts.target, None) as front:
+
+        def echoed() -> str:
+            reply = front.post("/v1/completions", json=body)
+            text: str = reply.json()["choices"][0]["text"]
+            return text
+
+        assert client.tokenizer().encode("w1 w2") == [1, 2]
+        assert echoed().startswith("w1 w2")
+        texts.__exit__()
+        path = model_dir / "tokenizer.json"
+        path.write_text(path.read_text().replace("w2", "x2"))
+        with FakeWeftd(f"--model={model_dir}", f"--listen={texts.target}"):
+            assert client.tokenizer().encode("w1 w2 x2") == [1, 0, 2]
+            assert echoed().startswith("w1 end")
 
 
 def test_the_openai_front_gets_the_tokenizer_with_the_callers_key(

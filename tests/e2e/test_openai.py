@@ -44,7 +44,6 @@ class Front:
     def __init__(self, server: str) -> None:
         self.port = daemon_module.free_port()
         command = [sys.executable, "-m", "weft", "openai", "--server", server]
-        command += ["--model-dir", str(fixtures.model_folder(SMOLLM2))]
         command += ["--listen", f"127.0.0.1:{self.port}", "--max-body-bytes", "100000"]
         self._process = subprocess.Popen(command, env=os.environ.copy())
         for _ in range(600):

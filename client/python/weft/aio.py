@@ -126,9 +126,10 @@ class AsyncClient:
     ) -> ModelTokenizer:
         """Returns the tokenizer of the server's model.
 
-        The client keeps the server's files in ~/.cache/weft (or XDG_CACHE_HOME), and
-        gets them only if they are not there. With a tokenizer, prompts may be texts,
-        and samples have a text. own: a tokenizer to use in place of the server's.
+        The client keeps the server's files in ~/.cache/weft (or XDG_CACHE_HOME) by
+        their fingerprint, and gets them only if they are not there. Each call asks
+        whether the server still has the same ones. With a tokenizer, prompts may be
+        texts, and samples have a text. own: a tokenizer to use in place of the server's.
         chat_template: a file with a Jinja template to use in place of the server's.
         Raises InvalidArgument if `own` gives a token another id than the server's,
         NotFound if the server has no tokenizer and `own` is None.
@@ -142,7 +143,8 @@ class AsyncClient:
         weight: the weight of each learnt token. Raises InvalidArgument for a record
         with nothing to learn, and what `tokenizer` raises.
         """
-        return make_datum(await self.tokenizer(), record, weight)
+        await prepare_texts(self._core.caller, self._driver, [""])
+        return make_datum(self._core.caller.texts.require(), record, weight)
 
     async def drain(self) -> None:
         """Makes the server refuse new work. Returns when the server has finished the

@@ -57,17 +57,18 @@ async def load_tokenizer(
     chat_template: StrPath | None = None,
 ) -> ModelTokenizer:
     """Does what AsyncClient.tokenizer does."""
-    known = caller.texts.tokenizer
-    if known is not None and own is None and chat_template is None:
-        return known
+    texts = caller.texts
     model = (await driver.run(ClientCore(caller).started_info())).model
+    is_same = texts.fingerprint == model.tokenizer_fingerprint
+    if texts.tokenizer is not None and is_same and (own, chat_template) == (None, None):
+        return texts.tokenizer
     served = None
     if own is None or model.tokenizer_fingerprint:
         served = await _served_tokenizer(caller, driver, model, chat_template)
     if own is not None:
         check_fits(own, served, model)
-    caller.texts.tokenizer = own or served
-    return caller.texts.require()
+    texts.tokenizer, texts.fingerprint = own or served, model.tokenizer_fingerprint
+    return texts.require()
 
 
 async def prepare_texts(

@@ -18,6 +18,7 @@ class Texts:
 
     def __init__(self) -> None:
         self.tokenizer: ModelTokenizer | None = None
+        self.fingerprint = ""  # Of the server's tokenizer at that time.
 
     def needs_tokenizer(self, prompts: Sequence[Prompt]) -> bool:
         """Returns whether a prompt is a text and there is no tokenizer yet."""

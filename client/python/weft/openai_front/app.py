@@ -71,6 +71,7 @@ class Front:
     ) -> None:
         self._own = own
         self._tokenizer: ModelTokenizer | None = None
+        self._fingerprint = ""  # Of the server's tokenizer when it was got.
         self._getting = asyncio.Lock()
         self._target = target
         self._security = security
@@ -104,9 +105,12 @@ class Front:
     async def tokenizer(self, request: Request) -> ModelTokenizer:
         """Returns the tokenizer. The first caller's key gets it from the server, or
         checks that the front's own fits the server's model."""
+        now = (await self.info(request)).model.tokenizer_fingerprint
         async with self._getting:
-            if self._tokenizer is None:
+            # The server may have started again with another base model.
+            if self._tokenizer is None or self._fingerprint != now:
                 self._tokenizer = await self.client(request).tokenizer(self._own)
+                self._fingerprint = now
         return self._tokenizer
 
     async def info(self, request: Request, *, renew: bool = False) -> ServerInfo:
