@@ -129,9 +129,11 @@ class AsyncClient:
         The client keeps the server's files in ~/.cache/weft (or XDG_CACHE_HOME) by
         their fingerprint, and gets them only if they are not there. Each call asks
         whether the server still has the same ones. With a tokenizer, prompts may be
-        texts, and samples have a text. own: a tokenizer to use in place of the server's.
-        chat_template: a file with a Jinja template to use in place of the server's.
-        Raises InvalidArgument if `own` gives a token another id than the server's,
+        texts, and samples have a text.
+
+        own: a tokenizer to use in place of the server's. chat_template: a file with a
+        Jinja template to use in place of the server's. Raises InvalidArgument if `own`
+        gives a token another id than the server's,
         NotFound if the server has no tokenizer and `own` is None.
         """
         return await load_tokenizer(self._core.caller, self._driver, own, chat_template)

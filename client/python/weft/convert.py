@@ -113,8 +113,7 @@ def _sendable() -> Iterator[None]:
 
 def _check_rank(name: str, rank: object) -> None:
     """Raises InvalidArgument for what is no rank. A request's 0 would be a default."""
-    whole = isinstance(rank, (int, np.integer)) and not isinstance(rank, bool)
-    if not whole or rank < 1:  # type: ignore[operator]
+    if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)) or rank < 1:
         raise InvalidArgument(f"{name} is {rank!r}, must be a whole number, at least 1")
 
 
