@@ -10,6 +10,7 @@
 #include "server/file_assembler.h"
 #include "server/request_validation.h"
 #include "server/response_conversion.h"
+#include "server/send_call.h"
 #include "src/base/file_source.h"
 #include "src/base/reason.h"
 #include "weft/v1/adapters.pb.h"
@@ -17,10 +18,6 @@
 namespace weft {
 namespace {
 
-constexpr uint64_t kChunkBytes = 1 << 20;
-// What a call that sends files takes: a piece as it is read, as a message and
-// as bytes, and open files. These are scarcer than memory, so it is much.
-constexpr int64_t kSendBytes = 8 << 20;
 // An export holds the weights and the file made of them, 4 bytes a parameter.
 constexpr int64_t kExportBytesPerParameter = 8;
 // What a reservation itself takes, so that tiny pieces of an import count.
@@ -59,67 +56,29 @@ void MakeFiles(Engine& engine, CallRecord& /*record*/,
                             std::move(checkpoint.second), std::move(done));
 }
 
-// A call that sends files: ExportAdapter or DownloadCheckpoint.
+// A call that sends files which the engine makes: ExportAdapter or
+// DownloadCheckpoint.
 template <typename Request, typename Response>
-class SendCall final : public RequestReactor<Request> {
+class SendMadeFiles final : public SendCall<Request, Response> {
  public:
-  using RequestReactor<Request>::RequestReactor;
+  using SendCall<Request, Response>::SendCall;
 
  private:
   void Run(const Request& request) override {
     absl::Status refused;
     const absl::Status begun =
         this->record().Begin(request, [&](Engine& engine, auto plain) {
-          refused = this->record().Hold(kSendBytes);
+          refused = this->HoldPieces();
           if (!refused.ok()) return;
           MakeFiles(engine, this->record(), std::move(plain),
                     [this, call = this->self()](absl::StatusOr<Files> files) {
-                      if (!files.ok()) return this->End(files.status());
-                      files_ = *std::move(files);
-                      SendNext();
+                      files.ok() ? this->SendFiles(*std::move(files))
+                                 : this->End(files.status());
                     });
         });
     refused.Update(begun);
     if (!refused.ok()) this->End(refused);
   }
-
-  // Reads and sends the next piece, or sends the status after the last one. An
-  // empty file is sent as one empty piece, so that the client gets its name.
-  void SendNext() {
-    if (file_ == files_.size()) return this->End(absl::OkStatus());
-    this->record().core()->files.Post([this] {
-      absl::StatusOr<std::string> piece =
-          files_[file_].Read(offset_, kChunkBytes);
-      piece.ok() ? SendPiece(*std::move(piece)) : this->End(piece.status());
-    });
-  }
-
-  void SendPiece(std::string piece) {
-    const FileSource& file = files_[file_];
-    Response message;
-    message.mutable_chunk()->set_name(file.name());
-    offset_ += piece.size();
-    if (piece.empty() && offset_ < file.size()) {
-      return this->End(
-          absl::DataLossError(file.name() + " has become shorter"));
-    }
-    message.mutable_chunk()->set_data(std::move(piece));
-    if (offset_ == file.size()) {
-      ++file_;
-      offset_ = 0;
-    }
-    this->Write(message);
-  }
-
-  void OnWriteDone(bool ok) override {
-    this->record().StopAwaiting();
-    if (!ok) return this->End(absl::CancelledError("the client went away"));
-    SendNext();
-  }
-
-  Files files_;
-  size_t file_ = 0;      // The next file to send.
-  uint64_t offset_ = 0;  // The next byte of this file to send.
 };
 
 // ImportKind and UploadKind hold what differs between ImportAdapter and
@@ -248,10 +207,11 @@ class ReceiveCall final : public CallReactor {
 }  // namespace
 
 void AddFileStreams(RawService* service) {
-  service->Add<SendCall<v1::ExportAdapterRequest, v1::ExportAdapterResponse>>(
-      Rpc::kExportAdapter);
-  service->Add<
-      SendCall<v1::DownloadCheckpointRequest, v1::DownloadCheckpointResponse>>(
+  service
+      ->Add<SendMadeFiles<v1::ExportAdapterRequest, v1::ExportAdapterResponse>>(
+          Rpc::kExportAdapter);
+  service->Add<SendMadeFiles<v1::DownloadCheckpointRequest,
+                             v1::DownloadCheckpointResponse>>(
       Rpc::kDownloadCheckpoint);
   service->Add<ReceiveCall<ImportKind>>(Rpc::kImportAdapter);
   service->Add<ReceiveCall<UploadKind>>(Rpc::kUploadCheckpoint);

@@ -38,6 +38,7 @@ constexpr RpcMethod kRpcMethods[] = {
     {"weft.v1.AdapterService", "ExportAdapter", "server_stream"},
     {"weft.v1.AdapterService", "ImportAdapter", "client_stream"},
     {"weft.v1.ServerService", "GetInfo", "unary"},
+    {"weft.v1.ServerService", "GetTokenizer", "server_stream"},
     {"weft.v1.ServerService", "Drain", "unary"},
     {"weft.v1.ServerService", "Profile", "server_stream"},
     {"grpc.health.v1.Health", "Check", "unary"},

@@ -37,6 +37,7 @@ enum class Rpc : uint8_t {
   kExportAdapter,
   kImportAdapter,
   kGetInfo,
+  kGetTokenizer,
   kDrain,
   kProfile,
   kHealthCheck,

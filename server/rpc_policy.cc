@@ -27,6 +27,7 @@ constexpr RpcPolicy kPolicies[] = {
     {"/weft.v1.AdapterService/ExportAdapter", Scope::kTrain},
     {"/weft.v1.AdapterService/ImportAdapter", Scope::kTrain, kNoOwnLimit},
     {"/weft.v1.ServerService/GetInfo", Scope::kRead},
+    {"/weft.v1.ServerService/GetTokenizer", Scope::kRead},
     {"/weft.v1.ServerService/Drain", Scope::kAdmin},
     // Needs kAdmin, because a profile shows the work of all tenants.
     {"/weft.v1.ServerService/Profile", Scope::kAdmin},

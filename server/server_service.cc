@@ -1,11 +1,13 @@
-// weft.v1.ServerService: GetInfo, Drain and Profile. Unlike other RPCs, GetInfo
-// works while the daemon starts or drains, and Drain works while it drains.
+// weft.v1.ServerService: GetInfo, GetTokenizer, Drain and Profile. Unlike other
+// RPCs, GetInfo and GetTokenizer work while the daemon starts or drains, and
+// Drain works while it drains.
 #include <memory>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/strip.h"
 #include "server/profile_stream.h"
 #include "server/request_validation.h"
+#include "server/send_call.h"
 #include "server/server_load.h"
 #include "server/services.h"
 #include "server/version.h"
@@ -62,6 +64,7 @@ void FillOptions(const ServiceCore& core, v1::ServerInfo* info) {
   const ServerOptions& options = core.options;
   info->set_version(kVersion);
   info->mutable_model()->set_name(options.model_name);
+  info->mutable_model()->set_tokenizer_fingerprint(core.tokenizer.fingerprint);
   info->set_max_data_per_request(
       static_cast<uint32_t>(options.max_data_per_request));
   info->set_max_tokens_per_request(
@@ -120,6 +123,24 @@ class GetInfoCall final : public RequestReactor<v1::GetInfoRequest> {
   }
 };
 
+class GetTokenizerCall final
+    : public SendCall<v1::GetTokenizerRequest, v1::GetTokenizerResponse> {
+ public:
+  using SendCall::SendCall;
+
+ private:
+  void Run(const v1::GetTokenizerRequest& /*request*/) override {
+    const TokenizerFiles& tokenizer = record().core()->tokenizer;
+    if (tokenizer.files.empty()) {
+      return End(absl::NotFoundError(
+          "the server's model folder has no tokenizer.json: use that of a "
+          "folder on your machine"));
+    }
+    const absl::Status held = HoldPieces();
+    held.ok() ? SendFiles(tokenizer.files) : End(held);
+  }
+};
+
 class DrainCall final : public RequestReactor<v1::DrainRequest> {
  public:
   using RequestReactor::RequestReactor;
@@ -143,6 +164,7 @@ class DrainCall final : public RequestReactor<v1::DrainRequest> {
 std::unique_ptr<RawService> MakeServerService(ServiceCore* core) {
   auto service = std::make_unique<RawService>(core);
   service->Add<GetInfoCall>(Rpc::kGetInfo);
+  service->Add<GetTokenizerCall>(Rpc::kGetTokenizer);
   service->Add<DrainCall>(Rpc::kDrain);
   AddProfile(service.get());
   return service;

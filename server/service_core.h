@@ -16,6 +16,7 @@
 #include "server/rpc_metrics.h"
 #include "server/stalled_calls.h"
 #include "server/tenant_quota.h"
+#include "server/tokenizer_files.h"
 #include "src/base/options.h"
 #include "src/base/worker.h"
 #include "src/engine/engine.h"
@@ -55,8 +56,8 @@ class EngineHolder {
 };
 
 // All handlers of calls share this object, which outlives the gRPC server.
-// `options`, `authenticator` and `begin_drain` are set before the server
-// starts. Any thread may use the other members.
+// `options`, `authenticator`, `tokenizer` and `begin_drain` are set before the
+// server starts. Any thread may use the other members.
 struct ServiceCore {
   ServiceCore(ServerOptions server_options,
               prometheus::Registry* metric_registry)
@@ -75,6 +76,7 @@ struct ServiceCore {
   prometheus::Registry* const registry;
   std::unique_ptr<Authenticator> authenticator;  // Null without
                                                  // --auth-tokens-file.
+  TokenizerFiles tokenizer;
   RpcMetrics metrics;
   CallErrors errors;
   TenantQuota quota;

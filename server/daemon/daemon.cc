@@ -308,7 +308,8 @@ int RunDaemon(const Settings& settings, const EngineStarter& start_engine,
   if (!settings.server.auth_tokens_file.empty()) {
     own.engine.max_calls_per_tenant = settings.server.max_calls_per_tenant;
   }
-  const auto frontend = Frontend::Start(own.server, registry);
+  const auto frontend = Frontend::Start(
+      own.server, registry, TokenizerFiles::Load(settings.engine.model_dir));
   if (!frontend.ok()) {
     Log(LogLevel::kError, "cannot listen",
         {{"error", std::string(frontend.status().message())}});

@@ -90,9 +90,10 @@ Frontend::~Frontend() { Shutdown(absl::ZeroDuration()); }
 
 absl::StatusOr<std::unique_ptr<Frontend>> Frontend::Start(
     const ServerOptions& options,
-    std::shared_ptr<prometheus::Registry> registry) {
+    std::shared_ptr<prometheus::Registry> registry, TokenizerFiles tokenizer) {
   std::unique_ptr<Frontend> frontend(
       new Frontend(options, std::move(registry)));
+  frontend->core_.tokenizer = std::move(tokenizer);
   WEFT_RETURN_IF_ERROR(frontend->StartGrpc());
   WEFT_RETURN_IF_ERROR(frontend->StartMetrics());
   WEFT_RETURN_IF_ERROR(frontend->StartTinker());

@@ -44,13 +44,14 @@ inline constexpr absl::Duration kHangGrace = absl::Minutes(5);
 class Frontend {
  public:
   // Listens at once and writes options.port_file. Until SetEngine, every RPC of
-  // weft.v1 except GetInfo answers UNAVAILABLE. Errors: UNAVAILABLE if an
-  // address cannot be bound or port_file cannot be written; INTERNAL if gRPC
-  // cannot start its server; those of Listener::Bind, MetricsServer::Start,
-  // Authenticator::Start and TinkerFront::Start.
+  // weft.v1 except GetInfo and GetTokenizer answers UNAVAILABLE. Errors:
+  // UNAVAILABLE if an address cannot be bound or port_file cannot be written;
+  // INTERNAL if gRPC cannot start its server; those of Listener::Bind,
+  // MetricsServer::Start, Authenticator::Start and TinkerFront::Start.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Frontend>> Start(
       const ServerOptions& options,
-      std::shared_ptr<prometheus::Registry> registry);
+      std::shared_ptr<prometheus::Registry> registry,
+      TokenizerFiles tokenizer = {});
 
   ~Frontend();
   Frontend(const Frontend&) = delete;

@@ -24,6 +24,9 @@ class Bytes:
     def encode(self, text: str, **_: Any) -> Any:
         return SimpleNamespace(special_tokens_mask=[0] * len(text))
 
+    def get_vocab(self, **_: Any) -> dict[str, int]:
+        return {"byte": 0}
+
     def decode(self, tokens: Sequence[int], **_: Any) -> str:
         return bytes(tokens).decode(errors="replace")
 
@@ -40,7 +43,10 @@ def byte_level() -> Tokenizer:
 
 
 def front_of(
-    target: str, tokenizer: ModelTokenizer, max_body_bytes: int = 9999, **names: Any
+    target: str,
+    tokenizer: ModelTokenizer | None,
+    max_body_bytes: int = 9999,
+    **names: Any,
 ) -> TestClient:
     front = Front(target, tokenizer, Security())
     app = make_app(front, max_body_bytes, **names)

@@ -109,3 +109,33 @@ def test_the_reference_is_one_page_with_every_name(tmp_path: Path) -> None:
         name = one.name.rpartition(".")[2]
         if not name.startswith("__"):
             assert f">{name}<" in text, one.name
+
+
+OPTIONS = {
+    "sample": weft.SampleOptions,
+    "sample_many": weft.SampleOptions,
+    "sample_stream": weft.SampleOptions,
+    "forward_backward": weft.LossOptions,
+    "forward": weft.LossOptions,
+    "score": weft.LossOptions,
+    "optim_step": weft.OptimOptions,
+    "save": weft.SaveOptions,
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_are_keywords_with_defaults_and_descriptions(name: str) -> None:
+    for cls in (weft.Adapter, weft.AsyncAdapter):
+        call = getattr(cls, name)
+        parameters = inspect.signature(call).parameters
+        for option in typing.get_type_hints(OPTIONS[name]):
+            assert parameters[option].kind is inspect.Parameter.KEYWORD_ONLY
+            assert parameters[option].default is not inspect.Parameter.empty
+            assert f"\n{option}: " in call.__doc__, option
+        assert "options" not in parameters
+
+
+def test_clients_and_adapters_name_themselves() -> None:
+    with weft.Client("127.0.0.1:1") as client:
+        assert repr(client) == "Client('127.0.0.1:1')"
+    assert repr(weft.AsyncClient("[::1]:2")) == "AsyncClient('[::1]:2')"

@@ -158,7 +158,7 @@ def test_many_held_steps_end_when_the_client_closes() -> None:
     """Each step that ends may wake the next one, which ends as well. So this would need
     a deep stack if they did so inside each other."""
     driver = ThreadDriver("127.0.0.1:1", Security())
-    caller = Caller(60.0, RetryPolicy())
+    caller = Caller("", 60.0, RetryPolicy())
     counter = StepCounter("a", 1)
     counter.hold_back(counter.take(), FULL, 3600)
     request = training_pb2.OptimStepRequest()

@@ -279,6 +279,7 @@ WITHOUT_AN_ADAPTER = {
     methods.IMPORT_ADAPTER.path,
     methods.UPLOAD_CHECKPOINT.path,
     methods.GET_INFO.path,
+    methods.GET_TOKENIZER.path,
     methods.DRAIN.path,
     methods.PROFILE.path,
 }

@@ -86,7 +86,9 @@ class SmallServer(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(answer)
 
     def _info(self, _: bytes) -> bytes:
-        model = server_pb2.ModelInfo(name=self.model, context_length=4096)
+        model = server_pb2.ModelInfo(
+            name=self.model, context_length=4096, vocab_size=257
+        )
         info = server_pb2.ServerInfo(model=model)
         return server_pb2.GetInfoResponse(info=info).SerializeToString()
 

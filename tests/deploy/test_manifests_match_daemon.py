@@ -101,8 +101,8 @@ def test_variables_of_a_component_belong_to_flags(
 def test_every_flag_in_commands_exists(help_text: str) -> None:
     compose = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text())
     command = compose["services"]["weftd"]["command"]
-    quickstart = (DEPLOY / "quickstart.sh").read_text()
-    start = re.search(r'"\$\{WEFTD\}" (.+?) >"', quickstart, re.DOTALL)
+    script = (DEPLOY / "start.sh").read_text()
+    start = re.search(r'server/weftd" (.+?) <', script, re.DOTALL)
     assert start
     named = set(re.findall(r"--([a-z][a-z-]+)", " ".join(command) + start[1]))
     assert {"model", "checkpoint-dir", "port-file"} <= named

@@ -35,8 +35,7 @@ def test_an_example_runs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     daemon = daemon_for(SMOLLM2)
-    model = str(fixtures.model_folder(SMOLLM2))
-    options = ["--server", daemon.address, "--model", model, "--steps", str(steps)]
+    options = ["--server", daemon.address, "--steps", str(steps)]
     monkeypatch.setattr(sys, "argv", [name, *options])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     found = losses(capsys.readouterr().out)
@@ -101,7 +100,6 @@ def test_the_verifier_scores_replies_of_the_model(
     from weft.__main__ import main
 
     arguments = ["--server", daemon_for(SMOLLM2).address]
-    arguments += ["--model-dir", str(fixtures.model_folder(SMOLLM2))]
     arguments += ["--reward", str(EXAMPLES / "five_words.py"), "--adapter", "words"]
     arguments += ["--data", str(EXAMPLES / "data/topics.jsonl"), "--steps", "1"]
     arguments += ["--prompts", "2", "--samples", "4", "--max-tokens", "12"]

@@ -31,7 +31,7 @@ def test_one_command_teaches_a_format(daemon_for: Any, tmp_path: Path) -> None:
     python = wheels.install(wheel, tmp_path / "venv", extra="train")
     printed = wheels.run(
         *(python, "-m", "weft", "sft", "--server", daemon.address),
-        *("--model-dir", model, "--data", CHATS, "--adapter", "dictionary"),
+        *("--data", CHATS, "--adapter", "dictionary"),
         *("--steps", 8, "--batch", 8, "--lr", 1e-3, "--output", "run"),
         *("--schedule", "constant"),
         *("--export", "peft"),

@@ -22,6 +22,7 @@ import openai
 import pytest
 from conftest import fixtures
 from fastapi.testclient import TestClient
+from fronts import byte_level
 from models import tiny_model
 
 import weft
@@ -43,7 +44,6 @@ class Front:
     def __init__(self, server: str) -> None:
         self.port = daemon_module.free_port()
         command = [sys.executable, "-m", "weft", "openai", "--server", server]
-        command += ["--model-dir", str(fixtures.model_folder(SMOLLM2))]
         command += ["--listen", f"127.0.0.1:{self.port}", "--max-body-bytes", "100000"]
         self._process = subprocess.Popen(command, env=os.environ.copy())
         for _ in range(600):
@@ -233,9 +233,8 @@ class Guarded:
 
 
 @pytest.fixture(scope="module")
-def guarded(
-    tmp_path_factory: pytest.TempPathFactory, tokenizer: ModelTokenizer
-) -> Iterator[Guarded]:
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    tokenizer = ModelTokenizer(byte_level())  # It has no more tokens than the model.
     folder = tmp_path_factory.mktemp("weftd-guarded")
     keys = {}
     weftctl = daemon_module.BUILD_DIR / "client" / "weftctl" / "weftctl"

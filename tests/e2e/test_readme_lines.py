@@ -1,5 +1,5 @@
-"""Tests that the commands and code in README.md and client/python/README.md work, even
-when they run a second time."""
+"""Tests that the commands and code in client/python/README.md work, even when they run
+a second time. test_first_minute.py runs those of README.md."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "client" / "python"
 SMOLLM2 = fixtures.SHORT_SMOLLM2
 ADDRESS = "127.0.0.1:50051"
-READMES = (ROOT / "README.md", CLIENT / "README.md")
+README = CLIENT / "README.md"
 COMMAND = re.compile(r"^python -m weft (?:.*\\\n)*.*$", re.MULTILINE)
-# What a reader types in place of each placeholder.
-NAMES = {"MODEL": "models/smollm2-135m-instruct"}
 # Options that shorten the commands: fewer steps, with less work in each.
 SHORTER = {
     "sft": "--steps 2 --batch 1 --eval-fraction 0.005",
@@ -61,9 +59,6 @@ class Reader:
         self._folder = folder
         self._address = address
         (folder / "client").symlink_to(ROOT / "client")
-        (folder / "models").mkdir()
-        model = fixtures.model_folder(SMOLLM2)
-        (folder / NAMES["MODEL"]).symlink_to(model)
         (folder / "texts.jsonl").write_text('{"text": "Rain is water."}\n')
         topics = CLIENT / "examples/data/topics_test.jsonl"
         (folder / "topic.jsonl").write_text(topics.read_text().splitlines()[0])
@@ -80,9 +75,7 @@ class Reader:
 
     def _run(self, words: list[str]) -> None:
         self.ran.append(words[0])
-        words = [
-            NAMES.get(word, word.replace(ADDRESS, self._address)) for word in words
-        ]
+        words = [word.replace(ADDRESS, self._address) for word in words]
         words += shlex.split(SHORTER.get(words[0], ""))
         done = subprocess.run(
             [sys.executable, "-m", "weft", *words],
@@ -103,9 +96,7 @@ def test_the_readmes_lines_run_twice(
     monkeypatch.setenv("PYTHONPATH", str(CLIENT))
     reader = Reader(tmp_path, daemon.address)
     for _ in range(2):
-        for path in READMES:
-            assert any(block.language == "python" for block in blocks(path)), path
-            reader.read(path)
+        reader.read(README)
     commands = ["sft", "sample", "chat", "dpo", "grpo", "tokenize", "sample"]
     assert reader.ran == commands * 2
     for made in (

@@ -8,11 +8,15 @@
 #include <string>
 #include <thread>
 
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "grpcpp/generic/generic_stub.h"
+#include "src/base/sha256.h"
 #include "tests/server/server_fixture.h"
+#include "tests/stop/tokenizer_folder.h"
 
 namespace weft {
 namespace {
@@ -69,6 +73,19 @@ class FrontendTest : public ServerTest {
         server_->GetInfo(&context, v1::GetInfoRequest(), &response);
     EXPECT_TRUE(status.ok()) << status.error_message();
     return response.info();
+  }
+
+  // Gets the tokenizer. `sent` becomes "NAME:BYTES " of each piece.
+  grpc::Status Tokenizer(std::string* sent) {
+    grpc::ClientContext context;
+    const auto reader =
+        server_->GetTokenizer(&context, v1::GetTokenizerRequest());
+    v1::GetTokenizerResponse piece;
+    while (reader->Read(&piece)) {
+      absl::StrAppend(sent, piece.chunk().name(), ":",
+                      piece.chunk().data().size(), " ");
+    }
+    return reader->Finish();
   }
 };
 
@@ -145,6 +162,45 @@ TEST_F(FrontendTest, WhileStartingOnlyGetInfoAnswers) {
       grpc::StatusCode::UNAVAILABLE);
   EXPECT_EQ(MetricValue("weft_requests_rejected_total{reason=\"starting\"}"),
             2);
+}
+
+TEST_F(FrontendTest, SendsTheTokenizerWhileItStarts) {
+  const sampling::TokenizerFolder folder;
+  const std::string large((1 << 20) + 7, 'x');
+  folder.Write(large);
+  std::ofstream(folder.path() + "/tokenizer_config.json") << "{}";
+  // A cache of Hugging Face has links. An empty file is sent, too.
+  std::ofstream(folder.path() + "/blob").close();
+  std::filesystem::create_symlink("blob", folder.path() + "/added_tokens.json");
+  StartServer(TestOptions(), TokenizerFiles::Load(folder.path()));
+  std::string sent;
+  ASSERT_TRUE(Tokenizer(&sent).ok());
+  EXPECT_EQ(sent, absl::StrCat("added_tokens.json:0 tokenizer.json:", 1 << 20,
+                               " tokenizer.json:7 tokenizer_config.json:2 "));
+  const std::string bytes =
+      absl::StrCat(absl::string_view("added_tokens.json\0000\0", 20),
+                   absl::string_view("tokenizer.json\0", 15), large.size(),
+                   absl::string_view("\0", 1), large,
+                   absl::string_view("tokenizer_config.json\0002\0{}", 26));
+  EXPECT_EQ(Info().model().tokenizer_fingerprint(),
+            absl::BytesToHexString(Sha256(bytes)));
+}
+
+TEST_F(FrontendTest, AFolderWithoutATokenizerSendsNone) {
+  const sampling::TokenizerFolder folder;
+  for (const bool is_folder : {false, true}) {
+    if (is_folder) {
+      std::filesystem::create_directory(folder.path() + "/tokenizer.json");
+    }
+    std::ofstream(folder.path() + "/generation_config.json") << "{}";
+    StartServer(TestOptions(), TokenizerFiles::Load(folder.path()));
+    EXPECT_EQ(Info().model().tokenizer_fingerprint(), "");
+    std::string sent;
+    const grpc::Status status = Tokenizer(&sent);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND);
+    EXPECT_THAT(status.error_message(),
+                HasSubstr("no tokenizer.json: use that"));
+  }
 }
 
 TEST_F(FrontendTest, GetInfoTellsModelAndLimits) {

@@ -450,6 +450,21 @@ TEST_F(ServerCallsTest, ACallWithoutItsRequestIsChargedAndEnds) {
   EXPECT_TRUE(has_room());
 }
 
+TEST_F(ServerCallsTest, ATokenizerIsChargedWhileItIsSent) {
+  core_.tokenizer.files.emplace_back("tokenizer.json", "{}");
+  const auto get = [this] {
+    DirectCall call(&wire_, {ToBytes(v1::GetTokenizerRequest())});
+    call.Start(server().Start(Rpc::kGetTokenizer, call.context()));
+    return call.Wait().error_code();
+  };
+  auto held = core_.memory->Reserve("", core_.memory->most() - (1 << 20));
+  ASSERT_TRUE(held.ok()) << held.status();
+  EXPECT_EQ(get(), grpc::RESOURCE_EXHAUSTED);
+  held->reset();
+  EXPECT_EQ(get(), grpc::OK);
+  EXPECT_TRUE(core_.memory->Reserve("", core_.memory->most()).ok());
+}
+
 TEST_F(ServerCallsTest, ARequestIsChargedBeforeItIsParsed) {
   auto held = core_.memory->Reserve("", core_.memory->most());
   ASSERT_TRUE(held.ok()) << held.status();

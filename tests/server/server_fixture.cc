@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -43,9 +44,10 @@ ServerOptions ServerTest::MetricsOptions() {
   return options;
 }
 
-void ServerTest::StartServer(const ServerOptions& options) {
+void ServerTest::StartServer(const ServerOptions& options,
+                             TokenizerFiles tokenizer) {
   registry_ = std::make_shared<prometheus::Registry>();
-  auto frontend = Frontend::Start(options, registry_);
+  auto frontend = Frontend::Start(options, registry_, std::move(tokenizer));
   ASSERT_TRUE(frontend.ok()) << frontend.status();
   frontend_ = *std::move(frontend);
   channel_ = grpc::CreateChannel(frontend_->address(),

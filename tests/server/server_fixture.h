@@ -28,7 +28,8 @@ class ServerTest : public ::testing::Test {
   // Returns options with a metrics page.
   static ServerOptions MetricsOptions();
 
-  void StartServer(const ServerOptions& options = TestOptions());
+  void StartServer(const ServerOptions& options = TestOptions(),
+                   TokenizerFiles tokenizer = {});
   void AttachEngine() { frontend_->SetEngine(&engine_); }
   // Starts the server, attaches the engine and creates an adapter "a".
   void StartReadyServer(const ServerOptions& options = TestOptions());

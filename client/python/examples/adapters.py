@@ -4,7 +4,7 @@ Each adapter learns the same words in its own style. The calls of all adapters a
 in flight at the same time, and the server mixes them in its batches. So two adapters
 take less than twice the time of one.
 
-    python adapters.py --model MODEL --server 127.0.0.1:50051
+    python adapters.py --server 127.0.0.1:50051
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ async def train(
     question = [{"role": "user", "content": 'What does "river" mean?'}]
     prompt = tokenizer.chat_prompt(question)
     result = await adapter.sample(prompt, max_tokens=32, temperature=0.0)
-    return tokenizer.decode(result.samples[0].tokens)
+    return result.samples[0].text
 
 
 async def main() -> None:
     """Trains all adapters at once and prints their answers."""
     options = arguments(__doc__, steps=24)
-    tokenizer = weft.data.ModelTokenizer.from_folder(options.model)
     async with weft.AsyncClient(options.server) as client:
+        tokenizer = await client.tokenizer()
         answers = await asyncio.gather(
             *(train(client, tokenizer, name, options) for name in STYLES)
         )

@@ -5,7 +5,7 @@ prompts and returns the probabilities of its likeliest tokens at each position. 
 student is an adapter of a lower rank. It trains with cross-entropy, and all the
 likeliest tokens of the teacher are its targets.
 
-    python distill.py --model MODEL --server 127.0.0.1:50051
+    python distill.py --server 127.0.0.1:50051
 """
 
 from __future__ import annotations
@@ -39,10 +39,9 @@ def soft_datum(sample: weft.Sample, num_tokens: int) -> weft.Datum:
 def main() -> None:
     """Trains the teacher, then the student on the teacher's replies."""
     options = arguments(__doc__, steps=24)
-    tokenizer = weft.data.ModelTokenizer.from_folder(options.model)
-    encoder = weft.data.Encoder(tokenizer)
-    chats = cycle(weft.data.Dataset(CHATS, encoder.example).load())
     with weft.Client(options.server) as client:
+        encoder = weft.data.Encoder(client.tokenizer())
+        chats = cycle(weft.data.Dataset(CHATS, encoder.example).load())
         teacher = client.get_or_create("example-teacher", rank=16)
         for _ in range(options.steps):
             batch = list(islice(chats, BATCH))

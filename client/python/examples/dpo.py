@@ -3,7 +3,7 @@
 The loss is torch code that runs in this process. The server computes the
 log-probabilities and receives the gradients. The reference policy is the base model.
 
-    python dpo.py --model MODEL --server 127.0.0.1:50051
+    python dpo.py --server 127.0.0.1:50051
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def main() -> None:
     """Trains. Prints the loss, which starts at log 2, and the number of pairs in which
     the chosen answer gained more log-probability than the rejected one."""
     options = arguments(__doc__, steps=12)
-    tokenizer = weft.data.ModelTokenizer.from_folder(options.model)
-    pairs = weft.data.Dataset(PAIRS, weft.data.Encoder(tokenizer).pair).load()
-    stream = cycle(pairs)
     with weft.Client(options.server) as client:
+        encoder = weft.data.Encoder(client.tokenizer())
+        pairs = weft.data.Dataset(PAIRS, encoder.pair).load()
+        stream = cycle(pairs)
         adapter = client.get_or_create("example-dpo", rank=16)
         for step in range(options.steps):
             data = [

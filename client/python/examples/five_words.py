@@ -2,7 +2,7 @@
 
 The loop is `python -m weft grpo`; this file is the program that scores replies:
 
-    python -m weft grpo --reward examples/five_words.py --model-dir MODEL \
+    python -m weft grpo --reward examples/five_words.py \
       --data examples/data/topics.jsonl --eval-data examples/data/topics_test.jsonl \
       --adapter five-words --prompts 4 --samples 12 --max-tokens 16
 """

@@ -2,7 +2,7 @@
 
 `python -m weft sft` is the same with schedules, evaluation, a log and a plot.
 
-    python sft.py --model MODEL --server 127.0.0.1:50051
+    python sft.py --server 127.0.0.1:50051
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ CHATS = Path(__file__).parent / "data" / "dictionary.jsonl"
 def main() -> None:
     """Trains, then asks for the meaning of a word that is not in the file."""
     options = arguments(__doc__, steps=20)
-    tokenizer = weft.data.ModelTokenizer.from_folder(options.model)
-    chats = weft.data.Dataset(CHATS, weft.data.Encoder(tokenizer).example).load()
     with weft.Client(options.server) as client:
+        tokenizer = client.tokenizer()
+        chats = weft.data.Dataset(CHATS, weft.data.Encoder(tokenizer).example).load()
         adapter = client.get_or_create("example-sft", rank=16)
         stream = cycle(chats)
         for step in range(options.steps):
@@ -37,7 +37,7 @@ def main() -> None:
         question = [{"role": "user", "content": 'What does "river" mean?'}]
         prompt = tokenizer.chat_prompt(question)
         sample = adapter.sample(prompt, max_tokens=32, temperature=0.0).samples[0]
-        print(tokenizer.decode(sample.tokens), f"({sample.finish_reason})")
+        print(sample.text, f"({sample.finish_reason})")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,11 @@ from weft.recipes import adapters, dpo, grpo, sft, sweep
 
 
 def _tokenize(options: argparse.Namespace) -> None:
-    tokenizer = adapters.tokenizer(options)
+    if options.model_dir:  # Needs no server.
+        tokenizer = adapters.folder_tokenizer(options)
+    else:
+        with Client(options.server) as client:
+            tokenizer = adapters.tokenizer(client, options)
     encoder = data.Encoder(tokenizer, loss_on="last", eos=not options.no_eos)
 
     def encode(record: data.Record) -> dict[str, object]:
@@ -94,9 +98,6 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--adapter", required=True, help="or ADAPTER@SNAPSHOT")
     export.add_argument("--output", type=Path, required=True, help="the folder")
     export.add_argument("--base-model", help=adapters.BASE_MODEL)
-    server = os.environ.get("WEFT_SERVER", "127.0.0.1:50051")
-    for command in (front, sample, talk, export):
-        command.add_argument("--server", default=server, help="or WEFT_SERVER")
 
     summary = "Records of text (JSONL, Parquet) to token ids (JSONL)."
     tokenize = commands.add_parser("tokenize", help=summary, description=summary)
@@ -109,6 +110,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="add no end-of-sequence token after each record",
     )
+    server = os.environ.get("WEFT_SERVER", "127.0.0.1:50051")
+    for command in (front, sample, talk, export, tokenize):
+        command.add_argument("--server", default=server, help="or WEFT_SERVER")
+        command.add_argument(
+            "--model-dir", help="folder with tokenizer.json; default: the server's"
+        )
     return parser
 
 

@@ -7,25 +7,28 @@ use it.
 from __future__ import annotations
 
 from asyncio import Task
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Unpack
 
 from weft import methods
-from weft.aio_adapter import AsyncAdapter
+from weft.aio_adapter import AsyncAdapter, load_tokenizer, prepare_texts
 from weft.channel import Security
 from weft.core import ClientCore
+from weft.data import ModelTokenizer, Record
 from weft.datum import Datum
 from weft.folders import FolderWriter, StrPath
 from weft.operations import Caller
+from weft.options import takes
 from weft.retry import RetryPolicy
 from weft.sampling import InFlight
+from weft.served_tokenizer import make_datum
 from weft.tasks import TaskDriver
 from weft.types import (
     AdapterInfo,
-    ArrayLike,
     CheckpointInfo,
     FloatArray,
     LossOptions,
+    Prompt,
     SampleDelta,
     SampleOptions,
     SampleResult,
@@ -41,8 +44,9 @@ class AsyncBaseSubmit:
         self._core = core
         self._driver = driver
 
+    @takes(SampleOptions)
     def sample(
-        self, prompt: ArrayLike, **options: Unpack[SampleOptions]
+        self, prompt: Prompt, **options: Unpack[SampleOptions]
     ) -> Task[SampleResult]:
         """Samples from the base model. Returns at once.
 
@@ -50,6 +54,7 @@ class AsyncBaseSubmit:
         """
         return self._driver.submit(self._core.sampler.sample(prompt, options))
 
+    @takes(LossOptions)
     def forward(
         self,
         data: Iterable[Datum],
@@ -83,8 +88,11 @@ class AsyncClient:
         if security is None:
             security = Security.from_environment()
         self._driver = TaskDriver(target, security)
-        self._core = ClientCore(Caller(timeout, retry))
+        self._core = ClientCore(Caller(target, timeout, retry))
         self.submit = AsyncBaseSubmit(self._core, self._driver)
+
+    def __repr__(self) -> str:
+        return f"AsyncClient({self._core.caller.contact.target!r})"
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -109,6 +117,39 @@ class AsyncClient:
         Returns False if the call fails or the server does not answer within 5 seconds.
         """
         return await self._driver.run(self._core.healthy())
+
+    async def tokenizer(
+        self,
+        own: ModelTokenizer | None = None,
+        *,
+        chat_template: StrPath | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+    ) -> ModelTokenizer:
+        """Returns the tokenizer of the server's model.
+
+        The client keeps the server's files in ~/.cache/weft (or XDG_CACHE_HOME) by
+        their fingerprint, and gets them only if they are not there. Each call asks
+        whether the server still has the same ones. With a tokenizer, prompts may be
+        texts, and samples have a text.
+
+        own: a tokenizer to use in place of the server's, with its own template.
+        chat_template, chat_template_kwargs: as those of ModelTokenizer.from_folder, for
+        the server's. Raises InvalidArgument if `own` gives a token another id than the
+        server's, NotFound if the server has no tokenizer and `own` is None.
+        """
+        return await load_tokenizer(
+            self._core.caller, self._driver, own, chat_template, chat_template_kwargs
+        )
+
+    async def datum(self, record: Record | str, *, weight: float = 1.0) -> Datum:
+        """Returns training data of a text, or of a record of `weft.data.Encoder`, such
+        as {"prompt": ..., "completion": ...} or {"messages": [...]}.
+
+        weight: the weight of each learnt token. Raises InvalidArgument for a record
+        with nothing to learn, and what `tokenizer` raises.
+        """
+        await prepare_texts(self._core.caller, self._driver, [""])
+        return make_datum(self._core.caller.texts.require(), record, weight)
 
     async def drain(self) -> None:
         """Makes the server refuse new work. Returns when the server has finished the
@@ -266,28 +307,34 @@ class AsyncClient:
         )
         return await self._driver.run(operation)
 
+    @takes(SampleOptions)
     async def sample(
-        self, prompt: ArrayLike, **options: Unpack[SampleOptions]
+        self, prompt: Prompt, **options: Unpack[SampleOptions]
     ) -> SampleResult:
         """Samples from the base model.
 
-        prompt: [P] token ids, 1 <= P < the model's context.
+        prompt: a text, or [P] token ids, 1 <= P < the model's context.
         """
+        await prepare_texts(self._core.caller, self._driver, [prompt])
         return await self._driver.run(self._core.sampler.sample(prompt, options))
 
+    @takes(SampleOptions)
     async def sample_many(
-        self, prompts: Iterable[ArrayLike], **options: Unpack[SampleOptions]
+        self, prompts: Iterable[Prompt], **options: Unpack[SampleOptions]
     ) -> list[SampleResult]:
         """Samples from the base model for each prompt. The results are in the prompts'
         order. `Adapter.sample_many` describes retries, seeds and errors."""
+        known = self._core.caller.texts.prompts(prompts)
+        await prepare_texts(self._core.caller, self._driver, known)
         bound = InFlight()
-        each = self._core.sampler.sample_each(prompts, options, None, bound)
+        each = self._core.sampler.sample_each(known, options, None, bound)
         return await self._driver.run_many(
             each, lambda: bound.limit, self._core.caller.timeout
         )
 
+    @takes(SampleOptions)
     def sample_stream(
-        self, prompt: ArrayLike, **options: Unpack[SampleOptions]
+        self, prompt: Prompt, **options: Unpack[SampleOptions]
     ) -> AsyncIterator[SampleDelta]:
         """Yields the tokens that `sample` would return, as soon as they are drawn.
 
@@ -296,15 +343,17 @@ class AsyncClient:
         request = self._core.sampler.stream_request(prompt, options)
         return self._driver.deltas(request, self._core.caller.timeout)
 
-    async def compute_logprobs(self, tokens: ArrayLike) -> FloatArray:
+    async def compute_logprobs(self, tokens: Prompt) -> FloatArray:
         """Returns the base model's log-probability of each token, given the tokens
         before it, [N].
 
         tokens: [N], 1 <= N < the model's context. The first value is 0 and has no
         meaning, because no token comes before the first.
         """
+        await prepare_texts(self._core.caller, self._driver, [tokens])
         return await self._driver.run(self._core.sampler.compute_logprobs(tokens))
 
+    @takes(LossOptions)
     async def forward(
         self,
         data: Iterable[Datum],

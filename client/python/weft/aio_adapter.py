@@ -4,29 +4,87 @@ weft.adapter."""
 from __future__ import annotations
 
 from asyncio import Task
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Unpack
 
 from weft import custom_loss, methods
-from weft.core import AdapterCore
+from weft._proto import server_pb2
+from weft.core import AdapterCore, ClientCore
+from weft.data import ModelTokenizer
 from weft.datum import Datum
 from weft.folders import FolderWriter, StrPath
+from weft.operations import Caller
+from weft.options import takes
 from weft.sampling import InFlight
+from weft.served_tokenizer import ServedTokenizer, check_fits
 from weft.tasks import TaskDriver
 from weft.types import (
     AdapterInfo,
-    ArrayLike,
     CheckpointInfo,
     FloatArray,
     LossOptions,
+    ModelInfo,
     OptimOptions,
     OptimResult,
+    Prompt,
     SampleDelta,
     SampleOptions,
     SampleResult,
     SaveOptions,
     TrainResult,
 )
+
+
+async def _served_tokenizer(
+    caller: Caller,
+    driver: TaskDriver,
+    model: ModelInfo,
+    chat_template: StrPath | None,
+    chat_template_kwargs: Mapping[str, object] | None,
+) -> ModelTokenizer:
+    """Returns the server's tokenizer, from the cache if it is there."""
+    with ServedTokenizer(model) as files:
+        if not files.is_cached():
+            request = server_pb2.GetTokenizerRequest()
+            async for message in driver.stream(
+                methods.GET_TOKENIZER, request, caller.timeout
+            ):
+                files.add(message.chunk)
+            files.keep()
+        return files.read(chat_template, chat_template_kwargs)
+
+
+async def load_tokenizer(
+    caller: Caller,
+    driver: TaskDriver,
+    own: ModelTokenizer | None = None,
+    chat_template: StrPath | None = None,
+    chat_template_kwargs: Mapping[str, object] | None = None,
+) -> ModelTokenizer:
+    """Does what AsyncClient.tokenizer does."""
+    texts = caller.texts
+    model = (await driver.run(ClientCore(caller).started_info())).model
+    is_same = texts.fingerprint == model.tokenizer_fingerprint
+    is_plain = own is None and chat_template is None and not chat_template_kwargs
+    if texts.tokenizer is not None and is_same and is_plain:
+        return texts.tokenizer
+    served = None
+    if own is None or model.tokenizer_fingerprint:
+        served = await _served_tokenizer(
+            caller, driver, model, chat_template, chat_template_kwargs
+        )
+    if own is not None:
+        check_fits(own, served, model)
+    texts.tokenizer, texts.fingerprint = own or served, model.tokenizer_fingerprint
+    return texts.require()
+
+
+async def prepare_texts(
+    caller: Caller, driver: TaskDriver, prompts: Sequence[Prompt]
+) -> None:
+    """Gets the tokenizer if a prompt is a text."""
+    if caller.texts.needs_tokenizer(prompts):
+        await load_tokenizer(caller, driver)
 
 
 class AsyncSubmit:
@@ -46,6 +104,7 @@ class AsyncSubmit:
         self._core = core
         self._driver = driver
 
+    @takes(LossOptions)
     def forward_backward(
         self,
         data: Iterable[Datum],
@@ -57,6 +116,7 @@ class AsyncSubmit:
             self._core.train(data, loss, options, backward=True, submit=True)
         )
 
+    @takes(LossOptions)
     def forward(
         self,
         data: Iterable[Datum],
@@ -68,10 +128,12 @@ class AsyncSubmit:
             self._core.train(data, loss, options, backward=False, submit=True)
         )
 
+    @takes(OptimOptions)
     def optim_step(self, **options: Unpack[OptimOptions]) -> Task[OptimResult]:
         """Applies AdamW to the accumulated gradient and clears it."""
         return self._driver.submit(self._core.optim_step(options, submit=True))
 
+    @takes(SaveOptions)
     def save(
         self,
         name: str,
@@ -88,9 +150,10 @@ class AsyncSubmit:
         is the version of the weights."""
         return self._driver.submit(self._core.snapshot(name, submit=True))
 
+    @takes(SampleOptions)
     def sample(
         self,
-        prompt: ArrayLike,
+        prompt: Prompt,
         *,
         snapshot: str | None = None,
         **options: Unpack[SampleOptions],
@@ -134,6 +197,7 @@ class AsyncAdapter:
         """
         return await self._driver.run(self._core.resync())
 
+    @takes(LossOptions)
     async def forward_backward(
         self,
         data: Iterable[Datum],
@@ -150,6 +214,7 @@ class AsyncAdapter:
             self._core.train(data, loss, options, backward=True)
         )
 
+    @takes(LossOptions)
     async def forward(
         self,
         data: Iterable[Datum],
@@ -164,6 +229,7 @@ class AsyncAdapter:
             self._core.train(data, loss, options, backward=False)
         )
 
+    @takes(LossOptions)
     async def score(
         self,
         data: Iterable[Datum],
@@ -194,29 +260,33 @@ class AsyncAdapter:
         surrogate = custom_loss.surrogate(data, forward, loss_fn)
         return surrogate.finish(forward, await self.forward_backward(surrogate.data))
 
+    @takes(OptimOptions)
     async def optim_step(self, **options: Unpack[OptimOptions]) -> OptimResult:
         """Applies AdamW to the accumulated gradient and clears it."""
         return await self._driver.run(self._core.optim_step(options))
 
+    @takes(SampleOptions)
     async def sample(
         self,
-        prompt: ArrayLike,
+        prompt: Prompt,
         *,
         snapshot: str | None = None,
         **options: Unpack[SampleOptions],
     ) -> SampleResult:
         """Samples from the latest weights, or from a snapshot.
 
-        prompt: [P] token ids, 1 <= P < the model's context. Raises NotFound if there
-        is no such snapshot.
+        prompt: a text, or [P] token ids, 1 <= P < the model's context. Raises NotFound
+        if there is no such snapshot.
         """
+        await prepare_texts(self._core.caller, self._driver, [prompt])
         return await self._driver.run(
             self._core.sampler.sample(prompt, options, snapshot)
         )
 
+    @takes(SampleOptions)
     async def sample_many(
         self,
-        prompts: Iterable[ArrayLike],
+        prompts: Iterable[Prompt],
         *,
         snapshot: str | None = None,
         **options: Unpack[SampleOptions],
@@ -230,15 +300,18 @@ class AsyncAdapter:
         raised and cancels the other prompts. The client's timeout bounds the time from
         one answer to the next, so the whole call may take longer than the timeout.
         """
+        known = self._core.caller.texts.prompts(prompts)
+        await prepare_texts(self._core.caller, self._driver, known)
         bound = InFlight()
-        each = self._core.sampler.sample_each(prompts, options, snapshot, bound)
+        each = self._core.sampler.sample_each(known, options, snapshot, bound)
         return await self._driver.run_many(
             each, lambda: bound.limit, self._core.caller.timeout
         )
 
+    @takes(SampleOptions)
     def sample_stream(
         self,
-        prompt: ArrayLike,
+        prompt: Prompt,
         *,
         snapshot: str | None = None,
         **options: Unpack[SampleOptions],
@@ -251,17 +324,19 @@ class AsyncAdapter:
         return self._driver.deltas(request, self._core.caller.timeout)
 
     async def compute_logprobs(
-        self, tokens: ArrayLike, *, snapshot: str | None = None
+        self, tokens: Prompt, *, snapshot: str | None = None
     ) -> FloatArray:
         """Returns the log-probability of each token, given the tokens before it, [N].
 
         tokens: [N], 1 <= N < the model's context. The first value is 0 and has no
         meaning, because no token comes before the first. The call is not a step.
         """
+        await prepare_texts(self._core.caller, self._driver, [tokens])
         return await self._driver.run(
             self._core.sampler.compute_logprobs(tokens, snapshot)
         )
 
+    @takes(SaveOptions)
     async def save(
         self,
         name: str,

@@ -26,6 +26,9 @@ OPTIONS: Options = [
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    # gRPC takes it for the time limit of a connection, too.
+    ("grpc.min_reconnect_backoff_ms", 2_500),
+    ("grpc.dns_ares_query_timeout", 2_500),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.use_local_subchannel_pool", 1),
 ]
@@ -46,6 +49,8 @@ def check_target(target: str) -> None:
     """Raises InvalidArgument for a target that is not HOST:PORT, optionally with one of
     gRPC's schemes. gRPC itself would take the scheme of a URL for a host, and look for
     it in DNS until the call's deadline."""
+    if not isinstance(target, str):
+        raise InvalidArgument(f"target is {target!r}, must be a text, HOST:PORT")
     if target.startswith((*_SOCKETS, "vsock:", "xds:")):
         return
     plain = _plain(target)
@@ -59,6 +64,10 @@ def check_target(target: str) -> None:
     if mark:
         tls = " and use TLS" if scheme == "https" else ""
         text += f": write {rest.partition('/')[0][:80]!r}{tls}"
+    elif plain and ":" not in plain:
+        text += (
+            f": write '{plain.strip()[:80]}:50051', with the port of weftd's --listen"
+        )
     raise InvalidArgument(text)
 
 
@@ -164,9 +173,15 @@ class Security:
 
         Raises FailedPrecondition if a token would leave this machine in plaintext,
         InvalidArgument for a target that is not HOST:PORT, for a certificate without
-        its key, or a key alone.
+        its key, a key alone, or authorities that are not PEM.
         """
         check_target(target)
+        roots = self.root_certificates
+        if roots is not None and b"-----BEGIN CERTIFICATE-----" not in roots:
+            raise InvalidArgument(
+                "root_certificates (WEFT_CA) holds no certificate in PEM, must begin "
+                "with -----BEGIN CERTIFICATE-----"
+            )
         if (self.certificate is None) != (self.private_key is None):
             raise InvalidArgument("certificate and private_key go together")
         if self.token and not self._uses_tls() and not is_local(target):

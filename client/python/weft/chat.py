@@ -74,24 +74,25 @@ class Speaker:
 
 def sample(options: argparse.Namespace) -> None:
     """Continues a text, or answers it."""
-    tokenizer = adapters.tokenizer(options)
-    if options.chat:
-        prompt = tokenizer.chat_prompt([{"role": "user", "content": options.prompt}])
-    else:
-        prompt = tokenizer.encode(options.prompt)
     with Client(options.server) as client:
+        tokenizer = adapters.tokenizer(client, options)
+        if options.chat:
+            question: Message = {"role": "user", "content": options.prompt}
+            prompt = tokenizer.chat_prompt([question])
+        else:
+            prompt = tokenizer.encode(options.prompt)
         Speaker(client, tokenizer, options).say(prompt)
 
 
 def run(options: argparse.Namespace) -> None:
     """Reads the user's messages from standard input, and answers each."""
-    tokenizer = adapters.tokenizer(options)
     start: list[Message] = []
     if options.system:
         start.append({"role": "system", "content": options.system})
     if importlib.util.find_spec("readline"):
         importlib.import_module("readline")  # Gives `input` keys to edit and to repeat.
     with Client(options.server) as client:
+        tokenizer = adapters.tokenizer(client, options)
         speaker = Speaker(client, tokenizer, options)
         print(HELP)
         messages = list(start)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -111,6 +111,12 @@ def _sendable() -> Iterator[None]:
         raise InvalidArgument(f"cannot be sent: {error}") from error
 
 
+def _check_rank(name: str, rank: object) -> None:
+    """Raises InvalidArgument for what is no rank. A request's 0 would be a default."""
+    if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)) or rank < 1:
+        raise InvalidArgument(f"{name} is {rank!r}, must be a whole number, at least 1")
+
+
 def lora_config(
     rank: int,
     alpha: float,
@@ -118,7 +124,11 @@ def lora_config(
     seed: int | None,
     expert_rank: int | None,
 ) -> adapters_pb2.LoraConfig:
-    """Returns an adapter's configuration. None means the server's default."""
+    """Returns an adapter's configuration. None means the server's default. Raises
+    InvalidArgument for values that no server takes."""
+    _check_rank("rank", rank)
+    if expert_rank is not None:
+        _check_rank("expert_rank", expert_rank)
     modules = [
         _enum_name(adapters_pb2.TargetModule, "TARGET_MODULE_", "target_modules", name)
         for name in target_modules or ()
@@ -197,10 +207,27 @@ def save_request(
             step=slot.number,
             epoch=slot.epoch,
             kind=f"CHECKPOINT_KIND_{kind.upper()}",
-            metadata=options.get("metadata", {}),
+            metadata=options.get("metadata") or {},
             ttl_seconds=options.get("ttl_seconds", 0),
             keep_newest=options.get("keep_newest", 0),
         )
+
+
+def data_list(data: Iterable[Datum]) -> list[Datum]:
+    """Returns the data of a call. Raises InvalidArgument for anything else."""
+    if isinstance(data, (Datum, str, Mapping)):
+        raise InvalidArgument(
+            f"data is one {type(data).__name__}, must be a list of weft.Datum: write "
+            "[datum]"
+        )
+    batch = list(data)
+    for place, datum in enumerate(batch):
+        if not isinstance(datum, Datum):
+            raise InvalidArgument(
+                f"data[{place}] is a {type(datum).__name__}, must be a weft.Datum: "
+                "client.datum(record) makes one of a text or a record"
+            )
+    return batch
 
 
 def datum_message(datum: Datum) -> training_pb2.Datum:
@@ -300,6 +327,11 @@ def to_optim_result(
 def stop_rule(stop: Stop, ignore_eos: bool) -> sampling_pb2.StopRule:
     """Returns a stop rule with the entries of `stop`, grouped by type."""
     rule = sampling_pb2.StopRule(ignore_eos=ignore_eos)
+    if not isinstance(stop, Iterable):
+        raise InvalidArgument(
+            f"stop is {stop!r}, must be a text, or a list of texts, token ids and "
+            "lists of token ids"
+        )
     # A string is one entry, although Python can iterate over its characters.
     for entry in (stop,) if isinstance(stop, (str, bytes)) else stop:
         if isinstance(entry, str):
@@ -357,9 +389,12 @@ def _top(
 
 
 def to_sample_result(
-    message: sampling_pb2.SampleResponse, prompt: Sequence[int]
+    message: sampling_pb2.SampleResponse,
+    prompt: Sequence[int],
+    decode: Callable[[Sequence[int]], str | None],
 ) -> SampleResult:
-    """Returns the samples of a reply. `prompt`: the request's prompt, [P]."""
+    """Returns the samples of a reply. `prompt`: the request's prompt, [P]. `decode`:
+    returns the text of tokens, or None."""
     samples = [
         Sample(
             tokens=list(sample.tokens),
@@ -368,6 +403,7 @@ def to_sample_result(
             top_logprobs=_top(sample.top_logprobs),
             prompt=prompt,
             routing=_routing(sample.routing_le, len(prompt) + len(sample.tokens) - 1),
+            decoded=decode(sample.tokens),
         )
         for sample in message.samples
     ]

@@ -3,6 +3,7 @@ operation per API method. The classes only choose the driver and add streams."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -10,10 +11,16 @@ from weft import convert, methods
 from weft._proto import adapters_pb2, server_pb2, training_pb2
 from weft.convert import TrainRequest, TrainResponse
 from weft.datum import Datum
-from weft.errors import AlreadyExists, FailedPrecondition, NotFound, WeftError
+from weft.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    NotFound,
+    Unavailable,
+    WeftError,
+)
 from weft.folders import StrPath, import_requests, upload_requests
 from weft.methods import Method, RequestT, ResponseT
-from weft.operations import Caller, Operation, Reply
+from weft.operations import Caller, Operation, Reply, Sleep
 from weft.sampling import SamplerCore
 from weft.server_info import to_server_info
 from weft.steps import StepCounter, StepSlot
@@ -63,7 +70,7 @@ class AdapterCore:
     ) -> Operation[TrainResult]:
         """Builds a ForwardBackward or a Forward. Converts the data before it takes a
         step number, so data that cannot be sent uses no step number."""
-        batch = list(data)
+        batch = convert.data_list(data)
         messages = [convert.datum_message(datum) for datum in batch]
         config = convert.loss_config(loss, options)
         if backward:
@@ -99,7 +106,7 @@ class AdapterCore:
     ) -> Operation[TrainResult]:
         """Builds a Forward without a step number. The call changes nothing on the
         server, so a failed call may be repeated."""
-        batch = list(data)
+        batch = convert.data_list(data)
         messages = [convert.datum_message(datum) for datum in batch]
         request = training_pb2.ForwardRequest(
             adapter_id=self.adapter_id,
@@ -224,6 +231,17 @@ class ClientCore:
         reply = yield from self.caller.call(methods.GET_INFO, request)
         return to_server_info(reply.message.info)
 
+    def started_info(self) -> Operation[ServerInfo]:
+        """Builds the info of a server that has its model. Waits while it loads it."""
+        deadline = time.monotonic() + self.caller.timeout
+        while True:
+            info = yield from self.info()
+            if info.model.vocab_size:
+                return info
+            if time.monotonic() > deadline:
+                raise Unavailable("the server is starting")
+            yield Sleep(0.5)
+
     def healthy(self) -> Operation[bool]:
         try:
             reply = yield from self.caller.call(
@@ -279,6 +297,8 @@ class ClientCore:
         """Gets the adapter, or creates it if there is none. If another client creates
         it at the same time, both clients get the same adapter."""
         modules = None if target_modules is None else list(target_modules)
+        # An adapter that exists must not hide values that no server takes.
+        convert.lora_config(rank, alpha, modules, seed, expert_rank)
         request = adapters_pb2.GetAdapterRequest(adapter_id=adapter_id)
         try:
             reply = yield from self.caller.call(methods.GET_ADAPTER, request)
@@ -377,7 +397,7 @@ class ClientCore:
         self, data: Iterable[Datum], loss: str, options: LossOptions
     ) -> Operation[TrainResult]:
         """Builds a Forward of the base model, which has no steps."""
-        batch = list(data)
+        batch = convert.data_list(data)
         messages = [convert.datum_message(datum) for datum in batch]
         request = convert.train_request(
             training_pb2.ForwardRequest,

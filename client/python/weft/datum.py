@@ -30,6 +30,11 @@ def _array(name: str, values: ArrayLike, dtype: str | None = None) -> np.ndarray
 
 def _tokens(name: str, values: ArrayLike) -> TokenArray:
     array = _array(name, values)
+    if array.dtype.kind in "US":
+        raise InvalidArgument(
+            f"{name}: token ids are integers, got text; client.datum(text) makes data "
+            "of it, and client.tokenizer().encode(text) token ids"
+        )
     if array.size and array.dtype.kind not in "iu":
         raise InvalidArgument(f"{name}: token ids are integers, got {array.dtype}")
     if array.size and (array.min() < 0 or array.max() > 0xFFFFFFFF):
@@ -167,6 +172,11 @@ class Datum:
         self.logprobs = floats("datum.logprobs", logprobs)
         self.advantages = floats("datum.advantages", advantages)
         self.routing = _routing(routing, len(self.tokens))
+
+    def __repr__(self) -> str:
+        """Says how many tokens there are, not which ones."""
+        learnt = self.targets if self.weights is None else np.flatnonzero(self.weights)
+        return f"Datum({len(self.tokens)} tokens, {learnt.size} targets learnt)"
 
     def with_weights(self, weights: ArrayLike) -> Datum:
         """Returns a datum with the same tokens and targets and these weights, but

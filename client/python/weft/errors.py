@@ -17,6 +17,7 @@ class WeftError(Exception):
     retry_after: the seconds after which the server suggests a retry, or None.
     repeatable: False if the server asks not to repeat the call at all.
     step_done: the step ran and failed, so its number is used.
+    from_server: the server itself sent the error, not the connection to it.
     reason, values: details for programs, listed in weft/v1/errors.proto; "" and {}
     if the server sends none.
     """
@@ -25,6 +26,7 @@ class WeftError(Exception):
     retry_after: float | None = None
     repeatable: bool = True
     step_done: bool = False
+    from_server: bool = False
     reason: str = ""
 
     def __init__(self, message: str, code: str | None = None) -> None:
@@ -137,11 +139,31 @@ _CLASSES: dict[str, type[WeftError]] = {
 }
 
 
+# Parts of gRPC's messages about TLS that no repetition cures.
+_TLS = {
+    "WRONG_VERSION_NUMBER": "the server speaks no TLS: leave out tls and certificates "
+    "(WEFT_TLS, WEFT_CA)",
+    "CERTIFICATE_VERIFY_FAILED": "the server's certificate is of no authority that "
+    "this client trusts: give its authority (root_certificates, WEFT_CA)",
+    "is not in peer certificate": "the server's certificate is for another host: give "
+    "one of its names (server_name, WEFT_SERVER_NAME)",
+}
+
+
 def make_error(code: str, message: str, retry_after: float | None = None) -> WeftError:
     """Returns the exception for the name of a gRPC code; a plain WeftError for a code
     without a class."""
     error = _CLASSES.get(code, WeftError)(message, code)
     error.retry_after = retry_after
+    return error
+
+
+def without_frames(error: BaseException) -> BaseException:
+    """Returns a call's error without the client's own frames, so that its traceback
+    begins where the program waits for the call."""
+    if isinstance(error, WeftError):
+        error.__suppress_context__ = True
+        return error.with_traceback(None)
     return error
 
 
@@ -176,9 +198,15 @@ def from_rpc_error(error: grpc.RpcError) -> WeftError:
     metadata: Iterable[Any] = error.trailing_metadata()
     trailers = metadata_dict(metadata)
     hint, repeatable = retry_hint(trailers)
-    made = make_error(error.code().name, error.details() or "", hint)
+    details = error.details() or ""
+    made = make_error(error.code().name, details, hint)
     made.repeatable = repeatable
+    for part, remedy in _TLS.items():
+        if made.code == "UNAVAILABLE" and part in details:
+            made = Unavailable(f"{remedy} ({details})")
+            made.repeatable = False
     made.step_done = "weft-step-done" in trailers
+    made.from_server = "weft-trace-id" in trailers
     for key, value in metadata or ():
         if key == "grpc-status-details-bin":
             made.reason, made.values = _reason(value)

@@ -50,6 +50,11 @@ class Method(Generic[RequestT, ResponseT]):
     response_type: type[ResponseT]
     arity: Arity = Arity.UNARY
 
+    @property
+    def name(self) -> str:
+        """Returns the last part of the path."""
+        return self.path.rpartition("/")[2]
+
     def bind(self, channel: grpc.Channel | grpc.aio.Channel) -> Bound:
         """Returns a function that performs this RPC on the channel."""
         return getattr(channel, self.arity.value)(
@@ -137,6 +142,9 @@ SAMPLE_STREAM = _method(
     Arity.DOWNLOAD,
 )
 GET_INFO = _method(_V, server.GetInfoRequest, server.GetInfoResponse)
+GET_TOKENIZER = _method(
+    _V, server.GetTokenizerRequest, server.GetTokenizerResponse, Arity.DOWNLOAD
+)
 DRAIN = _method(_V, server.DrainRequest, server.DrainResponse)
 PROFILE = _method(_V, server.ProfileRequest, server.ProfileResponse, Arity.DOWNLOAD)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from weft._proto import adapters_pb2
+from weft.contact import Contact
 from weft.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -25,6 +26,7 @@ from weft.errors import (
 from weft.methods import GET_ADAPTER, Message, Method, RequestT, ResponseT
 from weft.retry import NO_RETRY, RetryPolicy, next_delay
 from weft.steps import Outcome, StepCounter, StepSlot
+from weft.texts import Texts
 
 T = TypeVar("T")
 
@@ -100,12 +102,13 @@ Operation = Generator[Call | Sleep, Any, T]
 
 
 class Caller:
-    """Builds operations with a client's deadline and retry policy.
+    """Builds operations with a client's deadline and retry policy, and has what all
+    handles of the client share.
 
     Raises InvalidArgument for a timeout that is negative or not a number.
     """
 
-    def __init__(self, timeout: float | None, policy: RetryPolicy) -> None:
+    def __init__(self, target: str, timeout: float | None, policy: RetryPolicy) -> None:
         if timeout is None:
             timeout = math.inf
         if not timeout >= 0:
@@ -114,6 +117,8 @@ class Caller:
             )
         self.timeout = timeout if timeout < MAX_SECONDS else math.inf
         self.policy = policy
+        self.contact = Contact(target)
+        self.texts = Texts()
         self._closed = False
         self._process = os.getpid()
 
@@ -155,11 +160,13 @@ class Caller:
         before each repetition that follows RESOURCE_EXHAUSTED.
         """
         limit = self.timeout if timeout is None else timeout
-        deadline = time.monotonic() + limit
+        began = time.monotonic()
+        deadline = began + limit
         repeated = False
         unanswered = 0  # Consecutive failures without a server's retry hint.
         while True:
-            remaining = deadline - time.monotonic()
+            now = time.monotonic()
+            remaining = deadline - now
             try:
                 if slot is not None and slot.withdrawn_because is not None:
                     raise Cancelled(slot.withdrawn_because)
@@ -172,6 +179,7 @@ class Caller:
                         yield Sleep(min(pause, remaining, _LONGEST_SLEEP), slot)
                         continue
                 reply: Reply[ResponseT] = yield Call(method, request, remaining, slot)
+                self.contact.made()
                 return reply
             except WeftError as error:
                 if gone_is_done and repeated and error.code == "NOT_FOUND":
@@ -180,8 +188,11 @@ class Caller:
                 policy = self.policy if retry else NO_RETRY
                 unanswered = unanswered + 1 if error.retry_after is None else 0
                 delay = next_delay(policy, unanswered, error, remaining)
+                self.contact.check(error, began, now, delay)
                 if delay is None:
                     raise
+                left = policy.time_left(unanswered, error, remaining)
+                self.contact.say(method.name, error, began, left)
                 if on_refusal is not None and error.code == "RESOURCE_EXHAUSTED":
                     on_refusal()
                 if slot and counter and error.code == "RESOURCE_EXHAUSTED":

@@ -16,7 +16,8 @@ class RetryPolicy:
     The default delays add up to about 16 seconds, which outlasts a short restart of
     the server. If the server says when to retry, retries continue until the call's
     deadline. A step that the server had no room for goes again sooner if an earlier
-    step of its adapter ends.
+    step of its adapter ends. A client that never had an answer from the server gives
+    up within 3 seconds.
     """
 
     max_attempts: int = 8  # Consecutive attempts without a server's hint; 1: no retry.
@@ -24,6 +25,16 @@ class RetryPolicy:
     multiplier: float = 2.0
     max_delay: float = 5.0  # Seconds.
     jitter: float = 0.2  # Delays vary by this fraction, up and down.
+
+    def time_left(self, attempt: int, error: WeftError, remaining: float) -> float:
+        """Returns for how many seconds a failed call is repeated at most. attempt,
+        error, remaining: as in next_delay."""
+        if error.retry_after is not None:
+            return remaining
+        powers = range(attempt - 1, self.max_attempts - 1)
+        delays = (self.initial_delay * self.multiplier**power for power in powers)
+        most = sum(min(delay, self.max_delay) for delay in delays)
+        return min(most * (1 + self.jitter), remaining)
 
 
 NO_RETRY = RetryPolicy(max_attempts=1)

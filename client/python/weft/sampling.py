@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 from weft import convert, methods
 from weft._proto import sampling_pb2
-from weft.datum import token_list
 from weft.errors import InvalidArgument
 from weft.operations import Caller, Operation
-from weft.types import ArrayLike, FloatArray, SampleOptions, SampleResult
+from weft.types import FloatArray, Prompt, SampleOptions, SampleResult
 
 FIRST_LIMIT = 16
 MOST = 4096  # The most calls in flight, even if the server admits more.
@@ -69,7 +68,7 @@ class SamplerCore:
 
     def sample(
         self,
-        prompt: ArrayLike,
+        prompt: Prompt,
         options: SampleOptions,
         snapshot: str | None = None,
         in_flight: InFlight | None = None,
@@ -79,7 +78,7 @@ class SamplerCore:
         A call with `in_flight` is one of many. It has no deadline of its own, because
         it may wait until the server has answered the others.
         """
-        tokens = token_list("prompt", prompt)
+        tokens = self.caller.texts.tokens(prompt)
         request = convert.sample_request(tokens, options, self._adapter_id, snapshot)
         timeout = on_refusal = None
         if in_flight is not None:
@@ -89,11 +88,11 @@ class SamplerCore:
         )
         if in_flight is not None:
             in_flight.answered()
-        return convert.to_sample_result(reply.message, tokens)
+        return convert.to_sample_result(reply.message, tokens, self.caller.texts.decode)
 
     def sample_each(
         self,
-        prompts: Iterable[ArrayLike],
+        prompts: Iterable[Prompt],
         options: SampleOptions,
         snapshot: str | None,
         in_flight: InFlight,
@@ -108,7 +107,7 @@ class SamplerCore:
             yield self.sample(prompt, own, snapshot, in_flight)
 
     def compute_logprobs(
-        self, tokens: ArrayLike, snapshot: str | None = None
+        self, tokens: Prompt, snapshot: str | None = None
     ) -> Operation[FloatArray]:
         """Builds a call that returns the log-probability of each token, given the
         tokens before it, [N]. The call samples one token and asks for the prompt's
@@ -124,10 +123,10 @@ class SamplerCore:
         return result.prompt_logprobs
 
     def stream_request(
-        self, prompt: ArrayLike, options: SampleOptions, snapshot: str | None = None
+        self, prompt: Prompt, options: SampleOptions, snapshot: str | None = None
     ) -> sampling_pb2.SampleStreamRequest:
         """Returns the request for a stream of the tokens that `sample` would draw."""
         self.caller.require_open()
-        tokens = token_list("prompt", prompt)
+        tokens = self.caller.texts.tokens(prompt)
         request = convert.sample_request(tokens, options, self._adapter_id, snapshot)
         return sampling_pb2.SampleStreamRequest(request=request)

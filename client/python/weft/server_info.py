@@ -24,6 +24,7 @@ def to_server_info(info: server_pb2.ServerInfo) -> ServerInfo:
             num_experts=model.num_experts,
             experts_per_token=model.experts_per_token,
             expert_layers=model.expert_layers,
+            tokenizer_fingerprint=model.tokenizer_fingerprint,
         ),
         max_adapters=info.max_adapters,
         num_adapters=info.num_adapters,

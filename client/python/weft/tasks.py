@@ -19,6 +19,7 @@ from weft.errors import (
     WeftError,
     from_rpc_error,
     metadata_dict,
+    without_frames,
 )
 from weft.methods import Bound, Method, RequestT, ResponseT
 from weft.operations import Call, Operation, Reply, Sleep, none_ended, or_none
@@ -128,6 +129,8 @@ class TaskDriver:
         except StopIteration as stop:
             result: T = stop.value
             return result
+        except WeftError as error:
+            raise without_frames(error) from error.__cause__
         finally:
             operation.close()
 

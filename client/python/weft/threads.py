@@ -7,7 +7,9 @@ thread. No thread waits for the reply of a submitted call.
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -26,6 +28,7 @@ from weft.errors import (
     WeftError,
     from_rpc_error,
     metadata_dict,
+    without_frames,
 )
 from weft.methods import Bound, Method, RequestT, ResponseT
 from weft.operations import Call, Operation, Reply, Sleep, none_ended, or_none
@@ -68,7 +71,7 @@ class _Run(Generic[T]):
         except StopIteration as stop:
             self.future.set_result(stop.value)
         except BaseException as failure:  # The future's waiter gets every error.
-            self.future.set_exception(failure)
+            self.future.set_exception(without_frames(failure))
 
     def cancel(self) -> None:
         """Ends the call in flight or the pause. Raises Cancelled in the operation."""
@@ -155,6 +158,11 @@ def _require_may_wait(driver: ThreadDriver) -> None:
         )
 
 
+def _close(channel: grpc.Channel, process: int) -> None:
+    if os.getpid() == process:  # In a fork, the channel's threads are missing.
+        channel.close()
+
+
 def _put(ended: SimpleQueue[int], index: int, _: Future[T]) -> None:
     ended.put(index)
 
@@ -166,6 +174,9 @@ class ThreadDriver:
         self._channel = security.open(
             target, grpc.insecure_channel, grpc.secure_channel
         )
+        # A program may end without closing its client. gRPC would then wait forever for
+        # the thread of `keep_connecting`, which no longer runs.
+        weakref.finalize(self, _close, self._channel, os.getpid())
         self._metadata = security.metadata()
         self._bound: dict[str, Bound] = {}
         self.pausing: set[_Run[Any]] = set()
@@ -212,9 +223,9 @@ class ThreadDriver:
         run.resume()
         try:
             return run.future.result()
-        except BaseException:
+        except BaseException as error:
             run.cancel()
-            raise
+            raise without_frames(error) from error.__cause__
 
     def run_many(
         self,

@@ -3,70 +3,115 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypedDict
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
+
+from weft.errors import FailedPrecondition
+from weft.options import Option
 
 FloatArray = npt.NDArray[np.float32]
 TokenArray = npt.NDArray[np.uint32]
 RoutingArray = npt.NDArray[np.uint16]
 # Anything that numpy reads: lists, arrays, CPU tensors.
 ArrayLike = npt.ArrayLike
+# A text, or token ids [P].
+Prompt = str | ArrayLike
 FinishReason = Literal["stop", "length"]
 # Several stop entries, or one text or byte string.
 Stop = str | bytes | Sequence[int | Sequence[int] | str | bytes]
 
 
 class LossOptions(TypedDict, total=False):
-    """Settings of a loss. An absent setting takes the server's default."""
+    """Settings of a loss. An absent setting takes its default."""
 
-    clip_low: float | None  # For ppo, cispo and gspo; default 0.8.
-    clip_high: float | None  # For ppo, cispo and gspo; default 1.2.
-    beta: float | None  # For dro; default 0.05.
-    temperature: float | None  # Logits are divided by it; default 1.
-    return_entropy: bool  # Also returns entropies, in nats; default False.
-    # Also returns the logprobs and entropies of tokens with weight 0; their losses
-    # stay 0. Default False.
-    score_all: bool
-    # Also returns the experts of every token; for models with experts. Default False.
-    return_routing: bool
-    # For each scored token, the backward pass skips a block of the vocabulary if all
-    # probabilities in it are below this value. Default 0: the gradient is exact.
-    gradient_filter: float
+    clip_low: Annotated[float | None, Option(0.8, "For ppo, cispo and gspo.")]
+    clip_high: Annotated[float | None, Option(1.2, "For ppo, cispo and gspo.")]
+    beta: Annotated[float | None, Option(0.05, "For dro.")]
+    temperature: Annotated[float | None, Option(1.0, "Logits are divided by it.")]
+    return_entropy: Annotated[bool, Option(False, "Also returns entropies, in nats.")]
+    score_all: Annotated[
+        bool,
+        Option(
+            False,
+            "Also returns the logprobs and entropies of tokens with weight 0; their "
+            "losses stay 0.",
+        ),
+    ]
+    return_routing: Annotated[
+        bool,
+        Option(
+            False, "Also returns the experts of every token; for models with experts."
+        ),
+    ]
+    gradient_filter: Annotated[
+        float,
+        Option(
+            0.0,
+            "For each scored token, the backward pass skips a block of the vocabulary "
+            "if all probabilities in it are below this value. With 0 the gradient is "
+            "exact.",
+        ),
+    ]
 
 
 class OptimOptions(TypedDict, total=False):
-    """AdamW's settings for one step. An absent setting takes the server's default."""
+    """AdamW's settings for one step. An absent setting takes its default."""
 
-    learning_rate: float  # Default 1e-4.
-    beta1: float  # Default 0.9.
-    beta2: float  # Default 0.95.
-    eps: float  # Default 1e-12.
-    weight_decay: float  # Decoupled from the gradient; default 0.
-    max_grad_norm: float  # Clips the gradient's L2 norm; default 0: no clipping.
+    learning_rate: Annotated[float, Option(1e-4, "The size of the step.")]
+    beta1: Annotated[float, Option(0.9, "Decay of the gradient's mean.")]
+    beta2: Annotated[float, Option(0.95, "Decay of the gradient's square.")]
+    eps: Annotated[float, Option(1e-12, "Added to the square's root.")]
+    weight_decay: Annotated[float, Option(0.0, "Decoupled from the gradient.")]
+    max_grad_norm: Annotated[
+        float, Option(0.0, "Clips the gradient's L2 norm; 0: no clipping.")
+    ]
 
 
 class SampleOptions(TypedDict, total=False):
-    """How to draw samples."""
+    """How to draw samples. An absent setting takes its default."""
 
-    num_samples: int  # Default 1.
-    max_tokens: int | None  # At least 1; None: the server's default (128).
-    temperature: float  # 0 takes the most likely token; default 1.
-    top_k: int  # Draws from the k most likely tokens; default 0: from all.
-    top_p: float  # Total probability of the likeliest tokens to draw from; default 1.
-    seed: int | None  # None: the server draws a seed.
-    # Token ids, sequences of token ids, and text or bytes of the decoded output. Each
-    # ends a sample, as the model's end of sequence does.
-    stop: Stop | None
-    ignore_eos: bool  # The end of sequence does not end a sample; default False.
-    prompt_logprobs: bool  # Also returns the prompt's logprobs; default False.
-    top_logprobs: int  # Also returns this many likely tokens per position; default 0.
-    # Also returns this many likely tokens per position of the prompt; default 0.
-    prompt_top_logprobs: int
-    # Also returns the experts of every token; for models with experts. Default False.
-    return_routing: bool
+    num_samples: Annotated[int, Option(1, "How many samples to draw.")]
+    max_tokens: Annotated[
+        int | None, Option(128, "The most tokens of a sample, at least 1.")
+    ]
+    temperature: Annotated[
+        float, Option(1.0, "Logits are divided by it; 0 takes the most likely token.")
+    ]
+    top_k: Annotated[int, Option(0, "Draws from the k most likely tokens; 0: all.")]
+    top_p: Annotated[
+        float, Option(1.0, "Total probability of the likeliest tokens to draw from.")
+    ]
+    seed: Annotated[int | None, Option(None, "With None the server draws a seed.")]
+    stop: Annotated[
+        Stop | None,
+        Option(
+            None,
+            "Token ids, sequences of token ids, and text or bytes of the decoded "
+            "output. Each ends a sample, as the model's end of sequence does.",
+        ),
+    ]
+    ignore_eos: Annotated[
+        bool, Option(False, "The end of sequence does not end a sample.")
+    ]
+    prompt_logprobs: Annotated[
+        bool, Option(False, "Also returns the prompt's logprobs.")
+    ]
+    top_logprobs: Annotated[
+        int, Option(0, "Also returns this many likely tokens per position.")
+    ]
+    prompt_top_logprobs: Annotated[
+        int,
+        Option(0, "Also returns this many likely tokens per position of the prompt."),
+    ]
+    return_routing: Annotated[
+        bool,
+        Option(
+            False, "Also returns the experts of every token; for models with experts."
+        ),
+    ]
 
 
 @dataclass(frozen=True)
@@ -85,6 +130,7 @@ class ModelInfo:
     num_experts: int  # In each layer with experts; 0: a dense model.
     experts_per_token: int
     expert_layers: int  # How many layers have experts.
+    tokenizer_fingerprint: str  # Of what Client.tokenizer returns; "": there is none.
 
 
 @dataclass(frozen=True)
@@ -168,18 +214,23 @@ class CheckpointInfo:
 
 
 class SaveOptions(TypedDict, total=False):
-    """Optional properties of a checkpoint.
+    """Optional properties of a checkpoint."""
 
-    kind: "train", or "sampler", which holds only weights. metadata: the caller's own
-    entries. ttl_seconds: the server deletes the checkpoint after that time; 0: never.
-    keep_newest: after the save, the server deletes the adapter's oldest checkpoints of
-    the same kind, so that this many remain; 0 deletes none.
-    """
-
-    kind: str
-    metadata: Mapping[str, str]
-    ttl_seconds: int
-    keep_newest: int
+    kind: Annotated[str, Option("train", 'Or "sampler", which holds only weights.')]
+    metadata: Annotated[
+        Mapping[str, str] | None, Option(None, "The caller's own entries.")
+    ]
+    ttl_seconds: Annotated[
+        int, Option(0, "The server deletes the checkpoint after that time; 0: never.")
+    ]
+    keep_newest: Annotated[
+        int,
+        Option(
+            0,
+            "After the save, the server deletes the adapter's oldest checkpoints of "
+            "the same kind, so that this many remain; 0 deletes none.",
+        ),
+    ]
 
 
 @dataclass(frozen=True)
@@ -237,6 +288,21 @@ class Sample:
     # [P + S - 1, L K], if asked for: the experts of the prompt and of all drawn
     # tokens but the last, in the form of Datum.routing.
     routing: RoutingArray | None = None
+    decoded: str | None = field(default=None, repr=False)  # What `text` returns.
+
+    @property
+    def text(self) -> str:
+        """Returns the drawn tokens as text, without special tokens.
+
+        Raises FailedPrecondition if the client had no tokenizer when it sampled. It has
+        one after Client.tokenizer, or after it sampled for a prompt that is a text.
+        """
+        if self.decoded is None:
+            raise FailedPrecondition(
+                "the sample has no text, because the client had no tokenizer: call "
+                "client.tokenizer() before you sample, or give the prompt as text"
+            )
+        return self.decoded
 
 
 @dataclass(frozen=True)

@@ -193,10 +193,14 @@ class Encoder:
 
     def _from_tokens(self, record: Record) -> Example:
         tokens, length = record["tokens"], record.get("prompt_length", 0)
-        if not isinstance(tokens, list) or not all(
-            type(t) is int and 0 <= t < 2**32 for t in tokens
-        ):
+        if not isinstance(tokens, list) or any(type(t) is not int for t in tokens):
             raise InvalidArgument('"tokens" is not a list of token ids')
+        most = self._tokenizer.vocab_size
+        for place, token in enumerate(tokens):
+            if not 0 <= token < most:
+                raise InvalidArgument(
+                    f'"tokens"[{place}] is {token}, must be a token id in [0, {most})'
+                )
         if not isinstance(length, int) or not 0 <= length <= len(tokens):
             raise InvalidArgument(f'"prompt_length" is not in 0..{len(tokens)}')
         learnt = [position >= length for position in range(len(tokens))]

@@ -57,6 +57,8 @@ class ModelTokenizer:
         self._tokenizer = tokenizer
         self._template = template
         self.eos_ids = tuple(eos_ids)
+        # Ids lie below it: those of a server's model, once the server has named it.
+        self.vocab_size = 1 << 32
         # The number of special tokens before a text. An end of sequence may be the
         # first token, too.
         mask: list[int] = tokenizer.encode("a").special_tokens_mask
@@ -137,6 +139,11 @@ class ModelTokenizer:
         while end > self._num_first and added[end - 1] and ids[end - 1] in self.eos_ids:
             end -= 1
         return ids[:end]
+
+    def vocabulary(self) -> dict[str, int]:
+        """Returns the id of each token."""
+        ids: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        return ids
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Returns the text of token ids. special: shows special tokens, too."""

@@ -61,14 +61,18 @@ class _Caller:
 class Front:
     """Connections to the server, one per key.
 
-    security: the credentials of all connections. If they have no token, a caller's key
-    that starts with "weft_" is the token. Raises what `Security.check` raises.
+    own: the tokenizer to use in place of the server's; None: the server's. security:
+    the credentials of all connections. If they have no token, a caller's key that
+    starts with "weft_" is the token. Raises what `Security.check` raises.
     """
 
     def __init__(
-        self, target: str, tokenizer: ModelTokenizer, security: Security
+        self, target: str, own: ModelTokenizer | None, security: Security
     ) -> None:
-        self.tokenizer = tokenizer
+        self._own = own
+        self._tokenizer: ModelTokenizer | None = None
+        self._fingerprint = ""  # Of the server's tokenizer when it was got.
+        self._getting = asyncio.Lock()
         self._target = target
         self._security = security
         self._callers: dict[str | None, _Caller] = {}
@@ -97,6 +101,17 @@ class Front:
     def client(self, request: Request) -> AsyncClient:
         """Returns the connection for the caller's key."""
         return self._caller(request).client
+
+    async def tokenizer(self, request: Request) -> ModelTokenizer:
+        """Returns the tokenizer. The first caller's key gets it from the server, or
+        checks that the front's own fits the server's model."""
+        now = (await self.info(request)).model.tokenizer_fingerprint
+        async with self._getting:
+            # The server may have started again with another base model.
+            if self._tokenizer is None or self._fingerprint != now:
+                self._tokenizer = await self.client(request).tokenizer(self._own)
+                self._fingerprint = now
+        return self._tokenizer
 
     async def info(self, request: Request, *, renew: bool = False) -> ServerInfo:
         """Returns the server's info, which is at most INFO_SECONDS old. So it also
@@ -230,7 +245,7 @@ async def _job(front: Front, body: SamplingRequest, request: Request) -> dict[st
     """Returns the fields of a Job that do not depend on the kind of request."""
     options = body.stream_options
     return {
-        "tokenizer": front.tokenizer,
+        "tokenizer": await front.tokenizer(request),
         "sampler": await front.find(request, body.model, find_sampler),
         "stops": body.stops(),
         "num_samples": body.n,
@@ -241,9 +256,10 @@ async def _job(front: Front, body: SamplingRequest, request: Request) -> dict[st
 async def _completion(
     front: Front, body: CompletionRequest, request: Request
 ) -> sampling.Job:
+    tokenizer = await front.tokenizer(request)
     # Other requests go on while a thread tokenizes a long text.
     prompts = [
-        await asyncio.to_thread(front.tokenizer.encode, prompt)
+        await asyncio.to_thread(tokenizer.encode, prompt)
         if isinstance(prompt, str)
         else prompt
         for prompt in body.prompts()
@@ -270,7 +286,8 @@ async def _completion(
 
 
 async def _chat(front: Front, body: ChatRequest, request: Request) -> sampling.Job:
-    prompt = await asyncio.to_thread(front.tokenizer.chat_prompt, body.messages)
+    tokenizer = await front.tokenizer(request)
+    prompt = await asyncio.to_thread(tokenizer.chat_prompt, body.messages)
     options = _options(body, top=body.top_logprobs or 0)
     most = body.max_completion_tokens or body.max_tokens
     if most is None:

@@ -15,7 +15,6 @@ SUMMARY = "Serve OpenAI's API: completions and chats of adapters, by name."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model-dir", required=True, help="folder with tokenizer.json")
     parser.add_argument("--listen", default="127.0.0.1:8000", help="HOST:PORT")
     parser.add_argument(
         "--token-file",
@@ -89,9 +88,11 @@ def run(options: argparse.Namespace) -> None:
             )
         token = read_token(options.token_file)
         security = dataclasses.replace(security, token=token)
-    tokenizer = ModelTokenizer.from_folder(options.model_dir)
+    own = None
+    if options.model_dir:
+        own = ModelTokenizer.from_folder(options.model_dir)
     app = make_app(
-        Front(options.server, tokenizer, security),
+        Front(options.server, own, security),
         options.max_body_bytes,
         options.allowed_hosts,
         options.allow_origin,

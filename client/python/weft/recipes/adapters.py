@@ -83,8 +83,8 @@ def switches(text: str) -> dict[str, object]:
 def add_folder_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options that name the files of the model's tokenizer."""
     add = parser.add_argument
-    add("--model-dir", required=True, help="folder with tokenizer.json")
-    add("--chat-template", metavar="FILE", help="replaces the one of --model-dir")
+    add("--model-dir", help="folder with tokenizer.json; default: the server's")
+    add("--chat-template", metavar="FILE", help="replaces the tokenizer's own")
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,10 +98,21 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def tokenizer(options: argparse.Namespace) -> ModelTokenizer:
-    """Returns the tokenizer of --model-dir, with the template of --chat-template."""
+def folder_tokenizer(options: argparse.Namespace) -> ModelTokenizer:
+    """Returns the tokenizer of --model-dir, with the template of the options."""
     return ModelTokenizer.from_folder(
         options.model_dir,
+        chat_template=options.chat_template,
+        chat_template_kwargs=options.chat_template_kwargs,
+    )
+
+
+def tokenizer(client: Client, options: argparse.Namespace) -> ModelTokenizer:
+    """Returns the tokenizer of --model-dir, or else of the server, with the template of
+    the options. Raises InvalidArgument if it does not fit the server's model."""
+    if options.model_dir:
+        return client.tokenizer(folder_tokenizer(options))
+    return client.tokenizer(
         chat_template=options.chat_template,
         chat_template_kwargs=options.chat_template_kwargs,
     )
@@ -150,14 +161,14 @@ def export(
 ) -> None:
     """Writes a PEFT folder that other programs load alone, with the chat template of
     the options."""
-    base_model = options.base_model
-    if base_model is None and Path(options.model_dir, "config.json").is_file():
-        base_model = str(Path(options.model_dir).resolve())
+    base_model, own = options.base_model, options.model_dir
+    if base_model is None and own and Path(own, "config.json").is_file():
+        base_model = str(Path(own).resolve())
     adapter.export(
         folder,
         snapshot=snapshot or None,
         base_model=base_model,
-        model_dir=options.model_dir,
+        model_dir=own,
     )
     if options.chat_template:
         shutil.copyfile(options.chat_template, folder / "chat_template.jinja")

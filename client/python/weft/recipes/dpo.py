@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> None:
     interrupt, saves the current step and raises KeyboardInterrupt."""
     with Client(options.server, timeout=options.timeout) as client:
         info = adapters.server_info(client)
-        encode = sft.encoder(options, info.model.context_length)
+        encode = sft.encoder(client, options, info)
         pairs = sft.load(options, encode.pair)
         runs.begin(options, info, sft.sources(options))
         adapter, done = adapters.open_adapter(client, options)

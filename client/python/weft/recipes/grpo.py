@@ -306,11 +306,11 @@ def run(options: argparse.Namespace) -> None:
     Raises WeftError if a call fails. After an interrupt, saves the current step and
     raises KeyboardInterrupt. If the reward function raises, saves the step before.
     """
-    tokenizer = adapters.tokenizer(options)
     reward = load_reward(options.reward)
     loss_options(options)
     with Client(options.server, timeout=options.timeout) as client:
         info = adapters.server_info(client)
+        tokenizer = adapters.tokenizer(client, options)
         most = info.model.context_length - options.max_tokens
         prompts = load_prompts(options.data, tokenizer, most)
         held_out = (

@@ -91,11 +91,15 @@ def load(options: argparse.Namespace, encode: Callable[[data.Record], T]) -> Spl
 
 
 def encoder(
-    options: argparse.Namespace, context: int, loss_on: data.LossOn = "all"
+    client: Client,
+    options: argparse.Namespace,
+    info: ServerInfo,
+    loss_on: data.LossOn = "all",
 ) -> data.Encoder:
-    """Returns the encoder of the options. context: the most tokens of the model."""
+    """Returns the encoder of the options."""
+    context = info.model.context_length
     return data.Encoder(
-        adapters.tokenizer(options),
+        adapters.tokenizer(client, options),
         loss_on=loss_on,
         max_tokens=min(options.max_tokens or context, context),
         truncate=options.truncate,
@@ -134,7 +138,7 @@ def run(options: argparse.Namespace) -> None:
     interrupt, saves the current step and raises KeyboardInterrupt."""
     with Client(options.server, timeout=options.timeout) as client:
         info = adapters.server_info(client)
-        encode = encoder(options, info.model.context_length, options.loss_on)
+        encode = encoder(client, options, info, options.loss_on)
         examples = load(options, encode.example)
         runs.begin(options, info, sources(options))
         adapter, done = adapters.open_adapter(client, options)

@@ -234,7 +234,7 @@ def run(options: argparse.Namespace) -> None:
     with Client(options.server, timeout=options.timeout) as client:
         info = adapters.server_info(client)
         first = argparse.Namespace(**{**vars(options), "seed": options.seed[0]})
-        encode = sft.encoder(options, info.model.context_length, options.loss_on)
+        encode = sft.encoder(client, options, info, options.loss_on)
         examples = sft.load(first, encode.example)
         runs.begin(options, info, sft.sources(options))
         members = open_runs(client, options, info, len(examples.train))

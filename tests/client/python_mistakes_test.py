@@ -1,0 +1,56 @@
+"""Each line of mistakes.jsonl is a mistake of a user and the words that its message
+must have: field, value, limit and the way out. The message comes within 3 seconds."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import TEMPLATE, WORDS
+from fake_weftd import FakeWeftd
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import weft
+
+SECONDS = 3.0
+FILE = Path(__file__).with_name("mistakes.jsonl")
+MISTAKES = [json.loads(line) for line in FILE.read_text("utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """The names that a line may use: a client of a server with the adapter "mine"."""
+    model = tmp_path_factory.mktemp("model")
+    vocabulary = {word: index for index, word in enumerate(WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="end"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(model / "tokenizer.json"))
+    config = {"eos_token": "end", "chat_template": TEMPLATE}
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.MonkeyPatch.context() as patch, FakeWeftd(f"--model={model}") as server:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        with weft.Client(server.target) as client:
+            yield {
+                "weft": weft,
+                "target": server.target,
+                "client": client,
+                "adapter": client.create_adapter("mine", rank=4),
+                "DATUM": weft.Datum.next_token([1, 2, 3]),
+            }
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake["do"])
+def test_a_mistake_has_a_message(
+    mistake: dict[str, Any], names: dict[str, Any]
+) -> None:
+    begin = time.monotonic()
+    with pytest.raises((weft.WeftError, TypeError)) as caught:
+        eval(mistake["do"], names)
+    message = str(caught.value)
+    assert time.monotonic() - begin < SECONDS
+    for words in mistake["says"]:
+        assert words in message
