@@ -38,6 +38,8 @@ enum class Rpc : uint8_t {
   kImportAdapter,
   kGetInfo,
   kDrain,
+  kUndrain,
+  kWriteSnapshot,
   kProfile,
   kHealthCheck,
   kHealthWatch,

@@ -71,6 +71,12 @@ export function duration(seconds) {
   return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
 }
 
+// A short time, in milliseconds or seconds.
+export function shortTime(seconds) {
+  if (seconds < 0.95) return `${Math.round(seconds * 1000)} ms`;
+  return seconds < 9.95 ? `${seconds.toFixed(1)} s` : duration(seconds);
+}
+
 export function ago(then, now) {
   return now - then < 1.5 ? "now" : `${duration(now - then)} ago`;
 }

@@ -20,7 +20,7 @@ class SmallServer(grpc.GenericRpcHandler):
 
     token: the token that each call must have; None: no call needs one. credentials:
     serves TLS with these. calls: the methods and metadata of the calls so far. A stream
-    sends one token and then waits for `finish`. Threads: the fields are for the test's
+    sends one token and then waits for `finish`. draining: what info says. Threads: the fields are for the test's
     thread, between calls.
     """
 
@@ -31,6 +31,7 @@ class SmallServer(grpc.GenericRpcHandler):
     ) -> None:
         self.token = token
         self.model = "toy"
+        self.draining = False
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.finish = threading.Event()
         self._server = grpc.server(ThreadPoolExecutor(8), handlers=[self])
@@ -87,7 +88,7 @@ class SmallServer(grpc.GenericRpcHandler):
 
     def _info(self, _: bytes) -> bytes:
         model = server_pb2.ModelInfo(name=self.model, context_length=4096)
-        info = server_pb2.ServerInfo(model=model)
+        info = server_pb2.ServerInfo(model=model, draining=self.draining)
         return server_pb2.GetInfoResponse(info=info).SerializeToString()
 
     def _adapter(self, request: bytes) -> bytes:

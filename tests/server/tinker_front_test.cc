@@ -230,7 +230,7 @@ TEST_F(TinkerFrontTest, ADeletionThatADrainRefusesHappensAfterTheRestart) {
   Start();
   const std::string session = NewSession();
   Result(CreateModel(session));
-  OnFront([](Front& front) { front.port.core()->engine.StartDraining(); });
+  OnFront([](Front& front) { front.port.core()->engine.SetDraining(true); });
   Post(absl::StrCat("sessions/", session, "/finish"));
   OnFront([](Front& front) {
     SweepOrphans(front);
