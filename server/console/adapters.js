@@ -1,7 +1,7 @@
 // The table of adapters, and the loss and facts of the selected one.
 import { draw, smooth, sparkline } from "./charts.js";
 import {
-  NONE, ago, byId, bytes, count, duration, el, fillPairs, loss, rate, setText, svg, table,
+  NONE, ago, byId, bytes, count, el, fillPairs, loss, rate, setText, svg, table,
 } from "./dom.js";
 
 const last = (values) => values[values.length - 1];
@@ -259,7 +259,7 @@ export function showFacts(state) {
     ["Version", count(adapter.version), `epoch ${adapter.epoch}`],
     ["Epoch", new Date(adapter.epoch / 1000).toISOString().slice(0, 19).replace("T", " ")],
     ["State", `${stateOf(adapter)}, ${bytes(adapter.bytes)}`],
-    ["Created", `${duration(state.now - selected.created_at)} ago`],
+    ["Created", ago(selected.created_at, state.now)],
     ["Tokens", `${count(adapter.train_tokens)} trained, ${count(adapter.sampled_tokens)} sampled`],
     ["Snapshots", selected.num_snapshots ? selected.snapshots.join(", ") : NONE],
   ]);

@@ -78,6 +78,7 @@ export function shortTime(seconds) {
 }
 
 export function ago(then, now) {
+  if (!then) return NONE;
   return now - then < 1.5 ? "now" : `${duration(now - then)} ago`;
 }
 
@@ -85,11 +86,11 @@ export function ago(then, now) {
 export const breakable = (name) =>
   name.replaceAll("_", "_\u200b").replace(/([a-z])([A-Z])/g, "$1\u200b$2");
 
-// Fills a list of terms and values.
+// Fills a list of terms and values. A pair may have a hint, and a class of its value.
 export function fillPairs(list, pairs) {
   list.replaceChildren(
-    ...pairs.map(([term, value, hint]) =>
-      el("div", { title: hint }, el("dt", { text: term }), el("dd", { text: value })),
+    ...pairs.map(([term, value, hint, kind]) =>
+      el("div", { title: hint }, el("dt", { text: term }), el("dd", { text: value, class: kind })),
     ),
   );
 }

@@ -12,6 +12,8 @@ const PARTS = ["model", "adapters", "kv_cache", "activations", "decode_graphs", 
 // each piece of work. A piece of a large model on a CPU may take minutes.
 const SILENT_SECONDS = 15;
 
+const exact = (seconds) => (seconds < 120 ? `${Math.round(seconds)} s` : duration(seconds));
+
 // Shows what the server does, or that no answer has come for `lost` seconds.
 export function showPhase(state, lost) {
   const badge = byId("phase");
@@ -19,14 +21,14 @@ export function showPhase(state, lost) {
   if (!state) return;
   let [phase, text] = [state.server.phase, state.server.phase];
   if (lost > 0) {
-    [phase, text] = ["lost", `no answer for ${duration(lost)}`];
+    [phase, text] = ["lost", `no answer for ${exact(lost)}`];
   } else if (state.server.silent_seconds > SILENT_SECONDS) {
-    [phase, text] = ["lost", `engine silent for ${duration(state.server.silent_seconds)}`];
+    [phase, text] = ["lost", `engine silent for ${exact(state.server.silent_seconds)}`];
   } else if (phase === "serving" && state.num_restoring > 0) {
     phase = "restoring";
     text = `restoring ${count(state.num_restoring)} of ${count(state.num_adapters)}`;
     const left = state.server.restore_seconds;
-    if (left > 0) text += `, about ${duration(left)} left`;
+    if (left > 0) text += `, about ${exact(left)} left`;
   }
   badge.dataset.phase = phase;
   setText(badge, text);
@@ -75,8 +77,8 @@ export function showTiles(state, speed) {
     tiles.push(["Calls open", count(state.load.calls_in_flight)]);
     tiles.push(["Updates", count(state.load.optim_steps), "optimizer steps since the start"]);
     const waits = "median and 99th percentile of the last ten minutes";
-    tiles.push(["Queue wait", percentiles(state.load.queue_wait), waits]);
-    tiles.push(["First token", percentiles(state.load.first_token), waits]);
+    tiles.push(["Queue wait, p50 / p99", percentiles(state.load.queue_wait), waits, "long"]);
+    tiles.push(["First token, p50 / p99", percentiles(state.load.first_token), waits, "long"]);
     tiles.push(["Disk free", ...diskFree(state.load)]);
   }
   fillPairs(byId("tiles"), tiles);
@@ -104,7 +106,7 @@ export function showSpeed(history, state) {
     ],
     fromZero: true,
     xText: back,
-    yText: (value) => count(value),
+    yText: (value) => rate(value),
     readout: (i) =>
       `${back(xs[i])}: train ${rate(history[i].train)}, sample ${rate(history[i].sampled)}`,
     label: `Tokens per second: train ${rate(latest?.train)}, sample ${rate(latest?.sampled)}. ` +

@@ -270,9 +270,9 @@ def test_a_token_opens_the_page_and_stays_in_its_tab(
         ({"num_restoring": 3, "num_adapters": 5}, "restoring 3 of 5"),
         (
             {"num_restoring": 3, "num_adapters": 5, "restore_seconds": 80},
-            "restoring 3 of 5, about 1 min left",
+            "restoring 3 of 5, about 80 s left",
         ),
-        ({"silent_seconds": 95}, "engine silent for 1 min"),
+        ({"silent_seconds": 95}, "engine silent for 95 s"),
         ({"phase": "draining"}, "draining"),
         ({}, "serving"),
     ],

@@ -94,20 +94,22 @@ def test_the_console_has_an_address_of_its_own() -> None:
             urllib.request.urlopen(url + "/api/v1/healthz", timeout=20)
 
 
-def test_errors_have_a_code_and_no_text(server: ConsoleServer) -> None:
+def test_errors_have_a_code_and_no_text(
+    server: ConsoleServer, tmp_path: Path
+) -> None:
     with server.client() as client:
         with pytest.raises(weft.NotFound):
             # Clients ask so to learn whether they must make the adapter.
             client.adapter("asked-first").info()
         for _ in range(2):
             with pytest.raises(weft.NotFound):
-                client.adapter("secret-word").sample([1], max_tokens=1)
+                client.adapter("secret-word").export(tmp_path)
         with pytest.raises(weft.InvalidArgument):
             client.create_adapter("secret-text", rank=100_000)
     errors = server.state()["errors"]
     newest, older = errors[:2]
     assert (newest["rpc"], newest["code"]) == ("CreateAdapter", "INVALID_ARGUMENT")
-    assert older["rpc"] == "Sample"
+    assert older["rpc"] == "ExportAdapter"
     assert (older["reason"], older["count"]) == ("NO_SUCH_ADAPTER", 2)
     assert older["adapter"] == "secret-word"
     assert "secret-text" not in json.dumps(errors)
@@ -124,9 +126,9 @@ def test_a_tenant_sees_its_own_and_an_admin_everything(tmp_path: Path) -> None:
         with server.client(owner) as client:
             client.create_adapter("hidden", rank=4).forward_backward(DATA)
             with pytest.raises(weft.NotFound):
-                client.adapter("unknown").sample([1], max_tokens=1)
+                client.adapter("unknown").export(tmp_path / "out")
         with server.client(admin) as client, pytest.raises(weft.NotFound):
-            client.adapter("birch~unknown").sample([1], max_tokens=1)
+            client.adapter("birch~unknown").export(tmp_path / "out")
         own, theirs = server.state(reader), server.state(other, adapter="hidden")
         every = server.state(admin, adapter="acme~hidden")
     assert ids(own) == ["hidden"]

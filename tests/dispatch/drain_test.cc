@@ -1,4 +1,5 @@
 // Tests what a drain takes, and how it is taken back.
+#include <memory>
 #include <optional>
 #include <string>
 #include <variant>
@@ -30,14 +31,14 @@ class DrainTest : public ::testing::Test {
   // Returns the status of a step that ends at once; none if it was accepted.
   std::optional<absl::StatusCode> Submit(StepRequest request,
                                          sched::WorkItem item) {
-    std::optional<absl::StatusCode> code;
+    const auto code = std::make_shared<std::optional<absl::StatusCode>>();
     (void)dispatcher().steps().Submit(
         std::move(request), std::move(item),
-        [&code](const absl::StatusOr<StepResultPtr>& result, bool) {
-          code = result.status().code();
+        [code](const absl::StatusOr<StepResultPtr>& result, bool) {
+          *code = result.status().code();
         });
     engine_.RunReplies();
-    return code;
+    return *code;
   }
   std::optional<absl::StatusCode> Train(uint64_t step) {
     return Submit(OneDatum("a", step), TrainItem());

@@ -88,6 +88,7 @@ TEST(FlagsTest, ListIsFrozen) {
                                        "listen",
                                        "metrics-listen",
                                        "tinker-listen",
+                                       "console-listen",
                                        "port-file",
                                        "max-connections",
                                        "max-message-bytes",

@@ -79,12 +79,13 @@ def main(name: str, weftd: str) -> None:
                     adapter.save("second")
                     saved = logprobs(adapter)
             adapter.snapshot("fixed")
+            now = logprobs(adapter)
             info = adapter.info()
             expected = {
                 "next_step": info.next_step,
                 "optim_steps": info.optim_steps,
                 "snapshots": list(info.snapshots),
-                "logprobs": logprobs(adapter),
+                "logprobs": now,
                 "saved_logprobs": saved,
             }
         process.kill()  # The log stays, to be run again.
