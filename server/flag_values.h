@@ -49,8 +49,8 @@ requires std::is_enum_v<Enum>
   return false;
 }
 
-// Parse a number of bytes, such as 4096, 4GiB or 1.5TB, and a number of seconds,
-// such as 90, 90s or 1h30m.
+// Parse a number of bytes, such as 4096, 4GiB or 1.5TB, and a number of
+// seconds, such as 90, 90s or 1h30m.
 [[nodiscard]] bool ReadBytes(absl::string_view text, int64_t* out);
 [[nodiscard]] bool ReadSeconds(absl::string_view text, int* out);
 

@@ -49,8 +49,8 @@ struct Settings {
 // INVALID_ARGUMENT, with one line for each.
 [[nodiscard]] absl::Status ValidateSettings(const Settings& settings);
 
-// Returns the help, in groups and at most 100 columns wide. With a word, returns
-// only flags whose name or help contains it; empty if there are none.
+// Returns the help, in groups and at most 100 columns wide. With a word,
+// returns only flags whose name or help contains it; empty if there are none.
 [[nodiscard]] std::string HelpText(absl::string_view word = "");
 
 // Returns, for each variable ("NAME=VALUE") whose name begins with WEFT_ but is

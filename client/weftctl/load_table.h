@@ -26,8 +26,8 @@ struct LoadSample {
 // Returns two tables: one of the server, and one of at most `max_adapters`
 // adapters, the most recently used first. Rates are averages since `before`;
 // without `before` they are "-". The server's table has only its state if the
-// server reported no load. A server that requires bearer tokens reports its load
-// only to admins.
+// server reported no load. A server that requires bearer tokens reports its
+// load only to admins.
 [[nodiscard]] std::string LoadTable(const std::optional<LoadSample>& before,
                                     const LoadSample& now, size_t max_adapters);
 

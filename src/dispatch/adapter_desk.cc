@@ -43,7 +43,8 @@ absl::Status Recovering(absl::string_view what,
       {.name = "ADAPTER_RECOVERING", .values = std::move(values)});
 }
 
-// Returns what is known of an adapter (id and tenant) that the replay will make.
+// Returns what is known of an adapter, its id and tenant, that the replay will
+// make.
 AdapterInfo NotMadeYet(const std::pair<const std::string, std::string>& owned) {
   return {.adapter_id = owned.first,
           .tenant = owned.second,

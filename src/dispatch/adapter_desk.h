@@ -24,9 +24,9 @@ class AdapterDesk {
 
   // Returns the adapter's facts. Errors: NOT_FOUND, also for the base model.
   [[nodiscard]] absl::StatusOr<AdapterInfo> Info(const std::string& id) const;
-  // Returns a page of adapters, with those that the replay of the log has yet to
-  // restore. Holds the lock for a time that grows with the page, not with the
-  // number of adapters.
+  // Returns a page of adapters, with those that the replay of the log has yet
+  // to restore. Holds the lock for a time that grows with the page, not with
+  // the number of adapters.
   [[nodiscard]] absl::StatusOr<AdapterPage> List(
       const ListAdaptersRequest& request) const;
   // Counts the adapters of all pages.

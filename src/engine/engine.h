@@ -135,8 +135,8 @@ class Engine {
   // Takes new work again. Drains that have not ended yet are ABORTED.
   virtual void Undrain() = 0;
 
-  // Writes a snapshot of --state-dir and cuts the log. Runs `done` when it is on
-  // disk. Errors: FAILED_PRECONDITION without --state-dir; UNAVAILABLE while
+  // Writes a snapshot of --state-dir and cuts the log. Runs `done` when it is
+  // on disk. Errors: FAILED_PRECONDITION without --state-dir; UNAVAILABLE while
   // adapters are restored, or if the engine stops; those of writing files.
   virtual void WriteSnapshot(Callback<bool> done) = 0;
 

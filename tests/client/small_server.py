@@ -20,8 +20,8 @@ class SmallServer(grpc.GenericRpcHandler):
 
     token: the token that each call must have; None: no call needs one. credentials:
     serves TLS with these. calls: the methods and metadata of the calls so far. A stream
-    sends one token and then waits for `finish`. draining: what info says. Threads: the fields are for the test's
-    thread, between calls.
+    sends one token and then waits for `finish`. draining: what info says. Threads: the
+    fields are for the test's thread, between calls.
     """
 
     def __init__(

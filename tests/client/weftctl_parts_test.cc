@@ -149,9 +149,10 @@ TEST(LoadTableTest, SaysWhatARestartHasNotRestored) {
   info.set_num_restoring(3);
   EXPECT_EQ(DescribeState(info), "restoring 3 of 5 adapters");
   info.set_restore_seconds(79.6);
-  EXPECT_THAT(LoadTable(std::nullopt, now, 1),
-              testing::StartsWith("state  restoring 3 of 5 adapters, about 80 s "
-                                  "left\n"));
+  EXPECT_THAT(
+      LoadTable(std::nullopt, now, 1),
+      testing::StartsWith("state  restoring 3 of 5 adapters, about 80 s "
+                          "left\n"));
 }
 
 TEST(LoadTableTest, LeavesOutWhatTheServerDoesNotTellAndManyAdapters) {

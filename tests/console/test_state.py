@@ -66,7 +66,10 @@ def test_several_adapters_are_compared_and_updates_have_norms(
     state = server.state(q="pair-", compare="1", adapter="pair-a")
     compared = {entry["id"]: entry for entry in state["compared"]}
     assert sorted(compared) == ["pair-a", "pair-b"]
-    assert (compared["pair-a"]["steps"], compared["pair-a"]["losses"]) == ([1], [0.4375])
+    assert (compared["pair-a"]["steps"], compared["pair-a"]["losses"]) == (
+        [1],
+        [0.4375],
+    )
     assert state["selected"]["update_steps"] == [2]
     assert len(state["selected"]["grad_norms"]) == 1
     assert "compared" not in server.state() and "history" not in server.state()
@@ -94,22 +97,20 @@ def test_the_console_has_an_address_of_its_own() -> None:
             urllib.request.urlopen(url + "/api/v1/healthz", timeout=20)
 
 
-def test_errors_have_a_code_and_no_text(
-    server: ConsoleServer, tmp_path: Path
-) -> None:
+def test_errors_have_a_code_and_no_text(server: ConsoleServer) -> None:
     with server.client() as client:
         with pytest.raises(weft.NotFound):
             # Clients ask so to learn whether they must make the adapter.
             client.adapter("asked-first").info()
         for _ in range(2):
             with pytest.raises(weft.NotFound):
-                client.adapter("secret-word").export(tmp_path)
+                client.delete_adapter("secret-word")
         with pytest.raises(weft.InvalidArgument):
             client.create_adapter("secret-text", rank=100_000)
     errors = server.state()["errors"]
     newest, older = errors[:2]
     assert (newest["rpc"], newest["code"]) == ("CreateAdapter", "INVALID_ARGUMENT")
-    assert older["rpc"] == "ExportAdapter"
+    assert older["rpc"] == "DeleteAdapter"
     assert (older["reason"], older["count"]) == ("NO_SUCH_ADAPTER", 2)
     assert older["adapter"] == "secret-word"
     assert "secret-text" not in json.dumps(errors)
@@ -126,9 +127,9 @@ def test_a_tenant_sees_its_own_and_an_admin_everything(tmp_path: Path) -> None:
         with server.client(owner) as client:
             client.create_adapter("hidden", rank=4).forward_backward(DATA)
             with pytest.raises(weft.NotFound):
-                client.adapter("unknown").export(tmp_path / "out")
+                client.delete_adapter("unknown")
         with server.client(admin) as client, pytest.raises(weft.NotFound):
-            client.adapter("birch~unknown").export(tmp_path / "out")
+            client.delete_adapter("birch~unknown")
         own, theirs = server.state(reader), server.state(other, adapter="hidden")
         every = server.state(admin, adapter="acme~hidden")
     assert ids(own) == ["hidden"]

@@ -62,7 +62,9 @@ class Views:
         assert len(left) == state["num_restoring"]
         code, info = timed(lambda: weftctl(self.server, "info"))
         assert code == 0, info
-        said = re.search(r"^state +(serving|restoring (\d+) of 100 adapters)", info, re.M)
+        said = re.search(
+            r"^state +(serving|restoring (\d+) of 100 adapters)", info, re.M
+        )
         assert said is not None, info
         assert int(said[2] or 0) <= len(left)
         code, table = timed(lambda: weftctl(self.server, "adapters", "list"))
@@ -104,7 +106,8 @@ def test_every_view_says_what_a_kill_has_left_to_restore(
             client.create_adapter(name, rank=2, seed=i)
     stop = threading.Event()
     threads = [
-        threading.Thread(target=load, args=(daemon, names[i::4], stop)) for i in range(4)
+        threading.Thread(target=load, args=(daemon, names[i::4], stop))
+        for i in range(4)
     ]
     for thread in threads:
         thread.start()

@@ -346,7 +346,8 @@ TEST(FlagsTest, TakesUnitsOfBytesAndTime) {
   EXPECT_EQ(bytes("4GiB"), int64_t{4} << 30);
   EXPECT_EQ(bytes("1.5MiB"), 3 << 19);
   EXPECT_EQ(bytes("2GB"), 2'000'000'000);
-  for (const char* text : {"4G", "GiB", "4 gib", "1e30TiB", "nanMiB", "4GiBs"}) {
+  for (const char* text :
+       {"4G", "GiB", "4 gib", "1e30TiB", "nanMiB", "4GiBs"}) {
     EXPECT_EQ(bytes(text), -1) << text;
   }
   const auto seconds = [](const char* text) {
@@ -380,9 +381,9 @@ TEST(FlagsTest, HelpAboutAWordHasItsFlagsAlone) {
 }
 
 TEST(FlagsTest, NamesVariablesThatSetNothing) {
-  const char* const environment[] = {
-      "PATH=/bin",        "WEFT_MAX_RANK=8",      "WEFT_MAX_RANKS=8",
-      "WEFT_TOKEN=weft_", "WEFT_TOKENS_FILE=/t", nullptr};
+  const char* const environment[] = {"PATH=/bin",           "WEFT_MAX_RANK=8",
+                                     "WEFT_MAX_RANKS=8",    "WEFT_TOKEN=weft_",
+                                     "WEFT_TOKENS_FILE=/t", nullptr};
   EXPECT_THAT(UnknownVariables(environment),
               ElementsAre("WEFT_MAX_RANKS sets no flag of weftd; did you mean "
                           "--max-rank?",

@@ -247,8 +247,7 @@ TEST_F(FrontendTest, ADrainedServerSavesAndCanTakeWorkAgain) {
   EXPECT_EQ(Health(""), kServing);
   grpc::ClientContext training;
   v1::ForwardBackwardResponse trained;
-  EXPECT_TRUE(
-      training_->ForwardBackward(&training, GoodStep(), &trained).ok());
+  EXPECT_TRUE(training_->ForwardBackward(&training, GoodStep(), &trained).ok());
   EXPECT_EQ(MetricValue("weft_startup_phase{phase=\"serving\"}"), 1);
 
   // A process that has been told to end takes no work again.

@@ -34,8 +34,8 @@ class LoadHistoryTest : public ::testing::Test {
   prometheus::Registry registry_;
   prometheus::Counter& trained_ =
       AddCounter(&registry_, "weft_train_tokens_total", "");
-  prometheus::Histogram& waits_ = AddHistogram(
-      &registry_, "weft_queue_wait_seconds", "", {1, 2, 4});
+  prometheus::Histogram& waits_ =
+      AddHistogram(&registry_, "weft_queue_wait_seconds", "", {1, 2, 4});
   LoadHistory history_;
   absl::Time now_ = absl::UnixEpoch();
 };

@@ -97,9 +97,7 @@ class Front:
         caller = self._callers.pop(token, None)
         if caller is None:
             security = dataclasses.replace(self._security, token=token)
-            caller = _Caller(
-                AsyncClient(self._target, retry=_RETRY, security=security)
-            )
+            caller = _Caller(AsyncClient(self._target, retry=_RETRY, security=security))
         self._callers[token] = caller  # Keeps the dict in order of use.
         if len(self._callers) > MAX_CLIENTS:
             # Calls in flight keep the dropped connection open until they end.

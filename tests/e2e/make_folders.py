@@ -1,10 +1,10 @@
 """Makes the folders of a release for test_earlier_folders.py. Run it when a release is
 tagged, with that release's weftd:
 
-    python tests/e2e/earlier/make.py NAME WEFTD
+    python tests/e2e/make_folders.py NAME WEFTD
 
-It writes NAME/ beside this file: model/config.json, state, checkpoints, and
-expected.json with what the release computed from them.
+It writes the folder earlier/NAME beside this file: model/config.json, state,
+checkpoints, and expected.json with what the release computed from them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+EARLIER = Path(__file__).resolve().parent / "earlier"
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -93,7 +93,7 @@ def main(name: str, weftd: str) -> None:
         (folder / "expected.json").write_text(json.dumps(expected, indent=2) + "\n")
         ports.unlink()
         shutil.rmtree(folder / "checkpoints" / ".spill", ignore_errors=True)
-        shutil.copytree(folder, HERE / name)
+        shutil.copytree(folder, EARLIER / name)
 
 
 if __name__ == "__main__":
