@@ -114,7 +114,15 @@ def test_every_view_says_what_a_kill_has_left_to_restore(
     time.sleep(3)
     views = Views(daemon.address, console)
     assert views.check()
+    watch = [str(WEFTCTL), "top", "--interval=300ms", "--server", daemon.address]
+    top = subprocess.Popen(watch, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert top.stdout is not None and top.stderr is not None
+    assert b"serving" in top.stdout.readline()
     daemon.kill()
+    # It goes on, because the server may come back.
+    assert b"no answer for 0 s" in top.stderr.readline()
+    top.kill()
+    top.communicate()
     stop.set()
     for thread in threads:
         thread.join()
@@ -131,4 +139,5 @@ def test_every_view_says_what_a_kill_has_left_to_restore(
         looks += 1
     assert looks >= 3, "the adapters were restored before anybody looked"
     with daemon.client() as client:
-        assert len(client.adapters()) == ADAPTERS
+        adapters = client.adapters()
+    assert len(adapters) == ADAPTERS and not any(a.restoring for a in adapters)
