@@ -77,8 +77,8 @@ export function showTiles(state, speed) {
     tiles.push(["Calls open", count(state.load.calls_in_flight)]);
     tiles.push(["Updates", count(state.load.optim_steps), "optimizer steps since the start"]);
     const waits = "median and 99th percentile of the last ten minutes";
-    tiles.push(["Queue wait, p50 / p99", percentiles(state.load.queue_wait), waits, "long"]);
-    tiles.push(["First token, p50 / p99", percentiles(state.load.first_token), waits, "long"]);
+    tiles.push(["Wait p50 / p99", percentiles(state.load.queue_wait), waits, "long"]);
+    tiles.push(["1st token p50 / p99", percentiles(state.load.first_token), waits, "long"]);
     tiles.push(["Disk free", ...diskFree(state.load)]);
   }
   fillPairs(byId("tiles"), tiles);

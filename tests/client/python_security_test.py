@@ -280,6 +280,9 @@ WITHOUT_AN_ADAPTER = {
     methods.UPLOAD_CHECKPOINT.path,
     methods.GET_INFO.path,
     methods.DRAIN.path,
+    # Only weftctl has these.
+    "/weft.v1.ServerService/Undrain",
+    "/weft.v1.ServerService/WriteSnapshot",
     methods.PROFILE.path,
 }
 

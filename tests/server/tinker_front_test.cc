@@ -437,6 +437,18 @@ TEST_F(TinkerFrontTest, ADrainLeavesAStepBehindAGapToTheNextProcess) {
   EXPECT_EQ(engine_->NotesWith("tinker/step/").size(), 1u);
 }
 
+TEST_F(TinkerFrontTest, AStepThatADrainTookBackRunsWhenWorkIsTakenAgain) {
+  Start();
+  const std::string model = Result(CreateModel(NewSession()))["model_id"];
+  const Json second = Train(model, 2);
+  std::promise<bool> drained;
+  engine_->Drain([&](const auto& done) { drained.set_value(done.ok()); });
+  EXPECT_TRUE(drained.get_future().get());
+  engine_->Undrain();
+  EXPECT_TRUE(Result(Train(model, 1)).contains("metrics"));
+  EXPECT_TRUE(Result(second).contains("metrics"));
+}
+
 TEST_F(TinkerFrontTest, WorkBeyondATenantsQuotaWaitsAndIsDone) {
   key_ = AddKey("t", {Scope::kTrain, Scope::kSample});
   ServerOptions options;
