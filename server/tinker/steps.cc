@@ -168,8 +168,8 @@ absl::Status RunStep(Front& front, const Model& model, int64_t seq,
                      const ArrivedStep& step) {
   const auto done = [&front, id = model.id, seq, step](Result result) {
     const std::optional<Reason> reason = FindReason(result.status());
-    // A drain took the step back, because a lower one is missing. It waits until
-    // the server takes work again, or for the next process.
+    // A drain took the step back, because a lower one is missing. It waits
+    // until the server takes work again, or for the next process.
     if (reason && reason->name == "DRAINING") {
       return EnterStep(front, id, seq, step);
     }
